@@ -1,0 +1,37 @@
+"""The exceptions that ark raises, named as ARK names them.
+
+Every message is one paragraph for a person: what was found, what was expected, what to do. The
+command line prints that paragraph and exits with 2; Python callers get the exception.
+"""
+
+
+class BaseError(Exception):
+    """Base class of all errors that ark raises on purpose."""
+
+
+class InternalError(BaseError):
+    """ark broke one of its own rules; please report it with the message."""
+
+
+class InvalidUsageError(BaseError):
+    """A call or a command line asks for something that makes no sense."""
+
+
+class ModelError(BaseError):
+    """A model graph, checkpoint, topology or sketch contradicts itself."""
+
+
+class PlanError(BaseError):
+    """A plan cannot be made, or the verifier refuses it."""
+
+
+class UnsupportedError(BaseError):
+    """A thing that has a name in the interface but is not built, or not on this target."""
+
+
+class SystemError(BaseError):
+    """The machine lacks something: a compiler, a driver, memory, a reachable peer."""
+
+
+class GpuError(BaseError):
+    """The device reported a fault or a wait ran out of its budget."""

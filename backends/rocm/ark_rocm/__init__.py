@@ -1,0 +1,1 @@
+"""The rocm backend of ark."""
