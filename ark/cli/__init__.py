@@ -1,0 +1,64 @@
+"""The `ark` command: finds the subcommand modules, runs one, and turns errors into one paragraph.
+
+Each module named in COMMANDS has `register(subparsers)`, which adds its parser and sets `func`, a
+function from the parsed arguments to the exit code. Modules load only when the command runs, so that
+`ark info` needs none of the packages that `ark topo` does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import textwrap
+from collections.abc import Sequence
+
+import ark
+from ark.errors import BaseError
+
+COMMANDS = {
+    "topo": "show, solve, synthesize and simulate collectives on a network topology",
+}
+
+
+def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
+    """Returns the parser; only the subcommand that `argv` names is imported."""
+    parser = argparse.ArgumentParser(
+        prog="ark",
+        description="Compiles a whole model into one persistent kernel per GPU.",
+    )
+    parser.add_argument("--version", action="version", version=f"ark {ark.__version__}")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
+    named = next((word for word in argv if not word.startswith("-")), None)
+    for name, summary in COMMANDS.items():
+        if name == named:
+            importlib.import_module(f"ark.cli.{name}").register(subparsers)
+        else:
+            subparsers.add_parser(name, help=summary, add_help=False)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code: 0 success, 1 failed run, 2 a named error."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    parser = build_parser(words)
+    args = parser.parse_args(words)
+    if args.command is None:
+        parser.print_help()
+        return 2
+    try:
+        return args.func(args)
+    except BaseError as error:
+        if debug:
+            raise
+        print(textwrap.fill(f"ark: {error}", 100), file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
