@@ -1,0 +1,1 @@
+"""The door between ark and the vendors: what a backend offers, and how it is found."""

@@ -1,0 +1,202 @@
+"""What a backend package must offer; the planner, the writer and the runtime see vendors only so.
+
+A backend is an import package found through the entry-point group `ark.backends`. It exposes one
+module-level object `backend` that satisfies `Backend`. Everything here is vendor-neutral: a fourth
+vendor implements these classes in a package of its own. Called by ark.runtime and ark.cli.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+
+from ark.codegen.dialect import Dialect
+from ark.plan.machine import Machine
+
+MemoryKind = Literal["device", "host", "symmetric"]
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """One device as `probe` sees it, without creating a context."""
+
+    index: int
+    name: str
+    arch: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a machine has of one vendor.
+
+    `reason` is empty when there are devices; otherwise it says, in a sentence, why there are none.
+    `remedy` is the command or step that mends it. `notes` hold what a user should know, such as
+    that the devices are emulated.
+    """
+
+    devices: tuple[DeviceInfo, ...] = ()
+    reason: str = ""
+    remedy: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Source:
+    """A loop kernel's source text and the name of its entry point."""
+
+    text: str
+    entry: str = "ark_loop"
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a source is compiled for: `arch` in the vendor's own spelling, threads per processor."""
+
+    arch: str
+    threads: int
+
+
+@dataclass(frozen=True)
+class Binary:
+    """A compiled loop kernel; `suffix` is the file name ending that fits `data`."""
+
+    data: bytes
+    suffix: str
+    log: str = ""
+
+
+class Compiler(Protocol):
+    """Turns source into a binary; works without the hardware."""
+
+    def key(self, target: Target) -> str:
+        """Names compiler, version and flags: part of the program cache's key."""
+        ...
+
+    def compile(self, source: Source, target: Target) -> Binary:
+        """Compiles; raises ark.errors.SystemError with the compiler's words if it cannot."""
+        ...
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A device allocation. `address` is valid on the device; `host` is a uint8 view or None."""
+
+    address: int
+    nbytes: int
+    kind: MemoryKind
+    host: np.ndarray | None = None
+    owned: bool = True
+
+
+class Launch(Protocol):
+    """A running loop kernel."""
+
+    def done(self) -> bool:
+        """True once the kernel has left the device."""
+        ...
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Blocks until the kernel has ended or the time is up; returns done().
+
+        Raises ark.errors.GpuError if the device reports a fault.
+        """
+        ...
+
+    def elapsed_ms(self) -> float:
+        """Milliseconds on the device, measured by the device's own events where it has them."""
+        ...
+
+
+class Device(Protocol):
+    """An opened device: memory, programs, launches, peers."""
+
+    machine: Machine
+    arch: str
+
+    def alloc(self, nbytes: int, kind: MemoryKind) -> Memory:
+        """Allocates zeroed memory, 256-byte aligned.
+
+        `host` is memory that device and host both map, coherent while a kernel runs. `symmetric`
+        is device memory that `export` can give to other ranks' processes. Raises SystemError with
+        the sizes (asked, free) when there is too little.
+        """
+        ...
+
+    def free(self, memory: Memory) -> None: ...
+
+    def write(self, address: int, data: np.ndarray) -> None:
+        """Copies a contiguous host array to device memory; returns when the array may change."""
+        ...
+
+    def read(self, address: int, nbytes: int) -> np.ndarray:
+        """Copies device memory into a new uint8 array."""
+        ...
+
+    def zero(self, address: int, nbytes: int) -> None: ...
+
+    def load(self, binary: Binary) -> object:
+        """Loads a compiled loop kernel; the result goes to `launch`."""
+        ...
+
+    def launch(
+        self, program: object, params: bytes, processors: int, threads: int, shared_bytes: int
+    ) -> Launch:
+        """Starts the loop kernel, one block per processor, all resident; does not wait.
+
+        `params` is the ArkParams structure of ark.codegen.layout. Raises SystemError if the blocks
+        cannot all be resident.
+        """
+        ...
+
+    def export(self, memory: Memory) -> bytes:
+        """A handle with which another process on this host can map `symmetric` memory."""
+        ...
+
+    def map_peer(self, handle: bytes) -> Memory:
+        """Maps a peer's exported memory; raises SystemError if the peer cannot be reached."""
+        ...
+
+    def free_bytes(self) -> int:
+        """Device memory free now, in bytes."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """One vendor."""
+
+    name: str
+
+    def probe(self) -> Probe:
+        """Looks for devices; creates no context and never raises."""
+        ...
+
+    def dialect(self, arch: str) -> Dialect:
+        """The source dialect for one architecture."""
+        ...
+
+    def machine(self, name: str) -> Machine | None:
+        """The machine model of that name, for planning without the device; None if not ours."""
+        ...
+
+    def machine_names(self) -> tuple[str, ...]:
+        """Names that `machine` knows, for help texts; a pattern is spelt like `cpu-N`."""
+        ...
+
+    def compiler(self) -> Compiler: ...
+
+    def default_arch(self) -> str:
+        """The architecture to compile for when nobody names one and there is no device."""
+        ...
+
+    def archs(self) -> tuple[str, ...]:
+        """The architectures that this backend's tests compile for."""
+        ...
+
+    def open(self, index: int) -> Device: ...

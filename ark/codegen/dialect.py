@@ -1,0 +1,33 @@
+"""What a vendor adds to the loop kernel's source: a prelude, an entry point, bodies of its own.
+
+The writer joins `prelude` (the device ABI, listed in docs/device-abi.md), the shared structures,
+the task bodies and the loop, and ends with `entry`. Nothing else differs between vendors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from ark.plan.machine import Machine
+from ark.tasks.kind import Signature
+
+# A body writer gets the function's name, the signature and the machine; it returns a C++ function
+# `ARK_BODY void name(ArkCtx& c, const ArkTask& t)`, or None where it does not serve the signature.
+BodyWriter = Callable[[str, Signature, Machine], "str | None"]
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """One vendor's way of spelling the loop kernel.
+
+    prelude: source text that implements the device ABI. entry: source text of the entry point
+    `ark_loop`, placed last. bodies: vendor-owned body writers by task kind ("matmul", ...), tried
+    before the common one. suffix: file ending of emitted source.
+    """
+
+    name: str
+    suffix: str
+    prelude: str
+    entry: str
+    bodies: Mapping[str, BodyWriter] = field(default_factory=dict)

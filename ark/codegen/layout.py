@@ -1,0 +1,122 @@
+"""The structures that host and device share, defined once.
+
+From each definition come the C struct that the writer emits and the NumPy dtype that the runtime
+fills; so the two cannot drift apart. All members are naturally aligned and no compiler pads them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+MAX_OPERANDS = 12
+MAX_COORDS = 6
+
+_NUMPY = {"u32": "<u4", "i32": "<i4", "u64": "<u8"}
+
+STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
+    # One tile task. wait/signal/fetch are index ranges into edges and into the processor's fetches.
+    "ArkTask": (
+        ("kind", "u32", 1),
+        ("op", "u32", 1),
+        ("wait_begin", "u32", 1),
+        ("wait_end", "u32", 1),
+        ("signal_begin", "u32", 1),
+        ("signal_end", "u32", 1),
+        ("fetch_begin", "u32", 1),
+        ("fetch_end", "u32", 1),
+        ("coord", "i32", MAX_COORDS),
+        ("index", "u32", 1),
+        ("pad", "u32", 1),
+        ("operand", "u64", MAX_OPERANDS),
+    ),
+    # A wait (value = threshold within an iteration, step = increments per iteration) or a signal
+    # (value = increment). flags: bit 0 = peers take part (system scope), bit 1 = iteration gate.
+    "ArkEdge": (
+        ("address", "u64", 1),
+        ("value", "u32", 1),
+        ("step", "u32", 1),
+        ("counter", "u32", 1),
+        ("flags", "u32", 1),
+    ),
+    # One fetch of the operand stream.
+    "ArkFetch": (("address", "u64", 1), ("bytes", "u32", 1), ("pad", "u32", 1)),
+    # begin/end of a processor's tasks and fetches in one phase.
+    "ArkRange": (
+        ("task_begin", "u32", 1),
+        ("task_end", "u32", 1),
+        ("fetch_begin", "u32", 1),
+        ("fetch_end", "u32", 1),
+    ),
+    # Device memory that steers the loop. limit: iterations to run (a stop token lowers it);
+    # go: iterations released so far (persistent mode raises it); phase0: iterations of phase 0.
+    "ArkControl": (
+        ("abort", "u32", 1),
+        ("error", "u32", 1),
+        ("limit", "u32", 1),
+        ("go", "u32", 1),
+        ("phase0", "u32", 1),
+        ("pad", "u32", 3),
+    ),
+    # Host-mapped memory: what the host tells (target, quit, abort) and what it reads.
+    "ArkHost": (
+        ("target", "u32", 1),
+        ("quit", "u32", 1),
+        ("abort", "u32", 1),
+        ("done", "u32", 1),
+        ("error", "u32", 1),
+        ("error_task", "u32", 1),
+        ("error_op", "u32", 1),
+        ("error_counter", "u32", 1),
+        ("error_expected", "u32", 1),
+        ("error_seen", "u32", 1),
+        ("error_processor", "u32", 1),
+        ("error_iteration", "u32", 1),
+        ("pad", "u32", 4),
+    ),
+    "ArkTrace": (("task", "u32", 1), ("iteration", "u32", 1), ("begin", "u64", 1), ("end", "u64", 1)),
+    # Kernel parameters; every address is valid on the device.
+    "ArkParams": (
+        ("tasks", "u64", 1),
+        ("edges", "u64", 1),
+        ("fetches", "u64", 1),
+        ("ranges", "u64", 1),
+        ("gate", "u64", 1),
+        ("control", "u64", 1),
+        ("host", "u64", 1),
+        ("trace", "u64", 1),
+        ("trace_capacity", "u32", 1),
+        ("processors", "u32", 1),
+        ("world", "u32", 1),
+        ("persistent", "u32", 1),
+        ("budget_ns", "u64", 1),
+        ("idle_ns", "u64", 1),
+    ),
+}
+
+EDGE_SYSTEM = 1
+EDGE_GATE = 2
+
+# Why a wait gave up, as ArkHost.error says it.
+ERROR_KINDS = {1: "counter", 2: "packet", 3: "operand stream", 4: "iteration gate", 5: "index"}
+
+
+def dtype(name: str) -> np.dtype:
+    """The NumPy dtype of a shared structure."""
+    return np.dtype(
+        [(m, _NUMPY[t], (n,)) if n > 1 else (m, _NUMPY[t]) for m, t, n in STRUCTS[name]]
+    )
+
+
+def declarations() -> str:
+    """The C structs, in the order in which they are defined."""
+    parts = []
+    for name, members in STRUCTS.items():
+        lines = [f"  ark_{t} {m}{f'[{n}]' if n > 1 else ''};" for m, t, n in members]
+        size = dtype(name).itemsize
+        parts.append(
+            "\n".join(
+                [f"struct {name} {{", *lines, "};"]
+                + [f'static_assert(sizeof({name}) == {size}, "{name}");']
+            )
+        )
+    return "\n".join(parts) + "\n"

@@ -1,0 +1,101 @@
+"""The loop-kernel writer: plan + machine + dialect -> one source text, the same bytes each time.
+
+Equal ops share one specialised function. A dialect may write some bodies itself; everything else
+comes from ark.tasks. Called by ark.runtime.program and `ark emit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+
+from ark.backend.protocol import Source
+from ark.codegen import layout
+from ark.codegen.dialect import Dialect
+from ark.plan.machine import Machine
+from ark.plan.types import Plan
+from ark.tasks import kind as kinds
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """The source, and what the runtime needs to fill task records.
+
+    opcode: the task kind number of each op, by op id. scratch_bytes: shared memory besides the
+    ring. bodies: function names by opcode, for traces and listings.
+    """
+
+    source: Source
+    opcode: tuple[int, ...]
+    scratch_bytes: int
+    bodies: tuple[str, ...]
+
+
+def _device_text(name: str) -> str:
+    return resources.files("ark.codegen").joinpath("device", name).read_text()
+
+
+def _constants(machine: Machine, phases: int, scratch: int) -> str:
+    values = {
+        "LANES": machine.lanes,
+        "WARPS": machine.warps,
+        "PHASES": phases,
+        "SCRATCH_BYTES": scratch,
+        "RING_BYTES": machine.ring_bytes,
+        "STAGE_BYTES": machine.stage_bytes,
+        "IN_FLIGHT": machine.in_flight,
+    }
+    return "".join(f"constexpr int ARK_{name} = {value};\n" for name, value in values.items())
+
+
+def scratch_bytes(plan: Plan, machine: Machine) -> int:
+    """Shared memory that the largest task of the plan needs, 16-byte rounded; at least 256."""
+    needs = [
+        kinds.get(op.kind).scratch(kinds.signature(plan, op), machine) for op in plan.ops
+    ]
+    return (max([256, *needs]) + 15) // 16 * 16
+
+
+def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
+    """Emits the loop kernel of `plan` for `machine` in `dialect`."""
+    opcode: list[int] = []
+    bodies: list[str] = []
+    texts: list[str] = []
+    seen: dict[tuple[object, ...], int] = {}
+    for op in plan.ops:
+        sig = kinds.signature(plan, op)
+        code = seen.get(sig.key)
+        if code is None:
+            code = seen[sig.key] = len(bodies)
+            name = f"task_{code}_{op.kind}"
+            own = dialect.bodies.get(op.kind)
+            text = own(name, sig, machine) if own else None
+            bodies.append(name)
+            texts.append(text or kinds.get(op.kind).source(name, sig, machine))
+        opcode.append(code)
+    scratch = scratch_bytes(plan, machine)
+    stream = "" if machine.ring_bytes else _device_text("stream_direct.h")
+    parts = [
+        f"// ark loop kernel, dialect {dialect.name}\n",
+        _constants(machine, len(plan.phases), scratch),
+        dialect.prelude,
+        layout.declarations(),
+        _device_text("loop.h"),
+        _device_text("common.h"),
+        stream,
+        *texts,
+        _dispatch(bodies),
+        dialect.entry,
+    ]
+    text = "\n".join(part for part in parts if part)
+    return Emitted(Source(text), tuple(opcode), scratch, tuple(bodies))
+
+
+def _dispatch(bodies: Sequence[str]) -> str:
+    cases = "\n".join(f"    case {i}u: {name}(c, t); break;" for i, name in enumerate(bodies))
+    return (
+        "ARK_DEVICE void ark_dispatch(ArkCtx& c, const ArkTask& t) {\n"
+        f"  switch (t.kind) {{\n{cases}\n    default: ark_fail(c, 5u, 0u, {len(bodies)}u, t.kind);\n"
+        "  }\n}\n"
+    )

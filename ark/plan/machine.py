@@ -1,0 +1,51 @@
+"""Machine models: what the planner must know of a device, with or without the device.
+
+A model is a frozen value. Backends own the named ones (a backend knows its hardware, the planner
+does not); an opened device fills one in from what it reports. Called by ark.plan and the backends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A device as the planner sees it.
+
+    name: the model's name, as `--machine` takes it. arch: what source is compiled for.
+    processors: SMs, CUs or cores that run one block each. lanes: threads of a warp or wave.
+    warps: warps of a block that compute. shared_bytes: shared memory (LDS) a block may use.
+    ring_bytes: share of it that the operand stream's ring takes, 0 where operands are read in
+    place. stage_bytes: largest single fetch into the ring. in_flight: fetches outstanding at once
+    per processor. bandwidth_gbps, tflops: for the cost model. signal_us: one counter hand-over.
+    capabilities: words such as "mma_sync", "mfma", "wmma", "bulk_copy" by which bodies are chosen.
+    """
+
+    name: str
+    arch: str
+    backend: str
+    processors: int
+    lanes: int
+    warps: int
+    shared_bytes: int
+    ring_bytes: int = 0
+    stage_bytes: int = 16384
+    in_flight: int = 2
+    memory_bytes: int = 0
+    bandwidth_gbps: float = 10.0
+    tflops: float = 0.1
+    signal_us: float = 1.0
+    capabilities: tuple[str, ...] = ()
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block: the computing warps and, with a ring, one warp that fetches."""
+        return self.lanes * (self.warps + (1 if self.ring_bytes else 0))
+
+    def has(self, capability: str) -> bool:
+        return capability in self.capabilities
+
+    def with_processors(self, processors: int) -> Machine:
+        return dataclasses.replace(self, processors=processors)

@@ -1,0 +1,142 @@
+"""The plan: a frozen, deterministic, JSON-able value that says what every processor does.
+
+A plan belongs to one rank. Planner makes it (ark.plan.planner), the verifier checks the plans of all
+ranks together (ark.plan.verify), the writer emits source for it (ark.codegen.writer) and the runtime
+loads it (ark.runtime.tables). Nothing here knows a device address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# Where a buffer lives. `state` and `parameter` keep their contents between iterations and launches,
+# `external` belongs to the caller, `symmetric` is visible to peers, `host` is mapped by the host,
+# `packet` holds {value, epoch} pairs, `activation` is reused memory.
+ARENAS = ("activation", "parameter", "state", "external", "symmetric", "host", "packet")
+
+GATE = 0  # the id of the counter that opens the next iteration
+
+
+@dataclass(frozen=True)
+class PlanBuffer:
+    """Contiguous memory. rank: owner; a peer's buffer is found by its name when the plan is loaded.
+
+    offset: bytes from the arena's start (0 for a peer's and for external buffers). initial: it holds
+    meaningful bytes before an iteration begins (weights, state, inputs).
+    """
+
+    id: int
+    name: str
+    arena: str
+    nbytes: int
+    offset: int = 0
+    rank: int = 0
+    initial: bool = False
+
+
+@dataclass(frozen=True)
+class PlanTensor:
+    """A view of a buffer: element [i, ...] is at offsets + i in a row-major array of `extents`.
+
+    packet: elements are 8-byte {float32 value, epoch} pairs and loading one is waiting for it.
+    """
+
+    id: int
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    extents: tuple[int, ...]
+    offsets: tuple[int, ...]
+    buffer: int
+    packet: bool = False
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Element strides per dimension."""
+        strides = [1] * len(self.extents)
+        for d in range(len(self.extents) - 2, -1, -1):
+            strides[d] = strides[d + 1] * self.extents[d + 1]
+        return tuple(strides)
+
+    @property
+    def start(self) -> int:
+        """Elements from the buffer's start to element [0, ...]."""
+        return sum(o * s for o, s in zip(self.offsets, self.strides, strict=True))
+
+
+@dataclass(frozen=True)
+class PlanOp:
+    """What a group of tasks computes: a task kind, its static parameters and its operands.
+
+    Ops are numbered in program order; running them in that order on one processor defines what the
+    plan means. after: tensors that must be complete although no byte of them is read.
+    """
+
+    id: int
+    name: str
+    kind: str
+    params: Mapping[str, Any]
+    operands: tuple[int, ...]
+    after: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class PlanCounter:
+    """A counter that only grows, by `step` an iteration. A peer's counter is found by its name."""
+
+    id: int
+    name: str
+    step: int
+    rank: int = 0
+    system: bool = False
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Consecutive bytes of an operand that the stream brings in pieces of `stage` bytes."""
+
+    operand: int
+    offset: int
+    nbytes: int
+    stage: int
+
+
+@dataclass(frozen=True)
+class Task:
+    """One tile of an op on one processor."""
+
+    op: int
+    coord: tuple[int, ...]
+    waits: tuple[tuple[int, int], ...] = ()
+    signals: tuple[int, ...] = ()
+    fetches: tuple[Fetch, ...] = ()
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What one iteration does: an ordered task list per processor."""
+
+    name: str
+    processors: tuple[tuple[Task, ...], ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything a loop kernel of one rank needs, but for addresses."""
+
+    rank: int
+    world_size: int
+    machine: Mapping[str, Any]
+    buffers: tuple[PlanBuffer, ...]
+    tensors: tuple[PlanTensor, ...]
+    ops: tuple[PlanOp, ...]
+    counters: tuple[PlanCounter, ...]
+    phases: tuple[Phase, ...]
+    arenas: Mapping[str, int]
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def processors(self) -> int:
+        return int(self.machine["processors"])

@@ -1,0 +1,1 @@
+"""Runs plans: loads programs, starts launches, talks to running kernels, ranks, traces."""

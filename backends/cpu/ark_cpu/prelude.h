@@ -1,0 +1,135 @@
+// The device ABI on a CPU: a processor is one thread, a warp has one lane, shared memory is the
+// thread's own buffer.
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <sched.h>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+typedef uint32_t ark_u32;
+typedef int32_t ark_i32;
+typedef int64_t ark_i64;
+typedef uint64_t ark_u64;
+struct ark_f16 { uint16_t bits; };
+struct ark_bf16 { uint16_t bits; };
+
+#define ARK_DEVICE static inline
+#define ARK_BODY static __attribute__((noinline))
+#define ARK_SPIN_CHECK 0x3ffu
+
+constexpr int ARK_THREADS = ARK_LANES * ARK_WARPS;
+
+ARK_DEVICE constexpr int ark_tid() { return 0; }
+ARK_DEVICE constexpr int ark_lane() { return 0; }
+ARK_DEVICE constexpr int ark_warp() { return 0; }
+ARK_DEVICE void ark_sync() {}
+ARK_DEVICE bool ark_all(bool v) { return v; }
+ARK_DEVICE float ark_warp_sum(float v) { return v; }
+ARK_DEVICE float ark_warp_max(float v) { return v; }
+ARK_DEVICE float ark_shfl_xor(float v, int) { return v; }
+ARK_DEVICE ark_u32 ark_shfl_xor(ark_u32 v, int) { return v; }
+
+ARK_DEVICE ark_u32 ark_load_acquire(const ark_u32* p, bool) {
+  return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+ARK_DEVICE void ark_add_release(ark_u32* p, ark_u32 v, bool) {
+  __atomic_fetch_add(p, v, __ATOMIC_RELEASE);
+}
+ARK_DEVICE ark_u32 ark_cas(ark_u32* p, ark_u32 expected, ark_u32 desired) {
+  __atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+  return expected;
+}
+ARK_DEVICE ark_u32 ark_load_host(const ark_u32* p) { return ark_load_acquire(p, true); }
+ARK_DEVICE void ark_store_host(ark_u32* p, ark_u32 v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+ARK_DEVICE ark_u64 ark_packet_load(const ark_u64* p, bool) {
+  return __atomic_load_n(p, __ATOMIC_RELAXED);
+}
+ARK_DEVICE void ark_packet_store(ark_u64* p, ark_u64 v, bool) {
+  __atomic_store_n(p, v, __ATOMIC_RELAXED);
+}
+ARK_DEVICE ark_u64 ark_time_ns() {
+  return static_cast<ark_u64>(std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                  std::chrono::steady_clock::now().time_since_epoch())
+                                  .count());
+}
+// Gives the core away soon: there may be more processors than cores.
+ARK_DEVICE void ark_pause(ark_u32 spins) {
+  if (spins > 200u) {
+    sched_yield();
+  } else {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+  }
+}
+
+ARK_DEVICE float ark_bits_float(ark_u32 bits) {
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+ARK_DEVICE ark_u32 ark_float_bits(float value) {
+  ark_u32 bits;
+  std::memcpy(&bits, &value, 4);
+  return bits;
+}
+ARK_DEVICE float ark_float(ark_bf16 v) {
+  return ark_bits_float(static_cast<ark_u32>(v.bits) << 16);
+}
+ARK_DEVICE ark_bf16 ark_bfloat(float v) {
+  const ark_u32 bits = ark_float_bits(v);
+  const ark_u32 rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
+  return ark_bf16{static_cast<uint16_t>(nan ? (bits >> 16) | 0x40u : rounded)};
+}
+// Half precision through exponent arithmetic on floats: no compiler support needed, vectorises.
+ARK_DEVICE float ark_float(ark_f16 v) {
+  const ark_u32 magnitude = static_cast<ark_u32>(v.bits & 0x7fffu) << 13;
+  float value = ark_bits_float(magnitude) * ark_bits_float(0x77800000u);
+  const ark_u32 special = magnitude >= 0x0f800000u ? 0x7f800000u : 0u;
+  const ark_u32 sign = static_cast<ark_u32>(v.bits & 0x8000u) << 16;
+  return ark_bits_float(ark_float_bits(value) | special | sign);
+}
+ARK_DEVICE ark_f16 ark_half(float v) {
+  const ark_u32 bits = ark_float_bits(v);
+  const ark_u32 sign = (bits >> 16) & 0x8000u;
+  const ark_u32 magnitude = bits & 0x7fffffffu;
+  ark_u32 half;
+  if (magnitude > 0x7f800000u) {
+    half = 0x7e00u;
+  } else if (magnitude >= 0x477ff000u) {
+    half = 0x7c00u;
+  } else if (magnitude < 0x38800000u) {
+    // Subnormal: adding 0.5 shifts the mantissa into place, rounded to nearest even.
+    half = ark_float_bits(ark_bits_float(magnitude) + 0.5f) - 0x3f000000u;
+  } else {
+    half = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  }
+  return ark_f16{static_cast<uint16_t>(half | sign)};
+}
+
+ARK_DEVICE float ark_exp(float v) { return std::exp(v); }
+ARK_DEVICE float ark_log(float v) { return std::log(v); }
+ARK_DEVICE float ark_sqrt(float v) { return std::sqrt(v); }
+ARK_DEVICE float ark_rsqrt(float v) { return 1.0f / std::sqrt(v); }
+ARK_DEVICE float ark_tanh(float v) { return std::tanh(v); }
+ARK_DEVICE float ark_sin(float v) { return std::sin(v); }
+ARK_DEVICE float ark_cos(float v) { return std::cos(v); }
+ARK_DEVICE float ark_inf() { return HUGE_VALF; }
+
+ARK_DEVICE float ark_scalar(const float* p, int i) { return p[i]; }
+ARK_DEVICE float ark_scalar(const ark_f16* p, int i) { return ark_float(p[i]); }
+ARK_DEVICE float ark_scalar(const ark_bf16* p, int i) { return ark_float(p[i]); }
+
+// A lane's share of the dot product of a row of k weights with x; sum it over the warp.
+template <typename T>
+ARK_DEVICE float ark_row_dot(const T* w, const float* x, int k) {
+  float total = 0.0f;
+  for (int i = 0; i < k; ++i) total += ark_scalar(w, i) * x[i];
+  return total;
+}
