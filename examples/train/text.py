@@ -1,4 +1,4 @@
-"""Makes the training text from the Debian package `sword-text-web`; run once by hand before train.py.
+"""Makes the training text from the Debian package `sword-text-web`; run by hand before train.py.
 
 The package holds a public-domain Bible translation in modern English as a SWORD `zText` module: one
 zlib block a book, OSIS mark-up inside. What comes out is plain text: a chapter is a block of lines

@@ -1,9 +1,10 @@
-"""Trains the small Llama checkpoint that this repository ships; run by hand, on a GPU if there is one.
+"""Trains the small Llama checkpoint that this repository ships; run by hand, best on a GPU.
 
-Reads the plain text that text.py writes (chapters between blank lines, a paragraph a line), trains a
-byte-level BPE vocabulary and a `LlamaForCausalLM` on it, reports the loss on every twentieth chapter,
-which it never trains on, and writes an ordinary Hugging Face directory in bfloat16. Seeded: the same
-text, options and machine give the same run. Needs torch, transformers, tokenizers and safetensors.
+Reads the plain text that text.py writes (chapters between blank lines, a paragraph a line), trains
+a byte-level BPE vocabulary and a `LlamaForCausalLM` on it, reports the loss on every twentieth
+chapter, which it never trains on, and writes an ordinary Hugging Face directory in bfloat16.
+Seeded: the same text, options and machine give the same run. Needs torch, transformers, tokenizers
+and safetensors.
 
     python examples/train/train.py bible.txt -o examples/noah
 """
@@ -15,6 +16,7 @@ import json
 import math
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -58,7 +60,7 @@ def token_stream(tokenizer: Tokenizer, chapters: list[str]) -> torch.Tensor:
     return torch.tensor(ids)
 
 
-def model_config(args: argparse.Namespace) -> dict[str, object]:
+def model_config(args: argparse.Namespace) -> dict[str, Any]:
     """The content of config.json."""
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -124,7 +126,7 @@ class Windows:
 
 @torch.no_grad()
 def held_out_loss(model: torch.nn.Module, stream: torch.Tensor, context: int) -> float:
-    """Mean loss in nats a token over the whole stream, in rows that each open with a begin token."""
+    """Mean loss in nats a token over the stream, in rows that each open with a begin token."""
     model.eval()
     rows = stream[: len(stream) // (context - 1) * (context - 1)].view(-1, context - 1)
     rows = torch.nn.functional.pad(rows, (1, 0), value=BOS_ID)
@@ -260,7 +262,7 @@ def main() -> None:
     count = sum(p.numel() for p in model.parameters())
     print(f"{count} parameters, {len(stream)} + {len(held_out)} tokens, {steps} steps", flush=True)
     begin = time.perf_counter()
-    figures = train(model.train(), rows, held_out, steps, args)
+    figures: dict[str, float] = train(model.train(), rows, held_out, steps, args)
     figures["seconds"] = round(time.perf_counter() - begin, 1)
     save(args.output, model, tokenizer, config)
     model.to(torch.bfloat16)
