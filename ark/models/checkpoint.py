@@ -20,7 +20,6 @@ from ark.errors import InvalidUsageError, ModelError
 from ark.models.config import LlamaConfig
 from ark.models.shards import StoredTensor, find_tensors
 
-DTYPE_CODES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 IGNORED_SUFFIX = ".rotary_emb.inv_freq"
 """Older checkpoints store the rotary frequencies, which follow from the config."""
 
@@ -136,23 +135,21 @@ class Checkpoint:
                 "download the weights that belong to it."
             )
         for name, weight in needed.items():
-            if self.stored[name].shape != weight.shape:
+            tensor = self.stored[name]
+            if tensor.shape != weight.shape:
                 raise ModelError(
-                    f"{self.stored[name].path} holds {name} with shape "
-                    f"{list(self.stored[name].shape)}, but config.json asks for "
-                    f"{list(weight.shape)}. Correct the config, or download the weights that belong "
-                    "to it."
+                    f"{tensor.path} holds {name} with shape {list(tensor.shape)}, but config.json "
+                    f"asks for {list(weight.shape)}. Correct the config, or download the weights "
+                    "that belong to it."
                 )
-        first = self.stored[self.weights["embedding"].stored_name]
-        told = self.config.dtype
-        code = DTYPE_CODES[told] if told else first.dtype_code
-        source = "config.json says" if told else f"{first.name} is"
+        expected = self.config.dtype or self.dtype.name
         for name in needed:
             tensor = self.stored[name]
-            if tensor.dtype != self.stored[first.name].dtype or tensor.dtype_code != code:
+            if tensor.dtype.name != expected:
+                source = "config.json says" if self.config.dtype else "the embedding is"
                 raise ModelError(
-                    f"{tensor.path} holds {name} as {tensor.dtype_code}, but {source} {code}; all "
-                    "weights should be of that type. Correct dtype (or torch_dtype) in "
+                    f"{tensor.path} holds {name} as {tensor.dtype.name}, but {source} {expected}; "
+                    "all weights should be of that type. Correct dtype (or torch_dtype) in "
                     "config.json, or convert the weights."
                 )
 

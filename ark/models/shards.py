@@ -59,10 +59,10 @@ def find_tensors(directory: Path) -> dict[str, StoredTensor]:
     Reads headers only. Raises ModelError where a file is missing, truncated or damaged, and
     UnsupportedError where the weights are in another format.
     """
-    if (directory / INDEX).exists():
-        return find_sharded(directory)
     if (directory / SINGLE).exists():
         return read_header(directory / SINGLE)
+    if (directory / INDEX).exists():
+        return find_sharded(directory)
     others = [
         path.name
         for pattern in ("*.bin", "*.pth", "*.pt", "*.gguf", "*.h5", "*.msgpack")
