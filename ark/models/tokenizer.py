@@ -1,6 +1,6 @@
 """Text to token ids and back, by the tokenizer.json of a checkpoint directory.
 
-`ark generate` encodes the prompt with it, with the ids that `transformers`' AutoTokenizer gives, and
+`ark generate` encodes the prompt with it, to the ids that `transformers`' AutoTokenizer gives, and
 turns tokens into text as they appear: `TextStream` holds back what is not yet a whole character.
 """
 
@@ -61,11 +61,12 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """The ids of `text`, with the begin token where the checkpoint asks for one."""
         try:
-            ids = self.backend.encode(text).ids
+            text.encode("utf-8")
         except UnicodeEncodeError:
             raise InvalidUsageError(
                 "The prompt holds bytes that are not UTF-8 text. Give it as UTF-8."
             ) from None
+        ids = self.backend.encode(text).ids
         top = max(ids, default=0)
         if self.vocab_size is not None and top >= self.vocab_size:
             raise ModelError(
@@ -88,15 +89,15 @@ class Tokenizer:
 class TextStream:
     """Decodes tokens as they come: all pieces and the rest make up the text of all tokens.
 
-    A piece ends at a whole character. Only the tokens since the last two pieces are decoded again,
-    enough for decoders that look one token back, so that a step takes constant time.
+    A piece ends at a whole character. With a new token only those of the last piece are decoded
+    again, enough for decoders that look one token back, so that a step takes constant time.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._ids = list(prompt)
         self._shown = len(self._ids)
-        self._text = tokenizer.decode(self._ids)
+        self._text = tokenizer.decode(self._ids).rstrip(UNFINISHED)
 
     def push(self, token: int) -> str:
         """The text that `token` completes; empty while a character is not whole yet."""
@@ -128,10 +129,8 @@ def frame_texts(backend: tokenizers.Tokenizer, fields: Fields) -> None:
     """
     if "add_bos_token" not in fields.values and "add_eos_token" not in fields.values:
         return
-    begin = (
-        special_token(backend, fields, "bos_token") if fields.flag("add_bos_token", False) else ""
-    )
-    end = special_token(backend, fields, "eos_token") if fields.flag("add_eos_token", False) else ""
+    begin = special_token(backend, fields, "bos_token", fields.flag("add_bos_token", False))
+    end = special_token(backend, fields, "eos_token", fields.flag("add_eos_token", False))
     used = [token for token in (begin, end) if token]
     backend.post_processor = TemplateProcessing(
         single=[token for token in (begin, "$A", end) if token],
@@ -139,9 +138,9 @@ def frame_texts(backend: tokenizers.Tokenizer, fields: Fields) -> None:
     )
 
 
-def special_token(backend: tokenizers.Tokenizer, fields: Fields, name: str) -> str:
-    """The text of a special token, which the vocabulary must hold; empty where there is none."""
-    value = fields.get(name)
+def special_token(backend: tokenizers.Tokenizer, fields: Fields, name: str, wanted: bool) -> str:
+    """The text of a token of the vocabulary; empty where none is wanted or the file names none."""
+    value = fields.get(name) if wanted else None
     token = value.get("content") if isinstance(value, dict) else value
     if token is None:
         return ""
