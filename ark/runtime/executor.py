@@ -348,5 +348,10 @@ class Run:
         self.check()
         return self.iterations_done >= iterations
 
+    def wait_quietly(self) -> None:
+        """Waits for an aborted kernel to leave."""
+        self._launch.wait(self._executor.budget_s + 5.0)
+
     def elapsed_ms(self) -> float:
+        """Milliseconds the kernel was on the device."""
         return self._launch.elapsed_ms()
