@@ -229,6 +229,18 @@ def test_shards_that_do_not_belong_to_the_index(sharded: Path) -> None:
         Checkpoint.open(sharded)
 
 
+def test_an_index_that_points_at_the_wrong_shard(sharded: Path) -> None:
+    first, second, *_ = sorted(path.name for path in sharded.glob("*.safetensors"))
+
+    def swap(index: dict[str, Any]) -> None:
+        name = next(n for n, shard in index["weight_map"].items() if shard == first)
+        index["weight_map"][name] = second
+
+    edit_json(sharded / INDEX, swap)
+    with pytest.raises(ModelError, match=f"says that {second} holds .*, but it does not"):
+        Checkpoint.open(sharded)
+
+
 @pytest.mark.parametrize(
     ("weight_map", "words"),
     [
@@ -260,6 +272,36 @@ def test_trailing_bytes_and_a_broken_header_are_damage(directory: Path) -> None:
         (directory / SINGLE).write_bytes(damaged)
         with pytest.raises(ModelError, match="not an intact safetensors file"):
             Checkpoint.open(directory)
+
+
+NORM = "model.norm.weight"
+QUERY = "model.layers.0.self_attn.q_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda header: header[NORM].pop("dtype"), "not one of a tensor"),
+        (lambda header: header.update({NORM: 7}), "not one of a tensor"),
+        (lambda header: header[NORM].update(shape="64"), "impossible values"),
+        (lambda header: header[NORM].update(shape=[-8, -8]), "impossible values"),
+        (lambda header: header[NORM].update(shape=[63]), r"256 bytes, which .* \[63\] has not"),
+        (lambda header: header[NORM].update(dtype="F16"), "256 bytes, which a F16"),
+        (lambda header: header[NORM].update(header[QUERY]), "do not follow"),
+        (lambda header: header.pop(NORM), "do not follow|accounts for"),
+    ],
+)
+def test_a_header_that_contradicts_itself(
+    directory: Path, change: Callable[[dict[str, Any]], object], words: str
+) -> None:
+    data = (directory / SINGLE).read_bytes()
+    length = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:length])
+    change(header)
+    text = json.dumps(header).encode()
+    (directory / SINGLE).write_bytes(len(text).to_bytes(8, "little") + text + data[length:])
+    with pytest.raises(ModelError, match=words):
+        Checkpoint.open(directory)
 
 
 @settings(max_examples=150, deadline=None)

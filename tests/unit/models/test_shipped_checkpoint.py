@@ -144,7 +144,9 @@ def test_the_training_script_writes_a_checkpoint(
     monkeypatch.setattr(sys, "argv", ["train.py", str(text), "-o", str(output), *options])
     script("train").main()
     assert "held-out" in capsys.readouterr().out
-    config = Checkpoint.open(output).config
+    checkpoint = Checkpoint.open(output)
+    config = checkpoint.config
+    assert "lm_head.weight" not in checkpoint.stored
     assert (config.hidden_size, config.head_dim, config.vocab_size) == (16, 4, 300)
     assert AutoModelForCausalLM.from_pretrained(output).config.head_dim == 4
     assert Tokenizer.open(output, config.vocab_size).encode("The king")[0] == config.bos_token_id
