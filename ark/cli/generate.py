@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import ExitStack
 
 from ark.backend import registry
 from ark.cli.common import errors, positive, progress, read_file
@@ -14,8 +15,10 @@ from ark.models.generate import CHUNK, Generator, Sampling
 from ark.models.tokenizer import Tokenizer
 from ark.plan.serialize import from_json, machine_of
 from ark.plan.verify import verify
-from ark.runtime import launch
+from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import BUDGET_S
+from ark.runtime.launch import launch_command
+from ark.runtime.place import place_from_environment
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
@@ -45,12 +48,17 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    place = launch.place()
-    if args.ranks > 1 and place is None:
+    place = place_from_environment()
+    if args.ranks > 1 and place.world_size == 1:
         # The checkpoint's and the model's errors are one process's to tell.
         checkpoint = Checkpoint.open(args.directory)
         check_ranks(checkpoint, args.ranks)
-        return launch.launch_command(args.ranks, [sys.executable, "-m", "ark", *sys.argv[1:]])
+        return launch_command(args.ranks, [sys.executable, "-m", "ark", *sys.argv[1:]])
+    if args.ranks not in (1, place.world_size):
+        raise InvalidUsageError(
+            f"--ranks {args.ranks} contradicts the launcher, which started {place.world_size}; "
+            "leave --ranks away under a launcher"
+        )
     if not args.budget > 0:
         raise InvalidUsageError(f"the budget is {args.budget} s; it must be above 0")
     sampling = Sampling(args.temperature, args.top_k, args.seed)
@@ -59,15 +67,14 @@ def run(args: argparse.Namespace) -> int:
     text = sys.stdin.read() if args.prompt == "-" else args.prompt
     prompt = tokenizer.encode(text)
     backend, probe = registry.choose(args.backend)
-    leader = place is None or place.rank == 0
+    leader = place.rank == 0
     if args.backend is None and backend.name == registry.FALLBACK and leader:
         errors.print(f"no accelerator found; running on {probe.devices[0].name}", style="dim")
     for note in probe.notes if leader else ():
         errors.print(note, style="yellow")
-    with launch.joined(place) as ranks:
-        index = args.device if args.device is not None else (
-            place.local_rank % len(probe.devices) if place else 0
-        )
+    with ExitStack() as stack:
+        ranks = stack.enter_context(Bootstrap.from_environment(place=place))
+        index = place.local_rank % len(probe.devices) if args.device is None else args.device
         device = backend.open(index)
         try:
             machine = registry.machine(args.machine) if args.machine else None
@@ -79,8 +86,7 @@ def run(args: argparse.Namespace) -> int:
             with progress(args.json or not leader) as tell:
                 generator = Generator(
                     checkpoint, backend, device, context=args.context, chunk=args.chunk,
-                    ranks=ranks, rank=place.rank if place else 0,
-                    world_size=place.world_size if place else 1,
+                    ranks=ranks, rank=place.rank, world_size=place.world_size,
                     machine=machine, plan=plan, budget_s=args.budget, progress=tell,
                 )
             with generator:

@@ -6,6 +6,7 @@ tokens as they appear in host-mapped memory. Called by the command line and by a
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from ark.models.checkpoint import Checkpoint
 from ark.models.llama import MAX_STOPS, Shape, build_graph, weights
 from ark.plan.machine import Machine
 from ark.plan.planner import plan as make_plan
+from ark.plan.serialize import to_json
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.executor import BUDGET_S, Executor, Ranks
@@ -55,6 +57,11 @@ def plans(shape: Shape, machine: Machine, options: dict[str, Any] | None = None)
         made.append(make_plan(build_graph(own), machine, options, meta))
     verify(made)
     return made
+
+
+def digest(made: Sequence[Plan]) -> str:
+    """A hash of plans; equal plans have equal hashes."""
+    return hashlib.sha256("".join(to_json(p) for p in made).encode()).hexdigest()[:16]
 
 
 def choose_context(checkpoint: Checkpoint, wanted: int | None) -> int:
@@ -103,7 +110,10 @@ class Generator:
         )
         tell("planning", 0, 1)
         if plan is None:
-            plan = plans(self.shape, machine or device.machine)[rank]
+            everyone = plans(self.shape, machine or device.machine)
+            if ranks is not None:
+                ranks.check_same("the plan", digest(everyone))
+            plan = everyone[rank]
         self._check_memory(plan, device)
         tell("compiling", 0, 1)
         self.executor = Executor(
