@@ -23,7 +23,9 @@ class Dialect:
 
     prelude: source text that implements the device ABI. entry: source text of the entry point
     `ark_loop`, placed last. bodies: vendor-owned body writers by task kind ("matmul", ...), tried
-    before the common one. suffix: file ending of emitted source.
+    before the common one. suffix: file ending of emitted source. stream: source text of the operand
+    stream for machines with a ring, placed before the bodies; without a ring operands are read in
+    place.
     """
 
     name: str
@@ -31,3 +33,4 @@ class Dialect:
     prelude: str
     entry: str
     bodies: Mapping[str, BodyWriter] = field(default_factory=dict)
+    stream: str = ""

@@ -75,7 +75,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
             texts.append(text or kinds.get(op.kind).source(name, sig, machine))
         opcode.append(code)
     scratch = scratch_bytes(plan, machine)
-    stream = "" if machine.ring_bytes else _device_text("stream_direct.h")
+    stream = dialect.stream if machine.ring_bytes else _device_text("stream_direct.h")
     parts = [
         f"// ark loop kernel, dialect {dialect.name}\n",
         _constants(machine, len(plan.phases), scratch),

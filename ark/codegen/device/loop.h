@@ -11,7 +11,7 @@ struct ArkCtx {
   ark_u32 iteration;         // since launch
   ark_u32 phase;
   ark_u32 phase_iteration;   // since the phase began
-  ark_u32 stage_base;        // stages consumed in earlier iterations
+  ark_u64 stage_base;        // stages consumed in earlier iterations; 32 bits last an hour
   ark_u32 task;              // index of the running task
   ark_u32 op;
   bool failed;               // a wait inside the body gave up
