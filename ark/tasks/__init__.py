@@ -1,1 +1,9 @@
-"""Task kinds: what a tile of work touches, costs, and how it is written as source."""
+"""Task kinds: what a tile of work touches, costs, and how it is written as source.
+
+One module per family. A vendor may write the source of a kind itself (see the dialect); what a task
+touches is always decided here, because the verifier relies on it.
+"""
+
+from ark.tasks import attention, elementwise, linear, matmul, rows, sums, tokens
+
+__all__ = ["attention", "elementwise", "linear", "matmul", "rows", "sums", "tokens"]

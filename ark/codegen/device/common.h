@@ -30,3 +30,33 @@ ARK_DEVICE float ark_block_max(float v, float* scratch) {
   ark_sync();
   return best;
 }
+
+// An operand that is plain memory or packets: the same call reads (and waits for) either.
+template <typename T>
+ARK_DEVICE float ark_take(ArkCtx&, const T* p, ark_i64 i, bool) { return ark_get(p, i); }
+ARK_DEVICE float ark_take(ArkCtx& c, const ark_u64* p, ark_i64 i, bool system) {
+  return ark_packet(c, p + i, system);
+}
+template <typename T>
+ARK_DEVICE void ark_give(ArkCtx&, T* p, ark_i64 i, float v, bool) { ark_put(p, i, v); }
+ARK_DEVICE void ark_give(ArkCtx& c, ark_u64* p, ark_i64 i, float v, bool system) {
+  ark_publish(c, p + i, v, system);
+}
+
+// Rotates a pair of neighbours by position * frequency (RoPE, pairwise complex multiply).
+ARK_DEVICE void ark_rotate(float& a, float& b, float angle) {
+  const float s = ark_sin(angle), k = ark_cos(angle), x = a, y = b;
+  a = x * k - y * s;
+  b = x * s + y * k;
+}
+
+// `rows` dot products with x, each the warp's total in every lane.
+template <int ROWS, typename T>
+ARK_DEVICE void ark_dots(const T* w, int stride, const float* x, int k, float* acc) {
+#if defined(ARK_HAS_ROWS_DOT)
+  ark_rows_dot<ROWS>(w, stride, x, k, acc);
+#else
+  for (int r = 0; r < ROWS; ++r) acc[r] = ark_row_dot(w + static_cast<ark_i64>(r) * stride, x, k);
+#endif
+  for (int r = 0; r < ROWS; ++r) acc[r] = ark_warp_sum(acc[r]);
+}

@@ -1,0 +1,94 @@
+"""Tensors and buffers of a graph, with ARK's view model.
+
+A tensor is a box inside a row-major buffer: `extents` is the buffer's size per dimension (ARK calls
+it strides), the tensor's element [i, ...] lies at `offsets` + i.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ark.errors import ModelError
+from ark.ir.dtype import DataType
+
+MAX_DIMS = 4
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory behind tensors. arena: as in ark.plan.types; rank: its owner, -1 for this rank."""
+
+    id: int
+    arena: str
+    nbytes: int
+    rank: int = -1
+    name: str = ""
+    address: int = 0
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A value of the graph; writing into a buffer again makes a new tensor on it."""
+
+    id: int
+    dtype: DataType
+    shape: tuple[int, ...]
+    extents: tuple[int, ...]
+    offsets: tuple[int, ...]
+    padded: tuple[int, ...]
+    buffer: Buffer
+    name: str = ""
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.elements * self.dtype.itemsize
+
+    @property
+    def dense(self) -> bool:
+        """True if the elements are consecutive in memory."""
+        return all(
+            e == s or math.prod(self.shape[:d]) == 1
+            for d, (e, s) in enumerate(zip(self.extents, self.shape, strict=True))
+        )
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Element strides per dimension."""
+        strides = [1] * len(self.extents)
+        for d in range(len(self.extents) - 2, -1, -1):
+            strides[d] = strides[d + 1] * self.extents[d + 1]
+        return tuple(strides)
+
+
+def check_layout(
+    shape: tuple[int, ...],
+    extents: tuple[int, ...],
+    offsets: tuple[int, ...],
+    padded: tuple[int, ...],
+) -> None:
+    """Refuses a layout that ARK's rules refuse; the error is a ModelError with the numbers."""
+    if len(shape) > MAX_DIMS:
+        raise ModelError(
+            f"a tensor of shape {list(shape)} has {len(shape)} dimensions; at most {MAX_DIMS} are "
+            "supported: reshape it"
+        )
+    for name, dims in (("strides", extents), ("offsets", offsets), ("padded_shape", padded)):
+        if len(dims) != len(shape):
+            raise ModelError(
+                f"{name} {list(dims)} has {len(dims)} dimensions, but the shape {list(shape)} has "
+                f"{len(shape)}; give one number per dimension"
+            )
+    for d, size in enumerate(shape):
+        if size <= 0:
+            raise ModelError(f"the shape {list(shape)} has a dimension of {size}; all must be > 0")
+        if offsets[d] < 0 or padded[d] < size or offsets[d] + padded[d] > extents[d]:
+            raise ModelError(
+                f"dimension {d} does not fit its buffer: shape {size}, padded shape {padded[d]}, "
+                f"offset {offsets[d]}, strides {extents[d]}; it must hold that shape <= padded "
+                "shape and offset + padded shape <= strides"
+            )

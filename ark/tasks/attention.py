@@ -1,0 +1,202 @@
+"""Causal grouped-query attention over a key/value cache, in one task per (row, kv head, split).
+
+`attention` params: heads, kv_heads, head_dim, splits, scale. operands: q (m, heads * head_dim),
+key cache and value cache (kv_heads, context, head_dim), position (1,), output. Row r attends to
+positions 0 .. position + r. coord: row, kv head, split. With one split the output is (m, heads *
+head_dim); with more it is a partial (m, heads, splits, head_dim + 2): the unnormalised sum, then
+maximum and denominator, and `attention_merge` joins the splits (flash-decoding, Dao et al. 2023).
+`attention_merge` params: heads, head_dim, splits. operands: partial, output. coord: row, head.
+The positions are walked in chunks with a running maximum (online softmax, Milakov and Gimelshein
+2018), so shared memory does not grow with the context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ark.plan.machine import Machine
+from ark.tasks import text
+from ark.tasks.kind import Access, Signature, TaskKind, register, whole
+from ark.tasks.linear import system
+
+CHUNK = 256
+
+
+class Attention(TaskKind):
+    name = "attention"
+
+    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        p = sig.params
+        row, head, split = coord[:3]
+        group = p["heads"] // p["kv_heads"]
+        width = p["head_dim"]
+        context = sig.operands[1].shape[1]
+        q0, q1 = head * group * width, (head + 1) * group * width
+        cache = ((head, 0, 0), (head + 1, context, width))
+        if p["splits"] == 1:
+            out = Access(4, (row, q0), (row + 1, q1), write=True)
+        else:
+            lo = (row, head * group, split, 0)
+            out = Access(4, lo, (row + 1, (head + 1) * group, split + 1, width + 2), write=True)
+        return [
+            Access(0, (row, q0), (row + 1, q1)),
+            Access(1, *cache),
+            Access(2, *cache),
+            whole(3, sig.operands[3]),
+            out,
+        ]
+
+    def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
+        p = sig.params
+        context = sig.operands[1].shape[1]
+        share = context * p["head_dim"] / p["splits"]
+        return 4.0 * share * p["heads"] / p["kv_heads"], 2.0 * share * sig.operands[1].itemsize
+
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        p = sig.params
+        group = p["heads"] // p["kv_heads"]
+        return 4 * (group * p["head_dim"] * 2 + group * (CHUNK + 2) + machine.warps)
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        p = sig.params
+        group = p["heads"] // p["kv_heads"]
+        width = p["head_dim"]
+        context = sig.operands[1].shape[1]
+        splits = p["splits"]
+        q_at = text.offset(sig, 0, ["0", "0", "row", f"head * {group * width} + e"])
+        if splits == 1:
+            at = text.offset(sig, 4, ["0", "0", "row", f"head * {group * width} + e"])
+            finish = (
+                f"  for (int e = ark_tid(); e < {group * width}; e += ARK_THREADS) "
+                f"ark_give(c, po, {at}, o[e] / den[e / {width}], {system(sig, 4)});\n"
+            )
+        else:
+            at = text.offset(
+                sig, 4, ["row", f"(head * {group} + e / {width + 2})", "split", f"e % {width + 2}"]
+            )
+            finish = (
+                f"  for (int e = ark_tid(); e < {group * (width + 2)}; e += ARK_THREADS) {{\n"
+                f"    const int g = e / {width + 2}, d = e % {width + 2};\n"
+                f"    const float v = d < {width} ? o[g * {width} + d] : d == {width} ? top[g] "
+                ": den[g];\n"
+                f"    ark_give(c, po, {at}, v, {system(sig, 4)});\n  }}\n"
+            )
+        key = f"(static_cast<ark_i64>(head) * {context} + j) * {width}"
+        body = (
+            text.operand(sig, 0, "pq")
+            + text.operand(sig, 1, "pk")
+            + text.operand(sig, 2, "pv")
+            + text.operand(sig, 3, "pp")
+            + text.operand(sig, 4, "po", const=False)
+            + f"""  constexpr int G = {group}, D = {width}, CHUNK = {CHUNK};
+  const int row = t.coord[0], head = t.coord[1], split = t.coord[2];
+  float* q = reinterpret_cast<float*>(c.scratch);
+  float* o = q + G * D;
+  float* s = o + G * D;
+  float* top = s + G * CHUNK;
+  float* den = top + G;
+  float* red = den + G;
+  const int count = pp[0] + row + 1 < {context} ? pp[0] + row + 1 : {context};
+  const int begin = static_cast<int>(static_cast<ark_i64>(count) * split / {splits});
+  const int end = static_cast<int>(static_cast<ark_i64>(count) * (split + 1) / {splits});
+  for (int e = ark_tid(); e < G * D; e += ARK_THREADS) {{
+    q[e] = ark_take(c, pq, {q_at}, {system(sig, 0)}) * {text.literal(p["scale"])};
+    o[e] = 0.0f;
+  }}
+  for (int g = ark_tid(); g < G; g += ARK_THREADS) {{ top[g] = -1e30f; den[g] = 0.0f; }}
+  ark_sync();
+  for (int first = begin; first < end; first += CHUNK) {{
+    const int many = end - first < CHUNK ? end - first : CHUNK;
+    for (int e = ark_warp(); e < many; e += ARK_WARPS) {{
+      const ark_i64 j = first + e;
+      for (int g = 0; g < G; ++g) {{
+        const float v = ark_warp_sum(ark_row_dot(pk + {key}, q + g * D, D));
+        if (ark_lane() == 0) s[g * CHUNK + e] = v;
+      }}
+    }}
+    ark_sync();
+    for (int g = 0; g < G; ++g) {{
+      float m = top[g];
+      for (int e = ark_tid(); e < many; e += ARK_THREADS) m = s[g * CHUNK + e] > m ? s[g * CHUNK + e] : m;
+      m = ark_block_max(m, red);
+      float sum = 0.0f;
+      for (int e = ark_tid(); e < many; e += ARK_THREADS) {{
+        const float v = ark_exp(s[g * CHUNK + e] - m);
+        s[g * CHUNK + e] = v;
+        sum += v;
+      }}
+      sum = ark_block_sum(sum, red);
+      const float keep = ark_exp(top[g] - m);
+      ark_sync();
+      for (int d = ark_tid(); d < D; d += ARK_THREADS) o[g * D + d] *= keep;
+      if (ark_tid() == 0) {{ top[g] = m; den[g] = den[g] * keep + sum; }}
+      ark_sync();
+      {self._values(machine, context)}
+    }}
+    ark_sync();
+  }}
+"""
+            + finish
+        )
+        return text.function(name, body)
+
+    def _values(self, machine: Machine, context: int) -> str:
+        """Adds the chunk's weighted values; a lone thread walks rows, many split the columns."""
+        at = f"(static_cast<ark_i64>(head) * {context} + first + e) * D + d"
+        if machine.lanes * machine.warps == 1:
+            return (
+                "for (int e = 0; e < many; ++e) for (int d = 0; d < D; ++d) "
+                f"o[g * D + d] += s[g * CHUNK + e] * ark_get(pv, {at});"
+            )
+        return (
+            "for (int d = ark_tid(); d < D; d += ARK_THREADS) { float sum_d = o[g * D + d]; "
+            f"for (int e = 0; e < many; ++e) sum_d += s[g * CHUNK + e] * ark_get(pv, {at}); "
+            "o[g * D + d] = sum_d; }"
+        )
+
+
+class AttentionMerge(TaskKind):
+    name = "attention_merge"
+
+    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        row, head = coord[:2]
+        width, splits = sig.params["head_dim"], sig.params["splits"]
+        return [
+            Access(0, (row, head, 0, 0), (row + 1, head + 1, splits, width + 2)),
+            Access(1, (row, head * width), (row + 1, (head + 1) * width), write=True),
+        ]
+
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        return 4 * sig.params["splits"] * (sig.params["head_dim"] + 2)
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        width, splits = sig.params["head_dim"], sig.params["splits"]
+        at = text.offset(sig, 0, ["row", "head", f"e / {width + 2}", f"e % {width + 2}"])
+        out = text.offset(sig, 1, ["0", "0", "row", f"head * {width} + d"])
+        body = (
+            text.operand(sig, 0, "pp")
+            + text.operand(sig, 1, "po", const=False)
+            + f"""  constexpr int D = {width}, S = {splits};
+  const int row = t.coord[0], head = t.coord[1];
+  float* part = reinterpret_cast<float*>(c.scratch);
+  for (int e = ark_tid(); e < S * (D + 2); e += ARK_THREADS)
+    part[e] = ark_take(c, pp, {at}, {system(sig, 0)});
+  ark_sync();
+  float m = -1e30f;
+  for (int i = 0; i < S; ++i) m = part[i * (D + 2) + D] > m ? part[i * (D + 2) + D] : m;
+  for (int d = ark_tid(); d < D; d += ARK_THREADS) {{
+    float sum = 0.0f, den = 0.0f;
+    for (int i = 0; i < S; ++i) {{
+      const float keep = ark_exp(part[i * (D + 2) + D] - m);
+      sum += keep * part[i * (D + 2) + d];
+      den += keep * part[i * (D + 2) + D + 1];
+    }}
+    ark_give(c, po, {out}, sum / den, {system(sig, 1)});
+  }}
+"""
+        )
+        return text.function(name, body)
+
+
+register(Attention())
+register(AttentionMerge())

@@ -1,0 +1,196 @@
+"""Linear layers on the operand stream: y = epilogue(prologue(x) w^T) with w of shape (n, k).
+
+The weights never wait: they come through the stream in stages of whole rows, and each stage is one
+warp's. The input is gathered once per task into shared memory (from plain memory or packets), with
+an optional rmsnorm on the way. Rows of w that belong together (the two halves of a rotary pair, a
+gate and its up row) are neighbours, so that the epilogue has both at hand.
+
+params: rows (of w per stage), prologue (none, rmsnorm), eps, epilogue (store, add, swiglu,
+rope_kv), and for rope_kv heads, kv_heads, head_dim. operands: x (m, k), w (n, k), output, [norm
+weight], then add: residual; rope_kv: position, frequencies, key cache, value cache (kv_heads,
+context, head_dim). coord: first and last+1 row of w.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ark.plan.machine import Machine
+from ark.tasks import text
+from ark.tasks.kind import Access, Signature, TaskKind, register, whole
+
+PAIRED = ("swiglu", "rope_kv")
+
+
+def system(sig: Signature, index: int) -> str:
+    """The device ABI's system-scope flag of an operand."""
+    return "true" if sig.operands[index].system else "false"
+
+
+class Linear(TaskKind):
+    name = "linear"
+
+    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        n0, n1 = coord[:2]
+        m, k = sig.operands[0].shape
+        found = [
+            Access(0, (0, 0), (m, k)),
+            Access(1, (n0, 0), (n1, k)),
+        ]
+        next_operand = 3
+        if sig.params["prologue"] == "rmsnorm":
+            found.append(whole(3, sig.operands[3]))
+            next_operand = 4
+        epilogue = sig.params["epilogue"]
+        if epilogue == "swiglu":
+            found.append(Access(2, (0, n0 // 2), (m, n1 // 2), write=True))
+        elif epilogue == "rope_kv":
+            found += self._rope_kv(sig, n0, n1, next_operand)
+        else:
+            found.append(Access(2, (0, n0), (m, n1), write=True))
+            if epilogue == "add":
+                found.append(Access(next_operand, (0, n0), (m, n1)))
+        return found
+
+    def _rope_kv(self, sig: Signature, n0: int, n1: int, first: int) -> list[Access]:
+        p = sig.params
+        m = sig.operands[0].shape[0]
+        width = p["head_dim"]
+        queries, keys = p["heads"] * width, p["kv_heads"] * width
+        found = [whole(first, sig.operands[first]), whole(first + 1, sig.operands[first + 1])]
+        if n0 < queries:
+            found.append(Access(2, (0, n0), (m, min(n1, queries)), write=True))
+        context = sig.operands[first + 2].shape[1]
+        for cache, base in ((first + 2, queries), (first + 3, queries + keys)):
+            for head in range(p["kv_heads"]):
+                lo = max(n0, base + head * width)
+                hi = min(n1, base + (head + 1) * width)
+                if lo < hi:
+                    at = base + head * width
+                    found.append(
+                        Access(cache, (head, 0, lo - at), (head + 1, context, hi - at), write=True)
+                    )
+        return found
+
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        m, k = sig.operands[0].shape
+        return 4 * (m * k + machine.warps)
+
+    def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
+        m, k = sig.operands[0].shape
+        rows = coord[1] - coord[0]
+        return 2.0 * m * k * rows, float(rows * k * sig.operands[1].itemsize)
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        m, k = sig.operands[0].shape
+        x_at = text.offset(sig, 0, ["0", "0", "m", "k"])
+        body = (
+            text.operand(sig, 0, "px")
+            + text.operand(sig, 2, "po", const=False)
+            + f"  constexpr int M = {m}, K = {k}, R = {sig.params['rows']};\n"
+            "  float* xs = reinterpret_cast<float*>(c.scratch);\n"
+            "  for (int m = 0; m < M; ++m) {\n"
+        )
+        load = f"ark_take(c, px, {x_at}, {system(sig, 0)})"
+        if sig.params["prologue"] == "rmsnorm":
+            body += (
+                text.operand(sig, 3, "pn") + "    float* red = xs + M * K;\n"
+                "    float s = 0.0f;\n"
+                f"    for (int k = ark_tid(); k < K; k += ARK_THREADS) {{ const float v = {load}; "
+                "xs[m * K + k] = v; s += v * v; }\n"
+                f"    s = ark_rsqrt(ark_block_sum(s, red) / K + {text.literal(sig.params['eps'])});\n"
+                "    for (int k = ark_tid(); k < K; k += ARK_THREADS) "
+                "xs[m * K + k] *= s * ark_get(pn, k);\n"
+            )
+        else:
+            body += (
+                f"    for (int k = ark_tid(); k < K; k += ARK_THREADS) xs[m * K + k] = {load};\n"
+            )
+        weight = sig.operands[1].ctype
+        body += (
+            "  }\n  ark_sync();\n" + self._epilogue_operands(sig) + "  ark_u32 stage = t.fetch_begin;\n"
+            "  for (int n = t.coord[0]; n < t.coord[1]; n += R, ++stage) {\n"
+            "    if (!ark_stage_mine(c, stage)) continue;\n"
+            f"    const {weight}* w = reinterpret_cast<const {weight}*>(ark_stage(c, stage));\n"
+            "    const int rows = t.coord[1] - n < R ? t.coord[1] - n : R;\n"
+            "    float acc[M][R];\n"
+            "    for (int m = 0; m < M; ++m) {\n"
+            "      if (rows == R) { ark_dots<R>(w, K, xs + m * K, K, acc[m]); continue; }\n"
+            "      for (int r = 0; r < R; ++r) if (r < rows) "
+            "ark_dots<1>(w + r * K, K, xs + m * K, K, acc[m] + r);\n"
+            "    }\n"
+            "    ark_stage_done(c, stage);\n"
+            "    if (ark_lane() != 0) continue;\n"
+            "    for (int m = 0; m < M; ++m) {\n" + self._epilogue(sig) + "    }\n  }\n"
+        )
+        return text.function(name, body)
+
+    def _first_extra(self, sig: Signature) -> int:
+        return 4 if sig.params["prologue"] == "rmsnorm" else 3
+
+    def _epilogue_operands(self, sig: Signature) -> str:
+        first = self._first_extra(sig)
+        if sig.params["epilogue"] == "add":
+            return text.operand(sig, first, "pr")
+        if sig.params["epilogue"] == "rope_kv":
+            return (
+                text.operand(sig, first, "pp")
+                + text.operand(sig, first + 1, "pf")
+                + text.operand(sig, first + 2, "pk", const=False)
+                + text.operand(sig, first + 3, "pv", const=False)
+                + "  const int position = pp[0];\n"
+            )
+        return ""
+
+    def _epilogue(self, sig: Signature) -> str:
+        out = system(sig, 2)
+        epilogue = sig.params["epilogue"]
+        if epilogue in ("store", "add"):
+            first = self._first_extra(sig)
+            value = "acc[m][r]"
+            if epilogue == "add":
+                at = text.offset(sig, first, ["0", "0", "m", "(n + r)"])
+                value += f" + ark_take(c, pr, {at}, {system(sig, first)})"
+            at = text.offset(sig, 2, ["0", "0", "m", "(n + r)"])
+            return (
+                "      for (int r = 0; r < R; ++r) if (r < rows) "
+                f"ark_give(c, po, {at}, {value}, {out});\n"
+            )
+        if epilogue == "swiglu":
+            at = text.offset(sig, 2, ["0", "0", "m", "(n + r) / 2"])
+            return (
+                "      for (int r = 0; r < R; r += 2) if (r < rows) {\n"
+                "        const float g = acc[m][r];\n"
+                f"        ark_give(c, po, {at}, g / (1.0f + ark_exp(-g)) * acc[m][r + 1], {out});\n"
+                "      }\n"
+            )
+        return self._rope_kv_source(sig, out)
+
+    def _rope_kv_source(self, sig: Signature, out: str) -> str:
+        p = sig.params
+        width = p["head_dim"]
+        queries, keys = p["heads"] * width, p["kv_heads"] * width
+        context = sig.operands[self._first_extra(sig) + 2].shape[1]
+        at = text.offset(sig, 2, ["0", "0", "m", "row"])
+        next_at = text.offset(sig, 2, ["0", "0", "m", "(row + 1)"])
+        return (
+            "      for (int r = 0; r < R; r += 2) if (r < rows) {\n"
+            "        const int row = n + r;\n"
+            "        float a = acc[m][r], b = acc[m][r + 1];\n"
+            f"        if (row < {queries + keys}) "
+            f"ark_rotate(a, b, static_cast<float>(position + m) * pf[row % {width} / 2]);\n"
+            f"        if (row < {queries}) {{\n"
+            f"          ark_give(c, po, {at}, a, {out});\n"
+            f"          ark_give(c, po, {next_at}, b, {out});\n"
+            f"        }} else if (position + m < {context}) {{\n"
+            f"          const bool key = row < {queries + keys};\n"
+            f"          const int i = row - (key ? {queries} : {queries + keys});\n"
+            f"          const ark_i64 at = (static_cast<ark_i64>(i / {width}) * {context} + position "
+            f"+ m) * {width} + i % {width};\n"
+            "          ark_put(key ? pk : pv, at, a);\n"
+            "          ark_put(key ? pk : pv, at + 1, b);\n"
+            "        }\n      }\n"
+        )
+
+
+register(Linear())

@@ -1,0 +1,113 @@
+"""General matrix-multiply tiles: any transposes, batch and broadcast, fp32 accumulation.
+
+params: transpose_a, transpose_b, tile (rows, columns). operands: a, b, output. coord: batch index
+of the output's dimensions 0 and 1, first row, first column. This is the common body; vendors
+replace it where their matrix units serve the signature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ark.plan.machine import Machine
+from ark.tasks import text
+from ark.tasks.kind import Access, Signature, TaskKind, register
+
+
+class Matmul(TaskKind):
+    name = "matmul"
+
+    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        m, n, k = dims(sig)
+        rows, columns = sig.params["tile"]
+        m1, n1 = min(coord[2] + rows, m), min(coord[3] + columns, n)
+        a_box = ((coord[2], 0), (m1, k))
+        b_box = ((0, coord[3]), (k, n1))
+        if sig.params["transpose_a"]:
+            a_box = ((0, coord[2]), (k, m1))
+        if sig.params["transpose_b"]:
+            b_box = ((coord[3], 0), (n1, k))
+        found = [
+            Access(i, *self._batched(sig, i, coord, box), write=False)
+            for i, box in ((0, a_box), (1, b_box))
+        ]
+        out_box = ((coord[2], coord[3]), (m1, n1))
+        found.append(Access(2, *self._batched(sig, 2, coord, out_box), write=True))
+        return found
+
+    def _batched(
+        self,
+        sig: Signature,
+        index: int,
+        coord: Sequence[int],
+        box: tuple[tuple[int, int], tuple[int, int]],
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        shape = sig.operands[index].shape
+        batch = tuple(coord[:2])[4 - len(shape) :] if len(shape) > 2 else ()
+        lo = tuple(0 if n == 1 else b for b, n in zip(batch, shape, strict=False))
+        return (*lo, *box[0]), (*(b + 1 for b in lo), *box[1])
+
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        rows, columns = sig.params["tile"]
+        return 4 * rows * columns if machine.lanes * machine.warps == 1 else 0
+
+    def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
+        _, _, k = dims(sig)
+        rows, columns = sig.params["tile"]
+        return 2.0 * rows * columns * k, super().cost(sig, coord)[1]
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        m, n, k = dims(sig)
+        rows, columns = sig.params["tile"]
+        a_at = _at(sig, 0, "m", "k", bool(sig.params["transpose_a"]))
+        b_at = _at(sig, 1, "k", "n", bool(sig.params["transpose_b"]))
+        o_at = _at(sig, 2, "m", "n", False)
+        body = (
+            text.operand(sig, 0, "pa")
+            + text.operand(sig, 1, "pb")
+            + text.operand(sig, 2, "po", const=False)
+            + "  const int i0 = t.coord[0], i1 = t.coord[1]; (void)i0; (void)i1;\n"
+            f"  const int m1 = t.coord[2] + {rows} < {m} ? t.coord[2] + {rows} : {m};\n"
+            f"  const int n1 = t.coord[3] + {columns} < {n} ? t.coord[3] + {columns} : {n};\n"
+        )
+        if machine.lanes * machine.warps == 1 and not sig.params["transpose_b"]:
+            # One thread: rows of b are consecutive, so add them up row by row.
+            body += (
+                "  float* acc = reinterpret_cast<float*>(c.scratch);\n"
+                "  for (int m = t.coord[2]; m < m1; ++m) {\n"
+                f"    for (int j = 0; j < {columns}; ++j) acc[j] = 0.0f;\n"
+                f"    for (int k = 0; k < {k}; ++k) {{\n"
+                f"      const float a = ark_get(pa, {a_at});\n"
+                "      for (int n = t.coord[3]; n < n1; ++n) "
+                f"acc[n - t.coord[3]] += a * ark_get(pb, {b_at});\n"
+                "    }\n"
+                "    for (int n = t.coord[3]; n < n1; ++n) "
+                f"ark_put(po, {o_at}, acc[n - t.coord[3]]);\n"
+                "  }\n"
+            )
+            return text.function(name, body)
+        body += (
+            f"  for (int e = ark_tid(); e < {rows * columns}; e += ARK_THREADS) {{\n"
+            f"    const int m = t.coord[2] + e / {columns}, n = t.coord[3] + e % {columns};\n"
+            "    if (m >= m1 || n >= n1) continue;\n"
+            "    float acc = 0.0f;\n"
+            f"    for (int k = 0; k < {k}; ++k) "
+            f"acc += ark_get(pa, {a_at}) * ark_get(pb, {b_at});\n"
+            f"    ark_put(po, {o_at}, acc);\n  }}\n"
+        )
+        return text.function(name, body)
+
+
+def dims(sig: Signature) -> tuple[int, int, int]:
+    """(m, n, k) of the product."""
+    a, out = sig.operands[0].shape, sig.operands[2].shape
+    k = a[-2] if sig.params["transpose_a"] else a[-1]
+    return out[-2], out[-1], k
+
+
+def _at(sig: Signature, index: int, row: str, column: str, transposed: bool) -> str:
+    names = (column, row) if transposed else (row, column)
+    return text.offset(sig, index, ["i0", "i1", *names])
+
+
+register(Matmul())

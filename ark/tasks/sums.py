@@ -1,0 +1,41 @@
+"""Sums over ranks: what every rank put into this rank's inboxes, added in rank order.
+
+params: tile (elements per task), residual (whether the last input is added too, not a share).
+operands: inputs..., output, all of one dense shape viewed as one dimension. coord: first element.
+Adding in rank order makes the result the same bits on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ark.plan.machine import Machine
+from ark.tasks import text
+from ark.tasks.kind import Access, Signature, TaskKind, register
+from ark.tasks.linear import system
+
+
+class SumRanks(TaskKind):
+    name = "sum_ranks"
+
+    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        out = len(sig.operands) - 1
+        n = sig.operands[out].shape[0]
+        hi = min(coord[0] + sig.params["tile"], n)
+        return [Access(i, (coord[0],), (hi,), write=i == out) for i in range(out + 1)]
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        out = len(sig.operands) - 1
+        n = sig.operands[out].shape[0]
+        body = "".join(text.operand(sig, i, f"p{i}", const=i != out) for i in range(out + 1))
+        terms = " + ".join(f"ark_take(c, p{i}, i, {system(sig, i)})" for i in range(out))
+        body += (
+            f"  const int end = t.coord[0] + {sig.params['tile']} < {n} ? "
+            f"t.coord[0] + {sig.params['tile']} : {n};\n"
+            "  for (int i = t.coord[0] + ark_tid(); i < end; i += ARK_THREADS) "
+            f"ark_give(c, p{out}, i, {terms}, {system(sig, out)});\n"
+        )
+        return text.function(name, body)
+
+
+register(SumRanks())

@@ -1,0 +1,78 @@
+"""Pieces of source text that task kinds share: operand declarations, offsets, box loops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ark.plan.machine import Machine
+from ark.tasks.kind import Signature
+
+DIMS = 4
+
+
+def pad4(values: Sequence[int], fill: int) -> tuple[int, ...]:
+    """Left-pads to four dimensions."""
+    return (fill,) * (DIMS - len(values)) + tuple(values)
+
+
+def operand(sig: Signature, index: int, name: str, const: bool = True) -> str:
+    """Declares a typed pointer to operand `index`."""
+    ctype = sig.operands[index].ctype
+    qualifier = "const " if const else ""
+    return f"  {qualifier}{ctype}* {name} = reinterpret_cast<{qualifier}{ctype}*>(t.operand[{index}]);\n"
+
+
+def offset(sig: Signature, index: int, variables: Sequence[str]) -> str:
+    """The element offset of operand `index` at four index expressions; size-1 dimensions broadcast."""
+    op = sig.operands[index]
+    shape = pad4(op.shape, 1)
+    strides = pad4(op.strides, 0)
+    terms = [
+        f"static_cast<ark_i64>({v}) * {s}" if s != 1 else f"static_cast<ark_i64>({v})"
+        for v, s, n in zip(variables, strides, shape, strict=True)
+        if n != 1
+    ]
+    return " + ".join(terms) or "0"
+
+
+def box_loop(
+    shape: Sequence[int], tile: Sequence[int], body: str, machine: Machine
+) -> str:
+    """Runs `body` for every index i0..i3 of the tile at t.coord[0..3], clipped to `shape`.
+
+    One thread: nested loops, so that the innermost vectorises. Many: one flat index.
+    """
+    if machine.lanes * machine.warps == 1:
+        text = body
+        for d in range(DIMS - 1, -1, -1):
+            if shape[d] == 1:
+                text = f"{{ const int i{d} = 0; (void)i{d};\n{text}}}\n"
+                continue
+            text = (
+                f"  const int e{d} = t.coord[{d}] + {tile[d]} < {shape[d]} ? "
+                f"t.coord[{d}] + {tile[d]} : {shape[d]};\n"
+                f"  for (int i{d} = t.coord[{d}]; i{d} < e{d}; ++i{d}) {{\n{text}}}\n"
+            )
+        return text
+    total = math.prod(tile)
+    lines = [f"  for (int e = ark_tid(); e < {total}; e += ARK_THREADS) {{\n    int r = e;\n"]
+    for d in range(DIMS - 1, -1, -1):
+        lines.append(f"    const int i{d} = t.coord[{d}] + r % {tile[d]}; r /= {tile[d]};\n")
+    guards = [f"i{d} >= {shape[d]}" for d in range(DIMS) if shape[d] % tile[d]]
+    if guards:
+        lines.append(f"    if ({' || '.join(guards)}) continue;\n")
+    return "".join(lines) + body + "  }\n"
+
+
+def function(name: str, body: str) -> str:
+    """A task body's definition."""
+    return f"ARK_BODY void {name}(ArkCtx& c, const ArkTask& t) {{\n{body}}}\n"
+
+
+def literal(value: float) -> str:
+    """A float literal; infinities through the device ABI."""
+    if math.isinf(value):
+        return "ark_inf()" if value > 0 else "(-ark_inf())"
+    text = repr(float(value))
+    return f"{text}f" if any(ch in text for ch in ".e") else f"{text}.0f"

@@ -1,0 +1,248 @@
+"""The token loop: embedding look-up, sampling, and advancing the position, all on the device.
+
+`embedding` params: columns (per task), rows, dynamic. operands: ids, table, output, and with
+dynamic the position, to which row numbers are relative. coord: first row, first column.
+`sample` params: tiles. operands: logits (1, vocab), settings, position, candidates. coord: tile.
+Each tile finds its best logit; with a temperature, its best of logit / temperature + Gumbel noise,
+whose maximum is a sample of the softmax (Gumbel 1954). The noise is a hash of seed, position and
+token, so any backend draws the same.
+`choose` joins the tiles (or, for top-k, finds the k-th largest logit by bisection over the ordered
+bits and looks again), appends the token, tells the host, moves the position on and ends the loop
+at a stop token. operands: logits, settings, position, candidates, tokens, output (host), stops.
+`advance` moves the position on by a chunk of the prompt. operands: settings, position.
+
+settings (int32): temperature (float bits), top_k, seed, last position of the prompt, limit of
+positions, number of stop tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ark.plan.machine import Machine
+from ark.tasks import text
+from ark.tasks.kind import Access, Signature, TaskKind, register, whole
+from ark.tasks.linear import system
+
+SETTINGS = ("temperature", "top_k", "seed", "last", "limit", "stops")
+
+SAMPLING = """
+#ifndef ARK_SAMPLING
+#define ARK_SAMPLING
+// A mixing of 64 bits (splitmix64, Steele, Lea and Flood 2014).
+ARK_DEVICE ark_u64 ark_mix(ark_u64 z) {
+  z += 0x9e3779b97f4a7c15ull;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+  return z ^ (z >> 31);
+}
+// What a token competes with: its logit, or the logit over the temperature plus Gumbel noise.
+ARK_DEVICE float ark_score(float logit, float temperature, ark_u32 seed, ark_u32 position,
+                           ark_u32 token) {
+  if (temperature <= 0.0f) return logit;
+  const ark_u64 place = (static_cast<ark_u64>(position) << 32) | token;
+  const ark_u64 bits = ark_mix(ark_mix(seed) ^ place);
+  const float u = (static_cast<float>(static_cast<ark_u32>(bits >> 40)) + 0.5f) * 5.9604645e-8f;
+  return logit / temperature - ark_log(-ark_log(u));
+}
+ARK_DEVICE ark_u32 ark_ordered(float v) {
+  const ark_u32 bits = ark_float_bits(v);
+  return (bits & 0x80000000u) ? ~bits : bits | 0x80000000u;
+}
+// The best of the block: higher score wins, then the lower token. red: 2 * ARK_WARPS words.
+ARK_DEVICE void ark_best(float& score, ark_u32& token, float* red) {
+  for (int mask = ARK_LANES / 2; mask > 0; mask /= 2) {
+    const float s = ark_shfl_xor(score, mask);
+    const ark_u32 i = ark_shfl_xor(token, mask);
+    if (s > score || (s == score && i < token)) { score = s; token = i; }
+  }
+  if (ARK_WARPS == 1) return;
+  ark_u32* ids = reinterpret_cast<ark_u32*>(red + ARK_WARPS);
+  if (ark_lane() == 0) { red[ark_warp()] = score; ids[ark_warp()] = token; }
+  ark_sync();
+  for (int w = 0; w < ARK_WARPS; ++w) {
+    if (red[w] > score || (red[w] == score && ids[w] < token)) { score = red[w]; token = ids[w]; }
+  }
+  ark_sync();
+}
+#endif
+"""
+
+
+class Embedding(TaskKind):
+    name = "embedding"
+
+    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        rows, width = sig.operands[2].shape
+        r1 = min(coord[0] + sig.params["rows"], rows)
+        c1 = min(coord[1] + sig.params["columns"], width)
+        found = [
+            whole(0, sig.operands[0]),
+            Access(1, (0, coord[1]), (sig.operands[1].shape[0], c1)),
+            Access(2, (coord[0], coord[1]), (r1, c1), write=True),
+        ]
+        if sig.params["dynamic"]:
+            found.append(whole(3, sig.operands[3]))
+        return found
+
+    def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
+        moved = sig.params["rows"] * sig.params["columns"] * sig.operands[1].itemsize * 2.0
+        return 0.0, moved
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        rows, width = sig.operands[2].shape
+        vocabulary = sig.operands[1].shape[0]
+        count = sig.operands[0].shape[0]
+        start = "0"
+        body = text.operand(sig, 0, "pi") + text.operand(sig, 1, "pw")
+        body += text.operand(sig, 2, "po", const=False)
+        if sig.params["dynamic"]:
+            body += text.operand(sig, 3, "pp")
+            start = "pp[0]"
+        at = text.offset(sig, 1, ["0", "0", "id", "w"])
+        out = text.offset(sig, 2, ["0", "0", "r", "w"])
+        r, w = sig.params["rows"], sig.params["columns"]
+        body += (
+            f"  const int start = {start};\n"
+            f"  for (int r = t.coord[0]; r < t.coord[0] + {r} && r < {rows}; ++r) {{\n"
+            f"    int id = start + r < {count} ? pi[start + r] : 0;\n"
+            f"    if (id < 0 || id >= {vocabulary}) {{\n"
+            f"      if (ark_tid() == 0) ark_fail(c, 5u, 0u, {vocabulary}u, static_cast<ark_u32>(id));\n"
+            "      id = 0;\n    }\n"
+            f"    for (int w = t.coord[1] + ark_tid(); w < t.coord[1] + {w} && w < {width}; "
+            f"w += ARK_THREADS) ark_give(c, po, {out}, ark_get(pw, {at}), {system(sig, 2)});\n"
+            "  }\n"
+        )
+        return text.function(name, body)
+
+
+class Sample(TaskKind):
+    name = "sample"
+
+    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        lo, hi = _tile(sig, coord[0])
+        return [
+            Access(0, (0, lo), (1, hi)),
+            whole(1, sig.operands[1]),
+            whole(2, sig.operands[2]),
+            Access(3, (coord[0], 0), (coord[0] + 1, 2), write=True),
+        ]
+
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        return 8 * machine.warps
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        vocabulary = sig.operands[0].shape[1]
+        tiles = sig.params["tiles"]
+        body = (
+            text.operand(sig, 0, "pl")
+            + text.operand(sig, 1, "ps")
+            + text.operand(sig, 2, "pp")
+            + text.operand(sig, 3, "po", const=False)
+            + f"""  const float temperature = ark_bits_float(static_cast<ark_u32>(ps[0]));
+  const int tile = t.coord[0];
+  const int lo = static_cast<int>(static_cast<ark_i64>({vocabulary}) * tile / {tiles});
+  const int hi = static_cast<int>(static_cast<ark_i64>({vocabulary}) * (tile + 1) / {tiles});
+  float best = -ark_inf();
+  ark_u32 token = static_cast<ark_u32>(lo);
+  for (int i = lo + ark_tid(); i < hi; i += ARK_THREADS) {{
+    const float v = ark_score(ark_get(pl, i), temperature, static_cast<ark_u32>(ps[2]),
+                              static_cast<ark_u32>(pp[0]), static_cast<ark_u32>(i));
+    if (v > best) {{ best = v; token = static_cast<ark_u32>(i); }}
+  }}
+  ark_best(best, token, reinterpret_cast<float*>(c.scratch));
+  if (ark_tid() == 0) {{ po[2 * tile] = best; po[2 * tile + 1] = ark_bits_float(token); }}
+"""
+        )
+        return SAMPLING + text.function(name, body)
+
+
+class Choose(TaskKind):
+    name = "choose"
+
+    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        written = (2, 4, 5)
+        return [whole(i, sig.operands[i]) for i in range(7)] + [
+            whole(i, sig.operands[i], write=True) for i in written
+        ]
+
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        return 8 * machine.warps
+
+    def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
+        return 0.0, 8.0 * sig.params["tiles"]
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        vocabulary = sig.operands[0].shape[1]
+        tiles = sig.params["tiles"]
+        context = sig.operands[4].shape[0]
+        body = "".join(
+            text.operand(sig, i, f"p{i}", const=i not in (2, 4, 5)) for i in range(7)
+        )
+        body += f"""  float* red = reinterpret_cast<float*>(c.scratch);
+  const float temperature = ark_bits_float(static_cast<ark_u32>(p1[0]));
+  const int top_k = p1[1], position = p2[0];
+  float best = -ark_inf();
+  ark_u32 token = 0u;
+  if (top_k > 0 && top_k < {vocabulary} && temperature > 0.0f) {{
+    // The largest bound that at least top_k logits reach.
+    ark_u32 bound = 0u;
+    for (int bit = 31; bit >= 0; --bit) {{
+      const ark_u32 trial = bound | (1u << bit);
+      float many = 0.0f;
+      for (int i = ark_tid(); i < {vocabulary}; i += ARK_THREADS)
+        many += ark_ordered(ark_get(p0, i)) >= trial ? 1.0f : 0.0f;
+      if (ark_block_sum(many, red) >= static_cast<float>(top_k)) bound = trial;
+    }}
+    for (int i = ark_tid(); i < {vocabulary}; i += ARK_THREADS) {{
+      if (ark_ordered(ark_get(p0, i)) < bound) continue;
+      const float v = ark_score(ark_get(p0, i), temperature, static_cast<ark_u32>(p1[2]),
+                                static_cast<ark_u32>(position), static_cast<ark_u32>(i));
+      if (v > best) {{ best = v; token = static_cast<ark_u32>(i); }}
+    }}
+  }} else {{
+    for (int i = ark_tid(); i < {tiles}; i += ARK_THREADS) {{
+      if (p3[2 * i] > best) {{ best = p3[2 * i]; token = ark_float_bits(p3[2 * i + 1]); }}
+    }}
+  }}
+  ark_best(best, token, red);
+  if (ark_tid() == 0) {{
+    const int next = position + 1;
+    bool stop = next + 1 >= p1[4] || next + 1 >= {context};
+    for (int i = 0; i < p1[5]; ++i) stop = stop || p6[i] == static_cast<ark_i32>(token);
+    p4[next] = static_cast<ark_i32>(token);
+    p2[0] = next;
+    if (stop) ark_control(c.p)->limit = c.iteration + 1u;
+    ark_store_host(reinterpret_cast<ark_u32*>(p5) + next, token);
+  }}
+"""
+        return SAMPLING + text.function(name, body)
+
+
+class Advance(TaskKind):
+    name = "advance"
+
+    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        return [
+            whole(0, sig.operands[0]),
+            whole(1, sig.operands[1]),
+            whole(1, sig.operands[1], write=True),
+        ]
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        body = (
+            text.operand(sig, 0, "ps")
+            + text.operand(sig, 1, "pp", const=False)
+            + f"  const int next = pp[0] + {sig.params['rows']};\n"
+            "  if (ark_tid() == 0) pp[0] = next < ps[3] ? next : ps[3];\n"
+        )
+        return text.function(name, body)
+
+
+def _tile(sig: Signature, tile: int) -> tuple[int, int]:
+    vocabulary, tiles = sig.operands[0].shape[1], sig.params["tiles"]
+    return vocabulary * tile // tiles, vocabulary * (tile + 1) // tiles
+
+
+for _kind in (Embedding(), Sample(), Choose(), Advance()):
+    register(_kind)
