@@ -2,6 +2,12 @@
 // (docs/device-abi.md), the shared structures of ark/codegen/layout.py, and on ark_dispatch, the
 // switch over task kinds that the writer generates.
 
+// After so many stages their count begins again: a multiple of what any stream's slots, the phases
+// of their barriers and the warps repeat by, so that 32 bits do for ever.
+constexpr ark_u32 ARK_STAGE_UNIT =
+    2u * ARK_WARPS * (ARK_RING_BYTES > 0 ? ARK_RING_BYTES / ARK_STAGE_BYTES : 1);
+constexpr ark_u32 ARK_STAGE_PERIOD = (1u << 30) / ARK_STAGE_UNIT * ARK_STAGE_UNIT;
+
 // What a task body sees besides its task.
 struct ArkCtx {
   const ArkParams* p;
@@ -11,7 +17,7 @@ struct ArkCtx {
   ark_u32 iteration;         // since launch
   ark_u32 phase;
   ark_u32 phase_iteration;   // since the phase began
-  ark_u64 stage_base;        // stages consumed in earlier iterations; 32 bits last an hour
+  ark_u32 stage_base;        // stages consumed in earlier iterations, up to ARK_STAGE_PERIOD
   ark_u32 task;              // index of the running task
   ark_u32 op;
   bool failed;               // a wait inside the body gave up
@@ -205,5 +211,6 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
       }
     }
     c.stage_base += range.fetch_end - range.fetch_begin;
+    if (c.stage_base >= ARK_STAGE_PERIOD) c.stage_base -= ARK_STAGE_PERIOD;
   }
 }

@@ -152,39 +152,58 @@ ARK_DEVICE float ark_dot4(const float4& x, const float2& a, const float2& b, flo
   return fmaf(x.w, b.y, fmaf(x.z, b.x, fmaf(x.y, a.y, fmaf(x.x, a.x, sum))));
 }
 
-// A lane's share of a row, 16 bytes of weights at a time.
-ARK_DEVICE float ark_row_dot_wide(const float* w, const float* x, int k) {
-  float sum = 0.0f;
-#pragma unroll 4
+// Lanes' shares of ROWS rows, 16 bytes of weights at a time; x is read once for all rows.
+template <int ROWS>
+ARK_DEVICE void ark_rows_dot_wide(const float* w, int stride, const float* x, int k, float* acc) {
+#pragma unroll 2
   for (int i = ark_lane() * 4; i < k; i += ARK_LANES * 4) {
-    const float4 a = *reinterpret_cast<const float4*>(w + i);
     const float4 b = *reinterpret_cast<const float4*>(x + i);
-    sum = ark_dot4(b, make_float2(a.x, a.y), make_float2(a.z, a.w), sum);
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+      const float4 a = *reinterpret_cast<const float4*>(w + r * stride + i);
+      acc[r] = ark_dot4(b, make_float2(a.x, a.y), make_float2(a.z, a.w), acc[r]);
+    }
   }
-  return sum;
 }
-template <typename T>
-ARK_DEVICE float ark_row_dot_wide(const T* w, const float* x, int k) {
+template <int ROWS, typename T>
+ARK_DEVICE void ark_rows_dot_wide(const T* w, int stride, const float* x, int k, float* acc) {
   // Lanes are 32 bytes apart in x: every other group of four begins with its second half, so that
   // eight lanes touch all banks of shared memory once.
   const int swap = (ark_lane() >> 2) & 1;
-  float first = 0.0f, second = 0.0f;
-#pragma unroll 4
+#pragma unroll 2
   for (int i = ark_lane() * 8; i < k; i += ARK_LANES * 8) {
-    const uint4 a = *reinterpret_cast<const uint4*>(w + i);
     const float4 b = *reinterpret_cast<const float4*>(x + i + 4 * swap);
     const float4 c = *reinterpret_cast<const float4*>(x + i + 4 - 4 * swap);
-    first = ark_dot4(b, ark_pair(w, swap ? a.z : a.x), ark_pair(w, swap ? a.w : a.y), first);
-    second = ark_dot4(c, ark_pair(w, swap ? a.x : a.z), ark_pair(w, swap ? a.y : a.w), second);
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+      const uint4 a = *reinterpret_cast<const uint4*>(w + r * stride + i);
+      const float sum =
+          ark_dot4(b, ark_pair(w, swap ? a.z : a.x), ark_pair(w, swap ? a.w : a.y), acc[r]);
+      acc[r] = ark_dot4(c, ark_pair(w, swap ? a.x : a.z), ark_pair(w, swap ? a.y : a.w), sum);
+    }
   }
-  return first + second;
+}
+
+// Lanes' shares of the dot products of ROWS rows of k weights, `stride` apart, with x.
+#define ARK_HAS_ROWS_DOT 1
+template <int ROWS, typename T>
+ARK_DEVICE void ark_rows_dot(const T* w, int stride, const float* x, int k, float* acc) {
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r) acc[r] = 0.0f;
+  if ((k & 7) == 0 && (stride & 7) == 0) {
+    ark_rows_dot_wide<ROWS>(w, stride, x, k, acc);
+    return;
+  }
+  for (int i = ark_lane(); i < k; i += ARK_LANES) {
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) acc[r] = fmaf(ark_scalar(w, r * stride + i), x[i], acc[r]);
+  }
 }
 
 // A lane's share of the dot product of a row of k weights with x; sum it over the warp.
 template <typename T>
 ARK_DEVICE float ark_row_dot(const T* w, const float* x, int k) {
-  if ((k & 7) == 0) return ark_row_dot_wide(w, x, k);
-  float sum = 0.0f;
-  for (int i = ark_lane(); i < k; i += ARK_LANES) sum = fmaf(ark_scalar(w, i), x[i], sum);
+  float sum;
+  ark_rows_dot<1>(w, k, x, k, &sum);
   return sum;
 }

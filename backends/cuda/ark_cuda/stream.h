@@ -47,25 +47,24 @@ ARK_DEVICE bool ark_barrier_passed(ark_u64* barrier, ark_u32 parity) {
 
 // Waits for the copy of the stage in `slot`, its `round`-th use; false after a failure. All lanes
 // of a warp call it: each must see the barrier to see what the copy wrote.
-ARK_DEVICE bool ark_slot_filled(ArkCtx& c, ark_u32 slot, ark_u64 round) {
+ARK_DEVICE bool ark_slot_filled(ArkCtx& c, ark_u32 slot, ark_u32 round) {
   ArkSpin spin{0u, 0u};
-  while (!ark_barrier_passed(&ark_ring.full[slot], static_cast<ark_u32>(round) & 1u)) {
+  while (!ark_barrier_passed(&ark_ring.full[slot], round & 1u)) {
     const ArkVerdict verdict = ark_spin(c.p, spin, c.p->budget_ns);
     if (verdict == ARK_KEEP) continue;
-    if (verdict == ARK_TIMEOUT) ark_fail(c, 3u, slot, static_cast<ark_u32>(round) + 1u,
-                                         static_cast<ark_u32>(round));
+    if (verdict == ARK_TIMEOUT) ark_fail(c, 3u, slot, round + 1u, round);
     return false;
   }
   return true;
 }
 
 ARK_DEVICE bool ark_stage_mine(const ArkCtx& c, ark_u32 stage) {
-  const ark_u32 slot = static_cast<ark_u32>((c.stage_base + stage) % ARK_RING_DEPTH);
+  const ark_u32 slot = (c.stage_base + stage) % ARK_RING_DEPTH;
   return slot % ARK_WARPS == static_cast<ark_u32>(ark_warp());
 }
 ARK_DEVICE const char* ark_stage(ArkCtx& c, ark_u32 stage) {
-  const ark_u64 index = c.stage_base + stage;
-  const ark_u32 slot = static_cast<ark_u32>(index % ARK_RING_DEPTH);
+  const ark_u32 index = c.stage_base + stage;
+  const ark_u32 slot = index % ARK_RING_DEPTH;
   if (!c.failed && !ark_slot_filled(c, slot, index / ARK_RING_DEPTH)) c.failed = true;
   return ark_slot(slot);
 }
@@ -97,16 +96,19 @@ ARK_DEVICE bool ark_stream_may_begin(const ArkParams* p, ark_u32 iteration) {
 
 // Waits until the stage that used the slot before has been given back. Idle computing warps wait
 // within budgets of their own and then leave, so this wait needs none.
-ARK_DEVICE bool ark_slot_free(ark_u32 slot, ark_u64 round) {
-  const ark_u32 parity = static_cast<ark_u32>(round + 1u) & 1u;
-  while (!ark_barrier_passed(&ark_ring.empty[slot], parity)) {
+ARK_DEVICE bool ark_slot_free(ark_u32 slot, ark_u32 round) {
+  while (!ark_barrier_passed(&ark_ring.empty[slot], (round + 1u) & 1u)) {
     if (ark_left()) return false;
   }
   return true;
 }
 
-// Starts the copy of one stage; all lanes call it with the same fetch.
-ARK_DEVICE void ark_fill_slot(ark_u32 slot, ark_u64 address, ark_u32 bytes) {
+// Starts the copy of one stage; all lanes call it with the same fetch. False if it does not fit.
+ARK_DEVICE bool ark_fill_slot(ArkCtx& c, ark_u32 slot, ark_u64 address, ark_u32 bytes) {
+  if (bytes > ARK_STAGE_BYTES) {
+    ark_fail(c, 3u, slot, ARK_STAGE_BYTES, bytes);
+    return false;
+  }
   ark_u64* barrier = &ark_ring.full[slot];
   if (((address | bytes) & 15u) == 0u) {
     if (ark_lane() == 0) {
@@ -118,7 +120,7 @@ ARK_DEVICE void ark_fill_slot(ark_u32 slot, ark_u64 address, ark_u32 bytes) {
           ::"r"(ark_shared_address(ark_slot(slot))), "l"(address), "r"(bytes), "r"(full)
           : "memory");
     }
-    return;
+    return true;
   }
   // The copy engine moves 16-byte units; anything else goes through registers. The proxy fence
   // orders these stores before a later bulk copy into the same slot.
@@ -129,16 +131,19 @@ ARK_DEVICE void ark_fill_slot(ark_u32 slot, ark_u64 address, ark_u32 bytes) {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   __syncwarp();
   if (ark_lane() == 0) ark_barrier_arrive(barrier);
+  return true;
 }
 
-// Waits for the copy of stage `index` of the whole stream.
-ARK_DEVICE bool ark_stage_landed(ArkCtx& c, ark_u64 index) {
-  return ark_slot_filled(c, static_cast<ark_u32>(index % ARK_RING_DEPTH), index / ARK_RING_DEPTH);
+// Waits until the stage `back` before the `issued`-th has landed, if there is one.
+ARK_DEVICE bool ark_stream_landed(ArkCtx& c, ark_u32 issued, ark_u32 back) {
+  if (issued < back) return true;
+  const ark_u32 index = issued - back;
+  return ark_slot_filled(c, index % ARK_RING_DEPTH, index / ARK_RING_DEPTH);
 }
 
-// One iteration's fetches; false when there is no use for more. Records are read 32 at a time, one
-// a lane, and the next 32 are on their way while these are used.
-ARK_DEVICE bool ark_stream_iteration(ArkCtx& c, const ArkRange& range, ark_u64& issued) {
+// One iteration's fetches, `issued` stages after the launch; false when there is no use for more.
+// Records are read 32 at a time, one a lane, and the next 32 are on their way while these are used.
+ARK_DEVICE bool ark_stream_iteration(ArkCtx& c, const ArkRange& range, ark_u32& issued) {
   const uint4* records = reinterpret_cast<const uint4*>(c.p->fetches);
   const ark_u32 lane = static_cast<ark_u32>(ark_lane());
   const ark_u32 end = range.fetch_end;
@@ -148,13 +153,15 @@ ARK_DEVICE bool ark_stream_iteration(ArkCtx& c, const ArkRange& range, ark_u64& 
     const uint4 mine = next;
     if (first + 32u + lane < end) next = records[first + 32u + lane];
     const ark_u32 count = end - first < 32u ? end - first : 32u;
-    for (ark_u32 k = 0u; k < count; ++k, ++issued) {
-      const ark_u32 slot = static_cast<ark_u32>(issued % ARK_RING_DEPTH);
+    for (ark_u32 k = 0u; k < count; ++k) {
+      const ark_u32 slot = issued % ARK_RING_DEPTH;
       if (!ark_slot_free(slot, issued / ARK_RING_DEPTH)) return false;
-      if (issued >= ARK_IN_FLIGHT && !ark_stage_landed(c, issued - ARK_IN_FLIGHT)) return false;
+      if (!ark_stream_landed(c, issued, ARK_IN_FLIGHT)) return false;
       const ark_u64 low = __shfl_sync(0xffffffffu, mine.x, k);
       const ark_u64 high = __shfl_sync(0xffffffffu, mine.y, k);
-      ark_fill_slot(slot, high << 32 | low, __shfl_sync(0xffffffffu, mine.z, k));
+      const ark_u32 bytes = __shfl_sync(0xffffffffu, mine.z, k);
+      if (!ark_fill_slot(c, slot, high << 32 | low, bytes)) return false;
+      if (++issued == 2u * ARK_STAGE_PERIOD) issued = ARK_STAGE_PERIOD;
     }
   }
   return true;
@@ -171,7 +178,7 @@ ARK_DEVICE void ark_stream_run(const ArkParams* p, ark_u32 processor) {
   c.failed = false;
   const ark_u32 phase0 = ark_control(p)->phase0;
   const ArkRange* ranges = reinterpret_cast<const ArkRange*>(p->ranges);
-  ark_u64 issued = 0u;
+  ark_u32 issued = 0u;
   for (;; ++c.iteration) {
     bool go = true;
     if (ark_lane() == 0) go = ark_stream_may_begin(p, c.iteration);
@@ -180,8 +187,9 @@ ARK_DEVICE void ark_stream_run(const ArkParams* p, ark_u32 processor) {
     if (!ark_stream_iteration(c, ranges[phase * p->processors + processor], issued)) break;
   }
   // A block must not end while copies into its shared memory are under way.
-  ark_u64 landed = issued > ARK_IN_FLIGHT ? issued - ARK_IN_FLIGHT : 0u;
-  while (landed < issued && ark_stage_landed(c, landed)) ++landed;
+  for (ark_u32 back = ARK_IN_FLIGHT; back > 0u; --back) {
+    if (!ark_stream_landed(c, issued, back)) break;
+  }
 }
 
 // Called by all threads before anything else.
