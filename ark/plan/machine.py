@@ -20,6 +20,7 @@ class Machine:
     ring_bytes: share of it that the operand stream's ring takes, 0 where operands are read in
     place. stage_bytes: largest single fetch into the ring. in_flight: fetches outstanding at once
     per processor. bandwidth_gbps, tflops: for the cost model. signal_us: one counter hand-over.
+    tile: rows and columns of a matmul tile.
     capabilities: words such as "mma_sync", "mfma", "wmma", "bulk_copy" by which bodies are chosen.
     """
 
@@ -37,6 +38,7 @@ class Machine:
     bandwidth_gbps: float = 10.0
     tflops: float = 0.1
     signal_us: float = 1.0
+    tile: tuple[int, int] = (64, 64)
     capabilities: tuple[str, ...] = ()
 
     @property
@@ -46,6 +48,18 @@ class Machine:
 
     def has(self, capability: str) -> bool:
         return capability in self.capabilities
+
+    def matmul_tile(self, rows: int, columns: int, batch: int) -> tuple[int, int]:
+        """Rows and columns of a matmul tile: large for reuse, small enough to busy everybody."""
+        tile_m, tile_n = self.tile
+        tile_m = min(tile_m, max(1, rows))
+        tile_n = min(tile_n, max(1, columns))
+        while (
+            tile_n > 32
+            and batch * -(-rows // tile_m) * -(-columns // tile_n) < self.processors
+        ):
+            tile_n //= 2
+        return tile_m, tile_n
 
     def with_processors(self, processors: int) -> Machine:
         return dataclasses.replace(self, processors=processors)

@@ -1,0 +1,1 @@
+"""Models from checkpoint directories: their shape (config), weights (checkpoint) and tokenizer."""

@@ -1,0 +1,195 @@
+"""A Llama checkpoint directory on disk: what it holds, whether it is whole, and its tensors.
+
+`ark generate` opens one before it plans anything; the graph builder asks for tensors by ark's own
+names (`layers.3.query`), whole or by rows and columns for a tensor-parallel shard. Bytes are mapped
+from the files and read when they are copied, so opening and validating a checkpoint is quick and a
+rank never holds more than its part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ark.errors import InvalidUsageError, ModelError
+from ark.models.config import LlamaConfig
+from ark.models.shards import StoredTensor, find_tensors
+
+IGNORED_SUFFIX = ".rotary_emb.inv_freq"
+"""Older checkpoints store the rotary frequencies, which follow from the config."""
+
+LAYER_WEIGHTS = {
+    "attention_norm": "input_layernorm",
+    "query": "self_attn.q_proj",
+    "key": "self_attn.k_proj",
+    "value": "self_attn.v_proj",
+    "output": "self_attn.o_proj",
+    "mlp_norm": "post_attention_layernorm",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+"""ark's name of each weight of a layer, and the one in Hugging Face's files."""
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One weight a model needs: ark's name, the stored name, and the shape (rows are outputs)."""
+
+    name: str
+    stored_name: str
+    shape: tuple[int, ...]
+
+
+def model_weights(config: LlamaConfig) -> tuple[Weight, ...]:
+    """Every weight of a model of that shape, in the order in which a token meets them.
+
+    `embedding` [vocab, hidden]; per layer i `layers.i.` attention_norm, query, key, value, output,
+    mlp_norm, gate, up, down; `norm` [hidden]; `head` [vocab, hidden]. With tied embeddings `head`
+    and `embedding` are stored once.
+    """
+    hidden, mlp = config.hidden_size, config.intermediate_size
+    shapes = {
+        "attention_norm": (hidden,),
+        "query": (config.query_size, hidden),
+        "key": (config.kv_size, hidden),
+        "value": (config.kv_size, hidden),
+        "output": (hidden, config.query_size),
+        "mlp_norm": (hidden,),
+        "gate": (mlp, hidden),
+        "up": (mlp, hidden),
+        "down": (hidden, mlp),
+    }
+    embedding = "model.embed_tokens.weight"
+    head = embedding if config.tie_word_embeddings else "lm_head.weight"
+    layers = [
+        Weight(f"layers.{i}.{name}", f"model.layers.{i}.{stored}.weight", shapes[name])
+        for i in range(config.num_hidden_layers)
+        for name, stored in LAYER_WEIGHTS.items()
+    ]
+    return (
+        Weight("embedding", embedding, (config.vocab_size, hidden)),
+        *layers,
+        Weight("norm", "model.norm.weight", (hidden,)),
+        Weight("head", head, (config.vocab_size, hidden)),
+    )
+
+
+class Checkpoint:
+    """An opened checkpoint directory. `config` is its shape, `weights` what a model of it needs."""
+
+    def __init__(
+        self, directory: Path, config: LlamaConfig, stored: dict[str, StoredTensor]
+    ) -> None:
+        self.directory = directory
+        self.config = config
+        self.weights = {weight.name: weight for weight in model_weights(config)}
+        self.stored = stored
+        self._maps: dict[Path, npt.NDArray[np.uint8]] = {}
+
+    @classmethod
+    def open(cls, directory: str | Path) -> Checkpoint:
+        """Reads the config and the safetensors headers, and checks both against each other.
+
+        Raises ModelError where something is missing, damaged or contradicts itself, and
+        UnsupportedError where the model or the format is one that ark does not run.
+        """
+        path = Path(directory)
+        config = LlamaConfig.from_directory(path)
+        checkpoint = cls(path, config, find_tensors(path))
+        checkpoint.validate()
+        return checkpoint
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The one type of all weights: float32, float16 or ml_dtypes' bfloat16."""
+        return self.stored[self.weights["embedding"].stored_name].dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights; tied embeddings count once."""
+        names = {weight.stored_name for weight in self.weights.values()}
+        return sum(self.stored[name].nbytes for name in names)
+
+    def validate(self) -> None:
+        """Raises ModelError unless the files hold exactly the config's tensors, all of one type."""
+        needed = {weight.stored_name: weight for weight in self.weights.values()}
+        missing = [name for name in needed if name not in self.stored]
+        if missing:
+            raise ModelError(
+                f"{self.directory} lacks {describe(missing)}, which its config.json asks for "
+                f"({self.config.num_hidden_layers} layers, "
+                f"tie_word_embeddings {str(self.config.tie_word_embeddings).lower()}). Correct the "
+                "config, or download the weights that belong to it."
+            )
+        extra = [name for name in self.stored if name not in needed and not self._ignored(name)]
+        if extra:
+            raise ModelError(
+                f"{self.directory} holds {describe(extra)}, which a Llama model of its config.json "
+                f"({self.config.num_hidden_layers} layers) does not have. Correct the config, or "
+                "download the weights that belong to it."
+            )
+        for name, weight in needed.items():
+            tensor = self.stored[name]
+            if tensor.shape != weight.shape:
+                raise ModelError(
+                    f"{tensor.path} holds {name} with shape {list(tensor.shape)}, but config.json "
+                    f"asks for {list(weight.shape)}. Correct the config, or download the weights "
+                    "that belong to it."
+                )
+        expected = self.config.dtype or self.dtype.name
+        for name in needed:
+            tensor = self.stored[name]
+            if tensor.dtype.name != expected:
+                source = "config.json says" if self.config.dtype else "the embedding is"
+                raise ModelError(
+                    f"{tensor.path} holds {name} as {tensor.dtype.name}, but {source} {expected}; "
+                    "all weights should be of that type. Correct dtype (or torch_dtype) in "
+                    "config.json, or convert the weights."
+                )
+
+    def read(
+        self, name: str, rows: slice = slice(None), columns: slice = slice(None)
+    ) -> npt.NDArray[Any]:
+        """A weight by ark's name, or a part of it, as a read-only array over the mapped file.
+
+        `rows` cut the first dimension (a projection's outputs), `columns` the second. Only what is
+        cut is read, and only when it is copied.
+        """
+        if name not in self.weights:
+            raise InvalidUsageError(
+                f"The checkpoint has no weight {name!r}; its weights are named as model_weights() "
+                f"lists them: {', '.join(list(self.weights)[:3])}, ... Use one of these names."
+            )
+        tensor = self.stored[self.weights[name].stored_name]
+        if tensor.path not in self._maps:
+            self._maps[tensor.path] = np.memmap(tensor.path, dtype=np.uint8, mode="r")
+        raw = self._maps[tensor.path][tensor.offset : tensor.offset + tensor.nbytes]
+        array = raw.view(np.ndarray).view(tensor.dtype).reshape(tensor.shape)
+        return array[rows] if array.ndim == 1 else array[rows, columns]
+
+    def __iter__(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+        """Each weight with its name, in model order; a tied head comes as `embedding` alone.
+
+        The arrays' bytes add up to `nbytes`, which suits a progress bar.
+        """
+        seen: set[str] = set()
+        for name, weight in self.weights.items():
+            if weight.stored_name not in seen:
+                seen.add(weight.stored_name)
+                yield name, self.read(name)
+
+    def _ignored(self, stored_name: str) -> bool:
+        tied_head = self.config.tie_word_embeddings and stored_name == "lm_head.weight"
+        return tied_head or stored_name.endswith(IGNORED_SUFFIX)
+
+
+def describe(names: list[str]) -> str:
+    """The first few of a list of tensor names, and how many there are."""
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more tensors"

@@ -1,0 +1,300 @@
+"""The shape of a Llama model, read from the config.json of a Hugging Face directory.
+
+Everything after this module asks `LlamaConfig` and never the JSON: the checkpoint reader for the
+tensors to expect, the graph builder for sizes, the planner and the benchmarks for the shapes that
+need no checkpoint at all (`builtin_config`). What ark cannot run is refused here, by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ark.errors import InvalidUsageError, ModelError, UnsupportedError
+from ark.models.fields import Fields, check_directory
+
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary position embedding: `theta` is the base, `kind` the way it is stretched.
+
+    `kind` is "default", "linear" or "llama3". `factor` serves the last two; the two frequency
+    factors and `original_context` (tokens) serve llama3 alone.
+    """
+
+    theta: float = 10000.0
+    kind: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_context: int = 8192
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """Sizes and constants of one model, with the names that Hugging Face gives them.
+
+    `dtype` is the weights' type where the config names one: "float32", "float16" or "bfloat16".
+    A text ends at any of `eos_token_ids`; there may be none.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    rms_norm_eps: float = 1e-6
+    rope: Rope = Rope()
+    tie_word_embeddings: bool = False
+    dtype: str | None = None
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ModelError(
+                f"The config has {self.num_attention_heads} attention heads and "
+                f"{self.num_key_value_heads} key/value heads, but each key/value head must serve a "
+                "whole number of attention heads. Correct num_key_value_heads."
+            )
+        if self.head_dim % 2:
+            raise ModelError(
+                f"The config gives heads of {self.head_dim} elements, but rotary embeddings turn "
+                "elements in pairs, so the number must be even. Correct head_dim (where it is "
+                "absent, it is hidden_size / num_attention_heads)."
+            )
+        for token in (self.bos_token_id, *self.eos_token_ids):
+            if token is not None and token >= self.vocab_size:
+                raise ModelError(
+                    f"The config names {token} as a begin or end token, but the vocabulary has "
+                    f"{self.vocab_size} tokens, 0 to {self.vocab_size - 1}. Correct bos_token_id, "
+                    "eos_token_id or vocab_size."
+                )
+
+    @property
+    def query_size(self) -> int:
+        """Rows of the query projection: attention heads x head_dim."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Rows of the key projection and of the value projection: key/value heads x head_dim."""
+        return self.num_key_value_heads * self.head_dim
+
+    @classmethod
+    def from_directory(cls, directory: str | Path) -> LlamaConfig:
+        """Reads config.json, and the stop tokens of generation_config.json where it names some.
+
+        Raises ModelError where a file is missing, damaged or contradicts itself, and
+        UnsupportedError where it describes a model that ark does not run.
+        """
+        path = Path(directory)
+        check_directory(path)
+        config = config_from_fields(Fields.read(path / "config.json"))
+        generation = path / "generation_config.json"
+        if not generation.exists():
+            return config
+        stops = Fields.read(generation).token_ids("eos_token_id", config.eos_token_ids)
+        return replace(config, eos_token_ids=stops)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any], source: str = "config.json") -> LlamaConfig:
+        """Reads the content of a config.json; `source` is the file that errors name."""
+        return config_from_fields(Fields(source, values))
+
+
+def config_from_fields(fields: Fields) -> LlamaConfig:
+    """Checks each field that changes what the model computes; absent ones get the usual default."""
+    architecture = read_architecture(fields)
+    for name in ("attention_bias", "mlp_bias"):
+        if fields.flag(name, False):
+            raise UnsupportedError(
+                f"{fields.source}: {name} is true, but ark runs Llama models whose projections "
+                "have no bias. Use a checkpoint without biases."
+            )
+    if (activation := fields.text("hidden_act") or "silu") != "silu":
+        raise UnsupportedError(
+            f"{fields.source}: hidden_act is {activation!r}, but ark runs Llama models whose MLP "
+            "uses 'silu'. Use a checkpoint with that activation."
+        )
+    if fields.get("quantization_config"):
+        raise UnsupportedError(
+            f"{fields.source} describes quantised weights, but ark reads float32, float16 and "
+            "bfloat16. Use the unquantised checkpoint."
+        )
+    heads = fields.size("num_attention_heads")
+    hidden = fields.size("hidden_size")
+    context = fields.size("max_position_embeddings", 2048)
+    llama = architecture == "LlamaForCausalLM"
+    if not llama:
+        refuse_window(fields, context)
+    bos = fields.token_ids("bos_token_id", (1,))
+    return LlamaConfig(
+        hidden_size=hidden,
+        intermediate_size=fields.size("intermediate_size"),
+        num_hidden_layers=fields.size("num_hidden_layers"),
+        num_attention_heads=heads,
+        num_key_value_heads=fields.size("num_key_value_heads", heads if llama else 8),
+        head_dim=fields.size("head_dim", hidden // heads),
+        vocab_size=fields.size("vocab_size"),
+        max_position_embeddings=context,
+        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+        rope=read_rope(fields, context),
+        tie_word_embeddings=fields.flag("tie_word_embeddings", False),
+        dtype=read_dtype(fields),
+        bos_token_id=bos[0] if bos else None,
+        eos_token_ids=fields.token_ids("eos_token_id", (2,)),
+    )
+
+
+def read_architecture(fields: Fields) -> str:
+    """The architecture's name; UnsupportedError where ark does not run it."""
+    names = fields.get("architectures")
+    if not names and fields.get("model_type") in ("llama", "mistral"):
+        return {"llama": ARCHITECTURES[0], "mistral": ARCHITECTURES[1]}[fields.values["model_type"]]
+    found = names if isinstance(names, list) else [names or fields.get("model_type")]
+    if len(found) != 1 or found[0] not in ARCHITECTURES:
+        shown = ", ".join(str(name) for name in found)
+        raise UnsupportedError(
+            f"{fields.source} describes the architecture {shown[:200]}, but ark runs "
+            f"{' and '.join(ARCHITECTURES)}. Use a checkpoint of one of these."
+        )
+    return found[0]
+
+
+def refuse_window(fields: Fields, context: int) -> None:
+    """Raises UnsupportedError where attention sees less than the context (Mistral's default)."""
+    present = "sliding_window" in fields.values
+    if present and fields.get("sliding_window") is None:
+        return
+    window = fields.size("sliding_window", 4096)
+    if window < context:
+        raise UnsupportedError(
+            f"{fields.source}: attention slides over a window of {window} tokens in a context of "
+            f"{context}, but ark attends to the whole context. Use a checkpoint whose "
+            "sliding_window is null."
+        )
+
+
+def read_dtype(fields: Fields) -> str | None:
+    """The weights' type from `dtype` or, as older files write it, `torch_dtype`."""
+    name = "dtype" if fields.get("dtype") is not None else "torch_dtype"
+    dtype = fields.text(name)
+    if dtype is None:
+        return None
+    dtype = dtype.removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise UnsupportedError(
+            f"{fields.source}: {name} is {dtype!r}, but ark reads weights in {', '.join(DTYPES)}. "
+            "Convert the checkpoint to one of these."
+        )
+    return dtype
+
+
+def read_rope(fields: Fields, context: int) -> Rope:
+    """The rotary embedding from `rope_parameters` or, as older files write it, `rope_scaling`."""
+    table = fields.table("rope_scaling") or fields.table("rope_parameters")
+    theta = fields.number("rope_theta", 10000.0)
+    table = table or Fields(fields.source, {})
+    for place in (fields, table):
+        if (part := place.number("partial_rotary_factor", 1.0)) != 1.0:
+            raise UnsupportedError(
+                f"{place.source}: partial_rotary_factor is {part:g}, but ark turns whole heads. "
+                "Use a checkpoint whose rotary embedding covers the whole head."
+            )
+    theta = table.number("rope_theta", theta)
+    kind = table.text("rope_type") or table.text("type") or "default"
+    if kind == "default":
+        return Rope(theta)
+    if kind == "linear":
+        return Rope(theta, kind, table.number("factor"))
+    if kind != "llama3":
+        raise UnsupportedError(
+            f"{table.source}: the rotary embedding is scaled by {kind!r}, but ark knows default, "
+            "linear and llama3. Use a checkpoint with one of these."
+        )
+    low, high = table.number("low_freq_factor"), table.number("high_freq_factor")
+    if high <= low:
+        raise ModelError(
+            f"{table.source}: high_freq_factor {high:g} should be greater than low_freq_factor "
+            f"{low:g}. Correct the two fields, or download the file again."
+        )
+    original = table.size("original_max_position_embeddings", context)
+    return Rope(theta, kind, table.number("factor"), low, high, original)
+
+
+def rope_inverse_frequencies(config: LlamaConfig) -> npt.NDArray[np.float32]:
+    """Radians a token by which each pair of a head's elements turns: float32, [head_dim / 2].
+
+    Su et al., RoFormer (2021), section 3.2; the llama3 kind divides low frequencies by `factor`,
+    keeps high ones and blends between (Llama 3.1's reference code). Each step rounds to float32 as
+    `transformers` does; the power is the correctly rounded one, which differs from PyTorch's in the
+    last bit for a few frequencies of unusual bases.
+    """
+    rope, one = config.rope, np.float32(1)
+    exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
+    powers = np.power(np.float64(rope.theta), exponents.astype(np.float64))
+    frequencies = one / powers.astype(np.float32)
+    if rope.kind == "default":
+        return frequencies
+    factor = np.float32(rope.factor)
+    if rope.kind == "linear":
+        return frequencies / factor
+    low, high = np.float32(rope.low_freq_factor), np.float32(rope.high_freq_factor)
+    original = np.float32(rope.original_context)
+    wavelengths = np.float32(2 * np.pi) / frequencies
+    long = wavelengths > np.float32(rope.original_context / rope.low_freq_factor)
+    short = wavelengths < np.float32(rope.original_context / rope.high_freq_factor)
+    blend = (original / wavelengths - low) / (high - low)
+    blended = (one - blend) * frequencies / factor + blend * frequencies
+    return np.where(long, frequencies / factor, np.where(short, frequencies, blended))
+
+
+LLAMA_3_2_1B = LlamaConfig(
+    hidden_size=2048,
+    intermediate_size=8192,
+    num_hidden_layers=16,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=64,
+    vocab_size=128256,
+    max_position_embeddings=131072,
+    rms_norm_eps=1e-5,
+    rope=Rope(500000.0, "llama3", 32.0, 1.0, 4.0, 8192),
+    tie_word_embeddings=True,
+    dtype="bfloat16",
+    bos_token_id=128000,
+    eos_token_ids=(128001,),
+)
+
+LLAMA_3_1_8B = replace(
+    LLAMA_3_2_1B,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_hidden_layers=32,
+    head_dim=128,
+    rope=Rope(500000.0, "llama3", 8.0, 1.0, 4.0, 8192),
+    tie_word_embeddings=False,
+)
+
+BUILTIN_CONFIGS = {"llama-3.2-1b": LLAMA_3_2_1B, "llama-3.1-8b": LLAMA_3_1_8B}
+
+
+def builtin_config(name: str) -> LlamaConfig:
+    """A published model's shape by name, for planning and benchmarks without a checkpoint."""
+    if name not in BUILTIN_CONFIGS:
+        raise InvalidUsageError(
+            f"There is no built-in shape {name!r}; the built-in ones are "
+            f"{', '.join(BUILTIN_CONFIGS)}. Use one of these, or a checkpoint directory."
+        )
+    return BUILTIN_CONFIGS[name]

@@ -1,0 +1,123 @@
+"""Typed access to the JSON files of a checkpoint directory, with an error per way to be wrong.
+
+The config, checkpoint and tokenizer readers use it, so that a missing file, a broken one and a
+field of the wrong type read the same everywhere.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ark.errors import ModelError
+
+
+def check_directory(directory: Path) -> None:
+    """Raises ModelError unless `directory` is one."""
+    if not directory.is_dir():
+        found = "is a file" if directory.exists() else "does not exist"
+        raise ModelError(
+            f"{directory} {found}, but a checkpoint is a directory with config.json, safetensors "
+            "weights and tokenizer.json. Give the directory that holds them."
+        )
+
+
+@dataclass(frozen=True)
+class Fields:
+    """The fields of one JSON object; `source` is the file that error messages name."""
+
+    source: str
+    values: dict[str, Any]
+
+    @classmethod
+    def read(cls, path: Path) -> Fields:
+        """Reads a JSON object from `path`; ModelError where there is none."""
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ModelError(
+                f"{path.parent} has no {path.name}, which an ordinary Hugging Face Llama directory "
+                "has. Give the directory that holds it, or download the missing file."
+            ) from None
+        except OSError as error:
+            raise ModelError(
+                f"{path} cannot be read ({error.strerror}). Make it readable, then try again."
+            ) from None
+        except (ValueError, RecursionError) as error:
+            raise ModelError(
+                f"{path} is not valid JSON ({error}), so the file is damaged or incomplete. "
+                "Download it again."
+            ) from None
+        if not isinstance(values, dict):
+            raise ModelError(
+                f"{path} holds a JSON {type(values).__name__} where an object with named fields "
+                "was expected. Download it again."
+            )
+        return cls(str(path), values)
+
+    def get(self, name: str) -> Any:
+        """The field's value; None where it is absent or null."""
+        return self.values.get(name)
+
+    def wrong(self, name: str, expected: str) -> ModelError:
+        """The error for a field that does not hold what was expected."""
+        found = "no such field" if name not in self.values else json.dumps(self.values[name])
+        return ModelError(
+            f"{self.source}: {name} should be {expected}, but found {found[:200]}. Correct the "
+            "field, or download the file again."
+        )
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """A positive integer; `default` where the field is absent or null, if given."""
+        value = self.get(name)
+        if value is None and default is not None:
+            return default
+        if type(value) is not int or value <= 0:
+            raise self.wrong(name, "a positive integer")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A positive finite number; `default` where the field is absent or null, if given."""
+        value = self.get(name)
+        if value is None and default is not None:
+            return default
+        if type(value) not in (int, float) or not 0 < value < float("inf"):
+            raise self.wrong(name, "a positive number")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True or false; `default` where the field is absent or null."""
+        value = self.get(name)
+        if value is None:
+            return default
+        if type(value) is not bool:
+            raise self.wrong(name, "true or false")
+        return value
+
+    def text(self, name: str) -> str | None:
+        """A string; None where the field is absent or null."""
+        value = self.get(name)
+        if value is not None and type(value) is not str:
+            raise self.wrong(name, "a string")
+        return value
+
+    def table(self, name: str) -> Fields | None:
+        """A nested object; None where the field is absent, null or empty."""
+        value = self.get(name)
+        if not value:
+            return None
+        if not isinstance(value, dict):
+            raise self.wrong(name, "an object")
+        return Fields(f"{self.source}, {name}", value)
+
+    def token_ids(self, name: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
+        """Token ids from a field that holds one or a list; `default` where the field is absent."""
+        if name not in self.values:
+            return default
+        value = self.get(name)
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if any(type(i) is not int or i < 0 for i in ids):
+            raise self.wrong(name, "a token id or a list of token ids")
+        return tuple(ids)

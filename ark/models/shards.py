@@ -1,0 +1,193 @@
+"""Reads the headers of safetensors files: which tensors there are and where their bytes lie.
+
+The checkpoint reader calls it and maps the bytes. The `safetensors` package has no NumPy bfloat16
+and no slices of it, and its errors do not say what to do, so the header is read here: 8 bytes of
+length, JSON, then the tensors' bytes without holes
+(https://huggingface.co/docs/safetensors, "Format").
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from ark.errors import ModelError, UnsupportedError
+from ark.models.fields import Fields
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+LENGTH_BYTES = 8
+LONGEST_HEADER = 100_000_000
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor of a file: its name and type as the file has them, shape, and bytes."""
+
+    name: str
+    path: Path
+    dtype_code: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The NumPy type (bfloat16 is ml_dtypes'); UnsupportedError where ark has none."""
+        if self.dtype_code not in DTYPES:
+            raise UnsupportedError(
+                f"{self.path} holds {self.name} as {self.dtype_code}, but ark reads float32, "
+                "float16 and bfloat16 weights. Convert the checkpoint to one of these."
+            )
+        return DTYPES[self.dtype_code]
+
+
+def find_tensors(directory: Path) -> dict[str, StoredTensor]:
+    """All tensors of a checkpoint directory by stored name, from one file or from shards.
+
+    Reads headers only. Raises ModelError where a file is missing, truncated or damaged, and
+    UnsupportedError where the weights are in another format.
+    """
+    if (directory / SINGLE).exists():
+        return read_header(directory / SINGLE)
+    if (directory / INDEX).exists():
+        return find_sharded(directory)
+    others = [
+        path.name
+        for pattern in ("*.bin", "*.pth", "*.pt", "*.gguf", "*.h5", "*.msgpack")
+        for path in sorted(directory.glob(pattern))
+    ]
+    if others:
+        raise UnsupportedError(
+            f"{directory} holds its weights in {others[0]}, but ark reads safetensors "
+            f"({SINGLE}, or shards with {INDEX}). Convert the checkpoint: load it with "
+            "transformers and save_pretrained it with safetensors."
+        )
+    stray = sorted(path.name for path in directory.glob("*.safetensors"))
+    hint = f" It does hold {stray[0]}, which neither name leads to." if stray else ""
+    raise ModelError(
+        f"{directory} has neither {SINGLE} nor {INDEX}, so there are no weights to read.{hint} "
+        "Give the directory that holds them, or download them."
+    )
+
+
+def find_sharded(directory: Path) -> dict[str, StoredTensor]:
+    """The tensors that the index names, each from its shard."""
+    fields = Fields.read(directory / INDEX)
+    table = fields.table("weight_map")
+    if table is None or any(type(shard) is not str for shard in table.values.values()):
+        raise fields.wrong("weight_map", "an object from tensor names to shard files")
+    shards = sorted(set(table.values.values()))
+    outside = [shard for shard in shards if Path(shard).name != shard]
+    if outside:
+        raise ModelError(
+            f"{fields.source} names the shard {outside[0]!r}, but a shard is a file beside the "
+            "index. Correct weight_map, or download the index again."
+        )
+    missing = [shard for shard in shards if not (directory / shard).exists()]
+    if missing:
+        raise ModelError(
+            f"{directory} lacks {len(missing)} of the {len(shards)} shards that {INDEX} names: "
+            f"{', '.join(missing[:4])}{', ...' if len(missing) > 4 else ''}. Download the missing "
+            "files."
+        )
+    tensors: dict[str, StoredTensor] = {}
+    for shard in shards:
+        tensors.update(read_header(directory / shard))
+    for name, shard in table.values.items():
+        if name not in tensors or tensors[name].path.name != shard:
+            raise ModelError(
+                f"{fields.source} says that {shard} holds {name}, but it does not. The index and "
+                "the shards are of different checkpoints: download them again."
+            )
+    return tensors
+
+
+def read_header(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of one safetensors file, checked against the file's length."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            start = file.read(LENGTH_BYTES)
+            if start.startswith(b"version "):
+                raise ModelError(
+                    f"{path} is a Git LFS pointer ({size} bytes), not the weights themselves. "
+                    "Fetch them with 'git lfs pull', or download the file."
+                )
+            length = int.from_bytes(start, "little")
+            end = LENGTH_BYTES + length
+            if size < LENGTH_BYTES or length > LONGEST_HEADER:
+                raise damaged(path, f"it has {size} bytes and no header of a possible length")
+            if end > size:
+                raise truncated(path, size, end)
+            text = file.read(length)
+    except OSError as error:
+        raise ModelError(
+            f"{path} cannot be read ({error.strerror}). Make it readable, then try again."
+        ) from None
+    try:
+        entries = json.loads(text)
+    except (ValueError, RecursionError):
+        raise damaged(path, "its header is not JSON") from None
+    if not isinstance(entries, dict):
+        raise damaged(path, "its header is not an object")
+    entries.pop("__metadata__", None)
+    tensors = {name: read_entry(path, name, entry, end) for name, entry in entries.items()}
+    check_layout(path, tensors, end, size)
+    return tensors
+
+
+def read_entry(path: Path, name: str, entry: Any, base: int) -> StoredTensor:
+    """One header entry {dtype, shape, data_offsets}; `base` is where the data begin."""
+    try:
+        code, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        whole = [begin, end, *shape]
+    except (KeyError, TypeError, ValueError):
+        raise damaged(path, f"the header entry of {name} is not one of a tensor") from None
+    if type(code) is not str or any(type(n) is not int or n < 0 for n in whole) or end < begin:
+        raise damaged(path, f"the header entry of {name} has impossible values")
+    tensor = StoredTensor(name, path, code, tuple(shape), base + begin, end - begin)
+    if code in DTYPES and math.prod(shape) * tensor.dtype.itemsize != tensor.nbytes:
+        raise damaged(
+            path, f"{name} has {tensor.nbytes} bytes, which a {code} of shape {shape} has not"
+        )
+    return tensor
+
+
+def check_layout(path: Path, tensors: dict[str, StoredTensor], base: int, size: int) -> None:
+    """Raises ModelError unless the tensors' bytes fill the file from `base` on, without holes."""
+    at = base
+    for tensor in sorted(tensors.values(), key=lambda t: (t.offset, t.nbytes)):
+        if tensor.offset != at:
+            raise damaged(path, f"the bytes of {tensor.name} do not follow those before them")
+        at += tensor.nbytes
+    if at > size:
+        raise truncated(path, size, at)
+    if at < size:
+        raise damaged(path, f"it has {size} bytes where its header accounts for {at}")
+
+
+def truncated(path: Path, size: int, expected: int) -> ModelError:
+    """The error for a file that ends too early."""
+    return ModelError(
+        f"{path} is truncated: it has {size} bytes, but its header promises {expected}. The "
+        "download or copy was cut short: fetch the file again."
+    )
+
+
+def damaged(path: Path, what: str) -> ModelError:
+    """The error for a file that is not a safetensors file, or no longer."""
+    return ModelError(
+        f"{path} is not an intact safetensors file: {what}. Download or copy the file again."
+    )

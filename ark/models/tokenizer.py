@@ -1,0 +1,149 @@
+"""Text to token ids and back, by the tokenizer.json of a checkpoint directory.
+
+`ark generate` encodes the prompt with it, to the ids that `transformers`' AutoTokenizer gives, and
+turns tokens into text as they appear: `TextStream` holds back what is not yet a whole character.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import tokenizers
+from tokenizers.processors import TemplateProcessing
+
+from ark.errors import InvalidUsageError, ModelError, UnsupportedError
+from ark.models.fields import Fields, check_directory
+
+BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+"""How vocabularies with byte fallback write a token that is one byte."""
+UNFINISHED = "\ufffd"
+
+
+class Tokenizer:
+    """Encodes and decodes; `vocab_size` is the model's, against which prompts are checked."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, vocab_size: int | None = None) -> None:
+        self.backend = backend
+        self.vocab_size = vocab_size
+
+    @classmethod
+    def open(cls, directory: str | Path, vocab_size: int | None = None) -> Tokenizer:
+        """Reads tokenizer.json, and from tokenizer_config.json which tokens frame a text.
+
+        Raises ModelError where a file is missing or damaged, UnsupportedError where the tokenizer
+        is in another format.
+        """
+        folder = Path(directory)
+        check_directory(folder)
+        path = folder / "tokenizer.json"
+        other = next((n for n in ("tokenizer.model", "vocab.json") if (folder / n).exists()), None)
+        if not path.exists() and other:
+            raise UnsupportedError(
+                f"{folder} holds its tokenizer in {other}, but ark reads tokenizer.json. Convert "
+                "it: load it with transformers' AutoTokenizer and save_pretrained it."
+            )
+        Fields.read(path)
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the package raises bare Exception
+            raise ModelError(
+                f"{path} is not a tokenizer that the tokenizers package reads ({error}). Download "
+                "it again, or update the package (pip install -U tokenizers)."
+            ) from None
+        backend.no_truncation()
+        backend.no_padding()
+        if (folder / "tokenizer_config.json").exists():
+            frame_texts(backend, Fields.read(folder / "tokenizer_config.json"))
+        return cls(backend, vocab_size)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`, with the begin token where the checkpoint asks for one."""
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:
+            raise InvalidUsageError(
+                "The prompt holds bytes that are not UTF-8 text. Give it as UTF-8."
+            ) from None
+        ids = self.backend.encode(text).ids
+        top = max(ids, default=0)
+        if self.vocab_size is not None and top >= self.vocab_size:
+            raise ModelError(
+                f"The tokenizer gives the prompt the token {top} "
+                f"({self.backend.id_to_token(top)!r}), but the model has {self.vocab_size} tokens, "
+                f"0 to {self.vocab_size - 1}. tokenizer.json and config.json are of different "
+                "checkpoints: download them again."
+            )
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, without begin, end and other special tokens."""
+        return self.backend.decode(list(ids), skip_special_tokens=True)
+
+    def stream(self, prompt: Sequence[int] = ()) -> TextStream:
+        """A decoder for tokens that follow `prompt` one at a time."""
+        return TextStream(self, prompt)
+
+
+class TextStream:
+    """Decodes tokens as they come: all pieces and the rest make up the text of all tokens.
+
+    A piece ends at a whole character. With a new token only those of the last piece are decoded
+    again, enough for decoders that look one token back, so that a step takes constant time.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._ids = list(prompt)
+        self._shown = len(self._ids)
+        self._text = tokenizer.decode(self._ids).rstrip(UNFINISHED)
+
+    def push(self, token: int) -> str:
+        """The text that `token` completes; empty while a character is not whole yet."""
+        self._ids.append(token)
+        piece = self._tokenizer.backend.id_to_token(token) or ""
+        text = self._tokenizer.decode(self._ids)
+        if text.endswith(UNFINISHED) or BYTE_PIECE.fullmatch(piece):
+            return ""
+        return self._advance(text)
+
+    def finish(self) -> str:
+        """What was held back: characters that never became whole, as U+FFFD."""
+        return self._advance(self._tokenizer.decode(self._ids))
+
+    def _advance(self, text: str) -> str:
+        new = text[len(self._text) :]
+        if new:
+            del self._ids[: self._shown]
+            self._shown = len(self._ids)
+            self._text = self._tokenizer.decode(self._ids)
+        return new
+
+
+def frame_texts(backend: tokenizers.Tokenizer, fields: Fields) -> None:
+    """Applies add_bos_token and add_eos_token, which go before tokenizer.json's own frame.
+
+    As transformers does it: where either field is present, the begin token is added if and only if
+    add_bos_token is true, and the end token likewise.
+    """
+    if "add_bos_token" not in fields.values and "add_eos_token" not in fields.values:
+        return
+    begin = special_token(backend, fields, "bos_token", fields.flag("add_bos_token", False))
+    end = special_token(backend, fields, "eos_token", fields.flag("add_eos_token", False))
+    used = [token for token in (begin, end) if token]
+    backend.post_processor = TemplateProcessing(
+        single=[token for token in (begin, "$A", end) if token],
+        special_tokens=[(token, backend.token_to_id(token)) for token in used],
+    )
+
+
+def special_token(backend: tokenizers.Tokenizer, fields: Fields, name: str, wanted: bool) -> str:
+    """The text of a token of the vocabulary; empty where none is wanted or the file names none."""
+    value = fields.get(name) if wanted else None
+    token = value.get("content") if isinstance(value, dict) else value
+    if token is None:
+        return ""
+    if type(token) is not str or backend.token_to_id(token) is None:
+        raise fields.wrong(name, "a token of the vocabulary in tokenizer.json")
+    return token

@@ -1,0 +1,83 @@
+"""What all op families use: adding a node to the current model, broadcasting, output checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ark.errors import InvalidUsageError, ModelError
+from ark.ir import dtype as dtypes
+from ark.ir.dtype import DataType
+from ark.model import Model
+from ark.tensor import NullTensor, Tensor, as_tensor
+
+
+def broadcast(a: Sequence[int], b: Sequence[int], what: str) -> tuple[int, ...]:
+    """The shape of an elementwise result; ModelError if the shapes do not broadcast."""
+    rank = max(len(a), len(b))
+    left = (1,) * (rank - len(a)) + tuple(a)
+    right = (1,) * (rank - len(b)) + tuple(b)
+    out = []
+    for x, y in zip(left, right, strict=True):
+        if x != y and 1 not in (x, y):
+            raise ModelError(
+                f"{what}: shapes {list(a)} and {list(b)} do not broadcast ({x} against {y}); "
+                "each pair of dimensions must be equal or 1"
+            )
+        out.append(max(x, y))
+    return tuple(out)
+
+
+def result(
+    type: str,
+    inputs: Sequence[Any],
+    shape: Sequence[int],
+    dtype: DataType,
+    output: Any = NullTensor,
+    attrs: Mapping[str, Any] | None = None,
+    name: str = "",
+) -> Tensor:
+    """Adds a node with one output to the current model and returns the output's tensor."""
+    model = Model.get_model()
+    tensors = [as_tensor(t) for t in inputs]
+    if output is NullTensor or output is None:
+        made = model.graph.tensor(shape, dtype, name=name)
+    else:
+        target = as_tensor(output).ir
+        if target.shape != tuple(shape):
+            raise ModelError(
+                f"{type}: the output has shape {list(target.shape)}, but the result has "
+                f"{list(shape)}; pass an output of the result's shape"
+            )
+        if target.dtype != dtype:
+            raise ModelError(
+                f"{type}: the output has type {target.dtype.name}, but the result has "
+                f"{dtype.name}; use ark.cast"
+            )
+        made = model.graph.rewrite(target, name)
+    model.graph.add(type, [t.ir for t in tensors], [made], attrs, name)
+    return Tensor(made, model)
+
+
+def same_dtype(what: str, *tensors: Tensor) -> DataType:
+    """The tensors' common type; ModelError if they differ."""
+    names = [t.ir.dtype.name for t in tensors]
+    if len(set(names)) != 1:
+        raise ModelError(f"{what}: the inputs have types {' and '.join(names)}; use ark.cast")
+    return tensors[0].ir.dtype
+
+
+def float_dtype(what: str, tensor: Tensor) -> DataType:
+    """The tensor's type, which must be a floating-point type."""
+    if tensor.ir.dtype not in dtypes.FLOATS:
+        raise ModelError(
+            f"{what} needs fp32, fp16 or bf16, but the input is {tensor.ir.dtype.name}; use ark.cast"
+        )
+    return tensor.ir.dtype
+
+
+def positive_axis(what: str, axis: int, rank: int) -> int:
+    """A non-negative axis; InvalidUsageError if it is out of range."""
+    if not -rank <= axis < rank:
+        raise InvalidUsageError(f"{what}: axis {axis} is out of range for {rank} dimensions")
+    return axis % rank

@@ -1,0 +1,109 @@
+"""The ops of a decoder's token loop, as checkpoints need them: embedding at a position, rmsnorm,
+rotary embedding with cache append, attention over the cache, gated activation, sampling.
+
+Graph builders (ark.models) add these nodes; lowerings only, the user's functions are beside them in
+ark.ops.network.
+"""
+
+from __future__ import annotations
+
+from ark.ir.dtype import fp32
+from ark.ir.model import Node
+from ark.ops.registry import register
+from ark.plan.lowering import Lowering
+from ark.plan.tiling import box_coords, split
+
+
+def _lower_embedding(lowering: Lowering, node: Node) -> None:
+    ids, table, *position = node.inputs
+    out = node.outputs[0]
+    rows, width = out.shape
+    pieces = max(1, min(width // 64, -(-lowering.machine.processors // rows)))
+    columns = -(-width // pieces)
+    params = {"rows": 1, "columns": columns, "dynamic": bool(position)}
+    coords = [(r, c) for r in range(rows) for c in range(0, width, columns)]
+    lowering.emit("embedding", params, [ids, table, out, *position], coords)
+
+
+def _lower_rmsnorm(lowering: Lowering, node: Node) -> None:
+    shape = (1,) * (4 - len(node.outputs[0].shape)) + node.outputs[0].shape
+    rows = -(-shape[2] // lowering.machine.processors)
+    params = {"function": "rmsnorm", "eps": node.attrs["eps"], "rows": rows}
+    coords = box_coords(shape, (1, 1, rows, shape[3]))
+    lowering.emit("rownorm", params, [*node.inputs, *node.outputs], coords)
+
+
+def attention_splits(rows: int, kv_heads: int, context: int, processors: int) -> int:
+    """Into how many parts a head's positions are cut so that most processors have one."""
+    wanted = max(1, processors // (rows * kv_heads))
+    return min(wanted, max(1, context // 64))
+
+
+def _lower_attention(lowering: Lowering, node: Node) -> None:
+    q, key, value, position = node.inputs
+    out = node.outputs[0]
+    rows = out.shape[0]
+    kv_heads, context, _ = key.shape
+    splits = attention_splits(rows, kv_heads, context, lowering.machine.processors)
+    params = {**node.attrs, "kv_heads": kv_heads, "splits": splits}
+    coords = [(r, h, s) for s in range(splits) for r in range(rows) for h in range(kv_heads)]
+    if splits == 1:
+        lowering.emit("attention", params, [q, key, value, position, out], coords)
+        return
+    heads, width = node.attrs["heads"], node.attrs["head_dim"]
+    partial = lowering.temp((rows, heads, splits, width + 2), fp32, f"{node.name}.partial")
+    lowering.emit("attention", params, [q, key, value, position, partial], coords)
+    merge = {"heads": heads, "head_dim": width, "splits": splits}
+    lowering.emit(
+        "attention_merge",
+        merge,
+        [partial, out],
+        [(r, h) for r in range(rows) for h in range(heads)],
+        ".merge",
+    )
+
+
+def _lower_sample(lowering: Lowering, node: Node) -> None:
+    logits, settings, position, tokens, output, stops = node.inputs
+    vocabulary = logits.shape[1]
+    tiles = max(1, min(lowering.machine.processors, vocabulary // 256))
+    candidates = lowering.temp((tiles, 2), fp32, f"{node.name}.candidates")
+    lowering.emit(
+        "sample",
+        {"tiles": tiles},
+        [logits, settings, position, candidates],
+        [(i,) for i in range(tiles)],
+    )
+    lowering.emit(
+        "choose",
+        {"tiles": tiles},
+        [logits, settings, position, candidates, tokens, output, stops],
+        [(0,)],
+        ".choose",
+    )
+
+
+def _lower_advance(lowering: Lowering, node: Node) -> None:
+    lowering.emit("advance", {"rows": node.attrs["rows"]}, list(node.inputs), [(0,)])
+
+
+def _lower_pairs(lowering: Lowering, node: Node) -> None:
+    """rope_kv and swiglu on their own, where the product before them is not a linear task."""
+    x = node.inputs[0]
+    rows, width = x.shape
+    step = -(-width // max(1, lowering.machine.processors // rows) // 2) * 2
+    coords = [(r, a * 2, b * 2) for r in range(rows) for a, b in split(width // 2, width // step)]
+    operands = [x, node.outputs[0], *node.inputs[1:]]
+    lowering.emit(node.type, dict(node.attrs), operands, coords)
+
+
+for _name, _lower in (
+    ("embed", _lower_embedding),
+    ("rmsnorm", _lower_rmsnorm),
+    ("attention", _lower_attention),
+    ("sample", _lower_sample),
+    ("advance", _lower_advance),
+    ("rope_kv", _lower_pairs),
+    ("swiglu", _lower_pairs),
+):
+    register(_name, None, _lower)

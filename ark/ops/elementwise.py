@@ -1,0 +1,175 @@
+"""Elementwise ops: exp, sqrt, rsqrt, relu, gelu, sigmoid, silu, add, sub, mul, div, copy, cast,
+constants. The functions themselves are in ark.ops.functions; broadcasting is NumPy's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ark.errors import ModelError
+from ark.ir.dtype import FLOATS, DataType, fp32
+from ark.ir.model import Node
+from ark.ops.base import broadcast, float_dtype, result, same_dtype
+from ark.ops.functions import FUNCTIONS
+from ark.ops.registry import register
+from ark.plan.lowering import Lowering
+from ark.plan.tiling import box_coords, box_tile
+from ark.tensor import NullTensor, Tensor, as_tensor
+
+Number = (int, float)
+
+
+def _lower(lowering: Lowering, node: Node) -> None:
+    """Tiles over the output; when nothing is broadcast or strided, over one flat dimension."""
+    tensors = [*node.inputs, *node.outputs]
+    if all(t.dense and t.shape == node.outputs[0].shape for t in tensors):
+        tensors = [lowering.flat(t) for t in tensors]
+    out = tensors[-1]
+    shape = (1,) * (4 - len(out.shape)) + out.shape
+    tile = box_tile(shape, lowering.machine)
+    params = {
+        "function": node.attrs.get("function", node.type),
+        "scalar": node.attrs.get("scalar"),
+        "tile": tile,
+    }
+    lowering.emit("elementwise", params, tensors, box_coords(shape, tile))
+
+
+def _reference(name: str) -> Any:
+    function = FUNCTIONS[name].reference
+
+    def run(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+        scalar = attrs.get("scalar")
+        values = [*inputs] if scalar is None else [*inputs, np.asarray(scalar)]
+        return [function(*values)]
+
+    return run
+
+
+for _name in FUNCTIONS:
+    register(_name, _reference(_name), _lower)
+register("cast", lambda inputs, attrs: [inputs[0]], _lower)
+register("constant", lambda inputs, attrs: [np.full(attrs["shape"], attrs["scalar"])], _lower)
+
+
+def _unary(name: str, input: Any, output: Any, label: str) -> Tensor:
+    tensor = as_tensor(input)
+    dtype = float_dtype(name, tensor)
+    return result(name, [tensor], tensor.ir.shape, dtype, output, name=label)
+
+
+def exp(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
+    """e to the input, elementwise; any shape, fp32/fp16/bf16."""
+    return _unary("exp", input, output, name)
+
+
+def sqrt(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
+    """Square root, elementwise; any shape, fp32/fp16/bf16."""
+    return _unary("sqrt", input, output, name)
+
+
+def rsqrt(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
+    """One over the square root, elementwise; any shape, fp32/fp16/bf16."""
+    return _unary("rsqrt", input, output, name)
+
+
+def relu(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
+    """max(input, 0), elementwise; any shape, fp32/fp16/bf16."""
+    return _unary("relu", input, output, name)
+
+
+def gelu(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
+    """GELU in its tanh approximation (Hendrycks and Gimpel 2016), elementwise."""
+    return _unary("gelu", input, output, name)
+
+
+def sigmoid(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
+    """1 / (1 + exp(-input)), elementwise; any shape, fp32/fp16/bf16."""
+    return _unary("sigmoid", input, output, name)
+
+
+def silu(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
+    """input * sigmoid(input), elementwise; any shape, fp32/fp16/bf16."""
+    return _unary("silu", input, output, name)
+
+
+def _binary(name: str, input: Any, other: Any, output: Any, label: str) -> Any:
+    if isinstance(input, Number) and isinstance(other, Number):
+        return float(FUNCTIONS[name].reference(np.float64(input), np.float64(other)))
+    if isinstance(input, Number):
+        raise ModelError(
+            f"{name}: the first argument is a number and the second a tensor; pass the tensor first"
+        )
+    left = as_tensor(input)
+    if isinstance(other, Number):
+        attrs = {"scalar": float(other)}
+        return result(name, [left], left.ir.shape, left.ir.dtype, output, attrs, label)
+    right = as_tensor(other)
+    dtype = same_dtype(name, left, right)
+    shape = broadcast(left.ir.shape, right.ir.shape, name)
+    return result(name, [left, right], shape, dtype, output, name=label)
+
+
+def add(input: Any, other: Any, output: Any = NullTensor, name: str = "") -> Any:
+    """input + other with broadcasting; `other` may be a number; two numbers give a number."""
+    return _binary("add", input, other, output, name)
+
+
+def sub(input: Any, other: Any, output: Any = NullTensor, name: str = "") -> Any:
+    """input - other with broadcasting; `other` may be a number."""
+    return _binary("sub", input, other, output, name)
+
+
+def mul(input: Any, other: Any, output: Any = NullTensor, name: str = "") -> Any:
+    """input * other with broadcasting; `other` may be a number."""
+    return _binary("mul", input, other, output, name)
+
+
+def div(input: Any, other: Any, output: Any = NullTensor, name: str = "") -> Any:
+    """input / other with broadcasting; `other` may be a number."""
+    return _binary("div", input, other, output, name)
+
+
+def cast(input: Any, dtype: DataType, output: Any = NullTensor, name: str = "") -> Tensor:
+    """Converts to `dtype`, round to nearest even; to integers towards zero."""
+    tensor = as_tensor(input)
+    attrs = {"function": "copy"}
+    return result("cast", [tensor], tensor.ir.shape, dtype, output, attrs, name)
+
+
+def copy(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
+    """Copies a tensor, or fills `output` with a number (a new fp32 tensor of shape [1] if none)."""
+    if isinstance(input, Number):
+        target = None if output is NullTensor else as_tensor(output)
+        shape = target.ir.shape if target else (1,)
+        dtype = target.ir.dtype if target else fp32
+        attrs = {"function": "copy", "scalar": float(input), "shape": shape}
+        return result("constant", [], shape, dtype, output, attrs, name)
+    tensor = as_tensor(input)
+    return result("copy", [tensor], tensor.ir.shape, tensor.ir.dtype, output, name=name)
+
+
+def constant(value: float, shape: Sequence[int], dtype: DataType = fp32, name: str = "") -> Tensor:
+    """A tensor filled with `value`."""
+    dims = tuple(shape)
+    attrs = {"function": "copy", "scalar": float(value), "shape": dims}
+    return result("constant", [], dims, dtype, NullTensor, attrs, name)
+
+
+def ones(shape: Sequence[int], dtype: DataType = fp32, name: str = "") -> Tensor:
+    """A tensor of ones."""
+    return constant(1.0, shape, dtype, name)
+
+
+def zeros(shape: Sequence[int], dtype: DataType = fp32, name: str = "") -> Tensor:
+    """A tensor of zeros."""
+    return constant(0.0, shape, dtype, name)
+
+
+__all__ = [
+    "FLOATS", "add", "cast", "constant", "copy", "div", "exp", "gelu", "mul", "ones", "relu",
+    "rsqrt", "sigmoid", "silu", "sqrt", "sub", "zeros",
+]

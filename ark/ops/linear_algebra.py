@@ -1,0 +1,109 @@
+"""matmul, and the fused linear layer that the planner makes of a matmul and its neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ark.errors import ModelError
+from ark.ir.model import Node
+from ark.ops.base import broadcast, float_dtype, result, same_dtype
+from ark.ops.registry import register
+from ark.plan.lowering import Lowering
+from ark.plan.tiling import box_coords, split
+from ark.plan.types import Fetch
+from ark.tensor import NullTensor, Tensor, as_tensor
+
+
+def matmul(
+    input: Any,
+    other: Any,
+    output: Any = NullTensor,
+    transpose_input: bool = False,
+    transpose_other: bool = False,
+    name: str = "",
+) -> Tensor:
+    """Matrix product over the last two dimensions, leading dimensions broadcast.
+
+    input (..., m, k) or, transposed, (..., k, m); other (..., k, n) or (..., n, k); result
+    (..., m, n) of the inputs' type, accumulated in fp32. ModelError if the inner sizes differ.
+    """
+    a, b = as_tensor(input), as_tensor(other)
+    float_dtype("matmul", a)
+    dtype = same_dtype("matmul", a, b)
+    left, right = a.ir.shape, b.ir.shape
+    if len(left) < 2 or len(right) < 2:
+        raise ModelError(
+            f"matmul needs at least 2 dimensions, but the inputs have shapes {list(left)} and "
+            f"{list(right)}; use ark.reshape"
+        )
+    k, m = (left[-2], left[-1]) if transpose_input else (left[-1], left[-2])
+    n, inner = (right[-2], right[-1]) if transpose_other else (right[-1], right[-2])
+    if k != inner:
+        raise ModelError(
+            f"matmul: the inner sizes differ, {k} of {list(left)} against {inner} of "
+            f"{list(right)} (transpose_input={transpose_input}, transpose_other={transpose_other})"
+        )
+    shape = (*broadcast(left[:-2], right[:-2], "matmul"), m, n)
+    attrs = {"transpose_a": transpose_input, "transpose_b": transpose_other}
+    return result("matmul", [a, b], shape, dtype, output, attrs, name)
+
+
+def _matmul_reference(
+    inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]
+) -> list[np.ndarray]:
+    a, b = inputs
+    a = np.swapaxes(a, -1, -2) if attrs["transpose_a"] else a
+    b = np.swapaxes(b, -1, -2) if attrs["transpose_b"] else b
+    return [a @ b]
+
+
+def _lower_matmul(lowering: Lowering, node: Node) -> None:
+    out = node.outputs[0].shape
+    shape = (1,) * (4 - len(out)) + out
+    tile = lowering.machine.matmul_tile(shape[2], shape[3], shape[0] * shape[1])
+    params = {
+        "transpose_a": bool(node.attrs["transpose_a"]),
+        "transpose_b": bool(node.attrs["transpose_b"]),
+        "tile": list(tile),
+    }
+    coords = box_coords(shape, (1, 1, *tile))
+    lowering.emit("matmul", params, [*node.inputs, *node.outputs], coords)
+
+
+def stage_rows(columns: int, itemsize: int, stage_bytes: int, paired: bool) -> int:
+    """Rows of weights in one stage: as many as fit, a power of two, at least a pair if paired."""
+    rows = 2 if paired else 1
+    while rows < 4 and 2 * rows * columns * itemsize <= stage_bytes:
+        rows *= 2
+    return rows
+
+
+def _lower_linear(lowering: Lowering, node: Node) -> None:
+    """Deals whole stages of weight rows to the processors; each task streams its rows."""
+    machine = lowering.machine
+    weight = node.inputs[1]
+    n, k = weight.shape
+    paired = node.attrs["epilogue"] in ("swiglu", "rope_kv")
+    rows = stage_rows(k, weight.dtype.itemsize, machine.stage_bytes, paired)
+    x, w, *rest = node.inputs
+    operands = [x, w, node.outputs[0], *rest]
+    params = {**node.attrs, "rows": rows}
+    stages = -(-n // rows)
+    coords = [
+        (a * rows, min(b * rows, n)) for a, b in split(stages, machine.processors)
+    ]
+    group = lowering.emit("linear", params, operands, coords)
+    row_bytes = k * weight.dtype.itemsize
+    start = sum(o * s for o, s in zip(weight.offsets, weight.strides, strict=True))
+    if start or not weight.dense:
+        raise ModelError(f"the weight {weight.name!r} must own its memory to be streamed")
+    group.fetches = [
+        (Fetch(1, a * row_bytes, (b - a) * row_bytes, rows * row_bytes),) for a, b in coords
+    ]
+
+
+register("matmul", _matmul_reference, _lower_matmul)
+register("linear", None, _lower_linear)

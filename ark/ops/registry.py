@@ -1,0 +1,52 @@
+"""The table of ops: for each its NumPy reference and how it becomes tile tasks.
+
+Shape rules live beside the user's functions in the op families' modules, because they decide which
+tensor a call returns. The planner asks for `lower`, the tests for `reference`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ark.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from ark.ir.model import Node
+    from ark.plan.lowering import Lowering
+
+Reference = Callable[[Sequence[np.ndarray], Mapping[str, Any]], list[np.ndarray]]
+
+
+@dataclass(frozen=True)
+class OpDef:
+    """reference: float64 (or integer) arrays in, the outputs in program order out."""
+
+    name: str
+    reference: Reference | None
+    lower: Callable[[Lowering, Node], None]
+
+
+_OPS: dict[str, OpDef] = {}
+
+
+def register(name: str, reference: Reference | None, lower: Callable[..., None]) -> OpDef:
+    made = OpDef(name, reference, lower)
+    _OPS[name] = made
+    return made
+
+
+def get(name: str) -> OpDef:
+    """The op of that name; UnsupportedError if there is none."""
+    if name not in _OPS:
+        raise UnsupportedError(
+            f"the op {name!r} is not built; ark has {', '.join(sorted(_OPS))}"
+        )
+    return _OPS[name]
+
+
+def names() -> tuple[str, ...]:
+    return tuple(sorted(_OPS))

@@ -1,0 +1,112 @@
+"""From graph nodes to ops with tile tasks: the context that the ops' lowerings write into.
+
+A lowering names a task kind, its static parameters, its operands and one coordinate per task; who
+runs a task, what it waits for and where its memory lies is decided later by ark.plan.planner.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ark.errors import PlanError
+from ark.ir.dtype import DataType
+from ark.ir.model import Graph, Node
+from ark.ir.tensor import Tensor
+from ark.ops import registry
+from ark.plan.machine import Machine
+from ark.plan.types import Fetch
+
+
+@dataclass(frozen=True)
+class Mail:
+    """A counter by name on a rank: what a put signals there, or a task waits for here."""
+
+    rank: int
+    name: str
+
+
+@dataclass
+class Group:
+    """The tasks of one lowered op. fetches, sends, awaits: one entry per task, or none at all."""
+
+    name: str
+    kind: str
+    params: dict[str, Any]
+    operands: tuple[Tensor, ...]
+    coords: list[tuple[int, ...]]
+    after: tuple[Tensor, ...]
+    phase: int
+    fetches: list[tuple[Fetch, ...]] = field(default_factory=list)
+    sends: list[tuple[Mail, ...]] = field(default_factory=list)
+    awaits: list[tuple[tuple[Mail, int], ...]] = field(default_factory=list)
+
+
+class Lowering:
+    """Collects groups in program order. `graph` is a private copy: temporaries may be added."""
+
+    def __init__(self, graph: Graph, machine: Machine, options: Mapping[str, Any]) -> None:
+        self.graph = graph
+        self.machine = machine
+        self.options = options
+        self.groups: list[Group] = []
+        self.packets: set[int] = set()  # ids of tensors whose elements carry their epoch
+        self._node: Node | None = None
+
+    def run(self) -> list[Group]:
+        """Lowers every node that makes tasks."""
+        for node in list(self.graph.nodes):
+            if node.virtual:
+                continue
+            self._node = node
+            registry.get(node.type).lower(self, node)
+        return self.groups
+
+    def emit(
+        self,
+        kind: str,
+        params: Mapping[str, Any],
+        operands: Sequence[Tensor],
+        coords: Sequence[tuple[int, ...]],
+        suffix: str = "",
+    ) -> Group:
+        """Adds a group for the node being lowered."""
+        node = self._node
+        if node is None:
+            raise PlanError("a lowering emitted tasks outside of a node")
+        group = Group(
+            node.name + suffix,
+            kind,
+            dict(params),
+            tuple(operands),
+            [tuple(int(v) for v in c) for c in coords],
+            node.after,
+            node.phase,
+        )
+        self.groups.append(group)
+        return group
+
+    def temp(
+        self, shape: Sequence[int], dtype: DataType, name: str, arena: str = "activation"
+    ) -> Tensor:
+        """A temporary of the op being lowered."""
+        return self.graph.tensor(shape, dtype, arena=arena, name=name)
+
+    def flat(self, tensor: Tensor) -> Tensor:
+        """A dense tensor seen as one dimension."""
+        return self.view(tensor, (tensor.elements,))
+
+    def view(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
+        """A dense tensor seen in another shape of as many elements."""
+        start = sum(o * s for o, s in zip(tensor.offsets, tensor.strides, strict=True))
+        size = tensor.buffer.nbytes // tensor.dtype.itemsize
+        dims = tuple(shape)
+        if start == 0 and tensor.elements == size:
+            return dataclasses.replace(
+                tensor, shape=dims, extents=dims, offsets=(0,) * len(dims), padded=dims
+            )
+        if len(dims) != 1:
+            raise PlanError(f"tensor {tensor.name!r} is part of a buffer and can only be flattened")
+        return dataclasses.replace(tensor, shape=dims, extents=(size,), offsets=(start,), padded=dims)

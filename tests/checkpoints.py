@@ -1,0 +1,116 @@
+"""Small random Llama checkpoints as Hugging Face writes them, for tests that read or run one."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+BOS, EOS = "<s>", "</s>"
+SMALLEST_VOCAB = 258
+TEXT = (
+    "The quick brown fox jumps over the lazy dog. A tile of a matmul leaves for its peer when it "
+    "is done, not when the op is; the other tiles of the matmul follow it over the same channel."
+)
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def make_checkpoint(
+    directory: Path,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    shards: int = 1,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 16,
+    hidden: int = 64,
+    intermediate: int = 96,
+    layers: int = 2,
+    vocab: int = 320,
+    context: int = 128,
+    tie: bool = False,
+    rope: dict[str, Any] | None = None,
+) -> Path:
+    """Writes config, weights, tokenizer and generation config into `directory` and returns it.
+
+    `rope` is what newer transformers call rope_parameters; `vocab` is at least 258 (the bytes, a
+    begin and an end token); `shards` above 1 asks for about that many files and an index. Weights
+    are random but scaled so that logits spread and greedy decoding seldom meets a tie.
+    """
+    if vocab < SMALLEST_VOCAB:
+        raise ValueError(f"vocab {vocab} is below {SMALLEST_VOCAB}")
+    config = LlamaConfig(
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        vocab_size=vocab,
+        max_position_embeddings=context,
+        rms_norm_eps=1e-5,
+        rope_parameters=dict(rope or {"rope_type": "default", "rope_theta": 10000.0}),
+        tie_word_embeddings=tie,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    model = LlamaForCausalLM(config)
+    randomise(model, seed)
+    model.to(getattr(torch, dtype))
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    model.save_pretrained(
+        directory, max_shard_size=math.ceil(size / shards) if shards > 1 else "9GB"
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=make_tokenizer(vocab), bos_token=BOS, eos_token=EOS
+    ).save_pretrained(directory)
+    return directory
+
+
+@torch.no_grad()
+def randomise(model: LlamaForCausalLM, seed: int) -> None:
+    """Fills every weight from one seeded generator; norms vary about 1.
+
+    A tied embedding is small beside what the layers add, else each token would predict itself.
+    """
+    embedding = 0.15 if model.config.tie_word_embeddings else 1.0
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in model.named_parameters():
+        noise = torch.randn(weight.shape, generator=generator)
+        if weight.ndim == 1:
+            weight.copy_(1 + 0.1 * noise)
+        elif "embed_tokens" in name:
+            weight.copy_(noise * embedding)
+        else:
+            weight.copy_(noise * (3 if "lm_head" in name else 1) / math.sqrt(weight.shape[1]))
+
+
+def make_tokenizer(vocab: int) -> Tokenizer:
+    """A byte-level BPE tokenizer of at most `vocab` tokens that opens each text with <s>."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab,
+        special_tokens=[BOS, EOS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([TEXT], trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", special_tokens=[(BOS, 0)]
+    )
+    return tokenizer
