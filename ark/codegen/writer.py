@@ -42,6 +42,7 @@ def _constants(machine: Machine, phases: int, scratch: int) -> str:
         "WARPS": machine.warps,
         "PHASES": phases,
         "SCRATCH_BYTES": scratch,
+        "LOOP_BYTES": layout.LOOP_BYTES,
         "RING_BYTES": machine.ring_bytes,
         "STAGE_BYTES": machine.stage_bytes,
         "IN_FLIGHT": machine.in_flight,
@@ -50,11 +51,9 @@ def _constants(machine: Machine, phases: int, scratch: int) -> str:
 
 
 def scratch_bytes(plan: Plan, machine: Machine) -> int:
-    """Shared memory that the largest task of the plan needs, 16-byte rounded; at least 256."""
-    needs = [
-        kinds.get(op.kind).scratch(kinds.signature(plan, op), machine) for op in plan.ops
-    ]
-    return (max([256, *needs]) + 15) // 16 * 16
+    """Shared memory that the loop and the largest task of the plan need, 16-byte rounded."""
+    needs = [kinds.get(op.kind).scratch(kinds.signature(plan, op), machine) for op in plan.ops]
+    return layout.LOOP_BYTES + (max([256, *needs]) + 15) // 16 * 16
 
 
 def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:

@@ -16,8 +16,8 @@ from ark.plan.machine import Machine
 GIB = 1 << 30
 STAGE = 16384
 WARPS = 16
-# Static shared memory of the ring's barriers, kept out of what the planner may use.
-RESERVED = 1024
+# The ring's barriers and the loop's records, kept out of what the planner may use.
+RESERVED = 2048
 
 
 def _machine(
