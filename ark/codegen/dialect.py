@@ -16,6 +16,9 @@ from ark.tasks.kind import Signature
 # `ARK_BODY void name(ArkCtx& c, const ArkTask& t)`, or None where it does not serve the signature.
 BodyWriter = Callable[[str, Signature, Machine], "str | None"]
 
+# Shared memory, in bytes, that a vendor's own body needs for a signature; 0 where it serves none.
+ScratchRule = Callable[[Signature, Machine], int]
+
 
 @dataclass(frozen=True)
 class Dialect:
@@ -23,9 +26,10 @@ class Dialect:
 
     prelude: source text that implements the device ABI. entry: source text of the entry point
     `ark_loop`, placed last. bodies: vendor-owned body writers by task kind ("matmul", ...), tried
-    before the common one. suffix: file ending of emitted source. stream: source text of the operand
-    stream for machines with a ring, placed before the bodies; without a ring operands are read in
-    place.
+    before the common one. scratch: what those bodies need of shared memory, by task kind, where it
+    is more than the common body does. suffix: file ending of emitted source. stream: source text of
+    the operand stream for machines with a ring, placed before the bodies; without a ring operands
+    are read in place.
     """
 
     name: str
@@ -33,4 +37,5 @@ class Dialect:
     prelude: str
     entry: str
     bodies: Mapping[str, BodyWriter] = field(default_factory=dict)
+    scratch: Mapping[str, ScratchRule] = field(default_factory=dict)
     stream: str = ""

@@ -50,10 +50,15 @@ def _constants(machine: Machine, phases: int, scratch: int) -> str:
     return "".join(f"constexpr int ARK_{name} = {value};\n" for name, value in values.items())
 
 
-def scratch_bytes(plan: Plan, machine: Machine) -> int:
+def scratch_bytes(plan: Plan, machine: Machine, dialect: Dialect) -> int:
     """Shared memory that the loop and the largest task of the plan need, 16-byte rounded."""
-    needs = [kinds.get(op.kind).scratch(kinds.signature(plan, op), machine) for op in plan.ops]
-    return layout.LOOP_BYTES + (max([256, *needs]) + 15) // 16 * 16
+    needs = [256]
+    for op in plan.ops:
+        sig = kinds.signature(plan, op)
+        needs.append(kinds.get(op.kind).scratch(sig, machine))
+        if op.kind in dialect.scratch:
+            needs.append(dialect.scratch[op.kind](sig, machine))
+    return layout.LOOP_BYTES + (max(needs) + 15) // 16 * 16
 
 
 def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
@@ -73,7 +78,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
             bodies.append(name)
             texts.append(text or kinds.get(op.kind).source(name, sig, machine))
         opcode.append(code)
-    scratch = scratch_bytes(plan, machine)
+    scratch = scratch_bytes(plan, machine, dialect)
     stream = dialect.stream if machine.ring_bytes else _device_text("stream_direct.h")
     parts = [
         f"// ark loop kernel, dialect {dialect.name}\n",

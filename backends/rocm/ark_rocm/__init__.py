@@ -1,1 +1,46 @@
-"""The rocm backend of ark."""
+"""The AMD backend: HIP sources, hiprtc or clang, hip-python. See backends/README.md for its rooms."""
+
+from __future__ import annotations
+
+from ark.backend.protocol import Probe
+from ark.codegen.dialect import Dialect
+from ark.plan.machine import Machine
+from ark_rocm import machines
+from ark_rocm.compiler import Compiler
+from ark_rocm.device import Device
+from ark_rocm.dialect import dialect
+from ark_rocm.probe import probe
+
+
+class RocmBackend:
+    """AMD GPUs; see ark.backend.protocol.Backend."""
+
+    name = "rocm"
+
+    def probe(self) -> Probe:
+        return probe()
+
+    def dialect(self, arch: str) -> Dialect:
+        return dialect(arch)
+
+    def machine(self, name: str) -> Machine | None:
+        model = machines.MODELS.get(name)
+        return machines.machine(name, model) if model else None
+
+    def machine_names(self) -> tuple[str, ...]:
+        return tuple(machines.MODELS)
+
+    def compiler(self) -> Compiler:
+        return Compiler()
+
+    def default_arch(self) -> str:
+        return "gfx942"
+
+    def archs(self) -> tuple[str, ...]:
+        return tuple(machines.ARCHS)
+
+    def open(self, index: int) -> Device:
+        return Device(index)
+
+
+backend = RocmBackend()

@@ -1,0 +1,360 @@
+"""How the ranks of a job find each other and notice each other's end.
+
+Before a kernel runs, ranks exchange memory handles and compare their plans through a Bootstrap;
+while it runs, the bootstrap's connection tells within moments when another rank dies or reports an
+error, so that nobody waits on the device for a rank that is gone. Called by ark.runtime; tensors
+never travel here. ark.runtime.rendezvous has the other side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from ark.errors import InvalidUsageError, SystemError
+from ark.runtime import rendezvous as rdv
+from ark.runtime.place import Place, place_from_environment
+
+FailureCallback = Callable[[str], None]
+
+_PROBE_S = 2.0  # how long whoever holds a port may take to show that it is rank 0
+
+
+class Bootstrap:
+    """One rank's membership of a job. Use it as a context manager: an exception tells the others.
+
+    Every method that waits raises ark.errors.SystemError as soon as the job has failed, on all
+    ranks, with the reason.
+    """
+
+    def __init__(self, rank: int, world_size: int, timeout_s: float) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.timeout_s = timeout_s
+        self._changed = threading.Condition()
+        self._failure: str | None = None
+        self._callbacks: list[FailureCallback] = []
+        self._results: list[bytes] = []
+        self._welcome = world_size == 1
+        self._closed = False
+        self._link: rdv.Link | None = None
+        self._server: rdv.Server | None = None
+
+    @classmethod
+    def connect(
+        cls,
+        rank: int,
+        world_size: int,
+        address: str,
+        port: int,
+        timeout_s: float = 30.0,
+        *,
+        job: str = "",
+        ports: int = 1,
+        silence_s: float = 15.0,
+    ) -> Bootstrap:
+        """Joins the job whose rank 0 serves at address:port; returns when all ranks are there.
+
+        job: words that the ranks of one job share; whoever does not know them is turned away.
+        ports: how many consecutive ports rank 0 may use if the first are taken. silence_s: a rank
+        that ends is noticed at once, one whose machine falls silent after this long. Raises
+        SystemError if the port is taken, nobody answers, or a rank does not come within timeout_s.
+        """
+        if world_size < 1 or not 0 <= rank < world_size:
+            raise InvalidUsageError(
+                f"there is no rank {rank} among {world_size} ranks; a rank is at least 0 and below "
+                f"the world size"
+            )
+        self = cls(rank, world_size, timeout_s)
+        if world_size == 1:
+            return self
+        deadline = time.monotonic() + timeout_s
+        try:
+            if rank == 0:
+                listener = _listen(address, port, ports)
+                self._server = rdv.Server(listener, world_size, job, silence_s)
+                port, ports = listener.getsockname()[1], 1
+                address = "127.0.0.1" if listener.getsockname()[0] in ("::", "0.0.0.0") else address
+            self._link = self._join(address, port, ports, job, deadline)
+            self._link.sock.settimeout(silence_s)
+            threading.Thread(target=self._listen_to, args=(silence_s,), daemon=True).start()
+            threading.Thread(target=self._beat, args=(silence_s / 5,), daemon=True).start()
+            # Rank 0 names who is missing; the others give it a moment to do so.
+            grace = 0.0 if rank == 0 else 1.0
+            self._wait(lambda: self._welcome, deadline + grace, "the start", self._who_is_missing)
+        except BaseException:
+            self._drop()
+            raise
+        return self
+
+    @classmethod
+    def from_environment(cls, timeout_s: float = 30.0, place: Place | None = None) -> Bootstrap:
+        """Joins the job that the launcher's environment variables describe."""
+        here = place or place_from_environment()
+        return cls.connect(
+            here.rank,
+            here.world_size,
+            here.address,
+            here.port,
+            timeout_s,
+            job=here.job,
+            ports=here.ports,
+        )
+
+    def all_gather(
+        self, payload: bytes, label: str = "all_gather", timeout_s: float = 600.0
+    ) -> list[bytes]:
+        """Gives every rank everybody's payload, in rank order; ranks must use the same label.
+
+        A slow rank is waited for up to timeout_s, a dead one is not.
+        """
+        if self._link is None:
+            return [payload]
+        self._raise_if_failed()
+        self._send(rdv.GIVE, rdv.pack_gather(label, payload))
+        self._wait(lambda: bool(self._results), time.monotonic() + timeout_s, repr(label))
+        with self._changed:
+            body = self._results.pop(0)
+        parts: list[bytes] = []
+        at = 0
+        while at < len(body):
+            (size,) = struct.unpack_from("<I", body, at)
+            parts.append(body[at + 4 : at + 4 + size])
+            at += 4 + size
+        return parts
+
+    def barrier(self, label: str = "barrier", timeout_s: float = 600.0) -> None:
+        """Returns when every rank has called it."""
+        self.all_gather(b"", label, timeout_s)
+
+    def check_same(self, label: str, digest: str) -> None:
+        """Raises SystemError on every rank, naming the values, unless all ranks pass the same."""
+        said = [part.decode() for part in self.all_gather(digest.encode(), f"check of {label}")]
+        if len(set(said)) > 1:
+            raise SystemError(
+                f"the ranks disagree on {label}: {_by_value(said)}; start every rank with the same "
+                f"model, options, machine and version of ark"
+            )
+
+    def failure(self) -> str | None:
+        """Why the job has failed, or None while all is well."""
+        return self._failure
+
+    def on_failure(self, callback: FailureCallback) -> None:
+        """Calls back once, from another thread, when the job fails; at once if it has failed."""
+        with self._changed:
+            if self._failure is None:
+                self._callbacks.append(callback)
+                return
+        callback(self._failure)
+
+    def abort(self, message: str) -> None:
+        """Tells every other rank that this one has failed; idempotent, never raises."""
+        with contextlib.suppress(OSError):
+            if self._link is not None and not self._closed and self._failure is None:
+                self._link.send(rdv.FAILURE, message.encode())
+        self._fail(f"rank {self.rank} (this one) reports: {message}")
+
+    def close(self, wait_s: float = 5.0) -> None:
+        """Leaves the job; rank 0 stays up to wait_s for the others to leave. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._link is not None:
+            with contextlib.suppress(OSError):
+                self._link.send(rdv.BYE)
+        if self._server is not None:
+            self._server.close(wait_s)
+        self._drop()
+
+    def __enter__(self) -> Bootstrap:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None and self._failure is None:
+            self.abort(str(error) or type(error).__name__)
+        self.close()
+
+    # The connection.
+
+    def _join(self, address: str, port: int, ports: int, job: str, deadline: float) -> rdv.Link:
+        """Tries the ports in turn until rank 0 answers, or the deadline passes."""
+        hello = json.dumps(
+            {
+                "rank": self.rank,
+                "world_size": self.world_size,
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+            }
+        ).encode()
+        stranger = ""
+        reason = "nothing answers"
+        while True:
+            for candidate in range(port, port + ports):
+                try:
+                    sock = socket.create_connection((address, candidate), _PROBE_S)
+                except OSError as error:
+                    reason = error.strerror or str(error) or reason
+                    continue
+                link = rdv.Link(sock)
+                try:
+                    greeting = rdv.read_exactly(sock, len(rdv.MAGIC) + rdv.NONCE)
+                    if not greeting.startswith(rdv.MAGIC):
+                        raise ConnectionError("not an ark rendezvous")
+                    sock.settimeout(max(deadline - time.monotonic(), _PROBE_S))
+                    shown = rdv.proof(job, greeting[len(rdv.MAGIC) :], hello)
+                    link.send(rdv.HELLO, hello + shown)
+                    # Whoever knows other words is hung up on; a member hears something at once.
+                    kind, body = link.receive()
+                except OSError:
+                    link.close()
+                    stranger = f"; another program answers at port {candidate}"
+                    continue
+                self._take(kind, body)
+                return link
+            if time.monotonic() > deadline:
+                where = f"{port}" if ports == 1 else f"{port} to {port + ports - 1}"
+                raise SystemError(
+                    f"rank {self.rank} looked for rank 0 at {address}, port {where}, for "
+                    f"{self.timeout_s:g} s and did not find it ({reason}{stranger}); check that "
+                    f"rank 0 runs, that MASTER_ADDR and MASTER_PORT are the same on all ranks, and "
+                    f"that no firewall stands between"
+                )
+            time.sleep(0.05)
+
+    def _listen_to(self, silence_s: float) -> None:
+        assert self._link is not None
+        try:
+            while not self._closed:
+                self._take(*self._link.receive())
+        except OSError as error:
+            silent = isinstance(error, TimeoutError)
+            how = f"was silent for {silence_s:g} s" if silent else "ended without a word"
+            if not self._closed:
+                self._fail(f"rank 0 {how}; look at its own output for why")
+
+    def _take(self, kind: int, body: bytes) -> None:
+        if kind in (rdv.REFUSE, rdv.FAILURE):
+            self._fail(body.decode())
+        elif kind == rdv.BYE and not self._closed:
+            self._fail("rank 0 has left the job")
+        with self._changed:
+            if kind == rdv.WELCOME:
+                self._welcome = True
+            elif kind == rdv.GATHERED:
+                self._results.append(body)
+            self._changed.notify_all()
+
+    def _beat(self, interval_s: float) -> None:
+        while not self._closed and self._failure is None:
+            with contextlib.suppress(OSError):
+                if self._link is not None:
+                    self._link.send(rdv.PING)
+            time.sleep(interval_s)
+
+    def _send(self, kind: int, body: bytes) -> None:
+        assert self._link is not None
+        try:
+            self._link.send(kind, body)
+        except OSError as error:
+            self._raise_if_failed()
+            raise SystemError(
+                f"rank {self.rank} cannot reach rank 0 any more ({error}); look at rank 0's own "
+                f"output for why it ended"
+            ) from error
+
+    def _wait(
+        self,
+        ready: Callable[[], bool],
+        deadline: float,
+        what: str,
+        detail: Callable[[], str] = lambda: "",
+    ) -> None:
+        with self._changed:
+            while not ready() and self._failure is None:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                self._changed.wait(min(left, 1.0))
+            if ready():
+                return
+        self._raise_if_failed()
+        message = f"not all of {self.world_size} ranks reached {what} in time{detail()}"
+        if self._server is not None:
+            self._server.fail(message, spare=0)
+        self.abort(message)
+        raise SystemError(message)
+
+    def _who_is_missing(self) -> str:
+        if self._server is None:
+            return ""
+        names = ", ".join(str(r) for r in self._server.missing())
+        return (
+            f": within {self.timeout_s:g} s rank {names} did not come; check that it was started "
+            f"and that it reaches this machine"
+        )
+
+    def _fail(self, message: str) -> None:
+        with self._changed:
+            if self._failure is not None:
+                return
+            self._failure = message
+            callbacks, self._callbacks = self._callbacks, []
+            self._changed.notify_all()
+        for callback in callbacks:
+            callback(message)
+
+    def _raise_if_failed(self) -> None:
+        if self._failure is not None:
+            raise SystemError(self._failure)
+
+    def _drop(self) -> None:
+        self._closed = True
+        if self._server is not None:
+            self._server.close(1.0)
+        if self._link is not None:
+            self._link.close()
+
+
+def _listen(address: str, port: int, ports: int) -> socket.socket:
+    """A listening socket on the first free port; loopback only if the address is loopback."""
+    taken = ""
+    for candidate in range(port, min(port + ports, 65536)):
+        try:
+            family, _, _, _, where = socket.getaddrinfo(
+                address, candidate, type=socket.SOCK_STREAM
+            )[0]
+            host = str(where[0])
+            if host == "::1" or host.startswith("127."):
+                return socket.create_server((host, candidate), family=family)
+            if socket.has_dualstack_ipv6():
+                return socket.create_server(
+                    ("", candidate), family=socket.AF_INET6, dualstack_ipv6=True
+                )
+            return socket.create_server(("", candidate))
+        except OSError as error:
+            taken = error.strerror or str(error)
+    where_text = f"{port}" if ports == 1 else f"{port} to {port + ports - 1}"
+    raise SystemError(
+        f"rank 0 cannot serve the other ranks at {address}, port {where_text}: {taken}; set "
+        f"MASTER_PORT to a free port and MASTER_ADDR to rank 0's machine, the same on all ranks"
+    )
+
+
+def _by_value(said: Sequence[str]) -> str:
+    ranks: dict[str, list[str]] = {}
+    for rank, value in enumerate(said):
+        ranks.setdefault(value, []).append(str(rank))
+    return "; ".join(f"rank {', '.join(rs)} has {value!r}" for value, rs in ranks.items())

@@ -1,0 +1,212 @@
+"""Starts the ranks of a job on this machine: `ark.launch(n, function)` and `--ranks n`.
+
+Any other launcher (torchrun, mpirun, srun) does as well; this one needs nothing installed. It sets
+the variables that ark.runtime.place reads, shows rank 0's output, says which rank failed first and
+why, and leaves no process behind, whatever ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from ark.errors import BaseError, InvalidUsageError
+from ark.runtime.lifeline import tie_to
+
+_LIFELINE = Path(__file__).with_name("lifeline.py")
+_GRACE_S = 2.0  # what ranks may take to end by themselves after the first has failed
+_TAIL = 16384
+
+
+class _Rank(Protocol):
+    """A started rank."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+
+    def complaint(self) -> str:
+        """Its last paragraph of errors; empty if it has shown them itself."""
+        ...
+
+
+def launch(ranks: int, function: Callable[..., Any], *args: Any) -> int:
+    """Runs function(*args) in `ranks` new processes, each with its place in the environment.
+
+    The function must be importable (not a lambda), as multiprocessing asks. Returns 0, or the exit
+    code of the rank that failed first after printing its error: 2 for an error of ark, else 1.
+    """
+    _check(ranks)
+    context = multiprocessing.get_context("spawn")
+    started: list[_Rank] = []
+    try:
+        for environment in _environments(ranks):
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(
+                target=_call, args=(environment, os.getpid(), theirs, function, args), daemon=True
+            )
+            process.start()
+            theirs.close()
+            started.append(_FunctionRank(process, ours))
+        return _supervise(started)
+    finally:
+        _end(started)
+
+
+def launch_command(ranks: int, argv: Sequence[str]) -> int:
+    """Runs the command in `ranks` processes and returns the exit code, as `launch` does."""
+    _check(ranks)
+    started: list[_Rank] = []
+    try:
+        for rank, environment in enumerate(_environments(ranks)):
+            process = subprocess.Popen(
+                [sys.executable, "-S", "-E", str(_LIFELINE), str(os.getpid()), *argv],
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=None if rank == 0 else subprocess.DEVNULL,
+                stderr=None if rank == 0 else subprocess.PIPE,
+                start_new_session=True,
+            )
+            started.append(_CommandRank(process))
+        return _supervise(started)
+    finally:
+        _end(started)
+
+
+def _check(ranks: int) -> None:
+    if ranks < 1:
+        raise InvalidUsageError(f"cannot start {ranks} ranks; ask for at least 1")
+
+
+def _environments(ranks: int) -> list[dict[str, str]]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "ARK_JOB_SECRET": secrets.token_hex(16),
+    }
+    return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+
+
+def _call(
+    environment: Mapping[str, str],
+    parent: int,
+    report: Any,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+) -> None:
+    """A rank's process: calls the function and reports an exception to the launcher."""
+    os.setsid()
+    tie_to(parent)
+    os.environ.update(environment)
+    if environment["RANK"] != "0":
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    try:
+        function(*args)
+    except BaseException as error:
+        known = isinstance(error, BaseError)
+        report.send(str(error) if known else traceback.format_exc().strip())
+        os._exit(2 if known else 1)
+
+
+class _FunctionRank:
+    def __init__(self, process: Any, report: Any) -> None:
+        self.pid = process.pid
+        self._process = process
+        self._report = report
+
+    def poll(self) -> int | None:
+        code: int | None = self._process.exitcode
+        return code
+
+    def complaint(self) -> str:
+        with contextlib.suppress(EOFError, OSError):
+            if self._report.poll():
+                return str(self._report.recv())
+        return ""
+
+
+class _CommandRank:
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.pid = process.pid
+        self._process = process
+        self._tail = b""
+        self._reader: threading.Thread | None = None
+        if process.stderr is not None:
+            self._reader = threading.Thread(target=self._read, daemon=True)
+            self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        while piece := self._process.stderr.read1(4096):  # type: ignore[attr-defined]
+            self._tail = (self._tail + piece)[-_TAIL:]
+
+    def poll(self) -> int | None:
+        return self._process.poll()
+
+    def complaint(self) -> str:
+        if self._reader is not None:
+            self._reader.join(1.0)
+        text = self._tail.decode(errors="replace").strip()
+        return text.rsplit("\n\n", 1)[-1].removeprefix("ark: ")
+
+
+def _supervise(ranks: Sequence[_Rank]) -> int:
+    """Waits until all have ended, or one has failed and the others had their grace."""
+    failed = -1
+    deadline = 0.0
+    while True:
+        codes = [rank.poll() for rank in ranks]
+        if failed < 0:
+            failed = next((i for i, code in enumerate(codes) if code), -1)
+            deadline = time.monotonic() + _GRACE_S
+        if all(code is not None for code in codes) or (failed >= 0 and time.monotonic() > deadline):
+            break
+        time.sleep(0.02)
+    if failed < 0:
+        return 0
+    code = codes[failed]
+    assert code is not None
+    complaint = ranks[failed].complaint()
+    if code < 0:
+        complaint = (
+            f"ended by signal {-code} ({signal.Signals(-code).name}); the other ranks were stopped"
+            + (f". Its last words: {complaint}" if complaint else "")
+        )
+    if complaint:
+        print(f"ark: rank {failed}: {complaint}", file=sys.stderr, flush=True)
+    return code if code > 0 else 128 - code
+
+
+def _end(ranks: Sequence[_Rank]) -> None:
+    """Ends every process group that is left, politely first."""
+    for stop in (signal.SIGTERM, signal.SIGKILL):
+        for rank in ranks:
+            alive = rank.poll() is None
+            # A rank leads its group, in which it may have left children of its own.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if alive or stop == signal.SIGKILL:
+                    os.killpg(rank.pid, stop)
+                    continue
+            if alive:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(rank.pid, stop)
+        deadline = time.monotonic() + _GRACE_S
+        while any(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
+            time.sleep(0.02)

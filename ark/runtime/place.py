@@ -1,0 +1,124 @@
+"""Where this process stands among the ranks, read from the environment that its launcher left.
+
+Understands torchrun (and ark.launch, which sets the same variables), Open MPI, PMI (MPICH, Intel
+MPI) and Slurm, in this order. Called by ark.runtime.bootstrap; opens no connection.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ark.errors import InvalidUsageError
+
+# (launcher, rank, world size, rank on this machine, ranks on this machine)
+_LAUNCHERS = (
+    ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    (
+        "Open MPI",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    ("PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    # The size of the step, not of the allocation: a batch script is no rank.
+    ("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),
+)
+_JOB_IDS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
+
+
+@dataclass(frozen=True)
+class Place:
+    """One rank's place.
+
+    local_rank: its number on this machine. address, port: where rank 0 serves; other programs may
+    hold the port (torchrun's own store does), so `ports` consecutive ones are tried. job: words
+    that the processes of one job share and others do not.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    address: str = "127.0.0.1"
+    port: int = 0
+    ports: int = 8
+    job: str = ""
+
+
+def place_from_environment(environ: Mapping[str, str] | None = None) -> Place:
+    """The place that the launcher's variables give; one rank of one if there is no launcher.
+
+    Raises InvalidUsageError where variables are missing or contradict each other.
+    """
+    env = os.environ if environ is None else environ
+    for launcher, rank_name, size_name, local_name, local_size_name in _LAUNCHERS:
+        if rank_name not in env or size_name not in env:
+            continue
+        rank = _number(env, rank_name)
+        size = _number(env, size_name)
+        if size < 1 or not 0 <= rank < size:
+            raise InvalidUsageError(
+                f"{launcher} says {rank_name}={rank} and {size_name}={size}; a rank is at least 0 "
+                f"and below the world size: correct the two variables"
+            )
+        local = _number(env, local_name) if env.get(local_name) else rank
+        if size == 1:
+            return Place(local_rank=local)
+        job = next((env[name] for name in _JOB_IDS if env.get(name)), "")
+        secret = env.get("ARK_JOB_SECRET", "")
+        everyone_here = (
+            env.get(local_size_name) == env[size_name] or env.get("SLURM_STEP_NUM_NODES") == "1"
+        )
+        return Place(
+            rank,
+            size,
+            local,
+            _address(env, launcher, everyone_here),
+            _port(env, job),
+            job=secret or job,
+        )
+    return Place()
+
+
+def _number(env: Mapping[str, str], name: str) -> int:
+    try:
+        return int(env[name])
+    except ValueError as error:
+        raise InvalidUsageError(
+            f"the environment has {name}={env[name]!r}, which is not a whole number; correct or "
+            f"unset it"
+        ) from error
+
+
+def _address(env: Mapping[str, str], launcher: str, everyone_here: bool) -> str:
+    if env.get("MASTER_ADDR"):
+        return env["MASTER_ADDR"]
+    if everyone_here:
+        return "127.0.0.1"
+    if env.get("SLURM_STEP_NODELIST"):
+        return first_host(env["SLURM_STEP_NODELIST"])
+    raise InvalidUsageError(
+        f"{launcher} started ranks on several machines, but MASTER_ADDR is not set, so the ranks "
+        f"cannot find rank 0; set MASTER_ADDR to the name or address of rank 0's machine on all"
+    )
+
+
+def _port(env: Mapping[str, str], job: str) -> int:
+    if not env.get("MASTER_PORT"):
+        return 20000 + zlib.crc32(job.encode()) % 10000
+    port = _number(env, "MASTER_PORT")
+    if not 0 < port < 65536:
+        raise InvalidUsageError(
+            f"the environment has MASTER_PORT={port}; a port lies between 1 and 65535: correct it"
+        )
+    return port
+
+
+def first_host(nodes: str) -> str:
+    """The first host of a Slurm node list, such as `gpu[04-07,11],login` (gpu04)."""
+    match = re.match(r"([^,\[]*)(?:\[(\w+)[^\]]*\]([^,\[]*))?", nodes)
+    return "".join(part or "" for part in match.groups()) if match else nodes

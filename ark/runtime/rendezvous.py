@@ -1,0 +1,269 @@
+"""Rank 0's side of the bootstrap: a small TCP server through which all ranks of a job talk.
+
+Every rank, rank 0 too, holds one connection to it. It lets in whoever proves to know the job's
+words, collects one message per rank and gives all of them to everyone, and tells everyone at once
+when a rank is lost or reports an error. Used by ark.runtime.bootstrap alone.
+
+Wire format: frames of (kind u8, length u32, body), little-endian; bodies are JSON or raw bytes. The
+server speaks first (MAGIC and a nonce), so that a foreign program on either end is recognised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+MAGIC = b"ark-rdv1"
+NONCE = 16
+MAX_FRAME = 256 << 20
+HANDSHAKE_S = 10.0
+
+HELLO, WELCOME, REFUSE, GIVE, GATHERED, PING, FAILURE, BYE = range(1, 9)
+
+_HEADER = struct.Struct("<BI")
+
+
+class Link:
+    """A framed connection; `send` may be called from several threads."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._lock = threading.Lock()
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def send(self, kind: int, body: bytes = b"") -> None:
+        with self._lock:
+            self.sock.sendall(_HEADER.pack(kind, len(body)) + body)
+
+    def receive(self, limit: int = MAX_FRAME) -> tuple[int, bytes]:
+        """The next frame; ConnectionError if the stream ends or is no stream of frames."""
+        kind, length = _HEADER.unpack(read_exactly(self.sock, _HEADER.size))
+        if not HELLO <= kind <= BYE or length > limit:
+            raise ConnectionError("not a frame")
+        return kind, read_exactly(self.sock, length)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+        self.sock.close()
+
+
+def read_exactly(sock: socket.socket, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        piece = sock.recv(min(count - len(data), 1 << 20))
+        if not piece:
+            raise ConnectionError("the connection ended")
+        data += piece
+    return bytes(data)
+
+
+def proof(job: str, nonce: bytes, hello: bytes) -> bytes:
+    """What a rank shows to be let in: it knows the job's words and answers this very nonce."""
+    return hmac.new(job.encode(), nonce + hello, hashlib.sha256).digest()
+
+
+def pack_gather(label: str, payload: bytes) -> bytes:
+    name = label.encode()
+    return struct.pack("<H", len(name)) + name + payload
+
+
+def unpack_gather(body: bytes) -> tuple[str, bytes]:
+    (length,) = struct.unpack_from("<H", body)
+    return body[2 : 2 + length].decode(), body[2 + length :]
+
+
+@dataclass
+class _Member:
+    link: Link
+    who: str
+    left: bool = False
+    given: list[tuple[str, bytes]] = field(default_factory=list)
+
+
+class Server:
+    """Serves one job; `close` ends its threads. Times are in seconds."""
+
+    def __init__(
+        self, listener: socket.socket, world_size: int, job: str, silence_s: float
+    ) -> None:
+        self._listener = listener
+        self._world_size = world_size
+        self._job = job
+        self._silence_s = silence_s
+        self._lock = threading.Condition()
+        self._members: dict[int, _Member] = {}
+        self._failure = ""
+        self._closing = False
+        listener.settimeout(0.2)
+        self._spawn(self._accept)
+        self._spawn(self._beat)
+
+    @staticmethod
+    def _spawn(target: Callable[..., None], *args: Any) -> None:
+        threading.Thread(target=target, args=args, name="ark-rendezvous", daemon=True).start()
+
+    def missing(self) -> list[int]:
+        """Ranks that have not come."""
+        with self._lock:
+            return [r for r in range(self._world_size) if r not in self._members]
+
+    def fail(self, message: str, spare: int = -1) -> None:
+        """Tells every rank but `spare` why the job has failed; the first reason stays."""
+        with self._lock:
+            if self._failure:
+                return
+            self._failure = message
+            members = [m for r, m in self._members.items() if r != spare and not m.left]
+        for member in members:
+            with contextlib.suppress(OSError):
+                member.link.send(FAILURE, message.encode())
+
+    def close(self, wait_s: float) -> None:
+        """Waits for the other ranks to leave, then drops whoever is still there."""
+        with self._lock:
+            self._lock.wait_for(lambda: all(m.left for m in self._members.values()), wait_s)
+            self._closing = True
+            members = list(self._members.values())
+        for member in members:
+            with contextlib.suppress(OSError):
+                member.link.send(BYE)
+            member.link.close()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while not self._closing:
+            try:
+                sock, address = self._listener.accept()
+            except TimeoutError:
+                continue
+            except OSError:
+                return
+            self._spawn(self._serve, sock, f"{address[0]}:{address[1]}")
+
+    def _serve(self, sock: socket.socket, peer: str) -> None:
+        sock.settimeout(HANDSHAKE_S)
+        try:
+            rank, member = self._let_in(Link(sock), peer)
+        except (OSError, ValueError, KeyError, TypeError, struct.error):
+            sock.close()
+            return
+        sock.settimeout(self._silence_s)
+        try:
+            while True:
+                kind, body = member.link.receive()
+                if kind == GIVE:
+                    self._give(rank, member, *unpack_gather(body))
+                elif kind == FAILURE:
+                    self.fail(f"rank {rank} ({member.who}) reports: {body.decode()}", spare=rank)
+                elif kind == BYE:
+                    self._leave(rank, member)
+                    return
+        except (OSError, ValueError, struct.error) as error:
+            silent = isinstance(error, TimeoutError)
+            how = f"was silent for {self._silence_s:g} s" if silent else "ended without a word"
+            self.fail(
+                f"rank {rank} ({member.who}) {how}; look at that rank's own output for why", rank
+            )
+            self._leave(rank, member)
+        finally:
+            member.link.close()
+
+    def _let_in(self, link: Link, peer: str) -> tuple[int, _Member]:
+        nonce = secrets.token_bytes(NONCE)
+        link.sock.sendall(MAGIC + nonce)
+        kind, body = link.receive(limit=4096)
+        hello, shown = body[:-32], body[-32:]
+        if kind != HELLO or not hmac.compare_digest(shown, proof(self._job, nonce, hello)):
+            raise ConnectionError("not of this job")
+        said = json.loads(hello)
+        rank, size = int(said["rank"]), int(said["world_size"])
+        member = _Member(link, f"process {int(said['pid'])} on {said['host']!s:.64}")
+        refusal = ""
+        with self._lock:
+            if size != self._world_size:
+                refusal = (
+                    f"rank {rank} was started for {size} ranks but rank 0 for {self._world_size}; "
+                    f"start all ranks with the same world size"
+                )
+            elif not 0 <= rank < size:
+                refusal = f"there is no rank {rank} among {size} ranks; correct the rank"
+            elif rank in self._members:
+                refusal = (
+                    f"rank {rank} is there twice: {self._members[rank].who} and {member.who}; "
+                    f"give every process a rank of its own"
+                )
+            else:
+                self._members[rank] = member
+            complete = len(self._members) == self._world_size
+        if refusal:
+            link.send(REFUSE, refusal.encode())
+            self.fail(refusal)
+            raise ConnectionError(refusal)
+        if self._failure:
+            link.send(FAILURE, self._failure.encode())
+        elif not complete:
+            link.send(PING)
+        else:
+            for other in list(self._members.values()):
+                with contextlib.suppress(OSError):
+                    other.link.send(WELCOME)
+        return rank, member
+
+    def _give(self, rank: int, member: _Member, label: str, payload: bytes) -> None:
+        trouble = ""
+        ready: list[bytes] = []
+        with self._lock:
+            member.given.append((label, payload))
+            position = len(member.given)
+            for other, theirs in self._members.items():
+                if theirs.left and len(theirs.given) < position:
+                    trouble = f"rank {other} has left, but rank {rank} waits for it at {label!r}"
+                elif len(theirs.given) >= position and theirs.given[position - 1][0] != label:
+                    trouble = (
+                        f"rank {rank} waits at {label!r}, but rank {other} at "
+                        f"{theirs.given[position - 1][0]!r}; all ranks must run the same program"
+                    )
+            if not trouble and all(m.given for m in self._members.values()):
+                ready = [self._members[r].given[0][1] for r in range(self._world_size)]
+                for m in self._members.values():
+                    m.given.pop(0)
+        if trouble:
+            self.fail(trouble)
+        elif ready:
+            body = b"".join(struct.pack("<I", len(p)) + p for p in ready)
+            for m in list(self._members.values()):
+                with contextlib.suppress(OSError):
+                    m.link.send(GATHERED, body)
+
+    def _leave(self, rank: int, member: _Member) -> None:
+        waiting = ""
+        with self._lock:
+            member.left = True
+            for other, theirs in self._members.items():
+                if len(theirs.given) > len(member.given):
+                    waiting = (
+                        f"rank {rank} has left, but rank {other} waits for it at "
+                        f"{theirs.given[-1][0]!r}"
+                    )
+            self._lock.notify_all()
+        if waiting and not self._failure:
+            self.fail(waiting)
+
+    def _beat(self) -> None:
+        while not self._closing:
+            for member in list(self._members.values()):
+                if not member.left:
+                    with contextlib.suppress(OSError):
+                        member.link.send(PING)
+            time.sleep(self._silence_s / 5)

@@ -1,0 +1,171 @@
+"""From HIP source to a code object, with hiprtc where ROCm is installed, else with plain clang.
+
+The prelude includes nothing, so the clang of the `ziglang` wheel suffices: it knows the AMD targets
+and brings the linker. The same source and compiler give the same bytes. Called by ark.runtime and
+`ark emit`; needs no GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import subprocess
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ark.backend.protocol import Binary, Source, Target
+from ark.errors import BaseError, SystemError
+from ark_rocm import driver, machines
+
+_COMMON = (
+    "-O3",
+    "-std=c++17",
+    "-ffp-contract=fast",
+    "-mcode-object-version=5",
+)
+_CLANG = (
+    "-x",
+    "hip",
+    "-nogpuinc",
+    "-nogpulib",
+    "--offload-device-only",
+    "--no-gpu-bundle-output",
+    "-fms-extensions",
+    "-fuse-cuid=none",
+)
+_LOG_LINES = 30
+
+
+class Compiler:
+    """Compiles loop kernels; see ark.backend.protocol.Compiler."""
+
+    def key(self, target: Target) -> str:
+        machines.describe(target.arch)
+        return " ".join((_tool(), *_COMMON, target.arch, str(target.threads)))
+
+    def compile(self, source: Source, target: Target) -> Binary:
+        machines.describe(target.arch)
+        if _hiprtc_version():
+            return _with_hiprtc(source, target)
+        return _with_clang(source, target)
+
+
+def assembly(source: Source, target: Target) -> str:
+    """The kernel as assembly text, for checks of what the compiler made of it."""
+    with tempfile.TemporaryDirectory(prefix="ark-") as folder:
+        return _assemble(source, target, Path(folder)).read_text()
+
+
+def _tool() -> str:
+    version = _hiprtc_version()
+    return f"hiprtc {version}" if version else f"ziglang clang {_ziglang()}"
+
+
+@functools.cache
+def _hiprtc_version() -> str:
+    """The version of ROCm's own runtime compiler; empty where there is none."""
+    try:
+        rtc = driver.rtc()
+        major, minor = driver.call("hiprtcVersion", rtc.hiprtcVersion)
+    except BaseError:
+        return ""
+    return f"{major}.{minor}"
+
+
+def _ziglang() -> str:
+    if importlib.util.find_spec("ziglang") is None:
+        raise SystemError(
+            "there is no compiler for AMD GPUs here: neither ROCm's hiprtc library nor the package "
+            f"ziglang, whose clang would do; install it with `{driver.INSTALL}`"
+        )
+    return metadata.version("ziglang")
+
+
+def _with_clang(source: Source, target: Target) -> Binary:
+    with tempfile.TemporaryDirectory(prefix="ark-") as name:
+        folder = Path(name)
+        _assemble(source, target, folder)
+        cpu = f"-mcpu={target.arch}"
+        _zig(
+            folder,
+            ["clang", "-x", "assembler", "-target", "amdgcn-amd-amdhsa", cpu]
+            + ["-mcode-object-version=5", "-c", "loop.s", "-o", "loop.o"],
+        )
+        log = _zig(folder, ["ld.lld", "-shared", "loop.o", "-o", "loop.hsaco"])
+        return Binary((folder / "loop.hsaco").read_bytes(), ".hsaco", log)
+
+
+def _assemble(source: Source, target: Target, folder: Path) -> Path:
+    (folder / "loop.hip").write_text(source.text)
+    arch = f"--offload-arch={target.arch}"
+    _zig(folder, ["clang", *_CLANG, *_COMMON, arch, "-S", "loop.hip", "-o", "loop.s"])
+    return folder / "loop.s"
+
+
+def _zig(folder: Path, arguments: list[str]) -> str:
+    _ziglang()
+    done = subprocess.run(
+        [sys.executable, "-m", "ziglang", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        stdin=subprocess.DEVNULL,
+    )
+    if done.returncode != 0:
+        raise _rejected(" ".join(arguments[:1]), done.stderr)
+    return done.stderr
+
+
+def _rejected(tool: str, log: str) -> SystemError:
+    lines = log.strip().splitlines()
+    first = next((i for i, line in enumerate(lines) if "error" in line), 0)
+    shown = "\n".join(lines[first : first + _LOG_LINES])
+    return SystemError(
+        f"{tool} cannot compile the loop kernel; this is a fault of ark or of the compiler's "
+        f"version, please report it with these words:\n{shown}"
+    )
+
+
+def _with_hiprtc(source: Source, target: Target) -> Binary:
+    rtc = driver.rtc()
+    name = f"loop-{hashlib.sha256(source.text.encode()).hexdigest()[:12]}.hip"
+    program = driver.call(
+        "hiprtcCreateProgram",
+        rtc.hiprtcCreateProgram,
+        source.text.encode(),
+        name.encode(),
+        0,
+        [],
+        [],
+    )
+    try:
+        options = [*_COMMON, f"--offload-arch={target.arch}"]
+        encoded = [option.encode() for option in options]
+        result = rtc.hiprtcCompileProgram(program, len(encoded), encoded)
+        code = result[0] if isinstance(result, tuple) else result
+        log = _log(rtc, program)
+        if int(code) != 0:
+            raise _rejected("hiprtc", log)
+        size = int(driver.call("hiprtcGetCodeSize", rtc.hiprtcGetCodeSize, program))
+        data = bytearray(size)
+        driver.call("hiprtcGetCode", rtc.hiprtcGetCode, program, data)
+        return Binary(bytes(data), ".hsaco", log)
+    finally:
+        rtc.hiprtcDestroyProgram(_reference(program))
+
+
+def _log(rtc: Any, program: Any) -> str:
+    size = int(driver.call("hiprtcGetProgramLogSize", rtc.hiprtcGetProgramLogSize, program))
+    data = bytearray(max(size, 1))
+    driver.call("hiprtcGetProgramLog", rtc.hiprtcGetProgramLog, program, data)
+    return bytes(data).rstrip(b"\0").decode(errors="replace")
+
+
+def _reference(program: Any) -> Any:
+    """hiprtcDestroyProgram takes the address of the handle."""
+    return program.createRef() if hasattr(program, "createRef") else program

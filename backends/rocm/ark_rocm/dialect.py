@@ -1,0 +1,25 @@
+"""The loop kernel in HIP C++ for one AMD architecture. Called by ark_rocm.__init__."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+from ark.codegen.dialect import Dialect
+from ark_rocm import machines
+from ark_rocm.tasks import matmul
+
+
+def _text(name: str) -> str:
+    return (resources.files("ark_rocm") / name).read_text()
+
+
+def dialect(arch: str) -> Dialect:
+    """The dialect for `arch`; UnsupportedError if this backend does not know it."""
+    ticks = machines.describe(arch).tick_ns
+    return Dialect(
+        name="rocm",
+        suffix=".hip",
+        prelude=f"constexpr unsigned ARK_TICKS_NS = {ticks};\n{_text('prelude.h')}",
+        entry=_text("entry.h"),
+        bodies={"matmul": matmul.write},
+    )

@@ -1,0 +1,95 @@
+"""The HIP runtime through hip-python, with its errors as ark's. Called by probe, device, compiler.
+
+hip-python opens the driver's libraries at the first call, so importing it proves nothing; 6.x, 7.x
+and 10.x differ in the modules behind the names, which is why all imports stand here.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib import metadata
+from typing import Any
+
+from ark.errors import BaseError, GpuError, SystemError
+
+INSTALL = "pip install 'ark-gpu[rocm]'"
+
+# What the bindings lack in some versions; the values are HIP's own.
+MALLOC_UNCACHED = 0x3
+HOST_MAPPED = 0x2
+HOST_COHERENT = 0x40000000
+STREAM_NON_BLOCKING = 0x1
+IPC_LAZY_PEER_ACCESS = 0x1
+
+# Faults that a kernel caused, as opposed to what the machine lacks.
+_FAULTS = ("LaunchFailure", "LaunchTimeOut", "IllegalAddress", "Assert", "ECCNotCorrectable")
+
+
+def module() -> Any:
+    """hip-python's `hip`; SystemError if it is not installed."""
+    return _import("hip")
+
+
+def rtc() -> Any:
+    """hip-python's `hiprtc`; SystemError if it is not installed."""
+    return _import("hiprtc")
+
+
+def _import(name: str) -> Any:
+    try:
+        return importlib.import_module(f"hip.{name}")
+    except ImportError as error:
+        raise SystemError(
+            f"the rocm backend needs the package hip-python, which cannot be imported ({error}); "
+            f"install it with `{INSTALL}`"
+        ) from error
+
+
+def package_version() -> str:
+    """The version of hip-python, empty if unknown."""
+    try:
+        return metadata.version("hip-python")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def runtime_version(hip: Any) -> tuple[int, int]:
+    """(major, minor) of the HIP library that was opened."""
+    version = int(call("hipRuntimeGetVersion", hip.hipRuntimeGetVersion))
+    return version // 10_000_000, version // 100_000 % 100
+
+
+def call(name: str, function: Any, *args: Any, doing: str = "") -> Any:
+    """Calls a HIP function and returns its value (a tuple if several, None if there is none).
+
+    Raises GpuError for a fault of a kernel, SystemError for everything else.
+    """
+    try:
+        result = function(*args)
+    except RuntimeError as error:
+        raise SystemError(
+            f"the HIP library cannot be used: {error}; install ROCm's runtime (libamdhip64.so) or "
+            f"put its folder on LD_LIBRARY_PATH"
+        ) from error
+    values = result if isinstance(result, tuple) else (result,)
+    code = values[0]
+    if int(code) != 0:
+        raise failure(name, code, doing)
+    if len(values) == 1:
+        return None
+    return values[1] if len(values) == 2 else values[1:]
+
+
+def failure(name: str, code: Any, doing: str = "") -> BaseError:
+    """The error that an error code stands for."""
+    word = getattr(code, "name", str(code))
+    where = f" while {doing}" if doing else ""
+    if any(fault in word for fault in _FAULTS):
+        return GpuError(
+            f"the GPU reported {word} ({name}){where}; the process has to be started again before "
+            f"it can use this device"
+        )
+    return SystemError(
+        f"{name} failed with {word}{where}; `rocminfo` and `dmesg` say whether the driver and the "
+        f"device are well"
+    )

@@ -1,0 +1,109 @@
+"""What AMD GPUs look like to the planner: named models, and one filled in by an opened device.
+
+Widths, shared memory and special units belong to the architecture (ARCHS); counts and speeds to a
+product (MODELS, from its data sheet). Called by ark_rocm.__init__ and ark_rocm.device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ark.errors import UnsupportedError
+from ark.plan.machine import Machine
+
+VOTE_BYTES = 256  # shared memory that the prelude keeps for itself, rounded up
+
+
+@dataclass(frozen=True)
+class Arch:
+    """One instruction set. lanes: of a wave. lds: shared memory of a workgroup, bytes.
+
+    tick_ns: period of the counter behind __builtin_readsteadycounter. unit: the matrix unit.
+    """
+
+    lanes: int
+    lds: int
+    tick_ns: int
+    unit: str
+
+
+ARCHS = {
+    "gfx90a": Arch(64, 65536, 40, "mfma"),
+    "gfx942": Arch(64, 65536, 10, "mfma"),
+    "gfx950": Arch(64, 163840, 10, "mfma"),
+    "gfx1100": Arch(32, 65536, 10, "wmma"),
+}
+
+WARPS = 8
+
+
+@dataclass(frozen=True)
+class Model:
+    """A product. processors: compute units (work-group processors on RDNA)."""
+
+    arch: str
+    processors: int
+    memory_gib: int
+    bandwidth_gbps: float
+    tflops: float
+    signal_us: float
+
+
+MODELS = {
+    "mi250x": Model("gfx90a", 110, 64, 1638.0, 191.5, 0.8),  # one of the card's two dies
+    "mi300x": Model("gfx942", 304, 192, 5300.0, 1307.0, 0.75),
+    "mi355x": Model("gfx950", 256, 288, 8000.0, 2500.0, 0.75),
+    "rx7900xtx": Model("gfx1100", 48, 24, 960.0, 122.8, 0.8),
+}
+
+
+def describe(arch: str) -> Arch:
+    """The architecture of that name; UnsupportedError if this backend does not know it."""
+    name = arch.split(":", 1)[0]
+    if name not in ARCHS:
+        raise UnsupportedError(
+            f"the rocm backend does not know the architecture {name!r}; it compiles for "
+            f"{', '.join(ARCHS)}"
+        )
+    return ARCHS[name]
+
+
+def machine(name: str, model: Model) -> Machine:
+    """A machine model for the planner."""
+    arch = describe(model.arch)
+    return Machine(
+        name=name,
+        arch=model.arch,
+        backend="rocm",
+        processors=model.processors,
+        lanes=arch.lanes,
+        warps=WARPS,
+        shared_bytes=arch.lds - VOTE_BYTES,
+        memory_bytes=model.memory_gib << 30,
+        bandwidth_gbps=model.bandwidth_gbps,
+        tflops=model.tflops,
+        signal_us=model.signal_us,
+        capabilities=(arch.unit,),
+    )
+
+
+def opened(name: str, arch: str, processors: int, shared_bytes: int, memory: int) -> Machine:
+    """The model of an opened device; speeds come from the nearest product of its architecture."""
+    plain = arch.split(":", 1)[0]
+    describe(plain)
+    like = next(m for m in MODELS.values() if m.arch == plain)
+    scale = processors / like.processors
+    return Machine(
+        name=name,
+        arch=plain,
+        backend="rocm",
+        processors=processors,
+        lanes=ARCHS[plain].lanes,
+        warps=WARPS,
+        shared_bytes=shared_bytes - VOTE_BYTES,
+        memory_bytes=memory,
+        bandwidth_gbps=like.bandwidth_gbps * scale,
+        tflops=like.tflops * scale,
+        signal_us=like.signal_us,
+        capabilities=(ARCHS[plain].unit,),
+    )

@@ -1,0 +1,110 @@
+"""Which AMD GPUs there are, or why there are none, in a sentence and with a remedy.
+
+Creates no context and never raises. `ARK_ROCM_DEVICE=emulated:gfx942` asks the optional package
+ark_rocm_emulator to put its own HIP library in place first. Called by ark_rocm.__init__.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+from ark.backend.protocol import DeviceInfo, Probe
+from ark.errors import BaseError, SystemError
+from ark_rocm import driver
+
+VARIABLE = "ARK_ROCM_DEVICE"
+
+
+def probe() -> Probe:
+    """Looks for devices; see ark.backend.protocol.Probe."""
+    versions = {"hip-python": driver.package_version() or "not installed"}
+    try:
+        notes = prepare()
+        return _look(versions, notes)
+    except BaseError as error:
+        reason, _, remedy = str(error).partition("; ")
+        return Probe(reason=reason, remedy=remedy, versions=versions)
+    except Exception as error:
+        return Probe(
+            reason=f"looking for AMD GPUs failed: {error}",
+            remedy="run `rocminfo` to see whether ROCm itself works",
+            versions=versions,
+        )
+
+
+def prepare() -> tuple[str, ...]:
+    """Activates the emulator if the environment asks for it; returns notes for the user."""
+    wanted = os.environ.get(VARIABLE, "")
+    if not wanted:
+        return ()
+    kind, _, spec = wanted.partition(":")
+    if kind != "emulated" or not spec:
+        raise SystemError(
+            f"{VARIABLE}={wanted!r} is not understood; set it to emulated:ARCH, such as "
+            f"emulated:gfx942, or unset it"
+        )
+    try:
+        emulator = importlib.import_module("ark_rocm_emulator")
+    except ImportError as error:
+        raise SystemError(
+            f"{VARIABLE}={wanted} asks for an emulated device, but the package ark_rocm_emulator "
+            f"cannot be imported ({error}); install it with `pip install 'ark-gpu[emulator]'`"
+        ) from error
+    try:
+        emulator.activate(spec)
+    except BaseError:
+        raise
+    except Exception as error:
+        raise SystemError(
+            f"the emulator could not start as {spec!r}: {error}; a C++ compiler or the ziglang "
+            f"package is needed: `pip install 'ark-gpu[emulator]'`"
+        ) from error
+    return (str(emulator.describe()),)
+
+
+def _look(versions: dict[str, str], notes: tuple[str, ...]) -> Probe:
+    hip = driver.module()
+    try:
+        major, minor = driver.runtime_version(hip)
+    except SystemError as error:
+        reason, _, remedy = str(error).partition("; ")
+        return Probe(reason=reason, remedy=remedy, versions=versions, notes=notes)
+    versions["hip runtime"] = f"{major}.{minor}"
+    package_major = versions["hip-python"].partition(".")[0]
+    mismatch = package_major.isdigit() and int(package_major) != major
+    wanted = f"pip install 'hip-python>={major},<{major + 1}'"
+    result = hip.hipGetDeviceCount()
+    code, count = result[0], int(result[1])
+    if int(code) != 0 or count == 0:
+        word = getattr(code, "name", str(code))
+        reason = f"HIP {major}.{minor} finds no AMD GPU ({word})"
+        remedy = "check that /dev/kfd exists, that this user is in the groups render and video"
+        remedy += ", and that `rocminfo` lists a GPU"
+        if mismatch:
+            reason += f", and hip-python {versions['hip-python']} is made for ROCm {package_major}"
+            remedy = wanted
+        return Probe(reason=reason, remedy=remedy, versions=versions, notes=notes)
+    if mismatch:
+        notes += (
+            f"hip-python {versions['hip-python']} is made for ROCm {package_major} but the driver "
+            f"is {major}.{minor}; if calls fail, `{wanted}`",
+        )
+    devices = tuple(_device(hip, index) for index in range(count))
+    return Probe(devices=devices, versions=versions, notes=notes)
+
+
+def _device(hip: Any, index: int) -> DeviceInfo:
+    properties = driver.call("hipGetDeviceProperties", hip.hipGetDeviceProperties, index)
+    return DeviceInfo(
+        index,
+        text(properties.name),
+        text(properties.gcnArchName).partition(":")[0],
+        int(properties.totalGlobalMem),
+    )
+
+
+def text(value: bytes | str) -> str:
+    """A C string of a HIP structure."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
