@@ -90,7 +90,7 @@ def _lower_linear(lowering: Lowering, node: Node) -> None:
     if not weight.dense or weight.nbytes != weight.buffer.nbytes:
         raise ModelError(f"the weight {weight.name!r} must own its memory to be streamed")
     x, w, *rest = node.inputs
-    operands = [x, w, node.outputs[0], *rest]
+    operands = [x, w, node.outputs[0], *rest, *node.outputs[1:]]
     params = {**node.attrs, "rows": rows}
     stages = -(-n // rows)
     coords = [

@@ -8,7 +8,8 @@ gate and its up row) are neighbours, so that the epilogue has both at hand.
 params: rows (of w per stage), prologue (none, rmsnorm), eps, epilogue (store, add, swiglu,
 rope_kv), and for rope_kv heads, kv_heads, head_dim. operands: x (m, k), w (n, k), output, [norm
 weight], then add: residual; rope_kv: position, frequencies, key cache, value cache (kv_heads,
-context, head_dim). coord: first and last+1 row of w.
+context, head_dim), [fresh (m, 2 * kv_heads * head_dim): the new keys and values once more, for
+readers in the same iteration]. coord: first and last+1 row of w.
 """
 
 from __future__ import annotations
@@ -53,6 +54,15 @@ class Linear(TaskKind):
                 found.append(Access(next_operand, (0, n0), (m, n1)))
         return found
 
+    def packets(self, sig: Signature) -> frozenset[int]:
+        found = {0, 2}
+        first = self._first_extra(sig)
+        if sig.params["epilogue"] == "add":
+            found.add(first)
+        if sig.params["epilogue"] == "rope_kv" and self._fresh(sig):
+            found.add(first + 4)
+        return frozenset(found)
+
     def _rope_kv(self, sig: Signature, n0: int, n1: int, first: int) -> list[Access]:
         p = sig.params
         m = sig.operands[0].shape[0]
@@ -61,6 +71,9 @@ class Linear(TaskKind):
         found = [whole(first, sig.operands[first]), whole(first + 1, sig.operands[first + 1])]
         if n0 < queries:
             found.append(Access(2, (0, n0), (m, min(n1, queries)), write=True))
+        if self._fresh(sig) and n1 > queries:
+            lo, hi = max(n0, queries) - queries, n1 - queries
+            found.append(Access(first + 4, (0, lo), (m, hi), write=True))
         context = sig.operands[first + 2].shape[1]
         for cache, base in ((first + 2, queries), (first + 3, queries + keys)):
             for head in range(p["kv_heads"]):
@@ -68,9 +81,8 @@ class Linear(TaskKind):
                 hi = min(n1, base + (head + 1) * width)
                 if lo < hi:
                     at = base + head * width
-                    found.append(
-                        Access(cache, (head, 0, lo - at), (head + 1, context, hi - at), write=True)
-                    )
+                    box = ((head, 0, lo - at), (head + 1, context, hi - at))
+                    found.append(Access(cache, *box, write=True, past=True))
         return found
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
@@ -131,6 +143,9 @@ class Linear(TaskKind):
         )
         return text.function(name, body)
 
+    def _fresh(self, sig: Signature) -> bool:
+        return len(sig.operands) > self._first_extra(sig) + 4
+
     def _first_extra(self, sig: Signature) -> int:
         return 4 if sig.params["prologue"] == "rmsnorm" else 3
 
@@ -144,6 +159,7 @@ class Linear(TaskKind):
                 + text.operand(sig, first + 1, "pf")
                 + text.operand(sig, first + 2, "pk", const=False)
                 + text.operand(sig, first + 3, "pv", const=False)
+                + (text.operand(sig, first + 4, "pfresh", const=False) if self._fresh(sig) else "")
                 + "  const int position = pp[0];\n"
             )
         return ""
@@ -179,6 +195,16 @@ class Linear(TaskKind):
         context = sig.operands[self._first_extra(sig) + 2].shape[1]
         at = text.offset(sig, 2, ["0", "0", "m", "row"])
         next_at = text.offset(sig, 2, ["0", "0", "m", "(row + 1)"])
+        fresh = ""
+        if self._fresh(sig):
+            index = self._first_extra(sig) + 4
+            new = [
+                text.offset(sig, index, ["0", "0", "m", f"(row + {i - queries})"]) for i in (0, 1)
+            ]
+            fresh = "".join(
+                f"          ark_give(c, pfresh, {where}, {value}, {system(sig, index)});\n"
+                for where, value in zip(new, "ab", strict=True)
+            )
         return (
             "      for (int r = 0; r < R; r += 2) if (r < rows) {\n"
             "        const int row = n + r;\n"
@@ -188,7 +214,7 @@ class Linear(TaskKind):
             f"        if (row < {queries}) {{\n"
             f"          ark_give(c, po, {at}, a, {out});\n"
             f"          ark_give(c, po, {next_at}, b, {out});\n"
-            f"        }} else if (position + m < {context}) {{\n"
+            f"        }} else if (position + m < {context}) {{\n{fresh}"
             f"          const bool key = row < {queries + keys};\n"
             f"          const int i = row - (key ? {queries} : {queries + keys});\n"
             f"          const ark_i64 at = (static_cast<ark_i64>(i / {width}) * {context} + position "

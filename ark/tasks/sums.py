@@ -18,6 +18,9 @@ from ark.tasks.linear import system
 class SumRanks(TaskKind):
     name = "sum_ranks"
 
+    def packets(self, sig: Signature) -> frozenset[int]:
+        return frozenset(range(len(sig.operands)))
+
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         out = len(sig.operands) - 1
         n = sig.operands[out].shape[0]

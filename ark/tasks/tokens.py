@@ -72,6 +72,9 @@ ARK_DEVICE void ark_best(float& score, ark_u32& token, float* red) {
 class Embedding(TaskKind):
     name = "embedding"
 
+    def packets(self, sig: Signature) -> frozenset[int]:
+        return frozenset({2})
+
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         rows, width = sig.operands[2].shape
         r1 = min(coord[0] + sig.params["rows"], rows)
