@@ -95,10 +95,9 @@ def test_scopes_become_cache_control_on_cdna3(listing: dict[str, str], arch: str
     assert _before(text, r"\tbuffer_wbl2 sc0 sc1", r"global_atomic_add")
     assert _before(text, r"\tbuffer_wbl2 sc0 sc1", r"global_store_dword .* sc0 sc1")
     assert _before(text, r"\tbuffer_wbl2 sc1", r"global_atomic_add")
-    assert re.search(
-        r"global_load_dword .* sc0 sc1\n\ts_waitcnt vmcnt\(0\)\n\tbuffer_inv sc0 sc1", text
-    )
-    assert re.search(r"global_load_dword .* sc1\n\ts_waitcnt vmcnt\(0\)\n\tbuffer_inv sc1", text)
+    arrived = r"\n\ts_waitcnt vmcnt\(0\)\n"
+    assert re.search(rf"global_load_dword .* sc0 sc1{arrived}\tbuffer_inv sc0 sc1", text)
+    assert re.search(rf"global_load_dword .* sc1{arrived}\tbuffer_inv sc1", text)
 
 
 def test_scopes_become_cache_control_on_rdna3(listing: dict[str, str]) -> None:
@@ -154,7 +153,6 @@ def test_matmul_uses_the_matrix_unit(
     assert re.search(rf"\t{wanted} ", text)
     assert fact(text, "private_segment_fixed_size") == 0
     assert emitted.scratch_bytes <= machine_for(arch).shared_bytes
-    assert backend.compiler().compile(emitted.source, target(arch)).data[:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize(
@@ -180,7 +178,7 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_unknown_architectures_are_refused() -> None:
     for attempt in (backend.dialect, lambda arch: backend.compiler().key(Target(arch, 256))):
-        with pytest.raises(UnsupportedError, match="'gfx803'.*gfx90a, gfx942, gfx950, gfx1100"):
+        with pytest.raises(UnsupportedError, match=r"'gfx803'.*gfx90a, gfx942, gfx950, gfx1100"):
             attempt("gfx803")
 
 

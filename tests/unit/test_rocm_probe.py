@@ -127,6 +127,6 @@ def test_emulation_that_cannot_be(monkeypatch: pytest.MonkeyPatch, value: str, w
 def test_errors_of_the_device_and_of_the_machine() -> None:
     with pytest.raises(GpuError, match="hipErrorIllegalAddress"):
         driver.call("hipEventQuery", lambda: (Code.hipErrorIllegalAddress,))
-    with pytest.raises(SystemError, match="hipErrorNoDevice .* while trying"):
+    with pytest.raises(SystemError, match="hipErrorNoDevice while trying"):
         driver.call("hipInit", lambda: Code.hipErrorNoDevice, doing="trying")
     assert driver.call("hipMemGetInfo", lambda: (Code.hipSuccess, 1, 2)) == (1, 2)
