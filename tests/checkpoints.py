@@ -86,7 +86,7 @@ def randomise(model: LlamaForCausalLM, seed: int) -> None:
 
     A tied embedding is small beside what the layers add, else each token would predict itself.
     """
-    embedding = 0.15 if model.config.tie_word_embeddings else 1.0
+    embedding = 0.05 if model.config.tie_word_embeddings else 1.0
     generator = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)

@@ -1,8 +1,8 @@
 """The `ark` command: finds the subcommand modules, runs one, and turns errors into one paragraph.
 
 Each module named in COMMANDS has `register(subparsers)`, which adds its parser and sets `func`, a
-function from the parsed arguments to the exit code. Modules load only when the command runs, so that
-`ark info` needs none of the packages that `ark topo` does.
+function from the parsed arguments to the exit code. Modules load only when their command runs, so
+that `ark info` needs none of the packages that `ark topo` does.
 """
 
 from __future__ import annotations
@@ -18,6 +18,13 @@ import ark
 from ark.errors import BaseError
 
 COMMANDS = {
+    "info": "show backends, devices and versions, or require some",
+    "generate": "generate text from a checkpoint directory",
+    "plan": "make, read and check a plan without any device",
+    "emit": "write a plan's loop kernel as source for a backend",
+    "trace": "draw a plan's planned and measured timeline",
+    "bench": "measure decoding beside a peer",
+    "cache": "show or clear the program cache",
     "topo": "show, solve, synthesize and simulate collectives on a network topology",
 }
 
@@ -45,17 +52,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
-    parser = build_parser(words)
-    args = parser.parse_args(words)
-    if args.command is None:
-        parser.print_help()
-        return 2
     try:
-        return args.func(args)
+        parser = build_parser(words)
+        args = parser.parse_args(words)
+        if args.command is None:
+            parser.print_help()
+            return 2
+        return int(args.func(args))
     except BaseError as error:
         if debug:
             raise
-        print(textwrap.fill(f"ark: {error}", 100), file=sys.stderr)
+        print(textwrap.fill(f"ark: {error}", 100, break_on_hyphens=False), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

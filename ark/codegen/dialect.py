@@ -27,7 +27,9 @@ class Dialect:
     prelude: source text that implements the device ABI. entry: source text of the entry point
     `ark_loop`, placed last. bodies: vendor-owned body writers by task kind ("matmul", ...), tried
     before the common one. scratch: what those bodies need of shared memory, by task kind, where it
-    is more than the common body does. suffix: file ending of emitted source.
+    is more than the common body does. suffix: file ending of emitted source. stream: source text of
+    the operand stream for machines with a ring, placed before the bodies; without a ring operands
+    are read in place.
     """
 
     name: str
@@ -36,3 +38,4 @@ class Dialect:
     entry: str
     bodies: Mapping[str, BodyWriter] = field(default_factory=dict)
     scratch: Mapping[str, ScratchRule] = field(default_factory=dict)
+    stream: str = ""

@@ -73,7 +73,12 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("error_iteration", "u32", 1),
         ("pad", "u32", 4),
     ),
-    "ArkTrace": (("task", "u32", 1), ("iteration", "u32", 1), ("begin", "u64", 1), ("end", "u64", 1)),
+    "ArkTrace": (
+        ("task", "u32", 1),
+        ("iteration", "u32", 1),
+        ("begin", "u64", 1),
+        ("end", "u64", 1),
+    ),
     # Kernel parameters; every address is valid on the device.
     "ArkParams": (
         ("tasks", "u64", 1),
@@ -105,6 +110,10 @@ def dtype(name: str) -> np.dtype:
     return np.dtype(
         [(m, _NUMPY[t], (n,)) if n > 1 else (m, _NUMPY[t]) for m, t, n in STRUCTS[name]]
     )
+
+
+# What the loop keeps in shared memory beside a task's scratch: records of the tasks to come.
+LOOP_BYTES = 4 * dtype("ArkTask").itemsize
 
 
 def declarations() -> str:

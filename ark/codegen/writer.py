@@ -42,6 +42,7 @@ def _constants(machine: Machine, phases: int, scratch: int) -> str:
         "WARPS": machine.warps,
         "PHASES": phases,
         "SCRATCH_BYTES": scratch,
+        "LOOP_BYTES": layout.LOOP_BYTES,
         "RING_BYTES": machine.ring_bytes,
         "STAGE_BYTES": machine.stage_bytes,
         "IN_FLIGHT": machine.in_flight,
@@ -50,14 +51,14 @@ def _constants(machine: Machine, phases: int, scratch: int) -> str:
 
 
 def scratch_bytes(plan: Plan, machine: Machine, dialect: Dialect) -> int:
-    """Shared memory that the largest task of the plan needs, 16-byte rounded; at least 256."""
+    """Shared memory that the loop and the largest task of the plan need, 16-byte rounded."""
     needs = [256]
     for op in plan.ops:
         sig = kinds.signature(plan, op)
         needs.append(kinds.get(op.kind).scratch(sig, machine))
         if op.kind in dialect.scratch:
             needs.append(dialect.scratch[op.kind](sig, machine))
-    return (max(needs) + 15) // 16 * 16
+    return layout.LOOP_BYTES + (max(needs) + 15) // 16 * 16
 
 
 def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
@@ -78,7 +79,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
             texts.append(text or kinds.get(op.kind).source(name, sig, machine))
         opcode.append(code)
     scratch = scratch_bytes(plan, machine, dialect)
-    stream = "" if machine.ring_bytes else _device_text("stream_direct.h")
+    stream = dialect.stream if machine.ring_bytes else _device_text("stream_direct.h")
     parts = [
         f"// ark loop kernel, dialect {dialect.name}\n",
         _constants(machine, len(plan.phases), scratch),

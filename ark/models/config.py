@@ -67,11 +67,11 @@ class LlamaConfig:
                 f"{self.num_key_value_heads} key/value heads, but each key/value head must serve a "
                 "whole number of attention heads. Correct num_key_value_heads."
             )
-        if self.head_dim % 2:
+        if self.head_dim < 2 or self.head_dim % 2:
             raise ModelError(
                 f"The config gives heads of {self.head_dim} elements, but rotary embeddings turn "
-                "elements in pairs, so the number must be even. Correct head_dim (where it is "
-                "absent, it is hidden_size / num_attention_heads)."
+                "elements in pairs, so the number must be even and positive. Correct head_dim "
+                "(where it is absent, it is hidden_size / num_attention_heads)."
             )
         for token in (self.bos_token_id, *self.eos_token_ids):
             if token is not None and token >= self.vocab_size:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import tokenizers
-from tokenizers.processors import TemplateProcessing
 
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.models.fields import Fields, check_directory
@@ -27,10 +26,15 @@ class Tokenizer:
     def __init__(self, backend: tokenizers.Tokenizer, vocab_size: int | None = None) -> None:
         self.backend = backend
         self.vocab_size = vocab_size
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
 
     @classmethod
     def open(cls, directory: str | Path, vocab_size: int | None = None) -> Tokenizer:
-        """Reads tokenizer.json, and from tokenizer_config.json which tokens frame a text.
+        """Reads tokenizer.json, whose post-processor alone says which tokens frame a text.
+
+        `add_bos_token` in tokenizer_config.json changes nothing, as in transformers: it speaks to
+        tokenizers that have no tokenizer.json.
 
         Raises ModelError where a file is missing or damaged, UnsupportedError where the tokenizer
         is in another format.
@@ -44,22 +48,20 @@ class Tokenizer:
                 f"{folder} holds its tokenizer in {other}, but ark reads tokenizer.json. Convert "
                 "it: load it with transformers' AutoTokenizer and save_pretrained it."
             )
-        Fields.read(path)
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the package raises bare Exception
+            Fields.read(path)  # says so where the file is missing or not JSON
             raise ModelError(
                 f"{path} is not a tokenizer that the tokenizers package reads ({error}). Download "
                 "it again, or update the package (pip install -U tokenizers)."
             ) from None
         backend.no_truncation()
         backend.no_padding()
-        if (folder / "tokenizer_config.json").exists():
-            frame_texts(backend, Fields.read(folder / "tokenizer_config.json"))
         return cls(backend, vocab_size)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text`, with the begin token where the checkpoint asks for one."""
+        """The ids of `text`, with the begin token where tokenizer.json adds one."""
         try:
             text.encode("utf-8")
         except UnicodeEncodeError:
@@ -101,8 +103,10 @@ class TextStream:
 
     def push(self, token: int) -> str:
         """The text that `token` completes; empty while a character is not whole yet."""
+        piece = self._tokenizer.backend.id_to_token(token)
+        if piece is None or token in self._tokenizer.special_ids:
+            return ""
         self._ids.append(token)
-        piece = self._tokenizer.backend.id_to_token(token) or ""
         text = self._tokenizer.decode(self._ids)
         if text.endswith(UNFINISHED) or BYTE_PIECE.fullmatch(piece):
             return ""
@@ -119,31 +123,3 @@ class TextStream:
             self._shown = len(self._ids)
             self._text = self._tokenizer.decode(self._ids)
         return new
-
-
-def frame_texts(backend: tokenizers.Tokenizer, fields: Fields) -> None:
-    """Applies add_bos_token and add_eos_token, which go before tokenizer.json's own frame.
-
-    As transformers does it: where either field is present, the begin token is added if and only if
-    add_bos_token is true, and the end token likewise.
-    """
-    if "add_bos_token" not in fields.values and "add_eos_token" not in fields.values:
-        return
-    begin = special_token(backend, fields, "bos_token", fields.flag("add_bos_token", False))
-    end = special_token(backend, fields, "eos_token", fields.flag("add_eos_token", False))
-    used = [token for token in (begin, end) if token]
-    backend.post_processor = TemplateProcessing(
-        single=[token for token in (begin, "$A", end) if token],
-        special_tokens=[(token, backend.token_to_id(token)) for token in used],
-    )
-
-
-def special_token(backend: tokenizers.Tokenizer, fields: Fields, name: str, wanted: bool) -> str:
-    """The text of a token of the vocabulary; empty where none is wanted or the file names none."""
-    value = fields.get(name) if wanted else None
-    token = value.get("content") if isinstance(value, dict) else value
-    if token is None:
-        return ""
-    if type(token) is not str or backend.token_to_id(token) is None:
-        raise fields.wrong(name, "a token of the vocabulary in tokenizer.json")
-    return token

@@ -13,7 +13,6 @@ from ark.ops.base import broadcast, float_dtype, result, same_dtype
 from ark.ops.registry import register
 from ark.plan.lowering import Lowering
 from ark.plan.tiling import box_coords, split
-from ark.plan.types import Fetch
 from ark.tensor import NullTensor, Tensor, as_tensor
 
 
@@ -88,6 +87,8 @@ def _lower_linear(lowering: Lowering, node: Node) -> None:
     n, k = weight.shape
     paired = node.attrs["epilogue"] in ("swiglu", "rope_kv")
     rows = stage_rows(k, weight.dtype.itemsize, machine.stage_bytes, paired)
+    if not weight.dense or weight.nbytes != weight.buffer.nbytes:
+        raise ModelError(f"the weight {weight.name!r} must own its memory to be streamed")
     x, w, *rest = node.inputs
     operands = [x, w, node.outputs[0], *rest]
     params = {**node.attrs, "rows": rows}
@@ -95,14 +96,7 @@ def _lower_linear(lowering: Lowering, node: Node) -> None:
     coords = [
         (a * rows, min(b * rows, n)) for a, b in split(stages, machine.processors)
     ]
-    group = lowering.emit("linear", params, operands, coords)
-    row_bytes = k * weight.dtype.itemsize
-    start = sum(o * s for o, s in zip(weight.offsets, weight.strides, strict=True))
-    if start or not weight.dense:
-        raise ModelError(f"the weight {weight.name!r} must own its memory to be streamed")
-    group.fetches = [
-        (Fetch(1, a * row_bytes, (b - a) * row_bytes, rows * row_bytes),) for a, b in coords
-    ]
+    lowering.emit("linear", params, operands, coords)
 
 
 register("matmul", _matmul_reference, _lower_matmul)

@@ -6,8 +6,10 @@ tensor a call returns. The planner asks for `lower`, the tests for `reference`.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +32,9 @@ class OpDef:
     lower: Callable[[Lowering, Node], None]
 
 
+# Modules of this package that register ops when they are imported.
+FAMILIES = ("elementwise", "linear_algebra", "decoder")
+
 _OPS: dict[str, OpDef] = {}
 
 
@@ -39,8 +44,15 @@ def register(name: str, reference: Reference | None, lower: Callable[..., None])
     return made
 
 
+@cache
+def _load() -> None:
+    for family in FAMILIES:
+        importlib.import_module(f"ark.ops.{family}")
+
+
 def get(name: str) -> OpDef:
     """The op of that name; UnsupportedError if there is none."""
+    _load()
     if name not in _OPS:
         raise UnsupportedError(
             f"the op {name!r} is not built; ark has {', '.join(sorted(_OPS))}"
@@ -49,4 +61,5 @@ def get(name: str) -> OpDef:
 
 
 def names() -> tuple[str, ...]:
+    _load()
     return tuple(sorted(_OPS))

@@ -17,7 +17,6 @@ from ark.ir.model import Graph, Node
 from ark.ir.tensor import Tensor
 from ark.ops import registry
 from ark.plan.machine import Machine
-from ark.plan.types import Fetch
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Mail:
 
 @dataclass
 class Group:
-    """The tasks of one lowered op. fetches, sends, awaits: one entry per task, or none at all."""
+    """The tasks of one lowered op. sends, awaits: one entry per task, or none at all."""
 
     name: str
     kind: str
@@ -39,7 +38,6 @@ class Group:
     coords: list[tuple[int, ...]]
     after: tuple[Tensor, ...]
     phase: int
-    fetches: list[tuple[Fetch, ...]] = field(default_factory=list)
     sends: list[tuple[Mail, ...]] = field(default_factory=list)
     awaits: list[tuple[tuple[Mail, int], ...]] = field(default_factory=list)
 

@@ -89,7 +89,7 @@ class Schedule:
         run = _PhaseRun(self, number)
         for op, group in members:
             run.add(ops[op], group)
-        return run.finish(members)
+        return run.finish()
 
     def mail(self, rank: int, name: str, step: int) -> int:
         """The counter called `name` on `rank`; on this rank its step adds up over the awaits."""
@@ -125,6 +125,8 @@ class _PhaseRun:
         self.frontier: dict[tuple[str, int, int], list[_Entry]] = {}
         self.rotation = 0
         self.sets: dict[tuple[int, bytes], int] = {}
+        self.ops: dict[int, PlanOp] = {}
+        self.signatures: dict[int, Signature] = {}
         self.ranges: dict[int, tuple[int, int]] = {}  # op: its first draft, how many
 
     def add(self, op: PlanOp, group: Group) -> None:
@@ -139,6 +141,7 @@ class _PhaseRun:
         self.rotation = (self.rotation + count) % processors
         self.ranges[op.id] = (first, count)
         sig = self.s.signature(op)
+        self.ops[op.id], self.signatures[op.id] = op, sig
         kind = task_kind(op.kind)
         accesses = [(i, a) for i, c in enumerate(group.coords) for a in kind.accesses(sig, c)]
         mine = regions(
@@ -250,30 +253,29 @@ class _PhaseRun:
                 ]
             entries.append(_Entry(op, region))
 
-    def finish(self, members: Sequence[tuple[int, Group]]) -> tuple[tuple[Task, ...], ...]:
+    def finish(self) -> tuple[tuple[Task, ...], ...]:
         """Adds the gate's signals to the last task and freezes the lists."""
-        groups = dict(members)
-        self._gate(members)
+        self._gate()
         frozen = []
         for indices in self.lists:
             tasks = []
             for i in indices:
                 draft = self.drafts[i]
-                group = groups[draft.op]
-                fetches = group.fetches[i - self.ranges[draft.op][0]] if group.fetches else ()
                 tasks.append(
                     Task(
                         draft.op,
                         draft.coord,
                         tuple(sorted(draft.waits.items())),
                         tuple(sorted(draft.signals)),
-                        fetches,
+                        task_kind(self.ops[draft.op].kind).stream(
+                            self.signatures[draft.op], draft.coord
+                        ),
                     )
                 )
             frozen.append(tuple(tasks))
         return tuple(frozen)
 
-    def _gate(self, members: Sequence[tuple[int, Group]]) -> None:
+    def _gate(self) -> None:
         """The last task of an iteration waits for the last task of every processor."""
         last = len(self.drafts) - 1
         draft = self.drafts[last]

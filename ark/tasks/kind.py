@@ -16,7 +16,7 @@ from typing import Any
 from ark.errors import PlanError
 from ark.ir.dtype import by_name
 from ark.plan.machine import Machine
-from ark.plan.types import Plan, PlanOp, PlanTensor
+from ark.plan.types import Fetch, Plan, PlanOp, PlanTensor
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,10 @@ class TaskKind(ABC):
     def scratch(self, sig: Signature, machine: Machine) -> int:
         """Bytes of shared memory that the task needs besides the ring."""
         return 0
+
+    def stream(self, sig: Signature, coord: Sequence[int]) -> tuple[Fetch, ...]:
+        """What the task takes from the operand stream, in the order of use."""
+        return ()
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
         """(floating-point operations, bytes moved), for the cost model."""

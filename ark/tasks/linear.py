@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ark.plan.machine import Machine
+from ark.plan.types import Fetch
 from ark.tasks import text
 from ark.tasks.kind import Access, Signature, TaskKind, register, whole
 
@@ -75,6 +76,11 @@ class Linear(TaskKind):
     def scratch(self, sig: Signature, machine: Machine) -> int:
         m, k = sig.operands[0].shape
         return 4 * (m * k + machine.warps)
+
+    def stream(self, sig: Signature, coord: Sequence[int]) -> tuple[Fetch, ...]:
+        n0, n1 = coord[:2]
+        row = sig.operands[1].shape[1] * sig.operands[1].itemsize
+        return (Fetch(1, n0 * row, (n1 - n0) * row, sig.params["rows"] * row),)
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
         m, k = sig.operands[0].shape

@@ -2,6 +2,12 @@
 // (docs/device-abi.md), the shared structures of ark/codegen/layout.py, and on ark_dispatch, the
 // switch over task kinds that the writer generates.
 
+// After so many stages their count begins again: a multiple of what any stream's slots, the phases
+// of their barriers and the warps repeat by, so that 32 bits do for ever.
+constexpr ark_u32 ARK_STAGE_UNIT =
+    2u * ARK_WARPS * (ARK_RING_BYTES > 0 ? ARK_RING_BYTES / ARK_STAGE_BYTES : 1);
+constexpr ark_u32 ARK_STAGE_PERIOD = (1u << 30) / ARK_STAGE_UNIT * ARK_STAGE_UNIT;
+
 // What a task body sees besides its task.
 struct ArkCtx {
   const ArkParams* p;
@@ -11,7 +17,7 @@ struct ArkCtx {
   ark_u32 iteration;         // since launch
   ark_u32 phase;
   ark_u32 phase_iteration;   // since the phase began
-  ark_u32 stage_base;        // stages consumed in earlier iterations
+  ark_u32 stage_base;        // stages consumed in earlier iterations, up to ARK_STAGE_PERIOD
   ark_u32 task;              // index of the running task
   ark_u32 op;
   bool failed;               // a wait inside the body gave up
@@ -105,23 +111,57 @@ ARK_DEVICE void ark_publish(ArkCtx& c, ark_u64* packet, float value, bool system
 
 ARK_DEVICE void ark_dispatch(ArkCtx& c, const ArkTask& task);
 
-// All waits of a task, one thread each.
-ARK_DEVICE bool ark_wait_task(ArkCtx& c, const ArkTask& task) {
+// A task's record and edges are read while the tasks before it run, so that no task begins with a
+// trip to memory. Of four records in shared memory one is in use, two are ahead, and the fourth may
+// still be read by threads that signal the task before.
+constexpr ark_u32 ARK_RECORDS = 4u;
+constexpr int ARK_RECORD_WORDS = sizeof(ArkTask) / 4;
+constexpr int ARK_RECORD_SHARE = (ARK_RECORD_WORDS + ARK_THREADS - 1) / ARK_THREADS;
+static_assert(ARK_RECORDS * sizeof(ArkTask) == ARK_LOOP_BYTES, "the loop's share of scratch");
+
+struct ArkRecord {
+  ark_u32 words[ARK_RECORD_SHARE];  // this thread's share of a record on its way
+};
+
+ARK_DEVICE void ark_read_record(ArkRecord& r, const ArkTask* task) {
+  const ark_u32* words = reinterpret_cast<const ark_u32*>(task);
+  for (int i = 0; i < ARK_RECORD_SHARE; ++i) {
+    const int w = ark_tid() + i * ARK_THREADS;
+    if (w < ARK_RECORD_WORDS) r.words[i] = words[w];
+  }
+}
+ARK_DEVICE void ark_keep_record(const ArkRecord& r, ArkTask* task) {
+  ark_u32* words = reinterpret_cast<ark_u32*>(task);
+  for (int i = 0; i < ARK_RECORD_SHARE; ++i) {
+    const int w = ark_tid() + i * ARK_THREADS;
+    if (w < ARK_RECORD_WORDS) words[w] = r.words[i];
+  }
+}
+
+// This thread's first edge of a range, if it has one.
+ARK_DEVICE ArkEdge ark_first_edge(const ArkParams* p, ark_u32 begin, ark_u32 end) {
+  ArkEdge e = {};
+  if (begin + ark_tid() < end) e = reinterpret_cast<const ArkEdge*>(p->edges)[begin + ark_tid()];
+  return e;
+}
+
+// All waits of a task, one thread each; `e` is this thread's first edge.
+ARK_DEVICE bool ark_wait_task(ArkCtx& c, const ArkTask& task, ArkEdge e) {
   const ArkEdge* edges = reinterpret_cast<const ArkEdge*>(c.p->edges);
   if (task.wait_begin == task.wait_end) return true;
   bool ok = true;
   for (ark_u32 w = task.wait_begin + ark_tid(); w < task.wait_end; w += ARK_THREADS) {
-    const ArkEdge& e = edges[w];
+    if (w >= task.wait_begin + ARK_THREADS) e = edges[w];
     const ark_u32 want = e.step * c.phase_iteration + e.value;
     ok = ok && ark_wait(c, ark_words(e.address), want, (e.flags & 1u) != 0u, 1u, e.counter);
   }
   return ark_all(ok);
 }
 
-ARK_DEVICE void ark_signal_task(ArkCtx& c, const ArkTask& task) {
+ARK_DEVICE void ark_signal_task(ArkCtx& c, const ArkTask& task, ArkEdge e) {
   const ArkEdge* edges = reinterpret_cast<const ArkEdge*>(c.p->edges);
   for (ark_u32 s = task.signal_begin + ark_tid(); s < task.signal_end; s += ARK_THREADS) {
-    const ArkEdge& e = edges[s];
+    if (s >= task.signal_begin + ARK_THREADS) e = edges[s];
     // The host learns of an iteration's end before the gate lets the next one begin.
     if ((e.flags & 2u) != 0u) ark_store_host(&ark_host(c.p)->done, c.iteration + 1u);
     ark_add_release(ark_words(e.address), e.value, (e.flags & 1u) != 0u);
@@ -168,7 +208,7 @@ ARK_DEVICE bool ark_may_begin(ArkCtx& c) {
 ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
   ArkCtx c;
   c.p = p;
-  c.scratch = scratch;
+  c.scratch = scratch + ARK_LOOP_BYTES;
   c.processor = processor;
   c.stage_base = 0u;
   c.task = 0xffffffffu;
@@ -177,6 +217,8 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
   const ark_u32 phase0 = ark_control(p)->phase0;
   const ArkRange* ranges = reinterpret_cast<const ArkRange*>(p->ranges);
   const ArkTask* tasks = reinterpret_cast<const ArkTask*>(p->tasks);
+  ArkTask* records = reinterpret_cast<ArkTask*>(scratch);
+  ArkRecord ahead;
   ark_u32 traced = 0u;
   for (c.iteration = 0u;; ++c.iteration) {
     bool go = true;
@@ -186,15 +228,32 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
     c.phase_iteration = c.phase == 0u ? c.iteration : c.iteration - phase0;
     const ArkRange range = ranges[c.phase * p->processors + processor];
     c.fetches = reinterpret_cast<const ArkFetch*>(p->fetches) + range.fetch_begin;
-    for (ark_u32 i = range.task_begin; i < range.task_end; ++i) {
-      const ArkTask& task = tasks[i];
+    const ark_u32 end = range.task_end;
+    for (ark_u32 i = range.task_begin; i < end && i < range.task_begin + 2u; ++i) {
+      ark_read_record(ahead, tasks + i);
+      ark_keep_record(ahead, records + i % ARK_RECORDS);
+    }
+    ark_sync();
+    ArkEdge wait = {};
+    for (ark_u32 i = range.task_begin; i < end; ++i) {
+      const ArkTask& task = records[i % ARK_RECORDS];
+      if (i == range.task_begin) wait = ark_first_edge(p, task.wait_begin, task.wait_end);
+      const ArkEdge signal = ark_first_edge(p, task.signal_begin, task.signal_end);
+      ArkEdge next_wait = {};
+      if (i + 1u < end) {
+        const ArkTask& next = records[(i + 1u) % ARK_RECORDS];
+        next_wait = ark_first_edge(p, next.wait_begin, next.wait_end);
+      }
+      if (i + 2u < end) ark_read_record(ahead, tasks + i + 2u);
       c.task = task.index;
       c.op = task.op;
-      if (!ark_wait_task(c, task)) return;
+      if (!ark_wait_task(c, task, wait)) return;
       const ark_u64 begin = p->trace ? ark_time_ns() : 0u;
       ark_dispatch(c, task);
+      if (i + 2u < end) ark_keep_record(ahead, records + (i + 2u) % ARK_RECORDS);
       if (!ark_all(!c.failed)) return;
-      ark_signal_task(c, task);
+      ark_signal_task(c, task, signal);
+      wait = next_wait;
       if (p->trace && ark_tid() == 0 && traced < p->trace_capacity) {
         ArkTrace* record = reinterpret_cast<ArkTrace*>(p->trace) +
                            static_cast<ark_u64>(processor) * p->trace_capacity + traced++;
@@ -205,5 +264,6 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
       }
     }
     c.stage_base += range.fetch_end - range.fetch_begin;
+    if (c.stage_base >= ARK_STAGE_PERIOD) c.stage_base -= ARK_STAGE_PERIOD;
   }
 }

@@ -1,1 +1,56 @@
-"""The cuda backend of ark."""
+"""The cuda backend of ark: NVIDIA GPUs through the driver API and NVRTC.
+
+`backend` is what ark.backend loads from the entry point; nothing here needs a GPU, a driver or
+cuda-python until a device is opened or a source compiled.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ark.backend.protocol import Backend, Compiler, Device, Probe
+from ark.codegen.dialect import Dialect
+from ark.plan.machine import Machine
+from ark_cuda import dialect, machines, probe
+
+if TYPE_CHECKING:
+    from ark_cuda.device import CudaDevice
+
+
+class CudaBackend:
+    """NVIDIA GPUs of compute capability 8.0 and later."""
+
+    name = "cuda"
+
+    def probe(self) -> Probe:
+        return probe.probe()
+
+    def dialect(self, arch: str) -> Dialect:
+        return dialect.dialect(arch)
+
+    def machine(self, name: str) -> Machine | None:
+        return machines.by_name(name)
+
+    def machine_names(self) -> tuple[str, ...]:
+        return machines.names()
+
+    def compiler(self) -> Compiler:
+        from ark_cuda.compiler import NvrtcCompiler
+
+        return NvrtcCompiler()
+
+    def default_arch(self) -> str:
+        return "sm_90a"
+
+    def archs(self) -> tuple[str, ...]:
+        return ("sm_80", "sm_90a", "sm_100a", "sm_120")
+
+    def open(self, index: int) -> CudaDevice:
+        from ark_cuda.device import CudaDevice
+
+        return CudaDevice(index)
+
+
+backend: Backend = CudaBackend()
+
+__all__ = ["CudaBackend", "Device", "backend"]

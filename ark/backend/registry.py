@@ -1,0 +1,78 @@
+"""Finds backends by the entry-point group `ark.backends`, and picks one for a user.
+
+Called by ark.init, the planner's front ends and the command line.
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from importlib.metadata import entry_points
+
+from ark.backend.protocol import Backend, Probe
+from ark.errors import InvalidUsageError, SystemError
+from ark.plan.machine import Machine
+
+GROUP = "ark.backends"
+FALLBACK = "cpu"
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """Names of all installed backends, sorted."""
+    return tuple(sorted({point.name for point in entry_points(group=GROUP)}))
+
+
+@cache
+def get(name: str) -> Backend:
+    """The backend of that name; InvalidUsageError if none is installed under it."""
+    for point in entry_points(group=GROUP):
+        if point.name == name:
+            module = importlib.import_module(point.value)
+            return module.backend
+    raise InvalidUsageError(
+        f"no backend is called {name!r}; installed are {', '.join(names()) or 'none'}"
+    )
+
+
+def unavailable(name: str, probe: Probe) -> SystemError:
+    """The error for a backend without devices."""
+    remedy = f"; to mend it: {probe.remedy}" if probe.remedy else ""
+    return SystemError(
+        f"the backend {name!r} has no usable device: {probe.reason or 'none was found'}{remedy}"
+    )
+
+
+def choose(name: str | None = None) -> tuple[Backend, Probe]:
+    """The named backend, or the only one with accelerators, or the CPU.
+
+    Raises SystemError with the probe's reason if the named one has no device, and
+    InvalidUsageError if several have one and none was named.
+    """
+    if name is not None:
+        backend = get(name)
+        probe = backend.probe()
+        if not probe.devices:
+            raise unavailable(name, probe)
+        return backend, probe
+    found = {n: get(n).probe() for n in names() if n != FALLBACK}
+    able = [n for n, probe in found.items() if probe.devices]
+    if len(able) > 1:
+        raise InvalidUsageError(
+            f"devices of several backends were found ({', '.join(able)}); name one of them"
+        )
+    return choose(able[0] if able else FALLBACK)
+
+
+def machine(name: str) -> Machine:
+    """The machine model of that name, from whichever backend has it."""
+    known: list[str] = []
+    for backend_name in names():
+        backend = get(backend_name)
+        found = backend.machine(name)
+        if found is not None:
+            return found
+        known += backend.machine_names()
+    raise InvalidUsageError(
+        f"no machine model is called {name!r}; there are {', '.join(sorted(known))}"
+    )

@@ -1,0 +1,24 @@
+"""`ark cache`: where compiled programs lie, and `ark cache clear`."""
+
+from __future__ import annotations
+
+import argparse
+
+from ark.runtime import cache
+
+
+def register(subparsers: argparse._SubParsersAction) -> None:
+    p = subparsers.add_parser("cache", help="show or clear the program cache")
+    p.add_argument("action", choices=("show", "clear"), nargs="?", default="show")
+    p.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.action == "clear":
+        count, nbytes = cache.clear()
+        print(f"removed {count} programs, {nbytes / 1e6:.1f} MB, from {cache.folder()}")
+        return 0
+    files = [p for p in (cache.folder() / "programs").glob("*") if p.is_file()]
+    print(f"{len(files)} programs, {sum(p.stat().st_size for p in files) / 1e6:.1f} MB, in "
+          f"{cache.folder()}")
+    return 0

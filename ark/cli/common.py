@@ -1,0 +1,72 @@
+"""What several commands share: backend choice, progress display, writing files whole."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+from ark.errors import InvalidUsageError, SystemError
+
+errors = Console(stderr=True)
+
+
+def positive(text: str) -> int:
+    """An argparse type: an integer of at least 1."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return value
+
+
+@contextmanager
+def progress(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """A progress bar on standard error that disappears when done; nothing if it is no terminal."""
+    if quiet or not errors.is_terminal:
+        yield lambda what, done, total: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    with Progress(*columns, console=errors, transient=True) as bars:
+        shown: dict[str, object] = {}
+
+        def tell(what: str, done: int, total: int) -> None:
+            if what not in shown:
+                for other in shown.values():
+                    bars.update(other, visible=False)  # type: ignore[arg-type]
+                shown[what] = bars.add_task(what, total=total)
+            bars.update(shown[what], completed=done, total=total)  # type: ignore[arg-type]
+
+        yield tell
+
+
+def write_file(path: str, data: str | bytes) -> None:
+    """Writes a file whole or not at all; SystemError if it cannot be written."""
+    target = Path(path)
+    content = data.encode() if isinstance(data, str) else data
+    try:
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        with os.fdopen(handle, "wb") as out:
+            out.write(content)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)
+        os.replace(temporary, target)
+    except OSError as error:
+        raise SystemError(f"{path} cannot be written: {error}; choose another place") from error
+
+
+def read_file(path: str, what: str) -> str:
+    """Reads a text file; InvalidUsageError naming what it should be if it cannot be read."""
+    try:
+        return Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidUsageError(f"{path} cannot be read as {what}: {error}") from error

@@ -1,0 +1,129 @@
+"""`ark generate DIR --prompt TEXT`: a checkpoint goes in, text comes out as it is made."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from contextlib import ExitStack
+
+from ark.backend import registry
+from ark.cli.common import errors, positive, progress, read_file
+from ark.errors import InvalidUsageError
+from ark.models.checkpoint import Checkpoint
+from ark.models.generate import CHUNK, Generator, Sampling
+from ark.models.tokenizer import Tokenizer
+from ark.plan.serialize import from_json, machine_of
+from ark.plan.verify import verify
+from ark.runtime.bootstrap import Bootstrap
+from ark.runtime.executor import BUDGET_S
+from ark.runtime.launch import launch_command
+from ark.runtime.place import place_from_environment
+
+
+def register(subparsers: argparse._SubParsersAction) -> None:
+    p = subparsers.add_parser(
+        "generate",
+        help="generate text from a checkpoint directory",
+        description="Generates text with a Hugging Face Llama directory, in one kernel launch.",
+    )
+    p.add_argument("directory", help="config.json, safetensors and tokenizer.json")
+    p.add_argument("--prompt", required=True, help="the text to continue; - reads standard input")
+    p.add_argument("--max-new-tokens", type=positive, default=128, metavar="N")
+    p.add_argument("--temperature", type=float, default=0.0, help="0 (the default) is greedy")
+    p.add_argument("--top-k", type=int, default=0, metavar="K", help="0 (the default) is off")
+    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--context", type=positive, metavar="N", help="positions to reserve")
+    p.add_argument("--chunk", type=positive, default=CHUNK, help="prompt tokens an iteration")
+    p.add_argument("--backend", help="cpu, or an installed accelerator's name; default: automatic")
+    p.add_argument("--device", type=int, default=None, metavar="I", help="device index")
+    p.add_argument("--ranks", type=positive, default=1, metavar="N", help="tensor parallel ranks")
+    p.add_argument("--machine", help="plan for this machine model instead of the device's own")
+    p.add_argument("--plan", metavar="FILE", help="run this plan (one rank)")
+    p.add_argument("--budget", type=float, default=BUDGET_S, metavar="S",
+                   help="seconds that a wait inside the kernel may take")
+    p.add_argument("--json", action="store_true",
+                   help='print one line {"text": ..., "tokens": [...]} instead of streaming')
+    p.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    place = place_from_environment()
+    if args.ranks > 1 and place.world_size == 1:
+        # The checkpoint's and the model's errors are one process's to tell.
+        checkpoint = Checkpoint.open(args.directory)
+        check_ranks(checkpoint, args.ranks)
+        return launch_command(args.ranks, [sys.executable, "-m", "ark", *sys.argv[1:]])
+    if args.ranks not in (1, place.world_size):
+        raise InvalidUsageError(
+            f"--ranks {args.ranks} contradicts the launcher, which started {place.world_size}; "
+            "leave --ranks away under a launcher"
+        )
+    if not args.budget > 0:
+        raise InvalidUsageError(f"the budget is {args.budget} s; it must be above 0")
+    sampling = Sampling(args.temperature, args.top_k, args.seed)
+    checkpoint = Checkpoint.open(args.directory)
+    tokenizer = Tokenizer.open(args.directory, vocab_size=checkpoint.config.vocab_size)
+    text = sys.stdin.read() if args.prompt == "-" else args.prompt
+    prompt = tokenizer.encode(text)
+    backend, probe = registry.choose(args.backend)
+    leader = place.rank == 0
+    if args.backend is None and backend.name == registry.FALLBACK and leader:
+        errors.print(f"no accelerator found; running on {probe.devices[0].name}", style="dim")
+    for note in probe.notes if leader else ():
+        errors.print(note, style="yellow")
+    with ExitStack() as stack:
+        ranks = stack.enter_context(Bootstrap.from_environment(place=place))
+        index = place.local_rank % len(probe.devices) if args.device is None else args.device
+        device = backend.open(index)
+        try:
+            machine = registry.machine(args.machine) if args.machine else None
+            plan = None
+            if args.plan:
+                plan = from_json(read_file(args.plan, "a plan"))
+                verify([plan])
+                machine = machine_of(plan)
+            with progress(args.json or not leader) as tell:
+                generator = Generator(
+                    checkpoint, backend, device, context=args.context, chunk=args.chunk,
+                    ranks=ranks, rank=place.rank, world_size=place.world_size,
+                    machine=machine, plan=plan, budget_s=args.budget, progress=tell,
+                )
+            with generator:
+                return answer(args, generator, tokenizer, prompt, sampling, leader)
+        finally:
+            device.close()
+
+
+def check_ranks(checkpoint: Checkpoint, ranks: int) -> None:
+    """Refuses a number of ranks that cannot share the model, before any of them starts."""
+    from ark.ir.dtype import DataType
+    from ark.models.llama import Shape
+
+    Shape(checkpoint.config, DataType.from_numpy(checkpoint.dtype), 1, 0, 0, ranks)
+
+
+def answer(
+    args: argparse.Namespace,
+    generator: Generator,
+    tokenizer: Tokenizer,
+    prompt: list[int],
+    sampling: Sampling,
+    leader: bool,
+) -> int:
+    """Streams the text, or prints it with its tokens as one JSON line; only the leader prints."""
+    tokens: list[int] = []
+    stream = tokenizer.stream(prompt)
+    pieces: list[str] = []
+    show = leader and not args.json
+    for token in generator.stream(prompt, args.max_new_tokens, sampling):
+        tokens.append(token)
+        pieces.append(stream.push(token))
+        if show:
+            print(pieces[-1], end="", flush=True)
+    pieces.append(stream.finish())
+    if show:
+        print(pieces[-1], flush=True)
+    if leader and args.json:
+        print(json.dumps({"text": "".join(pieces), "tokens": tokens}), flush=True)
+    return 0

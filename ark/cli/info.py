@@ -1,0 +1,92 @@
+"""`ark info`: what this machine offers; `--require NAME:N` fails where it offers less."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+
+from rich.console import Console
+from rich.table import Table
+
+import ark
+from ark.backend import registry
+from ark.errors import InvalidUsageError, SystemError
+from ark.runtime import cache
+
+
+def register(subparsers: argparse._SubParsersAction) -> None:
+    p = subparsers.add_parser("info", help="show backends, devices and versions, or require some")
+    p.add_argument("--json", action="store_true", help="print one JSON object")
+    p.add_argument("--require", metavar="NAME:N", help="fail unless backend NAME has N devices")
+    p.set_defaults(func=run)
+
+
+def requirement(text: str) -> tuple[str, int]:
+    """(backend, devices) of `cuda:1` and the like; InvalidUsageError if it is not of that form."""
+    name, _, count = text.partition(":")
+    if not name or not (count or "1").isdigit():
+        raise InvalidUsageError(f"{text!r} is no requirement; write it as BACKEND:DEVICES")
+    return name, int(count or 1)
+
+
+def run(args: argparse.Namespace) -> int:
+    probes = {name: registry.get(name).probe() for name in registry.names()}
+    if args.json:
+        print(json.dumps(as_json(probes), indent=2, sort_keys=True))
+    else:
+        show(probes)
+    if args.require:
+        name, count = requirement(args.require)
+        registry.get(name)
+        found = len(probes[name].devices)
+        if found < count:
+            raise SystemError(
+                f"{args.require} is required, but {found} devices of {name!r} were found: "
+                f"{probes[name].reason or 'too few'}"
+                + (f"; to mend it: {probes[name].remedy}" if probes[name].remedy else "")
+            )
+    return 0
+
+
+def as_json(probes: dict) -> dict:
+    """The whole of what `ark info` knows."""
+    return {
+        "ark": ark.__version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "cache": str(cache.folder()),
+        "backends": {
+            name: {
+                "devices": [
+                    {"index": d.index, "name": d.name, "arch": d.arch, "memory": d.memory_bytes}
+                    for d in probe.devices
+                ],
+                "reason": probe.reason,
+                "remedy": probe.remedy,
+                "versions": probe.versions,
+                "notes": list(probe.notes),
+            }
+            for name, probe in probes.items()
+        },
+    }
+
+
+def show(probes: dict) -> None:
+    console = Console()
+    console.print(f"ark {ark.__version__}, Python {platform.python_version()}")
+    table = Table(show_header=True, header_style="bold")
+    for column in ("backend", "device", "architecture", "memory", "remarks"):
+        table.add_column(column)
+    for name, probe in probes.items():
+        remarks = "; ".join(probe.notes) or ", ".join(
+            f"{k} {v}" for k, v in sorted(probe.versions.items())
+        )
+        for d in probe.devices:
+            size = f"{d.memory_bytes / 1e9:.0f} GB"
+            table.add_row(name, f"{d.index}: {d.name}", d.arch, size, remarks)
+        if not probe.devices:
+            mend = f" ({probe.remedy})" if probe.remedy else ""
+            table.add_row(name, "none", "", "", f"{probe.reason}{mend}")
+    console.print(table)
+    console.print(f"program cache: {cache.folder()}", soft_wrap=True)

@@ -1,0 +1,227 @@
+"""Text generation: checkpoint directory in, tokens out as the loop kernel makes them.
+
+`Generator` holds a loaded model on one device; `stream` launches once for a whole answer and yields
+tokens as they appear in host-mapped memory. Called by the command line and by ark's users.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ark.backend.protocol import Backend, Device
+from ark.errors import InvalidUsageError, SystemError
+from ark.ir.dtype import DataType
+from ark.models.checkpoint import Checkpoint
+from ark.models.llama import MAX_STOPS, Shape, build_graph, weights
+from ark.plan.machine import Machine
+from ark.plan.planner import plan as make_plan
+from ark.plan.serialize import to_json
+from ark.plan.types import Plan
+from ark.plan.verify import verify
+from ark.runtime.executor import BUDGET_S, Executor, Ranks
+
+CHUNK = 16
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn: temperature 0 is greedy, top_k 0 considers every token."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature < float("inf"):
+            raise InvalidUsageError(
+                f"the temperature is {self.temperature}; it must be a number of at least 0"
+            )
+        if self.top_k < 0:
+            raise InvalidUsageError(f"top-k is {self.top_k}; it must be at least 0 (0 = off)")
+
+
+def plans(shape: Shape, machine: Machine, options: dict[str, Any] | None = None) -> list[Plan]:
+    """Verified plans of all ranks of a model; `shape.rank` is ignored."""
+    made = []
+    for rank in range(shape.world_size):
+        own = Shape(
+            shape.config, shape.dtype, shape.context, shape.chunk, rank, shape.world_size
+        )
+        meta = {"model": "llama", "context": shape.context, "chunk": shape.chunk}
+        made.append(make_plan(build_graph(own), machine, options, meta))
+    verify(made)
+    return made
+
+
+def digest(made: Sequence[Plan]) -> str:
+    """A hash of plans; equal plans have equal hashes."""
+    return hashlib.sha256("".join(to_json(p) for p in made).encode()).hexdigest()[:16]
+
+
+def choose_context(checkpoint: Checkpoint, wanted: int | None) -> int:
+    """Positions to reserve: as asked, at most what the model was made for."""
+    limit = checkpoint.config.max_position_embeddings
+    if wanted is None:
+        return min(limit, 4096)
+    if not 1 <= wanted <= limit:
+        raise InvalidUsageError(
+            f"a context of {wanted} positions was asked for; the checkpoint allows 1 to {limit} "
+            "(max_position_embeddings)"
+        )
+    return wanted
+
+
+class Generator:
+    """A checkpoint on a device, ready to generate. A context manager."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        backend: Backend,
+        device: Device,
+        *,
+        context: int | None = None,
+        chunk: int = CHUNK,
+        ranks: Ranks | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        machine: Machine | None = None,
+        plan: Plan | None = None,
+        trace_records: int = 0,
+        budget_s: float = BUDGET_S,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> None:
+        """progress(what, done, total) is called while weights are loaded (bytes) and once per step.
+
+        Raises ark.errors with a paragraph for a person before anything runs.
+        """
+        tell = progress or (lambda what, done, total: None)
+        self.checkpoint = checkpoint
+        self.context = choose_context(checkpoint, context)
+        dtype = DataType.from_numpy(checkpoint.dtype)
+        self.shape = Shape(
+            checkpoint.config, dtype, self.context, min(chunk, self.context), rank, world_size
+        )
+        tell("planning", 0, 1)
+        if plan is None:
+            everyone = plans(self.shape, machine or device.machine)
+            if ranks is not None:
+                ranks.check_same("the plan", digest(everyone))
+            plan = everyone[rank]
+        self._check_memory(plan, device)
+        tell("compiling", 0, 1)
+        self.executor = Executor(
+            plan, backend, device, ranks=ranks, trace_records=trace_records, budget_s=budget_s
+        )
+        total = plan.arenas["parameter"]
+        done = 0
+        try:
+            for name, array in weights(checkpoint, self.shape):
+                self.executor.write(name, array)
+                done += array.nbytes
+                tell("loading", min(done, total), total)
+        except BaseException:
+            self.executor.close()
+            raise
+
+    def _check_memory(self, plan: Plan, device: Device) -> None:
+        needed = sum(plan.arenas.values())
+        free = device.free_bytes()
+        if free and needed > free:
+            raise SystemError(
+                f"the model needs {needed / 1e6:.0f} MB of device memory (weights "
+                f"{plan.arenas['parameter'] / 1e6:.0f} MB, cache and state "
+                f"{plan.arenas['state'] / 1e6:.0f} MB for {self.context} positions), but only "
+                f"{free / 1e6:.0f} MB are free; use a smaller --context, more ranks, or a device "
+                "with more memory"
+            )
+
+    def check_prompt(self, prompt: Sequence[int], max_new_tokens: int) -> None:
+        """Refuses prompts that cannot be served, before anything runs."""
+        vocabulary = self.checkpoint.config.vocab_size
+        if not prompt:
+            raise InvalidUsageError("the prompt has no tokens; give at least one character")
+        bad = [t for t in prompt if not 0 <= t < vocabulary]
+        if bad:
+            raise InvalidUsageError(
+                f"the prompt has the token {bad[0]}, but the vocabulary has {vocabulary} tokens, 0 "
+                f"to {vocabulary - 1}; use the checkpoint's own tokenizer"
+            )
+        if max_new_tokens < 1:
+            raise InvalidUsageError(f"{max_new_tokens} new tokens were asked for; ask for at least 1")
+        if len(prompt) >= self.context:
+            raise InvalidUsageError(
+                f"the prompt has {len(prompt)} tokens, but the context holds {self.context} "
+                "positions and at least one new token needs a place; shorten the prompt or raise "
+                "--context"
+            )
+
+    def stream(
+        self, prompt: Sequence[int], max_new_tokens: int, sampling: Sampling | None = None,
+        stop_tokens: Sequence[int] | None = None,
+    ) -> Iterator[int]:
+        """Yields new tokens as the device makes them; one launch, ends after a stop token.
+
+        stop_tokens: default the checkpoint's end tokens. Raises GpuError if the kernel gave up.
+        """
+        how = sampling or Sampling()
+        self.check_prompt(prompt, max_new_tokens)
+        stops = list(self.checkpoint.config.eos_token_ids if stop_tokens is None else stop_tokens)
+        if len(stops) > MAX_STOPS:
+            raise InvalidUsageError(f"{len(stops)} stop tokens were given; at most {MAX_STOPS} fit")
+        total = min(len(prompt) + max_new_tokens, self.context)
+        self._write_state(prompt, total, how, stops)
+        first = self._prompt_iterations(len(prompt))
+        output = self.executor.host_view("output")
+        output[:] = -1
+        run = self.executor.start(first + total - len(prompt), first)
+        try:
+            yield from self._read(run, output, len(prompt), total)
+            run.wait()
+        finally:
+            if run.running():
+                run.abort()
+                run.wait_quietly()
+
+    def _prompt_iterations(self, length: int) -> int:
+        """Iterations of the prompt phase: all but the last token, in chunks."""
+        return -(-(length - 1) // self.shape.chunk)
+
+    def _write_state(
+        self, prompt: Sequence[int], total: int, how: Sampling, stops: Sequence[int]
+    ) -> None:
+        write = self.executor.write
+        write("tokens", np.array(prompt, np.int32))
+        write("position", np.zeros(1, np.int32))
+        temperature = np.float32(how.temperature).view(np.int32)
+        seed = np.uint32(how.seed & 0xFFFFFFFF).view(np.int32)
+        row = [int(temperature), how.top_k, int(seed), len(prompt) - 1, total, len(stops)]
+        write("settings", np.array(row, np.int32))
+        write("stops", np.array([*stops, *([-1] * (MAX_STOPS - len(stops)))], np.int32))
+
+    def _read(self, run: Any, output: np.ndarray, start: int, total: int) -> Iterator[int]:
+        """Tokens from host-mapped memory; -1 marks a place that is not written yet."""
+        for place in range(start, total):
+            pause = 2e-5
+            while int(output[place]) < 0:
+                run.check()
+                if not run.running() and int(output[place]) < 0:
+                    return
+                time.sleep(pause)
+                pause = min(pause * 1.5, 1e-3)
+            yield int(output[place])
+
+    def close(self) -> None:
+        self.executor.close()
+
+    def __enter__(self) -> Generator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

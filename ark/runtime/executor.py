@@ -1,0 +1,359 @@
+"""Loads one rank's plan onto a device and runs it.
+
+The executor owns the arenas, the counters and the blocks that host and device share; a launch is a
+`Run` that can be watched, waited for and, when a wait ran out of its budget, explained. Called by
+ark.runtime.runtime (the ARK interface) and ark.models.generate.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from ark.backend.protocol import Backend, Device, Launch, Memory
+from ark.codegen import layout
+from ark.errors import GpuError, InvalidUsageError, SystemError
+from ark.ir.dtype import by_name
+from ark.plan.serialize import machine_of
+from ark.plan.types import GATE, Plan, PlanTensor
+from ark.runtime import tables
+from ark.runtime.errors import explain
+from ark.runtime.program import Program, build
+
+COUNTER_STRIDE = 64  # bytes: counters of different producers do not share a cache line
+BUDGET_S = 10.0
+IDLE_S = 600.0
+
+
+class Ranks(Protocol):
+    """What the executor needs of the bootstrap: see ark.runtime.bootstrap."""
+
+    def all_gather(self, data: bytes) -> list[bytes]: ...
+
+    def barrier(self) -> None: ...
+
+    def check_same(self, label: str, digest: str) -> None: ...
+
+    def failure(self) -> str | None: ...
+
+    def abort(self, message: str) -> None: ...
+
+
+class Executor:
+    """One plan on one device. A context manager; `close` gives all memory back."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        backend: Backend,
+        device: Device,
+        *,
+        ranks: Ranks | None = None,
+        externals: Mapping[int, int] | None = None,
+        trace_records: int = 0,
+        budget_s: float = BUDGET_S,
+    ) -> None:
+        """externals: device addresses of external buffers by buffer id. trace_records: per processor.
+
+        Raises SystemError if memory or the compiler fails, before anything runs.
+        """
+        if plan.world_size > 1 and ranks is None:
+            raise InvalidUsageError(
+                f"the plan is for {plan.world_size} ranks, but this process is alone; start it "
+                f"with `--ranks {plan.world_size}`, ark.launch or torchrun"
+            )
+        self.plan = plan
+        self.device = device
+        self.ranks = ranks
+        self.budget_s = budget_s
+        self.machine = machine_of(plan)
+        self._memory: list[Memory] = []
+        self._peers: dict[int, tuple[Memory, dict[str, Any]]] = {}
+        self._externals = dict(externals or {})
+        self.program: Program = build(plan, self.machine, backend, device.arch)
+        self._loaded = device.load(self.program.binary)
+        try:
+            self._allocate(trace_records)
+        except BaseException:
+            self.close()
+            raise
+
+    def _alloc(self, nbytes: int, kind: Any = "device") -> Memory:
+        made = self.device.alloc(max(nbytes, 256), kind)
+        self._memory.append(made)
+        return made
+
+    def _allocate(self, trace_records: int) -> None:
+        plan = self.plan
+        self._arenas: dict[str, Memory] = {}
+        for arena, nbytes in sorted(plan.arenas.items()):
+            if nbytes and arena != "symmetric":
+                self._arenas[arena] = self._alloc(nbytes, "host" if arena == "host" else "device")
+        self._counter_bytes = len(plan.counters) * COUNTER_STRIDE
+        symmetric = plan.arenas.get("symmetric", 0)
+        kind = "symmetric" if plan.world_size > 1 else "device"
+        self._shared = self._alloc(symmetric + self._counter_bytes, kind)
+        self._counters = self._shared.address + symmetric
+        self._connect(symmetric)
+        self.tables = tables.build(
+            plan, self.program.emitted, self.buffer_address, self._counter_address
+        )
+        self._arrays = {
+            name: self._upload(getattr(self.tables, name))
+            for name in ("tasks", "edges", "fetches", "ranges")
+        }
+        self._control = self._alloc(layout.dtype("ArkControl").itemsize)
+        self._host = self._alloc(layout.dtype("ArkHost").itemsize, "host")
+        self._trace_records = trace_records
+        record = layout.dtype("ArkTrace").itemsize
+        self._trace = (
+            self._alloc(trace_records * plan.processors * record) if trace_records else None
+        )
+
+    def _upload(self, array: np.ndarray) -> Memory:
+        memory = self._alloc(array.nbytes)
+        self.device.write(memory.address, array)
+        return memory
+
+    def _connect(self, symmetric: int) -> None:
+        """Exchanges memory handles and the names by which peers refer to buffers and counters."""
+        if self.ranks is None or self.plan.world_size == 1:
+            return
+        mine = {
+            "handle": self.device.export(self._shared).hex(),
+            "buffers": {
+                b.name: b.offset
+                for b in self.plan.buffers
+                if b.arena == "symmetric" and b.rank == self.plan.rank
+            },
+            "counters": {
+                c.name: symmetric + c.id * COUNTER_STRIDE
+                for c in self.plan.counters
+                if c.rank == self.plan.rank and c.system
+            },
+        }
+        for rank, data in enumerate(self.ranks.all_gather(json.dumps(mine).encode())):
+            if rank != self.plan.rank:
+                entry = json.loads(data)
+                self._peers[rank] = (self.device.map_peer(bytes.fromhex(entry["handle"])), entry)
+
+    def _peer_address(self, rank: int, table: str, name: str) -> int:
+        memory, entry = self._peers[rank]
+        if name not in entry[table]:
+            raise SystemError(
+                f"rank {self.plan.rank} refers to {name!r} on rank {rank}, but that rank's plan has "
+                "no such entry; all ranks must run plans that were made together"
+            )
+        return memory.address + int(entry[table][name])
+
+    def buffer_address(self, buffer_id: int) -> int:
+        """The device address of a buffer of the plan."""
+        buffer = self.plan.buffers[buffer_id]
+        if buffer.rank != self.plan.rank:
+            return self._peer_address(buffer.rank, "buffers", buffer.name)
+        if buffer.arena == "external":
+            if buffer_id not in self._externals:
+                raise InvalidUsageError(
+                    f"the external buffer {buffer.name!r} has no memory; pass its tensor in "
+                    "tensor_mappings or give the placeholder data"
+                )
+            return self._externals[buffer_id]
+        if buffer.arena == "symmetric":
+            return self._shared.address + buffer.offset
+        return self._arenas[buffer.arena].address + buffer.offset
+
+    def _counter_address(self, counter: int) -> int:
+        entry = self.plan.counters[counter]
+        if entry.rank != self.plan.rank:
+            return self._peer_address(entry.rank, "counters", entry.name)
+        return self._counters + counter * COUNTER_STRIDE
+
+    def tensor_address(self, tensor: PlanTensor) -> int:
+        """The device address of a tensor's first element."""
+        return self.buffer_address(tensor.buffer) + tensor.start * by_name(tensor.dtype).itemsize
+
+    def find(self, name: str) -> PlanTensor:
+        """The plan's tensor of that name."""
+        for tensor in self.plan.tensors:
+            if tensor.name == name:
+                return tensor
+        raise InvalidUsageError(f"the plan has no tensor {name!r}")
+
+    def write(self, name: str, values: np.ndarray) -> None:
+        """Writes a dense tensor of the plan by name; values are cast to its type."""
+        tensor = self.find(name)
+        array = np.ascontiguousarray(values, by_name(tensor.dtype).numpy)
+        if array.size > np.prod(tensor.shape):
+            raise InvalidUsageError(
+                f"{array.size} values do not fit tensor {name!r} of shape {list(tensor.shape)}"
+            )
+        self.device.write(self.tensor_address(tensor), array)
+
+    def read(self, name: str) -> np.ndarray:
+        """Reads a dense tensor of the plan by name."""
+        tensor = self.find(name)
+        kind = by_name(tensor.dtype)
+        count = int(np.prod(tensor.shape))
+        data = self.device.read(self.tensor_address(tensor), count * kind.itemsize)
+        return data.view(kind.numpy).reshape(tensor.shape)
+
+    def host_view(self, name: str) -> np.ndarray:
+        """A live view of a tensor in host-mapped memory."""
+        tensor = self.find(name)
+        buffer = self.plan.buffers[tensor.buffer]
+        arena = self._arenas[buffer.arena]
+        if arena.host is None:
+            raise InvalidUsageError(f"tensor {name!r} is not in host-mapped memory")
+        kind = by_name(tensor.dtype)
+        view = arena.host[buffer.offset : buffer.offset + buffer.nbytes]
+        return view.view(kind.numpy).reshape(tensor.shape)
+
+    def device_bytes(self) -> int:
+        """Device memory held, in bytes."""
+        return sum(m.nbytes for m in self._memory if m.kind != "host")
+
+    def start(self, iterations: int, phase0: int = 0, persistent: bool = False) -> Run:
+        """Launches the loop kernel for so many iterations, the first `phase0` of them in phase 0.
+
+        persistent: runs until told to quit; iterations are released by `Run.release`.
+        """
+        self.device.zero(self._counters, self._counter_bytes)
+        packets = self._arenas.get("packet")
+        if packets is not None:
+            self.device.zero(packets.address, packets.nbytes)
+        if self._trace is not None:
+            self.device.zero(self._trace.address, self._trace.nbytes)
+        control = np.zeros(1, layout.dtype("ArkControl"))
+        control["limit"] = iterations
+        control["phase0"] = phase0
+        self.device.write(self._control.address, control.view(np.uint8))
+        assert self._host.host is not None
+        self._host.host[:] = 0
+        if self.ranks is not None and self.plan.world_size > 1:
+            self.ranks.barrier()
+        params = np.zeros(1, layout.dtype("ArkParams"))
+        for name, memory in self._arrays.items():
+            params[name] = memory.address
+        params["gate"] = self._counters + GATE * COUNTER_STRIDE
+        params["control"] = self._control.address
+        params["host"] = self._host.address
+        params["trace"] = self._trace.address if self._trace else 0
+        params["trace_capacity"] = self._trace_records
+        params["processors"] = self.plan.processors
+        params["world"] = self.plan.world_size
+        params["persistent"] = int(persistent)
+        params["budget_ns"] = int(self.budget_s * 1e9)
+        params["idle_ns"] = int(IDLE_S * 1e9)
+        shared = self.program.emitted.scratch_bytes + self.machine.ring_bytes
+        launch = self.device.launch(
+            self._loaded, params.tobytes(), self.plan.processors, self.machine.threads, shared
+        )
+        return Run(self, launch, self._host.host)
+
+    def trace(self) -> list[np.ndarray]:
+        """The records of the last run, one array per processor."""
+        if self._trace is None:
+            raise InvalidUsageError("tracing is off; make the executor with trace_records > 0")
+        kind = layout.dtype("ArkTrace")
+        data = self.device.read(self._trace.address, self._trace.nbytes).view(kind)
+        rows = data.reshape(self.plan.processors, self._trace_records)
+        return [row[row["end"] != 0] for row in rows]
+
+    def close(self) -> None:
+        """Frees everything; safe to call twice."""
+        for memory, _ in self._peers.values():
+            self.device.free(memory)
+        for memory in self._memory:
+            self.device.free(memory)
+        self._peers.clear()
+        self._memory.clear()
+
+    def __enter__(self) -> Executor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Run:
+    """A launch in progress."""
+
+    def __init__(self, executor: Executor, launch: Launch, host: np.ndarray) -> None:
+        self._executor = executor
+        self._launch = launch
+        self.host = host.view(layout.dtype("ArkHost"))
+        self._failed = False
+
+    @property
+    def iterations_done(self) -> int:
+        return int(self.host["done"][0])
+
+    def running(self) -> bool:
+        return not self._launch.done()
+
+    def release(self, target: int) -> None:
+        """Persistent mode: lets the loop run until `target` iterations are done."""
+        self.host["target"] = target
+
+    def quit(self) -> None:
+        """Persistent mode: lets the loop end once it is idle."""
+        self.host["quit"] = 1
+
+    def abort(self) -> None:
+        """Raises the abort word: every wait gives up."""
+        self.host["abort"] = 1
+
+    def check(self) -> None:
+        """Passes on a peer's failure; raises GpuError if a wait has given up."""
+        ranks = self._executor.ranks
+        if ranks is not None and not self._failed:
+            message = ranks.failure()
+            if message is not None:
+                self._failed = True
+                self.abort()
+                self._launch.wait(self._executor.budget_s + 5.0)
+                raise GpuError(message)
+        if int(self.host["error"][0]) != 0 and not self._failed:
+            self._failed = True
+            self._launch.wait(self._executor.budget_s + 5.0)
+            text = explain(self._executor.plan, self._executor.tables, self.host[0])
+            if ranks is not None:
+                with contextlib.suppress(Exception):
+                    ranks.abort(text)
+            raise GpuError(text)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Waits for the kernel to end; False if the time ran out first. Raises GpuError."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._launch.wait(0.05):
+            self.check()
+            if end is not None and time.monotonic() > end:
+                return False
+        self.check()
+        return True
+
+    def wait_done(self, iterations: int, timeout_s: float | None = None) -> bool:
+        """Waits until so many iterations are done (or the kernel has ended). Raises GpuError."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        pause = 1e-5
+        while self.iterations_done < iterations and self.running():
+            self.check()
+            if end is not None and time.monotonic() > end:
+                return False
+            time.sleep(pause)
+            pause = min(pause * 1.5, 2e-3)
+        self.check()
+        return self.iterations_done >= iterations
+
+    def wait_quietly(self) -> None:
+        """Waits for an aborted kernel to leave."""
+        self._launch.wait(self._executor.budget_s + 5.0)
+
+    def elapsed_ms(self) -> float:
+        """Milliseconds the kernel was on the device."""
+        return self._launch.elapsed_ms()

@@ -1,0 +1,135 @@
+"""Fills the arrays that the loop kernel walks: tasks, edges, fetches, with addresses in place.
+
+Called by the executor once memory is allocated and peers are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ark.codegen import layout
+from ark.codegen.writer import Emitted
+from ark.errors import PlanError
+from ark.plan.types import GATE, Plan, Task
+from ark.tasks.kind import signature
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Arrays in the layouts of ark.codegen.layout; `tasks` in table order for error messages."""
+
+    tasks: np.ndarray
+    edges: np.ndarray
+    fetches: np.ndarray
+    ranges: np.ndarray
+    listing: tuple[tuple[int, int, Task], ...]  # (phase, processor, task) by task index
+
+
+def build(
+    plan: Plan,
+    emitted: Emitted,
+    buffer_address: Callable[[int], int],
+    counter_address: Callable[[int], int],
+) -> Tables:
+    """buffer_address and counter_address give device addresses by id in the plan."""
+    operands, limits = _operands(plan, buffer_address)
+    counters = [counter_address(c.id) for c in plan.counters]
+    listing: list[tuple[int, int, Task]] = []
+    records: list[tuple[object, ...]] = []
+    edges: list[tuple[int, int, int, int, int]] = []
+    fetch_addresses: list[np.ndarray] = []
+    fetch_sizes: list[np.ndarray] = []
+    ranges: list[tuple[int, int, int, int]] = []
+    fetched = 0
+    for number, phase in enumerate(plan.phases):
+        for processor, tasks in enumerate(phase.processors):
+            first_task, first_fetch = len(records), fetched
+            for task in tasks:
+                stage = fetched - first_fetch
+                for fetch in task.fetches:
+                    operand = operands[task.op][fetch.operand]
+                    if fetch.offset < 0 or fetch.offset + fetch.nbytes > limits[task.op][fetch.operand]:
+                        raise PlanError(
+                            f"op {plan.ops[task.op].name!r} fetches past the end of its operand; "
+                            "the plan is damaged"
+                        )
+                    starts = np.arange(0, fetch.nbytes, fetch.stage, dtype=np.uint64)
+                    fetch_addresses.append(starts + np.uint64(operand + fetch.offset))
+                    fetch_sizes.append(
+                        np.minimum(fetch.stage, fetch.nbytes - starts.astype(np.int64))
+                    )
+                    fetched += len(starts)
+                wait_begin = len(edges)
+                for counter, threshold in task.waits:
+                    edges.append(_edge(plan, counters, counter, threshold))
+                signal_begin = len(edges)
+                for counter in task.signals:
+                    edges.append(_edge(plan, counters, counter, 1))
+                coord = (*task.coord, *([0] * (layout.MAX_COORDS - len(task.coord))))
+                row = operands[task.op]
+                records.append(
+                    (
+                        emitted.opcode[task.op],
+                        task.op,
+                        wait_begin,
+                        signal_begin,
+                        signal_begin,
+                        len(edges),
+                        stage,
+                        fetched - first_fetch,
+                        coord,
+                        len(records),
+                        0,
+                        (*row, *([0] * (layout.MAX_OPERANDS - len(row)))),
+                    )
+                )
+                listing.append((number, processor, task))
+            ranges.append((first_task, len(records), first_fetch, fetched))
+    fetches = np.zeros(max(1, fetched), layout.dtype("ArkFetch"))
+    if fetched:
+        fetches["address"] = np.concatenate(fetch_addresses)
+        fetches["bytes"] = np.concatenate(fetch_sizes)
+    return Tables(
+        tasks=np.array(records, layout.dtype("ArkTask")),
+        edges=np.array(edges or [(0, 0, 0, 0, 0)], layout.dtype("ArkEdge")),
+        fetches=fetches,
+        ranges=np.array(ranges, layout.dtype("ArkRange")),
+        listing=tuple(listing),
+    )
+
+
+def _edge(
+    plan: Plan, addresses: list[int], counter: int, value: int
+) -> tuple[int, int, int, int, int]:
+    entry = plan.counters[counter]
+    flags = layout.EDGE_SYSTEM if entry.system else 0
+    if entry.name == "gate" and counter == GATE:
+        flags |= layout.EDGE_GATE
+    return addresses[counter], value, entry.step, counter, flags
+
+
+def _operands(
+    plan: Plan, buffer_address: Callable[[int], int]
+) -> tuple[list[list[int]], list[list[int]]]:
+    """By op: operand addresses, and bytes from there to the end of the buffer."""
+    addresses: list[list[int]] = []
+    limits: list[list[int]] = []
+    for op in plan.ops:
+        if len(op.operands) > layout.MAX_OPERANDS:
+            raise PlanError(
+                f"op {op.name!r} has {len(op.operands)} operands; a task record holds "
+                f"{layout.MAX_OPERANDS}"
+            )
+        sig = signature(plan, op)
+        row, room = [], []
+        for tensor_id, operand in zip(op.operands, sig.operands, strict=True):
+            tensor = plan.tensors[tensor_id]
+            start = tensor.start * operand.itemsize
+            row.append(buffer_address(tensor.buffer) + start)
+            room.append(plan.buffers[tensor.buffer].nbytes - start)
+        addresses.append(row)
+        limits.append(room)
+    return addresses, limits

@@ -1,0 +1,102 @@
+"""Compiles the loop kernel with the system's C++ compiler, else with the one in the ziglang wheel."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from ark.backend.protocol import Binary, Source, Target
+from ark.errors import SystemError
+
+# Sums may be reordered so that they vectorise; infinities and NaN keep their meaning.
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-shared",
+    "-pthread",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fno-signed-zeros",
+    "-fassociative-math",
+    "-w",
+)
+TIMEOUT_S = 300
+
+
+@cache
+def find_compiler() -> tuple[str, ...] | None:
+    """The command that compiles C++: $CXX, c++, g++, clang++, or zig; None if there is none."""
+    named = os.environ.get("CXX")
+    for candidate in (named, "c++", "g++", "clang++"):
+        if candidate and shutil.which(candidate):
+            return (shutil.which(candidate) or candidate,)
+    if importlib.util.find_spec("ziglang"):
+        return (sys.executable, "-m", "ziglang", "c++")
+    return None
+
+
+@cache
+def _version(command: tuple[str, ...]) -> str:
+    done = subprocess.run(
+        [*command, "--version"], capture_output=True, text=True, timeout=60, check=False
+    )
+    return done.stdout.strip()
+
+
+@cache
+def _features() -> str:
+    """What -march=native depends on."""
+    try:
+        with open("/proc/cpuinfo") as lines:
+            flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    except OSError:
+        flags = ""
+    return hashlib.sha256(flags.encode()).hexdigest()[:16]
+
+
+class CpuCompiler:
+    """C++ source to a shared library."""
+
+    def _command(self) -> tuple[str, ...]:
+        command = find_compiler()
+        if command is None:
+            raise SystemError(
+                "no C++ compiler was found (looked for $CXX, c++, g++, clang++ and the ziglang "
+                "package); install one, or run `pip install 'ark-gpu[cpu]'`"
+            )
+        return command
+
+    def key(self, target: Target) -> str:
+        command = self._command()
+        return "|".join((*command, _version(command), *FLAGS, target.arch, _features()))
+
+    def compile(self, source: Source, target: Target) -> Binary:
+        command = self._command()
+        with tempfile.TemporaryDirectory(prefix="ark-") as folder:
+            path = Path(folder, "loop.cpp")
+            path.write_text(source.text)
+            out = Path(folder, "loop.so")
+            words = [*command, *FLAGS, "-march=native", str(path), "-o", str(out)]
+            try:
+                done = subprocess.run(
+                    words, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+                )
+            except (OSError, subprocess.TimeoutExpired) as error:
+                raise SystemError(
+                    f"the C++ compiler {' '.join(command)} could not be run: {error}; set CXX to "
+                    "one that works"
+                ) from error
+            if done.returncode != 0:
+                raise SystemError(
+                    f"the C++ compiler {' '.join(command)} refused the loop kernel; its words were: "
+                    f"{done.stderr.strip()[:2000]}"
+                )
+            return Binary(out.read_bytes(), ".so", done.stderr)

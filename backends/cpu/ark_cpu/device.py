@@ -1,0 +1,158 @@
+"""The CPU as a device: memory is the process's own, a launch is a thread that starts the others."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from ark.backend.protocol import Binary, Memory, MemoryKind
+from ark.errors import SystemError
+from ark_cpu import machines
+from ark_cpu.probe import available_bytes, memory_bytes
+
+
+class CpuLaunch:
+    """A loop kernel on its own threads."""
+
+    def __init__(self, library: ctypes.CDLL, params: bytes, processors: int) -> None:
+        self._params = ctypes.create_string_buffer(params, len(params))
+        self._result = 0
+        self._elapsed = 0.0
+        self._thread = threading.Thread(
+            target=self._run, args=(library, processors), name="ark-loop", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self, library: ctypes.CDLL, processors: int) -> None:
+        start = time.perf_counter()
+        self._result = library.ark_loop(self._params, processors)
+        self._elapsed = time.perf_counter() - start
+
+    def done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        self._thread.join(timeout_s)
+        if self.done() and self._result != 0:
+            raise SystemError(
+                "the system refused to start a thread per processor; plan for fewer processors "
+                "(--machine cpu-N) or raise the limit on threads"
+            )
+        return self.done()
+
+    def elapsed_ms(self) -> float:
+        return self._elapsed * 1e3
+
+
+class CpuDevice:
+    """The host's cores."""
+
+    def __init__(self, index: int) -> None:
+        if index != 0:
+            raise SystemError(f"there is no CPU device {index}; the only one is 0")
+        self.machine = machines.model(machines.cores(), memory_bytes())
+        self.arch = self.machine.arch
+        self._maps: dict[int, tuple[mmap.mmap, int | None]] = {}
+        self._libraries: list[ctypes.CDLL] = []
+
+    def alloc(self, nbytes: int, kind: MemoryKind) -> Memory:
+        size = max(nbytes, mmap.PAGESIZE)
+        free = available_bytes()
+        if free and size > free:
+            raise SystemError(
+                f"{size / 1e6:.0f} MB of memory were asked for, but only {free / 1e6:.0f} MB are "
+                "free; use a smaller model or context, or free memory"
+            )
+        try:
+            handle = self._shared_file(size) if kind == "symmetric" else None
+            mapping = mmap.mmap(-1 if handle is None else handle, size)
+        except (OSError, ValueError, OverflowError) as error:
+            raise SystemError(f"{size / 1e6:.0f} MB of memory could not be mapped: {error}") from error
+        return self._memory(mapping, handle, nbytes, kind, owned=True)
+
+    def _shared_file(self, size: int) -> int:
+        """A file without a name, so that nothing is left behind."""
+        if hasattr(os, "memfd_create"):
+            handle = os.memfd_create("ark-symmetric")
+        else:
+            handle, path = tempfile.mkstemp(prefix="ark-symmetric")
+            Path(path).unlink()
+        os.ftruncate(handle, size)
+        return handle
+
+    def _memory(
+        self, mapping: mmap.mmap, handle: int | None, nbytes: int, kind: MemoryKind, owned: bool
+    ) -> Memory:
+        view = np.frombuffer(mapping, np.uint8)
+        address = view.ctypes.data
+        self._maps[address] = (mapping, handle)
+        return Memory(address, nbytes, kind, view[:nbytes], owned)
+
+    def free(self, memory: Memory) -> None:
+        _, handle = self._maps.pop(memory.address, (None, None))
+        if handle is not None:
+            os.close(handle)
+
+    def write(self, address: int, data: np.ndarray) -> None:
+        flat = np.ascontiguousarray(data)
+        ctypes.memmove(address, flat.ctypes.data, flat.nbytes)
+
+    def read(self, address: int, nbytes: int) -> np.ndarray:
+        out = np.empty(nbytes, np.uint8)
+        ctypes.memmove(out.ctypes.data, address, nbytes)
+        return out
+
+    def zero(self, address: int, nbytes: int) -> None:
+        ctypes.memset(address, 0, nbytes)
+
+    def load(self, binary: Binary) -> ctypes.CDLL:
+        with tempfile.TemporaryDirectory(prefix="ark-") as folder:
+            path = Path(folder, f"loop{binary.suffix}")
+            path.write_bytes(binary.data)
+            try:
+                library = ctypes.CDLL(str(path))
+            except OSError as error:
+                raise SystemError(f"the compiled loop kernel could not be loaded: {error}") from error
+        library.ark_loop.restype = ctypes.c_int
+        library.ark_loop.argtypes = [ctypes.c_void_p, ctypes.c_int]
+        return library
+
+    def launch(
+        self, program: object, params: bytes, processors: int, threads: int, shared_bytes: int
+    ) -> CpuLaunch:
+        assert isinstance(program, ctypes.CDLL)
+        return CpuLaunch(program, params, processors)
+
+    def export(self, memory: Memory) -> bytes:
+        _, handle = self._maps[memory.address]
+        if handle is None:
+            raise SystemError("only symmetric memory can be given to other processes")
+        return f"{os.getpid()}:{handle}:{memory.nbytes}".encode()
+
+    def map_peer(self, handle: bytes) -> Memory:
+        try:
+            pid, descriptor, nbytes = (int(v) for v in handle.decode().split(":"))
+            opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR)
+            mapping = mmap.mmap(opened, max(nbytes, mmap.PAGESIZE))
+        except (OSError, ValueError) as error:
+            raise SystemError(
+                f"the peer's memory cannot be mapped ({error}); CPU ranks must run on one machine, "
+                "as one user"
+            ) from error
+        return self._memory(mapping, opened, nbytes, "symmetric", owned=False)
+
+    def free_bytes(self) -> int:
+        return available_bytes()
+
+    def close(self) -> None:
+        for _, handle in self._maps.values():
+            if handle is not None:
+                os.close(handle)
+        self._maps.clear()

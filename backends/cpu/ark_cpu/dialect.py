@@ -1,0 +1,19 @@
+"""The CPU's dialect: plain C++17, a processor is a thread."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+
+from ark.codegen.dialect import Dialect
+
+
+@cache
+def dialect() -> Dialect:
+    folder = resources.files("ark_cpu")
+    return Dialect(
+        name="cpu",
+        suffix=".cpp",
+        prelude=folder.joinpath("prelude.h").read_text(),
+        entry=folder.joinpath("entry.h").read_text(),
+    )

@@ -1,0 +1,68 @@
+"""Compiles loop kernels with NVRTC to a cubin: no toolkit, no GPU and no driver needed.
+
+The compiler comes from the wheel nvidia-cuda-nvrtc. Called by ark.runtime.program, `ark emit` and
+the tests that compile every kernel for every architecture.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+
+from ark.backend.protocol import Binary, Source, Target
+from ark.errors import SystemError
+
+# No plan uses every helper of the device ABI.
+_UNUSED = 177
+
+
+class NvrtcCompiler:
+    """ark.backend.protocol.Compiler over cuda.core's Program."""
+
+    def key(self, target: Target) -> str:
+        """Compiler, version, architecture and flags."""
+        major, minor = _version()
+        return f"nvrtc {major}.{minor} {target.arch} c++17"
+
+    def compile(self, source: Source, target: Target) -> Binary:
+        """A cubin for `target.arch`; the log holds registers and stack of the kernel.
+
+        Raises SystemError if the source does not compile, the architecture is unknown to this
+        NVRTC, or NVRTC is not installed.
+        """
+        _version()
+        from cuda.core import Program, ProgramOptions
+
+        if not re.fullmatch(r"sm_\d{2,3}[af]?", target.arch):
+            raise SystemError(
+                f"{target.arch!r} is no architecture of an NVIDIA GPU; it is spelt like sm_90a"
+            )
+        log = io.StringIO()
+        options = ProgramOptions(
+            name=f"{source.entry}.cu",
+            std="c++17",
+            arch=target.arch,
+            ptxas_options="-v",
+            diag_suppress=_UNUSED,
+        )
+        try:
+            program = Program(source.text, "c++", options)
+            code = program.compile("cubin", logs=log).code
+        except Exception as error:  # cuda.core raises its own types, the log inside the message
+            raise SystemError(
+                f"NVRTC cannot compile the loop kernel for {target.arch}: {error}\n{log.getvalue()}"
+            ) from error
+        return Binary(bytes(code), ".cubin", log.getvalue())
+
+
+def _version() -> tuple[int, int]:
+    try:
+        from cuda.bindings import nvrtc
+
+        _, major, minor = nvrtc.nvrtcVersion()
+    except Exception as error:  # missing package and missing library have types of their own
+        raise SystemError(
+            f"NVRTC, the compiler for NVIDIA GPUs, cannot be loaded ({error}); install it with "
+            '`pip install "ark-gpu[cuda]"`'
+        ) from error
+    return int(major), int(minor)

@@ -1,0 +1,299 @@
+"""An opened NVIDIA GPU: memory, programs, launches. It uses the primary context, PyTorch's own.
+
+Copies run on a stream of their own, so that they pass a running loop kernel. Freeing memory waits
+for all work on the device (the driver's rule); a persistent loop is stopped before. Called by
+ark.runtime through the backend object.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ark.backend.protocol import Binary, Memory, MemoryKind
+from ark.errors import GpuError, SystemError
+from ark.plan.machine import Machine
+from ark_cuda import machines, peer, probe
+from ark_cuda.driver import check, cu, current, words
+
+_ATTRIBUTE = cu.CUdevice_attribute
+_FUNCTION = cu.CUfunction_attribute
+
+
+@dataclass(frozen=True)
+class Program:
+    """A loaded loop kernel. registers, stack_bytes: per thread; shared_bytes: static."""
+
+    module: Any
+    function: Any
+    registers: int
+    stack_bytes: int
+    shared_bytes: int
+
+
+class CudaLaunch:
+    """A running loop kernel, between two events of its stream."""
+
+    def __init__(self, device: CudaDevice, begin: Any, end: Any) -> None:
+        self._device = device
+        self._begin = begin
+        self._end = end
+
+    def done(self) -> bool:
+        """True once the kernel has left the device; raises GpuError after a device fault."""
+        (code,) = cu.cuEventQuery(self._end)
+        if code == cu.CUresult.CUDA_ERROR_NOT_READY:
+            return False
+        check((code,), f"the loop kernel on {self._device.label}")
+        return True
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Polls, first often, then every half millisecond; see Launch.wait."""
+        begin = time.monotonic()
+        while not self.done():
+            waited = time.monotonic() - begin
+            if timeout_s is not None and waited >= timeout_s:
+                return False
+            time.sleep(0.0 if waited < 0.002 else 0.0005)
+        return True
+
+    def elapsed_ms(self) -> float:
+        """Milliseconds between the launch's two events."""
+        return float(check(cu.cuEventElapsedTime(self._begin, self._end), "reading two events"))
+
+    def __del__(self) -> None:
+        cu.cuEventDestroy(self._begin)
+        cu.cuEventDestroy(self._end)
+
+
+class CudaDevice:
+    """ark.backend.protocol.Device over the driver API."""
+
+    machine: Machine
+    arch: str
+
+    def __init__(self, index: int) -> None:
+        found = probe.probe()
+        if not found.devices:
+            raise SystemError(f"{found.reason}; {found.remedy}")
+        if index not in [d.index for d in found.devices]:
+            usable = ", ".join(f"{d.index} ({d.name})" for d in found.devices)
+            raise SystemError(f"there is no usable NVIDIA GPU number {index}; there are {usable}")
+        self._handle = check(cu.cuDeviceGet(index), f"opening GPU {index}")
+        self._context = check(cu.cuDevicePrimaryCtxRetain(self._handle), f"opening GPU {index}")
+        reported = self._report(index)
+        self.index = index
+        self.label = f"GPU {index} ({reported.name})"
+        self.machine = machines.of_device(reported)
+        self.arch = self.machine.arch
+        self._peers: set[int] = set()
+        flags = cu.CUstream_flags.CU_STREAM_NON_BLOCKING
+        with current(self._context):
+            self._stream = check(cu.cuStreamCreate(flags), f"opening {self.label}")
+            self._copies = check(cu.cuStreamCreate(flags), f"opening {self.label}")
+
+    def _attribute(self, name: str) -> int:
+        attribute = getattr(_ATTRIBUTE, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(check(cu.cuDeviceGetAttribute(attribute, self._handle), f"asking for {name}"))
+
+    def _report(self, index: int) -> machines.Reported:
+        name = check(cu.cuDeviceGetName(256, self._handle), f"opening GPU {index}")
+        # Kilohertz times bytes times two transfers a clock.
+        bandwidth = (
+            self._attribute("MEMORY_CLOCK_RATE")
+            * self._attribute("GLOBAL_MEMORY_BUS_WIDTH")
+            / 8
+            * 2
+            / 1e6
+        )
+        return machines.Reported(
+            name=name.split(b"\0")[0].decode(),
+            major=self._attribute("COMPUTE_CAPABILITY_MAJOR"),
+            minor=self._attribute("COMPUTE_CAPABILITY_MINOR"),
+            processors=self._attribute("MULTIPROCESSOR_COUNT"),
+            shared_bytes=self._attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+            memory_bytes=int(check(cu.cuDeviceTotalMem(self._handle), f"opening GPU {index}")),
+            bandwidth_gbps=bandwidth,
+        )
+
+    def alloc(self, nbytes: int, kind: MemoryKind) -> Memory:
+        if kind == "host":
+            return self._alloc_host(nbytes)
+        # An IPC handle exposes whole 2 MiB pages: symmetric memory gets its own.
+        size = max(nbytes, 256)
+        if kind == "symmetric":
+            size = -(-size // peer.PAGE) * peer.PAGE
+        with current(self._context):
+            code, address = cu.cuMemAlloc(size)
+            if code == cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+                raise SystemError(self._too_little(size, kind))
+            check((code,), f"allocating {size} bytes on {self.label}")
+        self.zero(int(address), size)
+        return Memory(int(address), nbytes, kind)
+
+    def _too_little(self, nbytes: int, kind: str) -> str:
+        total = self.machine.memory_bytes
+        return (
+            f"{self.label} has too little memory: {nbytes / 2**20:.1f} MiB of {kind} memory were "
+            f"asked for, {self.free_bytes() / 2**20:.1f} MiB of {total / 2**20:.1f} MiB are free; "
+            "use a shorter context, a smaller type or more ranks, or end what else holds memory "
+            "there (`nvidia-smi` lists it)"
+        )
+
+    def _alloc_host(self, nbytes: int) -> Memory:
+        size = max(nbytes, 256)
+        flags = cu.CU_MEMHOSTALLOC_PORTABLE | cu.CU_MEMHOSTALLOC_DEVICEMAP
+        doing = f"mapping {size} bytes of host memory for {self.label}"
+        with current(self._context):
+            pointer = int(check(cu.cuMemHostAlloc(size, flags), doing))
+            address = int(check(cu.cuMemHostGetDevicePointer(pointer, 0), doing))
+        host = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(pointer))
+        host[:] = 0
+        return Memory(address, nbytes, "host", host[:nbytes])
+
+    def free(self, memory: Memory) -> None:
+        doing = f"freeing {memory.nbytes} bytes of {memory.kind} memory on {self.label}"
+        with current(self._context):
+            if memory.host is not None:
+                check(cu.cuMemFreeHost(memory.host.ctypes.data), doing)
+            elif memory.owned:
+                check(cu.cuMemFree(memory.address), doing)
+            elif memory.address in self._peers:
+                self._peers.remove(memory.address)
+                check(cu.cuIpcCloseMemHandle(memory.address), doing)
+
+    def write(self, address: int, data: np.ndarray) -> None:
+        if not data.flags["C_CONTIGUOUS"]:
+            raise ValueError("write needs a C-contiguous array")
+        self._copy(address, data.ctypes.data, data.nbytes)
+
+    def read(self, address: int, nbytes: int) -> np.ndarray:
+        result = np.empty(nbytes, np.uint8)
+        self._copy(result.ctypes.data, address, nbytes)
+        return result
+
+    def _copy(self, to: int, source: int, nbytes: int) -> None:
+        if nbytes == 0:
+            return
+        doing = f"copying {nbytes} bytes on {self.label}"
+        with current(self._context):
+            check(cu.cuMemcpyAsync(to, source, nbytes, self._copies), doing)
+            check(cu.cuStreamSynchronize(self._copies), doing)
+
+    def zero(self, address: int, nbytes: int) -> None:
+        if nbytes == 0:
+            return
+        doing = f"clearing {nbytes} bytes on {self.label}"
+        with current(self._context):
+            check(cu.cuMemsetD8Async(address, 0, nbytes, self._copies), doing)
+            check(cu.cuStreamSynchronize(self._copies), doing)
+
+    def load(self, binary: Binary) -> Program:
+        doing = f"loading a loop kernel on {self.label}, which runs {self.arch}"
+        with current(self._context):
+            module = check(cu.cuModuleLoadData(np.frombuffer(binary.data, np.uint8)), doing)
+            function = check(cu.cuModuleGetFunction(module, b"ark_loop"), doing)
+
+            def attribute(name: str) -> int:
+                wanted = getattr(_FUNCTION, f"CU_FUNC_ATTRIBUTE_{name}")
+                return int(check(cu.cuFuncGetAttribute(wanted, function), doing))
+
+            return Program(
+                module,
+                function,
+                attribute("NUM_REGS"),
+                attribute("LOCAL_SIZE_BYTES"),
+                attribute("SHARED_SIZE_BYTES"),
+            )
+
+    def launch(
+        self,
+        program: object,
+        params: bytes,
+        processors: int,
+        threads: int,
+        shared_bytes: int,
+        stream: int | None = None,
+    ) -> CudaLaunch:
+        """See Device.launch. stream: a caller's CUstream to run on; by default the device's own."""
+        if not isinstance(program, Program):
+            raise TypeError("launch needs what load returned")
+        queue = self._stream if stream is None else cu.CUstream(stream)
+        doing = (
+            f"launching the loop kernel on {self.label} ({processors} blocks of {threads} threads "
+            f"with {program.registers} registers each and {shared_bytes} + {program.shared_bytes} "
+            "bytes of shared memory)"
+        )
+        with current(self._context):
+            limit = _FUNCTION.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            check(cu.cuFuncSetAttribute(program.function, limit, shared_bytes), doing)
+            self._check_resident(program, processors, threads, shared_bytes, doing)
+            begin = check(cu.cuEventCreate(0), doing)
+            end = check(cu.cuEventCreate(0), doing)
+            values = np.frombuffer(params, np.uint8)
+            pointers = np.array([values.ctypes.data], np.uint64)
+            check(cu.cuEventRecord(begin, queue), doing)
+            check(
+                cu.cuLaunchCooperativeKernel(
+                    program.function,
+                    processors, 1, 1,
+                    threads, 1, 1,
+                    shared_bytes,
+                    queue,
+                    pointers.ctypes.data,
+                ),
+                doing,
+            )  # fmt: skip
+            check(cu.cuEventRecord(end, queue), doing)
+        return CudaLaunch(self, begin, end)
+
+    def _check_resident(
+        self, program: Program, processors: int, threads: int, shared_bytes: int, doing: str
+    ) -> None:
+        blocks = check(
+            cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(program.function, threads, shared_bytes),
+            doing,
+        )
+        resident = int(blocks) * self._attribute("MULTIPROCESSOR_COUNT")
+        if resident < processors:
+            raise SystemError(
+                f"{doing}: only {resident} blocks can be resident at once, and every block of a "
+                f"loop kernel must be; make the plan for at most {resident} processors"
+            )
+
+    def export(self, memory: Memory) -> bytes:
+        if memory.kind != "symmetric" or not memory.owned:
+            raise GpuError("only a rank's own symmetric memory can be exported")
+        with current(self._context):
+            return peer.export(self._handle, self.index, memory.address, memory.nbytes)
+
+    def map_peer(self, handle: bytes) -> Memory:
+        with current(self._context):
+            mapped = peer.open_handle(self._handle, self.label, handle)
+        if mapped.imported:
+            self._peers.add(mapped.address)
+        return Memory(mapped.address, mapped.nbytes, "symmetric", owned=False)
+
+    def free_bytes(self) -> int:
+        with current(self._context):
+            free, _ = check(cu.cuMemGetInfo(), f"asking {self.label} for its free memory")
+        return int(free)
+
+    def close(self) -> None:
+        """Lets the context go. It stays alive while something else in the process uses it."""
+        if self._context is None:
+            return
+        with current(self._context):
+            for address in self._peers:
+                cu.cuIpcCloseMemHandle(address)
+            for stream in (self._stream, self._copies):
+                (code,) = cu.cuStreamDestroy(stream)
+                if code != cu.CUresult.CUDA_SUCCESS:
+                    raise GpuError(f"closing {self.label}: {words(code)}")
+        self._peers.clear()
+        self._context = None
+        cu.cuDevicePrimaryCtxRelease(self._handle)

@@ -1,0 +1,28 @@
+"""The source dialect of NVIDIA GPUs: prelude, ring, entry point and vendor-owned bodies.
+
+Called by the writer through the backend object. The text is the same for every architecture; what
+an architecture can do is said by the machine's capabilities.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+
+from ark.codegen.dialect import Dialect
+from ark_cuda.tasks import BODIES
+
+
+def _text(name: str) -> str:
+    return resources.files("ark_cuda").joinpath(name).read_text()
+
+
+def dialect(arch: str) -> Dialect:
+    """The dialect for `arch` (sm_80, sm_90a, ...)."""
+    return Dialect(
+        name=f"cuda {arch}",
+        suffix=".cu",
+        prelude=_text("prelude.h"),
+        entry=_text("entry.h"),
+        bodies=BODIES,
+        stream=_text("stream.h"),
+    )

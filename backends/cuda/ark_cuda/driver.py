@@ -1,0 +1,70 @@
+"""The driver API with its errors as ark's: one call, checked, in the words of a person.
+
+Called by device.py and peer.py only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ark.errors import GpuError, SystemError
+
+try:
+    from cuda.bindings import driver as cu
+except ImportError as error:
+    raise SystemError(
+        "the Python package cuda-python is not installed; install it with "
+        '`pip install "ark-gpu[cuda]"`'
+    ) from error
+
+# A kernel's faults: after one of these the process's context on that device is lost.
+_FAULTS = (
+    cu.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,
+    cu.CUresult.CUDA_ERROR_LAUNCH_TIMEOUT,
+    cu.CUresult.CUDA_ERROR_ASSERT,
+    cu.CUresult.CUDA_ERROR_HARDWARE_STACK_ERROR,
+    cu.CUresult.CUDA_ERROR_ILLEGAL_INSTRUCTION,
+    cu.CUresult.CUDA_ERROR_MISALIGNED_ADDRESS,
+    cu.CUresult.CUDA_ERROR_INVALID_ADDRESS_SPACE,
+    cu.CUresult.CUDA_ERROR_INVALID_PC,
+    cu.CUresult.CUDA_ERROR_LAUNCH_FAILED,
+    cu.CUresult.CUDA_ERROR_ECC_UNCORRECTABLE,
+    cu.CUresult.CUDA_ERROR_NVLINK_UNCORRECTABLE,
+)
+
+
+def words(code: Any) -> str:
+    """The driver's own name and sentence for a result code."""
+    _, name = cu.cuGetErrorName(code)
+    _, text = cu.cuGetErrorString(code)
+    if not name or not text:
+        return str(code)
+    return f"{name.decode()}: {text.decode()}"
+
+
+def check(result: tuple[Any, ...], doing: str) -> Any:
+    """Unpacks a driver call's result; raises GpuError for a device fault, SystemError otherwise.
+
+    `doing` says what was tried and where, to begin the message with.
+    """
+    code, *values = result
+    if code == cu.CUresult.CUDA_SUCCESS:
+        return values[0] if len(values) == 1 else tuple(values)
+    if code in _FAULTS:
+        raise GpuError(
+            f"{doing}: the GPU reported {words(code)}. Its context in this process is lost; start "
+            "the process again. compute-sanitizer names the faulting instruction"
+        )
+    raise SystemError(f"{doing}: {words(code)}")
+
+
+@contextmanager
+def current(context: Any) -> Iterator[None]:
+    """Makes a context current for the calling thread, and the one before current again after."""
+    check(cu.cuCtxPushCurrent(context), "entering the device's context")
+    try:
+        yield
+    finally:
+        cu.cuCtxPopCurrent()

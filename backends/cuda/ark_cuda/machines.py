@@ -1,0 +1,118 @@
+"""Machine models of NVIDIA GPUs, for planning with and without the device.
+
+The named ones are data-centre parts (and one desktop part, so that sm_120 can be planned for), with
+bandwidths as measured for reads where a machine was at hand (H100, H200), near the published ones
+elsewhere. The ring's shape is what ran fastest on H100: stages of 16 KB, many slots, two copies in
+flight, because more in flight delay whatever a task waits for. Called by the backend object.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from ark.plan.machine import Machine
+
+GIB = 1 << 30
+STAGE = 16384
+WARPS = 16
+# The ring's barriers and the loop's records, kept out of what the planner may use.
+RESERVED = 2048
+
+
+def _machine(
+    name: str,
+    arch: str,
+    processors: int,
+    shared_kib: int,
+    slots: int,
+    in_flight: int,
+    memory_gib: int,
+    gbps: float,
+    tflops: float,
+    capabilities: tuple[str, ...],
+) -> Machine:
+    return Machine(
+        name=name,
+        arch=arch,
+        backend="cuda",
+        processors=processors,
+        lanes=32,
+        warps=WARPS,
+        shared_bytes=shared_kib * 1024 - RESERVED,
+        ring_bytes=slots * STAGE,
+        stage_bytes=STAGE,
+        in_flight=in_flight,
+        memory_bytes=memory_gib * GIB,
+        bandwidth_gbps=gbps,
+        tflops=tflops,
+        signal_us=0.7,
+        capabilities=capabilities,
+    )
+
+
+_HOPPER = ("bulk_copy", "mma_sync", "wgmma")
+_BLACKWELL = ("bulk_copy", "mma_sync", "tcgen05")
+
+MODELS = {
+    m.name: m
+    for m in (
+        _machine("a100", "sm_80", 108, 163, 0, 0, 80, 1900.0, 280.0, ("mma_sync",)),
+        _machine("h100", "sm_90a", 132, 227, 12, 2, 80, 3079.0, 700.0, _HOPPER),
+        _machine("h200", "sm_90a", 132, 227, 12, 3, 141, 4300.0, 750.0, _HOPPER),
+        _machine("b200", "sm_100a", 148, 227, 12, 4, 180, 7700.0, 2000.0, _BLACKWELL),
+        _machine("rtx5090", "sm_120", 170, 99, 4, 2, 32, 1700.0, 200.0, ("bulk_copy", "mma_sync")),
+    )
+}
+
+
+def names() -> tuple[str, ...]:
+    """Names of the models, sorted."""
+    return tuple(sorted(MODELS))
+
+
+def by_name(name: str) -> Machine | None:
+    """The model of that name; None if it is not one of ours."""
+    return MODELS.get(name)
+
+
+@dataclass(frozen=True)
+class Reported:
+    """What an opened device says of itself. shared_bytes: the most a block can opt in to."""
+
+    name: str
+    major: int
+    minor: int
+    processors: int
+    shared_bytes: int
+    memory_bytes: int
+    bandwidth_gbps: float
+
+
+def arch_name(major: int, minor: int) -> str:
+    """The architecture to compile for: the variant with its own instructions where there is one."""
+    return f"sm_{major}{minor}{'a' if (major, minor) in ((9, 0), (10, 0)) else ''}"
+
+
+def of_device(reported: Reported) -> Machine:
+    """The model of an actual device: the nearest named one, filled in with what it reports.
+
+    Of the models of its architecture the one nearest in bandwidth lends what a device does not
+    report (ring shape, copies in flight, rates).
+    """
+    arch = arch_name(reported.major, reported.minor)
+    family = [m for m in MODELS.values() if m.arch == arch]
+    if not family:
+        family = [MODELS["a100"] if reported.major < 9 else MODELS["rtx5090"]]
+    nearest = min(family, key=lambda m: abs(m.bandwidth_gbps - reported.bandwidth_gbps))
+    shared = reported.shared_bytes - RESERVED
+    slots = min(nearest.ring_bytes // STAGE, (shared - 32 * 1024) // STAGE)
+    return dataclasses.replace(
+        nearest,
+        name=reported.name,
+        arch=arch,
+        processors=reported.processors,
+        shared_bytes=shared,
+        ring_bytes=slots * STAGE if slots > nearest.in_flight else 0,
+        memory_bytes=reported.memory_bytes,
+    )

@@ -1,0 +1,209 @@
+// The device ABI on NVIDIA GPUs (sm_80 and later), for NVRTC without any header. A processor is a
+// block of ARK_WARPS computing warps; with a ring, one more warp only fetches and takes part in no
+// barrier here.
+
+typedef unsigned int ark_u32;
+typedef int ark_i32;
+typedef long long ark_i64;
+typedef unsigned long long ark_u64;
+struct ark_f16 { unsigned short bits; };
+struct ark_bf16 { unsigned short bits; };
+
+#define ARK_DEVICE static __device__ __forceinline__
+#define ARK_BODY static __device__ __noinline__
+#define ARK_SPIN_CHECK 0x3fu
+
+constexpr int ARK_THREADS = ARK_LANES * ARK_WARPS;
+static_assert(ARK_LANES == 32, "a warp has 32 lanes");
+
+ARK_DEVICE int ark_tid() { return static_cast<int>(threadIdx.x); }
+ARK_DEVICE int ark_lane() { return static_cast<int>(threadIdx.x & 31u); }
+ARK_DEVICE int ark_warp() { return static_cast<int>(threadIdx.x >> 5); }
+
+// Barrier 1 counts the computing threads only; barrier 0 would wait for the fetching warp too.
+ARK_DEVICE void ark_sync() {
+  asm volatile("barrier.sync 1, %0;" ::"n"(ARK_THREADS) : "memory");
+}
+ARK_DEVICE bool ark_all(bool v) {
+  ark_u32 all;
+  asm volatile(
+      "{\n .reg .pred p, q;\n setp.ne.u32 p, %1, 0;\n"
+      " barrier.red.and.pred q, 1, %2, p;\n selp.u32 %0, 1, 0, q;\n}"
+      : "=r"(all)
+      : "r"(static_cast<ark_u32>(v)), "n"(ARK_THREADS)
+      : "memory");
+  return all != 0u;
+}
+
+ARK_DEVICE float ark_shfl_xor(float v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
+ARK_DEVICE ark_u32 ark_shfl_xor(ark_u32 v, int mask) {
+  return __shfl_xor_sync(0xffffffffu, v, mask);
+}
+ARK_DEVICE float ark_warp_sum(float v) {
+#pragma unroll
+  for (int mask = 16; mask > 0; mask >>= 1) v += ark_shfl_xor(v, mask);
+  return v;
+}
+ARK_DEVICE float ark_warp_max(float v) {
+#pragma unroll
+  for (int mask = 16; mask > 0; mask >>= 1) v = fmaxf(v, ark_shfl_xor(v, mask));
+  return v;
+}
+
+ARK_DEVICE ark_u32 ark_load_acquire(const ark_u32* p, bool system) {
+  ark_u32 v;
+  if (system) {
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  } else {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  }
+  return v;
+}
+ARK_DEVICE void ark_add_release(ark_u32* p, ark_u32 v, bool system) {
+  if (system) {
+    asm volatile("red.release.sys.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+  } else {
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+  }
+}
+ARK_DEVICE ark_u32 ark_cas(ark_u32* p, ark_u32 expected, ark_u32 desired) {
+  ark_u32 old;
+  asm volatile("atom.acq_rel.gpu.global.cas.b32 %0, [%1], %2, %3;"
+               : "=r"(old)
+               : "l"(p), "r"(expected), "r"(desired)
+               : "memory");
+  return old;
+}
+ARK_DEVICE ark_u32 ark_load_host(const ark_u32* p) { return ark_load_acquire(p, true); }
+ARK_DEVICE void ark_store_host(ark_u32* p, ark_u32 v) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+// A packet carries its own epoch, so that neither side needs an order with other memory.
+ARK_DEVICE ark_u64 ark_packet_load(const ark_u64* p, bool system) {
+  ark_u64 v;
+  if (system) {
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  } else {
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  }
+  return v;
+}
+ARK_DEVICE void ark_packet_store(ark_u64* p, ark_u64 v, bool system) {
+  if (system) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+  } else {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+  }
+}
+ARK_DEVICE ark_u64 ark_time_ns() {
+  ark_u64 now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)::"memory");
+  return now;
+}
+// The first polls follow each other at once: most waits are shorter than a nap.
+ARK_DEVICE void ark_pause(ark_u32 spins) {
+  if (spins >= 8u) __nanosleep(spins < 4096u ? 20u : 500u);
+}
+
+ARK_DEVICE float ark_bits_float(ark_u32 bits) { return __uint_as_float(bits); }
+ARK_DEVICE ark_u32 ark_float_bits(float value) { return __float_as_uint(value); }
+ARK_DEVICE float ark_float(ark_bf16 v) {
+  return ark_bits_float(static_cast<ark_u32>(v.bits) << 16);
+}
+ARK_DEVICE ark_bf16 ark_bfloat(float v) {
+  ark_bf16 result;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result.bits) : "f"(v));
+  return result;
+}
+ARK_DEVICE float ark_float(ark_f16 v) {
+  float result;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(v.bits));
+  return result;
+}
+ARK_DEVICE ark_f16 ark_half(float v) {
+  ark_f16 result;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result.bits) : "f"(v));
+  return result;
+}
+
+ARK_DEVICE float ark_exp(float v) { return expf(v); }
+ARK_DEVICE float ark_log(float v) { return logf(v); }
+ARK_DEVICE float ark_sqrt(float v) { return sqrtf(v); }
+ARK_DEVICE float ark_rsqrt(float v) { return 1.0f / sqrtf(v); }
+ARK_DEVICE float ark_tanh(float v) { return tanhf(v); }
+ARK_DEVICE float ark_sin(float v) { return sinf(v); }
+ARK_DEVICE float ark_cos(float v) { return cosf(v); }
+ARK_DEVICE float ark_inf() { return __uint_as_float(0x7f800000u); }
+
+ARK_DEVICE float ark_scalar(const float* p, int i) { return p[i]; }
+ARK_DEVICE float ark_scalar(const ark_f16* p, int i) { return ark_float(p[i]); }
+ARK_DEVICE float ark_scalar(const ark_bf16* p, int i) { return ark_float(p[i]); }
+
+// Two 16-bit weights out of one register.
+ARK_DEVICE float2 ark_pair(const ark_bf16*, ark_u32 w) {
+  return make_float2(ark_bits_float(w << 16), ark_bits_float(w & 0xffff0000u));
+}
+ARK_DEVICE float2 ark_pair(const ark_f16*, ark_u32 w) {
+  return make_float2(ark_float(ark_f16{static_cast<unsigned short>(w)}),
+                     ark_float(ark_f16{static_cast<unsigned short>(w >> 16)}));
+}
+
+ARK_DEVICE float ark_dot4(const float4& x, const float2& a, const float2& b, float sum) {
+  return fmaf(x.w, b.y, fmaf(x.z, b.x, fmaf(x.y, a.y, fmaf(x.x, a.x, sum))));
+}
+
+// Lanes' shares of ROWS rows, 16 bytes of weights at a time; x is read once for all rows.
+template <int ROWS>
+ARK_DEVICE void ark_rows_dot_wide(const float* w, int stride, const float* x, int k, float* acc) {
+#pragma unroll 2
+  for (int i = ark_lane() * 4; i < k; i += ARK_LANES * 4) {
+    const float4 b = *reinterpret_cast<const float4*>(x + i);
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+      const float4 a = *reinterpret_cast<const float4*>(w + r * stride + i);
+      acc[r] = ark_dot4(b, make_float2(a.x, a.y), make_float2(a.z, a.w), acc[r]);
+    }
+  }
+}
+template <int ROWS, typename T>
+ARK_DEVICE void ark_rows_dot_wide(const T* w, int stride, const float* x, int k, float* acc) {
+  // Lanes are 32 bytes apart in x: every other group of four begins with its second half, so that
+  // eight lanes touch all banks of shared memory once.
+  const int swap = (ark_lane() >> 2) & 1;
+#pragma unroll 2
+  for (int i = ark_lane() * 8; i < k; i += ARK_LANES * 8) {
+    const float4 b = *reinterpret_cast<const float4*>(x + i + 4 * swap);
+    const float4 c = *reinterpret_cast<const float4*>(x + i + 4 - 4 * swap);
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+      const uint4 a = *reinterpret_cast<const uint4*>(w + r * stride + i);
+      const float sum =
+          ark_dot4(b, ark_pair(w, swap ? a.z : a.x), ark_pair(w, swap ? a.w : a.y), acc[r]);
+      acc[r] = ark_dot4(c, ark_pair(w, swap ? a.x : a.z), ark_pair(w, swap ? a.y : a.w), sum);
+    }
+  }
+}
+
+// Lanes' shares of the dot products of ROWS rows of k weights, `stride` apart, with x.
+#define ARK_HAS_ROWS_DOT 1
+template <int ROWS, typename T>
+ARK_DEVICE void ark_rows_dot(const T* w, int stride, const float* x, int k, float* acc) {
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r) acc[r] = 0.0f;
+  if ((k & 7) == 0 && (stride & 7) == 0) {
+    ark_rows_dot_wide<ROWS>(w, stride, x, k, acc);
+    return;
+  }
+  for (int i = ark_lane(); i < k; i += ARK_LANES) {
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) acc[r] = fmaf(ark_scalar(w, r * stride + i), x[i], acc[r]);
+  }
+}
+
+// A lane's share of the dot product of a row of k weights with x; sum it over the warp.
+template <typename T>
+ARK_DEVICE float ark_row_dot(const T* w, const float* x, int k) {
+  float sum;
+  ark_rows_dot<1>(w, k, x, k, &sum);
+  return sum;
+}

@@ -1,0 +1,212 @@
+// The operand stream on GPUs with bulk copies (sm_90 and later): one warp beside the computing ones
+// walks this processor's fetch list, over tasks and iterations, and copies stage after stage into a
+// ring of slots in shared memory. How much is in flight is bounded apart from the ring's depth:
+// whatever a task waits for (a packet, an activation) queues behind the copies in flight, while a
+// deep ring fills during the waits. A slot belongs to one computing warp, so that neither side can
+// be more than one phase of a slot's barriers away from the other.
+
+#define ARK_HAS_RING 1
+constexpr int ARK_RING_DEPTH = ARK_RING_BYTES / ARK_STAGE_BYTES;
+static_assert(ARK_RING_DEPTH > ARK_IN_FLIGHT, "the ring must be deeper than what is in flight");
+static_assert(ARK_STAGE_BYTES % 128 == 0, "slots are 128-byte aligned");
+
+struct ArkRing {
+  ark_u64 full[ARK_RING_DEPTH];   // the loader arrives once a stage, with its bytes
+  ark_u64 empty[ARK_RING_DEPTH];  // the owning warp arrives once a stage
+  ark_u32 leave;                  // the computing warps have left the loop
+};
+
+__shared__ ArkRing ark_ring;
+extern __shared__ __align__(128) char ark_shared[];  // the ring's slots, then the scratch
+
+ARK_DEVICE ark_u32 ark_shared_address(const void* p) {
+  return static_cast<ark_u32>(__cvta_generic_to_shared(p));
+}
+ARK_DEVICE char* ark_slot(ark_u32 slot) { return ark_shared + slot * ARK_STAGE_BYTES; }
+
+ARK_DEVICE void ark_barrier_init(ark_u64* barrier) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(ark_shared_address(barrier))
+               : "memory");
+}
+ARK_DEVICE void ark_barrier_arrive(ark_u64* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(ark_shared_address(barrier))
+               : "memory");
+}
+// Has the phase of this parity completed? A barrier's first phase has parity 0; asking a fresh
+// barrier for parity 1 says yes.
+ARK_DEVICE bool ark_barrier_passed(ark_u64* barrier, ark_u32 parity) {
+  ark_u32 passed;
+  asm volatile(
+      "{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      " selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(passed)
+      : "r"(ark_shared_address(barrier)), "r"(parity)
+      : "memory");
+  return passed != 0u;
+}
+
+// Waits for the copy of the stage in `slot`, its `round`-th use; false after a failure. All lanes
+// of a warp call it: each must see the barrier to see what the copy wrote.
+ARK_DEVICE bool ark_slot_filled(ArkCtx& c, ark_u32 slot, ark_u32 round) {
+  ArkSpin spin{0u, 0u};
+  while (!ark_barrier_passed(&ark_ring.full[slot], round & 1u)) {
+    const ArkVerdict verdict = ark_spin(c.p, spin, c.p->budget_ns);
+    if (verdict == ARK_KEEP) continue;
+    if (verdict == ARK_TIMEOUT) ark_fail(c, 3u, slot, round + 1u, round);
+    return false;
+  }
+  return true;
+}
+
+ARK_DEVICE bool ark_stage_mine(const ArkCtx& c, ark_u32 stage) {
+  const ark_u32 slot = (c.stage_base + stage) % ARK_RING_DEPTH;
+  return slot % ARK_WARPS == static_cast<ark_u32>(ark_warp());
+}
+ARK_DEVICE const char* ark_stage(ArkCtx& c, ark_u32 stage) {
+  const ark_u32 index = c.stage_base + stage;
+  const ark_u32 slot = index % ARK_RING_DEPTH;
+  if (!c.failed && !ark_slot_filled(c, slot, index / ARK_RING_DEPTH)) c.failed = true;
+  return ark_slot(slot);
+}
+ARK_DEVICE void ark_stage_done(ArkCtx& c, ark_u32 stage) {
+  __syncwarp();
+  if (ark_lane() == 0) {
+    ark_barrier_arrive(&ark_ring.empty[(c.stage_base + stage) % ARK_RING_DEPTH]);
+  }
+}
+
+ARK_DEVICE bool ark_left() { return *const_cast<volatile ark_u32*>(&ark_ring.leave) != 0u; }
+
+// May the loader fetch for this iteration? Beyond the limit there is nothing to run; in persistent
+// mode operands may change until the host asks for the iteration. A limit that a stop token lowers
+// later leaves at most a ring of unused stages.
+ARK_DEVICE bool ark_stream_may_begin(const ArkParams* p, ark_u32 iteration) {
+  ArkControl* control = ark_control(p);
+  if (!p->persistent) return iteration < ark_load_acquire(&control->limit, false);
+  if (ark_load_host(&ark_host(p)->target) > iteration) return true;
+  // Ends when the computing warps leave, which their own budgets see to.
+  for (ark_u32 spins = 0u; !ark_left(); ++spins) {
+    const ark_u32 go = ark_load_acquire(&control->go, false);
+    if (go >= 0x40000000u) return false;
+    if (go > iteration) return true;
+    ark_pause(spins);
+  }
+  return false;
+}
+
+// Waits until the stage that used the slot before has been given back. Idle computing warps wait
+// within budgets of their own and then leave, so this wait needs none.
+ARK_DEVICE bool ark_slot_free(ark_u32 slot, ark_u32 round) {
+  while (!ark_barrier_passed(&ark_ring.empty[slot], (round + 1u) & 1u)) {
+    if (ark_left()) return false;
+  }
+  return true;
+}
+
+// Starts the copy of one stage; all lanes call it with the same fetch. False if it does not fit.
+ARK_DEVICE bool ark_fill_slot(ArkCtx& c, ark_u32 slot, ark_u64 address, ark_u32 bytes) {
+  if (bytes > ARK_STAGE_BYTES) {
+    ark_fail(c, 3u, slot, ARK_STAGE_BYTES, bytes);
+    return false;
+  }
+  ark_u64* barrier = &ark_ring.full[slot];
+  if (((address | bytes) & 15u) == 0u) {
+    if (ark_lane() == 0) {
+      const ark_u32 full = ark_shared_address(barrier);
+      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(full), "r"(bytes)
+                   : "memory");
+      asm volatile(
+          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+          ::"r"(ark_shared_address(ark_slot(slot))), "l"(address), "r"(bytes), "r"(full)
+          : "memory");
+    }
+    return true;
+  }
+  // The copy engine moves 16-byte units; anything else goes through registers. The proxy fence
+  // orders these stores before a later bulk copy into the same slot.
+  const char* from = reinterpret_cast<const char*>(address);
+  for (ark_u32 i = static_cast<ark_u32>(ark_lane()); i < bytes; i += 32u) {
+    ark_slot(slot)[i] = from[i];
+  }
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  __syncwarp();
+  if (ark_lane() == 0) ark_barrier_arrive(barrier);
+  return true;
+}
+
+// Waits until the stage `back` before the `issued`-th has landed, if there is one.
+ARK_DEVICE bool ark_stream_landed(ArkCtx& c, ark_u32 issued, ark_u32 back) {
+  if (issued < back) return true;
+  const ark_u32 index = issued - back;
+  return ark_slot_filled(c, index % ARK_RING_DEPTH, index / ARK_RING_DEPTH);
+}
+
+// One iteration's fetches, `issued` stages after the launch; false when there is no use for more.
+// Records are read 32 at a time, one a lane, and the next 32 are on their way while these are used.
+ARK_DEVICE bool ark_stream_iteration(ArkCtx& c, const ArkRange& range, ark_u32& issued) {
+  const uint4* records = reinterpret_cast<const uint4*>(c.p->fetches);
+  const ark_u32 lane = static_cast<ark_u32>(ark_lane());
+  const ark_u32 end = range.fetch_end;
+  uint4 next = make_uint4(0u, 0u, 0u, 0u);
+  if (range.fetch_begin + lane < end) next = records[range.fetch_begin + lane];
+  for (ark_u32 first = range.fetch_begin; first < end; first += 32u) {
+    const uint4 mine = next;
+    if (first + 32u + lane < end) next = records[first + 32u + lane];
+    const ark_u32 count = end - first < 32u ? end - first : 32u;
+    for (ark_u32 k = 0u; k < count; ++k) {
+      const ark_u32 slot = issued % ARK_RING_DEPTH;
+      if (!ark_slot_free(slot, issued / ARK_RING_DEPTH)) return false;
+      if (!ark_stream_landed(c, issued, ARK_IN_FLIGHT)) return false;
+      const ark_u64 low = __shfl_sync(0xffffffffu, mine.x, k);
+      const ark_u64 high = __shfl_sync(0xffffffffu, mine.y, k);
+      const ark_u32 bytes = __shfl_sync(0xffffffffu, mine.z, k);
+      if (!ark_fill_slot(c, slot, high << 32 | low, bytes)) return false;
+      if (++issued == 2u * ARK_STAGE_PERIOD) issued = ARK_STAGE_PERIOD;
+    }
+  }
+  return true;
+}
+
+// The fetching warp's whole life.
+ARK_DEVICE void ark_stream_run(const ArkParams* p, ark_u32 processor) {
+  ArkCtx c;
+  c.p = p;
+  c.processor = processor;
+  c.iteration = 0u;
+  c.task = 0xffffffffu;
+  c.op = 0xffffffffu;
+  c.failed = false;
+  const ark_u32 phase0 = ark_control(p)->phase0;
+  const ArkRange* ranges = reinterpret_cast<const ArkRange*>(p->ranges);
+  ark_u32 issued = 0u;
+  for (;; ++c.iteration) {
+    bool go = true;
+    if (ark_lane() == 0) go = ark_stream_may_begin(p, c.iteration);
+    if (!__shfl_sync(0xffffffffu, go, 0)) break;
+    const ark_u32 phase = c.iteration < phase0 ? 0u : ARK_PHASES - 1u;
+    if (!ark_stream_iteration(c, ranges[phase * p->processors + processor], issued)) break;
+  }
+  // A block must not end while copies into its shared memory are under way.
+  for (ark_u32 back = ARK_IN_FLIGHT; back > 0u; --back) {
+    if (!ark_stream_landed(c, issued, back)) break;
+  }
+}
+
+// Called by all threads before anything else.
+ARK_DEVICE void ark_stream_open() {
+  if (threadIdx.x == 0) {
+    for (int slot = 0; slot < ARK_RING_DEPTH; ++slot) {
+      ark_barrier_init(&ark_ring.full[slot]);
+      ark_barrier_init(&ark_ring.empty[slot]);
+    }
+    ark_ring.leave = 0u;
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  }
+  __syncthreads();
+}
+
+// Called by the computing threads when they have left the loop.
+ARK_DEVICE void ark_stream_close() {
+  if (threadIdx.x == 0) *const_cast<volatile ark_u32*>(&ark_ring.leave) = 1u;
+}

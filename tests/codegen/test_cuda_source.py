@@ -1,0 +1,162 @@
+"""The loop compiles with NVRTC for every architecture, and the probe explains every absence."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import struct
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from ark.backend.protocol import Source, Target
+from ark.codegen.writer import write
+from ark.errors import SystemError
+from ark.plan.types import Phase, Plan, PlanCounter
+
+pytest.importorskip("cuda.bindings.nvrtc")
+
+from ark_cuda import backend, machines, probe
+
+MODELS = sorted(machines.MODELS)
+
+
+def empty_plan(machine):
+    phases = (Phase("step", ((),) * machine.processors),)
+    gate = (PlanCounter(0, "gate", 1),)
+    return Plan(0, 1, dataclasses.asdict(machine), (), (), (), gate, phases, {})
+
+
+def compile_for(machine, plan):
+    emitted = write(plan, machine, backend.dialect(machine.arch))
+    target = Target(machine.arch, machine.threads)
+    return backend.compiler().compile(emitted.source, target)
+
+
+def test_every_architecture_has_a_model():
+    assert {m.arch for m in machines.MODELS.values()} == set(backend.archs())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_loop_compiles(name):
+    machine = backend.machine(name)
+    binary = compile_for(machine, empty_plan(machine))
+    # An ELF file for NVIDIA GPUs (machine 190) that defines the entry point.
+    assert binary.data[:4] == b"\x7fELF"
+    assert struct.unpack_from("<H", binary.data, 18)[0] == 190
+    assert b"ark_loop\0" in binary.data
+    spills = re.findall(r"(\d+) bytes spill stores", binary.log)
+    assert spills and not any(int(s) for s in spills), binary.log
+
+
+def test_a_ring_can_be_left_out():
+    machine = dataclasses.replace(backend.machine("h100"), ring_bytes=0)
+    assert machine.threads == 512
+    assert compile_for(machine, empty_plan(machine)).data
+
+
+def test_the_same_source_gives_the_same_bytes():
+    machine = backend.machine("h100")
+    first, second = (compile_for(machine, empty_plan(machine)).data for _ in range(2))
+    assert first == second
+
+
+def test_the_compilers_words_reach_the_user():
+    with pytest.raises(SystemError, match="undeclared_name"):
+        backend.compiler().compile(
+            Source('extern "C" __global__ void ark_loop() { undeclared_name(); }'),
+            Target("sm_90a", 512),
+        )
+
+
+@pytest.mark.parametrize("arch", ["sm_11", "gfx942", "sm_90a -o x"])
+def test_an_unknown_architecture_is_refused(arch):
+    with pytest.raises(SystemError, match=re.escape(arch)):
+        backend.compiler().compile(Source("int x;"), Target(arch, 512))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_fit_their_hardware(name):
+    machine = machines.MODELS[name]
+    assert machine.ring_bytes % machine.stage_bytes == 0
+    assert machine.shared_bytes - machine.ring_bytes >= 32 * 1024
+    assert (machine.ring_bytes > 0) == machine.has("bulk_copy")
+
+
+def test_a_device_fills_in_the_nearest_model():
+    h200 = machines.Reported("X", 9, 0, 130, 232448, 140 << 30, 4800.0)
+    machine = machines.of_device(h200)
+    assert (machine.processors, machine.memory_bytes) == (130, 140 << 30)
+    assert machine.in_flight == machines.MODELS["h200"].in_flight
+    ada = machines.of_device(machines.Reported("Y", 8, 9, 128, 101376, 24 << 30, 1000.0))
+    assert (ada.arch, ada.ring_bytes) == ("sm_89", 0)
+    small = machines.of_device(machines.Reported("Z", 12, 0, 48, 66 * 1024, 12 << 30, 500.0))
+    assert small.ring_bytes == 0
+
+
+class FakeDriver:
+    """Answers as the driver API does: (code, values...)."""
+
+    CUresult = SimpleNamespace(CUDA_SUCCESS=0, CUDA_ERROR_NO_DEVICE=100)
+    CUdevice_attribute = SimpleNamespace(
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR="major",
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR="minor",
+    )
+
+    def __init__(self, init=0, version=13000, gpus=()):
+        self.init, self.version, self.gpus = init, version, gpus
+
+    def cuInit(self, flags):
+        return (self.init,)
+
+    def cuGetErrorString(self, code):
+        return 0, b"system has unsupported display driver / cuda driver combination"
+
+    def cuDriverGetVersion(self):
+        return 0, self.version
+
+    def cuDeviceGetCount(self):
+        return 0, len(self.gpus)
+
+    def cuDeviceGet(self, index):
+        return 0, index
+
+    def cuDeviceGetName(self, size, device):
+        return 0, self.gpus[device][0].encode() + b"\0\0"
+
+    def cuDeviceGetAttribute(self, attribute, device):
+        return 0, self.gpus[device][1][attribute == "minor"]
+
+    def cuDeviceTotalMem(self, device):
+        return 0, 80 << 30
+
+
+NVRTC = SimpleNamespace(nvrtcVersion=lambda: (0, 13, 0))
+
+
+@pytest.mark.parametrize(
+    ("driver", "reason", "remedy"),
+    [
+        (FakeDriver(init=100), "no GPU", "CUDA_VISIBLE_DEVICES"),
+        (FakeDriver(init=803), "driver combination", "restart"),
+        (FakeDriver(version=12040, gpus=[("A", (9, 0))]), "CUDA 12.4", "580"),
+        (FakeDriver(gpus=[("V100", (7, 0))]), "8.0", "cpu"),
+    ],
+)
+def test_the_probe_says_why_there_is_no_gpu(driver, reason, remedy):
+    found = probe._probe(driver, NVRTC)
+    assert not found.devices
+    assert reason in found.reason and remedy in found.remedy
+
+
+def test_the_probe_lists_usable_gpus():
+    found = probe._probe(FakeDriver(gpus=[("V100", (7, 0)), ("H100", (9, 0))]), NVRTC)
+    assert [(d.index, d.name, d.arch) for d in found.devices] == [(1, "H100", "sm_90a")]
+    assert not found.reason and "V100" in found.notes[0]
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    found = probe.probe()
+    assert "cuda-python" in found.reason and "pip install" in found.remedy

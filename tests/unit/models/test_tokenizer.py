@@ -1,0 +1,168 @@
+"""Tokenizer against transformers' AutoTokenizer, and streamed text against decoding all at once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer as Backend
+from transformers import AutoTokenizer
+
+from ark.errors import InvalidUsageError, ModelError, UnsupportedError
+from ark.models.tokenizer import Tokenizer
+from tests.checkpoints import BOS, EOS, make_tokenizer
+
+TEXTS = (
+    "",
+    " ",
+    "The king said to his servants,",
+    "  two  spaces\nand a line",
+    "naïve café, 日本語, 👩‍👩‍👧 and a tab\t.",
+    f"{BOS}framed{EOS}",
+)
+SIZE = 320
+
+
+def byte_fallback_tokenizer() -> Backend:
+    """A vocabulary as Llama 2 has it: words that begin with U+2581, and bytes for the rest."""
+    pieces = ["<unk>", BOS, EOS, *(f"<0x{i:02X}>" for i in range(256))]
+    pieces += ["▁", "a", "b", "é", "▁a", "ab", "▁ab", "日"]
+    merges = [("▁", "a"), ("a", "b"), ("▁a", "b")]
+    vocab = {piece: i for i, piece in enumerate(pieces)}
+    backend = Backend(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    backend.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(content=" ", left=1),
+        ]
+    )
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", special_tokens=[(BOS, 1)]
+    )
+    backend.add_special_tokens([AddedToken(t, special=True) for t in ("<unk>", BOS, EOS)])
+    return backend
+
+
+BACKENDS = {"bytes": make_tokenizer(SIZE), "fallback": byte_fallback_tokenizer()}
+
+
+def write(directory: Path, backend: Backend, config: dict[str, Any] | None) -> Path:
+    backend.save(str(directory / "tokenizer.json"))
+    if config is not None:
+        names = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": BOS, "eos_token": EOS}
+        (directory / "tokenizer_config.json").write_text(json.dumps({**names, **config}))
+    return directory
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"add_bos_token": True},
+        {"add_bos_token": False},
+        {"add_bos_token": True, "add_eos_token": True},
+        {"add_eos_token": False},
+        {"bos_token": {"content": EOS, "__type": "AddedToken"}},
+    ],
+)
+def test_ids_are_those_of_transformers(tmp_path: Path, kind: str, config: dict[str, Any]) -> None:
+    write(tmp_path, BACKENDS[kind], config)
+    ours, theirs = Tokenizer.open(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    for text in TEXTS:
+        assert ours.encode(text) == theirs(text).input_ids
+        assert ours.decode(ours.encode(text)) == theirs.decode(
+            theirs(text).input_ids, skip_special_tokens=True
+        )
+
+
+def test_truncation_and_padding_in_the_file_do_not_apply(tmp_path: Path) -> None:
+    backend = make_tokenizer(SIZE)
+    backend.enable_truncation(4)
+    backend.enable_padding(length=64)
+    write(tmp_path, backend, None)
+    assert (
+        Tokenizer.open(tmp_path).encode("a long text")
+        == BACKENDS["bytes"].encode("a long text").ids
+    )
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_streamed_text_is_the_text_of_all_tokens(kind: str, data: st.DataObject) -> None:
+    tokenizer = Tokenizer(BACKENDS[kind])
+    size = tokenizer.backend.get_vocab_size()
+    words = st.text(max_size=8).map(lambda text: tokenizer.backend.encode(text).ids)
+    noise = st.lists(st.integers(0, size - 1), max_size=8)
+    parts = data.draw(st.lists(st.one_of(words, noise), max_size=6))
+    ids = [token for part in parts for token in part]
+    stream = tokenizer.stream()
+    text = ""
+    for token in ids:
+        text += stream.push(token)
+        assert not text.endswith("\ufffd")
+        assert tokenizer.decode(ids).startswith(text)
+    assert text + stream.finish() == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+@settings(max_examples=50, deadline=None)
+@given(prompt=st.text(min_size=1, max_size=10), more=st.text(max_size=10))
+def test_streamed_text_goes_on_where_the_prompt_ended(kind: str, prompt: str, more: str) -> None:
+    tokenizer = Tokenizer(BACKENDS[kind])
+    first = tokenizer.encode(prompt)
+    new = tokenizer.backend.encode(more, add_special_tokens=False).ids
+    stream = tokenizer.stream(first)
+    text = "".join(stream.push(token) for token in new) + stream.finish()
+    assert tokenizer.decode(first) + text == tokenizer.decode(first + new)
+
+
+def test_a_character_of_several_tokens_comes_whole() -> None:
+    tokenizer = Tokenizer(BACKENDS["bytes"])
+    ids = tokenizer.backend.encode("é日", add_special_tokens=False).ids
+    stream = tokenizer.stream()
+    assert [stream.push(token) for token in ids] == ["", "é", "", "", "日"]
+    assert stream.push(ids[0]) == ""
+    assert stream.finish() == "\ufffd"
+
+
+def test_a_step_does_not_decode_all_that_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = Tokenizer(BACKENDS["bytes"])
+    stream = tokenizer.stream(tokenizer.encode("a prompt of some length"))
+    longest: list[int] = []
+    decode = tokenizer.decode
+    monkeypatch.setattr(tokenizer, "decode", lambda ids: longest.append(len(ids)) or decode(ids))
+    for token in tokenizer.encode("The quick brown fox jumps over the lazy dog.") * 4:
+        stream.push(token)
+    assert max(longest[6:]) <= 4
+
+
+def test_a_prompt_that_the_model_cannot_take() -> None:
+    tokenizer = Tokenizer(BACKENDS["bytes"], vocab_size=100)
+    with pytest.raises(ModelError, match=r"the model has 100 tokens"):
+        tokenizer.encode("zebra")
+    with pytest.raises(InvalidUsageError, match="not UTF-8"):
+        tokenizer.encode("a\udcffb")
+
+
+def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="does not exist"):
+        Tokenizer.open(tmp_path / "nowhere")
+    with pytest.raises(ModelError, match=r"no tokenizer\.json"):
+        Tokenizer.open(tmp_path)
+    (tmp_path / "tokenizer.model").write_bytes(b"\n")
+    with pytest.raises(UnsupportedError, match=r"tokenizer\.model"):
+        Tokenizer.open(tmp_path)
+    for content, words in (("{", "not valid JSON"), ('{"version": "9"}', "not a tokenizer")):
+        (tmp_path / "tokenizer.json").write_text(content)
+        with pytest.raises(ModelError, match=words):
+            Tokenizer.open(tmp_path)
