@@ -135,7 +135,7 @@ def matmul_plan(
     ("dtype", "shape", "transposes"),
     [
         ("bf16", (256, 512, 1024), (False, True)),
-        ("fp16", (37, 45, 51), (True, False)),
+        ("fp16", (137, 45, 260), (True, False)),
         ("fp16", (128, 128, 64), (False, False)),
     ],
 )

@@ -159,7 +159,7 @@ ARK_DEVICE void ark_matrix_tile(char* shared, const ArkSide<T>& a, const ArkSide
   step_a.fetch(a, 0, tid);
   step_b.fetch(b, 0, tid);
   const int steps = (a.k + ARK_STEP_K - 1) / ARK_STEP_K;
-#pragma unroll 2
+#pragma unroll 1
   for (int s = 0; s < steps; ++s) {
     ark_u16* tile_a = tiles + s % 2 * STEP;
     ark_u16* tile_b = tile_a + TM * ARK_PITCH;
