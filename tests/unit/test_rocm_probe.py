@@ -103,7 +103,7 @@ def test_emulation_is_asked_for_and_said(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "ark_rocm_emulator", emulator)
     monkeypatch.setenv(probe.VARIABLE, "emulated:gfx942")
     found = looks(monkeypatch, lambda: fake_hip(1))
-    assert asked == ["gfx942"] and found.notes == ("emulated gfx942",)
+    assert asked == ["emulated:gfx942"] and found.notes == ("emulated gfx942",)
 
     def broken(spec: str) -> None:
         raise OSError("no C++ compiler")
