@@ -1,5 +1,5 @@
 """Small plans that together use every task kind in every data type: the codegen tests of each
-backend emit and compile them, so a kind that one dialect cannot spell is found without its hardware.
+backend emit and compile them, so a kind that a dialect cannot spell is found without its hardware.
 """
 
 from __future__ import annotations
@@ -83,6 +83,8 @@ def _llama(machine: Machine) -> list[tuple[str, Plan]]:
         for fused in (True, False):
             name = f"llama-{dtype.name}-{'fused' if fused else 'unfused'}"
             found.append((name, llama_plans(shape, machine, {"fuse": fused})[0]))
+        pair = Shape(config, dtype, 192, 16, 0, 2)
+        found += [(f"llama-{dtype.name}-rank{p.rank}", p) for p in llama_plans(pair, machine)]
     return found
 
 

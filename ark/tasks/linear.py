@@ -90,7 +90,9 @@ class Linear(TaskKind):
             )
         weight = sig.operands[1].ctype
         body += (
-            "  }\n  ark_sync();\n" + self._epilogue_operands(sig) + "  ark_u32 stage = t.fetch_begin;\n"
+            "  }\n  ark_sync();\n"
+            + self._epilogue_operands(sig)
+            + "  ark_u32 stage = t.fetch_begin;\n"
             "  for (int n = t.coord[0]; n < t.coord[1]; n += R, ++stage) {\n"
             "    if (!ark_stage_mine(c, stage)) continue;\n"
             f"    const {weight}* w = reinterpret_cast<const {weight}*>(ark_stage(c, stage));\n"

@@ -106,7 +106,8 @@ class RopeKv(TaskKind):
             f"  for (int e = ark_tid(); e < pairs * {rows}; e += ARK_THREADS) {{\n"
             "        const int m = e / pairs, row = t.coord[0] + e % pairs * 2;\n"
             f"        float a = ark_take(c, px, {at}, {scope});\n"
-            f"        float b = ark_take(c, px, {next_at}, {scope});\n" + rotary_store(sig, 1, 2)
+            f"        float b = ark_take(c, px, {next_at}, {scope});\n"
+            + rotary_store(sig, 1, 2)
             + "  }\n"
         )
         return text.function(name, body)
