@@ -88,14 +88,20 @@ def _lower_advance(lowering: Lowering, node: Node) -> None:
     lowering.emit("advance", {"rows": node.attrs["rows"]}, list(node.inputs), [(0,)])
 
 
-def _lower_pairs(lowering: Lowering, node: Node) -> None:
-    """rope_kv and swiglu on their own, where the product before them is not a linear task."""
+def _lower_rope_kv(lowering: Lowering, node: Node) -> None:
+    """Cuts columns only: rows share the caches."""
+    x = node.inputs[0]
+    operands = [x, node.outputs[0], *node.inputs[1:], *node.outputs[1:]]
+    parts = split(x.shape[1] // 2, lowering.machine.processors)
+    lowering.emit("rope_kv", node.attrs, operands, [(a * 2, b * 2) for a, b in parts])
+
+
+def _lower_swiglu(lowering: Lowering, node: Node) -> None:
     x = node.inputs[0]
     rows, width = x.shape
-    step = -(-width // max(1, lowering.machine.processors // rows) // 2) * 2
-    coords = [(r, a * 2, b * 2) for r in range(rows) for a, b in split(width // 2, width // step)]
-    operands = [x, node.outputs[0], *node.inputs[1:], *node.outputs[1:]]
-    lowering.emit(node.type, dict(node.attrs), operands, coords)
+    parts = split(width // 2, -(-lowering.machine.processors // rows))
+    coords = [(r, a * 2, b * 2) for r in range(rows) for a, b in parts]
+    lowering.emit("swiglu", {}, [x, node.outputs[0]], coords)
 
 
 for _name, _lower in (
@@ -104,7 +110,7 @@ for _name, _lower in (
     ("attention", _lower_attention),
     ("sample", _lower_sample),
     ("advance", _lower_advance),
-    ("rope_kv", _lower_pairs),
-    ("swiglu", _lower_pairs),
+    ("rope_kv", _lower_rope_kv),
+    ("swiglu", _lower_swiglu),
 ):
     register(_name, None, _lower)

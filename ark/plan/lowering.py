@@ -56,6 +56,7 @@ class Lowering:
         self.groups: list[Group] = []
         self.packets: set[int] = set()  # ids of tensors whose elements carry their epoch
         self._node: Node | None = None
+        self._numbers: dict[str, int] = {}
 
     def run(self) -> list[Group]:
         """Lowers every node that makes tasks."""
@@ -125,6 +126,12 @@ class Lowering:
         self.groups.append(group)
         return group
 
+    def number(self, key: str) -> int:
+        """How often `key` was asked for before: pairs up what ranks name alike."""
+        count = self._numbers.get(key, 0)
+        self._numbers[key] = count + 1
+        return count
+
     def temp(
         self, shape: Sequence[int], dtype: DataType, name: str, arena: str = "activation"
     ) -> Tensor:
@@ -146,4 +153,6 @@ class Lowering:
             )
         if len(dims) != 1:
             raise PlanError(f"tensor {tensor.name!r} is part of a buffer and can only be flattened")
-        return dataclasses.replace(tensor, shape=dims, extents=(size,), offsets=(start,), padded=dims)
+        return dataclasses.replace(
+            tensor, shape=dims, extents=(size,), offsets=(start,), padded=dims
+        )

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from ark.plan.machine import Machine
 from ark.tasks import text
 from ark.tasks.kind import Access, Signature, TaskKind, register, whole
-from ark.tasks.linear import system
+from ark.tasks.rotary import system
 
 CHUNK = 256
 FRESH = 5  # the operand with this iteration's keys and values

@@ -20,13 +20,9 @@ from ark.plan.machine import Machine
 from ark.plan.types import Fetch
 from ark.tasks import text
 from ark.tasks.kind import Access, Signature, TaskKind, register, whole
+from ark.tasks.rotary import has_fresh, rotary_accesses, rotary_operands, rotary_store, system
 
 PAIRED = ("swiglu", "rope_kv")
-
-
-def system(sig: Signature, index: int) -> str:
-    """The device ABI's system-scope flag of an operand."""
-    return "true" if sig.operands[index].system else "false"
 
 
 class Linear(TaskKind):
@@ -47,7 +43,7 @@ class Linear(TaskKind):
         if epilogue == "swiglu":
             found.append(Access(2, (0, n0 // 2), (m, n1 // 2), write=True))
         elif epilogue == "rope_kv":
-            found += self._rope_kv(sig, n0, n1, next_operand)
+            found += rotary_accesses(sig, 2, next_operand, n0, n1)
         else:
             found.append(Access(2, (0, n0), (m, n1), write=True))
             if epilogue == "add":
@@ -59,31 +55,9 @@ class Linear(TaskKind):
         first = self._first_extra(sig)
         if sig.params["epilogue"] == "add":
             found.add(first)
-        if sig.params["epilogue"] == "rope_kv" and self._fresh(sig):
+        if sig.params["epilogue"] == "rope_kv" and has_fresh(sig, first):
             found.add(first + 4)
         return frozenset(found)
-
-    def _rope_kv(self, sig: Signature, n0: int, n1: int, first: int) -> list[Access]:
-        p = sig.params
-        m = sig.operands[0].shape[0]
-        width = p["head_dim"]
-        queries, keys = p["heads"] * width, p["kv_heads"] * width
-        found = [whole(first, sig.operands[first]), whole(first + 1, sig.operands[first + 1])]
-        if n0 < queries:
-            found.append(Access(2, (0, n0), (m, min(n1, queries)), write=True))
-        if self._fresh(sig) and n1 > queries:
-            lo, hi = max(n0, queries) - queries, n1 - queries
-            found.append(Access(first + 4, (0, lo), (m, hi), write=True))
-        context = sig.operands[first + 2].shape[1]
-        for cache, base in ((first + 2, queries), (first + 3, queries + keys)):
-            for head in range(p["kv_heads"]):
-                lo = max(n0, base + head * width)
-                hi = min(n1, base + (head + 1) * width)
-                if lo < hi:
-                    at = base + head * width
-                    box = ((head, 0, lo - at), (head + 1, context, hi - at))
-                    found.append(Access(cache, *box, write=True, past=True))
-        return found
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         m, k = sig.operands[0].shape
@@ -126,7 +100,9 @@ class Linear(TaskKind):
             )
         weight = sig.operands[1].ctype
         body += (
-            "  }\n  ark_sync();\n" + self._epilogue_operands(sig) + "  ark_u32 stage = t.fetch_begin;\n"
+            "  }\n  ark_sync();\n"
+            + self._epilogue_operands(sig)
+            + "  ark_u32 stage = t.fetch_begin;\n"
             "  for (int n = t.coord[0]; n < t.coord[1]; n += R, ++stage) {\n"
             "    if (!ark_stage_mine(c, stage)) continue;\n"
             f"    const {weight}* w = reinterpret_cast<const {weight}*>(ark_stage(c, stage));\n"
@@ -143,9 +119,6 @@ class Linear(TaskKind):
         )
         return text.function(name, body)
 
-    def _fresh(self, sig: Signature) -> bool:
-        return len(sig.operands) > self._first_extra(sig) + 4
-
     def _first_extra(self, sig: Signature) -> int:
         return 4 if sig.params["prologue"] == "rmsnorm" else 3
 
@@ -154,14 +127,7 @@ class Linear(TaskKind):
         if sig.params["epilogue"] == "add":
             return text.operand(sig, first, "pr")
         if sig.params["epilogue"] == "rope_kv":
-            return (
-                text.operand(sig, first, "pp")
-                + text.operand(sig, first + 1, "pf")
-                + text.operand(sig, first + 2, "pk", const=False)
-                + text.operand(sig, first + 3, "pv", const=False)
-                + (text.operand(sig, first + 4, "pfresh", const=False) if self._fresh(sig) else "")
-                + "  const int position = pp[0];\n"
-            )
+            return rotary_operands(sig, first)
         return ""
 
     def _epilogue(self, sig: Signature) -> str:
@@ -186,42 +152,12 @@ class Linear(TaskKind):
                 f"        ark_give(c, po, {at}, g / (1.0f + ark_exp(-g)) * acc[m][r + 1], {out});\n"
                 "      }\n"
             )
-        return self._rope_kv_source(sig, out)
-
-    def _rope_kv_source(self, sig: Signature, out: str) -> str:
-        p = sig.params
-        width = p["head_dim"]
-        queries, keys = p["heads"] * width, p["kv_heads"] * width
-        context = sig.operands[self._first_extra(sig) + 2].shape[1]
-        at = text.offset(sig, 2, ["0", "0", "m", "row"])
-        next_at = text.offset(sig, 2, ["0", "0", "m", "(row + 1)"])
-        fresh = ""
-        if self._fresh(sig):
-            index = self._first_extra(sig) + 4
-            new = [
-                text.offset(sig, index, ["0", "0", "m", f"(row + {i - queries})"]) for i in (0, 1)
-            ]
-            fresh = "".join(
-                f"          ark_give(c, pfresh, {where}, {value}, {system(sig, index)});\n"
-                for where, value in zip(new, "ab", strict=True)
-            )
         return (
             "      for (int r = 0; r < R; r += 2) if (r < rows) {\n"
             "        const int row = n + r;\n"
             "        float a = acc[m][r], b = acc[m][r + 1];\n"
-            f"        if (row < {queries + keys}) "
-            f"ark_rotate(a, b, static_cast<float>(position + m) * pf[row % {width} / 2]);\n"
-            f"        if (row < {queries}) {{\n"
-            f"          ark_give(c, po, {at}, a, {out});\n"
-            f"          ark_give(c, po, {next_at}, b, {out});\n"
-            f"        }} else if (position + m < {context}) {{\n{fresh}"
-            f"          const bool key = row < {queries + keys};\n"
-            f"          const int i = row - (key ? {queries} : {queries + keys});\n"
-            f"          const ark_i64 at = (static_cast<ark_i64>(i / {width}) * {context} + position "
-            f"+ m) * {width} + i % {width};\n"
-            "          ark_put(key ? pk : pv, at, a);\n"
-            "          ark_put(key ? pk : pv, at + 1, b);\n"
-            "        }\n      }\n"
+            + rotary_store(sig, 2, self._first_extra(sig))
+            + "      }\n"
         )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ark.plan.machine import Machine
 from ark.tasks import text
 from ark.tasks.kind import Access, Signature, TaskKind, register
-from ark.tasks.linear import system
+from ark.tasks.rotary import system
 
 
 class SumRanks(TaskKind):
