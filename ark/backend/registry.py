@@ -25,21 +25,37 @@ def names() -> tuple[str, ...]:
 
 @cache
 def get(name: str) -> Backend:
-    """The backend of that name; InvalidUsageError if none is installed under it."""
+    """The backend of that name.
+
+    Raises InvalidUsageError if none is installed under it, SystemError if its package is broken.
+    """
     for point in entry_points(group=GROUP):
         if point.name == name:
-            module = importlib.import_module(point.value)
-            return module.backend
+            try:
+                return importlib.import_module(point.value).backend
+            except (ImportError, AttributeError) as error:
+                raise SystemError(
+                    f"the backend {name!r} is installed, but its package {point.value} cannot be "
+                    f"used: {error}; install it again"
+                ) from error
     raise InvalidUsageError(
         f"no backend is called {name!r}; installed are {', '.join(names()) or 'none'}"
     )
 
 
-def unavailable(name: str, probe: Probe) -> SystemError:
+def probe(name: str) -> Probe:
+    """What the backend finds; a broken package is a reason, not an exception."""
+    try:
+        return get(name).probe()
+    except SystemError as error:
+        return Probe(reason=str(error))
+
+
+def unavailable(name: str, seen: Probe) -> SystemError:
     """The error for a backend without devices."""
-    remedy = f"; to mend it: {probe.remedy}" if probe.remedy else ""
+    remedy = f"; to mend it: {seen.remedy}" if seen.remedy else ""
     return SystemError(
-        f"the backend {name!r} has no usable device: {probe.reason or 'none was found'}{remedy}"
+        f"the backend {name!r} has no usable device: {seen.reason or 'none was found'}{remedy}"
     )
 
 
@@ -51,12 +67,11 @@ def choose(name: str | None = None) -> tuple[Backend, Probe]:
     """
     if name is not None:
         backend = get(name)
-        probe = backend.probe()
-        if not probe.devices:
-            raise unavailable(name, probe)
-        return backend, probe
-    found = {n: get(n).probe() for n in names() if n != FALLBACK}
-    able = [n for n, probe in found.items() if probe.devices]
+        seen = backend.probe()
+        if not seen.devices:
+            raise unavailable(name, seen)
+        return backend, seen
+    able = [n for n in names() if n != FALLBACK and probe(n).devices]
     if len(able) > 1:
         raise InvalidUsageError(
             f"devices of several backends were found ({', '.join(able)}); name one of them"
@@ -68,7 +83,10 @@ def machine(name: str) -> Machine:
     """The machine model of that name, from whichever backend has it."""
     known: list[str] = []
     for backend_name in names():
-        backend = get(backend_name)
+        try:
+            backend = get(backend_name)
+        except SystemError:
+            continue
         found = backend.machine(name)
         if found is not None:
             return found

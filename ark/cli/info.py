@@ -31,7 +31,7 @@ def requirement(text: str) -> tuple[str, int]:
 
 
 def run(args: argparse.Namespace) -> int:
-    probes = {name: registry.get(name).probe() for name in registry.names()}
+    probes = {name: registry.probe(name) for name in registry.names()}
     if args.json:
         print(json.dumps(as_json(probes), indent=2, sort_keys=True))
     else:

@@ -1,15 +1,13 @@
-"""The AMD backend: HIP sources, hiprtc or clang, hip-python. See backends/README.md for its rooms."""
+"""The AMD backend: HIP sources, hiprtc or clang, hip-python; backends/README.md names its rooms."""
 
 from __future__ import annotations
 
 from ark.backend.protocol import Probe
 from ark.codegen.dialect import Dialect
 from ark.plan.machine import Machine
-from ark_rocm import machines
+from ark_rocm import dialect, machines, probe
 from ark_rocm.compiler import Compiler
 from ark_rocm.device import Device
-from ark_rocm.dialect import dialect
-from ark_rocm.probe import probe
 
 
 class RocmBackend:
@@ -18,10 +16,10 @@ class RocmBackend:
     name = "rocm"
 
     def probe(self) -> Probe:
-        return probe()
+        return probe.probe()
 
     def dialect(self, arch: str) -> Dialect:
-        return dialect(arch)
+        return dialect.dialect(arch)
 
     def machine(self, name: str) -> Machine | None:
         model = machines.MODELS.get(name)

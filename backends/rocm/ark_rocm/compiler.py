@@ -37,6 +37,7 @@ _CLANG = (
     "-fms-extensions",
     "-fuse-cuid=none",
 )
+_ASSEMBLER = ("-x", "assembler", "-target", "amdgcn-amd-amdhsa", "-mcode-object-version=5")
 _LOG_LINES = 30
 
 
@@ -89,11 +90,9 @@ def _with_clang(source: Source, target: Target) -> Binary:
     with tempfile.TemporaryDirectory(prefix="ark-") as name:
         folder = Path(name)
         _assemble(source, target, folder)
-        cpu = f"-mcpu={target.arch}"
         _zig(
             folder,
-            ["clang", "-x", "assembler", "-target", "amdgcn-amd-amdhsa", cpu]
-            + ["-mcode-object-version=5", "-c", "loop.s", "-o", "loop.o"],
+            ["clang", *_ASSEMBLER, f"-mcpu={target.arch}", "-c", "loop.s", "-o", "loop.o"],
         )
         log = _zig(folder, ["ld.lld", "-shared", "loop.o", "-o", "loop.hsaco"])
         return Binary((folder / "loop.hsaco").read_bytes(), ".hsaco", log)

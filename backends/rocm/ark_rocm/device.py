@@ -21,7 +21,7 @@ from ark.backend.protocol import Binary, Memory, MemoryKind
 from ark.errors import SystemError
 from ark_rocm import driver, machines
 from ark_rocm.driver import call
-from ark_rocm.probe import prepare, probe, text
+from ark_rocm.probe import probe, text
 
 _IPC_BYTES = 64
 _COPY_KINDS = {"in": "hipMemcpyHostToDevice", "out": "hipMemcpyDeviceToHost"}
@@ -45,7 +45,6 @@ class Device:
             raise SystemError(
                 f"AMD GPU {index} cannot be opened: {reason}; {found.remedy or 'name another one'}"
             )
-        prepare()
         self.index = index
         self._hip = driver.module()
         self._select()
@@ -63,6 +62,7 @@ class Device:
         self._loop_stream = self._stream()
         self._copy_stream = self._stream()
         self._programs: list[Program] = []
+        self._opened: set[int] = set()  # addresses of other processes' memory
         self._closed = False
 
     def _stream(self) -> Any:
@@ -98,9 +98,7 @@ class Device:
         if kind == "host":
             view = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
             view[:] = 0
-            on_device = call(
-                "hipHostGetDevicePointer", hip.hipHostGetDevicePointer, address, 0
-            )
+            on_device = call("hipHostGetDevicePointer", hip.hipHostGetDevicePointer, address, 0)
             return Memory(int(on_device), nbytes, kind, view[:nbytes])
         self.zero(address, size)
         return Memory(address, nbytes, kind)
@@ -111,7 +109,8 @@ class Device:
             call("hipHostFree", self._hip.hipHostFree, int(memory.host.ctypes.data))
         elif memory.owned:
             call("hipFree", self._hip.hipFree, memory.address)
-        else:
+        elif memory.address in self._opened:
+            self._opened.remove(memory.address)
             call("hipIpcCloseMemHandle", self._hip.hipIpcCloseMemHandle, memory.address)
 
     def write(self, address: int, data: np.ndarray) -> None:
@@ -155,9 +154,7 @@ class Device:
             binary.data,
             doing=f"loading the loop kernel for {self.arch}",
         )
-        function = call(
-            "hipModuleGetFunction", self._hip.hipModuleGetFunction, module, b"ark_loop"
-        )
+        function = call("hipModuleGetFunction", self._hip.hipModuleGetFunction, module, b"ark_loop")
         program = Program(module, function)
         self._programs.append(program)
         return program
@@ -225,6 +222,7 @@ class Device:
             driver.IPC_LAZY_PEER_ACCESS,
             doing=f"mapping the memory of process {about['pid']} on AMD GPU {about['device']}",
         )
+        self._opened.add(int(address))
         return Memory(int(address), about["nbytes"], "symmetric", owned=False)
 
     def _reach(self, peer: int) -> None:

@@ -37,7 +37,9 @@ def rtc() -> Any:
 
 def _import(name: str) -> Any:
     try:
-        return importlib.import_module(f"hip.{name}")
+        package = importlib.import_module("hip")
+        # Submodules up to 7.x, attributes of a compatibility package in 10.x.
+        return getattr(package, name, None) or importlib.import_module(f"hip.{name}")
     except ImportError as error:
         raise SystemError(
             f"the rocm backend needs the package hip-python, which cannot be imported ({error}); "

@@ -35,6 +35,7 @@ ARCHS = {
 }
 
 WARPS = 8
+TILE = (128, 128)  # of a matmul; two steps of both sides take 40 KB of shared memory
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ def machine(name: str, model: Model) -> Machine:
         bandwidth_gbps=model.bandwidth_gbps,
         tflops=model.tflops,
         signal_us=model.signal_us,
+        tile=TILE,
         capabilities=(arch.unit,),
     )
 
@@ -105,5 +107,6 @@ def opened(name: str, arch: str, processors: int, shared_bytes: int, memory: int
         bandwidth_gbps=like.bandwidth_gbps * scale,
         tflops=like.tflops * scale,
         signal_us=like.signal_us,
+        tile=TILE,
         capabilities=(ARCHS[plain].unit,),
     )

@@ -15,6 +15,7 @@ typedef float ark_f32x4 __attribute__((ext_vector_type(4)));
 // Everything is inlined: calls would put the context into scratch memory, and only after inlining
 // does the compiler see which pointers are shared memory.
 #define ARK_DEVICE static inline __attribute__((device, always_inline))
+#define ARK_METHOD inline __attribute__((device, always_inline))
 #define ARK_BODY ARK_DEVICE
 #define ARK_SHARED static __attribute__((device, shared))
 #define ARK_SPIN_CHECK 0x3fu
@@ -36,7 +37,11 @@ ARK_DEVICE int ark_tid() {
   return tid;
 }
 ARK_DEVICE int ark_lane() { return ark_tid() & (ARK_LANES - 1); }
-ARK_DEVICE int ark_warp() { return __builtin_amdgcn_readfirstlane(ark_tid() / ARK_LANES); }
+ARK_DEVICE int ark_warp() {
+  const int warp = __builtin_amdgcn_readfirstlane(ark_tid() / ARK_LANES);
+  __builtin_assume(warp >= 0 && warp < ARK_WARPS);
+  return warp;
+}
 
 ARK_DEVICE void ark_sync() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");

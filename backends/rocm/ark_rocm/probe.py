@@ -53,12 +53,12 @@ def prepare() -> tuple[str, ...]:
             f"cannot be imported ({error}); install it with `pip install 'ark-gpu[emulator]'`"
         ) from error
     try:
-        emulator.activate(spec)
+        emulator.activate(wanted)
     except BaseError:
         raise
     except Exception as error:
         raise SystemError(
-            f"the emulator could not start as {spec!r}: {error}; a C++ compiler or the ziglang "
+            f"the emulator could not start for {VARIABLE}={wanted}: {error}; a C++ compiler or the ziglang "
             f"package is needed: `pip install 'ark-gpu[emulator]'`"
         ) from error
     return (str(emulator.describe()),)

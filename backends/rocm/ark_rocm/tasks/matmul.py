@@ -1,0 +1,95 @@
+"""Matmul tiles on AMD's matrix units: fp16 and bf16, any transposes, batches and odd edges.
+
+Serves tiles of more than eight rows on machines with the capability mfma or wmma; the common body
+does the rest. Called by the writer through the dialect; matrix.h has the device side.
+"""
+
+from __future__ import annotations
+
+from ark.plan.machine import Machine
+from ark.tasks import text
+from ark.tasks.kind import Signature
+from ark.tasks.matmul import dims
+
+_INPUTS = ("bf16", "fp16")
+_OUTPUTS = ("fp32", "bf16", "fp16")
+_MIN_ROWS = 9  # below, a row at a time on the vector units reads the weights as fast
+_STEP_K = 32  # ARK_STEP_K and ARK_PITCH of matrix.h
+_PITCH = 40
+
+
+def serves(sig: Signature, machine: Machine) -> bool:
+    """Whether this body takes the signature."""
+    if not (machine.has("mfma") or machine.has("wmma")):
+        return False
+    a, b, out = sig.operands
+    plain = not (a.packet or b.packet or out.packet)
+    kinds = a.dtype == b.dtype and a.dtype in _INPUTS and out.dtype in _OUTPUTS
+    return plain and kinds and sig.params["tile"][0] >= _MIN_ROWS
+
+
+def scratch(sig: Signature, machine: Machine) -> int:
+    """Two steps of both sides, in bytes."""
+    if not serves(sig, machine):
+        return 0
+    rows, columns = _padded(sig)
+    return 2 * 2 * (rows + columns) * _PITCH
+
+
+def write(name: str, sig: Signature, machine: Machine) -> str | None:
+    """The body's source, or None where the common body serves."""
+    if not serves(sig, machine):
+        return None
+    m, n, k = dims(sig)
+    rows, columns = _padded(sig)
+    waves_m, waves_n = _waves(rows // 16, columns // 16, machine.warps)
+    a_row, a_k = _strides(sig, 0, bool(sig.params["transpose_a"]))
+    b_k, b_row = _strides(sig, 1, bool(sig.params["transpose_b"]))
+    o_row, o_column = _strides(sig, 2, False)
+    tile_m, tile_n = sig.params["tile"]
+    ctype = sig.operands[0].ctype
+    starts = [text.offset(sig, i, ["i0", "i1", "0", "0"]) for i in range(3)]
+    along_a, along_b = _along_k(a_row, a_k), _along_k(b_row, b_k)
+    body = (
+        text.operand(sig, 0, "pa")
+        + text.operand(sig, 1, "pb")
+        + text.operand(sig, 2, "po", const=False)
+        + "  const int i0 = t.coord[0], i1 = t.coord[1]; (void)i0; (void)i1;\n"
+        "  const ark_i64 m0 = t.coord[2], n0 = t.coord[3];\n"
+        f"  const int rows = m0 + {tile_m} < {m} ? {tile_m} : static_cast<int>({m} - m0);\n"
+        f"  const int columns = n0 + {tile_n} < {n} ? {tile_n} : static_cast<int>({n} - n0);\n"
+        f"  const ArkSide<{ctype}> a{{pa + {starts[0]} + m0 * {a_row}, {a_row}, {a_k}, rows, "
+        f"{k}}};\n"
+        f"  const ArkSide<{ctype}> b{{pb + {starts[1]} + n0 * {b_row}, {b_row}, {b_k}, columns, "
+        f"{k}}};\n"
+        f"  ark_matrix_tile<{rows}, {columns}, {waves_m}, {waves_n}, {along_a}, {along_b}>(\n"
+        f"      c.scratch, a, b, po + {starts[2]} + m0 * {o_row} + n0 * {o_column}, {o_row}, "
+        f"{o_column});\n"
+    )
+    return text.function(name, body)
+
+
+def _padded(sig: Signature) -> tuple[int, int]:
+    rows, columns = sig.params["tile"]
+    return -(-rows // 16) * 16, -(-columns // 16) * 16
+
+
+def _strides(sig: Signature, index: int, transposed: bool) -> tuple[int, int]:
+    """Element strides of the operand's matrix: down and across, as it is multiplied."""
+    down, across = sig.operands[index].strides[-2:]
+    return (across, down) if transposed else (down, across)
+
+
+def _along_k(row_stride: int, k_stride: int) -> str:
+    return "false" if row_stride == 1 and k_stride != 1 else "true"
+
+
+def _waves(blocks_m: int, blocks_n: int, waves: int) -> tuple[int, int]:
+    """How the waves stand over the tile's blocks: fewest blocks a wave, then fewest loads."""
+
+    def effort(wm: int) -> tuple[int, int, int]:
+        i, j = -(-blocks_m // wm), -(-blocks_n // (waves // wm))
+        return i * j, i + j, wm
+
+    best = min((wm for wm in range(1, waves + 1) if waves % wm == 0), key=effort)
+    return best, waves // best

@@ -1,0 +1,206 @@
+// Matrix-unit tiles for the vendor's matmul body: MFMA on CDNA, WMMA on RDNA 3. A wave multiplies
+// 16 x 16 blocks; which lane holds which element is said here and nowhere else.
+
+// Defined in ark/codegen/device/common.h, which follows.
+ARK_DEVICE void ark_put(float* p, ark_i64 i, float v);
+ARK_DEVICE void ark_put(ark_f16* p, ark_i64 i, float v);
+ARK_DEVICE void ark_put(ark_bf16* p, ark_i64 i, float v);
+
+#if defined(__GFX9__)
+// Element e of a block: row 4 * (lane / 16) + e, column lane % 16. Operands: row lane % 16,
+// consecutive k from the lane's group of 16.
+#if defined(__gfx950__)
+constexpr int ARK_BLOCK_K = 32;
+#else
+constexpr int ARK_BLOCK_K = 16;
+#endif
+constexpr int ARK_BLOCK_ELEMENTS = 4;
+constexpr int ARK_LANE_K = ARK_BLOCK_K / 4;
+ARK_DEVICE int ark_block_row(int e) { return 4 * (ark_lane() / 16) + e; }
+ARK_DEVICE int ark_lane_k() { return ark_lane() / 16 * ARK_LANE_K; }
+#else
+// Element e of a block: row 2 * e + lane / 16, column lane % 16. Operands: row lane % 16, all k;
+// the two halves of the wave hold the same.
+constexpr int ARK_BLOCK_K = 16;
+constexpr int ARK_BLOCK_ELEMENTS = 8;
+constexpr int ARK_LANE_K = 16;
+ARK_DEVICE int ark_block_row(int e) { return 2 * e + ark_lane() / 16; }
+ARK_DEVICE int ark_lane_k() { return 0; }
+#endif
+
+typedef float ark_block __attribute__((ext_vector_type(ARK_BLOCK_ELEMENTS)));
+typedef short ark_part __attribute__((ext_vector_type(ARK_LANE_K)));
+// In shared memory a row is a multiple of 16 bytes long, which is less than some parts' own size.
+typedef ark_part ark_part_shared __attribute__((aligned(ARK_LANE_K * 2 < 16 ? 8 : 16)));
+typedef _Float16 ark_part_f16 __attribute__((ext_vector_type(ARK_LANE_K)));
+typedef __bf16 ark_part_bf16 __attribute__((ext_vector_type(ARK_LANE_K)));
+
+ARK_DEVICE ark_part ark_load_part(const ark_u16* p) {
+  return *reinterpret_cast<const ark_part_shared*>(p);
+}
+
+ARK_DEVICE ark_block ark_multiply(const ark_f16*, ark_part a, ark_part b, ark_block c) {
+  const ark_part_f16 x = __builtin_bit_cast(ark_part_f16, a);
+  const ark_part_f16 y = __builtin_bit_cast(ark_part_f16, b);
+#if defined(__gfx950__)
+  return __builtin_amdgcn_mfma_f32_16x16x32_f16(x, y, c, 0, 0, 0);
+#elif defined(__GFX9__)
+  return __builtin_amdgcn_mfma_f32_16x16x16f16(x, y, c, 0, 0, 0);
+#else
+  return __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(x, y, c);
+#endif
+}
+ARK_DEVICE ark_block ark_multiply(const ark_bf16*, ark_part a, ark_part b, ark_block c) {
+#if defined(__gfx950__)
+  return __builtin_amdgcn_mfma_f32_16x16x32_bf16(__builtin_bit_cast(ark_part_bf16, a),
+                                                 __builtin_bit_cast(ark_part_bf16, b), c, 0, 0, 0);
+#elif defined(__GFX9__)
+  return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(a, b, c, 0, 0, 0);
+#else
+  return __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32(a, b, c);
+#endif
+}
+
+// A piece is eight elements along k, or along the rows where those are what memory holds together.
+constexpr int ARK_PIECE = 8;
+constexpr int ARK_STEP_K = 32;
+constexpr int ARK_PITCH = ARK_STEP_K + ARK_PIECE;  // padded, so that rows fall on different banks
+
+typedef ark_u16 ark_u16x8 __attribute__((ext_vector_type(8)));
+
+// One side of a product: element (row, k) at p[row * row_stride + k * k_stride].
+template <typename T>
+struct ArkSide {
+  const T* p;
+  ark_i64 row_stride;
+  ark_i64 k_stride;
+  int rows;  // valid rows and k; beyond them everything is zero
+  int k;
+};
+
+template <bool ALONG_K, typename T>
+ARK_DEVICE ark_u16x8 ark_fetch_piece(const ArkSide<T>& side, int row, int k) {
+  const auto* from =
+      (const ark_global<ark_u16>*)(side.p + row * side.row_stride + k * side.k_stride);
+  const int left = ALONG_K ? (row < side.rows ? side.k - k : 0) : (k < side.k ? side.rows - row : 0);
+  const ark_i64 stride = ALONG_K ? side.k_stride : side.row_stride;
+  if (left >= ARK_PIECE && stride == 1 && (reinterpret_cast<ark_u64>(from) & 15u) == 0u) {
+    return *(const ark_global<ark_u16x8>*)from;
+  }
+  ark_u16x8 piece = 0;
+#pragma unroll
+  for (int i = 0; i < ARK_PIECE; ++i) {
+    if (i < left) piece[i] = from[i * stride];
+  }
+  return piece;
+}
+
+// Brings ROWS x ARK_STEP_K elements from memory into registers, and from there into shared memory.
+template <int ROWS, bool ALONG_K, typename T>
+struct ArkStep {
+  static constexpr int TOTAL = ROWS * ARK_STEP_K / ARK_PIECE;
+  static constexpr int MINE = (TOTAL + ARK_THREADS - 1) / ARK_THREADS;
+  ark_u16x8 pieces[MINE];
+
+  ARK_METHOD void fetch(const ArkSide<T>& side, int k0, int tid) {
+#pragma unroll
+    for (int i = 0; i < MINE; ++i) {
+      const int piece = tid + i * ARK_THREADS;
+      if (piece < TOTAL) {
+        pieces[i] = ark_fetch_piece<ALONG_K>(side, row_of(piece), k0 + k_of(piece));
+      }
+    }
+  }
+  ARK_METHOD void place(ark_u16* tile, int tid) const {
+#pragma unroll
+    for (int i = 0; i < MINE; ++i) {
+      const int piece = tid + i * ARK_THREADS;
+      if (piece >= TOTAL) continue;
+      ark_u16* to = tile + row_of(piece) * ARK_PITCH + k_of(piece);
+      if (ALONG_K) {
+        *reinterpret_cast<ark_u16x8*>(to) = pieces[i];
+      } else {
+#pragma unroll
+        for (int e = 0; e < ARK_PIECE; ++e) to[e * ARK_PITCH] = pieces[i][e];
+      }
+    }
+  }
+  ARK_METHOD static int row_of(int piece) {
+    return ALONG_K ? piece / (ARK_STEP_K / ARK_PIECE) : piece % (ROWS / ARK_PIECE) * ARK_PIECE;
+  }
+  ARK_METHOD static int k_of(int piece) {
+    return ALONG_K ? piece % (ARK_STEP_K / ARK_PIECE) * ARK_PIECE : piece / (ROWS / ARK_PIECE);
+  }
+};
+
+// One TM x TN tile of a product: out(row, column) at out[row * out_row + column * out_column]. The
+// waves stand WAVES_M by WAVES_N; `shared` holds two steps of both sides, so that the next one
+// arrives while this one is multiplied.
+template <int TM, int TN, int WAVES_M, int WAVES_N, bool A_ALONG_K, bool B_ALONG_K, typename T,
+          typename O>
+ARK_DEVICE void ark_matrix_tile(char* shared, const ArkSide<T>& a, const ArkSide<T>& b, O* out,
+                                ark_i64 out_row, ark_i64 out_column) {
+  static_assert(WAVES_M * WAVES_N == ARK_WARPS, "every wave has its place");
+  constexpr int BLOCKS_M = (TM / 16 + WAVES_M - 1) / WAVES_M;
+  constexpr int BLOCKS_N = (TN / 16 + WAVES_N - 1) / WAVES_N;
+  constexpr int STEP = (TM + TN) * ARK_PITCH;
+  ark_u16* tiles = reinterpret_cast<ark_u16*>(shared);
+  const int tid = ark_tid();
+  const int wave_m = ark_warp() % WAVES_M, wave_n = ark_warp() / WAVES_M;
+  const int at = ark_lane() % 16 * ARK_PITCH + ark_lane_k();
+  ark_block sums[BLOCKS_M][BLOCKS_N];
+#pragma unroll
+  for (int i = 0; i < BLOCKS_M; ++i) {
+#pragma unroll
+    for (int j = 0; j < BLOCKS_N; ++j) sums[i][j] = 0.0f;
+  }
+  ArkStep<TM, A_ALONG_K, T> step_a;
+  ArkStep<TN, B_ALONG_K, T> step_b;
+  step_a.fetch(a, 0, tid);
+  step_b.fetch(b, 0, tid);
+  const int steps = (a.k + ARK_STEP_K - 1) / ARK_STEP_K;
+#pragma unroll 1
+  for (int s = 0; s < steps; ++s) {
+    ark_u16* tile_a = tiles + s % 2 * STEP;
+    ark_u16* tile_b = tile_a + TM * ARK_PITCH;
+    step_a.place(tile_a, tid);
+    step_b.place(tile_b, tid);
+    ark_sync();
+    if (s + 1 < steps) {
+      step_a.fetch(a, (s + 1) * ARK_STEP_K, tid);
+      step_b.fetch(b, (s + 1) * ARK_STEP_K, tid);
+    }
+#pragma unroll
+    for (int k = 0; k < ARK_STEP_K; k += ARK_BLOCK_K) {
+      ark_part parts[BLOCKS_N];
+#pragma unroll
+      for (int j = 0; j < BLOCKS_N; ++j) {
+        const int row = (wave_n + j * WAVES_N) * 16;
+        parts[j] = row < TN ? ark_load_part(tile_b + row * ARK_PITCH + at + k) : ark_part(0);
+      }
+#pragma unroll
+      for (int i = 0; i < BLOCKS_M; ++i) {
+        const int row = (wave_m + i * WAVES_M) * 16;
+        if (row >= TM) continue;
+        const ark_part part = ark_load_part(tile_a + row * ARK_PITCH + at + k);
+#pragma unroll
+        for (int j = 0; j < BLOCKS_N; ++j) sums[i][j] = ark_multiply(a.p, part, parts[j], sums[i][j]);
+      }
+    }
+  }
+  const int column0 = ark_lane() % 16;
+#pragma unroll
+  for (int i = 0; i < BLOCKS_M; ++i) {
+#pragma unroll
+    for (int j = 0; j < BLOCKS_N; ++j) {
+#pragma unroll
+      for (int e = 0; e < ARK_BLOCK_ELEMENTS; ++e) {
+        const int row = (wave_m + i * WAVES_M) * 16 + ark_block_row(e);
+        const int column = (wave_n + j * WAVES_N) * 16 + column0;
+        if (row < a.rows && column < b.rows) {
+          ark_put(out, row * out_row + column * out_column, sums[i][j][e]);
+        }
+      }
+    }
+  }
+}

@@ -1,0 +1,193 @@
+"""The loop kernel as AMD machine code: compiled for every architecture, and looked at."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+from ark_rocm import backend, compiler, machines
+
+from ark.backend.protocol import Source, Target
+from ark.codegen import layout
+from ark.codegen.writer import Emitted, write
+from ark.errors import SystemError, UnsupportedError
+from ark.plan.machine import Machine
+from ark.plan.types import Phase, Plan, PlanBuffer, PlanOp, PlanTensor
+
+ARCHS = backend.archs()
+MACHINES = {model.arch: name for name, model in machines.MODELS.items()}
+
+
+def machine_for(arch: str) -> Machine:
+    machine = backend.machine(MACHINES[arch])
+    assert machine is not None and machine.arch == arch
+    return machine
+
+
+def plan_of(
+    machine: Machine, tensors: tuple[PlanTensor, ...] = (), ops: tuple[PlanOp, ...] = ()
+) -> Plan:
+    buffers = tuple(PlanBuffer(i, f"b{i}", "external", 1 << 20) for i in range(len(tensors)))
+    idle = Phase("decode", ((),) * machine.processors)
+    return Plan(0, 1, dataclasses.asdict(machine), buffers, tensors, ops, (), (idle,), {})
+
+
+def emit(arch: str, plan: Plan | None = None) -> Emitted:
+    machine = machine_for(arch)
+    return write(plan or plan_of(machine), machine, backend.dialect(arch))
+
+
+def target(arch: str) -> Target:
+    return Target(arch, machine_for(arch).threads)
+
+
+@pytest.fixture(autouse=True)
+def _plain_clang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "_hiprtc_version", lambda: "")
+
+
+@pytest.fixture(scope="module")
+def listing() -> dict[str, str]:
+    """Assembly of an empty plan's loop, by architecture."""
+    return {arch: compiler.assembly(emit(arch).source, target(arch)) for arch in ARCHS}
+
+
+def fact(text: str, name: str) -> int:
+    found = re.search(rf"\.{name}:\s+(\d+)", text)
+    assert found, name
+    return int(found.group(1))
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_the_loop_compiles_to_a_code_object(arch: str) -> None:
+    binary = backend.compiler().compile(emit(arch).source, target(arch))
+    assert binary.suffix == ".hsaco"
+    assert binary.data[:4] == b"\x7fELF"
+    assert int.from_bytes(binary.data[18:20], "little") == 224  # EM_AMDGPU
+    assert f"amdgcn-amd-amdhsa--{arch}".encode() in binary.data
+    assert b"ark_loop.kd\0" in binary.data
+
+
+def test_the_same_source_gives_the_same_bytes() -> None:
+    source = emit("gfx942").source
+    first, second = (backend.compiler().compile(source, target("gfx942")) for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_nothing_lives_in_scratch_memory(listing: dict[str, str], arch: str) -> None:
+    text = listing[arch]
+    assert fact(text, "private_segment_fixed_size") == 0
+    assert fact(text, "vgpr_spill_count") == 0 and fact(text, "sgpr_spill_count") == 0
+    assert fact(text, "wavefront_size") == machine_for(arch).lanes
+    assert fact(text, "max_flat_workgroup_size") == machine_for(arch).threads
+
+
+def _before(text: str, mark: str, store: str) -> bool:
+    """Whether every `mark` is followed by a `store` before the next branch target."""
+    return re.search(rf"{mark}\n(?:\t(?!s_cbranch).*\n)*?\t{store}", text) is not None
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+def test_scopes_become_cache_control_on_cdna3(listing: dict[str, str], arch: str) -> None:
+    text = listing[arch]
+    # Release for peers and the host, then for the device; acquire likewise.
+    assert _before(text, r"\tbuffer_wbl2 sc0 sc1", r"global_atomic_add")
+    assert _before(text, r"\tbuffer_wbl2 sc0 sc1", r"global_store_dword .* sc0 sc1")
+    assert _before(text, r"\tbuffer_wbl2 sc1", r"global_atomic_add")
+    arrived = r"\n\ts_waitcnt vmcnt\(0\)\n"
+    assert re.search(rf"global_load_dword .* sc0 sc1{arrived}\tbuffer_inv sc0 sc1", text)
+    assert re.search(rf"global_load_dword .* sc1{arrived}\tbuffer_inv sc1", text)
+
+
+def test_scopes_become_cache_control_on_rdna3(listing: dict[str, str]) -> None:
+    text = listing["gfx1100"]
+    acquire = r"global_load_b32 .* glc\n\ts_waitcnt vmcnt\(0\)\n\tbuffer_gl1_inv\n\tbuffer_gl0_inv"
+    assert re.search(acquire, text)
+    assert re.search(r"s_waitcnt_vscnt null, 0x0\n.*global_atomic_add_u32", text)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_stores_have_left_the_wave_before_the_block_signals(
+    listing: dict[str, str], arch: str
+) -> None:
+    drain = r"s_waitcnt vmcnt\(0\)" if arch.startswith("gfx9") else r"s_waitcnt_vscnt null, 0x0"
+    text = listing[arch]
+    marks = re.findall(r";#ASMSTART\n\t(.+)\n", text)
+    assert any(re.fullmatch(drain, mark) for mark in marks)
+
+
+def matmul_plan(
+    arch: str, dtype: str, shape: tuple[int, int, int], transposes: tuple[bool, bool]
+) -> Plan:
+    machine = machine_for(arch)
+    m, n, k = shape
+    ta, tb = transposes
+    shapes = [(k, m) if ta else (m, k), (n, k) if tb else (k, n), (m, n)]
+    tensors = tuple(PlanTensor(i, f"t{i}", dtype, s, s, (0, 0), i) for i, s in enumerate(shapes))
+    tile = machine.matmul_tile(m, n, 1)
+    params = {"transpose_a": ta, "transpose_b": tb, "tile": tile}
+    return plan_of(machine, tensors, (PlanOp(0, "product", "matmul", params, (0, 1, 2)),))
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(
+    ("dtype", "shape", "transposes"),
+    [
+        ("bf16", (256, 512, 1024), (False, True)),
+        ("fp16", (137, 45, 260), (True, False)),
+        ("fp16", (128, 128, 64), (False, False)),
+    ],
+)
+def test_matmul_uses_the_matrix_unit(
+    arch: str, dtype: str, shape: tuple[int, int, int], transposes: tuple[bool, bool]
+) -> None:
+    emitted = emit(arch, matmul_plan(arch, dtype, shape, transposes))
+    text = compiler.assembly(emitted.source, target(arch))
+    wanted = {
+        "gfx90a": ("v_mfma_f32_16x16x16f16", "v_mfma_f32_16x16x16bf16_1k"),
+        "gfx942": ("v_mfma_f32_16x16x16_f16", "v_mfma_f32_16x16x16_bf16"),
+        "gfx950": ("v_mfma_f32_16x16x32_f16", "v_mfma_f32_16x16x32_bf16"),
+        "gfx1100": ("v_wmma_f32_16x16x16_f16", "v_wmma_f32_16x16x16_bf16"),
+    }[arch][dtype == "bf16"]
+    assert re.search(rf"\t{wanted} ", text)
+    assert fact(text, "private_segment_fixed_size") == 0
+    assert emitted.scratch_bytes <= machine_for(arch).shared_bytes
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"), [("fp32", (64, 64, 64)), ("bf16", (8, 64, 64)), ("bf16", (1, 64, 64))]
+)
+def test_other_matmuls_keep_to_the_common_body(dtype: str, shape: tuple[int, int, int]) -> None:
+    emitted = emit("gfx942", matmul_plan("gfx942", dtype, shape, (False, True)))
+    assert "ark_matrix_tile<" not in emitted.source.text.split("task_0_matmul", 1)[1]
+    assert emitted.scratch_bytes == layout.LOOP_BYTES + 256
+    assert "mfma" not in compiler.assembly(emitted.source, target("gfx942"))
+
+
+def test_source_that_does_not_compile_shows_the_compilers_words() -> None:
+    with pytest.raises(SystemError, match=r"unknown type name 'nonsense'"):
+        backend.compiler().compile(Source("nonsense here;\n"), target("gfx942"))
+
+
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemError, match=r"no compiler for AMD GPUs .*ark-gpu\[rocm\]"):
+        backend.compiler().key(target("gfx942"))
+
+
+def test_unknown_architectures_are_refused() -> None:
+    for attempt in (backend.dialect, lambda arch: backend.compiler().key(Target(arch, 256))):
+        with pytest.raises(UnsupportedError, match=r"'gfx803'.*gfx90a, gfx942, gfx950, gfx1100"):
+            attempt("gfx803")
+
+
+def test_machine_models() -> None:
+    assert backend.machine("h100") is None
+    assert backend.default_arch() in ARCHS
+    for name in backend.machine_names():
+        machine = backend.machine(name)
+        assert machine is not None and machine.name == name and machine.backend == "rocm"
+        assert machine.lanes * machine.warps <= 1024
+        assert machine.has("mfma") == machine.arch.startswith("gfx9")

@@ -1,0 +1,132 @@
+"""Looking for AMD GPUs on machines that have none, or not quite."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any
+
+import pytest
+from ark_rocm import backend, driver, probe
+
+from ark.errors import GpuError, SystemError
+
+
+class Code(IntEnum):
+    hipSuccess = 0
+    hipErrorNoDevice = 100
+    hipErrorIllegalAddress = 700
+
+
+class Properties:
+    name = b"AMD Instinct MI300X"
+    gcnArchName = b"gfx942:sramecc+:xnack-"
+    totalGlobalMem = 192 << 30
+
+
+def fake_hip(devices: int, version: int = 70_200_000) -> Any:
+    none = Code.hipSuccess if devices else Code.hipErrorNoDevice
+    return types.SimpleNamespace(
+        hipRuntimeGetVersion=lambda: (Code.hipSuccess, version),
+        hipGetDeviceCount=lambda: (none, devices),
+        hipGetDeviceProperties=lambda index: (Code.hipSuccess, Properties),
+    )
+
+
+@pytest.fixture(autouse=True)
+def _no_wish(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(probe.VARIABLE, raising=False)
+    monkeypatch.setattr(driver, "package_version", lambda: "7.2.0")
+
+
+def looks(monkeypatch: pytest.MonkeyPatch, module: Callable[[], Any]) -> Any:
+    monkeypatch.setattr(driver, "module", module)
+    return backend.probe()
+
+
+def test_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = looks(monkeypatch, lambda: fake_hip(2))
+    assert [(d.index, d.name, d.arch) for d in found.devices] == [
+        (0, "AMD Instinct MI300X", "gfx942"),
+        (1, "AMD Instinct MI300X", "gfx942"),
+    ]
+    assert found.reason == "" and found.notes == ()
+    assert found.versions == {"hip-python": "7.2.0", "hip runtime": "7.2"}
+
+
+def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = looks(monkeypatch, lambda: fake_hip(0))
+    assert found.reason == "HIP 7.2 finds no AMD GPU (hipErrorNoDevice)"
+    assert "/dev/kfd" in found.remedy
+
+
+def test_a_library_of_another_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = looks(monkeypatch, lambda: fake_hip(0, version=60_400_000))
+    assert "hip-python 7.2.0 is made for ROCm 7" in found.reason
+    assert found.remedy == "pip install 'hip-python>=6,<7'"
+    (note,) = looks(monkeypatch, lambda: fake_hip(1, version=60_400_000)).notes
+    assert "the driver is 6.4" in note
+
+
+def test_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hip", None)
+    found = backend.probe()
+    assert "hip-python" in found.reason and "ark-gpu[rocm]" in found.remedy
+
+
+def test_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise RuntimeError("failed to dlopen 'libamdhip64.so'")
+
+    hip = fake_hip(1)
+    hip.hipRuntimeGetVersion = missing
+    found = looks(monkeypatch, lambda: hip)
+    assert "libamdhip64.so" in found.reason and "ROCm" in found.remedy
+    with pytest.raises(SystemError, match=r"AMD GPU 0 cannot be opened: .*libamdhip64"):
+        backend.open(0)
+
+
+def test_a_driver_that_answers_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:
+    hip = fake_hip(1)
+    hip.hipGetDeviceProperties = lambda index: 1 / 0
+    found = looks(monkeypatch, lambda: hip)
+    assert "division by zero" in found.reason and "rocminfo" in found.remedy
+
+
+def test_emulation_is_asked_for_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    emulator: Any = types.ModuleType("ark_rocm_emulator")
+    emulator.activate = asked.append
+    emulator.describe = lambda: "emulated gfx942"
+    monkeypatch.setitem(sys.modules, "ark_rocm_emulator", emulator)
+    monkeypatch.setenv(probe.VARIABLE, "emulated:gfx942")
+    found = looks(monkeypatch, lambda: fake_hip(1))
+    assert asked == ["emulated:gfx942"] and found.notes == ("emulated gfx942",)
+
+    def broken(spec: str) -> None:
+        raise OSError("no C++ compiler")
+
+    emulator.activate = broken
+    found = backend.probe()
+    assert "no C++ compiler" in found.reason and "ark-gpu[emulator]" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [("emulated:gfx942", "ark_rocm_emulator"), ("gfx942", "is not understood")],
+)
+def test_emulation_that_cannot_be(monkeypatch: pytest.MonkeyPatch, value: str, words: str) -> None:
+    monkeypatch.setitem(sys.modules, "ark_rocm_emulator", None)
+    monkeypatch.setenv(probe.VARIABLE, value)
+    found = looks(monkeypatch, lambda: fake_hip(1))
+    assert found.devices == () and words in found.reason
+
+
+def test_errors_of_the_device_and_of_the_machine() -> None:
+    with pytest.raises(GpuError, match="hipErrorIllegalAddress"):
+        driver.call("hipEventQuery", lambda: (Code.hipErrorIllegalAddress,))
+    with pytest.raises(SystemError, match="hipErrorNoDevice while trying"):
+        driver.call("hipInit", lambda: Code.hipErrorNoDevice, doing="trying")
+    assert driver.call("hipMemGetInfo", lambda: (Code.hipSuccess, 1, 2)) == (1, 2)
