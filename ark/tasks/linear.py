@@ -110,6 +110,10 @@ class Linear(TaskKind):
             body += f"  for (int m = 0; m < M; ++m) {bring};\n"
         weight = sig.operands[1].ctype
         before, after = self._epilogue(sig)
+        ragged = (
+            "      if (rows < R) {\n        for (int r = 0; r < R; ++r) if (r < rows) "
+            "ark_dots<1>(w + r * K, K, xs + m * K, K, acc[m] + r);\n        continue;\n      }\n"
+        )
         body += (
             "  ark_sync();\n" + self._epilogue_operands(sig) + "  ark_u32 stage = t.fetch_begin;\n"
             "  for (int n = t.coord[0]; n < t.coord[1]; n += R, ++stage) {\n"
@@ -119,10 +123,8 @@ class Linear(TaskKind):
             + f"    const {weight}* w = reinterpret_cast<const {weight}*>(ark_stage(c, stage));\n"
             "    float acc[M][R];\n"
             "    for (int m = 0; m < M; ++m) {\n"
-            "      if (rows == R) { ark_dots<R>(w, K, xs + m * K, K, acc[m]); continue; }\n"
-            "      for (int r = 0; r < R; ++r) if (r < rows) "
-            "ark_dots<1>(w + r * K, K, xs + m * K, K, acc[m] + r);\n"
-            "    }\n"
+            + (ragged if sig.operands[1].shape[0] % sig.params["rows"] else "")
+            + "      ark_dots<R>(w, K, xs + m * K, K, acc[m]);\n    }\n"
             "    ark_stage_done(c, stage);\n"
             "    if (ark_lane() != 0) continue;\n"
             "    for (int m = 0; m < M; ++m) {\n"

@@ -95,6 +95,13 @@ ARK_DEVICE void ark_packet_store(ark_u64* p, ark_u64 v, bool system) {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
   }
 }
+// Copies that run while a task does, without a register.
+#define ARK_HAS_COPY_AHEAD 1
+ARK_DEVICE void ark_copy_ahead(ark_u64* to, const ark_u64* from) {
+  const ark_u32 shared = static_cast<ark_u32>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared), "l"(from) : "memory");
+}
+ARK_DEVICE void ark_copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 ARK_DEVICE ark_u64 ark_time_ns() {
   ark_u64 now;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)::"memory");
@@ -127,12 +134,13 @@ ARK_DEVICE ark_f16 ark_half(float v) {
 }
 
 ARK_DEVICE float ark_exp(float v) { return expf(v); }
-ARK_DEVICE float ark_log(float v) { return logf(v); }
+// What is long is not inlined: all bodies of a layer should stay in the instruction cache.
+ARK_BODY float ark_log(float v) { return logf(v); }
 ARK_DEVICE float ark_sqrt(float v) { return sqrtf(v); }
 ARK_DEVICE float ark_rsqrt(float v) { return 1.0f / sqrtf(v); }
-ARK_DEVICE float ark_tanh(float v) { return tanhf(v); }
-ARK_DEVICE float ark_sin(float v) { return sinf(v); }
-ARK_DEVICE float ark_cos(float v) { return cosf(v); }
+ARK_BODY float ark_tanh(float v) { return tanhf(v); }
+ARK_BODY float ark_sin(float v) { return sinf(v); }
+ARK_BODY float ark_cos(float v) { return cosf(v); }
 ARK_DEVICE float ark_inf() { return __uint_as_float(0x7f800000u); }
 
 ARK_DEVICE float ark_scalar(const float* p, int i) { return p[i]; }
