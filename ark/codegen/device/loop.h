@@ -32,7 +32,7 @@ ARK_DEVICE ArkControl* ark_control(const ArkParams* p) {
 ARK_DEVICE ArkHost* ark_host(const ArkParams* p) { return reinterpret_cast<ArkHost*>(p->host); }
 
 // Records the first failure of this launch for the host and raises the abort word for everybody.
-ARK_BODY void ark_fail(ArkCtx& c, ark_u32 why, ark_u32 counter, ark_u32 expected, ark_u32 seen) {
+ARK_COLD void ark_fail(ArkCtx& c, ark_u32 why, ark_u32 counter, ark_u32 expected, ark_u32 seen) {
   ArkControl* control = ark_control(c.p);
   if (ark_cas(&control->error, 0u, why) == 0u) {
     ArkHost* host = ark_host(c.p);
@@ -49,9 +49,12 @@ ARK_BODY void ark_fail(ArkCtx& c, ark_u32 why, ark_u32 counter, ark_u32 expected
   c.failed = true;
 }
 
-ARK_DEVICE bool ark_aborted(const ArkParams* p) {
+// Asking the host is slow, and slows everybody where many ask: once in so many polls.
+constexpr ark_u32 ARK_HOST_CHECK = 0xffffu;
+
+ARK_DEVICE bool ark_aborted(const ArkParams* p, bool ask_host) {
   return ark_load_acquire(&ark_control(p)->abort, false) != 0u ||
-         ark_load_host(&ark_host(p)->abort) != 0u;
+         (ask_host && ark_load_host(&ark_host(p)->abort) != 0u);
 }
 
 // A bounded spin: call once per failed poll; anything but ARK_KEEP means give up.
@@ -62,17 +65,17 @@ struct ArkSpin {
 
 enum ArkVerdict { ARK_KEEP, ARK_TIMEOUT, ARK_ABORTED };
 
-// The rare part of a spin, once in a while: when it began, 0 if aborted, 1 past the budget.
-ARK_BODY ark_u64 ark_spin_check(const ArkParams* p, ark_u64 start, ark_u64 budget_ns) {
-  if (ark_aborted(p)) return 0u;
+// The rare part of a spin: when it began, 0 if aborted, 1 past the budget.
+ARK_COLD ark_u64 ark_spin_check(const ArkParams* p, ArkSpin s, ark_u64 budget_ns) {
+  if (ark_aborted(p, (s.spins & ARK_HOST_CHECK) == 0u)) return 0u;
   const ark_u64 now = ark_time_ns();
-  if (start == 0u) return now;
-  return now - start > budget_ns ? 1u : start;
+  if (s.start == 0u) return now;
+  return now - s.start > budget_ns ? 1u : s.start;
 }
 ARK_DEVICE ArkVerdict ark_spin(const ArkParams* p, ArkSpin& s, ark_u64 budget_ns) {
   ark_pause(s.spins);
   if ((++s.spins & ARK_SPIN_CHECK) != 0u) return ARK_KEEP;
-  s.start = ark_spin_check(p, s.start, budget_ns);
+  s.start = ark_spin_check(p, s, budget_ns);
   return s.start > 1u ? ARK_KEEP : s.start == 1u ? ARK_TIMEOUT : ARK_ABORTED;
 }
 
@@ -106,7 +109,7 @@ ARK_DEVICE void ark_packet_late(ArkCtx& c, ArkSpin& spin, ark_u64 seen) {
 }
 
 // Reads one packet: the load is the wait.
-ARK_BODY float ark_packet(ArkCtx& c, const ark_u64* packet, bool system) {
+ARK_COLD float ark_packet(ArkCtx& c, const ark_u64* packet, bool system) {
   ArkSpin spin{0u, 0u};
   while (!c.failed) {
     const ark_u64 seen = ark_packet_load(packet, system);

@@ -10,7 +10,8 @@ struct ark_f16 { unsigned short bits; };
 struct ark_bf16 { unsigned short bits; };
 
 #define ARK_DEVICE static __device__ __forceinline__
-#define ARK_BODY static __device__ __noinline__
+#define ARK_BODY static __device__ __forceinline__
+#define ARK_COLD static __device__ __noinline__
 #define ARK_SPIN_CHECK 0x3fu
 
 constexpr int ARK_THREADS = ARK_LANES * ARK_WARPS;
@@ -135,12 +136,12 @@ ARK_DEVICE ark_f16 ark_half(float v) {
 
 ARK_DEVICE float ark_exp(float v) { return expf(v); }
 // What is long is not inlined: all bodies of a layer should stay in the instruction cache.
-ARK_BODY float ark_log(float v) { return logf(v); }
+ARK_COLD float ark_log(float v) { return logf(v); }
 ARK_DEVICE float ark_sqrt(float v) { return sqrtf(v); }
 ARK_DEVICE float ark_rsqrt(float v) { return 1.0f / sqrtf(v); }
-ARK_BODY float ark_tanh(float v) { return tanhf(v); }
-ARK_BODY float ark_sin(float v) { return sinf(v); }
-ARK_BODY float ark_cos(float v) { return cosf(v); }
+ARK_COLD float ark_tanh(float v) { return tanhf(v); }
+ARK_COLD float ark_sin(float v) { return sinf(v); }
+ARK_COLD float ark_cos(float v) { return cosf(v); }
 ARK_DEVICE float ark_inf() { return __uint_as_float(0x7f800000u); }
 
 ARK_DEVICE float ark_scalar(const float* p, int i) { return p[i]; }
