@@ -63,7 +63,9 @@ class DataType:
         for name, torch_name in _TORCH.items():
             if torch_name == wanted:
                 return by_name(name)
-        raise UnsupportedError(f"torch dtype {dtype} has no ark data type; cast to one of {_names()}")
+        raise UnsupportedError(
+            f"torch dtype {dtype} has no ark data type; cast to one of {_names()}"
+        )
 
     @staticmethod
     def from_ctype(ctype: str) -> DataType:

@@ -23,7 +23,7 @@ def fuse(graph: Graph, machine: Machine) -> Graph:
     uses = Counter(t.id for n in graph.nodes for t in (*n.inputs, *n.after))
     made = copy.copy(graph)
     by_output = {t.id: n for n in graph.nodes for t in n.outputs}
-    by_input = {}
+    by_input: dict[int, Node] = {}
     for node in graph.nodes:
         for tensor in node.inputs:
             by_input.setdefault(tensor.id, node)

@@ -13,8 +13,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from ark.ir.model import Graph
 from ark.ir.tensor import Tensor
 from ark.plan import memory

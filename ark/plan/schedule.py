@@ -144,9 +144,7 @@ class _PhaseRun:
         self.ops[op.id], self.signatures[op.id] = op, sig
         kind = task_kind(op.kind)
         accesses = [(i, a) for i, c in enumerate(group.coords) for a in kind.accesses(sig, c)]
-        mine = regions(
-            self.s.tensors, self.s.buffers, self.s.itemsizes, op.operands, accesses
-        )
+        mine = regions(self.s.tensors, self.s.buffers, self.s.itemsizes, op.operands, accesses)
         mine += self._after(op, count)
         conflicts, packets = self._conflicts(mine, count)
         for i in range(count):
@@ -247,9 +245,7 @@ class _PhaseRun:
                 entries[:] = [
                     e
                     for e in entries
-                    if e.op == op
-                    or e.region.begin < region.begin
-                    or e.region.end > region.end
+                    if e.op == op or e.region.begin < region.begin or e.region.end > region.end
                 ]
             entries.append(_Entry(op, region))
 
@@ -296,6 +292,5 @@ def _covers(region: Region) -> bool:
 
     The boxes of one op's writes never overlap, so their sizes must add up.
     """
-    itemsize = int(region.frame[2])  # type: ignore[call-overload]
-    sizes = np.prod(region.hi - region.lo, axis=1).sum() * itemsize
+    sizes = np.prod(region.hi - region.lo, axis=1).sum() * region.frame.itemsize
     return int(sizes) == region.end - region.begin
