@@ -157,6 +157,24 @@ ARK_DEVICE float2 ark_pair(const ark_f16*, ark_u32 w) {
                      ark_float(ark_f16{static_cast<unsigned short>(w >> 16)}));
 }
 
+// 16 bytes of elements as floats; the pointer only names their type.
+ARK_DEVICE void ark_unpack(float (&to)[4], const uint4& v, const float*) {
+  to[0] = ark_bits_float(v.x);
+  to[1] = ark_bits_float(v.y);
+  to[2] = ark_bits_float(v.z);
+  to[3] = ark_bits_float(v.w);
+}
+template <typename T>
+ARK_DEVICE void ark_unpack(float (&to)[8], const uint4& v, const T* type) {
+  const ark_u32 words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = ark_pair(type, words[i]);
+    to[2 * i] = pair.x;
+    to[2 * i + 1] = pair.y;
+  }
+}
+
 ARK_DEVICE float ark_dot4(const float4& x, const float2& a, const float2& b, float sum) {
   return fmaf(x.w, b.y, fmaf(x.z, b.x, fmaf(x.y, a.y, fmaf(x.x, a.x, sum))));
 }
