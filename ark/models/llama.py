@@ -121,9 +121,13 @@ class _Builder:
         frequencies = self.parameter("rope_frequencies", (width // 2,), fp32)
         heads = {"heads": shape.heads, "kv_heads": shape.kv_heads, "head_dim": width}
         inputs = [qkv, self.position, frequencies, key, value]
-        q = self.op("rope_kv", inputs, (rows, shape.heads * width), name + "rope", **heads)
+        q = self.graph.tensor((rows, shape.heads * width), fp32, name=name + "rope")
+        # A lone row hands its own key and value on directly: its readers need not wait for the cache.
+        columns = 2 * shape.kv_heads * width
+        fresh = [self.graph.tensor((1, columns), fp32, name=name + "fresh")] if rows == 1 else []
+        self.graph.add("rope_kv", inputs, [q, *fresh], heads, name + "rope")
         attrs = {"heads": shape.heads, "head_dim": width, "scale": width**-0.5}
-        inputs = [q, key, value, self.position]
+        inputs = [q, key, value, self.position, *fresh]
         a = self.op("attention", inputs, q.shape, name + "attention", **attrs)
         output = self.parameter(at + "output", (hidden, shape.heads * width), dtype)
         o = self.join(self.matmul(a, output, name + "output"), name + "output.sum")

@@ -40,7 +40,7 @@ def attention_splits(rows: int, kv_heads: int, context: int, processors: int) ->
 
 
 def _lower_attention(lowering: Lowering, node: Node) -> None:
-    q, key, value, position = node.inputs
+    q, key, value, position, *fresh = node.inputs
     out = node.outputs[0]
     rows = out.shape[0]
     kv_heads, context, _ = key.shape
@@ -48,11 +48,12 @@ def _lower_attention(lowering: Lowering, node: Node) -> None:
     params = {**node.attrs, "kv_heads": kv_heads, "splits": splits}
     coords = [(r, h, s) for s in range(splits) for r in range(rows) for h in range(kv_heads)]
     if splits == 1:
-        lowering.emit("attention", params, [q, key, value, position, out], coords)
+        lowering.emit("attention", params, [q, key, value, position, out, *fresh], coords)
         return
     heads, width = node.attrs["heads"], node.attrs["head_dim"]
     partial = lowering.temp((rows, heads, splits, width + 2), fp32, f"{node.name}.partial")
-    lowering.emit("attention", params, [q, key, value, position, partial], coords)
+    operands = [q, key, value, position, partial, *fresh]
+    lowering.emit("attention", params, operands, coords)
     merge = {"heads": heads, "head_dim": width, "splits": splits}
     lowering.emit(
         "attention_merge",
@@ -87,14 +88,20 @@ def _lower_advance(lowering: Lowering, node: Node) -> None:
     lowering.emit("advance", {"rows": node.attrs["rows"]}, list(node.inputs), [(0,)])
 
 
-def _lower_pairs(lowering: Lowering, node: Node) -> None:
-    """rope_kv and swiglu on their own, where the product before them is not a linear task."""
+def _lower_rope_kv(lowering: Lowering, node: Node) -> None:
+    """Cuts columns only: rows share the caches."""
+    x = node.inputs[0]
+    operands = [x, node.outputs[0], *node.inputs[1:], *node.outputs[1:]]
+    parts = split(x.shape[1] // 2, lowering.machine.processors)
+    lowering.emit("rope_kv", node.attrs, operands, [(a * 2, b * 2) for a, b in parts])
+
+
+def _lower_swiglu(lowering: Lowering, node: Node) -> None:
     x = node.inputs[0]
     rows, width = x.shape
-    step = -(-width // max(1, lowering.machine.processors // rows) // 2) * 2
-    coords = [(r, a * 2, b * 2) for r in range(rows) for a, b in split(width // 2, width // step)]
-    operands = [x, node.outputs[0], *node.inputs[1:]]
-    lowering.emit(node.type, dict(node.attrs), operands, coords)
+    parts = split(width // 2, -(-lowering.machine.processors // rows))
+    coords = [(r, a * 2, b * 2) for r in range(rows) for a, b in parts]
+    lowering.emit("swiglu", {}, [x, node.outputs[0]], coords)
 
 
 for _name, _lower in (
@@ -103,7 +110,7 @@ for _name, _lower in (
     ("attention", _lower_attention),
     ("sample", _lower_sample),
     ("advance", _lower_advance),
-    ("rope_kv", _lower_pairs),
-    ("swiglu", _lower_pairs),
+    ("rope_kv", _lower_rope_kv),
+    ("swiglu", _lower_swiglu),
 ):
     register(_name, None, _lower)

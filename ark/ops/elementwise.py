@@ -170,6 +170,21 @@ def zeros(shape: Sequence[int], dtype: DataType = fp32, name: str = "") -> Tenso
 
 
 __all__ = [
-    "FLOATS", "add", "cast", "constant", "copy", "div", "exp", "gelu", "mul", "ones", "relu",
-    "rsqrt", "sigmoid", "silu", "sqrt", "sub", "zeros",
+    "FLOATS",
+    "add",
+    "cast",
+    "constant",
+    "copy",
+    "div",
+    "exp",
+    "gelu",
+    "mul",
+    "ones",
+    "relu",
+    "rsqrt",
+    "sigmoid",
+    "silu",
+    "sqrt",
+    "sub",
+    "zeros",
 ]

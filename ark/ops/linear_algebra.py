@@ -50,9 +50,7 @@ def matmul(
     return result("matmul", [a, b], shape, dtype, output, attrs, name)
 
 
-def _matmul_reference(
-    inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]
-) -> list[np.ndarray]:
+def _matmul_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     a, b = inputs
     a = np.swapaxes(a, -1, -2) if attrs["transpose_a"] else a
     b = np.swapaxes(b, -1, -2) if attrs["transpose_b"] else b
@@ -90,12 +88,10 @@ def _lower_linear(lowering: Lowering, node: Node) -> None:
     if not weight.dense or weight.nbytes != weight.buffer.nbytes:
         raise ModelError(f"the weight {weight.name!r} must own its memory to be streamed")
     x, w, *rest = node.inputs
-    operands = [x, w, node.outputs[0], *rest]
+    operands = [x, w, node.outputs[0], *rest, *node.outputs[1:]]
     params = {**node.attrs, "rows": rows}
     stages = -(-n // rows)
-    coords = [
-        (a * rows, min(b * rows, n)) for a, b in split(stages, machine.processors)
-    ]
+    coords = [(a * rows, min(b * rows, n)) for a, b in split(stages, machine.processors)]
     lowering.emit("linear", params, operands, coords)
 
 

@@ -33,7 +33,7 @@ class OpDef:
 
 
 # Modules of this package that register ops when they are imported.
-FAMILIES = ("elementwise", "linear_algebra", "decoder")
+FAMILIES = ("elementwise", "linear_algebra", "communication", "decoder")
 
 _OPS: dict[str, OpDef] = {}
 
@@ -54,9 +54,7 @@ def get(name: str) -> OpDef:
     """The op of that name; UnsupportedError if there is none."""
     _load()
     if name not in _OPS:
-        raise UnsupportedError(
-            f"the op {name!r} is not built; ark has {', '.join(sorted(_OPS))}"
-        )
+        raise UnsupportedError(f"the op {name!r} is not built; ark has {', '.join(sorted(_OPS))}")
     return _OPS[name]
 
 

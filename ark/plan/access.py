@@ -32,6 +32,7 @@ class Region:
     frame: tuple[object, ...]
     buffer: int
     write: bool
+    past: bool
     packet: bool
     tasks: np.ndarray
     lo: np.ndarray
@@ -46,6 +47,12 @@ class Region:
     @cached_property
     def end(self) -> int:
         return int(self.bytes_hi.max())
+
+    def meets(self, other: Region) -> bool:
+        """Can the two conflict at all: one writes, and they are not a cache's past and its growth."""
+        return (self.write or other.write) and not (
+            self.past and other.past and self.write != other.write
+        )
 
     def overlaps(self, other: Region) -> np.ndarray:
         """(len(self.tasks), len(other.tasks)) of bool: which boxes share bytes."""
@@ -79,11 +86,12 @@ def regions(
 
     itemsizes: bytes per element of each tensor (8 for packets).
     """
-    grouped: dict[tuple[int, bool], list[tuple[int, Access]]] = {}
+    grouped: dict[tuple[int, bool, bool], list[tuple[int, Access]]] = {}
     for task, access in accesses:
-        grouped.setdefault((operands[access.operand], access.write), []).append((task, access))
+        key = (operands[access.operand], access.write, access.past)
+        grouped.setdefault(key, []).append((task, access))
     found = []
-    for (tensor_id, write), rows in sorted(grouped.items()):
+    for (tensor_id, write, past), rows in sorted(grouped.items()):
         tensor = tensors[tensor_id]
         buffer = buffers[tensor.buffer]
         itemsize = itemsizes[tensor_id]
@@ -98,6 +106,7 @@ def regions(
                 frame=(tensor.buffer, tensor.extents, itemsize),
                 buffer=tensor.buffer,
                 write=write,
+                past=past,
                 packet=tensor.packet,
                 tasks=np.array([t for t, _ in rows], np.int64),
                 lo=lo,

@@ -17,6 +17,10 @@ from ark.ir.model import Graph, Node
 from ark.ir.tensor import Tensor
 from ark.ops import registry
 from ark.plan.machine import Machine
+from ark.tasks.kind import OperandType, Signature
+from ark.tasks.kind import get as task_kind
+
+PACKET_LIMIT = 1 << 18  # bytes of fp32 activations that may travel as packets
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class Lowering:
         self.groups: list[Group] = []
         self.packets: set[int] = set()  # ids of tensors whose elements carry their epoch
         self._node: Node | None = None
+        self._numbers: dict[str, int] = {}
 
     def run(self) -> list[Group]:
         """Lowers every node that makes tasks."""
@@ -60,7 +65,42 @@ class Lowering:
                 continue
             self._node = node
             registry.get(node.type).lower(self, node)
+        if self.machine.has("packets") and self.options.get("packets", True):
+            self._choose_packets()
         return self.groups
+
+    def _choose_packets(self) -> None:
+        """Small activations carry their epoch where everybody who touches them can read that.
+
+        A buffer qualifies if all its tensors are whole dense fp32 views and its bytes stay small:
+        a packet costs 8 bytes an element, and every reader of a large one would load it all.
+        """
+        barred: set[int] = set(self.options.get("pinned", ()))
+        written: set[int] = set()
+        touched: dict[int, list[Tensor]] = {}
+        for group in self.groups:
+            kind, sig = task_kind(group.kind), self.signature(group)
+            able = kind.packets(sig)
+            given = {a.operand for c in group.coords for a in kind.accesses(sig, c) if a.write}
+            again = {group.operands[i].buffer.id for i in given} & written
+            barred |= again  # a second write in an iteration would carry the same epoch
+            written.update(group.operands[i].buffer.id for i in given)
+            for i, tensor in enumerate(group.operands):
+                touched.setdefault(tensor.buffer.id, []).append(tensor)
+                whole = tensor.dense and tensor.nbytes == tensor.buffer.nbytes
+                if i not in able or not whole or tensor.dtype.name != "fp32":
+                    barred.add(tensor.buffer.id)
+            barred.update(t.buffer.id for t in group.after)
+        for buffer, tensors in touched.items():
+            source = tensors[0].buffer
+            small = source.nbytes <= PACKET_LIMIT
+            if source.arena == "activation" and small and buffer not in barred:
+                self.packets.update(t.id for t in tensors)
+
+    def signature(self, group: Group) -> Signature:
+        """The group's signature as far as it is known before packets are chosen."""
+        operands = tuple(OperandType(t.dtype.name, t.shape, t.strides) for t in group.operands)
+        return Signature(group.kind, group.params, operands)
 
     def emit(
         self,
@@ -86,6 +126,12 @@ class Lowering:
         self.groups.append(group)
         return group
 
+    def number(self, key: str) -> int:
+        """How often `key` was asked for before: pairs up what ranks name alike."""
+        count = self._numbers.get(key, 0)
+        self._numbers[key] = count + 1
+        return count
+
     def temp(
         self, shape: Sequence[int], dtype: DataType, name: str, arena: str = "activation"
     ) -> Tensor:
@@ -107,4 +153,6 @@ class Lowering:
             )
         if len(dims) != 1:
             raise PlanError(f"tensor {tensor.name!r} is part of a buffer and can only be flattened")
-        return dataclasses.replace(tensor, shape=dims, extents=(size,), offsets=(start,), padded=dims)
+        return dataclasses.replace(
+            tensor, shape=dims, extents=(size,), offsets=(start,), padded=dims
+        )

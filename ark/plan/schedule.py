@@ -172,7 +172,7 @@ class _PhaseRun:
         for region in mine:
             for entry in self.frontier.get(region.space, ()):
                 other = entry.region
-                if not (region.write or other.write):
+                if not region.meets(other):
                     continue
                 if region.begin >= other.end or other.begin >= region.end:
                     continue

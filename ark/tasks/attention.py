@@ -1,13 +1,15 @@
 """Causal grouped-query attention over a key/value cache, in one task per (row, kv head, split).
 
 `attention` params: heads, kv_heads, head_dim, splits, scale. operands: q (m, heads * head_dim),
-key cache and value cache (kv_heads, context, head_dim), position (1,), output. Row r attends to
-positions 0 .. position + r. coord: row, kv head, split. With one split the output is (m, heads *
-head_dim); with more it is a partial (m, heads, splits, head_dim + 2): the unnormalised sum, then
-maximum and denominator, and `attention_merge` joins the splits (flash-decoding, Dao et al. 2023).
-`attention_merge` params: heads, head_dim, splits. operands: partial, output. coord: row, head.
-The positions are walked in chunks with a running maximum (online softmax, Milakov and Gimelshein
-2018), so shared memory does not grow with the context.
+key cache and value cache (kv_heads, context, head_dim), position (1,), output, [fresh (1, 2 *
+kv_heads * head_dim)]. Row r attends to positions 0 .. position + r. With `fresh` there is one row,
+its own key and value are taken from there, and only the past from the caches. coord: row, kv head,
+split. With one split the output is (m, heads * head_dim); with more it is a partial (m, heads,
+splits, head_dim + 2): the unnormalised sum, then maximum and denominator, and `attention_merge`
+joins the splits (flash-decoding, Dao et al. 2023). `attention_merge` params: heads, head_dim,
+splits. operands: partial, output. coord: row, head. The positions are walked in chunks with a
+running maximum (online softmax, Milakov and Gimelshein 2018), so shared memory does not grow with
+the context.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ from collections.abc import Sequence
 from ark.plan.machine import Machine
 from ark.tasks import text
 from ark.tasks.kind import Access, Signature, TaskKind, register, whole
-from ark.tasks.linear import system
+from ark.tasks.rotary import system
 
 CHUNK = 256
+FRESH = 5  # the operand with this iteration's keys and values
 
 
 class Attention(TaskKind):
@@ -38,13 +41,21 @@ class Attention(TaskKind):
         else:
             lo = (row, head * group, split, 0)
             out = Access(4, lo, (row + 1, (head + 1) * group, split + 1, width + 2), write=True)
-        return [
+        fresh = len(sig.operands) > FRESH
+        found = [
             Access(0, (row, q0), (row + 1, q1)),
-            Access(1, *cache),
-            Access(2, *cache),
+            Access(1, *cache, past=fresh),
+            Access(2, *cache, past=fresh),
             whole(3, sig.operands[3]),
             out,
         ]
+        if fresh:
+            for first in (head, p["kv_heads"] + head):
+                found.append(Access(FRESH, (0, first * width), (1, (first + 1) * width)))
+        return found
+
+    def packets(self, sig: Signature) -> frozenset[int]:
+        return frozenset({0, 4, FRESH})
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
         p = sig.params
@@ -55,7 +66,7 @@ class Attention(TaskKind):
     def scratch(self, sig: Signature, machine: Machine) -> int:
         p = sig.params
         group = p["heads"] // p["kv_heads"]
-        return 4 * (group * p["head_dim"] * 2 + group * (CHUNK + 2) + machine.warps)
+        return 4 * ((group + 1) * p["head_dim"] * 2 + group * (CHUNK + 3))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         p = sig.params
@@ -81,7 +92,6 @@ class Attention(TaskKind):
                 ": den[g];\n"
                 f"    ark_give(c, po, {at}, v, {system(sig, 4)});\n  }}\n"
             )
-        key = f"(static_cast<ark_i64>(head) * {context} + j) * {width}"
         body = (
             text.operand(sig, 0, "pq")
             + text.operand(sig, 1, "pk")
@@ -92,71 +102,99 @@ class Attention(TaskKind):
   const int row = t.coord[0], head = t.coord[1], split = t.coord[2];
   float* q = reinterpret_cast<float*>(c.scratch);
   float* o = q + G * D;
-  float* s = o + G * D;
+  float* own = o + G * D;
+  float* s = own + 2 * D;
   float* top = s + G * CHUNK;
   float* den = top + G;
-  float* red = den + G;
+  float* keep = den + G;
   const int count = pp[0] + row + 1 < {context} ? pp[0] + row + 1 : {context};
   const int begin = static_cast<int>(static_cast<ark_i64>(count) * split / {splits});
   const int end = static_cast<int>(static_cast<ark_i64>(count) * (split + 1) / {splits});
+  const auto* keys = pk + static_cast<ark_i64>(head) * {context} * D;
+  const auto* values = pv + static_cast<ark_i64>(head) * {context} * D;
   for (int e = ark_tid(); e < G * D; e += ARK_THREADS) {{
     q[e] = ark_take(c, pq, {q_at}, {system(sig, 0)}) * {text.literal(p["scale"])};
     o[e] = 0.0f;
   }}
   for (int g = ark_tid(); g < G; g += ARK_THREADS) {{ top[g] = -1e30f; den[g] = 0.0f; }}
-  ark_sync();
+{self._own(sig)}  ark_sync();
   for (int first = begin; first < end; first += CHUNK) {{
     const int many = end - first < CHUNK ? end - first : CHUNK;
+    const int past = first + many > newest ? newest - first : many;
     for (int e = ark_warp(); e < many; e += ARK_WARPS) {{
-      const ark_i64 j = first + e;
       for (int g = 0; g < G; ++g) {{
-        const float v = ark_warp_sum(ark_row_dot(pk + {key}, q + g * D, D));
+        const float v = ark_warp_sum(
+            e < past ? ark_row_dot(keys + static_cast<ark_i64>(first + e) * D, q + g * D, D)
+                     : ark_row_dot(own, q + g * D, D));
         if (ark_lane() == 0) s[g * CHUNK + e] = v;
       }}
     }}
     ark_sync();
-    for (int g = 0; g < G; ++g) {{
+    for (int g = ark_warp(); g < G; g += ARK_WARPS) {{
       float m = top[g];
-      for (int e = ark_tid(); e < many; e += ARK_THREADS) m = s[g * CHUNK + e] > m ? s[g * CHUNK + e] : m;
-      m = ark_block_max(m, red);
+      for (int e = ark_lane(); e < many; e += ARK_LANES) m = s[g * CHUNK + e] > m ? s[g * CHUNK + e] : m;
+      m = ark_warp_max(m);
       float sum = 0.0f;
-      for (int e = ark_tid(); e < many; e += ARK_THREADS) {{
+      for (int e = ark_lane(); e < many; e += ARK_LANES) {{
         const float v = ark_exp(s[g * CHUNK + e] - m);
         s[g * CHUNK + e] = v;
         sum += v;
       }}
-      sum = ark_block_sum(sum, red);
-      const float keep = ark_exp(top[g] - m);
-      ark_sync();
-      for (int d = ark_tid(); d < D; d += ARK_THREADS) o[g * D + d] *= keep;
-      if (ark_tid() == 0) {{ top[g] = m; den[g] = den[g] * keep + sum; }}
-      ark_sync();
-      {self._values(machine, context)}
+      sum = ark_warp_sum(sum);
+      if (ark_lane() == 0) {{
+        keep[g] = ark_exp(top[g] - m);
+        den[g] = den[g] * keep[g] + sum;
+        top[g] = m;
+      }}
     }}
     ark_sync();
+{self._values(machine)}    ark_sync();
   }}
 """
             + finish
         )
         return text.function(name, body)
 
-    def _values(self, machine: Machine, context: int) -> str:
-        """Adds the chunk's weighted values; a lone thread walks rows, many split the columns."""
-        at = f"(static_cast<ark_i64>(head) * {context} + first + e) * D + d"
-        if machine.lanes * machine.warps == 1:
-            return (
-                "for (int e = 0; e < many; ++e) for (int d = 0; d < D; ++d) "
-                f"o[g * D + d] += s[g * CHUNK + e] * ark_get(pv, {at});"
-            )
-        return (
-            "for (int d = ark_tid(); d < D; d += ARK_THREADS) { float sum_d = o[g * D + d]; "
-            f"for (int e = 0; e < many; ++e) sum_d += s[g * CHUNK + e] * ark_get(pv, {at}); "
-            "o[g * D + d] = sum_d; }"
+    def _own(self, sig: Signature) -> str:
+        """Fetches this position's key and value where they come apart from the cache."""
+        if len(sig.operands) <= FRESH:
+            return "  const int newest = count;\n  (void)own;\n"
+        width, kv_heads = sig.params["head_dim"], sig.params["kv_heads"]
+        at = text.offset(
+            sig, FRESH, ["0", "0", "0", f"(e < D ? head * D + e : ({kv_heads} + head - 1) * D + e)"]
         )
+        return (
+            text.operand(sig, FRESH, "pfresh") + "  const int newest = count - 1;\n"
+            f"  if (end == count) for (int e = ark_tid(); e < {2 * width}; e += ARK_THREADS) "
+            f"own[e] = ark_take(c, pfresh, {at}, {system(sig, FRESH)});\n"
+        )
+
+    def _values(self, machine: Machine) -> str:
+        """Adds the chunk's weighted values; a lone thread walks rows, many split the columns."""
+        if machine.lanes * machine.warps == 1:
+            return """    for (int g = 0; g < G; ++g) {
+      for (int d = 0; d < D; ++d) o[g * D + d] *= keep[g];
+      for (int e = 0; e < past; ++e) for (int d = 0; d < D; ++d)
+        o[g * D + d] += s[g * CHUNK + e] * ark_get(values, static_cast<ark_i64>(first + e) * D + d);
+      if (past < many) for (int d = 0; d < D; ++d) o[g * D + d] += s[g * CHUNK + past] * own[D + d];
+    }
+"""
+        return """    for (int e = ark_tid(); e < G * D; e += ARK_THREADS) {
+      const int g = e / D, d = e % D;
+      float sum = o[e] * keep[g];
+      for (int j = 0; j < past; ++j)
+        sum += s[g * CHUNK + j] * ark_get(values, static_cast<ark_i64>(first + j) * D + d);
+      if (past < many) sum += s[g * CHUNK + past] * own[D + d];
+      o[e] = sum;
+    }
+"""
 
 
 class AttentionMerge(TaskKind):
     name = "attention_merge"
+
+    def packets(self, sig: Signature) -> frozenset[int]:
+        return frozenset({0, 1})
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         row, head = coord[:2]

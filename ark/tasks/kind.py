@@ -54,12 +54,17 @@ class Signature:
 
 @dataclass(frozen=True)
 class Access:
-    """A box of an operand's index space that a task reads or writes; hi is exclusive."""
+    """A box of an operand's index space that a task reads or writes; hi is exclusive.
+
+    past: the buffer grows along the position. A past write appends at this iteration's position, a
+    past read takes what earlier iterations appended, so the two never meet.
+    """
 
     operand: int
     lo: tuple[int, ...]
     hi: tuple[int, ...]
     write: bool = False
+    past: bool = False
 
 
 class TaskKind(ABC):
@@ -70,6 +75,10 @@ class TaskKind(ABC):
     @abstractmethod
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         """What the task reads and writes; exact or larger, never smaller."""
+
+    def packets(self, sig: Signature) -> frozenset[int]:
+        """Operands that the body can take or give as packets {value, epoch}."""
+        return frozenset()
 
     @abstractmethod
     def source(self, name: str, sig: Signature, machine: Machine) -> str:

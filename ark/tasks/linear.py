@@ -8,7 +8,8 @@ gate and its up row) are neighbours, so that the epilogue has both at hand.
 params: rows (of w per stage), prologue (none, rmsnorm), eps, epilogue (store, add, swiglu,
 rope_kv), and for rope_kv heads, kv_heads, head_dim. operands: x (m, k), w (n, k), output, [norm
 weight], then add: residual; rope_kv: position, frequencies, key cache, value cache (kv_heads,
-context, head_dim). coord: first and last+1 row of w.
+context, head_dim), [fresh (m, 2 * kv_heads * head_dim): the new keys and values once more, for
+readers in the same iteration]. coord: first and last+1 row of w.
 """
 
 from __future__ import annotations
@@ -19,13 +20,9 @@ from ark.plan.machine import Machine
 from ark.plan.types import Fetch
 from ark.tasks import text
 from ark.tasks.kind import Access, Signature, TaskKind, register, whole
+from ark.tasks.rotary import has_fresh, rotary_accesses, rotary_operands, rotary_store, system
 
 PAIRED = ("swiglu", "rope_kv")
-
-
-def system(sig: Signature, index: int) -> str:
-    """The device ABI's system-scope flag of an operand."""
-    return "true" if sig.operands[index].system else "false"
 
 
 class Linear(TaskKind):
@@ -46,32 +43,21 @@ class Linear(TaskKind):
         if epilogue == "swiglu":
             found.append(Access(2, (0, n0 // 2), (m, n1 // 2), write=True))
         elif epilogue == "rope_kv":
-            found += self._rope_kv(sig, n0, n1, next_operand)
+            found += rotary_accesses(sig, 2, next_operand, n0, n1)
         else:
             found.append(Access(2, (0, n0), (m, n1), write=True))
             if epilogue == "add":
                 found.append(Access(next_operand, (0, n0), (m, n1)))
         return found
 
-    def _rope_kv(self, sig: Signature, n0: int, n1: int, first: int) -> list[Access]:
-        p = sig.params
-        m = sig.operands[0].shape[0]
-        width = p["head_dim"]
-        queries, keys = p["heads"] * width, p["kv_heads"] * width
-        found = [whole(first, sig.operands[first]), whole(first + 1, sig.operands[first + 1])]
-        if n0 < queries:
-            found.append(Access(2, (0, n0), (m, min(n1, queries)), write=True))
-        context = sig.operands[first + 2].shape[1]
-        for cache, base in ((first + 2, queries), (first + 3, queries + keys)):
-            for head in range(p["kv_heads"]):
-                lo = max(n0, base + head * width)
-                hi = min(n1, base + (head + 1) * width)
-                if lo < hi:
-                    at = base + head * width
-                    found.append(
-                        Access(cache, (head, 0, lo - at), (head + 1, context, hi - at), write=True)
-                    )
-        return found
+    def packets(self, sig: Signature) -> frozenset[int]:
+        found = {0, 2}
+        first = self._first_extra(sig)
+        if sig.params["epilogue"] == "add":
+            found.add(first)
+        if sig.params["epilogue"] == "rope_kv" and has_fresh(sig, first):
+            found.add(first + 4)
+        return frozenset(found)
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         m, k = sig.operands[0].shape
@@ -114,7 +100,9 @@ class Linear(TaskKind):
             )
         weight = sig.operands[1].ctype
         body += (
-            "  }\n  ark_sync();\n" + self._epilogue_operands(sig) + "  ark_u32 stage = t.fetch_begin;\n"
+            "  }\n  ark_sync();\n"
+            + self._epilogue_operands(sig)
+            + "  ark_u32 stage = t.fetch_begin;\n"
             "  for (int n = t.coord[0]; n < t.coord[1]; n += R, ++stage) {\n"
             "    if (!ark_stage_mine(c, stage)) continue;\n"
             f"    const {weight}* w = reinterpret_cast<const {weight}*>(ark_stage(c, stage));\n"
@@ -139,13 +127,7 @@ class Linear(TaskKind):
         if sig.params["epilogue"] == "add":
             return text.operand(sig, first, "pr")
         if sig.params["epilogue"] == "rope_kv":
-            return (
-                text.operand(sig, first, "pp")
-                + text.operand(sig, first + 1, "pf")
-                + text.operand(sig, first + 2, "pk", const=False)
-                + text.operand(sig, first + 3, "pv", const=False)
-                + "  const int position = pp[0];\n"
-            )
+            return rotary_operands(sig, first)
         return ""
 
     def _epilogue(self, sig: Signature) -> str:
@@ -170,32 +152,12 @@ class Linear(TaskKind):
                 f"        ark_give(c, po, {at}, g / (1.0f + ark_exp(-g)) * acc[m][r + 1], {out});\n"
                 "      }\n"
             )
-        return self._rope_kv_source(sig, out)
-
-    def _rope_kv_source(self, sig: Signature, out: str) -> str:
-        p = sig.params
-        width = p["head_dim"]
-        queries, keys = p["heads"] * width, p["kv_heads"] * width
-        context = sig.operands[self._first_extra(sig) + 2].shape[1]
-        at = text.offset(sig, 2, ["0", "0", "m", "row"])
-        next_at = text.offset(sig, 2, ["0", "0", "m", "(row + 1)"])
         return (
             "      for (int r = 0; r < R; r += 2) if (r < rows) {\n"
             "        const int row = n + r;\n"
             "        float a = acc[m][r], b = acc[m][r + 1];\n"
-            f"        if (row < {queries + keys}) "
-            f"ark_rotate(a, b, static_cast<float>(position + m) * pf[row % {width} / 2]);\n"
-            f"        if (row < {queries}) {{\n"
-            f"          ark_give(c, po, {at}, a, {out});\n"
-            f"          ark_give(c, po, {next_at}, b, {out});\n"
-            f"        }} else if (position + m < {context}) {{\n"
-            f"          const bool key = row < {queries + keys};\n"
-            f"          const int i = row - (key ? {queries} : {queries + keys});\n"
-            f"          const ark_i64 at = (static_cast<ark_i64>(i / {width}) * {context} + position "
-            f"+ m) * {width} + i % {width};\n"
-            "          ark_put(key ? pk : pv, at, a);\n"
-            "          ark_put(key ? pk : pv, at + 1, b);\n"
-            "        }\n      }\n"
+            + rotary_store(sig, 2, self._first_extra(sig))
+            + "      }\n"
         )
 
 

@@ -105,8 +105,10 @@ class Reduce(TaskKind):
         shape = text.pad4(sig.operands[0].shape, 1)
         axis = sig.params["axis"]
         tile = sig.params["tile"]
-        hi = [min(b + s, 1 if d == axis else n) for d, (b, s, n) in
-              enumerate(zip(coord, tile, shape, strict=True))]
+        hi = [
+            min(b + s, 1 if d == axis else n)
+            for d, (b, s, n) in enumerate(zip(coord, tile, shape, strict=True))
+        ]
         lo_in = [0 if d == axis else b for d, b in enumerate(coord)]
         hi_in = [shape[d] if d == axis else e for d, e in enumerate(hi)]
         rank = len(sig.operands[0].shape)

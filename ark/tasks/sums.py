@@ -12,11 +12,14 @@ from collections.abc import Sequence
 from ark.plan.machine import Machine
 from ark.tasks import text
 from ark.tasks.kind import Access, Signature, TaskKind, register
-from ark.tasks.linear import system
+from ark.tasks.rotary import system
 
 
 class SumRanks(TaskKind):
     name = "sum_ranks"
+
+    def packets(self, sig: Signature) -> frozenset[int]:
+        return frozenset(range(len(sig.operands)))
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         out = len(sig.operands) - 1

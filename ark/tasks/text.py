@@ -36,9 +36,7 @@ def offset(sig: Signature, index: int, variables: Sequence[str]) -> str:
     return " + ".join(terms) or "0"
 
 
-def box_loop(
-    shape: Sequence[int], tile: Sequence[int], body: str, machine: Machine
-) -> str:
+def box_loop(shape: Sequence[int], tile: Sequence[int], body: str, machine: Machine) -> str:
     """Runs `body` for every index i0..i3 of the tile at t.coord[0..3], clipped to `shape`.
 
     One thread: nested loops, so that the innermost vectorises. Many: one flat index.

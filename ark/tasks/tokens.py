@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from ark.plan.machine import Machine
 from ark.tasks import text
 from ark.tasks.kind import Access, Signature, TaskKind, register, whole
-from ark.tasks.linear import system
+from ark.tasks.rotary import system
 
 SETTINGS = ("temperature", "top_k", "seed", "last", "limit", "stops")
 
@@ -71,6 +71,9 @@ ARK_DEVICE void ark_best(float& score, ark_u32& token, float* red) {
 
 class Embedding(TaskKind):
     name = "embedding"
+
+    def packets(self, sig: Signature) -> frozenset[int]:
+        return frozenset({2})
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         rows, width = sig.operands[2].shape
@@ -176,9 +179,7 @@ class Choose(TaskKind):
         vocabulary = sig.operands[0].shape[1]
         tiles = sig.params["tiles"]
         context = sig.operands[4].shape[0]
-        body = "".join(
-            text.operand(sig, i, f"p{i}", const=i not in (2, 4, 5)) for i in range(7)
-        )
+        body = "".join(text.operand(sig, i, f"p{i}", const=i not in (2, 4, 5)) for i in range(7))
         body += f"""  float* red = reinterpret_cast<float*>(c.scratch);
   const float temperature = ark_bits_float(static_cast<ark_u32>(p1[0]));
   const int top_k = p1[1], position = p2[0];

@@ -78,14 +78,14 @@ def _pretended(
     low[:, pad:] = entry.offsets
     high[:, pad:] = np.array(entry.offsets) + np.array(entry.shape)
     region = Region(
-        (buffer.arena, owner[0], -1), (), entry.buffer, False, False, np.arange(count), low, high,
+        (buffer.arena, owner[0], -1), (), entry.buffer, False, False, False, np.arange(count), low, high,
         np.full(count, buffer.offset), np.full(count, buffer.offset + buffer.nbytes),
     )
     return [_Touch(rank, op, region, owner, region.begin, region.end, np.array(members))]
 
 
 def _check_pair(fleet: Fleet, order: Order, earlier: _Touch, later: _Touch) -> None:
-    if not (earlier.region.write or later.region.write):
+    if not earlier.region.meets(later.region):
         return
     if earlier is later and not later.region.write:
         return

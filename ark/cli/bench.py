@@ -1,0 +1,118 @@
+"""`ark bench decode`: time per token, bandwidth and memory, beside a peer in the same run."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from ark.backend import registry
+from ark.bench.decode import Figures, decode
+from ark.cli.common import positive
+from ark.errors import InvalidUsageError
+from ark.ir.dtype import DataType, by_name
+from ark.models.checkpoint import Checkpoint
+from ark.models.config import builtin_config
+from ark.plan.machine import Machine
+
+
+def register(subparsers: argparse._SubParsersAction) -> None:
+    p = subparsers.add_parser("bench", help="measure decoding beside a peer")
+    kinds = p.add_subparsers(dest="what", metavar="WHAT", required=True)
+    d = kinds.add_parser("decode", help="time per token of one launch")
+    d.add_argument("--config", default="llama-3.2-1b",
+                   help="a built-in shape with random bf16 weights, or a checkpoint directory")
+    d.add_argument("--context", type=positive, default=512, help="positions already in the cache")
+    d.add_argument("--tokens", type=positive, default=128)
+    d.add_argument("--repeats", type=positive, default=5)
+    d.add_argument("--backend")
+    d.add_argument("--device", type=int, default=0)
+    d.add_argument("--processors", type=positive, help="use so many processors")
+    d.add_argument("--set", action="append", default=[], metavar="FIELD=NUMBER",
+                   help="change a number of the machine model, for experiments")
+    d.add_argument("--vs", choices=("torch",), help="measure torch in the same run")
+    d.add_argument("--read-bandwidth", type=float, metavar="GB/S",
+                   help="the device's measured read bandwidth, to print a share of it")
+    d.add_argument("--json", action="store_true")
+    d.set_defaults(func=run)
+
+
+def change(machine: Machine, settings: list[str]) -> Machine:
+    """Applies FIELD=NUMBER pairs to a machine model."""
+    numbers = {f.name for f in dataclasses.fields(Machine) if f.type in ("int", "float")}
+    changes = {}
+    for text in settings:
+        name, _, value = text.partition("=")
+        if name not in numbers or not value.replace(".", "", 1).isdigit():
+            raise InvalidUsageError(
+                f"--set {text} is not understood; write FIELD=NUMBER with a field of "
+                f"{', '.join(sorted(numbers))}"
+            )
+        changes[name] = float(value) if "." in value else int(value)
+    return dataclasses.replace(machine, **changes)
+
+
+def run(args: argparse.Namespace) -> int:
+    backend, probe = registry.choose(args.backend)
+    checkpoint = None
+    if "/" in args.config or args.config.startswith("."):
+        checkpoint = Checkpoint.open(args.config)
+        config, dtype = checkpoint.config, DataType.from_numpy(checkpoint.dtype)
+    else:
+        config, dtype = builtin_config(args.config), by_name("bf16")
+    room = config.max_position_embeddings - 1
+    tokens = min(args.tokens, max(1, room - 1))
+    position = min(args.context, room - tokens)
+    device = backend.open(args.device)
+    try:
+        machine = change(device.machine, args.set)
+        if args.processors:
+            machine = machine.with_processors(args.processors)
+        peers: tuple[str, ...] = ()
+        if args.vs:
+            peers = ("eager",) if backend.name == registry.FALLBACK else ("compiled",)
+        figures = decode(
+            config, dtype, backend, device, position=position, tokens=tokens,
+            repeats=args.repeats, checkpoint=checkpoint, machine=machine, peers=peers,
+        )
+    finally:
+        device.close()
+    name = probe.devices[args.device].name
+    if args.json:
+        row = dataclasses.asdict(figures)
+        print(json.dumps({"device": name, "notes": list(probe.notes), **row}))
+    else:
+        show(figures, name, probe.notes, args.read_bandwidth)
+    return 0
+
+
+def show(
+    figures: Figures, name: str, notes: tuple[str, ...], read_bandwidth: float | None
+) -> None:
+    console = Console()
+    for note in notes:
+        console.print(note, style="yellow")
+    table = Table(title=f"decode on {name}", show_header=False)
+    rate = figures.weight_bytes / figures.per_token / 1e9
+    spread = np.array(figures.runs) * 1e6
+    table.add_row("time per token", f"{figures.per_token * 1e6:.1f} us (median of {len(spread)}; "
+                  f"{spread.min():.1f} to {spread.max():.1f})")
+    table.add_row("weights read", f"{figures.weight_bytes / 1e9:.3f} GB, {rate:.0f} GB/s")
+    if read_bandwidth:
+        table.add_row("share of read bandwidth", f"{rate / read_bandwidth:.1%} of {read_bandwidth:.0f} GB/s")
+    over = figures.device_bytes - figures.needed_bytes
+    table.add_row("device memory", f"{figures.device_bytes / 1e6:.0f} MB: weights, cache and state "
+                  f"{figures.needed_bytes / 1e6:.0f}, the rest {over / 1e6:.1f}")
+    table.add_row("plan and verify", f"{figures.plan_s:.2f} s")
+    table.add_row("emit, compile, load", f"{figures.build_s:.2f} s"
+                  + (" (from the cache)" if figures.cached else ""))
+    for peer, seconds in figures.peer_per_token.items():
+        label = "torch.compile + CUDA graph" if peer == "compiled" else "torch eager fp32"
+        table.add_row(label, f"{seconds * 1e6:.1f} us, {seconds / figures.per_token:.2f} times ark's")
+    if figures.logits_error is not None:
+        table.add_row("logits against torch", f"relative error {figures.logits_error:.2e}")
+    console.print(table)

@@ -1,0 +1,170 @@
+"""Communication between ranks: all_reduce, send, recv, as tile tasks over symmetric memory.
+
+A put is a copy whose output lies on a peer; the counter that it signals there is named alike on
+both ranks, tile by tile, so a tile is used as soon as it has arrived. Inboxes belong to one op
+each: the gate between iterations is what keeps the next put from overtaking the last read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ark.codegen.layout import MAX_OPERANDS
+from ark.errors import InvalidUsageError, ModelError, UnsupportedError
+from ark.ir.model import Node
+from ark.ir.tensor import Tensor as IrTensor
+from ark.ops.base import float_dtype, result
+from ark.ops.registry import register
+from ark.plan.lowering import Lowering, Mail
+from ark.plan.tiling import box_coords, box_tile
+from ark.tensor import NullTensor, Tensor, as_tensor
+
+MIN_PUT = 1024  # elements: a put of fewer costs no less
+
+
+def _copy(lowering: Lowering, source: IrTensor, target: IrTensor, suffix: str) -> Any:
+    """Copies in tiles that follow from the shape alone, so that both ends of a channel agree."""
+    shape = (1,) * (4 - len(target.shape)) + target.shape
+    tile = box_tile(shape, lowering.machine)
+    params = {"function": "copy", "scalar": None, "tile": tile}
+    return lowering.emit("elementwise", params, [source, target], box_coords(shape, tile), suffix)
+
+
+def _dense(lowering: Lowering, tensor: IrTensor, suffix: str, fill: bool) -> IrTensor:
+    """The tensor, or where it is strided, a dense one in its place (filled with its elements)."""
+    if tensor.dense:
+        return tensor
+    made = lowering.temp(tensor.shape, tensor.dtype, f"{tensor.name}{suffix}")
+    if fill:
+        _copy(lowering, tensor, made, suffix)
+    return made
+
+
+def _lower_all_reduce(lowering: Lowering, node: Node) -> None:
+    """Every rank puts its share into an inbox on each peer and adds all shares in rank order."""
+    rank, world = lowering.graph.rank, lowering.graph.world_size
+    if world + 1 > MAX_OPERANDS:
+        raise UnsupportedError(
+            f"all_reduce among {world} ranks is not built; at most {MAX_OPERANDS - 1} take part"
+        )
+    share = _dense(lowering, node.inputs[0], ".dense", fill=True)
+    out = _dense(lowering, node.outputs[0], ".sum", fill=False)
+    count, dtype = share.elements, share.dtype
+    name = f"all_reduce.{lowering.number('all_reduce')}"
+    tile = max(MIN_PUT, -(-count // lowering.machine.processors))
+    starts = list(range(0, count, tile))
+    params = {"function": "copy", "scalar": None, "tile": [1, 1, 1, tile]}
+    flat = lowering.flat(share)
+    shares = []
+    for peer in range(world):
+        if peer == rank:
+            shares.append(flat)
+            continue
+        inbox = f"{name}.from{peer}"
+        shares.append(lowering.graph.tensor((count,), dtype, arena="symmetric", name=inbox))
+        inbox = f"{name}.from{rank}"
+        target = lowering.graph.tensor((count,), dtype, arena="symmetric", rank=peer, name=inbox)
+        coords = [(0, 0, 0, at) for at in starts]
+        group = lowering.emit("elementwise", params, [flat, target], coords, f".put{peer}")
+        group.sends = [(Mail(peer, f"{name}.{i}"),) for i in range(len(starts))]
+    group = lowering.emit(
+        "sum_ranks", {"tile": tile}, [*shares, lowering.flat(out)], [(at,) for at in starts]
+    )
+    if world > 1:
+        group.awaits = [((Mail(rank, f"{name}.{i}"), world - 1),) for i in range(len(starts))]
+    if out is not node.outputs[0]:
+        _copy(lowering, out, node.outputs[0], ".out")
+
+
+def _channel(lowering: Lowering, source: int, target: int, tag: int) -> str:
+    """The name that both ends give to the next message of a tag."""
+    key = f"send.{source}.{target}.{tag}"
+    return f"{key}.{lowering.number(key)}"
+
+
+def _lower_send(lowering: Lowering, node: Node) -> None:
+    peer, tag = node.attrs["remote_rank"], node.attrs["tag"]
+    name = _channel(lowering, lowering.graph.rank, peer, tag)
+    source = node.inputs[0]
+    target = lowering.graph.tensor(
+        source.shape, source.dtype, arena="symmetric", rank=peer, name=name
+    )
+    group = _copy(lowering, source, target, "")
+    group.sends = [(Mail(peer, f"{name}.{i}"),) for i in range(len(group.coords))]
+
+
+def _lower_recv(lowering: Lowering, node: Node) -> None:
+    peer, tag = node.attrs["remote_rank"], node.attrs["tag"]
+    rank = lowering.graph.rank
+    name = _channel(lowering, peer, rank, tag)
+    target = node.outputs[0]
+    inbox = lowering.graph.tensor(target.shape, target.dtype, arena="symmetric", name=name)
+    group = _copy(lowering, inbox, target, "")
+    group.awaits = [((Mail(rank, f"{name}.{i}"), 1),) for i in range(len(group.coords))]
+
+
+register("all_reduce", None, _lower_all_reduce)
+register("send", None, _lower_send)
+register("recv", None, _lower_recv)
+
+
+def _peer(what: str, tensor: Tensor, remote_rank: int) -> int:
+    graph = tensor.model.graph
+    if not 0 <= remote_rank < graph.world_size or remote_rank == graph.rank:
+        raise InvalidUsageError(
+            f"{what}: the remote rank is {remote_rank}, but this is rank {graph.rank} of "
+            f"{graph.world_size}; name another rank (ark.set_rank, ark.set_world_size)"
+        )
+    return int(remote_rank)
+
+
+def send(
+    input: Any, remote_rank: int, tag: int, output: Any = NullTensor, name: str = ""
+) -> Tensor:
+    """Sends `input` to the recv of the same tag on `remote_rank`; returns the sent tensor.
+
+    Sends and receives of one tag pair up in program order; both sides must have the same shape and
+    type. `output` may name the tensor whose memory the result shares; it is not written here.
+    """
+    tensor = as_tensor(input)
+    attrs = {"remote_rank": _peer("send", tensor, remote_rank), "tag": int(tag)}
+    tensor.model.graph.add("send", [tensor.ir], [], attrs, name)
+    return tensor if output is NullTensor or output is None else as_tensor(output)
+
+
+def send_done(input: Any, name: str = "") -> Tensor:
+    """Marks the end of a send. A put has ended with its task: nothing is left to wait for."""
+    return as_tensor(input)
+
+
+def recv(output: Any, remote_rank: int, tag: int, name: str = "") -> Tensor:
+    """Receives into `output` what `remote_rank` sends under `tag`; returns the new tensor on it."""
+    tensor = as_tensor(output)
+    attrs = {"remote_rank": _peer("recv", tensor, remote_rank), "tag": int(tag)}
+    return result("recv", [], tensor.ir.shape, tensor.ir.dtype, tensor, attrs, name)
+
+
+def all_reduce(
+    input: Any, rank: int, world_size: int, output: Any = NullTensor, name: str = ""
+) -> Tensor:
+    """The sum of `input` over all ranks, the same bits on each; fp32, fp16, bf16.
+
+    Shares are added in rank order in fp32. All ranks must call it in the same order, with equal
+    shapes. ModelError if rank or world_size contradict the model's.
+    """
+    tensor = as_tensor(input)
+    dtype = float_dtype("all_reduce", tensor)
+    graph = tensor.model.graph
+    if (rank, world_size) != (graph.rank, graph.world_size):
+        raise ModelError(
+            f"all_reduce: rank {rank} of {world_size} was given, but the model is rank "
+            f"{graph.rank} of {graph.world_size}; call ark.set_rank and ark.set_world_size first"
+        )
+    return result("all_reduce", [tensor], tensor.ir.shape, dtype, output, name=name)
+
+
+def all_reduce_packet(
+    input: Any, rank: int, world_size: int, output: Any = NullTensor, name: str = ""
+) -> Tensor:
+    """The same sum as all_reduce; how shares travel is the plan's choice, not the caller's."""
+    return all_reduce(input, rank, world_size, output, name)

@@ -1,0 +1,166 @@
+"""Rotary embedding of a projection's result, and what is gated in pairs: rope_kv and swiglu.
+
+They stand on their own where the product before them is no linear task; the linear kind uses the
+same text in its epilogues. `rope_kv` params: heads, kv_heads, head_dim. operands: x (m, (heads + 2
+kv_heads) * head_dim), output q (m, heads * head_dim), position, frequencies, key cache and value
+cache (kv_heads, context, head_dim), [fresh (m, 2 * kv_heads * head_dim): the new keys and values once
+more, for readers in the same iteration]. coord: first and last+1 column of x, for all rows, because
+rows share the cache. `swiglu` operands: x (m, 2 n) with gate and up as neighbours, output (m, n). coord:
+row, first and last+1 column of x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ark.plan.machine import Machine
+from ark.tasks import text
+from ark.tasks.kind import Access, Signature, TaskKind, register, whole
+
+
+def system(sig: Signature, index: int) -> str:
+    """The device ABI's system-scope flag of an operand."""
+    return "true" if sig.operands[index].system else "false"
+
+
+def has_fresh(sig: Signature, first: int) -> bool:
+    """Are the new keys and values given once more, as the operand behind the caches?"""
+    return len(sig.operands) > first + 4
+
+
+def rotary_accesses(sig: Signature, out: int, first: int, n0: int, n1: int) -> list[Access]:
+    """What columns n0 to n1 of a projection touch; operand `first` is the position."""
+    p = sig.params
+    rows = sig.operands[out].shape[0]
+    width = p["head_dim"]
+    queries, keys = p["heads"] * width, p["kv_heads"] * width
+    found = [whole(first, sig.operands[first]), whole(first + 1, sig.operands[first + 1])]
+    if n0 < queries:
+        found.append(Access(out, (0, n0), (rows, min(n1, queries)), write=True))
+    if has_fresh(sig, first) and n1 > queries:
+        lo, hi = max(n0, queries) - queries, n1 - queries
+        found.append(Access(first + 4, (0, lo), (rows, hi), write=True))
+    context = sig.operands[first + 2].shape[1]
+    for cache, base in ((first + 2, queries), (first + 3, queries + keys)):
+        for head in range(p["kv_heads"]):
+            lo = max(n0, base + head * width)
+            hi = min(n1, base + (head + 1) * width)
+            if lo < hi:
+                at = base + head * width
+                box = ((head, 0, lo - at), (head + 1, context, hi - at))
+                found.append(Access(cache, *box, write=True, past=True))
+    return found
+
+
+def rotary_operands(sig: Signature, first: int) -> str:
+    """Declares what `rotary_store` uses besides `po`."""
+    return (
+        text.operand(sig, first, "pp")
+        + text.operand(sig, first + 1, "pf")
+        + text.operand(sig, first + 2, "pk", const=False)
+        + text.operand(sig, first + 3, "pv", const=False)
+        + (text.operand(sig, first + 4, "pfresh", const=False) if has_fresh(sig, first) else "")
+        + "  const int position = pp[0];\n"
+    )
+
+
+def rotary_store(sig: Signature, out: int, first: int) -> str:
+    """Rotates the pair `a`, `b` of row `m` at column `row` and stores it where it belongs."""
+    p = sig.params
+    width = p["head_dim"]
+    queries, keys = p["heads"] * width, p["kv_heads"] * width
+    context = sig.operands[first + 2].shape[1]
+    at = text.offset(sig, out, ["0", "0", "m", "row"])
+    next_at = text.offset(sig, out, ["0", "0", "m", "(row + 1)"])
+    scope = system(sig, out)
+    fresh = ""
+    if has_fresh(sig, first):
+        for step, value in ((0, "a"), (1, "b")):
+            place = text.offset(sig, first + 4, ["0", "0", "m", f"(row + {step - queries})"])
+            fresh += (
+                f"          ark_give(c, pfresh, {place}, {value}, {system(sig, first + 4)});\n"
+            )
+    return (
+        f"        if (row < {queries + keys}) "
+        f"ark_rotate(a, b, static_cast<float>(position + m) * pf[row % {width} / 2]);\n"
+        f"        if (row < {queries}) {{\n"
+        f"          ark_give(c, po, {at}, a, {scope});\n"
+        f"          ark_give(c, po, {next_at}, b, {scope});\n"
+        f"        }} else if (position + m < {context}) {{\n{fresh}"
+        f"          const bool key = row < {queries + keys};\n"
+        f"          const int i = row - (key ? {queries} : {queries + keys});\n"
+        f"          const ark_i64 at = (static_cast<ark_i64>(i / {width}) * {context} + position "
+        f"+ m) * {width} + i % {width};\n"
+        "          ark_put(key ? pk : pv, at, a);\n"
+        "          ark_put(key ? pk : pv, at + 1, b);\n"
+        "        }\n"
+    )
+
+
+class RopeKv(TaskKind):
+    name = "rope_kv"
+
+    def packets(self, sig: Signature) -> frozenset[int]:
+        return frozenset({0, 1, 6})
+
+    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        n0, n1 = coord[:2]
+        rows = sig.operands[0].shape[0]
+        return [Access(0, (0, n0), (rows, n1)), *rotary_accesses(sig, 1, 2, n0, n1)]
+
+    def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
+        elements = float(sig.operands[0].shape[0] * (coord[1] - coord[0]))
+        return 8.0 * elements, 8.0 * elements
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        rows = sig.operands[0].shape[0]
+        at = text.offset(sig, 0, ["0", "0", "m", "row"])
+        next_at = text.offset(sig, 0, ["0", "0", "m", "(row + 1)"])
+        scope = system(sig, 0)
+        body = (
+            text.operand(sig, 0, "px")
+            + text.operand(sig, 1, "po", const=False)
+            + rotary_operands(sig, 2)
+            + "  const int pairs = (t.coord[1] - t.coord[0]) / 2;\n"
+            f"  for (int e = ark_tid(); e < pairs * {rows}; e += ARK_THREADS) {{\n"
+            "        const int m = e / pairs, row = t.coord[0] + e % pairs * 2;\n"
+            f"        float a = ark_take(c, px, {at}, {scope});\n"
+            f"        float b = ark_take(c, px, {next_at}, {scope});\n"
+            + rotary_store(sig, 1, 2)
+            + "  }\n"
+        )
+        return text.function(name, body)
+
+
+class SwiGlu(TaskKind):
+    name = "swiglu"
+
+    def packets(self, sig: Signature) -> frozenset[int]:
+        return frozenset({0, 1})
+
+    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        row, n0, n1 = coord[:3]
+        return [
+            Access(0, (row, n0), (row + 1, n1)),
+            Access(1, (row, n0 // 2), (row + 1, n1 // 2), write=True),
+        ]
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        gate_at = text.offset(sig, 0, ["0", "0", "m", "2 * n"])
+        up_at = text.offset(sig, 0, ["0", "0", "m", "(2 * n + 1)"])
+        at = text.offset(sig, 1, ["0", "0", "m", "n"])
+        scope = system(sig, 0)
+        body = (
+            text.operand(sig, 0, "px")
+            + text.operand(sig, 1, "po", const=False)
+            + "  const int m = t.coord[0];\n  (void)m;\n"
+            "  for (int n = t.coord[1] / 2 + ark_tid(); n < t.coord[2] / 2; n += ARK_THREADS) {\n"
+            f"    const float g = ark_take(c, px, {gate_at}, {scope});\n"
+            f"    const float u = ark_take(c, px, {up_at}, {scope});\n"
+            f"    ark_give(c, po, {at}, g / (1.0f + ark_exp(-g)) * u, {system(sig, 1)});\n  }}\n"
+        )
+        return text.function(name, body)
+
+
+register(RopeKv())
+register(SwiGlu())

@@ -1,0 +1,62 @@
+"""Several ranks as threads of one process: what tests need of a bootstrap, without processes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+
+class Hub:
+    """What the ranks of one run share."""
+
+    def __init__(self, world_size: int) -> None:
+        self.gate = threading.Barrier(world_size, timeout=60)
+        self.slots: list[bytes] = [b""] * world_size
+        self.message: str | None = None
+
+
+class ThreadRanks:
+    """The executor's Ranks protocol for one of the threads."""
+
+    def __init__(self, hub: Hub, rank: int) -> None:
+        self.hub, self.rank = hub, rank
+
+    def all_gather(self, data: bytes) -> list[bytes]:
+        self.hub.slots[self.rank] = data
+        self.barrier()
+        found = list(self.hub.slots)
+        self.barrier()
+        return found
+
+    def barrier(self) -> None:
+        self.hub.gate.wait()
+
+    def failure(self) -> str | None:
+        return self.hub.message
+
+    def abort(self, message: str) -> None:
+        self.hub.message = message
+
+
+def run_ranks(world_size: int, body: Callable[[ThreadRanks], Any]) -> list[Any]:
+    """Runs `body` once per rank, all at the same time; results by rank, the first error raised."""
+    hub = Hub(world_size)
+    results: list[Any] = [None] * world_size
+    errors: list[BaseException] = []
+
+    def work(rank: int) -> None:
+        try:
+            results[rank] = body(ThreadRanks(hub, rank))
+        except BaseException as error:
+            errors.append(error)
+            hub.gate.abort()
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(world_size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results
