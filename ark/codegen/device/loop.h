@@ -2,6 +2,11 @@
 // (docs/device-abi.md), the shared structures of ark/codegen/layout.py, and on ark_dispatch, the
 // switch over task kinds that the writer generates.
 
+// An address of device memory as a pointer. A backend may say more: that it is not shared memory.
+#if !defined(ARK_POINTER)
+#define ARK_POINTER(type, address) reinterpret_cast<type*>(address)
+#endif
+
 // After so many stages their count begins again: a multiple of what any stream's slots, the phases
 // of their barriers and the warps repeat by, so that 32 bits do for ever.
 constexpr ark_u32 ARK_STAGE_UNIT =
@@ -23,13 +28,13 @@ struct ArkCtx {
   bool failed;               // a wait inside the body gave up
 };
 
-ARK_DEVICE ark_u32* ark_words(ark_u64 address) { return reinterpret_cast<ark_u32*>(address); }
+ARK_DEVICE ark_u32* ark_words(ark_u64 address) { return ARK_POINTER(ark_u32, address); }
 
 ARK_DEVICE ArkControl* ark_control(const ArkParams* p) {
-  return reinterpret_cast<ArkControl*>(p->control);
+  return ARK_POINTER(ArkControl, p->control);
 }
 
-ARK_DEVICE ArkHost* ark_host(const ArkParams* p) { return reinterpret_cast<ArkHost*>(p->host); }
+ARK_DEVICE ArkHost* ark_host(const ArkParams* p) { return ARK_POINTER(ArkHost, p->host); }
 
 // Records the first failure of this launch for the host and raises the abort word for everybody.
 ARK_DEVICE void ark_fail(ArkCtx& c, ark_u32 why, ark_u32 counter, ark_u32 expected, ark_u32 seen) {
@@ -141,13 +146,13 @@ ARK_DEVICE void ark_keep_record(const ArkRecord& r, ArkTask* task) {
 // This thread's first edge of a range, if it has one.
 ARK_DEVICE ArkEdge ark_first_edge(const ArkParams* p, ark_u32 begin, ark_u32 end) {
   ArkEdge e = {};
-  if (begin + ark_tid() < end) e = reinterpret_cast<const ArkEdge*>(p->edges)[begin + ark_tid()];
+  if (begin + ark_tid() < end) e = ARK_POINTER(const ArkEdge, p->edges)[begin + ark_tid()];
   return e;
 }
 
 // All waits of a task, one thread each; `e` is this thread's first edge.
 ARK_DEVICE bool ark_wait_task(ArkCtx& c, const ArkTask& task, ArkEdge e) {
-  const ArkEdge* edges = reinterpret_cast<const ArkEdge*>(c.p->edges);
+  const ArkEdge* edges = ARK_POINTER(const ArkEdge, c.p->edges);
   if (task.wait_begin == task.wait_end) return true;
   bool ok = true;
   for (ark_u32 w = task.wait_begin + ark_tid(); w < task.wait_end; w += ARK_THREADS) {
@@ -159,7 +164,7 @@ ARK_DEVICE bool ark_wait_task(ArkCtx& c, const ArkTask& task, ArkEdge e) {
 }
 
 ARK_DEVICE void ark_signal_task(ArkCtx& c, const ArkTask& task, ArkEdge e) {
-  const ArkEdge* edges = reinterpret_cast<const ArkEdge*>(c.p->edges);
+  const ArkEdge* edges = ARK_POINTER(const ArkEdge, c.p->edges);
   for (ark_u32 s = task.signal_begin + ark_tid(); s < task.signal_end; s += ARK_THREADS) {
     if (s >= task.signal_begin + ARK_THREADS) e = edges[s];
     // The host learns of an iteration's end before the gate lets the next one begin.
@@ -215,8 +220,8 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
   c.op = 0xffffffffu;
   c.failed = false;
   const ark_u32 phase0 = ark_control(p)->phase0;
-  const ArkRange* ranges = reinterpret_cast<const ArkRange*>(p->ranges);
-  const ArkTask* tasks = reinterpret_cast<const ArkTask*>(p->tasks);
+  const ArkRange* ranges = ARK_POINTER(const ArkRange, p->ranges);
+  const ArkTask* tasks = ARK_POINTER(const ArkTask, p->tasks);
   ArkTask* records = reinterpret_cast<ArkTask*>(scratch);
   ArkRecord ahead;
   ark_u32 traced = 0u;
@@ -227,7 +232,7 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
     c.phase = c.iteration < phase0 ? 0u : ARK_PHASES - 1u;
     c.phase_iteration = c.phase == 0u ? c.iteration : c.iteration - phase0;
     const ArkRange range = ranges[c.phase * p->processors + processor];
-    c.fetches = reinterpret_cast<const ArkFetch*>(p->fetches) + range.fetch_begin;
+    c.fetches = ARK_POINTER(const ArkFetch, p->fetches) + range.fetch_begin;
     const ark_u32 end = range.task_end;
     for (ark_u32 i = range.task_begin; i < end && i < range.task_begin + 2u; ++i) {
       ark_read_record(ahead, tasks + i);
@@ -255,7 +260,7 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
       ark_signal_task(c, task, signal);
       wait = next_wait;
       if (p->trace && ark_tid() == 0 && traced < p->trace_capacity) {
-        ArkTrace* record = reinterpret_cast<ArkTrace*>(p->trace) +
+        ArkTrace* record = ARK_POINTER(ArkTrace, p->trace) +
                            static_cast<ark_u64>(processor) * p->trace_capacity + traced++;
         record->task = task.index;
         record->iteration = c.iteration;
