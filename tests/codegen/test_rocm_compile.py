@@ -84,6 +84,12 @@ def test_nothing_lives_in_scratch_memory(listing: dict[str, str], arch: str) -> 
     assert fact(text, "max_flat_workgroup_size") == machine_for(arch).threads
 
 
+@pytest.mark.parametrize("arch", ARCHS)
+def test_no_access_takes_the_flat_path(listing: dict[str, str], arch: str) -> None:
+    assert "\tflat_" not in listing[arch]
+    assert "\tglobal_load" in listing[arch] and "\tds_" in listing[arch]
+
+
 def _before(text: str, mark: str, store: str) -> bool:
     """Whether every `mark` is followed by a `store` before the next branch target."""
     return re.search(rf"{mark}\n(?:\t(?!s_cbranch).*\n)*?\t{store}", text) is not None

@@ -58,8 +58,8 @@ def prepare() -> tuple[str, ...]:
         raise
     except Exception as error:
         raise SystemError(
-            f"the emulator could not start for {VARIABLE}={wanted}: {error}; a C++ compiler or the ziglang "
-            f"package is needed: `pip install 'ark-gpu[emulator]'`"
+            f"the emulator could not start for {VARIABLE}={wanted}: {error}; a C++ compiler or the "
+            f"ziglang package is needed: `pip install 'ark-gpu[emulator]'`"
         ) from error
     return (str(emulator.describe()),)
 
