@@ -294,7 +294,7 @@ ARK_DEVICE void ark_rows_dot(const T* w, int stride, const float* x, int k, floa
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
       piece[r] = __builtin_nontemporal_load(
-          (const ark_global<ark_u32x4>*)(w + static_cast<ark_i64>(r) * stride + i));
+          reinterpret_cast<const ark_u32x4*>(w + static_cast<ark_i64>(r) * stride + i));
     }
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) acc[r] += ark_piece_dot(w, piece[r], x + i);
