@@ -1,0 +1,54 @@
+"""`ark emit PLAN --backend NAME --arch ARCH -o DIR`: the loop kernel's source, without a device."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+from ark.backend import registry
+from ark.backend.protocol import Target
+from ark.cli.common import read_file, write_file
+from ark.codegen.writer import write
+from ark.errors import SystemError
+from ark.plan.serialize import from_json, machine_of
+from ark.plan.verify import verify
+
+
+def register(subparsers: argparse._SubParsersAction) -> None:
+    p = subparsers.add_parser("emit", help="write a plan's loop kernel as source for a backend")
+    p.add_argument("plan", nargs="+", help="the plan file; with several ranks, all of them in order")
+    p.add_argument("--backend", required=True)
+    p.add_argument("--arch", help="architecture; default: the plan's machine's, else the backend's")
+    p.add_argument("-o", "--output", required=True, metavar="DIR")
+    p.add_argument("--binary", action="store_true", help="compile it too")
+    p.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    plans = [from_json(read_file(path, "a plan")) for path in args.plan]
+    verify(plans)
+    backend = registry.get(args.backend)
+    folder = Path(args.output)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SystemError(f"{folder} cannot be made: {error}; choose another place") from error
+    for plan in plans:
+        machine = machine_of(plan)
+        own = machine.backend == backend.name
+        arch = args.arch or (machine.arch if own else backend.default_arch())
+        machine = dataclasses.replace(machine, arch=arch, backend=backend.name)
+        dialect = backend.dialect(arch)
+        emitted = write(plan, machine, dialect)
+        stem = "loop" if len(plans) == 1 else f"loop.{plan.rank}"
+        path = folder / f"{stem}{dialect.suffix}"
+        write_file(str(path), emitted.source.text)
+        print(f"{path}: {len(emitted.source.text):,} bytes, {len(emitted.bodies)} task bodies, "
+              f"for {backend.name} {arch}")
+        if args.binary:
+            binary = backend.compiler().compile(emitted.source, Target(arch, machine.threads))
+            out = folder / f"{stem}{binary.suffix}"
+            write_file(str(out), binary.data)
+            print(f"{out}: {len(binary.data):,} bytes, compiled")
+    return 0

@@ -1,0 +1,83 @@
+"""`ark plan`: makes a plan without any device, or reads one; checks it, shows it, writes it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from ark.backend import registry
+from ark.cli.common import positive, read_file, write_file
+from ark.errors import InvalidUsageError
+from ark.ir.dtype import DataType, by_name
+from ark.models.checkpoint import Checkpoint
+from ark.models.config import builtin_config
+from ark.models.generate import CHUNK, choose_context, plans
+from ark.models.llama import Shape
+from ark.plan.dump import dump
+from ark.plan.serialize import from_json, to_json
+from ark.plan.types import Plan
+from ark.plan.verify import verify
+
+
+def register(subparsers: argparse._SubParsersAction) -> None:
+    p = subparsers.add_parser(
+        "plan",
+        help="make, read and check a plan without any device",
+        description="Plans a checkpoint directory, a Python script that builds a model, or a "
+        "built-in shape, for a machine model; or reads a plan file. The plan is verified.",
+    )
+    p.add_argument("source", help="checkpoint directory, script.py, plan.json, or llama-3.2-1b ...")
+    p.add_argument("--machine", help="machine model, for example h100, mi300x or cpu-2")
+    p.add_argument("--ranks", type=positive, default=1, metavar="N")
+    p.add_argument("--context", type=positive, metavar="N")
+    p.add_argument("--chunk", type=int, default=CHUNK, help="prompt tokens an iteration; 0: none")
+    p.add_argument("-o", "--output", metavar="FILE",
+                   help="write the plan as JSON; with several ranks FILE.0.json, FILE.1.json, ...")
+    p.add_argument("--tasks", action="store_true", help="show every task")
+    p.set_defaults(func=run)
+
+
+def read_plans(paths: list[str]) -> list[Plan]:
+    """Plans from files, verified together."""
+    made = [from_json(read_file(path, "a plan")) for path in paths]
+    verify(made)
+    return made
+
+
+def make(args: argparse.Namespace) -> list[Plan]:
+    """The verified plans of all ranks that the command line asks for."""
+    source = str(args.source)
+    if source.endswith(".json") and Path(source).is_file():
+        return read_plans([source])
+    if not args.machine:
+        raise InvalidUsageError("name a machine model with --machine, for example cpu-2 or h100")
+    machine = registry.machine(args.machine)
+    if source.endswith(".py"):
+        from ark.planner import plan_script
+
+        return plan_script(source, machine)
+    if Path(source).is_dir() or "/" in source:
+        checkpoint = Checkpoint.open(source)
+        context = choose_context(checkpoint, args.context)
+        config, dtype = checkpoint.config, DataType.from_numpy(checkpoint.dtype)
+    else:
+        config, dtype = builtin_config(source), by_name("bf16")
+        context = args.context or 1024
+    if args.chunk < 0:
+        raise InvalidUsageError(f"--chunk is {args.chunk}; it must be at least 0")
+    shape = Shape(config, dtype, context, min(args.chunk, context), 0, args.ranks)
+    return plans(shape, machine)
+
+
+def run(args: argparse.Namespace) -> int:
+    made = make(args)
+    if args.output:
+        for plan in made:
+            path = Path(args.output)
+            name = path if len(made) == 1 else path.with_suffix(f".{plan.rank}{path.suffix}")
+            write_file(str(name), to_json(plan))
+    if not args.output or args.tasks:
+        for plan in made:
+            sys.stdout.write(dump(plan, args.tasks))
+    return 0

@@ -1,0 +1,77 @@
+"""Plans as text for people: what is where, who does what, who waits for whom."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from ark.plan.types import Phase, Plan, Task
+
+
+def dump(plan: Plan, tasks: bool = False) -> str:
+    """The plan as text; with `tasks`, every processor's list too."""
+    return "\n".join(_lines(plan, tasks)) + "\n"
+
+
+def _lines(plan: Plan, tasks: bool) -> Iterator[str]:
+    machine = plan.machine
+    yield f"plan of rank {plan.rank} of {plan.world_size}"
+    yield (
+        f"machine {machine['name']} ({machine['arch']}): {machine['processors']} processors, "
+        f"{machine['warps']} warps of {machine['lanes']} lanes, {machine['shared_bytes']} bytes of "
+        f"shared memory, ring {machine['ring_bytes']}"
+    )
+    yield "memory"
+    for arena, nbytes in sorted(plan.arenas.items()):
+        count = sum(b.arena == arena and b.rank == plan.rank for b in plan.buffers)
+        if nbytes:
+            yield f"  {arena:<11}{nbytes:>15,} bytes in {count} buffers"
+    for phase in plan.phases:
+        yield from _phase(plan, phase)
+        if tasks:
+            yield from _tasks(plan, phase)
+
+
+def _phase(plan: Plan, phase: Phase) -> Iterator[str]:
+    by_op: dict[int, list[Task]] = defaultdict(list)
+    for listed in phase.processors:
+        for task in listed:
+            by_op[task.op].append(task)
+    total = sum(len(t) for t in by_op.values())
+    waits = sum(len(t.waits) for listed in by_op.values() for t in listed)
+    streamed = sum(f.nbytes for listed in by_op.values() for t in listed for f in t.fetches)
+    yield f"phase {phase.name}: {total} tasks, {waits} waits, {streamed:,} bytes streamed"
+    yield "  op    tasks  waits  kind             name -> results, from operands"
+    for op_id, listed in sorted(by_op.items()):
+        op = plan.ops[op_id]
+        names = ", ".join(_tensor(plan, t) for t in op.operands)
+        many = Counter(len(t.waits) for t in listed)
+        shown = "/".join(str(n) for n in sorted(many))
+        yield f"  {op_id:<5} {len(listed):>5}  {shown:>5}  {op.kind:<16} {op.name}: {names}"
+
+
+def _tensor(plan: Plan, tensor_id: int) -> str:
+    tensor = plan.tensors[tensor_id]
+    buffer = plan.buffers[tensor.buffer]
+    place = buffer.arena if buffer.rank == plan.rank else f"rank {buffer.rank}"
+    form = " packets" if tensor.packet else ""
+    shape = "x".join(str(n) for n in tensor.shape)
+    return f"{tensor.name}[{shape} {tensor.dtype}{form} @{place}]"
+
+
+def _tasks(plan: Plan, phase: Phase) -> Iterator[str]:
+    for processor, listed in enumerate(phase.processors):
+        yield f"  processor {processor}"
+        for task in listed:
+            waits = " ".join(f"{plan.counters[c].name}>={t}" for c, t in task.waits)
+            signals = " ".join(
+                plan.counters[c].name
+                + (f"@{plan.counters[c].rank}" if plan.counters[c].rank != plan.rank else "")
+                for c in task.signals
+            )
+            fetched = sum(f.nbytes for f in task.fetches)
+            parts = [f"    {plan.ops[task.op].name} {list(task.coord)}"]
+            parts += [f"wait {waits}"] if waits else []
+            parts += [f"fetch {fetched:,}"] if fetched else []
+            parts += [f"signal {signals}"] if signals else []
+            yield "; ".join(parts)
