@@ -20,7 +20,8 @@ def operand(sig: Signature, index: int, name: str, const: bool = True) -> str:
     """Declares a typed pointer to operand `index`."""
     ctype = sig.operands[index].ctype
     qualifier = "const " if const else ""
-    return f"  {qualifier}{ctype}* {name} = reinterpret_cast<{qualifier}{ctype}*>(t.operand[{index}]);\n"
+    pointed = f"{qualifier}{ctype}"
+    return f"  {pointed}* {name} = ARK_POINTER({pointed}, t.operand[{index}]);\n"
 
 
 def offset(sig: Signature, index: int, variables: Sequence[str]) -> str:
