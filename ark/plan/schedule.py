@@ -131,14 +131,17 @@ class _PhaseRun:
 
     def add(self, op: PlanOp, group: Group) -> None:
         """Deals the group's tasks and places their waits."""
-        processors = len(self.lists)
+        begin, end = group.processors or (0, len(self.lists))
+        begin = min(begin, len(self.lists) - 1)
+        end = max(begin + 1, min(end, len(self.lists)))
+        processors = end - begin
         count = len(group.coords)
         first = len(self.drafts)
         for i, coord in enumerate(group.coords):
             share = i * processors // count if count > processors else i
-            processor = (self.rotation + share) % processors
+            processor = begin + (self.rotation + share) % processors
             self.drafts.append(_Draft(op.id, coord, processor, 0))
-        self.rotation = (self.rotation + count) % processors
+        self.rotation = (self.rotation + count) % len(self.lists)
         self.ranges[op.id] = (first, count)
         sig = self.s.signature(op)
         self.ops[op.id], self.signatures[op.id] = op, sig

@@ -59,6 +59,7 @@ class CpuDevice:
             raise SystemError(f"there is no CPU device {index}; the only one is 0")
         self.machine = machines.model(machines.cores(), memory_bytes())
         self.arch = self.machine.arch
+        self.dlpack = (1, 0)
         self._maps: dict[int, tuple[mmap.mmap, int | None]] = {}
         self._libraries: list[ctypes.CDLL] = []
 
