@@ -24,7 +24,12 @@ CASES: dict[str, dict[str, Any]] = {
     "fp32-sharded-untied-gqa4": {"shards": 3, "heads": 8, "kv_heads": 2, "head_dim": 8},
     "fp32-tied-mha-llama3": {"tie": True, "kv_heads": 4, "rope": LLAMA3_ROPE},
     "fp32-wide-heads-odd-sizes": {
-        "head_dim": 32, "hidden": 72, "intermediate": 100, "vocab": 333, "heads": 3, "kv_heads": 1,
+        "head_dim": 32,
+        "hidden": 72,
+        "intermediate": 100,
+        "vocab": 333,
+        "heads": 3,
+        "kv_heads": 1,
     },
     "bf16": {"dtype": "bfloat16"},
     "fp16": {"dtype": "float16"},
@@ -52,9 +57,7 @@ def same_up_to_ties(model: Any, prompt: list[int], ours: list[int], room: float)
 
 
 @pytest.mark.parametrize("case", sorted(CASES))
-def test_greedy_tokens_equal_those_of_transformers(
-    backend: str, case: str, tmp_path: Path
-) -> None:
+def test_greedy_tokens_equal_those_of_transformers(backend: str, case: str, tmp_path: Path) -> None:
     directory = make_checkpoint(tmp_path / case, **CASES[case])
     rng = np.random.default_rng(5)
     vocab = CASES[case].get("vocab", 320)
@@ -72,7 +75,7 @@ def test_greedy_tokens_equal_those_of_transformers(
             do_sample=False,
             eos_token_id=None,
             pad_token_id=0,
-        )[0].tolist()[len(prompt):]
+        )[0].tolist()[len(prompt) :]
     assert ours == theirs
 
 
