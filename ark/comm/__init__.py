@@ -1,0 +1,9 @@
+"""Collectives that fit any network: topologies in, checked programs of puts and reduces out.
+
+Users import `topology` and `synthesize` from here; `ark topo` is the same on the command line. The
+package stands on its own, and the plan takes its programs as it takes any other collective.
+"""
+
+from ark.comm import topology
+
+__all__ = ["topology"]
