@@ -4,6 +4,12 @@
 """
 
 from ark.comm.program.builder import IN, OUT, ProgramBuilder
+from ark.comm.program.checker import Report, check
+from ark.comm.program.execute import execute, reference_result
+from ark.comm.program.msccl import to_xml
+from ark.comm.program.order import final_writers, in_order, steps
+from ark.comm.program.reductions import REDUCTIONS
+from ark.comm.program.text import dump, from_json, to_json
 from ark.comm.program.types import (
     Buffer,
     Collective,
@@ -18,6 +24,7 @@ from ark.comm.program.types import (
 __all__ = [
     "IN",
     "OUT",
+    "REDUCTIONS",
     "Buffer",
     "Collective",
     "CollectiveProgram",
@@ -25,6 +32,17 @@ __all__ = [
     "OpRef",
     "Operation",
     "ProgramBuilder",
+    "Report",
     "Role",
     "Span",
+    "check",
+    "dump",
+    "execute",
+    "final_writers",
+    "from_json",
+    "in_order",
+    "reference_result",
+    "steps",
+    "to_json",
+    "to_xml",
 ]

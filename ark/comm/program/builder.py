@@ -91,9 +91,13 @@ class ProgramBuilder:
         """`rank` copies `src` to `dst`."""
         return self._add(rank, Kind.COPY, dst, (src,))
 
-    def reduce(self, rank: int, srcs: Sequence[Span], dst: Span, divide: int = 1) -> OpRef:
-        """`rank` folds `srcs` from left to right into `dst` with the program's reduction."""
+    def reduce(self, rank: int, srcs: Sequence[Span], dst: Span, final: bool = False) -> OpRef:
+        """`rank` folds `srcs` from left to right into `dst` with the program's reduction.
+
+        `final` says that the result holds every rank's part: here a mean is divided.
+        """
         op = "sum" if self.reduction == "mean" else self.reduction
+        divide = self.ranks if final and self.reduction == "mean" else 1
         return self._add(rank, Kind.REDUCE, dst, tuple(srcs), reduce=op, divide=divide)
 
     def reduce_dots(self, rank: int, srcs: Sequence[Span], dst: Span) -> OpRef:

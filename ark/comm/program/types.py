@@ -34,12 +34,12 @@ on its own rank, writes `dst`, and is then complete. In terms of put, signal and
 
 Nothing but dependencies orders operations. The list order is the order of issue: a rank that runs
 its list strictly in order never deadlocks (the checker proves it). `out` on a rank is final when
-the rank's own operations are complete and all puts to it have arrived; a consumer of one slot needs
-to wait only for `final_writers`. At the start all slots may be overwritten.
+the rank's own operations are complete and all puts to it have arrived; a consumer of one slot waits
+only for its last writer (`ark.comm.program.order.final_writers`). At the start all slots are free.
 
 Lowering to tasks is one to one: an operation is a task (or a task per tile, because all but the
-whole-tensor reductions act elementwise); a dependency is a counter that the producer's task signals,
-on the rank of the consumer, and that the consumer's task waits for.
+whole-tensor reductions act elementwise); a dependency is a counter on the consumer's rank that the
+producer's task signals and the consumer's task waits for.
 
 Pieces. Chunks may be cut into `pieces` equal pieces; the program then stands for that many
 independent copies of itself, copy i on piece i of every slot. This is what pipelines long paths.
@@ -100,10 +100,10 @@ class Role(str, Enum):
 
 
 class OpRef(NamedTuple):
-    """An operation's place: `operations[rank][index]`."""
+    """An operation's place: `operations[rank][position]`."""
 
     rank: int
-    index: int
+    position: int
 
 
 @dataclass(frozen=True)
