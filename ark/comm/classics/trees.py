@@ -1,4 +1,4 @@
-"""The double binary tree: two trees with half of the data each. A leaf of one works inside the other.
+"""The double binary tree: two trees with half of the data each, so that all links work.
 
 Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan"
 (Parallel Computing 2009). `ark.comm.classics.build` calls these.

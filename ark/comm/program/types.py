@@ -183,7 +183,7 @@ class CollectiveProgram:
 
     def op(self, ref: OpRef) -> Operation:
         """The operation at `ref`."""
-        return self.operations[ref.rank][ref.index]
+        return self.operations[ref.rank][ref.position]
 
     def refs(self) -> list[OpRef]:
         """All operations' places, rank by rank."""
