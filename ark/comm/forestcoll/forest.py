@@ -7,6 +7,7 @@ against the topology before it is returned.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -39,7 +40,7 @@ class Edge:
 class Tree:
     """`count` equal spanning trees of `root`, a rank number, each for one unit of its data.
 
-    In a gathering tree the edges lead away from the root, the sender of an edge before it is one; in
+    In a gathering tree the edges lead away from the root, and a rank is reached before it sends; in
     a reducing tree they lead to it, in the opposite order.
     """
 
@@ -121,19 +122,22 @@ def forest(
             "trees of larger symmetric networks."
         )
     roots = None if root is None else {root: 1}
-    gathering: tuple[Tree, ...] = ()
-    reducing: tuple[Tree, ...] = ()
-    if collective != "reduce":
-        if collective != "reduce_scatter":
-            optimum, gathering = _gathering(topology, k, roots)
-    if collective in ("reduce_scatter", "all_reduce", "reduce"):
-        turned = topology.reverse()
-        if gathering and turned.capacities() == topology.capacities():
-            outward = gathering
-        else:
-            optimum, outward = _gathering(turned, k, roots)
-        reducing = tuple(tree.reversed() for tree in outward)
-    return Forest(topology, collective, optimum, reducing, gathering)
+    turned = topology.reverse()
+    if collective in ("all_gather", "broadcast"):
+        optimum, gathering = _gathering(topology, k, roots)
+        return Forest(topology, collective, optimum, gathering=gathering)
+    if collective in ("reduce_scatter", "reduce"):
+        optimum, outward = _gathering(turned, k, roots)
+        return Forest(topology, collective, optimum, reducing=_reversed(outward))
+    optimum, gathering = _gathering(topology, k, roots)
+    outward = gathering
+    if turned.capacities() != topology.capacities():
+        optimum, outward = _gathering(turned, k, roots)
+    return Forest(topology, collective, optimum, _reversed(outward), gathering)
+
+
+def _reversed(trees: tuple[Tree, ...]) -> tuple[Tree, ...]:
+    return tuple(tree.reversed() for tree in trees)
 
 
 def _gathering(
@@ -153,7 +157,7 @@ def _gathering(
 
 
 def _with_paths(topology: Topology, direct: Direct, branching: Branching) -> Tree:
-    """Returns the tree on the physical network; takes the units that it uses from `direct.paths`."""
+    """Returns the tree on the physical network; takes its units from `direct.paths`."""
     edges = []
     for src, dst in branching.edges:
         paths = []
@@ -191,7 +195,7 @@ def check(net: Network, optimum: Optimum, gathering: tuple[Tree, ...]) -> None:
                 ends = (ranks[edge.src], ranks[edge.dst])
                 if (path[0], path[-1]) != ends or not switches.issuperset(path[1:-1]):
                     raise InternalError(f"a path of {edge} is no way from {ends[0]} to {ends[1]}.")
-                for link in zip(path, path[1:], strict=False):
+                for link in itertools.pairwise(path):
                     load[link] += units
         if len(reached) != len(ranks):
             raise InternalError(f"a tree of rank {tree.root} does not reach every rank.")

@@ -45,7 +45,7 @@ def lower(forest: Forest, reduction: str = "sum", pieces: int = 1) -> Collective
 
 
 class _Writer:
-    """Writes the two phases; `stride` is the chunks between one root's first chunk and the next's."""
+    """Writes the two phases; `stride` is how many chunks each root owns (0: one root owns all)."""
 
     def __init__(self, builder: ProgramBuilder, forest: Forest, unit: int, stride: int) -> None:
         self._builder = builder

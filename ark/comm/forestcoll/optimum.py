@@ -2,8 +2,8 @@
 
 All-gather of M bytes over N ranks takes at least (M/N)(1/x*) where 1/x* is the largest ratio, over
 node sets S that lack some rank, of the ranks in S to the bandwidth leaving S; trees attain it
-(ForestColl, section 4). Broadcast from one root is the same with that root counted alone. The search
-is a discrete Newton iteration on exact integers; each round's cut is the next proof.
+(ForestColl, section 4). Broadcast from one root is the same with that root counted alone. The
+search is a discrete Newton iteration on exact integers; each round's cut is the next proof.
 """
 
 from __future__ import annotations

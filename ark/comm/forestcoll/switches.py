@@ -1,10 +1,11 @@
-"""Takes the switches out of a network and keeps what trees can carry: the second step of ForestColl.
+"""Takes the switches out of a network, the second step of ForestColl, and keeps every cut enough.
 
 A switch cannot multicast, so trees are packed between ranks only. Removing switch w replaces
-capacity on (u, w) and (w, t) by capacity on (u, t), as much as leaves every cut its demand; Eulerian
-networks always allow a complete exchange (ForestColl, section 5.3; Jackson 1988). Instead of one
-exchange at a time, a whole even distribution is proposed and checked at once; where it breaks a cut,
-that cut rules out pairs and the rest is proposed anew. `ark.comm.forestcoll.forest` calls it.
+capacity on (u, w) and (w, t) by capacity on (u, t), as much as leaves every cut its demand;
+Eulerian networks always allow a complete exchange (ForestColl, section 5.3; Jackson 1988). Instead
+of one exchange at a time, a whole even distribution is proposed and checked at once; where it
+breaks a cut, that cut rules out pairs and the rest is proposed anew. `ark.comm.forestcoll.forest`
+calls `remove_switches`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ark.comm.forestcoll.cuts import Ints, Mask, Violation, violated_in
 from ark.errors import InternalError
 
 Path = tuple[int, ...]
+Paths = dict[tuple[int, int], list[tuple[Path, int]]]
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Direct:
     """
 
     matrix: Ints
-    paths: dict[tuple[int, int], list[tuple[Path, int]]]
+    paths: Paths
 
 
 def remove_switches(capacity: Ints, demand: Ints) -> Direct:
@@ -38,7 +40,7 @@ def remove_switches(capacity: Ints, demand: Ints) -> Direct:
     counts the trees rooted at each rank, for which every cut must be enough.
     """
     matrix = capacity.copy()
-    paths = {(int(u), int(t)): [((int(u), int(t)), int(matrix[u, t]))] for u, t in _pairs(matrix)}
+    paths: Paths = {(u, t): [((u, t), int(matrix[u, t]))] for u, t in _pairs(matrix)}
     for switch in range(len(demand), len(matrix)):
         before = matrix
         matrix = _remove(matrix, switch, demand)
@@ -158,9 +160,7 @@ def _parts_without(matrix: Ints, switch: int) -> Ints:
     return parts
 
 
-def _join(
-    paths: dict[tuple[int, int], list[tuple[Path, int]]], before: Ints, after: Ints, switch: int
-) -> None:
+def _join(paths: Paths, before: Ints, after: Ints, switch: int) -> None:
     """Moves path units from (u, w) and (w, t) to the pairs (u, t) that gained capacity."""
     for u, t in _pairs(np.maximum(after - before, 0)):
         units = int(after[u, t] - before[u, t])
