@@ -5,5 +5,6 @@ package stands on its own, and the plan takes its programs as it takes any other
 """
 
 from ark.comm import topology
+from ark.comm.synthesis import algorithms, synthesize
 
-__all__ = ["topology"]
+__all__ = ["algorithms", "synthesize", "topology"]
