@@ -32,7 +32,8 @@ class Algorithm:
     """How an algorithm writes each collective, and what it needs.
 
     `cut` is the number of parts that each rank's share (or the whole, where nothing is dealt) must
-    have; `dealt` says that an all-reduce deals its chunks to the ranks.
+    have; `dealt` says that an all-reduce deals its chunks to the ranks; `ring_per_place` that boxes
+    multiply `cut` by their size, because every place in a box starts a ring of its own.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Algorithm:
     dealt: bool = False
     power_of_two: bool = False
     boxed: bool = False
+    ring_per_place: bool = False
     reductions: tuple[str, ...] = ("sum", "max", "min", "mean")
 
 
@@ -48,8 +50,16 @@ def _line(b: ProgramBuilder) -> list[int]:
     return [((b.root or 0) + i) % b.ranks for i in range(b.ranks)]
 
 
-def _both(b: ProgramBuilder) -> list[list[int]]:
-    return [_line(b), _line(b)[::-1]]
+def _rings(b: ProgramBuilder, boxes: list[list[int]]) -> list[list[int]]:
+    """A ring for every place in a box, so that each crosses between boxes on links of its own."""
+    if len(boxes) == 1:
+        return [_line(b)]
+    places = range(len(boxes[0]))
+    return [[r for box in boxes for r in (*box[p:], *box[:p])] for p in places]
+
+
+def _both(b: ProgramBuilder, boxes: list[list[int]]) -> list[list[int]]:
+    return [way for ring in _rings(b, boxes) for way in (ring, ring[::-1])]
 
 
 def _gathering(gather: Writer) -> Writer:
@@ -79,22 +89,24 @@ _ALGORITHMS = [
         "ring",
         {
             **_in_two_shots(
-                lambda b, _: ring.reduce_scatter_ring(b, [_line(b)]),
-                lambda b, _: ring.gather_ring(b, [_line(b)]),
+                lambda b, boxes: ring.reduce_scatter_ring(b, _rings(b, boxes)),
+                lambda b, boxes: ring.gather_ring(b, _rings(b, boxes)),
             ),
             Collective.BROADCAST: lambda b, _: ring.broadcast_chain(b, _line(b)),
             Collective.REDUCE: lambda b, _: ring.reduce_chain(b, _line(b)),
         },
         dealt=True,
+        ring_per_place=True,
     ),
     Algorithm(
         "bidirectional_ring",
         _in_two_shots(
-            lambda b, _: ring.reduce_scatter_ring(b, _both(b)),
-            lambda b, _: ring.gather_ring(b, _both(b)),
+            lambda b, boxes: ring.reduce_scatter_ring(b, _both(b, boxes)),
+            lambda b, boxes: ring.gather_ring(b, _both(b, boxes)),
         ),
         cut=2,
         dealt=True,
+        ring_per_place=True,
     ),
     Algorithm(
         "recursive_doubling",
@@ -219,7 +231,8 @@ def build(
         algorithm: a name from `ALGORITHMS`.
         collective: what to do; broadcast and reduce take `root` (0 if not given).
         ranks: how many ranks, at least 1.
-        boxes: equal groups of ranks that share fast links; hierarchical forms need them.
+        boxes: equal groups of ranks that share fast links; hierarchical forms need them, and rings
+            start from every place in a box if they are given.
         reduction: sum (the default), max, min, mean; adasum and combiner have their own forms.
         parts: chunks a rank's share is cut into, on top of what the algorithm needs.
         pieces: see `ark.comm.program.types`; more pieces pipeline long paths.
@@ -240,11 +253,17 @@ def build(
     if why := _misfit(chosen, wanted, ranks, boxes, reduction):
         raise InvalidUsageError(f"{algorithm} cannot do {wanted.value} here: {why}")
     dealt = wanted.sharded or (chosen.dealt and wanted is Collective.ALL_REDUCE)
+    groups = [list(box) for box in boxes or [range(ranks)]]
+    cut = chosen.cut
+    if chosen.ring_per_place and dealt:
+        if why := _uneven(groups, ranks):
+            raise InvalidUsageError(f"{algorithm} cannot do {wanted.value} here: {why}")
+        cut *= len(groups[0]) if len(groups) > 1 else 1
     b = ProgramBuilder(
         name=algorithm,
         collective=wanted,
         ranks=ranks,
-        chunks=max(parts, 1) * chosen.cut * (ranks if dealt else 1),
+        chunks=max(parts, 1) * cut * (ranks if dealt else 1),
         reduction=reduction,
         root=(root or 0) if wanted.rooted else None,
         pieces=pieces,
@@ -252,7 +271,7 @@ def build(
     if ranks == 1:
         b.copy(0, Span(IN, 0, b.chunks), Span(OUT, 0, b.chunks))
     else:
-        chosen.writers[wanted](b, [list(box) for box in boxes or [range(ranks)]])
+        chosen.writers[wanted](b, groups)
     return b.build()
 
 
@@ -269,8 +288,11 @@ def _misfit(
         return f"it reduces by {', '.join(algorithm.reductions)}, not by {reduction}{known}."
     if algorithm.power_of_two and ranks & (ranks - 1):
         return f"it needs a power of two of ranks, and there are {ranks}."
-    if algorithm.boxed:
-        members = sorted(rank for box in boxes or () for rank in box)
-        if members != list(range(ranks)) or len({len(box) for box in boxes or ()}) != 1:
-            return "it needs boxes of equal size that hold every rank once."
+    return _uneven(boxes or [], ranks) if algorithm.boxed else None
+
+
+def _uneven(boxes: Boxes, ranks: int) -> str | None:
+    members = sorted(rank for box in boxes for rank in box)
+    if members != list(range(ranks)) or len({len(box) for box in boxes}) != 1:
+        return "it needs boxes of equal size that hold every rank once."
     return None
