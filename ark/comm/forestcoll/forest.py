@@ -9,61 +9,22 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 
+from ark.comm.forestcoll.alike import draw
 from ark.comm.forestcoll.optimum import Network, Optimum, eulerian_part, network, optimal
 from ark.comm.forestcoll.packing import Branching, pack
 from ark.comm.forestcoll.switches import Direct, remove_switches
+from ark.comm.forestcoll.symmetry import find_symmetry
+from ark.comm.forestcoll.tree import Edge, Tree
 from ark.comm.topology import Topology
 from ark.errors import InternalError, InvalidUsageError, UnsupportedError
 
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce")
 _MOST_RANKS = 512
-
-
-@dataclass(frozen=True)
-class Edge:
-    """Data goes from rank `src` to rank `dst`; `paths` lists (node ids, units) that sum to count.
-
-    A path starts at the sender, ends at the receiver and passes only switches in between.
-    """
-
-    src: int
-    dst: int
-    paths: tuple[tuple[tuple[str, ...], int], ...]
-
-
-@dataclass(frozen=True)
-class Tree:
-    """`count` equal spanning trees of `root`, a rank number, each for one unit of its data.
-
-    In a gathering tree the edges lead away from the root, and a rank is reached before it sends; in
-    a reducing tree they lead to it, in the opposite order.
-    """
-
-    root: int
-    count: int
-    edges: tuple[Edge, ...]
-
-    @property
-    def height(self) -> int:
-        """Returns the number of edges on the longest way between the root and a rank."""
-        depth = {self.root: 0}
-        outward = self.edges if self.edges[0].src == self.root else self.reversed().edges
-        for edge in outward:
-            depth[edge.dst] = depth[edge.src] + 1
-        return max(depth.values())
-
-    def reversed(self) -> Tree:
-        """Returns the tree with its data flowing the other way, over the reverse links."""
-        edges = tuple(
-            Edge(edge.dst, edge.src, tuple((path[::-1], units) for path, units in edge.paths))
-            for edge in reversed(self.edges)
-        )
-        return replace(self, edges=edges)
 
 
 @dataclass(frozen=True)
@@ -149,11 +110,28 @@ def _gathering(
     capacity = np.zeros((nodes, nodes), dtype=np.int64)
     capacity[net.tails, net.heads] = eulerian_part(net, net.capacity(optimum.scale))
     demand = net.demand * optimum.k
+    alike = _alike(net, optimum)
+    if alike is not None:
+        check(net, optimum, alike)
+        return optimum, alike
     direct = remove_switches(capacity, demand)
     packed = pack(direct.matrix, demand)
     result = tuple(_with_paths(topology, direct, branching) for branching in packed)
     check(net, optimum, result)
     return optimum, result
+
+
+def _alike(net: Network, optimum: Optimum) -> tuple[Tree, ...] | None:
+    """Returns trees that are images of few under the network's symmetry, or None."""
+    if net.demand.min() != net.demand.max():
+        return None
+    symmetry = find_symmetry(net)
+    base = draw(net, symmetry, optimum.scale, optimum.k * int(net.demand[0]))
+    if base is None:
+        return None
+    nodes = net.topology.nodes
+    images = [tree.image(nodes, moved) for moved in symmetry.elements() for tree in base]
+    return tuple(sorted(images, key=lambda tree: tree.root))
 
 
 def _with_paths(topology: Topology, direct: Direct, branching: Branching) -> Tree:

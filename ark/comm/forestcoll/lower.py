@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ark.comm.forestcoll.forest import Edge, Forest, Tree
+from ark.comm.forestcoll.forest import Forest
+from ark.comm.forestcoll.tree import Edge, Tree
 from ark.comm.program.builder import IN, OUT, ProgramBuilder
 from ark.comm.program.types import CollectiveProgram, Span
 
