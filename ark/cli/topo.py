@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,12 @@ from rich.table import Table
 from ark.comm import algorithms, synthesize
 from ark.comm.forestcoll import Optimum, optimal
 from ark.comm.program import CollectiveProgram, check, dump, from_json, to_json, to_xml
-from ark.comm.simulate import SimulationResult, bound_us, simulate, tune_pieces
+from ark.comm.simulate import bound_us, simulate, tune_pieces
+from ark.comm.taccl import Sketch, parse_size
 from ark.comm.topology import GRAMMAR, Topology
-from ark.errors import BaseError, InvalidUsageError
+from ark.errors import InvalidUsageError
 
 _WIDTH = 110
-_SUFFIXES = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 _FORMATS = {"text": dump, "json": to_json, "xml": to_xml}
 
 
@@ -55,22 +56,22 @@ def register(subparsers: Any) -> None:
             command.add_argument("--root", type=int, metavar="RANK", help="broadcast and reduce")
         if name in ("synthesize", "simulate"):
             command.add_argument("--algorithm", default="forestcoll", metavar="NAME")
+            command.add_argument("--sketch", metavar="FILE", help="a TACCL sketch (taccl)")
             command.add_argument("--pieces", type=int, metavar="N", help="pieces a chunk is cut in")
         if name == "synthesize":
             command.add_argument("--format", choices=_FORMATS, default="text")
             command.add_argument("--out", metavar="FILE", help="write here, not to the terminal")
         if name == "simulate":
             command.add_argument("--program", metavar="FILE", help="a program's JSON, as written")
-        if name in ("simulate", "compare"):
+        if name in ("synthesize", "simulate", "compare"):
             command.add_argument("--size", default="256M", help="bytes, or 64K, 256M, 1G")
-
-
-def parse_size(text: str) -> int:
-    """Returns the bytes of "1000", "64K", "256M", "1G"; the letters are powers of 1024."""
-    found = re.fullmatch(r"(\d{1,15})([KMGT]?)(?:i?B)?", text)
-    if not found or not int(found[1]):
-        raise InvalidUsageError(f"the size {text!r} is no number of bytes; write 65536, 64K or 1G.")
-    return int(found[1]) << _SUFFIXES[found[2]]
+            command.add_argument(
+                "--time-limit",
+                type=float,
+                default=10.0,
+                metavar="S",
+                help="seconds of search (taccl)",
+            )
 
 
 def _console() -> Console:
@@ -182,17 +183,7 @@ def _compare(args: argparse.Namespace) -> int:
     table = _table(
         title, "algorithm", "time us", "algbw GB/s", "of optimum", "steps", "puts", "pieces"
     )
-    console = _console()
-    runs: list[tuple[CollectiveProgram, SimulationResult]] = []
-    for name in algorithms(topology, args.collective, args.reduction):
-        try:
-            program = synthesize(
-                topology, args.collective, name, root=args.root, reduction=args.reduction
-            )
-        except BaseError as error:
-            console.print(f"{name}: {error}")
-            continue
-        runs.append(tune_pieces(program, topology, size))
+    runs = [tune_pieces(program, topology, size) for program in _candidates(args, topology)]
     for program, result in sorted(runs, key=lambda run: run[1].time_us):
         report = check(program)
         table.add_row(
@@ -204,8 +195,26 @@ def _compare(args: argparse.Namespace) -> int:
             str(report.puts),
             str(result.pieces),
         )
-    console.print(table)
+    _console().print(table)
     return 0
+
+
+def _candidates(args: argparse.Namespace, topology: Topology) -> Iterator[CollectiveProgram]:
+    """Yields a program of every algorithm; forestcoll also with a single tree a root."""
+    for name in algorithms(topology, args.collective, args.reduction):
+        for k in (None, 1) if name == "forestcoll" else (None,):
+            if k == 1 and optimal(topology).k == 1:
+                continue
+            yield synthesize(
+                topology,
+                args.collective,
+                name,
+                k=k,
+                root=args.root,
+                reduction=args.reduction,
+                size_bytes=parse_size(args.size),
+                time_limit_s=args.time_limit,
+            )
 
 
 def _program(args: argparse.Namespace, topology: Topology) -> CollectiveProgram:
@@ -226,6 +235,9 @@ def _program(args: argparse.Namespace, topology: Topology) -> CollectiveProgram:
         root=args.root,
         reduction=args.reduction,
         pieces=args.pieces or 1,
+        sketch=None if args.sketch is None else Sketch.load(args.sketch),
+        size_bytes=parse_size(args.size),
+        time_limit_s=args.time_limit,
     )
 
 

@@ -5,7 +5,7 @@ Users import it from `ark.comm`; the command line and the planner call it too.
 
 from __future__ import annotations
 
-from ark.comm import classics
+from ark.comm import classics, taccl
 from ark.comm.forestcoll import COLLECTIVES, forest, lower
 from ark.comm.program import REDUCTIONS, Collective, CollectiveProgram, check
 from ark.comm.simulate import boxes_of
@@ -13,14 +13,16 @@ from ark.comm.topology import Topology
 from ark.errors import InvalidUsageError
 
 FORESTCOLL = "forestcoll"
+TACCL = "taccl"
 
 
 def algorithms(topology: Topology, collective: str, reduction: str | None = None) -> list[str]:
     """Returns the names that `synthesize` takes for this collective on this topology."""
-    found = classics.supported(
-        wanted(collective), len(topology.ranks), boxes_of(topology), reduction
-    )
-    return ([FORESTCOLL] if collective in COLLECTIVES and _elementwise(reduction) else []) + found
+    asked = wanted(collective)
+    found = [FORESTCOLL] if collective in COLLECTIVES else []
+    found += [TACCL] if asked in taccl.COLLECTIVES else []
+    found = found if _elementwise(reduction) else []
+    return found + classics.supported(asked, len(topology.ranks), boxes_of(topology), reduction)
 
 
 def synthesize(
@@ -33,18 +35,22 @@ def synthesize(
     reduction: str | None = None,
     parts: int = 1,
     pieces: int = 1,
+    sketch: taccl.Sketch | None = None,
+    size_bytes: int | None = None,
+    time_limit_s: float = 60.0,
 ) -> CollectiveProgram:
     """Returns a program that has passed the checker.
 
     Args:
         topology: a topology, a file or a name (`ark.comm.topology.GRAMMAR`).
         collective: all_gather, reduce_scatter, all_reduce, broadcast, reduce or all_to_all.
-        algorithm: forestcoll or one of `algorithms(topology, collective)`.
+        algorithm: one of `algorithms(topology, collective)`: forestcoll, taccl or a classic.
         k: trees a root (forestcoll); the number that attains the optimum by default.
         root: the root's rank number, for broadcast and reduce (0 by default).
         reduction: sum by default; for forestcoll an elementwise one.
         parts: chunks that a rank's share is cut into (classics).
         pieces: pieces that every chunk is cut into, so that long paths are pipelined.
+        sketch, size_bytes, time_limit_s: those of `ark.comm.taccl.synthesize_taccl`.
 
     Raises:
         InvalidUsageError: an unknown name, or options that do not fit. TopologyError: the topology
@@ -61,6 +67,10 @@ def synthesize(
             )
     elif root is not None:
         raise InvalidUsageError(f"{collective} has no root; broadcast and reduce have one.")
+    if algorithm != FORESTCOLL and k is not None:
+        raise InvalidUsageError(f"{algorithm} takes no k; only forestcoll does.")
+    if algorithm != TACCL and sketch is not None:
+        raise InvalidUsageError(f"{algorithm} takes no sketch; only taccl does.")
     if algorithm == FORESTCOLL:
         if not _elementwise(reduction):
             raise InvalidUsageError(
@@ -70,9 +80,11 @@ def synthesize(
         root_id = None if root is None else topology.ranks[root]
         made = forest(topology, collective, k, root_id)
         program = lower(made, reduction or "sum", pieces)
+    elif algorithm == TACCL:
+        program = taccl.synthesize_taccl(
+            topology, sketch, asked, time_limit_s, size_bytes, reduction, pieces
+        ).program
     else:
-        if k is not None:
-            raise InvalidUsageError(f"{algorithm} takes no k; only forestcoll does.")
         program = classics.build(
             algorithm,
             asked,
