@@ -22,6 +22,7 @@ from ark.comm.topology import GRAMMAR, Topology
 from ark.errors import InvalidUsageError
 
 _WIDTH = 110
+_MOST_OPERATIONS = 40_000
 _FORMATS = {"text": dump, "json": to_json, "xml": to_xml}
 
 
@@ -156,7 +157,7 @@ def _simulate(args: argparse.Namespace) -> int:
     size = parse_size(args.size)
     program = _program(args, topology)
     if args.pieces is None and args.program is None:
-        program, result = tune_pieces(program, topology, size)
+        program, result = tune_pieces(program, topology, size, most_operations=_MOST_OPERATIONS)
     else:
         result = simulate(program, topology, size)
     table = _table(f"{program.name} on {topology.name}, {args.size} bytes (predicted)", "", "")
@@ -183,7 +184,10 @@ def _compare(args: argparse.Namespace) -> int:
     table = _table(
         title, "algorithm", "time us", "algbw GB/s", "of optimum", "steps", "puts", "pieces"
     )
-    runs = [tune_pieces(program, topology, size) for program in _candidates(args, topology)]
+    runs = [
+        tune_pieces(program, topology, size, most_operations=_MOST_OPERATIONS)
+        for program in _candidates(args, topology)
+    ]
     for program, result in sorted(runs, key=lambda run: run[1].time_us):
         report = check(program)
         table.add_row(
