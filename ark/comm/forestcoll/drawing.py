@@ -57,11 +57,14 @@ class Pool:
 class Drawing:
     """A tree being drawn from its root towards all ranks, with its images.
 
-    `rest` is the capacity that the drawing has left, `open` the edges that may still be taken.
+    `rest` is the capacity that the drawing has left, `open` the edges that may still be taken. Of
+    the open edges from the ranks nearest to the root, one with most spare capacity is taken: what
+    its sender does not need for its own trees, and `taste` on top.
     """
 
-    def __init__(self, residual: Ints, pending: Ints, pool: Pool, root: int) -> None:
+    def __init__(self, residual: Ints, pending: Ints, pool: Pool, root: int, taste: Ints) -> None:
         self.residual, self.pending, self.pool, self.root = residual, pending, pool, root
+        self.taste = taste
         self.edges: list[tuple[int, int]] = []
         self.rest = residual.copy()
         self.depth = np.full(len(pending), -1, dtype=np.int64)
@@ -85,7 +88,7 @@ class Drawing:
                 return
             columns = np.nonzero(self.depth < 0)[0]
             block = np.ix_(rows, columns)
-            spare = self.rest[block] - self.pending[rows, None]
+            spare = self.rest[block] - self.pending[rows, None] + self.taste[block]
             choices = np.where(self.open[block], spare, np.iinfo(np.int64).min)
             best = int(choices.argmax())
             x, y = int(rows[best // len(columns)]), int(columns[best % len(columns)])

@@ -13,12 +13,18 @@ get equal trees. What cannot be packed so is packed under a smaller group, in th
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
+
+import numpy as np
 
 from ark.comm.forestcoll.cuts import Ints, violated_in
 from ark.comm.forestcoll.drawing import Drawing, Pool
 from ark.comm.forestcoll.symmetry import Group, groups_of
 from ark.errors import InternalError
+
+_REPACKINGS = 16
+_MOST_RANKS_REPACKED = 64
 
 
 @dataclass(frozen=True)
@@ -38,28 +44,77 @@ class Branching:
         return max(depth.values())
 
 
+Family = list[Branching]  # a tree and its images
+
+
 def pack(matrix: Ints, demand: Ints) -> list[Branching]:
     """Returns trees, demand[v] of them rooted at v, that use matrix[x, y] units of (x, y) at most.
 
-    Every cut must be enough for `demand`. Roots take turns, so that none is left with the worst.
+    Every cut must be enough for `demand`. The tallest trees and a random part of the others are
+    then taken out and packed again, a fixed number of times; what is lower is kept.
+    """
+    families = _pack(matrix, demand, np.zeros_like(matrix))
+    least = _eccentricity(matrix, demand)
+    for turn in range(_REPACKINGS if len(demand) <= _MOST_RANKS_REPACKED else 0):
+        height, _ = best = _heights(families)
+        if height == least:
+            break
+        random = np.random.default_rng(turn)
+        out = [each[0].height == height or random.random() < 0.6 for each in families]
+        kept = [each for each, removed in zip(families, out, strict=True) if not removed]
+        residual, pending = matrix.copy(), demand.copy()
+        for tree in itertools.chain(*kept):
+            pending[tree.root] -= tree.count
+            for edge in tree.edges:
+                residual[edge] -= tree.count
+        taste = random.integers(0, 2, matrix.shape)
+        again = kept + _pack(residual, pending, taste)
+        if _heights(again) < best:
+            families = again
+    return list(itertools.chain(*families))
+
+
+def _heights(families: list[Family]) -> tuple[int, int]:
+    """Returns the greatest height and the sum of all heights, copies counted."""
+    heights = [(each[0].height, each[0].count * len(each)) for each in families]
+    return max(heights)[0], sum(height * count for height, count in heights)
+
+
+def _eccentricity(matrix: Ints, demand: Ints) -> int:
+    """Returns the least height that the tallest tree can have."""
+    farthest = 0
+    for root in np.nonzero(demand)[0]:
+        reached = np.arange(len(demand)) == root
+        steps = 0
+        while not reached.all():
+            reached = reached | (matrix[reached] > 0).any(axis=0)
+            steps += 1
+        farthest = max(farthest, steps)
+    return farthest
+
+
+def _pack(matrix: Ints, demand: Ints, taste: Ints) -> list[Family]:
+    """Returns the trees; roots take turns, so that none is left with the worst.
+
+    `taste` is added to an edge's spare capacity when edges are chosen.
     """
     residual, pending = matrix.copy(), demand.copy()
-    trees: list[Branching] = []
+    families: list[Family] = []
     for group in groups_of(matrix, demand):
         pool = Pool(residual, pending, group)
         while pending.any():
-            tree = _grow(residual, pending, pool, int(pending.argmax()))
+            tree = _grow(residual, pending, pool, int(pending.argmax()), taste)
             if tree is None:
                 break
-            trees += _images(tree, group)
+            families.append(_images(tree, group))
             residual, pending = _without(residual, pending, tree, group)
             pool.charge(tree.root, tree.edges, tree.count)
         if not pending.any():
-            return trees
+            return families
     raise InternalError("a tree that keeps every cut cannot be completed.")
 
 
-def _images(tree: Branching, group: Group) -> list[Branching]:
+def _images(tree: Branching, group: Group) -> Family:
     return [
         Branching(
             int(image[tree.root]),
@@ -79,14 +134,14 @@ def _without(residual: Ints, pending: Ints, tree: Branching, group: Group) -> tu
     return residual, pending
 
 
-def _grow(residual: Ints, pending: Ints, pool: Pool, root: int) -> Branching | None:
+def _grow(residual: Ints, pending: Ints, pool: Pool, root: int, taste: Ints) -> Branching | None:
     """Returns a tree that, with its images, leaves every cut enough for what is then still pending.
 
     As many copies are taken as the capacities and cuts allow. Returns None where there is no tree
     with images under the pool's group; without images there always is one (Berczi and Frank 2010).
     """
     while True:
-        drawing = Drawing(residual, pending, pool, root)
+        drawing = Drawing(residual, pending, pool, root, taste)
         drawing.complete()
         if not drawing.spans:
             broken = drawing.broken_cuts()
