@@ -13,10 +13,11 @@ from typing import Any
 
 from ark.comm.page.layout import layout
 from ark.comm.program import CollectiveProgram, Kind, OpRef, Role, in_order, steps
-from ark.comm.simulate import SimulationResult
+from ark.comm.simulate import Routes, SimulationResult
 from ark.comm.topology import Topology
 
-MOST_EVENTS = 6000
+MOST_EVENTS = 40000
+TICKS = 100_000  # of a run: the grain of the times on the page
 
 Carried = dict[OpRef, tuple[int, int, bool]]
 
@@ -26,10 +27,15 @@ def page_data(
     runs: Sequence[tuple[CollectiveProgram, SimulationResult]],
     bound_us: float | None,
 ) -> dict[str, Any]:
-    """Returns the page's data; times are in microseconds, rounded to nanoseconds."""
+    """Returns the page's data; times are in microseconds.
+
+    A run lists its puts once, under `ops`, and under `times` every piece of them: the put's number,
+    the piece, the start and the duration in ticks of the run's time.
+    """
     index = {node: i for i, node in enumerate(topology.nodes)}
     places = layout(topology)
     capacity = topology.capacities()
+    latency = Routes(topology).latency
     program, result = runs[0]
     return {
         "topology": topology.name,
@@ -48,7 +54,7 @@ def page_data(
         "reduction": program.reduction,
         "size": result.size_bytes,
         "bound": None if bound_us is None else round(bound_us, 3),
-        "runs": [_run(p, r, index) for p, r in runs],
+        "runs": [_run(p, r, index, latency) for p, r in runs],
     }
 
 
@@ -83,39 +89,36 @@ def carried(program: CollectiveProgram) -> Carried:
 
 
 def _run(
-    program: CollectiveProgram, result: SimulationResult, index: dict[str, int]
+    program: CollectiveProgram,
+    result: SimulationResult,
+    index: dict[str, int],
+    latency: dict[tuple[str, str], float],
 ) -> dict[str, Any]:
     step, cargo = steps(program), carried(program)
     puts = [e for e in result.events if e.route and e.ref in cargo]
     rows = program.ranks
     if len(puts) > MOST_EVENTS:
-        # Every row of the first piece says more than all pieces of a few rows.
-        puts = [e for e in puts if e.piece == 0]
+        # Trees need the first piece on every rank; the timeline gets as many whole rows as fit.
         counts = Counter(e.ref.rank for e in puts)
         total = list(itertools.accumulate(counts[rank] for rank in range(program.ranks)))
         rows = max(1, bisect.bisect_right(total, MOST_EVENTS))
-        puts = [e for e in puts if e.ref.rank < rows]
+        puts = [e for e in puts if e.ref.rank < rows or e.piece == 0]
     routes: dict[tuple[str, ...], int] = {}
-    events = []
+    numbers: dict[OpRef, int] = {}
+    ops = []
     for event in puts:
-        op = program.op(event.ref)
-        chunk, source, reduced = cargo[event.ref]
-        events.append(
-            [
-                event.ref.rank,
-                op.peer,
-                routes.setdefault(event.route, len(routes)),
-                chunk,
-                source,
-                int(reduced),
-                step[event.ref],
-                event.piece,
-                round(event.start_us, 3),
-                round(event.left_us, 3),
-                round(event.end_us, 3),
-                op.dst.count,
-            ]
-        )
+        if event.ref not in numbers:
+            numbers[event.ref] = len(ops)
+            op = program.op(event.ref)
+            route = routes.setdefault(event.route, len(routes))
+            chunk, source, reduced = cargo[event.ref]
+            rank, where = event.ref.rank, step[event.ref]
+            ops.append([rank, op.peer, route, chunk, source, int(reduced), where, op.dst.count])
+    tick = result.time_us / TICKS or 1.0
+    times = [
+        [numbers[e.ref], e.piece, round(e.start_us / tick), round((e.left_us - e.start_us) / tick)]
+        for e in puts
+    ]
     kinds = [op.kind for ops in program.operations for op in ops]
     return {
         "name": program.name.partition(" ")[0],
@@ -125,10 +128,15 @@ def _run(
         "pieces": program.pieces,
         "chunks": program.chunks,
         "puts": kinds.count(Kind.PUT),
-        "steps": 1 + max((step[e.ref] for e in result.events if e.route), default=-1),
+        "steps": 1 + max((step[e.ref] for e in puts), default=-1),
         "busy": [round(result.link_busy[pair], 4) for pair in result.link_busy],
         "bytes": [round(result.link_bytes[pair]) for pair in result.link_bytes],
         "routes": [[index[node] for node in route] for route in routes],
-        "events": events,
+        "latency": [
+            round(sum(latency[hop] for hop in itertools.pairwise(route)), 3) for route in routes
+        ],
+        "ticks": TICKS,
+        "ops": ops,
+        "times": times,
         "rows": rows,
     }

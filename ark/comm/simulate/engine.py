@@ -74,11 +74,11 @@ def tune_pieces(
     topology: Topology,
     size_bytes: int,
     model: CostModel | None = None,
-    most_operations: int = 6000,
+    most_operations: int = 32000,
 ) -> tuple[CollectiveProgram, SimulationResult]:
     """Returns the program with the best of 1, 2, 4, ... 64 pieces, and its simulation.
 
-    Cutting stops where it no longer helps or where the pieces make more than `most_operations`.
+    Cutting stops where it saves less than 0.5% or would make more than `most_operations`.
     """
     best = (program, simulate(program, topology, size_bytes, model))
     operations = sum(len(ops) for ops in program.operations)
@@ -86,7 +86,7 @@ def tune_pieces(
     while program.pieces < pieces <= 64 and pieces * operations <= most_operations:
         finer = dataclasses.replace(program, pieces=pieces)
         result = simulate(finer, topology, size_bytes, model)
-        if result.time_us >= best[1].time_us * 0.999:
+        if result.time_us >= best[1].time_us * 0.995:
             break
         best = (finer, result)
         pieces *= 2

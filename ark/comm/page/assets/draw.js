@@ -5,6 +5,18 @@ const $ = (id) => document.getElementById(id);
 const EVENT = { rank: 0, peer: 1, route: 2, chunk: 3, source: 4, reduced: 5, step: 6, piece: 7,
   start: 8, left: 9, end: 10, count: 11 };
 
+// From the compact form to one array an event, laid out as EVENT says; times in microseconds.
+for (const run of DATA.runs) {
+  const tick = run.time / run.ticks;
+  run.reduces = DATA.reduction !== null;
+  run.events = run.times.map(([number, piece, start, length]) => {
+    const [rank, peer, route, chunk, source, reduced, step, count] = run.ops[number];
+    const left = (start + length) * tick;
+    return [rank, peer, route, chunk, source, reduced, step, piece, start * tick, left,
+      left + run.latency[route], count];
+  });
+}
+
 const RAMP = [[0, [42, 52, 66]], [0.03, [45, 84, 120]], [0.35, [38, 150, 158]], [0.65, [112, 193, 108]],
   [0.85, [244, 193, 82]], [1, [240, 98, 88]]];
 

@@ -48,7 +48,6 @@ function comparison() {
 
 function choose(run) {
   State.run = run;
-  run.reduces = DATA.reduction !== null;
   State.time = Math.min(State.time, run.time);
   comparison();
   Trees.collect();

@@ -7,6 +7,7 @@ const Timeline = {
     const lanes = Array.from({ length: rows }, () => []);
     this.bars = [];
     for (const e of run.events) {
+      if (e[EVENT.rank] >= rows) continue;
       const row = lanes[e[EVENT.rank]];
       let lane = row.findIndex((end) => end <= e[EVENT.start] + 1e-6);
       if (lane < 0) { lane = row.length; row.push(0); }
