@@ -15,7 +15,9 @@ from rich.table import Table
 
 from ark.comm import algorithms, synthesize
 from ark.comm.forestcoll import Optimum, optimal
+from ark.comm.page import write_page
 from ark.comm.program import CollectiveProgram, check, dump, from_json, to_json, to_xml
+from ark.comm.scale import optimal_by_symmetry
 from ark.comm.simulate import bound_us, simulate, tune_pieces
 from ark.comm.taccl import Sketch, parse_size
 from ark.comm.topology import GRAMMAR, Topology
@@ -23,6 +25,7 @@ from ark.errors import InvalidUsageError
 
 _WIDTH = 110
 _MOST_OPERATIONS = 40_000
+_MOST_RANKS_SOLVED_WHOLE = 512
 _FORMATS = {"text": dump, "json": to_json, "xml": to_xml}
 
 
@@ -64,6 +67,9 @@ def register(subparsers: Any) -> None:
             command.add_argument("--out", metavar="FILE", help="write here, not to the terminal")
         if name == "simulate":
             command.add_argument("--program", metavar="FILE", help="a program's JSON, as written")
+        if name in ("simulate", "compare"):
+            page = "ark-topo.html" if name == "compare" else None
+            command.add_argument("--html", metavar="FILE", default=page, help="draw a page")
         if name in ("synthesize", "simulate", "compare"):
             command.add_argument("--size", default="256M", help="bytes, or 64K, 256M, 1G")
             command.add_argument(
@@ -115,7 +121,10 @@ def _show(args: argparse.Namespace) -> int:
 def _optimal(args: argparse.Namespace) -> int:
     topology = Topology.load(args.topology)
     roots = None if args.root is None else {_rank(topology, args.root): 1}
-    best = optimal(topology, args.k, roots)
+    if args.k is None and roots is None and len(topology.ranks) > _MOST_RANKS_SOLVED_WHOLE:
+        best = optimal_by_symmetry(topology)
+    else:
+        best = optimal(topology, args.k, roots)
     if args.json:
         print(json.dumps(optimum_json(best)))
         return 0
@@ -171,6 +180,8 @@ def _simulate(args: argparse.Namespace) -> int:
     for link in sorted(result.link_busy, key=result.link_busy.__getitem__, reverse=True)[:5]:
         table.add_row(f"busy: {link[0]} -> {link[1]}", f"{result.link_busy[link]:.1%}")
     _console().print(table)
+    if args.html:
+        write_page(args.html, topology, [(program, result)], bound)
     return 0
 
 
@@ -188,10 +199,11 @@ def _compare(args: argparse.Namespace) -> int:
         tune_pieces(program, topology, size, most_operations=_MOST_OPERATIONS)
         for program in _candidates(args, topology)
     ]
-    for program, result in sorted(runs, key=lambda run: run[1].time_us):
+    ordered = sorted(runs, key=lambda run: run[1].time_us)
+    for program, result in ordered:
         report = check(program)
         table.add_row(
-            program.name.partition(" ")[0],
+            program.name.partition(f" {args.collective}")[0],
             f"{result.time_us:.1f}",
             f"{result.algbw:.1f}",
             f"{bound / result.time_us:.1%}" if bound else "",
@@ -200,6 +212,8 @@ def _compare(args: argparse.Namespace) -> int:
             str(result.pieces),
         )
     _console().print(table)
+    write_page(args.html, topology, ordered, bound)
+    print(f"The page {args.html} draws the links' load, the trees and the steps.")
     return 0
 
 

@@ -29,7 +29,7 @@ def lower(forest: Forest, reduction: str = "sum", pieces: int = 1) -> Collective
     rooted = forest.collective in ("broadcast", "reduce")
     ranks = len(forest.topology.ranks)
     builder = ProgramBuilder(
-        f"forestcoll {forest.collective} on {forest.topology.name}, k={forest.optimum.k}",
+        f"forestcoll k={forest.optimum.k} {forest.collective} on {forest.topology.name}",
         forest.collective,
         ranks,
         per_root if rooted else per_root * ranks,

@@ -1,6 +1,7 @@
 """`ark topo` as a person runs it: what it prints, its exit codes, and its one-sentence errors."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -62,7 +63,7 @@ def test_synthesized_programs_are_read_back(capsys, tmp_path):
 
 
 def test_formats(capsys):
-    assert run(capsys, "synthesize", "star4")[1].startswith("program forestcoll all_gather")
+    assert run(capsys, "synthesize", "star4")[1].startswith("program forestcoll k=1 all_gather")
     assert run(capsys, "synthesize", "star4", "--format", "xml")[1].startswith("<algo")
 
 
@@ -72,6 +73,9 @@ def test_compare_lists_every_algorithm(capsys, tmp_path, monkeypatch):
     assert code == 0
     for name in ("forestcoll", "taccl", "ring", "bidirectional_ring", "one_shot"):
         assert f"{name} " in out
+    page = (tmp_path / "ark-topo.html").read_text()
+    assert page.startswith("<!")
+    assert "dgx1v" in page
 
 
 @pytest.mark.parametrize(
@@ -97,6 +101,15 @@ def test_errors_are_one_paragraph_and_exit_code_2(capsys, words, says):
     assert err.startswith("ark: ")
     assert says in " ".join(err.split())
     assert "Traceback" not in err
+
+
+def test_the_same_command_prints_the_same_bytes():
+    words = [sys.executable, "-m", "ark", "topo", "synthesize", "a100x2:nics=4", "--k", "2"]
+    texts = {
+        subprocess.run(words, capture_output=True, check=True, env={**os.environ, **seed}).stdout
+        for seed in ({"PYTHONHASHSEED": "1"}, {"PYTHONHASHSEED": "2"})
+    }
+    assert len(texts) == 1
 
 
 def test_help_lists_the_names():
