@@ -8,13 +8,14 @@ no device. The backends know their vendor's interface; this module knows none.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from importlib.metadata import entry_points
 
 from ark.comm.topology.boxes import DIRECT_LATENCY_US, SWITCH_HOP_LATENCY_US
-from ark.comm.topology.model import Link, Topology
+from ark.comm.topology.model import Link, Topology, TopologyError
 from ark.comm.topology.shapes import duplex
 from ark.errors import SystemError
 
@@ -26,8 +27,8 @@ class MachineLinks:
     """What a backend reads from a machine; bandwidths in GB/s each way.
 
     `direct` lists (device, device, bandwidth) once for each pair that is wired together, `switched`
-    (device, bandwidth) for each device on the box's one switch, `host` (device, bandwidth) for each
-    device whose only way to its peers is the host's bus.
+    (device, bandwidth) for each device on the box's one switch, `host` (device, bandwidth) for the
+    bus of the host, which counts only where the other links leave devices apart.
     """
 
     name: str
@@ -63,24 +64,35 @@ def from_links(machine: MachineLinks) -> Topology:
     """Returns the topology with devices "g<i>", the box's switch "s0" and the host's bus "host"."""
     ranks = tuple(f"g{device}" for device in range(machine.devices))
     links: list[Link] = []
-    switches = []
     for a, b, bandwidth in machine.direct:
         links += duplex(ranks[a], ranks[b], bandwidth, DIRECT_LATENCY_US)
-    for switch, ports in (("s0", machine.switched), ("host", machine.host)):
-        if ports:
-            switches.append(switch)
-        for device, bandwidth in ports:
-            links += duplex(ranks[device], switch, bandwidth, SWITCH_HOP_LATENCY_US)
-    return Topology(machine.name, ranks, tuple(switches), tuple(links))
+    for device, bandwidth in machine.switched:
+        links += duplex(ranks[device], "s0", bandwidth, SWITCH_HOP_LATENCY_US)
+    switches = ("s0",) if machine.switched else ()
+    topology = Topology(machine.name, ranks, switches, tuple(links))
+    try:
+        topology.validate()
+        return topology
+    except TopologyError:
+        for device, bandwidth in machine.host:
+            links += duplex(ranks[device], "host", bandwidth, SWITCH_HOP_LATENCY_US)
+        return Topology(machine.name, ranks, (*switches, "host"), tuple(links))
 
 
 def _backend_readers() -> list[Callable[[], MachineLinks]]:
     readers = []
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
-        module = f"{point.module}.links"
         try:
-            readers.append(importlib.import_module(module).read_links)
-        except ModuleNotFoundError as error:
-            if error.name not in (module, point.module):
-                raise
+            importlib.import_module(point.module)
+            if importlib.util.find_spec(f"{point.module}.links") is not None:
+                readers.append(importlib.import_module(f"{point.module}.links").read_links)
+        except ImportError as error:
+            readers.append(_unavailable(f"The backend {point.name} cannot be loaded ({error})."))
     return readers
+
+
+def _unavailable(reason: str) -> Callable[[], MachineLinks]:
+    def read_links() -> MachineLinks:
+        raise SystemError(reason)
+
+    return read_links

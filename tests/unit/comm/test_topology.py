@@ -25,7 +25,6 @@ from ark.comm.topology import (
     topology_of_boxes,
     torus,
 )
-from ark.comm.topology.detect import MachineLinks, detect
 from ark.errors import InvalidUsageError, SystemError
 
 
@@ -288,30 +287,6 @@ def test_load_reads_a_file_and_names_it_in_errors(tmp_path):
     path.write_text(json.dumps(duplex_json(("a", "b"), bandwidth=0)))
     with pytest.raises(TopologyError, match=r"zero capacity: in .*pair\.json, link a -> b"):
         load(str(path))
-
-
-def absent():
-    raise SystemError("No device here.")
-
-
-def test_detection_takes_the_first_reader_that_sees_devices():
-    machine = MachineLinks(
-        "box",
-        4,
-        direct=((0, 1, Fraction(100)), (2, 3, Fraction(100))),
-        host=tuple((device, Fraction(32)) for device in range(4)),
-    )
-    topology = detect([absent, lambda: machine])
-    assert topology.ranks == ("g0", "g1", "g2", "g3")
-    assert topology.capacities()["g1", "g0"] == 100
-    assert topology.capacities()["host", "g3"] == 32
-
-
-def test_detection_without_devices_gives_every_reason():
-    with pytest.raises(SystemError, match=r"cannot be detected\. No device here\."):
-        detect([absent])
-    with pytest.raises(SystemError, match="No installed backend"):
-        detect([])
 
 
 def test_a_missing_package_is_named(monkeypatch):
