@@ -30,46 +30,56 @@ def gather_boxes(b: ProgramBuilder, boxes: Boxes) -> None:
         for i in range(1, len(box)):
             b.put(rank, box[(place + i) % len(box)], span, span)
 
-    for rank in range(b.ranks):
-        spread(rank, rank)
-    for hop in range(len(boxes) - 1):
-        for rail in rails(boxes):
+    held = {rank: rank for rank in range(b.ranks)}
+    for hop in range(len(boxes)):
+        arriving = {}
+        for rail in rails(boxes) if hop < len(boxes) - 1 else ():
             for i, rank in enumerate(rail):
-                owner = rail[(i - hop) % len(rail)]
-                span = own_shard(b, owner)
+                span = own_shard(b, held[rank])
                 peer = rail[(i + 1) % len(rail)]
                 b.put(rank, peer, span, span)
-                spread(peer, owner)
+                arriving[peer] = held[rank]
+        for rank in range(b.ranks):
+            spread(rank, held[rank])
+        held = arriving
 
 
 def reduce_scatter_boxes(b: ProgramBuilder, boxes: Boxes) -> None:
     """A box sums, for each of its ranks, the shards of its rail; the sums go round the rail."""
     shard = b.chunks // b.ranks
-    width = len(boxes[0])
-    inbox = b.scratch(width * b.chunks, "inbox")
+    inbox = b.scratch(len(boxes[0]) * b.chunks, "inbox")
     sums = b.scratch(b.chunks, "sums")
+    gathered = []
     for place, rail in enumerate(rails(boxes)):
         for owner in rail:
+            own = Span(IN, owner * shard, shard)
             for box in boxes:
                 rank = box[place]
                 parts = []
                 for i, peer in enumerate(box):
                     part = Span(inbox, i * b.chunks + owner * shard, shard)
-                    if peer == rank:
-                        part = Span(IN, owner * shard, shard)
-                    else:
-                        b.put(peer, rank, Span(IN, owner * shard, shard), part)
-                    parts.append(part)
-                target = Span(sums, owner * shard, shard)
-                if len(boxes) == 1:
-                    target = result_span(b, owner, own_shard(b, owner))
-                if len(box) > 1:
-                    b.reduce(rank, parts, target, final=len(boxes) == 1)
-                else:
-                    b.copy(rank, parts[0], target)
+                    if peer != rank:
+                        b.put(peer, rank, own, part)
+                    parts.append(own if peer == rank else part)
+                gathered.append((rank, owner, parts))
+    for rank, owner, parts in gathered:
+        target = Span(sums, owner * shard, shard)
+        if len(boxes) == 1:
+            target = result_span(b, owner, own_shard(b, owner))
+        if len(parts) > 1:
+            b.reduce(rank, parts, target, final=len(boxes) == 1)
+        else:
+            b.copy(rank, parts[0], target)
+    _reduce_rails(b, boxes, sums)
+
+
+def _reduce_rails(b: ProgramBuilder, boxes: Boxes, sums: str) -> None:
+    """Partial sums of every shard go round the rail and end with the shard's owner."""
+    shard = b.chunks // b.ranks
     rounds = b.scratch(b.chunks, "rounds")
     n = len(boxes)
     for hop in range(n - 1):
+        arriving = []
         for rail in rails(boxes):
             for i, rank in enumerate(rail):
                 owner = rail[(i - hop - 1) % n]
@@ -79,7 +89,9 @@ def reduce_scatter_boxes(b: ProgramBuilder, boxes: Boxes) -> None:
                 b.put(rank, peer, here if hop == 0 else there, there)
                 last = hop == n - 2
                 target = result_span(b, owner, own_shard(b, owner)) if last else there
-                b.reduce(peer, [there, here], target, final=last)
+                arriving.append((peer, [there, here], target, last))
+        for peer, sources, target, last in arriving:
+            b.reduce(peer, sources, target, final=last)
 
 
 def all_to_all_boxes(b: ProgramBuilder, boxes: Boxes) -> None:

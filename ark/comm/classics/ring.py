@@ -42,6 +42,7 @@ def reduce_scatter_ring(b: ProgramBuilder, rings: Sequence[Sequence[int]]) -> No
     scratch = b.scratch(b.chunks)
     n = b.ranks
     for hop in range(n - 1):
+        sums = []
         for part, ring in enumerate(rings):
             for i, rank in enumerate(ring):
                 owner = ring[(i - hop - 1) % n]
@@ -51,7 +52,10 @@ def reduce_scatter_ring(b: ProgramBuilder, rings: Sequence[Sequence[int]]) -> No
                 peer = ring[(i + 1) % n]
                 b.put(rank, peer, here if hop == 0 else there, there)
                 last = hop == n - 2
-                b.reduce(peer, [there, here], result_span(b, owner, span) if last else there, last)
+                target = result_span(b, owner, span) if last else there
+                sums.append((peer, [there, here], target, last))
+        for peer, sources, target, last in sums:
+            b.reduce(peer, sources, target, last)
 
 
 def result_span(b: ProgramBuilder, owner: int, span: Span) -> Span:

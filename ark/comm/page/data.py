@@ -105,7 +105,7 @@ def _run(
         puts = [e for e in puts if e.ref.rank < rows or e.piece == 0]
     routes: dict[tuple[str, ...], int] = {}
     numbers: dict[OpRef, int] = {}
-    ops = []
+    ops: list[list[int | None]] = []
     for event in puts:
         if event.ref not in numbers:
             numbers[event.ref] = len(ops)

@@ -30,6 +30,9 @@ def dump(program: CollectiveProgram) -> str:
     step = steps(p)
     signals: dict[OpRef, set[int]] = {}
     for ref in p.refs():
+        peer = p.op(ref).peer
+        if peer is not None:
+            signals.setdefault(ref, set()).add(peer)
         for dep in p.op(ref).deps:
             if dep.rank != ref.rank:
                 signals.setdefault(dep, set()).add(ref.rank)
