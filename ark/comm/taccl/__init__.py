@@ -92,7 +92,7 @@ def synthesize_taccl(
             f"{', '.join(c.value for c in COLLECTIVES)}."
         )
     ranks = len(topology.ranks)
-    if ranks < 2 or time_limit_s <= 0 or (size_bytes or 1) < 1:
+    if ranks < 2 or time_limit_s <= 0 or (size_bytes is not None and size_bytes < 1):
         raise InvalidUsageError(
             f"TACCL needs at least 2 ranks, a time limit above 0 s and a size of at least 1 byte, "
             f"but got {ranks} ranks, {time_limit_s} s and {size_bytes} bytes."
@@ -115,9 +115,7 @@ def synthesize_taccl(
     plans = [plan for plan in (reducing, gathering) if plan is not None]
     routing_us = sum(routing.time_us for _, routing, _ in plans)
     bound_us = sum(routing.bound_us for _, routing, _ in plans)
-    program = lower(
-        f"taccl {wanted.value} on {topology.name}", wanted, gathering, reducing, reduction, pieces
-    )
+    program = lower(graph, wanted, gathering, reducing, reduction, pieces)
     return Synthesis(
         program=program,
         time_us=sum(schedule.time_us for _, _, schedule in plans),

@@ -15,7 +15,7 @@ Plan = tuple[Logical, Routing, Schedule]
 
 
 def lower(
-    name: str,
+    graph: Logical,
     collective: Collective,
     gathering: Plan | None,
     reducing: Plan | None,
@@ -23,10 +23,14 @@ def lower(
     pieces: int,
 ) -> CollectiveProgram:
     """Writes the program; `reducing` is a plan on the topology turned round."""
-    graph = (gathering or reducing or _nothing())[0]
     parts = graph.sketch.input_chunkup
     b = ProgramBuilder(
-        name, collective, graph.ranks, graph.ranks * parts, reduction=reduction, pieces=pieces
+        f"taccl {collective.value} on {graph.topology.name}",
+        collective,
+        graph.ranks,
+        graph.ranks * parts,
+        reduction=reduction,
+        pieces=pieces,
     )
     writer = _Writer(b, parts)
     if reducing:
@@ -37,10 +41,6 @@ def lower(
         writer.gather(*gathering, loaded=reducing is not None)
     writer.end()
     return b.build()
-
-
-def _nothing() -> Plan:
-    raise AssertionError("a collective gathers, reduces or both")
 
 
 class _Writer:

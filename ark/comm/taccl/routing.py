@@ -284,31 +284,36 @@ class _Model:
         self, cp_model: Any, model: Any, sent: list, total: Any, solver: Any, chosen: list[bool]
     ) -> list[bool] | None:
         """uc-min or uc-max: among the best routings the one with fewest (most) connections."""
-        sketch = self.graph.sketch
-        wishes = set(sketch.hyperedges)
         left = solver.parameters.max_time_in_seconds - solver.wall_time
-        if len(wishes) != 1 or left <= 0:
+        if not self.graph.sketch.hyperedges or left <= 0:
             return None
         model.add(total <= round(solver.objective_value))
-        marks = []
+        marks, signs = [], []
         for i, edge in enumerate(self.edges):
             names = {int(v) for v in self.table[:, i] if v >= 0}
-            if edge.sender is None and names:
+            sign = self._wish(edge)
+            if sign and names:
                 mark = model.new_bool_var(f"c{i}")
                 model.add_max_equality(mark, [sent[v] for v in sorted(names)])
                 marks.append(mark)
+                signs.append(sign)
         model.clear_hints()
         for variable, value in zip(sent, chosen, strict=True):
             model.add_hint(variable, value)
-        count = cp_model.LinearExpr.sum(marks)
-        if wishes == {"uc-min"}:
-            model.minimize(count)
-        else:
-            model.maximize(count)
+        model.minimize(cp_model.LinearExpr.weighted_sum(marks, signs))
         solver.parameters.max_time_in_seconds = min(left, max(0.5, solver.wall_time))
         if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return None
         return [bool(solver.value(v)) for v in sent]
+
+    def _wish(self, edge: Edge) -> int:
+        """1 or -1 where the sketch wants few or many connections of the link's switch, else 0."""
+        sketch, size = self.graph.sketch, self.graph.per_box
+        if edge.sender is None:
+            for row, wish in zip(sketch.switches, sketch.hyperedges, strict=True):
+                if edge.src % size in row and edge.dst % size in row:
+                    return 1 if wish == "uc-min" else -1
+        return 0
 
     def _arrivals(self, model: Any, sent: list, number: int, total: Any, most: int) -> None:
         """A leader arrives once where it is wanted, after it was where it came from."""
