@@ -47,8 +47,8 @@ def render_page(
     style = (assets / "page.css").read_text(encoding="utf-8")
     script = "\n".join((assets / name).read_text(encoding="utf-8") for name in _SCRIPTS)
     data = json.dumps(page_data(topology, runs, bound_us), separators=(",", ":"))
-    # "</" would end the script element early; "<\/" is the same text to a JSON reader.
-    safe = data.replace("</", "<\\/").replace("<!--", "<\\!--")
+    # A "<" in a name could end the script element; "\u003c" is the same text to a JSON reader.
+    safe = data.replace("<", "\\u003c")
     parts = {"/*STYLE*/": style, "/*SCRIPT*/": script, "/*DATA*/": safe}
     for mark, text in parts.items():
         html = html.replace(mark, text)

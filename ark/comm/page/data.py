@@ -121,7 +121,7 @@ def _run(
     ]
     kinds = [op.kind for ops in program.operations for op in ops]
     return {
-        "name": program.name.partition(" ")[0],
+        "name": program.name.partition(f" {program.collective.value}")[0],
         "title": program.name,
         "time": round(result.time_us, 3),
         "algbw": round(result.algbw, 3),

@@ -50,7 +50,6 @@ def _in_boxes(topology: Topology, boxes: list[list[int]]) -> dict[str, complex]:
     if len(boxes) > 1:
         spread = max(radius * 2.1, radius * 1.5 / math.sin(math.pi / len(boxes)))
     places: dict[str, complex] = {}
-    centre: dict[str, complex] = {}
     box_of: dict[str, int] = {}
     start = math.pi if len(boxes) == 2 else -math.pi * (3 / 4 if len(boxes) == 4 else 1 / 2)
     wide = _ASPECT if len(boxes) > 2 else 1.0
@@ -62,38 +61,29 @@ def _in_boxes(topology: Topology, boxes: list[list[int]]) -> dict[str, complex]:
             name = topology.ranks[rank]
             turn = -math.pi / 2 + 2 * math.pi * (i + 0.5) / len(box)
             places[name] = centres[-1] + cmath.rect(radius, turn)
-            centre[name], box_of[name] = centres[-1], number
+            box_of[name] = number
     fabric = []
+    hubs: set[int] = set()
     for switch in topology.switches:
-        ranks = [n for n in near[switch] if n in places and n in box_of]
-        homes = {box_of[n] for n in ranks}
-        if len(homes) == 1 and 2 * len(ranks) > size:
-            places[switch] = centres[homes.pop()]
-        elif len(homes) == 1:
-            middle = sum(places[n] for n in sorted(ranks)) / len(ranks)
-            home = centres[homes.pop()]
-            outward = middle - home
-            places[switch] = home + outward / (abs(outward) or 1) * radius * 1.45
-        else:
+        ranks = sorted(node for node in near[switch] if node in box_of)
+        homes = {box_of[node] for node in ranks}
+        if len(homes) != 1:
             fabric.append(switch)
-    leaves = [s for s in fabric if any(n in places and n not in box_of for n in near[s])]
-    inner = [s for s in fabric if s not in leaves]
-    known = dict(places)
-    for switch in leaves:
-        around = [known[n] for n in sorted(near[switch]) if n in known]
-        places[switch] = sum(around) / len(around) * (0.4 if len(around) < len(known) else 0.0)
-    _spread(leaves, places, radius)
-    for i, switch in enumerate(inner):
-        ring = 0.0 if len(inner) == 1 else max(0.5, 0.16 * len(inner))
-        places[switch] = cmath.rect(ring, 2 * math.pi * i / max(len(inner), 1) + 0.3)
+            continue
+        number = homes.pop()
+        home = centres[number]
+        outward = sum(places[node] for node in ranks) / len(ranks) - home
+        if 2 * len(ranks) > len(boxes[number]):
+            outward = -home  # a second switch of the whole box joins it to the others
+        if 2 * len(ranks) > len(boxes[number]) and number not in hubs:
+            hubs.add(number)
+            places[switch] = home
+        else:
+            places[switch] = home + outward / (abs(outward) or 1) * radius * 1.45
+    ring = 0.0 if len(fabric) == 1 else max(0.5, 0.16 * len(fabric))
+    for i, switch in enumerate(fabric):
+        places[switch] = cmath.rect(ring, 2 * math.pi * i / len(fabric) + 0.3)
     return places
-
-
-def _spread(names: list[str], places: dict[str, complex], radius: float) -> None:
-    """Moves nodes that fell on one spot apart, on a small circle."""
-    for i, name in enumerate(names):
-        if any(abs(places[name] - places[other]) < 0.2 for other in names[:i]):
-            places[name] += cmath.rect(0.35 * radius, 2 * math.pi * i / len(names))
 
 
 def _by_distance(topology: Topology) -> dict[str, complex]:

@@ -9,12 +9,14 @@ keeps the number that ends first. Shah et al. (NSDI 2023), sections 5.2 and 5.3.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from ark.comm.taccl.logical import Logical
 from ark.comm.taccl.routing import Routing
+from ark.errors import InternalError
 
 MOST_TOGETHER = 6
 
@@ -42,13 +44,13 @@ def order(graph: Logical, routing: Routing, chunk_bytes: float) -> Schedule:
     scheduler = _Scheduler(graph, routing, chunk_bytes)
     singles = [(c, e) for c, links in enumerate(routing.links) for e in links]
     best = scheduler.run([((c,), e) for c, e in singles])
-    assert best is not None  # chunks alone wait for nothing but their own way
+    if best is None:
+        raise InternalError("A chunk's route does not begin where the chunk is.")
     if any(graph.edges[e].sender is not None for _, e in singles):
         plain = best
         for together in range(2, MOST_TOGETHER + 1):
-            merged = scheduler.run(_merge(graph, plain, together))
-            if merged is not None and merged.time_us < best.time_us * (1 - 1e-9):
-                best = merged
+            limit = best.time_us * (1 - 1e-9)
+            best = scheduler.run(_merge(graph, plain, together), limit) or best
     return best
 
 
@@ -101,8 +103,13 @@ class _Scheduler:
                 longest[edge.src] = max(longest.get(edge.src, 0), ahead[chunk, e] + 1)
         return ahead, behind
 
-    def run(self, groups: Sequence[tuple[tuple[int, ...], int]]) -> Schedule | None:
-        """The greedy schedule of messages (chunks, edge); None if they wait for each other."""
+    def run(
+        self, groups: Sequence[tuple[tuple[int, ...], int]], limit: float = math.inf
+    ) -> Schedule | None:
+        """The greedy schedule of messages (chunks, edge).
+
+        None if the messages wait for each other or do not all end before `limit` microseconds.
+        """
         edges = self.graph.edges
         at = {(c, chunk.owner): 0.0 for c, chunk in enumerate(self.routing.chunks)}
         waits = [0] * len(groups)
@@ -131,6 +138,8 @@ class _Scheduler:
                 heapq.heappush(heap, (start, *entry[1:]))
                 continue
             end = start + self.alpha[e] + len(chunks) * self.beta[e]
+            if end >= limit:
+                return None
             edge_free[e] = end
             for i, held in self.holds[e]:
                 link_free[i] = start + len(chunks) * held
