@@ -44,13 +44,16 @@ def _neighbours(topology: Topology) -> dict[str, set[str]]:
 
 def _in_boxes(topology: Topology, boxes: list[list[int]]) -> dict[str, complex]:
     near = _neighbours(topology)
-    size = max(len(box) for box in boxes)
-    radius = max(1.0, size / (2 * math.pi) * 0.95)
+    box_of = {topology.ranks[rank]: i for i, box in enumerate(boxes) for rank in box}
+    homes = {s: {box_of[node] for node in near[s] if node in box_of} for s in topology.switches}
+    fabric = [switch for switch in topology.switches if len(homes[switch]) != 1]
+    ring = 0.0 if len(fabric) < 2 else max(0.5, 0.16 * len(fabric))
+    radius = max(1.0, max(len(box) for box in boxes) / (2 * math.pi) * 0.95)
     spread = 0.0
     if len(boxes) > 1:
-        spread = max(radius * 2.1, radius * 1.5 / math.sin(math.pi / len(boxes)))
+        apart = radius * 1.5 / math.sin(math.pi / len(boxes))
+        spread = max(radius * 2.1, apart, radius + ring + (0.7 if ring else 0.0))
     places: dict[str, complex] = {}
-    box_of: dict[str, int] = {}
     start = math.pi if len(boxes) == 2 else -math.pi * (3 / 4 if len(boxes) == 4 else 1 / 2)
     wide = _ASPECT if len(boxes) > 2 else 1.0
     centres = []
@@ -61,16 +64,12 @@ def _in_boxes(topology: Topology, boxes: list[list[int]]) -> dict[str, complex]:
             name = topology.ranks[rank]
             turn = -math.pi / 2 + 2 * math.pi * (i + 0.5) / len(box)
             places[name] = centres[-1] + cmath.rect(radius, turn)
-            box_of[name] = number
-    fabric = []
     hubs: set[int] = set()
     for switch in topology.switches:
-        ranks = sorted(node for node in near[switch] if node in box_of)
-        homes = {box_of[node] for node in ranks}
-        if len(homes) != 1:
-            fabric.append(switch)
+        if switch in fabric:
             continue
-        number = homes.pop()
+        ranks = sorted(node for node in near[switch] if node in box_of)
+        number = min(homes[switch])
         home = centres[number]
         outward = sum(places[node] for node in ranks) / len(ranks) - home
         if 2 * len(ranks) > len(boxes[number]):
@@ -80,7 +79,6 @@ def _in_boxes(topology: Topology, boxes: list[list[int]]) -> dict[str, complex]:
             places[switch] = home
         else:
             places[switch] = home + outward / (abs(outward) or 1) * radius * 1.45
-    ring = 0.0 if len(fabric) == 1 else max(0.5, 0.16 * len(fabric))
     for i, switch in enumerate(fabric):
         places[switch] = cmath.rect(ring, 2 * math.pi * i / len(fabric) + 0.3)
     return places
