@@ -17,6 +17,7 @@ from ark.errors import ModelError
 
 Permutation = tuple[int, ...]
 _MOST_SYMMETRIES = 4096
+_FEW_RANKS = 32  # up to which two chunks a rank keep the search quick
 
 
 @dataclass(frozen=True)
@@ -200,12 +201,15 @@ def symmetries(graph: Logical) -> list[Permutation]:
     return list(found)
 
 
-def default_sketch(topology: Topology, chunkup: int = 1) -> Sketch:
+def default_sketch(topology: Topology, chunkup: int | None = None) -> Sketch:
     """A sketch from the topology alone: its boxes, every connection inside, rank i to i between.
 
-    Takes the symmetries among moving boxes, and moving ranks inside boxes, that hold.
+    Takes the symmetries among moving boxes, and moving ranks inside boxes, that hold. `chunkup` is
+    the sketch's input_chunkup; by default 2, or 1 for networks of more than 32 ranks.
     """
     ranks = len(topology.ranks)
+    if chunkup is None:
+        chunkup = 2 if ranks <= _FEW_RANKS else 1
     boxes = boxes_of(topology)
     consecutive = boxes is not None and [r for box in boxes for r in box] == list(range(ranks))
     nnodes = len(boxes) if boxes is not None and consecutive else 1

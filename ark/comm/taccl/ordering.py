@@ -84,6 +84,7 @@ class _Scheduler:
             [(links[hop], chunk_bytes / float(capacity[hop]) / 1e3) for hop in pairwise(e.route)]
             for e in graph.edges
         ]
+        self.uses = [[*(i for i, _ in held), self.links + e] for e, held in enumerate(self.holds)]
         self.ahead, self.behind = self._distances()
 
     def _distances(self) -> tuple[dict[tuple[int, int], int], dict[tuple[int, int], int]]:
@@ -111,53 +112,48 @@ class _Scheduler:
         None if the messages wait for each other or do not all end before `limit` microseconds.
         """
         edges = self.graph.edges
-        at = {(c, chunk.owner): 0.0 for c, chunk in enumerate(self.routing.chunks)}
+        groups = sorted(groups, key=lambda group: self._rank(*group))
+        here = {(c, chunk.owner) for c, chunk in enumerate(self.routing.chunks)}
         waits = [0] * len(groups)
         leaving: dict[tuple[int, int], list[int]] = {}
         for g, (chunks, e) in enumerate(groups):
             for c in chunks:
-                if (c, edges[e].src) not in at:
+                if (c, edges[e].src) not in here:
                     waits[g] += 1
                     leaving.setdefault((c, edges[e].src), []).append(g)
-        ranked = [self._rank(chunks, e) for chunks, e in groups]
-        heap = [(0.0, *ranked[g], g) for g in range(len(groups)) if not waits[g]]
+        # By the time at which a message may start at the earliest, then by its rank.
+        heap = [(0.0, g) for g in range(len(groups)) if not waits[g]]
         heapq.heapify(heap)
-        edge_free = [0.0] * len(edges)
-        link_free = [0.0] * self.links
+        free = [0.0] * (self.links + len(edges))
         sends: list[Send] = []
         while heap:
-            entry = heapq.heappop(heap)
-            when, g = entry[0], entry[-1]
+            when, g = heapq.heappop(heap)
             chunks, e = groups[g]
-            start = max(
-                edge_free[e],
-                *(at[c, edges[e].src] for c in chunks),
-                *(link_free[i] for i, _ in self.holds[e]),
-            )
+            start = max([free[i] for i in self.uses[e]])
             if start > when + 1e-9:
-                heapq.heappush(heap, (start, *entry[1:]))
+                heapq.heappush(heap, (start, g))
                 continue
+            start = max(start, when)
             end = start + self.alpha[e] + len(chunks) * self.beta[e]
             if end >= limit:
                 return None
-            edge_free[e] = end
             for i, held in self.holds[e]:
-                link_free[i] = start + len(chunks) * held
+                free[i] = start + len(chunks) * held
+            free[self.links + e] = end
             sends.append(Send(chunks, e, start, end))
             for c in chunks:
-                at[c, edges[e].dst] = end
                 for follower in leaving.get((c, edges[e].dst), ()):
                     waits[follower] -= 1
                     if not waits[follower]:
-                        heapq.heappush(heap, (end, *ranked[follower], follower))
+                        heapq.heappush(heap, (end, follower))
         if len(sends) < len(groups):
             return None
         return Schedule(tuple(sends), max((s.end_us for s in sends), default=0.0))
 
-    def _rank(self, chunks: tuple[int, ...], e: int) -> tuple[int, int, int]:
-        """What the greedy choice sorts by, smallest first."""
+    def _rank(self, chunks: tuple[int, ...], e: int) -> tuple[int, int, int, int]:
+        """What the greedy choice sorts by, smallest first; no two messages are equal."""
         if self.graph.sketch.enforce_ordering and self.graph.edges[e].sender is not None:
-            return 0, 0, chunks[0]
+            return 0, 0, chunks[0], e
         far = max(self.ahead[c, e] for c in chunks)
         come = min(self.behind[c, e] for c in chunks)
-        return -far, come, chunks[0]
+        return -far, come, chunks[0], e
