@@ -67,6 +67,18 @@ def test_every_put_follows_a_path_of_the_network():
                 assert len(operation.route) == 3
 
 
+def test_reducing_trees_send_on_after_everything_has_arrived():
+    network = topology.named("dgx1v")
+    made = forest(network, "reduce_scatter")
+    for tree in made.reducing:
+        senders = [edge.src for edge in tree.edges]
+        assert sorted([*senders, tree.root]) == list(range(8))
+        for place, edge in enumerate(tree.edges):
+            assert edge.dst not in senders[:place]
+        assert tree.height == tree.reversed().height
+    assert made.height == forest(network).height
+
+
 def test_synthesize_takes_names_and_checks():
     program = synthesize("ring4", "all_reduce", k=1)
     assert program.collective.value == "all_reduce"

@@ -154,6 +154,13 @@ def test_json_round_trip(topology):
     assert Topology.from_json(json.loads(topology.to_json())) == topology
 
 
+@pytest.mark.parametrize("name", ["a100x2", "dgx2x2:nic=25/2", "torus2x3:bandwidth=7/3"])
+def test_json_of_duplex_links_round_trips_on_half_the_lines(name):
+    topology = named(name)
+    assert Topology.from_json(topology.to_json()) == topology
+    assert topology.to_json().count('"src"') == len(topology.links) // 2
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=40) | st.from_regex(r"[a-z]{2,6}[0-9x+:=,]{0,9}", fullmatch=True))
 def test_any_name_gives_a_topology_or_one_clear_sentence(name):
