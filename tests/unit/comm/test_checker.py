@@ -166,6 +166,11 @@ def test_whole_tensor_reductions_need_all_dot_products():
     add = next(i for i in dots if program.operations[0][i].kind is Kind.REDUCE)
     op = program.operations[0][add]
     refuse(with_ops(program, edit(0, add, srcs=(op.srcs[0], op.srcs[0]))), "a part twice")
+    blend = place(program, Kind.BLEND)
+    first, second, total = program.operations[0][blend].srcs
+    assert program.operations[0][add].dst == total
+    partial = (first, second, op.srcs[0])
+    refuse(with_ops(program, edit(0, blend, srcs=partial)), "do not cover the whole tensor")
     tree = classics.build("adasum_tree", "all_reduce", 4)
     swap = place(tree, Kind.REDUCE)
     srcs = tree.operations[0][swap].srcs

@@ -165,6 +165,14 @@ def test_default_routes_are_shortest_through_the_fewest_ranks(name):
             assert sum(graph.edges[hop]["weight"] for hop in hops) == away[src][dst]
 
 
+def test_a_route_rather_passes_more_switches_than_a_rank():
+    hops = [("g0", "g1"), ("g1", "g2"), ("g0", "s0"), ("s0", "s1"), ("s1", "s2"), ("s2", "g2")]
+    links = tuple(Link(a, b, 10, 1.0) for a, b in hops)
+    topology = Topology("detour", ("g0", "g1", "g2"), ("s0", "s1", "s2"), links)
+    assert Routes(topology).default("g0", "g2") == ("g0", "s0", "s1", "s2", "g2")
+    assert Routes(topology).default("g0", "g1") == ("g0", "g1")
+
+
 def test_boxes_are_found():
     assert boxes_of(Topology.load("a100x2")) == [list(range(8)), list(range(8, 16))]
     assert boxes_of(Topology.load("mi300xx3"))[2] == list(range(16, 24))
