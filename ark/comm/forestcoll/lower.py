@@ -8,7 +8,6 @@ level by level over all trees, which is the order in which they can run.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 from ark.comm.forestcoll.forest import Forest
 from ark.comm.forestcoll.tree import Edge, Tree
@@ -56,63 +55,61 @@ class _Writer:
 
     def gather(self) -> None:
         """Every root's data ends in `out` on all ranks, from `in` or from the reducing phase."""
-        reduced = bool(self._forest.reducing)
-        firsts = self._first_chunks(self._forest.gathering)
-        if not reduced:
-            for root, chunks in self._chunks_of_roots().items():
-                own = Span(IN, 0, chunks)
-                self._builder.copy(root, own, Span(OUT, root * self._stride, chunks))
-        levels = [_levels(tree) for tree in self._forest.gathering]
-        for level in range(max(map(len, levels))):
-            for tree, first, edges in zip(self._forest.gathering, firsts, levels, strict=True):
-                for edge in edges[level] if level < len(edges) else ():
-                    for path, offset, count in self._parts(edge):
-                        there = Span(OUT, tree.root * self._stride + first + offset, count)
-                        here = there
-                        if edge.src == tree.root and not reduced:
-                            here = Span(IN, first + offset, count)
-                        self._builder.put(edge.src, edge.dst, here, there, route=path)
+        trees = self._forest.gathering
+        firsts, totals = self._shares(trees)
+        starts_in = not self._forest.reducing
+        if starts_in:
+            for root, chunks in totals.items():
+                place = Span(OUT, root * self._stride, chunks)
+                self._builder.copy(root, Span(IN, 0, chunks), place)
+        for number, edge in _in_rounds(trees):
+            root, first = trees[number].root, firsts[number]
+            there = Span(OUT, root * self._stride + first, trees[number].count // self._unit)
+            from_in = starts_in and edge.src == root
+            self._put(edge, Span(IN, first, there.count) if from_in else there, there)
 
     def reduce(self) -> None:
         """Every rank's contribution ends, reduced, in `out` on the root of its chunks."""
-        forest = self._forest
-        firsts = self._first_chunks(forest.reducing)
-        whole = forest.collective == "all_reduce"
-        name = self._builder.scratch(self._scratch_slots())
-        used = [0] * len(forest.topology.ranks)
+        trees = self._forest.reducing
+        firsts, _ = self._shares(trees)
+        scratch = self._builder.scratch(self._most_arrivals())
+        used = [0] * len(self._forest.topology.ranks)
         arrived: dict[tuple[int, int], list[Span]] = {}
-        levels = [_levels(tree.reversed())[::-1] for tree in forest.reducing]
-        tallest = max(map(len, levels))
-        for level in range(tallest + 1):
-            for number, (tree, first) in enumerate(zip(forest.reducing, firsts, strict=True)):
-                count = tree.count // self._unit
-                place = tree.root * self._stride + first
-                step = level - (tallest - len(levels[number]))
-                if step == len(levels[number]):
-                    sources = [Span(IN, place, count), *arrived.pop((number, tree.root))]
-                    result = Span(OUT, place if whole else first, count)
-                    self._builder.reduce(tree.root, sources, result, final=True)
-                    continue
-                for edge in levels[number][step] if step >= 0 else ():
-                    sender = edge.dst  # of the outward edge
-                    own = Span(IN, place, count)
-                    inputs = arrived.pop((number, sender), [])
-                    if inputs:
-                        self._builder.reduce(sender, [own, *inputs], inputs[0])
-                        own = inputs[0]
-                    there = Span(name, used[edge.src], count)
-                    used[edge.src] += count
-                    arrived.setdefault((number, edge.src), []).append(there)
-                    for path, offset, part in self._parts(edge):
-                        self._builder.put(
-                            sender,
-                            edge.src,
-                            Span(own.buffer, own.start + offset, part),
-                            Span(there.buffer, there.start + offset, part),
-                            route=path[::-1],
-                        )
+        own = [
+            Span(IN, tree.root * self._stride + first, tree.count // self._unit)
+            for tree, first in zip(trees, firsts, strict=True)
+        ]
+        for number, edge in _in_rounds(trees):
+            partial = own[number]
+            parts = arrived.pop((number, edge.src), [])
+            if parts:
+                self._builder.reduce(edge.src, [partial, *parts], parts[0])
+                partial = parts[0]
+            there = Span(scratch, used[edge.dst], partial.count)
+            used[edge.dst] += partial.count
+            arrived.setdefault((number, edge.dst), []).append(there)
+            self._put(edge, partial, there)
+        for number, tree in enumerate(trees):
+            parts = arrived[number, tree.root]
+            place = own[number].start if self._forest.gathering else firsts[number]
+            result = Span(OUT, place, own[number].count)
+            self._builder.reduce(tree.root, [own[number], *parts], result, final=True)
 
-    def _scratch_slots(self) -> int:
+    def _put(self, edge: Edge, here: Span, there: Span) -> None:
+        """Puts the chunks of a span, some over each path of the edge."""
+        done = 0
+        for path, units in edge.paths:
+            count = units // self._unit
+            self._builder.put(
+                edge.src,
+                edge.dst,
+                Span(here.buffer, here.start + done, count),
+                Span(there.buffer, there.start + done, count),
+                route=path,
+            )
+            done += count
+
+    def _most_arrivals(self) -> int:
         """Returns the most chunks that arrive on one rank while reducing."""
         slots = [0] * len(self._forest.topology.ranks)
         for tree in self._forest.reducing:
@@ -120,37 +117,25 @@ class _Writer:
                 slots[edge.dst] += tree.count // self._unit
         return max(slots)
 
-    def _first_chunks(self, trees: tuple[Tree, ...]) -> list[int]:
-        """Returns, tree by tree, the first of its chunks within its root's data."""
-        used = [0] * len(self._forest.topology.ranks)
+    def _shares(self, trees: tuple[Tree, ...]) -> tuple[list[int], dict[int, int]]:
+        """Returns each tree's first chunk within its root's data, and each root's chunks."""
+        used: dict[int, int] = {}
         firsts = []
         for tree in trees:
-            firsts.append(used[tree.root])
-            used[tree.root] += tree.count // self._unit
-        return firsts
-
-    def _chunks_of_roots(self) -> dict[int, int]:
-        chunks: dict[int, int] = {}
-        for tree in self._forest.gathering:
-            chunks[tree.root] = chunks.get(tree.root, 0) + tree.count // self._unit
-        return chunks
-
-    def _parts(self, edge: Edge) -> Iterator[tuple[tuple[str, ...], int, int]]:
-        """Yields (path, first chunk, chunks) for each path of the edge."""
-        offset = 0
-        for path, units in edge.paths:
-            yield path, offset, units // self._unit
-            offset += units // self._unit
+            firsts.append(used.get(tree.root, 0))
+            used[tree.root] = firsts[-1] + tree.count // self._unit
+        return firsts, used
 
 
-def _levels(tree: Tree) -> list[list[Edge]]:
-    """Returns the edges of a gathering tree by their distance from the root."""
-    depth = {tree.root: 0}
-    levels: list[list[Edge]] = []
-    for edge in tree.edges:
-        level = depth[edge.src]
-        depth[edge.dst] = level + 1
-        if level == len(levels):
-            levels.append([])
-        levels[level].append(edge)
-    return levels
+def _in_rounds(trees: tuple[Tree, ...]) -> list[tuple[int, Edge]]:
+    """Returns (tree number, edge) in rounds over all trees: each sender has what it sends by then.
+
+    Gathering starts at the roots, reducing at the ranks farthest from them.
+    """
+    rounds = []
+    for number, tree in enumerate(trees):
+        depth = tree.depths()
+        for edge in tree.edges:
+            away = depth[edge.dst] > depth[edge.src]
+            rounds.append((depth[edge.src] if away else -depth[edge.src], number, edge))
+    return [(number, edge) for _, number, edge in sorted(rounds, key=lambda each: each[:2])]

@@ -32,14 +32,19 @@ class Tree:
     count: int
     edges: tuple[Edge, ...]
 
+    def depths(self) -> dict[int, int]:
+        """Returns the number of edges between the root and every rank."""
+        gathers = self.edges[0].src == self.root
+        depth = {self.root: 0}
+        for edge in self.edges if gathers else reversed(self.edges):
+            near, far = (edge.src, edge.dst) if gathers else (edge.dst, edge.src)
+            depth[far] = depth[near] + 1
+        return depth
+
     @property
     def height(self) -> int:
         """Returns the number of edges on the longest way between the root and a rank."""
-        depth = {self.root: 0}
-        outward = self.edges if self.edges[0].src == self.root else self.reversed().edges
-        for edge in outward:
-            depth[edge.dst] = depth[edge.src] + 1
-        return max(depth.values())
+        return max(self.depths().values())
 
     def image(self, nodes: tuple[str, ...], moved: Sequence[int] | Ints) -> Tree:
         """Returns the tree where node number i, named nodes[i], moves to number moved[i]."""
