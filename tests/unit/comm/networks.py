@@ -8,23 +8,31 @@ from ark.comm.topology import Link, Topology
 
 
 def random_eulerian(seed):
-    """Returns a topology of 2 to 8 nodes, up to 3 of them switches, made of random cycles."""
+    """Returns a topology of 2 to 8 nodes, up to 3 of them switches, made of random cycles.
+
+    Most of them have two parts with thin cycles between, so that the worst cut is not always one
+    that leaves out a single rank.
+    """
     rng = random.Random(seed)
     count = rng.randint(2, 8)
     switches = rng.randint(0, min(3, count - 2))
     nodes = [f"n{index}" for index in range(count)]
-    every = rng.sample(nodes, count)
-    cycles = [every] + [
-        rng.sample(nodes, rng.randint(2, count)) for _ in range(rng.randint(0, 2 * count))
-    ]
+    rng.shuffle(nodes)
+    parts = [nodes[: count // 2], nodes[count // 2 :]] if seed % 4 and count >= 4 else [nodes]
+    cycles = [(rng.sample(nodes, count), Fraction(rng.randint(1, 2), rng.choice([1, 1, 2])))]
+    for _ in range(rng.randint(0, 2 * count)):
+        part = rng.choice(parts)
+        units = Fraction(rng.randint(1, 6 * len(parts) ** 2), rng.choice([1, 1, 1, 2, 3]))
+        cycles.append((rng.sample(part, rng.randint(2, len(part))), units))
     total = {}
-    for cycle in cycles:
-        units = Fraction(rng.randint(1, 6), rng.choice([1, 1, 1, 2, 3]))
+    for cycle, units in cycles:
         for src, dst in zip(cycle, cycle[1:] + cycle[:1], strict=True):
             total[src, dst] = total.get((src, dst), 0) + units
     links = tuple(Link(*pair, bandwidth, 0.5) for pair, bandwidth in sorted(total.items()))
+    names = sorted(nodes)
+    kinds = rng.sample(names, count)
     return Topology(
-        f"random {seed}", tuple(nodes[: count - switches]), tuple(nodes[count - switches :]), links
+        f"random {seed}", tuple(kinds[: count - switches]), tuple(kinds[count - switches :]), links
     )
 
 

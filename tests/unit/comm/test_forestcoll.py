@@ -59,6 +59,12 @@ def test_random_eulerian_networks_against_all_cuts(block):
         verify(topology, made)
 
 
+def test_random_networks_have_worst_cuts_of_all_sizes():
+    best = [optimal(random_eulerian(seed)) for seed in range(500)]
+    ranks = [sum(node in random_eulerian(s).ranks for node in b.cut) for s, b in enumerate(best)]
+    assert sum(inside < b.roots - 1 for inside, b in zip(ranks, best, strict=True)) > 80
+
+
 @pytest.mark.parametrize("seed", range(0, 60))
 def test_random_networks_run_every_collective(seed):
     topology = random_eulerian(1000 + seed)
