@@ -17,7 +17,6 @@ from ark.comm import algorithms, synthesize
 from ark.comm.forestcoll import Optimum, optimal
 from ark.comm.page import write_page
 from ark.comm.program import CollectiveProgram, check, dump, from_json, to_json, to_xml
-from ark.comm.scale import optimal_by_symmetry
 from ark.comm.simulate import bound_us, simulate, tune_pieces
 from ark.comm.taccl import Sketch, parse_size
 from ark.comm.topology import GRAMMAR, Topology
@@ -25,7 +24,6 @@ from ark.errors import InvalidUsageError
 
 _WIDTH = 110
 _MOST_OPERATIONS = 40_000
-_MOST_RANKS_SOLVED_WHOLE = 512
 _FORMATS = {"text": dump, "json": to_json, "xml": to_xml}
 
 
@@ -121,10 +119,7 @@ def _show(args: argparse.Namespace) -> int:
 def _optimal(args: argparse.Namespace) -> int:
     topology = Topology.load(args.topology)
     roots = None if args.root is None else {_rank(topology, args.root): 1}
-    if args.k is None and roots is None and len(topology.ranks) > _MOST_RANKS_SOLVED_WHOLE:
-        best = optimal_by_symmetry(topology)
-    else:
-        best = optimal(topology, args.k, roots)
+    best = optimal(topology, args.k, roots)
     if args.json:
         print(json.dumps(optimum_json(best)))
         return 0

@@ -2,7 +2,7 @@
 
 Networks of equal boxes look the same from every box. `optimal_by_symmetry` solves the optimum on a
 quotient of a handful of nodes; `forest_by_symmetry` draws the trees of one rank an orbit and
-expands any other rank's on demand. Users and the command line call them beyond the sizes for which
+expands any other rank's on demand. Users call them beyond the sizes for which
 `ark.comm.forestcoll.forest` packs every tree.
 
 The quotient is exact for any topology: where nodes are classed so that all nodes of a class have
