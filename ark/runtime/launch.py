@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 import traceback
@@ -163,8 +164,9 @@ class _CommandRank:
     def complaint(self) -> str:
         if self._reader is not None:
             self._reader.join(1.0)
-        text = self._tail.decode(errors="replace").strip()
-        return text.rsplit("\n\n", 1)[-1].removeprefix("ark: ")
+        text = self._tail.decode(errors="replace").strip().rsplit("\n\n", 1)[-1]
+        # The command line's own paragraphs are wrapped; they will be wrapped anew.
+        return " ".join(text.removeprefix("ark: ").split()) if text.startswith("ark: ") else text
 
 
 def _supervise(ranks: Sequence[_Rank]) -> int:
@@ -190,7 +192,8 @@ def _supervise(ranks: Sequence[_Rank]) -> int:
             + (f". Its last words: {complaint}" if complaint else "")
         )
     if complaint:
-        print(f"ark: rank {failed}: {complaint}", file=sys.stderr, flush=True)
+        text = f"ark: rank {failed}: {complaint}"
+        print(text if "\n" in text else textwrap.fill(text, 100), file=sys.stderr, flush=True)
     return code if code > 0 else 128 - code
 
 

@@ -3,10 +3,10 @@
 They stand on their own where the product before them is no linear task; the linear kind uses the
 same text in its epilogues. `rope_kv` params: heads, kv_heads, head_dim. operands: x (m, (heads + 2
 kv_heads) * head_dim), output q (m, heads * head_dim), position, frequencies, key cache and value
-cache (kv_heads, context, head_dim), [fresh (m, 2 * kv_heads * head_dim): the new keys and values once
-more, for readers in the same iteration]. coord: first and last+1 column of x, for all rows, because
-rows share the cache. `swiglu` operands: x (m, 2 n) with gate and up as neighbours, output (m, n). coord:
-row, first and last+1 column of x.
+cache (kv_heads, context, head_dim), [fresh (m, 2 * kv_heads * head_dim): the new keys and values
+once more, for readers in the same iteration]. coord: first and last+1 column of x, for all rows,
+because rows share the cache. `swiglu` operands: x (m, 2 n) with gate and up as neighbours, output
+(m, n). coord: row, first and last+1 column of x.
 """
 
 from __future__ import annotations
@@ -88,9 +88,7 @@ def rotary_store(sig: Signature, out: int, first: int) -> str:
     if has_fresh(sig, first):
         for step, value in ((0, "a"), (1, "b")):
             place = text.offset(sig, first + 4, ["0", "0", "m", f"(row + {step - queries})"])
-            fresh += (
-                f"          ark_give(c, pfresh, {place}, {value}, {system(sig, first + 4)});\n"
-            )
+            fresh += f"          ark_give(c, pfresh, {place}, {value}, {system(sig, first + 4)});\n"
     return (
         f"        if (row < {queries}) {{\n"
         f"          ark_give(c, po, {at}, a, {scope});\n"

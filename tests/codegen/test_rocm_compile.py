@@ -14,6 +14,8 @@ from ark.codegen.writer import Emitted, write
 from ark.errors import SystemError, UnsupportedError
 from ark.plan.machine import Machine
 from ark.plan.types import Phase, Plan, PlanBuffer, PlanOp, PlanTensor
+from ark.tasks import kind
+from tests import signatures
 
 ARCHS = backend.archs()
 MACHINES = {model.arch: name for name, model in machines.MODELS.items()}
@@ -82,6 +84,12 @@ def test_nothing_lives_in_scratch_memory(listing: dict[str, str], arch: str) -> 
     assert fact(text, "vgpr_spill_count") == 0 and fact(text, "sgpr_spill_count") == 0
     assert fact(text, "wavefront_size") == machine_for(arch).lanes
     assert fact(text, "max_flat_workgroup_size") == machine_for(arch).threads
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_no_access_takes_the_flat_path(listing: dict[str, str], arch: str) -> None:
+    assert "\tflat_" not in listing[arch]
+    assert "\tglobal_load" in listing[arch] and "\tds_" in listing[arch]
 
 
 def _before(text: str, mark: str, store: str) -> bool:
@@ -164,6 +172,51 @@ def test_other_matmuls_keep_to_the_common_body(dtype: str, shape: tuple[int, int
     assert "ark_matrix_tile<" not in emitted.source.text.split("task_0_matmul", 1)[1]
     assert emitted.scratch_bytes == layout.LOOP_BYTES + 256
     assert "mfma" not in compiler.assembly(emitted.source, target("gfx942"))
+
+
+def united(plans: list[Plan], share: int) -> list[Plan]:
+    """Plans of at most `share` ops that together have every signature of `plans` once."""
+    seen = set()
+    tensors: list[PlanTensor] = []
+    buffers: list[PlanBuffer] = []
+    ops: list[PlanOp] = []
+    for plan in plans:
+        for op in plan.ops:
+            key = kind.signature(plan, op).key
+            if key in seen:
+                continue
+            seen.add(key)
+            first = len(tensors)
+            for tensor in (plan.tensors[i] for i in op.operands):
+                buffer = plan.buffers[tensor.buffer]
+                buffers.append(dataclasses.replace(buffer, id=len(buffers)))
+                tensors.append(
+                    dataclasses.replace(tensor, id=len(tensors), buffer=len(buffers) - 1)
+                )
+            operands = tuple(range(first, len(tensors)))
+            ops.append(dataclasses.replace(op, id=len(ops), operands=operands))
+    common = {"tensors": tuple(tensors), "buffers": tuple(buffers)}
+    return [
+        dataclasses.replace(plans[0], ops=tuple(ops[at : at + share]), **common)
+        for at in range(0, len(ops), share)
+    ]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_every_task_kind_compiles(arch: str) -> None:
+    # Bodies differ by data type alike on all: one architecture has every type, the others one.
+    plans = [
+        plan
+        for name, plan in signatures.plans(machine_for(arch))
+        if arch == backend.default_arch() or "bf16" in name
+    ]
+    for plan in united(plans, share=24):
+        emitted = emit(arch, plan)
+        text = compiler.assembly(emitted.source, target(arch))
+        what = f"one of {emitted.bodies}"
+        assert fact(text, "private_segment_fixed_size") == 0, what
+        assert fact(text, "vgpr_spill_count") == 0, what
+        assert "\tflat_" not in text, what
 
 
 def test_source_that_does_not_compile_shows_the_compilers_words() -> None:

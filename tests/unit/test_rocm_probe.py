@@ -29,6 +29,7 @@ class Properties:
 def fake_hip(devices: int, version: int = 70_200_000) -> Any:
     none = Code.hipSuccess if devices else Code.hipErrorNoDevice
     return types.SimpleNamespace(
+        HIP_VERSION_MAJOR=7,
         hipRuntimeGetVersion=lambda: (Code.hipSuccess, version),
         hipGetDeviceCount=lambda: (none, devices),
         hipGetDeviceProperties=lambda index: (Code.hipSuccess, Properties),
@@ -64,7 +65,7 @@ def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_library_of_another_release(monkeypatch: pytest.MonkeyPatch) -> None:
     found = looks(monkeypatch, lambda: fake_hip(0, version=60_400_000))
-    assert "hip-python 7.2.0 is made for ROCm 7" in found.reason
+    assert "hip-python 7.2.0 is made for HIP 7" in found.reason
     assert found.remedy == "pip install 'hip-python>=6,<7'"
     (note,) = looks(monkeypatch, lambda: fake_hip(1, version=60_400_000)).notes
     assert "the driver is 6.4" in note

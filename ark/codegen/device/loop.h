@@ -2,6 +2,11 @@
 // (docs/device-abi.md), the shared structures of ark/codegen/layout.py, and on ark_dispatch, the
 // switch over task kinds that the writer generates.
 
+// An address of device memory as a pointer. A backend may say more: that it is not shared memory.
+#if !defined(ARK_POINTER)
+#define ARK_POINTER(type, address) reinterpret_cast<type*>(address)
+#endif
+
 // After so many stages their count begins again: a multiple of what any stream's slots, the phases
 // of their barriers and the warps repeat by, so that 32 bits do for ever.
 constexpr ark_u32 ARK_STAGE_UNIT =
@@ -23,13 +28,13 @@ struct ArkCtx {
   bool failed;               // a wait inside the body gave up
 };
 
-ARK_DEVICE ark_u32* ark_words(ark_u64 address) { return reinterpret_cast<ark_u32*>(address); }
+ARK_DEVICE ark_u32* ark_words(ark_u64 address) { return ARK_POINTER(ark_u32, address); }
 
 ARK_DEVICE ArkControl* ark_control(const ArkParams* p) {
-  return reinterpret_cast<ArkControl*>(p->control);
+  return ARK_POINTER(ArkControl, p->control);
 }
 
-ARK_DEVICE ArkHost* ark_host(const ArkParams* p) { return reinterpret_cast<ArkHost*>(p->host); }
+ARK_DEVICE ArkHost* ark_host(const ArkParams* p) { return ARK_POINTER(ArkHost, p->host); }
 
 // Records the first failure of this launch for the host and raises the abort word for everybody.
 ARK_COLD void ark_fail(ArkCtx& c, ark_u32 why, ark_u32 counter, ark_u32 expected, ark_u32 seen) {
@@ -146,21 +151,21 @@ ARK_DEVICE void ark_copy_words(void* to, const void* from, ark_u32 words) {
   }
 }
 ARK_DEVICE void ark_task_ahead(ArkLoop& loop, const ArkParams* p, ark_u32 i) {
-  const ArkTask* task = reinterpret_cast<const ArkTask*>(p->tasks) + i;
+  const ArkTask* task = ARK_POINTER(const ArkTask, p->tasks) + i;
   ark_copy_words(&loop.tasks[i % ARK_SLOTS], task, sizeof(ArkTask) / 8u);
 }
 // A task's waits and signals lie behind each other; few have more than fit.
 ARK_DEVICE void ark_edges_ahead(ArkLoop& loop, const ArkParams* p, ark_u32 i) {
   const ArkTask& task = loop.tasks[i % ARK_SLOTS];
   const ark_u32 count = task.signal_end - task.wait_begin;
-  const ArkEdge* edges = reinterpret_cast<const ArkEdge*>(p->edges) + task.wait_begin;
+  const ArkEdge* edges = ARK_POINTER(const ArkEdge, p->edges) + task.wait_begin;
   const ark_u32 fit = count < ARK_SLOT_EDGES ? count : ARK_SLOT_EDGES;
   ark_copy_words(loop.edges[i % ARK_SLOTS], edges, fit * (sizeof(ArkEdge) / 8u));
 }
 ARK_DEVICE const ArkEdge& ark_edge(const ArkLoop& loop, ark_u32 i, ark_u32 edge) {
   const ark_u32 at = edge - loop.tasks[i % ARK_SLOTS].wait_begin;
   if (at < ARK_SLOT_EDGES) return loop.edges[i % ARK_SLOTS][at];
-  return reinterpret_cast<const ArkEdge*>(loop.ctx.p->edges)[edge];
+  return ARK_POINTER(const ArkEdge, loop.ctx.p->edges)[edge];
 }
 
 // All waits of task i, one thread each.
@@ -240,7 +245,7 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
   }
   ark_sync();
   const ark_u32 phase0 = ark_control(p)->phase0;
-  const ArkRange* ranges = reinterpret_cast<const ArkRange*>(p->ranges);
+  const ArkRange* ranges = ARK_POINTER(const ArkRange, p->ranges);
   ark_u32 stage_base = 0u;
   ark_u32 traced = 0u;
   for (ark_u32 iteration = 0u;; ++iteration) {
@@ -254,7 +259,7 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
       c.iteration = iteration;
       c.phase = phase;
       c.phase_iteration = phase == 0u ? iteration : iteration - phase0;
-      c.fetches = reinterpret_cast<const ArkFetch*>(p->fetches) + range.fetch_begin;
+      c.fetches = ARK_POINTER(const ArkFetch, p->fetches) + range.fetch_begin;
       c.stage_base = stage_base;
     }
     if (range.task_begin < end) ark_task_ahead(loop, p, range.task_begin);
@@ -279,7 +284,7 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
       if (!ark_all(!c.failed)) return;
       ark_signal_task(loop, i, iteration);
       if (p->trace && leader && traced < p->trace_capacity) {
-        ArkTrace* record = reinterpret_cast<ArkTrace*>(p->trace) +
+        ArkTrace* record = ARK_POINTER(ArkTrace, p->trace) +
                            static_cast<ark_u64>(processor) * p->trace_capacity + traced++;
         record->task = task.index;
         record->iteration = iteration;

@@ -69,9 +69,10 @@ def call(name: str, function: Any, *args: Any, doing: str = "") -> Any:
     try:
         result = function(*args)
     except RuntimeError as error:
+        what = "was not found" if "dlopen" in str(error) else f"cannot be used ({error})"
         raise SystemError(
-            f"the HIP library cannot be used: {error}; install ROCm's runtime (libamdhip64.so) or "
-            f"put its folder on LD_LIBRARY_PATH"
+            f"ROCm's library libamdhip64.so {what}; install ROCm and the amdgpu driver, or put the "
+            f"folder of its libraries (/opt/rocm/lib) on LD_LIBRARY_PATH"
         ) from error
     values = result if isinstance(result, tuple) else (result,)
     code = values[0]

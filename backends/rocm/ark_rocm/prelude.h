@@ -21,6 +21,13 @@ typedef float ark_f32x4 __attribute__((ext_vector_type(4)));
 #define ARK_SHARED static __attribute__((device, shared))
 #define ARK_SPIN_CHECK 0x3fu
 
+// Device memory never lies in shared memory; saying so saves loads and stores the flat path.
+template <typename T>
+using ark_global = __attribute__((address_space(1))) T;
+template <typename T>
+ARK_DEVICE ark_global<T>* ark_to_global(T* p) { return (ark_global<T>*)p; }
+#define ARK_POINTER(type, address) ((type*)(ark_global<type>*)(address))
+
 constexpr int ARK_THREADS = ARK_LANES * ARK_WARPS;
 #if defined(__GFX9__)
 static_assert(ARK_LANES == 64, "CDNA waves have 64 lanes");
@@ -130,12 +137,6 @@ ARK_DEVICE float ark_warp_reduce(float v) {
 }
 ARK_DEVICE float ark_warp_sum(float v) { return ark_warp_reduce<ArkAdd>(v); }
 ARK_DEVICE float ark_warp_max(float v) { return ark_warp_reduce<ArkMax>(v); }
-
-// Counters, packets and host words never lie in shared memory; saying so saves the flat path.
-template <typename T>
-using ark_global = __attribute__((address_space(1))) T;
-template <typename T>
-ARK_DEVICE ark_global<T>* ark_to_global(T* p) { return (ark_global<T>*)p; }
 
 ARK_DEVICE ark_u32 ark_load_acquire(const ark_u32* p, bool system) {
   const auto* g = ark_to_global(p);
@@ -294,7 +295,7 @@ ARK_DEVICE void ark_rows_dot(const T* w, int stride, const float* x, int k, floa
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
       piece[r] = __builtin_nontemporal_load(
-          (const ark_global<ark_u32x4>*)(w + static_cast<ark_i64>(r) * stride + i));
+          reinterpret_cast<const ark_u32x4*>(w + static_cast<ark_i64>(r) * stride + i));
     }
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) acc[r] += ark_piece_dot(w, piece[r], x + i);

@@ -58,8 +58,8 @@ def prepare() -> tuple[str, ...]:
         raise
     except Exception as error:
         raise SystemError(
-            f"the emulator could not start for {VARIABLE}={wanted}: {error}; a C++ compiler or the ziglang "
-            f"package is needed: `pip install 'ark-gpu[emulator]'`"
+            f"the emulator could not start for {VARIABLE}={wanted}: {error}; a C++ compiler or the "
+            f"ziglang package is needed: `pip install 'ark-gpu[emulator]'`"
         ) from error
     return (str(emulator.describe()),)
 
@@ -72,8 +72,8 @@ def _look(versions: dict[str, str], notes: tuple[str, ...]) -> Probe:
         reason, _, remedy = str(error).partition("; ")
         return Probe(reason=reason, remedy=remedy, versions=versions, notes=notes)
     versions["hip runtime"] = f"{major}.{minor}"
-    package_major = versions["hip-python"].partition(".")[0]
-    mismatch = package_major.isdigit() and int(package_major) != major
+    made_for = int(getattr(hip, "HIP_VERSION_MAJOR", major))
+    mismatch = made_for != major
     wanted = f"pip install 'hip-python>={major},<{major + 1}'"
     result = hip.hipGetDeviceCount()
     code, count = result[0], int(result[1])
@@ -83,12 +83,12 @@ def _look(versions: dict[str, str], notes: tuple[str, ...]) -> Probe:
         remedy = "check that /dev/kfd exists, that this user is in the groups render and video"
         remedy += ", and that `rocminfo` lists a GPU"
         if mismatch:
-            reason += f", and hip-python {versions['hip-python']} is made for ROCm {package_major}"
+            reason += f", and hip-python {versions['hip-python']} is made for HIP {made_for}"
             remedy = wanted
         return Probe(reason=reason, remedy=remedy, versions=versions, notes=notes)
     if mismatch:
         notes += (
-            f"hip-python {versions['hip-python']} is made for ROCm {package_major} but the driver "
+            f"hip-python {versions['hip-python']} is made for HIP {made_for} but the driver "
             f"is {major}.{minor}; if calls fail, `{wanted}`",
         )
     devices = tuple(_device(hip, index) for index in range(count))

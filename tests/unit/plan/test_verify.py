@@ -32,9 +32,7 @@ def drop_wait(plan: Plan, rng: random.Random) -> Plan:
     places = [(k, t) for k, t in tasks(plan).items() if t.waits]
     place, task = rng.choice(places)
     gone = rng.randrange(len(task.waits))
-    return replace_task(
-        plan, place, waits=tuple(w for i, w in enumerate(task.waits) if i != gone)
-    )
+    return replace_task(plan, place, waits=tuple(w for i, w in enumerate(task.waits) if i != gone))
 
 
 def lower_threshold(plan: Plan, rng: random.Random) -> Plan:
@@ -212,8 +210,7 @@ def test_there_is_no_barrier_between_ops() -> None:
     plan = decoder_plans(machine(4), chunk=16)[0]
     ops: dict[int, PlanOp] = {op.id: op for op in plan.ops}
     few = [
-        t for t in tasks(plan).values()
-        if t.waits and ops[t.op].kind == "attention" and t.op < 6
+        t for t in tasks(plan).values() if t.waits and ops[t.op].kind == "attention" and t.op < 6
     ]
     steps = {plan.counters[c].step for t in few for c, _ in t.waits}
     assert steps and max(steps) < 4
