@@ -1,24 +1,52 @@
-"""Sessions for contributors and CI: `nox` runs what a machine without a GPU can prove."""
+"""Sessions for contributors and CI: `nox` runs what a machine without a GPU can prove.
+
+Besides lint, types and tests there is one session per row of ci/matrix.toml: it runs that row's
+tests on a machine that must have what the row names, or fails.
+"""
+
+from __future__ import annotations
 
 import nox
 
 nox.options.sessions = ["lint", "types", "tests"]
+nox.options.reuse_existing_virtualenvs = True
+
+MATRIX = nox.project.load_toml("ci/matrix.toml")["row"]
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    session.install("ruff>=0.6")
+    """Style, format, and that generated files are up to date."""
+    session.install("ruff>=0.6", "tomli; python_version < '3.11'")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
+    session.run("python", "ci/generate.py", "--check")
 
 
 @nox.session
 def types(session: nox.Session) -> None:
-    session.install("-e", ".", "mypy>=1.10")
+    """mypy over all packages, as an editable install resolves them."""
+    session.install("-e", ".[comm]", "mypy>=1.10")
     session.run("mypy")
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
+    """The default test run: no GPU needed, at most 15 minutes on two cores."""
     session.install("-e", ".[dev]")
     session.run("pytest", *session.posargs)
+
+
+def _row_session(row: dict) -> None:
+    def run(session: nox.Session) -> None:
+        session.install("-e", ".[dev]")
+        environment = {"ARK_REQUIRE": row["require"], **row.get("environment", {})}
+        session.run("ark", "info", "--require", row["require"], env=environment)
+        session.run("pytest", *row["tests"], *session.posargs, env=environment)
+
+    run.__doc__ = f"{row['machine']} ({row['arch']}): needs {row['require']}."
+    nox.session(name=row["name"])(run)
+
+
+for _row in MATRIX:
+    _row_session(_row)

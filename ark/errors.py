@@ -13,7 +13,7 @@ class InternalError(BaseError):
     """ark broke one of its own rules; please report it with the message."""
 
 
-class InvalidUsageError(BaseError):
+class InvalidUsageError(BaseError, ValueError):
     """A call or a command line asks for something that makes no sense."""
 
 

@@ -112,10 +112,14 @@ class Launch(Protocol):
 
 
 class Device(Protocol):
-    """An opened device: memory, programs, launches, peers."""
+    """An opened device: memory, programs, launches, peers.
+
+    dlpack: (device type, index) as DLPack numbers them, by which torch and others find the memory.
+    """
 
     machine: Machine
     arch: str
+    dlpack: tuple[int, int]
 
     def alloc(self, nbytes: int, kind: MemoryKind) -> Memory:
         """Allocates zeroed memory, 256-byte aligned.

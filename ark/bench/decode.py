@@ -15,7 +15,8 @@ import ml_dtypes
 import numpy as np
 
 from ark.backend.protocol import Backend, Device
-from ark.bench.peer import TorchDecoder, import_torch
+from ark.backend.registry import FALLBACK
+from ark.bench.peer import TorchDecoder, import_torch, torch_device
 from ark.ir.dtype import DataType
 from ark.ir.dtype import by_name as dtype_by_name
 from ark.models.checkpoint import Checkpoint
@@ -46,7 +47,9 @@ class Figures:
     logits_error: float | None = None
 
 
-def random_weights(plan: Plan, config: LlamaConfig, seed: int = 0) -> Iterator[tuple[str, np.ndarray]]:
+def random_weights(
+    plan: Plan, config: LlamaConfig, seed: int = 0
+) -> Iterator[tuple[str, np.ndarray]]:
     """Random parameters by name: matrices scaled to keep the signal's size, norms near one."""
     pool = np.random.default_rng(seed).standard_normal(POOL, np.float32)
     for n, tensor in enumerate(plan.tensors):
@@ -92,26 +95,35 @@ def decode(
     with Executor(plan, backend, device) as executor:
         built = time.perf_counter()
         torch_weights: dict[str, Any] = {}
+        place = torch_device(backend.name != FALLBACK)
         source = weights(checkpoint, shape) if checkpoint else random_weights(plan, config)
         total = 0
         for name, array in source:
             executor.write(name, array)
             total += array.nbytes
             if peers:
-                torch_weights[name] = _to_torch(array, backend.name)
+                torch_weights[name] = _to_torch(array, place)
         _fill_caches(executor, plan)
-        runs, made = [], []
+        runs: list[float] = []
+        made: list[int] = []
         for _ in range(repeats + 1):
             seconds, made = _run(executor, position, tokens)
             runs.append(seconds / tokens)
         runs = runs[1:]
         needed = plan.arenas["parameter"] + plan.arenas["state"]
         figures = Figures(
-            sorted(runs)[len(runs) // 2], runs, made, planned - start, built - planned,
-            executor.program.cached, total, executor.device_bytes(), needed,
+            sorted(runs)[len(runs) // 2],
+            runs,
+            made,
+            planned - start,
+            built - planned,
+            executor.program.cached,
+            total,
+            executor.device_bytes(),
+            needed,
         )
         for peer in peers:
-            _compare(figures, executor, config, torch_weights, position, tokens, peer, backend.name)
+            _compare(figures, executor, config, torch_weights, position, tokens, peer, place)
     return figures
 
 
@@ -136,9 +148,8 @@ def _fill_caches(executor: Executor, plan: Plan) -> None:
             executor.write(tensor.name, values.astype(dtype_by_name(tensor.dtype).numpy))
 
 
-def _to_torch(array: np.ndarray, backend: str) -> Any:
+def _to_torch(array: np.ndarray, place: str) -> Any:
     torch = import_torch()
-    place = "cpu" if backend == "cpu" else "cuda"
     data = np.ascontiguousarray(array)
     if data.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(data.view(np.int16).copy()).view(torch.bfloat16).to(place)
@@ -153,12 +164,11 @@ def _compare(
     position: int,
     tokens: int,
     peer: str,
-    backend: str,
+    place: str,
 ) -> None:
     """Runs the peer from the same state; checks the first token's logits against it."""
     torch = import_torch()
-    place = "cpu" if backend == "cpu" else "cuda"
-    if place == "cpu":
+    if place == torch_device(False):
         torch.set_num_threads(executor.machine.processors)
         torch_weights = {k: v.float() for k, v in torch_weights.items()}
     decoder = TorchDecoder(config, torch_weights, position + tokens + 1, place)
@@ -166,15 +176,13 @@ def _compare(
         for i, (keys, values) in enumerate(decoder.caches):
             for cache, kind in ((keys, "keys"), (values, "values")):
                 stored = executor.read(f"layers.{i}.{kind}")
-                cache.copy_(_to_torch(stored, backend).to(cache.dtype)[None])
+                cache.copy_(_to_torch(stored, place).to(cache.dtype)[None])
     first = position * 31 % 97 + 1
     seconds, _ = decoder.run(first, position, tokens, compiled=peer == "compiled")
     figures.peer_per_token[peer] = seconds
     _run(executor, position, 1)
     ours = executor.read("decode.logits").astype(np.float64).ravel()
     with torch.inference_mode():
-        decoder.step(
-            torch.tensor([first], device=place), torch.tensor([position], device=place)
-        )
+        decoder.step(torch.tensor([first], device=place), torch.tensor([position], device=place))
         theirs = decoder.logits.float().cpu().numpy().astype(np.float64).ravel()
     figures.logits_error = float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))

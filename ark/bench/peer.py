@@ -26,6 +26,11 @@ def import_torch() -> Any:
     return torch
 
 
+def torch_device(accelerated: bool) -> str:
+    """torch's name for the device that ark runs on; it calls every vendor's GPUs the same."""
+    return "cuda" if accelerated else "cpu"
+
+
 class TorchDecoder:
     """weights: torch tensors by ark's parameter names (neighbouring rotary pairs, as in ark)."""
 
@@ -37,7 +42,10 @@ class TorchDecoder:
         dtype = weights["embedding"].dtype
         dims = (1, config.num_key_value_heads, context, config.head_dim)
         self.caches = [
-            (torch.zeros(dims, dtype=dtype, device=device), torch.zeros(dims, dtype=dtype, device=device))
+            (
+                torch.zeros(dims, dtype=dtype, device=device),
+                torch.zeros(dims, dtype=dtype, device=device),
+            )
             for _ in range(config.num_hidden_layers)
         ]
         angles = np.outer(np.arange(context), rope_inverse_frequencies(config))

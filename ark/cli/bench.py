@@ -24,19 +24,31 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     p = subparsers.add_parser("bench", help="measure decoding beside a peer")
     kinds = p.add_subparsers(dest="what", metavar="WHAT", required=True)
     d = kinds.add_parser("decode", help="time per token of one launch")
-    d.add_argument("--config", default="llama-3.2-1b",
-                   help="a built-in shape with random bf16 weights, or a checkpoint directory")
+    d.add_argument(
+        "--config",
+        default="llama-3.2-1b",
+        help="a built-in shape with random bf16 weights, or a checkpoint directory",
+    )
     d.add_argument("--context", type=positive, default=512, help="positions already in the cache")
     d.add_argument("--tokens", type=positive, default=128)
     d.add_argument("--repeats", type=positive, default=5)
     d.add_argument("--backend")
     d.add_argument("--device", type=int, default=0)
     d.add_argument("--processors", type=positive, help="use so many processors")
-    d.add_argument("--set", action="append", default=[], metavar="FIELD=NUMBER",
-                   help="change a number of the machine model, for experiments")
+    d.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=NUMBER",
+        help="change a number of the machine model, for experiments",
+    )
     d.add_argument("--vs", choices=("torch",), help="measure torch in the same run")
-    d.add_argument("--read-bandwidth", type=float, metavar="GB/S",
-                   help="the device's measured read bandwidth, to print a share of it")
+    d.add_argument(
+        "--read-bandwidth",
+        type=float,
+        metavar="GB/S",
+        help="the device's measured read bandwidth, to print a share of it",
+    )
     d.add_argument("--json", action="store_true")
     d.set_defaults(func=run)
 
@@ -53,7 +65,7 @@ def change(machine: Machine, settings: list[str]) -> Machine:
                 f"{', '.join(sorted(numbers))}"
             )
         changes[name] = float(value) if "." in value else int(value)
-    return dataclasses.replace(machine, **changes)
+    return dataclasses.replace(machine, **changes)  # type: ignore[arg-type]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -76,8 +88,16 @@ def run(args: argparse.Namespace) -> int:
         if args.vs:
             peers = ("eager",) if backend.name == registry.FALLBACK else ("compiled",)
         figures = decode(
-            config, dtype, backend, device, position=position, tokens=tokens,
-            repeats=args.repeats, checkpoint=checkpoint, machine=machine, peers=peers,
+            config,
+            dtype,
+            backend,
+            device,
+            position=position,
+            tokens=tokens,
+            repeats=args.repeats,
+            checkpoint=checkpoint,
+            machine=machine,
+            peers=peers,
         )
     finally:
         device.close()
@@ -90,29 +110,39 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def show(
-    figures: Figures, name: str, notes: tuple[str, ...], read_bandwidth: float | None
-) -> None:
+def show(figures: Figures, name: str, notes: tuple[str, ...], read_bandwidth: float | None) -> None:
     console = Console()
     for note in notes:
         console.print(note, style="yellow")
     table = Table(title=f"decode on {name}", show_header=False)
     rate = figures.weight_bytes / figures.per_token / 1e9
     spread = np.array(figures.runs) * 1e6
-    table.add_row("time per token", f"{figures.per_token * 1e6:.1f} us (median of {len(spread)}; "
-                  f"{spread.min():.1f} to {spread.max():.1f})")
+    table.add_row(
+        "time per token",
+        f"{figures.per_token * 1e6:.1f} us (median of {len(spread)}; "
+        f"{spread.min():.1f} to {spread.max():.1f})",
+    )
     table.add_row("weights read", f"{figures.weight_bytes / 1e9:.3f} GB, {rate:.0f} GB/s")
     if read_bandwidth:
-        table.add_row("share of read bandwidth", f"{rate / read_bandwidth:.1%} of {read_bandwidth:.0f} GB/s")
+        table.add_row(
+            "share of read bandwidth", f"{rate / read_bandwidth:.1%} of {read_bandwidth:.0f} GB/s"
+        )
     over = figures.device_bytes - figures.needed_bytes
-    table.add_row("device memory", f"{figures.device_bytes / 1e6:.0f} MB: weights, cache and state "
-                  f"{figures.needed_bytes / 1e6:.0f}, the rest {over / 1e6:.1f}")
+    table.add_row(
+        "device memory",
+        f"{figures.device_bytes / 1e6:.0f} MB: weights, cache and state "
+        f"{figures.needed_bytes / 1e6:.0f}, the rest {over / 1e6:.1f}",
+    )
     table.add_row("plan and verify", f"{figures.plan_s:.2f} s")
-    table.add_row("emit, compile, load", f"{figures.build_s:.2f} s"
-                  + (" (from the cache)" if figures.cached else ""))
+    table.add_row(
+        "emit, compile, load",
+        f"{figures.build_s:.2f} s" + (" (from the cache)" if figures.cached else ""),
+    )
     for peer, seconds in figures.peer_per_token.items():
-        label = "torch.compile + CUDA graph" if peer == "compiled" else "torch eager fp32"
-        table.add_row(label, f"{seconds * 1e6:.1f} us, {seconds / figures.per_token:.2f} times ark's")
+        label = "torch.compile + graph replay" if peer == "compiled" else "torch eager fp32"
+        table.add_row(
+            label, f"{seconds * 1e6:.1f} us, {seconds / figures.per_token:.2f} times ark's"
+        )
     if figures.logits_error is not None:
         table.add_row("logits against torch", f"relative error {figures.logits_error:.2e}")
     console.print(table)

@@ -19,6 +19,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"removed {count} programs, {nbytes / 1e6:.1f} MB, from {cache.folder()}")
         return 0
     files = [p for p in (cache.folder() / "programs").glob("*") if p.is_file()]
-    print(f"{len(files)} programs, {sum(p.stat().st_size for p in files) / 1e6:.1f} MB, in "
-          f"{cache.folder()}")
+    print(
+        f"{len(files)} programs, {sum(p.stat().st_size for p in files) / 1e6:.1f} MB, in "
+        f"{cache.folder()}"
+    )
     return 0

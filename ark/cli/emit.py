@@ -17,7 +17,9 @@ from ark.plan.verify import verify
 
 def register(subparsers: argparse._SubParsersAction) -> None:
     p = subparsers.add_parser("emit", help="write a plan's loop kernel as source for a backend")
-    p.add_argument("plan", nargs="+", help="the plan file; with several ranks, all of them in order")
+    p.add_argument(
+        "plan", nargs="+", help="the plan file; with several ranks, all of them in order"
+    )
     p.add_argument("--backend", required=True)
     p.add_argument("--arch", help="architecture; default: the plan's machine's, else the backend's")
     p.add_argument("-o", "--output", required=True, metavar="DIR")
@@ -44,8 +46,10 @@ def run(args: argparse.Namespace) -> int:
         stem = "loop" if len(plans) == 1 else f"loop.{plan.rank}"
         path = folder / f"{stem}{dialect.suffix}"
         write_file(str(path), emitted.source.text)
-        print(f"{path}: {len(emitted.source.text):,} bytes, {len(emitted.bodies)} task bodies, "
-              f"for {backend.name} {arch}")
+        print(
+            f"{path}: {len(emitted.source.text):,} bytes, {len(emitted.bodies)} task bodies, "
+            f"for {backend.name} {arch}"
+        )
         if args.binary:
             binary = backend.compiler().compile(emitted.source, Target(arch, machine.threads))
             out = folder / f"{stem}{binary.suffix}"

@@ -40,10 +40,18 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     p.add_argument("--ranks", type=positive, default=1, metavar="N", help="tensor parallel ranks")
     p.add_argument("--machine", help="plan for this machine model instead of the device's own")
     p.add_argument("--plan", metavar="FILE", help="run this plan (one rank)")
-    p.add_argument("--budget", type=float, default=BUDGET_S, metavar="S",
-                   help="seconds that a wait inside the kernel may take")
-    p.add_argument("--json", action="store_true",
-                   help='print one line {"text": ..., "tokens": [...]} instead of streaming')
+    p.add_argument(
+        "--budget",
+        type=float,
+        default=BUDGET_S,
+        metavar="S",
+        help="seconds that a wait inside the kernel may take",
+    )
+    p.add_argument(
+        "--json",
+        action="store_true",
+        help='print one line {"text": ..., "tokens": [...]} instead of streaming',
+    )
     p.set_defaults(func=run)
 
 
@@ -85,9 +93,18 @@ def run(args: argparse.Namespace) -> int:
                 machine = machine_of(plan)
             with progress(args.json or not leader) as tell:
                 generator = Generator(
-                    checkpoint, backend, device, context=args.context, chunk=args.chunk,
-                    ranks=ranks, rank=place.rank, world_size=place.world_size,
-                    machine=machine, plan=plan, budget_s=args.budget, progress=tell,
+                    checkpoint,
+                    backend,
+                    device,
+                    context=args.context,
+                    chunk=args.chunk,
+                    ranks=ranks,
+                    rank=place.rank,
+                    world_size=place.world_size,
+                    machine=machine,
+                    plan=plan,
+                    budget_s=args.budget,
+                    progress=tell,
                 )
             with generator:
                 return answer(args, generator, tokenizer, prompt, sampling, leader)

@@ -23,7 +23,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 
 def requirement(text: str) -> tuple[str, int]:
-    """(backend, devices) of `cuda:1` and the like; InvalidUsageError if it is not of that form."""
+    """(backend, devices) of NAME:N; InvalidUsageError if it is not of that form."""
     name, _, count = text.partition(":")
     if not name or not (count or "1").isdigit():
         raise InvalidUsageError(f"{text!r} is no requirement; write it as BACKEND:DEVICES")

@@ -32,8 +32,12 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     p.add_argument("--ranks", type=positive, default=1, metavar="N")
     p.add_argument("--context", type=positive, metavar="N")
     p.add_argument("--chunk", type=int, default=CHUNK, help="prompt tokens an iteration; 0: none")
-    p.add_argument("-o", "--output", metavar="FILE",
-                   help="write the plan as JSON; with several ranks FILE.0.json, FILE.1.json, ...")
+    p.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="write the plan as JSON; with several ranks FILE.0.json, FILE.1.json, ...",
+    )
     p.add_argument("--tasks", action="store_true", help="show every task")
     p.set_defaults(func=run)
 

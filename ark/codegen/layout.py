@@ -14,7 +14,8 @@ MAX_COORDS = 6
 _NUMPY = {"u32": "<u4", "i32": "<i4", "u64": "<u8"}
 
 STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
-    # One tile task. wait/signal/fetch are index ranges into edges and into the processor's fetches.
+    # One tile task. wait/signal/fetch are index ranges into edges and into the processor's fetches;
+    # the signals lie behind the waits (signal_begin == wait_end).
     "ArkTask": (
         ("kind", "u32", 1),
         ("op", "u32", 1),
@@ -112,8 +113,9 @@ def dtype(name: str) -> np.dtype:
     )
 
 
-# What the loop keeps in shared memory beside a task's scratch: records of the tasks to come.
-LOOP_BYTES = 4 * dtype("ArkTask").itemsize
+# What the loop keeps in shared memory beside a task's scratch: records and edges of the tasks to
+# come, and what bodies see of the loop (ArkLoop in loop.h).
+LOOP_BYTES = 1536
 
 
 def declarations() -> str:

@@ -33,7 +33,7 @@ class Emitted:
 
 
 def _device_text(name: str) -> str:
-    return resources.files("ark.codegen").joinpath("device", name).read_text()
+    return resources.files("ark.codegen").joinpath("device").joinpath(name).read_text()
 
 
 def _constants(machine: Machine, phases: int, scratch: int) -> str:

@@ -47,23 +47,25 @@ class DataType:
 
     @staticmethod
     def from_numpy(dtype: Any) -> DataType:
-        """The data type of a NumPy dtype; UnsupportedError if ark has none."""
+        """The data type of a NumPy dtype; InvalidUsageError if ark has none."""
         wanted = np.dtype(dtype)
         for candidate in ALL:
             if np.dtype(candidate.numpy) == wanted:
                 return candidate
-        raise UnsupportedError(
+        raise InvalidUsageError(
             f"NumPy dtype {wanted} has no ark data type; cast it to one of {_names()}"
         )
 
     @staticmethod
     def from_torch(dtype: Any) -> DataType:
-        """The data type of a torch dtype; UnsupportedError if ark has none."""
+        """The data type of a torch dtype; InvalidUsageError if ark has none."""
         wanted = str(dtype).removeprefix("torch.")
         for name, torch_name in _TORCH.items():
             if torch_name == wanted:
                 return by_name(name)
-        raise UnsupportedError(f"torch dtype {dtype} has no ark data type; cast to one of {_names()}")
+        raise InvalidUsageError(
+            f"torch dtype {dtype} has no ark data type; cast to one of {_names()}"
+        )
 
     @staticmethod
     def from_ctype(ctype: str) -> DataType:

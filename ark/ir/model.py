@@ -19,6 +19,7 @@ class Node:
     """One operator. Outputs are tensors too; an op that writes in place has its own new tensor.
 
     virtual: it names or views memory and makes no task. phase: which part of the loop it runs in.
+    processors: first and last+1 processor that may run it; none: all.
     """
 
     id: int
@@ -30,6 +31,7 @@ class Node:
     after: tuple[Tensor, ...] = ()
     virtual: bool = False
     phase: int = 0
+    processors: tuple[int, int] | None = None
 
 
 class Graph:
@@ -43,6 +45,7 @@ class Graph:
         self.buffers: list[Buffer] = []
         self.phases: tuple[str, ...] = ("main",)
         self.phase = 0
+        self.processors: tuple[int, int] | None = None
         self._depends: dict[int, tuple[Tensor, ...]] = {}
 
     def buffer(
@@ -84,7 +87,7 @@ class Graph:
 
     def rewrite(self, target: Tensor, name: str = "") -> Tensor:
         """A new tensor on the same memory: what a write into `target` makes."""
-        return self.tensor(
+        made = self.tensor(
             target.shape,
             target.dtype,
             buffer=target.buffer,
@@ -93,10 +96,13 @@ class Graph:
             padded=target.padded,
             name=name or target.name,
         )
+        self.depend(made, self.depends(target))
+        return made
 
     def depend(self, tensor: Tensor, on: Sequence[Tensor]) -> None:
-        """Whoever reads `tensor` comes after `on` has been written."""
-        self._depends[tensor.id] = tuple(on) + self._depends.get(tensor.id, ())
+        """Whoever uses `tensor` comes after `on` has been written."""
+        if on:
+            self._depends[tensor.id] = tuple(on) + self._depends.get(tensor.id, ())
 
     def depends(self, tensor: Tensor) -> tuple[Tensor, ...]:
         return self._depends.get(tensor.id, ())
@@ -111,7 +117,7 @@ class Graph:
         virtual: bool = False,
     ) -> Node:
         """Appends a node; program order is the order of the calls."""
-        after = tuple(d for t in inputs for d in self.depends(t))
+        after = tuple(d for t in (*inputs, *outputs) for d in self.depends(t))
         node = Node(
             len(self.nodes),
             type,
@@ -122,6 +128,7 @@ class Graph:
             after,
             virtual,
             self.phase,
+            self.processors,
         )
         self.nodes.append(node)
         return node

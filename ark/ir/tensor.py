@@ -7,6 +7,7 @@ it strides), the tensor's element [i, ...] lies at `offsets` + i.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ark.errors import ModelError
@@ -63,6 +64,23 @@ class Tensor:
         for d in range(len(self.extents) - 2, -1, -1):
             strides[d] = strides[d + 1] * self.extents[d + 1]
         return tuple(strides)
+
+
+def dense_view(
+    tensor: Tensor, shape: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """(extents, offsets) with which a dense tensor is seen in another shape, or None.
+
+    All of the buffer below the first dimension must be whole rows of the new shape.
+    """
+    if not tensor.dense or math.prod(shape) != tensor.elements:
+        return None
+    start = sum(o * s for o, s in zip(tensor.offsets, tensor.strides, strict=True))
+    total = math.prod(tensor.extents)
+    inner = math.prod(shape[1:])
+    if not shape or start % inner or total % inner:
+        return None
+    return (total // inner, *shape[1:]), (start // inner, *([0] * (len(shape) - 1)))
 
 
 def check_layout(

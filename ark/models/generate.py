@@ -50,9 +50,7 @@ def plans(shape: Shape, machine: Machine, options: dict[str, Any] | None = None)
     """Verified plans of all ranks of a model; `shape.rank` is ignored."""
     made = []
     for rank in range(shape.world_size):
-        own = Shape(
-            shape.config, shape.dtype, shape.context, shape.chunk, rank, shape.world_size
-        )
+        own = Shape(shape.config, shape.dtype, shape.context, shape.chunk, rank, shape.world_size)
         meta = {"model": "llama", "context": shape.context, "chunk": shape.chunk}
         made.append(make_plan(build_graph(own), machine, options, meta))
     verify(made)
@@ -154,7 +152,9 @@ class Generator:
                 f"to {vocabulary - 1}; use the checkpoint's own tokenizer"
             )
         if max_new_tokens < 1:
-            raise InvalidUsageError(f"{max_new_tokens} new tokens were asked for; ask for at least 1")
+            raise InvalidUsageError(
+                f"{max_new_tokens} new tokens were asked for; ask for at least 1"
+            )
         if len(prompt) >= self.context:
             raise InvalidUsageError(
                 f"the prompt has {len(prompt)} tokens, but the context holds {self.context} "
@@ -163,7 +163,10 @@ class Generator:
             )
 
     def stream(
-        self, prompt: Sequence[int], max_new_tokens: int, sampling: Sampling | None = None,
+        self,
+        prompt: Sequence[int],
+        max_new_tokens: int,
+        sampling: Sampling | None = None,
         stop_tokens: Sequence[int] | None = None,
     ) -> Iterator[int]:
         """Yields new tokens as the device makes them; one launch, ends after a stop token.

@@ -8,6 +8,7 @@ from typing import Any
 from ark.errors import InvalidUsageError, ModelError
 from ark.ir import dtype as dtypes
 from ark.ir.dtype import DataType
+from ark.ir.tensor import MAX_DIMS
 from ark.model import Model
 from ark.tensor import NullTensor, Tensor, as_tensor
 
@@ -28,6 +29,19 @@ def broadcast(a: Sequence[int], b: Sequence[int], what: str) -> tuple[int, ...]:
     return tuple(out)
 
 
+def check_dims(what: str, shape: Any) -> tuple[int, ...]:
+    """A shape as a tuple; InvalidUsageError for what is no list of at most 4 positive sizes."""
+    if not isinstance(shape, Sequence) or isinstance(shape, str):
+        raise InvalidUsageError(f"{what}: the shape {shape!r} is no list of sizes")
+    dims = tuple(int(n) for n in shape)
+    if len(dims) > MAX_DIMS or any(n < 1 for n in dims):
+        raise InvalidUsageError(
+            f"{what}: the shape {list(dims)} must have at most {MAX_DIMS} dimensions, all of them "
+            "at least 1"
+        )
+    return dims or (1,)
+
+
 def result(
     type: str,
     inputs: Sequence[Any],
@@ -41,7 +55,7 @@ def result(
     model = Model.get_model()
     tensors = [as_tensor(t) for t in inputs]
     if output is NullTensor or output is None:
-        made = model.graph.tensor(shape, dtype, name=name)
+        made = model.new_tensor(shape, dtype, name=name)
     else:
         target = as_tensor(output).ir
         if target.shape != tuple(shape):
@@ -71,7 +85,8 @@ def float_dtype(what: str, tensor: Tensor) -> DataType:
     """The tensor's type, which must be a floating-point type."""
     if tensor.ir.dtype not in dtypes.FLOATS:
         raise ModelError(
-            f"{what} needs fp32, fp16 or bf16, but the input is {tensor.ir.dtype.name}; use ark.cast"
+            f"{what} needs fp32, fp16 or bf16, but the input is {tensor.ir.dtype.name}; use "
+            "ark.cast"
         )
     return tensor.ir.dtype
 

@@ -7,17 +7,19 @@ each: the gate between iterations is what keeps the next put from overtaking the
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ark.codegen.layout import MAX_OPERANDS
-from ark.errors import InvalidUsageError, ModelError, UnsupportedError
+from ark.errors import InvalidUsageError, ModelError, PlanError, UnsupportedError
 from ark.ir.model import Node
 from ark.ir.tensor import Tensor as IrTensor
 from ark.ops.base import float_dtype, result
 from ark.ops.registry import register
-from ark.plan.lowering import Lowering, Mail
 from ark.plan.tiling import box_coords, box_tile
 from ark.tensor import NullTensor, Tensor, as_tensor
+
+if TYPE_CHECKING:
+    from ark.plan.lowering import Lowering
 
 MIN_PUT = 1024  # elements: a put of fewer costs no less
 
@@ -66,18 +68,22 @@ def _lower_all_reduce(lowering: Lowering, node: Node) -> None:
         target = lowering.graph.tensor((count,), dtype, arena="symmetric", rank=peer, name=inbox)
         coords = [(0, 0, 0, at) for at in starts]
         group = lowering.emit("elementwise", params, [flat, target], coords, f".put{peer}")
-        group.sends = [(Mail(peer, f"{name}.{i}"),) for i in range(len(starts))]
+        group.sends = [(lowering.mail(peer, f"{name}.{i}"),) for i in range(len(starts))]
     group = lowering.emit(
         "sum_ranks", {"tile": tile}, [*shares, lowering.flat(out)], [(at,) for at in starts]
     )
     if world > 1:
-        group.awaits = [((Mail(rank, f"{name}.{i}"), world - 1),) for i in range(len(starts))]
+        group.awaits = [
+            ((lowering.mail(rank, f"{name}.{i}"), world - 1),) for i in range(len(starts))
+        ]
     if out is not node.outputs[0]:
         _copy(lowering, out, node.outputs[0], ".out")
 
 
 def _channel(lowering: Lowering, source: int, target: int, tag: int) -> str:
     """The name that both ends give to the next message of a tag."""
+    if source == target:
+        raise PlanError(f"rank {source} sends to itself under tag {tag}; use ark.copy")
     key = f"send.{source}.{target}.{tag}"
     return f"{key}.{lowering.number(key)}"
 
@@ -90,7 +96,7 @@ def _lower_send(lowering: Lowering, node: Node) -> None:
         source.shape, source.dtype, arena="symmetric", rank=peer, name=name
     )
     group = _copy(lowering, source, target, "")
-    group.sends = [(Mail(peer, f"{name}.{i}"),) for i in range(len(group.coords))]
+    group.sends = [(lowering.mail(peer, f"{name}.{i}"),) for i in range(len(group.coords))]
 
 
 def _lower_recv(lowering: Lowering, node: Node) -> None:
@@ -100,7 +106,7 @@ def _lower_recv(lowering: Lowering, node: Node) -> None:
     target = node.outputs[0]
     inbox = lowering.graph.tensor(target.shape, target.dtype, arena="symmetric", name=name)
     group = _copy(lowering, inbox, target, "")
-    group.awaits = [((Mail(rank, f"{name}.{i}"), 1),) for i in range(len(group.coords))]
+    group.awaits = [((lowering.mail(rank, f"{name}.{i}"), 1),) for i in range(len(group.coords))]
 
 
 register("all_reduce", None, _lower_all_reduce)
@@ -109,11 +115,11 @@ register("recv", None, _lower_recv)
 
 
 def _peer(what: str, tensor: Tensor, remote_rank: int) -> int:
-    graph = tensor.model.graph
-    if not 0 <= remote_rank < graph.world_size or remote_rank == graph.rank:
+    world = tensor.model.graph.world_size
+    if not 0 <= remote_rank < world:
         raise InvalidUsageError(
-            f"{what}: the remote rank is {remote_rank}, but this is rank {graph.rank} of "
-            f"{graph.world_size}; name another rank (ark.set_rank, ark.set_world_size)"
+            f"{what}: the remote rank is {remote_rank}, but there are {world} ranks, numbered from "
+            "0; call ark.set_world_size first"
         )
     return int(remote_rank)
 

@@ -7,11 +7,16 @@ ark.ops.network.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ark.ir.dtype import fp32
 from ark.ir.model import Node
+from ark.ops.attention import attention_reference
 from ark.ops.registry import register
-from ark.plan.lowering import Lowering
 from ark.plan.tiling import box_coords, split
+
+if TYPE_CHECKING:
+    from ark.plan.lowering import Lowering
 
 
 def _lower_embedding(lowering: Lowering, node: Node) -> None:
@@ -104,10 +109,10 @@ def _lower_swiglu(lowering: Lowering, node: Node) -> None:
     lowering.emit("swiglu", {}, [x, node.outputs[0]], coords)
 
 
+register("attention", attention_reference, _lower_attention, apart=False)
 for _name, _lower in (
     ("embed", _lower_embedding),
     ("rmsnorm", _lower_rmsnorm),
-    ("attention", _lower_attention),
     ("sample", _lower_sample),
     ("advance", _lower_advance),
     ("rope_kv", _lower_rope_kv),

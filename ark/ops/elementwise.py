@@ -1,23 +1,26 @@
 """Elementwise ops: exp, sqrt, rsqrt, relu, gelu, sigmoid, silu, add, sub, mul, div, copy, cast,
-constants. The functions themselves are in ark.ops.functions; broadcasting is NumPy's.
+constants. The functions themselves are in ark.ops.functions; broadcasting is NumPy's. `output`
+names a tensor to write into; what returns is a new tensor on its memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ark.errors import ModelError
-from ark.ir.dtype import FLOATS, DataType, fp32
+from ark.errors import InvalidUsageError, ModelError, UnsupportedError
+from ark.ir.dtype import FLOATS, DataType, fp32, int32
 from ark.ir.model import Node
-from ark.ops.base import broadcast, float_dtype, result, same_dtype
+from ark.ops.base import broadcast, check_dims, float_dtype, result, same_dtype
 from ark.ops.functions import FUNCTIONS
 from ark.ops.registry import register
-from ark.plan.lowering import Lowering
 from ark.plan.tiling import box_coords, box_tile
 from ark.tensor import NullTensor, Tensor, as_tensor
+
+if TYPE_CHECKING:
+    from ark.plan.lowering import Lowering
 
 Number = (int, float)
 
@@ -50,8 +53,8 @@ def _reference(name: str) -> Any:
 
 
 for _name in FUNCTIONS:
-    register(_name, _reference(_name), _lower)
-register("cast", lambda inputs, attrs: [inputs[0]], _lower)
+    register(_name, _reference(_name), _lower, apart=True)
+register("cast", lambda inputs, attrs: [inputs[0]], _lower, apart=True)
 register("constant", lambda inputs, attrs: [np.full(attrs["shape"], attrs["scalar"])], _lower)
 
 
@@ -96,46 +99,73 @@ def silu(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
     return _unary("silu", input, output, name)
 
 
+def _scalar(what: str, value: float, dtype: DataType) -> float:
+    if dtype not in FLOATS and not float(value).is_integer():
+        raise ModelError(
+            f"{what}: {value} is no integer, but the tensor is {dtype.name}; ark.cast it"
+        )
+    return float(value)
+
+
+def _arithmetic(what: str, tensor: Tensor) -> DataType:
+    if tensor.ir.dtype not in (*FLOATS, int32):
+        raise UnsupportedError(
+            f"{what} of {tensor.ir.dtype.name} is not built; ark.cast to fp32, fp16, bf16 or int32"
+        )
+    return tensor.ir.dtype
+
+
 def _binary(name: str, input: Any, other: Any, output: Any, label: str) -> Any:
     if isinstance(input, Number) and isinstance(other, Number):
-        return float(FUNCTIONS[name].reference(np.float64(input), np.float64(other)))
+        value = float(FUNCTIONS[name].reference(np.float64(input), np.float64(other)))
+        return value if output is NullTensor or output is None else copy(value, output, label)
     if isinstance(input, Number):
-        raise ModelError(
-            f"{name}: the first argument is a number and the second a tensor; pass the tensor first"
-        )
+        name, input, other = _SWAPPED[name], other, input
     left = as_tensor(input)
+    dtype = _arithmetic(name, left)
     if isinstance(other, Number):
-        attrs = {"scalar": float(other)}
-        return result(name, [left], left.ir.shape, left.ir.dtype, output, attrs, label)
+        attrs = {"scalar": _scalar(name, other, dtype)}
+        return result(name, [left], left.ir.shape, dtype, output, attrs, label)
     right = as_tensor(other)
-    dtype = same_dtype(name, left, right)
+    same_dtype(name, left, right)
     shape = broadcast(left.ir.shape, right.ir.shape, name)
     return result(name, [left, right], shape, dtype, output, name=label)
 
 
+_SWAPPED = {"add": "add", "mul": "mul", "sub": "rsub", "div": "rdiv"}
+
+
 def add(input: Any, other: Any, output: Any = NullTensor, name: str = "") -> Any:
-    """input + other with broadcasting; `other` may be a number; two numbers give a number."""
+    """input + other with broadcasting; either may be a number; two numbers give a number.
+
+    fp32, fp16, bf16, int32 (wrapping). ModelError if shapes do not broadcast or types differ.
+    """
     return _binary("add", input, other, output, name)
 
 
 def sub(input: Any, other: Any, output: Any = NullTensor, name: str = "") -> Any:
-    """input - other with broadcasting; `other` may be a number."""
+    """input - other with broadcasting; either may be a number. As add otherwise."""
     return _binary("sub", input, other, output, name)
 
 
 def mul(input: Any, other: Any, output: Any = NullTensor, name: str = "") -> Any:
-    """input * other with broadcasting; `other` may be a number."""
+    """input * other with broadcasting; either may be a number. As add otherwise."""
     return _binary("mul", input, other, output, name)
 
 
 def div(input: Any, other: Any, output: Any = NullTensor, name: str = "") -> Any:
-    """input / other with broadcasting; `other` may be a number."""
+    """input / other with broadcasting; either may be a number. As add otherwise.
+
+    Integers divide towards zero, and by zero to 0.
+    """
     return _binary("div", input, other, output, name)
 
 
 def cast(input: Any, dtype: DataType, output: Any = NullTensor, name: str = "") -> Tensor:
     """Converts to `dtype`, round to nearest even; to integers towards zero."""
     tensor = as_tensor(input)
+    if not isinstance(dtype, DataType):
+        raise InvalidUsageError(f"cast: {dtype!r} is no data type; pass for example ark.fp16")
     attrs = {"function": "copy"}
     return result("cast", [tensor], tensor.ir.shape, dtype, output, attrs, name)
 
@@ -143,20 +173,25 @@ def cast(input: Any, dtype: DataType, output: Any = NullTensor, name: str = "") 
 def copy(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
     """Copies a tensor, or fills `output` with a number (a new fp32 tensor of shape [1] if none)."""
     if isinstance(input, Number):
-        target = None if output is NullTensor else as_tensor(output)
+        target = None if output is NullTensor or output is None else as_tensor(output)
         shape = target.ir.shape if target else (1,)
         dtype = target.ir.dtype if target else fp32
-        attrs = {"function": "copy", "scalar": float(input), "shape": shape}
-        return result("constant", [], shape, dtype, output, attrs, name)
+        return _fill("copy", input, shape, dtype, output, name)
     tensor = as_tensor(input)
     return result("copy", [tensor], tensor.ir.shape, tensor.ir.dtype, output, name=name)
 
 
+def _fill(
+    what: str, value: float, shape: Sequence[int], dtype: DataType, output: Any, name: str
+) -> Tensor:
+    dims = check_dims(what, shape)
+    attrs = {"function": "copy", "scalar": _scalar(what, value, dtype), "shape": dims}
+    return result("constant", [], dims, dtype, output, attrs, name)
+
+
 def constant(value: float, shape: Sequence[int], dtype: DataType = fp32, name: str = "") -> Tensor:
-    """A tensor filled with `value`."""
-    dims = tuple(shape)
-    attrs = {"function": "copy", "scalar": float(value), "shape": dims}
-    return result("constant", [], dims, dtype, NullTensor, attrs, name)
+    """A tensor filled with `value` in every iteration; any type."""
+    return _fill("constant", value, shape, dtype, NullTensor, name)
 
 
 def ones(shape: Sequence[int], dtype: DataType = fp32, name: str = "") -> Tensor:
@@ -167,24 +202,3 @@ def ones(shape: Sequence[int], dtype: DataType = fp32, name: str = "") -> Tensor
 def zeros(shape: Sequence[int], dtype: DataType = fp32, name: str = "") -> Tensor:
     """A tensor of zeros."""
     return constant(0.0, shape, dtype, name)
-
-
-__all__ = [
-    "FLOATS",
-    "add",
-    "cast",
-    "constant",
-    "copy",
-    "div",
-    "exp",
-    "gelu",
-    "mul",
-    "ones",
-    "relu",
-    "rsqrt",
-    "sigmoid",
-    "silu",
-    "sqrt",
-    "sub",
-    "zeros",
-]

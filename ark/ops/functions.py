@@ -18,12 +18,22 @@ SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 
 @dataclass(frozen=True)
 class Function:
-    """expr: C++ over a (and b). reference: the same in NumPy, float64 in and out."""
+    """expr: C++ over a (and b). reference: the same in NumPy, float64 in and out.
+
+    integer: the same over 32-bit integers (wrapping, division towards zero, nothing traps); none
+    where the function is for floating point only.
+    """
 
     name: str
     arity: int
     expr: str
     reference: Callable[..., np.ndarray]
+    integer: str | None = None
+
+
+def _wrapping(left: str, operator: str, right: str) -> str:
+    words = f"static_cast<ark_u32>({left}) {operator} static_cast<ark_u32>({right})"
+    return f"static_cast<ark_i32>({words})"
 
 
 def _gelu(a: np.ndarray) -> np.ndarray:
@@ -33,7 +43,7 @@ def _gelu(a: np.ndarray) -> np.ndarray:
 FUNCTIONS: dict[str, Function] = {
     f.name: f
     for f in (
-        Function("copy", 1, "a", lambda a: a),
+        Function("copy", 1, "a", lambda a: a, "a"),
         Function("exp", 1, "ark_exp(a)", np.exp),
         Function("sqrt", 1, "ark_sqrt(a)", np.sqrt),
         Function("rsqrt", 1, "ark_rsqrt(a)", lambda a: 1.0 / np.sqrt(a)),
@@ -46,9 +56,11 @@ FUNCTIONS: dict[str, Function] = {
         ),
         Function("sigmoid", 1, "(1.0f / (1.0f + ark_exp(-a)))", lambda a: 1 / (1 + np.exp(-a))),
         Function("silu", 1, "(a / (1.0f + ark_exp(-a)))", lambda a: a / (1 + np.exp(-a))),
-        Function("add", 2, "(a + b)", np.add),
-        Function("sub", 2, "(a - b)", np.subtract),
-        Function("mul", 2, "(a * b)", np.multiply),
-        Function("div", 2, "(a / b)", np.divide),
+        Function("add", 2, "(a + b)", np.add, _wrapping("a", "+", "b")),
+        Function("sub", 2, "(a - b)", np.subtract, _wrapping("a", "-", "b")),
+        Function("rsub", 2, "(b - a)", lambda a, b: b - a, _wrapping("b", "-", "a")),
+        Function("mul", 2, "(a * b)", np.multiply, _wrapping("a", "*", "b")),
+        Function("div", 2, "(a / b)", np.divide, "ark_int_div(a, b)"),
+        Function("rdiv", 2, "(b / a)", lambda a, b: b / a, "ark_int_div(b, a)"),
     )
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,9 +11,11 @@ from ark.errors import ModelError
 from ark.ir.model import Node
 from ark.ops.base import broadcast, float_dtype, result, same_dtype
 from ark.ops.registry import register
-from ark.plan.lowering import Lowering
 from ark.plan.tiling import box_coords, split
 from ark.tensor import NullTensor, Tensor, as_tensor
+
+if TYPE_CHECKING:
+    from ark.plan.lowering import Lowering
 
 
 def matmul(
@@ -95,5 +97,5 @@ def _lower_linear(lowering: Lowering, node: Node) -> None:
     lowering.emit("linear", params, operands, coords)
 
 
-register("matmul", _matmul_reference, _lower_matmul)
+register("matmul", _matmul_reference, _lower_matmul, apart=False)
 register("linear", None, _lower_linear)

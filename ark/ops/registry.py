@@ -25,21 +25,40 @@ Reference = Callable[[Sequence[np.ndarray], Mapping[str, Any]], list[np.ndarray]
 
 @dataclass(frozen=True)
 class OpDef:
-    """reference: float64 (or integer) arrays in, the outputs in program order out."""
+    """reference: float64 (or integer) arrays in, the outputs in program order out.
+
+    apart: None for an op that orders its own accesses; else its outputs must lie apart from its
+    inputs, except (True) where an output is exactly an input.
+    """
 
     name: str
     reference: Reference | None
     lower: Callable[[Lowering, Node], None]
+    apart: bool | None = None
 
 
 # Modules of this package that register ops when they are imported.
-FAMILIES = ("elementwise", "linear_algebra", "communication", "decoder")
+FAMILIES = (
+    "elementwise",
+    "linear_algebra",
+    "reductions",
+    "movement",
+    "views",
+    "attention",
+    "communication",
+    "decoder",
+)
 
 _OPS: dict[str, OpDef] = {}
 
 
-def register(name: str, reference: Reference | None, lower: Callable[..., None]) -> OpDef:
-    made = OpDef(name, reference, lower)
+def register(
+    name: str,
+    reference: Reference | None,
+    lower: Callable[..., None],
+    apart: bool | None = None,
+) -> OpDef:
+    made = OpDef(name, reference, lower, apart)
     _OPS[name] = made
     return made
 

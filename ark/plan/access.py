@@ -21,6 +21,15 @@ DIMS = 4
 
 
 @dataclass(frozen=True)
+class Frame:
+    """How a buffer is indexed: boxes in equal frames can be compared."""
+
+    buffer: int
+    extents: tuple[int, ...]
+    itemsize: int
+
+
+@dataclass(frozen=True)
 class Region:
     """The accesses of one op to one operand: row i is the box of task tasks[i].
 
@@ -29,7 +38,7 @@ class Region:
     """
 
     space: tuple[str, int, int]
-    frame: tuple[object, ...]
+    frame: Frame
     buffer: int
     write: bool
     past: bool
@@ -59,7 +68,7 @@ class Region:
         if self.frame == other.frame:
             below = self.lo[:, None, :] < other.hi[None, :, :]
             above = other.lo[None, :, :] < self.hi[:, None, :]
-            return (below & above).all(axis=2)
+            return np.asarray((below & above).all(axis=2))
         return (self.bytes_lo[:, None] < other.bytes_hi[None, :]) & (
             other.bytes_lo[None, :] < self.bytes_hi[:, None]
         )
@@ -103,7 +112,7 @@ def regions(
         found.append(
             Region(
                 space=space_of(buffer),
-                frame=(tensor.buffer, tensor.extents, itemsize),
+                frame=Frame(tensor.buffer, tensor.extents, itemsize),
                 buffer=tensor.buffer,
                 write=write,
                 past=past,

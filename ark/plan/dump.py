@@ -34,8 +34,8 @@ def _lines(plan: Plan, tasks: bool) -> Iterator[str]:
 
 def _phase(plan: Plan, phase: Phase) -> Iterator[str]:
     by_op: dict[int, list[Task]] = defaultdict(list)
-    for listed in phase.processors:
-        for task in listed:
+    for own in phase.processors:
+        for task in own:
             by_op[task.op].append(task)
     total = sum(len(t) for t in by_op.values())
     waits = sum(len(t.waits) for listed in by_op.values() for t in listed)
@@ -60,9 +60,9 @@ def _tensor(plan: Plan, tensor_id: int) -> str:
 
 
 def _tasks(plan: Plan, phase: Phase) -> Iterator[str]:
-    for processor, listed in enumerate(phase.processors):
+    for processor, own in enumerate(phase.processors):
         yield f"  processor {processor}"
-        for task in listed:
+        for task in own:
             waits = " ".join(f"{plan.counters[c].name}>={t}" for c, t in task.waits)
             signals = " ".join(
                 plan.counters[c].name

@@ -18,12 +18,16 @@ EPILOGUES = ("add", "swiglu", "rope_kv")
 MAX_STREAM_ROWS = 8  # more input rows than this fill matrix units, where a machine has them
 
 
-def fuse(graph: Graph, machine: Machine) -> Graph:
-    """A copy of the graph with fused linear nodes; everything else as it was."""
+def fuse(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -> Graph:
+    """A copy of the graph with fused linear nodes; everything else as it was.
+
+    kept: ids of buffers whose contents somebody else reads, so that they must be written.
+    """
     uses = Counter(t.id for n in graph.nodes for t in (*n.inputs, *n.after))
     made = copy.copy(graph)
     by_output = {t.id: n for n in graph.nodes for t in n.outputs}
-    by_input = {}
+    by_input: dict[int, Node] = {}
+    written = {t.buffer.id for n in graph.nodes for t in n.outputs}
     for node in graph.nodes:
         for tensor in node.inputs:
             by_input.setdefault(tensor.id, node)
@@ -32,12 +36,25 @@ def fuse(graph: Graph, machine: Machine) -> Graph:
     for node in graph.nodes:
         if node.type != "matmul" or not _streams(node, machine):
             continue
+        if node.inputs[1].buffer.id in written or node.id in replaced:
+            continue
         norm = by_output.get(node.inputs[0].id)
-        if norm is not None and not (norm.type == "rmsnorm" and uses[node.inputs[0].id] == 1):
+        if norm is not None and not (
+            norm.type == "rmsnorm"
+            and uses[node.inputs[0].id] == 1
+            and node.inputs[0].buffer.id not in kept
+            and norm.inputs[0].shape == node.inputs[0].shape
+        ):
             norm = None
         last = by_input.get(node.outputs[0].id)
-        if last is not None and not _epilogue(last, node.outputs[0], uses):
+        if last is not None and (
+            node.outputs[0].buffer.id in kept or not _epilogue(last, node.outputs[0], uses)
+        ):
             last = None
+        while (norm or last) and not _still(graph, norm, node, last):
+            norm, last = (norm, None) if last else (None, None)
+        if {node.inputs[0].buffer.id} & {t.buffer.id for t in node.outputs}:
+            continue
         replaced[(last or node).id] = _linear(node, norm, last)
         dropped.update(n.id for n in (norm, node if last else None) if n is not None)
     made.nodes = [replaced.get(n.id, n) for n in graph.nodes if n.id not in dropped]
@@ -69,6 +86,24 @@ def _epilogue(node: Node, product: Tensor, uses: Counter[int]) -> bool:
     return True
 
 
+def _still(graph: Graph, norm: Node | None, node: Node, last: Node | None) -> bool:
+    """Do the joined node's operands hold at its end what they held where each part stood?
+
+    Nobody in between may write what the parts read, nor may the result lie where all tasks read.
+    """
+    parts = [n for n in (norm, node, last) if n is not None]
+    end = parts[-1]
+    inner = {t.id for n in parts[:-1] for t in n.outputs}
+    reads = {t.buffer.id for n in parts for t in n.inputs if t.id not in inner}
+    between = [
+        n for n in graph.nodes if parts[0].id <= n.id <= end.id and n not in parts and n.outputs
+    ]
+    if any(t.buffer.id in reads for n in between for t in n.outputs):
+        return False
+    gathered = (norm or node).inputs[0].buffer.id
+    return all(t.buffer.id != gathered for t in end.outputs)
+
+
 def _linear(node: Node, norm: Node | None, last: Node | None) -> Node:
     x, weight = node.inputs
     inputs = [norm.inputs[0] if norm else x, weight]
@@ -83,5 +118,13 @@ def _linear(node: Node, norm: Node | None, last: Node | None) -> Node:
     end = last or node
     after = (*(norm.after if norm else ()), *node.after, *(last.after if last else ()))
     return Node(
-        end.id, "linear", node.name, tuple(inputs), end.outputs, attrs, after, phase=node.phase
+        end.id,
+        "linear",
+        node.name,
+        tuple(inputs),
+        end.outputs,
+        attrs,
+        after,
+        phase=node.phase,
+        processors=end.processors,
     )

@@ -14,7 +14,7 @@ from typing import Any
 from ark.errors import PlanError
 from ark.ir.dtype import DataType
 from ark.ir.model import Graph, Node
-from ark.ir.tensor import Tensor
+from ark.ir.tensor import Tensor, dense_view
 from ark.ops import registry
 from ark.plan.machine import Machine
 from ark.tasks.kind import OperandType, Signature
@@ -42,6 +42,7 @@ class Group:
     coords: list[tuple[int, ...]]
     after: tuple[Tensor, ...]
     phase: int
+    processors: tuple[int, int] | None = None
     sends: list[tuple[Mail, ...]] = field(default_factory=list)
     awaits: list[tuple[tuple[Mail, int], ...]] = field(default_factory=list)
 
@@ -64,10 +65,42 @@ class Lowering:
             if node.virtual:
                 continue
             self._node = node
-            registry.get(node.type).lower(self, node)
+            op = registry.get(node.type)
+            if op.apart is None:
+                op.lower(self, node)
+                continue
+            private, moves = self._untangle(node, op.apart)
+            op.lower(self, private)
+            for source, target in moves:
+                registry.get("copy").lower(
+                    self,
+                    dataclasses.replace(
+                        node, type="copy", inputs=(source,), outputs=(target,), attrs={}
+                    ),
+                )
         if self.machine.has("packets") and self.options.get("packets", True):
             self._choose_packets()
         return self.groups
+
+    def _untangle(self, node: Node, pointwise: bool) -> tuple[Node, list[tuple[Tensor, Tensor]]]:
+        """Sends outputs that lie on an input's memory through temporaries.
+
+        Tasks of one op are not ordered among themselves, so none may overwrite what another still
+        reads. Where each output element depends on its own place only (`pointwise`), an output that
+        is exactly an input is safe.
+        """
+        outputs, moves = [], []
+        for out in node.outputs:
+            tangled = any(
+                t.buffer.id == out.buffer.id and not (pointwise and _same_place(t, out))
+                for t in node.inputs
+            )
+            if tangled:
+                temp = self.temp(out.shape, out.dtype, f"{node.name}.apart")
+                moves.append((temp, out))
+                out = temp
+            outputs.append(out)
+        return dataclasses.replace(node, outputs=tuple(outputs)), moves
 
     def _choose_packets(self) -> None:
         """Small activations carry their epoch where everybody who touches them can read that.
@@ -75,7 +108,7 @@ class Lowering:
         A buffer qualifies if all its tensors are whole dense fp32 views and its bytes stay small:
         a packet costs 8 bytes an element, and every reader of a large one would load it all.
         """
-        barred: set[int] = set(self.options.get("pinned", ()))
+        barred: set[int] = set(self.options.get("external", ()))
         written: set[int] = set()
         touched: dict[int, list[Tensor]] = {}
         for group in self.groups:
@@ -122,9 +155,14 @@ class Lowering:
             [tuple(int(v) for v in c) for c in coords],
             node.after,
             node.phase,
+            node.processors,
         )
         self.groups.append(group)
         return group
+
+    def mail(self, rank: int, name: str) -> Mail:
+        """The counter called `name` on `rank`."""
+        return Mail(rank, name)
 
     def number(self, key: str) -> int:
         """How often `key` was asked for before: pairs up what ranks name alike."""
@@ -143,16 +181,16 @@ class Lowering:
         return self.view(tensor, (tensor.elements,))
 
     def view(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
-        """A dense tensor seen in another shape of as many elements."""
-        start = sum(o * s for o, s in zip(tensor.offsets, tensor.strides, strict=True))
-        size = tensor.buffer.nbytes // tensor.dtype.itemsize
+        """A dense tensor seen in another shape of as many elements; PlanError if it cannot be."""
+        layout = dense_view(tensor, shape)
+        if layout is None:
+            raise PlanError(f"tensor {tensor.name!r} cannot be viewed as {list(shape)}")
+        extents, offsets = layout
         dims = tuple(shape)
-        if start == 0 and tensor.elements == size:
-            return dataclasses.replace(
-                tensor, shape=dims, extents=dims, offsets=(0,) * len(dims), padded=dims
-            )
-        if len(dims) != 1:
-            raise PlanError(f"tensor {tensor.name!r} is part of a buffer and can only be flattened")
         return dataclasses.replace(
-            tensor, shape=dims, extents=(size,), offsets=(start,), padded=dims
+            tensor, shape=dims, extents=extents, offsets=offsets, padded=dims
         )
+
+
+def _same_place(a: Tensor, b: Tensor) -> bool:
+    return (a.shape, a.extents, a.offsets, a.dtype) == (b.shape, b.extents, b.offsets, b.dtype)

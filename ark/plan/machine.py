@@ -54,10 +54,7 @@ class Machine:
         tile_m, tile_n = self.tile
         tile_m = min(tile_m, max(1, rows))
         tile_n = min(tile_n, max(1, columns))
-        while (
-            tile_n > 32
-            and batch * -(-rows // tile_m) * -(-columns // tile_n) < self.processors
-        ):
+        while tile_n > 32 and batch * -(-rows // tile_m) * -(-columns // tile_n) < self.processors:
             tile_n //= 2
         return tile_m, tile_n
 

@@ -13,8 +13,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from ark.ir.model import Graph
 from ark.ir.tensor import Tensor
 from ark.plan import memory
@@ -35,16 +33,18 @@ def plan(
 ) -> Plan:
     """Makes the plan of one rank. Does not verify: all ranks' plans are verified together.
 
-    options: `pinned` (ids of buffers that keep their contents for the host), `packets` (False keeps
-    every edge on counters), `fuse` (False keeps matmuls apart from their neighbours).
+    options: `external` (ids of buffers whose memory the caller brings and may read and write
+    between launches), `packets` (False keeps every edge on counters), `fuse` (False keeps matmuls
+    apart from their neighbours).
     """
     chosen = dict(options or {})
     private = _private_copy(graph)
+    external = frozenset(chosen.get("external", ()))
     if chosen.get("fuse", True):
-        private = fuse(private, machine)
+        private = fuse(private, machine, external)
     lowering = Lowering(private, machine, chosen)
     groups = lowering.run()
-    tables = _Tables(private, groups, lowering.packets, frozenset(chosen.get("pinned", ())))
+    tables = _Tables(private, groups, lowering.packets, external)
     schedule = Schedule(machine, tables.tensors, tables.buffers, graph.rank, graph.world_size)
     phases = []
     for number, name in enumerate(private.phases):
@@ -60,8 +60,15 @@ def plan(
         counters=schedule.counters(),
         phases=tuple(phases),
         arenas=tables.arenas,
-        meta=dict(meta or {}),
+        meta={**(meta or {}), **_ranges(groups)},
     )
+
+
+def _ranges(groups: Sequence[Group]) -> dict[str, Any]:
+    """The processors that each op was asked to stay on, if any was."""
+    if all(g.processors is None for g in groups):
+        return {}
+    return {"processor_ranges": [list(g.processors) if g.processors else None for g in groups]}
 
 
 def _machine_entry(machine: Machine) -> dict[str, Any]:
@@ -87,10 +94,11 @@ class _Tables:
         graph: Graph,
         groups: Sequence[Group],
         packets: set[int],
-        pinned: frozenset[int],
+        external: frozenset[int],
     ) -> None:
         self.rank = graph.rank
         self.packets = packets
+        self._external = external
         self.buffers: list[PlanBuffer] = []
         self.tensors: list[PlanTensor] = []
         self.ops: list[PlanOp] = []
@@ -102,7 +110,7 @@ class _Tables:
             operands = tuple(self._tensor(t, i) for t in group.operands)
             after = tuple(self._tensor(t, i) for t in group.after)
             self.ops.append(PlanOp(i, group.name, group.kind, group.params, operands, after))
-        self._place(graph, pinned)
+        self._place()
 
     def _tensor(self, tensor: Tensor, op: int) -> int:
         packet = tensor.id in self.packets
@@ -135,30 +143,27 @@ class _Tables:
             found = len(self.buffers)
             self._buffer_ids[source.id] = found
             rank = self.rank if source.rank < 0 else source.rank
+            arena = "external" if source.id in self._external else source.arena
             self.buffers.append(
                 PlanBuffer(
                     id=found,
                     name=source.name or tensor.name or f"b{source.id}",
-                    arena="packet" if packet else source.arena,
+                    arena="packet" if packet else arena,
                     nbytes=source.nbytes // tensor.dtype.itemsize * 8 if packet else source.nbytes,
                     rank=rank,
-                    initial=source.arena in INITIAL,
+                    initial=arena in INITIAL,
                 )
             )
         return found
 
-    def _place(self, graph: Graph, pinned: frozenset[int]) -> None:
+    def _place(self) -> None:
         """Offsets: activations share memory, everything else lies one behind the other."""
-        kept = {self._buffer_ids[b] for b in pinned if b in self._buffer_ids}
         own = [b for b in self.buffers if b.rank == self.rank]
-        sharing = [b for b in own if b.arena == "activation" and b.id not in kept]
+        sharing = [b for b in own if b.arena == "activation"]
         offsets, total = memory.share(
             {b.id: b.nbytes for b in sharing}, {b.id: self._lifetimes[b.id] for b in sharing}
         )
-        fixed = [(b.id, b.nbytes) for b in own if b.arena == "activation" and b.id in kept]
-        after, more = memory.lay_out(fixed)
-        offsets.update({key: total + at for key, at in after.items()})
-        self.arenas["activation"] = total + more
+        self.arenas["activation"] = total
         for arena in ("parameter", "state", "symmetric", "host", "packet"):
             members = [(b.id, b.nbytes) for b in own if b.arena == arena]
             placed, size = memory.lay_out(members)
@@ -168,7 +173,6 @@ class _Tables:
             dataclasses.replace(
                 b,
                 offset=offsets.get(b.id, -1 if b.rank != self.rank else 0),
-                initial=b.initial or b.id in kept,
             )
             for b in self.buffers
         ]

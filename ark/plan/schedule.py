@@ -131,22 +131,23 @@ class _PhaseRun:
 
     def add(self, op: PlanOp, group: Group) -> None:
         """Deals the group's tasks and places their waits."""
-        processors = len(self.lists)
+        begin, end = group.processors or (0, len(self.lists))
+        begin = min(begin, len(self.lists) - 1)
+        end = max(begin + 1, min(end, len(self.lists)))
+        processors = end - begin
         count = len(group.coords)
         first = len(self.drafts)
         for i, coord in enumerate(group.coords):
             share = i * processors // count if count > processors else i
-            processor = (self.rotation + share) % processors
+            processor = begin + (self.rotation + share) % processors
             self.drafts.append(_Draft(op.id, coord, processor, 0))
-        self.rotation = (self.rotation + count) % processors
+        self.rotation = (self.rotation + count) % len(self.lists)
         self.ranges[op.id] = (first, count)
         sig = self.s.signature(op)
         self.ops[op.id], self.signatures[op.id] = op, sig
         kind = task_kind(op.kind)
         accesses = [(i, a) for i, c in enumerate(group.coords) for a in kind.accesses(sig, c)]
-        mine = regions(
-            self.s.tensors, self.s.buffers, self.s.itemsizes, op.operands, accesses
-        )
+        mine = regions(self.s.tensors, self.s.buffers, self.s.itemsizes, op.operands, accesses)
         mine += self._after(op, count)
         conflicts, packets = self._conflicts(mine, count)
         for i in range(count):
@@ -247,9 +248,7 @@ class _PhaseRun:
                 entries[:] = [
                     e
                     for e in entries
-                    if e.op == op
-                    or e.region.begin < region.begin
-                    or e.region.end > region.end
+                    if e.op == op or e.region.begin < region.begin or e.region.end > region.end
                 ]
             entries.append(_Entry(op, region))
 
@@ -296,6 +295,5 @@ def _covers(region: Region) -> bool:
 
     The boxes of one op's writes never overlap, so their sizes must add up.
     """
-    itemsize = int(region.frame[2])  # type: ignore[call-overload]
-    sizes = np.prod(region.hi - region.lo, axis=1).sum() * itemsize
+    sizes = np.prod(region.hi - region.lo, axis=1).sum() * region.frame.itemsize
     return int(sizes) == region.end - region.begin

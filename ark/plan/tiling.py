@@ -32,9 +32,7 @@ def box_tile(shape: Sequence[int], machine: Machine, fixed: int | None = None) -
 
 def box_coords(shape: Sequence[int], tile: Sequence[int]) -> list[tuple[int, ...]]:
     """First indices of all tiles, the last dimension fastest."""
-    return list(
-        itertools.product(*(range(0, n, s) for n, s in zip(shape, tile, strict=True)))
-    )
+    return list(itertools.product(*(range(0, n, s) for n, s in zip(shape, tile, strict=True))))
 
 
 def split(total: int, parts: int) -> list[tuple[int, int]]:

@@ -115,6 +115,15 @@ class Executor:
             self._alloc(trace_records * plan.processors * record) if trace_records else None
         )
 
+    def rebind(self, externals: Mapping[int, int]) -> None:
+        """Moves external buffers to other addresses, by buffer id; nothing may be running."""
+        self._externals.update(externals)
+        self.tables = tables.build(
+            self.plan, self.program.emitted, self.buffer_address, self._counter_address
+        )
+        for name, memory in self._arrays.items():
+            self.device.write(memory.address, getattr(self.tables, name))
+
     def _upload(self, array: np.ndarray) -> Memory:
         memory = self._alloc(array.nbytes)
         self.device.write(memory.address, array)

@@ -51,7 +51,10 @@ def build(
                 stage = fetched - first_fetch
                 for fetch in task.fetches:
                     operand = operands[task.op][fetch.operand]
-                    if fetch.offset < 0 or fetch.offset + fetch.nbytes > limits[task.op][fetch.operand]:
+                    if (
+                        fetch.offset < 0
+                        or fetch.offset + fetch.nbytes > limits[task.op][fetch.operand]
+                    ):
                         raise PlanError(
                             f"op {plan.ops[task.op].name!r} fetches past the end of its operand; "
                             "the plan is damaged"

@@ -14,8 +14,6 @@ from ark.plan.machine import Machine
 from ark.tasks import text
 from ark.tasks.kind import Access, Signature, TaskKind, register
 
-INTEGERS = ("int32", "uint32", "int8", "uint8", "byte")
-
 
 def broadcast_access(
     sig: Signature, index: int, lo: Sequence[int], hi: Sequence[int], write: bool = False
@@ -46,30 +44,22 @@ class Elementwise(TaskKind):
         out = len(sig.operands) - 1
         entry = FUNCTIONS[sig.params["function"]]
         scalar = sig.params.get("scalar")
-        integer = all(o.dtype in INTEGERS for o in sig.operands)
+        integer = all(o.dtype in text.INTEGERS for o in sig.operands)
         compute = "ark_i32" if integer else "float"
+        expr = (entry.integer if integer else entry.expr) or entry.expr
         names = ["i0", "i1", "i2", "i3"]
         declare = "".join(text.operand(sig, i, f"p{i}", const=i != out) for i in range(out + 1))
         body = ""
         for letter, i in zip("ab", range(out), strict=False):
-            where = text.offset(sig, i, names)
-            op = sig.operands[i]
-            value = (
-                f"static_cast<{compute}>(p{i}[{where}])"
-                if op.dtype in INTEGERS
-                else f"ark_get(p{i}, {where})"
-            )
-            body += f"    const {compute} {letter} = {value};\n"
+            value = text.load(sig, i, f"p{i}", text.offset(sig, i, names))
+            body += f"    const {compute} {letter} = static_cast<{compute}>({value});\n"
         if scalar is not None:
             letter = "ab"[out]
             number = str(int(scalar)) if integer else text.literal(scalar)
             body += f"    const {compute} {letter} = {number};\n"
         target = sig.operands[out]
         where = text.offset(sig, out, names)
-        if target.dtype in INTEGERS:
-            body += f"    po[{where}] = static_cast<{target.ctype}>({entry.expr});\n"
-        else:
-            body += f"    ark_put(po, {where}, {entry.expr});\n"
+        body += f"    {text.store(sig, out, 'po', where, expr)}\n"
         declare = declare.replace(f" p{out} =", " po =")
         loop = text.box_loop(text.pad4(target.shape, 1), sig.params["tile"], body, machine)
         return text.function(name, declare + loop)

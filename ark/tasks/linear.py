@@ -20,7 +20,15 @@ from ark.plan.machine import Machine
 from ark.plan.types import Fetch
 from ark.tasks import text
 from ark.tasks.kind import Access, Signature, TaskKind, register, whole
-from ark.tasks.rotary import has_fresh, rotary_accesses, rotary_operands, rotary_store, system
+from ark.tasks.rotary import (
+    has_fresh,
+    rotary_accesses,
+    rotary_angle,
+    rotary_operands,
+    rotary_store,
+    rotated_columns,
+    system,
+)
 
 PAIRED = ("swiglu", "rope_kv")
 
@@ -75,47 +83,54 @@ class Linear(TaskKind):
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         m, k = sig.operands[0].shape
-        x_at = text.offset(sig, 0, ["0", "0", "m", "k"])
+        norm = sig.params["prologue"] == "rmsnorm"
+        row = text.offset(sig, 0, ["0", "0", "m", "0"])
+        bring = (
+            f"ark_bring<{'true' if norm else 'false'}>(c, px + ({row}), "
+            f"{sig.operands[0].strides[-1]}, K, xs + m * K, {system(sig, 0)})"
+        )
         body = (
             text.operand(sig, 0, "px")
             + text.operand(sig, 2, "po", const=False)
             + f"  constexpr int M = {m}, K = {k}, R = {sig.params['rows']};\n"
             "  float* xs = reinterpret_cast<float*>(c.scratch);\n"
-            "  for (int m = 0; m < M; ++m) {\n"
         )
-        load = f"ark_take(c, px, {x_at}, {system(sig, 0)})"
-        if sig.params["prologue"] == "rmsnorm":
+        if norm:
+            # The weights of the norm are there before the input is; its scale waits for the end.
             body += (
-                text.operand(sig, 3, "pn") + "    float* red = xs + M * K;\n"
-                "    float s = 0.0f;\n"
-                f"    for (int k = ark_tid(); k < K; k += ARK_THREADS) {{ const float v = {load}; "
-                "xs[m * K + k] = v; s += v * v; }\n"
-                f"    s = ark_rsqrt(ark_block_sum(s, red) / K + {text.literal(sig.params['eps'])});\n"
-                "    for (int k = ark_tid(); k < K; k += ARK_THREADS) "
-                "xs[m * K + k] *= s * ark_get(pn, k);\n"
+                text.operand(sig, 3, "pn") + "  float scale[M];\n"
+                "  for (int k = ark_tid(); k < K; k += ARK_THREADS) {\n"
+                "    const float v = ark_get(pn, k);\n"
+                "    for (int m = 0; m < M; ++m) xs[m * K + k] = v;\n  }\n"
+                f"  for (int m = 0; m < M; ++m) scale[m] = {bring};\n"
+                "  for (int m = 0; m < M; ++m) scale[m] = ark_rsqrt(ark_block_sum(scale[m], "
+                f"xs + M * K) / K + {text.literal(sig.params['eps'])});\n"
             )
         else:
-            body += (
-                f"    for (int k = ark_tid(); k < K; k += ARK_THREADS) xs[m * K + k] = {load};\n"
-            )
+            body += f"  for (int m = 0; m < M; ++m) {bring};\n"
         weight = sig.operands[1].ctype
+        before, after = self._epilogue(sig)
+        ragged = (
+            "      if (rows < R) {\n        for (int r = 0; r < R; ++r) if (r < rows) "
+            "ark_dots<1>(w + r * K, K, xs + m * K, K, acc[m] + r);\n        continue;\n      }\n"
+        )
         body += (
-            "  }\n  ark_sync();\n"
-            + self._epilogue_operands(sig)
-            + "  ark_u32 stage = t.fetch_begin;\n"
+            "  ark_sync();\n" + self._epilogue_operands(sig) + "  ark_u32 stage = t.fetch_begin;\n"
             "  for (int n = t.coord[0]; n < t.coord[1]; n += R, ++stage) {\n"
             "    if (!ark_stage_mine(c, stage)) continue;\n"
-            f"    const {weight}* w = reinterpret_cast<const {weight}*>(ark_stage(c, stage));\n"
             "    const int rows = t.coord[1] - n < R ? t.coord[1] - n : R;\n"
+            + before
+            + f"    const {weight}* w = reinterpret_cast<const {weight}*>(ark_stage(c, stage));\n"
             "    float acc[M][R];\n"
             "    for (int m = 0; m < M; ++m) {\n"
-            "      if (rows == R) { ark_dots<R>(w, K, xs + m * K, K, acc[m]); continue; }\n"
-            "      for (int r = 0; r < R; ++r) if (r < rows) "
-            "ark_dots<1>(w + r * K, K, xs + m * K, K, acc[m] + r);\n"
-            "    }\n"
+            + (ragged if sig.operands[1].shape[0] % sig.params["rows"] else "")
+            + "      ark_dots<R>(w, K, xs + m * K, K, acc[m]);\n    }\n"
             "    ark_stage_done(c, stage);\n"
             "    if (ark_lane() != 0) continue;\n"
-            "    for (int m = 0; m < M; ++m) {\n" + self._epilogue(sig) + "    }\n  }\n"
+            "    for (int m = 0; m < M; ++m) {\n"
+            + ("      for (int r = 0; r < R; ++r) acc[m][r] *= scale[m];\n" if norm else "")
+            + after
+            + "    }\n  }\n"
         )
         return text.function(name, body)
 
@@ -130,32 +145,48 @@ class Linear(TaskKind):
             return rotary_operands(sig, first)
         return ""
 
-    def _epilogue(self, sig: Signature) -> str:
+    def _epilogue(self, sig: Signature) -> tuple[str, str]:
+        """What a lane prepares while its stage is on the way, and what it does with the sums."""
         out = system(sig, 2)
         epilogue = sig.params["epilogue"]
-        if epilogue in ("store", "add"):
-            first = self._first_extra(sig)
-            value = "acc[m][r]"
-            if epilogue == "add":
-                at = text.offset(sig, first, ["0", "0", "m", "(n + r)"])
-                value += f" + ark_take(c, pr, {at}, {system(sig, first)})"
-            at = text.offset(sig, 2, ["0", "0", "m", "(n + r)"])
-            return (
-                "      for (int r = 0; r < R; ++r) if (r < rows) "
-                f"ark_give(c, po, {at}, {value}, {out});\n"
-            )
+        if epilogue == "rope_kv":
+            return self._rope_kv_source(sig)
         if epilogue == "swiglu":
             at = text.offset(sig, 2, ["0", "0", "m", "(n + r) / 2"])
-            return (
+            return "", (
                 "      for (int r = 0; r < R; r += 2) if (r < rows) {\n"
                 "        const float g = acc[m][r];\n"
                 f"        ark_give(c, po, {at}, g / (1.0f + ark_exp(-g)) * acc[m][r + 1], {out});\n"
                 "      }\n"
             )
-        return (
+        at = text.offset(sig, 2, ["0", "0", "m", "(n + r)"])
+        each = "      for (int r = 0; r < R; ++r) if (r < rows) "
+        if epilogue == "store":
+            return "", f"{each}ark_give(c, po, {at}, acc[m][r], {out});\n"
+        first = self._first_extra(sig)
+        residual = text.offset(sig, first, ["0", "0", "m", "(n + r)"])
+        before = (
+            "    float rest[M][R] = {};\n    if (ark_lane() == 0) for (int m = 0; m < M; ++m) {\n"
+            f"{each}rest[m][r] = ark_take(c, pr, {residual}, {system(sig, first)});\n    }}\n"
+        )
+        return before, f"{each}ark_give(c, po, {at}, acc[m][r] + rest[m][r], {out});\n"
+
+    def _rope_kv_source(self, sig: Signature) -> tuple[str, str]:
+        rotated = rotated_columns(sig)
+        before = (
+            "    float sine[M][R / 2] = {}, cosine[M][R / 2] = {};\n"
+            "    if (ark_lane() == 0) for (int m = 0; m < M; ++m)\n"
+            "    for (int r = 0; r < R; r += 2) {\n      const int row = n + r;\n"
+            f"      if (r >= rows || row >= {rotated}) continue;\n"
+            f"      const float angle = {rotary_angle(sig)};\n"
+            "      sine[m][r / 2] = ark_sin(angle);\n"
+            "      cosine[m][r / 2] = ark_cos(angle);\n    }\n"
+        )
+        return before, (
             "      for (int r = 0; r < R; r += 2) if (r < rows) {\n"
             "        const int row = n + r;\n"
             "        float a = acc[m][r], b = acc[m][r + 1];\n"
+            f"        if (row < {rotated}) ark_rotate(a, b, sine[m][r / 2], cosine[m][r / 2]);\n"
             + rotary_store(sig, 2, self._first_extra(sig))
             + "      }\n"
         )

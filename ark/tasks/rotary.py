@@ -3,10 +3,10 @@
 They stand on their own where the product before them is no linear task; the linear kind uses the
 same text in its epilogues. `rope_kv` params: heads, kv_heads, head_dim. operands: x (m, (heads + 2
 kv_heads) * head_dim), output q (m, heads * head_dim), position, frequencies, key cache and value
-cache (kv_heads, context, head_dim), [fresh (m, 2 * kv_heads * head_dim): the new keys and values once
-more, for readers in the same iteration]. coord: first and last+1 column of x, for all rows, because
-rows share the cache. `swiglu` operands: x (m, 2 n) with gate and up as neighbours, output (m, n). coord:
-row, first and last+1 column of x.
+cache (kv_heads, context, head_dim), [fresh (m, 2 * kv_heads * head_dim): the new keys and values
+once more, for readers in the same iteration]. coord: first and last+1 column of x, for all rows,
+because rows share the cache. `swiglu` operands: x (m, 2 n) with gate and up as neighbours, output
+(m, n). coord: row, first and last+1 column of x.
 """
 
 from __future__ import annotations
@@ -64,8 +64,19 @@ def rotary_operands(sig: Signature, first: int) -> str:
     )
 
 
+def rotated_columns(sig: Signature) -> int:
+    """Columns of the projection that are turned: queries and keys."""
+    p = sig.params
+    return int((p["heads"] + p["kv_heads"]) * p["head_dim"])
+
+
+def rotary_angle(sig: Signature) -> str:
+    """The angle by which the pair of row `m` at column `row` is turned."""
+    return f"static_cast<float>(position + m) * pf[row % {sig.params['head_dim']} / 2]"
+
+
 def rotary_store(sig: Signature, out: int, first: int) -> str:
-    """Rotates the pair `a`, `b` of row `m` at column `row` and stores it where it belongs."""
+    """Stores the turned pair `a`, `b` of row `m` at column `row` where it belongs."""
     p = sig.params
     width = p["head_dim"]
     queries, keys = p["heads"] * width, p["kv_heads"] * width
@@ -77,12 +88,8 @@ def rotary_store(sig: Signature, out: int, first: int) -> str:
     if has_fresh(sig, first):
         for step, value in ((0, "a"), (1, "b")):
             place = text.offset(sig, first + 4, ["0", "0", "m", f"(row + {step - queries})"])
-            fresh += (
-                f"          ark_give(c, pfresh, {place}, {value}, {system(sig, first + 4)});\n"
-            )
+            fresh += f"          ark_give(c, pfresh, {place}, {value}, {system(sig, first + 4)});\n"
     return (
-        f"        if (row < {queries + keys}) "
-        f"ark_rotate(a, b, static_cast<float>(position + m) * pf[row % {width} / 2]);\n"
         f"        if (row < {queries}) {{\n"
         f"          ark_give(c, po, {at}, a, {scope});\n"
         f"          ark_give(c, po, {next_at}, b, {scope});\n"
@@ -126,6 +133,9 @@ class RopeKv(TaskKind):
             "        const int m = e / pairs, row = t.coord[0] + e % pairs * 2;\n"
             f"        float a = ark_take(c, px, {at}, {scope});\n"
             f"        float b = ark_take(c, px, {next_at}, {scope});\n"
+            f"        const float angle = {rotary_angle(sig)};\n"
+            f"        if (row < {rotated_columns(sig)}) "
+            "ark_rotate(a, b, ark_sin(angle), ark_cos(angle));\n"
             + rotary_store(sig, 1, 2)
             + "  }\n"
         )

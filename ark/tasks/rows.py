@@ -91,11 +91,13 @@ class RowNorm(TaskKind):
         return text.function(name, body)
 
 
+# Start, step and result for floating point; for integers the start and step alone differ.
 _REDUCE = {
     "sum": ("0.0f", "s += v;", "s"),
     "mean": ("0.0f", "s += v;", "s / {n}"),
     "max": ("-ark_inf()", "s = v > s ? v : s;", "s"),
 }
+_INTEGER_START = {"sum": "0", "max": "(-2147483647 - 1)"}
 
 
 class Reduce(TaskKind):
@@ -123,14 +125,19 @@ class Reduce(TaskKind):
         axis = sig.params["axis"]
         count = shape[axis]
         start, step, value = _REDUCE[sig.params["function"]]
+        compute = "float"
+        if sig.operands[0].dtype in text.INTEGERS:
+            compute, start = "ark_i32", _INTEGER_START[sig.params["function"]]
+            step = step.replace("s += v", "s = static_cast<ark_i32>(static_cast<ark_u32>(s) + v)")
         names = [f"i{d}" for d in range(4)]
         inner = list(names)
         inner[axis] = "k"
         body = (
-            f"    float s = {start};\n"
+            f"    {compute} s = {start};\n"
             f"    for (int k = 0; k < {count}; ++k) {{\n"
-            f"      const float v = ark_get(p0, {text.offset(sig, 0, inner)});\n      {step}\n    }}\n"
-            f"    ark_put(po, {text.offset(sig, 1, names)}, {value.format(n=count)});\n"
+            f"      const {compute} v = {text.load(sig, 0, 'p0', text.offset(sig, 0, inner))};\n"
+            f"      {step}\n    }}\n"
+            f"    {text.store(sig, 1, 'po', text.offset(sig, 1, names), value.format(n=count))}\n"
         )
         out_shape = [1 if d == axis else n for d, n in enumerate(shape)]
         declare = text.operand(sig, 0, "p0") + text.operand(sig, 1, "po", const=False)

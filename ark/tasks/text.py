@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from ark.plan.machine import Machine
 from ark.tasks.kind import Signature
 
 DIMS = 4
+INTEGERS = ("int32", "uint32", "int8", "uint8", "byte")
 
 
 def pad4(values: Sequence[int], fill: int) -> tuple[int, ...]:
@@ -25,7 +28,7 @@ def operand(sig: Signature, index: int, name: str, const: bool = True) -> str:
 
 
 def offset(sig: Signature, index: int, variables: Sequence[str]) -> str:
-    """The element offset of operand `index` at four index expressions; size-1 dimensions broadcast."""
+    """The element offset of operand `index` at four indices; size-1 dimensions broadcast."""
     op = sig.operands[index]
     shape = pad4(op.shape, 1)
     strides = pad4(op.strides, 0)
@@ -35,6 +38,21 @@ def offset(sig: Signature, index: int, variables: Sequence[str]) -> str:
         if n != 1
     ]
     return " + ".join(terms) or "0"
+
+
+def load(sig: Signature, index: int, pointer: str, where: str) -> str:
+    """An element's value: as float, or as it is where the operand holds integers."""
+    if sig.operands[index].dtype in INTEGERS:
+        return f"{pointer}[{where}]"
+    return f"ark_get({pointer}, {where})"
+
+
+def store(sig: Signature, index: int, pointer: str, where: str, value: str) -> str:
+    """Stores a value, converted to the operand's type."""
+    op = sig.operands[index]
+    if op.dtype in INTEGERS:
+        return f"{pointer}[{where}] = static_cast<{op.ctype}>({value});"
+    return f"ark_put({pointer}, {where}, {value});"
 
 
 def box_loop(shape: Sequence[int], tile: Sequence[int], body: str, machine: Machine) -> str:
@@ -70,7 +88,10 @@ def function(name: str, body: str) -> str:
 
 
 def literal(value: float) -> str:
-    """A float literal; infinities through the device ABI."""
+    """A float literal, rounded to fp32; infinities through the device ABI."""
+    value = float(np.float32(value))
+    if math.isnan(value):
+        return "(ark_inf() - ark_inf())"
     if math.isinf(value):
         return "ark_inf()" if value > 0 else "(-ark_inf())"
     text = repr(float(value))

@@ -8,6 +8,13 @@ ARK_DEVICE void ark_put(float* p, ark_i64 i, float v) { p[i] = v; }
 ARK_DEVICE void ark_put(ark_f16* p, ark_i64 i, float v) { p[i] = ark_half(v); }
 ARK_DEVICE void ark_put(ark_bf16* p, ark_i64 i, float v) { p[i] = ark_bfloat(v); }
 
+// Integer division towards zero that never traps: by 0 it gives 0, and it wraps.
+ARK_DEVICE ark_i32 ark_int_div(ark_i32 a, ark_i32 b) {
+  if (b == 0) return 0;
+  if (b == -1) return static_cast<ark_i32>(0u - static_cast<ark_u32>(a));
+  return a / b;
+}
+
 // Sum over the block, the same value in every thread; scratch holds ARK_WARPS floats.
 ARK_DEVICE float ark_block_sum(float v, float* scratch) {
   v = ark_warp_sum(v);
@@ -43,11 +50,67 @@ ARK_DEVICE void ark_give(ArkCtx& c, ark_u64* p, ark_i64 i, float v, bool system)
   ark_publish(c, p + i, v, system);
 }
 
-// Rotates a pair of neighbours by position * frequency (RoPE, pairwise complex multiply).
-ARK_DEVICE void ark_rotate(float& a, float& b, float angle) {
-  const float s = ark_sin(angle), k = ark_cos(angle), x = a, y = b;
-  a = x * k - y * s;
-  b = x * s + y * k;
+// Brings a row of n elements, `stride` apart, into shared memory; thread t brings t, t + ARK_THREADS
+// and so on. With SCALED, xs holds a factor for each of the thread's elements, and the product stays
+// there. Returns the thread's share of the elements' sum of squares. Loads are issued together, so
+// that one trip to memory serves ARK_BATCH of them; packets that have not come are asked for again.
+constexpr int ARK_BATCH = 8;
+
+template <bool SCALED>
+ARK_DEVICE float ark_keep(float v, float* at) {
+  *at = SCALED ? *at * v : v;
+  return v * v;
+}
+template <bool SCALED, typename T>
+ARK_DEVICE float ark_bring(ArkCtx&, const T* p, int stride, int n, float* xs, bool) {
+  float squares = 0.0f;
+  for (int first = ark_tid(); first < n; first += ARK_BATCH * ARK_THREADS) {
+    float v[ARK_BATCH];
+    for (int b = 0; b < ARK_BATCH; ++b) {
+      const int k = first + b * ARK_THREADS;
+      v[b] = k < n ? ark_get(p, static_cast<ark_i64>(k) * stride) : 0.0f;
+    }
+    for (int b = 0; b < ARK_BATCH; ++b) {
+      const int k = first + b * ARK_THREADS;
+      if (k < n) squares += ark_keep<SCALED>(v[b], xs + k);
+    }
+  }
+  return squares;
+}
+template <bool SCALED>
+ARK_DEVICE float ark_bring(ArkCtx& c, const ark_u64* p, int stride, int n, float* xs, bool system) {
+  float squares = 0.0f;
+  for (int first = ark_tid(); first < n; first += ARK_BATCH * ARK_THREADS) {
+    ark_u64 seen[ARK_BATCH] = {};  // no epoch is 0
+    ArkSpin spin{0u, 0u};
+    for (bool all = false; !all && !c.failed;) {
+      all = true;
+      for (int b = 0; b < ARK_BATCH; ++b) {
+        const int k = first + b * ARK_THREADS;
+        if (k < n && !ark_packet_here(c, seen[b])) {
+          seen[b] = ark_packet_load(p + static_cast<ark_i64>(k) * stride, system);
+        }
+      }
+      for (int b = 0; b < ARK_BATCH; ++b) {
+        if (first + b * ARK_THREADS < n && !ark_packet_here(c, seen[b])) all = false;
+      }
+      if (!all) ark_packet_late(c, spin, seen[0]);
+    }
+    for (int b = 0; b < ARK_BATCH; ++b) {
+      const int k = first + b * ARK_THREADS;
+      if (k < n) {
+        squares += ark_keep<SCALED>(ark_bits_float(static_cast<ark_u32>(seen[b])), xs + k);
+      }
+    }
+  }
+  return squares;
+}
+
+// Turns a pair of neighbours by an angle given as sine and cosine (RoPE, pairwise complex multiply).
+ARK_DEVICE void ark_rotate(float& a, float& b, float sine, float cosine) {
+  const float x = a, y = b;
+  a = x * cosine - y * sine;
+  b = x * sine + y * cosine;
 }
 
 // `rows` dot products with x, each the warp's total in every lane.

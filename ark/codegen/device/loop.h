@@ -13,7 +13,7 @@ constexpr ark_u32 ARK_STAGE_UNIT =
     2u * ARK_WARPS * (ARK_RING_BYTES > 0 ? ARK_RING_BYTES / ARK_STAGE_BYTES : 1);
 constexpr ark_u32 ARK_STAGE_PERIOD = (1u << 30) / ARK_STAGE_UNIT * ARK_STAGE_UNIT;
 
-// What a task body sees besides its task.
+// What a task body sees besides its task; one per processor, in its shared memory.
 struct ArkCtx {
   const ArkParams* p;
   char* scratch;             // shared memory of this processor, ARK_SCRATCH_BYTES
@@ -37,7 +37,7 @@ ARK_DEVICE ArkControl* ark_control(const ArkParams* p) {
 ARK_DEVICE ArkHost* ark_host(const ArkParams* p) { return ARK_POINTER(ArkHost, p->host); }
 
 // Records the first failure of this launch for the host and raises the abort word for everybody.
-ARK_DEVICE void ark_fail(ArkCtx& c, ark_u32 why, ark_u32 counter, ark_u32 expected, ark_u32 seen) {
+ARK_COLD void ark_fail(ArkCtx& c, ark_u32 why, ark_u32 counter, ark_u32 expected, ark_u32 seen) {
   ArkControl* control = ark_control(c.p);
   if (ark_cas(&control->error, 0u, why) == 0u) {
     ArkHost* host = ark_host(c.p);
@@ -54,12 +54,15 @@ ARK_DEVICE void ark_fail(ArkCtx& c, ark_u32 why, ark_u32 counter, ark_u32 expect
   c.failed = true;
 }
 
-ARK_DEVICE bool ark_aborted(const ArkParams* p) {
+// Asking the host is slow, and slows everybody where many ask: once in so many polls.
+constexpr ark_u32 ARK_HOST_CHECK = 0xffffu;
+
+ARK_DEVICE bool ark_aborted(const ArkParams* p, bool ask_host) {
   return ark_load_acquire(&ark_control(p)->abort, false) != 0u ||
-         ark_load_host(&ark_host(p)->abort) != 0u;
+         (ask_host && ark_load_host(&ark_host(p)->abort) != 0u);
 }
 
-// A bounded spin: call once per failed poll; false means give up (budget spent or aborted).
+// A bounded spin: call once per failed poll; anything but ARK_KEEP means give up.
 struct ArkSpin {
   ark_u32 spins;
   ark_u64 start;
@@ -67,13 +70,18 @@ struct ArkSpin {
 
 enum ArkVerdict { ARK_KEEP, ARK_TIMEOUT, ARK_ABORTED };
 
+// The rare part of a spin: when it began, 0 if aborted, 1 past the budget.
+ARK_COLD ark_u64 ark_spin_check(const ArkParams* p, ArkSpin s, ark_u64 budget_ns) {
+  if (ark_aborted(p, (s.spins & ARK_HOST_CHECK) == 0u)) return 0u;
+  const ark_u64 now = ark_time_ns();
+  if (s.start == 0u) return now;
+  return now - s.start > budget_ns ? 1u : s.start;
+}
 ARK_DEVICE ArkVerdict ark_spin(const ArkParams* p, ArkSpin& s, ark_u64 budget_ns) {
   ark_pause(s.spins);
   if ((++s.spins & ARK_SPIN_CHECK) != 0u) return ARK_KEEP;
-  if (ark_aborted(p)) return ARK_ABORTED;
-  const ark_u64 now = ark_time_ns();
-  if (s.start == 0) s.start = now;
-  return now - s.start > budget_ns ? ARK_TIMEOUT : ARK_KEEP;
+  s.start = ark_spin_check(p, s, budget_ns);
+  return s.start > 1u ? ARK_KEEP : s.start == 1u ? ARK_TIMEOUT : ARK_ABORTED;
 }
 
 // Waits until a counter has reached `want` (wrap-safe); false after a failure.
@@ -90,21 +98,28 @@ ARK_DEVICE bool ark_wait(ArkCtx& c, ark_u32* word, ark_u32 want, bool system, ar
   }
 }
 
-// Reads one packet {value, epoch}: the load is the wait.
-ARK_DEVICE float ark_packet(ArkCtx& c, const ark_u64* packet, bool system) {
+// A packet {value, epoch} is of this iteration.
+ARK_DEVICE bool ark_packet_here(const ArkCtx& c, ark_u64 seen) {
+  return static_cast<ark_u32>(seen >> 32) == c.iteration + 1u;
+}
+
+// A poll came before its packet: pauses; past the budget or after an abort, gives up.
+ARK_DEVICE void ark_packet_late(ArkCtx& c, ArkSpin& spin, ark_u64 seen) {
+  const ArkVerdict verdict = ark_spin(c.p, spin, c.p->budget_ns);
+  if (verdict == ARK_KEEP) return;
+  if (verdict == ARK_TIMEOUT) {
+    ark_fail(c, 2u, 0u, c.iteration + 1u, static_cast<ark_u32>(seen >> 32));
+  }
+  c.failed = true;
+}
+
+// Reads one packet: the load is the wait.
+ARK_COLD float ark_packet(ArkCtx& c, const ark_u64* packet, bool system) {
   ArkSpin spin{0u, 0u};
-  const ark_u32 epoch = c.iteration + 1u;
   while (!c.failed) {
     const ark_u64 seen = ark_packet_load(packet, system);
-    if (static_cast<ark_u32>(seen >> 32) == epoch) {
-      return ark_bits_float(static_cast<ark_u32>(seen));
-    }
-    const ArkVerdict verdict = ark_spin(c.p, spin, c.p->budget_ns);
-    if (verdict == ARK_KEEP) continue;
-    if (verdict == ARK_TIMEOUT) {
-      ark_fail(c, 2u, 0u, epoch, static_cast<ark_u32>(seen >> 32));
-    }
-    c.failed = true;
+    if (ark_packet_here(c, seen)) return ark_bits_float(static_cast<ark_u32>(seen));
+    ark_packet_late(c, spin, seen);
   }
   return 0.0f;
 }
@@ -116,75 +131,85 @@ ARK_DEVICE void ark_publish(ArkCtx& c, ark_u64* packet, float value, bool system
 
 ARK_DEVICE void ark_dispatch(ArkCtx& c, const ArkTask& task);
 
-// A task's record and edges are read while the tasks before it run, so that no task begins with a
-// trip to memory. Of four records in shared memory one is in use, two are ahead, and the fourth may
-// still be read by threads that signal the task before.
-constexpr ark_u32 ARK_RECORDS = 4u;
-constexpr int ARK_RECORD_WORDS = sizeof(ArkTask) / 4;
-constexpr int ARK_RECORD_SHARE = (ARK_RECORD_WORDS + ARK_THREADS - 1) / ARK_THREADS;
-static_assert(ARK_RECORDS * sizeof(ArkTask) == ARK_LOOP_BYTES, "the loop's share of scratch");
+// A task's record and edges are copied to shared memory while the tasks before it run, so that no
+// task begins with a trip to memory. Of four slots one is in use, the next two are filled, and the
+// fourth may still be read by threads that signal the task before.
+constexpr ark_u32 ARK_SLOTS = 4u;
+constexpr ark_u32 ARK_SLOT_EDGES = 8u;
 
-struct ArkRecord {
-  ark_u32 words[ARK_RECORD_SHARE];  // this thread's share of a record on its way
+struct ArkLoop {
+  ArkTask tasks[ARK_SLOTS];
+  ArkEdge edges[ARK_SLOTS][ARK_SLOT_EDGES];
+  ArkCtx ctx;
 };
+static_assert(sizeof(ArkLoop) <= ARK_LOOP_BYTES, "the loop's share of scratch");
 
-ARK_DEVICE void ark_read_record(ArkRecord& r, const ArkTask* task) {
-  const ark_u32* words = reinterpret_cast<const ark_u32*>(task);
-  for (int i = 0; i < ARK_RECORD_SHARE; ++i) {
-    const int w = ark_tid() + i * ARK_THREADS;
-    if (w < ARK_RECORD_WORDS) r.words[i] = words[w];
+#ifndef ARK_HAS_COPY_AHEAD
+// 8 bytes from memory to shared memory; there after ark_copies_done() and a barrier.
+ARK_DEVICE void ark_copy_ahead(ark_u64* to, const ark_u64* from) { *to = *from; }
+ARK_DEVICE void ark_copies_done() {}
+#endif
+
+ARK_DEVICE void ark_copy_words(void* to, const void* from, ark_u32 words) {
+  for (ark_u32 i = ark_tid(); i < words; i += ARK_THREADS) {
+    ark_copy_ahead(reinterpret_cast<ark_u64*>(to) + i, reinterpret_cast<const ark_u64*>(from) + i);
   }
 }
-ARK_DEVICE void ark_keep_record(const ArkRecord& r, ArkTask* task) {
-  ark_u32* words = reinterpret_cast<ark_u32*>(task);
-  for (int i = 0; i < ARK_RECORD_SHARE; ++i) {
-    const int w = ark_tid() + i * ARK_THREADS;
-    if (w < ARK_RECORD_WORDS) words[w] = r.words[i];
-  }
+ARK_DEVICE void ark_task_ahead(ArkLoop& loop, const ArkParams* p, ark_u32 i) {
+  const ArkTask* task = ARK_POINTER(const ArkTask, p->tasks) + i;
+  ark_copy_words(&loop.tasks[i % ARK_SLOTS], task, sizeof(ArkTask) / 8u);
+}
+// A task's waits and signals lie behind each other; few have more than fit.
+ARK_DEVICE void ark_edges_ahead(ArkLoop& loop, const ArkParams* p, ark_u32 i) {
+  const ArkTask& task = loop.tasks[i % ARK_SLOTS];
+  const ark_u32 count = task.signal_end - task.wait_begin;
+  const ArkEdge* edges = ARK_POINTER(const ArkEdge, p->edges) + task.wait_begin;
+  const ark_u32 fit = count < ARK_SLOT_EDGES ? count : ARK_SLOT_EDGES;
+  ark_copy_words(loop.edges[i % ARK_SLOTS], edges, fit * (sizeof(ArkEdge) / 8u));
+}
+ARK_DEVICE const ArkEdge& ark_edge(const ArkLoop& loop, ark_u32 i, ark_u32 edge) {
+  const ark_u32 at = edge - loop.tasks[i % ARK_SLOTS].wait_begin;
+  if (at < ARK_SLOT_EDGES) return loop.edges[i % ARK_SLOTS][at];
+  return ARK_POINTER(const ArkEdge, loop.ctx.p->edges)[edge];
 }
 
-// This thread's first edge of a range, if it has one.
-ARK_DEVICE ArkEdge ark_first_edge(const ArkParams* p, ark_u32 begin, ark_u32 end) {
-  ArkEdge e = {};
-  if (begin + ark_tid() < end) e = ARK_POINTER(const ArkEdge, p->edges)[begin + ark_tid()];
-  return e;
-}
-
-// All waits of a task, one thread each; `e` is this thread's first edge.
-ARK_DEVICE bool ark_wait_task(ArkCtx& c, const ArkTask& task, ArkEdge e) {
-  const ArkEdge* edges = ARK_POINTER(const ArkEdge, c.p->edges);
+// All waits of task i, one thread each.
+ARK_DEVICE bool ark_wait_task(ArkLoop& loop, ark_u32 i) {
+  ArkCtx& c = loop.ctx;
+  const ArkTask& task = loop.tasks[i % ARK_SLOTS];
   if (task.wait_begin == task.wait_end) return true;
   bool ok = true;
   for (ark_u32 w = task.wait_begin + ark_tid(); w < task.wait_end; w += ARK_THREADS) {
-    if (w >= task.wait_begin + ARK_THREADS) e = edges[w];
+    const ArkEdge& e = ark_edge(loop, i, w);
     const ark_u32 want = e.step * c.phase_iteration + e.value;
     ok = ok && ark_wait(c, ark_words(e.address), want, (e.flags & 1u) != 0u, 1u, e.counter);
   }
   return ark_all(ok);
 }
 
-ARK_DEVICE void ark_signal_task(ArkCtx& c, const ArkTask& task, ArkEdge e) {
-  const ArkEdge* edges = ARK_POINTER(const ArkEdge, c.p->edges);
+ARK_DEVICE void ark_signal_task(ArkLoop& loop, ark_u32 i, ark_u32 iteration) {
+  const ArkTask& task = loop.tasks[i % ARK_SLOTS];
   for (ark_u32 s = task.signal_begin + ark_tid(); s < task.signal_end; s += ARK_THREADS) {
-    if (s >= task.signal_begin + ARK_THREADS) e = edges[s];
+    const ArkEdge& e = ark_edge(loop, i, s);
     // The host learns of an iteration's end before the gate lets the next one begin.
-    if ((e.flags & 2u) != 0u) ark_store_host(&ark_host(c.p)->done, c.iteration + 1u);
+    if ((e.flags & 2u) != 0u) ark_store_host(&ark_host(loop.ctx.p)->done, iteration + 1u);
     ark_add_release(ark_words(e.address), e.value, (e.flags & 1u) != 0u);
   }
 }
 
 // Leader only: may this processor begin the iteration? The gate opens when all of the iteration
 // before it is done on every rank; in persistent mode processor 0 also asks the host.
-ARK_DEVICE bool ark_may_begin(ArkCtx& c) {
+ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration) {
   ArkControl* control = ark_control(c.p);
   const bool system = c.p->world > 1u;
-  if (!ark_wait(c, ark_words(c.p->gate), c.iteration * c.p->world, system, 4u, 0u)) return false;
+  const ark_u32 want = iteration * c.p->world;
+  if (!ark_wait(c, ark_words(c.p->gate), want, system, 4u, 0u)) return false;
   if (c.p->persistent && c.processor == 0u) {
     ArkHost* host = ark_host(c.p);
     ArkSpin spin{0u, 0u};
     for (;;) {
       const ark_u32 target = ark_load_host(&host->target);
-      if (target > c.iteration) {
+      if (target > iteration) {
         ark_add_release(&control->go, 1u, false);
         break;
       }
@@ -203,72 +228,76 @@ ARK_DEVICE bool ark_may_begin(ArkCtx& c) {
     for (;;) {
       const ark_u32 go = ark_load_acquire(&control->go, false);
       if (go >= 0x40000000u) return false;
-      if (go > c.iteration) return true;
+      if (go > iteration) return true;
       if (ark_spin(c.p, spin, c.p->idle_ns + c.p->budget_ns) != ARK_KEEP) return false;
     }
   }
-  return c.iteration < ark_load_acquire(&control->limit, false);
+  return iteration < ark_load_acquire(&control->limit, false);
 }
 
 ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
-  ArkCtx c;
-  c.p = p;
-  c.scratch = scratch + ARK_LOOP_BYTES;
-  c.processor = processor;
-  c.stage_base = 0u;
-  c.task = 0xffffffffu;
-  c.op = 0xffffffffu;
-  c.failed = false;
+  ArkLoop& loop = *reinterpret_cast<ArkLoop*>(scratch);
+  ArkCtx& c = loop.ctx;
+  const bool leader = ark_tid() == 0;
+  if (leader) {
+    c.p = p;
+    c.scratch = scratch + ARK_LOOP_BYTES;
+    c.processor = processor;
+    c.task = 0xffffffffu;
+    c.op = 0xffffffffu;
+    c.iteration = 0u;
+    c.failed = false;
+  }
+  ark_sync();
   const ark_u32 phase0 = ark_control(p)->phase0;
   const ArkRange* ranges = ARK_POINTER(const ArkRange, p->ranges);
-  const ArkTask* tasks = ARK_POINTER(const ArkTask, p->tasks);
-  ArkTask* records = reinterpret_cast<ArkTask*>(scratch);
-  ArkRecord ahead;
+  ark_u32 stage_base = 0u;
   ark_u32 traced = 0u;
-  for (c.iteration = 0u;; ++c.iteration) {
+  for (ark_u32 iteration = 0u;; ++iteration) {
     bool go = true;
-    if (ark_tid() == 0) go = ark_may_begin(c);
+    if (leader) go = ark_may_begin(c, iteration);
     if (!ark_all(go)) return;
-    c.phase = c.iteration < phase0 ? 0u : ARK_PHASES - 1u;
-    c.phase_iteration = c.phase == 0u ? c.iteration : c.iteration - phase0;
-    const ArkRange range = ranges[c.phase * p->processors + processor];
-    c.fetches = ARK_POINTER(const ArkFetch, p->fetches) + range.fetch_begin;
+    const ark_u32 phase = iteration < phase0 ? 0u : ARK_PHASES - 1u;
+    const ArkRange range = ranges[phase * p->processors + processor];
     const ark_u32 end = range.task_end;
-    for (ark_u32 i = range.task_begin; i < end && i < range.task_begin + 2u; ++i) {
-      ark_read_record(ahead, tasks + i);
-      ark_keep_record(ahead, records + i % ARK_RECORDS);
+    if (leader) {
+      c.iteration = iteration;
+      c.phase = phase;
+      c.phase_iteration = phase == 0u ? iteration : iteration - phase0;
+      c.fetches = ARK_POINTER(const ArkFetch, p->fetches) + range.fetch_begin;
+      c.stage_base = stage_base;
     }
+    if (range.task_begin < end) ark_task_ahead(loop, p, range.task_begin);
+    if (range.task_begin + 1u < end) ark_task_ahead(loop, p, range.task_begin + 1u);
+    ark_copies_done();
     ark_sync();
-    ArkEdge wait = {};
+    if (range.task_begin < end) ark_edges_ahead(loop, p, range.task_begin);
+    ark_copies_done();
+    ark_sync();
     for (ark_u32 i = range.task_begin; i < end; ++i) {
-      const ArkTask& task = records[i % ARK_RECORDS];
-      if (i == range.task_begin) wait = ark_first_edge(p, task.wait_begin, task.wait_end);
-      const ArkEdge signal = ark_first_edge(p, task.signal_begin, task.signal_end);
-      ArkEdge next_wait = {};
-      if (i + 1u < end) {
-        const ArkTask& next = records[(i + 1u) % ARK_RECORDS];
-        next_wait = ark_first_edge(p, next.wait_begin, next.wait_end);
+      const ArkTask& task = loop.tasks[i % ARK_SLOTS];
+      if (i + 1u < end) ark_edges_ahead(loop, p, i + 1u);
+      if (i + 2u < end) ark_task_ahead(loop, p, i + 2u);
+      if (leader) {
+        c.task = task.index;
+        c.op = task.op;
       }
-      if (i + 2u < end) ark_read_record(ahead, tasks + i + 2u);
-      c.task = task.index;
-      c.op = task.op;
-      if (!ark_wait_task(c, task, wait)) return;
+      if (!ark_wait_task(loop, i)) return;
       const ark_u64 begin = p->trace ? ark_time_ns() : 0u;
       ark_dispatch(c, task);
-      if (i + 2u < end) ark_keep_record(ahead, records + (i + 2u) % ARK_RECORDS);
+      ark_copies_done();
       if (!ark_all(!c.failed)) return;
-      ark_signal_task(c, task, signal);
-      wait = next_wait;
-      if (p->trace && ark_tid() == 0 && traced < p->trace_capacity) {
+      ark_signal_task(loop, i, iteration);
+      if (p->trace && leader && traced < p->trace_capacity) {
         ArkTrace* record = ARK_POINTER(ArkTrace, p->trace) +
                            static_cast<ark_u64>(processor) * p->trace_capacity + traced++;
         record->task = task.index;
-        record->iteration = c.iteration;
+        record->iteration = iteration;
         record->begin = begin;
         record->end = ark_time_ns();
       }
     }
-    c.stage_base += range.fetch_end - range.fetch_begin;
-    if (c.stage_base >= ARK_STAGE_PERIOD) c.stage_base -= ARK_STAGE_PERIOD;
+    stage_base += range.fetch_end - range.fetch_begin;
+    if (stage_base >= ARK_STAGE_PERIOD) stage_base -= ARK_STAGE_PERIOD;
   }
 }

@@ -4,12 +4,13 @@ be ordered as the program orders it; nothing is read that was not written; lifet
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
 
-from ark.plan.access import Region
+from ark.plan.access import Frame, Region
 from ark.plan.verify.order import Key, Order, op_regions
 from ark.plan.verify.structure import Fleet, refuse
 
@@ -25,6 +26,7 @@ class _Touch:
     begin: int
     end: int
     nodes: np.ndarray
+    pretended: bool = False  # an order without a byte: the op only comes after
 
 
 def check_conflicts(fleet: Fleet, order: Order) -> None:
@@ -78,10 +80,24 @@ def _pretended(
     low[:, pad:] = entry.offsets
     high[:, pad:] = np.array(entry.offsets) + np.array(entry.shape)
     region = Region(
-        (buffer.arena, owner[0], -1), (), entry.buffer, False, False, False, np.arange(count), low, high,
-        np.full(count, buffer.offset), np.full(count, buffer.offset + buffer.nbytes),
+        space=(buffer.arena, owner[0], -1),
+        frame=Frame(-1, (), 1),
+        buffer=entry.buffer,
+        write=False,
+        past=False,
+        packet=False,
+        tasks=np.arange(count),
+        lo=low,
+        hi=high,
+        bytes_lo=np.full(count, buffer.offset),
+        bytes_hi=np.full(count, buffer.offset + buffer.nbytes),
     )
-    return [_Touch(rank, op, region, owner, region.begin, region.end, np.array(members))]
+    nodes = np.array(members)
+    return [_Touch(rank, op, region, owner, region.begin, region.end, nodes, pretended=True)]
+
+
+def _same_layout(a: Frame, b: Frame) -> bool:
+    return a.extents == b.extents and a.itemsize == b.itemsize
 
 
 def _check_pair(fleet: Fleet, order: Order, earlier: _Touch, later: _Touch) -> None:
@@ -114,9 +130,9 @@ def _overlaps(earlier: _Touch, later: _Touch) -> np.ndarray:
     if earlier.rank == later.rank:
         return later.region.overlaps(earlier.region)
     a, b = later.region, earlier.region
-    if a.frame[1:] == b.frame[1:] and earlier.owner == later.owner and a.frame and b.frame:
+    if earlier.owner == later.owner and _same_layout(a.frame, b.frame):
         below = a.lo[:, None, :] < b.hi[None, :, :]
-        return (below & (b.lo[None, :, :] < a.hi[:, None, :])).all(axis=2)
+        return np.asarray((below & (b.lo[None, :, :] < a.hi[:, None, :])).all(axis=2))
     shift_a, shift_b = later.begin - a.begin, earlier.begin - b.begin
     below = a.bytes_lo[:, None] + shift_a < b.bytes_hi[None, :] + shift_b
     return below & (b.bytes_lo[None, :] + shift_b < a.bytes_hi[:, None] + shift_a)
@@ -163,13 +179,16 @@ def _check_reads(fleet: Fleet, order: Order, touches: list[_Touch]) -> None:
             remote[touch.owner].append(touch)
     for touch in sorted(touches, key=lambda t: (t.op, t.region.write)):
         buffer = fleet.plans[touch.owner[0]].buffers[touch.owner[1]]
-        if buffer.initial or not touch.region.frame or touch.rank != touch.owner[0]:
+        frame = touch.region.frame
+        if buffer.initial or touch.rank != touch.owner[0] or touch.pretended:
             continue
-        _, extents, itemsize = touch.region.frame
-        if touch.owner not in written:
-            written[touch.owner] = np.zeros(buffer.nbytes // itemsize, bool)  # type: ignore[operator]
-        size = int(np.prod(extents))  # type: ignore[arg-type]
-        view = written[touch.owner][:size].reshape((1,) * (4 - len(extents)) + tuple(extents))  # type: ignore[arg-type]
+        elements = buffer.nbytes // frame.itemsize
+        known = written.setdefault(touch.owner, np.zeros(elements, bool))
+        if len(known) != elements:
+            raise refuse(f"buffer {buffer.name!r} is used with elements of different sizes")
+        view = known[: math.prod(frame.extents)].reshape(
+            (1,) * (4 - len(frame.extents)) + frame.extents
+        )
         for row, (lo, hi) in enumerate(zip(touch.region.lo, touch.region.hi, strict=True)):
             box = tuple(slice(a, b) for a, b in zip(lo, hi, strict=True))
             if touch.region.write:
@@ -187,7 +206,7 @@ def _delivered(order: Order, touch: _Touch, row: int, writers: list[_Touch]) -> 
     lo, hi = touch.region.lo[row], touch.region.hi[row]
     needed = int(np.prod(hi - lo))
     for writer in writers:
-        if writer.region.frame[1:] != touch.region.frame[1:]:
+        if not _same_layout(writer.region.frame, touch.region.frame):
             continue
         complete = order.before(writer.nodes, touch.nodes[row : row + 1])[0]
         low = np.maximum(writer.region.lo[complete], lo)

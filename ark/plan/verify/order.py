@@ -110,8 +110,8 @@ def _check_steps(
             if remote and not counter.system:
                 raise refuse(f"counter {counter.name!r} has signals of peers, but device scope")
     for node in nodes:
-        for counter, threshold in node.task.waits:
-            step = fleet.plans[node.rank].counters[counter].step
+        for awaited_counter, threshold in node.task.waits:
+            step = fleet.plans[node.rank].counters[awaited_counter].step
             if threshold > step:
                 raise refuse(
                     f"op {fleet.plans[node.rank].ops[node.task.op].name!r} waits for {threshold} of "

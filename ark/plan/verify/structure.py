@@ -99,7 +99,9 @@ def check_structure(fleet: Fleet) -> None:
 def _check_memory(fleet: Fleet, plan: Plan) -> None:
     for b in plan.buffers:
         if b.arena not in ARENAS or not 0 <= b.rank < plan.world_size or b.nbytes <= 0:
-            raise refuse(f"buffer {b.name!r} has arena {b.arena!r}, rank {b.rank}, {b.nbytes} bytes")
+            raise refuse(
+                f"buffer {b.name!r} has arena {b.arena!r}, rank {b.rank}, {b.nbytes} bytes"
+            )
         if b.rank != plan.rank:
             owner, found = fleet.buffer_of(plan.rank, b.id)
             if found < 0:
@@ -107,7 +109,7 @@ def _check_memory(fleet: Fleet, plan: Plan) -> None:
             if fleet.plans[owner].buffers[found].nbytes != b.nbytes:
                 raise refuse(f"ranks {plan.rank} and {owner} differ in the size of {b.name!r}")
         elif b.arena != "external" and not (
-            0 <= b.offset and b.offset + b.nbytes <= plan.arenas.get(b.arena, 0)
+            b.offset >= 0 and b.offset + b.nbytes <= plan.arenas.get(b.arena, 0)
         ):
             raise refuse(f"buffer {b.name!r} lies outside of its arena {b.arena!r}")
     for t in plan.tensors:
@@ -115,7 +117,7 @@ def _check_memory(fleet: Fleet, plan: Plan) -> None:
             raise refuse(f"tensor {t.name!r} is on buffer {t.buffer}, which does not exist")
         itemsize = 8 if t.packet else by_name(t.dtype).itemsize
         inside = all(
-            0 <= o and s > 0 and o + s <= e
+            o >= 0 and s > 0 and o + s <= e
             for o, s, e in zip(t.offsets, t.shape, t.extents, strict=True)
         )
         if not inside or math.prod(t.extents) * itemsize > plan.buffers[t.buffer].nbytes:

@@ -1,9 +1,48 @@
 """The CPU backend: a full backend whose processors are threads. It is the default where there is no
-GPU, and runs the same plans and task bodies as every other vendor under real concurrency.
+GPU, and runs the same plans and task bodies as every other vendor under real concurrency. See
+ark.backend.protocol; all backends have the same files.
 """
 
-from ark_cpu.backend import CpuBackend
+from __future__ import annotations
+
+from ark.backend.protocol import Device, Probe
+from ark.codegen.dialect import Dialect
+from ark.plan.machine import Machine
+from ark_cpu import machines
+from ark_cpu.compiler import CpuCompiler
+from ark_cpu.device import CpuDevice
+from ark_cpu.dialect import dialect
+from ark_cpu.probe import probe
+
+
+class CpuBackend:
+    """The entry point's object; holds no state."""
+
+    name = "cpu"
+
+    def probe(self) -> Probe:
+        return probe()
+
+    def dialect(self, arch: str) -> Dialect:
+        return dialect()
+
+    def machine(self, name: str) -> Machine | None:
+        return machines.by_name(name)
+
+    def machine_names(self) -> tuple[str, ...]:
+        return ("cpu-N",)
+
+    def compiler(self) -> CpuCompiler:
+        return CpuCompiler()
+
+    def default_arch(self) -> str:
+        return machines.host_arch()
+
+    def archs(self) -> tuple[str, ...]:
+        return (machines.host_arch(),)
+
+    def open(self, index: int) -> Device:
+        return CpuDevice(index)
+
 
 backend = CpuBackend()
-
-__all__ = ["backend"]

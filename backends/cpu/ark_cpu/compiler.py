@@ -1,4 +1,4 @@
-"""Compiles the loop kernel with the system's C++ compiler, else with the one in the ziglang wheel."""
+"""Compiles the loop kernel with the system's C++ compiler, else with zig's from the ziglang wheel."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class CpuCompiler:
                 ) from error
             if done.returncode != 0:
                 raise SystemError(
-                    f"the C++ compiler {' '.join(command)} refused the loop kernel; its words were: "
+                    f"the C++ compiler {' '.join(command)} refused the loop kernel; it said: "
                     f"{done.stderr.strip()[:2000]}"
                 )
             return Binary(out.read_bytes(), ".so", done.stderr)

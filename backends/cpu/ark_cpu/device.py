@@ -59,6 +59,7 @@ class CpuDevice:
             raise SystemError(f"there is no CPU device {index}; the only one is 0")
         self.machine = machines.model(machines.cores(), memory_bytes())
         self.arch = self.machine.arch
+        self.dlpack = (1, 0)
         self._maps: dict[int, tuple[mmap.mmap, int | None]] = {}
         self._libraries: list[ctypes.CDLL] = []
 
@@ -74,7 +75,9 @@ class CpuDevice:
             handle = self._shared_file(size) if kind == "symmetric" else None
             mapping = mmap.mmap(-1 if handle is None else handle, size)
         except (OSError, ValueError, OverflowError) as error:
-            raise SystemError(f"{size / 1e6:.0f} MB of memory could not be mapped: {error}") from error
+            raise SystemError(
+                f"{size / 1e6:.0f} MB of memory could not be mapped: {error}"
+            ) from error
         return self._memory(mapping, handle, nbytes, kind, owned=True)
 
     def _shared_file(self, size: int) -> int:
@@ -119,7 +122,9 @@ class CpuDevice:
             try:
                 library = ctypes.CDLL(str(path))
             except OSError as error:
-                raise SystemError(f"the compiled loop kernel could not be loaded: {error}") from error
+                raise SystemError(
+                    f"the compiled loop kernel could not be loaded: {error}"
+                ) from error
         library.ark_loop.restype = ctypes.c_int
         library.ark_loop.argtypes = [ctypes.c_void_p, ctypes.c_int]
         return library

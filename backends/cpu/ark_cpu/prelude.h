@@ -20,6 +20,7 @@ struct ark_bf16 { uint16_t bits; };
 
 #define ARK_DEVICE static inline
 #define ARK_BODY static __attribute__((noinline))
+#define ARK_COLD ARK_BODY
 #define ARK_SPIN_CHECK 0x3ffu
 
 constexpr int ARK_THREADS = ARK_LANES * ARK_WARPS;

@@ -43,8 +43,9 @@ def _name() -> str:
 
 def probe() -> Probe:
     """One device per call: the host's cores, with what compiles for them."""
-    device = DeviceInfo(0, f"{_name()} ({machines.cores()} cores)", machines.host_arch(),
-                        memory_bytes())
+    device = DeviceInfo(
+        0, f"{_name()} ({machines.cores()} cores)", machines.host_arch(), memory_bytes()
+    )
     found = find_compiler()
     if found is None:
         return Probe(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import resources
 
 from ark.codegen.dialect import Dialect
-from ark_cuda.tasks import BODIES
+from ark_cuda.tasks import BODIES, SCRATCH
 
 
 def _text(name: str) -> str:
@@ -24,5 +24,6 @@ def dialect(arch: str) -> Dialect:
         prelude=_text("prelude.h"),
         entry=_text("entry.h"),
         bodies=BODIES,
+        scratch=SCRATCH,
         stream=_text("stream.h"),
     )

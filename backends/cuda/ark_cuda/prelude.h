@@ -10,7 +10,8 @@ struct ark_f16 { unsigned short bits; };
 struct ark_bf16 { unsigned short bits; };
 
 #define ARK_DEVICE static __device__ __forceinline__
-#define ARK_BODY static __device__ __noinline__
+#define ARK_BODY static __device__ __forceinline__
+#define ARK_COLD static __device__ __noinline__
 #define ARK_SPIN_CHECK 0x3fu
 
 constexpr int ARK_THREADS = ARK_LANES * ARK_WARPS;
@@ -95,6 +96,13 @@ ARK_DEVICE void ark_packet_store(ark_u64* p, ark_u64 v, bool system) {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
   }
 }
+// Copies that run while a task does, without a register.
+#define ARK_HAS_COPY_AHEAD 1
+ARK_DEVICE void ark_copy_ahead(ark_u64* to, const ark_u64* from) {
+  const ark_u32 shared = static_cast<ark_u32>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared), "l"(from) : "memory");
+}
+ARK_DEVICE void ark_copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 ARK_DEVICE ark_u64 ark_time_ns() {
   ark_u64 now;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)::"memory");
@@ -127,12 +135,13 @@ ARK_DEVICE ark_f16 ark_half(float v) {
 }
 
 ARK_DEVICE float ark_exp(float v) { return expf(v); }
-ARK_DEVICE float ark_log(float v) { return logf(v); }
+// What is long is not inlined: all bodies of a layer should stay in the instruction cache.
+ARK_COLD float ark_log(float v) { return logf(v); }
 ARK_DEVICE float ark_sqrt(float v) { return sqrtf(v); }
 ARK_DEVICE float ark_rsqrt(float v) { return 1.0f / sqrtf(v); }
-ARK_DEVICE float ark_tanh(float v) { return tanhf(v); }
-ARK_DEVICE float ark_sin(float v) { return sinf(v); }
-ARK_DEVICE float ark_cos(float v) { return cosf(v); }
+ARK_COLD float ark_tanh(float v) { return tanhf(v); }
+ARK_COLD float ark_sin(float v) { return sinf(v); }
+ARK_COLD float ark_cos(float v) { return cosf(v); }
 ARK_DEVICE float ark_inf() { return __uint_as_float(0x7f800000u); }
 
 ARK_DEVICE float ark_scalar(const float* p, int i) { return p[i]; }
@@ -146,6 +155,24 @@ ARK_DEVICE float2 ark_pair(const ark_bf16*, ark_u32 w) {
 ARK_DEVICE float2 ark_pair(const ark_f16*, ark_u32 w) {
   return make_float2(ark_float(ark_f16{static_cast<unsigned short>(w)}),
                      ark_float(ark_f16{static_cast<unsigned short>(w >> 16)}));
+}
+
+// 16 bytes of elements as floats; the pointer only names their type.
+ARK_DEVICE void ark_unpack(float (&to)[4], const uint4& v, const float*) {
+  to[0] = ark_bits_float(v.x);
+  to[1] = ark_bits_float(v.y);
+  to[2] = ark_bits_float(v.z);
+  to[3] = ark_bits_float(v.w);
+}
+template <typename T>
+ARK_DEVICE void ark_unpack(float (&to)[8], const uint4& v, const T* type) {
+  const ark_u32 words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = ark_pair(type, words[i]);
+    to[2 * i] = pair.x;
+    to[2 * i + 1] = pair.y;
+  }
 }
 
 ARK_DEVICE float ark_dot4(const float4& x, const float2& a, const float2& b, float sum) {

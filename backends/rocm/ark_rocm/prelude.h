@@ -17,6 +17,7 @@ typedef float ark_f32x4 __attribute__((ext_vector_type(4)));
 #define ARK_DEVICE static inline __attribute__((device, always_inline))
 #define ARK_METHOD inline __attribute__((device, always_inline))
 #define ARK_BODY ARK_DEVICE
+#define ARK_COLD ARK_DEVICE
 #define ARK_SHARED static __attribute__((device, shared))
 #define ARK_SPIN_CHECK 0x3fu
 

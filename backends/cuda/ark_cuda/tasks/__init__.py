@@ -1,9 +1,14 @@
-"""Task bodies that live on NVIDIA's own units, by task kind; chosen before the common ones."""
+"""Task bodies that live on NVIDIA's own units, by task kind; chosen before the common ones.
+
+BODIES: their writers. SCRATCH: the shared memory that they need. Called through the dialect.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ark.codegen.dialect import BodyWriter
+from ark.codegen.dialect import BodyWriter, ScratchRule
+from ark_cuda.tasks import attention
 
-BODIES: Mapping[str, BodyWriter] = {}
+BODIES: Mapping[str, BodyWriter] = {"attention": attention.write}
+SCRATCH: Mapping[str, ScratchRule] = {"attention": attention.scratch}

@@ -1,0 +1,127 @@
+"""Attention over a key/value cache, and appending to one, as users call them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ark.errors import ModelError
+from ark.ir.dtype import int32
+from ark.ir.model import Node
+from ark.model import Model
+from ark.ops.base import float_dtype, result
+from ark.ops.registry import register
+from ark.tensor import NullTensor, Tensor, as_tensor
+
+if TYPE_CHECKING:
+    from ark.plan.lowering import Lowering
+
+
+def _cache(what: str, cache: Tensor, position: Tensor) -> tuple[int, int, int]:
+    float_dtype(what, cache)
+    shape = cache.ir.shape
+    if len(shape) != 3 or not cache.ir.dense:
+        raise ModelError(
+            f"{what}: the cache has shape {list(shape)}; expected (heads, context, width), dense"
+        )
+    if position.ir.shape != (1,) or position.ir.dtype != int32:
+        raise ModelError(
+            f"{what}: the position has shape {list(position.ir.shape)} and type "
+            f"{position.ir.dtype.name}; expected one int32"
+        )
+    return shape[0], shape[1], shape[2]
+
+
+def kv_append(cache: Any, input: Any, position: Any, name: str = "") -> Tensor:
+    """Writes rows into a cache from `position` on; returns the new tensor on the cache's memory.
+
+    cache (heads, context, width), input (rows, heads * width), position (1,) int32. Rows past the
+    context are dropped.
+    """
+    target, rows, at = as_tensor(cache), as_tensor(input), as_tensor(position)
+    heads, _, width = _cache("kv_append", target, at)
+    float_dtype("kv_append", rows)
+    if len(rows.ir.shape) != 2 or rows.ir.shape[1] != heads * width:
+        raise ModelError(
+            f"kv_append: the input has shape {list(rows.ir.shape)}; expected (rows, "
+            f"{heads * width})"
+        )
+    model = Model.get_model()
+    made = model.graph.rewrite(target.ir, name)
+    model.graph.add("kv_append", [rows.ir, at.ir, target.ir], [made], {}, name)
+    return Tensor(made, model)
+
+
+def _lower_append(lowering: Lowering, node: Node) -> None:
+    rows, position, _ = node.inputs
+    cache = node.outputs[0]
+    coords = [(head,) for head in range(cache.shape[0])]
+    lowering.emit("kv_append", {}, [rows, position, cache], coords)
+
+
+def _append(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    rows, position, cache = inputs
+    heads, context, width = cache.shape
+    made = cache.copy()
+    for r in range(len(rows)):
+        if 0 <= int(position[0]) + r < context:
+            made[:, int(position[0]) + r] = rows[r].reshape(heads, width)
+    return [made]
+
+
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    position: Any,
+    scale: float | None = None,
+    output: Any = NullTensor,
+    name: str = "",
+) -> Tensor:
+    """Causal grouped-query attention over a cache (Ainslie et al. 2023).
+
+    query (rows, heads * width), key and value caches (kv_heads, context, width), position (1,)
+    int32: row r attends to positions 0 .. position + r. scale: default width ** -0.5. Result (rows,
+    heads * width) of the query's type. heads must be a multiple of kv_heads.
+    """
+    q, k, v, at = (as_tensor(t) for t in (query, key, value, position))
+    dtype = float_dtype("attention", q)
+    kv_heads, _, width = _cache("attention", k, at)
+    if v.ir.shape != k.ir.shape or v.ir.dtype != k.ir.dtype or not v.ir.dense:
+        raise ModelError(
+            f"attention: keys are {k.ir.dtype.name} {list(k.ir.shape)}, values are "
+            f"{v.ir.dtype.name} {list(v.ir.shape)}; they must be alike"
+        )
+    columns = q.ir.shape[-1]
+    if len(q.ir.shape) != 2 or columns % (kv_heads * width):
+        raise ModelError(
+            f"attention: the query has shape {list(q.ir.shape)}; expected (rows, heads * {width}) "
+            f"with heads a multiple of {kv_heads}"
+        )
+    attrs = {
+        "heads": columns // width,
+        "head_dim": width,
+        "scale": float(width**-0.5 if scale is None else scale),
+    }
+    return result("attention", [q, k, v, at], q.ir.shape, dtype, output, attrs, name)
+
+
+def attention_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    """The definition, one row and head at a time."""
+    q, key, value, position = inputs
+    heads, width = attrs["heads"], attrs["head_dim"]
+    group = heads // key.shape[0]
+    out = np.zeros(q.shape)
+    for r in range(len(q)):
+        count = min(int(position[0]) + r + 1, key.shape[1])
+        for h in range(heads):
+            part = slice(h * width, (h + 1) * width)
+            scores = key[h // group, :count] @ q[r, part] * attrs["scale"]
+            weights = np.exp(scores - scores.max())
+            out[r, part] = weights / weights.sum() @ value[h // group, :count]
+    return [out]
+
+
+register("kv_append", _append, _lower_append)

@@ -1,0 +1,145 @@
+"""Ops that move elements: transpose, embedding, rope."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ark.errors import InvalidUsageError, ModelError
+from ark.ir.dtype import int32
+from ark.ir.model import Node
+from ark.ir.tensor import MAX_DIMS
+from ark.ops.base import broadcast, float_dtype, result, same_dtype
+from ark.ops.registry import get, register
+from ark.plan.tiling import box_coords, box_tile
+from ark.tensor import NullTensor, Tensor, as_tensor
+
+if TYPE_CHECKING:
+    from ark.ir.tensor import Tensor as IrTensor
+    from ark.plan.lowering import Lowering
+
+
+def transpose(input: Any, perm: Sequence[int], output: Any = NullTensor, name: str = "") -> Tensor:
+    """Permutes dimensions: result dimension i is input dimension perm[i]; any type."""
+    tensor = as_tensor(input)
+    shape = tensor.ir.shape
+    if not isinstance(perm, Sequence) or isinstance(perm, str) or len(perm) > MAX_DIMS:
+        raise InvalidUsageError(f"transpose: {perm!r} is no list of at most {MAX_DIMS} dimensions")
+    order = [int(p) for p in perm]
+    if sorted(order) != list(range(len(shape))):
+        raise InvalidUsageError(
+            f"transpose: {order} must name each of the {len(shape)} dimensions of {list(shape)} "
+            "once"
+        )
+    attrs = {"perm": order}
+    dims = [shape[p] for p in order]
+    return result("transpose", [tensor], dims, tensor.ir.dtype, output, attrs, name)
+
+
+def _lower_transpose(lowering: Lowering, node: Node) -> None:
+    out = node.outputs[0]
+    pad = 4 - len(out.shape)
+    shape = (1,) * pad + out.shape
+    perm = [*range(pad), *(p + pad for p in node.attrs["perm"])]
+    tile = box_tile(shape, lowering.machine)
+    params = {"perm": perm, "tile": tile}
+    lowering.emit("transpose", params, [node.inputs[0], out], box_coords(shape, tile))
+
+
+def _transpose(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    return [inputs[0].transpose(attrs["perm"])]
+
+
+def embedding(input: Any, weight: Any, output: Any = NullTensor, name: str = "") -> Tensor:
+    """Rows of `weight` (rows, dim) by int32 index: (...) to (..., dim).
+
+    An index that is out of range ends the run with a GpuError that names it.
+    """
+    ids, table = as_tensor(input), as_tensor(weight)
+    if ids.ir.dtype != int32:
+        raise ModelError(f"embedding: the indices are {ids.ir.dtype.name}; ark.cast them to int32")
+    dtype = float_dtype("embedding", table)
+    if len(table.ir.shape) != 2 or len(ids.ir.shape) >= MAX_DIMS:
+        raise ModelError(
+            f"embedding: the weight has shape {list(table.ir.shape)} and the indices "
+            f"{list(ids.ir.shape)}; expected (rows, dim) and at most {MAX_DIMS - 1} dimensions"
+        )
+    shape = (*ids.ir.shape, table.ir.shape[1])
+    return result("embedding", [ids, table], shape, dtype, output, name=name)
+
+
+def _whole(lowering: Lowering, tensor: IrTensor, shape: Sequence[int], fill: bool) -> IrTensor:
+    """The tensor in another shape, or a temporary that can be seen so (filled if asked)."""
+    from ark.ir.tensor import dense_view
+
+    if dense_view(tensor, shape) is None:
+        made = lowering.temp(tensor.shape, tensor.dtype, f"{tensor.name}.dense")
+        if fill:
+            _move(lowering, tensor, made)
+        tensor = made
+    return lowering.view(tensor, shape)
+
+
+def _move(lowering: Lowering, source: IrTensor, target: IrTensor) -> None:
+    get("copy").lower(lowering, Node(0, "copy", "copy", (source,), (target,)))
+
+
+def _lower_embedding(lowering: Lowering, node: Node) -> None:
+    ids, table = node.inputs
+    out = node.outputs[0]
+    rows, width = ids.elements, table.shape[1]
+    index = _whole(lowering, ids, (rows,), fill=True)
+    target = _whole(lowering, out, (rows, width), fill=False)
+    pieces = max(1, min(width // 64, -(-lowering.machine.processors // rows)))
+    columns = -(-width // pieces)
+    params = {"rows": 1, "columns": columns, "dynamic": False}
+    coords = [(r, c) for r in range(rows) for c in range(0, width, columns)]
+    lowering.emit("embedding", params, [index, table, target], coords)
+    if target.buffer.id != out.buffer.id:
+        _move(lowering, lowering.view(target, out.shape), out)
+
+
+def _embedding(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    return [inputs[1][inputs[0].astype(np.int64)]]
+
+
+def rope(input: Any, other: Any, output: Any = NullTensor, name: str = "") -> Tensor:
+    """Multiplies neighbours (2i, 2i+1) of the last dimension as complex numbers.
+
+    `other` holds (cos, sin) pairs for a rotary embedding (Su et al. 2021); leading dimensions
+    broadcast, the last must be equal and even. fp32, fp16, bf16.
+    """
+    left, right = as_tensor(input), as_tensor(other)
+    float_dtype("rope", left)
+    dtype = same_dtype("rope", left, right)
+    width = left.ir.shape[-1]
+    if width % 2 or right.ir.shape[-1] != width:
+        raise ModelError(
+            f"rope: the last dimensions are {width} and {right.ir.shape[-1]}; they must be equal "
+            "and even, because elements rotate in pairs"
+        )
+    shape = broadcast(left.ir.shape, right.ir.shape, "rope")
+    return result("rope", [left, right], shape, dtype, output, name=name)
+
+
+def _lower_rope(lowering: Lowering, node: Node) -> None:
+    out = node.outputs[0]
+    shape = (1,) * (4 - len(out.shape)) + out.shape
+    tile = box_tile(shape, lowering.machine)
+    tile[3] += tile[3] % 2
+    lowering.emit("rope", {"tile": tile}, [*node.inputs, out], box_coords(shape, tile))
+
+
+def _rope(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    a, b = np.broadcast_arrays(*inputs)
+    out = np.empty(a.shape, np.float64)
+    out[..., 0::2] = a[..., 0::2] * b[..., 0::2] - a[..., 1::2] * b[..., 1::2]
+    out[..., 1::2] = a[..., 0::2] * b[..., 1::2] + a[..., 1::2] * b[..., 0::2]
+    return [out]
+
+
+register("transpose", _transpose, _lower_transpose, apart=False)
+register("embedding", _embedding, _lower_embedding, apart=False)
+register("rope", _rope, _lower_rope, apart=True)

@@ -1,0 +1,182 @@
+"""Ops over rows and axes: reduce_sum, reduce_mean, reduce_max, softmax, layernorm, rmsnorm, argmax.
+
+Sums are in fp32 whatever the type; softmax, the norms and argmax run over the last dimension.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ark.errors import ModelError
+from ark.ir.dtype import int32
+from ark.ir.model import Node
+from ark.ir.tensor import Tensor as IrTensor
+from ark.ops.base import float_dtype, positive_axis, result
+from ark.ops.registry import register
+from ark.plan.tiling import box_coords, box_tile
+from ark.tensor import NullTensor, Tensor, as_tensor
+
+if TYPE_CHECKING:
+    from ark.plan.lowering import Lowering
+
+
+def _insert(tensor: IrTensor, axis: int) -> IrTensor:
+    """The tensor with a dimension of one at `axis`."""
+
+    def widen(dims: tuple[int, ...], fill: int) -> tuple[int, ...]:
+        return (*dims[:axis], fill, *dims[axis:])
+
+    return dataclasses.replace(
+        tensor,
+        shape=widen(tensor.shape, 1),
+        extents=widen(tensor.extents, 1),
+        offsets=widen(tensor.offsets, 0),
+        padded=widen(tensor.padded, 1),
+    )
+
+
+def _lower_reduce(lowering: Lowering, node: Node) -> None:
+    source, out = node.inputs[0], node.outputs[0]
+    axis = node.attrs["axis"]
+    if len(out.shape) < len(source.shape):
+        out = _insert(out, axis)
+    shape = (1,) * (4 - len(out.shape)) + out.shape
+    tile = box_tile(shape, lowering.machine)
+    params = {
+        "function": node.attrs["function"],
+        "axis": axis + 4 - len(source.shape),
+        "tile": tile,
+    }
+    lowering.emit("reduce", params, [source, out], box_coords(shape, tile))
+
+
+def _lower_rows(lowering: Lowering, node: Node) -> None:
+    out = node.outputs[0]
+    shape = (1,) * (4 - len(out.shape)) + out.shape
+    rows = -(-shape[0] * shape[1] * shape[2] // lowering.machine.processors)
+    rows = max(1, min(rows, shape[2]))
+    params = {"function": node.type, "eps": node.attrs.get("eps", 0.0), "rows": rows}
+    coords = box_coords((*shape[:3], 1), (1, 1, rows, 1))
+    kind = "argmax" if node.type == "argmax" else "rownorm"
+    lowering.emit(kind, params, [*node.inputs, out], coords)
+
+
+def _reduce_reference(function: str) -> Any:
+    apply: Any = {"sum": np.sum, "mean": np.mean, "max": np.max}[function]
+
+    def run(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+        return [apply(inputs[0], axis=attrs["axis"], keepdims=attrs["keepdims"])]
+
+    return run
+
+
+def _softmax(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    e = np.exp(inputs[0] - inputs[0].max(axis=-1, keepdims=True))
+    return [e / e.sum(axis=-1, keepdims=True)]
+
+
+def _layernorm(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    x = inputs[0]
+    return [(x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + attrs["eps"])]
+
+
+def _rmsnorm(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    x = inputs[0]
+    return [x / np.sqrt((x * x).mean(-1, keepdims=True) + attrs["eps"]) * inputs[1]]
+
+
+def _argmax(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    return [inputs[0].argmax(axis=-1, keepdims=True)]
+
+
+for _function in ("sum", "mean", "max"):
+    register(f"reduce_{_function}", _reduce_reference(_function), _lower_reduce, apart=False)
+register("softmax", _softmax, _lower_rows, apart=True)
+register("layernorm", _layernorm, _lower_rows, apart=True)
+register("rmsnorm", _rmsnorm, _lower_rows, apart=True)
+register("argmax", _argmax, _lower_rows, apart=False)
+
+
+def _reduce(function: str, input: Any, axis: int, keepdims: bool, output: Any, name: str) -> Tensor:
+    tensor = as_tensor(input)
+    what = f"reduce_{function}"
+    dtype = tensor.ir.dtype
+    if dtype != int32 or function == "mean":
+        float_dtype(what, tensor)
+    axis = positive_axis(what, axis, len(tensor.ir.shape))
+    shape = list(tensor.ir.shape)
+    shape[axis] = 1
+    if not keepdims:
+        del shape[axis]
+    attrs = {"function": function, "axis": axis, "keepdims": bool(keepdims)}
+    return result(what, [tensor], shape or [1], dtype, output, attrs, name)
+
+
+def reduce_sum(
+    input: Any, axis: int, keepdims: bool = True, output: Any = NullTensor, name: str = ""
+) -> Tensor:
+    """Sum over `axis`; fp32, fp16, bf16, int32."""
+    return _reduce("sum", input, axis, keepdims, output, name)
+
+
+def reduce_mean(
+    input: Any, axis: int, keepdims: bool = True, output: Any = NullTensor, name: str = ""
+) -> Tensor:
+    """Mean over `axis`; fp32, fp16, bf16."""
+    return _reduce("mean", input, axis, keepdims, output, name)
+
+
+def reduce_max(
+    input: Any, axis: int, keepdims: bool = True, output: Any = NullTensor, name: str = ""
+) -> Tensor:
+    """Largest element over `axis`; fp32, fp16, bf16, int32."""
+    return _reduce("max", input, axis, keepdims, output, name)
+
+
+mean = reduce_mean
+
+
+def softmax(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
+    """Softmax over the last dimension; fp32, fp16, bf16."""
+    tensor = as_tensor(input)
+    dtype = float_dtype("softmax", tensor)
+    return result("softmax", [tensor], tensor.ir.shape, dtype, output, name=name)
+
+
+def layernorm(input: Any, eps: float = 1e-6, output: Any = NullTensor, name: str = "") -> Tensor:
+    """(x - mean) / sqrt(variance + eps) over the last dimension; fp32, fp16, bf16."""
+    tensor = as_tensor(input)
+    dtype = float_dtype("layernorm", tensor)
+    attrs = {"eps": float(eps)}
+    return result("layernorm", [tensor], tensor.ir.shape, dtype, output, attrs, name)
+
+
+def rmsnorm(
+    input: Any, weight: Any, eps: float = 1e-6, output: Any = NullTensor, name: str = ""
+) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019).
+
+    weight: (columns,), of the input's type or fp32.
+    """
+    tensor, scale = as_tensor(input), as_tensor(weight)
+    dtype = float_dtype("rmsnorm", tensor)
+    float_dtype("rmsnorm", scale)
+    if scale.ir.shape != tensor.ir.shape[-1:]:
+        raise ModelError(
+            f"rmsnorm: the weight has shape {list(scale.ir.shape)}, but rows have "
+            f"{tensor.ir.shape[-1]} columns; pass a weight of shape [{tensor.ir.shape[-1]}]"
+        )
+    attrs = {"eps": float(eps)}
+    return result("rmsnorm", [tensor, scale], tensor.ir.shape, dtype, output, attrs, name)
+
+
+def argmax(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
+    """Index of the largest element of each row, the first of equals: (..., n) to int32 (..., 1)."""
+    tensor = as_tensor(input)
+    float_dtype("argmax", tensor)
+    shape = (*tensor.ir.shape[:-1], 1)
+    return result("argmax", [tensor], shape, int32, output, name=name)

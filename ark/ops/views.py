@@ -1,0 +1,218 @@
+"""Ops that name memory or view it and make no task: tensor, parameter, placeholder, slices,
+reshape, identity, sharding, noop.
+
+A view is a tensor on the same buffer. Only where memory cannot be seen in another shape, reshape
+copies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ark.errors import InvalidUsageError, ModelError, UnsupportedError
+from ark.ir.dtype import DataType, fp32
+from ark.ir.model import Node
+from ark.ir.tensor import MAX_DIMS, dense_view
+from ark.model import Model
+from ark.ops.base import check_dims, positive_axis
+from ark.ops.registry import get, register
+from ark.tensor import Parameter, Tensor, as_tensor
+
+if TYPE_CHECKING:
+    from ark.plan.lowering import Lowering
+
+
+def _layout(what: str, rank: int, **given: Any) -> dict[str, tuple[int, ...]]:
+    for name, dims in given.items():
+        if not isinstance(dims, Sequence) or isinstance(dims, str):
+            raise InvalidUsageError(f"{what}: {name} is {dims!r}; it must be a list of sizes")
+        if dims and len(dims) != rank:
+            raise InvalidUsageError(
+                f"{what}: {name} {list(dims)} has {len(dims)} dimensions, the shape has {rank}"
+            )
+    names = {"strides": "extents", "padded_shape": "padded", "offsets": "offsets"}
+    return {names[name]: tuple(int(n) for n in dims) for name, dims in given.items()}
+
+
+def new_tensor(
+    what: str,
+    arena: str,
+    shape: Any,
+    dtype: DataType,
+    strides: Any,
+    offsets: Any,
+    padded_shape: Any,
+    name: str,
+) -> Tensor:
+    """A tensor on a buffer of its own; InvalidUsageError or ModelError if the layout is wrong."""
+    dims = check_dims(what, shape)
+    if not isinstance(dtype, DataType):
+        raise InvalidUsageError(f"{what}: {dtype!r} is no data type; pass for example ark.fp16")
+    layout = _layout(what, len(dims), strides=strides, offsets=offsets, padded_shape=padded_shape)
+    model = Model.get_model()
+    return Tensor(model.new_tensor(dims, dtype, arena=arena, name=name, **layout), model)
+
+
+def tensor(
+    shape: Sequence[int],
+    dtype: DataType = fp32,
+    strides: Sequence[int] = (),
+    offsets: Sequence[int] = (),
+    padded_shape: Sequence[int] = (),
+    rank: int = -1,
+    name: str = "",
+) -> Tensor:
+    """A tensor whose contents the host sets and that last from iteration to iteration; zero first.
+
+    strides: the buffer's size per dimension, default padded_shape. At most 4 dimensions.
+    """
+    if rank not in (-1, Model.get_rank()):
+        raise UnsupportedError(
+            f"tensor: memory of rank {rank} cannot be named from rank {Model.get_rank()}; use "
+            "ark.send and ark.recv"
+        )
+    return new_tensor("tensor", "state", shape, dtype, strides, offsets, padded_shape, name)
+
+
+def parameter(
+    shape: Sequence[int],
+    dtype: DataType = fp32,
+    strides: Sequence[int] = (),
+    offsets: Sequence[int] = (),
+    padded_shape: Sequence[int] = (),
+    name: str = "",
+) -> Parameter:
+    """A tensor that ark.Module collects and that matmuls may stream; otherwise as ark.tensor."""
+    made = new_tensor("parameter", "parameter", shape, dtype, strides, offsets, padded_shape, name)
+    return Parameter(made)
+
+
+def placeholder(
+    shape: Sequence[int],
+    dtype: DataType = fp32,
+    strides: Sequence[int] = (),
+    offsets: Sequence[int] = (),
+    padded_shape: Sequence[int] = (),
+    rank: int = -1,
+    data: Any = 0,
+    name: str = "",
+) -> Tensor:
+    """A tensor on memory that the caller owns: a torch tensor, a device address, or 0 for later.
+
+    Bind later with tensor_mappings of Runtime.launch or Runtime.run.
+    """
+    made = new_tensor("placeholder", "external", shape, dtype, strides, offsets, padded_shape, name)
+    made.bind(data)
+    return made
+
+
+def refer(base: Tensor, shape: Sequence[int], offsets: Sequence[int], name: str = "") -> Tensor:
+    """A box of a tensor, at `offsets` from its start."""
+    source = base.ir
+    graph = base.model.graph
+    made = graph.tensor(
+        shape,
+        source.dtype,
+        buffer=source.buffer,
+        extents=source.extents,
+        offsets=[o + s for o, s in zip(source.offsets, offsets, strict=True)],
+        name=name or source.name,
+    )
+    graph.depend(made, graph.depends(source))
+    return Tensor(made, base.model)
+
+
+def reshape(input: Any, shape: Sequence[int], allowzero: bool = False, name: str = "") -> Tensor:
+    """The same elements in another shape. One size may be -1; 0 keeps the input's size there.
+
+    allowzero: a 0 means no elements, which is refused. A view where memory allows, else a copy.
+    """
+    base = as_tensor(input)
+    if not isinstance(shape, Sequence) or isinstance(shape, str):
+        raise InvalidUsageError(f"reshape: the shape {shape!r} is no list of sizes")
+    dims = [int(n) for n in shape]
+    if len(dims) > MAX_DIMS:
+        raise InvalidUsageError(f"reshape: {dims} has more than {MAX_DIMS} dimensions")
+    old = base.ir.shape
+    for d, size in enumerate(dims):
+        if size == 0 and not allowzero and d < len(old):
+            dims[d] = old[d]
+    if dims.count(-1) > 1 or any(n < -1 or n == 0 for n in dims):
+        raise ModelError(f"reshape: {list(shape)} is no shape for {base.ir.elements} elements")
+    if -1 in dims:
+        rest = -math.prod(dims)
+        dims[dims.index(-1)] = base.ir.elements // rest
+    dims = dims or [1]
+    if math.prod(dims) != base.ir.elements:
+        raise ModelError(
+            f"reshape: a tensor of shape {list(old)} has {base.ir.elements} elements and cannot be "
+            f"seen as {list(shape)}"
+        )
+    graph = base.model.graph
+    layout = dense_view(base.ir, dims)
+    if layout is None:
+        made = base.model.new_tensor(dims, base.ir.dtype, name=name)
+        graph.add("reshape", [base.ir], [made], {"shape": tuple(dims)}, name)
+        return Tensor(made, base.model)
+    extents, offsets = layout
+    made = graph.tensor(
+        dims,
+        base.ir.dtype,
+        buffer=base.ir.buffer,
+        extents=extents,
+        offsets=offsets,
+        name=name or base.ir.name,
+    )
+    graph.depend(made, graph.depends(base.ir))
+    return Tensor(made, base.model)
+
+
+def identity(input: Any, deps: Sequence[Any] = (), name: str = "") -> Tensor:
+    """The same tensor, whose users also come after `deps` have been written."""
+    base = as_tensor(input)
+    made = refer(base, base.ir.shape, [0] * len(base.ir.shape), name)
+    base.model.graph.depend(made.ir, [as_tensor(d).ir for d in deps])
+    return made
+
+
+def sharding(input: Any, axis: int, dim_per_shard: int, name: str = "") -> list[Tensor]:
+    """Views that cut `axis` into pieces of `dim_per_shard`; ModelError if it does not divide."""
+    base = as_tensor(input)
+    shape = base.ir.shape
+    axis = positive_axis("sharding", axis, len(shape))
+    if dim_per_shard < 1 or shape[axis] % dim_per_shard:
+        raise ModelError(
+            f"sharding: dimension {axis} of {list(shape)} cannot be cut into pieces of "
+            f"{dim_per_shard}; use a divisor of {shape[axis]}"
+        )
+    dims = [dim_per_shard if d == axis else n for d, n in enumerate(shape)]
+    return [
+        refer(base, dims, [at if d == axis else 0 for d in range(len(shape))], name)
+        for at in range(0, shape[axis], dim_per_shard)
+    ]
+
+
+def noop(input: Any, name: str = "") -> None:
+    """Mentions a tensor in the model; does nothing."""
+    base = as_tensor(input)
+    base.model.graph.add("noop", [base.ir], [], {}, name, virtual=True)
+
+
+def _reshape_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    return [np.reshape(inputs[0], attrs["shape"])]
+
+
+def _lower_reshape(lowering: Lowering, node: Node) -> None:
+    """A copy in the input's shape; the output, which is new, can be seen so."""
+    source, target = node.inputs[0], lowering.view(node.outputs[0], node.inputs[0].shape)
+    get("copy").lower(
+        lowering,
+        Node(node.id, "copy", node.name, (source,), (target,), {}, node.after, phase=node.phase),
+    )
+
+
+register("reshape", _reshape_reference, _lower_reshape)

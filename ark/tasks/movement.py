@@ -1,0 +1,167 @@
+"""Tiles that move elements or work on neighbours: transpose, rope, kv_append, argmax.
+
+`transpose` params: perm (of 4 dimensions), tile of the output. operands: input, output. coord: the
+tile's first index. `rope` params: tile (even in the last dimension). operands: input, other
+(broadcast), output. coord: the tile's first index. `kv_append` operands: rows (m, heads * width),
+position (1,), cache (heads, context, width). coord: head. `argmax` params: rows (of dimension 2 per
+task). operands: input (..., n), output (..., 1). coord: first index of dimensions 0 to 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ark.plan.machine import Machine
+from ark.tasks import text
+from ark.tasks.elementwise import broadcast_access
+from ark.tasks.kind import Access, Signature, TaskKind, register, whole
+from ark.tasks.tokens import SAMPLING
+
+NAMES = ["i0", "i1", "i2", "i3"]
+
+
+class Transpose(TaskKind):
+    name = "transpose"
+
+    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        shape = text.pad4(sig.operands[1].shape, 1)
+        hi = [min(c + s, n) for c, s, n in zip(coord, sig.params["tile"], shape, strict=True)]
+        low, high = [0] * 4, [1] * 4
+        for d, p in enumerate(sig.params["perm"]):
+            low[p], high[p] = coord[d], hi[d]
+        rank = len(sig.operands[1].shape)
+        return [
+            Access(0, tuple(low[4 - rank :]), tuple(high[4 - rank :])),
+            Access(1, tuple(coord[4 - rank : 4]), tuple(hi[4 - rank :]), write=True),
+        ]
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        places = [""] * 4
+        for d, p in enumerate(sig.params["perm"]):
+            places[p] = NAMES[d]
+        shape = text.pad4(sig.operands[1].shape, 1)
+        source, target = text.offset(sig, 0, places), text.offset(sig, 1, NAMES)
+        body = f"    po[{target}] = p0[{source}];\n"
+        declare = text.operand(sig, 0, "p0") + text.operand(sig, 1, "po", const=False)
+        loop = text.box_loop(shape, sig.params["tile"], body, machine)
+        return text.function(name, declare + loop)
+
+
+class Rope(TaskKind):
+    name = "rope"
+
+    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        shape = text.pad4(sig.operands[2].shape, 1)
+        tile = sig.params["tile"]
+        hi = [min(c + s, n) for c, s, n in zip(coord, tile, shape, strict=True)]
+        return [broadcast_access(sig, i, coord, hi, i == 2) for i in range(3)]
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        """One pair per index of a box whose last dimension counts pairs."""
+        shape = text.pad4(sig.operands[2].shape, 1)
+        tile = sig.params["tile"]
+        body = "".join(text.operand(sig, i, f"p{i}", const=i != 2) for i in range(3))
+        first, second = [*NAMES[:3], "j"], [*NAMES[:3], "(j + 1)"]
+        values = ""
+        for letter, index in zip("ab", range(2), strict=True):
+            for part, names in (("r", first), ("i", second)):
+                at = text.offset(sig, index, names)
+                values += f"    const float {letter}{part} = ark_get(p{index}, {at});\n"
+        inner = (
+            values + f"    ark_put(p2, {text.offset(sig, 2, first)}, ar * br - ai * bi);\n"
+            f"    ark_put(p2, {text.offset(sig, 2, second)}, ar * bi + ai * br);\n"
+        )
+        counts = ", ".join(
+            f"n{d} = (t.coord[{d}] + {tile[d]} < {shape[d]} ? "
+            f"{tile[d]} : {shape[d]} - t.coord[{d}])"
+            for d in range(4)
+        )
+        body += (
+            f"  const int {counts};\n"
+            "  const int pairs = n0 * n1 * n2 * (n3 / 2);\n"
+            "  for (int e = ark_tid(); e < pairs; e += ARK_THREADS) {\n"
+            "    int r = e;\n"
+            "    const int j = t.coord[3] + r % (n3 / 2) * 2; r /= n3 / 2;\n"
+            "    const int i2 = t.coord[2] + r % n2; r /= n2;\n"
+            "    const int i1 = t.coord[1] + r % n1; r /= n1;\n"
+            "    const int i0 = t.coord[0] + r;\n"
+            "    (void)i0; (void)i1; (void)i2;\n" + inner + "  }\n"
+        )
+        return text.function(name, body)
+
+
+class KvAppend(TaskKind):
+    name = "kv_append"
+
+    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        rows = sig.operands[0].shape[0]
+        _, context, width = sig.operands[2].shape
+        head = coord[0]
+        return [
+            Access(0, (0, head * width), (rows, (head + 1) * width)),
+            whole(1, sig.operands[1]),
+            Access(2, (head, 0, 0), (head + 1, context, width), write=True, past=True),
+        ]
+
+    def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
+        return 0.0, 2.0 * sig.operands[0].shape[0] * sig.operands[2].shape[2] * 4
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        rows = sig.operands[0].shape[0]
+        _, context, width = sig.operands[2].shape
+        source = text.offset(sig, 0, ["0", "0", "r", f"t.coord[0] * {width} + d"])
+        target = text.offset(sig, 2, ["0", "t.coord[0]", "(p1[0] + r)", "d"])
+        body = (
+            text.operand(sig, 0, "p0")
+            + text.operand(sig, 1, "p1")
+            + text.operand(sig, 2, "p2", const=False)
+            + f"  for (int e = ark_tid(); e < {rows * width}; e += ARK_THREADS) {{\n"
+            f"    const int r = e / {width}, d = e % {width};\n"
+            f"    if (p1[0] + r < 0 || p1[0] + r >= {context}) continue;\n"
+            f"    ark_put(p2, {target}, ark_get(p0, {source}));\n  }}\n"
+        )
+        return text.function(name, body)
+
+
+class ArgMax(TaskKind):
+    name = "argmax"
+
+    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        shape = text.pad4(sig.operands[0].shape, 1)
+        lo = (*coord[:3], 0)
+        last = min(coord[2] + sig.params["rows"], shape[2])
+        rank = len(sig.operands[0].shape)
+        cut = 4 - rank
+        ends = (coord[0] + 1, coord[1] + 1, last)
+        return [
+            Access(0, lo[cut:], (*ends, shape[3])[cut:]),
+            Access(1, lo[cut:], (*ends, 1)[cut:], write=True),
+        ]
+
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        return 8 * machine.warps
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        shape = text.pad4(sig.operands[0].shape, 1)
+        names = ["t.coord[0]", "t.coord[1]", "i2", "k"]
+        source = text.offset(sig, 0, names)
+        target = text.offset(sig, 1, names)
+        rows = sig.params["rows"]
+        body = (
+            text.operand(sig, 0, "p0")
+            + text.operand(sig, 1, "po", const=False)
+            + f"  for (int i2 = t.coord[2]; i2 < t.coord[2] + {rows} && i2 < {shape[2]}; ++i2) {{\n"
+            "    float best = -ark_inf();\n    ark_u32 at = 0xffffffffu;\n"
+            f"    for (int k = ark_tid(); k < {shape[3]}; k += ARK_THREADS) {{\n"
+            f"      const float v = ark_get(p0, {source});\n"
+            "      if (v > best || at == 0xffffffffu) "
+            "{ best = v; at = static_cast<ark_u32>(k); }\n    }\n"
+            "    ark_best(best, at, reinterpret_cast<float*>(c.scratch));\n"
+            f"    if (ark_tid() == 0) po[{target}] = static_cast<ark_i32>(at);\n"
+            "    ark_sync();\n  }\n"
+        )
+        return SAMPLING + text.function(name, body)
+
+
+for _kind in (Transpose(), Rope(), KvAppend(), ArgMax()):
+    register(_kind)

@@ -1,0 +1,44 @@
+"""One fixture that gives a backend with a device: the same test bodies run on each.
+
+A backend without a device is skipped, with the probe's reason, unless ARK_REQUIRE promises it:
+ARK_REQUIRE=cuda:1 (several separated by commas) turns the skip into a failure.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+import ark
+from ark.backend import registry
+
+NAMES = ("cpu", "cuda", "rocm")
+
+
+def required(name: str) -> int:
+    """How many devices of a backend the machine promises to have."""
+    for word in os.environ.get("ARK_REQUIRE", "").split(","):
+        backend, _, count = word.partition(":")
+        if backend == name:
+            return int(count or 1)
+    return 0
+
+
+@pytest.fixture(params=NAMES)
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The name of a backend that ark was initialised with."""
+    name = str(request.param)
+    found, reason = 0, "it is not installed"
+    if name in registry.names():
+        probe = registry.get(name).probe()
+        found, reason = len(probe.devices), probe.reason
+    if found < max(1, required(name)):
+        message = f"backend {name!r} has {found} devices: {reason or 'fewer than promised'}"
+        if required(name):
+            pytest.fail(message)
+        pytest.skip(message)
+    ark.init(backend=name)
+    yield name
+    ark.init(backend=name)

@@ -1,0 +1,64 @@
+"""Runs many small op calls in one launch and compares each with NumPy: compiling is what costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import ark
+from ark.ir.dtype import DataType
+
+TOLERANCE = {"fp32": 2e-5, "fp16": 4e-3, "bf16": 3e-2, "int32": 0.0}
+
+
+@dataclass
+class Case:
+    """One call. build: tensors to a tensor. expected: float64 (or integer) arrays to an array."""
+
+    name: str
+    inputs: Sequence[tuple[np.ndarray, DataType]]
+    build: Callable[..., Any]
+    expected: Callable[..., np.ndarray]
+    tolerance: float | None = None
+    made: list[ark.Tensor] = field(default_factory=list)
+    result: Any = None
+
+
+def rounded(array: np.ndarray, dtype: DataType) -> np.ndarray:
+    """What the device sees of an array: float64 or int64 values of the type."""
+    wide = np.int64 if dtype.name == "int32" else np.float64
+    return array.astype(dtype.numpy).astype(wide)
+
+
+def check(cases: Sequence[Case], loop_mode: bool = False, iterations: int = 1) -> None:
+    """Builds all cases in one model, runs it, compares; the assertion names the case."""
+    for case in cases:
+        case.made = [ark.tensor(list(a.shape), dtype) for a, dtype in case.inputs]
+        case.result = case.build(*case.made)
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=loop_mode)
+        for case in cases:
+            for tensor, (array, dtype) in zip(case.made, case.inputs, strict=True):
+                tensor.from_numpy(array.astype(dtype.numpy))
+        runtime.run(iterations)
+        for case in cases:
+            got = case.result.to_numpy()
+            want = case.expected(*(rounded(a, d) for a, d in case.inputs))
+            compare(case.name, got, want, case.result.dtype(), case.tolerance)
+
+
+def compare(
+    name: str, got: np.ndarray, want: np.ndarray, dtype: DataType, tolerance: float | None = None
+) -> None:
+    """Asserts shape, and values within the type's tolerance."""
+    assert got.shape == want.shape, f"{name}: shape {got.shape}, expected {want.shape}"
+    if dtype.name == "int32":
+        np.testing.assert_array_equal(got, want.astype(np.int64).astype(np.int32), err_msg=name)
+        return
+    limit = TOLERANCE[dtype.name] if tolerance is None else tolerance
+    np.testing.assert_allclose(
+        got.astype(np.float64), want.astype(np.float64), rtol=limit, atol=limit, err_msg=name
+    )

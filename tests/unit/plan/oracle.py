@@ -1,0 +1,103 @@
+"""A second opinion on plans, independent of the verifier: brute force over bytes and graph paths.
+
+Byte sets of every access are listed outright, the order is reachability in a networkx graph. Slow
+and simple; for small plans only.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import networkx as nx
+import numpy as np
+
+from ark.ir.dtype import by_name
+from ark.plan.types import Plan, Task
+from ark.tasks import kind as kinds
+
+Node = tuple[int, int, int]  # phase, processor, position
+
+
+def tasks(plan: Plan) -> dict[Node, Task]:
+    return {
+        (n, p, i): task
+        for n, phase in enumerate(plan.phases)
+        for p, listed in enumerate(phase.processors)
+        for i, task in enumerate(listed)
+    }
+
+
+def touched(plan: Plan, task: Task) -> list[tuple[str, frozenset[int], bool, bool]]:
+    """(space, bytes, write, past) of every access of a task."""
+    op = plan.ops[task.op]
+    sig = kinds.signature(plan, op)
+    found = []
+    for access in kinds.get(op.kind).accesses(sig, task.coord):
+        tensor = plan.tensors[op.operands[access.operand]]
+        buffer = plan.buffers[tensor.buffer]
+        size = 8 if tensor.packet else by_name(tensor.dtype).itemsize
+        axes = [
+            (np.arange(lo, hi) + o) * s
+            for lo, hi, o, s in zip(
+                access.lo, access.hi, tensor.offsets, tensor.strides, strict=True
+            )
+        ]
+        elements = axes[0]
+        for axis in axes[1:]:
+            elements = (elements[:, None] + axis[None, :]).ravel()
+        first = elements * size + buffer.offset
+        every = (first[:, None] + np.arange(size)[None, :]).ravel()
+        found.append((buffer.arena, frozenset(every.tolist()), access.write, access.past))
+    return found
+
+
+def conflict(a: list, b: list) -> bool:
+    """Do two tasks touch a byte in common, one of them writing?"""
+    return any(
+        x[0] == y[0] and (x[2] or y[2]) and not (x[3] and y[3] and x[2] != y[2]) and x[1] & y[1]
+        for x, y in itertools.product(a, b)
+    )
+
+
+def order(plan: Plan, number: int) -> nx.DiGraph:
+    """Happens-before of one phase: program order, full waits, packet reads."""
+    graph = nx.DiGraph()
+    listed = {k: t for k, t in tasks(plan).items() if k[0] == number}
+    graph.add_nodes_from(listed)
+    for n, p, i in listed:
+        if i:
+            graph.add_edge((n, p, i - 1), (n, p, i))
+    signals: dict[int, list[Node]] = {}
+    for node, task in listed.items():
+        for counter in task.signals:
+            signals.setdefault(counter, []).append(node)
+    for node, task in listed.items():
+        for counter, threshold in task.waits:
+            if threshold >= len(signals.get(counter, [])):
+                graph.add_edges_from((s, node) for s in signals.get(counter, []))
+    packets: dict[Node, list] = {
+        k: [a for a in touched(plan, t) if a[0] == "packet"] for k, t in listed.items()
+    }
+    for reader, writer in itertools.permutations([k for k, v in packets.items() if v], 2):
+        for r, w in itertools.product(packets[reader], packets[writer]):
+            if w[2] and not r[2] and r[1] & w[1]:
+                graph.add_edge(writer, reader)
+    return graph
+
+
+def faults(plan: Plan, number: int) -> list[tuple[Node, Node]]:
+    """Pairs of conflicting tasks of one phase that are not in the order of their ops."""
+    graph = order(plan, number)
+    if not nx.is_directed_acyclic_graph(graph):
+        return [((number, -1, -1), (number, -1, -1))]
+    listed = {k: t for k, t in tasks(plan).items() if k[0] == number}
+    touches = {k: touched(plan, t) for k, t in listed.items()}
+    after = {k: nx.descendants(graph, k) for k in graph}
+    found = []
+    for a, b in itertools.combinations(sorted(listed), 2):
+        if listed[a].op == listed[b].op or not conflict(touches[a], touches[b]):
+            continue
+        first, second = (a, b) if listed[a].op < listed[b].op else (b, a)
+        if second not in after[first]:
+            found.append((first, second))
+    return found

@@ -1,0 +1,64 @@
+"""Small plans for planner and verifier tests: a decoder on several machines."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ark.ir.dtype import by_name
+from ark.models.config import LlamaConfig, Rope
+from ark.models.generate import plans
+from ark.models.llama import Shape
+from ark.plan.machine import Machine
+from ark.plan.types import Plan
+
+CONFIG = LlamaConfig(
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    vocab_size=640,
+    max_position_embeddings=128,
+    rope=Rope(theta=10000.0),
+    tie_word_embeddings=True,
+)
+
+
+def machine(processors: int, *capabilities: str, warps: int = 1) -> Machine:
+    """A machine model for tests; warps > 1 makes it look like a GPU."""
+    return Machine(
+        name="test",
+        arch="test",
+        backend="test",
+        processors=processors,
+        lanes=1 if warps == 1 else 32,
+        warps=warps,
+        shared_bytes=1 << 20,
+        capabilities=capabilities,
+    )
+
+
+def decoder_plans(target: Machine, chunk: int = 4, ranks: int = 1, **options: object) -> list[Plan]:
+    """Verified plans of the small decoder."""
+    shape = Shape(CONFIG, by_name("fp32"), 64, chunk, 0, ranks)
+    return plans(shape, target, dict(options))
+
+
+def replace_task(plan: Plan, place: tuple[int, int, int], **changes: object) -> Plan:
+    """The plan with another task at (phase, processor, position)."""
+    number, processor, position = place
+    phase = plan.phases[number]
+    tasks = list(phase.processors[processor])
+    tasks[position] = dataclasses.replace(tasks[position], **changes)  # type: ignore[arg-type]
+    return with_tasks(plan, number, processor, tasks)
+
+
+def with_tasks(plan: Plan, number: int, processor: int, tasks: list) -> Plan:
+    """The plan with another task list for one processor."""
+    phase = plan.phases[number]
+    lists = list(phase.processors)
+    lists[processor] = tuple(tasks)
+    phases = list(plan.phases)
+    phases[number] = dataclasses.replace(phase, processors=tuple(lists))
+    return dataclasses.replace(plan, phases=tuple(phases))

@@ -1,0 +1,216 @@
+"""The verifier against mutated plans: whatever changes what a plan may do must be refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable
+
+import pytest
+
+from ark.errors import PlanError
+from ark.plan.serialize import from_json, to_json
+from ark.plan.types import Plan, PlanOp
+from ark.plan.verify import verify
+from tests.unit.plan.oracle import conflict, faults, tasks, touched
+from tests.unit.plan.shapes import decoder_plans, machine, replace_task, with_tasks
+
+MACHINES = {
+    "two": machine(2),
+    "five": machine(5),
+    "packets": machine(3, "packets"),
+    "gpu": machine(4, "packets", warps=2),
+}
+
+
+@pytest.fixture(scope="module", params=sorted(MACHINES))
+def plan(request: pytest.FixtureRequest) -> Plan:
+    return decoder_plans(MACHINES[request.param])[0]
+
+
+def drop_wait(plan: Plan, rng: random.Random) -> Plan:
+    places = [(k, t) for k, t in tasks(plan).items() if t.waits]
+    place, task = rng.choice(places)
+    gone = rng.randrange(len(task.waits))
+    return replace_task(plan, place, waits=tuple(w for i, w in enumerate(task.waits) if i != gone))
+
+
+def lower_threshold(plan: Plan, rng: random.Random) -> Plan:
+    places = [(k, t) for k, t in tasks(plan).items() if t.waits]
+    place, task = rng.choice(places)
+    i = rng.randrange(len(task.waits))
+    counter, threshold = task.waits[i]
+    waits = list(task.waits)
+    waits[i] = (counter, rng.randrange(threshold))
+    return replace_task(plan, place, waits=tuple(waits))
+
+
+def _alive(plan: Plan) -> dict[int, tuple[int, int]]:
+    found: dict[int, tuple[int, int]] = {}
+    for op in plan.ops:
+        for tensor in op.operands:
+            buffer = plan.tensors[tensor].buffer
+            first, _ = found.get(buffer, (op.id, op.id))
+            found[buffer] = (first, op.id)
+    return found
+
+
+def overlap_buffers(plan: Plan, rng: random.Random) -> Plan:
+    """Moves a buffer onto one of the same arena that is alive at the same time and is written."""
+    alive = _alive(plan)
+    pairs = [
+        (a, b)
+        for a in plan.buffers
+        for b in plan.buffers
+        if a.id != b.id
+        and a.arena == b.arena in ("activation", "state", "packet")
+        and a.nbytes <= b.nbytes
+        and alive[a.id][0] <= alive[b.id][1]
+        and alive[b.id][0] <= alive[a.id][1]
+    ]
+    a, b = rng.choice(pairs)
+    buffers = list(plan.buffers)
+    buffers[a.id] = dataclasses.replace(a, offset=b.offset)
+    return dataclasses.replace(plan, buffers=tuple(buffers))
+
+
+def swap_tasks(plan: Plan, rng: random.Random) -> Plan:
+    """Swaps two tasks of a processor of which the later one needs the earlier one directly."""
+    listed = tasks(plan)
+    while True:
+        number = rng.randrange(len(plan.phases))
+        processor = rng.randrange(plan.processors)
+        own = list(plan.phases[number].processors[processor])
+        if len(own) < 2:
+            continue
+        i, j = sorted(rng.sample(range(len(own)), 2))
+        first = touched(plan, listed[number, processor, i])
+        if own[i].op != own[j].op and conflict(first, touched(plan, own[j])):
+            own[i], own[j] = own[j], own[i]
+            return with_tasks(plan, number, processor, own)
+
+
+def drop_task(plan: Plan, rng: random.Random) -> Plan:
+    place, _ = rng.choice(sorted(tasks(plan).items(), key=lambda kv: kv[0]))
+    own = list(plan.phases[place[0]].processors[place[1]])
+    del own[place[2]]
+    return with_tasks(plan, place[0], place[1], own)
+
+
+def move_tile(plan: Plan, rng: random.Random) -> Plan:
+    """Lets a task do the tile of another task of its op: one tile twice, one never."""
+    listed = tasks(plan)
+    groups: dict[int, list] = {}
+    for place, task in listed.items():
+        groups.setdefault(task.op, []).append(place)
+    several = [g for g in groups.values() if len(g) > 1]
+    group = rng.choice(several)
+    a, b = rng.sample(group, 2)
+    other = listed[b]
+    return replace_task(plan, a, coord=other.coord, fetches=other.fetches)
+
+
+def misdirect_signal(plan: Plan, rng: random.Random) -> Plan:
+    places = [(k, t) for k, t in tasks(plan).items() if t.signals]
+    place, task = rng.choice(places)
+    signals = list(task.signals)
+    i = rng.randrange(len(signals))
+    others = [c.id for c in plan.counters if c.id != signals[i]]
+    signals[i] = rng.choice(others)
+    return replace_task(plan, place, signals=tuple(signals))
+
+
+def shift_fetch(plan: Plan, rng: random.Random) -> Plan:
+    places = [(k, t) for k, t in tasks(plan).items() if t.fetches]
+    place, task = rng.choice(places)
+    fetch = dataclasses.replace(task.fetches[0], offset=task.fetches[0].offset + 64)
+    return replace_task(plan, place, fetches=(fetch, *task.fetches[1:]))
+
+
+def grow_scratch(plan: Plan, rng: random.Random) -> Plan:
+    entry = dict(plan.machine)
+    entry["shared_bytes"] = rng.randrange(1, 64)
+    return dataclasses.replace(plan, machine=entry)
+
+
+MUTATIONS: list[Callable[[Plan, random.Random], Plan]] = [
+    drop_wait,
+    lower_threshold,
+    overlap_buffers,
+    swap_tasks,
+    drop_task,
+    move_tile,
+    misdirect_signal,
+    shift_fetch,
+    grow_scratch,
+]
+
+
+@pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda f: f.__name__)
+def test_every_mutation_is_refused(plan: Plan, mutate: Callable) -> None:
+    """9 mutations x 4 machines x 20 seeds = 720 plans that do something else."""
+    accepted = []
+    for seed in range(20):
+        changed = mutate(plan, random.Random(seed))
+        assert changed != plan
+        try:
+            verify([changed])
+            accepted.append(seed)
+        except PlanError as error:
+            assert str(error).startswith("the plan is refused: ")
+    assert accepted == []
+
+
+def test_planned_plans_have_no_fault_by_brute_force(plan: Plan) -> None:
+    for number in range(len(plan.phases)):
+        assert faults(plan, number) == []
+
+
+def test_the_oracle_sees_a_dropped_wait() -> None:
+    plan = decoder_plans(MACHINES["two"])[0]
+    changed = drop_wait(plan, random.Random(3))
+    assert any(faults(changed, n) for n in range(len(plan.phases)))
+
+
+@pytest.mark.parametrize("processors", [1, 2, 3, 7, 33])
+@pytest.mark.parametrize("chunk", [0, 1, 5, 64])
+@pytest.mark.parametrize("packets", [False, True])
+def test_no_valid_plan_is_refused(processors: int, chunk: int, packets: bool) -> None:
+    target = machine(processors, *(["packets"] if packets else []))
+    made = decoder_plans(target, chunk)  # verifies
+    verify([from_json(to_json(p)) for p in made])
+
+
+def test_harmless_changes_are_accepted(plan: Plan) -> None:
+    """Swapping neighbours that do not depend on each other, and waiting twice, changes nothing."""
+    swapped = 0
+    for seed in range(200):
+        rng = random.Random(seed)
+        number = rng.randrange(len(plan.phases))
+        processor = rng.randrange(plan.processors)
+        own = list(plan.phases[number].processors[processor])
+        i = rng.randrange(len(own) - 1)
+        a, b = own[i], own[i + 1]
+        if a.op != b.op or a.waits != b.waits:
+            continue
+        own[i], own[i + 1] = b, a
+        verify([with_tasks(plan, number, processor, own)])
+        swapped += 1
+        if swapped == 5:
+            break
+
+
+def test_plans_are_deterministic_to_the_byte() -> None:
+    for target in MACHINES.values():
+        assert to_json(decoder_plans(target)[0]) == to_json(decoder_plans(target)[0])
+
+
+def test_there_is_no_barrier_between_ops() -> None:
+    """Some task starts while another processor is still busy with the op before its own."""
+    plan = decoder_plans(machine(4), chunk=16)[0]
+    ops: dict[int, PlanOp] = {op.id: op for op in plan.ops}
+    few = [
+        t for t in tasks(plan).values() if t.waits and ops[t.op].kind == "attention" and t.op < 6
+    ]
+    steps = {plan.counters[c].step for t in few for c, _ in t.waits}
+    assert steps and max(steps) < 4

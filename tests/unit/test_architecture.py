@@ -1,0 +1,62 @@
+"""Rules of the architecture that would otherwise erode: who may import and name whom."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ARK = sorted((ROOT / "ark").rglob("*.py")) + sorted((ROOT / "ark").rglob("*.h"))
+VENDOR_PACKAGES = re.compile(r"^(ark_\w+|cuda|hip|rocm|pynvml|cupy|triton)\b")
+VENDOR_WORDS = re.compile(r"\b(nvidia|amd|cuda|rocm|hip|nvrtc|hiprtc|cubin|hsaco)\b", re.IGNORECASE)
+# A peer that is measured beside ark, and the probing of links, must say whose they are.
+MAY_NAME = {"ark/bench/peer.py", "ark/comm/topology/detect.py", "ark/comm/topology/boxes.py"}
+BACKENDS = {"cpu": "ark_cpu", "cuda": "ark_cuda", "rocm": "ark_rocm"}
+SHARED_ROOMS = {
+    "__init__.py",
+    "probe.py",
+    "machines.py",
+    "dialect.py",
+    "prelude.h",
+    "entry.h",
+    "compiler.py",
+    "device.py",
+}
+
+
+@pytest.mark.parametrize("path", ARK, ids=lambda p: str(p.relative_to(ROOT)))
+def test_ark_names_no_vendor(path: Path) -> None:
+    name = str(path.relative_to(ROOT))
+    text = path.read_text()
+    if path.suffix == ".py":
+        for node in ast.walk(ast.parse(text)):
+            modules = []
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+                modules = [node.module]
+            found = [m for m in modules if VENDOR_PACKAGES.match(m)]
+            assert not found, f"{name} imports {found}"
+    if name not in MAY_NAME:
+        words = {m.group(0) for m in VENDOR_WORDS.finditer(text)}
+        assert not words, f"{name} names {words}"
+
+
+@pytest.mark.parametrize("vendor", sorted(BACKENDS))
+def test_backends_have_the_same_rooms(vendor: str) -> None:
+    folder = ROOT / "backends" / vendor / BACKENDS[vendor]
+    missing = SHARED_ROOMS - {p.name for p in folder.iterdir()}
+    assert not missing, f"{folder.name} lacks {sorted(missing)}"
+
+
+def test_files_are_short() -> None:
+    long = {
+        str(p.relative_to(ROOT)): n
+        for folder in ("ark", "backends", "ci", "bench", "tests")
+        for p in (ROOT / folder).rglob("*.py")
+        if (n := len(p.read_text().splitlines())) > 500
+    }
+    assert not long
