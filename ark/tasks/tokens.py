@@ -234,8 +234,9 @@ class Advance(TaskKind):
         body = (
             text.operand(sig, 0, "ps")
             + text.operand(sig, 1, "pp", const=False)
-            + f"  const int next = pp[0] + {sig.params['rows']};\n"
-            "  if (ark_tid() == 0) pp[0] = next < ps[3] ? next : ps[3];\n"
+            + "  if (ark_tid() != 0) return;\n"
+            f"  const int next = pp[0] + {sig.params['rows']};\n"
+            "  pp[0] = next < ps[3] ? next : ps[3];\n"
         )
         return text.function(name, body)
 
