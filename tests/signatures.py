@@ -6,63 +6,88 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import ark
 from ark import tasks
 from ark.ir.dtype import FLOATS, DataType, bf16, fp16, fp32, int32
-from ark.ir.model import Graph
 from ark.model import Model, use_model
 from ark.models.config import LlamaConfig
 from ark.models.generate import plans as llama_plans
 from ark.models.llama import Shape
-from ark.ops import elementwise as ew
-from ark.ops.linear_algebra import matmul
 from ark.plan.machine import Machine
 from ark.plan.planner import plan
 from ark.plan.types import Plan
 from ark.plan.verify import verify
-from ark.tensor import Tensor
 
 __all__ = ["plans", "tasks"]
 
-UNARY = (ew.exp, ew.sqrt, ew.rsqrt, ew.relu, ew.gelu, ew.sigmoid, ew.silu)
-BINARY = (ew.add, ew.sub, ew.mul, ew.div)
+UNARY = (ark.exp, ark.sqrt, ark.rsqrt, ark.relu, ark.gelu, ark.sigmoid, ark.silu)
+BINARY = (ark.add, ark.sub, ark.mul, ark.div)
 
 
-def _input(graph: Graph, model: Model, shape: tuple[int, ...], dtype: DataType) -> Tensor:
-    return Tensor(graph.tensor(shape, dtype, arena="state", name=f"in{len(graph.tensors)}"), model)
-
-
-def _elementwise(model: Model, dtype: DataType) -> None:
-    graph = model.graph
-    a = _input(graph, model, (3, 40), dtype)
-    row = _input(graph, model, (1, 40), dtype)
-    column = _input(graph, model, (2, 3, 1), dtype)
+def _elementwise(dtype: DataType) -> None:
+    a = ark.tensor([3, 40], dtype)
+    row = ark.tensor([1, 40], dtype)
+    column = ark.tensor([2, 3, 1], dtype)
     for function in UNARY if dtype in FLOATS else ():
         function(a)
-    for function in BINARY:
-        function(a, row)
-        function(a, column)
-        function(a, 2)
-    ew.copy(a)
-    ew.constant(3, (5, 7), dtype)
+    for operator in BINARY:
+        operator(a, row)
+        operator(a, column)
+        operator(a, 2)
+        operator(2, a)
+    ark.copy(a[1:, 3:7])
+    ark.constant(3, (5, 7), dtype)
     for other in (fp32, fp16, bf16, int32):
-        ew.cast(a, other)
+        ark.cast(a, other)
 
 
-def _matmuls(model: Model, dtype: DataType) -> None:
-    graph = model.graph
+def _matmuls(dtype: DataType) -> None:
     for ta in (False, True):
         for tb in (False, True):
-            a = _input(graph, model, (20, 33) if ta else (33, 20), dtype)
-            b = _input(graph, model, (70, 20) if tb else (20, 70), dtype)
-            matmul(a, b, transpose_input=ta, transpose_other=tb)
-    a = _input(graph, model, (2, 1, 64, 64), dtype)
-    matmul(a, _input(graph, model, (1, 3, 64, 128), dtype))
-    matmul(a, _input(graph, model, (1, 3, 128, 64), dtype), transpose_other=True)
+            a = ark.tensor((20, 33) if ta else (33, 20), dtype)
+            b = ark.tensor((70, 20) if tb else (20, 70), dtype)
+            ark.matmul(a, b, transpose_input=ta, transpose_other=tb)
+    a = ark.tensor((2, 1, 64, 64), dtype)
+    ark.matmul(a, ark.tensor((1, 3, 64, 128), dtype))
+    ark.matmul(a, ark.tensor((1, 3, 128, 64), dtype), transpose_other=True)
 
 
-_CASES: tuple[tuple[str, Callable[[Model, DataType], None], tuple[DataType, ...]], ...] = (
+def _rows(dtype: DataType) -> None:
+    a = ark.tensor((5, 200), dtype)
+    ark.softmax(a)
+    ark.layernorm(a)
+    ark.rmsnorm(a, ark.tensor((200,), dtype))
+    ark.argmax(a)
+    for reduce in (ark.reduce_sum, ark.reduce_mean, ark.reduce_max):
+        reduce(a, 0)
+        reduce(a, 1, keepdims=False)
+
+
+def _integers(dtype: DataType) -> None:
+    a = ark.tensor((5, 20), dtype)
+    ark.reduce_sum(a, 0)
+    ark.reduce_max(a, 1)
+    ark.transpose(a, (1, 0))
+
+
+def _movement(dtype: DataType) -> None:
+    a = ark.tensor((2, 3, 40), dtype)
+    ark.transpose(a, (2, 0, 1))
+    ark.rope(a, ark.tensor((3, 40), dtype))
+    ark.embedding(ark.tensor((3, 2), int32), ark.tensor((9, 40), dtype))
+    position = ark.tensor((1,), int32)
+    caches = [ark.tensor((2, 192, 16), dtype) for _ in range(2)]
+    rows = ark.tensor((3, 32), dtype)
+    keys, values = (ark.kv_append(cache, rows, position) for cache in caches)
+    ark.attention(ark.tensor((3, 64), dtype), keys, values, position)
+
+
+_CASES: tuple[tuple[str, Callable[[DataType], None], tuple[DataType, ...]], ...] = (
     ("elementwise", _elementwise, (fp32, fp16, bf16, int32)),
     ("matmul", _matmuls, FLOATS),
+    ("rows", _rows, FLOATS),
+    ("integers", _integers, (int32,)),
+    ("movement", _movement, FLOATS),
 )
 
 
@@ -95,7 +120,7 @@ def plans(machine: Machine) -> list[tuple[str, Plan]]:
         for dtype in dtypes:
             model = Model()
             with use_model(model):
-                build(model, dtype)
+                build(dtype)
             made = plan(model.graph, machine)
             verify([made])
             found.append((f"{case}-{dtype.name}", made))

@@ -1,0 +1,236 @@
+"""Communication between ranks: plans that are verified together, run as threads, and broken."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from ranks import ThreadRanks, run_ranks
+
+import ark
+from ark.backend import registry
+from ark.ir.dtype import fp32
+from ark.model import Model, use_model
+from ark.models.config import LlamaConfig
+from ark.models.generate import plans as llama_plans
+from ark.models.llama import Shape
+from ark.plan.planner import plan as make_plan
+from ark.plan.types import Plan, Task
+from ark.plan.verify import verify
+from ark.runtime.executor import Executor
+
+SHAPE = (3, 700)
+
+
+def build(world: int, body: Callable[[int], None], machine: str = "cpu-2") -> list[Plan]:
+    """The plans of all ranks of a model that `body` builds for a rank."""
+    made = []
+    for rank in range(world):
+        model = Model(rank, world)
+        with use_model(model):
+            body(rank)
+        made.append(make_plan(model.graph, registry.machine(machine)))
+    return made
+
+
+def execute(
+    plans: list[Plan], inputs: list[dict[str, np.ndarray]], outputs: list[list[str]]
+) -> list[dict[str, np.ndarray]]:
+    """Runs two iterations on all ranks at once; what each read of its outputs."""
+    backend, _ = registry.choose("cpu")
+
+    def work(ranks: ThreadRanks) -> dict[str, np.ndarray]:
+        plan = plans[ranks.rank]
+        with Executor(plan, backend, backend.open(0), ranks=ranks, budget_s=20.0) as executor:
+            for name, array in inputs[ranks.rank].items():
+                executor.write(name, array)
+            executor.start(2).wait(60.0)
+            found = {name: executor.read(name) for name in outputs[ranks.rank]}
+            ranks.barrier()
+            return found
+
+    return run_ranks(len(plans), work)
+
+
+def reduce_body(world: int, dtype: ark.DataType, whole: bool) -> Callable[[int], None]:
+    def body(rank: int) -> None:
+        x = ark.tensor(SHAPE, dtype, name="x")
+        share = x if whole else ark.mul(x, 1.0)[1:, 3:650]
+        total = ark.all_reduce(share, rank, world)
+        target = ark.tensor(total.shape(), dtype, name="y")
+        ark.mul(total, 2.0, output=target)
+
+    return body
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_all_reduce_gives_the_same_bits_everywhere(world: int) -> None:
+    for dtype, whole in ((ark.fp32, True), (ark.bf16, False)):
+        plans = build(world, reduce_body(world, dtype, whole), f"cpu-{4 // world}")
+        verify(plans)
+        inputs = [
+            {"x": np.random.default_rng(rank).standard_normal(SHAPE).astype(dtype.numpy)}
+            for rank in range(world)
+        ]
+        found = [f["y"] for f in execute(plans, inputs, [["y"]] * world)]
+        shares = [i["x"] if whole else i["x"][1:, 3:650] for i in inputs]
+        total = np.float32(0) + shares[0].astype(np.float32)
+        for share in shares[1:]:
+            total = total + share.astype(np.float32)
+        want = (total.astype(dtype.numpy).astype(np.float32) * 2).astype(dtype.numpy)
+        for flat in found:
+            np.testing.assert_array_equal(flat.view(np.uint8), found[0].view(np.uint8))
+            got = flat.reshape(want.shape)
+            tolerance = 1e-6 if dtype is ark.fp32 else 1e-2
+            np.testing.assert_allclose(
+                got.astype(np.float64), want.astype(np.float64), rtol=tolerance, atol=tolerance
+            )
+
+
+def ring(rank: int) -> None:
+    """Each of three ranks sends twice under one tag to the next, and once under another."""
+    x = ark.tensor(SHAPE, name="x")
+    ark.send_done(ark.send(x, (rank + 1) % 3, tag=5))
+    ark.send(ark.mul(x, 3.0), (rank + 1) % 3, tag=5)
+    ark.send(x[:2, 10:20], (rank + 2) % 3, tag=6)
+    first = ark.recv(ark.tensor(SHAPE, name="first"), (rank + 2) % 3, tag=5)
+    second = ark.recv(ark.tensor(SHAPE, name="second"), (rank + 2) % 3, tag=5)
+    part = ark.recv(ark.tensor((2, 10), name="part"), (rank + 1) % 3, tag=6)
+    del first, second, part
+
+
+def test_send_and_recv_pair_up_in_program_order() -> None:
+    plans = build(3, ring)
+    verify(plans)
+    inputs = [{"x": np.full(SHAPE, rank + 1.0) + np.arange(700)} for rank in range(3)]
+    found = execute(plans, inputs, [["first", "second", "part"]] * 3)
+    for rank in range(3):
+        before = inputs[(rank + 2) % 3]["x"].astype(np.float32)
+        np.testing.assert_array_equal(found[rank]["first"].reshape(SHAPE), before)
+        np.testing.assert_array_equal(found[rank]["second"].reshape(SHAPE), before * 3)
+        after = inputs[(rank + 1) % 3]["x"].astype(np.float32)
+        np.testing.assert_array_equal(found[rank]["part"].reshape(2, 10), after[:2, 10:20])
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("machine", ["cpu-1", "cpu-3", "h100"])
+def test_llama_on_several_ranks_is_accepted(world: int, fuse: bool, machine: str) -> None:
+    config = LlamaConfig(
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=1,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=16,
+        vocab_size=320,
+        max_position_embeddings=128,
+    )
+    shape = Shape(config, fp32, 64, 4, 0, world)
+    made = llama_plans(shape, registry.machine(machine), {"fuse": fuse})
+    assert [p.rank for p in made] == list(range(world))
+
+
+def changed(plan: Plan, edit: Callable[[Plan, Task], Task]) -> Plan:
+    """The plan with every task edited."""
+    phases = tuple(
+        dataclasses.replace(
+            phase,
+            processors=tuple(tuple(edit(plan, t) for t in tasks) for tasks in phase.processors),
+        )
+        for phase in plan.phases
+    )
+    return dataclasses.replace(plan, phases=phases)
+
+
+def drop_mail_waits(plan: Plan, task: Task) -> Task:
+    kept = tuple((c, t) for c, t in task.waits if not plan.counters[c].system)
+    return dataclasses.replace(task, waits=kept)
+
+
+def lower_mail_waits(plan: Plan, task: Task) -> Task:
+    lowered = tuple((c, t - 1 if plan.counters[c].system else t) for c, t in task.waits)
+    return dataclasses.replace(task, waits=lowered)
+
+
+def drop_mail_signals(plan: Plan, task: Task) -> Task:
+    kept = tuple(
+        c
+        for c in task.signals
+        if plan.counters[c].rank == plan.rank or plan.counters[c].name == "gate"
+    )
+    return dataclasses.replace(task, signals=kept)
+
+
+def other_inbox(plan: Plan) -> Plan:
+    """Points the first put at another rank's inbox than the one that awaits it."""
+    buffers = list(plan.buffers)
+    at = next(b.id for b in buffers if b.rank != plan.rank)
+    wrong = (buffers[at].rank + 1) % plan.world_size
+    wrong = wrong if wrong != plan.rank else (wrong + 1) % plan.world_size
+    buffers[at] = dataclasses.replace(buffers[at], rank=wrong)
+    return dataclasses.replace(plan, buffers=tuple(buffers))
+
+
+def shared_inbox(plan: Plan) -> Plan:
+    """Lays two inboxes on the same bytes."""
+    buffers = list(plan.buffers)
+    mine = [b.id for b in buffers if b.arena == "symmetric" and b.rank == plan.rank]
+    first, second = mine[:2]
+    buffers[second] = dataclasses.replace(buffers[second], offset=buffers[first].offset)
+    return dataclasses.replace(plan, buffers=tuple(buffers))
+
+
+BREAKS: list[Callable[[Plan], Plan]] = [
+    lambda p: changed(p, drop_mail_waits),
+    lambda p: changed(p, lower_mail_waits),
+    lambda p: changed(p, drop_mail_signals),
+    other_inbox,
+    shared_inbox,
+]
+
+
+@pytest.mark.parametrize("number", range(len(BREAKS)))
+def test_a_broken_rank_is_refused(number: int) -> None:
+    plans = build(4, reduce_body(4, ark.fp32, whole=True))
+    verify(plans)
+    for rank in (0, 2):
+        broken = [BREAKS[number](p) if p.rank == rank else p for p in plans]
+        with pytest.raises(ark.PlanError):
+            verify(broken)
+
+
+def test_ranks_that_disagree_are_refused() -> None:
+    good = build(2, reduce_body(2, ark.fp32, whole=True))
+    other = build(2, reduce_body(2, ark.fp32, whole=False))
+    with pytest.raises(ark.PlanError):
+        verify([good[0], other[1]])
+    with pytest.raises(ark.PlanError):
+        verify([good[1], good[0]])
+
+
+def test_a_message_that_nobody_receives_is_refused() -> None:
+    def body(rank: int) -> None:
+        x = ark.tensor([8], name="x")
+        if rank == 0:
+            ark.send(x, 1, tag=0)
+        else:
+            ark.add(x, 1.0)
+
+    with pytest.raises(ark.PlanError):
+        verify(build(2, body))
+
+
+def test_ranks_must_exist() -> None:
+    model = Model(0, 2)
+    with use_model(model):
+        x = ark.tensor([8])
+        with pytest.raises(ark.InvalidUsageError):
+            ark.send(x, 2, tag=0)
+        with pytest.raises(ark.ModelError):
+            ark.all_reduce(x, 1, 2)
+        ark.send(x, 0, tag=0)
+    with pytest.raises(ark.PlanError, match="itself"):
+        make_plan(model.graph, registry.machine("cpu-1"))
