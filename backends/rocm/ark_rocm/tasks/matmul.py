@@ -64,7 +64,7 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
         f"{k}}};\n"
         f"  ark_matrix_tile<{rows}, {columns}, {waves_m}, {waves_n}, {_buffers(sig, machine)}, "
         f"{along_a}, {along_b}>(\n"
-        f"      c.scratch, a, b, po + {starts[2]} + m0 * {o_row} + n0 * {o_column}, {o_row}, "
+        f"      ARK_SCRATCH(c), a, b, po + {starts[2]} + m0 * {o_row} + n0 * {o_column}, {o_row}, "
         f"{o_column});\n"
     )
     return text.function(name, body)
