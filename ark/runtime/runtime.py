@@ -272,8 +272,12 @@ def _check_overlaps(plan: Plan, addresses: Mapping[int, int]) -> None:
             if access.write:
                 written.add(plan.tensors[op.operands[access.operand]].buffer)
     spans = sorted((at, at + plan.buffers[i].nbytes, i) for i, at in addresses.items())
-    for (_, end, a), (begin, _, b) in zip(spans, spans[1:], strict=False):
-        if begin < end and {a, b} & written:
+    for place, (_, end, a) in enumerate(spans):
+        for begin, _, b in spans[place + 1 :]:
+            if begin >= end:
+                break
+            if not {a, b} & written:
+                continue
             raise InvalidUsageError(
                 f"the memory of {plan.buffers[a].name!r} and {plan.buffers[b].name!r} overlaps, and "
                 "the model writes one of them; bind one placeholder and take slices of it"
