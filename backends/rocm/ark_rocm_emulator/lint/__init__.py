@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .coherence import check_coherence
-from .findings import Finding
+from .findings import Expectations, Finding
 from .listing import Resources, parse
-from .resources import Expectations, check_resources
+from .resources import check_resources
 from .targets import TARGETS, CacheRules, TargetLimits
 
 __all__ = [
@@ -35,7 +35,7 @@ def lint(
     """Check AMD GPU assembly and return the findings in text order, none if it is clean.
 
     Args:
-        assembly: text of ``clang -S``, or a disassembly listing with labels.
+        assembly: text of optimised ``clang -S``, or a disassembly listing with labels.
         target: limits and cache rules, ``TARGETS[arch]``.
         expectations: what the plan promises; the defaults promise little.
         resources: figures by kernel name, for a listing that carries no metadata note.
@@ -47,7 +47,7 @@ def lint(
     for function in listing.functions:
         if expected.kernels and function.name not in expected.kernels:
             continue
-        found.extend(check_coherence(function, target.cache, expected.unordered))
+        found.extend(check_coherence(function, target.cache, expected))
         used = figures.get(function.name)
         found.extend(check_resources(function, used, target, expected))
     return found

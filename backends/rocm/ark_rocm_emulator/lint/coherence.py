@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .findings import Finding
+from .findings import Expectations, Finding
 from .listing import Function, Instruction, waited
 from .loops import innermost_loops
 from .targets import SCOPES, CacheRules
@@ -63,10 +63,10 @@ def _reaches(scope: str, wanted: str) -> bool:
 class Coherence:
     """Runs the rules on one function; ``findings`` yields what is wrong, in text order."""
 
-    def __init__(self, function: Function, rules: CacheRules, unordered: bool) -> None:
+    def __init__(self, function: Function, rules: CacheRules, expected: Expectations) -> None:
         self._function = function
         self._rules = rules
-        self._unordered = unordered
+        self._expected = expected
         self._pieces = frozenset().union(*rules.release.values())
         self._caches = frozenset().union(*rules.acquire.values())
         self._spins = self._spinning_loads()
@@ -127,6 +127,8 @@ class Coherence:
             if counters.get("lgkmcnt") == 0:
                 gone.add("lds-out")
             return facts - gone
+        if inst.mnemonic == "s_barrier":
+            return facts | {"others-out"} if "store-out" in facts else facts - {"others-out"}
         key = (inst.mnemonic, inst.bits & _SCOPE_BITS)
         if key in rules.invalidates:
             if facts & {"load-out", "atomic-out"}:
@@ -149,7 +151,8 @@ class Coherence:
             facts = facts | {f"stale:{cache}" for cache in self._caches}
             facts = facts - {f"unread:{s}" for s in SCOPES[1:] if _reaches(scope, s)}
             if inst.line in self._spins:
-                facts = facts | {f"spun:{cache}" for cache in self._rules.acquire[scope]}
+                least = scope if self._rules.exact_bits else "agent"
+                facts = facts | {f"spun:{cache}" for cache in self._rules.acquire[least]}
         if kind == "load" or (kind == "atomic" and _returns(inst)):
             facts = facts | {"load-out"}
         elif kind == "atomic":
@@ -175,15 +178,24 @@ class Coherence:
         if kind in ("store", "atomic"):
             asked = {f.split(":")[1] for f in facts if f.startswith("release:")}
             scope = _scope(inst, self._rules)
-            bits = inst.bits & _SCOPE_BITS
-            table = self._rules.store_scope if kind == "store" else {}
-            explicit = bits in table or (kind == "atomic" and "sc1" in bits)
-            if explicit and not self._unordered:
+            exact = self._rules.exact_bits
+            explicit = scope == "system" or (kind == "store" and scope == "agent")
+            if exact and explicit and not self._expected.unordered:
                 asked.add(scope)
             if asked:
                 widest = max(asked, key=SCOPES.index)
-                yield from self._judge_release(inst, facts, widest, scope, bool(table))
-        if kind == "load" and not self._unordered and _scope(inst, self._rules) == "workgroup":
+                yield from self._judge_release(inst, facts, widest)
+                if exact and not _reaches(scope, widest):
+                    yield self._finding(
+                        "release-scope",
+                        inst,
+                        f"a release of {widest} scope is published by an access of {scope} scope.",
+                    )
+        if (
+            kind == "load"
+            and not self._expected.unordered
+            and _scope(inst, self._rules) == "workgroup"
+        ):
             spun = sorted(f.split(":")[1] for f in facts if f.startswith("spun:"))
             if spun:
                 yield self._finding(
@@ -194,9 +206,7 @@ class Coherence:
                     f"Expected {self._spelling('acquire', spun)} between them.",
                 )
 
-    def _judge_release(
-        self, inst: Instruction, facts: _Facts, scope: str, carried: str, bits_tell: bool
-    ) -> Iterator[Finding]:
+    def _judge_release(self, inst: Instruction, facts: _Facts, scope: str) -> Iterator[Finding]:
         if "store-out" in facts:
             yield self._finding(
                 "release-wait",
@@ -219,11 +229,13 @@ class Coherence:
                 "the write-back before this publication is not waited for. Expected a wait for "
                 f"{self._rules.stores_wait_on} between them.",
             )
-        if (bits_tell or _access(inst) == "atomic") and not _reaches(carried, scope):
+        if "others-out" in facts and self._expected.completed_barriers:
             yield self._finding(
-                "release-scope",
+                "release-barrier-wait",
                 inst,
-                f"a {scope}-scope release is published by an access of {carried} scope.",
+                "stores of other waves may still be in flight: a barrier before this publication "
+                "is passed with stores outstanding, and no wait of this wave covers them. "
+                f"Expected a wait for {self._rules.stores_wait_on} before that barrier.",
             )
 
     def _judge_acquire(self, inst: Instruction, facts: _Facts) -> Iterator[Finding]:
@@ -258,7 +270,11 @@ class Coherence:
         return Finding(rule, self._function.name, inst.line, inst.text, message)
 
 
-def check_coherence(function: Function, rules: CacheRules, unordered: bool) -> list[Finding]:
-    """All findings of the coherence rules in ``function``, in text order."""
-    found = list(Coherence(function, rules, unordered).findings())
+def check_coherence(function: Function, rules: CacheRules, expected: Expectations) -> list[Finding]:
+    """All findings of the coherence rules in ``function``, in text order.
+
+    Meant for optimised code: without optimisation a flat access may be to private memory, which
+    the text does not tell from a publication.
+    """
+    found = list(Coherence(function, rules, expected).findings())
     return sorted(found, key=lambda finding: (finding.line, finding.rule))

@@ -3,33 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from .findings import Finding
+from .findings import Expectations, Finding
 from .listing import Function, Resources
 from .loops import natural_loops
 from .targets import TargetLimits
 
 _MATRIX = ("v_mfma_", "v_smfmac_", "v_wmma_")
-
-
-@dataclass(frozen=True)
-class Expectations:
-    """What the plan promises about a kernel.
-
-    ``threads`` and ``dynamic_lds`` (bytes) are one workgroup's at launch; ``workgroups_per_cu``
-    must be resident at once (a loop kernel's are). ``matrix`` asks for MFMA or WMMA instructions.
-    ``unordered`` says that scoped accesses without a fence are meant (packets that carry their
-    epoch); then only the markers are judged. ``kernels`` limits the lint to these functions.
-    """
-
-    threads: int = 256
-    dynamic_lds: int = 0
-    workgroups_per_cu: int = 1
-    matrix: bool = False
-    allow_scratch: bool = False
-    unordered: bool = False
-    kernels: tuple[str, ...] = ()
 
 
 def _round_up(value: int, granule: int) -> int:

@@ -22,6 +22,7 @@ class CacheRules:
     instruction, with its cache bits, takes care of. ``load_scope`` and ``atomic_scope`` give the
     widest scope that an access with those bits is coherent at; a missing entry means that the
     bits leave it at workgroup scope. ``store_scope`` holds the bits that mark a published store.
+    ``exact_bits`` says whether the bits tell agent scope from system scope.
     """
 
     acquire: Mapping[str, frozenset[str]]
@@ -32,6 +33,7 @@ class CacheRules:
     store_scope: Mapping[frozenset[str], str]
     atomic_scope: Mapping[frozenset[str], str]
     stores_wait_on: str
+    exact_bits: bool
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ _CDNA2_CACHE = CacheRules(
     store_scope={},
     atomic_scope={_bits(): "system", _bits("glc"): "system"},
     stores_wait_on="vmcnt",
+    exact_bits=False,
 )
 
 _CDNA3_CACHE = CacheRules(
@@ -90,6 +93,7 @@ _CDNA3_CACHE = CacheRules(
         _bits("sc0", "sc1"): "system",
     },
     stores_wait_on="vmcnt",
+    exact_bits=True,
 )
 
 _RDNA3_CACHE = CacheRules(
@@ -108,6 +112,7 @@ _RDNA3_CACHE = CacheRules(
     store_scope={},
     atomic_scope={_bits(): "system", _bits("glc"): "system"},
     stores_wait_on="vscnt",
+    exact_bits=False,
 )
 
 _KIB = 1024
