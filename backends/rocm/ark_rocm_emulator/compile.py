@@ -1,7 +1,9 @@
-"""Compile HIP to an AMD code object with nothing but clang: the stand-in's hiprtc and the tests call it.
+"""Compile HIP to an AMD code object with nothing but clang: the stand-in's hiprtc and the tests
+call it.
 
-Three steps (HIP to assembly text, assembly to an object, the object to a shared one), because the clang inside the
-`ziglang` wheel cannot start its own linker. `ARK_ROCM_CLANG` and `ARK_ROCM_LLD` name another clang and ld.lld.
+Three steps (HIP to assembly text, assembly to an object, the object to a shared one), because the
+clang inside the `ziglang` wheel cannot start its own linker. `ARK_ROCM_CLANG` and `ARK_ROCM_LLD`
+name another clang and ld.lld.
 """
 
 from __future__ import annotations
