@@ -66,10 +66,12 @@ v_fma_mixlo_f16 v_fma_mixhi_f16 64 v_wmma_f32_16x16x16_f16 v_wmma_f32_16x16x16_b
 v_wmma_f16_16x16x16_f16 v_wmma_bf16_16x16x16_bf16 v_wmma_i32_16x16x16_iu8 v_wmma_i32_16x16x16_iu4)"},
     {Format::VOPD,
      R"(
-0 v_dual_fmac_f32 v_dual_fmaak_f32 v_dual_fmamk_f32 v_dual_mul_f32 v_dual_add_f32 v_dual_sub_f32
-v_dual_subrev_f32 v_dual_mul_dx9_zero_f32 v_dual_mov_b32 v_dual_cndmask_b32 v_dual_max_f32
-v_dual_min_f32 v_dual_dot2acc_f32_f16 v_dual_dot2acc_f32_bf16 16 v_dual_add_nc_u32
-v_dual_lshlrev_b32 v_dual_and_b32)"},
+0 v_dual_fmac_f32=v_fmac_f32 v_dual_fmaak_f32=v_fmaak_f32 v_dual_fmamk_f32=v_fmamk_f32
+v_dual_mul_f32=v_mul_f32 v_dual_add_f32=v_add_f32 v_dual_sub_f32=v_sub_f32
+v_dual_subrev_f32=v_subrev_f32 v_dual_mul_dx9_zero_f32=v_mul_legacy_f32 v_dual_mov_b32=v_mov_b32
+v_dual_cndmask_b32=v_cndmask_b32 v_dual_max_f32=v_max_f32 v_dual_min_f32=v_min_f32
+v_dual_dot2acc_f32_f16=v_dot2c_f32_f16 v_dual_dot2acc_f32_bf16=v_dot2c_f32_bf16 16
+v_dual_add_nc_u32=v_add_u32 v_dual_lshlrev_b32=v_lshlrev_b32 v_dual_and_b32=v_and_b32)"},
 };
 
 const std::vector<OpcodeText> kGfx11Compare = {
