@@ -293,6 +293,7 @@ class Gfx11Decoder : public Decoder {
       length = 3;
     }
     for (int k = 0; k < inst.op->src_count && k < 3; k++) {
+      if (inst.src[k].ty == Ty::Literal) return 0;  // no 64-bit form
       if (inst.src[k].ty != Ty::Tied) source(inst.src[k], enc[k], literal);
     }
     finish_operands(inst);

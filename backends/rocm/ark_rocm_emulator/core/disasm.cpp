@@ -73,7 +73,7 @@ std::string Printer::source(const Operand& operand) const {
     case 236: return "src_shared_limit";
     case 237: return "src_private_base";
     case 238: return "src_private_limit";
-    case 248: return operand.ty == Ty::F64 ? "0.15915494309189532" : "0.15915494";
+    case 248: return operand.dwords == 2 ? "0.15915494309189532" : "0.15915494";
     case 251: return "src_vccz";
     case 252: return "src_execz";
     case 253: return "src_scc";
@@ -173,8 +173,9 @@ std::string Printer::smem() const {
   if (inst.op->src_count == 0) {
     return inst.op->dst_count == 0 ? "" : sgpr(inst.dst[0].enc, inst.dst[0].dwords);
   }
-  std::string text = listed({inst.op->dst_count > 0 ? sgpr(inst.dst[0].enc, inst.dst[0].dwords) : "",
-                             sgpr(inst.src[0].enc, inst.src[0].dwords)});
+  const std::string dst =
+      inst.op->dst_count > 0 ? sgpr(inst.dst[0].enc, inst.dst[0].dwords) : "";
+  std::string text = listed({dst, sgpr(inst.src[0].enc, inst.src[0].dwords)});
   const bool reg = inst.src[1].kind == Kind::Sgpr;
   if (!reg) {
     text += ", " + (inst.imm < 0 ? "-" + hex(static_cast<uint32_t>(-inst.imm))
@@ -196,8 +197,8 @@ std::string Printer::ds() const {
     if (inst.src[k].kind == Kind::Vgpr) text = listed({text, vgpr(inst.src[k])});
   }
   const unsigned imm = static_cast<unsigned>(inst.imm) & 0xffff;
-  const bool pair = name.find("2_") != std::string::npos || name.find("2st64") != std::string::npos ||
-                    name.find("2addr") != std::string::npos;
+  const auto named = [&name](const char* part) { return name.find(part) != std::string::npos; };
+  const bool pair = named("2_") || named("2st64") || named("2addr");
   if (pair) {
     if ((imm & 255) != 0) text += " offset0:" + std::to_string(imm & 255);
     if ((imm >> 8) != 0) text += " offset1:" + std::to_string(imm >> 8);

@@ -63,11 +63,10 @@ std::string Printer::suffix() const {
   if (inst.vop3_form) return "_e64" + dpp;
   if (!dpp.empty()) return dpp;
   // These exist in the 32-bit encoding only and take no suffix.
-  static const char* const kNoSuffix[] = {"v_fmamk_f32", "v_fmaak_f32", "v_fmamk_f16", "v_fmaak_f16",
-                                          "v_madmk_f16", "v_madak_f16", "v_swap_b32",
-                                          "v_swap_b16", "v_nop", "v_readfirstlane_b32",
-                                          "v_accvgpr_mov_b32", "v_permlane64_b32",
-                                          "v_swaprel_b32", "v_clrexcp"};
+  static const char* const kNoSuffix[] = {
+      "v_fmamk_f32", "v_fmaak_f32", "v_fmamk_f16", "v_fmaak_f16", "v_madmk_f16", "v_madak_f16",
+      "v_swap_b32", "v_swap_b16", "v_nop", "v_readfirstlane_b32", "v_accvgpr_mov_b32",
+      "v_permlane64_b32", "v_swaprel_b32", "v_clrexcp"};
   const bool bare = std::any_of(std::begin(kNoSuffix), std::end(kNoSuffix),
                                 [this](const char* name) { return *inst.name == name; });
   return bare ? "" : "_e32";

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <string>
 
+#include "floats.h"
 #include "lanes.h"
 
 namespace ark_emu {
@@ -25,23 +26,6 @@ Handler half_of_three(F) {
     half_lanes<F>(w, a, b, c, out);
     w.put16(i, out);
   };
-}
-
-// IEEE 754-2008 minNum and maxNum, -0 below +0.
-template <class T>
-T min_num(T a, T b) {
-  if (std::isnan(a)) return b;
-  if (std::isnan(b)) return a;
-  if (a == b) return std::signbit(a) ? a : b;
-  return a < b ? a : b;
-}
-
-template <class T>
-T max_num(T a, T b) {
-  if (std::isnan(a)) return b;
-  if (std::isnan(b)) return a;
-  if (a == b) return std::signbit(a) ? b : a;
-  return a > b ? a : b;
 }
 
 // Truncates to an integer between low and high; NaN gives 0.
@@ -148,26 +132,25 @@ void cvt_32_16(Wave& w, const Inst& i) {
 void register_fused16(Ops& ops) {
   const OpInfo* fma = ops.find("v_fma_f16");
   if (fma == nullptr) return;
-  ops.add("v_fmac_f16", "f16=f16,f16,tied", fma->run, fma->flags);
   ops.add("v_fmamk_f16", "f16=f16,lit,f16", fma->run, fma->flags);
   ops.add("v_fmaak_f16", "f16=f16,f16,lit", fma->run, fma->flags);
 }
 
 void register_minmax(Ops& ops) {
   ops.add("v_maxmin_f32", "f32=f32,f32,f32", float3([](float a, float b, float c) {
-            return min_num(max_num(a, b), c);
+            return min_number(max_number(a, b), c);
           }),
           kFloat);
   ops.add("v_minmax_f32", "f32=f32,f32,f32", float3([](float a, float b, float c) {
-            return max_num(min_num(a, b), c);
+            return max_number(min_number(a, b), c);
           }),
           kFloat);
   ops.add("v_maxmin_f16", "f16=f16,f16,f16", half_of_three([](auto a, auto b, auto c) {
-            return min_num(max_num(a, b), c);
+            return min_number(max_number(a, b), c);
           }),
           kFloat | kMode64);
   ops.add("v_minmax_f16", "f16=f16,f16,f16", half_of_three([](auto a, auto b, auto c) {
-            return max_num(min_num(a, b), c);
+            return max_number(min_number(a, b), c);
           }),
           kFloat | kMode64);
   ops.add("v_maxmin_u32", "u32=u32,u32,u32",
