@@ -98,7 +98,7 @@ def shared_library(
         extra: further flags, for compiling and linking.
 
     Returns:
-        The library's path, in a folder of its own.
+        The library's path, in a folder `lib` of its own.
 
     Raises:
         SystemError: there is no compiler, or it refused.
@@ -122,7 +122,7 @@ def shared_library(
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         objects = list(pool.map(compiled, sorted(sources)))
     digest = hashlib.sha256("\n".join([file_name, *map(str, objects)]).encode()).hexdigest()[:24]
-    library = cache_folder() / digest / file_name
+    library = cache_folder() / digest / "lib" / file_name
     if not library.exists():
         link = [*compiler(), "-shared", f"-Wl,-soname,{file_name}", *extra, *map(str, objects)]
         _place([*link, "-pthread"], library, f"linking {file_name}")

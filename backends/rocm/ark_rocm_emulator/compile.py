@@ -76,7 +76,11 @@ def _run(command: Sequence[str], what: str) -> str:
 
 
 def to_assembly(
-    source: str, arch: str, options: Sequence[str] = ("-O3",), prelude: bool = True
+    source: str,
+    arch: str,
+    options: Sequence[str] = ("-O3",),
+    prelude: bool = True,
+    headers: Sequence[tuple[str, str]] = (),
 ) -> tuple[str, str]:
     """Compile HIP source text to AMD assembly text.
 
@@ -85,6 +89,7 @@ def to_assembly(
         arch: a target such as "gfx942"; features ("gfx942:sramecc+") are passed on.
         options: further options for clang, the optimisation level among them.
         prelude: include the package's header-free HIP builtins first.
+        headers: (name, text) of files that the source may include.
 
     Returns:
         The assembly text, and what clang said (warnings).
@@ -95,10 +100,14 @@ def to_assembly(
     with tempfile.TemporaryDirectory(prefix="ark-hip-") as folder:
         program, text = Path(folder, "kernel.hip"), Path(folder, "kernel.s")
         program.write_text(source)
+        for name, content in headers:
+            header = Path(folder, name)
+            header.parent.mkdir(parents=True, exist_ok=True)
+            header.write_text(content)
+        files = (f"-I{folder}", "-S", str(program), "-o", str(text))
         first = ("-include", str(PRELUDE)) if prelude else ()
         said = _run(
-            [*toolchain().clang, *_HIP_FLAGS, f"--offload-arch={arch}", *first, *options]
-            + ["-S", str(program), "-o", str(text)],
+            [*toolchain().clang, *_HIP_FLAGS, f"--offload-arch={arch}", *first, *options, *files],
             f"compiling HIP for {arch}",
         )
         return text.read_text(), said

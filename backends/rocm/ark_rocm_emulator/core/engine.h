@@ -206,6 +206,8 @@ class Machine {
   virtual void add_region(Region region) = 0;
   virtual void remove_region(uint64_t base) = 0;
   virtual void set_access(uint64_t base, uint64_t access_mask) = 0;
+  // From now on another process maps it too (Region::shared).
+  virtual void set_shared(uint64_t base) = 0;
   // The region that holds `address`; false if none.
   virtual bool find_region(uint64_t address, Region* out) const = 0;
   // Maps and registers `size` bytes (page-aligned, filled with 0xCB so that a read of memory nobody

@@ -1,6 +1,7 @@
-// What a HIP kernel may use without any installed header: qualifiers, the built-in variables, barriers, fences, lane
-// operations and atomics, over clang's __builtin_amdgcn_* and __hip_atomic_*. hiprtc programs and the package's own
-// compile step include it first, as AMD's hiprtc does with its own header.
+// What a HIP kernel may use without any installed header: qualifiers, the built-in variables,
+// barriers, fences, lane operations and atomics, over clang's __builtin_amdgcn_* and
+// __hip_atomic_*. hiprtc programs and the package's own compile step include it first, as AMD's
+// hiprtc does with its own header.
 #pragma once
 
 #define __global__ __attribute__((global))
@@ -31,37 +32,46 @@ typedef long long int64_t;
 typedef unsigned long long uint64_t;
 typedef __SIZE_TYPE__ size_t;
 
-#define ARK_BUILTIN_VARIABLE(TYPE, NAME, X, Y, Z)                            \
-  struct TYPE {                                                              \
-    __declspec(property(get = get_x)) unsigned x;                            \
-    __declspec(property(get = get_y)) unsigned y;                            \
-    __declspec(property(get = get_z)) unsigned z;                            \
-    __device__ static __forceinline__ unsigned get_x() { return X; }         \
-    __device__ static __forceinline__ unsigned get_y() { return Y; }         \
-    __device__ static __forceinline__ unsigned get_z() { return Z; }         \
-  };                                                                         \
+#define ARK_BUILTIN_VARIABLE(TYPE, NAME, X, Y, Z)                    \
+  struct TYPE {                                                      \
+    __declspec(property(get = get_x)) unsigned x;                    \
+    __declspec(property(get = get_y)) unsigned y;                    \
+    __declspec(property(get = get_z)) unsigned z;                    \
+    __device__ static __forceinline__ unsigned get_x() { return X; } \
+    __device__ static __forceinline__ unsigned get_y() { return Y; } \
+    __device__ static __forceinline__ unsigned get_z() { return Z; } \
+  };                                                                 \
   extern const __device__ __attribute__((weak)) TYPE NAME;
 
-#define ARK_BLOCK_COUNT(I) (((const __attribute__((address_space(4))) unsigned*)__builtin_amdgcn_implicitarg_ptr())[I])
-ARK_BUILTIN_VARIABLE(ark_thread_index, threadIdx, __builtin_amdgcn_workitem_id_x(), __builtin_amdgcn_workitem_id_y(),
-                     __builtin_amdgcn_workitem_id_z())
-ARK_BUILTIN_VARIABLE(ark_block_index, blockIdx, __builtin_amdgcn_workgroup_id_x(), __builtin_amdgcn_workgroup_id_y(),
-                     __builtin_amdgcn_workgroup_id_z())
+#define ARK_BLOCK_COUNT(I) \
+  (((const __attribute__((address_space(4))) unsigned*)__builtin_amdgcn_implicitarg_ptr())[I])
+ARK_BUILTIN_VARIABLE(ark_thread_index, threadIdx, __builtin_amdgcn_workitem_id_x(),
+                     __builtin_amdgcn_workitem_id_y(), __builtin_amdgcn_workitem_id_z())
+ARK_BUILTIN_VARIABLE(ark_block_index, blockIdx, __builtin_amdgcn_workgroup_id_x(),
+                     __builtin_amdgcn_workgroup_id_y(), __builtin_amdgcn_workgroup_id_z())
 ARK_BUILTIN_VARIABLE(ark_block_size, blockDim, __builtin_amdgcn_workgroup_size_x(),
                      __builtin_amdgcn_workgroup_size_y(), __builtin_amdgcn_workgroup_size_z())
-ARK_BUILTIN_VARIABLE(ark_grid_size, gridDim, ARK_BLOCK_COUNT(0), ARK_BLOCK_COUNT(1), ARK_BLOCK_COUNT(2))
+ARK_BUILTIN_VARIABLE(ark_grid_size, gridDim, ARK_BLOCK_COUNT(0), ARK_BLOCK_COUNT(1),
+                     ARK_BLOCK_COUNT(2))
 #undef ARK_BUILTIN_VARIABLE
 #undef ARK_BLOCK_COUNT
 
-// A fence on both sides: what a wave wrote before the barrier is seen by every wave of the block after it.
+// A fence on both sides: what a wave wrote before the barrier is seen by every wave of the block
+// after it.
 static __device__ __forceinline__ void __syncthreads() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
   __builtin_amdgcn_s_barrier();
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
-static __device__ __forceinline__ void __threadfence_block() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "workgroup"); }
-static __device__ __forceinline__ void __threadfence() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent"); }
-static __device__ __forceinline__ void __threadfence_system() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, ""); }
+static __device__ __forceinline__ void __threadfence_block() {
+  __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "workgroup");
+}
+static __device__ __forceinline__ void __threadfence() {
+  __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent");
+}
+static __device__ __forceinline__ void __threadfence_system() {
+  __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "");
+}
 
 // Lanes of a wave.
 static __device__ __forceinline__ unsigned __lane_id() {
@@ -78,14 +88,20 @@ static __device__ __forceinline__ lane_mask __ballot(int predicate) {
   return __builtin_amdgcn_ballot_w32(predicate != 0);
 #endif
 }
-static __device__ __forceinline__ int __popcll(uint64_t value) { return __builtin_popcountll(value); }
+static __device__ __forceinline__ int __popcll(uint64_t value) {
+  return __builtin_popcountll(value);
+}
 static __device__ __forceinline__ int __popc(unsigned value) { return __builtin_popcount(value); }
 template <class T>
 __device__ __forceinline__ T ark_from_lane(T value, int lane) {
   static_assert(sizeof(T) % 4 == 0, "a lane exchange moves whole 32-bit words");
-  union { T value; int word[sizeof(T) / 4]; } from, to;
+  union {
+    T value;
+    int word[sizeof(T) / 4];
+  } from, to;
   from.value = value;
-  for (unsigned i = 0; i < sizeof(T) / 4; ++i) to.word[i] = __builtin_amdgcn_ds_bpermute(lane * 4, from.word[i]);
+  for (unsigned i = 0; i < sizeof(T) / 4; ++i)
+    to.word[i] = __builtin_amdgcn_ds_bpermute(lane * 4, from.word[i]);
   return to.value;
 }
 template <class T>
@@ -108,9 +124,9 @@ __device__ __forceinline__ T __shfl_down(T value, int delta) {
 }
 
 // Atomics as HIP's headers spell them: relaxed, agent scope, the old value returned.
-#define ARK_ATOMIC(NAME, BUILTIN)                                            \
-  template <class T>                                                         \
-  __device__ __forceinline__ T NAME(T* address, T value) {                   \
+#define ARK_ATOMIC(NAME, BUILTIN)                                               \
+  template <class T>                                                            \
+  __device__ __forceinline__ T NAME(T* address, T value) {                      \
     return BUILTIN(address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); \
   }
 ARK_ATOMIC(atomicAdd, __hip_atomic_fetch_add)
@@ -123,7 +139,7 @@ ARK_ATOMIC(atomicExch, __hip_atomic_exchange)
 #undef ARK_ATOMIC
 template <class T>
 __device__ __forceinline__ T atomicCAS(T* address, T expected, T value) {
-  __hip_atomic_compare_exchange_strong(address, &expected, value, __ATOMIC_RELAXED, __ATOMIC_RELAXED,
-                                       __HIP_MEMORY_SCOPE_AGENT);
+  __hip_atomic_compare_exchange_strong(address, &expected, value, __ATOMIC_RELAXED,
+                                       __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
   return expected;
 }

@@ -71,7 +71,8 @@ KERNEL polynomial_f64(const double* x, double* y, int n) {
 
 KERNEL silu(const float* x, float* y, int n) {
   unsigned i = HERE;
-  if (i < n) y[i] = x[i] * __builtin_amdgcn_rcpf(1.0f + __builtin_amdgcn_exp2f(-1.4426950408889634f * x[i]));
+  if (i < n)
+    y[i] = x[i] * __builtin_amdgcn_rcpf(1.0f + __builtin_amdgcn_exp2f(-1.4426950408889634f * x[i]));
 }
 
 KERNEL divide_and_root(const float* a, const float* b, float* out, int n) {
@@ -93,7 +94,8 @@ KERNEL round_all_ways(const float* x, float* out, int n) {
   out[i * 6 + 5] = __builtin_ldexpf(t, (int)i % 5 - 2);
 }
 
-KERNEL convert_types(const float* x, uint16_t* half, uint16_t* bf16, int* integer, uint8_t* byte, int n) {
+KERNEL convert_types(const float* x, uint16_t* half, uint16_t* bf16, int* integer, uint8_t* byte,
+                     int n) {
   unsigned i = HERE;
   if (i >= n) return;
   half[i] = __builtin_bit_cast(uint16_t, (_Float16)x[i]);
@@ -107,7 +109,8 @@ KERNEL compare_specials(const float* a, const float* b, int* out, int n) {
   if (i >= n) return;
   float x = a[i], y = b[i];
   out[i] = (x < y) | (x <= y) << 1 | (x == y) << 2 | (x != y) << 3 | (x > y) << 4 | (x >= y) << 5 |
-           (__builtin_isnan(x) ? 1 : 0) << 6 | (__builtin_isinf(y) ? 1 : 0) << 7 | (__builtin_isunordered(x, y) ? 1 : 0) << 8;
+           (__builtin_isnan(x) ? 1 : 0) << 6 | (__builtin_isinf(y) ? 1 : 0) << 7 |
+           (__builtin_isunordered(x, y) ? 1 : 0) << 8;
 }
 
 // Lanes leave the loop after different numbers of steps.
@@ -152,7 +155,8 @@ KERNEL grid_ids(unsigned* out) {
   unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
   unsigned thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
   out[block * blockDim.x * blockDim.y * blockDim.z + thread] =
-      blockIdx.x | blockIdx.y << 4 | blockIdx.z << 8 | threadIdx.x << 12 | threadIdx.y << 18 | threadIdx.z << 24;
+      blockIdx.x | blockIdx.y << 4 | blockIdx.z << 8 | threadIdx.x << 12 | threadIdx.y << 18 |
+      threadIdx.z << 24;
 }
 
 // An array indexed by a runtime value lives in scratch.
@@ -167,7 +171,9 @@ KERNEL private_array(const int* x, int* out, int n) {
 }
 
 static __device__ __noinline__ int add_three(int a, int b, int c) { return a + 2 * b + 3 * c; }
-static __device__ __noinline__ int multiply_then_add(int a, int b, int c) { return a * b + add_three(a, b, c); }
+static __device__ __noinline__ int multiply_then_add(int a, int b, int c) {
+  return a * b + add_three(a, b, c);
+}
 KERNEL function_calls(const int* x, int* out, int n) {
   unsigned i = HERE;
   if (i < n) out[i] = multiply_then_add(x[i], i, n) - add_three(i, n, x[i]);
@@ -193,7 +199,12 @@ KERNEL jump_table(const int* x, int* out, int n) {
 KERNEL unaligned_copy(const uint8_t* from, uint8_t* to, int n) {
   unsigned i = HERE;
   if (i >= n) return;
-  struct __attribute__((packed)) Record { uint8_t tag; uint16_t half; uint32_t word; uint64_t wide; };
+  struct __attribute__((packed)) Record {
+    uint8_t tag;
+    uint16_t half;
+    uint32_t word;
+    uint64_t wide;
+  };
   Record record = ((const Record*)from)[i];
   record.tag += 1;
   record.half += 2;

@@ -1,4 +1,5 @@
-// Matrix products without matrix instructions. C[m][n] = sum over k of A[m][k] * B[k][n], row-major.
+// Matrix products without matrix instructions. C[m][n] = sum over k of A[m][k] * B[k][n],
+// row-major.
 #define KERNEL extern "C" __global__ __launch_bounds__(256) void
 
 KERNEL gemm_naive(const float* a, const float* b, float* c, int m, int n, int k) {
@@ -38,7 +39,8 @@ KERNEL gemm_double_buffered(const float* a, const float* b, float* c, int n, int
       right[1 - side][t / 32][t % 32] = b[(start + 8 + t / 32) * n + block_column + t % 32];
     }
     for (int i = 0; i < 8; ++i)
-      for (int r = 0; r < 4; ++r) sum[r] = __builtin_fmaf(left[side][row + r][i], right[side][i][column], sum[r]);
+      for (int r = 0; r < 4; ++r)
+        sum[r] = __builtin_fmaf(left[side][row + r][i], right[side][i][column], sum[r]);
     __syncthreads();
   }
   for (int r = 0; r < 4; ++r) c[(block_row + row + r) * n + block_column + column] = sum[r];

@@ -2,7 +2,8 @@
 #define KERNEL extern "C" __global__ __launch_bounds__(256) void
 
 KERNEL histogram_global(const uint8_t* x, unsigned* bins, int n) {
-  for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) atomicAdd(bins + x[i], 1u);
+  for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
+    atomicAdd(bins + x[i], 1u);
 }
 
 KERNEL histogram_lds(const uint8_t* x, unsigned* bins, int n) {
@@ -48,7 +49,8 @@ KERNEL lds_atomics(const int* x, int* out) {
   __hip_atomic_fetch_max(&most, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
   __hip_atomic_fetch_or(&bits, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
   __hip_atomic_fetch_xor(&mixed, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
-  __hip_atomic_fetch_add(&wide, (uint64_t)(unsigned)value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
+  __hip_atomic_fetch_add(&wide, (uint64_t)(unsigned)value, __ATOMIC_RELAXED,
+                         __HIP_MEMORY_SCOPE_WORKGROUP);
   __syncthreads();
   if (t == 0) {
     int* o = out + blockIdx.x * 7;

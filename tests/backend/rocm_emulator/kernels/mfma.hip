@@ -1,5 +1,6 @@
-// Matrix products on the matrix cores of CDNA: one wave computes one tile of C = A B, K steps at a time.
-// A is [M][K], B is [K][N], C is [M][N], all row-major; a block is one wave, blockIdx picks the tile.
+// Matrix products on the matrix cores of CDNA: one wave computes one tile of C = A B, K steps at a
+// time. A is [M][K], B is [K][N], C is [M][N], all row-major; a block is one wave, blockIdx picks
+// the tile.
 #define KERNEL extern "C" __global__ __launch_bounds__(64) void
 typedef float float4 __attribute__((ext_vector_type(4)));
 typedef float float16 __attribute__((ext_vector_type(16)));
@@ -9,12 +10,14 @@ typedef _Float16 half8 __attribute__((ext_vector_type(8)));
 typedef short short4 __attribute__((ext_vector_type(4)));
 typedef double double4 __attribute__((ext_vector_type(4)));
 
-// Where an accumulator element of a 32x32 tile lives: row = 8 * (i / 4) + 4 * (lane / 32) + i % 4, column = lane % 32.
+// Where an accumulator element of a 32x32 tile lives: row = 8 * (i / 4) + 4 * (lane / 32) + i % 4,
+// column = lane % 32.
 template <class V>
 static __device__ __forceinline__ void store_32x32(float* c, int n, V sum) {
   int lane = threadIdx.x;
   for (int i = 0; i < 16; ++i)
-    c[(blockIdx.y * 32 + 8 * (i / 4) + 4 * (lane / 32) + i % 4) * n + blockIdx.x * 32 + lane % 32] = sum[i];
+    c[(blockIdx.y * 32 + 8 * (i / 4) + 4 * (lane / 32) + i % 4) * n + blockIdx.x * 32 + lane % 32] =
+        sum[i];
 }
 // Of a 16x16 tile: row = 4 * (lane / 16) + i, column = lane % 16.
 template <class T, class V>

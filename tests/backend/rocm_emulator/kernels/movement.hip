@@ -8,12 +8,21 @@ static __device__ __forceinline__ void transpose_tile(const T* x, T* y, int rows
   if (r < rows && c < columns) tile[threadIdx.y][threadIdx.x] = x[r * columns + c];
   __syncthreads();
   unsigned to_row = blockIdx.x * 16 + threadIdx.y, to_column = blockIdx.y * 16 + threadIdx.x;
-  if (to_row < columns && to_column < rows) y[to_row * rows + to_column] = tile[threadIdx.x][threadIdx.y];
+  if (to_row < columns && to_column < rows)
+    y[to_row * rows + to_column] = tile[threadIdx.x][threadIdx.y];
 }
-KERNEL transpose_f32(const float* x, float* y, int rows, int columns) { transpose_tile(x, y, rows, columns); }
-KERNEL transpose_u16(const uint16_t* x, uint16_t* y, int rows, int columns) { transpose_tile(x, y, rows, columns); }
-KERNEL transpose_u8(const uint8_t* x, uint8_t* y, int rows, int columns) { transpose_tile(x, y, rows, columns); }
-KERNEL transpose_f64(const double* x, double* y, int rows, int columns) { transpose_tile(x, y, rows, columns); }
+KERNEL transpose_f32(const float* x, float* y, int rows, int columns) {
+  transpose_tile(x, y, rows, columns);
+}
+KERNEL transpose_u16(const uint16_t* x, uint16_t* y, int rows, int columns) {
+  transpose_tile(x, y, rows, columns);
+}
+KERNEL transpose_u8(const uint8_t* x, uint8_t* y, int rows, int columns) {
+  transpose_tile(x, y, rows, columns);
+}
+KERNEL transpose_f64(const double* x, double* y, int rows, int columns) {
+  transpose_tile(x, y, rows, columns);
+}
 
 typedef float float4 __attribute__((ext_vector_type(4)));
 // 128-bit LDS traffic: each thread stores a vector and reads the one that mirrors it.
@@ -48,7 +57,8 @@ KERNEL buffer_bounds(const int* x, int* y, int n) {
 #endif
   __amdgpu_buffer_rsrc_t from = __builtin_amdgcn_make_buffer_rsrc((void*)x, 0, n * 4, format);
   __amdgpu_buffer_rsrc_t to = __builtin_amdgcn_make_buffer_rsrc((void*)y, 0, n * 4, format);
-  __builtin_amdgcn_raw_buffer_store_b32(__builtin_amdgcn_raw_buffer_load_b32(from, i, 4, 0) + 1, to, i, 0, 0);
+  __builtin_amdgcn_raw_buffer_store_b32(__builtin_amdgcn_raw_buffer_load_b32(from, i, 4, 0) + 1, to,
+                                        i, 0, 0);
 }
 
 #if defined(__gfx90a__) || defined(__gfx942__) || defined(__gfx950__)
@@ -56,7 +66,8 @@ KERNEL load_to_lds(const int* x, int* y) {
   __shared__ int line[256];
   unsigned t = threadIdx.x, wave = __builtin_amdgcn_readfirstlane(t / ARK_WAVE);
   auto* from = (__attribute__((address_space(1))) void*)(x + blockIdx.x * 256 + t);
-  __builtin_amdgcn_global_load_lds(from, (__attribute__((address_space(3))) void*)(line + wave * ARK_WAVE), 4, 0, 0);
+  __builtin_amdgcn_global_load_lds(
+      from, (__attribute__((address_space(3))) void*)(line + wave * ARK_WAVE), 4, 0, 0);
   __builtin_amdgcn_s_waitcnt(0);
   __syncthreads();
   y[blockIdx.x * 256 + t] = line[255 - t];

@@ -35,10 +35,13 @@ KERNEL wave_sum_dpp(const int* x, int* out) {
 
 KERNEL shift_dpp(const int* x, int* out) {
   unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
-  out[4 * i] = __builtin_amdgcn_update_dpp(-1, x[i], 0x111, 0xf, 0xf, false);      // row_shr:1 keeps the old value
-  out[4 * i + 1] = __builtin_amdgcn_update_dpp(-1, x[i], 0x102, 0xf, 0xf, true);   // row_shl:2 writes zero
+  out[4 * i] = __builtin_amdgcn_update_dpp(-1, x[i], 0x111, 0xf, 0xf,
+                                           false);      // row_shr:1 keeps the old value
+  out[4 * i + 1] =
+      __builtin_amdgcn_update_dpp(-1, x[i], 0x102, 0xf, 0xf, true);   // row_shl:2 writes zero
   out[4 * i + 2] = __builtin_amdgcn_update_dpp(-1, x[i], 0x140, 0xf, 0xf, false);  // row_mirror
-  out[4 * i + 3] = __builtin_amdgcn_update_dpp(-1, x[i], 0x141, 0xa, 0xf, false);  // row_half_mirror, rows 1 and 3
+  out[4 * i + 3] = __builtin_amdgcn_update_dpp(-1, x[i], 0x141, 0xa, 0xf,
+                                               false);  // row_half_mirror, rows 1 and 3
 }
 
 KERNEL swizzle_groups(const int* x, int* out) {
@@ -81,7 +84,8 @@ KERNEL last_block_sum(const float* x, float* partial, unsigned* arrived, float* 
   }
   if (t == 0) {
     partial[blockIdx.x] = part[0];
-    unsigned before = __hip_atomic_fetch_add(arrived, 1u, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
+    unsigned before =
+        __hip_atomic_fetch_add(arrived, 1u, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
     last = before + 1 == gridDim.x;
   }
   __syncthreads();
@@ -107,7 +111,8 @@ KERNEL softmax_rows(const float* x, float* y, int columns) {
   most = part[0];
   __syncthreads();
   float sum = 0;
-  for (unsigned c = t; c < columns; c += 256) sum += __builtin_amdgcn_exp2f(1.4426950408889634f * (row[c] - most));
+  for (unsigned c = t; c < columns; c += 256)
+    sum += __builtin_amdgcn_exp2f(1.4426950408889634f * (row[c] - most));
   part[t] = sum;
   __syncthreads();
   for (unsigned half = 128; half > 0; half /= 2) {
@@ -115,7 +120,8 @@ KERNEL softmax_rows(const float* x, float* y, int columns) {
     __syncthreads();
   }
   for (unsigned c = t; c < columns; c += 256)
-    y[blockIdx.x * columns + c] = __builtin_amdgcn_exp2f(1.4426950408889634f * (row[c] - most)) / part[0];
+    y[blockIdx.x * columns + c] =
+        __builtin_amdgcn_exp2f(1.4426950408889634f * (row[c] - most)) / part[0];
 }
 
 KERNEL rms_norm(const float* x, const float* weight, float* y, int columns, float epsilon) {
@@ -130,7 +136,8 @@ KERNEL rms_norm(const float* x, const float* weight, float* y, int columns, floa
   sum = 0;
   for (unsigned w = 0; w < 256 / ARK_WAVE; ++w) sum += wave_part[w];
   float scale = __builtin_amdgcn_rsqf(sum / columns + epsilon);
-  for (unsigned c = t; c < columns; c += 256) y[blockIdx.x * columns + c] = row[c] * scale * weight[c];
+  for (unsigned c = t; c < columns; c += 256)
+    y[blockIdx.x * columns + c] = row[c] * scale * weight[c];
 }
 
 KERNEL dot_f64(const double* a, const double* b, double* out, int n) {
@@ -152,6 +159,7 @@ KERNEL votes(const int* x, uint64_t* ballots, int* answers) {
   lane_mask some = __ballot(x[i] > 0);
   if (__lane_id() == 0) {
     ballots[i / ARK_WAVE] = some;
-    answers[i / ARK_WAVE] = (some != 0) | (some == (lane_mask)~(lane_mask)0) << 1 | __popcll(some) << 2;
+    answers[i / ARK_WAVE] =
+        (some != 0) | (some == (lane_mask) ~(lane_mask)0) << 1 | __popcll(some) << 2;
   }
 }

@@ -40,7 +40,9 @@ KERNEL chained_scan(const int* x, int* out, uint64_t* state) {
   if (t == 0) {
     uint64_t seen = 1ull << 32;
     if (b > 0) {
-      while (((seen = __hip_atomic_load(state + b - 1, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT)) >> 32) == 0)
+      while (
+          ((seen = __hip_atomic_load(state + b - 1, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT)) >>
+           32) == 0)
         __builtin_amdgcn_s_sleep(1);
     }
     before = (int)(unsigned)seen;

@@ -54,7 +54,8 @@ KERNEL barrier_stencil(float* lines, unsigned* arrived, int n, int steps) {
   }
 }
 
-// Blocks meet in groups of four, then one of each group meets the others (a barrier per chiplet, then the whole).
+// Blocks meet in groups of four, then one of each group meets the others (a barrier per chiplet,
+// then the whole).
 KERNEL hierarchical_barrier(unsigned* local, unsigned* global, unsigned* go, int* log, int steps) {
   unsigned b = blockIdx.x, group = b / 4, groups = (gridDim.x + 3) / 4;
   unsigned members = gridDim.x - group * 4 < 4 ? gridDim.x - group * 4 : 4;
@@ -79,7 +80,8 @@ KERNEL hierarchical_barrier(unsigned* local, unsigned* global, unsigned* go, int
 }
 
 // Even blocks produce into a ring of four slots, the odd block to their right consumes.
-KERNEL single_queues(const int* x, int* slots, unsigned* head, unsigned* tail, int* out, int count) {
+KERNEL single_queues(const int* x, int* slots, unsigned* head, unsigned* tail, int* out,
+                     int count) {
   unsigned pair = blockIdx.x / 2, t = threadIdx.x;
   int* ring = slots + pair * 4 * blockDim.x;
   int sum = 0;
@@ -122,7 +124,8 @@ KERNEL spin_lock(unsigned* lock, int* value, int rounds) {
   if (threadIdx.x != 0) return;
   for (int r = 0; r < rounds; ++r) {
     unsigned free = 0;
-    while (!__hip_atomic_compare_exchange_strong(lock, &free, 1u, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED, AGENT)) {
+    while (!__hip_atomic_compare_exchange_strong(lock, &free, 1u, __ATOMIC_ACQUIRE,
+                                                 __ATOMIC_RELAXED, AGENT)) {
       free = 0;
       __builtin_amdgcn_s_sleep(1);
     }
@@ -132,7 +135,8 @@ KERNEL spin_lock(unsigned* lock, int* value, int rounds) {
   }
 }
 
-// Tile (row, column) needs its left and upper neighbours: the front of a dynamic programme runs diagonally.
+// Tile (row, column) needs its left and upper neighbours: the front of a dynamic programme runs
+// diagonally.
 KERNEL wavefront(const int* cost, int* best, unsigned* ready, int columns) {
   if (threadIdx.x != 0) return;
   int row = blockIdx.x;
@@ -173,12 +177,15 @@ KERNEL lds_flags(const int* x, int* out, int rounds) {
   int sum = 0;
   for (int r = 0; r < rounds; ++r) {
     if (wave == 0) {
-      while (__hip_atomic_load(&taken, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_WORKGROUP) < r * 64u) {}
+      while (__hip_atomic_load(&taken, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_WORKGROUP) < r * 64u) {
+      }
       slot[t] = x[(blockIdx.x * rounds + r) * 64 + t];
       __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
       __hip_atomic_fetch_add(&full, 1u, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_WORKGROUP);
     } else {
-      while (__hip_atomic_load(&full, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_WORKGROUP) < (r + 1) * 64u) {}
+      while (__hip_atomic_load(&full, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_WORKGROUP) <
+             (r + 1) * 64u) {
+      }
       sum += slot[63 - (t & 63)];
       __hip_atomic_fetch_add(&taken, 1u, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_WORKGROUP);
     }
@@ -198,8 +205,10 @@ struct Command {
   unsigned kind;  // 1: scale x by `value`, 2: add `value`, 3: leave
   int value;
 };
-// A persistent kernel: the host writes commands into mapped memory and reads the answers while it runs.
-KERNEL persistent_queue(const Command* commands, const unsigned* posted, unsigned* finished, int* x, int n) {
+// A persistent kernel: the host writes commands into mapped memory and reads the answers while it
+// runs.
+KERNEL persistent_queue(const Command* commands, const unsigned* posted, unsigned* finished, int* x,
+                        int n) {
   __shared__ unsigned kind;
   __shared__ int value;
   for (unsigned step = 0;; ++step) {
@@ -219,9 +228,10 @@ KERNEL persistent_queue(const Command* commands, const unsigned* posted, unsigne
   }
 }
 
-// Two devices: put rows into the peer's memory, signal, wait for the peer's signal, read what it put.
-KERNEL put_signal_wait(int* mine, int* peer_inbox, unsigned* peer_flag, const int* inbox, const unsigned* flag, int rank,
-                       int rounds) {
+// Two devices: put rows into the peer's memory, signal, wait for the peer's signal, read what it
+// put.
+KERNEL put_signal_wait(int* mine, int* peer_inbox, unsigned* peer_flag, const int* inbox,
+                       const unsigned* flag, int rank, int rounds) {
   unsigned i = blockIdx.x * blockDim.x + threadIdx.x, n = gridDim.x * blockDim.x;
   for (int r = 1; r <= rounds; ++r) {
     peer_inbox[(r & 1) * n + i] = mine[i] + rank + r;
