@@ -11,7 +11,9 @@
 
 namespace ark_emu {
 
-// Opcode numbers of one format as text: "0 s_add_u32 1 s_sub_u32 5 new_name=registered_name ...".
+// Opcode numbers of one format as text: a number, then the names from there on counting up; a name
+// may be followed by "=" and the name it was registered under; "none" removes one.
+//   "0 s_add_u32 s_sub_u32 5 new_name=registered_name"
 struct OpcodeText {
   Format format;
   const char* text;

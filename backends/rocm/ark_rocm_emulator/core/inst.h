@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 namespace ark_emu {
@@ -41,8 +42,8 @@ struct Operand {
 };
 
 enum class Format : uint8_t {
-  None, SOP1, SOP2, SOPC, SOPK, SOPP, SMEM, VOP1, VOP2, VOPC, VOP3, VOP3P, DS, FLAT, GLOBAL, SCRATCH,
-  MUBUF, VOPD,
+  None, SOP1, SOP2, SOPC, SOPK, SOPP, SMEM, VOP1, VOP2, VOPC, VOP3, VOP3P, DS, FLAT, GLOBAL,
+  SCRATCH, MUBUF, VOPD,
   Count,
 };
 
@@ -104,7 +105,7 @@ struct Inst {
   bool glc = false, slc = false, dlc = false, scc_bit = false;  // gfx940: sc0 = glc, nt = slc, sc1
   bool lds = false, offen = false, idxen = false, gds = false, has_saddr = false;
 
-  const Inst* second = nullptr;       // VOPD: the other half, executed with the same inputs
+  std::shared_ptr<const Inst> second; // VOPD: the other half, executed with the same inputs
 };
 
 }  // namespace ark_emu

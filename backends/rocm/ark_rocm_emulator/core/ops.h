@@ -3,6 +3,7 @@
 // its names.
 #pragma once
 
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -22,6 +23,7 @@ class Ops {
   static Ops& all();
 
  private:
+  mutable std::mutex mutex_;
   std::unordered_map<std::string, OpInfo> ops_;
 };
 

@@ -38,6 +38,7 @@ struct Wave {
   int lanes = 64;                       // wave size
   uint64_t full = ~0ull;                // EXEC with all lanes of the wave size on
   unsigned m0_reg = 124;
+  bool keep_high16 = false;             // RDNA3: a 16-bit result leaves the other half alone
   uint32_t id = 0;                      // within the grid
   uint32_t id_in_group = 0;
   Workgroup* group = nullptr;
@@ -46,6 +47,7 @@ struct Wave {
   uint64_t scratch_size = 0;            // bytes for all lanes
   WaveChecks* checks = nullptr;         // null when checks are off
   uint64_t executed = 0;
+  bool changed = false;                 // this slice changed memory: others may go on
 
   uint64_t dpp_lanes = ~0ull;           // lanes a DPP source left writable (current instruction)
   alignas(64) uint32_t mask_row[kLanes];  // mask_bits, one dword per lane: 0 or ~0
@@ -58,7 +60,7 @@ struct Wave {
     return value;
   }
   void set_s64(unsigned reg, uint64_t value) { std::memcpy(&s[reg], &value, 8); }
-  uint64_t exec() const { return s64(126); }
+  uint64_t exec() const { return s64(126) & full; }
   void set_exec(uint64_t value) { set_s64(126, value); }
   uint64_t vcc() const { return lanes == 64 ? s64(106) : s[106]; }
   uint32_t m0() const { return s[m0_reg]; }
@@ -95,7 +97,8 @@ struct Wave {
   }
   void put64(const Inst& inst, uint32_t* out);
   void put16(const Inst& inst, uint32_t* out);       // low half of each lane of `out`
-  void put_mask(const Inst& inst, int which, uint64_t bits);   // dst[which] of Ty::Mask, EXEC applied
+  // dst[which] of Ty::Mask; lanes outside EXEC get 0.
+  void put_mask(const Inst& inst, int which, uint64_t bits);
   const uint32_t* lane_masks(uint64_t bits) {
     if (bits != mask_bits) expand_mask(bits);
     return mask_row;
@@ -111,6 +114,8 @@ struct Wave {
   void expand_mask(uint64_t bits);
 
  private:
+  void modify(const Inst& inst, int k, uint32_t* tmp);
+  const uint32_t* dpp_row(const Inst& inst, const uint32_t* from, uint32_t* tmp);
   const uint32_t* src32_slow(const Inst& inst, int k, uint32_t* tmp);
   const uint32_t* src64_slow(const Inst& inst, int k, uint32_t* tmp);
   void put32_slow(const Inst& inst, uint32_t* out);
