@@ -150,7 +150,7 @@ def _lead_hip_python_to(path: Path) -> None:
             del os.environ["ROCM_PATH"]
         else:
             os.environ["ROCM_PATH"] = before
-    if int(error) != 0 or b"emulated" not in bytes(name):
+    if int(error) != 0 or "emulated" not in str(name):
         raise SystemError(
             "hip-python uses another ROCm runtime in this process, so that an emulated device "
             "cannot be put under it. Expected to come before its first call and before any "

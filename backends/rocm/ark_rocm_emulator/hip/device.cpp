@@ -84,7 +84,7 @@ enum Attribute : int {
   kTotalMemory = 84,
   kUnifiedAddressing = 85,
   kWave = 87,
-  kHostRegister = 89,
+  kHostRegister = 90,
   kMaxLdsPerUnit = 10002,
   kLargeBar = 10011,
   kPhysicalUnits = 10015,
