@@ -87,7 +87,7 @@ class Gfx9Decoder : public Decoder {
     if (!lookup(inst, Format::SOPC, bits(words[0], 22, 16))) return 0;
     bool literal = false;
     source(inst.src[0], bits(words[0], 7, 0), literal);
-    source(inst.src[1], bits(words[0], 15, 8), literal);
+    if (inst.op->src_count > 1) source(inst.src[1], bits(words[0], 15, 8), literal);
     return finish(words, inst, literal);
   }
 

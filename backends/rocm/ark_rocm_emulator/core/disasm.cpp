@@ -130,6 +130,9 @@ std::string Printer::scalar() const {
   if (name.starts_with("s_sendmsg_rtn")) {
     return listed({dst(), "sendmsg(" + std::to_string(inst.words[0] & 0xff) + ", 0, 0)"});
   }
+  if (name == "s_set_gpr_idx_on") {
+    return listed({source(inst.src[0]), hex((inst.words[0] >> 8) & 0xff)});
+  }
   std::string text = dst();
   for (int k = 0; k < inst.op->src_count; k++) {
     text = listed({text, source(inst.src[k])});
@@ -140,8 +143,9 @@ std::string Printer::scalar() const {
 std::string Printer::program() const {
   const std::string& name = *inst.name;
   const unsigned imm = static_cast<unsigned>(inst.imm) & 0xffff;
-  static const char* const kBare[] = {"s_endpgm", "s_barrier", "s_icache_inv", "s_wakeup",
-                                      "s_code_end", "s_ttracedata", "s_wait_idle"};
+  static const char* const kBare[] = {"s_endpgm",     "s_barrier",   "s_icache_inv",
+                                      "s_wakeup",     "s_code_end",  "s_ttracedata",
+                                      "s_wait_idle",  "s_set_gpr_idx_off"};
   for (const char* bare : kBare) {
     if (name == bare) return "";
   }

@@ -128,6 +128,27 @@ void cvt_32_16(Wave& w, const Inst& i) {
   w.put32(i, out);
 }
 
+// Registers chosen by M0: the destination's number (movreld), the source's (movrels) or both.
+unsigned relative(const Wave& w, const Operand& operand) {
+  const uint64_t reg = uint64_t(operand.reg) + w.m0();
+  if (operand.kind != Kind::Vgpr || reg > 255) {
+    throw Fault{ErrorKind::OutOfBounds, "M0 = " + std::to_string(w.m0()) +
+                                            " leads a relative move beyond v255"};
+  }
+  return static_cast<unsigned>(reg);
+}
+
+template <bool kSource, bool kDestination>
+void movrel(Wave& w, const Inst& i) {
+  Inst moved = i;
+  if (kSource) moved.src[0].reg = static_cast<uint16_t>(relative(w, i.src[0]));
+  if (kDestination) moved.dst[0].reg = static_cast<uint16_t>(relative(w, i.dst[0]));
+  Row tmp, out;
+  const U32* a = w.src32(moved, 0, tmp);
+  std::copy(a, a + kLanes, out);
+  w.put32(moved, out);
+}
+
 // The rest of the 16-bit multiply-adds is v_fma_f16 with its operands in other places.
 void register_fused16(Ops& ops) {
   const OpInfo* fma = ops.find("v_fma_f16");
@@ -171,6 +192,13 @@ void register_scalar(Ops& ops) {
         "s_set_inst_prefetch_distance", "s_incperflevel", "s_decperflevel", "s_ttracedata",
         "s_ttracedata_imm", "s_gl1_inv"}) {
     ops.add(hint, "=", nothing);
+  }
+  // One counter each; what is waited for is read from the instruction, as with s_waitcnt.
+  if (const OpInfo* wait = ops.find("s_waitcnt")) {
+    for (const char* name :
+         {"s_waitcnt_vscnt", "s_waitcnt_vmcnt", "s_waitcnt_expcnt", "s_waitcnt_lgkmcnt"}) {
+      ops.add(name, "=", wait->run);
+    }
   }
   ops.add("s_sendmsg_rtn_b64", "b64=b32", sendmsg_rtn);
   ops.add("s_round_mode", "=",
@@ -239,6 +267,9 @@ void register_gfx11(Ops& ops) {
   ops.add("v_cvt_u32_u16", "u32=u16", cvt_32_16<false>);
   ops.add("v_cvt_pk_i16_f32", "b32=f32,f32", cvt_pk_16_f32<true>, kFloat);
   ops.add("v_cvt_pk_u16_f32", "b32=f32,f32", cvt_pk_16_f32<false>, kFloat);
+  ops.add("v_movreld_b32", "b32=b32", movrel<false, true>);
+  ops.add("v_movrels_b32", "b32=b32", movrel<true, false>);
+  ops.add("v_movrelsd_b32", "b32=b32", movrel<true, true>);
   ops.add("v_permlane16_b32", "b32=b32,b32,b32", permlane16<false>, kNoModifiers);
   ops.add("v_permlanex16_b32", "b32=b32,b32,b32", permlane16<true>, kNoModifiers);
   ops.add("v_dot4_i32_iu8", "i32=b32,b32,i32", dot_mixed<8>);

@@ -91,10 +91,27 @@ void register_branches(Ops& ops) {
   }, kBranch);
 }
 
+// M0 takes the index in bits 7:0 and in bits 15:12 which operands it moves.
+void register_gpr_index(Ops& ops) {
+  ops.add("s_set_gpr_idx_on", "=b32", [](Wave& w, const Inst& i) {
+    const uint32_t enabled = (i.words[0] >> 8) & 15;
+    w.s[w.m0_reg] = (w.m0() & ~0xf0ffu) | (w.scalar32(i.src[0]) & 0xff) | enabled << 12;
+    w.gpr_index = true;
+  });
+  ops.add("s_set_gpr_idx_off", "=", [](Wave& w, const Inst&) { w.gpr_index = false; });
+  ops.add("s_set_gpr_idx_mode", "=", [](Wave& w, const Inst& i) {
+    w.s[w.m0_reg] = (w.m0() & ~0xf000u) | (static_cast<uint32_t>(i.imm) & 15) << 12;
+  });
+  ops.add("s_set_gpr_idx_idx", "=b32", [](Wave& w, const Inst& i) {
+    w.s[w.m0_reg] = (w.m0() & ~0xffu) | (w.scalar32(i.src[0]) & 0xff);
+  });
+}
+
 }  // namespace
 
 void register_sopp(Ops& ops) {
   register_branches(ops);
+  register_gpr_index(ops);
   const Handler nothing = [](Wave&, const Inst&) {};
   for (const char* name : {"s_nop", "s_setprio", "s_icache_inv", "s_sethalt", "s_setkill",
                            "s_wakeup", "s_dcache_inv", "s_dcache_wb", "s_dcache_inv_vol",

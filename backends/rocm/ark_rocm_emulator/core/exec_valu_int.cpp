@@ -66,7 +66,31 @@ void cndmask(Wave& w, const Inst& i) {
   w.put32(i, out);
 }
 
+void mov_b32(Wave& w, const Inst& i);
+
+// Between s_set_gpr_idx_on and _off, M0 bits 7:0 are added to the register numbers that bits 15:12
+// choose (source 0, 1, 2, destination). Compilers put nothing but v_mov_b32 there.
+void indexed_mov_b32(Wave& w, const Inst& i) {
+  Inst moved = i;
+  const unsigned index = w.m0() & 0xff, enabled = w.m0() >> 12;
+  for (auto [operand, bit] : {std::pair{&moved.src[0], 1u}, std::pair{&moved.dst[0], 8u}}) {
+    if ((enabled & bit) == 0 || operand->kind != Kind::Vgpr) continue;
+    if (operand->reg + index > 255) {
+      throw Fault{ErrorKind::OutOfBounds,
+                  "the register index " + std::to_string(index) + " leads beyond v255"};
+    }
+    operand->reg = static_cast<uint16_t>(operand->reg + index);
+  }
+  w.gpr_index = false;
+  mov_b32(w, moved);
+  w.gpr_index = true;
+}
+
 void mov_b32(Wave& w, const Inst& i) {
+  if (w.gpr_index) {
+    indexed_mov_b32(w, i);
+    return;
+  }
   alignas(64) Row t0, out;
   const U32* a = w.src32(i, 0, t0);
   std::memcpy(out, a, sizeof out);

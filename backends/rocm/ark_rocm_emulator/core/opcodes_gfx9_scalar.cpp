@@ -13,7 +13,7 @@ s_ff0_i32_b64 s_ff1_i32_b32 s_ff1_i32_b64 s_flbit_i32_b32 s_flbit_i32_b64 s_flbi
 s_flbit_i32_i64 s_sext_i32_i8 s_sext_i32_i16 s_bitset0_b32 s_bitset0_b64 s_bitset1_b32
 s_bitset1_b64 s_getpc_b64 s_setpc_b64 s_swappc_b64 32 s_and_saveexec_b64 s_or_saveexec_b64
 s_xor_saveexec_b64 s_andn2_saveexec_b64 s_orn2_saveexec_b64 s_nand_saveexec_b64
-s_nor_saveexec_b64 s_xnor_saveexec_b64 s_quadmask_b32 s_quadmask_b64 48 s_abs_i32
+s_nor_saveexec_b64 s_xnor_saveexec_b64 s_quadmask_b32 s_quadmask_b64 48 s_abs_i32 50 s_set_gpr_idx_idx
 51 s_andn1_saveexec_b64 s_orn1_saveexec_b64 s_andn1_wrexec_b64 s_andn2_wrexec_b64
 s_bitreplicate_b64_b32)"},
     {Format::SOP2,
@@ -29,7 +29,7 @@ s_pack_ll_b32_b16 s_pack_lh_b32_b16 s_pack_hh_b32_b16)"},
      R"(
 0 s_cmp_eq_i32 s_cmp_lg_i32 s_cmp_gt_i32 s_cmp_ge_i32 s_cmp_lt_i32 s_cmp_le_i32 s_cmp_eq_u32
 s_cmp_lg_u32 s_cmp_gt_u32 s_cmp_ge_u32 s_cmp_lt_u32 s_cmp_le_u32 s_bitcmp0_b32 s_bitcmp1_b32
-s_bitcmp0_b64 s_bitcmp1_b64 18 s_cmp_eq_u64 s_cmp_lg_u64)"},
+s_bitcmp0_b64 s_bitcmp1_b64 17 s_set_gpr_idx_on s_cmp_eq_u64 s_cmp_lg_u64)"},
     {Format::SOPK,
      R"(
 0 s_movk_i32 s_cmovk_i32 s_cmpk_eq_i32 s_cmpk_lg_i32 s_cmpk_gt_i32 s_cmpk_ge_i32 s_cmpk_lt_i32
@@ -40,7 +40,7 @@ s_call_b64)"},
      R"(
 0 s_nop s_endpgm s_branch s_wakeup s_cbranch_scc0 s_cbranch_scc1 s_cbranch_vccz s_cbranch_vccnz
 s_cbranch_execz s_cbranch_execnz s_barrier s_setkill s_waitcnt s_sethalt s_sleep s_setprio
-s_sendmsg s_sendmsghalt s_trap s_icache_inv)"},
+s_sendmsg s_sendmsghalt s_trap s_icache_inv 28 s_set_gpr_idx_off s_set_gpr_idx_mode)"},
     {Format::SMEM,
      R"(
 0 s_load_dword s_load_dwordx2 s_load_dwordx4 s_load_dwordx8 s_load_dwordx16 s_scratch_load_dword

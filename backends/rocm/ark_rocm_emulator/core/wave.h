@@ -38,6 +38,7 @@ struct Wave {
   int lanes = 64;                       // wave size
   uint64_t full = ~0ull;                // EXEC with all lanes of the wave size on
   unsigned m0_reg = 124;
+  bool gpr_index = false;               // s_set_gpr_idx_on: v_mov_b32's registers are moved by M0
   bool keep_high16 = false;             // RDNA3: a 16-bit result leaves the other half alone
   uint32_t id = 0;                      // within the grid
   uint32_t id_in_group = 0;
