@@ -109,7 +109,7 @@ def _compile_for_hiprtc(
         if not options[k]:
             break
         words.append(options[k].decode())
-    pairs = []
+    pairs: list[tuple[str, str]] = []
     while headers[2 * len(pairs)]:
         at = 2 * len(pairs)
         pairs.append((headers[at].decode(), headers[at + 1].decode()))
@@ -260,7 +260,8 @@ def describe() -> str:
 def failures() -> list[Failure]:
     """What the emulator stopped since the devices were made, oldest first."""
     library, _ = _library()
-    found, text = [], ctypes.create_string_buffer(1 << 16)
+    found: list[Failure] = []
+    text = ctypes.create_string_buffer(1 << 16)
     while (kind := library.ark_emulator_failure(len(found), text, len(text))) != -1:
         found.append(Failure(kind, text.value.decode()))
     return found

@@ -38,28 +38,29 @@ typedef double f64;
 #define TO_L(x) ((x) >= 0 && (x) < 1e18 ? (u64)(x) : 17ull)
 """
 
+# Operations of each type, separated by semicolons; {0} and {1} are operands in parentheses.
 BINARY = {
-    "u32": ["{0} + {1}", "{0} - {1}", "{0} * {1}", "{0} & {1}", "{0} | {1}", "{0} ^ {1}"]
-    + ["{0} << ({1} & 31)", "{0} >> ({1} & 31)", "DIV_U({0}, {1})", "MOD_U({0}, {1})"]
-    + ["({0} < {1} ? {0} : {1})", "(u32)(((u64){0} * {1}) >> 32)"],
-    "i32": ["(i32)((u32){0} + (u32){1})", "(i32)((u32){0} - (u32){1})", "{0} ^ {1}"]
-    + ["(i32)((u32){0} * (u32){1})", "{0} >> ({1} & 31)", "DIV_I({0}, {1})"]
-    + ["({0} > {1} ? {0} : {1})", "({0} < {1} ? 1 : -1)"],
-    "u64": ["{0} + {1}", "{0} - {1}", "{0} * {1}", "{0} ^ {1}", "{0} << ({1} & 63)"]
-    + ["{0} >> ({1} & 63)", "({0} > {1} ? {0} : {1})", "DIV_U({0}, {1})"],
-    "f32": ["{0} + {1}", "{0} - {1}", "{0} * {1}", "{0} / {1}", "({0} < {1} ? {0} : {1})"]
-    + ["__builtin_fmaf({0}, {1}, 0.75f)", "__builtin_sqrtf(__builtin_fabsf({0} * {1}))"],
-    "f64": ["{0} + {1}", "{0} - {1}", "{0} * {1}", "{0} / {1}", "({0} < {1} ? {1} : {0})"]
-    + ["__builtin_fma({0}, {1}, -0.5)"],
+    "u32": """{0} + {1}; {0} - {1}; {0} * {1}; {0} & {1}; {0} | {1}; {0} ^ {1}; {0} << ({1} & 31);
+        {0} >> ({1} & 31); DIV_U({0}, {1}); MOD_U({0}, {1}); ({0} < {1} ? {0} : {1});
+        (u32)(((u64){0} * {1}) >> 32)""",
+    "i32": """(i32)((u32){0} + (u32){1}); (i32)((u32){0} - (u32){1}); (i32)((u32){0} * (u32){1});
+        {0} ^ {1}; {0} >> ({1} & 31); DIV_I({0}, {1}); ({0} > {1} ? {0} : {1});
+        ({0} < {1} ? 1 : -1)""",
+    "u64": """{0} + {1}; {0} - {1}; {0} * {1}; {0} ^ {1}; {0} << ({1} & 63); {0} >> ({1} & 63);
+        ({0} > {1} ? {0} : {1}); DIV_U({0}, {1})""",
+    "f32": """{0} + {1}; {0} - {1}; {0} * {1}; {0} / {1}; ({0} < {1} ? {0} : {1});
+        __builtin_fmaf({0}, {1}, 0.75f); __builtin_sqrtf(__builtin_fabsf({0} * {1}))""",
+    "f64": """{0} + {1}; {0} - {1}; {0} * {1}; {0} / {1}; ({0} < {1} ? {1} : {0});
+        __builtin_fma({0}, {1}, -0.5)""",
 }
 UNARY = {
-    "u32": ["~{0}", "(u32)__builtin_popcount({0})", "({0} ? (u32)__builtin_clz({0}) : 32u)"]
-    + ["(u32)(unsigned char){0}", "(u32)(i32)(short){0}"],
-    "i32": ["(i32)-(u32){0}", "~{0}", "(i32)(signed char){0}", "(i32)(unsigned short){0}"],
-    "u64": ["~{0}", "(u64)__builtin_popcountll({0})", "(u64)(u32){0}"],
-    "f32": ["-{0}", "__builtin_floorf({0})", "__builtin_truncf({0})", "__builtin_fabsf({0})"]
-    + ["__builtin_rintf({0})"],
-    "f64": ["-{0}", "__builtin_floor({0})", "__builtin_fabs({0})", "__builtin_rint({0})"],
+    "u32": """~{0}; (u32)__builtin_popcount({0}); ({0} ? (u32)__builtin_clz({0}) : 32u);
+        (u32)(unsigned char){0}; (u32)(i32)(short){0}""",
+    "i32": "(i32)-(u32){0}; ~{0}; (i32)(signed char){0}; (i32)(unsigned short){0}",
+    "u64": "~{0}; (u64)__builtin_popcountll({0}); (u64)(u32){0}",
+    "f32": """-{0}; __builtin_floorf({0}); __builtin_truncf({0}); __builtin_fabsf({0});
+        __builtin_rintf({0})""",
+    "f64": "-{0}; __builtin_floor({0}); __builtin_fabs({0}); __builtin_rint({0})",
 }
 CONVERT = {
     ("f32", "i32"): "TO_I({0})",
@@ -93,10 +94,12 @@ def expression(draw: st.DrawFn, kind: str, names: dict[str, list[str]], depth: i
         return f"(({kind}){CONVERT.get((source, kind), '{0}').format(f'({inner})')})"
     if form == 1:
         inner = draw(expression(kind, names, depth - 1))
-        return f"(({kind})({draw(st.sampled_from(UNARY[kind])).format(f'({inner})')}))"
+        form_text = draw(st.sampled_from(UNARY[kind].split(";")))
+        return f"(({kind})({form_text.strip().format(f'({inner})')}))"
     left = draw(expression(kind, names, depth - 1))
     right = draw(expression(kind, names, depth - 1))
-    return f"(({kind})({draw(st.sampled_from(BINARY[kind])).format(f'({left})', f'({right})')}))"
+    form_text = draw(st.sampled_from(BINARY[kind].split(";")))
+    return f"(({kind})({form_text.strip().format(f'({left})', f'({right})')}))"
 
 
 @st.composite
