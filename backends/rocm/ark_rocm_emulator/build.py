@@ -129,6 +129,19 @@ def shared_library(
     return library
 
 
+def alias(library: Path, file_name: str) -> Path:
+    """Beside `library`, one called `file_name` that has nothing of its own and needs `library`.
+
+    A program that opens it by that name finds every symbol of `library`.
+    """
+    target = library.with_name(file_name)
+    if not target.exists():
+        needs = ["-Wl,--no-as-needed", str(library), "-Wl,-rpath,$ORIGIN"]
+        command = [*compiler(), "-shared", "-fPIC", "-x", "c++", os.devnull, "-x", "none", *needs]
+        _place([*command, f"-Wl,-soname,{file_name}"], target, f"linking {file_name}")
+    return target
+
+
 def core_sources() -> list[Path]:
     """The emulator core without its Python module."""
     return [p for p in sorted((PACKAGE / "core").glob("*.cpp")) if p.name != "module.cpp"]

@@ -85,12 +85,8 @@ def _library() -> tuple[ctypes.CDLL, Path]:
     """The stand-in, built if need be, loaded under the names hip-python looks for."""
     sources = [*build.core_sources(), *sorted((build.PACKAGE / "hip").glob("*.cpp"))]
     path = build.shared_library("libamdhip64.so", sources, includes=[build.PACKAGE / "hip"])
-    hiprtc = path.with_name("libhiprtc.so")
-    if not hiprtc.exists():
-        temporary = path.with_name(f".libhiprtc-{os.getpid()}.so")
-        temporary.symlink_to(path.name)
-        os.replace(temporary, hiprtc)
     library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(str(build.alias(path, "libhiprtc.so")), mode=ctypes.RTLD_GLOBAL)
     library.ark_emulator_configure.restype = ctypes.c_char_p
     library.ark_emulator_set.argtypes = [ctypes.c_char_p, ctypes.c_uint64]
     library.ark_emulator_failure.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t]
