@@ -11,7 +11,7 @@ from functools import cache
 
 import pytest
 from ark_rocm_emulator.compile import to_assembly
-from ark_rocm_emulator.lint import TARGETS, Expectations, Resources, lint
+from ark_rocm_emulator.lint import TARGETS, Expectations, Resources, as_assembly, lint
 from ark_rocm_emulator.lint.listing import parse
 from ark_rocm_emulator.lint.loops import innermost_loops, natural_loops
 from ark_rocm_emulator.lint.resources import waves_a_simd
@@ -271,3 +271,18 @@ outer:
     ]
     assert names == [["1", "2"], ["2"]]
     assert len(innermost_loops(function.blocks)) == 1
+
+
+def test_a_disassembly_is_read_with_labels() -> None:
+    listing = (
+        "001900: bf800000  s_nop 0\n001904: be8000ff 00000001  s_mov_b32 s0, 0x1\n"
+        "00190c: bf8cffff  s_cbranch_scc1 65533\n001910: bf880001  s_cbranch_execz 1\n"
+        "001914: bf800001  s_nop 1\n001918: bf810000  s_endpgm\n"
+    )
+    text = as_assembly("kernel", listing)
+    (function,) = parse(text).functions
+    assert function.name == "kernel"
+    (loop,) = natural_loops(function.blocks)
+    inside = [i.text for b in sorted(loop) for i in function.blocks[b].instructions]
+    assert inside == ["s_mov_b32 s0, 0x1", "s_cbranch_scc1 .L1904"]
+    assert "s_cbranch_execz .L1918" in text

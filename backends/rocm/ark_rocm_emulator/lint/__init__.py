@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from .coherence import check_coherence
 from .findings import Expectations, Finding
-from .listing import Resources, parse
+from .listing import Resources, as_assembly, parse
 from .resources import check_resources
 from .targets import TARGETS, CacheRules, TargetLimits
 
@@ -22,6 +22,7 @@ __all__ = [
     "Finding",
     "Resources",
     "TargetLimits",
+    "as_assembly",
     "lint",
 ]
 
@@ -35,7 +36,7 @@ def lint(
     """Check AMD GPU assembly and return the findings in text order, none if it is clean.
 
     Args:
-        assembly: text of optimised ``clang -S``, or a disassembly listing with labels.
+        assembly: text of optimised ``clang -S``, or a disassembly through ``as_assembly``.
         target: limits and cache rules, ``TARGETS[arch]``.
         expectations: what the plan promises; the defaults promise little.
         resources: figures by kernel name, for a listing that carries no metadata note.

@@ -1,7 +1,8 @@
 """Reads AMD GPU assembly text into functions, basic blocks and resource figures.
 
 Two forms are read: what ``clang -S`` writes (labels, directives, the metadata note) and a plain
-disassembly listing (labels and one instruction a line). The rules of the lint work on the result.
+listing (labels and one instruction a line), into which ``as_assembly`` turns a disassembly. The
+rules of the lint work on the result.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ _CACHE_BITS = frozenset({"glc", "slc", "dlc", "sc0", "sc1", "nt"})
 _LABEL = re.compile(r"^([A-Za-z_.$][\w.$@]*):")
 _MARKER = re.compile(r"^\s*;\s*ark\.(acquire|release) (\w+)\s*$")
 _COUNTER = re.compile(r"\b(vmcnt|lgkmcnt|expcnt)\((\d+)\)")
+_LISTED = re.compile(r"^([0-9a-f]+): ((?:[0-9a-f]{8} )+) ?(\S.*)$")
+_BRANCH = re.compile(r"^(s_c?branch\w*) (-?\d+)$")
 _KERNEL_KEY = re.compile(r"^ {4}\.(\w+):\s*(.+?)\s*$")
 
 
@@ -203,3 +206,32 @@ def parse(assembly: str) -> Listing:
         functions.append(_parse_function(name, body))
     code = tuple(f for f in functions if f.instructions())
     return Listing(code, _parse_resources(lines))
+
+
+def as_assembly(function: str, listing: str) -> str:
+    """The emulator's disassembly of one function as text for ``lint``: branches get labels.
+
+    Args:
+        function: its name.
+        listing: lines "offset: words  text"; a branch holds its 16-bit displacement in dwords.
+    """
+    lines: list[tuple[int, str]] = []
+    targets: set[int] = set()
+    for line in listing.splitlines():
+        found = _LISTED.match(line)
+        if not found:
+            continue
+        offset, text = int(found[1], 16), found[3]
+        branch = _BRANCH.match(text)
+        if branch:
+            displacement = (int(branch[2]) + 0x8000) % 0x10000 - 0x8000
+            target = offset + 4 + 4 * displacement
+            targets.add(target)
+            text = f"{branch[1]} .L{target:x}"
+        lines.append((offset, text))
+    body = [f"{function}:"]
+    for offset, text in lines:
+        if offset in targets:
+            body.append(f".L{offset:x}:")
+        body.append("\t" + text)
+    return "\n".join(body) + "\n"
