@@ -33,8 +33,7 @@ def _access(inst: Instruction) -> str:
         return "lds-store"
     if not name.startswith(("global_", "flat_", "buffer_")):
         return ""
-    private = name.startswith("buffer_") and "s[0:3]" in inst.operands
-    if private or "lds" in inst.operands or "_lds_" in name:
+    if "lds" in inst.operands or "_lds_" in name:
         return ""
     for kind in ("load", "store", "atomic"):
         if name.split("_")[1] == kind:
@@ -123,7 +122,7 @@ class Coherence:
             if counters.get("vmcnt") == 0:
                 gone |= {"load-out", "write-back-out"}
             if counters.get(rules.stores_wait_on) == 0:
-                gone |= {"store-out", "atomic-out", "write-back-out"}
+                gone |= {"store-out", "write-back-out"}
             if counters.get("lgkmcnt") == 0:
                 gone.add("lds-out")
             return facts - gone
@@ -131,7 +130,7 @@ class Coherence:
             return facts | {"others-out"} if "store-out" in facts else facts - {"others-out"}
         key = (inst.mnemonic, inst.bits & _SCOPE_BITS)
         if key in rules.invalidates:
-            if facts & {"load-out", "atomic-out"}:
+            if "load-out" in facts:
                 return facts
             caches = rules.invalidates[key]
             return facts - {f"stale:{c}" for c in caches} - {f"spun:{c}" for c in caches}
@@ -147,16 +146,16 @@ class Coherence:
         scope = _scope(inst, self._rules)
         if kind == "lds-store":
             return facts | {"lds-out"}
-        if kind in ("load", "atomic") and scope != "workgroup":
+        # An atomic that returns nothing tells nobody that a flag has arrived.
+        reads = kind == "load" or (kind == "atomic" and _returns(inst))
+        if reads and scope != "workgroup":
             facts = facts | {f"stale:{cache}" for cache in self._caches}
             facts = facts - {f"unread:{s}" for s in SCOPES[1:] if _reaches(scope, s)}
             if inst.line in self._spins:
                 least = scope if self._rules.exact_bits else "agent"
                 facts = facts | {f"spun:{cache}" for cache in self._rules.acquire[least]}
-        if kind == "load" or (kind == "atomic" and _returns(inst)):
+        if reads:
             facts = facts | {"load-out"}
-        elif kind == "atomic":
-            facts = facts | {"atomic-out"}
         if kind in ("store", "atomic"):
             facts = frozenset(f for f in facts if not f.startswith("release:"))
         if kind == "store" and scope == "workgroup":

@@ -32,13 +32,13 @@ def waves_a_simd(used: Resources, target: TargetLimits) -> int:
     return min(fits, target.waves_per_simd)
 
 
-def _scratch(function: Function, used: Resources | None, allowed: bool) -> Iterator[Finding]:
-    if allowed:
-        return
+def _scratch(function: Function, used: Resources | None, target: TargetLimits) -> Iterator[Finding]:
     looped = {i for loop in natural_loops(function.blocks) for i in loop}
     for index, block in enumerate(function.blocks):
         for inst in block.instructions:
-            private = inst.mnemonic.startswith("buffer_") and "s[0:3]" in inst.operands
+            # Where private memory is a buffer, its resource is in s[0:3] of a kernel that has some.
+            private = target.private_buffer and (used is None or used.scratch > 0)
+            private = private and inst.mnemonic.startswith("buffer_") and "s[0:3]" in inst.operands
             if not private and not inst.mnemonic.startswith("scratch_"):
                 continue
             place = "inside a loop" if index in looped else "outside loops"
@@ -113,7 +113,7 @@ def check_resources(
     function: Function, used: Resources | None, target: TargetLimits, expected: Expectations
 ) -> list[Finding]:
     """All findings of the resource rules for one function; ``used`` is None if not a kernel."""
-    found = list(_scratch(function, used, expected.allow_scratch))
+    found = [] if expected.allow_scratch else list(_scratch(function, used, target))
     if used is None:
         return found
     found.extend(_budgets(function.name, used, target, expected))

@@ -38,7 +38,10 @@ class CacheRules:
 
 @dataclass(frozen=True)
 class TargetLimits:
-    """Budgets of one architecture; LDS in bytes, registers in 32-bit registers a lane."""
+    """Budgets of one architecture; LDS in bytes, registers in 32-bit registers a lane.
+
+    ``private_buffer`` says that private memory is reached through buffer instructions.
+    """
 
     arch: str
     wave_size: int
@@ -51,6 +54,7 @@ class TargetLimits:
     lds_per_cu: int
     lds_granule: int
     unified_accumulators: bool
+    private_buffer: bool
     cache: CacheRules
 
 
@@ -131,6 +135,7 @@ def _cdna(arch: str, lds: int, cache: CacheRules) -> TargetLimits:
         lds_per_cu=lds,
         lds_granule=512 if lds == 64 * _KIB else 1280,
         unified_accumulators=True,
+        private_buffer=arch == "gfx90a",
         cache=cache,
     )
 
@@ -152,6 +157,7 @@ TARGETS: Mapping[str, TargetLimits] = {
         lds_per_cu=128 * _KIB,
         lds_granule=1024,
         unified_accumulators=False,
+        private_buffer=False,
         cache=_RDNA3_CACHE,
     ),
 }
