@@ -6,6 +6,7 @@ The ROCm backend's tests run on it where there is no AMD GPU: `activate` (or the
 
 from ark_rocm_emulator.device import (
     Activation,
+    ErrorKind,
     Failure,
     activate,
     describe,
@@ -17,6 +18,7 @@ from ark_rocm_emulator.device import (
 
 __all__ = [
     "Activation",
+    "ErrorKind",
     "Failure",
     "activate",
     "describe",

@@ -9,6 +9,7 @@ it says anything about a GPU, and `describe` says so.
 from __future__ import annotations
 
 import ctypes
+import enum
 import os
 import re
 from collections.abc import Iterator
@@ -51,11 +52,29 @@ class Activation:
         )
 
 
+class ErrorKind(enum.IntEnum):
+    """What a kernel, or a DMA queue, was stopped for; the core's numbers."""
+
+    BAD_LAUNCH = 1
+    UNKNOWN_OPCODE = 2
+    OUT_OF_BOUNDS = 3
+    UNINITIALISED = 4
+    LDS_RANGE = 5
+    MISALIGNED = 6
+    MISSING_WAIT = 7
+    RACE = 8
+    DEADLOCK = 9
+    BUDGET = 10
+    TRAP = 11
+    CANCELLED = 12
+    DMA = 100
+
+
 @dataclass(frozen=True)
 class Failure:
-    """A kernel (or DMA queue) that the emulator stopped: its kind and the whole message."""
+    """A kernel or DMA queue that the emulator stopped: why, and the whole message."""
 
-    kind: int
+    kind: ErrorKind
     message: str
 
 
@@ -259,7 +278,7 @@ def failures() -> list[Failure]:
     found: list[Failure] = []
     text = ctypes.create_string_buffer(1 << 16)
     while (kind := library.ark_emulator_failure(len(found), text, len(text))) != -1:
-        found.append(Failure(kind, text.value.decode()))
+        found.append(Failure(ErrorKind(kind), text.value.decode()))
     return found
 
 

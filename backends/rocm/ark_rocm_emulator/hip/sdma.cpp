@@ -30,6 +30,7 @@ enum AtomicOp : uint32_t {
 };
 
 constexpr int kFirstQueue = 1;
+constexpr int kDmaFailure = 100;  // beside the core's kinds of errors
 std::mutex g_thread_lock;
 std::thread g_thread;
 std::atomic<bool> g_stop{false};
@@ -106,8 +107,8 @@ void SdmaQueue::fail(const std::string& why) {
   std::lock_guard<std::mutex> hold(rt_.lock);
   Device& device = *rt_.devices[size_t(device_)];
   if (device.sticky == hipSuccess) device.sticky = hipErrorIllegalAddress;
-  rt_.failures.push_back(
-      {"DMA queue of emulated device " + std::to_string(device_) + ": " + why, -2, device_});
+  rt_.failures.push_back({"DMA queue of emulated device " + std::to_string(device_) + ": " + why,
+                          kDmaFailure, device_});
 }
 
 bool SdmaQueue::reachable(uint64_t address, uint64_t size, const char* what) {
