@@ -262,7 +262,7 @@ void register_gfx11(Ops& ops) {
   ops.add("v_xor_b16", "b16=b16,b16", short2([](uint16_t a, uint16_t b) { return a ^ b; }));
   ops.add("v_xor3_b32", "b32=b32,b32,b32",
           int3([](U32 a, U32 b, U32 c) { return a ^ b ^ c; }));
-  ops.add("v_cndmask_b16", "b16=b16,b16,m", cndmask_b16);
+  ops.add("v_cndmask_b16", "f16=f16,f16,m", cndmask_b16);
   ops.add("v_cvt_i32_i16", "i32=i16", cvt_32_16<true>);
   ops.add("v_cvt_u32_u16", "u32=u16", cvt_32_16<false>);
   ops.add("v_cvt_pk_i16_f32", "b32=f32,f32", cvt_pk_16_f32<true>, kFloat);

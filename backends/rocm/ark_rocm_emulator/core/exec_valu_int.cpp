@@ -302,7 +302,8 @@ void register_bits(Ops& ops) {
   ops.add("v_accvgpr_write_b32", "b32=b32", mov_b32);
   ops.add("v_accvgpr_mov_b32", "b32=b32", mov_b32);
   ops.add("v_swap_b32", "b32=b32", swap_b32);
-  ops.add("v_cndmask_b32", "b32=b32,b32,m", cndmask);
+  // A selection of bits, but neg and abs act on its sources as on floats.
+  ops.add("v_cndmask_b32", "f32=f32,f32,m", cndmask);
   one("v_not_b32", int1([](U32 a) { return ~a; }));
   one("v_bfrev_b32", int1([](U32 a) { return reverse_bits(a); }));
   one("v_ffbh_u32", int1([](U32 a) { return a == 0 ? ~0u : U32(std::countl_zero(a)); }));
