@@ -128,6 +128,17 @@ void cvt_32_16(Wave& w, const Inst& i) {
   w.put32(i, out);
 }
 
+// Two 16-bit integers to two bytes in one 16-bit register.
+void sat_pk_u8_i16(Wave& w, const Inst& i) {
+  Row tmp, out;
+  const U32* a = w.src32(i, 0, tmp);
+  const auto byte = [](U32 half) {
+    return static_cast<U32>(std::clamp<I32>(static_cast<int16_t>(half), 0, 255));
+  };
+  for (int l = 0; l < kLanes; l++) out[l] = byte(a[l]) | byte(a[l] >> 16) << 8;
+  w.put16(i, out);
+}
+
 // Registers chosen by M0: the destination's number (movreld), the source's (movrels) or both.
 unsigned relative(const Wave& w, const Operand& operand) {
   const uint64_t reg = uint64_t(operand.reg) + w.m0();
@@ -263,6 +274,7 @@ void register_gfx11(Ops& ops) {
   ops.add("v_xor3_b32", "b32=b32,b32,b32",
           int3([](U32 a, U32 b, U32 c) { return a ^ b ^ c; }));
   ops.add("v_cndmask_b16", "f16=f16,f16,m", cndmask_b16);
+  ops.add("v_sat_pk_u8_i16_half", "b16=b32", sat_pk_u8_i16);
   ops.add("v_cvt_i32_i16", "i32=i16", cvt_32_16<true>);
   ops.add("v_cvt_u32_u16", "u32=u16", cvt_32_16<false>);
   ops.add("v_cvt_pk_i16_f32", "b32=f32,f32", cvt_pk_16_f32<true>, kFloat);

@@ -20,7 +20,7 @@ v_frexp_exp_i32_f64 v_frexp_mant_f64 v_fract_f64 v_frexp_exp_i32_f32 v_frexp_man
 v_movreld_b32 v_movrels_b32 v_movrelsd_b32 72 v_movrelsd_2_b32 80 v_cvt_f16_u16 v_cvt_f16_i16
 v_cvt_u16_f16 v_cvt_i16_f16 v_rcp_f16 v_sqrt_f16 v_rsq_f16 v_log_f16 v_exp_f16 v_frexp_mant_f16
 v_frexp_exp_i16_f16 v_floor_f16 v_ceil_f16 v_trunc_f16 v_rndne_f16 v_fract_f16 v_sin_f16 v_cos_f16
-v_sat_pk_u8_i16 v_cvt_norm_i16_f16 v_cvt_norm_u16_f16 v_swap_b32 v_swap_b16 v_permlane64_b32
+v_sat_pk_u8_i16=v_sat_pk_u8_i16_half v_cvt_norm_i16_f16 v_cvt_norm_u16_f16 v_swap_b32 v_swap_b16 v_permlane64_b32
 v_swaprel_b32 v_not_b16 v_cvt_i32_i16 v_cvt_u32_u16)"},
     {Format::VOP2,
      R"(
