@@ -1,6 +1,6 @@
 // Opcode numbers of gfx1100: LDS and memory formats. Numbers as in AMD's RDNA3 instruction set
-// document; a name after "=" is the CDNA spelling that the operation is registered under. The decoder
-// tests check them against the assembler.
+// document; a name after "=" is the CDNA spelling that the operation is registered under. The
+// decoder tests check them against the assembler.
 #include "opcodes_gfx11.h"
 
 namespace ark_emu {

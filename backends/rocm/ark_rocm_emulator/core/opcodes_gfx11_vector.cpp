@@ -1,6 +1,6 @@
 // Opcode numbers of gfx1100: vector formats. Numbers as in AMD's RDNA3 instruction set
-// document; a name after "=" is the CDNA spelling that the operation is registered under. The decoder
-// tests check them against the assembler.
+// document; a name after "=" is the CDNA spelling that the operation is registered under. The
+// decoder tests check them against the assembler.
 #include "opcodes_gfx11.h"
 
 namespace ark_emu {
@@ -20,7 +20,8 @@ v_frexp_exp_i32_f64 v_frexp_mant_f64 v_fract_f64 v_frexp_exp_i32_f32 v_frexp_man
 v_movreld_b32 v_movrels_b32 v_movrelsd_b32 72 v_movrelsd_2_b32 80 v_cvt_f16_u16 v_cvt_f16_i16
 v_cvt_u16_f16 v_cvt_i16_f16 v_rcp_f16 v_sqrt_f16 v_rsq_f16 v_log_f16 v_exp_f16 v_frexp_mant_f16
 v_frexp_exp_i16_f16 v_floor_f16 v_ceil_f16 v_trunc_f16 v_rndne_f16 v_fract_f16 v_sin_f16 v_cos_f16
-v_sat_pk_u8_i16=v_sat_pk_u8_i16_half v_cvt_norm_i16_f16 v_cvt_norm_u16_f16 v_swap_b32 v_swap_b16 v_permlane64_b32
+v_sat_pk_u8_i16=v_sat_pk_u8_i16_half v_cvt_norm_i16_f16 v_cvt_norm_u16_f16 v_swap_b32 v_swap_b16
+v_permlane64_b32
 v_swaprel_b32 v_not_b16 v_cvt_i32_i16 v_cvt_u32_u16)"},
     {Format::VOP2,
      R"(
@@ -63,7 +64,8 @@ v_pk_ashrrev_i16 v_pk_max_i16 v_pk_min_i16 v_pk_mad_u16 v_pk_add_u16 v_pk_sub_u1
 v_pk_min_u16 v_pk_fma_f16 v_pk_add_f16 v_pk_mul_f16 v_pk_min_f16 v_pk_max_f16 v_dot2_f32_f16 22
 v_dot4_i32_iu8 v_dot4_u32_u8 v_dot8_i32_iu4 v_dot8_u32_u4 v_dot2_f32_bf16 32 v_fma_mix_f32
 v_fma_mixlo_f16 v_fma_mixhi_f16 64 v_wmma_f32_16x16x16_f16 v_wmma_f32_16x16x16_bf16
-v_wmma_f16_16x16x16_f16 v_wmma_bf16_16x16x16_bf16 v_wmma_i32_16x16x16_iu8 v_wmma_i32_16x16x16_iu4)"},
+v_wmma_f16_16x16x16_f16 v_wmma_bf16_16x16x16_bf16 v_wmma_i32_16x16x16_iu8
+v_wmma_i32_16x16x16_iu4)"},
     {Format::VOPD,
      R"(
 0 v_dual_fmac_f32=v_fmac_f32 v_dual_fmaak_f32=v_fmaak_f32 v_dual_fmamk_f32=v_fmamk_f32
