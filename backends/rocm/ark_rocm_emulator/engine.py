@@ -10,6 +10,7 @@ import importlib.machinery
 import importlib.util
 import sysconfig
 from functools import lru_cache
+from pathlib import Path
 from types import ModuleType
 
 from ark.errors import SystemError
@@ -35,8 +36,8 @@ def core() -> ModuleType:
         ) from None
     file_name = _NAME + str(sysconfig.get_config_var("EXT_SUFFIX"))
     sources = [*core_sources(), PACKAGE / "core" / "module.cpp"]
-    python = sysconfig.get_paths()["include"]
-    library = shared_library(file_name, sources, [pybind11.get_include(), python])
+    includes = [Path(pybind11.get_include()), Path(sysconfig.get_paths()["include"])]
+    library = shared_library(file_name, sources, includes)
     loader = importlib.machinery.ExtensionFileLoader(_NAME, str(library))
     spec = importlib.util.spec_from_file_location(_NAME, library, loader=loader)
     assert spec is not None

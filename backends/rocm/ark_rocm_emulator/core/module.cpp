@@ -43,7 +43,8 @@ void check_range(const Machine& machine, uint64_t address, uint64_t size) {
 
 LaunchDesc describe(std::shared_ptr<LoadedCode> code, std::string kernel,
                     std::array<uint32_t, 3> grid, std::array<uint32_t, 3> block,
-                    const py::bytes& arguments, uint32_t dynamic_lds, const LaunchOptions& options) {
+                    const py::bytes& arguments, uint32_t dynamic_lds,
+                    const LaunchOptions& options) {
   LaunchDesc desc;
   desc.code = std::move(code);
   desc.kernel = std::move(kernel);
