@@ -85,7 +85,7 @@ template <class F>
 void add_float(Ops& ops, const char* name, F) {
   const auto add = [&ops, name](const char* prefix, bool writes) {
     const std::string base = std::string(prefix) + name;
-    const uint32_t flags = kFloat | (writes ? kWritesExec : 0);
+    const uint32_t flags = kFloat | (writes ? uint32_t{kWritesExec} : 0u);
     ops.add(base + "_f16", "m=f16,f16", writes ? compare_half<true, F> : compare_half<false, F>,
             flags | kMode64);
     ops.add(base + "_f32", "m=f32,f32",

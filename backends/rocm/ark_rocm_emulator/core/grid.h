@@ -1,4 +1,5 @@
-// A running grid: its workgroups and waves, the seeded scheduler, and how it ends.
+// A running grid: its workgroups and waves, the seeded scheduler, and how it ends. A Grid belongs to
+// one thread.
 #pragma once
 
 #include <atomic>
@@ -8,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "checks.h"
 #include "engine.h"
 #include "memory.h"
 #include "program.h"
@@ -16,7 +18,7 @@
 namespace ark_emu {
 
 class LoadedCodeImpl;
-struct GridChecks;
+struct KernelDescriptor;
 
 // splitmix64: small, good enough to order waves, the same everywhere.
 struct Random {
@@ -27,9 +29,7 @@ struct Random {
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
     return z ^ (z >> 31);
   }
-  uint64_t below(uint64_t limit) {   // limit < 2^32
-    return ((next() >> 32) * limit) >> 32;
-  }
+  uint64_t below(uint64_t limit) { return ((next() >> 32) * limit) >> 32; }   // limit < 2^32
 };
 
 struct Workgroup {
@@ -40,23 +40,52 @@ struct Workgroup {
   std::vector<Wave*> waves;
 };
 
+// Where a wave's loads went while it was watched for a deadlock.
+struct PollLog {
+  std::vector<uint64_t> addresses;
+  std::vector<uint32_t> values;
+};
+
+// Anonymous memory that is only paid for where it is touched.
+class LazyPages {
+ public:
+  ~LazyPages();
+  uint8_t* map(size_t size);   // zeroed; throws Error
+  uint8_t* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  uint8_t* data_ = nullptr;
+  size_t size_ = 0;
+};
+
 struct Grid {
-  Grid(Memory& memory, LaunchDesc launch, int device_index);
+  Grid(Memory& memory, const LaunchDesc& launch);
   ~Grid();
 
-  // Builds workgroups, waves, kernel arguments. Throws Fault (BadLaunch) when they do not fit.
-  void prepare();
-  // Picks a ready wave and runs one slice of it. False when the grid has ended.
-  bool step();
-  bool finished() const { return ended; }
+  // Checks the launch, lays out kernel arguments and scratch for `resident` workgroups. Throws Fault
+  // (BadLaunch) when they do not fit.
+  void prepare(uint32_t resident);
+  // Creates every workgroup; afterwards step() runs slices of waves until the grid has ended.
+  void populate();
+  bool step();                           // false when the grid has ended
+  // One workgroup by itself, from its first instruction to its end (independent workgroups only).
+  void run_group(uint32_t index, const std::atomic<bool>& cancel);
+  // Runs until the end, a fault, a deadlock or `cancel`.
   void run(const std::atomic<bool>& cancel, const std::function<bool()>& hook);
-  void run_parallel(const std::atomic<bool>& cancel);
-  void finish(const Fault& fault, Wave* wave);
+
+  // True if no workgroup can see what another one does before the grid ends.
+  bool independent() const;
+  // True when no byte has changed for so long that a deadlock is likely.
+  bool quiet() const { return clock - last_change >= 100000 + 2000 * live_waves; }
+  void note_change() { last_change = clock; }
+  bool look_for_deadlock();              // true if the grid was ended
+  void finish(const Fault& fault, const Wave* wave, uint32_t pc);
   WaveWhere where(const Wave& wave, uint32_t pc) const;
   uint64_t pc_address(uint32_t pc) const { return code_base + uint64_t(pc) * 4; }
 
   LaunchDesc desc;
-  int device = 0;
+  int device;
   Memory& memory;
   MemoryView view;
   const KernelInfo* kernel = nullptr;
@@ -66,37 +95,47 @@ struct Grid {
   std::vector<std::unique_ptr<Workgroup>> groups;
   std::vector<std::unique_ptr<Wave>> waves;
   std::vector<Wave*> ready;              // waves that can run, in no particular order
-  std::unique_ptr<GridChecks> checks;
+  GridChecksPtr checks;
   Random random{0};
   uint64_t clock = 0;                    // wave-instructions executed by finished slices
-  uint64_t progress = 0;
   bool ended = false;
   LaunchResult result;
 
  private:
+  friend void reach_barrier(Wave& wave);
+  friend void end_wave(Wave& wave);
+  void check_launch(const KernelDescriptor& descriptor);
   void make_kernarg();
-  void make_group(uint32_t index);
-  void init_wave(Workgroup& group, Wave& wave);
-  void run_slice(Wave& wave);
-  void after_slice(Wave& wave);
+  Workgroup& make_group(uint32_t index, uint32_t slot);
+  void init_wave(Workgroup& group, Wave& wave, uint32_t slot, const KernelDescriptor& descriptor);
+  void init_sgprs(const Workgroup& group, Wave& wave, const KernelDescriptor& descriptor);
+  void run_slice(Wave& wave, int32_t instructions);
+  void execute(Wave& wave, const Inst*& current);
+  void execute_checked(Wave& wave, const Inst*& current);
   void release_barrier(Workgroup& group);
-  bool independent() const;
-  void look_for_deadlock();
-  void report_deadlock(const std::vector<std::string>& states);
-  std::string poll_state(Wave& wave, bool* cycles, bool* external);
+  void forget(Wave& wave);               // takes it out of `ready`
+  struct Stuck {
+    bool cycles = false, external = false;
+    std::string state;
+  };
+  Stuck watch(Wave& wave);
+  std::string poll_state(const PollLog& log) const;
+  bool externally_written(uint64_t address) const;
+  uint64_t state_hash(const Wave& wave) const;
 
-  uint64_t kernarg = 0, packet = 0;      // addresses in `private_area`
-  std::vector<uint8_t> private_area;     // kernel arguments, dispatch packet
-  uint8_t* registers = nullptr;          // VGPRs of all waves, mapped lazily
-  size_t registers_size = 0;
-  uint8_t* scratch = nullptr;
-  size_t scratch_size = 0;
-  uint64_t seen_progress = 0, quiet_since = 0;
+  uint64_t kernarg = 0, packet = 0;      // addresses in the arguments region
+  LazyPages arguments, registers, scratch;
+  uint32_t waves_per_group = 1;
+  uint64_t scratch_per_wave = 0;
+  uint32_t vgpr_rows = 0;                // rows the kernel uses, AGPRs after the VGPRs
+  uint64_t live_waves = 0;
+  uint64_t last_change = 0;              // clock when memory last changed
+  uint64_t next_look = 0;
   std::chrono::steady_clock::time_point external_since;
   bool waiting_external = false;
 };
 
-// Called by s_barrier and s_endpgm handlers.
+// Called by the handlers of s_barrier and s_endpgm.
 void reach_barrier(Wave& wave);
 void end_wave(Wave& wave);
 

@@ -14,6 +14,7 @@ constexpr int kLanes = 64;   // lanes of a row; a wave32 uses the lower half
 
 struct Grid;
 struct Workgroup;
+struct PollLog;
 struct WaveChecks;
 
 // Thrown by handlers; the grid turns it into a LaunchResult.
@@ -47,6 +48,7 @@ struct Wave {
   uint8_t* scratch = nullptr;           // this wave's private memory, dword-interleaved by lane
   uint64_t scratch_size = 0;            // bytes for all lanes
   WaveChecks* checks = nullptr;         // null when checks are off
+  PollLog* watched = nullptr;           // set while the wave is watched for a deadlock
   uint64_t executed = 0;
   bool changed = false;                 // this slice changed memory: others may go on
 
