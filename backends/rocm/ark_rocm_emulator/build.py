@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import shlex
 import shutil
 import subprocess
@@ -22,7 +23,20 @@ from pathlib import Path
 from ark.errors import SystemError
 
 PACKAGE = Path(__file__).parent
-FLAGS = ("-std=c++20", "-O3", "-g1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
+# No contraction (a * b + c is two roundings), no assumptions about aliasing: both are semantics here.
+FLAGS = (
+    "-std=c++20",
+    "-O3",
+    "-march=native",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fno-strict-aliasing",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wextra",
+)
 
 
 def cache_folder() -> Path:
@@ -61,7 +75,17 @@ def compiler() -> tuple[str, ...]:
 @lru_cache(maxsize=1)
 def _compiler_identity() -> str:
     done = subprocess.run([*compiler(), "--version"], capture_output=True, text=True, check=False)
-    return " ".join(compiler()) + done.stdout
+    return " ".join(compiler()) + done.stdout + _processor()
+
+
+def _processor() -> str:
+    """What `-march=native` depends on, so that a cache shared by machines serves each."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() + platform.machine()
+    wanted = ("flags", "Features", "model name")
+    return platform.machine() + "".join(sorted({x for x in lines if x.startswith(wanted)}))
 
 
 def _run(command: Sequence[str], what: str) -> None:
@@ -103,17 +127,18 @@ def shared_library(
     Raises:
         SystemError: there is no compiler, or it refused.
     """
-    headers = sorted(PACKAGE.rglob("*.h"))
-    common = hashlib.sha256(_compiler_identity().encode())
-    flags = [*FLAGS, *extra, *(f"-I{folder}" for folder in (PACKAGE / "core", *includes))]
-    for word in flags:
-        common.update(word.encode() + b"\0")
-    for header in headers:
-        common.update(header.read_bytes())
+    core = PACKAGE / "core"
+    shared = set(core_sources())  # the same objects serve every library
 
     def compiled(source: Path) -> Path:
-        name = common.copy()
-        name.update(source.read_bytes())
+        folders = (core,) if source in shared else (core, *includes)
+        flags = [*FLAGS, *extra, *(f"-I{folder}" for folder in folders)]
+        headers = sorted({*core.glob("*.h"), *source.parent.glob("*.h")})
+        name = hashlib.sha256(_compiler_identity().encode())
+        for word in flags:
+            name.update(word.encode() + b"\0")
+        for file in (*headers, source):
+            name.update(file.read_bytes())
         target = cache_folder() / "objects" / f"{source.stem}-{name.hexdigest()[:24]}.o"
         if not target.exists():
             _place([*compiler(), *flags, "-c", str(source)], target, source.name)
