@@ -23,7 +23,7 @@ from pathlib import Path
 from ark.errors import SystemError
 
 PACKAGE = Path(__file__).parent
-# No contraction (a * b + c is two roundings), no assumptions about aliasing: both are semantics here.
+# No contraction (a * b + c rounds twice) and no assumptions about aliasing: both are semantics.
 FLAGS = (
     "-std=c++20",
     "-O3",
