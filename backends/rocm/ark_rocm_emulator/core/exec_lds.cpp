@@ -14,7 +14,7 @@ Addresses lds_addresses(Wave& w, const Inst& i, uint64_t offset) {
   a.space = Space::Lds;
   a.active = w.exec();
   const uint32_t* address = w.row(i.src[0].reg);
-  for (int l = 0; l < kLanes; l++) a.at[l] = address[l] + offset;
+  for (int l = 0; l < kLanes; l++) a.at[l] = static_cast<uint32_t>(address[l] + offset);
   return a;
 }
 

@@ -101,7 +101,7 @@ void Grid::prepare(uint32_t resident) {
   vgpr_rows = kernel->agprs > 0 ? 512 : 256;
   registers.map(wave_count * vgpr_rows * kLanes * 4);
   scratch_per_wave = (uint64_t{kernel->scratch_bytes} + 15) / 16 * 16 * lane_count;
-  if (scratch_per_wave > 0) {
+  if (scratch_per_wave * wave_count > 0) {
     Region region;
     region.base = reinterpret_cast<uint64_t>(scratch.map(scratch_per_wave * wave_count));
     region.size = scratch.size();
