@@ -151,10 +151,11 @@ std::string Printer::valu() const {
   halves = halves || is_half(op.dst[0]);
   // Without 16-bit registers op_sel is a list; with them it is in the operands' names, except for a
   // half of a scalar register and for operations on whole registers.
-  if (inst.vop3_form && inst.opsel != 0 && (!rdna() || !halves)) {
-    const int count = written_sources(op);
-    const unsigned bits = (inst.opsel & ((1u << count) - 1)) | ((inst.opsel >> 3) & 1u) << count;
-    text += bit_list("op_sel", bits, count + 1);
+  const int count = written_sources(op);
+  const unsigned selected =
+      (inst.opsel & ((1u << count) - 1)) | ((inst.opsel >> 3) & 1u) << count;
+  if (inst.vop3_form && selected != 0 && (!rdna() || !halves)) {
+    text += bit_list("op_sel", selected, count + 1);
   }
   return text + output_modifiers() + extension();
 }

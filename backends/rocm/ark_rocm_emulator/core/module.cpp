@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstring>
+#include <tuple>
 
 #include "decode.h"
 #include "engine.h"
@@ -57,16 +58,17 @@ LaunchDesc describe(std::shared_ptr<LoadedCode> code, std::string kernel,
   return desc;
 }
 
-// Decodes and prints `words` one after the other: (dwords used, text), 0 dwords if unknown.
-std::vector<std::pair<uint32_t, std::string>> disassemble_words(
+// Decodes and prints `words` one after the other: (dwords used, text, whether the emulator executes
+// it), 0 dwords if unknown.
+std::vector<std::tuple<uint32_t, std::string, bool>> disassemble_words(
     const std::string& arch_text, const std::vector<uint32_t>& words) {
   const Arch arch = arch_from_name(arch_text);
   const Decoder& decoder = decoder_for(arch);
-  std::vector<std::pair<uint32_t, std::string>> lines;
+  std::vector<std::tuple<uint32_t, std::string, bool>> lines;
   for (size_t at = 0; at < words.size();) {
     const Inst inst = decoder.decode(std::span(words).subspan(at), static_cast<uint32_t>(at));
     const uint32_t length = inst.op == nullptr ? 0 : inst.next - inst.pc;
-    lines.emplace_back(length, disassemble(inst, arch));
+    lines.emplace_back(length, disassemble(inst, arch), inst.run != unknown_opcode);
     at += length == 0 ? 1 : length;
   }
   return lines;
