@@ -82,6 +82,7 @@ struct Grid {
   bool look_for_deadlock();              // true if the grid was ended
   void finish(const Fault& fault, const Wave* wave, uint32_t pc);
   WaveWhere where(const Wave& wave, uint32_t pc) const;
+  uint64_t waves_expected() const { return uint64_t{waves_per_group} * desc.grid.count(); }
   uint64_t pc_address(uint32_t pc) const { return code_base + uint64_t(pc) * 4; }
 
   LaunchDesc desc;
