@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -200,3 +201,19 @@ def test_device_memory_of_every_grain(flags: int) -> None:
         pointer = buffers.upload(data, flags)
         np.testing.assert_array_equal(download(pointer, data.shape, data.dtype), data)
         assert hip.hipMemcpy(np.empty(4, np.uint8), pointer, 4, TO_HOST)[0] == ERROR.hipSuccess
+
+
+def _count_and_allocate() -> None:
+    assert check(hip.hipGetDeviceCount()) == 2
+    with Buffers() as buffers:
+        data = np.arange(10, dtype=np.int32)
+        assert (download(buffers.upload(data), (10,), np.int32) == data).all()
+
+
+def test_a_forked_child_starts_over() -> None:
+    with emulated("gfx942", 2), Buffers() as buffers:
+        buffers.upload(np.zeros(4, np.int32))
+        child = multiprocessing.get_context("fork").Process(target=_count_and_allocate)
+        child.start()
+        child.join(60)
+        assert child.exitcode == 0

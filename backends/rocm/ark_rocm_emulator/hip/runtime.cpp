@@ -40,7 +40,15 @@ Arena make_arena(int device) {
   return arena;
 }
 
+// A child of fork has none of the threads that its parent's runtime needs: it starts over.
+void forget_after_fork() {
+  g_runtime = nullptr;
+  forget_dma_after_fork();
+}
+
 Runtime* make_runtime() {
+  [[maybe_unused]] static const int registered =
+      pthread_atfork(nullptr, nullptr, forget_after_fork);
   if (g_settings.archs.empty()) return nullptr;
   try {
     auto rt = std::make_unique<Runtime>();
@@ -62,31 +70,36 @@ Runtime* make_runtime() {
   }
 }
 
-// A child of fork has none of the threads that its parent's runtime needs: it starts over.
-void forget_after_fork() { g_runtime = nullptr; }
+// Stops whatever a stream still runs, and waits until it has stopped.
+void drain(Stream& stream) {
+  for (;;) {
+    std::shared_ptr<Op> last;
+    {
+      std::lock_guard<std::mutex> hold(stream.lock);
+      for (auto& waiting : stream.queue) {
+        std::lock_guard<std::mutex> inner(waiting->lock);
+        if (waiting->launch) waiting->launch->cancel();
+      }
+      last = stream.last;
+    }
+    if (!last || last->wait_for(std::chrono::milliseconds(20))) return;
+  }
+}
 
 void close_runtime(Runtime* rt) {
   close_dma(*rt);
+  {
+    std::lock_guard<std::mutex> hold(rt->lock);
+    for (auto& device : rt->devices) device->sticky = hipErrorIllegalState;  // nothing new starts
+  }
   for (auto& device : rt->devices) {
-    std::vector<Stream*> all(device->streams.begin(), device->streams.end());
-    if (device->null_stream) all.push_back(device->null_stream.get());
-    for (Stream* stream : all) {
-      std::shared_ptr<Op> op;
-      {
-        std::lock_guard<std::mutex> hold(stream->lock);
-        for (auto& waiting : stream->queue) {
-          std::lock_guard<std::mutex> inner(waiting->lock);
-          if (waiting->launch) waiting->launch->cancel();
-        }
-        op = stream->last;
-      }
-      if (op) op->wait();
-    }
+    for (Stream* stream : device->streams) drain(*stream);
+    if (device->null_stream) drain(*device->null_stream);
+  }
+  for (auto& device : rt->devices) {
     for (Stream* stream : device->streams) delete stream;
-    device->streams.clear();
     device->null_stream.reset();
   }
-  for (Function* function : rt->functions) delete function;
   for (Module* module : rt->modules) delete module;
   for (Event* event : rt->events) delete event;
   for (auto& [base, allocation] : rt->allocations) {
@@ -116,11 +129,7 @@ const ArchFacts& arch_facts(ark_emu::Arch arch) {
 
 Runtime* runtime() {
   std::lock_guard<std::mutex> hold(g_lock);
-  if (!g_runtime) {
-    static const int registered = pthread_atfork(nullptr, nullptr, forget_after_fork);
-    (void)registered;
-    g_runtime = make_runtime();
-  }
+  if (!g_runtime) g_runtime = make_runtime();
   return g_runtime;
 }
 

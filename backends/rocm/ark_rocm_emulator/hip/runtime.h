@@ -57,6 +57,7 @@ struct Op {
   std::shared_ptr<ark_emu::Launch> launch;  // while a kernel runs
 
   void wait();
+  bool wait_for(std::chrono::milliseconds time);
   bool is_done();
   void finish();
 };
@@ -175,6 +176,7 @@ void copy_bytes(Runtime& rt, void* to, const void* from, uint64_t size);
 
 // sdma.cpp
 void close_dma(Runtime& rt);
+void forget_dma_after_fork();
 
 // module.cpp, launch.cpp
 Function* known_function(Runtime& rt, hipFunction_t handle);  // null if unknown

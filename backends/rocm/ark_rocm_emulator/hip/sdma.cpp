@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #include <cstring>
+#include <utility>
 
 namespace ark_hip {
 
@@ -32,7 +33,7 @@ enum AtomicOp : uint32_t {
 constexpr int kFirstQueue = 1;
 constexpr int kDmaFailure = 100;  // beside the core's kinds of errors
 std::mutex g_thread_lock;
-std::thread g_thread;
+std::thread* g_thread = nullptr;  // serves queues that the host fills; never destroyed at exit
 std::atomic<bool> g_stop{false};
 
 bool progress_all(Runtime& rt) {
@@ -234,13 +235,16 @@ bool SdmaQueue::progress() {
 
 void close_dma(Runtime& rt) {
   std::lock_guard<std::mutex> one(g_thread_lock);
-  if (g_thread.joinable()) {
+  if (g_thread) {
     g_stop = true;
-    g_thread.join();
+    g_thread->join();
+    delete std::exchange(g_thread, nullptr);
   }
   std::lock_guard<std::mutex> hold(rt.lock);
   rt.dma_queues.clear();
 }
+
+void forget_dma_after_fork() { g_thread = nullptr; }
 
 }  // namespace ark_hip
 
@@ -260,10 +264,10 @@ HIP_EXPORT int ark_emulator_sdma_create(int device, uint64_t ring_bytes, uint64_
   addresses[2] = queue->read_pointer();
   addresses[3] = queue->doorbell();
   std::lock_guard<std::mutex> one(g_thread_lock);
-  if (!g_thread.joinable()) {
+  if (!g_thread) {
     rt->machine->set_engine_hook([rt] { return progress_all(*rt); });
     g_stop = false;
-    g_thread = std::thread(serve_host, rt);
+    g_thread = new std::thread(serve_host, rt);
   }
   std::lock_guard<std::mutex> hold(rt->lock);
   int id = rt->dma_queues.empty() ? kFirstQueue : rt->dma_queues.rbegin()->first + 1;

@@ -10,6 +10,11 @@ void Op::wait() {
   changed.wait(hold, [this] { return done; });
 }
 
+bool Op::wait_for(std::chrono::milliseconds time) {
+  std::unique_lock<std::mutex> hold(lock);
+  return changed.wait_for(hold, time, [this] { return done; });
+}
+
 bool Op::is_done() {
   std::lock_guard<std::mutex> hold(lock);
   return done;
