@@ -2,6 +2,7 @@
 // chapter "Microcode formats").
 #include "decode.h"
 #include "opcodes_gfx9.h"
+#include "ops.h"
 
 namespace ark_emu {
 namespace {
@@ -318,11 +319,25 @@ class Gfx9Decoder : public Decoder {
     return 2;
   }
 
+  // gfx90a has a bit for loads that go to LDS; later architectures have opcodes of their own.
+  static bool to_lds(Inst& inst) {
+    const std::string prefix = "global_load_";
+    if (!inst.op->name.starts_with(prefix)) return false;
+    const OpInfo* op = Ops::all().find("global_load_lds_" + inst.op->name.substr(prefix.size()));
+    if (op == nullptr) return false;
+    inst.op = op;
+    inst.run = op->run;
+    inst.lds = true;
+    inst.dst[0] = Operand();
+    return true;
+  }
+
   int flat(std::span<const uint32_t> words, Inst& inst) const {
     const uint32_t word = words[0];
     const unsigned seg = bits(word, 15, 14);
     constexpr Format kSegments[4] = {Format::FLAT, Format::SCRATCH, Format::GLOBAL, Format::None};
     if (seg == 3 || !lookup(inst, kSegments[seg], bits(word, 24, 18))) return 0;
+    if (arch_ == Arch::gfx90a && seg == 2 && bits(word, 13, 13) != 0 && !to_lds(inst)) return 0;
     inst.imm = seg == 0 ? static_cast<int32_t>(bits(word, 11, 0))
                         : sign_extend(bits(word, 12, 0), 13);
     inst.glc = bits(word, 16, 16) != 0;

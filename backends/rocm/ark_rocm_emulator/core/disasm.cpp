@@ -215,7 +215,7 @@ std::string Printer::ds() const {
 std::string Printer::flat() const {
   const std::string& name = *inst.name;
   const bool atomic = name.find("_atomic_") != std::string::npos;
-  const bool to_lds = name.find("_lds_") != std::string::npos;
+  const bool to_lds = inst.lds || name.find("_lds_") != std::string::npos;
   const bool returns = inst.op->dst_count > 0 && (!atomic || inst.glc);
   const Operand& address = inst.src[0];
   const bool vector = address.kind == Kind::Vgpr;
@@ -226,7 +226,7 @@ std::string Printer::flat() const {
   }
   const std::string data = inst.op->src_count > 1 && !to_lds ? vgpr(inst.src[1]) : "";
   return listed({returns && !to_lds ? vgpr(inst.dst[0]) : "", where, data, base}) + offset() +
-         cache_bits();
+         cache_bits() + (inst.lds ? " lds" : "");
 }
 
 std::string Printer::mubuf() const {
