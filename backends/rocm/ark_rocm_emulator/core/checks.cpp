@@ -59,13 +59,13 @@ void add_wave_checks(Grid& grid, Wave& w) {
   for (const uint32_t slot : checks.slots) (*c->seen)[slot] = world.slots[slot].epoch;
   SlotHistory& history = world.slots[c->slot];
   c->epoch = history.epoch + 2;
-  c->released_agent = c->released_system = c->epoch - 1;
+  c->released_agent = c->released_system = {c->epoch - 1, c->seen};
   history.group = w.group->index;
   history.grid = checks.number;
   history.device = grid.device;
   history.records.clear();
-  history.records.push_back({c->epoch, c->epoch - 1, c->epoch - 1, c->epoch - 1, c->seen,
-                             c->seen_lds});
+  const Published start = c->released_agent;
+  history.records.push_back({c->epoch, start, start, start, {c->epoch - 1, c->seen_lds}});
   ShadowPages& lds = checks.lds[w.group];
   lds.size = w.group->lds.size();
   w.checks = c.get();
@@ -124,16 +124,17 @@ uint32_t complete_lds(const WaveChecks& c) {
 
 void note_release(Wave& w) {
   WaveChecks& c = *w.checks;
-  const uint32_t lds = complete_lds(c);
+  const uint32_t complete = complete_global(c);
   // Without a separate write-back, completion is what the device sees.
   const Arch arch = w.grid->program->arch();
-  if (arch != Arch::gfx942 && arch != Arch::gfx950) {
-    c.released_agent = std::max(c.released_agent, complete_global(c));
-  }
-  if (is_rdna(w)) c.released_system = std::max(c.released_system, complete_global(c));
+  if (arch == Arch::gfx90a || is_rdna(w)) c.released_agent = {complete, c.seen};
+  if (is_rdna(w)) c.released_system = {complete, c.seen};
+  // One L1 serves the workgroup in order on CDNA; on RDNA an access counts once it has completed.
+  const Published group{is_rdna(w) ? complete : ~0u, c.seen};
+  const Published lds{complete_lds(c), c.seen_lds};
   c.epoch++;
   World::get().slots[c.slot].records.push_back(
-      {c.epoch, c.released_agent, c.released_system, lds, c.seen, c.seen_lds});
+      {c.epoch, group, c.released_agent, c.released_system, lds});
 }
 
 Scope relation_to(const Wave& w, const WaveChecks& c, uint32_t slot) {
@@ -153,15 +154,14 @@ void join_release(Wave& w, Contributor from, Scope relation) {
                                [](uint32_t e, const ReleaseRecord& r) { return e < r.time; });
   if (next == records.begin()) return;   // the slot's user has ended: ordered by its end
   const ReleaseRecord& record = *(next - 1);
-  join_clock(c.seen, *record.seen);
-  const bool in_order = relation == Scope::Group && !is_rdna(w);
-  raise_clock(c.seen, from.slot,
-              in_order                     ? from.epoch
-              : relation == Scope::System ? record.system
-                                          : record.agent);
+  const Published& what = relation == Scope::Group   ? record.group
+                          : relation == Scope::Agent ? record.agent
+                                                     : record.system;
+  join_clock(c.seen, *what.seen);
+  raise_clock(c.seen, from.slot, std::min(what.own, from.epoch));
   if (relation == Scope::Group) {
-    join_clock(c.seen_lds, *record.seen_lds);
-    raise_clock(c.seen_lds, from.slot, record.lds);
+    join_clock(c.seen_lds, *record.lds.seen);
+    raise_clock(c.seen_lds, from.slot, record.lds.own);
   }
 }
 
@@ -202,7 +202,7 @@ void check_wave_ended(Wave& w) {
   c.vm.clear();
   c.vs.clear();
   c.lgkm.clear();
-  c.released_agent = c.released_system = c.epoch;
+  c.released_agent = c.released_system = {c.epoch, c.seen};
   note_release(w);
 }
 

@@ -22,10 +22,16 @@ using SharedClock = std::shared_ptr<Clock>;
 // How far apart two waves are, and how far a fence reaches.
 enum class Scope : uint8_t { Group = 0, Agent = 1, System = 2 };
 
-// From epoch `time` on, a wave's release publishes its own epochs up to these, and `seen`.
+// What a release publishes: the wave's own epochs up to `own`, and what it had seen by then.
+struct Published {
+  uint32_t own = 0;
+  SharedClock seen;
+};
+
+// From epoch `time` on, a flag that the wave writes publishes these, by how far the reader is.
 struct ReleaseRecord {
-  uint32_t time = 0, agent = 0, system = 0, lds = 0;
-  SharedClock seen, seen_lds;
+  uint32_t time = 0;
+  Published group, agent, system, lds;
 };
 
 // One slot's past, kept when a later grid reuses the slot: epochs never go back.
@@ -100,9 +106,9 @@ struct WaveChecks {
   SharedClock seen, seen_lds;
   std::deque<Outstanding> vm, vs, lgkm;
   uint32_t next_sequence = 1, vm_done = 0, lgkm_done = 0;
-  uint32_t released_agent = 0, released_system = 0;
+  Published released_agent, released_system;
   struct WriteBack {
-    uint32_t epoch;
+    Published what;
     Scope scope;
   };
   std::vector<WriteBack> write_backs;

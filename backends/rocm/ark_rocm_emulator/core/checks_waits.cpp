@@ -32,8 +32,20 @@ void check_operand(Wave& w, const Inst& i, const Operand& operand) {
   }
 }
 
+// Loads of one kind return in order, so a later one may overwrite an earlier one's register.
+bool returns_in_order(const Wave& w, const Inst& i) {
+  if (i.dst[0].kind != Kind::Vgpr || i.dst[0].reg >= w.checks->vgprs.size()) return false;
+  const RegisterPending& p = w.checks->vgprs[i.dst[0].reg];
+  if (i.format == Format::DS) return p.vm <= w.checks->vm_done;
+  const bool vector = i.format == Format::GLOBAL || i.format == Format::MUBUF ||
+                      i.format == Format::SCRATCH;
+  return vector && p.lgkm <= w.checks->lgkm_done;
+}
+
 void check_operands(Wave& w, const Inst& i) {
-  for (const Operand& operand : i.dst) check_operand(w, i, operand);
+  if (!returns_in_order(w, i)) {
+    for (const Operand& operand : i.dst) check_operand(w, i, operand);
+  }
   for (const Operand& operand : i.src) check_operand(w, i, operand);
   if (i.second != nullptr) check_operands(w, *i.second);
 }
@@ -84,8 +96,8 @@ void wait_vm(Wave& w, size_t left) {
   if (left > 0) return;
   c.vm_done = c.next_sequence;
   for (const auto& back : c.write_backs) {
-    c.released_agent = std::max(c.released_agent, back.epoch);
-    if (back.scope == Scope::System) c.released_system = std::max(c.released_system, back.epoch);
+    if (back.scope >= Scope::Agent) c.released_agent = back.what;
+    if (back.scope == Scope::System) c.released_system = back.what;
   }
   c.write_backs.clear();
 }
@@ -174,7 +186,7 @@ void check_cache_control(Wave& w, const Inst& i) {
   const std::string& name = i.op->name;
   const bool scoped = w.grid->program->arch() != Arch::gfx90a;   // gfx942, gfx950: bits say how far
   if (name == "buffer_wbl2") {
-    c.write_backs.push_back({c.epoch, scoped ? scope_of(i) : Scope::System});
+    c.write_backs.push_back({{c.epoch, c.seen}, scoped ? scope_of(i) : Scope::System});
     c.epoch++;
   } else if (name == "buffer_inv") {
     invalidate(w, scope_of(i));
