@@ -65,6 +65,7 @@ std::string Printer::suffix() const {
   // These exist in the 32-bit encoding only and take no suffix.
   static const char* const kNoSuffix[] = {
       "v_fmamk_f32", "v_fmaak_f32", "v_fmamk_f16", "v_fmaak_f16", "v_madmk_f16", "v_madak_f16",
+      "v_madmk_f32", "v_madak_f32",
       "v_swap_b32", "v_swap_b16", "v_nop", "v_readfirstlane_b32", "v_accvgpr_mov_b32",
       "v_permlane64_b32", "v_swaprel_b32", "v_clrexcp"};
   const bool bare = std::any_of(std::begin(kNoSuffix), std::end(kNoSuffix),

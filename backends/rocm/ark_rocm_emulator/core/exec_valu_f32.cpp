@@ -102,6 +102,14 @@ void register_valu_f32(Ops& ops) {
   ops.add("v_fmac_f32", "f32=f32,f32,tied", fmac, kFloat);
   ops.add("v_fmamk_f32", "f32=f32,lit,f32", fma, kFloat);
   ops.add("v_fmaak_f32", "f32=f32,f32,lit", fma, kFloat);
+  // Multiply, round, add; denormals are zero whatever MODE says.
+  const Handler mad = float3([](float a, float b, float c) {
+    return flush(flush(flush(a) * flush(b)) + flush(c));
+  });
+  ternary("v_mad_f32", mad);
+  ops.add("v_mac_f32", "f32=f32,f32,tied", mad, kFloat);
+  ops.add("v_madmk_f32", "f32=f32,lit,f32", mad, kFloat);
+  ops.add("v_madak_f32", "f32=f32,f32,lit", mad, kFloat);
   ternary("v_min3_f32", float3([](float a, float b, float c) {
             return min_number(min_number(a, b), c);
           }));

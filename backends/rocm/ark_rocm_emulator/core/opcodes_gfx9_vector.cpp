@@ -130,6 +130,8 @@ v_cmpx_ne_u64 v_cmpx_ge_u64 v_cmpx_t_u64)"},
 // Where gfx90a differs: the MFMA numbers and names of the second generation.
 const std::vector<OpcodeText> kGfx90aChanges = {
     {Format::VOP1, "56 v_mov_b64 82 v_accvgpr_mov_b32"},
+    {Format::VOP2, "22 v_mac_f32 v_madmk_f32 v_madak_f32"},
+    {Format::VOP3, "449 v_mad_f32"},
     {Format::VOP3P,
      R"(
 26 none 32 v_fma_mix_f32 v_fma_mixlo_f16 v_fma_mixhi_f16 53 none none none none 62 none none
