@@ -124,11 +124,15 @@ uint32_t complete_lds(const WaveChecks& c) {
 
 void note_release(Wave& w) {
   WaveChecks& c = *w.checks;
-  const uint32_t complete = complete_global(c);
-  // Without a separate write-back, completion is what the device sees.
   const Arch arch = w.grid->program->arch();
-  if (arch == Arch::gfx90a || is_rdna(w)) c.released_agent = {complete, c.seen};
-  if (is_rdna(w)) c.released_system = {complete, c.seen};
+  const uint32_t complete = complete_global(c);
+  // Completion is visibility where no cache between the two holds a store back.
+  const auto publish = [&](Published& to, bool through) {
+    if (through) to.seen = c.seen;
+    if (through || c.last_store <= to.own) to.own = std::max(to.own, complete);
+  };
+  publish(c.released_agent, arch == Arch::gfx90a || is_rdna(w));
+  publish(c.released_system, is_rdna(w));
   // One L1 serves the workgroup in order on CDNA; on RDNA an access counts once it has completed.
   const Published group{is_rdna(w) ? complete : ~0u, c.seen};
   const Published lds{complete_lds(c), c.seen_lds};
@@ -154,11 +158,15 @@ void join_release(Wave& w, Contributor from, Scope relation) {
                                [](uint32_t e, const ReleaseRecord& r) { return e < r.time; });
   if (next == records.begin()) return;   // the slot's user has ended: ordered by its end
   const ReleaseRecord& record = *(next - 1);
-  const Published& what = relation == Scope::Group   ? record.group
-                          : relation == Scope::Agent ? record.agent
-                                                     : record.system;
-  join_clock(c.seen, *what.seen);
-  raise_clock(c.seen, from.slot, std::min(what.own, from.epoch));
+  const auto join = [&](SharedClock& into, const Published& what) {
+    join_clock(into, *what.seen);
+    raise_clock(into, from.slot, std::min(what.own, from.epoch));
+  };
+  join(c.seen, relation == Scope::Group   ? record.group
+               : relation == Scope::Agent ? record.agent
+                                          : record.system);
+  join(c.released_agent.seen, relation == Scope::System ? record.system : record.agent);
+  join(c.released_system.seen, record.system);
   if (relation == Scope::Group) {
     join_clock(c.seen_lds, *record.lds.seen);
     raise_clock(c.seen_lds, from.slot, record.lds.own);

@@ -63,15 +63,37 @@ bool ordered(const Context& x, const Record& other) {
   return clock_at(x.lds ? c.seen_lds : c.seen, other.slot) >= other.epoch;
 }
 
+// True if the load at `pc` is the test of a small loop without stores or barriers: on LDS, where no bit
+// marks an atomic load, this is what tells a poll from a read.
+bool polls(const Wave& w, uint32_t pc) {
+  constexpr int kWindow = 48;
+  auto [known, fresh] = w.grid->checks->polls.try_emplace(pc, false);
+  if (!fresh) return known->second;
+  Program& program = *w.grid->program;
+  uint32_t at = program.at(pc).next;
+  for (int steps = 0; steps < kWindow; steps++) {
+    const Inst& inst = program.at(at);
+    if (inst.op == nullptr || inst.op->name == "s_barrier" || inst.op->name == "s_endpgm") break;
+    if ((inst.op->flags & kStore) != 0 && (inst.op->flags & kLdsOp) != 0) break;
+    const uint32_t target = inst.next + static_cast<uint32_t>(inst.imm);
+    if ((inst.op->flags & kBranch) != 0 && inst.format == Format::SOPP && target <= pc) {
+      known->second = pc - target <= 2 * kWindow;
+      break;
+    }
+    at = inst.next;
+  }
+  return known->second;
+}
+
 // Two unordered accesses may still be two atomics that are meant to meet.
 bool may_meet(const Context& x, const Record& other, bool other_writes) {
   const bool atomic_other = other.stamp == Stamp::Atomic;
   if (x.stamp == Stamp::Atomic) {
-    return atomic_other || other.stamp == Stamp::MaybeAtomic || (x.lds && !other_writes);
+    const bool polled = x.lds && !other_writes && polls(x.w, other.pc);
+    return atomic_other || other.stamp == Stamp::MaybeAtomic || polled;
   }
   if (x.stamp == Stamp::MaybeAtomic) return atomic_other;
-  // LDS atomics are read back by ordinary LDS loads.
-  return x.lds && atomic_other && x.kind == AccessKind::Read && other_writes;
+  return x.lds && atomic_other && x.kind == AccessKind::Read && polls(x.w, x.i.pc);
 }
 
 void forget(std::vector<Record>& records, uint8_t bytes) {

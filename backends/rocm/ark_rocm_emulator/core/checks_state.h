@@ -106,7 +106,9 @@ struct WaveChecks {
   SharedClock seen, seen_lds;
   std::deque<Outstanding> vm, vs, lgkm;
   uint32_t next_sequence = 1, vm_done = 0, lgkm_done = 0;
+  // What this device, or every device, would see if the wave signalled now.
   Published released_agent, released_system;
+  uint32_t last_store = 0;               // epoch of the last store that a cache may hold back
   struct WriteBack {
     Published what;
     Scope scope;
@@ -123,6 +125,7 @@ struct GridChecks {
   std::vector<std::unique_ptr<WaveChecks>> waves;
   std::vector<uint32_t> slots;
   std::unordered_map<const Workgroup*, ShadowPages> lds;
+  std::unordered_map<uint32_t, bool> polls;   // by pc: is the load there part of a spin loop
 };
 
 bool is_rdna(const Wave& w);

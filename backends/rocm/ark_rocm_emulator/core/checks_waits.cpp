@@ -90,15 +90,26 @@ void pop_until(std::deque<Outstanding>& queue, size_t left, uint32_t* done) {
   }
 }
 
+void written_back(WaveChecks& c, const Published& what, Scope scope) {
+  const auto publish = [&what](Published& to) {
+    to.own = std::max(to.own, what.own);
+    join_clock(to.seen, *what.seen);
+  };
+  if (scope >= Scope::Agent) publish(c.released_agent);
+  if (scope == Scope::System) publish(c.released_system);
+}
+
+void publish(Published& state, const Published& more) {
+  state.own = std::max(state.own, more.own);
+  join_clock(state.seen, *more.seen);
+}
+
 void wait_vm(Wave& w, size_t left) {
   WaveChecks& c = *w.checks;
   pop_until(c.vm, left, &c.vm_done);
   if (left > 0) return;
   c.vm_done = c.next_sequence;
-  for (const auto& back : c.write_backs) {
-    if (back.scope >= Scope::Agent) c.released_agent = back.what;
-    if (back.scope == Scope::System) c.released_system = back.what;
-  }
+  for (const auto& back : c.write_backs) written_back(c, back.what, back.scope);
   c.write_backs.clear();
 }
 
@@ -149,6 +160,8 @@ void check_after(Wave& w, const Inst& i) {
   const uint32_t sequence = ++c.next_sequence;
   const bool to_lds = (i.op->flags & kLdsOp) != 0 || i.lds;
   const Outstanding op{sequence, c.epoch, i.format == Format::SMEM, to_lds};
+  const bool cached = (i.op->flags & kStore) != 0 && (i.op->flags & kSync) == 0 && !i.scc_bit;
+  if (cached && i.format != Format::DS) c.last_store = c.epoch;
   if (counts.vm) c.vm.push_back(op);
   if (counts.vs) c.vs.push_back(op);
   if (counts.lgkm) c.lgkm.push_back({sequence, c.epoch, op.smem, to_lds});
@@ -186,8 +199,15 @@ void check_cache_control(Wave& w, const Inst& i) {
   const std::string& name = i.op->name;
   const bool scoped = w.grid->program->arch() != Arch::gfx90a;   // gfx942, gfx950: bits say how far
   if (name == "buffer_wbl2") {
-    c.write_backs.push_back({{c.epoch, c.seen}, scoped ? scope_of(i) : Scope::System});
+    const Published what{c.epoch, c.seen};
+    const Scope scope = scoped ? scope_of(i) : Scope::System;
     c.epoch++;
+    // With nothing in flight there is nothing to wait for, and clang leaves the wait out.
+    if (c.vm.empty()) {
+      written_back(c, what, scope);
+    } else {
+      c.write_backs.push_back({what, scope});
+    }
   } else if (name == "buffer_inv") {
     invalidate(w, scope_of(i));
   } else if (name == "buffer_invl2" || name == "buffer_gl1_inv") {
