@@ -11,7 +11,13 @@
 #define __constant__ __attribute__((constant))
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
-#define __launch_bounds__(...) __attribute__((launch_bounds(__VA_ARGS__)))
+// Threads in a block, and how many waves a SIMD shall hold at least.
+#define ARK_BOUNDS_1(THREADS) __attribute__((amdgpu_flat_work_group_size(1, THREADS)))
+#define ARK_BOUNDS_2(THREADS, WAVES) \
+  ARK_BOUNDS_1(THREADS) __attribute__((amdgpu_waves_per_eu(WAVES)))
+#define ARK_BOUNDS_PICK(_1, _2, NAME, ...) NAME
+#define __launch_bounds__(...) \
+  ARK_BOUNDS_PICK(__VA_ARGS__, ARK_BOUNDS_2, ARK_BOUNDS_1, )(__VA_ARGS__)
 #define __restrict__ __restrict
 
 #if defined(__GFX9__)
