@@ -17,7 +17,9 @@ from ark_rocm_emulator.compile import assemble
 from ark_rocm_emulator.engine import core
 from numpy.typing import NDArray
 
-FIRST_INPUT, FIRST_OUTPUT = 10, 40
+FIRST_INPUT = 10
+REACH = 4096  # bytes that the offset of a global access spans
+VGPRS = 192
 SCRATCH = 64  # bytes of private memory a lane, on RDNA
 RDNA_DIRECTIVES = (
     "\t\t.amdhsa_wavefront_size32 1",
@@ -29,11 +31,26 @@ Words = NDArray[np.uint32]
 
 @dataclass(frozen=True)
 class Case:
-    """``body`` may use v10 on (inputs) and v40 on (outputs), v60 on and s8 on for itself."""
+    """``body`` may use v10 on (inputs) and v40 on (outputs), v60 on and s8 on for itself.
+
+    ``first_output`` moves the outputs where there are many inputs.
+    """
 
     body: str
     inputs: int
     outputs: int = 1
+    first_output: int = 40
+
+
+def _rows(text: str, base: int, registers: range, stride: int) -> list[str]:
+    """One access a register, ``stride`` bytes apart; the base moves where offsets end."""
+    lines = []
+    for k, register in enumerate(registers):
+        if k > 0 and k * stride % REACH == 0:
+            lines += [f"\ts_add_u32 s{base}, s{base}, {REACH:#x}"]
+            lines += [f"\ts_addc_u32 s{base + 1}, s{base + 1}, 0"]
+        lines.append("\t" + text.format(register, k * stride % REACH))
+    return lines
 
 
 def _kernel(name: str, case: Case, rdna: bool) -> str:
@@ -48,14 +65,14 @@ def _kernel(name: str, case: Case, rdna: bool) -> str:
         "\tv_lshlrev_b32_e32 v0, 2, v0",
         "\ts_waitcnt lgkmcnt(0)",
     ]
-    for k in range(case.inputs):
-        lines.append(f"\tglobal_load_{load} v{FIRST_INPUT + k}, v0, s[4:5] offset:{k * stride}")
-    # A register of the kernel that nobody wrote must not decide a result.
-    lines += [f"\tv_mov_b32_e32 v{FIRST_OUTPUT + k}, 0" for k in range(case.outputs)]
+    registers = range(FIRST_INPUT, FIRST_INPUT + case.inputs)
+    lines += _rows(f"global_load_{load} v{{}}, v0, s[4:5] offset:{{}}", 4, registers, stride)
     lines.append("\ts_waitcnt vmcnt(0)")
+    registers = range(case.first_output, case.first_output + case.outputs)
+    # A register of the kernel that nobody wrote must not decide a result.
+    lines += [f"\tv_mov_b32_e32 v{k}, 0" for k in registers]
     lines += ["\t" + line.strip() for line in case.body.strip().splitlines()]
-    for k in range(case.outputs):
-        lines.append(f"\tglobal_store_{store} v0, v{FIRST_OUTPUT + k}, s[6:7] offset:{k * stride}")
+    lines += _rows(f"global_store_{store} v0, v{{}}, s[6:7] offset:{{}}", 6, registers, stride)
     lines += ["\ts_endpgm", f".L{name}_end:", f"\t.size {name}, .L{name}_end-{name}"]
     lines += [
         '\t.section .rodata,"a",@progbits',
@@ -63,10 +80,10 @@ def _kernel(name: str, case: Case, rdna: bool) -> str:
         f"\t.amdhsa_kernel {name}",
         "\t\t.amdhsa_user_sgpr_kernarg_segment_ptr 1",
         "\t\t.amdhsa_kernarg_size 16",
-        "\t\t.amdhsa_next_free_vgpr 128",
+        f"\t\t.amdhsa_next_free_vgpr {VGPRS}",
         "\t\t.amdhsa_next_free_sgpr 64",
         "\t\t.amdhsa_group_segment_fixed_size 4096",
-        *(RDNA_DIRECTIVES if rdna else ["\t\t.amdhsa_accum_offset 64"]),
+        *(RDNA_DIRECTIVES if rdna else ["\t\t.amdhsa_accum_offset 144"]),
         "\t.end_amdhsa_kernel",
         "\t.text",
     ]
@@ -86,7 +103,7 @@ def _metadata(names: Sequence[str], arch: str, wave: int) -> str:
         text += "    .kernarg_segment_size: 16\n    .max_flat_workgroup_size: 64\n"
         scratch = SCRATCH if wave == 32 else 0
         text += f"    .private_segment_fixed_size: {scratch}\n    .sgpr_count: 64\n"
-        text += f"    .vgpr_count: 128\n    .wavefront_size: {wave}\n"
+        text += f"    .vgpr_count: {VGPRS}\n    .wavefront_size: {wave}\n"
     text += f"amdhsa.target: amdgcn-amd-amdhsa--{arch}\namdhsa.version:\n  - 1\n  - 2\n...\n"
     return text + "\t.end_amdgpu_metadata\n"
 
