@@ -28,6 +28,8 @@ constexpr std::array<ArchInfo, kArchCount> kArchs = {{
 
 using Hook = std::function<bool()>;
 
+constexpr uint64_t kGuard = 4096;   // unregistered bytes around an allocation
+
 LaunchResult bad_launch(const LaunchDesc& desc, const std::string& what) {
   LaunchResult result;
   result.kind = ErrorKind::BadLaunch;
@@ -161,7 +163,7 @@ class MachineImpl : public Machine {
   ~MachineImpl() override {
     for (const auto& [base, size] : owned_) {
       memory_->remove(base);
-      munmap(reinterpret_cast<void*>(base), size);
+      unmap(base, size);
     }
   }
 
@@ -188,15 +190,16 @@ class MachineImpl : public Machine {
   uint64_t allocate(int device, MemKind kind, uint64_t size, std::string name) override {
     if (kind != MemKind::Host) check_device(device);
     if (size == 0) throw Error("an allocation of 0 bytes");
-    constexpr uint64_t kPage = 4096, kGuard = 4096;
-    const uint64_t mapped = (size + kPage - 1) / kPage * kPage + kGuard;
+    constexpr uint64_t kPage = 4096;
+    // A guard on each side: an access just outside never lands in a neighbour.
+    const uint64_t mapped = (size + kPage - 1) / kPage * kPage + 2 * kGuard;
     void* memory = mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) {
       throw Error("the host has no " + std::to_string(size) + " bytes for device memory");
     }
-    std::memset(memory, 0xcb, size);
-    const auto base = reinterpret_cast<uint64_t>(memory);
+    const auto base = reinterpret_cast<uint64_t>(memory) + kGuard;
+    std::memset(reinterpret_cast<void*>(base), 0xcb, size);
     Region region;
     region.base = base;
     region.size = size;
@@ -226,7 +229,7 @@ class MachineImpl : public Machine {
       owned_.erase(found);
     }
     memory_->remove(base);
-    munmap(reinterpret_cast<void*>(base), size);
+    unmap(base, size);
   }
 
   void host_wrote(uint64_t address, uint64_t size) override {
@@ -263,6 +266,9 @@ class MachineImpl : public Machine {
   }
 
  private:
+  static void unmap(uint64_t base, uint64_t mapped) {
+    munmap(reinterpret_cast<void*>(base - kGuard), mapped);
+  }
   void check_device(int device) const {
     if (device >= 0 && device < device_count()) return;
     throw Error("device " + std::to_string(device) + " does not exist; there are " +
