@@ -83,6 +83,7 @@ def _kernel(name: str, case: Case, rdna: bool) -> str:
         f"\t\t.amdhsa_next_free_vgpr {VGPRS}",
         "\t\t.amdhsa_next_free_sgpr 64",
         "\t\t.amdhsa_group_segment_fixed_size 4096",
+        "\t\t.amdhsa_float_denorm_mode_32 3",  # as clang compiles HIP
         *(RDNA_DIRECTIVES if rdna else ["\t\t.amdhsa_accum_offset 144"]),
         "\t.end_amdhsa_kernel",
         "\t.text",
