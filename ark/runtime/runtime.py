@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 from ark import planner
 from ark.backend.protocol import Device, Memory
-from ark.errors import BaseError, InvalidUsageError
+from ark.errors import BaseError, GpuError, InvalidUsageError
 from ark.init import backend, device, ranks
 from ark.model import Model
 from ark.plan.serialize import from_json
@@ -207,7 +207,11 @@ class Runtime:
             return
         try:
             if self.loop_mode:
-                self._run.wait_done(self._target)
+                if not self._run.wait_done(self._target):
+                    raise GpuError(
+                        f"the kernel ended after {self._run.iterations_done} of {self._target} "
+                        "iterations; launch again"
+                    )
             else:
                 self._run.wait()
                 self._run = None

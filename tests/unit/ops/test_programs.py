@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import ark
 from ark.backend import registry
 from ark.model import Model, use_model
 from ark.plan import tiling
@@ -58,3 +59,18 @@ def test_any_order_that_a_plan_allows_is_program_order(
         want = wanted[names[name]]
         scale = max(1.0, float(np.abs(want).max()))
         np.testing.assert_allclose(got[name] / scale, want / scale, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("columns", [1024, 4096, 8192, 70000])
+def test_weights_are_streamed_only_in_stages_that_the_ring_holds(columns: int) -> None:
+    """A row that no stage holds is read by a plain product instead."""
+    machine = registry.machine("h100")
+    assert machine.ring_bytes and machine.stage_bytes < 70000 * 4
+    model = Model(0, 1)
+    with use_model(model):
+        x, weight = ark.tensor([1, columns]), ark.parameter([8, columns])
+        ark.matmul(x, weight, transpose_other=True)
+    plan = make_plan(model.graph, machine)
+    verify([plan])
+    fits = columns * 4 <= machine.stage_bytes
+    assert [op.kind for op in plan.ops] == ["linear" if fits else "matmul"]
