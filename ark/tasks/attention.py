@@ -100,7 +100,7 @@ class Attention(TaskKind):
             + text.operand(sig, 4, "po", const=False)
             + f"""  constexpr int G = {group}, D = {width}, CHUNK = {CHUNK};
   const int row = t.coord[0], head = t.coord[1], split = t.coord[2];
-  float* q = reinterpret_cast<float*>(c.scratch);
+  float* q = reinterpret_cast<float*>(ARK_SCRATCH(c));
   float* o = q + G * D;
   float* own = o + G * D;
   float* s = own + 2 * D;
@@ -216,7 +216,7 @@ class AttentionMerge(TaskKind):
             + text.operand(sig, 1, "po", const=False)
             + f"""  constexpr int D = {width}, S = {splits};
   const int row = t.coord[0], head = t.coord[1];
-  float* part = reinterpret_cast<float*>(c.scratch);
+  float* part = reinterpret_cast<float*>(ARK_SCRATCH(c));
   for (int e = ark_tid(); e < S * (D + 2); e += ARK_THREADS)
     part[e] = ark_take(c, pp, {at}, {system(sig, 0)});
   ark_sync();

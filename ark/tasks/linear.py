@@ -93,7 +93,7 @@ class Linear(TaskKind):
             text.operand(sig, 0, "px")
             + text.operand(sig, 2, "po", const=False)
             + f"  constexpr int M = {m}, K = {k}, R = {sig.params['rows']};\n"
-            "  float* xs = reinterpret_cast<float*>(c.scratch);\n"
+            "  float* xs = reinterpret_cast<float*>(ARK_SCRATCH(c));\n"
         )
         if norm:
             # The weights of the norm are there before the input is; its scale waits for the end.

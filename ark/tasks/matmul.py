@@ -73,7 +73,7 @@ class Matmul(TaskKind):
         if machine.lanes * machine.warps == 1 and not sig.params["transpose_b"]:
             # One thread: rows of b are consecutive, so add them up row by row.
             body += (
-                "  float* acc = reinterpret_cast<float*>(c.scratch);\n"
+                "  float* acc = reinterpret_cast<float*>(ARK_SCRATCH(c));\n"
                 "  for (int m = t.coord[2]; m < m1; ++m) {\n"
                 f"    for (int j = 0; j < {columns}; ++j) acc[j] = 0.0f;\n"
                 f"    for (int k = 0; k < {k}; ++k) {{\n"

@@ -156,7 +156,7 @@ class ArgMax(TaskKind):
             f"      const float v = ark_get(p0, {source});\n"
             "      if (v > best || at == 0xffffffffu) "
             "{ best = v; at = static_cast<ark_u32>(k); }\n    }\n"
-            "    ark_best(best, at, reinterpret_cast<float*>(c.scratch));\n"
+            "    ark_best(best, at, reinterpret_cast<float*>(ARK_SCRATCH(c)));\n"
             f"    if (ark_tid() == 0) po[{target}] = static_cast<ark_i32>(at);\n"
             "    ark_sync();\n  }\n"
         )

@@ -153,7 +153,7 @@ class Sample(TaskKind):
                               static_cast<ark_u32>(pp[0]), static_cast<ark_u32>(i));
     if (v > best) {{ best = v; token = static_cast<ark_u32>(i); }}
   }}
-  ark_best(best, token, reinterpret_cast<float*>(c.scratch));
+  ark_best(best, token, reinterpret_cast<float*>(ARK_SCRATCH(c)));
   if (ark_tid() == 0) {{ po[2 * tile] = best; po[2 * tile + 1] = ark_bits_float(token); }}
 """
         )
@@ -180,7 +180,7 @@ class Choose(TaskKind):
         tiles = sig.params["tiles"]
         context = sig.operands[4].shape[0]
         body = "".join(text.operand(sig, i, f"p{i}", const=i not in (2, 4, 5)) for i in range(7))
-        body += f"""  float* red = reinterpret_cast<float*>(c.scratch);
+        body += f"""  float* red = reinterpret_cast<float*>(ARK_SCRATCH(c));
   const float temperature = ark_bits_float(static_cast<ark_u32>(p1[0]));
   const int top_k = p1[1], position = p2[0];
   float best = -ark_inf();
@@ -213,7 +213,7 @@ class Choose(TaskKind):
     for (int i = 0; i < p1[5]; ++i) stop = stop || p6[i] == static_cast<ark_i32>(token);
     p4[next] = static_cast<ark_i32>(token);
     p2[0] = next;
-    if (stop) ark_control(c.p)->limit = c.iteration + 1u;
+    if (stop) ark_control(ARK_PARAMS(c))->limit = c.iteration + 1u;
     ark_store_host(reinterpret_cast<ark_u32*>(p5) + next, token);
   }}
 """
@@ -234,8 +234,9 @@ class Advance(TaskKind):
         body = (
             text.operand(sig, 0, "ps")
             + text.operand(sig, 1, "pp", const=False)
-            + f"  const int next = pp[0] + {sig.params['rows']};\n"
-            "  if (ark_tid() == 0) pp[0] = next < ps[3] ? next : ps[3];\n"
+            + "  if (ark_tid() != 0) return;\n"
+            f"  const int next = pp[0] + {sig.params['rows']};\n"
+            "  pp[0] = next < ps[3] ? next : ps[3];\n"
         )
         return text.function(name, body)
 

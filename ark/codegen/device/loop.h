@@ -28,6 +28,16 @@ struct ArkCtx {
   bool failed;               // a wait inside the body gave up
 };
 
+// A backend may know without looking where shared memory and the parameters are.
+#if !defined(ARK_SCRATCH)
+#define ARK_SCRATCH(ctx) ((ctx).scratch)
+#define ARK_PARAMS(ctx) ((ctx).p)
+#endif
+
+ARK_DEVICE const ArkFetch& ark_fetch(const ArkCtx& c, ark_u32 stage) {
+  return ARK_POINTER(const ArkFetch, reinterpret_cast<ark_u64>(c.fetches))[stage];
+}
+
 ARK_DEVICE ark_u32* ark_words(ark_u64 address) { return ARK_POINTER(ark_u32, address); }
 
 ARK_DEVICE ArkControl* ark_control(const ArkParams* p) {
@@ -38,9 +48,9 @@ ARK_DEVICE ArkHost* ark_host(const ArkParams* p) { return ARK_POINTER(ArkHost, p
 
 // Records the first failure of this launch for the host and raises the abort word for everybody.
 ARK_COLD void ark_fail(ArkCtx& c, ark_u32 why, ark_u32 counter, ark_u32 expected, ark_u32 seen) {
-  ArkControl* control = ark_control(c.p);
+  ArkControl* control = ark_control(ARK_PARAMS(c));
   if (ark_cas(&control->error, 0u, why) == 0u) {
-    ArkHost* host = ark_host(c.p);
+    ArkHost* host = ark_host(ARK_PARAMS(c));
     host->error_task = c.task;
     host->error_op = c.op;
     host->error_counter = counter;
@@ -91,7 +101,7 @@ ARK_DEVICE bool ark_wait(ArkCtx& c, ark_u32* word, ark_u32 want, bool system, ar
   for (;;) {
     const ark_u32 seen = ark_load_acquire(word, system);
     if (static_cast<ark_i32>(seen - want) >= 0) return true;
-    const ArkVerdict verdict = ark_spin(c.p, spin, c.p->budget_ns);
+    const ArkVerdict verdict = ark_spin(ARK_PARAMS(c), spin, ARK_PARAMS(c)->budget_ns);
     if (verdict == ARK_KEEP) continue;
     if (verdict == ARK_TIMEOUT) ark_fail(c, why, counter, want, seen);
     return false;
@@ -109,7 +119,7 @@ ARK_COLD float ark_packet(ArkCtx& c, const ark_u64* packet, bool system) {
   while (!c.failed) {
     const ark_u64 seen = ark_packet_load(packet, system);
     if (ark_packet_here(c, seen)) return ark_bits_float(static_cast<ark_u32>(seen));
-    const ArkVerdict verdict = ark_spin(c.p, spin, c.p->budget_ns);
+    const ArkVerdict verdict = ark_spin(ARK_PARAMS(c), spin, ARK_PARAMS(c)->budget_ns);
     if (verdict == ARK_KEEP) continue;
     if (verdict == ARK_TIMEOUT) {
       ark_fail(c, 2u, 0u, c.iteration + 1u, static_cast<ark_u32>(seen >> 32));
@@ -162,10 +172,10 @@ ARK_DEVICE void ark_edges_ahead(ArkLoop& loop, const ArkParams* p, ark_u32 i) {
   const ark_u32 fit = count < ARK_SLOT_EDGES ? count : ARK_SLOT_EDGES;
   ark_copy_words(loop.edges[i % ARK_SLOTS], edges, fit * (sizeof(ArkEdge) / 8u));
 }
-ARK_DEVICE const ArkEdge& ark_edge(const ArkLoop& loop, ark_u32 i, ark_u32 edge) {
+ARK_DEVICE ArkEdge ark_edge(const ArkLoop& loop, ark_u32 i, ark_u32 edge) {
   const ark_u32 at = edge - loop.tasks[i % ARK_SLOTS].wait_begin;
   if (at < ARK_SLOT_EDGES) return loop.edges[i % ARK_SLOTS][at];
-  return ARK_POINTER(const ArkEdge, loop.ctx.p->edges)[edge];
+  return ARK_POINTER(const ArkEdge, ARK_PARAMS(loop.ctx)->edges)[edge];
 }
 
 // All waits of task i, one thread each.
@@ -175,7 +185,7 @@ ARK_DEVICE bool ark_wait_task(ArkLoop& loop, ark_u32 i) {
   if (task.wait_begin == task.wait_end) return true;
   bool ok = true;
   for (ark_u32 w = task.wait_begin + ark_tid(); w < task.wait_end; w += ARK_THREADS) {
-    const ArkEdge& e = ark_edge(loop, i, w);
+    const ArkEdge e = ark_edge(loop, i, w);
     const ark_u32 want = e.step * c.phase_iteration + e.value;
     ok = ok && ark_wait(c, ark_words(e.address), want, (e.flags & 1u) != 0u, 1u, e.counter);
   }
@@ -185,9 +195,9 @@ ARK_DEVICE bool ark_wait_task(ArkLoop& loop, ark_u32 i) {
 ARK_DEVICE void ark_signal_task(ArkLoop& loop, ark_u32 i, ark_u32 iteration) {
   const ArkTask& task = loop.tasks[i % ARK_SLOTS];
   for (ark_u32 s = task.signal_begin + ark_tid(); s < task.signal_end; s += ARK_THREADS) {
-    const ArkEdge& e = ark_edge(loop, i, s);
+    const ArkEdge e = ark_edge(loop, i, s);
     // The host learns of an iteration's end before the gate lets the next one begin.
-    if ((e.flags & 2u) != 0u) ark_store_host(&ark_host(loop.ctx.p)->done, iteration + 1u);
+    if ((e.flags & 2u) != 0u) ark_store_host(&ark_host(ARK_PARAMS(loop.ctx))->done, iteration + 1u);
     ark_add_release(ark_words(e.address), e.value, (e.flags & 1u) != 0u);
   }
 }
@@ -195,12 +205,12 @@ ARK_DEVICE void ark_signal_task(ArkLoop& loop, ark_u32 i, ark_u32 iteration) {
 // Leader only: may this processor begin the iteration? The gate opens when all of the iteration
 // before it is done on every rank; in persistent mode processor 0 also asks the host.
 ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration) {
-  ArkControl* control = ark_control(c.p);
-  const bool system = c.p->world > 1u;
-  const ark_u32 want = iteration * c.p->world;
-  if (!ark_wait(c, ark_words(c.p->gate), want, system, 4u, 0u)) return false;
-  if (c.p->persistent && c.processor == 0u) {
-    ArkHost* host = ark_host(c.p);
+  ArkControl* control = ark_control(ARK_PARAMS(c));
+  const bool system = ARK_PARAMS(c)->world > 1u;
+  const ark_u32 want = iteration * ARK_PARAMS(c)->world;
+  if (!ark_wait(c, ark_words(ARK_PARAMS(c)->gate), want, system, 4u, 0u)) return false;
+  if (ARK_PARAMS(c)->persistent && c.processor == 0u) {
+    ArkHost* host = ark_host(ARK_PARAMS(c));
     ArkSpin spin{0u, 0u};
     for (;;) {
       const ark_u32 target = ark_load_host(&host->target);
@@ -209,7 +219,7 @@ ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration) {
         break;
       }
       const bool quit = ark_load_host(&host->quit) != 0u;
-      if (quit || ark_spin(c.p, spin, c.p->idle_ns) != ARK_KEEP) {
+      if (quit || ark_spin(ARK_PARAMS(c), spin, ARK_PARAMS(c)->idle_ns) != ARK_KEEP) {
         ark_add_release(&control->go, 0x40000000u, false);
         ark_store_host(&host->quit, 1u);
         return false;
@@ -217,14 +227,15 @@ ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration) {
     }
     return true;
   }
-  if (c.p->persistent) {
+  if (ARK_PARAMS(c)->persistent) {
     // The host may be silent for long: this wait ends when processor 0 releases or gives up.
     ArkSpin spin{0u, 0u};
     for (;;) {
       const ark_u32 go = ark_load_acquire(&control->go, false);
       if (go >= 0x40000000u) return false;
       if (go > iteration) return true;
-      if (ark_spin(c.p, spin, c.p->idle_ns + c.p->budget_ns) != ARK_KEEP) return false;
+      const ark_u64 patience = ARK_PARAMS(c)->idle_ns + ARK_PARAMS(c)->budget_ns;
+      if (ark_spin(ARK_PARAMS(c), spin, patience) != ARK_KEEP) return false;
     }
   }
   return iteration < ark_load_acquire(&control->limit, false);
@@ -291,8 +302,12 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
         record->begin = begin;
         record->end = ark_time_ns();
       }
+      if (p->trace) ark_sync();
     }
     stage_base += range.fetch_end - range.fetch_begin;
     if (stage_base >= ARK_STAGE_PERIOD) stage_base -= ARK_STAGE_PERIOD;
+    // A loop must not end in the leader's work alone: a compiler may join it to the next round's,
+    // past the barrier in which the leader's own warp then waits for it.
+    ark_sync();
   }
 }

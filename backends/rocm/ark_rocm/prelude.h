@@ -28,6 +28,15 @@ template <typename T>
 ARK_DEVICE ark_global<T>* ark_to_global(T* p) { return (ark_global<T>*)p; }
 #define ARK_POINTER(type, address) ((type*)(ark_global<type>*)(address))
 
+// Known without reading the context, so that the compiler sees shared memory as such.
+extern __attribute__((device, shared, aligned(16))) char ark_lds[];
+#define ARK_SCRATCH(ctx) (ark_lds + ARK_LOOP_BYTES)
+#define ARK_PARAMS(ctx) (static_cast<const ArkParams*>(ark_kernel_params()))
+
+ARK_DEVICE const void* ark_kernel_params() {
+  return (const void*)__builtin_amdgcn_kernarg_segment_ptr();
+}
+
 constexpr int ARK_THREADS = ARK_LANES * ARK_WARPS;
 #if defined(__GFX9__)
 static_assert(ARK_LANES == 64, "CDNA waves have 64 lanes");

@@ -1,21 +1,22 @@
-"""Matmul tiles on AMD's matrix units: fp16 and bf16, any transposes, batches and odd edges.
+"""Matmul tiles on AMD's matrix units: any transposes, batches and odd edges.
 
-Serves tiles of more than eight rows on machines with the capability mfma or wmma; the common body
-does the rest. Called by the writer through the dialect; matrix.h has the device side.
+Serves fp16 and bf16, and fp32 times bf16 (activations times weights: a float is the exact sum of
+three bf16), in tiles of more than eight rows, on machines with the capability mfma or wmma; the
+common body does the rest. Called by the writer through the dialect; matrix.h has the device side.
 """
 
 from __future__ import annotations
 
+from ark.codegen.layout import LOOP_BYTES
 from ark.plan.machine import Machine
 from ark.tasks import text
 from ark.tasks.kind import Signature
 from ark.tasks.matmul import dims
 
-_INPUTS = ("bf16", "fp16")
+_PARTS = {("bf16", "bf16"): 1, ("fp16", "fp16"): 1, ("fp32", "bf16"): 3}  # of the left side
 _OUTPUTS = ("fp32", "bf16", "fp16")
 _MIN_ROWS = 9  # below, a row at a time on the vector units reads the weights as fast
-_STEP_K = 32  # ARK_STEP_K and ARK_PITCH of matrix.h
-_PITCH = 40
+_PITCH = 40  # ARK_PITCH of matrix.h
 
 
 def serves(sig: Signature, machine: Machine) -> bool:
@@ -24,16 +25,15 @@ def serves(sig: Signature, machine: Machine) -> bool:
         return False
     a, b, out = sig.operands
     plain = not (a.packet or b.packet or out.packet)
-    kinds = a.dtype == b.dtype and a.dtype in _INPUTS and out.dtype in _OUTPUTS
-    return plain and kinds and sig.params["tile"][0] >= _MIN_ROWS
+    kinds = (a.dtype, b.dtype) in _PARTS and out.dtype in _OUTPUTS
+    if not (plain and kinds and sig.params["tile"][0] >= _MIN_ROWS):
+        return False
+    return LOOP_BYTES + _step_bytes(sig) <= machine.shared_bytes
 
 
 def scratch(sig: Signature, machine: Machine) -> int:
-    """Two steps of both sides, in bytes."""
-    if not serves(sig, machine):
-        return 0
-    rows, columns = _padded(sig)
-    return 2 * 2 * (rows + columns) * _PITCH
+    """The steps of both sides that are held at once, in bytes."""
+    return _buffers(sig, machine) * _step_bytes(sig) if serves(sig, machine) else 0
 
 
 def write(name: str, sig: Signature, machine: Machine) -> str | None:
@@ -47,7 +47,7 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
     b_k, b_row = _strides(sig, 1, bool(sig.params["transpose_b"]))
     o_row, o_column = _strides(sig, 2, False)
     tile_m, tile_n = sig.params["tile"]
-    ctype = sig.operands[0].ctype
+    left, right = sig.operands[0].ctype, sig.operands[1].ctype
     starts = [text.offset(sig, i, ["i0", "i1", "0", "0"]) for i in range(3)]
     along_a, along_b = _along_k(a_row, a_k), _along_k(b_row, b_k)
     body = (
@@ -58,12 +58,13 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
         "  const ark_i64 m0 = t.coord[2], n0 = t.coord[3];\n"
         f"  const int rows = m0 + {tile_m} < {m} ? {tile_m} : static_cast<int>({m} - m0);\n"
         f"  const int columns = n0 + {tile_n} < {n} ? {tile_n} : static_cast<int>({n} - n0);\n"
-        f"  const ArkSide<{ctype}> a{{pa + {starts[0]} + m0 * {a_row}, {a_row}, {a_k}, rows, "
+        f"  const ArkSide<{left}> a{{pa + {starts[0]} + m0 * {a_row}, {a_row}, {a_k}, rows, "
         f"{k}}};\n"
-        f"  const ArkSide<{ctype}> b{{pb + {starts[1]} + n0 * {b_row}, {b_row}, {b_k}, columns, "
+        f"  const ArkSide<{right}> b{{pb + {starts[1]} + n0 * {b_row}, {b_row}, {b_k}, columns, "
         f"{k}}};\n"
-        f"  ark_matrix_tile<{rows}, {columns}, {waves_m}, {waves_n}, {along_a}, {along_b}>(\n"
-        f"      c.scratch, a, b, po + {starts[2]} + m0 * {o_row} + n0 * {o_column}, {o_row}, "
+        f"  ark_matrix_tile<{rows}, {columns}, {waves_m}, {waves_n}, {_buffers(sig, machine)}, "
+        f"{along_a}, {along_b}>(\n"
+        f"      ARK_SCRATCH(c), a, b, po + {starts[2]} + m0 * {o_row} + n0 * {o_column}, {o_row}, "
         f"{o_column});\n"
     )
     return text.function(name, body)
@@ -72,6 +73,17 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
 def _padded(sig: Signature) -> tuple[int, int]:
     rows, columns = sig.params["tile"]
     return -(-rows // 16) * 16, -(-columns // 16) * 16
+
+
+def _step_bytes(sig: Signature) -> int:
+    rows, columns = _padded(sig)
+    parts = _PARTS[sig.operands[0].dtype, sig.operands[1].dtype]
+    return 2 * (parts * rows + columns) * _PITCH
+
+
+def _buffers(sig: Signature, machine: Machine) -> int:
+    """Two if shared memory has room, else one."""
+    return 2 if LOOP_BYTES + 2 * _step_bytes(sig) <= machine.shared_bytes else 1
 
 
 def _strides(sig: Signature, index: int, transposed: bool) -> tuple[int, int]:

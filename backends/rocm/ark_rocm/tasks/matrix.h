@@ -67,6 +67,38 @@ constexpr int ARK_STEP_K = 32;
 constexpr int ARK_PITCH = ARK_STEP_K + ARK_PIECE;  // padded, so that rows fall on different banks
 
 typedef ark_u16 ark_u16x8 __attribute__((ext_vector_type(8)));
+typedef float ark_f32x8 __attribute__((ext_vector_type(8), aligned(16)));
+
+// What a piece is in registers, and in how many 16-bit parts it lies in shared memory. A float is
+// the exact sum of three bf16, so that its products with bf16 keep fp32's precision.
+template <typename T>
+struct ArkElements {
+  typedef ark_u16 element;
+  typedef ark_u16x8 piece;
+  static constexpr int PARTS = 1;
+};
+template <>
+struct ArkElements<float> {
+  typedef float element;
+  typedef ark_f32x8 piece;
+  static constexpr int PARTS = 3;
+};
+
+ARK_DEVICE void ark_split(const ark_u16x8& piece, ark_u16x8* parts) { parts[0] = piece; }
+ARK_DEVICE void ark_split(const ark_f32x8& piece, ark_u16x8* parts) {
+#pragma unroll
+  for (int e = 0; e < ARK_PIECE; ++e) {
+    float rest = piece[e];
+#pragma unroll
+    for (int part = 0; part < 3; ++part) {
+      const ark_u32 bits = ark_float_bits(rest);
+      parts[part][e] = static_cast<ark_u16>(bits >> 16);
+      // Infinities and NaNs have no rest.
+      const bool finite = (bits & 0x7f800000u) != 0x7f800000u;
+      rest = finite ? rest - ark_bits_float(bits & 0xffff0000u) : 0.0f;
+    }
+  }
+}
 
 // One side of a product: element (row, k) at p[row * row_stride + k * k_stride].
 template <typename T>
@@ -79,15 +111,17 @@ struct ArkSide {
 };
 
 template <bool ALONG_K, typename T>
-ARK_DEVICE ark_u16x8 ark_fetch_piece(const ArkSide<T>& side, int row, int k) {
+ARK_DEVICE typename ArkElements<T>::piece ark_fetch_piece(const ArkSide<T>& side, int row, int k) {
+  typedef typename ArkElements<T>::element element;
+  typedef typename ArkElements<T>::piece whole;
   const auto* from =
-      (const ark_global<ark_u16>*)(side.p + row * side.row_stride + k * side.k_stride);
+      (const ark_global<element>*)(side.p + row * side.row_stride + k * side.k_stride);
   const int left = ALONG_K ? (row < side.rows ? side.k - k : 0) : (k < side.k ? side.rows - row : 0);
   const ark_i64 stride = ALONG_K ? side.k_stride : side.row_stride;
   if (left >= ARK_PIECE && stride == 1 && (reinterpret_cast<ark_u64>(from) & 15u) == 0u) {
-    return *(const ark_global<ark_u16x8>*)from;
+    return *(const ark_global<whole>*)from;
   }
-  ark_u16x8 piece = 0;
+  whole piece = 0;
 #pragma unroll
   for (int i = 0; i < ARK_PIECE; ++i) {
     if (i < left) piece[i] = from[i * stride];
@@ -100,7 +134,8 @@ template <int ROWS, bool ALONG_K, typename T>
 struct ArkStep {
   static constexpr int TOTAL = ROWS * ARK_STEP_K / ARK_PIECE;
   static constexpr int MINE = (TOTAL + ARK_THREADS - 1) / ARK_THREADS;
-  ark_u16x8 pieces[MINE];
+  static constexpr int PARTS = ArkElements<T>::PARTS;
+  typename ArkElements<T>::piece pieces[MINE];
 
   ARK_METHOD void fetch(const ArkSide<T>& side, int k0, int tid) {
 #pragma unroll
@@ -116,12 +151,17 @@ struct ArkStep {
     for (int i = 0; i < MINE; ++i) {
       const int piece = tid + i * ARK_THREADS;
       if (piece >= TOTAL) continue;
+      ark_u16x8 parts[PARTS];
+      ark_split(pieces[i], parts);
       ark_u16* to = tile + row_of(piece) * ARK_PITCH + k_of(piece);
-      if (ALONG_K) {
-        *reinterpret_cast<ark_u16x8*>(to) = pieces[i];
-      } else {
 #pragma unroll
-        for (int e = 0; e < ARK_PIECE; ++e) to[e * ARK_PITCH] = pieces[i][e];
+      for (int part = 0; part < PARTS; ++part, to += ROWS * ARK_PITCH) {
+        if (ALONG_K) {
+          *reinterpret_cast<ark_u16x8*>(to) = parts[part];
+        } else {
+#pragma unroll
+          for (int e = 0; e < ARK_PIECE; ++e) to[e * ARK_PITCH] = parts[part][e];
+        }
       }
     }
   }
@@ -134,16 +174,17 @@ struct ArkStep {
 };
 
 // One TM x TN tile of a product: out(row, column) at out[row * out_row + column * out_column]. The
-// waves stand WAVES_M by WAVES_N; `shared` holds two steps of both sides, so that the next one
-// arrives while this one is multiplied.
-template <int TM, int TN, int WAVES_M, int WAVES_N, bool A_ALONG_K, bool B_ALONG_K, typename T,
-          typename O>
-ARK_DEVICE void ark_matrix_tile(char* shared, const ArkSide<T>& a, const ArkSide<T>& b, O* out,
+// waves stand WAVES_M by WAVES_N; `shared` holds BUFFERS steps of both sides: with two, the next is
+// placed while slow waves still multiply this one.
+template <int TM, int TN, int WAVES_M, int WAVES_N, int BUFFERS, bool A_ALONG_K, bool B_ALONG_K,
+          typename A, typename B, typename O>
+ARK_DEVICE void ark_matrix_tile(char* shared, const ArkSide<A>& a, const ArkSide<B>& b, O* out,
                                 ark_i64 out_row, ark_i64 out_column) {
   static_assert(WAVES_M * WAVES_N == ARK_WARPS, "every wave has its place");
   constexpr int BLOCKS_M = (TM / 16 + WAVES_M - 1) / WAVES_M;
   constexpr int BLOCKS_N = (TN / 16 + WAVES_N - 1) / WAVES_N;
-  constexpr int STEP = (TM + TN) * ARK_PITCH;
+  constexpr int PARTS = ArkElements<A>::PARTS;
+  constexpr int STEP = (PARTS * TM + TN) * ARK_PITCH;
   ark_u16* tiles = reinterpret_cast<ark_u16*>(shared);
   const int tid = ark_tid();
   const int wave_m = ark_warp() % WAVES_M, wave_n = ark_warp() / WAVES_M;
@@ -154,15 +195,15 @@ ARK_DEVICE void ark_matrix_tile(char* shared, const ArkSide<T>& a, const ArkSide
 #pragma unroll
     for (int j = 0; j < BLOCKS_N; ++j) sums[i][j] = 0.0f;
   }
-  ArkStep<TM, A_ALONG_K, T> step_a;
-  ArkStep<TN, B_ALONG_K, T> step_b;
+  ArkStep<TM, A_ALONG_K, A> step_a;
+  ArkStep<TN, B_ALONG_K, B> step_b;
   step_a.fetch(a, 0, tid);
   step_b.fetch(b, 0, tid);
   const int steps = (a.k + ARK_STEP_K - 1) / ARK_STEP_K;
 #pragma unroll 1
   for (int s = 0; s < steps; ++s) {
-    ark_u16* tile_a = tiles + s % 2 * STEP;
-    ark_u16* tile_b = tile_a + TM * ARK_PITCH;
+    ark_u16* tile_a = tiles + s % BUFFERS * STEP;
+    ark_u16* tile_b = tile_a + PARTS * TM * ARK_PITCH;
     step_a.place(tile_a, tid);
     step_b.place(tile_b, tid);
     ark_sync();
@@ -182,11 +223,17 @@ ARK_DEVICE void ark_matrix_tile(char* shared, const ArkSide<T>& a, const ArkSide
       for (int i = 0; i < BLOCKS_M; ++i) {
         const int row = (wave_m + i * WAVES_M) * 16;
         if (row >= TM) continue;
-        const ark_part part = ark_load_part(tile_a + row * ARK_PITCH + at + k);
 #pragma unroll
-        for (int j = 0; j < BLOCKS_N; ++j) sums[i][j] = ark_multiply(a.p, part, parts[j], sums[i][j]);
+        for (int part = 0; part < PARTS; ++part) {
+          const ark_part left = ark_load_part(tile_a + (part * TM + row) * ARK_PITCH + at + k);
+#pragma unroll
+          for (int j = 0; j < BLOCKS_N; ++j) {
+            sums[i][j] = ark_multiply(b.p, left, parts[j], sums[i][j]);
+          }
+        }
       }
     }
+    if (BUFFERS == 1) ark_sync();
   }
   const int column0 = ark_lane() % 16;
 #pragma unroll
