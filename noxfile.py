@@ -37,6 +37,15 @@ def tests(session: nox.Session) -> None:
     session.run("pytest", *session.posargs)
 
 
+@nox.session
+def emulator_sweep(session: nox.Session) -> None:
+    """The kernel suite on every emulated architecture, at -O0 and -O3, with ten seeds."""
+    session.install("-e", ".[dev]")
+    suite = "tests/backend/rocm_emulator/"
+    files = [f"{suite}test_kernels.py", f"{suite}test_defects.py", f"{suite}test_random_kernels.py"]
+    session.run("pytest", "-q", *files, *session.posargs, env={"ARK_EMULATOR_SWEEP": "1"})
+
+
 def _row_session(row: dict) -> None:
     def run(session: nox.Session) -> None:
         session.install("-e", ".[dev]")

@@ -1,0 +1,172 @@
+"""Build the emulator's C++ on first use: the HIP stand-in and the Python module ask for it here.
+
+Every source becomes an object named by the hash of all that it was made from, so that a changed
+file rebuilds alone and two processes never see a half-written library. The compiler is `CXX`, else
+the system's, else the one in the `ziglang` wheel. Results lie under `ARK_CACHE_DIR` (default: the
+user's cache folder, in `ark/rocm_emulator`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+
+from ark.errors import SystemError
+
+PACKAGE = Path(__file__).parent
+# No contraction (a * b + c rounds twice) and no assumptions about aliasing: both are semantics.
+FLAGS = (
+    "-std=c++20",
+    "-O3",
+    "-march=native",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fno-strict-aliasing",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wextra",
+)
+
+
+def cache_folder() -> Path:
+    """Where built libraries are kept between runs."""
+    named = os.environ.get("ARK_CACHE_DIR")
+    if named:
+        return Path(named) / "rocm_emulator"
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "ark" / "rocm_emulator"
+
+
+@lru_cache(maxsize=1)
+def compiler() -> tuple[str, ...]:
+    """The words that start a C++20 compiler.
+
+    Raises:
+        SystemError: there is none.
+    """
+    named = os.environ.get("CXX")
+    if named:
+        return tuple(shlex.split(named))
+    for name in ("c++", "g++", "clang++"):
+        found = shutil.which(name)
+        if found:
+            return (found,)
+    try:
+        import ziglang
+    except ImportError:
+        raise SystemError(
+            "No C++ compiler was found to build the ROCm emulator. Expected CXX, c++, g++ or "
+            "clang++ on PATH, or the `ziglang` wheel: pip install 'ark-gpu[emulator]'."
+        ) from None
+    return (str(Path(ziglang.__file__).parent / "zig"), "c++")
+
+
+@lru_cache(maxsize=1)
+def _compiler_identity() -> str:
+    done = subprocess.run([*compiler(), "--version"], capture_output=True, text=True, check=False)
+    return " ".join(compiler()) + done.stdout + _processor()
+
+
+def _processor() -> str:
+    """What `-march=native` depends on, so that a cache shared by machines serves each."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() + platform.machine()
+    wanted = ("flags", "Features", "model name")
+    return platform.machine() + "".join(sorted({x for x in lines if x.startswith(wanted)}))
+
+
+def _run(command: Sequence[str], what: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemError(
+            f"Building the ROCm emulator failed at {what} (exit code {done.returncode}). "
+            f"Expected a compiler for C++20; set CXX to choose another.\n{done.stderr.strip()}"
+        )
+
+
+def _place(command: Sequence[str], target: Path, what: str) -> Path:
+    """Run `command` with an output path appended; move the output to `target` in one step."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".making-") as folder:
+        made = Path(folder) / target.name
+        _run([*command, "-o", str(made)], what)
+        os.replace(made, target)
+    return target
+
+
+def shared_library(
+    file_name: str,
+    sources: Sequence[Path],
+    includes: Sequence[Path] = (),
+    extra: Sequence[str] = (),
+) -> Path:
+    """Compile `sources` into the shared library `file_name`, or find it built already.
+
+    Args:
+        file_name: the library's file name, which is its soname too.
+        sources: C++ files of this package.
+        includes: further include folders (the core's own is always there).
+        extra: further flags, for compiling and linking.
+
+    Returns:
+        The library's path, in a folder `lib` of its own.
+
+    Raises:
+        SystemError: there is no compiler, or it refused.
+    """
+    core = PACKAGE / "core"
+    shared = set(core_sources())  # the same objects serve every library
+
+    def compiled(source: Path) -> Path:
+        folders = (core,) if source in shared else (core, *includes)
+        flags = [*FLAGS, *extra, *(f"-I{folder}" for folder in folders)]
+        headers = sorted({*core.glob("*.h"), *source.parent.glob("*.h")})
+        name = hashlib.sha256(_compiler_identity().encode())
+        for word in flags:
+            name.update(word.encode() + b"\0")
+        for file in (*headers, source):
+            name.update(file.read_bytes())
+        target = cache_folder() / "objects" / f"{source.stem}-{name.hexdigest()[:24]}.o"
+        if not target.exists():
+            _place([*compiler(), *flags, "-c", str(source)], target, source.name)
+        return target
+
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        objects = list(pool.map(compiled, sorted(sources)))
+    digest = hashlib.sha256("\n".join([file_name, *map(str, objects)]).encode()).hexdigest()[:24]
+    library = cache_folder() / digest / "lib" / file_name
+    if not library.exists():
+        link = [*compiler(), "-shared", f"-Wl,-soname,{file_name}", *extra, *map(str, objects)]
+        _place([*link, "-pthread"], library, f"linking {file_name}")
+    return library
+
+
+def alias(library: Path, file_name: str) -> Path:
+    """Beside `library`, one called `file_name` that has nothing of its own and needs `library`.
+
+    A program that opens it by that name finds every symbol of `library`.
+    """
+    target = library.with_name(file_name)
+    if not target.exists():
+        needs = ["-Wl,--no-as-needed", str(library), "-Wl,-rpath,$ORIGIN"]
+        command = [*compiler(), "-shared", "-fPIC", "-x", "c++", os.devnull, "-x", "none", *needs]
+        _place([*command, f"-Wl,-soname,{file_name}"], target, f"linking {file_name}")
+    return target
+
+
+def core_sources() -> list[Path]:
+    """The emulator core without its Python module."""
+    return [p for p in sorted((PACKAGE / "core").glob("*.cpp")) if p.name != "module.cpp"]

@@ -1,0 +1,139 @@
+"""Compile HIP to an AMD code object with nothing but clang: the stand-in's hiprtc and the tests
+call it.
+
+Three steps (HIP to assembly text, assembly to an object, the object to a shared one), because the
+clang inside the `ziglang` wheel cannot start its own linker. `ARK_ROCM_CLANG` and `ARK_ROCM_LLD`
+name another clang and ld.lld.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from ark.errors import BaseError, SystemError
+
+TARGETS = ("gfx90a", "gfx942", "gfx950", "gfx1100")
+PRELUDE = Path(__file__).parent / "hip" / "hiprtc_builtins.h"
+_OBJECT_VERSION = "-mcode-object-version=5"
+_HIP_FLAGS = (
+    "-x",
+    "hip",
+    "-nogpuinc",
+    "-nogpulib",
+    "--offload-device-only",
+    "--no-gpu-bundle-output",
+    "-fms-extensions",
+    "-Wno-unused-command-line-argument",
+    _OBJECT_VERSION,
+)
+
+
+class CompileError(BaseError):
+    """clang, its assembler or its linker refused a program; the message holds what it said."""
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """How to start clang and ld.lld: the words in front of their arguments."""
+
+    clang: tuple[str, ...]
+    lld: tuple[str, ...]
+
+
+@lru_cache(maxsize=1)
+def toolchain() -> Toolchain:
+    """The clang and ld.lld to use: those the environment names, else those of the `ziglang` wheel.
+
+    Raises:
+        SystemError: neither is there.
+    """
+    clang, lld = os.environ.get("ARK_ROCM_CLANG"), os.environ.get("ARK_ROCM_LLD")
+    if clang and lld:
+        return Toolchain((clang,), (lld,))
+    try:
+        import ziglang
+    except ImportError:
+        raise SystemError(
+            "No clang for AMD targets was found. Expected the `ziglang` wheel, or both "
+            "ARK_ROCM_CLANG and ARK_ROCM_LLD naming programs. Install it: "
+            "pip install 'ark-gpu[emulator]'."
+        ) from None
+    zig = str(Path(ziglang.__file__).parent / "zig")
+    return Toolchain((zig, "clang"), (zig, "ld.lld"))
+
+
+def _run(command: Sequence[str], what: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise CompileError(f"{what} failed (exit code {done.returncode}):\n{done.stderr.strip()}")
+    return done.stderr
+
+
+def to_assembly(
+    source: str,
+    arch: str,
+    options: Sequence[str] = ("-O3",),
+    prelude: bool = True,
+    headers: Sequence[tuple[str, str]] = (),
+) -> tuple[str, str]:
+    """Compile HIP source text to AMD assembly text.
+
+    Args:
+        source: HIP C++, device code only.
+        arch: a target such as "gfx942"; features ("gfx942:sramecc+") are passed on.
+        options: further options for clang, the optimisation level among them.
+        prelude: include the package's header-free HIP builtins first.
+        headers: (name, text) of files that the source may include.
+
+    Returns:
+        The assembly text, and what clang said (warnings).
+
+    Raises:
+        CompileError: clang refused the source; the message holds its diagnostics.
+    """
+    with tempfile.TemporaryDirectory(prefix="ark-hip-") as folder:
+        program, text = Path(folder, "kernel.hip"), Path(folder, "kernel.s")
+        program.write_text(source)
+        for name, content in headers:
+            header = Path(folder, name)
+            header.parent.mkdir(parents=True, exist_ok=True)
+            header.write_text(content)
+        files = (f"-I{folder}", "-S", str(program), "-o", str(text))
+        first = ("-include", str(PRELUDE)) if prelude else ()
+        said = _run(
+            [*toolchain().clang, *_HIP_FLAGS, f"--offload-arch={arch}", *first, *options, *files],
+            f"compiling HIP for {arch}",
+        )
+        return text.read_text(), said
+
+
+def assemble(assembly: str, arch: str) -> bytes:
+    """Assemble and link AMD assembly text into a code object (.hsaco).
+
+    Raises:
+        CompileError: the assembler or the linker refused it.
+    """
+    with tempfile.TemporaryDirectory(prefix="ark-hip-") as folder:
+        text, part, whole = (Path(folder, f"kernel.{end}") for end in ("s", "o", "hsaco"))
+        text.write_text(assembly)
+        target = ["-x", "assembler", "-target", "amdgcn-amd-amdhsa", f"-mcpu={arch}"]
+        _run(
+            [*toolchain().clang, *target, _OBJECT_VERSION, "-c", str(text), "-o", str(part)],
+            f"assembling for {arch}",
+        )
+        _run([*toolchain().lld, "-shared", str(part), "-o", str(whole)], f"linking for {arch}")
+        return whole.read_bytes()
+
+
+def compile_hip(
+    source: str, arch: str, options: Sequence[str] = ("-O3",), prelude: bool = True
+) -> bytes:
+    """Compile HIP source text to a code object (.hsaco); arguments and errors as `to_assembly`."""
+    assembly, _ = to_assembly(source, arch, options, prelude)
+    return assemble(assembly, arch)

@@ -1,0 +1,338 @@
+#include "access.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "checks.h"
+#include "decode.h"
+#include "floats.h"
+#include "grid.h"
+#include "half.h"
+#include "memory.h"
+
+namespace ark_emu {
+namespace {
+
+[[noreturn]] void out_of_bounds(const Wave& w, const Inst& i, int lane, uint64_t address, int bytes) {
+  throw Fault{ErrorKind::OutOfBounds,
+              *i.name + " touches " + std::to_string(bytes) + " bytes that device " +
+                  std::to_string(w.grid->device) + " may not access: " +
+                  describe_address(w.grid->view, address),
+              lane, address};
+}
+
+// Every active lane's bytes lie in one region; the common case is one region for all.
+const RegionEntry* check_global_range(Wave& w, const Inst& i, const Addresses& a, int bytes) {
+  uint64_t low = ~0ull, high = 0;
+  if (a.active == w.full) {
+    for (int l = 0; l < w.lanes; l++) {
+      low = std::min(low, a.at[l]);
+      high = std::max(high, a.at[l]);
+    }
+  } else {
+    for (uint64_t rest = a.active; rest != 0; rest &= rest - 1) {
+      const uint64_t address = a.at[std::countr_zero(rest)];
+      low = std::min(low, address);
+      high = std::max(high, address);
+    }
+  }
+  const auto size = static_cast<uint64_t>(bytes);
+  const RegionEntry* all = w.grid->view.find(low, high - low + size);
+  if (all != nullptr) return all;
+  for (uint64_t rest = a.active; rest != 0; rest &= rest - 1) {
+    const int lane = std::countr_zero(rest);
+    if (w.grid->view.find(a.at[lane], size) == nullptr) {
+      out_of_bounds(w, i, lane, a.at[lane], bytes);
+    }
+  }
+  return nullptr;   // several regions
+}
+
+void check_lds_range(Wave& w, const Inst& i, const Addresses& a, int bytes) {
+  const uint64_t size = w.group->lds.size();
+  for (uint64_t rest = a.active; rest != 0; rest &= rest - 1) {
+    const int lane = std::countr_zero(rest);
+    if (a.at[lane] + static_cast<uint64_t>(bytes) <= size) continue;
+    throw Fault{ErrorKind::LdsRange,
+                *i.name + " touches LDS bytes " + std::to_string(a.at[lane]) + " to " +
+                    std::to_string(a.at[lane] + static_cast<uint64_t>(bytes)) +
+                    ", the workgroup has " + std::to_string(size),
+                lane, a.at[lane]};
+  }
+}
+
+// The byte of private memory: dwords of the lanes lie side by side.
+uint8_t* scratch_byte(Wave& w, const Inst& i, int lane, uint64_t offset) {
+  const auto lanes = static_cast<uint64_t>(w.lanes);
+  const uint64_t at = offset / 4 * 4 * lanes + static_cast<uint64_t>(lane) * 4 + offset % 4;
+  if (offset >= w.scratch_size / lanes) {
+    throw Fault{ErrorKind::OutOfBounds,
+                *i.name + " touches private memory at offset " + std::to_string(offset) +
+                    ", each lane has " + std::to_string(w.scratch_size / lanes) + " bytes",
+                lane, offset};
+  }
+  return w.scratch + at;
+}
+
+void load_scratch(Wave& w, const Inst& i, const Addresses& a, int bytes, uint32_t* rows) {
+  for (uint64_t rest = a.active; rest != 0; rest &= rest - 1) {
+    const int l = std::countr_zero(rest);
+    uint8_t buffer[16] = {};
+    for (int b = 0; b < bytes; b++) {
+      buffer[b] = *scratch_byte(w, i, l, a.at[l] + static_cast<uint64_t>(b));
+    }
+    for (int d = 0; d * 4 < bytes; d++) std::memcpy(&rows[d * kLanes + l], buffer + 4 * d, 4);
+  }
+}
+
+void store_scratch(Wave& w, const Inst& i, const Addresses& a, int bytes, const uint32_t* rows) {
+  for (uint64_t rest = a.active; rest != 0; rest &= rest - 1) {
+    const int l = std::countr_zero(rest);
+    uint8_t buffer[16];
+    for (int d = 0; d * 4 < bytes; d++) std::memcpy(buffer + 4 * d, &rows[d * kLanes + l], 4);
+    for (int b = 0; b < bytes; b++) {
+      *scratch_byte(w, i, l, a.at[l] + static_cast<uint64_t>(b)) = buffer[b];
+    }
+  }
+}
+
+// A dword, one access where it is aligned, so that no other thread sees half of it.
+uint32_t read_dword(const uint8_t* from) {
+  if ((reinterpret_cast<uintptr_t>(from) & 3) == 0) {
+    return __atomic_load_n(reinterpret_cast<const uint32_t*>(from), __ATOMIC_RELAXED);
+  }
+  uint32_t value;
+  std::memcpy(&value, from, 4);
+  return value;
+}
+
+void read_element(const uint8_t* from, int bytes, uint32_t* rows, int lane) {
+  if (bytes == 1) {
+    rows[lane] = __atomic_load_n(from, __ATOMIC_RELAXED);
+  } else if (bytes == 2) {
+    uint16_t value;
+    std::memcpy(&value, from, 2);
+    rows[lane] = value;
+  } else if (bytes == 8 && (reinterpret_cast<uintptr_t>(from) & 7) == 0) {
+    const uint64_t value =
+        __atomic_load_n(reinterpret_cast<const uint64_t*>(from), __ATOMIC_RELAXED);
+    rows[lane] = static_cast<uint32_t>(value);
+    rows[kLanes + lane] = static_cast<uint32_t>(value >> 32);
+  } else {
+    for (int d = 0; d * 4 < bytes; d++) rows[d * kLanes + lane] = read_dword(from + 4 * d);
+  }
+}
+
+template <class T>
+bool write_value(uint8_t* to, T value) {
+  if (reinterpret_cast<uintptr_t>(to) % sizeof(T) == 0) {
+    T* cell = reinterpret_cast<T*>(to);
+    const bool changed = __atomic_load_n(cell, __ATOMIC_RELAXED) != value;
+    __atomic_store_n(cell, value, __ATOMIC_RELAXED);
+    return changed;
+  }
+  T old;
+  std::memcpy(&old, to, sizeof(T));
+  std::memcpy(to, &value, sizeof(T));
+  return old != value;
+}
+
+bool write_element(uint8_t* to, int bytes, const uint32_t* rows, int lane) {
+  if (bytes == 1) return write_value(to, static_cast<uint8_t>(rows[lane]));
+  if (bytes == 2) return write_value(to, static_cast<uint16_t>(rows[lane]));
+  if (bytes == 8) {
+    return write_value(to, rows[lane] | static_cast<uint64_t>(rows[kLanes + lane]) << 32);
+  }
+  bool changed = false;
+  for (int d = 0; d * 4 < bytes; d++) changed |= write_value(to + 4 * d, rows[d * kLanes + lane]);
+  return changed;
+}
+
+uint8_t* bytes_at(Wave& w, const Addresses& a, int lane) {
+  if (a.space == Space::Lds) return w.group->lds.data() + a.at[lane];
+  return reinterpret_cast<uint8_t*>(a.at[lane]);
+}
+
+void notify_stores(const Addresses& a, const RegionEntry* region, int bytes, MemoryView& view) {
+  for (uint64_t rest = a.active; rest != 0; rest &= rest - 1) {
+    const int l = std::countr_zero(rest);
+    const RegionEntry* entry = region != nullptr
+                                   ? region
+                                   : view.find(a.at[l], static_cast<uint64_t>(bytes));
+    if (entry == nullptr || !entry->region.on_store) continue;
+    uint64_t value = 0;
+    std::memcpy(&value, reinterpret_cast<const void*>(a.at[l]),
+                static_cast<size_t>(std::min(bytes, 8)));
+    entry->region.on_store(a.at[l], value, bytes);
+  }
+}
+
+void note_polls(Wave& w, const Addresses& a, int bytes) {
+  for (uint64_t rest = a.active; rest != 0; rest &= rest - 1) {
+    const uint64_t address = a.at[std::countr_zero(rest)];
+    auto& seen = w.watched->addresses;
+    if (seen.size() >= 64 || std::find(seen.begin(), seen.end(), address) != seen.end()) continue;
+    seen.push_back(address);
+    uint32_t value = 0;
+    std::memcpy(&value, reinterpret_cast<const void*>(address),
+                static_cast<size_t>(std::min(bytes, 4)));
+    w.watched->values.push_back(value);
+  }
+}
+
+template <class T>
+T float_op(AtomicOp op, T old, T data) {
+  if (op == AtomicOp::AddF) return old + data;
+  return op == AtomicOp::MinF ? min_number(old, data) : max_number(old, data);
+}
+
+uint32_t packed_add(AtomicOp op, uint32_t old, uint32_t data) {
+  uint32_t result = 0;
+  for (int shift = 0; shift < 32; shift += 16) {
+    const auto a = static_cast<uint16_t>(old >> shift), b = static_cast<uint16_t>(data >> shift);
+    const uint32_t sum = op == AtomicOp::PkAddF16
+                             ? float_to_half(half_to_float(a) + half_to_float(b))
+                             : float_to_bf16(bf16_to_float(a) + bf16_to_float(b));
+    result |= sum << shift;
+  }
+  return result;
+}
+
+template <class U, class S, class F>
+U apply(AtomicOp op, U old, U data, U data2) {
+  switch (op) {
+    case AtomicOp::Swap: return data;
+    case AtomicOp::CmpSwap: return old == data ? data2 : old;
+    case AtomicOp::CmpSwapF:
+      return std::bit_cast<F>(old) == std::bit_cast<F>(data) ? data2 : old;
+    case AtomicOp::Add: return old + data;
+    case AtomicOp::Sub: return old - data;
+    case AtomicOp::Rsub: return data - old;
+    case AtomicOp::SMin: return static_cast<S>(data) < static_cast<S>(old) ? data : old;
+    case AtomicOp::UMin: return std::min(data, old);
+    case AtomicOp::SMax: return static_cast<S>(data) > static_cast<S>(old) ? data : old;
+    case AtomicOp::UMax: return std::max(data, old);
+    case AtomicOp::And: return old & data;
+    case AtomicOp::Or: return old | data;
+    case AtomicOp::Xor: return old ^ data;
+    case AtomicOp::Inc: return old >= data ? 0 : old + 1;
+    case AtomicOp::Dec: return old == 0 || old > data ? data : old - 1;
+    case AtomicOp::MskOr: return (old & ~data) | data2;
+    case AtomicOp::AddF: case AtomicOp::MinF: case AtomicOp::MaxF:
+      return std::bit_cast<U>(float_op(op, std::bit_cast<F>(old), std::bit_cast<F>(data)));
+    case AtomicOp::PkAddF16: case AtomicOp::PkAddBf16:
+      return packed_add(op, static_cast<uint32_t>(old), static_cast<uint32_t>(data));
+  }
+  return old;
+}
+
+// Read-modify-write of one cell; returns the value before.
+template <class T>
+uint64_t modify(uint8_t* cell, AtomicOp op, uint64_t data, uint64_t data2, bool& changed) {
+  T* at = reinterpret_cast<T*>(cell);
+  T old = __atomic_load_n(at, __ATOMIC_RELAXED);
+  for (;;) {
+    const T next = static_cast<T>(atomic_result(op, sizeof(T), old, data, data2));
+    if (__atomic_compare_exchange_n(at, &old, next, true, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+      changed |= next != old;
+      return old;
+    }
+  }
+}
+
+}  // namespace
+
+void load_lanes(Wave& w, const Inst& i, const Addresses& a, int bytes, uint32_t* rows) {
+  if (a.active == 0) return;
+  if (a.space == Space::Scratch) return load_scratch(w, i, a, bytes, rows);
+  if (a.space == Space::Lds) {
+    check_lds_range(w, i, a, bytes);
+  } else {
+    check_global_range(w, i, a, bytes);
+  }
+  if (w.checks != nullptr) check_access(w, i, a, AccessKind::Read, bytes);
+  if (w.watched != nullptr && a.space == Space::Global) note_polls(w, a, bytes);
+  if (bytes == 4 && a.active == w.full) {   // the common case, without a branch per lane
+    const uint64_t base = a.space == Space::Lds ? reinterpret_cast<uint64_t>(w.group->lds.data()) : 0;
+    for (int l = 0; l < w.lanes; l++) {
+      std::memcpy(&rows[l], reinterpret_cast<const uint8_t*>(base + a.at[l]), 4);
+    }
+    return;
+  }
+  for (uint64_t rest = a.active; rest != 0; rest &= rest - 1) {
+    const int l = std::countr_zero(rest);
+    read_element(bytes_at(w, a, l), bytes, rows, l);
+  }
+}
+
+void store_lanes(Wave& w, const Inst& i, const Addresses& a, int bytes, const uint32_t* rows) {
+  if (a.active == 0) return;
+  if (a.space == Space::Scratch) return store_scratch(w, i, a, bytes, rows);
+  const RegionEntry* region = nullptr;
+  if (a.space == Space::Lds) {
+    check_lds_range(w, i, a, bytes);
+  } else {
+    region = check_global_range(w, i, a, bytes);
+  }
+  if (w.checks != nullptr) check_access(w, i, a, AccessKind::Write, bytes);
+  bool changed = false;
+  for (uint64_t rest = a.active; rest != 0; rest &= rest - 1) {
+    const int l = std::countr_zero(rest);
+    changed |= write_element(bytes_at(w, a, l), bytes, rows, l);
+  }
+  w.changed |= changed;
+  if (a.space == Space::Global && (region == nullptr || region->region.on_store)) {
+    notify_stores(a, region, bytes, w.grid->view);
+  }
+}
+
+uint64_t atomic_result(AtomicOp op, int bytes, uint64_t old, uint64_t data, uint64_t data2) {
+  if (bytes == 8) return apply<uint64_t, int64_t, double>(op, old, data, data2);
+  return apply<uint32_t, int32_t, float>(op, static_cast<uint32_t>(old),
+                                         static_cast<uint32_t>(data), static_cast<uint32_t>(data2));
+}
+
+void atomic_lanes(Wave& w, const Inst& i, const Addresses& a, AtomicOp op, int bytes,
+                  const uint32_t* data, const uint32_t* data2, uint32_t* before) {
+  if (a.active == 0) return;
+  const RegionEntry* region = nullptr;
+  if (a.space == Space::Scratch) {
+    throw Fault{ErrorKind::OutOfBounds, *i.name + " on private memory: atomics need global or LDS"};
+  }
+  if (a.space == Space::Lds) {
+    check_lds_range(w, i, a, bytes);
+  } else {
+    region = check_global_range(w, i, a, bytes);
+  }
+  for (uint64_t rest = a.active; rest != 0; rest &= rest - 1) {
+    const int l = std::countr_zero(rest);
+    if (a.at[l] % static_cast<uint64_t>(bytes) == 0) continue;
+    throw Fault{ErrorKind::Misaligned,
+                *i.name + " at an address that is not a multiple of " + std::to_string(bytes), l,
+                a.at[l]};
+  }
+  if (w.checks != nullptr) check_access(w, i, a, AccessKind::Atomic, bytes);
+  if (w.watched != nullptr && a.space == Space::Global) note_polls(w, a, bytes);
+  const auto value = [bytes](const uint32_t* rows, int l) -> uint64_t {
+    if (rows == nullptr) return 0;
+    return bytes == 4 ? rows[l] : rows[l] | static_cast<uint64_t>(rows[kLanes + l]) << 32;
+  };
+  bool changed = false;
+  for (uint64_t rest = a.active; rest != 0; rest &= rest - 1) {
+    const int l = std::countr_zero(rest);
+    uint8_t* cell = bytes_at(w, a, l);
+    const uint64_t old =
+        bytes == 4 ? modify<uint32_t>(cell, op, value(data, l), value(data2, l), changed)
+                   : modify<uint64_t>(cell, op, value(data, l), value(data2, l), changed);
+    if (before == nullptr) continue;
+    before[l] = static_cast<uint32_t>(old);
+    if (bytes == 8) before[kLanes + l] = static_cast<uint32_t>(old >> 32);
+  }
+  w.changed |= changed;
+  if (a.space == Space::Global && (region == nullptr || region->region.on_store)) {
+    notify_stores(a, region, bytes, w.grid->view);
+  }
+}
+
+}  // namespace ark_emu

@@ -1,0 +1,242 @@
+// Life of the checks' state, and the clocks of waves: releases, acquires, barriers.
+#include "checks.h"
+
+#include <algorithm>
+
+#include "checks_state.h"
+#include "grid.h"
+#include "memory.h"
+
+namespace ark_emu {
+
+World& World::get() {
+  static World world;
+  return world;
+}
+
+void GridChecksDeleter::operator()(GridChecks* checks) const {
+  World& world = World::get();
+  const std::lock_guard lock(world.mutex);
+  for (size_t k = 0; k < checks->slots.size(); k++) {
+    const uint32_t slot = checks->slots[k];
+    if (k < checks->waves.size()) world.slots[slot].epoch = checks->waves[k]->epoch + 1;
+    world.free_slots.push_back(slot);
+  }
+  delete checks;
+}
+
+GridChecksPtr begin_checks(Grid& grid) {
+  World& world = World::get();
+  const std::lock_guard lock(world.mutex);
+  GridChecksPtr checks(new GridChecks);
+  checks->number = world.next_grid++;
+  const uint64_t count = grid.waves_expected();
+  for (uint64_t k = 0; k < count; k++) {
+    uint32_t slot;
+    if (world.free_slots.empty()) {
+      slot = static_cast<uint32_t>(world.slots.size());
+      world.slots.emplace_back();
+    } else {
+      slot = world.free_slots.back();
+      world.free_slots.pop_back();
+    }
+    checks->slots.push_back(slot);
+  }
+  return checks;
+}
+
+// A wave starts ordered after every grid that has ended.
+void add_wave_checks(Grid& grid, Wave& w) {
+  World& world = World::get();
+  const std::lock_guard lock(world.mutex);
+  GridChecks& checks = *grid.checks;
+  auto c = std::make_unique<WaveChecks>();
+  c->slot = checks.slots[checks.waves.size()];
+  c->grid = checks.number;
+  c->seen = std::make_shared<Clock>(world.slots.size(), 0);
+  c->seen_lds = std::make_shared<Clock>();
+  for (const uint32_t slot : world.free_slots) (*c->seen)[slot] = world.slots[slot].epoch;
+  for (const uint32_t slot : checks.slots) (*c->seen)[slot] = world.slots[slot].epoch;
+  SlotHistory& history = world.slots[c->slot];
+  c->epoch = history.epoch + 2;
+  c->released_agent = c->released_system = {c->epoch - 1, c->seen};
+  history.group = w.group->index;
+  history.grid = checks.number;
+  history.device = grid.device;
+  history.records.clear();
+  const Published start = c->released_agent;
+  history.records.push_back({c->epoch, start, start, start, {c->epoch - 1, c->seen_lds}});
+  ShadowPages& lds = checks.lds[w.group];
+  lds.size = w.group->lds.size();
+  w.checks = c.get();
+  checks.waves.push_back(std::move(c));
+}
+
+bool is_rdna(const Wave& w) { return w.grid->program->arch() == Arch::gfx1100; }
+
+uint32_t clock_at(const SharedClock& clock, uint32_t slot) {
+  return slot < clock->size() ? (*clock)[slot] : 0;
+}
+
+namespace {
+
+Clock& writable(SharedClock& clock, size_t size) {
+  if (clock.use_count() > 1) clock = std::make_shared<Clock>(*clock);
+  if (clock->size() < size) clock->resize(size, 0);
+  return *clock;
+}
+
+}  // namespace
+
+void join_clock(SharedClock& into, const Clock& from) {
+  bool higher = false;
+  for (size_t k = 0; k < from.size() && !higher; k++) {
+    higher = from[k] > clock_at(into, static_cast<uint32_t>(k));
+  }
+  if (!higher) return;
+  Clock& to = writable(into, from.size());
+  for (size_t k = 0; k < from.size(); k++) to[k] = std::max(to[k], from[k]);
+}
+
+void raise_clock(SharedClock& into, uint32_t slot, uint32_t epoch) {
+  if (clock_at(into, slot) >= epoch) return;
+  writable(into, slot + 1)[slot] = epoch;
+}
+
+uint32_t complete_global(const WaveChecks& c) {
+  uint32_t epoch = c.epoch;
+  if (!c.vm.empty()) epoch = std::min(epoch, c.vm.front().epoch - 1);
+  if (!c.vs.empty()) epoch = std::min(epoch, c.vs.front().epoch - 1);
+  return epoch;
+}
+
+uint32_t complete_lds(const WaveChecks& c) {
+  uint32_t epoch = c.epoch;
+  for (const auto* queue : {&c.vm, &c.lgkm}) {
+    for (const Outstanding& op : *queue) {
+      if (!op.lds) continue;
+      epoch = std::min(epoch, op.epoch - 1);
+      break;
+    }
+  }
+  return epoch;
+}
+
+void note_release(Wave& w) {
+  WaveChecks& c = *w.checks;
+  const Arch arch = w.grid->program->arch();
+  const uint32_t complete = complete_global(c);
+  // Completion is visibility where no cache between the two holds a store back.
+  const auto publish = [&](Published& to, bool through) {
+    if (through) to.seen = c.seen;
+    if (through || c.last_store <= to.own) to.own = std::max(to.own, complete);
+  };
+  publish(c.released_agent, arch == Arch::gfx90a || is_rdna(w));
+  publish(c.released_system, is_rdna(w));
+  // One L1 serves the workgroup in order on CDNA; on RDNA an access counts once it has completed.
+  const Published group{is_rdna(w) ? complete : ~0u, c.seen};
+  const Published lds{complete_lds(c), c.seen_lds};
+  c.epoch++;
+  World::get().slots[c.slot].records.push_back(
+      {c.epoch, group, c.released_agent, c.released_system, lds});
+}
+
+Scope relation_to(const Wave& w, const WaveChecks& c, uint32_t slot) {
+  const SlotHistory& other = World::get().slots[slot];
+  if (other.grid == c.grid) return other.group == w.group->index ? Scope::Group : Scope::Agent;
+  return other.device == w.grid->device ? Scope::Agent : Scope::System;
+}
+
+void join_release(Wave& w, Contributor from, Scope relation) {
+  WaveChecks& c = *w.checks;
+  if (from.slot == c.slot) return;
+  uint32_t& joined = c.joined[uint64_t{from.slot} << 2 | static_cast<uint64_t>(relation)];
+  if (joined >= from.epoch) return;
+  joined = from.epoch;
+  const auto& records = World::get().slots[from.slot].records;
+  auto next = std::upper_bound(records.begin(), records.end(), from.epoch,
+                               [](uint32_t e, const ReleaseRecord& r) { return e < r.time; });
+  if (next == records.begin()) return;   // the slot's user has ended: ordered by its end
+  const ReleaseRecord& record = *(next - 1);
+  const auto join = [&](SharedClock& into, const Published& what) {
+    join_clock(into, *what.seen);
+    raise_clock(into, from.slot, std::min(what.own, from.epoch));
+  };
+  join(c.seen, relation == Scope::Group   ? record.group
+               : relation == Scope::Agent ? record.agent
+                                          : record.system);
+  join(c.released_agent.seen, relation == Scope::System ? record.system : record.agent);
+  join(c.released_system.seen, record.system);
+  if (relation == Scope::Group) {
+    join_clock(c.seen_lds, *record.lds.seen);
+    raise_clock(c.seen_lds, from.slot, record.lds.own);
+  }
+}
+
+void check_barrier_reached(Wave& w) {
+  const std::lock_guard lock(World::get().mutex);
+  note_release(w);
+}
+
+// Every wave of the group is ordered after what the others had done before the barrier: global
+// accesses in program order on CDNA (one L1 serves the group in order), completed ones on RDNA; LDS
+// accesses that were waited for.
+void check_barrier_passed(Workgroup& group) {
+  const std::lock_guard lock(World::get().mutex);
+  SharedClock all, all_lds;
+  for (Wave* wave : group.waves) {
+    WaveChecks& c = *wave->checks;
+    if (wave->status != WaveStatus::Barrier) continue;
+    if (all == nullptr) {
+      all = std::make_shared<Clock>(*c.seen);
+      all_lds = std::make_shared<Clock>(*c.seen_lds);
+    }
+    join_clock(all, *c.seen);
+    join_clock(all_lds, *c.seen_lds);
+    raise_clock(all, c.slot, is_rdna(*wave) ? complete_global(c) : c.epoch);
+    raise_clock(all_lds, c.slot, complete_lds(c));
+  }
+  for (Wave* wave : group.waves) {
+    if (wave->status != WaveStatus::Barrier) continue;
+    wave->checks->seen = all;
+    wave->checks->seen_lds = all_lds;
+    note_release(*wave);
+  }
+}
+
+void check_wave_ended(Wave& w) {
+  const std::lock_guard lock(World::get().mutex);
+  WaveChecks& c = *w.checks;
+  c.vm.clear();
+  c.vs.clear();
+  c.lgkm.clear();
+  c.released_agent = c.released_system = {c.epoch, c.seen};
+  note_release(w);
+}
+
+std::shared_ptr<ShadowPages> make_shadow(const Region& region) {
+  if (region.kind == MemKind::Code) return nullptr;
+  auto shadow = std::make_shared<ShadowPages>();
+  shadow->size = region.size;
+  shadow->track_init = !region.initialised && region.kind != MemKind::Host;
+  return shadow;
+}
+
+// Written from outside: initialised, and nobody's earlier access conflicts with it.
+void shadow_mark_written(ShadowPages& shadow, uint64_t offset, uint64_t size) {
+  const std::lock_guard lock(World::get().mutex);
+  if (shadow.track_init) {
+    if (shadow.initialised.empty()) shadow.initialised.resize(shadow.size, false);
+    std::fill(shadow.initialised.begin() + static_cast<int64_t>(offset),
+              shadow.initialised.begin() + static_cast<int64_t>(offset + size), true);
+  }
+  const uint64_t first = offset / 4, last = (offset + size + 3) / 4;
+  for (auto& [number, page] : shadow.pages) {
+    const uint64_t base = number * ShadowPages::kCells;
+    const uint64_t begin = std::max(first, base), end = std::min(last, base + ShadowPages::kCells);
+    for (uint64_t k = begin; k < end; k++) (*page)[k - base] = CellState();
+  }
+  std::erase_if(shadow.syncs, [&](const auto& s) { return s.first >= first && s.first < last; });
+}
+
+}  // namespace ark_emu

@@ -1,0 +1,43 @@
+// The optional checks: initialised memory, waits before registers are used, happens-before between
+// waves. All state hangs off ShadowPages (per region), GridChecks and WaveChecks; with checks off
+// none of it exists and none of these functions is called.
+#pragma once
+
+#include <memory>
+
+#include "access.h"
+#include "engine.h"
+#include "wave.h"
+
+namespace ark_emu {
+
+struct Grid;
+struct ShadowPages;   // what is known about the bytes of a region
+struct Workgroup;
+
+enum class AccessKind : uint8_t { Read, Write, Atomic };
+
+// Before an instruction runs: registers that a load has not been waited for. After it: what it left
+// outstanding.
+void check_before(Wave& w, const Inst& i);
+void check_after(Wave& w, const Inst& i);
+// From the handlers.
+void check_access(Wave& w, const Inst& i, const Addresses& a, AccessKind kind, int bytes);
+void check_wait(Wave& w, const Inst& i);            // s_waitcnt and its gfx11 relatives
+void check_cache_control(Wave& w, const Inst& i);   // buffer_wbl2, buffer_inv, ...
+void check_barrier_reached(Wave& w);
+void check_barrier_passed(Workgroup& group);
+void check_wave_ended(Wave& w);
+
+struct GridChecks;
+struct GridChecksDeleter {
+  void operator()(GridChecks* checks) const;
+};
+using GridChecksPtr = std::unique_ptr<GridChecks, GridChecksDeleter>;
+GridChecksPtr begin_checks(Grid& grid);
+void add_wave_checks(Grid& grid, Wave& w);
+
+std::shared_ptr<ShadowPages> make_shadow(const Region& region);
+void shadow_mark_written(ShadowPages& shadow, uint64_t offset, uint64_t size);
+
+}  // namespace ark_emu

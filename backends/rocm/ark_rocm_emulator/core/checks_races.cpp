@@ -1,0 +1,271 @@
+// Every checked access: alignment, initialised bytes, and order with the accesses of other waves.
+#include <algorithm>
+#include <bit>
+
+#include "checks_state.h"
+#include "grid.h"
+#include "memory.h"
+
+namespace ark_emu {
+namespace {
+
+constexpr size_t kMaxReaders = 16;   // per cell; more are forgotten, which may miss a race
+
+// An access of one wave, as far as all its lanes share it.
+struct Context {
+  Wave& w;
+  const Inst& i;
+  AccessKind kind;
+  bool lds;
+  Stamp stamp;
+  bool coherent;                         // a load that sees other waves' flags
+};
+
+bool cdna3(const Wave& w) {
+  const Arch arch = w.grid->program->arch();
+  return arch == Arch::gfx942 || arch == Arch::gfx950;
+}
+
+Stamp stamp_of(const Wave& w, const Inst& i, AccessKind kind, bool lds, int bytes) {
+  if (kind == AccessKind::Atomic) return Stamp::Atomic;
+  if (lds) return i.format == Format::DS || i.format == Format::FLAT ? Stamp::Plain : Stamp::Dma;
+  if (i.format == Format::SMEM) return Stamp::Plain;
+  if (kind == AccessKind::Read) {
+    const bool coherent = cdna3(w) ? i.glc || i.scc_bit : i.glc;
+    return coherent ? Stamp::Atomic : Stamp::Plain;
+  }
+  if (cdna3(w)) return i.glc || i.scc_bit ? Stamp::Atomic : Stamp::Plain;
+  return bytes <= 8 ? Stamp::MaybeAtomic : Stamp::Plain;   // atomic stores carry no mark there
+}
+
+std::string describe(const Record& record, const Wave& w) {
+  const SlotHistory& other = World::get().slots[record.slot];
+  if (other.grid != w.checks->grid) return "a wave of another grid";
+  return "workgroup number " + std::to_string(other.group) + " at " +
+         w.grid->where(w, record.pc).function;
+}
+
+[[noreturn]] void report_race(const Context& x, int lane, uint64_t address, const Record& other,
+                              bool other_writes) {
+  const std::string where = x.lds ? "LDS byte " + std::to_string(address)
+                                  : describe_address(x.w.grid->view, address);
+  const char* mine = x.kind == AccessKind::Read ? "reads" : "writes";
+  throw Fault{ErrorKind::Race,
+              *x.i.name + " " + mine + " " + where + ", which " + describe(other, x.w) +
+                  (other_writes ? " wrote" : " read") +
+                  ": no barrier, no atomics with the fences and waits of their scope order the two",
+              lane, address};
+}
+
+bool ordered(const Context& x, const Record& other) {
+  const WaveChecks& c = *x.w.checks;
+  if (other.slot == c.slot) return true;
+  return clock_at(x.lds ? c.seen_lds : c.seen, other.slot) >= other.epoch;
+}
+
+// True if the load at `pc` is the test of a small loop without stores or barriers: on LDS, where no bit
+// marks an atomic load, this is what tells a poll from a read.
+bool polls(const Wave& w, uint32_t pc) {
+  constexpr int kWindow = 48;
+  auto [known, fresh] = w.grid->checks->polls.try_emplace(pc, false);
+  if (!fresh) return known->second;
+  Program& program = *w.grid->program;
+  uint32_t at = program.at(pc).next;
+  for (int steps = 0; steps < kWindow; steps++) {
+    const Inst& inst = program.at(at);
+    if (inst.op == nullptr || inst.op->name == "s_barrier" || inst.op->name == "s_endpgm") break;
+    if ((inst.op->flags & kStore) != 0 && (inst.op->flags & kLdsOp) != 0) break;
+    const uint32_t target = inst.next + static_cast<uint32_t>(inst.imm);
+    if ((inst.op->flags & kBranch) != 0 && inst.format == Format::SOPP && target <= pc) {
+      known->second = pc - target <= 2 * kWindow;
+      break;
+    }
+    at = inst.next;
+  }
+  return known->second;
+}
+
+// Two unordered accesses may still be two atomics that are meant to meet.
+bool may_meet(const Context& x, const Record& other, bool other_writes) {
+  const bool atomic_other = other.stamp == Stamp::Atomic;
+  if (x.stamp == Stamp::Atomic) {
+    const bool polled = x.lds && !other_writes && polls(x.w, other.pc);
+    return atomic_other || other.stamp == Stamp::MaybeAtomic || polled;
+  }
+  if (x.stamp == Stamp::MaybeAtomic) return atomic_other;
+  return x.lds && atomic_other && x.kind == AccessKind::Read && polls(x.w, x.i.pc);
+}
+
+void forget(std::vector<Record>& records, uint8_t bytes) {
+  std::erase_if(records, [bytes](Record& r) {
+    r.bytes &= static_cast<uint8_t>(~bytes);
+    return r.bytes == 0;
+  });
+}
+
+void remember(std::vector<Record>& records, const Record& fresh, bool replace_all) {
+  if (replace_all) {
+    forget(records, fresh.bytes);
+  } else {
+    for (Record& r : records) {
+      if (r.slot == fresh.slot && r.stamp == fresh.stamp) {
+        const uint8_t bytes = r.bytes | fresh.bytes;
+        r = fresh;
+        r.bytes = bytes;
+        return;
+      }
+    }
+    if (records.size() >= kMaxReaders) return;
+  }
+  records.push_back(fresh);
+}
+
+// What a load that found a flag learns: everything its writers had released.
+void acquire(const Context& x, ShadowPages& shadow, uint64_t index, const CellState& cell) {
+  Wave& w = x.w;
+  WaveChecks& c = *w.checks;
+  const auto learn = [&](Contributor from) {
+    if (from.slot == c.slot) return;
+    const Scope relation = relation_to(w, c, from.slot);
+    const uint32_t* known = nullptr;
+    const auto found = c.joined.find(uint64_t{from.slot} << 2 | static_cast<uint64_t>(relation));
+    if (found != c.joined.end()) known = &found->second;
+    if (known != nullptr && *known >= from.epoch) return;
+    if (x.lds || (relation == Scope::Group && !is_rdna(w))) {
+      join_release(w, from, relation);
+      return;
+    }
+    const uint32_t sequence = c.next_sequence + 1;   // of this very load
+    for (PendingAcquire& p : c.acquires) {
+      if (p.from.slot != from.slot) continue;
+      if (p.from.epoch == from.epoch) return;
+    }
+    const bool flat = x.i.format == Format::FLAT;
+    c.acquires.push_back({from, relation, sequence, flat ? sequence : 0, false});
+  };
+  const auto sync = shadow.syncs.find(index);
+  if (sync != shadow.syncs.end()) {
+    for (const Contributor& from : sync->second) learn(from);
+    return;
+  }
+  for (const Record& r : cell.writes) learn({r.slot, r.epoch});
+}
+
+void contribute(const Context& x, ShadowPages& shadow, uint64_t index, const CellState& cell) {
+  const WaveChecks& c = *x.w.checks;
+  const Contributor mine{c.slot, c.epoch};
+  if (x.kind == AccessKind::Atomic) {
+    auto [sync, fresh] = shadow.syncs.try_emplace(index);
+    if (fresh) {
+      for (const Record& r : cell.writes) sync->second.push_back({r.slot, r.epoch});
+    }
+    for (Contributor& from : sync->second) {
+      if (from.slot != c.slot) continue;
+      from.epoch = c.epoch;
+      return;
+    }
+    sync->second.push_back(mine);
+    return;
+  }
+  const auto sync = shadow.syncs.find(index);
+  if (sync != shadow.syncs.end()) sync->second.assign(1, mine);
+}
+
+void check_cell(const Context& x, ShadowPages& shadow, uint64_t index, uint8_t bytes, int lane,
+                uint64_t address) {
+  WaveChecks& c = *x.w.checks;
+  CellState& cell = shadow.cell(index);
+  for (const Record& r : cell.writes) {
+    if ((r.bytes & bytes) == 0) continue;
+    if (r.stamp == Stamp::Dma && r.slot == c.slot && r.sequence > c.vm_done) {
+      throw Fault{ErrorKind::MissingWait,
+                  *x.i.name + " touches LDS byte " + std::to_string(address) +
+                      " before an s_waitcnt vmcnt covers the load that writes it",
+                  lane, address};
+    }
+    if (!ordered(x, r) && !may_meet(x, r, true)) report_race(x, lane, address, r, true);
+  }
+  const bool writes = x.kind != AccessKind::Read;
+  if (writes) {
+    for (const Record& r : cell.reads) {
+      if ((r.bytes & bytes) == 0 || ordered(x, r) || may_meet(x, r, false)) continue;
+      report_race(x, lane, address, r, false);
+    }
+  }
+  const bool learns = x.kind == AccessKind::Atomic || x.coherent || x.lds;
+  if (learns) {
+    const bool flag = x.kind == AccessKind::Atomic || x.coherent || shadow.syncs.contains(index);
+    const bool returns = x.kind != AccessKind::Atomic || x.i.glc || x.lds;
+    if (flag && returns && x.kind != AccessKind::Write) acquire(x, shadow, index, cell);
+  }
+  Record fresh{c.slot, c.epoch, x.i.pc, bytes, x.stamp, c.next_sequence + 1};
+  if (writes) {
+    contribute(x, shadow, index, cell);
+    remember(cell.writes, fresh, true);
+    forget(cell.reads, bytes);
+  } else {
+    remember(cell.reads, fresh, false);
+  }
+}
+
+void check_initialised(const Context& x, ShadowPages& shadow, uint64_t offset, int bytes, int lane,
+                       uint64_t address) {
+  if (!shadow.track_init) return;
+  if (shadow.initialised.empty()) shadow.initialised.resize(shadow.size, false);
+  const auto begin = shadow.initialised.begin() + static_cast<int64_t>(offset);
+  if (x.kind == AccessKind::Write) {
+    std::fill(begin, begin + bytes, true);
+    return;
+  }
+  if (std::find(begin, begin + bytes, false) == begin + bytes) return;
+  throw Fault{ErrorKind::Uninitialised,
+              *x.i.name + " reads bytes that nobody has written: " +
+                  describe_address(x.w.grid->view, address),
+              lane, address};
+}
+
+// Vector loads and stores of global memory may lie anywhere (ROCm runs in unaligned mode, and the
+// compiler counts on it); LDS and scalar accesses may not, up to a dword.
+void check_alignment(const Context& x, uint64_t address, int bytes, int lane) {
+  if (!x.lds && x.i.format != Format::SMEM) return;
+  const uint64_t need = bytes >= 4 ? 4 : static_cast<uint64_t>(bytes);
+  if (address % need == 0) return;
+  throw Fault{ErrorKind::Misaligned,
+              *x.i.name + " of " + std::to_string(bytes) + " bytes at an address that is not a " +
+                  "multiple of " + std::to_string(need),
+              lane, address};
+}
+
+}  // namespace
+
+void check_access(Wave& w, const Inst& i, const Addresses& a, AccessKind kind, int bytes) {
+  const bool lds = a.space == Space::Lds;
+  const Stamp stamp = stamp_of(w, i, kind, lds, bytes);
+  const Context x{w, i, kind, lds, stamp, !lds && kind == AccessKind::Read && stamp == Stamp::Atomic};
+  const std::lock_guard lock(World::get().mutex);
+  for (uint64_t rest = a.active; rest != 0; rest &= rest - 1) {
+    const int lane = std::countr_zero(rest);
+    const uint64_t address = a.at[lane];
+    ShadowPages* shadow = nullptr;
+    uint64_t offset = address;
+    if (lds) {
+      shadow = &w.grid->checks->lds[w.group];
+    } else {
+      const RegionEntry* entry = w.grid->view.find(address, static_cast<uint64_t>(bytes));
+      if (entry == nullptr || entry->shadow == nullptr) continue;
+      shadow = entry->shadow.get();
+      offset = address - entry->region.base;
+    }
+    check_alignment(x, address, bytes, lane);
+    if (!lds) check_initialised(x, *shadow, offset, bytes, lane, address);
+    for (uint64_t at = offset; at < offset + static_cast<uint64_t>(bytes);) {
+      const uint64_t in_cell = at % 4;
+      const uint64_t count = std::min<uint64_t>(4 - in_cell, offset + static_cast<uint64_t>(bytes) - at);
+      const auto mask = static_cast<uint8_t>(((1u << count) - 1) << in_cell);
+      check_cell(x, *shadow, at / 4, mask, lane, address + (at - offset));
+      at += count;
+    }
+  }
+}
+
+}  // namespace ark_emu

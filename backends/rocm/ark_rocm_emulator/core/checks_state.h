@@ -1,0 +1,144 @@
+// State of the checks. Each wave has a slot and counts epochs; an access is stamped (slot, epoch), and a
+// wave's vector clock says up to which epoch of every other slot it is ordered after. What makes this
+// a GPU's model is when epochs become visible: see README.md, "Checks".
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "checks.h"
+#include "engine.h"
+
+namespace ark_emu {
+
+using Clock = std::vector<uint32_t>;   // by slot; missing entries are 0
+using SharedClock = std::shared_ptr<Clock>;
+
+// How far apart two waves are, and how far a fence reaches.
+enum class Scope : uint8_t { Group = 0, Agent = 1, System = 2 };
+
+// What a release publishes: the wave's own epochs up to `own`, and what it had seen by then.
+struct Published {
+  uint32_t own = 0;
+  SharedClock seen;
+};
+
+// From epoch `time` on, a flag that the wave writes publishes these, by how far the reader is.
+struct ReleaseRecord {
+  uint32_t time = 0;
+  Published group, agent, system, lds;
+};
+
+// One slot's past, kept when a later grid reuses the slot: epochs never go back.
+struct SlotHistory {
+  uint32_t epoch = 0;                    // last epoch used
+  uint32_t group = 0, grid = 0;          // who had it last
+  int device = 0;
+  std::vector<ReleaseRecord> records;
+};
+
+struct World {   // one per process: grids of all machines share memory
+  std::mutex mutex;
+  std::vector<SlotHistory> slots;
+  std::vector<uint32_t> free_slots;
+  uint32_t next_grid = 1;
+  static World& get();
+};
+
+enum class Stamp : uint8_t { Plain, MaybeAtomic, Atomic, Dma };
+
+struct Record {
+  uint32_t slot = 0, epoch = 0;
+  uint32_t pc = 0;
+  uint8_t bytes = 0;                     // mask of the cell's four bytes; 0: no record
+  Stamp stamp = Stamp::Plain;
+  uint32_t sequence = 0;                 // Dma: the wave's vector-memory sequence number
+};
+
+// Four bytes of memory or LDS: who wrote them last and who has read them since.
+struct CellState {
+  std::vector<Record> writes, reads;
+};
+
+struct Contributor {
+  uint32_t slot, epoch;
+};
+
+struct ShadowPages {
+  static constexpr uint64_t kCells = 1024;
+  bool track_init = false;
+  uint64_t size = 0;
+  std::vector<bool> initialised;         // by byte, made at the first checked access
+  std::unordered_map<uint64_t, std::unique_ptr<std::array<CellState, kCells>>> pages;
+  std::unordered_map<uint64_t, std::vector<Contributor>> syncs;   // by cell: atomics on it
+  CellState& cell(uint64_t index) {
+    auto& page = pages[index / kCells];
+    if (page == nullptr) page = std::make_unique<std::array<CellState, kCells>>();
+    return (*page)[index % kCells];
+  }
+};
+
+// A memory operation in flight.
+struct Outstanding {
+  uint32_t sequence, epoch;
+  bool smem, lds;                        // lds: changes or reads LDS
+};
+
+struct PendingAcquire {
+  Contributor from;
+  Scope needed;
+  uint32_t vm_sequence, lgkm_sequence;   // the load that saw it
+  bool l2_done;                          // the outer cache was invalidated since
+};
+
+struct RegisterPending {
+  uint32_t vm = 0, lgkm = 0;             // sequence numbers; 0: nothing
+  uint32_t pc = 0;
+};
+
+struct WaveChecks {
+  uint32_t slot = 0, epoch = 1, grid = 0;
+  SharedClock seen, seen_lds;
+  std::deque<Outstanding> vm, vs, lgkm;
+  uint32_t next_sequence = 1, vm_done = 0, lgkm_done = 0;
+  // What this device, or every device, would see if the wave signalled now.
+  Published released_agent, released_system;
+  uint32_t last_store = 0;               // epoch of the last store that a cache may hold back
+  struct WriteBack {
+    Published what;
+    Scope scope;
+  };
+  std::vector<WriteBack> write_backs;
+  std::vector<PendingAcquire> acquires;
+  std::unordered_map<uint64_t, uint32_t> joined;   // (slot, relation) -> epoch already joined
+  std::array<RegisterPending, 512> vgprs;
+  std::array<RegisterPending, 128> sgprs;
+};
+
+struct GridChecks {
+  uint32_t number = 0;
+  std::vector<std::unique_ptr<WaveChecks>> waves;
+  std::vector<uint32_t> slots;
+  std::unordered_map<const Workgroup*, ShadowPages> lds;
+  std::unordered_map<uint32_t, bool> polls;   // by pc: is the load there part of a spin loop
+};
+
+bool is_rdna(const Wave& w);
+// Epochs of the wave's own global and LDS operations that have all completed.
+uint32_t complete_global(const WaveChecks& c);
+uint32_t complete_lds(const WaveChecks& c);
+// The state of release changed: later releases publish the new one.
+void note_release(Wave& w);
+// Orders the wave after what `from` had released when it made that access.
+void join_release(Wave& w, Contributor from, Scope relation);
+Scope relation_to(const Wave& w, const WaveChecks& c, uint32_t slot);
+void join_clock(SharedClock& into, const Clock& from);
+void raise_clock(SharedClock& into, uint32_t slot, uint32_t epoch);
+uint32_t clock_at(const SharedClock& clock, uint32_t slot);
+
+}  // namespace ark_emu

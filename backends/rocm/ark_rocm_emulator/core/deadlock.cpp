@@ -1,0 +1,146 @@
+// Recognises a grid that can never go on. When no byte of memory has changed for a while, every live
+// wave is run by itself: if each comes back to exactly the same registers at the same instruction
+// without changing memory, nothing inside the grid can ever change, and only somebody outside could
+// end the wait. Waits on memory that the host, another device or another process may write are given
+// time on the wall clock instead.
+#include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+#include <cstring>
+#include <thread>
+
+#include "grid.h"
+
+namespace ark_emu {
+namespace {
+
+constexpr uint64_t kWatchSteps = 20000;   // longest cycle that is recognised
+constexpr size_t kPrintedWaves = 24;
+
+uint64_t mix(uint64_t hash, uint64_t value) {
+  hash = (hash ^ value) * 0x9e3779b97f4a7c15ull;
+  return hash ^ (hash >> 29);
+}
+
+}  // namespace
+
+uint64_t Grid::state_hash(const Wave& w) const {
+  uint64_t hash = mix(w.scc ? 1 : 2, w.mode);
+  for (int k = 0; k < 128; k += 2) hash = mix(hash, w.s64(static_cast<unsigned>(k)));
+  const size_t rows = std::min<size_t>(kernel->vgprs + 1, vgpr_rows);
+  const auto* cells = reinterpret_cast<const uint8_t*>(w.v);
+  for (size_t at = 0; at < rows * kLanes * 4; at += 8) {
+    uint64_t value;
+    std::memcpy(&value, cells + at, 8);
+    hash = mix(hash, value);
+  }
+  if (vgpr_rows > 256) {
+    const auto* agprs = w.v + 256 * kLanes;
+    for (size_t at = 0; at < size_t{kernel->agprs} * kLanes; at++) hash = mix(hash, agprs[at]);
+  }
+  return hash;
+}
+
+bool Grid::externally_written(uint64_t address) const {
+  const std::shared_ptr<const RegionEntry> entry = memory.find(address);
+  if (entry == nullptr) return false;
+  const Region& r = entry->region;
+  const uint64_t others = r.access & ~(1ull << device);
+  return r.kind == MemKind::Host || r.kind == MemKind::Queue || r.shared || r.device != device ||
+         others != 0;
+}
+
+std::string Grid::poll_state(const PollLog& log) const {
+  std::string text = "polls";
+  for (size_t k = 0; k < log.addresses.size() && k < 3; k++) {
+    char line[64];
+    std::snprintf(line, sizeof line, " 0x%" PRIx64, log.addresses[k]);
+    text += line;
+    if (const auto entry = memory.find(log.addresses[k]); entry != nullptr) {
+      text += " (" + entry->region.name + "+" +
+              std::to_string(log.addresses[k] - entry->region.base) + ")";
+    }
+    text += " = " + std::to_string(log.values[k]);
+  }
+  if (log.addresses.size() > 3) text += " and more";
+  return log.addresses.empty() ? "loops without reading memory" : text;
+}
+
+// Runs the wave by itself and looks for a cycle (Brent's method on instruction counts).
+Grid::Stuck Grid::watch(Wave& w) {
+  Stuck stuck;
+  PollLog log;
+  w.watched = &log;
+  uint32_t mark_pc = w.pc;
+  uint64_t mark_hash = state_hash(w), mark_at = 0, next_mark = 1;
+  for (uint64_t steps = 1; steps <= kWatchSteps && !ended; steps++) {
+    run_slice(w, 1);
+    if (w.changed || w.status != WaveStatus::Ready || ended) break;
+    if (w.pc == mark_pc && state_hash(w) == mark_hash) {
+      stuck.cycles = true;
+      break;
+    }
+    if (steps - mark_at >= next_mark) {
+      mark_at = steps;
+      next_mark *= 2;
+      mark_pc = w.pc;
+      mark_hash = state_hash(w);
+      log.addresses.clear();
+      log.values.clear();
+    }
+  }
+  w.watched = nullptr;
+  stuck.state = poll_state(log);
+  for (const uint64_t address : log.addresses) stuck.external |= externally_written(address);
+  return stuck;
+}
+
+bool Grid::look_for_deadlock() {
+  if (!quiet() || clock < next_look) return false;
+  next_look = clock + 100000 + 2000 * live_waves;
+  bool external = false;
+  std::vector<std::pair<const Wave*, std::string>> states;
+  const std::vector<Wave*> looked_at = ready;
+  for (Wave* wave : looked_at) {
+    const Stuck stuck = watch(*wave);
+    if (ended || !stuck.cycles) {
+      waiting_external = false;
+      return ended;
+    }
+    external |= stuck.external;
+    states.emplace_back(wave, stuck.state);
+  }
+  const auto now = std::chrono::steady_clock::now();
+  if (!waiting_external) {
+    waiting_external = true;
+    external_since = now;
+  }
+  const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(now - external_since);
+  if (external && waited.count() < static_cast<int64_t>(desc.options.external_wait_ms)) {
+    // Somebody outside may still write: leave the processor to them, look again soon.
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+    next_look = clock + 64 * live_waves;
+    return false;
+  }
+  for (const auto& [wave, state] : states) {
+    WaveWhere w = where(*wave, wave->pc);
+    w.state = state;
+    result.waves.push_back(std::move(w));
+  }
+  for (const auto& wave : waves) {
+    if (wave->status == WaveStatus::Barrier) result.waves.push_back(where(*wave, wave->pc));
+  }
+  std::string text = "no wave can go on; " + std::to_string(result.waves.size()) + " are left";
+  if (external) text += " and nothing came from outside for " + std::to_string(waited.count()) + " ms";
+  for (size_t k = 0; k < result.waves.size() && k < kPrintedWaves; k++) {
+    const WaveWhere& w = result.waves[k];
+    text += "\n  workgroup (" + std::to_string(w.workgroup[0]) + ", " +
+            std::to_string(w.workgroup[1]) + ", " + std::to_string(w.workgroup[2]) + ") wave " +
+            std::to_string(w.wave) + " at " + w.function + ": " + w.line + "; " + w.state;
+  }
+  if (result.waves.size() > kPrintedWaves) text += "\n  ...";
+  finish(Fault{ErrorKind::Deadlock, text + "\n"}, nullptr, 0);
+  return true;
+}
+
+}  // namespace ark_emu

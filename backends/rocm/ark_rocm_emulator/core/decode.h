@@ -1,0 +1,70 @@
+// Bits -> Inst. One Decoder per architecture, stateless after construction.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine.h"
+#include "inst.h"
+
+namespace ark_emu {
+
+// Opcode numbers of one format as text: a number, then the names from there on counting up; a name
+// may be followed by "=" and the name it was registered under; "none" removes one.
+//   "0 s_add_u32 s_sub_u32 5 new_name=registered_name"
+struct OpcodeText {
+  Format format;
+  const char* text;
+};
+
+struct OpcodeEntry {
+  std::string name;             // assembler's
+  const OpInfo* op = nullptr;   // null: no such opcode
+};
+
+class Decoder {
+ public:
+  virtual ~Decoder() = default;
+  // Decodes one instruction at words[0]; `pc` is its dword index. Never throws: what cannot be
+  // decoded is an Inst of one dword whose run stops the wave with UnknownOpcode.
+  Inst decode(std::span<const uint32_t> words, uint32_t pc) const;
+
+ protected:
+  Decoder(Arch arch, std::span<const OpcodeText> tables);
+  // Fills everything but run/pc/next bookkeeping; returns the length in dwords, 0 if unknown.
+  virtual int decode_words(std::span<const uint32_t> words, Inst& inst) const = 0;
+
+  // Looks up (format, opcode), sets inst.op, name, run, format, opcode and operand types. False if
+  // there is no such opcode.
+  bool lookup(Inst& inst, Format format, unsigned opcode) const;
+  // A 9-bit source field (8-bit for scalar formats: same numbering below 256), typed by
+  // inst.src[k].ty. Sets `needs_literal` when the value is a literal dword.
+  void source(Operand& operand, unsigned enc, bool& needs_literal) const;
+  static void set_vgpr(Operand& operand, unsigned reg, bool agpr = false);
+  void set_sgpr(Operand& operand, unsigned reg) const;   // destinations too; null -> None
+  static void set_literal(Operand& operand, uint32_t word);
+  // Implicit operands of VOP1/VOP2/VOPC in 32-bit form (VCC), Tied sources.
+  void implicit(Inst& inst) const;
+  static void finish_valu(Inst& inst);                   // plain_src, plain_dst
+
+  Arch arch_;
+  unsigned m0_, null_;            // scalar register numbers; null_ = 128 where there is none
+  std::vector<OpcodeEntry> table_[static_cast<int>(Format::Count)];
+};
+
+const Decoder& decoder_for(Arch arch);
+std::unique_ptr<Decoder> make_gfx9_decoder(Arch arch);
+std::unique_ptr<Decoder> make_gfx11_decoder(Arch arch);
+
+// Text that the assembler turns back into the same bytes.
+std::string disassemble(const Inst& inst, Arch arch);
+// Handler of what could not be decoded or is known by name only.
+void unknown_opcode(Wave& wave, const Inst& inst);
+
+// Apertures of the generic address space (high dwords of src_shared_base, src_private_base).
+constexpr uint32_t kSharedAperture = 0x00010000;
+constexpr uint32_t kPrivateAperture = 0x00020000;
+
+}  // namespace ark_emu

@@ -1,0 +1,401 @@
+// Encodings of gfx90a, gfx942 and gfx950 (AMD CDNA2, CDNA3, CDNA4 instruction set documents,
+// chapter "Microcode formats").
+#include "decode.h"
+#include "opcodes_gfx9.h"
+#include "ops.h"
+
+namespace ark_emu {
+namespace {
+
+constexpr unsigned bits(uint32_t word, int high, int low) {
+  return (word >> low) & ((1u << (high - low + 1)) - 1);
+}
+
+constexpr int32_t sign_extend(uint32_t value, int width) {
+  return static_cast<int32_t>(value << (32 - width)) >> (32 - width);
+}
+
+std::vector<OpcodeText> tables_for(Arch arch) {
+  std::vector<OpcodeText> all;
+  for (const auto* part : {&kGfx9Scalar, &kGfx9Memory, &kGfx9Vector, &kGfx9Compare}) {
+    all.insert(all.end(), part->begin(), part->end());
+  }
+  if (arch == Arch::gfx90a) all.insert(all.end(), kGfx90aChanges.begin(), kGfx90aChanges.end());
+  return all;
+}
+
+class Gfx9Decoder : public Decoder {
+ public:
+  explicit Gfx9Decoder(Arch arch) : Decoder(arch, tables_for(arch)) {}
+
+ protected:
+  int decode_words(std::span<const uint32_t> words, Inst& inst) const override {
+    const uint32_t word = words[0];
+    inst.opsel_hi = 0;
+    if (bits(word, 31, 31) == 0) {
+      const unsigned op = bits(word, 30, 25);
+      if (op == 0x3f) return vop1(words, inst);
+      if (op == 0x3e) return vopc(words, inst);
+      return vop2(words, inst);
+    }
+    if (bits(word, 31, 30) == 2) {
+      if (bits(word, 31, 23) == 0x17d) return sop1(words, inst);
+      if (bits(word, 31, 23) == 0x17e) return sopc(words, inst);
+      if (bits(word, 31, 23) == 0x17f) return sopp(words, inst);
+      if (bits(word, 31, 28) == 0xb) return sopk(words, inst);
+      return sop2(words, inst);
+    }
+    if (words.size() < 2) return 0;
+    switch (bits(word, 31, 26)) {
+      case 0x30: return smem(words, inst);
+      case 0x34: return bits(word, 31, 23) == 0x1a7 ? vop3p(words, inst) : vop3(words, inst);
+      case 0x36: return ds(words, inst);
+      case 0x37: return flat(words, inst);
+      case 0x38: return mubuf(words, inst);
+      default: return 0;
+    }
+  }
+
+ private:
+  // The length of a scalar or 32-bit vector instruction, its literal filled in.
+  static int finish(std::span<const uint32_t> words, Inst& inst, bool literal) {
+    if (!literal) return 1;
+    if (words.size() < 2) return 0;
+    for (Operand& src : inst.src) {
+      if (src.enc == 255 && src.kind == Kind::None) set_literal(src, words[1]);
+    }
+    return 2;
+  }
+
+  int sop1(std::span<const uint32_t> words, Inst& inst) const {
+    if (!lookup(inst, Format::SOP1, bits(words[0], 15, 8))) return 0;
+    bool literal = false;
+    if (inst.op->dst_count > 0) set_sgpr(inst.dst[0], bits(words[0], 22, 16));
+    if (inst.op->src_count > 0) source(inst.src[0], bits(words[0], 7, 0), literal);
+    return finish(words, inst, literal);
+  }
+
+  int sop2(std::span<const uint32_t> words, Inst& inst) const {
+    if (!lookup(inst, Format::SOP2, bits(words[0], 29, 23))) return 0;
+    bool literal = false;
+    set_sgpr(inst.dst[0], bits(words[0], 22, 16));
+    source(inst.src[0], bits(words[0], 7, 0), literal);
+    source(inst.src[1], bits(words[0], 15, 8), literal);
+    return finish(words, inst, literal);
+  }
+
+  int sopc(std::span<const uint32_t> words, Inst& inst) const {
+    if (!lookup(inst, Format::SOPC, bits(words[0], 22, 16))) return 0;
+    bool literal = false;
+    source(inst.src[0], bits(words[0], 7, 0), literal);
+    if (inst.op->src_count > 1) source(inst.src[1], bits(words[0], 15, 8), literal);
+    return finish(words, inst, literal);
+  }
+
+  int sopk(std::span<const uint32_t> words, Inst& inst) const {
+    if (!lookup(inst, Format::SOPK, bits(words[0], 27, 23))) return 0;
+    inst.imm = static_cast<int16_t>(words[0] & 0xffff);
+    const unsigned sdst = bits(words[0], 22, 16);
+    if (inst.op->dst_count > 0) set_sgpr(inst.dst[0], sdst);
+    if (inst.op->src_count == 0) return 1;
+    if (inst.op->src[0] == Ty::Literal) {   // s_setreg_imm32_b32
+      if (words.size() < 2) return 0;
+      set_literal(inst.src[0], words[1]);
+      return 2;
+    }
+    set_sgpr(inst.src[0], sdst);
+    return 1;
+  }
+
+  int sopp(std::span<const uint32_t> words, Inst& inst) const {
+    if (!lookup(inst, Format::SOPP, bits(words[0], 22, 16))) return 0;
+    inst.imm = static_cast<int16_t>(words[0] & 0xffff);
+    return 1;
+  }
+
+  int smem(std::span<const uint32_t> words, Inst& inst) const {
+    const uint32_t word = words[0];
+    if (!lookup(inst, Format::SMEM, bits(word, 25, 18))) return 0;
+    inst.glc = bits(word, 16, 16) != 0;
+    if (inst.op->dst_count > 0) set_sgpr(inst.dst[0], bits(word, 12, 6));
+    if (inst.op->src_count == 0) return 2;
+    inst.src[0].dwords = inst.op->src[0] == Ty::B128 ? 4 : 2;
+    set_sgpr(inst.src[0], bits(word, 5, 0) * 2);
+    const bool imm = bits(word, 17, 17) != 0, offset_en = bits(word, 14, 14) != 0;
+    if (imm) inst.imm = sign_extend(bits(words[1], 20, 0), 21);
+    inst.src[1].ty = Ty::B32;
+    if (offset_en || !imm) {
+      set_sgpr(inst.src[1], offset_en ? bits(words[1], 31, 25) : bits(words[1], 6, 0));
+      inst.src[1].dwords = 1;
+    }
+    inst.has_saddr = imm;   // both an immediate and a register: printed differently
+    return 2;
+  }
+
+  // Source 0 of VOP1, VOP2, VOPC with its DPP and SDWA words. Returns the length, 0 on error.
+  int source0(std::span<const uint32_t> words, Inst& inst, bool compare) const {
+    const unsigned enc = bits(words[0], 8, 0);
+    if (enc != 249 && enc != 250) {
+      bool literal = false;
+      source(inst.src[0], enc, literal);
+      return finish(words, inst, literal);
+    }
+    if (words.size() < 2) return 0;
+    const uint32_t word = words[1];
+    if (enc == 250) {
+      inst.ext = Ext::Dpp;
+      set_vgpr(inst.src[0], bits(word, 7, 0));
+      inst.dpp_ctrl = static_cast<uint16_t>(bits(word, 16, 8));
+      inst.bound_ctrl = bits(word, 19, 19) != 0;
+      inst.neg = static_cast<uint8_t>(bits(word, 20, 20) | bits(word, 22, 22) << 1);
+      inst.abs = static_cast<uint8_t>(bits(word, 21, 21) | bits(word, 23, 23) << 1);
+      inst.bank_mask = static_cast<uint8_t>(bits(word, 27, 24));
+      inst.row_mask = static_cast<uint8_t>(bits(word, 31, 28));
+      return 2;
+    }
+    inst.ext = Ext::Sdwa;
+    bool literal = false;
+    source(inst.src[0], bits(word, 7, 0) + (bits(word, 23, 23) != 0 ? 0 : 256), literal);
+    if (inst.op->src_count > 1 && inst.src[1].kind == Kind::Vgpr && bits(word, 31, 31) != 0) {
+      const unsigned enc1 = bits(words[0], 16, 9);
+      source(inst.src[1], enc1, literal);
+    }
+    if (literal) return 0;
+    inst.sel[0] = static_cast<uint8_t>(bits(word, 18, 16));
+    inst.sel[1] = static_cast<uint8_t>(bits(word, 26, 24));
+    inst.sext[0] = bits(word, 19, 19) != 0;
+    inst.sext[1] = bits(word, 27, 27) != 0;
+    inst.neg = static_cast<uint8_t>(bits(word, 20, 20) | bits(word, 28, 28) << 1);
+    inst.abs = static_cast<uint8_t>(bits(word, 21, 21) | bits(word, 29, 29) << 1);
+    if (compare) {
+      if (bits(word, 15, 15) != 0) set_sgpr(inst.dst[0], bits(word, 14, 8));
+    } else {
+      inst.dst_sel = static_cast<uint8_t>(bits(word, 10, 8));
+      inst.dst_unused = static_cast<uint8_t>(bits(word, 12, 11));
+      inst.clamp = bits(word, 13, 13) != 0;
+      inst.omod = static_cast<uint8_t>(bits(word, 15, 14));
+    }
+    return 2;
+  }
+
+  void vector_dst(Inst& inst, unsigned field) const {
+    if (inst.op->dst_count == 0) return;
+    if (inst.dst[0].ty == Ty::Scalar) {
+      set_sgpr(inst.dst[0], field);
+    } else {
+      set_vgpr(inst.dst[0], field);
+    }
+  }
+
+  int vop1(std::span<const uint32_t> words, Inst& inst) const {
+    if (!lookup(inst, Format::VOP1, bits(words[0], 16, 9))) return 0;
+    vector_dst(inst, bits(words[0], 24, 17));
+    const int length = inst.op->src_count > 0 ? source0(words, inst, false) : 1;
+    if (inst.op->name == "v_accvgpr_mov_b32") {
+      inst.dst[0].reg += 256;
+      if (inst.src[0].kind == Kind::Vgpr) inst.src[0].reg += 256;
+    }
+    implicit(inst);
+    finish_valu(inst);
+    return length;
+  }
+
+  int vop2(std::span<const uint32_t> words, Inst& inst) const {
+    if (!lookup(inst, Format::VOP2, bits(words[0], 30, 25))) return 0;
+    vector_dst(inst, bits(words[0], 24, 17));
+    // fmamk: src0, literal, src1; fmaak: src0, src1, literal.
+    const int second = inst.op->src[1] == Ty::Literal ? 2 : 1;
+    set_vgpr(inst.src[second], bits(words[0], 16, 9));
+    int length = source0(words, inst, false);
+    for (int k = 1; k < 3; k++) {
+      if (inst.op->src[k] != Ty::Literal) continue;
+      if (words.size() < 2) return 0;
+      inst.src[k].ty = inst.op->src[0];
+      inst.src[k].dwords = 1;
+      set_literal(inst.src[k], words[1]);
+      inst.src[k].enc = 255;
+      length = 2;
+    }
+    implicit(inst);
+    finish_valu(inst);
+    return length;
+  }
+
+  int vopc(std::span<const uint32_t> words, Inst& inst) const {
+    if (!lookup(inst, Format::VOPC, bits(words[0], 24, 17))) return 0;
+    set_vgpr(inst.src[1], bits(words[0], 16, 9));
+    const int length = source0(words, inst, true);
+    implicit(inst);
+    finish_valu(inst);
+    return length;
+  }
+
+  int vop3(std::span<const uint32_t> words, Inst& inst) const {
+    const unsigned op = bits(words[0], 25, 16);
+    bool found;
+    if (op < 0x100) {
+      found = lookup(inst, Format::VOPC, op);
+    } else if (op < 0x140) {
+      found = lookup(inst, Format::VOP2, op - 0x100);
+    } else if (op < 0x1c0) {
+      found = lookup(inst, Format::VOP1, op - 0x140);
+    } else {
+      found = lookup(inst, Format::VOP3, op);
+    }
+    if (!found) return 0;
+    inst.vop3_form = true;
+    inst.clamp = bits(words[0], 15, 15) != 0;
+    inst.omod = static_cast<uint8_t>(bits(words[1], 28, 27));
+    inst.neg = static_cast<uint8_t>(bits(words[1], 31, 29));
+    const unsigned vdst = bits(words[0], 7, 0);
+    if (inst.dst[0].ty == Ty::Mask) {
+      set_sgpr(inst.dst[0], vdst);
+    } else {
+      vector_dst(inst, vdst);
+    }
+    if (inst.dst[1].ty == Ty::Mask) {
+      set_sgpr(inst.dst[1], bits(words[0], 14, 8));
+    } else {
+      inst.abs = static_cast<uint8_t>(bits(words[0], 10, 8));
+      inst.opsel = static_cast<uint8_t>(bits(words[0], 14, 11));
+    }
+    return sources3(words, inst);
+  }
+
+  int sources3(std::span<const uint32_t> words, Inst& inst) const {
+    bool literal = false;
+    const unsigned enc[3] = {bits(words[1], 8, 0), bits(words[1], 17, 9), bits(words[1], 26, 18)};
+    for (int k = 0; k < inst.op->src_count && k < 3; k++) {
+      if (inst.src[k].ty != Ty::Tied) source(inst.src[k], enc[k], literal);
+    }
+    if (literal) return 0;
+    implicit(inst);
+    finish_valu(inst);
+    return 2;
+  }
+
+  int vop3p(std::span<const uint32_t> words, Inst& inst) const {
+    const unsigned op = bits(words[0], 22, 16);
+    if (!lookup(inst, Format::VOP3P, op)) return 0;
+    vector_dst(inst, bits(words[0], 7, 0));
+    const bool mai = inst.op->name.starts_with("v_mfma") || inst.op->name.starts_with("v_accvgpr");
+    if (!mai) {
+      inst.abs = static_cast<uint8_t>(bits(words[0], 10, 8));   // neg_hi
+      inst.opsel = static_cast<uint8_t>(bits(words[0], 13, 11));
+      inst.opsel_hi =
+          static_cast<uint8_t>(bits(words[1], 28, 27) | bits(words[0], 14, 14) << 2);
+      inst.clamp = bits(words[0], 15, 15) != 0;
+      inst.neg = static_cast<uint8_t>(bits(words[1], 31, 29));
+      return sources3(words, inst);
+    }
+    const int length = sources3(words, inst);
+    inst.cbsz = static_cast<uint8_t>(bits(words[0], 10, 8));
+    inst.abid = static_cast<uint8_t>(bits(words[0], 14, 11));
+    inst.blgp = static_cast<uint8_t>(bits(words[1], 31, 29));
+    const bool accvgpr_write = inst.op->name == "v_accvgpr_write_b32";
+    const bool acc_cd = bits(words[0], 15, 15) != 0 || accvgpr_write;
+    if (acc_cd) inst.dst[0].reg += 256;
+    if (acc_cd && inst.src[2].kind == Kind::Vgpr) inst.src[2].reg += 256;
+    // The assembler sets these bits on v_accvgpr_write too, whose source is a VGPR all the same.
+    for (int k = 0; k < 2 && !accvgpr_write; k++) {
+      if (inst.src[k].kind == Kind::Vgpr && bits(words[1], 27 + k, 27 + k) != 0) {
+        inst.src[k].reg += 256;
+      }
+    }
+    return length;
+  }
+
+  int ds(std::span<const uint32_t> words, Inst& inst) const {
+    if (!lookup(inst, Format::DS, bits(words[0], 24, 17))) return 0;
+    inst.imm = static_cast<int32_t>(words[0] & 0xffff);
+    inst.gds = bits(words[0], 16, 16) != 0;
+    const bool acc = bits(words[0], 25, 25) != 0;
+    const unsigned fields[3] = {bits(words[1], 7, 0), bits(words[1], 15, 8), bits(words[1], 23, 16)};
+    for (int k = 0; k < inst.op->src_count && k < 3; k++) {
+      set_vgpr(inst.src[k], fields[k], k > 0 && acc);
+      if (inst.src[k].ty == Ty::Ptr) inst.src[k].dwords = 1;
+    }
+    if (inst.op->dst_count > 0) set_vgpr(inst.dst[0], bits(words[1], 31, 24), acc);
+    return 2;
+  }
+
+  // gfx90a has a bit for loads that go to LDS; later architectures have opcodes of their own.
+  static bool to_lds(Inst& inst) {
+    const std::string prefix = "global_load_";
+    if (!inst.op->name.starts_with(prefix)) return false;
+    const OpInfo* op = Ops::all().find("global_load_lds_" + inst.op->name.substr(prefix.size()));
+    if (op == nullptr) return false;
+    inst.op = op;
+    inst.run = op->run;
+    inst.lds = true;
+    inst.dst[0] = Operand();
+    return true;
+  }
+
+  int flat(std::span<const uint32_t> words, Inst& inst) const {
+    const uint32_t word = words[0];
+    const unsigned seg = bits(word, 15, 14);
+    constexpr Format kSegments[4] = {Format::FLAT, Format::SCRATCH, Format::GLOBAL, Format::None};
+    if (seg == 3 || !lookup(inst, kSegments[seg], bits(word, 24, 18))) return 0;
+    if (arch_ == Arch::gfx90a && seg == 2 && bits(word, 13, 13) != 0 && !to_lds(inst)) return 0;
+    inst.imm = seg == 0 ? static_cast<int32_t>(bits(word, 11, 0))
+                        : sign_extend(bits(word, 12, 0), 13);
+    inst.glc = bits(word, 16, 16) != 0;
+    inst.slc = bits(word, 17, 17) != 0;
+    inst.scc_bit = bits(word, 25, 25) != 0;
+    const bool acc = bits(words[1], 23, 23) != 0;
+    const unsigned saddr = bits(words[1], 22, 16);
+    inst.has_saddr = seg != 0 && saddr != 0x7f;
+    bool vaddr = true;
+    if (seg == 1) vaddr = arch_ == Arch::gfx90a ? !inst.has_saddr : bits(word, 13, 13) != 0;
+    if (seg == 1 && arch_ != Arch::gfx90a) {
+      inst.imm = sign_extend(bits(word, 12, 0), 13);
+    }
+    if (vaddr) set_vgpr(inst.src[0], bits(words[1], 7, 0));
+    inst.src[0].dwords = inst.has_saddr || seg == 1 ? 1 : 2;
+    if (inst.op->src_count > 1) set_vgpr(inst.src[1], bits(words[1], 15, 8), acc);
+    if (inst.has_saddr) {
+      set_sgpr(inst.src[2], saddr);
+      inst.src[2].dwords = seg == 1 ? 1 : 2;
+      inst.src[2].ty = seg == 1 ? Ty::B32 : Ty::B64;
+    }
+    if (inst.op->dst_count > 0) set_vgpr(inst.dst[0], bits(words[1], 31, 24), acc);
+    return 2;
+  }
+
+  int mubuf(std::span<const uint32_t> words, Inst& inst) const {
+    const uint32_t word = words[0];
+    if (!lookup(inst, Format::MUBUF, bits(word, 24, 18))) return 0;
+    inst.glc = bits(word, 14, 14) != 0;
+    inst.scc_bit = bits(word, 15, 15) != 0;
+    inst.slc = bits(word, 17, 17) != 0;
+    if (inst.op->src_count == 0) return 2;   // cache control
+    inst.imm = static_cast<int32_t>(bits(word, 11, 0));
+    inst.offen = bits(word, 12, 12) != 0;
+    inst.idxen = bits(word, 13, 13) != 0;
+    inst.lds = bits(word, 16, 16) != 0;
+    const bool acc = bits(words[1], 23, 23) != 0;
+    if (inst.offen || inst.idxen) {
+      set_vgpr(inst.src[0], bits(words[1], 7, 0));
+      inst.src[0].dwords = inst.offen && inst.idxen ? 2 : 1;
+    }
+    if (inst.op->src_count > 1) set_vgpr(inst.src[1], bits(words[1], 15, 8), acc);
+    if (inst.op->dst_count > 0 && !inst.lds) set_vgpr(inst.dst[0], bits(words[1], 15, 8), acc);
+    inst.src[2].ty = Ty::B128;
+    inst.src[2].dwords = 4;
+    set_sgpr(inst.src[2], bits(words[1], 20, 16) * 4);
+    bool literal = false;
+    inst.src[3].ty = Ty::B32;
+    inst.src[3].dwords = 1;
+    source(inst.src[3], bits(words[1], 31, 24), literal);
+    return literal ? 0 : 2;
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Decoder> make_gfx9_decoder(Arch arch) {
+  return std::make_unique<Gfx9Decoder>(arch);
+}
+
+}  // namespace ark_emu

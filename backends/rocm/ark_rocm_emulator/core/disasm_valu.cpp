@@ -1,0 +1,209 @@
+// Inst -> assembler text: the vector formats with their modifiers, DPP, SDWA and dual issue.
+#include <algorithm>
+#include <cstdlib>
+
+#include "disasm.h"
+
+namespace ark_emu {
+namespace {
+
+bool is_half(Ty ty) {
+  return ty == Ty::B16 || ty == Ty::I16 || ty == Ty::U16 || ty == Ty::F16 || ty == Ty::BF16;
+}
+
+bool is_float(Ty ty) {
+  return ty == Ty::F16 || ty == Ty::BF16 || ty == Ty::F32 || ty == Ty::F64 || ty == Ty::PkF16 ||
+         ty == Ty::PkF32;
+}
+
+std::string bit_list(const char* name, unsigned bits, int count) {
+  std::string text = std::string(" ") + name + ":[";
+  for (int k = 0; k < count; k++) {
+    if (k > 0) text += ",";
+    text += (bits >> k) & 1 ? "1" : "0";
+  }
+  return text + "]";
+}
+
+// How many sources the assembler sees: the ones that are not implied.
+int written_sources(const OpInfo& op) {
+  int count = 0;
+  for (int k = 0; k < op.src_count; k++) count += op.src[k] != Ty::Tied ? 1 : 0;
+  return count;
+}
+
+}  // namespace
+
+std::string Printer::vector_source(int k) const {
+  const Operand& operand = inst.src[k];
+  std::string text = source(operand);
+  const bool high = ((inst.opsel >> k) & 1) != 0;
+  // Real 16-bit registers exist on RDNA3, and there op_sel is written as the half's name.
+  if (rdna() && operand.kind == Kind::Vgpr && is_half(inst.op->src[k])) text += high ? ".h" : ".l";
+  if (inst.ext == Ext::Sdwa && k < 2 && inst.sext[k]) return "sext(" + text + ")";
+  const bool plain = operand.kind == Kind::Vgpr || operand.kind == Kind::Sgpr;
+  if ((inst.abs >> k) & 1) text = "|" + text + "|";
+  if ((inst.neg >> k) & 1) text = plain || text[0] == '|' ? "-" + text : "neg(" + text + ")";
+  return text;
+}
+
+std::string Printer::vector_dst(int k) const {
+  const Operand& operand = inst.dst[k];
+  if (operand.ty == Ty::Mask) return sgpr(operand.enc, rdna() ? 1 : 2);
+  if (operand.ty == Ty::Scalar) return sgpr(operand.enc, 1);
+  std::string text = vgpr(operand);
+  if (rdna() && is_half(operand.ty)) text += (inst.opsel & 8) != 0 ? ".h" : ".l";
+  return text;
+}
+
+std::string Printer::suffix() const {
+  const std::string dpp = inst.ext == Ext::Dpp || inst.ext == Ext::Dpp8 ? "_dpp" : "";
+  if (inst.ext == Ext::Sdwa) return "_sdwa";
+  if (inst.format == Format::VOP3) return dpp.empty() ? "" : "_e64" + dpp;
+  if (inst.vop3_form) return "_e64" + dpp;
+  if (!dpp.empty()) return dpp;
+  // These exist in the 32-bit encoding only and take no suffix.
+  static const char* const kNoSuffix[] = {
+      "v_fmamk_f32", "v_fmaak_f32", "v_fmamk_f16", "v_fmaak_f16", "v_madmk_f16", "v_madak_f16",
+      "v_madmk_f32", "v_madak_f32",
+      "v_swap_b32", "v_swap_b16", "v_nop", "v_readfirstlane_b32", "v_accvgpr_mov_b32",
+      "v_permlane64_b32", "v_swaprel_b32", "v_clrexcp"};
+  const bool bare = std::any_of(std::begin(kNoSuffix), std::end(kNoSuffix),
+                                [this](const char* name) { return *inst.name == name; });
+  return bare ? "" : "_e32";
+}
+
+std::string Printer::extension() const {
+  std::string text;
+  if (inst.ext == Ext::Dpp8) {
+    text = " dpp8:[";
+    for (int k = 0; k < 8; k++) {
+      text += (k > 0 ? "," : "") + std::to_string((inst.dpp8 >> (3 * k)) & 7);
+    }
+    return text + (inst.fetch_inactive ? "] fi:1" : "]");
+  }
+  if (inst.ext == Ext::Dpp) {
+    const unsigned ctrl = inst.dpp_ctrl;
+    const std::string n = std::to_string(ctrl & 15);
+    if (ctrl < 0x100) {
+      text = " quad_perm:[";
+      for (int k = 0; k < 4; k++) {
+        text += (k > 0 ? "," : "") + std::to_string((ctrl >> (2 * k)) & 3);
+      }
+      text += "]";
+    } else {
+      switch (ctrl >> 4) {
+        case 0x10: text = " row_shl:" + n; break;
+        case 0x11: text = " row_shr:" + n; break;
+        case 0x12: text = " row_ror:" + n; break;
+        case 0x15: text = (rdna() ? " row_share:" : " row_newbcast:") + n; break;
+        case 0x16: text = " row_xmask:" + n; break;
+        default: break;
+      }
+      switch (ctrl) {
+        case 0x130: text = " wave_shl:1"; break;
+        case 0x134: text = " wave_rol:1"; break;
+        case 0x138: text = " wave_shr:1"; break;
+        case 0x13c: text = " wave_ror:1"; break;
+        case 0x140: text = " row_mirror"; break;
+        case 0x141: text = " row_half_mirror"; break;
+        case 0x142: text = " row_bcast:15"; break;
+        case 0x143: text = " row_bcast:31"; break;
+        default: break;
+      }
+    }
+    text += " row_mask:" + hex(inst.row_mask) + " bank_mask:" + hex(inst.bank_mask);
+    if (inst.bound_ctrl) text += " bound_ctrl:1";
+    if (inst.fetch_inactive) text += " fi:1";
+    return text;
+  }
+  if (inst.ext != Ext::Sdwa) return text;
+  static const char* const kSelect[] = {"BYTE_0", "BYTE_1", "BYTE_2", "BYTE_3",
+                                        "WORD_0", "WORD_1", "DWORD"};
+  static const char* const kUnused[] = {"UNUSED_PAD", "UNUSED_SEXT", "UNUSED_PRESERVE"};
+  if (inst.format != Format::VOPC) {
+    text += std::string(" dst_sel:") + kSelect[std::min<int>(inst.dst_sel, 6)];
+    text += std::string(" dst_unused:") + kUnused[std::min<int>(inst.dst_unused, 2)];
+  }
+  text += std::string(" src0_sel:") + kSelect[std::min<int>(inst.sel[0], 6)];
+  if (inst.format != Format::VOP1) {
+    text += std::string(" src1_sel:") + kSelect[std::min<int>(inst.sel[1], 6)];
+  }
+  return text;
+}
+
+std::string Printer::output_modifiers() const {
+  static const char* const kScale[] = {"", " mul:2", " mul:4", " div:2"};
+  return std::string(inst.clamp ? " clamp" : "") + kScale[inst.omod];
+}
+
+std::string Printer::valu() const {
+  const OpInfo& op = *inst.op;
+  // RDNA3's v_cmpx has no destination but EXEC.
+  const bool no_dst = rdna() && inst.format == Format::VOPC && (op.flags & kWritesExec) != 0;
+  std::string text;
+  for (int k = 0; k < op.dst_count && !no_dst; k++) text = listed({text, vector_dst(k)});
+  bool halves = false;
+  for (int k = 0; k < op.src_count; k++) {
+    if (op.src[k] == Ty::Tied) continue;
+    text = listed({text, vector_source(k)});
+    halves = halves || is_half(op.src[k]);
+  }
+  halves = halves || is_half(op.dst[0]);
+  // Without 16-bit registers op_sel is a list; with them it is in the operands' names, except for a
+  // half of a scalar register and for operations on whole registers.
+  const int count = written_sources(op);
+  const unsigned selected =
+      (inst.opsel & ((1u << count) - 1)) | ((inst.opsel >> 3) & 1u) << count;
+  if (inst.vop3_form && selected != 0 && (!rdna() || !halves)) {
+    text += bit_list("op_sel", selected, count + 1);
+  }
+  return text + output_modifiers() + extension();
+}
+
+std::string Printer::vop3p() const {
+  const OpInfo& op = *inst.op;
+  std::string text = listed({vector_dst(0)});
+  const int count = written_sources(op);
+  const bool mfma = op.name.starts_with("v_mfma") || op.name.starts_with("v_smfmac");
+  const bool mixed = inst.name->starts_with("v_fma_mix");
+  for (int k = 0; k < op.src_count; k++) {
+    if (op.src[k] == Ty::Tied) continue;
+    std::string one = source(inst.src[k]);
+    if (mixed && (inst.abs >> k) & 1) one = "|" + one + "|";
+    if (mixed && (inst.neg >> k) & 1) one = "-" + one;
+    text = listed({text, one});
+  }
+  if (op.name.starts_with("v_accvgpr")) return text;
+  if (mfma) {
+    if (inst.cbsz != 0) text += " cbsz:" + std::to_string(inst.cbsz);
+    if (inst.abid != 0) text += " abid:" + std::to_string(inst.abid);
+    if (inst.blgp != 0) {
+      text += is_float(op.src[0]) && op.src[0] == Ty::F64 ? bit_list("neg", inst.blgp, 3)
+                                                           : " blgp:" + std::to_string(inst.blgp);
+    }
+    return text;
+  }
+  const unsigned all = (1u << count) - 1;
+  const unsigned usual = mixed ? 0 : all;
+  if ((inst.opsel & all) != 0) text += bit_list("op_sel", inst.opsel, count);
+  if ((inst.opsel_hi & all) != usual) text += bit_list("op_sel_hi", inst.opsel_hi, count);
+  if (!mixed && (inst.neg & all) != 0) text += bit_list("neg_lo", inst.neg, count);
+  if (!mixed && (inst.abs & all) != 0) text += bit_list("neg_hi", inst.abs, count);
+  return text + (inst.clamp ? " clamp" : "") + extension();
+}
+
+std::string Printer::vopd() const {
+  const auto half = [this](const Inst& part) {
+    const Printer p{part, arch};
+    std::string text = p.vgpr(part.dst[0]);
+    for (int k = 0; k < part.op->src_count; k++) {
+      const Ty ty = part.op->src[k];
+      if (ty != Ty::Tied && ty != Ty::Mask) text = listed({text, p.source(part.src[k])});
+    }
+    return *part.name + " " + text;
+  };
+  return half(inst) + " :: " + half(*inst.second);
+}
+
+}  // namespace ark_emu

@@ -1,0 +1,238 @@
+// The public face of the emulator core. Three callers: the pybind11 module (module.cpp), the HIP
+// stand-in (which is linked with the core into one shared library), and the tests through either.
+// Everything here is safe to call from several host threads unless a comment says otherwise.
+//
+// Device pointers are host pointers: memory is whatever the caller mapped (mmap, a shared memory
+// segment of another process) and registered as a Region. A grid reads and writes it with ordinary
+// and atomic host accesses, so another grid, a host thread or another process may share it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace ark_emu {
+
+enum class Arch : uint8_t { gfx90a, gfx942, gfx950, gfx1100 };
+constexpr int kArchCount = 4;
+
+// "gfx942" -> Arch::gfx942; feature suffixes (":sramecc+:xnack-") are ignored.
+// Throws Error for anything that is not emulated.
+Arch arch_from_name(std::string_view name);
+const char* arch_name(Arch arch);
+int wave_size(Arch arch);          // 64 on CDNA, 32 on RDNA (the default of clang for both)
+uint32_t lds_limit(Arch arch);     // bytes a workgroup may use
+
+// What the caller did wrong or what the file lacks, in words for people.
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// ---------------------------------------------------------------- memory
+
+enum class MemKind : uint8_t {
+  Device,    // coarse-grained device memory
+  Fine,      // fine-grained device memory
+  Uncached,  // uncached device memory (flags, queue rings)
+  Host,      // host memory mapped into the devices; the host may write it while grids run
+  Code,      // loaded code objects
+  Queue,     // device-visible queue: ring, write pointer, doorbell; on_store is called
+};
+
+struct Region {
+  uint64_t base = 0;        // host address == device address
+  uint64_t size = 0;        // bytes; an access must lie inside one region
+  int device = 0;           // owner; -1 for the host
+  MemKind kind = MemKind::Device;
+  uint64_t access = 0;      // bit d: device d may access it; 0 means the owner only
+  bool shared = false;      // mapped by another process too (IPC): a wait on it is never a deadlock
+  bool initialised = false; // contents count as written (host memory, IPC imports)
+  std::string name;         // for messages: "hipMalloc#3"
+  // Called by the emulating thread after a store to this region has been performed (doorbells).
+  // Must be quick and must not call back into the Machine.
+  std::function<void(uint64_t address, uint64_t value, int bytes)> on_store;
+};
+
+// ---------------------------------------------------------------- code objects
+
+struct KernelArg {
+  std::string name, value_kind, address_space;  // as in the metadata; value_kind "by_value", ...
+  uint32_t offset = 0, size = 0;                // bytes
+};
+
+struct KernelInfo {
+  std::string name;
+  uint32_t kernarg_size = 0, kernarg_align = 0;
+  uint32_t lds_bytes = 0;           // static
+  uint32_t scratch_bytes = 0;       // per lane
+  uint32_t vgprs = 0, agprs = 0, sgprs = 0;  // as allocated, from the metadata
+  uint32_t vgpr_spills = 0, sgpr_spills = 0;
+  uint32_t max_flat_workgroup = 0;
+  int wave_size = 64;
+  bool cooperative = false;
+  std::vector<KernelArg> args;      // hidden ones included (value_kind "hidden_...")
+  uint64_t entry = 0;               // offset of the first instruction in the loaded image
+  uint64_t descriptor = 0;          // offset of the kernel descriptor in the loaded image
+};
+
+struct SymbolInfo {
+  std::string name;
+  uint64_t offset = 0, size = 0;    // in the loaded image
+  bool function = false;
+};
+
+class CodeObjectImpl;
+
+// One .hsaco in memory, decoded lazily. Not bound to a device: load_on_device gives the image.
+class CodeObject {
+ public:
+  // Accepts an AMDGPU ELF (code object v4 to v6) or a clang offload bundle holding one for `want`
+  // (empty: the only one). Throws Error when the bytes are neither or the arch is not emulated.
+  static std::shared_ptr<CodeObject> from_bytes(std::span<const uint8_t> bytes,
+                                                std::string_view want = {});
+  virtual ~CodeObject() = default;
+  virtual Arch arch() const = 0;
+  virtual const std::vector<KernelInfo>& kernels() const = 0;
+  virtual const std::vector<SymbolInfo>& symbols() const = 0;   // variables and functions
+  virtual const KernelInfo* find_kernel(std::string_view name) const = 0;
+  // Lines "offset: words  text" of one function (its symbol name), or of all code when empty.
+  virtual std::string disassemble(std::string_view function = {}) const = 0;
+};
+
+// A code object with its variables placed in one device's memory. Destroying it unmaps the image.
+class LoadedCode {
+ public:
+  virtual ~LoadedCode() = default;
+  virtual const CodeObject& code() const = 0;
+  virtual int device() const = 0;
+  virtual uint64_t image() const = 0;                    // address of offset 0
+  virtual uint64_t address_of(std::string_view symbol) const = 0;   // 0 if there is none
+};
+
+// ---------------------------------------------------------------- launches
+
+struct Dim3 {
+  uint32_t x = 1, y = 1, z = 1;
+  uint64_t count() const { return uint64_t(x) * y * z; }
+};
+
+struct LaunchOptions {
+  uint64_t seed = 0;            // of the wave scheduler
+  bool checks = false;          // shadow memory, hazards, races (slower)
+  bool parallel = true;         // may spread independent workgroups over threads
+  uint32_t max_slice = 256;     // most instructions a wave runs before another one is picked
+  uint64_t step_budget = 0;     // wave-instructions before giving up; 0: none
+  uint32_t external_wait_ms = 30000;  // no progress for so long while waiting for memory that the
+                                      // host or another device may still write: deadlock
+};
+
+struct LaunchDesc {
+  std::shared_ptr<LoadedCode> code;
+  std::string kernel;
+  Dim3 grid;                    // in workgroups
+  Dim3 block;                   // in lanes
+  uint32_t dynamic_lds = 0;     // bytes
+  std::vector<uint8_t> kernarg; // explicit arguments laid out as KernelInfo::args says; the hidden
+                                // ones are filled in by the engine
+  LaunchOptions options;
+};
+
+enum class ErrorKind : uint8_t {
+  None,
+  BadLaunch,        // grid, block, LDS or arguments do not fit the kernel
+  UnknownOpcode,
+  OutOfBounds,      // global, scratch or buffer address outside every region this device may access
+  Uninitialised,    // read of bytes that nobody wrote (checks)
+  LdsRange,
+  Misaligned,
+  MissingWait,      // register used before s_waitcnt covered its load (checks)
+  Race,             // two accesses without happens-before (checks)
+  Deadlock,
+  Budget,           // step_budget exhausted
+  Trap,             // s_trap
+  Cancelled,
+};
+const char* error_kind_name(ErrorKind kind);
+
+struct WaveWhere {
+  uint32_t workgroup[3] = {0, 0, 0};
+  uint32_t wave = 0;            // within the workgroup
+  uint64_t pc = 0;              // offset in the image, as disassemble() prints it
+  std::string function;         // "kernel+0x1c"
+  std::string line;             // disassembled instruction
+  std::string state;            // "running", "at barrier", "polls 0x7f.. (hipMalloc#3+0x40) = 7"
+};
+
+struct LaunchResult {
+  ErrorKind kind = ErrorKind::None;
+  std::string message;          // whole message, seed included
+  WaveWhere where;              // of the wave at fault
+  int lane = -1;
+  uint64_t address = 0;         // of the access at fault, where there is one
+  std::vector<WaveWhere> waves; // Deadlock: every live wave
+  uint64_t instructions = 0;    // wave-instructions executed
+  double seconds = 0;           // wall clock, host
+  bool ok() const { return kind == ErrorKind::None; }
+};
+
+// A running or finished grid.
+class Launch {
+ public:
+  virtual ~Launch() = default;            // cancels and joins
+  virtual bool done() const = 0;
+  virtual const LaunchResult& wait() = 0; // blocks
+  virtual bool wait_for_ms(uint64_t ms) = 0;
+  virtual void cancel() = 0;
+};
+
+// ---------------------------------------------------------------- the machine
+
+class Machine {
+ public:
+  // One virtual device per entry. Throws Error when `devices` is empty or longer than 64.
+  static std::shared_ptr<Machine> create(const std::vector<Arch>& devices);
+  virtual ~Machine() = default;
+  virtual int device_count() const = 0;
+  virtual Arch arch(int device) const = 0;
+
+  // Memory that the caller owns. Overlapping registration throws Error.
+  virtual void add_region(Region region) = 0;
+  virtual void remove_region(uint64_t base) = 0;
+  virtual void set_access(uint64_t base, uint64_t access_mask) = 0;
+  // From now on another process maps it too (Region::shared).
+  virtual void set_shared(uint64_t base) = 0;
+  // The region that holds `address`; false if none.
+  virtual bool find_region(uint64_t address, Region* out) const = 0;
+  // Maps and registers `size` bytes (page-aligned, filled with 0xCB so that a read of memory nobody
+  // wrote shows); release unmaps it and unregisters it.
+  virtual uint64_t allocate(int device, MemKind kind, uint64_t size, std::string name = {}) = 0;
+  virtual void release(uint64_t base) = 0;
+  // The host (a copy, a memset, a DMA engine) has written these bytes: they count as initialised,
+  // and the write is ordered after everything whose effects its writer saw.
+  virtual void host_wrote(uint64_t address, uint64_t size) = 0;
+
+  // Maps the image of `code` into the memory of `device`. The arch must match; else throws Error.
+  virtual std::shared_ptr<LoadedCode> load_on_device(std::shared_ptr<CodeObject> code,
+                                                     int device) = 0;
+
+  // Starts a grid on a thread of its own. All workgroups are resident; waves are interleaved by
+  // the seeded scheduler. Never throws for what a kernel does; BadLaunch comes back as a result.
+  virtual std::shared_ptr<Launch> launch(LaunchDesc desc) = 0;
+  // Runs several grids (say one per device) on one thread, interleaved by `seed`: the same inputs
+  // and the same seed give the same order of every instruction. Returns when all have ended.
+  virtual std::vector<LaunchResult> run_together(std::vector<LaunchDesc> descs, uint64_t seed) = 0;
+
+  // Called now and then by grids while they run, from their threads, and whenever a grid has
+  // nothing to do but wait: device-side engines (DMA queues) make progress here. Returns true if
+  // it did any work. In run_together it runs on the one thread, so it is deterministic too.
+  virtual void set_engine_hook(std::function<bool()> hook) = 0;
+};
+
+}  // namespace ark_emu

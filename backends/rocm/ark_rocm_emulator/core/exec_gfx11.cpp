@@ -1,0 +1,291 @@
+// What RDNA3 has and CDNA has not: dual issue, 16-bit moves and logic, lane permutes within rows,
+// fused 16-bit multiply-adds, mixed-sign dot products, and its scalar hints. Semantics from AMD's
+// RDNA3 instruction set document, chapter "Instructions".
+#include "exec_gfx11.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <string>
+
+#include "floats.h"
+#include "lanes.h"
+
+namespace ark_emu {
+namespace {
+
+using U32 = uint32_t;
+using I32 = int32_t;
+
+// Three f16 sources; F takes and returns one floating type.
+template <class F>
+Handler half_of_three(F) {
+  return [](Wave& w, const Inst& i) {
+    alignas(64) Row t0, t1, t2, out;
+    const U32 *a = w.src16(i, 0, t0), *b = w.src16(i, 1, t1), *c = w.src16(i, 2, t2);
+    half_lanes<F>(w, a, b, c, out);
+    w.put16(i, out);
+  };
+}
+
+// Truncates to an integer between low and high; NaN gives 0.
+I32 saturate(float value, float low, float high) {
+  if (std::isnan(value)) return 0;
+  return static_cast<I32>(std::trunc(std::min(std::max(value, low), high)));
+}
+
+void nothing(Wave&, const Inst&) {}
+
+void set_mode(Wave& w, U32 mode) {
+  w.mode = mode;
+  w.default_mode = (mode & 0xff) == 0xf0;
+}
+
+// The only message with an answer that compiled code sends is the one that asks for the time.
+void sendmsg_rtn(Wave& w, const Inst& i) {
+  constexpr unsigned kGetRealtime = 0x83;
+  static const Handler real_time = Ops::all().find("s_memrealtime")->run;
+  if (i.src[0].enc != kGetRealtime) {
+    throw Fault{ErrorKind::UnknownOpcode,
+                "s_sendmsg_rtn with message " + std::to_string(i.src[0].enc) + " is not emulated"};
+  }
+  real_time(w, i);
+}
+
+// v_permlane16_b32 and v_permlanex16_b32: 16 selectors of four bits; op_sel[0] fetches from
+// inactive lanes, op_sel[1] writes 0 where the source lane is inactive.
+template <bool kOtherRow>
+void permlane16(Wave& w, const Inst& i) {
+  const U32* from = w.row(i.src[0].reg);
+  const uint64_t select = w.scalar32(i.src[1]) | static_cast<uint64_t>(w.scalar32(i.src[2])) << 32;
+  const bool fetch_inactive = (i.opsel & 1) != 0, zero_fill = (i.opsel & 2) != 0;
+  const uint64_t exec = w.exec();
+  uint64_t writable = 0;
+  Row out = {};
+  for (int l = 0; l < w.lanes; l++) {
+    const int row = (l & ~15) ^ (kOtherRow ? 16 : 0);
+    const int source = row + static_cast<int>((select >> (4 * (l & 15))) & 15);
+    const bool valid = fetch_inactive || ((exec >> source) & 1) != 0;
+    if (valid) out[l] = from[source];
+    if (valid || zero_fill) writable |= 1ull << l;
+  }
+  w.blend(w.row(i.dst[0].reg), out, exec & writable);
+}
+
+// Dot products of bytes or nibbles; neg bit k says that source k is signed.
+template <int kBits>
+void dot_mixed(Wave& w, const Inst& i) {
+  Row tmp_a, tmp_b, tmp_c, out;
+  const U32* a = w.src32(i, 0, tmp_a);
+  const U32* b = w.src32(i, 1, tmp_b);
+  const U32* c = w.src32(i, 2, tmp_c);
+  const auto field = [](U32 word, int k, bool is_signed) -> int64_t {
+    const U32 top = word << (32 - kBits * (k + 1));
+    return is_signed ? static_cast<I32>(top) >> (32 - kBits)
+                     : static_cast<int64_t>(top >> (32 - kBits));
+  };
+  for (int l = 0; l < kLanes; l++) {
+    int64_t sum = static_cast<I32>(c[l]);
+    for (int k = 0; k < 32 / kBits; k++) {
+      sum += field(a[l], k, (i.neg & 1) != 0) * field(b[l], k, (i.neg & 2) != 0);
+    }
+    if (i.clamp) sum = std::clamp<int64_t>(sum, INT32_MIN, INT32_MAX);
+    out[l] = static_cast<U32>(sum);
+  }
+  w.blend(w.row(i.dst[0].reg), out, w.exec());
+}
+
+void cndmask_b16(Wave& w, const Inst& i) {
+  Row tmp_a, tmp_b, out;
+  const U32* a = w.src16(i, 0, tmp_a);
+  const U32* b = w.src16(i, 1, tmp_b);
+  const uint64_t mask = w.src_mask(i.src[2]);
+  for (int l = 0; l < kLanes; l++) out[l] = (mask >> l) & 1 ? b[l] : a[l];
+  w.put16(i, out);
+}
+
+template <bool kSigned>
+void cvt_pk_16_f32(Wave& w, const Inst& i) {
+  Row tmp_a, tmp_b, out;
+  const U32* a = w.src32(i, 0, tmp_a);
+  const U32* b = w.src32(i, 1, tmp_b);
+  const auto narrow = [](U32 bits) {
+    const float value = std::bit_cast<float>(bits);
+    const I32 whole = kSigned ? saturate(value, -32768, 32767) : saturate(value, 0, 65535);
+    return static_cast<U32>(whole) & 0xffff;
+  };
+  for (int l = 0; l < kLanes; l++) out[l] = narrow(a[l]) | narrow(b[l]) << 16;
+  w.put32(i, out);
+}
+
+template <bool kSigned>
+void cvt_32_16(Wave& w, const Inst& i) {
+  Row tmp, out;
+  const U32* a = w.src16(i, 0, tmp);
+  for (int l = 0; l < kLanes; l++) {
+    out[l] = kSigned ? static_cast<U32>(static_cast<int16_t>(a[l])) : a[l];
+  }
+  w.put32(i, out);
+}
+
+// Two 16-bit integers to two bytes in one 16-bit register.
+void sat_pk_u8_i16(Wave& w, const Inst& i) {
+  Row tmp, out;
+  const U32* a = w.src32(i, 0, tmp);
+  const auto byte = [](U32 half) {
+    return static_cast<U32>(std::clamp<I32>(static_cast<int16_t>(half), 0, 255));
+  };
+  for (int l = 0; l < kLanes; l++) out[l] = byte(a[l]) | byte(a[l] >> 16) << 8;
+  w.put16(i, out);
+}
+
+// Registers chosen by M0: the destination's number (movreld), the source's (movrels) or both.
+unsigned relative(const Wave& w, const Operand& operand) {
+  const uint64_t reg = uint64_t(operand.reg) + w.m0();
+  if (operand.kind != Kind::Vgpr || reg > 255) {
+    throw Fault{ErrorKind::OutOfBounds, "M0 = " + std::to_string(w.m0()) +
+                                            " leads a relative move beyond v255"};
+  }
+  return static_cast<unsigned>(reg);
+}
+
+template <bool kSource, bool kDestination>
+void movrel(Wave& w, const Inst& i) {
+  Inst moved = i;
+  if (kSource) moved.src[0].reg = static_cast<uint16_t>(relative(w, i.src[0]));
+  if (kDestination) moved.dst[0].reg = static_cast<uint16_t>(relative(w, i.dst[0]));
+  Row tmp, out;
+  const U32* a = w.src32(moved, 0, tmp);
+  std::copy(a, a + kLanes, out);
+  w.put32(moved, out);
+}
+
+// The rest of the 16-bit multiply-adds is v_fma_f16 with its operands in other places.
+void register_fused16(Ops& ops) {
+  const OpInfo* fma = ops.find("v_fma_f16");
+  if (fma == nullptr) return;
+  ops.add("v_fmamk_f16", "f16=f16,lit,f16", fma->run, fma->flags);
+  ops.add("v_fmaak_f16", "f16=f16,f16,lit", fma->run, fma->flags);
+}
+
+void register_minmax(Ops& ops) {
+  ops.add("v_maxmin_f32", "f32=f32,f32,f32", float3([](float a, float b, float c) {
+            return min_number(max_number(a, b), c);
+          }),
+          kFloat);
+  ops.add("v_minmax_f32", "f32=f32,f32,f32", float3([](float a, float b, float c) {
+            return max_number(min_number(a, b), c);
+          }),
+          kFloat);
+  ops.add("v_maxmin_f16", "f16=f16,f16,f16", half_of_three([](auto a, auto b, auto c) {
+            return min_number(max_number(a, b), c);
+          }),
+          kFloat | kMode64);
+  ops.add("v_minmax_f16", "f16=f16,f16,f16", half_of_three([](auto a, auto b, auto c) {
+            return max_number(min_number(a, b), c);
+          }),
+          kFloat | kMode64);
+  ops.add("v_maxmin_u32", "u32=u32,u32,u32",
+          int3([](U32 a, U32 b, U32 c) { return std::min(std::max(a, b), c); }));
+  ops.add("v_minmax_u32", "u32=u32,u32,u32",
+          int3([](U32 a, U32 b, U32 c) { return std::max(std::min(a, b), c); }));
+  ops.add("v_maxmin_i32", "i32=i32,i32,i32", int3([](U32 a, U32 b, U32 c) {
+            return U32(std::min(std::max(I32(a), I32(b)), I32(c)));
+          }));
+  ops.add("v_minmax_i32", "i32=i32,i32,i32", int3([](U32 a, U32 b, U32 c) {
+            return U32(std::max(std::min(I32(a), I32(b)), I32(c)));
+          }));
+}
+
+void register_scalar(Ops& ops) {
+  for (const char* hint :
+       {"s_clause", "s_delay_alu", "s_waitcnt_depctr", "s_wait_idle", "s_wait_event",
+        "s_set_inst_prefetch_distance", "s_incperflevel", "s_decperflevel", "s_ttracedata",
+        "s_ttracedata_imm", "s_gl1_inv"}) {
+    ops.add(hint, "=", nothing);
+  }
+  // One counter each; what is waited for is read from the instruction, as with s_waitcnt.
+  if (const OpInfo* wait = ops.find("s_waitcnt")) {
+    for (const char* name :
+         {"s_waitcnt_vscnt", "s_waitcnt_vmcnt", "s_waitcnt_expcnt", "s_waitcnt_lgkmcnt"}) {
+      ops.add(name, "=", wait->run);
+    }
+  }
+  ops.add("s_sendmsg_rtn_b64", "b64=b32", sendmsg_rtn);
+  ops.add("s_round_mode", "=",
+          [](Wave& w, const Inst& i) { set_mode(w, (w.mode & ~0xfu) | (i.imm & 0xf)); });
+  ops.add("s_denorm_mode", "=",
+          [](Wave& w, const Inst& i) { set_mode(w, (w.mode & ~0xf0u) | (i.imm & 0xf) << 4); });
+  ops.add("s_pack_hl_b32_b16", "b32=b32,b32", [](Wave& w, const Inst& i) {
+    w.put_scalar32(i.dst[0], w.scalar32(i.src[0]) >> 16 | w.scalar32(i.src[1]) << 16);
+  });
+  const auto wrexec = [&ops](const char* name, auto f) {
+    ops.add(name, "b32=b32", [](Wave& w, const Inst& i) {
+      const U32 r = decltype(f){}(w.scalar32(i.src[0]), static_cast<U32>(w.exec()));
+      w.set_exec(r);
+      w.put_scalar32(i.dst[0], r);
+      w.scc = r != 0;
+    });
+  };
+  wrexec("s_andn1_wrexec_b32", [](U32 a, U32 exec) { return ~a & exec; });
+  wrexec("s_andn2_wrexec_b32", [](U32 a, U32 exec) { return a & ~exec; });
+}
+
+}  // namespace
+
+void run_vopd(Wave& wave, const Inst& inst) {
+  const Inst& other = *inst.second;
+  const auto reads = [](const Inst& half, const Operand& dst) {
+    return std::any_of(std::begin(half.src), std::end(half.src), [&dst](const Operand& src) {
+      return src.kind == Kind::Vgpr && src.reg == dst.reg;
+    });
+  };
+  if (!reads(other, inst.dst[0])) {
+    inst.op->run(wave, inst);
+    other.op->run(wave, other);
+    return;
+  }
+  if (!reads(inst, other.dst[0])) {
+    other.op->run(wave, other);
+    inst.op->run(wave, inst);
+    return;
+  }
+  // Each reads what the other writes: put X's result aside while Y runs on the old values.
+  uint32_t before[kLanes], after[kLanes];
+  uint32_t* row = wave.row(inst.dst[0].reg);
+  std::copy(row, row + kLanes, before);
+  inst.op->run(wave, inst);
+  std::copy(row, row + kLanes, after);
+  std::copy(before, before + kLanes, row);
+  other.op->run(wave, other);
+  std::copy(after, after + kLanes, row);
+}
+
+void register_gfx11(Ops& ops) {
+  register_scalar(ops);
+  register_fused16(ops);
+  register_minmax(ops);
+  register_wmma(ops);
+  ops.add("v_mov_b16", "b16=b16", short1([](uint16_t a) { return a; }));
+  ops.add("v_not_b16", "b16=b16", short1([](uint16_t a) { return ~a; }));
+  ops.add("v_and_b16", "b16=b16,b16", short2([](uint16_t a, uint16_t b) { return a & b; }));
+  ops.add("v_or_b16", "b16=b16,b16", short2([](uint16_t a, uint16_t b) { return a | b; }));
+  ops.add("v_xor_b16", "b16=b16,b16", short2([](uint16_t a, uint16_t b) { return a ^ b; }));
+  ops.add("v_xor3_b32", "b32=b32,b32,b32",
+          int3([](U32 a, U32 b, U32 c) { return a ^ b ^ c; }));
+  ops.add("v_cndmask_b16", "f16=f16,f16,m", cndmask_b16);
+  ops.add("v_sat_pk_u8_i16_half", "b16=b32", sat_pk_u8_i16);
+  ops.add("v_cvt_i32_i16", "i32=i16", cvt_32_16<true>);
+  ops.add("v_cvt_u32_u16", "u32=u16", cvt_32_16<false>);
+  ops.add("v_cvt_pk_i16_f32", "b32=f32,f32", cvt_pk_16_f32<true>, kFloat);
+  ops.add("v_cvt_pk_u16_f32", "b32=f32,f32", cvt_pk_16_f32<false>, kFloat);
+  ops.add("v_movreld_b32", "b32=b32", movrel<false, true>);
+  ops.add("v_movrels_b32", "b32=b32", movrel<true, false>);
+  ops.add("v_movrelsd_b32", "b32=b32", movrel<true, true>);
+  ops.add("v_permlane16_b32", "b32=b32,b32,b32", permlane16<false>, kNoModifiers);
+  ops.add("v_permlanex16_b32", "b32=b32,b32,b32", permlane16<true>, kNoModifiers);
+  ops.add("v_dot4_i32_iu8", "i32=b32,b32,i32", dot_mixed<8>);
+  ops.add("v_dot8_i32_iu4", "i32=b32,b32,i32", dot_mixed<4>);
+}
+
+}  // namespace ark_emu

@@ -1,0 +1,457 @@
+// Scalar ALU: SOP1, SOP2, SOPC and the arithmetic of SOPK. Semantics from the "SOP" chapters of
+// AMD's CDNA3 and RDNA3 instruction set documents.
+#include <bit>
+#include <string>
+
+#include "ops.h"
+#include "wave.h"
+
+namespace ark_emu {
+namespace {
+
+using U32 = uint32_t;
+using U64 = uint64_t;
+using I32 = int32_t;
+using I64 = int64_t;
+
+// Two sources, SCC = result is not zero.
+template <class F>
+Handler logic32(F) {
+  return [](Wave& w, const Inst& i) {
+    const U32 r = F{}(w.scalar32(i.src[0]), w.scalar32(i.src[1]));
+    w.put_scalar32(i.dst[0], r);
+    w.scc = r != 0;
+  };
+}
+
+template <class F>
+Handler logic64(F) {
+  return [](Wave& w, const Inst& i) {
+    const U64 r = F{}(w.scalar64(i.src[0]), w.scalar64(i.src[1]));
+    w.put_scalar64(i.dst[0], r);
+    w.scc = r != 0;
+  };
+}
+
+// Second source is 32 bits wide (shift counts, field positions).
+template <class F>
+Handler shift64(F) {
+  return [](Wave& w, const Inst& i) {
+    const U64 r = F{}(w.scalar64(i.src[0]), w.scalar32(i.src[1]));
+    w.put_scalar64(i.dst[0], r);
+    w.scc = r != 0;
+  };
+}
+
+// Two sources, SCC untouched.
+template <class F>
+Handler plain32(F) {
+  return [](Wave& w, const Inst& i) {
+    w.put_scalar32(i.dst[0], F{}(w.scalar32(i.src[0]), w.scalar32(i.src[1])));
+  };
+}
+
+// Two sources, F sets SCC itself.
+template <class F>
+Handler carry32(F) {
+  return [](Wave& w, const Inst& i) {
+    bool scc = w.scc;
+    const U32 r = F{}(w.scalar32(i.src[0]), w.scalar32(i.src[1]), scc);
+    w.put_scalar32(i.dst[0], r);
+    w.scc = scc;
+  };
+}
+
+template <class F>
+Handler compare32(F) {
+  return [](Wave& w, const Inst& i) { w.scc = F{}(w.scalar32(i.src[0]), w.scalar32(i.src[1])); };
+}
+
+// SOPK comparisons: register against simm16.
+template <class F>
+Handler compare_imm(F) {
+  return [](Wave& w, const Inst& i) { w.scc = F{}(w.scalar32(i.src[0]), i.imm); };
+}
+
+template <class F>
+Handler unary32(F) {
+  return [](Wave& w, const Inst& i) { w.put_scalar32(i.dst[0], F{}(w.scalar32(i.src[0]))); };
+}
+
+template <class F>
+Handler unary32_scc(F) {
+  return [](Wave& w, const Inst& i) {
+    const U32 r = F{}(w.scalar32(i.src[0]));
+    w.put_scalar32(i.dst[0], r);
+    w.scc = r != 0;
+  };
+}
+
+template <class F>
+Handler unary64(F) {
+  return [](Wave& w, const Inst& i) { w.put_scalar64(i.dst[0], F{}(w.scalar64(i.src[0]))); };
+}
+
+template <class F>
+Handler unary64_scc(F) {
+  return [](Wave& w, const Inst& i) {
+    const U64 r = F{}(w.scalar64(i.src[0]));
+    w.put_scalar64(i.dst[0], r);
+    w.scc = r != 0;
+  };
+}
+
+template <class F>
+Handler count64(F) {   // 64-bit source, 32-bit result, SCC untouched
+  return [](Wave& w, const Inst& i) { w.put_scalar32(i.dst[0], F{}(w.scalar64(i.src[0]))); };
+}
+
+template <class F>
+Handler saveexec64(F) {
+  return [](Wave& w, const Inst& i) {
+    const U64 source = w.scalar64(i.src[0]), old = w.exec();
+    w.put_scalar64(i.dst[0], old);
+    const U64 r = F{}(source, old);
+    w.set_exec(r);
+    w.scc = r != 0;
+  };
+}
+
+template <class F>
+Handler saveexec32(F) {
+  return [](Wave& w, const Inst& i) {
+    const U32 source = w.scalar32(i.src[0]), old = static_cast<U32>(w.exec());
+    w.put_scalar32(i.dst[0], old);
+    const U32 r = F{}(source, old);
+    w.set_exec(r);
+    w.scc = r != 0;
+  };
+}
+
+template <class F>
+Handler wrexec64(F) {   // EXEC and destination both get the result
+  return [](Wave& w, const Inst& i) {
+    const U64 r = F{}(w.scalar64(i.src[0]), w.exec());
+    w.set_exec(r);
+    w.put_scalar64(i.dst[0], r);
+    w.scc = r != 0;
+  };
+}
+
+U32 field_mask(U32 width) { return width >= 32 ? ~0u : (1u << width) - 1; }
+U64 field_mask64(U32 width) { return width >= 64 ? ~0ull : (1ull << width) - 1; }
+
+U32 quad_any(U32 bits, int lanes_of_result) {
+  U32 r = 0;
+  for (int q = 0; q < 8; q++) {
+    if (((bits >> (4 * q)) & 0xf) == 0) continue;
+    r |= lanes_of_result == 4 ? 0xfu << (4 * q) : 1u << q;
+  }
+  return r;
+}
+
+U32 bfe_signed(U32 a, U32 b) {
+  const U32 offset = b & 31, width = (b >> 16) & 0x7f;
+  if (width == 0) return 0;
+  const U32 value = static_cast<U32>(static_cast<I32>(a) >> offset);
+  if (width >= 32) return value;
+  return static_cast<U32>(static_cast<I32>(value << (32 - width)) >> (32 - width));
+}
+
+U64 bfe_signed64(U64 a, U32 b) {
+  const U32 offset = b & 63, width = (b >> 16) & 0x7f;
+  if (width == 0) return 0;
+  const I64 value = static_cast<I64>(a) >> offset;
+  if (width >= 64) return static_cast<U64>(value);
+  return static_cast<U64>(static_cast<I64>(static_cast<U64>(value) << (64 - width)) >>
+                          (64 - width));
+}
+
+U32 add_signed(U32 a, U32 b, bool& scc) {
+  const U32 r = a + b;
+  scc = ((~(a ^ b) & (a ^ r)) >> 31) != 0;
+  return r;
+}
+
+void register_sop2(Ops& ops) {
+  const auto add32 = [](U32 a, U32 b, bool& scc) {
+    const U32 r = a + b;
+    scc = r < a;
+    return r;
+  };
+  ops.add("s_add_u32", "b32=b32,b32", carry32(add32));
+  ops.add("s_sub_u32", "b32=b32,b32", carry32([](U32 a, U32 b, bool& scc) {
+            scc = b > a;
+            return a - b;
+          }));
+  ops.add("s_add_i32", "i32=i32,i32",
+          carry32([](U32 a, U32 b, bool& scc) { return add_signed(a, b, scc); }));
+  ops.add("s_sub_i32", "i32=i32,i32", carry32([](U32 a, U32 b, bool& scc) {
+            const U32 r = a - b;
+            scc = (((a ^ b) & (a ^ r)) >> 31) != 0;
+            return r;
+          }));
+  ops.add("s_addc_u32", "b32=b32,b32", carry32([](U32 a, U32 b, bool& scc) {
+            const U64 r = U64(a) + b + (scc ? 1 : 0);
+            scc = (r >> 32) != 0;
+            return static_cast<U32>(r);
+          }));
+  ops.add("s_subb_u32", "b32=b32,b32", carry32([](U32 a, U32 b, bool& scc) {
+            const U64 taken = U64(b) + (scc ? 1 : 0);
+            scc = taken > a;
+            return a - static_cast<U32>(taken);
+          }));
+  ops.add("s_min_i32", "i32=i32,i32", carry32([](U32 a, U32 b, bool& scc) {
+            scc = I32(a) < I32(b);
+            return scc ? a : b;
+          }));
+  ops.add("s_min_u32", "b32=b32,b32", carry32([](U32 a, U32 b, bool& scc) {
+            scc = a < b;
+            return scc ? a : b;
+          }));
+  ops.add("s_max_i32", "i32=i32,i32", carry32([](U32 a, U32 b, bool& scc) {
+            scc = I32(a) > I32(b);
+            return scc ? a : b;
+          }));
+  ops.add("s_max_u32", "b32=b32,b32", carry32([](U32 a, U32 b, bool& scc) {
+            scc = a > b;
+            return scc ? a : b;
+          }));
+  ops.add("s_cselect_b32", "b32=b32,b32",
+          carry32([](U32 a, U32 b, bool& scc) { return scc ? a : b; }));
+  ops.add("s_cselect_b64", "b64=b64,b64", [](Wave& w, const Inst& i) {
+    w.put_scalar64(i.dst[0], w.scalar64(i.src[w.scc ? 0 : 1]));
+  });
+  const auto both = [&ops](const char* name, Handler narrow, Handler wide) {
+    ops.add(std::string(name) + "_b32", "b32=b32,b32", narrow);
+    ops.add(std::string(name) + "_b64", "b64=b64,b64", wide);
+  };
+  both("s_and", logic32([](U32 a, U32 b) { return a & b; }),
+       logic64([](U64 a, U64 b) { return a & b; }));
+  both("s_or", logic32([](U32 a, U32 b) { return a | b; }),
+       logic64([](U64 a, U64 b) { return a | b; }));
+  both("s_xor", logic32([](U32 a, U32 b) { return a ^ b; }),
+       logic64([](U64 a, U64 b) { return a ^ b; }));
+  both("s_andn2", logic32([](U32 a, U32 b) { return a & ~b; }),
+       logic64([](U64 a, U64 b) { return a & ~b; }));
+  both("s_orn2", logic32([](U32 a, U32 b) { return a | ~b; }),
+       logic64([](U64 a, U64 b) { return a | ~b; }));
+  both("s_nand", logic32([](U32 a, U32 b) { return ~(a & b); }),
+       logic64([](U64 a, U64 b) { return ~(a & b); }));
+  both("s_nor", logic32([](U32 a, U32 b) { return ~(a | b); }),
+       logic64([](U64 a, U64 b) { return ~(a | b); }));
+  both("s_xnor", logic32([](U32 a, U32 b) { return ~(a ^ b); }),
+       logic64([](U64 a, U64 b) { return ~(a ^ b); }));
+  ops.add("s_lshl_b32", "b32=b32,b32", logic32([](U32 a, U32 b) { return a << (b & 31); }));
+  ops.add("s_lshr_b32", "b32=b32,b32", logic32([](U32 a, U32 b) { return a >> (b & 31); }));
+  ops.add("s_ashr_i32", "i32=i32,b32",
+          logic32([](U32 a, U32 b) { return static_cast<U32>(I32(a) >> (b & 31)); }));
+  ops.add("s_lshl_b64", "b64=b64,b32", shift64([](U64 a, U32 b) { return a << (b & 63); }));
+  ops.add("s_lshr_b64", "b64=b64,b32", shift64([](U64 a, U32 b) { return a >> (b & 63); }));
+  ops.add("s_ashr_i64", "i64=i64,b32",
+          shift64([](U64 a, U32 b) { return static_cast<U64>(I64(a) >> (b & 63)); }));
+  ops.add("s_bfm_b32", "b32=b32,b32",
+          plain32([](U32 a, U32 b) { return ((1u << (a & 31)) - 1) << (b & 31); }));
+  ops.add("s_bfm_b64", "b64=b32,b32", [](Wave& w, const Inst& i) {
+    const U32 width = w.scalar32(i.src[0]) & 63, offset = w.scalar32(i.src[1]) & 63;
+    w.put_scalar64(i.dst[0], ((1ull << width) - 1) << offset);
+  });
+  ops.add("s_mul_i32", "i32=i32,i32", plain32([](U32 a, U32 b) { return a * b; }));
+  ops.add("s_mul_hi_u32", "b32=b32,b32",
+          plain32([](U32 a, U32 b) { return static_cast<U32>(U64(a) * b >> 32); }));
+  ops.add("s_mul_hi_i32", "i32=i32,i32", plain32([](U32 a, U32 b) {
+            return static_cast<U32>(I64(I32(a)) * I64(I32(b)) >> 32);
+          }));
+  ops.add("s_bfe_u32", "b32=b32,b32", logic32([](U32 a, U32 b) {
+            return (a >> (b & 31)) & field_mask((b >> 16) & 0x7f);
+          }));
+  ops.add("s_bfe_i32", "i32=i32,b32", logic32([](U32 a, U32 b) { return bfe_signed(a, b); }));
+  ops.add("s_bfe_u64", "b64=b64,b32", shift64([](U64 a, U32 b) {
+            return (a >> (b & 63)) & field_mask64((b >> 16) & 0x7f);
+          }));
+  ops.add("s_bfe_i64", "i64=i64,b32", shift64([](U64 a, U32 b) { return bfe_signed64(a, b); }));
+  ops.add("s_absdiff_i32", "i32=i32,i32", logic32([](U32 a, U32 b) {
+            return I32(a) > I32(b) ? a - b : b - a;
+          }));
+  const auto add_shifted = [&ops](const char* name, auto shift) {
+    ops.add(name, "b32=b32,b32", carry32([](U32 a, U32 b, bool& scc) {
+              const U64 r = (U64(a) << decltype(shift)::value) + b;
+              scc = (r >> 32) != 0;
+              return static_cast<U32>(r);
+            }));
+  };
+  add_shifted("s_lshl1_add_u32", std::integral_constant<int, 1>());
+  add_shifted("s_lshl2_add_u32", std::integral_constant<int, 2>());
+  add_shifted("s_lshl3_add_u32", std::integral_constant<int, 3>());
+  add_shifted("s_lshl4_add_u32", std::integral_constant<int, 4>());
+  ops.add("s_pack_ll_b32_b16", "b32=b32,b32",
+          plain32([](U32 a, U32 b) { return (a & 0xffff) | b << 16; }));
+  ops.add("s_pack_lh_b32_b16", "b32=b32,b32",
+          plain32([](U32 a, U32 b) { return (a & 0xffff) | (b & 0xffff0000); }));
+  ops.add("s_pack_hh_b32_b16", "b32=b32,b32",
+          plain32([](U32 a, U32 b) { return a >> 16 | (b & 0xffff0000); }));
+}
+
+void register_sop1(Ops& ops) {
+  ops.add("s_mov_b32", "b32=b32", unary32([](U32 a) { return a; }));
+  ops.add("s_mov_b64", "b64=b64", unary64([](U64 a) { return a; }));
+  ops.add("s_cmov_b32", "b32=b32", [](Wave& w, const Inst& i) {
+    if (w.scc) w.put_scalar32(i.dst[0], w.scalar32(i.src[0]));
+  });
+  ops.add("s_cmov_b64", "b64=b64", [](Wave& w, const Inst& i) {
+    if (w.scc) w.put_scalar64(i.dst[0], w.scalar64(i.src[0]));
+  });
+  ops.add("s_not_b32", "b32=b32", unary32_scc([](U32 a) { return ~a; }));
+  ops.add("s_not_b64", "b64=b64", unary64_scc([](U64 a) { return ~a; }));
+  ops.add("s_wqm_b32", "b32=b32", unary32_scc([](U32 a) { return quad_any(a, 4); }));
+  ops.add("s_wqm_b64", "b64=b64", unary64_scc([](U64 a) {
+            return quad_any(U32(a), 4) | U64(quad_any(U32(a >> 32), 4)) << 32;
+          }));
+  ops.add("s_quadmask_b32", "b32=b32", unary32_scc([](U32 a) { return quad_any(a, 1); }));
+  ops.add("s_quadmask_b64", "b64=b64", unary64_scc([](U64 a) {
+            return quad_any(U32(a), 1) | U64(quad_any(U32(a >> 32), 1)) << 8;
+          }));
+  const auto reverse = [](U32 a) {
+    U32 r = 0;
+    for (int b = 0; b < 32; b++) r |= ((a >> b) & 1) << (31 - b);
+    return r;
+  };
+  ops.add("s_brev_b32", "b32=b32", unary32(reverse));
+  ops.add("s_brev_b64", "b64=b64", unary64([](U64 a) {
+            U64 r = 0;
+            for (int b = 0; b < 64; b++) r |= ((a >> b) & 1) << (63 - b);
+            return r;
+          }));
+  const auto count32 = [&ops](const char* name, Handler run) { ops.add(name, "b32=b32", run); };
+  count32("s_bcnt0_i32_b32", unary32_scc([](U32 a) { return U32(std::popcount(~a)); }));
+  count32("s_bcnt1_i32_b32", unary32_scc([](U32 a) { return U32(std::popcount(a)); }));
+  ops.add("s_bcnt0_i32_b64", "b32=b64", [](Wave& w, const Inst& i) {
+    const U32 r = U32(std::popcount(~w.scalar64(i.src[0])));
+    w.put_scalar32(i.dst[0], r);
+    w.scc = r != 0;
+  });
+  ops.add("s_bcnt1_i32_b64", "b32=b64", [](Wave& w, const Inst& i) {
+    const U32 r = U32(std::popcount(w.scalar64(i.src[0])));
+    w.put_scalar32(i.dst[0], r);
+    w.scc = r != 0;
+  });
+  count32("s_ff0_i32_b32",
+          unary32([](U32 a) { return a == ~0u ? ~0u : U32(std::countr_one(a)); }));
+  count32("s_ff1_i32_b32", unary32([](U32 a) { return a == 0 ? ~0u : U32(std::countr_zero(a)); }));
+  count32("s_flbit_i32_b32",
+          unary32([](U32 a) { return a == 0 ? ~0u : U32(std::countl_zero(a)); }));
+  count32("s_flbit_i32", unary32([](U32 a) {
+            const U32 flipped = I32(a) < 0 ? ~a : a;
+            return flipped == 0 ? ~0u : U32(std::countl_zero(flipped));
+          }));
+  ops.add("s_ff0_i32_b64", "b32=b64",
+          count64([](U64 a) { return a == ~0ull ? ~0u : U32(std::countr_one(a)); }));
+  ops.add("s_ff1_i32_b64", "b32=b64",
+          count64([](U64 a) { return a == 0 ? ~0u : U32(std::countr_zero(a)); }));
+  ops.add("s_flbit_i32_b64", "b32=b64",
+          count64([](U64 a) { return a == 0 ? ~0u : U32(std::countl_zero(a)); }));
+  ops.add("s_flbit_i32_i64", "b32=i64", count64([](U64 a) {
+            const U64 flipped = I64(a) < 0 ? ~a : a;
+            return flipped == 0 ? ~0u : U32(std::countl_zero(flipped));
+          }));
+  ops.add("s_sext_i32_i8", "i32=i32", unary32([](U32 a) { return U32(I32(int8_t(a))); }));
+  ops.add("s_sext_i32_i16", "i32=i32", unary32([](U32 a) { return U32(I32(int16_t(a))); }));
+  ops.add("s_abs_i32", "i32=i32", unary32_scc([](U32 a) { return I32(a) < 0 ? 0u - a : a; }));
+  ops.add("s_bitset0_b32", "b32=b32", [](Wave& w, const Inst& i) {
+    w.put_scalar32(i.dst[0], w.scalar32(i.dst[0]) & ~(1u << (w.scalar32(i.src[0]) & 31)));
+  });
+  ops.add("s_bitset1_b32", "b32=b32", [](Wave& w, const Inst& i) {
+    w.put_scalar32(i.dst[0], w.scalar32(i.dst[0]) | 1u << (w.scalar32(i.src[0]) & 31));
+  });
+  ops.add("s_bitset0_b64", "b64=b32", [](Wave& w, const Inst& i) {
+    w.put_scalar64(i.dst[0], w.scalar64(i.dst[0]) & ~(1ull << (w.scalar32(i.src[0]) & 63)));
+  });
+  ops.add("s_bitset1_b64", "b64=b32", [](Wave& w, const Inst& i) {
+    w.put_scalar64(i.dst[0], w.scalar64(i.dst[0]) | 1ull << (w.scalar32(i.src[0]) & 63));
+  });
+  ops.add("s_bitreplicate_b64_b32", "b64=b32", [](Wave& w, const Inst& i) {
+    const U32 a = w.scalar32(i.src[0]);
+    U64 r = 0;
+    for (int b = 0; b < 32; b++) r |= U64((a >> b) & 1) * 3 << (2 * b);
+    w.put_scalar64(i.dst[0], r);
+  });
+  const auto save = [&ops](const char* name, Handler narrow, Handler wide) {
+    ops.add(std::string(name) + "_saveexec_b32", "b32=b32", narrow, kWritesExec);
+    ops.add(std::string(name) + "_saveexec_b64", "b64=b64", wide, kWritesExec);
+  };
+  save("s_and", saveexec32([](U32 a, U32 e) { return a & e; }),
+       saveexec64([](U64 a, U64 e) { return a & e; }));
+  save("s_or", saveexec32([](U32 a, U32 e) { return a | e; }),
+       saveexec64([](U64 a, U64 e) { return a | e; }));
+  save("s_xor", saveexec32([](U32 a, U32 e) { return a ^ e; }),
+       saveexec64([](U64 a, U64 e) { return a ^ e; }));
+  save("s_andn2", saveexec32([](U32 a, U32 e) { return a & ~e; }),
+       saveexec64([](U64 a, U64 e) { return a & ~e; }));
+  save("s_orn2", saveexec32([](U32 a, U32 e) { return a | ~e; }),
+       saveexec64([](U64 a, U64 e) { return a | ~e; }));
+  save("s_nand", saveexec32([](U32 a, U32 e) { return ~(a & e); }),
+       saveexec64([](U64 a, U64 e) { return ~(a & e); }));
+  save("s_nor", saveexec32([](U32 a, U32 e) { return ~(a | e); }),
+       saveexec64([](U64 a, U64 e) { return ~(a | e); }));
+  save("s_xnor", saveexec32([](U32 a, U32 e) { return ~(a ^ e); }),
+       saveexec64([](U64 a, U64 e) { return ~(a ^ e); }));
+  save("s_andn1", saveexec32([](U32 a, U32 e) { return ~a & e; }),
+       saveexec64([](U64 a, U64 e) { return ~a & e; }));
+  save("s_orn1", saveexec32([](U32 a, U32 e) { return ~a | e; }),
+       saveexec64([](U64 a, U64 e) { return ~a | e; }));
+  ops.add("s_andn1_wrexec_b64", "b64=b64", wrexec64([](U64 a, U64 e) { return ~a & e; }));
+  ops.add("s_andn2_wrexec_b64", "b64=b64", wrexec64([](U64 a, U64 e) { return a & ~e; }));
+}
+
+void register_compares(Ops& ops) {
+  const auto add = [&ops](const char* name, Handler sopc, Handler sopk, bool is_signed) {
+    const std::string type = is_signed ? "_i32" : "_u32";
+    ops.add("s_cmp_" + std::string(name) + type, is_signed ? "=i32,i32" : "=u32,u32", sopc);
+    ops.add("s_cmpk_" + std::string(name) + type, is_signed ? "=i32" : "=u32", sopk);
+  };
+  const auto pair = [&add](const char* name, auto f) {
+    using F = decltype(f);
+    add(name, compare32([](U32 a, U32 b) { return F{}(I32(a), I32(b)); }),
+        compare_imm([](U32 a, I32 imm) { return F{}(I32(a), imm); }), true);
+    add(name, compare32([](U32 a, U32 b) { return F{}(a, b); }),
+        compare_imm([](U32 a, I32 imm) { return F{}(a, U32(uint16_t(imm))); }), false);
+  };
+  pair("eq", [](auto a, auto b) { return a == b; });
+  pair("lg", [](auto a, auto b) { return a != b; });
+  pair("gt", [](auto a, auto b) { return a > b; });
+  pair("ge", [](auto a, auto b) { return a >= b; });
+  pair("lt", [](auto a, auto b) { return a < b; });
+  pair("le", [](auto a, auto b) { return a <= b; });
+  ops.add("s_bitcmp0_b32", "=b32,b32", compare32([](U32 a, U32 b) { return !((a >> (b & 31)) & 1); }));
+  ops.add("s_bitcmp1_b32", "=b32,b32", compare32([](U32 a, U32 b) { return (a >> (b & 31)) & 1; }));
+  ops.add("s_bitcmp0_b64", "=b64,b32", [](Wave& w, const Inst& i) {
+    w.scc = ((w.scalar64(i.src[0]) >> (w.scalar32(i.src[1]) & 63)) & 1) == 0;
+  });
+  ops.add("s_bitcmp1_b64", "=b64,b32", [](Wave& w, const Inst& i) {
+    w.scc = ((w.scalar64(i.src[0]) >> (w.scalar32(i.src[1]) & 63)) & 1) != 0;
+  });
+  ops.add("s_cmp_eq_u64", "=u64,u64",
+          [](Wave& w, const Inst& i) { w.scc = w.scalar64(i.src[0]) == w.scalar64(i.src[1]); });
+  ops.add("s_cmp_lg_u64", "=u64,u64",
+          [](Wave& w, const Inst& i) { w.scc = w.scalar64(i.src[0]) != w.scalar64(i.src[1]); });
+  ops.add("s_movk_i32", "i32=", [](Wave& w, const Inst& i) { w.put_scalar32(i.dst[0], U32(i.imm)); });
+  ops.add("s_cmovk_i32", "i32=", [](Wave& w, const Inst& i) {
+    if (w.scc) w.put_scalar32(i.dst[0], U32(i.imm));
+  });
+  ops.add("s_addk_i32", "i32=", [](Wave& w, const Inst& i) {
+    w.put_scalar32(i.dst[0], add_signed(w.scalar32(i.dst[0]), U32(i.imm), w.scc));
+  });
+  ops.add("s_mulk_i32", "i32=", [](Wave& w, const Inst& i) {
+    w.put_scalar32(i.dst[0], w.scalar32(i.dst[0]) * U32(i.imm));
+  });
+}
+
+}  // namespace
+
+void register_salu(Ops& ops) {
+  register_sop2(ops);
+  register_sop1(ops);
+  register_compares(ops);
+}
+
+}  // namespace ark_emu

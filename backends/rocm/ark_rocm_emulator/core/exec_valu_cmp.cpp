@@ -1,0 +1,153 @@
+// Vector comparisons: v_cmp_* writes a lane mask, v_cmpx_* writes EXEC too.
+#include <cmath>
+#include <string>
+
+#include "lanes.h"
+#include "ops.h"
+
+namespace ark_emu {
+namespace {
+
+template <bool WriteExec>
+void finish_compare(Wave& w, const Inst& i, const uint8_t* flags) {
+  uint64_t bits = pack_bits(flags);
+  if (i.ext == Ext::Dpp || i.ext == Ext::Dpp8) bits &= w.dpp_lanes;
+  const uint64_t result = bits & w.exec();
+  w.put_mask(i, 0, bits);
+  if (WriteExec) w.set_exec(result);
+}
+
+template <class T>
+void load_source(Wave& w, const Inst& i, int k, T* out) {
+  alignas(64) Row2 tmp;
+  if constexpr (sizeof(T) == 8) {
+    const uint32_t* raw = w.src64(i, k, tmp);
+    for (int l = 0; l < kLanes; l++) out[l] = std::bit_cast<T>(join(raw[l], raw[kLanes + l]));
+  } else if constexpr (sizeof(T) == 4) {
+    const uint32_t* raw = w.src32(i, k, tmp);
+    std::memcpy(out, raw, kLanes * 4);
+  } else {
+    const uint32_t* raw = w.src16(i, k, tmp);
+    for (int l = 0; l < kLanes; l++) out[l] = static_cast<T>(raw[l]);
+  }
+}
+
+template <class T, bool WriteExec, class F>
+void compare(Wave& w, const Inst& i) {
+  alignas(64) T a[kLanes], b[kLanes];
+  alignas(64) uint8_t flags[kLanes];
+  load_source(w, i, 0, a);
+  load_source(w, i, 1, b);
+  for (int l = 0; l < kLanes; l++) flags[l] = F{}(a[l], b[l]) ? 1 : 0;
+  finish_compare<WriteExec>(w, i, flags);
+}
+
+template <bool WriteExec, class F>
+void compare_half(Wave& w, const Inst& i) {
+  alignas(64) uint16_t a[kLanes], b[kLanes];
+  alignas(64) uint8_t flags[kLanes];
+  load_source(w, i, 0, a);
+  load_source(w, i, 1, b);
+  for (int l = 0; l < kLanes; l++) {
+    flags[l] = F{}(half_to_float(a[l]), half_to_float(b[l])) ? 1 : 0;
+  }
+  finish_compare<WriteExec>(w, i, flags);
+}
+
+// The ten classes of v_cmp_class, as bit numbers, from sign, exponent and mantissa.
+int float_class(bool negative, uint64_t exponent, uint64_t top, uint64_t mantissa, uint64_t quiet) {
+  if (exponent == top && mantissa != 0) return (mantissa & quiet) != 0 ? 1 : 0;
+  if (exponent == top) return negative ? 2 : 9;
+  if (exponent != 0) return negative ? 3 : 8;
+  if (mantissa != 0) return negative ? 4 : 7;
+  return negative ? 5 : 6;
+}
+
+template <class T, int Mantissa, bool WriteExec>
+void compare_class(Wave& w, const Inst& i) {
+  alignas(64) T a[kLanes];
+  alignas(64) Row t1;
+  alignas(64) uint8_t flags[kLanes];
+  load_source(w, i, 0, a);
+  const uint32_t* b = sizeof(T) == 2 ? w.src16(i, 1, t1) : w.src32(i, 1, t1);
+  constexpr int kBits = 8 * sizeof(T);
+  constexpr uint64_t kTop = (1ull << (kBits - 1 - Mantissa)) - 1;
+  for (int l = 0; l < kLanes; l++) {
+    const uint64_t value = a[l];
+    const int which = float_class((value >> (kBits - 1)) & 1, (value >> Mantissa) & kTop, kTop,
+                                  value & ((1ull << Mantissa) - 1), 1ull << (Mantissa - 1));
+    flags[l] = (b[l] >> which) & 1;
+  }
+  finish_compare<WriteExec>(w, i, flags);
+}
+
+template <class F>
+void add_float(Ops& ops, const char* name, F) {
+  const auto add = [&ops, name](const char* prefix, bool writes) {
+    const std::string base = std::string(prefix) + name;
+    const uint32_t flags = kFloat | (writes ? uint32_t{kWritesExec} : 0u);
+    ops.add(base + "_f16", "m=f16,f16", writes ? compare_half<true, F> : compare_half<false, F>,
+            flags | kMode64);
+    ops.add(base + "_f32", "m=f32,f32",
+            writes ? compare<float, true, F> : compare<float, false, F>, flags);
+    ops.add(base + "_f64", "m=f64,f64",
+            writes ? compare<double, true, F> : compare<double, false, F>, flags | kMode64);
+  };
+  add("v_cmp_", false);
+  add("v_cmpx_", true);
+}
+
+template <class T, class F>
+void add_int_type(Ops& ops, const char* name, const char* type) {
+  const std::string tail = std::string(name) + "_" + type;
+  const std::string signature = "m=" + std::string(type) + "," + type;
+  ops.add("v_cmp_" + tail, signature, compare<T, false, F>);
+  ops.add("v_cmpx_" + tail, signature, compare<T, true, F>, kWritesExec);
+}
+
+template <class F>
+void add_int(Ops& ops, const char* name, F) {
+  add_int_type<int16_t, F>(ops, name, "i16");
+  add_int_type<uint16_t, F>(ops, name, "u16");
+  add_int_type<int32_t, F>(ops, name, "i32");
+  add_int_type<uint32_t, F>(ops, name, "u32");
+  add_int_type<int64_t, F>(ops, name, "i64");
+  add_int_type<uint64_t, F>(ops, name, "u64");
+}
+
+}  // namespace
+
+void register_valu_cmp(Ops& ops) {
+  add_float(ops, "f", [](auto, auto) { return false; });
+  add_float(ops, "lt", [](auto a, auto b) { return a < b; });
+  add_float(ops, "eq", [](auto a, auto b) { return a == b; });
+  add_float(ops, "le", [](auto a, auto b) { return a <= b; });
+  add_float(ops, "gt", [](auto a, auto b) { return a > b; });
+  add_float(ops, "lg", [](auto a, auto b) { return a < b || a > b; });
+  add_float(ops, "ge", [](auto a, auto b) { return a >= b; });
+  add_float(ops, "o", [](auto a, auto b) { return a == a && b == b; });
+  add_float(ops, "u", [](auto a, auto b) { return a != a || b != b; });
+  add_float(ops, "nge", [](auto a, auto b) { return !(a >= b); });
+  add_float(ops, "nlg", [](auto a, auto b) { return !(a < b || a > b); });
+  add_float(ops, "ngt", [](auto a, auto b) { return !(a > b); });
+  add_float(ops, "nle", [](auto a, auto b) { return !(a <= b); });
+  add_float(ops, "neq", [](auto a, auto b) { return !(a == b); });
+  add_float(ops, "nlt", [](auto a, auto b) { return !(a < b); });
+  add_float(ops, "tru", [](auto, auto) { return true; });
+  add_int(ops, "f", [](auto, auto) { return false; });
+  add_int(ops, "lt", [](auto a, auto b) { return a < b; });
+  add_int(ops, "eq", [](auto a, auto b) { return a == b; });
+  add_int(ops, "le", [](auto a, auto b) { return a <= b; });
+  add_int(ops, "gt", [](auto a, auto b) { return a > b; });
+  add_int(ops, "ne", [](auto a, auto b) { return a != b; });
+  add_int(ops, "ge", [](auto a, auto b) { return a >= b; });
+  add_int(ops, "t", [](auto, auto) { return true; });
+  ops.add("v_cmp_class_f16", "m=f16,b16", compare_class<uint16_t, 10, false>, kFloat);
+  ops.add("v_cmpx_class_f16", "m=f16,b16", compare_class<uint16_t, 10, true>, kFloat | kWritesExec);
+  ops.add("v_cmp_class_f32", "m=f32,b32", compare_class<uint32_t, 23, false>, kFloat);
+  ops.add("v_cmpx_class_f32", "m=f32,b32", compare_class<uint32_t, 23, true>, kFloat | kWritesExec);
+  ops.add("v_cmp_class_f64", "m=f64,b32", compare_class<uint64_t, 52, false>, kFloat);
+  ops.add("v_cmpx_class_f64", "m=f64,b32", compare_class<uint64_t, 52, true>, kFloat | kWritesExec);
+}
+
+}  // namespace ark_emu

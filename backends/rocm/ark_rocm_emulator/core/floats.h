@@ -1,0 +1,129 @@
+// Floating-point rules shared by the f16, f32 and f64 handlers, as templates over the type.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+namespace ark_emu {
+
+template <class T>
+using BitsOf = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
+
+// v_min / v_max: the other operand if one is NaN; -0 below +0.
+template <class T>
+T min_number(T a, T b) {
+  using B = BitsOf<T>;
+  const T equal = std::bit_cast<T>(static_cast<B>(std::bit_cast<B>(a) | std::bit_cast<B>(b)));
+  const T less = a < b ? a : b < a ? b : equal;
+  return a != a ? b : b != b ? a : less;
+}
+
+template <class T>
+T max_number(T a, T b) {
+  using B = BitsOf<T>;
+  const T equal = std::bit_cast<T>(static_cast<B>(std::bit_cast<B>(a) & std::bit_cast<B>(b)));
+  const T more = a > b ? a : b > a ? b : equal;
+  return a != a ? b : b != b ? a : more;
+}
+
+// v_minimum3 / v_maximum3: NaN wins.
+template <class T>
+T minimum(T a, T b) {
+  return a != a ? a : b != b ? b : min_number(a, b);
+}
+
+template <class T>
+T maximum(T a, T b) {
+  return a != a ? a : b != b ? b : max_number(a, b);
+}
+
+template <class T>
+T median(T a, T b, T c) {
+  if (a != a || b != b || c != c) return min_number(min_number(a, b), c);
+  const T most = max_number(max_number(a, b), c);
+  if (most == a) return max_number(b, c);
+  return most == b ? max_number(a, c) : max_number(a, b);
+}
+
+// Nearest integer, ties to even, whatever the rounding mode.
+template <class T>
+T round_even(T value) {
+  const T floor = std::floor(value);
+  const T rest = value - floor;
+  const T half = floor * T(0.5);
+  const bool odd = half != std::floor(half);
+  const T r = rest > T(0.5) || (rest == T(0.5) && odd) ? floor + T(1) : floor;
+  return std::copysign(r, value);
+}
+
+template <class T>
+struct Parts;
+template <>
+struct Parts<float> {
+  static constexpr int mantissa = 23, mask = 0xff, near_max = 96, tiny = 23, scale = 64, gap = 150;
+};
+template <>
+struct Parts<double> {
+  static constexpr int mantissa = 52, mask = 0x7ff, near_max = 768, tiny = 53, scale = 128,
+                       gap = 1075;
+};
+
+template <class T>
+int biased_exponent(T value) {
+  return static_cast<int>(std::bit_cast<BitsOf<T>>(value) >> Parts<T>::mantissa) & Parts<T>::mask;
+}
+
+// v_div_scale: `value` is the denominator or the numerator of numerator / denominator, scaled so that
+// the Newton iterations neither overflow nor lose bits; `flag` tells v_div_fmas to undo it.
+template <class T>
+T scale_for_division(T value, T denominator, T numerator, bool& flag) {
+  constexpr int kScale = Parts<T>::scale;
+  flag = false;
+  if (numerator == 0 || denominator == 0) return std::numeric_limits<T>::quiet_NaN();
+  const int e_num = biased_exponent(numerator), e_den = biased_exponent(denominator);
+  if (e_num - e_den >= Parts<T>::near_max) {
+    flag = true;
+    return value == denominator ? std::ldexp(value, kScale) : value;
+  }
+  if (e_den == 0) return std::ldexp(value, kScale);
+  constexpr int kBias = Parts<T>::mask / 2;
+  const bool tiny_inverse = std::fabs(denominator) > std::ldexp(T(1), kBias - 1);
+  const bool tiny_quotient = e_num - e_den <= 1 - kBias;
+  if (tiny_inverse && tiny_quotient) {
+    flag = true;
+    return value == denominator ? std::ldexp(value, -kScale) : value;
+  }
+  if (tiny_inverse) return std::ldexp(value, -kScale);
+  if (tiny_quotient) {
+    flag = true;
+    return value == numerator ? std::ldexp(value, kScale) : value;
+  }
+  if (e_num <= Parts<T>::tiny) return std::ldexp(value, kScale);
+  return value;
+}
+
+// v_div_fixup: the quotient's special cases.
+template <class T>
+T fix_quotient(T quotient, T denominator, T numerator) {
+  const bool negative = std::signbit(denominator) != std::signbit(numerator);
+  const auto with_sign = [negative](T value) { return negative ? -value : value; };
+  if (std::isnan(numerator)) return numerator;
+  if (std::isnan(denominator)) return denominator;
+  const bool both_zero = numerator == 0 && denominator == 0;
+  if (both_zero || (std::isinf(numerator) && std::isinf(denominator))) {
+    return std::numeric_limits<T>::quiet_NaN();
+  }
+  if (denominator == 0 || std::isinf(numerator)) {
+    return with_sign(std::numeric_limits<T>::infinity());
+  }
+  if (numerator == 0 || std::isinf(denominator)) return with_sign(T(0));
+  if (biased_exponent(numerator) - biased_exponent(denominator) < -Parts<T>::gap) {
+    return with_sign(T(0));
+  }
+  return with_sign(std::fabs(quotient));
+}
+
+}  // namespace ark_emu

@@ -1,0 +1,143 @@
+// A running grid: its workgroups and waves, the seeded scheduler, and how it ends. A Grid belongs to
+// one thread.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "checks.h"
+#include "engine.h"
+#include "memory.h"
+#include "program.h"
+#include "wave.h"
+
+namespace ark_emu {
+
+class LoadedCodeImpl;
+struct KernelDescriptor;
+
+// splitmix64: small, good enough to order waves, the same everywhere.
+struct Random {
+  uint64_t state;
+  uint64_t next() {
+    uint64_t z = (state += 0x9e3779b97f4a7c15ull);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return z ^ (z >> 31);
+  }
+  uint64_t below(uint64_t limit) { return ((next() >> 32) * limit) >> 32; }   // limit < 2^32
+};
+
+struct Workgroup {
+  uint32_t id[3] = {0, 0, 0};
+  uint32_t index = 0;
+  std::vector<uint8_t> lds;
+  uint32_t live = 0, at_barrier = 0;     // waves
+  std::vector<Wave*> waves;
+};
+
+// Where a wave's loads went while it was watched for a deadlock.
+struct PollLog {
+  std::vector<uint64_t> addresses;
+  std::vector<uint32_t> values;
+};
+
+// Anonymous memory that is only paid for where it is touched.
+class LazyPages {
+ public:
+  ~LazyPages();
+  uint8_t* map(size_t size);   // zeroed; throws Error
+  uint8_t* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  uint8_t* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+struct Grid {
+  Grid(Memory& memory, const LaunchDesc& launch);
+  ~Grid();
+
+  // Checks the launch, lays out kernel arguments and scratch for `resident` workgroups. Throws Fault
+  // (BadLaunch) when they do not fit.
+  void prepare(uint32_t resident);
+  // Creates every workgroup; afterwards step() runs slices of waves until the grid has ended.
+  void populate();
+  bool step();                           // false when the grid has ended
+  // One workgroup by itself, from its first instruction to its end (independent workgroups only).
+  void run_group(uint32_t index, const std::atomic<bool>& cancel);
+  // Runs until the end, a fault, a deadlock or `cancel`.
+  void run(const std::atomic<bool>& cancel, const std::function<bool()>& hook);
+
+  // True if no workgroup can see what another one does before the grid ends.
+  bool independent() const;
+  // True when no byte has changed for so long that a deadlock is likely.
+  bool quiet() const { return clock - last_change >= 100000 + 2000 * live_waves; }
+  void note_change() { last_change = clock; }
+  bool look_for_deadlock();              // true if the grid was ended
+  void finish(const Fault& fault, const Wave* wave, uint32_t pc);
+  WaveWhere where(const Wave& wave, uint32_t pc) const;
+  uint64_t waves_expected() const { return uint64_t{waves_per_group} * desc.grid.count(); }
+  uint64_t pc_address(uint32_t pc) const { return code_base + uint64_t(pc) * 4; }
+
+  LaunchDesc desc;
+  int device;
+  Memory& memory;
+  MemoryView view;
+  const KernelInfo* kernel = nullptr;
+  Program* program = nullptr;
+  uint64_t code_base = 0;                // address of image offset 0
+  int lanes = 64;
+  std::vector<std::unique_ptr<Workgroup>> groups;
+  std::vector<std::unique_ptr<Wave>> waves;
+  std::vector<Wave*> ready;              // waves that can run, in no particular order
+  GridChecksPtr checks;
+  Random random{0};
+  uint64_t clock = 0;                    // wave-instructions executed by finished slices
+  bool ended = false;
+  LaunchResult result;
+
+ private:
+  friend void reach_barrier(Wave& wave);
+  friend void end_wave(Wave& wave);
+  void check_launch(const KernelDescriptor& descriptor);
+  void make_kernarg();
+  Workgroup& make_group(uint32_t index, uint32_t slot);
+  void init_wave(Workgroup& group, Wave& wave, uint32_t slot, const KernelDescriptor& descriptor);
+  void init_sgprs(const Workgroup& group, Wave& wave, const KernelDescriptor& descriptor);
+  void run_slice(Wave& wave, int32_t instructions);
+  void execute(Wave& wave, const Inst*& current);
+  void execute_checked(Wave& wave, const Inst*& current);
+  void release_barrier(Workgroup& group);
+  void forget(Wave& wave);               // takes it out of `ready`
+  struct Stuck {
+    bool cycles = false, external = false;
+    std::string state;
+  };
+  Stuck watch(Wave& wave);
+  std::string poll_state(const PollLog& log) const;
+  bool externally_written(uint64_t address) const;
+  uint64_t state_hash(const Wave& wave) const;
+
+  uint64_t kernarg = 0, packet = 0;      // addresses in the arguments region
+  LazyPages arguments, registers, scratch;
+  uint32_t waves_per_group = 1;
+  uint64_t scratch_per_wave = 0;
+  uint32_t vgpr_rows = 0;                // rows the kernel uses, AGPRs after the VGPRs
+  uint64_t live_waves = 0;
+  uint64_t last_change = 0;              // clock when memory last changed
+  uint64_t next_look = 0;
+  std::chrono::steady_clock::time_point external_since;
+  bool waiting_external = false;
+};
+
+// Called by the handlers of s_barrier and s_endpgm.
+void reach_barrier(Wave& wave);
+void end_wave(Wave& wave);
+
+}  // namespace ark_emu

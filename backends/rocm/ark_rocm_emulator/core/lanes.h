@@ -1,0 +1,240 @@
+// Loops over the lanes of a wave, as templates over the per-lane function. Handlers are built from
+// these; the lambda is stateless, so the compiler sees the whole loop and vectorises it.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include "half.h"
+#include "inst.h"
+#include "wave.h"
+
+namespace ark_emu {
+
+inline float as_float(uint32_t bits) { return std::bit_cast<float>(bits); }
+inline uint32_t as_bits(float value) { return std::bit_cast<uint32_t>(value); }
+inline double as_double(uint32_t lo, uint32_t hi) {
+  return std::bit_cast<double>(lo | static_cast<uint64_t>(hi) << 32);
+}
+inline uint64_t join(uint32_t lo, uint32_t hi) { return lo | static_cast<uint64_t>(hi) << 32; }
+inline void split(uint64_t value, uint32_t* out, int lane) {
+  out[lane] = static_cast<uint32_t>(value);
+  out[kLanes + lane] = static_cast<uint32_t>(value >> 32);
+}
+
+using Row = uint32_t[kLanes];
+using Row2 = uint32_t[2 * kLanes];
+
+// 32-bit integers in, 32 bits out.
+template <class F>
+Handler int1(F) {
+  return [](Wave& w, const Inst& i) {
+    alignas(64) Row t0, out;
+    const uint32_t* a = w.src32(i, 0, t0);
+    for (int l = 0; l < kLanes; l++) out[l] = F{}(a[l]);
+    w.put32(i, out);
+  };
+}
+
+template <class F>
+Handler int2(F) {
+  return [](Wave& w, const Inst& i) {
+    alignas(64) Row t0, t1, out;
+    const uint32_t *a = w.src32(i, 0, t0), *b = w.src32(i, 1, t1);
+    for (int l = 0; l < kLanes; l++) out[l] = F{}(a[l], b[l]);
+    w.put32(i, out);
+  };
+}
+
+template <class F>
+Handler int3(F) {
+  return [](Wave& w, const Inst& i) {
+    alignas(64) Row t0, t1, t2, out;
+    const uint32_t *a = w.src32(i, 0, t0), *b = w.src32(i, 1, t1), *c = w.src32(i, 2, t2);
+    for (int l = 0; l < kLanes; l++) out[l] = F{}(a[l], b[l], c[l]);
+    w.put32(i, out);
+  };
+}
+
+// f32 in, f32 out.
+template <class F>
+Handler float1(F) {
+  return int1([](uint32_t a) { return as_bits(F{}(as_float(a))); });
+}
+
+template <class F>
+Handler float2(F) {
+  return int2([](uint32_t a, uint32_t b) { return as_bits(F{}(as_float(a), as_float(b))); });
+}
+
+template <class F>
+Handler float3(F) {
+  return int3([](uint32_t a, uint32_t b, uint32_t c) {
+    return as_bits(F{}(as_float(a), as_float(b), as_float(c)));
+  });
+}
+
+// 64-bit values in and out, each source 32 or 64 bits wide by its operand type.
+inline const uint32_t* src_wide(Wave& w, const Inst& i, int k, uint32_t* tmp) {
+  if (i.src[k].dwords == 2) return w.src64(i, k, tmp);
+  const uint32_t* narrow = w.src32(i, k, tmp + kLanes);
+  for (int l = 0; l < kLanes; l++) tmp[l] = narrow[l];
+  for (int l = 0; l < kLanes; l++) tmp[kLanes + l] = 0;
+  return tmp;
+}
+
+inline void put_any(Wave& w, const Inst& i, uint32_t* out) {
+  if (i.dst[0].dwords == 2) {
+    w.put64(i, out);
+  } else {
+    w.put32(i, out);
+  }
+}
+
+template <class F>
+Handler wide1(F) {
+  return [](Wave& w, const Inst& i) {
+    alignas(64) Row2 t0, out;
+    const uint32_t* a = src_wide(w, i, 0, t0);
+    for (int l = 0; l < kLanes; l++) split(F{}(join(a[l], a[kLanes + l])), out, l);
+    put_any(w, i, out);
+  };
+}
+
+template <class F>
+Handler wide2(F) {
+  return [](Wave& w, const Inst& i) {
+    alignas(64) Row2 t0, t1, out;
+    const uint32_t *a = src_wide(w, i, 0, t0), *b = src_wide(w, i, 1, t1);
+    for (int l = 0; l < kLanes; l++) {
+      split(F{}(join(a[l], a[kLanes + l]), join(b[l], b[kLanes + l])), out, l);
+    }
+    put_any(w, i, out);
+  };
+}
+
+template <class F>
+Handler wide3(F) {
+  return [](Wave& w, const Inst& i) {
+    alignas(64) Row2 t0, t1, t2, out;
+    const uint32_t *a = src_wide(w, i, 0, t0), *b = src_wide(w, i, 1, t1),
+                   *c = src_wide(w, i, 2, t2);
+    for (int l = 0; l < kLanes; l++) {
+      split(F{}(join(a[l], a[kLanes + l]), join(b[l], b[kLanes + l]), join(c[l], c[kLanes + l])),
+            out, l);
+    }
+    put_any(w, i, out);
+  };
+}
+
+template <class F>
+Handler double1(F) {
+  return wide1([](uint64_t a) { return std::bit_cast<uint64_t>(F{}(std::bit_cast<double>(a))); });
+}
+
+template <class F>
+Handler double2(F) {
+  return wide2([](uint64_t a, uint64_t b) {
+    return std::bit_cast<uint64_t>(F{}(std::bit_cast<double>(a), std::bit_cast<double>(b)));
+  });
+}
+
+template <class F>
+Handler double3(F) {
+  return wide3([](uint64_t a, uint64_t b, uint64_t c) {
+    return std::bit_cast<uint64_t>(
+        F{}(std::bit_cast<double>(a), std::bit_cast<double>(b), std::bit_cast<double>(c)));
+  });
+}
+
+// 16-bit integers: sources zero-extended, low half of the result kept.
+template <class F>
+Handler short1(F) {
+  return [](Wave& w, const Inst& i) {
+    alignas(64) Row t0, out;
+    const uint32_t* a = w.src16(i, 0, t0);
+    for (int l = 0; l < kLanes; l++) out[l] = F{}(static_cast<uint16_t>(a[l]));
+    w.put16(i, out);
+  };
+}
+
+template <class F>
+Handler short2(F) {
+  return [](Wave& w, const Inst& i) {
+    alignas(64) Row t0, t1, out;
+    const uint32_t *a = w.src16(i, 0, t0), *b = w.src16(i, 1, t1);
+    for (int l = 0; l < kLanes; l++) {
+      out[l] = F{}(static_cast<uint16_t>(a[l]), static_cast<uint16_t>(b[l]));
+    }
+    w.put16(i, out);
+  };
+}
+
+template <class F>
+Handler short3(F) {
+  return [](Wave& w, const Inst& i) {
+    alignas(64) Row t0, t1, t2, out;
+    const uint32_t *a = w.src16(i, 0, t0), *b = w.src16(i, 1, t1), *c = w.src16(i, 2, t2);
+    for (int l = 0; l < kLanes; l++) {
+      out[l] = F{}(static_cast<uint16_t>(a[l]), static_cast<uint16_t>(b[l]),
+                   static_cast<uint16_t>(c[l]));
+    }
+    w.put16(i, out);
+  };
+}
+
+// 64 bytes of 0 or 1 -> one bit each.
+inline uint64_t pack_bits(const uint8_t* flags) {
+  uint64_t bits = 0;
+  for (int k = 0; k < 8; k++) {
+    uint64_t eight;
+    std::memcpy(&eight, flags + 8 * k, 8);
+    bits |= ((eight * 0x0102040810204080ull) >> 56) << (8 * k);
+  }
+  return bits;
+}
+
+// f16 arithmetic: exact in double (sums and products of f16 fit), rounded once to f16. With the
+// default MODE a float path rounds the same (24 >= 2 * 11 + 2 bits) for add, mul, min and max.
+uint16_t round_half(const Wave& w, double value);      // by MODE
+uint16_t flush_half(const Wave& w, uint16_t value);    // f16 denormals to zero if MODE says so
+
+template <class F>
+void half_lanes(Wave& w, const uint32_t* a, const uint32_t* b, const uint32_t* c, uint32_t* out) {
+  if (w.default_mode) {
+    for (int l = 0; l < kLanes; l++) {
+      out[l] = float_to_half(F{}(half_to_float(static_cast<uint16_t>(a[l])),
+                                 half_to_float(static_cast<uint16_t>(b[l])),
+                                 half_to_float(static_cast<uint16_t>(c[l]))));
+    }
+    return;
+  }
+  for (int l = 0; l < kLanes; l++) {
+    const double r = F{}(double(half_to_float(flush_half(w, static_cast<uint16_t>(a[l])))),
+                         double(half_to_float(flush_half(w, static_cast<uint16_t>(b[l])))),
+                         double(half_to_float(flush_half(w, static_cast<uint16_t>(c[l])))));
+    out[l] = flush_half(w, round_half(w, r));
+  }
+}
+
+template <class F>
+Handler half2(F) {   // F takes and returns one floating type
+  return [](Wave& w, const Inst& i) {
+    alignas(64) Row t0, t1, out;
+    const uint32_t *a = w.src16(i, 0, t0), *b = w.src16(i, 1, t1);
+    half_lanes<decltype([](auto x, auto y, auto) { return F{}(x, y); })>(w, a, b, b, out);
+    w.put16(i, out);
+  };
+}
+
+template <class F>
+Handler half1(F) {
+  return [](Wave& w, const Inst& i) {
+    alignas(64) Row t0, out;
+    const uint32_t* a = w.src16(i, 0, t0);
+    half_lanes<decltype([](auto x, auto, auto) { return F{}(x); })>(w, a, a, a, out);
+    w.put16(i, out);
+  };
+}
+
+}  // namespace ark_emu

@@ -1,0 +1,353 @@
+// Machine: virtual devices, their memory, and the threads that run grids.
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <array>
+#include <condition_variable>
+#include <cstring>
+#include <map>
+#include <thread>
+
+#include "checks.h"
+#include "code_object.h"
+#include "engine.h"
+#include "grid.h"
+#include "memory.h"
+
+namespace ark_emu {
+namespace {
+
+struct ArchInfo {
+  const char* name;
+  int lanes;
+  uint32_t lds;
+};
+
+constexpr std::array<ArchInfo, kArchCount> kArchs = {{
+    {"gfx90a", 64, 65536}, {"gfx942", 64, 65536}, {"gfx950", 64, 163840}, {"gfx1100", 32, 65536}}};
+
+using Hook = std::function<bool()>;
+
+constexpr uint64_t kGuard = 4096;   // unregistered bytes around an allocation
+
+LaunchResult bad_launch(const LaunchDesc& desc, const std::string& what) {
+  LaunchResult result;
+  result.kind = ErrorKind::BadLaunch;
+  result.message = "bad launch: " + what + " [seed " + std::to_string(desc.options.seed) + "]";
+  return result;
+}
+
+// Workgroups that cannot see each other, spread over threads. The fault of the lowest workgroup
+// counts, so the result does not depend on the threads.
+LaunchResult run_groups(Memory& memory, const LaunchDesc& desc, const std::atomic<bool>& cancel) {
+  const auto count = static_cast<uint32_t>(desc.grid.count());
+  const uint32_t hardware = std::max(1u, std::thread::hardware_concurrency());
+  const uint32_t threads = desc.options.parallel ? std::min({hardware, count, 32u}) : 1;
+  std::atomic<uint32_t> next{0}, lowest_fault{count};
+  std::mutex mutex;
+  LaunchResult total;
+  uint32_t faulted = count;
+  const auto work = [&] {
+    LaunchResult mine;
+    uint64_t instructions = 0;
+    uint32_t at = count;
+    try {
+      Grid grid(memory, desc);
+      grid.prepare(1);
+      for (;;) {
+        const uint32_t index = next.fetch_add(1);
+        if (index >= count || index > lowest_fault.load()) break;
+        grid.run_group(index, cancel);
+        if (grid.result.ok()) continue;
+        mine = grid.result;
+        at = index;
+        uint32_t seen = lowest_fault.load();
+        while (at < seen && !lowest_fault.compare_exchange_weak(seen, at)) {
+        }
+        break;
+      }
+      instructions = grid.clock;
+    } catch (const Error& error) {
+      mine = bad_launch(desc, error.what());
+      at = 0;
+    }
+    const std::lock_guard lock(mutex);
+    const uint64_t all = total.instructions + instructions;
+    if (at < faulted) {
+      total = mine;
+      faulted = at;
+    }
+    total.instructions = all;
+  };
+  std::vector<std::thread> pool;
+  for (uint32_t k = 1; k < threads; k++) pool.emplace_back(work);
+  work();
+  for (std::thread& thread : pool) thread.join();
+  return total;
+}
+
+LaunchResult run_launch(Memory& memory, const LaunchDesc& desc, const std::atomic<bool>& cancel,
+                        const Hook& hook) {
+  const auto start = std::chrono::steady_clock::now();
+  LaunchResult result;
+  try {
+    Grid grid(memory, desc);
+    try {
+      grid.prepare(0);
+      if (!desc.options.checks && grid.independent()) {
+        result = run_groups(memory, desc, cancel);
+      } else {
+        Grid whole(memory, desc);
+        whole.prepare(static_cast<uint32_t>(desc.grid.count()));
+        whole.populate();
+        whole.run(cancel, hook);
+        result = whole.result;
+        result.instructions = whole.clock;
+      }
+    } catch (const Fault& fault) {
+      grid.finish(fault, nullptr, 0);
+      result = grid.result;
+    }
+  } catch (const Error& error) {
+    result = bad_launch(desc, error.what());
+  }
+  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return result;
+}
+
+class LaunchImpl : public Launch {
+ public:
+  LaunchImpl(std::shared_ptr<Memory> memory, LaunchDesc desc, Hook hook)
+      : memory_(std::move(memory)), desc_(std::move(desc)) {
+    thread_ = std::thread([this, hook = std::move(hook)] {
+      LaunchResult result = run_launch(*memory_, desc_, cancel_, hook);
+      const std::lock_guard lock(mutex_);
+      result_ = std::move(result);
+      done_ = true;
+      ended_.notify_all();
+    });
+  }
+  ~LaunchImpl() override {
+    cancel_ = true;
+    thread_.join();
+  }
+  bool done() const override {
+    const std::lock_guard lock(mutex_);
+    return done_;
+  }
+  const LaunchResult& wait() override {
+    std::unique_lock lock(mutex_);
+    ended_.wait(lock, [this] { return done_; });
+    return result_;
+  }
+  bool wait_for_ms(uint64_t ms) override {
+    std::unique_lock lock(mutex_);
+    return ended_.wait_for(lock, std::chrono::milliseconds(ms), [this] { return done_; });
+  }
+  void cancel() override { cancel_ = true; }
+
+ private:
+  std::shared_ptr<Memory> memory_;
+  LaunchDesc desc_;
+  std::atomic<bool> cancel_{false};
+  mutable std::mutex mutex_;
+  std::condition_variable ended_;
+  bool done_ = false;
+  LaunchResult result_;
+  std::thread thread_;
+};
+
+class MachineImpl : public Machine {
+ public:
+  explicit MachineImpl(std::vector<Arch> devices) : devices_(std::move(devices)) {}
+  ~MachineImpl() override {
+    for (const auto& [base, size] : owned_) {
+      memory_->remove(base);
+      unmap(base, size);
+    }
+  }
+
+  int device_count() const override { return static_cast<int>(devices_.size()); }
+  Arch arch(int device) const override {
+    check_device(device);
+    return devices_[static_cast<size_t>(device)];
+  }
+  void add_region(Region region) override { memory_->add(std::move(region)); }
+  void remove_region(uint64_t base) override { memory_->remove(base); }
+  void set_access(uint64_t base, uint64_t mask) override {
+    memory_->set_access(base, mask);
+  }
+  void set_shared(uint64_t base) override {
+    memory_->set_shared(base);
+  }
+  bool find_region(uint64_t address, Region* out) const override {
+    const auto entry = memory_->find(address);
+    if (entry == nullptr) return false;
+    if (out != nullptr) *out = entry->region;
+    return true;
+  }
+
+  uint64_t allocate(int device, MemKind kind, uint64_t size, std::string name) override {
+    if (kind != MemKind::Host) check_device(device);
+    if (size == 0) throw Error("an allocation of 0 bytes");
+    constexpr uint64_t kPage = 4096;
+    // A guard on each side: an access just outside never lands in a neighbour.
+    const uint64_t mapped = (size + kPage - 1) / kPage * kPage + 2 * kGuard;
+    void* memory = mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) {
+      throw Error("the host has no " + std::to_string(size) + " bytes for device memory");
+    }
+    const auto base = reinterpret_cast<uint64_t>(memory) + kGuard;
+    std::memset(reinterpret_cast<void*>(base), 0xcb, size);
+    Region region;
+    region.base = base;
+    region.size = size;
+    region.device = kind == MemKind::Host ? -1 : device;
+    region.kind = kind;
+    if (kind == MemKind::Host) region.access = ~0ull;
+    region.initialised = kind == MemKind::Host;
+    region.name = name.empty() ? "allocation of " + std::to_string(size) + " bytes" : std::move(name);
+    try {
+      memory_->add(std::move(region));
+    } catch (...) {
+      munmap(memory, mapped);
+      throw;
+    }
+    const std::lock_guard lock(mutex_);
+    owned_[base] = mapped;
+    return base;
+  }
+
+  void release(uint64_t base) override {
+    uint64_t size = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto found = owned_.find(base);
+      if (found == owned_.end()) throw Error("release of memory that allocate did not give");
+      size = found->second;
+      owned_.erase(found);
+    }
+    memory_->remove(base);
+    unmap(base, size);
+  }
+
+  void host_wrote(uint64_t address, uint64_t size) override {
+    while (size > 0) {
+      const auto entry = memory_->find(address);
+      if (entry == nullptr) return;
+      const uint64_t here = std::min(size, entry->end() - address);
+      if (entry->shadow) shadow_mark_written(*entry->shadow, address - entry->region.base, here);
+      address += here;
+      size -= here;
+    }
+  }
+
+  std::shared_ptr<LoadedCode> load_on_device(std::shared_ptr<CodeObject> code,
+                                             int device) override {
+    check_device(device);
+    if (code->arch() != arch(device)) {
+      throw Error(std::string("the code object is for ") + arch_name(code->arch()) + ", device " +
+                  std::to_string(device) + " is a " + arch_name(arch(device)));
+    }
+    return std::make_shared<LoadedCodeImpl>(std::static_pointer_cast<CodeObjectImpl>(code), memory_,
+                                            device);
+  }
+
+  std::shared_ptr<Launch> launch(LaunchDesc desc) override {
+    return std::make_shared<LaunchImpl>(memory_, std::move(desc), hook());
+  }
+
+  std::vector<LaunchResult> run_together(std::vector<LaunchDesc> descs, uint64_t seed) override;
+
+  void set_engine_hook(Hook hook) override {
+    const std::lock_guard lock(mutex_);
+    hook_ = std::move(hook);
+  }
+
+ private:
+  static void unmap(uint64_t base, uint64_t mapped) {
+    munmap(reinterpret_cast<void*>(base - kGuard), mapped);
+  }
+  void check_device(int device) const {
+    if (device >= 0 && device < device_count()) return;
+    throw Error("device " + std::to_string(device) + " does not exist; there are " +
+                std::to_string(device_count()));
+  }
+  Hook hook() const {
+    const std::lock_guard lock(mutex_);
+    return hook_;
+  }
+
+  std::vector<Arch> devices_;
+  std::shared_ptr<Memory> memory_ = std::make_shared<Memory>();
+  mutable std::mutex mutex_;
+  std::map<uint64_t, uint64_t> owned_;
+  Hook hook_;
+};
+
+std::vector<LaunchResult> MachineImpl::run_together(std::vector<LaunchDesc> descs, uint64_t seed) {
+  const Hook engines = hook();
+  std::vector<std::unique_ptr<Grid>> grids;
+  std::vector<Grid*> live;
+  for (LaunchDesc& desc : descs) {
+    auto grid = std::make_unique<Grid>(*memory_, desc);
+    grid->random.state = seed * 0x2545f4914f6cdd1dull + grids.size();
+    try {
+      grid->prepare(static_cast<uint32_t>(desc.grid.count()));
+      grid->populate();
+      live.push_back(grid.get());
+    } catch (const Fault& fault) {
+      grid->finish(fault, nullptr, 0);
+    }
+    grids.push_back(std::move(grid));
+  }
+  Random random{seed};
+  uint64_t slices = 0;
+  while (!live.empty()) {
+    const uint64_t pick = random.below(live.size());
+    Grid* grid = live[pick];
+    if (!grid->step()) live.erase(live.begin() + static_cast<int64_t>(pick));
+    if ((++slices & 63) != 0) continue;
+    const bool worked = engines && engines();
+    bool stuck = !live.empty() && !worked;
+    for (Grid* each : live) stuck &= each->quiet();
+    if (worked) {
+      for (Grid* each : live) each->note_change();
+    }
+    if (stuck) {
+      for (Grid* each : live) each->look_for_deadlock();
+    }
+    std::erase_if(live, [](const Grid* each) { return each->ended; });
+  }
+  std::vector<LaunchResult> results;
+  for (auto& grid : grids) {
+    grid->result.instructions = grid->clock;
+    results.push_back(grid->result);
+  }
+  return results;
+}
+
+}  // namespace
+
+Arch arch_from_name(std::string_view name) {
+  const std::string_view base = name.substr(0, name.find(':'));
+  for (int k = 0; k < kArchCount; k++) {
+    if (base == kArchs[static_cast<size_t>(k)].name) return static_cast<Arch>(k);
+  }
+  throw Error("'" + std::string(name) +
+              "' is not emulated; there are gfx90a, gfx942, gfx950 and gfx1100");
+}
+
+const char* arch_name(Arch arch) { return kArchs[static_cast<size_t>(arch)].name; }
+int wave_size(Arch arch) { return kArchs[static_cast<size_t>(arch)].lanes; }
+uint32_t lds_limit(Arch arch) { return kArchs[static_cast<size_t>(arch)].lds; }
+
+std::shared_ptr<Machine> Machine::create(const std::vector<Arch>& devices) {
+  if (devices.empty() || devices.size() > 64) {
+    throw Error("a machine has 1 to 64 devices, " + std::to_string(devices.size()) + " were asked");
+  }
+  return std::make_shared<MachineImpl>(devices);
+}
+
+}  // namespace ark_emu

@@ -1,0 +1,16 @@
+// Opcode tables of the gfx9 family, as text for Decoder.
+#pragma once
+
+#include <vector>
+
+#include "decode.h"
+
+namespace ark_emu {
+
+extern const std::vector<OpcodeText> kGfx9Scalar;
+extern const std::vector<OpcodeText> kGfx9Memory;
+extern const std::vector<OpcodeText> kGfx9Vector;
+extern const std::vector<OpcodeText> kGfx9Compare;
+extern const std::vector<OpcodeText> kGfx90aChanges;
+
+}  // namespace ark_emu

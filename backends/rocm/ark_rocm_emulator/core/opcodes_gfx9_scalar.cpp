@@ -1,0 +1,136 @@
+// Opcode numbers of gfx90a, gfx942 and gfx950: scalar, LDS and memory formats. Numbers as in AMD's
+// CDNA2, CDNA3 and CDNA4 documents; the decoder tests check them against the assembler.
+#include "opcodes_gfx9.h"
+
+namespace ark_emu {
+
+const std::vector<OpcodeText> kGfx9Scalar = {
+    {Format::SOP1,
+     R"(
+0 s_mov_b32 s_mov_b64 s_cmov_b32 s_cmov_b64 s_not_b32 s_not_b64 s_wqm_b32 s_wqm_b64 s_brev_b32
+s_brev_b64 s_bcnt0_i32_b32 s_bcnt0_i32_b64 s_bcnt1_i32_b32 s_bcnt1_i32_b64 s_ff0_i32_b32
+s_ff0_i32_b64 s_ff1_i32_b32 s_ff1_i32_b64 s_flbit_i32_b32 s_flbit_i32_b64 s_flbit_i32
+s_flbit_i32_i64 s_sext_i32_i8 s_sext_i32_i16 s_bitset0_b32 s_bitset0_b64 s_bitset1_b32
+s_bitset1_b64 s_getpc_b64 s_setpc_b64 s_swappc_b64 32 s_and_saveexec_b64 s_or_saveexec_b64
+s_xor_saveexec_b64 s_andn2_saveexec_b64 s_orn2_saveexec_b64 s_nand_saveexec_b64
+s_nor_saveexec_b64 s_xnor_saveexec_b64 s_quadmask_b32 s_quadmask_b64 48 s_abs_i32 50 s_set_gpr_idx_idx
+51 s_andn1_saveexec_b64 s_orn1_saveexec_b64 s_andn1_wrexec_b64 s_andn2_wrexec_b64
+s_bitreplicate_b64_b32)"},
+    {Format::SOP2,
+     R"(
+0 s_add_u32 s_sub_u32 s_add_i32 s_sub_i32 s_addc_u32 s_subb_u32 s_min_i32 s_min_u32 s_max_i32
+s_max_u32 s_cselect_b32 s_cselect_b64 s_and_b32 s_and_b64 s_or_b32 s_or_b64 s_xor_b32 s_xor_b64
+s_andn2_b32 s_andn2_b64 s_orn2_b32 s_orn2_b64 s_nand_b32 s_nand_b64 s_nor_b32 s_nor_b64
+s_xnor_b32 s_xnor_b64 s_lshl_b32 s_lshl_b64 s_lshr_b32 s_lshr_b64 s_ashr_i32 s_ashr_i64
+s_bfm_b32 s_bfm_b64 s_mul_i32 s_bfe_u32 s_bfe_i32 s_bfe_u64 s_bfe_i64 42 s_absdiff_i32
+44 s_mul_hi_u32 s_mul_hi_i32 s_lshl1_add_u32 s_lshl2_add_u32 s_lshl3_add_u32 s_lshl4_add_u32
+s_pack_ll_b32_b16 s_pack_lh_b32_b16 s_pack_hh_b32_b16)"},
+    {Format::SOPC,
+     R"(
+0 s_cmp_eq_i32 s_cmp_lg_i32 s_cmp_gt_i32 s_cmp_ge_i32 s_cmp_lt_i32 s_cmp_le_i32 s_cmp_eq_u32
+s_cmp_lg_u32 s_cmp_gt_u32 s_cmp_ge_u32 s_cmp_lt_u32 s_cmp_le_u32 s_bitcmp0_b32 s_bitcmp1_b32
+s_bitcmp0_b64 s_bitcmp1_b64 17 s_set_gpr_idx_on s_cmp_eq_u64 s_cmp_lg_u64)"},
+    {Format::SOPK,
+     R"(
+0 s_movk_i32 s_cmovk_i32 s_cmpk_eq_i32 s_cmpk_lg_i32 s_cmpk_gt_i32 s_cmpk_ge_i32 s_cmpk_lt_i32
+s_cmpk_le_i32 s_cmpk_eq_u32 s_cmpk_lg_u32 s_cmpk_gt_u32 s_cmpk_ge_u32 s_cmpk_lt_u32
+s_cmpk_le_u32 s_addk_i32 s_mulk_i32 17 s_getreg_b32 s_setreg_b32 20 s_setreg_imm32_b32
+s_call_b64)"},
+    {Format::SOPP,
+     R"(
+0 s_nop s_endpgm s_branch s_wakeup s_cbranch_scc0 s_cbranch_scc1 s_cbranch_vccz s_cbranch_vccnz
+s_cbranch_execz s_cbranch_execnz s_barrier s_setkill s_waitcnt s_sethalt s_sleep s_setprio
+s_sendmsg s_sendmsghalt s_trap s_icache_inv 28 s_set_gpr_idx_off s_set_gpr_idx_mode)"},
+    {Format::SMEM,
+     R"(
+0 s_load_dword s_load_dwordx2 s_load_dwordx4 s_load_dwordx8 s_load_dwordx16 s_scratch_load_dword
+s_scratch_load_dwordx2 s_scratch_load_dwordx4 s_buffer_load_dword s_buffer_load_dwordx2
+s_buffer_load_dwordx4 s_buffer_load_dwordx8 s_buffer_load_dwordx16 16 s_store_dword
+s_store_dwordx2 s_store_dwordx4 21 s_scratch_store_dword s_scratch_store_dwordx2
+s_scratch_store_dwordx4 s_buffer_store_dword s_buffer_store_dwordx2 s_buffer_store_dwordx4
+32 s_dcache_inv s_dcache_wb s_dcache_inv_vol s_dcache_wb_vol s_memtime s_memrealtime)"},
+};
+
+const std::vector<OpcodeText> kGfx9Memory = {
+    {Format::DS,
+     R"(
+0 ds_add_u32 ds_sub_u32 ds_rsub_u32 ds_inc_u32 ds_dec_u32 ds_min_i32 ds_max_i32 ds_min_u32
+ds_max_u32 ds_and_b32 ds_or_b32 ds_xor_b32 ds_mskor_b32 ds_write_b32 ds_write2_b32
+ds_write2st64_b32 ds_cmpst_b32 ds_cmpst_f32 ds_min_f32 ds_max_f32 ds_nop ds_add_f32
+23 ds_pk_add_f16 ds_pk_add_bf16 29 ds_write_addtid_b32 ds_write_b8 ds_write_b16 ds_add_rtn_u32
+ds_sub_rtn_u32 ds_rsub_rtn_u32 ds_inc_rtn_u32 ds_dec_rtn_u32 ds_min_rtn_i32 ds_max_rtn_i32
+ds_min_rtn_u32 ds_max_rtn_u32 ds_and_rtn_b32 ds_or_rtn_b32 ds_xor_rtn_b32 ds_mskor_rtn_b32
+ds_wrxchg_rtn_b32 ds_wrxchg2_rtn_b32 ds_wrxchg2st64_rtn_b32 ds_cmpst_rtn_b32 ds_cmpst_rtn_f32
+ds_min_rtn_f32 ds_max_rtn_f32 ds_wrap_rtn_b32 ds_add_rtn_f32 ds_read_b32 ds_read2_b32
+ds_read2st64_b32 ds_read_i8 ds_read_u8 ds_read_i16 ds_read_u16 ds_swizzle_b32 ds_permute_b32
+ds_bpermute_b32 ds_add_u64 ds_sub_u64 ds_rsub_u64 ds_inc_u64 ds_dec_u64 ds_min_i64 ds_max_i64
+ds_min_u64 ds_max_u64 ds_and_b64 ds_or_b64 ds_xor_b64 ds_mskor_b64 ds_write_b64 ds_write2_b64
+ds_write2st64_b64 ds_cmpst_b64 ds_cmpst_f64 ds_min_f64 ds_max_f64 ds_write_b8_d16_hi
+ds_write_b16_d16_hi ds_read_u8_d16 ds_read_u8_d16_hi ds_read_i8_d16 ds_read_i8_d16_hi
+ds_read_u16_d16 ds_read_u16_d16_hi ds_add_f64 96 ds_add_rtn_u64 ds_sub_rtn_u64 ds_rsub_rtn_u64
+ds_inc_rtn_u64 ds_dec_rtn_u64 ds_min_rtn_i64 ds_max_rtn_i64 ds_min_rtn_u64 ds_max_rtn_u64
+ds_and_rtn_b64 ds_or_rtn_b64 ds_xor_rtn_b64 ds_mskor_rtn_b64 ds_wrxchg_rtn_b64
+ds_wrxchg2_rtn_b64 ds_wrxchg2st64_rtn_b64 ds_cmpst_rtn_b64 ds_cmpst_rtn_f64 ds_min_rtn_f64
+ds_max_rtn_f64 118 ds_read_b64 ds_read2_b64 ds_read2st64_b64 124 ds_add_rtn_f64
+182 ds_read_addtid_b32 ds_pk_add_rtn_f16 ds_pk_add_rtn_bf16 189 ds_consume ds_append
+222 ds_write_b96 ds_write_b128 ds_read_b64_tr_b4 ds_read_b96_tr_b6 ds_read_b64_tr_b8
+ds_read_b64_tr_b16 254 ds_read_b96 ds_read_b128)"},
+    {Format::FLAT,
+     R"(
+16 flat_load_ubyte flat_load_sbyte flat_load_ushort flat_load_sshort flat_load_dword
+flat_load_dwordx2 flat_load_dwordx3 flat_load_dwordx4 flat_store_byte flat_store_byte_d16_hi
+flat_store_short flat_store_short_d16_hi flat_store_dword flat_store_dwordx2 flat_store_dwordx3
+flat_store_dwordx4 flat_load_ubyte_d16 flat_load_ubyte_d16_hi flat_load_sbyte_d16
+flat_load_sbyte_d16_hi flat_load_short_d16 flat_load_short_d16_hi 64 flat_atomic_swap
+flat_atomic_cmpswap flat_atomic_add flat_atomic_sub flat_atomic_smin flat_atomic_umin
+flat_atomic_smax flat_atomic_umax flat_atomic_and flat_atomic_or flat_atomic_xor flat_atomic_inc
+flat_atomic_dec flat_atomic_add_f32 flat_atomic_pk_add_f16 flat_atomic_add_f64
+flat_atomic_min_f64 flat_atomic_max_f64 flat_atomic_pk_add_bf16 96 flat_atomic_swap_x2
+flat_atomic_cmpswap_x2 flat_atomic_add_x2 flat_atomic_sub_x2 flat_atomic_smin_x2
+flat_atomic_umin_x2 flat_atomic_smax_x2 flat_atomic_umax_x2 flat_atomic_and_x2 flat_atomic_or_x2
+flat_atomic_xor_x2 flat_atomic_inc_x2 flat_atomic_dec_x2)"},
+    {Format::GLOBAL,
+     R"(
+16 global_load_ubyte global_load_sbyte global_load_ushort global_load_sshort global_load_dword
+global_load_dwordx2 global_load_dwordx3 global_load_dwordx4 global_store_byte
+global_store_byte_d16_hi global_store_short global_store_short_d16_hi global_store_dword
+global_store_dwordx2 global_store_dwordx3 global_store_dwordx4 global_load_ubyte_d16
+global_load_ubyte_d16_hi global_load_sbyte_d16 global_load_sbyte_d16_hi global_load_short_d16
+global_load_short_d16_hi global_load_lds_ubyte global_load_lds_sbyte global_load_lds_ushort
+global_load_lds_sshort global_load_lds_dword 64 global_atomic_swap global_atomic_cmpswap
+global_atomic_add global_atomic_sub global_atomic_smin global_atomic_umin global_atomic_smax
+global_atomic_umax global_atomic_and global_atomic_or global_atomic_xor global_atomic_inc
+global_atomic_dec global_atomic_add_f32 global_atomic_pk_add_f16 global_atomic_add_f64
+global_atomic_min_f64 global_atomic_max_f64 global_atomic_pk_add_bf16 96 global_atomic_swap_x2
+global_atomic_cmpswap_x2 global_atomic_add_x2 global_atomic_sub_x2 global_atomic_smin_x2
+global_atomic_umin_x2 global_atomic_smax_x2 global_atomic_umax_x2 global_atomic_and_x2
+global_atomic_or_x2 global_atomic_xor_x2 global_atomic_inc_x2 global_atomic_dec_x2
+125 global_load_lds_dwordx4 global_load_lds_dwordx3)"},
+    {Format::SCRATCH,
+     R"(
+16 scratch_load_ubyte scratch_load_sbyte scratch_load_ushort scratch_load_sshort
+scratch_load_dword scratch_load_dwordx2 scratch_load_dwordx3 scratch_load_dwordx4
+scratch_store_byte scratch_store_byte_d16_hi scratch_store_short scratch_store_short_d16_hi
+scratch_store_dword scratch_store_dwordx2 scratch_store_dwordx3 scratch_store_dwordx4
+scratch_load_ubyte_d16 scratch_load_ubyte_d16_hi scratch_load_sbyte_d16
+scratch_load_sbyte_d16_hi scratch_load_short_d16 scratch_load_short_d16_hi
+scratch_load_lds_ubyte scratch_load_lds_sbyte scratch_load_lds_ushort scratch_load_lds_sshort
+scratch_load_lds_dword)"},
+    {Format::MUBUF,
+     R"(
+16 buffer_load_ubyte buffer_load_sbyte buffer_load_ushort buffer_load_sshort buffer_load_dword
+buffer_load_dwordx2 buffer_load_dwordx3 buffer_load_dwordx4 buffer_store_byte
+buffer_store_byte_d16_hi buffer_store_short buffer_store_short_d16_hi buffer_store_dword
+buffer_store_dwordx2 buffer_store_dwordx3 buffer_store_dwordx4 buffer_load_ubyte_d16
+buffer_load_ubyte_d16_hi buffer_load_sbyte_d16 buffer_load_sbyte_d16_hi buffer_load_short_d16
+buffer_load_short_d16_hi 40 buffer_wbl2 buffer_inv 64 buffer_atomic_swap buffer_atomic_cmpswap
+buffer_atomic_add buffer_atomic_sub buffer_atomic_smin buffer_atomic_umin buffer_atomic_smax
+buffer_atomic_umax buffer_atomic_and buffer_atomic_or buffer_atomic_xor buffer_atomic_inc
+buffer_atomic_dec buffer_atomic_add_f32 buffer_atomic_pk_add_f16 buffer_atomic_add_f64
+buffer_atomic_min_f64 buffer_atomic_max_f64 buffer_atomic_pk_add_bf16 96 buffer_atomic_swap_x2
+buffer_atomic_cmpswap_x2 buffer_atomic_add_x2 buffer_atomic_sub_x2 buffer_atomic_smin_x2
+buffer_atomic_umin_x2 buffer_atomic_smax_x2 buffer_atomic_umax_x2 buffer_atomic_and_x2
+buffer_atomic_or_x2 buffer_atomic_xor_x2 buffer_atomic_inc_x2 buffer_atomic_dec_x2)"},
+};
+
+}  // namespace ark_emu

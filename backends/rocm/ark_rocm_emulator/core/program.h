@@ -1,0 +1,43 @@
+// The decoded form of a code object's image, filled as waves reach it.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "decode.h"
+
+namespace ark_emu {
+
+class Program {
+ public:
+  // `image`: the loaded image (virtual address 0 first); only [code_begin, code_end) bytes execute.
+  Program(Arch arch, std::span<const uint8_t> image, uint64_t code_begin, uint64_t code_end);
+  Arch arch() const { return arch_; }
+  // The instruction at dword index `pc` of the image; beyond the code an Inst that faults.
+  const Inst& at(uint32_t pc) {
+    if (pc < count_) {
+      const Inst* inst = slots_[pc].load(std::memory_order_acquire);
+      if (inst != nullptr) return *inst;
+    }
+    return decode_at(pc);
+  }
+  uint64_t code_begin() const { return begin_; }
+  uint64_t code_end() const { return end_; }
+
+ private:
+  const Inst& decode_at(uint32_t pc);
+  Arch arch_;
+  const Decoder& decoder_;
+  std::vector<uint32_t> words_;   // the image up to code_end
+  uint64_t begin_, end_;
+  uint32_t count_;
+  std::unique_ptr<std::atomic<const Inst*>[]> slots_;
+  std::mutex mutex_;
+  std::deque<Inst> store_;
+};
+
+}  // namespace ark_emu

@@ -1,0 +1,203 @@
+// How waves take turns: slices of seeded length on seeded picks, barriers, the end of waves and grids.
+#include <algorithm>
+#include <thread>
+
+#include "fp_mode.h"
+#include "grid.h"
+#include "ops.h"
+
+namespace ark_emu {
+
+const char* error_kind_name(ErrorKind kind) {
+  static const char* const kNames[] = {"none",          "bad launch",  "unknown opcode",
+                                       "out of bounds", "uninitialised read", "LDS out of range",
+                                       "misaligned",    "missing wait", "race",
+                                       "deadlock",      "budget",      "trap",
+                                       "cancelled"};
+  return kNames[static_cast<int>(kind)];
+}
+
+void Grid::populate() {
+  if (desc.options.checks) checks = begin_checks(*this);
+  for (uint32_t k = 0; k < desc.grid.count(); k++) make_group(k, k);
+}
+
+bool Grid::step() {
+  if (ended) return false;
+  const uint64_t pick = random.next();
+  Wave& wave = *ready[((pick >> 32) * ready.size()) >> 32];
+  // Mostly long slices, some of a few instructions: both kinds find ordering bugs.
+  const uint64_t limit = (pick & 7) == 0 ? 8 : desc.options.max_slice;
+  const uint64_t length = 1 + ((pick & 0xffffffff) / 8 * limit) / (1ull << 29);
+  run_slice(wave, static_cast<int32_t>(std::min(length, limit)));
+  return !ended;
+}
+
+void Grid::execute(Wave& w, const Inst*& current) {
+  while (w.slice > 0) {
+    const Inst& inst = program->at(w.pc);
+    current = &inst;
+    w.pc = inst.next;
+    w.slice--;
+    w.executed++;
+    if (w.default_mode) [[likely]] {
+      inst.run(w, inst);
+    } else {
+      const FpMode scope(w.mode, inst.op != nullptr && (inst.op->flags & kMode64) != 0);
+      inst.run(w, inst);
+    }
+  }
+}
+
+void Grid::execute_checked(Wave& w, const Inst*& current) {
+  while (w.slice > 0) {
+    const Inst& inst = program->at(w.pc);
+    current = &inst;
+    check_before(w, inst);
+    w.pc = inst.next;
+    w.slice--;
+    w.executed++;
+    {
+      const FpMode scope(w.mode, inst.op != nullptr && (inst.op->flags & kMode64) != 0);
+      inst.run(w, inst);
+    }
+    check_after(w, inst);
+  }
+}
+
+void Grid::run_slice(Wave& w, int32_t instructions) {
+  const Inst* current = nullptr;
+  const uint64_t before = w.executed;
+  w.slice = instructions;
+  w.changed = false;
+  try {
+    if (w.checks == nullptr) {
+      execute(w, current);
+    } else {
+      execute_checked(w, current);
+    }
+  } catch (const Fault& fault) {
+    clock += w.executed - before;
+    finish(fault, &w, current == nullptr ? w.pc : current->pc);
+    return;
+  }
+  clock += w.executed - before;
+  if (w.changed || w.status != WaveStatus::Ready) last_change = clock;
+  const uint64_t budget = desc.options.step_budget;
+  if (budget != 0 && clock > budget && !ended) {
+    finish(Fault{ErrorKind::Budget, "the grid ran " + std::to_string(clock) +
+                                        " wave-instructions, its budget is " +
+                                        std::to_string(budget)},
+           &w, w.pc);
+  }
+}
+
+void Grid::forget(Wave& wave) {
+  const auto found = std::find(ready.begin(), ready.end(), &wave);
+  *found = ready.back();
+  ready.pop_back();
+}
+
+void Grid::release_barrier(Workgroup& group) {
+  if (group.at_barrier == 0 || group.at_barrier < group.live) return;
+  if (checks != nullptr) check_barrier_passed(group);
+  for (Wave* wave : group.waves) {
+    if (wave->status != WaveStatus::Barrier) continue;
+    wave->status = WaveStatus::Ready;
+    ready.push_back(wave);
+  }
+  group.at_barrier = 0;
+}
+
+void reach_barrier(Wave& w) {
+  if (w.checks != nullptr) check_barrier_reached(w);
+  w.status = WaveStatus::Barrier;
+  w.slice = 0;
+  w.changed = true;
+  w.group->at_barrier++;
+  w.grid->forget(w);
+  w.grid->release_barrier(*w.group);
+}
+
+void end_wave(Wave& w) {
+  if (w.checks != nullptr) check_wave_ended(w);
+  w.status = WaveStatus::Done;
+  w.slice = 0;
+  w.changed = true;
+  Grid& grid = *w.grid;
+  grid.forget(w);
+  w.group->live--;
+  grid.live_waves--;
+  grid.release_barrier(*w.group);
+  if (grid.live_waves == 0) grid.ended = true;
+}
+
+void Grid::finish(const Fault& fault, const Wave* wave, uint32_t pc) {
+  ended = true;
+  result.kind = fault.kind;
+  result.lane = fault.lane;
+  result.address = fault.address;
+  std::string text = std::string(error_kind_name(fault.kind)) + ": " + fault.message;
+  if (wave != nullptr) {
+    result.where = where(*wave, pc);
+    const WaveWhere& w = result.where;
+    text += " [kernel " + desc.kernel + ", workgroup (" + std::to_string(w.workgroup[0]) + ", " +
+            std::to_string(w.workgroup[1]) + ", " + std::to_string(w.workgroup[2]) + "), wave " +
+            std::to_string(w.wave);
+    if (fault.lane >= 0) text += ", lane " + std::to_string(fault.lane);
+    text += ", at " + w.function + ": " + w.line + "]";
+  }
+  result.message = text + " [seed " + std::to_string(desc.options.seed) + "]";
+}
+
+void Grid::run(const std::atomic<bool>& cancel, const std::function<bool()>& hook) {
+  uint64_t slices = 0;
+  while (!ended) {
+    step();
+    if ((++slices & 63) != 0) continue;
+    if (cancel.load(std::memory_order_relaxed) && !ended) {
+      finish(Fault{ErrorKind::Cancelled, "the launch was cancelled"}, nullptr, 0);
+      break;
+    }
+    view.refresh();
+    if (hook && hook()) note_change();
+    if (!ended) look_for_deadlock();
+  }
+}
+
+void Grid::run_group(uint32_t index, const std::atomic<bool>& cancel) {
+  groups.clear();
+  waves.clear();
+  ready.clear();
+  live_waves = 0;
+  ended = false;
+  last_change = clock;
+  next_look = 0;
+  random.state = desc.options.seed * 0x2545f4914f6cdd1dull + index;
+  std::fill_n(reinterpret_cast<uint32_t*>(registers.data()),
+              size_t{waves_per_group} * std::min(kernel->vgprs + 1, vgpr_rows) * kLanes, 0u);
+  make_group(index, 0);
+  run(cancel, nullptr);
+}
+
+bool Grid::independent() const {
+  const auto begin = static_cast<uint32_t>(kernel->entry / 4);
+  uint32_t end = static_cast<uint32_t>(program->code_end() / 4);
+  for (const SymbolInfo& symbol : desc.code->code().symbols()) {
+    if (symbol.function && symbol.offset == kernel->entry && symbol.size > 0) {
+      end = static_cast<uint32_t>((symbol.offset + symbol.size) / 4);
+    }
+  }
+  for (uint32_t pc = begin; pc < end;) {
+    const Inst& inst = program->at(pc);
+    pc = inst.next > pc ? inst.next : pc + 1;
+    if (inst.op == nullptr) continue;
+    const bool barrier = inst.op->name == "s_barrier";
+    const bool call = inst.op->name == "s_swappc_b64" || inst.op->name == "s_setpc_b64";
+    const bool coherent = (inst.op->flags & kMemory) != 0 && (inst.glc || inst.scc_bit);
+    if (call || coherent || ((inst.op->flags & kSync) != 0 && !barrier)) return false;
+  }
+  return true;
+}
+
+}  // namespace ark_emu

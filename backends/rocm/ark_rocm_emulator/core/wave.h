@@ -1,0 +1,127 @@
+// One wave's architectural state and how handlers read sources and write results.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "engine.h"
+#include "inst.h"
+
+namespace ark_emu {
+
+constexpr int kLanes = 64;   // lanes of a row; a wave32 uses the lower half
+
+struct Grid;
+struct Workgroup;
+struct PollLog;
+struct WaveChecks;
+
+// Thrown by handlers; the grid turns it into a LaunchResult.
+struct Fault {
+  ErrorKind kind;
+  std::string message;
+  int lane = -1;
+  uint64_t address = 0;
+};
+
+enum class WaveStatus : uint8_t { Ready, Barrier, Done };
+
+struct Wave {
+  alignas(64) uint32_t s[128] = {};     // SGPRs by hardware number: VCC 106, EXEC 126, ...
+  uint32_t* v = nullptr;                // rows of kLanes; row = Operand::reg (AGPRs from 256)
+  uint32_t pc = 0;                      // dword index of the next instruction
+  bool scc = false;
+  WaveStatus status = WaveStatus::Ready;
+  int32_t slice = 0;                    // instructions left in this slice; 0 ends it
+  bool default_mode = true;             // MODE has round-to-nearest and all denormals on
+  uint32_t mode = 0xf0;                 // MODE: round 1:0 f32, 3:2 f64/f16; denormals 5:4, 7:6
+  int lanes = 64;                       // wave size
+  uint64_t full = ~0ull;                // EXEC with all lanes of the wave size on
+  unsigned m0_reg = 124;
+  bool gpr_index = false;               // s_set_gpr_idx_on: v_mov_b32's registers are moved by M0
+  bool keep_high16 = false;             // RDNA3: a 16-bit result leaves the other half alone
+  uint32_t id = 0;                      // within the grid
+  uint32_t id_in_group = 0;
+  Workgroup* group = nullptr;
+  Grid* grid = nullptr;
+  uint8_t* scratch = nullptr;           // this wave's private memory, dword-interleaved by lane
+  uint64_t scratch_size = 0;            // bytes for all lanes
+  WaveChecks* checks = nullptr;         // null when checks are off
+  PollLog* watched = nullptr;           // set while the wave is watched for a deadlock
+  uint64_t executed = 0;
+  bool changed = false;                 // this slice changed memory: others may go on
+
+  uint64_t dpp_lanes = ~0ull;           // lanes a DPP source left writable (current instruction)
+  alignas(64) uint32_t mask_row[kLanes];  // mask_bits, one dword per lane: 0 or ~0
+  uint64_t mask_bits = 0;
+
+  uint32_t* row(unsigned reg) { return v + size_t(reg) * kLanes; }
+  uint64_t s64(unsigned reg) const {
+    uint64_t value;
+    std::memcpy(&value, &s[reg], 8);
+    return value;
+  }
+  void set_s64(unsigned reg, uint64_t value) { std::memcpy(&s[reg], &value, 8); }
+  uint64_t exec() const { return s64(126) & full; }
+  void set_exec(uint64_t value) { set_s64(126, value); }
+  uint64_t vcc() const { return lanes == 64 ? s64(106) : s[106]; }
+  uint32_t m0() const { return s[m0_reg]; }
+
+  // Scalar operand values (SGPR, constant, SCC, ...).
+  uint32_t scalar32(const Operand& operand) const;
+  uint64_t scalar64(const Operand& operand) const;
+  void put_scalar32(const Operand& operand, uint32_t value);
+  void put_scalar64(const Operand& operand, uint64_t value);
+
+  // Lanes of source k with all modifiers applied. `tmp` holds 64 (src32) or 128 (src64: low dwords,
+  // then high dwords) entries; the result may point into the register file instead.
+  const uint32_t* src32(const Inst& inst, int k, uint32_t* tmp) {
+    const Operand& operand = inst.src[k];
+    if (inst.plain_src && operand.kind == Kind::Vgpr) return row(operand.reg);
+    return src32_slow(inst, k, tmp);
+  }
+  const uint32_t* src64(const Inst& inst, int k, uint32_t* tmp) {
+    const Operand& operand = inst.src[k];
+    if (inst.plain_src && operand.kind == Kind::Vgpr) return row(operand.reg);
+    return src64_slow(inst, k, tmp);
+  }
+  // 16-bit source in the low half of each lane, upper half zero; op_sel picks the half.
+  const uint32_t* src16(const Inst& inst, int k, uint32_t* tmp);
+  uint64_t src_mask(const Operand& operand) const;   // Ty::Mask
+
+  // Results, under EXEC: clamp, omod, op_sel, SDWA destination by the type of dst[0].
+  void put32(const Inst& inst, uint32_t* out) {
+    if (inst.plain_dst) {
+      blend(row(inst.dst[0].reg), out, exec());
+    } else {
+      put32_slow(inst, out);
+    }
+  }
+  void put64(const Inst& inst, uint32_t* out);
+  void put16(const Inst& inst, uint32_t* out);       // low half of each lane of `out`
+  // dst[which] of Ty::Mask; lanes outside EXEC get 0.
+  void put_mask(const Inst& inst, int which, uint64_t bits);
+  const uint32_t* lane_masks(uint64_t bits) {
+    if (bits != mask_bits) expand_mask(bits);
+    return mask_row;
+  }
+  void blend(uint32_t* to, const uint32_t* from, uint64_t bits) {
+    if (bits == full) {
+      std::memcpy(to, from, kLanes * 4);
+      return;
+    }
+    const uint32_t* mask = lane_masks(bits);
+    for (int l = 0; l < kLanes; l++) to[l] = (from[l] & mask[l]) | (to[l] & ~mask[l]);
+  }
+  void expand_mask(uint64_t bits);
+
+ private:
+  void modify(const Inst& inst, int k, uint32_t* tmp);
+  const uint32_t* dpp_row(const Inst& inst, const uint32_t* from, uint32_t* tmp);
+  const uint32_t* src32_slow(const Inst& inst, int k, uint32_t* tmp);
+  const uint32_t* src64_slow(const Inst& inst, int k, uint32_t* tmp);
+  void put32_slow(const Inst& inst, uint32_t* out);
+};
+
+}  // namespace ark_emu

@@ -1,0 +1,289 @@
+"""Put emulated AMD devices under hip-python: the ROCm backend and the tests call this.
+
+`activate` builds the stand-in for `libamdhip64.so` and `libhiprtc.so` and loads it before
+hip-python looks for them; hip-python itself is not touched. `emulated` does the same for the length
+of a `with` block. What runs then is an interpreter of AMD machine code on the CPU: no figure from
+it says anything about a GPU, and `describe` says so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ark.errors import InvalidUsageError, SystemError
+from ark_rocm_emulator import build
+from ark_rocm_emulator.compile import TARGETS, CompileError, assemble, to_assembly
+
+VARIABLE = "ARK_ROCM_DEVICE"
+_PREFIX = "emulated:"
+_OPTIONS = ("seed", "checks", "compute_units")
+_COMPILE = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_char_p,
+    ctypes.c_char_p,
+    ctypes.POINTER(ctypes.c_char_p),
+    ctypes.POINTER(ctypes.c_char_p),
+)
+
+
+@dataclass(frozen=True)
+class Activation:
+    """What is emulated: `count` devices of `arch`, served by the shared library `library`."""
+
+    arch: str
+    count: int
+    library: Path
+
+    def __str__(self) -> str:
+        devices = "device" if self.count == 1 else "devices"
+        return (
+            f"{self.count} emulated {self.arch} {devices}: AMD machine code interpreted on the "
+            f"CPU, no GPU; times and sizes are the emulation's"
+        )
+
+
+class ErrorKind(enum.IntEnum):
+    """What a kernel, or a DMA queue, was stopped for; the core's numbers."""
+
+    BAD_LAUNCH = 1
+    UNKNOWN_OPCODE = 2
+    OUT_OF_BOUNDS = 3
+    UNINITIALISED = 4
+    LDS_RANGE = 5
+    MISALIGNED = 6
+    MISSING_WAIT = 7
+    RACE = 8
+    DEADLOCK = 9
+    BUDGET = 10
+    TRAP = 11
+    CANCELLED = 12
+    DMA = 100
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A kernel or DMA queue that the emulator stopped: why, and the whole message."""
+
+    kind: ErrorKind
+    message: str
+
+
+_active: Activation | None = None
+
+
+def parse_request(request: str) -> tuple[str, int] | None:
+    """Read "emulated:gfx942[,2]" as (arch, count); None if it asks for no emulated device.
+
+    Raises:
+        InvalidUsageError: it starts with "emulated:" and goes on wrongly.
+    """
+    if not request.startswith(_PREFIX):
+        return None
+    found = re.fullmatch(r"emulated:(\w+)(?:,(\d+))?", request)
+    arch, count = (found[1], int(found[2] or 1)) if found else ("", 0)
+    if arch not in TARGETS or not 1 <= count <= 64:
+        raise InvalidUsageError(
+            f"{VARIABLE}={request} names no device that can be emulated. Expected "
+            f"emulated:<arch>[,<count>] with arch one of {', '.join(TARGETS)} and 1 to 64 devices."
+        )
+    return arch, count
+
+
+@lru_cache(maxsize=1)
+def _library() -> tuple[ctypes.CDLL, Path]:
+    """The stand-in, built if need be, loaded under the names hip-python looks for."""
+    sources = [*build.core_sources(), *sorted((build.PACKAGE / "hip").glob("*.cpp"))]
+    path = build.shared_library("libamdhip64.so", sources, includes=[build.PACKAGE / "hip"])
+    library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(str(build.alias(path, "libhiprtc.so")), mode=ctypes.RTLD_GLOBAL)
+    library.ark_emulator_configure.restype = ctypes.c_char_p
+    library.ark_emulator_set.argtypes = [ctypes.c_char_p, ctypes.c_uint64]
+    library.ark_emulator_failure.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t]
+    library.ark_emulator_instructions.restype = ctypes.c_uint64
+    library.ark_emulator_set_compiler(_compile_for_hiprtc)
+    return library, path
+
+
+@_COMPILE
+def _compile_for_hiprtc(
+    program: int, source: bytes, arch: bytes, options: Any, headers: Any
+) -> int:
+    """hiprtcCompileProgram: clang's answer goes back through ark_emulator_compiled."""
+    code, log, words = b"", "", []
+    for k in range(1_000_000):
+        if not options[k]:
+            break
+        words.append(options[k].decode())
+    pairs: list[tuple[str, str]] = []
+    while headers[2 * len(pairs)]:
+        at = 2 * len(pairs)
+        pairs.append((headers[at].decode(), headers[at + 1].decode()))
+    if not any(word.startswith("-O") for word in words):
+        words.append("-O3")
+    target = arch.decode().split(":")[0]
+    try:
+        options_used = ["-D__HIPCC_RTC__=1", *words]
+        assembly, log = to_assembly(source.decode(), target, options_used, headers=pairs)
+        code = assemble(assembly, target)
+    except (CompileError, SystemError) as error:
+        log = str(error)
+    library, _ = _library()
+    library.ark_emulator_compiled(
+        ctypes.c_void_p(program), code, ctypes.c_size_t(len(code)), log.encode()
+    )
+    return 0 if code else 1
+
+
+def _hip_version() -> int:
+    """The HIP version the installed hip-python was made for, in hipRuntimeGetVersion's form."""
+    import hip
+
+    return int(getattr(hip, "HIP_VERSION", 60000000))
+
+
+def _lead_hip_python_to(path: Path) -> None:
+    """Make hip-python open its libraries now, while ROCM_PATH names the stand-in."""
+    before = os.environ.get("ROCM_PATH")
+    os.environ["ROCM_PATH"] = str(path.parent.parent)
+    try:
+        from hip import hip, hiprtc
+
+        error, name = hip.hipDeviceGetName(256, 0)
+        hiprtc.hiprtcVersion()
+    finally:
+        if before is None:
+            del os.environ["ROCM_PATH"]
+        else:
+            os.environ["ROCM_PATH"] = before
+    if int(error) != 0 or "emulated" not in str(name):
+        raise SystemError(
+            "hip-python uses another ROCm runtime in this process, so that an emulated device "
+            "cannot be put under it. Expected to come before its first call and before any "
+            "installed ROCm. Call ark_rocm_emulator.activate() first, in a fresh process."
+        )
+
+
+def _configure(arch: str, count: int) -> Activation:
+    library, path = _library()
+    why = library.ark_emulator_configure(arch.encode(), count, _hip_version())
+    if why:
+        raise SystemError(f"No emulated {arch} device could be made: {why.decode()}.")
+    _lead_hip_python_to(path)
+    return Activation(arch, count, path)
+
+
+def _set_options(options: dict[str, int]) -> None:
+    library, _ = _library()
+    for name, value in options.items():
+        if library.ark_emulator_set(name.encode(), int(value)) != 0:
+            raise InvalidUsageError(f"The emulator has no setting called {name}.")
+
+
+def activate(request: str | None = None) -> Activation | None:
+    """Put emulated devices under hip-python if they are asked for; build the stand-in if need be.
+
+    Args:
+        request: "emulated:gfx942[,2]"; default: the environment's ARK_ROCM_DEVICE. The variables
+            ARK_ROCM_EMULATOR_SEED, _CHECKS and _COMPUTE_UNITS are heeded too.
+
+    Returns:
+        What is emulated now (activating twice changes nothing), or None if nothing was asked for.
+
+    Raises:
+        InvalidUsageError: the request names no device that can be emulated.
+        SystemError: no compiler, or hip-python already talks to another runtime.
+    """
+    global _active
+    if _active is not None:
+        return _active
+    asked = parse_request(request or os.environ.get(VARIABLE, ""))
+    if asked is None:
+        return None
+    _active = _configure(*asked)
+    named = {name: os.environ.get(f"ARK_ROCM_EMULATOR_{name.upper()}") for name in _OPTIONS}
+    _set_options({name: int(value, 0) for name, value in named.items() if value})
+    return _active
+
+
+@contextmanager
+def emulated(arch: str = "gfx942", count: int = 1, **options: int) -> Iterator[Activation]:
+    """Emulate `count` devices of `arch` for the length of a `with` block.
+
+    Args:
+        arch: one of gfx90a, gfx942, gfx950, gfx1100.
+        count: devices, 1 to 64.
+        options: seed (of the wave scheduler), checks (0 or 1), compute_units (per device), parallel
+            (0 or 1), max_slice and step_budget (wave-instructions), external_wait_ms, report (0 or
+            1: print failures when they happen).
+
+    Handles and pointers from before the block or from inside it are void once it ends. Child
+    processes find the devices in ARK_ROCM_DEVICE.
+    """
+    global _active
+    before, variable = _active, os.environ.get(VARIABLE)
+    request = f"{_PREFIX}{arch},{count}"
+    parse_request(request)
+    _active = _configure(arch, count)
+    os.environ[VARIABLE] = request
+    try:
+        _set_options({**_DEFAULTS, **options})
+        yield _active
+    finally:
+        _active = before
+        if variable is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = variable
+        _set_options(_DEFAULTS)
+        library, _ = _library()
+        kept = (before.arch.encode(), before.count) if before else (b"", 0)
+        library.ark_emulator_configure(*kept, _hip_version())
+
+
+_DEFAULTS = {
+    "seed": 0,
+    "checks": 0,
+    "compute_units": 8,
+    "parallel": 1,
+    "max_slice": 256,
+    "step_budget": 0,
+    "external_wait_ms": 120000,
+    "report": 1,
+}
+
+
+def set_option(name: str, value: int) -> None:
+    """Change one option of `emulated` for the launches that follow."""
+    _set_options({name: value})
+
+
+def describe() -> str:
+    """One sentence for people: what is emulated in this process, or that nothing is."""
+    return str(_active) if _active else "nothing is emulated"
+
+
+def failures() -> list[Failure]:
+    """What the emulator stopped since the devices were made, oldest first."""
+    library, _ = _library()
+    found: list[Failure] = []
+    text = ctypes.create_string_buffer(1 << 16)
+    while (kind := library.ark_emulator_failure(len(found), text, len(text))) != -1:
+        found.append(Failure(ErrorKind(kind), text.value.decode()))
+    return found
+
+
+def instructions() -> tuple[int, int]:
+    """Wave-instructions that finished launches executed, and the number of those launches."""
+    library, _ = _library()
+    launches = ctypes.c_uint64()
+    return int(library.ark_emulator_instructions(ctypes.byref(launches))), launches.value

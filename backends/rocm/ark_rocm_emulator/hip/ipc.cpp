@@ -1,0 +1,104 @@
+// Device memory shared between processes of one machine: a handle names the owner's memory file and
+// a range of it.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+
+#include "runtime.h"
+
+namespace {
+
+constexpr uint64_t kMagic = 0x3163706961726b41;
+
+struct Handle {
+  uint64_t magic, inode, offset, size;
+  int32_t pid, fd;
+  uint32_t kind;
+  uint32_t padding[5];
+};
+static_assert(sizeof(Handle) == sizeof(hipIpcMemHandle_t), "a HIP handle is 64 bytes");
+
+uint64_t span_of(uint64_t size) { return (size + 4095) / 4096 * 4096; }
+
+}  // namespace
+
+using namespace ark_hip;
+
+HIP_EXPORT hipError_t hipIpcGetMemHandle(hipIpcMemHandle_t* handle, void* pointer) {
+  HIP_ENTER();
+  if (!handle || !pointer) return answer(hipErrorInvalidValue);
+  std::lock_guard<std::mutex> hold(rt->lock);
+  const Allocation* found = find_allocation(*rt, uint64_t(pointer));
+  if (!found || found->device < 0 || found->imported) return answer(hipErrorInvalidDevicePointer);
+  const Arena& arena = rt->devices[size_t(found->device)]->arena;
+  struct stat facts{};
+  if (fstat(arena.fd, &facts) != 0) return answer(hipErrorOperatingSystem);
+  rt->machine->set_shared(found->base);
+  Handle made{.magic = kMagic,
+              .inode = facts.st_ino,
+              .offset = found->arena_offset,
+              .size = found->size,
+              .pid = getpid(),
+              .fd = arena.fd,
+              .kind = uint32_t(found->kind),
+              .padding = {}};
+  memcpy(handle, &made, sizeof made);
+  return hipSuccess;
+}
+
+HIP_EXPORT hipError_t hipIpcOpenMemHandle(void** pointer, hipIpcMemHandle_t handle, unsigned) {
+  HIP_ENTER();
+  if (!pointer) return answer(hipErrorInvalidValue);
+  Handle given;
+  memcpy(&given, &handle, sizeof given);
+  if (given.magic != kMagic) return answer(hipErrorInvalidValue);
+  if (given.pid == getpid()) return answer(hipErrorInvalidContext);
+  std::lock_guard<std::mutex> hold(rt->lock);
+  std::string key(handle.reserved, sizeof handle.reserved);
+  for (auto& [base, allocation] : rt->allocations) {
+    if (!allocation.imported || allocation.handle != key || allocation.device != current_device)
+      continue;
+    ++allocation.opened;
+    *pointer = reinterpret_cast<void*>(base);
+    return hipSuccess;
+  }
+  char path[64];
+  snprintf(path, sizeof path, "/proc/%d/fd/%d", given.pid, given.fd);
+  int fd = open(path, O_RDWR | O_CLOEXEC);
+  if (fd < 0) return answer(hipErrorMapFailed);
+  struct stat facts{};
+  bool same = fstat(fd, &facts) == 0 && facts.st_ino == given.inode;
+  void* base = MAP_FAILED;
+  if (same)
+    base = mmap(nullptr, span_of(given.size), PROT_READ | PROT_WRITE, MAP_SHARED, fd,
+                off_t(given.offset));
+  close(fd);
+  if (base == MAP_FAILED) return answer(hipErrorMapFailed);
+  Allocation made{.base = uint64_t(base), .size = given.size, .device = current_device};
+  made.kind = ark_emu::MemKind(given.kind);
+  made.imported = true;
+  made.handle = key;
+  register_region(*rt, made, access_mask(*rt, current_device), "hipIpcOpenMemHandle");
+  rt->allocations[made.base] = made;
+  *pointer = base;
+  return hipSuccess;
+}
+
+HIP_EXPORT hipError_t hipIpcCloseMemHandle(void* pointer) {
+  HIP_ENTER();
+  if (!pointer) return answer(hipErrorInvalidValue);
+  wait_device(*rt, current_device);
+  std::lock_guard<std::mutex> hold(rt->lock);
+  auto found = rt->allocations.find(uint64_t(pointer));
+  if (found == rt->allocations.end() || !found->second.imported)
+    return answer(hipErrorInvalidValue);
+  if (--found->second.opened > 0) return hipSuccess;
+  rt->machine->remove_region(found->first);
+  munmap(pointer, span_of(found->second.size));
+  rt->allocations.erase(found);
+  return hipSuccess;
+}

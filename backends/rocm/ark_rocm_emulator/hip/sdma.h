@@ -1,0 +1,52 @@
+// A model of AMD's system DMA engines: a queue is a ring of packets in memory, a write pointer, a
+// read pointer and a doorbell. Kernels (or the host) write packets, then the write pointer, then
+// the doorbell; the engine executes what lies between the pointers, in order. Packet layouts are
+// those of SDMA 4.4, as in the Linux driver's public headers.
+#pragma once
+
+#include <atomic>
+#include <string>
+
+#include "runtime.h"
+
+namespace ark_hip {
+
+class SdmaQueue {
+ public:
+  // Memory for the ring and, on a page of its own, the pointers and the doorbell; all of it visible
+  // to every device.
+  SdmaQueue(Runtime& rt, int device, uint64_t ring_bytes);
+  ~SdmaQueue();
+  SdmaQueue(const SdmaQueue&) = delete;
+  SdmaQueue& operator=(const SdmaQueue&) = delete;
+
+  uint64_t ring() const { return base_; }
+  uint64_t ring_bytes() const { return ring_bytes_; }
+  uint64_t write_pointer() const { return base_ + ring_bytes_; }
+  uint64_t read_pointer() const { return base_ + ring_bytes_ + 64; }
+  uint64_t doorbell() const { return base_ + ring_bytes_ + 128; }
+  uint64_t executed() const { return executed_.load(); }
+
+  // Executes packets until the doorbell's value, a poll that does not hold yet, or an error. True
+  // if any was executed.
+  bool progress();
+
+ private:
+  enum class Step { Done, Wait, Broken };
+  Step execute(uint64_t at, uint64_t available, uint64_t* length);
+  uint32_t word(uint64_t at, int index) const;
+  uint64_t wide(uint64_t at, int index) const {
+    return word(at, index) | uint64_t(word(at, index + 1)) << 32;
+  }
+  bool reachable(uint64_t address, uint64_t size, const char* what);
+  void fail(const std::string& why);
+
+  Runtime& rt_;
+  int device_;
+  uint64_t ring_bytes_, base_ = 0, span_ = 0;
+  std::atomic<uint64_t> executed_{0};
+  std::atomic<bool> broken_{false};
+  std::mutex lock_;
+};
+
+}  // namespace ark_hip

@@ -1,0 +1,54 @@
+"""The ISA lint: what execution on the emulator cannot show, read from the machine code.
+
+The tests of the ROCm backend call ``lint`` on the assembly of every kernel that ark writes. It
+checks cache control around scoped synchronisation, scratch, LDS and register budgets, and that
+matrix instructions are there when the plan says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .coherence import check_coherence
+from .findings import Expectations, Finding
+from .listing import Resources, as_assembly, parse
+from .resources import check_resources
+from .targets import TARGETS, CacheRules, TargetLimits
+
+__all__ = [
+    "TARGETS",
+    "CacheRules",
+    "Expectations",
+    "Finding",
+    "Resources",
+    "TargetLimits",
+    "as_assembly",
+    "lint",
+]
+
+
+def lint(
+    assembly: str,
+    target: TargetLimits,
+    expectations: Expectations | None = None,
+    resources: Mapping[str, Resources] | None = None,
+) -> list[Finding]:
+    """Check AMD GPU assembly and return the findings in text order, none if it is clean.
+
+    Args:
+        assembly: text of optimised ``clang -S``, or a disassembly through ``as_assembly``.
+        target: limits and cache rules, ``TARGETS[arch]``.
+        expectations: what the plan promises; the defaults promise little.
+        resources: figures by kernel name, for a listing that carries no metadata note.
+    """
+    expected = expectations or Expectations()
+    listing = parse(assembly)
+    figures = {**listing.resources, **(resources or {})}
+    found: list[Finding] = []
+    for function in listing.functions:
+        if expected.kernels and function.name not in expected.kernels:
+            continue
+        found.extend(check_coherence(function, target.cache, expected))
+        used = figures.get(function.name)
+        found.extend(check_resources(function, used, target, expected))
+    return found

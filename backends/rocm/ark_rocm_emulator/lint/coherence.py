@@ -1,0 +1,279 @@
+"""Checks the cache control and the waits around every scoped synchronisation.
+
+Interpretation is sequentially consistent, so a missing fence does not change what an emulated
+kernel computes; only the instructions show it. This is a forward data-flow over the blocks of a
+function: facts say what is still owed on some path (a store not waited for, a cache not written
+back, a flag read but nothing invalidated), and each synchronisation point asks for the facts that
+must not be there. The required sequences are those of the memory model tables in LLVM's "User
+Guide for AMDGPU Backend", section "Memory Model".
+
+The points are found in two ways. Markers, assembly comments ``; ark.release <scope>`` before a
+publication and ``; ark.acquire <scope>`` after a wait, state the intent exactly. Without markers,
+instructions that carry their scope are judged: a store or atomic with scope bits publishes what
+was written before, and a load polled in a spin loop acquires what is read after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .findings import Expectations, Finding
+from .listing import Function, Instruction, waited
+from .loops import innermost_loops
+from .targets import SCOPES, CacheRules
+
+_SCOPE_BITS = frozenset({"glc", "dlc", "sc0", "sc1"})
+_Facts = frozenset[str]
+
+
+def _access(inst: Instruction) -> str:
+    """``load``, ``store``, ``atomic`` for global and flat memory, ``lds-store`` or nothing."""
+    name = inst.mnemonic
+    if name.startswith(("ds_write", "ds_store", "ds_add", "ds_sub", "ds_max", "ds_min")):
+        return "lds-store"
+    if not name.startswith(("global_", "flat_", "buffer_")):
+        return ""
+    if "lds" in inst.operands or "_lds_" in name:
+        return ""
+    for kind in ("load", "store", "atomic"):
+        if name.split("_")[1] == kind:
+            return kind
+    return ""
+
+
+def _returns(inst: Instruction) -> bool:
+    return bool(inst.bits & {"glc", "sc0"})
+
+
+def _scope(inst: Instruction, rules: CacheRules) -> str:
+    tables = {
+        "load": rules.load_scope,
+        "store": rules.store_scope,
+        "atomic": rules.atomic_scope,
+    }
+    table = tables.get(_access(inst), {})
+    return table.get(inst.bits & _SCOPE_BITS, "workgroup")
+
+
+def _reaches(scope: str, wanted: str) -> bool:
+    return SCOPES.index(scope) >= SCOPES.index(wanted)
+
+
+class Coherence:
+    """Runs the rules on one function; ``findings`` yields what is wrong, in text order."""
+
+    def __init__(self, function: Function, rules: CacheRules, expected: Expectations) -> None:
+        self._function = function
+        self._rules = rules
+        self._expected = expected
+        self._pieces = frozenset().union(*rules.release.values())
+        self._caches = frozenset().union(*rules.acquire.values())
+        self._spins = self._spinning_loads()
+
+    def _spinning_loads(self) -> frozenset[int]:
+        """Lines of the scoped loads in loops that do nothing else with global memory or LDS."""
+        found: set[int] = set()
+        for loop in innermost_loops(self._function.blocks):
+            insts = [i for b in loop for i in self._function.blocks[b].instructions]
+            loads = [i for i in insts if _access(i) == "load"]
+            scoped = [i for i in loads if _scope(i, self._rules) != "workgroup"]
+            busy = any(
+                _access(i) in ("store", "lds-store") or i.mnemonic == "s_barrier" for i in insts
+            )
+            if scoped and len(scoped) == len(loads) and not busy:
+                found.update(i.line for i in scoped)
+        return frozenset(found)
+
+    def findings(self) -> Iterator[Finding]:
+        blocks = self._function.blocks
+        entry: list[_Facts | None] = [None] * len(blocks)
+        entry[0] = frozenset({f"unread:{scope}" for scope in SCOPES[1:]})
+        todo = [0]
+        while todo:
+            index = todo.pop()
+            facts = entry[index]
+            assert facts is not None
+            for inst in blocks[index].instructions:
+                facts = self._step(inst, facts)
+            for follow in blocks[index].follows:
+                old = entry[follow]
+                new = facts if old is None else old | facts
+                if new != old:
+                    entry[follow] = new
+                    todo.append(follow)
+        for block, facts in zip(blocks, entry, strict=True):
+            if facts is None:
+                continue
+            for inst in block.instructions:
+                yield from self._judge(inst, facts)
+                facts = self._step(inst, facts)
+
+    def _step(self, inst: Instruction, facts: _Facts) -> _Facts:
+        """The facts after ``inst``."""
+        rules = self._rules
+        if inst.is_marker:
+            scope = inst.operands[0]
+            if inst.mnemonic == "release":
+                return facts | {f"release:{scope}"}
+            return facts | {f"unread:{wide}" for wide in SCOPES[1:]}
+        counters = waited(inst)
+        if counters:
+            gone: set[str] = set()
+            if counters.get("vmcnt") == 0:
+                gone |= {"load-out", "write-back-out"}
+            if counters.get(rules.stores_wait_on) == 0:
+                gone |= {"store-out", "write-back-out"}
+            if counters.get("lgkmcnt") == 0:
+                gone.add("lds-out")
+            return facts - gone
+        if inst.mnemonic == "s_barrier":
+            return facts | {"others-out"} if "store-out" in facts else facts - {"others-out"}
+        key = (inst.mnemonic, inst.bits & _SCOPE_BITS)
+        if key in rules.invalidates:
+            if "load-out" in facts:
+                return facts
+            caches = rules.invalidates[key]
+            return facts - {f"stale:{c}" for c in caches} - {f"spun:{c}" for c in caches}
+        if key in rules.writes_back:
+            # A write-back that overtakes a store in flight leaves that store behind only until
+            # the wait that follows both, which the publication asks for anyway.
+            pieces = rules.writes_back[key]
+            return facts - {f"dirty:{p}" for p in pieces} | {"write-back-out"}
+        return self._access_step(inst, facts)
+
+    def _access_step(self, inst: Instruction, facts: _Facts) -> _Facts:
+        kind = _access(inst)
+        scope = _scope(inst, self._rules)
+        if kind == "lds-store":
+            return facts | {"lds-out"}
+        # An atomic that returns nothing tells nobody that a flag has arrived.
+        reads = kind == "load" or (kind == "atomic" and _returns(inst))
+        if reads and scope != "workgroup":
+            facts = facts | {f"stale:{cache}" for cache in self._caches}
+            facts = facts - {f"unread:{s}" for s in SCOPES[1:] if _reaches(scope, s)}
+            if inst.line in self._spins:
+                least = scope if self._rules.exact_bits else "agent"
+                facts = facts | {f"spun:{cache}" for cache in self._rules.acquire[least]}
+        if reads:
+            facts = facts | {"load-out"}
+        if kind in ("store", "atomic"):
+            facts = frozenset(f for f in facts if not f.startswith("release:"))
+        if kind == "store" and scope == "workgroup":
+            facts = facts | {"store-out"} | {f"dirty:{piece}" for piece in self._pieces}
+        return facts
+
+    def _judge(self, inst: Instruction, facts: _Facts) -> Iterator[Finding]:
+        if inst.mnemonic == "acquire" and inst.is_marker:
+            yield from self._judge_acquire(inst, facts)
+            return
+        if inst.mnemonic == "s_barrier" and "lds-out" in facts:
+            yield self._finding(
+                "lds-wait",
+                inst,
+                "LDS stores may still be in flight at this barrier; the other waves may read the "
+                "old values. Expected s_waitcnt lgkmcnt(0) before it.",
+            )
+        kind = _access(inst)
+        if kind in ("store", "atomic"):
+            asked = {f.split(":")[1] for f in facts if f.startswith("release:")}
+            scope = _scope(inst, self._rules)
+            exact = self._rules.exact_bits
+            explicit = scope == "system" or (kind == "store" and scope == "agent")
+            if exact and explicit and not self._expected.unordered:
+                asked.add(scope)
+            if asked:
+                widest = max(asked, key=SCOPES.index)
+                yield from self._judge_release(inst, facts, widest)
+                if exact and not _reaches(scope, widest):
+                    yield self._finding(
+                        "release-scope",
+                        inst,
+                        f"a release of {widest} scope is published by an access of {scope} scope.",
+                    )
+        if (
+            kind == "load"
+            and not self._expected.unordered
+            and _scope(inst, self._rules) == "workgroup"
+        ):
+            spun = sorted(f.split(":")[1] for f in facts if f.startswith("spun:"))
+            if spun:
+                yield self._finding(
+                    "acquire-invalidate",
+                    inst,
+                    "this load may follow a polled flag without a cache invalidate that covers "
+                    f"{', '.join(spun)} after the flag has arrived; it may return stale data. "
+                    f"Expected {self._spelling('acquire', spun)} between them.",
+                )
+
+    def _judge_release(self, inst: Instruction, facts: _Facts, scope: str) -> Iterator[Finding]:
+        if "store-out" in facts:
+            yield self._finding(
+                "release-wait",
+                inst,
+                f"earlier stores may still be in flight when this {scope}-scope publication is "
+                f"issued. Expected a wait for {self._rules.stores_wait_on} before it.",
+            )
+        dirty = sorted(p for p in self._rules.release[scope] if f"dirty:{p}" in facts)
+        if dirty:
+            yield self._finding(
+                "release-write-back",
+                inst,
+                f"earlier stores may not be written back for {scope} scope. Expected "
+                f"{self._spelling('release', dirty)} before this publication.",
+            )
+        if "write-back-out" in facts:
+            yield self._finding(
+                "release-write-back-wait",
+                inst,
+                "the write-back before this publication is not waited for. Expected a wait for "
+                f"{self._rules.stores_wait_on} between them.",
+            )
+        if "others-out" in facts and self._expected.completed_barriers:
+            yield self._finding(
+                "release-barrier-wait",
+                inst,
+                "stores of other waves may still be in flight: a barrier before this publication "
+                "is passed with stores outstanding, and no wait of this wave covers them. "
+                f"Expected a wait for {self._rules.stores_wait_on} before that barrier.",
+            )
+
+    def _judge_acquire(self, inst: Instruction, facts: _Facts) -> Iterator[Finding]:
+        scope = inst.operands[0]
+        if f"unread:{scope}" in facts:
+            yield self._finding(
+                "acquire-scope",
+                inst,
+                f"a {scope}-scope acquire is reached without a load or atomic of that scope since "
+                "the last one; the flag may be read from a cache that no other writer updates.",
+            )
+        stale = sorted(c for c in self._rules.acquire[scope] if f"stale:{c}" in facts)
+        if stale:
+            yield self._finding(
+                "acquire-invalidate",
+                inst,
+                f"a {scope}-scope acquire does not invalidate {', '.join(stale)} after the flag "
+                f"has arrived. Expected a wait and then {self._spelling('acquire', stale)}.",
+            )
+
+    def _spelling(self, side: str, pieces: list[str]) -> str:
+        table = self._rules.invalidates if side == "acquire" else self._rules.writes_back
+        needed = set(pieces)
+        for (name, bits), covered in table.items():
+            if needed <= covered:
+                return " ".join([name, *sorted(bits)])
+        return " and ".join(
+            " ".join([name, *sorted(bits)]) for (name, bits), got in table.items() if got & needed
+        )
+
+    def _finding(self, rule: str, inst: Instruction, message: str) -> Finding:
+        return Finding(rule, self._function.name, inst.line, inst.text, message)
+
+
+def check_coherence(function: Function, rules: CacheRules, expected: Expectations) -> list[Finding]:
+    """All findings of the coherence rules in ``function``, in text order.
+
+    Meant for optimised code: without optimisation a flat access may be to private memory, which
+    the text does not tell from a publication.
+    """
+    found = list(Coherence(function, rules, expected).findings())
+    return sorted(found, key=lambda finding: (finding.line, finding.rule))

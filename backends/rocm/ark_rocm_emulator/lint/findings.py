@@ -1,0 +1,44 @@
+"""What goes into a lint rule, the plan's promises, and what comes out, the findings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Expectations:
+    """What the plan promises about a kernel.
+
+    ``threads`` and ``dynamic_lds`` (bytes) are one workgroup's at launch; ``workgroups_per_cu``
+    must be resident at once (a loop kernel's are). ``matrix`` asks for MFMA or WMMA instructions.
+    ``unordered`` says that scoped accesses without a fence are meant (packets that carry their
+    epoch); then only the markers are judged. ``completed_barriers`` also asks that a wave's stores
+    have completed at a barrier after which another wave publishes them: clang leaves that out on
+    CDNA, and LLVM added it for RDNA's CU mode (llvm-project pull request 160501). ``kernels``
+    limits the lint to these functions.
+    """
+
+    threads: int = 256
+    dynamic_lds: int = 0
+    workgroups_per_cu: int = 1
+    matrix: bool = False
+    allow_scratch: bool = False
+    unordered: bool = False
+    completed_barriers: bool = False
+    kernels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fault: the rule, where it is (``line`` counts from 1, 0 = whole kernel) and why."""
+
+    rule: str
+    function: str
+    line: int
+    text: str
+    message: str
+
+    def __str__(self) -> str:
+        place = f"{self.function}:{self.line}" if self.line else self.function
+        code = f"\n    {self.text}" if self.text else ""
+        return f"{place}: [{self.rule}] {self.message}{code}"

@@ -1,0 +1,94 @@
+"""How fast the ROCm emulator executes: wave-instructions a second, by kind of code.
+
+Run it alone on a machine: ``PYTHONPATH=.:backends/rocm python bench/rocm_emulator.py``. The figures
+are those of an interpreter on this CPU and say nothing about a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+import numpy as np
+from ark_rocm_emulator.compile import TARGETS, compile_hip
+from ark_rocm_emulator.engine import core
+
+BLOCKS, THREADS = 64, 256
+PROGRAMS = {
+    "valu": """
+        float a = t, b = 1.5f, c = 0.25f, d = 2.0f;
+        unsigned x = t, y = blockIdx.x;
+        for (int i = 0; i < n; ++i) {
+          a = a * b + c; b = b * 0.999f + d; c = a - b; d = d * 0.5f + a;
+          x = x * 1664525u + y; y ^= x >> 7; x += y << 3;
+        }
+        out[i0] = a + b + c + d + x + y;""",
+    "lds": """
+        __shared__ float tile[256];
+        float sum = t;
+        for (int i = 0; i < n; ++i) {
+          tile[t] = sum;
+          __syncthreads();
+          sum += tile[(t * 7 + i) & 255];
+          __syncthreads();
+        }
+        out[i0] = sum;""",
+    "global": """
+        float sum = 0;
+        for (int i = 0; i < n; ++i) sum += out[(i0 + i * 64) & 16383] * 0.5f;
+        out[16384 + i0] = sum;""",
+    "matrix": """
+        typedef float f4 __attribute__((ext_vector_type(4)));
+        typedef float f8 __attribute__((ext_vector_type(8)));
+        typedef _Float16 h4 __attribute__((ext_vector_type(4)));
+        typedef _Float16 h16 __attribute__((ext_vector_type(16)));
+        #if defined(__GFX9__)
+        h4 a = {1, 2, 3, 4};
+        f4 c = {0, 0, 0, 0};
+        for (int i = 0; i < n; ++i) c = __builtin_amdgcn_mfma_f32_16x16x16f16(a, a, c, 0, 0, 0);
+        #else
+        h16 a = {1, 2, 3, 4};
+        f8 c = {0, 0, 0, 0};
+        for (int i = 0; i < n; ++i) c = __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(a, a, c);
+        #endif
+        out[i0] = c[0] + c[3];""",
+}
+
+
+def measure(arch: str, name: str, rounds: int, parallel: bool) -> tuple[int, float]:
+    """(wave-instructions, seconds) of one launch."""
+    source = (
+        'extern "C" __global__ __launch_bounds__(256) void kernel(float* out, int n) {\n'
+        "unsigned t = threadIdx.x, i0 = blockIdx.x * blockDim.x + t;\n" + PROGRAMS[name] + "\n}"
+    )
+    machine = core().Machine([arch])
+    code = machine.load(core().CodeObject(compile_hip(source, arch)), 0)
+    out = machine.allocate(0, "device", 4 * 2 * BLOCKS * THREADS)
+    machine.write(out, bytes(4 * 2 * BLOCKS * THREADS))
+    arguments = np.array([out], np.uint64).tobytes() + np.array([rounds], np.int32).tobytes()
+    options = core().LaunchOptions(parallel=parallel)
+    shape = (BLOCKS, 1, 1), (THREADS, 1, 1)
+    result = machine.run(core().LaunchDesc(code, "kernel", *shape, arguments, 0, options))
+    if not result.ok:
+        raise SystemExit(result.message)
+    return result.instructions, result.seconds
+
+
+def main() -> None:
+    """Print a table: million wave-instructions a second on one thread and on all cores."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--arch", choices=TARGETS, action="append")
+    parser.add_argument("--rounds", type=int, default=2000, help="loop iterations of each kernel")
+    chosen = parser.parse_args()
+    print(f"{'arch':8} {'code':8} {'one thread':>14} {f'{os.cpu_count()} cores':>14}   (M/s)")
+    for arch in chosen.arch or ("gfx942", "gfx1100"):
+        for name in PROGRAMS:
+            rates = []
+            for parallel in (False, True):
+                count, seconds = measure(arch, name, chosen.rounds, parallel)
+                rates.append(count / seconds / 1e6)
+            print(f"{arch:8} {name:8} {rates[0]:14.1f} {rates[1]:14.1f}")
+
+
+if __name__ == "__main__":
+    main()

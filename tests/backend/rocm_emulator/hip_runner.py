@@ -1,0 +1,164 @@
+"""Run kernels through the unmodified hip-python: what every test of the HIP stand-in shares.
+
+Thin helpers over HIP calls that raise on an error code, and `run_case`, which does for a case of
+the kernel suite what a program would: load, allocate, copy in, launch, wait, copy out, compare.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from ark_rocm_emulator import failures
+from ark_rocm_emulator.compile import compile_hip
+from hip import hip
+from kernel_cases import KERNELS, Case, Out, Target, Work, three
+
+TO_DEVICE = hip.hipMemcpyKind.hipMemcpyHostToDevice
+TO_HOST = hip.hipMemcpyKind.hipMemcpyDeviceToHost
+
+
+class HipError(AssertionError):
+    """A HIP call answered with an error code; the message adds what the emulator reported."""
+
+    def __init__(self, code: Any) -> None:
+        self.code = code
+        said = "\n".join(f.message for f in failures())
+        super().__init__(f"{code.name}\n{said}")
+
+
+def check(answer: Any) -> Any:
+    """The value of a HIP call that must succeed (None, one value, or a tuple)."""
+    code, *values = answer if isinstance(answer, tuple) else (answer,)
+    if int(code) != 0:
+        raise HipError(code)
+    return values[0] if len(values) == 1 else tuple(values) or None
+
+
+@lru_cache(maxsize=512)
+def code_object(source: str, arch: str, options: tuple[str, ...]) -> bytes:
+    """One file of the suite, compiled."""
+    return compile_hip((KERNELS / source).read_text(), arch, options)
+
+
+class Buffers:
+    """Device memory of one test, freed at the end of a `with` block."""
+
+    def __init__(self) -> None:
+        self.held: list[Any] = []
+
+    def __enter__(self) -> Buffers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pointer in self.held:
+            hip.hipFree(pointer)
+
+    def empty(self, size: int, flags: int = 0) -> Any:
+        """`size` bytes that nobody has written."""
+        self.held.append(check(hip.hipExtMallocWithFlags(max(size, 1), flags)))
+        return self.held[-1]
+
+    def upload(self, array: np.ndarray, flags: int = 0) -> Any:
+        """A copy of `array` on the device."""
+        pointer = self.empty(array.nbytes, flags)
+        if array.nbytes:
+            data = np.ascontiguousarray(array).view(np.uint8).ravel()
+            check(hip.hipMemcpy(pointer, data, array.nbytes, TO_DEVICE))
+        return pointer
+
+
+def download(pointer: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """What the device holds at `pointer`."""
+    raw = np.empty(int(np.prod(shape)) * np.dtype(dtype).itemsize, np.uint8)
+    check(hip.hipMemcpy(raw, pointer, raw.nbytes, TO_HOST))
+    return raw.view(dtype).reshape(shape)
+
+
+class Arguments:
+    """Kernel arguments as HIP wants them: an array of pointers to their values."""
+
+    def __init__(self, *values: Any) -> None:
+        self.values = [self._place(v) for v in values]
+        self.array = (ctypes.c_void_p * len(self.values))(
+            *(ctypes.addressof(v) for v in self.values)
+        )
+
+    @staticmethod
+    def _place(value: Any) -> Any:
+        if isinstance(value, ctypes.Array):  # a structure by value
+            return value
+        if isinstance(value, np.generic):
+            return (ctypes.c_char * value.itemsize).from_buffer_copy(value.tobytes())
+        return ctypes.c_uint64(value if isinstance(value, int) else int(value))
+
+
+def launch(
+    function: Any,
+    grid: Any,
+    block: Any,
+    arguments: Arguments,
+    *,
+    dynamic_lds: int = 0,
+    stream: Any = None,
+    cooperative: bool = False,
+) -> None:
+    """Start a kernel; `grid` in blocks and `block` in threads may be numbers or tuples."""
+    shape = (*three(grid), *three(block), dynamic_lds, stream, arguments.array)
+    if cooperative:
+        check(hip.hipModuleLaunchCooperativeKernel(function, *shape))
+    else:
+        check(hip.hipModuleLaunchKernel(function, *shape, None))
+
+
+def run_work(function: Any, case: Case, work: Work) -> dict[int, np.ndarray]:
+    """Launch `case` on the arguments of `work`; what the expected arrays hold after it."""
+    with Buffers() as buffers:
+        placed: list[Any] = []
+        for value in work.args:
+            if isinstance(value, Out):
+                size = int(np.prod(value.shape)) * np.dtype(value.dtype).itemsize
+                placed.append(buffers.empty(size))
+            elif isinstance(value, np.ndarray):
+                placed.append(buffers.upload(value))
+            else:
+                placed.append(value)
+        launch(
+            function,
+            work.grid or case.grid,
+            work.block or case.block,
+            Arguments(*placed),
+            dynamic_lds=case.dynamic_lds,
+            cooperative=case.cooperative,
+        )
+        check(hip.hipDeviceSynchronize())
+        after = {}
+        for k in work.expected:
+            after[k] = download(placed[k], work.args[k].shape, work.args[k].dtype)
+        return after
+
+
+def compare(work: Work, got: dict[int, np.ndarray]) -> None:
+    """Every expected array or predicate of `work` against what came back."""
+    for k, expected in work.expected.items():
+        if callable(expected):
+            assert expected(got[k]), f"argument {k}: {got[k]}"
+        elif work.rtol == 0.0:
+            np.testing.assert_array_equal(got[k], expected, err_msg=f"argument {k}")
+        else:
+            values = got[k].astype(np.float64)
+            np.testing.assert_allclose(
+                values, expected, rtol=work.rtol, atol=work.atol, err_msg=f"argument {k}"
+            )
+
+
+def run_case(case: Case, arch: str, options: tuple[str, ...], seed: int) -> None:
+    """Compile, run and compare one case; data and schedule follow from `seed`."""
+    binary = code_object(case.source, arch, (*options, *case.options))
+    module = check(hip.hipModuleLoadData(binary))
+    function = check(hip.hipModuleGetFunction(module, case.name.encode()))
+    work = case.make(np.random.default_rng(seed), Target(arch))
+    compare(work, run_work(function, case, work))
+    check(hip.hipModuleUnload(module))

@@ -1,0 +1,109 @@
+"""The kernel suite as data: every case names a kernel, its grid, its arguments and what NumPy
+expects of it.
+
+`test_kernels` runs the cases, `test_defects` reuses the sources. A case is a function from a random
+generator and a target to `Work`; the decorator `kernel` puts it into `CASES` under the function's
+name, which is the kernel's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+KERNELS = Path(__file__).parent.parent / "kernels"
+ALL = ("gfx90a", "gfx942", "gfx950", "gfx1100")
+CDNA = ("gfx90a", "gfx942", "gfx950")
+Extent = int | tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a case may depend on: the architecture and its wave size in lanes."""
+
+    arch: str
+
+    @property
+    def wave(self) -> int:
+        return 32 if self.arch.startswith("gfx11") else 64
+
+
+@dataclass(frozen=True)
+class Out:
+    """An argument that the kernel writes whole: allocated, never initialised by the host."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+@dataclass(frozen=True)
+class Work:
+    """One launch: arguments in order, and the expected contents of some of them after it.
+
+    Arrays are copied to the device and back, NumPy scalars travel by value. `expected` maps an
+    argument's index to an array (compared with `rtol`, bit for bit at 0) or to a predicate.
+    """
+
+    args: tuple[Any, ...]
+    expected: dict[int, Any]
+    rtol: float = 0.0
+    atol: float = 0.0
+    grid: Extent | None = None
+    block: Extent | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kernel of the suite: where it is, how it is launched, and what makes its work."""
+
+    name: str
+    source: str
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    make: Callable[[np.random.Generator, Target], Work]
+    archs: tuple[str, ...] = ALL
+    dynamic_lds: int = 0
+    cooperative: bool = False
+    options: tuple[str, ...] = field(default=("-ffp-contract=off",))
+
+
+CASES: dict[str, Case] = {}
+
+
+def three(extent: Extent) -> tuple[int, ...]:
+    """An extent as (x, y, z)."""
+    given = (extent,) if isinstance(extent, int) else extent
+    return (*given, *(1,) * (3 - len(given)))
+
+
+def kernel(
+    source: str, grid: Extent, block: Extent, **more: Any
+) -> Callable[[Callable[[np.random.Generator, Target], Work]], Callable[..., Work]]:
+    """Register the decorated function as the case of the kernel that bears its name."""
+
+    def register(make: Callable[[np.random.Generator, Target], Work]) -> Callable[..., Work]:
+        name = make.__name__
+        CASES[name] = Case(name, source, three(grid), three(block), make, **more)
+        return make
+
+    return register
+
+
+def load_all() -> dict[str, Case]:
+    """Import every module of cases; return all of them by name."""
+    from kernel_cases import (  # noqa: F401
+        elementwise,
+        gemm,
+        histogram,
+        matrix,
+        movement,
+        reduce,
+        scan,
+        sync,
+    )
+
+    return CASES
