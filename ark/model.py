@@ -30,6 +30,7 @@ class Model:
         self.storages: WeakValueDictionary[int, Storage] = WeakValueDictionary()
         self._adopted: WeakKeyDictionary[Storage, ir.Buffer] = WeakKeyDictionary()
         self._kept: list[Storage] = []
+        self._foreign: dict[tuple[int, int], ir.Buffer] = {}
 
     @staticmethod
     def get_model() -> Model:
@@ -129,6 +130,18 @@ class Model:
     def keep(self, storage: Storage) -> None:
         """Holds foreign memory even if its tensor is dropped: the graph still reads it."""
         self._kept.append(storage)
+
+    def foreign(self, address: int, shape: Sequence[int], dtype: DataType) -> ir.Tensor:
+        """A dense tensor on the caller's memory; the same memory is the same buffer."""
+        nbytes = dtype.itemsize
+        for size in shape:
+            nbytes *= size
+        buffer = self._foreign.get((address, nbytes))
+        if buffer is None:
+            made = self.new_tensor(shape, dtype, arena="external")
+            self._foreign[address, nbytes] = made.buffer
+            return made
+        return self.graph.tensor(shape, dtype, buffer=buffer)
 
     def adopt(self, tensor: ir.Tensor, storage: Storage) -> ir.Tensor:
         """A tensor of another model in this one, on the same memory."""

@@ -122,8 +122,10 @@ class Tensor:
             raise InvalidUsageError(f"expected a torch tensor, got {type(tensor).__name__}")
         model = Model.get_model()
         dtype = DataType.from_torch(tensor.dtype)
-        made = Tensor(model.new_tensor(tuple(tensor.shape) or (1,), dtype, arena="external"), model)
-        made.bind(tensor)
+        shape = tuple(tensor.shape) or (1,)
+        made = Tensor(model.foreign(int(tensor.data_ptr()), shape, dtype), model)
+        if not made.storage.address:
+            made.bind(tensor)
         return made
 
     def copy(self, data: Any, stream: Any = 0) -> Tensor:

@@ -1,9 +1,10 @@
 """Where tasks touch memory, in coordinates that can be compared. Used by planner and verifier.
 
-Two accesses are compared exactly, box against box, when they see the same buffer through the same
-extents; otherwise by the byte interval that encloses them, which may find too much, never too
-little. Planner and verifier share this file on purpose: what is a conflict must be one rule; how
-conflicts are ordered is decided by one and checked by the other, separately.
+Accesses are compared exactly: box against box when they see the same buffer through the same
+extents, byte range against byte range otherwise. The planner relies on exactness: it forgets an
+access that later writes have covered. Planner and verifier share this file on purpose: what is a
+conflict must be one rule; how conflicts are ordered is decided by one and checked by the other,
+separately.
 """
 
 from __future__ import annotations
@@ -69,9 +70,47 @@ class Region:
             below = self.lo[:, None, :] < other.hi[None, :, :]
             above = other.lo[None, :, :] < self.hi[:, None, :]
             return np.asarray((below & above).all(axis=2))
-        return (self.bytes_lo[:, None] < other.bytes_hi[None, :]) & (
+        hits = (self.bytes_lo[:, None] < other.bytes_hi[None, :]) & (
             other.bytes_lo[None, :] < self.bytes_hi[:, None]
         )
+        loose = hits & ~(self.solid[:, None] & other.solid[None, :])
+        for row, column in zip(*np.nonzero(loose), strict=True):
+            hits[row, column] = _share(self.runs(int(row)), other.runs(int(column)))
+        return hits
+
+    @cached_property
+    def solid(self) -> np.ndarray:
+        """Which boxes are one byte range."""
+        sizes = np.prod(self.hi - self.lo, axis=1) * self.frame.itemsize
+        return np.asarray(sizes == self.bytes_hi - self.bytes_lo)
+
+    def runs(self, row: int) -> tuple[np.ndarray, int]:
+        """(first bytes, length) of the byte ranges that a box consists of, in rising order."""
+        if self.solid[row]:
+            return self.bytes_lo[row : row + 1], int(self.bytes_hi[row] - self.bytes_lo[row])
+        extents = _pad(self.frame.extents, 1)
+        size = (self.hi[row] - self.lo[row]).tolist()
+        strides = [self.frame.itemsize] * DIMS
+        for d in range(DIMS - 2, -1, -1):
+            strides[d] = strides[d + 1] * extents[d + 1]
+        starts = self.bytes_lo[row : row + 1]
+        length, solid = self.frame.itemsize, True
+        for d in range(DIMS - 1, -1, -1):
+            if solid and length == strides[d]:
+                length *= size[d]
+                continue
+            solid = False
+            steps = np.arange(size[d], dtype=np.int64) * strides[d]
+            starts = (steps[:, None] + starts[None, :]).reshape(-1)
+        return starts, length
+
+
+def _share(a: tuple[np.ndarray, int], b: tuple[np.ndarray, int]) -> bool:
+    """Do two lists of disjoint rising ranges, each of one length, share a byte?"""
+    if len(a[0]) > len(b[0]):
+        a, b = b, a
+    last = np.searchsorted(b[0], a[0] + a[1], "left") - 1
+    return bool(((last >= 0) & (b[0][np.maximum(last, 0)] + b[1] > a[0])).any())
 
 
 def _pad(values: Sequence[int], fill: int) -> tuple[int, ...]:

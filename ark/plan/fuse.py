@@ -15,6 +15,7 @@ from ark.ir.tensor import Tensor
 from ark.plan.machine import Machine
 
 EPILOGUES = ("add", "swiglu", "rope_kv")
+PAIRED = ("swiglu", "rope_kv")  # they need two neighbouring rows in one stage
 MAX_STREAM_ROWS = 8  # more input rows than this fill matrix units, where a machine has them
 
 
@@ -47,9 +48,12 @@ def fuse(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -> 
         ):
             norm = None
         last = by_input.get(node.outputs[0].id)
+        weight = node.inputs[1]
         if last is not None and (
             node.outputs[0].buffer.id in kept or not _epilogue(last, node.outputs[0], uses)
         ):
+            last = None
+        if last is not None and last.type in PAIRED and not _fits_a_stage(weight, machine, 2):
             last = None
         while (norm or last) and not _still(graph, norm, node, last):
             norm, last = (norm, None) if last else (None, None)
@@ -73,9 +77,16 @@ def _streams(node: Node, machine: Machine) -> bool:
         and bool(node.attrs["transpose_b"])
         and not node.attrs["transpose_a"]
         and rows <= limit
+        and _fits_a_stage(weight, machine, 1)
         and 4 * (rows * weight.shape[1] + machine.warps)
         <= machine.shared_bytes - machine.ring_bytes
     )
+
+
+def _fits_a_stage(weight: Tensor, machine: Machine, rows: int) -> bool:
+    """Can a stage of the ring hold so many whole rows? Without a ring they are read in place."""
+    row = weight.shape[1] * weight.dtype.itemsize
+    return not machine.ring_bytes or rows * row <= machine.stage_bytes
 
 
 def _epilogue(node: Node, product: Tensor, uses: Counter[int]) -> bool:

@@ -15,13 +15,15 @@ from weakref import WeakSet
 
 from ark import planner
 from ark.backend.protocol import Device, Memory
-from ark.errors import BaseError, InvalidUsageError
+from ark.errors import BaseError, GpuError, InvalidUsageError
 from ark.init import backend, device, ranks
 from ark.model import Model
 from ark.plan.serialize import from_json
+from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor, Ranks, Run
 from ark.runtime.storage import Storage
+from ark.tasks import kind as kinds
 from ark.tensor import Tensor, is_torch, synchronize
 
 FOREVER = 1 << 31  # iterations of a persistent launch: more than anybody releases
@@ -141,6 +143,7 @@ class Runtime:
                 found[buffer.id] = memory.address
             else:
                 found[buffer.id] = storage.place(self._device)
+        _check_overlaps(plan.inner, found)
         return found
 
     def _start(self) -> None:
@@ -204,7 +207,11 @@ class Runtime:
             return
         try:
             if self.loop_mode:
-                self._run.wait_done(self._target)
+                if not self._run.wait_done(self._target):
+                    raise GpuError(
+                        f"the kernel ended after {self._run.iterations_done} of {self._target} "
+                        "iterations; launch again"
+                    )
             else:
                 self._run.wait()
                 self._run = None
@@ -257,6 +264,28 @@ class Runtime:
 
 # A persistent kernel must not outlive the memory that it walks.
 atexit.register(Runtime.stop_all)
+
+
+def _check_overlaps(plan: Plan, addresses: Mapping[int, int]) -> None:
+    """Memory that is written may be under one name only: the planner cannot see addresses."""
+    written = set()
+    first = {t.op: t for phase in plan.phases for tasks in phase.processors for t in tasks}
+    for op_id, task in first.items():
+        op = plan.ops[op_id]
+        for access in kinds.get(op.kind).accesses(kinds.signature(plan, op), task.coord):
+            if access.write:
+                written.add(plan.tensors[op.operands[access.operand]].buffer)
+    spans = sorted((at, at + plan.buffers[i].nbytes, i) for i, at in addresses.items())
+    for place, (_, end, a) in enumerate(spans):
+        for begin, _, b in spans[place + 1 :]:
+            if begin >= end:
+                break
+            if not {a, b} & written:
+                continue
+            raise InvalidUsageError(
+                f"the memory of {plan.buffers[a].name!r} and {plan.buffers[b].name!r} overlaps, and "
+                "the model writes one of them; bind one placeholder and take slices of it"
+            )
 
 
 def _bind(mappings: Mapping[Tensor, Any] | None) -> None:

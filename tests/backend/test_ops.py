@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from opcheck import Case, check
 
 import ark
+from tests.opcheck import Case, check
 
 FLOATS = (ark.fp32, ark.fp16, ark.bf16)
 

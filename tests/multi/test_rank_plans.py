@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from ranks import ThreadRanks, run_ranks
 
 import ark
 from ark.backend import registry
@@ -20,6 +19,7 @@ from ark.plan.planner import plan as make_plan
 from ark.plan.types import Plan, Task
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
+from tests.ranks import ThreadRanks, run_ranks
 
 SHAPE = (3, 700)
 

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ark.plan.access import Frame, Region
+from ark.ir.dtype import by_name
+from ark.plan.access import Frame, Region, regions
 from ark.plan.verify.order import Key, Order, op_regions
 from ark.plan.verify.structure import Fleet, refuse
+from ark.tasks.kind import Access
 
 
 @dataclass(frozen=True)
@@ -70,28 +72,11 @@ def _pretended(
 ) -> list[_Touch]:
     """Reads that an op pretends to do, so that it comes after a tensor is complete."""
     plan = fleet.plans[rank]
-    entry = plan.tensors[tensor]
-    owner = fleet.buffer_of(rank, entry.buffer)
-    buffer = fleet.plans[owner[0]].buffers[owner[1]]
-    count = len(members)
-    low = np.zeros((count, 4), np.int64)
-    high = np.ones((count, 4), np.int64)
-    pad = 4 - len(entry.shape)
-    low[:, pad:] = entry.offsets
-    high[:, pad:] = np.array(entry.offsets) + np.array(entry.shape)
-    region = Region(
-        space=(buffer.arena, owner[0], -1),
-        frame=Frame(-1, (), 1),
-        buffer=entry.buffer,
-        write=False,
-        past=False,
-        packet=False,
-        tasks=np.arange(count),
-        lo=low,
-        hi=high,
-        bytes_lo=np.full(count, buffer.offset),
-        bytes_hi=np.full(count, buffer.offset + buffer.nbytes),
-    )
+    shape = plan.tensors[tensor].shape
+    whole = [(i, Access(0, (0,) * len(shape), shape)) for i in range(len(members))]
+    sizes = [8 if t.packet else by_name(t.dtype).itemsize for t in plan.tensors]
+    (region,) = regions(plan.tensors, plan.buffers, sizes, [tensor], whole)
+    owner = fleet.buffer_of(rank, region.buffer)
     nodes = np.array(members)
     return [_Touch(rank, op, region, owner, region.begin, region.end, nodes, pretended=True)]
 
@@ -105,6 +90,9 @@ def _check_pair(fleet: Fleet, order: Order, earlier: _Touch, later: _Touch) -> N
         return
     if earlier is later and not later.region.write:
         return
+    alike = (earlier.rank, earlier.op) == (later.rank, later.op)
+    if alike and (earlier.pretended or later.pretended):
+        return  # an op does not come after itself
     hits = _overlaps(earlier, later)
     same_task = later.nodes[:, None] == earlier.nodes[None, :]
     hits &= ~same_task

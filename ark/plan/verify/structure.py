@@ -205,6 +205,11 @@ def _check_stream(
             raise refuse(f"op {op.name!r} streams {buffer.name!r}, which the loop writes")
         if fetch.offset < 0 or fetch.offset + fetch.nbytes > buffer.nbytes or fetch.stage <= 0:
             raise refuse(f"op {op.name!r} streams past the end of {buffer.name!r}")
+        if plan.machine["ring_bytes"] and fetch.stage > plan.machine["stage_bytes"]:
+            raise refuse(
+                f"op {op.name!r} streams {fetch.stage} bytes at once; a stage of the ring holds "
+                f"{plan.machine['stage_bytes']}"
+            )
 
 
 def _check_shared_memory(fleet: Fleet, plan: Plan) -> None:

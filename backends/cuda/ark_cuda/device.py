@@ -90,6 +90,7 @@ class CudaDevice:
         self.label = f"GPU {index} ({reported.name})"
         self.machine = machines.of_device(reported)
         self.arch = self.machine.arch
+        self.dlpack = (2, index)
         self._peers: set[int] = set()
         flags = cu.CUstream_flags.CU_STREAM_NON_BLOCKING
         with current(self._context):

@@ -50,6 +50,7 @@ class Device:
         self._select()
         info = found.devices[index]
         self.arch = info.arch
+        self.dlpack = (10, index)
         properties = call("hipGetDeviceProperties", self._hip.hipGetDeviceProperties, index)
         machines.describe(self.arch)
         self.machine = machines.opened(

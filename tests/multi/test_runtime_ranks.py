@@ -1,0 +1,48 @@
+"""ARK scripts of several ranks: processes started by ark.launch, on the CPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ark
+
+WORLD = 2
+
+
+def reduce_and_pass_on() -> None:
+    """What each rank does: an all-reduce in a loop, and a message to the other rank."""
+    ark.init(backend="cpu")
+    rank = ark.Model.get_rank()
+    x = ark.tensor([2, 900])
+    total = ark.all_reduce(x, rank, WORLD)
+    ark.send_done(ark.send(ark.mul(total, rank + 1.0), 1 - rank, tag=3))
+    received = ark.recv(ark.tensor([2, 900]), 1 - rank, tag=3)
+    for loop_mode in (True, False):
+        with ark.Runtime() as runtime:
+            runtime.launch(loop_mode=loop_mode)
+            x.from_numpy(np.full((2, 900), rank + 1.0))
+            runtime.barrier()
+            runtime.run(3)
+            assert (total.to_numpy() == 3.0).all(), total.to_numpy()
+            assert (received.to_numpy() == 3.0 * (2 - rank)).all(), received.to_numpy()
+            runtime.barrier()
+
+
+def disagree() -> None:
+    """Rank 1 reduces another shape: every rank must refuse."""
+    ark.init(backend="cpu")
+    rank = ark.Model.get_rank()
+    x = ark.tensor([8 + rank])
+    y = ark.all_reduce(x, rank, WORLD)
+    try:
+        with ark.Runtime() as runtime:
+            runtime.launch()
+    except ark.PlanError:
+        return
+    raise AssertionError(f"{y} was launched")
+
+
+@pytest.mark.parametrize("body", [reduce_and_pass_on, disagree])
+def test_ranks_as_processes(body: object) -> None:
+    assert ark.launch(WORLD, body) == 0

@@ -1,0 +1,373 @@
+"""ARK's interface where no device is needed: shapes, views, models, modules, errors, plans."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ark
+from ark.backend import registry
+from ark.plan.verify import verify
+from ark.planner import plan_script
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    ark.init(backend="cpu", rank=0, world_size=1)
+
+
+def test_every_exported_name_exists() -> None:
+    for name in ark.__all__:
+        assert getattr(ark, name) is not None or name == "NullTensor"
+    assert ark.version() == ark.__version__
+    assert ark.error.InvalidUsageError is ark.InvalidUsageError
+    assert ark.core.DIMS_LEN == 4 and ark.core.FP32 is ark.fp32
+    ark.core.srand(3)
+    assert [ark.core.rand() for _ in range(2)] != [ark.core.rand() for _ in range(2)]
+
+
+@pytest.mark.parametrize("name", ["all_gather", "topk", "FP8_E4M3", "where"])
+def test_what_is_not_built_says_so(name: str) -> None:
+    with pytest.raises(ark.UnsupportedError, match=name):
+        getattr(ark, name)
+    with pytest.raises(AttributeError):
+        _ = ark.nothing_of_that_name
+
+
+def test_import_needs_no_torch() -> None:
+    code = "import sys; import ark; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+SHAPES = {
+    "add": (lambda a, b: ark.add(a, b), [64, 32]),
+    "number": (lambda a, b: ark.add(1.0, a), [64, 32]),
+    "matmul": (lambda a, b: ark.matmul(a, b, transpose_other=True), [64, 64]),
+    "transpose": (lambda a, b: ark.transpose(a, [1, 0]), [32, 64]),
+    "max 0": (lambda a, b: ark.reduce_max(a, axis=0, keepdims=True), [1, 32]),
+    "max 0 dropped": (lambda a, b: ark.reduce_max(a, axis=0, keepdims=False), [32]),
+    "sum 1 dropped": (lambda a, b: ark.reduce_sum(a, axis=1, keepdims=False), [64]),
+    "mean": (lambda a, b: ark.mean(a, axis=-1), [64, 1]),
+    "softmax": (lambda a, b: ark.softmax(a), [64, 32]),
+    "reshape": (lambda a, b: ark.reshape(a, [64, -1, 4]), [64, 8, 4]),
+    "identity": (lambda a, b: ark.identity(a, deps=[b]), [64, 32]),
+    "rope": (lambda a, b: ark.rope(a, b), [64, 32]),
+    "row": (lambda a, b: a[2], [1, 32]),
+    "box": (lambda a, b: a[2:6, :16], [4, 16]),
+    "negative": (lambda a, b: a[-3:, -1], [3, 1]),
+    "cast": (lambda a, b: ark.cast(a, ark.fp32), [64, 32]),
+}
+
+
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_result_shapes(name: str) -> None:
+    build, shape = SHAPES[name]
+    a, b = ark.tensor([64, 32], ark.fp16), ark.tensor([64, 32], ark.fp16)
+    assert build(a, b).shape() == shape
+
+
+def test_other_shapes() -> None:
+    table = ark.tensor([100, 4096], ark.fp16)
+    assert ark.embedding(ark.tensor([6, 7], ark.int32), table).shape() == [6, 7, 4096]
+    assert ark.copy(42.0).shape() == [1]
+    assert ark.add(2.5, 3.5) == 6.0
+    out = ark.tensor([1])
+    assert ark.add(2.0, 3.0, output=out).shape() == [1]
+    shards = ark.sharding(ark.tensor([64, 64]), axis=0, dim_per_shard=2)
+    assert len(shards) == 32 and shards[3].shape() == [2, 64]
+    assert ark.noop(out) is None
+    padded = ark.tensor([3, 5], padded_shape=[4, 8])
+    assert padded.strides() == [4, 8] and padded.shape() == [3, 5] and padded.nelems() == 15
+    assert ark.tensor(ark.Dims(4, 5)).shape() == [4, 5] and ark.Dims([2, 3]).nelems() == 6
+
+
+def bad(kind: type[Exception], call: Any, match: str | None = None) -> Any:
+    return pytest.param(kind, call, match)
+
+
+BAD = [
+    bad(ark.InvalidUsageError, lambda a: ark.tensor([0])),
+    bad(ark.InvalidUsageError, lambda a: ark.tensor([1, 2, 3, 4, 5]), "4 dimensions"),
+    bad(ValueError, lambda a: ark.tensor([1, 2, 3, 4, 5])),
+    bad(ark.InvalidUsageError, lambda a: ark.tensor(64)),
+    bad(ark.InvalidUsageError, lambda a: ark.tensor([64], strides=64)),
+    bad(ark.InvalidUsageError, lambda a: ark.tensor([64], offsets="bad")),
+    bad(ark.InvalidUsageError, lambda a: ark.tensor([64], padded_shape=128)),
+    bad(ark.InvalidUsageError, lambda a: ark.tensor([64], "fp32")),
+    bad(ark.ModelError, lambda a: ark.tensor([64], offsets=[1]), "fit its buffer"),
+    bad(ark.UnsupportedError, lambda a: ark.tensor([64], rank=3)),
+    bad(ark.InvalidUsageError, lambda a: ark.reshape(a, 64)),
+    bad(ark.InvalidUsageError, lambda a: ark.reshape(a, [1, 2, 2, 2, 2])),
+    bad(ark.ModelError, lambda a: ark.reshape(a, [3, -1])),
+    bad(ark.ModelError, lambda a: ark.reshape(a, [0, 32], allowzero=True)),
+    bad(ark.ModelError, lambda a: ark.reshape(a, [-1, -1])),
+    bad(ark.InvalidUsageError, lambda a: ark.transpose(a, 0)),
+    bad(ark.InvalidUsageError, lambda a: ark.transpose(a, [0, 1, 2, 3, 4])),
+    bad(ark.InvalidUsageError, lambda a: ark.transpose(a, [0, 0])),
+    bad(ark.InvalidUsageError, lambda a: ark.identity(a, deps=["no tensor"])),
+    bad(ark.InvalidUsageError, lambda a: ark.add(a, "no tensor")),
+    bad(ark.ModelError, lambda a: ark.add(a, ark.tensor([64, 31], ark.fp16)), "broadcast"),
+    bad(ark.ModelError, lambda a: ark.add(a, ark.tensor([64, 32])), "types"),
+    bad(ark.ModelError, lambda a: ark.matmul(a, a), "inner sizes"),
+    bad(ark.ModelError, lambda a: ark.exp(ark.tensor([4], ark.int32))),
+    bad(ark.ModelError, lambda a: ark.add(ark.tensor([4], ark.int32), 0.5), "no integer"),
+    bad(ark.UnsupportedError, lambda a: ark.add(ark.tensor([4], ark.int8), 1), "int8"),
+    bad(ark.ModelError, lambda a: ark.exp(a, output=ark.tensor([64, 31], ark.fp16))),
+    bad(ark.ModelError, lambda a: ark.exp(a, output=ark.tensor([64, 32]))),
+    bad(ark.InvalidUsageError, lambda a: ark.reduce_sum(a, 2)),
+    bad(ark.InvalidUsageError, lambda a: ark.cast(a, "fp32")),
+    bad(ark.ModelError, lambda a: ark.sharding(a, 0, 5)),
+    bad(ark.ModelError, lambda a: ark.rope(a, ark.tensor([64, 1], ark.fp16))),
+    bad(ark.ModelError, lambda a: ark.embedding(a, a)),
+    bad(ark.ModelError, lambda a: ark.rmsnorm(a, ark.tensor([31], ark.fp16))),
+    bad(ark.ModelError, lambda a: ark.kv_append(a, a, ark.tensor([1], ark.int32))),
+    bad(ark.UnsupportedError, lambda a: a[::2], "step"),
+    bad(ark.InvalidUsageError, lambda a: a[0, 0, 0]),
+    bad(ark.InvalidUsageError, lambda a: a["bad"]),
+    bad(ark.InvalidUsageError, lambda a: a[64]),
+    bad(ark.InvalidUsageError, lambda a: a[3:3]),
+    bad(ark.InvalidUsageError, lambda a: ark.set_world_size(0)),
+    bad(ark.InvalidUsageError, lambda a: ark.Model.set_device_id(-1)),
+    bad(ark.UnsupportedError, lambda a: ark.Planner().install_config_rule(print)),
+    bad(ark.UnsupportedError, lambda a: ark.parameter([2]).update_gradient(a)),
+    bad(ark.UnsupportedError, lambda a: ark.Module().backward()),
+    bad(ark.InvalidUsageError, lambda a: ark.PlannerContext(nothing=1)),
+    bad(ark.InvalidUsageError, lambda a: ark.DataType.from_name("fp7")),
+    bad(ark.SystemError, lambda a: ark.init(arch="no such thing") or ark.exp(a).eval()),
+]
+
+
+@pytest.mark.parametrize(("kind", "call", "match"), BAD)
+def test_bad_calls_are_errors_for_people(kind: type[Exception], call: Any, match: str | None) -> None:
+    tensor = ark.tensor([64, 32], ark.fp16)
+    with pytest.raises(kind, match=match) as caught:
+        call(tensor)
+    assert isinstance(caught.value, ark.BaseError)
+    assert len(str(caught.value)) > 20
+
+
+def test_types_and_torch() -> None:
+    torch = pytest.importorskip("torch")
+    for name in ("float32", "float16", "bfloat16", "int32", "int8", "uint8"):
+        kind = getattr(torch, name)
+        assert ark.DataType.from_torch(kind).to_torch() is kind
+    with pytest.raises(ValueError, match="float64"):
+        ark.DataType.from_torch(torch.float64)
+    assert ark.DataType.from_numpy(np.float16) is ark.fp16
+    assert ark.DataType.from_ctype(ark.bf16.ctype) is ark.bf16
+    assert ark.fp32.element_size() == 4
+
+
+def test_equality_and_hash() -> None:
+    a, b = ark.tensor([64]), ark.tensor([64])
+    assert a == a and a != b and a != 42 and a != "text"
+    assert len({a, b, a}) == 2
+
+
+def test_model_json() -> None:
+    a, b = ark.tensor([64, 64], ark.fp16), ark.tensor([64, 64], ark.fp16)
+    ark.relu(ark.add(a, b))
+    model = ark.Model.get_model().compress()
+    data = json.loads(model.serialize())
+    assert [n["Op"]["Type"] for n in data["Nodes"]] == ["Add", "Relu"]
+    assert data["Nodes"][1]["ProducerNodeIds"] == [0]
+    assert data["Nodes"][0]["ConsumerNodeIds"] == [1]
+    assert data["Nodes"][0]["Op"]["ReadTensors"][0]["DataType"] == "FP16"
+    assert json.loads(str(model)) == data
+    assert len(model.serialize(pretty=False)) < len(model.serialize())
+    ark.Model.reset()
+    assert json.loads(ark.Model.get_model().serialize())["Nodes"] == []
+
+
+def test_ranks_and_models() -> None:
+    ark.set_world_size(4)
+    ark.set_rank(3)
+    assert (ark.Model.get_rank(), ark.Model.get_world_size()) == (3, 4)
+    assert ark.all_reduce(ark.tensor([8]), 3, 4).shape() == [8]
+    assert ark.send_done(ark.send(ark.tensor([8]), 1, 0)).shape() == [8]
+    assert ark.recv(ark.tensor([8]), 1, 0).shape() == [8]
+    before = ark.current_model()
+    with ark.use_model(ark.Model()) as inner:
+        assert ark.current_model() is inner is not before
+    assert ark.current_model() is before
+    ark.init()
+    assert (ark.Model.get_rank(), ark.Model.get_world_size()) == (0, 1)
+
+
+class Block(ark.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = ark.parameter([3, 4], ark.fp16)
+
+    def forward(self, x: ark.Tensor) -> ark.Tensor:
+        return ark.matmul(x, self.weight, transpose_other=True)
+
+
+class Net(ark.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+        self.bias = ark.Parameter(ark.tensor([3], ark.fp16))
+
+    def forward(self, x: ark.Tensor) -> ark.Tensor:
+        return ark.add(self.block(x), self.bias)
+
+
+def test_modules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    net = Net()
+    assert sorted(net.params_dict()) == ["bias", "block.weight"]
+    assert sorted(net.params_dict("net.")) == ["net.bias", "net.block.weight"]
+    assert net.sub_modules["block"] is net.block and net.parameters["bias"] is net.bias
+    for register in (net.register_module, net.register_parameter):
+        with pytest.raises(TypeError):
+            register("bad", "neither")
+    x = ark.tensor([2, 4], ark.fp16)
+    out = net(x)
+    state = {
+        "block.weight": np.arange(12).reshape(3, 4).astype(np.float16),
+        "bias": np.ones(3, np.float16),
+    }
+    path = tmp_path / "state.pkl"
+    ark.save(state, path)
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        net.load_state_dict({**ark.load(path), "more": np.zeros(1)})
+        assert "more" in capsys.readouterr().err
+        x.from_numpy(np.eye(4)[:2])
+        runtime.run()
+        want = state["block.weight"][:, :2].T + 1
+        np.testing.assert_array_equal(out.to_numpy(), want)
+        for name, array in net.state_dict().items():
+            np.testing.assert_array_equal(array, state[name])
+        with pytest.raises(ark.InvalidUsageError, match=r"block\.weight"):
+            net.load_state_dict({"bias": state["bias"]})
+        with pytest.raises(ark.InvalidUsageError, match="shape"):
+            net.load_state_dict({**state, "bias": np.ones(4)})
+
+
+def test_load_runs_no_code(tmp_path: Path) -> None:
+    import os
+    import pickle
+
+    class Trap:
+        def __reduce__(self) -> Any:
+            return os.system, ("true",)
+
+    path = tmp_path / "trap.pkl"
+    path.write_bytes(pickle.dumps({"w": Trap()}))
+    with pytest.raises(ark.InvalidUsageError, match="no array"):
+        ark.load(path)
+    path.write_bytes(b"\x80\x04damaged")
+    with pytest.raises(ark.InvalidUsageError):
+        ark.load(path)
+    ark.save([1, 2], path)
+    assert ark.load(path) == [1, 2]
+
+
+def test_empty_plans() -> None:
+    plan = ark.Plan(None)
+    assert (plan.rank, plan.world_size, plan.architecture) == (0, 1, "ANY")
+    assert (plan.num_processors, plan.num_warps_per_processor) == (1, 1)
+    assert plan.task_infos == plan.processor_groups == []
+    data = {**json.loads(str(plan)), "WorldSize": 2, "NumProcessors": 4}
+    again = ark.Plan.from_str(json.dumps(data))
+    assert again.world_size == 2 and again.num_processors == 4
+    with pytest.raises(ark.InvalidUsageError):
+        ark.Plan.from_str("not valid json {{{")
+    with pytest.raises(ark.InvalidUsageError):
+        ark.Plan.from_file("/nonexistent/plan.json")
+    with pytest.raises(ark.PlanError):
+        ark.Plan.from_str('{"phases": 3}')
+    data["TaskInfos"] = [{"Id": 0}]
+    with pytest.raises(ark.UnsupportedError):
+        ark.Plan(data)
+
+
+def test_processor_ranges() -> None:
+    a, b = ark.tensor([64, 64], ark.fp16), ark.tensor([64, 64], ark.fp16)
+    machine = registry.machine("cpu-16")
+    with ark.PlannerContext(processor_range=[0, 12]) as outer:
+        assert json.loads(outer.dump()) == [{"processor_range": [0, 12]}]
+        with ark.PlannerContext(processor_range=[0, 3], sync=False, config={"Tile": [8, 8]}):
+            ark.add(a, b)
+        with ark.PlannerContext(processor_range=[3, 8], warp_range=[0, 4]):
+            ark.mul(a, b)
+        with pytest.raises(ark.PlanError, match="inside"):
+            ark.PlannerContext(processor_range=[8, 13]).__enter__()
+    plan = ark.Planner(machine=machine).plan()
+    assert [g["ProcessorRange"] for g in plan.processor_groups] == [[0, 3], [3, 8]]
+    assert plan.inner is not None
+    used = {
+        task.op: processor
+        for processor, tasks in enumerate(plan.inner.phases[0].processors)
+        for task in tasks
+    }
+    assert used[0] < 3 <= used[1] < 8
+    assert len(plan.task_infos) == 2 and plan.num_processors == 16
+    assert len(ark.Planner(machine=registry.machine("cpu-1")).plan().processor_groups) == 2
+
+
+def test_plans_are_the_same_bytes() -> None:
+    texts = []
+    for _ in range(2):
+        ark.init()
+        x = ark.tensor([70, 64], name="x")
+        y = ark.softmax(ark.matmul(x, x, transpose_other=True), name="y")
+        texts.append(str(ark.Planner(machine=registry.machine("h100")).plan()))
+        assert y.shape() == [70, 70]
+    assert texts[0] == texts[1]
+
+
+SCRIPT = """
+import ark
+ark.init()
+x = ark.tensor([64, 64], ark.fp16)
+y = ark.relu(ark.add(x, 1.0))
+if __name__ == "__main__":
+    with ark.Runtime() as runtime:
+        runtime.launch()
+        raise RuntimeError("a script that is planned must not run")
+"""
+
+
+def test_a_script_is_planned_without_a_device(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    for machine in ("h100", "mi300x", "cpu-2"):
+        (plan,) = plan_script(str(path), registry.machine(machine))
+        verify([plan])
+        assert [op.name for op in plan.ops] == ["add", "relu"]
+        assert plan.machine["name"] == machine
+    path.write_text("x = 1")
+    with pytest.raises(ark.PlanError, match="no model"):
+        plan_script(str(path), registry.machine("h100"))
+    with pytest.raises(ark.InvalidUsageError):
+        plan_script(str(tmp_path / "none.py"), registry.machine("h100"))
+
+
+def test_profiler_command_line() -> None:
+    def call(*words: str) -> Any:
+        command = [sys.executable, "-m", "ark.profiler", *words]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    shown = call("--help")
+    assert shown.returncode == 0 and "ARK Profiler" in shown.stdout
+    missing = call()
+    assert missing.returncode != 0 and "--plan" in missing.stderr
+    wrong = call("--plan", "/nonexistent.json")
+    assert wrong.returncode == 2 and "Traceback" not in wrong.stderr
+
+
+def test_a_named_backend_without_devices_says_why() -> None:
+    for name in ("cuda", "rocm"):
+        if name in registry.names() and not registry.get(name).probe().devices:
+            with pytest.raises(ark.SystemError, match=name):
+                ark.init(backend=name)
+    with pytest.raises(ark.InvalidUsageError):
+        ark.init(backend="nothing")

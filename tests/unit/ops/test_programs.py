@@ -1,0 +1,76 @@
+"""Random programs over overlapping views: the plan, in any order of tasks that it allows, computes
+what program order says, and the verifier accepts it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import ark
+from ark.backend import registry
+from ark.model import Model, use_model
+from ark.plan import tiling
+from ark.plan.planner import plan as make_plan
+from ark.plan.verify import verify
+from tests.programs import build, contents, interpret, reference
+
+relaxed = settings(
+    max_examples=300,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    processors=st.sampled_from([1, 2, 3, 5]),
+    tile=st.sampled_from([8, 32, 2048]),
+    steps=st.integers(1, 14),
+    iterations=st.integers(1, 2),
+)
+@relaxed
+def test_any_order_that_a_plan_allows_is_program_order(
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+    processors: int,
+    tile: int,
+    steps: int,
+    iterations: int,
+) -> None:
+    monkeypatch.setattr(tiling, "MIN_TILE", tile)
+    model = Model(0, 1)
+    with use_model(model):
+        inputs, held = build(seed, steps)
+    options = {"external": sorted(model.storages.keys()), "packets": False}
+    plan = make_plan(model.graph, registry.machine(f"cpu-{processors}"), options)
+    verify([plan])
+    first = contents(inputs, seed)
+    wanted = reference(model.graph, first, iterations)
+    names = {b.name: b.id for b in model.graph.buffers}
+    named = {b.name: first[b.id] for b in model.graph.buffers if b.id in first}
+    got = interpret(plan, named, seed, iterations)
+    lasting = {b.name for b in plan.buffers if b.initial}
+    assert {t.ir.buffer.name for t in held} & set(got) <= lasting
+    for name in sorted(lasting):
+        want = wanted[names[name]]
+        scale = max(1.0, float(np.abs(want).max()))
+        np.testing.assert_allclose(got[name] / scale, want / scale, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("columns", [1024, 4096, 8192, 70000])
+def test_weights_are_streamed_only_in_stages_that_the_ring_holds(columns: int) -> None:
+    """A row that no stage holds is read by a plain product instead."""
+    machine = registry.machine("h100")
+    assert machine.ring_bytes and machine.stage_bytes < 70000 * 4
+    model = Model(0, 1)
+    with use_model(model):
+        x, weight = ark.tensor([1, columns]), ark.parameter([8, columns])
+        ark.matmul(x, weight, transpose_other=True)
+    plan = make_plan(model.graph, machine)
+    verify([plan])
+    fits = columns * 4 <= machine.stage_bytes
+    assert [op.kind for op in plan.ops] == ["linear" if fits else "matmul"]
