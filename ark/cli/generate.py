@@ -9,10 +9,11 @@ from contextlib import ExitStack
 
 from ark.backend import registry
 from ark.cli.common import errors, positive, progress, read_file
-from ark.errors import InvalidUsageError
+from ark.errors import InvalidUsageError, SystemError
 from ark.models.checkpoint import Checkpoint
 from ark.models.generate import CHUNK, Generator, Sampling
 from ark.models.tokenizer import Tokenizer
+from ark.plan.machine import Machine
 from ark.plan.serialize import from_json, machine_of
 from ark.plan.verify import verify
 from ark.runtime.bootstrap import Bootstrap
@@ -85,7 +86,9 @@ def run(args: argparse.Namespace) -> int:
         index = place.local_rank % len(probe.devices) if args.device is None else args.device
         device = backend.open(index)
         try:
-            machine = registry.machine(args.machine) if args.machine else None
+            machine = registry.machine(args.machine) if args.machine else device.machine
+            if place.world_size > len(probe.devices):
+                machine = share(machine, backend.name, place.world_size, len(probe.devices))
             plan = None
             if args.plan:
                 plan = from_json(read_file(args.plan, "a plan"))
@@ -110,6 +113,16 @@ def run(args: argparse.Namespace) -> int:
                 return answer(args, generator, tokenizer, prompt, sampling, leader)
         finally:
             device.close()
+
+
+def share(machine: Machine, backend: str, ranks: int, devices: int) -> Machine:
+    """The part of the host that each of several ranks gets; accelerators are not shared."""
+    if backend != registry.FALLBACK:
+        raise SystemError(
+            f"{ranks} ranks need {ranks} devices of {backend!r}, but {devices} were found; every "
+            "rank's kernel must be resident at the same time, so ranks cannot share a device"
+        )
+    return machine.with_processors(max(1, machine.processors // ranks))
 
 
 def check_ranks(checkpoint: Checkpoint, ranks: int) -> None:

@@ -31,13 +31,14 @@ def requirement(text: str) -> tuple[str, int]:
 
 
 def run(args: argparse.Namespace) -> int:
+    wanted = requirement(args.require) if args.require else None
     probes = {name: registry.probe(name) for name in registry.names()}
     if args.json:
         print(json.dumps(as_json(probes), indent=2, sort_keys=True))
     else:
         show(probes)
-    if args.require:
-        name, count = requirement(args.require)
+    if wanted:
+        name, count = wanted
         registry.get(name)
         found = len(probes[name].devices)
         if found < count:

@@ -57,6 +57,10 @@ def plans(shape: Shape, machine: Machine, options: dict[str, Any] | None = None)
     return made
 
 
+def _layout(entry: tuple[tuple[int, ...], str] | None) -> str:
+    return "nothing" if entry is None else f"{list(entry[0])} {entry[1]}"
+
+
 def digest(made: Sequence[Plan]) -> str:
     """A hash of plans; equal plans have equal hashes."""
     return hashlib.sha256("".join(to_json(p) for p in made).encode()).hexdigest()[:16]
@@ -112,6 +116,8 @@ class Generator:
             if ranks is not None:
                 ranks.check_same("the plan", digest(everyone))
             plan = everyone[rank]
+        else:
+            self._check_plan(plan)
         self._check_memory(plan, device)
         tell("compiling", 0, 1)
         self.executor = Executor(
@@ -127,6 +133,27 @@ class Generator:
         except BaseException:
             self.executor.close()
             raise
+
+    def _check_plan(self, plan: Plan) -> None:
+        """Refuses a plan from elsewhere whose weights and state are not this model's."""
+        lasting = ("parameter", "state", "host")
+        expected = {
+            t.name: (t.shape, t.dtype.name)
+            for t in build_graph(self.shape).tensors
+            if t.buffer.arena in lasting
+        }
+        found = {
+            t.name: (t.shape, t.dtype)
+            for t in plan.tensors
+            if plan.buffers[t.buffer].arena in lasting
+        }
+        for name in sorted(expected.keys() | found.keys()):
+            if expected.get(name) != found.get(name):
+                raise InvalidUsageError(
+                    f"the plan is not one of this checkpoint with this context: for {name!r} it has "
+                    f"{_layout(found.get(name))}, the checkpoint needs {_layout(expected.get(name))}"
+                    "; make it again with `ark plan DIR --context N`"
+                )
 
     def _check_memory(self, plan: Plan, device: Device) -> None:
         needed = sum(plan.arenas.values())

@@ -7,6 +7,7 @@ runs a task, what it waits for and where its memory lies is decided later by ark
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ from ark.tasks.kind import OperandType, Signature
 from ark.tasks.kind import get as task_kind
 
 PACKET_LIMIT = 1 << 18  # bytes of fp32 activations that may travel as packets
+PACKET_READ = 1 << 14  # elements of one that a task may read
 
 
 @dataclass(frozen=True)
@@ -105,8 +107,8 @@ class Lowering:
     def _choose_packets(self) -> None:
         """Small activations carry their epoch where everybody who touches them can read that.
 
-        A buffer qualifies if all its tensors are whole dense fp32 views and its bytes stay small:
-        a packet costs 8 bytes an element, and every reader of a large one would load it all.
+        A buffer qualifies if all its tensors are whole dense fp32 views, its bytes stay small, and
+        no task reads much of it: a packet costs 8 bytes an element, and polls more.
         """
         barred: set[int] = set(self.options.get("external", ()))
         written: set[int] = set()
@@ -123,6 +125,10 @@ class Lowering:
                 whole = tensor.dense and tensor.nbytes == tensor.buffer.nbytes
                 if i not in able or not whole or tensor.dtype.name != "fp32":
                     barred.add(tensor.buffer.id)
+            for access in kind.accesses(sig, group.coords[0]):
+                size = math.prod(h - lo for lo, h in zip(access.lo, access.hi, strict=True))
+                if not access.write and size > PACKET_READ:
+                    barred.add(group.operands[access.operand].buffer.id)
             barred.update(t.buffer.id for t in group.after)
         for buffer, tensors in touched.items():
             source = tensors[0].buffer

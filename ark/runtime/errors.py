@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ark.codegen.layout import ERROR_KINDS
@@ -11,10 +12,12 @@ from ark.runtime.tables import Tables
 NOBODY = 0xFFFFFFFF
 
 
-def explain(plan: Plan, tables: Tables, host: Any) -> str:
+def explain(plan: Plan, tables: Tables, host: Any, counters: Sequence[int], phase0: int) -> str:
     """One paragraph naming task, tensor, counter, rank, and what was expected and seen.
 
-    host: a record of the ArkHost structure.
+    host: a record of the ArkHost structure. counters: their values when the kernel had ended, by
+    id. phase0: iterations of the first phase. Many tasks wait behind the one that is stuck; the
+    first of them in program order is the one to name.
     """
     index, op_id = int(host["error_task"]), int(host["error_op"])
     where = f"rank {plan.rank}, processor {int(host['error_processor'])}, iteration "
@@ -32,6 +35,14 @@ def explain(plan: Plan, tables: Tables, host: Any) -> str:
             f"{expected - 1}); check the token ids or indices that were passed"
         )
     counter = int(host["error_counter"])
+    first = _first_unmet(plan, tables, counters, int(host["error_iteration"]), phase0)
+    if first is not None and kind != "operand stream" and (index == NOBODY or first[0] < op_id):
+        _, index, counter, expected, seen = first
+        op = plan.ops[first[0]]
+        _, processor, found = tables.listing[index]
+        task = f"task {index} ({op.kind} of op {op.name!r}, tile {list(found.coord)})"
+        where = f"rank {plan.rank}, processor {processor}, iteration {int(host['error_iteration'])}"
+        kind = "counter"
     subject = f"a {kind}"
     if kind in ("counter", "iteration gate") and counter < len(plan.counters):
         producers = _producers(plan, counter)
@@ -41,6 +52,22 @@ def explain(plan: Plan, tables: Tables, host: Any) -> str:
         f"{seen}. A producer is missing or stuck: a plan that was changed by hand, a peer that died, "
         "or a budget that is too short for this machine"
     )
+
+
+def _first_unmet(
+    plan: Plan, tables: Tables, counters: Sequence[int], iteration: int, phase0: int
+) -> tuple[int, int, int, int, int] | None:
+    """(op, task, counter, expected, seen) of the first wait in program order that was not met."""
+    number = 0 if iteration < phase0 else len(plan.phases) - 1
+    turn = iteration if number == 0 else iteration - phase0
+    unmet = [
+        (task.op, index, counter, plan.counters[counter].step * turn + threshold, counters[counter])
+        for index, (phase, _, task) in enumerate(tables.listing)
+        if phase == number
+        for counter, threshold in task.waits
+        if counters[counter] < plan.counters[counter].step * turn + threshold
+    ]
+    return min(unmet, default=None)
 
 
 def _producers(plan: Plan, counter: int) -> str:

@@ -71,6 +71,7 @@ class Executor:
         self.device = device
         self.ranks = ranks
         self.budget_s = budget_s
+        self.phase0 = 0
         self.machine = machine_of(plan)
         self._memory: list[Memory] = []
         self._peers: dict[int, tuple[Memory, dict[str, Any]]] = {}
@@ -231,6 +232,7 @@ class Executor:
 
         persistent: runs until told to quit; iterations are released by `Run.release`.
         """
+        self.phase0 = phase0
         self.device.zero(self._counters, self._counter_bytes)
         packets = self._arenas.get("packet")
         if packets is not None:
@@ -263,6 +265,11 @@ class Executor:
             self._loaded, params.tobytes(), self.plan.processors, self.machine.threads, shared
         )
         return Run(self, launch, self._host.host)
+
+    def counter_values(self) -> list[int]:
+        """All counters of this rank, by id."""
+        words = self.device.read(self._counters, self._counter_bytes).view(np.uint32)
+        return [int(v) for v in words[:: COUNTER_STRIDE // 4]]
 
     def trace(self) -> list[np.ndarray]:
         """The records of the last run, one array per processor."""
@@ -330,7 +337,14 @@ class Run:
         if int(self.host["error"][0]) != 0 and not self._failed:
             self._failed = True
             self._launch.wait(self._executor.budget_s + 5.0)
-            text = explain(self._executor.plan, self._executor.tables, self.host[0])
+            executor = self._executor
+            text = explain(
+                executor.plan,
+                executor.tables,
+                self.host[0],
+                executor.counter_values(),
+                executor.phase0,
+            )
             if ranks is not None:
                 with contextlib.suppress(Exception):
                     ranks.abort(text)

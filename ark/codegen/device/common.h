@@ -53,7 +53,8 @@ ARK_DEVICE void ark_give(ArkCtx& c, ark_u64* p, ark_i64 i, float v, bool system)
 // Brings a row of n elements, `stride` apart, into shared memory; thread t brings t, t + ARK_THREADS
 // and so on. With SCALED, xs holds a factor for each of the thread's elements, and the product stays
 // there. Returns the thread's share of the elements' sum of squares. Loads are issued together, so
-// that one trip to memory serves ARK_BATCH of them; packets that have not come are asked for again.
+// that one trip to memory serves ARK_BATCH of them; where packets have not come, one is waited
+// for before the rest is asked for again.
 constexpr int ARK_BATCH = 8;
 
 template <bool SCALED>
@@ -82,9 +83,8 @@ ARK_DEVICE float ark_bring(ArkCtx& c, const ark_u64* p, int stride, int n, float
   float squares = 0.0f;
   for (int first = ark_tid(); first < n; first += ARK_BATCH * ARK_THREADS) {
     ark_u64 seen[ARK_BATCH] = {};  // no epoch is 0
-    ArkSpin spin{0u, 0u};
-    for (bool all = false; !all && !c.failed;) {
-      all = true;
+    for (;;) {
+      const ark_u64* late = nullptr;
       for (int b = 0; b < ARK_BATCH; ++b) {
         const int k = first + b * ARK_THREADS;
         if (k < n && !ark_packet_here(c, seen[b])) {
@@ -92,9 +92,11 @@ ARK_DEVICE float ark_bring(ArkCtx& c, const ark_u64* p, int stride, int n, float
         }
       }
       for (int b = 0; b < ARK_BATCH; ++b) {
-        if (first + b * ARK_THREADS < n && !ark_packet_here(c, seen[b])) all = false;
+        const int k = first + b * ARK_THREADS;
+        if (k < n && !ark_packet_here(c, seen[b])) late = p + static_cast<ark_i64>(k) * stride;
       }
-      if (!all) ark_packet_late(c, spin, seen[0]);
+      if (late == nullptr || c.failed) break;
+      ark_packet(c, late, system);
     }
     for (int b = 0; b < ARK_BATCH; ++b) {
       const int k = first + b * ARK_THREADS;

@@ -113,23 +113,18 @@ ARK_DEVICE bool ark_packet_here(const ArkCtx& c, ark_u64 seen) {
   return static_cast<ark_u32>(seen >> 32) == c.iteration + 1u;
 }
 
-// A poll came before its packet: pauses; past the budget or after an abort, gives up.
-ARK_DEVICE void ark_packet_late(ArkCtx& c, ArkSpin& spin, ark_u64 seen) {
-  const ArkVerdict verdict = ark_spin(ARK_PARAMS(c), spin, ARK_PARAMS(c)->budget_ns);
-  if (verdict == ARK_KEEP) return;
-  if (verdict == ARK_TIMEOUT) {
-    ark_fail(c, 2u, 0u, c.iteration + 1u, static_cast<ark_u32>(seen >> 32));
-  }
-  c.failed = true;
-}
-
 // Reads one packet: the load is the wait.
 ARK_COLD float ark_packet(ArkCtx& c, const ark_u64* packet, bool system) {
   ArkSpin spin{0u, 0u};
   while (!c.failed) {
     const ark_u64 seen = ark_packet_load(packet, system);
     if (ark_packet_here(c, seen)) return ark_bits_float(static_cast<ark_u32>(seen));
-    ark_packet_late(c, spin, seen);
+    const ArkVerdict verdict = ark_spin(ARK_PARAMS(c), spin, ARK_PARAMS(c)->budget_ns);
+    if (verdict == ARK_KEEP) continue;
+    if (verdict == ARK_TIMEOUT) {
+      ark_fail(c, 2u, 0u, c.iteration + 1u, static_cast<ark_u32>(seen >> 32));
+    }
+    c.failed = true;
   }
   return 0.0f;
 }
@@ -239,7 +234,8 @@ ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration) {
       const ark_u32 go = ark_load_acquire(&control->go, false);
       if (go >= 0x40000000u) return false;
       if (go > iteration) return true;
-      if (ark_spin(ARK_PARAMS(c), spin, ARK_PARAMS(c)->idle_ns + ARK_PARAMS(c)->budget_ns) != ARK_KEEP) return false;
+      const ark_u64 patience = ARK_PARAMS(c)->idle_ns + ARK_PARAMS(c)->budget_ns;
+      if (ark_spin(ARK_PARAMS(c), spin, patience) != ARK_KEEP) return false;
     }
   }
   return iteration < ark_load_acquire(&control->limit, false);

@@ -10,8 +10,9 @@ struct ark_f16 { unsigned short bits; };
 struct ark_bf16 { unsigned short bits; };
 
 #define ARK_DEVICE static __device__ __forceinline__
-#define ARK_BODY static __device__ __forceinline__
-#define ARK_COLD static __device__ __noinline__
+#define ARK_DEVICE_MEMBER __device__ __forceinline__
+#define ARK_BODY static __device__ __noinline__
+#define ARK_COLD ARK_BODY
 #define ARK_SPIN_CHECK 0x3fu
 
 constexpr int ARK_THREADS = ARK_LANES * ARK_WARPS;

@@ -2,8 +2,9 @@
 // walks this processor's fetch list, over tasks and iterations, and copies stage after stage into a
 // ring of slots in shared memory. How much is in flight is bounded apart from the ring's depth:
 // whatever a task waits for (a packet, an activation) queues behind the copies in flight, while a
-// deep ring fills during the waits. A slot belongs to one computing warp, so that neither side can
-// be more than one phase of a slot's barriers away from the other.
+// deep ring fills during the waits. A slot belongs to one computing warp, or to all of them, and a
+// task ends with a barrier: so neither side is ever more than one phase of a slot's barriers away
+// from the other.
 
 #define ARK_HAS_RING 1
 constexpr int ARK_RING_DEPTH = ARK_RING_BYTES / ARK_STAGE_BYTES;
@@ -12,7 +13,7 @@ static_assert(ARK_STAGE_BYTES % 128 == 0, "slots are 128-byte aligned");
 
 struct ArkRing {
   ark_u64 full[ARK_RING_DEPTH];   // the loader arrives once a stage, with its bytes
-  ark_u64 empty[ARK_RING_DEPTH];  // the owning warp arrives once a stage
+  ark_u64 empty[ARK_RING_DEPTH];  // the owning warp arrives for all, or each warp for itself
   ark_u32 leave;                  // the computing warps have left the loop
 };
 
@@ -24,12 +25,14 @@ ARK_DEVICE ark_u32 ark_shared_address(const void* p) {
 }
 ARK_DEVICE char* ark_slot(ark_u32 slot) { return ark_shared + slot * ARK_STAGE_BYTES; }
 
-ARK_DEVICE void ark_barrier_init(ark_u64* barrier) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(ark_shared_address(barrier))
+ARK_DEVICE void ark_barrier_init(ark_u64* barrier, ark_u32 count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(ark_shared_address(barrier)),
+               "r"(count)
                : "memory");
 }
-ARK_DEVICE void ark_barrier_arrive(ark_u64* barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(ark_shared_address(barrier))
+ARK_DEVICE void ark_barrier_arrive(ark_u64* barrier, ark_u32 count) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(ark_shared_address(barrier)),
+               "r"(count)
                : "memory");
 }
 // Has the phase of this parity completed? A barrier's first phase has parity 0; asking a fresh
@@ -68,12 +71,15 @@ ARK_DEVICE const char* ark_stage(ArkCtx& c, ark_u32 stage) {
   if (!c.failed && !ark_slot_filled(c, slot, index / ARK_RING_DEPTH)) c.failed = true;
   return ark_slot(slot);
 }
-ARK_DEVICE void ark_stage_done(ArkCtx& c, ark_u32 stage) {
+ARK_DEVICE void ark_stage_left(ArkCtx& c, ark_u32 stage, ark_u32 warps) {
   __syncwarp();
   if (ark_lane() == 0) {
-    ark_barrier_arrive(&ark_ring.empty[(c.stage_base + stage) % ARK_RING_DEPTH]);
+    ark_barrier_arrive(&ark_ring.empty[(c.stage_base + stage) % ARK_RING_DEPTH], warps);
   }
 }
+ARK_DEVICE void ark_stage_done(ArkCtx& c, ark_u32 stage) { ark_stage_left(c, stage, ARK_WARPS); }
+// For bodies in which every warp takes every stage: one warp is done with it.
+ARK_DEVICE void ark_stage_shared_done(ArkCtx& c, ark_u32 stage) { ark_stage_left(c, stage, 1u); }
 
 ARK_DEVICE bool ark_left() { return *const_cast<volatile ark_u32*>(&ark_ring.leave) != 0u; }
 
@@ -130,7 +136,7 @@ ARK_DEVICE bool ark_fill_slot(ArkCtx& c, ark_u32 slot, ark_u64 address, ark_u32 
   }
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   __syncwarp();
-  if (ark_lane() == 0) ark_barrier_arrive(barrier);
+  if (ark_lane() == 0) ark_barrier_arrive(barrier, 1u);
   return true;
 }
 
@@ -196,8 +202,8 @@ ARK_DEVICE void ark_stream_run(const ArkParams* p, ark_u32 processor) {
 ARK_DEVICE void ark_stream_open() {
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < ARK_RING_DEPTH; ++slot) {
-      ark_barrier_init(&ark_ring.full[slot]);
-      ark_barrier_init(&ark_ring.empty[slot]);
+      ark_barrier_init(&ark_ring.full[slot], 1u);
+      ark_barrier_init(&ark_ring.empty[slot], ARK_WARPS);
     }
     ark_ring.leave = 0u;
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");

@@ -8,7 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ark.codegen.dialect import BodyWriter, ScratchRule
-from ark_cuda.tasks import attention
+from ark_cuda.tasks import attention, linear, matmul
 
-BODIES: Mapping[str, BodyWriter] = {"attention": attention.write}
-SCRATCH: Mapping[str, ScratchRule] = {"attention": attention.scratch}
+BODIES: Mapping[str, BodyWriter] = {
+    "attention": attention.write,
+    "linear": linear.write,
+    "matmul": matmul.write,
+}
+SCRATCH: Mapping[str, ScratchRule] = {
+    "attention": attention.scratch,
+    "linear": linear.scratch,
+    "matmul": matmul.scratch,
+}

@@ -15,6 +15,7 @@ from ark.tasks import text
 from ark.tasks.attention import FRESH
 from ark.tasks.kind import Signature
 from ark.tasks.rotary import system
+from ark_cuda.tasks.inline import inlined
 
 MAX_GROUP = 8  # query heads of a key/value head; their sums are held in registers
 
@@ -166,7 +167,7 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
 {_finish(sig, splits, group)}  }}
 """
     )
-    return text.function(name, body)
+    return inlined(text.function(name, body))
 
 
 def _own(sig: Signature) -> str:

@@ -1,0 +1,278 @@
+"""`ark topo`: what a network is, how fast collectives can be on it, and programs that get there."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ark.comm import algorithms, synthesize
+from ark.comm.forestcoll import Optimum, optimal
+from ark.comm.page import write_page
+from ark.comm.program import CollectiveProgram, check, dump, from_json, to_json, to_xml
+from ark.comm.simulate import bound_us, simulate, tune_pieces
+from ark.comm.taccl import Sketch, parse_size
+from ark.comm.topology import GRAMMAR, Topology
+from ark.errors import InvalidUsageError
+
+_WIDTH = 110
+_MOST_OPERATIONS = 40_000
+_FORMATS = {"text": dump, "json": to_json, "xml": to_xml}
+
+
+def register(subparsers: Any) -> None:
+    """Adds `ark topo` with its own subcommands."""
+    parser = subparsers.add_parser(
+        "topo",
+        help="show, solve, synthesize and simulate collectives on a network topology",
+        description=f"TOPOLOGY is {GRAMMAR}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="topo_command", metavar="COMMAND", required=True)
+    for name, function, summary in (
+        ("show", _show, "nodes and links"),
+        ("optimal", _optimal, "the optimum 1/x* with the cut that proves it"),
+        ("synthesize", _synthesize, "write a program"),
+        ("simulate", _simulate, "predict a program's time"),
+        ("compare", _compare, "predict the times of all algorithms, and draw a page"),
+    ):
+        command = commands.add_parser(name, help=summary, description=f"{summary}.")
+        command.set_defaults(func=function)
+        command.add_argument("topology", metavar="TOPOLOGY", help="see `ark topo --help`")
+        if name in ("show", "optimal"):
+            command.add_argument("--json", action="store_true", help="print JSON")
+        if name == "optimal":
+            command.add_argument("--root", type=int, metavar="RANK", help="broadcast from a rank")
+        if name in ("optimal", "synthesize", "simulate"):
+            command.add_argument("--k", type=int, metavar="N", help="trees a root (forestcoll)")
+        if name in ("synthesize", "simulate", "compare"):
+            command.add_argument("--collective", default="all_gather", metavar="NAME")
+            command.add_argument("--reduction", metavar="NAME", help="sum (default), max, min, ...")
+            command.add_argument("--root", type=int, metavar="RANK", help="broadcast and reduce")
+        if name in ("synthesize", "simulate"):
+            command.add_argument("--algorithm", default="forestcoll", metavar="NAME")
+            command.add_argument("--sketch", metavar="FILE", help="a TACCL sketch (taccl)")
+            command.add_argument("--pieces", type=int, metavar="N", help="pieces a chunk is cut in")
+        if name == "synthesize":
+            command.add_argument("--format", choices=_FORMATS, default="text")
+            command.add_argument("--out", metavar="FILE", help="write here, not to the terminal")
+        if name == "simulate":
+            command.add_argument("--program", metavar="FILE", help="a program's JSON, as written")
+        if name in ("simulate", "compare"):
+            page = "ark-topo.html" if name == "compare" else None
+            command.add_argument("--html", metavar="FILE", default=page, help="draw a page")
+        if name in ("synthesize", "simulate", "compare"):
+            command.add_argument("--size", default="256M", help="bytes, or 64K, 256M, 1G")
+            command.add_argument(
+                "--time-limit",
+                type=float,
+                default=10.0,
+                metavar="S",
+                help="seconds of search (taccl)",
+            )
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _WIDTH
+    return console
+
+
+def _table(title: str, *columns: str, left: int = 1) -> Table:
+    table = Table(title=title, title_justify="left")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index < left else "right")
+    return table
+
+
+def _show(args: argparse.Namespace) -> int:
+    topology = Topology.load(args.topology)
+    if args.json:
+        print(topology.to_json(), end="")
+        return 0
+    topology.validate()
+    kinds = {node: re.sub(r"\d+", "*", node) for node in topology.nodes}
+    alike = Counter(
+        (kinds[link.src], kinds[link.dst], link.bandwidth, link.latency_us)
+        for link in topology.links
+    )
+    table = _table(
+        f"{topology.name}: {len(topology.ranks)} ranks, {len(topology.switches)} switches, "
+        f"{len(topology.links)} links",
+        *("from", "to", "links", "GB/s", "latency us"),
+        left=2,
+    )
+    for (src, dst, bandwidth, latency), count in alike.items():
+        table.add_row(src, dst, str(count), str(bandwidth), f"{latency:g}")
+    _console().print(table)
+    return 0
+
+
+def _optimal(args: argparse.Namespace) -> int:
+    topology = Topology.load(args.topology)
+    roots = None if args.root is None else {_rank(topology, args.root): 1}
+    best = optimal(topology, args.k, roots)
+    if args.json:
+        print(json.dumps(optimum_json(best)))
+        return 0
+    inside = [rank for rank in topology.ranks if rank in best.cut]
+    table = _table(f"{topology.name}: {'all-gather' if roots is None else 'broadcast'}", "", "")
+    table.add_row("1/x* (s per GB and root)", str(best.lower_bound))
+    table.add_row(f"1/x with k = {best.k}", f"{best.inv_x}{' (optimal)' if best.exact else ''}")
+    table.add_row("trees a root (k)", str(best.k))
+    table.add_row("algbw, GB/s", f"{float(best.algbw):.2f}")
+    table.add_row("proving cut", f"{len(inside)} ranks: {_some(inside)}")
+    _console().print(table)
+    return 0
+
+
+def optimum_json(best: Optimum) -> dict[str, Any]:
+    """Returns the optimum as `ark topo optimal --json` prints it; algbw is in GB/s."""
+    return {
+        "inv_x": str(best.inv_x),
+        "k": best.k,
+        "algbw": float(best.algbw),
+        "cut": list(best.cut),
+    }
+
+
+def _synthesize(args: argparse.Namespace) -> int:
+    program = _program(args, Topology.load(args.topology))
+    text = _FORMATS[args.format](program)
+    if args.out is None:
+        print(text, end="")
+        return 0
+    _write(args.out, text)
+    report = check(program)
+    print(f"{program.name}: {report.puts} puts in {report.steps} steps, checked -> {args.out}")
+    return 0
+
+
+def _simulate(args: argparse.Namespace) -> int:
+    topology = Topology.load(args.topology)
+    size = parse_size(args.size)
+    program = _program(args, topology)
+    if args.pieces is None and args.program is None:
+        program, result = tune_pieces(program, topology, size, most_operations=_MOST_OPERATIONS)
+    else:
+        result = simulate(program, topology, size)
+    table = _table(f"{program.name} on {topology.name}, {args.size} bytes (predicted)", "", "")
+    table.add_row("time, us", f"{result.time_us:.1f}")
+    table.add_row("algbw, GB/s", f"{result.algbw:.1f}")
+    bound = _bound(topology, program.collective.value, size)
+    if bound:
+        table.add_row("optimum without latency, us", f"{bound:.1f}")
+        table.add_row("of the optimum", f"{bound / result.time_us:.1%}")
+    table.add_row("pieces a chunk", str(result.pieces))
+    for link in sorted(result.link_busy, key=result.link_busy.__getitem__, reverse=True)[:5]:
+        table.add_row(f"busy: {link[0]} -> {link[1]}", f"{result.link_busy[link]:.1%}")
+    _console().print(table)
+    if args.html:
+        write_page(args.html, topology, [(program, result)], bound)
+    return 0
+
+
+def _compare(args: argparse.Namespace) -> int:
+    topology = Topology.load(args.topology)
+    size = parse_size(args.size)
+    bound = _bound(topology, args.collective, size)
+    title = f"{args.collective} of {args.size} bytes on {topology.name} (predicted)"
+    if bound:
+        title += f"; the optimum without latency is {bound:.1f} us"
+    table = _table(
+        title, "algorithm", "time us", "algbw GB/s", "of optimum", "steps", "puts", "pieces"
+    )
+    runs = [
+        tune_pieces(program, topology, size, most_operations=_MOST_OPERATIONS)
+        for program in _candidates(args, topology)
+    ]
+    ordered = sorted(runs, key=lambda run: run[1].time_us)
+    for program, result in ordered:
+        report = check(program)
+        table.add_row(
+            program.name.partition(f" {args.collective}")[0],
+            f"{result.time_us:.1f}",
+            f"{result.algbw:.1f}",
+            f"{bound / result.time_us:.1%}" if bound else "",
+            str(report.steps),
+            str(report.puts),
+            str(result.pieces),
+        )
+    _console().print(table)
+    write_page(args.html, topology, ordered, bound)
+    print(f"The page {args.html} draws the links' load, the trees and the steps.")
+    return 0
+
+
+def _candidates(args: argparse.Namespace, topology: Topology) -> Iterator[CollectiveProgram]:
+    """Yields a program of every algorithm; forestcoll also with a single tree a root."""
+    for name in algorithms(topology, args.collective, args.reduction):
+        for k in (None, 1) if name == "forestcoll" else (None,):
+            if k == 1 and optimal(topology).k == 1:
+                continue
+            yield synthesize(
+                topology,
+                args.collective,
+                name,
+                k=k,
+                root=args.root,
+                reduction=args.reduction,
+                size_bytes=parse_size(args.size),
+                time_limit_s=args.time_limit,
+            )
+
+
+def _program(args: argparse.Namespace, topology: Topology) -> CollectiveProgram:
+    if getattr(args, "program", None):
+        try:
+            program = from_json(Path(args.program).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidUsageError(
+                f"the program {args.program} cannot be read: {error}."
+            ) from None
+        check(program)
+        return program
+    return synthesize(
+        topology,
+        args.collective,
+        args.algorithm,
+        k=args.k,
+        root=args.root,
+        reduction=args.reduction,
+        pieces=args.pieces or 1,
+        sketch=None if args.sketch is None else Sketch.load(args.sketch),
+        size_bytes=parse_size(args.size),
+        time_limit_s=args.time_limit,
+    )
+
+
+def _bound(topology: Topology, collective: str, size: int) -> float | None:
+    """Returns the least time, us, that the optimum allows; None where it says nothing."""
+    return bound_us(collective, optimal(topology).inv_x, len(topology.ranks), size)
+
+
+def _rank(topology: Topology, number: int) -> str:
+    if not 0 <= number < len(topology.ranks):
+        raise InvalidUsageError(
+            f"rank {number} of {topology.name}; its ranks are 0 to {len(topology.ranks) - 1}."
+        )
+    return topology.ranks[number]
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidUsageError(f"{path} cannot be written: {error}.") from None

@@ -1,0 +1,24 @@
+"""ForestColl: provably optimal trees for collectives on any topology, in exact arithmetic.
+
+`optimal` says how fast a collective can be and proves it; `trees` and `forest` give the spanning
+trees that attain it, with their paths through switches; `lower` turns them into a program. Work
+passes through the modules in this order: cuts, optimum, then alike (with symmetry) or else switches
+and packing (with drawing), then forest and lower.
+"""
+
+from ark.comm.forestcoll.forest import COLLECTIVES, Forest, forest, trees
+from ark.comm.forestcoll.lower import lower
+from ark.comm.forestcoll.optimum import Optimum, optimal
+from ark.comm.forestcoll.tree import Edge, Tree
+
+__all__ = [
+    "COLLECTIVES",
+    "Edge",
+    "Forest",
+    "Optimum",
+    "Tree",
+    "forest",
+    "lower",
+    "optimal",
+    "trees",
+]

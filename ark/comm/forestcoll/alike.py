@@ -1,0 +1,151 @@
+"""Draws the trees of one root so that those of all roots are their images under a symmetry.
+
+In networks of equal boxes this gives the shallowest trees, and needs no maximum flow: a link's load
+over all images is the drawn trees' use of its orbit, so only uses have to be counted. It may fail
+where trees must intertwine; then the trees are packed one by one. `ark.comm.forestcoll.forest`
+tries it first, `ark.comm.scale` relies on it for thousands of ranks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator
+from fractions import Fraction
+
+import numpy as np
+
+from ark.comm.forestcoll.optimum import Network
+from ark.comm.forestcoll.symmetry import Symmetry
+from ark.comm.forestcoll.tree import Edge, Tree
+from ark.comm.simulate import boxes_of
+from ark.comm.topology import Topology
+
+_Way = tuple[int, ...]  # node numbers from a rank through switches to a rank
+
+
+def draw(net: Network, symmetry: Symmetry, scale: Fraction, k: int) -> tuple[Tree, ...] | None:
+    """Returns k trees, copies counted, of each orbit's least rank; None where none are found.
+
+    With all their images they load no link with more than scale times its bandwidth. As many
+    copies of each tree are taken as fit; where that leaves no room for the rest, one of each.
+    """
+    boxes = boxes_of(net.topology) or [list(range(net.ranks))]
+    for copies in (True, False):
+        budget = _Budget(net, symmetry, scale)
+        trees: list[Tree] = []
+        for root in map(int, np.unique(symmetry.representative)):
+            missing = k
+            while missing:
+                ways = _grow(net, budget, boxes, root)
+                if ways is None:
+                    break
+                count = 1 + (budget.take_copies(ways, missing - 1) if copies else 0)
+                trees.append(_tree(net.topology, root, ways, count))
+                missing -= count
+            if missing:
+                break
+        else:
+            return tuple(trees)
+    return None
+
+
+def _tree(topology: Topology, root: int, ways: list[_Way], count: int) -> Tree:
+    edges = []
+    for way in ways:
+        names = tuple(topology.nodes[node] for node in way)
+        edges.append(Edge(way[0], way[-1], ((names, count),)))
+    return Tree(root, count, tuple(edges))
+
+
+class _Budget:
+    """How often the drawn trees may still use a link of each orbit of links.
+
+    A link's load, over the images of all drawn trees, is the uses in its orbit times the group's
+    size over the orbit's.
+    """
+
+    def __init__(self, net: Network, symmetry: Symmetry, scale: Fraction) -> None:
+        pairs = list(zip(map(int, net.tails), map(int, net.heads), strict=True))
+        capacity = dict(zip(pairs, net.bandwidth, strict=True))
+        self._orbit: dict[tuple[int, int], int] = {}
+        self._left: list[int] = []
+        for pair in pairs:
+            if pair in self._orbit:
+                continue
+            orbit = {pair}
+            for generator in symmetry.generators:
+                for start in list(orbit):
+                    moved = (int(generator[start[0]]), int(generator[start[1]]))
+                    while moved != start:
+                        orbit.add(moved)
+                        moved = (int(generator[moved[0]]), int(generator[moved[1]]))
+            for each in orbit:
+                self._orbit[each] = len(self._left)
+            self._left.append(math.floor(scale * capacity[pair] * len(orbit) / symmetry.size))
+        self.onward: dict[int, list[int]] = defaultdict(list)
+        for tail, head in pairs:
+            self.onward[tail].append(head)
+
+    def open(self, tail: int, head: int) -> bool:
+        """Tells whether a link may be used once more."""
+        return self._left[self._orbit[tail, head]] > 0
+
+    def take(self, way: _Way) -> bool:
+        """Uses the links of a way once each; returns False, using none, where one has no more."""
+        uses = self._uses([way])
+        if any(self._left[orbit] < count for orbit, count in uses.items()):
+            return False
+        for orbit, count in uses.items():
+            self._left[orbit] -= count
+        return True
+
+    def take_copies(self, ways: list[_Way], most: int) -> int:
+        """Uses all links of the ways again, as often as fits and at most `most` times."""
+        uses = self._uses(ways)
+        copies = min([most, *(self._left[orbit] // count for orbit, count in uses.items())])
+        for orbit, count in uses.items():
+            self._left[orbit] -= count * copies
+        return copies
+
+    def _uses(self, ways: list[_Way]) -> Counter[int]:
+        return Counter(self._orbit[link] for way in ways for link in itertools.pairwise(way))
+
+
+def _grow(net: Network, budget: _Budget, boxes: list[list[int]], root: int) -> list[_Way] | None:
+    """Returns a tree's edges, drawn breadth first: each box is entered once if that can be."""
+    box = {rank: number for number, group in enumerate(boxes) for rank in group}
+    reached, entered = {root}, {box[root]}
+    ways: list[_Way] = []
+    for once in (True, False):
+        queue = deque([root, *(way[-1] for way in ways)])
+        while queue and len(reached) < net.ranks:
+            rank = queue.popleft()
+            for way in _ways(budget, net.ranks, rank):
+                end = way[-1]
+                new_box = box[end] not in entered
+                if end in reached or (once and not new_box and box[end] != box[rank]):
+                    continue
+                if budget.take(way):
+                    reached.add(end)
+                    entered.add(box[end])
+                    queue.append(end)
+                    ways.append(way)
+    return ways if len(reached) == net.ranks else None
+
+
+def _ways(budget: _Budget, ranks: int, rank: int) -> Iterator[_Way]:
+    """Yields ways over open links from a rank through switches to ranks, short ones first."""
+    queue: deque[_Way] = deque([(rank,)])
+    seen = {rank}
+    while queue:
+        path = queue.popleft()
+        for head in budget.onward[path[-1]]:
+            if head in seen or not budget.open(path[-1], head):
+                continue
+            if head < ranks:
+                yield (*path, head)
+            else:
+                seen.add(head)
+                queue.append((*path, head))

@@ -1,0 +1,187 @@
+"""The trees of a collective on a topology, checked: what users of ForestColl ask for.
+
+`forest` runs the steps (optimum, switch removal, packing) and returns a `Forest`; `trees` returns
+the trees alone. `ark.comm.forestcoll.lower` and the command line call them. Every forest is checked
+against the topology before it is returned.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from ark.comm.forestcoll.alike import draw
+from ark.comm.forestcoll.optimum import Network, Optimum, eulerian_part, network, optimal
+from ark.comm.forestcoll.packing import Branching, pack
+from ark.comm.forestcoll.switches import Direct, remove_switches
+from ark.comm.forestcoll.symmetry import find_symmetry
+from ark.comm.forestcoll.tree import Edge, Tree
+from ark.comm.topology import Topology
+from ark.errors import InternalError, InvalidUsageError, UnsupportedError
+
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce")
+_MOST_RANKS = 512
+
+
+@dataclass(frozen=True)
+class Forest:
+    """The trees of one collective: `reducing` run first (towards roots), then `gathering`.
+
+    A unit is 1/k of what one root sends or receives. `optimum` is that of one phase.
+    """
+
+    topology: Topology
+    collective: str
+    optimum: Optimum
+    reducing: tuple[Tree, ...] = ()
+    gathering: tuple[Tree, ...] = ()
+
+    @property
+    def algbw(self) -> Fraction:
+        """Returns bytes of the whole data per time, GB/s; all-reduce has two phases."""
+        return self.optimum.algbw / (2 if self.collective == "all_reduce" else 1)
+
+    @property
+    def height(self) -> int:
+        """Returns the height of the tallest tree."""
+        return max(tree.height for tree in self.reducing + self.gathering)
+
+
+def trees(topology: Topology, k: int | None = None, root: str | None = None) -> tuple[Tree, ...]:
+    """Returns gathering trees of all ranks or, for a broadcast, of one; see `forest`."""
+    return forest(topology, "all_gather" if root is None else "broadcast", k, root).gathering
+
+
+def forest(
+    topology: Topology,
+    collective: str = "all_gather",
+    k: int | None = None,
+    root: str | None = None,
+) -> Forest:
+    """Returns trees that run the collective at the optimal rate or, with k trees a root, the best.
+
+    `root`, a rank's id, is for broadcast and reduce only. Raises TopologyError for a topology at
+    fault, UnsupportedError beyond 512 ranks (`ark.comm.scale` goes further through symmetry).
+    """
+    if collective not in COLLECTIVES:
+        raise InvalidUsageError(
+            f"ForestColl has no collective {collective!r}; it has {', '.join(COLLECTIVES)}."
+        )
+    rooted = collective in ("broadcast", "reduce")
+    if rooted != (root is not None):
+        raise InvalidUsageError(
+            f"{collective} was given root {root}; broadcast and reduce need one, others take none."
+        )
+    if len(topology.ranks) > _MOST_RANKS:
+        raise UnsupportedError(
+            f"{topology.name} has {len(topology.ranks)} ranks; trees are packed for at most "
+            f"{_MOST_RANKS}. The optimum alone has no such limit, and ark.comm.scale makes the "
+            "trees of larger symmetric networks."
+        )
+    roots = None if root is None else {root: 1}
+    turned = topology.reverse()
+    if collective in ("all_gather", "broadcast"):
+        optimum, gathering = _gathering(topology, k, roots)
+        return Forest(topology, collective, optimum, gathering=gathering)
+    if collective in ("reduce_scatter", "reduce"):
+        optimum, outward = _gathering(turned, k, roots)
+        return Forest(topology, collective, optimum, reducing=_reversed(outward))
+    optimum, gathering = _gathering(topology, k, roots)
+    outward = gathering
+    if turned.capacities() != topology.capacities():
+        optimum, outward = _gathering(turned, k, roots)
+    return Forest(topology, collective, optimum, _reversed(outward), gathering)
+
+
+def _reversed(trees: tuple[Tree, ...]) -> tuple[Tree, ...]:
+    return tuple(tree.reversed() for tree in trees)
+
+
+def _gathering(
+    topology: Topology, k: int | None, roots: dict[str, int] | None
+) -> tuple[Optimum, tuple[Tree, ...]]:
+    optimum = optimal(topology, k, roots)
+    net = network(topology, roots)
+    nodes = len(topology.nodes)
+    capacity = np.zeros((nodes, nodes), dtype=np.int64)
+    capacity[net.tails, net.heads] = eulerian_part(net, net.capacity(optimum.scale))
+    demand = net.demand * optimum.k
+    alike = _alike(net, optimum)
+    if alike is not None:
+        check(net, optimum, alike)
+        return optimum, alike
+    direct = remove_switches(capacity, demand)
+    packed = pack(direct.matrix, demand)
+    result = tuple(_with_paths(topology, direct, branching) for branching in packed)
+    check(net, optimum, result)
+    return optimum, result
+
+
+def _alike(net: Network, optimum: Optimum) -> tuple[Tree, ...] | None:
+    """Returns trees that are images of few under the network's symmetry, or None."""
+    if net.demand.min() != net.demand.max():
+        return None
+    symmetry = find_symmetry(net)
+    base = draw(net, symmetry, optimum.scale, optimum.k * int(net.demand[0]))
+    if base is None:
+        return None
+    nodes = net.topology.nodes
+    images = [tree.image(nodes, moved) for moved in symmetry.elements() for tree in base]
+    return tuple(sorted(images, key=lambda tree: tree.root))
+
+
+def _with_paths(topology: Topology, direct: Direct, branching: Branching) -> Tree:
+    """Returns the tree on the physical network; takes its units from `direct.paths`."""
+    edges = []
+    for src, dst in branching.edges:
+        paths = []
+        needed = branching.count
+        left = direct.paths[src, dst]
+        while needed:
+            path, units = left.pop()
+            taken = min(units, needed)
+            if units > taken:
+                left.append((path, units - taken))
+            paths.append((tuple(topology.nodes[node] for node in path), taken))
+            needed -= taken
+        edges.append(Edge(src, dst, tuple(paths)))
+    return Tree(branching.root, branching.count, tuple(edges))
+
+
+def check(net: Network, optimum: Optimum, gathering: tuple[Tree, ...]) -> None:
+    """Raises InternalError unless the trees do what the optimum claims.
+
+    Each tree spans all ranks from its root, the trees of a root sum to k times its demand, and the
+    trees on every physical link are at most `scale` times its bandwidth.
+    """
+    ranks, switches = net.topology.ranks, set(net.topology.switches)
+    load: Counter[tuple[str, str]] = Counter()
+    rooted: Counter[int] = Counter()
+    for tree in gathering:
+        reached = {tree.root}
+        for edge in tree.edges:
+            if edge.src not in reached or edge.dst in reached:
+                raise InternalError(f"a tree of rank {tree.root} is no tree at {edge}.")
+            reached.add(edge.dst)
+            if sum(units for _, units in edge.paths) != tree.count:
+                raise InternalError(f"the paths of {edge} do not carry {tree.count} units.")
+            for path, units in edge.paths:
+                ends = (ranks[edge.src], ranks[edge.dst])
+                if (path[0], path[-1]) != ends or not switches.issuperset(path[1:-1]):
+                    raise InternalError(f"a path of {edge} is no way from {ends[0]} to {ends[1]}.")
+                for link in itertools.pairwise(path):
+                    load[link] += units
+        if len(reached) != len(ranks):
+            raise InternalError(f"a tree of rank {tree.root} does not reach every rank.")
+        rooted[tree.root] += tree.count
+    expected = {rank: optimum.k * int(each) for rank, each in enumerate(net.demand) if each}
+    if rooted != expected:
+        raise InternalError(f"trees per root are {dict(rooted)}; expected {expected}.")
+    capacities = net.topology.capacities()
+    for link, units in load.items():
+        if link not in capacities or units > optimum.scale * capacities[link]:
+            raise InternalError(f"link {link[0]} -> {link[1]} carries {units} trees, too many.")

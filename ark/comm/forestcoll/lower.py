@@ -1,0 +1,141 @@
+"""Turns a forest into a collective program: puts along its trees, reductions where branches meet.
+
+`ark.comm.synthesize`, the command line and the planner call it. A root's data is cut into as many
+chunks as its trees need; a tree for several chunks moves them with one put. Operations are issued
+level by level over all trees, which is the order in which they can run.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ark.comm.forestcoll.forest import Forest
+from ark.comm.forestcoll.tree import Edge, Tree
+from ark.comm.program.builder import IN, OUT, ProgramBuilder
+from ark.comm.program.types import CollectiveProgram, Span
+
+
+def lower(forest: Forest, reduction: str = "sum", pieces: int = 1) -> CollectiveProgram:
+    """Returns the program; `pieces` cuts every chunk further so that long paths are pipelined.
+
+    `reduction` names an elementwise reduction of `ark.comm.program.reductions`.
+    """
+    everything = forest.reducing + forest.gathering
+    unit = math.gcd(
+        *(units for tree in everything for edge in tree.edges for _, units in edge.paths)
+    )
+    per_root = forest.optimum.k // unit
+    rooted = forest.collective in ("broadcast", "reduce")
+    ranks = len(forest.topology.ranks)
+    builder = ProgramBuilder(
+        f"forestcoll k={forest.optimum.k} {forest.collective} on {forest.topology.name}",
+        forest.collective,
+        ranks,
+        per_root if rooted else per_root * ranks,
+        reduction=reduction if forest.reducing else None,
+        root=everything[0].root if rooted else None,
+        pieces=pieces,
+    )
+    writer = _Writer(builder, forest, unit, 0 if rooted else per_root)
+    if forest.reducing:
+        writer.reduce()
+    if forest.gathering:
+        writer.gather()
+    return builder.build()
+
+
+class _Writer:
+    """Writes the two phases; `stride` is how many chunks each root owns (0: one root owns all)."""
+
+    def __init__(self, builder: ProgramBuilder, forest: Forest, unit: int, stride: int) -> None:
+        self._builder = builder
+        self._forest = forest
+        self._unit = unit
+        self._stride = stride
+
+    def gather(self) -> None:
+        """Every root's data ends in `out` on all ranks, from `in` or from the reducing phase."""
+        trees = self._forest.gathering
+        firsts, totals = self._shares(trees)
+        starts_in = not self._forest.reducing
+        if starts_in:
+            for root, chunks in totals.items():
+                place = Span(OUT, root * self._stride, chunks)
+                self._builder.copy(root, Span(IN, 0, chunks), place)
+        for number, edge in _in_rounds(trees):
+            root, first = trees[number].root, firsts[number]
+            there = Span(OUT, root * self._stride + first, trees[number].count // self._unit)
+            from_in = starts_in and edge.src == root
+            self._put(edge, Span(IN, first, there.count) if from_in else there, there)
+
+    def reduce(self) -> None:
+        """Every rank's contribution ends, reduced, in `out` on the root of its chunks."""
+        trees = self._forest.reducing
+        firsts, _ = self._shares(trees)
+        scratch = self._builder.scratch(self._most_arrivals())
+        used = [0] * len(self._forest.topology.ranks)
+        arrived: dict[tuple[int, int], list[Span]] = {}
+        own = [
+            Span(IN, tree.root * self._stride + first, tree.count // self._unit)
+            for tree, first in zip(trees, firsts, strict=True)
+        ]
+        for number, edge in _in_rounds(trees):
+            partial = own[number]
+            parts = arrived.pop((number, edge.src), [])
+            if parts:
+                self._builder.reduce(edge.src, [partial, *parts], parts[0])
+                partial = parts[0]
+            there = Span(scratch, used[edge.dst], partial.count)
+            used[edge.dst] += partial.count
+            arrived.setdefault((number, edge.dst), []).append(there)
+            self._put(edge, partial, there)
+        for number, tree in enumerate(trees):
+            parts = arrived[number, tree.root]
+            place = own[number].start if self._forest.gathering else firsts[number]
+            result = Span(OUT, place, own[number].count)
+            self._builder.reduce(tree.root, [own[number], *parts], result, final=True)
+
+    def _put(self, edge: Edge, here: Span, there: Span) -> None:
+        """Puts the chunks of a span, some over each path of the edge."""
+        done = 0
+        for path, units in edge.paths:
+            count = units // self._unit
+            self._builder.put(
+                edge.src,
+                edge.dst,
+                Span(here.buffer, here.start + done, count),
+                Span(there.buffer, there.start + done, count),
+                route=path,
+            )
+            done += count
+
+    def _most_arrivals(self) -> int:
+        """Returns the most chunks that arrive on one rank while reducing."""
+        slots = [0] * len(self._forest.topology.ranks)
+        for tree in self._forest.reducing:
+            for edge in tree.edges:
+                slots[edge.dst] += tree.count // self._unit
+        return max(slots)
+
+    def _shares(self, trees: tuple[Tree, ...]) -> tuple[list[int], dict[int, int]]:
+        """Returns each tree's first chunk within its root's data, and each root's chunks."""
+        used: dict[int, int] = {}
+        firsts = []
+        for tree in trees:
+            firsts.append(used.get(tree.root, 0))
+            used[tree.root] = firsts[-1] + tree.count // self._unit
+        return firsts, used
+
+
+def _in_rounds(trees: tuple[Tree, ...]) -> list[tuple[int, Edge]]:
+    """Returns (tree number, edge) in rounds over all trees: each sender has what it sends by then.
+
+    Gathering starts at the roots, reducing at the ranks farthest from them.
+    """
+    rounds = []
+    for number, tree in enumerate(trees):
+        depth = tree.depths()
+        for edge in tree.edges:
+            away = depth[edge.dst] > depth[edge.src]
+            rounds.append((depth[edge.src] if away else -depth[edge.src], number, edge))
+    return [(number, edge) for _, number, edge in sorted(rounds, key=lambda each: each[:2])]

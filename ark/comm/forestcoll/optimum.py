@@ -1,0 +1,197 @@
+"""How fast a collective can be on a network: the optimum 1/x*, and what k trees a rank can reach.
+
+All-gather of M bytes over N ranks takes at least (M/N)(1/x*) where 1/x* is the largest ratio, over
+node sets S that lack some rank, of the ranks in S to the bandwidth leaving S; trees attain it
+(ForestColl, section 4). Broadcast from one root is the same with that root counted alone. The
+search is a discrete Newton iteration on exact integers; each round's cut is the next proof.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from ark.comm.forestcoll.cuts import Ints, Mask, RootedCuts
+from ark.comm.packages import require
+from ark.comm.topology import Topology
+from ark.errors import InternalError, InvalidUsageError
+
+MOST_TREES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """The rate of a forest of `k` trees a root, each tree carrying 1/k of its root's data.
+
+    `inv_x`: seconds * GB/s for one root's data of one GB, so M bytes over all roots take
+    M / roots * inv_x / 1e9 seconds. `lower_bound` is 1/x*, which no schedule beats, and `cut` the
+    node set that proves it; they are equal (`exact`) unless k was fixed. `scale` (the papers' U)
+    times a link's bandwidth is the number of trees that the link carries at this rate.
+    """
+
+    inv_x: Fraction
+    k: int
+    roots: int
+    scale: Fraction
+    lower_bound: Fraction
+    cut: tuple[str, ...]
+
+    @property
+    def exact(self) -> bool:
+        """Tells whether the rate is the network's own optimum."""
+        return self.inv_x == self.lower_bound
+
+    @property
+    def algbw(self) -> Fraction:
+        """Returns the bytes of the gathered result per time, in GB/s: roots / inv_x."""
+        return self.roots / self.inv_x
+
+
+@dataclass(frozen=True)
+class Network:
+    """A topology as arrays: nodes are numbered, ranks first; links are summed and numbered."""
+
+    topology: Topology
+    tails: Ints
+    heads: Ints
+    bandwidth: tuple[Fraction, ...]
+    demand: Ints
+
+    @property
+    def ranks(self) -> int:
+        """Returns how many ranks there are; their numbers are below it."""
+        return len(self.topology.ranks)
+
+    def capacity(self, scale: Fraction) -> Ints:
+        """Returns floor(scale * bandwidth) of every link."""
+        return np.array([math.floor(scale * each) for each in self.bandwidth], dtype=np.int64)
+
+    def cuts(self) -> RootedCuts:
+        """Returns a fresh flow network of these links."""
+        return RootedCuts(len(self.topology.nodes), self.ranks, self.tails, self.heads)
+
+
+def network(topology: Topology, roots: Mapping[str, int] | None = None) -> Network:
+    """Returns the arrays of a valid topology; `roots` gives how much each root sends, 1 by default.
+
+    Raises TopologyError where the topology is at fault, InvalidUsageError for fewer than two ranks.
+    """
+    topology.validate()
+    if len(topology.ranks) < 2:
+        raise InvalidUsageError(
+            f"{topology.name} has one rank; a collective needs at least two to talk."
+        )
+    if roots is None:
+        roots = dict.fromkeys(topology.ranks, 1)
+    unknown = [root for root in roots if root not in topology.ranks]
+    if unknown or not roots or min(roots.values()) < 0 or not any(roots.values()):
+        raise InvalidUsageError(
+            f"roots {dict(roots)} of {topology.name}; expected ids of its ranks with weights of 0 "
+            "or more, one of them above 0."
+        )
+    number = {node: index for index, node in enumerate(topology.nodes)}
+    capacities = topology.capacities()
+    return Network(
+        topology,
+        np.array([number[src] for src, _ in capacities], dtype=np.int64),
+        np.array([number[dst] for _, dst in capacities], dtype=np.int64),
+        tuple(capacities.values()),
+        np.array([roots.get(rank, 0) for rank in topology.ranks], dtype=np.int64),
+    )
+
+
+def optimal(
+    topology: Topology, k: int | None = None, roots: Mapping[str, int] | None = None
+) -> Optimum:
+    """Returns 1/x* with its proof and least number of trees or, for a given k, the best with k.
+
+    `roots` maps rank ids to how much each sends (all ranks 1 by default: all-gather).
+    """
+    net = network(topology, roots)
+    best = _newton(net)
+    if k is None:
+        return best
+    if not 1 <= k <= MOST_TREES:
+        raise InvalidUsageError(f"k is {k}; expected a number of trees from 1 to {MOST_TREES}.")
+    return _fixed(net, best, k)
+
+
+def _newton(net: Network) -> Optimum:
+    """Finds 1/x* by Newton's method on cuts; every round strictly raises the bound."""
+    common = math.lcm(*(each.denominator for each in net.bandwidth))
+    capacity = net.capacity(Fraction(common))
+    cuts = net.cuts()
+    sides = []
+    for rank in range(net.ranks):
+        side = np.ones(len(net.topology.nodes), dtype=bool)
+        side[rank] = False
+        sides.append(side)
+    bound = Fraction(0)
+    while sides:
+        ratios = [_ratio(net, capacity, side) for side in sides]
+        first_best = max(range(len(sides)), key=ratios.__getitem__)
+        if ratios[first_best] <= bound:
+            raise InternalError("a violated cut does not raise the bound on 1/x*.")
+        bound, side = ratios[first_best], sides[first_best]
+        violations = cuts.violated(capacity * bound.numerator, net.demand * bound.denominator)
+        sides = [violation.side for violation in violations]
+    inv_x = bound * common
+    k = bound.denominator // math.gcd(bound.denominator, *map(int, capacity))
+    cut = tuple(node for node, inside in zip(net.topology.nodes, side, strict=True) if inside)
+    return Optimum(inv_x, k, int(net.demand.sum()), k * inv_x, inv_x, cut)
+
+
+def _ratio(net: Network, capacity: Ints, side: Mask) -> Fraction:
+    leaving = int(capacity[side[net.tails] & ~side[net.heads]].sum())
+    return Fraction(int(net.demand[side[: net.ranks]].sum()), leaving)
+
+
+def _fixed(net: Network, best: Optimum, k: int) -> Optimum:
+    """Finds the least scale U for which floor(U b) carries k trees a root (ForestColl, 5.5).
+
+    U is at least k / x*. Where links come in equal pairs k / x* + 1 / min b is always enough; other
+    networks lose what `eulerian_part` drops, and a multiple of the exact scale is enough for them.
+    Only the points in between where some floor(U b) changes matter.
+    """
+    low = k * best.inv_x
+    distinct = sorted(set(net.bandwidth))
+    high = low + 1 / distinct[0]
+    points = {low} | {
+        Fraction(units) / each
+        for each in distinct
+        for units in range(math.ceil(low * each), math.floor(high * each) + 1)
+    }
+    ordered = [*sorted(points), best.scale * -(-k // best.k)]
+    cuts = net.cuts()
+
+    def enough(scale: Fraction) -> bool:
+        capacity = eulerian_part(net, net.capacity(scale))
+        return not cuts.violated(capacity, net.demand * k, first_only=True)
+
+    scale = ordered[bisect_left(ordered[:-1], True, key=enough)]
+    return Optimum(scale / k, k, best.roots, scale, best.lower_bound, best.cut)
+
+
+def eulerian_part(net: Network, capacity: Ints) -> Ints:
+    """Returns the capacities less as few units as make what enters every node leave it.
+
+    Rounding down unbalances a node only where a link and its reverse differ. What is dropped is a
+    least-cost flow from the nodes that send too much to those that receive too much.
+    """
+    nodes = len(net.topology.nodes)
+    surplus = np.bincount(net.tails, capacity, nodes) - np.bincount(net.heads, capacity, nodes)
+    if not surplus.any():
+        return capacity
+    solver = require("ortools.graph.python.min_cost_flow").SimpleMinCostFlow()
+    arcs = solver.add_arcs_with_capacity_and_unit_cost(
+        net.tails, net.heads, capacity, np.ones(len(capacity), dtype=np.int64)
+    )
+    solver.set_nodes_supplies(np.arange(nodes), surplus.astype(np.int64))
+    if solver.solve() != solver.OPTIMAL:
+        raise InternalError("rounded capacities cannot be balanced.")
+    return capacity - solver.flows(arcs)

@@ -1,0 +1,82 @@
+"use strict";
+// Shared by all views: the data, colours, number words and the tooltip.
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const $ = (id) => document.getElementById(id);
+const EVENT = { rank: 0, peer: 1, route: 2, chunk: 3, source: 4, reduced: 5, step: 6, piece: 7,
+  start: 8, left: 9, end: 10, count: 11 };
+
+// From the compact form to one array an event, laid out as EVENT says; times in microseconds.
+for (const run of DATA.runs) {
+  const tick = run.time / run.ticks;
+  run.reduces = DATA.reduction !== null;
+  run.events = run.times.map(([number, piece, start, length]) => {
+    const [rank, peer, route, chunk, source, reduced, step, count] = run.ops[number];
+    const left = (start + length) * tick;
+    return [rank, peer, route, chunk, source, reduced, step, piece, start * tick, left,
+      left + run.latency[route], count];
+  });
+}
+
+const RAMP = [[0, [42, 52, 66]], [0.03, [45, 84, 120]], [0.35, [38, 150, 158]], [0.65, [112, 193, 108]],
+  [0.85, [244, 193, 82]], [1, [240, 98, 88]]];
+
+function rampColour(value) {
+  const v = Math.max(0, Math.min(1, value));
+  let i = 1;
+  while (i < RAMP.length - 1 && RAMP[i][0] < v) i++;
+  const [a, from] = RAMP[i - 1], [b, to] = RAMP[i];
+  const t = (v - a) / (b - a);
+  return `rgb(${from.map((c, k) => Math.round(c + (to[k] - c) * t)).join(",")})`;
+}
+
+// Hues that neighbours in number do not share, at one lightness.
+const ownerColour = (n) => `hsl(${(n * 137.508 + 205) % 360} 62% 63%)`;
+const stepColour = (s, count) => `hsl(${205 - 175 * (count < 2 ? 0 : s / (count - 1))} 75% 64%)`;
+
+function bytesText(bytes) {
+  const names = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let i = 0, v = bytes;
+  while (v >= 1024 && i < names.length - 1) { v /= 1024; i++; }
+  return `${v >= 100 || Number.isInteger(v) ? Math.round(v) : v.toPrecision(3)} ${names[i]}`;
+}
+
+// `scale` is a time that decides the unit, so that all ticks of an axis share one.
+function timeText(us, scale = us) {
+  const [unit, name] = scale >= 1e6 ? [1e6, "s"] : scale >= 1e4 ? [1e3, "ms"] : [1, "\u00b5s"];
+  const value = us / unit;
+  return `${value >= 1000 ? Math.round(value) : Number(value.toPrecision(4))} ${name}`;
+}
+
+const words = (name) => name.replaceAll("_", " ");
+const rankName = (rank) => DATA.nodes[rank].id;
+
+function showTip(event, html) {
+  const tip = $("tip");
+  tip.innerHTML = html;
+  tip.hidden = false;
+  const box = tip.getBoundingClientRect();
+  const x = Math.min(event.clientX + 14, innerWidth - box.width - 8);
+  const y = event.clientY + 16 + box.height > innerHeight ? event.clientY - box.height - 10 : event.clientY + 16;
+  tip.style.left = `${x}px`;
+  tip.style.top = `${y}px`;
+}
+const hideTip = () => { $("tip").hidden = true; };
+const escapeText = (text) => String(text).replace(/[&<>"]/g, (c) => `&#${c.charCodeAt(0)};`);
+
+function element(name, attributes, parent) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const key in attributes) made.setAttribute(key, attributes[key]);
+  if (parent) parent.appendChild(made);
+  return made;
+}
+
+function fitCanvas(canvas, height) {
+  const ratio = devicePixelRatio || 1, box = canvas.getBoundingClientRect();
+  const h = height || box.height;
+  if (height) canvas.style.height = `${height}px`;
+  canvas.width = Math.round(box.width * ratio);
+  canvas.height = Math.round(h * ratio);
+  const context = canvas.getContext("2d");
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  return { context, width: box.width, height: h };
+}

@@ -1,0 +1,144 @@
+// The timeline: a row a sending rank, a bar a put; the cursor is the moment that the network shows.
+const Timeline = {
+  bars: [], labels: 62, top: 22, hover: null,
+
+  build() {
+    const run = State.run, rows = run.rows;
+    const lanes = Array.from({ length: rows }, () => []);
+    this.bars = [];
+    for (const e of run.events) {
+      if (e[EVENT.rank] >= rows) continue;
+      const row = lanes[e[EVENT.rank]];
+      let lane = row.findIndex((end) => end <= e[EVENT.start] + 1e-6);
+      if (lane < 0) { lane = row.length; row.push(0); }
+      row[lane] = e[EVENT.left];
+      this.bars.push({ e, lane });
+    }
+    this.lanes = lanes.map((row) => Math.max(1, row.length));
+    this.rowHeight = Math.max(7, Math.min(26, 520 / rows));
+    this.view = fitCanvas($("timeline"), this.top + rows * this.rowHeight + 6);
+    $("timelineNote").textContent = rows < DATA.ranks
+      ? `the first ${rows} of ${DATA.ranks} ranks are drawn` : "a row for each sender, a bar for each put";
+    this.paintBars();
+    this.paint();
+  },
+
+  x(time) {
+    return this.labels + (time / State.run.time) * (this.view.width - this.labels - 12);
+  },
+
+  time(x) {
+    const t = ((x - this.labels) / (this.view.width - this.labels - 12)) * State.run.time;
+    return Math.max(0, Math.min(State.run.time, t));
+  },
+
+  rect({ e, lane }) {
+    const height = this.rowHeight - 2, row = e[EVENT.rank];
+    const thick = height / this.lanes[row];
+    const x = this.x(e[EVENT.start]);
+    return [x, this.top + row * this.rowHeight + 1 + lane * thick,
+      Math.max(0.7, this.x(e[EVENT.left]) - x - 0.4), Math.max(0.6, thick - (thick > 3 ? 0.6 : 0))];
+  },
+
+  paintBars() {
+    const buffer = document.createElement("canvas"), real = $("timeline");
+    buffer.width = real.width;
+    buffer.height = real.height;
+    const c = buffer.getContext("2d"), ratio = devicePixelRatio || 1;
+    c.scale(ratio, ratio);
+    const { width, height } = this.view, run = State.run;
+    c.font = "11px system-ui, sans-serif";
+    c.fillStyle = "#93a1b3";
+    c.textBaseline = "middle";
+    const rough = run.time / 8, power = 10 ** Math.floor(Math.log10(rough));
+    const tick = [1, 2, 5, 10].map((m) => m * power).find((t) => t >= rough);
+    const optimum = DATA.bound && DATA.bound < run.time ? this.x(DATA.bound) : -1000;
+    for (let t = 0; t <= run.time; t += tick) {
+      const x = this.x(t);
+      c.fillStyle = "#1f2833";
+      c.fillRect(x, this.top - 4, 1, height - this.top);
+      c.fillStyle = "#93a1b3";
+      c.textAlign = t === 0 ? "left" : "center";
+      if (Math.abs(x - optimum) > 60) c.fillText(t === 0 ? "0" : timeText(t, run.time), x, 9);
+    }
+    c.textAlign = "right";
+    const every = Math.ceil(11 / this.rowHeight);
+    for (let row = 0; row < run.rows; row += every) {
+      c.fillStyle = "#93a1b3";
+      c.fillText(rankName(row), this.labels - 10, this.top + (row + 0.5) * this.rowHeight);
+    }
+    for (const bar of this.bars) {
+      c.fillStyle = ownerColour(Trees.ownerOf(bar.e));
+      c.globalAlpha = State.run.reduces && !bar.e[EVENT.reduced] ? 0.62 : 0.92;
+      c.fillRect(...this.rect(bar));
+    }
+    c.globalAlpha = 1;
+    if (optimum > 0) {
+      c.fillStyle = "#4cc38a";
+      c.fillRect(optimum, this.top - 6, 1.5, height - this.top + 4);
+      c.textAlign = "center";
+      c.fillText("optimum", Math.min(width - 30, optimum), 9);
+    }
+    this.buffer = buffer;
+  },
+
+  paint() {
+    const { context, width, height } = this.view;
+    context.clearRect(0, 0, width, height);
+    context.drawImage(this.buffer, 0, 0, width, height);
+    if (this.hover) {
+      context.strokeStyle = "#ffffff";
+      context.lineWidth = 1.5;
+      context.strokeRect(...this.rect(this.hover));
+    }
+    const x = this.x(State.time);
+    context.fillStyle = "#ffffff";
+    context.fillRect(x - 0.75, this.top - 6, 1.5, height - this.top + 4);
+    context.beginPath();
+    context.arc(x, this.top - 7, 3.5, 0, 7);
+    context.fill();
+    $("clock").textContent = `${timeText(State.time, State.run.time)} of ${timeText(State.run.time)}`;
+  },
+
+  find(event) {
+    const box = $("timeline").getBoundingClientRect();
+    const x = event.clientX - box.left, y = event.clientY - box.top;
+    return this.bars.find((bar) => {
+      const [l, t, w, h] = this.rect(bar);
+      return x >= l - 1 && x <= l + w + 1 && y >= t && y <= t + Math.max(h, 2);
+    }) || null;
+  },
+
+  tip(event, { e }) {
+    const run = State.run, route = run.routes[e[EVENT.route]].map((n) => DATA.nodes[n].id);
+    const size = (DATA.size / run.chunks / run.pieces) * e[EVENT.count];
+    const what = e[EVENT.count] > 1 ? `chunks ${e[EVENT.chunk]} and on` : `chunk ${e[EVENT.chunk]}`;
+    showTip(event, `<b>${escapeText(rankName(e[EVENT.rank]))} \u2192 ${escapeText(rankName(e[EVENT.peer]))}</b> ` +
+      `<span>${what}${run.pieces > 1 ? `, piece ${e[EVENT.piece]}` : ""}, ${bytesText(size)}</span><br>` +
+      `${escapeText(route.join(" \u203a "))}<br>step ${e[EVENT.step] + 1}: ${timeText(e[EVENT.start])} ` +
+      `to ${timeText(e[EVENT.end])}`);
+  },
+
+  listen() {
+    const canvas = $("timeline");
+    let dragging = false;
+    const seek = (event) => {
+      play(false);
+      setTime(this.time(event.clientX - canvas.getBoundingClientRect().left));
+    };
+    canvas.addEventListener("pointerdown", (event) => {
+      dragging = true;
+      canvas.setPointerCapture(event.pointerId);
+      setMode("flow");
+      seek(event);
+    });
+    canvas.addEventListener("pointerup", () => { dragging = false; });
+    canvas.addEventListener("pointermove", (event) => {
+      if (dragging) return seek(event);
+      this.hover = this.find(event);
+      if (this.hover) this.tip(event, this.hover); else hideTip();
+      return this.paint();
+    });
+    canvas.addEventListener("pointerleave", () => { this.hover = null; hideTip(); this.paint(); });
+  },
+};

@@ -1,0 +1,110 @@
+"""Where the page draws each node: boxes as rings of ranks round their switch, or by distances.
+
+Coordinates are in units in which neighbouring nodes are about one apart; the page scales them.
+"""
+
+from __future__ import annotations
+
+import cmath
+import math
+
+import numpy as np
+
+from ark.comm.simulate import boxes_of
+from ark.comm.topology import Topology
+
+Place = tuple[float, float]
+_ASPECT = 1.35  # of the ellipse that boxes stand on: the page is wider than high
+
+
+def layout(topology: Topology) -> dict[str, Place]:
+    """Returns a place for every node, rounded so that it is the same on every machine."""
+    boxes = boxes_of(topology)
+    if boxes is None and _star(topology):
+        boxes = [list(range(len(topology.ranks)))]
+    places = _in_boxes(topology, boxes) if boxes else _by_distance(topology)
+    return {node: (round(p.real, 3), round(p.imag, 3)) for node, p in places.items()}
+
+
+def _star(topology: Topology) -> bool:
+    """Whether the ranks reach each other through switches only, or all directly: one box."""
+    ranks = set(topology.ranks)
+    direct = sum(a in ranks and b in ranks for a, b in topology.capacities())
+    n = len(ranks)
+    return direct in (0, n * (n - 1))
+
+
+def _neighbours(topology: Topology) -> dict[str, set[str]]:
+    near: dict[str, set[str]] = {node: set() for node in topology.nodes}
+    for src, dst in topology.capacities():
+        near[src].add(dst)
+        near[dst].add(src)
+    return near
+
+
+def _in_boxes(topology: Topology, boxes: list[list[int]]) -> dict[str, complex]:
+    near = _neighbours(topology)
+    box_of = {topology.ranks[rank]: i for i, box in enumerate(boxes) for rank in box}
+    homes = {s: {box_of[node] for node in near[s] if node in box_of} for s in topology.switches}
+    fabric = [switch for switch in topology.switches if len(homes[switch]) != 1]
+    ring = 0.0 if len(fabric) < 2 else max(0.5, 0.16 * len(fabric))
+    radius = max(1.0, max(len(box) for box in boxes) / (2 * math.pi) * 0.95)
+    spread = 0.0
+    if len(boxes) > 1:
+        apart = radius * 1.5 / math.sin(math.pi / len(boxes))
+        spread = max(radius * 2.1, apart, radius + ring + (0.7 if ring else 0.0))
+    places: dict[str, complex] = {}
+    start = math.pi if len(boxes) == 2 else -math.pi * (3 / 4 if len(boxes) == 4 else 1 / 2)
+    wide = _ASPECT if len(boxes) > 2 else 1.0
+    centres = []
+    for number, box in enumerate(boxes):
+        spot = cmath.rect(spread, start + 2 * math.pi * number / len(boxes))
+        centres.append(complex(spot.real * wide, spot.imag))
+        for i, rank in enumerate(box):
+            name = topology.ranks[rank]
+            turn = -math.pi / 2 + 2 * math.pi * (i + 0.5) / len(box)
+            places[name] = centres[-1] + cmath.rect(radius, turn)
+    hubs: set[int] = set()
+    for switch in topology.switches:
+        if switch in fabric:
+            continue
+        ranks = sorted(node for node in near[switch] if node in box_of)
+        number = min(homes[switch])
+        home = centres[number]
+        outward = sum(places[node] for node in ranks) / len(ranks) - home
+        if 2 * len(ranks) > len(boxes[number]):
+            outward = -home  # a second switch of the whole box joins it to the others
+        if 2 * len(ranks) > len(boxes[number]) and number not in hubs:
+            hubs.add(number)
+            places[switch] = home
+        else:
+            places[switch] = home + outward / (abs(outward) or 1) * radius * 1.45
+    for i, switch in enumerate(fabric):
+        places[switch] = cmath.rect(ring, 2 * math.pi * i / len(fabric) + 0.3)
+    return places
+
+
+def _by_distance(topology: Topology) -> dict[str, complex]:
+    """Stress majorisation: drawn distances follow hops (Gansner, Koren and North, 2004)."""
+    nodes = topology.nodes
+    n = len(nodes)
+    near = _neighbours(topology)
+    number = {node: i for i, node in enumerate(nodes)}
+    hops = np.full((n, n), float(n))
+    for i, node in enumerate(nodes):
+        hops[i, i] = 0
+        frontier, depth, seen = [node], 0, {node}
+        while frontier:
+            for other in frontier:
+                hops[i, number[other]] = depth
+            frontier = sorted({x for other in frontier for x in near[other]} - seen)
+            seen.update(frontier)
+            depth += 1
+    weight = np.where(hops > 0, 1 / np.maximum(hops, 1) ** 2, 0)
+    turn = 2 * np.pi * np.arange(n) / n - np.pi / 2
+    z = np.exp(1j * turn) * n / 6
+    for _ in range(120):
+        gap = z[:, None] - z[None, :]
+        away = np.maximum(np.abs(gap), 1e-9)
+        z = (weight * (z[None, :] + hops * gap / away)).sum(1) / weight.sum(1)
+    return {node: complex(z[i]) * 1.3 for i, node in enumerate(nodes)}

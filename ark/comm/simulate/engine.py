@@ -1,0 +1,306 @@
+"""The event loop of the simulator: which puts flow, how fast, and what they set free.
+
+Alpha-beta with congestion. A put crosses all links of its route at once, as a fluid: its rate is
+its max-min fair share of the links (and node ports, if limited); its data are visible at the peer
+one route latency after its last byte left. Puts of one sender to one receiver over one route go one
+after the other, in the order in which they became ready; everything else flows at the same time.
+Local operations take no time unless the cost model says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import numpy as np
+
+from ark.comm.program import CollectiveProgram, Kind, Operation, OpRef, Role
+from ark.comm.simulate.fair import fair_rates
+from ark.comm.simulate.result import Event, SimulationResult
+from ark.comm.simulate.routes import Routes
+from ark.comm.topology import Topology
+from ark.errors import InvalidUsageError, PlanError
+
+DOTS_BYTES = 24.0
+_SLACK = 1e-9  # of a put's bytes: what rounding may leave over
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """What the links do not say.
+
+    Attributes:
+        put_overhead_us: time that every put holds its channel before its first byte, microseconds.
+        local_gbps: GB/s at which a rank copies and reduces, counting bytes read and written; None
+            for no time at all.
+        ports: per node id, the most GB/s that may enter it, and that may leave it.
+    """
+
+    put_overhead_us: float = 0.0
+    local_gbps: float | None = None
+    ports: Mapping[str, Fraction | float] = field(default_factory=dict)
+
+
+def simulate(
+    program: CollectiveProgram,
+    topology: Topology,
+    size_bytes: int,
+    model: CostModel | None = None,
+) -> SimulationResult:
+    """Predicts the time of `program` on `topology` for data of `size_bytes` (M in the papers).
+
+    M is the all-gather's output, the reduce-scatter's input, the vector of an all-reduce, broadcast
+    or reduce, and what one rank sends and keeps in an all-to-all.
+
+    Raises:
+        InvalidUsageError: sizes do not fit. ModelError: a put has no way. PlanError: a deadlock.
+    """
+    if program.ranks != len(topology.ranks):
+        raise InvalidUsageError(
+            f"The program {program.name} is for {program.ranks} ranks, but the topology "
+            f"{topology.name} has {len(topology.ranks)}; make the program for this topology."
+        )
+    if size_bytes < 1:
+        raise InvalidUsageError(f"The data size is {size_bytes} bytes; it must be at least 1.")
+    return _Engine(program, topology, size_bytes, model or CostModel()).run()
+
+
+def tune_pieces(
+    program: CollectiveProgram,
+    topology: Topology,
+    size_bytes: int,
+    model: CostModel | None = None,
+    most_operations: int = 32000,
+) -> tuple[CollectiveProgram, SimulationResult]:
+    """Returns the program with the best of 1, 2, 4, ... 64 pieces, and its simulation.
+
+    Cutting stops where it saves less than 0.5% or would make more than `most_operations`.
+    """
+    best = (program, simulate(program, topology, size_bytes, model))
+    operations = sum(len(ops) for ops in program.operations)
+    pieces = 2 * program.pieces
+    while program.pieces < pieces <= 64 and pieces * operations <= most_operations:
+        finer = dataclasses.replace(program, pieces=pieces)
+        result = simulate(finer, topology, size_bytes, model)
+        if result.time_us >= best[1].time_us * 0.995:
+            break
+        best = (finer, result)
+        pieces *= 2
+    return best
+
+
+class _Engine:
+    """One run. Instances are numbered piece * operations + operation."""
+
+    def __init__(
+        self, program: CollectiveProgram, topology: Topology, size_bytes: int, model: CostModel
+    ) -> None:
+        self.program, self.topology, self.size, self.model = program, topology, size_bytes, model
+        self.routes = Routes(topology)
+        self.refs = program.refs()
+        number = {ref: i for i, ref in enumerate(self.refs)}
+        self.ops = [program.op(ref) for ref in self.refs]
+        self.followers: list[list[int]] = [[] for _ in self.refs]
+        for i, op in enumerate(self.ops):
+            for dep in sorted(set(op.deps)):
+                self.followers[number[dep]].append(i)
+        self.missing = [len(set(op.deps)) for op in self.ops] * program.pieces
+        self.bytes = [self._bytes(op) for op in self.ops]
+        self._make_channels()
+        self.now = 0.0
+        self.start = [0.0] * len(self.missing)
+        self.left_at = [0.0] * len(self.missing)
+        self.end = [-1.0] * len(self.missing)
+        self.heap: list[tuple[float, int, bool]] = []  # time, instance, whether a put now flows
+
+    def _bytes(self, op: Operation) -> float:
+        if self.program.buffer_by_name[op.dst.buffer].role is Role.DOTS:
+            return DOTS_BYTES
+        return op.dst.count * self.program.chunk_bytes(self.size) / self.program.pieces
+
+    def _make_channels(self) -> None:
+        links = {pair: i for i, pair in enumerate(self.routes.capacity)}
+        capacity = [float(c) * 1e3 for c in self.routes.capacity.values()]
+        ports: dict[tuple[str, str], int] = {}
+        for node, limit in sorted(self.model.ports.items()):
+            if node not in self.topology.nodes or limit <= 0:
+                raise InvalidUsageError(
+                    f"The port limit {limit} GB/s of {node!r} is no positive bandwidth of a node."
+                )
+            for way in ("in", "out"):
+                ports[node, way] = len(capacity)
+                capacity.append(float(limit) * 1e3)
+        self.capacity = np.array(capacity)
+        names: dict[tuple[int, tuple[str, ...]], int] = {}
+        self.channel_of: list[int] = []
+        self.route_of: list[tuple[str, ...]] = []
+        crossed: list[list[int]] = []
+        for ref, op in zip(self.refs, self.ops, strict=True):
+            if op.kind is not Kind.PUT:
+                self.channel_of.append(-1)
+                self.route_of.append(())
+                continue
+            route = self.routes.of_put(self.program, ref)
+            key = (ref.rank, route)
+            if key not in names:
+                names[key] = len(names)
+                hops = list(itertools.pairwise(route))
+                used = [links[hop] for hop in hops]
+                used += [ports[a, "out"] for a, _ in hops if (a, "out") in ports]
+                used += [ports[b, "in"] for _, b in hops if (b, "in") in ports]
+                crossed.append(used)
+            self.channel_of.append(names[key])
+            self.route_of.append(route)
+        self.channels = len(crossed)
+        self.entry_channel = np.array([c for c, used in enumerate(crossed) for _ in used], int)
+        self.entry_link = np.array([i for used in crossed for i in used], int)
+        self.queue: list[list[tuple[float, int]]] = [[] for _ in crossed]
+        self.current = [-1] * self.channels
+        self.active = np.zeros(self.channels, bool)
+        self.left = np.zeros(self.channels)
+        self.rate = np.zeros(self.channels)
+        self.stale = False
+
+    def run(self) -> SimulationResult:
+        for instance, count in enumerate(self.missing):
+            if count == 0:
+                self._ready(instance)
+        while self.heap or self.active.any():
+            self._advance()
+        if min(self.end, default=0.0) < 0:
+            stuck = self.refs[self.end.index(-1.0) % len(self.refs)]
+            raise PlanError(
+                f"The program {self.program.name} deadlocks: rank {stuck.rank} operation "
+                f"{stuck.position} never starts."
+            )
+        return self._result()
+
+    def _advance(self) -> None:
+        if self.stale:
+            self._share()
+        flowing = np.flatnonzero(self.active)
+        soonest = self.heap[0][0] if self.heap else np.inf
+        if len(flowing):
+            ends = self.now + self.left[flowing] / self.rate[flowing]
+            soonest = min(soonest, float(ends.min()))
+            self.left[flowing] -= self.rate[flowing] * (soonest - self.now)
+        self.now = soonest
+        for channel in flowing:
+            instance = self.current[channel]
+            size = self.bytes[instance % len(self.ops)]
+            if self.left[channel] <= _SLACK * size + self.rate[channel] * 1e-9:
+                self._leave(int(channel), instance)
+        while self.heap and self.heap[0][0] <= self.now + 1e-9:
+            _, instance, flows = heapq.heappop(self.heap)
+            if flows:
+                self._flow(instance)
+            else:
+                self._complete(instance)
+
+    def _share(self) -> None:
+        flowing = np.flatnonzero(self.active)
+        place = np.full(self.channels, -1)
+        place[flowing] = np.arange(len(flowing))
+        entries = self.active[self.entry_channel]
+        self.rate[flowing] = fair_rates(
+            place[self.entry_channel[entries]],
+            self.entry_link[entries],
+            self.capacity,
+            len(flowing),
+        )
+        self.stale = False
+
+    def _ready(self, instance: int) -> None:
+        channel = self.channel_of[instance % len(self.ops)]
+        if channel < 0:
+            op = self.ops[instance % len(self.ops)]
+            self.start[instance] = self.now
+            duration = 0.0
+            if self.model.local_gbps:
+                moved = self.bytes[instance % len(self.ops)] * (len(op.srcs) + 1)
+                duration = moved / (self.model.local_gbps * 1e3)
+            heapq.heappush(self.heap, (self.now + duration, instance, False))
+            return
+        heapq.heappush(self.queue[channel], (self.now, instance))
+        if self.current[channel] < 0:
+            self._begin(channel)
+
+    def _begin(self, channel: int) -> None:
+        _, instance = heapq.heappop(self.queue[channel])
+        self.current[channel] = instance
+        self.start[instance] = self.now
+        if self.model.put_overhead_us > 0:
+            heapq.heappush(self.heap, (self.now + self.model.put_overhead_us, instance, True))
+        else:
+            self._flow(instance)
+
+    def _flow(self, instance: int) -> None:
+        channel = self.channel_of[instance % len(self.ops)]
+        self.left[channel] = self.bytes[instance % len(self.ops)]
+        if not self.active[channel]:
+            self.active[channel] = True
+            self.stale = True
+
+    def _leave(self, channel: int, instance: int) -> None:
+        self.left_at[instance] = self.now
+        latency = self.routes.latency_us(self.route_of[instance % len(self.ops)])
+        heapq.heappush(self.heap, (self.now + latency, instance, False))
+        self.current[channel] = -1
+        if self.queue[channel]:
+            if self.model.put_overhead_us > 0:
+                self.active[channel] = False
+                self.stale = True
+            self._begin(channel)
+        else:
+            self.active[channel] = False
+            self.stale = True
+
+    def _complete(self, instance: int) -> None:
+        self.end[instance] = self.now
+        operation = instance % len(self.ops)
+        if self.channel_of[operation] < 0:
+            self.left_at[instance] = self.now
+        for follower in self.followers[operation]:
+            waiting = instance - operation + follower
+            self.missing[waiting] -= 1
+            if self.missing[waiting] == 0:
+                self._ready(waiting)
+
+    def _result(self) -> SimulationResult:
+        carried = dict.fromkeys(self.routes.capacity, 0.0)
+        for op, (route, size) in enumerate(zip(self.route_of, self.bytes, strict=True)):
+            if self.channel_of[op] >= 0:
+                for hop in itertools.pairwise(route):
+                    carried[hop] += size * self.program.pieces
+        total = max(self.end, default=0.0)
+        busy = {
+            pair: bytes_ / (float(self.routes.capacity[pair]) * 1e3 * total) if total else 0.0
+            for pair, bytes_ in carried.items()
+        }
+        count = len(self.ops)
+        events = [
+            Event(
+                OpRef(*self.refs[i % count]),
+                i // count,
+                self.start[i],
+                self.left_at[i],
+                self.end[i],
+                self.route_of[i % count],
+            )
+            for i in range(len(self.end))
+        ]
+        events.sort(key=lambda e: (e.start_us, e.ref, e.piece))
+        return SimulationResult(
+            program=self.program.name,
+            topology=self.topology.name,
+            size_bytes=self.size,
+            pieces=self.program.pieces,
+            time_us=total,
+            events=tuple(events),
+            link_bytes=carried,
+            link_busy=busy,
+        )

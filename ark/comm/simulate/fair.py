@@ -1,0 +1,39 @@
+"""Max-min fair rates of flows over shared links, by progressive filling.
+
+Every flow gets the same rate until a link is full; its flows keep that rate, the others go on
+growing (Bertsekas and Gallager, "Data Networks", section 6.5.2). The engine calls this.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def fair_rates(
+    flow_of: np.ndarray, link_of: np.ndarray, capacity: np.ndarray, flows: int
+) -> np.ndarray:
+    """Returns the rate of each flow, shape (flows,), in the unit of `capacity`.
+
+    Args:
+        flow_of, link_of: integer arrays of one length; entry i says that flow flow_of[i] crosses
+            link link_of[i]. Every flow must appear.
+        capacity: shape (links,), above zero.
+        flows: the number of flows.
+    """
+    rate = np.zeros(flows)
+    left = capacity.astype(float).copy()
+    open_entry = np.ones(len(flow_of), dtype=bool)
+    while open_entry.any():
+        flow, link = flow_of[open_entry], link_of[open_entry]
+        users = np.bincount(link, minlength=len(capacity))
+        used = users > 0
+        share = np.full(len(capacity), np.inf)
+        share[used] = left[used] / users[used]
+        level = max(share.min(), 0.0)
+        full = share <= level * (1 + 1e-9)
+        frozen = np.unique(flow[full[link]])
+        rate[frozen] = level
+        done = np.isin(flow_of, frozen) & open_entry
+        left -= level * np.bincount(link_of[done], minlength=len(capacity))
+        open_entry &= ~done
+    return rate

@@ -1,0 +1,68 @@
+"""What a simulation returns, and how it compares with an optimum.
+
+The command line prints it, the page draws it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from ark.comm.program import Collective, OpRef
+
+
+@dataclass(frozen=True)
+class Event:
+    """One operation of one piece: when it started and when it was complete, in microseconds.
+
+    For a put, `left_us` is when its last byte left the sender; `end_us` adds the latency.
+    """
+
+    ref: OpRef
+    piece: int
+    start_us: float
+    left_us: float
+    end_us: float
+    route: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SimulationResult:
+    """How long a program takes on a topology, and what every link carried.
+
+    `link_bytes` has an entry for every link of the topology, also the idle ones; `link_busy` is
+    the share of the whole time, 0 to 1, that the link would be busy at full bandwidth.
+    """
+
+    program: str
+    topology: str
+    size_bytes: int
+    pieces: int
+    time_us: float
+    events: tuple[Event, ...]
+    link_bytes: dict[tuple[str, str], float]
+    link_busy: dict[tuple[str, str], float]
+
+    @property
+    def algbw(self) -> float:
+        """Algorithm bandwidth: data size over time, in GB/s (1e9 bytes a second)."""
+        return self.size_bytes / self.time_us / 1e3 if self.time_us else float("inf")
+
+
+def bound_us(
+    collective: Collective | str, inv_x: Fraction, ranks: int, size_bytes: int
+) -> float | None:
+    """The least time in microseconds that the optimum 1/x* (in s/GB) allows, without latency.
+
+    T = (M/N)(1/x*) for all-gather and reduce-scatter, twice that for an all-reduce made of both;
+    None for the other collectives, of which 1/x* says nothing.
+    """
+    collective = Collective(collective)
+    rounds = {
+        Collective.ALL_GATHER: 1,
+        Collective.REDUCE_SCATTER: 1,
+        Collective.ALL_REDUCE: 2,
+    }.get(collective)
+    if rounds is None:
+        return None
+    return float(rounds * Fraction(size_bytes, ranks) * inv_x) / 1e3

@@ -1,0 +1,118 @@
+"""One call from a topology to a checked program: `synthesize`, by ForestColl, TACCL or a classic.
+
+Users import it from `ark.comm`; the command line and the planner call it too.
+"""
+
+from __future__ import annotations
+
+from ark.comm import classics, taccl
+from ark.comm.forestcoll import COLLECTIVES, forest, lower
+from ark.comm.program import REDUCTIONS, Collective, CollectiveProgram, check
+from ark.comm.simulate import boxes_of
+from ark.comm.topology import Topology
+from ark.errors import InvalidUsageError
+
+FORESTCOLL = "forestcoll"
+TACCL = "taccl"
+
+
+def algorithms(topology: Topology, collective: str, reduction: str | None = None) -> list[str]:
+    """Returns the names that `synthesize` takes for this collective on this topology."""
+    asked = wanted(collective)
+    found = [FORESTCOLL] if collective in COLLECTIVES else []
+    found += [TACCL] if asked in taccl.COLLECTIVES else []
+    found = found if _elementwise(reduction) else []
+    return found + classics.supported(asked, len(topology.ranks), boxes_of(topology), reduction)
+
+
+def synthesize(
+    topology: Topology | str,
+    collective: str,
+    algorithm: str = FORESTCOLL,
+    *,
+    k: int | None = None,
+    root: int | None = None,
+    reduction: str | None = None,
+    parts: int = 1,
+    pieces: int = 1,
+    sketch: taccl.Sketch | None = None,
+    size_bytes: int | None = None,
+    time_limit_s: float = 60.0,
+) -> CollectiveProgram:
+    """Returns a program that has passed the checker.
+
+    Args:
+        topology: a topology, a file or a name (`ark.comm.topology.GRAMMAR`).
+        collective: all_gather, reduce_scatter, all_reduce, broadcast, reduce or all_to_all.
+        algorithm: one of `algorithms(topology, collective)`: forestcoll, taccl or a classic.
+        k: trees a root (forestcoll); the number that attains the optimum by default.
+        root: the root's rank number, for broadcast and reduce (0 by default).
+        reduction: sum by default; for forestcoll an elementwise one.
+        parts: chunks that a rank's share is cut into (classics).
+        pieces: pieces that every chunk is cut into, so that long paths are pipelined.
+        sketch, size_bytes, time_limit_s: those of `ark.comm.taccl.synthesize_taccl`.
+
+    Raises:
+        InvalidUsageError: an unknown name, or options that do not fit. TopologyError: the topology
+        is at fault. UnsupportedError: too many ranks for trees.
+    """
+    if isinstance(topology, str):
+        topology = Topology.load(topology)
+    asked = wanted(collective)
+    if asked.rooted:
+        root = root or 0
+        if not 0 <= root < len(topology.ranks):
+            raise InvalidUsageError(
+                f"root {root} of {topology.name}; its ranks are 0 to {len(topology.ranks) - 1}."
+            )
+    elif root is not None:
+        raise InvalidUsageError(f"{collective} has no root; broadcast and reduce have one.")
+    if algorithm != FORESTCOLL and k is not None:
+        raise InvalidUsageError(f"{algorithm} takes no k; only forestcoll does.")
+    if algorithm != TACCL and sketch is not None:
+        raise InvalidUsageError(f"{algorithm} takes no sketch; only taccl does.")
+    if algorithm == FORESTCOLL:
+        if not _elementwise(reduction):
+            raise InvalidUsageError(
+                f"ForestColl cuts the data, and {reduction} needs it whole; ask for one of "
+                f"{', '.join(algorithms(topology, collective, reduction))} instead."
+            )
+        root_id = None if root is None else topology.ranks[root]
+        made = forest(topology, collective, k, root_id)
+        program = lower(made, reduction or "sum", pieces)
+    elif algorithm == TACCL:
+        program = taccl.synthesize_taccl(
+            topology, sketch, asked, time_limit_s, size_bytes, reduction, pieces
+        ).program
+    else:
+        program = classics.build(
+            algorithm,
+            asked,
+            len(topology.ranks),
+            boxes=boxes_of(topology),
+            reduction=reduction,
+            root=root,
+            parts=parts,
+            pieces=pieces,
+        )
+    check(program)
+    return program
+
+
+def wanted(collective: str) -> Collective:
+    """Returns the collective of that name; InvalidUsageError lists the names."""
+    try:
+        return Collective(collective)
+    except ValueError:
+        raise InvalidUsageError(
+            f"no collective is called {collective!r}; "
+            f"there are {', '.join(each.value for each in Collective)}."
+        ) from None
+
+
+def _elementwise(reduction: str | None) -> bool:
+    if reduction is not None and reduction not in REDUCTIONS:
+        raise InvalidUsageError(
+            f"no reduction is called {reduction!r}; there are {', '.join(REDUCTIONS)}."
+        )
+    return reduction is None or REDUCTIONS[reduction].elementwise

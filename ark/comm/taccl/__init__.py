@@ -1,0 +1,130 @@
+"""TACCL: collectives synthesised from a sketch, by routing, ordering and contiguity.
+
+Shah et al., "TACCL: Guiding Collective Algorithm Synthesis using Communication Sketches" (NSDI
+2023). `synthesize_taccl` is the entry for `ark.comm.synthesize` and the command line; the modules
+are read in the order sketch, logical, routing, ordering, lower.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ark.comm.program import Collective, CollectiveProgram
+from ark.comm.taccl.logical import Logical, default_sketch, logical
+from ark.comm.taccl.lower import Plan, lower
+from ark.comm.taccl.ordering import Schedule, order
+from ark.comm.taccl.routing import Routing, route
+from ark.comm.taccl.sketch import Sketch, parse_size
+from ark.comm.topology import Topology
+from ark.errors import InvalidUsageError
+
+__all__ = [
+    "COLLECTIVES",
+    "Logical",
+    "Routing",
+    "Schedule",
+    "Sketch",
+    "Synthesis",
+    "default_sketch",
+    "logical",
+    "order",
+    "parse_size",
+    "route",
+    "synthesize_taccl",
+]
+
+COLLECTIVES = (
+    Collective.ALL_GATHER,
+    Collective.REDUCE_SCATTER,
+    Collective.ALL_REDUCE,
+    Collective.ALL_TO_ALL,
+)
+DEFAULT_SIZE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Synthesis:
+    """A program and how good TACCL's own alpha-beta model finds it.
+
+    `time_us` is the ordered schedule's time; `routing_us` the relaxed time of the routes, at most
+    `gap` (0 to 1) above the least possible under the sketch; `optimal` says that the gap is closed.
+    """
+
+    program: CollectiveProgram
+    time_us: float
+    routing_us: float
+    gap: float
+    optimal: bool
+
+
+def synthesize_taccl(
+    topology: Topology,
+    sketch: Sketch | None = None,
+    collective: Collective | str = "all_gather",
+    time_limit_s: float = 60.0,
+    size_bytes: int | None = None,
+    reduction: str | None = None,
+    pieces: int = 1,
+) -> Synthesis:
+    """Synthesises one collective.
+
+    Args:
+        topology: the network.
+        sketch: what to search; `default_sketch(topology)` if not given.
+        collective: all_gather, reduce_scatter, all_reduce or all_to_all.
+        time_limit_s: the most seconds of search; what was found by then is returned with its gap.
+        size_bytes: M as in `ark.comm.simulate.simulate`; the sketch's input_size (bytes of one
+            rank's share) or 1 MiB if not given.
+        reduction: sum (default), max, min or mean, where the collective reduces.
+        pieces: see `ark.comm.program.types`.
+
+    Raises:
+        ModelError: the sketch does not fit or forbids every route of a demand.
+        InvalidUsageError: the collective is none of the four, or a number makes no sense.
+    """
+    try:
+        wanted = Collective(collective)
+    except ValueError:
+        wanted = Collective.BROADCAST
+    if wanted not in COLLECTIVES:
+        raise InvalidUsageError(
+            f"TACCL cannot do {getattr(collective, 'value', collective)}; it does "
+            f"{', '.join(c.value for c in COLLECTIVES)}."
+        )
+    ranks = len(topology.ranks)
+    if ranks < 2 or time_limit_s <= 0 or (size_bytes is not None and size_bytes < 1):
+        raise InvalidUsageError(
+            f"TACCL needs at least 2 ranks, a time limit above 0 s and a size of at least 1 byte, "
+            f"but got {ranks} ranks, {time_limit_s} s and {size_bytes} bytes."
+        )
+    if reduction not in (None, "sum", "max", "min", "mean"):
+        raise InvalidUsageError(
+            f"TACCL programs reduce by sum, max, min or mean, not by {reduction}."
+        )
+    sketch = sketch or default_sketch(topology)
+    graph = logical(topology, sketch)
+    if size_bytes is None:
+        size_bytes = sketch.input_size * ranks if sketch.input_size else DEFAULT_SIZE
+    chunk = size_bytes / ranks / sketch.input_chunkup
+    gathering = reducing = None
+    phases = 2 if wanted is Collective.ALL_REDUCE else 1
+    if wanted is not Collective.REDUCE_SCATTER:
+        gathering = _plan(graph, wanted is Collective.ALL_TO_ALL, chunk, time_limit_s / phases)
+    if wanted.reduces:
+        reducing = _plan(graph.reversed(), False, chunk, time_limit_s / phases)
+    plans = [plan for plan in (reducing, gathering) if plan is not None]
+    routing_us = sum(routing.time_us for _, routing, _ in plans)
+    bound_us = sum(routing.bound_us for _, routing, _ in plans)
+    program = lower(graph, wanted, gathering, reducing, reduction, pieces)
+    return Synthesis(
+        program=program,
+        time_us=sum(schedule.time_us for _, _, schedule in plans),
+        routing_us=routing_us,
+        gap=1 - bound_us / routing_us if routing_us else 0.0,
+        optimal=all(routing.optimal for _, routing, _ in plans),
+    )
+
+
+def _plan(graph: Logical, all_to_all: bool, chunk_bytes: float, time_limit_s: float) -> Plan:
+    routing = route(graph, all_to_all, chunk_bytes, time_limit_s)
+    return graph, routing, order(graph, routing, chunk_bytes)

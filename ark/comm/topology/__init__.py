@@ -1,0 +1,25 @@
+"""Networks to plan collectives for: the type, its JSON form, builders, names and detection."""
+
+from ark.comm.topology.boxes import BOXES, Box, nvlink_boxes, topology_of_boxes
+from ark.comm.topology.model import Link, Topology, TopologyError
+from ark.comm.topology.names import GRAMMAR, load, named
+from ark.comm.topology.shapes import full_mesh, hypercube, mesh, ring, star, torus
+
+__all__ = [
+    "BOXES",
+    "GRAMMAR",
+    "Box",
+    "Link",
+    "Topology",
+    "TopologyError",
+    "full_mesh",
+    "hypercube",
+    "load",
+    "mesh",
+    "named",
+    "nvlink_boxes",
+    "ring",
+    "star",
+    "topology_of_boxes",
+    "torus",
+]

@@ -1,0 +1,198 @@
+"""The network that a collective runs on: ranks, switches and the directed links between them.
+
+Every algorithm in `ark.comm` takes a `Topology`; builders, files and detection make one. A topology
+is a value: bandwidths are exact fractions in GB/s, so optima computed from it are exact too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from ark.comm.packages import require
+from ark.errors import ModelError
+
+if TYPE_CHECKING:
+    import networkx
+
+
+class TopologyError(ModelError):
+    """A topology contradicts itself; `fault` is the short name that the message opens with."""
+
+    def __init__(self, fault: str, message: str) -> None:
+        super().__init__(f"{fault}: {message}")
+        self.fault = fault
+        self.message = message
+
+
+@dataclass(frozen=True)
+class Link:
+    """One directed link: `bandwidth` in GB/s (1e9 bytes a second), `latency_us` in microseconds."""
+
+    src: str
+    dst: str
+    bandwidth: Fraction
+    latency_us: float = 0.0
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A network; the position of an id in `ranks` is its rank number.
+
+    Raises TopologyError when ids repeat, a link names an unknown node, joins a node to itself, or
+    has no positive bandwidth. What an algorithm further needs, `validate` checks.
+    """
+
+    name: str
+    ranks: tuple[str, ...]
+    switches: tuple[str, ...]
+    links: tuple[Link, ...]
+
+    def __post_init__(self) -> None:
+        counts = Counter(self.nodes)
+        repeated = sorted(node for node, count in counts.items() if count > 1)
+        if repeated:
+            raise TopologyError(
+                "duplicate node", f"the id {repeated[0]!r} is used more than once; ids are unique."
+            )
+        for link in self.links:
+            where = f"link {link.src} -> {link.dst}"
+            for end in (link.src, link.dst):
+                if end not in counts:
+                    raise TopologyError(
+                        "unknown node", f"{where} names {end!r}, which is no rank and no switch."
+                    )
+            if link.src == link.dst:
+                raise TopologyError("self link", f"{where} joins a node to itself; remove it.")
+            if link.bandwidth == 0:
+                raise TopologyError(
+                    "zero capacity", f"{where} has bandwidth 0; remove it or give it one above 0."
+                )
+            if link.bandwidth < 0:
+                raise TopologyError(
+                    "negative bandwidth",
+                    f"{where} has bandwidth {link.bandwidth}; a bandwidth is above 0 GB/s.",
+                )
+            if not (math.isfinite(link.latency_us) and link.latency_us >= 0):
+                raise TopologyError(
+                    "bad latency",
+                    f"{where} has latency {link.latency_us} us; a latency is 0 us or more.",
+                )
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Returns the ranks, then the switches."""
+        return self.ranks + self.switches
+
+    def capacities(self) -> dict[tuple[str, str], Fraction]:
+        """Returns (src, dst) -> GB/s in the order of `links`; parallel links are summed."""
+        total: dict[tuple[str, str], Fraction] = {}
+        for link in self.links:
+            pair = (link.src, link.dst)
+            total[pair] = total.get(pair, Fraction(0)) + link.bandwidth
+        return total
+
+    def graph(self) -> networkx.DiGraph:
+        """Returns a networkx graph: nodes with `kind`, edges with `bandwidth` and `latency_us`.
+
+        Parallel links become one edge with the sum of their bandwidths and the least latency.
+        """
+        graph = require("networkx").DiGraph(name=self.name)
+        graph.add_nodes_from(self.ranks, kind="rank")
+        graph.add_nodes_from(self.switches, kind="switch")
+        latency: dict[tuple[str, str], float] = {}
+        for link in self.links:
+            pair = (link.src, link.dst)
+            latency[pair] = min(latency.get(pair, math.inf), link.latency_us)
+        for pair, bandwidth in self.capacities().items():
+            graph.add_edge(*pair, bandwidth=bandwidth, latency_us=latency[pair])
+        return graph
+
+    def reverse(self) -> Topology:
+        """Returns the topology with every link turned round (reductions run on it)."""
+        links = tuple(Link(k.dst, k.src, k.bandwidth, k.latency_us) for k in self.links)
+        return Topology(self.name, self.ranks, self.switches, links)
+
+    def validate(self) -> None:
+        """Raises TopologyError unless trees can span it at the rate that its cuts promise.
+
+        The named faults are: no ranks, a switch without exit, disconnected, not Eulerian (more
+        bandwidth enters a node than leaves it, or the other way round).
+        """
+        if not self.ranks:
+            raise TopologyError("no ranks", f"topology {self.name!r} has no node of kind 'rank'.")
+        capacities = self.capacities()
+        into = {node: Fraction(0) for node in self.nodes}
+        out = dict(into)
+        for (src, dst), bandwidth in capacities.items():
+            out[src] += bandwidth
+            into[dst] += bandwidth
+        for switch in self.switches:
+            if into[switch] and not out[switch]:
+                raise TopologyError(
+                    "switch without exit", f"links enter switch {switch} and none leaves it."
+                )
+        self._check_connected(capacities)
+        for node in self.nodes:
+            if into[node] != out[node]:
+                raise TopologyError(
+                    "not Eulerian",
+                    f"{into[node]} GB/s enter node {node} and {out[node]} GB/s leave it; "
+                    "the two must be equal at every node.",
+                )
+
+    def _check_connected(self, capacities: Iterable[tuple[str, str]]) -> None:
+        onward: dict[str, list[str]] = {node: [] for node in self.nodes}
+        back: dict[str, list[str]] = {node: [] for node in self.nodes}
+        for src, dst in capacities:
+            onward[src].append(dst)
+            back[dst].append(src)
+        start = self.ranks[0]
+        for neighbours, how in ((onward, "cannot be reached from"), (back, "has no path to")):
+            seen = {start}
+            stack = [start]
+            while stack:
+                for node in neighbours[stack.pop()]:
+                    if node not in seen:
+                        seen.add(node)
+                        stack.append(node)
+            lost = [node for node in self.nodes if node not in seen]
+            if lost:
+                raise TopologyError(
+                    "disconnected",
+                    f"node {lost[0]} {how} {start}; every node needs a path to every other.",
+                )
+
+    @classmethod
+    def from_json(cls, source: str | dict[str, Any]) -> Topology:
+        """Reads the JSON form from text or a parsed object; see `ark.comm.topology.json_form`."""
+        from ark.comm.topology.json_form import parse
+
+        return parse(source)
+
+    def to_json(self) -> str:
+        """Returns the JSON form; `from_json` of it gives an equal topology."""
+        from ark.comm.topology.json_form import render
+
+        return render(self)
+
+    @classmethod
+    def load(cls, source: str) -> Topology:
+        """Returns the topology in the JSON file at `source`, or the one a builder makes by name.
+
+        Names are words such as `h100x4` or `ring8` (`ark.comm.topology.GRAMMAR` lists them).
+        """
+        from ark.comm.topology.names import load
+
+        return load(source)
+
+    @classmethod
+    def detect(cls) -> Topology:
+        """Returns the topology of this machine's own devices; SystemError where there are none."""
+        from ark.comm.topology.detect import detect
+
+        return detect()

@@ -1,0 +1,62 @@
+"""Reads how the GPUs of this machine are linked, from HIP; `ark.comm.topology.detect` calls it.
+
+HIP tells the kind of link and the hops between two GPUs, not the rate; rates are the nominal ones
+of one Infinity Fabric link of the architecture. How many links join two dies of one package it does
+not tell either, so such pairs count as one link.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from fractions import Fraction
+from typing import Any
+
+from ark.comm.topology.detect import MachineLinks
+from ark.errors import SystemError
+
+XGMI = 4  # HSA_AMD_LINK_INFO_TYPE_XGMI
+# GB/s each way of one Infinity Fabric link between two GPUs.
+LINK_RATE = {"gfx90a": Fraction(50), "gfx942": Fraction(64), "gfx950": Fraction(384, 5)}
+HOST_RATE = Fraction(32)
+
+
+def read_links() -> MachineLinks:
+    """Returns the links of all GPUs; raises SystemError with the reason where there are none."""
+    try:
+        package = importlib.import_module("hip")
+        # Submodules in older releases of hip-python, attributes of a package in newer ones.
+        hip = getattr(package, "hip", None) or importlib.import_module("hip.hip")
+        code, count = hip.hipGetDeviceCount()
+    except ImportError as error:
+        raise SystemError(
+            "HIP cannot be asked because hip-python is not installed (ark-gpu[rocm])."
+        ) from error
+    except RuntimeError as error:
+        raise SystemError(
+            "HIP does not start: ROCm's libamdhip64 is not on this machine."
+        ) from error
+    if int(code) or not count:
+        raise SystemError(f"HIP finds no GPU ({getattr(code, 'name', code)}).")
+    properties = hip.hipDeviceProp_t()
+    _call("hipGetDeviceProperties", hip.hipGetDeviceProperties(properties, 0))
+    architecture = _text(properties.gcnArchName).partition(":")[0]
+    rate = LINK_RATE.get(architecture, Fraction(50))
+    direct = []
+    for a, b in itertools.combinations(range(count), 2):
+        kind, hops = _call("hipExtGetLinkTypeAndHopCount", hip.hipExtGetLinkTypeAndHopCount(a, b))
+        if int(kind) == XGMI and int(hops) == 1:
+            direct.append((a, b, rate))
+    host = tuple((index, HOST_RATE) for index in range(count))
+    return MachineLinks(_text(properties.name), count, tuple(direct), (), host)
+
+
+def _call(name: str, result: tuple[Any, ...]) -> tuple[Any, ...]:
+    code, *values = result
+    if int(code):
+        raise SystemError(f"{name} failed ({getattr(code, 'name', code)}).")
+    return tuple(values)
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

@@ -1,0 +1,168 @@
+"""Times the synthesis of collectives and prints a line a case: run `python bench/comm.py`.
+
+Each case runs in a fresh process, so that a time includes no other case's warm caches and the
+memory is its own; imports are not counted. `--flows` compares maximum-flow solvers instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from fractions import Fraction
+
+import networkx
+import numpy as np
+from networkx.algorithms.flow import boykov_kolmogorov, dinitz, preflow_push
+from ortools.graph.python.max_flow import SimpleMaxFlow
+
+from ark.comm.forestcoll import forest, lower, optimal
+from ark.comm.forestcoll.cuts import Ints
+from ark.comm.forestcoll.optimum import network
+from ark.comm.program import check
+from ark.comm.scale import forest_by_symmetry, optimal_by_symmetry
+from ark.comm.taccl import synthesize_taccl
+from ark.comm.topology import named
+
+
+def _optimum(name: str) -> str:
+    best = optimal(named(name))
+    return f"1/x* {best.inv_x}, k {best.k}"
+
+
+def _trees(name: str, k: int | None = None) -> str:
+    made = forest(named(name), k=k)
+    best = made.optimum
+    return f"1/x {best.inv_x}, k {best.k}, height {made.height}, {len(made.gathering)} trees"
+
+
+def _program(name: str) -> str:
+    report = check(lower(forest(named(name), "all_reduce")))
+    return f"{report.operations} operations, {report.steps} steps"
+
+
+def _quotient(name: str) -> str:
+    best = optimal_by_symmetry(named(name))
+    return f"1/x* {best.inv_x}, k {best.k}"
+
+
+def _expanded(name: str) -> str:
+    made = forest_by_symmetry(named(name))
+    ranks = len(made.topology.ranks)
+    sample = range(0, ranks, max(1, ranks // 16))
+    edges = sum(len(tree.edges) for rank in sample for tree in made.trees(rank))
+    return f"1/x* {made.optimum.inv_x}, height {made.height}, {len(sample)} ranks: {edges} edges"
+
+
+def _taccl(name: str, seconds: float) -> str:
+    made = synthesize_taccl(named(name), time_limit_s=seconds)
+    return f"{made.routing_us:.1f} us, gap {made.gap:.1%}"
+
+
+CASES: dict[str, tuple[str, Callable[[], str]]] = {
+    "1/x* of 16 boxes of 8 A100": ("<= 1 s", lambda: _optimum("a100x16")),
+    "trees A100 x2, k 13": ("<= 1.5 s", lambda: _trees("a100x2")),
+    "trees H100 x4, k 1": ("<= 5 s", lambda: _trees("h100x4", 1)),
+    "trees H100 x4, k 10": ("", lambda: _trees("h100x4")),
+    "trees MI250 x2, k 83": ("<= 30 s", lambda: _trees("mi250x2", 83)),
+    "trees MI300X x2, k 83": ("", lambda: _trees("mi300xx2")),
+    "trees DGX-2 x2, k 13": ("", lambda: _trees("dgx2x2")),
+    "trees 128 A100, k 1": ("<= 60 s", lambda: _trees("a100x16", 1)),
+    "trees 128 MI250 dies, k 2": ("<= 60 s", lambda: _trees("mi250x8", 2)),
+    "all-reduce program H100 x4, checked": ("", lambda: _program("h100x4")),
+    "1/x* of 1,024 H100, quotient": ("", lambda: _quotient("h100x128")),
+    "1/x* of 4,096 H100, quotient": ("", lambda: _quotient("h100x512")),
+    "trees 1,024 H100": ("", lambda: _expanded("h100x128")),
+    "trees 4,096 H100": ("", lambda: _expanded("h100x512")),
+    "trees 4,096 MI300X": ("", lambda: _expanded("mi300xx512")),
+    "TACCL DGX-2 x2": ("<= 2 s", lambda: _taccl("dgx2x2", 60)),
+    "TACCL 80 A100": ("<= 60 s", lambda: _taccl("a100x10", 60)),
+}
+
+
+def _measure(case: str) -> None:
+    start, cpu_start = time.perf_counter(), time.process_time()
+    result = CASES[case][1]()
+    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu_start
+    megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(json.dumps([seconds, cpu, megabytes, result]))
+
+
+def _flows() -> None:
+    """Prints microseconds a maximum flow, source to one rank, for solvers that Python reaches."""
+    for name, scale, arc in (("a100x2", 3, 5 * 13), ("a100x16", 3, 5)):
+        net = network(named(name))
+        source = len(net.topology.nodes)
+        tails = np.concatenate([net.tails, np.full(net.ranks, source)])
+        heads = np.concatenate([net.heads, np.arange(net.ranks)])
+        units = np.concatenate([net.capacity(Fraction(scale)), np.full(net.ranks, arc)])
+        for label, solve in _solvers(source, tails, heads, units).items():
+            start = time.perf_counter()
+            flows = {solve(rank) for rank in range(net.ranks)}
+            each = (time.perf_counter() - start) / net.ranks * 1e6
+            print(f"{name:10} {label:38} {each:10.1f} us   flow {min(flows)}", flush=True)
+
+
+def _solvers(source: int, tails: Ints, heads: Ints, units: Ints) -> dict[str, Callable[[int], int]]:
+    graph = networkx.DiGraph()
+    for tail, head, each in zip(tails, heads, units, strict=True):
+        graph.add_edge(int(tail), int(head), capacity=int(each))
+    kept = SimpleMaxFlow()
+    arcs = kept.add_arcs_with_capacity(tails, heads, units)
+
+    def reused(rank: int) -> int:
+        kept.set_arcs_capacity(arcs, units)
+        kept.solve(source, rank)
+        return kept.optimal_flow()
+
+    def rebuilt(rank: int) -> int:
+        solver = SimpleMaxFlow()
+        solver.add_arcs_with_capacity(tails, heads, units)
+        solver.solve(source, rank)
+        return solver.optimal_flow()
+
+    def with_networkx(algorithm: Callable[..., object]) -> Callable[[int], int]:
+        return lambda rank: networkx.maximum_flow_value(graph, source, rank, flow_func=algorithm)
+
+    return {
+        "OR-tools, graph kept, capacities set": reused,
+        "OR-tools, graph rebuilt": rebuilt,
+        "networkx preflow_push": with_networkx(preflow_push),
+        "networkx dinitz": with_networkx(dinitz),
+        "networkx boykov_kolmogorov": with_networkx(boykov_kolmogorov),
+    }
+
+
+def main() -> None:
+    """Runs all cases whose name holds one of the words given, or all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--flows", action="store_true", help="compare maximum-flow solvers")
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    parser.add_argument("words", nargs="*", help="run only the cases that hold one of these")
+    args = parser.parse_args()
+    if args.flows:
+        return _flows()
+    if args.case:
+        return _measure(args.case)
+    print(f"{'case':38} {'target':>9} {'seconds':>9} {'cpu':>7} {'MiB':>5}  result")
+    for case, (target, _) in CASES.items():
+        if args.words and not any(word in case for word in args.words):
+            continue
+        done = subprocess.run(
+            [sys.executable, __file__, "--case", case], capture_output=True, text=True
+        )
+        if done.returncode:
+            print(f"{case:38} {target:>9}  failed: {done.stderr.strip().splitlines()[-1]}")
+            continue
+        seconds, cpu, megabytes, result = json.loads(done.stdout)
+        cost = f"{seconds:9.3f} {cpu:7.3f} {megabytes:5.0f}"
+        print(f"{case:38} {target:>9} {cost}  {result}", flush=True)
+    return None
+
+
+if __name__ == "__main__":
+    main()

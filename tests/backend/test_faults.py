@@ -1,0 +1,112 @@
+"""Plans that were made to hang: every wait gives up, says who waited for what, and life goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ark.backend import registry
+from ark.errors import GpuError, PlanError
+from ark.ir.dtype import by_name
+from ark.models.generate import plans
+from ark.models.llama import Shape
+from ark.plan.machine import Machine
+from ark.plan.types import Plan
+from ark.plan.verify import verify
+from ark.runtime.executor import Executor
+from tests.unit.plan.oracle import tasks
+from tests.unit.plan.shapes import CONFIG, replace_task
+
+
+@pytest.fixture
+def device(backend: str) -> Any:
+    opened = registry.get(backend).open(0)
+    yield opened
+    opened.close()
+
+
+def small_machine(machine: Machine, *capabilities: str) -> Machine:
+    """The device with few processors, and packets only if asked for."""
+    chosen = {c for c in machine.capabilities if c != "packets"} | set(capabilities)
+    return dataclasses.replace(
+        machine, processors=min(3, machine.processors + 1), capabilities=tuple(sorted(chosen))
+    )
+
+
+def decoder(machine: Machine) -> Plan:
+    return plans(Shape(CONFIG, by_name("fp32"), 64, 0), machine)[0]
+
+
+def prepare(executor: Executor) -> None:
+    rng = np.random.default_rng(0)
+    for tensor in executor.plan.tensors:
+        if executor.plan.buffers[tensor.buffer].arena == "parameter":
+            executor.write(tensor.name, rng.standard_normal(tensor.shape) * 0.1)
+    executor.write("tokens", np.array([3], np.int32))
+    executor.write("position", np.array([0], np.int32))
+    executor.write("settings", np.array([0, 0, 0, 0, 60, 0], np.int32))
+
+
+def without_a_signal(plan: Plan) -> tuple[Plan, int]:
+    """The plan with one signal of a linear task taken away, and the counter that misses it."""
+    for place, task in tasks(plan).items():
+        if plan.ops[task.op].kind == "linear" and task.signals and task.signals[0] != 0:
+            return replace_task(plan, place, signals=task.signals[1:]), task.signals[0]
+    raise AssertionError("no linear task signals anything")
+
+
+def test_a_missing_signal_ends_in_an_error_that_names_everything(backend: str, device: Any) -> None:
+    plan = decoder(small_machine(device.machine))
+    broken, counter = without_a_signal(plan)
+    with pytest.raises(PlanError):
+        verify([broken])
+    chosen = registry.get(backend)
+    with Executor(broken, chosen, device, budget_s=0.5) as executor:
+        prepare(executor)
+        begin = time.monotonic()
+        with pytest.raises(GpuError) as caught:
+            executor.start(4).wait(20)
+        assert time.monotonic() - begin < 20
+    text = str(caught.value)
+    assert repr(plan.counters[counter].name) in text
+    for word in ("task ", "tensor ", "rank 0", "processor ", "iteration 0", "expected ", "seen "):
+        assert word in text, text
+    with Executor(plan, chosen, device, budget_s=5.0) as executor:
+        prepare(executor)
+        run = executor.start(4)
+        assert run.wait(20)
+        assert run.iterations_done == 4
+
+
+def test_a_missing_packet_ends_in_an_error(backend: str, device: Any) -> None:
+    """The embedding is taken out of the plan: its readers wait for packets that never come."""
+    machine = small_machine(device.machine, "packets")
+    plan = decoder(machine)
+    phase = plan.phases[0]
+    assert plan.tensors[plan.ops[0].operands[2]].packet
+    lists = tuple(tuple(t for t in own if t.op != 0) for own in phase.processors)
+    broken = dataclasses.replace(plan, phases=(dataclasses.replace(phase, processors=lists),))
+    with pytest.raises(PlanError):
+        verify([broken])
+    with Executor(broken, registry.get(backend), device, budget_s=0.5) as executor:
+        prepare(executor)
+        with pytest.raises(GpuError, match="waited for a packet"):
+            executor.start(2).wait(20)
+
+
+def test_the_host_can_abort_a_running_kernel(backend: str, device: Any) -> None:
+    plan = decoder(small_machine(device.machine))
+    with Executor(plan, registry.get(backend), device, budget_s=30.0) as executor:
+        prepare(executor)
+        run = executor.start(1 << 30, persistent=True)
+        run.release(2)
+        assert run.wait_done(2, 20)
+        run.abort()
+        begin = time.monotonic()
+        run.wait_quietly()
+        assert not run.running()
+        assert time.monotonic() - begin < 20

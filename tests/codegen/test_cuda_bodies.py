@@ -1,0 +1,195 @@
+"""The CUDA bodies: every task kind compiles for every architecture, and on a GPU the bodies that
+this backend owns agree with NumPy and with the CPU backend.
+
+By default each plan is compiled for one architecture in turn, with ARK_EXHAUSTIVE=1 for all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+import numpy as np
+import pytest
+
+from ark.backend.protocol import Backend, Target
+from ark.codegen.writer import write
+from ark.ir.dtype import DataType, bf16, fp16, fp32
+from ark.ir.model import Graph
+from ark.models.config import LlamaConfig
+from ark.models.generate import plans as llama_plans
+from ark.models.llama import MAX_STOPS, Shape
+from ark.plan.machine import Machine
+from ark.plan.planner import plan
+from ark.plan.types import Plan
+from ark.plan.verify import verify
+from ark.runtime.executor import Executor
+from ark.tasks import kind as kinds
+from tests import signatures
+
+pytest.importorskip("cuda.bindings.nvrtc")
+
+from ark_cuda import backend, machines
+
+EXHAUSTIVE = bool(os.environ.get("ARK_EXHAUSTIVE"))
+GPU = bool(backend.probe().devices)
+needs_gpu = pytest.mark.skipif(
+    not GPU and not os.environ.get("ARK_REQUIRE", "").startswith("cuda"),
+    reason=f"no NVIDIA GPU: {backend.probe().reason}",
+)
+# The kernels of Llama plans are large: one for each architecture, the others on demand.
+LLAMA = {
+    "sm_80": "llama-bf16-fused",
+    "sm_90a": "llama-bf16-rank0",
+    "sm_100a": "llama-fp16-fused",
+    "sm_120": "llama-fp32-unfused",
+}
+
+
+def model_of(arch: str) -> Machine:
+    return next(m for m in machines.MODELS.values() if m.arch == arch)
+
+
+def chosen(arch: str) -> list[tuple[str, Plan]]:
+    """The plans to compile for an architecture."""
+    mine = list(backend.archs()).index(arch)
+    made = signatures.plans(model_of(arch))
+    if EXHAUSTIVE:
+        return made
+    return [
+        (name, p)
+        for i, (name, p) in enumerate(made)
+        if name == LLAMA[arch] or (not name.startswith("llama") and i % len(LLAMA) == mine)
+    ]
+
+
+@pytest.mark.parametrize("arch", backend.archs())
+def test_every_kind_compiles(arch):
+    machine = model_of(arch)
+    for name, made in chosen(arch):
+        emitted = write(made, machine, backend.dialect(arch))
+        shared = emitted.scratch_bytes + machine.ring_bytes
+        assert shared <= machine.shared_bytes + machines.RESERVED, name
+        binary = backend.compiler().compile(emitted.source, Target(arch, machine.threads))
+        assert b"ark_loop\0" in binary.data, name
+
+
+def test_the_plans_hold_every_kind():
+    machine = model_of("sm_90a")
+    found = {op.kind for _, made in signatures.plans(machine) for op in made.ops}
+    assert found == set(kinds.names())
+
+
+# (shape of a, shape of b, transposes, types of a and b)
+MATMULS = [
+    ((16, 2048), (512, 2048), (False, True), (fp32, bf16)),
+    ((64, 512), (192, 512), (False, True), (fp32, bf16)),
+    ((37, 100), (45, 100), (False, True), (fp32, bf16)),
+    ((13, 96), (96, 77), (False, False), (bf16, bf16)),
+    ((51, 37), (45, 51), (True, True), (fp16, fp16)),
+    ((260, 137), (260, 45), (True, False), (fp16, fp16)),
+    ((3, 70, 33), (3, 33, 130), (False, False), (bf16, bf16)),
+    ((2, 1, 40, 64), (1, 3, 64, 64), (False, False), (fp16, fp16)),
+]
+ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-22}
+
+
+@needs_gpu
+@pytest.mark.parametrize(("left", "right", "transposes", "types"), MATMULS)
+def test_matmul_on_tensor_cores(left, right, transposes, types):
+    rng = np.random.default_rng(5)
+    x = rng.standard_normal(left).astype(types[0].numpy)
+    y = rng.standard_normal(right).astype(types[1].numpy)
+    a, b = x.astype(np.float64), y.astype(np.float64)
+    a = a.swapaxes(-1, -2) if transposes[0] else a
+    b = b.swapaxes(-1, -2) if transposes[1] else b
+    want, size = a @ b, np.abs(a) @ np.abs(b)
+    graph = Graph()
+    inputs = [
+        graph.tensor(shape, dtype, arena="state", name=name)
+        for shape, dtype, name in ((left, types[0], "a"), (right, types[1], "b"))
+    ]
+    out = graph.tensor(want.shape, types[0], name="c")
+    attrs = {"transpose_a": transposes[0], "transpose_b": transposes[1]}
+    graph.add("matmul", inputs, [out], attrs, "c")
+    with contextlib.closing(backend.open(0)) as device:
+        made = plan(graph, device.machine, {"pinned": (out.buffer.id,)})
+        verify([made])
+        with Executor(made, backend, device) as executor:
+            assert "ark_matrix_tile<" in executor.program.emitted.source.text
+            executor.write("a", x)
+            executor.write("b", y)
+            executor.start(1).wait(60)
+            got = executor.read("c").astype(np.float64)
+    # fp32 inputs go as two bf16 parts: 16 bits of each.
+    split = 2.0**-16 if types[0] is fp32 else 0.0
+    bound = ROUNDING[types[0].name] * np.abs(want) + (split + 4e-7) * size
+    assert (np.abs(got - want) <= bound).all(), np.abs(got - want).max()
+
+
+def _decoder(
+    which: Backend, config: LlamaConfig, dtype: DataType, prompt: np.ndarray, new: int
+) -> dict[str, np.ndarray]:
+    """Runs a random model and returns its tokens, the caches' used part and the last logits."""
+    rng = np.random.default_rng(11)
+    with contextlib.closing(which.open(0)) as device:
+        made = llama_plans(Shape(config, dtype, 320, 16), device.machine)[0]
+        with Executor(made, which, device) as executor:
+            names = {t.name: t for t in made.tensors}
+            for tensor in sorted(names.values(), key=lambda t: t.name):
+                if made.buffers[tensor.buffer].arena != "parameter":
+                    continue
+                values = rng.standard_normal(tensor.shape) * tensor.shape[-1] ** -0.5
+                if len(tensor.shape) == 1:
+                    values = 1.0 + 0.1 * values
+                if tensor.name == "rope_frequencies":
+                    values = 10000.0 ** -np.linspace(0.0, 1.0, tensor.shape[0])
+                executor.write(tensor.name, values)
+            total = len(prompt) + new
+            executor.write("tokens", prompt)
+            executor.write("position", np.zeros(1))
+            executor.write("settings", np.array([0, 0, 0, len(prompt) - 1, total, 0]))
+            executor.write("stops", np.full(MAX_STOPS, -1))
+            first = -(-(len(prompt) - 1) // 16)
+            executor.start(first + new, first).wait(120)
+            caches = {
+                f"{i}.{kind}": executor.read(f"layers.{i}.{kind}")[:, : total - 1].astype(
+                    np.float64
+                )
+                for i in range(config.num_hidden_layers)
+                for kind in ("keys", "values")
+            }
+            return {"tokens": executor.read("tokens")[:total], **caches}
+
+
+@needs_gpu
+@pytest.mark.parametrize(
+    ("dtype", "hidden", "inner", "heads", "kv_heads", "width"),
+    [
+        (bf16, 1024, 4096, 8, 2, 128),
+        (bf16, 2048, 1024, 8, 8, 64),
+        (fp16, 1024, 2048, 16, 2, 64),
+        (fp32, 1024, 512, 4, 4, 32),
+        (bf16, 96, 200, 6, 2, 24),
+    ],
+)
+def test_a_decoder_agrees_with_the_cpu(dtype, hidden, inner, heads, kv_heads, width):
+    from ark_cpu import backend as cpu
+
+    config = LlamaConfig(
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_hidden_layers=2,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=width,
+        vocab_size=777,
+        max_position_embeddings=512,
+    )
+    prompt = np.random.default_rng(2).integers(0, 777, 150)
+    got = _decoder(backend, config, dtype, prompt, 40)
+    want = _decoder(cpu, config, dtype, prompt, 40)
+    np.testing.assert_array_equal(got.pop("tokens"), want.pop("tokens"))
+    for name, values in want.items():
+        error = np.linalg.norm(got[name] - values) / np.linalg.norm(values)
+        assert error < {"fp32": 1e-4, "fp16": 1e-3, "bf16": 5e-3}[dtype.name], name

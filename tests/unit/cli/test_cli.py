@@ -1,0 +1,260 @@
+"""The command line: what it prints, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ark
+from ark.cli import COMMANDS, main
+from tests.checkpoints import make_checkpoint
+
+NOAH = str(Path(__file__).resolve().parents[3] / "examples/noah")
+
+
+@pytest.fixture(scope="module")
+def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    assert main(["plan", NOAH, "--machine", "cpu-2", "-o", str(path)]) == 0
+    return path
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """Runs a command that must fail with exit code 2 and one paragraph; returns the paragraph."""
+    assert main(list(argv)) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    if "no accelerator found" in err.splitlines()[0]:
+        err = err.split("\n", 1)[1]
+    assert err.startswith("ark: ")
+    assert "Traceback" not in err
+    assert "\n\n" not in err.strip()
+    return " ".join(err.split())
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(command in shown for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"])
+    assert caught.value.code == 0
+    assert "usage: ark" in capsys.readouterr().out
+
+
+def test_module_and_version() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ark", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"ark {ark.__version__}\n"
+
+
+def test_generate_streams_the_text_that_json_reports(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["generate", NOAH, "--backend", "cpu", "--prompt", "David", "--max-new-tokens", "12"]
+    assert main(argv) == 0
+    streamed = capsys.readouterr().out
+    assert main([*argv, "--json"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    answer = json.loads(lines[-1])
+    assert list(answer) == ["text", "tokens"]
+    assert answer["text"] + "\n" == streamed
+    assert len(answer["tokens"]) == 12
+
+
+def test_info(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", "--json", "--require", "cpu:1"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["ark"] == ark.__version__
+    assert found["backends"]["cpu"]["devices"][0]["index"] == 0
+    assert set(found["backends"]) >= {"cpu", "cuda", "rocm"}
+    assert main(["info"]) == 0
+    assert "program cache" in capsys.readouterr().out
+
+
+def test_info_require_fails_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", "--json", "--require", "cpu:99"]) == 2
+    assert "99" in capsys.readouterr().err
+
+
+def test_plan_is_the_same_bytes_and_reads_back(
+    plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    again = tmp_path / "again.json"
+    assert main(["plan", str(plan_file), "-o", str(again)]) == 0
+    assert again.read_bytes() == plan_file.read_bytes()
+    other = tmp_path / "other.json"
+    assert main(["plan", NOAH, "--machine", "cpu-2", "-o", str(other)]) == 0
+    assert other.read_bytes() == plan_file.read_bytes()
+    assert main(["plan", str(plan_file), "--tasks"]) == 0
+    shown = capsys.readouterr().out
+    assert "phase prompt" in shown and "phase decode" in shown and "processor 1" in shown
+
+
+@pytest.mark.parametrize("machine", ["h100", "h200", "b200", "a100", "mi300x", "mi355x", "cpu-3"])
+def test_plans_for_machines_that_are_not_here(
+    machine: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", NOAH, "--machine", machine, "--context", "64"]) == 0
+    assert machine in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("backend", "arch", "mark"),
+    [("cpu", None, "std::thread"), ("cuda", "sm_90a", "__global__"), ("rocm", "gfx942", "amdgcn")],
+)
+def test_emit_writes_the_source(
+    backend: str, arch: str | None, mark: str, plan_file: Path, tmp_path: Path
+) -> None:
+    extra = ["--arch", arch] if arch else []
+    argv = ["emit", str(plan_file), "--backend", backend, *extra, "-o", str(tmp_path / "out")]
+    assert main(argv) == 0
+    (path,) = (tmp_path / "out").iterdir()
+    assert mark in path.read_text()
+    first = path.read_bytes()
+    assert main(argv) == 0
+    assert path.read_bytes() == first
+
+
+def test_trace_is_readable(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    argv = ["trace", NOAH, "--backend", "cpu", "-o", str(path), "--max-new-tokens", "2"]
+    assert main(argv) == 0
+    events = json.loads(path.read_text())["traceEvents"]
+    names = {e["args"]["name"] for e in events if e["ph"] == "M"}
+    assert "measured" in names and "processor 0" in names
+    spans = [e for e in events if e["ph"] == "X"]
+    assert {e["pid"] for e in spans} == {0, 1}
+    assert all(e["dur"] > 0 and e["ts"] >= 0 for e in spans)
+    assert any(e["name"] == "decode.logits" for e in spans)
+
+
+def test_cache_clear(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ARK_CACHE_DIR", str(tmp_path / "cache"))
+    assert main(["cache"]) == 0
+    assert capsys.readouterr().out.startswith("0 programs")
+    argv = ["generate", NOAH, "--backend", "cpu", "--prompt", "A", "--max-new-tokens", "1"]
+    assert main(argv) == 0
+    (entry,) = (tmp_path / "cache/programs").iterdir()
+    entry.write_bytes(entry.read_bytes()[:100])  # a damaged entry is made again
+    assert main(argv) == 0
+    assert len(list((tmp_path / "cache/programs").iterdir())) == 1
+    assert main(["cache", "clear"]) == 0
+    assert "removed 1 programs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["generate", "/nowhere", "--prompt", "x"], "/nowhere does not exist"),
+        (["generate", NOAH, "--prompt", "", "--backend", "cpu"], ""),
+        (["generate", NOAH, "--prompt", "x", "--backend", "tpu"], "no backend is called 'tpu'"),
+        (["generate", NOAH, "--prompt", "x", "--temperature", "-1"], "temperature is -1.0"),
+        (["generate", NOAH, "--prompt", "x", "--temperature", "nan"], "temperature is nan"),
+        (["generate", NOAH, "--prompt", "x", "--context", "9999"], "allows 1 to 512"),
+        (["generate", NOAH, "--prompt", "x", "--ranks", "3"], "3 ranks cannot share"),
+        (["generate", NOAH, "--prompt", "x", "--device", "7"], "no CPU device 7"),
+        (["generate", NOAH, "--prompt", "x", "--budget", "0"], "budget is 0"),
+        (["plan", NOAH], "--machine"),
+        (["plan", NOAH, "--machine", "abacus"], "no machine model is called 'abacus'"),
+        (["plan", "/nowhere/at/all", "--machine", "cpu-1"], "/nowhere/at/all does not exist"),
+        (["plan", "gpt-9", "--machine", "cpu-1"], "gpt-9"),
+        (["emit", "/nowhere.json", "--backend", "cpu", "-o", "/tmp/x"], "cannot be read"),
+        (["info", "--json", "--require", "cpu:x"], "no requirement"),
+        (["bench", "decode", "--set", "name=3", "--backend", "cpu"], "--set name=3"),
+    ],
+)
+def test_bad_calls_are_one_paragraph(
+    argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if words:
+        assert words in refused(capsys, *argv)
+    else:
+        assert main(argv) in (0, 2)
+
+
+def test_a_prompt_longer_than_the_context(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "and the king said to them " * 200
+    argv = ["generate", NOAH, "--backend", "cpu", "--prompt", text]
+    assert "but the context holds 512 positions" in refused(capsys, *argv)
+
+
+def test_a_backend_without_a_device_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    from ark.backend import registry
+
+    for name in ("cuda", "rocm"):
+        if registry.probe(name).devices:
+            continue
+        text = refused(capsys, "generate", NOAH, "--prompt", "x", "--backend", name)
+        assert f"the backend {name!r} has no usable device: " in text
+        assert "to mend it: " in text
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "this is no plan"),
+        ("{}", "no plan of format"),
+        ('{"format": 1}', "the plan is damaged"),
+        ("[" * 100000, "this is no plan"),
+    ],
+)
+def test_damaged_plan_files(
+    content: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(content)
+    assert words in refused(capsys, "plan", str(path))
+
+
+def test_a_changed_plan_file_is_refused(
+    plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = json.loads(plan_file.read_text())
+    tasks = data["phases"][1]["processors"][1]
+    waiting = next(t for t in tasks if t[2])
+    waiting[2] = []
+    path = tmp_path / "changed.json"
+    path.write_text(json.dumps(data))
+    text = refused(
+        capsys, "generate", NOAH, "--backend", "cpu", "--prompt", "x", "--plan", str(path)
+    )
+    assert "the plan is refused" in text
+
+
+def test_a_plan_of_another_model_is_refused(
+    tmp_path: Path, plan_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = make_checkpoint(tmp_path / "other")
+    capsys.readouterr()
+    argv = ["generate", str(other), "--backend", "cpu", "--prompt", "x", "--plan", str(plan_file)]
+    assert "the plan is not one of this checkpoint" in refused(capsys, *argv)
+
+
+def test_debug_shows_the_traceback() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ark", "plan", NOAH, "--debug"], capture_output=True, text=True
+    )
+    assert "Traceback" in done.stderr and "InvalidUsageError" in done.stderr
+
+
+def test_no_compiler_is_one_paragraph(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ark_cpu import compiler
+
+    monkeypatch.setenv("ARK_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(compiler, "find_compiler", lambda: None)
+    argv = ["generate", NOAH, "--backend", "cpu", "--prompt", "x"]
+    assert "no C++ compiler was found" in refused(capsys, *argv)

@@ -1,0 +1,214 @@
+"""The steps of ForestColl one by one: cuts, fixed k, switch removal, packing, symmetry."""
+
+import itertools
+import math
+from dataclasses import replace
+from fractions import Fraction
+
+import networkx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from networks import random_eulerian, verify
+
+from ark.comm.forestcoll import forest, optimal, trees
+from ark.comm.forestcoll.cuts import violated_in
+from ark.comm.forestcoll.forest import check
+from ark.comm.forestcoll.optimum import eulerian_part, network
+from ark.comm.forestcoll.packing import pack
+from ark.comm.forestcoll.switches import remove_switches
+from ark.comm.forestcoll.symmetry import find_symmetry, groups_of
+from ark.comm.forestcoll.tree import Edge, Tree
+from ark.comm.topology import Link, Topology, TopologyError, named, ring
+from ark.errors import InternalError, InvalidUsageError, UnsupportedError
+
+BOXES = ["a100x2", "h100x2", "mi300xx2", "dgx2x2", "mi250x2", "a100x3:fabric=rail", "dgx1v"]
+
+
+def matrix_of(topology, k=None):
+    best = optimal(topology, k)
+    net = network(topology)
+    matrix = np.zeros((len(topology.nodes),) * 2, dtype=np.int64)
+    matrix[net.tails, net.heads] = eulerian_part(net, net.capacity(best.scale))
+    return matrix, net.demand * best.k
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(0, 5))
+def test_violated_cuts_are_those_of_networkx(seed, demand):
+    topology = random_eulerian(seed)
+    net = network(topology)
+    matrix = np.zeros((len(topology.nodes),) * 2, dtype=np.int64)
+    matrix[net.tails, net.heads] = net.capacity(Fraction(6))
+    graph = networkx.DiGraph()
+    for tail, head in zip(*np.nonzero(matrix), strict=True):
+        graph.add_edge(int(tail), int(head), capacity=int(matrix[tail, head]))
+    for rank in range(net.ranks):
+        graph.add_edge("s", rank, capacity=demand * (rank + 1))
+    demands = np.array([demand * (rank + 1) for rank in range(net.ranks)], dtype=np.int64)
+    least = min(networkx.maximum_flow_value(graph, "s", rank) for rank in range(net.ranks))
+    found = violated_in(matrix, demands)
+    assert max((each.deficit for each in found), default=0) == int(demands.sum()) - least
+    for each in found:
+        leaving = int(matrix[np.ix_(each.side, ~each.side)].sum())
+        inside = int(demands[each.side[: net.ranks]].sum())
+        assert inside - leaving == each.deficit
+
+
+@pytest.mark.parametrize("name", BOXES)
+def test_removing_switches_keeps_cuts_and_paths(name):
+    topology = named(name)
+    matrix, demand = matrix_of(topology)
+    direct = remove_switches(matrix, demand)
+    assert direct.matrix.shape == (len(demand), len(demand))
+    assert not violated_in(direct.matrix, demand)
+    load = np.zeros_like(matrix)
+    for (u, t), paths in direct.paths.items():
+        assert sum(units for _, units in paths) == direct.matrix[u, t]
+        for path, units in paths:
+            assert (path[0], path[-1]) == (u, t)
+            assert all(node >= len(demand) for node in path[1:-1])
+            for pair in itertools.pairwise(path):
+                load[pair] += units
+    assert (load <= matrix).all()
+
+
+@pytest.mark.parametrize("name", BOXES)
+def test_packing_without_the_symmetric_drawing(name):
+    matrix, demand = matrix_of(named(name))
+    direct = remove_switches(matrix, demand)
+    load = np.zeros_like(direct.matrix)
+    roots = np.zeros_like(demand)
+    for tree in pack(direct.matrix, demand):
+        graph = networkx.DiGraph(tree.edges)
+        assert networkx.is_arborescence(graph)
+        assert len(graph) == len(demand)
+        assert graph.in_degree(tree.root) == 0
+        roots[tree.root] += tree.count
+        for edge in tree.edges:
+            load[edge] += tree.count
+    assert (roots == demand).all()
+    assert (load <= direct.matrix).all()
+
+
+@pytest.mark.parametrize("name, k", [("mi250x2", 1), ("h100x4", 1), ("a100x2", 5), ("dgx1v", 4)])
+def test_fixed_k_is_the_least_that_floors_allow(name, k):
+    topology = named(name)
+    best = optimal(topology, k)
+    bandwidth = sorted(set(topology.capacities().values()))
+    assert best.lower_bound <= best.inv_x <= best.lower_bound + 1 / (k * bandwidth[0])
+    made = forest(topology, k=k)
+    verify(topology, made)
+    assert made.optimum == best
+    # Just below U some link carries one tree less, and then a cut is short.
+    below = max(
+        Fraction(math.ceil(best.scale * each) - 1) / each
+        for each in bandwidth
+        if best.scale * each > 1
+    )
+    net = network(topology)
+    matrix = np.zeros((len(topology.nodes),) * 2, dtype=np.int64)
+    matrix[net.tails, net.heads] = net.capacity(below)
+    assert violated_in(matrix, net.demand * k)
+
+
+def test_known_fixed_k():
+    assert optimal(named("h100x4"), 1).inv_x == Fraction(14, 225)
+    best = optimal(named("mi250x2"), 83)
+    assert (best.inv_x, best.exact) == (Fraction(15, 166), True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 4))
+def test_fixed_k_on_any_eulerian_network(seed, k):
+    topology = random_eulerian(seed)
+    made = forest(topology, k=k)
+    verify(topology, made)
+    assert made.optimum.inv_x >= made.optimum.lower_bound
+
+
+def test_alike_trees_of_boxes_are_two_deep():
+    for name in ("a100x2", "h100x4", "mi300xx2", "a100x4:fabric=leafspine,oversubscription=2"):
+        assert forest(named(name)).height == 2
+
+
+def test_no_switch_box_gets_a_chain():
+    assert {tree.height for tree in trees(named("h100"))} == {1}
+
+
+def test_symmetries_are_those_that_links_allow():
+    assert find_symmetry(network(named("a100x4"))).size == 32
+    assert find_symmetry(network(named("ring8"))).size == 8
+    assert find_symmetry(network(named("a100x2+h100x2"))).size == 16
+    lopsided = (*ring(6).links, Link("g0", "g1", Fraction(1)), Link("g1", "g0", Fraction(1)))
+    broken = Topology("lopsided", ring(6).ranks, (), lopsided)
+    assert find_symmetry(network(broken)).size == 1
+
+
+def test_every_group_is_made_of_automorphisms():
+    matrix, demand = matrix_of(named("torus4x4"))
+    for group in itertools.islice(groups_of(matrix, demand), 4):
+        assert (group.images[0] == np.arange(16)).all()
+        for image in group.images:
+            assert (matrix[np.ix_(image, image)] == matrix).all()
+        assert sorted(itertools.chain(*group.orbits())) == list(range(16))
+
+
+def test_check_refuses_wrong_trees():
+    topology = named("ring4")
+    net, best = network(topology), optimal(topology)
+    good = trees(topology)
+    check(net, best, good)
+    with pytest.raises(InternalError, match="trees per root"):
+        check(net, best, good[1:])
+    short = Tree(good[0].root, good[0].count, good[0].edges[:-1])
+    with pytest.raises(InternalError, match="does not reach every rank"):
+        check(net, best, (short, *good[1:]))
+    with pytest.raises(InternalError, match="too many"):
+        check(net, replace(best, scale=best.scale / 2), good)
+    jump = Edge(0, 2, ((("g0", "g2"), 1),))
+    with pytest.raises(InternalError):
+        check(net, best, (Tree(0, 1, (jump, *good[0].edges[1:])), *good[1:]))
+
+
+def test_same_input_gives_the_same_trees():
+    for name in ("mi250", "dgx1v"):
+        assert trees(named(name)) == trees(named(name))
+
+
+@pytest.mark.parametrize("k", [0, -1, 1 << 30])
+def test_a_k_out_of_range_is_refused(k):
+    with pytest.raises(InvalidUsageError, match=f"k is {k}"):
+        optimal(ring(4), k)
+
+
+def test_what_cannot_be_asked():
+    with pytest.raises(InvalidUsageError, match="no collective 'all_to_all'"):
+        forest(ring(4), "all_to_all")
+    with pytest.raises(InvalidUsageError, match="root"):
+        forest(ring(4), "broadcast")
+    with pytest.raises(InvalidUsageError, match="root"):
+        forest(ring(4), "all_gather", root="g0")
+    with pytest.raises(InvalidUsageError, match="ids of its ranks"):
+        forest(ring(4), "broadcast", root="g9")
+    with pytest.raises(InvalidUsageError, match="one rank"):
+        optimal(Topology("one", ("g0",), (), ()))
+    with pytest.raises(UnsupportedError, match="at most 512"):
+        forest(named("ring600"))
+    with pytest.raises(TopologyError, match="not Eulerian"):
+        optimal(
+            Topology(
+                "t", ("a", "b"), (), (Link("a", "b", Fraction(2)), Link("b", "a", Fraction(1)))
+            )
+        )
+
+
+def test_bandwidths_too_fine_for_64_bits_are_refused():
+    primes = [10**9 + 7, 10**9 + 9, 998244353]
+    links = []
+    for index, prime in enumerate(primes):
+        ends = (f"g{index}", f"g{(index + 1) % 3}")
+        links += [Link(*ends, Fraction(1, prime)), Link(*ends[::-1], Fraction(1, prime))]
+    with pytest.raises(UnsupportedError, match="64 bits"):
+        optimal(Topology("fine", ("g0", "g1", "g2"), (), tuple(links)))

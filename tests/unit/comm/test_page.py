@@ -1,0 +1,155 @@
+"""The page: one self-contained file with the data of its runs, safe, deterministic, drawn apart."""
+
+import json
+import math
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from ark.comm import classics
+from ark.comm.page import render_page, write_page
+from ark.comm.page.data import carried, page_data
+from ark.comm.page.layout import layout
+from ark.comm.program import Kind, check
+from ark.comm.simulate import bound_us, boxes_of, simulate
+from ark.comm.taccl import synthesize_taccl
+from ark.comm.topology import Link, Topology
+from ark.errors import InvalidUsageError
+
+SIZE = 1 << 20
+
+
+def runs_of(topology, collective="all_reduce", names=("ring", "two_shot")):
+    result = []
+    for name in names:
+        program = classics.build(
+            name, collective, len(topology.ranks), boxes=boxes_of(topology), pieces=2
+        )
+        check(program)
+        result.append((program, simulate(program, topology, SIZE)))
+    return result
+
+
+def embedded(html):
+    return json.loads(
+        re.search(r'<script type="application/json" id="data">(.*?)</script>', html)[1]
+    )
+
+
+def test_page_needs_nothing_from_outside():
+    topology = Topology.load("a100x2")
+    html = render_page(topology, runs_of(topology), 12.5)
+    outside = re.findall(r'(?:src|href)\s*=|@import|url\(|https?://[^"\s]*', html)
+    assert set(outside) <= {"http://www.w3.org/2000/svg"}
+    for name in ("Load", "Flow", "Trees", "Timeline", "Algorithms"):
+        assert name in html
+    assert "/*DATA*/" not in html and "/*SCRIPT*/" not in html and "/*STYLE*/" not in html
+
+
+def test_data_is_the_simulation():
+    topology = Topology.load("a100x2")
+    runs = runs_of(topology)
+    data = embedded(render_page(topology, runs, 12.5))
+    assert data["ranks"] == 16 and data["size"] == SIZE and data["bound"] == 12.5
+    assert len(data["nodes"]) == len(topology.nodes)
+    assert len(data["links"]) == len(topology.capacities())
+    for shown, (program, result) in zip(data["runs"], runs, strict=True):
+        assert shown["time"] == pytest.approx(result.time_us, abs=1e-3)
+        assert shown["bytes"] == [round(b) for b in result.link_bytes.values()]
+        puts = [e for e in result.events if program.op(e.ref).kind is Kind.PUT]
+        assert len(shown["times"]) == len(puts)
+        tick = result.time_us / shown["ticks"]
+        by_start = sorted(e.start_us for e in puts)
+        assert [t[2] * tick for t in shown["times"]] == pytest.approx(by_start, abs=tick)
+        for number, piece, start, length in shown["times"]:
+            rank, peer, route, *_ = shown["ops"][number]
+            names = [data["nodes"][i]["id"] for i in shown["routes"][route]]
+            assert (names[0], names[-1]) == (topology.ranks[rank], topology.ranks[peer])
+            assert 0 <= start <= start + length <= shown["ticks"] + 1 and piece in (0, 1)
+
+
+def test_puts_know_what_they_carry():
+    gather = classics.build("ring", "all_gather", 4)
+    for ref, (chunk, source, _) in carried(gather).items():
+        assert chunk == source == gather.op(ref).dst.start
+    reduce = classics.build("two_shot", "all_reduce", 4)
+    done = [reduced for _, _, reduced in carried(reduce).values()]
+    assert done.count(True) == done.count(False) == 12
+    assert carried(classics.build("adasum_halving", "all_reduce", 4))
+
+
+def test_the_same_runs_give_the_same_bytes(tmp_path):
+    topology = Topology.load("torus3x3")
+    html = render_page(topology, runs_of(topology), None)
+    assert html == render_page(topology, runs_of(topology), None)
+    write_page(tmp_path / "page.html", topology, runs_of(topology))
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == html
+    with pytest.raises(InvalidUsageError, match="cannot be written"):
+        write_page(tmp_path / "no" / "page.html", topology, runs_of(topology))
+
+
+def test_names_from_files_cannot_leave_the_data():
+    evil = "</script><script>alert(1)</script><!--"
+    links = (Link(evil, "b", 1, 0.0), Link("b", evil, 1, 0.0))
+    topology = Topology(evil, (evil, "b"), (), links)
+    html = render_page(topology, runs_of(topology, names=("ring",)))
+    assert html.count("<script>") == 1 and html.count("</script>") == 2
+    assert "<!--" not in html
+    assert embedded(html)["topology"] == evil
+
+
+def test_runs_must_be_alike():
+    topology = Topology.load("ring4")
+    one = runs_of(topology)
+    with pytest.raises(InvalidUsageError, match="0 kinds"):
+        render_page(topology, [])
+    with pytest.raises(InvalidUsageError, match="2 kinds"):
+        render_page(topology, one + runs_of(topology, "all_gather", ("ring",)))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("ring8", "torus4x4", "hypercube4", "full6", "star7", "a100x2", "h100x4", "dgx2x2"),
+        *("mi300xx2", "mi250x2", "dgx1vx2", "a100x3:fabric=rail", "h100x16", "ndv2x2"),
+        "a100x4:fabric=leafspine,oversubscription=2",
+    ],
+)
+def test_nodes_are_drawn_apart(name):
+    topology = Topology.load(name)
+    places = layout(topology)
+    assert set(places) == set(topology.nodes)
+    points = list(places.values())
+    assert all(math.isfinite(v) for p in points for v in p)
+    gap = min(math.dist(p, q) for i, p in enumerate(points) for q in points[:i])
+    assert gap > 0.2
+
+
+def test_big_runs_show_whole_trees_and_fewer_rows(monkeypatch):
+    monkeypatch.setattr("ark.comm.page.data.MOST_EVENTS", 100)
+    topology = Topology.load("ring8")
+    (run,) = page_data(topology, runs_of(topology, names=("ring",)), None)["runs"]
+    assert 1 <= run["rows"] < 8
+    assert sum(piece == 0 for _, piece, _, _ in run["times"]) == 2 * 7 * 8
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node checks the scripts' syntax")
+def test_scripts_parse(tmp_path):
+    topology = Topology.load("ring4")
+    html = render_page(topology, runs_of(topology))
+    script = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)[-1]
+    (tmp_path / "page.js").write_text(script)
+    subprocess.run(["node", "--check", tmp_path / "page.js"], check=True)
+
+
+def test_a_synthesised_program_with_routes_is_drawn():
+    topology = Topology.load("dgx2x2")
+    made = synthesize_taccl(topology, None, "all_gather", 20, size_bytes=SIZE)
+    check(made.program)
+    result = simulate(made.program, topology, SIZE)
+    bound = bound_us("all_gather", 1, 32, SIZE)
+    data = embedded(render_page(topology, [(made.program, result)], bound))
+    assert data["runs"][0]["name"] == "taccl"
+    assert max(len(route) for route in data["runs"][0]["routes"]) == 5

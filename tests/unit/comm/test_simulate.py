@@ -1,0 +1,209 @@
+"""The simulator: closed forms, fair shares, conservation, and never faster than the optimum."""
+
+import dataclasses
+import itertools
+
+import networkx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from programs import any_program
+
+from ark.comm import classics
+from ark.comm.forestcoll import optimal
+from ark.comm.program import IN, OUT, Kind, ProgramBuilder, Span, check
+from ark.comm.simulate import CostModel, Routes, bound_us, boxes_of, simulate, tune_pieces
+from ark.comm.simulate.fair import fair_rates
+from ark.comm.topology import Link, Topology
+from ark.errors import InvalidUsageError, ModelError
+
+MB = 10**6
+
+
+def line(*links, ranks=2, switches=()):
+    names = tuple(f"g{i}" for i in range(ranks))
+    return Topology("line", names, switches, tuple(Link(a, b, *rest) for a, b, *rest in links))
+
+
+def broadcast(ranks, edges, chunks=1, routes=None):
+    b = ProgramBuilder("b", "broadcast", ranks, chunks, root=0)
+    b.copy(0, Span(IN, 0, chunks), Span(OUT, 0, chunks))
+    for chunk in range(chunks):
+        for i, (src, dst) in enumerate(edges):
+            route = () if routes is None else routes[i]
+            b.put(src, dst, Span(OUT, chunk), Span(OUT, chunk), route=route)
+    program = b.build()
+    check(program)
+    return program
+
+
+def test_one_put_is_alpha_plus_bytes_over_bandwidth():
+    topology = line(("g0", "s", 100, 0.5), ("s", "g1", 50, 0.7), switches=("s",))
+    result = simulate(broadcast(2, [(0, 1)]), topology, MB)
+    assert result.time_us == pytest.approx(MB / 50e3 + 1.2)
+    assert result.link_bytes == {("g0", "s"): MB, ("s", "g1"): MB}
+    assert result.link_busy["g0", "s"] == pytest.approx(MB / 100e3 / result.time_us)
+    assert result.algbw == pytest.approx(MB / result.time_us / 1e3)
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 8, 64])
+def test_chunks_pipeline_over_a_chain(chunks):
+    """(hops + chunks - 1) chunk times and one latency a hop."""
+    topology = line(*[(f"g{i}", f"g{i + 1}", 10, 2.0) for i in range(4)], ranks=5)
+    program = broadcast(5, [(i, i + 1) for i in range(4)], chunks)
+    chunk = MB / chunks / 10e3
+    expected = (4 + chunks - 1) * chunk + 4 * 2.0
+    assert simulate(program, topology, MB).time_us == pytest.approx(expected)
+    pieces = dataclasses.replace(broadcast(5, [(i, i + 1) for i in range(4)]), pieces=chunks)
+    assert simulate(pieces, topology, MB).time_us == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_ring_times_are_the_textbooks(ranks):
+    topology = Topology.load(f"ring{ranks}:bandwidth=20,latency=1.5")
+    step = MB / ranks / 20e3 + 1.5
+    for collective, steps in (("all_gather", 1), ("reduce_scatter", 1), ("all_reduce", 2)):
+        program = classics.build("ring", collective, ranks)
+        if ranks > 2:  # with two ranks both directions are one link
+            time = simulate(program, topology, MB).time_us
+            assert time == pytest.approx(steps * (ranks - 1) * step)
+
+
+def test_puts_share_a_link_fairly_and_speed_up_when_one_ends():
+    """Two flows of 1 and 2 units over one link: 2 units of time together, then one alone."""
+    topology = line(
+        *[("g0", "s", 1, 0), ("s", "g1", 9, 0), ("s", "g2", 9, 0)], ranks=3, switches=("s",)
+    )
+    b = ProgramBuilder("b", "broadcast", 3, 2, root=0)
+    b.copy(0, Span(IN, 0, 2), Span(OUT, 0, 2))
+    short = b.put(0, 1, Span(OUT, 0), Span(OUT, 0))
+    long = b.put(0, 2, Span(OUT, 0, 2), Span(OUT, 0, 2))
+    rest = b.put(0, 1, Span(OUT, 1), Span(OUT, 1))
+    program = b.build()
+    check(program)
+    end = {e.ref: e.end_us for e in simulate(program, topology, 2000).events}
+    assert end[short] == pytest.approx(2.0)
+    assert end[long] == pytest.approx(4.0)
+    assert end[rest] == pytest.approx(4.0)
+
+
+def test_port_limits_overheads_and_local_work_cost_time():
+    topology = Topology.load("full4:bandwidth=10,latency=0")
+    program = classics.build("one_shot", "all_gather", 4)
+    free = simulate(program, topology, 4000).time_us
+    assert free == pytest.approx(0.1)
+    ports = CostModel(ports={f"g{i}": 15 for i in range(4)})
+    assert simulate(program, topology, 4000, ports).time_us == pytest.approx(0.2)
+    slow = CostModel(put_overhead_us=3.0)
+    assert simulate(program, topology, 4000, slow).time_us == pytest.approx(3.1)
+    reduce = classics.build("one_shot", "reduce_scatter", 4)
+    local = CostModel(local_gbps=1.0)  # four sources and one result of 1000 bytes
+    assert simulate(reduce, topology, 4000, local).time_us == pytest.approx(5.1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 12), st.integers(1, 8), st.integers(0, 10**6))
+def test_rates_are_max_min_fair(flows, links, seed):
+    """Every flow has a bottleneck: a full link on which no flow is faster than it."""
+    rng = np.random.default_rng(seed)
+    capacity = rng.integers(1, 20, links).astype(float)
+    uses = rng.random((flows, links)) < 0.4
+    uses[np.arange(flows), rng.integers(0, links, flows)] = True
+    flow, link = np.nonzero(uses)
+    rate = fair_rates(flow, link, capacity, flows)
+    load = rate @ uses
+    assert (load <= capacity * (1 + 1e-9)).all()
+    for f in range(flows):
+        assert any(
+            uses[f, i]
+            and load[i] >= capacity[i] * (1 - 1e-9)
+            and rate[f] >= rate[uses[:, i]].max() - 1e-9
+            for i in range(links)
+        )
+
+
+NAMES = ("ring5", "full4", "hypercube3", "star6", "torus2x3", "a100x2:gpus=2,nics=2", "mi300x")
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_no_program_beats_the_optimum_and_bytes_are_conserved(data):
+    topology = Topology.load(data.draw(st.sampled_from(NAMES)))
+    program = data.draw(any_program(8).filter(lambda p: p.ranks == len(topology.ranks)))
+    check(program)
+    result = simulate(program, topology, MB)
+    bound = bound_us(program.collective, optimal(topology).inv_x, program.ranks, MB)
+    if bound is not None:
+        assert result.time_us >= bound * (1 - 1e-9)
+    routes = Routes(topology)
+    crossed = sum(
+        op.dst.count * (len(routes.default(topology.ranks[r], topology.ranks[op.peer])) - 1)
+        for r, ops in enumerate(program.operations)
+        for op in ops
+        if op.kind is Kind.PUT
+    )
+    assert sum(result.link_bytes.values()) == pytest.approx(crossed * MB / program.chunks)
+    assert max(result.link_busy.values()) <= 1 + 1e-9
+    for event in result.events:
+        assert event.start_us <= event.left_us <= event.end_us <= result.time_us
+
+
+@pytest.mark.parametrize("name", ["ring7", "torus3x4", "a100x2", "dgx2x2", "mi300xx2", "dgx1v"])
+def test_default_routes_are_shortest_through_the_fewest_ranks(name):
+    topology = Topology.load(name)
+    graph = topology.graph()
+    for src, dst in graph.edges:
+        graph.edges[src, dst]["weight"] = 1 + 1000 * (dst in topology.ranks)
+    routes = Routes(topology)
+    away = dict(networkx.all_pairs_dijkstra_path_length(graph))
+    for src in topology.ranks:
+        for dst in topology.ranks:
+            route = routes.default(src, dst)
+            hops = list(itertools.pairwise(route))
+            assert all(graph.has_edge(*hop) for hop in hops)
+            assert sum(graph.edges[hop]["weight"] for hop in hops) == away[src][dst]
+
+
+def test_a_route_rather_passes_more_switches_than_a_rank():
+    hops = [("g0", "g1"), ("g1", "g2"), ("g0", "s0"), ("s0", "s1"), ("s1", "s2"), ("s2", "g2")]
+    links = tuple(Link(a, b, 10, 1.0) for a, b in hops)
+    topology = Topology("detour", ("g0", "g1", "g2"), ("s0", "s1", "s2"), links)
+    assert Routes(topology).default("g0", "g2") == ("g0", "s0", "s1", "s2", "g2")
+    assert Routes(topology).default("g0", "g1") == ("g0", "g1")
+
+
+def test_boxes_are_found():
+    assert boxes_of(Topology.load("a100x2")) == [list(range(8)), list(range(8, 16))]
+    assert boxes_of(Topology.load("mi300xx3"))[2] == list(range(16, 24))
+    for name in ("ring8", "h100", "torus4x4"):
+        assert boxes_of(Topology.load(name)) is None
+
+
+def test_cutting_chunks_helps_long_paths_until_latency_wins():
+    topology = Topology.load("ring8:bandwidth=10,latency=1")
+    program = classics.build("ring", "broadcast", 8)
+    large, result = tune_pieces(program, topology, 64 * MB)
+    assert large.pieces > 8
+    assert result.time_us < simulate(program, topology, 64 * MB).time_us / 4
+    small, _ = tune_pieces(program, topology, 100)
+    assert small.pieces <= 4
+
+
+def test_bad_input_gives_one_sentence():
+    topology = Topology.load("ring4")
+    program = classics.build("ring", "all_gather", 4)
+    with pytest.raises(InvalidUsageError, match=r"for 4 ranks, but .* has 8"):
+        simulate(program, Topology.load("ring8"), MB)
+    with pytest.raises(InvalidUsageError, match="at least 1"):
+        simulate(program, topology, 0)
+    with pytest.raises(InvalidUsageError, match="port limit"):
+        simulate(program, topology, MB, CostModel(ports={"nobody": 5}))
+    detour = broadcast(2, [(0, 1)], routes=[("g0", "s", "g1")])
+    with pytest.raises(ModelError, match="no link from g0 to s"):
+        simulate(detour, line(("g0", "g1", 1, 0)), MB)
+    wrong = broadcast(2, [(0, 1)], routes=[("g1", "g0")])
+    with pytest.raises(ModelError, match="must lead from g0 to g1"):
+        simulate(wrong, line(("g0", "g1", 1, 0), ("g1", "g0", 1, 0)), MB)
+    with pytest.raises(ModelError, match="no path leads from g0 to g1"):
+        simulate(broadcast(2, [(0, 1)]), line(("g1", "g0", 1, 0)), MB)

@@ -1,0 +1,395 @@
+"""TACCL: routing against brute force, sketches, symmetry, ordering, time limits, programs."""
+
+import dataclasses
+import itertools
+import json
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ark.comm.forestcoll import optimal
+from ark.comm.program import Kind, check, execute, from_json, reference_result, to_json, to_xml
+from ark.comm.simulate import bound_us, simulate
+from ark.comm.taccl import (
+    Sketch,
+    default_sketch,
+    logical,
+    order,
+    parse_size,
+    route,
+    synthesize_taccl,
+)
+from ark.comm.taccl.ordering import MOST_TOGETHER
+from ark.comm.topology import Link, Topology
+from ark.errors import InvalidUsageError, ModelError
+
+MB = 1 << 20
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+DGX2X2 = {
+    "nnodes": 2,
+    "intranode_sketch": {
+        "strategy": "switch",
+        "switches": [list(range(16))],
+        "switch_hyperedge_strategy": ["uc-min"],
+    },
+    "internode_sketch": {
+        "strategy": "relay",
+        "internode_conn": {str(i + 1): [i] for i in range(0, 16, 2)},
+        "gpus_to_sender_rev_map": {str(i + 1): [i, i + 1] for i in range(0, 16, 2)},
+        "enforce_ordering": True,
+    },
+    "symmetry_offsets": [[2, 16], [16, 32]],
+    "hyperparameters": {"input_chunkup": 2},
+}
+NDV2X2 = {
+    "nnodes": 2,
+    "intranode_sketch": {"strategy": "none"},
+    "internode_sketch": {"strategy": "relay", "internode_conn": {"0": [1]}},
+    "symmetry_offsets": [[8, 16]],
+    "hyperparameters": {"input_chunkup": 1},
+}
+
+
+def prove(program, topology, seed=0):
+    """The checker accepts it and integers come out as NumPy says."""
+    check(program)
+    rng = np.random.default_rng(seed)
+    inputs = [rng.integers(-99, 99, 6 * program.ranks) for _ in range(program.ranks)]
+    wanted = reference_result(program.collective, inputs, program.reduction or "sum")
+    for got, want in zip(execute(program, inputs, seed=seed), wanted, strict=True):
+        np.testing.assert_array_equal(got, want)
+    for rank, ops in enumerate(program.operations):
+        for op in ops:
+            if op.kind is Kind.PUT:
+                assert op.route[0] == topology.ranks[rank]
+                assert op.route[-1] == topology.ranks[op.peer]
+
+
+def random_topology(seed):
+    """A strongly connected digraph of 3 or 4 ranks with two bandwidths."""
+    rng = random.Random(seed)
+    n = rng.choice([3, 4])
+    pairs = {(i, (i + 1) % n) for i in range(n)}
+    pairs |= {p for p in itertools.permutations(range(n), 2) if rng.random() < 0.4}
+    links = tuple(
+        Link(f"g{a}", f"g{b}", rng.choice([10, 25]), rng.choice([0.0, 0.5]))
+        for a, b in sorted(pairs)
+    )
+    return Topology("random", tuple(f"g{i}" for i in range(n)), (), links)
+
+
+def every_tree(graph, owner):
+    """All spanning trees from the owner, as tuples of links, none leading back towards it."""
+    n = graph.ranks
+    away = {owner: 0}
+    queue = [owner]
+    for rank in queue:
+        for edge in graph.edges:
+            if edge.src == rank and edge.dst not in away:
+                away[edge.dst] = away[rank] + 1
+                queue.append(edge.dst)
+    ways = [
+        [i for i, e in enumerate(graph.edges) if e.dst == r and away[e.src] <= away[r]]
+        for r in range(n)
+        if r != owner
+    ]
+    for choice in itertools.product(*ways):
+        parent = {graph.edges[i].dst: i for i in choice}
+        late = {owner: 0}
+        for _ in range(n):
+            for rank, i in parent.items():
+                edge = graph.edges[i]
+                if edge.src in late:
+                    cost = round(MB / edge.gbps) + round(edge.alpha_us * 1000)
+                    late.setdefault(rank, late[edge.src] + cost)
+        if len(late) == n:
+            yield choice, max(late.values())
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_routing_is_optimal_by_brute_force(seed):
+    topology = random_topology(seed)
+    graph = logical(topology, Sketch())
+    cost = [round(MB / e.gbps) + round(e.alpha_us * 1000) for e in graph.edges]
+    trees = [list(every_tree(graph, owner)) for owner in range(graph.ranks)]
+    best = None
+    for combination in itertools.product(*trees):
+        load = [0] * len(cost)
+        for links, _ in combination:
+            for i in links:
+                load[i] += cost[i]
+        time = max(*load, *(late for _, late in combination))
+        best = time if best is None else min(best, time)
+    routing = route(graph, False, MB, 30)
+    assert routing.optimal and routing.gap == 0
+    assert routing.time_us == pytest.approx(best / 1e3)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from(COLLECTIVES), st.integers(1, 2))
+def test_programs_on_random_networks(seed, collective, chunkup):
+    topology = random_topology(seed)
+    sketch = Sketch(input_chunkup=chunkup)
+    made = synthesize_taccl(topology, sketch, collective, 10)
+    prove(made.program, topology, seed)
+    assert made.time_us >= made.routing_us * 0.6  # the relaxed time counts latency on links
+
+
+@pytest.mark.parametrize("name", ["ring8", "torus2x3", "hypercube3", "mi300x", "dgx1v", "star5"])
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_default_sketches_on_known_networks(name, collective):
+    topology = Topology.load(name)
+    made = synthesize_taccl(topology, None, collective, 20, size_bytes=64 * MB)
+    prove(made.program, topology)
+    assert made.optimal and made.gap == 0
+    bound = bound_us(collective, optimal(topology).inv_x, len(topology.ranks), 64 * MB)
+    if bound:
+        assert made.time_us >= bound * (1 - 1e-4)
+        assert simulate(made.program, topology, 64 * MB).time_us >= bound * (1 - 1e-9)
+
+
+def test_known_optima_are_reached():
+    """A full mesh needs one chunk time, a ring of 8 with two chunks a rank seven."""
+    mesh = synthesize_taccl(Topology.load("mi300x"), None, "all_gather", size_bytes=8 * MB)
+    assert mesh.time_us == pytest.approx(MB / 64e3 + 1.4, rel=0.1)
+    ring = Topology.load("ring8:bandwidth=10,latency=0")
+    made = synthesize_taccl(ring, default_sketch(ring, 2), "all_gather", size_bytes=16 * MB)
+    assert made.time_us == pytest.approx(7 * MB / 10e3, rel=1e-3)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("raw", [DGX2X2, NDV2X2], ids=["dgx2x2", "ndv2x2"])
+def test_the_papers_sketches(raw, collective):
+    topology = Topology.load("dgx2x2" if raw is DGX2X2 else "ndv2x2")
+    sketch = Sketch.from_json(json.dumps(raw))
+    made = synthesize_taccl(topology, sketch, collective, 30, size_bytes=32 * MB)
+    prove(made.program, topology)
+    assert made.optimal
+    assert from_json(to_json(made.program)) == made.program
+    if collective == "all_gather":
+        to_xml(made.program)
+    size = len(topology.ranks) // 2
+    pairs = {int(k): v for k, v in raw["internode_sketch"]["internode_conn"].items()}
+    for rank, ops in enumerate(made.program.operations):
+        for op in ops:
+            if op.kind is Kind.PUT and rank // size != op.peer // size:
+                ends = (rank % size, op.peer % size)
+                if collective == "all_gather":
+                    assert ends[1] in pairs[ends[0]]
+
+
+def test_symmetric_chunks_take_symmetric_routes():
+    topology = Topology.load("dgx2x2")
+    graph = logical(topology, Sketch.from_json(DGX2X2))
+    routing = route(graph, False, MB, 30)
+    sets = {
+        (c.owner, c.index): {(graph.edges[i].src, graph.edges[i].dst) for i in links}
+        for c, links in zip(routing.chunks, routing.links, strict=True)
+    }
+
+    def moved(rank):
+        return rank // 16 * 16 + (rank % 16 + 2) % 16
+
+    for (owner, index), links in sets.items():
+        assert sets[moved(owner), index] == {(moved(a), moved(b)) for a, b in links}
+        assert sets[(owner + 16) % 32, index] == {((a + 16) % 32, (b + 16) % 32) for a, b in links}
+
+
+def test_senders_and_relay_map_say_the_same():
+    raw = json.loads(json.dumps(DGX2X2))
+    del raw["internode_sketch"]["gpus_to_sender_rev_map"]
+    raw["internode_sketch"]["chunk_to_relay_map"] = [2, 1]
+    for sketch in (Sketch.from_json(raw), Sketch.from_json(DGX2X2)):
+        graph = logical(Topology.load("dgx2x2"), sketch)
+        routing = route(graph, False, MB, 30)
+        for chunk, links in zip(routing.chunks, routing.links, strict=True):
+            leaving = {graph.edges[i].sender for i in links} - {None}
+            assert leaving == {chunk.owner % 16 // 2 * 2 + 1}
+
+
+def test_few_or_many_connections():
+    counts = {}
+    for wish in ("uc-min", "uc-max"):
+        switch = {
+            "strategy": "switch",
+            "switches": [list(range(6))],
+            "switch_hyperedge_strategy": [wish],
+        }
+        sketch = Sketch.from_json({"intranode_sketch": switch, "symmetry_offsets": [[1, 6]]})
+        routing = route(logical(Topology.load("star6"), sketch), False, MB, 10)
+        used = {i for links in routing.links for i in links}
+        counts[wish] = len(used), routing.time_us
+    assert counts["uc-min"][0] < counts["uc-max"][0] == 30
+    assert counts["uc-min"][1] == pytest.approx(counts["uc-max"][1])
+
+
+def test_schedule_respects_links_and_arrivals():
+    topology = Topology.load("ndv2x2")
+    graph = logical(topology, Sketch.from_json(NDV2X2))
+    routing = route(graph, False, MB, 30)
+    schedule = order(graph, routing, MB)
+    at = {(c, chunk.owner): 0.0 for c, chunk in enumerate(routing.chunks)}
+    by_edge, sent = {}, 0
+    for send in sorted(schedule.sends, key=lambda s: s.start_us):
+        edge = graph.edges[send.edge]
+        assert all(at[c, edge.src] <= send.start_us + 1e-9 for c in send.chunks)
+        expected = edge.alpha_us + len(send.chunks) * MB / edge.gbps / 1e3
+        assert send.end_us - send.start_us == pytest.approx(expected)
+        assert by_edge.get(send.edge, 0.0) <= send.start_us + 1e-9
+        assert len(send.chunks) <= MOST_TOGETHER
+        by_edge[send.edge] = send.end_us
+        at.update({(c, edge.dst): send.end_us for c in send.chunks})
+        sent += len(send.chunks)
+    assert sent == sum(map(len, routing.links)) == 16 * 15
+    assert schedule.time_us == max(by_edge.values())
+
+
+def test_contiguity_merges_small_chunks_between_boxes():
+    """Where latency rules, chunks that cross together save alphas; where bytes rule, none merge."""
+    topology = Topology.load("ndv2x2")
+    sketch = Sketch.from_json(NDV2X2)
+    graph = logical(topology, sketch)
+    small = order(graph, route(graph, False, 100.0, 10), 100.0)
+    assert max(len(s.chunks) for s in small.sends) > 1
+    made = synthesize_taccl(topology, sketch, "all_gather", 10, size_bytes=1600)
+    prove(made.program, topology)
+    alone = synthesize_taccl(topology, sketch, "all_gather", 10, size_bytes=1 << 30)
+    between = [
+        sum(op.peer is not None and rank // 8 != op.peer // 8 for op in ops)
+        for rank, ops in enumerate(made.program.operations)
+    ]
+    assert (
+        sum(between)
+        < 16
+        <= sum(
+            op.peer is not None and rank // 8 != op.peer // 8
+            for rank, ops in enumerate(alone.program.operations)
+            for op in ops
+        )
+    )
+    for collective in ("all_to_all", "all_reduce"):
+        tiny = synthesize_taccl(topology, sketch, collective, 10, size_bytes=1600)
+        prove(tiny.program, topology)
+
+
+def test_no_time_returns_the_best_found_with_its_gap():
+    topology = Topology.load("torus4x4")
+    made = synthesize_taccl(topology, None, "all_to_all", 0.02, size_bytes=16 * MB)
+    prove(made.program, topology)
+    assert not made.optimal and 0 < made.gap <= 1
+    long = synthesize_taccl(topology, None, "all_gather", 20, size_bytes=16 * MB)
+    assert long.optimal and long.gap == 0
+
+
+def test_the_same_input_gives_the_same_bytes():
+    topology = Topology.load("a100x2")
+    texts = {to_json(synthesize_taccl(topology, None, "all_reduce", 30).program) for _ in range(2)}
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize("reduction", ["max", "min", "mean"])
+def test_other_reductions(reduction):
+    topology = Topology.load("ring5")
+    made = synthesize_taccl(topology, None, "all_reduce", 10, reduction=reduction, pieces=2)
+    assert made.program.reduction == reduction and made.program.pieces == 2
+    prove(made.program, topology)
+
+
+BAD_SKETCHES = {
+    "json": ("{", "valid JSON"),
+    "list": ("[]", "must be an object"),
+    "unknown": ({"colour": 1}, '"colour"'),
+    "unknown inside": ({"internode_sketch": {"conn": {}}}, '"conn"'),
+    "nnodes": ({"nnodes": 0}, "at least 1"),
+    "strategy": ({"intranode_sketch": {"strategy": "magic"}}, "none, switch, relay"),
+    "switches": ({"intranode_sketch": {"switches": [[0, "1"]]}}, "lists of rank numbers"),
+    "hyperedge": ({"intranode_sketch": {"switch_hyperedge_strategy": ["x"]}}, "uc-min"),
+    "hyperedges": ({"intranode_sketch": {"switch_hyperedge_strategy": ["uc-min"]}}, "as long"),
+    "conn": ({"internode_sketch": {"internode_conn": {"a": [1]}}}, "internode_conn"),
+    "conn word": ({"internode_sketch": {"internode_conn": "all"}}, "direct-map"),
+    "relay map": ({"internode_sketch": {"chunk_to_relay_map": [0, 1]}}, "r1 above 0"),
+    "beta split": ({"internode_sketch": {"beta_split": {"1": 0}}}, "above 0"),
+    "ordering": ({"internode_sketch": {"enforce_ordering": 1}}, "true or false"),
+    "symmetry": ({"symmetry_offsets": [[4, 2]]}, "0 < offset < group"),
+    "chunkup": ({"hyperparameters": {"input_chunkup": -1}}, "at least 1"),
+    "size": ({"hyperparameters": {"input_size": "1X"}}, "not understood"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_SKETCHES)
+def test_bad_sketches_give_one_sentence(name):
+    source, says = BAD_SKETCHES[name]
+    with pytest.raises(ModelError, match=says) as caught:
+        Sketch.from_json(source)
+    assert "\n" not in str(caught.value)
+
+
+MISFITS = {
+    "nnodes": ({"nnodes": 3}, "must divide"),
+    "local rank": ({"nnodes": 2, "internode_sketch": {"internode_conn": {"9": [0]}}}, "rank 9"),
+    "no way out": (
+        {"nnodes": 2, "internode_sketch": {"internode_conn": {}}},
+        "forbids every route",
+    ),
+    "no way in the box": ({"nnodes": 2, "intranode_sketch": {"strategy": "relay"}}, "forbids"),
+    "wrong sender": (
+        {"nnodes": 2, "internode_sketch": {"gpus_to_sender_rev_map": {"0": [0]}}},
+        "forbids every route from rank 1 ",
+    ),
+    "symmetry": (
+        {"nnodes": 2, "symmetry_offsets": [[1, 8]]},
+        "does not hold: the image",
+    ),
+    "symmetry groups": ({"nnodes": 2, "symmetry_offsets": [[1, 5]]}, "do not divide"),
+    "symmetry of senders": (
+        {
+            "nnodes": 2,
+            "internode_sketch": {"chunk_to_relay_map": [8, 0]},
+            "symmetry_offsets": [[4, 8]],
+        },
+        "unlike senders",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_sketches_that_do_not_fit_give_one_sentence(name):
+    raw, says = MISFITS[name]
+    with pytest.raises(ModelError, match=says) as caught:
+        synthesize_taccl(Topology.load("ndv2x2"), Sketch.from_json(raw), "all_gather", 5)
+    assert "\n" not in str(caught.value)
+
+
+def test_bad_calls_give_one_sentence(tmp_path):
+    topology = Topology.load("ring4")
+    for arguments, says in (
+        ({"collective": "broadcast"}, "cannot do broadcast"),
+        ({"collective": "sum"}, "cannot do sum"),
+        ({"time_limit_s": 0}, "time limit"),
+        ({"size_bytes": 0}, "size"),
+        ({"reduction": "adasum", "collective": "all_reduce"}, "not by adasum"),
+    ):
+        with pytest.raises(InvalidUsageError, match=says):
+            synthesize_taccl(topology, **arguments)
+    with pytest.raises(ModelError, match="cannot be read"):
+        Sketch.load(str(tmp_path / "none.json"))
+    rail = Topology.load("a100x2:fabric=rail")
+    far = {"nnodes": 2, "internode_sketch": {"internode_conn": {"0": [1]}}}
+    with pytest.raises(ModelError, match="passes the rank"):
+        synthesize_taccl(rail, Sketch.from_json(far), "all_gather")
+
+
+def test_sizes_and_sketch_defaults():
+    assert [parse_size(s) for s in (7, "7", "2K", "3MB", "1G")] == [7, 7, 2048, 3 << 20, 1 << 30]
+    sketch = default_sketch(Topology.load("a100x2"))
+    assert sketch.nnodes == 2 and sketch.intranode == "switch"
+    assert sketch.symmetry_offsets == ((8, 16), (1, 8))
+    plain = default_sketch(Topology.load("ring6"))
+    assert plain.symmetry_offsets == ((1, 6),) and plain.intranode == "none"
+    split = dataclasses.replace(sketch, beta_split=((0, 2),), symmetry_offsets=())
+    edges = logical(Topology.load("a100x2"), split).edges
+    assert {e.gbps for e in edges if e.sender == 0} == {12.5}
+    assert {e.gbps for e in edges if e.sender == 1} == {25.0}

@@ -1,0 +1,120 @@
+"""`ark topo` as a person runs it: what it prints, its exit codes, and its one-sentence errors."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ark.cli import main
+from ark.comm.program import check, from_json
+
+
+def run(capsys, *words):
+    code = main(["topo", *words])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_optimal_as_json(capsys):
+    code, out, _ = run(capsys, "optimal", "a100x2", "--json")
+    value = json.loads(out)
+    assert code == 0
+    assert list(value) == ["inv_x", "k", "algbw", "cut"]
+    assert (value["inv_x"], value["k"]) == ("3/65", 13)
+    assert value["algbw"] == pytest.approx(16 * 65 / 3)
+    assert len([node for node in value["cut"] if node.startswith("g")]) == 15
+
+
+def test_optimal_of_a_file_with_fixed_k(capsys, tmp_path):
+    _, text, _ = run(capsys, "show", "h100x4", "--json")
+    path = tmp_path / "fabric.json"
+    path.write_text(text)
+    code, out, _ = run(capsys, "optimal", str(path), "--k", "1", "--json")
+    assert code == 0
+    assert (json.loads(out)["inv_x"], json.loads(out)["k"]) == ("14/225", 1)
+
+
+def test_optimal_of_thousands_of_ranks(capsys):
+    _, out, _ = run(capsys, "optimal", "a100x128", "--json")
+    assert json.loads(out)["inv_x"] == "127/25"
+
+
+def test_tables(capsys):
+    assert "3 switches" in run(capsys, "show", "a100x2")[1]
+    assert "(optimal)" in run(capsys, "optimal", "ring8")[1]
+    assert "1/200" in run(capsys, "optimal", "a100x2", "--root", "3")[1]
+
+
+def test_synthesized_programs_are_read_back(capsys, tmp_path):
+    path = tmp_path / "program.json"
+    code, out, _ = run(
+        capsys,
+        *("synthesize", "ring4", "--collective", "all_reduce"),
+        *("--format", "json", "--out", str(path)),
+    )
+    assert code == 0
+    assert "checked" in out
+    assert check(from_json(path.read_text())).steps == 4
+    code, out, _ = run(capsys, "simulate", "ring4", "--program", str(path), "--size", "64K")
+    assert code == 0
+    assert "of the optimum" in out
+
+
+def test_formats(capsys):
+    assert run(capsys, "synthesize", "star4")[1].startswith("program forestcoll k=1 all_gather")
+    assert run(capsys, "synthesize", "star4", "--format", "xml")[1].startswith("<algo")
+
+
+def test_compare_lists_every_algorithm(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run(capsys, "compare", "dgx1v", "--size", "1M", "--time-limit", "5")
+    assert code == 0
+    for name in ("forestcoll", "taccl", "ring", "bidirectional_ring", "one_shot"):
+        assert f"{name} " in out
+    page = (tmp_path / "ark-topo.html").read_text()
+    assert page.startswith("<!")
+    assert "dgx1v" in page
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (("optimal", "nosuch"), "no topology's name"),
+        (("optimal", "ring8", "--k", "0"), "k is 0"),
+        (("optimal", "ring8", "--root", "8"), "ranks are 0 to 7"),
+        (("optimal", "missing.json"), "cannot be read"),
+        (("show", "ring8:speed=1"), "no option 'speed'"),
+        (("simulate", "ring8", "--size", "lots"), "lots"),
+        (("simulate", "ring8", "--collective", "all_shuffle"), "all_shuffle"),
+        (("simulate", "ring8", "--program", "missing.json"), "cannot be read"),
+        (("synthesize", "ring8", "--out", "no/such/folder"), "cannot be written"),
+        (("synthesize", "ring8", "--algorithm", "magic"), "magic"),
+        (("synthesize", "ring8", "--algorithm", "taccl", "--sketch", "no.json"), "no.json"),
+    ],
+)
+def test_errors_are_one_paragraph_and_exit_code_2(capsys, words, says):
+    code, out, err = run(capsys, *words)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("ark: ")
+    assert says in " ".join(err.split())
+    assert "Traceback" not in err
+
+
+def test_the_same_command_prints_the_same_bytes():
+    words = [sys.executable, "-m", "ark", "topo", "synthesize", "a100x2:nics=4", "--k", "2"]
+    texts = {
+        subprocess.run(words, capture_output=True, check=True, env={**os.environ, **seed}).stdout
+        for seed in ({"PYTHONHASHSEED": "1"}, {"PYTHONHASHSEED": "2"})
+    }
+    assert len(texts) == 1
+
+
+def test_help_lists_the_names():
+    done = subprocess.run(
+        [sys.executable, "-m", "ark", "topo", "--help"], capture_output=True, text=True, check=True
+    )
+    for word in ("a100", "mi300x", "ringN", "compare", "oversubscription"):
+        assert word in done.stdout
