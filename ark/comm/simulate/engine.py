@@ -26,6 +26,7 @@ from ark.comm.topology import Topology
 from ark.errors import InvalidUsageError, PlanError
 
 DOTS_BYTES = 24.0
+MOST_INSTANCES = 1 << 22
 _SLACK = 1e-9  # of a put's bytes: what rounding may leave over
 
 
@@ -66,6 +67,12 @@ def simulate(
         )
     if size_bytes < 1:
         raise InvalidUsageError(f"The data size is {size_bytes} bytes; it must be at least 1.")
+    instances = program.pieces * sum(len(ops) for ops in program.operations)
+    if instances > MOST_INSTANCES:
+        raise InvalidUsageError(
+            f"The program {program.name} in {program.pieces} pieces has {instances} operations; at "
+            f"most {MOST_INSTANCES} are simulated: use fewer pieces."
+        )
     return _Engine(program, topology, size_bytes, model or CostModel()).run()
 
 

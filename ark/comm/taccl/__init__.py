@@ -92,7 +92,7 @@ def synthesize_taccl(
             f"{', '.join(c.value for c in COLLECTIVES)}."
         )
     ranks = len(topology.ranks)
-    if ranks < 2 or time_limit_s <= 0 or (size_bytes is not None and size_bytes < 1):
+    if ranks < 2 or not time_limit_s > 0 or (size_bytes is not None and size_bytes < 1):
         raise InvalidUsageError(
             f"TACCL needs at least 2 ranks, a time limit above 0 s and a size of at least 1 byte, "
             f"but got {ranks} ranks, {time_limit_s} s and {size_bytes} bytes."

@@ -197,6 +197,8 @@ def test_bad_input_gives_one_sentence():
         simulate(program, Topology.load("ring8"), MB)
     with pytest.raises(InvalidUsageError, match="at least 1"):
         simulate(program, topology, 0)
+    with pytest.raises(InvalidUsageError, match="fewer pieces"):
+        simulate(dataclasses.replace(program, pieces=10**9), topology, MB)
     with pytest.raises(InvalidUsageError, match="port limit"):
         simulate(program, topology, MB, CostModel(ports={"nobody": 5}))
     detour = broadcast(2, [(0, 1)], routes=[("g0", "s", "g1")])

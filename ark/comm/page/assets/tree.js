@@ -2,7 +2,9 @@
 const Trees = {
   list: [], index: 0, current: null, timer: 0,
 
+  // The number that a put's colour stands for: a rank, or a chunk where one root owns all.
   ownerOf(e) {
+    if (DATA.rooted) return e[EVENT.chunk];
     if (e[EVENT.source] >= 0) return e[EVENT.source];
     return Math.floor((e[EVENT.chunk] * DATA.ranks) / State.run.chunks);
   },
