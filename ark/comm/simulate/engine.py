@@ -18,7 +18,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from ark.comm.program import CollectiveProgram, Kind, Operation, OpRef, Role
+from ark.comm.program import REDUCTIONS, CollectiveProgram, Kind, Operation, OpRef, Role
 from ark.comm.simulate.fair import fair_rates
 from ark.comm.simulate.result import Event, SimulationResult
 from ark.comm.simulate.routes import Routes
@@ -85,9 +85,12 @@ def tune_pieces(
 ) -> tuple[CollectiveProgram, SimulationResult]:
     """Returns the program with the best of 1, 2, 4, ... 64 pieces, and its simulation.
 
-    Cutting stops where it saves less than 0.5% or would make more than `most_operations`.
+    Cutting stops where it saves less than 0.5% or would make more than `most_operations`; what
+    reduces whole tensors is not cut.
     """
     best = (program, simulate(program, topology, size_bytes, model))
+    if program.reduction is not None and not REDUCTIONS[program.reduction].elementwise:
+        return best
     operations = sum(len(ops) for ops in program.operations)
     pieces = 2 * program.pieces
     while program.pieces < pieces <= 64 and pieces * operations <= most_operations:

@@ -188,6 +188,9 @@ def test_cutting_chunks_helps_long_paths_until_latency_wins():
     assert result.time_us < simulate(program, topology, 64 * MB).time_us / 4
     small, _ = tune_pieces(program, topology, 100)
     assert small.pieces <= 4
+    whole, _ = tune_pieces(classics.build("combiner_chain", "all_reduce", 8), topology, 64 * MB)
+    assert whole.pieces == 1
+    check(whole)
 
 
 def test_bad_input_gives_one_sentence():

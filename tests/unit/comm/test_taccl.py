@@ -367,7 +367,7 @@ def test_bad_calls_give_one_sentence(tmp_path):
     topology = Topology.load("ring4")
     for arguments, says in (
         ({"collective": "broadcast"}, "cannot do broadcast"),
-        ({"collective": "sum"}, "cannot do sum"),
+        ({"collective": "sum"}, "no collective is called 'sum'"),
         ({"time_limit_s": 0}, "time limit"),
         ({"size_bytes": 0}, "size"),
         ({"reduction": "adasum", "collective": "all_reduce"}, "not by adasum"),
