@@ -16,14 +16,27 @@ from rich.table import Table
 from ark.comm import algorithms, synthesize
 from ark.comm.forestcoll import Optimum, optimal
 from ark.comm.page import write_page
-from ark.comm.program import CollectiveProgram, check, dump, from_json, to_json, to_xml
-from ark.comm.simulate import bound_us, simulate, tune_pieces
+from ark.comm.program import (
+    REDUCTIONS,
+    CollectiveProgram,
+    Kind,
+    check,
+    dump,
+    from_json,
+    steps,
+    to_json,
+    to_xml,
+)
+from ark.comm.simulate import SimulationResult, bound_us, simulate, tune_pieces
+from ark.comm.synthesis import FORESTCOLL
 from ark.comm.taccl import Sketch, parse_size
 from ark.comm.topology import GRAMMAR, Topology
-from ark.errors import InvalidUsageError
+from ark.errors import BaseError, InvalidUsageError
 
 _WIDTH = 110
-_MOST_OPERATIONS = 40_000
+_MOST_OPERATIONS = 140_000
+_WINDOWS = (0, 2)
+_WINDOW_HELP = "puts to pass on under way at a time; 0 is all (forestcoll)"
 _FORMATS = {"text": dump, "json": to_json, "xml": to_xml}
 
 
@@ -59,6 +72,7 @@ def register(subparsers: Any) -> None:
         if name in ("synthesize", "simulate"):
             command.add_argument("--algorithm", default="forestcoll", metavar="NAME")
             command.add_argument("--sketch", metavar="FILE", help="a TACCL sketch (taccl)")
+            command.add_argument("--window", type=int, default=0, metavar="N", help=_WINDOW_HELP)
             command.add_argument("--pieces", type=int, metavar="N", help="pieces a chunk is cut in")
         if name == "synthesize":
             command.add_argument("--format", choices=_FORMATS, default="text")
@@ -161,7 +175,7 @@ def _simulate(args: argparse.Namespace) -> int:
     size = parse_size(args.size)
     program = _program(args, topology)
     if args.pieces is None and args.program is None:
-        program, result = tune_pieces(program, topology, size, most_operations=_MOST_OPERATIONS)
+        program, result = _tuned(program, topology, size)
     else:
         result = simulate(program, topology, size)
     table = _table(f"{program.name} on {topology.name}, {args.size} bytes (predicted)", "", "")
@@ -190,44 +204,75 @@ def _compare(args: argparse.Namespace) -> int:
     table = _table(
         title, "algorithm", "time us", "algbw GB/s", "of optimum", "steps", "puts", "pieces"
     )
-    runs = [
-        tune_pieces(program, topology, size, most_operations=_MOST_OPERATIONS)
-        for program in _candidates(args, topology)
-    ]
-    ordered = sorted(runs, key=lambda run: run[1].time_us)
-    for program, result in ordered:
-        report = check(program)
+    runs, failures = [], []
+    for name, k in _candidates(args, topology):
+        try:
+            runs.append(_best(args, topology, name, k, size))
+        except BaseError as error:
+            failures.append(f"{name} is left out: {error}")
+    if not runs:
+        raise InvalidUsageError(
+            f"no algorithm does {args.collective} with reduction {args.reduction or 'sum'} on "
+            f"{topology.name}. {' '.join(failures)}"
+        )
+    runs.sort(key=lambda run: run[1].time_us)
+    for program, result in runs:
+        puts = [ref for ref in program.refs() if program.op(ref).kind is Kind.PUT]
+        before = steps(program)
         table.add_row(
             program.name.partition(f" {args.collective}")[0],
             f"{result.time_us:.1f}",
             f"{result.algbw:.1f}",
             f"{bound / result.time_us:.1%}" if bound else "",
-            str(report.steps),
-            str(report.puts),
+            str(1 + max(before[ref] for ref in puts)),
+            str(len(puts)),
             str(result.pieces),
         )
-    _console().print(table)
-    write_page(args.html, topology, ordered, bound)
+    console = _console()
+    console.print(table)
+    for failure in failures:
+        console.print(failure, markup=False)
+    write_page(args.html, topology, runs, bound)
     print(f"The page {args.html} draws the links' load, the trees and the steps.")
     return 0
 
 
-def _candidates(args: argparse.Namespace, topology: Topology) -> Iterator[CollectiveProgram]:
-    """Yields a program of every algorithm; forestcoll also with a single tree a root."""
+def _candidates(args: argparse.Namespace, topology: Topology) -> Iterator[tuple[str, int | None]]:
+    """Yields (algorithm, k) of all that do the collective; forestcoll also with one tree a root."""
     for name in algorithms(topology, args.collective, args.reduction):
-        for k in (None, 1) if name == "forestcoll" else (None,):
-            if k == 1 and optimal(topology).k == 1:
-                continue
-            yield synthesize(
-                topology,
-                args.collective,
-                name,
-                k=k,
-                root=args.root,
-                reduction=args.reduction,
-                size_bytes=parse_size(args.size),
-                time_limit_s=args.time_limit,
-            )
+        yield name, None
+        if name == FORESTCOLL and optimal(topology).k > 1:
+            yield name, 1
+
+
+def _best(
+    args: argparse.Namespace, topology: Topology, name: str, k: int | None, size: int
+) -> tuple[CollectiveProgram, SimulationResult]:
+    """Returns the fastest variant of an algorithm, by the simulator's word."""
+    variants = []
+    for window in _WINDOWS if name == FORESTCOLL else _WINDOWS[:1]:
+        program = synthesize(
+            topology,
+            args.collective,
+            name,
+            k=k,
+            root=args.root,
+            reduction=args.reduction,
+            window=window,
+            size_bytes=size,
+            time_limit_s=args.time_limit,
+        )
+        variants.append(_tuned(program, topology, size))
+    return min(variants, key=lambda run: run[1].time_us)
+
+
+def _tuned(
+    program: CollectiveProgram, topology: Topology, size: int
+) -> tuple[CollectiveProgram, SimulationResult]:
+    """Returns the program with the best number of pieces, where it may be cut, and its times."""
+    if program.reduction is not None and not REDUCTIONS[program.reduction].elementwise:
+        return program, simulate(program, topology, size)
+    return tune_pieces(program, topology, size, most_operations=_MOST_OPERATIONS)
 
 
 def _program(args: argparse.Namespace, topology: Topology) -> CollectiveProgram:
@@ -247,7 +292,8 @@ def _program(args: argparse.Namespace, topology: Topology) -> CollectiveProgram:
         k=args.k,
         root=args.root,
         reduction=args.reduction,
-        pieces=args.pieces or 1,
+        pieces=1 if args.pieces is None else args.pieces,
+        window=args.window,
         sketch=None if args.sketch is None else Sketch.load(args.sketch),
         size_bytes=parse_size(args.size),
         time_limit_s=args.time_limit,

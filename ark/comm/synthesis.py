@@ -35,6 +35,7 @@ def synthesize(
     reduction: str | None = None,
     parts: int = 1,
     pieces: int = 1,
+    window: int = 0,
     sketch: taccl.Sketch | None = None,
     size_bytes: int | None = None,
     time_limit_s: float = 60.0,
@@ -50,6 +51,7 @@ def synthesize(
         reduction: sum by default; for forestcoll an elementwise one.
         parts: chunks that a rank's share is cut into (classics).
         pieces: pieces that every chunk is cut into, so that long paths are pipelined.
+        window: puts under way at a time, see `ark.comm.forestcoll.lower` (forestcoll).
         sketch, size_bytes, time_limit_s: those of `ark.comm.taccl.synthesize_taccl`.
 
     Raises:
@@ -59,6 +61,10 @@ def synthesize(
     if isinstance(topology, str):
         topology = Topology.load(topology)
     asked = wanted(collective)
+    if min(parts, pieces) < 1 or window < 0:
+        raise InvalidUsageError(
+            f"parts {parts}, pieces {pieces}, window {window}; expected at least 1, 1 and 0."
+        )
     if asked.rooted:
         root = root or 0
         if not 0 <= root < len(topology.ranks):
@@ -67,8 +73,8 @@ def synthesize(
             )
     elif root is not None:
         raise InvalidUsageError(f"{collective} has no root; broadcast and reduce have one.")
-    if algorithm != FORESTCOLL and k is not None:
-        raise InvalidUsageError(f"{algorithm} takes no k; only forestcoll does.")
+    if algorithm != FORESTCOLL and (k is not None or window):
+        raise InvalidUsageError(f"{algorithm} takes no k and no window; only forestcoll does.")
     if algorithm != TACCL and sketch is not None:
         raise InvalidUsageError(f"{algorithm} takes no sketch; only taccl does.")
     if algorithm == FORESTCOLL:
@@ -79,7 +85,7 @@ def synthesize(
             )
         root_id = None if root is None else topology.ranks[root]
         made = forest(topology, collective, k, root_id)
-        program = lower(made, reduction or "sum", pieces)
+        program = lower(made, reduction or "sum", pieces, window)
     elif algorithm == TACCL:
         program = taccl.synthesize_taccl(
             topology, sketch, asked, time_limit_s, size_bytes, reduction, pieces

@@ -22,7 +22,7 @@ from ark.tasks.kind import OperandType, Signature
 from ark.tasks.kind import get as task_kind
 
 PACKET_LIMIT = 1 << 18  # bytes of fp32 activations that may travel as packets
-PACKET_READ = 1 << 14  # elements of one that a task may read
+PACKET_READ = 1 << 12  # elements of one that a task may read; beyond, a counter is faster
 
 
 @dataclass(frozen=True)

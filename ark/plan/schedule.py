@@ -21,6 +21,8 @@ from ark.plan.types import GATE, PlanBuffer, PlanCounter, PlanOp, PlanTensor, Ta
 from ark.tasks.kind import Access, OperandType, Signature
 from ark.tasks.kind import get as task_kind
 
+EXECUTED, SEEN = 0, 1  # rows of a clock
+
 
 @dataclass
 class _Draft:
@@ -40,6 +42,17 @@ class _Entry:
 
     op: int
     region: Region
+
+
+@dataclass
+class _Conflicts:
+    """By earlier op, (tasks, tasks of that op) of bool: whose packets are read, what must be seen
+    because it was written, and what must merely have been executed because it was read.
+    """
+
+    packets: dict[int, np.ndarray]
+    written: dict[int, np.ndarray]
+    read: dict[int, np.ndarray]
 
 
 @dataclass
@@ -120,8 +133,10 @@ class _PhaseRun:
         processors = schedule.machine.processors
         self.drafts: list[_Draft] = []
         self.lists: list[list[int]] = [[] for _ in range(processors)]
-        self.clocks = np.zeros((processors, processors), np.int64)
-        self.ends: list[np.ndarray] = []  # by draft: what is complete once it is
+        # By processor, and by draft once it is complete: what has been executed, and what of it can
+        # be seen. A packet tells that its producer ran, but brings no other memory along.
+        self.clocks = np.zeros((2, processors, processors), np.int64)
+        self.ends: list[np.ndarray] = []
         self.frontier: dict[tuple[str, int, int], list[_Entry]] = {}
         self.rotation = 0
         self.sets: dict[tuple[int, bytes], int] = {}
@@ -149,9 +164,9 @@ class _PhaseRun:
         accesses = [(i, a) for i, c in enumerate(group.coords) for a in kind.accesses(sig, c)]
         mine = regions(self.s.tensors, self.s.buffers, self.s.itemsizes, op.operands, accesses)
         mine += self._after(op, count)
-        conflicts, packets = self._conflicts(mine, count)
+        conflicts = self._conflicts(mine, count)
         for i in range(count):
-            self._place(first + i, i, conflicts, packets, group)
+            self._place(first + i, i, conflicts, group)
         self._remember(op.id, mine)
 
     def _after(self, op: PlanOp, count: int) -> list[Region]:
@@ -164,12 +179,9 @@ class _PhaseRun:
         ]
         return regions(self.s.tensors, self.s.buffers, self.s.itemsizes, op.after, pretended)
 
-    def _conflicts(
-        self, mine: Sequence[Region], count: int
-    ) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray]]:
-        """By earlier op: (count, tasks of that op) of bool; packet reads apart."""
-        found: dict[int, np.ndarray] = {}
-        packets: dict[int, np.ndarray] = {}
+    def _conflicts(self, mine: Sequence[Region], count: int) -> _Conflicts:
+        """What the op's tasks must come after."""
+        found = _Conflicts({}, {}, {})
         for region in mine:
             for entry in self.frontier.get(region.space, ()):
                 other = entry.region
@@ -177,31 +189,32 @@ class _PhaseRun:
                     continue
                 if region.begin >= other.end or other.begin >= region.end:
                     continue
-                target = packets if region.packet and not region.write else found
+                if region.packet and not region.write:
+                    target = found.packets
+                else:
+                    target = found.written if other.write else found.read
                 if entry.op not in target:
                     target[entry.op] = np.zeros((count, self.ranges[entry.op][1]), bool)
                 rows, columns = np.nonzero(region.overlaps(other))
                 target[entry.op][region.tasks[rows], other.tasks[columns]] = True
-        return found, packets
+        return found
 
-    def _place(
-        self,
-        index: int,
-        row: int,
-        conflicts: dict[int, np.ndarray],
-        packets: dict[int, np.ndarray],
-        group: Group,
-    ) -> None:
+    def _place(self, index: int, row: int, conflicts: _Conflicts, group: Group) -> None:
         draft = self.drafts[index]
-        clock = self.clocks[draft.processor].copy()
-        for op, matrix in packets.items():
+        clock = self.clocks[:, draft.processor].copy()
+        for op, matrix in conflicts.packets.items():
             for other in np.flatnonzero(matrix[row]) + self.ranges[op][0]:
-                np.maximum(clock, self.ends[other], out=clock)
-        for op in sorted(conflicts, reverse=True):
-            members = np.flatnonzero(conflicts[op][row]) + self.ranges[op][0]
-            if not members.size or all(self._complete(clock, int(m)) for m in members):
+                np.maximum(clock[EXECUTED], self.ends[other][EXECUTED], out=clock[EXECUTED])
+        for op in sorted({*conflicts.written, *conflicts.read}, reverse=True):
+            missing: set[int] = set()
+            for which, kind in ((SEEN, conflicts.written), (EXECUTED, conflicts.read)):
+                if op in kind:
+                    members = np.flatnonzero(kind[op][row]) + self.ranges[op][0]
+                    if not all(self._complete(clock[which], int(m)) for m in members):
+                        missing.update(int(m) for m in members)
+            if not missing:
                 continue
-            counter = self._set_counter(op, members)
+            counter = self._set_counter(op, np.array(sorted(missing), np.int64))
             draft.waits[counter] = self.s._counters[counter].step
             joined = self.s._counters[counter].clock
             assert joined is not None
@@ -213,8 +226,8 @@ class _PhaseRun:
             draft.signals += [self.s.mail(mail.rank, mail.name, 0) for mail in group.sends[row]]
         draft.position = len(self.lists[draft.processor])
         self.lists[draft.processor].append(index)
-        clock[draft.processor] = draft.position + 1
-        self.clocks[draft.processor] = clock
+        clock[:, draft.processor] = draft.position + 1
+        self.clocks[:, draft.processor] = clock
         self.ends.append(clock)
 
     def _complete(self, clock: np.ndarray, other: int) -> bool:
@@ -229,7 +242,7 @@ class _PhaseRun:
             name = f"{self.number}.{op}.{len(self.sets)}"
             counter = self.s._counter(name, len(members), self.s.rank, False)
             self.sets[key] = counter
-            clock = np.zeros(len(self.lists), np.int64)
+            clock = np.zeros((2, len(self.lists)), np.int64)
             for member in members:
                 np.maximum(clock, self.ends[member], out=clock)
                 self.drafts[member].signals.append(counter)
@@ -282,7 +295,7 @@ class _PhaseRun:
         tails = [
             indices[-1]
             for indices in self.lists
-            if indices and not self._complete(clock, indices[-1])
+            if indices and not self._complete(clock[SEEN], indices[-1])
         ]
         if tails:
             counter = self._set_counter(draft.op, np.array(tails, np.int64))

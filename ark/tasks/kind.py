@@ -77,7 +77,11 @@ class TaskKind(ABC):
         """What the task reads and writes; exact or larger, never smaller."""
 
     def packets(self, sig: Signature) -> frozenset[int]:
-        """Operands that the body can take or give as packets {value, epoch}."""
+        """Operands that the body can take or give as packets {value, epoch}.
+
+        Who reads a task's packets may overwrite the plain memory that the task has read: a body
+        gives its packets only after its last such read.
+        """
         return frozenset()
 
     @abstractmethod

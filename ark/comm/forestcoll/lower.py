@@ -8,17 +8,27 @@ level by level over all trees, which is the order in which they can run.
 from __future__ import annotations
 
 import math
+from collections import defaultdict, deque
+from collections.abc import Iterator
 
 from ark.comm.forestcoll.forest import Forest
 from ark.comm.forestcoll.tree import Edge, Tree
 from ark.comm.program.builder import IN, OUT, ProgramBuilder
-from ark.comm.program.types import CollectiveProgram, Span
+from ark.comm.program.types import CollectiveProgram, OpRef, Span
 
 
-def lower(forest: Forest, reduction: str = "sum", pieces: int = 1) -> CollectiveProgram:
-    """Returns the program; `pieces` cuts every chunk further so that long paths are pipelined.
+def lower(
+    forest: Forest, reduction: str = "sum", pieces: int = 1, window: int = 0
+) -> CollectiveProgram:
+    """Returns the program of a forest.
 
-    `reduction` names an elementwise reduction of `ark.comm.program.reductions`.
+    Args:
+        forest: the trees.
+        reduction: an elementwise reduction of `ark.comm.program.reductions`.
+        pieces: cuts every chunk further, so that long paths are pipelined.
+        window: how many puts of a gathering rank, to ranks that pass them on, are under way over
+            one link at a time; 0 is all. With few, data arrive one after another instead of all
+            at the end, and are passed on sooner; each put then costs its latency.
     """
     everything = forest.reducing + forest.gathering
     unit = math.gcd(
@@ -28,7 +38,8 @@ def lower(forest: Forest, reduction: str = "sum", pieces: int = 1) -> Collective
     rooted = forest.collective in ("broadcast", "reduce")
     ranks = len(forest.topology.ranks)
     builder = ProgramBuilder(
-        f"forestcoll k={forest.optimum.k} {forest.collective} on {forest.topology.name}",
+        f"forestcoll k={forest.optimum.k}{f' window={window}' if window else ''} "
+        f"{forest.collective} on {forest.topology.name}",
         forest.collective,
         ranks,
         per_root if rooted else per_root * ranks,
@@ -40,7 +51,7 @@ def lower(forest: Forest, reduction: str = "sum", pieces: int = 1) -> Collective
     if forest.reducing:
         writer.reduce()
     if forest.gathering:
-        writer.gather()
+        writer.gather(window)
     return builder.build()
 
 
@@ -53,7 +64,7 @@ class _Writer:
         self._unit = unit
         self._stride = stride
 
-    def gather(self) -> None:
+    def gather(self, window: int) -> None:
         """Every root's data ends in `out` on all ranks, from `in` or from the reducing phase."""
         trees = self._forest.gathering
         firsts, totals = self._shares(trees)
@@ -62,11 +73,19 @@ class _Writer:
             for root, chunks in totals.items():
                 place = Span(OUT, root * self._stride, chunks)
                 self._builder.copy(root, Span(IN, 0, chunks), place)
+        passing_on = [{edge.src for edge in tree.edges} for tree in trees]
+        under_way: defaultdict[tuple[int, str], deque[OpRef]]
+        under_way = defaultdict(lambda: deque(maxlen=window))
         for number, edge in _in_rounds(trees):
             root, first = trees[number].root, firsts[number]
             there = Span(OUT, root * self._stride + first, trees[number].count // self._unit)
             from_in = starts_in and edge.src == root
-            self._put(edge, Span(IN, first, there.count) if from_in else there, there)
+            here = Span(IN, first, there.count) if from_in else there
+            for path, source, target in self._parts(edge, here, there):
+                passes_on = edge.dst in passing_on[number]
+                queue = under_way[edge.src, path[1]] if passes_on else deque()
+                after = [queue[0]] if window and len(queue) == window else []
+                queue.append(self._builder.put(edge.src, edge.dst, source, target, path, after))
 
     def reduce(self) -> None:
         """Every rank's contribution ends, reduced, in `out` on the root of its chunks."""
@@ -88,25 +107,23 @@ class _Writer:
             there = Span(scratch, used[edge.dst], partial.count)
             used[edge.dst] += partial.count
             arrived.setdefault((number, edge.dst), []).append(there)
-            self._put(edge, partial, there)
+            for path, source, target in self._parts(edge, partial, there):
+                self._builder.put(edge.src, edge.dst, source, target, path)
         for number, tree in enumerate(trees):
             parts = arrived[number, tree.root]
             place = own[number].start if self._forest.gathering else firsts[number]
             result = Span(OUT, place, own[number].count)
             self._builder.reduce(tree.root, [own[number], *parts], result, final=True)
 
-    def _put(self, edge: Edge, here: Span, there: Span) -> None:
-        """Puts the chunks of a span, some over each path of the edge."""
+    def _parts(
+        self, edge: Edge, here: Span, there: Span
+    ) -> Iterator[tuple[tuple[str, ...], Span, Span]]:
+        """Yields (path, its part of `here`, its part of `there`) for each path of the edge."""
         done = 0
         for path, units in edge.paths:
             count = units // self._unit
-            self._builder.put(
-                edge.src,
-                edge.dst,
-                Span(here.buffer, here.start + done, count),
-                Span(there.buffer, there.start + done, count),
-                route=path,
-            )
+            source = Span(here.buffer, here.start + done, count)
+            yield path, source, Span(there.buffer, there.start + done, count)
             done += count
 
     def _most_arrivals(self) -> int:

@@ -26,6 +26,8 @@ from ark.comm.program.types import (
 )
 from ark.errors import InvalidUsageError, PlanError
 
+MOST_SLOTS = 1 << 25  # on all ranks together: what a check may take in memory
+
 # The contributions in a value: a bit set of ranks, or (op, left, right) where order matters.
 Expr: TypeAlias = "int | tuple[str, Expr, Expr]"
 Place = tuple[int, str, int]
@@ -111,6 +113,9 @@ def _check_structure(program: CollectiveProgram) -> None:
                 f"the buffer {buffer.name} ({buffer.role.value}, {buffer.slots} slots) does not "
                 f"fit: {p.collective.value} has in with {in_slots} and out with {out_slots} slots.",
             )
+    slots = p.ranks * sum(max(buffer.slots, 0) for buffer in p.buffers)
+    if slots > MOST_SLOTS:
+        raise _fault(p, f"its ranks have {slots} slots together; at most {MOST_SLOTS} are checked.")
     if missing := set(wanted) - set(p.buffer_by_name):
         raise _fault(p, f"it has no buffer {min(missing)}.")
     for ref in p.refs():

@@ -153,13 +153,13 @@ class _Reader:
 
     def choice(self, key: str, kind: Any) -> Any:
         value = self.get(key, str)
-        try:
-            return kind(value)
-        except ValueError as error:
-            names = ", ".join(item.value for item in kind)
+        names = [item.value for item in kind]
+        if value not in names:
             raise ModelError(
-                f'In {self.where} the field "{key}" is {_brief(value)}; it must be one of {names}.'
-            ) from error
+                f'In {self.where} the field "{key}" is {_brief(value)}; it must be one of '
+                f"{', '.join(names)}."
+            )
+        return kind(value)
 
     def end(self) -> None:
         if self.raw:

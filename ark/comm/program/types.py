@@ -55,7 +55,10 @@ from ark.errors import InvalidUsageError
 
 
 class Collective(str, Enum):
-    """What is asked for; see the table in the module's docstring."""
+    """What is asked for; see the table in the module's docstring.
+
+    `Collective(name)` raises InvalidUsageError where there is no such collective.
+    """
 
     ALL_GATHER = "all_gather"
     REDUCE_SCATTER = "reduce_scatter"
@@ -63,6 +66,12 @@ class Collective(str, Enum):
     BROADCAST = "broadcast"
     REDUCE = "reduce"
     ALL_TO_ALL = "all_to_all"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Collective:
+        raise InvalidUsageError(
+            f"no collective is called {value!r}; there are {', '.join(each.value for each in cls)}."
+        )
 
     @property
     def reduces(self) -> bool:

@@ -18,7 +18,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from ark.comm.program import CollectiveProgram, Kind, Operation, OpRef, Role
+from ark.comm.program import REDUCTIONS, CollectiveProgram, Kind, Operation, OpRef, Role
 from ark.comm.simulate.fair import fair_rates
 from ark.comm.simulate.result import Event, SimulationResult
 from ark.comm.simulate.routes import Routes
@@ -26,6 +26,7 @@ from ark.comm.topology import Topology
 from ark.errors import InvalidUsageError, PlanError
 
 DOTS_BYTES = 24.0
+MOST_INSTANCES = 1 << 22
 _SLACK = 1e-9  # of a put's bytes: what rounding may leave over
 
 
@@ -66,6 +67,12 @@ def simulate(
         )
     if size_bytes < 1:
         raise InvalidUsageError(f"The data size is {size_bytes} bytes; it must be at least 1.")
+    instances = program.pieces * sum(len(ops) for ops in program.operations)
+    if instances > MOST_INSTANCES:
+        raise InvalidUsageError(
+            f"The program {program.name} in {program.pieces} pieces has {instances} operations; at "
+            f"most {MOST_INSTANCES} are simulated: use fewer pieces."
+        )
     return _Engine(program, topology, size_bytes, model or CostModel()).run()
 
 
@@ -78,9 +85,12 @@ def tune_pieces(
 ) -> tuple[CollectiveProgram, SimulationResult]:
     """Returns the program with the best of 1, 2, 4, ... 64 pieces, and its simulation.
 
-    Cutting stops where it saves less than 0.5% or would make more than `most_operations`.
+    Cutting stops where it saves less than 0.5% or would make more than `most_operations`; what
+    reduces whole tensors is not cut.
     """
     best = (program, simulate(program, topology, size_bytes, model))
+    if program.reduction is not None and not REDUCTIONS[program.reduction].elementwise:
+        return best
     operations = sum(len(ops) for ops in program.operations)
     pieces = 2 * program.pieces
     while program.pieces < pieces <= 64 and pieces * operations <= most_operations:

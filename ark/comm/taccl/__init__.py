@@ -82,17 +82,13 @@ def synthesize_taccl(
         ModelError: the sketch does not fit or forbids every route of a demand.
         InvalidUsageError: the collective is none of the four, or a number makes no sense.
     """
-    try:
-        wanted = Collective(collective)
-    except ValueError:
-        wanted = Collective.BROADCAST
+    wanted = Collective(collective)
     if wanted not in COLLECTIVES:
         raise InvalidUsageError(
-            f"TACCL cannot do {getattr(collective, 'value', collective)}; it does "
-            f"{', '.join(c.value for c in COLLECTIVES)}."
+            f"TACCL cannot do {wanted.value}; it does {', '.join(c.value for c in COLLECTIVES)}."
         )
     ranks = len(topology.ranks)
-    if ranks < 2 or time_limit_s <= 0 or (size_bytes is not None and size_bytes < 1):
+    if ranks < 2 or not time_limit_s > 0 or (size_bytes is not None and size_bytes < 1):
         raise InvalidUsageError(
             f"TACCL needs at least 2 ranks, a time limit above 0 s and a size of at least 1 byte, "
             f"but got {ranks} ranks, {time_limit_s} s and {size_bytes} bytes."

@@ -17,9 +17,10 @@ import numpy as np
 
 from ark.comm.packages import require
 from ark.comm.taccl.logical import Edge, Logical, Permutation, symmetries
-from ark.errors import ModelError, PlanError
+from ark.errors import ModelError, PlanError, UnsupportedError
 
 _WIDE_MODEL = 6000  # variables up to which chunks may stray one link from their shortest paths
+_MOST_PAIRS = 60_000_000  # of chunk and logical link: a quarter of a gigabyte of table
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,15 @@ def chunks_of(graph: Logical, all_to_all: bool) -> tuple[Chunk, ...]:
 def route(graph: Logical, all_to_all: bool, chunk_bytes: float, time_limit_s: float) -> Routing:
     """Routes every chunk; a search that runs out of time returns the best found with its gap.
 
-    Raises ModelError if the sketch forbids every route of some demand.
+    Raises ModelError if the sketch forbids every route of some demand, UnsupportedError if chunks
+    and links are too many to write down.
     """
+    chunks = graph.sketch.input_chunkup * graph.ranks * (graph.ranks if all_to_all else 1)
+    if chunks * len(graph.edges) > _MOST_PAIRS:
+        raise UnsupportedError(
+            f"{chunks} chunks over {len(graph.edges)} connections of {graph.topology.name} are "
+            "more than TACCL's model takes; use fewer of either, or another algorithm."
+        )
     model = _Model(graph, chunks_of(graph, all_to_all), chunk_bytes)
     return model.solve(time_limit_s)
 
@@ -184,7 +192,7 @@ class _Model:
         moved: dict[Permutation, np.ndarray] = {}
         for p in self.elements:
             moved[p] = np.array([pair[p[e.src], p[e.dst]] for e in self.edges], int)
-        self.table = np.full((len(self.chunks), len(self.edges)), -1)
+        self.table = np.full((len(self.chunks), len(self.edges)), -1, np.int32)
         count = 0
         for number in self.leaders:
             for i in np.flatnonzero(self._allowed(number, slack)):

@@ -99,10 +99,10 @@ class _Fields:
     def fail(self, key: str, wanted: str, value: Any) -> ModelError:
         return ModelError(f'In {self.where} "{key}" must be {wanted}, not {value!r:.60}.')
 
-    def whole(self, key: str, default: int, least: int = 1) -> int:
+    def whole(self, key: str, default: int, most: int) -> int:
         value = self.raw.pop(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise self.fail(key, f"a whole number of at least {least}", value)
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+            raise self.fail(key, f"a whole number from 1 to {most}", value)
         return value
 
     def word(self, key: str, choices: tuple[str, ...], default: str) -> str:
@@ -138,7 +138,7 @@ def _are_ranks(value: Any) -> bool:
 
 
 def _parse(top: _Fields) -> Sketch:
-    nnodes = top.whole("nnodes", 1)
+    nnodes = top.whole("nnodes", 1, 1 << 16)
     intra = _Fields(top.raw.pop("intranode_sketch", {}), "the sketch's intranode_sketch")
     inter = _Fields(top.raw.pop("internode_sketch", {}), "the sketch's internode_sketch")
     hyper = _Fields(top.raw.pop("hyperparameters", {}), "the sketch's hyperparameters")
@@ -176,7 +176,7 @@ def _parse(top: _Fields) -> Sketch:
     if not isinstance(ordering, bool):
         raise inter.fail("enforce_ordering", "true or false", ordering)
     inter.end()
-    chunkup = hyper.whole("input_chunkup", 1)
+    chunkup = hyper.whole("input_chunkup", 1, 1024)
     size = hyper.raw.pop("input_size", None)
     hyper.end()
     return Sketch(

@@ -89,6 +89,12 @@ def test_devices_are_counted_chosen_and_gone_afterwards() -> None:
     assert describe() == "nothing is emulated"
 
 
+def test_devices_are_linked_directly() -> None:
+    with emulated("gfx942", 2):
+        assert tuple(check(hip.hipExtGetLinkTypeAndHopCount(0, 1))) == (4, 1)
+        assert hip.hipExtGetLinkTypeAndHopCount(0, 0)[0] == ERROR.hipErrorInvalidValue
+
+
 def test_last_error_is_kept_once() -> None:
     with emulated("gfx942"):
         hip.hipSetDevice(9)

@@ -435,8 +435,8 @@ def test_bf16_rounds_to_nearest_even() -> None:
     ties = bits(x) & 0xFFFF0000 | 0x8000
     (got,) = SUITES["gfx950"].run("bf16", [bits(x), ties])
     low = (got & 0xFFFF).astype(np.uint16).view(ml_dtypes.bfloat16).astype(np.float32)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         same(low, x.astype(ml_dtypes.bfloat16).astype(np.float32))
     high = (got >> 16).astype(np.uint16).view(ml_dtypes.bfloat16).astype(np.float32)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         same(high, f32(ties).astype(ml_dtypes.bfloat16).astype(np.float32))

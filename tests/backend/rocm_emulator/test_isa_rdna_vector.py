@@ -144,6 +144,18 @@ CASES: dict[str, Case] = {
         3,
         4,
     ),
+    "dot_halves": Case(
+        "v_mov_b32 v40, v12\nv_dot2_f16_f16 v40.h, v10, v11, v12.l\n"
+        "v_mov_b32 v41, v10\nv_mov_b32 v42, v11\nv_swap_b16 v41.h, v42.l",
+        3,
+        3,
+    ),
+    "scalar_movrel": Case(
+        "v_readfirstlane_b32 s10, v10\nv_readfirstlane_b32 s11, v11\ns_mov_b32 m0, 3\n"
+        "s_movrels_b32 s8, s8\ns_movreld_b32 s9, s10\nv_mov_b32 v40, s8\nv_mov_b32 v41, s12",
+        2,
+        2,
+    ),
     "narrow": Case("v_cvt_pk_i16_f32 v40, v10, v11\nv_cvt_pk_u16_f32 v41, v10, v11", 2, 2),
     # Registers by M0, the mode register, a hint, the time.
     "movrel": Case("s_mov_b32 m0, 2\nv_movrels_b32 v40, v10\nv_movreld_b32 v39, v11", 3, 2),
@@ -322,6 +334,15 @@ def test_dot_products() -> None:
         assert np.array_equal(got[row], expected.astype(np.uint32)), row
 
 
+def test_dot_product_of_halves_and_swap() -> None:
+    dotted, high, low = run("dot_halves", *PACKED)
+    wide = HALVES.astype(np.float64)
+    exact = (wide[0] * wide[1]).sum(axis=1) + wide[2, :, 0]
+    assert np.array_equal(dotted, joined(LOW[2], exact.astype(np.float16)))
+    assert np.array_equal(high, joined(LOW[0], LOW[1]))
+    assert np.array_equal(low, joined(HIGH[0], HIGH[1]))
+
+
 def test_narrowing_conversions_saturate() -> None:
     a = np.resize(np.array([0.9, -0.9, 1e9, -1e9, 32767.9, -32768.9, np.nan, np.inf]), 32)
     b = np.roll(a, 1)
@@ -335,6 +356,8 @@ def test_narrowing_conversions_saturate() -> None:
 def test_relative_moves() -> None:
     read, written = run("movrel", A, B, C)
     assert np.array_equal(read, C) and np.array_equal(written, B)
+    read, written = run("scalar_movrel", A, B)
+    assert np.all(read == B[0]) and np.all(written == A[0])
 
 
 def neighbours(exact: NDArray[np.float64]) -> tuple[NDArray, NDArray]:

@@ -7,6 +7,7 @@ here: this is compiled, not executed.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from ark_rocm_emulator.compile import CompileError
@@ -127,6 +128,15 @@ def test_synchronisation_kernels_compile() -> None:
     assert "bar.sync" in barrier and "nanosleep" in barrier
     persistent = compile_ptx(PERSISTENT, options=["-DUNUSED=1"])
     assert "ld.acquire.sys.b32" in persistent and "st.release.sys.b32" in persistent
+
+
+@pytest.mark.parametrize("name", ("sync", "scan", "histogram", "sdma"))
+def test_the_kernel_suite_compiles(name: str) -> None:
+    """The files whose kernels synchronise between blocks, as they are."""
+    source = (Path(__file__).parent / "kernels" / f"{name}.hip").read_text()
+    kernels = re.findall(r"^KERNEL (\w+)\(", source, re.MULTILINE)
+    ptx = compile_ptx(source)
+    assert kernels and all(f".entry {kernel}(" in ptx for kernel in kernels)
 
 
 def test_a_refused_source_says_where() -> None:

@@ -122,6 +122,7 @@ def test_refuses_headers_that_contradict():
         ({"buffers": (*buffers, buffers[2])}, "same name"),
         ({"buffers": (Buffer("in", Role.IN, 9), *buffers[1:])}, "does not fit"),
         ({"buffers": (Buffer("in", Role.SCRATCH, 3), *buffers[1:])}, "does not fit"),
+        ({"buffers": (*buffers, Buffer("huge", Role.SCRATCH, 10**12))}, "slots together"),
         ({"reduction": "adasum"}, "Adasum needs a power of two"),
     ):
         refuse(dataclasses.replace(program, **fields), says)

@@ -46,6 +46,22 @@ def test_other_reductions_and_pieces(reduction):
         assert np.array_equal(got, expected)
 
 
+@pytest.mark.parametrize("collective", ["all_gather", "all_reduce"])
+def test_a_window_keeps_programs_right_and_starts_the_next_level_sooner(collective):
+    network = topology.named("a100x4")
+    at_once, in_turn = make(network, collective), make(network, collective, window=1)
+    assert check(in_turn).puts == check(at_once).puts
+    rng = np.random.default_rng(5)
+    inputs = [rng.integers(0, 2**30, 64) for _ in network.ranks]
+    for got, expected in zip(
+        execute(in_turn, inputs), reference_result(collective, inputs), strict=True
+    ):
+        assert np.array_equal(got, expected)
+    size = 1 << 30
+    times = [simulate(each, network, size).time_us for each in (at_once, in_turn)]
+    assert times[1] < times[0]
+
+
 @pytest.mark.parametrize("name", ["a100x2", "dgx1v", "mi250"])
 def test_no_link_carries_more_than_the_optimum_says(name):
     network = topology.named(name)
@@ -97,6 +113,9 @@ def test_synthesize_takes_names_and_checks():
         {"collective": "broadcast", "root": 4},
         {"root": 1},
         {"algorithm": "ring", "k": 2},
+        {"algorithm": "ring", "window": 2},
+        {"pieces": 0},
+        {"window": -1},
         {"collective": "all_to_all"},
     ],
 )

@@ -188,6 +188,9 @@ def test_cutting_chunks_helps_long_paths_until_latency_wins():
     assert result.time_us < simulate(program, topology, 64 * MB).time_us / 4
     small, _ = tune_pieces(program, topology, 100)
     assert small.pieces <= 4
+    whole, _ = tune_pieces(classics.build("combiner_chain", "all_reduce", 8), topology, 64 * MB)
+    assert whole.pieces == 1
+    check(whole)
 
 
 def test_bad_input_gives_one_sentence():
@@ -197,6 +200,8 @@ def test_bad_input_gives_one_sentence():
         simulate(program, Topology.load("ring8"), MB)
     with pytest.raises(InvalidUsageError, match="at least 1"):
         simulate(program, topology, 0)
+    with pytest.raises(InvalidUsageError, match="fewer pieces"):
+        simulate(dataclasses.replace(program, pieces=10**9), topology, MB)
     with pytest.raises(InvalidUsageError, match="port limit"):
         simulate(program, topology, MB, CostModel(ports={"nobody": 5}))
     detour = broadcast(2, [(0, 1)], routes=[("g0", "s", "g1")])

@@ -24,7 +24,7 @@ from ark.comm.taccl import (
 )
 from ark.comm.taccl.ordering import MOST_TOGETHER
 from ark.comm.topology import Link, Topology
-from ark.errors import InvalidUsageError, ModelError
+from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 
 MB = 1 << 20
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
@@ -303,7 +303,7 @@ BAD_SKETCHES = {
     "list": ("[]", "must be an object"),
     "unknown": ({"colour": 1}, '"colour"'),
     "unknown inside": ({"internode_sketch": {"conn": {}}}, '"conn"'),
-    "nnodes": ({"nnodes": 0}, "at least 1"),
+    "nnodes": ({"nnodes": 0}, "from 1 to"),
     "strategy": ({"intranode_sketch": {"strategy": "magic"}}, "none, switch, relay"),
     "switches": ({"intranode_sketch": {"switches": [[0, "1"]]}}, "lists of rank numbers"),
     "hyperedge": ({"intranode_sketch": {"switch_hyperedge_strategy": ["x"]}}, "uc-min"),
@@ -314,7 +314,7 @@ BAD_SKETCHES = {
     "beta split": ({"internode_sketch": {"beta_split": {"1": 0}}}, "above 0"),
     "ordering": ({"internode_sketch": {"enforce_ordering": 1}}, "true or false"),
     "symmetry": ({"symmetry_offsets": [[4, 2]]}, "0 < offset < group"),
-    "chunkup": ({"hyperparameters": {"input_chunkup": -1}}, "at least 1"),
+    "chunkup": ({"hyperparameters": {"input_chunkup": 10**9}}, "from 1 to 1024"),
     "size": ({"hyperparameters": {"input_size": "1X"}}, "not understood"),
 }
 
@@ -367,13 +367,17 @@ def test_bad_calls_give_one_sentence(tmp_path):
     topology = Topology.load("ring4")
     for arguments, says in (
         ({"collective": "broadcast"}, "cannot do broadcast"),
-        ({"collective": "sum"}, "cannot do sum"),
+        ({"collective": "sum"}, "no collective is called 'sum'"),
         ({"time_limit_s": 0}, "time limit"),
         ({"size_bytes": 0}, "size"),
         ({"reduction": "adasum", "collective": "all_reduce"}, "not by adasum"),
     ):
         with pytest.raises(InvalidUsageError, match=says):
             synthesize_taccl(topology, **arguments)
+    with pytest.raises(InvalidUsageError, match="time limit"):
+        synthesize_taccl(topology, time_limit_s=float("nan"))
+    with pytest.raises(UnsupportedError, match="more than TACCL's model takes"):
+        synthesize_taccl(Topology.load("a100x32"), None, "all_to_all")
     with pytest.raises(ModelError, match="cannot be read"):
         Sketch.load(str(tmp_path / "none.json"))
     rail = Topology.load("a100x2:fabric=rail")

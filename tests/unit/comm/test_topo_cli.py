@@ -91,6 +91,7 @@ def test_compare_lists_every_algorithm(capsys, tmp_path, monkeypatch):
         (("simulate", "ring8", "--program", "missing.json"), "cannot be read"),
         (("synthesize", "ring8", "--out", "no/such/folder"), "cannot be written"),
         (("synthesize", "ring8", "--algorithm", "magic"), "magic"),
+        (("compare", "ring6", "--collective", "all_reduce", "--reduction", "adasum"), "adasum"),
         (("synthesize", "ring8", "--algorithm", "taccl", "--sketch", "no.json"), "no.json"),
     ],
 )
@@ -101,6 +102,12 @@ def test_errors_are_one_paragraph_and_exit_code_2(capsys, words, says):
     assert err.startswith("ark: ")
     assert says in " ".join(err.split())
     assert "Traceback" not in err
+
+
+def test_a_page_that_cannot_be_written(capsys):
+    code, _, err = run(capsys, "simulate", "ring4", "--html", "no/such/page.html")
+    assert code == 2
+    assert "cannot be written" in err
 
 
 def test_the_same_command_prints_the_same_bytes():

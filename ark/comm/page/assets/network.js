@@ -7,7 +7,7 @@ const Network = {
     const xs = DATA.nodes.map((n) => n.x), ys = DATA.nodes.map((n) => n.y);
     const spanX = Math.max(...xs) - Math.min(...xs) || 1, spanY = Math.max(...ys) - Math.min(...ys) || 1;
     const pad = 46;
-    this.scale = Math.min((stage.width - 2 * pad) / spanX, (stage.height - 2 * pad - 26) / spanY, 150);
+    this.scale = Math.min((stage.width - 2 * pad) / spanX, (stage.height - 2 * pad - 26) / spanY, 230);
     const midX = (Math.max(...xs) + Math.min(...xs)) / 2, midY = (Math.max(...ys) + Math.min(...ys)) / 2;
     this.points = DATA.nodes.map((n) => [
       stage.width / 2 + (n.x - midX) * this.scale, stage.height / 2 - 10 + (n.y - midY) * this.scale]);
@@ -101,7 +101,8 @@ const Network = {
         `<span><i style="background:${stepColour(s, count)}"></i>hop ${s + 1}</span>`).join("")}` +
         `${count > shown ? `<span>\u2026 ${count}</span>` : ""}</div>`;
     } else {
-      legend.innerHTML = "Dots have the colour of the rank whose share they carry.";
+      legend.textContent = DATA.rooted ? "Dots have the colour of the chunk that they carry."
+        : "Dots have the colour of the rank whose share they carry.";
     }
   },
 

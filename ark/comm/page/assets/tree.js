@@ -2,7 +2,9 @@
 const Trees = {
   list: [], index: 0, current: null, timer: 0,
 
+  // The number that a put's colour stands for: a rank, or a chunk where one root owns all.
   ownerOf(e) {
+    if (DATA.rooted) return e[EVENT.chunk];
     if (e[EVENT.source] >= 0) return e[EVENT.source];
     return Math.floor((e[EVENT.chunk] * DATA.ranks) / State.run.chunks);
   },
@@ -72,26 +74,25 @@ const Trees = {
     if (!tree) return;
     const box = svg.getBoundingClientRect();
     svg.setAttribute("viewBox", `0 0 ${box.width} ${box.height}`);
+    // Where all ranks send to all, only the first put from a rank is drawn, so this stays a tree.
     const children = new Map(), seen = new Set([tree.root]);
     for (const edge of tree.edges) {
       const [up, down] = tree.upward ? [edge.to, edge.from] : [edge.from, edge.to];
-      if (seen.has(down) && !tree.upward) continue;
+      if (seen.has(down)) continue;
       seen.add(down);
       if (!children.has(up)) children.set(up, []);
       children.get(up).push([down, edge]);
     }
     const spots = new Map();
     let leaf = 0, deepest = 0;
-    const place = (rank, level, guard) => {
+    const place = (rank, level) => {
       deepest = Math.max(deepest, level);
-      const below = guard.has(rank) ? [] : children.get(rank) || [];
-      const inner = new Set(guard).add(rank);
-      const xs = below.map(([down]) => place(down, level + 1, inner));
+      const xs = (children.get(rank) || []).map(([down]) => place(down, level + 1));
       const x = xs.length ? (xs[0] + xs[xs.length - 1]) / 2 : leaf++;
       spots.set(rank, [x, level]);
       return x;
     };
-    place(tree.root, 0, new Set());
+    place(tree.root, 0);
     const wide = Math.max(1, leaf - 1), pad = 17;
     const roomX = (box.width - 2 * pad) / wide, roomY = (box.height - 2 * pad) / Math.max(1, deepest);
     const radius = Math.max(3, Math.min(12, roomX * 0.43, roomY * 0.32));

@@ -88,14 +88,16 @@ Clock& writable(SharedClock& clock, size_t size) {
 
 }  // namespace
 
-void join_clock(SharedClock& into, const Clock& from) {
+void join_clock(SharedClock& into, const Clock& from, uint32_t except) {
   bool higher = false;
-  for (size_t k = 0; k < from.size() && !higher; k++) {
-    higher = from[k] > clock_at(into, static_cast<uint32_t>(k));
+  for (uint32_t k = 0; k < from.size() && !higher; k++) {
+    higher = k != except && from[k] > clock_at(into, k);
   }
   if (!higher) return;
   Clock& to = writable(into, from.size());
-  for (size_t k = 0; k < from.size(); k++) to[k] = std::max(to[k], from[k]);
+  for (uint32_t k = 0; k < from.size(); k++) {
+    if (k != except) to[k] = std::max(to[k], from[k]);
+  }
 }
 
 void raise_clock(SharedClock& into, uint32_t slot, uint32_t epoch) {
@@ -159,7 +161,8 @@ void join_release(Wave& w, Contributor from, Scope relation) {
   if (next == records.begin()) return;   // the slot's user has ended: ordered by its end
   const ReleaseRecord& record = *(next - 1);
   const auto join = [&](SharedClock& into, const Published& what) {
-    join_clock(into, *what.seen);
+    // A barrier puts the wave's own past into `seen`; only `own` says what has left it.
+    join_clock(into, *what.seen, from.slot);
     raise_clock(into, from.slot, std::min(what.own, from.epoch));
   };
   join(c.seen, relation == Scope::Group   ? record.group
@@ -168,7 +171,7 @@ void join_release(Wave& w, Contributor from, Scope relation) {
   join(c.released_agent.seen, relation == Scope::System ? record.system : record.agent);
   join(c.released_system.seen, record.system);
   if (relation == Scope::Group) {
-    join_clock(c.seen_lds, *record.lds.seen);
+    join_clock(c.seen_lds, *record.lds.seen, from.slot);
     raise_clock(c.seen_lds, from.slot, record.lds.own);
   }
 }

@@ -66,7 +66,7 @@ bool ordered(const Context& x, const Record& other) {
 // True if the load at `pc` is the test of a small loop without stores or barriers: on LDS, where no bit
 // marks an atomic load, this is what tells a poll from a read.
 bool polls(const Wave& w, uint32_t pc) {
-  constexpr int kWindow = 48;
+  constexpr int kWindow = 160;
   auto [known, fresh] = w.grid->checks->polls.try_emplace(pc, false);
   if (!fresh) return known->second;
   Program& program = *w.grid->program;

@@ -137,7 +137,9 @@ void note_release(Wave& w);
 // Orders the wave after what `from` had released when it made that access.
 void join_release(Wave& w, Contributor from, Scope relation);
 Scope relation_to(const Wave& w, const WaveChecks& c, uint32_t slot);
-void join_clock(SharedClock& into, const Clock& from);
+// Everything in `from` but the entry of slot `except`.
+constexpr uint32_t kNoSlot = ~0u;
+void join_clock(SharedClock& into, const Clock& from, uint32_t except = kNoSlot);
 void raise_clock(SharedClock& into, uint32_t slot, uint32_t epoch);
 uint32_t clock_at(const SharedClock& clock, uint32_t slot);
 

@@ -104,6 +104,41 @@ void cndmask_b16(Wave& w, const Inst& i) {
   w.put16(i, out);
 }
 
+// Two products and a sum, rounded once: v_dot2_f16_f16 and v_dot2_bf16_bf16.
+template <bool kBf16>
+void dot2_16(Wave& w, const Inst& i) {
+  Row tmp_a, tmp_b, tmp_c, out;
+  const U32* a = w.src32(i, 0, tmp_a);
+  const U32* b = w.src32(i, 1, tmp_b);
+  const U32* c = w.src16(i, 2, tmp_c);
+  const auto wide = [](U32 bits) -> double {
+    const auto half = static_cast<uint16_t>(bits);
+    return kBf16 ? bf16_to_float(half) : half_to_float(half);
+  };
+  for (int l = 0; l < kLanes; l++) {
+    const double sum =
+        wide(a[l]) * wide(b[l]) + wide(a[l] >> 16) * wide(b[l] >> 16) + wide(c[l]);
+    out[l] = kBf16 ? float_to_bf16(static_cast<float>(sum))
+                   : double_to_half(sum, Round::Nearest);
+  }
+  w.put16(i, out);
+}
+
+void swap_b16(Wave& w, const Inst& i) {
+  Row tmp_a, tmp_b;
+  const U32* a = w.src16(i, 0, tmp_a);
+  Inst back = i;   // the destination as a source and the source as the destination
+  back.src[0] = i.dst[0];
+  back.dst[0] = i.src[0];
+  back.opsel = static_cast<uint8_t>((i.opsel & 8) >> 3 | (i.opsel & 1) << 3);
+  const U32* b = w.src16(back, 0, tmp_b);
+  Row to_dst, to_src;
+  std::copy(a, a + kLanes, to_dst);
+  std::copy(b, b + kLanes, to_src);
+  w.put16(i, to_dst);
+  w.put16(back, to_src);
+}
+
 template <bool kSigned>
 void cvt_pk_16_f32(Wave& w, const Inst& i) {
   Row tmp_a, tmp_b, out;
@@ -284,6 +319,10 @@ void register_gfx11(Ops& ops) {
   ops.add("v_movrelsd_b32", "b32=b32", movrel<true, true>);
   ops.add("v_permlane16_b32", "b32=b32,b32,b32", permlane16<false>, kNoModifiers);
   ops.add("v_permlanex16_b32", "b32=b32,b32,b32", permlane16<true>, kNoModifiers);
+  ops.add("v_permlane64_b32", "b32=b32", nothing);  // a wave of 32 has no other half
+  ops.add("v_swap_b16", "b16=b16", swap_b16);
+  ops.add("v_dot2_f16_f16", "f16=b32,b32,f16", dot2_16<false>);
+  ops.add("v_dot2_bf16_bf16", "bf16=b32,b32,bf16", dot2_16<true>);
   ops.add("v_dot4_i32_iu8", "i32=b32,b32,i32", dot_mixed<8>);
   ops.add("v_dot8_i32_iu4", "i32=b32,b32,i32", dot_mixed<4>);
 }

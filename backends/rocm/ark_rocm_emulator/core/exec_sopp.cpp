@@ -91,6 +91,31 @@ void register_branches(Ops& ops) {
   }, kBranch);
 }
 
+// Scalar registers chosen by M0: the source's number (movrels) or the destination's (movreld).
+unsigned relative_sgpr(const Wave& w, const Operand& operand) {
+  const uint64_t reg = uint64_t(operand.reg) + w.m0();
+  if (operand.kind != Kind::Sgpr || reg + operand.dwords > 108) {
+    throw Fault{ErrorKind::OutOfBounds,
+                "M0 = " + std::to_string(w.m0()) + " leads beyond the scalar registers"};
+  }
+  return static_cast<unsigned>(reg);
+}
+
+void register_movrel(Ops& ops) {
+  ops.add("s_movrels_b32", "b32=b32", [](Wave& w, const Inst& i) {
+    w.put_scalar32(i.dst[0], w.s[relative_sgpr(w, i.src[0])]);
+  });
+  ops.add("s_movrels_b64", "b64=b64", [](Wave& w, const Inst& i) {
+    w.put_scalar64(i.dst[0], w.s64(relative_sgpr(w, i.src[0])));
+  });
+  ops.add("s_movreld_b32", "b32=b32", [](Wave& w, const Inst& i) {
+    w.s[relative_sgpr(w, i.dst[0])] = w.scalar32(i.src[0]);
+  });
+  ops.add("s_movreld_b64", "b64=b64", [](Wave& w, const Inst& i) {
+    w.set_s64(relative_sgpr(w, i.dst[0]), w.scalar64(i.src[0]));
+  });
+}
+
 // M0 takes the index in bits 7:0 and in bits 15:12 which operands it moves.
 void register_gpr_index(Ops& ops) {
   ops.add("s_set_gpr_idx_on", "=b32", [](Wave& w, const Inst& i) {
@@ -112,6 +137,7 @@ void register_gpr_index(Ops& ops) {
 void register_sopp(Ops& ops) {
   register_branches(ops);
   register_gpr_index(ops);
+  register_movrel(ops);
   const Handler nothing = [](Wave&, const Inst&) {};
   for (const char* name : {"s_nop", "s_setprio", "s_icache_inv", "s_sethalt", "s_setkill",
                            "s_wakeup", "s_dcache_inv", "s_dcache_wb", "s_dcache_inv_vol",

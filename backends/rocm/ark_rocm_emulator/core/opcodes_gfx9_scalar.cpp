@@ -13,7 +13,8 @@ s_ff0_i32_b64 s_ff1_i32_b32 s_ff1_i32_b64 s_flbit_i32_b32 s_flbit_i32_b64 s_flbi
 s_flbit_i32_i64 s_sext_i32_i8 s_sext_i32_i16 s_bitset0_b32 s_bitset0_b64 s_bitset1_b32
 s_bitset1_b64 s_getpc_b64 s_setpc_b64 s_swappc_b64 32 s_and_saveexec_b64 s_or_saveexec_b64
 s_xor_saveexec_b64 s_andn2_saveexec_b64 s_orn2_saveexec_b64 s_nand_saveexec_b64
-s_nor_saveexec_b64 s_xnor_saveexec_b64 s_quadmask_b32 s_quadmask_b64 48 s_abs_i32 50 s_set_gpr_idx_idx
+s_nor_saveexec_b64 s_xnor_saveexec_b64 s_quadmask_b32 s_quadmask_b64 42 s_movrels_b32 s_movrels_b64
+s_movreld_b32 s_movreld_b64 48 s_abs_i32 50 s_set_gpr_idx_idx
 51 s_andn1_saveexec_b64 s_orn1_saveexec_b64 s_andn1_wrexec_b64 s_andn2_wrexec_b64
 s_bitreplicate_b64_b32)"},
     {Format::SOP2,

@@ -244,6 +244,18 @@ HIP_EXPORT hipError_t hipDeviceCanAccessPeer(int* can, int device, int peer) {
   return hipSuccess;
 }
 
+// Emulated devices reach each other directly, as over one hop of XGMI.
+HIP_EXPORT hipError_t hipExtGetLinkTypeAndHopCount(int first, int second, uint32_t* type,
+                                                   uint32_t* hops) {
+  HIP_ENTER();
+  if (!type || !hops || first == second) return answer(hipErrorInvalidValue);
+  if (!known_device(*rt, first) || !known_device(*rt, second)) return answer(hipErrorInvalidDevice);
+  constexpr uint32_t kXgmi = 4;
+  *type = kXgmi;
+  *hops = 1;
+  return hipSuccess;
+}
+
 static void refresh_access(Runtime& rt, int owner) {
   for (auto& [base, allocation] : rt.allocations)
     if (allocation.device == owner && !allocation.imported)

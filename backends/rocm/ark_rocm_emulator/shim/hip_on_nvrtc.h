@@ -32,7 +32,16 @@ typedef unsigned long long uint64_t;
 #define __HIP_MEMORY_SCOPE_AGENT __NV_THREAD_SCOPE_DEVICE
 #define __HIP_MEMORY_SCOPE_SYSTEM __NV_THREAD_SCOPE_SYSTEM
 
-#define __hip_atomic_load(P, O, S) __nv_atomic_load_n(P, O, S)
+// HIP loads through a pointer to const, too.
+template <class T>
+__device__ __forceinline__ T* ark_writable(const T* pointer) {
+  return const_cast<T*>(pointer);
+}
+template <class T>
+__device__ __forceinline__ T* ark_writable(const volatile T* pointer) {
+  return const_cast<T*>(pointer);
+}
+#define __hip_atomic_load(P, O, S) __nv_atomic_load_n(ark_writable(P), O, S)
 #define __hip_atomic_store(P, V, O, S) __nv_atomic_store_n(P, V, O, S)
 #define __hip_atomic_exchange(P, V, O, S) __nv_atomic_exchange_n(P, V, O, S)
 #define __hip_atomic_fetch_add(P, V, O, S) __nv_atomic_fetch_add(P, V, O, S)
@@ -122,7 +131,15 @@ __device__ __forceinline__ unsigned ark_lanes_below() {
 #define __shfl_up(V, DELTA) __shfl_up_sync(__activemask(), V, DELTA)
 #define __shfl_down(V, DELTA) __shfl_down_sync(__activemask(), V, DELTA)
 
-// Arithmetic that has one instruction on AMD.
+// Arithmetic: clang's builtins, and what has one instruction on AMD.
+#define __builtin_fmaf(A, B, C) fmaf(A, B, C)
+#define __builtin_fmaxf(A, B) fmaxf(A, B)
+#define __builtin_fminf(A, B) fminf(A, B)
+#define __builtin_fabsf(A) fabsf(A)
+#define __builtin_sqrtf(A) sqrtf(A)
+#define __builtin_floorf(A) floorf(A)
+#define __builtin_rintf(A) rintf(A)
+#define __builtin_inff() __int_as_float(0x7f800000)
 #define __builtin_amdgcn_rcpf(X) __frcp_rn(X)
 #define __builtin_amdgcn_rsqf(X) rsqrtf(X)
 #define __builtin_amdgcn_sqrtf(X) sqrtf(X)
