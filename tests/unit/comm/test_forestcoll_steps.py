@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from networks import planes, random_eulerian, verify
+from tests.unit.comm.networks import planes, random_eulerian, verify
 
 from ark.comm.forestcoll import forest, optimal, trees
 from ark.comm.forestcoll.cuts import violated_in
