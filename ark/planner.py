@@ -247,13 +247,17 @@ class Planner:
 
 
 class _Planned(BaseException):
-    """Ends a script at its first launch."""
+    """Ends a script at its first launch, with the plan that it would have launched."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self.plan = plan
 
 
 def capture(plan: Plan | None) -> None:
     """Called by a launch: ends the script where a script is only being planned."""
     if Planner.machine_override is not None:
-        raise _Planned()
+        raise _Planned(plan or Planner().plan())
 
 
 def plan_script(path: str, machine: Machine) -> list[inner.Plan]:
@@ -267,12 +271,13 @@ def plan_script(path: str, machine: Machine) -> list[inner.Plan]:
     sys.argv = [path]
     try:
         try:
-            runpy.run_path(path, run_name="__main__")
-        except _Planned:
-            pass
+            names = runpy.run_path(path, run_name="__main__")
+            made = Planner().plan().inner
+            del names  # until here they held the tensors that keep their memory
+        except _Planned as planned:
+            made = planned.plan.inner
         except OSError as error:
             raise InvalidUsageError(f"{path} cannot be read: {error}") from error
-        made = Planner().plan().inner
     finally:
         Planner.machine_override = None
         sys.argv = arguments

@@ -247,11 +247,14 @@ def is_torch(value: Any) -> bool:
 
 
 def synchronize() -> None:
-    """Waits for what torch has queued on its accelerator, where it is in use."""
+    """Waits for what torch has queued on its current stream, where it uses an accelerator.
+
+    Not for the whole device: a persistent kernel would never let that end.
+    """
     torch = sys.modules.get("torch")
     accelerator = getattr(torch, "accelerator", None)
     if accelerator is not None and accelerator.is_available():
-        accelerator.synchronize()
+        accelerator.current_stream().synchronize()
 
 
 def _torch() -> Any:

@@ -83,6 +83,11 @@ class Runtime:
         """
         self.stop()
         planner.capture(plan)
+        if any(r.running() for r in Runtime._all):
+            raise InvalidUsageError(
+                "another Runtime's kernel is on the device, and all of a kernel's processors must "
+                "be resident; stop that one first (Runtime.stop, or leave its with block)"
+            )
         _bind(tensor_mappings)
         if hasattr(stream, "synchronize"):
             stream.synchronize()
@@ -283,8 +288,8 @@ def _check_overlaps(plan: Plan, addresses: Mapping[int, int]) -> None:
             if not {a, b} & written:
                 continue
             raise InvalidUsageError(
-                f"the memory of {plan.buffers[a].name!r} and {plan.buffers[b].name!r} overlaps, and "
-                "the model writes one of them; bind one placeholder and take slices of it"
+                f"the memory of {plan.buffers[a].name!r} and {plan.buffers[b].name!r} overlaps, "
+                "and the model writes one of them; bind one placeholder and take slices of it"
             )
 
 

@@ -219,6 +219,20 @@ def test_usage_errors(backend: str) -> None:
             y.to_numpy(np.zeros((2, 8), np.float32))
 
 
+def test_one_persistent_kernel_at_a_time(backend: str) -> None:
+    x = ark.tensor([4])
+    y = ark.add(x, 1.0)
+    with ark.Runtime() as first:
+        first.launch()
+        with pytest.raises(ark.InvalidUsageError, match="another Runtime"):
+            ark.Runtime().launch()
+        first.run()
+    with ark.Runtime() as second:
+        second.launch()
+        second.run()
+        assert y.to_numpy().tolist() == [1, 1, 1, 1]
+
+
 def test_plans_run_from_text_and_files(backend: str, tmp_path: Path) -> None:
     x = ark.tensor([8, 300])
     y = ark.softmax(ark.mul(x, 2.0))

@@ -1,8 +1,8 @@
 """The trees of a collective on a topology, checked: what users of ForestColl ask for.
 
-`forest` runs the steps (optimum, switch removal, packing) and returns a `Forest`; `trees` returns
-the trees alone. `ark.comm.forestcoll.lower` and the command line call them. Every forest is checked
-against the topology before it is returned.
+`forest` runs the steps (optimum, then alike trees or packing) and returns a `Forest`; `trees`
+returns the trees alone. `ark.comm.forestcoll.lower` and the command line call them. Every forest is
+checked against the topology before it is returned.
 """
 
 from __future__ import annotations
@@ -106,17 +106,7 @@ def _gathering(
 ) -> tuple[Optimum, tuple[Tree, ...]]:
     optimum = optimal(topology, k, roots)
     net = network(topology, roots)
-    nodes = len(topology.nodes)
-    capacity = np.zeros((nodes, nodes), dtype=np.int64)
-    capacity[net.tails, net.heads] = eulerian_part(net, net.capacity(optimum.scale))
-    demand = net.demand * optimum.k
-    alike = _alike(net, optimum)
-    if alike is not None:
-        check(net, optimum, alike)
-        return optimum, alike
-    direct = remove_switches(capacity, demand)
-    packed = pack(direct.matrix, demand)
-    result = tuple(_with_paths(topology, direct, branching) for branching in packed)
+    result = _alike(net, optimum) or _packed(net, optimum)
     check(net, optimum, result)
     return optimum, result
 
@@ -132,6 +122,17 @@ def _alike(net: Network, optimum: Optimum) -> tuple[Tree, ...] | None:
     nodes = net.topology.nodes
     images = [tree.image(nodes, moved) for moved in symmetry.elements() for tree in base]
     return tuple(sorted(images, key=lambda tree: tree.root))
+
+
+def _packed(net: Network, optimum: Optimum) -> tuple[Tree, ...]:
+    """Returns trees of the network without its switches, back on their physical paths."""
+    nodes = len(net.topology.nodes)
+    capacity = np.zeros((nodes, nodes), dtype=np.int64)
+    capacity[net.tails, net.heads] = eulerian_part(net, net.capacity(optimum.scale))
+    demand = net.demand * optimum.k
+    direct = remove_switches(capacity, demand)
+    packed = pack(direct.matrix, demand)
+    return tuple(_with_paths(net.topology, direct, branching) for branching in packed)
 
 
 def _with_paths(topology: Topology, direct: Direct, branching: Branching) -> Tree:

@@ -90,6 +90,10 @@ def _factorings(number: int, most: int) -> Iterator[Shape]:
 
 
 def shift(shape: Shape, axis: int) -> Ints:
+    """Returns where each rank goes when a digit of its number goes up by one, the last to zero.
+
+    With axis -1, and two digits, all ranks turn by one in the order of the second digit first.
+    """
     ranks = np.arange(math.prod(shape), dtype=np.int64).reshape(shape)
     if axis >= 0:
         return np.roll(ranks, 1, axis).reshape(-1)
@@ -198,7 +202,8 @@ def _symmetry(generators: tuple[Ints, ...], net: Network) -> Symmetry:
 def _extend(image: Ints, capacities: dict[tuple[int, int], Fraction], net: Network) -> Ints | None:
     """Returns the permutation of all nodes that moves ranks by `image`; None if links forbid it.
 
-    A switch is known by its links to nodes already mapped; alike switches are taken in turn.
+    A switch is known by its links to nodes already mapped; alike switches keep their order, so
+    that shifts that come back to the start for all ranks do so for all switches.
     """
     nodes = len(net.topology.nodes)
     moved = {rank: int(image[rank]) for rank in range(net.ranks)}
@@ -216,7 +221,7 @@ def _extend(image: Ints, capacities: dict[tuple[int, int], Fraction], net: Netwo
         left = []
         for node in waiting:
             links = [each for each in near[node] if each[0] in known]
-            home = homes[frozenset((moved[other], *rest) for other, *rest in links)]  # type: ignore[misc]
+            home = homes[frozenset((moved[other], outward, rate) for other, outward, rate in links)]
             if links and not home:
                 return None
             if links:

@@ -14,19 +14,16 @@ from typing import NamedTuple, TypeAlias
 
 from ark.comm.program.order import describe, in_order
 from ark.comm.program.reductions import REDUCTIONS
+from ark.comm.program.structure import check_structure, refusal
 from ark.comm.program.types import (
     Collective,
     CollectiveProgram,
     Kind,
     Operation,
     OpRef,
-    Role,
     Span,
-    io_slots,
 )
-from ark.errors import InvalidUsageError, PlanError
-
-MOST_SLOTS = 1 << 25  # on all ranks together: what a check may take in memory
+from ark.errors import PlanError
 
 # The contributions in a value: a bit set of ranks, or (op, left, right) where order matters.
 Expr: TypeAlias = "int | tuple[str, Expr, Expr]"
@@ -61,7 +58,7 @@ class Report:
 
 def check(program: CollectiveProgram) -> Report:
     """Returns a report if the program is right; raises PlanError with the first fault if not."""
-    _check_structure(program)
+    check_structure(program)
     order = in_order(program)
     _check_races(program, order)
     _Machine(program).run(order)
@@ -76,96 +73,6 @@ def check(program: CollectiveProgram) -> Report:
         reduces=kinds.count(Kind.REDUCE) + kinds.count(Kind.BLEND),
         steps=max(step.values(), default=0),
     )
-
-
-def _fault(program: CollectiveProgram, text: str) -> PlanError:
-    return PlanError(f"The program {program.name} is refused: {text}")
-
-
-def _check_structure(program: CollectiveProgram) -> None:
-    p = program
-    if p.ranks < 1 or p.chunks < 1 or p.pieces < 1 or len(p.operations) != p.ranks:
-        raise _fault(
-            p,
-            f"it names {p.ranks} ranks, {p.chunks} chunks and {p.pieces} pieces and lists "
-            f"{len(p.operations)} ranks' operations; all must be at least 1 and the lists match.",
-        )
-    try:
-        in_slots, out_slots = io_slots(p.collective, p.ranks, p.chunks)
-    except InvalidUsageError as error:
-        raise _fault(p, str(error)) from error
-    if p.collective.rooted != (p.root is not None) or not 0 <= (p.root or 0) < p.ranks:
-        raise _fault(p, f"{p.collective.value} cannot have the root {p.root}.")
-    if p.collective.reduces and p.reduction not in REDUCTIONS:
-        raise _fault(p, f"there is no reduction {p.reduction!r}; use one of {list(REDUCTIONS)}.")
-    if p.reduction in REDUCTIONS and not REDUCTIONS[p.reduction].elementwise and p.pieces != 1:
-        raise _fault(p, f"{p.reduction} looks at whole tensors, which cannot be cut in pieces.")
-    if p.reduction == "adasum" and p.ranks & (p.ranks - 1):
-        raise _fault(p, f"Adasum needs a power of two of ranks, but there are {p.ranks}.")
-    wanted = {"in": (Role.IN, in_slots), "out": (Role.OUT, out_slots)}
-    if len(p.buffer_by_name) != len(p.buffers):
-        raise _fault(p, "two of its buffers have the same name.")
-    for buffer in p.buffers:
-        io = buffer.role in (Role.IN, Role.OUT)
-        if (io or buffer.name in wanted) and wanted.get(buffer.name) != (buffer.role, buffer.slots):
-            raise _fault(
-                p,
-                f"the buffer {buffer.name} ({buffer.role.value}, {buffer.slots} slots) does not "
-                f"fit: {p.collective.value} has in with {in_slots} and out with {out_slots} slots.",
-            )
-    slots = p.ranks * sum(max(buffer.slots, 0) for buffer in p.buffers)
-    if slots > MOST_SLOTS:
-        raise _fault(p, f"its ranks have {slots} slots together; at most {MOST_SLOTS} are checked.")
-    if missing := set(wanted) - set(p.buffer_by_name):
-        raise _fault(p, f"it has no buffer {min(missing)}.")
-    for ref in p.refs():
-        _check_operation(p, ref, p.op(ref))
-
-
-def _check_operation(p: CollectiveProgram, ref: OpRef, op: Operation) -> None:
-    def fault(text: str) -> PlanError:
-        return _fault(p, f"{describe(p, ref)} {text}")
-
-    for span in (op.dst, *op.srcs):
-        buffer = p.buffer_by_name.get(span.buffer)
-        if buffer is None:
-            raise fault(f"names the buffer {span.buffer}, which does not exist.")
-        if span.count < 1 or span.start < 0 or span.start + span.count > buffer.slots:
-            raise fault(f"leaves the buffer {span.buffer}, which has {buffer.slots} slots.")
-    for dep in op.deps:
-        if not (0 <= dep.rank < p.ranks and 0 <= dep.position < len(p.operations[dep.rank])):
-            raise fault(
-                f"waits for rank {dep.rank} operation {dep.position}, which does not exist."
-            )
-    if (op.kind is Kind.PUT) != (op.peer is not None):
-        raise fault("must name a peer if and only if it is a put.")
-    if op.peer is not None and (not 0 <= op.peer < p.ranks or op.peer == ref.rank):
-        raise fault(f"puts to rank {op.peer}; the peer must be another of {p.ranks} ranks.")
-    if op.route and op.kind is not Kind.PUT:
-        raise fault("has a route, but only puts travel.")
-    if op.divide < 1 or (op.divide != 1 and op.kind is not Kind.REDUCE):
-        raise fault(f"divides by {op.divide}; only a reduce divides, by at least 1.")
-    _check_shape(p, op, fault)
-
-
-def _check_shape(p: CollectiveProgram, op: Operation, fault) -> None:
-    dots = [p.buffer_by_name[s.buffer].role is Role.DOTS for s in (op.dst, *op.srcs)]
-    counts = [s.count for s in op.srcs]
-    combines = op.kind in (Kind.REDUCE, Kind.BLEND)
-    if combines != (op.reduce is not None) or (op.reduce or "sum") not in REDUCTIONS:
-        raise fault(f"has the reduction {op.reduce!r}, which does not fit its kind.")
-    if op.kind is Kind.DOT:
-        good = len(counts) == 2 and counts[0] == counts[1] and op.dst.count == 1
-        good = good and dots == [True, False, False]
-    elif op.kind is Kind.BLEND:
-        good = len(counts) == 3 and counts == [op.dst.count, op.dst.count, 1]
-        good = good and dots == [False, False, False, True]
-    else:
-        good = len(counts) >= 2 if op.kind is Kind.REDUCE else len(counts) == 1
-        good = good and set(counts) == {op.dst.count} and len(set(dots)) == 1
-        good = good and not (op.kind is Kind.REDUCE and dots[0] and op.reduce != "sum")
-    if not good:
-        raise fault("has spans whose number, length or kind does not fit.")
 
 
 def _check_races(program: CollectiveProgram, order: list[OpRef]) -> None:
@@ -187,7 +94,7 @@ def _check_races(program: CollectiveProgram, order: list[OpRef]) -> None:
 
     def demand(first: OpRef | None, then: OpRef, place: Place) -> None:
         if first is not None and first != then and not ordered(first, then):
-            raise _fault(
+            raise refusal(
                 program,
                 f"{describe(program, then)} and {describe(program, first)} both touch "
                 f"{place[1]}[{place[2]}] on rank {place[0]}, one of them writes, and no chain of "
@@ -241,7 +148,7 @@ class _Machine:
             self.check_end(rank)
 
     def fault(self, ref: OpRef, text: str) -> PlanError:
-        return _fault(self.p, f"{describe(self.p, ref)} {text}")
+        return refusal(self.p, f"{describe(self.p, ref)} {text}")
 
     def read(self, ref: OpRef, span: Span) -> list[Value | Dots]:
         column = [self.memory.get((ref.rank, span.buffer, slot)) for slot in span.slots()]
@@ -325,7 +232,7 @@ class _Machine:
             wanted = demanded(p, rank, slot)
             got = self.memory.get((rank, "out", slot))
             if got != wanted:
-                raise _fault(
+                raise refusal(
                     p,
                     f"at the end rank {rank} must hold {_words(wanted)} in out[{slot}], "
                     f"but holds {_words(got)}.",

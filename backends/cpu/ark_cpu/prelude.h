@@ -60,7 +60,10 @@ ARK_DEVICE ark_u64 ark_time_ns() {
 }
 // Gives the core away soon: there may be more processors than cores.
 ARK_DEVICE void ark_pause(ark_u32 spins) {
-  if (spins > 200u) {
+  if (spins > 20000u) {
+    // Some ten milliseconds of nothing: an idle loop, or a peer that is not there yet.
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  } else if (spins > 200u) {
     sched_yield();
   } else {
 #if defined(__x86_64__)

@@ -106,7 +106,7 @@ def _library() -> tuple[ctypes.CDLL, Path]:
     path = build.shared_library("libamdhip64.so", sources, includes=[build.PACKAGE / "hip"])
     library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     ctypes.CDLL(str(build.alias(path, "libhiprtc.so")), mode=ctypes.RTLD_GLOBAL)
-    library.ark_emulator_configure.restype = ctypes.c_char_p
+    library.ark_emulator_enter.restype = ctypes.c_char_p
     library.ark_emulator_set.argtypes = [ctypes.c_char_p, ctypes.c_uint64]
     library.ark_emulator_failure.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t]
     library.ark_emulator_instructions.restype = ctypes.c_uint64
@@ -173,12 +173,16 @@ def _lead_hip_python_to(path: Path) -> None:
         )
 
 
-def _configure(arch: str, count: int) -> Activation:
+def _enter(arch: str, count: int) -> Activation:
     library, path = _library()
-    why = library.ark_emulator_configure(arch.encode(), count, _hip_version())
+    why = library.ark_emulator_enter(arch.encode(), count, _hip_version())
     if why:
         raise SystemError(f"No emulated {arch} device could be made: {why.decode()}.")
-    _lead_hip_python_to(path)
+    try:
+        _lead_hip_python_to(path)
+    except BaseException:
+        library.ark_emulator_leave()
+        raise
     return Activation(arch, count, path)
 
 
@@ -209,7 +213,7 @@ def activate(request: str | None = None) -> Activation | None:
     asked = parse_request(request or os.environ.get(VARIABLE, ""))
     if asked is None:
         return None
-    _active = _configure(*asked)
+    _active = _enter(*asked)
     named = {name: os.environ.get(f"ARK_ROCM_EMULATOR_{name.upper()}") for name in _OPTIONS}
     _set_options({name: int(value, 0) for name, value in named.items() if value})
     return _active
@@ -226,17 +230,18 @@ def emulated(arch: str = "gfx942", count: int = 1, **options: int) -> Iterator[A
             (0 or 1), max_slice and step_budget (wave-instructions), external_wait_ms, report (0 or
             1: print failures when they happen).
 
-    Handles and pointers from before the block or from inside it are void once it ends. Child
-    processes find the devices in ARK_ROCM_DEVICE.
+    What was emulated before waits untouched and is back at the end of the block; handles and
+    pointers from inside the block are void then. Child processes find the devices in
+    ARK_ROCM_DEVICE.
     """
     global _active
     before, variable = _active, os.environ.get(VARIABLE)
     request = f"{_PREFIX}{arch},{count}"
     parse_request(request)
-    _active = _configure(arch, count)
+    _active = _enter(arch, count)
     os.environ[VARIABLE] = request
     try:
-        _set_options({**_DEFAULTS, **options})
+        _set_options(options)
         yield _active
     finally:
         _active = before
@@ -244,22 +249,8 @@ def emulated(arch: str = "gfx942", count: int = 1, **options: int) -> Iterator[A
             del os.environ[VARIABLE]
         else:
             os.environ[VARIABLE] = variable
-        _set_options(_DEFAULTS)
         library, _ = _library()
-        kept = (before.arch.encode(), before.count) if before else (b"", 0)
-        library.ark_emulator_configure(*kept, _hip_version())
-
-
-_DEFAULTS = {
-    "seed": 0,
-    "checks": 0,
-    "compute_units": 8,
-    "parallel": 1,
-    "max_slice": 256,
-    "step_budget": 0,
-    "external_wait_ms": 120000,
-    "report": 1,
-}
+        library.ark_emulator_leave()
 
 
 def set_option(name: str, value: int) -> None:

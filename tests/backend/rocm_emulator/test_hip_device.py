@@ -7,10 +7,11 @@ import subprocess
 import sys
 
 import hip as hip_package
+import numpy as np
 import pytest
 from ark_rocm_emulator import activate, describe, emulated
 from hip import hip
-from hip_runner import check
+from hip_runner import Buffers, check, download
 
 from ark.errors import InvalidUsageError
 
@@ -82,9 +83,13 @@ def test_devices_are_counted_chosen_and_gone_afterwards() -> None:
         assert check(hip.hipGetDevice()) == 2
         assert hip.hipSetDevice(3) == (ERROR.hipErrorInvalidDevice,)
         assert hip.hipGetDeviceProperties(-1)[0] == ERROR.hipErrorInvalidDevice
-        with emulated("gfx1100"):
-            assert check(hip.hipGetDeviceCount()) == 1
-        assert check(hip.hipGetDeviceCount()) == 3
+        data = np.arange(8, dtype=np.int32)
+        with Buffers() as buffers:
+            there = buffers.upload(data)
+            with emulated("gfx1100"):
+                assert check(hip.hipGetDeviceCount()) == 1
+            assert check(hip.hipGetDeviceCount()) == 3
+            np.testing.assert_array_equal(download(there, data.shape, data.dtype), data)
     assert hip.hipGetDeviceCount()[0] == ERROR.hipErrorNoDevice
     assert describe() == "nothing is emulated"
 

@@ -144,7 +144,9 @@ BAD = [
 
 
 @pytest.mark.parametrize(("kind", "call", "match"), BAD)
-def test_bad_calls_are_errors_for_people(kind: type[Exception], call: Any, match: str | None) -> None:
+def test_bad_calls_are_errors_for_people(
+    kind: type[Exception], call: Any, match: str | None
+) -> None:
     tensor = ark.tensor([64, 32], ark.fp16)
     with pytest.raises(kind, match=match) as caught:
         call(tensor)
@@ -328,7 +330,7 @@ SCRIPT = """
 import ark
 ark.init()
 x = ark.tensor([64, 64], ark.fp16)
-y = ark.relu(ark.add(x, 1.0))
+y = ark.relu(ark.add(x, 1.0), name="held")
 if __name__ == "__main__":
     with ark.Runtime() as runtime:
         runtime.launch()
@@ -342,8 +344,13 @@ def test_a_script_is_planned_without_a_device(tmp_path: Path) -> None:
     for machine in ("h100", "mi300x", "cpu-2"):
         (plan,) = plan_script(str(path), registry.machine(machine))
         verify([plan])
-        assert [op.name for op in plan.ops] == ["add", "relu"]
+        assert [op.name for op in plan.ops] == ["add", "held"]
         assert plan.machine["name"] == machine
+        kept = {b.name.split(".")[0] for b in plan.buffers if b.arena == "external"}
+        assert kept == {"tensor", "held"}
+    path.write_text("import ark\nx = ark.ones([4])\ny = ark.exp(x)\n")
+    (plan,) = plan_script(str(path), registry.machine("cpu-1"))
+    assert [b.arena for b in plan.buffers] == ["external"] * 2
     path.write_text("x = 1")
     with pytest.raises(ark.PlanError, match="no model"):
         plan_script(str(path), registry.machine("h100"))

@@ -36,6 +36,21 @@ def random_eulerian(seed):
     )
 
 
+def planes(boxes, gpus, nvswitches, fabrics, seed):
+    """Returns boxes whose ranks are on several switches each, alike but listed in random order."""
+    ranks = [f"g{rank}" for rank in range(boxes * gpus)]
+    switches = [f"net{index}" for index in range(fabrics)]
+    ends = [(rank, switch, Fraction(25)) for rank in ranks for switch in switches]
+    for box, plane in itertools.product(range(boxes), range(nvswitches)):
+        switches.append(f"s{box}.{plane}")
+        ends += [(rank, switches[-1], Fraction(225, 2)) for rank in ranks[box * gpus :][:gpus]]
+    rng = random.Random(seed)
+    rng.shuffle(ends)
+    rng.shuffle(switches)
+    links = [link for a, b, rate in ends for link in (Link(a, b, rate), Link(b, a, rate))]
+    return Topology("planes", tuple(ranks), tuple(switches), tuple(links))
+
+
 def brute_force(topology, weight=None):
     """Returns 1/x* as the largest ratio over all cuts."""
     capacity = topology.capacities()

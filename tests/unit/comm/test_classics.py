@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from programs import boxes_for
+from tests.unit.comm.programs import boxes_for
 
 from ark.comm import classics
 from ark.comm.classics import trees

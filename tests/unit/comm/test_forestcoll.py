@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 import pytest
-from networks import brute_force, random_eulerian, verify
+from tests.unit.comm.networks import brute_force, random_eulerian, verify
 
 from ark.comm.forestcoll import COLLECTIVES, forest, lower, optimal
 from ark.comm.program import check

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from networks import random_eulerian
+from tests.unit.comm.networks import random_eulerian
 
 from ark.comm import algorithms, synthesize, topology
 from ark.comm.forestcoll import COLLECTIVES, forest, lower

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from networks import random_eulerian, verify
+from tests.unit.comm.networks import random_eulerian, verify
 
 from ark.comm.forestcoll import Forest, optimal
 from ark.comm.forestcoll.forest import check

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from networks import random_eulerian, verify
+from tests.unit.comm.networks import planes, random_eulerian, verify
 
 from ark.comm.forestcoll import forest, optimal, trees
 from ark.comm.forestcoll.cuts import violated_in
@@ -131,6 +131,16 @@ def test_fixed_k_on_any_eulerian_network(seed, k):
 def test_alike_trees_of_boxes_are_two_deep():
     for name in ("a100x2", "h100x4", "mi300xx2", "a100x4:fabric=leafspine,oversubscription=2"):
         assert forest(named(name)).height == 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("shape", [(1, 4, 2, 1), (2, 4, 4, 1), (3, 4, 2, 2)])
+def test_alike_switches_in_any_order(shape, seed):
+    topology = planes(*shape, seed)
+    assert find_symmetry(network(topology)).size == len(topology.ranks)
+    made = forest(topology)
+    verify(topology, made)
+    assert made.height <= 3
 
 
 def test_no_switch_box_gets_a_chain():

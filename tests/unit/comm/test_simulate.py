@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import any_program
+from tests.unit.comm.programs import any_program
 
 from ark.comm import classics
 from ark.comm.forestcoll import optimal

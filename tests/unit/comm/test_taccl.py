@@ -386,6 +386,14 @@ def test_bad_calls_give_one_sentence(tmp_path):
         synthesize_taccl(rail, Sketch.from_json(far), "all_gather")
 
 
+@pytest.mark.parametrize("size", [1, 1 << 60])
+def test_tiny_and_huge_sizes(size):
+    topology = Topology.load("torus2x3:bandwidth=1/1000,latency=0.5")
+    made = synthesize_taccl(topology, None, "all_to_all", 20, size_bytes=size)
+    prove(made.program, topology)
+    assert made.optimal and made.time_us >= made.routing_us * (1 - 1e-6) > 0
+
+
 def test_sizes_and_sketch_defaults():
     assert [parse_size(s) for s in (7, "7", "2K", "3MB", "1G")] == [7, 7, 2048, 3 << 20, 1 << 30]
     sketch = default_sketch(Topology.load("a100x2"))

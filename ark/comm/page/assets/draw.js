@@ -17,8 +17,8 @@ for (const run of DATA.runs) {
   });
 }
 
-const RAMP = [[0, [42, 52, 66]], [0.03, [45, 84, 120]], [0.35, [38, 150, 158]], [0.65, [112, 193, 108]],
-  [0.85, [244, 193, 82]], [1, [240, 98, 88]]];
+const RAMP = [[0, [42, 52, 66]], [0.03, [45, 84, 120]], [0.35, [38, 150, 158]],
+  [0.65, [112, 193, 108]], [0.85, [244, 193, 82]], [1, [240, 98, 88]]];
 
 function rampColour(value) {
   const v = Math.max(0, Math.min(1, value));
@@ -56,7 +56,8 @@ function showTip(event, html) {
   tip.hidden = false;
   const box = tip.getBoundingClientRect();
   const x = Math.min(event.clientX + 14, innerWidth - box.width - 8);
-  const y = event.clientY + 16 + box.height > innerHeight ? event.clientY - box.height - 10 : event.clientY + 16;
+  const below = event.clientY + 16;
+  const y = below + box.height > innerHeight ? event.clientY - box.height - 10 : below;
   tip.style.left = `${x}px`;
   tip.style.top = `${y}px`;
 }

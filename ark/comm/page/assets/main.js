@@ -13,24 +13,27 @@ function header() {
   $("title").textContent = `${name[0].toUpperCase()}${name.slice(1)} on ${DATA.topology}`;
   document.title = $("title").textContent;
   const best = DATA.runs.reduce((a, b) => (a.time <= b.time ? a : b));
-  $("subtitle").innerHTML = `${DATA.ranks} ranks, ${bytesText(DATA.size)}` +
-    `${DATA.reduction ? `, ${escapeText(DATA.reduction)}` : ""}. Fastest: <b>${escapeText(words(best.name))}</b>, ` +
-    `${timeText(best.time)}.${optimum}`;
+  const reduction = DATA.reduction ? `, ${escapeText(DATA.reduction)}` : "";
+  $("subtitle").innerHTML = `${DATA.ranks} ranks, ${bytesText(DATA.size)}${reduction}. Fastest: ` +
+    `<b>${escapeText(words(best.name))}</b>, ${timeText(best.time)}.${optimum}`;
 }
 
 function comparison() {
   const box = $("compare");
   box.replaceChildren();
-  const top = Math.max(...DATA.runs.map((r) => r.algbw), DATA.bound ? DATA.size / DATA.bound / 1e3 : 0);
+  const optimum = DATA.bound ? DATA.size / DATA.bound / 1e3 : 0;
+  const top = Math.max(...DATA.runs.map((r) => r.algbw), optimum);
   for (const run of DATA.runs) {
     const row = document.createElement("button");
     row.className = `row${run === State.run ? " on" : ""}`;
-    const share = DATA.bound ? `${((100 * DATA.bound) / run.time).toFixed(0)}% of optimum` : "GB/s";
-    const mark = DATA.bound
-      ? `<div class="mark" style="left:calc(${(100 * DATA.size) / DATA.bound / 1e3 / top}% - 2px)"></div>` : "";
-    row.innerHTML = `<span class="name" title="${escapeText(run.title)}">${escapeText(words(run.name))}</span>` +
-      `<span class="track"><span class="fill" style="width:${(100 * run.algbw) / top}%"></span>${mark}</span>` +
-      `<span class="num">${timeText(run.time)}<small>${DATA.bound ? share.replace(" of optimum", " of opt.") : `${run.algbw.toPrecision(3)} GB/s`}</small></span>`;
+    const share = optimum ? `${((100 * DATA.bound) / run.time).toFixed(0)}% of opt.`
+      : `${run.algbw.toPrecision(3)} GB/s`;
+    const mark = optimum
+      ? `<div class="mark" style="left:calc(${(100 * optimum) / top}% - 2px)"></div>` : "";
+    const fill = `<span class="fill" style="width:${(100 * run.algbw) / top}%"></span>`;
+    row.innerHTML = `<span class="name" title="${escapeText(run.title)}">` +
+      `${escapeText(words(run.name))}</span><span class="track">${fill}${mark}</span>` +
+      `<span class="num">${timeText(run.time)}<small>${share}</small></span>`;
     row.addEventListener("click", () => choose(run));
     box.appendChild(row);
   }
@@ -127,7 +130,12 @@ function start() {
   let pending = 0;
   new ResizeObserver(() => {
     clearTimeout(pending);
-    pending = setTimeout(() => { Network.build(); Trees.diagram(); Timeline.build(); Network.paint(); }, 80);
+    pending = setTimeout(() => {
+      Network.build();
+      Trees.diagram();
+      Timeline.build();
+      Network.paint();
+    }, 80);
   }).observe($("stage"));
 }
 start();

@@ -5,12 +5,14 @@ const Network = {
   build() {
     const stage = $("stage").getBoundingClientRect();
     const xs = DATA.nodes.map((n) => n.x), ys = DATA.nodes.map((n) => n.y);
-    const spanX = Math.max(...xs) - Math.min(...xs) || 1, spanY = Math.max(...ys) - Math.min(...ys) || 1;
+    const [left, right] = [Math.min(...xs), Math.max(...xs)];
+    const [top, bottom] = [Math.min(...ys), Math.max(...ys)];
     const pad = 46;
-    this.scale = Math.min((stage.width - 2 * pad) / spanX, (stage.height - 2 * pad - 26) / spanY, 230);
-    const midX = (Math.max(...xs) + Math.min(...xs)) / 2, midY = (Math.max(...ys) + Math.min(...ys)) / 2;
+    this.scale = Math.min((stage.width - 2 * pad) / (right - left || 1),
+      (stage.height - 2 * pad - 26) / (bottom - top || 1), 230);
     this.points = DATA.nodes.map((n) => [
-      stage.width / 2 + (n.x - midX) * this.scale, stage.height / 2 - 10 + (n.y - midY) * this.scale]);
+      stage.width / 2 + (n.x - (left + right) / 2) * this.scale,
+      stage.height / 2 - 10 + (n.y - (top + bottom) / 2) * this.scale]);
     this.size = Math.max(5, Math.min(17, this.scale * 0.2));
     const svg = $("links");
     svg.replaceChildren();
@@ -48,10 +50,11 @@ const Network = {
 
   node(svg, node, [x, y]) {
     const group = element("g", { class: `node ${node.rank ? "rank" : "switch"}` }, svg);
-    const s = this.size;
+    const s = this.size, fill = "#1d2632";
     const shape = node.rank
-      ? element("circle", { cx: x, cy: y, r: s }, group)
-      : element("rect", { x: x - s * 0.95, y: y - s * 0.8, width: s * 1.9, height: s * 1.6, rx: 4 }, group);
+      ? element("circle", { cx: x, cy: y, r: s, fill }, group)
+      : element("rect",
+        { x: x - s * 0.95, y: y - s * 0.8, width: s * 1.9, height: s * 1.6, rx: 4, fill }, group);
     const font = Math.min(s * 0.9, (s * 3) / Math.max(2, node.id.length));
     if (font > 5.5) {
       element("text", { x, y: y + 0.5, "font-size": font }, group).textContent = node.id;
@@ -65,7 +68,8 @@ const Network = {
   tip(event, i) {
     const [a, b, gbps] = DATA.links[i], run = State.run;
     const name = (n) => escapeText(DATA.nodes[n].id);
-    showTip(event, `<b>${name(a)} \u2192 ${name(b)}</b> <span>${gbps.toPrecision(4) / 1} GB/s</span><br>` +
+    showTip(event, `<b>${name(a)} \u2192 ${name(b)}</b> ` +
+      `<span>${Number(gbps.toPrecision(4))} GB/s</span><br>` +
       `${bytesText(run.bytes[i])} carried<br>busy ${(100 * run.busy[i]).toFixed(1)}% of the time`);
   },
 
@@ -92,7 +96,8 @@ const Network = {
     const legend = $("legend");
     if (State.mode === "load") {
       const stops = RAMP.map(([at, c]) => `rgb(${c}) ${100 * at}%`).join(",");
-      legend.innerHTML = `<div class="ramp" style="background:linear-gradient(90deg,${stops})"></div>` +
+      const ramp = `background:linear-gradient(90deg,${stops})`;
+      legend.innerHTML = `<div class="ramp" style="${ramp}"></div>` +
         `<div class="ends"><span>idle</span><span>link busy</span><span>all the time</span></div>`;
     } else if (State.mode === "tree" && Trees.current) {
       const count = Trees.current.depth;

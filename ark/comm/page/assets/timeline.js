@@ -18,7 +18,8 @@ const Timeline = {
     this.rowHeight = Math.max(7, Math.min(26, 520 / rows));
     this.view = fitCanvas($("timeline"), this.top + rows * this.rowHeight + 6);
     $("timelineNote").textContent = rows < DATA.ranks
-      ? `the first ${rows} of ${DATA.ranks} ranks are drawn` : "a row for each sender, a bar for each put";
+      ? `the first ${rows} of ${DATA.ranks} ranks are drawn`
+      : "a row for each sender, a bar for each put";
     this.paintBars();
     this.paint();
   },
@@ -97,7 +98,8 @@ const Timeline = {
     context.beginPath();
     context.arc(x, this.top - 7, 3.5, 0, 7);
     context.fill();
-    $("clock").textContent = `${timeText(State.time, State.run.time)} of ${timeText(State.run.time)}`;
+    const whole = State.run.time;
+    $("clock").textContent = `${timeText(State.time, whole)} of ${timeText(whole)}`;
   },
 
   find(event) {
@@ -113,10 +115,12 @@ const Timeline = {
     const run = State.run, route = run.routes[e[EVENT.route]].map((n) => DATA.nodes[n].id);
     const size = (DATA.size / run.chunks / run.pieces) * e[EVENT.count];
     const what = e[EVENT.count] > 1 ? `chunks ${e[EVENT.chunk]} and on` : `chunk ${e[EVENT.chunk]}`;
-    showTip(event, `<b>${escapeText(rankName(e[EVENT.rank]))} \u2192 ${escapeText(rankName(e[EVENT.peer]))}</b> ` +
-      `<span>${what}${run.pieces > 1 ? `, piece ${e[EVENT.piece]}` : ""}, ${bytesText(size)}</span><br>` +
-      `${escapeText(route.join(" \u203a "))}<br>step ${e[EVENT.step] + 1}: ${timeText(e[EVENT.start])} ` +
-      `to ${timeText(e[EVENT.end])}`);
+    const ends = [rankName(e[EVENT.rank]), rankName(e[EVENT.peer])].map(escapeText);
+    const piece = run.pieces > 1 ? `, piece ${e[EVENT.piece]}` : "";
+    showTip(event, `<b>${ends.join(" \u2192 ")}</b> ` +
+      `<span>${what}${piece}, ${bytesText(size)}</span><br>` +
+      `${escapeText(route.join(" \u203a "))}<br>` +
+      `step ${e[EVENT.step] + 1}: ${timeText(e[EVENT.start])} to ${timeText(e[EVENT.end])}`);
   },
 
   listen() {

@@ -28,8 +28,9 @@ const Trees = {
   shape({ chunk, events }) {
     const first = events[0];
     const upward = Boolean(State.run.reduces && !first[EVENT.reduced]);
-    const edges = events.map((e) => ({ from: e[EVENT.rank], to: e[EVENT.peer], route: e[EVENT.route],
-      start: e[EVENT.start], depth: 0 })).sort((a, b) => a.start - b.start);
+    const edges = events.map((e) => ({ from: e[EVENT.rank], to: e[EVENT.peer],
+      route: e[EVENT.route], start: e[EVENT.start], depth: 0 }))
+      .sort((a, b) => a.start - b.start);
     // A reduction's tree is read from its leaves, all others from the root.
     const depth = new Map();
     for (const edge of edges) {
@@ -37,7 +38,8 @@ const Trees = {
       depth.set(edge.to, Math.max(depth.get(edge.to) || 0, edge.depth + 1));
     }
     const targets = new Set(edges.map((e) => e.to)), senders = new Set(edges.map((e) => e.from));
-    const ends = upward ? [...targets].filter((r) => !senders.has(r)) : [...senders].filter((r) => !targets.has(r));
+    const ends = upward ? [...targets].filter((r) => !senders.has(r))
+      : [...senders].filter((r) => !targets.has(r));
     const root = ends.length ? ends[0] : upward ? edges[edges.length - 1].to : edges[0].from;
     return { upward, chunk, edges, root, everywhere: upward && !ends.length,
       depth: 1 + Math.max(...edges.map((e) => e.depth)) };
@@ -50,8 +52,8 @@ const Trees = {
     $("treeCount").textContent = count ? `${this.index + 1} / ${count}` : "none";
     const tree = this.current;
     $("treeTitle").textContent = !tree ? "Trees" : tree.everywhere
-      ? `Chunk ${tree.chunk}, reduced on every rank` : tree.upward
-      ? `Chunk ${tree.chunk}, reduced into ${rankName(tree.root)}`
+      ? `Chunk ${tree.chunk}, on every rank` : tree.upward
+      ? `Chunk ${tree.chunk} into ${rankName(tree.root)}`
       : `Chunk ${tree.chunk} from ${rankName(tree.root)}`;
     this.diagram();
     if (State.mode === "tree") Network.paint();
@@ -94,7 +96,8 @@ const Trees = {
     };
     place(tree.root, 0);
     const wide = Math.max(1, leaf - 1), pad = 17;
-    const roomX = (box.width - 2 * pad) / wide, roomY = (box.height - 2 * pad) / Math.max(1, deepest);
+    const roomX = (box.width - 2 * pad) / wide;
+    const roomY = (box.height - 2 * pad) / Math.max(1, deepest);
     const radius = Math.max(3, Math.min(12, roomX * 0.43, roomY * 0.32));
     const at = (rank) => {
       const [x, level] = spots.get(rank);
@@ -104,7 +107,8 @@ const Trees = {
       if (!spots.has(up)) continue;
       for (const [down, edge] of below) {
         const [x1, y1] = at(up), [x2, y2] = at(down);
-        element("path", { d: `M${x1} ${y1}C${x1} ${(y1 + y2) / 2} ${x2} ${(y1 + y2) / 2} ${x2} ${y2}`,
+        const middle = (y1 + y2) / 2;
+        element("path", { d: `M${x1} ${y1}C${x1} ${middle} ${x2} ${middle} ${x2} ${y2}`,
           fill: "none", stroke: stepColour(edge.depth, tree.depth), "stroke-width": 2 }, svg);
       }
     }
@@ -113,8 +117,10 @@ const Trees = {
       element("circle", { cx: x, cy: y, r: radius, fill: root ? "#e8ecf1" : "#1d2632",
         stroke: root ? "#e8ecf1" : "#7f93aa" }, svg);
       if (radius > 6) {
-        element("text", { x, y: y + 0.5, "font-size": radius * 0.95, "text-anchor": "middle",
-          "dominant-baseline": "central", fill: root ? "#0d1117" : "#e8ecf1" }, svg).textContent = rank;
+        const label = element("text", { x, y: y + 0.5, "font-size": radius * 0.95,
+          "text-anchor": "middle", "dominant-baseline": "central" }, svg);
+        label.setAttribute("fill", root ? "#0d1117" : "#e8ecf1");
+        label.textContent = rank;
       }
     }
   },

@@ -14,7 +14,8 @@
 namespace ark_emu {
 namespace {
 
-[[noreturn]] void out_of_bounds(const Wave& w, const Inst& i, int lane, uint64_t address, int bytes) {
+[[noreturn]] void out_of_bounds(const Wave& w, const Inst& i, int lane, uint64_t address,
+                                int bytes) {
   throw Fault{ErrorKind::OutOfBounds,
               *i.name + " touches " + std::to_string(bytes) + " bytes that device " +
                   std::to_string(w.grid->device) + " may not access: " +
@@ -254,7 +255,8 @@ void load_lanes(Wave& w, const Inst& i, const Addresses& a, int bytes, uint32_t*
   if (w.checks != nullptr) check_access(w, i, a, AccessKind::Read, bytes);
   if (w.watched != nullptr && a.space == Space::Global) note_polls(w, a, bytes);
   if (bytes == 4 && a.active == w.full) {   // the common case, without a branch per lane
-    const uint64_t base = a.space == Space::Lds ? reinterpret_cast<uint64_t>(w.group->lds.data()) : 0;
+    const uint64_t base =
+        a.space == Space::Lds ? reinterpret_cast<uint64_t>(w.group->lds.data()) : 0;
     for (int l = 0; l < w.lanes; l++) {
       std::memcpy(&rows[l], reinterpret_cast<const uint8_t*>(base + a.at[l]), 4);
     }

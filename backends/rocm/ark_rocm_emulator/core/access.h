@@ -11,8 +11,8 @@ namespace ark_emu {
 
 enum class Space : uint8_t { Global, Lds, Scratch };
 
-// Where each active lane's access begins: an address (Global), an offset in the workgroup's LDS, or an
-// offset in the lane's private memory.
+// Where each active lane's access begins: an address (Global), an offset in the workgroup's LDS, or
+// an offset in the lane's private memory.
 struct Addresses {
   Space space = Space::Global;
   uint64_t active = 0;
@@ -30,8 +30,8 @@ enum class AtomicOp : uint8_t {
   AddF, MinF, MaxF, CmpSwapF, PkAddF16, PkAddBf16,
 };
 
-// What `op` leaves in memory that held `old`. 4 or 8 bytes wide. `data2` is CmpSwap's new value with
-// `data` the expected one, and MskOr's bits to set.
+// What `op` leaves in memory that held `old`. 4 or 8 bytes wide. `data2` is CmpSwap's new value
+// with `data` the expected one, and MskOr's bits to set.
 uint64_t atomic_result(AtomicOp op, int bytes, uint64_t old, uint64_t data, uint64_t data2);
 // One lane after the other; the values before go to `before` (rows) when it is not null.
 void atomic_lanes(Wave& w, const Inst& i, const Addresses& a, AtomicOp op, int bytes,

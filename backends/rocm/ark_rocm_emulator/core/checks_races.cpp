@@ -63,8 +63,8 @@ bool ordered(const Context& x, const Record& other) {
   return clock_at(x.lds ? c.seen_lds : c.seen, other.slot) >= other.epoch;
 }
 
-// True if the load at `pc` is the test of a small loop without stores or barriers: on LDS, where no bit
-// marks an atomic load, this is what tells a poll from a read.
+// True if the load at `pc` is the test of a small loop without stores or barriers: on LDS, where no
+// bit marks an atomic load, this is what tells a poll from a read.
 bool polls(const Wave& w, uint32_t pc) {
   constexpr int kWindow = 160;
   auto [known, fresh] = w.grid->checks->polls.try_emplace(pc, false);
@@ -241,7 +241,8 @@ void check_alignment(const Context& x, uint64_t address, int bytes, int lane) {
 void check_access(Wave& w, const Inst& i, const Addresses& a, AccessKind kind, int bytes) {
   const bool lds = a.space == Space::Lds;
   const Stamp stamp = stamp_of(w, i, kind, lds, bytes);
-  const Context x{w, i, kind, lds, stamp, !lds && kind == AccessKind::Read && stamp == Stamp::Atomic};
+  const Context x{w,   i,     kind,
+                  lds, stamp, !lds && kind == AccessKind::Read && stamp == Stamp::Atomic};
   const std::lock_guard lock(World::get().mutex);
   for (uint64_t rest = a.active; rest != 0; rest &= rest - 1) {
     const int lane = std::countr_zero(rest);
@@ -260,7 +261,8 @@ void check_access(Wave& w, const Inst& i, const Addresses& a, AccessKind kind, i
     if (!lds) check_initialised(x, *shadow, offset, bytes, lane, address);
     for (uint64_t at = offset; at < offset + static_cast<uint64_t>(bytes);) {
       const uint64_t in_cell = at % 4;
-      const uint64_t count = std::min<uint64_t>(4 - in_cell, offset + static_cast<uint64_t>(bytes) - at);
+      const uint64_t count =
+          std::min<uint64_t>(4 - in_cell, offset + static_cast<uint64_t>(bytes) - at);
       const auto mask = static_cast<uint8_t>(((1u << count) - 1) << in_cell);
       check_cell(x, *shadow, at / 4, mask, lane, address + (at - offset));
       at += count;

@@ -1,6 +1,6 @@
-// State of the checks. Each wave has a slot and counts epochs; an access is stamped (slot, epoch), and a
-// wave's vector clock says up to which epoch of every other slot it is ordered after. What makes this
-// a GPU's model is when epochs become visible: see README.md, "Checks".
+// State of the checks. Each wave has a slot and counts epochs; an access is stamped (slot, epoch),
+// and a wave's vector clock says up to which epoch of every other slot it is ordered after. What
+// makes this a GPU's model is when epochs become visible: see README.md, "Checks".
 #pragma once
 
 #include <array>

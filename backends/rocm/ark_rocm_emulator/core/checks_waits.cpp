@@ -116,7 +116,8 @@ void wait_vm(Wave& w, size_t left) {
 // Scalar loads return in any order: only a wait for none covers them.
 void wait_lgkm(Wave& w, size_t left) {
   WaveChecks& c = *w.checks;
-  const bool scalar = std::any_of(c.lgkm.begin(), c.lgkm.end(), [](const auto& o) { return o.smem; });
+  const bool scalar =
+      std::any_of(c.lgkm.begin(), c.lgkm.end(), [](const auto& o) { return o.smem; });
   if (left > 0 && scalar) return;
   pop_until(c.lgkm, left, &c.lgkm_done);
   if (left == 0) c.lgkm_done = c.next_sequence;

@@ -1,8 +1,8 @@
-// Recognises a grid that can never go on. When no byte of memory has changed for a while, every live
-// wave is run by itself: if each comes back to exactly the same registers at the same instruction
-// without changing memory, nothing inside the grid can ever change, and only somebody outside could
-// end the wait. Waits on memory that the host, another device or another process may write are given
-// time on the wall clock instead.
+// Recognises a grid that can never go on. When no byte of memory has changed for a while, every
+// live wave is run by itself: if each comes back to exactly the same registers at the same
+// instruction without changing memory, nothing inside the grid can ever change, and only somebody
+// outside could end the wait. Waits on memory that the host, another device or another process may
+// write are given time on the wall clock instead.
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
@@ -131,7 +131,8 @@ bool Grid::look_for_deadlock() {
     if (wave->status == WaveStatus::Barrier) result.waves.push_back(where(*wave, wave->pc));
   }
   std::string text = "no wave can go on; " + std::to_string(result.waves.size()) + " are left";
-  if (external) text += " and nothing came from outside for " + std::to_string(waited.count()) + " ms";
+  if (external)
+    text += " and nothing came from outside for " + std::to_string(waited.count()) + " ms";
   for (size_t k = 0; k < result.waves.size() && k < kPrintedWaves; k++) {
     const WaveWhere& w = result.waves[k];
     text += "\n  workgroup (" + std::to_string(w.workgroup[0]) + ", " +

@@ -310,7 +310,8 @@ class Gfx9Decoder : public Decoder {
     inst.imm = static_cast<int32_t>(words[0] & 0xffff);
     inst.gds = bits(words[0], 16, 16) != 0;
     const bool acc = bits(words[0], 25, 25) != 0;
-    const unsigned fields[3] = {bits(words[1], 7, 0), bits(words[1], 15, 8), bits(words[1], 23, 16)};
+    const unsigned fields[3] = {bits(words[1], 7, 0), bits(words[1], 15, 8),
+                                bits(words[1], 23, 16)};
     for (int k = 0; k < inst.op->src_count && k < 3; k++) {
       set_vgpr(inst.src[k], fields[k], k > 0 && acc);
       if (inst.src[k].ty == Ty::Ptr) inst.src[k].dwords = 1;

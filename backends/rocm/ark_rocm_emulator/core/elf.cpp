@@ -50,7 +50,8 @@ constexpr uint64_t kMaxImage = 1ull << 30;
 
 template <class T>
 T read_at(std::span<const uint8_t> bytes, uint64_t offset, const char* what) {
-  if (offset > bytes.size() || bytes.size() - offset < sizeof(T)) bad(std::string(what) + " is cut");
+  if (offset > bytes.size() || bytes.size() - offset < sizeof(T))
+    bad(std::string(what) + " is cut");
   T value;
   std::memcpy(&value, bytes.data() + offset, sizeof(T));
   return value;
@@ -143,7 +144,8 @@ void load_segments(const File& file, ElfFile& out) {
   uint64_t size = 0;
   for (const Segment& s : file.segments) {
     if (s.type != kLoad) continue;
-    if (s.vaddr > kMaxImage || s.memsz > kMaxImage || s.filesz > s.memsz) bad("a segment is absurd");
+    if (s.vaddr > kMaxImage || s.memsz > kMaxImage || s.filesz > s.memsz)
+      bad("a segment is absurd");
     size = std::max(size, s.vaddr + s.memsz);
   }
   if (size == 0) bad("it has no loadable segment (an object file? link it with ld.lld -shared)");

@@ -1,7 +1,7 @@
 // MUBUF: buffer loads, stores and atomics through a resource descriptor, and the cache-control
 // instructions of that format. Addressing as in AMD's CDNA3 instruction set document, section
-// "Buffer addressing": raw and structured buffers, and the swizzled one that serves as private memory
-// on gfx90a.
+// "Buffer addressing": raw and structured buffers, and the swizzled one that serves as private
+// memory on gfx90a.
 #include <string>
 
 #include "access.h"

@@ -67,7 +67,8 @@ int swizzle_source(uint32_t offset, int lane) {
   if ((offset & 0x8000) != 0) {   // quad permute
     return (lane & ~3) + static_cast<int>((offset >> (2 * (lane & 3))) & 3);
   }
-  const int and_mask = static_cast<int>(offset & 0x1f), or_mask = static_cast<int>((offset >> 5) & 0x1f),
+  const int and_mask = static_cast<int>(offset & 0x1f),
+            or_mask = static_cast<int>((offset >> 5) & 0x1f),
             xor_mask = static_cast<int>((offset >> 10) & 0x1f);
   return (lane & ~31) | ((((lane & 31) & and_mask) | or_mask) ^ xor_mask);
 }
@@ -82,8 +83,8 @@ void swizzle(Wave& w, const Inst& i) {
   w.blend(w.row(i.dst[0].reg), out, w.exec());
 }
 
-// v_permlane16_swap, v_permlane32_swap: odd groups of the destination change places with even groups
-// of the source.
+// v_permlane16_swap, v_permlane32_swap: odd groups of the destination change places with even
+// groups of the source.
 template <int Group>
 void permlane_swap(Wave& w, const Inst& i) {
   uint32_t *a = w.row(i.dst[0].reg), *b = w.row(i.src[0].reg);

@@ -219,7 +219,8 @@ void register_f32(Ops& ops) {
   };
   pack("v_cvt_pkrtz_f16_f32", "b32=f32,f32",
        pack2([](U32 a) { return U32(double_to_half(as_float(a), Round::Zero)); }));
-  pack("v_cvt_pk_f16_f32", "b32=f32,f32", pack2([](U32 a) { return U32(float_to_half(as_float(a))); }));
+  pack("v_cvt_pk_f16_f32", "b32=f32,f32",
+       pack2([](U32 a) { return U32(float_to_half(as_float(a))); }));
   pack("v_cvt_pk_bf16_f32", "b32=f32,f32",
        pack2([](U32 a) { return U32(float_to_bf16(as_float(a))); }));
   pack("v_cvt_pknorm_i16_f32", "b32=f32,f32",
@@ -230,7 +231,9 @@ void register_f32(Ops& ops) {
   pack("v_cvt_pk_i16_i32", "b32=i32,i32",
        pack2([](U32 a) { return U32(std::clamp(int32_t(a), -32768, 32767)); }));
   pack("v_ashr_pk_i8_i32", "b16=i32,i32,u32", int3([](U32 a, U32 b, U32 c) {
-         const auto clip = [c](U32 v) { return std::clamp(int32_t(v) >> (c & 31), -128, 127) & 0xff; };
+         const auto clip = [c](U32 v) {
+           return std::clamp(int32_t(v) >> (c & 31), -128, 127) & 0xff;
+         };
          return U32(clip(a) | clip(b) << 8);
        }));
   pack("v_ashr_pk_u8_i32", "b16=i32,i32,u32", int3([](U32 a, U32 b, U32 c) {

@@ -97,7 +97,9 @@ float mantissa(float value) {
 
 void register_f16(Ops& ops) {
   constexpr uint32_t kFlags = kFloat | kMode64;
-  const auto two = [&](const char* name, Handler run) { ops.add(name, "f16=f16,f16", run, kFlags); };
+  const auto two = [&](const char* name, Handler run) {
+    ops.add(name, "f16=f16,f16", run, kFlags);
+  };
   const auto one = [&](const char* name, Handler run) { ops.add(name, "f16=f16", run, kFlags); };
   const auto three = [&](const char* name, Handler run) {
     ops.add(name, "f16=f16,f16,f16", run, kFlags | kKeepHigh);

@@ -1,5 +1,5 @@
-// f32 vector arithmetic. Transcendental operations are computed to the host's accuracy (better than the
-// documented 1 ulp) and flush denormals as the hardware units do.
+// f32 vector arithmetic. Transcendental operations are computed to the host's accuracy (better than
+// the documented 1 ulp) and flush denormals as the hardware units do.
 #include <algorithm>
 #include <cmath>
 
@@ -10,7 +10,9 @@
 namespace ark_emu {
 namespace {
 
-float flush(float value) { return std::fabs(value) < 0x1p-126f ? std::copysign(0.0f, value) : value; }
+float flush(float value) {
+  return std::fabs(value) < 0x1p-126f ? std::copysign(0.0f, value) : value;
+}
 
 // Hardware transcendental: denormals flushed on the way in and out.
 template <class F>
@@ -46,7 +48,8 @@ void fmac(Wave& w, const Inst& i) {
   alignas(64) Row t0, t1, out;
   const uint32_t *a = w.src32(i, 0, t0), *b = w.src32(i, 1, t1);
   const uint32_t* c = w.row(i.dst[0].reg);
-  const uint32_t flip = (i.neg & 4) != 0 ? 0x80000000u : 0, keep = (i.abs & 4) != 0 ? 0x7fffffff : ~0u;
+  const uint32_t flip = (i.neg & 4) != 0 ? 0x80000000u : 0,
+                 keep = (i.abs & 4) != 0 ? 0x7fffffff : ~0u;
   for (int l = 0; l < kLanes; l++) {
     out[l] = as_bits(std::fma(as_float(a[l]), as_float(b[l]), as_float((c[l] & keep) ^ flip)));
   }

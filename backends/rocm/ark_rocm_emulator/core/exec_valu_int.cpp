@@ -208,7 +208,8 @@ void register_arithmetic(Ops& ops) {
   two("v_mul_hi_i32", int2([](U32 a, U32 b) {
         return static_cast<U32>(I64(I32(a)) * I32(b) >> 32);
       }));
-  two("v_mul_i32_i24", int2([](U32 a, U32 b) { return static_cast<U32>(I64(low24(a)) * low24(b)); }));
+  two("v_mul_i32_i24",
+      int2([](U32 a, U32 b) { return static_cast<U32>(I64(low24(a)) * low24(b)); }));
   two("v_mul_u32_u24", int2([](U32 a, U32 b) { return (a & 0xffffff) * (b & 0xffffff); }));
   two("v_mul_hi_i32_i24", int2([](U32 a, U32 b) {
         return static_cast<U32>(I64(low24(a)) * low24(b) >> 32);
@@ -249,7 +250,8 @@ void register_arithmetic(Ops& ops) {
   three("v_add_lshl_u32", int3([](U32 a, U32 b, U32 c) { return (a + b) << (c & 31); }));
   three("v_sad_u8", int3([](U32 a, U32 b, U32 c) { return sad_u8(a, b, c, false); }));
   three("v_msad_u8", int3([](U32 a, U32 b, U32 c) { return sad_u8(a, b, c, true); }));
-  three("v_sad_hi_u8", int3([](U32 a, U32 b, U32 c) { return (sad_u8(a, b, 0, false) << 16) + c; }));
+  three("v_sad_hi_u8",
+        int3([](U32 a, U32 b, U32 c) { return (sad_u8(a, b, 0, false) << 16) + c; }));
   three("v_sad_u16", int3([](U32 a, U32 b, U32 c) {
           return c + absolute_difference(a & 0xffff, b & 0xffff) +
                  absolute_difference(a >> 16, b >> 16);

@@ -201,9 +201,12 @@ void register_vop3p(Ops& ops) {
   int2op("v_pk_sub_u16", pk_add_sub<true, false>);
   int2op("v_pk_lshlrev_b16", packed_int<2>([](U16 a, U16 b, U16) { return U32(b) << (a & 15); }));
   int2op("v_pk_lshrrev_b16", packed_int<2>([](U16 a, U16 b, U16) { return U32(b) >> (a & 15); }));
-  int2op("v_pk_ashrrev_i16", packed_int<2>([](U16 a, U16 b, U16) { return U32(I16(b) >> (a & 15)); }));
-  int2op("v_pk_max_i16", packed_int<2>([](U16 a, U16 b, U16) { return U32(std::max(I16(a), I16(b))); }));
-  int2op("v_pk_min_i16", packed_int<2>([](U16 a, U16 b, U16) { return U32(std::min(I16(a), I16(b))); }));
+  int2op("v_pk_ashrrev_i16",
+         packed_int<2>([](U16 a, U16 b, U16) { return U32(I16(b) >> (a & 15)); }));
+  int2op("v_pk_max_i16",
+         packed_int<2>([](U16 a, U16 b, U16) { return U32(std::max(I16(a), I16(b))); }));
+  int2op("v_pk_min_i16",
+         packed_int<2>([](U16 a, U16 b, U16) { return U32(std::min(I16(a), I16(b))); }));
   int2op("v_pk_max_u16", packed_int<2>([](U16 a, U16 b, U16) { return U32(std::max(a, b)); }));
   int2op("v_pk_min_u16", packed_int<2>([](U16 a, U16 b, U16) { return U32(std::min(a, b)); }));
   const Handler mad = packed_int<3>([](U16 a, U16 b, U16 c) { return U32(a) * b + c; });

@@ -76,8 +76,8 @@ int biased_exponent(T value) {
   return static_cast<int>(std::bit_cast<BitsOf<T>>(value) >> Parts<T>::mantissa) & Parts<T>::mask;
 }
 
-// v_div_scale: `value` is the denominator or the numerator of numerator / denominator, scaled so that
-// the Newton iterations neither overflow nor lose bits; `flag` tells v_div_fmas to undo it.
+// v_div_scale: `value` is the denominator or the numerator of numerator / denominator, scaled so
+// that the Newton iterations neither overflow nor lose bits; `flag` tells v_div_fmas to undo it.
 template <class T>
 T scale_for_division(T value, T denominator, T numerator, bool& flag) {
   constexpr int kScale = Parts<T>::scale;

@@ -127,7 +127,8 @@ void Grid::make_kernarg() {
     if (arg.offset + uint64_t{arg.size} > kernel->kernarg_size) continue;
     uint8_t* at = base + arg.offset;
     const std::string& kind = arg.value_kind;
-    if (kind.starts_with("hidden_block_count_")) put<uint32_t>(at, component(desc.grid, kind.back()));
+    if (kind.starts_with("hidden_block_count_"))
+      put<uint32_t>(at, component(desc.grid, kind.back()));
     if (kind.starts_with("hidden_group_size_")) {
       put<uint16_t>(at, static_cast<uint16_t>(component(desc.block, kind.back())));
     }
@@ -231,7 +232,8 @@ void Grid::init_sgprs(const Workgroup& group, Wave& w, const KernelDescriptor& d
   if (d.properties & 8) push64(kernarg);
   if (d.properties & 16) push64(0);                // dispatch id
   if (d.properties & 32) push64(base);             // flat scratch
-  if (d.properties & 64) push(static_cast<uint32_t>(scratch_per_wave / static_cast<uint64_t>(lanes)));
+  if (d.properties & 64)
+    push(static_cast<uint32_t>(scratch_per_wave / static_cast<uint64_t>(lanes)));
   const unsigned preload = d.kernarg_preload & 0x7f, preload_at = d.kernarg_preload >> 7;
   if (preload > 0) {
     for (unsigned k = 0; k < preload; k++) {

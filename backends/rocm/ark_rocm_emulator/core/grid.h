@@ -1,5 +1,5 @@
-// A running grid: its workgroups and waves, the seeded scheduler, and how it ends. A Grid belongs to
-// one thread.
+// A running grid: its workgroups and waves, the seeded scheduler, and how it ends. A Grid belongs
+// to one thread.
 #pragma once
 
 #include <atomic>
@@ -63,8 +63,8 @@ struct Grid {
   Grid(Memory& memory, const LaunchDesc& launch);
   ~Grid();
 
-  // Checks the launch, lays out kernel arguments and scratch for `resident` workgroups. Throws Fault
-  // (BadLaunch) when they do not fit.
+  // Checks the launch, lays out kernel arguments and scratch for `resident` workgroups. Throws
+  // Fault (BadLaunch) when they do not fit.
   void prepare(uint32_t resident);
   // Creates every workgroup; afterwards step() runs slices of waves until the grid has ended.
   void populate();

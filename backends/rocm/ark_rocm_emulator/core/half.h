@@ -33,7 +33,8 @@ inline uint16_t float_to_half(float value) {
   return static_cast<uint16_t>(half | sign);
 }
 
-// Nearest even straight from double: first to f32 rounding to odd, which keeps ties and inexactness.
+// Nearest even straight from double: first to f32 rounding to odd, which keeps ties and
+// inexactness.
 inline uint16_t double_to_half_nearest(double value) {
   const float near = static_cast<float>(value);
   const double error = std::fabs(value) - std::fabs(static_cast<double>(near));
@@ -69,7 +70,8 @@ inline uint16_t double_to_half(double value, Round round) {
                              (round != Round::Zero && (round == Round::Up) == (sign == 0));
     return static_cast<uint16_t>(sign | (to_infinity ? 0x7c00 : 0x7bff));
   }
-  if (rounded < 0x1p-14) return static_cast<uint16_t>(sign | static_cast<uint32_t>(rounded * 0x1p24));
+  if (rounded < 0x1p-14)
+    return static_cast<uint16_t>(sign | static_cast<uint32_t>(rounded * 0x1p24));
   std::frexp(rounded, &exponent);
   const uint32_t mantissa = static_cast<uint32_t>(std::ldexp(rounded, 11 - exponent)) & 0x3ff;
   return static_cast<uint16_t>(sign | static_cast<uint32_t>(exponent + 14) << 10 | mantissa);
@@ -86,14 +88,14 @@ inline uint16_t float_to_bf16(float value) {
   return static_cast<uint16_t>(nan ? (bits >> 16) | 0x40 : rounded);
 }
 
-// The four 8-bit formats. FNUZ (gfx942): bias one higher, no infinity, no negative zero, 0x80 = NaN.
-// OCP (gfx950): E4M3 has no infinity and NaN = S.1111.111; E5M2 is IEEE-like.
+// The four 8-bit formats. FNUZ (gfx942): bias one higher, no infinity, no negative zero, 0x80 =
+// NaN. OCP (gfx950): E4M3 has no infinity and NaN = S.1111.111; E5M2 is IEEE-like.
 enum class Fp8 : uint8_t { E4M3Fnuz, E5M2Fnuz, E4M3Ocp, E5M2Ocp };
 
 float fp8_to_float(uint8_t value, Fp8 format);
 const float* fp8_table(Fp8 format);   // all 256 values
-// Nearest even, or stochastic when `random` is given (added below the kept bits). `saturate` clips to
-// the largest finite value instead of NaN / infinity.
+// Nearest even, or stochastic when `random` is given (added below the kept bits). `saturate` clips
+// to the largest finite value instead of NaN / infinity.
 uint8_t float_to_fp8(float value, Fp8 format, bool saturate, const uint32_t* random = nullptr);
 
 }  // namespace ark_emu

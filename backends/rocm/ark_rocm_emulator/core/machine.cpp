@@ -207,7 +207,8 @@ class MachineImpl : public Machine {
     region.kind = kind;
     if (kind == MemKind::Host) region.access = ~0ull;
     region.initialised = kind == MemKind::Host;
-    region.name = name.empty() ? "allocation of " + std::to_string(size) + " bytes" : std::move(name);
+    region.name =
+        name.empty() ? "allocation of " + std::to_string(size) + " bytes" : std::move(name);
     try {
       memory_->add(std::move(region));
     } catch (...) {

@@ -1,4 +1,5 @@
-// What the FLAT and MUBUF handlers share: conversions after a load, atomic operands, the way to LDS.
+// What the FLAT and MUBUF handlers share: conversions after a load, atomic operands, the way to
+// LDS.
 #pragma once
 
 #include "access.h"

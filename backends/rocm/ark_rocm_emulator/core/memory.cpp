@@ -128,7 +128,8 @@ std::string describe_address(const MemoryView& view, uint64_t address) {
   if (address < region.base) return hex(address) + ", below every region; the first is " + of;
   if (address < near->end()) return hex(address) + ", in " + of + " at offset " +
                                     std::to_string(address - region.base);
-  return hex(address) + ", " + std::to_string(address - near->end()) + " bytes past the end of " + of;
+  return hex(address) + ", " + std::to_string(address - near->end()) + " bytes past the end of " +
+         of;
 }
 
 }  // namespace ark_emu

@@ -85,10 +85,10 @@ Ops& Ops::all() {
   static Ops ops;
   static std::once_flag once;
   std::call_once(once, [] {
-    for (auto add : {register_salu, register_sopp, register_valu_f32, register_valu_f16,
-                     register_valu_f64, register_valu_int, register_valu_cmp, register_valu_cvt,
-                     register_vop3p, register_dot, register_cross, register_mfma, register_smem,
-                     register_lds, register_mem, register_buffer, register_gfx11}) {
+    for (auto add : {register_salu, register_salu_unary, register_sopp, register_valu_f32,
+                     register_valu_f16, register_valu_f64, register_valu_int, register_valu_cmp,
+                     register_valu_cvt, register_vop3p, register_dot, register_cross, register_mfma,
+                     register_smem, register_lds, register_mem, register_buffer, register_gfx11}) {
       add(ops);
     }
   });

@@ -28,6 +28,7 @@ class Ops {
 };
 
 void register_salu(Ops&);
+void register_salu_unary(Ops&);
 void register_sopp(Ops&);
 void register_valu_f32(Ops&);
 void register_valu_f16(Ops&);

@@ -1,4 +1,5 @@
-// How waves take turns: slices of seeded length on seeded picks, barriers, the end of waves and grids.
+// How waves take turns: slices of seeded length on seeded picks, barriers, the end of waves and
+// grids.
 #include <algorithm>
 #include <thread>
 

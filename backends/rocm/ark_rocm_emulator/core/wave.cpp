@@ -89,8 +89,9 @@ void Wave::expand_mask(uint64_t bits) {
 const uint32_t* Wave::dpp_row(const Inst& inst, const uint32_t* from, uint32_t* tmp) {
   uint64_t writable = 0;
   for (int l = 0; l < lanes; l++) {
-    int source = inst.ext == Ext::Dpp8 ? (l & ~7) + static_cast<int>((inst.dpp8 >> (3 * (l & 7))) & 7)
-                                       : dpp_source(inst.dpp_ctrl, l, lanes);
+    int source = inst.ext == Ext::Dpp8
+                     ? (l & ~7) + static_cast<int>((inst.dpp8 >> (3 * (l & 7))) & 7)
+                     : dpp_source(inst.dpp_ctrl, l, lanes);
     const bool valid = source >= 0 && (inst.fetch_inactive || ((exec() >> source) & 1) != 0);
     tmp[l] = valid ? from[source] : 0;
     const bool selected = ((inst.row_mask >> (l >> 4)) & 1) != 0 &&

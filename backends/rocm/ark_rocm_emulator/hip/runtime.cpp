@@ -19,6 +19,7 @@ namespace {
 std::mutex g_lock;
 Runtime* g_runtime = nullptr;  // never destroyed: threads of the emulator may outlive main
 Settings g_settings;
+std::vector<std::pair<Runtime*, Settings>> g_waiting;  // what ark_emulator_enter put aside
 std::string g_error = "no emulated device was asked for";
 
 thread_local hipError_t last_error = hipSuccess;
@@ -43,7 +44,7 @@ Arena make_arena(int device) {
 // A child of fork has none of the threads that its parent's runtime needs: it starts over.
 void forget_after_fork() {
   g_runtime = nullptr;
-  forget_dma_after_fork();
+  for (auto& [waiting, settings] : g_waiting) waiting = nullptr;
 }
 
 Runtime* make_runtime() {
@@ -144,32 +145,42 @@ hipError_t answer(hipError_t error) {
 
 using namespace ark_hip;
 
-// Replaces every device by `count` of `arch` (none: the runtime is closed). Kernels that still run
-// are cancelled, and every handle and pointer given out before is void. Returns null, or what was
-// wrong.
-HIP_EXPORT const char* ark_emulator_configure(const char* arch, int count, int version) {
+// Puts `count` devices of `arch` in front of those that are there, which wait untouched until
+// ark_emulator_leave. Returns null, or what was wrong (then nothing has changed).
+HIP_EXPORT const char* ark_emulator_enter(const char* arch, int count, int version) {
+  std::lock_guard<std::mutex> hold(g_lock);
+  Settings before = g_settings;
+  g_settings = Settings();
+  g_settings.archs.assign(size_t(count), arch);
+  g_settings.version = version;
+  g_error.clear();
+  Runtime* made = make_runtime();
+  if (!made) {
+    g_settings = before;
+    return g_error.c_str();
+  }
+  g_waiting.emplace_back(g_runtime, before);
+  g_runtime = made;
+  current_device = 0;
+  last_error = hipSuccess;
+  return nullptr;
+}
+
+// Closes the devices of the last ark_emulator_enter: kernels that still run are cancelled, handles
+// and pointers are void. Those from before are back.
+HIP_EXPORT void ark_emulator_leave() {
   Runtime* old = nullptr;
   {
     std::lock_guard<std::mutex> hold(g_lock);
-    std::swap(old, g_runtime);
+    if (g_waiting.empty()) return;
+    old = g_runtime;
+    g_runtime = g_waiting.back().first;
+    g_settings = g_waiting.back().second;
+    g_waiting.pop_back();
+    current_device = 0;
+    last_error = hipSuccess;
   }
   if (old) close_runtime(old);
-  std::lock_guard<std::mutex> hold(g_lock);
-  g_settings.archs.clear();
-  g_settings.version = version;
-  g_error.clear();
-  current_device = 0;
-  last_error = hipSuccess;
-  if (count == 0) return nullptr;
-  try {
-    ark_emu::arch_from_name(arch);
-  } catch (const std::exception& error) {
-    g_error = error.what();
-    return g_error.c_str();
-  }
-  g_settings.archs.assign(size_t(count), arch);
-  g_runtime = make_runtime();
-  return g_runtime ? nullptr : g_error.c_str();
 }
 
 // Sets one number of Settings by name, for launches from now on; -1 if there is no such setting.

@@ -1,7 +1,8 @@
 // The state behind the HIP calls: devices, streams, memory, modules. One per process, made by
-// ark_emulator_configure; every file of the stand-in works on it.
+// ark_emulator_enter; every file of the stand-in works on it.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -144,6 +145,8 @@ struct Runtime {
   std::unordered_set<Function*> functions;
   std::unordered_set<Event*> events;
   std::map<int, std::shared_ptr<SdmaQueue>> dma_queues;
+  std::thread dma_thread;          // serves queues that the host fills
+  std::atomic<bool> dma_stop{false};
   std::vector<Failure> failures;
   uint64_t instructions = 0;
   uint64_t launches = 0;
@@ -176,7 +179,6 @@ void copy_bytes(Runtime& rt, void* to, const void* from, uint64_t size);
 
 // sdma.cpp
 void close_dma(Runtime& rt);
-void forget_dma_after_fork();
 
 // module.cpp, launch.cpp
 Function* known_function(Runtime& rt, hipFunction_t handle);  // null if unknown

@@ -5,7 +5,6 @@
 #include <sys/mman.h>
 
 #include <cstring>
-#include <utility>
 
 namespace ark_hip {
 
@@ -32,10 +31,6 @@ enum AtomicOp : uint32_t {
 
 constexpr int kFirstQueue = 1;
 constexpr int kDmaFailure = 100;  // beside the core's kinds of errors
-std::mutex g_thread_lock;
-std::thread* g_thread = nullptr;  // serves queues that the host fills; never destroyed at exit
-std::atomic<bool> g_stop{false};
-
 bool progress_all(Runtime& rt) {
   std::vector<std::shared_ptr<SdmaQueue>> queues;
   {
@@ -48,7 +43,7 @@ bool progress_all(Runtime& rt) {
 }
 
 void serve_host(Runtime* rt) {
-  while (!g_stop.load()) {
+  while (!rt->dma_stop.load()) {
     progress_all(*rt);
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -234,17 +229,11 @@ bool SdmaQueue::progress() {
 }
 
 void close_dma(Runtime& rt) {
-  std::lock_guard<std::mutex> one(g_thread_lock);
-  if (g_thread) {
-    g_stop = true;
-    g_thread->join();
-    delete std::exchange(g_thread, nullptr);
-  }
+  rt.dma_stop = true;
+  if (rt.dma_thread.joinable()) rt.dma_thread.join();
   std::lock_guard<std::mutex> hold(rt.lock);
   rt.dma_queues.clear();
 }
-
-void forget_dma_after_fork() { g_thread = nullptr; }
 
 }  // namespace ark_hip
 
@@ -263,13 +252,11 @@ HIP_EXPORT int ark_emulator_sdma_create(int device, uint64_t ring_bytes, uint64_
   addresses[1] = queue->write_pointer();
   addresses[2] = queue->read_pointer();
   addresses[3] = queue->doorbell();
-  std::lock_guard<std::mutex> one(g_thread_lock);
-  if (!g_thread) {
-    rt->machine->set_engine_hook([rt] { return progress_all(*rt); });
-    g_stop = false;
-    g_thread = new std::thread(serve_host, rt);
-  }
   std::lock_guard<std::mutex> hold(rt->lock);
+  if (!rt->dma_thread.joinable()) {
+    rt->machine->set_engine_hook([rt] { return progress_all(*rt); });
+    rt->dma_thread = std::thread(serve_host, rt);
+  }
   int id = rt->dma_queues.empty() ? kFirstQueue : rt->dma_queues.rbegin()->first + 1;
   rt->dma_queues[id] = std::move(queue);
   return id;

@@ -1,0 +1,114 @@
+"""Ops over random shapes, broadcasts, views and types, drawn by hypothesis; a few models each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import ark
+from tests.opcheck import Case, check
+
+FLOATS = st.sampled_from([ark.fp32, ark.fp16, ark.bf16])
+SIZE = st.one_of(st.just(1), st.integers(1, 9), st.sampled_from([17, 33, 130]))
+SHAPE = st.lists(SIZE, min_size=1, max_size=4).filter(lambda s: np.prod(s) <= 40000)
+
+
+@st.composite
+def broadcastable(draw: Any) -> tuple[list[int], list[int]]:
+    """Two shapes that broadcast."""
+    full = draw(SHAPE)
+
+    def thinned() -> list[int]:
+        kept = [n if draw(st.booleans()) else 1 for n in full]
+        return kept[draw(st.integers(0, len(full) - 1)) :]
+
+    return full, thinned()
+
+
+@st.composite
+def boxes(draw: Any) -> tuple[list[int], tuple[slice, ...]]:
+    """A shape and a box in it."""
+    shape = draw(SHAPE)
+    index = []
+    for n in shape:
+        begin = draw(st.integers(0, n - 1))
+        index.append(slice(begin, draw(st.integers(begin + 1, n))))
+    return shape, tuple(index)
+
+
+@st.composite
+def cases(draw: Any) -> list[Case]:
+    """A dozen calls."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    found = []
+    for name, reference in (("add", np.add), ("mul", np.multiply), ("sub", np.subtract)):
+        left, right = draw(broadcastable())
+        dtype = draw(FLOATS)
+        inputs = [(rng.uniform(-1, 1, s), dtype) for s in (left, right)]
+        op = getattr(ark, name)
+        found.append(Case(f"{name} {left} {right}", inputs, op, reference))
+        found.append(
+            Case(
+                f"swapped {name} {left} {right}",
+                inputs[::-1],
+                lambda a, b, op=op: op(a, b),
+                reference,
+            )
+        )
+    for name, reference in (("exp", np.exp), ("relu", lambda a: np.maximum(a, 0))):
+        shape, box = draw(boxes())
+        op = getattr(ark, name)
+        found.append(
+            Case(
+                f"{name} {shape} {box}",
+                [(rng.uniform(-1, 1, shape), draw(FLOATS))],
+                lambda t, op=op, box=box: op(t[box]),
+                lambda a, r=reference, box=box: r(a[box]),
+            )
+        )
+    shape = draw(SHAPE)
+    perm = draw(st.permutations(range(len(shape))))
+    found.append(
+        Case(
+            f"transpose {shape} {perm}",
+            [(rng.uniform(-1, 1, shape), draw(FLOATS))],
+            lambda t: ark.transpose(t, perm),
+            lambda a: a.transpose(perm),
+        )
+    )
+    shape = draw(SHAPE)
+    axis = draw(st.integers(0, len(shape) - 1))
+    found.append(
+        Case(
+            f"max {shape} {axis}",
+            [(rng.uniform(-1, 1, shape), draw(FLOATS))],
+            lambda t: ark.reduce_max(t, axis),
+            lambda a: a.max(axis, keepdims=True),
+        )
+    )
+    m, n, k = (draw(st.integers(1, 70)) for _ in range(3))
+    found.append(
+        Case(
+            f"matmul {m} {n} {k}",
+            [(rng.uniform(-1, 1, (m, k)), ark.fp32), (rng.uniform(-1, 1, (n, k)), ark.fp32)],
+            lambda a, b: ark.matmul(a, b, transpose_other=True),
+            lambda a, b: a @ b.T,
+            tolerance=1e-4,
+        )
+    )
+    return found
+
+
+@given(drawn=cases())
+@settings(
+    max_examples=6,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_any_shape(backend: str, drawn: list[Case]) -> None:
+    ark.init(backend=backend)
+    check(drawn)

@@ -1,0 +1,149 @@
+"""`ark generate --ranks N`: real processes, shared memory, the same tokens; and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ark.backend import registry
+from tests.checkpoints import make_checkpoint
+
+NOAH = Path(__file__).resolve().parents[2] / "examples/noah"
+PROMPT = "The king said to his servants,"
+
+
+def usable(name: str, ranks: int) -> bool:
+    devices = len(registry.probe(name).devices) if name in registry.names() else 0
+    return name == "cpu" or devices >= ranks
+
+
+BACKENDS = [
+    pytest.param(n, marks=pytest.mark.skipif(not usable(n, 2), reason=f"{n} has no 2 devices"))
+    for n in ("cpu", "cuda")
+]
+
+
+def start(directory: Path, *extra: str, **environment: str) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-m", "ark", "generate", str(directory), "--prompt", PROMPT, *extra]
+    return subprocess.Popen(
+        argv,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+def answer(directory: Path, *extra: str) -> dict:
+    process = start(directory, "--json", *extra)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return json.loads(out.splitlines()[-1])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_two_ranks_give_the_tokens_of_one(backend: str) -> None:
+    common = ("--backend", backend, "--max-new-tokens", "24")
+    assert answer(NOAH, *common, "--ranks", "2") == answer(NOAH, *common)
+
+
+def test_four_ranks_of_an_fp32_model(tmp_path: Path) -> None:
+    directory = make_checkpoint(tmp_path / "m", heads=8, kv_heads=4, head_dim=8, layers=1)
+    common = ("--backend", "cpu", "--max-new-tokens", "8")
+    assert answer(directory, *common, "--ranks", "4") == answer(directory, *common)
+
+
+def test_torchrun_variables_start_the_ranks_too() -> None:
+    """Two processes with a launcher's variables, no --ranks."""
+    port = str(20000 + os.getpid() % 20000)
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    common = ("--backend", "cpu", "--max-new-tokens", "6", "--json")
+    ranks = [start(NOAH, *common, RANK=str(r), LOCAL_RANK=str(r), **shared) for r in range(2)]
+    outs = [p.communicate(timeout=120) for p in ranks]
+    assert [p.returncode for p in ranks] == [0, 0], outs
+    assert json.loads(outs[0][0].splitlines()[-1]) == answer(NOAH, *common[:-1])
+    assert outs[1][0] == ""
+
+
+def test_ranks_that_disagree_both_end_with_an_error() -> None:
+    port = str(20000 + (os.getpid() + 7) % 20000)
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    begin = time.monotonic()
+    ranks = [
+        start(
+            NOAH,
+            "--backend",
+            "cpu",
+            "--context",
+            str(128 + 64 * r),
+            RANK=str(r),
+            LOCAL_RANK=str(r),
+            **shared,
+        )
+        for r in range(2)
+    ]
+    for process in ranks:
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 2
+        assert "the ranks disagree on the plan" in " ".join(err.split())
+    assert time.monotonic() - begin < 60
+
+
+def children(pid: int) -> list[int]:
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(c) for c in found]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+def test_a_rank_that_dies_ends_the_job_with_a_clear_error(tmp_path: Path) -> None:
+    directory = make_checkpoint(
+        tmp_path / "long", context=8192, layers=2, hidden=128, intermediate=512
+    )
+    process = start(
+        directory,
+        "--backend",
+        "cpu",
+        "--max-new-tokens",
+        "8000",
+        "--ranks",
+        "2",
+        "--context",
+        "8192",
+    )
+    assert process.stdout is not None
+    assert process.stdout.read(1)  # the kernels are running
+    victim = children(process.pid)[1]
+    os.kill(victim, signal.SIGKILL)
+    begin = time.monotonic()
+    _, err = process.communicate(timeout=60)
+    assert time.monotonic() - begin < 30
+    assert process.returncode != 0
+    assert "rank 1" in err
+    assert "Traceback" not in err
+    assert not Path(f"/proc/{victim}").exists() or process.poll() is not None
+
+
+def test_a_peer_that_never_comes(tmp_path: Path) -> None:
+    port = str(20000 + (os.getpid() + 13) % 20000)
+    begin = time.monotonic()
+    process = start(
+        NOAH,
+        "--backend",
+        "cpu",
+        RANK="1",
+        LOCAL_RANK="1",
+        WORLD_SIZE="2",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=port,
+    )
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert time.monotonic() - begin < 45
+    assert "Traceback" not in err and "rank" in err
