@@ -8,6 +8,7 @@ user's cache folder, in `ark/rocm_emulator`).
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import platform
@@ -15,8 +16,9 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
@@ -107,6 +109,16 @@ def _place(command: Sequence[str], target: Path, what: str) -> Path:
     return target
 
 
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Processes that want the same build wait for the first of them instead of repeating it."""
+    folder = cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def shared_library(
     file_name: str,
     sources: Sequence[Path],
@@ -135,7 +147,9 @@ def shared_library(
         flags = [*FLAGS, *extra, *(f"-I{folder}" for folder in folders)]
         headers = sorted({*core.glob("*.h"), *source.parent.glob("*.h")})
         name = hashlib.sha256(_compiler_identity().encode())
-        for word in flags:
+        # Where this package lies does not matter (its headers count by content): two checkouts of
+        # the same sources share what was built.
+        for word in (*FLAGS, *extra, *(str(f) for f in folders if PACKAGE not in f.parents)):
             name.update(word.encode() + b"\0")
         for file in (*headers, source):
             name.update(file.read_bytes())
@@ -144,7 +158,7 @@ def shared_library(
             _place([*compiler(), *flags, "-c", str(source)], target, source.name)
         return target
 
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+    with _one_at_a_time(), ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         objects = list(pool.map(compiled, sorted(sources)))
     digest = hashlib.sha256("\n".join([file_name, *map(str, objects)]).encode()).hexdigest()[:24]
     library = cache_folder() / digest / "lib" / file_name
