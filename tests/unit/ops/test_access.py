@@ -21,10 +21,10 @@ def touched(draw: Any) -> tuple[PlanTensor, int, list[Access]]:
     itemsize = draw(st.sampled_from([1, 2, 4]))
     room = NBYTES // itemsize
     extents: list[int] = []
-    for _ in range(draw(st.integers(1, 4))):
-        extents.append(draw(st.integers(1, max(1, min(9, room)))))
+    for _ in range(draw(st.sampled_from([1, 2, 3, 4, 4, 4]))):
+        extents.append(draw(st.integers(min(2, room), max(1, min(5, room)))))
         room //= extents[-1]
-    low = [draw(st.integers(0, n - 1)) for n in extents]
+    low = [draw(st.integers(0, min(1, n - 1))) for n in extents]
     shape = [draw(st.integers(1, n - b)) for n, b in zip(extents, low, strict=True)]
     tensor = PlanTensor(0, "t", "fp32", tuple(shape), tuple(extents), tuple(low), 0)
     boxes = []
@@ -45,7 +45,7 @@ def bytes_of(tensor: PlanTensor, itemsize: int, box: Access, start: int) -> set[
 
 
 @given(left=touched(), right=touched(), shift=st.integers(0, 40))
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=1000, deadline=None, derandomize=True)
 def test_overlaps_are_exact(left: Any, right: Any, shift: int) -> None:
     """In one buffer, or in two that lie `shift` bytes apart in one arena."""
     made = []
