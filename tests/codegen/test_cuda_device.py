@@ -26,6 +26,7 @@ from ark.tasks import kind as kinds
 pytest.importorskip("cuda.bindings.driver")
 
 from ark_cuda import backend
+
 from tests.codegen.cuda_protocol import BODIES, Job, Streams, download, upload
 
 GPU = bool(backend.probe().devices)

@@ -25,5 +25,5 @@ def dialect(arch: str) -> Dialect:
         entry=_text("entry.h"),
         bodies=BODIES,
         scratch=SCRATCH,
-        stream=_text("stream.h") + _text("tasks/linear.h"),
+        stream=_text("stream.h") + _text("tasks/packets.h") + _text("tasks/linear.h"),
     )

@@ -17,7 +17,6 @@ extern "C" __global__ void __launch_bounds__(ARK_BLOCK_THREADS, 1)
   ark_run(&shared_params, blockIdx.x, ark_shared + ARK_RING_BYTES);
   ark_stream_close();
 #else
-  extern __shared__ __align__(128) char ark_shared[];
   __syncthreads();
   ark_run(&shared_params, blockIdx.x, ark_shared);
 #endif

@@ -16,6 +16,12 @@ struct ark_bf16 { unsigned short bits; };
 #define ARK_SPIN_CHECK 0x3fu
 
 constexpr int ARK_THREADS = ARK_LANES * ARK_WARPS;
+
+// The ring's slots, the loop's share, then a task's scratch.
+extern __shared__ __align__(128) char ark_shared[];
+#define ARK_SCRATCH(ctx) (ark_shared + ARK_RING_BYTES + ARK_LOOP_BYTES)
+#define ARK_PARAMS(ctx) ((ctx).p)
+
 static_assert(ARK_LANES == 32, "a warp has 32 lanes");
 
 ARK_DEVICE int ark_tid() { return static_cast<int>(threadIdx.x); }

@@ -18,7 +18,6 @@ struct ArkRing {
 };
 
 __shared__ ArkRing ark_ring;
-extern __shared__ __align__(128) char ark_shared[];  // the ring's slots, then the scratch
 
 ARK_DEVICE ark_u32 ark_shared_address(const void* p) {
   return static_cast<ark_u32>(__cvta_generic_to_shared(p));

@@ -12,6 +12,7 @@ from ark_cuda.tasks import attention, linear, matmul
 
 BODIES: Mapping[str, BodyWriter] = {
     "attention": attention.write,
+    "attention_merge": attention.merge,
     "linear": linear.write,
     "matmul": matmul.write,
 }

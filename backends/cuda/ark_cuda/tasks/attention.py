@@ -15,7 +15,7 @@ from ark.tasks import text
 from ark.tasks.attention import FRESH
 from ark.tasks.kind import Signature
 from ark.tasks.rotary import system
-from ark_cuda.tasks.inline import inlined
+from ark_cuda.tasks.inline import inlined, packets
 
 MAX_GROUP = 8  # query heads of a key/value head; their sums are held in registers
 
@@ -73,7 +73,7 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
         + f"""  constexpr int G = {group}, D = {width}, W = {warps}, E = 16 / sizeof({ctype});
   constexpr int LANES = D / E, ROWS = 32 / LANES, STEP = ROWS * W;
   const int row = t.coord[0], head = t.coord[1], split = t.coord[2];
-  float* q = reinterpret_cast<float*>(c.scratch);
+  float* q = reinterpret_cast<float*>(ARK_SCRATCH(c));
   float* own = q + G * D;
   float* part = own + 2 * D;
   const int count = pp[0] + row + 1 < {context} ? pp[0] + row + 1 : {context};
@@ -90,8 +90,11 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
     v = *reinterpret_cast<const uint4*>(values + static_cast<ark_i64>(e) * D);
   }};
   load(begin + mine);
-  for (int i = ark_tid(); i < G * D; i += ARK_THREADS)
-    q[i] = ark_take(c, pq, {q_at}, {system(sig, 0)}) * {text.literal(sig.params["scale"])};
+  for (int first = 32 * ark_warp(); first < G * D; first += ARK_THREADS) {{
+    const int i = first + ark_lane();
+    const float value = ark_take_together(c, pq, {q_at}, i < G * D, {system(sig, 0)});
+    if (i < G * D) q[i] = value * {text.literal(sig.params["scale"])};
+  }}
 {_own(sig) if fresh else ""}  ark_sync();
   float top[G], den[G], o[G][E];
 #pragma unroll
@@ -167,18 +170,52 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
 {_finish(sig, splits, group)}  }}
 """
     )
-    return inlined(text.function(name, body))
+    return packets() + inlined(text.function(name, body))
+
+
+def merge(name: str, sig: Signature, machine: Machine) -> str | None:
+    """Joins the splits as the common kind does, with packets taken by whole warps."""
+    width, splits = sig.params["head_dim"], sig.params["splits"]
+    at = text.offset(sig, 0, ["row", "head", "i / (D + 2)", "i % (D + 2)"])
+    out = text.offset(sig, 1, ["0", "0", "row", "head * D + d"])
+    body = (
+        text.operand(sig, 0, "pp")
+        + text.operand(sig, 1, "po", const=False)
+        + f"""  constexpr int D = {width}, S = {splits}, N = S * (D + 2);
+  const int row = t.coord[0], head = t.coord[1];
+  float* part = reinterpret_cast<float*>(ARK_SCRATCH(c));
+  for (int first = 32 * ark_warp(); first < N; first += ARK_THREADS) {{
+    const int i = first + ark_lane();
+    const float value = ark_take_together(c, pp, {at}, i < N, {system(sig, 0)});
+    if (i < N) part[i] = value;
+  }}
+  ark_sync();
+  for (int d = ark_tid(); d < D; d += ARK_THREADS) {{
+    float m = -1e30f, sum = 0.0f, den = 0.0f;
+    for (int s = 0; s < S; ++s) m = fmaxf(m, part[s * (D + 2) + D]);
+    for (int s = 0; s < S; ++s) {{
+      const float share = ark_exp(part[s * (D + 2) + D] - m);
+      sum = fmaf(share, part[s * (D + 2) + d], sum);
+      den = fmaf(share, part[s * (D + 2) + D + 1], den);
+    }}
+    ark_give(c, po, {out}, sum / den, {system(sig, 1)});
+  }}
+"""
+    )
+    return packets() + inlined(text.function(name, body))
 
 
 def _own(sig: Signature) -> str:
-    """The newest key and value, asked for by the threads that asked for no query."""
-    width, kv_heads = sig.params["head_dim"], sig.params["kv_heads"]
+    """The newest key and value, asked for by the warps that ask for no query."""
+    kv_heads = sig.params["kv_heads"]
     column = f"(i < D ? head * D + i : ({kv_heads} + head - 1) * D + i)"
     at = text.offset(sig, FRESH, ["0", "0", "0", column])
     return (
-        "  if (end == count) for (int i = ARK_THREADS - 1 - ark_tid(); "
-        f"i < {2 * width}; i += ARK_THREADS)\n"
-        f"    own[i] = ark_take(c, pf, {at}, {system(sig, FRESH)});\n"
+        "  if (end == count)\n  for (int first = 32 * (ARK_WARPS - 1 - ark_warp()); first < 2 * D; "
+        "first += ARK_THREADS) {\n    const int i = first + ark_lane();\n"
+        f"    const ark_i64 at = {at};\n"
+        f"    const float value = ark_take_together(c, pf, at, i < 2 * D, {system(sig, FRESH)});\n"
+        "    if (i < 2 * D) own[i] = value;\n  }\n"
     )
 
 

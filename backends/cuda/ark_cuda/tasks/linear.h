@@ -21,8 +21,9 @@ ARK_DEVICE void ark_slice(ArkCtx& c, const ark_u64* p, int stride, float (&x)[V]
 #pragma unroll
   for (int first = 0; first < V; first += B) {
     ark_u64 seen[B] = {};  // no epoch is 0
-    for (;;) {
-      const ark_u64* late = nullptr;
+    const ark_u64* late;
+    do {
+      late = nullptr;
 #pragma unroll
       for (int b = 0; b < B; ++b) {
         if (first + b < V && !ark_packet_here(c, seen[b])) {
@@ -35,9 +36,7 @@ ARK_DEVICE void ark_slice(ArkCtx& c, const ark_u64* p, int stride, float (&x)[V]
           late = p + ark_slice_at<E>(first + b) * stride;
         }
       }
-      if (late == nullptr || c.failed) break;
-      ark_packet(c, late, system);
-    }
+    } while (ark_await_one(c, late, system));
 #pragma unroll
     for (int b = 0; b < B; ++b) {
       if (first + b < V) x[first + b] = ark_bits_float(static_cast<ark_u32>(seen[b]));

@@ -67,7 +67,7 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
         + (text.operand(sig, 3, "pn") if norm else "")
         + f"""  constexpr int K = {k}, R = {sig.params["rows"]}, PITCH = {_pitch(sig, machine)};
   constexpr int V = K / ARK_THREADS, E = {piece}, m = 0;
-  float* part = reinterpret_cast<float*>(c.scratch);
+  float* part = reinterpret_cast<float*>(ARK_SCRATCH(c));
   float* squares = part + ARK_WARPS * PITCH;
   const int slice = ark_warp() * (K / ARK_WARPS);
   float x[V];

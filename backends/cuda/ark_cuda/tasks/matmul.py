@@ -92,7 +92,7 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
 {_side(sig, 1, "b", "columns", b_row, b_k, k, f"pb + {starts[1]} + n0 * {b_row}")}
   ark_matrix_tile<{shape.blocks_m}, {shape.blocks_n}, {shape.warps_n}, {shape.slices}, \
 {"false" if a_row == 1 and a_k != 1 else "true"}>(
-      c.scratch, a, b, po + {starts[2]} + m0 * {o_row} + n0 * {o_column}, {o_row}, {o_column});
+      ARK_SCRATCH(c), a, b, po + {starts[2]} + m0 * {o_row} + n0 * {o_column}, {o_row}, {o_column});
 """
     )
     header = resources.files("ark_cuda").joinpath("tasks/matmul.h").read_text()

@@ -1,0 +1,32 @@
+#ifndef ARK_TAKE_TOGETHER
+#define ARK_TAKE_TOGETHER
+// Packets taken by whole warps. Lanes ask together; where packets have not come, one lane polls one
+// of them until it is there, and then all ask again: thousands of threads that poll, each its own
+// packet, would take the bandwidth from the operand stream.
+
+// One poll for a warp's missing packets; false when none is missing, or after a failure. All lanes
+// call it; `late` is a packet that the lane still misses, or null.
+ARK_DEVICE bool ark_await_one(ArkCtx& c, const ark_u64* late, bool system) {
+  const ark_u32 missing = __ballot_sync(0xffffffffu, late != nullptr && !c.failed);
+  if (missing == 0u) return false;
+  if (ark_lane() == __ffs(static_cast<int>(missing)) - 1) ark_packet(c, late, system);
+  __syncwarp();
+  return true;
+}
+
+// Element i of an operand for every lane with `valid`, 0 for the others.
+template <typename T>
+ARK_DEVICE float ark_take_together(ArkCtx&, const T* p, ark_i64 i, bool valid, bool) {
+  return valid ? ark_get(p, i) : 0.0f;
+}
+ARK_DEVICE float ark_take_together(ArkCtx& c, const ark_u64* p, ark_i64 i, bool valid,
+                                   bool system) {
+  ark_u64 seen = 0u;  // no epoch is 0
+  const ark_u64* late;
+  do {
+    if (valid && !ark_packet_here(c, seen)) seen = ark_packet_load(p + i, system);
+    late = valid && !ark_packet_here(c, seen) ? p + i : nullptr;
+  } while (ark_await_one(c, late, system));
+  return valid ? ark_bits_float(static_cast<ark_u32>(seen)) : 0.0f;
+}
+#endif
