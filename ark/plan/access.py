@@ -59,7 +59,7 @@ class Region:
         return int(self.bytes_hi.max())
 
     def meets(self, other: Region) -> bool:
-        """Can the two conflict at all: one writes, and they are not a cache's past and its growth."""
+        """Can they conflict at all: one writes, and they are no cache's past and its growth."""
         return (self.write or other.write) and not (
             self.past and other.past and self.write != other.write
         )
@@ -73,9 +73,9 @@ class Region:
         hits = (self.bytes_lo[:, None] < other.bytes_hi[None, :]) & (
             other.bytes_lo[None, :] < self.bytes_hi[:, None]
         )
-        loose = hits & ~(self.solid[:, None] & other.solid[None, :])
-        for row, column in zip(*np.nonzero(loose), strict=True):
-            hits[row, column] = _share(self.runs(int(row)), other.runs(int(column)))
+        rows, columns = np.nonzero(hits & ~(self.solid[:, None] & other.solid[None, :]))
+        if rows.size:
+            hits[rows, columns] = self._share(other, rows, columns)
         return hits
 
     @cached_property
@@ -84,28 +84,66 @@ class Region:
         sizes = np.prod(self.hi - self.lo, axis=1) * self.frame.itemsize
         return np.asarray(sizes == self.bytes_hi - self.bytes_lo)
 
-    def runs(self, row: int) -> tuple[np.ndarray, int]:
-        """(first bytes, length) of the byte ranges that a box consists of, in rising order."""
-        if self.solid[row]:
-            return self.bytes_lo[row : row + 1], int(self.bytes_hi[row] - self.bytes_lo[row])
+    @cached_property
+    def _strides(self) -> list[int]:
+        """Bytes per step of each dimension."""
         extents = _pad(self.frame.extents, 1)
-        size = (self.hi[row] - self.lo[row]).tolist()
         strides = [self.frame.itemsize] * DIMS
         for d in range(DIMS - 2, -1, -1):
             strides[d] = strides[d + 1] * extents[d + 1]
+        return strides
+
+    @cached_property
+    def _combs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Boxes as `count` ranges of `length` bytes, `step` apart; and which are that simple."""
+        size = self.hi - self.lo
+        length = np.full(len(size), self.frame.itemsize, np.int64)
+        count, step = np.ones_like(length), np.ones_like(length)
+        solid, simple = np.ones(len(size), bool), np.ones(len(size), bool)
+        for d in range(DIMS - 1, -1, -1):
+            many, stride = size[:, d] > 1, self._strides[d]
+            joined = many & solid & (length == stride)
+            length = np.where(joined, length * size[:, d], length)
+            opened = many & ~joined & (count == 1)
+            longer = many & ~joined & (count > 1) & (count * step == stride)
+            simple &= ~many | joined | opened | longer
+            step = np.where(opened, stride, step)
+            count = np.where(opened | longer, count * size[:, d], count)
+            solid &= ~many | joined
+        return count, step, length, simple
+
+    def _share(self, other: Region, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+        """For pairs of boxes: do they share a byte? Two combs of one step meet where a whole number
+        of steps between them brings two ranges together.
+        """
+        n1, step1, length1, simple1 = (v[rows] for v in self._combs)
+        n2, step2, length2, simple2 = (v[columns] for v in other._combs)
+        step = np.where(n1 > 1, step1, step2)
+        apart = other.bytes_lo[columns] - self.bytes_lo[rows]
+        least = np.maximum((apart - length1) // step + 1, 1 - n2)
+        most = np.minimum(-((-(apart + length2)) // step) - 1, n1 - 1)
+        shared = np.asarray(least <= most)
+        hard = ~(simple1 & simple2 & ((n1 == 1) | (n2 == 1) | (step1 == step2)))
+        for i in np.flatnonzero(hard):
+            shared[i] = _meet(self.runs(int(rows[i])), other.runs(int(columns[i])))
+        return shared
+
+    def runs(self, row: int) -> tuple[np.ndarray, int]:
+        """(first bytes, length) of the byte ranges that a box consists of, in rising order."""
+        size = (self.hi[row] - self.lo[row]).tolist()
         starts = self.bytes_lo[row : row + 1]
         length, solid = self.frame.itemsize, True
         for d in range(DIMS - 1, -1, -1):
-            if solid and length == strides[d]:
+            if solid and length == self._strides[d]:
                 length *= size[d]
                 continue
             solid = False
-            steps = np.arange(size[d], dtype=np.int64) * strides[d]
+            steps = np.arange(size[d], dtype=np.int64) * self._strides[d]
             starts = (steps[:, None] + starts[None, :]).reshape(-1)
         return starts, length
 
 
-def _share(a: tuple[np.ndarray, int], b: tuple[np.ndarray, int]) -> bool:
+def _meet(a: tuple[np.ndarray, int], b: tuple[np.ndarray, int]) -> bool:
     """Do two lists of disjoint rising ranges, each of one length, share a byte?"""
     if len(a[0]) > len(b[0]):
         a, b = b, a
