@@ -62,6 +62,14 @@ def emulator_sweep(session: nox.Session) -> None:
     session.run("pytest", "-q", *files, *session.posargs, env={"ARK_EMULATOR_SWEEP": "1"})
 
 
+@nox.session
+def shim(session: nox.Session) -> None:
+    """The suite's synchronising kernels as HIP source on an NVIDIA GPU; needs cuda:1."""
+    session.install("-e", ".[dev]")
+    test = "tests/backend/rocm_emulator/test_shim_gpu.py"
+    session.run("pytest", test, *session.posargs, env={"ARK_REQUIRE": "cuda:1"})
+
+
 def _row_session(row: dict) -> None:
     def run(session: nox.Session) -> None:
         session.install("-e", ".[dev]")
