@@ -113,18 +113,26 @@ class Region:
         return count, step, length, simple
 
     def _share(self, other: Region, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-        """For pairs of boxes: do they share a byte? Two combs of one step meet where a whole number
-        of steps between them brings two ranges together.
-        """
-        n1, step1, length1, simple1 = (v[rows] for v in self._combs)
-        n2, step2, length2, simple2 = (v[columns] for v in other._combs)
-        step = np.where(n1 > 1, step1, step2)
+        """For pairs of boxes: do they share a byte?"""
+        *mine, simple1 = (v[rows] for v in self._combs)
+        *theirs, simple2 = (v[columns] for v in other._combs)
         apart = other.bytes_lo[columns] - self.bytes_lo[rows]
-        least = np.maximum((apart - length1) // step + 1, 1 - n2)
-        most = np.minimum(-((-(apart + length2)) // step) - 1, n1 - 1)
-        shared = np.asarray(least <= most)
-        hard = ~(simple1 & simple2 & ((n1 == 1) | (n2 == 1) | (step1 == step2)))
-        for i in np.flatnonzero(hard):
+        shared = np.zeros(len(rows), bool)
+        alike = (mine[0] == 1) | (theirs[0] == 1) | (mine[1] == theirs[1])
+        shared[alike] = _meet_combs(
+            [v[alike] for v in mine], [v[alike] for v in theirs], apart[alike]
+        )
+        # Combs of two steps: the ranges of the one with fewer, one at a time.
+        unlike = np.flatnonzero(~alike)
+        fewer = mine[0][unlike] <= theirs[0][unlike]
+        few = [np.where(fewer, a[unlike], b[unlike]) for a, b in zip(mine, theirs, strict=True)]
+        more = [np.where(fewer, b[unlike], a[unlike]) for a, b in zip(mine, theirs, strict=True)]
+        ahead = np.where(fewer, apart[unlike], -apart[unlike])
+        one = np.ones_like(ahead)
+        for place in range(int(few[0].max(initial=0))):
+            met = _meet_combs([one, few[1], few[2]], more, ahead - place * few[1])
+            shared[unlike] |= met & (place < few[0])
+        for i in np.flatnonzero(~(simple1 & simple2)):
             shared[i] = _meet(self.runs(int(rows[i])), other.runs(int(columns[i])))
         return shared
 
@@ -141,6 +149,16 @@ class Region:
             steps = np.arange(size[d], dtype=np.int64) * self._strides[d]
             starts = (steps[:, None] + starts[None, :]).reshape(-1)
         return starts, length
+
+
+def _meet_combs(a: list[np.ndarray], b: list[np.ndarray], apart: np.ndarray) -> np.ndarray:
+    """(count, step, length) against the same, b `apart` bytes behind a, of one step or one range:
+    they meet where a whole number of steps between them brings two ranges together.
+    """
+    step = np.where(a[0] > 1, a[1], b[1])
+    least = np.maximum((apart - a[2]) // step + 1, 1 - b[0])
+    most = np.minimum(-((-(apart + b[2])) // step) - 1, a[0] - 1)
+    return np.asarray(least <= most)
 
 
 def _meet(a: tuple[np.ndarray, int], b: tuple[np.ndarray, int]) -> bool:
