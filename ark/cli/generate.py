@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 from ark.backend import registry
 from ark.cli.common import errors, positive, progress, read_file
-from ark.errors import InvalidUsageError, SystemError
+from ark.errors import BaseError, InvalidUsageError, SystemError
 from ark.models.checkpoint import Checkpoint
 from ark.models.generate import CHUNK, Generator, Sampling
 from ark.models.tokenizer import Tokenizer
@@ -62,7 +62,11 @@ def run(args: argparse.Namespace) -> int:
         # The checkpoint's and the model's errors are one process's to tell.
         checkpoint = Checkpoint.open(args.directory)
         check_ranks(checkpoint, args.ranks)
-        return launch_command(args.ranks, [sys.executable, "-m", "ark", *sys.argv[1:]])
+        words = list(sys.argv[1:])
+        if args.prompt == "-":
+            # The ranks have no standard input of their own.
+            words += ["--prompt", sys.stdin.read()]
+        return launch_command(args.ranks, [sys.executable, "-m", "ark", *words])
     if args.ranks not in (1, place.world_size):
         raise InvalidUsageError(
             f"--ranks {args.ranks} contradicts the launcher, which started {place.world_size}; "
@@ -146,11 +150,16 @@ def answer(
     stream = tokenizer.stream(prompt)
     pieces: list[str] = []
     show = leader and not args.json
-    for token in generator.stream(prompt, args.max_new_tokens, sampling):
-        tokens.append(token)
-        pieces.append(stream.push(token))
-        if show:
-            print(pieces[-1], end="", flush=True)
+    try:
+        for token in generator.stream(prompt, args.max_new_tokens, sampling):
+            tokens.append(token)
+            pieces.append(stream.push(token))
+            if show:
+                print(pieces[-1], end="", flush=True)
+    except BaseError:
+        if show and tokens:
+            print(flush=True)
+        raise
     pieces.append(stream.finish())
     if show:
         print(pieces[-1], flush=True)

@@ -1,8 +1,8 @@
-"""The ops of a decoder's token loop, as checkpoints need them: embedding at a position, rmsnorm,
-rotary embedding with cache append, attention over the cache, gated activation, sampling.
+"""The ops of a decoder's token loop, as checkpoints need them: embedding at a position, rotary
+embedding with cache append, attention over the cache, gated activation, sampling.
 
-Graph builders (ark.models) add these nodes; lowerings only, the user's functions are beside them in
-ark.ops.network.
+Graph builders (ark.models) add these nodes; lowerings only. What users call is in ark.ops.attention
+and ark.ops.movement.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ark.ir.dtype import fp32
 from ark.ir.model import Node
 from ark.ops.attention import attention_reference
 from ark.ops.registry import register
-from ark.plan.tiling import box_coords, split
+from ark.plan.tiling import split
 
 if TYPE_CHECKING:
     from ark.plan.lowering import Lowering
@@ -28,14 +28,6 @@ def _lower_embedding(lowering: Lowering, node: Node) -> None:
     params = {"rows": 1, "columns": columns, "dynamic": bool(position)}
     coords = [(r, c) for r in range(rows) for c in range(0, width, columns)]
     lowering.emit("embedding", params, [ids, table, out, *position], coords)
-
-
-def _lower_rmsnorm(lowering: Lowering, node: Node) -> None:
-    shape = (1,) * (4 - len(node.outputs[0].shape)) + node.outputs[0].shape
-    rows = -(-shape[2] // lowering.machine.processors)
-    params = {"function": "rmsnorm", "eps": node.attrs["eps"], "rows": rows}
-    coords = box_coords(shape, (1, 1, rows, shape[3]))
-    lowering.emit("rownorm", params, [*node.inputs, *node.outputs], coords)
 
 
 def attention_splits(rows: int, kv_heads: int, context: int, processors: int) -> int:
@@ -112,7 +104,6 @@ def _lower_swiglu(lowering: Lowering, node: Node) -> None:
 register("attention", attention_reference, _lower_attention, apart=False)
 for _name, _lower in (
     ("embed", _lower_embedding),
-    ("rmsnorm", _lower_rmsnorm),
     ("sample", _lower_sample),
     ("advance", _lower_advance),
     ("rope_kv", _lower_rope_kv),

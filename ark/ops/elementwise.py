@@ -47,6 +47,10 @@ def _reference(name: str) -> Any:
     def run(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
         scalar = attrs.get("scalar")
         values = [*inputs] if scalar is None else [*inputs, np.asarray(scalar)]
+        if all(v.dtype.kind == "i" for v in inputs) and name in ("div", "rdiv"):
+            top, bottom = values if name == "div" else values[::-1]
+            safe = np.where(bottom == 0, 1, bottom)
+            return [np.where(bottom == 0, 0, np.trunc(top / safe))]
         return [function(*values)]
 
     return run

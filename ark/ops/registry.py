@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ark.errors import UnsupportedError
+from ark.errors import InternalError, UnsupportedError
 
 if TYPE_CHECKING:
     from ark.ir.model import Node
@@ -58,6 +58,8 @@ def register(
     lower: Callable[..., None],
     apart: bool | None = None,
 ) -> OpDef:
+    if name in _OPS:
+        raise InternalError(f"the op {name!r} is registered twice")
     made = OpDef(name, reference, lower, apart)
     _OPS[name] = made
     return made

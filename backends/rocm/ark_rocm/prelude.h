@@ -194,7 +194,9 @@ ARK_DEVICE void ark_pause(ark_u32 spins) {
   }
 }
 
-ARK_DEVICE float ark_float(ark_bf16 v) { return ark_bits_float(static_cast<ark_u32>(v.bits) << 16); }
+ARK_DEVICE float ark_float(ark_bf16 v) {
+  return ark_bits_float(static_cast<ark_u32>(v.bits) << 16);
+}
 ARK_DEVICE float ark_float(ark_f16 v) {
   return static_cast<float>(__builtin_bit_cast(_Float16, v.bits));
 }

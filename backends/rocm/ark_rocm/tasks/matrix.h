@@ -116,7 +116,8 @@ ARK_DEVICE typename ArkElements<T>::piece ark_fetch_piece(const ArkSide<T>& side
   typedef typename ArkElements<T>::piece whole;
   const auto* from =
       (const ark_global<element>*)(side.p + row * side.row_stride + k * side.k_stride);
-  const int left = ALONG_K ? (row < side.rows ? side.k - k : 0) : (k < side.k ? side.rows - row : 0);
+  const bool inside = ALONG_K ? row < side.rows : k < side.k;
+  const int left = !inside ? 0 : ALONG_K ? side.k - k : side.rows - row;
   const ark_i64 stride = ALONG_K ? side.k_stride : side.row_stride;
   if (left >= ARK_PIECE && stride == 1 && (reinterpret_cast<ark_u64>(from) & 15u) == 0u) {
     return *(const ark_global<whole>*)from;
