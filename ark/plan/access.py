@@ -73,10 +73,29 @@ class Region:
         hits = (self.bytes_lo[:, None] < other.bytes_hi[None, :]) & (
             other.bytes_lo[None, :] < self.bytes_hi[:, None]
         )
-        loose = hits & ~(self.solid[:, None] & other.solid[None, :])
-        for row, column in zip(*np.nonzero(loose), strict=True):
-            hits[row, column] = _share(self.runs(int(row)), other.runs(int(column)))
+        rows, columns = np.nonzero(hits & ~(self.solid[:, None] & other.solid[None, :]))
+        if len(rows):
+            hits[rows, columns] = self._exact(other, rows, columns)
         return hits
+
+    def _exact(self, other: Region, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+        """By pair of boxes: do they share a byte? Pairs of the same two shapes go together: they
+        differ by their distance alone.
+        """
+        found = np.zeros(len(rows), bool)
+        apart = other.bytes_lo[columns] - self.bytes_lo[rows]
+        shapes = self._sizes[rows] * (len(other.tasks) + 1) + other._sizes[columns]
+        order = np.argsort(shapes, kind="stable")
+        for pairs in np.split(order, np.flatnonzero(np.diff(shapes[order])) + 1):
+            row, column = int(rows[pairs[0]]), int(columns[pairs[0]])
+            found[pairs] = _share(self.runs(row), other.runs(column), apart[pairs])
+        return found
+
+    @cached_property
+    def _sizes(self) -> np.ndarray:
+        """A number for each box's shape; equal shapes have equal numbers."""
+        _, inverse = np.unique(self.hi - self.lo, axis=0, return_inverse=True)
+        return np.asarray(inverse.reshape(-1))
 
     @cached_property
     def solid(self) -> np.ndarray:
@@ -105,12 +124,16 @@ class Region:
         return starts, length
 
 
-def _share(a: tuple[np.ndarray, int], b: tuple[np.ndarray, int]) -> bool:
-    """Do two lists of disjoint rising ranges, each of one length, share a byte?"""
+def _share(a: tuple[np.ndarray, int], b: tuple[np.ndarray, int], apart: np.ndarray) -> np.ndarray:
+    """Do two lists of disjoint rising ranges, each of one length, share a byte? For each distance
+    from the first range of `a` to the first of `b`.
+    """
     if len(a[0]) > len(b[0]):
-        a, b = b, a
-    last = np.searchsorted(b[0], a[0] + a[1], "left") - 1
-    return bool(((last >= 0) & (b[0][np.maximum(last, 0)] + b[1] > a[0])).any())
+        a, b, apart = b, a, -apart
+    starts = (a[0] - a[0][0])[None, :] - apart[:, None]
+    others = b[0] - b[0][0]
+    last = np.searchsorted(others, starts + a[1], "left") - 1
+    return np.asarray(((last >= 0) & (others[np.maximum(last, 0)] + b[1] > starts)).any(axis=1))
 
 
 def _pad(values: Sequence[int], fill: int) -> tuple[int, ...]:
