@@ -1,0 +1,67 @@
+"""Which boxes share bytes, against sets of bytes."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ark.plan.access import regions
+from ark.plan.types import PlanBuffer, PlanTensor
+from ark.tasks.kind import Access
+
+NBYTES = 480
+
+
+@st.composite
+def touched(draw: Any) -> tuple[PlanTensor, int, list[Access]]:
+    """A tensor on a small buffer, bytes per element, and boxes of tasks 0, 1, ..."""
+    itemsize = draw(st.sampled_from([1, 2, 4]))
+    room = NBYTES // itemsize
+    extents: list[int] = []
+    for _ in range(draw(st.sampled_from([1, 2, 3, 4, 4, 4]))):
+        extents.append(draw(st.integers(min(2, room), max(1, min(5, room)))))
+        room //= extents[-1]
+    low = [draw(st.integers(0, min(1, n - 1))) for n in extents]
+    shape = [draw(st.integers(1, n - b)) for n, b in zip(extents, low, strict=True)]
+    tensor = PlanTensor(0, "t", "fp32", tuple(shape), tuple(extents), tuple(low), 0)
+    boxes = []
+    for _ in range(draw(st.integers(1, 4))):
+        lo = tuple(draw(st.integers(0, n - 1)) for n in shape)
+        hi = tuple(draw(st.integers(b + 1, n)) for b, n in zip(lo, shape, strict=True))
+        boxes.append(Access(0, lo, hi, write=True))
+    return tensor, itemsize, boxes
+
+
+def bytes_of(tensor: PlanTensor, itemsize: int, box: Access, start: int) -> set[int]:
+    found = set()
+    for index in itertools.product(*(range(a, b) for a, b in zip(box.lo, box.hi, strict=True))):
+        places = zip(index, tensor.offsets, tensor.strides, strict=True)
+        element = sum((i + o) * s for i, o, s in places)
+        found.update(range(start + element * itemsize, start + (element + 1) * itemsize))
+    return found
+
+
+@given(left=touched(), right=touched(), shift=st.integers(0, 40))
+@settings(max_examples=1000, deadline=None, derandomize=True)
+def test_overlaps_are_exact(left: Any, right: Any, shift: int) -> None:
+    """In one buffer, or in two that lie `shift` bytes apart in one arena."""
+    made = []
+    for start, (tensor, itemsize, boxes) in ((0, left), (shift, right)):
+        buffers = [PlanBuffer(0, "b", "activation", NBYTES, start)]
+        rows = list(enumerate(boxes))
+        made += regions([tensor], buffers, [itemsize], [0], rows)
+    hits = made[0].overlaps(made[1]) if shift or left[:2] != right[:2] else None
+    if hits is None:
+        return
+    if (made[0].frame == made[1].frame) and shift:
+        return  # one buffer does not lie in two places
+    for i, a in enumerate(left[2]):
+        for j, b in enumerate(right[2]):
+            one = bytes_of(left[0], left[1], a, 0)
+            other = bytes_of(right[0], right[1], b, shift)
+            assert hits[i, j] == bool(one & other)
+            runs, length = made[0].runs(i)
+            assert {n for r in runs for n in range(int(r), int(r) + length)} == one
