@@ -96,12 +96,12 @@ ARK_DEVICE ArkVerdict ark_spin(const ArkParams* p, ArkSpin& s, ark_u64 budget_ns
 
 // Waits until a counter has reached `want` (wrap-safe); false after a failure.
 ARK_DEVICE bool ark_wait(ArkCtx& c, ark_u32* word, ark_u32 want, bool system, ark_u32 why,
-                         ark_u32 counter) {
+                         ark_u32 counter, ark_u64 budget_ns) {
   ArkSpin spin{0u, 0u};
   for (;;) {
     const ark_u32 seen = ark_load_acquire(word, system);
     if (static_cast<ark_i32>(seen - want) >= 0) return true;
-    const ArkVerdict verdict = ark_spin(ARK_PARAMS(c), spin, ARK_PARAMS(c)->budget_ns);
+    const ArkVerdict verdict = ark_spin(ARK_PARAMS(c), spin, budget_ns);
     if (verdict == ARK_KEEP) continue;
     if (verdict == ARK_TIMEOUT) ark_fail(c, why, counter, want, seen);
     return false;
@@ -183,11 +183,13 @@ ARK_DEVICE bool ark_wait_task(ArkLoop& loop, ark_u32 i) {
   ArkCtx& c = loop.ctx;
   const ArkTask& task = loop.tasks[i % ARK_SLOTS];
   if (task.wait_begin == task.wait_end) return true;
+  const ark_u64 budget = ARK_PARAMS(c)->budget_ns;
   bool ok = true;
   for (ark_u32 w = task.wait_begin + ark_tid(); w < task.wait_end; w += ARK_THREADS) {
     const ArkEdge e = ark_edge(loop, i, w);
     const ark_u32 want = e.step * c.phase_iteration + e.value;
-    ok = ok && ark_wait(c, ark_words(e.address), want, (e.flags & 1u) != 0u, 1u, e.counter);
+    const bool system = (e.flags & 1u) != 0u;
+    ok = ok && ark_wait(c, ark_words(e.address), want, system, 1u, e.counter, budget);
   }
   return ark_all(ok);
 }
@@ -208,7 +210,9 @@ ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration) {
   ArkControl* control = ark_control(ARK_PARAMS(c));
   const bool system = ARK_PARAMS(c)->world > 1u;
   const ark_u32 want = iteration * ARK_PARAMS(c)->world;
-  if (!ark_wait(c, ark_words(ARK_PARAMS(c)->gate), want, system, 4u, 0u)) return false;
+  // Longer than a task waits: whoever is stuck should report, not those who wait for its iteration.
+  const ark_u64 budget = ARK_PARAMS(c)->budget_ns / 4u * 5u;
+  if (!ark_wait(c, ark_words(ARK_PARAMS(c)->gate), want, system, 4u, 0u, budget)) return false;
   if (ARK_PARAMS(c)->persistent && c.processor == 0u) {
     ArkHost* host = ark_host(ARK_PARAMS(c));
     ArkSpin spin{0u, 0u};
