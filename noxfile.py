@@ -11,6 +11,11 @@ import nox
 nox.options.sessions = ["lint", "types", "tests"]
 nox.options.reuse_existing_virtualenvs = True
 
+BUILD_EMULATOR = "import ark_rocm_emulator as e; e.activate('emulated:gfx942')"
+FULL = ("tests/backend", "--ignore=tests/backend/rocm_emulator")
+SOME = ("tests/backend/test_ops.py", "tests/backend/test_faults.py")
+EMULATED = {"gfx942": FULL, "gfx1100": FULL, "gfx90a": SOME, "gfx950": SOME}
+
 MATRIX = nox.project.load_toml("ci/matrix.toml")["row"]
 
 
@@ -32,9 +37,20 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """The default test run: no GPU needed, at most 15 minutes on two cores."""
+    """The default test run: no GPU needed, at most 15 minutes on two cores.
+
+    After everything else the backend tests run once more on emulated AMD devices: all of them on
+    one architecture of each family, what synchronises and the ops on the others.
+    """
     session.install("-e", ".[dev]")
-    session.run("pytest", *session.posargs)
+    session.run("python", "-c", BUILD_EMULATOR)
+    if session.posargs:
+        session.run("pytest", *session.posargs)
+        return
+    session.run("pytest")
+    for arch, tests_of_arch in EMULATED.items():
+        environment = {"ARK_ROCM_DEVICE": f"emulated:{arch}", "ARK_REQUIRE": "rocm:1"}
+        session.run("pytest", "-k", "rocm", *tests_of_arch, env=environment)
 
 
 @nox.session
@@ -44,6 +60,14 @@ def emulator_sweep(session: nox.Session) -> None:
     suite = "tests/backend/rocm_emulator/"
     files = [f"{suite}test_kernels.py", f"{suite}test_defects.py", f"{suite}test_random_kernels.py"]
     session.run("pytest", "-q", *files, *session.posargs, env={"ARK_EMULATOR_SWEEP": "1"})
+
+
+@nox.session
+def shim(session: nox.Session) -> None:
+    """The suite's synchronising kernels as HIP source on an NVIDIA GPU; needs cuda:1."""
+    session.install("-e", ".[dev]")
+    test = "tests/backend/rocm_emulator/test_shim_gpu.py"
+    session.run("pytest", test, *session.posargs, env={"ARK_REQUIRE": "cuda:1"})
 
 
 def _row_session(row: dict) -> None:

@@ -8,15 +8,18 @@ user's cache folder, in `ark/rocm_emulator`).
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import platform
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
@@ -107,6 +110,16 @@ def _place(command: Sequence[str], target: Path, what: str) -> Path:
     return target
 
 
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Processes that want the same build wait for the first of them instead of repeating it."""
+    folder = cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def shared_library(
     file_name: str,
     sources: Sequence[Path],
@@ -130,27 +143,38 @@ def shared_library(
     core = PACKAGE / "core"
     shared = set(core_sources())  # the same objects serve every library
 
-    def compiled(source: Path) -> Path:
-        folders = (core,) if source in shared else (core, *includes)
-        flags = [*FLAGS, *extra, *(f"-I{folder}" for folder in folders)]
+    def folders_of(source: Path) -> tuple[Path, ...]:
+        return (core,) if source in shared else (core, *includes)
+
+    def object_of(source: Path) -> Path:
         headers = sorted({*core.glob("*.h"), *source.parent.glob("*.h")})
         name = hashlib.sha256(_compiler_identity().encode())
-        for word in flags:
+        # Where this package lies does not matter (its headers count by content): two checkouts of
+        # the same sources share what was built.
+        outside = (str(f) for f in folders_of(source) if PACKAGE not in f.parents)
+        for word in (*FLAGS, *extra, *outside):
             name.update(word.encode() + b"\0")
         for file in (*headers, source):
             name.update(file.read_bytes())
-        target = cache_folder() / "objects" / f"{source.stem}-{name.hexdigest()[:24]}.o"
-        if not target.exists():
-            _place([*compiler(), *flags, "-c", str(source)], target, source.name)
-        return target
+        return cache_folder() / "objects" / f"{source.stem}-{name.hexdigest()[:24]}.o"
 
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        objects = list(pool.map(compiled, sorted(sources)))
-    digest = hashlib.sha256("\n".join([file_name, *map(str, objects)]).encode()).hexdigest()[:24]
+    def compiled(source: Path) -> None:
+        flags = [*FLAGS, *extra, *(f"-I{folder}" for folder in folders_of(source))]
+        _place([*compiler(), *flags, "-c", str(source)], objects[source], source.name)
+
+    objects = {source: object_of(source) for source in sorted(sources)}
+    with _one_at_a_time(), ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        missing = [source for source, target in objects.items() if not target.exists()]
+        if missing:
+            note = f"building {file_name}, {len(missing)} files, once for this version"
+            print(f"ark_rocm_emulator: {note}", file=sys.stderr, flush=True)
+        list(pool.map(compiled, missing))
+    made_of = [str(target) for target in objects.values()]
+    digest = hashlib.sha256("\n".join([file_name, *made_of]).encode()).hexdigest()[:24]
     library = cache_folder() / digest / "lib" / file_name
     if not library.exists():
-        link = [*compiler(), "-shared", f"-Wl,-soname,{file_name}", *extra, *map(str, objects)]
-        _place([*link, "-pthread"], library, f"linking {file_name}")
+        link = [*compiler(), "-shared", f"-Wl,-soname,{file_name}", *extra, *made_of, "-pthread"]
+        _place(link, library, f"linking {file_name}")
     return library
 
 

@@ -29,6 +29,7 @@ _HIP_FLAGS = (
     "--offload-device-only",
     "--no-gpu-bundle-output",
     "-fms-extensions",
+    "-fuse-cuid=none",
     "-Wno-unused-command-line-argument",
     _OBJECT_VERSION,
 )
@@ -69,7 +70,13 @@ def toolchain() -> Toolchain:
 
 
 def _run(command: Sequence[str], what: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise SystemError(
+            f"{what} failed: {command[0]} cannot be started ({error.strerror}). Expected "
+            f"ARK_ROCM_CLANG and ARK_ROCM_LLD to name programs; unset both for the `ziglang` wheel."
+        ) from error
     if done.returncode != 0:
         raise CompileError(f"{what} failed (exit code {done.returncode}):\n{done.stderr.strip()}")
     return done.stderr

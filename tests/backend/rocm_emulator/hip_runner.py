@@ -14,7 +14,7 @@ import numpy as np
 from ark_rocm_emulator import failures
 from ark_rocm_emulator.compile import compile_hip
 from hip import hip
-from kernel_cases import KERNELS, Case, Out, Target, Work, three
+from kernel_cases import KERNELS, Case, Out, Target, Work, compare, three
 
 TO_DEVICE = hip.hipMemcpyKind.hipMemcpyHostToDevice
 TO_HOST = hip.hipMemcpyKind.hipMemcpyDeviceToHost
@@ -138,20 +138,6 @@ def run_work(function: Any, case: Case, work: Work) -> dict[int, np.ndarray]:
         for k in work.expected:
             after[k] = download(placed[k], work.args[k].shape, work.args[k].dtype)
         return after
-
-
-def compare(work: Work, got: dict[int, np.ndarray]) -> None:
-    """Every expected array or predicate of `work` against what came back."""
-    for k, expected in work.expected.items():
-        if callable(expected):
-            assert expected(got[k]), f"argument {k}: {got[k]}"
-        elif work.rtol == 0.0:
-            np.testing.assert_array_equal(got[k], expected, err_msg=f"argument {k}")
-        else:
-            values = got[k].astype(np.float64)
-            np.testing.assert_allclose(
-                values, expected, rtol=work.rtol, atol=work.atol, err_msg=f"argument {k}"
-            )
 
 
 def run_case(case: Case, arch: str, options: tuple[str, ...], seed: int) -> None:

@@ -64,6 +64,7 @@ void add_wave_checks(Grid& grid, Wave& w) {
   history.grid = checks.number;
   history.device = grid.device;
   history.records.clear();
+  history.start = c->epoch;
   const Published start = c->released_agent;
   history.records.push_back({c->epoch, start, start, start, {c->epoch - 1, c->seen_lds}});
   ShadowPages& lds = checks.lds[w.group];
@@ -139,8 +140,9 @@ void note_release(Wave& w) {
   const Published group{is_rdna(w) ? complete : ~0u, c.seen};
   const Published lds{complete_lds(c), c.seen_lds};
   c.epoch++;
-  World::get().slots[c.slot].records.push_back(
-      {c.epoch, group, c.released_agent, c.released_system, lds});
+  auto& records = World::get().slots[c.slot].records;
+  records.push_back({c.epoch, group, c.released_agent, c.released_system, lds});
+  if (records.size() > kMaxRecords) records.pop_front();
 }
 
 Scope relation_to(const Wave& w, const WaveChecks& c, uint32_t slot) {
@@ -155,11 +157,13 @@ void join_release(Wave& w, Contributor from, Scope relation) {
   uint32_t& joined = c.joined[uint64_t{from.slot} << 2 | static_cast<uint64_t>(relation)];
   if (joined >= from.epoch) return;
   joined = from.epoch;
-  const auto& records = World::get().slots[from.slot].records;
+  const SlotHistory& history = World::get().slots[from.slot];
+  if (from.epoch < history.start) return;   // a wave that has ended: ordered by its end
+  const auto& records = history.records;
   auto next = std::upper_bound(records.begin(), records.end(), from.epoch,
                                [](uint32_t e, const ReleaseRecord& r) { return e < r.time; });
-  if (next == records.begin()) return;   // the slot's user has ended: ordered by its end
-  const ReleaseRecord& record = *(next - 1);
+  // Older than what is kept: the oldest kept one says too much, which may miss a race.
+  const ReleaseRecord& record = next == records.begin() ? records.front() : *(next - 1);
   const auto join = [&](SharedClock& into, const Published& what) {
     // A barrier puts the wave's own past into `seen`; only `own` says what has left it.
     join_clock(into, *what.seen, from.slot);

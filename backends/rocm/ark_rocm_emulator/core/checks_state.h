@@ -36,11 +36,13 @@ struct ReleaseRecord {
 
 // One slot's past, kept when a later grid reuses the slot: epochs never go back.
 struct SlotHistory {
-  uint32_t epoch = 0;                    // last epoch used
+  uint32_t epoch = 0, start = 0;         // last epoch used; first one of the present user
   uint32_t group = 0, grid = 0;          // who had it last
   int device = 0;
-  std::vector<ReleaseRecord> records;
+  std::deque<ReleaseRecord> records;     // the latest; see kMaxRecords
 };
+
+constexpr size_t kMaxRecords = 4096;
 
 struct World {   // one per process: grids of all machines share memory
   std::mutex mutex;

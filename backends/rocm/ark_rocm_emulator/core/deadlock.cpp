@@ -96,7 +96,11 @@ Grid::Stuck Grid::watch(Wave& w) {
 }
 
 bool Grid::look_for_deadlock() {
-  if (!quiet() || clock < next_look) return false;
+  if (!quiet()) {
+    waiting_external = false;
+    return false;
+  }
+  if (clock < next_look) return false;
   next_look = clock + 100000 + 2000 * live_waves;
   bool external = false;
   std::vector<std::pair<const Wave*, std::string>> states;

@@ -156,6 +156,15 @@ U32 sad_u8(U32 a, U32 b, U32 c, bool masked) {
   return c;
 }
 
+U32 truth_table(U32 table, U32 a, U32 b, U32 c) {
+  U32 r = 0;
+  for (U32 row = 0; row < 8; row++) {
+    if (((table >> row) & 1) == 0) continue;
+    r |= (row & 4 ? a : ~a) & (row & 2 ? b : ~b) & (row & 1 ? c : ~c);
+  }
+  return r;
+}
+
 void bitop3(Wave& w, const Inst& i) {   // the modifier bits are the truth table
   const U32 table = static_cast<U32>(i.omod) << 6 | static_cast<U32>(i.abs) << 3 | i.neg;
   alignas(64) Row t[3], out;
@@ -163,16 +172,19 @@ void bitop3(Wave& w, const Inst& i) {   // the modifier bits are the truth table
   plain.omod = plain.abs = plain.neg = 0;
   const U32* src[3];
   for (int k = 0; k < 3; k++) src[k] = w.src32(plain, k, t[k]);
-  for (int l = 0; l < kLanes; l++) {
-    U32 r = 0;
-    for (U32 row = 0; row < 8; row++) {
-      if (((table >> row) & 1) == 0) continue;
-      r |= (row & 4 ? src[0][l] : ~src[0][l]) & (row & 2 ? src[1][l] : ~src[1][l]) &
-           (row & 1 ? src[2][l] : ~src[2][l]);
-    }
-    out[l] = r;
-  }
+  for (int l = 0; l < kLanes; l++) out[l] = truth_table(table, src[0][l], src[1][l], src[2][l]);
   w.put32(plain, out);
+}
+
+void bitop3_b16(Wave& w, const Inst& i) {
+  const U32 table = static_cast<U32>(i.omod) << 6 | static_cast<U32>(i.abs) << 3 | i.neg;
+  alignas(64) Row t[3], out;
+  Inst plain = i;
+  plain.omod = plain.abs = plain.neg = 0;
+  const U32* src[3];
+  for (int k = 0; k < 3; k++) src[k] = w.src16(plain, k, t[k]);
+  for (int l = 0; l < kLanes; l++) out[l] = truth_table(table, src[0][l], src[1][l], src[2][l]);
+  w.put16(plain, out);
 }
 
 template <bool High>
@@ -298,6 +310,7 @@ void register_bits(Ops& ops) {
   three("v_and_or_b32", int3([](U32 a, U32 b, U32 c) { return (a & b) | c; }));
   three("v_or3_b32", int3([](U32 a, U32 b, U32 c) { return a | b | c; }));
   three("v_bitop3_b32", bitop3);
+  ops.add("v_bitop3_b16", "b16=b16,b16,b16", bitop3_b16, kKeepHigh);
   const auto one = [&ops](const char* name, Handler run) { ops.add(name, "b32=b32", run); };
   ops.add("v_mov_b32", "b32=b32", mov_b32);
   ops.add("v_accvgpr_read_b32", "b32=b32", mov_b32);

@@ -64,6 +64,11 @@ void Grid::check_launch(const KernelDescriptor& descriptor) {
   if (desc.grid.count() == 0 || desc.block.count() == 0) {
     bad("grid " + dims(desc.grid) + " of blocks " + dims(desc.block) + " has no lanes");
   }
+  constexpr uint64_t kMaxGroups = 1ull << 31;
+  if (desc.grid.x > kMaxGroups || desc.grid.y > kMaxGroups || desc.grid.z > kMaxGroups ||
+      uint64_t{desc.grid.x} * desc.grid.y > kMaxGroups || desc.grid.count() > kMaxGroups) {
+    bad("a grid of " + dims(desc.grid) + " workgroups; the most are 2^31");
+  }
   const uint32_t limit = kernel->max_flat_workgroup != 0 ? kernel->max_flat_workgroup : kMaxLanes;
   if (desc.block.count() > limit) {
     bad("a block of " + dims(desc.block) + " lanes; it was compiled for at most " +

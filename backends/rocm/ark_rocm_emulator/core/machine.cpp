@@ -67,7 +67,7 @@ LaunchResult run_groups(Memory& memory, const LaunchDesc& desc, const std::atomi
         break;
       }
       instructions = grid.clock;
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {
       mine = bad_launch(desc, error.what());
       at = 0;
     }
@@ -108,7 +108,7 @@ LaunchResult run_launch(Memory& memory, const LaunchDesc& desc, const std::atomi
       grid.finish(fault, nullptr, 0);
       result = grid.result;
     }
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {   // Error, or the host has no memory for it
     result = bad_launch(desc, error.what());
   }
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

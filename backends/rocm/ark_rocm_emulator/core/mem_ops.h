@@ -52,7 +52,8 @@ inline void store_to_lds(Wave& w, const Inst& i, uint64_t active, int bytes, con
   Addresses to;
   to.space = Space::Lds;
   to.active = active;
-  const uint64_t base = (w.m0() & 0xffff) + static_cast<uint64_t>(static_cast<int64_t>(i.imm));
+  const uint32_t reach = w.grid->program->arch() == Arch::gfx950 ? 0x3ffff : 0xffff;
+  const uint64_t base = (w.m0() & reach) + static_cast<uint64_t>(static_cast<int64_t>(i.imm));
   for (int l = 0; l < kLanes; l++) to.at[l] = base + static_cast<uint64_t>(l * size);
   store_lanes(w, i, to, size, rows);
 }

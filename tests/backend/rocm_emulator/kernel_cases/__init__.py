@@ -93,6 +93,20 @@ def kernel(
     return register
 
 
+def compare(work: Work, got: dict[int, np.ndarray]) -> None:
+    """Every expected array or predicate of `work` against what came back."""
+    for k, expected in work.expected.items():
+        if callable(expected):
+            assert expected(got[k]), f"argument {k}: {got[k]}"
+        elif work.rtol == 0.0:
+            np.testing.assert_array_equal(got[k], expected, err_msg=f"argument {k}")
+        else:
+            values = got[k].astype(np.float64)
+            np.testing.assert_allclose(
+                values, expected, rtol=work.rtol, atol=work.atol, err_msg=f"argument {k}"
+            )
+
+
 def load_all() -> dict[str, Case]:
     """Import every module of cases; return all of them by name."""
     from kernel_cases import (  # noqa: F401

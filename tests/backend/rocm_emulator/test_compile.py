@@ -1,0 +1,63 @@
+"""The header-free compile step: the same bytes each time, and clang's own words on refusal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ark_rocm_emulator.compile import (
+    TARGETS,
+    CompileError,
+    assemble,
+    compile_hip,
+    to_assembly,
+    toolchain,
+)
+
+from ark.errors import SystemError
+
+KERNEL = """
+__constant__ float table[4] = {1, 2, 3, 4};
+extern "C" __global__ __launch_bounds__(128) void scale(float* x) {
+  x[blockIdx.x * blockDim.x + threadIdx.x] *= table[threadIdx.x & 3];
+}
+"""
+
+
+@pytest.mark.parametrize("arch", TARGETS)
+def test_the_same_source_gives_the_same_bytes(arch: str) -> None:
+    first, second = compile_hip(KERNEL, arch), compile_hip(KERNEL, arch)
+    assert first == second
+    assert first[:4] == b"\x7fELF" and b"scale.kd" in first
+
+
+def test_options_and_headers_reach_clang() -> None:
+    source = '#include "part/value.h"\nextern "C" __global__ void f(int* x) { *x = VALUE + MORE; }'
+    headers = [("part/value.h", "#define VALUE 1200\n")]
+    text, said = to_assembly(source, "gfx942", ("-O3", "-DMORE=34"), headers=headers)
+    assert "0x4d2" in text and said == ""
+
+
+def test_launch_bounds_reach_the_code_object() -> None:
+    text, _ = to_assembly(KERNEL, "gfx1100")
+    assert ".max_flat_workgroup_size: 128" in text and ".wavefront_size: 32" in text
+
+
+def test_a_refused_program_comes_with_its_diagnostics() -> None:
+    with pytest.raises(CompileError, match=r"compiling HIP for gfx942 failed[\s\S]*nonsense"):
+        compile_hip('extern "C" __global__ void f() { nonsense; }', "gfx942")
+    with pytest.raises(CompileError, match="assembling for gfx1100 failed"):
+        assemble("v_no_such_instruction v0\n", "gfx1100")
+
+
+def test_a_compiler_named_by_the_environment_must_be_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ARK_ROCM_CLANG", str(tmp_path / "clang"))
+    monkeypatch.setenv("ARK_ROCM_LLD", str(tmp_path / "ld.lld"))
+    toolchain.cache_clear()
+    try:
+        with pytest.raises(SystemError, match="ARK_ROCM_CLANG"):
+            compile_hip(KERNEL, "gfx942")
+    finally:
+        toolchain.cache_clear()
