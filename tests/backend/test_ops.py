@@ -293,7 +293,7 @@ def test_movement(backend: str) -> None:
 
 
 def test_attention(backend: str) -> None:
-    """Appends three rows at position 4 of two caches, then attends; the loop must keep the order."""
+    """Appends three rows at position 4 of two caches, then attends; in program order."""
     kv_heads, heads, width, context, rows = 2, 6, 8, 12, 3
 
     def build(q: Any, k: Any, v: Any, keys: Any, vals: Any, position: Any) -> Any:

@@ -93,11 +93,6 @@ def _check_pair(fleet: Fleet, order: Order, earlier: _Touch, later: _Touch) -> N
     alike = (earlier.rank, earlier.op) == (later.rank, later.op)
     if alike and (earlier.pretended or later.pretended):
         return  # an op does not come after itself
-    hits = _overlaps(earlier, later)
-    same_task = later.nodes[:, None] == earlier.nodes[None, :]
-    hits &= ~same_task
-    if not hits.any():
-        return
     ordered = order.before(earlier.nodes, later.nodes)
     if earlier.rank != later.rank:
         # No program order between ranks: the write must come first, or nobody knows what is read.
@@ -107,7 +102,10 @@ def _check_pair(fleet: Fleet, order: Order, earlier: _Touch, later: _Touch) -> N
             ordered = ordered | order.before(later.nodes, earlier.nodes).T
     elif earlier.op == later.op:
         ordered = ordered | order.before(later.nodes, earlier.nodes).T
-    bad = hits & ~ordered
+    loose = ~ordered & (later.nodes[:, None] != earlier.nodes[None, :])
+    if not loose.any():
+        return  # most pairs: what is far apart in the program is ordered, whatever it touches
+    bad = loose & _overlaps(earlier, later)
     if bad.any():
         row, column = (int(v[0]) for v in np.nonzero(bad))
         raise refuse(_describe(fleet, order, earlier, int(column), later, int(row)))
