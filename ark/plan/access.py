@@ -59,7 +59,7 @@ class Region:
         return int(self.bytes_hi.max())
 
     def meets(self, other: Region) -> bool:
-        """Can the two conflict at all: one writes, and they are not a cache's past and its growth."""
+        """Can they conflict at all: one writes, and they are no cache's past and its growth."""
         return (self.write or other.write) and not (
             self.past and other.past and self.write != other.write
         )
@@ -74,28 +74,9 @@ class Region:
             other.bytes_lo[None, :] < self.bytes_hi[:, None]
         )
         rows, columns = np.nonzero(hits & ~(self.solid[:, None] & other.solid[None, :]))
-        if len(rows):
-            hits[rows, columns] = self._exact(other, rows, columns)
+        if rows.size:
+            hits[rows, columns] = self._share(other, rows, columns)
         return hits
-
-    def _exact(self, other: Region, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-        """By pair of boxes: do they share a byte? Pairs of the same two shapes go together: they
-        differ by their distance alone.
-        """
-        found = np.zeros(len(rows), bool)
-        apart = other.bytes_lo[columns] - self.bytes_lo[rows]
-        shapes = self._sizes[rows] * (len(other.tasks) + 1) + other._sizes[columns]
-        order = np.argsort(shapes, kind="stable")
-        for pairs in np.split(order, np.flatnonzero(np.diff(shapes[order])) + 1):
-            row, column = int(rows[pairs[0]]), int(columns[pairs[0]])
-            found[pairs] = _share(self.runs(row), other.runs(column), apart[pairs])
-        return found
-
-    @cached_property
-    def _sizes(self) -> np.ndarray:
-        """A number for each box's shape; equal shapes have equal numbers."""
-        _, inverse = np.unique(self.hi - self.lo, axis=0, return_inverse=True)
-        return np.asarray(inverse.reshape(-1))
 
     @cached_property
     def solid(self) -> np.ndarray:
@@ -103,37 +84,89 @@ class Region:
         sizes = np.prod(self.hi - self.lo, axis=1) * self.frame.itemsize
         return np.asarray(sizes == self.bytes_hi - self.bytes_lo)
 
-    def runs(self, row: int) -> tuple[np.ndarray, int]:
-        """(first bytes, length) of the byte ranges that a box consists of, in rising order."""
-        if self.solid[row]:
-            return self.bytes_lo[row : row + 1], int(self.bytes_hi[row] - self.bytes_lo[row])
+    @cached_property
+    def _strides(self) -> list[int]:
+        """Bytes per step of each dimension."""
         extents = _pad(self.frame.extents, 1)
-        size = (self.hi[row] - self.lo[row]).tolist()
         strides = [self.frame.itemsize] * DIMS
         for d in range(DIMS - 2, -1, -1):
             strides[d] = strides[d + 1] * extents[d + 1]
+        return strides
+
+    @cached_property
+    def _combs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Boxes as `count` ranges of `length` bytes, `step` apart; and which are that simple."""
+        size = self.hi - self.lo
+        length = np.full(len(size), self.frame.itemsize, np.int64)
+        count, step = np.ones_like(length), np.ones_like(length)
+        solid, simple = np.ones(len(size), bool), np.ones(len(size), bool)
+        for d in range(DIMS - 1, -1, -1):
+            many, stride = size[:, d] > 1, self._strides[d]
+            joined = many & solid & (length == stride)
+            length = np.where(joined, length * size[:, d], length)
+            opened = many & ~joined & (count == 1)
+            longer = many & ~joined & (count > 1) & (count * step == stride)
+            simple &= ~many | joined | opened | longer
+            step = np.where(opened, stride, step)
+            count = np.where(opened | longer, count * size[:, d], count)
+            solid &= ~many | joined
+        return count, step, length, simple
+
+    def _share(self, other: Region, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+        """For pairs of boxes: do they share a byte?"""
+        *mine, simple1 = (v[rows] for v in self._combs)
+        *theirs, simple2 = (v[columns] for v in other._combs)
+        apart = other.bytes_lo[columns] - self.bytes_lo[rows]
+        shared = np.zeros(len(rows), bool)
+        alike = (mine[0] == 1) | (theirs[0] == 1) | (mine[1] == theirs[1])
+        shared[alike] = _meet_combs(
+            [v[alike] for v in mine], [v[alike] for v in theirs], apart[alike]
+        )
+        # Combs of two steps: the ranges of the one with fewer, one at a time.
+        unlike = np.flatnonzero(~alike)
+        fewer = mine[0][unlike] <= theirs[0][unlike]
+        few = [np.where(fewer, a[unlike], b[unlike]) for a, b in zip(mine, theirs, strict=True)]
+        more = [np.where(fewer, b[unlike], a[unlike]) for a, b in zip(mine, theirs, strict=True)]
+        ahead = np.where(fewer, apart[unlike], -apart[unlike])
+        one = np.ones_like(ahead)
+        for place in range(int(few[0].max(initial=0))):
+            met = _meet_combs([one, few[1], few[2]], more, ahead - place * few[1])
+            shared[unlike] |= met & (place < few[0])
+        for i in np.flatnonzero(~(simple1 & simple2)):
+            shared[i] = _meet(self.runs(int(rows[i])), other.runs(int(columns[i])))
+        return shared
+
+    def runs(self, row: int) -> tuple[np.ndarray, int]:
+        """(first bytes, length) of the byte ranges that a box consists of, in rising order."""
+        size = (self.hi[row] - self.lo[row]).tolist()
         starts = self.bytes_lo[row : row + 1]
         length, solid = self.frame.itemsize, True
         for d in range(DIMS - 1, -1, -1):
-            if solid and length == strides[d]:
+            if solid and length == self._strides[d]:
                 length *= size[d]
                 continue
             solid = False
-            steps = np.arange(size[d], dtype=np.int64) * strides[d]
+            steps = np.arange(size[d], dtype=np.int64) * self._strides[d]
             starts = (steps[:, None] + starts[None, :]).reshape(-1)
         return starts, length
 
 
-def _share(a: tuple[np.ndarray, int], b: tuple[np.ndarray, int], apart: np.ndarray) -> np.ndarray:
-    """Do two lists of disjoint rising ranges, each of one length, share a byte? For each distance
-    from the first range of `a` to the first of `b`.
+def _meet_combs(a: list[np.ndarray], b: list[np.ndarray], apart: np.ndarray) -> np.ndarray:
+    """(count, step, length) against the same, b `apart` bytes behind a, of one step or one range:
+    they meet where a whole number of steps between them brings two ranges together.
     """
+    step = np.where(a[0] > 1, a[1], b[1])
+    least = np.maximum((apart - a[2]) // step + 1, 1 - b[0])
+    most = np.minimum(-((-(apart + b[2])) // step) - 1, a[0] - 1)
+    return np.asarray(least <= most)
+
+
+def _meet(a: tuple[np.ndarray, int], b: tuple[np.ndarray, int]) -> bool:
+    """Do two lists of disjoint rising ranges, each of one length, share a byte?"""
     if len(a[0]) > len(b[0]):
-        a, b, apart = b, a, -apart
-    starts = (a[0] - a[0][0])[None, :] - apart[:, None]
-    others = b[0] - b[0][0]
-    last = np.searchsorted(others, starts + a[1], "left") - 1
-    return np.asarray(((last >= 0) & (others[np.maximum(last, 0)] + b[1] > starts)).any(axis=1))
+        a, b = b, a
+    last = np.searchsorted(b[0], a[0] + a[1], "left") - 1
+    return bool(((last >= 0) & (b[0][np.maximum(last, 0)] + b[1] > a[0])).any())
 
 
 def _pad(values: Sequence[int], fill: int) -> tuple[int, ...]:
