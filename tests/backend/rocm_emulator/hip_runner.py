@@ -148,3 +148,33 @@ def run_case(case: Case, arch: str, options: tuple[str, ...], seed: int) -> None
     work = case.make(np.random.default_rng(seed), Target(arch))
     compare(work, run_work(function, case, work))
     check(hip.hipModuleUnload(module))
+
+
+def exchange_between_devices(binary: bytes, rounds: int = 5) -> None:
+    """Run sync.hip's `put_signal_wait` on two devices that are there already; compare the rows."""
+    blocks, threads = 3, 64
+    n = blocks * threads
+    values = [np.arange(n, dtype=np.int32) * (rank + 1) for rank in range(2)]
+    mine, inbox, flags, functions = [], [], [], []
+    for rank in range(2):
+        check(hip.hipSetDevice(rank))
+        check(hip.hipDeviceEnablePeerAccess(1 - rank, 0))
+        held = Buffers()  # lives as long as the devices
+        mine.append(held.upload(values[rank]))
+        inbox.append(held.empty(2 * n * 4, 3))
+        flags.append(held.upload(np.zeros(blocks, np.uint32), 3))
+        module = check(hip.hipModuleLoadData(binary))
+        functions.append(check(hip.hipModuleGetFunction(module, b"put_signal_wait")))
+    for rank in range(2):
+        check(hip.hipSetDevice(rank))
+        peer = 1 - rank
+        numbers = np.int32(rank), np.int32(rounds)
+        pointers = mine[rank], inbox[peer], flags[peer], inbox[rank], flags[rank]
+        launch(functions[rank], blocks, threads, Arguments(*pointers, *numbers))
+    for rank in range(2):
+        check(hip.hipSetDevice(rank))
+        check(hip.hipDeviceSynchronize())
+    for r in range(1, rounds + 1):
+        values = [values[1] + 1 + r, values[0] + 0 + r]
+    for rank in range(2):
+        np.testing.assert_array_equal(download(mine[rank], (n,), np.int32), values[rank])

@@ -18,7 +18,14 @@ import pytest
 from ark_rocm_emulator import ErrorKind, emulated, failures
 from ark_rocm_emulator.compile import assemble, to_assembly
 from hip import hip
-from hip_runner import HipError, check, run_case, run_work
+from hip_runner import (
+    HipError,
+    check,
+    code_object,
+    exchange_between_devices,
+    run_case,
+    run_work,
+)
 from kernel_cases import KERNELS, Target
 
 CASES = kernel_cases.load_all()
@@ -116,6 +123,17 @@ DEFECTS = [
     _patch("saxpy", "wait on RDNA", r"s_waitcnt vmcnt\(0\)", WAIT, arch="gfx1100"),
     _patch("block_sum", "barrier on RDNA", r"s_barrier", RACE, arch="gfx1100"),
     _patch("wavefront", "invalidation on RDNA", r"buffer_gl0_inv", RACE, 1, arch="gfx1100"),
+    _patch("wavefront", "invalidation on gfx90a", r"buffer_wbinvl1\w*", RACE, 1, arch="gfx90a"),
+]
+
+# Between two devices: a scope that reaches only its own device, and what makes it reach further.
+PUT = "put_signal_wait"
+DEVICE_DEFECTS = [
+    Defect(PUT, "signal's scope", "__ATOMIC_RELEASE, SYSTEM", "__ATOMIC_RELEASE, AGENT", RACE),
+    Defect(PUT, "wait's scope", "ACQUIRE, SYSTEM", "ACQUIRE, AGENT", RACE, inside="wait_system"),
+    _relaxed(PUT, "signal's order", "RELEASE"),
+    _patch(PUT, "write-back before the signal", r"buffer_wbl2 sc0 sc1", RACE),
+    _patch(PUT, "invalidation on RDNA", r"buffer_gl1_inv", RACE, 1, arch="gfx1100"),
 ]
 
 
@@ -128,7 +146,8 @@ def _replace_nth(text: str, old: str, new: str, nth: int) -> str:
 @lru_cache(maxsize=256)
 def _broken(defect: Defect) -> bytes:
     """The code object of the kernel's file with the defect in it."""
-    source = (KERNELS / CASES[defect.kernel].source).read_text()
+    file = CASES[defect.kernel].source if defect.kernel in CASES else "sync.hip"
+    source = (KERNELS / file).read_text()
     if not defect.machine_code:
         start = re.search(rf"\b{defect.inside or defect.kernel}\(", source)
         assert start
@@ -167,6 +186,22 @@ def test_defect_is_reported(defect: Defect) -> None:
     found = _kinds_found(defect, seed=1)
     assert found, "nothing was reported"
     assert found[0] in defect.kinds, found
+
+
+@pytest.mark.parametrize(
+    "defect", [pytest.param(d, id=d.what.replace(" ", "_")) for d in DEVICE_DEFECTS]
+)
+def test_defect_between_devices_is_reported(defect: Defect) -> None:
+    with emulated(defect.arch, 2, seed=1, checks=1, external_wait_ms=5000, report=0):
+        with pytest.raises(HipError):
+            exchange_between_devices(_broken(defect))
+        assert failures()[0].kind in defect.kinds
+
+
+@pytest.mark.parametrize("arch", kernel_cases.ALL)
+def test_sound_exchange_between_devices_raises_no_alarm(arch: str) -> None:
+    with emulated(arch, 2, seed=1, checks=1, report=0):
+        exchange_between_devices(code_object("sync.hip", arch, ("-O3",)))
 
 
 def _sound() -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ import sys
 import hip as hip_package
 import numpy as np
 import pytest
-from ark_rocm_emulator import activate, describe, emulated
+from ark_rocm_emulator import activate, describe, emulated, set_option
 from hip import hip
 from hip_runner import Buffers, check, download
 
@@ -122,6 +122,15 @@ def test_errors_have_hips_names_and_words() -> None:
 def test_requests_for_unknown_devices_are_refused(request_text: str) -> None:
     with pytest.raises(InvalidUsageError, match="Expected"):
         activate(request_text)
+
+
+def test_settings_have_names() -> None:
+    with pytest.raises(InvalidUsageError, match="no setting called sead"), emulated(sead=1):
+        pass
+    assert hip.hipGetDeviceCount()[0] == ERROR.hipErrorNoDevice
+    with emulated("gfx942"):
+        set_option("compute_units", 3)
+        assert check(hip.hipGetDeviceProperties(0)).multiProcessorCount == 3
 
 
 def test_nothing_is_activated_unasked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,15 @@ import pytest
 from ark_rocm_emulator import emulated, failures, instructions
 from ark_rocm_emulator.compile import compile_hip
 from hip import hip, hiprtc
-from hip_runner import Arguments, Buffers, check, code_object, download, launch
+from hip_runner import (
+    Arguments,
+    Buffers,
+    check,
+    code_object,
+    download,
+    exchange_between_devices,
+    launch,
+)
 
 ERROR = hip.hipError_t
 SAXPY = """
@@ -213,32 +221,8 @@ def test_a_persistent_kernel_that_nobody_feeds_is_reported() -> None:
 @pytest.mark.parametrize("arch", ["gfx90a", "gfx942", "gfx1100"])
 @pytest.mark.parametrize("seed", range(3))
 def test_two_devices_put_signal_and_wait(arch: str, seed: int) -> None:
-    blocks, threads, rounds = 3, 64, 5
-    n = blocks * threads
-    values = [np.arange(n, dtype=np.int32) * (rank + 1) for rank in range(2)]
     with emulated(arch, 2, seed=seed):
-        mine, inbox, flags, functions = [], [], [], []
-        for rank in range(2):
-            check(hip.hipSetDevice(rank))
-            check(hip.hipDeviceEnablePeerAccess(1 - rank, 0))
-            held = Buffers()
-            mine.append(held.upload(values[rank]))
-            inbox.append(held.empty(2 * n * 4, 3))
-            flags.append(held.upload(np.zeros(blocks, np.uint32), 3))
-            functions.append(_function("put_signal_wait", "sync.hip", arch))
-        for rank in range(2):
-            check(hip.hipSetDevice(rank))
-            peer = 1 - rank
-            numbers = np.int32(rank), np.int32(rounds)
-            pointers = mine[rank], inbox[peer], flags[peer], inbox[rank], flags[rank]
-            launch(functions[rank], blocks, threads, Arguments(*pointers, *numbers))
-        for rank in range(2):
-            check(hip.hipSetDevice(rank))
-            check(hip.hipDeviceSynchronize())
-        for r in range(1, rounds + 1):
-            values = [values[1] + 1 + r, values[0] + 0 + r]
-        for rank in range(2):
-            np.testing.assert_array_equal(download(mine[rank], (n,), np.int32), values[rank])
+        exchange_between_devices(code_object("sync.hip", arch, ("-O3",)))
 
 
 def test_hiprtc_compiles_with_headers_and_options() -> None:

@@ -2,12 +2,14 @@
 
 Hypothesis draws a function in C (typed expressions, branches, loops, a local array); clang compiles
 it for the emulated device, the system's compiler for the host, and both run on the same inputs. The
-device adds a round through LDS: each thread combines its value with one from another lane.
+device adds a round through LDS: each thread combines its value with one from another lane. Half of
+the runs have the checks on, which must find nothing.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import tempfile
 from pathlib import Path
@@ -20,8 +22,15 @@ from hip import hip
 from hip_runner import Arguments, Buffers, check, download, launch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kernel_cases import ALL
 
 THREADS, BLOCKS = 128, 2
+SWEEP = os.environ.get("ARK_EMULATOR_SWEEP") == "1"
+TARGETS = (
+    [(arch, level) for arch in ALL for level in ("-O0", "-O3")]
+    if SWEEP
+    else [("gfx942", "-O3"), ("gfx1100", "-O3"), ("gfx90a", "-O0")]
+)
 TYPES = ("u32", "i32", "u64", "f32", "f64")
 
 COMMON = """
@@ -198,11 +207,9 @@ def _inputs(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return a, b, c
 
 
-@pytest.mark.parametrize(
-    ("arch", "optimisation"), [("gfx942", "-O3"), ("gfx1100", "-O3"), ("gfx90a", "-O0")]
-)
+@pytest.mark.parametrize(("arch", "optimisation"), TARGETS)
 @settings(
-    max_examples=12,
+    max_examples=60 if SWEEP else 12,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -214,7 +221,7 @@ def test_device_and_host_agree(
     a, b, c = _inputs(seed)
     options = (optimisation, "-ffp-contract=off", "-fwrapv", "-w")
     binary = compile_hip(_device_source(body), arch, options)
-    with emulated(arch, seed=seed, report=0), Buffers() as buffers:
+    with emulated(arch, seed=seed, checks=seed & 1, report=0), Buffers() as buffers:
         function = check(hip.hipModuleGetFunction(check(hip.hipModuleLoadData(binary)), b"run"))
         out = buffers.empty(8 * a.size)
         pointers = buffers.upload(a), buffers.upload(b), buffers.upload(c), out

@@ -252,6 +252,7 @@ void load_lanes(Wave& w, const Inst& i, const Addresses& a, int bytes, uint32_t*
   } else {
     check_global_range(w, i, a, bytes);
   }
+  const CheckedAccess checked(w);
   if (w.checks != nullptr) check_access(w, i, a, AccessKind::Read, bytes);
   if (w.watched != nullptr && a.space == Space::Global) note_polls(w, a, bytes);
   if (bytes == 4 && a.active == w.full) {   // the common case, without a branch per lane
@@ -277,6 +278,7 @@ void store_lanes(Wave& w, const Inst& i, const Addresses& a, int bytes, const ui
   } else {
     region = check_global_range(w, i, a, bytes);
   }
+  const CheckedAccess checked(w);
   if (w.checks != nullptr) check_access(w, i, a, AccessKind::Write, bytes);
   bool changed = false;
   for (uint64_t rest = a.active; rest != 0; rest &= rest - 1) {
@@ -314,6 +316,7 @@ void atomic_lanes(Wave& w, const Inst& i, const Addresses& a, AtomicOp op, int b
                 *i.name + " at an address that is not a multiple of " + std::to_string(bytes), l,
                 a.at[l]};
   }
+  const CheckedAccess checked(w);
   if (w.checks != nullptr) check_access(w, i, a, AccessKind::Atomic, bytes);
   if (w.watched != nullptr && a.space == Space::Global) note_polls(w, a, bytes);
   const auto value = [bytes](const uint32_t* rows, int l) -> uint64_t {

@@ -14,6 +14,10 @@ World& World::get() {
   return world;
 }
 
+CheckedAccess::CheckedAccess(const Wave& w) {
+  if (w.checks != nullptr) lock_ = std::unique_lock(World::get().mutex);
+}
+
 void GridChecksDeleter::operator()(GridChecks* checks) const {
   World& world = World::get();
   const std::lock_guard lock(world.mutex);

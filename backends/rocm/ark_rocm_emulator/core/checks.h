@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 
 #include "access.h"
 #include "engine.h"
@@ -21,7 +22,17 @@ enum class AccessKind : uint8_t { Read, Write, Atomic };
 // outstanding.
 void check_before(Wave& w, const Inst& i);
 void check_after(Wave& w, const Inst& i);
-// From the handlers.
+// Holds the state of the checks while an access is judged and made: grids on other threads see both
+// or neither. Nothing where checks are off.
+class CheckedAccess {
+ public:
+  explicit CheckedAccess(const Wave& w);
+
+ private:
+  std::unique_lock<std::mutex> lock_;
+};
+
+// From the handlers; check_access inside a CheckedAccess.
 void check_access(Wave& w, const Inst& i, const Addresses& a, AccessKind kind, int bytes);
 void check_wait(Wave& w, const Inst& i);            // s_waitcnt and its gfx11 relatives
 void check_cache_control(Wave& w, const Inst& i);   // buffer_wbl2, buffer_inv, ...

@@ -243,7 +243,6 @@ void check_access(Wave& w, const Inst& i, const Addresses& a, AccessKind kind, i
   const Stamp stamp = stamp_of(w, i, kind, lds, bytes);
   const Context x{w,   i,     kind,
                   lds, stamp, !lds && kind == AccessKind::Read && stamp == Stamp::Atomic};
-  const std::lock_guard lock(World::get().mutex);
   for (uint64_t rest = a.active; rest != 0; rest &= rest - 1) {
     const int lane = std::countr_zero(rest);
     const uint64_t address = a.at[lane];

@@ -72,6 +72,15 @@ void permlane16(Wave& w, const Inst& i) {
   w.blend(w.row(i.dst[0].reg), out, exec & writable);
 }
 
+// The halves of a wave of 64 change places; a wave of 32 has no other half.
+void permlane64(Wave& w, const Inst& i) {
+  if (w.lanes == 32) return;
+  const U32* from = w.row(i.src[0].reg);
+  Row out;
+  for (int l = 0; l < kLanes; l++) out[l] = from[l ^ 32];
+  w.blend(w.row(i.dst[0].reg), out, w.exec());
+}
+
 // Dot products of bytes or nibbles; neg bit k says that source k is signed.
 template <int kBits>
 void dot_mixed(Wave& w, const Inst& i) {
@@ -319,7 +328,7 @@ void register_gfx11(Ops& ops) {
   ops.add("v_movrelsd_b32", "b32=b32", movrel<true, true>);
   ops.add("v_permlane16_b32", "b32=b32,b32,b32", permlane16<false>, kNoModifiers);
   ops.add("v_permlanex16_b32", "b32=b32,b32,b32", permlane16<true>, kNoModifiers);
-  ops.add("v_permlane64_b32", "b32=b32", nothing);  // a wave of 32 has no other half
+  ops.add("v_permlane64_b32", "b32=b32", permlane64, kNoModifiers);
   ops.add("v_swap_b16", "b16=b16", swap_b16);
   ops.add("v_dot2_f16_f16", "f16=b32,b32,f16", dot2_16<false>);
   ops.add("v_dot2_bf16_bf16", "bf16=b32,b32,bf16", dot2_16<true>);

@@ -149,7 +149,10 @@ void register_sopp(Ops& ops) {
   ops.add("s_barrier", "=", [](Wave& w, const Inst&) { reach_barrier(w); }, kSync);
   ops.add("s_waitcnt", "=", wait);
   // A sleeping wave lets the others run.
-  ops.add("s_sleep", "=", [](Wave& w, const Inst&) { w.slice = 0; }, kSync);
+  ops.add("s_sleep", "=", [](Wave& w, const Inst&) {
+    w.slice = 0;
+    w.sleeps = true;
+  }, kSync);
   ops.add("s_trap", "=", [](Wave&, const Inst& i) {
     throw Fault{ErrorKind::Trap, "s_trap " + std::to_string(i.imm & 0xff) +
                                      " (a failed assertion, abort() or __builtin_trap())"};

@@ -74,9 +74,10 @@ void div_fmas(Wave& w, const Inst& i) {
   const uint32_t *a = w.src32(i, 0, t0), *b = w.src32(i, 1, t1), *c = w.src32(i, 2, t2);
   const uint64_t scaled = w.vcc();
   for (int l = 0; l < kLanes; l++) {
-    const float sum = std::fma(as_float(a[l]), as_float(b[l]), as_float(c[l]));
+    const float x = as_float(a[l]), y = as_float(b[l]), z = as_float(c[l]);
     const bool large = ((c[l] >> 23) & 0xff) > 127;   // the quotient estimate was scaled down
-    out[l] = as_bits((scaled >> l) & 1 ? std::ldexp(sum, large ? 64 : -64) : sum);
+    const bool undo = ((scaled >> l) & 1) != 0;
+    out[l] = as_bits(undo ? scaled_fma(x, y, z, large ? 64 : -64) : std::fma(x, y, z));
   }
   w.put32(i, out);
 }

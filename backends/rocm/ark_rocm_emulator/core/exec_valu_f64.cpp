@@ -42,10 +42,11 @@ void div_fmas(Wave& w, const Inst& i) {
   const uint32_t *a = w.src64(i, 0, t0), *b = w.src64(i, 1, t1), *c = w.src64(i, 2, t2);
   const uint64_t scaled = w.vcc();
   for (int l = 0; l < kLanes; l++) {
-    double r = std::fma(as_double(a[l], a[kLanes + l]), as_double(b[l], b[kLanes + l]),
-                        as_double(c[l], c[kLanes + l]));
+    const double x = as_double(a[l], a[kLanes + l]), y = as_double(b[l], b[kLanes + l]),
+                 z = as_double(c[l], c[kLanes + l]);
     const bool large = ((c[kLanes + l] >> 20) & 0x7ff) > 1023;
-    if ((scaled >> l) & 1) r = std::ldexp(r, large ? 128 : -128);
+    const bool undo = ((scaled >> l) & 1) != 0;
+    const double r = undo ? scaled_fma(x, y, z, large ? 128 : -128) : std::fma(x, y, z);
     split(std::bit_cast<uint64_t>(r), out, l);
   }
   w.put64(i, out);

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <string>
 
 #include "exec_gfx11.h"
 #include "half.h"
@@ -23,6 +24,14 @@ uint32_t operand_word(Wave& w, const Operand& operand, int offset, int lane) {
 
 template <class T>
 using Tile = T[kSize][kSize];
+
+// The layouts of a wave of 64 are others.
+void expect_wave32(const Wave& w, const Inst& i) {
+  if (w.lanes == 32) return;
+  throw Fault{ErrorKind::UnknownOpcode,
+              "the emulator executes " + *i.name + " in waves of 32 only; this kernel was compiled "
+              "for waves of 64 (-mwavefrontsize64)"};
+}
 
 // A by row or B by column: `bits` wide elements, the k-th of them for lane `line`.
 template <int kBits>
@@ -58,6 +67,7 @@ int result_lane(int row, int column) { return column + (row % 2) * kSize; }
 
 template <In kIn>
 void wmma_f32(Wave& w, const Inst& i) {
+  expect_wave32(w, i);
   Tile<double> a, b;
   load_floats<kIn>(w, i, 0, a);
   load_floats<kIn>(w, i, 1, b);
@@ -81,6 +91,7 @@ void wmma_f32(Wave& w, const Inst& i) {
 // C and D of 16 bits take one half of a register each: the high one with op_sel[2].
 template <In kIn>
 void wmma_16(Wave& w, const Inst& i) {
+  expect_wave32(w, i);
   Tile<double> a, b;
   load_floats<kIn>(w, i, 0, a);
   load_floats<kIn>(w, i, 1, b);
@@ -107,6 +118,7 @@ void wmma_16(Wave& w, const Inst& i) {
 // neg bit k: source k is signed. Clamp saturates the 32-bit sum.
 template <int kBits>
 void wmma_i32(Wave& w, const Inst& i) {
+  expect_wave32(w, i);
   const auto load = [&w, &i](int k, Tile<int64_t>& tile) {
     const bool is_signed = ((i.neg >> k) & 1) != 0;
     for (int line = 0; line < kSize; line++) {

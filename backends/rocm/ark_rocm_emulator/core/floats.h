@@ -105,6 +105,27 @@ T scale_for_division(T value, T denominator, T numerator, bool& flag) {
   return value;
 }
 
+// a * b + c, times 2^scale, rounded once: a double made odd where it is inexact keeps what the last
+// rounding (which may be that of a denormal) must see.
+template <class T>
+T scaled_fma(T a, T b, T c, int scale) {
+  const double x = a, y = b, z = c;
+  if constexpr (sizeof(T) == 8) {   // only a denormal result rounds to fewer bits than fma's
+    const double near = std::ldexp(std::fma(x, y, z), scale);
+    if (!(std::fabs(near) < std::numeric_limits<double>::min())) return near;
+  }
+  const double product = x * y, low = std::fma(x, y, -product);
+  double sum = product + z;
+  const double part = sum - product;
+  const double error = (product - (sum - part)) + (z - part) + low;
+  if (error != 0 && std::isfinite(sum) && sum != 0) {
+    uint64_t bits = std::bit_cast<uint64_t>(sum);
+    if ((error < 0) != (sum < 0)) bits -= 1;
+    sum = std::bit_cast<double>(bits | 1);
+  }
+  return static_cast<T>(std::ldexp(sum, scale));
+}
+
 // v_div_fixup: the quotient's special cases.
 template <class T>
 T fix_quotient(T quotient, T denominator, T numerator) {
@@ -123,6 +144,8 @@ T fix_quotient(T quotient, T denominator, T numerator) {
   if (biased_exponent(numerator) - biased_exponent(denominator) < -Parts<T>::gap) {
     return with_sign(T(0));
   }
+  // Past the largest number the Newton steps meet infinity minus infinity.
+  if (std::isnan(quotient)) return with_sign(std::numeric_limits<T>::infinity());
   return with_sign(std::fabs(quotient));
 }
 

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <queue>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,15 @@ struct Workgroup {
   std::vector<uint8_t> lds;
   uint32_t live = 0, at_barrier = 0;     // waves
   std::vector<Wave*> waves;
+};
+
+// A wave that sleeps until the grid's clock has come to `wake` (or nobody else can run).
+struct Sleeper {
+  uint64_t wake;
+  Wave* wave;
+  bool operator<(const Sleeper& other) const {   // the earliest is on top
+    return wake != other.wake ? wake > other.wake : wave->id > other.wave->id;
+  }
 };
 
 // Where a wave's loads went while it was watched for a deadlock.
@@ -96,6 +106,7 @@ struct Grid {
   std::vector<std::unique_ptr<Workgroup>> groups;
   std::vector<std::unique_ptr<Wave>> waves;
   std::vector<Wave*> ready;              // waves that can run, in no particular order
+  std::priority_queue<Sleeper> sleepers; // waves in s_sleep
   GridChecksPtr checks;
   Random random{0};
   uint64_t clock = 0;                    // wave-instructions executed by finished slices
@@ -115,6 +126,8 @@ struct Grid {
   void execute_checked(Wave& wave, const Inst*& current);
   void release_barrier(Workgroup& group);
   void forget(Wave& wave);               // takes it out of `ready`
+  void put_to_sleep(Wave& wave, uint64_t executed);
+  void wake_sleepers(bool all);
   struct Stuck {
     bool cycles = false, external = false;
     std::string state;

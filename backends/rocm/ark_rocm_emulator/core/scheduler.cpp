@@ -2,6 +2,7 @@
 // grids.
 #include <algorithm>
 #include <thread>
+#include <utility>
 
 #include "fp_mode.h"
 #include "grid.h"
@@ -23,8 +24,27 @@ void Grid::populate() {
   for (uint32_t k = 0; k < desc.grid.count(); k++) make_group(k, k);
 }
 
+// A wave that polls and sleeps again is left alone longer each time: while others work, most of the
+// time goes to them.
+void Grid::put_to_sleep(Wave& w, uint64_t executed) {
+  constexpr uint64_t kShort = 256;
+  constexpr uint32_t kLongest = 8;
+  w.naps = executed < kShort && !w.changed ? std::min(w.naps + 1, kLongest) : 0;
+  const uint64_t nap = 32ull << w.naps;
+  forget(w);
+  sleepers.push({clock + nap + random.below(nap), &w});
+}
+
+void Grid::wake_sleepers(bool all) {
+  while (!sleepers.empty() && (all || ready.empty() || sleepers.top().wake <= clock)) {
+    ready.push_back(sleepers.top().wave);
+    sleepers.pop();
+  }
+}
+
 bool Grid::step() {
   if (ended) return false;
+  wake_sleepers(false);
   const uint64_t pick = random.next();
   Wave& wave = *ready[((pick >> 32) * ready.size()) >> 32];
   // Mostly long slices, some of a few instructions: both kinds find ordering bugs.
@@ -83,6 +103,7 @@ void Grid::run_slice(Wave& w, int32_t instructions) {
     return;
   }
   clock += w.executed - before;
+  if (std::exchange(w.sleeps, false) && w.watched == nullptr) put_to_sleep(w, w.executed - before);
   if (w.changed || w.status != WaveStatus::Ready) last_change = clock;
   const uint64_t budget = desc.options.step_budget;
   if (budget != 0 && clock > budget && !ended) {
@@ -170,6 +191,7 @@ void Grid::run_group(uint32_t index, const std::atomic<bool>& cancel) {
   groups.clear();
   waves.clear();
   ready.clear();
+  sleepers = {};
   live_waves = 0;
   ended = false;
   last_change = clock;

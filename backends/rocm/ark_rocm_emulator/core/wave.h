@@ -34,6 +34,8 @@ struct Wave {
   bool scc = false;
   WaveStatus status = WaveStatus::Ready;
   int32_t slice = 0;                    // instructions left in this slice; 0 ends it
+  bool sleeps = false;                  // s_sleep ended the slice
+  uint32_t naps = 0;                    // short slices that ended so, in a row
   bool default_mode = true;             // MODE has round-to-nearest and all denormals on
   uint32_t mode = 0xf0;                 // MODE: round 1:0 f32, 3:2 f64/f16; denormals 5:4, 7:6
   int lanes = 64;                       // wave size

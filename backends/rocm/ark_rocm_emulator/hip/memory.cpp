@@ -1,5 +1,5 @@
-// Device memory from one sparse file per device, and host memory. Addresses are never
-// handed out twice, so that a pointer used after its free is caught.
+// Device memory from one sparse file per device, and host memory. Addresses are
+// not handed out twice, so that a pointer used after its free is caught.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -105,6 +105,7 @@ hipError_t give_memory(Runtime& rt, int device, ark_emu::MemKind kind, uint64_t 
   std::lock_guard<std::mutex> hold(rt.lock);
   Arena& arena = rt.devices[size_t(device)]->arena;
   uint64_t span = whole_pages(size);
+  if (arena.used == 0 && arena.top > arena.capacity / 2) arena.top = 0;
   if (span < size || arena.used + span > physical_memory() ||
       arena.top + span + kPage > arena.capacity)
     return hipErrorOutOfMemory;

@@ -24,21 +24,26 @@ std::string g_error = "no emulated device was asked for";
 
 thread_local hipError_t last_error = hipSuccess;
 
-constexpr uint64_t kArenaBytes = uint64_t(1)
-                                 << 40;  // address space only; memory is taken page by page
+// Address space only, memory is taken page by page; less of it where the system grants no more.
+constexpr uint64_t kMostArenaBytes = uint64_t(1) << 40, kLeastArenaBytes = uint64_t(1) << 32;
 
 Arena make_arena(int device) {
   Arena arena;
   std::string name = "ark-emulated-device-" + std::to_string(device);
   arena.fd = memfd_create(name.c_str(), MFD_CLOEXEC);
-  if (arena.fd < 0 || ftruncate(arena.fd, off_t(kArenaBytes)) != 0)
+  if (arena.fd < 0)
     throw ark_emu::Error("no memory file for an emulated device: " + std::string(strerror(errno)));
-  void* base =
-      mmap(nullptr, kArenaBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, arena.fd, 0);
-  if (base == MAP_FAILED) throw ark_emu::Error("no address space for an emulated device");
-  arena.base = uint64_t(base);
-  arena.capacity = kArenaBytes;
-  return arena;
+  for (uint64_t size = kMostArenaBytes; size >= kLeastArenaBytes; size /= 2) {
+    if (ftruncate(arena.fd, off_t(size)) != 0) continue;
+    void* base =
+        mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, arena.fd, 0);
+    if (base == MAP_FAILED) continue;
+    arena.base = uint64_t(base);
+    arena.capacity = size;
+    return arena;
+  }
+  close(arena.fd);
+  throw ark_emu::Error("the system grants no address space for an emulated device");
 }
 
 // A child of fork has none of the threads that its parent's runtime needs: it starts over.

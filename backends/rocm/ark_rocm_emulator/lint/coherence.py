@@ -158,6 +158,7 @@ class Coherence:
             facts = facts | {"load-out"}
         if kind in ("store", "atomic"):
             facts = frozenset(f for f in facts if not f.startswith("release:"))
+            facts = facts - {"write-back-out"}  # reported once
         if kind == "store" and scope == "workgroup":
             facts = facts | {"store-out"} | {f"dirty:{piece}" for piece in self._pieces}
         return facts
@@ -181,6 +182,14 @@ class Coherence:
             explicit = scope == "system" or (kind == "store" and scope == "agent")
             if exact and explicit and not self._expected.unordered:
                 asked.add(scope)
+            # Whatever comes next is what the write-back was for: no bits are needed to tell.
+            if "write-back-out" in facts:
+                yield self._finding(
+                    "release-write-back-wait",
+                    inst,
+                    "the write-back before this publication is not waited for. Expected a wait "
+                    f"for {self._rules.stores_wait_on} between them.",
+                )
             if asked:
                 widest = max(asked, key=SCOPES.index)
                 yield from self._judge_release(inst, facts, widest)
@@ -220,13 +229,6 @@ class Coherence:
                 inst,
                 f"earlier stores may not be written back for {scope} scope. Expected "
                 f"{self._spelling('release', dirty)} before this publication.",
-            )
-        if "write-back-out" in facts:
-            yield self._finding(
-                "release-write-back-wait",
-                inst,
-                "the write-back before this publication is not waited for. Expected a wait for "
-                f"{self._rules.stores_wait_on} between them.",
             )
         if "others-out" in facts and self._expected.completed_barriers:
             yield self._finding(

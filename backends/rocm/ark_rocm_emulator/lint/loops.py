@@ -1,4 +1,7 @@
-"""Finds the loops of a function: blocks, dominators, back edges (Aho et al., section 9.6)."""
+"""Finds the loops of a function: blocks, dominators, back edges (Aho et al., section 9.6).
+
+The lint asks where scratch is used in a loop, and which loops only poll.
+"""
 
 from __future__ import annotations
 
@@ -7,43 +10,66 @@ from collections.abc import Sequence
 from .listing import Block
 
 
-def _dominators(blocks: Sequence[Block], before: Sequence[list[int]]) -> list[set[int]]:
-    every = set(range(len(blocks)))
-    dominators = [set(every) for _ in blocks]
-    dominators[0] = {0}
+def _order(blocks: Sequence[Block]) -> list[int]:
+    """The blocks that can be reached, each before those that follow it unless a loop returns."""
+    seen, finished = {0}, []
+    todo = [(0, iter(blocks[0].follows))]
+    while todo:
+        index, follows = todo[-1]
+        fresh = next((f for f in follows if f not in seen), None)
+        if fresh is None:
+            finished.append(index)
+            todo.pop()
+        else:
+            seen.add(fresh)
+            todo.append((fresh, iter(blocks[fresh].follows)))
+    return finished[::-1]
+
+
+def _immediate_dominators(order: Sequence[int], before: Sequence[list[int]]) -> dict[int, int]:
+    """Each block's closest dominator (Cooper, Harvey and Kennedy's simple, fast algorithm)."""
+    place = {index: k for k, index in enumerate(order)}
+    above = {0: 0}
+
+    def meet(left: int, right: int) -> int:
+        while left != right:
+            if place[left] > place[right]:
+                left = above[left]
+            else:
+                right = above[right]
+        return left
+
     changed = True
     while changed:
         changed = False
-        for index in range(1, len(blocks)):
-            sets = [dominators[p] for p in before[index]]
-            new = {index} | (set.intersection(*sets) if sets else set())
-            if new != dominators[index]:
-                dominators[index], changed = new, True
-    return dominators
+        for index in order[1:]:
+            known = [p for p in before[index] if p in above]
+            new = known[0]
+            for other in known[1:]:
+                new = meet(new, other)
+            if above.get(index) != new:
+                above[index], changed = new, True
+    return above
 
 
-def _reachable(blocks: Sequence[Block]) -> set[int]:
-    seen, todo = {0}, [0]
-    while todo:
-        for follow in blocks[todo.pop()].follows:
-            if follow not in seen:
-                seen.add(follow)
-                todo.append(follow)
-    return seen
+def _dominates(above: dict[int, int], head: int, tail: int) -> bool:
+    while tail != head and tail != 0:
+        tail = above[tail]
+    return tail == head
 
 
 def natural_loops(blocks: Sequence[Block]) -> list[frozenset[int]]:
     """The natural loops as sets of block indices, one a header, in header order."""
-    reachable = _reachable(blocks)
+    order = _order(blocks)
     before: list[list[int]] = [[] for _ in blocks]
-    for index in sorted(reachable):
+    for index in order:
         for follow in blocks[index].follows:
             before[follow].append(index)
-    dominators = _dominators(blocks, before)
+    above = _immediate_dominators(order, before)
     loops: dict[int, set[int]] = {}
-    for tail in sorted(reachable):
+    for tail in order:
         for head in blocks[tail].follows:
-            if head in dominators[tail]:
+            if _dominates(above, head, tail):
                 body = loops.setdefault(head, {head})
                 todo = [tail]
                 while todo:
