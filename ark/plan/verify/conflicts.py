@@ -12,7 +12,7 @@ import numpy as np
 
 from ark.ir.dtype import by_name
 from ark.plan.access import Frame, Region, regions
-from ark.plan.verify.order import Key, Order, op_regions
+from ark.plan.verify.order import RAN, SEEN, Key, Order, op_regions
 from ark.plan.verify.structure import Fleet, refuse
 from ark.tasks.kind import Access
 
@@ -93,15 +93,15 @@ def _check_pair(fleet: Fleet, order: Order, earlier: _Touch, later: _Touch) -> N
     alike = (earlier.rank, earlier.op) == (later.rank, later.op)
     if alike and (earlier.pretended or later.pretended):
         return  # an op does not come after itself
-    ordered = order.before(earlier.nodes, later.nodes)
+    ordered = _ordered(order, earlier, later)
     if earlier.rank != later.rank:
         # No program order between ranks: the write must come first, or nobody knows what is read.
         if later.region.write and not earlier.region.write:
-            ordered = order.before(later.nodes, earlier.nodes).T
+            ordered = _ordered(order, later, earlier).T
         elif later.region.write:
-            ordered = ordered | order.before(later.nodes, earlier.nodes).T
+            ordered = ordered | _ordered(order, later, earlier).T
     elif earlier.op == later.op:
-        ordered = ordered | order.before(later.nodes, earlier.nodes).T
+        ordered = ordered | _ordered(order, later, earlier).T
     loose = ~ordered & (later.nodes[:, None] != earlier.nodes[None, :])
     if not loose.any():
         return  # most pairs: what is far apart in the program is ordered, whatever it touches
@@ -109,6 +109,15 @@ def _check_pair(fleet: Fleet, order: Order, earlier: _Touch, later: _Touch) -> N
     if bad.any():
         row, column = (int(v[0]) for v in np.nonzero(bad))
         raise refuse(_describe(fleet, order, earlier, int(column), later, int(row)))
+
+
+def _ordered(order: Order, first: _Touch, second: _Touch) -> np.ndarray:
+    """(second rows, first rows) of bool: what was written must be seen, what was read be past.
+
+    Packets carry their own epoch, so that seeing one is seeing its write.
+    """
+    seen = first.region.write and not first.region.packet
+    return order.before(first.nodes, second.nodes, SEEN if seen else RAN)
 
 
 def _overlaps(earlier: _Touch, later: _Touch) -> np.ndarray:
@@ -194,7 +203,7 @@ def _delivered(order: Order, touch: _Touch, row: int, writers: list[_Touch]) -> 
     for writer in writers:
         if not _same_layout(writer.region.frame, touch.region.frame):
             continue
-        complete = order.before(writer.nodes, touch.nodes[row : row + 1])[0]
+        complete = order.before(writer.nodes, touch.nodes[row : row + 1], SEEN)[0]
         low = np.maximum(writer.region.lo[complete], lo)
         high = np.minimum(writer.region.hi[complete], hi)
         needed -= int(np.prod(np.maximum(high - low, 0), axis=1).sum())

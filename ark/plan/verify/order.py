@@ -10,7 +10,7 @@ lets an iteration start on any subset and orders nothing.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from ark.plan.types import GATE, Task
 from ark.plan.verify.structure import Fleet, refuse, tasks_of
 
 Key = tuple[int, int]
+RAN, SEEN = 0, 1  # rows of a clock
 
 
 @dataclass
@@ -34,18 +35,21 @@ class Node:
 
 @dataclass
 class Order:
-    """clocks[i, l]: how many tasks of lane l are complete before node i starts."""
+    """clocks[i, RAN, l]: how many tasks of lane l have run before node i starts; clocks[i, SEEN,
+    l]: of how many it sees what they wrote. A packet proves that its producer ran, but brings no
+    other memory along; a counter does both.
+    """
 
     number: int
     nodes: list[Node]
     clocks: np.ndarray
     by_op: dict[Key, list[int]]
 
-    def before(self, earlier: np.ndarray, later: np.ndarray) -> np.ndarray:
-        """(len(later), len(earlier)) of bool: is the earlier node complete when the later starts."""
+    def before(self, earlier: np.ndarray, later: np.ndarray, which: int) -> np.ndarray:
+        """(len(later), len(earlier)) of bool: has the earlier node run, or is it seen, by then?"""
         lanes = np.array([self.nodes[i].lane for i in earlier])
         positions = np.array([self.nodes[i].position for i in earlier])
-        return self.clocks[later][:, lanes] > positions[None, :]
+        return self.clocks[later, which][:, lanes] > positions[None, :]
 
 
 def op_regions(fleet: Fleet, rank: int, op: int, tasks: list[Task]) -> list[Region]:
@@ -72,8 +76,8 @@ def order_phase(fleet: Fleet, number: int) -> Order:
         base += len(phase.processors)
     signallers = _signallers(fleet, nodes)
     _check_steps(fleet, number, nodes, signallers)
-    feeds = _packet_feeds(fleet, nodes, by_op)
-    clocks = _run(fleet, nodes, lanes, signallers, feeds)
+    groups = _packet_groups(fleet, nodes, by_op)
+    clocks = _run(fleet, nodes, lanes, signallers, groups)
     order = Order(number, nodes, clocks, dict(by_op))
     _check_gate(fleet, order, lanes, signallers)
     return order
@@ -119,11 +123,10 @@ def _check_steps(
                 )
 
 
-def _packet_feeds(
+def _packet_groups(
     fleet: Fleet, nodes: list[Node], by_op: dict[Key, list[int]]
-) -> dict[int, set[int]]:
-    """By node: the nodes whose packets it reads, and therefore waits for."""
-    feeds: dict[int, set[int]] = defaultdict(set)
+) -> list[tuple[list[int], list[int]]]:
+    """(producers, readers) of packets: each reader waits for all of its group's producers."""
     writes: dict[Key, list[tuple[Region, list[int]]]] = defaultdict(list)
     reads: list[tuple[Key, Region, list[int]]] = []
     for (rank, op), members in sorted(by_op.items()):
@@ -137,12 +140,44 @@ def _packet_feeds(
                 writes[key].append((region, members))
             else:
                 reads.append((key, region, members))
+    groups = []
     for key, region, members in reads:
         for other, producers in writes[key]:
-            rows, columns = np.nonzero(region.overlaps(other))
-            for row, column in zip(rows, columns, strict=True):
-                feeds[members[region.tasks[row]]].add(producers[other.tasks[column]])
-    return feeds
+            hits = region.overlaps(other)
+            rows, which = np.unique(hits, axis=0, return_inverse=True)
+            for number, row in enumerate(rows):
+                if row.any():
+                    readers = np.flatnonzero(which.reshape(-1) == number)
+                    groups.append(
+                        (
+                            [producers[t] for t in other.tasks[row]],
+                            [members[t] for t in region.tasks[readers]],
+                        )
+                    )
+    return groups
+
+
+@dataclass
+class _Event:
+    """A counter or a group of packets while the phase is executed."""
+
+    packet: bool
+    total: int
+    count: int = 0
+    clock: np.ndarray | None = None
+    waiting: list[tuple[int, int]] = field(default_factory=list)  # (threshold, node), falling
+
+    def signal(self, end: np.ndarray) -> list[int]:
+        """Counts one signal; returns the nodes whose wait it meets."""
+        self.count += 1
+        if self.clock is None:
+            self.clock = end.copy()
+        else:
+            np.maximum(self.clock, end, out=self.clock)
+        met = []
+        while self.waiting and self.waiting[-1][0] <= self.count:
+            met.append(self.waiting.pop()[1])
+        return met
 
 
 def _run(
@@ -150,63 +185,67 @@ def _run(
     nodes: list[Node],
     lanes: list[list[int]],
     signallers: dict[Key, list[int]],
-    feeds: dict[int, set[int]],
+    groups: list[tuple[list[int], list[int]]],
 ) -> np.ndarray:
     """Executes abstractly; returns the clocks. PlanError names the tasks that never start."""
-    clocks = np.zeros((len(nodes), len(lanes)), np.int32)
-    ends = np.zeros((len(nodes), len(lanes)), np.int32)
-    counts: dict[Key, int] = defaultdict(int)
-    joined: dict[Key, np.ndarray] = {}
-    sleepers: dict[Key, list[int]] = defaultdict(list)
-    fed: dict[int, list[int]] = defaultdict(list)
-    for reader, producers in feeds.items():
+    clocks = np.zeros((len(nodes), 2, len(lanes)), np.int32)
+    waits: list[list[tuple[_Event, int]]] = [[] for _ in nodes]
+    signals: list[list[_Event]] = [[] for _ in nodes]
+    events = {key: _Event(False, len(members)) for key, members in signallers.items()}
+    for key, members in signallers.items():
+        for member in members:
+            signals[member].append(events[key])
+    for i, node in enumerate(nodes):
+        for counter, threshold in node.task.waits:
+            waits[i].append((events[node.rank, counter], threshold))
+    for producers, readers in groups:
+        event = _Event(True, len(producers))
         for producer in producers:
-            fed[producer].append(reader)
-    done = np.zeros(len(nodes), bool)
-    heads = [0] * len(lanes)
-    ready = list(range(len(lanes)))
+            signals[producer].append(event)
+        for reader in readers:
+            waits[reader].append((event, event.total))
+    pending = [len(w) for w in waits]
+    for i, needed in enumerate(waits):
+        for event, threshold in needed:
+            event.waiting.append((threshold, i))
+    for event in {id(e): e for needed in waits for e, _ in needed}.values():
+        event.waiting.sort(reverse=True)
+    following: list[int | None] = [None] * len(nodes)
+    for lane in lanes:
+        for before, after in zip(lane, lane[1:], strict=False):
+            following[before] = after
+            pending[after] += 1
+    ready = [lane[0] for lane in lanes if lane and not pending[lane[0]]]
+    done = 0
     while ready:
-        lane = ready.pop()
-        while heads[lane] < len(lanes[lane]):
-            index = lanes[lane][heads[lane]]
-            node = nodes[index]
-            late = next((p for p in sorted(feeds.get(index, ())) if not done[p]), None)
-            if late is not None:
-                break
-            short = next(
-                ((node.rank, c) for c, t in node.task.waits if counts[node.rank, c] < t), None
-            )
-            if short is not None:
-                sleepers[short].append(lane)
-                break
-            clock = clocks[index]
-            if heads[lane]:
-                np.maximum(clock, ends[lanes[lane][heads[lane] - 1]], out=clock)
-            for counter, threshold in node.task.waits:
-                key = (node.rank, counter)
-                if threshold == len(signallers[key]):
-                    np.maximum(clock, joined[key], out=clock)
-            for producer in feeds.get(index, ()):
-                np.maximum(clock, ends[producer], out=clock)
-            end = ends[index]
-            np.copyto(end, clock)
-            end[lane] = node.position + 1
-            done[index] = True
-            heads[lane] += 1
-            for counter in node.task.signals:
-                key = fleet.counter_of(node.rank, counter)
-                counts[key] += 1
-                if key in joined:
-                    np.maximum(joined[key], end, out=joined[key])
+        index = ready.pop()
+        node = nodes[index]
+        clock = clocks[index]
+        for event, threshold in waits[index]:
+            if threshold == event.total and event.clock is not None:
+                if event.packet:
+                    np.maximum(clock[RAN], event.clock[RAN], out=clock[RAN])
                 else:
-                    joined[key] = end.copy()
-                ready += sleepers.pop(key, [])
-            ready += [nodes[r].lane for r in fed.get(index, ())]
-    if not done.all():
-        stuck = nodes[int(np.flatnonzero(~done)[0])]
+                    np.maximum(clock, event.clock, out=clock)
+        end = clock.copy()
+        end[:, node.lane] = node.position + 1
+        done += 1
+        for event in signals[index]:
+            for met in event.signal(end):
+                pending[met] -= 1
+                if not pending[met]:
+                    ready.append(met)
+        after = following[index]
+        if after is not None:
+            np.maximum(clocks[after], end, out=clocks[after])
+            pending[after] -= 1
+            if not pending[after]:
+                ready.append(after)
+    if done < len(nodes):
+        stuck = nodes[next(i for i, needed in enumerate(pending) if needed)]
         op = fleet.plans[stuck.rank].ops[stuck.task.op]
         raise refuse(
-            f"its waits cannot all be met: {int((~done).sum())} tasks never start, the first is "
+            f"its waits cannot all be met: {len(nodes) - done} tasks never start, the first is "
             f"tile {list(stuck.task.coord)} of op {op.name!r} on rank {stuck.rank}"
         )
     return clocks
@@ -224,7 +263,7 @@ def _check_gate(
                 raise refuse(f"rank {rank} must signal the gate of rank {other} once an iteration")
         node = order.nodes[mine[0]]
         for lane in range(base, base + plan.processors):
-            complete = order.clocks[mine[0], lane] + (lane == node.lane)
+            complete = order.clocks[mine[0], SEEN, lane] + (lane == node.lane)
             if complete < len(lanes[lane]):
                 raise refuse(f"the gate of rank {rank} opens before its iteration is complete")
         base += plan.processors
