@@ -8,7 +8,7 @@ from ark.runtime import cache
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
-    p = subparsers.add_parser("cache", help="show or clear the program cache")
+    p = subparsers.add_parser("cache", help="show or clear the cache of plans and programs")
     p.add_argument("action", choices=("show", "clear"), nargs="?", default="show")
     p.set_defaults(func=run)
 
@@ -16,11 +16,11 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.action == "clear":
         count, nbytes = cache.clear()
-        print(f"removed {count} programs, {nbytes / 1e6:.1f} MB, from {cache.folder()}")
+        print(f"removed {count} entries, {nbytes / 1e6:.1f} MB, from {cache.folder()}")
         return 0
-    files = [p for p in (cache.folder() / "programs").glob("*") if p.is_file()]
+    files = cache.entries()
     print(
-        f"{len(files)} programs, {sum(p.stat().st_size for p in files) / 1e6:.1f} MB, in "
+        f"{len(files)} entries, {sum(p.stat().st_size for p in files) / 1e6:.1f} MB, in "
         f"{cache.folder()}"
     )
     return 0

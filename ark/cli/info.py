@@ -90,4 +90,4 @@ def show(probes: dict) -> None:
             mend = f" ({probe.remedy})" if probe.remedy else ""
             table.add_row(name, "none", "", "", f"{probe.reason}{mend}")
     console.print(table)
-    console.print(f"program cache: {cache.folder()}", soft_wrap=True)
+    console.print(f"cache: {cache.folder()}", soft_wrap=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,10 @@ from ark.models.checkpoint import Checkpoint
 from ark.models.llama import MAX_STOPS, Shape, build_graph, weights
 from ark.plan.machine import Machine
 from ark.plan.planner import plan as make_plan
-from ark.plan.serialize import to_json
+from ark.plan.serialize import from_json, to_json
 from ark.plan.types import Plan
 from ark.plan.verify import verify
+from ark.runtime import cache
 from ark.runtime.executor import BUDGET_S, Executor, Ranks
 
 CHUNK = 16
@@ -47,7 +48,25 @@ class Sampling:
 
 
 def plans(shape: Shape, machine: Machine, options: dict[str, Any] | None = None) -> list[Plan]:
-    """Verified plans of all ranks of a model; `shape.rank` is ignored."""
+    """Verified plans of all ranks of a model; `shape.rank` is ignored.
+
+    Plans that were verified once come from the cache, by the hash of the model's shape, the machine,
+    the options and ark's own source.
+    """
+    everyone = replace(shape, rank=0)
+    name = cache.key(cache.code_digest(), repr(everyone), repr(machine), repr(options))
+    data = cache.load(cache.PLANS, name)
+    if data is not None:
+        return [from_json(text) for text in data.decode().split("\0")]
+    made = make_plans(shape, machine, options)
+    cache.store(cache.PLANS, name, "\0".join(to_json(p) for p in made).encode())
+    return made
+
+
+def make_plans(
+    shape: Shape, machine: Machine, options: dict[str, Any] | None = None
+) -> list[Plan]:
+    """What `plans` gives, planned and verified anew."""
     made = []
     for rank in range(shape.world_size):
         own = Shape(shape.config, shape.dtype, shape.context, shape.chunk, rank, shape.world_size)

@@ -1,7 +1,8 @@
-"""The program cache: compiled loop kernels by the hash of all that they depend on.
+"""The cache: compiled loop kernels and verified plans by the hash of all that they depend on.
 
 Files are written under another name and renamed, so concurrent processes never see half a file; an
-entry whose checksum does not fit is dropped and made again. Called by ark.runtime.program.
+entry whose checksum does not fit is dropped and made again. Called by ark.runtime.program and
+ark.models.generate.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ import hashlib
 import os
 import shutil
 import tempfile
+from functools import cache
 from pathlib import Path
 
 from ark.errors import SystemError
+
+PROGRAMS, PLANS = KINDS = ("programs", "plans")
 
 
 def folder() -> Path:
@@ -35,9 +39,16 @@ def key(*parts: str | bytes) -> str:
     return digest.hexdigest()
 
 
-def load(name: str) -> bytes | None:
+@cache
+def code_digest() -> str:
+    """A hash of ark's own source: plans are made again when the planner has changed."""
+    root = Path(__file__).resolve().parent.parent
+    return key(*(part for p in sorted(root.rglob("*.py")) for part in (p.name, p.read_bytes())))
+
+
+def load(kind: str, name: str) -> bytes | None:
     """The entry's bytes, or None if there is none (or only a damaged one, which is removed)."""
-    path = folder() / "programs" / name
+    path = folder() / kind / name
     try:
         data = path.read_bytes()
     except OSError:
@@ -49,9 +60,9 @@ def load(name: str) -> bytes | None:
     return None
 
 
-def store(name: str, data: bytes) -> None:
+def store(kind: str, name: str, data: bytes) -> None:
     """Writes an entry; a cache that cannot be written is left alone (the next run compiles again)."""
-    path = folder() / "programs" / name
+    path = folder() / kind / name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")
@@ -62,14 +73,19 @@ def store(name: str, data: bytes) -> None:
         return
 
 
+def entries() -> list[Path]:
+    """All entries, whatever they hold."""
+    return sorted(p for kind in KINDS for p in (folder() / kind).glob("*") if p.is_file())
+
+
 def clear() -> tuple[int, int]:
     """Removes all entries; returns how many and how many bytes."""
-    root = folder() / "programs"
-    files = [p for p in root.glob("*") if p.is_file()] if root.is_dir() else []
+    files = entries()
     total = sum(p.stat().st_size for p in files)
     try:
-        if root.is_dir():
-            shutil.rmtree(root)
+        for kind in KINDS:
+            if (folder() / kind).is_dir():
+                shutil.rmtree(folder() / kind)
     except OSError as error:
-        raise SystemError(f"the cache {root} cannot be removed: {error}") from error
+        raise SystemError(f"the cache {folder()} cannot be removed: {error}") from error
     return len(files), total

@@ -29,10 +29,10 @@ def build(plan: Plan, machine: Machine, backend: Backend, arch: str) -> Program:
     name = cache.key(
         ark.__version__, backend.name, emitted.source.text, compiler.key(target), repr(target)
     )
-    data = cache.load(name)
+    data = cache.load(cache.PROGRAMS, name)
     if data is not None:
         suffix, _, content = data.partition(b"\0")
         return Program(emitted, Binary(content, suffix.decode()), cached=True)
     binary = compiler.compile(emitted.source, target)
-    cache.store(name, binary.suffix.encode() + b"\0" + binary.data)
+    cache.store(cache.PROGRAMS, name, binary.suffix.encode() + b"\0" + binary.data)
     return Program(emitted, binary, cached=False)

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,8 +91,7 @@ def test_only_held_tensors_keep_memory(backend: str) -> None:
 
 
 def test_chain_of_evals(backend: str) -> None:
-    torch = pytest.importorskip("torch")
-    device = torch.from_dlpack(_launched()).device
+    torch, device = torch_device(backend)
     a = torch.full((64,), 2.0, device=device)
     b = torch.full((64,), 3.0, device=device)
     c = ark.add(a, b)
@@ -111,6 +111,14 @@ def test_chain_of_evals(backend: str) -> None:
     assert Executor.get().plan() == ""
 
 
+def torch_device(backend: str) -> Any:
+    """torch and its name for the backend's device; skips where torch was built without it."""
+    torch = pytest.importorskip("torch")
+    if backend != "cpu" and not torch.cuda.is_available():
+        pytest.skip(f"this torch was built without devices of {backend!r}")
+    return torch, torch.from_dlpack(_launched()).device
+
+
 def _launched() -> ark.Tensor:
     """A tensor with memory."""
     made = ark.tensor([1])
@@ -121,8 +129,7 @@ def _launched() -> ark.Tensor:
 
 
 def test_placeholders(backend: str) -> None:
-    torch = pytest.importorskip("torch")
-    device = torch.from_dlpack(_launched()).device
+    torch, device = torch_device(backend)
     bound = torch.arange(10, dtype=torch.float32, device=device).reshape(10, 1)
     now = ark.placeholder([10, 1], ark.fp32, data=bound)
     later = ark.placeholder([10, 1], ark.fp32)
@@ -146,8 +153,7 @@ def test_placeholders(backend: str) -> None:
 
 
 def test_torch_memory_is_shared_both_ways(backend: str) -> None:
-    torch = pytest.importorskip("torch")
-    device = torch.from_dlpack(_launched()).device
+    torch, device = torch_device(backend)
     data = torch.zeros(8, 8, device=device)
     ark.add(data, 1.0, output=data)
     ark.mul(data, 3.0, output=data)
@@ -177,7 +183,7 @@ def test_torch_memory_is_shared_both_ways(backend: str) -> None:
 
 
 def test_exported_memory_outlives_its_tensor(backend: str) -> None:
-    torch = pytest.importorskip("torch")
+    torch, _ = torch_device(backend)
     made = ark.constant(7, [64, 64])
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=False)
@@ -190,8 +196,7 @@ def test_exported_memory_outlives_its_tensor(backend: str) -> None:
 
 
 def test_overlapping_foreign_memory_is_refused(backend: str) -> None:
-    torch = pytest.importorskip("torch")
-    device = torch.from_dlpack(_launched()).device
+    torch, device = torch_device(backend)
     data = torch.zeros(64, device=device)
     a = ark.placeholder([32], data=data[:32])
     b = ark.placeholder([32], data=data[16:48])

@@ -78,7 +78,7 @@ def test_info(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["backends"]["cpu"]["devices"][0]["index"] == 0
     assert set(found["backends"]) >= {"cpu", "cuda", "rocm"}
     assert main(["info"]) == 0
-    assert "program cache" in capsys.readouterr().out
+    assert "cache: " in capsys.readouterr().out
 
 
 def test_info_require_fails_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,7 +143,7 @@ def test_cache_clear(
 ) -> None:
     monkeypatch.setenv("ARK_CACHE_DIR", str(tmp_path / "cache"))
     assert main(["cache"]) == 0
-    assert capsys.readouterr().out.startswith("0 programs")
+    assert capsys.readouterr().out.startswith("0 entries")
     argv = ["generate", NOAH, "--backend", "cpu", "--prompt", "A", "--max-new-tokens", "1"]
     assert main(argv) == 0
     (entry,) = (tmp_path / "cache/programs").iterdir()
@@ -151,7 +151,7 @@ def test_cache_clear(
     assert main(argv) == 0
     assert len(list((tmp_path / "cache/programs").iterdir())) == 1
     assert main(["cache", "clear"]) == 0
-    assert "removed 1 programs" in capsys.readouterr().out
+    assert "removed 2 entries" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

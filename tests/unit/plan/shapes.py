@@ -6,7 +6,7 @@ import dataclasses
 
 from ark.ir.dtype import by_name
 from ark.models.config import LlamaConfig, Rope
-from ark.models.generate import plans
+from ark.models.generate import make_plans
 from ark.models.llama import Shape
 from ark.plan.machine import Machine
 from ark.plan.types import Plan
@@ -42,7 +42,7 @@ def machine(processors: int, *capabilities: str, warps: int = 1) -> Machine:
 def decoder_plans(target: Machine, chunk: int = 4, ranks: int = 1, **options: object) -> list[Plan]:
     """Verified plans of the small decoder."""
     shape = Shape(CONFIG, by_name("fp32"), 64, chunk, 0, ranks)
-    return plans(shape, target, dict(options))
+    return make_plans(shape, target, dict(options))
 
 
 def replace_task(plan: Plan, place: tuple[int, int, int], **changes: object) -> Plan:
