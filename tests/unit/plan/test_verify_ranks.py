@@ -1,4 +1,4 @@
-"""The verifier against mutated plans of several ranks: a put, a wait or a signal that goes wrong."""
+"""The verifier against mutated plans of several ranks: a put, wait or signal that goes wrong."""
 
 from __future__ import annotations
 
