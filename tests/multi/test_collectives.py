@@ -63,14 +63,15 @@ def suite(world: int) -> Callable[[int], None]:
         x = ark.add(x, 1, output=x)
         y = ark.cast(x, ark.fp32)
         z = ark.mul(ark.tensor([ROWS, WIDTH], name="z"), 1.0)
+        w = ark.add(ark.tensor([ROWS, WIDTH], ark.int32, name="w"), 0)
         for name in names(world, "all_reduce"):
             keep(ark.all_reduce(y, *place, algorithm=name), f"sum.{name}")
         for name in names(world, "all_gather"):
             keep(ark.all_gather(y, *place, algorithm=name), f"gather.{name}")
-        keep(ark.all_reduce(x, *place), "sum.int32.one_shot")
+        keep(ark.all_reduce(w, *place), "wrapped.one_shot")
         for network in FORESTS[world]:
             forest = {"algorithm": "forestcoll", "topology": network}
-            keep(ark.all_reduce(x, *place, **forest), f"sum.int32.{network}")
+            keep(ark.all_reduce(w, *place, **forest), f"wrapped.{network}")
             keep(ark.all_gather(x, *place, **forest), f"gather.int32.{network}")
             keep(ark.all_reduce(z, *place, **forest), f"sum.z.{network}")
         pieces = synthesize(f"ring{world}", "all_reduce", pieces=3)
@@ -86,20 +87,27 @@ def suite(world: int) -> Callable[[int], None]:
             last = ark.broadcast(y, *place, root=world - 1, algorithm=name)
             keep(last, f"broadcast.{name}")
         keep(ark.all_to_all(ark.mul(long, rank + 1), *place), "swap")
+        keep(ark.all_reduce(y[2:], *place, algorithm="forestcoll"), "row")
         own = ark.copy(y)
         keep(ark.all_reduce(own, *place, output=own, algorithm="forestcoll"), "in place")
+        below = {"output": own[1:], "algorithm": "double_binary_tree"}
+        ark.all_reduce(own[:2], *place, **below)
+        keep(own, "shifted")
 
     return body
 
 
-def expected(xs: list[np.ndarray], rank: int, name: str) -> np.ndarray:
-    """What NumPy says, for the integers xs that the ranks put in."""
+def expected(xs: list[np.ndarray], ws: list[np.ndarray], rank: int, name: str) -> np.ndarray:
+    """What NumPy says, for the integers that the ranks put in; sums of ws wrap."""
     kind = name.split(".")[0]
     total = sum(xs)
     world = len(xs)
     return {
         "sum": lambda: total,
         "in place": lambda: total,
+        "shifted": lambda: np.concatenate([total[:1], world * total[:2]]),
+        "row": lambda: total[2:],
+        "wrapped": lambda: np.sum(ws, axis=0, dtype=np.int32),
         "gather": lambda: np.concatenate(xs),
         "few": lambda: total[:1, 5:6],
         "strided": lambda: total[1:, 7:200],
@@ -116,6 +124,7 @@ def test_every_collective_gives_the_right_result(world: int) -> None:
     random = np.random.default_rng(world)
     xs = [random.integers(-999, 999, (ROWS, WIDTH), np.int32) for _ in range(world)]
     zs = [random.standard_normal((ROWS, WIDTH)).astype(np.float32) for _ in range(world)]
+    ws = [random.integers(-(2**31), 2**31, (ROWS, WIDTH), np.int32) for _ in range(world)]
     outputs = [t.name for t in plans[0].tensors if is_output(plans[0], t.id)]
     backend, _ = registry.choose("cpu")
 
@@ -124,6 +133,7 @@ def test_every_collective_gives_the_right_result(world: int) -> None:
         with Executor(plan, backend, backend.open(0), ranks=ranks, budget_s=30.0) as executor:
             executor.write("x", xs[ranks.rank])
             executor.write("z", zs[ranks.rank])
+            executor.write("w", ws[ranks.rank])
             executor.start(ITERATIONS).wait(60.0)
             found = {name: executor.read(name) for name in outputs}
             ranks.barrier()
@@ -140,7 +150,7 @@ def test_every_collective_gives_the_right_result(world: int) -> None:
                 exact = np.sum(np.array(zs, np.float64), axis=0)
                 np.testing.assert_allclose(got.reshape(exact.shape), exact, rtol=1e-5, atol=1e-5)
             else:
-                want = expected(after, rank, name)
+                want = expected(after, ws, rank, name)
                 np.testing.assert_array_equal(got.reshape(want.shape), want, name)
 
 
