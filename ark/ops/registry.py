@@ -46,7 +46,7 @@ FAMILIES = (
     "views",
     "attention",
     "communication",
-    "collectives",
+    "programs",
     "decoder",
 )
 
