@@ -113,6 +113,20 @@ def _llama(machine: Machine) -> list[tuple[str, Plan]]:
     return found
 
 
+def _sums(machine: Machine) -> list[tuple[str, Plan]]:
+    found = []
+    for dtype in (*FLOATS, int32):
+        pair = []
+        for rank in range(2):
+            model = Model(rank, 2)
+            with use_model(model):
+                ark.all_reduce(ark.tensor((5, 41), dtype), rank, 2, algorithm="ring")
+            pair.append(plan(model.graph, machine))
+        verify(pair)
+        found.append((f"sums-{dtype.name}", pair[0]))
+    return found
+
+
 def plans(machine: Machine) -> list[tuple[str, Plan]]:
     """Verified plans for `machine`, each with a name; the same ones in the same order each time."""
     found = []
@@ -124,4 +138,4 @@ def plans(machine: Machine) -> list[tuple[str, Plan]]:
             made = plan(model.graph, machine)
             verify([made])
             found.append((f"{case}-{dtype.name}", made))
-    return found + _llama(machine)
+    return found + _sums(machine) + _llama(machine)

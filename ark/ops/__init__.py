@@ -1,7 +1,15 @@
 """One entry per op: shape rule, NumPy reference, cost, and how it becomes tile tasks."""
 
 from ark.ops.attention import attention, kv_append
-from ark.ops.communication import all_reduce, all_reduce_packet, recv, send, send_done
+from ark.ops.collectives import (
+    all_gather,
+    all_reduce,
+    all_reduce_packet,
+    all_to_all,
+    broadcast,
+    reduce_scatter,
+)
+from ark.ops.communication import recv, send, send_done
 from ark.ops.elementwise import (
     add,
     cast,
@@ -36,10 +44,13 @@ from ark.ops.views import identity, noop, parameter, placeholder, reshape, shard
 
 __all__ = [
     "add",
+    "all_gather",
     "all_reduce",
     "all_reduce_packet",
+    "all_to_all",
     "argmax",
     "attention",
+    "broadcast",
     "cast",
     "constant",
     "copy",
@@ -60,6 +71,7 @@ __all__ = [
     "recv",
     "reduce_max",
     "reduce_mean",
+    "reduce_scatter",
     "reduce_sum",
     "relu",
     "reshape",

@@ -1,4 +1,5 @@
-"""Communication between ranks: all_reduce, send, recv, as tile tasks over symmetric memory.
+"""Communication between ranks as tile tasks over symmetric memory: send, recv, and the all_reduce
+that puts every share to every peer. ark.ops.collectives has the algorithms that pass shares on.
 
 A put is a copy whose output lies on a peer; the counter that it signals there is named alike on
 both ranks, tile by tile, so a tile is used as soon as it has arrived. Inboxes belong to one op
@@ -10,10 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ark.codegen.layout import MAX_OPERANDS
-from ark.errors import InvalidUsageError, ModelError, PlanError, UnsupportedError
+from ark.errors import InvalidUsageError, PlanError, UnsupportedError
 from ark.ir.model import Node
 from ark.ir.tensor import Tensor as IrTensor
-from ark.ops.base import float_dtype, result
+from ark.ops.base import result
 from ark.ops.registry import register
 from ark.plan.tiling import box_coords, box_tile
 from ark.tensor import NullTensor, Tensor, as_tensor
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 MIN_PUT = 1024  # elements: a put of fewer costs no less
 
 
-def _copy(lowering: Lowering, source: IrTensor, target: IrTensor, suffix: str) -> Any:
+def copy_box(lowering: Lowering, source: IrTensor, target: IrTensor, suffix: str) -> Any:
     """Copies in tiles that follow from the shape alone, so that both ends of a channel agree."""
     shape = (1,) * (4 - len(target.shape)) + target.shape
     tile = box_tile(shape, lowering.machine)
@@ -32,13 +33,13 @@ def _copy(lowering: Lowering, source: IrTensor, target: IrTensor, suffix: str) -
     return lowering.emit("elementwise", params, [source, target], box_coords(shape, tile), suffix)
 
 
-def _dense(lowering: Lowering, tensor: IrTensor, suffix: str, fill: bool) -> IrTensor:
+def dense(lowering: Lowering, tensor: IrTensor, suffix: str, fill: bool) -> IrTensor:
     """The tensor, or where it is strided, a dense one in its place (filled with its elements)."""
     if tensor.dense:
         return tensor
     made = lowering.temp(tensor.shape, tensor.dtype, f"{tensor.name}{suffix}")
     if fill:
-        _copy(lowering, tensor, made, suffix)
+        copy_box(lowering, tensor, made, suffix)
     return made
 
 
@@ -49,8 +50,8 @@ def _lower_all_reduce(lowering: Lowering, node: Node) -> None:
         raise UnsupportedError(
             f"all_reduce among {world} ranks is not built; at most {MAX_OPERANDS - 1} take part"
         )
-    share = _dense(lowering, node.inputs[0], ".dense", fill=True)
-    out = _dense(lowering, node.outputs[0], ".sum", fill=False)
+    share = dense(lowering, node.inputs[0], ".dense", fill=True)
+    out = dense(lowering, node.outputs[0], ".sum", fill=False)
     count, dtype = share.elements, share.dtype
     name = f"all_reduce.{lowering.number('all_reduce')}"
     tile = max(MIN_PUT, -(-count // lowering.machine.processors))
@@ -77,7 +78,7 @@ def _lower_all_reduce(lowering: Lowering, node: Node) -> None:
             ((lowering.mail(rank, f"{name}.{i}"), world - 1),) for i in range(len(starts))
         ]
     if out is not node.outputs[0]:
-        _copy(lowering, out, node.outputs[0], ".out")
+        copy_box(lowering, out, node.outputs[0], ".out")
 
 
 def _channel(lowering: Lowering, source: int, target: int, tag: int) -> str:
@@ -95,7 +96,7 @@ def _lower_send(lowering: Lowering, node: Node) -> None:
     target = lowering.graph.tensor(
         source.shape, source.dtype, arena="symmetric", rank=peer, name=name
     )
-    group = _copy(lowering, source, target, "")
+    group = copy_box(lowering, source, target, "")
     group.sends = [(lowering.mail(peer, f"{name}.{i}"),) for i in range(len(group.coords))]
 
 
@@ -105,7 +106,7 @@ def _lower_recv(lowering: Lowering, node: Node) -> None:
     name = _channel(lowering, peer, rank, tag)
     target = node.outputs[0]
     inbox = lowering.graph.tensor(target.shape, target.dtype, arena="symmetric", name=name)
-    group = _copy(lowering, inbox, target, "")
+    group = copy_box(lowering, inbox, target, "")
     group.awaits = [((lowering.mail(rank, f"{name}.{i}"), 1),) for i in range(len(group.coords))]
 
 
@@ -148,29 +149,3 @@ def recv(output: Any, remote_rank: int, tag: int, name: str = "") -> Tensor:
     tensor = as_tensor(output)
     attrs = {"remote_rank": _peer("recv", tensor, remote_rank), "tag": int(tag)}
     return result("recv", [], tensor.ir.shape, tensor.ir.dtype, tensor, attrs, name)
-
-
-def all_reduce(
-    input: Any, rank: int, world_size: int, output: Any = NullTensor, name: str = ""
-) -> Tensor:
-    """The sum of `input` over all ranks, the same bits on each; fp32, fp16, bf16.
-
-    Shares are added in rank order in fp32. All ranks must call it in the same order, with equal
-    shapes. ModelError if rank or world_size contradict the model's.
-    """
-    tensor = as_tensor(input)
-    dtype = float_dtype("all_reduce", tensor)
-    graph = tensor.model.graph
-    if (rank, world_size) != (graph.rank, graph.world_size):
-        raise ModelError(
-            f"all_reduce: rank {rank} of {world_size} was given, but the model is rank "
-            f"{graph.rank} of {graph.world_size}; call ark.set_rank and ark.set_world_size first"
-        )
-    return result("all_reduce", [tensor], tensor.ir.shape, dtype, output, name=name)
-
-
-def all_reduce_packet(
-    input: Any, rank: int, world_size: int, output: Any = NullTensor, name: str = ""
-) -> Tensor:
-    """The same sum as all_reduce; how shares travel is the plan's choice, not the caller's."""
-    return all_reduce(input, rank, world_size, output, name)

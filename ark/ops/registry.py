@@ -46,6 +46,7 @@ FAMILIES = (
     "views",
     "attention",
     "communication",
+    "programs",
     "decoder",
 )
 

@@ -2,7 +2,7 @@
 
 params: tile (elements per task), residual (whether the last input is added too, not a share).
 operands: inputs..., output, all of one dense shape viewed as one dimension. coord: first element.
-Adding in rank order makes the result the same bits on every rank.
+Adding in rank order makes the result the same bits on every rank; integers wrap.
 """
 
 from __future__ import annotations
@@ -31,12 +31,17 @@ class SumRanks(TaskKind):
         out = len(sig.operands) - 1
         n = sig.operands[out].shape[0]
         body = "".join(text.operand(sig, i, f"p{i}", const=i != out) for i in range(out + 1))
-        terms = " + ".join(f"ark_take(c, p{i}, i, {system(sig, i)})" for i in range(out))
+        if sig.operands[out].dtype in text.INTEGERS:
+            terms = " + ".join(f"static_cast<ark_u32>(p{i}[i])" for i in range(out))
+            give = text.store(sig, out, f"p{out}", "i", terms)
+        else:
+            terms = " + ".join(f"ark_take(c, p{i}, i, {system(sig, i)})" for i in range(out))
+            give = f"ark_give(c, p{out}, i, {terms}, {system(sig, out)});"
         body += (
             f"  const int end = t.coord[0] + {sig.params['tile']} < {n} ? "
             f"t.coord[0] + {sig.params['tile']} : {n};\n"
             "  for (int i = t.coord[0] + ark_tid(); i < end; i += ARK_THREADS) "
-            f"ark_give(c, p{out}, i, {terms}, {system(sig, out)});\n"
+            f"{give}\n"
         )
         return text.function(name, body)
 

@@ -185,6 +185,12 @@ class CollectiveProgram:
     def __post_init__(self) -> None:
         object.__setattr__(self, "buffer_by_name", {b.name: b for b in self.buffers})
 
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: {self.collective.value}, {self.ranks} ranks, {self.chunks} chunks, "
+            f"{self.pieces} pieces"
+        )
+
     @property
     def shard(self) -> int:
         """Chunks that one rank owns, where the collective deals them out."""

@@ -1,0 +1,242 @@
+"""Collectives by any algorithm of ark.comm: all_reduce, all_gather, reduce_scatter, broadcast,
+all_to_all. A call chooses a program and checks it; ark.ops.programs makes tasks of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from ark.comm.program import Collective, CollectiveProgram, Kind, check
+from ark.comm.synthesis import algorithms, synthesize
+from ark.comm.topology import Topology, full_mesh
+from ark.errors import InvalidUsageError, ModelError, UnsupportedError
+from ark.ir.dtype import FLOATS, DataType, int32
+from ark.ops.base import result
+from ark.tensor import NullTensor, Tensor, as_tensor
+
+ONE_SHOT = "one_shot"
+
+
+@lru_cache(maxsize=64)
+def _synthesized(
+    topology: Topology, collective: str, algorithm: str, root: int | None
+) -> CollectiveProgram:
+    return synthesize(topology, collective, algorithm, root=root)
+
+
+def _program(
+    collective: str,
+    world: int,
+    algorithm: str | CollectiveProgram,
+    topology: Topology | str | None,
+    root: int | None,
+) -> CollectiveProgram:
+    """A checked program for these ranks; errors as `ark.comm.synthesize` and `check` raise them."""
+    if isinstance(algorithm, CollectiveProgram):
+        asked = (Collective(collective), world, root)
+        if (algorithm.collective, algorithm.ranks, algorithm.root) != asked:
+            raise InvalidUsageError(
+                f"{collective} over {world} ranks was given the program {algorithm}; pass one that "
+                "is made for this collective, this root and as many ranks"
+            )
+        check(algorithm)
+        program = algorithm
+    else:
+        network = Topology.load(topology) if isinstance(topology, str) else topology
+        network = network or full_mesh(world)
+        if len(network.ranks) != world:
+            raise InvalidUsageError(
+                f"{collective} over {world} ranks was given the topology {network.name}, which has "
+                f"{len(network.ranks)}; pass one of as many ranks as the model"
+            )
+        known = algorithms(network, collective)
+        if algorithm not in known:
+            raise InvalidUsageError(
+                f"there is no algorithm {algorithm!r} for {collective} over the {world} ranks of "
+                f"{network.name}; there are {', '.join(known)}"
+            )
+        program = _synthesized(network, collective, algorithm, root)
+    for op in (op for ops in program.operations for op in ops):
+        if op.kind in (Kind.DOT, Kind.BLEND) or op.reduce not in (None, "sum") or op.divide != 1:
+            raise UnsupportedError(
+                f"the program {program} reduces by {program.reduction}; the plan adds only, so "
+                "pass one that sums"
+            )
+    return program
+
+
+def _check_place(what: str, tensor: Tensor, rank: int, world_size: int) -> None:
+    graph = tensor.model.graph
+    if (rank, world_size) != (graph.rank, graph.world_size):
+        raise ModelError(
+            f"{what}: rank {rank} of {world_size} was given, but the model is rank "
+            f"{graph.rank} of {graph.world_size}; call ark.set_rank and ark.set_world_size first"
+        )
+
+
+def _summable(what: str, tensor: Tensor) -> DataType:
+    if tensor.ir.dtype not in (*FLOATS, int32):
+        raise ModelError(
+            f"{what} needs fp32, fp16, bf16 or int32, but the input is {tensor.ir.dtype.name}; use "
+            "ark.cast"
+        )
+    return tensor.ir.dtype
+
+
+def _dealt(what: str, tensor: Tensor, world: int) -> tuple[int, ...]:
+    """The shape of one rank's share of a tensor whose first dimension is dealt to the ranks."""
+    first, *others = tensor.ir.shape
+    if first % world:
+        raise ModelError(
+            f"{what}: the first dimension of {list(tensor.ir.shape)} is dealt to {world} ranks; it "
+            "must be a multiple of that"
+        )
+    return (first // world, *others)
+
+
+def _collective(
+    what: str,
+    tensor: Tensor,
+    shape: Sequence[int],
+    output: Any,
+    name: str,
+    algorithm: str | CollectiveProgram,
+    topology: Topology | str | None,
+    root: int | None = None,
+) -> Tensor:
+    dtype, world = tensor.ir.dtype, tensor.model.graph.world_size
+    if world == 1:
+        return result("copy", [tensor], shape, dtype, output, name=name or what)
+    program = _program(what, world, algorithm, topology, root)
+    return result("collective", [tensor], shape, dtype, output, {"program": program}, name or what)
+
+
+def all_reduce(
+    input: Any,
+    rank: int,
+    world_size: int,
+    output: Any = NullTensor,
+    name: str = "",
+    *,
+    algorithm: str | CollectiveProgram = ONE_SHOT,
+    topology: Topology | str | None = None,
+) -> Tensor:
+    """The sum of `input` over all ranks, the same bits on each; fp32, fp16, bf16, int32 (wrapping).
+
+    All ranks must call it in the same order, with equal arguments. By default every rank adds all
+    shares in rank order in fp32; other algorithms pass on sums in the tensor's own type.
+
+    Args:
+        rank, world_size: those of the model.
+        algorithm: a name of `ark.comm.algorithms(topology, "all_reduce")`, or a program.
+        topology: a network of as many ranks, a name or a file of one; a full mesh by default.
+
+    Raises:
+        ModelError: rank or world_size contradict the model's, or the type cannot be added.
+        InvalidUsageError: no such algorithm, or a topology or program of other ranks. SystemError:
+        ForestColl or TACCL are asked for without the packages that they need.
+    """
+    tensor = as_tensor(input)
+    _check_place("all_reduce", tensor, rank, world_size)
+    dtype = _summable("all_reduce", tensor)
+    if algorithm == ONE_SHOT:
+        return result("all_reduce", [tensor], tensor.ir.shape, dtype, output, name=name)
+    return _collective("all_reduce", tensor, tensor.ir.shape, output, name, algorithm, topology)
+
+
+def all_reduce_packet(
+    input: Any, rank: int, world_size: int, output: Any = NullTensor, name: str = ""
+) -> Tensor:
+    """The same sum as all_reduce; how shares travel is the plan's choice, not the caller's."""
+    return all_reduce(input, rank, world_size, output, name)
+
+
+def all_gather(
+    input: Any,
+    rank: int,
+    world_size: int,
+    output: Any = NullTensor,
+    name: str = "",
+    *,
+    algorithm: str | CollectiveProgram = ONE_SHOT,
+    topology: Topology | str | None = None,
+) -> Tensor:
+    """The ranks' tensors one behind the other along the first dimension; any type.
+
+    Shape [n, ...] becomes [world_size * n, ...]. Arguments and errors as for all_reduce.
+    """
+    tensor = as_tensor(input)
+    _check_place("all_gather", tensor, rank, world_size)
+    shape = (world_size * tensor.ir.shape[0], *tensor.ir.shape[1:])
+    return _collective("all_gather", tensor, shape, output, name, algorithm, topology)
+
+
+def reduce_scatter(
+    input: Any,
+    rank: int,
+    world_size: int,
+    output: Any = NullTensor,
+    name: str = "",
+    *,
+    algorithm: str | CollectiveProgram = ONE_SHOT,
+    topology: Topology | str | None = None,
+) -> Tensor:
+    """This rank's part, along the first dimension, of the sum of `input` over all ranks.
+
+    Shape [world_size * n, ...] becomes [n, ...]; ModelError if it cannot. Types, arguments and
+    errors as for all_reduce.
+    """
+    tensor = as_tensor(input)
+    _check_place("reduce_scatter", tensor, rank, world_size)
+    _summable("reduce_scatter", tensor)
+    shape = _dealt("reduce_scatter", tensor, world_size)
+    return _collective("reduce_scatter", tensor, shape, output, name, algorithm, topology)
+
+
+def broadcast(
+    input: Any,
+    rank: int,
+    world_size: int,
+    output: Any = NullTensor,
+    name: str = "",
+    *,
+    root: int = 0,
+    algorithm: str | CollectiveProgram = ONE_SHOT,
+    topology: Topology | str | None = None,
+) -> Tensor:
+    """The tensor of the rank `root`, on all ranks; any type. The others' input gives the shape.
+
+    Arguments and errors as for all_reduce.
+    """
+    tensor = as_tensor(input)
+    _check_place("broadcast", tensor, rank, world_size)
+    if not 0 <= root < world_size:
+        raise InvalidUsageError(
+            f"broadcast: the root is {root}, but there are {world_size} ranks, numbered from 0"
+        )
+    shape = tensor.ir.shape
+    return _collective("broadcast", tensor, shape, output, name, algorithm, topology, root)
+
+
+def all_to_all(
+    input: Any,
+    rank: int,
+    world_size: int,
+    output: Any = NullTensor,
+    name: str = "",
+    *,
+    algorithm: str | CollectiveProgram = ONE_SHOT,
+    topology: Topology | str | None = None,
+) -> Tensor:
+    """Part s of the result is part `rank` of the input of rank s, along the first dimension.
+
+    The first dimension must be a multiple of world_size (ModelError); any type. Arguments and
+    errors as for all_reduce.
+    """
+    tensor = as_tensor(input)
+    _check_place("all_to_all", tensor, rank, world_size)
+    _dealt("all_to_all", tensor, world_size)
+    shape = tensor.ir.shape
+    return _collective("all_to_all", tensor, shape, output, name, algorithm, topology)

@@ -1,0 +1,360 @@
+"""Collectives by ForestColl's trees and the classics: lowered to tasks, verified together, run on
+ranks as threads and as processes, and broken.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+
+import numpy as np
+import pytest
+
+import ark
+from ark.backend import registry
+from ark.comm import algorithms, synthesize, topology
+from ark.comm.program import Collective, CollectiveProgram, ProgramBuilder
+from ark.comm.program.types import Kind, Span
+from ark.comm.program.values import flow
+from ark.model import Model, use_model
+from ark.plan.planner import plan as make_plan
+from ark.plan.types import Plan
+from ark.plan.verify import verify
+from ark.runtime.executor import Executor
+from tests.ranks import ThreadRanks, run_ranks
+from tests.unit.plan.oracle import tasks
+from tests.unit.plan.shapes import replace_task
+
+ROWS, WIDTH = 3, 239  # 717 elements: no number of ranks, trees or rings divides them
+FORESTS = {2: ("full2", "h200:gpus=2"), 4: ("ring4", "star4"), 8: ("dgx1v",)}
+ITERATIONS = 3
+
+
+def names(world: int, collective: str) -> list[str]:
+    """The algorithms without a search (taccl is a search); on 8 ranks some of them, to be short."""
+    found = algorithms(topology.full_mesh(world), collective)
+    some = ("forestcoll", "ring", "double_binary_tree")
+    return [a for a in found if (a in some if world == 8 else a != "taccl")]
+
+
+def build(world: int, body: Callable[[int], object], machine: str = "cpu-2") -> list[Plan]:
+    made = []
+    for rank in range(world):
+        model = Model(rank, world)
+        with use_model(model):
+            body(rank)
+        made.append(make_plan(model.graph, registry.machine(machine)))
+    return made
+
+
+def keep(tensor: ark.Tensor, name: str) -> None:
+    """Copies a result to where the test reads it."""
+    ark.copy(tensor, ark.tensor(tensor.shape(), tensor.dtype(), name=name))
+
+
+def suite(world: int) -> Callable[[int], None]:
+    """One graph with every collective; what goes in grows by one in every iteration."""
+
+    def body(rank: int) -> None:
+        place = (rank, world)
+        x = ark.tensor([ROWS, WIDTH], ark.int32, name="x")
+        x = ark.add(x, 1, output=x)
+        y = ark.cast(x, ark.fp32)
+        z = ark.mul(ark.tensor([ROWS, WIDTH], name="z"), 1.0)
+        w = ark.add(ark.tensor([ROWS, WIDTH], ark.int32, name="w"), 0)
+        for name in names(world, "all_reduce"):
+            keep(ark.all_reduce(y, *place, algorithm=name), f"sum.{name}")
+        for name in names(world, "all_gather"):
+            keep(ark.all_gather(y, *place, algorithm=name), f"gather.{name}")
+        keep(ark.all_reduce(w, *place), "wrapped.one_shot")
+        for network in FORESTS[world]:
+            forest = {"algorithm": "forestcoll", "topology": network}
+            keep(ark.all_reduce(w, *place, **forest), f"wrapped.{network}")
+            keep(ark.all_gather(x, *place, **forest), f"gather.int32.{network}")
+            keep(ark.all_reduce(z, *place, **forest), f"sum.z.{network}")
+        pieces = synthesize(f"ring{world}", "all_reduce", pieces=3)
+        keep(ark.all_reduce(y, *place, algorithm=pieces), "sum.pieces")
+        few = ark.copy(x[:1, 5:6])  # fewer elements than the trees have chunks
+        keep(ark.all_reduce(few, *place, algorithm="forestcoll"), "few")
+        strided = ark.all_reduce(y[1:, 7:200], *place, algorithm="forestcoll")
+        keep(strided, "strided")
+        long = ark.all_gather(x, *place)
+        for name in ("forestcoll", "one_shot"):
+            part = ark.reduce_scatter(long, *place, algorithm=name)
+            keep(part, f"scatter.{name}")
+            last = ark.broadcast(y, *place, root=world - 1, algorithm=name)
+            keep(last, f"broadcast.{name}")
+        keep(ark.all_to_all(ark.mul(long, rank + 1), *place), "swap")
+        keep(ark.all_reduce(y[2:], *place, algorithm="forestcoll"), "row")
+        own = ark.copy(y)
+        keep(ark.all_reduce(own, *place, output=own, algorithm="forestcoll"), "in place")
+        below = {"output": own[1:], "algorithm": "double_binary_tree"}
+        ark.all_reduce(own[:2], *place, **below)
+        keep(own, "shifted")
+
+    return body
+
+
+def expected(xs: list[np.ndarray], ws: list[np.ndarray], rank: int, name: str) -> np.ndarray:
+    """What NumPy says, for the integers that the ranks put in; sums of ws wrap."""
+    kind = name.split(".")[0]
+    total = sum(xs)
+    world = len(xs)
+    return {
+        "sum": lambda: total,
+        "in place": lambda: total,
+        "shifted": lambda: np.concatenate([total[:1], world * total[:2]]),
+        "row": lambda: total[2:],
+        "wrapped": lambda: np.sum(ws, axis=0, dtype=np.int32),
+        "gather": lambda: np.concatenate(xs),
+        "few": lambda: total[:1, 5:6],
+        "strided": lambda: total[1:, 7:200],
+        "scatter": lambda: world * xs[rank],
+        "broadcast": lambda: xs[-1],
+        "swap": lambda: np.concatenate([(s + 1) * xs[rank] for s in range(world)]),
+    }[kind]()
+
+
+@pytest.mark.parametrize("world", [2, 4, 8])
+def test_every_collective_gives_the_right_result(world: int) -> None:
+    plans = build(world, suite(world), f"cpu-{max(1, 4 // world)}")
+    verify(plans)
+    random = np.random.default_rng(world)
+    xs = [random.integers(-999, 999, (ROWS, WIDTH), np.int32) for _ in range(world)]
+    zs = [random.standard_normal((ROWS, WIDTH)).astype(np.float32) for _ in range(world)]
+    ws = [random.integers(-(2**31), 2**31, (ROWS, WIDTH), np.int32) for _ in range(world)]
+    outputs = [t.name for t in plans[0].tensors if is_output(plans[0], t.id)]
+    backend, _ = registry.choose("cpu")
+
+    def work(ranks: ThreadRanks) -> dict[str, np.ndarray]:
+        plan = plans[ranks.rank]
+        with Executor(plan, backend, backend.open(0), ranks=ranks, budget_s=30.0) as executor:
+            executor.write("x", xs[ranks.rank])
+            executor.write("z", zs[ranks.rank])
+            executor.write("w", ws[ranks.rank])
+            executor.start(ITERATIONS).wait(60.0)
+            found = {name: executor.read(name) for name in outputs}
+            ranks.barrier()
+            return found
+
+    found = run_ranks(world, work)
+    after = [x + ITERATIONS for x in xs]
+    assert len(outputs) >= 17
+    for rank in range(world):
+        for name in outputs:
+            got = found[rank][name]
+            if name.startswith("sum.z."):
+                np.testing.assert_array_equal(got, found[0][name])
+                exact = np.sum(np.array(zs, np.float64), axis=0)
+                np.testing.assert_allclose(got.reshape(exact.shape), exact, rtol=1e-5, atol=1e-5)
+            else:
+                want = expected(after, ws, rank, name)
+                np.testing.assert_array_equal(got.reshape(want.shape), want, name)
+
+
+def is_output(plan: Plan, tensor: int) -> bool:
+    """Was it made by `keep`?"""
+    kept = {op.operands[-1] for op in plan.ops if op.name == "copy"}
+    return tensor in kept and plan.buffers[plan.tensors[tensor].buffer].initial
+
+
+def loop_in_processes() -> None:
+    """What each of two processes does: one launch, several runs, other data in each."""
+    ark.init(backend="cpu")
+    rank = ark.Model.get_rank()
+    x = ark.tensor([5, 41])
+    total = ark.all_reduce(x, rank, 2, algorithm="forestcoll")
+    both = ark.all_gather(total * (rank + 1.0), rank, 2, algorithm="ring")
+    with ark.Runtime() as runtime:
+        runtime.launch()
+        for turn in range(4):
+            x.from_numpy(np.full((5, 41), 10.0 * turn + rank))
+            runtime.barrier()
+            runtime.run(2)
+            want = 20.0 * turn + 1
+            assert (total.to_numpy() == want).all(), total.to_numpy()
+            assert (both.to_numpy() == np.repeat([want, 2 * want], 5)[:, None]).all()
+            runtime.barrier()
+
+
+def test_ranks_as_processes() -> None:
+    assert ark.launch(2, loop_in_processes) == 0
+
+
+@cache
+def forest_plans(world: int, network: str) -> list[Plan]:
+    """All-reduce and all-gather by trees, with a processor for many of the tasks."""
+
+    def body(rank: int) -> None:
+        x = ark.mul(ark.tensor([600], name="x"), 2.0)
+        keep(ark.all_reduce(x, rank, world, algorithm="forestcoll", topology=network), "sum")
+        keep(ark.all_gather(x, rank, world, algorithm="forestcoll", topology=network), "all")
+
+    plans = build(world, body, "cpu-64")
+    verify(plans)
+    return plans
+
+
+def refused(plans: list[Plan], rank: int, changed: Plan) -> bool:
+    try:
+        verify([changed if p.rank == rank else p for p in plans])
+    except ark.PlanError as error:
+        return str(error).startswith("the plan is refused: ")
+    return False
+
+
+def breaks(plan: Plan) -> Iterator[Plan]:
+    """The plan with one put at a wrong rank, one wait or one signal of a peer dropped, all ways."""
+    for buffer in plan.buffers:
+        for wrong in range(plan.world_size):
+            if buffer.rank not in (plan.rank, wrong):
+                buffers = list(plan.buffers)
+                buffers[buffer.id] = dataclasses.replace(buffer, rank=wrong)
+                yield dataclasses.replace(plan, buffers=tuple(buffers))
+    for place, task in tasks(plan).items():
+        for counter, threshold in task.waits:
+            if plan.counters[counter].system:
+                kept = tuple(w for w in task.waits if w != (counter, threshold))
+                yield replace_task(plan, place, waits=kept)
+        for counter in task.signals:
+            if plan.counters[counter].rank != plan.rank:
+                kept = tuple(s for s in task.signals if s != counter)
+                yield replace_task(plan, place, signals=kept)
+
+
+@pytest.mark.parametrize(
+    ("world", "network", "every"), [(2, "full2", 1), (4, "ring4", 1), (8, "hypercube3", 23)]
+)
+def test_every_broken_put_wait_and_signal_is_refused(world: int, network: str, every: int) -> None:
+    """On rank 1, which the others are like; on 8 ranks a sample."""
+    plans = forest_plans(world, network)
+    broken = list(breaks(plans[1]))[::every]
+    assert len(broken) >= 10
+    for number, changed in enumerate(broken):
+        assert refused(plans, 1, changed), number
+
+
+def test_nothing_is_written_twice_and_nothing_idle_is_kept() -> None:
+    for world in (2, 3, 8):
+        for name in names(world, "all_reduce"):
+            program = synthesize(topology.full_mesh(world), "all_reduce", name)
+            values = flow(program).values
+            used = {source for value in values.values() for source in value.sources}
+            final = {value.number for value in flow(program).final.values()}
+            assert set(values) == used | final
+            for value in values.values():
+                assert all(values[s].rank == value.writer for s in value.sources)
+                assert all(values[s].part == value.part for s in value.sources)
+
+
+def test_what_nobody_needs_makes_no_task() -> None:
+    builder = ProgramBuilder("idle", "broadcast", ranks=2, chunks=1, root=0)
+    spare = builder.scratch(1)
+    builder.copy(0, Span("in", 0), Span("out", 0))
+    builder.put(0, 1, Span("in", 0), Span(spare, 0))
+    builder.put(0, 1, Span("in", 0), Span("out", 0))
+
+    def body(rank: int) -> None:
+        x = ark.mul(ark.tensor([9]), 1.0)
+        keep(ark.broadcast(x, rank, 2, algorithm=builder.build()), "y")
+
+    plans = build(2, body)
+    verify(plans)
+    puts = [b for b in plans[0].buffers if b.rank == 1]
+    assert len(puts) == 1
+
+
+def test_more_shares_than_a_task_takes_are_added_in_turn() -> None:
+    program = synthesize(topology.full_mesh(16), "all_reduce", "two_shot")
+    assert max(len(op.srcs) for op in program.operations[0] if op.kind is Kind.REDUCE) == 16
+
+    def body(rank: int) -> None:
+        keep(ark.all_reduce(ark.mul(ark.tensor([40]), 1.0), rank, 16, algorithm=program), "y")
+
+    verify(build(16, body))
+
+
+def test_one_rank_copies() -> None:
+    model = Model(0, 1)
+    with use_model(model):
+        x = ark.tensor([6])
+        assert ark.all_gather(x, 0, 1).shape() == [6]
+        ark.all_reduce(x, 0, 1, algorithm="forestcoll")
+    verify([make_plan(model.graph, registry.machine("cpu-1"))])
+
+
+BAD: dict[str, tuple[Callable[[ark.Tensor], object], type, str]] = {
+    "unknown algorithm": (
+        lambda x: ark.all_reduce(x, 0, 4, algorithm="gossip"),
+        ark.InvalidUsageError,
+        "'gossip'.*there are forestcoll, taccl, ring",
+    ),
+    "algorithm of another collective": (
+        lambda x: ark.all_gather(x, 0, 4, algorithm="two_shot"),
+        ark.InvalidUsageError,
+        "'two_shot' for all_gather",
+    ),
+    "topology of other ranks": (
+        lambda x: ark.all_reduce(x, 0, 4, algorithm="ring", topology="ring8"),
+        ark.InvalidUsageError,
+        "ring8, which has 8",
+    ),
+    "no topology": (
+        lambda x: ark.all_reduce(x, 0, 4, algorithm="ring", topology="moebius4"),
+        ark.InvalidUsageError,
+        "moebius4",
+    ),
+    "program of other ranks": (
+        lambda x: ark.all_gather(x, 0, 4, algorithm=synthesize("ring2", "all_gather")),
+        ark.InvalidUsageError,
+        "2 ranks",
+    ),
+    "program of a maximum": (
+        lambda x: ark.all_reduce(
+            x, 0, 4, algorithm=synthesize("ring4", "all_reduce", "ring", reduction="max")
+        ),
+        ark.UnsupportedError,
+        "reduces by max",
+    ),
+    "program that is wrong": (
+        lambda x: ark.all_gather(
+            x,
+            0,
+            4,
+            algorithm=CollectiveProgram("empty", Collective.ALL_GATHER, 4, 4, (), ((),) * 4),
+        ),
+        ark.PlanError,
+        "program empty is refused",
+    ),
+    "rank of another model": (
+        lambda x: ark.all_gather(x, 1, 4),
+        ark.ModelError,
+        "rank 1 of 4",
+    ),
+    "root": (lambda x: ark.broadcast(x, 0, 4, root=4), ark.InvalidUsageError, "root is 4"),
+    "rows": (lambda x: ark.reduce_scatter(x, 0, 4), ark.ModelError, "multiple"),
+    "type": (
+        lambda x: ark.all_reduce(ark.cast(x, ark.int8), 0, 4, algorithm="ring"),
+        ark.ModelError,
+        "int8",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", sorted(BAD))
+def test_bad_calls(case: str) -> None:
+    call, kind, match = BAD[case]
+    with use_model(Model(0, 4)), pytest.raises(kind, match=match):
+        call(ark.tensor([6, 4]))
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ortools.graph.python.max_flow", None)
+    network = topology.named("ring6:bandwidth=7")  # in no cache
+    with (
+        use_model(Model(0, 6)),
+        pytest.raises(ark.SystemError, match=r"ortools.*pip install 'ark-gpu\[comm\]'"),
+    ):
+        ark.all_reduce(ark.tensor([8]), 0, 6, algorithm="forestcoll", topology=network)

@@ -1,0 +1,129 @@
+"""The verifier against mutated plans of several ranks: a put, wait or signal that goes wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable
+
+import pytest
+
+from ark.errors import PlanError
+from ark.plan.types import Plan, Task
+from ark.plan.verify import verify
+from tests.unit.plan.oracle import tasks
+from tests.unit.plan.shapes import decoder_plans, machine, replace_task
+
+MACHINES = {
+    "one": machine(1),
+    "five": machine(5),
+    "gpu": machine(4, "packets", warps=2),
+}
+Place = tuple[int, int, int]
+
+
+@pytest.fixture(scope="module", params=sorted(MACHINES))
+def plans(request: pytest.FixtureRequest) -> list[Plan]:
+    return decoder_plans(MACHINES[request.param], ranks=2)
+
+
+def remote(plan: Plan, tensor: int) -> bool:
+    return plan.buffers[plan.tensors[tensor].buffer].rank != plan.rank
+
+
+def puts(plan: Plan) -> list[tuple[Place, Task]]:
+    """The tasks that write to a peer."""
+    return [(k, t) for k, t in tasks(plan).items() if remote(plan, plan.ops[t.op].operands[-1])]
+
+
+def with_target(plan: Plan, op: int, tensor: int) -> Plan:
+    """The plan with another output of an op."""
+    ops = list(plan.ops)
+    ops[op] = dataclasses.replace(ops[op], operands=(*ops[op].operands[:-1], tensor))
+    return dataclasses.replace(plan, ops=tuple(ops))
+
+
+def put_to_a_wrong_rank(plan: Plan, rng: random.Random) -> Plan:
+    """The put's inbox keeps its name, but is looked for on the rank that puts."""
+    _, task = rng.choice(puts(plan))
+    tensor = plan.tensors[plan.ops[task.op].operands[-1]]
+    buffers = list(plan.buffers)
+    buffers[tensor.buffer] = dataclasses.replace(buffers[tensor.buffer], rank=plan.rank)
+    return dataclasses.replace(plan, buffers=tuple(buffers))
+
+
+def put_into_an_own_inbox(plan: Plan, rng: random.Random) -> Plan:
+    """The put writes an inbox of as many elements on its own rank: memory that exists."""
+    _, task = rng.choice(puts(plan))
+    wanted = plan.tensors[plan.ops[task.op].operands[-1]]
+    own = [
+        t.id
+        for t in plan.tensors
+        if (t.shape, t.dtype) == (wanted.shape, wanted.dtype)
+        and plan.buffers[t.buffer].arena == "symmetric"
+        and not remote(plan, t.id)
+    ]
+    return with_target(plan, task.op, rng.choice(own))
+
+
+def put_into_another_inbox(plan: Plan, rng: random.Random) -> Plan:
+    """The put writes the peer's inbox of another put."""
+    place, task = rng.choice(puts(plan))
+    used = plan.ops[task.op].operands[-1]
+    wanted = plan.tensors[used]
+    others = sorted(
+        {plan.ops[t.op].operands[-1] for k, t in puts(plan) if k[0] == place[0]} - {used}
+    )
+    fitting = [t for t in others if plan.tensors[t].shape == wanted.shape]
+    return with_target(plan, task.op, rng.choice(fitting))
+
+
+def signal_own_rank(plan: Plan, rng: random.Random) -> Plan:
+    """A put's signal stays on the rank that puts."""
+    place, task = rng.choice(puts(plan))
+    own = next(c.id for c in plan.counters if c.system and c.rank == plan.rank and c.name != "gate")
+    signals = tuple(own if plan.counters[c].rank != plan.rank else c for c in task.signals)
+    return replace_task(plan, place, signals=signals)
+
+
+def drop_signal(plan: Plan, rng: random.Random) -> Plan:
+    place, task = rng.choice(puts(plan))
+    kept = tuple(c for c in task.signals if plan.counters[c].rank == plan.rank)
+    return replace_task(plan, place, signals=kept)
+
+
+def drop_mail_wait(plan: Plan, rng: random.Random) -> Plan:
+    waiting = [
+        (k, t) for k, t in tasks(plan).items() if any(plan.counters[c].system for c, _ in t.waits)
+    ]
+    place, task = rng.choice(waiting)
+    kept = tuple((c, n) for c, n in task.waits if not plan.counters[c].system)
+    return replace_task(plan, place, waits=kept)
+
+
+MUTATIONS: list[Callable[[Plan, random.Random], Plan]] = [
+    put_to_a_wrong_rank,
+    put_into_an_own_inbox,
+    put_into_another_inbox,
+    signal_own_rank,
+    drop_signal,
+    drop_mail_wait,
+]
+
+
+@pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda f: f.__name__)
+def test_every_mutation_of_a_rank_is_refused(plans: list[Plan], mutate: Callable) -> None:
+    """6 mutations x 3 machines x 10 seeds, on either rank in turn: 180 fleets that do otherwise."""
+    verify(plans)
+    accepted = []
+    for seed in range(10):
+        rank = seed % 2
+        changed = list(plans)
+        changed[rank] = mutate(plans[rank], random.Random(seed))
+        assert changed != plans
+        try:
+            verify(changed)
+            accepted.append(seed)
+        except PlanError as error:
+            assert str(error).startswith("the plan is refused: ")
+    assert accepted == []
