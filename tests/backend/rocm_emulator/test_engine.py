@@ -65,6 +65,9 @@ KERNEL ping_pong(unsigned* mine, unsigned* theirs, unsigned rank, unsigned round
 }
 
 KERNEL store_at(unsigned* out, long at) { out[at] = 1; }
+KERNEL bad_from(unsigned* out, unsigned first) {
+  out[blockIdx.x >= first ? 1l << 40 : 0] = 1;
+}
 KERNEL lds_at(unsigned* out, int at) {
   extern __shared__ unsigned tile[];
   out[threadIdx.x] = tile[at];
@@ -273,6 +276,15 @@ def test_a_store_outside_every_allocation_stops_with_its_place(arch: str, at: in
     assert result.kind == "out of bounds"
     assert result.address == out + 4 * at and result.lane == 0
     assert "store" in result.where.line and "store_at+0x" in result.where.function
+
+
+def test_the_lowest_workgroup_at_fault_is_named_whatever_the_threads() -> None:
+    bench = Bench()
+    out = bench.buffer(4)
+    for parallel in (True, False, True):
+        arguments = struct.pack("<QI", out, 11)
+        result = bench.run("bad_from", (200, 1, 1), (64, 1, 1), arguments, parallel=parallel)
+        assert result.kind == "out of bounds" and result.where.workgroup == (11, 0, 0)
 
 
 def test_lds_out_of_range_and_a_trap() -> None:

@@ -197,8 +197,12 @@ void Grid::run_group(uint32_t index, const std::atomic<bool>& cancel) {
   last_change = clock;
   next_look = 0;
   random.state = desc.options.seed * 0x2545f4914f6cdd1dull + index;
-  std::fill_n(reinterpret_cast<uint32_t*>(registers.data()),
-              size_t{waves_per_group} * std::min(kernel->vgprs + 1, vgpr_rows) * kLanes, 0u);
+  // What the group before left in the registers must not show.
+  for (uint32_t k = 0; k < waves_per_group; k++) {
+    auto* rows = reinterpret_cast<uint32_t*>(registers.data()) + size_t{k} * vgpr_rows * kLanes;
+    std::fill_n(rows, size_t{std::min(kernel->vgprs, 256u)} * kLanes, 0u);
+    if (vgpr_rows > 256) std::fill_n(rows + 256 * kLanes, size_t{kernel->agprs} * kLanes, 0u);
+  }
   make_group(index, 0);
   run(cancel, nullptr);
 }
