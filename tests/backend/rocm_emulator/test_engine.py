@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import time
 from functools import lru_cache
@@ -73,6 +74,8 @@ KERNEL lds_at(unsigned* out, int at) {
   out[threadIdx.x] = tile[at];
 }
 KERNEL trap() { __builtin_trap(); }
+KERNEL not_emulated() { asm volatile("v_cubeid_f32 v1, v2, v3, v4" ::: "v1"); }
+KERNEL no_instruction() { asm volatile(".long 0xc7fffff0"); }
 
 __device__ unsigned table[4] = {1, 2, 3, 4};
 __device__ unsigned* pointer = table + 2;
@@ -295,6 +298,20 @@ def test_lds_out_of_range_and_a_trap() -> None:
     beyond = bench.run("lds_at", (1, 1, 1), (64, 1, 1), struct.pack("<Qi", out, 16), dynamic_lds=64)
     assert beyond.kind == "LDS out of range"
     assert bench.run("trap", (1, 1, 1), (64, 1, 1), b"").kind == "trap"
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_an_opcode_that_is_not_there_is_named(arch: str) -> None:
+    bench = Bench(arch)
+    result = bench.run("not_emulated", (1, 1, 1), (64, 1, 1), b"")
+    assert result.kind == "unknown opcode"
+    assert "v_cubeid_f32" in result.message and "not_emulated+0x" in result.message
+    assert re.fullmatch(r"v_cubeid_f32(_e64)? v1, v2, v3, v4", result.where.line)
+    listing = bench.code.disassemble("not_emulated").splitlines()
+    (line,) = [text for text in listing if "v_cubeid_f32" in text]
+    assert int(line.split(":")[0], 16) == result.where.pc
+    unknown = bench.run("no_instruction", (1, 1, 1), (64, 1, 1), b"")
+    assert unknown.kind == "unknown opcode" and "0xc7fffff0" in unknown.message
 
 
 @pytest.mark.parametrize("arch", ARCHS)
