@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from ark_rocm_emulator.compile import compile_hip
 from ark_rocm_emulator.engine import core
+from isa_program import Case, build
 
 SOURCE = """
 #define KERNEL extern "C" __global__ __launch_bounds__(256) void
@@ -288,6 +289,20 @@ def test_the_lowest_workgroup_at_fault_is_named_whatever_the_threads() -> None:
         arguments = struct.pack("<QI", out, 11)
         result = bench.run("bad_from", (200, 1, 1), (64, 1, 1), arguments, parallel=parallel)
         assert result.kind == "out of bounds" and result.where.workgroup == (11, 0, 0)
+
+
+def test_a_workgroup_finds_no_registers_of_the_one_before() -> None:
+    case = Case("v_mov_b32 v40, v100\nv_mov_b32 v100, 1", 0)
+    machine = core().Machine(["gfx942"])
+    loaded = machine.load(core().CodeObject(build("gfx942", {"stale": case})), 0)
+    rows = [machine.allocate(0, "device", 256) for _ in range(2)]
+    arguments = struct.pack("<QQ", *rows)
+    for parallel in (True, False):
+        options = core().LaunchOptions(parallel=parallel)
+        launch = core().LaunchDesc(loaded, "stale", (9, 1, 1), (64, 1, 1), arguments, 0, options)
+        result = machine.run(launch)
+        assert result.ok, result.message
+        assert machine.read(rows[1], 256) == bytes(256)
 
 
 def test_lds_out_of_range_and_a_trap() -> None:
