@@ -103,7 +103,7 @@ const OpInfo* Ops::named_only(std::string_view name) {
 }
 
 Ops& Ops::all() {
-  static Ops ops;
+  static Ops& ops = *new Ops;   // never destroyed: grids may still run when the process ends
   static std::once_flag once;
   std::call_once(once, [] {
     for (auto add : {register_salu, register_salu_unary, register_sopp, register_valu_f32,
