@@ -232,6 +232,23 @@ def test_a_budget_and_a_cancellation_end_a_grid() -> None:
     assert running.wait().kind == "cancelled"
 
 
+def test_a_grid_that_still_runs_outlives_nothing_it_touches() -> None:
+    bench = Bench()
+    flag, out = bench.buffer(1, kind="host"), bench.buffer(64)
+    arguments = struct.pack("<QI4xQ", flag, 7, out)
+    running = bench.machine.launch(bench.launch("wait_for", (1, 1, 1), (64, 1, 1), arguments))
+    assert not running.wait_for_ms(50)
+    bench.machine.release(flag)  # the grid polls it: from now on that is no memory
+    assert running.wait().kind == "out of bounds"
+    flag = bench.buffer(1, kind="host")
+    arguments = struct.pack("<QI4xQ", flag, 7, out)
+    running = bench.machine.launch(bench.launch("wait_for", (1, 1, 1), (64, 1, 1), arguments))
+    del bench  # the launch keeps the machine
+    assert not running.wait_for_ms(50)
+    running.cancel()
+    assert running.wait().kind == "cancelled"
+
+
 def test_two_devices_answer_each_other_in_one_thread_and_in_two() -> None:
     bench = Bench(devices=2)
     flags = [bench.buffer(1, device=d, kind="fine") for d in range(2)]
