@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import time
 from functools import lru_cache
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from ark_rocm_emulator.compile import compile_hip
 from ark_rocm_emulator.engine import core
+from isa_program import Case, build
 
 SOURCE = """
 #define KERNEL extern "C" __global__ __launch_bounds__(256) void
@@ -65,11 +67,16 @@ KERNEL ping_pong(unsigned* mine, unsigned* theirs, unsigned rank, unsigned round
 }
 
 KERNEL store_at(unsigned* out, long at) { out[at] = 1; }
+KERNEL bad_from(unsigned* out, unsigned first) {
+  out[blockIdx.x >= first ? 1l << 40 : 0] = 1;
+}
 KERNEL lds_at(unsigned* out, int at) {
   extern __shared__ unsigned tile[];
   out[threadIdx.x] = tile[at];
 }
 KERNEL trap() { __builtin_trap(); }
+KERNEL not_emulated() { asm volatile("v_cubeid_f32 v1, v2, v3, v4" ::: "v1"); }
+KERNEL no_instruction() { asm volatile(".long 0xc7fffff0"); }
 
 __device__ unsigned table[4] = {1, 2, 3, 4};
 __device__ unsigned* pointer = table + 2;
@@ -225,6 +232,23 @@ def test_a_budget_and_a_cancellation_end_a_grid() -> None:
     assert running.wait().kind == "cancelled"
 
 
+def test_a_grid_that_still_runs_outlives_nothing_it_touches() -> None:
+    bench = Bench()
+    flag, out = bench.buffer(1, kind="host"), bench.buffer(64)
+    arguments = struct.pack("<QI4xQ", flag, 7, out)
+    running = bench.machine.launch(bench.launch("wait_for", (1, 1, 1), (64, 1, 1), arguments))
+    assert not running.wait_for_ms(50)
+    bench.machine.release(flag)  # the grid polls it: from now on that is no memory
+    assert running.wait().kind == "out of bounds"
+    flag = bench.buffer(1, kind="host")
+    arguments = struct.pack("<QI4xQ", flag, 7, out)
+    running = bench.machine.launch(bench.launch("wait_for", (1, 1, 1), (64, 1, 1), arguments))
+    del bench  # the launch keeps the machine
+    assert not running.wait_for_ms(50)
+    running.cancel()
+    assert running.wait().kind == "cancelled"
+
+
 def test_two_devices_answer_each_other_in_one_thread_and_in_two() -> None:
     bench = Bench(devices=2)
     flags = [bench.buffer(1, device=d, kind="fine") for d in range(2)]
@@ -275,6 +299,29 @@ def test_a_store_outside_every_allocation_stops_with_its_place(arch: str, at: in
     assert "store" in result.where.line and "store_at+0x" in result.where.function
 
 
+def test_the_lowest_workgroup_at_fault_is_named_whatever_the_threads() -> None:
+    bench = Bench()
+    out = bench.buffer(4)
+    for parallel in (True, False, True):
+        arguments = struct.pack("<QI", out, 11)
+        result = bench.run("bad_from", (200, 1, 1), (64, 1, 1), arguments, parallel=parallel)
+        assert result.kind == "out of bounds" and result.where.workgroup == (11, 0, 0)
+
+
+def test_a_workgroup_finds_no_registers_of_the_one_before() -> None:
+    case = Case("v_mov_b32 v40, v100\nv_mov_b32 v100, 1", 0)
+    machine = core().Machine(["gfx942"])
+    loaded = machine.load(core().CodeObject(build("gfx942", {"stale": case})), 0)
+    rows = [machine.allocate(0, "device", 256) for _ in range(2)]
+    arguments = struct.pack("<QQ", *rows)
+    for parallel in (True, False):
+        options = core().LaunchOptions(parallel=parallel)
+        launch = core().LaunchDesc(loaded, "stale", (9, 1, 1), (64, 1, 1), arguments, 0, options)
+        result = machine.run(launch)
+        assert result.ok, result.message
+        assert machine.read(rows[1], 256) == bytes(256)
+
+
 def test_lds_out_of_range_and_a_trap() -> None:
     bench = Bench()
     out = bench.buffer(64)
@@ -283,6 +330,20 @@ def test_lds_out_of_range_and_a_trap() -> None:
     beyond = bench.run("lds_at", (1, 1, 1), (64, 1, 1), struct.pack("<Qi", out, 16), dynamic_lds=64)
     assert beyond.kind == "LDS out of range"
     assert bench.run("trap", (1, 1, 1), (64, 1, 1), b"").kind == "trap"
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_an_opcode_that_is_not_there_is_named(arch: str) -> None:
+    bench = Bench(arch)
+    result = bench.run("not_emulated", (1, 1, 1), (64, 1, 1), b"")
+    assert result.kind == "unknown opcode"
+    assert "v_cubeid_f32" in result.message and "not_emulated+0x" in result.message
+    assert re.fullmatch(r"v_cubeid_f32(_e64)? v1, v2, v3, v4", result.where.line)
+    listing = bench.code.disassemble("not_emulated").splitlines()
+    (line,) = [text for text in listing if "v_cubeid_f32" in text]
+    assert int(line.split(":")[0], 16) == result.where.pc
+    unknown = bench.run("no_instruction", (1, 1, 1), (64, 1, 1), b"")
+    assert unknown.kind == "unknown opcode" and "0xc7fffff0" in unknown.message
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -278,14 +278,16 @@ void store_lanes(Wave& w, const Inst& i, const Addresses& a, int bytes, const ui
   } else {
     region = check_global_range(w, i, a, bytes);
   }
-  const CheckedAccess checked(w);
-  if (w.checks != nullptr) check_access(w, i, a, AccessKind::Write, bytes);
-  bool changed = false;
-  for (uint64_t rest = a.active; rest != 0; rest &= rest - 1) {
-    const int l = std::countr_zero(rest);
-    changed |= write_element(bytes_at(w, a, l), bytes, rows, l);
-  }
-  w.changed |= changed;
+  {
+    const CheckedAccess checked(w);
+    if (w.checks != nullptr) check_access(w, i, a, AccessKind::Write, bytes);
+    bool changed = false;
+    for (uint64_t rest = a.active; rest != 0; rest &= rest - 1) {
+      const int l = std::countr_zero(rest);
+      changed |= write_element(bytes_at(w, a, l), bytes, rows, l);
+    }
+    w.changed |= changed;
+  }   // doorbells ring outside: what they start may report writes of its own
   if (a.space == Space::Global && (region == nullptr || region->region.on_store)) {
     notify_stores(a, region, bytes, w.grid->view);
   }
@@ -316,25 +318,27 @@ void atomic_lanes(Wave& w, const Inst& i, const Addresses& a, AtomicOp op, int b
                 *i.name + " at an address that is not a multiple of " + std::to_string(bytes), l,
                 a.at[l]};
   }
-  const CheckedAccess checked(w);
-  if (w.checks != nullptr) check_access(w, i, a, AccessKind::Atomic, bytes);
-  if (w.watched != nullptr && a.space == Space::Global) note_polls(w, a, bytes);
-  const auto value = [bytes](const uint32_t* rows, int l) -> uint64_t {
-    if (rows == nullptr) return 0;
-    return bytes == 4 ? rows[l] : rows[l] | static_cast<uint64_t>(rows[kLanes + l]) << 32;
-  };
-  bool changed = false;
-  for (uint64_t rest = a.active; rest != 0; rest &= rest - 1) {
-    const int l = std::countr_zero(rest);
-    uint8_t* cell = bytes_at(w, a, l);
-    const uint64_t old =
-        bytes == 4 ? modify<uint32_t>(cell, op, value(data, l), value(data2, l), changed)
-                   : modify<uint64_t>(cell, op, value(data, l), value(data2, l), changed);
-    if (before == nullptr) continue;
-    before[l] = static_cast<uint32_t>(old);
-    if (bytes == 8) before[kLanes + l] = static_cast<uint32_t>(old >> 32);
+  {
+    const CheckedAccess checked(w);
+    if (w.checks != nullptr) check_access(w, i, a, AccessKind::Atomic, bytes);
+    if (w.watched != nullptr && a.space == Space::Global) note_polls(w, a, bytes);
+    const auto value = [bytes](const uint32_t* rows, int l) -> uint64_t {
+      if (rows == nullptr) return 0;
+      return bytes == 4 ? rows[l] : rows[l] | static_cast<uint64_t>(rows[kLanes + l]) << 32;
+    };
+    bool changed = false;
+    for (uint64_t rest = a.active; rest != 0; rest &= rest - 1) {
+      const int l = std::countr_zero(rest);
+      uint8_t* cell = bytes_at(w, a, l);
+      const uint64_t old =
+          bytes == 4 ? modify<uint32_t>(cell, op, value(data, l), value(data2, l), changed)
+                     : modify<uint64_t>(cell, op, value(data, l), value(data2, l), changed);
+      if (before == nullptr) continue;
+      before[l] = static_cast<uint32_t>(old);
+      if (bytes == 8) before[kLanes + l] = static_cast<uint32_t>(old >> 32);
+    }
+    w.changed |= changed;
   }
-  w.changed |= changed;
   if (a.space == Space::Global && (region == nullptr || region->region.on_store)) {
     notify_stores(a, region, bytes, w.grid->view);
   }

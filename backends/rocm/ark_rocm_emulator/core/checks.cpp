@@ -10,7 +10,7 @@
 namespace ark_emu {
 
 World& World::get() {
-  static World world;
+  static World& world = *new World;   // never destroyed: grids may still run when the process ends
   return world;
 }
 

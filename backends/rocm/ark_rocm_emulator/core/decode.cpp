@@ -239,10 +239,11 @@ Inst Decoder::decode(std::span<const uint32_t> words, uint32_t pc) const {
 
 const Decoder& decoder_for(Arch arch) {
   static std::once_flag once[kArchCount];
-  static std::unique_ptr<Decoder> decoders[kArchCount];
+  static const Decoder* decoders[kArchCount];   // never destroyed, as Ops::all()
   const int index = static_cast<int>(arch);
   std::call_once(once[index], [&] {
-    decoders[index] = arch == Arch::gfx1100 ? make_gfx11_decoder(arch) : make_gfx9_decoder(arch);
+    auto made = arch == Arch::gfx1100 ? make_gfx11_decoder(arch) : make_gfx9_decoder(arch);
+    decoders[index] = made.release();
   });
   return *decoders[index];
 }

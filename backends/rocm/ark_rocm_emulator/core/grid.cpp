@@ -103,7 +103,7 @@ void Grid::prepare(uint32_t resident) {
   const auto lane_count = static_cast<uint64_t>(lanes);
   waves_per_group = static_cast<uint32_t>((desc.block.count() + lane_count - 1) / lane_count);
   const uint64_t wave_count = uint64_t{waves_per_group} * resident;
-  vgpr_rows = kernel->agprs > 0 ? 512 : 256;
+  vgpr_rows = program->arch() == Arch::gfx1100 ? 256 : 512;   // any register an instruction names
   registers.map(wave_count * vgpr_rows * kLanes * 4);
   scratch_per_wave = (uint64_t{kernel->scratch_bytes} + 15) / 16 * 16 * lane_count;
   if (scratch_per_wave * wave_count > 0) {

@@ -117,10 +117,13 @@ LaunchResult run_launch(Memory& memory, const LaunchDesc& desc, const std::atomi
 
 class LaunchImpl : public Launch {
  public:
-  LaunchImpl(std::shared_ptr<Memory> memory, LaunchDesc desc, Hook hook)
-      : memory_(std::move(memory)), desc_(std::move(desc)) {
-    thread_ = std::thread([this, hook = std::move(hook)] {
-      LaunchResult result = run_launch(*memory_, desc_, cancel_, hook);
+  // `machine` stays alive as long as the launch; `at_end` is called when the grid has ended.
+  LaunchImpl(std::shared_ptr<Machine> machine, Memory& memory, LaunchDesc desc, Hook hook,
+             std::function<void()> at_end)
+      : machine_(std::move(machine)), desc_(std::move(desc)) {
+    thread_ = std::thread([this, &memory, hook = std::move(hook), at_end = std::move(at_end)] {
+      LaunchResult result = run_launch(memory, desc_, cancel_, hook);
+      at_end();
       const std::lock_guard lock(mutex_);
       result_ = std::move(result);
       done_ = true;
@@ -147,7 +150,7 @@ class LaunchImpl : public Launch {
   void cancel() override { cancel_ = true; }
 
  private:
-  std::shared_ptr<Memory> memory_;
+  std::shared_ptr<Machine> machine_;
   LaunchDesc desc_;
   std::atomic<bool> cancel_{false};
   mutable std::mutex mutex_;
@@ -157,7 +160,7 @@ class LaunchImpl : public Launch {
   std::thread thread_;
 };
 
-class MachineImpl : public Machine {
+class MachineImpl : public Machine, public std::enable_shared_from_this<MachineImpl> {
  public:
   explicit MachineImpl(std::vector<Arch> devices) : devices_(std::move(devices)) {}
   ~MachineImpl() override {
@@ -230,7 +233,12 @@ class MachineImpl : public Machine {
       owned_.erase(found);
     }
     memory_->remove(base);
-    unmap(base, size);
+    const std::lock_guard lock(mutex_);
+    if (running_ == 0) {
+      unmap(base, size);
+    } else {
+      released_.emplace_back(base, size);   // a running grid may be about to touch it
+    }
   }
 
   void host_wrote(uint64_t address, uint64_t size) override {
@@ -256,7 +264,9 @@ class MachineImpl : public Machine {
   }
 
   std::shared_ptr<Launch> launch(LaunchDesc desc) override {
-    return std::make_shared<LaunchImpl>(memory_, std::move(desc), hook());
+    begin_run();
+    return std::make_shared<LaunchImpl>(shared_from_this(), *memory_, std::move(desc), hook(),
+                                        [this] { end_run(); });
   }
 
   std::vector<LaunchResult> run_together(std::vector<LaunchDesc> descs, uint64_t seed) override;
@@ -279,16 +289,30 @@ class MachineImpl : public Machine {
     const std::lock_guard lock(mutex_);
     return hook_;
   }
+  void begin_run() {
+    const std::lock_guard lock(mutex_);
+    running_++;
+  }
+  void end_run() {
+    const std::lock_guard lock(mutex_);
+    if (--running_ > 0) return;
+    for (const auto& [base, size] : released_) unmap(base, size);
+    released_.clear();
+  }
 
   std::vector<Arch> devices_;
   std::shared_ptr<Memory> memory_ = std::make_shared<Memory>();
   mutable std::mutex mutex_;
   std::map<uint64_t, uint64_t> owned_;
+  std::vector<std::pair<uint64_t, uint64_t>> released_;   // while grids ran
+  int running_ = 0;                                       // grids
   Hook hook_;
 };
 
 std::vector<LaunchResult> MachineImpl::run_together(std::vector<LaunchDesc> descs, uint64_t seed) {
   const Hook engines = hook();
+  begin_run();
+  const std::shared_ptr<void> running(nullptr, [this](void*) { end_run(); });
   std::vector<std::unique_ptr<Grid>> grids;
   std::vector<Grid*> live;
   for (LaunchDesc& desc : descs) {

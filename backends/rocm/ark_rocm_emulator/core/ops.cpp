@@ -45,6 +45,27 @@ int parse_list(std::string_view text, Ty* out, int limit) {
   return count;
 }
 
+// Operations that decode and print but do not run: compilers do not emit them unasked.
+void register_printed_only(Ops& ops) {
+  const std::pair<const char*, const char*> kOps[] = {
+      {"v_cubeid_f32", "f32=f32,f32,f32"},
+      {"v_cubesc_f32", "f32=f32,f32,f32"},
+      {"v_cubetc_f32", "f32=f32,f32,f32"},
+      {"v_cubema_f32", "f32=f32,f32,f32"},
+      {"v_qsad_pk_u16_u8", "b64=b64,b32,b64"},
+      {"v_mqsad_pk_u16_u8", "b64=b64,b32,b64"},
+      {"v_mqsad_u32_u8", "b128=b64,b32,b128"},
+      {"v_mad_legacy_f16", "f16=f16,f16,f16"},
+      {"v_div_fixup_legacy_f16", "f16=f16,f16,f16"},
+      {"v_cvt_pknorm_i16_f16", "b32=f16,f16"},
+      {"v_cvt_pknorm_u16_f16", "b32=f16,f16"},
+      {"ds_wrap_rtn_b32", "b32=p,b32,b32"},
+  };
+  for (const auto& [name, signature] : kOps) {
+    if (ops.find(name) == nullptr) ops.add(name, signature, nullptr);
+  }
+}
+
 }  // namespace
 
 int ty_dwords(Ty ty) {
@@ -82,7 +103,7 @@ const OpInfo* Ops::named_only(std::string_view name) {
 }
 
 Ops& Ops::all() {
-  static Ops ops;
+  static Ops& ops = *new Ops;   // never destroyed: grids may still run when the process ends
   static std::once_flag once;
   std::call_once(once, [] {
     for (auto add : {register_salu, register_salu_unary, register_sopp, register_valu_f32,
@@ -91,6 +112,7 @@ Ops& Ops::all() {
                      register_smem, register_lds, register_mem, register_buffer, register_gfx11}) {
       add(ops);
     }
+    register_printed_only(ops);
   });
   return ops;
 }

@@ -197,30 +197,39 @@ void Grid::run_group(uint32_t index, const std::atomic<bool>& cancel) {
   last_change = clock;
   next_look = 0;
   random.state = desc.options.seed * 0x2545f4914f6cdd1dull + index;
-  std::fill_n(reinterpret_cast<uint32_t*>(registers.data()),
-              size_t{waves_per_group} * std::min(kernel->vgprs + 1, vgpr_rows) * kLanes, 0u);
+  // What the group before left in the registers must not show.
+  for (uint32_t k = 0; k < waves_per_group; k++) {
+    auto* rows = reinterpret_cast<uint32_t*>(registers.data()) + size_t{k} * vgpr_rows * kLanes;
+    std::fill_n(rows, size_t{std::min(kernel->vgprs, 256u)} * kLanes, 0u);
+    if (vgpr_rows > 256) std::fill_n(rows + 256 * kLanes, size_t{kernel->agprs} * kLanes, 0u);
+  }
   make_group(index, 0);
   run(cancel, nullptr);
 }
 
 bool Grid::independent() const {
-  const auto begin = static_cast<uint32_t>(kernel->entry / 4);
-  uint32_t end = static_cast<uint32_t>(program->code_end() / 4);
+  bool calls = false;
+  const auto quiet_code = [&](uint64_t begin, uint64_t end) {
+    for (uint64_t pc = begin / 4; pc < end / 4;) {
+      const Inst& inst = program->at(static_cast<uint32_t>(pc));
+      pc = inst.next > pc ? inst.next : pc + 1;
+      if (inst.op == nullptr) continue;
+      calls |= inst.op->name == "s_swappc_b64" || inst.op->name == "s_setpc_b64";
+      const bool coherent = (inst.op->flags & kMemory) != 0 && (inst.glc || inst.scc_bit);
+      const bool sync = (inst.op->flags & kSync) != 0 && inst.op->name != "s_barrier";
+      if (coherent || sync) return false;
+    }
+    return true;
+  };
+  uint64_t end = program->code_end();
   for (const SymbolInfo& symbol : desc.code->code().symbols()) {
     if (symbol.function && symbol.offset == kernel->entry && symbol.size > 0) {
-      end = static_cast<uint32_t>((symbol.offset + symbol.size) / 4);
+      end = symbol.offset + symbol.size;
     }
   }
-  for (uint32_t pc = begin; pc < end;) {
-    const Inst& inst = program->at(pc);
-    pc = inst.next > pc ? inst.next : pc + 1;
-    if (inst.op == nullptr) continue;
-    const bool barrier = inst.op->name == "s_barrier";
-    const bool call = inst.op->name == "s_swappc_b64" || inst.op->name == "s_setpc_b64";
-    const bool coherent = (inst.op->flags & kMemory) != 0 && (inst.glc || inst.scc_bit);
-    if (call || coherent || ((inst.op->flags & kSync) != 0 && !barrier)) return false;
-  }
-  return true;
+  if (!quiet_code(kernel->entry, end)) return false;
+  // Whom it calls is not followed: all the code must be free of it then.
+  return !calls || quiet_code(program->code_begin(), program->code_end());
 }
 
 }  // namespace ark_emu
