@@ -51,7 +51,7 @@ class Device:
         info = found.devices[index]
         self.arch = info.arch
         self.dlpack = (10, index)
-        properties = call("hipGetDeviceProperties", self._hip.hipGetDeviceProperties, index)
+        properties = device_properties(self._hip, index)
         machines.describe(self.arch)
         self.machine = machines.opened(
             text(properties.name) or self.arch,

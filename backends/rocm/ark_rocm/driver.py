@@ -96,3 +96,13 @@ def failure(name: str, code: Any, doing: str = "") -> BaseError:
         f"{name} failed with {word}{where}; `rocminfo` and `dmesg` say whether the driver and the "
         f"device are well"
     )
+
+
+def device_properties(hip: Any, index: int) -> Any:
+    """hipDeviceProp_t of a device; hip-python 10 returns it, 6 and 7 fill one in."""
+    try:
+        return call("hipGetDeviceProperties", hip.hipGetDeviceProperties, index)
+    except TypeError:
+        properties = hip.hipDeviceProp_t()
+        call("hipGetDeviceProperties", hip.hipGetDeviceProperties, properties, index)
+        return properties

@@ -38,8 +38,7 @@ def read_links() -> MachineLinks:
         ) from error
     if int(code) or not count:
         raise SystemError(f"HIP finds no GPU ({getattr(code, 'name', code)}).")
-    properties = hip.hipDeviceProp_t()
-    _call("hipGetDeviceProperties", hip.hipGetDeviceProperties(properties, 0))
+    properties = device_properties(hip, 0)
     architecture = _text(properties.gcnArchName).partition(":")[0]
     rate = LINK_RATE.get(architecture, Fraction(50))
     direct = []

@@ -96,7 +96,7 @@ def _look(versions: dict[str, str], notes: tuple[str, ...]) -> Probe:
 
 
 def _device(hip: Any, index: int) -> DeviceInfo:
-    properties = driver.call("hipGetDeviceProperties", hip.hipGetDeviceProperties, index)
+    properties = driver.device_properties(hip, index)
     return DeviceInfo(
         index,
         text(properties.name),

@@ -23,7 +23,7 @@ driver = pytest.importorskip("cuda.bindings.driver")
 CASES = {
     name: case
     for name, case in load_all().items()
-    if case.source in ("sync.hip", "scan.hip", "histogram.hip", "reduce.hip")
+    if case.source in ("sync.hip", "scan.hip", "histogram.hip")
     and "gfx1100" in case.archs
 }
 ROUNDS = 20
