@@ -1,1 +1,1 @@
-"""Writes the loop kernel: one writer, a dialect per vendor, a specialised function per task kind."""
+"""Writes the loop kernel: one writer, a dialect per vendor, a function per kind and signature."""

@@ -126,8 +126,12 @@ def declarations() -> str:
         size = dtype(name).itemsize
         parts.append(
             "\n".join(
-                [f"struct {name} {{", *lines, "};"]
-                + [f'static_assert(sizeof({name}) == {size}, "{name}");']
+                (
+                    f"struct {name} {{",
+                    *lines,
+                    "};",
+                    f'static_assert(sizeof({name}) == {size}, "{name}");',
+                )
             )
         )
     return "\n".join(parts) + "\n"

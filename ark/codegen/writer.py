@@ -100,6 +100,7 @@ def _dispatch(bodies: Sequence[str]) -> str:
     cases = "\n".join(f"    case {i}u: {name}(c, t); break;" for i, name in enumerate(bodies))
     return (
         "ARK_DEVICE void ark_dispatch(ArkCtx& c, const ArkTask& t) {\n"
-        f"  switch (t.kind) {{\n{cases}\n    default: ark_fail(c, 5u, 0u, {len(bodies)}u, t.kind);\n"
+        f"  switch (t.kind) {{\n{cases}\n"
+        f"    default: ark_fail(c, 5u, 0u, {len(bodies)}u, t.kind);\n"
         "  }\n}\n"
     )

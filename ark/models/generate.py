@@ -50,8 +50,8 @@ class Sampling:
 def plans(shape: Shape, machine: Machine, options: dict[str, Any] | None = None) -> list[Plan]:
     """Verified plans of all ranks of a model; `shape.rank` is ignored.
 
-    Plans that were verified once come from the cache, by the hash of the model's shape, the machine,
-    the options and ark's own source.
+    Plans that were verified once come from the cache, by the hash of the model's shape, the
+    machine, the options and ark's own source.
     """
     everyone = replace(shape, rank=0)
     name = cache.key(cache.code_digest(), repr(everyone), repr(machine), repr(options))
@@ -63,9 +63,7 @@ def plans(shape: Shape, machine: Machine, options: dict[str, Any] | None = None)
     return made
 
 
-def make_plans(
-    shape: Shape, machine: Machine, options: dict[str, Any] | None = None
-) -> list[Plan]:
+def make_plans(shape: Shape, machine: Machine, options: dict[str, Any] | None = None) -> list[Plan]:
     """What `plans` gives, planned and verified anew."""
     made = []
     for rank in range(shape.world_size):
@@ -169,9 +167,9 @@ class Generator:
         for name in sorted(expected.keys() | found.keys()):
             if expected.get(name) != found.get(name):
                 raise InvalidUsageError(
-                    f"the plan is not one of this checkpoint with this context: for {name!r} it has "
-                    f"{_layout(found.get(name))}, the checkpoint needs {_layout(expected.get(name))}"
-                    "; make it again with `ark plan DIR --context N`"
+                    f"the plan is not one of this checkpoint with this context: for {name!r} it "
+                    f"has {_layout(found.get(name))}, the checkpoint needs "
+                    f"{_layout(expected.get(name))}; make it again with `ark plan DIR --context N`"
                 )
 
     def _check_memory(self, plan: Plan, device: Device) -> None:

@@ -122,7 +122,7 @@ class _Builder:
         heads = {"heads": shape.heads, "kv_heads": shape.kv_heads, "head_dim": width}
         inputs = [qkv, self.position, frequencies, key, value]
         q = self.graph.tensor((rows, shape.heads * width), fp32, name=name + "rope")
-        # A lone row hands its own key and value on directly: its readers need not wait for the cache.
+        # A lone row hands its own key and value on directly: nobody has to wait for the cache.
         columns = 2 * shape.kv_heads * width
         fresh = [self.graph.tensor((1, columns), fp32, name=name + "fresh")] if rows == 1 else []
         self.graph.add("rope_kv", inputs, [q, *fresh], heads, name + "rope")

@@ -1,1 +1,1 @@
-"""From a graph to a verified plan: machine models, lowering, scheduling, memory, counters, proof."""
+"""From a graph to a verified plan: machines, lowering, schedule, memory, counters, proof."""

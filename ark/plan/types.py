@@ -1,8 +1,8 @@
 """The plan: a frozen, deterministic, JSON-able value that says what every processor does.
 
-A plan belongs to one rank. Planner makes it (ark.plan.planner), the verifier checks the plans of all
-ranks together (ark.plan.verify), the writer emits source for it (ark.codegen.writer) and the runtime
-loads it (ark.runtime.tables). Nothing here knows a device address.
+A plan belongs to one rank. The planner makes it (ark.plan.planner), the verifier checks the plans of
+all ranks together (ark.plan.verify), the writer emits source for it (ark.codegen.writer) and the
+runtime loads it (ark.runtime.tables). Nothing here knows a device address.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ GATE = 0  # the id of the counter that opens the next iteration
 class PlanBuffer:
     """Contiguous memory. rank: owner; a peer's buffer is found by its name when the plan is loaded.
 
-    offset: bytes from the arena's start (0 for a peer's and for external buffers). initial: it holds
-    meaningful bytes before an iteration begins (weights, state, inputs).
+    offset: bytes from the arena's start (-1 for a peer's, 0 for external buffers). initial: it
+    holds meaningful bytes before an iteration begins (weights, state, inputs).
     """
 
     id: int

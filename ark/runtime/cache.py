@@ -61,7 +61,7 @@ def load(kind: str, name: str) -> bytes | None:
 
 
 def store(kind: str, name: str, data: bytes) -> None:
-    """Writes an entry; a cache that cannot be written is left alone (the next run compiles again)."""
+    """Writes an entry; where the cache cannot be written, the next run makes it again."""
     path = folder() / kind / name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -49,8 +49,8 @@ def explain(plan: Plan, tables: Tables, host: Any, counters: Sequence[int], phas
         subject = f"counter {plan.counters[counter].name!r} of {producers}"
     return (
         f"{task} on {where} waited for {subject} longer than its budget: expected {expected}, seen "
-        f"{seen}. A producer is missing or stuck: a plan that was changed by hand, a peer that died, "
-        "or a budget that is too short for this machine"
+        f"{seen}. A producer is missing or stuck: a plan that was changed by hand, a peer that "
+        "died, or a budget that is too short for this machine"
     )
 
 

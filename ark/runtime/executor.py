@@ -58,7 +58,7 @@ class Executor:
         trace_records: int = 0,
         budget_s: float = BUDGET_S,
     ) -> None:
-        """externals: device addresses of external buffers by buffer id. trace_records: per processor.
+        """externals: device addresses of external buffers by id. trace_records: per processor.
 
         Raises SystemError if memory or the compiler fails, before anything runs.
         """
@@ -156,8 +156,8 @@ class Executor:
         memory, entry = self._peers[rank]
         if name not in entry[table]:
             raise SystemError(
-                f"rank {self.plan.rank} refers to {name!r} on rank {rank}, but that rank's plan has "
-                "no such entry; all ranks must run plans that were made together"
+                f"rank {self.plan.rank} refers to {name!r} on rank {rank}, but that rank's plan "
+                "has no such entry; all ranks must run plans that were made together"
             )
         return memory.address + int(entry[table][name])
 

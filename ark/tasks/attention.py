@@ -132,7 +132,10 @@ class Attention(TaskKind):
     ark_sync();
     for (int g = ark_warp(); g < G; g += ARK_WARPS) {{
       float m = top[g];
-      for (int e = ark_lane(); e < many; e += ARK_LANES) m = s[g * CHUNK + e] > m ? s[g * CHUNK + e] : m;
+      for (int e = ark_lane(); e < many; e += ARK_LANES) {{
+        const float v = s[g * CHUNK + e];
+        m = v > m ? v : m;
+      }}
       m = ark_warp_max(m);
       float sum = 0.0f;
       for (int e = ark_lane(); e < many; e += ARK_LANES) {{

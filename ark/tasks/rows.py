@@ -81,7 +81,8 @@ class RowNorm(TaskKind):
         )
         rows = sig.params["rows"]
         body += (
-            f"  float* red = reinterpret_cast<float*>(ARK_SCRATCH(c));\n  constexpr int K = {shape[3]};\n"
+            "  float* red = reinterpret_cast<float*>(ARK_SCRATCH(c));\n"
+            f"  constexpr int K = {shape[3]};\n"
             "  const int i0 = t.coord[0], i1 = t.coord[1];\n  (void)i0; (void)i1; (void)red;\n"
             f"  for (int i2 = t.coord[2]; i2 < t.coord[2] + {rows} && i2 < {shape[2]}; ++i2) {{\n"
             + passes

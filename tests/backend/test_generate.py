@@ -154,7 +154,7 @@ def test_the_context_bounds_what_is_made(generator: Generator) -> None:
     prompt = [int(t) for t in np.arange(room - 3) % 300]
     assert len(list(generator.stream(prompt, 50, stop_tokens=()))) == 3
     with pytest.raises(InvalidUsageError, match="context holds"):
-        list(generator.stream(prompt + [1, 2, 3], 1))
+        list(generator.stream([*prompt, 1, 2, 3], 1))
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_too_little_memory_is_said_before_loading(
     chosen, _ = registry.choose(backend)
     device = chosen.open(0)
     monkeypatch.setattr(type(device), "free_bytes", lambda self: 1000)
-    with pytest.raises(SystemError, match="needs .* MB of device memory"):
+    with pytest.raises(SystemError, match=r"needs .* MB of device memory"):
         Generator(Checkpoint.open(small), chosen, device)
     device.close()
 

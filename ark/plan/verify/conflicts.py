@@ -148,7 +148,7 @@ def _describe(
 
 
 def _check_lifetimes(fleet: Fleet, members: list[_Touch]) -> None:
-    """Buffers that share bytes must not be alive at the same time; lasting ones share with nobody."""
+    """Buffers that share bytes are not alive at the same time; lasting ones share with nobody."""
     alive: dict[Key, tuple[int, int]] = {}
     for touch in members:
         first, last = alive.get(touch.owner, (touch.op, touch.op))
@@ -166,7 +166,7 @@ def _check_lifetimes(fleet: Fleet, members: list[_Touch]) -> None:
 
 
 def _check_reads(fleet: Fleet, order: Order, touches: list[_Touch]) -> None:
-    """Every byte read was written earlier in the iteration, unless the buffer holds data before it."""
+    """Every byte read was written earlier in the iteration, or the buffer held data before it."""
     written: dict[Key, np.ndarray] = {}
     remote: dict[Key, list[_Touch]] = defaultdict(list)
     for touch in touches:

@@ -9,6 +9,7 @@ lets an iteration start on any subset and orders nothing.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from dataclasses import dataclass, field
 
@@ -117,10 +118,8 @@ def _check_steps(
         for awaited_counter, threshold in node.task.waits:
             step = fleet.plans[node.rank].counters[awaited_counter].step
             if threshold > step:
-                raise refuse(
-                    f"op {fleet.plans[node.rank].ops[node.task.op].name!r} waits for {threshold} of "
-                    f"{step} signals"
-                )
+                name = fleet.plans[node.rank].ops[node.task.op].name
+                raise refuse(f"op {name!r} waits for {threshold} of {step} signals")
 
 
 def _packet_groups(
@@ -212,7 +211,7 @@ def _run(
         event.waiting.sort(reverse=True)
     following: list[int | None] = [None] * len(nodes)
     for lane in lanes:
-        for before, after in zip(lane, lane[1:], strict=False):
+        for before, after in itertools.pairwise(lane):
             following[before] = after
             pending[after] += 1
     ready = [lane[0] for lane in lanes if lane and not pending[lane[0]]]
@@ -235,12 +234,12 @@ def _run(
                 pending[met] -= 1
                 if not pending[met]:
                     ready.append(met)
-        after = following[index]
-        if after is not None:
-            np.maximum(clocks[after], end, out=clocks[after])
-            pending[after] -= 1
-            if not pending[after]:
-                ready.append(after)
+        later = following[index]
+        if later is not None:
+            np.maximum(clocks[later], end, out=clocks[later])
+            pending[later] -= 1
+            if not pending[later]:
+                ready.append(later)
     if done < len(nodes):
         stuck = nodes[next(i for i, needed in enumerate(pending) if needed)]
         op = fleet.plans[stuck.rank].ops[stuck.task.op]

@@ -83,8 +83,8 @@ def check_structure(fleet: Fleet) -> None:
     world = fleet.plans[0].world_size
     if [p.rank for p in fleet.plans] != list(range(world)):
         raise refuse(
-            f"ranks {[p.rank for p in fleet.plans]} were given for a world of {world}; the plans of "
-            "all ranks must be given, in order"
+            f"ranks {[p.rank for p in fleet.plans]} were given for a world of {world}; the plans "
+            "of all ranks must be given, in order"
         )
     for plan in fleet.plans:
         if plan.world_size != world or len(plan.phases) != len(fleet.plans[0].phases):

@@ -1,4 +1,4 @@
-"""Compiles the loop kernel with the system's C++ compiler, else with zig's from the ziglang wheel."""
+"""Compiles the loop kernel with the system's C++ compiler, else with the ziglang wheel's."""
 
 from __future__ import annotations
 

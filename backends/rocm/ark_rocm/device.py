@@ -20,7 +20,7 @@ import numpy as np
 from ark.backend.protocol import Binary, Memory, MemoryKind
 from ark.errors import SystemError
 from ark_rocm import driver, machines
-from ark_rocm.driver import call
+from ark_rocm.driver import call, device_properties
 from ark_rocm.probe import probe, text
 
 _IPC_BYTES = 64

@@ -14,6 +14,7 @@ from typing import Any
 
 from ark.comm.topology.detect import MachineLinks
 from ark.errors import SystemError
+from ark_rocm.driver import device_properties
 
 XGMI = 4  # HSA_AMD_LINK_INFO_TYPE_XGMI
 # GB/s each way of one Infinity Fabric link between two GPUs.

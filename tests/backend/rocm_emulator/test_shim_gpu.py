@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 from ark_rocm_emulator.shim import compile_ptx
-
 from kernel_cases import KERNELS, Out, Target, Work, compare, load_all
 
 driver = pytest.importorskip("cuda.bindings.driver")
@@ -23,8 +22,7 @@ driver = pytest.importorskip("cuda.bindings.driver")
 CASES = {
     name: case
     for name, case in load_all().items()
-    if case.source in ("sync.hip", "scan.hip", "histogram.hip")
-    and "gfx1100" in case.archs
+    if case.source in ("sync.hip", "scan.hip", "histogram.hip") and "gfx1100" in case.archs
 }
 ROUNDS = 20
 

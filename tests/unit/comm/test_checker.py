@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.comm.programs import any_program
 
 from ark.comm import classics
 from ark.comm.program import (
@@ -21,6 +20,7 @@ from ark.comm.program import (
     reference_result,
 )
 from ark.errors import BaseError, PlanError
+from tests.unit.comm.programs import any_program
 
 
 def with_ops(program, change):

@@ -4,12 +4,12 @@ import math
 
 import numpy as np
 import pytest
-from tests.unit.comm.programs import boxes_for
 
 from ark.comm import classics
 from ark.comm.classics import trees
 from ark.comm.program import Collective, Kind, check, execute, in_order
 from ark.errors import InvalidUsageError
+from tests.unit.comm.programs import boxes_for
 
 
 def puts_of(program):

@@ -3,11 +3,11 @@
 from fractions import Fraction
 
 import pytest
-from tests.unit.comm.networks import brute_force, random_eulerian, verify
 
 from ark.comm.forestcoll import COLLECTIVES, forest, lower, optimal
 from ark.comm.program import check
 from ark.comm.topology import named
+from tests.unit.comm.networks import brute_force, random_eulerian, verify
 
 KNOWN = [
     ("star4:bandwidth=450", "1/150", 1),

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from tests.unit.comm.networks import random_eulerian
 
 from ark.comm import algorithms, synthesize, topology
 from ark.comm.forestcoll import COLLECTIVES, forest, lower
 from ark.comm.program import Kind, check, execute, reference_result
 from ark.comm.simulate import simulate
 from ark.errors import InvalidUsageError
+from tests.unit.comm.networks import random_eulerian
 
 NAMES = ["ring5", "dgx1v", "a100x2", "ndv2x2", "mesh2x3", "mi250"]
 

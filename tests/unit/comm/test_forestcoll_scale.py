@@ -3,7 +3,6 @@
 import itertools
 
 import pytest
-from tests.unit.comm.networks import random_eulerian, verify
 
 from ark.comm.forestcoll import Forest, optimal
 from ark.comm.forestcoll.forest import check
@@ -11,6 +10,7 @@ from ark.comm.forestcoll.optimum import network
 from ark.comm.scale import forest_by_symmetry, optimal_by_symmetry
 from ark.comm.topology import named
 from ark.errors import UnsupportedError
+from tests.unit.comm.networks import random_eulerian, verify
 
 SMALL = [
     "ring8",

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.comm.networks import planes, random_eulerian, verify
 
 from ark.comm.forestcoll import forest, optimal, trees
 from ark.comm.forestcoll.cuts import violated_in
@@ -22,6 +21,7 @@ from ark.comm.forestcoll.symmetry import find_symmetry, groups_of
 from ark.comm.forestcoll.tree import Edge, Tree
 from ark.comm.topology import Link, Topology, TopologyError, named, ring
 from ark.errors import InternalError, InvalidUsageError, UnsupportedError
+from tests.unit.comm.networks import planes, random_eulerian, verify
 
 BOXES = ["a100x2", "h100x2", "mi300xx2", "dgx2x2", "mi250x2", "a100x3:fabric=rail", "dgx1v"]
 

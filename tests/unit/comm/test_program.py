@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.comm.programs import any_program, boxes_for
 
 from ark.comm import classics
 from ark.comm.program import (
@@ -29,6 +28,7 @@ from ark.comm.program import (
     to_xml,
 )
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
+from tests.unit.comm.programs import any_program, boxes_for
 
 
 def ring3():

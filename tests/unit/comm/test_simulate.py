@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.comm.programs import any_program
 
 from ark.comm import classics
 from ark.comm.forestcoll import optimal
@@ -17,6 +16,7 @@ from ark.comm.simulate import CostModel, Routes, bound_us, boxes_of, simulate, t
 from ark.comm.simulate.fair import fair_rates
 from ark.comm.topology import Link, Topology
 from ark.errors import InvalidUsageError, ModelError
+from tests.unit.comm.programs import any_program
 
 MB = 10**6
 
