@@ -1,7 +1,7 @@
 """The plan: a frozen, deterministic, JSON-able value that says what every processor does.
 
-A plan belongs to one rank. The planner makes it (ark.plan.planner), the verifier checks the plans of
-all ranks together (ark.plan.verify), the writer emits source for it (ark.codegen.writer) and the
+A plan belongs to one rank. The planner makes it (ark.plan.planner), the verifier checks the plans
+of all ranks together (ark.plan.verify), the writer emits source for it (ark.codegen.writer) and the
 runtime loads it (ark.runtime.tables). Nothing here knows a device address.
 """
 

@@ -54,6 +54,28 @@ def test_two_ranks_give_the_tokens_of_one(backend: str) -> None:
     assert answer(NOAH, *common, "--ranks", "2") == answer(NOAH, *common)
 
 
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_emulated_devices_give_the_tokens_of_the_cpu(ranks: str) -> None:
+    """One and two emulated gfx942 devices, in one and two processes; put, signal and wait between."""
+    pytest.importorskip("ark_rocm_emulator")
+    pytest.importorskip("hip")
+    common = ("--max-new-tokens", "12", "--budget", "120")
+    process = start(
+        NOAH,
+        "--json",
+        "--backend",
+        "rocm",
+        "--ranks",
+        ranks,
+        *common,
+        ARK_ROCM_DEVICE=f"emulated:gfx942,{ranks}",
+    )
+    out, err = process.communicate(timeout=280)
+    assert process.returncode == 0, err
+    assert "emulated" in err
+    assert json.loads(out.splitlines()[-1]) == answer(NOAH, "--backend", "cpu", *common)
+
+
 def test_four_ranks_of_an_fp32_model(tmp_path: Path) -> None:
     directory = make_checkpoint(tmp_path / "m", heads=8, kv_heads=4, head_dim=8, layers=1)
     common = ("--backend", "cpu", "--max-new-tokens", "8")
