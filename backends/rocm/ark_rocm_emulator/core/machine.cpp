@@ -1,17 +1,16 @@
-// Machine: virtual devices, their memory, and the threads that run grids.
+// Machine: virtual devices, their memory and code, and grids that run together.
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <array>
-#include <condition_variable>
 #include <cstring>
 #include <map>
-#include <thread>
 
 #include "checks.h"
 #include "code_object.h"
 #include "engine.h"
 #include "grid.h"
+#include "launch.h"
 #include "memory.h"
 
 namespace ark_emu {
@@ -26,139 +25,7 @@ struct ArchInfo {
 constexpr std::array<ArchInfo, kArchCount> kArchs = {{
     {"gfx90a", 64, 65536}, {"gfx942", 64, 65536}, {"gfx950", 64, 163840}, {"gfx1100", 32, 65536}}};
 
-using Hook = std::function<bool()>;
-
 constexpr uint64_t kGuard = 4096;   // unregistered bytes around an allocation
-
-LaunchResult bad_launch(const LaunchDesc& desc, const std::string& what) {
-  LaunchResult result;
-  result.kind = ErrorKind::BadLaunch;
-  result.message = "bad launch: " + what + " [seed " + std::to_string(desc.options.seed) + "]";
-  return result;
-}
-
-// Workgroups that cannot see each other, spread over threads. The fault of the lowest workgroup
-// counts, so the result does not depend on the threads.
-LaunchResult run_groups(Memory& memory, const LaunchDesc& desc, const std::atomic<bool>& cancel) {
-  const auto count = static_cast<uint32_t>(desc.grid.count());
-  const uint32_t hardware = std::max(1u, std::thread::hardware_concurrency());
-  const uint32_t threads = desc.options.parallel ? std::min({hardware, count, 32u}) : 1;
-  std::atomic<uint32_t> next{0}, lowest_fault{count};
-  std::mutex mutex;
-  LaunchResult total;
-  uint32_t faulted = count;
-  const auto work = [&] {
-    LaunchResult mine;
-    uint64_t instructions = 0;
-    uint32_t at = count;
-    try {
-      Grid grid(memory, desc);
-      grid.prepare(1);
-      for (;;) {
-        const uint32_t index = next.fetch_add(1);
-        if (index >= count || index > lowest_fault.load()) break;
-        grid.run_group(index, cancel);
-        if (grid.result.ok()) continue;
-        mine = grid.result;
-        at = index;
-        uint32_t seen = lowest_fault.load();
-        while (at < seen && !lowest_fault.compare_exchange_weak(seen, at)) {
-        }
-        break;
-      }
-      instructions = grid.clock;
-    } catch (const std::exception& error) {
-      mine = bad_launch(desc, error.what());
-      at = 0;
-    }
-    const std::lock_guard lock(mutex);
-    const uint64_t all = total.instructions + instructions;
-    if (at < faulted) {
-      total = mine;
-      faulted = at;
-    }
-    total.instructions = all;
-  };
-  std::vector<std::thread> pool;
-  for (uint32_t k = 1; k < threads; k++) pool.emplace_back(work);
-  work();
-  for (std::thread& thread : pool) thread.join();
-  return total;
-}
-
-LaunchResult run_launch(Memory& memory, const LaunchDesc& desc, const std::atomic<bool>& cancel,
-                        const Hook& hook) {
-  const auto start = std::chrono::steady_clock::now();
-  LaunchResult result;
-  try {
-    Grid grid(memory, desc);
-    try {
-      grid.prepare(0);
-      if (!desc.options.checks && grid.independent()) {
-        result = run_groups(memory, desc, cancel);
-      } else {
-        Grid whole(memory, desc);
-        whole.prepare(static_cast<uint32_t>(desc.grid.count()));
-        whole.populate();
-        whole.run(cancel, hook);
-        result = whole.result;
-        result.instructions = whole.clock;
-      }
-    } catch (const Fault& fault) {
-      grid.finish(fault, nullptr, 0);
-      result = grid.result;
-    }
-  } catch (const std::exception& error) {   // Error, or the host has no memory for it
-    result = bad_launch(desc, error.what());
-  }
-  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return result;
-}
-
-class LaunchImpl : public Launch {
- public:
-  // `machine` stays alive as long as the launch; `at_end` is called when the grid has ended.
-  LaunchImpl(std::shared_ptr<Machine> machine, Memory& memory, LaunchDesc desc, Hook hook,
-             std::function<void()> at_end)
-      : machine_(std::move(machine)), desc_(std::move(desc)) {
-    thread_ = std::thread([this, &memory, hook = std::move(hook), at_end = std::move(at_end)] {
-      LaunchResult result = run_launch(memory, desc_, cancel_, hook);
-      at_end();
-      const std::lock_guard lock(mutex_);
-      result_ = std::move(result);
-      done_ = true;
-      ended_.notify_all();
-    });
-  }
-  ~LaunchImpl() override {
-    cancel_ = true;
-    thread_.join();
-  }
-  bool done() const override {
-    const std::lock_guard lock(mutex_);
-    return done_;
-  }
-  const LaunchResult& wait() override {
-    std::unique_lock lock(mutex_);
-    ended_.wait(lock, [this] { return done_; });
-    return result_;
-  }
-  bool wait_for_ms(uint64_t ms) override {
-    std::unique_lock lock(mutex_);
-    return ended_.wait_for(lock, std::chrono::milliseconds(ms), [this] { return done_; });
-  }
-  void cancel() override { cancel_ = true; }
-
- private:
-  std::shared_ptr<Machine> machine_;
-  LaunchDesc desc_;
-  std::atomic<bool> cancel_{false};
-  mutable std::mutex mutex_;
-  std::condition_variable ended_;
-  bool done_ = false;
-  LaunchResult result_;
-  std::thread thread_;
-};
 
 class MachineImpl : public Machine, public std::enable_shared_from_this<MachineImpl> {
  public:
@@ -265,8 +132,8 @@ class MachineImpl : public Machine, public std::enable_shared_from_this<MachineI
 
   std::shared_ptr<Launch> launch(LaunchDesc desc) override {
     begin_run();
-    return std::make_shared<LaunchImpl>(shared_from_this(), *memory_, std::move(desc), hook(),
-                                        [this] { end_run(); });
+    return start_launch(shared_from_this(), *memory_, std::move(desc), hook(),
+                        [this] { end_run(); });
   }
 
   std::vector<LaunchResult> run_together(std::vector<LaunchDesc> descs, uint64_t seed) override;
