@@ -14,7 +14,17 @@ nox.options.reuse_existing_virtualenvs = True
 BUILD_EMULATOR = "import ark_rocm_emulator as e; e.activate('emulated:gfx942')"
 FULL = ("tests/backend", "--ignore=tests/backend/rocm_emulator")
 SOME = ("tests/backend/test_ops.py", "tests/backend/test_faults.py")
-EMULATED = {"gfx942": FULL, "gfx1100": FULL, "gfx90a": SOME, "gfx950": SOME}
+SYNCHRONISING = ("tests/backend/test_programs.py", "tests/backend/test_faults.py")
+# Architecture, seed of the emulator's scheduler, tests.
+EMULATED = (
+    ("gfx942", 1, FULL),
+    ("gfx1100", 2, FULL),
+    ("gfx90a", 3, SOME),
+    ("gfx950", 4, SOME),
+    ("gfx942", 5, SYNCHRONISING),
+    ("gfx1100", 6, SYNCHRONISING),
+    ("gfx942", 7, SYNCHRONISING),
+)
 
 MATRIX = nox.project.load_toml("ci/matrix.toml")["row"]
 
@@ -40,7 +50,8 @@ def tests(session: nox.Session) -> None:
     """The default test run: no GPU needed, at most 15 minutes on two cores.
 
     After everything else the backend tests run once more on emulated AMD devices: all of them on
-    one architecture of each family, what synchronises and the ops on the others.
+    one architecture of each family, ops and faults on the others, and what synchronises with more
+    seeds of the emulator's scheduler.
     """
     session.install("-e", ".[dev]")
     session.run("python", "-c", BUILD_EMULATOR)
@@ -48,9 +59,13 @@ def tests(session: nox.Session) -> None:
         session.run("pytest", *session.posargs)
         return
     session.run("pytest")
-    for arch, tests_of_arch in EMULATED.items():
-        environment = {"ARK_ROCM_DEVICE": f"emulated:{arch}", "ARK_REQUIRE": "rocm:1"}
-        session.run("pytest", "-k", "rocm", *tests_of_arch, env=environment)
+    for arch, seed, tests_of_arch in EMULATED:
+        environment = {
+            "ARK_ROCM_DEVICE": f"emulated:{arch}",
+            "ARK_ROCM_EMULATOR_SEED": str(seed),
+            "ARK_REQUIRE": "rocm:1",
+        }
+        session.run("pytest", "-q", "-k", "rocm", *tests_of_arch, env=environment)
 
 
 @nox.session

@@ -27,7 +27,10 @@ from ark.runtime.program import Program, build
 
 COUNTER_STRIDE = 64  # bytes: counters of different producers do not share a cache line
 BUDGET_S = 10.0
-IDLE_S = 600.0
+# How long a persistent kernel waits for the host before it leaves the device. Short, because other
+# work on the device (torch's kernels) cannot start while it spins; ranks leave and come together.
+IDLE_S = 2.0
+IDLE_RANKS_S = 600.0
 
 
 class Ranks(Protocol):
@@ -259,7 +262,8 @@ class Executor:
         params["world"] = self.plan.world_size
         params["persistent"] = int(persistent)
         params["budget_ns"] = int(self.budget_s * 1e9)
-        params["idle_ns"] = int(IDLE_S * 1e9)
+        idle_s = IDLE_S if self.plan.world_size == 1 else IDLE_RANKS_S
+        params["idle_ns"] = int(idle_s * 1e9)
         shared = self.program.emitted.scratch_bytes + self.machine.ring_bytes
         launch = self.device.launch(
             self._loaded, params.tobytes(), self.plan.processors, self.machine.threads, shared
@@ -304,6 +308,7 @@ class Run:
         self._launch = launch
         self.host = host.view(layout.dtype("ArkHost"))
         self._failed = False
+        self._asked_to_quit = False
 
     @property
     def iterations_done(self) -> int:
@@ -318,7 +323,13 @@ class Run:
 
     def quit(self) -> None:
         """Persistent mode: lets the loop end once it is idle."""
+        self._asked_to_quit = True
         self.host["quit"] = 1
+
+    @property
+    def left_idle(self) -> bool:
+        """Persistent mode: has the kernel left by itself because the host was silent?"""
+        return not self.running() and int(self.host["quit"][0]) == 1 and not self._asked_to_quit
 
     def abort(self) -> None:
         """Raises the abort word: every wait gives up."""

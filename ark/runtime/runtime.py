@@ -212,7 +212,10 @@ class Runtime:
             return
         try:
             if self.loop_mode:
-                if not self._run.wait_done(self._target):
+                while not self._run.wait_done(self._target):
+                    if self._run.left_idle:
+                        self._go_on()
+                        continue
                     raise GpuError(
                         f"the kernel ended after {self._run.iterations_done} of {self._target} "
                         "iterations; launch again"
@@ -223,6 +226,14 @@ class Runtime:
         except BaseError:
             self._abandon()
             raise
+
+    def _go_on(self) -> None:
+        """Starts the kernel again after it left idle, for the iterations that are still owed."""
+        assert self._run is not None
+        owed = self._target - self._run.iterations_done
+        self._start()
+        self._target = owed
+        self._run.release(owed)
 
     def stop(self) -> float:
         """Ends the launch and gives its memory back; milliseconds spent in `run`."""

@@ -159,7 +159,7 @@ def test_torch_memory_is_shared_both_ways(backend: str) -> None:
     ark.mul(data, 3.0, output=data)
     out = ark.copy(ark.Tensor.from_dlpack(data)[2:4, 1:5])
     with ark.Runtime() as runtime:
-        runtime.launch()
+        runtime.launch(loop_mode=False)  # a persistent kernel would keep torch's from starting
         assert torch.equal(out.to_torch(), torch.zeros(2, 4, device=device))
         runtime.run()
         view = out.to_torch()
@@ -305,3 +305,25 @@ def test_stopping_needs_no_second_thread(backend: str) -> None:
     assert time.monotonic() - begin < 30
     assert not runtime.running()
     assert y.to_numpy().tolist() == [1, 1, 1, 1]
+
+
+def test_an_idle_kernel_leaves_the_device_and_comes_back(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other work on the device gets its turn; what is asked for later still runs."""
+    monkeypatch.setattr("ark.runtime.executor.IDLE_S", 0.2)
+    x = ark.tensor([4])
+    y = ark.add(x, 1.0, output=x)
+    with ark.Runtime() as runtime:
+        runtime.launch()
+        runtime.run(3)
+        end = time.monotonic() + 20
+        while runtime.running() and time.monotonic() < end:
+            time.sleep(0.02)
+        assert not runtime.running(), "the kernel never leaves"
+        runtime.run(2)
+        assert y.to_numpy().tolist() == [5, 5, 5, 5]
+        for _ in range(20):  # around the moment of leaving
+            time.sleep(0.19)
+            runtime.run()
+        assert y.to_numpy().tolist() == [25, 25, 25, 25]

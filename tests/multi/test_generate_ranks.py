@@ -56,7 +56,7 @@ def test_two_ranks_give_the_tokens_of_one(backend: str) -> None:
 
 @pytest.mark.parametrize("ranks", ["1", "2"])
 def test_emulated_devices_give_the_tokens_of_the_cpu(ranks: str) -> None:
-    """One and two emulated gfx942 devices, in one and two processes; put, signal and wait between."""
+    """One and two emulated gfx942 devices and processes; put, signal and wait between them."""
     pytest.importorskip("ark_rocm_emulator")
     pytest.importorskip("hip")
     common = ("--max-new-tokens", "12", "--budget", "120")

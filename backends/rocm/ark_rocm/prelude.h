@@ -152,22 +152,37 @@ ARK_DEVICE ark_u32 ark_load_acquire(const ark_u32* p, bool system) {
   return system ? __hip_atomic_load(g, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM)
                 : __hip_atomic_load(g, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT);
 }
+// A release is written out as fence, wait and relaxed operation: clang 22 leaves out the wait behind
+// a cache write-back when the wave itself has nothing under way (mended in llvm-project PR 178316),
+// and the operation could overtake what it publishes.
+ARK_DEVICE void ark_release_to_device() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
+  ark_drain();
+}
+ARK_DEVICE void ark_release_to_system() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "");
+  ark_drain();
+}
 ARK_DEVICE void ark_add_release(ark_u32* p, ark_u32 v, bool system) {
   auto* g = ark_to_global(p);
   if (system) {
-    __hip_atomic_fetch_add(g, v, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
+    ark_release_to_system();
+    __hip_atomic_fetch_add(g, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
   } else {
-    __hip_atomic_fetch_add(g, v, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_AGENT);
+    ark_release_to_device();
+    __hip_atomic_fetch_add(g, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
   }
 }
 ARK_DEVICE ark_u32 ark_cas(ark_u32* p, ark_u32 expected, ark_u32 desired) {
-  __hip_atomic_compare_exchange_strong(ark_to_global(p), &expected, desired, __ATOMIC_ACQ_REL,
+  ark_release_to_device();
+  __hip_atomic_compare_exchange_strong(ark_to_global(p), &expected, desired, __ATOMIC_ACQUIRE,
                                        __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT);
   return expected;
 }
 ARK_DEVICE ark_u32 ark_load_host(const ark_u32* p) { return ark_load_acquire(p, true); }
 ARK_DEVICE void ark_store_host(ark_u32* p, ark_u32 v) {
-  __hip_atomic_store(ark_to_global(p), v, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
+  ark_release_to_system();
+  __hip_atomic_store(ark_to_global(p), v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
 }
 ARK_DEVICE ark_u64 ark_packet_load(const ark_u64* p, bool system) {
   const auto* g = ark_to_global(p);

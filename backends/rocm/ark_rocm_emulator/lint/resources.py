@@ -51,7 +51,8 @@ def _scratch(function: Function, used: Resources | None, target: TargetLimits) -
                 "Use smaller tiles or fewer live values.",
             )
             return
-    if used and (used.scratch or used.vgpr_spills or used.sgpr_spills):
+    # Scalar registers alone are spilled into lanes of vector registers, which is no memory.
+    if used and (used.scratch or used.vgpr_spills):
         yield Finding(
             "scratch",
             function.name,

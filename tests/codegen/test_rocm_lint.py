@@ -1,0 +1,59 @@
+"""The ISA lint over ark's own loop kernels: what running them on the emulator cannot show.
+
+Compiled, not executed: cache control around every scoped hand-over, no scratch memory, LDS and
+registers within what one resident workgroup may have, matrix instructions where a prompt's
+products ask for them.
+"""
+
+from __future__ import annotations
+
+import pytest
+from ark_rocm import backend, compiler
+
+from ark.backend.protocol import Source
+from ark.codegen.writer import write
+from tests import signatures
+from tests.codegen.test_rocm_compile import ARCHS, machine_for, target
+
+pytest.importorskip("ark_rocm_emulator")
+from ark_rocm_emulator.lint import TARGETS, Expectations, Finding, lint
+
+# Decoding with prompts, unfused so that matrix units serve the prompt, and a rank with peers.
+PLANS = ("llama-bf16-unfused", "llama-bf16-rank0")
+
+
+@pytest.fixture(autouse=True)
+def _plain_clang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "_hiprtc_version", lambda: "")
+
+
+def findings(arch: str, name: str, source: Source | None = None) -> list[Finding]:
+    machine = machine_for(arch)
+    plan = dict(signatures.plans(machine))[name]
+    emitted = write(plan, machine, backend.dialect(arch))
+    expected = Expectations(
+        threads=machine.threads,
+        dynamic_lds=emitted.scratch_bytes,
+        matrix=name.endswith("unfused"),
+        unordered=True,
+        kernels=("ark_loop",),
+    )
+    text = compiler.assembly(source or emitted.source, target(arch))
+    return lint(text, TARGETS[arch], expected)
+
+
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("arch", ARCHS)
+def test_loop_kernels_are_clean(arch: str, name: str) -> None:
+    assert [str(f) for f in findings(arch, name)] == []
+
+
+def test_the_lint_sees_a_product_without_matrix_instructions() -> None:
+    """The fused plan of one rank sends short prompts through the stream: no matrix instruction."""
+    machine = machine_for("gfx942")
+    plan = dict(signatures.plans(machine))["movement-bf16"]
+    emitted = write(plan, machine, backend.dialect("gfx942"))
+    text = compiler.assembly(emitted.source, target("gfx942"))
+    expected = Expectations(threads=machine.threads, matrix=True, kernels=("ark_loop",))
+    found = lint(text, TARGETS["gfx942"], expected)
+    assert any("matrix" in f.rule or "matrix" in f.message.lower() for f in found)
