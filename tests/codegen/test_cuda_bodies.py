@@ -1,7 +1,5 @@
 """The CUDA bodies: every task kind compiles for every architecture, and on a GPU the bodies that
 this backend owns agree with NumPy and with the CPU backend.
-
-By default each plan is compiled for one architecture in turn, with ARK_EXHAUSTIVE=1 for all.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ from ark.models.generate import plans as llama_plans
 from ark.models.llama import MAX_STOPS, Shape
 from ark.plan.machine import Machine
 from ark.plan.planner import plan
-from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from ark.tasks import kind as kinds
@@ -31,42 +28,21 @@ pytest.importorskip("cuda.bindings.nvrtc")
 
 from ark_cuda import backend, machines
 
-EXHAUSTIVE = bool(os.environ.get("ARK_EXHAUSTIVE"))
 GPU = bool(backend.probe().devices)
 needs_gpu = pytest.mark.skipif(
     not GPU and not os.environ.get("ARK_REQUIRE", "").startswith("cuda"),
     reason=f"no NVIDIA GPU: {backend.probe().reason}",
 )
-# The kernels of Llama plans are large: one for each architecture, the others on demand.
-LLAMA = {
-    "sm_80": "llama-bf16-fused",
-    "sm_90a": "llama-bf16-rank0",
-    "sm_100a": "llama-fp16-fused",
-    "sm_120": "llama-fp32-unfused",
-}
 
 
 def model_of(arch: str) -> Machine:
     return next(m for m in machines.MODELS.values() if m.arch == arch)
 
 
-def chosen(arch: str) -> list[tuple[str, Plan]]:
-    """The plans to compile for an architecture."""
-    mine = list(backend.archs()).index(arch)
-    made = signatures.plans(model_of(arch))
-    if EXHAUSTIVE:
-        return made
-    return [
-        (name, p)
-        for i, (name, p) in enumerate(made)
-        if name == LLAMA[arch] or (not name.startswith("llama") and i % len(LLAMA) == mine)
-    ]
-
-
 @pytest.mark.parametrize("arch", backend.archs())
 def test_every_kind_compiles(arch):
     machine = model_of(arch)
-    for name, made in chosen(arch):
+    for name, made in signatures.plans(model_of(arch)):
         emitted = write(made, machine, backend.dialect(arch))
         shared = emitted.scratch_bytes + machine.ring_bytes
         assert shared <= machine.shared_bytes + machines.RESERVED, name
