@@ -11,7 +11,7 @@ from ark.errors import ModelError
 from ark.ir.model import Node
 from ark.ops.base import broadcast, float_dtype, result, same_dtype
 from ark.ops.registry import register
-from ark.plan.tiling import box_coords, split
+from ark.plan.tiling import PAIRED, box_coords, split
 from ark.tensor import NullTensor, Tensor, as_tensor
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _lower_linear(lowering: Lowering, node: Node) -> None:
     machine = lowering.machine
     weight = node.inputs[1]
     n, k = weight.shape
-    paired = node.attrs["epilogue"] in ("swiglu", "rope_kv")
+    paired = node.attrs["epilogue"] in PAIRED
     rows = stage_rows(k, weight.dtype.itemsize, machine.stage_bytes, paired)
     if not weight.dense or weight.nbytes != weight.buffer.nbytes:
         raise ModelError(f"the weight {weight.name!r} must own its memory to be streamed")

@@ -13,9 +13,9 @@ from collections import Counter
 from ark.ir.model import Graph, Node
 from ark.ir.tensor import Tensor
 from ark.plan.machine import Machine
+from ark.plan.tiling import PAIRED
 
 EPILOGUES = ("add", "swiglu", "rope_kv")
-PAIRED = ("swiglu", "rope_kv")  # they need two neighbouring rows in one stage
 MAX_STREAM_ROWS = 8  # more input rows than this fill matrix units, where a machine has them
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from ark.plan.machine import Machine
 
 MIN_TILE = 2048
+PAIRED = ("swiglu", "rope_kv")  # epilogues that need two neighbouring rows in one stage
 
 
 def box_tile(shape: Sequence[int], machine: Machine, fixed: int | None = None) -> list[int]:

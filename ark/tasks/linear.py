@@ -30,8 +30,6 @@ from ark.tasks.rotary import (
     system,
 )
 
-PAIRED = ("swiglu", "rope_kv")
-
 
 class Linear(TaskKind):
     name = "linear"
