@@ -168,7 +168,9 @@ class Device(Protocol):
         """Device memory free now, in bytes."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Lets the device go. Freeing memory or dropping a launch afterwards does nothing."""
+        ...
 
 
 @runtime_checkable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import time
 from typing import Any
 
@@ -110,3 +111,27 @@ def test_the_host_can_abort_a_running_kernel(backend: str, device: Any) -> None:
         run.wait_quietly()
         assert not run.running()
         assert time.monotonic() - begin < 20
+
+
+def test_what_outlives_its_device_is_dropped_quietly(backend: str) -> None:
+    """Errors keep launches alive in their tracebacks until some later garbage collection."""
+    device = registry.get(backend).open(0)
+    plan = decoder(small_machine(device.machine))
+    with Executor(plan, registry.get(backend), device) as executor:
+        prepare(executor)
+        run = executor.start(2)
+        assert run.wait(20)
+    memory = device.alloc(4096, "device"), device.alloc(4096, "host")
+    device.close()
+    device.close()
+    for one in memory:
+        device.free(one)
+    del run, executor
+    gc.collect()
+    again = registry.get(backend).open(0)
+    try:
+        with Executor(plan, registry.get(backend), again) as executor:
+            prepare(executor)
+            assert executor.start(2).wait(20)
+    finally:
+        again.close()

@@ -66,8 +66,7 @@ class CudaLaunch:
         return float(check(cu.cuEventElapsedTime(self._begin, self._end), "reading two events"))
 
     def __del__(self) -> None:
-        cu.cuEventDestroy(self._begin)
-        cu.cuEventDestroy(self._end)
+        self._device.release(self._begin, self._end)
 
 
 class CudaDevice:
@@ -92,6 +91,8 @@ class CudaDevice:
         self.arch = self.machine.arch
         self.dlpack = (2, index)
         self._peers: set[int] = set()
+        self._events: dict[int, Any] = {}
+        self._modules: list[Any] = []
         flags = cu.CUstream_flags.CU_STREAM_NON_BLOCKING
         with current(self._context):
             self._stream = check(cu.cuStreamCreate(flags), f"opening {self.label}")
@@ -157,6 +158,8 @@ class CudaDevice:
         return Memory(address, nbytes, "host", host[:nbytes])
 
     def free(self, memory: Memory) -> None:
+        if self._context is None:
+            return
         doing = f"freeing {memory.nbytes} bytes of {memory.kind} memory on {self.label}"
         with current(self._context):
             if memory.host is not None:
@@ -197,6 +200,7 @@ class CudaDevice:
         doing = f"loading a loop kernel on {self.label}, which runs {self.arch}"
         with current(self._context):
             module = check(cu.cuModuleLoadData(np.frombuffer(binary.data, np.uint8)), doing)
+            self._modules.append(module)
             function = check(cu.cuModuleGetFunction(module, b"ark_loop"), doing)
 
             def attribute(name: str) -> int:
@@ -233,8 +237,7 @@ class CudaDevice:
             limit = _FUNCTION.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             check(cu.cuFuncSetAttribute(program.function, limit, shared_bytes), doing)
             self._check_resident(program, processors, threads, shared_bytes, doing)
-            begin = check(cu.cuEventCreate(0), doing)
-            end = check(cu.cuEventCreate(0), doing)
+            begin, end = self._event(doing), self._event(doing)
             values = np.frombuffer(params, np.uint8)
             pointers = np.array([values.ctypes.data], np.uint64)
             check(cu.cuEventRecord(begin, queue), doing)
@@ -251,6 +254,17 @@ class CudaDevice:
             )  # fmt: skip
             check(cu.cuEventRecord(end, queue), doing)
         return CudaLaunch(self, begin, end)
+
+    def _event(self, doing: str) -> Any:
+        event = check(cu.cuEventCreate(0), doing)
+        self._events[int(event)] = event
+        return event
+
+    def release(self, *events: Any) -> None:
+        """Destroys a launch's events, unless closing the device has done so."""
+        for event in events:
+            if self._events.pop(int(event), None) is not None:
+                cu.cuEventDestroy(event)
 
     def _check_resident(
         self, program: Program, processors: int, threads: int, shared_bytes: int, doing: str
@@ -288,13 +302,17 @@ class CudaDevice:
         """Lets the context go. It stays alive while something else in the process uses it."""
         if self._context is None:
             return
+        self.release(*self._events.values())
         with current(self._context):
             for address in self._peers:
                 cu.cuIpcCloseMemHandle(address)
+            for module in self._modules:
+                cu.cuModuleUnload(module)
             for stream in (self._stream, self._copies):
                 (code,) = cu.cuStreamDestroy(stream)
                 if code != cu.CUresult.CUDA_SUCCESS:
                     raise GpuError(f"closing {self.label}: {words(code)}")
         self._peers.clear()
+        self._modules.clear()
         self._context = None
         cu.cuDevicePrimaryCtxRelease(self._handle)
