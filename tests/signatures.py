@@ -47,6 +47,8 @@ def _matmuls(dtype: DataType) -> None:
             a = ark.tensor((20, 33) if ta else (33, 20), dtype)
             b = ark.tensor((70, 20) if tb else (20, 70), dtype)
             ark.matmul(a, b, transpose_input=ta, transpose_other=tb)
+    wide = ark.parameter((8, 14336), dtype)
+    ark.matmul(ark.tensor((1, 14336), dtype), wide, transpose_other=True)
     a = ark.tensor((2, 1, 64, 64), dtype)
     ark.matmul(a, ark.tensor((1, 3, 64, 128), dtype))
     ark.matmul(a, ark.tensor((1, 3, 128, 64), dtype), transpose_other=True)

@@ -11,7 +11,7 @@ from ark.errors import ModelError
 from ark.ir.model import Node
 from ark.ops.base import broadcast, float_dtype, result, same_dtype
 from ark.ops.registry import register
-from ark.plan.tiling import PAIRED, box_coords, split
+from ark.plan.tiling import PAIRED, box_coords, row_pieces, split, stage_rows
 from ark.tensor import NullTensor, Tensor, as_tensor
 
 if TYPE_CHECKING:
@@ -72,26 +72,18 @@ def _lower_matmul(lowering: Lowering, node: Node) -> None:
     lowering.emit("matmul", params, [*node.inputs, *node.outputs], coords)
 
 
-def stage_rows(columns: int, itemsize: int, stage_bytes: int, paired: bool) -> int:
-    """Rows of weights in one stage: as many as fit, a power of two, at least a pair if paired."""
-    rows = 2 if paired else 1
-    while rows < 4 and 2 * rows * columns * itemsize <= stage_bytes:
-        rows *= 2
-    return rows
-
-
 def _lower_linear(lowering: Lowering, node: Node) -> None:
     """Deals whole stages of weight rows to the processors; each task streams its rows."""
     machine = lowering.machine
     weight = node.inputs[1]
-    n, k = weight.shape
-    paired = node.attrs["epilogue"] in PAIRED
-    rows = stage_rows(k, weight.dtype.itemsize, machine.stage_bytes, paired)
+    n = weight.shape[0]
+    rows = stage_rows(weight, machine, node.attrs["epilogue"] in PAIRED)
+    pieces = row_pieces(node.inputs[0].shape[0], weight, machine)
     if not weight.dense or weight.nbytes != weight.buffer.nbytes:
         raise ModelError(f"the weight {weight.name!r} must own its memory to be streamed")
     x, w, *rest = node.inputs
     operands = [x, w, node.outputs[0], *rest, *node.outputs[1:]]
-    params = {**node.attrs, "rows": rows}
+    params = {**node.attrs, "rows": rows, "pieces": pieces}
     stages = -(-n // rows)
     coords = [(a * rows, min(b * rows, n)) for a, b in split(stages, machine.processors)]
     lowering.emit("linear", params, operands, coords)

@@ -13,7 +13,7 @@ from collections import Counter
 from ark.ir.model import Graph, Node
 from ark.ir.tensor import Tensor
 from ark.plan.machine import Machine
-from ark.plan.tiling import PAIRED
+from ark.plan.tiling import PAIRED, row_pieces
 
 EPILOGUES = ("add", "swiglu", "rope_kv")
 MAX_STREAM_ROWS = 8  # more input rows than this fill matrix units, where a machine has them
@@ -53,7 +53,7 @@ def fuse(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -> 
             node.outputs[0].buffer.id in kept or not _epilogue(last, node.outputs[0], uses)
         ):
             last = None
-        if last is not None and last.type in PAIRED and not _fits_a_stage(weight, machine, 2):
+        if last is not None and last.type in PAIRED and not _holds_pairs(weight, machine):
             last = None
         while (norm or last) and not _still(graph, norm, node, last):
             norm, last = (norm, None) if last else (None, None)
@@ -77,16 +77,21 @@ def _streams(node: Node, machine: Machine) -> bool:
         and bool(node.attrs["transpose_b"])
         and not node.attrs["transpose_a"]
         and rows <= limit
-        and _fits_a_stage(weight, machine, 1)
-        and 4 * (rows * weight.shape[1] + machine.warps)
-        <= machine.shared_bytes - machine.ring_bytes
+        and _room(rows, weight, machine)
     )
 
 
-def _fits_a_stage(weight: Tensor, machine: Machine, rows: int) -> bool:
-    """Can a stage of the ring hold so many whole rows? Without a ring they are read in place."""
-    row = weight.shape[1] * weight.dtype.itemsize
-    return not machine.ring_bytes or rows * row <= machine.stage_bytes
+def _room(rows: int, weight: Tensor, machine: Machine) -> bool:
+    """Can the ring take such rows of weights, and a processor the input rows?"""
+    pieces = row_pieces(rows, weight, machine)
+    scratch = 4 * (rows * weight.shape[1] + machine.warps)
+    return pieces > 1 or (pieces == 1 and scratch <= machine.shared_bytes - machine.ring_bytes)
+
+
+def _holds_pairs(weight: Tensor, machine: Machine) -> bool:
+    """Does a stage hold two whole rows? Without a ring they are read in place."""
+    pair = 2 * weight.shape[1] * weight.dtype.itemsize
+    return not machine.ring_bytes or pair <= machine.stage_bytes
 
 
 def _epilogue(node: Node, product: Tensor, uses: Counter[int]) -> bool:

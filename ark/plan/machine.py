@@ -19,7 +19,9 @@ class Machine:
     warps: warps of a block that compute. shared_bytes: shared memory (LDS) a block may use.
     ring_bytes: share of it that the operand stream's ring takes, 0 where operands are read in
     place. stage_bytes: largest single fetch into the ring. in_flight: fetches outstanding at once
-    per processor. bandwidth_gbps, tflops: for the cost model. signal_us: one counter hand-over.
+    per processor. row_slice: elements of a single input row that a thread can keep in registers
+    over a linear task, so that rows of weights wider than a stage come in pieces; 0 where it
+    cannot. bandwidth_gbps, tflops: for the cost model. signal_us: one counter hand-over.
     tile: rows and columns of a matmul tile.
     capabilities: words such as "mma_sync", "mfma", "wmma", "bulk_copy" by which bodies are chosen.
     """
@@ -34,6 +36,7 @@ class Machine:
     ring_bytes: int = 0
     stage_bytes: int = 16384
     in_flight: int = 2
+    row_slice: int = 0
     memory_bytes: int = 0
     bandwidth_gbps: float = 10.0
     tflops: float = 0.1

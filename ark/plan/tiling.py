@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
+from ark.ir.tensor import Tensor
 from ark.plan.machine import Machine
 
 MIN_TILE = 2048
@@ -34,6 +35,34 @@ def box_tile(shape: Sequence[int], machine: Machine, fixed: int | None = None) -
 def box_coords(shape: Sequence[int], tile: Sequence[int]) -> list[tuple[int, ...]]:
     """First indices of all tiles, the last dimension fastest."""
     return list(itertools.product(*(range(0, n, s) for n, s in zip(shape, tile, strict=True))))
+
+
+def stage_rows(weight: Tensor, machine: Machine, paired: bool) -> int:
+    """Rows of weights in one stage: as many as fit, a power of two, at least a pair if paired."""
+    rows = 2 if paired else 1
+    while rows < 4 and 2 * rows * _row_bytes(weight) <= machine.stage_bytes:
+        rows *= 2
+    return rows
+
+
+def row_pieces(rows: int, weight: Tensor, machine: Machine) -> int:
+    """Stages that a row of weights takes on the operand stream; 0 if it cannot be streamed.
+
+    rows: of the input. A stage holds whole rows. One of a row wider than that holds an equal piece
+    of it, where the threads keep their slices of a single input row, even in number, in registers.
+    """
+    columns = weight.shape[1]
+    if not machine.ring_bytes or _row_bytes(weight) <= machine.stage_bytes:
+        return 1
+    share, rest = divmod(columns, machine.lanes * machine.warps)
+    if rows != 1 or rest or share > machine.row_slice:
+        return 0
+    least = -(-_row_bytes(weight) // machine.stage_bytes)
+    return next((p for p in range(least, share) if share % (2 * p) == 0), 0)
+
+
+def _row_bytes(weight: Tensor) -> int:
+    return weight.shape[1] * weight.dtype.itemsize
 
 
 def split(total: int, parts: int) -> list[tuple[int, int]]:

@@ -5,17 +5,20 @@ warp's. The input is gathered once per task into shared memory (from plain memor
 an optional rmsnorm on the way. Rows of w that belong together (the two halves of a rotary pair, a
 gate and its up row) are neighbours, so that the epilogue has both at hand.
 
-params: rows (of w per stage), prologue (none, rmsnorm), eps, epilogue (store, add, swiglu,
-rope_kv), and for rope_kv heads, kv_heads, head_dim. operands: x (m, k), w (n, k), output, [norm
-weight], then add: residual; rope_kv: position, frequencies, key cache, value cache (kv_heads,
-context, head_dim), [fresh (m, 2 * kv_heads * head_dim): the new keys and values once more, for
-readers in the same iteration]. coord: first and last+1 row of w.
+A row wider than a stage comes in pieces, for a backend's body that keeps x in registers.
+
+params: rows (of w per stage), pieces (stages of one row, then rows is 1), prologue (none, rmsnorm),
+eps, epilogue (store, add, swiglu, rope_kv), and for rope_kv heads, kv_heads, head_dim. operands:
+x (m, k), w (n, k), output, [norm weight], then add: residual; rope_kv: position, frequencies, key
+cache, value cache (kv_heads, context, head_dim), [fresh (m, 2 * kv_heads * head_dim): the new keys
+and values once more, for readers in the same iteration]. coord: first and last+1 row of w.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ark.errors import PlanError
 from ark.plan.machine import Machine
 from ark.plan.types import Fetch
 from ark.tasks import text
@@ -67,12 +70,13 @@ class Linear(TaskKind):
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         m, k = sig.operands[0].shape
-        return 4 * (m * k + machine.warps)
+        return 4 * machine.warps + (4 * m * k if sig.params["pieces"] == 1 else 0)
 
     def stream(self, sig: Signature, coord: Sequence[int]) -> tuple[Fetch, ...]:
         n0, n1 = coord[:2]
         row = sig.operands[1].shape[1] * sig.operands[1].itemsize
-        return (Fetch(1, n0 * row, (n1 - n0) * row, sig.params["rows"] * row),)
+        stage = sig.params["rows"] * row // sig.params["pieces"]
+        return (Fetch(1, n0 * row, (n1 - n0) * row, stage),)
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
         m, k = sig.operands[0].shape
@@ -80,6 +84,12 @@ class Linear(TaskKind):
         return 2.0 * m * k * rows, float(rows * k * sig.operands[1].itemsize)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        if sig.params["pieces"] > 1:
+            raise PlanError(
+                f"{name} takes rows of {sig.operands[1].shape[1]} weights in {sig.params['pieces']}"
+                f" pieces, but the code generator of {machine.arch} has no body for that; expected "
+                "a machine model with row_slice 0"
+            )
         m, k = sig.operands[0].shape
         norm = sig.params["prologue"] == "rmsnorm"
         row = text.offset(sig, 0, ["0", "0", "m", "0"])

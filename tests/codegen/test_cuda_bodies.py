@@ -147,6 +147,10 @@ def _decoder(
         (fp16, 1024, 2048, 16, 2, 64),
         (fp32, 1024, 512, 4, 4, 32),
         (bf16, 96, 200, 6, 2, 24),
+        # Rows of weights wider than a stage: after swiglu, and behind a norm.
+        (bf16, 1024, 14336, 8, 2, 128),
+        (fp32, 512, 14336, 4, 4, 32),
+        (fp16, 10240, 1024, 4, 4, 32),
     ],
 )
 def test_a_decoder_agrees_with_the_cpu(dtype, hidden, inner, heads, kv_heads, width):

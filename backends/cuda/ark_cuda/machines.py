@@ -16,6 +16,7 @@ from ark.plan.machine import Machine
 GIB = 1 << 30
 STAGE = 16384
 WARPS = 16
+ROW_SLICE = 32  # of the 96 registers that a thread of 17 warps has
 # The ring's barriers and the loop's records, kept out of what the planner may use.
 RESERVED = 2048
 
@@ -43,6 +44,7 @@ def _machine(
         ring_bytes=slots * STAGE,
         stage_bytes=STAGE,
         in_flight=in_flight,
+        row_slice=ROW_SLICE if slots else 0,
         memory_bytes=memory_gib * GIB,
         bandwidth_gbps=gbps,
         tflops=tflops,

@@ -61,16 +61,36 @@ def test_any_order_that_a_plan_allows_is_program_order(
         np.testing.assert_allclose(got[name] / scale, want / scale, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("columns", [1024, 4096, 8192, 70000])
-def test_weights_are_streamed_only_in_stages_that_the_ring_holds(columns: int) -> None:
-    """A row that no stage holds is read by a plain product instead."""
+# (input rows, columns of fp32 weights, rows of a stage, stages of a row; 0: not streamed)
+STREAMED = [
+    (1, 1024, 4, 1),
+    (1, 4096, 1, 1),
+    (1, 8192, 1, 2),
+    (1, 14336, 1, 7),
+    (2, 4096, 1, 1),
+    (2, 8192, 0, 0),
+    (1, 8200, 0, 0),
+    (1, 70000, 0, 0),
+    (1, 512 * 34, 0, 0),
+]
+
+
+@pytest.mark.parametrize(("rows", "columns", "stage_rows", "pieces"), STREAMED)
+def test_weights_are_streamed_only_in_stages_that_the_ring_holds(
+    rows: int, columns: int, stage_rows: int, pieces: int
+) -> None:
+    """Rows, or equal pieces of a row; what no stage holds is read by a plain product instead."""
     machine = registry.machine("h100")
     assert machine.ring_bytes and machine.stage_bytes < 70000 * 4
     model = Model(0, 1)
     with use_model(model):
-        x, weight = ark.tensor([1, columns]), ark.parameter([8, columns])
+        x, weight = ark.tensor([rows, columns]), ark.parameter([8, columns])
         ark.matmul(x, weight, transpose_other=True)
     plan = make_plan(model.graph, machine)
     verify([plan])
-    fits = columns * 4 <= machine.stage_bytes
-    assert [op.kind for op in plan.ops] == ["linear" if fits else "matmul"]
+    (op,) = plan.ops
+    assert op.kind == ("linear" if pieces else "matmul")
+    if pieces:
+        assert (op.params["rows"], op.params["pieces"]) == (stage_rows, pieces)
+        stages = {f.stage for t in plan.phases[0].processors for i in t for f in i.fetches}
+        assert stages == {columns * 4 * stage_rows // pieces}

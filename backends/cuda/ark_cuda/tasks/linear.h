@@ -93,13 +93,12 @@ ARK_DEVICE float ark_fold(float (&v)[R]) {
   return v[0];
 }
 
-// A stage of R rows of K weights: this warp's slice of each row times x, its sums to part[0..R).
+// A stage of R rows of K weights, or a piece of a row: adds this thread's share of each row's
+// product with x.
 template <int R, int K, int V, int E, typename T>
-ARK_DEVICE void ark_slice_stage(const T* w, const float (&x)[V], float* part) {
-  float sum[R];
+ARK_DEVICE void ark_slice_dots(const T* w, const float (&x)[V], float (&sum)[R]) {
 #pragma unroll
   for (int r = 0; r < R; ++r) {
-    sum[r] = 0.0f;
 #pragma unroll
     for (int j = 0; j < V / E; ++j) {
       float piece[E];
@@ -108,6 +107,11 @@ ARK_DEVICE void ark_slice_stage(const T* w, const float (&x)[V], float* part) {
       for (int i = 0; i < E; ++i) sum[r] = fmaf(piece[i], x[j * E + i], sum[r]);
     }
   }
+}
+
+// The warp's sums of R rows, to part[0..R).
+template <int R>
+ARK_DEVICE void ark_slice_sums(float (&sum)[R], float* part) {
   const float total = ark_fold<R>(sum);
   if (ark_lane() % (32 / R) == 0) part[ark_lane() / (32 / R)] = total;
 }

@@ -21,7 +21,6 @@ from ark.tasks.rotary import (
 from ark_cuda.tasks.inline import inlined
 
 MAX_ROWS = 256  # rows whose sums wait in shared memory for an epilogue
-MAX_SLICE = 32  # elements of the input that a thread holds
 
 
 def _piece(sig: Signature, machine: Machine) -> int:
@@ -29,10 +28,11 @@ def _piece(sig: Signature, machine: Machine) -> int:
     rows, k = sig.operands[0].shape
     share, rest = divmod(k, machine.lanes * machine.warps)
     weight = sig.operands[1]
-    if not machine.ring_bytes or rows != 1 or rest or not 0 < share <= MAX_SLICE:
+    if not machine.ring_bytes or rows != 1 or rest or not 0 < share <= machine.row_slice:
         return 0
     if weight.dtype not in ("fp32", "fp16", "bf16") or sig.params["rows"] not in (1, 2, 4, 8):
         return 0
+    share //= sig.params["pieces"]
     return next((e for e in (8, 4, 2) if share % e == 0 and e * weight.itemsize <= 16), 0)
 
 
@@ -66,30 +66,35 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
         + text.operand(sig, 2, "po", const=False)
         + (text.operand(sig, 3, "pn") if norm else "")
         + f"""  constexpr int K = {k}, R = {sig.params["rows"]}, PITCH = {_pitch(sig, machine)};
-  constexpr int V = K / ARK_THREADS, E = {piece}, m = 0;
+  constexpr int P = {sig.params["pieces"]}, V = K / P / ARK_THREADS, E = {piece}, m = 0;
   float* part = reinterpret_cast<float*>(ARK_SCRATCH(c));
   float* squares = part + ARK_WARPS * PITCH;
-  const int slice = ark_warp() * (K / ARK_WARPS);
-  float x[V];
+  const int slice = ark_warp() * (K / P / ARK_WARPS);
+  float x[P][V];
 {operands}{ahead}"""
     )
-    take = f"ark_slice<V, E>(c, px + slice * {stride}, {stride}, x, {system(sig, 0)});"
+    take = (
+        "#pragma unroll\n  for (int p = 0; p < P; ++p) {\n"
+        f"    ark_slice<V, E>(c, px + (p * (K / P) + slice) * {stride}, {stride}, x[p], "
+        f"{system(sig, 0)});\n  }}\n"
+    )
     if norm:
-        body += f"""  float factor[V];
+        body += f"""  float factor[P][V];
 #pragma unroll
-  for (int i = 0; i < V; ++i) factor[i] = ark_get(pn, slice + ark_slice_at<E>(i));
-  {take}
-  float square = 0.0f;
+  for (int i = 0; i < P * V; ++i) {{
+    factor[i / V][i % V] = ark_get(pn, i / V * (K / P) + slice + ark_slice_at<E>(i % V));
+  }}
+{take}  float square = 0.0f;
 #pragma unroll
-  for (int i = 0; i < V; ++i) {{
-    square = fmaf(x[i], x[i], square);
-    x[i] *= factor[i];
+  for (int i = 0; i < P * V; ++i) {{
+    square = fmaf(x[i / V][i % V], x[i / V][i % V], square);
+    x[i / V][i % V] *= factor[i / V][i % V];
   }}
   square = ark_warp_sum(square);
   if (ark_lane() == 0) squares[ark_warp()] = square;
 """
     else:
-        body += f"  {take}\n"
+        body += take
     scale = (
         f"ark_rsqrt(ark_slices(squares, 1) / K + {text.literal(sig.params['eps'])})"
         if norm
@@ -99,10 +104,15 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
   for (int begin = t.coord[0]; begin < t.coord[1]; begin += PITCH) {{
     const int end = begin + PITCH < t.coord[1] ? begin + PITCH : t.coord[1];
     if (begin != t.coord[0]) ark_sync();
-    for (int n = begin; n < end; n += R, ++stage) {{
-      const {ctype}* w = reinterpret_cast<const {ctype}*>(ark_stage(c, stage));
-      ark_slice_stage<R, K, V, E>(w + slice, x, part + ark_warp() * PITCH + n - begin);
-      ark_stage_shared_done(c, stage);
+    for (int n = begin; n < end; n += R) {{
+      float sum[R] = {{}};
+#pragma unroll
+      for (int p = 0; p < P; ++p, ++stage) {{
+        const {ctype}* w = reinterpret_cast<const {ctype}*>(ark_stage(c, stage));
+        ark_slice_dots<R, K / P, V, E>(w + slice, x[p], sum);
+        ark_stage_shared_done(c, stage);
+      }}
+      ark_slice_sums(sum, part + ark_warp() * PITCH + n - begin);
     }}
     ark_sync();
     const float scale = {scale};
