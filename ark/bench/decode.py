@@ -17,7 +17,6 @@ import numpy as np
 from ark.backend.protocol import Backend, Device
 from ark.backend.registry import FALLBACK
 from ark.bench.peer import TorchDecoder, import_torch, torch_device
-from ark.ir.dtype import DataType
 from ark.ir.dtype import by_name as dtype_by_name
 from ark.models.checkpoint import Checkpoint
 from ark.models.config import LlamaConfig, rope_inverse_frequencies
@@ -25,7 +24,7 @@ from ark.models.generate import plans
 from ark.models.llama import MAX_STOPS, Shape, weights
 from ark.plan.machine import Machine
 from ark.plan.types import Plan
-from ark.runtime.executor import Executor, Run
+from ark.runtime.executor import Executor, Ranks, Run
 
 POOL = 1 << 22
 
@@ -70,8 +69,7 @@ def random_weights(
 
 
 def decode(
-    config: LlamaConfig,
-    dtype: DataType,
+    shape: Shape,
     backend: Backend,
     device: Device,
     *,
@@ -80,19 +78,22 @@ def decode(
     repeats: int = 5,
     checkpoint: Checkpoint | None = None,
     machine: Machine | None = None,
+    ranks: Ranks | None = None,
     peers: tuple[str, ...] = (),
     options: dict[str, Any] | None = None,
 ) -> Figures:
     """Decodes `tokens` tokens from `position` on, `repeats` times; the median run counts.
 
-    peers: "eager", "compiled". Raises ark.errors as the executor does.
+    shape: the model's, or one rank's share of it, with room for those positions. peers: "eager",
+    "compiled"; they run the whole model. Sizes are this rank's. Raises ark.errors as the executor
+    does.
     """
     target = machine or device.machine
-    shape = Shape(config, dtype, position + tokens + 1, 0)
+    config = shape.config
     start = time.perf_counter()
-    plan = plans(shape, target, options)[0]
+    plan = plans(shape, target, options)[shape.rank]
     planned = time.perf_counter()
-    with Executor(plan, backend, device) as executor:
+    with Executor(plan, backend, device, ranks=ranks) as executor:
         built = time.perf_counter()
         torch_weights: dict[str, Any] = {}
         place = torch_device(backend.name != FALLBACK)

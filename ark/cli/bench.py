@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 
 import numpy as np
 from rich.console import Console
@@ -12,12 +13,16 @@ from rich.table import Table
 
 from ark.backend import registry
 from ark.bench.decode import Figures, decode
-from ark.cli.common import positive
+from ark.cli.common import positive, share, to_be_started
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType, by_name
 from ark.models.checkpoint import Checkpoint
 from ark.models.config import builtin_config
+from ark.models.llama import Shape
 from ark.plan.machine import Machine
+from ark.runtime.bootstrap import Bootstrap
+from ark.runtime.launch import launch_command
+from ark.runtime.place import place_from_environment
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
@@ -33,7 +38,8 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     d.add_argument("--tokens", type=positive, default=128)
     d.add_argument("--repeats", type=positive, default=5)
     d.add_argument("--backend")
-    d.add_argument("--device", type=int, default=0)
+    d.add_argument("--device", type=int, metavar="I", help="device index")
+    d.add_argument("--ranks", type=positive, default=1, metavar="N", help="tensor parallel ranks")
     d.add_argument("--processors", type=positive, help="use so many processors")
     d.add_argument(
         "--set",
@@ -69,7 +75,7 @@ def change(machine: Machine, settings: list[str]) -> Machine:
 
 
 def run(args: argparse.Namespace) -> int:
-    backend, probe = registry.choose(args.backend)
+    place = place_from_environment()
     checkpoint = None
     if "/" in args.config or args.config.startswith("."):
         checkpoint = Checkpoint.open(args.config)
@@ -79,29 +85,44 @@ def run(args: argparse.Namespace) -> int:
     room = config.max_position_embeddings - 1
     tokens = min(args.tokens, max(1, room - 1))
     position = min(args.context, room - tokens)
-    device = backend.open(args.device)
-    try:
-        machine = change(device.machine, args.set)
-        if args.processors:
-            machine = machine.with_processors(args.processors)
-        peers: tuple[str, ...] = ()
-        if args.vs:
-            peers = ("eager",) if backend.name == registry.FALLBACK else ("compiled",)
-        figures = decode(
-            config,
-            dtype,
-            backend,
-            device,
-            position=position,
-            tokens=tokens,
-            repeats=args.repeats,
-            checkpoint=checkpoint,
-            machine=machine,
-            peers=peers,
-        )
-    finally:
-        device.close()
-    name = probe.devices[args.device].name
+    world = max(args.ranks, place.world_size)
+    shape = Shape(config, dtype, position + tokens + 1, 0, place.rank, world)
+    if args.vs and world > 1:
+        raise InvalidUsageError("--vs measures a peer on one device; leave it or the ranks away")
+    backend, probe = registry.choose(args.backend)
+    if to_be_started(args.ranks, place):
+        return launch_command(args.ranks, [sys.executable, "-m", "ark", *sys.argv[1:]])
+    index = place.local_rank % len(probe.devices) if args.device is None else args.device
+    with Bootstrap.from_environment(place=place) as ranks:
+        device = backend.open(index)
+        try:
+            machine = change(device.machine, args.set)
+            if world > len(probe.devices):
+                machine = share(machine, backend.name, world, len(probe.devices))
+            if args.processors:
+                machine = machine.with_processors(args.processors)
+            peers: tuple[str, ...] = ()
+            if args.vs:
+                peers = ("eager",) if backend.name == registry.FALLBACK else ("compiled",)
+            figures = decode(
+                shape,
+                backend,
+                device,
+                position=position,
+                tokens=tokens,
+                repeats=args.repeats,
+                checkpoint=checkpoint,
+                machine=machine,
+                ranks=ranks,
+                peers=peers,
+            )
+        finally:
+            device.close()
+    name = probe.devices[index].name
+    if world > 1:
+        name = f"{world} ranks, {name}; sizes are one rank's"
+    if place.rank != 0:
+        return 0
     if args.json:
         row = dataclasses.asdict(figures)
         print(json.dumps({"device": name, "notes": list(probe.notes), **row}))

@@ -12,7 +12,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
+from ark.backend import registry
 from ark.errors import InvalidUsageError, SystemError
+from ark.plan.machine import Machine
+from ark.runtime.place import Place
 
 errors = Console(stderr=True)
 
@@ -26,6 +29,26 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return value
+
+
+def to_be_started(ranks: int, place: Place) -> bool:
+    """True if `--ranks N` asks this process to start N ranks; false in one of them."""
+    if ranks not in (1, place.world_size) and place.world_size > 1:
+        raise InvalidUsageError(
+            f"--ranks {ranks} contradicts the launcher, which started {place.world_size}; "
+            "leave --ranks away under a launcher"
+        )
+    return ranks > place.world_size
+
+
+def share(machine: Machine, backend: str, ranks: int, devices: int) -> Machine:
+    """The part of the host that each of several ranks gets; accelerators are not shared."""
+    if backend != registry.FALLBACK:
+        raise SystemError(
+            f"{ranks} ranks need {ranks} devices of {backend!r}, but {devices} were found; every "
+            "rank's kernel must be resident at the same time, so ranks cannot share a device"
+        )
+    return machine.with_processors(max(1, machine.processors // ranks))
 
 
 @contextmanager

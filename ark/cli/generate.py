@@ -8,12 +8,11 @@ import sys
 from contextlib import ExitStack
 
 from ark.backend import registry
-from ark.cli.common import errors, positive, progress, read_file
-from ark.errors import BaseError, InvalidUsageError, SystemError
+from ark.cli.common import errors, positive, progress, read_file, share, to_be_started
+from ark.errors import BaseError, InvalidUsageError
 from ark.models.checkpoint import Checkpoint
 from ark.models.generate import CHUNK, Generator, Sampling
 from ark.models.tokenizer import Tokenizer
-from ark.plan.machine import Machine
 from ark.plan.serialize import from_json, machine_of
 from ark.plan.verify import verify
 from ark.runtime.bootstrap import Bootstrap
@@ -58,7 +57,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     place = place_from_environment()
-    if args.ranks > 1 and place.world_size == 1:
+    if to_be_started(args.ranks, place):
         # The checkpoint's and the model's errors are one process's to tell.
         checkpoint = Checkpoint.open(args.directory)
         check_ranks(checkpoint, args.ranks)
@@ -67,11 +66,6 @@ def run(args: argparse.Namespace) -> int:
             # The ranks have no standard input of their own.
             words += ["--prompt", sys.stdin.read()]
         return launch_command(args.ranks, [sys.executable, "-m", "ark", *words])
-    if args.ranks not in (1, place.world_size):
-        raise InvalidUsageError(
-            f"--ranks {args.ranks} contradicts the launcher, which started {place.world_size}; "
-            "leave --ranks away under a launcher"
-        )
     if not args.budget > 0:
         raise InvalidUsageError(f"the budget is {args.budget} s; it must be above 0")
     sampling = Sampling(args.temperature, args.top_k, args.seed)
@@ -117,16 +111,6 @@ def run(args: argparse.Namespace) -> int:
                 return answer(args, generator, tokenizer, prompt, sampling, leader)
         finally:
             device.close()
-
-
-def share(machine: Machine, backend: str, ranks: int, devices: int) -> Machine:
-    """The part of the host that each of several ranks gets; accelerators are not shared."""
-    if backend != registry.FALLBACK:
-        raise SystemError(
-            f"{ranks} ranks need {ranks} devices of {backend!r}, but {devices} were found; every "
-            "rank's kernel must be resident at the same time, so ranks cannot share a device"
-        )
-    return machine.with_processors(max(1, machine.processors // ranks))
 
 
 def check_ranks(checkpoint: Checkpoint, ranks: int) -> None:

@@ -54,6 +54,19 @@ def test_two_ranks_give_the_tokens_of_one(backend: str) -> None:
     assert answer(NOAH, *common, "--ranks", "2") == answer(NOAH, *common)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_benchmark_measures_ranks_together(backend: str) -> None:
+    argv = [sys.executable, "-m", "ark", "bench", "decode", "--config", str(NOAH), "--json"]
+    argv += ["--backend", backend, "--ranks", "2", "--tokens", "12", "--repeats", "2"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    figures = json.loads(line)
+    assert figures["device"].startswith("2 ranks")
+    assert len(figures["runs"]) == 2 and len(figures["tokens"]) == 12
+    assert min(figures["runs"]) > 0 and figures["weight_bytes"] > 0
+
+
 @pytest.mark.parametrize("ranks", ["1", "2"])
 def test_emulated_devices_give_the_tokens_of_the_cpu(ranks: str) -> None:
     """One and two emulated gfx942 devices and processes; put, signal and wait between them."""

@@ -173,6 +173,8 @@ def test_cache_clear(
         (["emit", "/nowhere.json", "--backend", "cpu", "-o", "/tmp/x"], "cannot be read"),
         (["info", "--json", "--require", "cpu:x"], "no requirement"),
         (["bench", "decode", "--set", "name=3", "--backend", "cpu"], "--set name=3"),
+        (["bench", "decode", "--config", NOAH, "--ranks", "3"], "3 ranks cannot share"),
+        (["bench", "decode", "--ranks", "2", "--vs", "torch"], "leave it or the ranks away"),
     ],
 )
 def test_bad_calls_are_one_paragraph(
