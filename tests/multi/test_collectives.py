@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache
 
 import numpy as np
@@ -14,11 +15,13 @@ import pytest
 
 import ark
 from ark.backend import registry
+from ark.backend.protocol import Device
 from ark.comm import algorithms, synthesize, topology
 from ark.comm.program import Collective, CollectiveProgram, ProgramBuilder
 from ark.comm.program.types import Kind, Span
 from ark.comm.program.values import flow
 from ark.model import Model, use_model
+from ark.plan.machine import Machine
 from ark.plan.planner import plan as make_plan
 from ark.plan.types import Plan
 from ark.plan.verify import verify
@@ -39,13 +42,16 @@ def names(world: int, collective: str) -> list[str]:
     return [a for a in found if (a in some if world == 8 else a != "taccl")]
 
 
-def build(world: int, body: Callable[[int], object], machine: str = "cpu-2") -> list[Plan]:
+CPU_2 = registry.machine("cpu-2")
+
+
+def build(world: int, body: Callable[[int], object], machine: Machine = CPU_2) -> list[Plan]:
     made = []
     for rank in range(world):
         model = Model(rank, world)
         with use_model(model):
             body(rank)
-        made.append(make_plan(model.graph, registry.machine(machine)))
+        made.append(make_plan(model.graph, machine))
     return made
 
 
@@ -117,20 +123,45 @@ def expected(xs: list[np.ndarray], ws: list[np.ndarray], rank: int, name: str) -
     }[kind]()
 
 
-@pytest.mark.parametrize("world", [2, 4, 8])
-def test_every_collective_gives_the_right_result(world: int) -> None:
-    plans = build(world, suite(world), f"cpu-{max(1, 4 // world)}")
+@contextmanager
+def devices(name: str, world: int) -> Iterator[tuple[list[Device], Machine]]:
+    """A device for each rank, and what to plan for; AMD devices are emulated, with all checks."""
+    with ExitStack() as stack:
+        if name == "rocm":
+            emulator = pytest.importorskip("ark_rocm_emulator")
+            pytest.importorskip("hip")
+            stack.enter_context(emulator.emulated("gfx942", world, checks=1, compute_units=3))
+        elif name != "cpu" and len(registry.probe(name).devices) < world:
+            pytest.skip(f"{name} has fewer than {world} devices")
+        backend = registry.get(name)
+        made = [backend.open(0 if name == "cpu" else rank) for rank in range(world)]
+        for device in made:
+            stack.callback(device.close)
+        machine = registry.machine(f"cpu-{max(1, 4 // world)}") if name == "cpu" else None
+        yield made, machine or made[0].machine
+
+
+@pytest.mark.parametrize(
+    ("name", "world"), [("cpu", 2), ("cpu", 4), ("cpu", 8), ("cuda", 2), ("cuda", 4), ("rocm", 2)]
+)
+def test_every_collective_gives_the_right_result(name: str, world: int) -> None:
+    with devices(name, world) as (opened, machine):
+        check_collectives(name, world, opened, machine)
+
+
+def check_collectives(name: str, world: int, opened: list[Device], machine: Machine) -> None:
+    plans = build(world, suite(world), machine)
     verify(plans)
     random = np.random.default_rng(world)
     xs = [random.integers(-999, 999, (ROWS, WIDTH), np.int32) for _ in range(world)]
     zs = [random.standard_normal((ROWS, WIDTH)).astype(np.float32) for _ in range(world)]
     ws = [random.integers(-(2**31), 2**31, (ROWS, WIDTH), np.int32) for _ in range(world)]
     outputs = [t.name for t in plans[0].tensors if is_output(plans[0], t.id)]
-    backend, _ = registry.choose("cpu")
+    backend = registry.get(name)
 
     def work(ranks: ThreadRanks) -> dict[str, np.ndarray]:
-        plan = plans[ranks.rank]
-        with Executor(plan, backend, backend.open(0), ranks=ranks, budget_s=30.0) as executor:
+        plan, device = plans[ranks.rank], opened[ranks.rank]
+        with Executor(plan, backend, device, ranks=ranks, budget_s=30.0) as executor:
             executor.write("x", xs[ranks.rank])
             executor.write("z", zs[ranks.rank])
             executor.write("w", ws[ranks.rank])
@@ -192,7 +223,7 @@ def forest_plans(world: int, network: str) -> list[Plan]:
         keep(ark.all_reduce(x, rank, world, algorithm="forestcoll", topology=network), "sum")
         keep(ark.all_gather(x, rank, world, algorithm="forestcoll", topology=network), "all")
 
-    plans = build(world, body, "cpu-64")
+    plans = build(world, body, registry.machine("cpu-64"))
     verify(plans)
     return plans
 
