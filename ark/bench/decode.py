@@ -52,7 +52,8 @@ def random_weights(
     """Random parameters by name: matrices scaled to keep the signal's size, norms near one."""
     pool = np.random.default_rng(seed).standard_normal(POOL, np.float32)
     for n, tensor in enumerate(plan.tensors):
-        if plan.buffers[tensor.buffer].arena != "parameter":
+        buffer = plan.buffers[tensor.buffer]
+        if buffer.arena != "parameter" or buffer.name != tensor.name:
             continue
         if tensor.name == "rope_frequencies":
             yield tensor.name, rope_inverse_frequencies(config)
@@ -98,10 +99,8 @@ def decode(
         torch_weights: dict[str, Any] = {}
         place = torch_device(backend.name != FALLBACK)
         source = weights(checkpoint, shape) if checkpoint else random_weights(plan, config)
-        total = 0
         for name, array in source:
             executor.write(name, array)
-            total += array.nbytes
             if peers:
                 torch_weights[name] = _to_torch(array, place)
         _fill_caches(executor, plan)
@@ -119,13 +118,19 @@ def decode(
             planned - start,
             built - planned,
             executor.program.cached,
-            total,
+            streamed_bytes(plan),
             executor.device_bytes(),
             needed,
         )
         for peer in peers:
             _compare(figures, executor, config, torch_weights, position, tokens, peer, place)
     return figures
+
+
+def streamed_bytes(plan: Plan) -> int:
+    """Bytes of weights that the stream brings for one token."""
+    lists = plan.phases[-1].processors
+    return sum(f.nbytes for tasks in lists for task in tasks for f in task.fetches)
 
 
 def _run(executor: Executor, position: int, tokens: int) -> tuple[float, list[int]]:

@@ -143,7 +143,7 @@ def show(figures: Figures, name: str, notes: tuple[str, ...], read_bandwidth: fl
         f"{figures.per_token * 1e6:.1f} us (median of {len(spread)}; "
         f"{spread.min():.1f} to {spread.max():.1f})",
     )
-    table.add_row("weights read", f"{figures.weight_bytes / 1e9:.3f} GB, {rate:.0f} GB/s")
+    table.add_row("weights streamed", f"{figures.weight_bytes / 1e9:.3f} GB, {rate:.0f} GB/s")
     if read_bandwidth:
         table.add_row(
             "share of read bandwidth", f"{rate / read_bandwidth:.1%} of {read_bandwidth:.0f} GB/s"

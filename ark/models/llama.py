@@ -2,8 +2,9 @@
 
 Two phases share weights, cache and state: `prompt` takes a chunk of tokens an iteration and only
 fills the cache, `decode` takes one token, samples the next and feeds it back. With several ranks,
-heads and the inner dimension of the MLP are split (tensor parallelism as in Megatron-LM, Shoeybi
-et al. 2019) and each half of a layer ends in an all-reduce. Called by ark.models.generate.
+heads, the inner dimension of the MLP and the output layer's vocabulary are split (tensor
+parallelism as in Megatron-LM, Shoeybi et al. 2019); each half of a layer ends in an all-reduce, the
+logits are gathered. Called by ark.models.generate.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from ark.comm.synthesis import synthesize
+from ark.comm.topology import full_mesh
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType, fp32, int32
 from ark.ir.model import Graph
@@ -61,6 +64,12 @@ class Shape:
     @property
     def mlp(self) -> int:
         return self.config.intermediate_size // self.world_size
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens whose logits this rank computes: an equal share, all where none is equal."""
+        share, rest = divmod(self.config.vocab_size, self.world_size)
+        return self.config.vocab_size if rest else share
 
 
 class _Builder:
@@ -150,6 +159,32 @@ class _Builder:
             h = self.layer(i, h, tag)
         return h
 
+    def logits(self, x: Tensor) -> Tensor:
+        """One row of logits over the whole vocabulary, of which each rank computes its share."""
+        c, shape, own = self.config, self.shape, self.shape.vocabulary
+        name, whole = "decode.logits", (c.vocab_size, c.hidden_size)
+        if not c.tie_word_embeddings:
+            table = self.parameter("head", (own, c.hidden_size), shape.dtype)
+        else:
+            table = self.parameter("embedding", whole, shape.dtype)
+        if own == c.vocab_size:
+            return self.matmul(x, table, name)
+        if c.tie_word_embeddings:
+            table = self.graph.tensor(
+                (own, c.hidden_size),
+                shape.dtype,
+                buffer=table.buffer,
+                extents=whole,
+                offsets=(shape.rank * own, 0),
+                name="head",
+            )
+        share = self.matmul(x, table, f"{name}.share")
+        program = synthesize(full_mesh(shape.world_size), "all_gather", "one_shot")
+        gathered = self.op("collective", [share], (shape.world_size, own), name, program=program)
+        row = self.graph.tensor((1, c.vocab_size), fp32, buffer=gathered.buffer, name=name)
+        self.graph.depend(row, [gathered])
+        return row
+
     def build(self) -> Graph:
         c, graph = self.config, self.graph
         self.state()
@@ -162,9 +197,7 @@ class _Builder:
         h = self.body(1, "decode")
         norm = self.parameter("norm", (c.hidden_size,), self.shape.dtype)
         x = self.op("rmsnorm", [h, norm], h.shape, "decode.norm", eps=c.rms_norm_eps)
-        head = "embedding" if c.tie_word_embeddings else "head"
-        table = self.parameter(head, (c.vocab_size, c.hidden_size), self.shape.dtype)
-        logits = self.matmul(x, table, "decode.logits")
+        logits = self.logits(x)
         inputs = [logits, self.settings, self.position, self.tokens, self.output, self.stops]
         graph.add("sample", inputs, [], {}, "decode.sample")
         return graph
@@ -210,4 +243,5 @@ def weights(checkpoint: Checkpoint, shape: Shape) -> Iterator[tuple[str, np.ndar
         yield at + "down", read(at + "down", columns=inner)
     yield "norm", read("norm")
     if not c.tie_word_embeddings:
-        yield "head", read("head")
+        first = 0 if shape.vocabulary == c.vocab_size else rank * shape.vocabulary
+        yield "head", read("head", slice(first, first + shape.vocabulary))

@@ -44,7 +44,9 @@ def dense(lowering: Lowering, tensor: IrTensor, suffix: str, fill: bool) -> IrTe
 
 
 def _lower_all_reduce(lowering: Lowering, node: Node) -> None:
-    """Every rank puts its share into an inbox on each peer and adds all shares in rank order."""
+    """Every rank puts its share into an inbox on each peer and adds all shares in rank order, and
+    then the second input, a residual, if fusion gave it one.
+    """
     rank, world = lowering.graph.rank, lowering.graph.world_size
     if world + 1 > MAX_OPERANDS:
         raise UnsupportedError(
@@ -70,6 +72,7 @@ def _lower_all_reduce(lowering: Lowering, node: Node) -> None:
         coords = [(0, 0, 0, at) for at in starts]
         group = lowering.emit("elementwise", params, [flat, target], coords, f".put{peer}")
         group.sends = [(lowering.mail(peer, f"{name}.{i}"),) for i in range(len(starts))]
+    shares += [lowering.flat(residual) for residual in node.inputs[1:]]
     group = lowering.emit(
         "sum_ranks", {"tile": tile}, [*shares, lowering.flat(out)], [(at,) for at in starts]
     )

@@ -1,5 +1,6 @@
 """Fusion: a matmul with a weight, the norm before it and what is done to its result become one
-linear node, when the machine runs such rows on the operand stream.
+linear node, when the machine runs such rows on the operand stream; a sum over ranks takes in the
+residual that is added to it.
 
 A norm is computed again by every task that reads it (a row is short), an epilogue is applied where
 the sum ends. Nothing is fused whose intermediate result anybody else reads.
@@ -10,6 +11,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 
+from ark.codegen.layout import MAX_OPERANDS
 from ark.ir.model import Graph, Node
 from ark.ir.tensor import Tensor
 from ark.plan.machine import Machine
@@ -35,6 +37,12 @@ def fuse(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -> 
     dropped: set[int] = set()
     replaced: dict[int, Node] = {}
     for node in graph.nodes:
+        if node.type == "all_reduce":
+            added = by_input.get(node.outputs[0].id)
+            if added is not None and _adds_residual(graph, node, added, uses, kept):
+                replaced[added.id] = _sum(node, added)
+                dropped.add(node.id)
+            continue
         if node.type != "matmul" or not _streams(node, machine):
             continue
         if node.inputs[1].buffer.id in written or node.id in replaced:
@@ -72,7 +80,6 @@ def _streams(node: Node, machine: Machine) -> bool:
     return (
         weight.buffer.arena == "parameter"
         and weight.dense
-        and weight.nbytes == weight.buffer.nbytes
         and len(x.shape) == len(weight.shape) == 2
         and bool(node.attrs["transpose_b"])
         and not node.attrs["transpose_a"]
@@ -118,6 +125,36 @@ def _still(graph: Graph, norm: Node | None, node: Node, last: Node | None) -> bo
         return False
     gathered = (norm or node).inputs[0].buffer.id
     return all(t.buffer.id != gathered for t in end.outputs)
+
+
+def _adds_residual(
+    graph: Graph, node: Node, added: Node, uses: Counter[int], kept: frozenset[int]
+) -> bool:
+    """Is the sum over ranks only made to be added to another tensor of its kind?"""
+    return (
+        added.type == "add"
+        and graph.world_size + 2 <= MAX_OPERANDS
+        and len(node.inputs) == 1
+        and node.outputs[0].buffer.id not in kept
+        and _epilogue(added, node.outputs[0], uses)
+        and added.inputs[1].dense
+        and added.inputs[1].dtype == added.outputs[0].dtype == node.outputs[0].dtype
+        and _still(graph, None, node, added)
+    )
+
+
+def _sum(node: Node, added: Node) -> Node:
+    return Node(
+        added.id,
+        "all_reduce",
+        node.name,
+        (node.inputs[0], added.inputs[1]),
+        added.outputs,
+        node.attrs,
+        (*node.after, *added.after),
+        phase=node.phase,
+        processors=added.processors,
+    )
 
 
 def _linear(node: Node, norm: Node | None, last: Node | None) -> Node:

@@ -1,6 +1,7 @@
-"""Sums over ranks: what every rank put into this rank's inboxes, added in rank order.
+"""Sums over ranks: what every rank put into this rank's inboxes, added in rank order, and perhaps a
+residual behind them.
 
-params: tile (elements per task), residual (whether the last input is added too, not a share).
+params: tile (elements per task).
 operands: inputs..., output, all of one dense shape viewed as one dimension. coord: first element.
 Adding in rank order makes the result the same bits on every rank; integers wrap.
 """

@@ -89,6 +89,44 @@ def test_all_reduce_gives_the_same_bits_everywhere(world: int) -> None:
             )
 
 
+@pytest.mark.parametrize(
+    ("case", "ops"), [("plain", 1), ("strided", 2), ("broadcast", 2), ("used twice", 3)]
+)
+def test_a_residual_is_added_where_the_shares_are(case: str, ops: int) -> None:
+    """ops: of those that sum the shares and what comes after them."""
+
+    def body(rank: int) -> None:
+        x = ark.mul(ark.tensor(SHAPE, name="x"), 1.0)
+        rest = ark.mul(ark.tensor(SHAPE, name="rest"), 1.0)
+        if case == "strided":
+            x, rest = ark.copy(x[1:, 3:650]), rest[1:, 3:650]
+        elif case == "broadcast":
+            rest = ark.copy(rest[:1])
+        total = ark.all_reduce(x, rank, 2)
+        y = ark.tensor(total.shape(), name="y")
+        ark.add(total, rest, output=y)
+        if case == "used twice":
+            ark.mul(total, 3.0, output=ark.tensor(SHAPE, name="z"))
+
+    plans = build(2, body)
+    verify(plans)
+    kinds = [op.kind for op in plans[0].ops]
+    assert len(kinds) - kinds.index("sum_ranks") == ops
+    random = np.random.default_rng(7)
+    inputs = [
+        {name: random.standard_normal(SHAPE).astype(np.float32) for name in ("x", "rest")}
+        for _ in range(2)
+    ]
+    total, cut = inputs[0]["x"] + inputs[1]["x"], np.s_[:]
+    if case == "strided":
+        cut = np.s_[1:, 3:650]
+    elif case == "broadcast":
+        cut = np.s_[:1]
+    for rank, found in enumerate(execute(plans, inputs, [["y"]] * 2)):
+        want = (total[cut] if case == "strided" else total) + inputs[rank]["rest"][cut]
+        np.testing.assert_allclose(found["y"].reshape(want.shape), want, rtol=1e-5, atol=2e-6)
+
+
 def ring(rank: int) -> None:
     """Each of three ranks sends twice under one tag to the next, and once under another."""
     x = ark.tensor(SHAPE, name="x")

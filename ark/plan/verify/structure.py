@@ -200,10 +200,12 @@ def _check_stream(
     if tuple(task.fetches) != tuple(expected):
         raise refuse(f"task {list(task.coord)} of op {op.name!r} fetches what it does not use")
     for fetch in task.fetches:
-        buffer = plan.buffers[plan.tensors[op.operands[fetch.operand]].buffer]
+        tensor = plan.tensors[op.operands[fetch.operand]]
+        buffer = plan.buffers[tensor.buffer]
+        room = buffer.nbytes - tensor.start * by_name(tensor.dtype).itemsize
         if not buffer.initial or fleet.buffer_of(plan.rank, buffer.id) in written:
             raise refuse(f"op {op.name!r} streams {buffer.name!r}, which the loop writes")
-        if fetch.offset < 0 or fetch.offset + fetch.nbytes > buffer.nbytes or fetch.stage <= 0:
+        if fetch.offset < 0 or fetch.offset + fetch.nbytes > room or fetch.stage <= 0:
             raise refuse(f"op {op.name!r} streams past the end of {buffer.name!r}")
         if plan.machine["ring_bytes"] and fetch.stage > plan.machine["stage_bytes"]:
             raise refuse(

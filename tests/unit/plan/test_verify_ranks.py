@@ -68,14 +68,14 @@ def put_into_an_own_inbox(plan: Plan, rng: random.Random) -> Plan:
 
 def put_into_another_inbox(plan: Plan, rng: random.Random) -> Plan:
     """The put writes the peer's inbox of another put."""
-    place, task = rng.choice(puts(plan))
-    used = plan.ops[task.op].operands[-1]
-    wanted = plan.tensors[used]
-    others = sorted(
-        {plan.ops[t.op].operands[-1] for k, t in puts(plan) if k[0] == place[0]} - {used}
-    )
-    fitting = [t for t in others if plan.tensors[t].shape == wanted.shape]
-    return with_target(plan, task.op, rng.choice(fitting))
+    inboxes = {(k[0], plan.ops[t.op].operands[-1]) for k, t in puts(plan)}
+    choices = []
+    for place, task in puts(plan):
+        used = plan.ops[task.op].operands[-1]
+        fits = plan.tensors[used].shape
+        others = {t for phase, t in inboxes if phase == place[0]} - {used}
+        choices += [(task.op, t) for t in sorted(others) if plan.tensors[t].shape == fits]
+    return with_target(plan, *rng.choice(choices))
 
 
 def signal_own_rank(plan: Plan, rng: random.Random) -> Plan:
