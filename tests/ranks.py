@@ -29,7 +29,7 @@ class ThreadRanks:
         self.barrier()
         return found
 
-    def barrier(self) -> None:
+    def barrier(self, label: str = "barrier") -> None:
         self.hub.gate.wait()
 
     def failure(self) -> str | None:

@@ -148,7 +148,7 @@ class Generator:
                 done += array.nbytes
                 tell("loading", min(done, total), total)
         except BaseException:
-            self.executor.close()
+            self.executor.close(together=False)
             raise
 
     def _check_plan(self, plan: Plan) -> None:
@@ -264,11 +264,12 @@ class Generator:
                 pause = min(pause * 1.5, 1e-3)
             yield int(output[place])
 
-    def close(self) -> None:
-        self.executor.close()
+    def close(self, together: bool = True) -> None:
+        """Frees everything; together: see Executor.close."""
+        self.executor.close(together)
 
     def __enter__(self) -> Generator:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.close(together=kind is None)

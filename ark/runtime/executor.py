@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,7 +38,7 @@ class Ranks(Protocol):
 
     def all_gather(self, data: bytes) -> list[bytes]: ...
 
-    def barrier(self) -> None: ...
+    def barrier(self, label: str = "barrier") -> None: ...
 
     def check_same(self, label: str, digest: str) -> None: ...
 
@@ -84,7 +84,7 @@ class Executor:
         try:
             self._allocate(trace_records)
         except BaseException:
-            self.close()
+            self.close(together=False)
             raise
 
     def _alloc(self, nbytes: int, kind: Any = "device") -> Memory:
@@ -236,6 +236,8 @@ class Executor:
         persistent: runs until told to quit; iterations are released by `Run.release`.
         """
         self.phase0 = phase0
+        # Until its kernel has ended, a peer may still signal the launch before this one.
+        self._meet("the end of the launch before")
         self.device.zero(self._counters, self._counter_bytes)
         packets = self._arenas.get("packet")
         if packets is not None:
@@ -248,8 +250,7 @@ class Executor:
         self.device.write(self._control.address, control.view(np.uint8))
         assert self._host.host is not None
         self._host.host[:] = 0
-        if self.ranks is not None and self.plan.world_size > 1:
-            self.ranks.barrier()
+        self._meet("the launch")
         params = np.zeros(1, layout.dtype("ArkParams"))
         for name, memory in self._arrays.items():
             params[name] = memory.address
@@ -284,20 +285,36 @@ class Executor:
         rows = data.reshape(self.plan.processors, self._trace_records)
         return [row[row["end"] != 0] for row in rows]
 
-    def close(self) -> None:
-        """Frees everything; safe to call twice."""
-        for memory, _ in self._peers.values():
-            self.device.free(memory)
-        for memory in self._memory:
-            self.device.free(memory)
-        self._peers.clear()
-        self._memory.clear()
+    def _meet(self, what: str) -> None:
+        if self.ranks is not None and self.plan.world_size > 1:
+            self.ranks.barrier(what)
+
+    def close(self, together: bool = True) -> None:
+        """Frees everything; safe to call twice.
+
+        together: the ranks let go of each other's memory first and meet before any frees its own,
+        as no peer may write there or have it mapped then. False after an error, when peers may
+        never come and a lost device refuses to free: the error is what counts.
+        """
+        peers, own = [m for m, _ in self._peers.values()], self._memory
+        self._peers, self._memory = {}, []
+        try:
+            self._free(peers, together)
+            if peers and together:
+                self._meet("the end")
+        finally:
+            self._free(own, together)
+
+    def _free(self, memories: Sequence[Memory], strict: bool) -> None:
+        for memory in memories:
+            with contextlib.nullcontext() if strict else contextlib.suppress(BaseError):
+                self.device.free(memory)
 
     def __enter__(self) -> Executor:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.close(together=kind is None)
 
 
 class Run:

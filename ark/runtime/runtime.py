@@ -246,17 +246,17 @@ class Runtime:
             except BaseError:
                 self._abandon()
                 raise
-        self._abandon()
+        self._abandon(together=True)
         return self._elapsed * 1e3
 
-    def _abandon(self) -> None:
-        """Leaves the device, whatever state it is in."""
+    def _abandon(self, together: bool = False) -> None:
+        """Leaves the device, whatever state it is in; together: see Executor.close."""
         if self._run is not None and self._run.running():
             self._run.abort()
             self._run.wait_quietly()
         self._run = None
         if self.executor is not None:
-            self.executor.close()
+            self.executor.close(together)
             self.executor = None
         for memory in self._extra:
             if self._device is not None:
