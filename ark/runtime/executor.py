@@ -17,7 +17,7 @@ import numpy as np
 
 from ark.backend.protocol import Backend, Device, Launch, Memory
 from ark.codegen import layout
-from ark.errors import GpuError, InvalidUsageError, SystemError
+from ark.errors import BaseError, GpuError, InvalidUsageError, SystemError
 from ark.ir.dtype import by_name
 from ark.plan.serialize import machine_of
 from ark.plan.types import GATE, Plan, PlanTensor
