@@ -47,6 +47,17 @@ def test_unary(backend: str) -> None:
     check(cases)
 
 
+@pytest.mark.parametrize("count", [262_139, 1_000_003])
+def test_chains_of_tiles_that_end_within_a_warp(backend: str, count: int) -> None:
+    """One processor's tasks without waits between them, whose last elements part its lanes."""
+
+    def chain(a: ark.Tensor) -> ark.Tensor:
+        return ark.mul(ark.mul(ark.mul(a, 2.0), 0.5), 4.0)
+
+    array = values(count)
+    check([Case(f"chain {t}", [(array, t)], chain, lambda a: a * 4) for t in (ark.fp32, ark.bf16)])
+
+
 SHAPES = [
     ((5, 7), (5, 7)),
     ((5, 7), (1, 7)),

@@ -28,11 +28,15 @@ ARK_DEVICE int ark_tid() { return static_cast<int>(threadIdx.x); }
 ARK_DEVICE int ark_lane() { return static_cast<int>(threadIdx.x & 31u); }
 ARK_DEVICE int ark_warp() { return static_cast<int>(threadIdx.x >> 5); }
 
-// Barrier 1 counts the computing threads only; barrier 0 would wait for the fetching warp too.
+// Barrier 1 counts the computing threads only; barrier 0 would wait for the fetching warp too. Lanes
+// that reach a barrier apart (after a loop of unequal length) meet first: on sm_90 what NVRTC 13.0
+// makes of a barrier for a divided warp ends in an illegal instruction.
 ARK_DEVICE void ark_sync() {
+  __syncwarp();
   asm volatile("barrier.sync 1, %0;" ::"n"(ARK_THREADS) : "memory");
 }
 ARK_DEVICE bool ark_all(bool v) {
+  __syncwarp();
   ark_u32 all;
   asm volatile(
       "{\n .reg .pred p, q;\n setp.ne.u32 p, %1, 0;\n"
