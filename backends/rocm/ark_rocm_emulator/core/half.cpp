@@ -75,7 +75,7 @@ uint8_t to_small(double value, Small format, bool saturate, const uint32_t* rand
   int exponent = 0;
   std::frexp(magnitude, &exponent);
   const int lowest = 1 - layout.bias;   // exponent of the smallest normal
-  const int ulp = std::max(exponent - 1, lowest) - layout.mantissa_bits;
+  const int ulp = std::max(magnitude == 0 ? lowest : exponent - 1, lowest) - layout.mantissa_bits;
   const double units = std::ldexp(magnitude, -ulp);
   double whole = std::floor(units);
   const double rest = units - whole;
