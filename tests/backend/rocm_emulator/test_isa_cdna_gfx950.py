@@ -89,10 +89,10 @@ def _cases() -> dict[str, Case]:
             f"buffer_load_dwordx{dwords} v60, s[8:11], 0 offen lds", dwords
         )
     cases["scratch_to_lds"] = Case(
-        f"scratch_store_dword off, v10, off offset:8\n{VM}\nv_mov_b32 v60, 8\n"
+        f"scratch_store_dword off, v10, off offset:8\n{VM}\nv_mov_b32 v60, 8\nv_mov_b32 v61, 5\n"
         "s_movk_i32 m0, 64\nscratch_load_lds_dword v60, off\n"
-        f"s_movk_i32 m0, 512\nscratch_load_lds_sbyte v60, off offset:1\n{VM}\n"
-        f"ds_read_b32 v40, v0 offset:64\nds_read_b32 v41, v0 offset:513\n{LGKM}",
+        f"s_movk_i32 m0, 512\nscratch_load_lds_sbyte v61, off offset:4\n{VM}\n"
+        f"ds_read_b32 v40, v0 offset:64\nds_read_b32 v41, v0 offset:516\n{LGKM}",
         1,
         2,
     )
@@ -243,7 +243,7 @@ def test_wide_loads_go_to_lds(kind: str, dwords: int) -> None:
 
 def test_private_memory_goes_to_lds() -> None:
     """The instruction's offset counts on both sides."""
-    whole, byte = SUITE.run("scratch_to_lds", [A])
+    whole, byte = run("scratch_to_lds", A)
     assert np.array_equal(whole, A)
     assert np.array_equal(byte.view(np.int32), (A >> 8 & 0xFF).astype(np.uint8).view(np.int8))
 
