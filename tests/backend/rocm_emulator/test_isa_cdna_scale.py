@@ -70,7 +70,8 @@ def suite() -> Suite:
     cases["clipped_16_44"] = Case(mode + clipped.body, clipped.inputs, clipped.outputs, OUT)
     product = _product(16, 4, 4, _scales())
     for name, register in (("scale", SCALES + 1), ("element", A + 3), ("unused", A + 4)):
-        body = f"ds_read_b32 v{register}, v0\n{product}\ns_waitcnt lgkmcnt(0)"
+        fill = "ds_write_b32 v0, v0\ns_waitcnt lgkmcnt(0)"
+        body = f"{fill}\nds_read_b32 v{register}, v0\n{product}\ns_waitcnt lgkmcnt(0)"
         cases[f"waits_{name}"] = Case(body, 0, 4, OUT)
     return Suite("gfx950", cases)
 
