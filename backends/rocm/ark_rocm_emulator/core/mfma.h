@@ -1,7 +1,7 @@
 // What the matrix instructions of CDNA share: element types, reading registers, and D. Layouts from
 // AMD's CDNA3 and CDNA4 instruction set documents, chapter "Matrix arithmetic", and AMD's matrix
 // instruction calculator. Sums are formed in double and rounded once; the hardware's order of
-// additions is not documented. EXEC is ignored.
+// additions is not documented. EXEC and MODE's rounding are ignored.
 #pragma once
 
 #include <algorithm>
@@ -33,13 +33,16 @@ struct InBF16 {
     return bf16_to_float(static_cast<uint16_t>(bits));
   }
 };
-struct InF32 {
+struct InF32 {   // the only type whose denormals MODE decides about
   static constexpr int kBits = 32;
-  static double value(const Wave&, uint32_t bits) { return as_float(bits); }
+  static double value(const Wave& w, uint32_t bits) {
+    const bool flushed = (w.mode & 0x10) == 0 && (bits & 0x7f800000u) == 0;
+    return as_float(flushed ? bits & 0x80000000u : bits);
+  }
 };
 struct InXF32 {   // 10 bits of mantissa
   static constexpr int kBits = 32;
-  static double value(const Wave&, uint32_t bits) { return as_float(bits & 0xffffe000u); }
+  static double value(const Wave& w, uint32_t bits) { return InF32::value(w, bits & 0xffffe000u); }
 };
 struct InI8 {
   static constexpr int kBits = 8;
@@ -145,6 +148,8 @@ template <int kSize, int kBlocks, class T>
     write_with(w, i, c, sums, [](T sum, uint32_t addend) { return total(sum, addend); });
   }
 }
+
+constexpr uint32_t kMatrix = kNoModifiers | kOwnRounding;   // flags of all of them
 
 // The operand type of that many dwords.
 inline std::string type_of_width(int dwords) {
