@@ -263,16 +263,6 @@ void register_scalar(Ops& ops) {
   ops.add("s_pack_hl_b32_b16", "b32=b32,b32", [](Wave& w, const Inst& i) {
     w.put_scalar32(i.dst[0], w.scalar32(i.src[0]) >> 16 | w.scalar32(i.src[1]) << 16);
   });
-  const auto wrexec = [&ops](const char* name, auto f) {
-    ops.add(name, "b32=b32", [](Wave& w, const Inst& i) {
-      const U32 r = decltype(f){}(w.scalar32(i.src[0]), static_cast<U32>(w.exec()));
-      w.set_exec(r);
-      w.put_scalar32(i.dst[0], r);
-      w.scc = r != 0;
-    });
-  };
-  wrexec("s_andn1_wrexec_b32", [](U32 a, U32 exec) { return ~a & exec; });
-  wrexec("s_andn2_wrexec_b32", [](U32 a, U32 exec) { return a & ~exec; });
 }
 
 }  // namespace
