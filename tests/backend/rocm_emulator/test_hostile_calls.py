@@ -120,8 +120,12 @@ LAUNCHES = {
     "no lanes": ((1, 1, 1), (64, 1, 0), 0, ERROR.hipErrorInvalidConfiguration),
     "wrapping block": ((1, 1, 1), (320, 107367629, 536903681), 0, ERROR.hipErrorInvalidValue),
     "wrapping to none": ((1, 1, 1), (2**22, 2**21, 2**21), 0, ERROR.hipErrorInvalidValue),
-    "wrapping grid": ((2**31 - 1, 65536, 65536), (1024, 1, 1), 0,
-                      ERROR.hipErrorInvalidConfiguration),  # fmt: skip
+    "wrapping grid": (
+        (2**31 - 1, 65536, 65536),
+        (1024, 1, 1),
+        0,
+        ERROR.hipErrorInvalidConfiguration,
+    ),
     "grid too high": ((1, 65537, 1), (64, 1, 1), 0, ERROR.hipErrorInvalidValue),
     "grid too wide": ((2**31, 1, 1), (1, 1, 1), 0, ERROR.hipErrorInvalidValue),
     "too many lanes": ((1, 1, 1), (1025, 1, 1), 0, ERROR.hipErrorInvalidValue),
