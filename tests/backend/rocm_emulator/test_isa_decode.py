@@ -22,7 +22,7 @@ PROVEN = {"gfx90a": 1280, "gfx942": 1310, "gfx950": 1340, "gfx1100": 1480}
 # Names the assembler has no such text for, or whose every operand the sampler cannot hit.
 UNPROVABLE = re.compile(
     r"v_(swap|fma(mk|ak)_f16|fma(mk|ak)_f32|mad(mk|ak)_f(16|32))|s_waitcnt_\w+|ds_nop|s_setpc"
-    r"|v_(readfirstlane|accvgpr_mov|dot2acc|permlane64).*_e64|v_mfma.*_xf32"
+    r"|v_(readfirstlane|accvgpr_mov|dot2acc|permlane64).*_e64|flat_atomic_csub_u32"
 )
 
 

@@ -220,6 +220,8 @@ U apply(AtomicOp op, U old, U data, U data2) {
     case AtomicOp::Inc: return old >= data ? 0 : old + 1;
     case AtomicOp::Dec: return old == 0 || old > data ? data : old - 1;
     case AtomicOp::MskOr: return (old & ~data) | data2;
+    case AtomicOp::Wrap: return old >= data ? old - data : old + data2;
+    case AtomicOp::SubClamped: return old < data ? 0 : old - data;
     case AtomicOp::AddF: case AtomicOp::MinF: case AtomicOp::MaxF:
       return std::bit_cast<U>(float_op(op, std::bit_cast<F>(old), std::bit_cast<F>(data)));
     case AtomicOp::PkAddF16: case AtomicOp::PkAddBf16:

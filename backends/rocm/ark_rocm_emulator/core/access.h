@@ -27,11 +27,11 @@ void store_lanes(Wave& w, const Inst& i, const Addresses& a, int bytes, const ui
 
 enum class AtomicOp : uint8_t {
   Swap, CmpSwap, Add, Sub, Rsub, SMin, UMin, SMax, UMax, And, Or, Xor, Inc, Dec, MskOr,
-  AddF, MinF, MaxF, CmpSwapF, PkAddF16, PkAddBf16,
+  AddF, MinF, MaxF, CmpSwapF, PkAddF16, PkAddBf16, Wrap, SubClamped,
 };
 
 // What `op` leaves in memory that held `old`. 4 or 8 bytes wide. `data2` is CmpSwap's new value
-// with `data` the expected one, and MskOr's bits to set.
+// with `data` the expected one, MskOr's bits to set, and what Wrap adds below `data`.
 uint64_t atomic_result(AtomicOp op, int bytes, uint64_t old, uint64_t data, uint64_t data2);
 // One lane after the other; the values before go to `before` (rows) when it is not null.
 void atomic_lanes(Wave& w, const Inst& i, const Addresses& a, AtomicOp op, int bytes,

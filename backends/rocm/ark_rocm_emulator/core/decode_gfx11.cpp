@@ -359,6 +359,7 @@ class Gfx11Decoder : public Decoder {
     const unsigned fields[3] = {bits(words[1], 7, 0), bits(words[1], 15, 8),
                                 bits(words[1], 23, 16)};
     for (int k = 0; k < inst.op->src_count && k < 3; k++) {
+      if (inst.src[k].ty == Ty::None) continue;
       set_vgpr(inst.src[k], fields[k]);
       if (inst.src[k].ty == Ty::Ptr) inst.src[k].dwords = 1;
     }

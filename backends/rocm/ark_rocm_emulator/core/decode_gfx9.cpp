@@ -15,12 +15,16 @@ constexpr int32_t sign_extend(uint32_t value, int width) {
   return static_cast<int32_t>(value << (32 - width)) >> (32 - width);
 }
 
+// VOP3P: the first half of a product with scales; where the tables keep such products.
+constexpr unsigned kLoadScale = 44, kScaled = 128;
+
 std::vector<OpcodeText> tables_for(Arch arch) {
   std::vector<OpcodeText> all;
   for (const auto* part : {&kGfx9Scalar, &kGfx9Memory, &kGfx9Vector, &kGfx9Compare}) {
     all.insert(all.end(), part->begin(), part->end());
   }
   if (arch == Arch::gfx90a) all.insert(all.end(), kGfx90aChanges.begin(), kGfx90aChanges.end());
+  if (arch == Arch::gfx950) all.insert(all.end(), kGfx950Changes.begin(), kGfx950Changes.end());
   return all;
 }
 
@@ -276,9 +280,32 @@ class Gfx9Decoder : public Decoder {
 
   int vop3p(std::span<const uint32_t> words, Inst& inst) const {
     const unsigned op = bits(words[0], 22, 16);
+    if (op == kLoadScale && words.size() >= 4) {
+      const int length = scaled_mfma(words, inst);
+      if (length != 0) return length;
+    }
     if (!lookup(inst, Format::VOP3P, op)) return 0;
+    return vop3p_fields(words, inst);
+  }
+
+  // gfx950: the two words that name the scales, then a product whose abid says that it uses them.
+  int scaled_mfma(std::span<const uint32_t> words, Inst& inst) const {
+    const auto product = words.subspan(2);
+    const bool uses = bits(product[0], 31, 23) == 0x1a7 && bits(product[0], 11, 11) != 0;
+    if (!uses || !lookup(inst, Format::VOP3P, kScaled + bits(product[0], 22, 16))) return 0;
+    const auto scales = std::make_shared<Inst>();
+    if (!lookup(*scales, Format::VOP3P, kLoadScale)) return 0;
+    if (vop3p_fields(words, *scales) == 0 || vop3p_fields(product, inst) == 0) return 0;
+    inst.second = scales;
+    return 4;
+  }
+
+  int vop3p_fields(std::span<const uint32_t> words, Inst& inst) const {
     vector_dst(inst, bits(words[0], 7, 0));
-    const bool mai = inst.op->name.starts_with("v_mfma") || inst.op->name.starts_with("v_accvgpr");
+    const std::string& name = inst.op->name;
+    const bool sparse = name.starts_with("v_smfmac");
+    const bool mai = (name.starts_with("v_mfma") && name != "v_mfma_ld_scale_b32") || sparse ||
+                     name.starts_with("v_accvgpr");
     if (!mai) {
       inst.abs = static_cast<uint8_t>(bits(words[0], 10, 8));   // neg_hi
       inst.opsel = static_cast<uint8_t>(bits(words[0], 13, 11));
@@ -292,10 +319,16 @@ class Gfx9Decoder : public Decoder {
     inst.cbsz = static_cast<uint8_t>(bits(words[0], 10, 8));
     inst.abid = static_cast<uint8_t>(bits(words[0], 14, 11));
     inst.blgp = static_cast<uint8_t>(bits(words[1], 31, 29));
-    const bool accvgpr_write = inst.op->name == "v_accvgpr_write_b32";
+    if (name.ends_with("_f8f6f4")) {   // cbsz and blgp are formats: 8, 8, 6, 6 or 4 bits
+      constexpr uint8_t kWords[5] = {8, 8, 6, 6, 4};
+      if (inst.cbsz > 4 || inst.blgp > 4) return 0;
+      inst.src[0].dwords = kWords[inst.cbsz];
+      inst.src[1].dwords = kWords[inst.blgp];
+    }
+    const bool accvgpr_write = name == "v_accvgpr_write_b32";
     const bool acc_cd = bits(words[0], 15, 15) != 0 || accvgpr_write;
     if (acc_cd) inst.dst[0].reg += 256;
-    if (acc_cd && inst.src[2].kind == Kind::Vgpr) inst.src[2].reg += 256;
+    if (acc_cd && !sparse && inst.src[2].kind == Kind::Vgpr) inst.src[2].reg += 256;
     // The assembler sets these bits on v_accvgpr_write too, whose source is a VGPR all the same.
     for (int k = 0; k < 2 && !accvgpr_write; k++) {
       if (inst.src[k].kind == Kind::Vgpr && bits(words[1], 27 + k, 27 + k) != 0) {
@@ -313,6 +346,7 @@ class Gfx9Decoder : public Decoder {
     const unsigned fields[3] = {bits(words[1], 7, 0), bits(words[1], 15, 8),
                                 bits(words[1], 23, 16)};
     for (int k = 0; k < inst.op->src_count && k < 3; k++) {
+      if (inst.src[k].ty == Ty::None) continue;
       set_vgpr(inst.src[k], fields[k], k > 0 && acc);
       if (inst.src[k].ty == Ty::Ptr) inst.src[k].dwords = 1;
     }

@@ -152,7 +152,9 @@ std::string Printer::valu() const {
   halves = halves || is_half(op.dst[0]);
   // Without 16-bit registers op_sel is a list; with them it is in the operands' names, except for a
   // half of a scalar register and for operations on whole registers.
-  const int count = written_sources(op);
+  // Two bits that name the destination's byte leave no room for a shorter list.
+  const bool all_bits = inst.name->starts_with("v_cvt_scalef32_pk_fp4_");
+  const int count = all_bits ? 3 : written_sources(op);
   const unsigned selected =
       (inst.opsel & ((1u << count) - 1)) | ((inst.opsel >> 3) & 1u) << count;
   if (inst.vop3_form && selected != 0 && (!rdna() || !halves)) {
@@ -175,9 +177,15 @@ std::string Printer::vop3p() const {
     text = listed({text, one});
   }
   if (op.name.starts_with("v_accvgpr")) return text;
+  if (inst.second != nullptr) {   // the scales of A and B
+    const Inst& scales = *inst.second;
+    text = listed({text, source(scales.src[0]), source(scales.src[1])});
+    text += bit_list("op_sel", scales.opsel & 3, 3) + bit_list("op_sel_hi", scales.opsel_hi & 3, 3);
+  }
   if (mfma) {
     if (inst.cbsz != 0) text += " cbsz:" + std::to_string(inst.cbsz);
-    if (inst.abid != 0) text += " abid:" + std::to_string(inst.abid);
+    const int abid = inst.abid & (inst.second != nullptr ? ~1 : ~0);   // bit 0: has scales
+    if (abid != 0) text += " abid:" + std::to_string(abid);
     if (inst.blgp != 0) {
       text += is_float(op.src[0]) && op.src[0] == Ty::F64 ? bit_list("neg", inst.blgp, 3)
                                                            : " blgp:" + std::to_string(inst.blgp);

@@ -179,12 +179,14 @@ void register_buffer(Ops& ops) {
   add_atomic<AtomicOp::Xor>(ops, "xor");
   add_atomic<AtomicOp::Inc>(ops, "inc");
   add_atomic<AtomicOp::Dec>(ops, "dec");
+  add_atomic<AtomicOp::SubClamped>(ops, "csub");
   const auto floats = [&ops](const char* name, const char* sources, Handler run) {
     ops.add(std::string("buffer_atomic_") + name, sources, run, kMemory | kSync | kStore | kFloat);
   };
   floats("add_f32", "=p,b32", atomic<AtomicOp::AddF, 4>);
   floats("min_f32", "=p,b32", atomic<AtomicOp::MinF, 4>);
   floats("max_f32", "=p,b32", atomic<AtomicOp::MaxF, 4>);
+  floats("cmpswap_f32", "=p,b64", atomic<AtomicOp::CmpSwapF, 4>);
   floats("pk_add_f16", "=p,b32", atomic<AtomicOp::PkAddF16, 4>);
   floats("pk_add_bf16", "=p,b32", atomic<AtomicOp::PkAddBf16, 4>);
   floats("add_f64", "=p,b64", atomic<AtomicOp::AddF, 8>);

@@ -184,8 +184,8 @@ void sat_pk_u8_i16(Wave& w, const Inst& i) {
 }
 
 // Registers chosen by M0: the destination's number (movreld), the source's (movrels) or both.
-unsigned relative(const Wave& w, const Operand& operand) {
-  const uint64_t reg = uint64_t(operand.reg) + w.m0();
+unsigned relative(const Wave& w, const Operand& operand, U32 by) {
+  const uint64_t reg = uint64_t(operand.reg) + by;
   if (operand.kind != Kind::Vgpr || reg > 255) {
     throw Fault{ErrorKind::OutOfBounds, "M0 = " + std::to_string(w.m0()) +
                                             " leads a relative move beyond v255"};
@@ -193,11 +193,23 @@ unsigned relative(const Wave& w, const Operand& operand) {
   return static_cast<unsigned>(reg);
 }
 
+// The forms with a number of their own for each: M0[9:0] for the source, M0[25:16] for the
+// destination.
+template <bool kSwap>
+void movrel_2(Wave& w, const Inst& i) {
+  U32* from = w.row(relative(w, i.src[0], w.m0() & 0x3ff));
+  U32* to = w.row(relative(w, i.dst[0], (w.m0() >> 16) & 0x3ff));
+  Row old;
+  std::copy(to, to + kLanes, old);
+  w.blend(to, from, w.exec());
+  if (kSwap) w.blend(from, old, w.exec());
+}
+
 template <bool kSource, bool kDestination>
 void movrel(Wave& w, const Inst& i) {
   Inst moved = i;
-  if (kSource) moved.src[0].reg = static_cast<uint16_t>(relative(w, i.src[0]));
-  if (kDestination) moved.dst[0].reg = static_cast<uint16_t>(relative(w, i.dst[0]));
+  if (kSource) moved.src[0].reg = static_cast<uint16_t>(relative(w, i.src[0], w.m0()));
+  if (kDestination) moved.dst[0].reg = static_cast<uint16_t>(relative(w, i.dst[0], w.m0()));
   Row tmp, out;
   const U32* a = w.src32(moved, 0, tmp);
   std::copy(a, a + kLanes, out);
@@ -316,6 +328,9 @@ void register_gfx11(Ops& ops) {
   ops.add("v_movreld_b32", "b32=b32", movrel<false, true>);
   ops.add("v_movrels_b32", "b32=b32", movrel<true, false>);
   ops.add("v_movrelsd_b32", "b32=b32", movrel<true, true>);
+  ops.add("v_movrelsd_2_b32", "b32=b32", movrel_2<false>);
+  ops.add("v_swaprel_b32", "b32=b32", movrel_2<true>);
+  ops.add("v_pipeflush", "=", nothing);
   ops.add("v_permlane16_b32", "b32=b32,b32,b32", permlane16<false>, kNoModifiers);
   ops.add("v_permlanex16_b32", "b32=b32,b32,b32", permlane16<true>, kNoModifiers);
   ops.add("v_permlane64_b32", "b32=b32", permlane64, kNoModifiers);

@@ -1,4 +1,6 @@
 // DS: reads, writes and atomics on the workgroup's LDS.
+#include <algorithm>
+#include <bit>
 #include <string>
 
 #include "access.h"
@@ -92,6 +94,63 @@ void atomic(Wave& w, const Inst& i) {
   }
 }
 
+// Elements that are read in columns: 16 lanes read rows of 16 elements, one to four lanes a row,
+// and each of them gets a column (CDNA4 instruction set document, "LDS transpose load").
+template <int kBits>
+void read_transposed(Wave& w, const Inst& i) {
+  constexpr int kBytes = kBits == 6 ? 12 : 8, kDwords = kBytes / 4;
+  constexpr int kEach = 8 * kBytes / kBits, kLanesToARow = 16 / kEach;
+  constexpr uint64_t kAlign = kBits == 6 ? 16 : 8;
+  const Addresses a = lds_addresses(w, i, offset16(i));
+  if (a.active != ~0ull) {
+    throw Fault{ErrorKind::UnknownOpcode, *i.name + " with inactive lanes has no defined result"};
+  }
+  for (int l = 0; l < kLanes; l++) {
+    if (a.at[l] % kAlign == 0) continue;
+    throw Fault{ErrorKind::Misaligned,
+                *i.name + " at an address that is not a multiple of " + std::to_string(kAlign), l,
+                a.at[l]};
+  }
+  alignas(64) uint32_t rows[kDwords * kLanes], out[kDwords * kLanes] = {};
+  load_lanes(w, i, a, kBytes, rows);
+  const auto element = [&rows](int lane, int e) {
+    const int at = e * kBits;
+    uint64_t bits = rows[at / 32 * kLanes + lane];
+    if (at % 32 + kBits > 32) bits |= uint64_t{rows[(at / 32 + 1) * kLanes + lane]} << 32;
+    return (bits >> (at % 32)) & ((1u << kBits) - 1);
+  };
+  for (int l = 0; l < kLanes; l++) {
+    const int first = l & ~15, column = l & 15;
+    for (int e = 0; e < kEach; e++) {
+      const int from = first + e * kLanesToARow + column / kEach;
+      const uint64_t bits = element(from, column % kEach) << (e * kBits % 32);
+      uint32_t* to = out + e * kBits / 32 * kLanes + l;
+      to[0] |= static_cast<uint32_t>(bits);
+      if (bits >> 32 != 0) to[kLanes] |= static_cast<uint32_t>(bits >> 32);
+    }
+  }
+  for (int d = 0; d < kDwords; d++) {
+    w.blend(w.row(i.dst[0].reg + static_cast<unsigned>(d)), out + d * kLanes, w.exec());
+  }
+}
+
+// ds_append and ds_consume: the number of active lanes joins or leaves the counter at M0 + offset;
+// all of them get its old value.
+template <AtomicOp Op>
+void count_lanes(Wave& w, const Inst& i) {
+  if (w.exec() == 0) return;
+  const int first = std::countr_zero(w.exec());
+  Addresses a;
+  a.space = Space::Lds;
+  a.active = 1ull << first;
+  a.at[first] = offset16(i) + (w.m0() & 0xffff);
+  alignas(64) uint32_t data[kLanes] = {}, before[kLanes] = {};
+  data[first] = static_cast<uint32_t>(std::popcount(w.exec()));
+  atomic_lanes(w, i, a, Op, 4, data, nullptr, before);
+  std::fill(before, before + kLanes, before[first]);
+  w.blend(w.row(i.dst[0].reg), before, w.exec());
+}
+
 // Lane l at M0 + offset + 4 * l.
 Addresses thread_addresses(Wave& w, const Inst& i) {
   Addresses a;
@@ -159,6 +218,9 @@ void register_atomics(Ops& ops) {
   add_atomic<AtomicOp::MinF, 8>(ops, "min", "f64");
   add_atomic<AtomicOp::MaxF, 8>(ops, "max", "f64");
   add_atomic<AtomicOp::AddF, 8>(ops, "add", "f64");
+  ops.add("ds_wrap_rtn_b32", "b32=p,b32,b32", atomic<AtomicOp::Wrap, 4, false>, kFlags | kStore);
+  ops.add("ds_append", "b32=", count_lanes<AtomicOp::Add>, kFlags | kStore);
+  ops.add("ds_consume", "b32=", count_lanes<AtomicOp::Sub>, kFlags | kStore);
   ops.add("ds_wrxchg_rtn_b32", "b32=p,b32", atomic<AtomicOp::Swap, 4, false>, kFlags | kStore);
   ops.add("ds_wrxchg_rtn_b64", "b64=p,b64", atomic<AtomicOp::Swap, 8, false>, kFlags | kStore);
   ops.add("ds_wrxchg2_rtn_b32", "b64=p,b32,b32", exchange2<4, 1>, kFlags | kStore);
@@ -211,6 +273,13 @@ void register_lds(Ops& ops) {
     load_lanes(w, i, thread_addresses(w, i), 4, rows);
     put_loaded<4, Convert::Unsigned>(w, i, rows);
   }, kFlags);
+  ops.add("ds_write_addtid_b32", "=,b32", [](Wave& w, const Inst& i) {
+    store_lanes(w, i, thread_addresses(w, i), 4, w.row(i.src[1].reg));
+  }, kFlags | kStore);
+  reads("ds_read_b64_tr_b16", "b64", read_transposed<16>);
+  reads("ds_read_b64_tr_b8", "b64", read_transposed<8>);
+  reads("ds_read_b64_tr_b4", "b64", read_transposed<4>);
+  reads("ds_read_b96_tr_b6", "b96", read_transposed<6>);
   register_atomics(ops);
 }
 

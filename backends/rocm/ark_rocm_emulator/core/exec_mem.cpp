@@ -147,27 +147,31 @@ void register_mem(Ops& ops) {
   add_atomic<AtomicOp::Xor>(ops, "xor");
   add_atomic<AtomicOp::Inc>(ops, "inc");
   add_atomic<AtomicOp::Dec>(ops, "dec");
+  add_atomic<AtomicOp::SubClamped>(ops, "csub");
   const auto float_op = [&ops](const char* name, const char* signature, Handler run) {
     add_flat(ops, std::string("atomic_") + name, signature, run, kSync | kStore | kFloat, false);
   };
   float_op("add_f32", "b32=p,b32", atomic<AtomicOp::AddF, 4>);
   float_op("min_f32", "b32=p,b32", atomic<AtomicOp::MinF, 4>);
   float_op("max_f32", "b32=p,b32", atomic<AtomicOp::MaxF, 4>);
+  float_op("cmpswap_f32", "b32=p,b64", atomic<AtomicOp::CmpSwapF, 4>);
   float_op("pk_add_f16", "b32=p,b32", atomic<AtomicOp::PkAddF16, 4>);
   float_op("pk_add_bf16", "b32=p,b32", atomic<AtomicOp::PkAddBf16, 4>);
   float_op("add_f64", "b64=p,b64", atomic<AtomicOp::AddF, 8>);
   float_op("min_f64", "b64=p,b64", atomic<AtomicOp::MinF, 8>);
   float_op("max_f64", "b64=p,b64", atomic<AtomicOp::MaxF, 8>);
   const auto lds_op = [&ops](const char* name, Handler run) {
-    ops.add(name, "=p", run, kMemory | kLdsOp);
+    for (const char* from : {"global_load_lds_", "scratch_load_lds_"}) {
+      ops.add(std::string(from) + name, "=p", run, kMemory | kLdsOp);
+    }
   };
-  lds_op("global_load_lds_ubyte", load_to_lds<1, Convert::Unsigned>);
-  lds_op("global_load_lds_sbyte", load_to_lds<1, Convert::Signed>);
-  lds_op("global_load_lds_ushort", load_to_lds<2, Convert::Unsigned>);
-  lds_op("global_load_lds_sshort", load_to_lds<2, Convert::Signed>);
-  lds_op("global_load_lds_dword", load_to_lds<4, Convert::Unsigned>);
-  lds_op("global_load_lds_dwordx3", load_to_lds<12, Convert::Unsigned>);
-  lds_op("global_load_lds_dwordx4", load_to_lds<16, Convert::Unsigned>);
+  lds_op("ubyte", load_to_lds<1, Convert::Unsigned>);
+  lds_op("sbyte", load_to_lds<1, Convert::Signed>);
+  lds_op("ushort", load_to_lds<2, Convert::Unsigned>);
+  lds_op("sshort", load_to_lds<2, Convert::Signed>);
+  lds_op("dword", load_to_lds<4, Convert::Unsigned>);
+  lds_op("dwordx3", load_to_lds<12, Convert::Unsigned>);
+  lds_op("dwordx4", load_to_lds<16, Convert::Unsigned>);
 }
 
 }  // namespace ark_emu

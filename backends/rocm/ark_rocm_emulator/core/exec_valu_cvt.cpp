@@ -24,17 +24,11 @@ U32 saturate(From value) {
   return static_cast<U32>(static_cast<To>(clamped));
 }
 
-Fp8 e4m3_of(const Wave& w) {
-  return w.grid->program->arch() == Arch::gfx942 ? Fp8::E4M3Fnuz : Fp8::E4M3Ocp;
-}
-
-Fp8 e5m2_of(const Wave& w) {
-  return w.grid->program->arch() == Arch::gfx942 ? Fp8::E5M2Fnuz : Fp8::E5M2Ocp;
-}
-
-template <bool E5M2>
-Fp8 fp8_of(const Wave& w) {
-  return E5M2 ? e5m2_of(w) : e4m3_of(w);
+template <bool kE5M2>
+Small fp8_of(const Wave& w) {
+  const bool fnuz = w.grid->program->arch() == Arch::gfx942;
+  if (kE5M2) return fnuz ? Small::E5M2Fnuz : Small::E5M2;
+  return fnuz ? Small::E4M3Fnuz : Small::E4M3;
 }
 
 // The raw dword of source 0, its byte or word chosen by SDWA or (64-bit form) by op_sel.
@@ -51,10 +45,8 @@ void cvt_f32_fp8(Wave& w, const Inst& i) {
   alignas(64) Row t0, out;
   unsigned byte = 0;
   const U32* a = fp8_source(w, i, t0, &byte);
-  const Fp8 format = fp8_of<E5M2>(w);
-  for (int l = 0; l < kLanes; l++) {
-    out[l] = as_bits(fp8_to_float(static_cast<uint8_t>(a[l] >> (8 * byte)), format));
-  }
+  const float* table = small_table(fp8_of<E5M2>(w));
+  for (int l = 0; l < kLanes; l++) out[l] = as_bits(table[(a[l] >> (8 * byte)) & 0xff]);
   Inst whole = i;
   whole.opsel = 0;
   w.put32(whole, out);
@@ -68,10 +60,10 @@ void cvt_pk_f32_fp8(Wave& w, const Inst& i) {
   raw.opsel = 0;
   const U32* a = w.src32(raw, 0, t0);
   const int shift = i.vop3_form && (i.opsel & 1) != 0 ? 16 : 0;
-  const Fp8 format = fp8_of<E5M2>(w);
+  const float* table = small_table(fp8_of<E5M2>(w));
   for (int l = 0; l < kLanes; l++) {
-    out[l] = as_bits(fp8_to_float(static_cast<uint8_t>(a[l] >> shift), format));
-    out[kLanes + l] = as_bits(fp8_to_float(static_cast<uint8_t>(a[l] >> (shift + 8)), format));
+    out[l] = as_bits(table[(a[l] >> shift) & 0xff]);
+    out[kLanes + l] = as_bits(table[(a[l] >> (shift + 8)) & 0xff]);
   }
   w.put64(raw, out);
 }
@@ -85,10 +77,10 @@ void cvt_pk_fp8_f32(Wave& w, const Inst& i) {
   const U32 *a = w.src32(raw, 0, t0), *b = w.src32(raw, 1, t1);
   U32* to = w.row(i.dst[0].reg);
   const bool high = (i.opsel & 8) != 0;
-  const Fp8 format = fp8_of<E5M2>(w);
+  const Small format = fp8_of<E5M2>(w);
   for (int l = 0; l < kLanes; l++) {
-    const U32 pair = float_to_fp8(as_float(a[l]), format, i.clamp) |
-                     static_cast<U32>(float_to_fp8(as_float(b[l]), format, i.clamp)) << 8;
+    const U32 pair = to_small(as_float(a[l]), format, saturates(w)) |
+                     static_cast<U32>(to_small(as_float(b[l]), format, saturates(w))) << 8;
     out[l] = high ? pair << 16 | (to[l] & 0xffff) : pair | (to[l] & 0xffff0000);
   }
   w.blend(to, out, w.exec());
@@ -102,9 +94,9 @@ void cvt_sr_fp8_f32(Wave& w, const Inst& i) {
   const U32 *a = w.src32(raw, 0, t0), *b = w.src32(raw, 1, t1);
   U32* to = w.row(i.dst[0].reg);
   const int shift = 8 * ((i.opsel >> 2) & 3);
-  const Fp8 format = fp8_of<E5M2>(w);
+  const Small format = fp8_of<E5M2>(w);
   for (int l = 0; l < kLanes; l++) {
-    const U32 byte = float_to_fp8(as_float(a[l]), format, i.clamp, &b[l]);
+    const U32 byte = to_small(as_float(a[l]), format, saturates(w), &b[l]);
     out[l] = (to[l] & ~(0xffu << shift)) | byte << shift;
   }
   w.blend(to, out, w.exec());

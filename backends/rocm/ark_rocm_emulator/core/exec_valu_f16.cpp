@@ -117,6 +117,7 @@ void register_f16(Ops& ops) {
   ops.add("v_madmk_f16", "f16=f16,lit,f16", fma_f16, kFlags);
   ops.add("v_madak_f16", "f16=f16,f16,lit", fma_f16, kFlags);
   three("v_mad_f16", fma_f16);
+  ops.add("v_mad_legacy_f16", "f16=f16,f16,f16", fma_f16, kFlags);
   const auto ternary = [](auto f) -> Handler {
     using F = decltype(f);
     return [](Wave& w, const Inst& i) {
@@ -133,9 +134,11 @@ void register_f16(Ops& ops) {
           return max_number(max_number(a, b), c);
         }));
   three("v_med3_f16", ternary([](auto a, auto b, auto c) { return median(a, b, c); }));
-  three("v_div_fixup_f16", ternary([](auto a, auto b, auto c) {
-          return fix_quotient(float(a), float(b), float(c));
-        }));
+  const Handler fixup = ternary([](auto a, auto b, auto c) {
+    return fix_quotient(float(a), float(b), float(c));
+  });
+  three("v_div_fixup_f16", fixup);
+  ops.add("v_div_fixup_legacy_f16", "f16=f16,f16,f16", fixup, kFlags);
   one("v_rcp_f16", half1([](auto a) { return decltype(a)(1) / a; }));
   one("v_sqrt_f16", half1([](auto a) { return std::sqrt(a); }));
   one("v_rsq_f16", half1([](auto a) { return decltype(a)(1.0 / std::sqrt(double(a))); }));

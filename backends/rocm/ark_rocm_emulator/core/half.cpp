@@ -5,27 +5,31 @@
 namespace ark_emu {
 namespace {
 
+constexpr int kFormats = 7;
+
 struct Layout {
   int exponent_bits, mantissa_bits, bias;
   bool fnuz, has_infinity;
   uint8_t largest;   // largest finite magnitude
 };
 
-constexpr Layout kLayouts[4] = {
+constexpr Layout kLayouts[kFormats] = {
     {4, 3, 8, true, false, 0x7f},
     {5, 2, 16, true, false, 0x7f},
     {4, 3, 7, false, false, 0x7e},
     {5, 2, 15, false, true, 0x7b},
+    {2, 3, 1, false, false, 0x1f},
+    {3, 2, 3, false, false, 0x1f},
+    {2, 1, 1, false, false, 0x07},
 };
 
-}  // namespace
-
-float fp8_to_float(uint8_t value, Fp8 format) {
+float value_of(int code, Small format) {
   const Layout& layout = kLayouts[static_cast<int>(format)];
-  const bool negative = (value & 0x80) != 0;
-  const int magnitude = value & 0x7f;
+  const int sign_bit = 1 << (small_bits(format) - 1);
+  const bool negative = (code & sign_bit) != 0;
+  const int magnitude = code & (sign_bit - 1);
   const float nan = std::bit_cast<float>(0x7fc00000u);
-  if (layout.fnuz && value == 0x80) return nan;
+  if (layout.fnuz && code == 0x80) return nan;
   if (magnitude > layout.largest) {
     const bool infinite = layout.has_infinity && magnitude == 0x7c;
     const float special = infinite ? std::bit_cast<float>(0x7f800000u) : nan;
@@ -39,14 +43,15 @@ float fp8_to_float(uint8_t value, Fp8 format) {
   return negative ? -result : result;
 }
 
-const float* fp8_table(Fp8 format) {
+}  // namespace
+
+const float* small_table(Small format) {
   struct Tables {
-    float values[4][256];
+    float values[kFormats][256];
     Tables() {
-      for (int f = 0; f < 4; f++) {
-        for (int v = 0; v < 256; v++) {
-          values[f][v] = fp8_to_float(static_cast<uint8_t>(v), static_cast<Fp8>(f));
-        }
+      for (int f = 0; f < kFormats; f++) {
+        const auto each = static_cast<Small>(f);
+        for (int v = 0; v < 1 << small_bits(each); v++) values[f][v] = value_of(v, each);
       }
     }
   };
@@ -54,38 +59,37 @@ const float* fp8_table(Fp8 format) {
   return tables.values[static_cast<int>(format)];
 }
 
-uint8_t float_to_fp8(float value, Fp8 format, bool saturate, const uint32_t* random) {
+uint8_t to_small(double value, Small format, bool saturate, const uint32_t* random) {
   const Layout& layout = kLayouts[static_cast<int>(format)];
-  const uint8_t sign = std::signbit(value) ? 0x80 : 0;
+  const bool small = small_bits(format) < 8;
+  const auto sign =
+      static_cast<uint8_t>(std::signbit(value) ? 1 << (small_bits(format) - 1) : 0);
   const uint8_t nan = layout.fnuz ? 0x80 : static_cast<uint8_t>(sign | 0x7f);
-  if (std::isnan(value)) return nan;
   const uint8_t limit = static_cast<uint8_t>(sign | layout.largest);
-  const uint8_t overflow = layout.has_infinity ? static_cast<uint8_t>(sign | 0x7c) : nan;
-  if (std::isinf(value)) return saturate ? limit : overflow;
-  double magnitude = std::fabs(static_cast<double>(value));
+  const uint8_t overflow = saturate || small     ? limit
+                           : layout.has_infinity ? static_cast<uint8_t>(sign | 0x7c)
+                                                 : nan;
+  if (std::isnan(value)) return small ? limit : nan;
+  if (std::isinf(value)) return overflow;
+  const double magnitude = std::fabs(value);
   int exponent = 0;
   std::frexp(magnitude, &exponent);
   const int lowest = 1 - layout.bias;   // exponent of the smallest normal
-  const int ulp = std::max(exponent - 1, lowest) - layout.mantissa_bits;
+  const int ulp = std::max(magnitude == 0 ? lowest : exponent - 1, lowest) - layout.mantissa_bits;
   const double units = std::ldexp(magnitude, -ulp);
   double whole = std::floor(units);
   const double rest = units - whole;
-  if (random != nullptr) {   // 20 random bits below the kept mantissa
-    whole += rest + static_cast<double>(*random >> 12) * 0x1p-20 >= 1.0 ? 1 : 0;
+  if (random != nullptr) {
+    whole += rest + static_cast<double>(*random) * 0x1p-32 >= 1.0 ? 1 : 0;
   } else if (rest > 0.5 || (rest == 0.5 && std::fmod(whole, 2) != 0)) {
     whole += 1;
   }
   // Counting units from the smallest denormal gives the encoding itself.
-  int code;
-  const int hidden = 1 << layout.mantissa_bits;
-  if (ulp == lowest - layout.mantissa_bits) {
-    code = static_cast<int>(whole);
-  } else {
-    code = static_cast<int>(whole) + (ulp - (lowest - layout.mantissa_bits)) * hidden;
-  }
-  if (code > layout.largest) return saturate ? limit : overflow;
+  const double steps = static_cast<double>(ulp - (lowest - layout.mantissa_bits));
+  const double code = whole + steps * (1 << layout.mantissa_bits);
+  if (code > layout.largest) return overflow;
   if (layout.fnuz && code == 0) return 0;
-  return static_cast<uint8_t>(sign | code);
+  return static_cast<uint8_t>(sign | static_cast<uint8_t>(code));
 }
 
 }  // namespace ark_emu

@@ -1,5 +1,6 @@
 // Conversions between f32 and the small float formats, in plain integer code that compilers
-// vectorise and that no host feature changes: f16, bf16 (round to nearest even unless said), fp8.
+// vectorise and that no host feature changes: f16, bf16 (round to nearest even unless said), and
+// formats of 8, 6 and 4 bits.
 #pragma once
 
 #include <bit>
@@ -88,14 +89,18 @@ inline uint16_t float_to_bf16(float value) {
   return static_cast<uint16_t>(nan ? (bits >> 16) | 0x40 : rounded);
 }
 
-// The four 8-bit formats. FNUZ (gfx942): bias one higher, no infinity, no negative zero, 0x80 =
-// NaN. OCP (gfx950): E4M3 has no infinity and NaN = S.1111.111; E5M2 is IEEE-like.
-enum class Fp8 : uint8_t { E4M3Fnuz, E5M2Fnuz, E4M3Ocp, E5M2Ocp };
+// The small float formats. FNUZ (8 bits of gfx942): bias one higher, no infinity, no negative zero,
+// 0x80 = NaN. The others are those of OCP (8-bit floating point; microscaling formats): E4M3 has no
+// infinity and NaN = S.1111.111; E5M2 is IEEE-like; six and four bits have neither.
+enum class Small : uint8_t { E4M3Fnuz, E5M2Fnuz, E4M3, E5M2, E2M3, E3M2, E2M1 };
 
-float fp8_to_float(uint8_t value, Fp8 format);
-const float* fp8_table(Fp8 format);   // all 256 values
-// Nearest even, or stochastic when `random` is given (added below the kept bits). `saturate` clips
-// to the largest finite value instead of NaN / infinity.
-uint8_t float_to_fp8(float value, Fp8 format, bool saturate, const uint32_t* random = nullptr);
+constexpr int small_bits(Small format) {
+  return format < Small::E2M3 ? 8 : format < Small::E2M1 ? 6 : 4;
+}
+const float* small_table(Small format);   // the value of every encoding
+// Nearest even, or stochastic when `random` is given (a fraction of 32 bits, added below the kept
+// bits). `saturate` clips to the largest finite value instead of NaN or infinity; six and four bits
+// always do, and clip NaN too.
+uint8_t to_small(double value, Small format, bool saturate, const uint32_t* random = nullptr);
 
 }  // namespace ark_emu

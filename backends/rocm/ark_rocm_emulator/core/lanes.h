@@ -199,6 +199,9 @@ inline uint64_t pack_bits(const uint8_t* flags) {
 uint16_t round_half(const Wave& w, double value);      // by MODE
 uint16_t flush_half(const Wave& w, uint16_t value);    // f16 denormals to zero if MODE says so
 
+// MODE.FP16_OVFL: what overflows f16, an 8-bit float or a matrix result becomes the largest number.
+inline bool saturates(const Wave& w) { return ((w.mode >> 23) & 1) != 0; }
+
 template <class F>
 void half_lanes(Wave& w, const uint32_t* a, const uint32_t* b, const uint32_t* c, uint32_t* out) {
   if (w.default_mode) {

@@ -74,8 +74,7 @@ ds_and_rtn_b64 ds_or_rtn_b64 ds_xor_rtn_b64 ds_mskor_rtn_b64 ds_wrxchg_rtn_b64
 ds_wrxchg2_rtn_b64 ds_wrxchg2st64_rtn_b64 ds_cmpst_rtn_b64 ds_cmpst_rtn_f64 ds_min_rtn_f64
 ds_max_rtn_f64 118 ds_read_b64 ds_read2_b64 ds_read2st64_b64 124 ds_add_rtn_f64
 182 ds_read_addtid_b32 ds_pk_add_rtn_f16 ds_pk_add_rtn_bf16 189 ds_consume ds_append
-222 ds_write_b96 ds_write_b128 ds_read_b64_tr_b4 ds_read_b96_tr_b6 ds_read_b64_tr_b8
-ds_read_b64_tr_b16 254 ds_read_b96 ds_read_b128)"},
+222 ds_write_b96 ds_write_b128 254 ds_read_b96 ds_read_b128)"},
     {Format::FLAT,
      R"(
 16 flat_load_ubyte flat_load_sbyte flat_load_ushort flat_load_sshort flat_load_dword
@@ -105,8 +104,7 @@ global_atomic_dec global_atomic_add_f32 global_atomic_pk_add_f16 global_atomic_a
 global_atomic_min_f64 global_atomic_max_f64 global_atomic_pk_add_bf16 96 global_atomic_swap_x2
 global_atomic_cmpswap_x2 global_atomic_add_x2 global_atomic_sub_x2 global_atomic_smin_x2
 global_atomic_umin_x2 global_atomic_smax_x2 global_atomic_umax_x2 global_atomic_and_x2
-global_atomic_or_x2 global_atomic_xor_x2 global_atomic_inc_x2 global_atomic_dec_x2
-125 global_load_lds_dwordx4 global_load_lds_dwordx3)"},
+global_atomic_or_x2 global_atomic_xor_x2 global_atomic_inc_x2 global_atomic_dec_x2)"},
     {Format::SCRATCH,
      R"(
 16 scratch_load_ubyte scratch_load_sbyte scratch_load_ushort scratch_load_sshort

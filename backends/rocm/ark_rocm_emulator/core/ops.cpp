@@ -28,6 +28,7 @@ constexpr std::array<TypeName, 32> kTypes = {{
 }};
 
 Ty parse_type(std::string_view text) {
+  if (text.empty()) return Ty::None;   // a field that the operation does not use
   for (const TypeName& type : kTypes) {
     if (type.name != nullptr && text == type.name) return type.ty;
   }
@@ -43,27 +44,6 @@ int parse_list(std::string_view text, Ty* out, int limit) {
     text = comma == std::string_view::npos ? std::string_view() : text.substr(comma + 1);
   }
   return count;
-}
-
-// Operations that decode and print but do not run: compilers do not emit them unasked.
-void register_printed_only(Ops& ops) {
-  const std::pair<const char*, const char*> kOps[] = {
-      {"v_cubeid_f32", "f32=f32,f32,f32"},
-      {"v_cubesc_f32", "f32=f32,f32,f32"},
-      {"v_cubetc_f32", "f32=f32,f32,f32"},
-      {"v_cubema_f32", "f32=f32,f32,f32"},
-      {"v_qsad_pk_u16_u8", "b64=b64,b32,b64"},
-      {"v_mqsad_pk_u16_u8", "b64=b64,b32,b64"},
-      {"v_mqsad_u32_u8", "b128=b64,b32,b128"},
-      {"v_mad_legacy_f16", "f16=f16,f16,f16"},
-      {"v_div_fixup_legacy_f16", "f16=f16,f16,f16"},
-      {"v_cvt_pknorm_i16_f16", "b32=f16,f16"},
-      {"v_cvt_pknorm_u16_f16", "b32=f16,f16"},
-      {"ds_wrap_rtn_b32", "b32=p,b32,b32"},
-  };
-  for (const auto& [name, signature] : kOps) {
-    if (ops.find(name) == nullptr) ops.add(name, signature, nullptr);
-  }
 }
 
 }  // namespace
@@ -108,11 +88,11 @@ Ops& Ops::all() {
   std::call_once(once, [] {
     for (auto add : {register_salu, register_salu_unary, register_sopp, register_valu_f32,
                      register_valu_f16, register_valu_f64, register_valu_int, register_valu_cmp,
-                     register_valu_cvt, register_vop3p, register_dot, register_cross, register_mfma,
-                     register_smem, register_lds, register_mem, register_buffer, register_gfx11}) {
+                     register_valu_cvt, register_valu_rare, register_cvt_scale, register_vop3p,
+                     register_dot, register_cross, register_mfma, register_smem, register_lds,
+                     register_mem, register_buffer, register_gfx11}) {
       add(ops);
     }
-    register_printed_only(ops);
   });
   return ops;
 }

@@ -36,6 +36,8 @@ void register_valu_f64(Ops&);
 void register_valu_int(Ops&);
 void register_valu_cmp(Ops&);
 void register_valu_cvt(Ops&);
+void register_valu_rare(Ops&);
+void register_cvt_scale(Ops&);
 void register_vop3p(Ops&);
 void register_dot(Ops&);
 void register_cross(Ops&);

@@ -1,0 +1,142 @@
+// What the matrix instructions of CDNA share: element types, reading registers, and D. Layouts from
+// AMD's CDNA3 and CDNA4 instruction set documents, chapter "Matrix arithmetic", and AMD's matrix
+// instruction calculator. Sums are formed in double and rounded once; the hardware's order of
+// additions is not documented. EXEC is ignored.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <type_traits>
+
+#include "grid.h"
+#include "lanes.h"
+#include "ops.h"
+
+namespace ark_emu {
+
+// gfx942 has the FNUZ flavour of 8-bit floats, gfx950 the one of the OCP standard.
+inline bool has_fnuz(const Wave& w) { return w.grid->program->arch() != Arch::gfx950; }
+
+// Types of elements: bits wide, and the value that enters the arithmetic.
+struct InF16 {
+  static constexpr int kBits = 16;
+  static double value(const Wave&, uint32_t bits) {
+    return half_to_float(static_cast<uint16_t>(bits));
+  }
+};
+struct InBF16 {
+  static constexpr int kBits = 16;
+  static double value(const Wave&, uint32_t bits) {
+    return bf16_to_float(static_cast<uint16_t>(bits));
+  }
+};
+struct InF32 {
+  static constexpr int kBits = 32;
+  static double value(const Wave&, uint32_t bits) { return as_float(bits); }
+};
+struct InXF32 {   // 10 bits of mantissa
+  static constexpr int kBits = 32;
+  static double value(const Wave&, uint32_t bits) { return as_float(bits & 0xffffe000u); }
+};
+struct InI8 {
+  static constexpr int kBits = 8;
+  static int64_t value(const Wave&, uint32_t bits) { return static_cast<int8_t>(bits); }
+};
+struct InFp8 {
+  static constexpr int kBits = 8;
+  static double value(const Wave& w, uint32_t bits) {
+    return small_table(has_fnuz(w) ? Small::E4M3Fnuz : Small::E4M3)[bits];
+  }
+};
+struct InBf8 {
+  static constexpr int kBits = 8;
+  static double value(const Wave& w, uint32_t bits) {
+    return small_table(has_fnuz(w) ? Small::E5M2Fnuz : Small::E5M2)[bits];
+  }
+};
+
+// Integers are summed as integers.
+template <class In>
+using SumOf = std::conditional_t<std::is_same_v<In, InI8>, int64_t, double>;
+
+inline uint32_t word_of(Wave& w, const Operand& operand, int offset, int lane) {
+  if (operand.kind == Kind::Vgpr) return w.row(operand.reg + static_cast<unsigned>(offset))[lane];
+  return operand.lo;
+}
+
+// Element e of a lane's registers.
+template <class In>
+SumOf<In> element(Wave& w, const Operand& operand, int e, int lane) {
+  constexpr int kPerWord = 32 / In::kBits;
+  constexpr uint32_t kMask = In::kBits == 32 ? ~0u : (1u << (In::kBits & 31)) - 1;
+  const uint32_t word = word_of(w, operand, e / kPerWord, lane);
+  return static_cast<SumOf<In>>(In::value(w, (word >> (In::kBits % 32 * (e % kPerWord))) & kMask));
+}
+
+// Where register r of a lane lies in C and D.
+struct Place {
+  int block, row, column;
+};
+
+template <int kSize>
+constexpr Place place(int reg, int lane) {
+  if (kSize == 32) {
+    const int r = reg % 16;
+    return {reg / 16, 8 * (r / 4) + 4 * (lane / 32) + r % 4, lane % 32};
+  }
+  if (kSize == 16) return {reg / 4, 4 * (lane / 16) + reg % 4, lane % 16};
+  return {lane / 4, reg, lane % 4};
+}
+
+// sums += left * right for one block, both by (k, line).
+template <int kSize, int kDepth, class T>
+void multiply_add(const T (&left)[kDepth][kSize], const T (&right)[kDepth][kSize],
+                  T (&sums)[kSize][kSize]) {
+  for (int k = 0; k < kDepth; k++) {
+    for (int row = 0; row < kSize; row++) {
+      const T scale = left[k][row];
+      for (int column = 0; column < kSize; column++) sums[row][column] += scale * right[k][column];
+    }
+  }
+}
+
+inline uint32_t rounded(const Wave& w, double sum, uint32_t addend) {
+  const double total = sum + as_float(addend);
+  const float result = static_cast<float>(total);
+  if (std::isinf(result) && std::isfinite(total) && saturates(w)) {
+    return as_bits(std::copysign(std::numeric_limits<float>::max(), result));
+  }
+  return as_bits(result);
+}
+
+inline uint32_t rounded(const Wave& w, int64_t sum, uint32_t addend) {
+  const int64_t total = sum + static_cast<int32_t>(addend);
+  if (!saturates(w)) return static_cast<uint32_t>(total);
+  return static_cast<uint32_t>(std::clamp<int64_t>(total, INT32_MIN, INT32_MAX));
+}
+
+// D = C + sums.
+template <int kSize, int kBlocks, class T>
+void write_d(Wave& w, const Inst& i, const Operand& c, const T (&sums)[kBlocks][kSize][kSize]) {
+  for (int reg = 0; reg < kSize * kSize * kBlocks / 64; reg++) {
+    uint32_t out[64];
+    for (int lane = 0; lane < 64; lane++) {
+      const Place p = place<kSize>(reg, lane);
+      out[lane] = rounded(w, sums[p.block][p.row][p.column], word_of(w, c, reg, lane));
+    }
+    std::copy(out, out + 64, w.row(i.dst[0].reg + static_cast<unsigned>(reg)));
+  }
+}
+
+// The operand type of that many dwords.
+inline std::string type_of_width(int dwords) {
+  return dwords == 1 ? "b32" : "b" + std::to_string(32 * dwords);
+}
+
+void register_mfma_scale(Ops& ops);
+void register_mfma_sparse(Ops& ops);
+
+}  // namespace ark_emu

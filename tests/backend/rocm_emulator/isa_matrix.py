@@ -1,0 +1,69 @@
+"""Matrices in the registers of one wave, for the tests of CDNA's scaled and sparse products.
+
+Packing of elements narrower than a byte, and AMD's layout of D (CDNA3 and CDNA4 instruction set
+documents, chapter "Matrix arithmetic").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+from isa_program import Words
+from numpy.typing import NDArray
+
+LANE = np.arange(64)
+
+
+@dataclass(frozen=True)
+class Format:
+    """An element type: how wide it is, and the type of ml_dtypes or NumPy with its values."""
+
+    bits: int
+    dtype: type
+
+    def values(self, codes: NDArray[np.uint8]) -> NDArray[np.float64]:
+        return codes.view(self.dtype).astype(np.float64)
+
+    def finite_codes(self) -> NDArray[np.uint8]:
+        """Every encoding that is a number."""
+        codes = np.arange(1 << self.bits, dtype=np.uint8)
+        return codes[np.isfinite(self.values(codes))]
+
+
+FP8 = Format(8, ml_dtypes.float8_e4m3fn)
+BF8 = Format(8, ml_dtypes.float8_e5m2)
+FP6 = Format(6, ml_dtypes.float6_e2m3fn)
+BF6 = Format(6, ml_dtypes.float6_e3m2fn)
+FP4 = Format(4, ml_dtypes.float4_e2m1fn)
+MX = (FP8, BF8, FP6, BF6, FP4)  # by the number that cbsz and blgp give them
+
+
+def pack(codes: NDArray[np.uint8], bits: int) -> list[Words]:
+    """Registers that hold row ``codes[lane]``, the first element in the lowest bits."""
+    spread = (codes[..., None] >> np.arange(bits)) & 1
+    flat = np.packbits(spread.reshape(64, -1), axis=1, bitorder="little")
+    return list(np.ascontiguousarray(flat).view(np.uint32).T)
+
+
+def unpack(registers: Words, bits: int, count: int) -> NDArray[np.uint8]:
+    """The opposite: (lane, element) codes from (register, lane) words."""
+    raw = np.ascontiguousarray(registers.T).view(np.uint8)
+    spread = np.unpackbits(raw, axis=1, bitorder="little")[:, : bits * count]
+    return (spread.reshape(64, count, bits) << np.arange(bits)).sum(axis=2).astype(np.uint8)
+
+
+def places(size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(row, column) of every register and lane of a square C or D."""
+    register, lane = np.arange(size * size // 64)[:, None], LANE[None, :]
+    if size == 32:
+        row = 8 * (register // 4) + 4 * (lane // 32) + register % 4
+    else:
+        row = 4 * (lane // 16) + register
+    return row, np.broadcast_to(lane % size, row.shape)
+
+
+def span(first: int, count: int, file: str = "v") -> str:
+    """The assembler's text of a range of registers."""
+    return f"{file}{first}" if count == 1 else f"{file}[{first}:{first + count - 1}]"

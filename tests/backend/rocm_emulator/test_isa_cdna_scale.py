@@ -1,0 +1,163 @@
+"""gfx950's products of 8-, 6- and 4-bit elements, with and without scales, against NumPy.
+
+From AMD's CDNA4 instruction set document, sections "Dense matrix layouts: 8-bit and smaller" and
+"MFMA with block exponent scaling": lane l holds row (or column) ``l % size``. Its 32 elements of
+K are, for 8 bits, two runs of 16 with half of K between them, else one run of 32; its scale is that
+of elements ``32 * (l // size)`` on, whatever the format. ml_dtypes knows the values of all formats.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import ml_dtypes
+import numpy as np
+import pytest
+from isa_matrix import LANE, MX, Format, pack, places, span
+from isa_program import Case, Suite, Words
+from numpy.typing import NDArray
+
+SIZES = {16: 128, 32: 64}  # size: depth
+OUT = 112
+A, B, SCALES = 80, 88, 96
+# Which byte of each scale register: op_sel[0] + 2 * op_sel_hi[0] for A, the same of [1] for B.
+BYTES = ((0, 0), (1, 2), (2, 3), (3, 1))
+NAN_SCALE = 0xFF
+
+
+def _product(size: int, a: int, b: int, tail: str = "", file: str = "v") -> str:
+    words_a, words_b, results = MX[a].bits, MX[b].bits, size * size // 64
+    d = span(0 if file == "a" else OUT, results, file)
+    kind = "mfma_scale" if tail else "mfma"
+    sources = f"{span(A, words_a)}, {span(B, words_b)}, {d}"
+    return f"v_{kind}_f32_{size}x{size}x{SIZES[size]}_f8f6f4 {d}, {sources}{tail} cbsz:{a} blgp:{b}"
+
+
+def _case(size: int, a: int, b: int, tail: str = "", file: str = "v") -> Case:
+    """Inputs: A, B, two scales, C; the result replaces C."""
+    counts = [MX[a].bits, MX[b].bits, 2, size * size // 64]
+    lines, first = [], 10
+    for target, count in zip((A, B, SCALES, OUT), counts, strict=True):
+        lines += [f"v_mov_b32 v{target + k}, v{first + k}" for k in range(count)]
+        first += count
+    c = range(counts[3])
+    if file == "a":
+        lines += [f"v_accvgpr_write_b32 a{k}, v{OUT + k}" for k in c]
+    lines += ["s_nop 1", _product(size, a, b, tail, file), "s_nop 15", "s_nop 3"]
+    if file == "a":
+        lines += [f"v_accvgpr_read_b32 v{OUT + k}, a{k}" for k in c]
+    return Case("\n".join(lines), sum(counts), counts[3], OUT)
+
+
+def _scales(byte_a: int = 0, byte_b: int = 0) -> str:
+    low, high = f"{byte_a & 1},{byte_b & 1},0", f"{byte_a >> 1},{byte_b >> 1},0"
+    return f", v{SCALES}, v{SCALES + 1} op_sel:[{low}] op_sel_hi:[{high}]"
+
+
+@cache
+def suite() -> Suite:
+    cases = {}
+    for size in SIZES:
+        for a in range(len(MX)):
+            for b in range(len(MX)):
+                cases[f"plain_{size}_{a}{b}"] = _case(size, a, b)
+                cases[f"scaled_{size}_{a}{b}"] = _case(size, a, b, _scales())
+        for number, bytes_ in enumerate(BYTES):
+            cases[f"byte_{size}_{number}"] = _case(size, 0, 4, _scales(*bytes_))
+        cases[f"agpr_{size}_0"] = _case(size, 2, 1, _scales(), "a")
+    return Suite("gfx950", cases)
+
+
+def depths(size: int, form: Format) -> NDArray[np.int64]:
+    """(lane, element) -> its place in K."""
+    group, element = (LANE // size)[:, None], np.arange(32)[None, :]
+    if form.bits == 8:
+        return 16 * group + element % 16 + element // 16 * (SIZES[size] // 2)
+    return 32 * group + element
+
+
+def registers(size: int, form: Format, codes: NDArray[np.uint8]) -> list[Words]:
+    return pack(codes[(LANE % size)[:, None], depths(size, form)], form.bits)
+
+
+def operands(size: int, a: int, b: int, seed: int) -> tuple[NDArray, NDArray, NDArray]:
+    """Codes of A (row, k) and B (column, k), and C (row, column)."""
+    rng = np.random.default_rng(seed)
+    codes = [rng.choice(MX[k].finite_codes(), (size, SIZES[size])) for k in (a, b)]
+    return codes[0], codes[1], rng.uniform(-8, 8, (size, size)).astype(np.float32)
+
+
+def run(
+    name: str, size: int, a: int, b: int, seed: int, scales: NDArray[np.uint8]
+) -> tuple[NDArray, NDArray]:
+    """(the emulator's D, the exact one). ``scales``: (A or B, line, block of K, byte)."""
+    left, right, c = operands(size, a, b, seed)
+    where = places(size)
+    scale_rows = np.ascontiguousarray(scales[:, LANE % size, LANE // size]).view(np.uint32)[..., 0]
+    rows = [*registers(size, MX[a], left), *registers(size, MX[b], right), *scale_rows]
+    rows += list(np.ascontiguousarray(c[where]).view(np.uint32))
+    d = np.zeros_like(c)
+    d[where] = suite().run(name, rows).view(np.float32)
+    kind, _, number = name.split("_")
+    byte_a, byte_b = BYTES[int(number)] if kind == "byte" else (0, 0)
+    x, y = MX[a].values(left), MX[b].values(right)
+    if kind != "plain":
+        x = x * _factors(scales[0, :, :, byte_a])
+        y = y * _factors(scales[1, :, :, byte_b])
+    return d, x @ y.T + c
+
+
+def _factors(exponents: NDArray[np.uint8]) -> NDArray[np.float64]:
+    powers = np.ascontiguousarray(exponents).view(ml_dtypes.float8_e8m0fnu).astype(np.float64)
+    return np.repeat(powers, 32, axis=1)
+
+
+def some_scales(size: int, seed: int) -> NDArray[np.uint8]:
+    rng = np.random.default_rng(seed)
+    return rng.integers(121, 134, (2, size, SIZES[size] // 32, 4)).astype(np.uint8)
+
+
+def close(got: NDArray, exact: NDArray) -> None:
+    assert np.abs(got - exact).max() <= 2**-20 * np.abs(exact).max()
+
+
+PAIRS = [(a, b) for a in range(len(MX)) for b in range(len(MX))]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("a", "b"), PAIRS)
+def test_product_of_any_two_formats(size: int, a: int, b: int) -> None:
+    close(*run(f"plain_{size}_{a}{b}", size, a, b, 1, some_scales(size, 2)))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("a", "b"), PAIRS)
+def test_every_32_elements_have_their_scale(size: int, a: int, b: int) -> None:
+    close(*run(f"scaled_{size}_{a}{b}", size, a, b, 3, some_scales(size, 4)))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("number", range(len(BYTES)))
+def test_op_sel_picks_the_scales_byte(size: int, number: int) -> None:
+    close(*run(f"byte_{size}_{number}", size, 0, 4, 5, some_scales(size, 6)))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_accumulator_registers(size: int) -> None:
+    close(*run(f"agpr_{size}_0", size, 2, 1, 7, some_scales(size, 8)))
+
+
+def test_scales_reach_their_ends() -> None:
+    """2**-127 and 2**127 cancel; 0xff makes NaN of the row (or column) that it belongs to."""
+    scales = np.full((2, 16, 4, 4), 127, np.uint8)
+    scales[0, 3], scales[1] = 0, 254
+    scales[0, :3], scales[0, 4:] = 1, 2
+    got, exact = run("scaled_16_44", 16, 4, 4, 9, scales)
+    close(got, exact)
+    scales[:] = 127
+    scales[0, 5, 2, 0] = scales[1, 7, 0, 0] = NAN_SCALE
+    got, exact = run("scaled_16_44", 16, 4, 4, 9, scales)
+    expected = np.zeros((16, 16), bool)
+    expected[5], expected[:, 7] = True, True
+    assert np.array_equal(np.isnan(got), expected)
+    close(got[~expected], exact[~expected])
