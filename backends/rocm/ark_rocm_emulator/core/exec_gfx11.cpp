@@ -256,8 +256,7 @@ void register_minmax(Ops& ops) {
 void register_scalar(Ops& ops) {
   for (const char* hint :
        {"s_clause", "s_delay_alu", "s_waitcnt_depctr", "s_wait_idle", "s_wait_event",
-        "s_set_inst_prefetch_distance", "s_incperflevel", "s_decperflevel", "s_ttracedata",
-        "s_ttracedata_imm", "s_gl1_inv"}) {
+        "s_set_inst_prefetch_distance", "s_ttracedata_imm", "s_gl1_inv"}) {
     ops.add(hint, "=", nothing);
   }
   // One counter each; what is waited for is read from the instruction, as with s_waitcnt.

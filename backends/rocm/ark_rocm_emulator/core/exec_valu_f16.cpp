@@ -42,6 +42,15 @@ void fma_f16(Wave& w, const Inst& i) {
   w.put16(i, out);
 }
 
+// v_mad, v_mac: the product is rounded before the sum.
+void mad_f16(Wave& w, const Inst& i) {
+  alignas(64) Row t0, t1, t2, product, out;
+  const U32 *a = w.src16(i, 0, t0), *b = w.src16(i, 1, t1), *c = w.src16(i, 2, t2);
+  half_lanes<decltype([](auto x, auto y, auto) { return x * y; })>(w, a, b, b, product);
+  half_lanes<decltype([](auto x, auto y, auto) { return x + y; })>(w, product, c, c, out);
+  w.put16(i, out);
+}
+
 // v_fma_mix: each source is an f32 or one half of a dword, as op_sel_hi and op_sel say.
 const U32* mixed_source(Wave& w, const Inst& i, int k, U32* tmp) {
   Inst plain = i;
@@ -113,11 +122,11 @@ void register_f16(Ops& ops) {
   three("v_fma_f16", fma_f16);
   ops.add("v_fmac_f16", "f16=f16,f16,tied", fma_f16, kFlags);
   ops.add("v_fma_legacy_f16", "f16=f16,f16,f16", fma_f16, kFlags);
-  ops.add("v_mac_f16", "f16=f16,f16,tied", fma_f16, kFlags);
-  ops.add("v_madmk_f16", "f16=f16,lit,f16", fma_f16, kFlags);
-  ops.add("v_madak_f16", "f16=f16,f16,lit", fma_f16, kFlags);
-  three("v_mad_f16", fma_f16);
-  ops.add("v_mad_legacy_f16", "f16=f16,f16,f16", fma_f16, kFlags);
+  ops.add("v_mac_f16", "f16=f16,f16,tied", mad_f16, kFlags);
+  ops.add("v_madmk_f16", "f16=f16,lit,f16", mad_f16, kFlags);
+  ops.add("v_madak_f16", "f16=f16,f16,lit", mad_f16, kFlags);
+  three("v_mad_f16", mad_f16);
+  ops.add("v_mad_legacy_f16", "f16=f16,f16,f16", mad_f16, kFlags);
   const auto ternary = [](auto f) -> Handler {
     using F = decltype(f);
     return [](Wave& w, const Inst& i) {

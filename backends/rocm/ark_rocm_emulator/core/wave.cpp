@@ -266,6 +266,7 @@ void Wave::put64(const Inst& inst, uint32_t* out) {
 
 void Wave::put_mask(const Inst& inst, int which, uint64_t bits) {
   bits &= exec();
+  if (inst.ext == Ext::Dpp || inst.ext == Ext::Dpp8) bits &= dpp_lanes;   // disabled lanes too
   if (lanes == 64) {
     put_scalar64(inst.dst[which], bits);
   } else {
