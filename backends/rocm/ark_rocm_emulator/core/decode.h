@@ -62,6 +62,10 @@ class Decoder {
   // SOP1, SOP2, SOPC, SOPK, SOPP: words whose top two bits are 10.
   int scalar_format(std::span<const uint32_t> words, Inst& inst) const;
   void vector_dst(Inst& inst, unsigned field) const;     // a VGPR, or an SGPR by the operand's type
+  // VOP3 up to its sources; `vop1` and `own` are where the numbers of VOP1 and of VOP3 itself begin.
+  bool vop3_head(std::span<const uint32_t> words, Inst& inst, unsigned vop1, unsigned own) const;
+  // DPP's second dword; `modifiers` when it also carries neg and abs. Returns source 0's number.
+  static unsigned dpp16(Inst& inst, uint32_t word, bool modifiers);
   // The trailing literal of fmamk and fmaak; `length` without one.
   static int literal_operand(std::span<const uint32_t> words, Inst& inst, int length);
   // The second word of DS; of FLAT, GLOBAL and SCRATCH (`has_saddr` is known); of MUBUF (`offen`,

@@ -66,6 +66,43 @@ void Decoder::vector_dst(Inst& inst, unsigned field) const {
   }
 }
 
+bool Decoder::vop3_head(std::span<const uint32_t> words, Inst& inst, unsigned vop1,
+                        unsigned own) const {
+  constexpr unsigned kVop2 = 0x100;   // below it are comparisons
+  const unsigned op = bits(words[0], 25, 16);
+  const bool found = op < kVop2  ? lookup(inst, Format::VOPC, op)
+                     : op < vop1 ? lookup(inst, Format::VOP2, op - kVop2)
+                     : op < own  ? lookup(inst, Format::VOP1, op - vop1)
+                                 : lookup(inst, Format::VOP3, op);
+  if (!found) return false;
+  inst.vop3_form = true;
+  inst.clamp = bit(words[0], 15);
+  inst.omod = static_cast<uint8_t>(bits(words[1], 28, 27));
+  inst.neg = static_cast<uint8_t>(bits(words[1], 31, 29));
+  vector_dst(inst, bits(words[0], 7, 0));
+  if (inst.dst[1].ty == Ty::Mask) {
+    set_sgpr(inst.dst[1], bits(words[0], 14, 8));
+  } else {
+    inst.abs = static_cast<uint8_t>(bits(words[0], 10, 8));
+    inst.opsel = static_cast<uint8_t>(bits(words[0], 14, 11));
+  }
+  return true;
+}
+
+unsigned Decoder::dpp16(Inst& inst, uint32_t word, bool modifiers) {
+  inst.ext = Ext::Dpp;
+  inst.dpp_ctrl = static_cast<uint16_t>(bits(word, 16, 8));
+  inst.fetch_inactive = bit(word, 18);
+  inst.bound_ctrl = bit(word, 19);
+  inst.bank_mask = static_cast<uint8_t>(bits(word, 27, 24));
+  inst.row_mask = static_cast<uint8_t>(bits(word, 31, 28));
+  if (modifiers) {
+    inst.neg = static_cast<uint8_t>(bits(word, 20, 20) | bits(word, 22, 22) << 1);
+    inst.abs = static_cast<uint8_t>(bits(word, 21, 21) | bits(word, 23, 23) << 1);
+  }
+  return bits(word, 7, 0);
+}
+
 int Decoder::literal_operand(std::span<const uint32_t> words, Inst& inst, int length) {
   for (int k = 1; k < 3; k++) {
     if (length == 0 || inst.op->src[k] != Ty::Literal) continue;

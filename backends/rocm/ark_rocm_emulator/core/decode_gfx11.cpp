@@ -100,22 +100,10 @@ class Gfx11Decoder : public Decoder {
 
   // The DPP dword; `modifiers` when it also carries neg and abs. Returns source 0's VGPR number.
   static unsigned dpp(Inst& inst, unsigned enc, uint32_t word, bool modifiers) {
-    if (enc == kDpp16) {
-      inst.ext = Ext::Dpp;
-      inst.dpp_ctrl = static_cast<uint16_t>(bits(word, 16, 8));
-      inst.fetch_inactive = bit(word, 18);
-      inst.bound_ctrl = bit(word, 19);
-      inst.bank_mask = static_cast<uint8_t>(bits(word, 27, 24));
-      inst.row_mask = static_cast<uint8_t>(bits(word, 31, 28));
-      if (modifiers) {
-        inst.neg = static_cast<uint8_t>(bits(word, 20, 20) | bits(word, 22, 22) << 1);
-        inst.abs = static_cast<uint8_t>(bits(word, 21, 21) | bits(word, 23, 23) << 1);
-      }
-    } else {
-      inst.ext = Ext::Dpp8;
-      inst.dpp8 = bits(word, 31, 8);
-      inst.fetch_inactive = enc == kDpp8Inactive;
-    }
+    if (enc == kDpp16) return dpp16(inst, word, modifiers);
+    inst.ext = Ext::Dpp8;
+    inst.dpp8 = bits(word, 31, 8);
+    inst.fetch_inactive = enc == kDpp8Inactive;
     return bits(word, 7, 0);
   }
 
@@ -164,29 +152,7 @@ class Gfx11Decoder : public Decoder {
   }
 
   int vop3(std::span<const uint32_t> words, Inst& inst) const {
-    const unsigned op = bits(words[0], 25, 16);
-    bool found;
-    if (op < 0x100) {
-      found = lookup(inst, Format::VOPC, op);
-    } else if (op < 0x180) {
-      found = lookup(inst, Format::VOP2, op - 0x100);
-    } else if (op < 0x200) {
-      found = lookup(inst, Format::VOP1, op - 0x180);
-    } else {
-      found = lookup(inst, Format::VOP3, op);
-    }
-    if (!found) return 0;
-    inst.vop3_form = true;
-    inst.clamp = bit(words[0], 15);
-    inst.omod = static_cast<uint8_t>(bits(words[1], 28, 27));
-    inst.neg = static_cast<uint8_t>(bits(words[1], 31, 29));
-    vector_dst(inst, bits(words[0], 7, 0));
-    if (inst.dst[1].ty == Ty::Mask) {
-      set_sgpr(inst.dst[1], bits(words[0], 14, 8));
-    } else {
-      inst.abs = static_cast<uint8_t>(bits(words[0], 10, 8));
-      inst.opsel = static_cast<uint8_t>(bits(words[0], 14, 11));
-    }
+    if (!vop3_head(words, inst, 0x180, 0x200)) return 0;
     return sources3(words, inst);
   }
 

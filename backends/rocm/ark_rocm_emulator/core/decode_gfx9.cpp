@@ -77,14 +77,8 @@ class Gfx9Decoder : public Decoder {
     if (words.size() < 2) return 0;
     const uint32_t word = words[1];
     if (enc == 250) {
-      inst.ext = Ext::Dpp;
-      set_vgpr(inst.src[0], bits(word, 7, 0));
-      inst.dpp_ctrl = static_cast<uint16_t>(bits(word, 16, 8));
-      inst.bound_ctrl = bits(word, 19, 19) != 0;
-      inst.neg = static_cast<uint8_t>(bits(word, 20, 20) | bits(word, 22, 22) << 1);
-      inst.abs = static_cast<uint8_t>(bits(word, 21, 21) | bits(word, 23, 23) << 1);
-      inst.bank_mask = static_cast<uint8_t>(bits(word, 27, 24));
-      inst.row_mask = static_cast<uint8_t>(bits(word, 31, 28));
+      set_vgpr(inst.src[0], dpp16(inst, word, true));
+      inst.fetch_inactive = false;   // RDNA's
       return 2;
     }
     inst.ext = Ext::Sdwa;
@@ -148,29 +142,7 @@ class Gfx9Decoder : public Decoder {
   }
 
   int vop3(std::span<const uint32_t> words, Inst& inst) const {
-    const unsigned op = bits(words[0], 25, 16);
-    bool found;
-    if (op < 0x100) {
-      found = lookup(inst, Format::VOPC, op);
-    } else if (op < 0x140) {
-      found = lookup(inst, Format::VOP2, op - 0x100);
-    } else if (op < 0x1c0) {
-      found = lookup(inst, Format::VOP1, op - 0x140);
-    } else {
-      found = lookup(inst, Format::VOP3, op);
-    }
-    if (!found) return 0;
-    inst.vop3_form = true;
-    inst.clamp = bits(words[0], 15, 15) != 0;
-    inst.omod = static_cast<uint8_t>(bits(words[1], 28, 27));
-    inst.neg = static_cast<uint8_t>(bits(words[1], 31, 29));
-    vector_dst(inst, bits(words[0], 7, 0));
-    if (inst.dst[1].ty == Ty::Mask) {
-      set_sgpr(inst.dst[1], bits(words[0], 14, 8));
-    } else {
-      inst.abs = static_cast<uint8_t>(bits(words[0], 10, 8));
-      inst.opsel = static_cast<uint8_t>(bits(words[0], 14, 11));
-    }
+    if (!vop3_head(words, inst, 0x140, 0x1c0)) return 0;
     return sources3(words, inst);
   }
 
