@@ -2,11 +2,12 @@
 
 Expectations are written from AMD's CDNA3 and RDNA3 instruction set documents: what a signalling NaN
 does to minima and maxima, where an unfused multiply-add rounds, and what compares and carries write
-for lanes that a DPP control disables.
+for lanes that a DPP control disables; and that clamp saturates integers wherever it is allowed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from isa_program import Case, Suite, Words
 
 ARCHES = ("gfx942", "gfx1100")
+M, M16 = 2**32 - 1, 2**16 - 1
 QUIET, SIGNAL, SIGNAL_16 = 0x7FC12345, 0xFF812345, 0x7D01
 LESS = {
     "v_min_f32_e32": "v40, v10, v11",
@@ -134,3 +136,104 @@ def test_lanes_that_dpp_disables_give_no_bit(arch: str) -> None:
 
 def test_counters_and_traces_do_nothing() -> None:
     assert (suite("gfx942").run("counters", [_lanes("gfx942")]) == 0).all()
+
+
+def _signed(x: Words, bits: int) -> list[int]:
+    values = [int(v) & (1 << bits) - 1 for v in x]
+    return [v - (1 << bits) if v >> (bits - 1) else v for v in values]
+
+
+def _unsigned(x: Words, bits: int) -> list[int]:
+    return [int(v) & (1 << bits) - 1 for v in x]
+
+
+Exact = Callable[[int, int, int], int]
+Reader = Callable[[Words, int], list[int]]
+# name -> how the factors and the addend are read (bits), bits of the result, its exact value.
+SATURATING: dict[str, tuple[Reader, int, int, int, Exact]] = {
+    "v_mad_u32_u24": (_unsigned, 24, 32, 32, lambda a, b, c: a * b + c),
+    "v_mad_i32_i24": (_signed, 24, 32, 32, lambda a, b, c: a * b + c),
+    "v_mad_u32_u16": (_unsigned, 16, 32, 32, lambda a, b, c: a * b + c),
+    "v_mad_i32_i16": (_signed, 16, 32, 32, lambda a, b, c: a * b + c),
+    "v_mad_u16": (_unsigned, 16, 16, 16, lambda a, b, c: a * b + c),
+    "v_mad_i16": (_signed, 16, 16, 16, lambda a, b, c: a * b + c),
+    "v_sad_u32": (_unsigned, 32, 32, 32, lambda a, b, c: abs(a - b) + c),
+    "v_dot4_u32_u8": (_unsigned, 32, 32, 32, lambda a, b, c: _dot(a, b, False) + c),
+    "v_dot4_i32_i8": (_signed, 32, 32, 32, lambda a, b, c: _dot(a, b, True) + c),
+}
+CARRY = {"v_add_co_u32_e64": (1, 2**32 - 1), "v_sub_co_u32_e64": (-1, 0)}
+
+
+def _dot(a: int, b: int, signed: bool) -> int:
+    x, y = ((v & 0xFFFFFFFF).to_bytes(4, "little") for v in (a, b))
+    both = zip(x, y, strict=True)
+    return sum((p - (p & 128) * 2) * (q - (q & 128) * 2) if signed else p * q for p, q in both)
+
+
+@cache
+def saturating() -> Suite:
+    cases = {name: Case(f"{name} v40, v10, v11, v12 clamp", 3) for name in SATURATING}
+    for name in CARRY:
+        body = f"{name} v40, s[8:9], v10, v11 clamp\nv_cndmask_b32_e64 v41, 0, 1, s[8:9]"
+        cases[name] = Case(body, 2, 2)
+    for name in ("v_pk_mad_u16", "v_pk_mad_i16"):
+        cases[name] = Case(f"{name} v40, v10, v11, v12 clamp", 3)
+    for name in ("v_mad_u64_u32", "v_mad_i64_i32"):
+        body = f"{name} v[40:41], s[8:9], v10, v11, v[12:13] clamp\n"
+        cases[name] = Case(body + "v_cndmask_b32_e64 v42, 0, 1, s[8:9]", 4, 3)
+    return Suite("gfx942", cases)
+
+
+def _near_limits(count: int) -> list[Words]:
+    rng = np.random.default_rng(11)
+    corners = np.array([0, 1, 0x7FFF7FFF, 0x80008000, 0x7FFFFFFF, 0x80000000, M], np.uint32)
+    rows = []
+    for _ in range(count):
+        row = rng.integers(0, 2**32, 64, dtype=np.uint32)
+        row[::2] = rng.choice(corners, 32)
+        rows.append(row)
+    return rows
+
+
+@pytest.mark.parametrize("name", list(SATURATING))
+def test_clamp_saturates_what_is_exact(name: str) -> None:
+    read, factor, addend, bits, exact = SATURATING[name]
+    rows = _near_limits(3)
+    low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if read is _signed else (0, 2**bits - 1)
+    sources = zip(read(rows[0], factor), read(rows[1], factor), read(rows[2], addend), strict=True)
+    values = [exact(*v) for v in sources]
+    assert any(not low <= v <= high for v in values) and any(low < v < high for v in values)
+    expected = [min(max(v, low), high) & (1 << bits) - 1 for v in values]
+    got = saturating().run(name, rows)[0] & np.uint32(2**bits - 1)
+    assert [hex(v) for v in got] == [hex(v) for v in expected]
+
+
+@pytest.mark.parametrize("name", list(CARRY))
+def test_clamp_and_carry(name: str) -> None:
+    sign, limit = CARRY[name]
+    rows = _near_limits(2)
+    got, carry = saturating().run(name, rows)
+    for lane in range(64):
+        exact = int(rows[0][lane]) + sign * int(rows[1][lane])
+        fits = 0 <= exact < 2**32
+        assert (int(got[lane]), int(carry[lane])) == (exact if fits else limit, int(not fits))
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_clamp_of_packed_and_wide_products(signed: bool) -> None:
+    rows, read = _near_limits(4), _signed if signed else _unsigned
+    low, high = (-(2**15), 2**15 - 1) if signed else (0, 2**16 - 1)
+    packed = saturating().run("v_pk_mad_i16" if signed else "v_pk_mad_u16", rows)[0]
+    for shift in (0, 16):
+        a, b, c = (read(row >> np.uint32(shift), 16) for row in rows[:3])
+        expected = [min(max(x * y + z, low), high) & M16 for x, y, z in zip(a, b, c, strict=True)]
+        assert [int(v) >> shift & M16 for v in packed] == expected
+    wide = saturating().run("v_mad_i64_i32" if signed else "v_mad_u64_u32", rows)
+    low, high = (-(2**63), 2**63 - 1) if signed else (0, 2**64 - 1)
+    a, b = read(rows[0], 32), read(rows[1], 32)
+    for lane in range(64):
+        c = int(rows[2][lane]) | int(rows[3][lane]) << 32
+        exact = a[lane] * b[lane] + (c - 2**64 if signed and c >> 63 else c)
+        got = int(wide[0][lane]) | int(wide[1][lane]) << 32
+        assert got == min(max(exact, low), high) & (2**64 - 1)
+        assert int(wide[2][lane]) == exact >> 64 & 1  # bit 64 of the exact sum
