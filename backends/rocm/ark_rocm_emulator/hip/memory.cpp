@@ -2,6 +2,7 @@
 // not handed out twice, so that a pointer used after its free is caught.
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cinttypes>
@@ -20,10 +21,11 @@ constexpr uint8_t kFill = 0xCB;  // what memory holds that nobody wrote
 // 0 if there are so many that their size has no number.
 uint64_t whole_pages(uint64_t size) { return (size + kPage - 1) / kPage * kPage; }
 
-// One byte, read by the kernel, which answers EFAULT where a load would end the process.
+// One byte, read by the kernel, which answers EFAULT where a load would end the process. Not through
+// pwrite: a sanitizer's version of it reads the byte first.
 bool readable_byte(const void* address) {
   static const int probe = memfd_create("ark-emulated-probe", MFD_CLOEXEC);
-  return pwrite(probe, address, 1, 0) == 1;
+  return syscall(SYS_pwrite64, probe, address, 1, 0) == 1;
 }
 
 uint64_t physical_memory() {
