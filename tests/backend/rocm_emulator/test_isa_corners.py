@@ -58,6 +58,7 @@ def suite(arch: str) -> Suite:
         ),
         "packed": Case("v_pk_min_f16 v40, v10, v11\nv_pk_max_f16 v41, v10, v11", 2, 2),
         "dpp": Case(_dpp_body(rdna), 2, 3),
+        "dot_clamp": Case("v_dot2_f32_f16 v40, v10, v11, v12 clamp", 3),
     }
     if not rdna:
         cases["mad_16"] = Case(
@@ -132,6 +133,15 @@ def test_lanes_that_dpp_disables_give_no_bit(arch: str) -> None:
     moved = np.roll(a, 1)
     np.testing.assert_array_equal(total, np.where(active, moved + b + 1, b))
     np.testing.assert_array_equal(carry, active)
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_clamp_of_a_float_dot_product(arch: str) -> None:
+    one, half = 0x3C00, 0x3800
+    a = _lanes(arch, one << 16 | one, half << 16, half, one)
+    b = _lanes(arch, one << 16 | one, one << 16, one, one | 0x8000)
+    got = suite(arch).run("dot_clamp", [a, b, _lanes(arch, 0, 0x3E800000, 0, 0x3F000000)])
+    assert got[0][:4].view(np.float32).tolist() == [1.0, 0.75, 0.5, 0.0]
 
 
 def test_counters_and_traces_do_nothing() -> None:
