@@ -218,8 +218,20 @@ def _cdna() -> dict[str, tuple[range, Sampler]]:
     def vop3p(rng: Random, op: int) -> Words:
         word = at(0x1A7, 23) | at(op, 16) | _vgpr(rng)
         second = sum(at(256 + _vgpr(rng), 9 * k) for k in range(3))
+        if op == 44:  # the scales of the product that follows, whose abid says so
+            scales = word | at(rng.randrange(4), 11), second & at(0x3FFFF, 0)
+            product = vop3p(rng, rng.choice([45, 46]))
+            return [
+                scales[0],
+                scales[1] | at(rng.randrange(4), 27),
+                product[0] | 1 << 11,
+                product[1],
+            ]
+        if op in (45, 46):  # the formats of A and B
+            word, second = word | at(rng.randrange(5), 8), second | at(rng.randrange(5), 29)
         if 44 < op < 48 or op >= 53:  # matrix and accumulator operations
-            return [word | at(rng.randrange(2), 15), second | at(rng.randrange(4), 27)]
+            sources = 1 if op == 88 else rng.randrange(4)  # v_accvgpr_read reads there only
+            return [word | at(rng.randrange(2), 15), second | at(sources, 27)]
         word |= at(1, 14) | at(rng.randrange(8), 8) | at(rng.randrange(8), 11)
         return [word, second | at(3, 27) | at(rng.randrange(8), 29)]
 

@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 FIRST_INPUT = 10
 REACH = 4096  # bytes that the offset of a global access spans
 VGPRS = 192
-SCRATCH = 64  # bytes of private memory a lane, on RDNA
-RDNA_DIRECTIVES = (
-    "\t\t.amdhsa_wavefront_size32 1",
+SCRATCH = 64  # bytes of private memory a lane, where it needs no registers (not on gfx90a)
+SCRATCH_DIRECTIVES = (
     "\t\t.amdhsa_enable_private_segment 1",
     f"\t\t.amdhsa_private_segment_fixed_size {SCRATCH}",
 )
@@ -53,7 +52,8 @@ def _rows(text: str, base: int, registers: range, stride: int) -> list[str]:
     return lines
 
 
-def _kernel(name: str, case: Case, rdna: bool) -> str:
+def _kernel(name: str, case: Case, arch: str) -> str:
+    rdna = arch.startswith("gfx11")
     stride = 128 if rdna else 256
     load, store = ("b32", "b32") if rdna else ("dword", "dword")
     lines = [
@@ -84,7 +84,8 @@ def _kernel(name: str, case: Case, rdna: bool) -> str:
         "\t\t.amdhsa_next_free_sgpr 64",
         "\t\t.amdhsa_group_segment_fixed_size 4096",
         "\t\t.amdhsa_float_denorm_mode_32 3",  # as clang compiles HIP
-        *(RDNA_DIRECTIVES if rdna else ["\t\t.amdhsa_accum_offset 144"]),
+        *(() if arch == "gfx90a" else SCRATCH_DIRECTIVES),
+        "\t\t.amdhsa_wavefront_size32 1" if rdna else "\t\t.amdhsa_accum_offset 144",
         "\t.end_amdhsa_kernel",
         "\t.text",
     ]
@@ -102,7 +103,7 @@ def _metadata(names: Sequence[str], arch: str, wave: int) -> str:
         text += f"    .name: {name}\n    .symbol: {name}.kd\n"
         text += "    .group_segment_fixed_size: 4096\n    .kernarg_segment_align: 8\n"
         text += "    .kernarg_segment_size: 16\n    .max_flat_workgroup_size: 64\n"
-        scratch = SCRATCH if wave == 32 else 0
+        scratch = 0 if arch == "gfx90a" else SCRATCH
         text += f"    .private_segment_fixed_size: {scratch}\n    .sgpr_count: 64\n"
         text += f"    .vgpr_count: {VGPRS}\n    .wavefront_size: {wave}\n"
     text += f"amdhsa.target: amdgcn-amd-amdhsa--{arch}\namdhsa.version:\n  - 1\n  - 2\n...\n"
@@ -111,12 +112,13 @@ def _metadata(names: Sequence[str], arch: str, wave: int) -> str:
 
 def build(arch: str, cases: Mapping[str, Case]) -> bytes:
     """The code object with one kernel for each case, named like it."""
-    rdna = arch.startswith("gfx11")
     text = (
         f'\t.amdgcn_target "amdgcn-amd-amdhsa--{arch}"\n\t.amdhsa_code_object_version 5\n\t.text\n'
     )
-    text += "".join(_kernel(name, case, rdna) for name, case in cases.items())
-    return assemble(text + _metadata(list(cases), arch, 32 if rdna else 64), arch)
+    text += "".join(_kernel(name, case, arch) for name, case in cases.items())
+    return assemble(
+        text + _metadata(list(cases), arch, 32 if arch.startswith("gfx11") else 64), arch
+    )
 
 
 class Suite:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import struct
 import time
 from functools import lru_cache
@@ -75,7 +74,12 @@ KERNEL lds_at(unsigned* out, int at) {
   out[threadIdx.x] = tile[at];
 }
 KERNEL trap() { __builtin_trap(); }
-KERNEL not_emulated() { asm volatile("v_cubeid_f32 v1, v2, v3, v4" ::: "v1"); }
+// Opcodes that are known by name only: a scalar store, a branch for debuggers.
+#if defined(__GFX9__)
+KERNEL not_emulated() { asm volatile(".long 0xc0420002, 0"); }
+#else
+KERNEL not_emulated() { asm volatile("s_cbranch_cdbgsys 0"); }
+#endif
 KERNEL no_instruction() { asm volatile(".long 0xc7fffff0"); }
 
 __device__ unsigned table[4] = {1, 2, 3, 4};
@@ -336,11 +340,12 @@ def test_lds_out_of_range_and_a_trap() -> None:
 def test_an_opcode_that_is_not_there_is_named(arch: str) -> None:
     bench = Bench(arch)
     result = bench.run("not_emulated", (1, 1, 1), (64, 1, 1), b"")
+    name = "s_cbranch_cdbgsys" if arch == "gfx1100" else "s_store_dword"
     assert result.kind == "unknown opcode"
-    assert "v_cubeid_f32" in result.message and "not_emulated+0x" in result.message
-    assert re.fullmatch(r"v_cubeid_f32(_e64)? v1, v2, v3, v4", result.where.line)
+    assert name in result.message and "not_emulated+0x" in result.message
+    assert result.where.line.startswith(name)
     listing = bench.code.disassemble("not_emulated").splitlines()
-    (line,) = [text for text in listing if "v_cubeid_f32" in text]
+    (line,) = [text for text in listing if name in text]
     assert int(line.split(":")[0], 16) == result.where.pc
     unknown = bench.run("no_instruction", (1, 1, 1), (64, 1, 1), b"")
     assert unknown.kind == "unknown opcode" and "0xc7fffff0" in unknown.message

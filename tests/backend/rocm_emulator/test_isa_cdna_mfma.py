@@ -131,8 +131,19 @@ def _case(shape: Shape, tail: str = "", agpr: bool = False) -> Case:
     return Case("\n".join(lines), a + b + c, c, OUT)
 
 
+def _upward(shape: Shape) -> Case:
+    """Under a MODE that rounds up and has no denormals."""
+    plain = _case(shape)
+    mode = "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 8), 0x5\n"
+    return Case(mode + plain.body, plain.inputs, plain.outputs, OUT)
+
+
 FOUR = Shape("f32_16x16x4_4b_f16", 16, 4, 4, np.float16, np.float16)
+HALVES = Shape("f32_16x16x16_f16", 16, 16, 1, np.float16, np.float16)
+FLOATS = Shape("f32_16x16x4_f32", 16, 4, 1, np.float32, np.float32)
 EXTRA = {
+    "mode_halves": _upward(HALVES),
+    "mode_floats": _upward(FLOATS),
     "broadcast": _case(FOUR, " cbsz:2 abid:1"),
     "rotate": _case(FOUR, " blgp:3"),
     "in_agprs": _case(FOUR, agpr=True),
@@ -234,6 +245,20 @@ def test_lanes_of_b_rotate() -> None:
     """blgp:3: every 16 lanes take B from the next 16."""
     a, b, c = operands(FOUR, 4)
     close(run("gfx942", "rotate", FOUR, a, b, c), a, np.roll(b, -1, axis=0), c)
+
+
+def test_mode_decides_about_denormals_of_f32_only() -> None:
+    """Rounding stays to nearest, and C and D keep their denormals."""
+    a, b, c = operands(HALVES, 5)
+    a[0, 3], c[0, 3] = 0, 1e-40
+    exact = np.einsum("nik,njk->nij", a.astype(np.float64), b.astype(np.float64)) + c
+    assert np.array_equal(run("gfx942", "mode_halves", HALVES, a, b, c), exact.astype(np.float32))
+    a, b, c = operands(FLOATS, 6)
+    a[0, 3], b[0, :] = 1e-39, 2.0**127
+    got, plain = (
+        run("gfx942", name, FLOATS, a, b, c) for name in ("mode_floats", "f32_16x16x4_f32")
+    )
+    assert np.array_equal(got[0, 3], c[0, 3]) and not np.any(plain[0, 3] == c[0, 3])
 
 
 def _doubles(values: NDArray[np.float64]) -> list[Words]:

@@ -65,6 +65,14 @@ def suite() -> Suite:
         for number, bytes_ in enumerate(BYTES):
             cases[f"byte_{size}_{number}"] = _case(size, 0, 4, _scales(*bytes_))
         cases[f"agpr_{size}_0"] = _case(size, 2, 1, _scales(), "a")
+    clipped = cases["scaled_16_44"]
+    mode = "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 1\n"
+    cases["clipped_16_44"] = Case(mode + clipped.body, clipped.inputs, clipped.outputs, OUT)
+    product = _product(16, 4, 4, _scales())
+    for name, register in (("scale", SCALES + 1), ("element", A + 3), ("unused", A + 4)):
+        fill = "ds_write_b32 v0, v0\ns_waitcnt lgkmcnt(0)"
+        body = f"{fill}\nds_read_b32 v{register}, v0\n{product}\ns_waitcnt lgkmcnt(0)"
+        cases[f"waits_{name}"] = Case(body, 0, 4, OUT)
     return Suite("gfx950", cases)
 
 
@@ -161,3 +169,21 @@ def test_scales_reach_their_ends() -> None:
     expected[5], expected[:, 7] = True, True
     assert np.array_equal(np.isnan(got), expected)
     close(got[~expected], exact[~expected])
+
+
+def test_overflow_by_the_mode() -> None:
+    """Infinity, or with FP16_OVFL the largest number."""
+    scales = np.full((2, 16, 4, 4), 254, np.uint8)
+    plain, _ = run("scaled_16_44", 16, 4, 4, 10, scales)
+    clipped, exact = run("clipped_16_44", 16, 4, 4, 10, scales)
+    assert np.abs(exact).min() > np.finfo(np.float32).max
+    assert np.array_equal(plain, np.sign(exact) * np.inf)
+    assert np.array_equal(clipped, np.sign(exact) * np.finfo(np.float32).max)
+
+
+def test_scales_and_elements_need_their_waits() -> None:
+    """The fifth register of A is not read if its elements have 4 bits."""
+    for name, register in (("scale", SCALES + 1), ("element", A + 3)):
+        with pytest.raises(AssertionError, match=f"v{register} before an s_waitcnt covers"):
+            suite().run(f"waits_{name}", [], checks=True)
+    suite().run("waits_unused", [], checks=True)

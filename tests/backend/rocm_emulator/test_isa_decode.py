@@ -18,7 +18,7 @@ from ark_rocm_emulator.engine import core
 from isa_encodings import samples
 
 # Opcodes that must be proven this way, by architecture (of those the decoder knows).
-PROVEN = {"gfx90a": 1280, "gfx942": 1310, "gfx950": 1340, "gfx1100": 1480}
+PROVEN = {"gfx90a": 1300, "gfx942": 1350, "gfx950": 1450, "gfx1100": 1515}
 # Names the assembler has no such text for, or whose every operand the sampler cannot hit.
 UNPROVABLE = re.compile(
     r"v_(swap|fma(mk|ak)_f16|fma(mk|ak)_f32|mad(mk|ak)_f(16|32))|s_waitcnt_\w+|ds_nop|s_setpc"

@@ -95,7 +95,7 @@ void atomic(Wave& w, const Inst& i) {
 }
 
 // Elements that are read in columns: 16 lanes read rows of 16 elements, one to four lanes a row,
-// and each of them gets a column (CDNA4 instruction set document, "LDS transpose load").
+// and each of them gets a column (CDNA4 document, section "MFMA transpose load from LDS").
 template <int kBits>
 void read_transposed(Wave& w, const Inst& i) {
   constexpr int kBytes = kBits == 6 ? 12 : 8, kDwords = kBytes / 4;

@@ -99,7 +99,7 @@ void add(Ops& ops, const std::string& name) {
   const int words = kSize * kDepth * kBlocks / 64 * A::kBits / 32;
   const std::string result = type_of_width(kSize * kSize * kBlocks / 64);
   ops.add(name, result + "=" + type_of_width(words) + "," + type_of_width(words) + "," + result,
-          multiply<kSize, kDepth, kBlocks, A, B>, kNoModifiers);
+          multiply<kSize, kDepth, kBlocks, A, B>, kMatrix);
 }
 
 template <int kSize, int kDepth>
@@ -143,8 +143,8 @@ void register_mfma(Ops& ops) {
   add<16, 64, 1, InI8>(ops, "v_mfma_i32_16x16x64_i8");
   add_fp8<16, 32>(ops, "v_mfma_f32_16x16x32_");
   add_fp8<32, 16>(ops, "v_mfma_f32_32x32x16_");
-  ops.add("v_mfma_f64_16x16x4_f64", "b256=f64,f64,b256", multiply_f64<16, 1>, kNoModifiers);
-  ops.add("v_mfma_f64_4x4x4_4b_f64", "b64=f64,f64,b64", multiply_f64<4, 4>, kNoModifiers);
+  ops.add("v_mfma_f64_16x16x4_f64", "b256=f64,f64,b256", multiply_f64<16, 1>, kMatrix);
+  ops.add("v_mfma_f64_4x4x4_4b_f64", "b64=f64,f64,b64", multiply_f64<4, 4>, kMatrix);
   // The second generation's forms with half the depth.
   add<32, 2, 2, InBF16>(ops, "v_mfma_f32_32x32x2bf16");
   add<16, 2, 4, InBF16>(ops, "v_mfma_f32_16x16x2bf16");

@@ -91,13 +91,13 @@ void multiply(Wave& w, const Inst& i) {
 
 void register_mfma_scale(Ops& ops) {
   for (const char* name : {"v_mfma_f32_16x16x128_f8f6f4", "v_mfma_scale_f32_16x16x128_f8f6f4"}) {
-    ops.add(name, "b128=b256,b256,b128", multiply<16, 128>, kNoModifiers);
+    ops.add(name, "b128=b256,b256,b128", multiply<16, 128>, kMatrix);
   }
   for (const char* name : {"v_mfma_f32_32x32x64_f8f6f4", "v_mfma_scale_f32_32x32x64_f8f6f4"}) {
-    ops.add(name, "b512=b256,b256,b512", multiply<32, 64>, kNoModifiers);
+    ops.add(name, "b512=b256,b256,b512", multiply<32, 64>, kMatrix);
   }
   // Only as the first half of a scaled product.
-  ops.add("v_mfma_ld_scale_b32", "=f32,f32", nullptr, kNoModifiers);
+  ops.add("v_mfma_ld_scale_b32", "=f32,f32", nullptr, kMatrix);
 }
 
 }  // namespace ark_emu

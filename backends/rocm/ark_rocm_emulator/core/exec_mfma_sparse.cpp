@@ -50,7 +50,7 @@ void add(Ops& ops, const std::string& name) {
   constexpr int kWords = kSize * kDepth / 64 * B::kBits / 32;
   const std::string sources = type_of_width(kWords / 2) + "," + type_of_width(kWords) + ",b32";
   ops.add("v_smfmac_" + name, type_of_width(kSize * kSize / 64) + "=" + sources,
-          multiply_sparse<kSize, kDepth, A, B>, kNoModifiers);
+          multiply_sparse<kSize, kDepth, A, B>, kMatrix);
 }
 
 template <int kSize, int kDepth>

@@ -92,8 +92,8 @@ void register_branches(Ops& ops) {
 }
 
 // Scalar registers chosen by M0: the source's number (movrels) or the destination's (movreld).
-unsigned relative_sgpr(const Wave& w, const Operand& operand) {
-  const uint64_t reg = uint64_t(operand.reg) + w.m0();
+unsigned relative_sgpr(const Wave& w, const Operand& operand, uint32_t by) {
+  const uint64_t reg = uint64_t(operand.reg) + by;
   if (operand.kind != Kind::Sgpr || reg + operand.dwords > 108) {
     throw Fault{ErrorKind::OutOfBounds,
                 "M0 = " + std::to_string(w.m0()) + " leads beyond the scalar registers"};
@@ -103,16 +103,21 @@ unsigned relative_sgpr(const Wave& w, const Operand& operand) {
 
 void register_movrel(Ops& ops) {
   ops.add("s_movrels_b32", "b32=b32", [](Wave& w, const Inst& i) {
-    w.put_scalar32(i.dst[0], w.s[relative_sgpr(w, i.src[0])]);
+    w.put_scalar32(i.dst[0], w.s[relative_sgpr(w, i.src[0], w.m0())]);
   });
   ops.add("s_movrels_b64", "b64=b64", [](Wave& w, const Inst& i) {
-    w.put_scalar64(i.dst[0], w.s64(relative_sgpr(w, i.src[0])));
+    w.put_scalar64(i.dst[0], w.s64(relative_sgpr(w, i.src[0], w.m0())));
   });
   ops.add("s_movreld_b32", "b32=b32", [](Wave& w, const Inst& i) {
-    w.s[relative_sgpr(w, i.dst[0])] = w.scalar32(i.src[0]);
+    w.s[relative_sgpr(w, i.dst[0], w.m0())] = w.scalar32(i.src[0]);
   });
   ops.add("s_movreld_b64", "b64=b64", [](Wave& w, const Inst& i) {
-    w.set_s64(relative_sgpr(w, i.dst[0]), w.scalar64(i.src[0]));
+    w.set_s64(relative_sgpr(w, i.dst[0], w.m0()), w.scalar64(i.src[0]));
+  });
+  // A number of its own for each: M0[9:0] for the source, M0[25:16] for the destination.
+  ops.add("s_movrelsd_2_b32", "b32=b32", [](Wave& w, const Inst& i) {
+    const uint32_t value = w.s[relative_sgpr(w, i.src[0], w.m0() & 0x3ff)];
+    w.s[relative_sgpr(w, i.dst[0], (w.m0() >> 16) & 0x3ff)] = value;
   });
 }
 

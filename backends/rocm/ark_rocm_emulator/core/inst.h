@@ -63,6 +63,7 @@ enum : uint32_t {
   kLdsOp = 1 << 8,
   kStore = 1 << 9,
   kSignedClamp = 1 << 10,  // integer clamp is signed
+  kOwnRounding = 1 << 11,  // to nearest, denormals kept, whatever MODE says
 };
 
 struct OpInfo {

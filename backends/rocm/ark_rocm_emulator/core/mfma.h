@@ -1,7 +1,7 @@
 // What the matrix instructions of CDNA share: element types, reading registers, and D. Layouts from
 // AMD's CDNA3 and CDNA4 instruction set documents, chapter "Matrix arithmetic", and AMD's matrix
 // instruction calculator. Sums are formed in double and rounded once; the hardware's order of
-// additions is not documented. EXEC is ignored.
+// additions is not documented. EXEC and MODE's rounding are ignored.
 #pragma once
 
 #include <algorithm>
@@ -33,13 +33,16 @@ struct InBF16 {
     return bf16_to_float(static_cast<uint16_t>(bits));
   }
 };
-struct InF32 {
+struct InF32 {   // the only type whose denormals MODE decides about
   static constexpr int kBits = 32;
-  static double value(const Wave&, uint32_t bits) { return as_float(bits); }
+  static double value(const Wave& w, uint32_t bits) {
+    const bool flushed = (w.mode & 0x10) == 0 && (bits & 0x7f800000u) == 0;
+    return as_float(flushed ? bits & 0x80000000u : bits);
+  }
 };
 struct InXF32 {   // 10 bits of mantissa
   static constexpr int kBits = 32;
-  static double value(const Wave&, uint32_t bits) { return as_float(bits & 0xffffe000u); }
+  static double value(const Wave& w, uint32_t bits) { return InF32::value(w, bits & 0xffffe000u); }
 };
 struct InI8 {
   static constexpr int kBits = 8;
@@ -103,33 +106,50 @@ void multiply_add(const T (&left)[kDepth][kSize], const T (&right)[kDepth][kSize
   }
 }
 
-inline uint32_t rounded(const Wave& w, double sum, uint32_t addend) {
-  const double total = sum + as_float(addend);
-  const float result = static_cast<float>(total);
-  if (std::isinf(result) && std::isfinite(total) && saturates(w)) {
-    return as_bits(std::copysign(std::numeric_limits<float>::max(), result));
-  }
-  return as_bits(result);
+inline uint32_t total(double sum, uint32_t addend) {
+  return as_bits(static_cast<float>(sum + as_float(addend)));
 }
 
-inline uint32_t rounded(const Wave& w, int64_t sum, uint32_t addend) {
-  const int64_t total = sum + static_cast<int32_t>(addend);
-  if (!saturates(w)) return static_cast<uint32_t>(total);
-  return static_cast<uint32_t>(std::clamp<int64_t>(total, INT32_MIN, INT32_MAX));
+inline uint32_t total(int64_t sum, uint32_t addend) { return static_cast<uint32_t>(sum) + addend; }
+
+// Where MODE asks for it: the largest number instead of an overflow.
+inline uint32_t limited(double sum, uint32_t addend) {
+  const double exact = sum + as_float(addend);
+  const float result = static_cast<float>(exact);
+  if (!std::isinf(result) || !std::isfinite(exact)) return as_bits(result);
+  return as_bits(std::copysign(std::numeric_limits<float>::max(), result));
 }
 
-// D = C + sums.
-template <int kSize, int kBlocks, class T>
-void write_d(Wave& w, const Inst& i, const Operand& c, const T (&sums)[kBlocks][kSize][kSize]) {
+inline uint32_t limited(int64_t sum, uint32_t addend) {
+  const int64_t exact = sum + static_cast<int32_t>(addend);
+  return static_cast<uint32_t>(std::clamp<int64_t>(exact, INT32_MIN, INT32_MAX));
+}
+
+template <int kSize, int kBlocks, class T, class F>
+[[gnu::always_inline]] inline void write_with(Wave& w, const Inst& i, const Operand& c,
+                                              const T (&sums)[kBlocks][kSize][kSize], F add) {
   for (int reg = 0; reg < kSize * kSize * kBlocks / 64; reg++) {
     uint32_t out[64];
     for (int lane = 0; lane < 64; lane++) {
       const Place p = place<kSize>(reg, lane);
-      out[lane] = rounded(w, sums[p.block][p.row][p.column], word_of(w, c, reg, lane));
+      out[lane] = add(sums[p.block][p.row][p.column], word_of(w, c, reg, lane));
     }
     std::copy(out, out + 64, w.row(i.dst[0].reg + static_cast<unsigned>(reg)));
   }
 }
+
+// D = C + sums.
+template <int kSize, int kBlocks, class T>
+[[gnu::always_inline]] inline void write_d(Wave& w, const Inst& i, const Operand& c,
+                                           const T (&sums)[kBlocks][kSize][kSize]) {
+  if (saturates(w)) {
+    write_with(w, i, c, sums, [](T sum, uint32_t addend) { return limited(sum, addend); });
+  } else {
+    write_with(w, i, c, sums, [](T sum, uint32_t addend) { return total(sum, addend); });
+  }
+}
+
+constexpr uint32_t kMatrix = kNoModifiers | kOwnRounding;   // flags of all of them
 
 // The operand type of that many dwords.
 inline std::string type_of_width(int dwords) {

@@ -140,7 +140,8 @@ v_mfma_f32_16x16x8bf16
 112 none none none none none none none none none none none none none none none none)"},
     {Format::DS, "23 none none 183 none none"},
     {Format::FLAT, "77 none none 82 none"},
-    {Format::GLOBAL, "82 none"},
+    {Format::GLOBAL, "38 none none none none none 82 none"},
+    {Format::SCRATCH, "38 none none none none none"},
     {Format::MUBUF, "41 buffer_invl2 62 buffer_wbinvl1 buffer_wbinvl1_vol"},
 };
 
@@ -184,6 +185,7 @@ v_smfmac_f32_16x16x128_bf8_fp8 v_smfmac_f32_16x16x128_fp8_bf8 62 none none
 173 v_mfma_scale_f32_16x16x128_f8f6f4 v_mfma_scale_f32_32x32x64_f8f6f4)"},
     {Format::DS, "224 ds_read_b64_tr_b4 ds_read_b96_tr_b6 ds_read_b64_tr_b8 ds_read_b64_tr_b16"},
     {Format::GLOBAL, "125 global_load_lds_dwordx4 global_load_lds_dwordx3"},
+    {Format::MUBUF, "82 buffer_atomic_pk_add_bf16"},
 };
 
 }  // namespace ark_emu

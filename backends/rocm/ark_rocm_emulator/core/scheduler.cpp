@@ -64,7 +64,8 @@ void Grid::execute(Wave& w, const Inst*& current) {
     if (w.default_mode) [[likely]] {
       inst.run(w, inst);
     } else {
-      const FpMode scope(w.mode, inst.op != nullptr && (inst.op->flags & kMode64) != 0);
+      const uint32_t flags = inst.op != nullptr ? inst.op->flags : 0;
+      const FpMode scope((flags & kOwnRounding) != 0 ? 0xf0 : w.mode, (flags & kMode64) != 0);
       inst.run(w, inst);
     }
   }
@@ -79,7 +80,8 @@ void Grid::execute_checked(Wave& w, const Inst*& current) {
     w.slice--;
     w.executed++;
     {
-      const FpMode scope(w.mode, inst.op != nullptr && (inst.op->flags & kMode64) != 0);
+      const uint32_t flags = inst.op != nullptr ? inst.op->flags : 0;
+      const FpMode scope((flags & kOwnRounding) != 0 ? 0xf0 : w.mode, (flags & kMode64) != 0);
       inst.run(w, inst);
     }
     check_after(w, inst);
