@@ -1,7 +1,8 @@
 """Damaged code objects: every truncation and every flipped byte gives an error, never a crash.
 
 What is read from a file is not to be trusted: offsets that wrap around, sizes that no kernel has,
-relocations and symbols outside the image. The emulator's core is asked directly, then through HIP.
+relocations and symbols outside the image. The emulator's core is asked directly, then through HIP;
+the lint is given damaged assembly.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from functools import lru_cache
 
 import pytest
 from ark_rocm_emulator import emulated
-from ark_rocm_emulator.compile import compile_hip
+from ark_rocm_emulator.compile import compile_hip, to_assembly
 from ark_rocm_emulator.engine import core
+from ark_rocm_emulator.lint import TARGETS, lint
 from hip import hip
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -43,6 +45,11 @@ Patch = Callable[[bytearray], None]
 @lru_cache(maxsize=1)
 def intact() -> bytes:
     return compile_hip(SOURCE, "gfx942", ("-O2",))
+
+
+@lru_cache(maxsize=1)
+def assembly() -> str:
+    return to_assembly(SOURCE, "gfx942")[0]
 
 
 def _try(data: bytes) -> str:
@@ -198,3 +205,34 @@ def test_hip_refuses_tables_outside_the_process(field: int, value: int) -> None:
     struct.pack_into("<Q", damaged, field, value)
     with emulated("gfx942"):
         assert hip.hipModuleLoadData(bytes(damaged))[0] == ERROR.hipErrorInvalidImage
+
+
+ODD_LINES = (
+    "\ts_branch",
+    "\ts_waitcnt x",
+    "\ts_waitcnt_vscnt",
+    "\ts_waitcnt_vscnt null, x",
+    "\ts_cbranch_scc0 .Lnowhere",
+    "    .vgpr_count: many",
+    "\t.amdgpu_metadata",
+    "\tglobal_atomic_add sc1",
+    "\t; ark.acquire agent",
+    ":",
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_damaged_assembly_never_breaks_the_lint(data: st.DataObject) -> None:
+    lines = assembly().splitlines()
+    for _ in range(data.draw(st.integers(1, 12))):
+        at = data.draw(st.integers(0, len(lines) - 1))
+        damage = data.draw(st.integers(0, 2))
+        if damage == 0:
+            lines.insert(at, data.draw(st.sampled_from(ODD_LINES)))
+        elif damage == 1:
+            lines[at] = lines[at][: data.draw(st.integers(0, len(lines[at])))]
+        elif len(lines) > 1:
+            del lines[at]
+    for arch in ("gfx942", "gfx1100"):
+        assert isinstance(lint("\n".join(lines), TARGETS[arch]), list)
