@@ -67,8 +67,38 @@ Addresses buffer_addresses(Wave& w, const Inst& i, int bytes) {
   return a;
 }
 
-// Private memory is reached dword by dword: consecutive dwords of a lane lie apart.
+// Private memory is reached dword by dword: consecutive dwords of a lane lie apart. What is not
+// aligned lies in two of them.
 bool is_swizzled(const Wave& w, const Inst& i) { return resource(w, i.src[2]).swizzle; }
+
+bool is_aligned(Wave& w, const Inst& i, uint32_t unit) {
+  const auto imm = static_cast<uint32_t>(i.imm);
+  if (!i.offen) return imm % unit == 0;
+  const uint32_t* offset = w.row(i.src[0].reg + (i.idxen ? 1 : 0));
+  for (int l = 0; l < w.lanes; l++) {
+    if (((w.exec() >> l) & 1) != 0 && (offset[l] + imm) % unit != 0) return false;
+  }
+  return true;
+}
+
+template <int Bytes, bool Store>
+void each_byte(Wave& w, const Inst& i, uint32_t* rows) {
+  alignas(64) uint32_t byte[kLanes];
+  Inst one = i;
+  for (int b = 0; b < Bytes; b++, one.imm++) {
+    uint32_t* row = rows + b / 4 * kLanes;
+    const int shift = b % 4 * 8;
+    const Addresses a = buffer_addresses(w, one, 1);
+    if (Store) {
+      for (int l = 0; l < kLanes; l++) byte[l] = row[l] >> shift;
+      store_lanes(w, one, a, 1, byte);
+    } else {
+      std::memset(byte, 0, sizeof byte);
+      load_lanes(w, one, a, 1, byte);
+      for (int l = 0; l < kLanes; l++) row[l] |= byte[l] << shift;
+    }
+  }
+}
 
 template <int Bytes, bool Store>
 void each_part(Wave& w, const Inst& i, uint32_t* rows) {
@@ -80,12 +110,15 @@ void each_part(Wave& w, const Inst& i, uint32_t* rows) {
       load_lanes(w, one, a, bytes, at);
     }
   };
-  if (Bytes <= 4 || !is_swizzled(w, i)) {
+  constexpr int kUnit = Bytes < 4 ? Bytes : 4;
+  if (!is_swizzled(w, i)) {
     part(i, Bytes, rows);
-    return;
+  } else if (!is_aligned(w, i, kUnit)) {
+    each_byte<Bytes, Store>(w, i, rows);
+  } else {
+    Inst one = i;
+    for (int d = 0; d < Bytes / kUnit; d++, one.imm += 4) part(one, kUnit, rows + d * kLanes);
   }
-  Inst one = i;
-  for (int d = 0; d < Bytes / 4; d++, one.imm += 4) part(one, 4, rows + d * kLanes);
 }
 
 struct Buffer {
