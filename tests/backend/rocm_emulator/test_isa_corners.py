@@ -60,6 +60,16 @@ def suite(arch: str) -> Suite:
         "dpp": Case(_dpp_body(rdna), 2, 3),
         "dot_clamp": Case("v_dot2_f32_f16 v40, v10, v11, v12 clamp", 3),
     }
+    if rdna:
+        # At the head of the loop all registers are as before; only private memory differs.
+        cases["count_in_private_memory"] = Case(
+            "v_mov_b32 v60, 0\nscratch_store_b32 off, v60, off\nagain:\n"
+            "scratch_load_b32 v60, off, off\ns_waitcnt vmcnt(0)\nv_add_nc_u32 v60, 1, v60\n"
+            "scratch_store_b32 off, v60, off\nv_readfirstlane_b32 s8, v60\nv_mov_b32 v60, 0\n"
+            "s_cmp_lg_u32 s8, 20000\ns_mov_b32 s8, 0\ns_cbranch_scc1 again\n"
+            "scratch_load_b32 v40, off, off\ns_waitcnt vmcnt(0)",
+            1,
+        )
     if not rdna:
         cases["mad_16"] = Case(
             "v_mov_b32_e32 v41, v12\nv_mov_b32_e32 v60, 0\n"
@@ -142,6 +152,11 @@ def test_clamp_of_a_float_dot_product(arch: str) -> None:
     b = _lanes(arch, one << 16 | one, one << 16, one, one | 0x8000)
     got = suite(arch).run("dot_clamp", [a, b, _lanes(arch, 0, 0x3E800000, 0, 0x3F000000)])
     assert got[0][:4].view(np.float32).tolist() == [1.0, 0.75, 0.5, 0.0]
+
+
+def test_a_loop_that_counts_in_private_memory_is_no_deadlock() -> None:
+    got = suite("gfx1100").run("count_in_private_memory", [_lanes("gfx1100")])
+    assert (got[0] == 20000).all()
 
 
 def test_counters_and_traces_do_nothing() -> None:
