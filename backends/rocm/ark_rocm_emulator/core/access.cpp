@@ -93,9 +93,7 @@ void store_scratch(Wave& w, const Inst& i, const Addresses& a, int bytes, const 
     uint8_t buffer[16];
     for (int d = 0; d * 4 < bytes; d++) std::memcpy(buffer + 4 * d, &rows[d * kLanes + l], 4);
     for (int b = 0; b < bytes; b++) {
-      uint8_t* to = scratch_byte(w, i, l, a.at[l] + static_cast<uint64_t>(b));
-      w.changed |= *to != buffer[b];   // a wave that recurses goes on though its registers repeat
-      *to = buffer[b];
+      *scratch_byte(w, i, l, a.at[l] + static_cast<uint64_t>(b)) = buffer[b];
     }
   }
 }
