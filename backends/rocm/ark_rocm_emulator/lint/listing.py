@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 _CACHE_BITS = frozenset({"glc", "slc", "dlc", "sc0", "sc1", "nt"})
 _LABEL = re.compile(r"^([A-Za-z_.$][\w.$@]*):")
-_MARKER = re.compile(r"^\s*;\s*ark\.(acquire|release) (agent|system)\s*$")
+_MARKER = re.compile(r"^\s*;\s*ark\.(acquire|release) (workgroup|agent|system)\s*$")
 _COUNTER = re.compile(r"\b(vmcnt|lgkmcnt|expcnt)\((\d+)\)")
 _LISTED = re.compile(r"^([0-9a-f]+): ((?:[0-9a-f]{8} )+) ?(\S.*)$")
 _BRANCH = re.compile(r"^(s_c?branch\w*) (-?\d+)$")
