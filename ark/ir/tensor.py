@@ -16,6 +16,14 @@ from ark.ir.dtype import DataType
 MAX_DIMS = 4
 
 
+def row_major(extents: Sequence[int]) -> tuple[int, ...]:
+    """Elements from one index to the next, per dimension of a row-major array of `extents`."""
+    strides = [1] * len(extents)
+    for d in range(len(extents) - 2, -1, -1):
+        strides[d] = strides[d + 1] * extents[d + 1]
+    return tuple(strides)
+
+
 @dataclass(frozen=True)
 class Buffer:
     """Memory behind tensors. arena: as in ark.plan.types; rank: its owner, -1 for this rank."""
@@ -60,10 +68,7 @@ class Tensor:
     @property
     def strides(self) -> tuple[int, ...]:
         """Element strides per dimension."""
-        strides = [1] * len(self.extents)
-        for d in range(len(self.extents) - 2, -1, -1):
-            strides[d] = strides[d + 1] * self.extents[d + 1]
-        return tuple(strides)
+        return row_major(self.extents)
 
 
 def dense_view(

@@ -67,13 +67,16 @@ def _program(
     return program
 
 
-def _check_place(what: str, tensor: Tensor, rank: int, world_size: int) -> None:
+def _placed(what: str, input: Any, rank: int, world_size: int) -> Tensor:
+    """The input of a collective that is called as the model's rank."""
+    tensor = as_tensor(input)
     graph = tensor.model.graph
     if (rank, world_size) != (graph.rank, graph.world_size):
         raise ModelError(
             f"{what}: rank {rank} of {world_size} was given, but the model is rank "
             f"{graph.rank} of {graph.world_size}; call ark.set_rank and ark.set_world_size first"
         )
+    return tensor
 
 
 def _summable(what: str, tensor: Tensor) -> DataType:
@@ -138,8 +141,7 @@ def all_reduce(
         InvalidUsageError: no such algorithm, or a topology or program of other ranks. SystemError:
         ForestColl or TACCL are asked for without the packages that they need.
     """
-    tensor = as_tensor(input)
-    _check_place("all_reduce", tensor, rank, world_size)
+    tensor = _placed("all_reduce", input, rank, world_size)
     dtype = _summable("all_reduce", tensor)
     if algorithm == ONE_SHOT:
         return result("all_reduce", [tensor], tensor.ir.shape, dtype, output, name=name)
@@ -167,8 +169,7 @@ def all_gather(
 
     Shape [n, ...] becomes [world_size * n, ...]. Arguments and errors as for all_reduce.
     """
-    tensor = as_tensor(input)
-    _check_place("all_gather", tensor, rank, world_size)
+    tensor = _placed("all_gather", input, rank, world_size)
     shape = (world_size * tensor.ir.shape[0], *tensor.ir.shape[1:])
     return _collective("all_gather", tensor, shape, output, name, algorithm, topology)
 
@@ -188,8 +189,7 @@ def reduce_scatter(
     Shape [world_size * n, ...] becomes [n, ...]; ModelError if it cannot. Types, arguments and
     errors as for all_reduce.
     """
-    tensor = as_tensor(input)
-    _check_place("reduce_scatter", tensor, rank, world_size)
+    tensor = _placed("reduce_scatter", input, rank, world_size)
     _summable("reduce_scatter", tensor)
     shape = _dealt("reduce_scatter", tensor, world_size)
     return _collective("reduce_scatter", tensor, shape, output, name, algorithm, topology)
@@ -210,8 +210,7 @@ def broadcast(
 
     Arguments and errors as for all_reduce.
     """
-    tensor = as_tensor(input)
-    _check_place("broadcast", tensor, rank, world_size)
+    tensor = _placed("broadcast", input, rank, world_size)
     if not 0 <= root < world_size:
         raise InvalidUsageError(
             f"broadcast: the root is {root}, but there are {world_size} ranks, numbered from 0"
@@ -235,8 +234,7 @@ def all_to_all(
     The first dimension must be a multiple of world_size (ModelError); any type. Arguments and
     errors as for all_reduce.
     """
-    tensor = as_tensor(input)
-    _check_place("all_to_all", tensor, rank, world_size)
+    tensor = _placed("all_to_all", input, rank, world_size)
     _dealt("all_to_all", tensor, world_size)
     shape = tensor.ir.shape
     return _collective("all_to_all", tensor, shape, output, name, algorithm, topology)

@@ -15,6 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
+from ark.ir.tensor import row_major
 from ark.plan.types import PlanBuffer, PlanTensor
 from ark.tasks.kind import Access
 
@@ -87,11 +88,7 @@ class Region:
     @cached_property
     def _strides(self) -> list[int]:
         """Bytes per step of each dimension."""
-        extents = _pad(self.frame.extents, 1)
-        strides = [self.frame.itemsize] * DIMS
-        for d in range(DIMS - 2, -1, -1):
-            strides[d] = strides[d + 1] * extents[d + 1]
-        return strides
+        return [s * self.frame.itemsize for s in row_major(_pad(self.frame.extents, 1))]
 
     @cached_property
     def _combs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ark.ir.tensor import row_major
+
 # Where a buffer lives. `state` and `parameter` keep their contents between iterations and launches,
 # `external` belongs to the caller, `symmetric` is visible to peers, `host` is mapped by the host,
 # `packet` holds {value, epoch} pairs, `activation` is reused memory.
@@ -55,10 +57,7 @@ class PlanTensor:
     @property
     def strides(self) -> tuple[int, ...]:
         """Element strides per dimension."""
-        strides = [1] * len(self.extents)
-        for d in range(len(self.extents) - 2, -1, -1):
-            strides[d] = strides[d + 1] * self.extents[d + 1]
-        return tuple(strides)
+        return row_major(self.extents)
 
     @property
     def start(self) -> int:

@@ -136,6 +136,34 @@ CASES: dict[str, Case] = {
         f"v_mov_b32 v45, v11\nglobal_load_short_d16_hi v45, v0, s[4:5]\n{VM}",
         4, 6,
     ),
+    # Private memory of gfx90a: dword k of lane l is dword l of row k. Nothing is aligned here.
+    "swizzled_buffer": Case(
+        """
+        s_mov_b32 s8, s6
+        s_or_b32 s9, s7, 0x80000000
+        s_mov_b32 s10, 0x10000
+        s_mov_b32 s11, 0xe00000
+        v_mov_b32_e32 v60, 0
+        global_store_dword v0, v60, s[6:7]
+        global_store_dword v0, v60, s[6:7] offset:256
+        global_store_dword v0, v60, s[6:7] offset:512
+        global_store_dword v0, v60, s[6:7] offset:768
+        s_waitcnt vmcnt(0)
+        buffer_store_dword v10, off, s[8:11], 0 offset:1
+        buffer_store_dwordx2 v[10:11], off, s[8:11], 0 offset:6
+        s_waitcnt vmcnt(0)
+        buffer_load_dword v44, off, s[8:11], 0 offset:1
+        buffer_load_dwordx2 v[46:47], off, s[8:11], 0 offset:6
+        buffer_load_ushort v45, off, s[8:11], 0 offset:3
+        global_load_dword v40, v0, s[6:7]
+        global_load_dword v41, v0, s[6:7] offset:256
+        global_load_dword v42, v0, s[6:7] offset:512
+        global_load_dword v43, v0, s[6:7] offset:768
+        s_waitcnt vmcnt(0)
+        """,
+        2,
+        8,
+    ),
     "raw_buffer": Case(
         RAW + "buffer_load_dword v40, v0, s[8:11], 0 offen offset:256\n"
         "s_movk_i32 s12, 512\nbuffer_load_dword v41, v0, s[8:11], s12 offen\n"
@@ -273,6 +301,13 @@ def test_raw_buffers_read_zero_beyond_their_end() -> None:
     assert np.array_equal(got[4], np.where(both, np.roll(D, -33), 0))
     assert np.array_equal(got[5], np.where(both, np.roll(D, -34), 0))
     assert set(got[6]) == {A[5]}
+
+
+def test_swizzled_buffers_split_what_is_not_aligned() -> None:
+    got = run("swizzled_buffer", A, B)
+    low, high = A << 16 & np.uint32(0xFFFF0000), A >> 16
+    assert np.array_equal(got[:4], [A << 8, A >> 24 | low, high | B << 16, B >> 16])
+    assert np.array_equal(got[4:], [A, A >> 16, A, B])
 
 
 def test_structured_buffers_count_in_records() -> None:

@@ -362,9 +362,9 @@ SCALAR: dict[str, tuple[int, tuple[int, ...], Function, Scc]] = {
     "s_add_i32": (1, (1, 1), lambda a, b: a + b, lambda r, a, b: s32(r) != s32(a) + s32(b)),
     "s_sub_i32": (1, (1, 1), lambda a, b: a - b, lambda r, a, b: s32(r) != s32(a) - s32(b)),
     "s_min_i32": (1, (1, 1), lambda a, b: min(s32(a), s32(b)), lambda r, a, b: s32(a) < s32(b)),
-    "s_max_i32": (1, (1, 1), lambda a, b: max(s32(a), s32(b)), lambda r, a, b: s32(a) > s32(b)),
+    "s_max_i32": (1, (1, 1), lambda a, b: max(s32(a), s32(b)), lambda r, a, b: s32(a) >= s32(b)),
     "s_min_u32": (1, (1, 1), min, lambda r, a, b: a < b),
-    "s_max_u32": (1, (1, 1), max, lambda r, a, b: a > b),
+    "s_max_u32": (1, (1, 1), max, lambda r, a, b: a >= b),
     "s_and_b32": (1, (1, 1), lambda a, b: a & b, nonzero),
     "s_or_b32": (1, (1, 1), lambda a, b: a | b, nonzero),
     "s_xor_b32": (1, (1, 1), lambda a, b: a ^ b, nonzero),
@@ -390,7 +390,12 @@ SCALAR: dict[str, tuple[int, tuple[int, ...], Function, Scc]] = {
     "s_mul_hi_i32": (1, (1, 1), lambda a, b: s32(a) * s32(b) >> 32, None),
     "s_bfe_u32": (1, (1, 1), lambda a, b: field(a, b & 31, b >> 16 & 0x7F, False), nonzero),
     "s_bfe_u64": (2, (2, 1), lambda a, b: field(a, b & 63, b >> 16 & 0x7F, False), nonzero),
-    "s_absdiff_i32": (1, (1, 1), lambda a, b: abs(s32(a) - s32(b)), nonzero),
+    # The difference wraps before its sign is looked at.
+    "s_absdiff_i32": (1, (1, 1), lambda a, b: abs(s32(a - b & M32)), nonzero),
+    "s_or_b64": (2, (2, 2), lambda a, b: a | b, nonzero),
+    "s_orn2_b64": (2, (2, 2), lambda a, b: a | ~b, nonzero),
+    "s_nand_b64": (2, (2, 2), lambda a, b: ~(a & b), nonzero),
+    "s_nor_b64": (2, (2, 2), lambda a, b: ~(a | b), nonzero),
     "s_lshl2_add_u32": (1, (1, 1), lambda a, b: (a << 2) + b, lambda r, a, b: (a << 2) + b > M32),
     "s_pack_ll_b32_b16": (1, (1, 1), lambda a, b: a & 0xFFFF | b << 16, None),
     "s_pack_lh_b32_b16": (1, (1, 1), lambda a, b: a & 0xFFFF | b & 0xFFFF0000, None),
@@ -436,6 +441,7 @@ def test_scalar(name: str) -> None:
     rows = [np.roll(row, -7) for row in INPUTS]  # corners first, then random
     for r in (3, 6):  # the same on both sides
         rows[2][r], rows[3][r] = rows[0][r], rows[1][r]
+    rows[0][7], rows[2][7] = 0x80000000, 1  # their difference has no 32 signed bits
     got = suite().run(name, rows)
     for r in range(ROUNDS):
         values = [int(rows[2 * k][r]) for k in range(len(widths))]

@@ -38,6 +38,12 @@ uint64_t Grid::state_hash(const Wave& w) const {
     const auto* agprs = w.v + 256 * kLanes;
     for (size_t at = 0; at < size_t{kernel->agprs} * kLanes; at++) hash = mix(hash, agprs[at]);
   }
+  // Private memory is state too: a wave that recurses goes on though its registers repeat.
+  for (uint64_t at = 0; at + 8 <= w.scratch_size && w.scratch != nullptr; at += 8) {
+    uint64_t value;
+    std::memcpy(&value, w.scratch + at, 8);
+    if (value != 0) hash = mix(hash, value ^ at << 32);
+  }
   return hash;
 }
 

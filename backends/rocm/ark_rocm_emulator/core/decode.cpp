@@ -106,14 +106,14 @@ bool Decoder::lookup(Inst& inst, Format format, unsigned opcode) const {
   inst.run = entry.op->run;
   inst.format = format;
   inst.opcode = static_cast<uint16_t>(opcode);
-  for (int k = 0; k < 2; k++) {
-    inst.dst[k].ty = entry.op->dst[k];
-    inst.dst[k].dwords = static_cast<uint8_t>(ty_dwords(entry.op->dst[k]));
-  }
-  for (int k = 0; k < 4; k++) {
-    inst.src[k].ty = entry.op->src[k];
-    inst.src[k].dwords = static_cast<uint8_t>(ty_dwords(entry.op->src[k]));
-  }
+  const auto typed = [this](Operand& operand, Ty ty) {
+    operand.ty = ty;
+    // A lane mask is one register in a wave of 32.
+    const bool narrow = ty == Ty::Mask && arch_ == Arch::gfx1100;
+    operand.dwords = static_cast<uint8_t>(narrow ? 1 : ty_dwords(ty));
+  };
+  for (int k = 0; k < 2; k++) typed(inst.dst[k], entry.op->dst[k]);
+  for (int k = 0; k < 4; k++) typed(inst.src[k], entry.op->src[k]);
   return true;
 }
 
@@ -215,7 +215,7 @@ Inst Decoder::decode(std::span<const uint32_t> words, uint32_t pc) const {
     if (operand.kind == Kind::Vgpr) {
       return (operand.reg & 255) + (operand.dwords > 0 ? operand.dwords : 1) > 256;
     }
-    return operand.kind == Kind::Sgpr && operand.reg + operand.dwords > 128;
+    return operand.kind == Kind::Sgpr && (operand.reg + operand.dwords > 128 || operand.enc > 127);
   };
   for (const Operand& operand : inst.dst) {
     if (outside(operand)) length = 0;

@@ -24,6 +24,14 @@ struct OpcodeEntry {
   const OpInfo* op = nullptr;   // null: no such opcode
 };
 
+constexpr unsigned bits(uint32_t word, int high, int low) {
+  return (word >> low) & ((1u << (high - low + 1)) - 1);
+}
+constexpr bool bit(uint32_t word, int which) { return ((word >> which) & 1) != 0; }
+constexpr int32_t sign_extend(uint32_t value, int width) {
+  return static_cast<int32_t>(value << (32 - width)) >> (32 - width);
+}
+
 class Decoder {
  public:
   virtual ~Decoder() = default;
@@ -48,6 +56,25 @@ class Decoder {
   // Implicit operands of VOP1/VOP2/VOPC in 32-bit form (VCC), Tied sources.
   void implicit(Inst& inst) const;
   static void finish_valu(Inst& inst);                   // plain_src, plain_dst
+
+  // Fills in the literal, which is the dword at `length`. Returns the length of the instruction.
+  static int finish(std::span<const uint32_t> words, Inst& inst, bool literal, int length);
+  // SOP1, SOP2, SOPC, SOPK, SOPP: words whose top two bits are 10.
+  int scalar_format(std::span<const uint32_t> words, Inst& inst) const;
+  void vector_dst(Inst& inst, unsigned field) const;     // a VGPR, or an SGPR by the operand's type
+  // VOP3 up to its sources; `vop1` and `own` are where the numbers of VOP1 and of VOP3 itself begin.
+  bool vop3_head(std::span<const uint32_t> words, Inst& inst, unsigned vop1, unsigned own) const;
+  // DPP's second dword; `modifiers` when it also carries neg and abs. Returns source 0's number.
+  static unsigned dpp16(Inst& inst, uint32_t word, bool modifiers);
+  // The trailing literal of fmamk and fmaak; `length` without one.
+  static int literal_operand(std::span<const uint32_t> words, Inst& inst, int length);
+  // The second word of DS; of FLAT, GLOBAL and SCRATCH (`has_saddr` is known); of MUBUF (`offen`,
+  // `idxen` and `lds` are known). `acc`: data in accumulation registers.
+  static void ds_operands(uint32_t word, Inst& inst, bool acc);
+  void flat_operands(uint32_t word, Inst& inst, bool vaddr, bool acc) const;
+  int buffer_operands(uint32_t word, Inst& inst, bool acc) const;
+
+  int sopk(std::span<const uint32_t> words, Inst& inst) const;
 
   Arch arch_;
   unsigned m0_, null_;            // scalar register numbers; null_ = 128 where there is none

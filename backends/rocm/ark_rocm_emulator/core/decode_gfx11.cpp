@@ -8,20 +8,6 @@ namespace {
 
 constexpr unsigned kExec = 126, kDpp8 = 233, kDpp8Inactive = 234, kDpp16 = 250;
 
-constexpr unsigned bits(uint32_t word, int high, int low) {
-  return (word >> low) & ((1u << (high - low + 1)) - 1);
-}
-
-constexpr bool bit(uint32_t word, int which) { return ((word >> which) & 1) != 0; }
-
-constexpr int32_t sign_extend(uint32_t value, int width) {
-  return static_cast<int32_t>(value << (32 - width)) >> (32 - width);
-}
-
-constexpr bool is_half(Ty ty) {
-  return ty == Ty::B16 || ty == Ty::I16 || ty == Ty::U16 || ty == Ty::F16 || ty == Ty::BF16;
-}
-
 std::vector<OpcodeText> all_tables() {
   std::vector<OpcodeText> all;
   for (const auto* part : {&kGfx11Scalar, &kGfx11Memory, &kGfx11Vector, &kGfx11Compare}) {
@@ -43,13 +29,7 @@ class Gfx11Decoder : public Decoder {
       if (op == 0x3e) return vopc(words, inst);
       return vop2(words, inst);
     }
-    if (bits(word, 31, 30) == 2) {
-      if (bits(word, 31, 23) == 0x17d) return sop1(words, inst);
-      if (bits(word, 31, 23) == 0x17e) return sopc(words, inst);
-      if (bits(word, 31, 23) == 0x17f) return sopp(words, inst);
-      if (bits(word, 31, 28) == 0xb) return sopk(words, inst);
-      return sop2(words, inst);
-    }
+    if (bits(word, 31, 30) == 2) return scalar_format(words, inst);
     if (words.size() < 2) return 0;
     switch (bits(word, 31, 26)) {
       case 0x32: return vopd(words, inst);
@@ -64,16 +44,6 @@ class Gfx11Decoder : public Decoder {
   }
 
  private:
-  // Fills in the literal, which is the dword at `length`. Returns the length of the instruction.
-  static int finish(std::span<const uint32_t> words, Inst& inst, bool literal, int length) {
-    if (!literal) return length;
-    if (words.size() <= static_cast<size_t>(length)) return 0;
-    for (Operand& src : inst.src) {
-      if (src.enc == 255 && src.kind == Kind::None) set_literal(src, words[length]);
-    }
-    return length + 1;
-  }
-
   // Implied operands and the fast-path flags. A tied 16-bit source is the half that is written.
   void finish_operands(Inst& inst) const {
     implicit(inst);
@@ -83,52 +53,6 @@ class Gfx11Decoder : public Decoder {
       }
     }
     finish_valu(inst);
-  }
-
-  int sop1(std::span<const uint32_t> words, Inst& inst) const {
-    if (!lookup(inst, Format::SOP1, bits(words[0], 15, 8))) return 0;
-    bool literal = false;
-    if (inst.op->dst_count > 0) set_sgpr(inst.dst[0], bits(words[0], 22, 16));
-    if (inst.op->src_count > 0) source(inst.src[0], bits(words[0], 7, 0), literal);
-    return finish(words, inst, literal, 1);
-  }
-
-  int sop2(std::span<const uint32_t> words, Inst& inst) const {
-    if (!lookup(inst, Format::SOP2, bits(words[0], 29, 23))) return 0;
-    bool literal = false;
-    set_sgpr(inst.dst[0], bits(words[0], 22, 16));
-    source(inst.src[0], bits(words[0], 7, 0), literal);
-    source(inst.src[1], bits(words[0], 15, 8), literal);
-    return finish(words, inst, literal, 1);
-  }
-
-  int sopc(std::span<const uint32_t> words, Inst& inst) const {
-    if (!lookup(inst, Format::SOPC, bits(words[0], 22, 16))) return 0;
-    bool literal = false;
-    source(inst.src[0], bits(words[0], 7, 0), literal);
-    source(inst.src[1], bits(words[0], 15, 8), literal);
-    return finish(words, inst, literal, 1);
-  }
-
-  int sopk(std::span<const uint32_t> words, Inst& inst) const {
-    if (!lookup(inst, Format::SOPK, bits(words[0], 27, 23))) return 0;
-    inst.imm = static_cast<int16_t>(words[0] & 0xffff);
-    const unsigned sdst = bits(words[0], 22, 16);
-    if (inst.op->dst_count > 0) set_sgpr(inst.dst[0], sdst);
-    if (inst.op->src_count == 0) return 1;
-    if (inst.op->src[0] == Ty::Literal) {  // s_setreg_imm32_b32
-      if (words.size() < 2) return 0;
-      set_literal(inst.src[0], words[1]);
-      return 2;
-    }
-    set_sgpr(inst.src[0], sdst);
-    return 1;
-  }
-
-  int sopp(std::span<const uint32_t> words, Inst& inst) const {
-    if (!lookup(inst, Format::SOPP, bits(words[0], 22, 16))) return 0;
-    inst.imm = static_cast<int16_t>(words[0] & 0xffff);
-    return 1;
   }
 
   int smem(std::span<const uint32_t> words, Inst& inst) const {
@@ -170,37 +94,16 @@ class Gfx11Decoder : public Decoder {
     vector_dst(inst, field);
   }
 
-  void vector_dst(Inst& inst, unsigned field) const {
-    if (inst.op->dst_count == 0) return;
-    if (inst.dst[0].ty == Ty::Scalar || inst.dst[0].ty == Ty::Mask) {
-      set_sgpr(inst.dst[0], field);
-    } else {
-      set_vgpr(inst.dst[0], field);
-    }
-  }
-
   static bool is_dpp(unsigned enc) {
     return enc == kDpp8 || enc == kDpp8Inactive || enc == kDpp16;
   }
 
   // The DPP dword; `modifiers` when it also carries neg and abs. Returns source 0's VGPR number.
   static unsigned dpp(Inst& inst, unsigned enc, uint32_t word, bool modifiers) {
-    if (enc == kDpp16) {
-      inst.ext = Ext::Dpp;
-      inst.dpp_ctrl = static_cast<uint16_t>(bits(word, 16, 8));
-      inst.fetch_inactive = bit(word, 18);
-      inst.bound_ctrl = bit(word, 19);
-      inst.bank_mask = static_cast<uint8_t>(bits(word, 27, 24));
-      inst.row_mask = static_cast<uint8_t>(bits(word, 31, 28));
-      if (modifiers) {
-        inst.neg = static_cast<uint8_t>(bits(word, 20, 20) | bits(word, 22, 22) << 1);
-        inst.abs = static_cast<uint8_t>(bits(word, 21, 21) | bits(word, 23, 23) << 1);
-      }
-    } else {
-      inst.ext = Ext::Dpp8;
-      inst.dpp8 = bits(word, 31, 8);
-      inst.fetch_inactive = enc == kDpp8Inactive;
-    }
+    if (enc == kDpp16) return dpp16(inst, word, modifiers);
+    inst.ext = Ext::Dpp8;
+    inst.dpp8 = bits(word, 31, 8);
+    inst.fetch_inactive = enc == kDpp8Inactive;
     return bits(word, 7, 0);
   }
 
@@ -220,7 +123,8 @@ class Gfx11Decoder : public Decoder {
   int vop1(std::span<const uint32_t> words, Inst& inst) const {
     if (!lookup(inst, Format::VOP1, bits(words[0], 16, 9))) return 0;
     short_dst(inst, bits(words[0], 24, 17));
-    const int length = inst.op->src_count > 0 ? source0(words, inst) : 1;
+    const bool plain = !is_dpp(bits(words[0], 8, 0));
+    const int length = inst.op->src_count > 0 ? source0(words, inst) : plain ? 1 : 0;
     finish_operands(inst);
     return length;
   }
@@ -232,16 +136,7 @@ class Gfx11Decoder : public Decoder {
     const int second = inst.op->src[1] == Ty::Literal ? 2 : 1;
     bool literal = false;
     short_source(inst, second, 256 + bits(words[0], 16, 9), literal);
-    int length = source0(words, inst);
-    for (int k = 1; k < 3; k++) {
-      if (inst.op->src[k] != Ty::Literal) continue;
-      if (words.size() < 2) return 0;
-      inst.src[k].ty = inst.op->src[0];
-      inst.src[k].dwords = 1;
-      inst.src[k].enc = 255;
-      set_literal(inst.src[k], words[1]);
-      length = 2;
-    }
+    const int length = literal_operand(words, inst, source0(words, inst));
     finish_operands(inst);
     return length;
   }
@@ -257,29 +152,7 @@ class Gfx11Decoder : public Decoder {
   }
 
   int vop3(std::span<const uint32_t> words, Inst& inst) const {
-    const unsigned op = bits(words[0], 25, 16);
-    bool found;
-    if (op < 0x100) {
-      found = lookup(inst, Format::VOPC, op);
-    } else if (op < 0x180) {
-      found = lookup(inst, Format::VOP2, op - 0x100);
-    } else if (op < 0x200) {
-      found = lookup(inst, Format::VOP1, op - 0x180);
-    } else {
-      found = lookup(inst, Format::VOP3, op);
-    }
-    if (!found) return 0;
-    inst.vop3_form = true;
-    inst.clamp = bit(words[0], 15);
-    inst.omod = static_cast<uint8_t>(bits(words[1], 28, 27));
-    inst.neg = static_cast<uint8_t>(bits(words[1], 31, 29));
-    vector_dst(inst, bits(words[0], 7, 0));
-    if (inst.dst[1].ty == Ty::Mask) {
-      set_sgpr(inst.dst[1], bits(words[0], 14, 8));
-    } else {
-      inst.abs = static_cast<uint8_t>(bits(words[0], 10, 8));
-      inst.opsel = static_cast<uint8_t>(bits(words[0], 14, 11));
-    }
+    if (!vop3_head(words, inst, 0x180, 0x200)) return 0;
     return sources3(words, inst);
   }
 
@@ -356,14 +229,7 @@ class Gfx11Decoder : public Decoder {
     if (!lookup(inst, Format::DS, bits(words[0], 25, 18))) return 0;
     inst.imm = static_cast<int32_t>(words[0] & 0xffff);
     inst.gds = bit(words[0], 17);
-    const unsigned fields[3] = {bits(words[1], 7, 0), bits(words[1], 15, 8),
-                                bits(words[1], 23, 16)};
-    for (int k = 0; k < inst.op->src_count && k < 3; k++) {
-      if (inst.src[k].ty == Ty::None) continue;
-      set_vgpr(inst.src[k], fields[k]);
-      if (inst.src[k].ty == Ty::Ptr) inst.src[k].dwords = 1;
-    }
-    if (inst.op->dst_count > 0) set_vgpr(inst.dst[0], bits(words[1], 31, 24));
+    ds_operands(words[1], inst, false);
     return 2;
   }
 
@@ -379,15 +245,7 @@ class Gfx11Decoder : public Decoder {
     inst.slc = bit(word, 15);
     const unsigned saddr = bits(words[1], 22, 16);
     inst.has_saddr = seg != 0 && saddr != null_;
-    if (seg != 1 || bit(words[1], 23)) set_vgpr(inst.src[0], bits(words[1], 7, 0));
-    inst.src[0].dwords = inst.has_saddr || seg == 1 ? 1 : 2;
-    if (inst.op->src_count > 1) set_vgpr(inst.src[1], bits(words[1], 15, 8));
-    if (inst.has_saddr) {
-      set_sgpr(inst.src[2], saddr);
-      inst.src[2].dwords = seg == 1 ? 1 : 2;
-      inst.src[2].ty = seg == 1 ? Ty::B32 : Ty::B64;
-    }
-    if (inst.op->dst_count > 0) set_vgpr(inst.dst[0], bits(words[1], 31, 24));
+    flat_operands(words[1], inst, seg != 1 || bit(words[1], 23), false);
     return 2;
   }
 
@@ -401,20 +259,7 @@ class Gfx11Decoder : public Decoder {
     inst.imm = static_cast<int32_t>(bits(word, 11, 0));
     inst.offen = bit(words[1], 22);
     inst.idxen = bit(words[1], 23);
-    if (inst.offen || inst.idxen) {
-      set_vgpr(inst.src[0], bits(words[1], 7, 0));
-      inst.src[0].dwords = inst.offen && inst.idxen ? 2 : 1;
-    }
-    if (inst.op->src_count > 1) set_vgpr(inst.src[1], bits(words[1], 15, 8));
-    if (inst.op->dst_count > 0) set_vgpr(inst.dst[0], bits(words[1], 15, 8));
-    inst.src[2].ty = Ty::B128;
-    inst.src[2].dwords = 4;
-    set_sgpr(inst.src[2], bits(words[1], 20, 16) * 4);
-    bool literal = false;
-    inst.src[3].ty = Ty::B32;
-    inst.src[3].dwords = 1;
-    source(inst.src[3], bits(words[1], 31, 24), literal);
-    return literal ? 0 : 2;
+    return buffer_operands(words[1], inst, false);
   }
 };
 

@@ -7,14 +7,6 @@
 namespace ark_emu {
 namespace {
 
-constexpr unsigned bits(uint32_t word, int high, int low) {
-  return (word >> low) & ((1u << (high - low + 1)) - 1);
-}
-
-constexpr int32_t sign_extend(uint32_t value, int width) {
-  return static_cast<int32_t>(value << (32 - width)) >> (32 - width);
-}
-
 // VOP3P: the first half of a product with scales; where the tables keep such products.
 constexpr unsigned kLoadScale = 44, kScaled = 128;
 
@@ -42,13 +34,7 @@ class Gfx9Decoder : public Decoder {
       if (op == 0x3e) return vopc(words, inst);
       return vop2(words, inst);
     }
-    if (bits(word, 31, 30) == 2) {
-      if (bits(word, 31, 23) == 0x17d) return sop1(words, inst);
-      if (bits(word, 31, 23) == 0x17e) return sopc(words, inst);
-      if (bits(word, 31, 23) == 0x17f) return sopp(words, inst);
-      if (bits(word, 31, 28) == 0xb) return sopk(words, inst);
-      return sop2(words, inst);
-    }
+    if (bits(word, 31, 30) == 2) return scalar_format(words, inst);
     if (words.size() < 2) return 0;
     switch (bits(word, 31, 26)) {
       case 0x30: return smem(words, inst);
@@ -61,62 +47,6 @@ class Gfx9Decoder : public Decoder {
   }
 
  private:
-  // The length of a scalar or 32-bit vector instruction, its literal filled in.
-  static int finish(std::span<const uint32_t> words, Inst& inst, bool literal) {
-    if (!literal) return 1;
-    if (words.size() < 2) return 0;
-    for (Operand& src : inst.src) {
-      if (src.enc == 255 && src.kind == Kind::None) set_literal(src, words[1]);
-    }
-    return 2;
-  }
-
-  int sop1(std::span<const uint32_t> words, Inst& inst) const {
-    if (!lookup(inst, Format::SOP1, bits(words[0], 15, 8))) return 0;
-    bool literal = false;
-    if (inst.op->dst_count > 0) set_sgpr(inst.dst[0], bits(words[0], 22, 16));
-    if (inst.op->src_count > 0) source(inst.src[0], bits(words[0], 7, 0), literal);
-    return finish(words, inst, literal);
-  }
-
-  int sop2(std::span<const uint32_t> words, Inst& inst) const {
-    if (!lookup(inst, Format::SOP2, bits(words[0], 29, 23))) return 0;
-    bool literal = false;
-    set_sgpr(inst.dst[0], bits(words[0], 22, 16));
-    source(inst.src[0], bits(words[0], 7, 0), literal);
-    source(inst.src[1], bits(words[0], 15, 8), literal);
-    return finish(words, inst, literal);
-  }
-
-  int sopc(std::span<const uint32_t> words, Inst& inst) const {
-    if (!lookup(inst, Format::SOPC, bits(words[0], 22, 16))) return 0;
-    bool literal = false;
-    source(inst.src[0], bits(words[0], 7, 0), literal);
-    if (inst.op->src_count > 1) source(inst.src[1], bits(words[0], 15, 8), literal);
-    return finish(words, inst, literal);
-  }
-
-  int sopk(std::span<const uint32_t> words, Inst& inst) const {
-    if (!lookup(inst, Format::SOPK, bits(words[0], 27, 23))) return 0;
-    inst.imm = static_cast<int16_t>(words[0] & 0xffff);
-    const unsigned sdst = bits(words[0], 22, 16);
-    if (inst.op->dst_count > 0) set_sgpr(inst.dst[0], sdst);
-    if (inst.op->src_count == 0) return 1;
-    if (inst.op->src[0] == Ty::Literal) {   // s_setreg_imm32_b32
-      if (words.size() < 2) return 0;
-      set_literal(inst.src[0], words[1]);
-      return 2;
-    }
-    set_sgpr(inst.src[0], sdst);
-    return 1;
-  }
-
-  int sopp(std::span<const uint32_t> words, Inst& inst) const {
-    if (!lookup(inst, Format::SOPP, bits(words[0], 22, 16))) return 0;
-    inst.imm = static_cast<int16_t>(words[0] & 0xffff);
-    return 1;
-  }
-
   int smem(std::span<const uint32_t> words, Inst& inst) const {
     const uint32_t word = words[0];
     if (!lookup(inst, Format::SMEM, bits(word, 25, 18))) return 0;
@@ -142,19 +72,13 @@ class Gfx9Decoder : public Decoder {
     if (enc != 249 && enc != 250) {
       bool literal = false;
       source(inst.src[0], enc, literal);
-      return finish(words, inst, literal);
+      return finish(words, inst, literal, 1);
     }
     if (words.size() < 2) return 0;
     const uint32_t word = words[1];
     if (enc == 250) {
-      inst.ext = Ext::Dpp;
-      set_vgpr(inst.src[0], bits(word, 7, 0));
-      inst.dpp_ctrl = static_cast<uint16_t>(bits(word, 16, 8));
-      inst.bound_ctrl = bits(word, 19, 19) != 0;
-      inst.neg = static_cast<uint8_t>(bits(word, 20, 20) | bits(word, 22, 22) << 1);
-      inst.abs = static_cast<uint8_t>(bits(word, 21, 21) | bits(word, 23, 23) << 1);
-      inst.bank_mask = static_cast<uint8_t>(bits(word, 27, 24));
-      inst.row_mask = static_cast<uint8_t>(bits(word, 31, 28));
+      set_vgpr(inst.src[0], dpp16(inst, word, true));
+      inst.fetch_inactive = false;   // RDNA's
       return 2;
     }
     inst.ext = Ext::Sdwa;
@@ -182,19 +106,11 @@ class Gfx9Decoder : public Decoder {
     return 2;
   }
 
-  void vector_dst(Inst& inst, unsigned field) const {
-    if (inst.op->dst_count == 0) return;
-    if (inst.dst[0].ty == Ty::Scalar) {
-      set_sgpr(inst.dst[0], field);
-    } else {
-      set_vgpr(inst.dst[0], field);
-    }
-  }
-
   int vop1(std::span<const uint32_t> words, Inst& inst) const {
     if (!lookup(inst, Format::VOP1, bits(words[0], 16, 9))) return 0;
     vector_dst(inst, bits(words[0], 24, 17));
-    const int length = inst.op->src_count > 0 ? source0(words, inst, false) : 1;
+    const bool plain = bits(words[0], 8, 0) != 249 && bits(words[0], 8, 0) != 250;
+    const int length = inst.op->src_count > 0 ? source0(words, inst, false) : plain ? 1 : 0;
     if (inst.op->name == "v_accvgpr_mov_b32") {
       inst.dst[0].reg += 256;
       if (inst.src[0].kind == Kind::Vgpr) inst.src[0].reg += 256;
@@ -210,16 +126,7 @@ class Gfx9Decoder : public Decoder {
     // fmamk: src0, literal, src1; fmaak: src0, src1, literal.
     const int second = inst.op->src[1] == Ty::Literal ? 2 : 1;
     set_vgpr(inst.src[second], bits(words[0], 16, 9));
-    int length = source0(words, inst, false);
-    for (int k = 1; k < 3; k++) {
-      if (inst.op->src[k] != Ty::Literal) continue;
-      if (words.size() < 2) return 0;
-      inst.src[k].ty = inst.op->src[0];
-      inst.src[k].dwords = 1;
-      set_literal(inst.src[k], words[1]);
-      inst.src[k].enc = 255;
-      length = 2;
-    }
+    const int length = literal_operand(words, inst, source0(words, inst, false));
     implicit(inst);
     finish_valu(inst);
     return length;
@@ -235,34 +142,7 @@ class Gfx9Decoder : public Decoder {
   }
 
   int vop3(std::span<const uint32_t> words, Inst& inst) const {
-    const unsigned op = bits(words[0], 25, 16);
-    bool found;
-    if (op < 0x100) {
-      found = lookup(inst, Format::VOPC, op);
-    } else if (op < 0x140) {
-      found = lookup(inst, Format::VOP2, op - 0x100);
-    } else if (op < 0x1c0) {
-      found = lookup(inst, Format::VOP1, op - 0x140);
-    } else {
-      found = lookup(inst, Format::VOP3, op);
-    }
-    if (!found) return 0;
-    inst.vop3_form = true;
-    inst.clamp = bits(words[0], 15, 15) != 0;
-    inst.omod = static_cast<uint8_t>(bits(words[1], 28, 27));
-    inst.neg = static_cast<uint8_t>(bits(words[1], 31, 29));
-    const unsigned vdst = bits(words[0], 7, 0);
-    if (inst.dst[0].ty == Ty::Mask) {
-      set_sgpr(inst.dst[0], vdst);
-    } else {
-      vector_dst(inst, vdst);
-    }
-    if (inst.dst[1].ty == Ty::Mask) {
-      set_sgpr(inst.dst[1], bits(words[0], 14, 8));
-    } else {
-      inst.abs = static_cast<uint8_t>(bits(words[0], 10, 8));
-      inst.opsel = static_cast<uint8_t>(bits(words[0], 14, 11));
-    }
+    if (!vop3_head(words, inst, 0x140, 0x1c0)) return 0;
     return sources3(words, inst);
   }
 
@@ -343,14 +223,7 @@ class Gfx9Decoder : public Decoder {
     inst.imm = static_cast<int32_t>(words[0] & 0xffff);
     inst.gds = bits(words[0], 16, 16) != 0;
     const bool acc = bits(words[0], 25, 25) != 0;
-    const unsigned fields[3] = {bits(words[1], 7, 0), bits(words[1], 15, 8),
-                                bits(words[1], 23, 16)};
-    for (int k = 0; k < inst.op->src_count && k < 3; k++) {
-      if (inst.src[k].ty == Ty::None) continue;
-      set_vgpr(inst.src[k], fields[k], k > 0 && acc);
-      if (inst.src[k].ty == Ty::Ptr) inst.src[k].dwords = 1;
-    }
-    if (inst.op->dst_count > 0) set_vgpr(inst.dst[0], bits(words[1], 31, 24), acc);
+    ds_operands(words[1], inst, acc);
     return 2;
   }
 
@@ -386,15 +259,7 @@ class Gfx9Decoder : public Decoder {
     if (seg == 1 && arch_ != Arch::gfx90a) {
       inst.imm = sign_extend(bits(word, 12, 0), 13);
     }
-    if (vaddr) set_vgpr(inst.src[0], bits(words[1], 7, 0));
-    inst.src[0].dwords = inst.has_saddr || seg == 1 ? 1 : 2;
-    if (inst.op->src_count > 1) set_vgpr(inst.src[1], bits(words[1], 15, 8), acc);
-    if (inst.has_saddr) {
-      set_sgpr(inst.src[2], saddr);
-      inst.src[2].dwords = seg == 1 ? 1 : 2;
-      inst.src[2].ty = seg == 1 ? Ty::B32 : Ty::B64;
-    }
-    if (inst.op->dst_count > 0) set_vgpr(inst.dst[0], bits(words[1], 31, 24), acc);
+    flat_operands(words[1], inst, vaddr, acc);
     return 2;
   }
 
@@ -410,20 +275,7 @@ class Gfx9Decoder : public Decoder {
     inst.idxen = bits(word, 13, 13) != 0;
     inst.lds = bits(word, 16, 16) != 0;
     const bool acc = bits(words[1], 23, 23) != 0;
-    if (inst.offen || inst.idxen) {
-      set_vgpr(inst.src[0], bits(words[1], 7, 0));
-      inst.src[0].dwords = inst.offen && inst.idxen ? 2 : 1;
-    }
-    if (inst.op->src_count > 1) set_vgpr(inst.src[1], bits(words[1], 15, 8), acc);
-    if (inst.op->dst_count > 0 && !inst.lds) set_vgpr(inst.dst[0], bits(words[1], 15, 8), acc);
-    inst.src[2].ty = Ty::B128;
-    inst.src[2].dwords = 4;
-    set_sgpr(inst.src[2], bits(words[1], 20, 16) * 4);
-    bool literal = false;
-    inst.src[3].ty = Ty::B32;
-    inst.src[3].dwords = 1;
-    source(inst.src[3], bits(words[1], 31, 24), literal);
-    return literal ? 0 : 2;
+    return buffer_operands(words[1], inst, acc);
   }
 };
 

@@ -58,12 +58,13 @@ std::string Printer::source(const Operand& operand) const {
                                         "2.0",  "-2.0", "4.0",  "-4.0"};
   const unsigned enc = operand.enc;
   if (operand.kind == Kind::Vgpr) return vgpr(operand);
+  const bool negative = operand.lo >= 0xffff8000 && operand.lo < 0xfffffff0;
+  if (operand.literal && is_half(operand.ty) && negative) {
+    return std::to_string(static_cast<int32_t>(operand.lo));   // hexadecimal would be too wide
+  }
   if (operand.literal) return hex(operand.ty == Ty::F64 ? operand.hi : operand.lo);
   if (enc < 128) {
-    // A lane mask is one register in a wave of 32.
-    const bool narrow = operand.ty == Ty::Mask && rdna();
-    const unsigned count = narrow || operand.dwords == 0 ? 1 : operand.dwords;
-    return sgpr(enc, count);
+    return sgpr(enc, operand.dwords == 0 ? 1 : operand.dwords);
   }
   if (enc <= 192) return std::to_string(static_cast<int>(enc) - 128);
   if (enc <= 208) return std::to_string(192 - static_cast<int>(enc));
@@ -191,7 +192,7 @@ std::string Printer::smem() const {
                                          : hex(static_cast<uint32_t>(inst.imm)));
     }
   }
-  return text + cache_bits();
+  return text + (inst.glc ? " glc" : "") + (inst.dlc ? " dlc" : "");
 }
 
 std::string Printer::ds() const {

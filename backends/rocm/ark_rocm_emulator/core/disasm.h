@@ -33,6 +33,7 @@ struct Printer {
 
   // Parts of the vector formats.
   std::string vector_source(int k) const;
+  std::string with_sign(int k, std::string text) const;   // abs and neg of source k
   std::string vector_dst(int k) const;
   std::string suffix() const;
   std::string extension() const;

@@ -7,10 +7,6 @@
 namespace ark_emu {
 namespace {
 
-bool is_half(Ty ty) {
-  return ty == Ty::B16 || ty == Ty::I16 || ty == Ty::U16 || ty == Ty::F16 || ty == Ty::BF16;
-}
-
 bool is_float(Ty ty) {
   return ty == Ty::F16 || ty == Ty::BF16 || ty == Ty::F32 || ty == Ty::F64 || ty == Ty::PkF16 ||
          ty == Ty::PkF32;
@@ -41,7 +37,12 @@ std::string Printer::vector_source(int k) const {
   // Real 16-bit registers exist on RDNA3, and there op_sel is written as the half's name.
   if (rdna() && operand.kind == Kind::Vgpr && is_half(inst.op->src[k])) text += high ? ".h" : ".l";
   if (inst.ext == Ext::Sdwa && k < 2 && inst.sext[k]) return "sext(" + text + ")";
-  const bool plain = operand.kind == Kind::Vgpr || operand.kind == Kind::Sgpr;
+  return with_sign(k, text);
+}
+
+std::string Printer::with_sign(int k, std::string text) const {
+  const Kind kind = inst.src[k].kind;
+  const bool plain = kind == Kind::Vgpr || kind == Kind::Sgpr;
   if ((inst.abs >> k) & 1) text = "|" + text + "|";
   if ((inst.neg >> k) & 1) text = plain || text[0] == '|' ? "-" + text : "neg(" + text + ")";
   return text;
@@ -49,7 +50,7 @@ std::string Printer::vector_source(int k) const {
 
 std::string Printer::vector_dst(int k) const {
   const Operand& operand = inst.dst[k];
-  if (operand.ty == Ty::Mask) return sgpr(operand.enc, rdna() ? 1 : 2);
+  if (operand.ty == Ty::Mask) return sgpr(operand.enc, operand.dwords);
   if (operand.ty == Ty::Scalar) return sgpr(operand.enc, 1);
   std::string text = vgpr(operand);
   if (rdna() && is_half(operand.ty)) text += (inst.opsel & 8) != 0 ? ".h" : ".l";
@@ -121,7 +122,9 @@ std::string Printer::extension() const {
   static const char* const kSelect[] = {"BYTE_0", "BYTE_1", "BYTE_2", "BYTE_3",
                                         "WORD_0", "WORD_1", "DWORD"};
   static const char* const kUnused[] = {"UNUSED_PAD", "UNUSED_SEXT", "UNUSED_PRESERVE"};
-  if (inst.format != Format::VOPC) {
+  const std::string& name = inst.op->name;
+  const bool whole = name.find("f32_fp8") != name.npos || name.find("f32_bf8") != name.npos;
+  if (inst.format != Format::VOPC && !whole) {
     text += std::string(" dst_sel:") + kSelect[std::min<int>(inst.dst_sel, 6)];
     text += std::string(" dst_unused:") + kUnused[std::min<int>(inst.dst_unused, 2)];
   }
@@ -143,11 +146,13 @@ std::string Printer::valu() const {
   const bool no_dst = rdna() && inst.format == Format::VOPC && (op.flags & kWritesExec) != 0;
   std::string text;
   for (int k = 0; k < op.dst_count && !no_dst; k++) text = listed({text, vector_dst(k)});
-  bool halves = false;
+  bool halves = false, high_scalar = false;
   for (int k = 0; k < op.src_count; k++) {
     if (op.src[k] == Ty::Tied) continue;
     text = listed({text, vector_source(k)});
     halves = halves || is_half(op.src[k]);
+    high_scalar |= is_half(op.src[k]) && ((inst.opsel >> k) & 1) != 0 &&
+                   inst.src[k].kind != Kind::Vgpr;
   }
   halves = halves || is_half(op.dst[0]);
   // Without 16-bit registers op_sel is a list; with them it is in the operands' names, except for a
@@ -155,9 +160,10 @@ std::string Printer::valu() const {
   // Two bits that name the destination's byte leave no room for a shorter list.
   const bool all_bits = inst.name->starts_with("v_cvt_scalef32_pk_fp4_");
   const int count = all_bits ? 3 : written_sources(op);
-  const unsigned selected =
-      (inst.opsel & ((1u << count) - 1)) | ((inst.opsel >> 3) & 1u) << count;
-  if (inst.vop3_form && selected != 0 && (!rdna() || !halves)) {
+  const bool whole_dst = rdna() && halves && !is_half(op.dst[0]);
+  const unsigned high_dst = whole_dst ? 0 : (inst.opsel >> 3) & 1u;
+  const unsigned selected = (inst.opsel & ((1u << count) - 1)) | high_dst << count;
+  if (inst.vop3_form && selected != 0 && (!rdna() || !halves || high_scalar)) {
     text += bit_list("op_sel", selected, count + 1);
   }
   return text + output_modifiers() + extension();
@@ -171,10 +177,8 @@ std::string Printer::vop3p() const {
   const bool mixed = inst.name->starts_with("v_fma_mix");
   for (int k = 0; k < op.src_count; k++) {
     if (op.src[k] == Ty::Tied) continue;
-    std::string one = source(inst.src[k]);
-    if (mixed && (inst.abs >> k) & 1) one = "|" + one + "|";
-    if (mixed && (inst.neg >> k) & 1) one = "-" + one;
-    text = listed({text, one});
+    const std::string one = source(inst.src[k]);
+    text = listed({text, mixed ? with_sign(k, one) : one});
   }
   if (op.name.starts_with("v_accvgpr")) return text;
   if (inst.second != nullptr) {   // the scales of A and B

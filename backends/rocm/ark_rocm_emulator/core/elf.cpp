@@ -42,7 +42,9 @@ struct Rela {
 constexpr uint16_t kMachineAmdGpu = 224;
 constexpr uint32_t kLoad = 1, kNote = 4, kSymtab = 2, kRela = 4, kDynsym = 11;
 constexpr uint32_t kMetadataNote = 32;
-constexpr uint64_t kMaxImage = 1ull << 30;
+constexpr uint16_t kReservedSections = 0xff00;   // from here on numbers stand for no section
+constexpr uint64_t kMaxImage = 1ull << 30, kMaxCode = 1ull << 28;
+constexpr uint64_t kMaxArguments = 1 << 20, kMaxScratch = 1 << 20;
 
 [[noreturn]] void bad(const std::string& what) {
   throw Error("this is not a code object the emulator can load: " + what);
@@ -144,7 +146,7 @@ void load_segments(const File& file, ElfFile& out) {
   uint64_t size = 0;
   for (const Segment& s : file.segments) {
     if (s.type != kLoad) continue;
-    if (s.vaddr > kMaxImage || s.memsz > kMaxImage || s.filesz > s.memsz)
+    if (s.vaddr > kMaxImage || s.memsz > kMaxImage - s.vaddr || s.filesz > s.memsz)
       bad("a segment is absurd");
     size = std::max(size, s.vaddr + s.memsz);
   }
@@ -160,6 +162,7 @@ void load_segments(const File& file, ElfFile& out) {
     out.code_end = std::max(out.code_end, s.vaddr + s.filesz);
   }
   if (out.code_begin > out.code_end) out.code_begin = out.code_end;
+  if (out.code_end - out.code_begin > kMaxCode) bad("its code spans more than 256 MiB");
 }
 
 std::vector<Symbol> symbols_of(const File& file, const Section& section) {
@@ -178,8 +181,11 @@ void load_symbols(const File& file, ElfFile& out) {
     const auto strings = file.data(file.sections[section.link]);
     for (const Symbol& symbol : symbols_of(file, section)) {
       const int type = symbol.info & 15;
-      if (symbol.section == 0 || (type != 1 && type != 2)) continue;
+      const bool in_image = symbol.section != 0 && symbol.section < kReservedSections;
+      if (!in_image || (type != 1 && type != 2)) continue;
       SymbolInfo info{text_at(strings, symbol.name), symbol.value, symbol.size, type == 2};
+      if (info.offset > out.image.size() || out.image.size() - info.offset < info.size)
+        bad("the symbol '" + info.name + "' lies outside the image");
       const bool known = std::any_of(out.symbols.begin(), out.symbols.end(), [&](const auto& s) {
         return s.name == info.name && s.offset == info.offset;
       });
@@ -205,9 +211,37 @@ void load_relocations(const File& file, ElfFile& out) {
         bad("it needs the symbol '" + text_at(strings, symbols[index].name) +
             "', which nothing defines");
       }
-      if (rela.offset + 8 > out.image.size()) bad("a relocation lies outside the image");
+      if (rela.offset > out.image.size() || out.image.size() - rela.offset < 8)
+        bad("a relocation lies outside the image");
       out.relocations.push_back({rela.offset, static_cast<uint32_t>(rela.info),
                                  index == 0 ? 0 : symbols[index].value, rela.addend});
+    }
+  }
+}
+
+// Sizes and counts that a launch relies on.
+void check_kernel(const KernelInfo& kernel, const KernelDescriptor& descriptor) {
+  const auto wrong = [&kernel](const char* what, uint64_t value, uint64_t most) {
+    bad("kernel '" + kernel.name + "' wants " + std::to_string(value) + " " + what +
+        "; the most are " + std::to_string(most));
+  };
+  const auto within = [&wrong](const char* what, uint64_t value, uint64_t most) {
+    if (value > most) wrong(what, value, most);
+  };
+  within("bytes of arguments", kernel.kernarg_size, kMaxArguments);
+  within("bytes of private memory a lane", kernel.scratch_bytes, kMaxScratch);
+  within("bytes of private memory a lane", descriptor.scratch_bytes, kMaxScratch);
+  within("vector registers", kernel.vgprs, 512);
+  within("accumulation registers", kernel.agprs, 256);
+  within("lanes a workgroup", kernel.max_flat_workgroup, 1024);
+  within("preloaded argument dwords", descriptor.kernarg_preload & 0x7f, 16);
+  if (kernel.wave_size != ((descriptor.properties >> 10) & 1 ? 32 : 64)) {
+    bad("kernel '" + kernel.name + "' is for waves of " + std::to_string(kernel.wave_size) +
+        " in the metadata, but not in its descriptor");
+  }
+  for (const KernelArg& arg : kernel.args) {
+    if (uint64_t{arg.offset} + arg.size > kernel.kernarg_size) {
+      bad("an argument of kernel '" + kernel.name + "' lies outside its argument block");
     }
   }
 }
@@ -234,9 +268,10 @@ void load_kernels(const File& file, ElfFile& out) {
     kernel.descriptor = found->offset;
     const KernelDescriptor d = read_descriptor(out, found->offset);
     kernel.entry = found->offset + static_cast<uint64_t>(d.entry_offset);
-    if (kernel.entry < out.code_begin || kernel.entry >= out.code_end) {
+    if (kernel.entry < out.code_begin || kernel.entry >= out.code_end || kernel.entry % 4 != 0) {
       bad("kernel '" + kernel.name + "' begins outside the code");
     }
+    check_kernel(kernel, d);
   }
 }
 

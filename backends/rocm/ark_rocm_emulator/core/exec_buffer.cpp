@@ -67,8 +67,38 @@ Addresses buffer_addresses(Wave& w, const Inst& i, int bytes) {
   return a;
 }
 
-// Private memory is reached dword by dword: consecutive dwords of a lane lie apart.
+// Private memory is reached dword by dword: consecutive dwords of a lane lie apart. What is not
+// aligned lies in two of them.
 bool is_swizzled(const Wave& w, const Inst& i) { return resource(w, i.src[2]).swizzle; }
+
+bool is_aligned(Wave& w, const Inst& i, uint32_t unit) {
+  const auto imm = static_cast<uint32_t>(i.imm);
+  if (!i.offen) return imm % unit == 0;
+  const uint32_t* offset = w.row(i.src[0].reg + (i.idxen ? 1 : 0));
+  for (int l = 0; l < w.lanes; l++) {
+    if (((w.exec() >> l) & 1) != 0 && (offset[l] + imm) % unit != 0) return false;
+  }
+  return true;
+}
+
+template <int Bytes, bool Store>
+void each_byte(Wave& w, const Inst& i, uint32_t* rows) {
+  alignas(64) uint32_t byte[kLanes];
+  Inst one = i;
+  for (int b = 0; b < Bytes; b++, one.imm++) {
+    uint32_t* row = rows + b / 4 * kLanes;
+    const int shift = b % 4 * 8;
+    const Addresses a = buffer_addresses(w, one, 1);
+    if (Store) {
+      for (int l = 0; l < kLanes; l++) byte[l] = row[l] >> shift;
+      store_lanes(w, one, a, 1, byte);
+    } else {
+      std::memset(byte, 0, sizeof byte);
+      load_lanes(w, one, a, 1, byte);
+      for (int l = 0; l < kLanes; l++) row[l] |= byte[l] << shift;
+    }
+  }
+}
 
 template <int Bytes, bool Store>
 void each_part(Wave& w, const Inst& i, uint32_t* rows) {
@@ -80,55 +110,51 @@ void each_part(Wave& w, const Inst& i, uint32_t* rows) {
       load_lanes(w, one, a, bytes, at);
     }
   };
-  if (Bytes <= 4 || !is_swizzled(w, i)) {
+  constexpr int kUnit = Bytes < 4 ? Bytes : 4;
+  if (!is_swizzled(w, i)) {
     part(i, Bytes, rows);
-    return;
-  }
-  Inst one = i;
-  for (int d = 0; d < Bytes / 4; d++, one.imm += 4) part(one, 4, rows + d * kLanes);
-}
-
-template <int Bytes, Convert C>
-void load(Wave& w, const Inst& i) {
-  alignas(64) uint32_t rows[4 * kLanes] = {};
-  each_part<Bytes, false>(w, i, rows);
-  if (!i.lds) {
-    put_loaded<Bytes, C>(w, i, rows);
-    return;
-  }
-  convert_rows<Bytes, C>(rows);
-  store_to_lds(w, i, w.exec(), Bytes, rows);
-}
-
-template <int Bytes, bool High>
-void store(Wave& w, const Inst& i) {
-  alignas(64) uint32_t rows[4 * kLanes];
-  std::memcpy(rows, w.row(i.src[1].reg), static_cast<size_t>((Bytes + 3) / 4) * kLanes * 4);
-  if (High) {
-    for (int l = 0; l < kLanes; l++) rows[l] >>= 16;
-  }
-  each_part<Bytes, true>(w, i, rows);
-}
-
-template <AtomicOp Op, int Bytes>
-void atomic(Wave& w, const Inst& i) {
-  alignas(64) uint32_t before[2 * kLanes] = {};
-  const AtomicData d = atomic_data(w, i.src[1], Op, Bytes);
-  atomic_lanes(w, i, buffer_addresses(w, i, Bytes), Op, Bytes, d.data, d.data2, before);
-  if (!i.glc) return;
-  for (unsigned k = 0; k < Bytes / 4; k++) {
-    w.blend(w.row(i.src[1].reg + k), before + k * kLanes, w.exec());
+  } else if (!is_aligned(w, i, kUnit)) {
+    each_byte<Bytes, Store>(w, i, rows);
+  } else {
+    Inst one = i;
+    for (int d = 0; d < Bytes / kUnit; d++, one.imm += 4) part(one, kUnit, rows + d * kLanes);
   }
 }
 
-template <AtomicOp Op>
-void add_atomic(Ops& ops, const char* name) {
-  constexpr uint32_t kFlags = kMemory | kSync | kStore;
-  constexpr bool kTwo = Op == AtomicOp::CmpSwap;
-  const std::string base = std::string("buffer_atomic_") + name;
-  ops.add(base, kTwo ? "=p,b64" : "=p,b32", atomic<Op, 4>, kFlags);
-  ops.add(base + "_x2", kTwo ? "=p,b128" : "=p,b64", atomic<Op, 8>, kFlags);
-}
+struct Buffer {
+  template <int Bytes, Convert C>
+  static void load(Wave& w, const Inst& i) {
+    alignas(64) uint32_t rows[4 * kLanes] = {};
+    each_part<Bytes, false>(w, i, rows);
+    if (!i.lds) {
+      put_loaded<Bytes, C>(w, i, rows);
+      return;
+    }
+    convert_rows<Bytes, C>(rows);
+    store_to_lds(w, i, w.exec(), Bytes, rows);
+  }
+
+  template <int Bytes, bool High>
+  static void store(Wave& w, const Inst& i) {
+    alignas(64) uint32_t rows[4 * kLanes];
+    std::memcpy(rows, w.row(i.src[1].reg), static_cast<size_t>((Bytes + 3) / 4) * kLanes * 4);
+    if (High) {
+      for (int l = 0; l < kLanes; l++) rows[l] >>= 16;
+    }
+    each_part<Bytes, true>(w, i, rows);
+  }
+
+  template <AtomicOp Op, int Bytes>
+  static void atomic(Wave& w, const Inst& i) {
+    alignas(64) uint32_t before[2 * kLanes] = {};
+    const AtomicData d = atomic_data(w, i.src[1], Op, Bytes);
+    atomic_lanes(w, i, buffer_addresses(w, i, Bytes), Op, Bytes, d.data, d.data2, before);
+    if (!i.glc) return;
+    for (unsigned k = 0; k < Bytes / 4; k++) {
+      w.blend(w.row(i.src[1].reg + k), before + k * kLanes, w.exec());
+    }
+  }
+};
 
 void cache_control(Wave& w, const Inst& i) {
   std::atomic_thread_fence(std::memory_order_acq_rel);
@@ -138,60 +164,18 @@ void cache_control(Wave& w, const Inst& i) {
 }  // namespace
 
 void register_buffer(Ops& ops) {
-  const auto loads = [&ops](const char* name, const char* type, Handler run) {
-    ops.add(std::string("buffer_load_") + name, std::string(type) + "=p", run, kMemory);
-  };
-  loads("ubyte", "b32", load<1, Convert::Unsigned>);
-  loads("sbyte", "b32", load<1, Convert::Signed>);
-  loads("ushort", "b32", load<2, Convert::Unsigned>);
-  loads("sshort", "b32", load<2, Convert::Signed>);
-  loads("dword", "b32", load<4, Convert::Unsigned>);
-  loads("dwordx2", "b64", load<8, Convert::Unsigned>);
-  loads("dwordx3", "b96", load<12, Convert::Unsigned>);
-  loads("dwordx4", "b128", load<16, Convert::Unsigned>);
-  loads("ubyte_d16", "b32", load<1, Convert::Low>);
-  loads("ubyte_d16_hi", "b32", load<1, Convert::High>);
-  loads("sbyte_d16", "b32", load<1, Convert::SignedLow>);
-  loads("sbyte_d16_hi", "b32", load<1, Convert::SignedHigh>);
-  loads("short_d16", "b32", load<2, Convert::Low>);
-  loads("short_d16_hi", "b32", load<2, Convert::High>);
-  const auto stores = [&ops](const char* name, const char* type, Handler run) {
-    ops.add(std::string("buffer_store_") + name, std::string("=p,") + type, run, kMemory | kStore);
-  };
-  stores("byte", "b32", store<1, false>);
-  stores("byte_d16_hi", "b32", store<1, true>);
-  stores("short", "b32", store<2, false>);
-  stores("short_d16_hi", "b32", store<2, true>);
-  stores("dword", "b32", store<4, false>);
-  stores("dwordx2", "b64", store<8, false>);
-  stores("dwordx3", "b96", store<12, false>);
-  stores("dwordx4", "b128", store<16, false>);
-  add_atomic<AtomicOp::Swap>(ops, "swap");
-  add_atomic<AtomicOp::CmpSwap>(ops, "cmpswap");
-  add_atomic<AtomicOp::Add>(ops, "add");
-  add_atomic<AtomicOp::Sub>(ops, "sub");
-  add_atomic<AtomicOp::SMin>(ops, "smin");
-  add_atomic<AtomicOp::UMin>(ops, "umin");
-  add_atomic<AtomicOp::SMax>(ops, "smax");
-  add_atomic<AtomicOp::UMax>(ops, "umax");
-  add_atomic<AtomicOp::And>(ops, "and");
-  add_atomic<AtomicOp::Or>(ops, "or");
-  add_atomic<AtomicOp::Xor>(ops, "xor");
-  add_atomic<AtomicOp::Inc>(ops, "inc");
-  add_atomic<AtomicOp::Dec>(ops, "dec");
-  add_atomic<AtomicOp::SubClamped>(ops, "csub");
-  const auto floats = [&ops](const char* name, const char* sources, Handler run) {
-    ops.add(std::string("buffer_atomic_") + name, sources, run, kMemory | kSync | kStore | kFloat);
-  };
-  floats("add_f32", "=p,b32", atomic<AtomicOp::AddF, 4>);
-  floats("min_f32", "=p,b32", atomic<AtomicOp::MinF, 4>);
-  floats("max_f32", "=p,b32", atomic<AtomicOp::MaxF, 4>);
-  floats("cmpswap_f32", "=p,b64", atomic<AtomicOp::CmpSwapF, 4>);
-  floats("pk_add_f16", "=p,b32", atomic<AtomicOp::PkAddF16, 4>);
-  floats("pk_add_bf16", "=p,b32", atomic<AtomicOp::PkAddBf16, 4>);
-  floats("add_f64", "=p,b64", atomic<AtomicOp::AddF, 8>);
-  floats("min_f64", "=p,b64", atomic<AtomicOp::MinF, 8>);
-  floats("max_f64", "=p,b64", atomic<AtomicOp::MaxF, 8>);
+  using Text = std::string;
+  each_memory_operation<Buffer>(
+      [&ops](const Text& name, const Text& type, Handler run) {
+        ops.add("buffer_load_" + name, type + "=p", run, kMemory);
+      },
+      [&ops](const Text& name, const Text& type, Handler run) {
+        ops.add("buffer_store_" + name, "=p," + type, run, kMemory | kStore);
+      },
+      // The result comes back in the data's registers.
+      [&ops](const Text& name, const Text&, const Text& data, uint32_t flags, Handler run) {
+        ops.add("buffer_atomic_" + name, "=p," + data, run, flags | kMemory | kSync | kStore);
+      });
   for (const char* name : {"buffer_wbl2", "buffer_inv", "buffer_invl2", "buffer_wbinvl1",
                            "buffer_wbinvl1_vol", "buffer_gl0_inv", "buffer_gl1_inv"}) {
     ops.add(name, "=", cache_control, kMemory | kSync);

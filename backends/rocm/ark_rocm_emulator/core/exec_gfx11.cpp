@@ -256,8 +256,7 @@ void register_minmax(Ops& ops) {
 void register_scalar(Ops& ops) {
   for (const char* hint :
        {"s_clause", "s_delay_alu", "s_waitcnt_depctr", "s_wait_idle", "s_wait_event",
-        "s_set_inst_prefetch_distance", "s_incperflevel", "s_decperflevel", "s_ttracedata",
-        "s_ttracedata_imm", "s_gl1_inv"}) {
+        "s_set_inst_prefetch_distance", "s_ttracedata_imm", "s_gl1_inv"}) {
     ops.add(hint, "=", nothing);
   }
   // One counter each; what is waited for is read from the instruction, as with s_waitcnt.
@@ -275,16 +274,6 @@ void register_scalar(Ops& ops) {
   ops.add("s_pack_hl_b32_b16", "b32=b32,b32", [](Wave& w, const Inst& i) {
     w.put_scalar32(i.dst[0], w.scalar32(i.src[0]) >> 16 | w.scalar32(i.src[1]) << 16);
   });
-  const auto wrexec = [&ops](const char* name, auto f) {
-    ops.add(name, "b32=b32", [](Wave& w, const Inst& i) {
-      const U32 r = decltype(f){}(w.scalar32(i.src[0]), static_cast<U32>(w.exec()));
-      w.set_exec(r);
-      w.put_scalar32(i.dst[0], r);
-      w.scc = r != 0;
-    });
-  };
-  wrexec("s_andn1_wrexec_b32", [](U32 a, U32 exec) { return ~a & exec; });
-  wrexec("s_andn2_wrexec_b32", [](U32 a, U32 exec) { return a & ~exec; });
 }
 
 }  // namespace

@@ -4,52 +4,10 @@
 #include <string>
 
 #include "ops.h"
-#include "wave.h"
+#include "salu.h"
 
 namespace ark_emu {
 namespace {
-
-using U32 = uint32_t;
-using U64 = uint64_t;
-using I32 = int32_t;
-using I64 = int64_t;
-
-// Two sources, SCC = result is not zero.
-template <class F>
-Handler logic32(F) {
-  return [](Wave& w, const Inst& i) {
-    const U32 r = F{}(w.scalar32(i.src[0]), w.scalar32(i.src[1]));
-    w.put_scalar32(i.dst[0], r);
-    w.scc = r != 0;
-  };
-}
-
-template <class F>
-Handler logic64(F) {
-  return [](Wave& w, const Inst& i) {
-    const U64 r = F{}(w.scalar64(i.src[0]), w.scalar64(i.src[1]));
-    w.put_scalar64(i.dst[0], r);
-    w.scc = r != 0;
-  };
-}
-
-// Second source is 32 bits wide (shift counts, field positions).
-template <class F>
-Handler shift64(F) {
-  return [](Wave& w, const Inst& i) {
-    const U64 r = F{}(w.scalar64(i.src[0]), w.scalar32(i.src[1]));
-    w.put_scalar64(i.dst[0], r);
-    w.scc = r != 0;
-  };
-}
-
-// Two sources, SCC untouched.
-template <class F>
-Handler plain32(F) {
-  return [](Wave& w, const Inst& i) {
-    w.put_scalar32(i.dst[0], F{}(w.scalar32(i.src[0]), w.scalar32(i.src[1])));
-  };
-}
 
 // Two sources, F sets SCC itself.
 template <class F>
@@ -136,11 +94,11 @@ void register_sop2(Ops& ops) {
             return scc ? a : b;
           }));
   ops.add("s_max_i32", "i32=i32,i32", carry32([](U32 a, U32 b, bool& scc) {
-            scc = I32(a) > I32(b);
+            scc = I32(a) >= I32(b);
             return scc ? a : b;
           }));
   ops.add("s_max_u32", "b32=b32,b32", carry32([](U32 a, U32 b, bool& scc) {
-            scc = a > b;
+            scc = a >= b;
             return scc ? a : b;
           }));
   ops.add("s_cselect_b32", "b32=b32,b32",
@@ -148,56 +106,55 @@ void register_sop2(Ops& ops) {
   ops.add("s_cselect_b64", "b64=b64,b64", [](Wave& w, const Inst& i) {
     w.put_scalar64(i.dst[0], w.scalar64(i.src[w.scc ? 0 : 1]));
   });
-  const auto both = [&ops](const char* name, Handler narrow, Handler wide) {
-    ops.add(std::string(name) + "_b32", "b32=b32,b32", narrow);
-    ops.add(std::string(name) + "_b64", "b64=b64,b64", wide);
-  };
-  both("s_and", logic32([](U32 a, U32 b) { return a & b; }),
-       logic64([](U64 a, U64 b) { return a & b; }));
-  both("s_or", logic32([](U32 a, U32 b) { return a | b; }),
-       logic64([](U64 a, U64 b) { return a | b; }));
-  both("s_xor", logic32([](U32 a, U32 b) { return a ^ b; }),
-       logic64([](U64 a, U64 b) { return a ^ b; }));
-  both("s_andn2", logic32([](U32 a, U32 b) { return a & ~b; }),
-       logic64([](U64 a, U64 b) { return a & ~b; }));
-  both("s_orn2", logic32([](U32 a, U32 b) { return a | ~b; }),
-       logic64([](U64 a, U64 b) { return a | ~b; }));
-  both("s_nand", logic32([](U32 a, U32 b) { return ~(a & b); }),
-       logic64([](U64 a, U64 b) { return ~(a & b); }));
-  both("s_nor", logic32([](U32 a, U32 b) { return ~(a | b); }),
-       logic64([](U64 a, U64 b) { return ~(a | b); }));
-  both("s_xnor", logic32([](U32 a, U32 b) { return ~(a ^ b); }),
-       logic64([](U64 a, U64 b) { return ~(a ^ b); }));
-  ops.add("s_lshl_b32", "b32=b32,b32", logic32([](U32 a, U32 b) { return a << (b & 31); }));
-  ops.add("s_lshr_b32", "b32=b32,b32", logic32([](U32 a, U32 b) { return a >> (b & 31); }));
-  ops.add("s_ashr_i32", "i32=i32,b32",
-          logic32([](U32 a, U32 b) { return static_cast<U32>(I32(a) >> (b & 31)); }));
-  ops.add("s_lshl_b64", "b64=b64,b32", shift64([](U64 a, U32 b) { return a << (b & 63); }));
-  ops.add("s_lshr_b64", "b64=b64,b32", shift64([](U64 a, U32 b) { return a >> (b & 63); }));
-  ops.add("s_ashr_i64", "i64=i64,b32",
-          shift64([](U64 a, U32 b) { return static_cast<U64>(I64(a) >> (b & 63)); }));
-  ops.add("s_bfm_b32", "b32=b32,b32",
-          plain32([](U32 a, U32 b) { return ((1u << (a & 31)) - 1) << (b & 31); }));
-  ops.add("s_bfm_b64", "b64=b32,b32", [](Wave& w, const Inst& i) {
-    const U32 width = w.scalar32(i.src[0]) & 63, offset = w.scalar32(i.src[1]) & 63;
-    w.put_scalar64(i.dst[0], ((1ull << width) - 1) << offset);
+  each_bit_operation([&ops](const std::string& name, auto f) {
+    using F = decltype(f);
+    ops.add(name + "_b32", "b32=b32,b32", scalar2<U32, U32, true>(F{}));
+    ops.add(name + "_b64", "b64=b64,b64", scalar2<U64, U64, true>(F{}));
   });
-  ops.add("s_mul_i32", "i32=i32,i32", plain32([](U32 a, U32 b) { return a * b; }));
+  ops.add("s_lshl_b32", "b32=b32,b32",
+          scalar2<U32, U32, true>([](U32 a, U32 b) { return a << (b & 31); }));
+  ops.add("s_lshr_b32", "b32=b32,b32",
+          scalar2<U32, U32, true>([](U32 a, U32 b) { return a >> (b & 31); }));
+  ops.add("s_ashr_i32", "i32=i32,b32",
+          scalar2<U32, U32, true>([](U32 a, U32 b) {
+            return static_cast<U32>(I32(a) >> (b & 31));
+          }));
+  ops.add("s_lshl_b64", "b64=b64,b32",
+          scalar2<U64, U32, true>([](U64 a, U32 b) { return a << (b & 63); }));
+  ops.add("s_lshr_b64", "b64=b64,b32",
+          scalar2<U64, U32, true>([](U64 a, U32 b) { return a >> (b & 63); }));
+  ops.add("s_ashr_i64", "i64=i64,b32",
+          scalar2<U64, U32, true>([](U64 a, U32 b) {
+            return static_cast<U64>(I64(a) >> (b & 63));
+          }));
+  ops.add("s_bfm_b32", "b32=b32,b32",
+          scalar2<U32, U32, false>([](U32 a, U32 b) {
+            return ((1u << (a & 31)) - 1) << (b & 31);
+          }));
+  ops.add("s_bfm_b64", "b64=b32,b32", scalar2<U32, U32, false>([](U32 a, U32 b) -> U64 {
+            return ((1ull << (a & 63)) - 1) << (b & 63);
+          }));
+  ops.add("s_mul_i32", "i32=i32,i32", scalar2<U32, U32, false>([](U32 a, U32 b) { return a * b; }));
   ops.add("s_mul_hi_u32", "b32=b32,b32",
-          plain32([](U32 a, U32 b) { return static_cast<U32>(U64(a) * b >> 32); }));
-  ops.add("s_mul_hi_i32", "i32=i32,i32", plain32([](U32 a, U32 b) {
+          scalar2<U32, U32, false>([](U32 a, U32 b) {
+            return static_cast<U32>(U64(a) * b >> 32);
+          }));
+  ops.add("s_mul_hi_i32", "i32=i32,i32", scalar2<U32, U32, false>([](U32 a, U32 b) {
             return static_cast<U32>(I64(I32(a)) * I64(I32(b)) >> 32);
           }));
-  ops.add("s_bfe_u32", "b32=b32,b32", logic32([](U32 a, U32 b) {
+  ops.add("s_bfe_u32", "b32=b32,b32", scalar2<U32, U32, true>([](U32 a, U32 b) {
             return (a >> (b & 31)) & field_mask((b >> 16) & 0x7f);
           }));
-  ops.add("s_bfe_i32", "i32=i32,b32", logic32([](U32 a, U32 b) { return bfe_signed(a, b); }));
-  ops.add("s_bfe_u64", "b64=b64,b32", shift64([](U64 a, U32 b) {
+  ops.add("s_bfe_i32", "i32=i32,b32",
+          scalar2<U32, U32, true>([](U32 a, U32 b) { return bfe_signed(a, b); }));
+  ops.add("s_bfe_u64", "b64=b64,b32", scalar2<U64, U32, true>([](U64 a, U32 b) {
             return (a >> (b & 63)) & field_mask64((b >> 16) & 0x7f);
           }));
-  ops.add("s_bfe_i64", "i64=i64,b32", shift64([](U64 a, U32 b) { return bfe_signed64(a, b); }));
-  ops.add("s_absdiff_i32", "i32=i32,i32", logic32([](U32 a, U32 b) {
-            return I32(a) > I32(b) ? a - b : b - a;
+  ops.add("s_bfe_i64", "i64=i64,b32",
+          scalar2<U64, U32, true>([](U64 a, U32 b) { return bfe_signed64(a, b); }));
+  ops.add("s_absdiff_i32", "i32=i32,i32", scalar2<U32, U32, true>([](U32 a, U32 b) {
+            const U32 r = a - b;   // wraps before its sign is looked at
+            return I32(r) < 0 ? 0u - r : r;
           }));
   const auto add_shifted = [&ops](const char* name, auto shift) {
     ops.add(name, "b32=b32,b32", carry32([](U32 a, U32 b, bool& scc) {
@@ -211,11 +168,11 @@ void register_sop2(Ops& ops) {
   add_shifted("s_lshl3_add_u32", std::integral_constant<int, 3>());
   add_shifted("s_lshl4_add_u32", std::integral_constant<int, 4>());
   ops.add("s_pack_ll_b32_b16", "b32=b32,b32",
-          plain32([](U32 a, U32 b) { return (a & 0xffff) | b << 16; }));
+          scalar2<U32, U32, false>([](U32 a, U32 b) { return (a & 0xffff) | b << 16; }));
   ops.add("s_pack_lh_b32_b16", "b32=b32,b32",
-          plain32([](U32 a, U32 b) { return (a & 0xffff) | (b & 0xffff0000); }));
+          scalar2<U32, U32, false>([](U32 a, U32 b) { return (a & 0xffff) | (b & 0xffff0000); }));
   ops.add("s_pack_hh_b32_b16", "b32=b32,b32",
-          plain32([](U32 a, U32 b) { return a >> 16 | (b & 0xffff0000); }));
+          scalar2<U32, U32, false>([](U32 a, U32 b) { return a >> 16 | (b & 0xffff0000); }));
 }
 
 void register_compares(Ops& ops) {

@@ -42,6 +42,15 @@ void fma_f16(Wave& w, const Inst& i) {
   w.put16(i, out);
 }
 
+// v_mad, v_mac: the product is rounded before the sum.
+void mad_f16(Wave& w, const Inst& i) {
+  alignas(64) Row t0, t1, t2, product, out;
+  const U32 *a = w.src16(i, 0, t0), *b = w.src16(i, 1, t1), *c = w.src16(i, 2, t2);
+  half_lanes<decltype([](auto x, auto y, auto) { return x * y; })>(w, a, b, b, product);
+  half_lanes<decltype([](auto x, auto y, auto) { return x + y; })>(w, product, c, c, out);
+  w.put16(i, out);
+}
+
 // v_fma_mix: each source is an f32 or one half of a dword, as op_sel_hi and op_sel say.
 const U32* mixed_source(Wave& w, const Inst& i, int k, U32* tmp) {
   Inst plain = i;
@@ -113,11 +122,11 @@ void register_f16(Ops& ops) {
   three("v_fma_f16", fma_f16);
   ops.add("v_fmac_f16", "f16=f16,f16,tied", fma_f16, kFlags);
   ops.add("v_fma_legacy_f16", "f16=f16,f16,f16", fma_f16, kFlags);
-  ops.add("v_mac_f16", "f16=f16,f16,tied", fma_f16, kFlags);
-  ops.add("v_madmk_f16", "f16=f16,lit,f16", fma_f16, kFlags);
-  ops.add("v_madak_f16", "f16=f16,f16,lit", fma_f16, kFlags);
-  three("v_mad_f16", fma_f16);
-  ops.add("v_mad_legacy_f16", "f16=f16,f16,f16", fma_f16, kFlags);
+  ops.add("v_mac_f16", "f16=f16,f16,tied", mad_f16, kFlags);
+  ops.add("v_madmk_f16", "f16=f16,lit,f16", mad_f16, kFlags);
+  ops.add("v_madak_f16", "f16=f16,f16,lit", mad_f16, kFlags);
+  three("v_mad_f16", mad_f16);
+  ops.add("v_mad_legacy_f16", "f16=f16,f16,f16", mad_f16, kFlags);
   const auto ternary = [](auto f) -> Handler {
     using F = decltype(f);
     return [](Wave& w, const Inst& i) {
@@ -186,6 +195,35 @@ void add_sub16(Wave& w, const Inst& i) {
   w.put16(i, out);
 }
 
+template <bool Signed>
+void mad16(Wave& w, const Inst& i) {
+  alignas(64) Row t0, t1, t2, out;
+  const U32 *a = w.src16(i, 0, t0), *b = w.src16(i, 1, t1), *c = w.src16(i, 2, t2);
+  constexpr int64_t kLow = Signed ? -32768 : 0, kHigh = Signed ? 32767 : 65535;
+  for (int l = 0; l < kLanes; l++) {
+    const int64_t x = Signed ? I16(a[l]) : U16(a[l]), y = Signed ? I16(b[l]) : U16(b[l]),
+                  z = Signed ? I16(c[l]) : U16(c[l]);
+    const int64_t r = x * y + z;
+    out[l] = static_cast<U32>(i.clamp ? std::clamp(r, kLow, kHigh) : r) & 0xffff;
+  }
+  w.put16(i, out);
+}
+
+template <bool Signed>
+void mad_wide(Wave& w, const Inst& i) {
+  alignas(64) Row t0, t1, t2, out;
+  const U32 *a = w.src16(i, 0, t0), *b = w.src16(i, 1, t1);
+  Inst whole = i;   // op_sel is for the factors
+  whole.opsel = 0;
+  const U32* c = w.src32(whole, 2, t2);
+  for (int l = 0; l < kLanes; l++) {
+    const int64_t x = Signed ? I16(a[l]) : U16(a[l]), y = Signed ? I16(b[l]) : U16(b[l]);
+    const int64_t r = x * y + (Signed ? int64_t{static_cast<int32_t>(c[l])} : int64_t{c[l]});
+    out[l] = i.clamp ? saturated<Signed>(r) : static_cast<U32>(r);
+  }
+  w.put32(whole, out);
+}
+
 void register_int16(Ops& ops) {
   const auto two = [&](const char* name, Handler run) { ops.add(name, "u16=u16,u16", run); };
   const auto three = [&](const char* name, Handler run) {
@@ -204,11 +242,10 @@ void register_int16(Ops& ops) {
   two("v_min_u16", short2([](U16 a, U16 b) { return U32(std::min(a, b)); }));
   two("v_max_i16", short2([](U16 a, U16 b) { return U32(U16(std::max(I16(a), I16(b)))); }));
   two("v_min_i16", short2([](U16 a, U16 b) { return U32(U16(std::min(I16(a), I16(b)))); }));
-  const Handler mad = short3([](U16 a, U16 b, U16 c) { return (U32(a) * b + c) & 0xffff; });
-  three("v_mad_u16", mad);
-  three("v_mad_i16", mad);
-  ops.add("v_mad_legacy_u16", "u16=u16,u16,u16", mad);
-  ops.add("v_mad_legacy_i16", "u16=u16,u16,u16", mad);
+  three("v_mad_u16", mad16<false>);
+  three("v_mad_i16", mad16<true>);
+  ops.add("v_mad_legacy_u16", "u16=u16,u16,u16", mad16<false>);
+  ops.add("v_mad_legacy_i16", "u16=u16,u16,u16", mad16<true>);
   three("v_min3_i16", short3([](U16 a, U16 b, U16 c) {
           return U32(U16(std::min({I16(a), I16(b), I16(c)})));
         }));
@@ -224,21 +261,8 @@ void register_int16(Ops& ops) {
   three("v_med3_u16", short3([](U16 a, U16 b, U16 c) {
           return U32(std::max(std::min(a, b), std::min(std::max(a, b), c)));
         }));
-  const auto mad_wide = [](auto multiply) -> Handler {
-    using F = decltype(multiply);
-    return [](Wave& w, const Inst& i) {
-      alignas(64) Row t0, t1, t2, out;
-      const U32 *a = w.src16(i, 0, t0), *b = w.src16(i, 1, t1);
-      Inst whole = i;
-      whole.opsel = 0;
-      const U32* c = w.src32(whole, 2, t2);
-      for (int l = 0; l < kLanes; l++) out[l] = F{}(U16(a[l]), U16(b[l])) + c[l];
-      w.put32(whole, out);
-    };
-  };
-  ops.add("v_mad_u32_u16", "u32=u16,u16,u32", mad_wide([](U16 a, U16 b) { return U32(a) * b; }));
-  ops.add("v_mad_i32_i16", "i32=i16,i16,i32",
-          mad_wide([](U16 a, U16 b) { return U32(I16(a) * I16(b)); }));
+  ops.add("v_mad_u32_u16", "u32=u16,u16,u32", mad_wide<false>);
+  ops.add("v_mad_i32_i16", "i32=i16,i16,i32", mad_wide<true>);
 }
 
 }  // namespace

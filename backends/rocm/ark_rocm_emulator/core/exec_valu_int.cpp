@@ -30,10 +30,9 @@ void add_sub(Wave& w, const Inst& i) {
   if (!i.clamp) {
     for (int l = 0; l < kLanes; l++) out[l] = Subtract ? a[l] - b[l] : a[l] + b[l];
   } else {
-    constexpr I64 kLow = Signed ? INT32_MIN : 0, kHigh = Signed ? INT32_MAX : UINT32_MAX;
     for (int l = 0; l < kLanes; l++) {
       const I64 x = Signed ? I64(I32(a[l])) : I64(a[l]), y = Signed ? I64(I32(b[l])) : I64(b[l]);
-      out[l] = static_cast<U32>(std::clamp(Subtract ? x - y : x + y, kLow, kHigh));
+      out[l] = saturated<Signed>(Subtract ? x - y : x + y);
     }
   }
   w.put32(i, out);
@@ -49,8 +48,10 @@ void add_carry(Wave& w, const Inst& i) {
   for (int l = 0; l < kLanes; l++) {
     const U64 c = (in >> l) & 1;
     const U64 r = Subtract ? U64(a[l]) - b[l] - c : U64(a[l]) + b[l] + c;
-    out[l] = static_cast<U32>(r);
-    carry |= ((r >> 32) & 1) << l;
+    const U64 over = (r >> 32) & 1;
+    const U32 limit = Subtract ? 0 : ~0u;
+    out[l] = i.clamp && over != 0 ? limit : static_cast<U32>(r);
+    carry |= over << l;
   }
   w.put32(i, out);
   w.put_mask(i, 1, carry);
@@ -114,10 +115,13 @@ void mad_64_32(Wave& w, const Inst& i) {
   for (int l = 0; l < kLanes; l++) {
     const U64 product = Signed ? static_cast<U64>(I64(I32(a[l])) * I32(b[l])) : U64(a[l]) * b[l];
     const U64 addend = join(c[l], c[kLanes + l]), sum = product + addend;
-    split(sum, out, l);
+    // Bit 64 of the exact sum: the carry, or the sign.
     const bool overflow = Signed ? ((~(product ^ addend) & (product ^ sum)) >> 63) != 0
                                  : sum < product;
-    carry |= static_cast<U64>(overflow) << l;
+    const bool bit64 = Signed ? overflow != ((sum >> 63) != 0) : overflow;
+    const U64 limit = Signed ? U64(INT64_MAX) + (bit64 ? 1 : 0) : ~0ull;
+    split(i.clamp && overflow ? limit : sum, out, l);
+    carry |= static_cast<U64>(bit64) << l;
   }
   w.put64(i, out);
   w.put_mask(i, 1, carry);
@@ -148,7 +152,7 @@ U32 permute_bytes(U32 a, U32 b, U32 selectors) {
 
 U32 absolute_difference(U32 a, U32 b) { return a > b ? a - b : b - a; }
 
-U32 sad_u8(U32 a, U32 b, U32 c, bool masked) {
+I64 sad_u8(U32 a, U32 b, I64 c, bool masked) {
   for (int k = 0; k < 32; k += 8) {
     const U32 y = (b >> k) & 0xff;
     if (!masked || y != 0) c += absolute_difference((a >> k) & 0xff, y);
@@ -221,19 +225,21 @@ void register_arithmetic(Ops& ops) {
         return static_cast<U32>(I64(I32(a)) * I32(b) >> 32);
       }));
   two("v_mul_i32_i24",
-      int2([](U32 a, U32 b) { return static_cast<U32>(I64(low24(a)) * low24(b)); }));
-  two("v_mul_u32_u24", int2([](U32 a, U32 b) { return (a & 0xffffff) * (b & 0xffffff); }));
+      exact2<true>([](U32 a, U32 b) { return I64(low24(a)) * low24(b); }));
+  two("v_mul_u32_u24", exact2<false>([](U32 a, U32 b) {
+        return I64(a & 0xffffff) * (b & 0xffffff);
+      }));
   two("v_mul_hi_i32_i24", int2([](U32 a, U32 b) {
         return static_cast<U32>(I64(low24(a)) * low24(b) >> 32);
       }));
   two("v_mul_hi_u32_u24", int2([](U32 a, U32 b) {
         return static_cast<U32>(U64(a & 0xffffff) * (b & 0xffffff) >> 32);
       }));
-  three("v_mad_i32_i24", int3([](U32 a, U32 b, U32 c) {
-          return static_cast<U32>(I64(low24(a)) * low24(b)) + c;
+  three("v_mad_i32_i24", exact3<true>([](U32 a, U32 b, U32 c) {
+          return I64(low24(a)) * low24(b) + I32(c);
         }));
-  three("v_mad_u32_u24", int3([](U32 a, U32 b, U32 c) {
-          return (a & 0xffffff) * (b & 0xffffff) + c;
+  three("v_mad_u32_u24", exact3<false>([](U32 a, U32 b, U32 c) {
+          return I64(a & 0xffffff) * (b & 0xffffff) + c;
         }));
   ops.add("v_mad_u64_u32", "u64,m=u32,u32,u64", mad_64_32<false>);
   ops.add("v_mad_i64_i32", "i64,m=i32,i32,i64", mad_64_32<true>);
@@ -260,15 +266,18 @@ void register_arithmetic(Ops& ops) {
   three("v_xad_u32", int3([](U32 a, U32 b, U32 c) { return (a ^ b) + c; }));
   three("v_lshl_add_u32", int3([](U32 a, U32 b, U32 c) { return (a << (b & 31)) + c; }));
   three("v_add_lshl_u32", int3([](U32 a, U32 b, U32 c) { return (a + b) << (c & 31); }));
-  three("v_sad_u8", int3([](U32 a, U32 b, U32 c) { return sad_u8(a, b, c, false); }));
-  three("v_msad_u8", int3([](U32 a, U32 b, U32 c) { return sad_u8(a, b, c, true); }));
-  three("v_sad_hi_u8",
-        int3([](U32 a, U32 b, U32 c) { return (sad_u8(a, b, 0, false) << 16) + c; }));
-  three("v_sad_u16", int3([](U32 a, U32 b, U32 c) {
-          return c + absolute_difference(a & 0xffff, b & 0xffff) +
+  three("v_sad_u8", exact3<false>([](U32 a, U32 b, U32 c) { return sad_u8(a, b, c, false); }));
+  three("v_msad_u8", exact3<false>([](U32 a, U32 b, U32 c) { return sad_u8(a, b, c, true); }));
+  three("v_sad_hi_u8", exact3<false>([](U32 a, U32 b, U32 c) {
+          return (sad_u8(a, b, 0, false) << 16) + c;
+        }));
+  three("v_sad_u16", exact3<false>([](U32 a, U32 b, U32 c) {
+          return I64(c) + absolute_difference(a & 0xffff, b & 0xffff) +
                  absolute_difference(a >> 16, b >> 16);
         }));
-  three("v_sad_u32", int3([](U32 a, U32 b, U32 c) { return absolute_difference(a, b) + c; }));
+  three("v_sad_u32", exact3<false>([](U32 a, U32 b, U32 c) {
+          return I64(absolute_difference(a, b)) + c;
+        }));
   three("v_lerp_u8", int3([](U32 a, U32 b, U32 c) {
           U32 r = 0;
           for (int k = 0; k < 32; k += 8) {

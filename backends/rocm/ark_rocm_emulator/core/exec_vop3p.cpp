@@ -106,6 +106,19 @@ void pk_add_sub(Wave& w, const Inst& i) {
   });
 }
 
+// A product, and a sum with source 2 where there are three.
+template <int Sources, bool Signed>
+void pk_mad(Wave& w, const Inst& i) {
+  packed(w, i, Sources, [&](const U32* a, const U32* b, const U32* c, U32* r) {
+    constexpr int64_t kLow = Signed ? -32768 : 0, kHigh = Signed ? 32767 : 65535;
+    for (int l = 0; l < kLanes; l++) {
+      const int64_t x = Signed ? I16(a[l]) : U16(a[l]), y = Signed ? I16(b[l]) : U16(b[l]),
+                    z = Sources < 3 ? 0 : Signed ? I16(c[l]) : U16(c[l]);
+      r[l] = static_cast<U32>(i.clamp ? std::clamp(x * y + z, kLow, kHigh) : x * y + z);
+    }
+  });
+}
+
 // Two f32 per lane in a register pair; op_sel picks the dword for each result.
 template <int Sources, class F>
 Handler packed_float(F) {
@@ -159,9 +172,14 @@ Handler dot(F) {
     alignas(64) Row tmp[3], out;
     const U32* raw[3];
     for (int k = 0; k < 3; k++) raw[k] = raw_source(w, i, k, tmp[k]);
-    const bool float_addend = i.src[2].ty == Ty::F32;
-    const U32 flip = float_addend && (i.neg & 4) != 0 ? 0x80000000u : 0;
+    const U32 flip = (i.neg & 4) != 0 ? 0x80000000u : 0;
     for (int l = 0; l < kLanes; l++) out[l] = F{}(raw[0][l], raw[1][l], raw[2][l] ^ flip);
+    if (i.clamp) {
+      for (int l = 0; l < kLanes; l++) {
+        const float v = as_float(out[l]);
+        out[l] = as_bits(v > 0 ? std::min(v, 1.0f) : 0.0f);
+      }
+    }
     w.blend(w.row(i.dst[0].reg), out, w.exec());
   };
 }
@@ -176,25 +194,32 @@ U32 dot2_bf16(U32 a, U32 b, U32 c) {
   return as_bits(std::fma(as_float(a & 0xffff0000), as_float(b & 0xffff0000), low) + as_float(c));
 }
 
-// Integer dot of fields `Width` bits wide.
+// Integer dot of fields `Width` bits wide; the sum saturates with clamp.
 template <int Width, bool Signed>
-U32 dot_int(U32 a, U32 b, U32 c) {
-  for (int at = 0; at < 32; at += Width) {
-    const U32 x = a << (32 - Width - at), y = b << (32 - Width - at);
-    if (Signed) {
-      c += static_cast<U32>((I32(x) >> (32 - Width)) * (I32(y) >> (32 - Width)));
-    } else {
-      c += (x >> (32 - Width)) * (y >> (32 - Width));
+void dot_int(Wave& w, const Inst& i) {
+  alignas(64) Row tmp[3], out;
+  const U32* raw[3];
+  for (int k = 0; k < 3; k++) raw[k] = raw_source(w, i, k, tmp[k]);
+  for (int l = 0; l < kLanes; l++) {
+    int64_t sum = Signed ? int64_t{I32(raw[2][l])} : int64_t{raw[2][l]};
+    for (int at = 0; at < 32; at += Width) {
+      const U32 x = raw[0][l] << (32 - Width - at), y = raw[1][l] << (32 - Width - at);
+      if (Signed) {
+        sum += int64_t{I32(x) >> (32 - Width)} * (I32(y) >> (32 - Width));
+      } else {
+        sum += int64_t{x >> (32 - Width)} * (y >> (32 - Width));
+      }
     }
+    out[l] = i.clamp ? saturated<Signed>(sum) : static_cast<U32>(sum);
   }
-  return c;
+  w.blend(w.row(i.dst[0].reg), out, w.exec());
 }
 
 }  // namespace
 
 void register_vop3p(Ops& ops) {
   const auto int2op = [&](const char* name, Handler run) { ops.add(name, "pk16=pk16,pk16", run); };
-  int2op("v_pk_mul_lo_u16", packed_int<2>([](U16 a, U16 b, U16) { return U32(a) * b; }));
+  int2op("v_pk_mul_lo_u16", pk_mad<2, false>);
   int2op("v_pk_add_i16", pk_add_sub<false, true>);
   int2op("v_pk_sub_i16", pk_add_sub<true, true>);
   int2op("v_pk_add_u16", pk_add_sub<false, false>);
@@ -209,9 +234,8 @@ void register_vop3p(Ops& ops) {
          packed_int<2>([](U16 a, U16 b, U16) { return U32(std::min(I16(a), I16(b))); }));
   int2op("v_pk_max_u16", packed_int<2>([](U16 a, U16 b, U16) { return U32(std::max(a, b)); }));
   int2op("v_pk_min_u16", packed_int<2>([](U16 a, U16 b, U16) { return U32(std::min(a, b)); }));
-  const Handler mad = packed_int<3>([](U16 a, U16 b, U16 c) { return U32(a) * b + c; });
-  ops.add("v_pk_mad_i16", "pk16=pk16,pk16,pk16", mad);
-  ops.add("v_pk_mad_u16", "pk16=pk16,pk16,pk16", mad);
+  ops.add("v_pk_mad_i16", "pk16=pk16,pk16,pk16", pk_mad<3, true>);
+  ops.add("v_pk_mad_u16", "pk16=pk16,pk16,pk16", pk_mad<3, false>);
   constexpr uint32_t kFlags = kFloat | kMode64;
   const auto half2op = [&](const char* name, Handler run) {
     ops.add(name, "pkf16=pkf16,pkf16", run, kFlags);
@@ -245,18 +269,12 @@ void register_dot(Ops& ops) {
       dot([](U32 a, U32 b, U32 c) { return dot2_f16(a, b, c); }));
   add("v_dot2_f32_bf16", "v_dot2c_f32_bf16", "f32",
       dot([](U32 a, U32 b, U32 c) { return dot2_bf16(a, b, c); }));
-  add("v_dot2_i32_i16", "v_dot2c_i32_i16", "i32",
-      dot([](U32 a, U32 b, U32 c) { return dot_int<16, true>(a, b, c); }));
-  add("v_dot2_u32_u16", nullptr, "u32",
-      dot([](U32 a, U32 b, U32 c) { return dot_int<16, false>(a, b, c); }));
-  add("v_dot4_i32_i8", "v_dot4c_i32_i8", "i32",
-      dot([](U32 a, U32 b, U32 c) { return dot_int<8, true>(a, b, c); }));
-  add("v_dot4_u32_u8", nullptr, "u32",
-      dot([](U32 a, U32 b, U32 c) { return dot_int<8, false>(a, b, c); }));
-  add("v_dot8_i32_i4", "v_dot8c_i32_i4", "i32",
-      dot([](U32 a, U32 b, U32 c) { return dot_int<4, true>(a, b, c); }));
-  add("v_dot8_u32_u4", nullptr, "u32",
-      dot([](U32 a, U32 b, U32 c) { return dot_int<4, false>(a, b, c); }));
+  add("v_dot2_i32_i16", "v_dot2c_i32_i16", "i32", dot_int<16, true>);
+  add("v_dot2_u32_u16", nullptr, "u32", dot_int<16, false>);
+  add("v_dot4_i32_i8", "v_dot4c_i32_i8", "i32", dot_int<8, true>);
+  add("v_dot4_u32_u8", nullptr, "u32", dot_int<8, false>);
+  add("v_dot8_i32_i4", "v_dot8c_i32_i4", "i32", dot_int<4, true>);
+  add("v_dot8_u32_u4", nullptr, "u32", dot_int<4, false>);
 }
 
 }  // namespace ark_emu

@@ -12,13 +12,28 @@ namespace ark_emu {
 template <class T>
 using BitsOf = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
 
-// v_min / v_max: the other operand if one is NaN; -0 below +0.
+// With MODE.IEEE, as HIP's kernels run, a signalling NaN comes out of v_min and v_max quieted, and
+// before any other operand does; source 0's first.
+template <class T>
+T unless_signalling(T a, T b, T result) {
+  using B = BitsOf<T>;
+  constexpr B kInfinity = std::bit_cast<B>(std::numeric_limits<T>::infinity());
+  constexpr B kQuiet = std::bit_cast<B>(std::numeric_limits<T>::quiet_NaN());
+  constexpr B kSign = B(1) << (8 * sizeof(T) - 1);
+  const B x = std::bit_cast<B>(a), y = std::bit_cast<B>(b);
+  const bool first = (x & ~kSign) > kInfinity && (x & ~kSign) < kQuiet;
+  const bool second = (y & ~kSign) > kInfinity && (y & ~kSign) < kQuiet;
+  const B r = second ? y | kQuiet : std::bit_cast<B>(result);
+  return std::bit_cast<T>(first ? B(x | kQuiet) : r);
+}
+
+// v_min / v_max: the other operand if one is a quiet NaN; -0 below +0.
 template <class T>
 T min_number(T a, T b) {
   using B = BitsOf<T>;
   const T equal = std::bit_cast<T>(static_cast<B>(std::bit_cast<B>(a) | std::bit_cast<B>(b)));
   const T less = a < b ? a : b < a ? b : equal;
-  return a != a ? b : b != b ? a : less;
+  return unless_signalling(a, b, a != a ? b : b != b ? a : less);
 }
 
 template <class T>
@@ -26,7 +41,7 @@ T max_number(T a, T b) {
   using B = BitsOf<T>;
   const T equal = std::bit_cast<T>(static_cast<B>(std::bit_cast<B>(a) & std::bit_cast<B>(b)));
   const T more = a > b ? a : b > a ? b : equal;
-  return a != a ? b : b != b ? a : more;
+  return unless_signalling(a, b, a != a ? b : b != b ? a : more);
 }
 
 // v_minimum3 / v_maximum3: NaN wins.

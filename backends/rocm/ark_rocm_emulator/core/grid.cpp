@@ -3,6 +3,7 @@
 #include "grid.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -22,6 +23,11 @@ std::string dims(const Dim3& d) {
 template <class T>
 void put(uint8_t* at, T value) {
   std::memcpy(at, &value, sizeof value);
+}
+
+uint64_t host_memory() {
+  return static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
+         static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
 }
 
 uint32_t component(const Dim3& d, char axis) { return axis == 'x' ? d.x : axis == 'y' ? d.y : d.z; }
@@ -69,6 +75,9 @@ void Grid::check_launch(const KernelDescriptor& descriptor) {
       uint64_t{desc.grid.x} * desc.grid.y > kMaxGroups || desc.grid.count() > kMaxGroups) {
     bad("a grid of " + dims(desc.grid) + " workgroups; the most are 2^31");
   }
+  if (std::max({desc.block.x, desc.block.y, desc.block.z}) > kMaxLanes) {
+    bad("a block of " + dims(desc.block) + " lanes; the most along a side are 1024");
+  }
   const uint32_t limit = kernel->max_flat_workgroup != 0 ? kernel->max_flat_workgroup : kMaxLanes;
   if (desc.block.count() > limit) {
     bad("a block of " + dims(desc.block) + " lanes; it was compiled for at most " +
@@ -104,6 +113,15 @@ void Grid::prepare(uint32_t resident) {
   waves_per_group = static_cast<uint32_t>((desc.block.count() + lane_count - 1) / lane_count);
   const uint64_t wave_count = uint64_t{waves_per_group} * resident;
   vgpr_rows = program->arch() == Arch::gfx1100 ? 256 : 512;   // any register an instruction names
+  const uint64_t used = uint64_t{std::max(kernel->vgprs, 16u)} * kLanes * 4 + sizeof(Wave);
+  const uint64_t needed =
+      wave_count * used + uint64_t{resident} * (descriptor.lds_bytes + desc.dynamic_lds);
+  if (needed > host_memory()) {
+    throw Fault{ErrorKind::BadLaunch,
+                "kernel '" + desc.kernel + "': its workgroups may wait for each other, so all " +
+                    std::to_string(wave_count) + " waves are kept in memory, and " +
+                    std::to_string(needed >> 30) + " GiB are more than this machine has"};
+  }
   registers.map(wave_count * vgpr_rows * kLanes * 4);
   scratch_per_wave = (uint64_t{kernel->scratch_bytes} + 15) / 16 * 16 * lane_count;
   if (scratch_per_wave * wave_count > 0) {

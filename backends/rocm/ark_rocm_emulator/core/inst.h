@@ -27,6 +27,9 @@ enum class Ty : uint8_t {
   Ptr,                        // address of a memory operation
   B96, B128, B160, B192, B256, B512, B1024,
 };
+constexpr bool is_half(Ty ty) {
+  return ty == Ty::B16 || ty == Ty::I16 || ty == Ty::U16 || ty == Ty::F16 || ty == Ty::BF16;
+}
 int ty_dwords(Ty ty);                         // Mask counts 2, Ptr counts 2
 
 enum class Kind : uint8_t { None, Vgpr, Sgpr, Const, Scc, Vccz, Execz };

@@ -2,6 +2,7 @@
 // these; the lambda is stateless, so the compiler sees the whole loop and vectorises it.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 
@@ -52,6 +53,41 @@ Handler int3(F) {
     alignas(64) Row t0, t1, t2, out;
     const uint32_t *a = w.src32(i, 0, t0), *b = w.src32(i, 1, t1), *c = w.src32(i, 2, t2);
     for (int l = 0; l < kLanes; l++) out[l] = F{}(a[l], b[l], c[l]);
+    w.put32(i, out);
+  };
+}
+
+// An integer result that clamp saturates: F gives the exact value.
+template <bool Signed>
+uint32_t saturated(int64_t value) {
+  constexpr int64_t kLow = Signed ? INT32_MIN : 0, kHigh = Signed ? INT32_MAX : UINT32_MAX;
+  return static_cast<uint32_t>(value < kLow ? kLow : value > kHigh ? kHigh : value);
+}
+
+template <bool Signed, class F>
+Handler exact3(F) {
+  return [](Wave& w, const Inst& i) {
+    alignas(64) Row t0, t1, t2, out;
+    const uint32_t *a = w.src32(i, 0, t0), *b = w.src32(i, 1, t1), *c = w.src32(i, 2, t2);
+    if (i.clamp) {
+      for (int l = 0; l < kLanes; l++) out[l] = saturated<Signed>(F{}(a[l], b[l], c[l]));
+    } else {
+      for (int l = 0; l < kLanes; l++) out[l] = static_cast<uint32_t>(F{}(a[l], b[l], c[l]));
+    }
+    w.put32(i, out);
+  };
+}
+
+template <bool Signed, class F>
+Handler exact2(F) {
+  return [](Wave& w, const Inst& i) {
+    alignas(64) Row t0, t1, out;
+    const uint32_t *a = w.src32(i, 0, t0), *b = w.src32(i, 1, t1);
+    if (i.clamp) {
+      for (int l = 0; l < kLanes; l++) out[l] = saturated<Signed>(F{}(a[l], b[l]));
+    } else {
+      for (int l = 0; l < kLanes; l++) out[l] = static_cast<uint32_t>(F{}(a[l], b[l]));
+    }
     w.put32(i, out);
   };
 }

@@ -26,7 +26,9 @@ LaunchResult bad_launch(const LaunchDesc& desc, const std::string& what) {
 LaunchResult run_groups(Memory& memory, const LaunchDesc& desc, const std::atomic<bool>& cancel) {
   const auto count = static_cast<uint32_t>(desc.grid.count());
   const uint32_t hardware = std::max(1u, std::thread::hardware_concurrency());
-  const uint32_t threads = desc.options.parallel ? std::min({hardware, count, 32u}) : 1;
+  // A budget is spent in the order of the workgroups, so that it ends where it does on one thread.
+  const bool spread = desc.options.parallel && desc.options.step_budget == 0;
+  const uint32_t threads = spread ? std::min({hardware, count, 32u}) : 1;
   std::atomic<uint32_t> next{0}, lowest_fault{count};
   std::mutex mutex;
   LaunchResult total;

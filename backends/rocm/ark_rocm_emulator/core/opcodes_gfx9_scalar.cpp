@@ -41,7 +41,8 @@ s_call_b64)"},
      R"(
 0 s_nop s_endpgm s_branch s_wakeup s_cbranch_scc0 s_cbranch_scc1 s_cbranch_vccz s_cbranch_vccnz
 s_cbranch_execz s_cbranch_execnz s_barrier s_setkill s_waitcnt s_sethalt s_sleep s_setprio
-s_sendmsg s_sendmsghalt s_trap s_icache_inv 28 s_set_gpr_idx_off s_set_gpr_idx_mode)"},
+s_sendmsg s_sendmsghalt s_trap s_icache_inv s_incperflevel s_decperflevel s_ttracedata
+28 s_set_gpr_idx_off s_set_gpr_idx_mode)"},
     {Format::SMEM,
      R"(
 0 s_load_dword s_load_dwordx2 s_load_dwordx4 s_load_dwordx8 s_load_dwordx16 s_scratch_load_dword

@@ -19,8 +19,9 @@ class Program {
   Arch arch() const { return arch_; }
   // The instruction at dword index `pc` of the image; beyond the code an Inst that faults.
   const Inst& at(uint32_t pc) {
-    if (pc < count_) {
-      const Inst* inst = slots_[pc].load(std::memory_order_acquire);
+    const uint32_t slot = pc - first_;
+    if (slot < count_) {
+      const Inst* inst = slots_[slot].load(std::memory_order_acquire);
       if (inst != nullptr) return *inst;
     }
     return decode_at(pc);
@@ -32,9 +33,9 @@ class Program {
   const Inst& decode_at(uint32_t pc);
   Arch arch_;
   const Decoder& decoder_;
-  std::vector<uint32_t> words_;   // the image up to code_end
   uint64_t begin_, end_;
-  uint32_t count_;
+  uint32_t first_, count_;        // dwords of code: the index of the first, how many
+  std::vector<uint32_t> words_;
   std::unique_ptr<std::atomic<const Inst*>[]> slots_;
   std::mutex mutex_;
   std::deque<Inst> store_;

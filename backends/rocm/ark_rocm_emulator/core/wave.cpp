@@ -8,10 +8,6 @@
 namespace ark_emu {
 namespace {
 
-bool is_16bit(Ty ty) {
-  return ty == Ty::B16 || ty == Ty::I16 || ty == Ty::U16 || ty == Ty::F16 || ty == Ty::BF16;
-}
-
 // The lane a DPP control reads for `lane`, -1 if there is none.
 int dpp_source(unsigned ctrl, int lane, int lanes) {
   const int row = lane & ~15, in_row = lane & 15, n = static_cast<int>(ctrl & 15);
@@ -183,7 +179,7 @@ const uint32_t* Wave::src64_slow(const Inst& inst, int k, uint32_t* tmp) {
 void Wave::put32_slow(const Inst& inst, uint32_t* out) {
   const Operand& dst = inst.dst[0];
   if (dst.kind != Kind::Vgpr) return;
-  if (is_16bit(dst.ty)) {
+  if (is_half(dst.ty)) {
     put16(inst, out);
     return;
   }
@@ -266,6 +262,7 @@ void Wave::put64(const Inst& inst, uint32_t* out) {
 
 void Wave::put_mask(const Inst& inst, int which, uint64_t bits) {
   bits &= exec();
+  if (inst.ext == Ext::Dpp || inst.ext == Ext::Dpp8) bits &= dpp_lanes;   // disabled lanes too
   if (lanes == 64) {
     put_scalar64(inst.dst[which], bits);
   } else {

@@ -28,7 +28,9 @@ struct Fault {
 enum class WaveStatus : uint8_t { Ready, Barrier, Done };
 
 struct Wave {
-  alignas(64) uint32_t s[128] = {};     // SGPRs by hardware number: VCC 106, EXEC 126, ...
+  // SGPRs by hardware number: VCC 106, EXEC 126, ... A lane mask that RDNA code puts in the last one
+  // takes two in a wave of 64.
+  alignas(64) uint32_t s[130] = {};
   uint32_t* v = nullptr;                // rows of kLanes; row = Operand::reg (AGPRs from 256)
   uint32_t pc = 0;                      // dword index of the next instruction
   bool scc = false;

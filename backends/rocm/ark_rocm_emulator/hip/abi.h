@@ -149,6 +149,7 @@ typedef struct ihipModuleSymbol_t* hipFunction_t;
 static_assert(sizeof(hipDeviceProp_t) == 1472, "the layout of hipDeviceProp_tR0600");
 
 constexpr unsigned kHostMallocFlagsKnown = 0x1 | 0x2 | 0x4 | 0x20000000 | 0x40000000 | 0x80000000;
+constexpr unsigned kHostRegisterFlagsKnown = 0xf;
 constexpr unsigned kDeviceMallocFinegrained = 0x1;
 constexpr unsigned kMallocSignalMemory = 0x2;
 constexpr unsigned kDeviceMallocUncached = 0x3;

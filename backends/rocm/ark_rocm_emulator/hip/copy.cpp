@@ -7,23 +7,30 @@ namespace ark_hip {
 
 namespace {
 
-// The range must lie in one allocation, or belong to the host alone.
+// The range must lie in one allocation or one variable, or belong to the host alone.
 bool plausible(Runtime& rt, const void* address, uint64_t size, bool* known) {
+  const uint64_t begin = uint64_t(address);
+  // Whether `begin` lies in [base, base + span), and if so the answer for the whole range.
+  bool fits = false;
+  const auto inside = [begin, size, &fits](uint64_t base, uint64_t span) {
+    if (begin < base || begin - base >= span) return false;
+    fits = size <= span - (begin - base);
+    return true;
+  };
   std::lock_guard<std::mutex> hold(rt.lock);
-  const Allocation* found = find_allocation(rt, uint64_t(address));
-  *known = found != nullptr;
-  if (found) return uint64_t(address) + size <= found->base + found->size;
+  *known = true;
+  if (const Allocation* found = find_allocation(rt, begin)) {
+    inside(found->base, found->size);
+    return fits;
+  }
   for (auto& module : rt.modules)
     for (auto& [device, loaded] : module->loaded)
-      for (const auto& symbol : loaded->code().symbols()) {
-        uint64_t base = loaded->image() + symbol.offset;
-        if (uint64_t(address) < base || uint64_t(address) >= base + symbol.size) continue;
-        *known = true;
-        return uint64_t(address) + size <= base + symbol.size;
-      }
+      for (const auto& symbol : loaded->code().symbols())
+        if (inside(loaded->image() + symbol.offset, symbol.size)) return fits;
+  *known = false;
   for (auto& device : rt.devices)
-    if (uint64_t(address) - device->arena.base < device->arena.capacity) return false;
-  return true;
+    if (begin - device->arena.base < device->arena.capacity) return false;
+  return readable(address, size);
 }
 
 hipError_t copy(void* to, const void* from, size_t size, hipMemcpyKind kind, hipStream_t stream,
@@ -61,7 +68,7 @@ hipError_t fill(void* to, const void* pattern, size_t width, size_t count, hipSt
   HIP_ENTER();
   if (count == 0) return hipSuccess;
   bool known = false;
-  if (!to || !plausible(*rt, to, width * count, &known) || !known)
+  if (!to || count > ~uint64_t(0) / width || !plausible(*rt, to, width * count, &known) || !known)
     return answer(hipErrorInvalidValue);
   Stream* on = resolve(*rt, stream);
   if (!on) return answer(hipErrorInvalidHandle);

@@ -12,8 +12,6 @@ namespace ark_hip {
 
 namespace {
 
-constexpr int kMaxThreads = 1024;
-
 bool known_device(const Runtime& rt, int device) {
   return device >= 0 && size_t(device) < rt.devices.size();
 }
@@ -42,8 +40,8 @@ void describe(const Runtime& rt, int index, hipDeviceProp_t* p) {
   p->warpSize = wave;
   p->maxThreadsPerBlock = kMaxThreads;
   for (int k = 0; k < 3; ++k) p->maxThreadsDim[k] = kMaxThreads;
-  p->maxGridSize[0] = 2147483647;
-  p->maxGridSize[1] = p->maxGridSize[2] = 65536;
+  p->maxGridSize[0] = kMaxGridX;
+  p->maxGridSize[1] = p->maxGridSize[2] = kMaxGridYZ;
   p->major = facts.major;
   p->minor = facts.minor;
   p->multiProcessorCount = rt.settings.compute_units;

@@ -71,7 +71,10 @@ HIP_EXPORT hipError_t hipIpcOpenMemHandle(void** pointer, hipIpcMemHandle_t hand
   int fd = open(path, O_RDWR | O_CLOEXEC);
   if (fd < 0) return answer(hipErrorMapFailed);
   struct stat facts{};
-  bool same = fstat(fd, &facts) == 0 && facts.st_ino == given.inode;
+  bool same = fstat(fd, &facts) == 0 && facts.st_ino == given.inode && given.size > 0;
+  const uint64_t most = same ? uint64_t(facts.st_size) : 0;
+  same = same && given.offset <= most && given.size <= most - given.offset &&
+         given.kind <= uint32_t(ark_emu::MemKind::Uncached);
   void* base = MAP_FAILED;
   if (same)
     base = mmap(nullptr, span_of(given.size), PROT_READ | PROT_WRITE, MAP_SHARED, fd,

@@ -73,10 +73,18 @@ hipError_t launch(hipFunction_t handle, ark_emu::Dim3 grid, ark_emu::Dim3 block,
   if (!on) return answer(hipErrorInvalidHandle);
   const ark_emu::KernelInfo& kernel = *function->info;
   ark_emu::Arch arch = rt->devices[size_t(on->device)]->arch;
-  if (grid.count() == 0) return answer(hipErrorInvalidValue);
-  if (block.count() == 0) return answer(hipErrorInvalidConfiguration);
-  if (kernel.lds_bytes + uint64_t(dynamic_lds) > ark_emu::lds_limit(arch) || block.count() > 1024)
+  const auto any_zero = [](const ark_emu::Dim3& d) { return d.x == 0 || d.y == 0 || d.z == 0; };
+  if (any_zero(grid)) return answer(hipErrorInvalidValue);
+  if (any_zero(block)) return answer(hipErrorInvalidConfiguration);
+  if (grid.x > kMaxGridX || grid.y > kMaxGridYZ || grid.z > kMaxGridYZ)
     return answer(hipErrorInvalidValue);
+  if (std::max({block.x, block.y, block.z}) > kMaxThreads || block.count() > kMaxThreads ||
+      kernel.lds_bytes + uint64_t(dynamic_lds) > ark_emu::lds_limit(arch))
+    return answer(hipErrorInvalidValue);
+  constexpr uint64_t kMostItems = 0xffffffff;  // along a side of the grid
+  if (uint64_t(grid.x) * block.x > kMostItems || uint64_t(grid.y) * block.y > kMostItems ||
+      uint64_t(grid.z) * block.z > kMostItems)
+    return answer(hipErrorInvalidConfiguration);
   if (kernel.max_flat_workgroup && block.count() > kernel.max_flat_workgroup)
     return answer(hipErrorLaunchFailure);
   if (cooperative) {
@@ -137,6 +145,7 @@ int blocks_per_unit(const ark_emu::KernelInfo& kernel, ark_emu::Arch arch, int b
                     uint64_t dynamic_lds) {
   const ArchFacts& facts = arch_facts(arch);
   constexpr uint64_t kLdsGranule = 512;
+  if (dynamic_lds > ark_emu::lds_limit(arch)) return 0;
   uint64_t lds = (kernel.lds_bytes + dynamic_lds + kLdsGranule - 1) / kLdsGranule * kLdsGranule;
   if (block <= 0 || block > int(kernel.max_flat_workgroup ? kernel.max_flat_workgroup : 1024))
     return 0;

@@ -2,8 +2,11 @@
 // not handed out twice, so that a pointer used after its free is caught.
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cinttypes>
+#include <cstdio>
 #include <cstring>
 
 #include "runtime.h"
@@ -15,7 +18,15 @@ namespace {
 constexpr uint64_t kPage = 4096;
 constexpr uint8_t kFill = 0xCB;  // what memory holds that nobody wrote
 
+// 0 if there are so many that their size has no number.
 uint64_t whole_pages(uint64_t size) { return (size + kPage - 1) / kPage * kPage; }
+
+// One byte, read by the kernel, which answers EFAULT where a load would end the process. Not through
+// pwrite: a sanitizer's version of it reads the byte first.
+bool readable_byte(const void* address) {
+  static const int probe = memfd_create("ark-emulated-probe", MFD_CLOEXEC);
+  return syscall(SYS_pwrite64, probe, address, 1, 0) == 1;
+}
 
 uint64_t physical_memory() {
   return uint64_t(sysconf(_SC_PHYS_PAGES)) * uint64_t(sysconf(_SC_PAGESIZE));
@@ -26,7 +37,20 @@ uint64_t every_device(const Runtime& rt) {
   return count >= 64 ? ~uint64_t(0) : (uint64_t(1) << count) - 1;
 }
 
+// What the host can still give without pushing others out; all of it where that is not known.
+uint64_t available_memory() {
+  uint64_t kilobytes = 0;
+  FILE* facts = fopen("/proc/meminfo", "r");
+  if (!facts) return physical_memory();
+  char line[128];
+  while (fgets(line, sizeof line, facts) != nullptr)
+    if (sscanf(line, "MemAvailable: %" SCNu64, &kilobytes) == 1) break;
+  fclose(facts);
+  return kilobytes ? kilobytes * 1024 : physical_memory();
+}
+
 hipError_t give_host_memory(Runtime& rt, uint64_t size, unsigned flags, bool managed, void** out) {
+  if (whole_pages(size) < size) return hipErrorOutOfMemory;
   void* base =
       mmap(nullptr, whole_pages(size), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (base == MAP_FAILED) return hipErrorOutOfMemory;
@@ -37,7 +61,12 @@ hipError_t give_host_memory(Runtime& rt, uint64_t size, unsigned flags, bool man
                   .flags = flags,
                   .kind = ark_emu::MemKind::Host};
   made.managed = managed;
-  register_region(rt, made, every_device(rt), managed ? "hipMallocManaged" : "hipHostMalloc");
+  try {
+    register_region(rt, made, every_device(rt), managed ? "hipMallocManaged" : "hipHostMalloc");
+  } catch (const ark_emu::Error&) {  // the caller registered this range and then unmapped it
+    munmap(base, whole_pages(size));
+    return hipErrorHostMemoryAlreadyRegistered;
+  }
   rt.allocations[made.base] = made;
   *out = base;
   return hipSuccess;
@@ -73,6 +102,14 @@ hipError_t release(void* pointer, bool host) {
 
 }  // namespace
 
+bool readable(const void* address, uint64_t size) {
+  const uint64_t first = uint64_t(address), last = first + size - 1;
+  if (size == 0 || last < first || !readable_byte(address)) return false;
+  for (uint64_t page = first / kPage + 1; page <= last / kPage; page++)
+    if (!readable_byte(reinterpret_cast<const void*>(page * kPage))) return false;
+  return true;
+}
+
 const Allocation* find_allocation(Runtime& rt, uint64_t address) {
   auto next = rt.allocations.upper_bound(address);
   if (next == rt.allocations.begin()) return nullptr;
@@ -106,7 +143,7 @@ hipError_t give_memory(Runtime& rt, int device, ark_emu::MemKind kind, uint64_t 
   Arena& arena = rt.devices[size_t(device)]->arena;
   uint64_t span = whole_pages(size);
   if (arena.used == 0 && arena.top > arena.capacity / 2) arena.top = 0;
-  if (span < size || arena.used + span > physical_memory() ||
+  if (span < size || span > available_memory() || arena.used + span > physical_memory() ||
       arena.top + span + kPage > arena.capacity)
     return hipErrorOutOfMemory;
   Allocation made{
@@ -189,7 +226,8 @@ HIP_EXPORT hipError_t hipHostGetFlags(unsigned* flags, void* pointer) {
 
 HIP_EXPORT hipError_t hipHostRegister(void* pointer, size_t size, unsigned flags) {
   HIP_ENTER();
-  if (!pointer || size == 0) return answer(hipErrorInvalidValue);
+  if (!pointer || flags > kHostRegisterFlagsKnown || !readable(pointer, size))
+    return answer(hipErrorInvalidValue);
   std::lock_guard<std::mutex> hold(rt->lock);
   if (find_allocation(*rt, uint64_t(pointer))) return answer(hipErrorHostMemoryAlreadyRegistered);
   Allocation made{.base = uint64_t(pointer),

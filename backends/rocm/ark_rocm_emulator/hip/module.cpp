@@ -22,37 +22,53 @@ enum FunctionAttribute : int {
 };
 
 // The extent of a code object that comes without its size: an ELF's last byte, or an offload
-// bundle's.
+// bundle's. 0 if it is neither, or if its headers lead beyond what the process can read.
 size_t image_size(const uint8_t* image) {
   static const uint8_t elf[4] = {0x7f, 'E', 'L', 'F'};
   static const char bundle[] = "__CLANG_OFFLOAD_BUNDLE__";
+  constexpr uint64_t kMost = uint64_t(1) << 32;
+  uint64_t end = 64;  // of what is known to belong to the image
+  if (!readable(image, end)) return 0;
+  const auto word = [image](uint64_t at, size_t width) {
+    uint64_t value = 0;
+    memcpy(&value, image + at, width);
+    return value;
+  };
+  // Takes [offset, offset + size) in; false if it is absurd or cannot be read.
+  const auto reach = [image, &end](uint64_t offset, uint64_t size) {
+    if (offset > kMost || size > kMost - offset) return false;
+    const uint64_t wanted = std::max(end, offset + size);
+    if (wanted > end && !readable(image, wanted)) return false;
+    end = wanted;
+    return true;
+  };
   if (memcmp(image, elf, 4) == 0) {
-    auto word = [&](size_t at, size_t width) {
-      uint64_t value = 0;
-      memcpy(&value, image + at, width);
-      return value;
-    };
-    size_t end = size_t(word(0x28, 8) + word(0x3a, 2) * word(0x3c, 2));  // past the section headers
-    for (size_t k = 0; k < word(0x38, 2); ++k) {
-      size_t header = size_t(word(0x20, 8) + k * word(0x36, 2));
-      end = std::max(end, size_t(word(header + 8, 8) + word(header + 32, 8)));
+    const uint64_t sections = word(0x28, 8), segments = word(0x20, 8);
+    if (!reach(sections, word(0x3a, 2) * word(0x3c, 2))) return 0;
+    for (uint64_t k = 0; k < word(0x38, 2); ++k) {
+      const uint64_t header = segments + k * word(0x36, 2);
+      if (!reach(header, 56) || !reach(word(header + 8, 8), word(header + 32, 8))) return 0;
     }
     return end;
   }
   if (memcmp(image, bundle, sizeof bundle - 1) == 0) {
-    uint64_t count = 0, offset = 0, size = 0, id_size = 0;
-    memcpy(&count, image + 24, 8);
-    size_t at = 32, end = 32;
+    const uint64_t count = word(24, 8);
+    uint64_t at = 32;
     for (uint64_t k = 0; k < count; ++k) {
-      memcpy(&offset, image + at, 8);
-      memcpy(&size, image + at + 8, 8);
-      memcpy(&id_size, image + at + 16, 8);
+      if (!reach(at, 24) || !reach(word(at, 8), word(at + 8, 8))) return 0;
+      const uint64_t id_size = word(at + 16, 8);
+      if (!reach(at + 24, id_size)) return 0;
       at += 24 + id_size;
-      end = std::max(end, size_t(offset + size));
     }
-    return std::max(end, at);
+    return end;
   }
   return 0;
+}
+
+// LDS that a launch may ask for besides what the kernel has.
+int64_t spare_lds(const Function& function) {
+  const int64_t limit = ark_emu::lds_limit(function.module->code->arch());
+  return std::max<int64_t>(0, limit - function.info->lds_bytes);
 }
 
 hipError_t load(hipModule_t* out, const uint8_t* image, size_t size) {
@@ -62,15 +78,13 @@ hipError_t load(hipModule_t* out, const uint8_t* image, size_t size) {
   std::string want = ark_emu::arch_name(rt->devices[size_t(device)]->arch);
   try {
     module->code = ark_emu::CodeObject::from_bytes({image, size}, want);
-  } catch (const ark_emu::Error&) {
-    return answer(hipErrorInvalidImage);
-  }
-  if (module->code->arch() != rt->devices[size_t(device)]->arch)
-    return answer(hipErrorNoBinaryForGpu);
-  try {
+    if (module->code->arch() != rt->devices[size_t(device)]->arch)
+      return answer(hipErrorNoBinaryForGpu);
     module->loaded[device] = rt->machine->load_on_device(module->code, device);
   } catch (const ark_emu::Error&) {
     return answer(hipErrorInvalidImage);
+  } catch (const std::bad_alloc&) {
+    return answer(hipErrorOutOfMemory);
   }
   std::lock_guard<std::mutex> hold(rt->lock);
   rt->modules.insert(module.get());
@@ -129,8 +143,8 @@ HIP_EXPORT hipError_t hipModuleUnload(hipModule_t handle) {
   if (!module) return answer(hipErrorInvalidHandle);
   for (auto& [device, loaded] : module->loaded) wait_device(*rt, device);
   std::lock_guard<std::mutex> hold(rt->lock);
+  if (rt->modules.erase(module) == 0) return answer(hipErrorInvalidHandle);  // another thread did
   for (auto& function : module->functions) rt->functions.erase(function.get());
-  rt->modules.erase(module);
   delete module;
   return hipSuccess;
 }
@@ -178,7 +192,11 @@ HIP_EXPORT hipError_t hipModuleGetGlobal(void** address, size_t* size, hipModule
   for (const auto& symbol : module->code->symbols()) {
     if (symbol.function || symbol.name != name) continue;
     auto& loaded = module->loaded[current_device];
-    if (!loaded) loaded = rt->machine->load_on_device(module->code, current_device);
+    try {
+      if (!loaded) loaded = rt->machine->load_on_device(module->code, current_device);
+    } catch (const ark_emu::Error&) {
+      return answer(hipErrorOutOfMemory);
+    }
     if (address) *address = reinterpret_cast<void*>(loaded->address_of(name));
     if (size) *size = symbol.size;
     return hipSuccess;
@@ -205,7 +223,7 @@ HIP_EXPORT hipError_t hipFuncGetAttribute(int* value, int attribute, hipFunction
     case kAttributeConst:
     case kAttributeCacheMode:
     case kAttributeCarveout: *value = 0; break;
-    case kAttributeDynamicLds: *value = int(ark_emu::lds_limit(arch) - kernel.lds_bytes); break;
+    case kAttributeDynamicLds: *value = int(spare_lds(*function)); break;
     default: return answer(hipErrorInvalidValue);
   }
   return hipSuccess;
@@ -219,8 +237,7 @@ HIP_EXPORT hipError_t hipFuncGetAttributes(hipFuncAttributes* attributes, const 
   const ark_emu::KernelInfo& kernel = *function->info;
   memset(attributes, 0, sizeof *attributes);
   attributes->localSizeBytes = kernel.scratch_bytes;
-  attributes->maxDynamicSharedSizeBytes =
-      int(ark_emu::lds_limit(function->module->code->arch()) - kernel.lds_bytes);
+  attributes->maxDynamicSharedSizeBytes = int(spare_lds(*function));
   attributes->maxThreadsPerBlock = int(kernel.max_flat_workgroup);
   attributes->numRegs = int(kernel.vgprs);
   attributes->sharedSizeBytes = kernel.lds_bytes;
@@ -235,9 +252,7 @@ HIP_EXPORT hipError_t hipFuncSetAttribute(const void* handle, int attribute, int
   if (!function) return answer(hipErrorInvalidDeviceFunction);
   if (attribute != kAttributeDynamicLds && attribute != kAttributeCarveout)
     return answer(hipErrorInvalidValue);
-  int64_t most =
-      int64_t(ark_emu::lds_limit(function->module->code->arch())) - function->info->lds_bytes;
-  if (attribute == kAttributeDynamicLds && (value < 0 || value > most))
+  if (attribute == kAttributeDynamicLds && (value < 0 || value > spare_lds(*function)))
     return answer(hipErrorInvalidValue);
   return hipSuccess;
 }

@@ -24,6 +24,9 @@ namespace ark_hip {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr unsigned kMaxThreads = 1024;                           // of a block, along a side too
+constexpr unsigned kMaxGridX = 2147483647, kMaxGridYZ = 65536;   // blocks
+
 struct Settings {
   std::vector<std::string> archs;  // one per device
   uint64_t seed = 0;
@@ -170,6 +173,8 @@ void wait_device(Runtime& rt, int device);
 hipError_t sticky_error(Runtime& rt, int device);
 
 // memory.cpp
+// Whether the process can read every byte: what lies outside HIP's memory must be somebody's.
+bool readable(const void* address, uint64_t size);
 const Allocation* find_allocation(Runtime& rt, uint64_t address);  // under rt.lock
 hipError_t give_memory(Runtime& rt, int device, ark_emu::MemKind kind, uint64_t size,
                        unsigned flags, void** out);

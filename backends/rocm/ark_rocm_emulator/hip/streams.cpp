@@ -189,7 +189,8 @@ HIP_EXPORT hipError_t hipStreamDestroy(hipStream_t stream) {
   if (std::shared_ptr<Op> last = last_of(*found)) last->wait();
   {
     std::lock_guard<std::mutex> hold(rt->lock);
-    rt->devices[size_t(found->device)]->streams.erase(found);
+    if (rt->devices[size_t(found->device)]->streams.erase(found) == 0)
+      return answer(hipErrorInvalidHandle);  // another thread destroyed it
   }
   delete found;
   return hipSuccess;

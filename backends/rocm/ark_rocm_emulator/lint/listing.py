@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 _CACHE_BITS = frozenset({"glc", "slc", "dlc", "sc0", "sc1", "nt"})
 _LABEL = re.compile(r"^([A-Za-z_.$][\w.$@]*):")
-_MARKER = re.compile(r"^\s*;\s*ark\.(acquire|release) (\w+)\s*$")
+_MARKER = re.compile(r"^\s*;\s*ark\.(acquire|release) (workgroup|agent|system)\s*$")
 _COUNTER = re.compile(r"\b(vmcnt|lgkmcnt|expcnt)\((\d+)\)")
 _LISTED = re.compile(r"^([0-9a-f]+): ((?:[0-9a-f]{8} )+) ?(\S.*)$")
 _BRANCH = re.compile(r"^(s_c?branch\w*) (-?\d+)$")
@@ -79,15 +79,23 @@ class Listing:
     resources: Mapping[str, Resources]
 
 
+def _number(text: str) -> int | None:
+    try:
+        return int(text, 0)
+    except ValueError:
+        return None
+
+
 def waited(inst: Instruction) -> Mapping[str, int]:
     """The counters an ``s_waitcnt`` form waits for, each with the number left outstanding."""
     if inst.mnemonic == "s_waitcnt":
         found = {name: int(value) for name, value in _COUNTER.findall(inst.text)}
-        if not found and inst.operands and int(inst.operands[0], 0) == 0:
+        if not found and inst.operands and _number(inst.operands[0]) == 0:
             return {"vmcnt": 0, "lgkmcnt": 0, "expcnt": 0}
         return found
-    if inst.mnemonic == "s_waitcnt_vscnt" and inst.operands[0] in ("null", "off"):
-        return {"vscnt": int(inst.operands[1], 0)}
+    if inst.mnemonic == "s_waitcnt_vscnt" and inst.operands[:1] in (("null",), ("off",)):
+        left = _number(inst.operands[-1])
+        return {} if left is None else {"vscnt": left}
     return {}
 
 
@@ -110,7 +118,7 @@ def _link(blocks: list[Block], labels: Mapping[str, int]) -> tuple[Block, ...]:
         name = last.mnemonic if last else ""
         if name in ("s_endpgm", "s_setpc_b64", "s_trap"):
             continue
-        if (name == "s_branch" or name.startswith("s_cbranch")) and last is not None:
+        if (name == "s_branch" or name.startswith("s_cbranch")) and last and last.operands:
             target = labels.get(last.operands[0])
             if target is not None:
                 block.follows.append(target)
@@ -150,16 +158,19 @@ def _parse_resources(lines: list[str]) -> dict[str, Resources]:
     found: dict[str, Resources] = {}
     group: dict[str, str] = {}
 
+    def figure(key: str) -> int:
+        return _number(group.get(key, "0")) or 0
+
     def close() -> None:
         if "name" in group:
             found[group["name"]] = Resources(
-                lds=int(group.get("group_segment_fixed_size", 0)),
-                scratch=int(group.get("private_segment_fixed_size", 0)),
-                vgprs=int(group.get("vgpr_count", 0)),
-                agprs=int(group.get("agpr_count", 0)),
-                sgprs=int(group.get("sgpr_count", 0)),
-                vgpr_spills=int(group.get("vgpr_spill_count", 0)),
-                sgpr_spills=int(group.get("sgpr_spill_count", 0)),
+                lds=figure("group_segment_fixed_size"),
+                scratch=figure("private_segment_fixed_size"),
+                vgprs=figure("vgpr_count"),
+                agprs=figure("agpr_count"),
+                sgprs=figure("sgpr_count"),
+                vgpr_spills=figure("vgpr_spill_count"),
+                sgpr_spills=figure("sgpr_spill_count"),
             )
         group.clear()
 

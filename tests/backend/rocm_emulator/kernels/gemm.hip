@@ -58,11 +58,7 @@ typedef _Float16 half2 __attribute__((ext_vector_type(2)));
 KERNEL gemv_half_dot(const half2* a, const half2* x, float* y, int pairs) {
   float sum = 0;
   for (unsigned c = __lane_id(); c < pairs; c += ARK_WAVE)
-#if ARK_WAVE == 64
     sum = __builtin_amdgcn_fdot2(a[blockIdx.x * pairs + c], x[c], sum, false);
-#else
-    sum = __builtin_amdgcn_fdot2(a[blockIdx.x * pairs + c], x[c], sum, true);
-#endif
   for (int mask = ARK_WAVE / 2; mask > 0; mask /= 2) sum += __shfl_xor(sum, mask);
   if (threadIdx.x == 0) y[blockIdx.x] = sum;
 }

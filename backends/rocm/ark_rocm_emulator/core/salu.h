@@ -1,0 +1,66 @@
+// What the scalar ALU's two-operand and one-operand halves share: handlers made of plain functions,
+// and the bit operations that exist both between two registers (SOP2) and with EXEC (SOP1).
+#pragma once
+
+#include <cstdint>
+
+#include "inst.h"
+#include "wave.h"
+
+namespace ark_emu {
+
+using U32 = uint32_t;
+using U64 = uint64_t;
+using I32 = int32_t;
+using I64 = int64_t;
+
+template <class T>
+T scalar(const Wave& w, const Operand& operand) {
+  if constexpr (sizeof(T) == 8) {
+    return w.scalar64(operand);
+  } else {
+    return w.scalar32(operand);
+  }
+}
+
+inline void put_scalar(Wave& w, const Operand& operand, U32 value) {
+  w.put_scalar32(operand, value);
+}
+inline void put_scalar(Wave& w, const Operand& operand, U64 value) {
+  w.put_scalar64(operand, value);
+}
+
+// One source of type A; SCC = result is not zero where Scc says so.
+template <class A, bool Scc, class F>
+Handler scalar1(F) {
+  return [](Wave& w, const Inst& i) {
+    const auto r = F{}(scalar<A>(w, i.src[0]));
+    put_scalar(w, i.dst[0], r);
+    if (Scc) w.scc = r != 0;
+  };
+}
+
+// Two sources of types A and B; SCC as above.
+template <class A, class B, bool Scc, class F>
+Handler scalar2(F) {
+  return [](Wave& w, const Inst& i) {
+    const auto r = F{}(scalar<A>(w, i.src[0]), scalar<B>(w, i.src[1]));
+    put_scalar(w, i.dst[0], r);
+    if (Scc) w.scc = r != 0;
+  };
+}
+
+// Calls add(name, function of two unsigned integers) for every bit operation of SOP2.
+template <class Add>
+void each_bit_operation(Add add) {
+  add("s_and", [](auto a, auto b) { return a & b; });
+  add("s_or", [](auto a, auto b) { return a | b; });
+  add("s_xor", [](auto a, auto b) { return a ^ b; });
+  add("s_andn2", [](auto a, auto b) { return a & ~b; });
+  add("s_orn2", [](auto a, auto b) { return a | ~b; });
+  add("s_nand", [](auto a, auto b) { return ~(a & b); });
+  add("s_nor", [](auto a, auto b) { return ~(a | b); });
+  add("s_xnor", [](auto a, auto b) { return ~(a ^ b); });
+}
+
+}  // namespace ark_emu
