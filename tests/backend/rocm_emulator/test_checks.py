@@ -34,7 +34,7 @@ static __device__ __forceinline__ void mirror(unsigned* out) {
   __shared__ unsigned tile[256];
   tile[threadIdx.x] = threadIdx.x;
   if (BARRIER) __syncthreads();
-  out[threadIdx.x] = tile[255 - threadIdx.x];
+  out[threadIdx.x] = tile[blockDim.x - 1 - threadIdx.x];
 }
 KERNEL mirror_sound(unsigned* out) { mirror<true>(out); }
 KERNEL mirror_race(unsigned* out) { mirror<false>(out); }
@@ -174,7 +174,8 @@ def test_lds_without_a_barrier(arch: str, seed: int) -> None:
     out = bench.buffer()
     assert bench.run("mirror_sound", out, lanes=256, seed=seed).ok
     result = bench.run("mirror_race", out, lanes=256, seed=seed)
-    assert result.kind == "race" and "LDS" in result.message
+    # Whoever comes second races; a read that comes first finds nothing written.
+    assert result.kind in ("race", "uninitialised read") and "LDS" in result.message
     one_wave = 32 if arch == "gfx1100" else 64
     assert bench.run("mirror_sound", out, lanes=one_wave).ok
 

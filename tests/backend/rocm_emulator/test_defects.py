@@ -55,7 +55,7 @@ class Defect:
 
 
 def _no_barrier(kernel: str, what: str, nth: int, inside: str = "") -> Defect:
-    return Defect(kernel, what, "__syncthreads();", "", RACE, nth, inside)
+    return Defect(kernel, what, "__syncthreads();", "", RACE + UNWRITTEN, nth, inside)
 
 
 def _relaxed(kernel: str, what: str, order: str, nth: int = 0, inside: str = "") -> Defect:
@@ -121,7 +121,7 @@ DEFECTS = [
     _patch("wavefront", "invalidation after the acquire", r"buffer_inv sc1", RACE, 1),
     _patch("wavefront", "wait before the release", r"s_waitcnt vmcnt\(0\)", RACE, 1),
     _patch("saxpy", "wait on RDNA", r"s_waitcnt vmcnt\(0\)", WAIT, arch="gfx1100"),
-    _patch("block_sum", "barrier on RDNA", r"s_barrier", RACE, arch="gfx1100"),
+    _patch("block_sum", "barrier on RDNA", r"s_barrier", RACE + UNWRITTEN, arch="gfx1100"),
     _patch("wavefront", "invalidation on RDNA", r"buffer_gl0_inv", RACE, 1, arch="gfx1100"),
     _patch("wavefront", "invalidation on gfx90a", r"buffer_wbinvl1\w*", RACE, 1, arch="gfx90a"),
 ]
