@@ -72,7 +72,9 @@ void check_lanes(Wave& w, const Inst& i, const Addresses& a, int bytes, const ui
     apart &= count == 0 || a.at[lane] >= a.at[lanes[count - 1]] + size;
     lanes[count++] = lane;
   }
-  if (apart || stamp_of(w, i, AccessKind::Write, lds, bytes) == Stamp::Atomic) return;
+  if (apart) return;
+  const Stamp stamp = stamp_of(w, i, AccessKind::Write, lds, bytes);
+  if (stamp == Stamp::Atomic || stamp == Stamp::MaybeAtomic) return;
   std::stable_sort(lanes, lanes + count, [&a](int p, int q) { return a.at[p] < a.at[q]; });
   const auto byte = [rows](int lane, uint64_t k) {
     return static_cast<uint8_t>(rows[k / 4 * kLanes + static_cast<uint64_t>(lane)] >> (8 * (k % 4)));
