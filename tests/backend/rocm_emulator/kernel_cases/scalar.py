@@ -29,5 +29,5 @@ def scalar_page_leader(rng: np.random.Generator, target: Target) -> Work:
 
 @kernel(FILE, 5, 64)
 def scalar_own(rng: np.random.Generator, target: Target) -> Work:
-    expected = np.repeat(np.arange(5) * 200 + 10, 64).reshape(5, 64).astype(np.uint32)
+    expected = np.repeat(np.arange(5) * 400 + 30, 64).reshape(5, 64).astype(np.uint32)
     return Work((Out((5, 16), np.uint32), Out(expected.shape, np.uint32)), {1: expected})

@@ -75,12 +75,16 @@ KERNEL scalar_page_leader(unsigned* page, unsigned* posted, unsigned* taken, uns
   out[blockIdx.x * blockDim.x + t] = sum;
 }
 
-// Every block fills its own line, then reads it back.
+// Every block fills its own line, reads it back, and does so again.
 KERNEL scalar_own(unsigned* lines, unsigned* out) {
-  unsigned* line = lines + blockIdx.x * 16;
-  if (threadIdx.x < 16) line[threadIdx.x] = blockIdx.x * 100 + threadIdx.x;
-  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
-  __syncthreads();
-  clear_scalar_cache();
-  out[blockIdx.x * blockDim.x + threadIdx.x] = scalar_load(line + 3) + scalar_load(line + 7);
+  unsigned *line = lines + blockIdx.x * 16, sum = 0;
+  for (int round = 0; round < 2; ++round) {
+    if (threadIdx.x < 16) line[threadIdx.x] = blockIdx.x * 100 + threadIdx.x * (round + 1);
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
+    __syncthreads();
+    clear_scalar_cache();
+    sum += scalar_load(line + 3) + scalar_load(line + 7);
+    __syncthreads();
+  }
+  out[blockIdx.x * blockDim.x + threadIdx.x] = sum;
 }
