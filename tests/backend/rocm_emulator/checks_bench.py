@@ -1,4 +1,4 @@
-"""Compile, edit and run small kernels on the core with the checks on: for the tests of each check."""
+"""Compile, edit and run small kernels on the core with the checks on: for the tests of checks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ import numpy as np
 from ark_rocm_emulator.compile import assemble, to_assembly
 from ark_rocm_emulator.engine import core
 
+COMMON = """
+#define KERNEL extern "C" __global__ __launch_bounds__(256) void
+#define AGENT __HIP_MEMORY_SCOPE_AGENT
+#define SYSTEM __HIP_MEMORY_SCOPE_SYSTEM
+"""
 ALL = ("gfx90a", "gfx942", "gfx950", "gfx1100")
 
 
