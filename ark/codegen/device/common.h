@@ -95,7 +95,7 @@ ARK_DEVICE float ark_bring(ArkCtx& c, const ark_u64* p, int stride, int n, float
         const int k = first + b * ARK_THREADS;
         if (k < n && !ark_packet_here(c, seen[b])) late = p + static_cast<ark_i64>(k) * stride;
       }
-      if (late == nullptr || c.failed) break;
+      if (late == nullptr || ark_failed(c)) break;
       ark_packet(c, late, system);
     }
     for (int b = 0; b < ARK_BATCH; ++b) {

@@ -13,6 +13,12 @@ constexpr ark_u32 ARK_STAGE_UNIT =
     2u * ARK_WARPS * (ARK_RING_BYTES > 0 ? ARK_RING_BYTES / ARK_STAGE_BYTES : 1);
 constexpr ark_u32 ARK_STAGE_PERIOD = (1u << 30) / ARK_STAGE_UNIT * ARK_STAGE_UNIT;
 
+// A warp's own word: the running task's place in the table, and whether a wait inside the body gave
+// up. No other warp touches it; they learn of a failure from the abort word, and from the vote at
+// the task's end.
+constexpr ark_u32 ARK_NO_TASK = 0x7fffffffu;
+constexpr ark_u32 ARK_GAVE_UP = 0x80000000u;
+
 // What a task body sees besides its task; one per processor, in its shared memory.
 struct ArkCtx {
   const ArkParams* p;
@@ -23,9 +29,7 @@ struct ArkCtx {
   ark_u32 phase;
   ark_u32 phase_iteration;   // since the phase began
   ark_u32 stage_base;        // stages consumed in earlier iterations, up to ARK_STAGE_PERIOD
-  ark_u32 task;              // index of the running task
-  ark_u32 op;
-  bool failed;               // a wait inside the body gave up
+  ark_u32 warps[ARK_WARPS + 1];  // the last one is of a warp that only fetches
 };
 
 // A backend may know without looking where shared memory and the parameters are.
@@ -33,6 +37,14 @@ struct ArkCtx {
 #define ARK_SCRATCH(ctx) ((ctx).scratch)
 #define ARK_PARAMS(ctx) ((ctx).p)
 #endif
+
+ARK_DEVICE bool ark_failed(const ArkCtx& c) {
+  return (ark_warp_load(&c.warps[ark_warp()]) & ARK_GAVE_UP) != 0u;
+}
+ARK_DEVICE void ark_give_up(ArkCtx& c) {
+  ark_u32* mine = &c.warps[ark_warp()];
+  ark_warp_store(mine, ark_warp_load(mine) | ARK_GAVE_UP);
+}
 
 ARK_DEVICE const ArkFetch& ark_fetch(const ArkCtx& c, ark_u32 stage) {
   return ARK_POINTER(const ArkFetch, reinterpret_cast<ark_u64>(c.fetches))[stage];
@@ -51,8 +63,10 @@ ARK_COLD void ark_fail(ArkCtx& c, ark_u32 why, ark_u32 counter, ark_u32 expected
   ArkControl* control = ark_control(ARK_PARAMS(c));
   if (ark_cas(&control->error, 0u, why) == 0u) {
     ArkHost* host = ark_host(ARK_PARAMS(c));
-    host->error_task = c.task;
-    host->error_op = c.op;
+    const ark_u32 at = ark_warp_load(&c.warps[ark_warp()]) & ~ARK_GAVE_UP;
+    const ArkTask* task = ARK_POINTER(const ArkTask, ARK_PARAMS(c)->tasks) + at;
+    host->error_task = at == ARK_NO_TASK ? 0xffffffffu : task->index;
+    host->error_op = at == ARK_NO_TASK ? 0xffffffffu : task->op;
     host->error_counter = counter;
     host->error_expected = expected;
     host->error_seen = seen;
@@ -61,7 +75,7 @@ ARK_COLD void ark_fail(ArkCtx& c, ark_u32 why, ark_u32 counter, ark_u32 expected
     ark_store_host(&host->error, why);
   }
   ark_add_release(&control->abort, 1u, false);
-  c.failed = true;
+  ark_give_up(c);
 }
 
 // Asking the host is slow, and slows everybody where many ask: once in so many polls.
@@ -116,7 +130,7 @@ ARK_DEVICE bool ark_packet_here(const ArkCtx& c, ark_u64 seen) {
 // Reads one packet: the load is the wait.
 ARK_COLD float ark_packet(ArkCtx& c, const ark_u64* packet, bool system) {
   ArkSpin spin{0u, 0u};
-  while (!c.failed) {
+  while (!ark_failed(c)) {
     const ark_u64 seen = ark_packet_load(packet, system);
     if (ark_packet_here(c, seen)) return ark_bits_float(static_cast<ark_u32>(seen));
     const ArkVerdict verdict = ark_spin(ARK_PARAMS(c), spin, ARK_PARAMS(c)->budget_ns);
@@ -124,7 +138,7 @@ ARK_COLD float ark_packet(ArkCtx& c, const ark_u64* packet, bool system) {
     if (verdict == ARK_TIMEOUT) {
       ark_fail(c, 2u, 0u, c.iteration + 1u, static_cast<ark_u32>(seen >> 32));
     }
-    c.failed = true;
+    ark_give_up(c);
   }
   return 0.0f;
 }
@@ -253,10 +267,8 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
     c.p = p;
     c.scratch = scratch + ARK_LOOP_BYTES;
     c.processor = processor;
-    c.task = 0xffffffffu;
-    c.op = 0xffffffffu;
     c.iteration = 0u;
-    c.failed = false;
+    for (int w = 0; w <= ARK_WARPS; ++w) c.warps[w] = ARK_NO_TASK;
   }
   ark_sync();
   const ark_u32 phase0 = ark_control(p)->phase0;
@@ -288,15 +300,12 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
       const ArkTask& task = loop.tasks[i % ARK_SLOTS];
       if (i + 1u < end) ark_edges_ahead(loop, p, i + 1u);
       if (i + 2u < end) ark_task_ahead(loop, p, i + 2u);
-      if (leader) {
-        c.task = task.index;
-        c.op = task.op;
-      }
+      ark_warp_store(&c.warps[ark_warp()], i);
       if (!ark_wait_task(loop, i)) return;
       const ark_u64 begin = p->trace ? ark_time_ns() : 0u;
       ark_dispatch(c, task);
       ark_copies_done();
-      if (!ark_all(!c.failed)) return;
+      if (!ark_all(!ark_failed(c))) return;
       ark_signal_task(loop, i, iteration);
       if (p->trace && leader && traced < p->trace_capacity) {
         ArkTrace* record = ARK_POINTER(ArkTrace, p->trace) +

@@ -67,7 +67,7 @@ ARK_DEVICE bool ark_stage_mine(const ArkCtx& c, ark_u32 stage) {
 ARK_DEVICE const char* ark_stage(ArkCtx& c, ark_u32 stage) {
   const ark_u32 index = c.stage_base + stage;
   const ark_u32 slot = index % ARK_RING_DEPTH;
-  if (!c.failed && !ark_slot_filled(c, slot, index / ARK_RING_DEPTH)) c.failed = true;
+  if (!ark_failed(c) && !ark_slot_filled(c, slot, index / ARK_RING_DEPTH)) ark_give_up(c);
   return ark_slot(slot);
 }
 ARK_DEVICE void ark_stage_left(ArkCtx& c, ark_u32 stage, ark_u32 warps) {
@@ -178,9 +178,7 @@ ARK_DEVICE void ark_stream_run(const ArkParams* p, ark_u32 processor) {
   c.p = p;
   c.processor = processor;
   c.iteration = 0u;
-  c.task = 0xffffffffu;
-  c.op = 0xffffffffu;
-  c.failed = false;
+  c.warps[ARK_WARPS] = ARK_NO_TASK;
   const ark_u32 phase0 = ark_control(p)->phase0;
   const ArkRange* ranges = reinterpret_cast<const ArkRange*>(p->ranges);
   ark_u32 issued = 0u;

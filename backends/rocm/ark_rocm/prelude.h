@@ -184,6 +184,13 @@ ARK_DEVICE void ark_store_host(ark_u32* p, ark_u32 v) {
   ark_release_to_system();
   __hip_atomic_store(ark_to_global(p), v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
 }
+// A word that the lanes of one wave share, with no order.
+ARK_DEVICE ark_u32 ark_warp_load(const ark_u32* p) {
+  return __hip_atomic_load(p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WAVEFRONT);
+}
+ARK_DEVICE void ark_warp_store(ark_u32* p, ark_u32 v) {
+  __hip_atomic_store(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WAVEFRONT);
+}
 ARK_DEVICE ark_u64 ark_packet_load(const ark_u64* p, bool system) {
   const auto* g = ark_to_global(p);
   return system ? __hip_atomic_load(g, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM)

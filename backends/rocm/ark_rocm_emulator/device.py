@@ -67,6 +67,7 @@ class ErrorKind(enum.IntEnum):
     BUDGET = 10
     TRAP = 11
     CANCELLED = 12
+    STALE = 13
     DMA = 100
 
 

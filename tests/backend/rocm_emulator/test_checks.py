@@ -8,14 +8,12 @@ them, so without the checks every launch must succeed.
 from __future__ import annotations
 
 import re
-import struct
-from functools import lru_cache
 from typing import Any
 
+import checks_bench
 import numpy as np
 import pytest
-from ark_rocm_emulator.compile import assemble, to_assembly
-from ark_rocm_emulator.engine import core
+from checks_bench import ALL, assembly
 
 SOURCE = """
 #define KERNEL extern "C" __global__ __launch_bounds__(256) void
@@ -34,7 +32,7 @@ static __device__ __forceinline__ void mirror(unsigned* out) {
   __shared__ unsigned tile[256];
   tile[threadIdx.x] = threadIdx.x;
   if (BARRIER) __syncthreads();
-  out[threadIdx.x] = tile[255 - threadIdx.x];
+  out[threadIdx.x] = tile[blockDim.x - 1 - threadIdx.x];
 }
 KERNEL mirror_sound(unsigned* out) { mirror<true>(out); }
 KERNEL mirror_race(unsigned* out) { mirror<false>(out); }
@@ -103,52 +101,13 @@ KERNEL direct(unsigned* out, unsigned* in) {
   out[threadIdx.x] = ((volatile unsigned*)tile)[63 - threadIdx.x];
 }
 """
-ALL = ("gfx90a", "gfx942", "gfx950", "gfx1100")
 
 
-@lru_cache(maxsize=32)
-def assembly(arch: str, source: str) -> str:
-    return to_assembly(source, arch, ("-O3",))[0]
-
-
-@lru_cache(maxsize=64)
-def binary(arch: str, source: str, kernel: str, old: str, new: str, nth: int) -> bytes:
-    """The program, with the nth match of `old` inside `kernel` replaced by `new` (if any)."""
-    text = assembly(arch, source)
-    if old:
-        start = text.index(f"\n{kernel}:")
-        end = text.index(".Lfunc_end", start)
-        places = list(re.finditer(old, text[start:end]))
-        assert len(places) > nth, f"{old} is not {nth + 1} times in {kernel}"
-        at = places[nth]
-        text = text[: start + at.start()] + new + text[start + at.end() :]
-    return assemble(text, arch)
-
-
-class Bench:
-    """Devices with one program; buffers are not written unless filled."""
+class Bench(checks_bench.Bench):
+    """Devices with the kernels above."""
 
     def __init__(self, arch: str, source: str = SOURCE, edit: Any = ("", "", "", 0), devices=1):
-        self.machine = core().Machine([arch] * devices)
-        self.code = core().CodeObject(binary(arch, source, *edit))
-        self.loaded = [self.machine.load(self.code, d) for d in range(devices)]
-
-    def buffer(self, data: Any = None, size: int = 4096, kind: str = "device", device=0) -> int:
-        address: int = self.machine.allocate(device, kind, size, "buffer")
-        if data is not None:
-            self.machine.write(address, np.asarray(data, np.uint32).tobytes())
-        return address
-
-    def launch(self, kernel: str, *arguments: int, grid=1, lanes=64, device=0, **more: Any) -> Any:
-        packed = b"".join(struct.pack("<Q", a) for a in arguments)
-        lds = more.pop("dynamic_lds", 0)
-        options = core().LaunchOptions(**{"checks": True, "external_wait_ms": 2000, **more})
-        code = self.loaded[device]
-        shape, block = (grid, 1, 1), (lanes, 1, 1)
-        return core().LaunchDesc(code, kernel, shape, block, packed, lds, options)
-
-    def run(self, kernel: str, *arguments: int, **more: Any) -> Any:
-        return self.machine.run(self.launch(kernel, *arguments, **more))
+        super().__init__(arch, source, edit, devices)
 
 
 @pytest.mark.parametrize("arch", ALL)
@@ -174,7 +133,8 @@ def test_lds_without_a_barrier(arch: str, seed: int) -> None:
     out = bench.buffer()
     assert bench.run("mirror_sound", out, lanes=256, seed=seed).ok
     result = bench.run("mirror_race", out, lanes=256, seed=seed)
-    assert result.kind == "race" and "LDS" in result.message
+    # Whoever comes second races; a read that comes first finds nothing written.
+    assert result.kind in ("race", "uninitialised read") and "LDS" in result.message
     one_wave = 32 if arch == "gfx1100" else 64
     assert bench.run("mirror_sound", out, lanes=one_wave).ok
 

@@ -33,6 +33,8 @@ SWEEP = os.environ.get("ARK_EMULATOR_SWEEP") == "1"
 RACE, WAIT = (ErrorKind.RACE,), (ErrorKind.MISSING_WAIT,)
 RANGE = (ErrorKind.OUT_OF_BOUNDS, ErrorKind.LDS_RANGE)
 UNWRITTEN = (ErrorKind.UNINITIALISED,)
+STALE = (ErrorKind.STALE,)
+TILE = "transpose_tile"
 OPTIONS = ("-O3", "-ffp-contract=off")
 
 
@@ -55,7 +57,7 @@ class Defect:
 
 
 def _no_barrier(kernel: str, what: str, nth: int, inside: str = "") -> Defect:
-    return Defect(kernel, what, "__syncthreads();", "", RACE, nth, inside)
+    return Defect(kernel, what, "__syncthreads();", "", RACE + UNWRITTEN, nth, inside)
 
 
 def _relaxed(kernel: str, what: str, order: str, nth: int = 0, inside: str = "") -> Defect:
@@ -112,6 +114,11 @@ DEFECTS = [
     Defect("stencil_halo", "a neighbour too far", "line[t + 2]", "line[t + 3]", RANGE),
     Defect("last_block_sum", "b <= blocks", "b < gridDim.x", "b <= gridDim.x", RANGE),
     Defect("collatz", "unwritten memory", "start[i]", "start[i] + (steps[i] & 1)", UNWRITTEN),
+    Defect("histogram_lds", "zeros", "local[t] = 0;", "", UNWRITTEN),
+    Defect("lds_atomics", "one counter's zero", "mixed = 0;", "", UNWRITTEN),
+    Defect("transpose_u8", "padding", "x][threadIdx.y]", "x][threadIdx.y + 1]", UNWRITTEN, 0, TILE),
+    Defect("mirror_vector4", "half the lanes' places", "line[t] =", "line[t & 254] =", RACE),
+    Defect("transpose_f32", "one place for a row", "rows + to_column]", "rows]", RACE, 0, TILE),
     _patch("saxpy", "wait for the loads", r"s_waitcnt vmcnt\(0\)", WAIT),
     _patch("saxpy", "wait for the arguments", r"s_waitcnt lgkmcnt\(0\)", WAIT),
     _patch("block_sum", "wait for LDS", r"s_waitcnt lgkmcnt\(0\)", WAIT, 2),
@@ -120,8 +127,15 @@ DEFECTS = [
     _patch("wavefront", "write-back before the release", r"buffer_wbl2 sc1", RACE),
     _patch("wavefront", "invalidation after the acquire", r"buffer_inv sc1", RACE, 1),
     _patch("wavefront", "wait before the release", r"s_waitcnt vmcnt\(0\)", RACE, 1),
+    Defect("saxpy", "beyond the arguments", r"0x18", "0x120", RANGE, machine_code=True),
+    _patch("scalar_page", "clearing the scalar cache", r"s_dcache_inv", STALE),
+    _patch("scalar_page", "clearing on gfx90a", r"s_dcache_inv", STALE, arch="gfx90a"),
+    _patch("scalar_page", "clearing on RDNA", r"s_dcache_inv", STALE, arch="gfx1100"),
+    _patch("scalar_page_leader", "the leader's clearing", r"s_dcache_inv", STALE),
+    _no_barrier("scalar_page_leader", "barrier after the clearing", 0),
+    _patch("scalar_own", "second clearing", r"s_dcache_inv", STALE, 1),
     _patch("saxpy", "wait on RDNA", r"s_waitcnt vmcnt\(0\)", WAIT, arch="gfx1100"),
-    _patch("block_sum", "barrier on RDNA", r"s_barrier", RACE, arch="gfx1100"),
+    _patch("block_sum", "barrier on RDNA", r"s_barrier", RACE + UNWRITTEN, arch="gfx1100"),
     _patch("wavefront", "invalidation on RDNA", r"buffer_gl0_inv", RACE, 1, arch="gfx1100"),
     _patch("wavefront", "invalidation on gfx90a", r"buffer_wbinvl1\w*", RACE, 1, arch="gfx90a"),
 ]

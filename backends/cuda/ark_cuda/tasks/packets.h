@@ -7,7 +7,7 @@
 // One poll for a warp's missing packets; false when none is missing, or after a failure. All lanes
 // call it; `late` is a packet that the lane still misses, or null.
 ARK_DEVICE bool ark_await_one(ArkCtx& c, const ark_u64* late, bool system) {
-  const ark_u32 missing = __ballot_sync(0xffffffffu, late != nullptr && !c.failed);
+  const ark_u32 missing = __ballot_sync(0xffffffffu, late != nullptr && !ark_failed(c));
   if (missing == 0u) return false;
   if (ark_lane() == __ffs(static_cast<int>(missing)) - 1) ark_packet(c, late, system);
   __syncwarp();

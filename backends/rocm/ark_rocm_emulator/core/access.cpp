@@ -282,7 +282,10 @@ void store_lanes(Wave& w, const Inst& i, const Addresses& a, int bytes, const ui
   }
   {
     const CheckedAccess checked(w);
-    if (w.checks != nullptr) check_access(w, i, a, AccessKind::Write, bytes);
+    if (w.checks != nullptr) {
+      check_access(w, i, a, AccessKind::Write, bytes);
+      check_lanes(w, i, a, bytes, rows);
+    }
     bool changed = false;
     for (uint64_t rest = a.active; rest != 0; rest &= rest - 1) {
       const int l = std::countr_zero(rest);

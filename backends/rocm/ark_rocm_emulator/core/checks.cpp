@@ -24,6 +24,7 @@ void GridChecksDeleter::operator()(GridChecks* checks) const {
   for (size_t k = 0; k < checks->slots.size(); k++) {
     const uint32_t slot = checks->slots[k];
     if (k < checks->waves.size()) world.slots[slot].epoch = checks->waves[k]->epoch + 1;
+    world.slots[slot].live = false;
     world.free_slots.push_back(slot);
   }
   delete checks;
@@ -64,17 +65,26 @@ void add_wave_checks(Grid& grid, Wave& w) {
   SlotHistory& history = world.slots[c->slot];
   c->epoch = history.epoch + 2;
   c->released_agent = c->released_system = {c->epoch - 1, c->seen};
+  c->cleared = c->seen;   // a grid's start clears the caches
   history.group = w.group->index;
   history.grid = checks.number;
   history.device = grid.device;
+  history.live = true;
   history.records.clear();
   history.start = c->epoch;
   const Published start = c->released_agent;
-  history.records.push_back({c->epoch, start, start, start, {c->epoch - 1, c->seen_lds}});
-  ShadowPages& lds = checks.lds[w.group];
-  lds.size = w.group->lds.size();
+  history.records.push_back({c->epoch, start, start, start, {c->epoch - 1, c->seen_lds}, c->cleared});
+  GroupChecks& group = checks.groups[w.group];
+  group.lds.size = w.group->lds.size();
+  group.lds.track_init = true;
+  if (group.cleared_at == 0) group.cleared_at = ++world.time;
   w.checks = c.get();
   checks.waves.push_back(std::move(c));
+}
+
+bool has_ended(uint32_t slot, uint32_t epoch) {
+  const SlotHistory& history = World::get().slots[slot];
+  return !history.live || epoch < history.start;
 }
 
 bool is_rdna(const Wave& w) { return w.grid->program->arch() == Arch::gfx1100; }
@@ -145,7 +155,7 @@ void note_release(Wave& w) {
   const Published lds{complete_lds(c), c.seen_lds};
   c.epoch++;
   auto& records = World::get().slots[c.slot].records;
-  records.push_back({c.epoch, group, c.released_agent, c.released_system, lds});
+  records.push_back({c.epoch, group, c.released_agent, c.released_system, lds, c.cleared});
   if (records.size() > kMaxRecords) records.pop_front();
 }
 
@@ -181,6 +191,7 @@ void join_release(Wave& w, Contributor from, Scope relation) {
   if (relation == Scope::Group) {
     join_clock(c.seen_lds, *record.lds.seen, from.slot);
     raise_clock(c.seen_lds, from.slot, record.lds.own);
+    if (record.cleared != c.cleared) join_clock(c.cleared, *record.cleared);
   }
 }
 
@@ -191,17 +202,20 @@ void check_barrier_reached(Wave& w) {
 
 // Every wave of the group is ordered after what the others had done before the barrier: global
 // accesses in program order on CDNA (one L1 serves the group in order), completed ones on RDNA; LDS
-// accesses that were waited for.
+// accesses that were waited for. They share one scalar cache: clearing it clears it for all.
 void check_barrier_passed(Workgroup& group) {
   const std::lock_guard lock(World::get().mutex);
-  SharedClock all, all_lds;
+  SharedClock all, all_lds, cleared;
+  const bool clears = group.waves.front()->grid->checks->groups[&group].clears;
   for (Wave* wave : group.waves) {
     WaveChecks& c = *wave->checks;
     if (wave->status != WaveStatus::Barrier) continue;
     if (all == nullptr) {
       all = std::make_shared<Clock>(*c.seen);
       all_lds = std::make_shared<Clock>(*c.seen_lds);
+      cleared = c.cleared;
     }
+    if (clears) join_clock(cleared, *c.cleared);
     join_clock(all, *c.seen);
     join_clock(all_lds, *c.seen_lds);
     raise_clock(all, c.slot, is_rdna(*wave) ? complete_global(c) : c.epoch);
@@ -211,6 +225,7 @@ void check_barrier_passed(Workgroup& group) {
     if (wave->status != WaveStatus::Barrier) continue;
     wave->checks->seen = all;
     wave->checks->seen_lds = all_lds;
+    if (clears) wave->checks->cleared = cleared;
     note_release(*wave);
   }
 }

@@ -1,5 +1,5 @@
 // The optional checks: initialised memory, waits before registers are used, happens-before between
-// waves. All state hangs off ShadowPages (per region), GridChecks and WaveChecks; with checks off
+// waves, lines that a scalar cache holds too long. All state hangs off ShadowPages (per region), GridChecks and WaveChecks; with checks off
 // none of it exists and none of these functions is called.
 #pragma once
 
@@ -34,8 +34,11 @@ class CheckedAccess {
 
 // From the handlers; check_access inside a CheckedAccess.
 void check_access(Wave& w, const Inst& i, const Addresses& a, AccessKind kind, int bytes);
+// Before a store: lanes that would leave different bytes in one place.
+void check_lanes(Wave& w, const Inst& i, const Addresses& a, int bytes, const uint32_t* rows);
 void check_wait(Wave& w, const Inst& i);            // s_waitcnt and its gfx11 relatives
 void check_cache_control(Wave& w, const Inst& i);   // buffer_wbl2, buffer_inv, ...
+void check_scalar_invalidate(Wave& w);              // s_dcache_inv
 void check_barrier_reached(Wave& w);
 void check_barrier_passed(Workgroup& group);
 void check_wave_ended(Wave& w);

@@ -1,4 +1,5 @@
-// Every checked access: alignment, initialised bytes, and order with the accesses of other waves.
+// Every checked access: its order with the accesses of other waves. What one access shows by itself
+// is in checks_access.cpp.
 #include <algorithm>
 #include <bit>
 
@@ -11,31 +12,9 @@ namespace {
 
 constexpr size_t kMaxReaders = 16;   // per cell; more are forgotten, which may miss a race
 
-// An access of one wave, as far as all its lanes share it.
-struct Context {
-  Wave& w;
-  const Inst& i;
-  AccessKind kind;
-  bool lds;
-  Stamp stamp;
-  bool coherent;                         // a load that sees other waves' flags
-};
-
 bool cdna3(const Wave& w) {
   const Arch arch = w.grid->program->arch();
   return arch == Arch::gfx942 || arch == Arch::gfx950;
-}
-
-Stamp stamp_of(const Wave& w, const Inst& i, AccessKind kind, bool lds, int bytes) {
-  if (kind == AccessKind::Atomic) return Stamp::Atomic;
-  if (lds) return i.format == Format::DS || i.format == Format::FLAT ? Stamp::Plain : Stamp::Dma;
-  if (i.format == Format::SMEM) return Stamp::Plain;
-  if (kind == AccessKind::Read) {
-    const bool coherent = cdna3(w) ? i.glc || i.scc_bit : i.glc;
-    return coherent ? Stamp::Atomic : Stamp::Plain;
-  }
-  if (cdna3(w)) return i.glc || i.scc_bit ? Stamp::Atomic : Stamp::Plain;
-  return bytes <= 8 ? Stamp::MaybeAtomic : Stamp::Plain;   // atomic stores carry no mark there
 }
 
 std::string describe(const Record& record, const Wave& w) {
@@ -45,7 +24,7 @@ std::string describe(const Record& record, const Wave& w) {
          w.grid->where(w, record.pc).function;
 }
 
-[[noreturn]] void report_race(const Context& x, int lane, uint64_t address, const Record& other,
+[[noreturn]] void report_race(const Access& x, int lane, uint64_t address, const Record& other,
                               bool other_writes) {
   const std::string where = x.lds ? "LDS byte " + std::to_string(address)
                                   : describe_address(x.w.grid->view, address);
@@ -57,7 +36,7 @@ std::string describe(const Record& record, const Wave& w) {
               lane, address};
 }
 
-bool ordered(const Context& x, const Record& other) {
+bool ordered(const Access& x, const Record& other) {
   const WaveChecks& c = *x.w.checks;
   if (other.slot == c.slot) return true;
   return clock_at(x.lds ? c.seen_lds : c.seen, other.slot) >= other.epoch;
@@ -86,7 +65,7 @@ bool polls(const Wave& w, uint32_t pc) {
 }
 
 // Two unordered accesses may still be two atomics that are meant to meet.
-bool may_meet(const Context& x, const Record& other, bool other_writes) {
+bool may_meet(const Access& x, const Record& other, bool other_writes) {
   const bool atomic_other = other.stamp == Stamp::Atomic;
   if (x.stamp == Stamp::Atomic) {
     const bool polled = x.lds && !other_writes && polls(x.w, other.pc);
@@ -115,13 +94,16 @@ void remember(std::vector<Record>& records, const Record& fresh, bool replace_al
         return;
       }
     }
-    if (records.size() >= kMaxReaders) return;
+    if (records.size() >= kMaxReaders) {
+      std::erase_if(records, [](const Record& r) { return has_ended(r.slot, r.epoch); });
+      if (records.size() >= kMaxReaders) return;
+    }
   }
   records.push_back(fresh);
 }
 
 // What a load that found a flag learns: everything its writers had released.
-void acquire(const Context& x, ShadowPages& shadow, uint64_t index, const CellState& cell) {
+void acquire(const Access& x, ShadowPages& shadow, uint64_t index, const CellState& cell) {
   Wave& w = x.w;
   WaveChecks& c = *w.checks;
   const auto learn = [&](Contributor from) {
@@ -151,7 +133,7 @@ void acquire(const Context& x, ShadowPages& shadow, uint64_t index, const CellSt
   for (const Record& r : cell.writes) learn({r.slot, r.epoch});
 }
 
-void contribute(const Context& x, ShadowPages& shadow, uint64_t index, const CellState& cell) {
+void contribute(const Access& x, ShadowPages& shadow, uint64_t index, const CellState& cell) {
   const WaveChecks& c = *x.w.checks;
   const Contributor mine{c.slot, c.epoch};
   if (x.kind == AccessKind::Atomic) {
@@ -171,7 +153,7 @@ void contribute(const Context& x, ShadowPages& shadow, uint64_t index, const Cel
   if (sync != shadow.syncs.end()) sync->second.assign(1, mine);
 }
 
-void check_cell(const Context& x, ShadowPages& shadow, uint64_t index, uint8_t bytes, int lane,
+void check_cell(const Access& x, ShadowPages& shadow, uint64_t index, uint8_t bytes, int lane,
                 uint64_t address) {
   WaveChecks& c = *x.w.checks;
   CellState& cell = shadow.cell(index);
@@ -208,40 +190,24 @@ void check_cell(const Context& x, ShadowPages& shadow, uint64_t index, uint8_t b
   }
 }
 
-void check_initialised(const Context& x, ShadowPages& shadow, uint64_t offset, int bytes, int lane,
-                       uint64_t address) {
-  if (!shadow.track_init) return;
-  if (shadow.initialised.empty()) shadow.initialised.resize(shadow.size, false);
-  const auto begin = shadow.initialised.begin() + static_cast<int64_t>(offset);
-  if (x.kind == AccessKind::Write) {
-    std::fill(begin, begin + bytes, true);
-    return;
-  }
-  if (std::find(begin, begin + bytes, false) == begin + bytes) return;
-  throw Fault{ErrorKind::Uninitialised,
-              *x.i.name + " reads bytes that nobody has written: " +
-                  describe_address(x.w.grid->view, address),
-              lane, address};
-}
-
-// Vector loads and stores of global memory may lie anywhere (ROCm runs in unaligned mode, and the
-// compiler counts on it); LDS and scalar accesses may not, up to a dword.
-void check_alignment(const Context& x, uint64_t address, int bytes, int lane) {
-  if (!x.lds && x.i.format != Format::SMEM) return;
-  const uint64_t need = bytes >= 4 ? 4 : static_cast<uint64_t>(bytes);
-  if (address % need == 0) return;
-  throw Fault{ErrorKind::Misaligned,
-              *x.i.name + " of " + std::to_string(bytes) + " bytes at an address that is not a " +
-                  "multiple of " + std::to_string(need),
-              lane, address};
-}
-
 }  // namespace
+
+Stamp stamp_of(const Wave& w, const Inst& i, AccessKind kind, bool lds, int bytes) {
+  if (kind == AccessKind::Atomic) return Stamp::Atomic;
+  if (lds) return i.format == Format::DS || i.format == Format::FLAT ? Stamp::Plain : Stamp::Dma;
+  if (i.format == Format::SMEM) return Stamp::Plain;
+  if (kind == AccessKind::Read) {
+    const bool coherent = cdna3(w) ? i.glc || i.scc_bit : i.glc;
+    return coherent ? Stamp::Atomic : Stamp::Plain;
+  }
+  if (cdna3(w)) return i.glc || i.scc_bit ? Stamp::Atomic : Stamp::Plain;
+  return bytes <= 8 ? Stamp::MaybeAtomic : Stamp::Plain;   // atomic stores carry no mark there
+}
 
 void check_access(Wave& w, const Inst& i, const Addresses& a, AccessKind kind, int bytes) {
   const bool lds = a.space == Space::Lds;
   const Stamp stamp = stamp_of(w, i, kind, lds, bytes);
-  const Context x{w,   i,     kind,
+  const Access x{w,   i,     kind,
                   lds, stamp, !lds && kind == AccessKind::Read && stamp == Stamp::Atomic};
   for (uint64_t rest = a.active; rest != 0; rest &= rest - 1) {
     const int lane = std::countr_zero(rest);
@@ -249,23 +215,29 @@ void check_access(Wave& w, const Inst& i, const Addresses& a, AccessKind kind, i
     ShadowPages* shadow = nullptr;
     uint64_t offset = address;
     if (lds) {
-      shadow = &w.grid->checks->lds[w.group];
+      shadow = &w.grid->checks->groups[w.group].lds;
     } else {
       const RegionEntry* entry = w.grid->view.find(address, static_cast<uint64_t>(bytes));
-      if (entry == nullptr || entry->shadow == nullptr) continue;
+      if (entry == nullptr) continue;
+      if (entry->shadow == nullptr) {
+        check_arguments(x, address, bytes, lane);
+        continue;
+      }
       shadow = entry->shadow.get();
       offset = address - entry->region.base;
     }
     check_alignment(x, address, bytes, lane);
-    if (!lds) check_initialised(x, *shadow, offset, bytes, lane, address);
+    check_initialised(x, *shadow, offset, bytes, lane, address);
     for (uint64_t at = offset; at < offset + static_cast<uint64_t>(bytes);) {
       const uint64_t in_cell = at % 4;
       const uint64_t count =
           std::min<uint64_t>(4 - in_cell, offset + static_cast<uint64_t>(bytes) - at);
       const auto mask = static_cast<uint8_t>(((1u << count) - 1) << in_cell);
       check_cell(x, *shadow, at / 4, mask, lane, address + (at - offset));
+      if (i.format == Format::SMEM) check_scalar_cache(x, *shadow, at / 4, mask, address);
       at += count;
     }
+    if (i.format == Format::SMEM) hold_line(x, *shadow, offset, address);
   }
 }
 

@@ -32,6 +32,7 @@ struct Published {
 struct ReleaseRecord {
   uint32_t time = 0;
   Published group, agent, system, lds;
+  SharedClock cleared = nullptr;         // WaveChecks::cleared then
 };
 
 // One slot's past, kept when a later grid reuses the slot: epochs never go back.
@@ -39,6 +40,7 @@ struct SlotHistory {
   uint32_t epoch = 0, start = 0;         // last epoch used; first one of the present user
   uint32_t group = 0, grid = 0;          // who had it last
   int device = 0;
+  bool live = false;                     // the last user has not ended
   std::deque<ReleaseRecord> records;     // the latest; see kMaxRecords
 };
 
@@ -46,6 +48,7 @@ constexpr size_t kMaxRecords = 4096;
 
 struct World {   // one per process: grids of all machines share memory
   std::mutex mutex;
+  uint64_t time = 0;                     // grows: in which order lines were held and caches cleared
   std::vector<SlotHistory> slots;
   std::vector<uint32_t> free_slots;
   uint32_t next_grid = 1;
@@ -71,6 +74,21 @@ struct Contributor {
   uint32_t slot, epoch;
 };
 
+// A line that a scalar load brought into the scalar cache of some wave's compute unit.
+struct ScalarHold {
+  static constexpr uint64_t kLine = 64;
+  static constexpr size_t kMost = 16;    // per line; more are forgotten, which may miss a stale read
+  struct Load {
+    uint32_t epoch = 0, complete = 0;    // of the wave; up to where its own stores had arrived
+    SharedClock seen;
+  };
+  uint32_t slot = 0;
+  int device = 0;
+  Load first, last;                      // since that wave cleared its cache
+  uint64_t time = 0;                     // World::time at `first`
+  std::array<uint8_t, kLine> bytes;      // what the line held then
+};
+
 struct ShadowPages {
   static constexpr uint64_t kCells = 1024;
   bool track_init = false;
@@ -78,6 +96,7 @@ struct ShadowPages {
   std::vector<bool> initialised;         // by byte, made at the first checked access
   std::unordered_map<uint64_t, std::unique_ptr<std::array<CellState, kCells>>> pages;
   std::unordered_map<uint64_t, std::vector<Contributor>> syncs;   // by cell: atomics on it
+  std::unordered_map<uint64_t, std::vector<ScalarHold>> held;     // by line (address / kLine)
   CellState& cell(uint64_t index) {
     auto& page = pages[index / kCells];
     if (page == nullptr) page = std::make_unique<std::array<CellState, kCells>>();
@@ -116,21 +135,53 @@ struct WaveChecks {
     Scope scope;
   };
   std::vector<WriteBack> write_backs;
+  // What was ordered before the wave when its scalar cache was last cleared; an invalidation counts
+  // from the wait that covers it.
+  SharedClock cleared, clearing;
   std::vector<PendingAcquire> acquires;
   std::unordered_map<uint64_t, uint32_t> joined;   // (slot, relation) -> epoch already joined
   std::array<RegisterPending, 512> vgprs;
   std::array<RegisterPending, 128> sgprs;
 };
 
+struct GroupChecks {
+  ShadowPages lds;
+  uint64_t cleared_at = 0;               // World::time when its scalar cache was last cleared
+  bool clears = false;                   // one of its waves has done so
+};
+
 struct GridChecks {
   uint32_t number = 0;
   std::vector<std::unique_ptr<WaveChecks>> waves;
   std::vector<uint32_t> slots;
-  std::unordered_map<const Workgroup*, ShadowPages> lds;
+  std::unordered_map<const Workgroup*, GroupChecks> groups;
   std::unordered_map<uint32_t, bool> polls;   // by pc: is the load there part of a spin loop
 };
 
+// An access of one wave, as far as all its lanes share it.
+struct Access {
+  Wave& w;
+  const Inst& i;
+  AccessKind kind;
+  bool lds;
+  Stamp stamp;
+  bool coherent;                         // a load that sees other waves' flags
+};
+
 bool is_rdna(const Wave& w);
+// What the instruction's bits say of an access; see README.md, "Checks".
+Stamp stamp_of(const Wave& w, const Inst& i, AccessKind kind, bool lds, int bytes);
+// checks_access.cpp: what one access shows by itself.
+void check_alignment(const Access& x, uint64_t address, int bytes, int lane);
+void check_arguments(const Access& x, uint64_t address, int bytes, int lane);
+void check_initialised(const Access& x, ShadowPages& shadow, uint64_t offset, int bytes, int lane,
+                       uint64_t address);
+// checks_scalar.cpp: before a scalar load reads a cell, and when it has brought in a line.
+void check_scalar_cache(const Access& x, ShadowPages& shadow, uint64_t index, uint8_t bytes,
+                        uint64_t address);
+void hold_line(const Access& x, ShadowPages& shadow, uint64_t offset, uint64_t address);
+bool has_ended(uint32_t slot, uint32_t epoch);   // the wave that had the slot at that epoch
+void scalar_cleared(WaveChecks& c);      // the wait that covers its invalidations
 // Epochs of the wave's own global and LDS operations that have all completed.
 uint32_t complete_global(const WaveChecks& c);
 uint32_t complete_lds(const WaveChecks& c);

@@ -120,7 +120,9 @@ void wait_lgkm(Wave& w, size_t left) {
       std::any_of(c.lgkm.begin(), c.lgkm.end(), [](const auto& o) { return o.smem; });
   if (left > 0 && scalar) return;
   pop_until(c.lgkm, left, &c.lgkm_done);
-  if (left == 0) c.lgkm_done = c.next_sequence;
+  if (left > 0) return;
+  c.lgkm_done = c.next_sequence;
+  scalar_cleared(c);
 }
 
 Scope scope_of(const Inst& i) {

@@ -149,7 +149,7 @@ enum class ErrorKind : uint8_t {
   BadLaunch,        // grid, block, LDS or arguments do not fit the kernel
   UnknownOpcode,
   OutOfBounds,      // global, scratch or buffer address outside every region this device may access
-  Uninitialised,    // read of bytes that nobody wrote (checks)
+  Uninitialised,    // read of global memory or LDS that nobody wrote (checks)
   LdsRange,
   Misaligned,
   MissingWait,      // register used before s_waitcnt covered its load (checks)
@@ -158,6 +158,7 @@ enum class ErrorKind : uint8_t {
   Budget,           // step_budget exhausted
   Trap,             // s_trap
   Cancelled,
+  Stale,            // scalar load of a line that its cache may hold since before a write (checks)
 };
 const char* error_kind_name(ErrorKind kind);
 

@@ -1,4 +1,4 @@
-// SMEM: scalar loads and stores.
+// SMEM: scalar loads, and the invalidation of their cache.
 #include "access.h"
 #include "checks.h"
 #include "grid.h"
@@ -70,6 +70,9 @@ void register_smem(Ops& ops) {
   ops.add("s_buffer_load_dwordx4", "b128=b128", buffer_load<4>, kMemory);
   ops.add("s_buffer_load_dwordx8", "b256=b128", buffer_load<8>, kMemory);
   ops.add("s_buffer_load_dwordx16", "b512=b128", buffer_load<16>, kMemory);
+  ops.add("s_dcache_inv", "=", [](Wave& w, const Inst&) {
+    if (w.checks != nullptr) check_scalar_invalidate(w);
+  }, kSync);
 }
 
 }  // namespace ark_emu

@@ -145,7 +145,7 @@ void register_sopp(Ops& ops) {
   register_movrel(ops);
   const Handler nothing = [](Wave&, const Inst&) {};
   for (const char* name : {"s_nop", "s_setprio", "s_icache_inv", "s_sethalt", "s_setkill",
-                           "s_wakeup", "s_dcache_inv", "s_dcache_wb", "s_dcache_inv_vol",
+                           "s_wakeup", "s_dcache_wb", "s_dcache_inv_vol",
                            "s_dcache_wb_vol", "s_sendmsg", "s_sendmsghalt", "v_nop", "v_clrexcp",
                            "ds_nop", "s_incperflevel", "s_decperflevel", "s_ttracedata"}) {
     ops.add(name, "=", nothing);

@@ -15,6 +15,7 @@ namespace ark_emu {
 namespace {
 
 constexpr uint32_t kMaxLanes = 1024;
+constexpr uint64_t kPacketBytes = 64;
 
 std::string dims(const Dim3& d) {
   return std::to_string(d.x) + " x " + std::to_string(d.y) + " x " + std::to_string(d.z);
@@ -137,9 +138,16 @@ void Grid::prepare(uint32_t resident) {
   make_kernarg();
 }
 
+bool Grid::beyond_arguments(uint64_t address, int bytes) const {
+  if (address < kernarg || address >= kernarg + arguments.size()) return false;
+  const uint64_t end = address + static_cast<uint64_t>(bytes);
+  const bool in_packet = address >= packet && end <= packet + kPacketBytes;
+  return end > kernarg + kernel->kernarg_size && !in_packet;
+}
+
 void Grid::make_kernarg() {
   const size_t packet_at = (size_t{kernel->kernarg_size} + 127) / 64 * 64;
-  uint8_t* base = arguments.map(packet_at + 64);
+  uint8_t* base = arguments.map(packet_at + kPacketBytes);
   kernarg = reinterpret_cast<uint64_t>(base);
   packet = kernarg + packet_at;
   std::copy(desc.kernarg.begin(), desc.kernarg.end(), base);

@@ -93,6 +93,8 @@ struct Grid {
   void finish(const Fault& fault, const Wave* wave, uint32_t pc);
   WaveWhere where(const Wave& wave, uint32_t pc) const;
   uint64_t waves_expected() const { return uint64_t{waves_per_group} * desc.grid.count(); }
+  // In the region of the arguments, but in neither the segment nor the dispatch packet.
+  bool beyond_arguments(uint64_t address, int bytes) const;
   uint64_t pc_address(uint32_t pc) const { return code_base + uint64_t(pc) * 4; }
 
   LaunchDesc desc;
@@ -107,6 +109,7 @@ struct Grid {
   std::vector<std::unique_ptr<Wave>> waves;
   std::vector<Wave*> ready;              // waves that can run, in no particular order
   std::priority_queue<Sleeper> sleepers; // waves in s_sleep
+  uint64_t kernarg = 0, packet = 0;      // addresses in the arguments region
   GridChecksPtr checks;
   Random random{0};
   uint64_t clock = 0;                    // wave-instructions executed by finished slices
@@ -137,7 +140,6 @@ struct Grid {
   bool externally_written(uint64_t address) const;
   uint64_t state_hash(const Wave& wave) const;
 
-  uint64_t kernarg = 0, packet = 0;      // addresses in the arguments region
   LazyPages arguments, registers, scratch;
   uint32_t waves_per_group = 1;
   uint64_t scratch_per_wave = 0;

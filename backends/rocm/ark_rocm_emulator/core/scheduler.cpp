@@ -15,7 +15,7 @@ const char* error_kind_name(ErrorKind kind) {
                                        "out of bounds", "uninitialised read", "LDS out of range",
                                        "misaligned",    "missing wait", "race",
                                        "deadlock",      "budget",      "trap",
-                                       "cancelled"};
+                                       "cancelled",     "stale scalar read"};
   return kNames[static_cast<int>(kind)];
 }
 

@@ -116,6 +116,7 @@ def load_all() -> dict[str, Case]:
         matrix,
         movement,
         reduce,
+        scalar,
         scan,
         sync,
     )

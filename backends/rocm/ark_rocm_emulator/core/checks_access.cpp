@@ -1,0 +1,97 @@
+// What one access shows by itself: alignment, bytes that nobody has written, the end of the kernel
+// arguments, lanes that contradict each other.
+#include <algorithm>
+#include <bit>
+
+#include "checks_state.h"
+#include "grid.h"
+#include "memory.h"
+
+namespace ark_emu {
+namespace {
+
+std::string place(const Access& x, uint64_t address) {
+  return x.lds ? "LDS byte " + std::to_string(address)
+               : describe_address(x.w.grid->view, address);
+}
+
+}  // namespace
+
+// Vector loads and stores of global memory may lie anywhere (ROCm runs in unaligned mode, and the
+// compiler counts on it); LDS and scalar accesses may not, up to a dword.
+void check_alignment(const Access& x, uint64_t address, int bytes, int lane) {
+  if (!x.lds && x.i.format != Format::SMEM) return;
+  const uint64_t need = bytes >= 4 ? 4 : static_cast<uint64_t>(bytes);
+  if (address % need == 0) return;
+  throw Fault{ErrorKind::Misaligned,
+              *x.i.name + " of " + std::to_string(bytes) + " bytes at an address that is not a " +
+                  "multiple of " + std::to_string(need),
+              lane, address};
+}
+
+// A dword at a time. Clang reads three dwords as four where they begin at a multiple of 8, and
+// leaves the last one unused: up to there a wide scalar load may go.
+void check_arguments(const Access& x, uint64_t address, int bytes, int lane) {
+  const Grid& grid = *x.w.grid;
+  if (!grid.beyond_arguments(address, bytes)) return;
+  const bool wide = x.i.format == Format::SMEM && x.i.dst[0].dwords == 4;
+  if (wide && address < grid.kernarg + (grid.kernel->kernarg_size + 7) / 8 * 8) return;
+  throw Fault{ErrorKind::OutOfBounds,
+              *x.i.name + " touches " + std::to_string(bytes) + " bytes at offset " +
+                  std::to_string(address - grid.kernarg) + " of the kernel arguments, which are " +
+                  std::to_string(grid.kernel->kernarg_size) + " bytes",
+              lane, address};
+}
+
+void check_initialised(const Access& x, ShadowPages& shadow, uint64_t offset, int bytes, int lane,
+                       uint64_t address) {
+  if (!shadow.track_init) return;
+  if (shadow.initialised.empty()) shadow.initialised.resize(shadow.size, false);
+  const auto begin = shadow.initialised.begin() + static_cast<int64_t>(offset);
+  if (x.kind == AccessKind::Write) {
+    std::fill(begin, begin + bytes, true);
+    return;
+  }
+  const auto missing = std::find(begin, begin + bytes, false);
+  if (missing == begin + bytes) return;
+  const uint64_t at = address + static_cast<uint64_t>(missing - begin);
+  throw Fault{ErrorKind::Uninitialised,
+              *x.i.name + " reads bytes that nobody" +
+                  (x.lds ? " of the workgroup has written yet: " : " has written: ") + place(x, at),
+              lane, at};
+}
+
+void check_lanes(Wave& w, const Inst& i, const Addresses& a, int bytes, const uint32_t* rows) {
+  const bool lds = a.space == Space::Lds;
+  const auto size = static_cast<uint64_t>(bytes);
+  int lanes[kLanes];
+  int count = 0;
+  bool apart = true;
+  for (uint64_t rest = a.active; rest != 0; rest &= rest - 1) {
+    const int lane = std::countr_zero(rest);
+    apart &= count == 0 || a.at[lane] >= a.at[lanes[count - 1]] + size;
+    lanes[count++] = lane;
+  }
+  if (apart) return;
+  const Stamp stamp = stamp_of(w, i, AccessKind::Write, lds, bytes);
+  if (stamp == Stamp::Atomic || stamp == Stamp::MaybeAtomic) return;
+  std::stable_sort(lanes, lanes + count, [&a](int p, int q) { return a.at[p] < a.at[q]; });
+  const auto byte = [rows](int lane, uint64_t k) {
+    return static_cast<uint8_t>(rows[k / 4 * kLanes + static_cast<uint64_t>(lane)] >> (8 * (k % 4)));
+  };
+  for (int n = 1; n < count; n++) {
+    // Overlaps chain: a lane that agrees with its neighbour agrees with the neighbour's neighbour.
+    const int before = lanes[n - 1], after = lanes[n];
+    for (uint64_t at = a.at[after]; at < a.at[before] + size; at++) {
+      if (byte(before, at - a.at[before]) == byte(after, at - a.at[after])) continue;
+      const Access x{w, i, AccessKind::Write, lds, Stamp::Plain, false};
+      throw Fault{ErrorKind::Race,
+                  *i.name + " writes different values from lanes " + std::to_string(before) +
+                      " and " + std::to_string(after) + " to " + place(x, at) +
+                      ": which one stays is not defined",
+                  after, at};
+    }
+  }
+}
+
+}  // namespace ark_emu

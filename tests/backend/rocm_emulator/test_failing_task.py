@@ -1,0 +1,50 @@
+"""A task that fails under the checks: the host hears ark's error, and no race is reported.
+
+While one wave of a workgroup gives up, its other waves go on; what they tell each other about it
+must be as clean as the rest of the loop kernel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+from ark_rocm_emulator import emulated, failures
+
+from ark.backend import registry
+from ark.errors import GpuError
+from ark.plan.machine import Machine
+from ark.plan.types import Plan
+from ark.runtime.executor import Executor
+from tests.backend.test_faults import decoder, prepare, small_machine, without_a_signal
+
+
+def missing_signal(machine: Machine) -> Plan:
+    return without_a_signal(decoder(small_machine(machine)))[0]
+
+
+def missing_packets(machine: Machine) -> Plan:
+    """Nobody sends what the first tasks wait for, inside their bodies."""
+    plan = decoder(small_machine(machine, "packets"))
+    phase = plan.phases[0]
+    lists = tuple(tuple(t for t in own if t.op != 0) for own in phase.processors)
+    return dataclasses.replace(plan, phases=(dataclasses.replace(phase, processors=lists),))
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx1100"])
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [(missing_signal, "waited for counter"), (missing_packets, "waited for a packet")],
+)
+def test_a_failing_task_is_no_race(arch: str, broken: Callable[[Machine], Plan], said: str) -> None:
+    for seed in range(3):
+        with emulated(arch, seed=seed, checks=1, report=0):
+            backend = registry.get("rocm")
+            device = backend.open(0)
+            with Executor(broken(device.machine), backend, device, budget_s=0.2) as executor:
+                prepare(executor)
+                with pytest.raises(GpuError, match=said):
+                    executor.start(2).wait(20)
+            device.close()
+            assert not failures()
