@@ -52,6 +52,7 @@ ARK_DEVICE bool ark_barrier_passed(ark_u64* barrier, ark_u32 parity) {
 ARK_DEVICE bool ark_slot_filled(ArkCtx& c, ark_u32 slot, ark_u32 round) {
   ArkSpin spin{0u, 0u};
   while (!ark_barrier_passed(&ark_ring.full[slot], round & 1u)) {
+    if (ark_failed(c)) return false;
     const ArkVerdict verdict = ark_spin(c.p, spin, c.p->budget_ns);
     if (verdict == ARK_KEEP) continue;
     if (verdict == ARK_TIMEOUT) ark_fail(c, 3u, slot, round + 1u, round);
@@ -67,7 +68,7 @@ ARK_DEVICE bool ark_stage_mine(const ArkCtx& c, ark_u32 stage) {
 ARK_DEVICE const char* ark_stage(ArkCtx& c, ark_u32 stage) {
   const ark_u32 index = c.stage_base + stage;
   const ark_u32 slot = index % ARK_RING_DEPTH;
-  if (!ark_failed(c) && !ark_slot_filled(c, slot, index / ARK_RING_DEPTH)) ark_give_up(c);
+  if (!ark_slot_filled(c, slot, index / ARK_RING_DEPTH)) ark_give_up(c);
   return ark_slot(slot);
 }
 ARK_DEVICE void ark_stage_left(ArkCtx& c, ark_u32 stage, ark_u32 warps) {
