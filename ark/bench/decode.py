@@ -24,7 +24,8 @@ from ark.models.generate import plans
 from ark.models.llama import MAX_STOPS, Shape, weights
 from ark.plan.machine import Machine
 from ark.plan.types import Plan
-from ark.runtime.executor import Executor, Ranks, Run
+from ark.runtime.executor import Executor, Ranks
+from ark.runtime.run import Run
 
 POOL = 1 << 22
 

@@ -21,7 +21,8 @@ from ark.model import Model
 from ark.plan.serialize import from_json
 from ark.plan.types import Plan
 from ark.plan.verify import verify
-from ark.runtime.executor import Executor, Ranks, Run
+from ark.runtime.executor import Executor, Ranks
+from ark.runtime.run import Run
 from ark.runtime.storage import Storage
 from ark.tasks import kind as kinds
 from ark.tensor import Tensor, is_torch, synchronize

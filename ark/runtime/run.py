@@ -1,0 +1,113 @@
+"""A launch in progress: watched, released iteration by iteration, aborted, explained.
+
+Made by `Executor.start`. Called by ark.runtime.runtime, ark.models.generate and ark.bench.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ark.backend.protocol import Launch
+from ark.codegen import layout
+from ark.errors import GpuError
+from ark.runtime.errors import explain
+
+if TYPE_CHECKING:
+    from ark.runtime.executor import Executor
+
+
+class Run:
+    """A launch in progress."""
+
+    def __init__(self, executor: Executor, launch: Launch, host: np.ndarray) -> None:
+        self._executor = executor
+        self._launch = launch
+        self.host = host.view(layout.dtype("ArkHost"))
+        self._failed = False
+        self._asked_to_quit = False
+
+    @property
+    def iterations_done(self) -> int:
+        return int(self.host["done"][0])
+
+    def running(self) -> bool:
+        return not self._launch.done()
+
+    def release(self, target: int) -> None:
+        """Persistent mode: lets the loop run until `target` iterations are done."""
+        self.host["target"] = target
+
+    def quit(self) -> None:
+        """Persistent mode: lets the loop end once it is idle."""
+        self._asked_to_quit = True
+        self.host["quit"] = 1
+
+    @property
+    def left_idle(self) -> bool:
+        """Persistent mode: has the kernel left by itself because the host was silent?"""
+        return not self.running() and int(self.host["quit"][0]) == 1 and not self._asked_to_quit
+
+    def abort(self) -> None:
+        """Raises the abort word: every wait gives up."""
+        self.host["abort"] = 1
+
+    def check(self) -> None:
+        """Passes on a peer's failure; raises GpuError if a wait has given up."""
+        ranks = self._executor.ranks
+        if ranks is not None and not self._failed:
+            message = ranks.failure()
+            if message is not None:
+                self._failed = True
+                self.abort()
+                self._launch.wait(self._executor.budget_s + 5.0)
+                raise GpuError(message)
+        if int(self.host["error"][0]) != 0 and not self._failed:
+            self._failed = True
+            self._launch.wait(self._executor.budget_s + 5.0)
+            executor = self._executor
+            text = explain(
+                executor.plan,
+                executor.tables,
+                self.host[0],
+                executor.counter_values(),
+                executor.phase0,
+            )
+            if ranks is not None:
+                with contextlib.suppress(Exception):
+                    ranks.abort(text)
+            raise GpuError(text)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Waits for the kernel to end; False if the time ran out first. Raises GpuError."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._launch.wait(0.05):
+            self.check()
+            if end is not None and time.monotonic() > end:
+                return False
+        self.check()
+        return True
+
+    def wait_done(self, iterations: int, timeout_s: float | None = None) -> bool:
+        """Waits until so many iterations are done (or the kernel has ended). Raises GpuError."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        pause = 1e-5
+        while self.iterations_done < iterations and self.running():
+            self.check()
+            if end is not None and time.monotonic() > end:
+                return False
+            time.sleep(pause)
+            pause = min(pause * 1.5, 2e-3)
+        self.check()
+        return self.iterations_done >= iterations
+
+    def wait_quietly(self) -> None:
+        """Waits for an aborted kernel to leave."""
+        self._launch.wait(self._executor.budget_s + 5.0)
+
+    def elapsed_ms(self) -> float:
+        """Milliseconds the kernel was on the device."""
+        return self._launch.elapsed_ms()
