@@ -218,7 +218,9 @@ bool Grid::independent() const {
       if (inst.op == nullptr) continue;
       calls |= inst.op->name == "s_swappc_b64" || inst.op->name == "s_setpc_b64";
       const bool coherent = (inst.op->flags & kMemory) != 0 && (inst.glc || inst.scc_bit);
-      const bool sync = (inst.op->flags & kSync) != 0 && inst.op->name != "s_barrier";
+      // RDNA3's barriers come with an invalidation of the workgroup's own cache.
+      const bool within = inst.op->name == "s_barrier" || inst.op->name == "buffer_gl0_inv";
+      const bool sync = (inst.op->flags & kSync) != 0 && !within;
       if (coherent || sync) return false;
     }
     return true;
