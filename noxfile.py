@@ -70,11 +70,20 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def emulator_sweep(session: nox.Session) -> None:
-    """The kernel suite on every emulated architecture, at -O0 and -O3, with ten seeds."""
+    """The kernel suite on every emulated architecture, at -O0 and -O3, with ten seeds; then all
+    backend tests on one architecture of each family with every check of the emulator.
+    """
     session.install("-e", ".[dev]")
     suite = "tests/backend/rocm_emulator/"
     files = [f"{suite}test_kernels.py", f"{suite}test_defects.py", f"{suite}test_random_kernels.py"]
     session.run("pytest", "-q", *files, *session.posargs, env={"ARK_EMULATOR_SWEEP": "1"})
+    for arch in ("gfx942", "gfx1100"):
+        environment = {
+            "ARK_ROCM_DEVICE": f"emulated:{arch}",
+            "ARK_ROCM_EMULATOR_CHECKS": "1",
+            "ARK_REQUIRE": "rocm:1",
+        }
+        session.run("pytest", "-q", "-k", "rocm", *FULL, env=environment)
 
 
 @nox.session
