@@ -15,16 +15,18 @@ BUILD_EMULATOR = "import ark_rocm_emulator as e; e.activate('emulated:gfx942')"
 FULL = ("tests/backend", "--ignore=tests/backend/rocm_emulator")
 SOME = ("tests/backend/test_ops.py", "tests/backend/test_faults.py")
 SYNCHRONISING = ("tests/backend/test_programs.py", "tests/backend/test_faults.py")
-# Architecture, seed of the emulator's scheduler, tests.
+# Architecture, seed of the emulator's scheduler, whether all its checks are on, tests.
 EMULATED = (
-    ("gfx942", 1, FULL),
-    ("gfx1100", 2, FULL),
-    ("gfx90a", 3, SOME),
-    ("gfx950", 4, SOME),
-    ("gfx942", 5, SYNCHRONISING),
-    ("gfx1100", 6, SYNCHRONISING),
-    ("gfx942", 7, SYNCHRONISING),
+    ("gfx942", 1, False, FULL),
+    ("gfx1100", 2, False, FULL),
+    ("gfx90a", 3, False, SOME),
+    ("gfx950", 4, False, SOME),
+    ("gfx942", 5, True, SYNCHRONISING),
+    ("gfx1100", 6, True, SYNCHRONISING),
+    ("gfx942", 7, True, SYNCHRONISING),
 )
+# The same for the sweep.
+CHECKED = (("gfx942", 1, True, FULL), ("gfx1100", 2, True, FULL))
 
 MATRIX = nox.project.load_toml("ci/matrix.toml")["row"]
 
@@ -51,7 +53,7 @@ def tests(session: nox.Session) -> None:
 
     After everything else the backend tests run once more on emulated AMD devices: all of them on
     one architecture of each family, ops and faults on the others, and what synchronises with more
-    seeds of the emulator's scheduler.
+    seeds of the emulator's scheduler and all its checks.
     """
     session.install("-e", ".[dev]")
     session.run("python", "-c", BUILD_EMULATOR)
@@ -59,10 +61,17 @@ def tests(session: nox.Session) -> None:
         session.run("pytest", *session.posargs)
         return
     session.run("pytest")
-    for arch, seed, tests_of_arch in EMULATED:
+    _emulate(session, EMULATED)
+
+
+def _emulate(
+    session: nox.Session, runs: tuple[tuple[str, int, bool, tuple[str, ...]], ...]
+) -> None:
+    for arch, seed, checks, tests_of_arch in runs:
         environment = {
             "ARK_ROCM_DEVICE": f"emulated:{arch}",
             "ARK_ROCM_EMULATOR_SEED": str(seed),
+            "ARK_ROCM_EMULATOR_CHECKS": str(int(checks)),
             "ARK_REQUIRE": "rocm:1",
         }
         session.run("pytest", "-q", "-k", "rocm", *tests_of_arch, env=environment)
@@ -77,13 +86,7 @@ def emulator_sweep(session: nox.Session) -> None:
     suite = "tests/backend/rocm_emulator/"
     files = [f"{suite}test_kernels.py", f"{suite}test_defects.py", f"{suite}test_random_kernels.py"]
     session.run("pytest", "-q", *files, *session.posargs, env={"ARK_EMULATOR_SWEEP": "1"})
-    for arch in ("gfx942", "gfx1100"):
-        environment = {
-            "ARK_ROCM_DEVICE": f"emulated:{arch}",
-            "ARK_ROCM_EMULATOR_CHECKS": "1",
-            "ARK_REQUIRE": "rocm:1",
-        }
-        session.run("pytest", "-q", "-k", "rocm", *FULL, env=environment)
+    _emulate(session, CHECKED)
 
 
 @nox.session
