@@ -132,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def show(figures: Figures, name: str, notes: tuple[str, ...], read_bandwidth: float | None) -> None:
-    console = Console()
+    console = Console(markup=False)
     for note in notes:
         console.print(note, style="yellow")
     table = Table(title=f"decode on {name}", show_header=False)

@@ -17,7 +17,7 @@ from ark.errors import InvalidUsageError, SystemError
 from ark.plan.machine import Machine
 from ark.runtime.place import Place
 
-errors = Console(stderr=True)
+errors = Console(stderr=True, markup=False)
 
 
 def positive(text: str) -> int:

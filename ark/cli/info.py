@@ -74,7 +74,7 @@ def as_json(probes: dict) -> dict:
 
 
 def show(probes: dict) -> None:
-    console = Console()
+    console = Console(markup=False)
     console.print(f"ark {ark.__version__}, Python {platform.python_version()}")
     table = Table(show_header=True, header_style="bold")
     for column in ("backend", "device", "architecture", "memory", "remarks"):

@@ -94,7 +94,7 @@ def register(subparsers: Any) -> None:
 
 
 def _console() -> Console:
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console.width = _WIDTH
     return console

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import ark
+from ark.backend.protocol import Probe
 from ark.cli import COMMANDS, main
 from tests.checkpoints import make_checkpoint
 
@@ -79,6 +80,16 @@ def test_info(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(found["backends"]) >= {"cpu", "cuda", "rocm"}
     assert main(["info"]) == 0
     assert "cache: " in capsys.readouterr().out
+
+
+def test_info_shows_a_remedy_to_the_letter(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lacking = Probe(reason="it lacks a package", remedy='pip install "ark-gpu[cuda]"')
+    monkeypatch.setattr("ark.cli.info.registry.probe", lambda name: lacking)
+    assert main(["info"]) == 0
+    shown = "".join(c for c in capsys.readouterr().out if c.isascii() and not c.isspace())
+    assert 'ark-gpu[cuda]"' in shown
 
 
 def test_info_require_fails_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
