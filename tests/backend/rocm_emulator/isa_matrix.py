@@ -6,11 +6,12 @@ documents, chapter "Matrix arithmetic").
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
-from isa_program import Words
+from isa_program import Case, Words
 from numpy.typing import NDArray
 
 LANE = np.arange(64)
@@ -62,6 +63,28 @@ def places(size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     else:
         row = 4 * (lane // 16) + register
     return row, np.broadcast_to(lane % size, row.shape)
+
+
+def product_case(
+    sources: list[tuple[int, int]], out: tuple[int, int], product: Callable[[str], str], file: str
+) -> Case:
+    """A wave that loads its operands from the inputs, in order, and multiplies matrices.
+
+    sources, out: first register and number of registers of each; `out` holds C and then D. file:
+    "v", or "a" to have C and D in accumulation registers. product: its text, given D's registers.
+    """
+    lines, first = [], 10
+    for target, count in (*sources, out):
+        lines += [f"v_mov_b32 v{target + k}, v{first + k}" for k in range(count)]
+        first += count
+    start, results = out
+    if file == "a":
+        lines += [f"v_accvgpr_write_b32 a{k}, v{start + k}" for k in range(results)]
+    d = span(0 if file == "a" else start, results, file)
+    lines += ["s_nop 1", product(d), "s_nop 15", "s_nop 3"]
+    if file == "a":
+        lines += [f"v_accvgpr_read_b32 v{start + k}, a{k}" for k in range(results)]
+    return Case("\n".join(lines), first - 10, results, start)
 
 
 def span(first: int, count: int, file: str = "v") -> str:

@@ -13,7 +13,7 @@ from functools import cache
 import ml_dtypes
 import numpy as np
 import pytest
-from isa_matrix import LANE, MX, Format, pack, places, span
+from isa_matrix import LANE, MX, Format, pack, places, product_case, span
 from isa_program import Case, Suite, Words
 from numpy.typing import NDArray
 
@@ -25,28 +25,17 @@ BYTES = ((0, 0), (1, 2), (2, 3), (3, 1))
 NAN_SCALE = 0xFF
 
 
-def _product(size: int, a: int, b: int, tail: str = "", file: str = "v") -> str:
-    words_a, words_b, results = MX[a].bits, MX[b].bits, size * size // 64
-    d = span(0 if file == "a" else OUT, results, file)
+def _product(size: int, a: int, b: int, d: str, tail: str = "") -> str:
     kind = "mfma_scale" if tail else "mfma"
-    sources = f"{span(A, words_a)}, {span(B, words_b)}, {d}"
+    sources = f"{span(A, MX[a].bits)}, {span(B, MX[b].bits)}, {d}"
     return f"v_{kind}_f32_{size}x{size}x{SIZES[size]}_f8f6f4 {d}, {sources}{tail} cbsz:{a} blgp:{b}"
 
 
 def _case(size: int, a: int, b: int, tail: str = "", file: str = "v") -> Case:
     """Inputs: A, B, two scales, C; the result replaces C."""
-    counts = [MX[a].bits, MX[b].bits, 2, size * size // 64]
-    lines, first = [], 10
-    for target, count in zip((A, B, SCALES, OUT), counts, strict=True):
-        lines += [f"v_mov_b32 v{target + k}, v{first + k}" for k in range(count)]
-        first += count
-    c = range(counts[3])
-    if file == "a":
-        lines += [f"v_accvgpr_write_b32 a{k}, v{OUT + k}" for k in c]
-    lines += ["s_nop 1", _product(size, a, b, tail, file), "s_nop 15", "s_nop 3"]
-    if file == "a":
-        lines += [f"v_accvgpr_read_b32 v{OUT + k}, a{k}" for k in c]
-    return Case("\n".join(lines), sum(counts), counts[3], OUT)
+    sources = [(A, MX[a].bits), (B, MX[b].bits), (SCALES, 2)]
+    out = (OUT, size * size // 64)
+    return product_case(sources, out, lambda d: _product(size, a, b, d, tail), file)
 
 
 def _scales(byte_a: int = 0, byte_b: int = 0) -> str:
@@ -68,7 +57,7 @@ def suite() -> Suite:
     clipped = cases["scaled_16_44"]
     mode = "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 1\n"
     cases["clipped_16_44"] = Case(mode + clipped.body, clipped.inputs, clipped.outputs, OUT)
-    product = _product(16, 4, 4, _scales())
+    product = _product(16, 4, 4, span(OUT, 4), _scales())
     for name, register in (("scale", SCALES + 1), ("element", A + 3), ("unused", A + 4)):
         fill = "ds_write_b32 v0, v0\ns_waitcnt lgkmcnt(0)"
         body = f"{fill}\nds_read_b32 v{register}, v0\n{product}\ns_waitcnt lgkmcnt(0)"

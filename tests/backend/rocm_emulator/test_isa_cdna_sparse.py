@@ -13,7 +13,7 @@ from functools import cache
 import ml_dtypes
 import numpy as np
 import pytest
-from isa_matrix import LANE, places, span
+from isa_matrix import LANE, places, product_case, span
 from isa_program import Case, Suite, Words
 from numpy.typing import NDArray
 
@@ -86,20 +86,14 @@ SETS = [
 
 def _case(shape: Shape, tail: str = "", file: str = "v") -> Case:
     words = shape.dense * shape.bits // 32
-    counts = (words // 2, words, 1, shape.size * shape.size // 64)
-    lines, first = [], 10
-    for target, count in zip((A, B, INDEX, OUT), counts, strict=True):
-        lines += [f"v_mov_b32 v{target + k}, v{first + k}" for k in range(count)]
-        first += count
-    registers = range(counts[3])
-    if file == "a":
-        lines += [f"v_accvgpr_write_b32 a{k}, v{OUT + k}" for k in registers]
-    d = span(0 if file == "a" else OUT, counts[3], file)
-    sources = f"{span(A, counts[0])}, {span(B, counts[1])}, v{INDEX}"
-    lines += ["s_nop 1", f"v_smfmac_{shape.name} {d}, {sources}{tail}", "s_nop 15", "s_nop 3"]
-    if file == "a":
-        lines += [f"v_accvgpr_read_b32 v{OUT + k}, a{k}" for k in registers]
-    return Case("\n".join(lines), sum(counts), counts[3], OUT)
+    sources = [(A, words // 2), (B, words), (INDEX, 1)]
+    texts = ", ".join(span(*source) for source in sources)
+    return product_case(
+        sources,
+        (OUT, shape.size * shape.size // 64),
+        lambda d: f"v_smfmac_{shape.name} {d}, {texts}{tail}",
+        file,
+    )
 
 
 def _named(arch: str, name: str) -> Shape:
