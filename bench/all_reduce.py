@@ -13,7 +13,6 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -144,10 +143,9 @@ def main() -> int:
     parser.add_argument("--elements", type=int, nargs="+", default=[4096, 65536, 1048576])
     parser.add_argument("--algorithms", nargs="+", default=["one_shot", "ring", "forestcoll"])
     args = parser.parse_args()
-    run: Callable[..., int] = one_rank
     if place_from_environment().world_size > 1:
-        return run(args)
-    return ark.launch(args.ranks, run, args)
+        return one_rank(args)
+    return ark.launch(args.ranks, one_rank, args)
 
 
 if __name__ == "__main__":

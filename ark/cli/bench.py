@@ -13,7 +13,7 @@ from rich.table import Table
 
 from ark.backend import registry
 from ark.bench.decode import Figures, decode
-from ark.cli.common import positive, share, to_be_started
+from ark.cli.common import device_index, positive, share, to_be_started
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType, by_name
 from ark.models.checkpoint import Checkpoint
@@ -92,13 +92,12 @@ def run(args: argparse.Namespace) -> int:
     backend, probe = registry.choose(args.backend)
     if to_be_started(args.ranks, place):
         return launch_command(args.ranks, [sys.executable, "-m", "ark", *sys.argv[1:]])
-    index = place.local_rank % len(probe.devices) if args.device is None else args.device
+    index = device_index(args.device, place, len(probe.devices))
     with Bootstrap.from_environment(place=place) as ranks:
         device = backend.open(index)
         try:
             machine = change(device.machine, args.set)
-            if world > len(probe.devices):
-                machine = share(machine, backend.name, world, len(probe.devices))
+            machine = share(machine, backend.name, world, len(probe.devices))
             if args.processors:
                 machine = machine.with_processors(args.processors)
             peers: tuple[str, ...] = ()

@@ -41,8 +41,17 @@ def to_be_started(ranks: int, place: Place) -> bool:
     return ranks > place.world_size
 
 
+def device_index(asked: int | None, place: Place, devices: int) -> int:
+    """The device to open: the one asked for, or by the rank's number on this machine."""
+    return place.local_rank % devices if asked is None else asked
+
+
 def share(machine: Machine, backend: str, ranks: int, devices: int) -> Machine:
-    """The part of the host that each of several ranks gets; accelerators are not shared."""
+    """What each rank gets of a device: all of it, or its part of the host where there are fewer
+    devices than ranks; accelerators are not shared.
+    """
+    if ranks <= devices:
+        return machine
     if backend != registry.FALLBACK:
         raise SystemError(
             f"{ranks} ranks need {ranks} devices of {backend!r}, but {devices} were found; every "

@@ -8,7 +8,15 @@ import sys
 from contextlib import ExitStack
 
 from ark.backend import registry
-from ark.cli.common import errors, positive, progress, read_file, share, to_be_started
+from ark.cli.common import (
+    device_index,
+    errors,
+    positive,
+    progress,
+    read_file,
+    share,
+    to_be_started,
+)
 from ark.errors import BaseError, InvalidUsageError
 from ark.models.checkpoint import Checkpoint
 from ark.models.generate import CHUNK, Generator, Sampling
@@ -81,12 +89,10 @@ def run(args: argparse.Namespace) -> int:
         errors.print(note, style="yellow")
     with ExitStack() as stack:
         ranks = stack.enter_context(Bootstrap.from_environment(place=place))
-        index = place.local_rank % len(probe.devices) if args.device is None else args.device
-        device = backend.open(index)
+        device = backend.open(device_index(args.device, place, len(probe.devices)))
         try:
             machine = registry.machine(args.machine) if args.machine else device.machine
-            if place.world_size > len(probe.devices):
-                machine = share(machine, backend.name, place.world_size, len(probe.devices))
+            machine = share(machine, backend.name, place.world_size, len(probe.devices))
             plan = None
             if args.plan:
                 plan = from_json(read_file(args.plan, "a plan"))

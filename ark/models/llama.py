@@ -66,10 +66,12 @@ class Shape:
         return self.config.intermediate_size // self.world_size
 
     @property
-    def vocabulary(self) -> int:
+    def vocabulary(self) -> slice:
         """Tokens whose logits this rank computes: an equal share, all where none is equal."""
         share, rest = divmod(self.config.vocab_size, self.world_size)
-        return self.config.vocab_size if rest else share
+        if rest:
+            return slice(0, self.config.vocab_size)
+        return slice(self.rank * share, (self.rank + 1) * share)
 
 
 class _Builder:
@@ -161,7 +163,8 @@ class _Builder:
 
     def logits(self, x: Tensor) -> Tensor:
         """One row of logits over the whole vocabulary, of which each rank computes its share."""
-        c, shape, own = self.config, self.shape, self.shape.vocabulary
+        c, shape = self.config, self.shape
+        first, own = shape.vocabulary.start, shape.vocabulary.stop - shape.vocabulary.start
         name, whole = "decode.logits", (c.vocab_size, c.hidden_size)
         if not c.tie_word_embeddings:
             table = self.parameter("head", (own, c.hidden_size), shape.dtype)
@@ -175,7 +178,7 @@ class _Builder:
                 shape.dtype,
                 buffer=table.buffer,
                 extents=whole,
-                offsets=(shape.rank * own, 0),
+                offsets=(first, 0),
                 name="head",
             )
         share = self.matmul(x, table, f"{name}.share")
@@ -243,5 +246,4 @@ def weights(checkpoint: Checkpoint, shape: Shape) -> Iterator[tuple[str, np.ndar
         yield at + "down", read(at + "down", columns=inner)
     yield "norm", read("norm")
     if not c.tie_word_embeddings:
-        first = 0 if shape.vocabulary == c.vocab_size else rank * shape.vocabulary
-        yield "head", read("head", slice(first, first + shape.vocabulary))
+        yield "head", read("head", shape.vocabulary)

@@ -15,7 +15,7 @@ from ark.codegen.layout import MAX_OPERANDS
 from ark.ir.model import Graph, Node
 from ark.ir.tensor import Tensor
 from ark.plan.machine import Machine
-from ark.plan.tiling import PAIRED, row_pieces
+from ark.plan.tiling import PAIRED, row_bytes, row_pieces
 
 EPILOGUES = ("add", "swiglu", "rope_kv")
 MAX_STREAM_ROWS = 8  # more input rows than this fill matrix units, where a machine has them
@@ -97,8 +97,7 @@ def _room(rows: int, weight: Tensor, machine: Machine) -> bool:
 
 def _holds_pairs(weight: Tensor, machine: Machine) -> bool:
     """Does a stage hold two whole rows? Without a ring they are read in place."""
-    pair = 2 * weight.shape[1] * weight.dtype.itemsize
-    return not machine.ring_bytes or pair <= machine.stage_bytes
+    return not machine.ring_bytes or 2 * row_bytes(weight) <= machine.stage_bytes
 
 
 def _epilogue(node: Node, product: Tensor, uses: Counter[int]) -> bool:

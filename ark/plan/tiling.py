@@ -40,7 +40,7 @@ def box_coords(shape: Sequence[int], tile: Sequence[int]) -> list[tuple[int, ...
 def stage_rows(weight: Tensor, machine: Machine, paired: bool) -> int:
     """Rows of weights in one stage: as many as fit, a power of two, at least a pair if paired."""
     rows = 2 if paired else 1
-    while rows < 4 and 2 * rows * _row_bytes(weight) <= machine.stage_bytes:
+    while rows < 4 and 2 * rows * row_bytes(weight) <= machine.stage_bytes:
         rows *= 2
     return rows
 
@@ -52,16 +52,17 @@ def row_pieces(rows: int, weight: Tensor, machine: Machine) -> int:
     of it, where the threads keep their slices of a single input row, even in number, in registers.
     """
     columns = weight.shape[1]
-    if not machine.ring_bytes or _row_bytes(weight) <= machine.stage_bytes:
+    if not machine.ring_bytes or row_bytes(weight) <= machine.stage_bytes:
         return 1
     share, rest = divmod(columns, machine.lanes * machine.warps)
     if rows != 1 or rest or share > machine.row_slice:
         return 0
-    least = -(-_row_bytes(weight) // machine.stage_bytes)
+    least = -(-row_bytes(weight) // machine.stage_bytes)
     return next((p for p in range(least, share) if share % (2 * p) == 0), 0)
 
 
-def _row_bytes(weight: Tensor) -> int:
+def row_bytes(weight: Tensor) -> int:
+    """Bytes of one row of a weight of two dimensions."""
     return weight.shape[1] * weight.dtype.itemsize
 
 

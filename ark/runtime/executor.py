@@ -305,8 +305,9 @@ class Executor:
             self._free(own, together)
 
     def _free(self, memories: Sequence[Memory], strict: bool) -> None:
+        tolerated = () if strict else (BaseError,)
         for memory in memories:
-            with contextlib.nullcontext() if strict else contextlib.suppress(BaseError):
+            with contextlib.suppress(*tolerated):
                 self.device.free(memory)
 
     def __enter__(self) -> Executor:
