@@ -10,6 +10,7 @@ from ark.ops.collectives import (
     reduce_scatter,
 )
 from ark.ops.communication import recv, send, send_done
+from ark.ops.decoder import rope_kv, rotary_embedding
 from ark.ops.elementwise import (
     add,
     cast,
@@ -26,9 +27,11 @@ from ark.ops.elementwise import (
     silu,
     sqrt,
     sub,
+    swiglu,
     zeros,
 )
-from ark.ops.linear_algebra import matmul
+from ark.ops.experts import expert_linear, topk
+from ark.ops.linear_algebra import linear, matmul
 from ark.ops.movement import embedding, rope, transpose
 from ark.ops.reductions import (
     argmax,
@@ -40,10 +43,13 @@ from ark.ops.reductions import (
     rmsnorm,
     softmax,
 )
+from ark.ops.tokens import TokenState, advance, embed, sample
 from ark.ops.views import identity, noop, parameter, placeholder, reshape, sharding, tensor
 
 __all__ = [
+    "TokenState",
     "add",
+    "advance",
     "all_gather",
     "all_reduce",
     "all_reduce_packet",
@@ -55,12 +61,15 @@ __all__ = [
     "constant",
     "copy",
     "div",
+    "embed",
     "embedding",
     "exp",
+    "expert_linear",
     "gelu",
     "identity",
     "kv_append",
     "layernorm",
+    "linear",
     "matmul",
     "mean",
     "mul",
@@ -77,7 +86,10 @@ __all__ = [
     "reshape",
     "rmsnorm",
     "rope",
+    "rope_kv",
+    "rotary_embedding",
     "rsqrt",
+    "sample",
     "send",
     "send_done",
     "sharding",
@@ -86,7 +98,9 @@ __all__ = [
     "softmax",
     "sqrt",
     "sub",
+    "swiglu",
     "tensor",
+    "topk",
     "transpose",
     "zeros",
 ]

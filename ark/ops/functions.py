@@ -56,6 +56,9 @@ FUNCTIONS: dict[str, Function] = {
         ),
         Function("sigmoid", 1, "(1.0f / (1.0f + ark_exp(-a)))", lambda a: 1 / (1 + np.exp(-a))),
         Function("silu", 1, "(a / (1.0f + ark_exp(-a)))", lambda a: a / (1 + np.exp(-a))),
+        Function(
+            "swiglu", 2, "(a / (1.0f + ark_exp(-a)) * b)", lambda a, b: a / (1 + np.exp(-a)) * b
+        ),
         Function("add", 2, "(a + b)", np.add, _wrapping("a", "+", "b")),
         Function("sub", 2, "(a - b)", np.subtract, _wrapping("a", "-", "b")),
         Function("rsub", 2, "(b - a)", lambda a, b: b - a, _wrapping("b", "-", "a")),

@@ -47,7 +47,9 @@ FAMILIES = (
     "attention",
     "communication",
     "programs",
+    "tokens",
     "decoder",
+    "experts",
 )
 
 _OPS: dict[str, OpDef] = {}

@@ -19,6 +19,8 @@ from ark.plan import memory
 from ark.plan.fuse import fuse
 from ark.plan.lowering import Group, Lowering
 from ark.plan.machine import Machine
+from ark.plan.pack import pack
+from ark.plan.packing import Packing, to_meta
 from ark.plan.schedule import Schedule
 from ark.plan.types import Phase, Plan, PlanBuffer, PlanOp, PlanTensor
 
@@ -35,12 +37,14 @@ def plan(
 
     options: `external` (ids of buffers whose memory the caller brings and may read and write
     between launches), `packets` (False keeps every edge on counters), `fuse` (False keeps matmuls
-    apart from their neighbours).
+    apart from their neighbours and weights as they are).
     """
     chosen = dict(options or {})
     private = _private_copy(graph)
     external = frozenset(chosen.get("external", ()))
+    packings: list[Packing] = []
     if chosen.get("fuse", True):
+        private, packings = pack(private, external)
         private = fuse(private, machine, external)
     lowering = Lowering(private, machine, chosen)
     groups = lowering.run()
@@ -60,7 +64,7 @@ def plan(
         counters=schedule.counters(),
         phases=tuple(phases),
         arenas=tables.arenas,
-        meta={**(meta or {}), **_ranges(groups)},
+        meta={**(meta or {}), **to_meta(packings), **_ranges(groups)},
     )
 
 
