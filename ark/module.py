@@ -34,10 +34,9 @@ class Module:
             self.register_module(name, value)
         elif isinstance(value, Parameter):
             self.register_parameter(name, value)
-        elif isinstance(value, (list, tuple)) and value:
-            if all(isinstance(v, Module) for v in value):
-                for i, module in enumerate(value):
-                    self.register_module(f"{name}.{i}", module)
+        elif isinstance(value, (list, tuple)) and all(isinstance(v, Module) for v in value):
+            for i, module in enumerate(value):
+                self.register_module(f"{name}.{i}", module)
 
     def register_module(self, name: str, module: Module) -> None:
         """Adds a module under a name; TypeError if it is none."""

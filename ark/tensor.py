@@ -51,9 +51,10 @@ class Tensor:
         return self.ir.dtype
 
     def rename(self, name: str) -> None:
-        """Names the tensor and its buffer in the model; only before an op uses it."""
-        graph = self.model.graph
-        buffer = dataclasses.replace(self.ir.buffer, name=name)
+        """Names the tensor, and its buffer if it is all of one; only before an op uses it."""
+        graph, buffer = self.model.graph, self.ir.buffer
+        if self.ir.nbytes == buffer.nbytes:
+            buffer = dataclasses.replace(buffer, name=name)
         self.ir = dataclasses.replace(self.ir, name=name, buffer=buffer)
         graph.tensors[self.ir.id], graph.buffers[buffer.id] = self.ir, buffer
 

@@ -16,9 +16,9 @@ from ark.bench.decode import Figures, decode
 from ark.cli.common import device_index, positive, share, to_be_started
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType, by_name
+from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
 from ark.models.config import builtin_config
-from ark.models.llama import Shape
 from ark.plan.machine import Machine
 from ark.plan.variant import Variant
 from ark.runtime.bootstrap import Bootstrap

@@ -34,7 +34,9 @@ def rotary_embedding(
     output: Any = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """Turns pairs of each head's elements by an angle that grows with the position (Su et al. 2021).
+    """Turns pairs of each head's elements by an angle that grows with the position.
+
+    Su et al., RoFormer (2021), section 3.2.
 
     input (rows, heads * width), position (1,) int32, frequencies (width / 2,) fp32 in radians a
     position: pair i of row r turns by (position + r) * frequencies[i]. A pair is the elements i and
@@ -61,7 +63,7 @@ def rope_kv(
 
     input (rows, (heads + 2 kv_heads) * width): queries, keys, values one behind the other, pairs as
     neighbours. position and frequencies as for rotary_embedding (interleaved), keys and values
-    caches (kv_heads, context, width). Result: queries (rows, heads * width) fp32 and the two caches.
+    caches (kv_heads, context, width). Results: queries (rows, heads * width) fp32, both caches.
     """
     tensors = [as_tensor(t) for t in (input, position, frequencies, keys, values)]
     x, at, turns, key, value = tensors

@@ -1,6 +1,6 @@
 """Elementwise ops: exp, sqrt, rsqrt, relu, gelu, sigmoid, silu, swiglu, add, sub, mul, div,
-copy, cast, constants. The functions themselves are in ark.ops.functions; broadcasting is NumPy's. `output`
-names a tensor to write into; what returns is a new tensor on its memory.
+copy, cast, constants. The functions themselves are in ark.ops.functions; broadcasting is NumPy's.
+`output` names a tensor to write into; what returns is a new tensor on its memory.
 """
 
 from __future__ import annotations

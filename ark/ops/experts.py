@@ -1,5 +1,5 @@
-"""A mixture of experts as ops: topk picks each row's experts, expert_linear multiplies each row with
-the weights of the experts that it was given (Shazeer et al. 2017).
+"""A mixture of experts as ops: topk picks each row's experts, expert_linear multiplies each row
+with the weights of the experts that it was given (Shazeer et al. 2017).
 
 The weights of an expert that nobody picked are not read.
 """

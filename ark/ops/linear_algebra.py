@@ -1,4 +1,4 @@
-"""matmul, linear, and the fused linear layer that the planner makes of a matmul and its neighbours."""
+"""matmul, linear, and the fused linear node that the planner makes of a matmul and neighbours."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The token loop as ops: the state that it keeps on the device, the embedding at a position, drawing
-the next token, and moving on by a chunk of the prompt.
+"""The token loop as ops: the state that it keeps on the device, the embedding at a position,
+drawing the next token, and moving on by a chunk of the prompt.
 
 A decoder's entry points (docs/models.md) begin with `embed` and end with `sample` or `advance`, so
 that no host takes part between the first token and the last.
@@ -92,7 +92,7 @@ def embed(tokens: Any, weight: Any, position: Any, rows: int = 1, name: str = ""
 
 
 def advance(state: TokenState, rows: int, name: str = "") -> None:
-    """Moves the position on by `rows`, a chunk of the prompt, at most to the prompt's last token."""
+    """Moves the position on by `rows`, a chunk of the prompt; at most to its last token."""
     model = Model.get_model()
     position = model.graph.rewrite(as_tensor(state.position).ir)
     inputs = [as_tensor(t).ir for t in (state.settings, state.position)]

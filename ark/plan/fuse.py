@@ -67,7 +67,11 @@ def fuse(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -> 
             or not _epilogue(last, node.outputs[0], uses)
         ):
             last = None
-        if last is not None and EPILOGUES[last.type] in PAIRED and not _holds_pairs(weight, machine):
+        if (
+            last is not None
+            and EPILOGUES[last.type] in PAIRED
+            and not _holds_pairs(weight, machine)
+        ):
             last = None
         while (norm or last) and not _still(graph, norm, node, last):
             norm, last = (norm, None) if last else (None, None)

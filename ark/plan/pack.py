@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-import os.path
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -150,11 +149,11 @@ class _Finder:
         members = match.members
         inside = {n.id for n in members}
         reads = {t.buffer.id for n in members for t in n.inputs}
-        writes = {b for n in members for b in writes(n)}
+        changed = {b for n in members for b in writes(n)}
         for node in self.graph.nodes:
             if members[0].id < node.id < members[-1].id and node.id not in inside:
                 theirs = set(writes(node))
-                if theirs & (reads | writes) or {t.buffer.id for t in node.inputs} & writes:
+                if theirs & (reads | changed) or {t.buffer.id for t in node.inputs} & changed:
                     return None
         return match
 
@@ -240,6 +239,7 @@ def _after(nodes: Sequence[Node]) -> tuple[Tensor, ...]:
 
 def _joined(names: Sequence[str]) -> tuple[str, list[str]]:
     """The modules that all names begin with, and the rest of each."""
-    folders = os.path.commonprefix([n.split(".")[:-1] for n in names])
-    prefix = "".join(f"{part}." for part in folders)
+    folders = zip(*(n.split(".")[:-1] for n in names), strict=False)
+    common = itertools.takewhile(lambda parts: len(set(parts)) == 1, folders)
+    prefix = "".join(f"{parts[0]}." for parts in common)
     return prefix, [n[len(prefix) :] for n in names]

@@ -5,9 +5,9 @@ same text in its epilogues. `rope_kv` params: heads, kv_heads, head_dim. operand
 kv_heads) * head_dim), output q (m, heads * head_dim), position, frequencies, key cache and value
 cache (kv_heads, context, head_dim), [fresh (m, 2 * kv_heads * head_dim): the new keys and values
 once more, for readers in the same iteration]. coord: first and last+1 column of x, for all rows,
-because rows share the cache. `rotary_embedding` params: head_dim, interleaved (pairs are neighbours,
-else the halves of a head). operands: x (m, heads * head_dim), output, position, frequencies. coord:
-row, first and last+1 head. `swiglu` operands: x (m, 2 n) with gate and up as neighbours, output
+because rows share the cache. `rotary_embedding` params: head_dim, interleaved (pairs are
+neighbours, else the halves of a head). operands: x (m, heads * head_dim), output, position,
+frequencies. coord: row, first and last+1 head. `swiglu` operands: x (m, 2 n) with gate and up as neighbours, output
 (m, n). coord: row, first and last+1 column of x.
 """
 

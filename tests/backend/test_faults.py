@@ -13,8 +13,8 @@ import pytest
 from ark.backend import registry
 from ark.errors import GpuError, PlanError
 from ark.ir.dtype import by_name
+from ark.models.build import Shape
 from ark.models.generate import plans
-from ark.models.llama import Shape
 from ark.plan.machine import Machine
 from ark.plan.types import Plan
 from ark.plan.verify import verify

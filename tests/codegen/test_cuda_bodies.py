@@ -14,9 +14,10 @@ from ark.backend.protocol import Backend, Target
 from ark.codegen.writer import write
 from ark.ir.dtype import DataType, bf16, fp16, fp32
 from ark.ir.model import Graph
+from ark.models.build import Shape
 from ark.models.config import LlamaConfig
 from ark.models.generate import plans as llama_plans
-from ark.models.llama import MAX_STOPS, Shape
+from ark.ops.tokens import MAX_STOPS
 from ark.plan.machine import Machine
 from ark.plan.planner import plan
 from ark.plan.verify import verify
