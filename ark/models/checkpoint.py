@@ -36,26 +36,24 @@ class Weight:
 
 
 def model_weights(config: LlamaConfig) -> tuple[Weight, ...]:
-    """Every tensor that a checkpoint of that shape holds, in the order in which a token meets them.
+    """Every tensor that a checkpoint of that shape holds; a module's own come before those within.
 
-    A parameter has one, of its name, where WEIGHTS of its decoder has one number (the layer) or
-    none; else one for each number in its first dimension, `layers.0.mlp.gate.3`. With tied
-    embeddings `head.weight` and `embedding` are stored once.
+    Where WEIGHTS of the decoder gives a parameter's name one more number, it has a tensor for each
+    place of its first dimension, `layers.0.mlp.gate.3`; else one of its name. With tied embeddings
+    `head.weight` and `embedding` are stored once.
     """
     table = decoder(config.architecture).WEIGHTS
     found = []
     for name, shape in parameters(config).items():
         numbers = [part for part in name.split(".") if part.isdigit()]
         pattern = ".".join("{}" if part.isdigit() else part for part in name.split("."))
-        tied = name == "head.weight" and config.tie_word_embeddings
-        if tied or pattern in table:
-            stored = table["embedding" if tied else pattern].format(*numbers)
-            found.append(Weight(name, stored, shape))
+        if many := table.get(pattern + ".{}"):
+            rows = range(shape[0])
+            found += [Weight(f"{name}.{i}", many.format(*numbers, i), shape[1:]) for i in rows]
             continue
-        stored = table[pattern + ".{}"]
-        found += [
-            Weight(f"{name}.{i}", stored.format(*numbers, i), shape[1:]) for i in range(shape[0])
-        ]
+        tied = name == "head.weight" and config.tie_word_embeddings
+        stored = table["embedding" if tied else pattern].format(*numbers)
+        found.append(Weight(name, stored, shape))
     return tuple(found)
 
 
@@ -109,7 +107,7 @@ class Checkpoint:
         extra = [name for name in self.stored if name not in needed and not self._ignored(name)]
         if extra:
             raise ModelError(
-                f"{self.directory} holds {describe(extra)}, which a Llama model of its config.json "
+                f"{self.directory} holds {describe(extra)}, which a model of its config.json "
                 f"({self.config.num_hidden_layers} layers) does not have. Correct the config, or "
                 "download the weights that belong to it."
             )

@@ -150,7 +150,7 @@ def read_llama(fields: Fields) -> LlamaConfig:
     hidden = fields.size("hidden_size")
     context = fields.size("max_position_embeddings", 2048)
     llama = architecture == "LlamaForCausalLM"
-    if not llama:
+    if architecture == "MistralForCausalLM":
         refuse_window(fields, context)
     bos = fields.token_ids("bos_token_id", (1,))
     return LlamaConfig(

@@ -80,7 +80,7 @@ class Head(ark.Module):
 
     def __init__(self, c: LlamaConfig, dtype: ark.DataType) -> None:
         super().__init__()
-        self.weight = ark.parameter((c.vocab_size, c.hidden_size), dtype)
+        self.weight: ark.Tensor = ark.parameter((c.vocab_size, c.hidden_size), dtype)
 
     def forward(self, x: ark.Tensor) -> ark.Tensor:
         return ark.linear(x, self.weight, name="logits")

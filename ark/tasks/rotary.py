@@ -7,8 +7,8 @@ cache (kv_heads, context, head_dim), [fresh (m, 2 * kv_heads * head_dim): the ne
 once more, for readers in the same iteration]. coord: first and last+1 column of x, for all rows,
 because rows share the cache. `rotary_embedding` params: head_dim, interleaved (pairs are
 neighbours, else the halves of a head). operands: x (m, heads * head_dim), output, position,
-frequencies. coord: row, first and last+1 head. `swiglu` operands: x (m, 2 n) with gate and up as neighbours, output
-(m, n). coord: row, first and last+1 column of x.
+frequencies. coord: row, first and last+1 head. `swiglu` operands: x (m, 2 n) with gate and up as
+neighbours, output (m, n). coord: row, first and last+1 column of x.
 """
 
 from __future__ import annotations

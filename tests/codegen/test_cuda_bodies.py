@@ -119,7 +119,7 @@ def _decoder(
                 values = rng.standard_normal(tensor.shape) * tensor.shape[-1] ** -0.5
                 if len(tensor.shape) == 1:
                     values = 1.0 + 0.1 * values
-                if tensor.name == "rope_frequencies":
+                if tensor.name == "frequencies":
                     values = 10000.0 ** -np.linspace(0.0, 1.0, tensor.shape[0])
                 executor.write(tensor.name, values)
             total = len(prompt) + new
@@ -130,7 +130,7 @@ def _decoder(
             first = -(-(len(prompt) - 1) // 16)
             executor.start(first + new, first).wait(120)
             caches = {
-                f"{i}.{kind}": executor.read(f"layers.{i}.{kind}")[:, : total - 1].astype(
+                f"{i}.{kind}": executor.read(f"layers.{i}.attention.{kind}")[:, : total - 1].astype(
                     np.float64
                 )
                 for i in range(config.num_hidden_layers)
