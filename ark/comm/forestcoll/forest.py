@@ -235,9 +235,9 @@ def check(net: Network, scale: Fraction, demand: Ints, gathering: Sequence[Tree]
     if rooted != expected:
         raise InternalError(f"trees per root are {dict(rooted)}; expected {expected}.")
     nodes = net.topology.nodes
-    ends = zip(net.tails, net.heads, strict=True)
-    links = ((nodes[tail], nodes[head]) for tail, head in ends)
-    capacities = dict(zip(links, net.bandwidth, strict=True))
+    joined = zip(map(int, net.tails), map(int, net.heads), strict=True)
+    names = ((nodes[tail], nodes[head]) for tail, head in joined)
+    capacities = dict(zip(names, net.bandwidth, strict=True))
     for link, units in load.items():
         if link not in capacities or units > scale * capacities[link]:
             raise InternalError(f"link {link[0]} -> {link[1]} carries {units} trees, too many.")
