@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ark.errors import PlanError
-from ark.plan.machine import Machine
+from ark.machine import Machine
 from ark.plan.types import (
     Fetch,
     Phase,

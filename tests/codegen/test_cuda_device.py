@@ -21,7 +21,7 @@ import pytest
 from ark.backend.protocol import Target
 from ark.codegen import layout
 from ark.errors import GpuError, SystemError
-from ark.tasks import kind as kinds
+from ark.plan import kind as kinds
 
 pytest.importorskip("cuda.bindings.driver")
 

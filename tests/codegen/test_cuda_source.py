@@ -10,7 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ark.backend.protocol import Source, Target
+from ark.backend.protocol import Target
+from ark.codegen.dialect import Source
 from ark.codegen.writer import write
 from ark.errors import SystemError
 from ark.plan.types import Phase, Plan, PlanCounter

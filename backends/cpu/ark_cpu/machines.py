@@ -6,7 +6,7 @@ import os
 import platform
 import re
 
-from ark.plan.machine import Machine
+from ark.machine import Machine
 
 
 def host_arch() -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from ark.plan.machine import Machine
+from ark.machine import Machine
 
 GIB = 1 << 30
 STAGE = 16384

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ark.errors import UnsupportedError
-from ark.plan.machine import Machine
+from ark.machine import Machine
 
 VOTE_BYTES = 256  # shared memory that the prelude keeps for itself, rounded up
 
