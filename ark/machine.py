@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
+
+from ark.variant import COMPUTE, Variant
 
 
 @dataclass(frozen=True)
@@ -16,12 +19,9 @@ class Machine:
 
     name: the model's name, as `--machine` takes it. arch: what source is compiled for.
     processors: SMs, CUs or cores that run one block each. lanes: threads of a warp or wave.
-    warps: warps of a block that compute. shared_bytes: shared memory (LDS) a block may use.
-    ring_bytes: share of it that the operand stream's ring takes, 0 where operands are read in
-    place. stage_bytes: largest single fetch into the ring. in_flight: fetches outstanding at once
-    per processor. row_slice: elements of a single input row that a thread can keep in registers
-    over a linear task, so that rows of weights wider than a stage come in pieces; 0 where it
-    cannot. bandwidth_gbps, tflops: for the cost model. signal_us: one counter hand-over.
+    shared_bytes: shared memory (LDS) a block may use. variants: kernel variants that it can run,
+    the one to use first. bandwidth_gbps, tflops: for the cost model. signal_us: one counter
+    hand-over.
     tile: rows and columns of a matmul tile.
     capabilities: words such as "mma_sync", "mfma", "wmma", "bulk_copy" by which bodies are chosen.
     """
@@ -31,12 +31,8 @@ class Machine:
     backend: str
     processors: int
     lanes: int
-    warps: int
     shared_bytes: int
-    ring_bytes: int = 0
-    stage_bytes: int = 16384
-    in_flight: int = 2
-    row_slice: int = 0
+    variants: tuple[Variant, ...]
     memory_bytes: int = 0
     bandwidth_gbps: float = 10.0
     tflops: float = 0.1
@@ -45,9 +41,45 @@ class Machine:
     capabilities: tuple[str, ...] = ()
 
     @property
+    def variant(self) -> Variant:
+        """The kernel variant in use."""
+        return self.variants[0]
+
+    @property
+    def warps(self) -> int:
+        """Computing warps of a block."""
+        return self.variant.role(COMPUTE)
+
+    @property
     def threads(self) -> int:
-        """Threads of a block: the computing warps and, with a ring, one warp that fetches."""
-        return self.lanes * (self.warps + (1 if self.ring_bytes else 0))
+        """Threads of a block, all roles together."""
+        return self.lanes * self.variant.warps
+
+    @property
+    def ring_bytes(self) -> int:
+        return self.variant.ring_bytes
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.variant.stage_bytes
+
+    @property
+    def in_flight(self) -> int:
+        return self.variant.in_flight
+
+    @property
+    def row_slice(self) -> int:
+        return self.variant.row_slice
+
+    def using(self, name: str) -> Machine:
+        """The machine with only the variant of that name; itself if it offers none such."""
+        found = [v for v in self.variants if v.name == name]
+        return dataclasses.replace(self, variants=tuple(found)) if found else self
+
+    def shaped(self, **changes: Any) -> Machine:
+        """The machine with these fields of all its variants changed."""
+        made = tuple(dataclasses.replace(v, **changes) for v in self.variants)
+        return dataclasses.replace(self, variants=made)
 
     def has(self, capability: str) -> bool:
         return capability in self.capabilities
