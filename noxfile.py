@@ -37,10 +37,11 @@ MATRIX = nox.project.load_toml("ci/matrix.toml")["row"]
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Style, format, and that generated files are up to date."""
-    session.install("ruff>=0.6", "tomli; python_version < '3.11'")
+    """Style, format, the order of the layers, and that generated files are up to date."""
+    session.install("ruff>=0.6", "tomli; python_version < '3.11'", "-e", ".", "import-linter>=2.16")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
+    session.run("lint-imports")
     session.run("python", "ci/generate.py", "--check")
 
 

@@ -13,11 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ark.comm import algorithms, synthesize
-from ark.comm.bounds import least_us
-from ark.comm.forestcoll import Optimum, optimal
-from ark.comm.page import write_page
-from ark.comm.program import (
+from ark.collective import (
     REDUCTIONS,
     CollectiveProgram,
     Kind,
@@ -28,6 +24,10 @@ from ark.comm.program import (
     to_json,
     to_xml,
 )
+from ark.comm import algorithms, synthesize
+from ark.comm.bounds import least_us
+from ark.comm.forestcoll import Optimum, optimal
+from ark.comm.page import write_page
 from ark.comm.simulate import SimulationResult, simulate, tune_pieces
 from ark.comm.synthesis import FORESTCOLL
 from ark.comm.taccl import Sketch, parse_size

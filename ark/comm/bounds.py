@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+from ark.collective import Collective
 from ark.comm.exchange import exchange
 from ark.comm.forestcoll import optimal, optimal_all_reduce
-from ark.comm.program import Collective
 from ark.comm.topology import Topology
 
 

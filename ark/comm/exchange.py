@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from ark.collective import IN, OUT, CollectiveProgram, ProgramBuilder, Span
 from ark.comm.forestcoll.optimum import Network, network
 from ark.comm.packages import require
-from ark.comm.program import IN, OUT, CollectiveProgram, ProgramBuilder, Span
 from ark.comm.topology import Topology
 from ark.errors import InternalError, UnsupportedError
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ark.comm.program import OpRef
+from ark.collective import OpRef
 
 
 @dataclass(frozen=True)

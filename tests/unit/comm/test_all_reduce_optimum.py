@@ -6,10 +6,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from ark.collective import check, execute, reference_result
 from ark.comm import algorithms, synthesize
 from ark.comm.forestcoll import forest, optimal, optimal_all_reduce
 from ark.comm.packages import require
-from ark.comm.program import check, execute, reference_result
 from ark.comm.simulate import simulate, tune_pieces
 from ark.comm.topology import Link, Topology, named
 from tests.unit.comm.networks import random_eulerian

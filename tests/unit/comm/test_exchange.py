@@ -5,10 +5,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from ark.collective import check, execute, reference_result
 from ark.comm import algorithms, synthesize
 from ark.comm.bounds import least_us
 from ark.comm.exchange import exchange
-from ark.comm.program import check, execute, reference_result
 from ark.comm.simulate import simulate, tune_pieces
 from ark.comm.topology import named
 from ark.errors import InvalidUsageError, UnsupportedError
