@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ark.ir import tensor as ir
+from ark.frontend.model import Model, use_model
+from ark.ir import values as ir
 from ark.ir.dtype import DataType, fp32
-from ark.ir.model import Graph
-from ark.model import Model, use_model
+from ark.ir.graph import Graph
 from ark.models import registry
 from ark.models.config import LlamaConfig
 from ark.models.shard import Share, check_ranks, split

@@ -7,23 +7,21 @@ In a joined form the two elements that meet are neighbours in memory, so that on
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ark.errors import ModelError
+from ark.frontend.model import Model
+from ark.frontend.tensor import NullTensor, Tensor, as_tensor
 from ark.ir.dtype import fp32
-from ark.ir.model import Node
-from ark.model import Model
+from ark.ir.graph import Node
+from ark.lower.context import Lowering
+from ark.lower.registry import register
+from ark.lower.tiling import split
 from ark.ops.attention import check_cache
 from ark.ops.base import float_dtype, result
-from ark.ops.registry import register
 from ark.ops.tokens import check_position
-from ark.plan.tiling import split
-from ark.tensor import NullTensor, Tensor, as_tensor
-
-if TYPE_CHECKING:
-    from ark.plan.lowering import Lowering
 
 
 def rotary_embedding(

@@ -9,22 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ark.errors import ModelError
+from ark.frontend.model import Model
+from ark.frontend.tensor import Tensor, as_tensor
 from ark.ir.dtype import fp32, int32
-from ark.ir.model import Node
-from ark.model import Model
+from ark.ir.graph import Node
+from ark.lower.context import Lowering
+from ark.lower.registry import register
 from ark.ops.base import float_dtype, result
-from ark.ops.registry import register
 from ark.ops.views import new_tensor
 from ark.tasks.tokens import SETTINGS
-from ark.tensor import Tensor, as_tensor
-
-if TYPE_CHECKING:
-    from ark.plan.lowering import Lowering
 
 MAX_STOPS = 16
 
