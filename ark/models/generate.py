@@ -10,6 +10,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Generator as Made
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -262,7 +263,7 @@ class Generator:
         max_new_tokens: int,
         sampling: Sampling | None = None,
         stop_tokens: Sequence[int] | None = None,
-    ) -> Iterator[int]:
+    ) -> Made[int, None, None]:
         """Yields new tokens as the device makes them; one launch, ends after a stop token.
 
         Closing the iterator, or breaking out of the loop that reads it, stops the device. A
