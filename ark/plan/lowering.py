@@ -18,11 +18,13 @@ from ark.ir.model import Graph, Node
 from ark.ir.tensor import Tensor, dense_view
 from ark.ops import registry
 from ark.plan.machine import Machine
+from ark.plan.variant import COMMUNICATE
 from ark.tasks.kind import OperandType, Signature
 from ark.tasks.kind import get as task_kind
 
 PACKET_LIMIT = 1 << 18  # bytes of fp32 activations that may travel as packets
 PACKET_READ = 1 << 12  # elements of one that a task may read; beyond, a counter is faster
+PACKET_READ_GATED = 1 << 14  # the same where a body polls only after a gate
 
 
 @dataclass(frozen=True)
@@ -125,9 +127,10 @@ class Lowering:
                 whole = tensor.dense and tensor.nbytes == tensor.buffer.nbytes
                 if i not in able or not whole or tensor.dtype.name != "fp32":
                     barred.add(tensor.buffer.id)
+            limit = self._packet_read(group)
             for access in kind.accesses(sig, group.coords[0]):
                 size = math.prod(h - lo for lo, h in zip(access.lo, access.hi, strict=True))
-                if not access.write and size > PACKET_READ:
+                if not access.write and size > limit:
                     barred.add(group.operands[access.operand].buffer.id)
             barred.update(t.buffer.id for t in group.after)
         for buffer, tensors in touched.items():
@@ -135,6 +138,11 @@ class Lowering:
             small = source.nbytes <= PACKET_LIMIT
             if source.arena == "activation" and small and buffer not in barred:
                 self.packets.update(t.id for t in tensors)
+
+    def _packet_read(self, group: Group) -> int:
+        """Elements that one task may read as packets."""
+        gated = self.machine.variant.role(COMMUNICATE) and group.kind == "linear"
+        return PACKET_READ_GATED if gated and group.operands[0].shape[0] == 1 else PACKET_READ
 
     def signature(self, group: Group) -> Signature:
         """The group's signature as far as it is known before packets are chosen."""

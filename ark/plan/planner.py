@@ -16,6 +16,7 @@ from typing import Any
 from ark.ir.model import Graph
 from ark.ir.tensor import Tensor
 from ark.plan import memory
+from ark.plan.choose import choose
 from ark.plan.fuse import fuse
 from ark.plan.lowering import Group, Lowering
 from ark.plan.machine import Machine
@@ -35,12 +36,12 @@ def plan(
 
     options: `external` (ids of buffers whose memory the caller brings and may read and write
     between launches), `packets` (False keeps every edge on counters), `fuse` (False keeps matmuls
-    apart from their neighbours).
+    apart from their neighbours), `variant` (the kernel variant by name).
     """
     chosen = dict(options or {})
-    machine = machine.using(machine.variant.name)
     private = _private_copy(graph)
     external = frozenset(chosen.get("external", ()))
+    machine = choose(private, machine, chosen, external)
     if chosen.get("fuse", True):
         private = fuse(private, machine, external)
     lowering = Lowering(private, machine, chosen)
