@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ark.errors import PlanError
-from ark.plan.machine import Machine
+from ark.machine import Machine
 from ark.plan.types import (
     Fetch,
     Phase,
@@ -18,7 +18,7 @@ from ark.plan.types import (
     PlanTensor,
     Task,
 )
-from ark.plan.variant import Role, Variant
+from ark.variant import Role, Variant
 
 FORMAT = 1
 

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ark.backend.protocol import Source, Target
+from ark.backend.protocol import Target
+from ark.codegen.dialect import Source
 from ark.codegen.writer import write
 from ark.errors import SystemError
 from ark.ir.dtype import by_name
@@ -19,7 +20,7 @@ from ark.models.generate import plans as llama_plans
 from ark.models.llama import Shape
 from ark.plan.serialize import machine_of
 from ark.plan.types import Phase, Plan, PlanCounter
-from ark.plan.variant import COMPUTE, block
+from ark.variant import COMPUTE, block
 
 pytest.importorskip("cuda.bindings.nvrtc")
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ark.errors import UnsupportedError
-from ark.plan.machine import Machine
-from ark.plan.variant import block
+from ark.machine import Machine
+from ark.variant import block
 
 VOTE_BYTES = 256  # shared memory that the prelude keeps for itself, rounded up
 

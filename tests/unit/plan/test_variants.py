@@ -8,13 +8,13 @@ import pytest
 
 from ark.errors import PlanError
 from ark.ir.dtype import by_name
-from ark.ir.model import Graph
+from ark.ir.graph import Graph
+from ark.lower.pipeline import plan
+from ark.machine import Machine
 from ark.models.generate import make_plans
 from ark.models.llama import Shape
-from ark.plan.machine import Machine
-from ark.plan.planner import plan
 from ark.plan.serialize import from_json, machine_of, to_json
-from ark.plan.variant import COMMUNICATE, COMPUTE, LOAD, Role, Variant, block
+from ark.variant import COMMUNICATE, COMPUTE, LOAD, Role, Variant, block
 from tests.unit.plan.shapes import CONFIG, decoder_plans, machine
 
 ROLES = Variant("roles", (Role(COMPUTE, 6), Role(COMMUNICATE, 1), Role(LOAD, 1)), 6, 1024, 2)

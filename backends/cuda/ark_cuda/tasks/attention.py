@@ -10,12 +10,12 @@ through the dialect.
 
 from __future__ import annotations
 
-from ark.plan.machine import Machine
-from ark.plan.variant import COMMUNICATE
+from ark.machine import Machine
+from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.attention import FRESH
-from ark.tasks.kind import Signature
 from ark.tasks.rotary import system
+from ark.variant import COMMUNICATE
 from ark_cuda.tasks.inline import inlined, packets
 
 MAX_GROUP = 8  # query heads of a key/value head; their sums are held in registers

@@ -8,10 +8,9 @@ dialect.
 
 from __future__ import annotations
 
-from ark.plan.machine import Machine
-from ark.plan.variant import COMMUNICATE
+from ark.machine import Machine
+from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.kind import Signature
 from ark.tasks.rotary import (
     rotary_angle,
     rotary_operands,
@@ -19,6 +18,7 @@ from ark.tasks.rotary import (
     rotated_columns,
     system,
 )
+from ark.variant import COMMUNICATE
 from ark_cuda.tasks import linear_roles
 from ark_cuda.tasks.inline import inlined
 

@@ -6,9 +6,9 @@ Serves what linear.h's body serves in the variant `block`, and any number of col
 
 from __future__ import annotations
 
-from ark.plan.machine import Machine
+from ark.machine import Machine
+from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.kind import Signature
 from ark.tasks.rotary import (
     rotary_angle,
     rotary_operands,
