@@ -16,6 +16,7 @@ from ark.lower.context import Lowering
 from ark.lower.registry import register
 from ark.ops.base import float_dtype, result
 from ark.ops.tokens import check_position
+from ark.variant import COMMUNICATE
 
 
 def check_cache(what: str, cache: Tensor, position: Tensor) -> tuple[int, int, int]:
@@ -107,7 +108,7 @@ def attention(
 def attention_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     """The definition, one row and head at a time.
 
-    A fifth input holds the keys and values of a lone row (ark.plan.pack), (1, 2 kv_heads width).
+    A fifth input holds the keys and values of a lone row (ark.lower.pack), (1, 2 kv_heads width).
     """
     q, key, value, position, *fresh = inputs
     if fresh:  # the newest row, which the caches need not have yet
@@ -128,10 +129,15 @@ def attention_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) 
     return [out]
 
 
-def attention_splits(rows: int, kv_heads: int, context: int, processors: int) -> int:
-    """Into how many parts a head's positions are cut so that most processors have one."""
+def attention_splits(
+    rows: int, kv_heads: int, context: int, processors: int, least: int = 64
+) -> int:
+    """Into how many parts a head's positions are cut so that most processors have one.
+
+    least: positions of a part below which it is not worth its hand-over.
+    """
     wanted = max(1, processors // (rows * kv_heads))
-    return min(wanted, max(1, context // 64))
+    return min(wanted, max(1, context // least))
 
 
 def _lower_attention(lowering: Lowering, node: Node) -> None:
@@ -139,7 +145,9 @@ def _lower_attention(lowering: Lowering, node: Node) -> None:
     out = node.outputs[0]
     rows = out.shape[0]
     kv_heads, context, _ = key.shape
-    splits = attention_splits(rows, kv_heads, context, lowering.machine.processors)
+    machine = lowering.machine
+    least = 32 if machine.variant.role(COMMUNICATE) else 64
+    splits = attention_splits(rows, kv_heads, context, machine.processors, least)
     params = {**node.attrs, "kv_heads": kv_heads, "splits": splits}
     coords = [(r, h, s) for s in range(splits) for r in range(rows) for h in range(kv_heads)]
     if splits == 1:

@@ -1,5 +1,5 @@
 """What stands around attention in a decoder: rotary embedding, and the forms in which the compiler
-joins such ops with the product before them (ark.plan.pack): rope_kv and swiglu_pairs.
+joins such ops with the product before them (ark.lower.pack): rope_kv and swiglu_pairs.
 
 In a joined form the two elements that meet are neighbours in memory, so that one thread has both.
 """

@@ -1,4 +1,4 @@
-"""How a parameter of a plan is made of a model's parameters: what ark.plan.pack decides, the plan
+"""How a parameter of a plan is made of a model's parameters: what ark.lower.pack decides, the plan
 records and ark.models.load follows when it reads a checkpoint.
 """
 
