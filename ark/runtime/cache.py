@@ -80,14 +80,14 @@ def refusal(path: Path) -> str:
 def load(kind: str, name: str) -> bytes | None:
     """The entry's bytes, or None if there is none (or only a damaged one, which is removed)."""
     try:
-        secret = _secret(folder(), make=False)
+        own = _secret(folder(), make=False)
         data = _read(folder() / kind / name)
     except FileNotFoundError:
         return None
     except (OSError, RuntimeError) as error:
         _without(str(error))
         return None
-    if hmac.compare_digest(data[:_DIGEST], _digest(secret, kind, name, data[_DIGEST:])):
+    if hmac.compare_digest(data[:_DIGEST], _digest(own, kind, name, data[_DIGEST:])):
         return data[_DIGEST:]
     drop(kind, name)
     return None
@@ -96,10 +96,17 @@ def load(kind: str, name: str) -> bytes | None:
 def store(kind: str, name: str, data: bytes) -> None:
     """Writes an entry; where the cache cannot be written, the next run makes it again."""
     try:
-        secret = _secret(folder(), make=True)
-        _write(folder() / kind / name, _digest(secret, kind, name, data) + data)
+        _write(folder() / kind / name, _digest(secret(), kind, name, data) + data)
     except (OSError, RuntimeError) as error:
         _without(str(error))
+
+
+def secret() -> bytes:
+    """A key of this user's, the same in all his processes that share the cache folder.
+
+    Raises OSError or RuntimeError where that folder cannot be used.
+    """
+    return _secret(folder(), make=True)
 
 
 def drop(kind: str, name: str) -> None:
@@ -134,8 +141,8 @@ def _files() -> list[Path]:
     return sorted(p for p in found if _NAME.fullmatch(p.name) or p.name.startswith(_PARTIAL))
 
 
-def _digest(secret: bytes, kind: str, name: str, data: bytes) -> bytes:
-    return hmac.new(secret, f"{kind}/{name}/".encode() + data, hashlib.sha256).digest()
+def _digest(own: bytes, kind: str, name: str, data: bytes) -> bytes:
+    return hmac.new(own, f"{kind}/{name}/".encode() + data, hashlib.sha256).digest()
 
 
 @cache
