@@ -136,8 +136,8 @@ def _fixed(net: Network, best: Optimum, k: int) -> Optimum:
     """Finds the least scale U for which floor(U b) carries k trees a root (ForestColl, 5.5).
 
     U is at least k / x*. Where links come in equal pairs, or there are no switches, k / x* + 1 /
-    min b is always enough; other networks lose what `whole_units` drops, and a multiple of the exact
-    scale is enough for them. Only the points in between where some floor(U b) changes matter.
+    min b is always enough; other networks lose what `whole_units` drops, and a multiple of the
+    exact scale is enough for them. Only the points in between where some floor(U b) changes matter.
     """
     low = k * best.inv_x
     distinct = sorted({each for each in net.bandwidth if each})

@@ -1,7 +1,7 @@
 """The linear programme over cuts: the best rate of trees whose roots and links share capacities.
 
-Let root v send w_v GB/s and let link e give x_e GB/s to the gathering trees. By Edmonds (1973) trees
-exist exactly where x(out of S) >= w(S) for every node set S that lacks some rank, and trees that
+Let root v send w_v GB/s and let link e give x_e GB/s to the gathering trees. By Edmonds (1973)
+trees exist exactly where x(out of S) >= w(S) for every node set S that lacks some rank, and trees that
 reduce exist where what enters S is as much. A switch cannot multicast, so as much leaves it as
 enters it. Cuts are generated as they are violated. The solver works in floating point, and what it
 says is turned into fractions that prove themselves: a feasible point, checked by maximum flows in
@@ -11,6 +11,7 @@ gap is the caller's to state. Used by `ark.comm.forestcoll.optimum` and `all_red
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -193,7 +194,7 @@ class Programme:
                 )
                 if sum(passing):
                     return False
-        common = math.lcm(*(each.denominator for each in (*sum(shares, []), *weights)))
+        common = math.lcm(*(each.denominator for each in (*itertools.chain(*shares), *weights)))
         if common * len(weights) * sum(weights) > 1 << 50:
             return False
         demand = np.array([int(each * common) for each in weights], dtype=np.int64)

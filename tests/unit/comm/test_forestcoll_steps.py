@@ -260,8 +260,8 @@ def test_networks_with_degraded_links_have_an_optimum_that_trees_attain(seed):
 def test_a_switch_that_hears_more_than_it_says_by_hand():
     """Three ranks on a switch; g0 sends at 1 GB/s, everything else runs at 3.
 
-    What g0 has leaves it at 1 GB/s, so x* is 1 at most. Twice three units then pass the switch, 6 of
-    the 7 GB/s that enter it, where 9 could leave: the cuts alone would take it for balanced.
+    What g0 has leaves it at 1 GB/s, so x* is 1 at most. Twice three units then pass the switch, 6
+    of the 7 GB/s that enter it, where 9 could leave: the cuts alone would take it for balanced.
     """
     links = [Link(f"g{i}", "s", Fraction(3 if i else 1)) for i in range(3)]
     links += [Link("s", f"g{i}", Fraction(3)) for i in range(3)]
