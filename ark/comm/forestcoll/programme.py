@@ -1,8 +1,8 @@
 """The linear programme over cuts: the best rate of trees whose roots and links share capacities.
 
 Let root v send w_v GB/s and let link e give x_e GB/s to the gathering trees. By Edmonds (1973)
-trees exist exactly where x(out of S) >= w(S) for every node set S that lacks some rank, and trees that
-reduce exist where what enters S is as much. A switch cannot multicast, so as much leaves it as
+trees exist exactly where x(out of S) >= w(S) for every node set S that lacks some rank, and trees
+that reduce exist where what enters S is as much. A switch cannot multicast, so as much leaves it as
 enters it. Cuts are generated as they are violated. The solver works in floating point, and what it
 says is turned into fractions that prove themselves: a feasible point, checked by maximum flows in
 integers, from below, and a combination of cuts (weak duality) from above. Where the two differ the
