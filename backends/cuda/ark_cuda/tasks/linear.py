@@ -18,6 +18,8 @@ from ark.tasks.rotary import (
     rotated_columns,
     system,
 )
+from ark.variant import COMMUNICATE
+from ark_cuda.tasks import linear_roles
 from ark_cuda.tasks.inline import inlined
 
 MAX_ROWS = 256  # rows whose sums wait in shared memory for an epilogue
@@ -43,8 +45,20 @@ def _pitch(sig: Signature, machine: Machine) -> int:
     return min(-(-stages // machine.processors) * rows, MAX_ROWS)
 
 
+def in_roles(sig: Signature, machine: Machine) -> bool:
+    """Does the body of the variant `roles` take it?"""
+    return bool(machine.variant.role(COMMUNICATE)) and linear_roles.serves(sig)
+
+
+def gate(name: str, sig: Signature, machine: Machine) -> str | None:
+    """In the variant `roles`: what opens the task; None where its body does not serve."""
+    return linear_roles.gate(name, sig, machine) if in_roles(sig, machine) else None
+
+
 def scratch(sig: Signature, machine: Machine) -> int:
     """The slices' sums of rows, and of squares, in bytes."""
+    if in_roles(sig, machine):
+        return linear_roles.scratch(sig, machine)
     if not _piece(sig, machine):
         return 0
     return 4 * machine.warps * (_pitch(sig, machine) + 1)
@@ -52,6 +66,8 @@ def scratch(sig: Signature, machine: Machine) -> int:
 
 def write(name: str, sig: Signature, machine: Machine) -> str | None:
     """The body's source, or None where the common body serves."""
+    if in_roles(sig, machine):
+        return linear_roles.write(name, sig, machine)
     piece = _piece(sig, machine)
     if not piece:
         return None
