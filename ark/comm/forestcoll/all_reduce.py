@@ -77,6 +77,6 @@ def optimal_all_reduce(topology: Topology) -> AllReduceOptimum:
             image[moved] = side
             programme.add(image, reducing)
     best = programme.solve(known)
-    return AllReduceOptimum(
-        best.rate, best.bound, best.weights, *best.shares, uniform=best.rate == rate
-    )
+    gather, reduce = best.shares
+    uniform = best.rate == rate
+    return AllReduceOptimum(best.rate, best.bound, best.weights, gather, reduce, uniform)
