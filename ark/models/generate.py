@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ark.backend.protocol import Backend, Device
-from ark.errors import InvalidUsageError, SystemError
+from ark.errors import InvalidUsageError, PlanError, SystemError
 from ark.ir.dtype import DataType
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
@@ -64,7 +64,10 @@ def plans(shape: Shape, machine: Machine, options: dict[str, Any] | None = None)
     name = cache.key(cache.code_digest(), repr(everyone), repr(machine), repr(options))
     data = cache.load(cache.PLANS, name)
     if data is not None:
-        return [from_json(text) for text in data.decode().split("\0")]
+        try:
+            return [from_json(text) for text in data.decode().split("\0")]
+        except PlanError:
+            cache.drop(cache.PLANS, name)
     made = make_plans(shape, machine, options)
     cache.store(cache.PLANS, name, "\0".join(to_json(p) for p in made).encode())
     return made
