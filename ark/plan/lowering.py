@@ -17,6 +17,7 @@ from ark.ir.dtype import DataType
 from ark.ir.model import Graph, Node
 from ark.ir.tensor import Tensor, dense_view
 from ark.ops import registry
+from ark.plan.boxes import Templates
 from ark.plan.machine import Machine
 from ark.tasks.kind import OperandType, Signature
 from ark.tasks.kind import get as task_kind
@@ -52,8 +53,11 @@ class Group:
 class Lowering:
     """Collects groups in program order. `graph` is a private copy: temporaries may be added."""
 
-    def __init__(self, graph: Graph, machine: Machine, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, graph: Graph, machine: Machine, options: Mapping[str, Any], templates: Templates
+    ) -> None:
         self.graph = graph
+        self.templates = templates
         self.machine = machine
         self.options = options
         self.groups: list[Group] = []
@@ -116,7 +120,8 @@ class Lowering:
         for group in self.groups:
             kind, sig = task_kind(group.kind), self.signature(group)
             able = kind.packets(sig)
-            given = {a.operand for c in group.coords for a in kind.accesses(sig, c) if a.write}
+            boxes = self.templates.boxes(sig, tuple(group.coords))
+            given = {b.operand for b in boxes if b.write}
             again = {group.operands[i].buffer.id for i in given} & written
             barred |= again  # a second write in an iteration would carry the same epoch
             written.update(group.operands[i].buffer.id for i in given)

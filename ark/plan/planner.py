@@ -16,6 +16,7 @@ from typing import Any
 from ark.ir.model import Graph
 from ark.ir.tensor import Tensor
 from ark.plan import memory
+from ark.plan.boxes import Templates
 from ark.plan.fuse import fuse
 from ark.plan.lowering import Group, Lowering
 from ark.plan.machine import Machine
@@ -42,10 +43,13 @@ def plan(
     external = frozenset(chosen.get("external", ()))
     if chosen.get("fuse", True):
         private = fuse(private, machine, external)
-    lowering = Lowering(private, machine, chosen)
+    templates = Templates()
+    lowering = Lowering(private, machine, chosen, templates)
     groups = lowering.run()
     tables = _Tables(private, groups, lowering.packets, external)
-    schedule = Schedule(machine, tables.tensors, tables.buffers, graph.rank, graph.world_size)
+    schedule = Schedule(
+        machine, tables.tensors, tables.buffers, graph.rank, graph.world_size, templates
+    )
     phases = []
     for number, name in enumerate(private.phases):
         members = [(i, g) for i, g in enumerate(groups) if g.phase == number]
