@@ -18,7 +18,7 @@ from typing import Any
 
 from ark.backend import registry
 from ark.ir.dtype import by_name
-from ark.ir.model import Graph
+from ark.ir.graph import Graph
 
 MACHINE = "h100"
 # By workload: four sizes, the last one the goal's.
@@ -34,7 +34,7 @@ HEADS = ("workload", "size", "ops", "tasks", "plan s", "verify s", "us a task", 
 def matmul(n: int) -> list[Graph]:
     """One product of n x n matrices in bf16."""
     import ark
-    from ark.model import Model, use_model
+    from ark.frontend.model import Model, use_model
 
     model = Model(0, 1)
     with use_model(model):
@@ -46,7 +46,7 @@ def matmul(n: int) -> list[Graph]:
 def lstm(layers: int, steps: int, hidden: int = 256) -> list[Graph]:
     """An LSTM without any fusion, batch 1: 19 ops and 81 tasks a cell, and a mean at the end."""
     import ark
-    from ark.model import Model, use_model
+    from ark.frontend.model import Model, use_model
 
     def tanh(x: Any) -> Any:
         return ark.sub(ark.mul(ark.sigmoid(ark.mul(x, 2.0)), 2.0), 1.0)
@@ -108,7 +108,7 @@ def _peak() -> float:
 
 def measure(workload: str, size: tuple[int, ...]) -> dict[str, Any]:
     """Plans and verifies one case in this process."""
-    from ark.plan.planner import plan
+    from ark.lower.pipeline import plan
     from ark.plan.verify import verify
 
     graphs = WORKLOADS[workload](*size)

@@ -13,10 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ark.comm import algorithms, synthesize
-from ark.comm.forestcoll import Optimum, optimal
-from ark.comm.page import write_page
-from ark.comm.program import (
+from ark.collective import (
     REDUCTIONS,
     CollectiveProgram,
     Kind,
@@ -27,6 +24,9 @@ from ark.comm.program import (
     to_json,
     to_xml,
 )
+from ark.comm import algorithms, synthesize
+from ark.comm.forestcoll import Optimum, optimal
+from ark.comm.page import write_page
 from ark.comm.simulate import SimulationResult, bound_us, simulate, tune_pieces
 from ark.comm.synthesis import FORESTCOLL
 from ark.comm.taccl import Sketch, parse_size

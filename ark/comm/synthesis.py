@@ -5,9 +5,9 @@ Users import it from `ark.comm`; the command line and the planner call it too.
 
 from __future__ import annotations
 
+from ark.collective import REDUCTIONS, Collective, CollectiveProgram, check
 from ark.comm import classics, taccl
 from ark.comm.forestcoll import COLLECTIVES, forest, lower
-from ark.comm.program import REDUCTIONS, Collective, CollectiveProgram, check
 from ark.comm.simulate import boxes_of
 from ark.comm.topology import Topology
 from ark.errors import InvalidUsageError

@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ark.ir.tensor import row_major
+from ark.ir.values import row_major
 from ark.plan.boxes import DIMS, Boxes, candidates
 from ark.plan.types import PlanBuffer, PlanTensor
 

@@ -14,10 +14,10 @@ from functools import cached_property
 import numpy as np
 
 from ark.errors import PlanError
-from ark.ir.tensor import row_major
+from ark.ir.values import row_major
 from ark.plan.types import Fetch
-from ark.tasks import kind as kinds
-from ark.tasks.kind import Access, Signature
+from ark.plan import kind as kinds
+from ark.plan.kind import Access, Signature
 
 DIMS = 4
 Coords = tuple[tuple[int, ...], ...]

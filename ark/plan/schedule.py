@@ -20,10 +20,10 @@ from ark.plan.access import Region, region
 from ark.plan.boxes import Templates
 from ark.plan.clocks import RAN, SEEN, START, Clocks
 from ark.plan.frontier import Frontier
-from ark.plan.lowering import Group
-from ark.plan.machine import Machine
+from ark.plan.groups import Group
+from ark.machine import Machine
 from ark.plan.types import GATE, PlanBuffer, PlanCounter, PlanOp, PlanTensor, Task
-from ark.tasks.kind import OperandType, Signature
+from ark.plan.kind import OperandType, Signature
 
 NOTHING = np.zeros(0, np.int64)
 PACKETS, WRITTEN, READ = 0, 1, 2  # whose packets are read, what must be seen, what have run
@@ -263,8 +263,7 @@ class _PhaseRun:
             elif key in joined:
                 number = joined[key]
             else:
-                members = np.unique(np.concatenate([self.sets[s].members for s in key]))
-                number = joined[key] = self._set(op, members)
+                number = joined[key] = self._union(op, key)
             listed.append((op, kind, number))
         return tuple(sorted(listed, key=lambda n: (n[1] != PACKETS, -n[0], n[1])))
 
@@ -301,6 +300,11 @@ class _PhaseRun:
             self.sets.append(made)
         return self.set_ids[key]
 
+    def _union(self, op: int, numbers: Sequence[int]) -> int:
+        """The number of the set of all tasks of an op that are in one of the sets."""
+        members = np.unique(np.concatenate([self.sets[s].members for s in numbers]))
+        return self._set(op, members - self.runs[op].first)
+
     def _decide(
         self, clock: int, needs: tuple[tuple[int, int, int], ...], lane: int
     ) -> _Decision:
@@ -321,10 +325,7 @@ class _PhaseRun:
                 if lacking - {lane}:
                     missing.append(number)
             if missing:
-                number = missing[0]
-                if len(missing) > 1:
-                    members = np.unique(np.concatenate([self.sets[m].members for m in missing]))
-                    number = self._set(op[1], members - self.runs[op[1]].first)
+                number = missing[0] if len(missing) == 1 else self._union(op[1], missing)
                 waits.append(number)
                 clock = self._join(clock, self.sets[number], False)
         return _Decision(tuple(waits), clock, frozenset(special))

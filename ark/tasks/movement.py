@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ark.plan.machine import Machine
+from ark.machine import Machine
+from ark.plan.kind import Access, Signature, TaskKind, register, whole
 from ark.tasks import text
 from ark.tasks.elementwise import broadcast_access
-from ark.tasks.kind import Access, Signature, TaskKind, register, whole
 from ark.tasks.tokens import SAMPLING
 
 NAMES = ["i0", "i1", "i2", "i3"]

@@ -11,10 +11,10 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Iterator
 
+from ark.collective.builder import IN, OUT, ProgramBuilder
+from ark.collective.types import CollectiveProgram, OpRef, Span
 from ark.comm.forestcoll.forest import Forest
 from ark.comm.forestcoll.tree import Edge, Tree
-from ark.comm.program.builder import IN, OUT, ProgramBuilder
-from ark.comm.program.types import CollectiveProgram, OpRef, Span
 
 
 def lower(
@@ -24,7 +24,7 @@ def lower(
 
     Args:
         forest: the trees.
-        reduction: an elementwise reduction of `ark.comm.program.reductions`.
+        reduction: an elementwise reduction of `ark.collective.reductions`.
         pieces: cuts every chunk further, so that long paths are pipelined.
         window: how many puts of a gathering rank, to ranks that pass them on, are under way over
             one link at a time; 0 is all. With few, data arrive one after another instead of all

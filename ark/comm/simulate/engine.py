@@ -18,7 +18,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from ark.comm.program import REDUCTIONS, CollectiveProgram, Kind, Operation, OpRef, Role
+from ark.collective import REDUCTIONS, CollectiveProgram, Kind, Operation, OpRef, Role
 from ark.comm.simulate.fair import fair_rates
 from ark.comm.simulate.result import Event, SimulationResult
 from ark.comm.simulate.routes import Routes

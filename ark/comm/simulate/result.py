@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from ark.comm.program import Collective, OpRef
+from ark.collective import Collective, OpRef
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ import subprocess
 
 import pytest
 
+from ark.collective import Kind, check
 from ark.comm import classics
 from ark.comm.page import render_page, write_page
 from ark.comm.page.data import carried, page_data
 from ark.comm.page.layout import layout
-from ark.comm.program import Kind, check
 from ark.comm.simulate import bound_us, boxes_of, simulate
 from ark.comm.taccl import synthesize_taccl
 from ark.comm.topology import Link, Topology

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ark.collective import IN, OUT, Kind, ProgramBuilder, Span, check
 from ark.comm import classics
 from ark.comm.forestcoll import optimal
-from ark.comm.program import IN, OUT, Kind, ProgramBuilder, Span, check
 from ark.comm.simulate import CostModel, Routes, bound_us, boxes_of, simulate, tune_pieces
 from ark.comm.simulate.fair import fair_rates
 from ark.comm.topology import Link, Topology

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ark.collective import Kind, check, execute, from_json, reference_result, to_json, to_xml
 from ark.comm.forestcoll import optimal
-from ark.comm.program import Kind, check, execute, from_json, reference_result, to_json, to_xml
 from ark.comm.simulate import bound_us, simulate
 from ark.comm.taccl import (
     Sketch,
