@@ -1,10 +1,10 @@
 """Where tasks touch memory, in coordinates that can be compared. Used by planner and verifier.
 
 Accesses are compared exactly: box against box when they see the same buffer through the same
-extents, byte range against byte range otherwise. Both sides rely on exactness: they forget an access
-that later writes have covered (ark.plan.frontier). Planner and verifier share this file on purpose:
-what is a conflict must be one rule; how conflicts are ordered is decided by one and checked by the
-other, separately.
+extents, byte range against byte range otherwise. Both sides rely on exactness: they forget an
+access that later writes have covered (ark.plan.frontier). Planner and verifier share this file on
+purpose: what is a conflict must be one rule; how conflicts are ordered is decided by one and checked
+by the other, separately.
 """
 
 from __future__ import annotations
@@ -113,7 +113,9 @@ class Region:
         if (a.all_solid and b.all_solid) or not len(rows):
             return rows, columns
         if self.same_frame(other):
-            shift = np.array(_pad([o - s for o, s in zip(other.offsets, self.offsets, strict=True)]))
+            shift = np.array(
+                _pad([o - s for o, s in zip(other.offsets, self.offsets, strict=True)])
+            )
             below = a.lo[rows] < b.hi[columns] + shift
             met = (below & (b.lo[columns] + shift < a.hi[rows])).all(axis=1)
             return rows[met], columns[met]

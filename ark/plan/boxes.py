@@ -15,9 +15,9 @@ import numpy as np
 
 from ark.errors import PlanError
 from ark.ir.values import row_major
-from ark.plan.types import Fetch
 from ark.plan import kind as kinds
 from ark.plan.kind import Access, Signature
+from ark.plan.types import Fetch
 
 DIMS = 4
 Coords = tuple[tuple[int, ...], ...]
@@ -27,8 +27,8 @@ Coords = tuple[tuple[int, ...], ...]
 class Boxes:
     """The accesses of an op's tasks to one operand in one direction.
 
-    Row i says that task tasks[i] touches box box[i]; boxes are distinct, tasks rise. lo, hi: (boxes,
-    DIMS) in elements; begin, end: (boxes,) in bytes; all from the operand's first element.
+    Row i says that task tasks[i] touches box box[i]; boxes are distinct, tasks rise. lo, hi:
+    (boxes, DIMS) in elements; begin, end: (boxes,) in bytes; all from the operand's first element.
     """
 
     operand: int
@@ -197,7 +197,7 @@ class Templates:
             access = Access(0, (0,) * len(shape), shape)
             rows = [(i, 0) for i in range(count)]
             strides = row_major(extents)
-            found = self._whole[key] = _pack(access, rows, [(access.lo, shape)], strides, itemsize)
+            found = self._whole[key] = pack(access, rows, [(access.lo, shape)], strides, itemsize)
         return found
 
 
@@ -224,7 +224,9 @@ def _boxes(sig: Signature, coords: Coords) -> tuple[Boxes, ...]:
     found = []
     for key, (rows, known) in sorted(grouped.items(), key=lambda kv: kv[0]):
         if not 0 <= key[0] < len(sig.operands):
-            raise PlanError(f"a task of kind {sig.kind!r} touches operand {key[0]} of {len(sig.operands)}")
+            raise PlanError(
+                f"a task of kind {sig.kind!r} touches operand {key[0]} of {len(sig.operands)}"
+            )
         operand = sig.operands[key[0]]
         boxes: list[tuple[tuple[int, ...], tuple[int, ...]]] = list(known)  # type: ignore[arg-type]
         for lo, hi in boxes:
@@ -236,11 +238,11 @@ def _boxes(sig: Signature, coords: Coords) -> tuple[Boxes, ...]:
                     f"a task of kind {sig.kind!r} reaches outside of its operand {key[0]} "
                     f"({list(lo)} to {list(hi)} of {list(operand.shape)})"
                 )
-        found.append(_pack(first[key], rows, boxes, operand.strides, operand.itemsize))
+        found.append(pack(first[key], rows, boxes, operand.strides, operand.itemsize))
     return tuple(found)
 
 
-def _pack(
+def pack(
     access: Access,
     rows: Sequence[tuple[int, int]],
     boxes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],

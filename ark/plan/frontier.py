@@ -1,10 +1,11 @@
 """What later ops may still conflict with: the accesses that no later write has covered.
 
-A space's bytes are cut into intervals, each with the accesses that touch it. A write that leaves no
-byte of an interval out, or no element of an earlier access, makes what it covers forgotten: whoever
-conflicts with a forgotten access also conflicts with the write on the same bytes, and comes after it
-as the write comes after the forgotten one. So a search finds few accesses, whatever the length of
-the program. Used by the scheduler, which places waits, and by the verifier, which checks them.
+A space's bytes are cut into intervals, each with the accesses that touch it. A write that leaves
+no byte of an interval out, or no element of an earlier access, makes what it covers forgotten:
+whoever conflicts with a forgotten access also conflicts with the write on the same bytes, and comes
+after it as the write comes after the forgotten one. So a search finds few accesses, whatever the
+length of the program. Used by the scheduler, which places waits, and by the verifier, which checks
+them.
 """
 
 from __future__ import annotations
@@ -67,9 +68,7 @@ class Frontier:
                 for entry in space.readers[i]:
                     found[id(entry)] = entry
             i += 1
-        return [
-            e for e in found.values() if e.begin < end and begin < e.end and region.meets(e)
-        ]
+        return [e for e in found.values() if e.begin < end and begin < e.end and region.meets(e)]
 
     def add(self, mine: Sequence[Region]) -> None:
         """Remembers an op's accesses; all of its conflicts have been asked for before."""

@@ -70,7 +70,7 @@ class _Placed:
 
     def alive(self, first: int, last: int) -> list[tuple[int, int]]:
         """The ranges of those who live at `first`, or begin after it and by `last`."""
-        found = []
+        found: list[tuple[int, int]] = []
         node = first + self._leaves
         while node:
             found += self._tree.get(node, ())

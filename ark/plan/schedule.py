@@ -3,8 +3,8 @@
 Tasks are dealt to processors in program order. For every task the set of earlier tasks that it
 conflicts with is computed from the regions they touch; tasks with the same set share one counter.
 What is already known to be complete when a task starts is a vector with one entry per processor
-(a vector clock, Mattern 1989; ark.plan.clocks); a set that the vector covers needs no wait. Tasks of
-an op that need the same sets and know the same share one decision.
+(a vector clock, Mattern 1989; ark.plan.clocks); a set that the vector covers needs no wait. Tasks
+of an op that need the same sets and know the same share one decision.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ark.ir.dtype import by_name
+from ark.machine import Machine
 from ark.plan.access import Region, region
 from ark.plan.boxes import Templates
 from ark.plan.clocks import RAN, SEEN, START, Clocks
 from ark.plan.frontier import Frontier
 from ark.plan.groups import Group
-from ark.machine import Machine
-from ark.plan.types import GATE, PlanBuffer, PlanCounter, PlanOp, PlanTensor, Task
 from ark.plan.kind import OperandType, Signature
+from ark.plan.types import GATE, PlanBuffer, PlanCounter, PlanOp, PlanTensor, Task
 
 NOTHING = np.zeros(0, np.int64)
 PACKETS, WRITTEN, READ = 0, 1, 2  # whose packets are read, what must be seen, what have run
@@ -305,9 +305,7 @@ class _PhaseRun:
         members = np.unique(np.concatenate([self.sets[s].members for s in numbers]))
         return self._set(op, members - self.runs[op].first)
 
-    def _decide(
-        self, clock: int, needs: tuple[tuple[int, int, int], ...], lane: int
-    ) -> _Decision:
+    def _decide(self, clock: int, needs: tuple[tuple[int, int, int], ...], lane: int) -> _Decision:
         """What a task on processor `lane` waits for; -1: one that is not special."""
         waits: list[int] = []
         special: set[int] = set()
@@ -374,7 +372,9 @@ class _PhaseRun:
         if tails:
             number = len(self.sets)
             self.sets.append(
-                _Set(next(reversed(self.runs)), np.array(tails, np.int64), NOTHING, NOTHING, NOTHING)
+                _Set(
+                    next(reversed(self.runs)), np.array(tails, np.int64), NOTHING, NOTHING, NOTHING
+                )
             )
             draft.waits[self._counter(number)] = len(tails)
         draft.signals += self.s.gates

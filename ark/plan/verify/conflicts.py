@@ -19,11 +19,12 @@ import numpy as np
 from ark.plan.access import Region
 from ark.plan.boxes import candidates
 from ark.plan.frontier import Frontier
-from ark.plan.types import PlanBuffer
+from ark.plan.types import PlanBuffer, Task
 from ark.plan.verify.fleet import Fleet, refuse
 from ark.plan.verify.needs import Frozen, Needs, must, unmet
 from ark.plan.verify.order import Order, Packets, spans
 
+ByOp = dict[int, tuple[np.ndarray, tuple[tuple[int, ...], ...]]]
 Pairs = tuple[Region, Region, np.ndarray, np.ndarray]  # touches, and nodes that meet there
 
 
@@ -65,7 +66,7 @@ class Own:
         self.frozen: Frozen = self.needs.freeze(listed.lane, listed.position)
 
 
-def _inside(mine: Sequence[Region], by_op: dict[int, tuple[np.ndarray, object]]) -> list[Pairs]:
+def _inside(mine: Sequence[Region], by_op: ByOp) -> list[Pairs]:
     """Tasks of one op that touch the same bytes, one of them writing."""
     found = []
     real = [r for r in mine if not r.pretended]
@@ -98,11 +99,11 @@ def _meeting(
     return first[first != second], second[first != second]
 
 
-def _groups(
-    reader: Region, writer: Region, by_op: dict[int, tuple[np.ndarray, object]]
-) -> list[Packets]:
+def _groups(reader: Region, writer: Region, by_op: ByOp) -> list[Packets]:
     """Who reads packets, and who makes those: each reader waits for all of them."""
     rows, columns = reader.overlaps(writer)
+    if not len(rows):
+        return []
     order = np.argsort(rows, kind="stable")
     rows, columns = rows[order], columns[order]
     made, starts = writer.boxes.by_box
@@ -110,7 +111,7 @@ def _groups(
     producers, readers = by_op[writer.op][0], by_op[reader.op][0]
     groups: dict[bytes, tuple[np.ndarray, list[np.ndarray]]] = {}
     cuts = np.flatnonzero(np.diff(rows)) + 1
-    for row, met in zip(rows[np.r_[0, cuts]] if len(rows) else (), np.split(columns, cuts)):
+    for row, met in zip(rows[np.r_[0, cuts]], np.split(columns, cuts), strict=True):
         met = np.sort(met)
         tasks = np.unique(made[spans(starts[met], starts[met + 1])])
         entry = groups.setdefault(tasks.tobytes(), (producers[tasks], []))
@@ -166,9 +167,7 @@ def _check_foreign(
     needs = Needs()
     for space in sorted({t.region.space for t in foreign}, key=repr):
         peers = [t for t in foreign if t.region.space == space]
-        local = [
-            Touch(owner, r, listed.by_op[r.op][0] + base) for r in own.by_space.get(space, ())
-        ]
+        local = [Touch(owner, r, listed.by_op[r.op][0] + base) for r in own.by_space.get(space, ())]
         everyone = [*peers, *local]
         ends = [np.array([_span(t.region) for t in part]).T for part in (peers, everyone)]
         for rows, columns in candidates(*ends[0], *ends[1]):
@@ -245,7 +244,7 @@ def _describe(
     )
 
 
-def task_at(fleet: Fleet, order: Order, number: int, node: int):  # type: ignore[no-untyped-def]
+def task_at(fleet: Fleet, order: Order, number: int, node: int) -> tuple[int, Task]:
     """(rank, task) of a node."""
     rank = int(np.searchsorted(order.bases, node, "right")) - 1
     return rank, fleet.listing(rank, number).tasks[node - int(order.bases[rank])]

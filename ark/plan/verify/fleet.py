@@ -154,9 +154,7 @@ def _isomorphic(a: Plan, b: Plan) -> bool:
 
     def memory(plan: Plan) -> list[Sequence[object]]:
         own = [(b.arena, b.nbytes, b.offset, b.initial, b.rank == plan.rank) for b in plan.buffers]
-        seen = [
-            (t.dtype, t.shape, t.extents, t.offsets, t.buffer, t.packet) for t in plan.tensors
-        ]
+        seen = [(t.dtype, t.shape, t.extents, t.offsets, t.buffer, t.packet) for t in plan.tensors]
         return [*own, *seen]
 
     return (

@@ -7,6 +7,7 @@ ark.plan.verify.conflicts.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -114,7 +115,7 @@ def unmet(frozen: Frozen, order: Order, base: int) -> tuple[int, int, int] | Non
         return None
     many = len(frozen.which)
     codes = order.clock[frozen.later + base] * many + frozen.need
-    distinct, where, back = np.unique(codes, return_index=True, return_inverse=True)
+    distinct, back = np.unique(codes, return_inverse=True)
     need, clock = distinct % many, distinct // many
     first, last = frozen.starts[need], frozen.starts[need + 1]
     # Tasks that know the same: what their clock implies holds for all of them.
@@ -149,4 +150,4 @@ def _pieces(sizes: np.ndarray) -> list[slice]:
     while cuts[-1] < len(sizes):
         base = int(ends[cuts[-1] - 1]) if cuts[-1] else 0
         cuts.append(max(cuts[-1] + 1, int(np.searchsorted(ends, base + CHUNK, "right"))))
-    return [slice(a, b) for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
+    return [slice(a, b) for a, b in itertools.pairwise(cuts)]

@@ -94,9 +94,9 @@ class _Counters:
         for rank, base in enumerate(bases[:-1].tolist()):
             listed = fleet.listing(rank, number)
             owners = [fleet.counter_of(rank, c.id) for c in fleet.plans[rank].counters]
-            for node, counter in (listed.signals + (base, 0)).tolist():
+            for node, counter in np.add(listed.signals, (base, 0)).tolist():
                 self.signals[owners[counter]].append(node)
-            for node, counter, threshold in (listed.waits + (base, 0, 0)).tolist():
+            for node, counter, threshold in np.add(listed.waits, (base, 0, 0)).tolist():
                 self.waits[rank, counter].append((node, threshold))
 
     def check(self) -> None:
@@ -151,9 +151,7 @@ class _Run:
         self._partial: dict[int, list[tuple[int, int]]] = {}  # thresholds and nodes, falling
         self._members: list[np.ndarray] = []
 
-    def event(
-        self, signals: Sequence[int], waits: Sequence[tuple[int, int]], packet: bool
-    ) -> None:
+    def event(self, signals: Sequence[int], waits: Sequence[tuple[int, int]], packet: bool) -> None:
         """Adds an event; waits: (node, threshold)."""
         number = len(self._totals)
         total = len(signals)
@@ -190,7 +188,9 @@ class _Run:
             if len(wait):
                 codes = clock[wait] * len(sets) + needed[ready[wait]]
                 distinct, which = np.unique(codes, return_inverse=True)
-                joined = [self._join(c // len(sets), sets[c % len(sets)]) for c in distinct.tolist()]
+                joined = [
+                    self._join(c // len(sets), sets[c % len(sets)]) for c in distinct.tolist()
+                ]
                 clock[wait] = np.array(joined, np.int64)[which]
             now[lanes] = self.clock[ready] = clock
             events = signals.of(ready)
@@ -283,7 +283,9 @@ def _check_gate(
                 raise refuse(f"rank {rank} must signal the gate of rank {other} once an iteration")
         own = slice(int(lanes[rank]), int(lanes[rank + 1]))
         for opener in {
-            n for other in range(len(fleet.plans)) for n in counters.signals[other, GATE]
+            n
+            for other in range(len(fleet.plans))
+            for n in counters.signals[other, GATE]
             if first <= n < last
         }:
             complete = order.clocks[order.clock[opener], SEEN, own].astype(np.int64)

@@ -51,9 +51,7 @@ def _check_memory(fleet: Fleet, plan: Plan) -> None:
                 raise refuse(f"rank {plan.rank} uses buffer {b.name!r}, which rank {owner} lacks")
             named = fleet.plans[owner].buffers[found]
             if (named.nbytes, named.arena) != (b.nbytes, b.arena):
-                raise refuse(
-                    f"ranks {plan.rank} and {owner} differ in size or arena of {b.name!r}"
-                )
+                raise refuse(f"ranks {plan.rank} and {owner} differ in size or arena of {b.name!r}")
         elif b.arena != "external" and not (
             b.offset >= 0 and b.offset + b.nbytes <= plan.arenas.get(b.arena, 0)
         ):
