@@ -3,8 +3,8 @@
 Accesses are compared exactly: box against box when they see the same buffer through the same
 extents, byte range against byte range otherwise. Both sides rely on exactness: they forget an
 access that later writes have covered (ark.plan.frontier). Planner and verifier share this file on
-purpose: what is a conflict must be one rule; how conflicts are ordered is decided by one and checked
-by the other, separately.
+purpose: what is a conflict must be one rule; how conflicts are ordered is decided by one and
+checked by the other, separately.
 """
 
 from __future__ import annotations

@@ -12,11 +12,12 @@ import dataclasses
 from dataclasses import dataclass
 
 from ark.machine import Machine
-from ark.variant import Variant, block
+from ark.variant import COMMUNICATE, COMPUTE, LOAD, Role, Variant, block
 
 GIB = 1 << 30
 STAGE = 16384
 WARPS = 16
+ROLE_WARPS = 12  # of the variant `roles`; each owns a slot of the ring
 ROW_SLICE = 32  # of the 96 registers that a thread of 17 warps has
 # The ring's barriers and the loop's records, kept out of what the planner may use.
 RESERVED = 2048
@@ -27,7 +28,11 @@ def _variants(slots: int, in_flight: int) -> tuple[Variant, ...]:
     if not slots:
         return (block(WARPS),)
     ring = {"stages": slots, "stage_bytes": STAGE, "in_flight": in_flight, "row_slice": ROW_SLICE}
-    return (block(WARPS, 1, **ring),)
+    made = (block(WARPS, 1, **ring),)
+    if slots % ROLE_WARPS:
+        return made
+    roles = (Role(COMPUTE, ROLE_WARPS), Role(COMMUNICATE, 1), Role(LOAD, 1))
+    return (*made, Variant("roles", roles, slots, STAGE, in_flight))
 
 
 def _machine(
@@ -58,19 +63,17 @@ def _machine(
     )
 
 
-_AMPERE = ("mma_sync", "packets")
-_DESKTOP = ("bulk_copy", "mma_sync", "packets")
-_HOPPER = ("bulk_copy", "mma_sync", "packets", "wgmma")
-_BLACKWELL = ("bulk_copy", "mma_sync", "packets", "tcgen05")
+_COMMON = ("mma_sync", "packets")
+_HOPPER = (*_COMMON, "wgmma")
 
 MODELS = {
     m.name: m
     for m in (
-        _machine("a100", "sm_80", 108, 163, 0, 0, 80, 1900.0, 280.0, _AMPERE),
+        _machine("a100", "sm_80", 108, 163, 0, 0, 80, 1900.0, 280.0, _COMMON),
         _machine("h100", "sm_90a", 132, 227, 12, 2, 80, 3079.0, 700.0, _HOPPER),
         _machine("h200", "sm_90a", 132, 227, 12, 3, 141, 4300.0, 750.0, _HOPPER),
-        _machine("b200", "sm_100a", 148, 227, 12, 4, 180, 7700.0, 2000.0, _BLACKWELL),
-        _machine("rtx5090", "sm_120", 170, 99, 4, 2, 32, 1700.0, 200.0, _DESKTOP),
+        _machine("b200", "sm_100a", 148, 227, 12, 4, 180, 7700.0, 2000.0, _COMMON),
+        _machine("rtx5090", "sm_120", 170, 99, 4, 2, 32, 1700.0, 200.0, _COMMON),
     )
 }
 
