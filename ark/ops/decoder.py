@@ -105,7 +105,7 @@ def _lower_swiglu(lowering: Lowering, node: Node) -> None:
     lowering.emit("swiglu", {}, [x, node.outputs[0]], coords)
 
 
-register("attention", attention_reference, _lower_attention, apart=False)
+register("attention", attention_reference, _lower_attention, aliasing="none")
 for _name, _lower in (
     ("embed", _lower_embedding),
     ("sample", _lower_sample),

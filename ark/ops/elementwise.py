@@ -55,8 +55,8 @@ def _reference(name: str) -> Any:
 
 
 for _name in FUNCTIONS:
-    register(_name, _reference(_name), _lower, apart=True)
-register("cast", lambda inputs, attrs: [inputs[0]], _lower, apart=True)
+    register(_name, _reference(_name), _lower, aliasing="exact")
+register("cast", lambda inputs, attrs: [inputs[0]], _lower, aliasing="exact")
 register("constant", lambda inputs, attrs: [np.full(attrs["shape"], attrs["scalar"])], _lower)
 
 

@@ -87,5 +87,5 @@ def _lower_linear(lowering: Lowering, node: Node) -> None:
     lowering.emit("linear", params, operands, coords)
 
 
-register("matmul", _matmul_reference, _lower_matmul, apart=False)
+register("matmul", _matmul_reference, _lower_matmul, aliasing="none")
 register("linear", None, _lower_linear)

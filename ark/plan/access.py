@@ -43,7 +43,7 @@ class Region:
     frame: Frame
     buffer: int
     write: bool
-    past: bool
+    append_only: bool
     packet: bool
     tasks: np.ndarray
     lo: np.ndarray
@@ -60,9 +60,9 @@ class Region:
         return int(self.bytes_hi.max())
 
     def meets(self, other: Region) -> bool:
-        """Can they conflict at all: one writes, and they are no cache's past and its growth."""
+        """Can they conflict at all: one writes, and not as an append beside a read of older rows."""
         return (self.write or other.write) and not (
-            self.past and other.past and self.write != other.write
+            self.append_only and other.append_only and self.write != other.write
         )
 
     def overlaps(self, other: Region) -> np.ndarray:
@@ -189,10 +189,10 @@ def regions(
     """
     grouped: dict[tuple[int, bool, bool], list[tuple[int, Access]]] = {}
     for task, access in accesses:
-        key = (operands[access.operand], access.write, access.past)
+        key = (operands[access.operand], access.write, access.append_only)
         grouped.setdefault(key, []).append((task, access))
     found = []
-    for (tensor_id, write, past), rows in sorted(grouped.items()):
+    for (tensor_id, write, append_only), rows in sorted(grouped.items()):
         tensor = tensors[tensor_id]
         buffer = buffers[tensor.buffer]
         itemsize = itemsizes[tensor_id]
@@ -207,7 +207,7 @@ def regions(
                 frame=Frame(tensor.buffer, tensor.extents, itemsize),
                 buffer=tensor.buffer,
                 write=write,
-                past=past,
+                append_only=append_only,
                 packet=tensor.packet,
                 tasks=np.array([t for t, _ in rows], np.int64),
                 lo=lo,

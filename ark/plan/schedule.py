@@ -104,7 +104,7 @@ class Schedule:
             run.add(ops[op], group)
         return run.finish()
 
-    def mail(self, rank: int, name: str, step: int) -> int:
+    def semaphore(self, rank: int, name: str, step: int) -> int:
         """The counter called `name` on `rank`; on this rank its step adds up over the awaits."""
         key = (rank, name)
         if key not in self._mail:
@@ -220,10 +220,10 @@ class _PhaseRun:
             assert joined is not None
             np.maximum(clock, joined, out=clock)
         if group.awaits:
-            for mail, threshold in group.awaits[row]:
-                draft.waits[self.s.mail(mail.rank, mail.name, threshold)] = threshold
+            for far, threshold in group.awaits[row]:
+                draft.waits[self.s.semaphore(far.rank, far.name, threshold)] = threshold
         if group.sends:
-            draft.signals += [self.s.mail(mail.rank, mail.name, 0) for mail in group.sends[row]]
+            draft.signals += [self.s.semaphore(far.rank, far.name, 0) for far in group.sends[row]]
         draft.position = len(self.lists[draft.processor])
         self.lists[draft.processor].append(index)
         clock[:, draft.processor] = draft.position + 1

@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from ark.plan.types import Plan
 from ark.plan.verify.conflicts import check_conflicts
 from ark.plan.verify.order import order_phase
-from ark.plan.verify.structure import Fleet, check_structure
+from ark.plan.verify.structure import RankSet, check_structure
 
 
 def verify(plans: Sequence[Plan]) -> None:
     """Accepts the plans of all ranks, in rank order, or raises PlanError with the first fault."""
-    fleet = Fleet(tuple(plans))
-    check_structure(fleet)
+    rank_set = RankSet(tuple(plans))
+    check_structure(rank_set)
     for number in range(len(plans[0].phases)):
-        check_conflicts(fleet, order_phase(fleet, number))
+        check_conflicts(rank_set, order_phase(rank_set, number))
 
 
 __all__ = ["verify"]

@@ -14,7 +14,7 @@ from ark.ir.dtype import by_name
 from ark.plan.access import Frame, Region, regions
 from ark.plan.kind import Access
 from ark.plan.verify.order import RAN, SEEN, Key, Order, op_regions
-from ark.plan.verify.structure import Fleet, refuse
+from ark.plan.verify.structure import RankSet, refuse
 
 
 @dataclass(frozen=True)
@@ -31,52 +31,52 @@ class _Touch:
     pretended: bool = False  # an order without a byte: the op only comes after
 
 
-def check_conflicts(fleet: Fleet, order: Order) -> None:
+def check_conflicts(rank_set: RankSet, order: Order) -> None:
     """Raises PlanError for the first conflict of a phase that is not ordered."""
-    touches = _touches(fleet, order)
+    touches = _touches(rank_set, order)
     spaces: dict[tuple[str, int, int], list[_Touch]] = defaultdict(list)
     for touch in touches:
         rank, buffer = touch.owner
-        entry = fleet.plans[rank].buffers[buffer]
+        entry = rank_set.plans[rank].buffers[buffer]
         alone = buffer if entry.arena == "external" else -1
         spaces[entry.arena, rank, alone].append(touch)
     for _, members in sorted(spaces.items()):
-        _check_lifetimes(fleet, members)
+        _check_lifetimes(rank_set, members)
         members.sort(key=lambda t: (t.op, t.rank))
         for j, later in enumerate(members):
             for earlier in members[: j + 1]:
                 if earlier.begin < later.end and later.begin < earlier.end:
-                    _check_pair(fleet, order, earlier, later)
-    for rank in range(len(fleet.plans)):
-        _check_reads(fleet, order, [t for t in touches if t.owner[0] == rank])
+                    _check_pair(rank_set, order, earlier, later)
+    for rank in range(len(rank_set.plans)):
+        _check_reads(rank_set, order, [t for t in touches if t.owner[0] == rank])
 
 
-def _touches(fleet: Fleet, order: Order) -> list[_Touch]:
+def _touches(rank_set: RankSet, order: Order) -> list[_Touch]:
     found = []
     for (rank, op), members in sorted(order.by_op.items()):
-        for region in op_regions(fleet, rank, op, [order.nodes[i].task for i in members]):
-            owner = fleet.buffer_of(rank, region.buffer)
-            entry = fleet.plans[owner[0]].buffers[owner[1]]
+        for region in op_regions(rank_set, rank, op, [order.nodes[i].task for i in members]):
+            owner = rank_set.buffer_of(rank, region.buffer)
+            entry = rank_set.plans[owner[0]].buffers[owner[1]]
             base = entry.offset if owner[0] != rank else 0
             nodes = np.array(members)[region.tasks]
             found.append(
                 _Touch(rank, op, region, owner, region.begin + base, region.end + base, nodes)
             )
-        for tensor in fleet.plans[rank].ops[op].after:
-            found += _pretended(fleet, order, rank, op, tensor, members)
+        for tensor in rank_set.plans[rank].ops[op].after:
+            found += _pretended(rank_set, order, rank, op, tensor, members)
     return found
 
 
 def _pretended(
-    fleet: Fleet, order: Order, rank: int, op: int, tensor: int, members: list[int]
+    rank_set: RankSet, order: Order, rank: int, op: int, tensor: int, members: list[int]
 ) -> list[_Touch]:
     """Reads that an op pretends to do, so that it comes after a tensor is complete."""
-    plan = fleet.plans[rank]
+    plan = rank_set.plans[rank]
     shape = plan.tensors[tensor].shape
     whole = [(i, Access(0, (0,) * len(shape), shape)) for i in range(len(members))]
     sizes = [8 if t.packet else by_name(t.dtype).itemsize for t in plan.tensors]
     (region,) = regions(plan.tensors, plan.buffers, sizes, [tensor], whole)
-    owner = fleet.buffer_of(rank, region.buffer)
+    owner = rank_set.buffer_of(rank, region.buffer)
     nodes = np.array(members)
     return [_Touch(rank, op, region, owner, region.begin, region.end, nodes, pretended=True)]
 
@@ -85,7 +85,7 @@ def _same_layout(a: Frame, b: Frame) -> bool:
     return a.extents == b.extents and a.itemsize == b.itemsize
 
 
-def _check_pair(fleet: Fleet, order: Order, earlier: _Touch, later: _Touch) -> None:
+def _check_pair(rank_set: RankSet, order: Order, earlier: _Touch, later: _Touch) -> None:
     if not earlier.region.meets(later.region):
         return
     if earlier is later and not later.region.write:
@@ -108,7 +108,7 @@ def _check_pair(fleet: Fleet, order: Order, earlier: _Touch, later: _Touch) -> N
     bad = loose & _overlaps(earlier, later)
     if bad.any():
         row, column = (int(v[0]) for v in np.nonzero(bad))
-        raise refuse(_describe(fleet, order, earlier, int(column), later, int(row)))
+        raise refuse(_describe(rank_set, order, earlier, int(column), later, int(row)))
 
 
 def _ordered(order: Order, first: _Touch, second: _Touch) -> np.ndarray:
@@ -134,12 +134,12 @@ def _overlaps(earlier: _Touch, later: _Touch) -> np.ndarray:
 
 
 def _describe(
-    fleet: Fleet, order: Order, earlier: _Touch, column: int, later: _Touch, row: int
+    rank_set: RankSet, order: Order, earlier: _Touch, column: int, later: _Touch, row: int
 ) -> str:
     first, second = order.nodes[earlier.nodes[column]], order.nodes[later.nodes[row]]
-    names = [fleet.plans[t.rank].ops[t.op].name for t in (earlier, later)]
+    names = [rank_set.plans[t.rank].ops[t.op].name for t in (earlier, later)]
     verbs = ["writes" if t.region.write else "reads" for t in (earlier, later)]
-    buffer = fleet.plans[earlier.owner[0]].buffers[earlier.owner[1]].name
+    buffer = rank_set.plans[earlier.owner[0]].buffers[earlier.owner[1]].name
     return (
         f"tile {list(first.task.coord)} of op {names[0]!r} (rank {earlier.rank}) {verbs[0]} "
         f"{buffer!r} and tile {list(second.task.coord)} of op {names[1]!r} (rank {later.rank}) "
@@ -147,13 +147,13 @@ def _describe(
     )
 
 
-def _check_lifetimes(fleet: Fleet, members: list[_Touch]) -> None:
+def _check_lifetimes(rank_set: RankSet, members: list[_Touch]) -> None:
     """Buffers that share bytes are not alive at the same time; lasting ones share with nobody."""
     alive: dict[Key, tuple[int, int]] = {}
     for touch in members:
         first, last = alive.get(touch.owner, (touch.op, touch.op))
         alive[touch.owner] = (min(first, touch.op), max(last, touch.op))
-    entries = [(fleet.plans[r].buffers[b], span) for (r, b), span in sorted(alive.items())]
+    entries = [(rank_set.plans[r].buffers[b], span) for (r, b), span in sorted(alive.items())]
     entries.sort(key=lambda e: e[0].offset)
     for i, (a, (a_first, a_last)) in enumerate(entries):
         for b, (b_first, b_last) in entries[i + 1 :]:
@@ -165,7 +165,7 @@ def _check_lifetimes(fleet: Fleet, members: list[_Touch]) -> None:
                 raise refuse(f"buffers {a.name!r} and {b.name!r} share memory while both are alive")
 
 
-def _check_reads(fleet: Fleet, order: Order, touches: list[_Touch]) -> None:
+def _check_reads(rank_set: RankSet, order: Order, touches: list[_Touch]) -> None:
     """Every byte read was written earlier in the iteration, or the buffer held data before it."""
     written: dict[Key, np.ndarray] = {}
     remote: dict[Key, list[_Touch]] = defaultdict(list)
@@ -173,7 +173,7 @@ def _check_reads(fleet: Fleet, order: Order, touches: list[_Touch]) -> None:
         if touch.region.write and touch.rank != touch.owner[0]:
             remote[touch.owner].append(touch)
     for touch in sorted(touches, key=lambda t: (t.op, t.region.write)):
-        buffer = fleet.plans[touch.owner[0]].buffers[touch.owner[1]]
+        buffer = rank_set.plans[touch.owner[0]].buffers[touch.owner[1]]
         frame = touch.region.frame
         if buffer.initial or touch.rank != touch.owner[0] or touch.pretended:
             continue
@@ -189,7 +189,7 @@ def _check_reads(fleet: Fleet, order: Order, touches: list[_Touch]) -> None:
             if touch.region.write:
                 view[box] = True
             elif not view[box].all() and not _delivered(order, touch, row, remote[touch.owner]):
-                op = fleet.plans[touch.rank].ops[touch.op].name
+                op = rank_set.plans[touch.rank].ops[touch.op].name
                 raise refuse(
                     f"tile {list(order.nodes[touch.nodes[row]].task.coord)} of op {op!r} on rank "
                     f"{touch.rank} reads bytes of {buffer.name!r} that nobody has written"

@@ -18,7 +18,7 @@ import numpy as np
 from ark.ir.dtype import by_name
 from ark.plan.access import Region, regions
 from ark.plan.types import GATE, Task
-from ark.plan.verify.structure import Fleet, refuse, tasks_of
+from ark.plan.verify.structure import RankSet, refuse, tasks_of
 
 Key = tuple[int, int]
 RAN, SEEN = 0, 1  # rows of a clock
@@ -53,21 +53,21 @@ class Order:
         return self.clocks[later, which][:, lanes] > positions[None, :]
 
 
-def op_regions(fleet: Fleet, rank: int, op: int, tasks: list[Task]) -> list[Region]:
+def op_regions(rank_set: RankSet, rank: int, op: int, tasks: list[Task]) -> list[Region]:
     """Regions of an op's operands; their `tasks` index into the given list."""
-    plan = fleet.plans[rank]
-    accesses = [(i, a) for i, t in enumerate(tasks) for a in fleet.accesses(rank, t)]
+    plan = rank_set.plans[rank]
+    accesses = [(i, a) for i, t in enumerate(tasks) for a in rank_set.accesses(rank, t)]
     sizes = [8 if t.packet else by_name(t.dtype).itemsize for t in plan.tensors]
     return regions(plan.tensors, plan.buffers, sizes, plan.ops[op].operands, accesses)
 
 
-def order_phase(fleet: Fleet, number: int) -> Order:
+def order_phase(rank_set: RankSet, number: int) -> Order:
     """Orders the phase; PlanError if counters do not add up or the execution stops."""
     nodes: list[Node] = []
     lanes: list[list[int]] = []
     by_op: dict[Key, list[int]] = defaultdict(list)
     base = 0
-    for rank, plan in enumerate(fleet.plans):
+    for rank, plan in enumerate(rank_set.plans):
         phase = plan.phases[number]
         lanes += [[] for _ in phase.processors]
         for processor, position, task in tasks_of(phase):
@@ -75,28 +75,28 @@ def order_phase(fleet: Fleet, number: int) -> Order:
             lanes[base + processor].append(len(nodes))
             nodes.append(Node(rank, base + processor, position, task))
         base += len(phase.processors)
-    signallers = _signallers(fleet, nodes)
-    _check_steps(fleet, number, nodes, signallers)
-    groups = _packet_groups(fleet, nodes, by_op)
-    clocks = _run(fleet, nodes, lanes, signallers, groups)
+    signallers = _signallers(rank_set, nodes)
+    _check_steps(rank_set, number, nodes, signallers)
+    groups = _packet_groups(rank_set, nodes, by_op)
+    clocks = _run(rank_set, nodes, lanes, signallers, groups)
     order = Order(number, nodes, clocks, dict(by_op))
-    _check_gate(fleet, order, lanes, signallers)
+    _check_gate(rank_set, order, lanes, signallers)
     return order
 
 
-def _signallers(fleet: Fleet, nodes: list[Node]) -> dict[Key, list[int]]:
+def _signallers(rank_set: RankSet, nodes: list[Node]) -> dict[Key, list[int]]:
     found: dict[Key, list[int]] = defaultdict(list)
     for i, node in enumerate(nodes):
         for counter in node.task.signals:
-            found[fleet.counter_of(node.rank, counter)].append(i)
+            found[rank_set.counter_of(node.rank, counter)].append(i)
     return found
 
 
 def _check_steps(
-    fleet: Fleet, number: int, nodes: list[Node], signallers: dict[Key, list[int]]
+    rank_set: RankSet, number: int, nodes: list[Node], signallers: dict[Key, list[int]]
 ) -> None:
     awaited = {(n.rank, c): t for n in nodes for c, t in n.task.waits}
-    for rank, plan in enumerate(fleet.plans):
+    for rank, plan in enumerate(rank_set.plans):
         for counter in plan.counters:
             if counter.rank != rank:
                 continue
@@ -116,25 +116,27 @@ def _check_steps(
                 raise refuse(f"counter {counter.name!r} has signals of peers, but device scope")
     for node in nodes:
         for awaited_counter, threshold in node.task.waits:
-            step = fleet.plans[node.rank].counters[awaited_counter].step
+            step = rank_set.plans[node.rank].counters[awaited_counter].step
             if threshold > step:
-                name = fleet.plans[node.rank].ops[node.task.op].name
+                name = rank_set.plans[node.rank].ops[node.task.op].name
                 raise refuse(f"op {name!r} waits for {threshold} of {step} signals")
 
 
 def _packet_groups(
-    fleet: Fleet, nodes: list[Node], by_op: dict[Key, list[int]]
+    rank_set: RankSet, nodes: list[Node], by_op: dict[Key, list[int]]
 ) -> list[tuple[list[int], list[int]]]:
     """(producers, readers) of packets: each reader waits for all of its group's producers."""
     writes: dict[Key, list[tuple[Region, list[int]]]] = defaultdict(list)
     reads: list[tuple[Key, Region, list[int]]] = []
     for (rank, op), members in sorted(by_op.items()):
-        if not any(fleet.plans[rank].tensors[t].packet for t in fleet.plans[rank].ops[op].operands):
+        if not any(
+            rank_set.plans[rank].tensors[t].packet for t in rank_set.plans[rank].ops[op].operands
+        ):
             continue
-        for region in op_regions(fleet, rank, op, [nodes[i].task for i in members]):
+        for region in op_regions(rank_set, rank, op, [nodes[i].task for i in members]):
             if not region.packet:
                 continue
-            key = fleet.buffer_of(rank, region.buffer)
+            key = rank_set.buffer_of(rank, region.buffer)
             if region.write:
                 writes[key].append((region, members))
             else:
@@ -180,7 +182,7 @@ class _Event:
 
 
 def _run(
-    fleet: Fleet,
+    rank_set: RankSet,
     nodes: list[Node],
     lanes: list[list[int]],
     signallers: dict[Key, list[int]],
@@ -242,7 +244,7 @@ def _run(
                 ready.append(later)
     if done < len(nodes):
         stuck = nodes[next(i for i, needed in enumerate(pending) if needed)]
-        op = fleet.plans[stuck.rank].ops[stuck.task.op]
+        op = rank_set.plans[stuck.rank].ops[stuck.task.op]
         raise refuse(
             f"its waits cannot all be met: {len(nodes) - done} tasks never start, the first is "
             f"tile {list(stuck.task.coord)} of op {op.name!r} on rank {stuck.rank}"
@@ -251,13 +253,13 @@ def _run(
 
 
 def _check_gate(
-    fleet: Fleet, order: Order, lanes: list[list[int]], signallers: dict[Key, list[int]]
+    rank_set: RankSet, order: Order, lanes: list[list[int]], signallers: dict[Key, list[int]]
 ) -> None:
     """Whoever opens the gate must come after everything its rank does in the iteration."""
     base = 0
-    for rank, plan in enumerate(fleet.plans):
+    for rank, plan in enumerate(rank_set.plans):
         mine = [i for i in signallers[rank, GATE] if order.nodes[i].rank == rank]
-        for other in range(len(fleet.plans)):
+        for other in range(len(rank_set.plans)):
             if sum(order.nodes[i].rank == rank for i in signallers[other, GATE]) != 1:
                 raise refuse(f"rank {rank} must signal the gate of rank {other} once an iteration")
         node = order.nodes[mine[0]]

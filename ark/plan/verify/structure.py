@@ -21,7 +21,7 @@ def refuse(message: str) -> PlanError:
 
 
 @dataclass(frozen=True)
-class Fleet:
+class RankSet:
     """The plans of all ranks, with what they refer to on each other."""
 
     plans: tuple[Plan, ...]
@@ -77,37 +77,38 @@ def tasks_of(phase: Phase) -> Iterator[tuple[int, int, Task]]:
             yield processor, position, task
 
 
-def check_structure(fleet: Fleet) -> None:
+def check_structure(rank_set: RankSet) -> None:
     """Raises PlanError for the first thing that does not exist, fit or belong."""
-    if not fleet.plans:
+    if not rank_set.plans:
         raise refuse("there are no plans")
-    world = fleet.plans[0].world_size
-    if [p.rank for p in fleet.plans] != list(range(world)):
+    world = rank_set.plans[0].world_size
+    if [p.rank for p in rank_set.plans] != list(range(world)):
         raise refuse(
-            f"ranks {[p.rank for p in fleet.plans]} were given for a world of {world}; the plans "
+            f"ranks {[p.rank for p in rank_set.plans]} were given for a world of {world}; the "
+            "plans "
             "of all ranks must be given, in order"
         )
-    for plan in fleet.plans:
-        if plan.world_size != world or len(plan.phases) != len(fleet.plans[0].phases):
+    for plan in rank_set.plans:
+        if plan.world_size != world or len(plan.phases) != len(rank_set.plans[0].phases):
             raise refuse(f"rank {plan.rank} has another number of ranks or phases than rank 0")
-        _check_memory(fleet, plan)
-        _check_ops(fleet, plan)
-        _check_counters(fleet, plan)
-        _check_tasks(fleet, plan)
-        _check_shared_memory(fleet, plan)
+        _check_memory(rank_set, plan)
+        _check_ops(rank_set, plan)
+        _check_counters(rank_set, plan)
+        _check_tasks(rank_set, plan)
+        _check_shared_memory(rank_set, plan)
 
 
-def _check_memory(fleet: Fleet, plan: Plan) -> None:
+def _check_memory(rank_set: RankSet, plan: Plan) -> None:
     for b in plan.buffers:
         if b.arena not in ARENAS or not 0 <= b.rank < plan.world_size or b.nbytes <= 0:
             raise refuse(
                 f"buffer {b.name!r} has arena {b.arena!r}, rank {b.rank}, {b.nbytes} bytes"
             )
         if b.rank != plan.rank:
-            owner, found = fleet.buffer_of(plan.rank, b.id)
+            owner, found = rank_set.buffer_of(plan.rank, b.id)
             if found < 0:
                 raise refuse(f"rank {plan.rank} uses buffer {b.name!r}, which rank {owner} lacks")
-            if fleet.plans[owner].buffers[found].nbytes != b.nbytes:
+            if rank_set.plans[owner].buffers[found].nbytes != b.nbytes:
                 raise refuse(f"ranks {plan.rank} and {owner} differ in the size of {b.name!r}")
         elif b.arena != "external" and not (
             b.offset >= 0 and b.offset + b.nbytes <= plan.arenas.get(b.arena, 0)
@@ -127,7 +128,7 @@ def _check_memory(fleet: Fleet, plan: Plan) -> None:
             raise refuse(f"tensor {t.name!r} mixes packets and plain memory")
 
 
-def _check_ops(fleet: Fleet, plan: Plan) -> None:
+def _check_ops(rank_set: RankSet, plan: Plan) -> None:
     for op in plan.ops:
         kinds.get(op.kind)
         for tensor in (*op.operands, *op.after):
@@ -135,26 +136,26 @@ def _check_ops(fleet: Fleet, plan: Plan) -> None:
                 raise refuse(f"op {op.name!r} uses tensor {tensor}, which does not exist")
 
 
-def _check_counters(fleet: Fleet, plan: Plan) -> None:
+def _check_counters(rank_set: RankSet, plan: Plan) -> None:
     """Steps must be what is signalled in an iteration, or thresholds drift apart."""
     for c in plan.counters:
         if not 0 <= c.rank < plan.world_size:
             raise refuse(f"counter {c.name!r} is on rank {c.rank}, which does not exist")
-        if c.rank != plan.rank and fleet.counter_of(plan.rank, c.id)[1] < 0:
+        if c.rank != plan.rank and rank_set.counter_of(plan.rank, c.id)[1] < 0:
             raise refuse(f"rank {plan.rank} signals {c.name!r}, which rank {c.rank} lacks")
     if not plan.counters or plan.counters[GATE].name != "gate":
         raise refuse(f"rank {plan.rank} has no gate")
 
 
-def _check_tasks(fleet: Fleet, plan: Plan) -> None:
+def _check_tasks(rank_set: RankSet, plan: Plan) -> None:
     phase_of: dict[int, int] = {}
     written = {
-        fleet.buffer_of(p.rank, p.tensors[p.ops[task.op].operands[a.operand]].buffer)
-        for p in fleet.plans
+        rank_set.buffer_of(p.rank, p.tensors[p.ops[task.op].operands[a.operand]].buffer)
+        for p in rank_set.plans
         for phase in p.phases
         for _, _, task in tasks_of(phase)
         if 0 <= task.op < len(p.ops)
-        for a in fleet.accesses(p.rank, task)
+        for a in rank_set.accesses(p.rank, task)
         if a.write and 0 <= a.operand < len(p.ops[task.op].operands)
     }
     machine = machine_of(plan)
@@ -177,12 +178,12 @@ def _check_tasks(fleet: Fleet, plan: Plan) -> None:
                     raise refuse(f"a task of op {op.name!r} waits for a counter of another rank")
             if any(not 0 <= c < len(plan.counters) for c in task.signals):
                 raise refuse(f"a task of op {op.name!r} signals a counter that does not exist")
-            _check_boxes(fleet, plan, op, task)
-            _check_stream(fleet, plan, machine, op, task, written)
+            _check_boxes(rank_set, plan, op, task)
+            _check_stream(rank_set, plan, machine, op, task, written)
 
 
-def _check_boxes(fleet: Fleet, plan: Plan, op: PlanOp, task: Task) -> None:
-    for access in fleet.accesses(plan.rank, task):
+def _check_boxes(rank_set: RankSet, plan: Plan, op: PlanOp, task: Task) -> None:
+    for access in rank_set.accesses(plan.rank, task):
         tensor = plan.tensors[op.operands[access.operand]]
         if len(access.lo) != len(tensor.shape) or any(
             not 0 <= lo < hi <= n
@@ -195,7 +196,7 @@ def _check_boxes(fleet: Fleet, plan: Plan, op: PlanOp, task: Task) -> None:
 
 
 def _check_stream(
-    fleet: Fleet,
+    rank_set: RankSet,
     plan: Plan,
     machine: Machine,
     op: PlanOp,
@@ -203,14 +204,14 @@ def _check_stream(
     written: set[tuple[int, int]],
 ) -> None:
     """Streamed operands are only read by the loop, and the stream brings what the body takes."""
-    expected = kinds.get(op.kind).stream(fleet.signatures[plan.rank][task.op], task.coord)
+    expected = kinds.get(op.kind).stream(rank_set.signatures[plan.rank][task.op], task.coord)
     if tuple(task.fetches) != tuple(expected):
         raise refuse(f"task {list(task.coord)} of op {op.name!r} fetches what it does not use")
     for fetch in task.fetches:
         tensor = plan.tensors[op.operands[fetch.operand]]
         buffer = plan.buffers[tensor.buffer]
         room = buffer.nbytes - tensor.start * by_name(tensor.dtype).itemsize
-        if not buffer.initial or fleet.buffer_of(plan.rank, buffer.id) in written:
+        if not buffer.initial or rank_set.buffer_of(plan.rank, buffer.id) in written:
             raise refuse(f"op {op.name!r} streams {buffer.name!r}, which the loop writes")
         if fetch.offset < 0 or fetch.offset + fetch.nbytes > room or fetch.stage <= 0:
             raise refuse(f"op {op.name!r} streams past the end of {buffer.name!r}")
@@ -221,9 +222,9 @@ def _check_stream(
             )
 
 
-def _check_shared_memory(fleet: Fleet, plan: Plan) -> None:
+def _check_shared_memory(rank_set: RankSet, plan: Plan) -> None:
     machine = machine_of(plan)
-    for op, sig in zip(plan.ops, fleet.signatures[plan.rank], strict=True):
+    for op, sig in zip(plan.ops, rank_set.signatures[plan.rank], strict=True):
         needed = kinds.get(op.kind).scratch(sig, machine) + machine.ring_bytes
         if needed > machine.shared_bytes:
             raise refuse(
