@@ -60,7 +60,7 @@ class Region:
         return int(self.bytes_hi.max())
 
     def meets(self, other: Region) -> bool:
-        """Can they conflict at all: one writes, and not as an append beside a read of older rows."""
+        """Can they conflict: one writes, and not as an append beside a read of older rows?"""
         return (self.write or other.write) and not (
             self.append_only and other.append_only and self.write != other.write
         )

@@ -15,7 +15,7 @@ import pytest
 from ark.errors import InvalidUsageError
 from ark.runtime import launch as launching
 from ark.runtime.launch import launch, launch_command
-from ark.runtime.place import Place, first_host, place_from_environment
+from ark.runtime.rank_info import RankInfo, first_host, rank_from_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -113,9 +113,11 @@ def test_ranks_end_with_a_killed_launcher(tmp_path: Path) -> None:
     assert all(gone(int(text)) for text in texts)
 
 
-def write_place(folder: str) -> None:
-    place = place_from_environment()
-    Path(folder, str(place.rank)).write_text(f"{place.world_size} {place.local_rank} {place.job}")
+def write_rank_info(folder: str) -> None:
+    rank_info = rank_from_environment()
+    Path(folder, str(rank_info.rank)).write_text(
+        f"{rank_info.world_size} {rank_info.local_rank} {rank_info.job}"
+    )
 
 
 def fail_on_rank_1(word: str) -> None:
@@ -125,7 +127,7 @@ def fail_on_rank_1(word: str) -> None:
 
 
 def test_a_function_runs_on_every_rank(tmp_path: Path) -> None:
-    assert launch(2, write_place, str(tmp_path)) == 0
+    assert launch(2, write_rank_info, str(tmp_path)) == 0
     first, second = ((tmp_path / name).read_text().split() for name in "01")
     assert first[:2] == ["2", "0"] and second[:2] == ["2", "1"]
     assert first[2] == second[2] and len(first[2]) == 32
@@ -159,7 +161,7 @@ def test_under_torchrun(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
-        ({}, Place()),
+        ({}, RankInfo()),
         (
             {
                 "RANK": "3",
@@ -169,7 +171,7 @@ def test_under_torchrun(tmp_path: Path) -> None:
                 "MASTER_PORT": "29500",
                 "TORCHELASTIC_RUN_ID": "run7",
             },
-            Place(3, 4, 1, "node-a", 29500, job="run7"),
+            RankInfo(3, 4, 1, "node-a", 29500, job="run7"),
         ),
         (
             {
@@ -179,7 +181,7 @@ def test_under_torchrun(tmp_path: Path) -> None:
                 "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
                 "MASTER_PORT": "5000",
             },
-            Place(1, 2, 1, "127.0.0.1", 5000),
+            RankInfo(1, 2, 1, "127.0.0.1", 5000),
         ),
         (
             {
@@ -189,7 +191,7 @@ def test_under_torchrun(tmp_path: Path) -> None:
                 "MASTER_ADDR": "h",
                 "MASTER_PORT": "9",
             },
-            Place(0, 8, 0, "h", 9),
+            RankInfo(0, 8, 0, "h", 9),
         ),
         (
             {
@@ -200,21 +202,96 @@ def test_under_torchrun(tmp_path: Path) -> None:
                 "SLURM_JOB_ID": "77",
                 "MASTER_PORT": "6000",
             },
-            Place(5, 8, 1, "gpu04", 6000, job="77"),
+            RankInfo(5, 8, 1, "gpu04", 6000, job="77"),
         ),
         # A batch script outside a step is no rank.
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "77"}, Place()),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "77"}, RankInfo()),
     ],
 )
-def test_places(environ: dict[str, str], expected: Place) -> None:
-    assert place_from_environment(environ) == expected
+def test_places(environ: dict[str, str], expected: RankInfo) -> None:
+    assert rank_from_environment(environ) == expected
 
 
 def test_a_port_follows_from_the_job() -> None:
     environ = {"PMI_RANK": "0", "PMI_SIZE": "2", "MASTER_ADDR": "h", "SLURM_JOB_ID": "5"}
-    first = place_from_environment(environ)
-    assert 20000 <= first.port < 30000 and first == place_from_environment(environ)
-    assert place_from_environment({**environ, "SLURM_JOB_ID": "6"}).port != first.port
+    first = rank_from_environment(environ)
+    assert 20000 <= first.port < 30000 and first == rank_from_environment(environ)
+    assert rank_from_environment({**environ, "SLURM_JOB_ID": "6"}).port != first.port
+
+
+GROUP = """
+import os, sys
+from ark.errors import BaseError
+from ark.runtime.bootstrap import Bootstrap
+try:
+    with Bootstrap.from_environment(float(sys.argv[2])) as group:
+        names = {part.decode() for part in group.all_gather(sys.argv[1].encode())}
+    print(*names)
+except BaseError as error:
+    sys.exit(f"ark: {error}")
+"""
+
+
+def member(name: str, patience: float = 15.0, **environment: str) -> subprocess.Popen[str]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MASTER_", "ARK_JOB"))}
+    return subprocess.Popen(
+        [sys.executable, "-c", GROUP, name, str(patience)],
+        env={**clean, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+
+
+def test_jobs_on_one_host_do_not_meet() -> None:
+    """Neighbouring ports, which both search, and torchrun's id for no id."""
+    port = 30000 + os.getpid() % 20000
+    jobs = []
+    for rank in ("1", "0"):
+        for number, name in enumerate("ab"):
+            place = {"RANK": rank, "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
+            place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port + number)}
+            jobs.append((name, member(name, **place)))
+    for name, process in jobs:
+        out, err = process.communicate(timeout=60)
+        assert out == f"{name}\n", err
+
+
+def test_another_users_ranks_are_turned_away(tmp_path: Path) -> None:
+    """All that the launcher says can be guessed; the key in the user's cache folder cannot."""
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "run7"}
+    place["MASTER_PORT"] = str(30000 + (os.getpid() + 11) % 20000)
+    mine = member("mine", 3.0, RANK="0", **place)
+    other = member("other", 1.0, RANK="1", ARK_CACHE_DIR=str(tmp_path / "other"), **place)
+    assert "another job or user" in other.communicate(timeout=60)[1]
+    assert "rank 1 did not come" in mine.communicate(timeout=60)[1]
+
+
+def test_no_secret_and_no_folder_for_one() -> None:
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
+    process = member("mine", RANK="0", ARK_CACHE_DIR="/dev/null/x", **place)
+    assert "set ARK_JOB_SECRET to one random word" in process.communicate(timeout=60)[1]
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"},
+        {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "TORCHELASTIC_RUN_ID": "none"},
+    ],
+)
+def test_a_job_that_nothing_tells_from_another_is_refused(environ: dict[str, str]) -> None:
+    with pytest.raises(InvalidUsageError, match=r"no number of their job.*ARK_JOB_SECRET"):
+        rank_from_environment(environ)
+    assert rank_from_environment({**environ, "ARK_JOB_SECRET": "x"}).secret
+
+
+def test_steps_of_one_allocation_are_jobs_of_their_own() -> None:
+    environ = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1"}
+    environ |= {"SLURM_JOB_ID": "77"}
+    first, second = (rank_from_environment({**environ, "SLURM_STEP_ID": n}) for n in "01")
+    assert (first.job, second.job) == ("77.0", "77.1") and first.port != second.port
 
 
 @pytest.mark.parametrize(
@@ -222,13 +299,14 @@ def test_a_port_follows_from_the_job() -> None:
     [
         ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK='x'"),
         ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2"),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "ARK_JOB_SECRET"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "9"}, "MASTER_ADDR"),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "70000"}, "70000"),
     ],
 )
 def test_places_that_make_no_sense(environ: dict[str, str], word: str) -> None:
     with pytest.raises(InvalidUsageError, match=word):
-        place_from_environment(environ)
+        rank_from_environment(environ)
 
 
 @pytest.mark.parametrize(
