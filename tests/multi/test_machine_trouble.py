@@ -1,4 +1,4 @@
-"""What a user sees when the machine misbehaves: stopped, killed and starved processes, wrong clocks.
+"""What a user sees when the machine misbehaves: stopped, killed, starved processes, wrong clocks.
 
 Full and missing disks are in tests/unit/runtime/test_cache.py, killed ranks in test_generate_ranks.
 """
