@@ -61,7 +61,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 def change(machine: Machine, settings: list[str]) -> Machine:
     """Applies FIELD=NUMBER pairs to a machine model."""
-    numbers = {f.name for f in dataclasses.fields(Machine) if f.type in ("int", "float")}
+    numbers = {k for k, v in dataclasses.asdict(machine).items() if isinstance(v, (int, float))}
     changes = {}
     for text in settings:
         name, _, value = text.partition("=")

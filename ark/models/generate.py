@@ -21,6 +21,7 @@ from ark.models.checkpoint import Checkpoint
 from ark.models.llama import MAX_STOPS, Shape, build_graph, weights
 from ark.plan.machine import Machine
 from ark.plan.planner import plan as make_plan
+from ark.plan.program import difference
 from ark.plan.serialize import from_json, to_json
 from ark.plan.types import Plan
 from ark.plan.verify import verify
@@ -72,10 +73,6 @@ def make_plans(shape: Shape, machine: Machine, options: dict[str, Any] | None = 
         made.append(make_plan(build_graph(own), machine, options, meta))
     verify(made)
     return made
-
-
-def _layout(entry: tuple[tuple[int, ...], str] | None) -> str:
-    return "nothing" if entry is None else f"{list(entry[0])} {entry[1]}"
 
 
 def digest(made: Sequence[Plan]) -> str:
@@ -134,7 +131,7 @@ class Generator:
                 ranks.check_same("the plan", digest(everyone))
             plan = everyone[rank]
         else:
-            self._check_plan(plan)
+            self._check_plan(plan, plans(self.shape, machine or device.machine)[rank])
         self._check_memory(plan, device)
         tell("compiling", 0, 1)
         self.executor = Executor(
@@ -151,26 +148,15 @@ class Generator:
             self.executor.close(together=False)
             raise
 
-    def _check_plan(self, plan: Plan) -> None:
-        """Refuses a plan from elsewhere whose weights and state are not this model's."""
-        lasting = ("parameter", "state", "host")
-        expected = {
-            t.name: (t.shape, t.dtype.name)
-            for t in build_graph(self.shape).tensors
-            if t.buffer.arena in lasting
-        }
-        found = {
-            t.name: (t.shape, t.dtype)
-            for t in plan.tensors
-            if plan.buffers[t.buffer].arena in lasting
-        }
-        for name in sorted(expected.keys() | found.keys()):
-            if expected.get(name) != found.get(name):
-                raise InvalidUsageError(
-                    f"the plan is not one of this checkpoint with this context: for {name!r} it "
-                    f"has {_layout(found.get(name))}, the checkpoint needs "
-                    f"{_layout(expected.get(name))}; make it again with `ark plan DIR --context N`"
-                )
+    def _check_plan(self, plan: Plan, expected: Plan) -> None:
+        """Refuses a plan from elsewhere that computes anything but this model."""
+        differs = difference(plan, expected)
+        if differs:
+            raise InvalidUsageError(
+                f"the plan is not one of this checkpoint with a context of {self.context} and "
+                f"chunks of {self.shape.chunk} tokens: {differs}; make it again with `ark plan DIR "
+                "--context N --chunk N`, or give generate the same numbers"
+            )
 
     def _check_memory(self, plan: Plan, device: Device) -> None:
         needed = sum(plan.arenas.values())

@@ -8,6 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
+
+# Ranges of what a plan file may say of its machine. `Word` may stand in a compiler's options.
+Word = Annotated[str, Meta(max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:+-]*$")]
+Name = Annotated[str, Meta(max_length=128, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
+Bytes = Annotated[int, Meta(ge=0, le=1 << 30)]
+Count = Annotated[int, Meta(ge=1, le=1 << 14)]
+Threads = Annotated[int, Meta(ge=1, le=64)]
+Rate = Annotated[float, Meta(gt=0.0, le=1e12)]
 
 
 @dataclass(frozen=True)
@@ -16,7 +27,8 @@ class Machine:
 
     name: the model's name, as `--machine` takes it. arch: what source is compiled for.
     processors: SMs, CUs or cores that run one block each. lanes: threads of a warp or wave.
-    warps: warps of a block that compute. shared_bytes: shared memory (LDS) a block may use.
+    warps: warps of a block that compute. shared_bytes: shared memory (LDS) that tasks and the ring
+    may use, without what the loop keeps for itself (ark.codegen.layout.LOOP_BYTES).
     ring_bytes: share of it that the operand stream's ring takes, 0 where operands are read in
     place. stage_bytes: largest single fetch into the ring. in_flight: fetches outstanding at once
     per processor. row_slice: elements of a single input row that a thread can keep in registers
@@ -26,23 +38,23 @@ class Machine:
     capabilities: words such as "mma_sync", "mfma", "wmma", "bulk_copy" by which bodies are chosen.
     """
 
-    name: str
-    arch: str
-    backend: str
-    processors: int
-    lanes: int
-    warps: int
-    shared_bytes: int
-    ring_bytes: int = 0
-    stage_bytes: int = 16384
-    in_flight: int = 2
-    row_slice: int = 0
-    memory_bytes: int = 0
-    bandwidth_gbps: float = 10.0
-    tflops: float = 0.1
-    signal_us: float = 1.0
-    tile: tuple[int, int] = (64, 64)
-    capabilities: tuple[str, ...] = ()
+    name: Name
+    arch: Word
+    backend: Word
+    processors: Count
+    lanes: Threads
+    warps: Threads
+    shared_bytes: Bytes
+    ring_bytes: Bytes = 0
+    stage_bytes: Annotated[int, Meta(ge=16, le=1 << 24)] = 16384
+    in_flight: Threads = 2
+    row_slice: Annotated[int, Meta(ge=0, le=1 << 10)] = 0
+    memory_bytes: Annotated[int, Meta(ge=0, le=1 << 44)] = 0
+    bandwidth_gbps: Rate = 10.0
+    tflops: Rate = 0.1
+    signal_us: Rate = 1.0
+    tile: tuple[Count, Count] = (64, 64)
+    capabilities: Annotated[tuple[Word, ...], Meta(max_length=64)] = ()
 
     @property
     def threads(self) -> int:

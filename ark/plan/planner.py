@@ -20,9 +20,7 @@ from ark.plan.fuse import fuse
 from ark.plan.lowering import Group, Lowering
 from ark.plan.machine import Machine
 from ark.plan.schedule import Schedule
-from ark.plan.types import Phase, Plan, PlanBuffer, PlanOp, PlanTensor
-
-INITIAL = ("parameter", "state", "external", "host")
+from ark.plan.types import INITIAL, Phase, Plan, PlanBuffer, PlanOp, PlanTensor
 
 
 def plan(

@@ -20,7 +20,7 @@ from ark.init import backend, device, ranks
 from ark.model import Model
 from ark.plan.serialize import from_json
 from ark.plan.types import Plan
-from ark.plan.verify import verify
+from ark.runtime.admission import admit
 from ark.runtime.executor import Executor, Ranks
 from ark.runtime.run import Run
 from ark.runtime.storage import Storage
@@ -120,9 +120,9 @@ class Runtime:
                     "with ark.launch or torchrun"
                 )
             texts = members.all_gather(str(plan).encode())
-            verify([from_json(text.decode()) for text in texts])
+            admit([from_json(text.decode()) for text in texts], self._device.machine)
         elif plan.model is None:
-            verify([plan.inner])
+            admit([plan.inner], self._device.machine)
         self.executor = Executor(
             plan.inner,
             backend(),

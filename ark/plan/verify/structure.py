@@ -9,8 +9,10 @@ from functools import cached_property
 
 from ark.errors import PlanError
 from ark.ir.dtype import by_name
+from ark.ir.tensor import MAX_DIMS
+from ark.plan.memory import ALIGN
 from ark.plan.serialize import machine_of
-from ark.plan.types import ARENAS, GATE, Phase, Plan, PlanOp, Task
+from ark.plan.types import ARENAS, GATE, INITIAL, Phase, Plan, PlanOp, Task
 from ark.tasks import kind as kinds
 from ark.tasks.kind import Access, Signature
 
@@ -92,6 +94,12 @@ def check_structure(fleet: Fleet) -> None:
         _check_memory(fleet, plan)
         _check_ops(fleet, plan)
         _check_counters(fleet, plan)
+        _check_lists(plan)
+
+
+def check_tasks(fleet: Fleet) -> None:
+    """Raises PlanError for the first task that reaches, waits or fetches where it may not."""
+    for plan in fleet.plans:
         _check_tasks(fleet, plan)
         _check_shared_memory(fleet, plan)
 
@@ -101,6 +109,11 @@ def _check_memory(fleet: Fleet, plan: Plan) -> None:
         if b.arena not in ARENAS or not 0 <= b.rank < plan.world_size or b.nbytes <= 0:
             raise refuse(
                 f"buffer {b.name!r} has arena {b.arena!r}, rank {b.rank}, {b.nbytes} bytes"
+            )
+        if b.initial != (b.arena in INITIAL):
+            raise refuse(
+                f"buffer {b.name!r} of arena {b.arena!r} "
+                f"{'claims to hold' if b.initial else 'does not hold'} data before it is written"
             )
         if b.rank != plan.rank:
             owner, found = fleet.buffer_of(plan.rank, b.id)
@@ -112,18 +125,34 @@ def _check_memory(fleet: Fleet, plan: Plan) -> None:
             b.offset >= 0 and b.offset + b.nbytes <= plan.arenas.get(b.arena, 0)
         ):
             raise refuse(f"buffer {b.name!r} lies outside of its arena {b.arena!r}")
+        if b.offset > 0 and b.offset % ALIGN:
+            raise refuse(
+                f"buffer {b.name!r} lies at byte {b.offset}, expected a multiple of {ALIGN}"
+            )
     for t in plan.tensors:
         if not 0 <= t.buffer < len(plan.buffers):
             raise refuse(f"tensor {t.name!r} is on buffer {t.buffer}, which does not exist")
-        itemsize = 8 if t.packet else by_name(t.dtype).itemsize
-        inside = all(
+        inside = 1 <= len(t.shape) == len(t.extents) == len(t.offsets) <= MAX_DIMS and all(
             o >= 0 and s > 0 and o + s <= e
             for o, s, e in zip(t.offsets, t.shape, t.extents, strict=True)
         )
-        if not inside or math.prod(t.extents) * itemsize > plan.buffers[t.buffer].nbytes:
+        if not inside or math.prod(t.extents) * t.itemsize > plan.buffers[t.buffer].nbytes:
             raise refuse(f"tensor {t.name!r} does not fit its buffer")
         if t.packet != (plan.buffers[t.buffer].arena == "packet"):
             raise refuse(f"tensor {t.name!r} mixes packets and plain memory")
+
+
+def _check_names(plan: Plan) -> None:
+    """What peers find by name has a name of its own."""
+    for what, names in (
+        (
+            "buffers",
+            [b.name for b in plan.buffers if b.arena == "symmetric" and b.rank == plan.rank],
+        ),
+        ("counters", [c.name for c in plan.counters if c.system and c.rank == plan.rank]),
+    ):
+        if len(set(names)) < len(names):
+            raise refuse(f"two {what} of rank {plan.rank} that peers may use have one name")
 
 
 def _check_ops(fleet: Fleet, plan: Plan) -> None:
@@ -141,8 +170,30 @@ def _check_counters(fleet: Fleet, plan: Plan) -> None:
             raise refuse(f"counter {c.name!r} is on rank {c.rank}, which does not exist")
         if c.rank != plan.rank and fleet.counter_of(plan.rank, c.id)[1] < 0:
             raise refuse(f"rank {plan.rank} signals {c.name!r}, which rank {c.rank} lacks")
-    if not plan.counters or plan.counters[GATE].name != "gate":
+    _check_names(plan)
+    if (
+        not plan.counters
+        or plan.counters[GATE].name != "gate"
+        or plan.counters[GATE].rank != plan.rank
+    ):
         raise refuse(f"rank {plan.rank} has no gate")
+
+
+def _check_lists(plan: Plan) -> None:
+    """Every processor has a task list in every phase, and no task an op that is not there."""
+    machine = machine_of(plan)
+    for phase in plan.phases:
+        if len(phase.processors) != machine.processors:
+            raise refuse(
+                f"phase {phase.name!r} has {len(phase.processors)} task lists for "
+                f"{machine.processors} processors"
+            )
+        for _, _, task in tasks_of(phase):
+            if not 0 <= task.op < len(plan.ops):
+                raise refuse(f"a task belongs to op {task.op}, which does not exist")
+    asked = plan.meta.get("processor_ranges")
+    if asked is not None and len(asked) != len(plan.ops):
+        raise refuse(f"it has {len(asked)} processor ranges for {len(plan.ops)} ops")
 
 
 def _check_tasks(fleet: Fleet, plan: Plan) -> None:
@@ -152,19 +203,11 @@ def _check_tasks(fleet: Fleet, plan: Plan) -> None:
         for p in fleet.plans
         for phase in p.phases
         for _, _, task in tasks_of(phase)
-        if 0 <= task.op < len(p.ops)
         for a in fleet.accesses(p.rank, task)
         if a.write and 0 <= a.operand < len(p.ops[task.op].operands)
     }
     for number, phase in enumerate(plan.phases):
-        if len(phase.processors) != plan.processors:
-            raise refuse(
-                f"phase {phase.name!r} has {len(phase.processors)} task lists for "
-                f"{plan.processors} processors"
-            )
         for _, _, task in tasks_of(phase):
-            if not 0 <= task.op < len(plan.ops):
-                raise refuse(f"a task belongs to op {task.op}, which does not exist")
             op = plan.ops[task.op]
             if phase_of.setdefault(task.op, number) != number:
                 raise refuse(f"op {op.name!r} has tasks in two phases")

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ark.codegen.layout import LOOP_BYTES
 from ark.errors import UnsupportedError
 from ark.plan.machine import Machine
 
 VOTE_BYTES = 256  # shared memory that the prelude keeps for itself, rounded up
+RESERVED = VOTE_BYTES + LOOP_BYTES  # with what the loop keeps
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def machine(name: str, model: Model) -> Machine:
         processors=model.processors,
         lanes=arch.lanes,
         warps=WARPS,
-        shared_bytes=arch.lds - VOTE_BYTES,
+        shared_bytes=arch.lds - RESERVED,
         memory_bytes=model.memory_gib << 30,
         bandwidth_gbps=model.bandwidth_gbps,
         tflops=model.tflops,
@@ -102,7 +104,7 @@ def opened(name: str, arch: str, processors: int, shared_bytes: int, memory: int
         processors=processors,
         lanes=ARCHS[plain].lanes,
         warps=WARPS,
-        shared_bytes=shared_bytes - VOTE_BYTES,
+        shared_bytes=shared_bytes - RESERVED,
         memory_bytes=memory,
         bandwidth_gbps=like.bandwidth_gbps * scale,
         tflops=like.tflops * scale,
