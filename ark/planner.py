@@ -90,7 +90,7 @@ class Plan:
     @property
     def num_warps_per_processor(self) -> int:
         if self.inner:
-            return int(self.inner.machine["warps"])
+            return serialize.machine_of(self.inner).warps
         return int(self._head["NumWarpsPerProcessor"])
 
     @property

@@ -20,6 +20,7 @@ from ark.models.checkpoint import Checkpoint
 from ark.models.config import builtin_config
 from ark.models.llama import Shape
 from ark.plan.machine import Machine
+from ark.plan.variant import Variant
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.launch import launch_command
 from ark.runtime.place import place_from_environment
@@ -59,9 +60,16 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     d.set_defaults(func=run)
 
 
+def _numbers(value: Machine | Variant) -> set[str]:
+    """Names of the fields that hold a number."""
+    names = {f.name for f in dataclasses.fields(value)}
+    return {n for n in names if isinstance(getattr(value, n), (int, float))}
+
+
 def change(machine: Machine, settings: list[str]) -> Machine:
-    """Applies FIELD=NUMBER pairs to a machine model."""
-    numbers = {k for k, v in dataclasses.asdict(machine).items() if isinstance(v, (int, float))}
+    """Applies FIELD=NUMBER pairs to a machine model and its kernel variants."""
+    ring = _numbers(machine.variant)
+    numbers = ring | _numbers(machine)
     changes = {}
     for text in settings:
         name, _, value = text.partition("=")
@@ -71,7 +79,9 @@ def change(machine: Machine, settings: list[str]) -> Machine:
                 f"{', '.join(sorted(numbers))}"
             )
         changes[name] = float(value) if "." in value else int(value)
-    return dataclasses.replace(machine, **changes)  # type: ignore[arg-type]
+    shape = {k: int(v) for k, v in changes.items() if k in ring}
+    rest = {k: v for k, v in changes.items() if k not in ring}
+    return dataclasses.replace(machine.shaped(**shape), **rest)  # type: ignore[arg-type]
 
 
 def run(args: argparse.Namespace) -> int:

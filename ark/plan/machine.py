@@ -8,17 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Any
 
-from msgspec import Meta
-
-# Ranges of what a plan file may say of its machine. `Word` may stand in a compiler's options.
-Word = Annotated[str, Meta(max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:+-]*$")]
-Name = Annotated[str, Meta(max_length=128, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
-Bytes = Annotated[int, Meta(ge=0, le=1 << 30)]
-Count = Annotated[int, Meta(ge=1, le=1 << 14)]
-Threads = Annotated[int, Meta(ge=1, le=64)]
-Rate = Annotated[float, Meta(gt=0.0, le=1e12)]
+from ark.plan.ranges import Bytes, Count, MemoryBytes, Name, Rate, Threads, Word, Words
+from ark.plan.variant import COMPUTE, Variant
 
 
 @dataclass(frozen=True)
@@ -27,13 +20,9 @@ class Machine:
 
     name: the model's name, as `--machine` takes it. arch: what source is compiled for.
     processors: SMs, CUs or cores that run one block each. lanes: threads of a warp or wave.
-    warps: warps of a block that compute. shared_bytes: shared memory (LDS) that tasks and the ring
-    may use, without what the loop keeps for itself (ark.codegen.layout.LOOP_BYTES).
-    ring_bytes: share of it that the operand stream's ring takes, 0 where operands are read in
-    place. stage_bytes: largest single fetch into the ring. in_flight: fetches outstanding at once
-    per processor. row_slice: elements of a single input row that a thread can keep in registers
-    over a linear task, so that rows of weights wider than a stage come in pieces; 0 where it
-    cannot. bandwidth_gbps, tflops: for the cost model. signal_us: one counter hand-over.
+    shared_bytes: shared memory (LDS) that tasks and the ring may use, without what the loop keeps
+    for itself (ark.codegen.layout.LOOP_BYTES). variants: kernel variants that it can run, the one
+    to use first. bandwidth_gbps, tflops: for the cost model. signal_us: one counter hand-over.
     tile: rows and columns of a matmul tile.
     capabilities: words such as "mma_sync", "mfma", "wmma", "bulk_copy" by which bodies are chosen.
     """
@@ -43,23 +32,55 @@ class Machine:
     backend: Word
     processors: Count
     lanes: Threads
-    warps: Threads
     shared_bytes: Bytes
-    ring_bytes: Bytes = 0
-    stage_bytes: Annotated[int, Meta(ge=16, le=1 << 24)] = 16384
-    in_flight: Threads = 2
-    row_slice: Annotated[int, Meta(ge=0, le=1 << 10)] = 0
-    memory_bytes: Annotated[int, Meta(ge=0, le=1 << 44)] = 0
+    variants: tuple[Variant, ...]
+    memory_bytes: MemoryBytes = 0
     bandwidth_gbps: Rate = 10.0
     tflops: Rate = 0.1
     signal_us: Rate = 1.0
     tile: tuple[Count, Count] = (64, 64)
-    capabilities: Annotated[tuple[Word, ...], Meta(max_length=64)] = ()
+    capabilities: Words = ()
+
+    @property
+    def variant(self) -> Variant:
+        """The kernel variant in use."""
+        return self.variants[0]
+
+    @property
+    def warps(self) -> int:
+        """Computing warps of a block."""
+        return self.variant.role(COMPUTE)
 
     @property
     def threads(self) -> int:
-        """Threads of a block: the computing warps and, with a ring, one warp that fetches."""
-        return self.lanes * (self.warps + (1 if self.ring_bytes else 0))
+        """Threads of a block, all roles together."""
+        return self.lanes * self.variant.warps
+
+    @property
+    def ring_bytes(self) -> int:
+        return self.variant.ring_bytes
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.variant.stage_bytes
+
+    @property
+    def in_flight(self) -> int:
+        return self.variant.in_flight
+
+    @property
+    def row_slice(self) -> int:
+        return self.variant.row_slice
+
+    def using(self, name: str) -> Machine:
+        """The machine with only the variant of that name; itself if it offers none such."""
+        found = [v for v in self.variants if v.name == name]
+        return dataclasses.replace(self, variants=tuple(found)) if found else self
+
+    def shaped(self, **changes: Any) -> Machine:
+        """The machine with these fields of all its variants changed."""
+        made = tuple(dataclasses.replace(v, **changes) for v in self.variants)
+        return dataclasses.replace(self, variants=made)
 
     def has(self, capability: str) -> bool:
         return capability in self.capabilities

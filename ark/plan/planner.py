@@ -36,6 +36,7 @@ def plan(
     apart from their neighbours).
     """
     chosen = dict(options or {})
+    machine = machine.using(machine.variant.name)
     private = _private_copy(graph)
     external = frozenset(chosen.get("external", ()))
     if chosen.get("fuse", True):
@@ -73,6 +74,7 @@ def _machine_entry(machine: Machine) -> dict[str, Any]:
     entry = dataclasses.asdict(machine)
     entry["capabilities"] = list(machine.capabilities)
     entry["tile"] = list(machine.tile)
+    entry["variants"] = [{**v, "roles": list(v["roles"])} for v in entry["variants"]]
     return entry
 
 

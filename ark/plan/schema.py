@@ -160,16 +160,28 @@ def _task(row: TaskRow) -> Task:
 
 def read_machine(fields: Mapping[str, Any]) -> Machine:
     """A plan's machine model; PlanError for unknown fields, wrong types and ranges."""
-    unknown = sorted(set(fields) - {f.name for f in dataclasses.fields(Machine)})
     try:
-        if unknown:
-            raise msgspec.ValidationError(f"it has no field {unknown[0]!r}")
         machine = msgspec.convert(dict(fields), Machine, strict=True)
-        rates = (machine.bandwidth_gbps, machine.tflops, machine.signal_us)
-        if not all(math.isfinite(r) for r in rates):
+        unknown = _unknown(machine, fields)
+        if unknown:
+            raise msgspec.ValidationError(f"it has no field {unknown!r}")
+        if not machine.variants or not machine.warps or machine.variant.warps > 64:
+            raise msgspec.ValidationError("it has no kernel variant of 1 to 64 warps that computes")
+        if not math.isfinite(machine.bandwidth_gbps + machine.tflops + machine.signal_us):
             raise msgspec.ValidationError("its rates must be numbers")
-        if machine.ring_bytes % machine.stage_bytes or machine.threads > 1088:
-            raise msgspec.ValidationError("its ring or its threads are none of a device")
     except msgspec.ValidationError as error:
         raise PlanError(f"the plan's machine is damaged: {error}") from error
     return machine
+
+
+def _unknown(value: Any, given: Any) -> str | None:
+    """The first field in what was given that a dataclass has not; its conversion ignores it."""
+    if isinstance(value, tuple):
+        pairs = zip(value, given, strict=True)
+        return next((name for v, g in pairs if (name := _unknown(v, g))), None)
+    if not dataclasses.is_dataclass(value) or not isinstance(given, Mapping):
+        return None
+    names = [f.name for f in dataclasses.fields(value)]
+    extra = [str(name) for name in given if name not in names]
+    deeper = (_unknown(getattr(value, name), given[name]) for name in names if name in given)
+    return extra[0] if extra else next((name for name in deeper if name), None)

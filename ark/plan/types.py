@@ -148,3 +148,8 @@ class Plan:
     @property
     def processors(self) -> int:
         return int(self.machine["processors"])
+
+    @property
+    def variant(self) -> str:
+        """The kernel variant that all tasks run under, by name."""
+        return str(self.machine["variants"][0]["name"])

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ark.codegen.layout import LOOP_BYTES
 from ark.errors import UnsupportedError
 from ark.plan.machine import Machine
+from ark.plan.variant import block
 
 VOTE_BYTES = 256  # shared memory that the prelude keeps for itself, rounded up
 RESERVED = VOTE_BYTES + LOOP_BYTES  # with what the loop keeps
@@ -80,8 +81,8 @@ def machine(name: str, model: Model) -> Machine:
         backend="rocm",
         processors=model.processors,
         lanes=arch.lanes,
-        warps=WARPS,
         shared_bytes=arch.lds - RESERVED,
+        variants=(block(WARPS),),
         memory_bytes=model.memory_gib << 30,
         bandwidth_gbps=model.bandwidth_gbps,
         tflops=model.tflops,
@@ -103,8 +104,8 @@ def opened(name: str, arch: str, processors: int, shared_bytes: int, memory: int
         backend="rocm",
         processors=processors,
         lanes=ARCHS[plain].lanes,
-        warps=WARPS,
         shared_bytes=shared_bytes - RESERVED,
+        variants=(block(WARPS),),
         memory_bytes=memory,
         bandwidth_gbps=like.bandwidth_gbps * scale,
         tflops=like.tflops * scale,

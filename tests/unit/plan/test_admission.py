@@ -55,6 +55,10 @@ def machine(**fields: object) -> Callable[[Data], None]:
     return lambda data: data["machine"].update(fields)
 
 
+def ring(**fields: object) -> Callable[[Data], None]:
+    return lambda data: data["machine"]["variants"][0].update(fields)
+
+
 def params(kind: str, **fields: object) -> Callable[[Data], None]:
     return lambda data: op(data, kind)[2].update(fields)
 
@@ -105,7 +109,7 @@ def drop_tile(kind: str) -> Callable[[Data], None]:
 CODE = '1; } struct Evil { Evil() { system("touch /tmp/owned"); } } evil; void f() {'
 
 HOSTILE: dict[str, Callable[[Data], None]] = {
-    "code in the machine": machine(in_flight=CODE),
+    "code in the machine": ring(in_flight=CODE),
     "code in a name of the machine": machine(arch="x86_64\n#include </etc/passwd>"),
     "code in rows": params("advance", rows=CODE),
     "code in tiles": params("choose", tiles=CODE),
@@ -113,6 +117,12 @@ HOSTILE: dict[str, Callable[[Data], None]] = {
     "an unknown parameter": params("advance", more=1),
     "an unknown field": lambda data: data.update(extra=1),
     "an unknown machine field": machine(extra=1),
+    "an unknown field of its variant": ring(extra=1),
+    "another ring than the machine has": ring(stages=4),
+    "a variant that the machine has not": ring(name="matrix"),
+    "no variants": machine(variants=[]),
+    "no computing warps": ring(roles=[]),
+    "a lot of warps": ring(roles=[{"name": "compute", "warps": 1 << 20, "registers": 0}]),
     "a number as text": machine(processors="2"),
     "a truth value for a number": params("advance", rows=True),
     "a float for a number": params("advance", rows=4.0),
@@ -147,7 +157,6 @@ HOSTILE: dict[str, Callable[[Data], None]] = {
     "ranges for other ops": lambda data: data["meta"].update(processor_ranges=[None]),
     "no phases": lambda data: data.update(phases=[]),
     "a phase without processors": lambda data: data["phases"][0].update(processors=[]),
-    "two gates": lambda data: data["counters"].append(["gate", 1, 0, 1]),
 }
 
 
@@ -157,8 +166,7 @@ def test_hostile_plans_are_refused_in_a_paragraph(
 ) -> None:
     changed = copy.deepcopy(data)
     change(changed)
-    if changed == data:
-        pytest.skip("this plan has nothing of the kind")
+    assert changed != data
     with pytest.raises(PlanError) as raised:
         admit([from_json(json.dumps(changed))])
     assert "\n" not in str(raised.value) and len(str(raised.value)) < 1000
