@@ -34,7 +34,7 @@ _TYPES = {
     "F32": np.float32,
     "F64": np.float64,
 }
-_KNOWN = frozenset(np.dtype(t).name for t in _TYPES.values())
+_NAMES = {np.dtype(t): name for name, t in _TYPES.items()}
 
 
 def save(state_dict: Mapping[str, Any], path: str | Path) -> None:
@@ -43,39 +43,56 @@ def save(state_dict: Mapping[str, Any], path: str | Path) -> None:
     Warns where it is given something else, which must then be plain JSON-able values. Raises
     InvalidUsageError for what neither is, and where the file cannot be written.
     """
-    arrays: dict[str, Any] = {}
+    arrays: dict[str, np.ndarray] = {}
     plain: Any = state_dict
     if isinstance(state_dict, Mapping):
         plain = {}
         for name, value in state_dict.items():
             if hasattr(value, "shape") and hasattr(value, "dtype"):
-                arrays[str(name)] = _entry(str(name), value)
+                arrays[str(name)] = _contents(str(name), value)
             else:
                 plain[str(name)] = value
     else:
         log.warn("save was given no state dictionary; it is written as it is")
     order = [str(name) for name in state_dict] if isinstance(state_dict, Mapping) else None
     try:
-        metadata = {"ark": json.dumps({"order": order, "plain": plain})}
+        about = json.dumps({"order": order, "plain": plain})
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidUsageError(
             f"save takes arrays and plain values: {error}; convert it to NumPy arrays first"
         ) from error
     try:
-        safetensors.serialize_file(arrays, str(path), metadata)
-    except (OSError, safetensors.SafetensorError) as error:
+        _write(arrays, about, path)
+    except OSError as error:
         raise InvalidUsageError(f"{path} cannot be written: {error}") from error
 
 
-def _entry(name: str, value: Any) -> dict[str, Any]:
+def _write(arrays: Mapping[str, np.ndarray], about: str, path: str | Path) -> None:
+    """Length of the header, the header as JSON, the arrays' bytes; aligned, largest items first."""
+    header: dict[str, Any] = {"__metadata__": {"ark": about}}
+    end = 0
+    ordered = sorted(arrays.items(), key=lambda item: -item[1].itemsize)
+    for name, array in ordered:
+        begin, end = end, end + array.nbytes
+        entry = {"dtype": _NAMES[array.dtype], "shape": array.shape, "data_offsets": [begin, end]}
+        header[name] = entry
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as out:
+        out.write(len(text).to_bytes(8, "little") + text)
+        for _, array in ordered:
+            out.write(array.tobytes())
+
+
+def _contents(name: str, value: Any) -> np.ndarray:
     from ark.tensor import is_torch, torch_to_numpy
 
-    array = np.ascontiguousarray(torch_to_numpy(value) if is_torch(value) else value)
-    if array.dtype.name not in _KNOWN:
+    array = np.asarray(torch_to_numpy(value) if is_torch(value) else value)
+    if array.dtype not in _NAMES:
         raise InvalidUsageError(
             f"{name!r} has the type {array.dtype}, which cannot be saved; cast it to a number type"
         )
-    return {"dtype": array.dtype.name, "shape": list(np.shape(value)), "data": array.tobytes()}
+    return array
 
 
 def load(path: str | Path) -> Any:
