@@ -12,8 +12,8 @@ from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from ark.codegen.dialect import Dialect
-from ark.plan.machine import Machine
+from ark.codegen.dialect import Dialect, Source
+from ark.machine import Machine
 
 MemoryKind = Literal["device", "host", "symmetric"]
 
@@ -42,14 +42,6 @@ class Probe:
     remedy: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Source:
-    """A loop kernel's source text and the name of its entry point."""
-
-    text: str
-    entry: str = "ark_loop"
 
 
 @dataclass(frozen=True)
@@ -143,7 +135,11 @@ class Device(Protocol):
     def zero(self, address: int, nbytes: int) -> None: ...
 
     def load(self, binary: Binary) -> object:
-        """Loads a compiled loop kernel; the result goes to `launch`."""
+        """Loads a compiled loop kernel; the result goes to `launch` and, in the end, `unload`."""
+        ...
+
+    def unload(self, program: object) -> None:
+        """Gives back what `load` took; none of its launches may be running."""
         ...
 
     def launch(
@@ -169,7 +165,10 @@ class Device(Protocol):
         ...
 
     def close(self) -> None:
-        """Lets the device go. Freeing memory or dropping a launch afterwards does nothing."""
+        """Lets the device go. Freeing memory or dropping a launch afterwards does nothing.
+
+        A device on which a launch is still running stays as it is: nothing is freed under a kernel.
+        """
         ...
 
 

@@ -16,14 +16,14 @@ from ark.bench.decode import Figures, decode
 from ark.cli.common import device_index, positive, share, to_be_started
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType, by_name
+from ark.machine import Machine
 from ark.models.checkpoint import Checkpoint
 from ark.models.config import builtin_config
 from ark.models.llama import Shape
-from ark.plan.machine import Machine
-from ark.plan.variant import Variant
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.launch import launch_command
 from ark.runtime.place import place_from_environment
+from ark.variant import Variant
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:

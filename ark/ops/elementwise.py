@@ -1,26 +1,24 @@
 """Elementwise ops: exp, sqrt, rsqrt, relu, gelu, sigmoid, silu, add, sub, mul, div, copy, cast,
-constants. The functions themselves are in ark.ops.functions; broadcasting is NumPy's. `output`
+constants. The functions themselves are in ark.tasks.functions; broadcasting is NumPy's. `output`
 names a tensor to write into; what returns is a new tensor on its memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
+from ark.frontend.tensor import NullTensor, Tensor, as_tensor
 from ark.ir.dtype import FLOATS, DataType, fp32, int32
-from ark.ir.model import Node
+from ark.ir.graph import Node
+from ark.lower.context import Lowering
+from ark.lower.registry import register
+from ark.lower.tiling import box_coords, box_tile
 from ark.ops.base import broadcast, check_dims, float_dtype, result, same_dtype
-from ark.ops.functions import FUNCTIONS
-from ark.ops.registry import register
-from ark.plan.tiling import box_coords, box_tile
-from ark.tensor import NullTensor, Tensor, as_tensor
-
-if TYPE_CHECKING:
-    from ark.plan.lowering import Lowering
+from ark.tasks.functions import FUNCTIONS
 
 Number = (int, float)
 

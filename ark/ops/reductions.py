@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ark.errors import ModelError
+from ark.frontend.tensor import NullTensor, Tensor, as_tensor
 from ark.ir.dtype import int32
-from ark.ir.model import Node
-from ark.ir.tensor import Tensor as IrTensor
+from ark.ir.graph import Node
+from ark.ir.values import Tensor as IrTensor
+from ark.lower.context import Lowering
+from ark.lower.registry import register
+from ark.lower.tiling import box_coords, box_tile
 from ark.ops.base import float_dtype, positive_axis, result
-from ark.ops.registry import register
-from ark.plan.tiling import box_coords, box_tile
-from ark.tensor import NullTensor, Tensor, as_tensor
-
-if TYPE_CHECKING:
-    from ark.plan.lowering import Lowering
 
 
 def _insert(tensor: IrTensor, axis: int) -> IrTensor:

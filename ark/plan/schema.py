@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from ark.errors import PlanError
-from ark.plan.machine import Machine
+from ark.machine import Machine
 from ark.plan.types import Fetch, Phase, Plan, PlanBuffer, PlanCounter, PlanOp, PlanTensor, Task
 
 FORMAT = 1
@@ -130,7 +130,7 @@ def read(data: Any) -> Plan:
         world_size=file.world_size,
         machine=dict(file.machine),
         meta=msgspec.to_builtins(file.meta),
-        arenas=dict(file.arenas),
+        arenas={str(name): size for name, size in file.arenas.items()},
         buffers=tuple(
             PlanBuffer(i, b.name, b.arena, b.nbytes, b.offset, b.rank, bool(b.initial))
             for i, b in enumerate(file.buffers)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ark.errors import PlanError
+from ark.machine import Machine
 from ark.plan import schema
-from ark.plan.machine import Machine
 from ark.plan.schema import FORMAT
 from ark.plan.types import Plan, Task
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from ark.backend import registry
 from ark.codegen.writer import check_shared_memory
 from ark.errors import InvalidUsageError, PlanError
-from ark.plan.machine import Machine
+from ark.machine import Machine
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan
 from ark.plan.verify import verify

@@ -2,7 +2,7 @@
 
 The executor owns the arenas, the counters and the blocks that host and device share; a launch is a
 `Run` that can be watched, waited for and, when a wait ran out of its budget, explained. Called by
-ark.runtime.runtime (the ARK interface) and ark.models.generate.
+ark.api.runtime (the ARK interface) and ark.models.generate.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -20,9 +20,10 @@ from ark.errors import BaseError, InvalidUsageError, SystemError
 from ark.ir.dtype import by_name
 from ark.plan.serialize import machine_of
 from ark.plan.types import GATE, Plan, PlanTensor
-from ark.runtime import tables
+from ark.runtime import live, tables
+from ark.runtime.faults import explain
 from ark.runtime.program import Program, build
-from ark.runtime.run import Run
+from ark.runtime.run import Ranks, Run
 
 COUNTER_STRIDE = 64  # bytes: counters of different producers do not share a cache line
 BUDGET_S = 10.0
@@ -30,20 +31,6 @@ BUDGET_S = 10.0
 # work on the device (torch's kernels) cannot start while it spins; ranks leave and come together.
 IDLE_S = 2.0
 IDLE_RANKS_S = 600.0
-
-
-class Ranks(Protocol):
-    """What the executor needs of the bootstrap: see ark.runtime.bootstrap."""
-
-    def all_gather(self, data: bytes) -> list[bytes]: ...
-
-    def barrier(self, label: str = "barrier") -> None: ...
-
-    def check_same(self, label: str, digest: str) -> None: ...
-
-    def failure(self) -> str | None: ...
-
-    def abort(self, message: str) -> None: ...
 
 
 class Executor:
@@ -76,10 +63,11 @@ class Executor:
         self.phase0 = 0
         self.machine = machine_of(plan)
         self._memory: list[Memory] = []
+        self._run: Run | None = None
         self._peers: dict[int, tuple[Memory, dict[str, Any]]] = {}
         self._externals = dict(externals or {})
         self.program: Program = build(plan, self.machine, backend, device.arch)
-        self._loaded = device.load(self.program.binary)
+        self._loaded: object = device.load(self.program.binary)
         try:
             self._allocate(trace_records)
         except BaseException:
@@ -232,8 +220,13 @@ class Executor:
     def start(self, iterations: int, phase0: int = 0, persistent: bool = False) -> Run:
         """Launches the loop kernel for so many iterations, the first `phase0` of them in phase 0.
 
-        persistent: runs until told to quit; iterations are released by `Run.release`.
+        persistent: runs until told to quit; iterations are released by `Run.release`. Raises
+        InvalidUsageError while the launch before is running.
         """
+        if self._run is not None and self._run.running():
+            raise InvalidUsageError(
+                "the launch before is still running; wait for its end or stop it (Run.stop)"
+            )
         self.phase0 = phase0
         # Until its kernel has ended, a peer may still signal the launch before this one.
         self._meet("the end of the launch before")
@@ -268,7 +261,13 @@ class Executor:
         launch = self.device.launch(
             self._loaded, params.tobytes(), self.plan.processors, self.machine.threads, shared
         )
-        return Run(self, launch, self._host.host)
+        self._run = Run(
+            launch, self._host.host, iterations, self.ranks, self.budget_s, self._explain
+        )
+        return self._run
+
+    def _explain(self, record: Any) -> str:
+        return explain(self.plan, self.tables, record, self.counter_values(), self.phase0)
 
     def counter_values(self) -> list[int]:
         """All counters of this rank, by id."""
@@ -288,26 +287,37 @@ class Executor:
         if self.ranks is not None and self.plan.world_size > 1:
             self.ranks.barrier(what)
 
-    def close(self, together: bool = True) -> None:
-        """Frees everything; safe to call twice.
+    def close(self, together: bool = True) -> bool:
+        """Stops what runs and frees everything; safe to call twice.
 
         together: the ranks let go of each other's memory first and meet before any frees its own,
         as no peer may write there or have it mapped then. False after an error, when peers may
-        never come and a lost device refuses to free: the error is what counts.
+        never come and a lost device refuses to free: the error is what counts, and what peers may
+        still write to is left to the process's end. Nothing is freed under a kernel: False is
+        returned, after a warning, if it does not leave.
         """
+        if self._run is not None and not self._run.stop():
+            live.keep("a kernel did not leave its device after it was told to", self)
+            return False
         peers, own = [m for m, _ in self._peers.values()], self._memory
-        self._peers, self._memory = {}, []
+        if peers and not together:
+            own = [m for m in own if m.kind != "symmetric"]
+        self._peers, self._memory, self._run = {}, [], None
+        program, self._loaded = self._loaded, None
         try:
             self._free(peers, together)
             if peers and together:
                 self._meet("the end")
         finally:
             self._free(own, together)
+            if program is not None:
+                with contextlib.suppress(*_tolerated(together)):
+                    self.device.unload(program)
+        return True
 
     def _free(self, memories: Sequence[Memory], strict: bool) -> None:
-        tolerated = () if strict else (BaseError,)
         for memory in memories:
-            with contextlib.suppress(*tolerated):
+            with contextlib.suppress(*_tolerated(strict)):
                 self.device.free(memory)
 
     def __enter__(self) -> Executor:
@@ -315,3 +325,7 @@ class Executor:
 
     def __exit__(self, kind: object, *_: object) -> None:
         self.close(together=kind is None)
+
+
+def _tolerated(strict: bool) -> tuple[type[BaseException], ...]:
+    return () if strict else (BaseError,)

@@ -16,11 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ark.plan.machine import Machine
-from ark.tasks import text
-from ark.tasks.kind import Access, Signature, TaskKind, register, whole
-from ark.tasks.rotary import system
-from ark.tasks.schema import (
+from ark.machine import Machine
+from ark.plan.kind import Access, Signature, TaskKind, register, whole
+from ark.plan.params import (
     INT_MAX,
     Heads,
     Params,
@@ -32,6 +30,8 @@ from ark.tasks.schema import (
     shaped,
     typed,
 )
+from ark.tasks import text
+from ark.tasks.rotary import system
 
 CHUNK = 256
 FRESH = 5  # the operand with this iteration's keys and values

@@ -1,8 +1,8 @@
 """Elementwise tiles: one function of one or two broadcast operands, or of a scalar; casts, fills.
 
-params: function (a name of ark.ops.functions), tile (4 sizes), scalar (None, or the second input).
-operands: inputs..., output. coord: the tile's first index per dimension. With no input the output
-is filled with the scalar.
+params: function (a name of ark.tasks.functions), tile (4 sizes), scalar (None, or the second
+input). operands: inputs..., output. coord: the tile's first index per dimension. With no input the
+output is filled with the scalar.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ark.errors import PlanError
-from ark.ops.functions import FUNCTIONS
-from ark.plan.machine import Machine
+from ark.machine import Machine
+from ark.plan.kind import Access, Signature, TaskKind, register
+from ark.plan.params import Params, Places, Tile, box, fits, need
 from ark.tasks import text
-from ark.tasks.kind import Access, Signature, TaskKind, register
-from ark.tasks.schema import Params, Places, Tile, box, fits, need
+from ark.tasks.functions import FUNCTIONS
 
 
 def broadcast_access(

@@ -22,22 +22,9 @@ from typing import Annotated, Literal
 import msgspec
 
 from ark.errors import PlanError
-from ark.plan.machine import Machine
-from ark.plan.tiling import PAIRED
-from ark.plan.types import Fetch
-from ark.tasks import text
-from ark.tasks.kind import Access, Signature, TaskKind, register, whole
-from ark.tasks.rotary import (
-    has_fresh,
-    rotary_accesses,
-    rotary_angle,
-    rotary_check,
-    rotary_operands,
-    rotary_store,
-    rotated_columns,
-    system,
-)
-from ark.tasks.schema import (
+from ark.machine import Machine
+from ark.plan.kind import Access, Signature, TaskKind, register, whole
+from ark.plan.params import (
     Epsilon,
     Heads,
     Params,
@@ -48,6 +35,18 @@ from ark.tasks.schema import (
     matrix,
     need,
     shaped,
+)
+from ark.plan.types import Fetch
+from ark.tasks import text
+from ark.tasks.rotary import (
+    has_fresh,
+    rotary_accesses,
+    rotary_angle,
+    rotary_check,
+    rotary_operands,
+    rotary_store,
+    rotated_columns,
+    system,
 )
 
 StageRows = Annotated[int, msgspec.Meta(ge=1, le=64)]
@@ -79,7 +78,8 @@ class Linear(TaskKind):
         need(is_dense(sig.operands[1]), "the weights are strided, expected dense")
         need(m * p["rows"] <= MAX_SUMS, f"{m} rows by {p['rows']} rows are too many for a task")
         need(p["pieces"] == 1 or (p["rows"] == 1 and k % p["pieces"] == 0), "pieces do not fit")
-        need(p["epilogue"] not in PAIRED or p["rows"] % 2 == n % 2 == 0, "pairs are torn apart")
+        paired = p["epilogue"] in ("swiglu", "rope_kv")
+        need(not paired or p["rows"] % 2 == n % 2 == 0, "pairs are torn apart")
         if first == 4:
             need("eps" in p, "it has no eps")
             shaped(sig, 3, (k,), dense=True)

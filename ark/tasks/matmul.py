@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ark.plan.machine import Machine
+from ark.machine import Machine
+from ark.plan.kind import Access, Signature, TaskKind, register
+from ark.plan.params import Params, Places, Size, box, count, fits, need, typed
 from ark.tasks import text
-from ark.tasks.kind import Access, Signature, TaskKind, register
-from ark.tasks.schema import Params, Places, Size, box, count, fits, need, typed
 
 
 class MatmulParams(Params, frozen=True):

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ark.plan.machine import Machine
-from ark.tasks import text
-from ark.tasks.elementwise import broadcast_access, broadcasts
-from ark.tasks.kind import Access, Signature, TaskKind, register, whole
-from ark.tasks.schema import (
+from ark.machine import Machine
+from ark.plan.kind import Access, Signature, TaskKind, register, whole
+from ark.plan.params import (
     INT_MAX,
     Dim,
     Params,
@@ -30,6 +28,8 @@ from ark.tasks.schema import (
     shaped,
     typed,
 )
+from ark.tasks import text
+from ark.tasks.elementwise import broadcast_access, broadcasts
 from ark.tasks.tokens import SAMPLING
 
 NAMES = ["i0", "i1", "i2", "i3"]

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ark.plan.machine import Machine
+from ark.machine import Machine
+from ark.plan.kind import Access, Signature, TaskKind, register, whole
+from ark.plan.params import INT_MAX, Heads, Params, Places, count, matrix, need, shaped
 from ark.tasks import text
-from ark.tasks.kind import Access, Signature, TaskKind, register, whole
-from ark.tasks.schema import INT_MAX, Heads, Params, Places, count, matrix, need, shaped
 
 
 def system(sig: Signature, index: int) -> str:

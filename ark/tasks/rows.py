@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from ark.plan.machine import Machine
-from ark.tasks import text
-from ark.tasks.kind import Access, Signature, TaskKind, register, whole
-from ark.tasks.schema import (
+from ark.machine import Machine
+from ark.plan.kind import Access, Signature, TaskKind, register, whole
+from ark.plan.params import (
     FLOAT_NAMES,
     Dim,
     Epsilon,
@@ -29,6 +28,7 @@ from ark.tasks.schema import (
     shaped,
     typed,
 )
+from ark.tasks import text
 
 # Per row: statistics over v = the row's elements, then the expression for one element `v` at `k`.
 _PASSES = {

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ark.plan.machine import Machine
+from ark.machine import Machine
+from ark.plan.kind import Access, Signature, TaskKind, register
+from ark.plan.params import FLOAT_NAMES, Params, Places, Size, fits, need, shaped
 from ark.tasks import text
-from ark.tasks.kind import Access, Signature, TaskKind, register
 from ark.tasks.rotary import system
-from ark.tasks.schema import FLOAT_NAMES, Params, Places, Size, fits, need, shaped
 
 
 class SumRanksParams(Params, frozen=True):

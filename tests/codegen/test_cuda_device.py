@@ -21,8 +21,8 @@ import pytest
 from ark.backend.protocol import Target
 from ark.codegen import layout
 from ark.errors import GpuError, SystemError
-from ark.plan.variant import block
-from ark.tasks import kind as kinds
+from ark.plan import kind as kinds
+from ark.variant import block
 
 pytest.importorskip("cuda.bindings.driver")
 

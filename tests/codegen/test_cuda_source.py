@@ -10,11 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from ark.backend.protocol import Source, Target
+from ark.backend.protocol import Target
+from ark.codegen.dialect import Source
 from ark.codegen.writer import write
 from ark.errors import SystemError
 from ark.plan.types import Phase, Plan, PlanCounter
-from ark.plan.variant import COMPUTE, block
+from ark.variant import COMPUTE, block
 
 pytest.importorskip("cuda.bindings.nvrtc")
 

@@ -9,13 +9,13 @@ from functools import cached_property
 
 from ark.errors import PlanError
 from ark.ir.dtype import by_name
-from ark.ir.tensor import MAX_DIMS
-from ark.plan.machine import Machine
+from ark.ir.values import MAX_DIMS
+from ark.machine import Machine
+from ark.plan import kind as kinds
+from ark.plan.kind import Access, Signature
 from ark.plan.memory import ALIGN
 from ark.plan.serialize import machine_of
 from ark.plan.types import ARENAS, GATE, INITIAL, Phase, Plan, PlanOp, Task
-from ark.tasks import kind as kinds
-from ark.tasks.kind import Access, Signature
 
 
 def refuse(message: str) -> PlanError:

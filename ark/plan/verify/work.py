@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import defaultdict
 
 from ark.errors import PlanError
+from ark.plan import kind as kinds
+from ark.plan.kind import Signature
 from ark.plan.types import Plan, PlanTensor
 from ark.plan.verify.structure import Fleet, refuse, tasks_of
-from ark.tasks import kind as kinds
-from ark.tasks.kind import Signature
 
 WIDEST = 16  # bytes that a body reads at once
 

@@ -6,8 +6,8 @@ import os
 import platform
 import re
 
-from ark.plan.machine import Machine
-from ark.plan.variant import block
+from ark.machine import Machine
+from ark.variant import block
 
 
 def host_arch() -> str:

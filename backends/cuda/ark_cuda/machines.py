@@ -11,8 +11,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from ark.plan.machine import Machine
-from ark.plan.variant import Variant, block
+from ark.machine import Machine
+from ark.variant import Variant, block
 
 GIB = 1 << 30
 STAGE = 16384

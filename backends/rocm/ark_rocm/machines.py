@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from ark.codegen.layout import LOOP_BYTES
 from ark.errors import UnsupportedError
-from ark.plan.machine import Machine
-from ark.plan.variant import block
+from ark.machine import Machine
+from ark.variant import block
 
 VOTE_BYTES = 256  # shared memory that the prelude keeps for itself, rounded up
 RESERVED = VOTE_BYTES + LOOP_BYTES  # with what the loop keeps

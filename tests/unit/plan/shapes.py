@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 from ark.ir.dtype import by_name
+from ark.machine import Machine
 from ark.models.config import LlamaConfig, Rope
 from ark.models.generate import make_plans
 from ark.models.llama import Shape
-from ark.plan.machine import Machine
 from ark.plan.types import Plan
-from ark.plan.variant import block
+from ark.variant import block
 
 CONFIG = LlamaConfig(
     hidden_size=64,

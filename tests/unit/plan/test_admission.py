@@ -14,11 +14,11 @@ from ark.backend import registry
 from ark.codegen.writer import check_shared_memory
 from ark.errors import PlanError
 from ark.ir.dtype import bf16, by_name, fp32
-from ark.ir.model import Graph
+from ark.ir.graph import Graph
+from ark.lower.pipeline import plan as make_plan
+from ark.machine import Machine
 from ark.models.generate import make_plans
 from ark.models.llama import Shape
-from ark.plan.machine import Machine
-from ark.plan.planner import plan as make_plan
 from ark.plan.program import difference
 from ark.plan.serialize import from_dict, from_json, machine_of, to_dict, to_json
 from ark.plan.verify import verify

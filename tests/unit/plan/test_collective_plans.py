@@ -14,9 +14,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import ark
-from ark.comm.program import Collective, CollectiveProgram
-from ark.model import Model, use_model
-from ark.plan.planner import plan as make_plan
+from ark.collective import Collective, CollectiveProgram
+from ark.frontend.model import Model, use_model
+from ark.lower.pipeline import plan as make_plan
 from ark.plan.types import Plan, Task
 from ark.plan.verify import verify
 from ark.plan.verify.structure import Fleet

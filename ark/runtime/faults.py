@@ -1,0 +1,96 @@
+"""Explains, in a person's words, what the loop kernel wrote into its mailbox before it gave up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ark.codegen.layout import ERROR_KINDS
+from ark.plan.types import Plan
+from ark.runtime.tables import Tables
+
+NOBODY = 0xFFFFFFFF
+
+
+def explain(plan: Plan, tables: Tables, host: Any, counters: Sequence[int], phase0: int) -> str:
+    """One paragraph naming task, tensor, counter, rank, and what was expected and seen.
+
+    host: a record of the ArkHost structure. counters: their values when the kernel had ended, by
+    id. phase0: iterations of the first phase. Many tasks wait behind the one that is stuck; the
+    first of them in program order is the one to name.
+    """
+    index, op_id = int(host["error_task"]), int(host["error_op"])
+    where = f"rank {plan.rank}, processor {int(host['error_processor'])}, iteration "
+    where += str(int(host["error_iteration"]))
+    kind = ERROR_KINDS.get(int(host["error"]), "unknown")
+    expected, seen = int(host["error_expected"]), int(host["error_seen"])
+    task = "the start of an iteration"
+    if index != NOBODY and op_id != NOBODY and op_id < len(plan.ops):
+        op = plan.ops[op_id]
+        coord = list(tables.listing[index][2].coord) if index < len(tables.listing) else []
+        task = f"task {index} ({op.kind} of op {op.name!r}, tile {coord})"
+    if kind == "index":
+        return (
+            f"{task} on {where} met the index {seen}, which is out of range (expected 0 to "
+            f"{expected - 1}); check the token ids or indices that were passed"
+        )
+    if kind == "logits":
+        return (
+            f"{task} on {where} found that no logit is a number, so no token can be chosen; the "
+            "weights hold NaN or infinities, or overflow their type: check the checkpoint, or "
+            "convert it to a type of larger range"
+        )
+    counter = int(host["error_counter"])
+    first = _first_unmet(plan, tables, counters, int(host["error_iteration"]), phase0)
+    if first is not None and kind != "operand stream" and (index == NOBODY or first[0] < op_id):
+        _, index, counter, expected, seen = first
+        op = plan.ops[first[0]]
+        _, processor, found = tables.listing[index]
+        task = f"task {index} ({op.kind} of op {op.name!r}, tile {list(found.coord)})"
+        where = f"rank {plan.rank}, processor {processor}, iteration {int(host['error_iteration'])}"
+        kind = "counter"
+    subject = f"a {kind}"
+    if kind in ("counter", "iteration gate") and counter < len(plan.counters):
+        producers = _producers(plan, counter)
+        subject = f"counter {plan.counters[counter].name!r} of {producers}"
+    return (
+        f"{task} on {where} waited for {subject} longer than its budget: expected {expected}, seen "
+        f"{seen}. A producer is missing or stuck: a plan that was changed by hand, a peer that "
+        "died, or a budget that is too short for this machine"
+    )
+
+
+def _first_unmet(
+    plan: Plan, tables: Tables, counters: Sequence[int], iteration: int, phase0: int
+) -> tuple[int, int, int, int, int] | None:
+    """(op, task, counter, expected, seen) of the first wait in program order that was not met."""
+    number = 0 if iteration < phase0 else len(plan.phases) - 1
+    turn = iteration if number == 0 else iteration - phase0
+    unmet = [
+        (task.op, index, counter, plan.counters[counter].step * turn + threshold, counters[counter])
+        for index, (phase, _, task) in enumerate(tables.listing)
+        if phase == number
+        for counter, threshold in task.waits
+        if counters[counter] < plan.counters[counter].step * turn + threshold
+    ]
+    return min(unmet, default=None)
+
+
+def _producers(plan: Plan, counter: int) -> str:
+    """The tensors whose tasks signal the counter."""
+    ops = sorted(
+        {
+            task.op
+            for phase in plan.phases
+            for tasks in phase.processors
+            for task in tasks
+            if counter in task.signals
+        }
+    )
+    if not ops:
+        return "a peer rank"
+    names = []
+    for op in ops[:3]:
+        tensors = plan.ops[op].operands
+        names.append(f"{plan.ops[op].name!r} (tensor {plan.tensors[tensors[-1]].name!r})")
+    return ", ".join(names)
