@@ -282,16 +282,18 @@ class Choose(TaskKind):
     }}
   }}
   ark_best(best, token, red);
-  if (ark_tid() == 0 && position >= 0 && position < {context - 1}) {{
+  if (ark_tid() == 0 && position >= 0 && position < {context}) {{
     if (best == -ark_inf()) ark_fail(c, 6u, 0u, 0u, 0u);
     const int next = position + 1;
     bool stop = next + 1 >= p1[4] || next + 1 >= {context};
     const int stops = p1[5] < {stops} ? p1[5] : {stops};
     for (int i = 0; i < stops; ++i) stop = stop || p6[i] == static_cast<ark_i32>(token);
-    p4[next] = static_cast<ark_i32>(token);
     p2[0] = next;
     if (stop) ark_control(ARK_PARAMS(c))->limit = c.iteration + 1u;
-    ark_store_host(reinterpret_cast<ark_u32*>(p5) + next, token);
+    if (next < {context}) {{
+      p4[next] = static_cast<ark_i32>(token);
+      ark_store_host(reinterpret_cast<ark_u32*>(p5) + next, token);
+    }}
   }}
 """
         return SAMPLING + text.function(name, body)
