@@ -15,6 +15,7 @@ from typing import Any
 
 from ark.ir.graph import Graph
 from ark.ir.values import Tensor
+from ark.lower.choose import choose
 from ark.lower.fuse import fuse
 from ark.lower.nodes import lower_nodes
 from ark.lower.packets import choose_packets
@@ -35,17 +36,17 @@ def plan(
 
     options: `external` (ids of buffers whose memory the caller brings and may read and write
     between launches), `packets` (False keeps every edge on counters), `fuse` (False keeps matmuls
-    apart from their neighbours).
+    apart from their neighbours), `variant` (the kernel variant by name).
     """
     chosen = dict(options or {})
-    machine = machine.using(machine.variant.name)
     private = _private_copy(graph)
     external = frozenset(chosen.get("external", ()))
+    machine = choose(private, machine, chosen, external)
     if chosen.get("fuse", True):
         private = fuse(private, machine, external)
     groups = lower_nodes(private, machine, chosen)
     packed = machine.has("packets") and chosen.get("packets", True)
-    packets = choose_packets(groups, chosen) if packed else set()
+    packets = choose_packets(groups, machine, chosen) if packed else set()
     tables = _Tables(private, groups, packets, external)
     schedule = Schedule(machine, tables.tensors, tables.buffers, graph.rank, graph.world_size)
     phases = []

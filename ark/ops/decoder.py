@@ -13,6 +13,7 @@ from ark.lower.context import Lowering
 from ark.lower.registry import register
 from ark.lower.tiling import split
 from ark.ops.attention import attention_reference
+from ark.variant import COMMUNICATE
 
 
 def _lower_embedding(lowering: Lowering, node: Node) -> None:
@@ -26,10 +27,15 @@ def _lower_embedding(lowering: Lowering, node: Node) -> None:
     lowering.emit("embedding", params, [ids, table, out, *position], coords)
 
 
-def attention_splits(rows: int, kv_heads: int, context: int, processors: int) -> int:
-    """Into how many parts a head's positions are cut so that most processors have one."""
+def attention_splits(
+    rows: int, kv_heads: int, context: int, processors: int, least: int = 64
+) -> int:
+    """Into how many parts a head's positions are cut so that most processors have one.
+
+    least: positions of a part below which it is not worth its hand-over.
+    """
     wanted = max(1, processors // (rows * kv_heads))
-    return min(wanted, max(1, context // 64))
+    return min(wanted, max(1, context // least))
 
 
 def _lower_attention(lowering: Lowering, node: Node) -> None:
@@ -37,7 +43,9 @@ def _lower_attention(lowering: Lowering, node: Node) -> None:
     out = node.outputs[0]
     rows = out.shape[0]
     kv_heads, context, _ = key.shape
-    splits = attention_splits(rows, kv_heads, context, lowering.machine.processors)
+    machine = lowering.machine
+    least = 32 if machine.variant.role(COMMUNICATE) else 64
+    splits = attention_splits(rows, kv_heads, context, machine.processors, least)
     params = {**node.attrs, "kv_heads": kv_heads, "splits": splits}
     coords = [(r, h, s) for s in range(splits) for r in range(rows) for h in range(kv_heads)]
     if splits == 1:

@@ -112,11 +112,13 @@ def rotary_store(sig: Signature, out: int, first: int) -> str:
     if has_fresh(sig, first):
         for step, value in ((0, "a"), (1, "b")):
             place = text.offset(sig, first + 4, ["0", "0", "m", f"(row + {step - queries})"])
-            fresh += f"          ark_give(c, pfresh, {place}, {value}, {system(sig, first + 4)});\n"
+            fresh += (
+                f"          ark_publish(c, pfresh, {place}, {value}, {system(sig, first + 4)});\n"
+            )
     return (
         f"        if (row < {queries}) {{\n"
-        f"          ark_give(c, po, {at}, a, {scope});\n"
-        f"          ark_give(c, po, {next_at}, b, {scope});\n"
+        f"          ark_publish(c, po, {at}, a, {scope});\n"
+        f"          ark_publish(c, po, {next_at}, b, {scope});\n"
         f"        }} else if (position >= 0 && position + m < {context}) {{\n{fresh}"
         f"          const bool key = row < {queries + keys};\n"
         f"          const int i = row - (key ? {queries} : {queries + keys});\n"
@@ -172,8 +174,8 @@ class RopeKv(TaskKind):
             + "  const int pairs = (t.coord[1] - t.coord[0]) / 2;\n"
             f"  for (int e = ark_tid(); e < pairs * {rows}; e += ARK_THREADS) {{\n"
             "        const int m = e / pairs, row = t.coord[0] + e % pairs * 2;\n"
-            f"        float a = ark_take(c, px, {at}, {scope});\n"
-            f"        float b = ark_take(c, px, {next_at}, {scope});\n"
+            f"        float a = ark_load(c, px, {at}, {scope});\n"
+            f"        float b = ark_load(c, px, {next_at}, {scope});\n"
             f"        const float angle = {rotary_angle(sig)};\n"
             f"        if (row < {rotated_columns(sig)}) "
             "ark_rotate(a, b, ark_sin(angle), ark_cos(angle));\n"
@@ -217,9 +219,9 @@ class SwiGlu(TaskKind):
             + text.operand(sig, 1, "po", const=False)
             + "  const int m = t.coord[0];\n  (void)m;\n"
             "  for (int n = t.coord[1] / 2 + ark_tid(); n < t.coord[2] / 2; n += ARK_THREADS) {\n"
-            f"    const float g = ark_take(c, px, {gate_at}, {scope});\n"
-            f"    const float u = ark_take(c, px, {up_at}, {scope});\n"
-            f"    ark_give(c, po, {at}, g / (1.0f + ark_exp(-g)) * u, {system(sig, 1)});\n  }}\n"
+            f"    const float g = ark_load(c, px, {gate_at}, {scope});\n"
+            f"    const float u = ark_load(c, px, {up_at}, {scope});\n"
+            f"    ark_publish(c, po, {at}, g / (1.0f + ark_exp(-g)) * u, {system(sig, 1)});\n  }}\n"
         )
         return text.function(name, body)
 
