@@ -18,10 +18,12 @@ from ark.ir.values import Tensor
 from ark.lower.choose import choose
 from ark.lower.fuse import fuse
 from ark.lower.nodes import lower_nodes
+from ark.lower.pack import pack
 from ark.lower.packets import choose_packets
 from ark.machine import Machine
 from ark.plan import memory
 from ark.plan.groups import Group
+from ark.plan.packing import Packing, to_meta
 from ark.plan.schedule import Schedule
 from ark.plan.types import INITIAL, Phase, Plan, PlanBuffer, PlanOp, PlanTensor
 
@@ -36,11 +38,15 @@ def plan(
 
     options: `external` (ids of buffers whose memory the caller brings and may read and write
     between launches), `packets` (False keeps every edge on counters), `fuse` (False keeps matmuls
-    apart from their neighbours), `variant` (the kernel variant by name).
+    apart from their neighbours), `pack` (False keeps the model's weights as they are), `variant`
+    (the kernel variant by name).
     """
     chosen = dict(options or {})
     private = _private_copy(graph)
     external = frozenset(chosen.get("external", ()))
+    packings: list[Packing] = []
+    if chosen.get("pack", True):
+        private, packings = pack(private, external)
     machine = choose(private, machine, chosen, external)
     if chosen.get("fuse", True):
         private = fuse(private, machine, external)
@@ -63,7 +69,7 @@ def plan(
         counters=schedule.counters(),
         phases=tuple(phases),
         arenas=tables.arenas,
-        meta={**(meta or {}), **_ranges(groups)},
+        meta={**(meta or {}), **to_meta(packings), **_ranges(groups)},
     )
 
 

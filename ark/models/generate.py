@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 
 from ark.backend.protocol import Backend, Device
-from ark.errors import InvalidUsageError, SystemError
+from ark.errors import InvalidUsageError, PlanError, SystemError
 from ark.ir.dtype import DataType
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
+from ark.models.build import Shape, build
 from ark.models.checkpoint import Checkpoint
-from ark.models.llama import MAX_STOPS, Shape, build_graph, weights
-from ark.plan.program import difference
+from ark.models.load import check_plan, weights
+from ark.ops.tokens import MAX_STOPS
 from ark.plan.serialize import from_json, to_json
 from ark.plan.types import Plan
 from ark.plan.verify import verify
@@ -63,7 +64,10 @@ def plans(shape: Shape, machine: Machine, options: dict[str, Any] | None = None)
     name = cache.key(cache.code_digest(), repr(everyone), repr(machine), repr(options))
     data = cache.load(cache.PLANS, name)
     if data is not None:
-        return [from_json(text) for text in data.decode().split("\0")]
+        try:
+            return [from_json(text) for text in data.decode().split("\0")]
+        except PlanError:
+            cache.drop(cache.PLANS, name)
     made = make_plans(shape, machine, options)
     cache.store(cache.PLANS, name, "\0".join(to_json(p) for p in made).encode())
     return made
@@ -74,8 +78,12 @@ def make_plans(shape: Shape, machine: Machine, options: dict[str, Any] | None = 
     made = []
     for rank in range(shape.world_size):
         own = Shape(shape.config, shape.dtype, shape.context, shape.chunk, rank, shape.world_size)
-        meta = {"model": "llama", "context": shape.context, "chunk": shape.chunk}
-        made.append(make_plan(build_graph(own), machine, options, meta))
+        meta = {
+            "model": shape.config.architecture,
+            "context": shape.context,
+            "chunk": shape.chunk,
+        }
+        made.append(make_plan(build(own).graph, machine, options, meta))
     verify(made)
     return made
 
@@ -171,7 +179,8 @@ class Generator:
             )
             plan = everyone[rank]
         else:
-            self._check_plan(plan, plans(self.shape, machine or device.machine)[rank])
+            expected = plans(self.shape, machine or device.machine)[rank]
+            check_plan(plan, expected, self.shape)
         self._check_memory(plan, device)
         tell("compiling", 0, 1)
         self.executor = Executor(
@@ -180,23 +189,13 @@ class Generator:
         total = plan.arenas["parameter"]
         done = 0
         try:
-            for name, array in weights(checkpoint, self.shape):
+            for name, array in weights(checkpoint, self.shape, plan):
                 self.executor.write(name, array)
                 done += array.nbytes
                 tell("loading", min(done, total), total)
         except BaseException:
             self.executor.close(together=False)
             raise
-
-    def _check_plan(self, plan: Plan, expected: Plan) -> None:
-        """Refuses a plan from elsewhere that computes anything but this model."""
-        differs = difference(plan, expected)
-        if differs:
-            raise InvalidUsageError(
-                f"the plan is not one of this checkpoint with a context of {self.context} and "
-                f"chunks of {self.shape.chunk} tokens: {differs}; make it again with `ark plan DIR "
-                "--context N --chunk N`, or give generate the same numbers"
-            )
 
     def _agree(self, values: Mapping[str, str]) -> None:
         """Raises SystemError on every rank, naming what differs, unless all ranks say the same."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from ark.plan.packing import from_meta
 from ark.plan.types import Plan
 
 
@@ -19,10 +20,11 @@ def difference(plan: Plan, expected: Plan) -> str | None:
     """
     for what, found, wanted in (
         ("ranks", (plan.rank, plan.world_size), (expected.rank, expected.world_size)),
+        ("packed parameters", from_meta(plan.meta), from_meta(expected.meta)),
         ("phases", [p.name for p in plan.phases], [p.name for p in expected.phases]),
     ):
         if found != wanted:
-            return f"its {what} are {found}, expected {wanted}"
+            return f"its {what} are {str(found)[:200]}, expected {str(wanted)[:200]}"
     tables: tuple[tuple[str, tuple[Any, ...], tuple[Any, ...]], ...] = (
         ("buffer", _placeless(plan), _placeless(expected)),
         ("tensor", plan.tensors, expected.tensors),

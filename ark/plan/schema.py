@@ -96,12 +96,21 @@ class PhaseEntry(_Entry, frozen=True):
     processors: tuple[tuple[TaskRow, ...], ...]
 
 
+class PackingEntry(_Entry, frozen=True):
+    """A parameter made of others: see ark.plan.packing."""
+
+    name: Name
+    parts: tuple[tuple[Name, Index], ...]
+    interleave: bool
+
+
 class MetaEntry(_Entry, frozen=True, omit_defaults=True):
     """What the plan was made from. processor_ranges: by op, where it was asked to stay."""
 
     model: Name | None = None
     context: Index | None = None
     chunk: Index | None = None
+    packing: tuple[PackingEntry, ...] | None = None
     processor_ranges: tuple[tuple[Index, Index] | None, ...] | None = None
 
 

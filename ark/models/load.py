@@ -1,0 +1,47 @@
+"""The parameters of a plan, made of a checkpoint's tensors: a rank's share, as the plan packs it.
+
+Called by ark.models.generate and the benchmarks; the checkpoint's bytes are read as they are asked
+for, one parameter at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ark.errors import InvalidUsageError
+from ark.models.build import Shape, build
+from ark.models.checkpoint import Checkpoint
+from ark.plan.packing import from_meta
+from ark.plan.program import difference
+from ark.plan.types import Plan
+
+
+def weights(checkpoint: Checkpoint, shape: Shape, plan: Plan) -> Iterator[tuple[str, np.ndarray]]:
+    """Each parameter of the plan by name, with what this rank holds of the checkpoint."""
+    built, packings = build(shape), from_meta(plan.meta)
+
+    def read(name: str) -> np.ndarray:
+        if name in built.constants:
+            return np.asarray(built.constants[name]())
+        return checkpoint.read(name, *built.shares.get(name, ()))
+
+    for buffer in plan.buffers:
+        if buffer.arena == "parameter" and buffer.rank == plan.rank:
+            packing = packings.get(buffer.name)
+            yield buffer.name, packing.apply(read) if packing else read(buffer.name)
+
+
+def check_plan(plan: Plan, expected: Plan, shape: Shape) -> None:
+    """InvalidUsageError for a plan from elsewhere that computes anything but this model.
+
+    expected: the plan that ark makes for it.
+    """
+    differs = difference(plan, expected)
+    if differs:
+        raise InvalidUsageError(
+            f"the plan is not one of this checkpoint with a context of {shape.context} and chunks "
+            f"of {shape.chunk} tokens: {differs}; make it again with `ark plan DIR --context N "
+            "--chunk N`"
+        )
