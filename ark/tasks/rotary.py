@@ -228,8 +228,28 @@ class SwiGlu(TaskKind):
         return text.function(name, body)
 
 
+class RotaryEmbeddingParams(Params, frozen=True):
+    head_dim: Heads
+    interleaved: bool
+
+
 class RotaryEmbedding(TaskKind):
     name = "rotary_embedding"
+    params = RotaryEmbeddingParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        count(sig, 4)
+        width = sig.params["head_dim"]
+        rows, columns = matrix(sig, 0)
+        need(width % 2 == columns % width == 0, f"{columns} columns are no heads of {width}")
+        shaped(sig, 1, (rows, columns))
+        shaped(sig, 2, (1,), "int32")
+        shaped(sig, 3, (width // 2,), "fp32", dense=True)
+
+    def places(self, sig: Signature) -> Places:
+        rows, columns = sig.operands[0].shape
+        return Places((range(rows), range(columns // sig.params["head_dim"])), span=True)
 
     def packets(self, sig: Signature) -> frozenset[int]:
         return frozenset({0, 1})
@@ -258,12 +278,12 @@ class RotaryEmbedding(TaskKind):
   for (int e = ark_tid(); e < pairs; e += ARK_THREADS) {{
     const int i = e % {width // 2};
     const int n = (t.coord[1] + e / {width // 2}) * {width} + {first};
-    float a = ark_take(c, px, {a_at}, {scope});
-    float b = ark_take(c, px, {b_at}, {scope});
+    float a = ark_load(c, px, {a_at}, {scope});
+    float b = ark_load(c, px, {b_at}, {scope});
     const float angle = static_cast<float>(pp[0] + row) * pf[i];
     ark_rotate(a, b, ark_sin(angle), ark_cos(angle));
-    ark_give(c, po, {a_out}, a, {system(sig, 1)});
-    ark_give(c, po, {b_out}, b, {system(sig, 1)});
+    ark_publish(c, po, {a_out}, a, {system(sig, 1)});
+    ark_publish(c, po, {b_out}, b, {system(sig, 1)});
   }}
 """
         )
