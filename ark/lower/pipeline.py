@@ -22,6 +22,7 @@ from ark.lower.pack import pack
 from ark.lower.packets import choose_packets
 from ark.machine import Machine
 from ark.plan import memory
+from ark.plan.boxes import Templates
 from ark.plan.groups import Group
 from ark.plan.packing import Packing, to_meta
 from ark.plan.schedule import Schedule
@@ -52,9 +53,12 @@ def plan(
         private = fuse(private, machine, external)
     groups = lower_nodes(private, machine, chosen)
     packed = machine.has("packets") and chosen.get("packets", True)
-    packets = choose_packets(groups, machine, chosen) if packed else set()
+    templates = Templates()
+    packets = choose_packets(groups, machine, chosen, templates) if packed else set()
     tables = _Tables(private, groups, packets, external)
-    schedule = Schedule(machine, tables.tensors, tables.buffers, graph.rank, graph.world_size)
+    schedule = Schedule(
+        machine, tables.tensors, tables.buffers, graph.rank, graph.world_size, templates
+    )
     phases = []
     for number, name in enumerate(private.phases):
         members = [(i, g) for i, g in enumerate(groups) if g.phase == number]

@@ -13,18 +13,19 @@ from ark.errors import PlanError
 from ark.plan import kind as kinds
 from ark.plan.kind import Signature
 from ark.plan.types import Plan, PlanTensor
-from ark.plan.verify.structure import Fleet, refuse, tasks_of
+from ark.plan.verify.fleet import Fleet, refuse
 
+Coords = tuple[tuple[int, ...], ...]
 WIDEST = 16  # bytes that a body reads at once
 
 
 def check_work(fleet: Fleet) -> None:
     """Raises PlanError for the first op that is none of its kind's or is not done wholly."""
-    for plan in fleet.plans:
-        coords: dict[int, list[tuple[int, ...]]] = defaultdict(list)
-        for phase in plan.phases:
-            for _, _, task in tasks_of(phase):
-                coords[task.op].append(task.coord)
+    for plan in (fleet.plans[rank] for rank in sorted(set(fleet.twin))):
+        coords: dict[int, Coords] = defaultdict(tuple)
+        for number in range(len(plan.phases)):
+            listed = fleet.listing(plan.rank, number).by_op
+            coords.update({op: places for op, (_, places) in listed.items()})
         for op, sig in zip(plan.ops, fleet.signatures[plan.rank], strict=True):
             kind = kinds.get(op.kind)
             try:
@@ -36,9 +37,7 @@ def check_work(fleet: Fleet) -> None:
                 raise refuse(f"op {op.name!r} of kind {op.kind!r}: {error}") from error
 
 
-def _check_aliases(
-    plan: Plan, operands: tuple[int, ...], sig: Signature, coords: list[tuple[int, ...]]
-) -> None:
+def _check_aliases(plan: Plan, operands: tuple[int, ...], sig: Signature, coords: Coords) -> None:
     """What a task writes is no other operand of it, unless its kind works in place."""
     tensors = [plan.tensors[t] for t in operands]
     pairs = [
