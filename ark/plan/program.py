@@ -33,7 +33,7 @@ def difference(plan: Plan, expected: Plan) -> str | None:
     for what, found_rows, wanted_rows in tables:
         for a, b in zip(found_rows, wanted_rows, strict=False):
             if a != b:
-                return f"{what} {_name(a)!r} is not {what} {_name(b)!r} of the expected program"
+                return f"{what} {_name(a)!r} differs from {what} {_name(b)!r} of the model"
         if len(found_rows) != len(wanted_rows):
             return f"it has {len(found_rows)} {what}s, expected {len(wanted_rows)}"
     return None
