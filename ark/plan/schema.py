@@ -138,7 +138,7 @@ def read(data: Any) -> Plan:
         rank=file.rank,
         world_size=file.world_size,
         machine=dict(file.machine),
-        meta=msgspec.to_builtins(file.meta),
+        meta=dict(data["meta"]),
         arenas={str(name): size for name, size in file.arenas.items()},
         buffers=tuple(
             PlanBuffer(i, b.name, b.arena, b.nbytes, b.offset, b.rank, bool(b.initial))
