@@ -27,7 +27,7 @@ from ark.runtime.admission import admit
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import BUDGET_S
 from ark.runtime.launch import launch_command
-from ark.runtime.place import place_from_environment
+from ark.runtime.rank_info import rank_from_environment
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
@@ -66,8 +66,8 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    place = place_from_environment()
-    if to_be_started(args.ranks, place):
+    rank_info = rank_from_environment()
+    if to_be_started(args.ranks, rank_info):
         # The checkpoint's and the model's errors are one process's to tell.
         checkpoint = Checkpoint.open(args.directory)
         check_ranks(checkpoint, args.ranks)
@@ -84,17 +84,17 @@ def run(args: argparse.Namespace) -> int:
     text = sys.stdin.read() if args.prompt == "-" else args.prompt
     prompt = tokenizer.encode(text)
     backend, probe = registry.choose(args.backend)
-    leader = place.rank == 0
+    leader = rank_info.rank == 0
     if args.backend is None and backend.name == registry.FALLBACK and leader:
         errors.print(f"no accelerator found; running on {probe.devices[0].name}", style="dim")
     for note in probe.notes if leader else ():
         errors.print(note, style="yellow")
     with ExitStack() as stack:
-        ranks = stack.enter_context(Bootstrap.from_environment(place=place))
-        device = backend.open(device_index(args.device, place, len(probe.devices)))
+        ranks = stack.enter_context(Bootstrap.from_environment(rank_info=rank_info))
+        device = backend.open(device_index(args.device, rank_info, len(probe.devices)))
         try:
             machine = registry.machine(args.machine) if args.machine else device.machine
-            machine = share(machine, backend.name, place.world_size, len(probe.devices))
+            machine = share(machine, backend.name, rank_info.world_size, len(probe.devices))
             plan = None
             if args.plan:
                 plan = from_json(read_file(args.plan, "a plan"))
@@ -108,8 +108,8 @@ def run(args: argparse.Namespace) -> int:
                     context=args.context,
                     chunk=args.chunk,
                     ranks=ranks,
-                    rank=place.rank,
-                    world_size=place.world_size,
+                    rank=rank_info.rank,
+                    world_size=rank_info.world_size,
                     machine=machine,
                     plan=plan,
                     budget_s=args.budget,

@@ -65,13 +65,19 @@ def _first_unmet(
 ) -> tuple[int, int, int, int, int] | None:
     """(op, task, counter, expected, seen) of the first wait in program order that was not met."""
     number = 0 if iteration < phase0 else len(plan.phases) - 1
-    turn = iteration if number == 0 else iteration - phase0
+    phase_iteration = iteration if number == 0 else iteration - phase0
     unmet = [
-        (task.op, index, counter, plan.counters[counter].step * turn + threshold, counters[counter])
+        (
+            task.op,
+            index,
+            counter,
+            plan.counters[counter].step * phase_iteration + threshold,
+            counters[counter],
+        )
         for index, (phase, _, task) in enumerate(tables.listing)
         if phase == number
         for counter, threshold in task.waits
-        if counters[counter] < plan.counters[counter].step * turn + threshold
+        if counters[counter] < plan.counters[counter].step * phase_iteration + threshold
     ]
     return min(unmet, default=None)
 

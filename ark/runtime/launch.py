@@ -1,8 +1,8 @@
 """Starts the ranks of a job on this machine: `ark.launch(n, function)` and `--ranks n`.
 
 Any other launcher (torchrun, mpirun, srun) does as well; this one needs nothing installed. It sets
-the variables that ark.runtime.place reads, shows rank 0's output, says which rank failed first and
-why, and leaves no process behind, whatever ends it.
+the variables that ark.runtime.rank_info reads, shows rank 0's output, says which rank failed first
+and why, and leaves no process behind, whatever ends it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ark.errors import BaseError, InvalidUsageError
-from ark.runtime.lifeline import tie_to
+from ark.runtime.watchdog import tie_to
 
-_LIFELINE = Path(__file__).with_name("lifeline.py")
+_WATCHDOG = Path(__file__).with_name("watchdog.py")
 _GRACE_S = 2.0  # what ranks may take to end by themselves after the first has failed
 _TAIL = 16384
 
@@ -73,7 +73,7 @@ def launch_command(ranks: int, argv: Sequence[str]) -> int:
     try:
         for rank, environment in enumerate(_environments(ranks)):
             process = subprocess.Popen(
-                [sys.executable, "-S", "-E", str(_LIFELINE), str(os.getpid()), *argv],
+                [sys.executable, "-S", "-E", str(_WATCHDOG), str(os.getpid()), *argv],
                 env={**os.environ, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=None if rank == 0 else subprocess.DEVNULL,

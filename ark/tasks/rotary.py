@@ -74,7 +74,7 @@ def rotary_accesses(sig: Signature, out: int, first: int, n0: int, n1: int) -> l
             if lo < hi:
                 at = base + head * width
                 box = ((head, 0, lo - at), (head + 1, context, hi - at))
-                found.append(Access(cache, *box, write=True, past=True))
+                found.append(Access(cache, *box, write=True, append_only=True))
     return found
 
 

@@ -13,20 +13,20 @@ from ark.errors import PlanError
 from ark.plan import kind as kinds
 from ark.plan.kind import Signature
 from ark.plan.types import Plan, PlanTensor
-from ark.plan.verify.fleet import Fleet, refuse
+from ark.plan.verify.rank_set import RankSet, refuse
 
 Coords = tuple[tuple[int, ...], ...]
 WIDEST = 16  # bytes that a body reads at once
 
 
-def check_work(fleet: Fleet) -> None:
+def check_work(rank_set: RankSet) -> None:
     """Raises PlanError for the first op that is none of its kind's or is not done wholly."""
-    for plan in (fleet.plans[rank] for rank in sorted(set(fleet.twin))):
+    for plan in (rank_set.plans[rank] for rank in sorted(set(rank_set.twin))):
         coords: dict[int, Coords] = defaultdict(tuple)
         for number in range(len(plan.phases)):
-            listed = fleet.listing(plan.rank, number).by_op
+            listed = rank_set.listing(plan.rank, number).by_op
             coords.update({op: places for op, (_, places) in listed.items()})
-        for op, sig in zip(plan.ops, fleet.signatures[plan.rank], strict=True):
+        for op, sig in zip(plan.ops, rank_set.signatures[plan.rank], strict=True):
             kind = kinds.get(op.kind)
             try:
                 kind.check(sig)
