@@ -94,6 +94,10 @@ def _movement(dtype: DataType) -> None:
     rows = ark.tensor((3, 32), dtype)
     keys, values = (ark.kv_append(cache, rows, position) for cache in caches)
     ark.attention(ark.tensor((3, 64), dtype), keys, values, position)
+    ark.rotary_embedding(ark.tensor((3, 40), dtype), position, ark.tensor((10,)))
+    chosen = ark.tensor((3, 2), int32)
+    ark.expert_linear(ark.tensor((3, 64), dtype), ark.tensor((5, 24, 64), dtype), chosen)
+    ark.topk(ark.tensor((3, 30), dtype), 2)
 
 
 _CASES: tuple[tuple[str, Callable[[DataType], None], tuple[DataType, ...]], ...] = (
