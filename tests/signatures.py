@@ -94,10 +94,15 @@ def _movement(dtype: DataType) -> None:
     rows = ark.tensor((3, 32), dtype)
     keys, values = (ark.kv_append(cache, rows, position) for cache in caches)
     ark.attention(ark.tensor((3, 64), dtype), keys, values, position)
-    ark.rotary_embedding(ark.tensor((3, 40), dtype), position, ark.tensor((10,)))
-    chosen = ark.tensor((3, 2), int32)
-    ark.expert_linear(ark.tensor((3, 64), dtype), ark.tensor((5, 24, 64), dtype), chosen)
-    ark.topk(ark.tensor((3, 30), dtype), 2)
+    for interleaved in (False, True):
+        ark.rotary_embedding(rows, position, ark.tensor((8,)), interleaved)
+
+
+def _experts(dtype: DataType) -> None:
+    rows = ark.tensor((3, 72), dtype)
+    _, chosen = ark.topk(rows, 2)
+    products = ark.expert_linear(rows, ark.tensor((72, 40, 72), dtype), chosen)
+    ark.expert_linear(products, ark.tensor((72, 24, 40), dtype), chosen)
 
 
 _CASES: tuple[tuple[str, Callable[[DataType], None], tuple[DataType, ...]], ...] = (
@@ -106,6 +111,7 @@ _CASES: tuple[tuple[str, Callable[[DataType], None], tuple[DataType, ...]], ...]
     ("rows", _rows, FLOATS),
     ("integers", _integers, (int32,)),
     ("movement", _movement, FLOATS),
+    ("experts", _experts, FLOATS),
 )
 
 

@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidUsageError("--vs measures a peer on one device; leave it or the ranks away")
     backend, probe = registry.choose(args.backend)
     if to_be_started(args.ranks, rank_info):
-        return launch_command(args.ranks, [sys.executable, "-m", "ark", *sys.argv[1:]])
+        return launch_command(args.ranks, [sys.executable, "-m", "ark", *args.words])
     index = device_index(args.device, rank_info, len(probe.devices))
     with Bootstrap.from_environment(rank_info=rank_info) as ranks:
         device = backend.open(index)
