@@ -32,7 +32,7 @@ ARK_DEVICE float ark_rope_angle(const R& rope, int m, int column) {
   return static_cast<float>(rope.position + m) * rope.frequencies.p[column % R::D / 2];
 }
 
-// Stores the pair of row m at this column where it belongs; rows past the cache's end are dropped.
+// Stores the pair of row m at this column where it belongs; rows outside the cache are dropped.
 template <class R>
 ARK_DEVICE void ark_rope_store(ArkCtx& c, const R& rope, int m, int column, float a, float b) {
   if (column < R::QUERIES) {
@@ -40,7 +40,7 @@ ARK_DEVICE void ark_rope_store(ArkCtx& c, const R& rope, int m, int column, floa
     ark_publish(c, rope.output, 0, 0, m, column + 1, b);
     return;
   }
-  if (rope.position + m >= R::CONTEXT) return;
+  if (rope.position < 0 || rope.position + m >= R::CONTEXT) return;
   if constexpr (decltype(rope.fresh)::given) {
     ark_publish(c, rope.fresh, 0, 0, m, column - R::QUERIES, a);
     ark_publish(c, rope.fresh, 0, 0, m, column - R::QUERIES + 1, b);
