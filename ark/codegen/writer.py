@@ -12,6 +12,7 @@ from importlib import resources
 
 from ark.codegen import layout
 from ark.codegen.dialect import Dialect, Source
+from ark.errors import PlanError
 from ark.machine import Machine
 from ark.plan import kind as kinds
 from ark.plan.types import Plan
@@ -37,6 +38,11 @@ def _device_text(name: str) -> str:
 
 
 def _constants(machine: Machine, phases: int, scratch: int) -> str:
+    if phases > layout.MAX_PHASES:
+        raise PlanError(
+            f"the plan has {phases} phases; a launch has at most {layout.MAX_PHASES}. Give the "
+            "model fewer entry points"
+        )
     values = {
         "LANES": machine.lanes,
         "WARPS": machine.warps,
