@@ -60,11 +60,16 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     d.set_defaults(func=run)
 
 
+def _numbers(value: Machine | Variant) -> set[str]:
+    """Names of the fields that hold a number."""
+    names = {f.name for f in dataclasses.fields(value)}
+    return {n for n in names if isinstance(getattr(value, n), (int, float))}
+
+
 def change(machine: Machine, settings: list[str]) -> Machine:
     """Applies FIELD=NUMBER pairs to a machine model and its kernel variants."""
-    ring = {f.name for f in dataclasses.fields(Variant) if f.type == "int"}
-    facts = {f.name for f in dataclasses.fields(Machine) if f.type in ("int", "float")}
-    numbers = ring | facts
+    ring = _numbers(machine.variant)
+    numbers = ring | _numbers(machine)
     changes = {}
     for text in settings:
         name, _, value = text.partition("=")
@@ -96,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidUsageError("--vs measures a peer on one device; leave it or the ranks away")
     backend, probe = registry.choose(args.backend)
     if to_be_started(args.ranks, rank_info):
-        return launch_command(args.ranks, [sys.executable, "-m", "ark", *sys.argv[1:]])
+        return launch_command(args.ranks, [sys.executable, "-m", "ark", *args.words])
     index = device_index(args.device, rank_info, len(probe.devices))
     with Bootstrap.from_environment(rank_info=rank_info) as ranks:
         device = backend.open(index)

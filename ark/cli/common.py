@@ -74,8 +74,9 @@ def progress(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
             if what not in shown:
                 for other in shown.values():
                     bars.update(other, visible=False)  # type: ignore[arg-type]
-                shown[what] = bars.add_task(what, total=total)
-            bars.update(shown[what], completed=done, total=total)  # type: ignore[arg-type]
+                # Of what nobody can tell how far it is (total 0) the bar moves to and fro.
+                shown[what] = bars.add_task(what, total=total or None)
+            bars.update(shown[what], completed=done, total=total or None)  # type: ignore[arg-type]
 
         yield tell
 

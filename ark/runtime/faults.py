@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ark.codegen.layout import ERROR_KINDS
@@ -14,13 +14,19 @@ NOBODY = 0xFFFFFFFF
 
 
 def explain(
-    plan: Plan, tables: Tables, host: Any, counters: Sequence[int], phase_ends: Sequence[int]
+    plan: Plan,
+    tables: Tables,
+    host: Any,
+    counters: Sequence[int],
+    phase_ends: Sequence[int],
+    signallers: Mapping[str, Sequence[int]],
 ) -> str:
     """One paragraph naming task, tensor, counter, rank, and what was expected and seen.
 
     host: a record of the ArkHost structure. counters: their values when the kernel had ended, by
-    id. phase_ends: iterations at which phases but the last end. Many tasks wait behind the one
-    that is stuck; the first of them in program order is the one to name.
+    id. phase_ends: iterations at which phases but the last end. signallers: by counter, the peers
+    that signal it. Many tasks wait behind the one that is stuck; the first of them in program
+    order is the one to name.
     """
     index, op_id = int(host["error_task"]), int(host["error_op"])
     where = f"rank {plan.rank}, processor {int(host['error_processor'])}, iteration "
@@ -54,7 +60,7 @@ def explain(
         kind = "counter"
     subject = f"a {kind}"
     if kind in ("counter", "iteration gate") and counter < len(plan.counters):
-        producers = _producers(plan, counter)
+        producers = _producers(plan, counter, signallers)
         subject = f"counter {plan.counters[counter].name!r} of {producers}"
     return (
         f"{task} on {where} waited for {subject} longer than its budget: expected {expected}, seen "
@@ -85,8 +91,8 @@ def _first_unmet(
     return min(unmet, default=None)
 
 
-def _producers(plan: Plan, counter: int) -> str:
-    """The tensors whose tasks signal the counter."""
+def _producers(plan: Plan, counter: int, signallers: Mapping[str, Sequence[int]]) -> str:
+    """The tensors whose tasks signal the counter, and the ranks of those that are peers'."""
     ops = sorted(
         {
             task.op
@@ -96,10 +102,11 @@ def _producers(plan: Plan, counter: int) -> str:
             if counter in task.signals
         }
     )
-    if not ops:
-        return "a peer rank"
     names = []
     for op in ops[:3]:
         tensors = plan.ops[op].operands
         names.append(f"{plan.ops[op].name!r} (tensor {plan.tensors[tensors[-1]].name!r})")
-    return ", ".join(names)
+    ranks = signallers.get(plan.counters[counter].name, ())
+    if ranks:
+        names.append(f"rank {', '.join(map(str, ranks))}")
+    return ", ".join(names) or "a peer rank"

@@ -66,8 +66,11 @@ def launch(ranks: int, function: Callable[..., Any], *args: Any) -> int:
         _end(started)
 
 
-def launch_command(ranks: int, argv: Sequence[str]) -> int:
-    """Runs the command in `ranks` processes and returns the exit code, as `launch` does."""
+def launch_command(ranks: int, argv: Sequence[str], *, stdin: bool = False) -> int:
+    """Runs the command in `ranks` processes and returns the exit code, as `launch` does.
+
+    stdin: rank 0 reads this process's standard input; the others never do.
+    """
     _check(ranks)
     started: list[_Rank] = []
     try:
@@ -75,13 +78,18 @@ def launch_command(ranks: int, argv: Sequence[str]) -> int:
             process = subprocess.Popen(
                 [sys.executable, "-S", "-E", str(_WATCHDOG), str(os.getpid()), *argv],
                 env={**os.environ, **environment},
-                stdin=subprocess.DEVNULL,
+                stdin=None if stdin and rank == 0 else subprocess.DEVNULL,
                 stdout=None if rank == 0 else subprocess.DEVNULL,
                 stderr=None if rank == 0 else subprocess.PIPE,
                 start_new_session=True,
             )
             started.append(_CommandRank(process))
         return _supervise(started)
+    except (OSError, ValueError) as error:  # a NUL in a word, or too many of them
+        raise InvalidUsageError(
+            f"the ranks cannot be started with these words: {error}; give a prompt that no command "
+            "line can hold through standard input (--prompt -)"
+        ) from error
     finally:
         _end(started)
 
