@@ -16,6 +16,7 @@ from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.tiling import PAIRED, row_bytes, row_pieces
 from ark.machine import Machine
+from ark.variant import COMMUNICATE
 
 EPILOGUES = ("add", "swiglu", "rope_kv")
 MAX_STREAM_ROWS = 8  # more input rows than this fill matrix units, where a machine has them
@@ -91,7 +92,9 @@ def _streams(node: Node, machine: Machine) -> bool:
 def _room(rows: int, weight: Tensor, machine: Machine) -> bool:
     """Can the ring take such rows of weights, and a processor the input rows?"""
     pieces = row_pieces(rows, weight, machine)
-    scratch = 4 * (rows * weight.shape[1] + machine.warps)
+    narrow = rows == 1 and machine.variant.role(COMMUNICATE) > 0
+    each = weight.dtype.itemsize if narrow else 4
+    scratch = each * rows * weight.shape[1] + 4 * machine.warps
     return pieces > 1 or (pieces == 1 and scratch <= machine.shared_bytes - machine.ring_bytes)
 
 

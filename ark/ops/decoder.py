@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from ark.ir.dtype import fp32
 from ark.ir.graph import Node
+from ark.ir.values import Tensor
 from ark.lower.context import Lowering
 from ark.lower.registry import register
 from ark.lower.tiling import split
 from ark.ops.attention import attention_reference
+from ark.plan.groups import Group
 from ark.variant import COMMUNICATE
 
 
@@ -65,17 +67,39 @@ def _lower_attention(lowering: Lowering, node: Node) -> None:
     )
 
 
+def _makes(product: Group, logits: Tensor, node: Node) -> bool:
+    """Is this group the linear layer of one row whose plain result are the logits?"""
+    return (
+        product.kind == "linear"
+        and product.params["epilogue"] == "store"
+        and product.operands[2].id == logits.id
+        and logits.shape[0] == 1
+        and product.phase == node.phase
+        and product.processors == node.processors
+        and not node.after
+    )
+
+
 def _lower_sample(lowering: Lowering, node: Node) -> None:
     logits, settings, position, tokens, output, stops = node.inputs
     vocabulary = logits.shape[1]
-    tiles = max(1, min(lowering.machine.processors, vocabulary // 256))
-    candidates = lowering.temp((tiles, 2), fp32, f"{node.name}.candidates")
-    lowering.emit(
-        "sample",
-        {"tiles": tiles},
-        [logits, settings, position, candidates],
-        [(i,) for i in range(tiles)],
-    )
+    product = lowering.groups[-1] if lowering.groups else None
+    if product is not None and _makes(product, logits, node):
+        # Who makes the logits also finds the best of his own.
+        tiles = len(product.coords)
+        candidates = lowering.temp((tiles, 2), fp32, f"{node.name}.candidates")
+        product.params["epilogue"] = "sample"
+        product.operands += (settings, position, candidates)
+        product.coords = [(*coord, i) for i, coord in enumerate(product.coords)]
+    else:
+        tiles = max(1, min(lowering.machine.processors, vocabulary // 256))
+        candidates = lowering.temp((tiles, 2), fp32, f"{node.name}.candidates")
+        lowering.emit(
+            "sample",
+            {"tiles": tiles},
+            [logits, settings, position, candidates],
+            [(i,) for i in range(tiles)],
+        )
     lowering.emit(
         "choose",
         {"tiles": tiles},

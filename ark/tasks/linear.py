@@ -8,10 +8,12 @@ gate and its up row) are neighbours, so that the epilogue has both at hand.
 A row wider than a stage comes in pieces, for a backend's body that keeps x in registers.
 
 params: rows (of w per stage), pieces (stages of one row, then rows is 1), prologue (none, rmsnorm),
-eps, epilogue (store, add, swiglu, rope_kv), and for rope_kv heads, kv_heads, head_dim. operands:
-x (m, k), w (n, k), output, [norm weight], then add: residual; rope_kv: position, frequencies, key
-cache, value cache (kv_heads, context, head_dim), [fresh (m, 2 * kv_heads * head_dim): the new keys
-and values once more, for readers in the same iteration]. coord: first and last+1 row of w.
+eps, epilogue (store, add, swiglu, rope_kv, sample), and for rope_kv heads, kv_heads, head_dim.
+operands: x (m, k), w (n, k), output, [norm weight], then add: residual; sample: settings, place,
+candidates (tasks, 2), as of ark.tasks.tokens; rope_kv: position, frequencies, key and value cache
+(kv_heads, context, head_dim), [fresh (m, 2 * kv_heads * head_dim): the new keys and values once
+more, for readers in the same iteration]. coord: first and last+1 row of w; with sample also the
+task's number.
 """
 
 from __future__ import annotations
@@ -32,6 +34,21 @@ from ark.tasks.rotary import (
     rotated_columns,
     system,
 )
+from ark.tasks.tokens import SAMPLING, sample_best, sample_finish, sample_operands
+from ark.variant import COMMUNICATE
+
+
+def narrows(sig: Signature, machine: Machine) -> bool:
+    """Is the input a single row that a body for communicating warps keeps in the weights' type?"""
+    rows, k = sig.operands[0].shape
+    weight = sig.operands[1]
+    return (
+        machine.variant.role(COMMUNICATE) > 0
+        and rows == 1
+        and weight.dtype in ("fp32", "fp16", "bf16")
+        and k % sig.params["pieces"] == 0
+        and k // sig.params["pieces"] * weight.itemsize % 16 == 0
+    )
 
 
 class Linear(TaskKind):
@@ -57,6 +74,10 @@ class Linear(TaskKind):
             found.append(Access(2, (0, n0), (m, n1), write=True))
             if epilogue == "add":
                 found.append(Access(next_operand, (0, n0), (m, n1)))
+            if epilogue == "sample":
+                found += [whole(i, sig.operands[i]) for i in (next_operand, next_operand + 1)]
+                at = (coord[2], 0), (coord[2] + 1, 2)
+                found.append(Access(next_operand + 2, *at, write=True))
         return found
 
     def packets(self, sig: Signature) -> frozenset[int]:
@@ -70,7 +91,10 @@ class Linear(TaskKind):
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         m, k = sig.operands[0].shape
-        return 4 * machine.warps + (4 * m * k if sig.params["pieces"] == 1 else 0)
+        best = 8 * machine.warps if sig.params["epilogue"] == "sample" else 0
+        if narrows(sig, machine):
+            return 4 * machine.warps + k * sig.operands[1].itemsize + best
+        return 4 * machine.warps + (4 * m * k if sig.params["pieces"] == 1 else 0) + best
 
     def stream(self, sig: Signature, coord: Sequence[int]) -> tuple[Fetch, ...]:
         n0, n1 = coord[:2]
@@ -140,6 +164,9 @@ class Linear(TaskKind):
             + after
             + "    }\n  }\n"
         )
+        if sig.params["epilogue"] == "sample":
+            body += sample_finish("xs + M * K + ARK_WARPS")
+            return SAMPLING + text.function(name, body)
         return text.function(name, body)
 
     def _first_extra(self, sig: Signature) -> int:
@@ -151,6 +178,8 @@ class Linear(TaskKind):
             return text.operand(sig, first, "pr")
         if sig.params["epilogue"] == "rope_kv":
             return rotary_operands(sig, first)
+        if sig.params["epilogue"] == "sample":
+            return sample_operands(sig, first)
         return ""
 
     def _epilogue(self, sig: Signature) -> tuple[str, str]:
@@ -171,6 +200,10 @@ class Linear(TaskKind):
         each = "      for (int r = 0; r < R; ++r) if (r < rows) "
         if epilogue == "store":
             return "", f"{each}ark_give(c, po, {at}, acc[m][r], {out});\n"
+        if epilogue == "sample":
+            best = sample_best("acc[m][r]", "n + r")
+            give = f"ark_give(c, po, {at}, acc[m][r], {out});"
+            return "", f"{each}{{\n        {give}\n{best}      }}\n"
         first = self._first_extra(sig)
         residual = text.offset(sig, first, ["0", "0", "m", "(n + r)"])
         before = (

@@ -70,6 +70,41 @@ ARK_DEVICE void ark_best(float& score, ark_u32& token, float* red) {
 """
 
 
+def sample_operands(sig: Signature, first: int) -> str:
+    """Declares what a product's epilogue needs to find its task's best logit; operand `first` is
+    the settings.
+    """
+    return (
+        text.operand(sig, first, "psettings")
+        + text.operand(sig, first + 1, "pposition")
+        + text.operand(sig, first + 2, "pbest", const=False)
+        + """  const float temperature = ark_bits_float(static_cast<ark_u32>(psettings[0]));
+  const ark_u32 seed = static_cast<ark_u32>(psettings[2]);
+  const ark_u32 place = static_cast<ark_u32>(pposition[0]);
+  float best = -ark_inf();
+  ark_u32 token = static_cast<ark_u32>(t.coord[0]);
+"""
+    )
+
+
+def sample_best(logit: str, row: str) -> str:
+    """Keeps this thread's best; rows come in order."""
+    return (
+        f"        const float score = ark_score({logit}, temperature, seed, place, "
+        f"static_cast<ark_u32>({row}));\n"
+        f"        if (score > best) {{ best = score; token = static_cast<ark_u32>({row}); }}\n"
+    )
+
+
+def sample_finish(red: str) -> str:
+    """The block's best, as the task's candidate; red: 2 * ARK_WARPS words nobody else uses."""
+    return (
+        f"  ark_best(best, token, {red});\n"
+        "  if (ark_tid() == 0) {\n    pbest[2 * t.coord[2]] = best;\n"
+        "    pbest[2 * t.coord[2] + 1] = ark_bits_float(token);\n  }\n"
+    )
+
+
 class Embedding(TaskKind):
     name = "embedding"
 
@@ -218,7 +253,7 @@ class Choose(TaskKind):
     if (stop) ark_control(ARK_PARAMS(c))->limit = c.iteration + 1u;
     if (next < {context}) {{
       p4[next] = static_cast<ark_i32>(token);
-      ark_store_host(reinterpret_cast<ark_u32*>(p5) + next, token);
+      ark_post_host(reinterpret_cast<ark_u32*>(p5) + next, token);
     }}
   }}
 """

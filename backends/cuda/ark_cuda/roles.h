@@ -146,12 +146,8 @@ ARK_DEVICE void ark_lead(const ArkParams* p, ark_u32 processor, char* scratch) {
   const ark_u32 phase0 = ark_control(p)->phase0;
   ark_u32 stage_base = 0u, traced = 0u, turn = 0u;
   for (ark_u32 iteration = 0u;; ++iteration) {
-    bool go = true;
-    if (leader) go = ark_may_begin(c, iteration);
-    if (!__shfl_sync(0xffffffffu, go, 0)) break;
     const ArkRange range = ark_range(p, processor, iteration, phase0);
     const ark_u32 end = range.task_end;
-    if (leader) ark_open_iteration(c, iteration, phase0, range, stage_base);
     if (range.task_begin < end) ark_task_ahead(team, loop, p, range.task_begin);
     if (range.task_begin + 1u < end) ark_task_ahead(team, loop, p, range.task_begin + 1u);
     ark_copies_done();
@@ -159,6 +155,10 @@ ARK_DEVICE void ark_lead(const ArkParams* p, ark_u32 processor, char* scratch) {
     if (range.task_begin < end) ark_edges_ahead(team, loop, p, range.task_begin);
     ark_copies_done();
     __syncwarp();
+    bool go = true;
+    if (leader) go = ark_may_begin(c, iteration);
+    if (!__shfl_sync(0xffffffffu, go, 0)) break;
+    if (leader) ark_open_iteration(c, iteration, phase0, range, stage_base);
     // An iteration begins with a turn of its own, in which nothing is computed.
     ark_open_turn(false);
     if (!ark_close_turn(c, turn)) break;

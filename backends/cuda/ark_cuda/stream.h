@@ -11,6 +11,11 @@ constexpr int ARK_RING_DEPTH = ARK_RING_BYTES / ARK_STAGE_BYTES;
 static_assert(ARK_RING_DEPTH > ARK_IN_FLIGHT, "the ring must be deeper than what is in flight");
 static_assert(ARK_STAGE_BYTES % 128 == 0, "slots are 128-byte aligned");
 
+// What a stream larger than any L2 brings is not seen again this iteration: it may go first, and
+// leaves room for activations. The words are createpolicy's for evict_first and evict_normal.
+constexpr ark_u64 ARK_STREAM_POLICY =
+    ARK_STREAM_MIB > 64 ? 0x12f0000000000000ull : 0x1000000000000000ull;
+
 struct ArkRing {
   ark_u64 full[ARK_RING_DEPTH];   // the loader arrives once a stage, with its bytes
   ark_u64 empty[ARK_RING_DEPTH];  // the owning warp arrives for all, or each warp for itself
@@ -122,8 +127,10 @@ ARK_DEVICE bool ark_fill_slot(ArkCtx& c, ark_u32 slot, ark_u64 address, ark_u32 
       asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(full), "r"(bytes)
                    : "memory");
       asm volatile(
-          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-          ::"r"(ark_shared_address(ark_slot(slot))), "l"(address), "r"(bytes), "r"(full)
+          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+          "[%0], [%1], %2, [%3], %4;"
+          ::"r"(ark_shared_address(ark_slot(slot))), "l"(address), "r"(bytes), "r"(full),
+          "l"(ARK_STREAM_POLICY)
           : "memory");
     }
     return true;
