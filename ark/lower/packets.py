@@ -10,6 +10,7 @@ from typing import Any
 
 from ark.ir.values import Tensor
 from ark.machine import Machine
+from ark.plan.boxes import Templates
 from ark.plan.groups import Group
 from ark.plan.kind import OperandType, Signature
 from ark.plan.kind import get as task_kind
@@ -21,7 +22,10 @@ PACKET_READ_GATED = 1 << 14  # the same where a body polls only behind a gate
 
 
 def choose_packets(
-    groups: Sequence[Group], machine: Machine, options: Mapping[str, Any]
+    groups: Sequence[Group],
+    machine: Machine,
+    options: Mapping[str, Any],
+    templates: Templates,
 ) -> set[int]:
     """Ids of the tensors that carry their epoch: small activations, where everybody who touches
     them can read that.
@@ -36,7 +40,8 @@ def choose_packets(
     for group in groups:
         kind, sig = task_kind(group.kind), _signature(group)
         able = kind.packets(sig)
-        given = {a.operand for c in group.coords for a in kind.accesses(sig, c) if a.write}
+        boxes = templates.boxes(sig, tuple(group.coords))
+        given = {b.operand for b in boxes if b.write}
         again = {group.operands[i].buffer.id for i in given} & written
         barred |= again  # a second write in an iteration would carry the same epoch
         written.update(group.operands[i].buffer.id for i in given)

@@ -36,8 +36,8 @@ class SumRanks(TaskKind):
             terms = " + ".join(f"static_cast<ark_u32>(p{i}[i])" for i in range(out))
             give = text.store(sig, out, f"p{out}", "i", terms)
         else:
-            terms = " + ".join(f"ark_take(c, p{i}, i, {system(sig, i)})" for i in range(out))
-            give = f"ark_give(c, p{out}, i, {terms}, {system(sig, out)});"
+            terms = " + ".join(f"ark_load(c, p{i}, i, {system(sig, i)})" for i in range(out))
+            give = f"ark_publish(c, p{out}, i, {terms}, {system(sig, out)});"
         body += (
             f"  const int end = t.coord[0] + {sig.params['tile']} < {n} ? "
             f"t.coord[0] + {sig.params['tile']} : {n};\n"

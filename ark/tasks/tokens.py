@@ -150,7 +150,7 @@ class Embedding(TaskKind):
             f"ark_fail(c, 5u, 0u, {vocabulary}u, static_cast<ark_u32>(id));\n"
             "      id = 0;\n    }\n"
             f"    for (int w = t.coord[1] + ark_tid(); w < t.coord[1] + {w} && w < {width}; "
-            f"w += ARK_THREADS) ark_give(c, po, {out}, ark_get(pw, {at}), {system(sig, 2)});\n"
+            f"w += ARK_THREADS) ark_publish(c, po, {out}, ark_get(pw, {at}), {system(sig, 2)});\n"
             "  }\n"
         )
         return text.function(name, body)
@@ -218,13 +218,17 @@ class Choose(TaskKind):
         context = sig.operands[4].shape[0]
         body = "".join(text.operand(sig, i, f"p{i}", const=i not in (2, 4, 5)) for i in range(7))
         body += f"""  float* red = reinterpret_cast<float*>(ARK_SCRATCH(c));
+  // All that does not depend on the token is asked for at once: everybody waits for this task.
   const float temperature = ark_bits_float(static_cast<ark_u32>(p1[0]));
-  const int top_k = p1[1], position = p2[0];
-  float best = -ark_inf();
-  ark_u32 token = 0u;
+  const int top_k = p1[1], limit = p1[4], stops = p1[5], position = p2[0];
+  const int i = ark_tid();
+  float best = i < {tiles} ? p3[2 * i] : -ark_inf();
+  ark_u32 token = i < {tiles} ? ark_float_bits(p3[2 * i + 1]) : 0u;
+  const ark_i32 stop = i < stops ? p6[i] : -1;
   if (top_k > 0 && top_k < {vocabulary} && temperature > 0.0f) {{
     // The largest bound that at least top_k logits reach.
     ark_u32 bound = 0u;
+    best = -ark_inf();
     for (int bit = 31; bit >= 0; --bit) {{
       const ark_u32 trial = bound | (1u << bit);
       float many = 0.0f;
@@ -239,18 +243,22 @@ class Choose(TaskKind):
       if (v > best) {{ best = v; token = static_cast<ark_u32>(i); }}
     }}
   }} else {{
-    for (int i = ark_tid(); i < {tiles}; i += ARK_THREADS) {{
+    for (int i = ark_tid() + ARK_THREADS; i < {tiles}; i += ARK_THREADS) {{
       if (p3[2 * i] > best) {{ best = p3[2 * i]; token = ark_float_bits(p3[2 * i + 1]); }}
     }}
   }}
   ark_best(best, token, red);
+  bool found = i < stops && stop == static_cast<ark_i32>(token);
+  for (int k = i + ARK_THREADS; k < stops; k += ARK_THREADS) {{
+    found = found || p6[k] == static_cast<ark_i32>(token);
+  }}
+  const bool stopped = !ark_all(!found);
   if (ark_tid() == 0) {{
     if (best == -ark_inf()) ark_fail(c, 6u, 0u, 0u, 0u);
     const int next = position + 1;
-    bool stop = next + 1 >= p1[4] || next + 1 >= {context};
-    for (int i = 0; i < p1[5]; ++i) stop = stop || p6[i] == static_cast<ark_i32>(token);
     p2[0] = next;
-    if (stop) ark_control(ARK_PARAMS(c))->limit = c.iteration + 1u;
+    const bool full = next + 1 >= limit || next + 1 >= {context};
+    if (stopped || full) ark_control(ARK_PARAMS(c))->limit = c.iteration + 1u;
     if (next < {context}) {{
       p4[next] = static_cast<ark_i32>(token);
       ark_post_host(reinterpret_cast<ark_u32*>(p5) + next, token);

@@ -128,16 +128,16 @@ ARK_DEVICE bool ark_wait(ArkCtx& c, ark_u32* word, ark_u32 want, bool system, ar
 }
 
 // A packet {value, epoch} is of this iteration.
-ARK_DEVICE bool ark_packet_here(const ArkCtx& c, ark_u64 seen) {
+ARK_DEVICE bool ark_packet_ready(const ArkCtx& c, ark_u64 seen) {
   return static_cast<ark_u32>(seen >> 32) == c.iteration + 1u;
 }
 
 // Reads one packet: the load is the wait.
-ARK_COLD float ark_packet(ArkCtx& c, const ark_u64* packet, bool system) {
+ARK_COLD float ark_wait_packet(ArkCtx& c, const ark_u64* packet, bool system) {
   ArkSpin spin{0u, 0u};
   while (!ark_failed(c)) {
     const ark_u64 seen = ark_packet_load(packet, system);
-    if (ark_packet_here(c, seen)) return ark_bits_float(static_cast<ark_u32>(seen));
+    if (ark_packet_ready(c, seen)) return ark_bits_float(static_cast<ark_u32>(seen));
     const ArkVerdict verdict = ark_spin(ARK_PARAMS(c), spin, ARK_PARAMS(c)->budget_ns);
     if (verdict == ARK_KEEP) continue;
     if (verdict == ARK_TIMEOUT) {
@@ -148,7 +148,7 @@ ARK_COLD float ark_packet(ArkCtx& c, const ark_u64* packet, bool system) {
   return 0.0f;
 }
 
-ARK_DEVICE void ark_publish(ArkCtx& c, ark_u64* packet, float value, bool system) {
+ARK_DEVICE void ark_publish_packet(ArkCtx& c, ark_u64* packet, float value, bool system) {
   const ark_u64 word = (static_cast<ark_u64>(c.iteration + 1u) << 32) | ark_float_bits(value);
   ark_packet_store(packet, word, system);
 }

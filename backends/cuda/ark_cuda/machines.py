@@ -31,7 +31,9 @@ def _variants(slots: int, in_flight: int) -> tuple[Variant, ...]:
     made = (block(WARPS, 1, **ring),)
     if slots < ROLE_WARPS:
         return made
-    return (*made, *(_roles(n, in_flight) for n in (ROLE_WARPS + 1, ROLE_WARPS)))
+    # Wide rows leave no room for the last slot; what they wait for is a smaller part of a token.
+    wide = _roles(ROLE_WARPS, min(in_flight + 1, 3))
+    return (*made, _roles(ROLE_WARPS + 1, in_flight), wide)
 
 
 def _roles(warps: int, in_flight: int) -> Variant:

@@ -14,6 +14,8 @@ struct ArkTurns {
   ark_u64 done;      // each computing warp arrives: it has ended the turn
   ark_u64 gathered;  // each computing warp arrives: its part of a task's input is in shared memory
   ark_u32 quit;      // written before a turn opens: leave instead
+  ark_u32 begin;     // the iteration's tasks, written before its first turn opens
+  ark_u32 end;
   ark_u32 turn[ARK_WARPS];     // each warp's own: turns that it has ended
   ark_u32 gathers[ARK_WARPS];  // each warp's own: inputs that it has gathered
 };
@@ -130,7 +132,7 @@ ARK_DEVICE void ark_pairs(ArkCtx&, const T*, const At& at, float (&v)[2 * N], bo
 
 // What opens a task beside its counters: one packet of its input has come.
 ARK_DEVICE void ark_gate(ArkCtx& c, const ark_u64* packet, bool system) {
-  if (ark_lane() == 0) ark_packet(c, packet, system);
+  if (ark_lane() == 0) ark_wait_packet(c, packet, system);
   __syncwarp();
 }
 template <typename T>
@@ -158,7 +160,11 @@ ARK_DEVICE void ark_lead(const ArkParams* p, ark_u32 processor, char* scratch) {
     bool go = true;
     if (leader) go = ark_may_begin(c, iteration);
     if (!__shfl_sync(0xffffffffu, go, 0)) break;
-    if (leader) ark_open_iteration(c, iteration, phase0, range, stage_base);
+    if (leader) {
+      ark_open_iteration(c, iteration, phase0, range, stage_base);
+      *const_cast<volatile ark_u32*>(&ark_turns.begin) = range.task_begin;
+      *const_cast<volatile ark_u32*>(&ark_turns.end) = end;
+    }
     // An iteration begins with a turn of its own, in which nothing is computed.
     ark_open_turn(false);
     if (!ark_close_turn(c, turn)) break;
@@ -189,15 +195,14 @@ ARK_DEVICE void ark_lead(const ArkParams* p, ark_u32 processor, char* scratch) {
 }
 
 // A computing warp's whole life.
-ARK_DEVICE void ark_follow(const ArkParams* p, ark_u32 processor, char* scratch) {
+ARK_DEVICE void ark_follow(char* scratch) {
   ArkLoop& loop = *reinterpret_cast<ArkLoop*>(scratch);
   ArkCtx& c = loop.ctx;
-  const ark_u32 phase0 = ark_control(p)->phase0;
   while (ark_enter(c)) {
-    const ArkRange range = ark_range(p, processor, c.iteration, phase0);
-    const ark_u32 end = range.task_end;
+    const ark_u32 begin = *const_cast<volatile ark_u32*>(&ark_turns.begin);
+    const ark_u32 end = *const_cast<volatile ark_u32*>(&ark_turns.end);
     ark_end_turn();
-    for (ark_u32 i = range.task_begin; i < end; ++i) {
+    for (ark_u32 i = begin; i < end; ++i) {
       ark_warp_store(&c.warps[ark_warp()], i);
       if (!ark_dispatch(c, loop.tasks[i % ARK_SLOTS])) return;
       ark_end_turn();

@@ -11,8 +11,8 @@ from ark.ir.dtype import by_name
 from ark.ir.graph import Graph
 from ark.lower.pipeline import plan
 from ark.machine import Machine
+from ark.models.build import Shape
 from ark.models.generate import make_plans
-from ark.models.llama import Shape
 from ark.plan.serialize import from_json, machine_of, to_json
 from ark.variant import COMMUNICATE, COMPUTE, LOAD, Role, Variant, block
 from tests.unit.plan.shapes import CONFIG, decoder_plans, machine

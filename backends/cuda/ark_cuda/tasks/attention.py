@@ -262,7 +262,7 @@ def merge(name: str, sig: Signature, machine: Machine) -> str | None:
       sum = fmaf(share, part[s * (D + 2) + d], sum);
       den = fmaf(share, part[s * (D + 2) + D + 1], den);
     }}
-    ark_give(c, po, {out}, sum / den, {system(sig, 1)});
+    ark_publish(c, po, {out}, sum / den, {system(sig, 1)});
   }}
 """
     )
@@ -319,9 +319,9 @@ def _finish(sig: Signature, splits: int, group: int) -> str:
     scope = system(sig, 4)
     if splits == 1:
         at = text.offset(sig, 4, ["0", "0", "row", "head * G * D + i"])
-        return f"    ark_give(c, po, {at}, sum / all, {scope});\n"
+        return f"    ark_publish(c, po, {at}, sum / all, {scope});\n"
     gives = []
     for where, value in (("d", "sum"), ("D", "m"), ("(D + 1)", "all")):
         at = text.offset(sig, 4, ["row", f"(head * {group} + g)", "split", where])
-        gives.append(f"ark_give(c, po, {at}, {value}, {scope});")
+        gives.append(f"ark_publish(c, po, {at}, {value}, {scope});")
     return f"    {gives[0]}\n    if (d == 0) {{\n      {gives[1]}\n      {gives[2]}\n    }}\n"

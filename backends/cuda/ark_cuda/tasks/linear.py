@@ -157,29 +157,31 @@ def _epilogue(sig: Signature, first: int) -> tuple[str, str, str]:
                 "    for (int i = 2 * ark_tid(); i < end - begin; i += 2 * ARK_THREADS) {\n"
                 "      const float g = scale * ark_slices(part + i, PITCH);\n"
                 "      const float u = scale * ark_slices(part + i + 1, PITCH);\n"
-                f"      ark_give(c, po, {at}, g / (1.0f + ark_exp(-g)) * u, {scope});\n    }}\n"
+                f"      ark_publish(c, po, {at}, g / (1.0f + ark_exp(-g)) * u, {scope});\n    }}\n"
             ),
         )
     at = text.offset(sig, 2, ["0", "0", "m", row])
     loop = "    for (int i = ark_tid(); i < end - begin; i += ARK_THREADS) {\n"
     value = "scale * ark_slices(part + i, PITCH)"
     if kind == "store":
-        return "", "", f"{loop}      ark_give(c, po, {at}, {value}, {scope});\n    }}\n"
+        return "", "", f"{loop}      ark_publish(c, po, {at}, {value}, {scope});\n    }}\n"
     if kind == "sample":
-        made = f"      const float logit = {value};\n      ark_give(c, po, {at}, logit, {scope});\n"
+        made = (
+            f"      const float logit = {value};\n      ark_publish(c, po, {at}, logit, {scope});\n"
+        )
         best = sample_best("logit", "begin + i")
         return sample_operands(sig, first), "", f"{loop}{made}{best}    }}\n"
     # The residual is older than the input: a thread has its first row's before it waits.
     rest = text.offset(sig, first, ["0", "0", "m", row])
     ahead = text.offset(sig, first, ["0", "0", "m", "(t.coord[0] + ark_tid())"])
-    taken = f"ark_take(c, pr, {rest}, {system(sig, first)})"
+    taken = f"ark_load(c, pr, {rest}, {system(sig, first)})"
     return (
         text.operand(sig, first, "pr"),
         "  float rest = 0.0f;\n  if (ark_tid() < t.coord[1] - t.coord[0] && ark_tid() < PITCH)\n"
-        f"    rest = ark_take(c, pr, {ahead}, {system(sig, first)});\n",
+        f"    rest = ark_load(c, pr, {ahead}, {system(sig, first)});\n",
         f"{loop}      const bool had = begin == t.coord[0] && i < ARK_THREADS;\n"
         f"      const float more = had ? rest : {taken};\n"
-        f"      ark_give(c, po, {at}, {value} + more, {scope});\n    }}\n",
+        f"      ark_publish(c, po, {at}, {value} + more, {scope});\n    }}\n",
     )
 
 
