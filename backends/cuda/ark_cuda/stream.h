@@ -55,6 +55,10 @@ ARK_DEVICE bool ark_barrier_passed(ark_u64* barrier, ark_u32 parity) {
 // Waits for the copy of the stage in `slot`, its `round`-th use; false after a failure. All lanes
 // of a warp call it: each must see the barrier to see what the copy wrote.
 ARK_DEVICE bool ark_slot_filled(ArkCtx& c, ark_u32 slot, ark_u32 round) {
+  // The instruction sleeps by itself: first without a nap, which would delay the next copy.
+  for (int tries = 0; tries < 64; ++tries) {
+    if (ark_barrier_passed(&ark_ring.full[slot], round & 1u)) return true;
+  }
   ArkSpin spin{0u, 0u};
   while (!ark_barrier_passed(&ark_ring.full[slot], round & 1u)) {
     if (ark_failed(c)) return false;
@@ -114,18 +118,29 @@ ARK_DEVICE bool ark_slot_free(ark_u32 slot, ark_u32 round) {
   return true;
 }
 
-// Starts the copy of one stage; all lanes call it with the same fetch. False if it does not fit.
-ARK_DEVICE bool ark_fill_slot(ArkCtx& c, ark_u32 slot, ark_u64 address, ark_u32 bytes) {
+// All lanes call these with the same fetch. The first does what need not wait for the copies before;
+// false if the stage does not fit. The second starts the copy.
+ARK_DEVICE bool ark_slot_engine(ark_u64 address, ark_u32 bytes) {
+  return ((address | bytes) & 15u) == 0u;
+}
+ARK_DEVICE bool ark_prepare_slot(ArkCtx& c, ark_u32 slot, ark_u64 address, ark_u32 bytes) {
   if (bytes > ARK_STAGE_BYTES) {
     ark_fail(c, 3u, slot, ARK_STAGE_BYTES, bytes);
     return false;
   }
+  if (ark_slot_engine(address, bytes) && ark_lane() == 0) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
+                     ark_shared_address(&ark_ring.full[slot])),
+                 "r"(bytes)
+                 : "memory");
+  }
+  return true;
+}
+ARK_DEVICE void ark_fill_slot(ark_u32 slot, ark_u64 address, ark_u32 bytes) {
   ark_u64* barrier = &ark_ring.full[slot];
-  if (((address | bytes) & 15u) == 0u) {
+  if (ark_slot_engine(address, bytes)) {
     if (ark_lane() == 0) {
       const ark_u32 full = ark_shared_address(barrier);
-      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(full), "r"(bytes)
-                   : "memory");
       asm volatile(
           "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
           "[%0], [%1], %2, [%3], %4;"
@@ -133,7 +148,7 @@ ARK_DEVICE bool ark_fill_slot(ArkCtx& c, ark_u32 slot, ark_u64 address, ark_u32 
           "l"(ARK_STREAM_POLICY)
           : "memory");
     }
-    return true;
+    return;
   }
   // The copy engine moves 16-byte units; anything else goes through registers. The proxy fence
   // orders these stores before a later bulk copy into the same slot.
@@ -144,7 +159,6 @@ ARK_DEVICE bool ark_fill_slot(ArkCtx& c, ark_u32 slot, ark_u64 address, ark_u32 
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   __syncwarp();
   if (ark_lane() == 0) ark_barrier_arrive(barrier, 1u);
-  return true;
 }
 
 // Waits until the stage `back` before the `issued`-th has landed, if there is one.
@@ -168,12 +182,15 @@ ARK_DEVICE bool ark_stream_iteration(ArkCtx& c, const ArkRange& range, ark_u32& 
     const ark_u32 count = end - first < 32u ? end - first : 32u;
     for (ark_u32 k = 0u; k < count; ++k) {
       const ark_u32 slot = issued % ARK_RING_DEPTH;
-      if (!ark_slot_free(slot, issued / ARK_RING_DEPTH)) return false;
-      if (!ark_stream_landed(c, issued, ARK_IN_FLIGHT)) return false;
       const ark_u64 low = __shfl_sync(0xffffffffu, mine.x, k);
       const ark_u64 high = __shfl_sync(0xffffffffu, mine.y, k);
       const ark_u32 bytes = __shfl_sync(0xffffffffu, mine.z, k);
-      if (!ark_fill_slot(c, slot, high << 32 | low, bytes)) return false;
+      const ark_u64 address = high << 32 | low;
+      // Little is in flight at once: the time from one copy's end to the next one's start counts.
+      if (!ark_slot_free(slot, issued / ARK_RING_DEPTH)) return false;
+      if (!ark_prepare_slot(c, slot, address, bytes)) return false;
+      if (!ark_stream_landed(c, issued, ARK_IN_FLIGHT)) return false;
+      ark_fill_slot(slot, address, bytes);
       if (++issued == 2u * ARK_STAGE_PERIOD) issued = ARK_STAGE_PERIOD;
     }
   }
