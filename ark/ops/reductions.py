@@ -57,10 +57,12 @@ def _lower_rows(lowering: Lowering, node: Node) -> None:
     shape = (1,) * (4 - len(out.shape)) + out.shape
     rows = -(-shape[0] * shape[1] * shape[2] // lowering.machine.processors)
     rows = max(1, min(rows, shape[2]))
-    params = {"function": node.type, "eps": node.attrs.get("eps", 0.0), "rows": rows}
     coords = box_coords((*shape[:3], 1), (1, 1, rows, 1))
-    kind = "argmax" if node.type == "argmax" else "rownorm"
-    lowering.emit(kind, params, [*node.inputs, out], coords)
+    if node.type == "argmax":
+        lowering.emit("argmax", {"rows": rows}, [*node.inputs, out], coords)
+        return
+    params = {"function": node.type, "eps": node.attrs.get("eps", 0.0), "rows": rows}
+    lowering.emit("rownorm", params, [*node.inputs, out], coords)
 
 
 def _reduce_reference(function: str) -> Any:
@@ -92,11 +94,11 @@ def _argmax(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.n
 
 
 for _function in ("sum", "mean", "max"):
-    register(f"reduce_{_function}", _reduce_reference(_function), _lower_reduce, apart=False)
-register("softmax", _softmax, _lower_rows, apart=True)
-register("layernorm", _layernorm, _lower_rows, apart=True)
-register("rmsnorm", _rmsnorm, _lower_rows, apart=True)
-register("argmax", _argmax, _lower_rows, apart=False)
+    register(f"reduce_{_function}", _reduce_reference(_function), _lower_reduce, aliasing="none")
+register("softmax", _softmax, _lower_rows, aliasing="exact")
+register("layernorm", _layernorm, _lower_rows, aliasing="exact")
+register("rmsnorm", _rmsnorm, _lower_rows, aliasing="exact")
+register("argmax", _argmax, _lower_rows, aliasing="none")
 
 
 def _reduce(function: str, input: Any, axis: int, keepdims: bool, output: Any, name: str) -> Tensor:

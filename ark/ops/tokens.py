@@ -204,9 +204,8 @@ def _lower_sample(lowering: Lowering, node: Node) -> None:
         # Who makes the logits also finds the best of its own.
         tiles = len(product.coords)
         candidates = lowering.temp((tiles, 2), fp32, f"{node.name}.candidates")
-        product.params["epilogue"] = "sample"
+        product.params.update(epilogue="sample", tiles=tiles)
         product.operands += (settings, position, candidates)
-        product.coords = [(*coord, i) for i, coord in enumerate(product.coords)]
     else:
         tiles = max(1, min(lowering.machine.processors, vocabulary // 256))
         candidates = lowering.temp((tiles, 2), fp32, f"{node.name}.candidates")

@@ -8,33 +8,56 @@ gate and its up row) are neighbours, so that the epilogue has both at hand.
 A row wider than a stage comes in pieces, for a backend's body that keeps x in registers.
 
 params: rows (of w per stage), pieces (stages of one row, then rows is 1), prologue (none, rmsnorm),
-eps, epilogue (store, add, swiglu, rope_kv, sample), and for rope_kv heads, kv_heads, head_dim.
+eps, epilogue (store, add, swiglu, rope_kv, sample), and for rope_kv heads, kv_heads, head_dim;
+for sample tiles (tasks).
 operands: x (m, k), w (n, k), output, [norm weight], then add: residual; sample: settings, place,
 candidates (tasks, 2), as of ark.tasks.tokens; rope_kv: position, frequencies, key and value cache
 (kv_heads, context, head_dim), [fresh (m, 2 * kv_heads * head_dim): the new keys and values once
-more, for readers in the same iteration]. coord: first and last+1 row of w; with sample also the
-task's number.
+more, for readers in the same iteration]. coord: first and last+1 row of w.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import msgspec
 
 from ark.errors import PlanError
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register, whole
+from ark.plan.params import (
+    Epsilon,
+    Heads,
+    Params,
+    Pieces,
+    Places,
+    count,
+    is_dense,
+    matrix,
+    need,
+    shaped,
+)
 from ark.plan.types import Fetch
 from ark.tasks import text
 from ark.tasks.rotary import (
     has_fresh,
     rotary_accesses,
     rotary_angle,
+    rotary_check,
     rotary_operands,
     rotary_store,
     rotated_columns,
     system,
 )
-from ark.tasks.tokens import SAMPLING, sample_best, sample_finish, sample_operands
+from ark.tasks.tokens import (
+    SAMPLING,
+    sample_best,
+    sample_check,
+    sample_finish,
+    sample_operands,
+    sample_tile,
+)
 from ark.variant import COMMUNICATE
 
 
@@ -51,8 +74,59 @@ def narrows(sig: Signature, machine: Machine) -> bool:
     )
 
 
+StageRows = Annotated[int, msgspec.Meta(ge=1, le=64)]
+MAX_SUMS = 4096  # of a task, held by a lane: rows of x times rows of a stage
+
+
+EXTRA = {"store": (0,), "add": (1,), "swiglu": (0,), "rope_kv": (4, 5), "sample": (3,)}
+
+
+class LinearParams(Params, frozen=True):
+    rows: StageRows
+    pieces: Pieces
+    prologue: Literal["none", "rmsnorm"]
+    epilogue: Literal["store", "add", "swiglu", "rope_kv", "sample"]
+    eps: Epsilon = 0.0
+    heads: Heads | None = None
+    kv_heads: Heads | None = None
+    head_dim: Heads | None = None
+    tiles: Pieces | None = None
+
+
 class Linear(TaskKind):
     name = "linear"
+    params = LinearParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        p, first = sig.params, self._first_extra(sig)
+        extra = EXTRA[p["epilogue"]]
+        count(sig, *(first + n for n in extra))
+        (m, k), (n, inner) = matrix(sig, 0), matrix(sig, 1)
+        need(k == inner, f"rows of {k} are multiplied by weights of {inner}")
+        need(is_dense(sig.operands[1]), "the weights are strided, expected dense")
+        need(m * p["rows"] <= MAX_SUMS, f"{m} rows by {p['rows']} rows are too many for a task")
+        need(p["pieces"] == 1 or (p["rows"] == 1 and k % p["pieces"] == 0), "pieces do not fit")
+        paired = p["epilogue"] in ("swiglu", "rope_kv")
+        need(not paired or p["rows"] % 2 == n % 2 == 0, "pairs are torn apart")
+        if first == 4:
+            need("eps" in p, "it has no eps")
+            shaped(sig, 3, (k,), dense=True)
+        if p["epilogue"] == "rope_kv":
+            rotary_check(sig, 2, first, (m, n))
+        else:
+            shaped(sig, 2, (m, n // 2 if p["epilogue"] == "swiglu" else n))
+        if p["epilogue"] == "add":
+            shaped(sig, first, (m, n))
+        if p["epilogue"] == "sample":
+            sample_check(sig, first, m, -(-n // p["rows"]))
+
+    def places(self, sig: Signature) -> Places:
+        return Places((range(0, sig.operands[1].shape[0], sig.params["rows"]),), span=True)
+
+    def in_place(self, sig: Signature) -> frozenset[int]:
+        added = sig.params["epilogue"] == "add"
+        return frozenset({self._first_extra(sig)} if added else ())
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         n0, n1 = coord[:2]
@@ -76,8 +150,8 @@ class Linear(TaskKind):
                 found.append(Access(next_operand, (0, n0), (m, n1)))
             if epilogue == "sample":
                 found += [whole(i, sig.operands[i]) for i in (next_operand, next_operand + 1)]
-                at = (coord[2], 0), (coord[2] + 1, 2)
-                found.append(Access(next_operand + 2, *at, write=True))
+                tile = sample_tile(sig, 1, n0)
+                found.append(Access(next_operand + 2, (tile, 0), (tile + 1, 2), write=True))
         return found
 
     def packets(self, sig: Signature) -> frozenset[int]:
