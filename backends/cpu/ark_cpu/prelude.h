@@ -67,8 +67,8 @@ ARK_DEVICE ark_u64 ark_time_ns() {
                                   std::chrono::steady_clock::now().time_since_epoch())
                                   .count());
 }
-// The clock of budgets: a process that is stopped (SIGSTOP, a debugger) is not late. A wait looks at
-// it every tenth of a second or so; of a longer gap one second counts.
+// The clock of budgets: a process that is stopped (SIGSTOP, a debugger) is not late. A wait looks
+// at it every tenth of a second or so; of a longer gap one second counts.
 #define ARK_SPIN_TIME() ark_waited_ns()
 ARK_DEVICE ark_u64 ark_waited_ns() {
   static thread_local ark_u64 last = 0u, stopped = 0u;

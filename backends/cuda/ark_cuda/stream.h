@@ -118,8 +118,8 @@ ARK_DEVICE bool ark_slot_free(ark_u32 slot, ark_u32 round) {
   return true;
 }
 
-// All lanes call these with the same fetch. The first does what need not wait for the copies before;
-// false if the stage does not fit. The second starts the copy.
+// All lanes call these with the same fetch. The first does what need not wait for the copies
+// before; false if the stage does not fit. The second starts the copy.
 ARK_DEVICE bool ark_slot_engine(ark_u64 address, ark_u32 bytes) {
   return ((address | bytes) & 15u) == 0u;
 }
