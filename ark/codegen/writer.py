@@ -87,6 +87,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
         layout.declarations(),
         _device_text("loop.h"),
         _device_text("common.h"),
+        _device_text("pack.h"),
         stream,
         *texts,
         _dispatch(bodies),

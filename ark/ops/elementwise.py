@@ -1,5 +1,5 @@
 """Elementwise ops: exp, sqrt, rsqrt, relu, gelu, sigmoid, silu, add, sub, mul, div, copy, cast,
-constants. The functions themselves are in ark.ops.functions; broadcasting is NumPy's. `output`
+constants. The functions themselves are in ark.tasks.functions; broadcasting is NumPy's. `output`
 names a tensor to write into; what returns is a new tensor on its memory.
 """
 
@@ -14,9 +14,10 @@ from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.ir.dtype import FLOATS, DataType, fp32, int32
 from ark.ir.model import Node
 from ark.ops.base import broadcast, check_dims, float_dtype, result, same_dtype
-from ark.ops.functions import FUNCTIONS
+from ark.tasks.functions import FUNCTIONS
 from ark.ops.registry import register
 from ark.plan.tiling import box_coords, box_tile
+from ark.tasks import expression
 from ark.tensor import NullTensor, Tensor, as_tensor
 
 if TYPE_CHECKING:
@@ -33,12 +34,28 @@ def _lower(lowering: Lowering, node: Node) -> None:
     out = tensors[-1]
     shape = (1,) * (4 - len(out.shape)) + out.shape
     tile = box_tile(shape, lowering.machine)
-    params = {
-        "function": node.attrs.get("function", node.type),
-        "scalar": node.attrs.get("scalar"),
-        "tile": tile,
-    }
-    lowering.emit("elementwise", params, tensors, box_coords(shape, tile))
+    params = {"expr": expression_of(node), "tile": tile}
+    lowering.emit("pointwise", params, tensors, box_coords(shape, tile))
+
+
+def is_pointwise(node: Node) -> bool:
+    """Does the node compute each element of its result from its inputs' elements there?"""
+    return node.type in FUNCTIONS or node.type in ("cast", "constant", "pointwise")
+
+
+def expression_of(node: Node) -> expression.Tree:
+    """What a pointwise node computes, over its inputs."""
+    if node.type == "pointwise":
+        return node.attrs["expr"]  # type: ignore[no-any-return]
+    scalar = node.attrs.get("scalar")
+    arguments: list[expression.Tree] = [expression.leaf(i) for i in range(len(node.inputs))]
+    if scalar is not None:
+        arguments.append(expression.number(scalar))
+    if node.type == "constant":
+        return arguments[0]
+    if node.type == "cast":
+        return ["cast", node.outputs[0].dtype.name, *arguments]
+    return arguments[0] if node.type == "copy" else [node.type, *arguments]
 
 
 def _reference(name: str) -> Any:
@@ -58,6 +75,9 @@ def _reference(name: str) -> Any:
 
 for _name in FUNCTIONS:
     register(_name, _reference(_name), _lower, apart=True)
+register(
+    "pointwise", lambda inputs, attrs: [expression.evaluate(attrs["expr"], inputs)], _lower, True
+)
 register("cast", lambda inputs, attrs: [inputs[0]], _lower, apart=True)
 register("constant", lambda inputs, attrs: [np.full(attrs["shape"], attrs["scalar"])], _lower)
 
@@ -170,8 +190,7 @@ def cast(input: Any, dtype: DataType, output: Any = NullTensor, name: str = "") 
     tensor = as_tensor(input)
     if not isinstance(dtype, DataType):
         raise InvalidUsageError(f"cast: {dtype!r} is no data type; pass for example ark.fp16")
-    attrs = {"function": "copy"}
-    return result("cast", [tensor], tensor.ir.shape, dtype, output, attrs, name)
+    return result("cast", [tensor], tensor.ir.shape, dtype, output, name=name)
 
 
 def copy(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
@@ -189,7 +208,7 @@ def _fill(
     what: str, value: float, shape: Sequence[int], dtype: DataType, output: Any, name: str
 ) -> Tensor:
     dims = check_dims(what, shape)
-    attrs = {"function": "copy", "scalar": _scalar(what, value, dtype), "shape": dims}
+    attrs = {"scalar": _scalar(what, value, dtype), "shape": dims}
     return result("constant", [], dims, dtype, output, attrs, name)
 
 

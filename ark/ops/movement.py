@@ -13,7 +13,7 @@ from ark.ir.model import Node
 from ark.ir.tensor import MAX_DIMS
 from ark.ops.base import broadcast, float_dtype, result, same_dtype
 from ark.ops.registry import get, register
-from ark.plan.tiling import box_coords, box_tile
+from ark.plan.tiling import box_coords, box_tile, turned_tile
 from ark.tensor import NullTensor, Tensor, as_tensor
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def _lower_transpose(lowering: Lowering, node: Node) -> None:
     pad = 4 - len(out.shape)
     shape = (1,) * pad + out.shape
     perm = [*range(pad), *(p + pad for p in node.attrs["perm"])]
-    tile = box_tile(shape, lowering.machine)
+    tile = turned_tile(shape, perm.index(3), lowering.machine)
     params = {"perm": perm, "tile": tile}
     lowering.emit("transpose", params, [node.inputs[0], out], box_coords(shape, tile))
 

@@ -20,6 +20,8 @@ from ark.ir.model import Node
 from ark.ir.tensor import Tensor as IrTensor
 from ark.ops.communication import MIN_PUT, copy_box, dense
 from ark.ops.registry import register
+from ark.plan.tiling import flat_tile
+from ark.tasks.pointwise import copy_params
 
 if TYPE_CHECKING:
     from ark.plan.lowering import Group, Lowering, Mail
@@ -103,7 +105,7 @@ class _Writer:
 
     def _tiles(self, elements: int) -> tuple[int, range]:
         """Tile size and first elements: by the size alone, so that both ends of a put agree."""
-        tile = max(MIN_PUT, -(-elements // self.lowering.machine.processors))
+        tile = flat_tile(elements, self.lowering.machine, MIN_PUT)
         return tile, range(0, elements, tile)
 
     def _await(self, group: Group, sources: Sequence[Value], piece: int) -> None:
@@ -119,10 +121,9 @@ class _Writer:
         if not target.elements:
             return None
         tile, starts = self._tiles(target.elements)
-        params = {"function": "copy", "scalar": None, "tile": [1, 1, 1, tile]}
         group = self.lowering.emit(
-            "elementwise",
-            params,
+            "pointwise",
+            copy_params([1, 1, 1, tile]),
             [self._place(value, piece), target],
             [(0, 0, 0, at) for at in starts],
             suffix,

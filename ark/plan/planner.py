@@ -16,6 +16,7 @@ from typing import Any
 from ark.ir.model import Graph
 from ark.ir.tensor import Tensor
 from ark.plan import memory
+from ark.plan.chains import join_chains
 from ark.plan.fuse import fuse
 from ark.plan.lowering import Group, Lowering
 from ark.plan.machine import Machine
@@ -34,14 +35,14 @@ def plan(
     """Makes the plan of one rank. Does not verify: all ranks' plans are verified together.
 
     options: `external` (ids of buffers whose memory the caller brings and may read and write
-    between launches), `packets` (False keeps every edge on counters), `fuse` (False keeps matmuls
-    apart from their neighbours).
+    between launches), `packets` (False keeps every edge on counters), `fuse` (False keeps every op
+    apart from its neighbours).
     """
     chosen = dict(options or {})
     private = _private_copy(graph)
     external = frozenset(chosen.get("external", ()))
     if chosen.get("fuse", True):
-        private = fuse(private, machine, external)
+        private = join_chains(fuse(private, machine, external), external)
     lowering = Lowering(private, machine, chosen)
     groups = lowering.run()
     tables = _Tables(private, groups, lowering.packets, external)

@@ -48,10 +48,11 @@ FUNCTIONS: dict[str, Function] = {
         Function("sqrt", 1, "ark_sqrt(a)", np.sqrt),
         Function("rsqrt", 1, "ark_rsqrt(a)", lambda a: 1.0 / np.sqrt(a)),
         Function("relu", 1, "(a > 0.0f ? a : 0.0f)", lambda a: np.maximum(a, 0.0)),
+        # 1 + tanh(x) = 2 / (1 + exp(-2 x))
         Function(
             "gelu",
             1,
-            f"(0.5f * a * (1.0f + ark_tanh({SQRT_2_OVER_PI!r}f * (a + 0.044715f * a * a * a))))",
+            f"(a / (1.0f + ark_exp({-2 * SQRT_2_OVER_PI!r}f * (a + 0.044715f * a * a * a))))",
             _gelu,
         ),
         Function("sigmoid", 1, "(1.0f / (1.0f + ark_exp(-a)))", lambda a: 1 / (1 + np.exp(-a))),
