@@ -1,10 +1,20 @@
 """ark compiles a whole model into one persistent kernel per GPU; this is what users import."""
 
-__version__ = "0.1.0"
+import importlib
+import sys
 
 from ark import errors as error
 from ark import log
-from ark.core import Dims
+from ark import tasks as tasks  # registers the task kinds
+from ark._version import __version__
+from ark.api.aliases import install
+from ark.api.core import Dims
+from ark.api.init import init, set_rank, set_world_size
+from ark.api.module import Module
+from ark.api.planner import Plan, Planner, PlannerContext
+from ark.api.profiler import Profiler
+from ark.api.runtime import Runtime
+from ark.api.state import load, save
 from ark.errors import (
     BaseError,
     GpuError,
@@ -15,10 +25,9 @@ from ark.errors import (
     SystemError,
     UnsupportedError,
 )
-from ark.init import init, set_rank, set_world_size
+from ark.frontend.model import Model, current_model, set_model, use_model
+from ark.frontend.tensor import NullTensor, Parameter, Tensor
 from ark.ir.dtype import DataType, bf16, byte, fp16, fp32, int8, int32, uint8, uint32
-from ark.model import Model, current_model, set_model, use_model
-from ark.module import Module
 from ark.ops import (
     add,
     all_gather,
@@ -67,11 +76,7 @@ from ark.ops import (
     transpose,
     zeros,
 )
-from ark.planner import Plan, Planner, PlannerContext
 from ark.runtime.launch import launch
-from ark.runtime.runtime import Runtime
-from ark.serialize import load, save
-from ark.tensor import NullTensor, Parameter, Tensor
 
 
 def version() -> str:
@@ -97,13 +102,9 @@ _NOT_BUILT = (
 
 
 def __getattr__(name: str) -> object:
-    """profiler and executor load when asked for; what is not built raises UnsupportedError."""
-    import importlib
-
-    if name in ("profiler", "executor"):
-        return importlib.import_module(f"ark.{name}")
-    if name == "Profiler":
-        return importlib.import_module("ark.profiler").Profiler
+    """profiler loads when asked for; what is not built raises UnsupportedError."""
+    if name == "profiler":
+        return importlib.import_module("ark.profiler")
     if name in _NOT_BUILT:
         raise UnsupportedError(f"ark.{name} is not built yet")
     raise AttributeError(f"module 'ark' has no attribute {name!r}")
@@ -125,6 +126,7 @@ __all__ = [
     "PlanError",
     "Planner",
     "PlannerContext",
+    "Profiler",
     "Runtime",
     "SystemError",
     "Tensor",
@@ -197,3 +199,5 @@ __all__ = [
     "version",
     "zeros",
 ]
+
+install(sys.modules[__name__])

@@ -20,9 +20,9 @@ import numpy as np
 import ark
 from ark.backend import registry
 from ark.bench.peer import import_torch
+from ark.frontend.model import Model, use_model
 from ark.ir.dtype import bf16, fp32
-from ark.model import Model, use_model
-from ark.plan.planner import plan
+from ark.lower.pipeline import plan
 from ark.plan.verify import verify
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import Executor

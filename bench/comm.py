@@ -20,10 +20,10 @@ import numpy as np
 from networkx.algorithms.flow import boykov_kolmogorov, dinitz, preflow_push
 from ortools.graph.python.max_flow import SimpleMaxFlow
 
+from ark.collective import check
 from ark.comm.forestcoll import forest, lower, optimal
 from ark.comm.forestcoll.cuts import Ints
 from ark.comm.forestcoll.optimum import network
-from ark.comm.program import check
 from ark.comm.scale import forest_by_symmetry, optimal_by_symmetry
 from ark.comm.taccl import synthesize_taccl
 from ark.comm.topology import named

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ark.comm.program import Collective, check
+from ark.collective import Collective, check
 from ark.comm.taccl import Sketch, default_sketch, logical, order, route
 from ark.comm.taccl.lower import lower
 from ark.comm.topology import Topology

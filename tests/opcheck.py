@@ -10,7 +10,7 @@ import numpy as np
 
 import ark
 from ark.ir.dtype import DataType
-from ark.ops import registry
+from ark.lower import registry
 
 TOLERANCE = {"fp32": 2e-5, "fp16": 4e-3, "bf16": 3e-2, "int32": 0.0}
 

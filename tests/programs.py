@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 import ark
-from ark.ir.model import Graph
-from ark.ir.tensor import Tensor
-from ark.ops import registry
+from ark.ir.graph import Graph
+from ark.ir.values import Tensor
+from ark.lower import registry
+from ark.plan import kind as kinds
 from ark.plan.types import Plan, PlanTensor
 from ark.tasks import expression
-from ark.tasks import kind as kinds
 
 SHAPES = [(12, 16), (16, 12), (12, 12), (9, 7), (2, 3, 4, 5), (30,)]
 UNARY = (ark.relu, ark.sigmoid, ark.copy)

@@ -12,8 +12,8 @@ from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from ark.codegen.dialect import Dialect
-from ark.plan.machine import Machine
+from ark.codegen.dialect import Dialect, Source
+from ark.machine import Machine
 
 MemoryKind = Literal["device", "host", "symmetric"]
 
@@ -42,14 +42,6 @@ class Probe:
     remedy: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Source:
-    """A loop kernel's source text and the name of its entry point."""
-
-    text: str
-    entry: str = "ark_loop"
 
 
 @dataclass(frozen=True)

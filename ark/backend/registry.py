@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 
 from ark.backend.protocol import Backend, Probe
 from ark.errors import InvalidUsageError, SystemError
-from ark.plan.machine import Machine
+from ark.machine import Machine
 
 GROUP = "ark.backends"
 FALLBACK = "cpu"

@@ -18,11 +18,11 @@ from ark.backend.protocol import Backend, Device
 from ark.backend.registry import FALLBACK
 from ark.bench.peer import TorchDecoder, import_torch, torch_device
 from ark.ir.dtype import by_name as dtype_by_name
+from ark.machine import Machine
 from ark.models.checkpoint import Checkpoint
 from ark.models.config import LlamaConfig, rope_inverse_frequencies
 from ark.models.generate import plans
 from ark.models.llama import MAX_STOPS, Shape, weights
-from ark.plan.machine import Machine
 from ark.plan.types import Plan
 from ark.runtime.executor import Executor, Ranks
 from ark.runtime.run import Run

@@ -14,7 +14,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
-import ark
+from ark._version import __version__
 from ark.errors import BaseError
 
 COMMANDS = {
@@ -35,7 +35,7 @@ def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         prog="ark",
         description="Compiles a whole model into one persistent kernel per GPU.",
     )
-    parser.add_argument("--version", action="version", version=f"ark {ark.__version__}")
+    parser.add_argument("--version", action="version", version=f"ark {__version__}")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     named = next((word for word in argv if not word.startswith("-")), None)

@@ -16,13 +16,14 @@ from ark.bench.decode import Figures, decode
 from ark.cli.common import device_index, positive, share, to_be_started
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType, by_name
+from ark.machine import Machine
 from ark.models.checkpoint import Checkpoint
 from ark.models.config import builtin_config
 from ark.models.llama import Shape
-from ark.plan.machine import Machine
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.launch import launch_command
 from ark.runtime.place import place_from_environment
+from ark.variant import Variant
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
@@ -60,8 +61,10 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 
 def change(machine: Machine, settings: list[str]) -> Machine:
-    """Applies FIELD=NUMBER pairs to a machine model."""
-    numbers = {f.name for f in dataclasses.fields(Machine) if f.type in ("int", "float")}
+    """Applies FIELD=NUMBER pairs to a machine model and its kernel variants."""
+    ring = {f.name for f in dataclasses.fields(Variant) if f.type == "int"}
+    facts = {f.name for f in dataclasses.fields(Machine) if f.type in ("int", "float")}
+    numbers = ring | facts
     changes = {}
     for text in settings:
         name, _, value = text.partition("=")
@@ -71,7 +74,9 @@ def change(machine: Machine, settings: list[str]) -> Machine:
                 f"{', '.join(sorted(numbers))}"
             )
         changes[name] = float(value) if "." in value else int(value)
-    return dataclasses.replace(machine, **changes)  # type: ignore[arg-type]
+    shape = {k: int(v) for k, v in changes.items() if k in ring}
+    rest = {k: v for k, v in changes.items() if k not in ring}
+    return dataclasses.replace(machine.shaped(**shape), **rest)  # type: ignore[arg-type]
 
 
 def run(args: argparse.Namespace) -> int:

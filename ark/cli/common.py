@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from ark.backend import registry
 from ark.errors import InvalidUsageError, SystemError
-from ark.plan.machine import Machine
+from ark.machine import Machine
 from ark.runtime.place import Place
 
 errors = Console(stderr=True, markup=False)

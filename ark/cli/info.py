@@ -9,7 +9,7 @@ import platform
 from rich.console import Console
 from rich.table import Table
 
-import ark
+from ark._version import __version__
 from ark.backend import registry
 from ark.errors import InvalidUsageError, SystemError
 from ark.runtime import cache
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 def as_json(probes: dict) -> dict:
     """The whole of what `ark info` knows."""
     return {
-        "ark": ark.__version__,
+        "ark": __version__,
         "python": platform.python_version(),
         "system": platform.platform(),
         "cache": str(cache.folder()),
@@ -75,7 +75,7 @@ def as_json(probes: dict) -> dict:
 
 def show(probes: dict) -> None:
     console = Console(markup=False)
-    console.print(f"ark {ark.__version__}, Python {platform.python_version()}")
+    console.print(f"ark {__version__}, Python {platform.python_version()}")
     table = Table(show_header=True, header_style="bold")
     for column in ("backend", "device", "architecture", "memory", "remarks"):
         table.add_column(column)

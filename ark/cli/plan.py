@@ -58,7 +58,7 @@ def make(args: argparse.Namespace) -> list[Plan]:
         raise InvalidUsageError("name a machine model with --machine, for example cpu-2 or h100")
     machine = registry.machine(args.machine)
     if source.endswith(".py"):
-        from ark.planner import plan_script
+        from ark.api.planner import plan_script
 
         return plan_script(source, machine)
     if Path(source).is_dir() or "/" in source:

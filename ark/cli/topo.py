@@ -13,10 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ark.comm import algorithms, synthesize
-from ark.comm.forestcoll import Optimum, optimal
-from ark.comm.page import write_page
-from ark.comm.program import (
+from ark.collective import (
     REDUCTIONS,
     CollectiveProgram,
     Kind,
@@ -27,11 +24,15 @@ from ark.comm.program import (
     to_json,
     to_xml,
 )
-from ark.comm.simulate import SimulationResult, bound_us, simulate, tune_pieces
+from ark.comm import algorithms, synthesize
+from ark.comm.bounds import least_us
+from ark.comm.forestcoll import Optimum, optimal
+from ark.comm.page import write_page
+from ark.comm.simulate import SimulationResult, simulate, tune_pieces
 from ark.comm.synthesis import FORESTCOLL
 from ark.comm.taccl import Sketch, parse_size
 from ark.comm.topology import GRAMMAR, Topology
-from ark.errors import BaseError, InvalidUsageError
+from ark.errors import BaseError, InvalidUsageError, UnsupportedError
 
 _WIDTH = 110
 _MOST_OPERATIONS = 140_000
@@ -181,7 +182,7 @@ def _simulate(args: argparse.Namespace) -> int:
     table = _table(f"{program.name} on {topology.name}, {args.size} bytes (predicted)", "", "")
     table.add_row("time, us", f"{result.time_us:.1f}")
     table.add_row("algbw, GB/s", f"{result.algbw:.1f}")
-    bound = _bound(topology, program.collective.value, size)
+    bound = _bound(args, topology, program.collective.value, size)
     if bound:
         table.add_row("optimum without latency, us", f"{bound:.1f}")
         table.add_row("of the optimum", f"{bound / result.time_us:.1%}")
@@ -197,7 +198,7 @@ def _simulate(args: argparse.Namespace) -> int:
 def _compare(args: argparse.Namespace) -> int:
     topology = Topology.load(args.topology)
     size = parse_size(args.size)
-    bound = _bound(topology, args.collective, size)
+    bound = _bound(args, topology, args.collective, size)
     title = f"{args.collective} of {args.size} bytes on {topology.name} (predicted)"
     if bound:
         title += f"; the optimum without latency is {bound:.1f} us"
@@ -300,9 +301,14 @@ def _program(args: argparse.Namespace, topology: Topology) -> CollectiveProgram:
     )
 
 
-def _bound(topology: Topology, collective: str, size: int) -> float | None:
-    """Returns the least time, us, that the optimum allows; None where it says nothing."""
-    return bound_us(collective, optimal(topology).inv_x, len(topology.ranks), size)
+def _bound(
+    args: argparse.Namespace, topology: Topology, collective: str, size: int
+) -> float | None:
+    """Returns the least time, us, that any schedule needs; None where it is too much to solve."""
+    try:
+        return least_us(topology, collective, size, args.root)
+    except UnsupportedError:
+        return None
 
 
 def _rank(topology: Topology, number: int) -> str:

@@ -9,8 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from ark.plan.machine import Machine
-from ark.tasks.kind import Signature
+from ark.machine import Machine
+from ark.plan.kind import Signature
+
+
+@dataclass(frozen=True)
+class Source:
+    """A loop kernel's source text and the name of its entry point."""
+
+    text: str
+    entry: str = "ark_loop"
+
 
 # A body writer gets the function's name, the signature and the machine; it returns a C++ function
 # `ARK_BODY void name(ArkCtx& c, const ArkTask& t)`, or None where it does not serve the signature.

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
-from ark.backend.protocol import Source
 from ark.codegen import layout
-from ark.codegen.dialect import Dialect
-from ark.plan.machine import Machine
+from ark.codegen.dialect import Dialect, Source
+from ark.machine import Machine
+from ark.plan import kind as kinds
 from ark.plan.types import Plan
-from ark.tasks import kind as kinds
 
 
 @dataclass(frozen=True)

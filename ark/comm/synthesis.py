@@ -1,26 +1,29 @@
-"""One call from a topology to a checked program: `synthesize`, by ForestColl, TACCL or a classic.
+"""One call from a topology to a checked program: trees, routes, flows or a classic.
 
 Users import it from `ark.comm`; the command line and the planner call it too.
 """
 
 from __future__ import annotations
 
+from ark.collective import REDUCTIONS, Collective, CollectiveProgram, check
 from ark.comm import classics, taccl
+from ark.comm.exchange import exchange_program
 from ark.comm.forestcoll import COLLECTIVES, forest, lower
-from ark.comm.program import REDUCTIONS, Collective, CollectiveProgram, check
 from ark.comm.simulate import boxes_of
 from ark.comm.topology import Topology
 from ark.errors import InvalidUsageError
 
 FORESTCOLL = "forestcoll"
 TACCL = "taccl"
+FLOW = "flow"
 
 
 def algorithms(topology: Topology, collective: str, reduction: str | None = None) -> list[str]:
     """Returns the names that `synthesize` takes for this collective on this topology."""
-    asked = wanted(collective)
+    asked = Collective(collective)
     found = [FORESTCOLL] if collective in COLLECTIVES else []
     found += [TACCL] if asked in taccl.COLLECTIVES else []
+    found += [FLOW] if asked is Collective.ALL_TO_ALL else []
     found = found if _elementwise(reduction) else []
     return found + classics.supported(asked, len(topology.ranks), boxes_of(topology), reduction)
 
@@ -45,7 +48,8 @@ def synthesize(
     Args:
         topology: a topology, a file or a name (`ark.comm.topology.GRAMMAR`).
         collective: all_gather, reduce_scatter, all_reduce, broadcast, reduce or all_to_all.
-        algorithm: one of `algorithms(topology, collective)`: forestcoll, taccl or a classic.
+        algorithm: one of `algorithms(topology, collective)`: forestcoll, taccl, flow (all-to-all)
+            or a classic.
         k: trees a root (forestcoll); the number that attains the optimum by default.
         root: the root's rank number, for broadcast and reduce (0 by default).
         reduction: sum by default; for forestcoll an elementwise one.
@@ -60,7 +64,7 @@ def synthesize(
     """
     if isinstance(topology, str):
         topology = Topology.load(topology)
-    asked = wanted(collective)
+    asked = Collective(collective)
     if min(parts, pieces) < 1 or window < 0:
         raise InvalidUsageError(
             f"parts {parts}, pieces {pieces}, window {window}; expected at least 1, 1 and 0."
@@ -73,6 +77,15 @@ def synthesize(
             )
     elif root is not None:
         raise InvalidUsageError(f"{collective} has no root; broadcast and reduce have one.")
+    if reduction is not None and not asked.reduces:
+        raise InvalidUsageError(f"{collective} reduces nothing; it takes no reduction {reduction}.")
+    known = (FORESTCOLL, TACCL, FLOW, *classics.ALGORITHMS)
+    if algorithm not in known:
+        raise InvalidUsageError(
+            f"there is no algorithm {algorithm!r}; choose one of {', '.join(known)}."
+        )
+    if algorithm == FLOW and asked is not Collective.ALL_TO_ALL:
+        raise InvalidUsageError(f"flow does all_to_all only, not {collective}.")
     if algorithm != FORESTCOLL and (k is not None or window):
         raise InvalidUsageError(f"{algorithm} takes no k and no window; only forestcoll does.")
     if algorithm != TACCL and sketch is not None:
@@ -90,6 +103,8 @@ def synthesize(
         program = taccl.synthesize_taccl(
             topology, sketch, asked, time_limit_s, size_bytes, reduction, pieces
         ).program
+    elif algorithm == FLOW:
+        program = exchange_program(topology, pieces)
     else:
         program = classics.build(
             algorithm,
@@ -103,17 +118,6 @@ def synthesize(
         )
     check(program)
     return program
-
-
-def wanted(collective: str) -> Collective:
-    """Returns the collective of that name; InvalidUsageError lists the names."""
-    try:
-        return Collective(collective)
-    except ValueError:
-        raise InvalidUsageError(
-            f"no collective is called {collective!r}; "
-            f"there are {', '.join(each.value for each in Collective)}."
-        ) from None
 
 
 def _elementwise(reduction: str | None) -> bool:

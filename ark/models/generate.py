@@ -17,10 +17,10 @@ import numpy as np
 from ark.backend.protocol import Backend, Device
 from ark.errors import InvalidUsageError, SystemError
 from ark.ir.dtype import DataType
+from ark.lower.pipeline import plan as make_plan
+from ark.machine import Machine
 from ark.models.checkpoint import Checkpoint
 from ark.models.llama import MAX_STOPS, Shape, build_graph, weights
-from ark.plan.machine import Machine
-from ark.plan.planner import plan as make_plan
 from ark.plan.serialize import from_json, to_json
 from ark.plan.types import Plan
 from ark.plan.verify import verify

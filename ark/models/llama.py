@@ -15,12 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from ark.comm.synthesis import synthesize
-from ark.comm.topology import full_mesh
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType, fp32, int32
-from ark.ir.model import Graph
-from ark.ir.tensor import Tensor
+from ark.ir.graph import Graph
+from ark.ir.values import Tensor
 from ark.models.checkpoint import Checkpoint
 from ark.models.config import LlamaConfig, rope_inverse_frequencies
 from ark.tasks.tokens import SETTINGS
@@ -182,6 +180,9 @@ class _Builder:
                 name="head",
             )
         share = self.matmul(x, table, f"{name}.share")
+        from ark.comm import synthesize
+        from ark.comm.topology import full_mesh
+
         program = synthesize(full_mesh(shape.world_size), "all_gather", "one_shot")
         gathered = self.op("collective", [share], (shape.world_size, own), name, program=program)
         row = self.graph.tensor((1, c.vocab_size), fp32, buffer=gathered.buffer, name=name)

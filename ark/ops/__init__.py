@@ -1,5 +1,11 @@
-"""One entry per op: shape rule, NumPy reference, cost, and how it becomes tile tasks."""
+"""The ops that users call. Each family's module has, for every op, its shape rule, its NumPy
+reference and how it becomes tile tasks; importing this package registers them all.
+"""
 
+from ark.frontend.tensor import provided
+from ark.ops import decoder as decoder
+from ark.ops import programs as programs
+from ark.ops import views
 from ark.ops.attention import attention, kv_append
 from ark.ops.collectives import (
     all_gather,
@@ -90,3 +96,6 @@ __all__ = [
     "transpose",
     "zeros",
 ]
+
+provided.update({name: globals()[name] for name in __all__})
+provided["view"] = views.refer

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ark.errors import ModelError
+from ark.frontend.model import Model
+from ark.frontend.tensor import NullTensor, Tensor, as_tensor
 from ark.ir.dtype import int32
-from ark.ir.model import Node
-from ark.model import Model
+from ark.ir.graph import Node
+from ark.lower.context import Lowering
+from ark.lower.registry import register
 from ark.ops.base import float_dtype, result
-from ark.ops.registry import register
-from ark.tensor import NullTensor, Tensor, as_tensor
-
-if TYPE_CHECKING:
-    from ark.plan.lowering import Lowering
 
 
 def _cache(what: str, cache: Tensor, position: Tensor) -> tuple[int, int, int]:

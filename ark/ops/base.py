@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ark.errors import InvalidUsageError, ModelError
+from ark.frontend.model import Model
+from ark.frontend.tensor import NullTensor, Tensor, as_tensor
 from ark.ir import dtype as dtypes
 from ark.ir.dtype import DataType
-from ark.ir.tensor import MAX_DIMS
-from ark.model import Model
-from ark.tensor import NullTensor, Tensor, as_tensor
+from ark.ir.values import MAX_DIMS
 
 
 def broadcast(a: Sequence[int], b: Sequence[int], what: str) -> tuple[int, ...]:

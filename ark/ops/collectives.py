@@ -1,20 +1,22 @@
 """Collectives by any algorithm of ark.comm: all_reduce, all_gather, reduce_scatter, broadcast,
-all_to_all. A call chooses a program and checks it; ark.ops.programs makes tasks of it.
+all_to_all. A call chooses a program and checks it; ark.ops.programs makes tasks of it. The
+synthesis of programs (ark.comm) is imported by the first call that needs one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ark.comm.program import Collective, CollectiveProgram, Kind, check
-from ark.comm.synthesis import algorithms, synthesize
-from ark.comm.topology import Topology, full_mesh
+from ark.collective import Collective, CollectiveProgram, Kind, check
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
+from ark.frontend.tensor import NullTensor, Tensor, as_tensor
 from ark.ir.dtype import FLOATS, DataType, int32
 from ark.ops.base import result
-from ark.tensor import NullTensor, Tensor, as_tensor
+
+if TYPE_CHECKING:
+    from ark.comm.topology import Topology
 
 ONE_SHOT = "one_shot"
 
@@ -23,6 +25,8 @@ ONE_SHOT = "one_shot"
 def _synthesized(
     topology: Topology, collective: str, algorithm: str, root: int | None
 ) -> CollectiveProgram:
+    from ark.comm import synthesize
+
     return synthesize(topology, collective, algorithm, root=root)
 
 
@@ -44,6 +48,9 @@ def _program(
         check(algorithm)
         program = algorithm
     else:
+        from ark.comm import algorithms
+        from ark.comm.topology import Topology, full_mesh
+
         network = Topology.load(topology) if isinstance(topology, str) else topology
         network = network or full_mesh(world)
         if len(network.ranks) != world:

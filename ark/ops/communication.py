@@ -8,20 +8,18 @@ each: the gate between iterations is what keeps the next put from overtaking the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ark.codegen.layout import MAX_OPERANDS
 from ark.errors import InvalidUsageError, PlanError, UnsupportedError
-from ark.ir.model import Node
-from ark.ir.tensor import Tensor as IrTensor
+from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.ir.graph import Node
+from ark.ir.values import Tensor as IrTensor
+from ark.lower.context import Lowering
+from ark.lower.registry import register
+from ark.lower.tiling import box_coords, box_tile, flat_tile
 from ark.ops.base import result
-from ark.ops.registry import register
-from ark.plan.tiling import box_coords, box_tile, flat_tile
 from ark.tasks.pointwise import copy_params
-from ark.tensor import NullTensor, Tensor, as_tensor
-
-if TYPE_CHECKING:
-    from ark.plan.lowering import Lowering
 
 MIN_PUT = 1024  # elements: a put of fewer costs no less
 

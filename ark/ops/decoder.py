@@ -7,16 +7,12 @@ and ark.ops.movement.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ark.ir.dtype import fp32
-from ark.ir.model import Node
+from ark.ir.graph import Node
+from ark.lower.context import Lowering
+from ark.lower.registry import register
+from ark.lower.tiling import split
 from ark.ops.attention import attention_reference
-from ark.ops.registry import register
-from ark.plan.tiling import split
-
-if TYPE_CHECKING:
-    from ark.plan.lowering import Lowering
 
 
 def _lower_embedding(lowering: Lowering, node: Node) -> None:

@@ -6,22 +6,21 @@ names a tensor to write into; what returns is a new tensor on its memory.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
+from ark.frontend.tensor import NullTensor, Tensor, as_tensor
 from ark.ir.dtype import FLOATS, DataType, fp32, int32
-from ark.ir.model import Node
+from ark.ir.graph import Node
+from ark.lower.chains import expression_of
+from ark.lower.context import Lowering
+from ark.lower.registry import register
+from ark.lower.tiling import box_coords, box_tile
 from ark.ops.base import broadcast, check_dims, float_dtype, result, same_dtype
-from ark.tasks.functions import FUNCTIONS
-from ark.ops.registry import register
-from ark.plan.tiling import box_coords, box_tile
 from ark.tasks import expression
-from ark.tensor import NullTensor, Tensor, as_tensor
-
-if TYPE_CHECKING:
-    from ark.plan.lowering import Lowering
+from ark.tasks.functions import FUNCTIONS
 
 Number = (int, float)
 
@@ -36,26 +35,6 @@ def _lower(lowering: Lowering, node: Node) -> None:
     tile = box_tile(shape, lowering.machine)
     params = {"expr": expression_of(node), "tile": tile}
     lowering.emit("pointwise", params, tensors, box_coords(shape, tile))
-
-
-def is_pointwise(node: Node) -> bool:
-    """Does the node compute each element of its result from its inputs' elements there?"""
-    return node.type in FUNCTIONS or node.type in ("cast", "constant", "pointwise")
-
-
-def expression_of(node: Node) -> expression.Tree:
-    """What a pointwise node computes, over its inputs."""
-    if node.type == "pointwise":
-        return node.attrs["expr"]  # type: ignore[no-any-return]
-    scalar = node.attrs.get("scalar")
-    arguments: list[expression.Tree] = [expression.leaf(i) for i in range(len(node.inputs))]
-    if scalar is not None:
-        arguments.append(expression.number(scalar))
-    if node.type == "constant":
-        return arguments[0]
-    if node.type == "cast":
-        return ["cast", node.outputs[0].dtype.name, *arguments]
-    return arguments[0] if node.type == "copy" else [node.type, *arguments]
 
 
 def _reference(name: str) -> Any:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ark.errors import ModelError
-from ark.ir.model import Node
+from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.ir.graph import Node
+from ark.lower.context import Lowering
+from ark.lower.registry import register
+from ark.lower.tiling import PAIRED, box_coords, row_pieces, split, stage_rows
 from ark.ops.base import broadcast, float_dtype, result, same_dtype
-from ark.ops.registry import register
-from ark.plan.tiling import PAIRED, box_coords, row_pieces, split, stage_rows
-from ark.tensor import NullTensor, Tensor, as_tensor
-
-if TYPE_CHECKING:
-    from ark.plan.lowering import Lowering
 
 
 def matmul(

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ark.errors import InvalidUsageError, ModelError
+from ark.frontend.tensor import NullTensor, Tensor, as_tensor
 from ark.ir.dtype import int32
-from ark.ir.model import Node
-from ark.ir.tensor import MAX_DIMS
+from ark.ir.graph import Node
+from ark.ir.values import MAX_DIMS, dense_view
+from ark.ir.values import Tensor as IrTensor
+from ark.lower.context import Lowering
+from ark.lower.registry import get, register
+from ark.lower.tiling import box_coords, box_tile, turned_tile
 from ark.ops.base import broadcast, float_dtype, result, same_dtype
-from ark.ops.registry import get, register
-from ark.plan.tiling import box_coords, box_tile, turned_tile
-from ark.tensor import NullTensor, Tensor, as_tensor
-
-if TYPE_CHECKING:
-    from ark.ir.tensor import Tensor as IrTensor
-    from ark.plan.lowering import Lowering
 
 
 def transpose(input: Any, perm: Sequence[int], output: Any = NullTensor, name: str = "") -> Tensor:
@@ -72,8 +70,6 @@ def embedding(input: Any, weight: Any, output: Any = NullTensor, name: str = "")
 
 def _whole(lowering: Lowering, tensor: IrTensor, shape: Sequence[int], fill: bool) -> IrTensor:
     """The tensor in another shape, or a temporary that can be seen so (filled if asked)."""
-    from ark.ir.tensor import dense_view
-
     if dense_view(tensor, shape) is None:
         made = lowering.temp(tensor.shape, tensor.dtype, f"{tensor.name}.dense")
         if fill:

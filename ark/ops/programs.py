@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ark.codegen.layout import MAX_OPERANDS
-from ark.comm.program import CollectiveProgram
-from ark.comm.program.values import Origin, Value, flow
+from ark.collective import CollectiveProgram
+from ark.collective.values import Origin, Value, flow
 from ark.ir.dtype import FLOATS, fp32
-from ark.ir.model import Node
-from ark.ir.tensor import Tensor as IrTensor
+from ark.ir.graph import Node
+from ark.ir.values import Tensor as IrTensor
+from ark.lower.context import Lowering
+from ark.lower.registry import register
+from ark.lower.tiling import flat_tile
 from ark.ops.communication import MIN_PUT, copy_box, dense
-from ark.ops.registry import register
-from ark.plan.tiling import flat_tile
+from ark.plan.groups import Group, Mail
 from ark.tasks.pointwise import copy_params
-
-if TYPE_CHECKING:
-    from ark.plan.lowering import Group, Lowering, Mail
 
 
 class _Writer:

@@ -8,23 +8,21 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ark.errors import ModelError
+from ark.frontend.tensor import NullTensor, Tensor, as_tensor
 from ark.ir.dtype import FLOATS, fp32, int32
-from ark.ir.model import Node
-from ark.ir.tensor import Tensor as IrTensor
-from ark.ir.tensor import dense_view
+from ark.ir.graph import Node
+from ark.ir.values import Tensor as IrTensor
+from ark.ir.values import dense_view
+from ark.lower.context import Lowering
+from ark.lower.registry import register
+from ark.lower.tiling import box_coords, box_tile
+from ark.machine import Machine
 from ark.ops.base import float_dtype, positive_axis, result
-from ark.ops.registry import register
-from ark.plan.tiling import box_coords, box_tile
-from ark.tensor import NullTensor, Tensor, as_tensor
-
-if TYPE_CHECKING:
-    from ark.plan.lowering import Lowering
-    from ark.plan.machine import Machine
 
 REDUCE_COLUMNS = 64  # neighbouring results of a task where not the last dimension is reduced
 LEAST_PIECE = 16384  # elements

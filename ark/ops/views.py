@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
+from ark.frontend.model import Model
+from ark.frontend.tensor import Parameter, Tensor, as_tensor
 from ark.ir.dtype import DataType, fp32
-from ark.ir.model import Node
-from ark.ir.tensor import MAX_DIMS, dense_view
-from ark.model import Model
+from ark.ir.graph import Node
+from ark.ir.values import MAX_DIMS, dense_view
+from ark.lower.context import Lowering
+from ark.lower.registry import get, register
 from ark.ops.base import check_dims, positive_axis
-from ark.ops.registry import get, register
-from ark.tensor import Parameter, Tensor, as_tensor
-
-if TYPE_CHECKING:
-    from ark.plan.lowering import Lowering
 
 
 def _layout(what: str, rank: int, **given: Any) -> dict[str, tuple[int, ...]]:

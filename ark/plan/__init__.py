@@ -1,1 +1,1 @@
-"""From a graph to a verified plan: machines, lowering, schedule, memory, counters, proof."""
+"""The plan: types, task kinds, memory, schedule, cost and the proof that it is right."""

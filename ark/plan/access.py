@@ -15,9 +15,9 @@ from functools import cached_property
 
 import numpy as np
 
-from ark.ir.tensor import row_major
+from ark.ir.values import row_major
+from ark.plan.kind import Access
 from ark.plan.types import PlanBuffer, PlanTensor
-from ark.tasks.kind import Access
 
 DIMS = 4
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
+from ark.plan import kind as kinds
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan, Task
-from ark.tasks import kind as kinds
 
 TASK_US = 0.3  # fetching a record, dispatching a body
 

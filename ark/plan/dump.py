@@ -18,8 +18,13 @@ def _lines(plan: Plan, tasks: bool) -> Iterator[str]:
     yield f"plan of rank {plan.rank} of {plan.world_size}"
     yield (
         f"machine {machine['name']} ({machine['arch']}): {machine['processors']} processors, "
-        f"{machine['warps']} warps of {machine['lanes']} lanes, {machine['shared_bytes']} bytes of "
-        f"shared memory, ring {machine['ring_bytes']}"
+        f"{machine['shared_bytes']} bytes of shared memory"
+    )
+    variant = machine["variants"][0]
+    roles = ", ".join(f"{r['warps']} {r['name']}" for r in variant["roles"])
+    yield (
+        f"variant {plan.variant}: warps of {machine['lanes']} lanes: {roles}; ring of "
+        f"{variant['stages']} x {variant['stage_bytes']} bytes, {variant['in_flight']} in flight"
     )
     yield "memory"
     for arena, nbytes in sorted(plan.arenas.items()):

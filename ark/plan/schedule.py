@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ark.ir.dtype import by_name
+from ark.machine import Machine
 from ark.plan.access import Region, regions
-from ark.plan.lowering import Group
-from ark.plan.machine import Machine
+from ark.plan.groups import Group
+from ark.plan.kind import Access, OperandType, Signature
+from ark.plan.kind import get as task_kind
 from ark.plan.types import GATE, PlanBuffer, PlanCounter, PlanOp, PlanTensor, Task
-from ark.tasks.kind import Access, OperandType, Signature
-from ark.tasks.kind import get as task_kind
 
 EXECUTED, SEEN = 0, 1  # rows of a clock
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ark.errors import PlanError
-from ark.plan.machine import Machine
+from ark.machine import Machine
 from ark.plan.types import (
     Fetch,
     Phase,
@@ -18,6 +18,7 @@ from ark.plan.types import (
     PlanTensor,
     Task,
 )
+from ark.variant import Role, Variant
 
 FORMAT = 1
 
@@ -27,7 +28,13 @@ def machine_of(plan: Plan) -> Machine:
     fields = dict(plan.machine)
     fields["capabilities"] = tuple(fields.get("capabilities", ()))
     fields["tile"] = tuple(fields.get("tile", (64, 64)))
+    fields["variants"] = tuple(_variant(v) for v in fields["variants"])
     return Machine(**fields)
+
+
+def _variant(entry: Mapping[str, Any]) -> Variant:
+    roles = tuple(Role(**role) for role in entry["roles"])
+    return Variant(**{**entry, "roles": roles})
 
 
 def to_dict(plan: Plan) -> dict[str, Any]:

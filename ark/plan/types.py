@@ -1,6 +1,6 @@
 """The plan: a frozen, deterministic, JSON-able value that says what every processor does.
 
-A plan belongs to one rank. The planner makes it (ark.plan.planner), the verifier checks the plans
+A plan belongs to one rank. The planner makes it (ark.lower.pipeline), the verifier checks the plans
 of all ranks together (ark.plan.verify), the writer emits source for it (ark.codegen.writer) and the
 runtime loads it (ark.runtime.tables). Nothing here knows a device address.
 """
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ark.ir.tensor import row_major
+from ark.ir.values import row_major
 
 # Where a buffer lives. `state` and `parameter` keep their contents between iterations and launches,
 # `external` belongs to the caller, `symmetric` is visible to peers, `host` is mapped by the host,
@@ -139,3 +139,8 @@ class Plan:
     @property
     def processors(self) -> int:
         return int(self.machine["processors"])
+
+    @property
+    def variant(self) -> str:
+        """The kernel variant that all tasks run under, by name."""
+        return str(self.machine["variants"][0]["name"])

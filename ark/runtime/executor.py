@@ -2,7 +2,7 @@
 
 The executor owns the arenas, the counters and the blocks that host and device share; a launch is a
 `Run` that can be watched, waited for and, when a wait ran out of its budget, explained. Called by
-ark.runtime.runtime (the ARK interface) and ark.models.generate.
+ark.api.runtime (the ARK interface) and ark.models.generate.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -21,8 +21,9 @@ from ark.ir.dtype import by_name
 from ark.plan.serialize import machine_of
 from ark.plan.types import GATE, Plan, PlanTensor
 from ark.runtime import tables
+from ark.runtime.faults import explain
 from ark.runtime.program import Program, build
-from ark.runtime.run import Run
+from ark.runtime.run import Ranks, Run
 
 COUNTER_STRIDE = 64  # bytes: counters of different producers do not share a cache line
 BUDGET_S = 10.0
@@ -30,20 +31,6 @@ BUDGET_S = 10.0
 # work on the device (torch's kernels) cannot start while it spins; ranks leave and come together.
 IDLE_S = 2.0
 IDLE_RANKS_S = 600.0
-
-
-class Ranks(Protocol):
-    """What the executor needs of the bootstrap: see ark.runtime.bootstrap."""
-
-    def all_gather(self, data: bytes) -> list[bytes]: ...
-
-    def barrier(self, label: str = "barrier") -> None: ...
-
-    def check_same(self, label: str, digest: str) -> None: ...
-
-    def failure(self) -> str | None: ...
-
-    def abort(self, message: str) -> None: ...
 
 
 class Executor:
@@ -268,7 +255,10 @@ class Executor:
         launch = self.device.launch(
             self._loaded, params.tobytes(), self.plan.processors, self.machine.threads, shared
         )
-        return Run(self, launch, self._host.host)
+        return Run(launch, self._host.host, self.ranks, self.budget_s, self._explain)
+
+    def _explain(self, record: Any) -> str:
+        return explain(self.plan, self.tables, record, self.counter_values(), self.phase0)
 
     def counter_values(self) -> list[int]:
         """All counters of this rank, by id."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import ark
+from ark._version import __version__
 from ark.backend.protocol import Backend, Binary, Target
 from ark.codegen.writer import Emitted, write
-from ark.plan.machine import Machine
+from ark.machine import Machine
 from ark.plan.types import Plan
 from ark.runtime import cache
 
@@ -27,7 +27,7 @@ def build(plan: Plan, machine: Machine, backend: Backend, arch: str) -> Program:
     target = Target(arch, machine.threads)
     compiler = backend.compiler()
     name = cache.key(
-        ark.__version__, backend.name, emitted.source.text, compiler.key(target), repr(target)
+        __version__, backend.name, emitted.source.text, compiler.key(target), repr(target)
     )
     data = cache.load(cache.PROGRAMS, name)
     if data is not None:

@@ -1,31 +1,55 @@
 """A launch in progress: watched, released iteration by iteration, aborted, explained.
 
-Made by `Executor.start`. Called by ark.runtime.runtime, ark.models.generate and ark.bench.
+Made by `Executor.start`. Called by ark.api.runtime, ark.models.generate and ark.bench.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
 
 from ark.backend.protocol import Launch
 from ark.codegen import layout
 from ark.errors import GpuError
-from ark.runtime.errors import explain
 
-if TYPE_CHECKING:
-    from ark.runtime.executor import Executor
+
+class Ranks(Protocol):
+    """What a launch needs of the bootstrap: see ark.runtime.bootstrap."""
+
+    def all_gather(self, data: bytes) -> list[bytes]: ...
+
+    def barrier(self, label: str = "barrier") -> None: ...
+
+    def check_same(self, label: str, digest: str) -> None: ...
+
+    def failure(self) -> str | None: ...
+
+    def abort(self, message: str) -> None: ...
 
 
 class Run:
-    """A launch in progress."""
+    """A launch in progress.
 
-    def __init__(self, executor: Executor, launch: Launch, host: np.ndarray) -> None:
-        self._executor = executor
+    ranks: the job's ranks, for several. budget_s: a device-side wait's budget. explain: makes the
+    text of the error from the host block's record.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        host: np.ndarray,
+        ranks: Ranks | None,
+        budget_s: float,
+        explain: Callable[[Any], str],
+    ) -> None:
         self._launch = launch
+        self._ranks = ranks
+        self._budget_s = budget_s
+        self._explain = explain
         self.host = host.view(layout.dtype("ArkHost"))
         self._failed = False
         self._asked_to_quit = False
@@ -57,25 +81,18 @@ class Run:
 
     def check(self) -> None:
         """Passes on a peer's failure; raises GpuError if a wait has given up."""
-        ranks = self._executor.ranks
+        ranks = self._ranks
         if ranks is not None and not self._failed:
             message = ranks.failure()
             if message is not None:
                 self._failed = True
                 self.abort()
-                self._launch.wait(self._executor.budget_s + 5.0)
+                self._launch.wait(self._budget_s + 5.0)
                 raise GpuError(message)
         if int(self.host["error"][0]) != 0 and not self._failed:
             self._failed = True
-            self._launch.wait(self._executor.budget_s + 5.0)
-            executor = self._executor
-            text = explain(
-                executor.plan,
-                executor.tables,
-                self.host[0],
-                executor.counter_values(),
-                executor.phase0,
-            )
+            self._launch.wait(self._budget_s + 5.0)
+            text = self._explain(self.host[0])
             if ranks is not None:
                 with contextlib.suppress(Exception):
                     ranks.abort(text)
@@ -106,7 +123,7 @@ class Run:
 
     def wait_quietly(self) -> None:
         """Waits for an aborted kernel to leave."""
-        self._launch.wait(self._executor.budget_s + 5.0)
+        self._launch.wait(self._budget_s + 5.0)
 
     def elapsed_ms(self) -> float:
         """Milliseconds the kernel was on the device."""

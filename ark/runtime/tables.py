@@ -13,8 +13,8 @@ import numpy as np
 from ark.codegen import layout
 from ark.codegen.writer import Emitted
 from ark.errors import PlanError
+from ark.plan.kind import signature
 from ark.plan.types import GATE, Plan, Task
-from ark.tasks.kind import signature
 
 
 @dataclass(frozen=True)

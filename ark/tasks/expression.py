@@ -2,9 +2,9 @@
 
 A tree is nested lists, as JSON has them: `["input", i]` is operand i's element, `["number", x]` a
 constant, `["cast", dtype, tree]` a value rounded to a type, and `[function, tree, ...]` a function
-of ark.tasks.functions. Floating point is fp32 between the functions; where all arguments are integers
-so is the result. Trees come from the lowering or from a plan file: a name is looked up, a number is
-printed as a number, so that nothing of a file becomes code.
+of ark.tasks.functions. Floating point is fp32 between the functions; where all arguments are
+integers so is the result. Trees come from the lowering or from a plan file: a name is looked up, a
+number is printed as a number, so that nothing of a file becomes code.
 """
 
 from __future__ import annotations

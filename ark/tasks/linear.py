@@ -19,10 +19,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ark.errors import PlanError
-from ark.plan.machine import Machine
+from ark.machine import Machine
+from ark.plan.kind import Access, Signature, TaskKind, register, whole
 from ark.plan.types import Fetch
 from ark.tasks import text
-from ark.tasks.kind import Access, Signature, TaskKind, register, whole
 from ark.tasks.rotary import (
     has_fresh,
     rotary_accesses,

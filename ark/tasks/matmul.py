@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ark.plan.machine import Machine
+from ark.machine import Machine
+from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.tasks import text
-from ark.tasks.kind import Access, Signature, TaskKind, register
 
 
 class Matmul(TaskKind):

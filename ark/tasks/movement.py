@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import resources
 
-from ark.plan.machine import Machine
+from ark.machine import Machine
+from ark.plan.kind import Access, Signature, TaskKind, register, whole
 from ark.tasks import text
 from ark.tasks.pointwise import COPY, box, broadcast_access
-from ark.tasks.kind import Access, Signature, TaskKind, register, whole
 from ark.tasks.tokens import SAMPLING
 
 NAMES = ["i0", "i1", "i2", "i3"]
@@ -63,9 +63,9 @@ class Transpose(TaskKind):
         count = []
         for d in (turned, 3, *(d for d in (2, 1, 0) if d != turned)):
             side = SQUARE if d in (turned, 3) else 1
-            end = f"t.coord[{d}] + {tile[d]}"
+            left = f"{shape[d]} - t.coord[{d}]"
             body += (
-                f"  const int n{d} = ({end} < {shape[d]} ? {tile[d]} : {shape[d]} - t.coord[{d}]);\n"
+                f"  const int n{d} = {tile[d]} < {left} ? {tile[d]} : {left};\n"
                 f"  const int s{d} = (n{d} + {side - 1}) / {side};\n"
             )
             index += f"    const int i{d} = t.coord[{d}] + s % s{d} * {side}; s /= s{d};\n"

@@ -1,4 +1,4 @@
-"""Pointwise tiles: one expression over broadcast operands, element by element; casts, copies, fills.
+"""Pointwise tiles: an expression over broadcast operands, element by element; casts, copies, fills.
 
 params: expr (a tree of ark.tasks.expression over the inputs), tile (4 sizes). operands: inputs...,
 output. coord: the tile's first index per dimension. With no input the output is filled with the
@@ -14,9 +14,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ark.plan.machine import Machine
+from ark.machine import Machine
+from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.tasks import expression, text
-from ark.tasks.kind import Access, Signature, TaskKind, register
 
 NAMES = ("i0", "i1", "i2", "i3")
 COORD = tuple(f"t.coord[{d}]" for d in range(4))
@@ -209,12 +209,13 @@ class _Box:
         return body + (self._rest(rest) if pack > 1 and rest else "")
 
     def _rest(self, rest: int) -> str:
-        """The last elements of a single row that is no multiple of a pack, by the tile at its end."""
+        """The end of a single row that is no multiple of a pack, done with its last tile."""
         first = self.shape[3] - rest
         values = [text.load(self.sig, i, f"p{i}", self._at(i)) for i in range(self.out)]
         body = self._compute(values, f"p{self.out}@{self._at(self.out)}")
+        last = f"{self.coord[3]} + {self.tile[3]} >= {self.shape[3]}"
         return (
-            f"    if ({self.coord[3]} + {self.tile[3]} >= {self.shape[3]} && ark_tid() < {rest}) {{\n"
+            f"    if ({last} && ark_tid() < {rest}) {{\n"
             f"      const int i0 = 0, i1 = 0, i2 = 0, i3 = {first} + ark_tid();\n"
             f"      (void)i0; (void)i1; (void)i2; (void)i3;\n{body}    }}\n"
         )

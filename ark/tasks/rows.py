@@ -14,9 +14,9 @@ import math
 from collections.abc import Sequence
 from importlib import resources
 
-from ark.plan.machine import Machine
+from ark.machine import Machine
+from ark.plan.kind import Access, Signature, TaskKind, register, whole
 from ark.tasks import text
-from ark.tasks.kind import Access, Signature, TaskKind, register, whole
 
 _ROW_OPS = {"softmax": "ArkSoftmax", "layernorm": "ArkLayerNorm", "rmsnorm": "ArkRmsNorm"}
 HELD = 32  # elements of a row that a thread keeps in registers
@@ -65,7 +65,7 @@ class RowNorm(TaskKind):
         return self._held(sig, machine) is None and 4 * columns <= room
 
     def _held(self, sig: Signature, machine: Machine) -> tuple[int, int, int, bool] | None:
-        """(pack, packs a thread, rows at once, by a warp each) of rows in registers, if they fit."""
+        """(pack, packs a thread, rows at once, by a warp each) if registers hold the rows."""
         columns = sig.operands[-1].shape[-1]
         pack = _packs(sig, columns)
         threads = machine.lanes * machine.warps

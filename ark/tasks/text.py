@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ark.plan.machine import Machine
-from ark.tasks.kind import Signature
+from ark.machine import Machine
+from ark.plan.kind import Signature
 
 DIMS = 4
 INTEGERS = ("int32", "uint32", "int8", "uint8", "byte")

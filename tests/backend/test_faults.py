@@ -13,9 +13,9 @@ import pytest
 from ark.backend import registry
 from ark.errors import GpuError, PlanError
 from ark.ir.dtype import by_name
+from ark.machine import Machine
 from ark.models.generate import plans
 from ark.models.llama import Shape
-from ark.plan.machine import Machine
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import ark
-from ark.init import device
-from ark.plan import tiling
+from ark.api.session import device
+from ark.lower import tiling
 from tests.programs import build, contents, reference
 
 

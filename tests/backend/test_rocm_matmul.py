@@ -10,8 +10,8 @@ import pytest
 from ark_rocm import backend
 
 from ark.ir.dtype import DataType, bf16, fp16, fp32
-from ark.ir.model import Graph
-from ark.plan.planner import plan
+from ark.ir.graph import Graph
+from ark.lower.pipeline import plan
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 

@@ -13,15 +13,15 @@ import pytest
 from ark.backend.protocol import Backend, Target
 from ark.codegen.writer import write
 from ark.ir.dtype import DataType, bf16, fp16, fp32
-from ark.ir.model import Graph
+from ark.ir.graph import Graph
+from ark.lower.pipeline import plan
+from ark.machine import Machine
 from ark.models.config import LlamaConfig
 from ark.models.generate import plans as llama_plans
 from ark.models.llama import MAX_STOPS, Shape
-from ark.plan.machine import Machine
-from ark.plan.planner import plan
+from ark.plan import kind as kinds
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
-from ark.tasks import kind as kinds
 from tests import signatures
 
 pytest.importorskip("cuda.bindings.nvrtc")

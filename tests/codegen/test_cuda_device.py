@@ -21,7 +21,8 @@ import pytest
 from ark.backend.protocol import Target
 from ark.codegen import layout
 from ark.errors import GpuError, SystemError
-from ark.tasks import kind as kinds
+from ark.plan import kind as kinds
+from ark.variant import block
 
 pytest.importorskip("cuda.bindings.driver")
 
@@ -49,9 +50,9 @@ def probe_kinds(monkeypatch):
 
 def machines_to_try(device):
     ring = device.machine
-    direct = dataclasses.replace(ring, ring_bytes=0)
-    shallow = dataclasses.replace(ring, ring_bytes=3 * ring.stage_bytes, in_flight=2)
-    few_warps = dataclasses.replace(ring, warps=5, in_flight=4)
+    direct = dataclasses.replace(ring, variants=(block(16),))
+    shallow = ring.shaped(stages=3, in_flight=2)
+    few_warps = ring.shaped(roles=block(5, 1).roles, in_flight=4)
     return {"ring": ring, "direct": direct, "shallow": shallow, "few_warps": few_warps}
 
 
@@ -120,7 +121,7 @@ def test_stages_that_nobody_takes_end_in_the_mailbox(device):
 def test_a_stage_larger_than_a_slot_is_refused(device):
     if not device.machine.ring_bytes:
         pytest.skip("this GPU reads operands in place")
-    machine = dataclasses.replace(device.machine, stage_bytes=8192)
+    machine = device.machine.shaped(stage_bytes=8192, stages=24)
     streams = Streams(device, 8, machine, limit=1, phase0=1)
     streams.job.run(budget_s=0.2)
     mail = streams.job.mail

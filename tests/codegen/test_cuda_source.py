@@ -10,10 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from ark.backend.protocol import Source, Target
+from ark.backend.protocol import Target
+from ark.codegen.dialect import Source
 from ark.codegen.writer import write
 from ark.errors import SystemError
 from ark.plan.types import Phase, Plan, PlanCounter
+from ark.variant import COMPUTE, block
 
 pytest.importorskip("cuda.bindings.nvrtc")
 
@@ -51,7 +53,9 @@ def test_the_loop_compiles(name):
 
 
 def test_a_ring_can_be_left_out():
-    machine = dataclasses.replace(backend.machine("h100"), ring_bytes=0)
+    machine = backend.machine("h100")
+    (variant,) = machine.variants
+    machine = dataclasses.replace(machine, variants=(block(variant.role(COMPUTE)),))
     assert machine.threads == 512
     assert compile_for(machine, empty_plan(machine)).data
 

@@ -8,13 +8,14 @@ import re
 import pytest
 from ark_rocm import backend, compiler, machines
 
-from ark.backend.protocol import Source, Target
+from ark.backend.protocol import Target
 from ark.codegen import layout
+from ark.codegen.dialect import Source
 from ark.codegen.writer import Emitted, write
 from ark.errors import SystemError, UnsupportedError
-from ark.plan.machine import Machine
+from ark.machine import Machine
+from ark.plan import kind
 from ark.plan.types import Phase, Plan, PlanBuffer, PlanOp, PlanTensor
-from ark.tasks import kind
 from tests import signatures
 
 ARCHS = backend.archs()

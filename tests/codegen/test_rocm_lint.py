@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 from ark_rocm import backend, compiler
 
-from ark.backend.protocol import Source
+from ark.codegen.dialect import Source
 from ark.codegen.writer import write
 from tests import signatures
 from tests.codegen.test_rocm_compile import ARCHS, machine_for, target

@@ -16,13 +16,13 @@ import pytest
 import ark
 from ark.backend import registry
 from ark.backend.protocol import Device
+from ark.collective import Collective, CollectiveProgram, ProgramBuilder
+from ark.collective.types import Kind, Span
+from ark.collective.values import flow
 from ark.comm import algorithms, synthesize, topology
-from ark.comm.program import Collective, CollectiveProgram, ProgramBuilder
-from ark.comm.program.types import Kind, Span
-from ark.comm.program.values import flow
-from ark.model import Model, use_model
-from ark.plan.machine import Machine
-from ark.plan.planner import plan as make_plan
+from ark.frontend.model import Model, use_model
+from ark.lower.pipeline import plan as make_plan
+from ark.machine import Machine
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor

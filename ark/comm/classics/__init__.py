@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ark.comm.classics import direct, hierarchical, recursive, ring, trees, whole
-from ark.comm.program import (
+from ark.collective import (
     IN,
     OUT,
     REDUCTIONS,
@@ -19,6 +18,7 @@ from ark.comm.program import (
     ProgramBuilder,
     Span,
 )
+from ark.comm.classics import direct, hierarchical, recursive, ring, trees, whole
 from ark.errors import InvalidUsageError
 
 __all__ = ["ALGORITHMS", "build", "supported"]
@@ -235,7 +235,7 @@ def build(
             start from every place in a box if they are given.
         reduction: sum (the default), max, min, mean; adasum and combiner have their own forms.
         parts: chunks a rank's share is cut into, on top of what the algorithm needs.
-        pieces: see `ark.comm.program.types`; more pieces pipeline long paths.
+        pieces: see `ark.collective.types`; more pieces pipeline long paths.
 
     Raises:
         InvalidUsageError: there is no such algorithm, or it does not fit.

@@ -6,8 +6,8 @@ these.
 
 from __future__ import annotations
 
+from ark.collective import IN, OUT, ProgramBuilder, Span
 from ark.comm.classics.ring import own_shard, result_span
-from ark.comm.program import IN, OUT, ProgramBuilder, Span
 
 
 def others(b: ProgramBuilder, rank: int) -> list[int]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ark.collective import IN, OUT, ProgramBuilder, Span
 from ark.comm.classics.ring import own_shard, result_span
-from ark.comm.program import IN, OUT, ProgramBuilder, Span
 
 Boxes = Sequence[Sequence[int]]
 

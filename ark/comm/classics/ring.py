@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from ark.comm.program import IN, OUT, Collective, ProgramBuilder, Span
+from ark.collective import IN, OUT, Collective, ProgramBuilder, Span
 
 
 def own_shard(b: ProgramBuilder, rank: int, part: int = 0, parts: int = 1) -> Span:

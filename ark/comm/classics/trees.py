@@ -6,7 +6,7 @@ Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast, re
 
 from __future__ import annotations
 
-from ark.comm.program import IN, OUT, ProgramBuilder, Span
+from ark.collective import IN, OUT, ProgramBuilder, Span
 
 
 def binary_tree(n: int) -> list[int | None]:

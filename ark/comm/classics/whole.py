@@ -7,7 +7,7 @@ combiner folds in rank order. `ark.comm.classics.build` calls these.
 
 from __future__ import annotations
 
-from ark.comm.program import IN, OUT, ProgramBuilder, Span
+from ark.collective import IN, OUT, ProgramBuilder, Span
 
 
 def adasum_tree(b: ProgramBuilder) -> None:

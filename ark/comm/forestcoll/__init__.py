@@ -6,6 +6,7 @@ passes through the modules in this order: cuts, optimum, then alike (with symmet
 and packing (with drawing), then forest and lower.
 """
 
+from ark.comm.forestcoll.all_reduce import AllReduceOptimum, optimal_all_reduce
 from ark.comm.forestcoll.forest import COLLECTIVES, Forest, forest, trees
 from ark.comm.forestcoll.lower import lower
 from ark.comm.forestcoll.optimum import Optimum, optimal
@@ -13,6 +14,7 @@ from ark.comm.forestcoll.tree import Edge, Tree
 
 __all__ = [
     "COLLECTIVES",
+    "AllReduceOptimum",
     "Edge",
     "Forest",
     "Optimum",
@@ -20,5 +22,6 @@ __all__ = [
     "forest",
     "lower",
     "optimal",
+    "optimal_all_reduce",
     "trees",
 ]

@@ -8,13 +8,17 @@ checked against the topology before it is returned.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
 
 from ark.comm.forestcoll.alike import draw
+from ark.comm.forestcoll.all_reduce import AllReduceOptimum, optimal_all_reduce
+from ark.comm.forestcoll.cuts import Ints
 from ark.comm.forestcoll.optimum import Network, Optimum, eulerian_part, network, optimal
 from ark.comm.forestcoll.packing import Branching, pack
 from ark.comm.forestcoll.switches import Direct, remove_switches
@@ -25,25 +29,38 @@ from ark.errors import InternalError, InvalidUsageError, UnsupportedError
 
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce")
 _MOST_RANKS = 512
+_MOST_TREES = 1 << 14
 
 
 @dataclass(frozen=True)
 class Forest:
     """The trees of one collective: `reducing` run first (towards roots), then `gathering`.
 
-    A unit is 1/k of what one root sends or receives. `optimum` is that of one phase.
+    Every tree carries `count` equal units of the data. `optimum` is that of one phase, where a unit
+    is 1/k of what one root sends or receives, or that of an all-reduce whose roots carry unequal
+    shares and whose two phases run at once, on a part of every link each.
     """
 
     topology: Topology
     collective: str
-    optimum: Optimum
+    optimum: Optimum | AllReduceOptimum
     reducing: tuple[Tree, ...] = ()
     gathering: tuple[Tree, ...] = ()
 
     @property
     def algbw(self) -> Fraction:
         """Returns bytes of the whole data per time, GB/s; all-reduce has two phases."""
+        if isinstance(self.optimum, AllReduceOptimum):
+            return self.optimum.rate
         return self.optimum.algbw / (2 if self.collective == "all_reduce" else 1)
+
+    @property
+    def trees(self) -> int:
+        """Returns how many trees of one unit the busiest root has in a phase."""
+        units: Counter[int] = Counter()
+        for tree in self.gathering or self.reducing:
+            units[tree.root] += tree.count
+        return max(units.values())
 
     @property
     def height(self) -> int:
@@ -90,11 +107,44 @@ def forest(
     if collective in ("reduce_scatter", "reduce"):
         optimum, outward = _gathering(turned, k, roots)
         return Forest(topology, collective, optimum, reducing=_reversed(outward))
+    if k is None:
+        made = _weighted(topology)
+        if made is not None:
+            return made
     optimum, gathering = _gathering(topology, k, roots)
     outward = gathering
     if turned.capacities() != topology.capacities():
         optimum, outward = _gathering(turned, k, roots)
     return Forest(topology, collective, optimum, _reversed(outward), gathering)
+
+
+def _weighted(topology: Topology) -> Forest | None:
+    """Returns an all-reduce with unequal roots; None where equal ones are as good, or are all that
+    can be had: exchanging all capacity through switches needs links that balance at every node.
+    """
+    best = optimal_all_reduce(topology)
+    if best.uniform:
+        return None
+    fractions = (*best.weights, *best.gather, *best.reduce)
+    units = math.lcm(*(each.denominator for each in fractions))
+    demand = np.array([int(each * units) for each in best.weights], dtype=np.int64)
+    common = math.gcd(*map(int, demand), *(int(each * units) for each in fractions))
+    demand //= common
+    if demand.sum() > _MOST_TREES:
+        return None
+    scale = Fraction(units, common)
+    net = replace(network(topology), demand=demand)
+    turned = replace(net, tails=net.heads, heads=net.tails, topology=topology.reverse())
+    outcome = []
+    for each, shares in ((net, best.gather), (turned, best.reduce)):
+        part = replace(each, bandwidth=shares)
+        try:
+            found = _pack(part, part.capacity(scale), demand)
+        except InternalError:
+            return None
+        check(part, scale, demand, found)
+        outcome.append(found)
+    return Forest(topology, "all_reduce", best, _reversed(outcome[1]), outcome[0])
 
 
 def _reversed(trees: tuple[Tree, ...]) -> tuple[Tree, ...]:
@@ -106,8 +156,11 @@ def _gathering(
 ) -> tuple[Optimum, tuple[Tree, ...]]:
     optimum = optimal(topology, k, roots)
     net = network(topology, roots)
-    result = _alike(net, optimum) or _packed(net, optimum)
-    check(net, optimum, result)
+    demand = net.demand * optimum.k
+    result = _alike(net, optimum) or _pack(
+        net, eulerian_part(net, net.capacity(optimum.scale)), demand
+    )
+    check(net, optimum.scale, demand, result)
     return optimum, result
 
 
@@ -124,13 +177,12 @@ def _alike(net: Network, optimum: Optimum) -> tuple[Tree, ...] | None:
     return tuple(sorted(images, key=lambda tree: tree.root))
 
 
-def _packed(net: Network, optimum: Optimum) -> tuple[Tree, ...]:
+def _pack(net: Network, capacities: Ints, demand: Ints) -> tuple[Tree, ...]:
     """Returns trees of the network without its switches, back on their physical paths."""
     nodes = len(net.topology.nodes)
-    capacity = np.zeros((nodes, nodes), dtype=np.int64)
-    capacity[net.tails, net.heads] = eulerian_part(net, net.capacity(optimum.scale))
-    demand = net.demand * optimum.k
-    direct = remove_switches(capacity, demand)
+    matrix = np.zeros((nodes, nodes), dtype=np.int64)
+    matrix[net.tails, net.heads] = capacities
+    direct = remove_switches(matrix, demand)
     packed = pack(direct.matrix, demand)
     return tuple(_with_paths(net.topology, direct, branching) for branching in packed)
 
@@ -153,11 +205,11 @@ def _with_paths(topology: Topology, direct: Direct, branching: Branching) -> Tre
     return Tree(branching.root, branching.count, tuple(edges))
 
 
-def check(net: Network, optimum: Optimum, gathering: tuple[Tree, ...]) -> None:
-    """Raises InternalError unless the trees do what the optimum claims.
+def check(net: Network, scale: Fraction, demand: Ints, gathering: Sequence[Tree]) -> None:
+    """Raises InternalError unless the trees do what is claimed of them.
 
-    Each tree spans all ranks from its root, the trees of a root sum to k times its demand, and the
-    trees on every physical link are at most `scale` times its bandwidth.
+    Each tree spans all ranks from its root, the trees of a root sum to its demand, and the trees on
+    every physical link are at most `scale` times its bandwidth.
     """
     ranks, switches = net.topology.ranks, set(net.topology.switches)
     load: Counter[tuple[str, str]] = Counter()
@@ -179,10 +231,13 @@ def check(net: Network, optimum: Optimum, gathering: tuple[Tree, ...]) -> None:
         if len(reached) != len(ranks):
             raise InternalError(f"a tree of rank {tree.root} does not reach every rank.")
         rooted[tree.root] += tree.count
-    expected = {rank: optimum.k * int(each) for rank, each in enumerate(net.demand) if each}
+    expected = {rank: int(each) for rank, each in enumerate(demand) if each}
     if rooted != expected:
         raise InternalError(f"trees per root are {dict(rooted)}; expected {expected}.")
-    capacities = net.topology.capacities()
+    nodes = net.topology.nodes
+    joined = zip(map(int, net.tails), map(int, net.heads), strict=True)
+    names = ((nodes[tail], nodes[head]) for tail, head in joined)
+    capacities = dict(zip(names, net.bandwidth, strict=True))
     for link, units in load.items():
-        if link not in capacities or units > optimum.scale * capacities[link]:
+        if link not in capacities or units > scale * capacities[link]:
             raise InternalError(f"link {link[0]} -> {link[1]} carries {units} trees, too many.")

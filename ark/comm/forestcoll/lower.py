@@ -7,14 +7,15 @@ level by level over all trees, which is the order in which they can run.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict, deque
 from collections.abc import Iterator
 
+from ark.collective.builder import IN, OUT, ProgramBuilder
+from ark.collective.types import CollectiveProgram, OpRef, Span
 from ark.comm.forestcoll.forest import Forest
 from ark.comm.forestcoll.tree import Edge, Tree
-from ark.comm.program.builder import IN, OUT, ProgramBuilder
-from ark.comm.program.types import CollectiveProgram, OpRef, Span
 
 
 def lower(
@@ -24,7 +25,7 @@ def lower(
 
     Args:
         forest: the trees.
-        reduction: an elementwise reduction of `ark.comm.program.reductions`.
+        reduction: an elementwise reduction of `ark.collective.reductions`.
         pieces: cuts every chunk further, so that long paths are pipelined.
         window: how many puts of a gathering rank, to ranks that pass them on, are under way over
             one link at a time; 0 is all. With few, data arrive one after another instead of all
@@ -34,20 +35,20 @@ def lower(
     unit = math.gcd(
         *(units for tree in everything for edge in tree.edges for _, units in edge.paths)
     )
-    per_root = forest.optimum.k // unit
     rooted = forest.collective in ("broadcast", "reduce")
     ranks = len(forest.topology.ranks)
+    places = _places(forest.gathering or forest.reducing, unit, ranks)
     builder = ProgramBuilder(
-        f"forestcoll k={forest.optimum.k}{f' window={window}' if window else ''} "
+        f"forestcoll k={forest.trees}{f' window={window}' if window else ''} "
         f"{forest.collective} on {forest.topology.name}",
         forest.collective,
         ranks,
-        per_root if rooted else per_root * ranks,
+        places[-1],
         reduction=reduction if forest.reducing else None,
         root=everything[0].root if rooted else None,
         pieces=pieces,
     )
-    writer = _Writer(builder, forest, unit, 0 if rooted else per_root)
+    writer = _Writer(builder, forest, unit, places)
     if forest.reducing:
         writer.reduce()
     if forest.gathering:
@@ -55,14 +56,24 @@ def lower(
     return builder.build()
 
 
-class _Writer:
-    """Writes the two phases; `stride` is how many chunks each root owns (0: one root owns all)."""
+def _places(trees: tuple[Tree, ...], unit: int, ranks: int) -> list[int]:
+    """Returns the first chunk of every root's data, in the order of ranks, and all chunks."""
+    chunks = [0] * ranks
+    for tree in trees:
+        chunks[tree.root] += tree.count // unit
+    return [0, *itertools.accumulate(chunks)]
 
-    def __init__(self, builder: ProgramBuilder, forest: Forest, unit: int, stride: int) -> None:
+
+class _Writer:
+    """Writes the two phases; `places[root]` is the first chunk of what the root owns."""
+
+    def __init__(
+        self, builder: ProgramBuilder, forest: Forest, unit: int, places: list[int]
+    ) -> None:
         self._builder = builder
         self._forest = forest
         self._unit = unit
-        self._stride = stride
+        self._places = places
 
     def gather(self, window: int) -> None:
         """Every root's data ends in `out` on all ranks, from `in` or from the reducing phase."""
@@ -71,14 +82,14 @@ class _Writer:
         starts_in = not self._forest.reducing
         if starts_in:
             for root, chunks in totals.items():
-                place = Span(OUT, root * self._stride, chunks)
+                place = Span(OUT, self._places[root], chunks)
                 self._builder.copy(root, Span(IN, 0, chunks), place)
         passing_on = [{edge.src for edge in tree.edges} for tree in trees]
         under_way: defaultdict[tuple[int, str], deque[OpRef]]
         under_way = defaultdict(lambda: deque(maxlen=window))
         for number, edge in _in_rounds(trees):
             root, first = trees[number].root, firsts[number]
-            there = Span(OUT, root * self._stride + first, trees[number].count // self._unit)
+            there = Span(OUT, self._places[root] + first, trees[number].count // self._unit)
             from_in = starts_in and edge.src == root
             here = Span(IN, first, there.count) if from_in else there
             for path, source, target in self._parts(edge, here, there):
@@ -95,7 +106,7 @@ class _Writer:
         used = [0] * len(self._forest.topology.ranks)
         arrived: dict[tuple[int, int], list[Span]] = {}
         own = [
-            Span(IN, tree.root * self._stride + first, tree.count // self._unit)
+            Span(IN, self._places[tree.root] + first, tree.count // self._unit)
             for tree, first in zip(trees, firsts, strict=True)
         ]
         for number, edge in _in_rounds(trees):

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
+from ark.collective import CollectiveProgram
 from ark.comm.page.data import page_data
-from ark.comm.program import CollectiveProgram
 from ark.comm.simulate import SimulationResult
 from ark.comm.topology import Topology
 from ark.errors import InvalidUsageError

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from ark.collective import CollectiveProgram, Kind, OpRef, Role, in_order, steps
 from ark.comm.page.layout import layout
-from ark.comm.program import CollectiveProgram, Kind, OpRef, Role, in_order, steps
 from ark.comm.simulate import Routes, SimulationResult
 from ark.comm.topology import Topology
 

@@ -3,7 +3,8 @@
 Alpha-beta with congestion. A put crosses all links of its route at once, as a fluid: its rate is
 its max-min fair share of the links (and node ports, if limited); its data are visible at the peer
 one route latency after its last byte left. Puts of one sender to one receiver over one route go one
-after the other, in the order in which they became ready; everything else flows at the same time.
+after the other, earlier pieces of the data first and then in the order in which they became ready;
+everything else flows at the same time.
 Local operations take no time unless the cost model says so.
 """
 
@@ -18,7 +19,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from ark.comm.program import REDUCTIONS, CollectiveProgram, Kind, Operation, OpRef, Role
+from ark.collective import REDUCTIONS, CollectiveProgram, Kind, Operation, OpRef, Role
 from ark.comm.simulate.fair import fair_rates
 from ark.comm.simulate.result import Event, SimulationResult
 from ark.comm.simulate.routes import Routes
@@ -83,7 +84,7 @@ def tune_pieces(
     model: CostModel | None = None,
     most_operations: int = 32000,
 ) -> tuple[CollectiveProgram, SimulationResult]:
-    """Returns the program with the best of 1, 2, 4, ... 64 pieces, and its simulation.
+    """Returns the program with the best of 1, 2, 4, ... 256 pieces, and its simulation.
 
     Cutting stops where it saves less than 0.5% or would make more than `most_operations`; what
     reduces whole tensors is not cut.
@@ -93,7 +94,7 @@ def tune_pieces(
         return best
     operations = sum(len(ops) for ops in program.operations)
     pieces = 2 * program.pieces
-    while program.pieces < pieces <= 64 and pieces * operations <= most_operations:
+    while program.pieces < pieces <= 256 and pieces * operations <= most_operations:
         finer = dataclasses.replace(program, pieces=pieces)
         result = simulate(finer, topology, size_bytes, model)
         if result.time_us >= best[1].time_us * 0.995:
@@ -168,7 +169,7 @@ class _Engine:
         self.channels = len(crossed)
         self.entry_channel = np.array([c for c, used in enumerate(crossed) for _ in used], int)
         self.entry_link = np.array([i for used in crossed for i in used], int)
-        self.queue: list[list[tuple[float, int]]] = [[] for _ in crossed]
+        self.queue: list[list[tuple[int, float, int]]] = [[] for _ in crossed]
         self.current = [-1] * self.channels
         self.active = np.zeros(self.channels, bool)
         self.left = np.zeros(self.channels)
@@ -235,12 +236,13 @@ class _Engine:
                 duration = moved / (self.model.local_gbps * 1e3)
             heapq.heappush(self.heap, (self.now + duration, instance, False))
             return
-        heapq.heappush(self.queue[channel], (self.now, instance))
+        piece = instance // len(self.ops)
+        heapq.heappush(self.queue[channel], (piece, self.now, instance))
         if self.current[channel] < 0:
             self._begin(channel)
 
     def _begin(self, channel: int) -> None:
-        _, instance = heapq.heappop(self.queue[channel])
+        *_, instance = heapq.heappop(self.queue[channel])
         self.current[channel] = instance
         self.start[instance] = self.now
         if self.model.put_overhead_us > 0:

@@ -1,4 +1,4 @@
-"""What a simulation returns, and how it compares with an optimum.
+"""What a simulation returns.
 
 The command line prints it, the page draws it.
 """
@@ -6,9 +6,8 @@ The command line prints it, the page draws it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fractions import Fraction
 
-from ark.comm.program import Collective, OpRef
+from ark.collective import OpRef
 
 
 @dataclass(frozen=True)
@@ -47,22 +46,3 @@ class SimulationResult:
     def algbw(self) -> float:
         """Algorithm bandwidth: data size over time, in GB/s (1e9 bytes a second)."""
         return self.size_bytes / self.time_us / 1e3 if self.time_us else float("inf")
-
-
-def bound_us(
-    collective: Collective | str, inv_x: Fraction, ranks: int, size_bytes: int
-) -> float | None:
-    """The least time in microseconds that the optimum 1/x* (in s/GB) allows, without latency.
-
-    T = (M/N)(1/x*) for all-gather and reduce-scatter, twice that for an all-reduce made of both;
-    None for the other collectives, of which 1/x* says nothing.
-    """
-    collective = Collective(collective)
-    rounds = {
-        Collective.ALL_GATHER: 1,
-        Collective.REDUCE_SCATTER: 1,
-        Collective.ALL_REDUCE: 2,
-    }.get(collective)
-    if rounds is None:
-        return None
-    return float(rounds * Fraction(size_bytes, ranks) * inv_x) / 1e3

@@ -10,8 +10,8 @@ import itertools
 from collections import defaultdict
 from fractions import Fraction
 
-from ark.comm.program import CollectiveProgram, OpRef
-from ark.comm.program.order import describe
+from ark.collective import CollectiveProgram, OpRef
+from ark.collective.order import describe
 from ark.comm.topology import Topology
 from ark.errors import ModelError
 

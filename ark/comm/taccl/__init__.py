@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ark.comm.program import Collective, CollectiveProgram
+from ark.collective import Collective, CollectiveProgram
 from ark.comm.taccl.logical import Logical, default_sketch, logical
 from ark.comm.taccl.lower import Plan, lower
 from ark.comm.taccl.ordering import Schedule, order
@@ -76,7 +76,7 @@ def synthesize_taccl(
         size_bytes: M as in `ark.comm.simulate.simulate`; the sketch's input_size (bytes of one
             rank's share) or 1 MiB if not given.
         reduction: sum (default), max, min or mean, where the collective reduces.
-        pieces: see `ark.comm.program.types`.
+        pieces: see `ark.collective.types`.
 
     Raises:
         ModelError: the sketch does not fit or forbids every route of a demand.

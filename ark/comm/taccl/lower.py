@@ -6,7 +6,7 @@ them and the receiver spreads them with copies. `ark.comm.taccl.synthesize` call
 
 from __future__ import annotations
 
-from ark.comm.program import IN, OUT, Collective, CollectiveProgram, ProgramBuilder, Span
+from ark.collective import IN, OUT, Collective, CollectiveProgram, ProgramBuilder, Span
 from ark.comm.taccl.logical import Edge, Logical
 from ark.comm.taccl.ordering import Schedule
 from ark.comm.taccl.routing import Chunk, Routing

@@ -12,9 +12,9 @@ import numpy as np
 
 from ark.ir.dtype import by_name
 from ark.plan.access import Frame, Region, regions
+from ark.plan.kind import Access
 from ark.plan.verify.order import RAN, SEEN, Key, Order, op_regions
 from ark.plan.verify.structure import Fleet, refuse
-from ark.tasks.kind import Access
 
 
 @dataclass(frozen=True)

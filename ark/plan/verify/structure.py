@@ -9,10 +9,11 @@ from functools import cached_property
 
 from ark.errors import PlanError
 from ark.ir.dtype import by_name
+from ark.machine import Machine
+from ark.plan import kind as kinds
+from ark.plan.kind import Access, Signature
 from ark.plan.serialize import machine_of
 from ark.plan.types import ARENAS, GATE, Phase, Plan, PlanOp, Task
-from ark.tasks import kind as kinds
-from ark.tasks.kind import Access, Signature
 
 
 def refuse(message: str) -> PlanError:
@@ -156,6 +157,7 @@ def _check_tasks(fleet: Fleet, plan: Plan) -> None:
         for a in fleet.accesses(p.rank, task)
         if a.write and 0 <= a.operand < len(p.ops[task.op].operands)
     }
+    machine = machine_of(plan)
     for number, phase in enumerate(plan.phases):
         if len(phase.processors) != plan.processors:
             raise refuse(
@@ -176,7 +178,7 @@ def _check_tasks(fleet: Fleet, plan: Plan) -> None:
             if any(not 0 <= c < len(plan.counters) for c in task.signals):
                 raise refuse(f"a task of op {op.name!r} signals a counter that does not exist")
             _check_boxes(fleet, plan, op, task)
-            _check_stream(fleet, plan, op, task, written)
+            _check_stream(fleet, plan, machine, op, task, written)
 
 
 def _check_boxes(fleet: Fleet, plan: Plan, op: PlanOp, task: Task) -> None:
@@ -193,7 +195,12 @@ def _check_boxes(fleet: Fleet, plan: Plan, op: PlanOp, task: Task) -> None:
 
 
 def _check_stream(
-    fleet: Fleet, plan: Plan, op: PlanOp, task: Task, written: set[tuple[int, int]]
+    fleet: Fleet,
+    plan: Plan,
+    machine: Machine,
+    op: PlanOp,
+    task: Task,
+    written: set[tuple[int, int]],
 ) -> None:
     """Streamed operands are only read by the loop, and the stream brings what the body takes."""
     expected = kinds.get(op.kind).stream(fleet.signatures[plan.rank][task.op], task.coord)
@@ -207,10 +214,10 @@ def _check_stream(
             raise refuse(f"op {op.name!r} streams {buffer.name!r}, which the loop writes")
         if fetch.offset < 0 or fetch.offset + fetch.nbytes > room or fetch.stage <= 0:
             raise refuse(f"op {op.name!r} streams past the end of {buffer.name!r}")
-        if plan.machine["ring_bytes"] and fetch.stage > plan.machine["stage_bytes"]:
+        if machine.ring_bytes and fetch.stage > machine.stage_bytes:
             raise refuse(
                 f"op {op.name!r} streams {fetch.stage} bytes at once; a stage of the ring holds "
-                f"{plan.machine['stage_bytes']}"
+                f"{machine.stage_bytes}"
             )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ark.backend.protocol import Device, Probe
 from ark.codegen.dialect import Dialect
-from ark.plan.machine import Machine
+from ark.machine import Machine
 from ark_cpu import machines
 from ark_cpu.compiler import CpuCompiler
 from ark_cpu.device import CpuDevice

@@ -12,7 +12,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from ark.backend.protocol import Binary, Source, Target
+from ark.backend.protocol import Binary, Target
+from ark.codegen.dialect import Source
 from ark.errors import SystemError
 
 # Sums may be reordered so that they vectorise; infinities and NaN keep their meaning.

@@ -6,7 +6,8 @@ import os
 import platform
 import re
 
-from ark.plan.machine import Machine
+from ark.machine import Machine
+from ark.variant import block
 
 
 def host_arch() -> str:
@@ -29,8 +30,8 @@ def model(processors: int, memory_bytes: int = 0) -> Machine:
         backend="cpu",
         processors=processors,
         lanes=1,
-        warps=1,
         shared_bytes=1 << 30,
+        variants=(block(1),),
         memory_bytes=memory_bytes,
         bandwidth_gbps=12.0 * processors,
         tflops=0.05 * processors,

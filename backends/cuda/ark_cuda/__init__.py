@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ark.backend.protocol import Backend, Compiler, Device, Probe
 from ark.codegen.dialect import Dialect
-from ark.plan.machine import Machine
+from ark.machine import Machine
 from ark_cuda import dialect, machines, probe
 
 if TYPE_CHECKING:

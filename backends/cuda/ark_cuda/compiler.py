@@ -9,7 +9,8 @@ from __future__ import annotations
 import io
 import re
 
-from ark.backend.protocol import Binary, Source, Target
+from ark.backend.protocol import Binary, Target
+from ark.codegen.dialect import Source
 from ark.errors import SystemError
 
 # No plan uses every helper of the device ABI.

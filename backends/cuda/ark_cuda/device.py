@@ -16,7 +16,7 @@ import numpy as np
 
 from ark.backend.protocol import Binary, Memory, MemoryKind
 from ark.errors import GpuError, SystemError
-from ark.plan.machine import Machine
+from ark.machine import Machine
 from ark_cuda import machines, peer, probe
 from ark_cuda.driver import check, cu, current, words
 

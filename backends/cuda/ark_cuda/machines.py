@@ -11,7 +11,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from ark.plan.machine import Machine
+from ark.machine import Machine
+from ark.variant import Variant, block
 
 GIB = 1 << 30
 STAGE = 16384
@@ -19,6 +20,14 @@ WARPS = 16
 ROW_SLICE = 32  # of the 96 registers that a thread of 17 warps has
 # The ring's barriers and the loop's records, kept out of what the planner may use.
 RESERVED = 2048
+
+
+def _variants(slots: int, in_flight: int) -> tuple[Variant, ...]:
+    """What a machine with so many ring slots can run; without slots it reads operands in place."""
+    if not slots:
+        return (block(WARPS),)
+    ring = {"stages": slots, "stage_bytes": STAGE, "in_flight": in_flight, "row_slice": ROW_SLICE}
+    return (block(WARPS, 1, **ring),)
 
 
 def _machine(
@@ -39,12 +48,8 @@ def _machine(
         backend="cuda",
         processors=processors,
         lanes=32,
-        warps=WARPS,
         shared_bytes=shared_kib * 1024 - RESERVED,
-        ring_bytes=slots * STAGE,
-        stage_bytes=STAGE,
-        in_flight=in_flight,
-        row_slice=ROW_SLICE if slots else 0,
+        variants=_variants(slots, in_flight),
         memory_bytes=memory_gib * GIB,
         bandwidth_gbps=gbps,
         tflops=tflops,
@@ -110,13 +115,13 @@ def of_device(reported: Reported) -> Machine:
         family = [MODELS["a100"] if reported.major < 9 else MODELS["rtx5090"]]
     nearest = min(family, key=lambda m: abs(m.bandwidth_gbps - reported.bandwidth_gbps))
     shared = reported.shared_bytes - RESERVED
-    slots = min(nearest.ring_bytes // STAGE, (shared - 32 * 1024) // STAGE)
+    slots = min(nearest.variant.stages, (shared - 32 * 1024) // STAGE)
     return dataclasses.replace(
         nearest,
         name=reported.name,
         arch=arch,
         processors=reported.processors,
         shared_bytes=shared,
-        ring_bytes=slots * STAGE if slots > nearest.in_flight else 0,
+        variants=_variants(slots if slots > nearest.in_flight else 0, nearest.in_flight),
         memory_bytes=reported.memory_bytes,
     )

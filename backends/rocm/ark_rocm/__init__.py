@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ark.backend.protocol import Probe
 from ark.codegen.dialect import Dialect
-from ark.plan.machine import Machine
+from ark.machine import Machine
 from ark_rocm import dialect, machines, probe
 from ark_rocm.compiler import Compiler
 from ark_rocm.device import Device

@@ -17,7 +17,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ark.backend.protocol import Binary, Source, Target
+from ark.backend.protocol import Binary, Target
+from ark.codegen.dialect import Source
 from ark.errors import BaseError, SystemError
 from ark_rocm import driver, machines
 

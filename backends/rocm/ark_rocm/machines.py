@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ark.errors import UnsupportedError
-from ark.plan.machine import Machine
+from ark.machine import Machine
+from ark.variant import block
 
 VOTE_BYTES = 256  # shared memory that the prelude keeps for itself, rounded up
 
@@ -78,8 +79,8 @@ def machine(name: str, model: Model) -> Machine:
         backend="rocm",
         processors=model.processors,
         lanes=arch.lanes,
-        warps=WARPS,
         shared_bytes=arch.lds - VOTE_BYTES,
+        variants=(block(WARPS),),
         memory_bytes=model.memory_gib << 30,
         bandwidth_gbps=model.bandwidth_gbps,
         tflops=model.tflops,
@@ -101,8 +102,8 @@ def opened(name: str, arch: str, processors: int, shared_bytes: int, memory: int
         backend="rocm",
         processors=processors,
         lanes=ARCHS[plain].lanes,
-        warps=WARPS,
         shared_bytes=shared_bytes - VOTE_BYTES,
+        variants=(block(WARPS),),
         memory_bytes=memory,
         bandwidth_gbps=like.bandwidth_gbps * scale,
         tflops=like.tflops * scale,

@@ -14,7 +14,7 @@ from ark_rocm_emulator import emulated, failures
 
 from ark.backend import registry
 from ark.errors import GpuError
-from ark.plan.machine import Machine
+from ark.machine import Machine
 from ark.plan.types import Plan
 from ark.runtime.executor import Executor
 from tests.backend.test_faults import decoder, prepare, small_machine, without_a_signal

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import ark
+from ark.api.planner import plan_script
 from ark.backend import registry
 from ark.plan.verify import verify
-from ark.planner import plan_script
 
 
 @pytest.fixture(autouse=True)

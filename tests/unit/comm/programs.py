@@ -2,8 +2,8 @@
 
 from hypothesis import strategies as st
 
+from ark.collective import Collective
 from ark.comm import classics
-from ark.comm.program import Collective
 
 
 def boxes_for(ranks):

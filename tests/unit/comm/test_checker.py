@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ark.comm import classics
-from ark.comm.program import (
+from ark.collective import (
     Buffer,
     Kind,
     OpRef,
@@ -19,6 +18,7 @@ from ark.comm.program import (
     execute,
     reference_result,
 )
+from ark.comm import classics
 from ark.errors import BaseError, PlanError
 from tests.unit.comm.programs import any_program
 

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
+from ark.collective import Collective, Kind, check, execute, in_order
 from ark.comm import classics
 from ark.comm.classics import trees
-from ark.comm.program import Collective, Kind, check, execute, in_order
 from ark.errors import InvalidUsageError
 from tests.unit.comm.programs import boxes_for
 

@@ -4,8 +4,8 @@ from fractions import Fraction
 
 import pytest
 
+from ark.collective import check
 from ark.comm.forestcoll import COLLECTIVES, forest, lower, optimal
-from ark.comm.program import check
 from ark.comm.topology import named
 from tests.unit.comm.networks import brute_force, random_eulerian, verify
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from ark.collective import Kind, check, execute, reference_result
 from ark.comm import algorithms, synthesize, topology
 from ark.comm.forestcoll import COLLECTIVES, forest, lower
-from ark.comm.program import Kind, check, execute, reference_result
 from ark.comm.simulate import simulate
 from ark.errors import InvalidUsageError
 from tests.unit.comm.networks import random_eulerian

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from dataclasses import replace
 from fractions import Fraction
 
 import networkx
@@ -169,17 +168,18 @@ def test_check_refuses_wrong_trees():
     topology = named("ring4")
     net, best = network(topology), optimal(topology)
     good = trees(topology)
-    check(net, best, good)
+    demand = net.demand * best.k
+    check(net, best.scale, demand, good)
     with pytest.raises(InternalError, match="trees per root"):
-        check(net, best, good[1:])
+        check(net, best.scale, demand, good[1:])
     short = Tree(good[0].root, good[0].count, good[0].edges[:-1])
     with pytest.raises(InternalError, match="does not reach every rank"):
-        check(net, best, (short, *good[1:]))
+        check(net, best.scale, demand, (short, *good[1:]))
     with pytest.raises(InternalError, match="too many"):
-        check(net, replace(best, scale=best.scale / 2), good)
+        check(net, best.scale / 2, demand, good)
     jump = Edge(0, 2, ((("g0", "g2"), 1),))
     with pytest.raises(InternalError):
-        check(net, best, (Tree(0, 1, (jump, *good[0].edges[1:])), *good[1:]))
+        check(net, best.scale, demand, (Tree(0, 1, (jump, *good[0].edges[1:])), *good[1:]))
 
 
 def test_same_input_gives_the_same_trees():

@@ -8,12 +8,13 @@ import subprocess
 
 import pytest
 
+from ark.collective import Kind, check
 from ark.comm import classics
+from ark.comm.bounds import least_us
 from ark.comm.page import render_page, write_page
 from ark.comm.page.data import carried, page_data
 from ark.comm.page.layout import layout
-from ark.comm.program import Kind, check
-from ark.comm.simulate import bound_us, boxes_of, simulate
+from ark.comm.simulate import boxes_of, simulate
 from ark.comm.taccl import synthesize_taccl
 from ark.comm.topology import Link, Topology
 from ark.errors import InvalidUsageError
@@ -149,7 +150,7 @@ def test_a_synthesised_program_with_routes_is_drawn():
     made = synthesize_taccl(topology, None, "all_gather", 20, size_bytes=SIZE)
     check(made.program)
     result = simulate(made.program, topology, SIZE)
-    bound = bound_us("all_gather", 1, 32, SIZE)
+    bound = least_us(topology, "all_gather", SIZE)
     data = embedded(render_page(topology, [(made.program, result)], bound))
     assert data["runs"][0]["name"] == "taccl"
     assert max(len(route) for route in data["runs"][0]["routes"]) == 5

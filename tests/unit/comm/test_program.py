@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ark.comm import classics
-from ark.comm.program import (
+from ark.collective import (
     IN,
     OUT,
     Collective,
@@ -27,6 +26,7 @@ from ark.comm.program import (
     to_json,
     to_xml,
 )
+from ark.comm import classics
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from tests.unit.comm.programs import any_program, boxes_for
 

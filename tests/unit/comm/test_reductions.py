@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ark.collective import check, execute
+from ark.collective.reductions import REDUCTIONS, reference
 from ark.comm import classics
-from ark.comm.program import check, execute
-from ark.comm.program.reductions import REDUCTIONS, reference
 from ark.errors import InvalidUsageError
 
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ark.collective import IN, OUT, Kind, ProgramBuilder, Span, check
 from ark.comm import classics
-from ark.comm.forestcoll import optimal
-from ark.comm.program import IN, OUT, Kind, ProgramBuilder, Span, check
-from ark.comm.simulate import CostModel, Routes, bound_us, boxes_of, simulate, tune_pieces
+from ark.comm.bounds import least_us
+from ark.comm.simulate import CostModel, Routes, boxes_of, simulate, tune_pieces
 from ark.comm.simulate.fair import fair_rates
 from ark.comm.topology import Link, Topology
 from ark.errors import InvalidUsageError, ModelError
@@ -133,9 +133,8 @@ def test_no_program_beats_the_optimum_and_bytes_are_conserved(data):
     program = data.draw(any_program(8).filter(lambda p: p.ranks == len(topology.ranks)))
     check(program)
     result = simulate(program, topology, MB)
-    bound = bound_us(program.collective, optimal(topology).inv_x, program.ranks, MB)
-    if bound is not None:
-        assert result.time_us >= bound * (1 - 1e-9)
+    bound = least_us(topology, program.collective, MB, program.root)
+    assert result.time_us >= bound * (1 - 1e-9)
     routes = Routes(topology)
     crossed = sum(
         op.dst.count * (len(routes.default(topology.ranks[r], topology.ranks[op.peer])) - 1)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ark.comm.forestcoll import optimal
-from ark.comm.program import Kind, check, execute, from_json, reference_result, to_json, to_xml
-from ark.comm.simulate import bound_us, simulate
+from ark.collective import Kind, check, execute, from_json, reference_result, to_json, to_xml
+from ark.comm.bounds import least_us
+from ark.comm.simulate import simulate
 from ark.comm.taccl import (
     Sketch,
     default_sketch,
@@ -145,10 +145,9 @@ def test_default_sketches_on_known_networks(name, collective):
     made = synthesize_taccl(topology, None, collective, 20, size_bytes=64 * MB)
     prove(made.program, topology)
     assert made.optimal and made.gap == 0
-    bound = bound_us(collective, optimal(topology).inv_x, len(topology.ranks), 64 * MB)
-    if bound:
-        assert made.time_us >= bound * (1 - 1e-4)
-        assert simulate(made.program, topology, 64 * MB).time_us >= bound * (1 - 1e-9)
+    bound = least_us(topology, collective, 64 * MB)
+    assert made.time_us >= bound * (1 - 1e-4)
+    assert simulate(made.program, topology, 64 * MB).time_us >= bound * (1 - 1e-9)
 
 
 def test_known_optima_are_reached():

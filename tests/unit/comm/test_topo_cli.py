@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from ark.cli import main
-from ark.comm.program import check, from_json
+from ark.collective import check, from_json
 
 
 def run(capsys, *words):

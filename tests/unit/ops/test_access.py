@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ark.plan.access import regions
+from ark.plan.kind import Access
 from ark.plan.types import PlanBuffer, PlanTensor
-from ark.tasks.kind import Access
 
 NBYTES = 480
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import ark
 from ark.backend import registry
-from ark.model import Model, use_model
-from ark.plan import tiling
-from ark.plan.planner import plan as make_plan
+from ark.frontend.model import Model, use_model
+from ark.lower import tiling
+from ark.lower.pipeline import plan as make_plan
 from ark.plan.verify import verify
 from tests.programs import build, contents, interpret, reference
 

@@ -12,8 +12,8 @@ import networkx as nx
 import numpy as np
 
 from ark.ir.dtype import by_name
+from ark.plan import kind as kinds
 from ark.plan.types import Plan, Task
-from ark.tasks import kind as kinds
 
 Node = tuple[int, int, int]  # phase, processor, position
 

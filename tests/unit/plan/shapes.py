@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 from ark.ir.dtype import by_name
+from ark.machine import Machine
 from ark.models.config import LlamaConfig, Rope
 from ark.models.generate import make_plans
 from ark.models.llama import Shape
-from ark.plan.machine import Machine
 from ark.plan.types import Plan
+from ark.variant import block
 
 CONFIG = LlamaConfig(
     hidden_size=64,
@@ -33,8 +34,8 @@ def machine(processors: int, *capabilities: str, warps: int = 1) -> Machine:
         backend="test",
         processors=processors,
         lanes=1 if warps == 1 else 32,
-        warps=warps,
         shared_bytes=1 << 20,
+        variants=(block(warps),),
         capabilities=capabilities,
     )
 

@@ -10,10 +10,10 @@ through the dialect.
 
 from __future__ import annotations
 
-from ark.plan.machine import Machine
+from ark.machine import Machine
+from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.attention import FRESH
-from ark.tasks.kind import Signature
 from ark.tasks.rotary import system
 from ark_cuda.tasks.inline import inlined, packets
 

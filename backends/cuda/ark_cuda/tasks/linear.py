@@ -8,9 +8,9 @@ dialect.
 
 from __future__ import annotations
 
-from ark.plan.machine import Machine
+from ark.machine import Machine
+from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.kind import Signature
 from ark.tasks.rotary import (
     rotary_angle,
     rotary_operands,

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib import resources
 
-from ark.plan.machine import Machine
+from ark.machine import Machine
+from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.kind import Signature
 from ark.tasks.matmul import dims
 
 _MIN_ROWS = 9

@@ -8,9 +8,9 @@ common body does the rest. Called by the writer through the dialect; matrix.h ha
 from __future__ import annotations
 
 from ark.codegen.layout import LOOP_BYTES
-from ark.plan.machine import Machine
+from ark.machine import Machine
+from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.kind import Signature
 from ark.tasks.matmul import dims
 
 _PARTS = {("bf16", "bf16"): 1, ("fp16", "fp16"): 1, ("fp32", "bf16"): 3}  # of the left side

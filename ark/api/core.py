@@ -1,0 +1,61 @@
+"""Names that ARK's compiled core offers and its scripts and tests reach: types, random numbers."""
+
+from __future__ import annotations
+
+import random
+
+from ark.frontend.tensor import NullTensor
+from ark.ir.dtype import bf16, byte, fp16, fp32, int8, int32, uint8, uint32
+from ark.ir.values import MAX_DIMS
+
+DIMS_LEN = MAX_DIMS
+FP32, FP16, BF16 = fp32, fp16, bf16
+INT32, UINT32, INT8, UINT8, BYTE = int32, uint32, int8, uint8, byte
+
+_random = random.Random(0)
+
+
+def srand(seed: int = -1) -> None:
+    """Seeds `rand`; -1 takes a seed from the system."""
+    _random.seed(None if seed == -1 else seed)
+
+
+def rand() -> int:
+    """A number from 0 to 2^31 - 1, from ark's own generator."""
+    return _random.getrandbits(31)
+
+
+class Dims(tuple[int, ...]):
+    """A shape: Dims(2, 3) or Dims([2, 3])."""
+
+    def __new__(cls, *sizes: object) -> Dims:
+        values = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
+        return super().__new__(cls, tuple(int(n) for n in values))  # type: ignore[attr-defined]
+
+    def ndims(self) -> int:
+        """Number of dimensions."""
+        return len(self)
+
+    def nelems(self) -> int:
+        """Number of elements."""
+        count = 1
+        for n in self:
+            count *= n
+        return count
+
+
+__all__ = [
+    "BF16",
+    "BYTE",
+    "DIMS_LEN",
+    "FP16",
+    "FP32",
+    "INT8",
+    "INT32",
+    "UINT8",
+    "UINT32",
+    "Dims",
+    "NullTensor",
+    "rand",
+    "srand",
+]

@@ -1,0 +1,40 @@
+"""ark.init: starts afresh, and sets backend, rank and number of ranks."""
+
+from __future__ import annotations
+
+from ark.api import session
+from ark.api.runtime import Runtime
+from ark.frontend.model import Model
+from ark.runtime.place import place_from_environment
+
+
+def init(
+    backend: str | None = None,
+    arch: str | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+) -> None:
+    """Starts afresh: stops what runs, drops the current model, sets rank and number of ranks.
+
+    backend: "cpu" or an installed vendor's name; kept from call to call, and chosen by the first
+    launch if never named (the only vendor with devices, else the CPU). arch: what the device must
+    be. rank, world_size: default as the launcher's environment says, else 0 of 1. Raises
+    SystemError with the probe's reason if the named backend has no device.
+    """
+    Runtime.stop_all()
+    Model.reset()
+    session.select(backend, arch)
+    place = place_from_environment()
+    Model.set_rank(place.rank if rank is None else rank)
+    Model.set_world_size(place.world_size if world_size is None else world_size)
+    Model.set_device_id(place.local_rank if place.world_size > 1 else 0)
+
+
+def set_rank(rank: int) -> None:
+    """Sets the rank of the current and of new models."""
+    Model.set_rank(rank)
+
+
+def set_world_size(world_size: int) -> None:
+    """Sets the number of ranks of the current and of new models."""
+    Model.set_world_size(world_size)

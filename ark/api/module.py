@@ -1,0 +1,91 @@
+"""Modules: parameters and other modules by attribute name, as in torch.nn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ark import log
+from ark.errors import InvalidUsageError, UnsupportedError
+from ark.frontend.tensor import Parameter, is_torch
+
+
+class Module:
+    """Base class of models: subclasses make parameters and modules and write forward."""
+
+    def __init__(self) -> None:
+        self.sub_modules: dict[str, Module] = {}
+        self.parameters: dict[str, Parameter] = {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if isinstance(value, Module):
+            self.register_module(name, value)
+        elif isinstance(value, Parameter):
+            self.register_parameter(name, value)
+
+    def register_module(self, name: str, module: Module) -> None:
+        """Adds a module under a name; TypeError if it is none."""
+        if not isinstance(module, Module):
+            raise TypeError(f"{name!r} is a {type(module).__name__}, not an ark.Module")
+        self.sub_modules[name] = module
+
+    def register_parameter(self, name: str, parameter: Parameter) -> None:
+        """Adds a parameter under a name; TypeError if it is none."""
+        if not isinstance(parameter, Parameter):
+            raise TypeError(f"{name!r} is a {type(parameter).__name__}, not an ark.Parameter")
+        self.parameters[name] = parameter
+
+    def params_dict(self, prefix: str = "") -> dict[str, Parameter]:
+        """All parameters, also of modules within, by dotted name."""
+        found = {prefix + name: p for name, p in self.parameters.items()}
+        for name, module in self.sub_modules.items():
+            found.update(module.params_dict(f"{prefix}{name}."))
+        return found
+
+    def state_dict(self, prefix: str = "", mode: str = "numpy") -> dict[str, Any]:
+        """Contents of all parameters by dotted name, as NumPy arrays or (mode "torch") tensors."""
+        if mode not in ("numpy", "torch"):
+            raise InvalidUsageError(f"the mode is {mode!r}; it must be 'numpy' or 'torch'")
+        found = self.params_dict(prefix)
+        if mode == "torch":
+            return {name: p.to_torch().clone() for name, p in found.items()}
+        return {name: p.to_numpy() for name, p in found.items()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
+        """Writes parameters from arrays or torch tensors; call it after Runtime.launch.
+
+        InvalidUsageError names what is missing; what is too much is warned of.
+        """
+        found = self.params_dict(prefix)
+        missing = sorted(set(found) - set(state_dict))
+        if missing:
+            raise InvalidUsageError(
+                f"the state dictionary lacks {', '.join(missing[:5])}"
+                f"{' and more' if len(missing) > 5 else ''}; it has {len(state_dict)} entries"
+            )
+        for name in sorted(set(state_dict) - set(found)):
+            if name.startswith(prefix):
+                log.warn(f"the state dictionary has {name!r}, which no parameter is called")
+        for name, parameter in found.items():
+            data = state_dict[name]
+            shape = list(data.shape) if is_torch(data) else list(np.asarray(data).shape)
+            if shape != parameter.shape():
+                raise InvalidUsageError(
+                    f"{name!r} has shape {shape} in the state dictionary, but {parameter.shape()} "
+                    "in the module"
+                )
+            parameter.copy(data)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What calling the module does; subclasses write it."""
+        raise UnsupportedError(f"{type(self).__name__} has no forward; write one")
+
+    def backward(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises UnsupportedError: ark does not train."""
+        raise UnsupportedError("backward is not built: ark has no automatic differentiation")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(*args, **kwargs)

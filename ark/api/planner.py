@@ -1,0 +1,286 @@
+"""ARK's planner and plan, thin over ark.plan: Planner, PlannerContext, Plan.
+
+Planning needs no device: without one, `plan_script` and `Planner` plan for a machine model.
+"""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ark.api.session import device
+from ark.errors import InvalidUsageError, PlanError, UnsupportedError
+from ark.frontend.model import Model
+from ark.lower.pipeline import plan as make_plan
+from ark.machine import Machine
+from ark.plan import serialize
+from ark.plan import types as inner
+from ark.plan.verify import verify
+
+_EMPTY: Mapping[str, Any] = {
+    "Rank": 0,
+    "WorldSize": 1,
+    "Architecture": "ANY",
+    "NumProcessors": 1,
+    "NumWarpsPerProcessor": 1,
+    "TaskInfos": [],
+    "ProcessorGroups": [],
+}
+
+
+class Plan:
+    """A plan with ARK's properties. `inner` is ark's own plan, None for an empty one of ARK's.
+
+    Plan(None) is empty; Plan(dict) reads ark's layout, or ARK's if it has no tasks.
+    """
+
+    def __init__(self, plan: Any = None, model: Model | None = None) -> None:
+        self.inner: inner.Plan | None = None
+        self.model = model
+        self._head = dict(_EMPTY)
+        if isinstance(plan, inner.Plan):
+            self.inner = plan
+        elif isinstance(plan, Mapping) and "Rank" in plan:
+            self._head = _arks(plan)
+        elif plan is not None:
+            self.inner = serialize.from_dict(plan)
+
+    @classmethod
+    def from_str(cls, text: str) -> Plan:
+        """Reads a plan; InvalidUsageError if it is no JSON, PlanError if it is no plan."""
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InvalidUsageError(f"this is no plan: {error}; a plan is JSON") from error
+        return cls(data)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Plan:
+        """Reads a plan from a file; errors as from_str."""
+        try:
+            text = Path(path).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidUsageError(f"{path} cannot be read as a plan: {error}") from error
+        return cls.from_str(text)
+
+    def __str__(self) -> str:
+        return serialize.to_json(self.inner) if self.inner else json.dumps(self._head)
+
+    @property
+    def rank(self) -> int:
+        return self.inner.rank if self.inner else int(self._head["Rank"])
+
+    @property
+    def world_size(self) -> int:
+        return self.inner.world_size if self.inner else int(self._head["WorldSize"])
+
+    @property
+    def architecture(self) -> str:
+        """What the plan was made for; ANY for an empty one."""
+        return str(self.inner.machine["arch"]) if self.inner else str(self._head["Architecture"])
+
+    @property
+    def num_processors(self) -> int:
+        return self.inner.processors if self.inner else int(self._head["NumProcessors"])
+
+    @property
+    def num_warps_per_processor(self) -> int:
+        if self.inner:
+            return serialize.machine_of(self.inner).warps
+        return int(self._head["NumWarpsPerProcessor"])
+
+    @property
+    def task_infos(self) -> list[dict[str, Any]]:
+        """One entry per op: what its tasks compute."""
+        plan = self.inner
+        if plan is None:
+            return []
+        warps = self.num_warps_per_processor
+        return [
+            {
+                "Id": op.id,
+                "NumWarps": warps,
+                "SramBytes": 0,
+                "Ops": [{"Type": op.kind, "Name": op.name, "Config": dict(op.params)}],
+            }
+            for op in plan.ops
+        ]
+
+    @property
+    def processor_groups(self) -> list[dict[str, Any]]:
+        """Consecutive ops of one processor range; nothing waits at their borders."""
+        plan = self.inner
+        if plan is None:
+            return []
+        counts = {op.id: 0 for op in plan.ops}
+        for phase in plan.phases:
+            for tasks in phase.processors:
+                for task in tasks:
+                    counts[task.op] += 1
+        ranges = plan.meta.get("processor_ranges") or [None] * len(plan.ops)
+        groups: list[dict[str, Any]] = []
+        for op, asked in zip(plan.ops, ranges, strict=True):
+            span = list(asked) if asked else [0, plan.processors]
+            if not groups or groups[-1]["ProcessorRange"] != span:
+                resources = {
+                    "ProcessorRange": span,
+                    "WarpRange": [0, self.num_warps_per_processor],
+                    "SramRange": [0, int(plan.machine["shared_bytes"])],
+                    "TaskGroups": [],
+                }
+                groups.append({"ProcessorRange": span, "ResourceGroups": [resources]})
+            groups[-1]["ResourceGroups"][0]["TaskGroups"].append(
+                {"TaskId": op.id, "TaskRange": [0, counts[op.id]], "Granularity": 1}
+            )
+        return groups
+
+
+def _arks(data: Mapping[str, Any]) -> dict[str, Any]:
+    """ARK's layout, as far as ark can take it: the head of a plan without tasks."""
+    found = {key: data.get(key, default) for key, default in _EMPTY.items()}
+    if found["TaskInfos"] or found["ProcessorGroups"]:
+        raise UnsupportedError(
+            "a plan in ARK's own layout with tasks is not built; make the plan again with "
+            "ark.Planner or `ark plan`"
+        )
+    return found
+
+
+_NESTED = ("processor_range", "warp_range", "sram_range")
+
+
+class PlannerContext:
+    """Within it, ops are placed as asked. A context manager.
+
+    processor_range [begin, end] is kept, as far as the machine has such processors. warp_range,
+    sram_range, sync and config are ARK's ways to help its planner: ark's counters order tasks tile
+    by tile and it picks tiles itself, so they are checked and shown by `dump`, and change nothing.
+    """
+
+    _stack: ClassVar[list[PlannerContext]] = []
+
+    def __init__(self, **kwargs: Any) -> None:
+        unknown = sorted(set(kwargs) - {*_NESTED, "sync", "config"})
+        if unknown:
+            raise InvalidUsageError(
+                f"PlannerContext has no {', '.join(unknown)}; it takes {', '.join(_NESTED)}, sync "
+                "and config"
+            )
+        self.settings = kwargs
+        for name in _NESTED:
+            if name in kwargs:
+                self.settings[name] = _span(name, kwargs[name])
+
+    def __enter__(self) -> PlannerContext:
+        for name in _NESTED:
+            outer = next(
+                (c.settings[name] for c in reversed(self._stack) if name in c.settings), None
+            )
+            mine = self.settings.get(name)
+            if outer and mine and not (outer[0] <= mine[0] and mine[1] <= outer[1]):
+                raise PlanError(
+                    f"{name} {mine} does not lie inside of {outer} of the context around it"
+                )
+        self._graph = Model.get_model().graph
+        self._before = self._graph.processors
+        if "processor_range" in self.settings:
+            begin, end = self.settings["processor_range"]
+            self._graph.processors = (begin, end)
+        self._stack.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.remove(self)
+        self._graph.processors = self._before
+
+    def dump(self) -> str:
+        """The settings in force, outermost first, as JSON."""
+        stack = self._stack if self in self._stack else [*self._stack, self]
+        return json.dumps([c.settings for c in stack])
+
+
+def _span(name: str, value: Any) -> list[int]:
+    if not isinstance(value, Sequence) or len(value) not in (2, 3) or value[0] > value[1]:
+        raise InvalidUsageError(f"{name} is {value!r}; it must be [begin, end]")
+    if name == "processor_range" and (value[0] < 0 or value[0] == value[1]):
+        raise InvalidUsageError(f"{name} is {value!r}; it must name at least one processor")
+    return [int(v) for v in value]
+
+
+class Planner:
+    """Makes the plan of the current (or a given) model for a device's machine, or for `machine`."""
+
+    machine_override: Machine | None = None
+
+    def __init__(
+        self, device_id: int = 0, model: Model | None = None, machine: Machine | None = None
+    ) -> None:
+        self.device_id = device_id
+        self.model = model
+        self.machine = machine
+
+    def install_config_rule(self, rule: Callable[..., Any]) -> None:
+        """Raises UnsupportedError: tiles are the planner's choice."""
+        raise UnsupportedError(
+            "install_config_rule is not built: ark's planner picks tiles from the machine model"
+        )
+
+    def plan(self) -> Plan:
+        """The verified plan of this rank. Plans of several ranks are verified when they launch.
+
+        Tensors that Python still holds keep their memory; others may share theirs.
+        """
+        model = self.model or Model.get_model()
+        graph = model.graph
+        if not any(not n.virtual for n in graph.nodes):
+            return Plan({**_EMPTY, "Rank": graph.rank, "WorldSize": graph.world_size}, model)
+        machine = self.machine or Planner.machine_override or device(self.device_id).machine
+        options = {"external": sorted(model.storages.keys())}
+        made = make_plan(graph, machine, options)
+        if graph.world_size == 1:
+            verify([made])
+        return Plan(made, model)
+
+
+class _Planned(BaseException):
+    """Ends a script at its first launch, with the plan that it would have launched."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self.plan = plan
+
+
+def capture(plan: Plan | None) -> None:
+    """Called by a launch: ends the script where a script is only being planned."""
+    if Planner.machine_override is not None:
+        raise _Planned(plan or Planner().plan())
+
+
+def plan_script(path: str, machine: Machine) -> list[inner.Plan]:
+    """The verified plan of the model that a Python script builds, up to its first launch.
+
+    Nothing is run on a device. PlanError if the script builds nothing.
+    """
+    Model.reset()
+    Planner.machine_override = machine
+    arguments = sys.argv
+    sys.argv = [path]
+    try:
+        try:
+            names = runpy.run_path(path, run_name="__main__")
+            made = Planner().plan().inner
+            del names  # until here they held the tensors that keep their memory
+        except _Planned as planned:
+            made = planned.plan.inner
+        except OSError as error:
+            raise InvalidUsageError(f"{path} cannot be read: {error}") from error
+    finally:
+        Planner.machine_override = None
+        sys.argv = arguments
+    if made is None:
+        raise PlanError(f"{path} builds no model; call ops such as ark.add")
+    return [made]

@@ -1,0 +1,328 @@
+"""ARK's Runtime: launches the current model's loop kernel and runs iterations of it.
+
+loop_mode=True starts one persistent kernel that waits for the host's word between runs (through
+host-mapped memory); loop_mode=False starts a kernel for each run. Called by users.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import time
+from collections.abc import Mapping
+from typing import Any, ClassVar
+from weakref import WeakSet
+
+from ark.api import planner
+from ark.api.session import backend, device, ranks
+from ark.backend.protocol import Device, Memory
+from ark.errors import BaseError, GpuError, InvalidUsageError
+from ark.frontend.model import Model
+from ark.frontend.storage import Storage
+from ark.frontend.tensor import Tensor, is_torch, provided, synchronize
+from ark.plan import kind as kinds
+from ark.plan.serialize import from_json
+from ark.plan.types import Plan
+from ark.plan.verify import verify
+from ark.runtime.executor import Executor, Ranks
+from ark.runtime.run import Run
+
+FOREVER = 1 << 31  # iterations of a persistent launch: more than anybody releases
+TRACE_RECORDS = 1 << 16
+
+
+class Runtime:
+    """One launch at a time. A context manager that stops at its end.
+
+    ranks: the job's ranks, for several; default what ark.init joins.
+    """
+
+    _all: ClassVar[WeakSet[Runtime]] = WeakSet()
+    last_plan: planner.Plan | None = None
+
+    def __init__(self, ranks: Ranks | None = None) -> None:
+        self.loop_mode = True
+        self.executor: Executor | None = None
+        self._ranks = ranks
+        self._plan: planner.Plan | None = None
+        self._run: Run | None = None
+        self._target = 0
+        self._elapsed = 0.0
+        self._held: list[Storage] = []
+        self._extra: list[Memory] = []
+        self._device: Device | None = None
+        Runtime._all.add(self)
+
+    @staticmethod
+    def stop_all() -> None:
+        """Stops every runtime of the process."""
+        for runtime in list(Runtime._all):
+            with contextlib.suppress(BaseError):
+                runtime.stop()
+
+    def launched(self) -> bool:
+        """Is a plan loaded, so that `run` may be called?"""
+        return self._plan is not None
+
+    def running(self) -> bool:
+        """Is a kernel on the device?"""
+        return self._run is not None and self._run.running()
+
+    def launch(
+        self,
+        plan: planner.Plan | None = None,
+        device_id: int = -1,
+        stream: Any = 0,
+        loop_mode: bool = True,
+        record: bool = False,
+        tensor_mappings: Mapping[Tensor, Any] | None = None,
+    ) -> None:
+        """Plans (unless a plan is given), compiles, allocates and, in loop mode, starts the kernel.
+
+        record: keep a trace of tasks. tensor_mappings: placeholders to torch tensors. Launching
+        again stops the launch before.
+        """
+        self.stop()
+        planner.capture(plan)
+        if any(r.running() for r in Runtime._all):
+            raise InvalidUsageError(
+                "another Runtime's kernel is on the device, and all of a kernel's processors must "
+                "be resident; stop that one first (Runtime.stop, or leave its with block)"
+            )
+        _bind(tensor_mappings)
+        if hasattr(stream, "synchronize"):
+            stream.synchronize()
+        self._device = device(device_id)
+        chosen = plan or planner.Planner(device_id).plan()
+        model = chosen.model or Model.get_model()
+        self._held = list(model.storages.values())
+        for storage in self._held:
+            if not storage.foreign:
+                storage.place(self._device)
+        self.loop_mode = loop_mode
+        self._elapsed = 0.0
+        try:
+            if chosen.inner is not None:
+                self._load(chosen, model, record)
+        except BaseException:
+            self.stop()
+            raise
+        self._plan = Runtime.last_plan = chosen
+
+    def _load(self, plan: planner.Plan, model: Model, record: bool) -> None:
+        assert plan.inner is not None and self._device is not None
+        members = None
+        if plan.world_size > 1:
+            members = self._ranks or ranks()
+            if members is None:
+                raise InvalidUsageError(
+                    f"the plan is for {plan.world_size} ranks, but this process is alone; start it "
+                    "with ark.launch or torchrun"
+                )
+            texts = members.all_gather(str(plan).encode())
+            verify([from_json(text.decode()) for text in texts])
+        elif plan.model is None:
+            verify([plan.inner])
+        self.executor = Executor(
+            plan.inner,
+            backend(),
+            self._device,
+            ranks=members,
+            externals=self._addresses(plan, model),
+            trace_records=TRACE_RECORDS if record else 0,
+        )
+        if self.loop_mode:
+            self._start()
+
+    def _addresses(self, plan: planner.Plan, model: Model) -> dict[int, int]:
+        """By plan buffer: where the memory of a buffer lies that a tensor or the caller holds."""
+        assert plan.inner is not None and self._device is not None
+        by_buffer = {model.graph.buffers[i].name: s for i, s in model.storages.items()}
+        found = {}
+        for buffer in plan.inner.buffers:
+            if buffer.arena != "external":
+                continue
+            storage = by_buffer.get(buffer.name)
+            if storage is None:
+                memory = self._device.alloc(buffer.nbytes, "device")
+                self._extra.append(memory)
+                found[buffer.id] = memory.address
+            else:
+                found[buffer.id] = storage.place(self._device)
+        _check_overlaps(plan.inner, found)
+        return found
+
+    def _start(self) -> None:
+        assert self.executor is not None
+        synchronize()
+        self._target = 0
+        self._run = self.executor.start(FOREVER, persistent=True)
+
+    def run(
+        self,
+        iter: int = 1,
+        non_blocking: bool = False,
+        tensor_mappings: Mapping[Tensor, Any] | None = None,
+    ) -> None:
+        """Runs so many iterations; returns at once if non_blocking. Raises GpuError."""
+        if self._plan is None:
+            raise InvalidUsageError("nothing is launched; call Runtime.launch() before run()")
+        if tensor_mappings:
+            self._rebind(tensor_mappings)
+        if iter < 1:
+            raise InvalidUsageError(f"{iter} iterations were asked for; ask for at least 1")
+        if self.executor is None:
+            return
+        begin = time.perf_counter()
+        if self.loop_mode:
+            if self._run is None or not self._run.running():
+                self._start()
+            assert self._run is not None
+            synchronize()
+            self._target += iter
+            self._run.release(self._target)
+        else:
+            self.wait()
+            synchronize()
+            self._run = self.executor.start(iter)
+        if not non_blocking:
+            self.wait()
+            self._elapsed += time.perf_counter() - begin
+
+    def _rebind(self, mappings: Mapping[Tensor, Any]) -> None:
+        if self.loop_mode:
+            raise InvalidUsageError(
+                "a running loop keeps its memory: launch with loop_mode=False to change "
+                "tensor_mappings between runs, or copy the data into the tensor"
+            )
+        _bind(mappings)
+        if self.executor is not None and self._plan is not None:
+            model = self._plan.model or Model.get_model()
+            self.executor.rebind(self._addresses(self._plan, model))
+
+    def barrier(self) -> None:
+        """Waits for all ranks; nothing to do for a lone one."""
+        if self._plan is not None and self._plan.world_size > 1:
+            members = self._ranks or ranks()
+            if members is not None:
+                members.barrier()
+
+    def wait(self) -> None:
+        """Waits until what was asked for has run. Raises GpuError if the kernel gave up."""
+        if self._run is None:
+            return
+        try:
+            if self.loop_mode:
+                while not self._run.wait_done(self._target):
+                    if self._run.left_idle:
+                        self._go_on()
+                        continue
+                    raise GpuError(
+                        f"the kernel ended after {self._run.iterations_done} of {self._target} "
+                        "iterations; launch again"
+                    )
+            else:
+                self._run.wait()
+                self._run = None
+        except BaseError:
+            self._abandon()
+            raise
+
+    def _go_on(self) -> None:
+        """Starts the kernel again after it left idle, for the iterations that are still owed."""
+        assert self._run is not None
+        owed = self._target - self._run.iterations_done
+        self._start()
+        self._target = owed
+        self._run.release(owed)
+
+    def stop(self) -> float:
+        """Ends the launch and gives its memory back; milliseconds spent in `run`."""
+        if self._run is not None:
+            try:
+                self.wait()
+                if self._run is not None:
+                    self._run.quit()
+                    self._run.wait()
+            except BaseError:
+                self._abandon()
+                raise
+        self._abandon(together=True)
+        return self._elapsed * 1e3
+
+    def _abandon(self, together: bool = False) -> None:
+        """Leaves the device, whatever state it is in; together: see Executor.close."""
+        if self._run is not None and self._run.running():
+            self._run.abort()
+            self._run.wait_quietly()
+        self._run = None
+        if self.executor is not None:
+            self.executor.close(together)
+            self.executor = None
+        for memory in self._extra:
+            if self._device is not None:
+                self._device.free(memory)
+        self._extra = []
+        self._held = []
+        self._plan = None
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        if kind is None:
+            self.stop()
+        else:
+            self._abandon()
+
+    def __del__(self) -> None:
+        self._abandon()
+
+
+# A persistent kernel must not outlive the memory that it walks.
+atexit.register(Runtime.stop_all)
+
+
+def _check_overlaps(plan: Plan, addresses: Mapping[int, int]) -> None:
+    """Memory that is written may be under one name only: the planner cannot see addresses."""
+    written = set()
+    first = {t.op: t for phase in plan.phases for tasks in phase.processors for t in tasks}
+    for op_id, task in first.items():
+        op = plan.ops[op_id]
+        for access in kinds.get(op.kind).accesses(kinds.signature(plan, op), task.coord):
+            if access.write:
+                written.add(plan.tensors[op.operands[access.operand]].buffer)
+    spans = sorted((at, at + plan.buffers[i].nbytes, i) for i, at in addresses.items())
+    for place, (_, end, a) in enumerate(spans):
+        for begin, _, b in spans[place + 1 :]:
+            if begin >= end:
+                break
+            if not {a, b} & written:
+                continue
+            raise InvalidUsageError(
+                f"the memory of {plan.buffers[a].name!r} and {plan.buffers[b].name!r} overlaps, "
+                "and the model writes one of them; bind one placeholder and take slices of it"
+            )
+
+
+def _bind(mappings: Mapping[Tensor, Any] | None) -> None:
+    for tensor, data in (mappings or {}).items():
+        if not isinstance(tensor, Tensor) or not tensor.is_external():
+            raise InvalidUsageError(
+                "tensor_mappings maps placeholders; make one with ark.placeholder"
+            )
+        if not is_torch(data):
+            raise InvalidUsageError(
+                f"tensor_mappings maps to torch tensors, got {type(data).__name__}; pass "
+                "torch.from_numpy(...)"
+            )
+        tensor.bind(data)
+
+
+def _run_once() -> None:
+    with Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        runtime.run()
+
+
+provided["run"] = _run_once

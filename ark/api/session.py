@@ -1,0 +1,75 @@
+"""Which backend, device and job of ranks this process uses.
+
+Nothing is opened before something must run, so models are built and planned without a device.
+Called by ark.api.init, ark.api.runtime and ark.api.planner.
+"""
+
+from __future__ import annotations
+
+import atexit
+from dataclasses import dataclass, field
+
+from ark import log
+from ark.backend import registry
+from ark.backend.protocol import Backend, Device
+from ark.errors import SystemError
+from ark.frontend.model import Model
+from ark.runtime.bootstrap import Bootstrap
+
+
+@dataclass
+class _State:
+    backend: Backend | None = None
+    arch: str | None = None
+    ranks: Bootstrap | None = None
+    devices: dict[tuple[str, int], Device] = field(default_factory=dict)
+
+
+_state = _State()
+
+
+def select(name: str | None, arch: str | None) -> None:
+    """Sets the backend (None keeps the one in use) and what the device must be (None: any).
+
+    Raises SystemError with the probe's reason if the named backend has no device.
+    """
+    if name is not None:
+        _state.backend, _ = registry.choose(name)
+    _state.arch = arch or (None if name else _state.arch)
+
+
+def backend() -> Backend:
+    """The backend in use; picks one on first use and says so where it is only the CPU."""
+    if _state.backend is None:
+        _state.backend, _ = registry.choose(None)
+        if _state.backend.name == registry.FALLBACK:
+            log.info("no accelerator was found; running on the CPU")
+    return _state.backend
+
+
+def device(index: int | None = None) -> Device:
+    """The opened device; default the model's. Opened once per process."""
+    chosen = backend()
+    number = Model.get_device_id() if index is None or index < 0 else index
+    if chosen.name == registry.FALLBACK:
+        number = 0
+    key = (chosen.name, number)
+    if key not in _state.devices:
+        _state.devices[key] = chosen.open(number)
+    found = _state.devices[key]
+    if _state.arch is not None and found.arch != _state.arch:
+        raise SystemError(
+            f"ark.init asked for the architecture {_state.arch!r}, but device {number} is "
+            f"{found.arch!r}; name that one or none"
+        )
+    return found
+
+
+def ranks() -> Bootstrap | None:
+    """This process's membership of its job, joined on first use; None for a lone rank."""
+    if Model.get_world_size() == 1:
+        return None
+    if _state.ranks is None:
+        _state.ranks = Bootstrap.from_environment()
+        atexit.register(_state.ranks.close)
+    return _state.ranks

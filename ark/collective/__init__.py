@@ -1,0 +1,48 @@
+"""Collective programs: their frozen form, the builder, dumps, the checker and the NumPy executor.
+
+`ark.collective.types` defines what a program means; start there.
+"""
+
+from ark.collective.builder import IN, OUT, ProgramBuilder
+from ark.collective.checker import Report, check
+from ark.collective.execute import execute, reference_result
+from ark.collective.msccl import to_xml
+from ark.collective.order import final_writers, in_order, steps
+from ark.collective.reductions import REDUCTIONS
+from ark.collective.text import dump, from_json, to_json
+from ark.collective.types import (
+    Buffer,
+    Collective,
+    CollectiveProgram,
+    Kind,
+    Operation,
+    OpRef,
+    Role,
+    Span,
+)
+
+__all__ = [
+    "IN",
+    "OUT",
+    "REDUCTIONS",
+    "Buffer",
+    "Collective",
+    "CollectiveProgram",
+    "Kind",
+    "OpRef",
+    "Operation",
+    "ProgramBuilder",
+    "Report",
+    "Role",
+    "Span",
+    "check",
+    "dump",
+    "execute",
+    "final_writers",
+    "from_json",
+    "in_order",
+    "reference_result",
+    "steps",
+    "to_json",
+    "to_xml",
+]

@@ -1,0 +1,160 @@
+"""Writes programs: callers state operations in an order that would be right if they ran one by one.
+
+The builder derives the dependencies (read after write, write after read, write after write, on any
+rank), so that an algorithm is a plain loop over puts and reduces. Used by the classics, ForestColl,
+TACCL and the reductions that are not sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ark.collective.types import (
+    Buffer,
+    Collective,
+    CollectiveProgram,
+    Kind,
+    Operation,
+    OpRef,
+    Role,
+    Span,
+    io_slots,
+)
+from ark.errors import InvalidUsageError
+
+IN = "in"
+OUT = "out"
+
+
+class ProgramBuilder:
+    """Collects the operations of one program; `build()` freezes them.
+
+    The buffers `in` and `out` exist from the start; `scratch()` and `dots()` add more.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        collective: Collective | str,
+        ranks: int,
+        chunks: int,
+        reduction: str | None = None,
+        root: int | None = None,
+        pieces: int = 1,
+    ) -> None:
+        self.name = name
+        self.collective = Collective(collective)
+        if ranks < 1 or chunks < 1 or pieces < 1:
+            raise InvalidUsageError(
+                f"A collective needs at least one rank, one chunk and one piece, but {ranks} "
+                f"ranks, {chunks} chunks and {pieces} pieces were asked for."
+            )
+        if self.collective.rooted != (root is not None) or not 0 <= (root or 0) < ranks:
+            raise InvalidUsageError(
+                f"{self.collective.value} over {ranks} ranks was given root {root}; broadcast and "
+                f"reduce need a root in 0..{ranks - 1}, and the others take none."
+            )
+        self.ranks = ranks
+        self.chunks = chunks
+        self.root = root
+        self.pieces = pieces
+        self.reduction = (reduction or "sum") if self.collective.reduces else None
+        in_slots, out_slots = io_slots(self.collective, ranks, chunks)
+        self._buffers = [Buffer(IN, Role.IN, in_slots), Buffer(OUT, Role.OUT, out_slots)]
+        self._operations: list[list[Operation]] = [[] for _ in range(ranks)]
+        self._writer: dict[tuple[int, str, int], OpRef] = {}
+        self._readers: dict[tuple[int, str, int], list[OpRef]] = {}
+
+    def scratch(self, slots: int, name: str = "scratch") -> str:
+        """Adds a scratch buffer of `slots` chunks and returns its name."""
+        self._buffers.append(Buffer(name, Role.SCRATCH, slots))
+        return name
+
+    def dots(self, slots: int, name: str = "dots") -> str:
+        """Adds a buffer of `slots` triples of dot products and returns its name."""
+        self._buffers.append(Buffer(name, Role.DOTS, slots))
+        return name
+
+    def put(
+        self,
+        rank: int,
+        peer: int,
+        src: Span,
+        dst: Span,
+        route: Sequence[str] = (),
+        after: Iterable[OpRef] = (),
+    ) -> OpRef:
+        """`rank` puts its `src` into `dst` of `peer`; `after` adds dependencies of one's own."""
+        return self._add(rank, Kind.PUT, dst, (src,), peer=peer, route=tuple(route), after=after)
+
+    def copy(self, rank: int, src: Span, dst: Span) -> OpRef:
+        """`rank` copies `src` to `dst`."""
+        return self._add(rank, Kind.COPY, dst, (src,))
+
+    def reduce(self, rank: int, srcs: Sequence[Span], dst: Span, final: bool = False) -> OpRef:
+        """`rank` folds `srcs` from left to right into `dst` with the program's reduction.
+
+        `final` says that the result holds every rank's part: here a mean is divided.
+        """
+        op = "sum" if self.reduction == "mean" else self.reduction
+        divide = self.ranks if final and self.reduction == "mean" else 1
+        return self._add(rank, Kind.REDUCE, dst, tuple(srcs), reduce=op, divide=divide)
+
+    def reduce_dots(self, rank: int, srcs: Sequence[Span], dst: Span) -> OpRef:
+        """`rank` adds up triples of partial dot products."""
+        return self._add(rank, Kind.REDUCE, dst, tuple(srcs), reduce="sum")
+
+    def dot(self, rank: int, a: Span, b: Span, dst: Span) -> OpRef:
+        """`rank` writes [a.b, a.a, b.b] to the `dots` slot `dst`."""
+        return self._add(rank, Kind.DOT, dst, (a, b))
+
+    def blend(self, rank: int, a: Span, b: Span, dots: Span, dst: Span) -> OpRef:
+        """`rank` writes the combination of `a` and `b` that the triple `dots` asks for."""
+        return self._add(rank, Kind.BLEND, dst, (a, b, dots), reduce=self.reduction)
+
+    def build(self) -> CollectiveProgram:
+        """Returns the frozen program."""
+        return CollectiveProgram(
+            name=self.name,
+            collective=self.collective,
+            ranks=self.ranks,
+            chunks=self.chunks,
+            buffers=tuple(self._buffers),
+            operations=tuple(tuple(ops) for ops in self._operations),
+            reduction=self.reduction,
+            root=self.root,
+            pieces=self.pieces,
+        )
+
+    def _add(
+        self,
+        rank: int,
+        kind: Kind,
+        dst: Span,
+        srcs: tuple[Span, ...],
+        peer: int | None = None,
+        reduce: str | None = None,
+        divide: int = 1,
+        route: tuple[str, ...] = (),
+        after: Iterable[OpRef] = (),
+    ) -> OpRef:
+        ref = OpRef(rank, len(self._operations[rank]))
+        deps = set(after)
+        for span in srcs:
+            for slot in span.slots():
+                place = (rank, span.buffer, slot)
+                if place in self._writer:
+                    deps.add(self._writer[place])
+                self._readers.setdefault(place, []).append(ref)
+        owner = rank if peer is None else peer
+        for slot in dst.slots():
+            place = (owner, dst.buffer, slot)
+            if place in self._writer:
+                deps.add(self._writer[place])
+            deps.update(self._readers.pop(place, ()))
+            self._writer[place] = ref
+        deps.discard(ref)
+        self._operations[rank].append(
+            Operation(kind, dst, srcs, peer, tuple(sorted(deps)), reduce, divide, route)
+        )
+        return ref

@@ -1,0 +1,90 @@
+"""What a program's writes leave in its slots, each write a value of its own: no slot is used again.
+
+Ranks that run by themselves may not overwrite what a peer might still read. In this form nothing is
+overwritten, so the only dependencies left are those that carry data. A copy makes no value: its
+readers read the source. What nobody needs for the end is left out. The plan's lowering reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from ark.collective.order import in_order
+from ark.collective.types import CollectiveProgram, Kind
+
+
+class Origin(Enum):
+    """Where a value comes from."""
+
+    INPUT = "input"
+    PUT = "put"
+    REDUCE = "reduce"
+
+
+@dataclass(frozen=True)
+class Value:
+    """What one write leaves in one slot, or what a slot of `in` holds at the start.
+
+    number: the same on all ranks. rank: who holds it. writer: who wrote it, another rank for a put.
+    part: which of the equal parts of a share it is; values are only combined with their like. slot:
+    of `in`, for an input. sources: the numbers of the values that it is made of, in order.
+    """
+
+    number: int
+    origin: Origin
+    rank: int
+    writer: int
+    part: int
+    slot: int = -1
+    sources: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The values that matter for the end.
+
+    parts: how many parts a share has; a share is what one rank owns, or everything where nothing is
+    dealt to ranks. values: by number, in an order that is legal for all ranks together; a rank's
+    own are in the order of its list. final: what each slot of `out` ends with, by (rank, slot).
+    """
+
+    parts: int
+    values: Mapping[int, Value]
+    final: Mapping[tuple[int, int], Value]
+
+
+def flow(program: CollectiveProgram) -> Flow:
+    """Follows all values through a checked program; operations are puts, copies and reductions."""
+    parts = program.shard if program.collective.sharded else program.chunks
+    made: list[Value] = []
+    holds: dict[tuple[int, str, int], Value] = {}
+
+    def add(origin: Origin, rank: int, writer: int, part: int, **more: object) -> Value:
+        made.append(Value(len(made), origin, rank, writer, part, **more))  # type: ignore[arg-type]
+        return made[-1]
+
+    for rank in range(program.ranks):
+        for slot in range(program.buffer_by_name["in"].slots):
+            holds[rank, "in", slot] = add(Origin.INPUT, rank, rank, slot % parts, slot=slot)
+    for ref in in_order(program):
+        op = program.op(ref)
+        owner = op.writes_on(ref.rank)
+        origin = Origin.PUT if op.kind is Kind.PUT else Origin.REDUCE
+        written = []
+        for column in range(op.dst.count):
+            sources = [holds[ref.rank, span.buffer, span.start + column] for span in op.srcs]
+            if op.kind is Kind.COPY:
+                written.append(sources[0])
+                continue
+            numbers = tuple(value.number for value in sources)
+            written.append(add(origin, owner, ref.rank, sources[0].part, sources=numbers))
+        for slot, value in zip(op.dst.slots(), written, strict=True):
+            holds[owner, op.dst.buffer, slot] = value
+    final = {(rank, slot): v for (rank, buffer, slot), v in holds.items() if buffer == "out"}
+    needed = {value.number for value in final.values()}
+    for value in reversed(made):
+        if value.number in needed:
+            needed.update(value.sources)
+    return Flow(parts, {v.number: v for v in made if v.number in needed}, final)

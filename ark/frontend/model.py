@@ -1,0 +1,183 @@
+"""The model that op calls add to: ARK keeps a current one, and so does ark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from ark.errors import InvalidUsageError
+from ark.frontend.storage import Storage
+from ark.ir import values as ir
+from ark.ir.dtype import DataType
+from ark.ir.export import to_json
+from ark.ir.graph import Graph
+
+
+class Model:
+    """A graph under construction, with its rank and the memory that Python reaches."""
+
+    _current: Model | None = None
+    _rank = 0
+    _world_size = 1
+    _device_id = 0
+
+    def __init__(self, rank: int | None = None, world_size: int | None = None) -> None:
+        self.graph = Graph(
+            Model._rank if rank is None else rank,
+            Model._world_size if world_size is None else world_size,
+        )
+        self.storages: WeakValueDictionary[int, Storage] = WeakValueDictionary()
+        self._adopted: WeakKeyDictionary[Storage, ir.Buffer] = WeakKeyDictionary()
+        self._kept: list[Storage] = []
+        self._foreign: dict[tuple[int, int], ir.Buffer] = {}
+
+    @staticmethod
+    def get_model() -> Model:
+        """The current model; made on first use."""
+        if Model._current is None:
+            Model._current = Model()
+        return Model._current
+
+    @staticmethod
+    def reset() -> None:
+        """Drops the current model."""
+        Model._current = None
+
+    @staticmethod
+    def get_rank() -> int:
+        """The rank that new models belong to."""
+        return Model._rank
+
+    @staticmethod
+    def set_rank(rank: int) -> None:
+        """Sets the rank of the current and of new models."""
+        Model._rank = int(rank)
+        if Model._current is not None:
+            Model._current.graph.rank = Model._rank
+
+    @staticmethod
+    def get_world_size() -> int:
+        """The number of ranks of new models."""
+        return Model._world_size
+
+    @staticmethod
+    def set_world_size(world_size: int) -> None:
+        """Sets the number of ranks of the current and of new models."""
+        if world_size < 1:
+            raise InvalidUsageError(f"the world size is {world_size}; it must be at least 1")
+        Model._world_size = int(world_size)
+        if Model._current is not None:
+            Model._current.graph.world_size = Model._world_size
+
+    @staticmethod
+    def get_device_id() -> int:
+        """The device that models run on."""
+        return Model._device_id
+
+    @staticmethod
+    def set_device_id(device_id: int) -> None:
+        """Sets the device that models run on; devices are numbered from 0."""
+        if device_id < 0:
+            raise InvalidUsageError(f"the device is {device_id}; devices are numbered from 0")
+        Model._device_id = int(device_id)
+
+    def compress(self) -> Model:
+        """The model itself: nothing is kept that a plan would not need."""
+        return self
+
+    def serialize(self, pretty: bool = True) -> str:
+        """The graph as JSON, in ARK's layout."""
+        return to_json(self.graph, pretty)
+
+    def __str__(self) -> str:
+        return self.serialize()
+
+    def new_tensor(
+        self,
+        shape: Sequence[int],
+        dtype: DataType,
+        *,
+        arena: str = "activation",
+        extents: Sequence[int] = (),
+        offsets: Sequence[int] = (),
+        padded: Sequence[int] = (),
+        name: str = "",
+    ) -> ir.Tensor:
+        """A tensor on a buffer of its own, whose name no other buffer of the model has."""
+        nbytes = dtype.itemsize
+        for size in tuple(extents) or tuple(padded) or tuple(shape):
+            nbytes *= int(size)
+        label = f"{name or 'tensor'}.{len(self.graph.buffers)}"
+        return self.graph.tensor(
+            shape,
+            dtype,
+            buffer=self.graph.buffer(arena, nbytes, name=label),
+            extents=extents,
+            offsets=offsets,
+            padded=padded,
+            name=name,
+        )
+
+    def storage(self, buffer: ir.Buffer) -> Storage:
+        """The memory behind a buffer; lives as long as somebody holds it."""
+        found = self.storages.get(buffer.id)
+        if found is None:
+            found = Storage(buffer.nbytes, buffer.arena == "external", buffer.name)
+            self.storages[buffer.id] = found
+        return found
+
+    def keep(self, storage: Storage) -> None:
+        """Holds foreign memory even if its tensor is dropped: the graph still reads it."""
+        self._kept.append(storage)
+
+    def foreign(self, address: int, shape: Sequence[int], dtype: DataType) -> ir.Tensor:
+        """A dense tensor on the caller's memory; the same memory is the same buffer."""
+        nbytes = dtype.itemsize
+        for size in shape:
+            nbytes *= size
+        buffer = self._foreign.get((address, nbytes))
+        if buffer is None:
+            made = self.new_tensor(shape, dtype, arena="external")
+            self._foreign[address, nbytes] = made.buffer
+            return made
+        return self.graph.tensor(shape, dtype, buffer=buffer)
+
+    def adopt(self, tensor: ir.Tensor, storage: Storage) -> ir.Tensor:
+        """A tensor of another model in this one, on the same memory."""
+        buffer = self._adopted.get(storage)
+        if buffer is None:
+            label = f"adopted.{len(self.graph.buffers)}"
+            buffer = self.graph.buffer("state", storage.nbytes, name=label)
+            self._adopted[storage] = buffer
+            self.storages[buffer.id] = storage
+        return self.graph.tensor(
+            tensor.shape,
+            tensor.dtype,
+            buffer=buffer,
+            extents=tensor.extents,
+            offsets=tensor.offsets,
+            padded=tensor.padded,
+            name=tensor.name,
+        )
+
+
+def set_model(model: Model | None) -> None:
+    """Makes `model` the one that op calls add to."""
+    Model._current = model
+
+
+def current_model() -> Model:
+    """The model that op calls add to."""
+    return Model.get_model()
+
+
+@contextmanager
+def use_model(model: Model) -> Iterator[Model]:
+    """Makes `model` current inside a with block."""
+    before = Model._current
+    Model._current = model
+    try:
+        yield model
+    finally:
+        Model._current = before

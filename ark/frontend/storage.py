@@ -1,0 +1,106 @@
+"""Memory that Python can reach: one Storage per buffer whose tensors somebody still holds.
+
+It outlives launches, runtimes and models, so that what was computed can be read later and used
+again; it is given back when its last tensor is dropped. Made by ark.frontend.tensor, filled by
+ark.api.runtime.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ark.backend.protocol import Device, Memory
+from ark.errors import InvalidUsageError
+from ark.ir import values as ir
+
+
+class Storage:
+    """nbytes of memory, on a device once `place` was called or foreign memory was bound.
+
+    foreign: the caller owns the memory (a placeholder). owner: what keeps foreign memory alive.
+    """
+
+    def __init__(self, nbytes: int, foreign: bool, name: str) -> None:
+        self.nbytes = nbytes
+        self.foreign = foreign
+        self.name = name
+        self.address = 0
+        self.owner: Any = None
+        self.device: Device | None = None
+        self._memory: Memory | None = None
+
+    def bind(self, address: int, owner: Any) -> None:
+        """Takes foreign memory."""
+        self.address, self.owner = address, owner
+
+    def place(self, device: Device) -> int:
+        """The address on `device`; allocates zeroed memory on first use.
+
+        Raises InvalidUsageError for foreign memory that was never bound, or memory elsewhere.
+        """
+        if self.foreign:
+            if not self.address:
+                raise InvalidUsageError(
+                    f"the placeholder {self.name!r} has no memory; pass tensor_mappings={{it: a "
+                    "torch tensor}} to Runtime.launch, or data= to ark.placeholder"
+                )
+            self.device = device
+            return self.address
+        if self._memory is None:
+            self._memory = device.alloc(self.nbytes, "device")
+            self.address, self.device = self._memory.address, device
+        elif self.device is not device:
+            raise InvalidUsageError(
+                f"the tensor {self.name!r} is in another device's memory; copy it with to_numpy "
+                "and from_numpy"
+            )
+        return self.address
+
+    def _placed(self) -> Device:
+        if self.device is None:
+            raise InvalidUsageError(
+                f"the tensor {self.name!r} has no memory yet; call Runtime.launch() first"
+            )
+        return self.device
+
+    def read(self, tensor: ir.Tensor) -> np.ndarray:
+        """A copy of a tensor's elements."""
+        device = self._placed()
+        kind = np.dtype(tensor.dtype.numpy)
+        start = _start(tensor)
+        if tensor.dense:
+            data = device.read(self.address + start * kind.itemsize, tensor.nbytes)
+            return data.view(kind).reshape(tensor.shape)
+        return self._box(tensor)[1].copy()
+
+    def _box(self, tensor: ir.Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """(a copy of the whole buffer, the tensor's box in it)."""
+        kind = np.dtype(tensor.dtype.numpy)
+        count = math.prod(tensor.extents)
+        whole = self._placed().read(self.address, count * kind.itemsize).view(kind)
+        box = tuple(slice(o, o + n) for o, n in zip(tensor.offsets, tensor.shape, strict=True))
+        return whole, whole.reshape(tensor.extents)[box]
+
+    def write(self, tensor: ir.Tensor, values: np.ndarray) -> None:
+        """Writes a tensor's elements; `values` has its shape and type."""
+        device = self._placed()
+        if tensor.dense:
+            device.write(
+                self.address + _start(tensor) * values.itemsize, np.ascontiguousarray(values)
+            )
+            return
+        whole, box = self._box(tensor)
+        box[...] = values
+        device.write(self.address, whole)
+
+    def __del__(self) -> None:
+        if self._memory is not None and self.device is not None:
+            self.device.free(self._memory)
+            self._memory = None
+
+
+def _start(tensor: ir.Tensor) -> int:
+    return sum(o * s for o, s in zip(tensor.offsets, tensor.strides, strict=True))

@@ -1,0 +1,317 @@
+"""The tensor that users hold: a value of a model's graph, with access to its memory once launched.
+
+Made by ark.ops; everything that converts to and from NumPy, torch and DLPack is here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ark.errors import InvalidUsageError, ModelError, UnsupportedError
+from ark.frontend import dlpack
+from ark.frontend.model import Model
+from ark.ir import values as ir
+from ark.ir.dtype import DataType, fp32
+
+NullTensor: Any = None
+
+# What a tensor calls and layers above define; they fill it in when they are imported. ark.ops gives
+# the public ops by name and `view` (a box of a tensor), ark.api.runtime `run` (the model, once).
+provided: dict[str, Callable[..., Any]] = {}
+
+
+class Tensor:
+    """A value of a model. Holding one keeps its memory; `initializer` gives its first contents."""
+
+    requires_grad = False
+
+    def __init__(
+        self, made: ir.Tensor, model: Model, initializer: Callable[[], Any] | None = None
+    ) -> None:
+        self.ir = made
+        self.model = model
+        self.storage = model.storage(made.buffer)
+        self.initializer = initializer
+
+    def shape(self) -> list[int]:
+        """Sizes per dimension."""
+        return list(self.ir.shape)
+
+    def strides(self) -> list[int]:
+        """The extent of the underlying buffer per dimension (ARK's meaning of the word)."""
+        return list(self.ir.extents)
+
+    def nelems(self) -> int:
+        """Number of elements."""
+        return self.ir.elements
+
+    def dtype(self) -> DataType:
+        """The element type."""
+        return self.ir.dtype
+
+    def is_external(self) -> bool:
+        """True if the caller owns the memory (a placeholder)."""
+        return self.storage.foreign
+
+    def data_ptr(self) -> int:
+        """The device address of the first element; 0 before the first launch."""
+        start = sum(o * s for o, s in zip(self.ir.offsets, self.ir.strides, strict=True))
+        base = self.storage.address
+        return base + start * self.ir.dtype.itemsize if base else 0
+
+    def bind(self, data: Any) -> None:
+        """Puts a placeholder on the memory of a torch tensor or at a device address (0: later)."""
+        if isinstance(data, int):
+            if data:
+                self.storage.bind(data, None)
+                self.model.keep(self.storage)
+            return
+        self.storage.bind(*_foreign(self, data))
+        self.model.keep(self.storage)
+
+    def to_numpy(self, ndarray: np.ndarray | None = None, stream: Any = 0) -> np.ndarray:
+        """A copy of the contents (bf16 as ml_dtypes.bfloat16), into `ndarray` if given."""
+        data = self.storage.read(self.ir)
+        if ndarray is None:
+            return data
+        if ndarray.shape != data.shape or ndarray.dtype != data.dtype:
+            raise InvalidUsageError(
+                f"the array has shape {list(ndarray.shape)} and type {ndarray.dtype}; the tensor "
+                f"has {list(data.shape)} and {data.dtype}"
+            )
+        ndarray[...] = data
+        return ndarray
+
+    def from_numpy(self, ndarray: np.ndarray, stream: Any = 0) -> Tensor:
+        """Writes the contents; the array has the tensor's shape, its values are cast."""
+        array = np.asarray(ndarray)
+        if array.size != self.ir.elements:
+            raise InvalidUsageError(
+                f"the array has {array.size} elements of shape {list(array.shape)}; the tensor has "
+                f"shape {list(self.ir.shape)}"
+            )
+        values = array.astype(self.ir.dtype.numpy, copy=False).reshape(self.ir.shape)
+        self.storage.write(self.ir, values)
+        return self
+
+    def to_dlpack(self) -> Any:
+        """A DLPack capsule that sees the same memory."""
+        return dlpack.export(self.ir, self.storage)
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self.to_dlpack()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return dlpack.device_of(self.storage)
+
+    @staticmethod
+    def from_dlpack(other: Any) -> Tensor:
+        """A tensor on the memory of any object with __dlpack__."""
+        return Tensor.from_torch(_torch().from_dlpack(other))
+
+    def to_torch(self) -> Any:
+        """A torch tensor that sees the same memory."""
+        return _torch().from_dlpack(self)
+
+    get_torch_view = to_torch
+
+    @staticmethod
+    def from_torch(tensor: Any) -> Tensor:
+        """A tensor of the current model on a torch tensor's memory, which must be contiguous."""
+        if not is_torch(tensor):
+            raise InvalidUsageError(f"expected a torch tensor, got {type(tensor).__name__}")
+        model = Model.get_model()
+        dtype = DataType.from_torch(tensor.dtype)
+        shape = tuple(tensor.shape) or (1,)
+        made = Tensor(model.foreign(int(tensor.data_ptr()), shape, dtype), model)
+        if not made.storage.address:
+            made.bind(tensor)
+        return made
+
+    def copy(self, data: Any, stream: Any = 0) -> Tensor:
+        """Writes the contents from a NumPy array or a torch tensor of any device."""
+        if is_torch(data):
+            host = data.detach().cpu().contiguous()
+            if str(host.dtype) == "torch.bfloat16":
+                import ml_dtypes
+
+                array = host.view(_torch().int16).numpy().view(ml_dtypes.bfloat16)
+                return self.from_numpy(array)
+            return self.from_numpy(host.numpy())
+        return self.from_numpy(np.asarray(data))
+
+    def initialize(self) -> Tensor:
+        """Writes what the initializer gives, if there is one."""
+        return self if self.initializer is None else self.copy(self.initializer())
+
+    def eval(self, stream: Any = None) -> Any:
+        """Runs the model once; the contents as a torch tensor, or NumPy array without torch.
+
+        stream: an object with synchronize(), waited for first.
+        """
+        if stream is not None:
+            stream.synchronize()
+        provided["run"]()
+        return self.to_torch() if _has_torch() else self.to_numpy()
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """A view: integers keep a dimension of 1, slices have step 1, the rest is taken whole."""
+        parts = index if isinstance(index, tuple) else (index,)
+        shape = self.ir.shape
+        if len(parts) > len(shape):
+            raise InvalidUsageError(f"{len(parts)} indices were given for {len(shape)} dimensions")
+        ranges = [_range(part, n) for part, n in zip(parts, shape, strict=False)]
+        ranges += [(0, n) for n in shape[len(parts) :]]
+        return provided["view"](as_tensor(self), [e - b for b, e in ranges], [b for b, _ in ranges])
+
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, Tensor) and self.model is other.model
+        return same and self.ir.id == other.ir.id  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return hash((id(self.model), self.ir.id))
+
+    def __repr__(self) -> str:
+        return f"ark.Tensor({self.ir.name!r}, {list(self.ir.shape)}, {self.ir.dtype.name})"
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """torch functions of an op's name call the op."""
+        name = getattr(func, "__name__", str(func))
+        if name not in provided:
+            raise UnsupportedError(
+                f"torch.{name} of an ark tensor is not built; use the ops of ark"
+            )
+        return provided[name](*args, **(kwargs or {}))
+
+
+def _operator(name: str, swapped: bool = False) -> Any:
+    def apply(self: Tensor, other: Any) -> Any:
+        left, right = (other, self) if swapped else (self, other)
+        return provided[name](left, right)
+
+    return apply
+
+
+for _name, _op in (("add", "add"), ("sub", "sub"), ("mul", "mul"), ("truediv", "div")):
+    setattr(Tensor, f"__{_name}__", _operator(_op))
+    setattr(Tensor, f"__r{_name}__", _operator(_op, swapped=True))
+setattr(Tensor, "__matmul__", _operator("matmul"))  # noqa: B010
+
+
+class Parameter(Tensor):
+    """A tensor that a Module collects under the name of its attribute."""
+
+    def __init__(self, tensor: Any, from_torch: bool = False) -> None:
+        base = Tensor.from_torch(tensor.detach()) if from_torch else as_tensor(tensor)
+        super().__init__(base.ir, base.model, base.initializer)
+
+    def update_gradient(self, tensor: Tensor) -> None:
+        """Raises UnsupportedError: ark does not train."""
+        raise UnsupportedError("update_gradient is not built: ark has no automatic differentiation")
+
+
+def as_tensor(value: Any) -> Tensor:
+    """A tensor of the current model: itself, on another model's memory, or on a torch tensor's.
+
+    InvalidUsageError for anything else.
+    """
+    if isinstance(value, Tensor):
+        model = Model.get_model()
+        if value.model is model:
+            return value
+        return Tensor(model.adopt(value.ir, value.storage), model)
+    if is_torch(value):
+        return Tensor.from_torch(value)
+    raise InvalidUsageError(
+        f"expected a tensor, got {type(value).__name__}; make one with ark.tensor"
+    )
+
+
+def is_torch(value: Any) -> bool:
+    """Is it a torch tensor? Does not import torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def synchronize() -> None:
+    """Waits for what torch has queued on its current stream, where it uses an accelerator.
+
+    Not for the whole device: a persistent kernel would never let that end.
+    """
+    torch = sys.modules.get("torch")
+    accelerator = getattr(torch, "accelerator", None)
+    if accelerator is not None and accelerator.is_available():
+        accelerator.current_stream().synchronize()
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise UnsupportedError(
+            "torch is not installed; install it with `pip install ark-gpu[torch]`, or use to_numpy"
+        ) from error
+    return torch
+
+
+def _has_torch() -> bool:
+    import importlib.util
+
+    return importlib.util.find_spec("torch") is not None
+
+
+def _foreign(tensor: Tensor, data: Any) -> tuple[int, Any]:
+    """(address, owner) of a torch tensor that fits a placeholder."""
+    if not is_torch(data):
+        raise InvalidUsageError(
+            f"a placeholder takes a torch tensor, got {type(data).__name__}; pass "
+            "torch.from_numpy(...)"
+        )
+    if not data.is_contiguous():
+        raise InvalidUsageError("the torch tensor is not contiguous; pass tensor.contiguous()")
+    wanted = tensor.ir
+    if DataType.from_torch(data.dtype) != wanted.dtype:
+        raise ModelError(f"the torch tensor is {data.dtype}, the placeholder {wanted.dtype.name}")
+    if data.numel() * wanted.dtype.itemsize < wanted.buffer.nbytes:
+        raise ModelError(
+            f"the torch tensor has {data.numel()} elements, the placeholder's buffer needs "
+            f"{wanted.buffer.nbytes // wanted.dtype.itemsize}"
+        )
+    return int(data.data_ptr()), data
+
+
+def _range(part: Any, size: int) -> tuple[int, int]:
+    if isinstance(part, slice):
+        if part.step not in (None, 1):
+            raise UnsupportedError(
+                f"a slice with step {part.step} is not built; the step must be 1"
+            )
+        begin, end, _ = part.indices(size)
+        if end <= begin:
+            raise InvalidUsageError(f"the slice {part} of a dimension of {size} has no elements")
+        return begin, end
+    if isinstance(part, int) and not isinstance(part, bool):
+        if not -size <= part < size:
+            raise InvalidUsageError(f"the index {part} is out of range for a dimension of {size}")
+        return part % size, part % size + 1
+    raise InvalidUsageError(f"an index is an integer or a slice, got {type(part).__name__}")
+
+
+def _cpp_tensor(
+    shape: Sequence[int],
+    dtype: DataType = fp32,
+    strides: Sequence[int] = (),
+    offsets: Sequence[int] = (),
+    padded_shape: Sequence[int] = (),
+    rank: int = -1,
+    name: str = "",
+) -> Tensor:
+    """ARK's internal way to make a tensor, as its tests call it."""
+    return provided["tensor"](shape, dtype, strides, offsets, padded_shape, rank, name)

@@ -1,0 +1,134 @@
+"""The model graph: nodes in program order over tensors, as front ends build it.
+
+Program order defines what the graph means; the planner keeps every dependence that follows from it
+and nothing else. Called by ark.ops, ark.models and the planner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ark.ir.dtype import DataType
+from ark.ir.values import Buffer, Tensor, check_layout
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operator. Outputs are tensors too; an op that writes in place has its own new tensor.
+
+    virtual: it names or views memory and makes no task. phase: which part of the loop it runs in.
+    processors: first and last+1 processor that may run it; none: all.
+    """
+
+    id: int
+    type: str
+    name: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    after: tuple[Tensor, ...] = ()
+    virtual: bool = False
+    phase: int = 0
+    processors: tuple[int, int] | None = None
+
+
+class Graph:
+    """Nodes, tensors and buffers of one rank's model."""
+
+    def __init__(self, rank: int = 0, world_size: int = 1) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.nodes: list[Node] = []
+        self.tensors: list[Tensor] = []
+        self.buffers: list[Buffer] = []
+        self.phases: tuple[str, ...] = ("main",)
+        self.phase = 0
+        self.processors: tuple[int, int] | None = None
+        self._depends: dict[int, tuple[Tensor, ...]] = {}
+
+    def buffer(
+        self, arena: str, nbytes: int, rank: int = -1, name: str = "", address: int = 0
+    ) -> Buffer:
+        """Adds a buffer of `nbytes` in `arena`."""
+        made = Buffer(len(self.buffers), arena, nbytes, rank, name, address)
+        self.buffers.append(made)
+        return made
+
+    def tensor(
+        self,
+        shape: Sequence[int],
+        dtype: DataType,
+        *,
+        arena: str = "activation",
+        buffer: Buffer | None = None,
+        extents: Sequence[int] = (),
+        offsets: Sequence[int] = (),
+        padded: Sequence[int] = (),
+        rank: int = -1,
+        name: str = "",
+        address: int = 0,
+    ) -> Tensor:
+        """Adds a tensor, on a buffer of its own unless one is given."""
+        dims = tuple(int(s) for s in shape)
+        pad = tuple(padded) or dims
+        ext = tuple(extents) or pad
+        off = tuple(offsets) or (0,) * len(dims)
+        check_layout(dims, ext, off, pad)
+        if buffer is None:
+            nbytes = dtype.itemsize
+            for extent in ext:
+                nbytes *= extent
+            buffer = self.buffer(arena, nbytes, rank, name, address)
+        made = Tensor(len(self.tensors), dtype, dims, ext, off, pad, buffer, name)
+        self.tensors.append(made)
+        return made
+
+    def rewrite(self, target: Tensor, name: str = "") -> Tensor:
+        """A new tensor on the same memory: what a write into `target` makes."""
+        made = self.tensor(
+            target.shape,
+            target.dtype,
+            buffer=target.buffer,
+            extents=target.extents,
+            offsets=target.offsets,
+            padded=target.padded,
+            name=name or target.name,
+        )
+        self.depend(made, self.depends(target))
+        return made
+
+    def depend(self, tensor: Tensor, on: Sequence[Tensor]) -> None:
+        """Whoever uses `tensor` comes after `on` has been written."""
+        if on:
+            self._depends[tensor.id] = tuple(on) + self._depends.get(tensor.id, ())
+
+    def depends(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        return self._depends.get(tensor.id, ())
+
+    def add(
+        self,
+        type: str,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        attrs: Mapping[str, Any] | None = None,
+        name: str = "",
+        virtual: bool = False,
+    ) -> Node:
+        """Appends a node; program order is the order of the calls."""
+        after = tuple(d for t in (*inputs, *outputs) for d in self.depends(t))
+        node = Node(
+            len(self.nodes),
+            type,
+            name or type,
+            tuple(inputs),
+            tuple(outputs),
+            dict(attrs or {}),
+            after,
+            virtual,
+            self.phase,
+            self.processors,
+        )
+        self.nodes.append(node)
+        return node

@@ -1,0 +1,1 @@
+"""From a graph to a plan: fusion, tiling, tile tasks, the choice of packets."""

@@ -1,0 +1,86 @@
+"""From graph nodes to ops with tile tasks: the context that the ops' lowerings write into.
+
+A lowering names a task kind, its static parameters, its operands and one coordinate per task; who
+runs a task, what it waits for and where its memory lies is decided later by ark.lower.pipeline.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ark.errors import PlanError
+from ark.ir.dtype import DataType
+from ark.ir.graph import Graph, Node
+from ark.ir.values import Tensor, dense_view
+from ark.machine import Machine
+from ark.plan.groups import Group, Mail
+
+
+class Lowering:
+    """Collects groups in program order. `graph` is a private copy: temporaries may be added."""
+
+    def __init__(self, graph: Graph, machine: Machine, options: Mapping[str, Any]) -> None:
+        self.graph = graph
+        self.machine = machine
+        self.options = options
+        self.groups: list[Group] = []
+        self.node: Node | None = None  # the one that is being lowered
+        self._numbers: dict[str, int] = {}
+
+    def emit(
+        self,
+        kind: str,
+        params: Mapping[str, Any],
+        operands: Sequence[Tensor],
+        coords: Sequence[tuple[int, ...]],
+        suffix: str = "",
+    ) -> Group:
+        """Adds a group for the node being lowered."""
+        node = self.node
+        if node is None:
+            raise PlanError("a lowering emitted tasks outside of a node")
+        group = Group(
+            node.name + suffix,
+            kind,
+            dict(params),
+            tuple(operands),
+            [tuple(int(v) for v in c) for c in coords],
+            node.after,
+            node.phase,
+            node.processors,
+        )
+        self.groups.append(group)
+        return group
+
+    def mail(self, rank: int, name: str) -> Mail:
+        """The counter called `name` on `rank`."""
+        return Mail(rank, name)
+
+    def number(self, key: str) -> int:
+        """How often `key` was asked for before: pairs up what ranks name alike."""
+        count = self._numbers.get(key, 0)
+        self._numbers[key] = count + 1
+        return count
+
+    def temp(
+        self, shape: Sequence[int], dtype: DataType, name: str, arena: str = "activation"
+    ) -> Tensor:
+        """A temporary of the op being lowered."""
+        return self.graph.tensor(shape, dtype, arena=arena, name=name)
+
+    def flat(self, tensor: Tensor) -> Tensor:
+        """A dense tensor seen as one dimension."""
+        return self.view(tensor, (tensor.elements,))
+
+    def view(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
+        """A dense tensor seen in another shape of as many elements; PlanError if it cannot be."""
+        layout = dense_view(tensor, shape)
+        if layout is None:
+            raise PlanError(f"tensor {tensor.name!r} cannot be viewed as {list(shape)}")
+        extents, offsets = layout
+        dims = tuple(shape)
+        return dataclasses.replace(
+            tensor, shape=dims, extents=extents, offsets=offsets, padded=dims
+        )

@@ -1,0 +1,182 @@
+"""Fusion: a matmul with a weight, the norm before it and what is done to its result become one
+linear node, when the machine runs such rows on the operand stream; a sum over ranks takes in the
+residual that is added to it.
+
+A norm is computed again by every task that reads it (a row is short), an epilogue is applied where
+the sum ends. Nothing is fused whose intermediate result anybody else reads.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+
+from ark.codegen.layout import MAX_OPERANDS
+from ark.ir.graph import Graph, Node
+from ark.ir.values import Tensor
+from ark.lower.tiling import PAIRED, row_bytes, row_pieces
+from ark.machine import Machine
+
+EPILOGUES = ("add", "swiglu", "rope_kv")
+MAX_STREAM_ROWS = 8  # more input rows than this fill matrix units, where a machine has them
+
+
+def fuse(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -> Graph:
+    """A copy of the graph with fused linear nodes; everything else as it was.
+
+    kept: ids of buffers whose contents somebody else reads, so that they must be written.
+    """
+    uses = Counter(t.id for n in graph.nodes for t in (*n.inputs, *n.after))
+    made = copy.copy(graph)
+    by_output = {t.id: n for n in graph.nodes for t in n.outputs}
+    by_input: dict[int, Node] = {}
+    written = {t.buffer.id for n in graph.nodes for t in n.outputs}
+    for node in graph.nodes:
+        for tensor in node.inputs:
+            by_input.setdefault(tensor.id, node)
+    dropped: set[int] = set()
+    replaced: dict[int, Node] = {}
+    for node in graph.nodes:
+        if node.type == "all_reduce":
+            added = by_input.get(node.outputs[0].id)
+            if added is not None and _adds_residual(graph, node, added, uses, kept):
+                replaced[added.id] = _sum(node, added)
+                dropped.add(node.id)
+            continue
+        if node.type != "matmul" or not _streams(node, machine):
+            continue
+        if node.inputs[1].buffer.id in written or node.id in replaced:
+            continue
+        norm = by_output.get(node.inputs[0].id)
+        if norm is not None and not (
+            norm.type == "rmsnorm"
+            and uses[node.inputs[0].id] == 1
+            and node.inputs[0].buffer.id not in kept
+            and norm.inputs[0].shape == node.inputs[0].shape
+        ):
+            norm = None
+        last = by_input.get(node.outputs[0].id)
+        weight = node.inputs[1]
+        if last is not None and (
+            node.outputs[0].buffer.id in kept or not _epilogue(last, node.outputs[0], uses)
+        ):
+            last = None
+        if last is not None and last.type in PAIRED and not _holds_pairs(weight, machine):
+            last = None
+        while (norm or last) and not _still(graph, norm, node, last):
+            norm, last = (norm, None) if last else (None, None)
+        if {node.inputs[0].buffer.id} & {t.buffer.id for t in node.outputs}:
+            continue
+        replaced[(last or node).id] = _linear(node, norm, last)
+        dropped.update(n.id for n in (norm, node if last else None) if n is not None)
+    made.nodes = [replaced.get(n.id, n) for n in graph.nodes if n.id not in dropped]
+    return made
+
+
+def _streams(node: Node, machine: Machine) -> bool:
+    x, weight = node.inputs
+    rows = x.shape[0]
+    limit = 64 if machine.lanes * machine.warps == 1 else MAX_STREAM_ROWS
+    return (
+        weight.buffer.arena == "parameter"
+        and weight.dense
+        and len(x.shape) == len(weight.shape) == 2
+        and bool(node.attrs["transpose_b"])
+        and not node.attrs["transpose_a"]
+        and rows <= limit
+        and _room(rows, weight, machine)
+    )
+
+
+def _room(rows: int, weight: Tensor, machine: Machine) -> bool:
+    """Can the ring take such rows of weights, and a processor the input rows?"""
+    pieces = row_pieces(rows, weight, machine)
+    scratch = 4 * (rows * weight.shape[1] + machine.warps)
+    return pieces > 1 or (pieces == 1 and scratch <= machine.shared_bytes - machine.ring_bytes)
+
+
+def _holds_pairs(weight: Tensor, machine: Machine) -> bool:
+    """Does a stage hold two whole rows? Without a ring they are read in place."""
+    return not machine.ring_bytes or 2 * row_bytes(weight) <= machine.stage_bytes
+
+
+def _epilogue(node: Node, product: Tensor, uses: Counter[int]) -> bool:
+    if node.type not in EPILOGUES or uses[product.id] != 1 or node.inputs[0].id != product.id:
+        return False
+    if node.type == "add":
+        return len(node.inputs) == 2 and node.inputs[1].shape == product.shape
+    return True
+
+
+def _still(graph: Graph, norm: Node | None, node: Node, last: Node | None) -> bool:
+    """Do the joined node's operands hold at its end what they held where each part stood?
+
+    Nobody in between may write what the parts read, nor may the result lie where all tasks read.
+    """
+    parts = [n for n in (norm, node, last) if n is not None]
+    end = parts[-1]
+    inner = {t.id for n in parts[:-1] for t in n.outputs}
+    reads = {t.buffer.id for n in parts for t in n.inputs if t.id not in inner}
+    between = [
+        n for n in graph.nodes if parts[0].id <= n.id <= end.id and n not in parts and n.outputs
+    ]
+    if any(t.buffer.id in reads for n in between for t in n.outputs):
+        return False
+    gathered = (norm or node).inputs[0].buffer.id
+    return all(t.buffer.id != gathered for t in end.outputs)
+
+
+def _adds_residual(
+    graph: Graph, node: Node, added: Node, uses: Counter[int], kept: frozenset[int]
+) -> bool:
+    """Is the sum over ranks only made to be added to another tensor of its kind?"""
+    return (
+        added.type == "add"
+        and graph.world_size + 2 <= MAX_OPERANDS
+        and len(node.inputs) == 1
+        and node.outputs[0].buffer.id not in kept
+        and _epilogue(added, node.outputs[0], uses)
+        and added.inputs[1].dense
+        and added.inputs[1].dtype == added.outputs[0].dtype == node.outputs[0].dtype
+        and _still(graph, None, node, added)
+    )
+
+
+def _sum(node: Node, added: Node) -> Node:
+    return Node(
+        added.id,
+        "all_reduce",
+        node.name,
+        (node.inputs[0], added.inputs[1]),
+        added.outputs,
+        node.attrs,
+        (*node.after, *added.after),
+        phase=node.phase,
+        processors=added.processors,
+    )
+
+
+def _linear(node: Node, norm: Node | None, last: Node | None) -> Node:
+    x, weight = node.inputs
+    inputs = [norm.inputs[0] if norm else x, weight]
+    attrs: dict[str, object] = {"prologue": "rmsnorm" if norm else "none", "epilogue": "store"}
+    if norm:
+        inputs.append(norm.inputs[1])
+        attrs["eps"] = norm.attrs["eps"]
+    if last:
+        inputs += last.inputs[1:]
+        attrs["epilogue"] = last.type
+        attrs.update(last.attrs)
+    end = last or node
+    after = (*(norm.after if norm else ()), *node.after, *(last.after if last else ()))
+    return Node(
+        end.id,
+        "linear",
+        node.name,
+        tuple(inputs),
+        end.outputs,
+        attrs,
+        after,
+        phase=node.phase,
+        processors=end.processors,
+    )

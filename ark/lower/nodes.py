@@ -1,0 +1,64 @@
+"""Lowers a graph node by node, in program order, by the ops' own lowerings. For the pipeline."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from ark.ir.graph import Graph, Node
+from ark.ir.values import Tensor
+from ark.lower import registry
+from ark.lower.context import Lowering
+from ark.machine import Machine
+from ark.plan.groups import Group
+
+
+def lower_nodes(graph: Graph, machine: Machine, options: Mapping[str, Any]) -> list[Group]:
+    """The groups of every node that makes tasks. `graph` is a private copy and grows."""
+    lowering = Lowering(graph, machine, options)
+    for node in list(graph.nodes):
+        if node.virtual:
+            continue
+        lowering.node = node
+        op = registry.get(node.type)
+        if op.apart is None:
+            op.lower(lowering, node)
+            continue
+        private, moves = _untangle(lowering, node, op.apart)
+        op.lower(lowering, private)
+        for source, target in moves:
+            registry.get("copy").lower(
+                lowering,
+                dataclasses.replace(
+                    node, type="copy", inputs=(source,), outputs=(target,), attrs={}
+                ),
+            )
+    return lowering.groups
+
+
+def _untangle(
+    lowering: Lowering, node: Node, pointwise: bool
+) -> tuple[Node, list[tuple[Tensor, Tensor]]]:
+    """Sends outputs that lie on an input's memory through temporaries.
+
+    Tasks of one op are not ordered among themselves, so none may overwrite what another still
+    reads. Where each output element depends on its own place only (`pointwise`), an output that
+    is exactly an input is safe.
+    """
+    outputs, moves = [], []
+    for out in node.outputs:
+        tangled = any(
+            t.buffer.id == out.buffer.id and not (pointwise and _same_place(t, out))
+            for t in node.inputs
+        )
+        if tangled:
+            temp = lowering.temp(out.shape, out.dtype, f"{node.name}.apart")
+            moves.append((temp, out))
+            out = temp
+        outputs.append(out)
+    return dataclasses.replace(node, outputs=tuple(outputs)), moves
+
+
+def _same_place(a: Tensor, b: Tensor) -> bool:
+    return (a.shape, a.extents, a.offsets, a.dtype) == (b.shape, b.extents, b.offsets, b.dtype)

@@ -1,0 +1,59 @@
+"""Which activations travel as packets {value, epoch}, so that a load is its own wait and the edge
+needs no counter. Called by the pipeline where the machine has the capability.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ark.ir.values import Tensor
+from ark.plan.groups import Group
+from ark.plan.kind import OperandType, Signature
+from ark.plan.kind import get as task_kind
+
+PACKET_LIMIT = 1 << 18  # bytes of fp32 activations that may travel as packets
+PACKET_READ = 1 << 12  # elements of one that a task may read; beyond, a counter is faster
+
+
+def choose_packets(groups: Sequence[Group], options: Mapping[str, Any]) -> set[int]:
+    """Ids of the tensors that carry their epoch: small activations, where everybody who touches
+    them can read that.
+
+    A buffer qualifies if all its tensors are whole dense fp32 views, its bytes stay small, and
+    no task reads much of it: a packet costs 8 bytes an element, and polls more.
+    """
+    found: set[int] = set()
+    barred: set[int] = set(options.get("external", ()))
+    written: set[int] = set()
+    touched: dict[int, list[Tensor]] = {}
+    for group in groups:
+        kind, sig = task_kind(group.kind), _signature(group)
+        able = kind.packets(sig)
+        given = {a.operand for c in group.coords for a in kind.accesses(sig, c) if a.write}
+        again = {group.operands[i].buffer.id for i in given} & written
+        barred |= again  # a second write in an iteration would carry the same epoch
+        written.update(group.operands[i].buffer.id for i in given)
+        for i, tensor in enumerate(group.operands):
+            touched.setdefault(tensor.buffer.id, []).append(tensor)
+            whole = tensor.dense and tensor.nbytes == tensor.buffer.nbytes
+            if i not in able or not whole or tensor.dtype.name != "fp32":
+                barred.add(tensor.buffer.id)
+        for access in kind.accesses(sig, group.coords[0]):
+            size = math.prod(h - lo for lo, h in zip(access.lo, access.hi, strict=True))
+            if not access.write and size > PACKET_READ:
+                barred.add(group.operands[access.operand].buffer.id)
+        barred.update(t.buffer.id for t in group.after)
+    for buffer, tensors in touched.items():
+        source = tensors[0].buffer
+        small = source.nbytes <= PACKET_LIMIT
+        if source.arena == "activation" and small and buffer not in barred:
+            found.update(t.id for t in tensors)
+    return found
+
+
+def _signature(group: Group) -> Signature:
+    """The group's signature as far as it is known before packets are chosen."""
+    operands = tuple(OperandType(t.dtype.name, t.shape, t.strides) for t in group.operands)
+    return Signature(group.kind, group.params, operands)

@@ -1,0 +1,184 @@
+"""The planner: graph + machine -> plan. Lowers, lays out memory, deals tasks to processors, places
+counters, and has the verifier check the result.
+
+Program order gives every dependence; what a task must wait for follows from where tasks touch
+memory. A wait is placed only where the order is not already implied (program order on a processor,
+earlier waits), so no plan has a redundant one.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ark.ir.graph import Graph
+from ark.ir.values import Tensor
+from ark.lower.chains import join_chains
+from ark.lower.fuse import fuse
+from ark.lower.nodes import lower_nodes
+from ark.lower.packets import choose_packets
+from ark.machine import Machine
+from ark.plan import memory
+from ark.plan.groups import Group
+from ark.plan.schedule import Schedule
+from ark.plan.types import Phase, Plan, PlanBuffer, PlanOp, PlanTensor
+
+INITIAL = ("parameter", "state", "external", "host")
+
+
+def plan(
+    graph: Graph,
+    machine: Machine,
+    options: Mapping[str, Any] | None = None,
+    meta: Mapping[str, Any] | None = None,
+) -> Plan:
+    """Makes the plan of one rank. Does not verify: all ranks' plans are verified together.
+
+    options: `external` (ids of buffers whose memory the caller brings and may read and write
+    between launches), `packets` (False keeps every edge on counters), `fuse` (False keeps every op
+    apart from its neighbours).
+    """
+    chosen = dict(options or {})
+    machine = machine.using(machine.variant.name)
+    private = _private_copy(graph)
+    external = frozenset(chosen.get("external", ()))
+    if chosen.get("fuse", True):
+        private = join_chains(fuse(private, machine, external), external)
+    groups = lower_nodes(private, machine, chosen)
+    packed = machine.has("packets") and chosen.get("packets", True)
+    packets = choose_packets(groups, chosen) if packed else set()
+    tables = _Tables(private, groups, packets, external)
+    schedule = Schedule(machine, tables.tensors, tables.buffers, graph.rank, graph.world_size)
+    phases = []
+    for number, name in enumerate(private.phases):
+        members = [(i, g) for i, g in enumerate(groups) if g.phase == number]
+        phases.append(Phase(name, schedule.phase(number, members, tables.ops)))
+    return Plan(
+        rank=graph.rank,
+        world_size=graph.world_size,
+        machine=_machine_entry(machine),
+        buffers=tuple(tables.buffers),
+        tensors=tuple(tables.tensors),
+        ops=tuple(tables.ops),
+        counters=schedule.counters(),
+        phases=tuple(phases),
+        arenas=tables.arenas,
+        meta={**(meta or {}), **_ranges(groups)},
+    )
+
+
+def _ranges(groups: Sequence[Group]) -> dict[str, Any]:
+    """The processors that each op was asked to stay on, if any was."""
+    if all(g.processors is None for g in groups):
+        return {}
+    return {"processor_ranges": [list(g.processors) if g.processors else None for g in groups]}
+
+
+def _machine_entry(machine: Machine) -> dict[str, Any]:
+    entry = dataclasses.asdict(machine)
+    entry["capabilities"] = list(machine.capabilities)
+    entry["tile"] = list(machine.tile)
+    entry["variants"] = [{**v, "roles": list(v["roles"])} for v in entry["variants"]]
+    return entry
+
+
+def _private_copy(graph: Graph) -> Graph:
+    made = copy.copy(graph)
+    made.nodes = list(graph.nodes)
+    made.tensors = list(graph.tensors)
+    made.buffers = list(graph.buffers)
+    return made
+
+
+class _Tables:
+    """Numbers the tensors and buffers that the groups use, and places the buffers."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        groups: Sequence[Group],
+        packets: set[int],
+        external: frozenset[int],
+    ) -> None:
+        self.rank = graph.rank
+        self.packets = packets
+        self._external = external
+        self.buffers: list[PlanBuffer] = []
+        self.tensors: list[PlanTensor] = []
+        self.ops: list[PlanOp] = []
+        self.arenas: dict[str, int] = {}
+        self._tensor_ids: dict[tuple[Any, ...], int] = {}
+        self._buffer_ids: dict[int, int] = {}
+        self._lifetimes: dict[int, tuple[int, int]] = {}
+        for i, group in enumerate(groups):
+            operands = tuple(self._tensor(t, i) for t in group.operands)
+            after = tuple(self._tensor(t, i) for t in group.after)
+            self.ops.append(PlanOp(i, group.name, group.kind, group.params, operands, after))
+        self._place()
+
+    def _tensor(self, tensor: Tensor, op: int) -> int:
+        packet = tensor.id in self.packets
+        key = (tensor.buffer.id, tensor.dtype.name, tensor.shape, tensor.extents, tensor.offsets)
+        found = self._tensor_ids.get(key)
+        buffer = self._buffer(tensor, packet)
+        first, last = self._lifetimes.get(buffer, (op, op))
+        self._lifetimes[buffer] = (min(first, op), max(last, op))
+        if found is None:
+            found = len(self.tensors)
+            self._tensor_ids[key] = found
+            self.tensors.append(
+                PlanTensor(
+                    found,
+                    tensor.name or f"t{found}",
+                    tensor.dtype.name,
+                    tensor.shape,
+                    tensor.extents,
+                    tensor.offsets,
+                    buffer,
+                    packet,
+                )
+            )
+        return found
+
+    def _buffer(self, tensor: Tensor, packet: bool) -> int:
+        source = tensor.buffer
+        found = self._buffer_ids.get(source.id)
+        if found is None:
+            found = len(self.buffers)
+            self._buffer_ids[source.id] = found
+            rank = self.rank if source.rank < 0 else source.rank
+            arena = "external" if source.id in self._external else source.arena
+            self.buffers.append(
+                PlanBuffer(
+                    id=found,
+                    name=source.name or tensor.name or f"b{source.id}",
+                    arena="packet" if packet else arena,
+                    nbytes=source.nbytes // tensor.dtype.itemsize * 8 if packet else source.nbytes,
+                    rank=rank,
+                    initial=arena in INITIAL,
+                )
+            )
+        return found
+
+    def _place(self) -> None:
+        """Offsets: activations share memory, everything else lies one behind the other."""
+        own = [b for b in self.buffers if b.rank == self.rank]
+        sharing = [b for b in own if b.arena == "activation"]
+        offsets, total = memory.share(
+            {b.id: b.nbytes for b in sharing}, {b.id: self._lifetimes[b.id] for b in sharing}
+        )
+        self.arenas["activation"] = total
+        for arena in ("parameter", "state", "symmetric", "host", "packet"):
+            members = [(b.id, b.nbytes) for b in own if b.arena == arena]
+            placed, size = memory.lay_out(members)
+            offsets.update(placed)
+            self.arenas[arena] = size
+        self.buffers = [
+            dataclasses.replace(
+                b,
+                offset=offsets.get(b.id, -1 if b.rank != self.rank else 0),
+            )
+            for b in self.buffers
+        ]

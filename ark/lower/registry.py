@@ -1,0 +1,61 @@
+"""The table of ops: for each its NumPy reference and how it becomes tile tasks.
+
+Shape rules live beside the user's functions in the op families' modules, because they decide which
+tensor a call returns. Importing ark.ops fills the table. Lowering asks for `lower`, tests for
+`reference`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ark.errors import InternalError, UnsupportedError
+from ark.ir.graph import Node
+from ark.lower.context import Lowering
+
+Reference = Callable[[Sequence[np.ndarray], Mapping[str, Any]], list[np.ndarray]]
+
+
+@dataclass(frozen=True)
+class OpDef:
+    """reference: float64 (or integer) arrays in, the outputs in program order out.
+
+    apart: None for an op that orders its own accesses; else its outputs must lie apart from its
+    inputs, except (True) where an output is exactly an input.
+    """
+
+    name: str
+    reference: Reference | None
+    lower: Callable[[Lowering, Node], None]
+    apart: bool | None = None
+
+
+_OPS: dict[str, OpDef] = {}
+
+
+def register(
+    name: str,
+    reference: Reference | None,
+    lower: Callable[..., None],
+    apart: bool | None = None,
+) -> OpDef:
+    if name in _OPS:
+        raise InternalError(f"the op {name!r} is registered twice")
+    made = OpDef(name, reference, lower, apart)
+    _OPS[name] = made
+    return made
+
+
+def get(name: str) -> OpDef:
+    """The op of that name; UnsupportedError if there is none."""
+    if name not in _OPS:
+        raise UnsupportedError(f"the op {name!r} is not built; ark has {', '.join(sorted(_OPS))}")
+    return _OPS[name]
+
+
+def names() -> tuple[str, ...]:
+    return tuple(sorted(_OPS))

@@ -1,0 +1,112 @@
+"""How an output is cut into tiles: enough for all processors, none so small that a hand-over costs
+more than the work. Called by the ops' lowerings.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from ark.ir.values import Tensor
+from ark.machine import Machine
+
+MIN_TILE = 2048
+LINE = 64  # elements: where a dimension is cut, tiles begin on whole cache lines and packs
+PAIRED = ("swiglu", "rope_kv")  # epilogues that need two neighbouring rows in one stage
+
+
+def box_tile(shape: Sequence[int], machine: Machine, weight: int = 1) -> list[int]:
+    """Tile sizes for a result of four dimensions, each element of which costs `weight`."""
+    want = max(math.ceil(MIN_TILE / weight), math.ceil(math.prod(shape) / machine.processors))
+    tile = [1, 1, 1, 1]
+    for d in (3, 2, 1, 0):
+        room = math.ceil(want / math.prod(tile))
+        if shape[d] <= room:
+            tile[d] = shape[d]
+            continue
+        pieces = math.ceil(shape[d] / room)
+        tile[d] = math.ceil(shape[d] / pieces)
+        if d == 3:
+            tile[d] = -(-tile[d] // LINE) * LINE
+        break
+    return tile
+
+
+def turned_tile(shape: Sequence[int], turned: int, machine: Machine) -> list[int]:
+    """Tile sizes for a result of four dimensions whose dimension `turned` is its source's last:
+    long enough along both that each side is read and written by whole lines.
+    """
+    if turned == 3:
+        return box_tile(shape, machine)
+    across, down = -(-shape[turned] // LINE), -(-shape[3] // LINE)
+    planes = math.prod(shape) // (shape[turned] * shape[3])
+
+    def busy(chunks: tuple[int, int]) -> tuple[int, int]:
+        """Squares that the busiest processor turns, a task counted as one more; and tasks."""
+        tasks = planes * -(-across // chunks[0]) * -(-down // chunks[1])
+        return -(-tasks // machine.processors) * (chunks[0] * chunks[1] + 1), tasks
+
+    chunks = min(itertools.product(_powers(across), _powers(down)), key=busy)
+    tile = [1, 1, 1, 1]
+    tile[turned] = min(shape[turned], chunks[0] * LINE)
+    tile[3] = min(shape[3], chunks[1] * LINE)
+    if chunks == (across, down):
+        share = -(-planes // machine.processors)
+        least = -(-MIN_TILE // (tile[turned] * tile[3]))
+        for d in (2, 1, 0):
+            if d != turned:
+                tile[d] = min(shape[d], max(share, least))
+                share, least = -(-share // tile[d]), -(-least // tile[d])
+    return tile
+
+
+def _powers(most: int) -> list[int]:
+    """1, 2, 4 and so on below `most`, then `most`."""
+    return [*(1 << i for i in range(most.bit_length()) if 1 << i < most), most]
+
+
+def flat_tile(elements: int, machine: Machine, least: int) -> int:
+    """Elements of a tile of one dimension: a processor's share, whole lines, not below `least`."""
+    share = max(least, -(-elements // machine.processors))
+    return -(-share // LINE) * LINE
+
+
+def box_coords(shape: Sequence[int], tile: Sequence[int]) -> list[tuple[int, ...]]:
+    """First indices of all tiles, the last dimension fastest."""
+    return list(itertools.product(*(range(0, n, s) for n, s in zip(shape, tile, strict=True))))
+
+
+def stage_rows(weight: Tensor, machine: Machine, paired: bool) -> int:
+    """Rows of weights in one stage: as many as fit, a power of two, at least a pair if paired."""
+    rows = 2 if paired else 1
+    while rows < 4 and 2 * rows * row_bytes(weight) <= machine.stage_bytes:
+        rows *= 2
+    return rows
+
+
+def row_pieces(rows: int, weight: Tensor, machine: Machine) -> int:
+    """Stages that a row of weights takes on the operand stream; 0 if it cannot be streamed.
+
+    rows: of the input. A stage holds whole rows. One of a row wider than that holds an equal piece
+    of it, where the threads keep their slices of a single input row, even in number, in registers.
+    """
+    columns = weight.shape[1]
+    if not machine.ring_bytes or row_bytes(weight) <= machine.stage_bytes:
+        return 1
+    share, rest = divmod(columns, machine.lanes * machine.warps)
+    if rows != 1 or rest or share > machine.row_slice:
+        return 0
+    least = -(-row_bytes(weight) // machine.stage_bytes)
+    return next((p for p in range(least, share) if share % (2 * p) == 0), 0)
+
+
+def row_bytes(weight: Tensor) -> int:
+    """Bytes of one row of a weight of two dimensions."""
+    return weight.shape[1] * weight.dtype.itemsize
+
+
+def split(total: int, parts: int) -> list[tuple[int, int]]:
+    """Cuts range(total) into at most `parts` ranges whose lengths differ by at most one."""
+    parts = max(1, min(total, parts))
+    return [(total * i // parts, total * (i + 1) // parts) for i in range(parts)]

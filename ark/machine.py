@@ -1,0 +1,97 @@
+"""Machine models: what the planner must know of a device, with or without the device.
+
+A model is a frozen value. Backends own the named ones (a backend knows its hardware, the planner
+does not); an opened device fills one in from what it reports. Called by ark.plan and the backends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from ark.variant import COMPUTE, Variant
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A device as the planner sees it.
+
+    name: the model's name, as `--machine` takes it. arch: what source is compiled for.
+    processors: SMs, CUs or cores that run one block each. lanes: threads of a warp or wave.
+    shared_bytes: shared memory (LDS) a block may use. variants: kernel variants that it can run,
+    the one to use first. bandwidth_gbps, tflops: for the cost model. signal_us: one counter
+    hand-over.
+    tile: rows and columns of a matmul tile.
+    capabilities: words such as "mma_sync", "mfma", "wmma", "bulk_copy" by which bodies are chosen.
+    """
+
+    name: str
+    arch: str
+    backend: str
+    processors: int
+    lanes: int
+    shared_bytes: int
+    variants: tuple[Variant, ...]
+    memory_bytes: int = 0
+    bandwidth_gbps: float = 10.0
+    tflops: float = 0.1
+    signal_us: float = 1.0
+    tile: tuple[int, int] = (64, 64)
+    capabilities: tuple[str, ...] = ()
+
+    @property
+    def variant(self) -> Variant:
+        """The kernel variant in use."""
+        return self.variants[0]
+
+    @property
+    def warps(self) -> int:
+        """Computing warps of a block."""
+        return self.variant.role(COMPUTE)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block, all roles together."""
+        return self.lanes * self.variant.warps
+
+    @property
+    def ring_bytes(self) -> int:
+        return self.variant.ring_bytes
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.variant.stage_bytes
+
+    @property
+    def in_flight(self) -> int:
+        return self.variant.in_flight
+
+    @property
+    def row_slice(self) -> int:
+        return self.variant.row_slice
+
+    def using(self, name: str) -> Machine:
+        """The machine with only the variant of that name; itself if it offers none such."""
+        found = [v for v in self.variants if v.name == name]
+        return dataclasses.replace(self, variants=tuple(found)) if found else self
+
+    def shaped(self, **changes: Any) -> Machine:
+        """The machine with these fields of all its variants changed."""
+        made = tuple(dataclasses.replace(v, **changes) for v in self.variants)
+        return dataclasses.replace(self, variants=made)
+
+    def has(self, capability: str) -> bool:
+        return capability in self.capabilities
+
+    def matmul_tile(self, rows: int, columns: int, batch: int) -> tuple[int, int]:
+        """Rows and columns of a matmul tile: large for reuse, small enough to busy everybody."""
+        tile_m, tile_n = self.tile
+        tile_m = min(tile_m, max(1, rows))
+        tile_n = min(tile_n, max(1, columns))
+        while tile_n > 32 and batch * -(-rows // tile_m) * -(-columns // tile_n) < self.processors:
+            tile_n //= 2
+        return tile_m, tile_n
+
+    def with_processors(self, processors: int) -> Machine:
+        return dataclasses.replace(self, processors=processors)

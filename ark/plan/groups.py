@@ -1,0 +1,34 @@
+"""What lowering hands to the scheduler: the tile tasks of each op, in program order, with the ops'
+operands still as tensors of the graph. Made by ark.lower, read by ark.plan.schedule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ark.ir.values import Tensor
+
+
+@dataclass(frozen=True)
+class Mail:
+    """A counter by name on a rank: what a put signals there, or a task waits for here."""
+
+    rank: int
+    name: str
+
+
+@dataclass
+class Group:
+    """The tasks of one lowered op. sends, awaits: one entry per task, or none at all."""
+
+    name: str
+    kind: str
+    params: dict[str, Any]
+    operands: tuple[Tensor, ...]
+    coords: list[tuple[int, ...]]
+    after: tuple[Tensor, ...]
+    phase: int
+    processors: tuple[int, int] | None = None
+    sends: list[tuple[Mail, ...]] = field(default_factory=list)
+    awaits: list[tuple[tuple[Mail, int], ...]] = field(default_factory=list)

@@ -1,0 +1,152 @@
+"""What a task kind is: what its tasks touch, what they cost, and how they are written as source.
+
+A kind serves many ops; a signature (kind, static parameters, operand layouts) is what one C++
+function is specialised for, so that equal layers share it. The planner and the verifier ask for
+accesses and cost, the writer for source and scratch.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ark.errors import PlanError
+from ark.ir.dtype import by_name
+from ark.machine import Machine
+from ark.plan.types import Fetch, Plan, PlanOp, PlanTensor
+
+
+@dataclass(frozen=True)
+class OperandType:
+    """Everything about an operand that is fixed when source is written."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    packet: bool = False
+    system: bool = False
+
+    @property
+    def ctype(self) -> str:
+        return "ark_u64" if self.packet else by_name(self.dtype).ctype
+
+    @property
+    def itemsize(self) -> int:
+        return 8 if self.packet else by_name(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What one specialised function serves."""
+
+    kind: str
+    params: Mapping[str, Any]
+    operands: tuple[OperandType, ...]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Hashable and sortable identity."""
+        return (self.kind, repr(sorted(self.params.items())), self.operands)
+
+
+@dataclass(frozen=True)
+class Access:
+    """A box of an operand's index space that a task reads or writes; hi is exclusive.
+
+    past: the buffer grows along the position. A past write appends at this iteration's position, a
+    past read takes what earlier iterations appended, so the two never meet.
+    """
+
+    operand: int
+    lo: tuple[int, ...]
+    hi: tuple[int, ...]
+    write: bool = False
+    past: bool = False
+
+
+class TaskKind(ABC):
+    """One kind of task. `coord` is the tile's place, in units that the kind defines."""
+
+    name: str
+
+    @abstractmethod
+    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        """What the task reads and writes; exact or larger, never smaller."""
+
+    def packets(self, sig: Signature) -> frozenset[int]:
+        """Operands that the body can take or give as packets {value, epoch}.
+
+        Who reads a task's packets may overwrite the plain memory that the task has read: a body
+        gives its packets only after its last such read.
+        """
+        return frozenset()
+
+    @abstractmethod
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        """A C++ function `ARK_BODY void name(ArkCtx& c, const ArkTask& t)`."""
+
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        """Bytes of shared memory that the task needs besides the ring."""
+        return 0
+
+    def stream(self, sig: Signature, coord: Sequence[int]) -> tuple[Fetch, ...]:
+        """What the task takes from the operand stream, in the order of use."""
+        return ()
+
+    def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
+        """(floating-point operations, bytes moved), for the cost model."""
+        moved = sum(
+            math.prod(h - lo for lo, h in zip(a.lo, a.hi, strict=True))
+            * sig.operands[a.operand].itemsize
+            for a in self.accesses(sig, coord)
+        )
+        return moved / 4.0, float(moved)
+
+
+def whole(operand: int, operand_type: OperandType, write: bool = False) -> Access:
+    """An access to all of an operand."""
+    return Access(operand, (0,) * len(operand_type.shape), operand_type.shape, write)
+
+
+def signature(plan: Plan, op: PlanOp) -> Signature:
+    """The signature of a plan's op."""
+    operands = []
+    for tensor_id in op.operands:
+        tensor: PlanTensor = plan.tensors[tensor_id]
+        buffer = plan.buffers[tensor.buffer]
+        operands.append(
+            OperandType(
+                tensor.dtype,
+                tensor.shape,
+                tensor.strides,
+                tensor.packet,
+                buffer.arena == "symmetric",
+            )
+        )
+    return Signature(op.kind, op.params, tuple(operands))
+
+
+_KINDS: dict[str, TaskKind] = {}
+
+
+def register(kind: TaskKind) -> TaskKind:
+    """Adds a kind to the registry; called once per kind when ark.tasks is imported."""
+    _KINDS[kind.name] = kind
+    return kind
+
+
+def get(name: str) -> TaskKind:
+    """The kind of that name; PlanError if there is none (a plan from a newer ark, say)."""
+    if name not in _KINDS:
+        raise PlanError(
+            f"the plan has a task of kind {name!r}, but this ark knows only "
+            f"{', '.join(sorted(_KINDS))}; make the plan again with this version"
+        )
+    return _KINDS[name]
+
+
+def names() -> tuple[str, ...]:
+    return tuple(sorted(_KINDS))

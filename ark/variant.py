@@ -1,0 +1,68 @@
+"""Kernel variants: how a block of the loop kernel shares its work among warps.
+
+A machine model says what the hardware is; a variant says how one kernel uses it: which warps load,
+compute and communicate, with how many registers, and what shape the operand stream's ring has. A
+backend lists the variants that its machines can run, the lowering chooses one, the plan carries it
+(docs/loop-kernel.md). Called by ark.plan and the backends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LOAD, COMPUTE, COMMUNICATE = "load", "compute", "communicate"
+
+
+@dataclass(frozen=True)
+class Role:
+    """Warps of a block that do one kind of work.
+
+    name: `compute`, `load` or `communicate`. warps: how many. registers: per thread of these warps
+    where the hardware can divide them, 0 for what the compiler gives.
+    """
+
+    name: str
+    warps: int
+    registers: int = 0
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A form of the loop kernel.
+
+    name: `block`, or what else a backend offers. roles: the computing warps first; they have the
+    lowest thread numbers. stages: slots of the ring in shared memory, 0 where operands are read in
+    place. stage_bytes: largest single fetch into a slot. in_flight: fetches outstanding at once per
+    processor. row_slice: elements of a single input row that a computing thread can keep in
+    registers over a linear task; 0 where it cannot. cluster: blocks of a cluster.
+    """
+
+    name: str
+    roles: tuple[Role, ...]
+    stages: int = 0
+    stage_bytes: int = 16384
+    in_flight: int = 2
+    row_slice: int = 0
+    cluster: int = 1
+
+    @property
+    def ring_bytes(self) -> int:
+        """Shared memory that the ring takes."""
+        return self.stages * self.stage_bytes
+
+    @property
+    def warps(self) -> int:
+        """All warps of a block."""
+        return sum(role.warps for role in self.roles)
+
+    def role(self, name: str) -> int:
+        """Warps of the role, 0 if the variant has none."""
+        return sum(role.warps for role in self.roles if role.name == name)
+
+
+def block(warps: int, load: int = 0, **ring: int) -> Variant:
+    """The variant in which all computing warps share each task and a task ends with a block-level
+    hand-over. load: warps that only fetch.
+    """
+    roles = (Role(COMPUTE, warps), *((Role(LOAD, load),) if load else ()))
+    return Variant("block", roles, **ring)
