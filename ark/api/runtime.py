@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import time
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any, ClassVar
 from weakref import WeakSet
 
@@ -24,10 +25,11 @@ from ark.plan import kind as kinds
 from ark.plan.serialize import from_json
 from ark.plan.types import Plan
 from ark.plan.verify import verify
+from ark.runtime import live
 from ark.runtime.executor import Executor, Ranks
 from ark.runtime.run import Run
 
-FOREVER = 1 << 31  # iterations of a persistent launch: more than anybody releases
+FOREVER = 1 << 31  # iterations of a persistent launch: `run` never releases so many
 TRACE_RECORDS = 1 << 16
 
 
@@ -55,10 +57,10 @@ class Runtime:
 
     @staticmethod
     def stop_all() -> None:
-        """Stops every runtime of the process."""
+        """Stops every runtime of the process; what was asked for and has not run is dropped."""
         for runtime in list(Runtime._all):
             with contextlib.suppress(BaseError):
-                runtime.stop()
+                runtime._abandon(together=runtime._idle())
 
     def launched(self) -> bool:
         """Is a plan loaded, so that `run` may be called?"""
@@ -169,12 +171,18 @@ class Runtime:
             raise InvalidUsageError("nothing is launched; call Runtime.launch() before run()")
         if tensor_mappings:
             self._rebind(tensor_mappings)
-        if iter < 1:
-            raise InvalidUsageError(f"{iter} iterations were asked for; ask for at least 1")
+        if isinstance(iter, bool) or not isinstance(iter, Integral) or not 1 <= iter < FOREVER:
+            raise InvalidUsageError(
+                f"{iter!r} iterations were asked for; ask for a whole number from 1 to "
+                f"{FOREVER - 1}"
+            )
         if self.executor is None:
             return
+        iter = int(iter)
         begin = time.perf_counter()
         if self.loop_mode:
+            if self._target + iter >= FOREVER:
+                self._end_loop()
             if self._run is None or not self._run.running():
                 self._start()
             assert self._run is not None
@@ -223,10 +231,26 @@ class Runtime:
                     )
             else:
                 self._run.wait()
+                self._run.check_complete()
                 self._run = None
-        except BaseError:
+        except BaseException:
             self._abandon()
             raise
+
+    def _end_loop(self) -> None:
+        """Ends the persistent kernel when what was asked for has run."""
+        self.wait()
+        if self._run is not None:
+            self._run.quit()
+            self._run.wait()
+            self._run = None
+
+    def _idle(self) -> bool:
+        """Has everything run that was asked for? Then all ranks may meet to free their memory."""
+        if self._run is None:
+            return True
+        done = self._run.iterations_done
+        return done >= self._target if self.loop_mode else not self._run.running()
 
     def _go_on(self) -> None:
         """Starts the kernel again after it left idle, for the iterations that are still owed."""
@@ -238,27 +262,22 @@ class Runtime:
 
     def stop(self) -> float:
         """Ends the launch and gives its memory back; milliseconds spent in `run`."""
-        if self._run is not None:
-            try:
-                self.wait()
-                if self._run is not None:
-                    self._run.quit()
-                    self._run.wait()
-            except BaseError:
-                self._abandon()
-                raise
+        try:
+            self._end_loop()
+        except BaseException:
+            self._abandon()
+            raise
         self._abandon(together=True)
         return self._elapsed * 1e3
 
     def _abandon(self, together: bool = False) -> None:
         """Leaves the device, whatever state it is in; together: see Executor.close."""
-        if self._run is not None and self._run.running():
-            self._run.abort()
-            self._run.wait_quietly()
         self._run = None
-        if self.executor is not None:
-            self.executor.close(together)
-            self.executor = None
+        self._target = 0
+        executor, self.executor = self.executor, None
+        if executor is not None and not executor.close(together):
+            live.keep("the tensors of that kernel are kept as well", self._held, self._extra)
+            self._extra = []
         for memory in self._extra:
             if self._device is not None:
                 self._device.free(memory)

@@ -135,7 +135,11 @@ class Device(Protocol):
     def zero(self, address: int, nbytes: int) -> None: ...
 
     def load(self, binary: Binary) -> object:
-        """Loads a compiled loop kernel; the result goes to `launch`."""
+        """Loads a compiled loop kernel; the result goes to `launch` and, in the end, `unload`."""
+        ...
+
+    def unload(self, program: object) -> None:
+        """Gives back what `load` took; none of its launches may be running."""
         ...
 
     def launch(
@@ -161,7 +165,10 @@ class Device(Protocol):
         ...
 
     def close(self) -> None:
-        """Lets the device go. Freeing memory or dropping a launch afterwards does nothing."""
+        """Lets the device go. Freeing memory or dropping a launch afterwards does nothing.
+
+        A device on which a launch is still running stays as it is: nothing is freed under a kernel.
+        """
         ...
 
 

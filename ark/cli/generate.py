@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from contextlib import ExitStack
+import time
+from contextlib import ExitStack, closing
 
 from ark.backend import registry
 from ark.cli.common import (
@@ -17,7 +18,7 @@ from ark.cli.common import (
     share,
     to_be_started,
 )
-from ark.errors import BaseError, InvalidUsageError
+from ark.errors import InvalidUsageError
 from ark.models.checkpoint import Checkpoint
 from ark.models.generate import CHUNK, Generator, Sampling
 from ark.models.tokenizer import Tokenizer
@@ -58,7 +59,8 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     p.add_argument(
         "--json",
         action="store_true",
-        help='print one line {"text": ..., "tokens": [...]} instead of streaming',
+        help='print one line {"text": ..., "tokens": [...], "finish": ...} instead of streaming; '
+        "finish is stop, length, context, interrupted or error",
     )
     p.set_defaults(func=run)
 
@@ -135,24 +137,51 @@ def answer(
     sampling: Sampling,
     leader: bool,
 ) -> int:
-    """Streams the text, or prints it with its tokens as one JSON line; only the leader prints."""
+    """Streams the text, or prints it with its tokens as one JSON line; only the leader prints.
+
+    What was made before an interrupt or an error is printed as well.
+    """
     tokens: list[int] = []
-    stream = tokenizer.stream(prompt)
+    text = tokenizer.stream(prompt)
     pieces: list[str] = []
     show = leader and not args.json
+    finish = "error"
+    begin = time.monotonic()
     try:
-        for token in generator.stream(prompt, args.max_new_tokens, sampling):
-            tokens.append(token)
-            pieces.append(stream.push(token))
-            if show:
-                print(pieces[-1], end="", flush=True)
-    except BaseError:
-        if show and tokens:
-            print(flush=True)
+        # Whatever leaves this block stops the device first.
+        with closing(generator.stream(prompt, args.max_new_tokens, sampling)) as stream:
+            for token in stream:
+                tokens.append(token)
+                pieces.append(text.push(token))
+                if show:
+                    print(pieces[-1], end="", flush=True)
+        finish = generator.finish_reason(len(prompt), tokens)
+    except BrokenPipeError:
+        show = leader = False
         raise
-    pieces.append(stream.finish())
-    if show:
-        print(pieces[-1], flush=True)
-    if leader and args.json:
-        print(json.dumps({"text": "".join(pieces), "tokens": tokens}), flush=True)
+    except (KeyboardInterrupt, SystemExit):
+        finish = "interrupted"
+        raise
+    finally:
+        seconds = time.monotonic() - begin
+        pieces.append(text.finish())
+        if show and (tokens or finish != "error"):
+            print(pieces[-1], flush=True)
+        if leader and args.json and (tokens or finish != "error"):
+            row = {"text": "".join(pieces), "tokens": tokens, "finish": finish}
+            print(json.dumps(row), flush=True)
+    if leader and not args.json:
+        report(generator, len(prompt), len(tokens), seconds, finish)
     return 0
+
+
+def report(generator: Generator, prompt: int, made: int, seconds: float, finish: str) -> None:
+    """How fast it went, and whether the text was cut for want of room; on standard error."""
+    rate = made / max(seconds, 1e-9)
+    errors.print(f"{made} tokens in {seconds:.2f} s, {rate:.1f} tokens/s", style="dim")
+    if finish == "context":
+        errors.print(
+            f"the context is full: {generator.context} positions hold {prompt} tokens of the "
+            f"prompt and {made} new ones; raise --context for more",
+            style="yellow",
+        )

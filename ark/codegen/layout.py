@@ -103,7 +103,14 @@ EDGE_SYSTEM = 1
 EDGE_GATE = 2
 
 # Why a wait gave up, as ArkHost.error says it.
-ERROR_KINDS = {1: "counter", 2: "packet", 3: "operand stream", 4: "iteration gate", 5: "index"}
+ERROR_KINDS = {
+    1: "counter",
+    2: "packet",
+    3: "operand stream",
+    4: "iteration gate",
+    5: "index",
+    6: "logits",
+}
 
 
 def dtype(name: str) -> np.dtype:

@@ -8,6 +8,7 @@ rank never holds more than its part.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,9 @@ from ark.models.shards import StoredTensor, find_tensors
 
 IGNORED_SUFFIX = ".rotary_emb.inv_freq"
 """Older checkpoints store the rotary frequencies, which follow from the config."""
+
+PAGE, PAGES = 4096, 16
+"""Bytes and number of the samples of a weight that `Checkpoint.digest` takes."""
 
 LAYER_WEIGHTS = {
     "attention_norm": "input_layernorm",
@@ -172,6 +176,18 @@ class Checkpoint:
         raw = self._maps[tensor.path][tensor.offset : tensor.offset + tensor.nbytes]
         array = raw.view(np.ndarray).view(tensor.dtype).reshape(tensor.shape)
         return array[rows] if array.ndim == 1 else array[rows, columns]
+
+    def digest(self) -> str:
+        """A hash by which ranks tell whether they opened the same model: the config, and of every
+        weight its shape and 16 pages spread over it (all of a small one).
+        """
+        found = hashlib.sha256(repr(self.config).encode())
+        for name, array in self:
+            data = array.reshape(-1).view(np.uint8)
+            found.update(f"{name} {array.dtype} {array.shape}".encode())
+            for begin in np.linspace(0, max(0, data.size - PAGE), PAGES).astype(np.int64):
+                found.update(data[begin : begin + PAGE].tobytes())
+        return found.hexdigest()[:16]
 
     def __iter__(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
         """Each weight with its name, in model order; a tied head comes as `embedding` alone.

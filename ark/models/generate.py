@@ -7,8 +7,10 @@ tokens as they appear in host-mapped memory. Called by the command line and by a
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Generator as Made
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +30,7 @@ from ark.runtime import cache
 from ark.runtime.executor import BUDGET_S, Executor, Ranks
 
 CHUNK = 16
+COLDEST, HOTTEST = 1e-5, 1e5
 
 
 @dataclass(frozen=True)
@@ -39,9 +42,11 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.temperature < float("inf"):
+        # Logits divided by it must stay numbers of fp32.
+        if self.temperature != 0 and not COLDEST <= self.temperature <= HOTTEST:
             raise InvalidUsageError(
-                f"the temperature is {self.temperature}; it must be a number of at least 0"
+                f"the temperature is {self.temperature}; it must be 0 (greedy) or from {COLDEST:g} "
+                f"to {HOTTEST:g}"
             )
         if self.top_k < 0:
             raise InvalidUsageError(f"top-k is {self.top_k}; it must be at least 0 (0 = off)")
@@ -96,6 +101,31 @@ def choose_context(checkpoint: Checkpoint, wanted: int | None) -> int:
     return wanted
 
 
+def _short(tokens: Sequence[int]) -> str:
+    """Few tokens in full; of many their number and hash."""
+    if len(tokens) <= 16:
+        return str(list(tokens))
+    name = hashlib.sha256(np.array(tokens, np.int64).tobytes()).hexdigest()[:16]
+    return f"{len(tokens)} tokens of hash {name}"
+
+
+def plan_context(plan: Plan) -> int:
+    """The positions that a decoder's plan was made for."""
+    return next((t.shape[0] for t in plan.tensors if t.name == "tokens"), 0)
+
+
+def plan_chunk(plan: Plan) -> int:
+    """The prompt tokens that a decoder's plan takes an iteration; 0 if it has no prompt phase."""
+    chunks = {int(op.params["rows"]) for op in plan.ops if op.kind == "advance"}
+    said = plan.meta.get("chunk")
+    if len(chunks) > 1 or chunks != ({said} if said else set()):
+        raise InvalidUsageError(
+            f"the plan says that it takes {said} prompt tokens an iteration, but its tasks advance "
+            f"by {sorted(chunks) or 'none'}; make it again with `ark plan DIR --chunk N`"
+        )
+    return chunks.pop() if chunks else 0
+
+
 class Generator:
     """A checkpoint on a device, ready to generate. A context manager."""
 
@@ -122,6 +152,10 @@ class Generator:
         """
         tell = progress or (lambda what, done, total: None)
         self.checkpoint = checkpoint
+        self._streaming = threading.Lock()
+        self._ranks = ranks
+        if plan is not None:
+            context, chunk = context or plan_context(plan), plan_chunk(plan)
         self.context = choose_context(checkpoint, context)
         dtype = DataType.from_numpy(checkpoint.dtype)
         self.shape = Shape(
@@ -130,8 +164,14 @@ class Generator:
         tell("planning", 0, 1)
         if plan is None:
             everyone = plans(self.shape, machine or device.machine)
-            if ranks is not None:
-                ranks.check_same("the plan", digest(everyone))
+            self._agree(
+                {
+                    "the context": str(self.context),
+                    "the chunk": str(self.shape.chunk),
+                    "the plan": digest(everyone),
+                    "the weights": checkpoint.digest(),
+                }
+            )
             plan = everyone[rank]
         else:
             self._check_plan(plan)
@@ -172,6 +212,12 @@ class Generator:
                     f"{_layout(expected.get(name))}; make it again with `ark plan DIR --context N`"
                 )
 
+    def _agree(self, values: Mapping[str, str]) -> None:
+        """Raises SystemError on every rank, naming what differs, unless all ranks say the same."""
+        if self._ranks is not None and self.shape.world_size > 1:
+            for name, value in values.items():
+                self._ranks.check_same(name, value)
+
     def _check_memory(self, plan: Plan, device: Device) -> None:
         needed = sum(plan.arenas.values())
         free = device.free_bytes()
@@ -199,6 +245,11 @@ class Generator:
             raise InvalidUsageError(
                 f"{max_new_tokens} new tokens were asked for; ask for at least 1"
             )
+        if len(prompt) > 1 and not self.shape.chunk:
+            raise InvalidUsageError(
+                "the plan has no prompt phase (it was made with --chunk 0), so a prompt has one "
+                f"token, not {len(prompt)}; make the plan again with --chunk 1 or more"
+            )
         if len(prompt) >= self.context:
             raise InvalidUsageError(
                 f"the prompt has {len(prompt)} tokens, but the context holds {self.context} "
@@ -212,16 +263,40 @@ class Generator:
         max_new_tokens: int,
         sampling: Sampling | None = None,
         stop_tokens: Sequence[int] | None = None,
-    ) -> Iterator[int]:
+    ) -> Made[int, None, None]:
         """Yields new tokens as the device makes them; one launch, ends after a stop token.
 
-        stop_tokens: default the checkpoint's end tokens. Raises GpuError if the kernel gave up.
+        Closing the iterator, or breaking out of the loop that reads it, stops the device. A
+        generator has one cache, so it serves one stream at a time; all ranks must ask for the same.
+        stop_tokens: default the checkpoint's end tokens. Raises GpuError if the kernel gave up or
+        ended early, InvalidUsageError while another stream is open.
         """
         how = sampling or Sampling()
         self.check_prompt(prompt, max_new_tokens)
         stops = list(self.checkpoint.config.eos_token_ids if stop_tokens is None else stop_tokens)
         if len(stops) > MAX_STOPS:
             raise InvalidUsageError(f"{len(stops)} stop tokens were given; at most {MAX_STOPS} fit")
+        if not self._streaming.acquire(blocking=False):
+            raise InvalidUsageError(
+                "this Generator is in the midst of another stream, whose cache this one would "
+                "overwrite; read that one to its end or close() it, or make a second Generator"
+            )
+        try:
+            yield from self._stream(prompt, max_new_tokens, how, stops)
+        finally:
+            self._streaming.release()
+
+    def _stream(
+        self, prompt: Sequence[int], max_new_tokens: int, how: Sampling, stops: Sequence[int]
+    ) -> Iterator[int]:
+        self._agree(
+            {
+                "the prompt's tokens": _short(prompt),
+                "the number of new tokens": str(max_new_tokens),
+                "the sampling": str(how),
+                "the stop tokens": _short(stops),
+            }
+        )
         total = min(len(prompt) + max_new_tokens, self.context)
         self._write_state(prompt, total, how, stops)
         first = self._prompt_iterations(len(prompt))
@@ -229,16 +304,24 @@ class Generator:
         output[:] = -1
         run = self.executor.start(first + total - len(prompt), first)
         try:
-            yield from self._read(run, output, len(prompt), total)
+            last = -1
+            for last in self._read(run, output, len(prompt), total):
+                yield last
             run.wait()
+            if last not in stops:
+                run.check_complete()
         finally:
-            if run.running():
-                run.abort()
-                run.wait_quietly()
+            run.stop()
+
+    def finish_reason(self, prompt: int, tokens: Sequence[int]) -> str:
+        """Why a stream ended: "stop" (an end token), "context" (it is full) or "length"."""
+        if tokens and tokens[-1] in self.checkpoint.config.eos_token_ids:
+            return "stop"
+        return "context" if prompt + len(tokens) >= self.context else "length"
 
     def _prompt_iterations(self, length: int) -> int:
         """Iterations of the prompt phase: all but the last token, in chunks."""
-        return -(-(length - 1) // self.shape.chunk)
+        return -(-(length - 1) // self.shape.chunk) if length > 1 else 0
 
     def _write_state(
         self, prompt: Sequence[int], total: int, how: Sampling, stops: Sequence[int]
@@ -265,7 +348,7 @@ class Generator:
             yield int(output[place])
 
     def close(self, together: bool = True) -> None:
-        """Frees everything; together: see Executor.close."""
+        """Stops the device and frees everything; together: see Executor.close."""
         self.executor.close(together)
 
     def __enter__(self) -> Generator:

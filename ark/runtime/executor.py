@@ -20,7 +20,7 @@ from ark.errors import BaseError, InvalidUsageError, SystemError
 from ark.ir.dtype import by_name
 from ark.plan.serialize import machine_of
 from ark.plan.types import GATE, Plan, PlanTensor
-from ark.runtime import tables
+from ark.runtime import live, tables
 from ark.runtime.faults import explain
 from ark.runtime.program import Program, build
 from ark.runtime.run import Ranks, Run
@@ -63,10 +63,11 @@ class Executor:
         self.phase0 = 0
         self.machine = machine_of(plan)
         self._memory: list[Memory] = []
+        self._run: Run | None = None
         self._peers: dict[int, tuple[Memory, dict[str, Any]]] = {}
         self._externals = dict(externals or {})
         self.program: Program = build(plan, self.machine, backend, device.arch)
-        self._loaded = device.load(self.program.binary)
+        self._loaded: object = device.load(self.program.binary)
         try:
             self._allocate(trace_records)
         except BaseException:
@@ -219,8 +220,13 @@ class Executor:
     def start(self, iterations: int, phase0: int = 0, persistent: bool = False) -> Run:
         """Launches the loop kernel for so many iterations, the first `phase0` of them in phase 0.
 
-        persistent: runs until told to quit; iterations are released by `Run.release`.
+        persistent: runs until told to quit; iterations are released by `Run.release`. Raises
+        InvalidUsageError while the launch before is running.
         """
+        if self._run is not None and self._run.running():
+            raise InvalidUsageError(
+                "the launch before is still running; wait for its end or stop it (Run.stop)"
+            )
         self.phase0 = phase0
         # Until its kernel has ended, a peer may still signal the launch before this one.
         self._meet("the end of the launch before")
@@ -255,7 +261,10 @@ class Executor:
         launch = self.device.launch(
             self._loaded, params.tobytes(), self.plan.processors, self.machine.threads, shared
         )
-        return Run(launch, self._host.host, self.ranks, self.budget_s, self._explain)
+        self._run = Run(
+            launch, self._host.host, iterations, self.ranks, self.budget_s, self._explain
+        )
+        return self._run
 
     def _explain(self, record: Any) -> str:
         return explain(self.plan, self.tables, record, self.counter_values(), self.phase0)
@@ -278,26 +287,37 @@ class Executor:
         if self.ranks is not None and self.plan.world_size > 1:
             self.ranks.barrier(what)
 
-    def close(self, together: bool = True) -> None:
-        """Frees everything; safe to call twice.
+    def close(self, together: bool = True) -> bool:
+        """Stops what runs and frees everything; safe to call twice.
 
         together: the ranks let go of each other's memory first and meet before any frees its own,
         as no peer may write there or have it mapped then. False after an error, when peers may
-        never come and a lost device refuses to free: the error is what counts.
+        never come and a lost device refuses to free: the error is what counts, and what peers may
+        still write to is left to the process's end. Nothing is freed under a kernel: False is
+        returned, after a warning, if it does not leave.
         """
+        if self._run is not None and not self._run.stop():
+            live.keep("a kernel did not leave its device after it was told to", self)
+            return False
         peers, own = [m for m, _ in self._peers.values()], self._memory
-        self._peers, self._memory = {}, []
+        if peers and not together:
+            own = [m for m in own if m.kind != "symmetric"]
+        self._peers, self._memory, self._run = {}, [], None
+        program, self._loaded = self._loaded, None
         try:
             self._free(peers, together)
             if peers and together:
                 self._meet("the end")
         finally:
             self._free(own, together)
+            if program is not None:
+                with contextlib.suppress(*_tolerated(together)):
+                    self.device.unload(program)
+        return True
 
     def _free(self, memories: Sequence[Memory], strict: bool) -> None:
-        tolerated = () if strict else (BaseError,)
         for memory in memories:
-            with contextlib.suppress(*tolerated):
+            with contextlib.suppress(*_tolerated(strict)):
                 self.device.free(memory)
 
     def __enter__(self) -> Executor:
@@ -305,3 +325,7 @@ class Executor:
 
     def __exit__(self, kind: object, *_: object) -> None:
         self.close(together=kind is None)
+
+
+def _tolerated(strict: bool) -> tuple[type[BaseException], ...]:
+    return () if strict else (BaseError,)

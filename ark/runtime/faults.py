@@ -34,6 +34,12 @@ def explain(plan: Plan, tables: Tables, host: Any, counters: Sequence[int], phas
             f"{task} on {where} met the index {seen}, which is out of range (expected 0 to "
             f"{expected - 1}); check the token ids or indices that were passed"
         )
+    if kind == "logits":
+        return (
+            f"{task} on {where} found that no logit is a number, so no token can be chosen; the "
+            "weights hold NaN or infinities, or overflow their type: check the checkpoint, or "
+            "convert it to a type of larger range"
+        )
     counter = int(host["error_counter"])
     first = _first_unmet(plan, tables, counters, int(host["error_iteration"]), phase0)
     if first is not None and kind != "operand stream" and (index == NOBODY or first[0] < op_id):

@@ -14,7 +14,8 @@ import numpy as np
 
 from ark.backend.protocol import Launch
 from ark.codegen import layout
-from ark.errors import GpuError
+from ark.errors import BaseError, GpuError
+from ark.runtime import live
 
 
 class Ranks(Protocol):
@@ -31,35 +32,49 @@ class Ranks(Protocol):
     def abort(self, message: str) -> None: ...
 
 
+# How long a kernel that was told to leave may take. It asks once an iteration and in every wait.
+STOP_S = 10.0
+
+
 class Run:
     """A launch in progress.
 
-    ranks: the job's ranks, for several. budget_s: a device-side wait's budget. explain: makes the
-    text of the error from the host block's record.
+    iterations: what it was launched for. ranks: the job's ranks, for several. budget_s: a
+    device-side wait's budget. explain: makes the error's text from the host block's record.
     """
 
     def __init__(
         self,
         launch: Launch,
         host: np.ndarray,
+        iterations: int,
         ranks: Ranks | None,
         budget_s: float,
         explain: Callable[[Any], str],
     ) -> None:
         self._launch = launch
+        self.iterations = iterations
         self._ranks = ranks
         self._budget_s = budget_s
         self._explain = explain
         self.host = host.view(layout.dtype("ArkHost"))
         self._failed = False
         self._asked_to_quit = False
+        live.add(self)
 
     @property
     def iterations_done(self) -> int:
         return int(self.host["done"][0])
 
     def running(self) -> bool:
-        return not self._launch.done()
+        try:
+            on_device = not self._launch.done()
+        except BaseError:
+            live.drop(self)
+            raise
+        if not on_device:
+            live.drop(self)
+        return on_device
 
     def release(self, target: int) -> None:
         """Persistent mode: lets the loop run until `target` iterations are done."""
@@ -76,7 +91,7 @@ class Run:
         return not self.running() and int(self.host["quit"][0]) == 1 and not self._asked_to_quit
 
     def abort(self) -> None:
-        """Raises the abort word: every wait gives up."""
+        """Raises the abort word: the kernel leaves at the next iteration or wait."""
         self.host["abort"] = 1
 
     def check(self) -> None:
@@ -121,9 +136,22 @@ class Run:
         self.check()
         return self.iterations_done >= iterations
 
-    def wait_quietly(self) -> None:
-        """Waits for an aborted kernel to leave."""
-        self._launch.wait(self._budget_s + 5.0)
+    def check_complete(self) -> None:
+        """Raises GpuError if the kernel has ended before the iterations that it was started for."""
+        if self.iterations_done < self.iterations:
+            raise GpuError(
+                f"the kernel ended after {self.iterations_done} of {self.iterations} iterations "
+                "and gave no reason; launch again, and report it if it ends early again"
+            )
+
+    def stop(self, timeout_s: float | None = None) -> bool:
+        """Tells the kernel to leave and waits, by default STOP_S; False if it is still there."""
+        with contextlib.suppress(BaseError):  # a device that faulted runs nothing any more
+            if self.running():
+                self.abort()
+                self._launch.wait(STOP_S if timeout_s is None else timeout_s)
+            return not self.running()
+        return True
 
     def elapsed_ms(self) -> float:
         """Milliseconds the kernel was on the device."""

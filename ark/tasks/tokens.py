@@ -42,7 +42,8 @@ ARK_DEVICE float ark_score(float logit, float temperature, ark_u32 seed, ark_u32
   if (temperature <= 0.0f) return logit;
   const ark_u64 place = (static_cast<ark_u64>(position) << 32) | token;
   const ark_u64 bits = ark_mix(ark_mix(seed) ^ place);
-  const float u = (static_cast<float>(static_cast<ark_u32>(bits >> 40)) + 0.5f) * 5.9604645e-8f;
+  // 23 bits and a half are exact in fp32: u never rounds to 1, of which the noise is infinite.
+  const float u = (static_cast<float>(static_cast<ark_u32>(bits >> 41)) + 0.5f) * 1.1920929e-7f;
   return logit / temperature - ark_log(-ark_log(u));
 }
 ARK_DEVICE ark_u32 ark_ordered(float v) {
@@ -209,6 +210,7 @@ class Choose(TaskKind):
   }}
   ark_best(best, token, red);
   if (ark_tid() == 0) {{
+    if (best == -ark_inf()) ark_fail(c, 6u, 0u, 0u, 0u);
     const int next = position + 1;
     bool stop = next + 1 >= p1[4] || next + 1 >= {context};
     for (int i = 0; i < p1[5]; ++i) stop = stop || p6[i] == static_cast<ark_i32>(token);

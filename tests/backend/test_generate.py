@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,10 @@ from transformers import LlamaForCausalLM
 import ark
 from ark.backend import registry
 from ark.errors import GpuError, InvalidUsageError, SystemError
+from ark.ir.dtype import DataType
 from ark.models.checkpoint import Checkpoint
-from ark.models.generate import Generator, Sampling
+from ark.models.generate import COLDEST, HOTTEST, Generator, Sampling, plans
+from ark.models.llama import Shape
 from tests.checkpoints import LLAMA3_ROPE, make_checkpoint
 
 NOAH = Path(__file__).resolve().parents[2] / "examples/noah"
@@ -136,6 +140,26 @@ def test_sampling_is_seeded_and_follows_the_softmax(generator: Generator) -> Non
     assert statistic < cells.sum() + 4 * np.sqrt(2 * cells.sum())
 
 
+def mixed(z: np.ndarray) -> np.ndarray:
+    """splitmix64 (Steele, Lea and Flood 2014), by which the kernel draws."""
+    z = z + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def test_no_draw_is_infinite(generator: Generator) -> None:
+    """A uniform number that rounds to 1 would make its token win over any logit."""
+    greedy = list(generator.stream([3], 1, stop_tokens=()))
+    tokens = np.arange(320, dtype=np.uint64)
+    seeds = np.arange(100_000, dtype=np.uint64)
+    tokens = tokens[tokens != greedy[0]]
+    drawn = mixed(mixed(seeds)[:, None] ^ tokens) >> np.uint64(40)
+    seed = int((drawn == 0xFFFFFF).any(1).argmax())
+    assert (drawn[seed] == 0xFFFFFF).any()
+    assert list(generator.stream([3], 1, Sampling(1e-3, 0, seed), stop_tokens=())) == greedy
+
+
 def test_top_k_draws_only_from_the_best(generator: Generator) -> None:
     model = LlamaForCausalLM.from_pretrained(generator.checkpoint.directory).eval()
     with torch.inference_mode():
@@ -186,6 +210,92 @@ def test_leaving_a_stream_early_stops_the_kernel(generator: Generator) -> None:
     assert next(stream) == whole[0]
     stream.close()
     assert list(generator.stream([7, 8, 9], 30, stop_tokens=())) == whole
+
+
+@pytest.mark.parametrize("temperature", [1e-39, 1e-6, 1e39, -1.0, float("nan"), float("inf")])
+def test_a_temperature_that_logits_cannot_be_divided_by(temperature: float) -> None:
+    with pytest.raises(InvalidUsageError, match="it must be 0"):
+        Sampling(temperature=temperature)
+
+
+@pytest.mark.parametrize("temperature", [COLDEST, HOTTEST])
+def test_extreme_temperatures_are_served(generator: Generator, temperature: float) -> None:
+    """The coldest is greedy; the hottest draws from all tokens alike."""
+    greedy = list(generator.stream([7, 8, 9], 8, stop_tokens=()))
+    drawn = list(generator.stream([7, 8, 9], 8, Sampling(temperature, 0, 3), stop_tokens=()))
+    assert (drawn == greedy) == (temperature == COLDEST)
+
+
+def test_a_kernel_that_ends_early_is_an_error(generator: Generator) -> None:
+    """Not a shorter text: the device's own limit is lowered behind the host's back."""
+    real = generator._write_state
+
+    def lower(prompt: Any, total: int, how: Any, stops: Any) -> None:
+        real(prompt, total - 4, how, stops)
+
+    generator._write_state = lower  # type: ignore[method-assign]
+    made = []
+    with pytest.raises(GpuError, match=r"ended after 8 of 12 iterations"):
+        for token in generator.stream([7], 12, stop_tokens=()):
+            made.append(token)
+    assert len(made) == 8
+
+
+def test_weights_that_are_no_numbers_are_an_error(
+    backend: str, small: Path, tmp_path: Path
+) -> None:
+    """Otherwise token 0 would be chosen again and again."""
+    from safetensors.numpy import load_file, save_file
+
+    directory = tmp_path / "nan"
+    shutil.copytree(small, directory)
+    held = load_file(directory / "model.safetensors")
+    held["model.norm.weight"][:] = np.nan
+    save_file(held, directory / "model.safetensors")
+    with pytest.raises(GpuError, match="no logit is a number"):
+        tokens_of(directory, backend, [7, 8, 9], 4)
+
+
+@pytest.mark.parametrize("chunk", [1, 8, 32])
+def test_a_plan_brings_its_own_chunk_and_context(backend: str, small: Path, chunk: int) -> None:
+    """The prompt is cut as the plan says, whatever the caller's chunk is."""
+    prompt = [int(t) for t in np.random.default_rng(0).integers(0, 300, 27)]
+    expected = tokens_of(small, backend, prompt, 6, chunk=4)
+    chosen, _ = registry.choose(backend)
+    device = chosen.open(0)
+    checkpoint = Checkpoint.open(small)
+    dtype = DataType.from_numpy(checkpoint.dtype)
+    plan = plans(Shape(checkpoint.config, dtype, 100, chunk), device.machine)[0]
+    with Generator(checkpoint, chosen, device, plan=plan, chunk=4) as generator:
+        assert generator.context == 100
+        assert list(generator.stream(prompt, 6, stop_tokens=())) == expected
+    device.close()
+
+
+def test_a_plan_without_a_prompt_phase(backend: str, small: Path) -> None:
+    chosen, _ = registry.choose(backend)
+    device = chosen.open(0)
+    checkpoint = Checkpoint.open(small)
+    dtype = DataType.from_numpy(checkpoint.dtype)
+    plan = plans(Shape(checkpoint.config, dtype, 100, 0), device.machine)[0]
+    with Generator(checkpoint, chosen, device, plan=plan) as generator:
+        one = list(generator.stream([7], 6, stop_tokens=()))
+        with pytest.raises(InvalidUsageError, match="no prompt phase"):
+            list(generator.stream([7, 8], 6))
+    device.close()
+    assert one == tokens_of(small, backend, [7], 6)
+
+
+def test_a_plan_that_contradicts_itself(backend: str, small: Path) -> None:
+    chosen, _ = registry.choose(backend)
+    device = chosen.open(0)
+    checkpoint = Checkpoint.open(small)
+    dtype = DataType.from_numpy(checkpoint.dtype)
+    plan = plans(Shape(checkpoint.config, dtype, 100, 8), device.machine)[0]
+    other = dataclasses.replace(plan, meta={**plan.meta, "chunk": 4})
+    with pytest.raises(InvalidUsageError, match=r"takes 4 prompt tokens .* advance by \[8\]"):
+        Generator(checkpoint, chosen, device, plan=other)
+    device.close()
 
 
 def test_too_little_memory_is_said_before_loading(

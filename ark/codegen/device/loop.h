@@ -78,12 +78,17 @@ ARK_COLD void ark_fail(ArkCtx& c, ark_u32 why, ark_u32 counter, ark_u32 expected
   ark_give_up(c);
 }
 
-// Asking the host is slow, and slows everybody where many ask: once in so many polls.
-constexpr ark_u32 ARK_HOST_CHECK = 0xffffu;
+// Asking the host is slow, and slows everybody where many ask: once in so many polls. A backend
+// whose host memory is near says 0.
+#if !defined(ARK_HOST_CHECK)
+#define ARK_HOST_CHECK 0xffffu
+#endif
 
 ARK_DEVICE bool ark_aborted(const ArkParams* p, bool ask_host) {
-  return ark_load_acquire(&ark_control(p)->abort, false) != 0u ||
-         (ask_host && ark_load_host(&ark_host(p)->abort) != 0u);
+  if (ark_load_acquire(&ark_control(p)->abort, false) != 0u) return true;
+  if (!ask_host || ark_peek_host(&ark_host(p)->abort) == 0u) return false;
+  ark_add_release(&ark_control(p)->abort, 1u, false);
+  return true;
 }
 
 // A bounded spin: call once per failed poll; anything but ARK_KEEP means give up.
@@ -218,15 +223,30 @@ ARK_DEVICE void ark_signal_task(ArkLoop& loop, ark_u32 i, ark_u32 iteration) {
   }
 }
 
+// The host has told the loop to end: nobody begins another iteration, every wait gives up.
+ARK_COLD void ark_leave(ArkCtx& c) {
+  ArkControl* control = ark_control(ARK_PARAMS(c));
+  control->limit = 0u;
+  ark_add_release(&control->abort, 1u, false);
+  ark_add_release(&control->go, 0x40000000u, false);
+}
+
 // Leader only: may this processor begin the iteration? The gate opens when all of the iteration
-// before it is done on every rank; in persistent mode processor 0 also asks the host.
+// before it is done on every rank. Once an iteration processor 0 asks the host whether to leave,
+// before it waits for the gate, so that the answer comes while it waits; in persistent mode it also
+// asks for the iteration.
 ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration) {
   ArkControl* control = ark_control(ARK_PARAMS(c));
+  const ark_u32 leave = c.processor == 0u ? ark_peek_host(&ark_host(ARK_PARAMS(c))->abort) : 0u;
   const bool system = ARK_PARAMS(c)->world > 1u;
   const ark_u32 want = iteration * ARK_PARAMS(c)->world;
   // Longer than a task waits: whoever is stuck should report, not those who wait for its iteration.
   const ark_u64 budget = ARK_PARAMS(c)->budget_ns / 4u * 5u;
   if (!ark_wait(c, ark_words(ARK_PARAMS(c)->gate), want, system, 4u, 0u, budget)) return false;
+  if (leave != 0u) {
+    ark_leave(c);
+    return false;
+  }
   if (ARK_PARAMS(c)->persistent && c.processor == 0u) {
     ArkHost* host = ark_host(ARK_PARAMS(c));
     ArkSpin spin{0u, 0u};
@@ -236,7 +256,7 @@ ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration) {
         ark_add_release(&control->go, 1u, false);
         break;
       }
-      const bool quit = ark_load_host(&host->quit) != 0u;
+      const bool quit = (ark_load_host(&host->quit) | ark_peek_host(&host->abort)) != 0u;
       if (quit || ark_spin(ARK_PARAMS(c), spin, ARK_PARAMS(c)->idle_ns) != ARK_KEEP) {
         ark_add_release(&control->go, 0x40000000u, false);
         ark_store_host(&host->quit, 1u);

@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from weakref import WeakSet
 
 import numpy as np
 
@@ -25,21 +26,23 @@ class CpuLaunch:
         self._params = ctypes.create_string_buffer(params, len(params))
         self._result = 0
         self._elapsed = 0.0
-        self._thread = threading.Thread(
+        # Not Thread.join: interrupted by a signal, it takes a running thread for an ended one.
+        self._ended = threading.Event()
+        threading.Thread(
             target=self._run, args=(library, processors), name="ark-loop", daemon=True
-        )
-        self._thread.start()
+        ).start()
 
     def _run(self, library: ctypes.CDLL, processors: int) -> None:
         start = time.perf_counter()
         self._result = library.ark_loop(self._params, processors)
         self._elapsed = time.perf_counter() - start
+        self._ended.set()
 
     def done(self) -> bool:
-        return not self._thread.is_alive()
+        return self._ended.is_set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        self._thread.join(timeout_s)
+        self._ended.wait(timeout_s)
         if self.done() and self._result != 0:
             raise SystemError(
                 "the system refused to start a thread per processor; plan for fewer processors "
@@ -61,7 +64,7 @@ class CpuDevice:
         self.arch = self.machine.arch
         self.dlpack = (1, 0)
         self._maps: dict[int, tuple[mmap.mmap, int | None]] = {}
-        self._libraries: list[ctypes.CDLL] = []
+        self._launches: WeakSet[CpuLaunch] = WeakSet()
 
     def alloc(self, nbytes: int, kind: MemoryKind) -> Memory:
         size = max(nbytes, mmap.PAGESIZE)
@@ -129,11 +132,17 @@ class CpuDevice:
         library.ark_loop.argtypes = [ctypes.c_void_p, ctypes.c_int]
         return library
 
+    def unload(self, program: object) -> None:
+        assert isinstance(program, ctypes.CDLL)
+        ctypes.CDLL(None).dlclose(ctypes.c_void_p(program._handle))
+
     def launch(
         self, program: object, params: bytes, processors: int, threads: int, shared_bytes: int
     ) -> CpuLaunch:
         assert isinstance(program, ctypes.CDLL)
-        return CpuLaunch(program, params, processors)
+        launch = CpuLaunch(program, params, processors)
+        self._launches.add(launch)
+        return launch
 
     def export(self, memory: Memory) -> bytes:
         _, handle = self._maps[memory.address]
@@ -157,6 +166,8 @@ class CpuDevice:
         return available_bytes()
 
     def close(self) -> None:
+        if not all(launch.done() for launch in self._launches):
+            return
         for _, handle in self._maps.values():
             if handle is not None:
                 os.close(handle)

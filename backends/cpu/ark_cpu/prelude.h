@@ -28,6 +28,7 @@ struct ark_bf16 { uint16_t bits; };
 #else
 #define ARK_VECTOR_LOOP _Pragma("GCC ivdep")
 #endif
+#define ARK_HOST_CHECK 0u
 
 constexpr int ARK_THREADS = ARK_LANES * ARK_WARPS;
 
@@ -52,6 +53,7 @@ ARK_DEVICE ark_u32 ark_cas(ark_u32* p, ark_u32 expected, ark_u32 desired) {
   return expected;
 }
 ARK_DEVICE ark_u32 ark_load_host(const ark_u32* p) { return ark_load_acquire(p, true); }
+ARK_DEVICE ark_u32 ark_peek_host(const ark_u32* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 ARK_DEVICE void ark_store_host(ark_u32* p, ark_u32 v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 ARK_DEVICE ark_u32 ark_warp_load(const ark_u32* p) { return *p; }
 ARK_DEVICE void ark_warp_store(ark_u32* p, ark_u32 v) { *p = v; }

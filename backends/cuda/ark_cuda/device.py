@@ -7,10 +7,12 @@ ark.runtime through the backend object.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import time
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -92,7 +94,8 @@ class CudaDevice:
         self.dlpack = (2, index)
         self._peers: set[int] = set()
         self._events: dict[int, Any] = {}
-        self._modules: list[Any] = []
+        self._modules: dict[int, Any] = {}
+        self._launches: WeakSet[CudaLaunch] = WeakSet()
         flags = cu.CUstream_flags.CU_STREAM_NON_BLOCKING
         with current(self._context):
             self._stream = check(cu.cuStreamCreate(flags), f"opening {self.label}")
@@ -200,7 +203,7 @@ class CudaDevice:
         doing = f"loading a loop kernel on {self.label}, which runs {self.arch}"
         with current(self._context):
             module = check(cu.cuModuleLoadData(np.frombuffer(binary.data, np.uint8)), doing)
-            self._modules.append(module)
+            self._modules[int(module)] = module
             function = check(cu.cuModuleGetFunction(module, b"ark_loop"), doing)
 
             def attribute(name: str) -> int:
@@ -214,6 +217,13 @@ class CudaDevice:
                 attribute("LOCAL_SIZE_BYTES"),
                 attribute("SHARED_SIZE_BYTES"),
             )
+
+    def unload(self, program: object) -> None:
+        if not isinstance(program, Program):
+            raise TypeError("unload needs what load returned")
+        if self._modules.pop(int(program.module), None) is not None:
+            with current(self._context):
+                check(cu.cuModuleUnload(program.module), f"unloading a kernel of {self.label}")
 
     def launch(
         self,
@@ -253,7 +263,9 @@ class CudaDevice:
                 doing,
             )  # fmt: skip
             check(cu.cuEventRecord(end, queue), doing)
-        return CudaLaunch(self, begin, end)
+        launch = CudaLaunch(self, begin, end)
+        self._launches.add(launch)
+        return launch
 
     def _event(self, doing: str) -> Any:
         event = check(cu.cuEventCreate(0), doing)
@@ -298,15 +310,21 @@ class CudaDevice:
             free, _ = check(cu.cuMemGetInfo(), f"asking {self.label} for its free memory")
         return int(free)
 
+    def _busy(self) -> bool:
+        """Is a kernel running? After a fault none is."""
+        with contextlib.suppress(GpuError):
+            return not all(launch.done() for launch in self._launches)
+        return False
+
     def close(self) -> None:
         """Lets the context go. It stays alive while something else in the process uses it."""
-        if self._context is None:
+        if self._context is None or self._busy():
             return
         self.release(*self._events.values())
         with current(self._context):
             for address in self._peers:
                 cu.cuIpcCloseMemHandle(address)
-            for module in self._modules:
+            for module in self._modules.values():
                 cu.cuModuleUnload(module)
             for stream in (self._stream, self._copies):
                 (code,) = cu.cuStreamDestroy(stream)

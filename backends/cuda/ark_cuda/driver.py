@@ -5,6 +5,7 @@ Called by device.py and peer.py only.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -58,6 +59,18 @@ def check(result: tuple[Any, ...], doing: str) -> Any:
             "the process again. compute-sanitizer names the faulting instruction"
         )
     raise SystemError(f"{doing}: {words(code)}")
+
+
+def struct_bytes(struct: Any, nbytes: int) -> bytes:
+    """What one of the driver's structs holds. Its memory is read and not its members: which of them
+    the bindings show differs between their minor versions (CUipcMemHandle.reserved to 13.3 only).
+    """
+    return ctypes.string_at(int(struct.getPtr()), nbytes)
+
+
+def fill_struct(struct: Any, data: bytes) -> None:
+    """Writes one of the driver's structs; see `struct_bytes`."""
+    ctypes.memmove(int(struct.getPtr()), data, len(data))
 
 
 @contextmanager

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ark.errors import SystemError
-from ark_cuda.driver import check, cu, words
+from ark_cuda.driver import check, cu, fill_struct, struct_bytes, words
 
 PAGE = 2 << 20
 # magic, process, device number, device UUID, address, bytes, IPC handle
 _LAYOUT = struct.Struct("<8s16sI16sQQ64s")
+_UUID_BYTES, _IPC_BYTES = 16, 64
 _MAGIC = b"arkcuda1"
 # Names this process in a handle; ids alone repeat between containers.
 _PROCESS = struct.pack("<QQ", os.getpid(), time.time_ns())
@@ -38,7 +39,13 @@ def export(device: Any, index: int, address: int, nbytes: int) -> bytes:
     uuid = check(cu.cuDeviceGetUuid(device), doing)
     handle = check(cu.cuIpcGetMemHandle(address), doing)
     return _LAYOUT.pack(
-        _MAGIC, _PROCESS, index, bytes(uuid.bytes), address, nbytes, bytes(handle.reserved)
+        _MAGIC,
+        _PROCESS,
+        index,
+        struct_bytes(uuid, _UUID_BYTES),
+        address,
+        nbytes,
+        struct_bytes(handle, _IPC_BYTES),
     )
 
 
@@ -67,7 +74,7 @@ def open_handle(device: Any, label: str, handle: bytes) -> Mapped:
             _enable(peer, label, there)
         return Mapped(address, nbytes, imported=False)
     ipc = cu.CUipcMemHandle()
-    ipc.reserved = raw
+    fill_struct(ipc, raw)
     flags = int(cu.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
     code, mapped = cu.cuIpcOpenMemHandle(ipc, flags)
     if code != cu.CUresult.CUDA_SUCCESS:
@@ -85,7 +92,7 @@ def _visible(uuid: bytes) -> Any:
     for index in range(check(cu.cuDeviceGetCount(), "counting GPUs")):
         device = check(cu.cuDeviceGet(index), f"asking for GPU {index}")
         found = check(cu.cuDeviceGetUuid(device), f"asking for GPU {index}")
-        if bytes(found.bytes) == uuid:
+        if struct_bytes(found, _UUID_BYTES) == uuid:
             return device
     return None
 

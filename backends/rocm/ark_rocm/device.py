@@ -14,11 +14,12 @@ import socket
 import time
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
 from ark.backend.protocol import Binary, Memory, MemoryKind
-from ark.errors import SystemError
+from ark.errors import GpuError, SystemError
 from ark_rocm import driver, machines
 from ark_rocm.driver import call, device_properties
 from ark_rocm.probe import probe, text
@@ -63,6 +64,7 @@ class Device:
         self._loop_stream = self._stream()
         self._copy_stream = self._stream()
         self._programs: list[Program] = []
+        self._launches: WeakSet[Launch] = WeakSet()
         self._opened: set[int] = set()  # addresses of other processes' memory
         self._closed = False
 
@@ -160,13 +162,21 @@ class Device:
         self._programs.append(program)
         return program
 
+    def unload(self, program: object) -> None:
+        if isinstance(program, Program) and program in self._programs:
+            self._programs.remove(program)
+            self._select()
+            call("hipModuleUnload", self._hip.hipModuleUnload, program.module)
+
     def launch(
         self, program: object, params: bytes, processors: int, threads: int, shared_bytes: int
     ) -> Launch:
         assert isinstance(program, Program)
         self._select()
         self._check_resident(program, processors, threads, shared_bytes)
-        return Launch(self, program, params, processors, threads, shared_bytes)
+        launch = Launch(self, program, params, processors, threads, shared_bytes)
+        self._launches.add(launch)
+        return launch
 
     def _check_resident(
         self, program: Program, processors: int, threads: int, shared_bytes: int
@@ -246,8 +256,14 @@ class Device:
         free, _ = call("hipMemGetInfo", self._hip.hipMemGetInfo)
         return int(free)
 
+    def _busy(self) -> bool:
+        """Is a kernel running? After a fault none is."""
+        with contextlib.suppress(GpuError):
+            return not all(launch.done() for launch in self._launches)
+        return False
+
     def close(self) -> None:
-        if self._closed:
+        if self._closed or self._busy():
             return
         self._closed = True
         self._select()

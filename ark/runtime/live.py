@@ -1,0 +1,45 @@
+"""The launches that are on a device now, so that none outlives the memory that it walks.
+
+`Executor.start` adds a launch, whoever sees it end drops it. When the interpreter ends, those still
+there are told to leave; what a device that does not come back may still use is kept for ever.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+from ark import log
+
+if TYPE_CHECKING:
+    from ark.runtime.run import Run
+
+_runs: set[Run] = set()
+
+
+def add(run: Run) -> None:
+    """A launch has begun."""
+    _runs.add(run)
+
+
+def drop(run: Run) -> None:
+    """A launch has ended."""
+    _runs.discard(run)
+
+
+def keep(why: str, *objects: Any) -> None:
+    """Never frees these objects, not even when the interpreter ends, and says so."""
+    for each in objects:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
+    log.warn(f"{why}; its memory is kept until this process ends")
+
+
+@atexit.register
+def stop_all() -> None:
+    """Tells every kernel to leave, and waits within a bound."""
+    for run in list(_runs):
+        run.abort()
+    for run in list(_runs):
+        if not run.stop():
+            keep("a kernel did not leave its device when the process ended", run)

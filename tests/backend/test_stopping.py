@@ -1,0 +1,223 @@
+"""A healthy kernel that is told to leave leaves; nothing is freed under one that has not.
+
+What would go wrong here is a crash (a signal), a wait for all that was asked for (the time limit of
+the test), or text that is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ark.backend import registry
+from ark.errors import InvalidUsageError
+from ark.models.checkpoint import Checkpoint
+from ark.models.generate import Generator
+from tests.checkpoints import make_checkpoint
+
+LONG = 60_000
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model with a long context and no end token."""
+    directory = make_checkpoint(
+        tmp_path_factory.mktemp("endless"),
+        layers=1,
+        heads=2,
+        kv_heads=1,
+        head_dim=8,
+        hidden=32,
+        intermediate=48,
+        context=LONG,
+    )
+    for name in ("config.json", "generation_config.json"):
+        path = directory / name
+        if path.exists():
+            path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": None}))
+    return directory
+
+
+def command(backend: str, directory: Path, *extra: str) -> list[str]:
+    words = ["generate", str(directory), "--prompt", "The fox", "--backend", backend]
+    words += ["--context", str(LONG), "--max-new-tokens", str(LONG), *extra]
+    return [sys.executable, "-m", "ark", *words]
+
+
+def begin(argv: list[str], **extra: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, **extra
+    )
+
+
+def script(text: str, backend: str) -> subprocess.CompletedProcess[str]:
+    head = f"import ark, numpy as np\nark.init(backend={backend!r})\n"
+    return subprocess.run(
+        [sys.executable, "-c", head + text], capture_output=True, text=True, timeout=120, cwd=ROOT
+    )
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_generation_and_keeps_the_text(
+    backend: str, endless: Path, number: int, code: int
+) -> None:
+    process = begin(command(backend, endless))
+    assert process.stdout is not None
+    first = process.stdout.read(1)
+    process.send_signal(number)
+    rest, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    assert (first + rest).endswith("\n") and "Traceback" not in err
+
+
+def test_an_interrupt_keeps_the_tokens_of_json(backend: str, endless: Path) -> None:
+    process = begin(
+        interrupting(
+            "Generator, '_read'", "ark.models.generate", command(backend, endless, "--json")
+        )
+    )
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    row = json.loads(out)
+    assert row["finish"] == "interrupted" and len(row["tokens"]) < LONG // 2, len(row["tokens"])
+
+
+def interrupting(what: str, module: str, argv: list[str]) -> list[str]:
+    """The command, which gets SIGINT half a second after it first calls a method."""
+    text = (
+        "import os, signal, sys, threading\n"
+        f"from {module} import {what.split(',')[0]}\n"
+        f"place = ({what})\n"
+        "real = getattr(*place)\n"
+        "def watched(*args, **kw):\n"
+        "    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "    setattr(*place, real)\n"
+        "    return real(*args, **kw)\n"
+        "setattr(*place, watched)\n"
+        "from ark.cli import main\n"
+        f"sys.exit(main({argv[3:]!r}))\n"
+    )
+    return [sys.executable, "-c", text]
+
+
+def test_a_reader_that_has_enough(backend: str, endless: Path) -> None:
+    process = begin(command(backend, endless))
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.read(30)
+    process.stdout.close()
+    err = process.stderr.read()
+    assert process.wait(timeout=60) == 141, err
+    assert "Traceback" not in err
+
+
+def test_an_interrupt_ends_the_benchmark(backend: str, endless: Path) -> None:
+    argv = [sys.executable, "-m", "ark", "bench", "decode", "--config", str(endless)]
+    argv += ["--backend", backend, "--context", "16", "--tokens", "40000", "--repeats", "100"]
+    process = begin(interrupting("Run, 'wait'", "ark.runtime.run", argv))
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+
+
+def test_an_exception_beside_a_running_kernel(backend: str) -> None:
+    done = script(
+        "x = ark.tensor([64, 64])\n"
+        "y = ark.add(x, 1.0, output=x)\n"
+        "with ark.Runtime() as runtime:\n"
+        "    runtime.launch()\n"
+        "    runtime.run(10**9, non_blocking=True)\n"
+        "    raise KeyError('mine')\n",
+        backend,
+    )
+    assert done.returncode == 1 and done.stderr.rstrip().endswith("KeyError: 'mine'"), done.stderr
+
+
+@pytest.mark.parametrize("loop_mode", [True, False])
+def test_the_process_may_end_beside_a_running_kernel(backend: str, loop_mode: bool) -> None:
+    done = script(
+        "x = ark.tensor([64, 64])\n"
+        "y = ark.add(x, 1.0, output=x)\n"
+        "runtime = ark.Runtime()\n"
+        f"runtime.launch(loop_mode={loop_mode})\n"
+        "runtime.run(10**9, non_blocking=True)\n"
+        "print('end', flush=True)\n",
+        backend,
+    )
+    assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
+
+
+def test_an_interrupt_ends_a_run(backend: str) -> None:
+    done = script(
+        "import signal, threading, os, time\n"
+        "x = ark.tensor([64, 64])\n"
+        "y = ark.add(x, 1.0, output=x)\n"
+        "runtime = ark.Runtime()\n"
+        "runtime.launch()\n"
+        "threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "try:\n"
+        "    runtime.run(10**9)\n"
+        "except KeyboardInterrupt:\n"
+        "    print(runtime.running(), runtime.launched())\n"
+        "runtime.launch()\n"
+        "runtime.run(2)\n"
+        "runtime.stop()\n"
+        "print('ran again')\n",
+        backend,
+    )
+    assert (done.returncode, done.stdout) == (0, "False False\nran again\n"), done.stderr
+
+
+@pytest.fixture
+def generator(backend: str, endless: Path) -> Any:
+    chosen, _ = registry.choose(backend)
+    device = chosen.open(0)
+    with Generator(Checkpoint.open(endless), chosen, device, context=LONG) as made:
+        yield made
+    device.close()
+
+
+def test_a_closed_stream_stops_the_device(generator: Generator) -> None:
+    for token in generator.stream([7, 8, 9], LONG, stop_tokens=()):
+        first = token
+        break
+    run = generator.executor._run
+    assert run is not None and not run.running()
+    assert 0 < run.iterations_done < LONG // 2
+    assert next(iter(generator.stream([7, 8, 9], 1, stop_tokens=()))) == first
+
+
+def test_one_stream_at_a_time(generator: Generator) -> None:
+    first = generator.stream([7, 8, 9], 8, stop_tokens=())
+    made = [next(first)]
+    second = generator.stream([1, 2], 8, stop_tokens=())
+    with pytest.raises(InvalidUsageError, match="in the midst of another stream"):
+        next(second)
+    made += list(first)
+    assert made == list(generator.stream([7, 8, 9], 8, stop_tokens=()))
+
+
+def test_one_launch_at_a_time(generator: Generator) -> None:
+    stream = generator.stream([7, 8, 9], LONG, stop_tokens=())
+    next(stream)
+    with pytest.raises(InvalidUsageError, match="still running"):
+        generator.executor.start(1)
+    stream.close()
+
+
+def test_closing_the_generator_stops_its_stream(backend: str, endless: Path) -> None:
+    chosen, _ = registry.choose(backend)
+    device = chosen.open(0)
+    with Generator(Checkpoint.open(endless), chosen, device, context=LONG) as made:
+        stream = made.stream([7, 8, 9], LONG, stop_tokens=())
+        next(stream)
+        run = made.executor._run
+        assert run is not None
+    assert not run.running() and run.iterations_done < LONG // 2
+    device.close()
+    stream.close()

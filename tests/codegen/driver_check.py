@@ -1,0 +1,98 @@
+"""Every call of ark_cuda's device object against the driver's stand-in; run as a program, once for
+each version of cuda-bindings: `python driver_check.py` prints that version.
+
+`python driver_check.py map HANDLE` is the other process; `run` closes an executor beside a kernel.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import cuda.bindings
+import numpy as np
+from ark_cuda import backend
+
+from ark.backend.protocol import Binary, Source, Target
+
+NUMBERS = np.arange(64, dtype=np.uint8)
+
+
+def map_it(handle: str) -> None:
+    device = backend.open(0)
+    memory = device.map_peer(bytes.fromhex(handle))
+    assert (device.read(memory.address, 64) == NUMBERS).all()
+    device.write(memory.address, NUMBERS[::-1].copy())
+    device.free(memory)
+    device.close()
+
+
+def everything() -> None:
+    device = backend.open(0)
+    assert device.machine.processors == 4 and device.arch == "sm_90a", device.machine
+    assert device.free_bytes() == 1 << 29
+    shared, plain, host = (device.alloc(64, kind) for kind in ("symmetric", "device", "host"))
+    device.write(shared.address, NUMBERS)
+    handle = device.export(shared)
+    assert device.map_peer(handle).address == shared.address
+    done = subprocess.run([sys.executable, __file__, "map", handle.hex()], timeout=60)
+    assert done.returncode == 0
+    assert (device.read(shared.address, 64) == NUMBERS[::-1]).all()
+    device.zero(shared.address, 64)
+    assert not device.read(shared.address, 64).any()
+    assert host.host is not None
+    for _ in range(3):
+        program = device.load(Binary(b"none", ".cubin"))
+        launch = device.launch(program, bytes(96), 4, 32, 1024)
+        assert launch.wait(10) and launch.done() and launch.elapsed_ms() == 1.0
+        device.unload(program)
+    kept = device.load(Binary(b"none", ".cubin"))
+    for memory in (shared, plain, host):
+        device.free(memory)
+    assert kept is not None
+    device.close()
+
+
+class NoCompiler:
+    """The stand-in runs nothing, and NVRTC's wrapper needs more of the driver than it has."""
+
+    def key(self, target: Target) -> str:
+        return "stand-in"
+
+    def compile(self, source: Source, target: Target) -> Binary:
+        return Binary(b"none", ".cubin")
+
+
+def leave_one_running() -> None:
+    """What ark.runtime does beside a kernel: nothing may be freed while it runs."""
+    from ark.backend import registry
+    from ark.ir.dtype import by_name
+    from ark.models.generate import plans
+    from ark.models.llama import Shape
+    from ark.runtime import run
+    from ark.runtime.executor import Executor
+    from tests.unit.plan.shapes import CONFIG
+
+    run.STOP_S = 0.2
+    chosen = registry.get("cuda")
+    type(chosen).compiler = lambda self: NoCompiler()  # type: ignore[assignment, method-assign]
+    device = backend.open(0)
+    plan = plans(Shape(CONFIG, by_name("fp32"), 64, 0), device.machine)[0]
+    try:
+        with Executor(plan, chosen, device) as executor:
+            executor.start(1000)
+            raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        print("closed", executor.close())
+    device.close()
+
+
+if __name__ == "__main__":
+    mode = sys.argv[1] if len(sys.argv) > 1 else "everything"
+    if mode == "map":
+        map_it(sys.argv[2])
+    elif mode == "run":
+        leave_one_running()
+    else:
+        everything()
+        print(cuda.bindings.__version__)

@@ -1,0 +1,116 @@
+"""The CUDA backend's device object against every supported version of cuda-bindings, without a GPU.
+
+The bindings' structs and signatures change between minor versions. The unmodified bindings, oldest,
+newest and installed, run over a stand-in for libcuda (driver_stand_in.cpp) whose memory is the
+host's and whose kernels compute nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cuda.bindings.driver")
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+OLDEST = "13.0.0"
+
+
+@pytest.fixture(scope="module")
+def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the stand-in libcuda.so.1."""
+    compiler = next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), None)
+    words = [compiler] if compiler else [sys.executable, "-m", "ziglang", "c++"]
+    folder = tmp_path_factory.mktemp("driver")
+    source, library = str(HERE / "driver_stand_in.cpp"), str(folder / "libcuda.so.1")
+    flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-pthread", "-o", library, source]
+    subprocess.run([*words, *flags], check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheels(request: pytest.FixtureRequest) -> Path:
+    """Where wheels are unpacked, from one run of the tests to the next."""
+    return Path(request.config.cache.mkdir("cuda-bindings"))  # type: ignore[union-attr]
+
+
+def newest() -> str:
+    """The newest cuda-bindings that the package's own limits allow and the index has."""
+    done = pip("index", "versions", "cuda-bindings")
+    found = re.search(r"Available versions: (.*)", done.stdout)
+    if done.returncode or found is None:
+        pytest.skip(f"the package index cannot be asked: {done.stderr.strip()[-200:]}")
+    return next(v for v in found[1].split(", ") if v.startswith("13."))
+
+
+def pip(*words: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "pip", "--disable-pip-version-check", *words]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=250)
+
+
+def unpacked(version: str, wheels: Path) -> Path:
+    folder = wheels / f"{version}-{sys.implementation.cache_tag}"
+    if not folder.exists():
+        partial = folder.with_suffix(f".{os.getpid()}")
+        words = ("install", "-q", "--no-deps", "--no-compile", "--only-binary", ":all:")
+        done = pip(*words, "--target", str(partial), f"cuda-bindings=={version}")
+        if done.returncode:
+            pytest.skip(f"cuda-bindings {version} cannot be had: {done.stderr.strip()[-200:]}")
+        partial.rename(folder)
+    return folder
+
+
+def check(stand_in: Path, *words: str, first: str = "", **environment: str) -> str:
+    packages = ["backends/cpu", "backends/cuda", "backends/rocm", "tests"]
+    path = [first, str(ROOT), *(str(ROOT / p) for p in packages)]
+    done = subprocess.run(
+        [sys.executable, str(HERE / "driver_check.py"), *words],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(p for p in path if p),
+            "LD_LIBRARY_PATH": str(stand_in),
+            **environment,
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("which", ["installed", "oldest", "newest"])
+def test_the_device_object_fits_the_bindings(which: str, stand_in: Path, wheels: Path) -> None:
+    if which == "installed":
+        check(stand_in)
+        return
+    version = OLDEST if which == "oldest" else newest()
+    said = check(stand_in, first=str(unpacked(version, wheels)))
+    assert said.split()[-1] == version
+
+
+def test_modules_are_unloaded(stand_in: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    check(stand_in, STAND_IN_LOG=str(log))
+    lines = log.read_text().splitlines()
+    assert lines == ["loaded", "unloaded"] * 4
+
+
+@pytest.mark.parametrize("kernel", ["aborts", "stuck"])
+def test_nothing_is_freed_under_a_running_kernel(
+    kernel: str, stand_in: Path, tmp_path: Path
+) -> None:
+    """A kernel that leaves when it is told to, and one that never does."""
+    said = check(stand_in, "run", STAND_IN_KERNEL=kernel, ARK_CACHE_DIR=str(tmp_path))
+    if kernel == "aborts":
+        assert said == "closed True\n"
+    else:
+        assert "closed False" in said
+        assert "did not leave its device" in said and "is kept" in said
