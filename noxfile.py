@@ -95,6 +95,14 @@ def emulator_sweep(session: nox.Session) -> None:
 
 
 @nox.session
+def access_sweep(session: nox.Session) -> None:
+    """What bodies touch against what their kinds declare, on 25 times as many random ops."""
+    session.install("-e", ".[dev]")
+    environment = {"ARK_ACCESS_SEEDS": "25"}
+    session.run("pytest", *WORKERS, "tests/unit/tasks", *session.posargs, env=environment)
+
+
+@nox.session
 def shim(session: nox.Session) -> None:
     """The suite's synchronising kernels as HIP source on an NVIDIA GPU; needs cuda:1."""
     session.install("-e", ".[dev]")

@@ -23,7 +23,9 @@ class Machine:
     the one to use first. bandwidth_gbps, tflops: for the cost model. signal_us: one counter
     hand-over.
     tile: rows and columns of a matmul tile.
-    capabilities: words such as "mma_sync", "mfma", "wmma", "bulk_copy" by which bodies are chosen.
+    capabilities: words by which bodies and forms are chosen: "mma_sync", "wgmma", "mfma", "wmma"
+    (matrix units), "packets" (small activations may travel as {value, epoch}), "single_thread" (a
+    processor runs a task in one thread, so bodies are loops that the compiler vectorises).
     """
 
     name: str

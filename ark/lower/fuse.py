@@ -76,7 +76,7 @@ def fuse(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -> 
 def _streams(node: Node, machine: Machine) -> bool:
     x, weight = node.inputs
     rows = x.shape[0]
-    limit = 64 if machine.lanes * machine.warps == 1 else MAX_STREAM_ROWS
+    limit = 64 if machine.has("single_thread") else MAX_STREAM_ROWS
     return (
         weight.buffer.arena == "parameter"
         and weight.dense

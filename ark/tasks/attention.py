@@ -174,7 +174,7 @@ class Attention(TaskKind):
 
     def _values(self, machine: Machine) -> str:
         """Adds the chunk's weighted values; a lone thread walks rows, many split the columns."""
-        if machine.lanes * machine.warps == 1:
+        if machine.has("single_thread"):
             return """    for (int g = 0; g < G; ++g) {
       for (int d = 0; d < D; ++d) o[g * D + d] *= keep[g];
       for (int e = 0; e < past; ++e) for (int d = 0; d < D; ++d)

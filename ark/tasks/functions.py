@@ -1,13 +1,14 @@
 """The elementwise functions: expression on the device and NumPy reference, one line each.
 
 Adding an elementwise op is adding a line here. `a` and `b` are the inputs as float; the expression
-uses the device ABI's math. Read by ark.ops.elementwise (the user's functions), by the elementwise
-task kind, and by matmul epilogues.
+uses the device ABI's math. Read by ark.ops.elementwise (the user's functions), by
+ark.tasks.expression, which writes trees of them.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -25,10 +26,14 @@ class Function:
     """
 
     name: str
-    arity: int
     expr: str
     reference: Callable[..., np.ndarray]
     integer: str | None = None
+
+    @property
+    def arity(self) -> int:
+        """Arguments: b is used by functions of two."""
+        return 2 if re.search(r"\bb\b", self.expr) else 1
 
 
 def _wrapping(left: str, operator: str, right: str) -> str:
@@ -43,25 +48,24 @@ def _gelu(a: np.ndarray) -> np.ndarray:
 FUNCTIONS: dict[str, Function] = {
     f.name: f
     for f in (
-        Function("copy", 1, "a", lambda a: a, "a"),
-        Function("exp", 1, "ark_exp(a)", np.exp),
-        Function("sqrt", 1, "ark_sqrt(a)", np.sqrt),
-        Function("rsqrt", 1, "ark_rsqrt(a)", lambda a: 1.0 / np.sqrt(a)),
-        Function("relu", 1, "(a > 0.0f ? a : 0.0f)", lambda a: np.maximum(a, 0.0)),
+        Function("copy", "a", lambda a: a, "a"),
+        Function("exp", "ark_exp(a)", np.exp),
+        Function("sqrt", "ark_sqrt(a)", np.sqrt),
+        Function("rsqrt", "ark_rsqrt(a)", lambda a: 1.0 / np.sqrt(a)),
+        Function("relu", "(a > 0.0f ? a : 0.0f)", lambda a: np.maximum(a, 0.0)),
         # 1 + tanh(x) = 2 / (1 + exp(-2 x))
         Function(
             "gelu",
-            1,
             f"(a / (1.0f + ark_exp({-2 * SQRT_2_OVER_PI!r}f * (a + 0.044715f * a * a * a))))",
             _gelu,
         ),
-        Function("sigmoid", 1, "(1.0f / (1.0f + ark_exp(-a)))", lambda a: 1 / (1 + np.exp(-a))),
-        Function("silu", 1, "(a / (1.0f + ark_exp(-a)))", lambda a: a / (1 + np.exp(-a))),
-        Function("add", 2, "(a + b)", np.add, _wrapping("a", "+", "b")),
-        Function("sub", 2, "(a - b)", np.subtract, _wrapping("a", "-", "b")),
-        Function("rsub", 2, "(b - a)", lambda a, b: b - a, _wrapping("b", "-", "a")),
-        Function("mul", 2, "(a * b)", np.multiply, _wrapping("a", "*", "b")),
-        Function("div", 2, "(a / b)", np.divide, "ark_int_div(a, b)"),
-        Function("rdiv", 2, "(b / a)", lambda a, b: b / a, "ark_int_div(b, a)"),
+        Function("sigmoid", "(1.0f / (1.0f + ark_exp(-a)))", lambda a: 1 / (1 + np.exp(-a))),
+        Function("silu", "(a / (1.0f + ark_exp(-a)))", lambda a: a / (1 + np.exp(-a))),
+        Function("add", "(a + b)", np.add, _wrapping("a", "+", "b")),
+        Function("sub", "(a - b)", np.subtract, _wrapping("a", "-", "b")),
+        Function("rsub", "(b - a)", lambda a, b: b - a, _wrapping("b", "-", "a")),
+        Function("mul", "(a * b)", np.multiply, _wrapping("a", "*", "b")),
+        Function("div", "(a / b)", np.divide, "ark_int_div(a, b)"),
+        Function("rdiv", "(b / a)", lambda a, b: b / a, "ark_int_div(b, a)"),
     )
 }

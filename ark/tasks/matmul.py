@@ -49,7 +49,7 @@ class Matmul(TaskKind):
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         rows, columns = sig.params["tile"]
-        return 4 * rows * columns if machine.lanes * machine.warps == 1 else 0
+        return 4 * rows * columns if machine.has("single_thread") else 0
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
         _, _, k = dims(sig)
@@ -70,7 +70,7 @@ class Matmul(TaskKind):
             f"  const int m1 = t.coord[2] + {rows} < {m} ? t.coord[2] + {rows} : {m};\n"
             f"  const int n1 = t.coord[3] + {columns} < {n} ? t.coord[3] + {columns} : {n};\n"
         )
-        if machine.lanes * machine.warps == 1 and not sig.params["transpose_b"]:
+        if machine.has("single_thread") and not sig.params["transpose_b"]:
             # One thread: rows of b are consecutive, so add them up row by row.
             body += (
                 "  float* acc = reinterpret_cast<float*>(ARK_SCRATCH(c));\n"

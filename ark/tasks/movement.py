@@ -43,7 +43,7 @@ class Transpose(TaskKind):
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         size = sig.operands[0].itemsize
-        return SQUARE * (SQUARE * size + 4) if machine.lanes * machine.warps > 1 else 0
+        return SQUARE * (SQUARE * size + 4) if not machine.has("single_thread") else 0
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         perm, tile = sig.params["perm"], sig.params["tile"]
@@ -82,7 +82,7 @@ class Transpose(TaskKind):
             f"  const int squares = {' * '.join(count)};\n"
         )
         arguments = f"squares, {from_row}, {to_row}"
-        if machine.lanes * machine.warps == 1:
+        if machine.has("single_thread"):
             body += f"  ark_transpose_alone<{SQUARE}, {ctype}>({arguments}, place);\n"
             return _header("transpose.h") + text.function(name, body)
 

@@ -76,7 +76,7 @@ def box(
     out = len(sig.operands) - 1
     declare = "".join(text.operand(sig, i, f"p{i}", const=i != out) for i in range(out + 1))
     writer = _Box(sig, expr, tile, coord, dict(places or {}))
-    if machine.lanes * machine.warps == 1:
+    if machine.has("single_thread"):
         return declare + writer.nested()
     pack, packed = writer.pack()
     if pack == 1:

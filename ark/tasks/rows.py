@@ -69,7 +69,7 @@ class RowNorm(TaskKind):
         columns = sig.operands[-1].shape[-1]
         pack = _packs(sig, columns)
         threads = machine.lanes * machine.warps
-        if threads == 1:
+        if machine.has("single_thread"):
             return None
         for width, alone in ((machine.lanes, True), (threads, False)):
             packs = -(-columns // (pack * width))
@@ -97,7 +97,7 @@ class RowNorm(TaskKind):
             f"    to = {text.offset(sig, out, names)};\n  }};\n"
             "  char* red = ARK_SCRATCH(c);\n"
         )
-        side = SIDE_BY_SIDE if machine.lanes * machine.warps == 1 else 1
+        side = SIDE_BY_SIDE if machine.has("single_thread") else 1
         keep = "true" if self._kept(sig, machine) else "false"
         loose = (
             f"  ark_rows_any<{op}, {side}, {keep}>(p0, po, {weight}, rows, {columns}, {eps}, red, "
@@ -148,7 +148,7 @@ class Reduce(TaskKind):
         threads = machine.lanes * machine.warps
         if sig.params["axis"] == 3:
             return 2 * 4 * machine.warps
-        if threads == 1:
+        if machine.has("single_thread"):
             return 4 * int(sig.params["tile"][3])
         pack, across = self._across(sig, machine)
         return 4 * threads // across * across * pack
@@ -222,7 +222,7 @@ class Reduce(TaskKind):
             f"    {text.store(sig, 1, 'po', text.offset(sig, 1, names), value)}\n  }};\n"
         )
         pack = self._pack(sig)
-        alone = machine.lanes * machine.warps == 1
+        alone = machine.has("single_thread")
 
         def call(width: int, rounds: int) -> str:
             return (
@@ -255,7 +255,7 @@ class Reduce(TaskKind):
         names = ["i0", "i1", "i2", "x"]
         inner = list(names)
         inner[axis] = "0"
-        alone = machine.lanes * machine.warps == 1
+        alone = machine.has("single_thread")
         pack, across = self._across(sig, machine)
         block = tile[3] if alone else across * pack
         end = f"t.coord[3] + {tile[3]} < {shape[3]} ? t.coord[3] + {tile[3]} : {shape[3]}"

@@ -60,7 +60,7 @@ def box_loop(shape: Sequence[int], tile: Sequence[int], body: str, machine: Mach
 
     One thread: nested loops, so that the innermost vectorises. Many: one flat index.
     """
-    if machine.lanes * machine.warps == 1:
+    if machine.has("single_thread"):
         text = body
         for d in range(DIMS - 1, -1, -1):
             if shape[d] == 1:

@@ -214,10 +214,12 @@ class Choose(TaskKind):
     const int next = position + 1;
     bool stop = next + 1 >= p1[4] || next + 1 >= {context};
     for (int i = 0; i < p1[5]; ++i) stop = stop || p6[i] == static_cast<ark_i32>(token);
-    p4[next] = static_cast<ark_i32>(token);
     p2[0] = next;
     if (stop) ark_control(ARK_PARAMS(c))->limit = c.iteration + 1u;
-    ark_store_host(reinterpret_cast<ark_u32*>(p5) + next, token);
+    if (next < {context}) {{
+      p4[next] = static_cast<ark_i32>(token);
+      ark_store_host(reinterpret_cast<ark_u32*>(p5) + next, token);
+    }}
   }}
 """
         return SAMPLING + text.function(name, body)

@@ -58,19 +58,17 @@ def _machine(
     )
 
 
-_AMPERE = ("mma_sync", "packets")
-_DESKTOP = ("bulk_copy", "mma_sync", "packets")
-_HOPPER = ("bulk_copy", "mma_sync", "packets", "wgmma")
-_BLACKWELL = ("bulk_copy", "mma_sync", "packets", "tcgen05")
+_COMMON = ("mma_sync", "packets")
+_HOPPER = (*_COMMON, "wgmma")
 
 MODELS = {
     m.name: m
     for m in (
-        _machine("a100", "sm_80", 108, 163, 0, 0, 80, 1900.0, 280.0, _AMPERE),
+        _machine("a100", "sm_80", 108, 163, 0, 0, 80, 1900.0, 280.0, _COMMON),
         _machine("h100", "sm_90a", 132, 227, 12, 2, 80, 3079.0, 700.0, _HOPPER),
         _machine("h200", "sm_90a", 132, 227, 12, 3, 141, 4300.0, 750.0, _HOPPER),
-        _machine("b200", "sm_100a", 148, 227, 12, 4, 180, 7700.0, 2000.0, _BLACKWELL),
-        _machine("rtx5090", "sm_120", 170, 99, 4, 2, 32, 1700.0, 200.0, _DESKTOP),
+        _machine("b200", "sm_100a", 148, 227, 12, 4, 180, 7700.0, 2000.0, _COMMON),
+        _machine("rtx5090", "sm_120", 170, 99, 4, 2, 32, 1700.0, 200.0, _COMMON),
     )
 }
 

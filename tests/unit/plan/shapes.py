@@ -28,6 +28,7 @@ CONFIG = LlamaConfig(
 
 def machine(processors: int, *capabilities: str, warps: int = 1) -> Machine:
     """A machine model for tests; warps > 1 makes it look like a GPU."""
+    threads = ("single_thread",) if warps == 1 else ()
     return Machine(
         name="test",
         arch="test",
@@ -36,7 +37,7 @@ def machine(processors: int, *capabilities: str, warps: int = 1) -> Machine:
         lanes=1 if warps == 1 else 32,
         shared_bytes=1 << 20,
         variants=(block(warps),),
-        capabilities=capabilities,
+        capabilities=(*capabilities, *threads),
     )
 
 

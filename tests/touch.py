@@ -1,0 +1,187 @@
+"""What task bodies really read and write, byte by byte, on the CPU.
+
+`Bench` compiles a plan's loop kernel with a call before every access to memory (the calls that
+-fsanitize=thread inserts, answered by touch_recorder.cpp), places every buffer apart from the
+others with room around it, and runs the plan's tasks one by one, each alone. It knows nothing of
+what the kinds declare; the comparison is the caller's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from ark_cpu import backend
+from ark_cpu.compiler import find_compiler
+
+from ark.codegen import layout
+from ark.codegen.writer import write
+from ark.ir.dtype import by_name
+from ark.plan.serialize import machine_of
+from ark.plan.types import Phase, Plan, Task
+from ark.runtime import tables
+
+READ, WRITTEN = 1, 2
+MARGIN = 1 << 10  # bytes between buffers
+RECORDER = Path(__file__).parent / "touch_recorder.cpp"
+ENTRY = """
+extern "C" void ark_touch(const ArkParams* params, char* scratch) { ark_run(params, 0u, scratch); }
+"""
+
+
+@dataclass(frozen=True)
+class Touched:
+    """What one task did. marks: a byte of READ and WRITTEN per byte of each buffer, by buffer id.
+    scratch: the same of the task's scratch memory. outside: bytes touched in no buffer at all.
+    values: what the buffers held before, by buffer id.
+    """
+
+    task: Task
+    marks: dict[int, np.ndarray]
+    scratch: np.ndarray
+    outside: int
+    values: dict[int, np.ndarray]
+
+
+def _compile(arguments: list[str]) -> None:
+    command = find_compiler()
+    assert command is not None, "no C++ compiler"
+    words = [*command, "-std=c++17", "-fPIC", "-w", *arguments]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[:4000]
+
+
+@cache
+def _recorder() -> tuple[TemporaryDirectory[str], str]:
+    folder = TemporaryDirectory(prefix="ark-touch-")
+    path = f"{folder.name}/recorder.o"
+    _compile(["-O2", "-c", str(RECORDER), "-o", path])
+    return folder, path
+
+
+def _library(text: str) -> ctypes.CDLL:
+    with TemporaryDirectory(prefix="ark-touch-") as folder:
+        source, part, whole = (f"{folder}/loop.{end}" for end in ("cpp", "o", "so"))
+        Path(source).write_text(text)
+        # Not optimised: a read that is in the source is a read.
+        _compile(["-O1", "-fsanitize=thread", "-c", source, "-o", part])
+        _compile(["-shared", "-pthread", part, _recorder()[1], "-o", whole])
+        return ctypes.CDLL(whole)
+
+
+def _fill(plan: Plan, buffer: int, values: np.ndarray, rng: np.random.Generator) -> None:
+    """Random contents of the type that the buffer's tensors have."""
+    held = [t for t in plan.tensors if t.buffer == buffer]
+    if not held:
+        return
+    if held[0].packet:
+        words = values[: len(values) // 8 * 8].view(np.uint64)
+        floats = rng.uniform(-1, 1, len(words)).astype(np.float32)
+        words[:] = (np.uint64(1) << np.uint64(32)) | floats.view(np.uint32)  # epoch 1
+        return
+    kind = by_name(held[0].dtype)
+    view = values[: len(values) // kind.itemsize * kind.itemsize].view(kind.numpy)
+    if np.issubdtype(view.dtype, np.integer):
+        view[:] = rng.integers(0, 8, view.shape)
+    else:
+        view[:] = rng.uniform(-1, 1, view.shape).astype(view.dtype)
+
+
+class Bench:
+    """A plan in memory, its tasks ready to run one at a time."""
+
+    def __init__(self, plan: Plan, seed: int) -> None:
+        self.plan = plan
+        self.rng = np.random.default_rng(seed)
+        self.tasks = [t for phase in plan.phases for tasks in phase.processors for t in tasks]
+        alone = tuple(dataclasses.replace(t, waits=(), signals=()) for t in self.tasks)
+        machine = dataclasses.replace(machine_of(plan), processors=1)
+        entry = {**plan.machine, "processors": 1}
+        flat = dataclasses.replace(plan, phases=(Phase("all", (alone,)),), machine=entry)
+        dialect = dataclasses.replace(backend.dialect(machine.arch), entry=ENTRY)
+        self.emitted = write(flat, machine, dialect)
+        self._lay_out()
+        self.library = _library(self.emitted.source.text)
+        counters = np.zeros(len(plan.counters) + 1, np.uint32)
+        self.tables = tables.build(
+            flat, self.emitted, lambda b: self.base + self.places[b], lambda c: counters.ctypes.data
+        )
+
+    def _lay_out(self) -> None:
+        at = MARGIN
+        self.places: dict[int, int] = {}
+        for buffer in self.plan.buffers:
+            self.places[buffer.id] = at
+            at += -(-buffer.nbytes // 64) * 64 + MARGIN
+        self.scratch_at = at
+        total = at + self.emitted.scratch_bytes + MARGIN
+        self._memory = np.zeros(total + 64, np.uint8)
+        skip = -self._memory.ctypes.data % 64
+        self.memory = self._memory[skip : skip + total]
+        self.base = self.memory.ctypes.data
+        self.marks = np.zeros(total, np.uint8)
+        for buffer in self.plan.buffers:
+            _fill(self.plan, buffer.id, self.buffer(buffer.id), self.rng)
+
+    def buffer(self, number: int) -> np.ndarray:
+        """The bytes of a buffer; what is written there is what tasks see."""
+        return self._part(self.memory, number)
+
+    def _part(self, array: np.ndarray, number: int) -> np.ndarray:
+        at = self.places[number]
+        return array[at : at + self.plan.buffers[number].nbytes]
+
+    def operand(self, op: int, index: int) -> np.ndarray:
+        """The buffer of an op's operand, as elements."""
+        tensor = self.plan.tensors[self.plan.ops[op].operands[index]]
+        return self.buffer(tensor.buffer).view(by_name(tensor.dtype).numpy)
+
+    def run(self, number: int) -> Touched:
+        """Runs one task on the buffers as they are, and restores them."""
+        before = self.memory.copy()
+        self.marks[:] = 0
+        control = np.zeros(1, layout.dtype("ArkControl"))
+        host = np.zeros(1, layout.dtype("ArkHost"))
+        gate = np.full(64, 1 << 20, np.uint32)  # open
+        stage = int(self.tables.tasks["fetch_begin"][number])
+        ranges = np.array([(number, number + 1, 0, stage)], layout.dtype("ArkRange"))
+        params = np.zeros(1, layout.dtype("ArkParams"))
+        control["limit"] = 1
+        for name, array in (
+            ("tasks", self.tables.tasks),
+            ("edges", self.tables.edges),
+            ("fetches", self.tables.fetches),
+            ("ranges", ranges),
+            ("gate", gate),
+            ("control", control),
+            ("host", host),
+        ):
+            params[name] = array.ctypes.data
+        params["processors"] = params["world"] = 1
+        params["budget_ns"] = params["idle_ns"] = 10**9
+        record = self.library.touch_record
+        marks = ctypes.c_void_p(self.marks.ctypes.data)
+        record(ctypes.c_void_p(self.base), ctypes.c_size_t(len(self.memory)), marks)
+        scratch = ctypes.c_void_p(self.base + self.scratch_at)
+        self.library.ark_touch(params.ctypes.data_as(ctypes.c_void_p), scratch)
+        record(None, ctypes.c_size_t(0), None)
+        assert host["error"][0] == 0, f"the task failed: {host}"
+        found = self._gather(number, before)
+        self.memory[:] = before
+        return found
+
+    def _gather(self, number: int, before: np.ndarray) -> Touched:
+        used = {self.plan.tensors[t].buffer for t in self.plan.ops[self.tasks[number].op].operands}
+        marks = {b.id: self._part(self.marks, b.id).copy() for b in self.plan.buffers}
+        end = self.scratch_at + self.emitted.scratch_bytes
+        scratch = self.marks[self.scratch_at : end].copy()
+        inside = sum(int(np.count_nonzero(m)) for m in marks.values())
+        outside = int(np.count_nonzero(self.marks)) - inside - int(np.count_nonzero(scratch))
+        values = {b: self._part(before, b).copy() for b in used}
+        return Touched(self.tasks[number], marks, scratch[layout.LOOP_BYTES :], outside, values)
