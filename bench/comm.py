@@ -23,7 +23,7 @@ from ortools.graph.python.max_flow import SimpleMaxFlow
 from ark.collective import check
 from ark.comm.forestcoll import forest, lower, optimal
 from ark.comm.forestcoll.cuts import Ints
-from ark.comm.forestcoll.optimum import network
+from ark.comm.forestcoll.network import network
 from ark.comm.scale import forest_by_symmetry, optimal_by_symmetry
 from ark.comm.taccl import synthesize_taccl
 from ark.comm.topology import named

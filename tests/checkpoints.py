@@ -1,4 +1,4 @@
-"""Small random Llama checkpoints as Hugging Face writes them, for tests that read or run one."""
+"""Small random checkpoints as Hugging Face writes them, for tests that read or run one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 BOS, EOS = "<s>", "</s>"
 SMALLEST_VOCAB = 258
@@ -43,16 +48,20 @@ def make_checkpoint(
     context: int = 128,
     tie: bool = False,
     rope: dict[str, Any] | None = None,
+    kind: str = "llama",
+    **others: Any,
 ) -> Path:
     """Writes config, weights, tokenizer and generation config into `directory` and returns it.
 
-    `rope` is what newer transformers call rope_parameters; `vocab` is at least 258 (the bytes, a
-    begin and an end token); `shards` above 1 asks for about that many files and an index. Weights
-    are random but scaled so that logits spread and greedy decoding seldom meets a tie.
+    `kind` is the model_type, `others` are further fields of its config. `rope` is what newer
+    transformers call rope_parameters; `vocab` is at least 258 (the bytes, a begin and an end
+    token); `shards` above 1 asks for about that many files and an index. Weights are random but
+    scaled so that logits spread and greedy decoding seldom meets a tie.
     """
     if vocab < SMALLEST_VOCAB:
         raise ValueError(f"vocab {vocab} is below {SMALLEST_VOCAB}")
-    config = LlamaConfig(
+    config = AutoConfig.for_model(
+        kind,
         hidden_size=hidden,
         intermediate_size=intermediate,
         num_hidden_layers=layers,
@@ -66,8 +75,9 @@ def make_checkpoint(
         tie_word_embeddings=tie,
         bos_token_id=0,
         eos_token_id=1,
+        **others,
     )
-    model = LlamaForCausalLM(config)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     randomise(model, seed)
     model.to(getattr(torch, dtype))
     size = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -81,7 +91,7 @@ def make_checkpoint(
 
 
 @torch.no_grad()
-def randomise(model: LlamaForCausalLM, seed: int) -> None:
+def randomise(model: PreTrainedModel, seed: int) -> None:
     """Fills every weight from one seeded generator; norms vary about 1.
 
     A tied embedding is small beside what the layers add, else each token would predict itself.
@@ -95,7 +105,7 @@ def randomise(model: LlamaForCausalLM, seed: int) -> None:
         elif "embed_tokens" in name:
             weight.copy_(noise * embedding)
         else:
-            weight.copy_(noise * (3 if "lm_head" in name else 1) / math.sqrt(weight.shape[1]))
+            weight.copy_(noise * (3 if "lm_head" in name else 1) / math.sqrt(weight.shape[-1]))
 
 
 def make_tokenizer(vocab: int) -> Tokenizer:

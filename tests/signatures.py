@@ -12,9 +12,9 @@ from ark.frontend.model import Model, use_model
 from ark.ir.dtype import FLOATS, DataType, bf16, fp16, fp32, int32
 from ark.lower.pipeline import plan
 from ark.machine import Machine
+from ark.models.build import Shape
 from ark.models.config import LlamaConfig
 from ark.models.generate import plans as llama_plans
-from ark.models.llama import Shape
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 

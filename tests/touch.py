@@ -29,6 +29,7 @@ from ark.runtime import tables
 
 READ, WRITTEN = 1, 2
 MARGIN = 1 << 10  # bytes between buffers
+BEHIND = 1 << 20  # bytes behind the last: a body that needs more scratch than it says stays inside
 RECORDER = Path(__file__).parent / "touch_recorder.cpp"
 ENTRY = """
 extern "C" void ark_touch(const ArkParams* params, char* scratch) { ark_run(params, 0u, scratch); }
@@ -37,16 +38,16 @@ extern "C" void ark_touch(const ArkParams* params, char* scratch) { ark_run(para
 
 @dataclass(frozen=True)
 class Touched:
-    """What one task did. marks: a byte of READ and WRITTEN per byte of each buffer, by buffer id.
-    scratch: the same of the task's scratch memory. outside: bytes touched in no buffer at all.
-    values: what the buffers held before, by buffer id.
+    """What one task did.
+
+    marks: a byte of READ and WRITTEN per byte of each buffer, by buffer id. scratch: the same of
+    the task's scratch memory and what lies behind it. outside: bytes touched in no buffer at all.
     """
 
     task: Task
     marks: dict[int, np.ndarray]
     scratch: np.ndarray
     outside: int
-    values: dict[int, np.ndarray]
 
 
 def _compile(arguments: list[str]) -> None:
@@ -120,7 +121,7 @@ class Bench:
             self.places[buffer.id] = at
             at += -(-buffer.nbytes // 64) * 64 + MARGIN
         self.scratch_at = at
-        total = at + self.emitted.scratch_bytes + MARGIN
+        total = at + self.emitted.scratch_bytes + BEHIND
         self._memory = np.zeros(total + 64, np.uint8)
         skip = -self._memory.ctypes.data % 64
         self.memory = self._memory[skip : skip + total]
@@ -172,16 +173,13 @@ class Bench:
         self.library.ark_touch(params.ctypes.data_as(ctypes.c_void_p), scratch)
         record(None, ctypes.c_size_t(0), None)
         assert host["error"][0] == 0, f"the task failed: {host}"
-        found = self._gather(number, before)
+        found = self._gather(number)
         self.memory[:] = before
         return found
 
-    def _gather(self, number: int, before: np.ndarray) -> Touched:
-        used = {self.plan.tensors[t].buffer for t in self.plan.ops[self.tasks[number].op].operands}
+    def _gather(self, number: int) -> Touched:
         marks = {b.id: self._part(self.marks, b.id).copy() for b in self.plan.buffers}
-        end = self.scratch_at + self.emitted.scratch_bytes
-        scratch = self.marks[self.scratch_at : end].copy()
+        scratch = self.marks[self.scratch_at :].copy()
         inside = sum(int(np.count_nonzero(m)) for m in marks.values())
         outside = int(np.count_nonzero(self.marks)) - inside - int(np.count_nonzero(scratch))
-        values = {b: self._part(before, b).copy() for b in used}
-        return Touched(self.tasks[number], marks, scratch[layout.LOOP_BYTES :], outside, values)
+        return Touched(self.tasks[number], marks, scratch[layout.LOOP_BYTES :], outside)

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 
 from ark import log
 from ark.errors import InvalidUsageError, UnsupportedError
-from ark.frontend.tensor import Parameter, is_torch
+from ark.frontend.model import Model
+from ark.frontend.tensor import Parameter, Tensor, is_torch
+
+Hook = Callable[["Module", Any], Any]
 
 
 class Module:
-    """Base class of models: subclasses make parameters and modules and write forward."""
+    """Base class of models: subclasses make parameters and modules and write forward.
+
+    A list of modules as an attribute holds each under the attribute's name and its number.
+    """
 
     def __init__(self) -> None:
         self.sub_modules: dict[str, Module] = {}
         self.parameters: dict[str, Parameter] = {}
+        self._hooks: list[Hook] = []
+        self._name = ""
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -25,18 +34,42 @@ class Module:
             self.register_module(name, value)
         elif isinstance(value, Parameter):
             self.register_parameter(name, value)
+        elif isinstance(value, (list, tuple)) and all(isinstance(v, Module) for v in value):
+            for i, module in enumerate(value):
+                self.register_module(f"{name}.{i}", module)
 
     def register_module(self, name: str, module: Module) -> None:
         """Adds a module under a name; TypeError if it is none."""
         if not isinstance(module, Module):
             raise TypeError(f"{name!r} is a {type(module).__name__}, not an ark.Module")
         self.sub_modules[name] = module
+        module._name = name
 
     def register_parameter(self, name: str, parameter: Parameter) -> None:
         """Adds a parameter under a name; TypeError if it is none."""
         if not isinstance(parameter, Parameter):
             raise TypeError(f"{name!r} is a {type(parameter).__name__}, not an ark.Parameter")
         self.parameters[name] = parameter
+
+    def register_forward_hook(self, hook: Hook) -> None:
+        """After each forward, `hook(module, output)` gives what calling the module returns."""
+        self._hooks.append(hook)
+
+    def name_tensors(self, prefix: str = "") -> None:
+        """Names parameters and other tensors after their attributes, as a plan shall show them.
+
+        Call it before ops use the tensors. What two modules share has the name that comes first.
+        """
+        seen: set[int] = set()
+        self._name_tensors(prefix, seen)
+
+    def _name_tensors(self, prefix: str, seen: set[int]) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor) and id(value) not in seen:
+                seen.add(id(value))
+                value.rename(prefix + name)
+        for name, module in self.sub_modules.items():
+            module._name_tensors(f"{prefix}{name}.", seen)
 
     def params_dict(self, prefix: str = "") -> dict[str, Parameter]:
         """All parameters, also of modules within, by dotted name."""
@@ -88,4 +121,9 @@ class Module:
         raise UnsupportedError("backward is not built: ark has no automatic differentiation")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.forward(*args, **kwargs)
+        graph = Model.get_model().graph
+        with graph.scope(self._name) if graph.scopes and self._name else nullcontext():
+            made = self.forward(*args, **kwargs)
+            for hook in self._hooks:
+                made = hook(self, made)
+        return made

@@ -19,10 +19,12 @@ from ark.backend.registry import FALLBACK
 from ark.bench.peer import TorchDecoder, import_torch, torch_device
 from ark.ir.dtype import by_name as dtype_by_name
 from ark.machine import Machine
+from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
 from ark.models.config import LlamaConfig, rope_inverse_frequencies
 from ark.models.generate import plans
-from ark.models.llama import MAX_STOPS, Shape, weights
+from ark.models.load import weights
+from ark.ops.tokens import MAX_STOPS
 from ark.plan.types import Plan
 from ark.runtime.executor import Executor, Ranks
 from ark.runtime.run import Run
@@ -56,7 +58,7 @@ def random_weights(
         buffer = plan.buffers[tensor.buffer]
         if buffer.arena != "parameter" or buffer.name != tensor.name:
             continue
-        if tensor.name == "rope_frequencies":
+        if tensor.name == "frequencies":
             yield tensor.name, rope_inverse_frequencies(config)
             continue
         size = int(np.prod(tensor.shape))
@@ -99,7 +101,7 @@ def decode(
         built = time.perf_counter()
         torch_weights: dict[str, Any] = {}
         place = torch_device(backend.name != FALLBACK)
-        source = weights(checkpoint, shape) if checkpoint else random_weights(plan, config)
+        source = weights(checkpoint, shape, plan) if checkpoint else random_weights(plan, config)
         for name, array in source:
             executor.write(name, array)
             if peers:
@@ -182,13 +184,13 @@ def _compare(
     with torch.inference_mode():
         for i, (keys, values) in enumerate(decoder.caches):
             for cache, kind in ((keys, "keys"), (values, "values")):
-                stored = executor.read(f"layers.{i}.{kind}")
+                stored = executor.read(f"layers.{i}.attention.{kind}")
                 cache.copy_(_to_torch(stored, place).to(cache.dtype)[None])
     first = position * 31 % 97 + 1
     seconds, _ = decoder.run(first, position, tokens, compiled=peer == "compiled")
     figures.peer_per_token[peer] = seconds
     _run(executor, position, 1)
-    ours = executor.read("decode.logits").astype(np.float64).ravel()
+    ours = executor.read("decode.head.logits").astype(np.float64).ravel()
     with torch.inference_mode():
         decoder.step(torch.tensor([first], device=place), torch.tensor([position], device=place))
         theirs = decoder.logits.float().cpu().numpy().astype(np.float64).ravel()

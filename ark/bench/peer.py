@@ -74,7 +74,7 @@ class TorchDecoder:
         h = w["embedding"][token]
         for i, (keys, values) in enumerate(self.caches):
             at = f"layers.{i}."
-            qkv = linear(norm(h, w[at + "attention_norm"]), w[at + "qkv"])
+            qkv = linear(norm(h, w[at + "attention_norm"]), w[at + "attention.query+key+value"])
             q, k, v = qkv.split([heads * width, kv * width, kv * width], -1)
             q, k = rotate(q.view(1, heads, 1, width)), rotate(k.view(1, kv, 1, width))
             keys.index_copy_(2, position, k)
@@ -82,11 +82,11 @@ class TorchDecoder:
             a = torch.nn.functional.scaled_dot_product_attention(
                 q, keys, values, attn_mask=mask, enable_gqa=heads != kv
             )
-            h = h + linear(a.view(1, heads * width), w[at + "output"])
-            gate_up = linear(norm(h, w[at + "mlp_norm"]), w[at + "gate_up"])
+            h = h + linear(a.view(1, heads * width), w[at + "attention.output"])
+            gate_up = linear(norm(h, w[at + "mlp_norm"]), w[at + "mlp.gate+up"])
             gated = torch.nn.functional.silu(gate_up[:, 0::2]) * gate_up[:, 1::2]
-            h = h + linear(gated, w[at + "down"])
-        head = "embedding" if c.tie_word_embeddings else "head"
+            h = h + linear(gated, w[at + "mlp.down"])
+        head = "embedding" if c.tie_word_embeddings else "head.weight"
         self.logits = linear(norm(h, w["norm"]), w[head])
         return self.logits.argmax(-1)
 

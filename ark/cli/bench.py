@@ -18,9 +18,9 @@ from ark.cli.common import device_index, positive, share, to_be_started
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType, by_name
 from ark.machine import Machine
+from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
 from ark.models.config import builtin_config
-from ark.models.llama import Shape
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.launch import launch_command
 from ark.runtime.place import place_from_environment

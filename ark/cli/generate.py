@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
 def check_ranks(checkpoint: Checkpoint, ranks: int) -> None:
     """Refuses a number of ranks that cannot share the model, before any of them starts."""
     from ark.ir.dtype import DataType
-    from ark.models.llama import Shape
+    from ark.models.build import Shape
 
     Shape(checkpoint.config, DataType.from_numpy(checkpoint.dtype), 1, 0, 0, ranks)
 

@@ -10,10 +10,10 @@ from ark.backend import registry
 from ark.cli.common import positive, read_file, write_file
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType, by_name
+from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
 from ark.models.config import builtin_config
 from ark.models.generate import CHUNK, choose_context, plans
-from ark.models.llama import Shape
 from ark.plan.dump import dump
 from ark.plan.serialize import from_json, to_json
 from ark.plan.types import Plan

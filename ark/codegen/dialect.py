@@ -38,7 +38,9 @@ class Dialect:
     before the common one. scratch: what those bodies need of shared memory, by task kind, where it
     is more than the common body does. suffix: file ending of emitted source. stream: source text of
     the operand stream for machines with a ring, placed before the bodies; without a ring operands
-    are read in place.
+    are read in place. roles: source text of the loop of the variant `roles`, behind the stream.
+    gates: by task kind, writers of `void NAME_gate(ArkCtx&, const ArkTask&)`, with which the lead
+    warp there opens a task; where one writes None, the body is in block form.
     """
 
     name: str
@@ -48,3 +50,5 @@ class Dialect:
     bodies: Mapping[str, BodyWriter] = field(default_factory=dict)
     scratch: Mapping[str, ScratchRule] = field(default_factory=dict)
     stream: str = ""
+    gates: Mapping[str, BodyWriter] = field(default_factory=dict)
+    roles: str = ""

@@ -15,6 +15,7 @@ from ark.codegen.dialect import Dialect, Source
 from ark.machine import Machine
 from ark.plan import kind as kinds
 from ark.plan.types import Plan
+from ark.variant import COMMUNICATE
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ def _constants(machine: Machine, phases: int, scratch: int) -> str:
     values = {
         "LANES": machine.lanes,
         "WARPS": machine.warps,
+        "BLOCK_WARPS": machine.variant.warps,
         "PHASES": phases,
         "SCRATCH_BYTES": scratch,
         "LOOP_BYTES": layout.LOOP_BYTES,
@@ -65,6 +67,8 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
     opcode: list[int] = []
     bodies: list[str] = []
     texts: list[str] = []
+    gates: set[int] = set()  # bodies that are no block form
+    leads = bool(machine.variant.role(COMMUNICATE))
     seen: dict[tuple[object, ...], int] = {}
     for op in plan.ops:
         sig = kinds.signature(plan, op)
@@ -75,10 +79,16 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
             own = dialect.bodies.get(op.kind)
             text = own(name, sig, machine) if own else None
             bodies.append(name)
+            gate = dialect.gates.get(op.kind) if leads and text else None
+            opening = gate(name, sig, machine) if gate else None
+            if opening:
+                gates.add(code)
+                texts.append(opening)
             texts.append(text or kinds.get(op.kind).source(name, sig, machine))
         opcode.append(code)
     scratch = scratch_bytes(plan, machine, dialect)
     stream = dialect.stream if machine.ring_bytes else _device_text("stream_direct.h")
+    roles = dialect.roles if leads else ""
     parts = [
         f"// ark loop kernel, dialect {dialect.name}\n",
         _constants(machine, len(plan.phases), scratch),
@@ -88,19 +98,38 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
         _device_text("common.h"),
         _device_text("pack.h"),
         stream,
+        roles,
         *texts,
-        _dispatch(bodies),
+        _dispatch(bodies, gates if leads else None),
         dialect.entry,
     ]
     text = "\n".join(part for part in parts if part)
     return Emitted(Source(text), tuple(opcode), scratch, tuple(bodies))
 
 
-def _dispatch(bodies: Sequence[str]) -> str:
-    cases = "\n".join(f"    case {i}u: {name}(c, t); break;" for i, name in enumerate(bodies))
-    return (
-        "ARK_DEVICE void ark_dispatch(ArkCtx& c, const ArkTask& t) {\n"
-        f"  switch (t.kind) {{\n{cases}\n"
-        f"    default: ark_fail(c, 5u, 0u, {len(bodies)}u, t.kind);\n"
-        "  }\n}\n"
+def _dispatch(bodies: Sequence[str], gates: set[int] | None) -> str:
+    """The switches over kinds. gates: with the variant `roles`, bodies that enter by themselves."""
+    lines, opening = [], []
+    for i, name in enumerate(bodies):
+        if gates is None:
+            lines.append(f"    case {i}u: {name}(c, t); return true;")
+        elif i in gates:
+            lines.append(f"    case {i}u: return {name}(c, t);")
+            opening.append(f"    case {i}u: {name}_gate(c, t); break;")
+        else:
+            lines.append(
+                f"    case {i}u: if (!ark_enter(c)) return false; {name}(c, t); return true;"
+            )
+    enter = "" if gates is None else "      if (!ark_enter(c)) return false;\n"
+    made = (
+        "ARK_DEVICE bool ark_dispatch(ArkCtx& c, const ArkTask& t) {\n  switch (t.kind) {\n"
+        + "\n".join(lines)
+        + f"\n    default:\n{enter}      ark_fail(c, 5u, 0u, {len(bodies)}u, t.kind);\n"
+        "      return true;\n  }\n}\n"
     )
+    if gates is not None:
+        made += (
+            "ARK_DEVICE void ark_dispatch_gate(ArkCtx& c, const ArkTask& t) {\n"
+            "  switch (t.kind) {\n" + "\n".join(opening) + "\n    default: break;\n  }\n}\n"
+        )
+    return made

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from ark.collective import IN, OUT, CollectiveProgram, ProgramBuilder, Span
-from ark.comm.forestcoll.optimum import Network, network
+from ark.comm.forestcoll.network import Network, network
 from ark.comm.packages import require
 from ark.comm.topology import Topology
 from ark.errors import InternalError, UnsupportedError

@@ -23,7 +23,8 @@ import numpy as np
 
 from ark.comm.forestcoll.alike import draw
 from ark.comm.forestcoll.cuts import Ints, RootedCuts
-from ark.comm.forestcoll.optimum import Network, Optimum, network
+from ark.comm.forestcoll.network import Network, network
+from ark.comm.forestcoll.optimum import Optimum, unbalanced
 from ark.comm.forestcoll.symmetry import Symmetry, find_symmetry
 from ark.comm.forestcoll.tree import Tree
 from ark.comm.topology import Topology
@@ -55,6 +56,11 @@ class SymmetricForest:
 def optimal_by_symmetry(topology: Topology, symmetry: Symmetry | None = None) -> Optimum:
     """Returns the optimum of all-gather, as `optimal` does, from one quotient a rank orbit."""
     net = network(topology)
+    if unbalanced(net):
+        raise UnsupportedError(
+            f"a switch of {topology.name} receives more or less than it sends on; its optimum is "
+            "found for the whole network only."
+        )
     symmetry = symmetry or find_symmetry(net)
     common = math.lcm(*(each.denominator for each in net.bandwidth))
     capacity = net.capacity(Fraction(common))

@@ -5,6 +5,7 @@ Made by ark.ops; everything that converts to and from NumPy, torch and DLPack is
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -52,6 +53,14 @@ class Tensor:
     def dtype(self) -> DataType:
         """The element type."""
         return self.ir.dtype
+
+    def rename(self, name: str) -> None:
+        """Names the tensor, and its buffer if it is all of one; only before an op uses it."""
+        graph, buffer = self.model.graph, self.ir.buffer
+        if self.ir.nbytes == buffer.nbytes:
+            buffer = dataclasses.replace(buffer, name=name)
+        self.ir = dataclasses.replace(self.ir, name=name, buffer=buffer)
+        graph.tensors[self.ir.id], graph.buffers[buffer.id] = self.ir, buffer
 
     def is_external(self) -> bool:
         """True if the caller owns the memory (a placeholder)."""

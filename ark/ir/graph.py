@@ -6,10 +6,12 @@ and nothing else. Called by ark.ops, ark.models and the planner.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from ark.errors import ModelError
 from ark.ir.dtype import DataType
 from ark.ir.values import Buffer, Tensor, check_layout
 
@@ -46,7 +48,36 @@ class Graph:
         self.phases: tuple[str, ...] = ("main",)
         self.phase = 0
         self.processors: tuple[int, int] | None = None
+        self.scopes: list[str] = []
         self._depends: dict[int, tuple[Tensor, ...]] = {}
+
+    @contextmanager
+    def entry(self, name: str) -> Iterator[None]:
+        """Opens a phase of the loop, an entry point of the model: nodes added within belong to it.
+
+        Their names begin with the phase's. ModelError where one is open or has that name.
+        """
+        if self.scopes:
+            raise ModelError(f"the entry {name!r} is opened within {self.scopes[0]!r}; leave that")
+        if self.nodes and name in self.phases:
+            raise ModelError(f"the model has an entry {name!r} already; choose another name")
+        self.phases = (*self.phases, name) if self.nodes else (name,)
+        self.phase = len(self.phases) - 1
+        with self.scope(name):
+            yield
+
+    @contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Within it, names of nodes and of what they make begin with `name`."""
+        self.scopes.append(name)
+        try:
+            yield
+        finally:
+            self.scopes.pop()
+
+    def scoped(self, name: str) -> str:
+        """A name with the open scopes before it."""
+        return ".".join((*self.scopes, name))
 
     def buffer(
         self, arena: str, nbytes: int, rank: int = -1, name: str = "", address: int = 0
@@ -121,7 +152,7 @@ class Graph:
         node = Node(
             len(self.nodes),
             type,
-            name or type,
+            self.scoped(name or type),
             tuple(inputs),
             tuple(outputs),
             dict(attrs or {}),

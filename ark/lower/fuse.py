@@ -14,10 +14,12 @@ from collections import Counter
 from ark.codegen.layout import MAX_OPERANDS
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
+from ark.lower.pack import writes
 from ark.lower.tiling import PAIRED, row_bytes, row_pieces
 from ark.machine import Machine
 
-EPILOGUES = ("add", "swiglu", "rope_kv")
+EPILOGUES = {"add": "add", "swiglu_pairs": "swiglu", "rope_kv": "rope_kv"}
+"""Ops that a linear task does where its sums end, and the task's name for each."""
 MAX_STREAM_ROWS = 8  # more input rows than this fill matrix units, where a machine has them
 
 
@@ -39,7 +41,9 @@ def fuse(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -> 
     for node in graph.nodes:
         if node.type == "all_reduce":
             added = by_input.get(node.outputs[0].id)
-            if added is not None and _adds_residual(graph, node, added, uses, kept):
+            if added is None or added.id in replaced:
+                continue
+            if _adds_residual(graph, node, added, uses, kept):
                 replaced[added.id] = _sum(node, added)
                 dropped.add(node.id)
             continue
@@ -58,10 +62,16 @@ def fuse(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -> 
         last = by_input.get(node.outputs[0].id)
         weight = node.inputs[1]
         if last is not None and (
-            node.outputs[0].buffer.id in kept or not _epilogue(last, node.outputs[0], uses)
+            last.id in replaced  # the other operand of a sum has taken it in
+            or node.outputs[0].buffer.id in kept
+            or not _epilogue(last, node.outputs[0], uses)
         ):
             last = None
-        if last is not None and last.type in PAIRED and not _holds_pairs(weight, machine):
+        if (
+            last is not None
+            and EPILOGUES[last.type] in PAIRED
+            and not _holds_pairs(weight, machine)
+        ):
             last = None
         while (norm or last) and not _still(graph, norm, node, last):
             norm, last = (norm, None) if last else (None, None)
@@ -101,11 +111,16 @@ def _holds_pairs(weight: Tensor, machine: Machine) -> bool:
 
 
 def _epilogue(node: Node, product: Tensor, uses: Counter[int]) -> bool:
-    if node.type not in EPILOGUES or uses[product.id] != 1 or node.inputs[0].id != product.id:
+    if node.type not in EPILOGUES or uses[product.id] != 1:
         return False
     if node.type == "add":
-        return len(node.inputs) == 2 and node.inputs[1].shape == product.shape
-    return True
+        return len(node.inputs) == 2 and _others(node, product)[0].shape == product.shape
+    return node.inputs[0].id == product.id
+
+
+def _others(node: Node, product: Tensor) -> tuple[Tensor, ...]:
+    """The node's inputs beside the product, which may be either operand of a sum."""
+    return tuple(t for t in node.inputs if t.id != product.id)
 
 
 def _still(graph: Graph, norm: Node | None, node: Node, last: Node | None) -> bool:
@@ -117,10 +132,8 @@ def _still(graph: Graph, norm: Node | None, node: Node, last: Node | None) -> bo
     end = parts[-1]
     inner = {t.id for n in parts[:-1] for t in n.outputs}
     reads = {t.buffer.id for n in parts for t in n.inputs if t.id not in inner}
-    between = [
-        n for n in graph.nodes if parts[0].id <= n.id <= end.id and n not in parts and n.outputs
-    ]
-    if any(t.buffer.id in reads for n in between for t in n.outputs):
+    between = [n for n in graph.nodes if parts[0].id <= n.id <= end.id and n not in parts]
+    if any(buffer in reads for n in between for buffer in writes(n)):
         return False
     gathered = (norm or node).inputs[0].buffer.id
     return all(t.buffer.id != gathered for t in end.outputs)
@@ -136,8 +149,8 @@ def _adds_residual(
         and len(node.inputs) == 1
         and node.outputs[0].buffer.id not in kept
         and _epilogue(added, node.outputs[0], uses)
-        and added.inputs[1].dense
-        and added.inputs[1].dtype == added.outputs[0].dtype == node.outputs[0].dtype
+        and (residual := _others(added, node.outputs[0])[0]).dense
+        and residual.dtype == added.outputs[0].dtype == node.outputs[0].dtype
         and _still(graph, None, node, added)
     )
 
@@ -147,7 +160,7 @@ def _sum(node: Node, added: Node) -> Node:
         added.id,
         "all_reduce",
         node.name,
-        (node.inputs[0], added.inputs[1]),
+        (node.inputs[0], *_others(added, node.outputs[0])),
         added.outputs,
         node.attrs,
         (*node.after, *added.after),
@@ -164,8 +177,8 @@ def _linear(node: Node, norm: Node | None, last: Node | None) -> Node:
         inputs.append(norm.inputs[1])
         attrs["eps"] = norm.attrs["eps"]
     if last:
-        inputs += last.inputs[1:]
-        attrs["epilogue"] = last.type
+        inputs += _others(last, node.outputs[0])
+        attrs["epilogue"] = EPILOGUES[last.type]
         attrs.update(last.attrs)
     end = last or node
     after = (*(norm.after if norm else ()), *node.after, *(last.after if last else ()))

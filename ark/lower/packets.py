@@ -9,15 +9,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ark.ir.values import Tensor
+from ark.machine import Machine
+from ark.plan.boxes import Templates
 from ark.plan.groups import Group
 from ark.plan.kind import OperandType, Signature
 from ark.plan.kind import get as task_kind
+from ark.variant import COMMUNICATE
 
 PACKET_LIMIT = 1 << 18  # bytes of fp32 activations that may travel as packets
 PACKET_READ = 1 << 12  # elements of one that a task may read; beyond, a counter is faster
+PACKET_READ_GATED = 1 << 14  # the same where a body polls only behind a gate
 
 
-def choose_packets(groups: Sequence[Group], options: Mapping[str, Any]) -> set[int]:
+def choose_packets(
+    groups: Sequence[Group],
+    machine: Machine,
+    options: Mapping[str, Any],
+    templates: Templates,
+) -> set[int]:
     """Ids of the tensors that carry their epoch: small activations, where everybody who touches
     them can read that.
 
@@ -31,7 +40,8 @@ def choose_packets(groups: Sequence[Group], options: Mapping[str, Any]) -> set[i
     for group in groups:
         kind, sig = task_kind(group.kind), _signature(group)
         able = kind.packets(sig)
-        given = {a.operand for c in group.coords for a in kind.accesses(sig, c) if a.write}
+        boxes = templates.boxes(sig, tuple(group.coords))
+        given = {b.operand for b in boxes if b.write}
         again = {group.operands[i].buffer.id for i in given} & written
         barred |= again  # a second write in an iteration would carry the same epoch
         written.update(group.operands[i].buffer.id for i in given)
@@ -40,9 +50,10 @@ def choose_packets(groups: Sequence[Group], options: Mapping[str, Any]) -> set[i
             whole = tensor.dense and tensor.nbytes == tensor.buffer.nbytes
             if i not in able or not whole or tensor.dtype.name != "fp32":
                 barred.add(tensor.buffer.id)
+        limit = _most_read(group, machine)
         for access in kind.accesses(sig, group.coords[0]):
             size = math.prod(h - lo for lo, h in zip(access.lo, access.hi, strict=True))
-            if not access.write and size > PACKET_READ:
+            if not access.write and size > limit:
                 barred.add(group.operands[access.operand].buffer.id)
         barred.update(t.buffer.id for t in group.after)
     for buffer, tensors in touched.items():
@@ -51,6 +62,12 @@ def choose_packets(groups: Sequence[Group], options: Mapping[str, Any]) -> set[i
         if source.arena == "activation" and small and buffer not in barred:
             found.update(t.id for t in tensors)
     return found
+
+
+def _most_read(group: Group, machine: Machine) -> int:
+    """Elements that one task may read as packets."""
+    gated = machine.variant.role(COMMUNICATE) and group.kind == "linear"
+    return PACKET_READ_GATED if gated and group.operands[0].shape[0] == 1 else PACKET_READ
 
 
 def _signature(group: Group) -> Signature:

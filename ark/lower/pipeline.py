@@ -16,12 +16,16 @@ from typing import Any
 from ark.ir.graph import Graph
 from ark.ir.values import Tensor
 from ark.lower.chains import join_chains
+from ark.lower.choose import choose
 from ark.lower.fuse import fuse
 from ark.lower.nodes import lower_nodes
+from ark.lower.pack import pack
 from ark.lower.packets import choose_packets
 from ark.machine import Machine
 from ark.plan import memory
+from ark.plan.boxes import Templates
 from ark.plan.groups import Group
+from ark.plan.packing import Packing, to_meta
 from ark.plan.schedule import Schedule
 from ark.plan.types import Phase, Plan, PlanBuffer, PlanOp, PlanTensor
 
@@ -38,19 +42,26 @@ def plan(
 
     options: `external` (ids of buffers whose memory the caller brings and may read and write
     between launches), `packets` (False keeps every edge on counters), `fuse` (False keeps every op
-    apart from its neighbours).
+    apart from its neighbours), `pack` (False keeps the model's weights as they are), `variant`
+    (the kernel variant by name).
     """
     chosen = dict(options or {})
-    machine = machine.using(machine.variant.name)
     private = _private_copy(graph)
     external = frozenset(chosen.get("external", ()))
+    packings: list[Packing] = []
+    if chosen.get("pack", True):
+        private, packings = pack(private, external)
+    machine = choose(private, machine, chosen, external)
     if chosen.get("fuse", True):
         private = join_chains(fuse(private, machine, external), external)
     groups = lower_nodes(private, machine, chosen)
     packed = machine.has("packets") and chosen.get("packets", True)
-    packets = choose_packets(groups, chosen) if packed else set()
+    templates = Templates()
+    packets = choose_packets(groups, machine, chosen, templates) if packed else set()
     tables = _Tables(private, groups, packets, external)
-    schedule = Schedule(machine, tables.tensors, tables.buffers, graph.rank, graph.world_size)
+    schedule = Schedule(
+        machine, tables.tensors, tables.buffers, graph.rank, graph.world_size, templates
+    )
     phases = []
     for number, name in enumerate(private.phases):
         members = [(i, g) for i, g in enumerate(groups) if g.phase == number]
@@ -65,7 +76,7 @@ def plan(
         counters=schedule.counters(),
         phases=tuple(phases),
         arenas=tables.arenas,
-        meta={**(meta or {}), **_ranges(groups)},
+        meta={**(meta or {}), **to_meta(packings), **_ranges(groups)},
     )
 
 

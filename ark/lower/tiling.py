@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from ark.ir.values import Tensor
 from ark.machine import Machine
+from ark.variant import COMMUNICATE
 
 MIN_TILE = 2048
 LINE = 64  # elements: where a dimension is cut, tiles begin on whole cache lines and packs
@@ -94,6 +95,12 @@ def row_pieces(rows: int, weight: Tensor, machine: Machine) -> int:
     columns = weight.shape[1]
     if not machine.ring_bytes or row_bytes(weight) <= machine.stage_bytes:
         return 1
+    if machine.variant.role(COMMUNICATE):
+        # Pieces are different warps' there, and the input is in shared memory.
+        least = -(-row_bytes(weight) // machine.stage_bytes) if rows == 1 else 0
+        units = row_bytes(weight) // 16
+        fits = (p for p in range(least, units + 1) if least and units % p == 0)
+        return next(fits, 0) if row_bytes(weight) % 16 == 0 else 0
     share, rest = divmod(columns, machine.lanes * machine.warps)
     if rows != 1 or rest or share > machine.row_slice:
         return 0

@@ -1,7 +1,7 @@
 """A Llama checkpoint directory on disk: what it holds, whether it is whole, and its tensors.
 
 `ark generate` opens one before it plans anything; the graph builder asks for tensors by ark's own
-names (`layers.3.query`), whole or by rows and columns for a tensor-parallel shard. Bytes are mapped
+names (`layers.3.attention.query`), whole or by slices for a tensor-parallel shard. Bytes are mapped
 from the files and read when they are copied, so opening and validating a checkpoint is quick and a
 rank never holds more than its part.
 """
@@ -18,7 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ark.errors import InvalidUsageError, ModelError
+from ark.models.build import parameters
 from ark.models.config import LlamaConfig
+from ark.models.registry import decoder
 from ark.models.shards import StoredTensor, find_tensors
 
 IGNORED_SUFFIX = ".rotary_emb.inv_freq"
@@ -26,19 +28,6 @@ IGNORED_SUFFIX = ".rotary_emb.inv_freq"
 
 PAGE, PAGES = 4096, 16
 """Bytes and number of the samples of a weight that `Checkpoint.digest` takes."""
-
-LAYER_WEIGHTS = {
-    "attention_norm": "input_layernorm",
-    "query": "self_attn.q_proj",
-    "key": "self_attn.k_proj",
-    "value": "self_attn.v_proj",
-    "output": "self_attn.o_proj",
-    "mlp_norm": "post_attention_layernorm",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
-}
-"""ark's name of each weight of a layer, and the one in Hugging Face's files."""
 
 
 @dataclass(frozen=True)
@@ -51,37 +40,25 @@ class Weight:
 
 
 def model_weights(config: LlamaConfig) -> tuple[Weight, ...]:
-    """Every weight of a model of that shape, in the order in which a token meets them.
+    """Every tensor that a checkpoint of that shape holds; a module's own come before those within.
 
-    `embedding` [vocab, hidden]; per layer i `layers.i.` attention_norm, query, key, value, output,
-    mlp_norm, gate, up, down; `norm` [hidden]; `head` [vocab, hidden]. With tied embeddings `head`
-    and `embedding` are stored once.
+    Where WEIGHTS of the decoder gives a parameter's name one more number, it has a tensor for each
+    place of its first dimension, `layers.0.mlp.gate.3`; else one of its name. With tied embeddings
+    `head.weight` and `embedding` are stored once.
     """
-    hidden, mlp = config.hidden_size, config.intermediate_size
-    shapes = {
-        "attention_norm": (hidden,),
-        "query": (config.query_size, hidden),
-        "key": (config.kv_size, hidden),
-        "value": (config.kv_size, hidden),
-        "output": (hidden, config.query_size),
-        "mlp_norm": (hidden,),
-        "gate": (mlp, hidden),
-        "up": (mlp, hidden),
-        "down": (hidden, mlp),
-    }
-    embedding = "model.embed_tokens.weight"
-    head = embedding if config.tie_word_embeddings else "lm_head.weight"
-    layers = [
-        Weight(f"layers.{i}.{name}", f"model.layers.{i}.{stored}.weight", shapes[name])
-        for i in range(config.num_hidden_layers)
-        for name, stored in LAYER_WEIGHTS.items()
-    ]
-    return (
-        Weight("embedding", embedding, (config.vocab_size, hidden)),
-        *layers,
-        Weight("norm", "model.norm.weight", (hidden,)),
-        Weight("head", head, (config.vocab_size, hidden)),
-    )
+    table = decoder(config.architecture).WEIGHTS
+    found = []
+    for name, shape in parameters(config).items():
+        numbers = [part for part in name.split(".") if part.isdigit()]
+        pattern = ".".join("{}" if part.isdigit() else part for part in name.split("."))
+        if many := table.get(pattern + ".{}"):
+            rows = range(shape[0])
+            found += [Weight(f"{name}.{i}", many.format(*numbers, i), shape[1:]) for i in rows]
+            continue
+        tied = name == "head.weight" and config.tie_word_embeddings
+        stored = table["embedding" if tied else pattern].format(*numbers)
+        found.append(Weight(name, stored, shape))
+    return tuple(found)
 
 
 class Checkpoint:
@@ -134,7 +111,7 @@ class Checkpoint:
         extra = [name for name in self.stored if name not in needed and not self._ignored(name)]
         if extra:
             raise ModelError(
-                f"{self.directory} holds {describe(extra)}, which a Llama model of its config.json "
+                f"{self.directory} holds {describe(extra)}, which a model of its config.json "
                 f"({self.config.num_hidden_layers} layers) does not have. Correct the config, or "
                 "download the weights that belong to it."
             )
@@ -157,14 +134,16 @@ class Checkpoint:
                     "config.json, or convert the weights."
                 )
 
-    def read(
-        self, name: str, rows: slice = slice(None), columns: slice = slice(None)
-    ) -> npt.NDArray[Any]:
-        """A weight by ark's name, or a part of it, as a read-only array over the mapped file.
+    def read(self, name: str, *share: slice) -> npt.NDArray[Any]:
+        """A parameter by ark's name, or a part of it: a read-only array over the mapped file.
 
-        `rows` cut the first dimension (a projection's outputs), `columns` the second. Only what is
-        cut is read, and only when it is copied.
+        share: slices of its dimensions. Only what is cut is read, and only when it is copied; a
+        parameter that is stored in several tensors (of experts) is copied together here.
         """
+        if f"{name}.0" in self.weights:
+            first, *others = share or (slice(None),)
+            count = sum(1 for i in range(len(self.weights)) if f"{name}.{i}" in self.weights)
+            return np.stack([self.read(f"{name}.{i}", *others) for i in range(count)[first]])
         if name not in self.weights:
             raise InvalidUsageError(
                 f"The checkpoint has no weight {name!r}; its weights are named as model_weights() "
@@ -175,7 +154,7 @@ class Checkpoint:
             self._maps[tensor.path] = np.memmap(tensor.path, dtype=np.uint8, mode="r")
         raw = self._maps[tensor.path][tensor.offset : tensor.offset + tensor.nbytes]
         array = raw.view(np.ndarray).view(tensor.dtype).reshape(tensor.shape)
-        return array[rows] if array.ndim == 1 else array[rows, columns]
+        return array[share]
 
     def digest(self) -> str:
         """A hash by which ranks tell whether they opened the same model: the config, and of every

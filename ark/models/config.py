@@ -1,8 +1,8 @@
-"""The shape of a Llama model, read from the config.json of a Hugging Face directory.
+"""The shape of a decoder, read from the config.json of a Hugging Face directory.
 
-Everything after this module asks `LlamaConfig` and never the JSON: the checkpoint reader for the
-tensors to expect, the graph builder for sizes, the planner and the benchmarks for the shapes that
-need no checkpoint at all (`builtin_config`). What ark cannot run is refused here, by name.
+Everything after this module asks `LlamaConfig` and never the JSON: the models for sizes, the
+planner and the benchmarks for the shapes that need no checkpoint at all (`builtin_config`). What
+ark cannot run is refused here, by name; what only some decoders have is read in their files.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.models.fields import Fields, check_directory
+from ark.models.registry import ARCHITECTURES, MODEL_TYPES, decoder
 
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
 DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -41,8 +41,9 @@ class Rope:
 class LlamaConfig:
     """Sizes and constants of one model, with the names that Hugging Face gives them.
 
-    `dtype` is the weights' type where the config names one: "float32", "float16" or "bfloat16".
-    A text ends at any of `eos_token_ids`; there may be none.
+    `architecture` names the decoder (ark.models.registry). `dtype` is the weights' type where the
+    config names one: "float32", "float16" or "bfloat16". A text ends at any of `eos_token_ids`;
+    there may be none.
     """
 
     hidden_size: int
@@ -59,6 +60,7 @@ class LlamaConfig:
     dtype: str | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    architecture: str = "LlamaForCausalLM"
 
     def __post_init__(self) -> None:
         if self.num_attention_heads % self.num_key_value_heads:
@@ -91,6 +93,11 @@ class LlamaConfig:
         """Rows of the key projection and of the value projection: key/value heads x head_dim."""
         return self.num_key_value_heads * self.head_dim
 
+    @property
+    def inner_size(self) -> int:
+        """Rows of each gate and up projection."""
+        return self.intermediate_size
+
     @classmethod
     def from_directory(cls, directory: str | Path) -> LlamaConfig:
         """Reads config.json, and the stop tokens of generation_config.json where it names some.
@@ -114,18 +121,25 @@ class LlamaConfig:
 
 
 def config_from_fields(fields: Fields) -> LlamaConfig:
-    """Checks each field that changes what the model computes; absent ones get the usual default."""
+    """Reads a config as the decoder of its architecture does."""
+    return decoder(read_architecture(fields)).read_config(fields)
+
+
+def read_llama(fields: Fields) -> LlamaConfig:
+    """What all decoders have. Checks each field that changes what a model computes; absent ones get
+    the usual default.
+    """
     architecture = read_architecture(fields)
     for name in ("attention_bias", "mlp_bias"):
         if fields.flag(name, False):
             raise UnsupportedError(
-                f"{fields.source}: {name} is true, but ark runs Llama models whose projections "
-                "have no bias. Use a checkpoint without biases."
+                f"{fields.source}: {name} is true, but ark runs models whose projections have no "
+                "bias. Use a checkpoint without biases."
             )
     if (activation := fields.text("hidden_act") or "silu") != "silu":
         raise UnsupportedError(
-            f"{fields.source}: hidden_act is {activation!r}, but ark runs Llama models whose MLP "
-            "uses 'silu'. Use a checkpoint with that activation."
+            f"{fields.source}: hidden_act is {activation!r}, but ark runs models whose MLP uses "
+            "'silu'. Use a checkpoint with that activation."
         )
     if fields.get("quantization_config"):
         raise UnsupportedError(
@@ -136,7 +150,7 @@ def config_from_fields(fields: Fields) -> LlamaConfig:
     hidden = fields.size("hidden_size")
     context = fields.size("max_position_embeddings", 2048)
     llama = architecture == "LlamaForCausalLM"
-    if not llama:
+    if architecture == "MistralForCausalLM":
         refuse_window(fields, context)
     bos = fields.token_ids("bos_token_id", (1,))
     return LlamaConfig(
@@ -154,20 +168,22 @@ def config_from_fields(fields: Fields) -> LlamaConfig:
         dtype=read_dtype(fields),
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=fields.token_ids("eos_token_id", (2,)),
+        architecture=architecture,
     )
 
 
 def read_architecture(fields: Fields) -> str:
     """The architecture's name; UnsupportedError where ark does not run it."""
     names = fields.get("architectures")
-    if not names and fields.get("model_type") in ("llama", "mistral"):
-        return {"llama": ARCHITECTURES[0], "mistral": ARCHITECTURES[1]}[fields.values["model_type"]]
-    found = names if isinstance(names, list) else [names or fields.get("model_type")]
-    if len(found) != 1 or found[0] not in ARCHITECTURES:
+    kind = fields.get("model_type")
+    if not names and isinstance(kind, str) and kind in MODEL_TYPES:
+        return MODEL_TYPES[kind]
+    found = names if isinstance(names, list) else [names or kind]
+    if len(found) != 1 or not isinstance(found[0], str) or found[0] not in ARCHITECTURES:
         shown = ", ".join(str(name) for name in found)
         raise UnsupportedError(
             f"{fields.source} describes the architecture {shown[:200]}, but ark runs "
-            f"{' and '.join(ARCHITECTURES)}. Use a checkpoint of one of these."
+            f"{', '.join(ARCHITECTURES)}. Use a checkpoint of one of these."
         )
     return found[0]
 

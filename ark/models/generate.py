@@ -17,12 +17,14 @@ from typing import Any
 import numpy as np
 
 from ark.backend.protocol import Backend, Device
-from ark.errors import InvalidUsageError, SystemError
+from ark.errors import InvalidUsageError, PlanError, SystemError
 from ark.ir.dtype import DataType
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
+from ark.models.build import Shape, build
 from ark.models.checkpoint import Checkpoint
-from ark.models.llama import MAX_STOPS, Shape, build_graph, weights
+from ark.models.load import check_plan, weights
+from ark.ops.tokens import MAX_STOPS
 from ark.plan.serialize import from_json, to_json
 from ark.plan.types import Plan
 from ark.plan.verify import verify
@@ -62,7 +64,10 @@ def plans(shape: Shape, machine: Machine, options: dict[str, Any] | None = None)
     name = cache.key(cache.code_digest(), repr(everyone), repr(machine), repr(options))
     data = cache.load(cache.PLANS, name)
     if data is not None:
-        return [from_json(text) for text in data.decode().split("\0")]
+        try:
+            return [from_json(text) for text in data.decode().split("\0")]
+        except PlanError:
+            cache.drop(cache.PLANS, name)
     made = make_plans(shape, machine, options)
     cache.store(cache.PLANS, name, "\0".join(to_json(p) for p in made).encode())
     return made
@@ -73,14 +78,14 @@ def make_plans(shape: Shape, machine: Machine, options: dict[str, Any] | None = 
     made = []
     for rank in range(shape.world_size):
         own = Shape(shape.config, shape.dtype, shape.context, shape.chunk, rank, shape.world_size)
-        meta = {"model": "llama", "context": shape.context, "chunk": shape.chunk}
-        made.append(make_plan(build_graph(own), machine, options, meta))
+        meta = {
+            "model": shape.config.architecture,
+            "context": shape.context,
+            "chunk": shape.chunk,
+        }
+        made.append(make_plan(build(own).graph, machine, options, meta))
     verify(made)
     return made
-
-
-def _layout(entry: tuple[tuple[int, ...], str] | None) -> str:
-    return "nothing" if entry is None else f"{list(entry[0])} {entry[1]}"
 
 
 def digest(made: Sequence[Plan]) -> str:
@@ -174,7 +179,7 @@ class Generator:
             )
             plan = everyone[rank]
         else:
-            self._check_plan(plan)
+            check_plan(plan, self.shape)
         self._check_memory(plan, device)
         tell("compiling", 0, 1)
         self.executor = Executor(
@@ -183,34 +188,13 @@ class Generator:
         total = plan.arenas["parameter"]
         done = 0
         try:
-            for name, array in weights(checkpoint, self.shape):
+            for name, array in weights(checkpoint, self.shape, plan):
                 self.executor.write(name, array)
                 done += array.nbytes
                 tell("loading", min(done, total), total)
         except BaseException:
             self.executor.close(together=False)
             raise
-
-    def _check_plan(self, plan: Plan) -> None:
-        """Refuses a plan from elsewhere whose weights and state are not this model's."""
-        lasting = ("parameter", "state", "host")
-        expected = {
-            t.name: (t.shape, t.dtype.name)
-            for t in build_graph(self.shape).tensors
-            if t.buffer.arena in lasting
-        }
-        found = {
-            t.name: (t.shape, t.dtype)
-            for t in plan.tensors
-            if plan.buffers[t.buffer].arena in lasting
-        }
-        for name in sorted(expected.keys() | found.keys()):
-            if expected.get(name) != found.get(name):
-                raise InvalidUsageError(
-                    f"the plan is not one of this checkpoint with this context: for {name!r} it "
-                    f"has {_layout(found.get(name))}, the checkpoint needs "
-                    f"{_layout(expected.get(name))}; make it again with `ark plan DIR --context N`"
-                )
 
     def _agree(self, values: Mapping[str, str]) -> None:
         """Raises SystemError on every rank, naming what differs, unless all ranks say the same."""

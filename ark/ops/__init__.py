@@ -16,6 +16,7 @@ from ark.ops.collectives import (
     reduce_scatter,
 )
 from ark.ops.communication import recv, send, send_done
+from ark.ops.decoder import rope_kv, rotary_embedding
 from ark.ops.elementwise import (
     add,
     cast,
@@ -32,9 +33,11 @@ from ark.ops.elementwise import (
     silu,
     sqrt,
     sub,
+    swiglu,
     zeros,
 )
-from ark.ops.linear_algebra import matmul
+from ark.ops.experts import expert_linear, topk
+from ark.ops.linear_algebra import linear, matmul
 from ark.ops.movement import embedding, rope, transpose
 from ark.ops.reductions import (
     argmax,
@@ -46,10 +49,13 @@ from ark.ops.reductions import (
     rmsnorm,
     softmax,
 )
+from ark.ops.tokens import TokenState, advance, embed, sample
 from ark.ops.views import identity, noop, parameter, placeholder, reshape, sharding, tensor
 
 __all__ = [
+    "TokenState",
     "add",
+    "advance",
     "all_gather",
     "all_reduce",
     "all_reduce_packet",
@@ -61,12 +67,15 @@ __all__ = [
     "constant",
     "copy",
     "div",
+    "embed",
     "embedding",
     "exp",
+    "expert_linear",
     "gelu",
     "identity",
     "kv_append",
     "layernorm",
+    "linear",
     "matmul",
     "mean",
     "mul",
@@ -83,7 +92,10 @@ __all__ = [
     "reshape",
     "rmsnorm",
     "rope",
+    "rope_kv",
+    "rotary_embedding",
     "rsqrt",
+    "sample",
     "send",
     "send_done",
     "sharding",
@@ -92,7 +104,9 @@ __all__ = [
     "softmax",
     "sqrt",
     "sub",
+    "swiglu",
     "tensor",
+    "topk",
     "transpose",
     "zeros",
 ]

@@ -10,25 +10,24 @@ import numpy as np
 from ark.errors import ModelError
 from ark.frontend.model import Model
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
-from ark.ir.dtype import int32
+from ark.ir.dtype import fp32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.registry import register
 from ark.ops.base import float_dtype, result
+from ark.ops.tokens import check_position
+from ark.variant import COMMUNICATE
 
 
-def _cache(what: str, cache: Tensor, position: Tensor) -> tuple[int, int, int]:
+def check_cache(what: str, cache: Tensor, position: Tensor) -> tuple[int, int, int]:
+    """A cache's sizes (heads, context, width); ModelError if it or the position is none."""
     float_dtype(what, cache)
     shape = cache.ir.shape
     if len(shape) != 3 or not cache.ir.dense:
         raise ModelError(
             f"{what}: the cache has shape {list(shape)}; expected (heads, context, width), dense"
         )
-    if position.ir.shape != (1,) or position.ir.dtype != int32:
-        raise ModelError(
-            f"{what}: the position has shape {list(position.ir.shape)} and type "
-            f"{position.ir.dtype.name}; expected one int32"
-        )
+    check_position(what, position)
     return shape[0], shape[1], shape[2]
 
 
@@ -39,7 +38,7 @@ def kv_append(cache: Any, input: Any, position: Any, name: str = "") -> Tensor:
     context are dropped.
     """
     target, rows, at = as_tensor(cache), as_tensor(input), as_tensor(position)
-    heads, _, width = _cache("kv_append", target, at)
+    heads, _, width = check_cache("kv_append", target, at)
     float_dtype("kv_append", rows)
     if len(rows.ir.shape) != 2 or rows.ir.shape[1] != heads * width:
         raise ModelError(
@@ -86,7 +85,7 @@ def attention(
     """
     q, k, v, at = (as_tensor(t) for t in (query, key, value, position))
     dtype = float_dtype("attention", q)
-    kv_heads, _, width = _cache("attention", k, at)
+    kv_heads, _, width = check_cache("attention", k, at)
     if v.ir.shape != k.ir.shape or v.ir.dtype != k.ir.dtype or not v.ir.dense:
         raise ModelError(
             f"attention: keys are {k.ir.dtype.name} {list(k.ir.shape)}, values are "
@@ -107,8 +106,16 @@ def attention(
 
 
 def attention_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    """The definition, one row and head at a time."""
-    q, key, value, position = inputs
+    """The definition, one row and head at a time.
+
+    A fifth input holds the keys and values of a lone row (ark.lower.pack), (1, 2 kv_heads width).
+    """
+    q, key, value, position, *fresh = inputs
+    if fresh:  # the newest row, which the caches need not have yet
+        newest = np.split(fresh[0].reshape(-1, attrs["head_dim"]), 2)
+        key, value = (c.copy() for c in (key, value))
+        for cache, row in zip((key, value), newest, strict=True):
+            cache[:, int(position[0])] = row
     heads, width = attrs["heads"], attrs["head_dim"]
     group = heads // key.shape[0]
     out = np.zeros(q.shape)
@@ -122,4 +129,43 @@ def attention_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) 
     return [out]
 
 
+def attention_splits(
+    rows: int, kv_heads: int, context: int, processors: int, least: int = 64
+) -> int:
+    """Into how many parts a head's positions are cut so that most processors have one.
+
+    least: positions of a part below which it is not worth its hand-over.
+    """
+    wanted = max(1, processors // (rows * kv_heads))
+    return min(wanted, max(1, context // least))
+
+
+def _lower_attention(lowering: Lowering, node: Node) -> None:
+    q, key, value, position, *fresh = node.inputs
+    out = node.outputs[0]
+    rows = out.shape[0]
+    kv_heads, context, _ = key.shape
+    machine = lowering.machine
+    least = 32 if machine.variant.role(COMMUNICATE) else 64
+    splits = attention_splits(rows, kv_heads, context, machine.processors, least)
+    params = {**node.attrs, "kv_heads": kv_heads, "splits": splits}
+    coords = [(r, h, s) for s in range(splits) for r in range(rows) for h in range(kv_heads)]
+    if splits == 1:
+        lowering.emit("attention", params, [q, key, value, position, out, *fresh], coords)
+        return
+    heads, width = node.attrs["heads"], node.attrs["head_dim"]
+    partial = lowering.temp((rows, heads, splits, width + 2), fp32, f"{node.name}.partial")
+    operands = [q, key, value, position, partial, *fresh]
+    lowering.emit("attention", params, operands, coords)
+    merge = {"heads": heads, "head_dim": width, "splits": splits}
+    lowering.emit(
+        "attention_merge",
+        merge,
+        [partial, out],
+        [(r, h) for r in range(rows) for h in range(heads)],
+        ".merge",
+    )
+
+
+register("attention", attention_reference, _lower_attention, apart=False)
 register("kv_append", _append, _lower_append)

@@ -55,7 +55,8 @@ def result(
     model = Model.get_model()
     tensors = [as_tensor(t) for t in inputs]
     if output is NullTensor or output is None:
-        made = model.new_tensor(shape, dtype, name=name)
+        label = model.graph.scoped(name or type) if model.graph.scopes else name
+        made = model.new_tensor(shape, dtype, name=label)
     else:
         target = as_tensor(output).ir
         if target.shape != tuple(shape):

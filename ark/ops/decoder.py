@@ -1,84 +1,147 @@
-"""The ops of a decoder's token loop, as checkpoints need them: embedding at a position, rotary
-embedding with cache append, attention over the cache, gated activation, sampling.
+"""What stands around attention in a decoder: rotary embedding, and the forms in which the compiler
+joins such ops with the product before them (ark.lower.pack): rope_kv and swiglu_pairs.
 
-Graph builders (ark.models) add these nodes; lowerings only. What users call is in ark.ops.attention
-and ark.ops.movement.
+In a joined form the two elements that meet are neighbours in memory, so that one thread has both.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ark.errors import ModelError
+from ark.frontend.model import Model
+from ark.frontend.tensor import NullTensor, Tensor, as_tensor
 from ark.ir.dtype import fp32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.registry import register
 from ark.lower.tiling import split
-from ark.ops.attention import attention_reference
+from ark.ops.attention import check_cache
+from ark.ops.base import float_dtype, result
+from ark.ops.tokens import check_position
 
 
-def _lower_embedding(lowering: Lowering, node: Node) -> None:
-    ids, table, *position = node.inputs
-    out = node.outputs[0]
-    rows, width = out.shape
-    pieces = max(1, min(width // 64, -(-lowering.machine.processors // rows)))
-    columns = -(-width // pieces)
-    params = {"rows": 1, "columns": columns, "dynamic": bool(position)}
-    coords = [(r, c) for r in range(rows) for c in range(0, width, columns)]
-    lowering.emit("embedding", params, [ids, table, out, *position], coords)
+def rotary_embedding(
+    input: Any,
+    position: Any,
+    frequencies: Any,
+    interleaved: bool = False,
+    output: Any = NullTensor,
+    name: str = "",
+) -> Tensor:
+    """Turns pairs of each head's elements by an angle that grows with the position.
+
+    Su et al., RoFormer (2021), section 3.2.
+
+    input (rows, heads * width), position (1,) int32, frequencies (width / 2,) fp32 in radians a
+    position: pair i of row r turns by (position + r) * frequencies[i]. A pair is the elements i and
+    i + width / 2 of a head, as in Hugging Face's models, or 2i and 2i + 1 where interleaved. Result
+    of the input's shape and type.
+    """
+    x, at, turns = as_tensor(input), as_tensor(position), as_tensor(frequencies)
+    dtype = float_dtype("rotary_embedding", x)
+    check_position("rotary_embedding", at)
+    width = _head_width("rotary_embedding", turns)
+    if len(x.ir.shape) != 2 or x.ir.shape[1] % width:
+        raise ModelError(
+            f"rotary_embedding: the input has shape {list(x.ir.shape)}; expected (rows, heads * "
+            f"{width}), as there are {width // 2} frequencies"
+        )
+    attrs = {"head_dim": width, "interleaved": bool(interleaved)}
+    return result("rotary_embedding", [x, at, turns], x.ir.shape, dtype, output, attrs, name)
 
 
-def attention_splits(rows: int, kv_heads: int, context: int, processors: int) -> int:
-    """Into how many parts a head's positions are cut so that most processors have one."""
-    wanted = max(1, processors // (rows * kv_heads))
-    return min(wanted, max(1, context // 64))
+def rope_kv(
+    input: Any, position: Any, frequencies: Any, keys: Any, values: Any, name: str = ""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rotates queries and keys, appends keys and values to their caches; all three in one row.
+
+    input (rows, (heads + 2 kv_heads) * width): queries, keys, values one behind the other, pairs as
+    neighbours. position and frequencies as for rotary_embedding (interleaved), keys and values
+    caches (kv_heads, context, width). Results: queries (rows, heads * width) fp32, both caches.
+    """
+    tensors = [as_tensor(t) for t in (input, position, frequencies, keys, values)]
+    x, at, turns, key, value = tensors
+    float_dtype("rope_kv", x)
+    kv_heads, _, width = check_cache("rope_kv", key, at)
+    heads = x.ir.shape[-1] // width - 2 * kv_heads
+    shapes = (value.ir.shape == key.ir.shape, value.ir.dtype == key.ir.dtype, value.ir.dense)
+    if not all(shapes) or _head_width("rope_kv", turns) != width:
+        raise ModelError(
+            f"rope_kv: keys are {key.ir.dtype.name} {list(key.ir.shape)}, values "
+            f"{value.ir.dtype.name} {list(value.ir.shape)} with {turns.ir.shape[0]} frequencies; "
+            "the caches must be alike and twice as wide as there are frequencies"
+        )
+    if len(x.ir.shape) != 2 or x.ir.shape[1] % width or heads < 1 or heads % kv_heads:
+        raise ModelError(
+            f"rope_kv: the input has shape {list(x.ir.shape)}; expected (rows, (heads + "
+            f"{2 * kv_heads}) * {width}) with heads a multiple of {kv_heads}"
+        )
+    model = Model.get_model()
+    attrs = {"heads": heads, "kv_heads": kv_heads, "head_dim": width}
+    query = model.new_tensor((x.ir.shape[0], heads * width), fp32, name=name)
+    model.graph.add("rope_kv", [t.ir for t in tensors], [query], attrs, name)
+    made = (query, *(model.graph.rewrite(t.ir) for t in (key, value)))
+    return tuple(Tensor(t, model) for t in made)  # type: ignore[return-value]
 
 
-def _lower_attention(lowering: Lowering, node: Node) -> None:
-    q, key, value, position, *fresh = node.inputs
-    out = node.outputs[0]
-    rows = out.shape[0]
-    kv_heads, context, _ = key.shape
-    splits = attention_splits(rows, kv_heads, context, lowering.machine.processors)
-    params = {**node.attrs, "kv_heads": kv_heads, "splits": splits}
-    coords = [(r, h, s) for s in range(splits) for r in range(rows) for h in range(kv_heads)]
-    if splits == 1:
-        lowering.emit("attention", params, [q, key, value, position, out, *fresh], coords)
-        return
-    heads, width = node.attrs["heads"], node.attrs["head_dim"]
-    partial = lowering.temp((rows, heads, splits, width + 2), fp32, f"{node.name}.partial")
-    operands = [q, key, value, position, partial, *fresh]
-    lowering.emit("attention", params, operands, coords)
-    merge = {"heads": heads, "head_dim": width, "splits": splits}
-    lowering.emit(
-        "attention_merge",
-        merge,
-        [partial, out],
-        [(r, h) for r in range(rows) for h in range(heads)],
-        ".merge",
-    )
+def _head_width(what: str, frequencies: Tensor) -> int:
+    if len(frequencies.ir.shape) != 1 or frequencies.ir.dtype != fp32:
+        raise ModelError(
+            f"{what}: the frequencies have shape {list(frequencies.ir.shape)} and type "
+            f"{frequencies.ir.dtype.name}; expected fp32, one for each pair of a head"
+        )
+    return 2 * frequencies.ir.shape[0]
 
 
-def _lower_sample(lowering: Lowering, node: Node) -> None:
-    logits, settings, position, tokens, output, stops = node.inputs
-    vocabulary = logits.shape[1]
-    tiles = max(1, min(lowering.machine.processors, vocabulary // 256))
-    candidates = lowering.temp((tiles, 2), fp32, f"{node.name}.candidates")
-    lowering.emit(
-        "sample",
-        {"tiles": tiles},
-        [logits, settings, position, candidates],
-        [(i,) for i in range(tiles)],
-    )
-    lowering.emit(
-        "choose",
-        {"tiles": tiles},
-        [logits, settings, position, candidates, tokens, output, stops],
-        [(0,)],
-        ".choose",
-    )
+def _turn(x: np.ndarray, position: int, frequencies: np.ndarray, interleaved: bool) -> np.ndarray:
+    """x (rows, heads * width) turned."""
+    rows, half = len(x), len(frequencies)
+    pairs = (half, 2) if interleaved else (2, half)
+    split_at = 3 if interleaved else 2
+    parts = np.moveaxis(x.reshape(rows, -1, *pairs), split_at, 0)
+    angles = ((position + np.arange(rows))[:, None] * frequencies)[:, None, :]
+    turned = (parts[0] + 1j * parts[1]) * np.exp(1j * angles)
+    return np.stack([turned.real, turned.imag], split_at).reshape(x.shape)
 
 
-def _lower_advance(lowering: Lowering, node: Node) -> None:
-    lowering.emit("advance", {"rows": node.attrs["rows"]}, list(node.inputs), [(0,)])
+def _rotary(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    x, position, frequencies = inputs
+    return [_turn(x, int(position[0]), frequencies, attrs["interleaved"])]
+
+
+def rope_kv_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    """Queries, and where a lone row hands them on its keys and values; then the two new caches."""
+    x, position, frequencies, keys, values = inputs
+    at, width = int(position[0]), attrs["head_dim"]
+    ends = np.cumsum([attrs["heads"] * width, attrs["kv_heads"] * width])
+    query, key, value = np.split(x, ends, axis=1)
+    query, key = (_turn(part, at, frequencies, True) for part in (query, key))
+    caches = []
+    for cache, rows in ((keys, key), (values, value)):
+        made = cache.copy()
+        heads, context, _ = cache.shape
+        count = max(0, min(len(rows), context - at))
+        made[:, at : at + count] = rows[:count].reshape(count, heads, width).swapaxes(0, 1)
+        caches.append(made)
+    return [query, np.concatenate([key, value], axis=1), *caches]
+
+
+def _pairs(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    gate, up = inputs[0][..., 0::2], inputs[0][..., 1::2]
+    return [gate / (1.0 + np.exp(-gate)) * up]
+
+
+def _lower_rotary(lowering: Lowering, node: Node) -> None:
+    """A task for some heads of a row."""
+    rows, columns = node.outputs[0].shape
+    parts = split(columns // node.attrs["head_dim"], -(-lowering.machine.processors // rows))
+    coords = [(r, a, b) for r in range(rows) for a, b in parts]
+    operands = [node.inputs[0], node.outputs[0], *node.inputs[1:]]
+    lowering.emit("rotary_embedding", node.attrs, operands, coords)
 
 
 def _lower_rope_kv(lowering: Lowering, node: Node) -> None:
@@ -89,7 +152,7 @@ def _lower_rope_kv(lowering: Lowering, node: Node) -> None:
     lowering.emit("rope_kv", node.attrs, operands, [(a * 2, b * 2) for a, b in parts])
 
 
-def _lower_swiglu(lowering: Lowering, node: Node) -> None:
+def _lower_pairs(lowering: Lowering, node: Node) -> None:
     x = node.inputs[0]
     rows, width = x.shape
     parts = split(width // 2, -(-lowering.machine.processors // rows))
@@ -97,12 +160,6 @@ def _lower_swiglu(lowering: Lowering, node: Node) -> None:
     lowering.emit("swiglu", {}, [x, node.outputs[0]], coords)
 
 
-register("attention", attention_reference, _lower_attention, apart=False)
-for _name, _lower in (
-    ("embed", _lower_embedding),
-    ("sample", _lower_sample),
-    ("advance", _lower_advance),
-    ("rope_kv", _lower_rope_kv),
-    ("swiglu", _lower_swiglu),
-):
-    register(_name, None, _lower)
+register("rotary_embedding", _rotary, _lower_rotary, apart=False)
+register("rope_kv", rope_kv_reference, _lower_rope_kv)
+register("swiglu_pairs", _pairs, _lower_pairs)

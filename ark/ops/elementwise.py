@@ -1,6 +1,6 @@
-"""Elementwise ops: exp, sqrt, rsqrt, relu, gelu, sigmoid, silu, add, sub, mul, div, copy, cast,
-constants. The functions themselves are in ark.tasks.functions; broadcasting is NumPy's. `output`
-names a tensor to write into; what returns is a new tensor on its memory.
+"""Elementwise ops: exp, sqrt, rsqrt, relu, gelu, sigmoid, silu, swiglu, add, sub, mul, div,
+copy, cast, constants. The functions themselves are in ark.ops.functions; broadcasting is NumPy's.
+`output` names a tensor to write into; what returns is a new tensor on its memory.
 """
 
 from __future__ import annotations
@@ -162,6 +162,15 @@ def div(input: Any, other: Any, output: Any = NullTensor, name: str = "") -> Any
     Integers divide towards zero, and by zero to 0.
     """
     return _binary("div", input, other, output, name)
+
+
+def swiglu(gate: Any, up: Any, output: Any = NullTensor, name: str = "") -> Tensor:
+    """silu(gate) * up, the gated activation of Shazeer 2020; fp32, fp16, bf16, broadcasting."""
+    left, right = as_tensor(gate), as_tensor(up)
+    float_dtype("swiglu", left)
+    dtype = same_dtype("swiglu", left, right)
+    shape = broadcast(left.ir.shape, right.ir.shape, "swiglu")
+    return result("swiglu", [left, right], shape, dtype, output, name=name)
 
 
 def cast(input: Any, dtype: DataType, output: Any = NullTensor, name: str = "") -> Tensor:

@@ -1,4 +1,4 @@
-"""matmul, and the fused linear layer that the planner makes of a matmul and its neighbours."""
+"""matmul, linear, and the fused linear node that the planner makes of a matmul and neighbours."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ import numpy as np
 
 from ark.errors import ModelError
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.ir.dtype import fp32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
-from ark.lower.registry import register
+from ark.lower.registry import get, register
 from ark.lower.tiling import PAIRED, box_coords, row_pieces, split, stage_rows
 from ark.ops.base import broadcast, float_dtype, result, same_dtype
+
+EPILOGUES = {"add": "add", "swiglu": "swiglu_pairs", "rope_kv": "rope_kv"}
+"""What a linear node may do to its product: its name for that, and the op that does it."""
 
 
 def matmul(
@@ -48,6 +52,31 @@ def matmul(
     shape = (*broadcast(left[:-2], right[:-2], "matmul"), m, n)
     attrs = {"transpose_a": transpose_input, "transpose_b": transpose_other}
     return result("matmul", [a, b], shape, dtype, output, attrs, name)
+
+
+def linear(input: Any, weight: Any, output: Any = NullTensor, name: str = "") -> Tensor:
+    """input weight^T: (rows, k) and (n, k) to (rows, n), of the input's type, accumulated in fp32.
+
+    The weight is of the input's type, or of any floating-point type where the input is fp32.
+    Without a name it is called as its weight is.
+    """
+    x, w = as_tensor(input), as_tensor(weight)
+    dtype = float_dtype("linear", x)
+    float_dtype("linear", w)
+    if w.ir.dtype != dtype and dtype != fp32:
+        raise ModelError(
+            f"linear: the input is {dtype.name} and the weight {w.ir.dtype.name}; ark.cast the "
+            "input to fp32"
+        )
+    left, right = x.ir.shape, w.ir.shape
+    if len(left) != 2 or len(right) != 2 or left[1] != right[1]:
+        raise ModelError(
+            f"linear: the input has shape {list(left)} and the weight {list(right)}; expected "
+            "(rows, k) and (n, k)"
+        )
+    attrs = {"transpose_a": False, "transpose_b": True}
+    label = name or w.ir.name.rpartition(".")[2]
+    return result("matmul", [x, w], (left[0], right[0]), dtype, output, attrs, label)
 
 
 def _matmul_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
@@ -88,4 +117,23 @@ def _lower_linear(lowering: Lowering, node: Node) -> None:
 
 
 register("matmul", _matmul_reference, _lower_matmul, apart=False)
-register("linear", None, _lower_linear)
+
+
+def _linear_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    """A norm, the product, and what is done to it, each by its own definition."""
+    x, weight, *others = inputs
+    if attrs["prologue"] != "none":
+        x = _defined(attrs["prologue"], [x, others.pop(0)], attrs)[0]
+    product = x @ weight.T
+    if attrs["epilogue"] == "store":
+        return [product]
+    return _defined(EPILOGUES[attrs["epilogue"]], [product, *others], attrs)
+
+
+def _defined(op: str, inputs: list[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    reference = get(op).reference
+    assert reference is not None
+    return reference(inputs, attrs)
+
+
+register("linear", _linear_reference, _lower_linear)

@@ -1,100 +1,140 @@
 """Where tasks touch memory, in coordinates that can be compared. Used by planner and verifier.
 
 Accesses are compared exactly: box against box when they see the same buffer through the same
-extents, byte range against byte range otherwise. The planner relies on exactness: it forgets an
-access that later writes have covered. Planner and verifier share this file on purpose: what is a
-conflict must be one rule; how conflicts are ordered is decided by one and checked by the other,
-separately.
+extents, byte range against byte range otherwise. Both sides rely on exactness: they forget an
+access that later writes have covered (ark.plan.frontier). Planner and verifier share this file on
+purpose: what is a conflict must be one rule; how conflicts are ordered is decided by one and
+checked by the other, separately.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from ark.ir.values import row_major
-from ark.plan.kind import Access
+from ark.plan.boxes import DIMS, Boxes, candidates
 from ark.plan.types import PlanBuffer, PlanTensor
 
-DIMS = 4
+DENSE = 1 << 16  # pairs of boxes that are compared outright
+ONE = np.zeros(1, np.int64)
+NONE = np.zeros(0, np.int64)
+Pairs = tuple[np.ndarray, np.ndarray]
 
 
-@dataclass(frozen=True)
-class Frame:
-    """How a buffer is indexed: boxes in equal frames can be compared."""
-
-    buffer: int
-    extents: tuple[int, ...]
-    itemsize: int
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Region:
-    """The accesses of one op to one operand: row i is the box of task tasks[i].
+    """The accesses of one op to one operand in one direction.
 
-    space: the (arena, rank) whose offsets `bytes_lo` and `bytes_hi` count. frame: boxes of equal
-    frames are comparable. lo, hi: (n, 4) in buffer elements.
+    space: what is in one space may overlap; bytes count from its start. memory: the buffer; boxes
+    of one buffer in equal extents and element sizes are comparable. base: bytes from the space's
+    start to the operand's first element, whose indices in the buffer are `offsets`.
     """
 
-    space: tuple[str, int, int]
-    frame: Frame
-    buffer: int
-    write: bool
-    past: bool
+    op: int
+    boxes: Boxes
+    space: Hashable
+    memory: Hashable
+    extents: tuple[int, ...]
+    offsets: tuple[int, ...]
+    base: int
     packet: bool
-    tasks: np.ndarray
-    lo: np.ndarray
-    hi: np.ndarray
-    bytes_lo: np.ndarray
-    bytes_hi: np.ndarray
+    pretended: bool = False
 
-    @cached_property
+    @property
+    def write(self) -> bool:
+        return self.boxes.write
+
+    @property
     def begin(self) -> int:
-        return int(self.bytes_lo.min())
+        return self.base + self.boxes.first
 
-    @cached_property
+    @property
     def end(self) -> int:
-        return int(self.bytes_hi.max())
+        return self.base + self.boxes.last
 
     def meets(self, other: Region) -> bool:
         """Can they conflict at all: one writes, and they are no cache's past and its growth."""
-        return (self.write or other.write) and not (
-            self.past and other.past and self.write != other.write
+        mine, theirs = self.boxes, other.boxes
+        return (mine.write or theirs.write) and not (
+            mine.past and theirs.past and mine.write != theirs.write
         )
 
-    def overlaps(self, other: Region) -> np.ndarray:
-        """(len(self.tasks), len(other.tasks)) of bool: which boxes share bytes."""
-        if self.frame == other.frame:
-            below = self.lo[:, None, :] < other.hi[None, :, :]
-            above = other.lo[None, :, :] < self.hi[:, None, :]
-            return np.asarray((below & above).all(axis=2))
-        hits = (self.bytes_lo[:, None] < other.bytes_hi[None, :]) & (
-            other.bytes_lo[None, :] < self.bytes_hi[:, None]
+    def same_frame(self, other: Region) -> bool:
+        """Are boxes of both counted alike?"""
+        return (
+            self.memory == other.memory
+            and self.extents == other.extents
+            and self.boxes.itemsize == other.boxes.itemsize
         )
-        rows, columns = np.nonzero(hits & ~(self.solid[:, None] & other.solid[None, :]))
-        if rows.size:
-            hits[rows, columns] = self._share(other, rows, columns)
-        return hits
 
-    @cached_property
-    def solid(self) -> np.ndarray:
-        """Which boxes are one byte range."""
-        sizes = np.prod(self.hi - self.lo, axis=1) * self.frame.itemsize
-        return np.asarray(sizes == self.bytes_hi - self.bytes_lo)
+    def covers(self, other: Region) -> bool:
+        """Do the boxes surely leave no element of the other's boxes out?"""
+        if not self.boxes.fills_bounds or not self.same_frame(other):
+            return False
+        low, high = self.boxes.bounds
+        inner_low, inner_high = other.boxes.bounds
+        shift = _pad([a - b for a, b in zip(other.offsets, self.offsets, strict=True)])
+        return all(
+            a <= c + s and d + s <= b
+            for a, b, c, d, s in zip(low, high, inner_low, inner_high, shift, strict=True)
+        )
+
+    def overlaps(self, other: Region) -> Pairs:
+        """(boxes of this, boxes of the other) that share bytes, in no particular order."""
+        a, b = self.boxes, other.boxes
+        apart = other.base - self.base
+        solid = a.all_solid and b.all_solid
+        if a.single and b.single and solid:
+            met = a.first < b.last + apart and b.first + apart < a.last
+            return (ONE, ONE) if met else (NONE, NONE)
+        if len(a.lo) * len(b.lo) <= DENSE:
+            grid = np.indices((len(a.lo), len(b.lo))).reshape(2, -1)
+            pieces = [(grid[0], grid[1])]
+        elif not solid and self.same_frame(other):
+            d = b.sharpest
+            shift = _pad(other.offsets)[d] - _pad(self.offsets)[d]
+            pieces = candidates(a.lo[:, d], a.hi[:, d], b.lo[:, d] + shift, b.hi[:, d] + shift)
+        else:
+            pieces = candidates(a.begin, a.end, b.begin + apart, b.end + apart)
+        kept = [self._meet(other, rows, columns, apart) for rows, columns in pieces]
+        if len(kept) == 1:
+            return kept[0]
+        return np.concatenate([r for r, _ in kept]), np.concatenate([c for _, c in kept])
+
+    def _meet(self, other: Region, rows: np.ndarray, columns: np.ndarray, apart: int) -> Pairs:
+        """Those of the pairs of boxes that share bytes."""
+        a, b = self.boxes, other.boxes
+        met = (a.begin[rows] < b.end[columns] + apart) & (b.begin[columns] + apart < a.end[rows])
+        rows, columns = rows[met], columns[met]
+        if (a.all_solid and b.all_solid) or not len(rows):
+            return rows, columns
+        if self.same_frame(other):
+            shift = np.array(
+                _pad([o - s for o, s in zip(other.offsets, self.offsets, strict=True)])
+            )
+            below = a.lo[rows] < b.hi[columns] + shift
+            met = (below & (b.lo[columns] + shift < a.hi[rows])).all(axis=1)
+            return rows[met], columns[met]
+        unsure = np.flatnonzero(~(a.solid[rows] & b.solid[columns]))
+        met = np.ones(len(rows), bool)
+        met[unsure] = self._share(other, rows[unsure], columns[unsure], apart)
+        return rows[met], columns[met]
 
     @cached_property
     def _strides(self) -> list[int]:
         """Bytes per step of each dimension."""
-        return [s * self.frame.itemsize for s in row_major(_pad(self.frame.extents, 1))]
+        padded = (1,) * (DIMS - len(self.extents)) + self.extents
+        return [s * self.boxes.itemsize for s in row_major(padded)]
 
     @cached_property
     def _combs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Boxes as `count` ranges of `length` bytes, `step` apart; and which are that simple."""
-        size = self.hi - self.lo
-        length = np.full(len(size), self.frame.itemsize, np.int64)
+        size = self.boxes.hi - self.boxes.lo
+        length = np.full(len(size), self.boxes.itemsize, np.int64)
         count, step = np.ones_like(length), np.ones_like(length)
         solid, simple = np.ones(len(size), bool), np.ones(len(size), bool)
         for d in range(DIMS - 1, -1, -1):
@@ -109,11 +149,13 @@ class Region:
             solid &= ~many | joined
         return count, step, length, simple
 
-    def _share(self, other: Region, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-        """For pairs of boxes: do they share a byte?"""
+    def _share(
+        self, other: Region, rows: np.ndarray, columns: np.ndarray, distance: int
+    ) -> np.ndarray:
+        """For pairs of boxes: do they share a byte, with the other base so much further on?"""
         *mine, simple1 = (v[rows] for v in self._combs)
         *theirs, simple2 = (v[columns] for v in other._combs)
-        apart = other.bytes_lo[columns] - self.bytes_lo[rows]
+        apart = other.boxes.begin[columns] + distance - self.boxes.begin[rows]
         shared = np.zeros(len(rows), bool)
         alike = (mine[0] == 1) | (theirs[0] == 1) | (mine[1] == theirs[1])
         shared[alike] = _meet_combs(
@@ -134,10 +176,10 @@ class Region:
         return shared
 
     def runs(self, row: int) -> tuple[np.ndarray, int]:
-        """(first bytes, length) of the byte ranges that a box consists of, in rising order."""
-        size = (self.hi[row] - self.lo[row]).tolist()
-        starts = self.bytes_lo[row : row + 1]
-        length, solid = self.frame.itemsize, True
+        """(first bytes, length) of the byte ranges of a box in its space, rising."""
+        size = (self.boxes.hi[row] - self.boxes.lo[row]).tolist()
+        starts = self.base + self.boxes.begin[row : row + 1]
+        length, solid = self.boxes.itemsize, True
         for d in range(DIMS - 1, -1, -1):
             if solid and length == self._strides[d]:
                 length *= size[d]
@@ -166,8 +208,8 @@ def _meet(a: tuple[np.ndarray, int], b: tuple[np.ndarray, int]) -> bool:
     return bool(((last >= 0) & (b[0][np.maximum(last, 0)] + b[1] > a[0])).any())
 
 
-def _pad(values: Sequence[int], fill: int) -> tuple[int, ...]:
-    return (fill,) * (DIMS - len(values)) + tuple(values)
+def _pad(values: Sequence[int]) -> tuple[int, ...]:
+    return (0,) * (DIMS - len(values)) + tuple(values)
 
 
 def space_of(buffer: PlanBuffer) -> tuple[str, int, int]:
@@ -176,44 +218,18 @@ def space_of(buffer: PlanBuffer) -> tuple[str, int, int]:
     return (buffer.arena, buffer.rank, buffer.id if alone else -1)
 
 
-def regions(
-    tensors: Sequence[PlanTensor],
-    buffers: Sequence[PlanBuffer],
-    itemsizes: Sequence[int],
-    operands: Sequence[int],
-    accesses: Sequence[tuple[int, Access]],
-) -> list[Region]:
-    """Groups an op's accesses, given as (task, access), by operand and direction.
-
-    itemsizes: bytes per element of each tensor (8 for packets).
-    """
-    grouped: dict[tuple[int, bool, bool], list[tuple[int, Access]]] = {}
-    for task, access in accesses:
-        key = (operands[access.operand], access.write, access.past)
-        grouped.setdefault(key, []).append((task, access))
-    found = []
-    for (tensor_id, write, past), rows in sorted(grouped.items()):
-        tensor = tensors[tensor_id]
-        buffer = buffers[tensor.buffer]
-        itemsize = itemsizes[tensor_id]
-        offsets = np.array(_pad(tensor.offsets, 0), np.int64)
-        strides = np.array(_pad(tensor.strides, 0), np.int64)
-        lo = np.array([_pad(a.lo, 0) for _, a in rows], np.int64) + offsets
-        hi = np.array([_pad(a.hi, 1) for _, a in rows], np.int64) + offsets
-        base = max(buffer.offset, 0)
-        found.append(
-            Region(
-                space=space_of(buffer),
-                frame=Frame(tensor.buffer, tensor.extents, itemsize),
-                buffer=tensor.buffer,
-                write=write,
-                past=past,
-                packet=tensor.packet,
-                tasks=np.array([t for t, _ in rows], np.int64),
-                lo=lo,
-                hi=hi,
-                bytes_lo=base + (lo * strides).sum(axis=1) * itemsize,
-                bytes_hi=base + (((hi - 1) * strides).sum(axis=1) + 1) * itemsize,
-            )
-        )
-    return found
+def region(
+    op: int, boxes: Boxes, tensor: PlanTensor, buffer: PlanBuffer, pretended: bool = False
+) -> Region:
+    """The accesses of an op of a plan to one of its operands."""
+    return Region(
+        op,
+        boxes,
+        space_of(buffer),
+        tensor.buffer,
+        tensor.extents,
+        tensor.offsets,
+        max(buffer.offset, 0) + tensor.start * boxes.itemsize,
+        tensor.packet,
+        pretended,
+    )

@@ -6,6 +6,7 @@ Deep Neural Net Inference", 2020, section 5.2); ties by id, so the result is det
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Mapping, Sequence
 
 ALIGN = 256
@@ -28,20 +29,52 @@ def share(
     sizes: Mapping[int, int], lifetimes: Mapping[int, tuple[int, int]]
 ) -> tuple[dict[int, int], int]:
     """Offsets such that buffers alive at the same time (ends included) do not overlap."""
-    placed: list[tuple[int, int, int, int]] = []  # offset, end, first, last
+    placed = _Placed(max((last for _, last in lifetimes.values()), default=0) + 1)
     offsets: dict[int, int] = {}
     total = 0
     for key in sorted(sizes, key=lambda k: (-sizes[k], k)):
         first, last = lifetimes[key]
         size = align(sizes[key])
         at = 0
-        for begin, end, other_first, other_last in sorted(placed):
-            if other_last < first or last < other_first:
-                continue
+        for begin, end in sorted(placed.alive(first, last)):
             if at + size <= begin:
                 break
             at = max(at, end)
         offsets[key] = at
-        placed.append((at, at + size, first, last))
+        placed.add(first, last, (at, at + size))
         total = max(total, at + size)
     return offsets, total
+
+
+class _Placed:
+    """Byte ranges by lifetime: a segment tree says who is alive at a time, a list who begins when,
+    so that a search costs what it finds.
+    """
+
+    def __init__(self, times: int) -> None:
+        self._leaves = 1 << (times - 1).bit_length()
+        self._tree: dict[int, list[tuple[int, int]]] = {}
+        self._births: list[tuple[int, tuple[int, int]]] = []
+
+    def add(self, first: int, last: int, place: tuple[int, int]) -> None:
+        bisect.insort(self._births, (first, place))
+        low, high = first + self._leaves, last + 1 + self._leaves
+        while low < high:
+            if low & 1:
+                self._tree.setdefault(low, []).append(place)
+                low += 1
+            if high & 1:
+                high -= 1
+                self._tree.setdefault(high, []).append(place)
+            low, high = low >> 1, high >> 1
+
+    def alive(self, first: int, last: int) -> list[tuple[int, int]]:
+        """The ranges of those who live at `first`, or begin after it and by `last`."""
+        found: list[tuple[int, int]] = []
+        node = first + self._leaves
+        while node:
+            found += self._tree.get(node, ())
+            node >>= 1
+        low = bisect.bisect_left(self._births, (first + 1,))
+        high = bisect.bisect_left(self._births, (last + 1,))
+        return found + [place for _, place in self._births[low:high]]

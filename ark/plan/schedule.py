@@ -3,11 +3,13 @@
 Tasks are dealt to processors in program order. For every task the set of earlier tasks that it
 conflicts with is computed from the regions they touch; tasks with the same set share one counter.
 What is already known to be complete when a task starts is a vector with one entry per processor
-(a vector clock, Mattern 1989); a set that the vector covers needs no wait.
+(a vector clock, Mattern 1989; ark.plan.clocks); a set that the vector covers needs no wait. Tasks
+of an op that need the same sets and know the same share one decision.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -15,44 +17,51 @@ import numpy as np
 
 from ark.ir.dtype import by_name
 from ark.machine import Machine
-from ark.plan.access import Region, regions
+from ark.plan.access import Region, region
+from ark.plan.boxes import Templates
+from ark.plan.clocks import RAN, SEEN, START, Clocks
+from ark.plan.frontier import Frontier
 from ark.plan.groups import Group
-from ark.plan.kind import Access, OperandType, Signature
-from ark.plan.kind import get as task_kind
+from ark.plan.kind import OperandType, Signature
 from ark.plan.types import GATE, PlanBuffer, PlanCounter, PlanOp, PlanTensor, Task
 
-EXECUTED, SEEN = 0, 1  # rows of a clock
+NOTHING = np.zeros(0, np.int64)
+PACKETS, WRITTEN, READ = 0, 1, 2  # whose packets are read, what must be seen, what have run
 
 
-@dataclass
-class _Draft:
-    """A task while its edges are being placed."""
-
-    op: int
-    coord: tuple[int, ...]
-    processor: int
-    position: int
-    waits: dict[int, int] = field(default_factory=dict)
-    signals: list[int] = field(default_factory=list)
-
-
-@dataclass
-class _Entry:
-    """Accesses of an op that later ops may conflict with."""
-
-    op: int
-    region: Region
-
-
-@dataclass
-class _Conflicts:
-    """By earlier op, (tasks, tasks of that op) of bool: whose packets are read, what must be seen
-    because it was written, and what must merely have been executed because it was read.
+@dataclass(frozen=True, eq=False)
+class _Set:
+    """Tasks of one earlier op that tasks of a later one come after: their numbers, their
+    processors, the places behind them there, and the clocks that they began with.
     """
 
-    packets: dict[int, np.ndarray]
-    written: dict[int, np.ndarray]
-    read: dict[int, np.ndarray]
+    op: int
+    members: np.ndarray
+    lanes: np.ndarray
+    ends: np.ndarray
+    clocks: np.ndarray
+
+
+@dataclass
+class _OpRun:
+    """The tasks of an op, as in _Set."""
+
+    first: int
+    lanes: np.ndarray
+    ends: np.ndarray
+    clocks: np.ndarray
+
+
+@dataclass(frozen=True)
+class _Decision:
+    """The sets that tasks with equal needs and knowledge wait for, and what they know then.
+
+    special: processors that know of their own tasks what the others do not.
+    """
+
+    waits: tuple[int, ...]
+    clock: int
+    special: frozenset[int]
 
 
 @dataclass
@@ -61,7 +70,14 @@ class _Counter:
     step: int
     rank: int
     system: bool
-    clock: np.ndarray | None = None
+
+
+@dataclass
+class _Draft:
+    """A task while its edges are being placed."""
+
+    waits: dict[int, int] = field(default_factory=dict)
+    signals: list[int] = field(default_factory=list)
 
 
 class Schedule:
@@ -74,26 +90,28 @@ class Schedule:
         buffers: Sequence[PlanBuffer],
         rank: int,
         world_size: int,
+        templates: Templates,
     ) -> None:
         self.machine = machine
         self.tensors = tensors
         self.buffers = buffers
         self.rank = rank
-        self.itemsizes = [8 if t.packet else by_name(t.dtype).itemsize for t in tensors]
-        self._counters: list[_Counter] = [_Counter("gate", world_size, rank, world_size > 1)]
+        self.templates = templates
+        self.counter_list: list[_Counter] = [_Counter("gate", world_size, rank, world_size > 1)]
         self._mail: dict[tuple[int, str], int] = {}
-        self._gates = [GATE] + [
-            self._counter("gate", 0, other, True) for other in range(world_size) if other != rank
+        self.gates = [GATE] + [
+            self.counter("gate", 0, other, True) for other in range(world_size) if other != rank
         ]
 
     def counters(self) -> tuple[PlanCounter, ...]:
         return tuple(
-            PlanCounter(i, c.name, c.step, c.rank, c.system) for i, c in enumerate(self._counters)
+            PlanCounter(i, c.name, c.step, c.rank, c.system)
+            for i, c in enumerate(self.counter_list)
         )
 
-    def _counter(self, name: str, step: int, rank: int, system: bool) -> int:
-        self._counters.append(_Counter(name, step, rank, system))
-        return len(self._counters) - 1
+    def counter(self, name: str, step: int, rank: int, system: bool) -> int:
+        self.counter_list.append(_Counter(name, step, rank, system))
+        return len(self.counter_list) - 1
 
     def phase(
         self, number: int, members: Sequence[tuple[int, Group]], ops: Sequence[PlanOp]
@@ -108,9 +126,9 @@ class Schedule:
         """The counter called `name` on `rank`; on this rank its step adds up over the awaits."""
         key = (rank, name)
         if key not in self._mail:
-            self._mail[key] = self._counter(name, 0, rank, True)
+            self._mail[key] = self.counter(name, 0, rank, True)
         counter = self._mail[key]
-        self._counters[counter].step = max(self._counters[counter].step, step)
+        self.counter_list[counter].step = max(self.counter_list[counter].step, step)
         return counter
 
     def signature(self, op: PlanOp) -> Signature:
@@ -131,182 +149,232 @@ class _PhaseRun:
         self.s = schedule
         self.number = number
         processors = schedule.machine.processors
-        self.drafts: list[_Draft] = []
         self.lists: list[list[int]] = [[] for _ in range(processors)]
-        # By processor, and by draft once it is complete: what has been executed, and what of it can
-        # be seen. A packet tells that its producer ran, but brings no other memory along.
-        self.clocks = np.zeros((2, processors, processors), np.int64)
-        self.ends: list[np.ndarray] = []
-        self.frontier: dict[tuple[str, int, int], list[_Entry]] = {}
+        self.clocks = Clocks(processors)
+        self.now = [START] * processors  # the clock that each processor's next task starts with
+        self.frontier = Frontier()
         self.rotation = 0
-        self.sets: dict[tuple[int, bytes], int] = {}
-        self.ops: dict[int, PlanOp] = {}
-        self.signatures: dict[int, Signature] = {}
-        self.ranges: dict[int, tuple[int, int]] = {}  # op: its first draft, how many
+        self.drafts: list[_Draft] = []
+        self.groups: list[tuple[PlanOp, Group, Signature]] = []
+        self.runs: dict[int, _OpRun] = {}
+        self.sets: list[_Set] = []
+        self.set_ids: dict[tuple[int, bytes], int] = {}
+        self.set_counters: dict[int, int] = {}
 
     def add(self, op: PlanOp, group: Group) -> None:
         """Deals the group's tasks and places their waits."""
+        first, count = len(self.drafts), len(group.coords)
+        sig = self.s.signature(op)
+        self.groups.append((op, group, sig))
+        self.drafts += [_Draft() for _ in range(count)]
+        lanes = self._deal(group, count)
+        mine = self._regions(op, sig, tuple(group.coords))
+        needs = self._needs(mine, count)
+        run = _OpRun(first, lanes, np.zeros(count, np.int64), np.zeros(count, np.int64))
+        self.runs[op.id] = run
+        decisions: dict[tuple[object, ...], _Decision] = {}
+        for i, lane in enumerate(lanes.tolist()):
+            clock = self.now[lane]
+            if needs[i]:
+                decision = decisions.get((clock, needs[i]))
+                if decision is None:
+                    decision = self._decide(clock, needs[i], -1)
+                    decisions[clock, needs[i]] = decision
+                if lane in decision.special:
+                    decision = self._decide(clock, needs[i], lane)
+                draft = self.drafts[first + i]
+                for number in decision.waits:
+                    draft.waits[self._counter(number)] = len(self.sets[number].members)
+                clock = self.now[lane] = decision.clock
+            self.lists[lane].append(first + i)
+            run.ends[i] = len(self.lists[lane])
+            run.clocks[i] = clock
+        self._mails(group, first)
+        self.frontier.add(mine)
+
+    def _deal(self, group: Group, count: int) -> np.ndarray:
+        """The processor of each task: round robin, whole shares where there are many."""
         begin, end = group.processors or (0, len(self.lists))
         begin = min(begin, len(self.lists) - 1)
         end = max(begin + 1, min(end, len(self.lists)))
         processors = end - begin
-        count = len(group.coords)
-        first = len(self.drafts)
-        for i, coord in enumerate(group.coords):
-            share = i * processors // count if count > processors else i
-            processor = begin + (self.rotation + share) % processors
-            self.drafts.append(_Draft(op.id, coord, processor, 0))
+        share = np.arange(count, dtype=np.int64)
+        if count > processors:
+            share = share * processors // count
+        lanes = begin + (self.rotation + share) % processors
         self.rotation = (self.rotation + count) % len(self.lists)
-        self.ranges[op.id] = (first, count)
-        sig = self.s.signature(op)
-        self.ops[op.id], self.signatures[op.id] = op, sig
-        kind = task_kind(op.kind)
-        accesses = [(i, a) for i, c in enumerate(group.coords) for a in kind.accesses(sig, c)]
-        mine = regions(self.s.tensors, self.s.buffers, self.s.itemsizes, op.operands, accesses)
-        mine += self._after(op, count)
-        conflicts = self._conflicts(mine, count)
-        for i in range(count):
-            self._place(first + i, i, conflicts, group)
-        self._remember(op.id, mine)
+        return lanes
 
-    def _after(self, op: PlanOp, count: int) -> list[Region]:
-        """Pretended reads of the tensors that must be complete before the op starts."""
-        shapes = [self.s.tensors[t].shape for t in op.after]
-        pretended = [
-            (i, Access(k, (0,) * len(shape), shape))
-            for i in range(count)
-            for k, shape in enumerate(shapes)
-        ]
-        return regions(self.s.tensors, self.s.buffers, self.s.itemsizes, op.after, pretended)
+    def _mails(self, group: Group, first: int) -> None:
+        """The waits and signals between ranks, which the lowering named."""
+        for i, awaited in enumerate(group.awaits):
+            for mail, threshold in awaited:
+                counter = self.s.mail(mail.rank, mail.name, threshold)
+                self.drafts[first + i].waits[counter] = threshold
+        for i, sent in enumerate(group.sends):
+            signals = [self.s.mail(mail.rank, mail.name, 0) for mail in sent]
+            self.drafts[first + i].signals += signals
 
-    def _conflicts(self, mine: Sequence[Region], count: int) -> _Conflicts:
-        """What the op's tasks must come after."""
-        found = _Conflicts({}, {}, {})
-        for region in mine:
-            for entry in self.frontier.get(region.space, ()):
-                other = entry.region
-                if not region.meets(other):
-                    continue
-                if region.begin >= other.end or other.begin >= region.end:
-                    continue
-                if region.packet and not region.write:
-                    target = found.packets
-                else:
-                    target = found.written if other.write else found.read
-                if entry.op not in target:
-                    target[entry.op] = np.zeros((count, self.ranges[entry.op][1]), bool)
-                rows, columns = np.nonzero(region.overlaps(other))
-                target[entry.op][region.tasks[rows], other.tasks[columns]] = True
+    def _regions(
+        self, op: PlanOp, sig: Signature, coords: tuple[tuple[int, ...], ...]
+    ) -> list[Region]:
+        found = []
+        for boxes in self.s.templates.boxes(sig, coords):
+            tensor = self.s.tensors[op.operands[boxes.operand]]
+            found.append(region(op.id, boxes, tensor, self.s.buffers[tensor.buffer]))
+        for number in op.after:  # as if read whole, so that the op comes after what writes them
+            tensor = self.s.tensors[number]
+            itemsize = 8 if tensor.packet else by_name(tensor.dtype).itemsize
+            boxes = self.s.templates.whole(tensor.shape, tensor.extents, itemsize, len(coords))
+            found.append(region(op.id, boxes, tensor, self.s.buffers[tensor.buffer], True))
         return found
 
-    def _place(self, index: int, row: int, conflicts: _Conflicts, group: Group) -> None:
-        draft = self.drafts[index]
-        clock = self.clocks[:, draft.processor].copy()
-        for op, matrix in conflicts.packets.items():
-            for other in np.flatnonzero(matrix[row]) + self.ranges[op][0]:
-                np.maximum(clock[EXECUTED], self.ends[other][EXECUTED], out=clock[EXECUTED])
-        for op in sorted({*conflicts.written, *conflicts.read}, reverse=True):
-            missing: set[int] = set()
-            for which, kind in ((SEEN, conflicts.written), (EXECUTED, conflicts.read)):
-                if op in kind:
-                    members = np.flatnonzero(kind[op][row]) + self.ranges[op][0]
-                    if not all(self._complete(clock[which], int(m)) for m in members):
-                        missing.update(int(m) for m in members)
-            if not missing:
-                continue
-            counter = self._set_counter(op, np.array(sorted(missing), np.int64))
-            draft.waits[counter] = self.s._counters[counter].step
-            joined = self.s._counters[counter].clock
-            assert joined is not None
-            np.maximum(clock, joined, out=clock)
-        if group.awaits:
-            for mail, threshold in group.awaits[row]:
-                draft.waits[self.s.mail(mail.rank, mail.name, threshold)] = threshold
-        if group.sends:
-            draft.signals += [self.s.mail(mail.rank, mail.name, 0) for mail in group.sends[row]]
-        draft.position = len(self.lists[draft.processor])
-        self.lists[draft.processor].append(index)
-        clock[:, draft.processor] = draft.position + 1
-        self.clocks[:, draft.processor] = clock
-        self.ends.append(clock)
-
-    def _complete(self, clock: np.ndarray, other: int) -> bool:
-        draft = self.drafts[other]
-        return bool(clock[draft.processor] > draft.position)
-
-    def _set_counter(self, op: int, members: np.ndarray) -> int:
-        """The counter that all tasks of `members` signal."""
-        key = (op, members.tobytes())
-        counter = self.sets.get(key)
-        if counter is None:
-            name = f"{self.number}.{op}.{len(self.sets)}"
-            counter = self.s._counter(name, len(members), self.s.rank, False)
-            self.sets[key] = counter
-            clock = np.zeros((2, len(self.lists)), np.int64)
-            for member in members:
-                np.maximum(clock, self.ends[member], out=clock)
-                self.drafts[member].signals.append(counter)
-            self.s._counters[counter].clock = clock
-        return counter
-
-    def _remember(self, op: int, mine: Sequence[Region]) -> None:
-        """Adds the op's accesses; drops those that its writes cover entirely.
-
-        Whoever conflicts with a dropped access also conflicts with a task of this op that touches
-        the same bytes and comes after it.
+    def _needs(self, mine: Sequence[Region], count: int) -> list[tuple[tuple[int, int, int], ...]]:
+        """By task what it must come after: (earlier op, PACKETS, WRITTEN or READ, set), latest op
+        first.
         """
-        for region in mine:
-            entries = self.frontier.setdefault(region.space, [])
-            if region.write and _covers(region):
-                entries[:] = [
-                    e
-                    for e in entries
-                    if e.op == op or e.region.begin < region.begin or e.region.end > region.end
-                ]
-            entries.append(_Entry(op, region))
+        found: list[dict[tuple[int, int], set[int]]] = [{} for _ in range(count)]
+        for own in mine:
+            boxes = own.boxes
+            by_box: dict[tuple[int, int], dict[int, set[int]]] = {}
+            for other in self.frontier.conflicts(own):
+                kind = PACKETS if own.packet and not own.write else READ
+                kind = WRITTEN if other.write and kind == READ else kind
+                for box, number in self._sets(own, other):
+                    by_box.setdefault((other.op, kind), {}).setdefault(box, set()).add(number)
+            if not by_box:
+                continue
+            rows = list(zip(boxes.tasks.tolist(), boxes.box.tolist(), strict=True))
+            for key, sets in by_box.items():
+                for task, box in rows:
+                    if box in sets:
+                        found[task].setdefault(key, set()).update(sets[box])
+        joined: dict[tuple[int, ...], int] = {}
+        return [self._sorted(each, joined) for each in found]
+
+    def _sorted(
+        self, needs: dict[tuple[int, int], set[int]], joined: dict[tuple[int, ...], int]
+    ) -> tuple[tuple[int, int, int], ...]:
+        listed = []
+        for (op, kind), sets in needs.items():
+            key = tuple(sorted(sets))
+            if len(key) == 1:
+                number = key[0]
+            elif key in joined:
+                number = joined[key]
+            else:
+                number = joined[key] = self._union(op, key)
+            listed.append((op, kind, number))
+        return tuple(sorted(listed, key=lambda n: (n[1] != PACKETS, -n[0], n[1])))
+
+    def _sets(self, own: Region, other: Region) -> list[tuple[int, int]]:
+        """(box, set of the other op's tasks that touch it) of a region's boxes that are touched."""
+        rows, columns = own.overlaps(other)
+        if not len(rows):
+            return []
+        tasks, starts = other.boxes.by_box
+        if other.boxes.single:
+            number = self._set(other.op, np.unique(tasks))
+            return [(box, number) for box in np.unique(rows).tolist()]
+        order = np.argsort(rows, kind="stable")
+        rows, columns = rows[order], columns[order]
+        cuts = np.flatnonzero(np.diff(rows)) + 1
+        found, known = [], {}
+        for begin, end in zip([0, *cuts.tolist()], [*cuts.tolist(), len(rows)], strict=True):
+            touched = np.sort(columns[begin:end])
+            key = touched.tobytes()
+            if key not in known:
+                members = np.concatenate([tasks[starts[c] : starts[c + 1]] for c in touched])
+                known[key] = self._set(other.op, np.unique(members))
+            found.append((int(rows[begin]), known[key]))
+        return found
+
+    def _set(self, op: int, tasks: np.ndarray) -> int:
+        """The number of a set of an op's tasks, given by their places in it."""
+        run = self.runs[op]
+        members = tasks + run.first
+        key = (op, members.tobytes())
+        if key not in self.set_ids:
+            self.set_ids[key] = len(self.sets)
+            made = _Set(op, members, run.lanes[tasks], run.ends[tasks], run.clocks[tasks])
+            self.sets.append(made)
+        return self.set_ids[key]
+
+    def _union(self, op: int, numbers: Sequence[int]) -> int:
+        """The number of the set of all tasks of an op that are in one of the sets."""
+        members = np.unique(np.concatenate([self.sets[s].members for s in numbers]))
+        return self._set(op, members - self.runs[op].first)
+
+    def _decide(self, clock: int, needs: tuple[tuple[int, int, int], ...], lane: int) -> _Decision:
+        """What a task on processor `lane` waits for; -1: one that is not special."""
+        waits: list[int] = []
+        special: set[int] = set()
+        for op, listed in itertools.groupby(needs, key=lambda n: (n[1] == PACKETS, n[0])):
+            missing = []
+            for _, kind, number in listed:
+                needed = self.sets[number]
+                if kind == PACKETS:
+                    clock = self._join(clock, needed, True)
+                    continue
+                which = SEEN if kind == WRITTEN else RAN
+                lacking = self.clocks.missing(clock, which, needed.lanes, needed.ends)
+                if len(lacking) == 1:
+                    special |= lacking
+                if lacking - {lane}:
+                    missing.append(number)
+            if missing:
+                number = missing[0] if len(missing) == 1 else self._union(op[1], missing)
+                waits.append(number)
+                clock = self._join(clock, self.sets[number], False)
+        return _Decision(tuple(waits), clock, frozenset(special))
+
+    def _join(self, clock: int, needed: _Set, packets: bool) -> int:
+        return self.clocks.join(clock, needed.clocks, needed.lanes, needed.ends, packets)
+
+    def _counter(self, number: int) -> int:
+        """The counter that all tasks of a set signal."""
+        counter = self.set_counters.get(number)
+        if counter is None:
+            needed = self.sets[number]
+            name = f"{self.number}.{needed.op}.{len(self.set_counters)}"
+            counter = self.s.counter(name, len(needed.members), self.s.rank, False)
+            self.set_counters[number] = counter
+            for member in needed.members.tolist():
+                self.drafts[member].signals.append(counter)
+        return counter
 
     def finish(self) -> tuple[tuple[Task, ...], ...]:
         """Adds the gate's signals to the last task and freezes the lists."""
         self._gate()
-        frozen = []
-        for indices in self.lists:
-            tasks = []
-            for i in indices:
-                draft = self.drafts[i]
-                tasks.append(
-                    Task(
-                        draft.op,
-                        draft.coord,
-                        tuple(sorted(draft.waits.items())),
-                        tuple(sorted(draft.signals)),
-                        task_kind(self.ops[draft.op].kind).stream(
-                            self.signatures[draft.op], draft.coord
-                        ),
-                    )
-                )
-            frozen.append(tuple(tasks))
-        return tuple(frozen)
+        made: list[Task] = []
+        for op, group, sig in self.groups:
+            coords = tuple(group.coords)
+            for coord, fetches in zip(coords, self.s.templates.streams(sig, coords), strict=True):
+                draft = self.drafts[len(made)]
+                waits, signals = tuple(sorted(draft.waits.items())), tuple(sorted(draft.signals))
+                made.append(Task(op.id, coord, waits, signals, fetches))
+        return tuple(tuple(made[i] for i in indices) for indices in self.lists)
 
     def _gate(self) -> None:
         """The last task of an iteration waits for the last task of every processor."""
-        last = len(self.drafts) - 1
-        draft = self.drafts[last]
-        clock = self.ends[last]
+        last, run = len(self.drafts) - 1, next(reversed(self.runs.values()))
+        mine = int(run.lanes[-1])
         tails = [
             indices[-1]
-            for indices in self.lists
-            if indices and not self._complete(clock[SEEN], indices[-1])
+            for lane, indices in enumerate(self.lists)
+            if indices
+            and lane != mine
+            and self.clocks.missing(
+                int(run.clocks[-1]), SEEN, np.array([lane]), np.array([len(indices)])
+            )
         ]
+        draft = self.drafts[last]
         if tails:
-            counter = self._set_counter(draft.op, np.array(tails, np.int64))
-            draft.waits[counter] = len(tails)
-        draft.signals += self.s._gates
-
-
-def _covers(region: Region) -> bool:
-    """True if the boxes, taken together, are all bytes between begin and end.
-
-    The boxes of one op's writes never overlap, so their sizes must add up.
-    """
-    sizes = np.prod(region.hi - region.lo, axis=1).sum() * region.frame.itemsize
-    return int(sizes) == region.end - region.begin
+            number = len(self.sets)
+            self.sets.append(
+                _Set(
+                    next(reversed(self.runs)), np.array(tails, np.int64), NOTHING, NOTHING, NOTHING
+                )
+            )
+            draft.waits[self._counter(number)] = len(tails)
+        draft.signals += self.s.gates

@@ -9,6 +9,7 @@ never travel here. ark.runtime.rendezvous has the other side.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -19,11 +20,13 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from ark.errors import InvalidUsageError, SystemError
+from ark.runtime import cache
 from ark.runtime import rendezvous as rdv
-from ark.runtime.place import Place, place_from_environment
+from ark.runtime.place import SECRET, Place, place_from_environment
 
 FailureCallback = Callable[[str], None]
 
+LISTEN = "ARK_LISTEN_ADDR"
 _PROBE_S = 2.0  # how long whoever holds a port may take to show that it is rank 0
 
 
@@ -80,8 +83,8 @@ class Bootstrap:
             if rank == 0:
                 listener = _listen(address, port, ports)
                 self._server = rdv.Server(listener, world_size, job, silence_s)
-                port, ports = listener.getsockname()[1], 1
-                address = "127.0.0.1" if listener.getsockname()[0] in ("::", "0.0.0.0") else address
+                own, port = listener.getsockname()[:2]
+                address, ports = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(own, own), 1
             self._link = self._join(address, port, ports, job, deadline)
             self._link.sock.settimeout(silence_s)
             threading.Thread(target=self._listen_to, args=(silence_s,), daemon=True).start()
@@ -104,7 +107,7 @@ class Bootstrap:
             here.address,
             here.port,
             timeout_s,
-            job=here.job,
+            job=_words(here),
             ports=here.ports,
         )
 
@@ -214,13 +217,16 @@ class Bootstrap:
                     if not greeting.startswith(rdv.MAGIC):
                         raise ConnectionError("not an ark rendezvous")
                     sock.settimeout(max(deadline - time.monotonic(), _PROBE_S))
-                    shown = rdv.proof(job, greeting[len(rdv.MAGIC) :], hello)
-                    link.send(rdv.HELLO, hello + shown)
-                    # Whoever knows other words is hung up on; a member hears something at once.
+                    # Whoever knows other words is hung up on, on either side; a member hears
+                    # something at once.
+                    if not rdv.prove(link, job, greeting[len(rdv.MAGIC) :], hello):
+                        raise ConnectionError("not of this job")
                     kind, body = link.receive()
                 except OSError:
                     link.close()
-                    stranger = f"; another program answers at port {candidate}"
+                    stranger = (
+                        f"; another program answers at port {candidate}, or another job or user"
+                    )
                     continue
                 self._take(kind, body)
                 return link
@@ -229,8 +235,9 @@ class Bootstrap:
                 raise SystemError(
                     f"rank {self.rank} looked for rank 0 at {address}, port {where}, for "
                     f"{self.timeout_s:g} s and did not find it ({reason}{stranger}); check that "
-                    f"rank 0 runs, that MASTER_ADDR and MASTER_PORT are the same on all ranks, and "
-                    f"that no firewall stands between"
+                    f"rank 0 runs, that MASTER_ADDR and MASTER_PORT are the same on all ranks, "
+                    f"that no firewall stands between, and, on machines without a shared home "
+                    f"folder, that {SECRET} is one random word on all ranks"
                 )
             time.sleep(0.05)
 
@@ -328,24 +335,38 @@ class Bootstrap:
             self._link.close()
 
 
+def _words(place: Place) -> str:
+    """What the ranks of one job know and nobody else: the launcher's secret, or the user's own key
+    with the job's place and number.
+    """
+    if place.secret or place.world_size == 1:
+        return place.job
+    try:
+        own = cache.secret().hex()
+    except (OSError, RuntimeError) as error:
+        raise InvalidUsageError(
+            f"the ranks have no secret by which they know each other: {error}; set {SECRET} to one "
+            "random word on all ranks"
+        ) from error
+    return f"{own} {place.address}:{place.port} {place.job}"
+
+
 def _listen(address: str, port: int, ports: int) -> socket.socket:
-    """A listening socket on the first free port; loopback only if the address is loopback."""
+    """A listening socket on the first free port of the address; of no other, unless the user says
+    in ARK_LISTEN_ADDR that this one is not the machine's own (0.0.0.0: all).
+    """
     taken = ""
     for candidate in range(port, min(port + ports, 65536)):
         try:
             family, _, _, _, where = socket.getaddrinfo(
-                address, candidate, type=socket.SOCK_STREAM
+                os.environ.get(LISTEN) or address, candidate, type=socket.SOCK_STREAM
             )[0]
-            host = str(where[0])
-            if host == "::1" or host.startswith("127."):
-                return socket.create_server((host, candidate), family=family)
-            if socket.has_dualstack_ipv6():
-                return socket.create_server(
-                    ("", candidate), family=socket.AF_INET6, dualstack_ipv6=True
-                )
-            return socket.create_server(("", candidate))
+            return socket.create_server((str(where[0]), candidate), family=family)
         except OSError as error:
             taken = error.strerror or str(error)
+            if error.errno == errno.EADDRNOTAVAIL:
+                taken += f" (where others reach this machine by another address, set {LISTEN})"
+                break
     where_text = f"{port}" if ports == 1 else f"{port} to {port + ports - 1}"
     raise SystemError(
         f"rank 0 cannot serve the other ranks at {address}, port {where_text}: {taken}; set "

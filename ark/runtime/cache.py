@@ -1,23 +1,36 @@
 """The cache: compiled loop kernels and verified plans by the hash of all that they depend on.
 
-Files are written under another name and renamed, so concurrent processes never see half a file; an
-entry whose checksum does not fit is dropped and made again. Called by ark.runtime.program and
-ark.models.generate.
+What is read from it runs. So the folder must be this user's alone, and every entry carries a digest
+under a key that lies in the folder: an entry that is damaged, or that somebody put there under
+another name, is dropped and made again. Files are written under another name and renamed: nobody
+sees half a file. Where the cache cannot be used, ark says so in one line and goes on without it.
+Called by ark.runtime.program, ark.runtime.executor and ark.models.generate.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import hmac
 import os
-import shutil
+import re
+import secrets
+import stat
 import tempfile
+import time
 from functools import cache
 from pathlib import Path
 
+from ark import log
 from ark.errors import SystemError
 
 PROGRAMS, PLANS = KINDS = ("programs", "plans")
+KEY = "key"
+_DIGEST = 32
+_NAME = re.compile(r"[0-9a-f]{64}")
+_PARTIAL = ".partial-"
+# An unfinished file of a process that was killed is removed after so long.
+_STALE_S = 3600.0
 
 
 def folder() -> Path:
@@ -46,46 +59,157 @@ def code_digest() -> str:
     return key(*(part for p in sorted(root.rglob("*.py")) for part in (p.name, p.read_bytes())))
 
 
+def refusal(path: Path) -> str:
+    """Why nothing in this folder may be run, with the remedy; empty if only this user writes it."""
+    found = path.stat()
+    if not stat.S_ISDIR(found.st_mode):
+        return f"{path} is no folder; set ARK_CACHE_DIR to one of your own"
+    if found.st_uid != os.geteuid():
+        return (
+            f"{path} belongs to user {found.st_uid}, and what lies there would be run as user "
+            f"{os.geteuid()}; set ARK_CACHE_DIR to a folder of your own"
+        )
+    if found.st_mode & 0o022:
+        return (
+            f"{path} can be written by others (mode {stat.S_IMODE(found.st_mode):o}), and what "
+            f"lies there is run; mend it with `chmod -R go-w {path}` and `ark cache clear`"
+        )
+    return ""
+
+
 def load(kind: str, name: str) -> bytes | None:
     """The entry's bytes, or None if there is none (or only a damaged one, which is removed)."""
-    path = folder() / kind / name
     try:
-        data = path.read_bytes()
-    except OSError:
+        own = _secret(folder(), make=False)
+        data = _read(folder() / kind / name)
+    except FileNotFoundError:
         return None
-    if hashlib.sha256(data[32:]).digest() == data[:32]:
-        return data[32:]
-    with contextlib.suppress(OSError):
-        path.unlink()
+    except (OSError, RuntimeError) as error:
+        _without(str(error))
+        return None
+    if hmac.compare_digest(data[:_DIGEST], _digest(own, kind, name, data[_DIGEST:])):
+        return data[_DIGEST:]
+    drop(kind, name)
     return None
 
 
 def store(kind: str, name: str, data: bytes) -> None:
     """Writes an entry; where the cache cannot be written, the next run makes it again."""
-    path = folder() / kind / name
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")
-        with os.fdopen(handle, "wb") as out:
-            out.write(hashlib.sha256(data).digest() + data)
-        os.replace(temporary, path)
-    except OSError:
-        return
+        _write(folder() / kind / name, _digest(secret(), kind, name, data) + data)
+    except (OSError, RuntimeError) as error:
+        _without(str(error))
+
+
+def secret() -> bytes:
+    """A key of this user's, the same in all his processes that share the cache folder.
+
+    Raises OSError or RuntimeError where that folder cannot be used.
+    """
+    return _secret(folder(), make=True)
+
+
+def drop(kind: str, name: str) -> None:
+    """Removes an entry that cannot be used."""
+    with contextlib.suppress(OSError, RuntimeError):
+        (folder() / kind / name).unlink()
 
 
 def entries() -> list[Path]:
-    """All entries, whatever they hold."""
-    return sorted(p for kind in KINDS for p in (folder() / kind).glob("*") if p.is_file())
+    """All entries, whatever they hold; only files whose names are an entry's."""
+    return [p for p in _files() if _NAME.fullmatch(p.name)]
 
 
 def clear() -> tuple[int, int]:
-    """Removes all entries; returns how many and how many bytes."""
-    files = entries()
-    total = sum(p.stat().st_size for p in files)
+    """Removes all entries and the key; returns how many entries and how many bytes."""
+    sizes = [p.stat().st_size for p in entries()]
     try:
+        for path in _files():
+            path.unlink(missing_ok=True)
         for kind in KINDS:
-            if (folder() / kind).is_dir():
-                shutil.rmtree(folder() / kind)
+            with contextlib.suppress(OSError):  # a file that is not ours stays
+                (folder() / kind).rmdir()
+        (folder() / KEY).unlink(missing_ok=True)
     except OSError as error:
         raise SystemError(f"the cache {folder()} cannot be removed: {error}") from error
-    return len(files), total
+    return len(sizes), sum(sizes)
+
+
+def _files() -> list[Path]:
+    """Entries and what killed processes left of some."""
+    found = [p for kind in KINDS for p in (folder() / kind).glob("*") if p.is_file()]
+    return sorted(p for p in found if _NAME.fullmatch(p.name) or p.name.startswith(_PARTIAL))
+
+
+def _digest(own: bytes, kind: str, name: str, data: bytes) -> bytes:
+    return hmac.new(own, f"{kind}/{name}/".encode() + data, hashlib.sha256).digest()
+
+
+@cache
+def _without(reason: str) -> None:
+    """Says once for each reason that the cache is not used."""
+    log.warn(f"going on without the cache: {reason}")
+
+
+def _secret(root: Path, make: bool) -> bytes:
+    """The key in the cache folder; made with the folder if there is none and `make` says so.
+
+    Raises OSError if the folder is not this user's alone or cannot be used.
+    """
+    if make:
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    reason = refusal(root)
+    if reason:
+        raise OSError(reason)
+    path = root / KEY
+    try:
+        found = _read(path)
+        if len(found) == _DIGEST:
+            return found
+        path.unlink()
+    except FileNotFoundError:
+        if not make:
+            raise
+    made = secrets.token_bytes(_DIGEST)
+    _write(path, made, once=True)
+    return _read(path)
+
+
+def _read(path: Path) -> bytes:
+    """Reads a regular file of this user's, OSError for anything else; follows no link."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            raise OSError(f"{path} is not a file of this user; remove it")
+        return file.read()
+
+
+def _write(path: Path, data: bytes, once: bool = False) -> None:
+    """Writes a file whole or not at all; once: leaves one that is there."""
+    path.parent.mkdir(exist_ok=True, mode=0o700)
+    _sweep(path.parent)
+    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=_PARTIAL)
+    try:
+        with os.fdopen(handle, "wb") as out:
+            out.write(data)
+        if not once:
+            os.replace(partial, path)
+            return
+        try:
+            os.link(partial, path)
+        except FileExistsError:
+            return
+        except OSError:  # a file system without links
+            os.replace(partial, path)
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(partial)
+
+
+def _sweep(parent: Path) -> None:
+    """Removes what processes that were killed in the midst of writing left long ago."""
+    for path in parent.glob(f"{_PARTIAL}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _STALE_S:
+                path.unlink()

@@ -22,7 +22,7 @@ from ark.plan.serialize import machine_of
 from ark.plan.types import GATE, Plan, PlanTensor
 from ark.runtime import live, tables
 from ark.runtime.faults import explain
-from ark.runtime.program import Program, build
+from ark.runtime.program import Program, load
 from ark.runtime.run import Ranks, Run
 
 COUNTER_STRIDE = 64  # bytes: counters of different producers do not share a cache line
@@ -66,8 +66,9 @@ class Executor:
         self._run: Run | None = None
         self._peers: dict[int, tuple[Memory, dict[str, Any]]] = {}
         self._externals = dict(externals or {})
-        self.program: Program = build(plan, self.machine, backend, device.arch)
-        self._loaded: object = device.load(self.program.binary)
+        self.program: Program
+        self._loaded: object
+        self.program, self._loaded = load(plan, self.machine, backend, device)
         try:
             self._allocate(trace_records)
         except BaseException:

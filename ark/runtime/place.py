@@ -1,7 +1,9 @@
 """Where this process stands among the ranks, read from the environment that its launcher left.
 
 Understands torchrun (and ark.launch, which sets the same variables), Open MPI, PMI (MPICH, Intel
-MPI) and Slurm, in this order. Called by ark.runtime.bootstrap; opens no connection.
+MPI) and Slurm, in this order. Jobs must not meet: ARK_JOB_SECRET tells them apart, which ark.launch
+sets; without it the launcher's own number of the job, or the port that was named for it, and a key
+of the user's (ark.runtime.bootstrap). Opens no connection.
 """
 
 from __future__ import annotations
@@ -28,7 +30,15 @@ _LAUNCHERS = (
     # The size of the step, not of the allocation: a batch script is no rank.
     ("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),
 )
-_JOB_IDS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
+# By what each launcher's ranks of one job, and no others, are told. Under mpirun within Slurm the
+# steps of the ranks differ, so only Slurm's own ranks go by them.
+_JOB_IDS = {
+    "torchrun": ("TORCHELASTIC_RUN_ID",),
+    "Open MPI": ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
+    "PMI": ("PMI_JOBID", "PALS_APID", "SLURM_JOB_ID"),
+    "Slurm": ("SLURM_JOB_ID",),
+}
+SECRET = "ARK_JOB_SECRET"
 
 
 @dataclass(frozen=True)
@@ -37,7 +47,7 @@ class Place:
 
     local_rank: its number on this machine. address, port: where rank 0 serves; other programs may
     hold the port (torchrun's own store does), so `ports` consecutive ones are tried. job: words
-    that the processes of one job share and others do not.
+    that the processes of one job share and others do not; secret: nobody else can know them.
     """
 
     rank: int = 0
@@ -47,6 +57,7 @@ class Place:
     port: int = 0
     ports: int = 8
     job: str = ""
+    secret: bool = False
 
 
 def place_from_environment(environ: Mapping[str, str] | None = None) -> Place:
@@ -68,8 +79,15 @@ def place_from_environment(environ: Mapping[str, str] | None = None) -> Place:
         local = _number(env, local_name) if env.get(local_name) else rank
         if size == 1:
             return Place(local_rank=local)
-        job = next((env[name] for name in _JOB_IDS if env.get(name)), "")
-        secret = env.get("ARK_JOB_SECRET", "")
+        job = _job(env, launcher)
+        secret = env.get(SECRET, "")
+        if not (secret or job or env.get("MASTER_PORT")):
+            raise InvalidUsageError(
+                f"{launcher} tells its ranks no number of their job, so they could meet those of "
+                f"another job on this machine; set {SECRET} to one random word on all ranks, for "
+                f"example `mpiexec -genv {SECRET} $(openssl rand -hex 16) ...`, or MASTER_PORT to "
+                "a port that no other job uses"
+            )
         everyone_here = (
             env.get(local_size_name) == env[size_name] or env.get("SLURM_STEP_NUM_NODES") == "1"
         )
@@ -80,8 +98,17 @@ def place_from_environment(environ: Mapping[str, str] | None = None) -> Place:
             _address(env, launcher, everyone_here),
             _port(env, job),
             job=secret or job,
+            secret=bool(secret),
         )
     return Place()
+
+
+def _job(env: Mapping[str, str], launcher: str) -> str:
+    """The launcher's own name of the job; empty if it has none ("none" is torchrun's for that)."""
+    job = next((env[name] for name in _JOB_IDS[launcher] if env.get(name)), "")
+    if launcher == "Slurm" and job and env.get("SLURM_STEP_ID"):
+        job += f".{env['SLURM_STEP_ID']}"
+    return "" if job == "none" else job
 
 
 def _number(env: Mapping[str, str], name: str) -> int:

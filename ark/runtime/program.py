@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ark._version import __version__
-from ark.backend.protocol import Backend, Binary, Target
+from ark.backend.protocol import Backend, Binary, Device, Target
 from ark.codegen.writer import Emitted, write
+from ark.errors import BaseError
 from ark.machine import Machine
 from ark.plan.types import Plan
 from ark.runtime import cache
@@ -14,11 +15,28 @@ from ark.runtime import cache
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled loop kernel and what fills its task records."""
+    """A compiled loop kernel and what fills its task records. name: its entry in the cache."""
 
     emitted: Emitted
     binary: Binary
     cached: bool
+    name: str
+
+
+def load(plan: Plan, machine: Machine, backend: Backend, device: Device) -> tuple[Program, object]:
+    """Builds the loop kernel and loads it; one from the cache that cannot be loaded is made again.
+
+    The second is what Device.load returned.
+    """
+    program = build(plan, machine, backend, device.arch)
+    try:
+        return program, device.load(program.binary)
+    except BaseError:
+        if not program.cached:
+            raise
+    cache.drop(cache.PROGRAMS, program.name)
+    program = build(plan, machine, backend, device.arch)
+    return program, device.load(program.binary)
 
 
 def build(plan: Plan, machine: Machine, backend: Backend, arch: str) -> Program:
@@ -32,7 +50,7 @@ def build(plan: Plan, machine: Machine, backend: Backend, arch: str) -> Program:
     data = cache.load(cache.PROGRAMS, name)
     if data is not None:
         suffix, _, content = data.partition(b"\0")
-        return Program(emitted, Binary(content, suffix.decode()), cached=True)
+        return Program(emitted, Binary(content, suffix.decode()), True, name)
     binary = compiler.compile(emitted.source, target)
     cache.store(cache.PROGRAMS, name, binary.suffix.encode() + b"\0" + binary.data)
-    return Program(emitted, binary, cached=False)
+    return Program(emitted, binary, False, name)

@@ -5,7 +5,9 @@ words, collects one message per rank and gives all of them to everyone, and tell
 when a rank is lost or reports an error. Used by ark.runtime.bootstrap alone.
 
 Wire format: frames of (kind u8, length u32, body), little-endian; bodies are JSON or raw bytes. The
-server speaks first (MAGIC and a nonce), so that a foreign program on either end is recognised.
+server speaks first (MAGIC and a nonce), so that a foreign program on either end is recognised. The
+rank answers with its own nonce and a proof (HMAC-SHA256) over both that it knows the job's words,
+the server with its proof: neither side listens to one who does not know them.
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-MAGIC = b"ark-rdv1"
+MAGIC = b"ark-rdv2"
 NONCE = 16
 MAX_FRAME = 256 << 20
 HANDSHAKE_S = 10.0
 
-HELLO, WELCOME, REFUSE, GIVE, GATHERED, PING, FAILURE, BYE = range(1, 9)
+HELLO, PROVEN, WELCOME, REFUSE, GIVE, GATHERED, PING, FAILURE, BYE = range(1, 10)
 
 _HEADER = struct.Struct("<BI")
 
@@ -68,9 +70,21 @@ def read_exactly(sock: socket.socket, count: int) -> bytes:
     return bytes(data)
 
 
-def proof(job: str, nonce: bytes, hello: bytes) -> bytes:
-    """What a rank shows to be let in: it knows the job's words and answers this very nonce."""
-    return hmac.new(job.encode(), nonce + hello, hashlib.sha256).digest()
+def proof(job: str, side: bytes, nonces: bytes, hello: bytes) -> bytes:
+    """What either side shows: it knows the job's words and answers these very nonces.
+
+    side: b"rank" or b"server", so that nobody can send another's proof back.
+    """
+    return hmac.new(job.encode(), side + nonces + hello, hashlib.sha256).digest()
+
+
+def prove(link: Link, job: str, nonce: bytes, hello: bytes) -> bool:
+    """A rank's side of the handshake; False if the server does not know the job's words."""
+    mine = secrets.token_bytes(NONCE)
+    nonces = nonce + mine
+    link.send(HELLO, hello + mine + proof(job, b"rank", nonces, hello))
+    kind, shown = link.receive(limit=4096)
+    return kind == PROVEN and hmac.compare_digest(shown, proof(job, b"server", nonces, hello))
 
 
 def pack_gather(label: str, payload: bytes) -> bytes:
@@ -124,7 +138,9 @@ class Server:
             if self._failure:
                 return
             self._failure = message
-            members = [m for r, m in self._members.items() if r != spare and not m.left]
+            # Rank 0 last: told of it, this process may end before the others are told.
+            found = sorted(self._members.items(), reverse=True)
+            members = [m for r, m in found if r != spare and not m.left]
         for member in members:
             with contextlib.suppress(OSError):
                 member.link.send(FAILURE, message.encode())
@@ -183,9 +199,12 @@ class Server:
         nonce = secrets.token_bytes(NONCE)
         link.sock.sendall(MAGIC + nonce)
         kind, body = link.receive(limit=4096)
-        hello, shown = body[:-32], body[-32:]
-        if kind != HELLO or not hmac.compare_digest(shown, proof(self._job, nonce, hello)):
+        hello, theirs, shown = body[: -32 - NONCE], body[-32 - NONCE : -32], body[-32:]
+        nonces = nonce + theirs
+        expected = proof(self._job, b"rank", nonces, hello)
+        if kind != HELLO or not hmac.compare_digest(shown, expected):
             raise ConnectionError("not of this job")
+        link.send(PROVEN, proof(self._job, b"server", nonces, hello))
         said = json.loads(hello)
         rank, size = int(said["rank"]), int(said["world_size"])
         member = _Member(link, f"process {int(said['pid'])} on {said['host']!s:.64}")

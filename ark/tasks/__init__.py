@@ -4,10 +4,22 @@ One module per family. A vendor may write the source of a kind itself (see the d
 touches is always decided here, because the verifier relies on it.
 """
 
-from ark.tasks import attention, linear, matmul, movement, pointwise, rotary, rows, sums, tokens
+from ark.tasks import (
+    attention,
+    experts,
+    linear,
+    matmul,
+    movement,
+    pointwise,
+    rotary,
+    rows,
+    sums,
+    tokens,
+)
 
 __all__ = [
     "attention",
+    "experts",
     "linear",
     "matmul",
     "movement",

@@ -79,7 +79,7 @@ class Attention(TaskKind):
             at = text.offset(sig, 4, ["0", "0", "row", f"head * {group * width} + e"])
             finish = (
                 f"  for (int e = ark_tid(); e < {group * width}; e += ARK_THREADS) "
-                f"ark_give(c, po, {at}, o[e] / den[e / {width}], {system(sig, 4)});\n"
+                f"ark_publish(c, po, {at}, o[e] / den[e / {width}], {system(sig, 4)});\n"
             )
         else:
             at = text.offset(
@@ -90,7 +90,7 @@ class Attention(TaskKind):
                 f"    const int g = e / {width + 2}, d = e % {width + 2};\n"
                 f"    const float v = d < {width} ? o[g * {width} + d] : d == {width} ? top[g] "
                 ": den[g];\n"
-                f"    ark_give(c, po, {at}, v, {system(sig, 4)});\n  }}\n"
+                f"    ark_publish(c, po, {at}, v, {system(sig, 4)});\n  }}\n"
             )
         body = (
             text.operand(sig, 0, "pq")
@@ -113,7 +113,7 @@ class Attention(TaskKind):
   const auto* keys = pk + static_cast<ark_i64>(head) * {context} * D;
   const auto* values = pv + static_cast<ark_i64>(head) * {context} * D;
   for (int e = ark_tid(); e < G * D; e += ARK_THREADS) {{
-    q[e] = ark_take(c, pq, {q_at}, {system(sig, 0)}) * {text.literal(p["scale"])};
+    q[e] = ark_load(c, pq, {q_at}, {system(sig, 0)}) * {text.literal(p["scale"])};
     o[e] = 0.0f;
   }}
   for (int g = ark_tid(); g < G; g += ARK_THREADS) {{ top[g] = -1e30f; den[g] = 0.0f; }}
@@ -169,7 +169,7 @@ class Attention(TaskKind):
         return (
             text.operand(sig, FRESH, "pfresh") + "  const int newest = count - 1;\n"
             f"  if (end == count) for (int e = ark_tid(); e < {2 * width}; e += ARK_THREADS) "
-            f"own[e] = ark_take(c, pfresh, {at}, {system(sig, FRESH)});\n"
+            f"own[e] = ark_load(c, pfresh, {at}, {system(sig, FRESH)});\n"
         )
 
     def _values(self, machine: Machine) -> str:
@@ -221,7 +221,7 @@ class AttentionMerge(TaskKind):
   const int row = t.coord[0], head = t.coord[1];
   float* part = reinterpret_cast<float*>(ARK_SCRATCH(c));
   for (int e = ark_tid(); e < S * (D + 2); e += ARK_THREADS)
-    part[e] = ark_take(c, pp, {at}, {system(sig, 0)});
+    part[e] = ark_load(c, pp, {at}, {system(sig, 0)});
   ark_sync();
   float m = -1e30f;
   for (int i = 0; i < S; ++i) m = part[i * (D + 2) + D] > m ? part[i * (D + 2) + D] : m;
@@ -232,7 +232,7 @@ class AttentionMerge(TaskKind):
       sum += keep * part[i * (D + 2) + d];
       den += keep * part[i * (D + 2) + D + 1];
     }}
-    ark_give(c, po, {out}, sum / den, {system(sig, 1)});
+    ark_publish(c, po, {out}, sum / den, {system(sig, 1)});
   }}
 """
         )

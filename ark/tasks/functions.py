@@ -61,6 +61,7 @@ FUNCTIONS: dict[str, Function] = {
         ),
         Function("sigmoid", "(1.0f / (1.0f + ark_exp(-a)))", lambda a: 1 / (1 + np.exp(-a))),
         Function("silu", "(a / (1.0f + ark_exp(-a)))", lambda a: a / (1 + np.exp(-a))),
+        Function("swiglu", "(a / (1.0f + ark_exp(-a)) * b)", lambda a, b: a / (1 + np.exp(-a)) * b),
         Function("add", "(a + b)", np.add, _wrapping("a", "+", "b")),
         Function("sub", "(a - b)", np.subtract, _wrapping("a", "-", "b")),
         Function("rsub", "(b - a)", lambda a, b: b - a, _wrapping("b", "-", "a")),

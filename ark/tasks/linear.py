@@ -94,7 +94,7 @@ class Linear(TaskKind):
         norm = sig.params["prologue"] == "rmsnorm"
         row = text.offset(sig, 0, ["0", "0", "m", "0"])
         bring = (
-            f"ark_bring<{'true' if norm else 'false'}>(c, px + ({row}), "
+            f"ark_load_row<{'true' if norm else 'false'}>(c, px + ({row}), "
             f"{sig.operands[0].strides[-1]}, K, xs + m * K, {system(sig, 0)})"
         )
         body = (
@@ -164,20 +164,21 @@ class Linear(TaskKind):
             return "", (
                 "      for (int r = 0; r < R; r += 2) if (r < rows) {\n"
                 "        const float g = acc[m][r];\n"
-                f"        ark_give(c, po, {at}, g / (1.0f + ark_exp(-g)) * acc[m][r + 1], {out});\n"
+                f"        ark_publish(c, po, {at}, "
+                f"g / (1.0f + ark_exp(-g)) * acc[m][r + 1], {out});\n"
                 "      }\n"
             )
         at = text.offset(sig, 2, ["0", "0", "m", "(n + r)"])
         each = "      for (int r = 0; r < R; ++r) if (r < rows) "
         if epilogue == "store":
-            return "", f"{each}ark_give(c, po, {at}, acc[m][r], {out});\n"
+            return "", f"{each}ark_publish(c, po, {at}, acc[m][r], {out});\n"
         first = self._first_extra(sig)
         residual = text.offset(sig, first, ["0", "0", "m", "(n + r)"])
         before = (
             "    float rest[M][R] = {};\n    if (ark_lane() == 0) for (int m = 0; m < M; ++m) {\n"
-            f"{each}rest[m][r] = ark_take(c, pr, {residual}, {system(sig, first)});\n    }}\n"
+            f"{each}rest[m][r] = ark_load(c, pr, {residual}, {system(sig, first)});\n    }}\n"
         )
-        return before, f"{each}ark_give(c, po, {at}, acc[m][r] + rest[m][r], {out});\n"
+        return before, f"{each}ark_publish(c, po, {at}, acc[m][r] + rest[m][r], {out});\n"
 
     def _rope_kv_source(self, sig: Signature) -> tuple[str, str]:
         rotated = rotated_columns(sig)

@@ -1,12 +1,14 @@
-"""Rotary embedding of a projection's result, and what is gated in pairs: rope_kv and swiglu.
+"""Rotary embedding, and what a projection's result is turned or gated into in pairs.
 
 They stand on their own where the product before them is no linear task; the linear kind uses the
 same text in its epilogues. `rope_kv` params: heads, kv_heads, head_dim. operands: x (m, (heads + 2
 kv_heads) * head_dim), output q (m, heads * head_dim), position, frequencies, key cache and value
 cache (kv_heads, context, head_dim), [fresh (m, 2 * kv_heads * head_dim): the new keys and values
 once more, for readers in the same iteration]. coord: first and last+1 column of x, for all rows,
-because rows share the cache. `swiglu` operands: x (m, 2 n) with gate and up as neighbours, output
-(m, n). coord: row, first and last+1 column of x.
+because rows share the cache. `rotary_embedding` params: head_dim, interleaved (pairs are
+neighbours, else the halves of a head). operands: x (m, heads * head_dim), output, position,
+frequencies. coord: row, first and last+1 head. `swiglu` operands: x (m, 2 n) with gate and up as
+neighbours, output (m, n). coord: row, first and last+1 column of x.
 """
 
 from __future__ import annotations
@@ -88,11 +90,13 @@ def rotary_store(sig: Signature, out: int, first: int) -> str:
     if has_fresh(sig, first):
         for step, value in ((0, "a"), (1, "b")):
             place = text.offset(sig, first + 4, ["0", "0", "m", f"(row + {step - queries})"])
-            fresh += f"          ark_give(c, pfresh, {place}, {value}, {system(sig, first + 4)});\n"
+            fresh += (
+                f"          ark_publish(c, pfresh, {place}, {value}, {system(sig, first + 4)});\n"
+            )
     return (
         f"        if (row < {queries}) {{\n"
-        f"          ark_give(c, po, {at}, a, {scope});\n"
-        f"          ark_give(c, po, {next_at}, b, {scope});\n"
+        f"          ark_publish(c, po, {at}, a, {scope});\n"
+        f"          ark_publish(c, po, {next_at}, b, {scope});\n"
         f"        }} else if (position + m < {context}) {{\n{fresh}"
         f"          const bool key = row < {queries + keys};\n"
         f"          const int i = row - (key ? {queries} : {queries + keys});\n"
@@ -131,8 +135,8 @@ class RopeKv(TaskKind):
             + "  const int pairs = (t.coord[1] - t.coord[0]) / 2;\n"
             f"  for (int e = ark_tid(); e < pairs * {rows}; e += ARK_THREADS) {{\n"
             "        const int m = e / pairs, row = t.coord[0] + e % pairs * 2;\n"
-            f"        float a = ark_take(c, px, {at}, {scope});\n"
-            f"        float b = ark_take(c, px, {next_at}, {scope});\n"
+            f"        float a = ark_load(c, px, {at}, {scope});\n"
+            f"        float b = ark_load(c, px, {next_at}, {scope});\n"
             f"        const float angle = {rotary_angle(sig)};\n"
             f"        if (row < {rotated_columns(sig)}) "
             "ark_rotate(a, b, ark_sin(angle), ark_cos(angle));\n"
@@ -165,12 +169,55 @@ class SwiGlu(TaskKind):
             + text.operand(sig, 1, "po", const=False)
             + "  const int m = t.coord[0];\n  (void)m;\n"
             "  for (int n = t.coord[1] / 2 + ark_tid(); n < t.coord[2] / 2; n += ARK_THREADS) {\n"
-            f"    const float g = ark_take(c, px, {gate_at}, {scope});\n"
-            f"    const float u = ark_take(c, px, {up_at}, {scope});\n"
-            f"    ark_give(c, po, {at}, g / (1.0f + ark_exp(-g)) * u, {system(sig, 1)});\n  }}\n"
+            f"    const float g = ark_load(c, px, {gate_at}, {scope});\n"
+            f"    const float u = ark_load(c, px, {up_at}, {scope});\n"
+            f"    ark_publish(c, po, {at}, g / (1.0f + ark_exp(-g)) * u, {system(sig, 1)});\n  }}\n"
+        )
+        return text.function(name, body)
+
+
+class RotaryEmbedding(TaskKind):
+    name = "rotary_embedding"
+
+    def packets(self, sig: Signature) -> frozenset[int]:
+        return frozenset({0, 1})
+
+    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        row, first, last = coord[:3]
+        width = sig.params["head_dim"]
+        box = ((row, first * width), (row + 1, last * width))
+        found = [Access(0, *box), Access(1, *box, write=True)]
+        return [*found, whole(2, sig.operands[2]), whole(3, sig.operands[3])]
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        width = sig.params["head_dim"]
+        first, step = ("2 * i", 1) if sig.params["interleaved"] else ("i", width // 2)
+        places = [["0", "0", "row", at] for at in ("n", f"(n + {step})")]
+        a_at, b_at = (text.offset(sig, 0, place) for place in places)
+        a_out, b_out = (text.offset(sig, 1, place) for place in places)
+        scope = system(sig, 0)
+        body = (
+            text.operand(sig, 0, "px")
+            + text.operand(sig, 1, "po", const=False)
+            + text.operand(sig, 2, "pp")
+            + text.operand(sig, 3, "pf")
+            + f"""  const int row = t.coord[0], pairs = (t.coord[2] - t.coord[1]) * {width // 2};
+  (void)row;
+  for (int e = ark_tid(); e < pairs; e += ARK_THREADS) {{
+    const int i = e % {width // 2};
+    const int n = (t.coord[1] + e / {width // 2}) * {width} + {first};
+    float a = ark_take(c, px, {a_at}, {scope});
+    float b = ark_take(c, px, {b_at}, {scope});
+    const float angle = static_cast<float>(pp[0] + row) * pf[i];
+    ark_rotate(a, b, ark_sin(angle), ark_cos(angle));
+    ark_give(c, po, {a_out}, a, {system(sig, 1)});
+    ark_give(c, po, {b_out}, b, {system(sig, 1)});
+  }}
+"""
         )
         return text.function(name, body)
 
 
 register(RopeKv())
+register(RotaryEmbedding())
 register(SwiGlu())

@@ -41,8 +41,8 @@ class SumRanks(TaskKind):
                 name, box(sig, total, tile, machine, ["0", "0", "0", "t.coord[0]"])
             )
         body = "".join(text.operand(sig, i, f"p{i}", const=i != out) for i in range(out + 1))
-        terms = " + ".join(f"ark_take(c, p{i}, i, {system(sig, i)})" for i in range(out))
-        give = f"ark_give(c, p{out}, i, {terms}, {system(sig, out)});"
+        terms = " + ".join(f"ark_load(c, p{i}, i, {system(sig, i)})" for i in range(out))
+        give = f"ark_publish(c, p{out}, i, {terms}, {system(sig, out)});"
         body += (
             f"  const int end = t.coord[0] + {sig.params['tile']} < {n} ? "
             f"t.coord[0] + {sig.params['tile']} : {n};\n"

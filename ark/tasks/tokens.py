@@ -115,7 +115,7 @@ class Embedding(TaskKind):
             f"ark_fail(c, 5u, 0u, {vocabulary}u, static_cast<ark_u32>(id));\n"
             "      id = 0;\n    }\n"
             f"    for (int w = t.coord[1] + ark_tid(); w < t.coord[1] + {w} && w < {width}; "
-            f"w += ARK_THREADS) ark_give(c, po, {out}, ark_get(pw, {at}), {system(sig, 2)});\n"
+            f"w += ARK_THREADS) ark_publish(c, po, {out}, ark_get(pw, {at}), {system(sig, 2)});\n"
             "  }\n"
         )
         return text.function(name, body)

@@ -14,8 +14,8 @@ from ark.backend import registry
 from ark.errors import GpuError, PlanError
 from ark.ir.dtype import by_name
 from ark.machine import Machine
+from ark.models.build import Shape
 from ark.models.generate import plans
-from ark.models.llama import Shape
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
@@ -38,8 +38,13 @@ def small_machine(machine: Machine, *capabilities: str) -> Machine:
     )
 
 
-def decoder(machine: Machine) -> Plan:
-    return plans(Shape(CONFIG, by_name("fp32"), 64, 0), machine)[0]
+def decoder(machine: Machine, **options: object) -> Plan:
+    return plans(Shape(CONFIG, by_name("fp32"), 64, 0), machine, options)[0]
+
+
+def decoders(machine: Machine) -> list[Plan]:
+    """The decoder under every kernel variant that the device offers."""
+    return [decoder(machine, variant=variant.name) for variant in machine.variants]
 
 
 def prepare(executor: Executor) -> None:
@@ -61,7 +66,11 @@ def without_a_signal(plan: Plan) -> tuple[Plan, int]:
 
 
 def test_a_missing_signal_ends_in_an_error_that_names_everything(backend: str, device: Any) -> None:
-    plan = decoder(small_machine(device.machine))
+    for plan in decoders(small_machine(device.machine)):
+        missing_signal(plan, backend, device)
+
+
+def missing_signal(plan: Plan, backend: str, device: Any) -> None:
     broken, counter = without_a_signal(plan)
     with pytest.raises(PlanError):
         verify([broken])
@@ -85,8 +94,11 @@ def test_a_missing_signal_ends_in_an_error_that_names_everything(backend: str, d
 
 def test_a_missing_packet_ends_in_an_error(backend: str, device: Any) -> None:
     """The embedding is taken out of the plan: its readers wait for packets that never come."""
-    machine = small_machine(device.machine, "packets")
-    plan = decoder(machine)
+    for plan in decoders(small_machine(device.machine, "packets")):
+        missing_packet(plan, backend, device)
+
+
+def missing_packet(plan: Plan, backend: str, device: Any) -> None:
     phase = plan.phases[0]
     assert plan.tensors[plan.ops[0].operands[2]].packet
     lists = tuple(tuple(t for t in own if t.op != 0) for own in phase.processors)
@@ -100,7 +112,11 @@ def test_a_missing_packet_ends_in_an_error(backend: str, device: Any) -> None:
 
 
 def test_the_host_can_abort_a_running_kernel(backend: str, device: Any) -> None:
-    plan = decoder(small_machine(device.machine))
+    for plan in decoders(small_machine(device.machine)):
+        host_abort(plan, backend, device)
+
+
+def host_abort(plan: Plan, backend: str, device: Any) -> None:
     with Executor(plan, registry.get(backend), device, budget_s=30.0) as executor:
         prepare(executor)
         run = executor.start(1 << 30, persistent=True)

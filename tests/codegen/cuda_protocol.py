@@ -44,7 +44,7 @@ ARK_BODY void {name}(ArkCtx& c, const ArkTask& t) {{
   }}
   if (ark_tid() == 0) {{
     ark_u64* packets = reinterpret_cast<ark_u64*>(t.operand[2]);
-    ark_publish(c, packets + c.processor, 1.5f * c.processor + c.iteration, false);
+    ark_publish_packet(c, packets + c.processor, 1.5f * c.processor + c.iteration, false);
   }}
 }}
 """
@@ -60,7 +60,7 @@ ARK_BODY void {name}(ArkCtx& c, const ArkTask& t) {{
   float* red = reinterpret_cast<float*>(c.scratch);
   float sum = 0.0f;
   for (ark_u32 i = ark_tid(); i < c.p->processors; i += ARK_THREADS) {{
-    sum += ark_packet(c, packets + i, false);
+    sum += ark_wait_packet(c, packets + i, false);
   }}
   sum = ark_block_sum(sum, red);
   if (ark_tid() == 0) sums[c.iteration * c.p->processors + c.processor] = sum;

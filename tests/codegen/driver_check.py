@@ -67,8 +67,8 @@ def leave_one_running() -> None:
     """What ark.runtime does beside a kernel: nothing may be freed while it runs."""
     from ark.backend import registry
     from ark.ir.dtype import by_name
+    from ark.models.build import Shape
     from ark.models.generate import plans
-    from ark.models.llama import Shape
     from ark.runtime import run
     from ark.runtime.executor import Executor
     from tests.unit.plan.shapes import CONFIG

@@ -16,9 +16,10 @@ from ark.ir.dtype import DataType, bf16, fp16, fp32
 from ark.ir.graph import Graph
 from ark.lower.pipeline import plan
 from ark.machine import Machine
+from ark.models.build import Shape
 from ark.models.config import LlamaConfig
 from ark.models.generate import plans as llama_plans
-from ark.models.llama import MAX_STOPS, Shape
+from ark.ops.tokens import MAX_STOPS
 from ark.plan import kind as kinds
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
@@ -118,7 +119,7 @@ def _decoder(
                 values = rng.standard_normal(tensor.shape) * tensor.shape[-1] ** -0.5
                 if len(tensor.shape) == 1:
                     values = 1.0 + 0.1 * values
-                if tensor.name == "rope_frequencies":
+                if tensor.name == "frequencies":
                     values = 10000.0 ** -np.linspace(0.0, 1.0, tensor.shape[0])
                 executor.write(tensor.name, values)
             total = len(prompt) + new
@@ -129,7 +130,7 @@ def _decoder(
             first = -(-(len(prompt) - 1) // 16)
             executor.start(first + new, first).wait(120)
             caches = {
-                f"{i}.{kind}": executor.read(f"layers.{i}.{kind}")[:, : total - 1].astype(
+                f"{i}.{kind}": executor.read(f"layers.{i}.attention.{kind}")[:, : total - 1].astype(
                     np.float64
                 )
                 for i in range(config.num_hidden_layers)

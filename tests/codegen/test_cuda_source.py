@@ -14,6 +14,11 @@ from ark.backend.protocol import Target
 from ark.codegen.dialect import Source
 from ark.codegen.writer import write
 from ark.errors import SystemError
+from ark.ir.dtype import by_name
+from ark.models.build import Shape
+from ark.models.config import builtin_config
+from ark.models.generate import plans as llama_plans
+from ark.plan.serialize import machine_of
 from ark.plan.types import Phase, Plan, PlanCounter
 from ark.variant import COMPUTE, block
 
@@ -50,6 +55,19 @@ def test_the_loop_compiles(name):
     assert b"ark_loop\0" in binary.data
     spills = re.findall(r"(\d+) bytes spill stores", binary.log)
     assert spills and not any(int(s) for s in spills), binary.log
+
+
+def test_a_decoder_compiles_under_roles_without_spills():
+    machine = backend.machine("h100")
+    shape = Shape(builtin_config("llama-3.2-1b"), by_name("bf16"), 612, 0)
+    shape = dataclasses.replace(
+        shape, config=dataclasses.replace(shape.config, num_hidden_layers=1)
+    )
+    (plan,) = llama_plans(shape, machine)
+    assert plan.variant == "roles"
+    log = compile_for(machine_of(plan), plan).log
+    spills = re.findall(r"(\d+) bytes spill stores", log)
+    assert spills and not any(int(s) for s in spills), log
 
 
 def test_a_ring_can_be_left_out():

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from ark.errors import InvalidUsageError, SystemError
+from ark.runtime import rendezvous as rdv
 from ark.runtime.bootstrap import Bootstrap
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -303,3 +304,87 @@ def test_strangers_do_not_disturb(job: Job) -> None:
 def test_a_rank_must_be_below_the_world_size() -> None:
     with pytest.raises(InvalidUsageError, match="no rank 2 among 2"):
         Bootstrap.connect(2, 2, "127.0.0.1", 1, 1.0)
+
+
+def test_a_server_that_does_not_know_the_job() -> None:
+    """A rank listens to nobody who cannot answer its own nonce, whatever he sends."""
+
+    def pretend(peer: socket.socket) -> None:
+        peer.sendall(rdv.MAGIC + bytes(rdv.NONCE))
+        peer.recv(4096)
+        peer.sendall(rdv._HEADER.pack(rdv.PROVEN, 32) + bytes(32))
+        peer.sendall(rdv._HEADER.pack(rdv.WELCOME, 0))
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        foreign(other, pretend)
+        with pytest.raises(
+            SystemError, match=r"another program answers at port .* or another job or user"
+        ):
+            Bootstrap.connect(1, 2, "127.0.0.1", other.getsockname()[1], 0.5, job="mine")
+
+
+def test_a_rank_that_sends_the_servers_proof_back(job: Job) -> None:
+    """Who knows nothing gets no proof that he could use elsewhere."""
+    job.start('join(timeout_s=5.0, job="secret")', 0, 2)
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            sock = socket.create_connection(("127.0.0.1", job.port), 5.0)
+            break
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    link = rdv.Link(sock)
+    nonce = rdv.read_exactly(sock, len(rdv.MAGIC) + rdv.NONCE)[len(rdv.MAGIC) :]
+    hello = json.dumps({"rank": 1, "world_size": 2, "host": "h", "pid": 1}).encode()
+    assert rdv.proof("secret", b"rank", nonce, hello) != rdv.proof(
+        "secret", b"server", nonce, hello
+    )
+    link.send(rdv.HELLO, hello + bytes(rdv.NONCE) + rdv.proof("guess", b"rank", nonce, hello))
+    with pytest.raises(OSError):
+        link.receive()
+    link.close()
+    (message,) = errors(job.finish())
+    assert "rank 1 did not come" in message
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "own"])
+def test_rank_0_listens_on_the_needed_address_alone(address: str) -> None:
+    others = {"127.0.0.2", "127.0.0.1"}
+    if address == "own":
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect(("192.0.2.1", 9))  # sends nothing
+            except OSError:
+                pytest.skip("this machine has no address but loopback")
+            address = probe.getsockname()[0]
+    with socket.create_server((address, 0)) as free:
+        port = free.getsockname()[1]
+    done: list[str] = []
+
+    def serve() -> None:
+        try:
+            Bootstrap.connect(0, 2, address, port, 2.0, job="x")
+        except SystemError as error:
+            done.append(str(error))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            socket.create_connection((address, port), 1.0).close()
+            break
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    for other in others - {address}:
+        with pytest.raises(OSError):
+            socket.create_connection((other, port), 1.0)
+    thread.join()
+    assert "rank 1 did not come" in done[0]
+
+
+def test_an_address_that_is_not_this_machines() -> None:
+    with pytest.raises(SystemError, match="set ARK_LISTEN_ADDR"):
+        Bootstrap.connect(0, 2, "192.0.2.1", 29500, 1.0)

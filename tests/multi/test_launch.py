@@ -217,12 +217,88 @@ def test_a_port_follows_from_the_job() -> None:
     assert place_from_environment({**environ, "SLURM_JOB_ID": "6"}).port != first.port
 
 
+GROUP = """
+import os, sys
+from ark.errors import BaseError
+from ark.runtime.bootstrap import Bootstrap
+try:
+    with Bootstrap.from_environment(float(sys.argv[2])) as group:
+        names = {part.decode() for part in group.all_gather(sys.argv[1].encode())}
+    print(*names)
+except BaseError as error:
+    sys.exit(f"ark: {error}")
+"""
+
+
+def member(name: str, patience: float = 15.0, **environment: str) -> subprocess.Popen[str]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MASTER_", "ARK_JOB"))}
+    return subprocess.Popen(
+        [sys.executable, "-c", GROUP, name, str(patience)],
+        env={**clean, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+
+
+def test_jobs_on_one_host_do_not_meet() -> None:
+    """Neighbouring ports, which both search, and torchrun's id for no id."""
+    port = 30000 + os.getpid() % 20000
+    jobs = []
+    for rank in ("1", "0"):
+        for number, name in enumerate("ab"):
+            place = {"RANK": rank, "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
+            place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port + number)}
+            jobs.append((name, member(name, **place)))
+    for name, process in jobs:
+        out, err = process.communicate(timeout=60)
+        assert out == f"{name}\n", err
+
+
+def test_another_users_ranks_are_turned_away(tmp_path: Path) -> None:
+    """All that the launcher says can be guessed; the key in the user's cache folder cannot."""
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "run7"}
+    place["MASTER_PORT"] = str(30000 + (os.getpid() + 11) % 20000)
+    mine = member("mine", 3.0, RANK="0", **place)
+    other = member("other", 1.0, RANK="1", ARK_CACHE_DIR=str(tmp_path / "other"), **place)
+    assert "another job or user" in other.communicate(timeout=60)[1]
+    assert "rank 1 did not come" in mine.communicate(timeout=60)[1]
+
+
+def test_no_secret_and_no_folder_for_one() -> None:
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
+    process = member("mine", RANK="0", ARK_CACHE_DIR="/dev/null/x", **place)
+    assert "set ARK_JOB_SECRET to one random word" in process.communicate(timeout=60)[1]
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"},
+        {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "TORCHELASTIC_RUN_ID": "none"},
+    ],
+)
+def test_a_job_that_nothing_tells_from_another_is_refused(environ: dict[str, str]) -> None:
+    with pytest.raises(InvalidUsageError, match=r"no number of their job.*ARK_JOB_SECRET"):
+        place_from_environment(environ)
+    assert place_from_environment({**environ, "ARK_JOB_SECRET": "x"}).secret
+
+
+def test_steps_of_one_allocation_are_jobs_of_their_own() -> None:
+    environ = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1"}
+    environ |= {"SLURM_JOB_ID": "77"}
+    first, second = (place_from_environment({**environ, "SLURM_STEP_ID": n}) for n in "01")
+    assert (first.job, second.job) == ("77.0", "77.1") and first.port != second.port
+
+
 @pytest.mark.parametrize(
     ("environ", "word"),
     [
         ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK='x'"),
         ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2"),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "ARK_JOB_SECRET"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "9"}, "MASTER_ADDR"),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "70000"}, "70000"),
     ],
 )

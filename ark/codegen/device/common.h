@@ -40,14 +40,14 @@ ARK_DEVICE float ark_block_max(float v, float* scratch) {
 
 // An operand that is plain memory or packets: the same call reads (and waits for) either.
 template <typename T>
-ARK_DEVICE float ark_take(ArkCtx&, const T* p, ark_i64 i, bool) { return ark_get(p, i); }
-ARK_DEVICE float ark_take(ArkCtx& c, const ark_u64* p, ark_i64 i, bool system) {
-  return ark_packet(c, p + i, system);
+ARK_DEVICE float ark_load(ArkCtx&, const T* p, ark_i64 i, bool) { return ark_get(p, i); }
+ARK_DEVICE float ark_load(ArkCtx& c, const ark_u64* p, ark_i64 i, bool system) {
+  return ark_wait_packet(c, p + i, system);
 }
 template <typename T>
-ARK_DEVICE void ark_give(ArkCtx&, T* p, ark_i64 i, float v, bool) { ark_put(p, i, v); }
-ARK_DEVICE void ark_give(ArkCtx& c, ark_u64* p, ark_i64 i, float v, bool system) {
-  ark_publish(c, p + i, v, system);
+ARK_DEVICE void ark_publish(ArkCtx&, T* p, ark_i64 i, float v, bool) { ark_put(p, i, v); }
+ARK_DEVICE void ark_publish(ArkCtx& c, ark_u64* p, ark_i64 i, float v, bool system) {
+  ark_publish_packet(c, p + i, v, system);
 }
 
 // Brings a row of n elements, `stride` apart, into shared memory; thread t brings t, t + ARK_THREADS
@@ -58,12 +58,12 @@ ARK_DEVICE void ark_give(ArkCtx& c, ark_u64* p, ark_i64 i, float v, bool system)
 constexpr int ARK_BATCH = 8;
 
 template <bool SCALED>
-ARK_DEVICE float ark_keep(float v, float* at) {
+ARK_DEVICE float ark_store_scaled(float v, float* at) {
   *at = SCALED ? *at * v : v;
   return v * v;
 }
 template <bool SCALED, typename T>
-ARK_DEVICE float ark_bring(ArkCtx&, const T* p, int stride, int n, float* xs, bool) {
+ARK_DEVICE float ark_load_row(ArkCtx&, const T* p, int stride, int n, float* xs, bool) {
   float squares = 0.0f;
   for (int first = ark_tid(); first < n; first += ARK_BATCH * ARK_THREADS) {
     float v[ARK_BATCH];
@@ -73,13 +73,13 @@ ARK_DEVICE float ark_bring(ArkCtx&, const T* p, int stride, int n, float* xs, bo
     }
     for (int b = 0; b < ARK_BATCH; ++b) {
       const int k = first + b * ARK_THREADS;
-      if (k < n) squares += ark_keep<SCALED>(v[b], xs + k);
+      if (k < n) squares += ark_store_scaled<SCALED>(v[b], xs + k);
     }
   }
   return squares;
 }
 template <bool SCALED>
-ARK_DEVICE float ark_bring(ArkCtx& c, const ark_u64* p, int stride, int n, float* xs, bool system) {
+ARK_DEVICE float ark_load_row(ArkCtx& c, const ark_u64* p, int stride, int n, float* xs, bool system) {
   float squares = 0.0f;
   for (int first = ark_tid(); first < n; first += ARK_BATCH * ARK_THREADS) {
     ark_u64 seen[ARK_BATCH] = {};  // no epoch is 0
@@ -87,21 +87,21 @@ ARK_DEVICE float ark_bring(ArkCtx& c, const ark_u64* p, int stride, int n, float
       const ark_u64* late = nullptr;
       for (int b = 0; b < ARK_BATCH; ++b) {
         const int k = first + b * ARK_THREADS;
-        if (k < n && !ark_packet_here(c, seen[b])) {
+        if (k < n && !ark_packet_ready(c, seen[b])) {
           seen[b] = ark_packet_load(p + static_cast<ark_i64>(k) * stride, system);
         }
       }
       for (int b = 0; b < ARK_BATCH; ++b) {
         const int k = first + b * ARK_THREADS;
-        if (k < n && !ark_packet_here(c, seen[b])) late = p + static_cast<ark_i64>(k) * stride;
+        if (k < n && !ark_packet_ready(c, seen[b])) late = p + static_cast<ark_i64>(k) * stride;
       }
       if (late == nullptr || ark_failed(c)) break;
-      ark_packet(c, late, system);
+      ark_wait_packet(c, late, system);
     }
     for (int b = 0; b < ARK_BATCH; ++b) {
       const int k = first + b * ARK_THREADS;
       if (k < n) {
-        squares += ark_keep<SCALED>(ark_bits_float(static_cast<ark_u32>(seen[b])), xs + k);
+        squares += ark_store_scaled<SCALED>(ark_bits_float(static_cast<ark_u32>(seen[b])), xs + k);
       }
     }
   }

@@ -29,7 +29,7 @@ struct ArkCtx {
   ark_u32 phase;
   ark_u32 phase_iteration;   // since the phase began
   ark_u32 stage_base;        // stages consumed in earlier iterations, up to ARK_STAGE_PERIOD
-  ark_u32 warps[ARK_WARPS + 1];  // the last one is of a warp that only fetches
+  ark_u32 warps[ARK_BLOCK_WARPS];  // of all roles
 };
 
 // A backend may know without looking where shared memory and the parameters are.
@@ -128,16 +128,16 @@ ARK_DEVICE bool ark_wait(ArkCtx& c, ark_u32* word, ark_u32 want, bool system, ar
 }
 
 // A packet {value, epoch} is of this iteration.
-ARK_DEVICE bool ark_packet_here(const ArkCtx& c, ark_u64 seen) {
+ARK_DEVICE bool ark_packet_ready(const ArkCtx& c, ark_u64 seen) {
   return static_cast<ark_u32>(seen >> 32) == c.iteration + 1u;
 }
 
 // Reads one packet: the load is the wait.
-ARK_COLD float ark_packet(ArkCtx& c, const ark_u64* packet, bool system) {
+ARK_COLD float ark_wait_packet(ArkCtx& c, const ark_u64* packet, bool system) {
   ArkSpin spin{0u, 0u};
   while (!ark_failed(c)) {
     const ark_u64 seen = ark_packet_load(packet, system);
-    if (ark_packet_here(c, seen)) return ark_bits_float(static_cast<ark_u32>(seen));
+    if (ark_packet_ready(c, seen)) return ark_bits_float(static_cast<ark_u32>(seen));
     const ArkVerdict verdict = ark_spin(ARK_PARAMS(c), spin, ARK_PARAMS(c)->budget_ns);
     if (verdict == ARK_KEEP) continue;
     if (verdict == ARK_TIMEOUT) {
@@ -148,12 +148,13 @@ ARK_COLD float ark_packet(ArkCtx& c, const ark_u64* packet, bool system) {
   return 0.0f;
 }
 
-ARK_DEVICE void ark_publish(ArkCtx& c, ark_u64* packet, float value, bool system) {
+ARK_DEVICE void ark_publish_packet(ArkCtx& c, ark_u64* packet, float value, bool system) {
   const ark_u64 word = (static_cast<ark_u64>(c.iteration + 1u) << 32) | ark_float_bits(value);
   ark_packet_store(packet, word, system);
 }
 
-ARK_DEVICE void ark_dispatch(ArkCtx& c, const ArkTask& task);
+// Runs a task's body; false if the processor is to leave instead.
+ARK_DEVICE bool ark_dispatch(ArkCtx& c, const ArkTask& task);
 
 // A task's record and edges are copied to shared memory while the tasks before it run, so that no
 // task begins with a trip to memory. Of four slots one is in use, the next two are filled, and the
@@ -174,22 +175,31 @@ ARK_DEVICE void ark_copy_ahead(ark_u64* to, const ark_u64* from) { *to = *from; 
 ARK_DEVICE void ark_copies_done() {}
 #endif
 
-ARK_DEVICE void ark_copy_words(void* to, const void* from, ark_u32 words) {
-  for (ark_u32 i = ark_tid(); i < words; i += ARK_THREADS) {
+// The threads that share a piece of the loop's own work: all computing ones, or a warp.
+struct ArkTeam {
+  ark_u32 thread;
+  ark_u32 threads;
+};
+ARK_DEVICE ArkTeam ark_block_team() {
+  return ArkTeam{static_cast<ark_u32>(ark_tid()), static_cast<ark_u32>(ARK_THREADS)};
+}
+
+ARK_DEVICE void ark_copy_words(ArkTeam team, void* to, const void* from, ark_u32 words) {
+  for (ark_u32 i = team.thread; i < words; i += team.threads) {
     ark_copy_ahead(reinterpret_cast<ark_u64*>(to) + i, reinterpret_cast<const ark_u64*>(from) + i);
   }
 }
-ARK_DEVICE void ark_task_ahead(ArkLoop& loop, const ArkParams* p, ark_u32 i) {
+ARK_DEVICE void ark_task_ahead(ArkTeam team, ArkLoop& loop, const ArkParams* p, ark_u32 i) {
   const ArkTask* task = ARK_POINTER(const ArkTask, p->tasks) + i;
-  ark_copy_words(&loop.tasks[i % ARK_SLOTS], task, sizeof(ArkTask) / 8u);
+  ark_copy_words(team, &loop.tasks[i % ARK_SLOTS], task, sizeof(ArkTask) / 8u);
 }
 // A task's waits and signals lie behind each other; few have more than fit.
-ARK_DEVICE void ark_edges_ahead(ArkLoop& loop, const ArkParams* p, ark_u32 i) {
+ARK_DEVICE void ark_edges_ahead(ArkTeam team, ArkLoop& loop, const ArkParams* p, ark_u32 i) {
   const ArkTask& task = loop.tasks[i % ARK_SLOTS];
   const ark_u32 count = task.signal_end - task.wait_begin;
   const ArkEdge* edges = ARK_POINTER(const ArkEdge, p->edges) + task.wait_begin;
   const ark_u32 fit = count < ARK_SLOT_EDGES ? count : ARK_SLOT_EDGES;
-  ark_copy_words(loop.edges[i % ARK_SLOTS], edges, fit * (sizeof(ArkEdge) / 8u));
+  ark_copy_words(team, loop.edges[i % ARK_SLOTS], edges, fit * (sizeof(ArkEdge) / 8u));
 }
 ARK_DEVICE ArkEdge ark_edge(const ArkLoop& loop, ark_u32 i, ark_u32 edge) {
   const ark_u32 at = edge - loop.tasks[i % ARK_SLOTS].wait_begin;
@@ -197,25 +207,24 @@ ARK_DEVICE ArkEdge ark_edge(const ArkLoop& loop, ark_u32 i, ark_u32 edge) {
   return ARK_POINTER(const ArkEdge, ARK_PARAMS(loop.ctx)->edges)[edge];
 }
 
-// All waits of task i, one thread each.
-ARK_DEVICE bool ark_wait_task(ArkLoop& loop, ark_u32 i) {
+// This thread's waits of task i; the team must agree on the result.
+ARK_DEVICE bool ark_wait_task(ArkTeam team, ArkLoop& loop, ark_u32 i) {
   ArkCtx& c = loop.ctx;
   const ArkTask& task = loop.tasks[i % ARK_SLOTS];
-  if (task.wait_begin == task.wait_end) return true;
   const ark_u64 budget = ARK_PARAMS(c)->budget_ns;
   bool ok = true;
-  for (ark_u32 w = task.wait_begin + ark_tid(); w < task.wait_end; w += ARK_THREADS) {
+  for (ark_u32 w = task.wait_begin + team.thread; w < task.wait_end; w += team.threads) {
     const ArkEdge e = ark_edge(loop, i, w);
     const ark_u32 want = e.step * c.phase_iteration + e.value;
     const bool system = (e.flags & 1u) != 0u;
     ok = ok && ark_wait(c, ark_words(e.address), want, system, 1u, e.counter, budget);
   }
-  return ark_all(ok);
+  return ok;
 }
 
-ARK_DEVICE void ark_signal_task(ArkLoop& loop, ark_u32 i, ark_u32 iteration) {
+ARK_DEVICE void ark_signal_task(ArkTeam team, ArkLoop& loop, ark_u32 i, ark_u32 iteration) {
   const ArkTask& task = loop.tasks[i % ARK_SLOTS];
-  for (ark_u32 s = task.signal_begin + ark_tid(); s < task.signal_end; s += ARK_THREADS) {
+  for (ark_u32 s = task.signal_begin + team.thread; s < task.signal_end; s += team.threads) {
     const ArkEdge e = ark_edge(loop, i, s);
     // The host learns of an iteration's end before the gate lets the next one begin.
     if ((e.flags & 2u) != 0u) ark_store_host(&ark_host(ARK_PARAMS(loop.ctx))->done, iteration + 1u);
@@ -279,66 +288,85 @@ ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration) {
   return iteration < ark_load_acquire(&control->limit, false);
 }
 
+// One thread: what bodies see of the loop, before the first iteration and before each.
+ARK_DEVICE void ark_open_loop(ArkCtx& c, const ArkParams* p, ark_u32 processor, char* scratch) {
+  c.p = p;
+  c.scratch = scratch + ARK_LOOP_BYTES;
+  c.processor = processor;
+  c.iteration = 0u;
+  for (int w = 0; w < ARK_BLOCK_WARPS; ++w) c.warps[w] = ARK_NO_TASK;
+}
+ARK_DEVICE void ark_open_iteration(ArkCtx& c, ark_u32 iteration, ark_u32 phase0,
+                                   const ArkRange& range, ark_u32 stage_base) {
+  c.iteration = iteration;
+  c.phase = iteration < phase0 ? 0u : ARK_PHASES - 1u;
+  c.phase_iteration = c.phase == 0u ? iteration : iteration - phase0;
+  c.fetches = ARK_POINTER(const ArkFetch, c.p->fetches) + range.fetch_begin;
+  c.stage_base = stage_base;
+}
+ARK_DEVICE const ArkRange& ark_range(const ArkParams* p, ark_u32 processor, ark_u32 iteration,
+                                     ark_u32 phase0) {
+  const ark_u32 phase = iteration < phase0 ? 0u : ARK_PHASES - 1u;
+  return ARK_POINTER(const ArkRange, p->ranges)[phase * p->processors + processor];
+}
+ARK_DEVICE ark_u32 ark_next_stage(ark_u32 stage_base, const ArkRange& range) {
+  stage_base += range.fetch_end - range.fetch_begin;
+  return stage_base >= ARK_STAGE_PERIOD ? stage_base - ARK_STAGE_PERIOD : stage_base;
+}
+
+// One thread: a task's times, if there is room for them.
+ARK_DEVICE void ark_trace(const ArkCtx& c, const ArkTask& task, ark_u32& traced, ark_u64 begin) {
+  const ArkParams* p = ARK_PARAMS(c);
+  if (traced >= p->trace_capacity) return;
+  ArkTrace* record = ARK_POINTER(ArkTrace, p->trace) +
+                     static_cast<ark_u64>(c.processor) * p->trace_capacity + traced++;
+  record->task = task.index;
+  record->iteration = c.iteration;
+  record->begin = begin;
+  record->end = ark_time_ns();
+}
+
+// The loop of the variant `block`: all computing threads take each task together.
 ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
   ArkLoop& loop = *reinterpret_cast<ArkLoop*>(scratch);
   ArkCtx& c = loop.ctx;
+  const ArkTeam team = ark_block_team();
   const bool leader = ark_tid() == 0;
-  if (leader) {
-    c.p = p;
-    c.scratch = scratch + ARK_LOOP_BYTES;
-    c.processor = processor;
-    c.iteration = 0u;
-    for (int w = 0; w <= ARK_WARPS; ++w) c.warps[w] = ARK_NO_TASK;
-  }
+  if (leader) ark_open_loop(c, p, processor, scratch);
   ark_sync();
   const ark_u32 phase0 = ark_control(p)->phase0;
-  const ArkRange* ranges = ARK_POINTER(const ArkRange, p->ranges);
   ark_u32 stage_base = 0u;
   ark_u32 traced = 0u;
   for (ark_u32 iteration = 0u;; ++iteration) {
     bool go = true;
     if (leader) go = ark_may_begin(c, iteration);
     if (!ark_all(go)) return;
-    const ark_u32 phase = iteration < phase0 ? 0u : ARK_PHASES - 1u;
-    const ArkRange range = ranges[phase * p->processors + processor];
+    const ArkRange range = ark_range(p, processor, iteration, phase0);
     const ark_u32 end = range.task_end;
-    if (leader) {
-      c.iteration = iteration;
-      c.phase = phase;
-      c.phase_iteration = phase == 0u ? iteration : iteration - phase0;
-      c.fetches = ARK_POINTER(const ArkFetch, p->fetches) + range.fetch_begin;
-      c.stage_base = stage_base;
-    }
-    if (range.task_begin < end) ark_task_ahead(loop, p, range.task_begin);
-    if (range.task_begin + 1u < end) ark_task_ahead(loop, p, range.task_begin + 1u);
+    if (leader) ark_open_iteration(c, iteration, phase0, range, stage_base);
+    if (range.task_begin < end) ark_task_ahead(team, loop, p, range.task_begin);
+    if (range.task_begin + 1u < end) ark_task_ahead(team, loop, p, range.task_begin + 1u);
     ark_copies_done();
     ark_sync();
-    if (range.task_begin < end) ark_edges_ahead(loop, p, range.task_begin);
+    if (range.task_begin < end) ark_edges_ahead(team, loop, p, range.task_begin);
     ark_copies_done();
     ark_sync();
     for (ark_u32 i = range.task_begin; i < end; ++i) {
       const ArkTask& task = loop.tasks[i % ARK_SLOTS];
-      if (i + 1u < end) ark_edges_ahead(loop, p, i + 1u);
-      if (i + 2u < end) ark_task_ahead(loop, p, i + 2u);
+      if (i + 1u < end) ark_edges_ahead(team, loop, p, i + 1u);
+      if (i + 2u < end) ark_task_ahead(team, loop, p, i + 2u);
       ark_warp_store(&c.warps[ark_warp()], i);
-      if (!ark_wait_task(loop, i)) return;
+      const bool waits = task.wait_begin != task.wait_end;
+      if (waits && !ark_all(ark_wait_task(team, loop, i))) return;
       const ark_u64 begin = p->trace ? ark_time_ns() : 0u;
       ark_dispatch(c, task);
       ark_copies_done();
       if (!ark_all(!ark_failed(c))) return;
-      ark_signal_task(loop, i, iteration);
-      if (p->trace && leader && traced < p->trace_capacity) {
-        ArkTrace* record = ARK_POINTER(ArkTrace, p->trace) +
-                           static_cast<ark_u64>(processor) * p->trace_capacity + traced++;
-        record->task = task.index;
-        record->iteration = iteration;
-        record->begin = begin;
-        record->end = ark_time_ns();
-      }
+      ark_signal_task(team, loop, i, iteration);
+      if (p->trace && leader) ark_trace(c, task, traced, begin);
       if (p->trace) ark_sync();
     }
-    stage_base += range.fetch_end - range.fetch_begin;
-    if (stage_base >= ARK_STAGE_PERIOD) stage_base -= ARK_STAGE_PERIOD;
+    stage_base = ark_next_stage(stage_base, range);
     // A loop must not end in the leader's work alone: a compiler may join it to the next round's,
     // past the barrier in which the leader's own warp then waits for it.
     ark_sync();

@@ -16,7 +16,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from ark.comm.forestcoll.optimum import Network
+from ark.comm.forestcoll.network import Network
 from ark.comm.forestcoll.symmetry import Symmetry
 from ark.comm.forestcoll.tree import Edge, Tree
 from ark.comm.simulate import boxes_of

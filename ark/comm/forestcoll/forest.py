@@ -19,7 +19,8 @@ import numpy as np
 from ark.comm.forestcoll.alike import draw
 from ark.comm.forestcoll.all_reduce import AllReduceOptimum, optimal_all_reduce
 from ark.comm.forestcoll.cuts import Ints
-from ark.comm.forestcoll.optimum import Network, Optimum, eulerian_part, network, optimal
+from ark.comm.forestcoll.network import Network, network
+from ark.comm.forestcoll.optimum import Optimum, balanced, optimal, whole_units
 from ark.comm.forestcoll.packing import Branching, pack
 from ark.comm.forestcoll.switches import Direct, remove_switches
 from ark.comm.forestcoll.symmetry import find_symmetry
@@ -46,13 +47,17 @@ class Forest:
     optimum: Optimum | AllReduceOptimum
     reducing: tuple[Tree, ...] = ()
     gathering: tuple[Tree, ...] = ()
+    reducing_optimum: Optimum | None = None  # of an all-reduce, where it is another one
 
     @property
     def algbw(self) -> Fraction:
         """Returns bytes of the whole data per time, GB/s; all-reduce has two phases."""
         if isinstance(self.optimum, AllReduceOptimum):
             return self.optimum.rate
-        return self.optimum.algbw / (2 if self.collective == "all_reduce" else 1)
+        if self.collective != "all_reduce":
+            return self.optimum.algbw
+        other = self.reducing_optimum or self.optimum
+        return self.optimum.roots / (self.optimum.inv_x + other.inv_x)
 
     @property
     def trees(self) -> int:
@@ -112,10 +117,28 @@ def forest(
         if made is not None:
             return made
     optimum, gathering = _gathering(topology, k, roots)
-    outward = gathering
+    other, outward = optimum, gathering
     if turned.capacities() != topology.capacities():
-        optimum, outward = _gathering(turned, k, roots)
-    return Forest(topology, collective, optimum, _reversed(outward), gathering)
+        other, outward = _gathering(turned, k, roots)
+    trees_a_root = math.lcm(optimum.k, other.k)
+    gathering = _finer(gathering, trees_a_root // optimum.k)
+    reducing = _reversed(_finer(outward, trees_a_root // other.k))
+    return Forest(topology, collective, optimum, reducing, gathering, other)
+
+
+def _finer(trees: tuple[Tree, ...], times: int) -> tuple[Tree, ...]:
+    """Returns the trees with every unit cut into so many."""
+    return tuple(
+        Tree(
+            tree.root,
+            tree.count * times,
+            tuple(
+                replace(edge, paths=tuple((path, units * times) for path, units in edge.paths))
+                for edge in tree.edges
+            ),
+        )
+        for tree in trees
+    )
 
 
 def _weighted(topology: Topology) -> Forest | None:
@@ -155,10 +178,10 @@ def _gathering(
     topology: Topology, k: int | None, roots: dict[str, int] | None
 ) -> tuple[Optimum, tuple[Tree, ...]]:
     optimum = optimal(topology, k, roots)
-    net = network(topology, roots)
+    net = balanced(network(topology, roots))
     demand = net.demand * optimum.k
     result = _alike(net, optimum) or _pack(
-        net, eulerian_part(net, net.capacity(optimum.scale)), demand
+        net, whole_units(net, net.capacity(optimum.scale)), demand
     )
     check(net, optimum.scale, demand, result)
     return optimum, result

@@ -11,15 +11,17 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
 
-from ark.comm.forestcoll.cuts import Ints, Mask, RootedCuts
+from ark.comm.forestcoll.cuts import Ints, Mask
+from ark.comm.forestcoll.network import Network, network
+from ark.comm.forestcoll.programme import Point, Programme
 from ark.comm.packages import require
 from ark.comm.topology import Topology
-from ark.errors import InternalError, InvalidUsageError
+from ark.errors import InternalError, InvalidUsageError, UnsupportedError
 
 MOST_TREES = 1 << 20
 
@@ -52,59 +54,6 @@ class Optimum:
         return self.roots / self.inv_x
 
 
-@dataclass(frozen=True)
-class Network:
-    """A topology as arrays: nodes are numbered, ranks first; links are summed and numbered."""
-
-    topology: Topology
-    tails: Ints
-    heads: Ints
-    bandwidth: tuple[Fraction, ...]
-    demand: Ints
-
-    @property
-    def ranks(self) -> int:
-        """Returns how many ranks there are; their numbers are below it."""
-        return len(self.topology.ranks)
-
-    def capacity(self, scale: Fraction) -> Ints:
-        """Returns floor(scale * bandwidth) of every link."""
-        return np.array([math.floor(scale * each) for each in self.bandwidth], dtype=np.int64)
-
-    def cuts(self) -> RootedCuts:
-        """Returns a fresh flow network of these links."""
-        return RootedCuts(len(self.topology.nodes), self.ranks, self.tails, self.heads)
-
-
-def network(topology: Topology, roots: Mapping[str, int] | None = None) -> Network:
-    """Returns the arrays of a valid topology; `roots` gives how much each root sends, 1 by default.
-
-    Raises TopologyError where the topology is at fault, InvalidUsageError for fewer than two ranks.
-    """
-    topology.validate()
-    if len(topology.ranks) < 2:
-        raise InvalidUsageError(
-            f"{topology.name} has one rank; a collective needs at least two to talk."
-        )
-    if roots is None:
-        roots = dict.fromkeys(topology.ranks, 1)
-    unknown = [root for root in roots if root not in topology.ranks]
-    if unknown or not roots or min(roots.values()) < 0 or not any(roots.values()):
-        raise InvalidUsageError(
-            f"roots {dict(roots)} of {topology.name}; expected ids of its ranks with weights of 0 "
-            "or more, one of them above 0."
-        )
-    number = {node: index for index, node in enumerate(topology.nodes)}
-    capacities = topology.capacities()
-    return Network(
-        topology,
-        np.array([number[src] for src, _ in capacities], dtype=np.int64),
-        np.array([number[dst] for _, dst in capacities], dtype=np.int64),
-        tuple(capacities.values()),
-        np.array([roots.get(rank, 0) for rank in topology.ranks], dtype=np.int64),
-    )
-
-
 def optimal(
     topology: Topology, k: int | None = None, roots: Mapping[str, int] | None = None
 ) -> Optimum:
@@ -113,12 +62,44 @@ def optimal(
     `roots` maps rank ids to how much each sends (all ranks 1 by default: all-gather).
     """
     net = network(topology, roots)
-    best = _newton(net)
-    if k is None:
-        return best
-    if not 1 <= k <= MOST_TREES:
+    if k is not None and not 1 <= k <= MOST_TREES:
         raise InvalidUsageError(f"k is {k}; expected a number of trees from 1 to {MOST_TREES}.")
-    return _fixed(net, best, k)
+    if unbalanced(net):
+        point = _balance(net)
+        net = replace(net, bandwidth=point.shares[0])
+        best = replace(_newton(net), lower_bound=1 / point.bound)
+    else:
+        best = _newton(net)
+    return best if k is None else _fixed(net, best, k)
+
+
+def unbalanced(net: Network) -> bool:
+    """Tells whether some switch receives more than it can send on, or the other way round."""
+    passing = [Fraction(0)] * len(net.topology.nodes)
+    for tail, head, bandwidth in zip(net.tails, net.heads, net.bandwidth, strict=True):
+        passing[tail] -= bandwidth
+        passing[head] += bandwidth
+    return any(passing[net.ranks :])
+
+
+def balanced(net: Network) -> Network:
+    """Returns the network with as much of every link as trees can use at the best rate.
+
+    A switch cannot multicast, so trees never need more of its links than enters or leaves it. Where
+    all switches balance that is all of every link; ranks need not balance.
+    """
+    return replace(net, bandwidth=_balance(net).shares[0]) if unbalanced(net) else net
+
+
+def _balance(net: Network) -> Point:
+    nothing = Point(Fraction(0), Fraction(0), (), ())
+    point = Programme(net, net.demand).solve(nothing)
+    if not point.rate:
+        raise UnsupportedError(
+            f"the rate of {net.topology.name}, whose switches receive more or less than they send "
+            "on, was not found in fractions; round its bandwidths to simpler ones."
+        )
+    return point
 
 
 def _newton(net: Network) -> Optimum:
@@ -154,12 +135,12 @@ def _ratio(net: Network, capacity: Ints, side: Mask) -> Fraction:
 def _fixed(net: Network, best: Optimum, k: int) -> Optimum:
     """Finds the least scale U for which floor(U b) carries k trees a root (ForestColl, 5.5).
 
-    U is at least k / x*. Where links come in equal pairs k / x* + 1 / min b is always enough; other
-    networks lose what `eulerian_part` drops, and a multiple of the exact scale is enough for them.
-    Only the points in between where some floor(U b) changes matter.
+    U is at least k / x*. Where links come in equal pairs, or there are no switches, k / x* + 1 /
+    min b is always enough; other networks lose what `whole_units` drops, and a multiple of the
+    exact scale is enough for them. Only the points in between where some floor(U b) changes matter.
     """
     low = k * best.inv_x
-    distinct = sorted(set(net.bandwidth))
+    distinct = sorted({each for each in net.bandwidth if each})
     high = low + 1 / distinct[0]
     points = {low} | {
         Fraction(units) / each
@@ -170,28 +151,36 @@ def _fixed(net: Network, best: Optimum, k: int) -> Optimum:
     cuts = net.cuts()
 
     def enough(scale: Fraction) -> bool:
-        capacity = eulerian_part(net, net.capacity(scale))
+        capacity = whole_units(net, net.capacity(scale))
         return not cuts.violated(capacity, net.demand * k, first_only=True)
 
     scale = ordered[bisect_left(ordered[:-1], True, key=enough)]
     return Optimum(scale / k, k, best.roots, scale, best.lower_bound, best.cut)
 
 
-def eulerian_part(net: Network, capacity: Ints) -> Ints:
-    """Returns the capacities less as few units as make what enters every node leave it.
+def whole_units(net: Network, capacity: Ints) -> Ints:
+    """Returns the capacities less as few units as make what enters every switch leave it.
 
-    Rounding down unbalances a node only where a link and its reverse differ. What is dropped is a
-    least-cost flow from the nodes that send too much to those that receive too much.
+    Rounding down unbalances a switch only where a link and its reverse differ. What is dropped is a
+    least-cost flow from the switches that send too much to those that receive too much, or through
+    the ranks, which need not balance.
     """
-    nodes = len(net.topology.nodes)
+    nodes, ranks = len(net.topology.nodes), net.ranks
     surplus = np.bincount(net.tails, capacity, nodes) - np.bincount(net.heads, capacity, nodes)
+    surplus = surplus.astype(np.int64)
+    surplus[:ranks] = 0
     if not surplus.any():
         return capacity
     solver = require("ortools.graph.python.min_cost_flow").SimpleMinCostFlow()
     arcs = solver.add_arcs_with_capacity_and_unit_cost(
         net.tails, net.heads, capacity, np.ones(len(capacity), dtype=np.int64)
     )
-    solver.set_nodes_supplies(np.arange(nodes), surplus.astype(np.int64))
+    every, anywhere = np.arange(ranks), np.full(ranks, nodes)
+    endless, free = np.full(ranks, int(capacity.sum())), np.zeros(ranks, dtype=np.int64)
+    solver.add_arcs_with_capacity_and_unit_cost(every, anywhere, endless, free)
+    solver.add_arcs_with_capacity_and_unit_cost(anywhere, every, endless, free)
+    supplies = np.append(surplus, -surplus.sum())
+    solver.set_nodes_supplies(np.arange(nodes + 1), supplies)
     if solver.solve() != solver.OPTIMAL:
         raise InternalError("rounded capacities cannot be balanced.")
     return capacity - solver.flows(arcs)

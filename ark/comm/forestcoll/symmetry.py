@@ -19,7 +19,7 @@ from fractions import Fraction
 import numpy as np
 
 from ark.comm.forestcoll.cuts import Ints
-from ark.comm.forestcoll.optimum import Network
+from ark.comm.forestcoll.network import Network
 
 _MOST_DIGITS = 4
 

@@ -118,10 +118,9 @@ class Topology:
         return Topology(self.name, self.ranks, self.switches, links)
 
     def validate(self) -> None:
-        """Raises TopologyError unless trees can span it at the rate that its cuts promise.
+        """Raises TopologyError unless trees can span it.
 
-        The named faults are: no ranks, a switch without exit, disconnected, not Eulerian (more
-        bandwidth enters a node than leaves it, or the other way round).
+        The named faults are: no ranks, a switch without exit, disconnected.
         """
         if not self.ranks:
             raise TopologyError("no ranks", f"topology {self.name!r} has no node of kind 'rank'.")
@@ -137,13 +136,6 @@ class Topology:
                     "switch without exit", f"links enter switch {switch} and none leaves it."
                 )
         self._check_connected(capacities)
-        for node in self.nodes:
-            if into[node] != out[node]:
-                raise TopologyError(
-                    "not Eulerian",
-                    f"{into[node]} GB/s enter node {node} and {out[node]} GB/s leave it; "
-                    "the two must be equal at every node.",
-                )
 
     def _check_connected(self, capacities: Iterable[tuple[str, str]]) -> None:
         onward: dict[str, list[str]] = {node: [] for node in self.nodes}

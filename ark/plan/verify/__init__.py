@@ -2,8 +2,8 @@
 
 All ranks' plans are checked together: that every name and box is in range (structure), that
 counters add up and waits cannot cycle (order), that whatever touches the same memory is ordered as
-the program orders it and nothing is read before it is written (conflicts). The order is derived
-from the finished plan alone; nothing that the planner believed is used.
+the program orders it (conflicts) and nothing is read before it is written (reads). The order is
+derived from the finished plan alone; nothing that the planner believed is used.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ark.plan.types import Plan
-from ark.plan.verify.conflicts import check_conflicts
+from ark.plan.verify.conflicts import Own, check_conflicts, foreign_touches
+from ark.plan.verify.fleet import Fleet
 from ark.plan.verify.order import order_phase
-from ark.plan.verify.structure import Fleet, check_structure
+from ark.plan.verify.reads import check_delivered, missing_reads
+from ark.plan.verify.structure import check_structure
 
 
 def verify(plans: Sequence[Plan]) -> None:
@@ -21,7 +23,17 @@ def verify(plans: Sequence[Plan]) -> None:
     fleet = Fleet(tuple(plans))
     check_structure(fleet)
     for number in range(len(plans[0].phases)):
-        check_conflicts(fleet, order_phase(fleet, number))
+        _check_phase(fleet, number)
+
+
+def _check_phase(fleet: Fleet, number: int) -> None:
+    owns = {rank: Own(fleet, rank, number) for rank in sorted(set(fleet.twin))}
+    missing = {rank: missing_reads(fleet, rank, number) for rank in sorted(set(fleet.twin))}
+    order = order_phase(fleet, number, [owns[twin].packets for twin in fleet.twin])
+    foreign = foreign_touches(fleet, order, number)
+    check_conflicts(fleet, order, number, [owns[twin] for twin in fleet.twin], foreign)
+    for rank, twin in enumerate(fleet.twin):
+        check_delivered(fleet, order, number, rank, missing[twin], foreign[rank])
 
 
 __all__ = ["verify"]

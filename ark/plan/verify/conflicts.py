@@ -1,210 +1,290 @@
 """Third part of the verifier: memory. Whatever touches the same bytes, at least once writing, must
-be ordered as the program orders it; nothing is read that was not written; lifetimes do not overlap.
+be ordered as the program orders it, and nobody's memory is given to another while it lives.
+
+A rank's own touches are searched once, in program order, with what later writes have covered
+forgotten (ark.plan.frontier); ranks with the same plan but for names share the search. Touches of a
+peer's memory are compared with everything there.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ark.ir.dtype import by_name
-from ark.plan.access import Frame, Region, regions
-from ark.plan.kind import Access
-from ark.plan.verify.order import RAN, SEEN, Key, Order, op_regions
-from ark.plan.verify.structure import Fleet, refuse
+from ark.plan.access import Region
+from ark.plan.boxes import candidates
+from ark.plan.frontier import Frontier
+from ark.plan.types import PlanBuffer, Task
+from ark.plan.verify.fleet import Fleet, refuse
+from ark.plan.verify.needs import Frozen, Needs, must, unmet
+from ark.plan.verify.order import Order, Packets, spans
+
+ByOp = dict[int, tuple[np.ndarray, tuple[tuple[int, ...], ...]]]
+Pairs = tuple[Region, Region, np.ndarray, np.ndarray]  # touches, and nodes that meet there
 
 
 @dataclass(frozen=True)
-class _Touch:
-    """An op's accesses to one operand; owner: (rank, buffer) of the memory; nodes by region row."""
+class Touch:
+    """A touch as its owner sees it, by an op of some rank; nodes: the op's, over all ranks."""
 
     rank: int
-    op: int
     region: Region
-    owner: Key
-    begin: int
-    end: int
     nodes: np.ndarray
-    pretended: bool = False  # an order without a byte: the op only comes after
 
 
-def check_conflicts(fleet: Fleet, order: Order) -> None:
-    """Raises PlanError for the first conflict of a phase that is not ordered."""
-    touches = _touches(fleet, order)
-    spaces: dict[tuple[str, int, int], list[_Touch]] = defaultdict(list)
-    for touch in touches:
-        rank, buffer = touch.owner
-        entry = fleet.plans[rank].buffers[buffer]
-        alone = buffer if entry.arena == "external" else -1
-        spaces[entry.arena, rank, alone].append(touch)
-    for _, members in sorted(spaces.items()):
-        _check_lifetimes(fleet, members)
-        members.sort(key=lambda t: (t.op, t.rank))
-        for j, later in enumerate(members):
-            for earlier in members[: j + 1]:
-                if earlier.begin < later.end and later.begin < earlier.end:
-                    _check_pair(fleet, order, earlier, later)
-    for rank in range(len(fleet.plans)):
-        _check_reads(fleet, order, [t for t in touches if t.owner[0] == rank])
+class Own:
+    """What a rank's tasks do to its own memory in a phase, in nodes of that rank."""
+
+    def __init__(self, fleet: Fleet, rank: int, number: int) -> None:
+        listed = fleet.listing(rank, number)
+        self.needs = Needs()
+        self.either: list[Pairs] = []
+        self.packets: list[Packets] = []
+        self.by_space: dict[Hashable, list[Region]] = defaultdict(list)
+        frontier = Frontier()
+        written: dict[Hashable, list[Region]] = defaultdict(list)
+        read: list[Region] = []
+        for touched in fleet.touches(rank, number):
+            mine = [r for r in touched if r.space is not None]
+            for region in mine:
+                for other in frontier.conflicts(region):
+                    nodes = listed.by_op[other.op][0], listed.by_op[region.op][0]
+                    self.needs.add(other, region, *nodes)
+                self.by_space[region.space].append(region)
+                if region.packet and not region.pretended:
+                    (written[region.memory] if region.write else read).append(region)
+            self.either += _inside(mine, listed.by_op)
+            frontier.add(mine)
+        for region in read:
+            for other in written[region.memory]:
+                self.packets += _groups(region, other, listed.by_op)
+        self.frozen: Frozen = self.needs.freeze(listed.lane, listed.position)
 
 
-def _touches(fleet: Fleet, order: Order) -> list[_Touch]:
+def _inside(mine: Sequence[Region], by_op: ByOp) -> list[Pairs]:
+    """Tasks of one op that touch the same bytes, one of them writing."""
     found = []
-    for (rank, op), members in sorted(order.by_op.items()):
-        for region in op_regions(fleet, rank, op, [order.nodes[i].task for i in members]):
-            owner = fleet.buffer_of(rank, region.buffer)
-            entry = fleet.plans[owner[0]].buffers[owner[1]]
-            base = entry.offset if owner[0] != rank else 0
-            nodes = np.array(members)[region.tasks]
-            found.append(
-                _Touch(rank, op, region, owner, region.begin + base, region.end + base, nodes)
-            )
-        for tensor in fleet.plans[rank].ops[op].after:
-            found += _pretended(fleet, order, rank, op, tensor, members)
+    real = [r for r in mine if not r.pretended]
+    for i, a in enumerate(real):
+        for b in real[i:]:
+            if a.space != b.space or not a.meets(b) or a.end <= b.begin or b.end <= a.begin:
+                continue
+            boxes = a.boxes
+            if a is b and boxes.disjoint and len(boxes.tasks) == len(boxes.lo):
+                continue
+            nodes = by_op[a.op][0]
+            first, second = _meeting(a, b, nodes, nodes)
+            if len(first):
+                found.append((a, b, first, second))
     return found
 
 
-def _pretended(
-    fleet: Fleet, order: Order, rank: int, op: int, tensor: int, members: list[int]
-) -> list[_Touch]:
-    """Reads that an op pretends to do, so that it comes after a tensor is complete."""
-    plan = fleet.plans[rank]
-    shape = plan.tensors[tensor].shape
-    whole = [(i, Access(0, (0,) * len(shape), shape)) for i in range(len(members))]
-    sizes = [8 if t.packet else by_name(t.dtype).itemsize for t in plan.tensors]
-    (region,) = regions(plan.tensors, plan.buffers, sizes, [tensor], whole)
-    owner = fleet.buffer_of(rank, region.buffer)
-    nodes = np.array(members)
-    return [_Touch(rank, op, region, owner, region.begin, region.end, nodes, pretended=True)]
+def _meeting(
+    a: Region, b: Region, of_a: np.ndarray, of_b: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs of different nodes that touch the same bytes in two regions."""
+    rows, columns = a.overlaps(b)
+    (tasks_a, starts_a), (tasks_b, starts_b) = a.boxes.by_box, b.boxes.by_box
+    many = starts_a[rows + 1] - starts_a[rows]
+    first = of_a[tasks_a[spans(starts_a[rows], starts_a[rows + 1])]]
+    columns = np.repeat(columns, many)
+    many = starts_b[columns + 1] - starts_b[columns]
+    second = of_b[tasks_b[spans(starts_b[columns], starts_b[columns + 1])]]
+    first = np.repeat(first, many)
+    return first[first != second], second[first != second]
 
 
-def _same_layout(a: Frame, b: Frame) -> bool:
-    return a.extents == b.extents and a.itemsize == b.itemsize
+def _groups(reader: Region, writer: Region, by_op: ByOp) -> list[Packets]:
+    """Who reads packets, and who makes those: each reader waits for all of them."""
+    rows, columns = reader.overlaps(writer)
+    if not len(rows):
+        return []
+    order = np.argsort(rows, kind="stable")
+    rows, columns = rows[order], columns[order]
+    made, starts = writer.boxes.by_box
+    read, firsts = reader.boxes.by_box
+    producers, readers = by_op[writer.op][0], by_op[reader.op][0]
+    groups: dict[bytes, tuple[np.ndarray, list[np.ndarray]]] = {}
+    cuts = np.flatnonzero(np.diff(rows)) + 1
+    for row, met in zip(rows[np.r_[0, cuts]], np.split(columns, cuts), strict=True):
+        met = np.sort(met)
+        tasks = np.unique(made[spans(starts[met], starts[met + 1])])
+        entry = groups.setdefault(tasks.tobytes(), (producers[tasks], []))
+        entry[1].append(readers[read[firsts[row] : firsts[row + 1]]])
+    return [(who, np.unique(np.concatenate(parts))) for who, parts in groups.values()]
 
 
-def _check_pair(fleet: Fleet, order: Order, earlier: _Touch, later: _Touch) -> None:
-    if not earlier.region.meets(later.region):
-        return
-    if earlier is later and not later.region.write:
-        return
-    alike = (earlier.rank, earlier.op) == (later.rank, later.op)
-    if alike and (earlier.pretended or later.pretended):
-        return  # an op does not come after itself
-    ordered = _ordered(order, earlier, later)
-    if earlier.rank != later.rank:
-        # No program order between ranks: the write must come first, or nobody knows what is read.
-        if later.region.write and not earlier.region.write:
-            ordered = _ordered(order, later, earlier).T
-        elif later.region.write:
-            ordered = ordered | _ordered(order, later, earlier).T
-    elif earlier.op == later.op:
-        ordered = ordered | _ordered(order, later, earlier).T
-    loose = ~ordered & (later.nodes[:, None] != earlier.nodes[None, :])
-    if not loose.any():
-        return  # most pairs: what is far apart in the program is ordered, whatever it touches
-    bad = loose & _overlaps(earlier, later)
-    if bad.any():
-        row, column = (int(v[0]) for v in np.nonzero(bad))
-        raise refuse(_describe(fleet, order, earlier, int(column), later, int(row)))
+def check_conflicts(
+    fleet: Fleet,
+    order: Order,
+    number: int,
+    owns: Sequence[Own],
+    foreign: Sequence[Sequence[Touch]],
+) -> None:
+    """Raises PlanError for the first conflict of a phase that is not ordered."""
+    for rank, own in enumerate(owns):
+        base = int(order.bases[rank])
+        bad = unmet(own.frozen, order, base)
+        if bad is not None:
+            first, second = own.needs.pair(bad[2])
+            raise refuse(_describe(fleet, order, number, first, second, bad[0], bad[1], rank))
+        for first, second, firsts, seconds in own.either:
+            _check_either(fleet, order, number, first, second, firsts + base, seconds + base, rank)
+        _check_lifetimes(fleet, rank, own, foreign[rank])
+        if foreign[rank]:
+            _check_foreign(fleet, order, number, rank, own, foreign[rank])
 
 
-def _ordered(order: Order, first: _Touch, second: _Touch) -> np.ndarray:
-    """(second rows, first rows) of bool: what was written must be seen, what was read be past.
+def foreign_touches(fleet: Fleet, order: Order, number: int) -> list[list[Touch]]:
+    """By owner, the touches of its memory by peers."""
+    found: list[list[Touch]] = [[] for _ in fleet.plans]
+    for rank in range(len(fleet.plans)):
+        nodes = fleet.listing(rank, number).by_op
+        for touched in fleet.touches(rank, number):
+            for region in touched:
+                if region.space is None:
+                    owner, moved = fleet.seen_by_owner(rank, region)
+                    base = int(order.bases[rank])
+                    found[owner].append(Touch(rank, moved, nodes[region.op][0] + base))
+    return found
 
-    Packets carry their own epoch, so that seeing one is seeing its write.
+
+def _check_foreign(
+    fleet: Fleet, order: Order, number: int, owner: int, own: Own, foreign: Sequence[Touch]
+) -> None:
+    """Compares peers' touches of a rank's memory with everything there, and with each other.
+
+    Between ranks there is no program order: the write must come first, or nobody knows what is
+    read.
     """
-    seen = first.region.write and not first.region.packet
-    return order.before(first.nodes, second.nodes, SEEN if seen else RAN)
+    listed = fleet.listing(owner, number)
+    base = int(order.bases[owner])
+    needs = Needs()
+    for space in sorted({t.region.space for t in foreign}, key=repr):
+        peers = [t for t in foreign if t.region.space == space]
+        local = [Touch(owner, r, listed.by_op[r.op][0] + base) for r in own.by_space.get(space, ())]
+        everyone = [*peers, *local]
+        ends = [np.array([_span(t.region) for t in part]).T for part in (peers, everyone)]
+        for rows, columns in candidates(*ends[0], *ends[1]):
+            for i, j in zip(rows.tolist(), columns.tolist(), strict=True):
+                if j >= i:  # each pair of peers' touches once
+                    _compare(fleet, order, number, needs, owner, peers[i], everyone[j])
+    bad = unmet(needs.freeze(order.lane, order.position), order, 0)
+    if bad is not None:
+        first, second = needs.pair(bad[2])
+        raise refuse(_describe(fleet, order, number, first, second, bad[0], bad[1], owner))
 
 
-def _overlaps(earlier: _Touch, later: _Touch) -> np.ndarray:
-    """(later rows, earlier rows) of bool."""
-    if earlier.rank == later.rank:
-        return later.region.overlaps(earlier.region)
-    a, b = later.region, earlier.region
-    if earlier.owner == later.owner and _same_layout(a.frame, b.frame):
-        below = a.lo[:, None, :] < b.hi[None, :, :]
-        return np.asarray((below & (b.lo[None, :, :] < a.hi[:, None, :])).all(axis=2))
-    shift_a, shift_b = later.begin - a.begin, earlier.begin - b.begin
-    below = a.bytes_lo[:, None] + shift_a < b.bytes_hi[None, :] + shift_b
-    return below & (b.bytes_lo[None, :] + shift_b < a.bytes_hi[:, None] + shift_a)
+def _compare(
+    fleet: Fleet, order: Order, number: int, needs: Needs, owner: int, a: Touch, b: Touch
+) -> None:
+    if not a.region.meets(b.region):
+        return
+    alike = (a.rank, a.region.op) == (b.rank, b.region.op)
+    if alike and (a.region.pretended or b.region.pretended):
+        return  # an op does not come after itself
+    if a.rank == b.rank and a.region.op != b.region.op:
+        first, second = (a, b) if a.region.op < b.region.op else (b, a)
+        needs.add(first.region, second.region, first.nodes, second.nodes)
+    elif alike or (a.region.write and b.region.write):
+        pairs = _meeting(a.region, b.region, a.nodes, b.nodes)
+        _check_either(fleet, order, number, a.region, b.region, *pairs, owner)
+    else:
+        first, second = (a, b) if a.region.write else (b, a)
+        needs.add(first.region, second.region, first.nodes, second.nodes)
+
+
+def _span(region: Region) -> tuple[int, int]:
+    return region.begin, region.end
+
+
+def _check_either(
+    fleet: Fleet,
+    order: Order,
+    number: int,
+    first: Region,
+    second: Region,
+    firsts: np.ndarray,
+    seconds: np.ndarray,
+    owner: int,
+) -> None:
+    """One must come before the other, no matter which."""
+    fine = order.before(firsts, seconds, must(first)) | order.before(seconds, firsts, must(second))
+    if not fine.all():
+        at = int(np.flatnonzero(~fine)[0])
+        nodes = int(firsts[at]), int(seconds[at])
+        raise refuse(_describe(fleet, order, number, first, second, *nodes, owner))
 
 
 def _describe(
-    fleet: Fleet, order: Order, earlier: _Touch, column: int, later: _Touch, row: int
+    fleet: Fleet,
+    order: Order,
+    number: int,
+    first: Region,
+    second: Region,
+    earlier: int,
+    later: int,
+    owner: int,
 ) -> str:
-    first, second = order.nodes[earlier.nodes[column]], order.nodes[later.nodes[row]]
-    names = [fleet.plans[t.rank].ops[t.op].name for t in (earlier, later)]
-    verbs = ["writes" if t.region.write else "reads" for t in (earlier, later)]
-    buffer = fleet.plans[earlier.owner[0]].buffers[earlier.owner[1]].name
+    told = []
+    for region, node in ((first, earlier), (second, later)):
+        rank, task = task_at(fleet, order, number, node)
+        name = fleet.plans[rank].ops[task.op].name
+        verb = "writes" if region.write else "reads"
+        told.append((f"tile {list(task.coord)} of op {name!r} (rank {rank})", verb))
+    buffer = fleet.plans[owner].buffers[int(first.memory)]  # type: ignore[call-overload]
     return (
-        f"tile {list(first.task.coord)} of op {names[0]!r} (rank {earlier.rank}) {verbs[0]} "
-        f"{buffer!r} and tile {list(second.task.coord)} of op {names[1]!r} (rank {later.rank}) "
-        f"{verbs[1]} the same bytes, but nothing makes the second wait for the first"
+        f"{told[0][0]} {told[0][1]} {buffer.name!r} and {told[1][0]} {told[1][1]} the same bytes, "
+        "but nothing makes the second wait for the first"
     )
 
 
-def _check_lifetimes(fleet: Fleet, members: list[_Touch]) -> None:
+def task_at(fleet: Fleet, order: Order, number: int, node: int) -> tuple[int, Task]:
+    """(rank, task) of a node."""
+    rank = int(np.searchsorted(order.bases, node, "right")) - 1
+    return rank, fleet.listing(rank, number).tasks[node - int(order.bases[rank])]
+
+
+def _check_lifetimes(fleet: Fleet, rank: int, own: Own, foreign: Iterable[Touch]) -> None:
     """Buffers that share bytes are not alive at the same time; lasting ones share with nobody."""
-    alive: dict[Key, tuple[int, int]] = {}
-    for touch in members:
-        first, last = alive.get(touch.owner, (touch.op, touch.op))
-        alive[touch.owner] = (min(first, touch.op), max(last, touch.op))
-    entries = [(fleet.plans[r].buffers[b], span) for (r, b), span in sorted(alive.items())]
-    entries.sort(key=lambda e: e[0].offset)
-    for i, (a, (a_first, a_last)) in enumerate(entries):
-        for b, (b_first, b_last) in entries[i + 1 :]:
-            if b.offset >= a.offset + a.nbytes:
-                break
-            if a.arena == "external":
-                continue
-            if a.initial or b.initial or (a_first <= b_last and b_first <= a_last):
-                raise refuse(f"buffers {a.name!r} and {b.name!r} share memory while both are alive")
-
-
-def _check_reads(fleet: Fleet, order: Order, touches: list[_Touch]) -> None:
-    """Every byte read was written earlier in the iteration, or the buffer held data before it."""
-    written: dict[Key, np.ndarray] = {}
-    remote: dict[Key, list[_Touch]] = defaultdict(list)
-    for touch in touches:
-        if touch.region.write and touch.rank != touch.owner[0]:
-            remote[touch.owner].append(touch)
-    for touch in sorted(touches, key=lambda t: (t.op, t.region.write)):
-        buffer = fleet.plans[touch.owner[0]].buffers[touch.owner[1]]
-        frame = touch.region.frame
-        if buffer.initial or touch.rank != touch.owner[0] or touch.pretended:
+    spans_of: dict[Hashable, dict[int, tuple[float, float]]] = defaultdict(dict)
+    buffers = fleet.plans[rank].buffers
+    touched = (t.region for t in foreign)
+    for region in (r for part in (*own.by_space.values(), touched) for r in part):
+        number = int(region.memory)  # type: ignore[call-overload]
+        known = spans_of[region.space]
+        if buffers[number].initial:
+            known[number] = (-math.inf, math.inf)
             continue
-        elements = buffer.nbytes // frame.itemsize
-        known = written.setdefault(touch.owner, np.zeros(elements, bool))
-        if len(known) != elements:
-            raise refuse(f"buffer {buffer.name!r} is used with elements of different sizes")
-        view = known[: math.prod(frame.extents)].reshape(
-            (1,) * (4 - len(frame.extents)) + frame.extents
-        )
-        for row, (lo, hi) in enumerate(zip(touch.region.lo, touch.region.hi, strict=True)):
-            box = tuple(slice(a, b) for a, b in zip(lo, hi, strict=True))
-            if touch.region.write:
-                view[box] = True
-            elif not view[box].all() and not _delivered(order, touch, row, remote[touch.owner]):
-                op = fleet.plans[touch.rank].ops[touch.op].name
+        first, last = known.get(number, (region.op, region.op))
+        known[number] = (min(first, region.op), max(last, region.op))
+    for _, alive in sorted(spans_of.items(), key=lambda kv: repr(kv[0])):
+        _check_apart([(buffers[b], *span) for b, span in alive.items()])
+
+
+def _check_apart(entries: Sequence[tuple[PlanBuffer, float, float]]) -> None:
+    """Sweeps over time with the buffers alive in order of their bytes: neighbours may not meet."""
+    alive: list[tuple[int, int, int]] = []  # offset, end, number
+    deaths = sorted((last, i) for i, (_, _, last) in enumerate(entries))
+    done = 0
+    for i in sorted(range(len(entries)), key=lambda n: (entries[n][1], n)):
+        buffer, first, _ = entries[i]
+        while deaths[done][0] < first:
+            gone = entries[deaths[done][1]][0]
+            place = (gone.offset, gone.offset + gone.nbytes, deaths[done][1])
+            del alive[bisect_left(alive, place)]
+            done += 1
+        place = (buffer.offset, buffer.offset + buffer.nbytes, i)
+        at = bisect_left(alive, place)
+        for other in alive[max(at - 1, 0) : at + 1]:
+            if other[0] < place[1] and place[0] < other[1]:
                 raise refuse(
-                    f"tile {list(order.nodes[touch.nodes[row]].task.coord)} of op {op!r} on rank "
-                    f"{touch.rank} reads bytes of {buffer.name!r} that nobody has written"
+                    f"buffers {buffer.name!r} and {entries[other[2]][0].name!r} share memory while "
+                    "both are alive"
                 )
-
-
-def _delivered(order: Order, touch: _Touch, row: int, writers: list[_Touch]) -> bool:
-    """True if peers' writes, complete before the read starts, cover what it reads."""
-    lo, hi = touch.region.lo[row], touch.region.hi[row]
-    needed = int(np.prod(hi - lo))
-    for writer in writers:
-        if not _same_layout(writer.region.frame, touch.region.frame):
-            continue
-        complete = order.before(writer.nodes, touch.nodes[row : row + 1], SEEN)[0]
-        low = np.maximum(writer.region.lo[complete], lo)
-        high = np.minimum(writer.region.hi[complete], hi)
-        needed -= int(np.prod(np.maximum(high - low, 0), axis=1).sum())
-    return needed <= 0
+        insort(alive, place)

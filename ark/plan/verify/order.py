@@ -5,264 +5,290 @@ processor has run and its waits are met. Counters only grow, so if any execution
 this one does, and if it stops, every execution stops (no deadlock is missed, none is invented). A
 wait for all of a counter's signals orders the task behind every one who signals; a lower threshold
 lets an iteration start on any subset and orders nothing.
+
+All tasks that can run do so in one step, with array operations. What is known is a vector clock;
+tasks that know the same share one (a lane's knowledge of itself is its position and left out), so
+clocks grow with the different things that are waited for, not with tasks.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from ark.ir.dtype import by_name
-from ark.plan.access import Region, regions
-from ark.plan.types import GATE, Task
-from ark.plan.verify.structure import Fleet, refuse, tasks_of
+from ark.plan.types import GATE
+from ark.plan.verify.fleet import Fleet, refuse
 
-Key = tuple[int, int]
 RAN, SEEN = 0, 1  # rows of a clock
+Packets = tuple[np.ndarray, np.ndarray]  # producers, readers: each reader waits for all producers
 
 
-@dataclass
-class Node:
-    """A task of one rank in the phase. lane: its processor, counted over all ranks."""
-
-    rank: int
-    lane: int
-    position: int
-    task: Task
-
-
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Order:
-    """clocks[i, RAN, l]: how many tasks of lane l have run before node i starts; clocks[i, SEEN,
-    l]: of how many it sees what they wrote. A packet proves that its producer ran, but brings no
-    other memory along; a counter does both.
+    """clocks[clock[i], RAN, l]: how many tasks of lane l have certainly run before node i starts,
+    were it on another lane; clocks[.., SEEN, l]: of how many it sees what they wrote. A packet
+    proves that its producer ran, but brings no other memory along; a counter does both. Nodes and
+    lanes are counted over all ranks; bases: the first node of each rank, and one past the last.
     """
 
-    number: int
-    nodes: list[Node]
+    bases: np.ndarray
+    lane: np.ndarray
+    position: np.ndarray
+    clock: np.ndarray
     clocks: np.ndarray
-    by_op: dict[Key, list[int]]
 
-    def before(self, earlier: np.ndarray, later: np.ndarray, which: int) -> np.ndarray:
-        """(len(later), len(earlier)) of bool: has the earlier node run, or is it seen, by then?"""
-        lanes = np.array([self.nodes[i].lane for i in earlier])
-        positions = np.array([self.nodes[i].position for i in earlier])
-        return self.clocks[later, which][:, lanes] > positions[None, :]
-
-
-def op_regions(fleet: Fleet, rank: int, op: int, tasks: list[Task]) -> list[Region]:
-    """Regions of an op's operands; their `tasks` index into the given list."""
-    plan = fleet.plans[rank]
-    accesses = [(i, a) for i, t in enumerate(tasks) for a in fleet.accesses(rank, t)]
-    sizes = [8 if t.packet else by_name(t.dtype).itemsize for t in plan.tensors]
-    return regions(plan.tensors, plan.buffers, sizes, plan.ops[op].operands, accesses)
+    def before(self, earlier: np.ndarray, later: np.ndarray, which: np.ndarray | int) -> np.ndarray:
+        """By pair of nodes: has the earlier one run (or is it seen, by `which`) by then?"""
+        lane, position = self.lane[earlier], self.position[earlier]
+        known = self.clocks[self.clock[later], which, lane] > position
+        own = (lane == self.lane[later]) & (position < self.position[later])
+        return np.asarray(known | own)
 
 
-def order_phase(fleet: Fleet, number: int) -> Order:
-    """Orders the phase; PlanError if counters do not add up or the execution stops."""
-    nodes: list[Node] = []
-    lanes: list[list[int]] = []
-    by_op: dict[Key, list[int]] = defaultdict(list)
-    base = 0
-    for rank, plan in enumerate(fleet.plans):
-        phase = plan.phases[number]
-        lanes += [[] for _ in phase.processors]
-        for processor, position, task in tasks_of(phase):
-            by_op[rank, task.op].append(len(nodes))
-            lanes[base + processor].append(len(nodes))
-            nodes.append(Node(rank, base + processor, position, task))
-        base += len(phase.processors)
-    signallers = _signallers(fleet, nodes)
-    _check_steps(fleet, number, nodes, signallers)
-    groups = _packet_groups(fleet, nodes, by_op)
-    clocks = _run(fleet, nodes, lanes, signallers, groups)
-    order = Order(number, nodes, clocks, dict(by_op))
-    _check_gate(fleet, order, lanes, signallers)
+def order_phase(fleet: Fleet, number: int, packets: Sequence[Sequence[Packets]]) -> Order:
+    """Orders the phase; PlanError if counters do not add up or the execution stops.
+
+    packets: by rank, in nodes of that rank.
+    """
+    lists = [fleet.listing(rank, number) for rank in range(len(fleet.plans))]
+    bases = np.cumsum([0, *(len(listed.tasks) for listed in lists)])
+    lanes = np.cumsum([0, *(len(listed.lengths) for listed in lists)])
+    run = _Run(
+        np.concatenate([x.lane + at for x, at in zip(lists, lanes[:-1], strict=True)]),
+        np.concatenate([x.position for x in lists]),
+        np.concatenate([x.lengths for x in lists]),
+    )
+    counters = _Counters(fleet, number, bases)
+    counters.check()
+    for event in sorted(counters.signals):
+        run.event(counters.signals[event], counters.waits.get(event, []), False)
+    for base, groups in zip(bases[:-1].tolist(), packets, strict=True):
+        for producers, readers in groups:
+            everyone = [(reader + base, len(producers)) for reader in readers.tolist()]
+            run.event((producers + base).tolist(), everyone, True)
+    stuck = run.execute()
+    if stuck is not None:
+        count, node = stuck
+        rank = int(np.searchsorted(bases, node, "right")) - 1
+        task = lists[rank].tasks[node - int(bases[rank])]
+        raise refuse(
+            f"its waits cannot all be met: {count} tasks never start, the first is tile "
+            f"{list(task.coord)} of op {fleet.plans[rank].ops[task.op].name!r} on rank {rank}"
+        )
+    order = Order(bases, run.lane, run.position, run.clock, run.clocks[: run.known])
+    _check_gate(fleet, order, counters, lanes, run.lengths)
     return order
 
 
-def _signallers(fleet: Fleet, nodes: list[Node]) -> dict[Key, list[int]]:
-    found: dict[Key, list[int]] = defaultdict(list)
-    for i, node in enumerate(nodes):
-        for counter in node.task.signals:
-            found[fleet.counter_of(node.rank, counter)].append(i)
-    return found
+class _Counters:
+    """Who signals and who waits for each (rank, counter), in nodes over all ranks."""
 
+    def __init__(self, fleet: Fleet, number: int, bases: np.ndarray) -> None:
+        self.fleet = fleet
+        self.signals: dict[tuple[int, int], list[int]] = defaultdict(list)
+        self.waits: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+        self.bases = bases
+        for rank, base in enumerate(bases[:-1].tolist()):
+            listed = fleet.listing(rank, number)
+            owners = [fleet.counter_of(rank, c.id) for c in fleet.plans[rank].counters]
+            for node, counter in np.add(listed.signals, (base, 0)).tolist():
+                self.signals[owners[counter]].append(node)
+            for node, counter, threshold in np.add(listed.waits, (base, 0, 0)).tolist():
+                self.waits[rank, counter].append((node, threshold))
 
-def _check_steps(
-    fleet: Fleet, number: int, nodes: list[Node], signallers: dict[Key, list[int]]
-) -> None:
-    awaited = {(n.rank, c): t for n in nodes for c, t in n.task.waits}
-    for rank, plan in enumerate(fleet.plans):
-        for counter in plan.counters:
-            if counter.rank != rank:
-                continue
-            key = (rank, counter.id)
-            many = len(signallers.get(key, ()))
-            if counter.id == GATE and many != plan.world_size:
-                raise refuse(f"the gate of rank {rank} is signalled {many} times in an iteration")
-            if many and many != counter.step:
-                raise refuse(
-                    f"counter {counter.name!r} of rank {rank} is signalled {many} times in an "
-                    f"iteration, but its step is {counter.step}"
-                )
-            if key in awaited and not many:
-                raise refuse(f"counter {counter.name!r} of rank {rank} is awaited, never signalled")
-            remote = any(nodes[i].rank != rank for i in signallers.get(key, ()))
-            if remote and not counter.system:
-                raise refuse(f"counter {counter.name!r} has signals of peers, but device scope")
-    for node in nodes:
-        for awaited_counter, threshold in node.task.waits:
-            step = fleet.plans[node.rank].counters[awaited_counter].step
-            if threshold > step:
-                name = fleet.plans[node.rank].ops[node.task.op].name
-                raise refuse(f"op {name!r} waits for {threshold} of {step} signals")
-
-
-def _packet_groups(
-    fleet: Fleet, nodes: list[Node], by_op: dict[Key, list[int]]
-) -> list[tuple[list[int], list[int]]]:
-    """(producers, readers) of packets: each reader waits for all of its group's producers."""
-    writes: dict[Key, list[tuple[Region, list[int]]]] = defaultdict(list)
-    reads: list[tuple[Key, Region, list[int]]] = []
-    for (rank, op), members in sorted(by_op.items()):
-        if not any(fleet.plans[rank].tensors[t].packet for t in fleet.plans[rank].ops[op].operands):
-            continue
-        for region in op_regions(fleet, rank, op, [nodes[i].task for i in members]):
-            if not region.packet:
-                continue
-            key = fleet.buffer_of(rank, region.buffer)
-            if region.write:
-                writes[key].append((region, members))
-            else:
-                reads.append((key, region, members))
-    groups = []
-    for key, region, members in reads:
-        for other, producers in writes[key]:
-            hits = region.overlaps(other)
-            rows, which = np.unique(hits, axis=0, return_inverse=True)
-            for number, row in enumerate(rows):
-                if row.any():
-                    readers = np.flatnonzero(which.reshape(-1) == number)
-                    groups.append(
-                        (
-                            [producers[t] for t in other.tasks[row]],
-                            [members[t] for t in region.tasks[readers]],
-                        )
+    def check(self) -> None:
+        """Steps must be what is signalled in an iteration, and no wait may ask for more."""
+        for rank, plan in enumerate(self.fleet.plans):
+            first, last = int(self.bases[rank]), int(self.bases[rank + 1])
+            for counter in plan.counters:
+                if counter.rank != rank:
+                    continue
+                key = (rank, counter.id)
+                signals = self.signals.get(key, ())
+                many = len(signals)
+                if counter.id == GATE and many != plan.world_size:
+                    raise refuse(
+                        f"the gate of rank {rank} is signalled {many} times in an iteration"
                     )
-    return groups
+                if many and many != counter.step:
+                    raise refuse(
+                        f"counter {counter.name!r} of rank {rank} is signalled {many} times in an "
+                        f"iteration, but its step is {counter.step}"
+                    )
+                waits = self.waits.get(key, ())
+                if waits and not many:
+                    raise refuse(
+                        f"counter {counter.name!r} of rank {rank} is awaited, never signalled"
+                    )
+                if not counter.system and any(not first <= n < last for n in signals):
+                    raise refuse(f"counter {counter.name!r} has signals of peers, but device scope")
+                asked = max((threshold for _, threshold in waits), default=0)
+                if asked > counter.step:
+                    raise refuse(
+                        f"counter {counter.name!r} of rank {rank} is awaited for {asked} of "
+                        f"{counter.step} signals"
+                    )
 
 
-@dataclass
-class _Event:
-    """A counter or a group of packets while the phase is executed."""
+class _Run:
+    """The abstract execution. An event is a counter or the packets that somebody reads."""
 
-    packet: bool
-    total: int
-    count: int = 0
-    clock: np.ndarray | None = None
-    waiting: list[tuple[int, int]] = field(default_factory=list)  # (threshold, node), falling
+    def __init__(self, lane: np.ndarray, position: np.ndarray, lengths: np.ndarray) -> None:
+        self.lane, self.position, self.lengths = lane, position, lengths
+        nodes = len(lane)
+        small = np.uint16 if lengths.max(initial=0) < 1 << 16 else np.uint32
+        self.clocks = np.zeros((64, 2, len(lengths)), small)
+        self.known = 1
+        self.clock = np.zeros(nodes, np.int64)
+        self._numbers: dict[int, int] = {hash(self.clocks[0].tobytes()): 0}
+        self._totals: list[int] = []
+        self._packet: list[bool] = []
+        self._signals: list[tuple[int, int]] = []  # node, event
+        self._waits: list[tuple[int, int]] = []  # event, node: for all of the signals
+        self._partial: dict[int, list[tuple[int, int]]] = {}  # thresholds and nodes, falling
+        self._members: list[np.ndarray] = []
 
-    def signal(self, end: np.ndarray) -> list[int]:
-        """Counts one signal; returns the nodes whose wait it meets."""
-        self.count += 1
-        if self.clock is None:
-            self.clock = end.copy()
-        else:
-            np.maximum(self.clock, end, out=self.clock)
-        met = []
-        while self.waiting and self.waiting[-1][0] <= self.count:
-            met.append(self.waiting.pop()[1])
-        return met
+    def event(self, signals: Sequence[int], waits: Sequence[tuple[int, int]], packet: bool) -> None:
+        """Adds an event; waits: (node, threshold)."""
+        number = len(self._totals)
+        total = len(signals)
+        self._totals.append(total)
+        self._packet.append(packet)
+        self._members.append(np.array(signals, np.int64))
+        self._signals += [(node, number) for node in signals]
+        self._waits += [(number, node) for node, threshold in waits if threshold >= total]
+        partial = sorted(((t, node) for node, t in waits if t < total), reverse=True)
+        if partial:
+            self._partial[number] = partial
 
+    def execute(self) -> tuple[int, int] | None:
+        """Runs everything; (how many tasks never start, the first of them) if it stops."""
+        nodes = len(self.lane)
+        signals = _Lists(np.array(self._signals, np.int64).reshape(-1, 2), nodes)
+        waiting = np.array(self._waits, np.int64).reshape(-1, 2)
+        waiters = _Lists(waiting, len(self._totals))
+        needs = _Lists(waiting[:, ::-1], nodes)
+        pending = np.bincount(waiting[:, 1], minlength=nodes) + (self.position > 0)
+        for listed in self._partial.values():
+            np.add.at(pending, [node for _, node in listed], 1)
+        needed, sets = needs.distinct()
+        totals = np.array(self._totals, np.int64)
+        counts = np.zeros(len(totals), np.int64)
+        now = np.zeros(len(self.lengths), np.int64)  # the clock of each lane
+        ready = np.flatnonzero(pending == 0)
+        started = 0
+        while len(ready):
+            started += len(ready)
+            lanes = self.lane[ready]
+            clock = now[lanes]
+            wait = np.flatnonzero(needed[ready])
+            if len(wait):
+                codes = clock[wait] * len(sets) + needed[ready[wait]]
+                distinct, which = np.unique(codes, return_inverse=True)
+                joined = [
+                    self._join(c // len(sets), sets[c % len(sets)]) for c in distinct.tolist()
+                ]
+                clock[wait] = np.array(joined, np.int64)[which]
+            now[lanes] = self.clock[ready] = clock
+            events = signals.of(ready)
+            np.add.at(counts, events, 1)
+            events = np.unique(events)
+            met = [waiters.of(events[counts[events] == totals[events]])]
+            if self._partial:
+                met.append(self._meet_partial(events, counts))
+            met.append(ready[self.position[ready] + 1 < self.lengths[lanes]] + 1)
+            reached = np.concatenate(met)
+            np.subtract.at(pending, reached, 1)
+            ready = np.unique(reached[pending[reached] == 0])
+        if started == nodes:
+            return None
+        return nodes - started, int(np.flatnonzero(pending > 0)[0])
 
-def _run(
-    fleet: Fleet,
-    nodes: list[Node],
-    lanes: list[list[int]],
-    signallers: dict[Key, list[int]],
-    groups: list[tuple[list[int], list[int]]],
-) -> np.ndarray:
-    """Executes abstractly; returns the clocks. PlanError names the tasks that never start."""
-    clocks = np.zeros((len(nodes), 2, len(lanes)), np.int32)
-    waits: list[list[tuple[_Event, int]]] = [[] for _ in nodes]
-    signals: list[list[_Event]] = [[] for _ in nodes]
-    events = {key: _Event(False, len(members)) for key, members in signallers.items()}
-    for key, members in signallers.items():
-        for member in members:
-            signals[member].append(events[key])
-    for i, node in enumerate(nodes):
-        for counter, threshold in node.task.waits:
-            waits[i].append((events[node.rank, counter], threshold))
-    for producers, readers in groups:
-        event = _Event(True, len(producers))
-        for producer in producers:
-            signals[producer].append(event)
-        for reader in readers:
-            waits[reader].append((event, event.total))
-    pending = [len(w) for w in waits]
-    for i, needed in enumerate(waits):
-        for event, threshold in needed:
-            event.waiting.append((threshold, i))
-    for event in {id(e): e for needed in waits for e, _ in needed}.values():
-        event.waiting.sort(reverse=True)
-    following: list[int | None] = [None] * len(nodes)
-    for lane in lanes:
-        for before, after in itertools.pairwise(lane):
-            following[before] = after
-            pending[after] += 1
-    ready = [lane[0] for lane in lanes if lane and not pending[lane[0]]]
-    done = 0
-    while ready:
-        index = ready.pop()
-        node = nodes[index]
-        clock = clocks[index]
-        for event, threshold in waits[index]:
-            if threshold == event.total and event.clock is not None:
-                if event.packet:
-                    np.maximum(clock[RAN], event.clock[RAN], out=clock[RAN])
+    def _meet_partial(self, events: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        found = []
+        for event in events.tolist():
+            listed = self._partial.get(event, [])
+            while listed and listed[-1][0] <= counts[event]:
+                found.append(listed.pop()[1])
+        return np.array(found, np.int64)
+
+    def _join(self, clock: int, events: Sequence[int]) -> int:
+        """The clock of who knew `clock` and waited for all of some events."""
+        made = self.clocks[clock].copy()
+        for event in events:
+            members = self._members[event]
+            rows = made[:1] if self._packet[event] else made
+            for other in set(self.clock[members].tolist()):
+                np.maximum(rows, self.clocks[other][: len(rows)], out=rows)
+            lanes, ends = self.lane[members], self.position[members] + 1
+            for row in rows:
+                if len(lanes) == 1:
+                    row[lanes] = np.maximum(row[lanes], ends)
                 else:
-                    np.maximum(clock, event.clock, out=clock)
-        end = clock.copy()
-        end[:, node.lane] = node.position + 1
-        done += 1
-        for event in signals[index]:
-            for met in event.signal(end):
-                pending[met] -= 1
-                if not pending[met]:
-                    ready.append(met)
-        later = following[index]
-        if later is not None:
-            np.maximum(clocks[later], end, out=clocks[later])
-            pending[later] -= 1
-            if not pending[later]:
-                ready.append(later)
-    if done < len(nodes):
-        stuck = nodes[next(i for i, needed in enumerate(pending) if needed)]
-        op = fleet.plans[stuck.rank].ops[stuck.task.op]
-        raise refuse(
-            f"its waits cannot all be met: {len(nodes) - done} tasks never start, the first is "
-            f"tile {list(stuck.task.coord)} of op {op.name!r} on rank {stuck.rank}"
-        )
-    return clocks
+                    np.maximum.at(row, lanes, ends.astype(row.dtype))
+        key = hash(made.tobytes())
+        number = self._numbers.get(key)
+        if number is None or not np.array_equal(self.clocks[number], made):
+            number = self._numbers[key] = self.known
+            self.known += 1
+            if number == len(self.clocks):
+                self.clocks.resize((number + number // 4, *made.shape), refcheck=False)
+            self.clocks[number] = made
+        return number
+
+
+class _Lists:
+    """Lists of numbers by key, from rows of (key, number)."""
+
+    def __init__(self, rows: np.ndarray, keys: int) -> None:
+        order = np.argsort(rows[:, 0], kind="stable")
+        self.values = rows[order, 1]
+        self.starts = np.searchsorted(rows[order, 0], np.arange(keys + 1))
+
+    def of(self, keys: np.ndarray) -> np.ndarray:
+        """All numbers of some keys."""
+        return self.values[spans(self.starts[keys], self.starts[keys + 1])]
+
+    def distinct(self) -> tuple[np.ndarray, list[tuple[int, ...]]]:
+        """By key the number of its list among the different lists; the empty one is 0."""
+        known: dict[tuple[int, ...], int] = {(): 0}
+        found = np.zeros(len(self.starts) - 1, np.int64)
+        values, starts = self.values.tolist(), self.starts.tolist()
+        for key in np.flatnonzero(np.diff(self.starts)).tolist():
+            listed = tuple(sorted(set(values[starts[key] : starts[key + 1]])))
+            found[key] = known.setdefault(listed, len(known))
+        return found, list(known)
+
+
+def spans(first: np.ndarray, last: np.ndarray) -> np.ndarray:
+    """All numbers from first[i] to last[i], one range behind the other."""
+    many = last - first
+    ends = np.cumsum(many)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(first - ends + many, many)
 
 
 def _check_gate(
-    fleet: Fleet, order: Order, lanes: list[list[int]], signallers: dict[Key, list[int]]
+    fleet: Fleet, order: Order, counters: _Counters, lanes: np.ndarray, lengths: np.ndarray
 ) -> None:
     """Whoever opens the gate must come after everything its rank does in the iteration."""
-    base = 0
-    for rank, plan in enumerate(fleet.plans):
-        mine = [i for i in signallers[rank, GATE] if order.nodes[i].rank == rank]
+    for rank in range(len(fleet.plans)):
+        first, last = order.bases[rank], order.bases[rank + 1]
+        mine: list[int] = []
         for other in range(len(fleet.plans)):
-            if sum(order.nodes[i].rank == rank for i in signallers[other, GATE]) != 1:
+            mine = [n for n in counters.signals[other, GATE] if first <= n < last]
+            if len(mine) != 1:
                 raise refuse(f"rank {rank} must signal the gate of rank {other} once an iteration")
-        node = order.nodes[mine[0]]
-        for lane in range(base, base + plan.processors):
-            complete = order.clocks[mine[0], SEEN, lane] + (lane == node.lane)
-            if complete < len(lanes[lane]):
+        own = slice(int(lanes[rank]), int(lanes[rank + 1]))
+        for opener in {
+            n
+            for other in range(len(fleet.plans))
+            for n in counters.signals[other, GATE]
+            if first <= n < last
+        }:
+            complete = order.clocks[order.clock[opener], SEEN, own].astype(np.int64)
+            complete[order.lane[opener] - own.start] = order.position[opener] + 1
+            if (complete < lengths[own]).any():
                 raise refuse(f"the gate of rank {rank} opens before its iteration is complete")
-        base += plan.processors

@@ -3,78 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
+
+import numpy as np
 
 from ark.errors import PlanError
 from ark.ir.dtype import by_name
-from ark.machine import Machine
 from ark.plan import kind as kinds
-from ark.plan.kind import Access, Signature
 from ark.plan.serialize import machine_of
-from ark.plan.types import ARENAS, GATE, Phase, Plan, PlanOp, Task
-
-
-def refuse(message: str) -> PlanError:
-    return PlanError(f"the plan is refused: {message}")
-
-
-@dataclass(frozen=True)
-class Fleet:
-    """The plans of all ranks, with what they refer to on each other."""
-
-    plans: tuple[Plan, ...]
-
-    @cached_property
-    def signatures(self) -> tuple[tuple[Signature, ...], ...]:
-        """By rank and op."""
-        return tuple(tuple(kinds.signature(p, op) for op in p.ops) for p in self.plans)
-
-    def accesses(self, rank: int, task: Task) -> list[Access]:
-        """What the task touches; PlanError if its coordinates mean nothing to its kind."""
-        op = self.plans[rank].ops[task.op]
-        try:
-            return kinds.get(op.kind).accesses(self.signatures[rank][task.op], task.coord)
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise refuse(
-                f"task {list(task.coord)} of op {op.name!r} on rank {rank} does not fit its kind "
-                f"{op.kind!r} ({type(error).__name__}: {error})"
-            ) from error
-
-    def buffer_of(self, rank: int, buffer: int) -> tuple[int, int]:
-        """(rank, buffer id) of the memory that a plan's buffer entry names."""
-        entry = self.plans[rank].buffers[buffer]
-        if entry.rank == rank:
-            return rank, buffer
-        return entry.rank, self._named_buffers[entry.rank].get(entry.name, -1)
-
-    def counter_of(self, rank: int, counter: int) -> tuple[int, int]:
-        """(rank, counter id) of the counter that a plan's entry names."""
-        entry = self.plans[rank].counters[counter]
-        if entry.rank == rank:
-            return rank, counter
-        return entry.rank, self._named_counters[entry.rank].get(entry.name, -1)
-
-    @cached_property
-    def _named_buffers(self) -> tuple[dict[str, int], ...]:
-        return tuple(
-            {b.name: b.id for b in p.buffers if b.rank == p.rank and b.arena == "symmetric"}
-            for p in self.plans
-        )
-
-    @cached_property
-    def _named_counters(self) -> tuple[dict[str, int], ...]:
-        return tuple(
-            {c.name: c.id for c in p.counters if c.rank == p.rank and c.system} for p in self.plans
-        )
-
-
-def tasks_of(phase: Phase) -> Iterator[tuple[int, int, Task]]:
-    """(processor, position, task) of a phase."""
-    for processor, tasks in enumerate(phase.processors):
-        for position, task in enumerate(tasks):
-            yield processor, position, task
+from ark.plan.types import ARENAS, GATE, Plan
+from ark.plan.verify.fleet import Fleet, Key, refuse
+from ark.plan.verify.listing import Listing
 
 
 def check_structure(fleet: Fleet) -> None:
@@ -93,7 +31,11 @@ def check_structure(fleet: Fleet) -> None:
         _check_memory(fleet, plan)
         _check_ops(fleet, plan)
         _check_counters(fleet, plan)
+    for plan in fleet.plans:
         _check_tasks(fleet, plan)
+    written = _written(fleet)
+    for plan in fleet.plans:
+        _check_streams(fleet, plan, written)
         _check_shared_memory(fleet, plan)
 
 
@@ -107,8 +49,9 @@ def _check_memory(fleet: Fleet, plan: Plan) -> None:
             owner, found = fleet.buffer_of(plan.rank, b.id)
             if found < 0:
                 raise refuse(f"rank {plan.rank} uses buffer {b.name!r}, which rank {owner} lacks")
-            if fleet.plans[owner].buffers[found].nbytes != b.nbytes:
-                raise refuse(f"ranks {plan.rank} and {owner} differ in the size of {b.name!r}")
+            named = fleet.plans[owner].buffers[found]
+            if (named.nbytes, named.arena) != (b.nbytes, b.arena):
+                raise refuse(f"ranks {plan.rank} and {owner} differ in size or arena of {b.name!r}")
         elif b.arena != "external" and not (
             b.offset >= 0 and b.offset + b.nbytes <= plan.arenas.get(b.arena, 0)
         ):
@@ -148,77 +91,77 @@ def _check_counters(fleet: Fleet, plan: Plan) -> None:
 
 def _check_tasks(fleet: Fleet, plan: Plan) -> None:
     phase_of: dict[int, int] = {}
-    written = {
-        fleet.buffer_of(p.rank, p.tensors[p.ops[task.op].operands[a.operand]].buffer)
-        for p in fleet.plans
-        for phase in p.phases
-        for _, _, task in tasks_of(phase)
-        if 0 <= task.op < len(p.ops)
-        for a in fleet.accesses(p.rank, task)
-        if a.write and 0 <= a.operand < len(p.ops[task.op].operands)
-    }
-    machine = machine_of(plan)
     for number, phase in enumerate(plan.phases):
         if len(phase.processors) != plan.processors:
             raise refuse(
                 f"phase {phase.name!r} has {len(phase.processors)} task lists for "
                 f"{plan.processors} processors"
             )
-        for _, _, task in tasks_of(phase):
-            if not 0 <= task.op < len(plan.ops):
-                raise refuse(f"a task belongs to op {task.op}, which does not exist")
-            op = plan.ops[task.op]
-            if phase_of.setdefault(task.op, number) != number:
-                raise refuse(f"op {op.name!r} has tasks in two phases")
-            for counter, threshold in task.waits:
-                if not 0 <= counter < len(plan.counters) or counter == GATE or threshold < 1:
-                    raise refuse(f"a task of op {op.name!r} waits for counter {counter}")
-                if plan.counters[counter].rank != plan.rank:
-                    raise refuse(f"a task of op {op.name!r} waits for a counter of another rank")
-            if any(not 0 <= c < len(plan.counters) for c in task.signals):
-                raise refuse(f"a task of op {op.name!r} signals a counter that does not exist")
-            _check_boxes(fleet, plan, op, task)
-            _check_stream(fleet, plan, machine, op, task, written)
+        listed = fleet.listing(plan.rank, number)
+        for op in listed.by_op:
+            if not 0 <= op < len(plan.ops):
+                raise refuse(f"a task belongs to op {op}, which does not exist")
+            if phase_of.setdefault(op, number) != number:
+                raise refuse(f"op {plan.ops[op].name!r} has tasks in two phases")
+        _check_edges(plan, listed)
+        try:
+            fleet.touches(plan.rank, number)
+        except PlanError as error:
+            raise refuse(f"on rank {plan.rank}, {error}") from error
 
 
-def _check_boxes(fleet: Fleet, plan: Plan, op: PlanOp, task: Task) -> None:
-    for access in fleet.accesses(plan.rank, task):
-        tensor = plan.tensors[op.operands[access.operand]]
-        if len(access.lo) != len(tensor.shape) or any(
-            not 0 <= lo < hi <= n
-            for lo, hi, n in zip(access.lo, access.hi, tensor.shape, strict=False)
-        ):
-            raise refuse(
-                f"task {list(task.coord)} of op {op.name!r} reaches outside of {tensor.name!r} "
-                f"({list(access.lo)} to {list(access.hi)} of {list(tensor.shape)})"
-            )
+def _check_edges(plan: Plan, listed: Listing) -> None:
+    own = np.array([c.rank == plan.rank for c in plan.counters])
+    node, counter, threshold = listed.waits.T
+    bad = (counter < 0) | (counter >= len(own)) | (counter == GATE) | (threshold < 1)
+    bad[~bad] = ~own[counter[~bad]]
+    for i in np.flatnonzero(bad)[:1].tolist():
+        name = plan.ops[listed.tasks[int(node[i])].op].name
+        raise refuse(
+            f"a task of op {name!r} waits for {int(threshold[i])} signals of counter "
+            f"{int(counter[i])}; it may wait for counters of its own rank, for at least one signal"
+        )
+    node, counter = listed.signals.T
+    for i in np.flatnonzero((counter < 0) | (counter >= len(own)))[:1].tolist():
+        name = plan.ops[listed.tasks[int(node[i])].op].name
+        raise refuse(f"a task of op {name!r} signals a counter that does not exist")
 
 
-def _check_stream(
-    fleet: Fleet,
-    plan: Plan,
-    machine: Machine,
-    op: PlanOp,
-    task: Task,
-    written: set[tuple[int, int]],
-) -> None:
+def _check_streams(fleet: Fleet, plan: Plan, written: set[Key]) -> None:
     """Streamed operands are only read by the loop, and the stream brings what the body takes."""
-    expected = kinds.get(op.kind).stream(fleet.signatures[plan.rank][task.op], task.coord)
-    if tuple(task.fetches) != tuple(expected):
-        raise refuse(f"task {list(task.coord)} of op {op.name!r} fetches what it does not use")
-    for fetch in task.fetches:
-        tensor = plan.tensors[op.operands[fetch.operand]]
-        buffer = plan.buffers[tensor.buffer]
-        room = buffer.nbytes - tensor.start * by_name(tensor.dtype).itemsize
-        if not buffer.initial or fleet.buffer_of(plan.rank, buffer.id) in written:
-            raise refuse(f"op {op.name!r} streams {buffer.name!r}, which the loop writes")
-        if fetch.offset < 0 or fetch.offset + fetch.nbytes > room or fetch.stage <= 0:
-            raise refuse(f"op {op.name!r} streams past the end of {buffer.name!r}")
-        if machine.ring_bytes and fetch.stage > machine.stage_bytes:
-            raise refuse(
-                f"op {op.name!r} streams {fetch.stage} bytes at once; a stage of the ring holds "
-                f"{machine.stage_bytes}"
-            )
+    machine = machine_of(plan)
+    for number in range(len(plan.phases)):
+        listed = fleet.listing(plan.rank, number)
+        for op_id, (nodes, coords) in listed.by_op.items():
+            op, sig = plan.ops[op_id], fleet.signatures[plan.rank][op_id]
+            found = tuple(listed.tasks[i].fetches for i in nodes.tolist())
+            if found != fleet.templates.streams(sig, coords):
+                raise refuse(f"a task of op {op.name!r} fetches what it does not use")
+            for fetch in {fetch for fetches in found for fetch in fetches}:
+                tensor = plan.tensors[op.operands[fetch.operand]]
+                buffer = plan.buffers[tensor.buffer]
+                room = buffer.nbytes - tensor.start * by_name(tensor.dtype).itemsize
+                if not buffer.initial or fleet.buffer_of(plan.rank, buffer.id) in written:
+                    raise refuse(f"op {op.name!r} streams {buffer.name!r}, which the loop writes")
+                if fetch.offset < 0 or fetch.offset + fetch.nbytes > room or fetch.stage <= 0:
+                    raise refuse(f"op {op.name!r} streams past the end of {buffer.name!r}")
+                if machine.ring_bytes and fetch.stage > machine.stage_bytes:
+                    raise refuse(
+                        f"op {op.name!r} streams {fetch.stage} bytes at once; a stage of the ring "
+                        f"holds {machine.stage_bytes}"
+                    )
+
+
+def _written(fleet: Fleet) -> set[Key]:
+    """(rank, buffer) of all memory that tasks write."""
+    return {
+        fleet.buffer_of(plan.rank, int(region.memory))  # type: ignore[call-overload]
+        for plan in fleet.plans
+        for number in range(len(plan.phases))
+        for touched in fleet.touches(plan.rank, number)
+        for region in touched
+        if region.write
+    }
 
 
 def _check_shared_memory(fleet: Fleet, plan: Plan) -> None:

@@ -80,6 +80,15 @@ class CpuCompiler:
         return "|".join((*command, _version(command), *FLAGS, target.arch, _features()))
 
     def compile(self, source: Source, target: Target) -> Binary:
+        try:
+            return self._compile(source)
+        except OSError as error:
+            raise SystemError(
+                f"the loop kernel's source cannot be written for the compiler: {error}; free some "
+                "space in the folder for temporary files, or name another in TMPDIR"
+            ) from error
+
+    def _compile(self, source: Source) -> Binary:
         command = self._command()
         with tempfile.TemporaryDirectory(prefix="ark-") as folder:
             path = Path(folder, "loop.cpp")

@@ -64,6 +64,7 @@ class CpuDevice:
         self.arch = self.machine.arch
         self.dlpack = (1, 0)
         self._maps: dict[int, tuple[mmap.mmap, int | None]] = {}
+        self._libraries: dict[int, int | None] = {}
         self._launches: WeakSet[CpuLaunch] = WeakSet()
 
     def alloc(self, nbytes: int, kind: MemoryKind) -> Memory:
@@ -119,22 +120,42 @@ class CpuDevice:
         ctypes.memset(address, 0, nbytes)
 
     def load(self, binary: Binary) -> ctypes.CDLL:
-        with tempfile.TemporaryDirectory(prefix="ark-") as folder:
-            path = Path(folder, f"loop{binary.suffix}")
-            path.write_bytes(binary.data)
-            try:
-                library = ctypes.CDLL(str(path))
-            except OSError as error:
-                raise SystemError(
-                    f"the compiled loop kernel could not be loaded: {error}"
-                ) from error
+        try:
+            library, handle = self._open(binary)
+        except OSError as error:
+            raise SystemError(
+                f"the compiled loop kernel could not be loaded: {error}; if the folder for "
+                "temporary files is full or not executable, name another in TMPDIR"
+            ) from error
+        self._libraries[library._handle] = handle
         library.ark_loop.restype = ctypes.c_int
         library.ark_loop.argtypes = [ctypes.c_void_p, ctypes.c_int]
         return library
 
+    def _open(self, binary: Binary) -> tuple[ctypes.CDLL, int | None]:
+        """Loads from memory where the system can, which no full disk stops; else from a file.
+
+        The file stays open as long as the library is loaded, which is known by the file's name.
+        """
+        if hasattr(os, "memfd_create"):
+            handle = os.memfd_create("ark-loop")
+            try:
+                with os.fdopen(os.dup(handle), "wb") as out:
+                    out.write(binary.data)
+                return ctypes.CDLL(_fresh_name(handle)), handle
+            except OSError:
+                os.close(handle)
+        with tempfile.TemporaryDirectory(prefix="ark-") as folder:
+            path = Path(folder, f"loop{binary.suffix}")
+            path.write_bytes(binary.data)
+            return ctypes.CDLL(str(path)), None
+
     def unload(self, program: object) -> None:
         assert isinstance(program, ctypes.CDLL)
+        handle = self._libraries.pop(program._handle)
         ctypes.CDLL(None).dlclose(ctypes.c_void_p(program._handle))
+        if handle is not None:
+            os.close(handle)
 
     def launch(
         self, program: object, params: bytes, processors: int, threads: int, shared_bytes: int
@@ -172,3 +193,18 @@ class CpuDevice:
             if handle is not None:
                 os.close(handle)
         self._maps.clear()
+
+
+def _fresh_name(handle: int) -> str:
+    """A name of an open file under which no library is loaded.
+
+    The loader gives a library that it knows by that name, whatever the file holds now; and it keeps
+    some libraries after they were closed.
+    """
+    system = ctypes.CDLL(None)
+    system.dlopen.restype = ctypes.c_void_p
+    name = f"/proc/self/fd/{handle}"
+    while loaded := system.dlopen(name.encode(), os.RTLD_NOW | os.RTLD_NOLOAD):
+        system.dlclose(ctypes.c_void_p(loaded))
+        name = name.replace("/fd/", "/fd/./", 1)
+    return name

@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import resources
 
 from ark.codegen.dialect import Dialect
-from ark_cuda.tasks import BODIES, SCRATCH
+from ark_cuda.tasks import BODIES, GATES, SCRATCH
 
 
 def _text(name: str) -> str:
@@ -26,4 +26,6 @@ def dialect(arch: str) -> Dialect:
         bodies=BODIES,
         scratch=SCRATCH,
         stream=_text("stream.h") + _text("tasks/packets.h") + _text("tasks/linear.h"),
+        gates=GATES,
+        roles=_text("roles.h") + _text("tasks/linear_roles.h"),
     )

@@ -1,7 +1,7 @@
 // The loop kernel's entry point on NVIDIA GPUs: one block per processor, all resident, launched
-// cooperatively. With a ring the last warp fetches, the others compute.
+// cooperatively. With a ring the last warp fetches; with roles the one before leads, the others compute.
 
-constexpr int ARK_BLOCK_THREADS = ARK_THREADS + (ARK_RING_BYTES > 0 ? 32 : 0);
+constexpr int ARK_BLOCK_THREADS = 32 * ARK_BLOCK_WARPS;
 
 extern "C" __global__ void __launch_bounds__(ARK_BLOCK_THREADS, 1)
     ark_loop(const __grid_constant__ ArkParams params) {
@@ -9,12 +9,23 @@ extern "C" __global__ void __launch_bounds__(ARK_BLOCK_THREADS, 1)
   __shared__ ArkParams shared_params;
   if (threadIdx.x == 0) shared_params = params;
 #ifdef ARK_HAS_RING
+#ifdef ARK_HAS_TURNS
+  if (threadIdx.x == 0) ark_turns_open(&shared_params, blockIdx.x, ark_shared + ARK_RING_BYTES);
+#endif
   ark_stream_open();
-  if (ark_tid() >= ARK_THREADS) {
+  if (ark_warp() == ARK_BLOCK_WARPS - 1) {
     ark_stream_run(&shared_params, blockIdx.x);
     return;
   }
+#ifdef ARK_HAS_TURNS
+  if (ark_warp() == ARK_WARPS) {
+    ark_lead(&shared_params, blockIdx.x, ark_shared + ARK_RING_BYTES);
+    return;
+  }
+  ark_follow(&shared_params, blockIdx.x, ark_shared + ARK_RING_BYTES);
+#else
   ark_run(&shared_params, blockIdx.x, ark_shared + ARK_RING_BYTES);
+#endif
   ark_stream_close();
 #else
   __syncthreads();

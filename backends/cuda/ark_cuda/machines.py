@@ -12,11 +12,12 @@ import dataclasses
 from dataclasses import dataclass
 
 from ark.machine import Machine
-from ark.variant import Variant, block
+from ark.variant import COMMUNICATE, COMPUTE, LOAD, Role, Variant, block
 
 GIB = 1 << 30
 STAGE = 16384
 WARPS = 16
+ROLE_WARPS = 12  # of the variant `roles`; each owns a slot of the ring
 ROW_SLICE = 32  # of the 96 registers that a thread of 17 warps has
 # The ring's barriers and the loop's records, kept out of what the planner may use.
 RESERVED = 2048
@@ -27,7 +28,11 @@ def _variants(slots: int, in_flight: int) -> tuple[Variant, ...]:
     if not slots:
         return (block(WARPS),)
     ring = {"stages": slots, "stage_bytes": STAGE, "in_flight": in_flight, "row_slice": ROW_SLICE}
-    return (block(WARPS, 1, **ring),)
+    made = (block(WARPS, 1, **ring),)
+    if slots % ROLE_WARPS:
+        return made
+    roles = (Role(COMPUTE, ROLE_WARPS), Role(COMMUNICATE, 1), Role(LOAD, 1))
+    return (*made, Variant("roles", roles, slots, STAGE, in_flight))
 
 
 def _machine(

@@ -179,7 +179,7 @@ ARK_DEVICE void ark_stream_run(const ArkParams* p, ark_u32 processor) {
   c.p = p;
   c.processor = processor;
   c.iteration = 0u;
-  c.warps[ARK_WARPS] = ARK_NO_TASK;
+  c.warps[ark_warp()] = ARK_NO_TASK;
   const ark_u32 phase0 = ark_control(p)->phase0;
   const ArkRange* ranges = reinterpret_cast<const ArkRange*>(p->ranges);
   ark_u32 issued = 0u;

@@ -146,7 +146,7 @@ def test_trace_is_readable(tmp_path: Path) -> None:
     spans = [e for e in events if e["ph"] == "X"]
     assert {e["pid"] for e in spans} == {0, 1}
     assert all(e["dur"] > 0 and e["ts"] >= 0 for e in spans)
-    assert any(e["name"] == "decode.logits" for e in spans)
+    assert any(e["name"] == "decode.head.logits" for e in spans)
 
 
 def test_cache_clear(

@@ -6,7 +6,7 @@ import pytest
 
 from ark.comm.forestcoll import Forest, optimal
 from ark.comm.forestcoll.forest import check
-from ark.comm.forestcoll.optimum import network
+from ark.comm.forestcoll.network import network
 from ark.comm.scale import forest_by_symmetry, optimal_by_symmetry
 from ark.comm.topology import named
 from ark.errors import UnsupportedError

@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import random
+from dataclasses import replace
 from fractions import Fraction
 
 import networkx
@@ -10,17 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ark.comm.forestcoll import forest, optimal, trees
+from ark.collective import check as check_program
+from ark.comm.forestcoll import forest, lower, optimal, optimal_all_reduce, trees
 from ark.comm.forestcoll.cuts import violated_in
 from ark.comm.forestcoll.forest import check
-from ark.comm.forestcoll.optimum import eulerian_part, network
+from ark.comm.forestcoll.network import network
+from ark.comm.forestcoll.optimum import whole_units
 from ark.comm.forestcoll.packing import pack
 from ark.comm.forestcoll.switches import remove_switches
 from ark.comm.forestcoll.symmetry import find_symmetry, groups_of
 from ark.comm.forestcoll.tree import Edge, Tree
-from ark.comm.topology import Link, Topology, TopologyError, named, ring
+from ark.comm.topology import Link, Topology, named, ring
 from ark.errors import InternalError, InvalidUsageError, UnsupportedError
-from tests.unit.comm.networks import planes, random_eulerian, verify
+from tests.unit.comm.networks import brute_force, planes, random_eulerian, verify
 
 BOXES = ["a100x2", "h100x2", "mi300xx2", "dgx2x2", "mi250x2", "a100x3:fabric=rail", "dgx1v"]
 
@@ -29,7 +33,7 @@ def matrix_of(topology, k=None):
     best = optimal(topology, k)
     net = network(topology)
     matrix = np.zeros((len(topology.nodes),) * 2, dtype=np.int64)
-    matrix[net.tails, net.heads] = eulerian_part(net, net.capacity(best.scale))
+    matrix[net.tails, net.heads] = whole_units(net, net.capacity(best.scale))
     return matrix, net.demand * best.k
 
 
@@ -206,12 +210,6 @@ def test_what_cannot_be_asked():
         optimal(Topology("one", ("g0",), (), ()))
     with pytest.raises(UnsupportedError, match="at most 512"):
         forest(named("ring600"))
-    with pytest.raises(TopologyError, match="not Eulerian"):
-        optimal(
-            Topology(
-                "t", ("a", "b"), (), (Link("a", "b", Fraction(2)), Link("b", "a", Fraction(1)))
-            )
-        )
 
 
 def test_bandwidths_too_fine_for_64_bits_are_refused():
@@ -222,3 +220,60 @@ def test_bandwidths_too_fine_for_64_bits_are_refused():
         links += [Link(*ends, Fraction(1, prime)), Link(*ends[::-1], Fraction(1, prime))]
     with pytest.raises(UnsupportedError, match="64 bits"):
         optimal(Topology("fine", ("g0", "g1", "g2"), (), tuple(links)))
+
+
+def degraded(seed):
+    """Returns a random network of which one or two links lost a part of their bandwidth."""
+    topology = random_eulerian(seed)
+    rng = random.Random(seed)
+    links = list(topology.links)
+    for _ in range(rng.randint(1, 2)):
+        place = rng.randrange(len(links))
+        slower = links[place].bandwidth / rng.choice([2, 3, 4])
+        links[place] = replace(links[place], bandwidth=slower)
+    return replace(topology, links=tuple(links))
+
+
+@pytest.mark.parametrize("seed", range(0, 80, 10))
+def test_networks_with_degraded_links_have_an_optimum_that_trees_attain(seed):
+    for each in range(seed, seed + 10):
+        topology = degraded(each)
+        if len(topology.ranks) < 2:
+            continue
+        made = forest(topology)
+        verify(topology, made)
+        assert made.optimum.exact, topology.name
+        assert made.optimum.inv_x >= brute_force(topology)
+        if not topology.switches:
+            assert made.optimum.inv_x == brute_force(topology)
+        turned = forest(topology, "reduce_scatter")
+        assert turned.optimum == optimal(topology.reverse())
+        both = forest(topology, "all_reduce")
+        best = optimal_all_reduce(topology)
+        assert best.exact and both.algbw <= best.rate
+        if not topology.switches:
+            assert both.algbw == best.rate, topology.name
+        program = lower(both)
+        check_program(program)
+
+
+def test_a_switch_that_hears_more_than_it_says_by_hand():
+    """Three ranks on a switch; g0 sends at 1 GB/s, everything else runs at 3.
+
+    What g0 has leaves it at 1 GB/s, so x* is 1 at most. Twice three units then pass the switch, 6
+    of the 7 GB/s that enter it, where 9 could leave: the cuts alone would take it for balanced.
+    """
+    links = [Link(f"g{i}", "s", Fraction(3 if i else 1)) for i in range(3)]
+    links += [Link("s", f"g{i}", Fraction(3)) for i in range(3)]
+    topology = Topology("lame", ("g0", "g1", "g2"), ("s",), tuple(links))
+    best = optimal(topology)
+    assert best.inv_x == best.lower_bound == 1 and best.exact
+    verify(topology, forest(topology))
+
+
+def test_fixed_k_on_a_directed_network_rounds_no_more_than_it_must():
+    """A cycle of three with one fast link: with one tree a rank 1/x is 2, its optimum."""
+    links = [Link("a", "b", Fraction(5)), Link("b", "c", Fraction(1)), Link("c", "a", Fraction(1))]
+    topology = Topology("cycle", ("a", "b", "c"), (), tuple(links))
+    best = optimal(topology, 1)
+    assert best.inv_x == best.lower_bound == 2

@@ -233,11 +233,10 @@ def test_faults_are_named(value, fault):
     assert "\n" not in str(caught.value)
 
 
-def test_a_network_that_sends_less_than_it_takes_is_not_eulerian():
+def test_a_network_may_send_less_than_it_takes():
     value = duplex_json(("a", "s0"), ("b", "s0"))
     value["links"].append({"src": "a", "dst": "s0", "bandwidth": "1/3"})
-    with pytest.raises(TopologyError, match=r"not Eulerian: 1 GB/s enter node a and 4/3 GB/s"):
-        Topology.from_json(value).validate()
+    Topology.from_json(value).validate()
 
 
 def test_a_switch_without_exit():

@@ -6,9 +6,9 @@ import dataclasses
 
 from ark.ir.dtype import by_name
 from ark.machine import Machine
+from ark.models.build import Shape
 from ark.models.config import LlamaConfig, Rope
 from ark.models.generate import make_plans
-from ark.models.llama import Shape
 from ark.plan.types import Plan
 from ark.variant import block
 

@@ -19,7 +19,7 @@ from ark.frontend.model import Model, use_model
 from ark.lower.pipeline import plan as make_plan
 from ark.plan.types import Plan, Task
 from ark.plan.verify import verify
-from ark.plan.verify.structure import Fleet
+from ark.plan.verify.fleet import Fleet
 from ark.tasks.pointwise import COPY
 from tests.unit.comm.programs import any_program
 from tests.unit.plan.shapes import machine

@@ -23,9 +23,9 @@ from ark.ir.dtype import FLOATS, DataType, by_name, int32
 from ark.lower import tiling
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
+from ark.models.build import Shape
 from ark.models.config import LlamaConfig
 from ark.models.generate import make_plans
-from ark.models.llama import Shape
 from ark.plan import kind as kinds
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan
@@ -39,6 +39,7 @@ LARGER = {
     "attention": "the position says how much of the cache is in the past",
     "choose": "one token is appended; only top-k looks at the logits again",
     "embedding": "the ids say which rows of the table",
+    "expert_linear": "the experts say whose weights",
     "kv_append": "the position says which rows of the cache",
     "rope_kv": "the position says which rows of the cache, and drops those past its end",
     "sample": "it reads some of the settings, and no position without a temperature",
@@ -246,8 +247,35 @@ def _caches(d: Draw, dtype: DataType) -> None:
     ark.attention(d.tensor([rows, kv_heads * group * width], dtype), keys, values, position)
 
 
+def _experts(d: Draw, dtype: DataType) -> None:
+    if dtype is int32:
+        return
+    rows, slots, n, k = (d.int(1, 4) for _ in range(4))
+    chosen = d.tensor([rows, slots], int32)
+    weight = ark.tensor([9, 3 * n, 5 * k], dtype)
+    ark.expert_linear(d.tensor(d.one(([rows, 5 * k], [rows, slots, 5 * k])), dtype), weight, chosen)
+    ark.topk(d.tensor([rows, 3 + n], dtype), d.int(1, 3))
+
+
+def _rotary(d: Draw, dtype: DataType) -> None:
+    if dtype is int32:
+        return
+    heads, pairs = d.int(1, 4), d.int(1, 5)
+    x = d.tensor([d.int(1, 4), heads * 2 * pairs], dtype)
+    position, frequencies = ark.tensor([1], int32), ark.tensor([pairs])
+    ark.rotary_embedding(x, position, frequencies, interleaved=d.one((False, True)))
+
+
 Family = Callable[[Draw, DataType], None]
-FAMILIES: tuple[Family, ...] = (_elementwise, _matmul, _rows, _movement, _caches)
+FAMILIES: tuple[Family, ...] = (
+    _elementwise,
+    _matmul,
+    _rows,
+    _movement,
+    _caches,
+    _experts,
+    _rotary,
+)
 SEEDS = int(os.environ.get("ARK_ACCESS_SEEDS", "1"))
 
 

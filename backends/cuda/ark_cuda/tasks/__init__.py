@@ -1,6 +1,7 @@
 """Task bodies that live on NVIDIA's own units, by task kind; chosen before the common ones.
 
-BODIES: their writers. SCRATCH: the shared memory that they need. Called through the dialect.
+BODIES: their writers. GATES: what opens them in the variant `roles`. SCRATCH: the shared memory
+that they need. Called through the dialect.
 """
 
 from __future__ import annotations
@@ -15,6 +16,11 @@ BODIES: Mapping[str, BodyWriter] = {
     "attention_merge": attention.merge,
     "linear": linear.write,
     "matmul": matmul.write,
+}
+GATES: Mapping[str, BodyWriter] = {
+    "attention": attention.gate,
+    "attention_merge": attention.merge_gate,
+    "linear": linear.gate,
 }
 SCRATCH: Mapping[str, ScratchRule] = {
     "attention": attention.scratch,

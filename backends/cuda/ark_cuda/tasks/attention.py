@@ -15,6 +15,7 @@ from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.attention import FRESH
 from ark.tasks.rotary import system
+from ark.variant import COMMUNICATE
 from ark_cuda.tasks.inline import inlined, packets
 
 MAX_GROUP = 8  # query heads of a key/value head; their sums are held in registers
@@ -62,7 +63,6 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
     splits = sig.params["splits"]
     ctype = sig.operands[1].ctype
     fresh = len(sig.operands) > FRESH
-    q_at = text.offset(sig, 0, ["0", "0", "row", f"head * {group * width} + i"])
     body = (
         text.operand(sig, 0, "pq")
         + text.operand(sig, 1, "pk")
@@ -89,13 +89,7 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
     k = *reinterpret_cast<const uint4*>(keys + static_cast<ark_i64>(e) * D);
     v = *reinterpret_cast<const uint4*>(values + static_cast<ark_i64>(e) * D);
   }};
-  load(begin + mine);
-  for (int first = 32 * ark_warp(); first < G * D; first += ARK_THREADS) {{
-    const int i = first + ark_lane();
-    const float value = ark_take_together(c, pq, {q_at}, i < G * D, {system(sig, 0)});
-    if (i < G * D) q[i] = value * {text.literal(sig.params["scale"])};
-  }}
-{_own(sig) if fresh else ""}  ark_sync();
+{_inputs(sig, machine, fresh)}  ark_sync();
   float top[G], den[G], o[G][E];
 #pragma unroll
   for (int g = 0; g < G; ++g) {{
@@ -170,13 +164,88 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
 {_finish(sig, splits, group)}  }}
 """
     )
-    return packets() + inlined(text.function(name, body))
+    return packets() + inlined(_function(name, body, machine))
+
+
+def gate(name: str, sig: Signature, machine: Machine) -> str | None:
+    """In the variant `roles`: waits for the head's last query; None if `write` gives none."""
+    if not _warps(sig, machine):
+        return None
+    group, width = _shape(sig)
+    at = text.offset(sig, 0, ["0", "0", "t.coord[0]", f"((t.coord[1] + 1) * {group * width} - 1)"])
+    return (
+        f"ARK_DEVICE void {name}_gate(ArkCtx& c, const ArkTask& t) {{\n"
+        + text.operand(sig, 0, "pq")
+        + f"  ark_gate(c, pq + ({at}), {system(sig, 0)});\n}}\n"
+    )
+
+
+def merge_gate(name: str, sig: Signature, machine: Machine) -> str:
+    """In the variant `roles`: waits for one of the parts."""
+    last = f"{sig.params['splits'] - 1}"
+    at = text.offset(sig, 0, ["t.coord[0]", "t.coord[1]", last, "0"])
+    return (
+        f"ARK_DEVICE void {name}_gate(ArkCtx& c, const ArkTask& t) {{\n"
+        + text.operand(sig, 0, "pp")
+        + f"  ark_gate(c, pp + ({at}), {system(sig, 0)});\n}}\n"
+    )
+
+
+def _function(name: str, body: str, machine: Machine) -> str:
+    """The body's function; in the variant `roles` it says whether the processor goes on."""
+    if not machine.variant.role(COMMUNICATE):
+        return text.function(name, body)
+    return f"ARK_BODY bool {name}(ArkCtx& c, const ArkTask& t) {{\n{body}  return true;\n}}\n"
+
+
+def _inputs(sig: Signature, machine: Machine, fresh: bool) -> str:
+    """Queries, and the newest key and value, to shared memory."""
+    group, width = _shape(sig)
+    scale = text.literal(sig.params["scale"])
+    scope = system(sig, 0)
+    if not machine.variant.role(COMMUNICATE):
+        q_at = text.offset(sig, 0, ["0", "0", "row", f"head * {group * width} + i"])
+        taken = f"ark_take_together(c, pq, {q_at}, i < G * D, {scope})"
+        return (
+            "  load(begin + mine);\n"
+            "  for (int first = 32 * ark_warp(); first < G * D; first += ARK_THREADS) {\n"
+            "    const int i = first + ark_lane();\n"
+            f"    const float value = {taken};\n"
+            f"    if (i < G * D) q[i] = value * {scale};\n  }}\n" + (_own(sig) if fresh else "")
+        )
+    # Queries first, then the new key, then its value: all asked for together.
+    q_at = text.offset(sig, 0, ["0", "0", "row", f"head * {group * width} + i"])
+    newer = ""
+    if fresh:
+        kv_heads = sig.params["kv_heads"]
+        column = f"(i < D ? head * D + i : ({kv_heads} + head - 1) * D + i)"
+        f_at = text.offset(sig, FRESH, ["0", "0", "0", column])
+        newer = f"    i -= G * D;\n    if (end == count && i < 2 * D) return pf + ({f_at});\n"
+    # Without a newest row of its own the iteration writes what the cache is read for.
+    early, late = ("  load(begin + mine);\n", "") if fresh else ("", "  load(begin + mine);\n")
+    return f"""{early}  if (!ark_enter(c)) return false;
+{late}  constexpr int N = ((G + 2) * D / 2 + ARK_THREADS - 1) / ARK_THREADS;
+  float taken[2 * N];
+  const auto at = [&](int n) -> decltype(pq) {{
+    int i = 2 * (n * ARK_THREADS + ark_tid());
+    if (i < G * D) return pq + ({q_at});
+{newer}    return nullptr;
+  }};
+  ark_pairs<N>(c, pq, at, taken, {scope});
+#pragma unroll
+  for (int n = 0; n < N; ++n) {{
+    const int i = 2 * (n * ARK_THREADS + ark_tid());
+    const float factor = i < G * D ? {scale} : 1.0f;
+    if (i >= (G + 2) * D) continue;
+    q[i] = taken[2 * n] * factor;
+    q[i + 1] = taken[2 * n + 1] * factor;
+  }}
+"""
 
 
 def merge(name: str, sig: Signature, machine: Machine) -> str | None:
     """Joins the splits as the common kind does, with packets taken by whole warps."""
     width, splits = sig.params["head_dim"], sig.params["splits"]
-    at = text.offset(sig, 0, ["row", "head", "i / (D + 2)", "i % (D + 2)"])
     out = text.offset(sig, 1, ["0", "0", "row", "head * D + d"])
     body = (
         text.operand(sig, 0, "pp")
@@ -184,12 +253,7 @@ def merge(name: str, sig: Signature, machine: Machine) -> str | None:
         + f"""  constexpr int D = {width}, S = {splits}, N = S * (D + 2);
   const int row = t.coord[0], head = t.coord[1];
   float* part = reinterpret_cast<float*>(ARK_SCRATCH(c));
-  for (int first = 32 * ark_warp(); first < N; first += ARK_THREADS) {{
-    const int i = first + ark_lane();
-    const float value = ark_take_together(c, pp, {at}, i < N, {system(sig, 0)});
-    if (i < N) part[i] = value;
-  }}
-  ark_sync();
+{_parts(sig, machine)}  ark_sync();
   for (int d = ark_tid(); d < D; d += ARK_THREADS) {{
     float m = -1e30f, sum = 0.0f, den = 0.0f;
     for (int s = 0; s < S; ++s) m = fmaxf(m, part[s * (D + 2) + D]);
@@ -198,11 +262,43 @@ def merge(name: str, sig: Signature, machine: Machine) -> str | None:
       sum = fmaf(share, part[s * (D + 2) + d], sum);
       den = fmaf(share, part[s * (D + 2) + D + 1], den);
     }}
-    ark_give(c, po, {out}, sum / den, {system(sig, 1)});
+    ark_publish(c, po, {out}, sum / den, {system(sig, 1)});
   }}
 """
     )
-    return packets() + inlined(text.function(name, body))
+    return packets() + inlined(_function(name, body, machine))
+
+
+def _parts(sig: Signature, machine: Machine) -> str:
+    """A head's parts to shared memory."""
+    at = text.offset(sig, 0, ["row", "head", "i / (D + 2)", "i % (D + 2)"])
+    scope = system(sig, 0)
+    if not machine.variant.role(COMMUNICATE):
+        return f"""  for (int first = 32 * ark_warp(); first < N; first += ARK_THREADS) {{
+    const int i = first + ark_lane();
+    const float value = ark_take_together(c, pp, {at}, i < N, {scope});
+    if (i < N) part[i] = value;
+  }}
+"""
+    return f"""  if (!ark_enter(c)) return false;
+  constexpr int ALL = (N / 2 + ARK_THREADS - 1) / ARK_THREADS, B = ALL < 8 ? ALL : 8;
+#pragma unroll
+  for (int first = 0; first < ALL; first += B) {{
+    float taken[2 * B];
+    const auto place = [&](int n) {{ return 2 * ((first + n) * ARK_THREADS + ark_tid()); }};
+    const auto at = [&](int n) -> decltype(pp) {{
+      const int i = place(n);
+      return i < N ? pp + ({at}) : nullptr;
+    }};
+    ark_pairs<B>(c, pp, at, taken, {scope});
+#pragma unroll
+    for (int n = 0; n < B; ++n) {{
+      if (place(n) >= N) continue;
+      part[place(n)] = taken[2 * n];
+      part[place(n) + 1] = taken[2 * n + 1];
+    }}
+  }}
+"""
 
 
 def _own(sig: Signature) -> str:
@@ -223,9 +319,9 @@ def _finish(sig: Signature, splits: int, group: int) -> str:
     scope = system(sig, 4)
     if splits == 1:
         at = text.offset(sig, 4, ["0", "0", "row", "head * G * D + i"])
-        return f"    ark_give(c, po, {at}, sum / all, {scope});\n"
+        return f"    ark_publish(c, po, {at}, sum / all, {scope});\n"
     gives = []
     for where, value in (("d", "sum"), ("D", "m"), ("(D + 1)", "all")):
         at = text.offset(sig, 4, ["row", f"(head * {group} + g)", "split", where])
-        gives.append(f"ark_give(c, po, {at}, {value}, {scope});")
+        gives.append(f"ark_publish(c, po, {at}, {value}, {scope});")
     return f"    {gives[0]}\n    if (d == 0) {{\n      {gives[1]}\n      {gives[2]}\n    }}\n"

@@ -26,13 +26,13 @@ ARK_DEVICE void ark_slice(ArkCtx& c, const ark_u64* p, int stride, float (&x)[V]
       late = nullptr;
 #pragma unroll
       for (int b = 0; b < B; ++b) {
-        if (first + b < V && !ark_packet_here(c, seen[b])) {
+        if (first + b < V && !ark_packet_ready(c, seen[b])) {
           seen[b] = ark_packet_load(p + ark_slice_at<E>(first + b) * stride, system);
         }
       }
 #pragma unroll
       for (int b = 0; b < B; ++b) {
-        if (first + b < V && !ark_packet_here(c, seen[b])) {
+        if (first + b < V && !ark_packet_ready(c, seen[b])) {
           late = p + ark_slice_at<E>(first + b) * stride;
         }
       }

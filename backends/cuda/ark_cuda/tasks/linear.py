@@ -18,6 +18,8 @@ from ark.tasks.rotary import (
     rotated_columns,
     system,
 )
+from ark.variant import COMMUNICATE
+from ark_cuda.tasks import linear_roles
 from ark_cuda.tasks.inline import inlined
 
 MAX_ROWS = 256  # rows whose sums wait in shared memory for an epilogue
@@ -43,8 +45,20 @@ def _pitch(sig: Signature, machine: Machine) -> int:
     return min(-(-stages // machine.processors) * rows, MAX_ROWS)
 
 
+def in_roles(sig: Signature, machine: Machine) -> bool:
+    """Does the body of the variant `roles` take it?"""
+    return bool(machine.variant.role(COMMUNICATE)) and linear_roles.serves(sig)
+
+
+def gate(name: str, sig: Signature, machine: Machine) -> str | None:
+    """In the variant `roles`: what opens the task; None where its body does not serve."""
+    return linear_roles.gate(name, sig, machine) if in_roles(sig, machine) else None
+
+
 def scratch(sig: Signature, machine: Machine) -> int:
     """The slices' sums of rows, and of squares, in bytes."""
+    if in_roles(sig, machine):
+        return linear_roles.scratch(sig, machine)
     if not _piece(sig, machine):
         return 0
     return 4 * machine.warps * (_pitch(sig, machine) + 1)
@@ -52,6 +66,8 @@ def scratch(sig: Signature, machine: Machine) -> int:
 
 def write(name: str, sig: Signature, machine: Machine) -> str | None:
     """The body's source, or None where the common body serves."""
+    if in_roles(sig, machine):
+        return linear_roles.write(name, sig, machine)
     piece = _piece(sig, machine)
     if not piece:
         return None
@@ -136,25 +152,25 @@ def _epilogue(sig: Signature, first: int) -> tuple[str, str, str]:
                 "    for (int i = 2 * ark_tid(); i < end - begin; i += 2 * ARK_THREADS) {\n"
                 "      const float g = scale * ark_slices(part + i, PITCH);\n"
                 "      const float u = scale * ark_slices(part + i + 1, PITCH);\n"
-                f"      ark_give(c, po, {at}, g / (1.0f + ark_exp(-g)) * u, {scope});\n    }}\n"
+                f"      ark_publish(c, po, {at}, g / (1.0f + ark_exp(-g)) * u, {scope});\n    }}\n"
             ),
         )
     at = text.offset(sig, 2, ["0", "0", "m", row])
     loop = "    for (int i = ark_tid(); i < end - begin; i += ARK_THREADS) {\n"
     value = "scale * ark_slices(part + i, PITCH)"
     if kind == "store":
-        return "", "", f"{loop}      ark_give(c, po, {at}, {value}, {scope});\n    }}\n"
+        return "", "", f"{loop}      ark_publish(c, po, {at}, {value}, {scope});\n    }}\n"
     # The residual is older than the input: a thread has its first row's before it waits.
     rest = text.offset(sig, first, ["0", "0", "m", row])
     ahead = text.offset(sig, first, ["0", "0", "m", "(t.coord[0] + ark_tid())"])
-    taken = f"ark_take(c, pr, {rest}, {system(sig, first)})"
+    taken = f"ark_load(c, pr, {rest}, {system(sig, first)})"
     return (
         text.operand(sig, first, "pr"),
         "  float rest = 0.0f;\n  if (ark_tid() < t.coord[1] - t.coord[0] && ark_tid() < PITCH)\n"
-        f"    rest = ark_take(c, pr, {ahead}, {system(sig, first)});\n",
+        f"    rest = ark_load(c, pr, {ahead}, {system(sig, first)});\n",
         f"{loop}      const bool had = begin == t.coord[0] && i < ARK_THREADS;\n"
         f"      const float more = had ? rest : {taken};\n"
-        f"      ark_give(c, po, {at}, {value} + more, {scope});\n    }}\n",
+        f"      ark_publish(c, po, {at}, {value} + more, {scope});\n    }}\n",
     )
 
 

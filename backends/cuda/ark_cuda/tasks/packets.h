@@ -9,7 +9,7 @@
 ARK_DEVICE bool ark_await_one(ArkCtx& c, const ark_u64* late, bool system) {
   const ark_u32 missing = __ballot_sync(0xffffffffu, late != nullptr && !ark_failed(c));
   if (missing == 0u) return false;
-  if (ark_lane() == __ffs(static_cast<int>(missing)) - 1) ark_packet(c, late, system);
+  if (ark_lane() == __ffs(static_cast<int>(missing)) - 1) ark_wait_packet(c, late, system);
   __syncwarp();
   return true;
 }
@@ -24,8 +24,8 @@ ARK_DEVICE float ark_take_together(ArkCtx& c, const ark_u64* p, ark_i64 i, bool 
   ark_u64 seen = 0u;  // no epoch is 0
   const ark_u64* late;
   do {
-    if (valid && !ark_packet_here(c, seen)) seen = ark_packet_load(p + i, system);
-    late = valid && !ark_packet_here(c, seen) ? p + i : nullptr;
+    if (valid && !ark_packet_ready(c, seen)) seen = ark_packet_load(p + i, system);
+    late = valid && !ark_packet_ready(c, seen) ? p + i : nullptr;
   } while (ark_await_one(c, late, system));
   return valid ? ark_bits_float(static_cast<ark_u32>(seen)) : 0.0f;
 }

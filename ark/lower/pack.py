@@ -1,0 +1,245 @@
+"""Packing: products of one input with several weights become one product with a packed weight, and
+what is done to their results becomes an op whose partners are neighbours in memory.
+
+Two patterns of a decoder: query, key and value with rotary embedding, the appends to the caches and
+attention (-> rope_kv), and the two products of a gated activation (-> swiglu_pairs). Called by the
+planner before ark.lower.fuse, which joins the product with its neighbours.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ark.ir.dtype import fp32
+from ark.ir.graph import Graph, Node
+from ark.ir.values import Tensor
+from ark.plan.packing import Packing, Part
+
+
+@dataclass
+class _Match:
+    """One place where a pattern was found. products: the matmuls. others: further nodes that go.
+    rewrite(packed product) gives the nodes that stand for these, by id of a node they replace.
+    """
+
+    products: list[Node]
+    others: list[Node]
+    pairs: tuple[int, ...]
+    interleave: bool
+    rewrite: Callable[[Tensor], dict[int, Node]]
+
+    @property
+    def members(self) -> list[Node]:
+        return sorted((*self.products, *self.others), key=lambda n: n.id)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What all users of the weights must have in common."""
+        return (tuple(w.buffer.id for w in self.weights), self.pairs, self.interleave)
+
+    @property
+    def weights(self) -> list[Tensor]:
+        return [n.inputs[1] for n in self.products]
+
+
+class _Finder:
+    """Looks for patterns in a graph; kept: ids of buffers that somebody else reads or writes."""
+
+    def __init__(self, graph: Graph, kept: frozenset[int]) -> None:
+        self.graph, self.kept = graph, kept
+        self.uses = Counter(t.id for n in graph.nodes for t in (*n.inputs, *n.after))
+        self.makers = {t.id: n for n in graph.nodes for t in n.outputs}
+        self.written = {b for n in graph.nodes for b in writes(n)}
+
+    def maker(self, type: str, tensor: Tensor) -> Node | None:
+        """The node of that type that makes a tensor which nobody else reads."""
+        node = self.makers.get(tensor.id)
+        alone = self.uses[tensor.id] == 1 and tensor.buffer.id not in self.kept
+        return node if node is not None and node.type == type and alone else None
+
+    def product(self, tensor: Tensor) -> Node | None:
+        """The product with a weight that makes a tensor which nobody else reads."""
+        node = self.maker("matmul", tensor)
+        if node is None or node.attrs["transpose_a"] or not node.attrs["transpose_b"]:
+            return None
+        weight = node.inputs[1]
+        whole = weight.dense and weight.nbytes == weight.buffer.nbytes
+        given = weight.buffer.arena == "parameter" and weight.buffer.id not in self.kept
+        fits = len(weight.shape) == len(tensor.shape) == 2 and tensor.dtype == fp32
+        if not (whole and given and fits) or weight.buffer.id in self.written:
+            return None
+        return node
+
+    def products(self, tensors: Sequence[Tensor]) -> list[Node] | None:
+        """Their products, if all take the same input and weights of one type."""
+        found = [self.product(t) for t in tensors]
+        nodes = [n for n in found if n is not None]
+        if len(nodes) < len(found) or len({n.inputs[1].buffer.id for n in nodes}) < len(nodes):
+            return None
+        kinds = {(n.inputs[0].id, n.inputs[1].dtype.name, n.phase, n.processors) for n in nodes}
+        return nodes if len(kinds) == 1 else None
+
+    def gated(self, node: Node) -> _Match | None:
+        """swiglu(linear(x, gate), linear(x, up))."""
+        products = self.products(node.inputs)
+        if products is None or products[0].inputs[1].shape != products[1].inputs[1].shape:
+            return None
+
+        def rewrite(product: Tensor) -> dict[int, Node]:
+            made = dataclasses.replace(node, type="swiglu_pairs", inputs=(product,))
+            return {node.id: made}
+
+        return self.movable(_Match(products, [node], (0, 0), True, rewrite))
+
+    def attention(self, node: Node) -> _Match | None:
+        """attention over caches to which rotated keys, and values, have just been appended."""
+        if len(node.inputs) != 4 or node.inputs[0].dtype != fp32:
+            return None
+        query, keys, values, position = node.inputs
+        appends = [self.maker("kv_append", t) for t in (keys, values)]
+        if appends[0] is None or appends[1] is None:
+            return None
+        key, value = appends[0], appends[1]
+        turns = [self.maker("rotary_embedding", t) for t in (query, key.inputs[0])]
+        if turns[0] is None or turns[1] is None:
+            return None
+        first, second = turns[0], turns[1]
+        products = self.products([first.inputs[0], second.inputs[0], value.inputs[0]])
+        alike = first.inputs[1:] == second.inputs[1:] and first.attrs == second.attrs
+        places = {t.id for t in (position, first.inputs[1], key.inputs[1], value.inputs[1])}
+        if products is None or not alike or len(places) > 1:
+            return None
+        frequencies, caches = first.inputs[2], (key.inputs[2], value.inputs[2])
+        width = node.attrs["head_dim"]
+        if first.attrs["head_dim"] != width or caches[0].buffer.id == caches[1].buffer.id:
+            return None
+        rows = query.shape[0]
+
+        def rewrite(product: Tensor) -> dict[int, Node]:
+            sizes = {"heads": node.attrs["heads"], "kv_heads": keys.shape[0], "head_dim": width}
+            end = max((first, second, key, value), key=lambda n: n.id)
+            outputs, inputs = [query], [query, *caches, position]
+            if rows == 1:  # nobody has to wait for the caches
+                name = f"{node.name}.newest"
+                newest = self.graph.tensor((1, 2 * keys.shape[0] * width), fp32, name=name)
+                outputs.append(newest)
+                inputs.append(newest)
+            joined = dataclasses.replace(
+                end,
+                type="rope_kv",
+                name=_joined([node.name])[0] + "rope_kv",
+                inputs=(product, position, frequencies, *caches),
+                outputs=tuple(outputs),
+                attrs=sizes,
+                after=_after([first, second, key, value]),
+            )
+            return {end.id: joined, node.id: dataclasses.replace(node, inputs=tuple(inputs))}
+
+        pairs = 0 if first.attrs["interleaved"] else width
+        match = _Match(products, [first, second, key, value], (pairs, pairs, 0), False, rewrite)
+        return self.movable(match)
+
+    def movable(self, match: _Match) -> _Match | None:
+        """The match, if its nodes may all stand where the last one does."""
+        members = match.members
+        inside = {n.id for n in members}
+        reads = {t.buffer.id for n in members for t in n.inputs}
+        changed = {b for n in members for b in writes(n)}
+        for node in self.graph.nodes:
+            if members[0].id < node.id < members[-1].id and node.id not in inside:
+                theirs = set(writes(node))
+                if theirs & (reads | changed) or {t.buffer.id for t in node.inputs} & changed:
+                    return None
+        return match
+
+
+def pack(graph: Graph, kept: frozenset[int]) -> tuple[Graph, list[Packing]]:
+    """A copy of the graph with packed weights, and how these are made of the model's parameters."""
+    made = copy.copy(graph)
+    finder = _Finder(made, kept)
+    matches: dict[tuple[object, ...], list[_Match]] = {}
+    for node in graph.nodes:
+        match = None
+        if node.type == "swiglu":
+            match = finder.gated(node)
+        elif node.type == "attention":
+            match = finder.attention(node)
+        if match is not None:
+            matches.setdefault(match.key, []).append(match)
+    replaced: dict[int, Node | None] = {}
+    packings = []
+    for found in matches.values():
+        if not _agreed(graph, found):
+            continue
+        packing = _packing(found[0])
+        packings.append(packing)
+        weights = found[0].weights
+        shape = (sum(w.shape[0] for w in weights), weights[0].shape[1])
+        weight = made.tensor(shape, weights[0].dtype, arena="parameter", name=packing.name)
+        for match in found:
+            replaced.update(_replace(made, match, weight))
+    made.nodes = [n for old in graph.nodes if (n := replaced.get(old.id, old)) is not None]
+    return made, packings
+
+
+def _agreed(graph: Graph, found: Sequence[_Match]) -> bool:
+    """Is nobody else reading the weights?"""
+    products = {n.id for match in found for n in match.products}
+    weights = {w.buffer.id for w in found[0].weights}
+    return all(
+        n.id in products
+        for n in graph.nodes
+        if any(t.buffer.id in weights for t in (*n.inputs, *n.after))
+    )
+
+
+def _packing(match: _Match) -> Packing:
+    names = [w.buffer.name for w in match.weights]
+    prefix, stems = _joined(names)
+    parts = tuple(Part(name, pairs) for name, pairs in zip(names, match.pairs, strict=True))
+    return Packing(prefix + "+".join(stems), parts, match.interleave)
+
+
+def _replace(graph: Graph, match: _Match, weight: Tensor) -> dict[int, Node | None]:
+    """By id of the graph's nodes, what stands there instead; none: nothing."""
+    members = match.members
+    prefix, stems = _joined([n.name for n in match.products])
+    first = match.products[0]
+    shape = (first.outputs[0].shape[0], weight.shape[0])
+    name = prefix + "+".join(stems)
+    product = graph.tensor(shape, fp32, name=name)
+    found: dict[int, Node | None] = {n.id: None for n in members}
+    changed = match.rewrite(product)
+    found.update(changed)
+    found[members[-2].id] = dataclasses.replace(
+        first,
+        id=members[-2].id,
+        name=name,
+        inputs=(first.inputs[0], weight),
+        outputs=(product,),
+        after=_after(match.products),
+    )
+    return found
+
+
+def writes(node: Node) -> list[int]:
+    """Ids of buffers that a node writes; rope_kv appends to caches that are among its inputs."""
+    caches = node.inputs[3:5] if node.type == "rope_kv" else ()
+    return [t.buffer.id for t in (*node.outputs, *caches)]
+
+
+def _after(nodes: Sequence[Node]) -> tuple[Tensor, ...]:
+    return tuple(itertools.chain.from_iterable(n.after for n in nodes))
+
+
+def _joined(names: Sequence[str]) -> tuple[str, list[str]]:
+    """The modules that all names begin with, and the rest of each."""
+    folders = zip(*(n.split(".")[:-1] for n in names), strict=False)
+    common = itertools.takewhile(lambda parts: len(set(parts)) == 1, folders)
+    prefix = "".join(f"{parts[0]}." for parts in common)
+    return prefix, [n[len(prefix) :] for n in names]

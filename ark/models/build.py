@@ -1,0 +1,83 @@
+"""From a decoder's shape to the graph of one rank: makes the model, splits it, traces its entry
+points. Called by ark.models.generate for plans and by ark.models.load for what parameters hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ark.frontend.model import Model, use_model
+from ark.ir import values as ir
+from ark.ir.dtype import DataType, fp32
+from ark.ir.graph import Graph
+from ark.models import registry
+from ark.models.config import LlamaConfig
+from ark.models.shard import Share, check_ranks, split
+from ark.ops.tokens import TokenState
+
+LASTING = ("parameter", "state", "host")  # arenas that live from launch to launch
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What one rank of a model computes. context: positions the cache holds. chunk: prompt tokens
+    an iteration, 0 for a model that only decodes.
+    """
+
+    config: LlamaConfig
+    dtype: DataType
+    context: int
+    chunk: int
+    rank: int = 0
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        check_ranks(self.config, self.world_size)
+
+
+@dataclass(frozen=True)
+class Built:
+    """A traced decoder. lasting: its parameters and state by name. shares: which part of a whole
+    parameter a rank holds, where not all. constants: parameters that follow from the config.
+    """
+
+    graph: Graph
+    lasting: dict[str, ir.Tensor]
+    shares: dict[str, Share]
+    constants: dict[str, Callable[[], np.ndarray]]
+
+
+def build(shape: Shape) -> Built:
+    """The graph of one rank, with an entry point for the prompt (if any) and one for decoding."""
+    model = Model(shape.rank, shape.world_size)
+    with use_model(model):
+        decoder = registry.decoder(shape.config.architecture)(shape.config, shape.dtype)
+        decoder.name_tensors()
+        shares = split(decoder, shape.rank, shape.world_size) if shape.world_size > 1 else {}
+        decoder.setup(shape.context)
+        decoder.name_tensors()
+        state = TokenState.make(shape.context)
+        if shape.chunk:
+            with model.graph.entry("prompt"):
+                decoder.prompt(state, shape.chunk)
+        with model.graph.entry("decode"):
+            decoder.decode(state)
+        parameters = decoder.params_dict().values()
+        constants = {p.ir.name: p.initializer for p in parameters if p.initializer}
+    lasting = {t.name: t for n in model.graph.nodes for t in n.inputs if _names_buffer(t)}
+    return Built(model.graph, lasting, {p.ir.name: s for p, s in shares.items()}, constants)
+
+
+def _names_buffer(tensor: ir.Tensor) -> bool:
+    return tensor.buffer.arena in LASTING and tensor.name == tensor.buffer.name
+
+
+def parameters(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
+    """Shapes of the parameters that a checkpoint of an unsplit model must have, by name."""
+    with use_model(Model(0, 1)):
+        decoder = registry.decoder(config.architecture)(config, fp32)
+        found = decoder.params_dict()
+        return {name: p.ir.shape for name, p in found.items() if not p.initializer}

@@ -1,0 +1,94 @@
+"""The Mixtral decoder (Jiang et al. 2024): Llama whose rows each go to a few of many experts."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar
+
+import ark
+from ark.errors import ModelError
+from ark.models.config import LlamaConfig, read_llama, refuse_window
+from ark.models.fields import Fields
+from ark.models.llama import Attention, Layer, Llama
+
+
+@dataclass(frozen=True)
+class MixtureConfig(LlamaConfig):
+    """experts: of a layer. experts_per_token: that a row goes to. normalised: the weights of these
+    add up to 1. expert_size: rows of an expert's gate and up projections.
+    """
+
+    experts: int = 1
+    experts_per_token: int = 1
+    normalised: bool = True
+    expert_size: int = 1
+
+    @property
+    def inner_size(self) -> int:
+        return self.expert_size
+
+
+def read_mixture(fields: Fields, experts: int, expert_size: int, normalised: bool) -> MixtureConfig:
+    """A decoder's config with what it says of experts."""
+    chosen = fields.size("num_experts_per_tok", 2)
+    if chosen > experts:
+        raise ModelError(
+            f"{fields.source}: {chosen} of {experts} experts are to be chosen for a token. Correct "
+            "num_experts_per_tok."
+        )
+    common = read_llama(fields)
+    values = {f.name: getattr(common, f.name) for f in dataclasses.fields(common)}
+    return MixtureConfig(
+        **values,
+        experts=experts,
+        experts_per_token=chosen,
+        normalised=normalised,
+        expert_size=expert_size,
+    )
+
+
+class Experts(ark.Module):
+    """The gated perceptrons of the experts that the router scores highest, weighted by score."""
+
+    def __init__(self, c: MixtureConfig, dtype: ark.DataType) -> None:
+        super().__init__()
+        self.chosen, self.normalised = c.experts_per_token, c.normalised
+        self.router = ark.parameter((c.experts, c.hidden_size), dtype)
+        self.gate = ark.parameter((c.experts, c.expert_size, c.hidden_size), dtype)
+        self.up = ark.parameter((c.experts, c.expert_size, c.hidden_size), dtype)
+        self.down = ark.parameter((c.experts, c.hidden_size, c.expert_size), dtype)
+
+    def forward(self, x: ark.Tensor) -> ark.Tensor:
+        scores, experts = ark.topk(ark.softmax(ark.linear(x, self.router)), self.chosen)
+        if self.normalised:
+            scores = ark.div(scores, ark.reduce_sum(scores, axis=-1))
+        gate = ark.expert_linear(x, self.gate, experts)
+        gated = ark.swiglu(gate, ark.expert_linear(x, self.up, experts))
+        outputs = ark.expert_linear(gated, self.down, experts)
+        rows = x.shape()[0]
+        weighted = ark.mul(outputs, ark.reshape(scores, (rows, self.chosen, 1)))
+        return ark.reduce_sum(weighted, axis=1, keepdims=False)
+
+
+class Mixtral(Llama):
+    """The decoder."""
+
+    WEIGHTS: ClassVar[dict[str, str]] = {
+        **Llama.WEIGHTS,
+        "layers.{}.mlp.router": "model.layers.{}.block_sparse_moe.gate.weight",
+        "layers.{}.mlp.gate.{}": "model.layers.{}.block_sparse_moe.experts.{}.w1.weight",
+        "layers.{}.mlp.up.{}": "model.layers.{}.block_sparse_moe.experts.{}.w3.weight",
+        "layers.{}.mlp.down.{}": "model.layers.{}.block_sparse_moe.experts.{}.w2.weight",
+    }
+
+    def layer(self, c: LlamaConfig, dtype: ark.DataType) -> Layer:
+        assert isinstance(c, MixtureConfig)
+        return Layer(c, dtype, Attention(c, dtype), Experts(c, dtype))
+
+    @classmethod
+    def read_config(cls, fields: Fields) -> MixtureConfig:
+        if fields.get("sliding_window") is not None:
+            refuse_window(fields, fields.size("max_position_embeddings", 131072))
+        inner = fields.size("intermediate_size")
+        return read_mixture(fields, fields.size("num_local_experts", 8), inner, True)

@@ -1,0 +1,110 @@
+"""A mixture of experts as ops: topk picks each row's experts, expert_linear multiplies each row
+with the weights of the experts that it was given (Shazeer et al. 2017).
+
+The weights of an expert that nobody picked are not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ark.errors import InvalidUsageError, ModelError
+from ark.frontend.model import Model
+from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.ir.dtype import fp32, int32
+from ark.ir.graph import Node
+from ark.lower.context import Lowering
+from ark.lower.registry import register
+from ark.lower.tiling import split
+from ark.ops.base import float_dtype, result
+
+
+def topk(input: Any, k: int, name: str = "") -> tuple[Tensor, Tensor]:
+    """The k largest elements of each row, largest first, and their indices.
+
+    input (rows, n) of fp32, fp16 or bf16; results (rows, k) of its type and int32. Of equals the
+    first comes first. InvalidUsageError unless 1 <= k <= n.
+    """
+    tensor = as_tensor(input)
+    dtype = float_dtype("topk", tensor)
+    if len(tensor.ir.shape) != 2:
+        raise ModelError(f"topk: the input has shape {list(tensor.ir.shape)}; expected (rows, n)")
+    rows, n = tensor.ir.shape
+    if not 1 <= k <= n:
+        raise InvalidUsageError(f"topk: {k} of {n} elements were asked for; ask for 1 to {n}")
+    model = Model.get_model()
+    label = model.graph.scoped(name or "topk") if model.graph.scopes else name
+    values = model.new_tensor((rows, k), dtype, name=label)
+    indices = model.new_tensor((rows, k), int32, name=label and f"{label}.indices")
+    model.graph.add("topk", [tensor.ir], [values, indices], {"k": int(k)}, name)
+    return Tensor(values, model), Tensor(indices, model)
+
+
+def expert_linear(
+    input: Any, weight: Any, experts: Any, output: Any = NullTensor, name: str = ""
+) -> Tensor:
+    """Products of rows with the weights of the experts that they were given.
+
+    input (rows, k), or (rows, slots, k) for an input of its own per slot; weight (experts, n, k);
+    experts (rows, slots) int32. Result (rows, slots, n) of the input's type: [r, s] = weight[
+    experts[r, s]] input[r]. The weight is of the input's type, or of any floating-point type where
+    the input is fp32. An expert that there is not ends the run with a GpuError that names it.
+    """
+    x, w, chosen = as_tensor(input), as_tensor(weight), as_tensor(experts)
+    dtype = float_dtype("expert_linear", x)
+    float_dtype("expert_linear", w)
+    if chosen.ir.dtype != int32 or (w.ir.dtype != dtype and dtype != fp32):
+        raise ModelError(
+            f"expert_linear: the input is {dtype.name}, the weight {w.ir.dtype.name}, the experts "
+            f"are {chosen.ir.dtype.name}; expected an fp32 input or one type, and int32 experts"
+        )
+    shapes = (x.ir.shape, w.ir.shape, chosen.ir.shape)
+    fits = len(shapes[1]) == 3 and len(shapes[2]) == 2 and len(shapes[0]) in (2, 3)
+    if (
+        not fits
+        or shapes[0][:-1] != shapes[2][: len(shapes[0]) - 1]
+        or shapes[0][-1] != shapes[1][2]
+    ):
+        raise ModelError(
+            f"expert_linear: the input has shape {list(shapes[0])}, the weight {list(shapes[1])}, "
+            f"the experts {list(shapes[2])}; expected (rows, k) or (rows, slots, k), (experts, n, "
+            "k) and (rows, slots)"
+        )
+    if not w.ir.dense:
+        raise ModelError("expert_linear: the weight must be dense; ark.copy it")
+    label = name or w.ir.name.rpartition(".")[2]
+    shape = (*chosen.ir.shape, w.ir.shape[1])
+    return result("expert_linear", [x, w, chosen], shape, dtype, output, name=label)
+
+
+def _topk(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    x = inputs[0]
+    order = np.argsort(-x, axis=-1, kind="stable")[:, : attrs["k"]]
+    return [np.take_along_axis(x, order, -1), order]
+
+
+def _expert_linear(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    x, weight, experts = inputs
+    if x.ndim == 2:
+        x = np.broadcast_to(x[:, None], (*experts.shape, x.shape[-1]))
+    return [np.einsum("rsk,rsnk->rsn", x, weight[experts.astype(np.int64)])]
+
+
+def _lower_topk(lowering: Lowering, node: Node) -> None:
+    rows = node.inputs[0].shape[0]
+    lowering.emit("topk", node.attrs, [*node.inputs, *node.outputs], [(r,) for r in range(rows)])
+
+
+def _lower_expert_linear(lowering: Lowering, node: Node) -> None:
+    """Deals the outputs of every row and slot to the processors."""
+    rows, slots, n = node.outputs[0].shape
+    parts = split(n, -(-lowering.machine.processors // (rows * slots)))
+    coords = [(r, s, a, b) for r in range(rows) for s in range(slots) for a, b in parts]
+    lowering.emit("expert_linear", {}, [*node.inputs, *node.outputs], coords)
+
+
+register("topk", _topk, _lower_topk, apart=False)
+register("expert_linear", _expert_linear, _lower_expert_linear, apart=False)

@@ -1,0 +1,206 @@
+"""The token loop as ops: the state that it keeps on the device, the embedding at a position,
+drawing the next token, and moving on by a chunk of the prompt.
+
+A decoder's entry points (docs/models.md) begin with `embed` and end with `sample` or `advance`, so
+that no host takes part between the first token and the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ark.errors import ModelError
+from ark.frontend.model import Model
+from ark.frontend.tensor import Tensor, as_tensor
+from ark.ir.dtype import fp32, int32
+from ark.ir.graph import Node
+from ark.lower.context import Lowering
+from ark.lower.registry import register
+from ark.ops.base import float_dtype, result
+from ark.ops.views import new_tensor
+from ark.tasks.tokens import SETTINGS
+
+MAX_STOPS = 16
+
+
+@dataclass(frozen=True)
+class TokenState:
+    """What a token loop keeps on the device from iteration to iteration and launch to launch.
+
+    tokens (context,) int32: the text so far. position (1,) int32: of the next token to read.
+    settings int32: ark.tasks.tokens.SETTINGS. stops (16,) int32: tokens that end the text. output
+    (context,) int32: new tokens where the host sees them as they are made.
+    """
+
+    tokens: Tensor
+    position: Tensor
+    settings: Tensor
+    stops: Tensor
+    output: Tensor
+
+    @classmethod
+    def make(cls, context: int) -> TokenState:
+        """The state of the current model, for texts of at most `context` tokens."""
+
+        def state(name: str, size: int, arena: str = "state") -> Tensor:
+            made = new_tensor("TokenState", arena, (size,), int32, (), (), (), name)
+            made.rename(name)
+            return made
+
+        return cls(
+            state("tokens", context),
+            state("position", 1),
+            state("settings", len(SETTINGS)),
+            state("stops", MAX_STOPS),
+            state("output", context, "host"),
+        )
+
+
+def check_position(what: str, position: Tensor) -> None:
+    """Raises ModelError unless it is one int32."""
+    if position.ir.shape != (1,) or position.ir.dtype != int32:
+        raise ModelError(
+            f"{what}: the position has shape {list(position.ir.shape)} and type "
+            f"{position.ir.dtype.name}; expected one int32"
+        )
+
+
+def embed(tokens: Any, weight: Any, position: Any, rows: int = 1, name: str = "") -> Tensor:
+    """Rows of `weight` for `rows` tokens of a text from `position` on.
+
+    tokens (context,) int32, weight (vocabulary, dim) of fp32, fp16 or bf16, position (1,) int32;
+    result (rows, dim) fp32. Past the text's end it is token 0's row. A token outside of the
+    vocabulary ends the run with a GpuError that names it.
+    """
+    ids, table, at = as_tensor(tokens), as_tensor(weight), as_tensor(position)
+    float_dtype("embed", table)
+    check_position("embed", at)
+    if ids.ir.dtype != int32 or len(ids.ir.shape) != 1 or len(table.ir.shape) != 2 or rows < 1:
+        raise ModelError(
+            f"embed: {rows} rows of tokens {ids.ir.dtype.name} {list(ids.ir.shape)} in a table of "
+            f"shape {list(table.ir.shape)}; expected at least one row, int32 tokens (context,) and "
+            "a table (vocabulary, dim)"
+        )
+    shape = (rows, table.ir.shape[1])
+    return result("embed", [ids, table, at], shape, fp32, attrs={"rows": rows}, name=name)
+
+
+def advance(state: TokenState, rows: int, name: str = "") -> None:
+    """Moves the position on by `rows`, a chunk of the prompt; at most to its last token."""
+    model = Model.get_model()
+    position = model.graph.rewrite(as_tensor(state.position).ir)
+    inputs = [as_tensor(t).ir for t in (state.settings, state.position)]
+    model.graph.add("advance", inputs, [position], {"rows": int(rows)}, name)
+
+
+def sample(logits: Any, state: TokenState, name: str = "") -> None:
+    """Draws the next token from logits (1, vocabulary), appends it and moves the position on.
+
+    Temperature 0 takes the best (the first of equals). Else it is a sample of softmax(logits /
+    temperature), over the top_k best where top_k is above 0 (all that equal the last of these
+    count): the maximum of logit / temperature + Gumbel noise (Gumbel 1954), the noise a hash of
+    seed, position and token, so every backend draws the same. A stop token, or the limit of
+    positions, ends the run.
+    """
+    tensor = as_tensor(logits)
+    float_dtype("sample", tensor)
+    if len(tensor.ir.shape) != 2 or tensor.ir.shape[0] != 1:
+        raise ModelError(
+            f"sample: the logits have shape {list(tensor.ir.shape)}; expected (1, vocabulary)"
+        )
+    model = Model.get_model()
+    kept = (state.settings, state.position, state.tokens, state.output, state.stops)
+    inputs = [tensor.ir, *(as_tensor(t).ir for t in kept)]
+    outputs = [model.graph.rewrite(t) for t in inputs[2:5]]
+    model.graph.add("sample", inputs, outputs, {}, name)
+
+
+def _embed(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    ids, table, position = inputs
+    places = int(position[0]) + np.arange(attrs["rows"])
+    tokens = np.where(places < len(ids), ids[np.minimum(places, len(ids) - 1)], 0)
+    return [table[tokens.astype(np.int64)]]
+
+
+def _advance(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    settings, position = inputs
+    return [np.minimum(position + attrs["rows"], settings[SETTINGS.index("last")])]
+
+
+def _mix(z: np.ndarray) -> np.ndarray:
+    """splitmix64's mixing of 64 bits (Steele, Lea and Flood 2014)."""
+    z = z + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def _scores(
+    logits: np.ndarray, temperature: np.float32, top_k: int, seed: int, at: int
+) -> np.ndarray:
+    """What each token competes with."""
+    if temperature <= 0:
+        return logits
+    places = np.uint64(at << 32) | np.arange(len(logits), dtype=np.uint64)
+    bits = _mix(_mix(np.array([seed & 0xFFFFFFFF], np.uint64)) ^ places)
+    uniform = ((bits >> np.uint64(40)).astype(np.float64) + 0.5) * 2.0**-24
+    scores = logits / np.float64(temperature) - np.log(-np.log(uniform))
+    if 0 < top_k < len(logits):
+        scores[logits < np.sort(logits)[-top_k]] = -np.inf
+    return scores
+
+
+def _sample(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    """New position, tokens and output; the run's end is the loop's to see."""
+    logits, settings, position, tokens, output, _ = inputs
+    row = np.asarray(settings, np.int64).astype(np.int32)
+    at = int(position[0])
+    scores = _scores(logits[0], row[:1].view(np.float32)[0], int(row[1]), int(row[2]), at)
+    tokens, output = tokens.copy(), output.copy()
+    tokens[at + 1] = output[at + 1] = scores.argmax()
+    return [np.array([at + 1]), tokens, output]
+
+
+def _lower_embed(lowering: Lowering, node: Node) -> None:
+    ids, table, position = node.inputs
+    out = node.outputs[0]
+    rows, width = out.shape
+    pieces = max(1, min(width // 64, -(-lowering.machine.processors // rows)))
+    columns = -(-width // pieces)
+    params = {"rows": 1, "columns": columns, "dynamic": True}
+    coords = [(r, c) for r in range(rows) for c in range(0, width, columns)]
+    lowering.emit("embedding", params, [ids, table, out, position], coords)
+
+
+def _lower_advance(lowering: Lowering, node: Node) -> None:
+    lowering.emit("advance", {"rows": node.attrs["rows"]}, list(node.inputs), [(0,)])
+
+
+def _lower_sample(lowering: Lowering, node: Node) -> None:
+    """Each tile finds its best token, one task chooses among these."""
+    logits, settings, position, tokens, output, stops = node.inputs
+    vocabulary = logits.shape[1]
+    tiles = max(1, min(lowering.machine.processors, vocabulary // 256))
+    candidates = lowering.temp((tiles, 2), fp32, f"{node.name}.candidates")
+    lowering.emit(
+        "sample",
+        {"tiles": tiles},
+        [logits, settings, position, candidates],
+        [(i,) for i in range(tiles)],
+    )
+    lowering.emit(
+        "choose",
+        {"tiles": tiles},
+        [logits, settings, position, candidates, tokens, output, stops],
+        [(0,)],
+        ".choose",
+    )
+
+
+register("embed", _embed, _lower_embed)
+register("advance", _advance, _lower_advance)
+register("sample", _sample, _lower_sample)

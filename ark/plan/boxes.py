@@ -1,0 +1,272 @@
+"""Which boxes of its operands the tasks of an op touch, relative to each operand's first element.
+
+Ops of one signature touch alike, so a model's equal layers, the cells of a recurrent net and the
+ranks of a fleet share these arrays; an op adds only where its operands lie (ark.plan.access). Tasks
+that touch the same box share a row. Called by lowering, scheduler and verifier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ark.errors import PlanError
+from ark.ir.values import row_major
+from ark.plan import kind as kinds
+from ark.plan.kind import Access, Signature
+from ark.plan.types import Fetch
+
+DIMS = 4
+Coords = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Boxes:
+    """The accesses of an op's tasks to one operand in one direction.
+
+    Row i says that task tasks[i] touches box box[i]; boxes are distinct, tasks rise. lo, hi:
+    (boxes, DIMS) in elements; begin, end: (boxes,) in bytes; all from the operand's first element.
+    """
+
+    operand: int
+    write: bool
+    past: bool
+    itemsize: int
+    tasks: np.ndarray
+    box: np.ndarray
+    lo: np.ndarray
+    hi: np.ndarray
+    begin: np.ndarray
+    end: np.ndarray
+
+    @cached_property
+    def first(self) -> int:
+        return int(self.begin.min())
+
+    @cached_property
+    def last(self) -> int:
+        return int(self.end.max())
+
+    @cached_property
+    def single(self) -> bool:
+        return len(self.lo) == 1
+
+    @cached_property
+    def solid(self) -> np.ndarray:
+        """Which boxes are one byte range."""
+        sizes = np.prod(self.hi - self.lo, axis=1) * self.itemsize
+        return np.asarray(sizes == self.end - self.begin)
+
+    @cached_property
+    def all_solid(self) -> bool:
+        return bool(self.solid.all())
+
+    @cached_property
+    def by_box(self) -> tuple[np.ndarray, np.ndarray]:
+        """(tasks sorted by box, where each box's tasks begin there)."""
+        order = np.argsort(self.box, kind="stable")
+        starts = np.searchsorted(self.box[order], np.arange(len(self.lo) + 1))
+        return self.tasks[order], starts
+
+    @cached_property
+    def bounds(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The smallest box around all boxes."""
+        return tuple(self.lo.min(axis=0).tolist()), tuple(self.hi.max(axis=0).tolist())
+
+    @cached_property
+    def volume(self) -> int:
+        """Elements of all boxes together."""
+        return int(np.prod(self.hi - self.lo, axis=1).sum())
+
+    @cached_property
+    def fills_span(self) -> bool:
+        """Are the boxes all bytes from the first to the last, each once?"""
+        return self.volume * self.itemsize == self.last - self.first and self.disjoint
+
+    @cached_property
+    def fills_bounds(self) -> bool:
+        """Are the boxes all elements of the box around them, each once?"""
+        low, high = (np.array(v) for v in self.bounds)
+        return self.volume == int(np.prod(high - low)) and self.disjoint
+
+    @cached_property
+    def sharpest(self) -> int:
+        """The dimension in which the boxes differ most."""
+        return int(np.argmax([len(np.unique(self.lo[:, d])) for d in range(DIMS)]))
+
+    @cached_property
+    def disjoint(self) -> bool:
+        """Do no two boxes share an element?"""
+        if self.single:
+            return True
+        cuts = [np.unique(np.concatenate((self.lo[:, d], self.hi[:, d]))) for d in range(DIMS)]
+        shape = tuple(len(c) for c in cuts)
+        if np.prod(shape) > 64 * len(self.lo) + 4096:
+            return not any(len(rows) for rows, _ in overlaps(self.lo, self.hi, self.sharpest))
+        return int(self._depth(cuts, shape).max()) <= 1
+
+    def _depth(self, cuts: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+        """How many boxes lie on each cell of the grid that the boxes' edges draw."""
+        depth = np.zeros(shape, np.int64)
+        ends = [
+            (np.searchsorted(c, self.lo[:, d]), np.searchsorted(c, self.hi[:, d]))
+            for d, c in enumerate(cuts)
+        ]
+        for corner in range(1 << DIMS):
+            sides = [corner >> d & 1 for d in range(DIMS)]
+            sign = -1 if sum(sides) % 2 else 1
+            np.add.at(depth, tuple(e[s] for e, s in zip(ends, sides, strict=True)), sign)
+        for d in range(DIMS):
+            np.cumsum(depth, axis=d, out=depth)
+        return depth
+
+
+def candidates(
+    lo_a: np.ndarray, hi_a: np.ndarray, lo_b: np.ndarray, hi_b: np.ndarray, most: int = 1 << 20
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Pairs (i, j) among which are all whose ranges meet, in pieces of about `most` pairs.
+
+    The ranges of b are sorted; what may meet a range of a lies consecutively there.
+    """
+    order = np.argsort(lo_b, kind="stable")
+    reach = np.maximum.accumulate(hi_b[order])
+    last = np.searchsorted(lo_b[order], hi_a, "left")
+    first = np.minimum(np.searchsorted(reach, lo_a, "right"), last)
+    many = last - first
+    ends = np.cumsum(many)
+    pieces, at = [], 0
+    while at < len(many):
+        base = int(ends[at - 1]) if at else 0
+        stop = max(at + 1, int(np.searchsorted(ends, base + most, "right")))
+        counts = many[at:stop]
+        rows = np.repeat(np.arange(at, stop), counts)
+        place = np.arange(len(rows)) - np.repeat(ends[at:stop] - counts - base, counts)
+        pieces.append((rows, order[np.repeat(first[at:stop], counts) + place]))
+        at = stop
+    return pieces
+
+
+def overlaps(lo: np.ndarray, hi: np.ndarray, axis: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Pairs i < j of boxes that share an element, in pieces; `axis`: where to look first."""
+    found = []
+    for rows, columns in candidates(lo[:, axis], hi[:, axis], lo[:, axis], hi[:, axis]):
+        keep = rows < columns
+        rows, columns = rows[keep], columns[keep]
+        meet = ((lo[rows] < hi[columns]) & (lo[columns] < hi[rows])).all(axis=1)
+        found.append((rows[meet], columns[meet]))
+    return found
+
+
+class Templates:
+    """What ops of a signature touch and stream, computed once for each list of coordinates."""
+
+    def __init__(self) -> None:
+        self._boxes: dict[tuple[object, Coords], tuple[Boxes, ...]] = {}
+        self._streams: dict[tuple[object, Coords], tuple[tuple[Fetch, ...], ...]] = {}
+        self._whole: dict[tuple[object, ...], Boxes] = {}
+
+    def boxes(self, sig: Signature, coords: Coords) -> tuple[Boxes, ...]:
+        """By operand and direction; PlanError if coordinates mean nothing to the kind."""
+        key = (sig.key, coords)
+        found = self._boxes.get(key)
+        if found is None:
+            found = self._boxes[key] = _boxes(sig, coords)
+        return found
+
+    def streams(self, sig: Signature, coords: Coords) -> tuple[tuple[Fetch, ...], ...]:
+        """What each task takes from the operand stream."""
+        key = (sig.key, coords)
+        found = self._streams.get(key)
+        if found is None:
+            kind = kinds.get(sig.kind)
+            shared: dict[tuple[Fetch, ...], tuple[Fetch, ...]] = {}
+            made = (kind.stream(sig, coord) for coord in coords)
+            found = self._streams[key] = tuple(shared.setdefault(f, f) for f in made)
+        return found
+
+    def whole(
+        self, shape: tuple[int, ...], extents: tuple[int, ...], itemsize: int, count: int
+    ) -> Boxes:
+        """Reads of a whole operand by every one of `count` tasks."""
+        key = (shape, extents, itemsize, count)
+        found = self._whole.get(key)
+        if found is None:
+            access = Access(0, (0,) * len(shape), shape)
+            rows = [(i, 0) for i in range(count)]
+            strides = row_major(extents)
+            found = self._whole[key] = pack(access, rows, [(access.lo, shape)], strides, itemsize)
+        return found
+
+
+def _boxes(sig: Signature, coords: Coords) -> tuple[Boxes, ...]:
+    kind = kinds.get(sig.kind)
+    grouped: dict[tuple[int, bool, bool], tuple[list[tuple[int, int]], dict[object, int]]] = {}
+    first: dict[tuple[int, bool, bool], Access] = {}
+    for task, coord in enumerate(coords):
+        try:
+            accesses = kind.accesses(sig, coord)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise PlanError(
+                f"coordinates {list(coord)} do not fit the task kind {sig.kind!r} "
+                f"({type(error).__name__}: {error})"
+            ) from error
+        for access in accesses:
+            key = (access.operand, access.write, access.past)
+            if key not in grouped:
+                grouped[key] = ([], {})
+                first[key] = access
+            rows, known = grouped[key]
+            box = (access.lo, access.hi)
+            rows.append((task, known.setdefault(box, len(known))))
+    found = []
+    for key, (rows, known) in sorted(grouped.items(), key=lambda kv: kv[0]):
+        if not 0 <= key[0] < len(sig.operands):
+            raise PlanError(
+                f"a task of kind {sig.kind!r} touches operand {key[0]} of {len(sig.operands)}"
+            )
+        operand = sig.operands[key[0]]
+        boxes: list[tuple[tuple[int, ...], tuple[int, ...]]] = list(known)  # type: ignore[arg-type]
+        for lo, hi in boxes:
+            inside = len(lo) == len(hi) == len(operand.shape) and all(
+                0 <= a < b <= n for a, b, n in zip(lo, hi, operand.shape, strict=True)
+            )
+            if not inside:
+                raise PlanError(
+                    f"a task of kind {sig.kind!r} reaches outside of its operand {key[0]} "
+                    f"({list(lo)} to {list(hi)} of {list(operand.shape)})"
+                )
+        found.append(pack(first[key], rows, boxes, operand.strides, operand.itemsize))
+    return tuple(found)
+
+
+def pack(
+    access: Access,
+    rows: Sequence[tuple[int, int]],
+    boxes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],
+    strides: Sequence[int],
+    itemsize: int,
+) -> Boxes:
+    steps = np.zeros(DIMS, np.int64)
+    lo = np.zeros((len(boxes), DIMS), np.int64)
+    hi = np.ones((len(boxes), DIMS), np.int64)
+    rank = len(strides)
+    if rank:
+        steps[DIMS - rank :] = strides
+        lo[:, DIMS - rank :] = [b[0] for b in boxes]
+        hi[:, DIMS - rank :] = [b[1] for b in boxes]
+    table = np.array(rows, np.int64)
+    return Boxes(
+        operand=access.operand,
+        write=access.write,
+        past=access.past,
+        itemsize=itemsize,
+        tasks=table[:, 0],
+        box=table[:, 1],
+        lo=lo,
+        hi=hi,
+        begin=(lo * steps).sum(axis=1) * itemsize,
+        end=(((hi - 1) * steps).sum(axis=1) + 1) * itemsize,
+    )

@@ -1,0 +1,60 @@
+"""A phase as arrays, for checks that look at all tasks at once.
+
+A node is a task's place: tasks are counted processor by processor, in their order there. Called by
+all parts of the verifier.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ark.plan.types import Phase, Task
+
+
+@dataclass(frozen=True, eq=False)
+class Listing:
+    """By node: its task, op, lane (processor) and position; lengths: tasks of each lane.
+
+    Row i of `waits` is (node, counter, threshold), of `signals` (node, counter). by_op: the nodes
+    of an op, and their coordinates.
+    """
+
+    tasks: tuple[Task, ...]
+    op: np.ndarray
+    lane: np.ndarray
+    position: np.ndarray
+    lengths: np.ndarray
+    waits: np.ndarray
+    signals: np.ndarray
+
+    @cached_property
+    def by_op(self) -> dict[int, tuple[np.ndarray, tuple[tuple[int, ...], ...]]]:
+        order = np.argsort(self.op, kind="stable")
+        ops, starts = np.unique(self.op[order], return_index=True)
+        parts = np.split(order, starts[1:])
+        return {
+            int(op): (nodes, tuple(self.tasks[i].coord for i in nodes.tolist()))
+            for op, nodes in zip(ops, parts, strict=True)
+        }
+
+
+def listing(phase: Phase) -> Listing:
+    """The arrays of a phase."""
+    tasks = tuple(task for listed in phase.processors for task in listed)
+    lengths = np.array([len(listed) for listed in phase.processors], np.int64)
+    starts = np.cumsum(lengths) - lengths
+    lane = np.repeat(np.arange(len(lengths)), lengths)
+    waits = [(i, c, n) for i, t in enumerate(tasks) for c, n in t.waits]
+    signals = [(i, c) for i, t in enumerate(tasks) for c in t.signals]
+    return Listing(
+        tasks,
+        np.array([t.op for t in tasks], np.int64),
+        lane,
+        np.arange(len(tasks)) - starts[lane] if len(tasks) else lane,
+        lengths,
+        np.array(waits, np.int64).reshape(-1, 3),
+        np.array(signals, np.int64).reshape(-1, 2),
+    )

@@ -1,0 +1,153 @@
+"""What must come before what, as arrays: many obligations are checked at once.
+
+A need is a set of earlier nodes; later nodes each have some needs. Of a set only the last node of
+each processor counts, so a need is no longer than a rank has processors. Collected and checked by
+ark.plan.verify.conflicts.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ark.plan.access import Region
+from ark.plan.verify.order import RAN, SEEN, Order, spans
+
+CHUNK = 1 << 22
+Nodes = Callable[[Region], np.ndarray]  # the nodes of a region's tasks, by their place in the op
+
+
+@dataclass(frozen=True, eq=False)
+class Frozen:
+    """later, need: row i says that node later[i] has need need[i]. Entries of need n lie from
+    starts[n] to starts[n + 1] in `earlier`; which[n]: must they have run, or be seen?
+    """
+
+    later: np.ndarray
+    need: np.ndarray
+    starts: np.ndarray
+    earlier: np.ndarray
+    which: np.ndarray
+
+
+class Needs:
+    """Obligations as they are found, in nodes of one rank or of all."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._later: list[np.ndarray] = []
+        self._need: list[np.ndarray] = []
+        self._entries: list[np.ndarray] = []
+        self._earlier: list[np.ndarray] = []
+        self._which: list[int] = []
+        self._sizes: list[int] = []
+        self._pairs: list[tuple[Region, Region]] = []
+        self._firsts: list[int] = []
+
+    def add(self, first: Region, second: Region, firsts: np.ndarray, seconds: np.ndarray) -> None:
+        """Where the regions overlap, the second's tasks come after the first's. firsts, seconds:
+        their ops' nodes.
+        """
+        rows, columns = second.overlaps(first)
+        if not len(rows):
+            return
+        boxes = second.boxes
+        tasks, starts = first.boxes.by_box
+        if first.boxes.single:
+            self._entries.append(np.repeat(rows, len(tasks)) + self._count)
+            self._earlier.append(np.tile(firsts[tasks], len(rows)))
+        elif len(tasks) == len(first.boxes.lo):
+            self._entries.append(rows + self._count)
+            self._earlier.append(firsts[tasks[columns]])
+        else:
+            many = starts[columns + 1] - starts[columns]
+            self._entries.append(np.repeat(rows, many) + self._count)
+            self._earlier.append(firsts[tasks[spans(starts[columns], starts[columns + 1])]])
+        self._later.append(seconds[boxes.tasks])
+        self._need.append(boxes.box + self._count)
+        self._pairs.append((first, second))
+        self._firsts.append(self._count)
+        self._which.append(must(first))
+        self._sizes.append(len(boxes.lo))
+        self._count += len(boxes.lo)
+
+    def pair(self, need: int) -> tuple[Region, Region]:
+        """The (first, second) regions that a need comes from."""
+        return self._pairs[bisect_right(self._firsts, need) - 1]
+
+    def freeze(self, order_lane: np.ndarray, order_position: np.ndarray) -> Frozen:
+        """The arrays; lane and position of the nodes say which entries imply others."""
+        if not self._count:
+            none = np.zeros(0, np.int64)
+            return Frozen(none, none, np.zeros(1, np.int64), none, none)
+        entry, earlier = np.concatenate(self._entries), np.concatenate(self._earlier)
+        lane = order_lane[earlier]
+        rank = np.lexsort((order_position[earlier], lane, entry))
+        entry, earlier, lane = entry[rank], earlier[rank], lane[rank]
+        last = np.ones(len(entry), bool)
+        last[:-1] = (entry[:-1] != entry[1:]) | (lane[:-1] != lane[1:])
+        entry, earlier = entry[last], earlier[last]
+        return Frozen(
+            np.concatenate(self._later),
+            np.concatenate(self._need),
+            np.searchsorted(entry, np.arange(self._count + 1)),
+            earlier,
+            np.repeat(np.array(self._which, np.int64), self._sizes),
+        )
+
+
+def must(first: Region) -> int:
+    """What was written must be seen, what was read be past. Packets carry their own epoch, so that
+    knowing that one was written is seeing it.
+    """
+    return SEEN if first.write and not first.packet else RAN
+
+
+def unmet(frozen: Frozen, order: Order, base: int) -> tuple[int, int, int] | None:
+    """(earlier node, later node, need) of an obligation that the order does not imply; base: what
+    to add to the nodes.
+    """
+    if not len(frozen.later):
+        return None
+    many = len(frozen.which)
+    codes = order.clock[frozen.later + base] * many + frozen.need
+    distinct, back = np.unique(codes, return_inverse=True)
+    need, clock = distinct % many, distinct // many
+    first, last = frozen.starts[need], frozen.starts[need + 1]
+    # Tasks that know the same: what their clock implies holds for all of them.
+    open_ = np.zeros(len(distinct), bool)
+    for piece in _pieces(last - first):
+        at = spans(first[piece], last[piece])
+        row = np.repeat(np.arange(piece.start, piece.stop), (last - first)[piece])
+        earlier = frozen.earlier[at] + base
+        known = order.clocks[clock[row], frozen.which[need[row]], order.lane[earlier]]
+        open_[row[known <= order.position[earlier]]] = True
+    if not open_.any():
+        return None
+    # Left are those who may know more: what came before them on their own lane.
+    later = np.flatnonzero(open_[back.reshape(-1)])
+    need = frozen.need[later]
+    first, last = frozen.starts[need], frozen.starts[need + 1]
+    for piece in _pieces(last - first):
+        at = spans(first[piece], last[piece])
+        row = np.repeat(np.arange(piece.start, piece.stop), (last - first)[piece])
+        earlier, node = frozen.earlier[at] + base, frozen.later[later[row]] + base
+        fine = order.before(earlier, node, frozen.which[need[row]])
+        if not fine.all():
+            bad = int(np.flatnonzero(~fine)[0])
+            return int(earlier[bad]), int(node[bad]), int(need[row[bad]])
+    return None
+
+
+def _pieces(sizes: np.ndarray) -> list[slice]:
+    """Cuts rows of such sizes into pieces of about CHUNK entries."""
+    ends = np.cumsum(sizes)
+    cuts = [0]
+    while cuts[-1] < len(sizes):
+        base = int(ends[cuts[-1] - 1]) if cuts[-1] else 0
+        cuts.append(max(cuts[-1] + 1, int(np.searchsorted(ends, base + CHUNK, "right"))))
+    return [slice(a, b) for a, b in itertools.pairwise(cuts)]

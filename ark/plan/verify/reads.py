@@ -1,0 +1,143 @@
+"""Fourth part of the verifier: nothing is read that was not written before in the iteration, unless
+its buffer held data before it. What a rank has not written itself, its peers must have delivered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from ark.plan.access import Region
+from ark.plan.types import PlanBuffer
+from ark.plan.verify.conflicts import Touch, task_at
+from ark.plan.verify.fleet import Fleet, refuse
+from ark.plan.verify.order import SEEN, Order
+
+Missing = tuple[Region, np.ndarray]  # a read, and which of its boxes the rank has not written
+
+
+class _Written:
+    """What a rank's ops have written of one of its buffers so far."""
+
+    def __init__(self, buffer: PlanBuffer, itemsize: int) -> None:
+        self.buffer = buffer
+        self.itemsize = itemsize
+        self.writes: list[Region] = []
+        self._painted = 0
+        self._known: np.ndarray | None = None
+
+    def lacks(self, read: Region) -> np.ndarray:
+        """The boxes of a read that are not wholly written."""
+        boxes = read.boxes
+        if not self.writes:
+            return np.arange(len(boxes.lo))
+        if any(write.covers(read) for write in reversed(self.writes)):
+            return np.zeros(0, np.int64)
+        if self._known is None:
+            self._known = np.zeros(self.buffer.nbytes // self.itemsize, bool)
+        for write in self.writes[self._painted :]:
+            view = _view(self._known, write)
+            for box in _slices(write):
+                view[box] = True
+        self._painted = len(self.writes)
+        view = _view(self._known, read)
+        return np.array([i for i, b in enumerate(_slices(read)) if not view[b].all()], np.int64)
+
+
+def _view(known: np.ndarray, region: Region) -> np.ndarray:
+    shape = (1,) * (region.boxes.lo.shape[1] - len(region.extents)) + region.extents
+    return known[: math.prod(region.extents)].reshape(shape)
+
+
+def _bounds(region: Region) -> tuple[np.ndarray, np.ndarray]:
+    """First and last+1 elements of a region's boxes in its buffer."""
+    shift = np.zeros(region.boxes.lo.shape[1], np.int64)
+    shift[len(shift) - len(region.offsets) :] = region.offsets
+    return region.boxes.lo + shift, region.boxes.hi + shift
+
+
+def _slices(region: Region) -> list[tuple[slice, ...]]:
+    lo, hi = (v.tolist() for v in _bounds(region))
+    return [tuple(map(slice, a, b)) for a, b in zip(lo, hi, strict=True)]
+
+
+def missing_reads(fleet: Fleet, rank: int, number: int) -> list[Missing]:
+    """The reads of a rank's own memory that its own ops do not account for."""
+    buffers = fleet.plans[rank].buffers
+    state: dict[int, _Written] = {}
+    missing: list[Missing] = []
+    for touched in fleet.touches(rank, number):
+        for region in sorted(touched, key=lambda r: r.write):
+            if region.space is None or region.pretended:
+                continue
+            buffer = buffers[int(region.memory)]  # type: ignore[call-overload]
+            if buffer.initial:
+                continue
+            itemsize = region.boxes.itemsize
+            known = state.setdefault(buffer.id, _Written(buffer, itemsize))
+            if known.itemsize != itemsize:
+                raise refuse(f"buffer {buffer.name!r} is used with elements of different sizes")
+            if region.write:
+                known.writes.append(region)
+            else:
+                lacking = known.lacks(region)
+                if len(lacking):
+                    missing.append((region, lacking))
+    return missing
+
+
+def check_delivered(
+    fleet: Fleet,
+    order: Order,
+    number: int,
+    rank: int,
+    missing: Sequence[Missing],
+    foreign: Sequence[Touch],
+) -> None:
+    """Peers' writes, complete before the read starts, must cover what the rank has not written."""
+    writers: dict[object, list[Touch]] = defaultdict(list)
+    for touch in foreign:
+        if touch.region.write:
+            writers[touch.region.memory].append(touch)
+    listed = fleet.listing(rank, number)
+    base = int(order.bases[rank])
+    for region, lacking in missing:
+        nodes = listed.by_op[region.op][0] + base
+        tasks, starts = region.boxes.by_box
+        near = [t for t in writers[region.memory] if t.region.same_frame(region)]
+        for box in lacking.tolist():
+            readers = nodes[tasks[starts[box] : starts[box + 1]]]
+            late = _undelivered(order, region, box, readers, near)
+            if late is not None:
+                _, task = task_at(fleet, order, number, late)
+                buffer = fleet.plans[rank].buffers[int(region.memory)]  # type: ignore[call-overload]
+                raise refuse(
+                    f"tile {list(task.coord)} of op {fleet.plans[rank].ops[task.op].name!r} on "
+                    f"rank {rank} reads bytes of {buffer.name!r} that nobody has written"
+                )
+
+
+def _undelivered(
+    order: Order, region: Region, box: int, readers: np.ndarray, writers: Sequence[Touch]
+) -> int | None:
+    """A reader of a box for which peers' complete writes do not cover it."""
+    low, high = (v[box] for v in _bounds(region))
+    parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    for touch in writers:
+        lo, hi = _bounds(touch.region)
+        met = np.flatnonzero(((lo < high) & (low < hi)).all(axis=1))
+        tasks, starts = touch.region.boxes.by_box
+        for i in met.tolist():
+            nodes = touch.nodes[tasks[starts[i] : starts[i + 1]]]
+            parts.append((np.maximum(lo[i], low), np.minimum(hi[i], high), nodes))
+    for reader in readers.tolist():
+        left = np.ones(tuple(high - low), bool)
+        for lo, hi, nodes in parts:
+            if order.before(nodes, np.full(len(nodes), reader), SEEN).any():
+                left[tuple(map(slice, lo - low, hi - low))] = False
+        if left.any():
+            return int(reader)
+    return None

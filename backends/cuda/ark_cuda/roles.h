@@ -1,0 +1,206 @@
+// The loop of the variant `roles` (docs/loop-kernel.md): one warp leads the turns, the computing warps
+// follow, and no barrier of the block stands between tasks. The lead warp waits until all computing
+// warps have ended a task, opens the next one when its first packet has come (nobody polls memory
+// before his own processor has done its part, and then one lane does), and fetches records
+// meanwhile. Only it decides to leave; so nobody waits at a barrier for warps that have left.
+
+#define ARK_HAS_TURNS 1
+constexpr int ARK_LEADS = ARK_BLOCK_WARPS - ARK_WARPS - 1;
+static_assert(ARK_LEADS == 1, "one warp leads the turns");
+static_assert(ARK_RING_DEPTH % ARK_WARPS == 0, "a slot of the ring belongs to one warp");
+
+struct ArkTurns {
+  ark_u64 open;      // the lead warp arrives: a turn has begun
+  ark_u64 done;      // each computing warp arrives: it has ended the turn
+  ark_u64 gathered;  // each computing warp arrives: its part of a task's input is in shared memory
+  ark_u32 quit;      // written before a turn opens: leave instead
+  ark_u32 turn[ARK_WARPS];     // each warp's own: turns that it has ended
+  ark_u32 gathers[ARK_WARPS];  // each warp's own: inputs that it has gathered
+};
+
+__shared__ ArkTurns ark_turns;
+
+// Called by one thread before anything else.
+ARK_DEVICE void ark_turns_open(const ArkParams* p, ark_u32 processor, char* scratch) {
+  ark_open_loop(reinterpret_cast<ArkLoop*>(scratch)->ctx, p, processor, scratch);
+  ark_barrier_init(&ark_turns.open, 1u);
+  ark_barrier_init(&ark_turns.done, ARK_WARPS);
+  ark_barrier_init(&ark_turns.gathered, ARK_WARPS);
+  ark_turns.quit = 0u;
+  for (int w = 0; w < ARK_WARPS; ++w) ark_turns.turn[w] = ark_turns.gathers[w] = 0u;
+}
+
+// The other side's waits all have budgets, after which it arrives too: these need none. All lanes
+// of a warp call it, each to see what the others wrote.
+ARK_DEVICE void ark_turn_wait(ark_u64* barrier, ark_u32 count) {
+  while (!ark_barrier_passed(barrier, count & 1u)) {
+  }
+}
+
+// A computing warp waits for its turn; false if it is to leave. What stands before this call may
+// read only what no earlier task of the iteration writes, or packets.
+ARK_DEVICE bool ark_enter(ArkCtx&) {
+  ark_turn_wait(&ark_turns.open, ark_warp_load(&ark_turns.turn[ark_warp()]));
+  return *const_cast<volatile ark_u32*>(&ark_turns.quit) == 0u;
+}
+ARK_DEVICE void ark_end_turn() {
+  ark_u32* turn = &ark_turns.turn[ark_warp()];
+  const ark_u32 next = ark_warp_load(turn) + 1u;
+  __syncwarp();
+  ark_warp_store(turn, next);
+  __syncwarp();
+  if (ark_lane() == 0) ark_barrier_arrive(&ark_turns.done, 1u);
+}
+
+// Called by all computing warps when each has stored its part of an input; all parts are there then.
+ARK_DEVICE void ark_gathered() {
+  ark_u32* own = &ark_turns.gathers[ark_warp()];
+  const ark_u32 count = ark_warp_load(own);
+  __syncwarp();
+  ark_warp_store(own, count + 1u);
+  if (ark_lane() == 0) ark_barrier_arrive(&ark_turns.gathered, 1u);
+  ark_turn_wait(&ark_turns.gathered, count);
+}
+
+// The lead warp: the next turn opens for the computing warps.
+ARK_DEVICE void ark_open_turn(bool quit) {
+  if (quit && ark_lane() == 0) *const_cast<volatile ark_u32*>(&ark_turns.quit) = 1u;
+  __syncwarp();
+  if (ark_lane() == 0) ark_barrier_arrive(&ark_turns.open, 1u);
+}
+// The lead warp: all computing warps have ended the turn; false if anything failed meanwhile.
+ARK_DEVICE bool ark_close_turn(const ArkCtx& c, ark_u32& turn) {
+  ark_turn_wait(&ark_turns.done, turn++);
+  ark_copies_done();
+  const int lane = ark_lane();
+  const bool fine = lane >= ARK_BLOCK_WARPS || (c.warps[lane] & ARK_GAVE_UP) == 0u;
+  return __all_sync(0xffffffffu, fine) != 0;
+}
+
+// This thread's pairs of elements: pair i is at at(i), which may be null. Packets are asked for all at
+// once, 16 bytes a load, and those that are late again.
+ARK_DEVICE void ark_packet_pair(const ark_u64* p, ark_u64& a, ark_u64& b, bool system) {
+  if (system) {
+    asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(a), "=l"(b) : "l"(p)
+                 : "memory");
+  } else {
+    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(a), "=l"(b) : "l"(p)
+                 : "memory");
+  }
+}
+template <int N, typename At>
+ARK_DEVICE void ark_pairs(ArkCtx& c, const ark_u64*, const At& at, float (&v)[2 * N], bool system) {
+  const ark_u32 epoch = c.iteration + 1u;
+  ark_u64 seen[2 * N] = {};  // no epoch is 0
+  const auto here = [&](int i) {
+    return static_cast<ark_u32>(seen[i] >> 32) == epoch;
+  };
+  ArkSpin spin{0u, 0u};
+  for (;;) {
+    bool all = true;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const ark_u64* from = at(i);
+      if (from != nullptr && !(here(2 * i) && here(2 * i + 1))) {
+        ark_packet_pair(from, seen[2 * i], seen[2 * i + 1], system);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      all = all && (at(i) == nullptr || (here(2 * i) && here(2 * i + 1)));
+    }
+    if (all || ark_failed(c)) break;
+    const ArkVerdict verdict = ark_spin(c.p, spin, c.p->budget_ns);
+    if (verdict == ARK_KEEP) continue;
+    if (verdict == ARK_TIMEOUT) ark_fail(c, 2u, 0u, epoch, static_cast<ark_u32>(seen[0] >> 32));
+    ark_give_up(c);
+  }
+#pragma unroll
+  for (int i = 0; i < 2 * N; ++i) v[i] = ark_bits_float(static_cast<ark_u32>(seen[i]));
+}
+template <int N, typename T, typename At>
+ARK_DEVICE void ark_pairs(ArkCtx&, const T*, const At& at, float (&v)[2 * N], bool) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const T* from = at(i);
+    v[2 * i] = from != nullptr ? ark_get(from, 0) : 0.0f;
+    v[2 * i + 1] = from != nullptr ? ark_get(from, 1) : 0.0f;
+  }
+}
+
+// What opens a task beside its counters: one packet of its input has come.
+ARK_DEVICE void ark_gate(ArkCtx& c, const ark_u64* packet, bool system) {
+  if (ark_lane() == 0) ark_packet(c, packet, system);
+  __syncwarp();
+}
+template <typename T>
+ARK_DEVICE void ark_gate(ArkCtx&, const T*, bool) {}
+
+ARK_DEVICE void ark_dispatch_gate(ArkCtx& c, const ArkTask& task);
+
+ARK_DEVICE void ark_lead(const ArkParams* p, ark_u32 processor, char* scratch) {
+  ArkLoop& loop = *reinterpret_cast<ArkLoop*>(scratch);
+  ArkCtx& c = loop.ctx;
+  const ArkTeam team{static_cast<ark_u32>(ark_lane()), 32u};
+  const bool leader = ark_lane() == 0;
+  const ark_u32 phase0 = ark_control(p)->phase0;
+  ark_u32 stage_base = 0u, traced = 0u, turn = 0u;
+  for (ark_u32 iteration = 0u;; ++iteration) {
+    bool go = true;
+    if (leader) go = ark_may_begin(c, iteration);
+    if (!__shfl_sync(0xffffffffu, go, 0)) break;
+    const ArkRange range = ark_range(p, processor, iteration, phase0);
+    const ark_u32 end = range.task_end;
+    if (leader) ark_open_iteration(c, iteration, phase0, range, stage_base);
+    if (range.task_begin < end) ark_task_ahead(team, loop, p, range.task_begin);
+    if (range.task_begin + 1u < end) ark_task_ahead(team, loop, p, range.task_begin + 1u);
+    ark_copies_done();
+    __syncwarp();
+    if (range.task_begin < end) ark_edges_ahead(team, loop, p, range.task_begin);
+    ark_copies_done();
+    __syncwarp();
+    // An iteration begins with a turn of its own, in which nothing is computed.
+    ark_open_turn(false);
+    if (!ark_close_turn(c, turn)) break;
+    bool fine = true;
+    for (ark_u32 i = range.task_begin; fine && i < end; ++i) {
+      const ArkTask& task = loop.tasks[i % ARK_SLOTS];
+      ark_warp_store(&c.warps[ark_warp()], i);
+      const bool waits = task.wait_begin != task.wait_end;
+      if (waits && !__all_sync(0xffffffffu, ark_wait_task(team, loop, i))) {
+        fine = false;
+        break;
+      }
+      ark_dispatch_gate(c, task);
+      const ark_u64 begin = p->trace ? ark_time_ns() : 0u;
+      ark_open_turn(false);
+      if (i + 1u < end) ark_edges_ahead(team, loop, p, i + 1u);
+      if (i + 2u < end) ark_task_ahead(team, loop, p, i + 2u);
+      fine = ark_close_turn(c, turn);
+      if (!fine) break;
+      ark_signal_task(team, loop, i, iteration);
+      if (p->trace && leader) ark_trace(c, task, traced, begin);
+      __syncwarp();
+    }
+    if (!fine) break;
+    stage_base = ark_next_stage(stage_base, range);
+  }
+  ark_open_turn(true);
+}
+
+// A computing warp's whole life.
+ARK_DEVICE void ark_follow(const ArkParams* p, ark_u32 processor, char* scratch) {
+  ArkLoop& loop = *reinterpret_cast<ArkLoop*>(scratch);
+  ArkCtx& c = loop.ctx;
+  const ark_u32 phase0 = ark_control(p)->phase0;
+  while (ark_enter(c)) {
+    const ArkRange range = ark_range(p, processor, c.iteration, phase0);
+    const ark_u32 end = range.task_end;
+    ark_end_turn();
+    for (ark_u32 i = range.task_begin; i < end; ++i) {
+      ark_warp_store(&c.warps[ark_warp()], i);
+      if (!ark_dispatch(c, loop.tasks[i % ARK_SLOTS])) return;
+      ark_end_turn();
+    }
+  }
+}

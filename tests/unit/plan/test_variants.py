@@ -1,0 +1,62 @@
+"""Kernel variants: which one a plan gets, and that the plan carries it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from ark.errors import PlanError
+from ark.ir.dtype import by_name
+from ark.ir.graph import Graph
+from ark.lower.pipeline import plan
+from ark.machine import Machine
+from ark.models.build import Shape
+from ark.models.generate import make_plans
+from ark.plan.serialize import from_json, machine_of, to_json
+from ark.variant import COMMUNICATE, COMPUTE, LOAD, Role, Variant, block
+from tests.unit.plan.shapes import CONFIG, decoder_plans, machine
+
+ROLES = Variant("roles", (Role(COMPUTE, 6), Role(COMMUNICATE, 1), Role(LOAD, 1)), 6, 1024, 2)
+
+
+def offers_roles() -> Machine:
+    made = machine(4, "packets", warps=8)
+    return dataclasses.replace(made, variants=(block(8, 1, stages=6, stage_bytes=1024), ROLES))
+
+
+def test_decoding_runs_under_roles_and_the_plan_carries_its_shape() -> None:
+    (made,) = decoder_plans(offers_roles(), chunk=0)
+    assert made.variant == "roles"
+    again = from_json(to_json(made))
+    assert again == made
+    assert machine_of(again).variants == (ROLES,)
+    assert (machine_of(again).warps, machine_of(again).threads) == (6, 8 * 32)
+
+
+def test_wide_rows_travel_as_packets_only_behind_a_gate() -> None:
+    wide = dataclasses.replace(CONFIG, intermediate_size=5000)
+    for variant, packet in (("roles", True), ("block", False)):
+        target = offers_roles().shaped(stage_bytes=16384).using(variant)
+        shape = Shape(wide, by_name("fp32"), 64, 0)
+        (made,) = make_plans(shape, target, {"variant": variant})
+        down = next(op for op in made.ops if op.name.endswith("down"))
+        assert made.tensors[down.operands[0]].packet is packet
+
+
+def test_everything_else_runs_under_the_first_variant() -> None:
+    target = offers_roles()
+    (plain,) = decoder_plans(target, chunk=0, packets=False)
+    two = decoder_plans(target, chunk=0, ranks=2)
+    graph = Graph(0, 1)
+    a, b = graph.tensor((16, 16), by_name("fp32")), graph.tensor((16, 16), by_name("fp32"))
+    graph.add("add", [a, b], [graph.tensor((16, 16), by_name("fp32"))], {}, "add")
+    names = [p.variant for p in (plain, *two, plan(graph, target))]
+    assert names == ["block"] * 4
+    assert decoder_plans(machine(4, "packets", warps=8), chunk=0)[0].variant == "block"
+
+
+def test_a_variant_can_be_asked_for_and_must_exist() -> None:
+    assert decoder_plans(offers_roles(), chunk=0, variant="block")[0].variant == "block"
+    with pytest.raises(PlanError, match="no kernel variant 'matrix', but block, roles"):
+        decoder_plans(offers_roles(), chunk=0, variant="matrix")

@@ -1,0 +1,235 @@
+"""The cache holds what will be run: who may write there, what is damaged, what does not fit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ark.backend import registry
+from ark.ir.dtype import by_name
+from ark.models.generate import plans
+from ark.models.llama import Shape
+from ark.runtime import cache
+from ark.runtime.executor import Executor
+from tests.unit.plan.shapes import CONFIG
+
+ROOT = Path(__file__).resolve().parents[3]
+NOAH = ROOT / "examples/noah"
+NAME, OTHER = cache.key("one"), cache.key("two")
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of this test's own."""
+    path = tmp_path / "cache"
+    monkeypatch.setenv("ARK_CACHE_DIR", str(path))
+    cache._without.cache_clear()
+    return path
+
+
+def test_what_is_stored_is_found(place: Path) -> None:
+    assert cache.load(cache.PLANS, NAME) is None
+    cache.store(cache.PLANS, NAME, b"content")
+    assert cache.load(cache.PLANS, NAME) == b"content"
+    assert place.stat().st_mode & 0o777 == 0o700
+    assert (place / "key").stat().st_mode & 0o777 == 0o600
+    assert cache.entries() == [place / "plans" / NAME]
+
+
+def sha256_alone(path: Path) -> None:
+    data = b"poison"
+    path.write_bytes(hashlib.sha256(data).digest() + data)
+
+
+def one_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def of_another_name(path: Path) -> None:
+    cache.store(cache.PLANS, OTHER, b"another plan")
+    shutil.copy(path.parent / OTHER, path)
+
+
+def of_another_kind(path: Path) -> None:
+    cache.store(cache.PROGRAMS, NAME, b"a program")
+    shutil.copy(path.parents[1] / "programs" / NAME, path)
+
+
+def with_another_key(path: Path) -> None:
+    (path.parents[1] / "key").write_bytes(bytes(32))
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:20])
+
+
+CHANGES = [sha256_alone, one_byte, of_another_name, of_another_kind, with_another_key, cut]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_entry_is_dropped_and_made_again(place: Path, change: Any) -> None:
+    cache.store(cache.PLANS, NAME, b"content")
+    change(place / "plans" / NAME)
+    assert cache.load(cache.PLANS, NAME) is None
+    assert not (place / "plans" / NAME).exists()
+    cache.store(cache.PLANS, NAME, b"content")
+    assert cache.load(cache.PLANS, NAME) == b"content"
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
+def test_a_folder_that_others_may_write(
+    place: Path, mode: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache.store(cache.PLANS, NAME, b"content")
+    place.chmod(mode)
+    assert cache.load(cache.PLANS, NAME) is None
+    cache.store(cache.PLANS, OTHER, b"more")
+    assert not (place / "plans" / OTHER).exists()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "can be written by others" in line and f"chmod -R go-w {place}" in line
+    place.chmod(0o700)
+    assert cache.load(cache.PLANS, NAME) == b"content"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_folder_of_another_user(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cache.store(cache.PLANS, NAME, b"content")
+    os.chown(place, 12345, -1)
+    assert cache.load(cache.PLANS, NAME) is None
+    assert "belongs to user 12345" in capsys.readouterr().err
+    os.chown(place, 0, -1)
+    os.chown(place / "plans" / NAME, 12345, -1)
+    assert cache.load(cache.PLANS, NAME) is None
+
+
+def test_what_is_no_file_is_not_read(place: Path, tmp_path: Path) -> None:
+    """A FIFO would be waited for, a link could lead anywhere."""
+    cache.store(cache.PLANS, NAME, b"content")
+    real = (place / "plans" / NAME).rename(tmp_path / "moved")
+    os.mkfifo(place / "plans" / NAME)
+    assert cache.load(cache.PLANS, NAME) is None
+    (place / "plans" / NAME).unlink()
+    (place / "plans" / NAME).symlink_to(real)
+    assert cache.load(cache.PLANS, NAME) is None
+
+
+def test_clearing_leaves_what_is_not_ours(place: Path) -> None:
+    cache.store(cache.PLANS, NAME, b"content")
+    mine = place / "plans" / "thesis.txt"
+    mine.write_text("four years of work")
+    assert cache.clear()[0] == 1
+    assert mine.read_text() and not (place / "plans" / NAME).exists()
+    assert not (place / "key").exists()
+
+
+def test_what_a_killed_process_left_is_swept(place: Path) -> None:
+    cache.store(cache.PLANS, NAME, b"content")
+    old, new = (place / "plans" / f".partial-{n}" for n in ("old", "new"))
+    for path, age in ((old, 7200), (new, -7200)):  # the clock may have been set back since
+        path.write_bytes(b"half")
+        os.utime(path, (time.time() - age,) * 2)
+    cache.store(cache.PLANS, OTHER, b"more")
+    assert not old.exists() and new.exists()
+    assert cache.entries() == sorted(place / "plans" / n for n in (NAME, OTHER))
+    cache.clear()
+    assert not new.exists()
+
+
+def test_a_plan_that_cannot_be_read_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = registry.machine("cpu-2")
+    shape = Shape(CONFIG, by_name("fp32"), 64, 0)
+    made = plans(shape, machine)
+    (entry,) = cache.entries()
+    cache.store(cache.PLANS, entry.name, b'{"version": "from long ago"}')
+    assert plans(shape, machine) == made
+
+
+@pytest.mark.parametrize("content", [b"", b"no library", b".so\0", b".so\0\x7fELF and no more"])
+def test_a_program_that_cannot_be_loaded_is_made_again(content: bytes) -> None:
+    chosen = registry.get("cpu")
+    device = chosen.open(0)
+    plan = plans(Shape(CONFIG, by_name("fp32"), 64, 0), device.machine)[0]
+    Executor(plan, chosen, device).close()
+    (entry,) = [p for p in cache.entries() if p.parent.name == "programs"]
+    cache.store(cache.PROGRAMS, entry.name, content)
+    executor = Executor(plan, chosen, device)
+    assert not executor.program.cached
+    executor.close()
+    executor = Executor(plan, chosen, device)
+    assert executor.program.cached
+    executor.close()
+    device.close()
+
+
+def generate(*wrapper: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "ark", "generate", str(NOAH), "--prompt", "The king", "--json"]
+    return subprocess.run(
+        [*wrapper, *argv, "--backend", "cpu", "--max-new-tokens", "4"],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=250,
+        cwd=ROOT,
+    )
+
+
+def test_no_disk_for_the_cache() -> None:
+    done = generate(ARK_CACHE_DIR="/dev/null/cache")
+    assert done.returncode == 0 and len(json.loads(done.stdout)["tokens"]) == 4
+    (line,) = [line for line in done.stderr.splitlines() if "cache" in line]
+    assert "going on without the cache" in line and "Traceback" not in done.stderr
+
+
+def full_disk(folder: Path, size: str) -> list[str]:
+    """A command's prefix that lays a disk of `size` over a folder, for that command alone."""
+    folder.mkdir()
+    words = f'mount -t tmpfs -o size={size} none {folder} && exec "$@"'
+    wrapper = ["unshare", "-rm", "sh", "-c", words, "sh"]
+    if (
+        not shutil.which("unshare")
+        or subprocess.run([*wrapper, "true"], capture_output=True).returncode
+    ):
+        pytest.skip("this system lets nobody mount a small disk of his own")
+    return wrapper
+
+
+def test_a_full_disk_under_the_cache(tmp_path: Path) -> None:
+    """What does not fit is not kept; the text is as ever."""
+    disk = tmp_path / "disk"
+    wrapper = full_disk(disk, "16k")
+    wrapper[4] = wrapper[4].replace('exec "$@"', f'"$@"; c=$?; ls -RA {disk} >&2; exit $c')
+    done = generate(*wrapper, ARK_CACHE_DIR=str(disk / "cache"))
+    assert done.returncode == 0 and len(json.loads(done.stdout)["tokens"]) == 4
+    assert done.stderr.count("going on without the cache: [Errno 28] No space left") == 1
+    assert ".partial" not in done.stderr
+
+
+def test_a_full_disk_under_the_compiler(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    done = generate(*full_disk(disk, "4k"), TMPDIR=str(disk))
+    assert done.returncode == 2, done.stderr
+    said = " ".join(done.stderr.split())
+    assert "TMPDIR" in said and "Traceback" not in said
+
+
+def test_two_processes_make_one_key(place: Path) -> None:
+    text = (
+        "import sys\nfrom ark.runtime import cache\n"
+        "cache.store('plans', cache.key(sys.argv[1]), b'x')\n"
+    )
+    started = [subprocess.Popen([sys.executable, "-c", text, str(n)], cwd=ROOT) for n in range(4)]
+    assert [p.wait(60) for p in started] == [0] * 4
+    assert all(cache.load("plans", cache.key(str(n))) == b"x" for n in range(4))
+    assert np.all([p.parent.name == "plans" for p in cache.entries()])
