@@ -1,7 +1,7 @@
 """The speed of single ops: ark's loop kernel, and torch beside it in the same process.
 
 A launch runs an op many times over (each iteration ends with the loop's gate, which is part of the
-time), torch replays a CUDA graph of as many calls; on a CPU it is called in a loop. The median of
+time), torch replays a graph of as many calls; on a CPU it is called in a loop. The median of
 several launches counts. Inputs are random and never zero. Called by `ark bench ops`.
 """
 
@@ -11,14 +11,13 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from ark.backend.protocol import Backend, Device
 from ark.backend.registry import FALLBACK
 from ark.bench.cases import OpCase
-from ark.bench.peer import import_torch, torch_device
+from ark.bench.peer import import_torch, repeated, torch_device
 from ark.errors import BaseError
 from ark.frontend.model import Model, use_model
 from ark.frontend.tensor import Tensor
@@ -144,44 +143,6 @@ def _torch(
     kind = case.dtype.to_torch()
     inputs = [torch.from_numpy(a.astype(np.float32)).to(place).to(kind) for a in arrays]
     with torch.inference_mode(), contextlib.ExitStack() as stack:
-        launch = _graph(torch, case, inputs, stack) if accelerated else _loop(case, inputs)
+        launch = repeated(lambda: case.peer(*inputs), accelerated, stack)
         seconds = _median(launch, repeats)
         return seconds, case.peer(*inputs).float().cpu().numpy()
-
-
-def _loop(case: OpCase, inputs: Sequence[Any]) -> Callable[[int], float]:
-    def launch(iterations: int) -> float:
-        start = time.perf_counter()
-        for _ in range(iterations):
-            case.peer(*inputs)
-        return (time.perf_counter() - start) / iterations
-
-    return launch
-
-
-def _graph(
-    torch: Any, case: OpCase, inputs: Sequence[Any], stack: contextlib.ExitStack
-) -> Callable[[int], float]:
-    calls = 10
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            case.peer(*inputs)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            case.peer(*inputs)
-    stack.callback(graph.reset)
-
-    def launch(iterations: int) -> float:
-        replays = -(-iterations // calls)
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for _ in range(replays):
-            graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        return float(begin.elapsed_time(end)) / 1e3 / (replays * calls)
-
-    return launch
