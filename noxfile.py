@@ -95,6 +95,14 @@ def emulator_sweep(session: nox.Session) -> None:
 
 
 @nox.session
+def compile_all(session: nox.Session) -> None:
+    """Every task kind in every type for every architecture; `tests` has one in all types each."""
+    session.install("-e", ".[dev]")
+    files = ["tests/codegen/test_cuda_bodies.py", "tests/codegen/test_rocm_compile.py"]
+    session.run("pytest", *WORKERS, *files, *session.posargs, env={"ARK_COMPILE_ALL": "1"})
+
+
+@nox.session
 def access_sweep(session: nox.Session) -> None:
     """What bodies touch against what their kinds declare, on 25 times as many random ops."""
     session.install("-e", ".[dev]")

@@ -47,7 +47,7 @@ def touched(plan: Plan, task: Task) -> list[tuple[str, frozenset[int], bool, boo
             elements = (elements[:, None] + axis[None, :]).ravel()
         first = elements * size + buffer.offset
         every = (first[:, None] + np.arange(size)[None, :]).ravel()
-        found.append((buffer.arena, frozenset(every.tolist()), access.write, access.past))
+        found.append((buffer.arena, frozenset(every.tolist()), access.write, access.append_only))
     return found
 
 

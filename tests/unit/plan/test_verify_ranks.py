@@ -44,7 +44,7 @@ def with_target(plan: Plan, op: int, tensor: int) -> Plan:
 
 
 def put_to_a_wrong_rank(plan: Plan, rng: random.Random) -> Plan:
-    """The put's inbox keeps its name, but is looked for on the rank that puts."""
+    """The put's receive buffer keeps its name, but is looked for on the rank that puts."""
     _, task = rng.choice(puts(plan))
     tensor = plan.tensors[plan.ops[task.op].operands[-1]]
     buffers = list(plan.buffers)
@@ -53,7 +53,7 @@ def put_to_a_wrong_rank(plan: Plan, rng: random.Random) -> Plan:
 
 
 def put_into_an_own_inbox(plan: Plan, rng: random.Random) -> Plan:
-    """The put writes an inbox of as many elements on its own rank: memory that exists."""
+    """The put writes a receive buffer of as many elements on its own rank: memory that exists."""
     _, task = rng.choice(puts(plan))
     wanted = plan.tensors[plan.ops[task.op].operands[-1]]
     own = [
@@ -67,13 +67,13 @@ def put_into_an_own_inbox(plan: Plan, rng: random.Random) -> Plan:
 
 
 def put_into_another_inbox(plan: Plan, rng: random.Random) -> Plan:
-    """The put writes the peer's inbox of another put."""
-    inboxes = {(k[0], plan.ops[t.op].operands[-1]) for k, t in puts(plan)}
+    """The put writes the peer's receive buffer of another put."""
+    received = {(k[0], plan.ops[t.op].operands[-1]) for k, t in puts(plan)}
     choices = []
     for place, task in puts(plan):
         used = plan.ops[task.op].operands[-1]
         fits = plan.tensors[used].shape
-        others = {t for phase, t in inboxes if phase == place[0]} - {used}
+        others = {t for phase, t in received if phase == place[0]} - {used}
         choices += [(task.op, t) for t in sorted(others) if plan.tensors[t].shape == fits]
     return with_target(plan, *rng.choice(choices))
 
