@@ -29,7 +29,7 @@ def box_tile(shape: Sequence[int], machine: Machine, weight: int = 1) -> list[in
         pieces = math.ceil(shape[d] / room)
         tile[d] = math.ceil(shape[d] / pieces)
         if d == 3:
-            tile[d] = -(-tile[d] // LINE) * LINE
+            tile[d] = min(shape[d], -(-tile[d] // LINE) * LINE)
         break
     return tile
 
@@ -70,7 +70,7 @@ def _powers(most: int) -> list[int]:
 def flat_tile(elements: int, machine: Machine, least: int) -> int:
     """Elements of a tile of one dimension: a processor's share, whole lines, not below `least`."""
     share = max(least, -(-elements // machine.processors))
-    return -(-share // LINE) * LINE
+    return min(elements, -(-share // LINE) * LINE)
 
 
 def box_coords(shape: Sequence[int], tile: Sequence[int]) -> list[tuple[int, ...]]:

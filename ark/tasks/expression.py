@@ -47,13 +47,14 @@ def _children(tree: Tree) -> Sequence[Tree]:
     return tree[2:] if tree[0] == "cast" else tree[1:]
 
 
-def check(tree: Any, inputs: int) -> None:
-    """Refuses what is no expression over `inputs` operands; PlanError says which part."""
+def check(tree: Any, dtypes: Sequence[str]) -> None:
+    """Refuses what is no expression over operands of these types; PlanError says which part."""
     left = [MAX_NODES]
-    _check(tree, inputs, left)
+    _check(tree, dtypes, left)
 
 
-def _check(tree: Any, inputs: int, left: list[int]) -> None:
+def _check(tree: Any, dtypes: Sequence[str], left: list[int]) -> bool:
+    """Is the part's value an integer?"""
     left[0] -= 1
     if left[0] < 0:
         raise PlanError(f"an expression has more than {MAX_NODES} parts")
@@ -61,25 +62,28 @@ def _check(tree: Any, inputs: int, left: list[int]) -> None:
         raise PlanError(f"{tree!r:.80} is no expression; expected [function, argument, ...]")
     head, *rest = tree
     if head == "input":
-        known = len(rest) == 1 and type(rest[0]) is int and 0 <= rest[0] < inputs
+        known = len(rest) == 1 and type(rest[0]) is int and 0 <= rest[0] < len(dtypes)
         if not known:
-            raise PlanError(f"an expression reads {rest!r:.40}, but there are {inputs} inputs")
-        return
+            raise PlanError(f"an expression reads {rest!r:.40}, but there are {len(dtypes)} inputs")
+        return dtypes[rest[0]] in INTEGERS
     if head == "number":
         if len(rest) != 1 or type(rest[0]) not in (int, float):
             raise PlanError(f"an expression has {rest!r:.40} where a number is expected")
-        return
+        return all(d in INTEGERS for d in dtypes)
     if head == "cast":
         if len(rest) != 2 or rest[0] not in _CASTS:
             raise PlanError(f"an expression casts to {rest!r:.40}; expected one of {_CASTS}")
-        rest = rest[1:]
-    elif head not in FUNCTIONS or FUNCTIONS[head].arity != len(rest):
+        _check(rest[1], dtypes, left)
+        return rest[0] in INTEGERS
+    if head not in FUNCTIONS or FUNCTIONS[head].arity != len(rest):
         raise PlanError(
             f"an expression calls {head!r:.40} with {len(rest)} arguments; the functions are "
             f"{', '.join(sorted(FUNCTIONS))}"
         )
-    for part in rest:
-        _check(part, inputs, left)
+    whole = [_check(part, dtypes, left) for part in rest]
+    if all(whole) and FUNCTIONS[head].integer is None:
+        raise PlanError(f"{head} of integers is not built; cast them to floating point")
+    return all(whole)
 
 
 def substitute(tree: Tree, inputs: Sequence[Tree]) -> list[Any]:

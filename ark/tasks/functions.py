@@ -32,7 +32,7 @@ class Function:
 
     @property
     def arity(self) -> int:
-        """Arguments: b is used by functions of two."""
+        """How many inputs the expression uses."""
         return 2 if re.search(r"\bb\b", self.expr) else 1
 
 

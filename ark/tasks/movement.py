@@ -14,8 +14,23 @@ from importlib import resources
 
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register, whole
+from ark.plan.params import (
+    INT_MAX,
+    Dim,
+    Params,
+    Places,
+    Rows,
+    Tile,
+    box,
+    count,
+    fits,
+    matrix,
+    need,
+    shaped,
+    typed,
+)
 from ark.tasks import text
-from ark.tasks.pointwise import COPY, box, broadcast_access
+from ark.tasks.pointwise import COPY, broadcast_access, broadcasts, write_box
 from ark.tasks.tokens import SAMPLING
 
 NAMES = ["i0", "i1", "i2", "i3"]
@@ -26,8 +41,35 @@ def _header(name: str) -> str:
     return resources.files("ark.tasks").joinpath(name).read_text()
 
 
+class TransposeParams(Params, frozen=True):
+    perm: tuple[Dim, Dim, Dim, Dim]
+    tile: Tile
+
+
 class Transpose(TaskKind):
     name = "transpose"
+    params = TransposeParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        count(sig, 2)
+        perm, (source, out) = sig.params["perm"], sig.operands
+        pad = 4 - len(out.shape)
+        need(
+            sorted(perm) == [0, 1, 2, 3] and list(perm[:pad]) == list(range(pad)),
+            f"{list(perm)} is no permutation of {len(out.shape)} dimensions",
+        )
+        before, after = text.pad4(source.shape, 1), text.pad4(out.shape, 1)
+        need(
+            len(source.shape) == len(out.shape)
+            and all(before[p] == n for p, n in zip(perm, after, strict=True)),
+            f"{list(source.shape)} does not become {list(out.shape)}",
+        )
+        need(source.dtype == out.dtype, f"{source.dtype} does not become {out.dtype}")
+        fits(sig.params["tile"], after)
+
+    def places(self, sig: Signature) -> Places:
+        return box(text.pad4(sig.operands[1].shape, 1), sig.params["tile"])
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         shape = text.pad4(sig.operands[1].shape, 1)
@@ -51,7 +93,7 @@ class Transpose(TaskKind):
         for d, p in enumerate(perm):
             places[p] = NAMES[d]
         if perm[3] == 3:
-            return text.function(name, box(sig, COPY, tile, machine, places={0: places}))
+            return text.function(name, write_box(sig, COPY, tile, machine, places={0: places}))
         # Squares of the target's last dimension and the one that is the source's last.
         turned = perm.index(3)
         shape = text.pad4(sig.operands[1].shape, 1)
@@ -60,7 +102,7 @@ class Transpose(TaskKind):
         to_row = text.pad4(sig.operands[1].strides, 0)[turned]
         body = text.operand(sig, 0, "p0") + text.operand(sig, 1, "po", const=False)
         index = ""
-        count = []
+        sides = []
         for d in (turned, 3, *(d for d in (2, 1, 0) if d != turned)):
             side = SQUARE if d in (turned, 3) else 1
             left = f"{shape[d]} - t.coord[{d}]"
@@ -69,7 +111,7 @@ class Transpose(TaskKind):
                 f"  const int s{d} = (n{d} + {side - 1}) / {side};\n"
             )
             index += f"    const int i{d} = t.coord[{d}] + s % s{d} * {side}; s /= s{d};\n"
-            count.append(f"s{d}")
+            sides.append(f"s{d}")
         ctype = sig.operands[1].ctype
         body += (
             f"  const auto place = [=](int s) -> ArkSquare<{ctype}> {{\n{index}"
@@ -79,7 +121,7 @@ class Transpose(TaskKind):
             f"    return ArkSquare<{ctype}>{{p0 + {text.offset(sig, 0, places)}, "
             f"po + {text.offset(sig, 1, NAMES)}, rows < {SQUARE} ? rows : {SQUARE},\n"
             f"        columns < {SQUARE} ? columns : {SQUARE}}};\n  }};\n"
-            f"  const int squares = {' * '.join(count)};\n"
+            f"  const int squares = {' * '.join(sides)};\n"
         )
         arguments = f"squares, {from_row}, {to_row}"
         if machine.has("single_thread"):
@@ -95,9 +137,9 @@ class Transpose(TaskKind):
             )
 
         pack = min(8, 16 // size)
-        sides = (shape[3], shape[turned], tile[3], tile[turned])
+        lengths = (shape[3], shape[turned], tile[3], tile[turned])
         strides = [s for o in sig.operands for s in o.strides if s != 1]
-        while pack > 1 and any(n % pack for n in (*sides, *strides)):
+        while pack > 1 and any(n % pack for n in (*lengths, *strides)):
             pack //= 2
         if pack == 1:
             return _header("transpose.h") + text.function(name, body + call(1))
@@ -108,8 +150,30 @@ class Transpose(TaskKind):
         return _header("transpose.h") + text.function(name, body)
 
 
+class RopeParams(Params, frozen=True):
+    tile: Tile
+
+
 class Rope(TaskKind):
     name = "rope"
+    params = RopeParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        count(sig, 3)
+        for index in range(3):
+            typed(sig, index)
+            broadcasts(sig, index, 2)
+        widths = {o.shape[-1] for o in sig.operands}
+        tile = sig.params["tile"]
+        need(len(widths) == 1 and max(widths) % 2 == 0 == tile[3] % 2, "pairs are torn apart")
+        fits(tile, text.pad4(sig.operands[2].shape, 1))
+
+    def places(self, sig: Signature) -> Places:
+        return box(text.pad4(sig.operands[2].shape, 1), sig.params["tile"])
+
+    def in_place(self, sig: Signature) -> frozenset[int]:
+        return frozenset({0, 1})
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         shape = text.pad4(sig.operands[2].shape, 1)
@@ -154,6 +218,20 @@ class Rope(TaskKind):
 class KvAppend(TaskKind):
     name = "kv_append"
 
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        count(sig, 3)
+        rows, columns = matrix(sig, 0)
+        shaped(sig, 1, (1,), "int32")
+        cache = typed(sig, 2).shape
+        need(
+            len(cache) == 3 and columns == cache[0] * cache[2] and rows * cache[2] <= INT_MAX,
+            f"rows of {columns} are not of a cache of shape {list(cache)}",
+        )
+
+    def places(self, sig: Signature) -> Places:
+        return Places((range(sig.operands[2].shape[0]),))
+
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         rows = sig.operands[0].shape[0]
         _, context, width = sig.operands[2].shape
@@ -184,8 +262,24 @@ class KvAppend(TaskKind):
         return text.function(name, body)
 
 
+class ArgMaxParams(Params, frozen=True):
+    rows: Rows
+
+
 class ArgMax(TaskKind):
     name = "argmax"
+    params = ArgMaxParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        count(sig, 2)
+        shape = typed(sig, 0).shape
+        shaped(sig, 1, (*shape[:-1], 1), "int32")
+        fits((sig.params["rows"],), text.pad4(shape, 1)[2:3])
+
+    def places(self, sig: Signature) -> Places:
+        shape = text.pad4(sig.operands[0].shape, 1)
+        return box((*shape[:3], 1), (1, 1, sig.params["rows"], 1))
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         shape = text.pad4(sig.operands[0].shape, 1)

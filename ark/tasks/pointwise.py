@@ -16,6 +16,7 @@ from typing import Any
 
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
+from ark.plan.params import Params, Places, Tile, box, fits, need
 from ark.tasks import expression, text
 
 NAMES = ("i0", "i1", "i2", "i3")
@@ -46,8 +47,38 @@ def broadcast_access(
     )
 
 
+def broadcasts(sig: Signature, index: int, out: int) -> None:
+    """Operand `index` has no more dimensions than the output, each as large or of one index."""
+    shape, target = sig.operands[index].shape, sig.operands[out].shape
+    need(
+        len(shape) <= len(target)
+        and all(n in (1, m) for n, m in zip(reversed(shape), reversed(target), strict=False)),
+        f"operand {index} of shape {list(shape)} does not broadcast to {list(target)}",
+    )
+
+
+class PointwiseParams(Params, frozen=True):
+    expr: list[Any]
+    tile: Tile
+
+
 class Pointwise(TaskKind):
     name = "pointwise"
+    params = PointwiseParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        out = len(sig.operands) - 1
+        expression.check(sig.params["expr"], [o.dtype for o in sig.operands[:out]])
+        for index in range(out):
+            broadcasts(sig, index, out)
+        fits(sig.params["tile"], text.pad4(sig.operands[out].shape, 1))
+
+    def places(self, sig: Signature) -> Places:
+        return box(text.pad4(sig.operands[-1].shape, 1), sig.params["tile"])
+
+    def in_place(self, sig: Signature) -> frozenset[int]:
+        return frozenset(range(len(sig.operands) - 1))
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         out = len(sig.operands) - 1
@@ -57,11 +88,10 @@ class Pointwise(TaskKind):
         return [broadcast_access(sig, i, coord, hi, i == out) for i in range(out + 1)]
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        expression.check(sig.params["expr"], len(sig.operands) - 1)
-        return text.function(name, box(sig, sig.params["expr"], sig.params["tile"], machine))
+        return text.function(name, write_box(sig, sig.params["expr"], sig.params["tile"], machine))
 
 
-def box(
+def write_box(
     sig: Signature,
     expr: expression.Tree,
     tile: Sequence[int],
@@ -117,7 +147,10 @@ class _Box:
         pack = min(8, PACK_BYTES // min(sizes))
         row = self.shape[3]
         alone = math.prod(self.shape[:3]) == 1
-        while pack > 1 and (self.tile[3] % pack or (not alone and row % pack) or row < pack):
+        cut = self.tile[3] != row
+        while pack > 1 and (
+            (cut and self.tile[3] % pack) or (not alone and row % pack) or row < pack
+        ):
             pack //= 2
         packed = set()
         for i, operand in enumerate(self.sig.operands):
