@@ -8,7 +8,7 @@ that touch the same box share a row. Called by lowering, scheduler and verifier.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -41,6 +41,7 @@ class Boxes:
     hi: np.ndarray
     begin: np.ndarray
     end: np.ndarray
+    met: dict[object, object] = field(default_factory=dict)  # what ark.plan.access found before
 
     @cached_property
     def first(self) -> int:
