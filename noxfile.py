@@ -95,11 +95,30 @@ def emulator_sweep(session: nox.Session) -> None:
 
 
 @nox.session
+def compile_all(session: nox.Session) -> None:
+    """Every task kind in every type for every architecture; `tests` has one in all types each."""
+    session.install("-e", ".[dev]")
+    files = ["tests/codegen/test_cuda_bodies.py", "tests/codegen/test_rocm_compile.py"]
+    session.run("pytest", *WORKERS, *files, *session.posargs, env={"ARK_COMPILE_ALL": "1"})
+
+
+@nox.session
 def access_sweep(session: nox.Session) -> None:
     """What bodies touch against what their kinds declare, on 25 times as many random ops."""
     session.install("-e", ".[dev]")
     environment = {"ARK_ACCESS_SEEDS": "25"}
     session.run("pytest", *WORKERS, "tests/unit/tasks", *session.posargs, env=environment)
+
+
+@nox.session
+def plan_fuzz(session: nox.Session) -> None:
+    """10,800 mutated plans against the verifier (the default run has 900), and 12 times as many
+    random graphs for planner, verifier and the brute-force second opinion.
+    """
+    session.install("-e", ".[dev]")
+    environment = {"ARK_PLAN_MUTATIONS": "12"}
+    tests_of_plans = ("tests/unit/plan", "--timeout=3000")
+    session.run("pytest", *WORKERS, *tests_of_plans, *session.posargs, env=environment)
 
 
 @nox.session

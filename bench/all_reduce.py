@@ -26,7 +26,7 @@ from ark.lower.pipeline import plan
 from ark.plan.verify import verify
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import Executor
-from ark.runtime.place import place_from_environment
+from ark.runtime.rank_info import rank_from_environment
 
 STEPS = 16
 ITERATIONS = 50
@@ -107,20 +107,20 @@ def measure_peer(rank: int, world: int, gpu: bool, elements: int) -> tuple[float
 
 
 def one_rank(args: argparse.Namespace) -> int:
-    place = place_from_environment()
+    rank_info = rank_from_environment()
     gpu = args.backend != registry.FALLBACK
     torch = import_torch()
-    with Bootstrap.from_environment(place=place) as ranks:
-        device = registry.get(args.backend).open(place.local_rank if gpu else 0)
+    with Bootstrap.from_environment(rank_info=rank_info) as ranks:
+        device = registry.get(args.backend).open(rank_info.local_rank if gpu else 0)
         machine = device.machine
         if not gpu:
-            machine = machine.with_processors(max(1, machine.processors // place.world_size))
+            machine = machine.with_processors(max(1, machine.processors // rank_info.world_size))
         if gpu:
-            torch.cuda.set_device(place.local_rank)
+            torch.cuda.set_device(rank_info.local_rank)
         os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 20)
         torch.distributed.init_process_group("nccl" if gpu else "gloo")
         for elements in args.elements:
-            peer, wanted = measure_peer(place.rank, place.world_size, gpu, elements)
+            peer, wanted = measure_peer(rank_info.rank, rank_info.world_size, gpu, elements)
             row = f"{elements:>9} elements: torch {peer * 1e6:8.1f} us"
             for algorithm in args.algorithms:
                 seconds, got = measure_ark(
@@ -128,7 +128,7 @@ def one_rank(args: argparse.Namespace) -> int:
                 )
                 error = np.abs(got - wanted).max() / np.abs(wanted).max()
                 row += f", {algorithm} {seconds * 1e6:8.1f} us (differs by {error:.0e})"
-            if place.rank == 0:
+            if rank_info.rank == 0:
                 print(row, flush=True)
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
@@ -143,7 +143,7 @@ def main() -> int:
     parser.add_argument("--elements", type=int, nargs="+", default=[4096, 65536, 1048576])
     parser.add_argument("--algorithms", nargs="+", default=["one_shot", "ring", "forestcoll"])
     args = parser.parse_args()
-    if place_from_environment().world_size > 1:
+    if rank_from_environment().world_size > 1:
         return one_rank(args)
     return ark.launch(args.ranks, one_rank, args)
 

@@ -1,10 +1,17 @@
 """Small plans that together use every task kind in every data type: the codegen tests of each
 backend emit and compile them, so a kind that a dialect cannot spell is found without its hardware.
+
+Compiling is what costs. One architecture of each backend is compiled in every type by default, the
+others in `FEW`; with ARK_COMPILE_ALL=1 (`nox -s compile_all`) all are. What was compiled is kept in
+ark's cache by its source, so the next session compiles what has changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from functools import cache
 
 import ark
 from ark import tasks
@@ -15,10 +22,15 @@ from ark.machine import Machine
 from ark.models.build import Shape
 from ark.models.config import LlamaConfig
 from ark.models.generate import plans as llama_plans
-from ark.plan.types import Plan
+from ark.plan import kind as kinds
+from ark.plan.types import Plan, PlanBuffer, PlanOp, PlanTensor
 from ark.plan.verify import verify
+from ark.runtime import cache as kept
 
-__all__ = ["plans", "tasks"]
+__all__ = ["compiled", "plans", "tasks", "types_for", "united"]
+
+ALL: tuple[DataType, ...] = (fp32, fp16, bf16, int32)
+FEW: tuple[DataType, ...] = (bf16, int32)
 
 UNARY = (ark.exp, ark.sqrt, ark.rsqrt, ark.relu, ark.gelu, ark.sigmoid, ark.silu)
 BINARY = (ark.add, ark.sub, ark.mul, ark.div)
@@ -82,6 +94,15 @@ def _movement(dtype: DataType) -> None:
     rows = ark.tensor((3, 32), dtype)
     keys, values = (ark.kv_append(cache, rows, position) for cache in caches)
     ark.attention(ark.tensor((3, 64), dtype), keys, values, position)
+    for interleaved in (False, True):
+        ark.rotary_embedding(rows, position, ark.tensor((8,)), interleaved)
+
+
+def _experts(dtype: DataType) -> None:
+    rows = ark.tensor((3, 72), dtype)
+    _, chosen = ark.topk(rows, 2)
+    products = ark.expert_linear(rows, ark.tensor((72, 40, 72), dtype), chosen)
+    ark.expert_linear(products, ark.tensor((72, 24, 40), dtype), chosen)
 
 
 _CASES: tuple[tuple[str, Callable[[DataType], None], tuple[DataType, ...]], ...] = (
@@ -90,12 +111,13 @@ _CASES: tuple[tuple[str, Callable[[DataType], None], tuple[DataType, ...]], ...]
     ("rows", _rows, FLOATS),
     ("integers", _integers, (int32,)),
     ("movement", _movement, FLOATS),
+    ("experts", _experts, FLOATS),
 )
 
 
-def _llama(machine: Machine) -> list[tuple[str, Plan]]:
+def _llama(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Plan]]:
     found = []
-    for dtype in FLOATS:
+    for dtype in (t for t in FLOATS if t in types):
         config = LlamaConfig(
             hidden_size=64,
             intermediate_size=96,
@@ -115,9 +137,9 @@ def _llama(machine: Machine) -> list[tuple[str, Plan]]:
     return found
 
 
-def _sums(machine: Machine) -> list[tuple[str, Plan]]:
+def _sums(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Plan]]:
     found = []
-    for dtype in (*FLOATS, int32):
+    for dtype in types:
         pair = []
         for rank in range(2):
             model = Model(rank, 2)
@@ -129,15 +151,60 @@ def _sums(machine: Machine) -> list[tuple[str, Plan]]:
     return found
 
 
-def plans(machine: Machine) -> list[tuple[str, Plan]]:
+@cache
+def plans(machine: Machine, types: tuple[DataType, ...] = ALL) -> list[tuple[str, Plan]]:
     """Verified plans for `machine`, each with a name; the same ones in the same order each time."""
     found = []
     for case, build, dtypes in _CASES:
-        for dtype in dtypes:
+        for dtype in (t for t in dtypes if t in types):
             model = Model()
             with use_model(model):
                 build(dtype)
             made = plan(model.graph, machine)
             verify([made])
             found.append((f"{case}-{dtype.name}", made))
-    return found + _sums(machine) + _llama(machine)
+    return found + _sums(machine, types) + _llama(machine, types)
+
+
+def types_for(arch: str, main: str) -> tuple[DataType, ...]:
+    """The types to compile an architecture's bodies in."""
+    return ALL if arch == main or os.environ.get("ARK_COMPILE_ALL") == "1" else FEW
+
+
+def united(machine: Machine, types: tuple[DataType, ...], share: int = 24) -> list[Plan]:
+    """Plans of at most `share` ops that together have every signature of `plans` once."""
+    made = [plan for _, plan in plans(machine, types)]
+    seen = set()
+    tensors: list[PlanTensor] = []
+    buffers: list[PlanBuffer] = []
+    ops: list[PlanOp] = []
+    for one in made:
+        for op in one.ops:
+            key = kinds.signature(one, op).key
+            if key in seen:
+                continue
+            seen.add(key)
+            first = len(tensors)
+            for tensor in (one.tensors[i] for i in op.operands):
+                buffer = one.buffers[tensor.buffer]
+                buffers.append(dataclasses.replace(buffer, id=len(buffers)))
+                tensors.append(
+                    dataclasses.replace(tensor, id=len(tensors), buffer=len(buffers) - 1)
+                )
+            operands = tuple(range(first, len(tensors)))
+            ops.append(dataclasses.replace(op, id=len(ops), operands=operands))
+    common = {"tensors": tuple(tensors), "buffers": tuple(buffers)}
+    return [
+        dataclasses.replace(made[0], ops=tuple(ops[at : at + share]), **common)
+        for at in range(0, len(ops), share)
+    ]
+
+
+def compiled(make: Callable[[], str], *parts: str) -> str:
+    """What a compiler makes of `parts` (its own identity among them), from ark's cache if there."""
+    name = kept.key("tests", *parts)
+    data = kept.load(kept.PROGRAMS, name)
+    if data is None:
+        data = make().encode()
+        kept.store(kept.PROGRAMS, name, data)
+    return data.decode()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ark.api import session
 from ark.api.runtime import Runtime
 from ark.frontend.model import Model
-from ark.runtime.place import place_from_environment
+from ark.runtime.rank_info import rank_from_environment
 
 
 def init(
@@ -24,10 +24,10 @@ def init(
     Runtime.stop_all()
     Model.reset()
     session.select(backend, arch)
-    place = place_from_environment()
-    Model.set_rank(place.rank if rank is None else rank)
-    Model.set_world_size(place.world_size if world_size is None else world_size)
-    Model.set_device_id(place.local_rank if place.world_size > 1 else 0)
+    rank_info = rank_from_environment()
+    Model.set_rank(rank_info.rank if rank is None else rank)
+    Model.set_world_size(rank_info.world_size if world_size is None else world_size)
+    Model.set_device_id(rank_info.local_rank if rank_info.world_size > 1 else 0)
 
 
 def set_rank(rank: int) -> None:

@@ -58,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         parser = build_parser(words)
         args = parser.parse_args(words)
+        args.words = words
         if args.command is None:
             parser.print_help()
             return 2
@@ -66,6 +67,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             raise
         print(textwrap.fill(f"ark: {error}", 100, break_on_hyphens=False), file=sys.stderr)
+        return 2
+    except MemoryError:
+        print(
+            "ark: there is too little memory; use a smaller model or context, or raise the limit "
+            "on this process",
+            file=sys.stderr,
+        )
         return 2
     except KeyboardInterrupt:
         return 130

@@ -22,7 +22,7 @@ from ark.models.checkpoint import Checkpoint
 from ark.models.config import builtin_config
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.launch import launch_command
-from ark.runtime.place import place_from_environment
+from ark.runtime.rank_info import rank_from_environment
 from ark.variant import Variant
 
 
@@ -80,7 +80,7 @@ def change(machine: Machine, settings: list[str]) -> Machine:
 
 
 def run(args: argparse.Namespace) -> int:
-    place = place_from_environment()
+    rank_info = rank_from_environment()
     checkpoint = None
     if "/" in args.config or args.config.startswith("."):
         checkpoint = Checkpoint.open(args.config)
@@ -90,15 +90,15 @@ def run(args: argparse.Namespace) -> int:
     room = config.max_position_embeddings - 1
     tokens = min(args.tokens, max(1, room - 1))
     position = min(args.context, room - tokens)
-    world = max(args.ranks, place.world_size)
-    shape = Shape(config, dtype, position + tokens + 1, 0, place.rank, world)
+    world = max(args.ranks, rank_info.world_size)
+    shape = Shape(config, dtype, position + tokens + 1, 0, rank_info.rank, world)
     if args.vs and world > 1:
         raise InvalidUsageError("--vs measures a peer on one device; leave it or the ranks away")
     backend, probe = registry.choose(args.backend)
-    if to_be_started(args.ranks, place):
-        return launch_command(args.ranks, [sys.executable, "-m", "ark", *sys.argv[1:]])
-    index = device_index(args.device, place, len(probe.devices))
-    with Bootstrap.from_environment(place=place) as ranks:
+    if to_be_started(args.ranks, rank_info):
+        return launch_command(args.ranks, [sys.executable, "-m", "ark", *args.words])
+    index = device_index(args.device, rank_info, len(probe.devices))
+    with Bootstrap.from_environment(rank_info=rank_info) as ranks:
         device = backend.open(index)
         try:
             machine = change(device.machine, args.set)
@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
     name = probe.devices[index].name
     if world > 1:
         name = f"{world} ranks, {name}; sizes are one rank's"
-    if place.rank != 0:
+    if rank_info.rank != 0:
         return 0
     if args.json:
         row = dataclasses.asdict(figures)

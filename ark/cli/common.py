@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from ark.backend import registry
 from ark.errors import InvalidUsageError, SystemError
 from ark.machine import Machine
-from ark.runtime.place import Place
+from ark.runtime.rank_info import RankInfo
 
 errors = Console(stderr=True, markup=False)
 
@@ -31,19 +31,19 @@ def positive(text: str) -> int:
     return value
 
 
-def to_be_started(ranks: int, place: Place) -> bool:
+def to_be_started(ranks: int, rank_info: RankInfo) -> bool:
     """True if `--ranks N` asks this process to start N ranks; false in one of them."""
-    if ranks not in (1, place.world_size) and place.world_size > 1:
+    if ranks not in (1, rank_info.world_size) and rank_info.world_size > 1:
         raise InvalidUsageError(
-            f"--ranks {ranks} contradicts the launcher, which started {place.world_size}; "
+            f"--ranks {ranks} contradicts the launcher, which started {rank_info.world_size}; "
             "leave --ranks away under a launcher"
         )
-    return ranks > place.world_size
+    return ranks > rank_info.world_size
 
 
-def device_index(asked: int | None, place: Place, devices: int) -> int:
+def device_index(asked: int | None, rank_info: RankInfo, devices: int) -> int:
     """The device to open: the one asked for, or by the rank's number on this machine."""
-    return place.local_rank % devices if asked is None else asked
+    return rank_info.local_rank % devices if asked is None else asked
 
 
 def share(machine: Machine, backend: str, ranks: int, devices: int) -> Machine:
@@ -74,8 +74,9 @@ def progress(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
             if what not in shown:
                 for other in shown.values():
                     bars.update(other, visible=False)  # type: ignore[arg-type]
-                shown[what] = bars.add_task(what, total=total)
-            bars.update(shown[what], completed=done, total=total)  # type: ignore[arg-type]
+                # Of what nobody can tell how far it is (total 0) the bar moves to and fro.
+                shown[what] = bars.add_task(what, total=total or None)
+            bars.update(shown[what], completed=done, total=total or None)  # type: ignore[arg-type]
 
         yield tell
 

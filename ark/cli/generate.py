@@ -27,7 +27,7 @@ from ark.plan.verify import verify
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import BUDGET_S
 from ark.runtime.launch import launch_command
-from ark.runtime.place import place_from_environment
+from ark.runtime.rank_info import rank_from_environment
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
@@ -59,42 +59,37 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     p.add_argument(
         "--json",
         action="store_true",
-        help='print one line {"text": ..., "tokens": [...], "finish": ...} instead of streaming; '
-        "finish is stop, length, context, interrupted or error",
+        help='print one line {"text": ..., "tokens": [...]} instead of streaming',
     )
     p.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    place = place_from_environment()
-    if to_be_started(args.ranks, place):
+    rank_info = rank_from_environment()
+    if to_be_started(args.ranks, rank_info):
         # The checkpoint's and the model's errors are one process's to tell.
         checkpoint = Checkpoint.open(args.directory)
         check_ranks(checkpoint, args.ranks)
-        words = list(sys.argv[1:])
-        if args.prompt == "-":
-            # The ranks have no standard input of their own.
-            words += ["--prompt", sys.stdin.read()]
-        return launch_command(args.ranks, [sys.executable, "-m", "ark", *words])
+        argv = [sys.executable, "-m", "ark", *args.words]
+        return launch_command(args.ranks, argv, stdin=args.prompt == "-")
     if not args.budget > 0:
         raise InvalidUsageError(f"the budget is {args.budget} s; it must be above 0")
     sampling = Sampling(args.temperature, args.top_k, args.seed)
     checkpoint = Checkpoint.open(args.directory)
     tokenizer = Tokenizer.open(args.directory, vocab_size=checkpoint.config.vocab_size)
-    text = sys.stdin.read() if args.prompt == "-" else args.prompt
-    prompt = tokenizer.encode(text)
     backend, probe = registry.choose(args.backend)
-    leader = place.rank == 0
+    leader = rank_info.rank == 0
     if args.backend is None and backend.name == registry.FALLBACK and leader:
         errors.print(f"no accelerator found; running on {probe.devices[0].name}", style="dim")
     for note in probe.notes if leader else ():
         errors.print(note, style="yellow")
     with ExitStack() as stack:
-        ranks = stack.enter_context(Bootstrap.from_environment(place=place))
-        device = backend.open(device_index(args.device, place, len(probe.devices)))
+        ranks = stack.enter_context(Bootstrap.from_environment(rank_info=rank_info))
+        prompt = tokenizer.encode(prompt_text(args.prompt, ranks))
+        device = backend.open(device_index(args.device, rank_info, len(probe.devices)))
         try:
             machine = registry.machine(args.machine) if args.machine else device.machine
-            machine = share(machine, backend.name, place.world_size, len(probe.devices))
+            machine = share(machine, backend.name, rank_info.world_size, len(probe.devices))
             plan = None
             if args.plan:
                 plan = from_json(read_file(args.plan, "a plan"))
@@ -108,8 +103,8 @@ def run(args: argparse.Namespace) -> int:
                     context=args.context,
                     chunk=args.chunk,
                     ranks=ranks,
-                    rank=place.rank,
-                    world_size=place.world_size,
+                    rank=rank_info.rank,
+                    world_size=rank_info.world_size,
                     machine=machine,
                     plan=plan,
                     budget_s=args.budget,
@@ -119,6 +114,24 @@ def run(args: argparse.Namespace) -> int:
                 return answer(args, generator, tokenizer, prompt, sampling, leader)
         finally:
             device.close()
+
+
+def prompt_text(asked: str, ranks: Bootstrap) -> str:
+    """The prompt as given, or rank 0's standard input; launchers give it to no other rank."""
+    if asked != "-":
+        return asked
+    text, reason = b"", b""
+    if ranks.rank == 0:
+        try:
+            text = sys.stdin.read().encode()
+        except (OSError, ValueError) as error:
+            reason = str(error).encode()
+    text, reason = (ranks.all_gather(part, "standard input")[0] for part in (text, reason))
+    if reason:
+        raise InvalidUsageError(
+            f"the prompt cannot be read from standard input: {reason.decode()}; give it as UTF-8"
+        )
+    return text.decode()
 
 
 def check_ranks(checkpoint: Checkpoint, ranks: int) -> None:
@@ -168,20 +181,14 @@ def answer(
         if show and (tokens or finish != "error"):
             print(pieces[-1], flush=True)
         if leader and args.json and (tokens or finish != "error"):
-            row = {"text": "".join(pieces), "tokens": tokens, "finish": finish}
-            print(json.dumps(row), flush=True)
-    if leader and not args.json:
-        report(generator, len(prompt), len(tokens), seconds, finish)
-    return 0
-
-
-def report(generator: Generator, prompt: int, made: int, seconds: float, finish: str) -> None:
-    """How fast it went, and whether the text was cut for want of room; on standard error."""
-    rate = made / max(seconds, 1e-9)
-    errors.print(f"{made} tokens in {seconds:.2f} s, {rate:.1f} tokens/s", style="dim")
-    if finish == "context":
+            print(json.dumps({"text": "".join(pieces), "tokens": tokens}), flush=True)
+    if show:
+        rate = len(tokens) / max(seconds, 1e-9)
+        errors.print(f"{len(tokens)} tokens in {seconds:.2f} s, {rate:.1f} tokens/s", style="dim")
+    if leader and finish == "context":
         errors.print(
-            f"the context is full: {generator.context} positions hold {prompt} tokens of the "
-            f"prompt and {made} new ones; raise --context for more",
+            f"the context is full: {generator.context} positions hold {len(prompt)} tokens of the "
+            f"prompt and {len(tokens)} new ones; raise --context for more",
             style="yellow",
         )
+    return 0

@@ -77,17 +77,21 @@ def show(probes: dict) -> None:
     console = Console(markup=False)
     console.print(f"ark {__version__}, Python {platform.python_version()}")
     table = Table(show_header=True, header_style="bold")
-    for column in ("backend", "device", "architecture", "memory", "remarks"):
+    for column in ("backend", "device", "architecture", "memory"):
         table.add_column(column)
     for name, probe in probes.items():
-        remarks = "; ".join(probe.notes) or ", ".join(
-            f"{k} {v}" for k, v in sorted(probe.versions.items())
-        )
         for d in probe.devices:
             size = f"{d.memory_bytes / 1e9:.0f} GB"
-            table.add_row(name, f"{d.index}: {d.name}", d.arch, size, remarks)
+            table.add_row(name, f"{d.index}: {d.name}", d.arch, size)
         if not probe.devices:
-            mend = f" ({probe.remedy})" if probe.remedy else ""
-            table.add_row(name, "none", "", "", f"{probe.reason}{mend}")
+            table.add_row(name, "none", "", "")
     console.print(table)
+    # Whole lines of their own: what is to be typed must not be cut by a column.
+    for name, probe in probes.items():
+        versions = ", ".join(f"{k} {v}" for k, v in sorted(probe.versions.items()))
+        for remark in (probe.reason, *probe.notes, versions):
+            if remark:
+                console.print(f"{name}: {remark}", soft_wrap=True)
+        if probe.remedy:
+            console.print(f"{name}: to mend it: {probe.remedy}", soft_wrap=True)
     console.print(f"cache: {cache.folder()}", soft_wrap=True)

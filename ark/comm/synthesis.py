@@ -9,7 +9,6 @@ from ark.collective import REDUCTIONS, Collective, CollectiveProgram, check
 from ark.comm import classics, taccl
 from ark.comm.exchange import exchange_program
 from ark.comm.forestcoll import COLLECTIVES, forest, lower
-from ark.comm.simulate import boxes_of
 from ark.comm.topology import Topology
 from ark.errors import InvalidUsageError
 
@@ -25,7 +24,7 @@ def algorithms(topology: Topology, collective: str, reduction: str | None = None
     found += [TACCL] if asked in taccl.COLLECTIVES else []
     found += [FLOW] if asked is Collective.ALL_TO_ALL else []
     found = found if _elementwise(reduction) else []
-    return found + classics.supported(asked, len(topology.ranks), boxes_of(topology), reduction)
+    return found + classics.supported(asked, len(topology.ranks), topology.equal_boxes(), reduction)
 
 
 def synthesize(
@@ -110,7 +109,7 @@ def synthesize(
             algorithm,
             asked,
             len(topology.ranks),
-            boxes=boxes_of(topology),
+            boxes=topology.equal_boxes(),
             reduction=reduction,
             root=root,
             parts=parts,

@@ -15,7 +15,7 @@ from ark.ir.dtype import DataType
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor, dense_view
 from ark.machine import Machine
-from ark.plan.groups import Group, Mail
+from ark.plan.groups import Group, RemoteSemaphore
 
 
 class Lowering:
@@ -54,9 +54,9 @@ class Lowering:
         self.groups.append(group)
         return group
 
-    def mail(self, rank: int, name: str) -> Mail:
+    def semaphore(self, rank: int, name: str) -> RemoteSemaphore:
         """The counter called `name` on `rank`."""
-        return Mail(rank, name)
+        return RemoteSemaphore(rank, name)
 
     def number(self, key: str) -> int:
         """How often `key` was asked for before: pairs up what ranks name alike."""

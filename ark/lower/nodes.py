@@ -22,10 +22,10 @@ def lower_nodes(graph: Graph, machine: Machine, options: Mapping[str, Any]) -> l
             continue
         lowering.node = node
         op = registry.get(node.type)
-        if op.apart is None:
+        if op.aliasing == "any":
             op.lower(lowering, node)
             continue
-        private, moves = _untangle(lowering, node, op.apart)
+        private, moves = _break_aliasing(lowering, node, op.aliasing == "exact")
         op.lower(lowering, private)
         for source, target in moves:
             registry.get("copy").lower(
@@ -37,23 +37,23 @@ def lower_nodes(graph: Graph, machine: Machine, options: Mapping[str, Any]) -> l
     return lowering.groups
 
 
-def _untangle(
-    lowering: Lowering, node: Node, pointwise: bool
+def _break_aliasing(
+    lowering: Lowering, node: Node, exact_allowed: bool
 ) -> tuple[Node, list[tuple[Tensor, Tensor]]]:
     """Sends outputs that lie on an input's memory through temporaries.
 
     Tasks of one op are not ordered among themselves, so none may overwrite what another still
-    reads. Where each output element depends on its own place only (`pointwise`), an output that
+    reads. Where each output element depends on its own place only (`exact_allowed`), an output that
     is exactly an input is safe.
     """
     outputs, moves = [], []
     for out in node.outputs:
-        tangled = any(
-            t.buffer.id == out.buffer.id and not (pointwise and _same_place(t, out))
+        aliased = any(
+            t.buffer.id == out.buffer.id and not (exact_allowed and _same_place(t, out))
             for t in node.inputs
         )
-        if tangled:
-            temp = lowering.temp(out.shape, out.dtype, f"{node.name}.apart")
+        if aliased:
+            temp = lowering.temp(out.shape, out.dtype, f"{node.name}.unaliased")
             moves.append((temp, out))
             out = temp
         outputs.append(out)

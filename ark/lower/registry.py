@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from ark.errors import InternalError, UnsupportedError
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
 
+Aliasing = Literal["any", "exact", "none"]
 Reference = Callable[[Sequence[np.ndarray], Mapping[str, Any]], list[np.ndarray]]
 
 
@@ -24,14 +25,15 @@ Reference = Callable[[Sequence[np.ndarray], Mapping[str, Any]], list[np.ndarray]
 class OpDef:
     """reference: float64 (or integer) arrays in, the outputs in program order out.
 
-    apart: None for an op that orders its own accesses; else its outputs must lie apart from its
-    inputs, except (True) where an output is exactly an input.
+    aliasing: how its outputs may lie on its inputs' memory. "any": the op orders its own accesses.
+    "exact": an output may be exactly an input, because each element depends on its own place only.
+    "none": outputs lie elsewhere. Lowering sends other outputs through temporaries.
     """
 
     name: str
     reference: Reference | None
     lower: Callable[[Lowering, Node], None]
-    apart: bool | None = None
+    aliasing: Aliasing = "any"
 
 
 _OPS: dict[str, OpDef] = {}
@@ -41,11 +43,11 @@ def register(
     name: str,
     reference: Reference | None,
     lower: Callable[..., None],
-    apart: bool | None = None,
+    aliasing: Aliasing = "any",
 ) -> OpDef:
     if name in _OPS:
         raise InternalError(f"the op {name!r} is registered twice")
-    made = OpDef(name, reference, lower, apart)
+    made = OpDef(name, reference, lower, aliasing)
     _OPS[name] = made
     return made
 

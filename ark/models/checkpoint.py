@@ -82,7 +82,15 @@ class Checkpoint:
         """
         path = Path(directory)
         config = LlamaConfig.from_directory(path)
-        checkpoint = cls(path, config, find_tensors(path))
+        stored = find_tensors(path)
+        # Before what the config asks for is listed, which its number of layers may make endless.
+        if config.num_hidden_layers > len(stored):
+            raise ModelError(
+                f"config.json of {path} says {config.num_hidden_layers} layers, but the weights "
+                f"are {len(stored)} tensors in all. Correct num_hidden_layers, or download the "
+                "weights that belong to it."
+            )
+        checkpoint = cls(path, config, stored)
         checkpoint.validate()
         return checkpoint
 

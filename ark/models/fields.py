@@ -24,6 +24,15 @@ def check_directory(directory: Path) -> None:
         )
 
 
+def check_file(path: Path) -> None:
+    """Raises ModelError if `path` is there and no file: reading a FIFO would wait for ever."""
+    if path.exists() and not path.is_file():
+        raise ModelError(
+            f"{path} is neither a file nor a link to one, so it is not read. Put the file itself "
+            "there."
+        )
+
+
 @dataclass(frozen=True)
 class Fields:
     """The fields of one JSON object; `source` is the file that error messages name."""
@@ -34,6 +43,7 @@ class Fields:
     @classmethod
     def read(cls, path: Path) -> Fields:
         """Reads a JSON object from `path`; ModelError where there is none."""
+        check_file(path)
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:

@@ -151,7 +151,8 @@ class Generator:
         budget_s: float = BUDGET_S,
         progress: Callable[[str, int, int], None] | None = None,
     ) -> None:
-        """progress(what, done, total) is called while weights are loaded (bytes) and once per step.
+        """progress(what, done, total) is called while weights are loaded (bytes) and once per step
+        of unknown length (total 0).
 
         Raises ark.errors with a paragraph for a person before anything runs.
         """
@@ -160,13 +161,14 @@ class Generator:
         self._streaming = threading.Lock()
         self._ranks = ranks
         if plan is not None:
-            context, chunk = context or plan_context(plan), plan_chunk(plan)
+            limit = checkpoint.config.max_position_embeddings
+            context, chunk = context or min(plan_context(plan), limit), plan_chunk(plan)
         self.context = choose_context(checkpoint, context)
         dtype = DataType.from_numpy(checkpoint.dtype)
         self.shape = Shape(
             checkpoint.config, dtype, self.context, min(chunk, self.context), rank, world_size
         )
-        tell("planning", 0, 1)
+        tell("planning", 0, 0)
         if plan is None:
             everyone = plans(self.shape, machine or device.machine)
             self._agree(
@@ -181,7 +183,7 @@ class Generator:
         else:
             check_plan(plan, self.shape)
         self._check_memory(plan, device)
-        tell("compiling", 0, 1)
+        tell("compiling", 0, 0)
         self.executor = Executor(
             plan, backend, device, ranks=ranks, trace_records=trace_records, budget_s=budget_s
         )

@@ -66,8 +66,9 @@ def _expected(built: Built, plan: Plan) -> dict[str, Layout]:
             or (packing.interleave and len(set(sizes)) > 1)
         ):
             raise InvalidUsageError(
-                f"the plan makes {packing.name!r} of {[p.name for p in packing.parts]}, which are "
-                "no such parameters of this checkpoint; make it again with `ark plan DIR`"
+                f"the plan is not one of this checkpoint: it makes {packing.name!r} of "
+                f"{[p.name for p in packing.parts]}, which are no such parameters here; make it "
+                "again with `ark plan DIR`"
             )
         found[packing.name] = ((sum(sizes), *shapes.pop()), dtypes.pop())
     return found

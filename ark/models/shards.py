@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from ark.errors import ModelError, UnsupportedError
-from ark.models.fields import Fields
+from ark.models.fields import Fields, check_file
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype(np.float32),
@@ -116,6 +116,7 @@ def find_sharded(directory: Path) -> dict[str, StoredTensor]:
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
     """The tensors of one safetensors file, checked against the file's length."""
+    check_file(path)
     try:
         size = path.stat().st_size
         with path.open("rb") as file:

@@ -13,7 +13,7 @@ from pathlib import Path
 import tokenizers
 
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
-from ark.models.fields import Fields, check_directory
+from ark.models.fields import Fields, check_directory, check_file
 
 BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 """How vocabularies with byte fallback write a token that is one byte."""
@@ -48,6 +48,7 @@ class Tokenizer:
                 f"{folder} holds its tokenizer in {other}, but ark reads tokenizer.json. Convert "
                 "it: load it with transformers' AutoTokenizer and save_pretrained it."
             )
+        check_file(path)
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the package raises bare Exception

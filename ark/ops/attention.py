@@ -167,5 +167,5 @@ def _lower_attention(lowering: Lowering, node: Node) -> None:
     )
 
 
-register("attention", attention_reference, _lower_attention, apart=False)
+register("attention", attention_reference, _lower_attention, aliasing="none")
 register("kv_append", _append, _lower_append)

@@ -2,8 +2,8 @@
 that puts every share to every peer. ark.ops.collectives has the algorithms that pass shares on.
 
 A put is a copy whose output lies on a peer; the counter that it signals there is named alike on
-both ranks, tile by tile, so a tile is used as soon as it has arrived. Inboxes belong to one op
-each: the gate between iterations is what keeps the next put from overtaking the last read.
+both ranks, tile by tile, so a tile is used as soon as it has arrived. Receive buffers belong to one
+op each: the barrier between iterations keeps the next put from overtaking the last read.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def dense(lowering: Lowering, tensor: IrTensor, suffix: str, fill: bool) -> IrTe
 
 
 def _lower_all_reduce(lowering: Lowering, node: Node) -> None:
-    """Every rank puts its share into an inbox on each peer and adds all shares in rank order, and
-    then the second input, a residual, if fusion gave it one.
+    """Every rank puts its share into a receive buffer on each peer and adds all shares in rank
+    order, and then the second input, a residual, if fusion gave it one.
     """
     rank, world = lowering.graph.rank, lowering.graph.world_size
     if world + 1 > MAX_OPERANDS:
@@ -63,20 +63,20 @@ def _lower_all_reduce(lowering: Lowering, node: Node) -> None:
         if peer == rank:
             shares.append(flat)
             continue
-        inbox = f"{name}.from{peer}"
-        shares.append(lowering.graph.tensor((count,), dtype, arena="symmetric", name=inbox))
-        inbox = f"{name}.from{rank}"
-        target = lowering.graph.tensor((count,), dtype, arena="symmetric", rank=peer, name=inbox)
+        label = f"{name}.from{peer}"
+        shares.append(lowering.graph.tensor((count,), dtype, arena="symmetric", name=label))
+        label = f"{name}.from{rank}"
+        target = lowering.graph.tensor((count,), dtype, arena="symmetric", rank=peer, name=label)
         coords = [(0, 0, 0, at) for at in starts]
         group = lowering.emit("elementwise", params, [flat, target], coords, f".put{peer}")
-        group.sends = [(lowering.mail(peer, f"{name}.{i}"),) for i in range(len(starts))]
+        group.sends = [(lowering.semaphore(peer, f"{name}.{i}"),) for i in range(len(starts))]
     shares += [lowering.flat(residual) for residual in node.inputs[1:]]
     group = lowering.emit(
         "sum_ranks", {"tile": tile}, [*shares, lowering.flat(out)], [(at,) for at in starts]
     )
     if world > 1:
         group.awaits = [
-            ((lowering.mail(rank, f"{name}.{i}"), world - 1),) for i in range(len(starts))
+            ((lowering.semaphore(rank, f"{name}.{i}"), world - 1),) for i in range(len(starts))
         ]
     if out is not node.outputs[0]:
         copy_box(lowering, out, node.outputs[0], ".out")
@@ -98,7 +98,7 @@ def _lower_send(lowering: Lowering, node: Node) -> None:
         source.shape, source.dtype, arena="symmetric", rank=peer, name=name
     )
     group = copy_box(lowering, source, target, "")
-    group.sends = [(lowering.mail(peer, f"{name}.{i}"),) for i in range(len(group.coords))]
+    group.sends = [(lowering.semaphore(peer, f"{name}.{i}"),) for i in range(len(group.coords))]
 
 
 def _lower_recv(lowering: Lowering, node: Node) -> None:
@@ -106,9 +106,11 @@ def _lower_recv(lowering: Lowering, node: Node) -> None:
     rank = lowering.graph.rank
     name = _channel(lowering, peer, rank, tag)
     target = node.outputs[0]
-    inbox = lowering.graph.tensor(target.shape, target.dtype, arena="symmetric", name=name)
-    group = copy_box(lowering, inbox, target, "")
-    group.awaits = [((lowering.mail(rank, f"{name}.{i}"), 1),) for i in range(len(group.coords))]
+    received = lowering.graph.tensor(target.shape, target.dtype, arena="symmetric", name=name)
+    group = copy_box(lowering, received, target, "")
+    group.awaits = [
+        ((lowering.semaphore(rank, f"{name}.{i}"), 1),) for i in range(len(group.coords))
+    ]
 
 
 register("all_reduce", None, _lower_all_reduce)

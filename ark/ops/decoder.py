@@ -160,6 +160,6 @@ def _lower_pairs(lowering: Lowering, node: Node) -> None:
     lowering.emit("swiglu", {}, [x, node.outputs[0]], coords)
 
 
-register("rotary_embedding", _rotary, _lower_rotary, apart=False)
+register("rotary_embedding", _rotary, _lower_rotary, aliasing="none")
 register("rope_kv", rope_kv_reference, _lower_rope_kv)
 register("swiglu_pairs", _pairs, _lower_pairs)

@@ -1,5 +1,5 @@
 """Elementwise ops: exp, sqrt, rsqrt, relu, gelu, sigmoid, silu, swiglu, add, sub, mul, div,
-copy, cast, constants. The functions themselves are in ark.ops.functions; broadcasting is NumPy's.
+copy, cast, constants. The functions themselves are in ark.tasks.functions; broadcasting is NumPy's.
 `output` names a tensor to write into; what returns is a new tensor on its memory.
 """
 
@@ -55,8 +55,8 @@ def _reference(name: str) -> Any:
 
 
 for _name in FUNCTIONS:
-    register(_name, _reference(_name), _lower, apart=True)
-register("cast", lambda inputs, attrs: [inputs[0]], _lower, apart=True)
+    register(_name, _reference(_name), _lower, aliasing="exact")
+register("cast", lambda inputs, attrs: [inputs[0]], _lower, aliasing="exact")
 register("constant", lambda inputs, attrs: [np.full(attrs["shape"], attrs["scalar"])], _lower)
 
 

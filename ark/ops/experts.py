@@ -106,5 +106,5 @@ def _lower_expert_linear(lowering: Lowering, node: Node) -> None:
     lowering.emit("expert_linear", {}, [*node.inputs, *node.outputs], coords)
 
 
-register("topk", _topk, _lower_topk, apart=False)
-register("expert_linear", _expert_linear, _lower_expert_linear, apart=False)
+register("topk", _topk, _lower_topk, aliasing="none")
+register("expert_linear", _expert_linear, _lower_expert_linear, aliasing="none")

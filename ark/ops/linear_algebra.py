@@ -116,7 +116,7 @@ def _lower_linear(lowering: Lowering, node: Node) -> None:
     lowering.emit("linear", params, operands, coords)
 
 
-register("matmul", _matmul_reference, _lower_matmul, apart=False)
+register("matmul", _matmul_reference, _lower_matmul, aliasing="none")
 
 
 def _linear_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:

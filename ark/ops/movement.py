@@ -136,6 +136,6 @@ def _rope(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.nda
     return [out]
 
 
-register("transpose", _transpose, _lower_transpose, apart=False)
-register("embedding", _embedding, _lower_embedding, apart=False)
-register("rope", _rope, _lower_rope, apart=True)
+register("transpose", _transpose, _lower_transpose, aliasing="none")
+register("embedding", _embedding, _lower_embedding, aliasing="none")
+register("rope", _rope, _lower_rope, aliasing="exact")

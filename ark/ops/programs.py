@@ -1,9 +1,9 @@
 """Collective programs as tile tasks: the lowering of the nodes that ark.ops.collectives makes.
 
-A put is a copy into a peer's inbox and a counter there for each tile, a reduction is a sum, a copy
-is nothing at all. Every put has an inbox of its own, so within an iteration nothing that a peer may
-read is overwritten, and the only waits between ranks are for data. All ranks lower the same
-program, so they name inboxes and counters alike.
+A put is a copy into a peer's receive buffer and a counter there for each tile, a reduction is a
+sum, a copy is nothing at all. Every put has a receive buffer of its own, so within an iteration
+nothing that a peer may read is overwritten, and the only waits between ranks are for data. All
+ranks lower the same program, so they name receive buffers and counters alike.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
 from ark.lower.registry import register
 from ark.ops.communication import MIN_PUT, copy_box, dense
-from ark.plan.groups import Group, Mail
+from ark.plan.groups import Group, RemoteSemaphore
 
 
 class _Writer:
@@ -74,7 +74,7 @@ class _Writer:
         return dataclasses.replace(tensor, shape=size, offsets=(offset,), padded=size, name=name)
 
     def _place(self, value: Value, piece: int) -> IrTensor:
-        """Where a piece of a value lies: in the caller's tensors, an inbox or a temporary."""
+        """Where a piece of a value lies: in the caller's tensors, received or temporary."""
         key = (value.number, piece)
         if key not in self.places:
             self.places[key] = self._new_place(value, piece)
@@ -94,10 +94,10 @@ class _Writer:
             return self._slice(self.out, self.homes[value.number], piece)
         return self.lowering.temp(size, self.share.dtype, name)
 
-    def _mails(self, value: Value, piece: int, tiles: int) -> list[Mail]:
+    def _semaphores(self, value: Value, piece: int, tiles: int) -> list[RemoteSemaphore]:
         """The counters of a put, one for each tile."""
         name = f"{self.name}.{value.number}.{piece}"
-        return [self.lowering.mail(value.rank, f"{name}.{i}") for i in range(tiles)]
+        return [self.lowering.semaphore(value.rank, f"{name}.{i}") for i in range(tiles)]
 
     def _tiles(self, elements: int) -> tuple[int, range]:
         """Tile size and first elements: by the size alone, so that both ends of a put agree."""
@@ -106,7 +106,7 @@ class _Writer:
 
     def _await(self, group: Group, sources: Sequence[Value], piece: int) -> None:
         arriving = [
-            self._mails(value, piece, len(group.coords))
+            self._semaphores(value, piece, len(group.coords))
             for value in sources
             if value.origin is Origin.PUT
         ]
@@ -135,7 +135,9 @@ class _Writer:
             return
         group = self._copy(source, piece, self._place(value, piece), f".put{value.rank}")
         assert group is not None
-        group.sends = [(mail,) for mail in self._mails(value, piece, len(group.coords))]
+        group.sends = [
+            (semaphore,) for semaphore in self._semaphores(value, piece, len(group.coords))
+        ]
 
     def _sum(self, value: Value, piece: int) -> None:
         """Adds the sources from left to right, through fp32 where a task cannot take all."""
@@ -168,4 +170,4 @@ def _lower(lowering: Lowering, node: Node) -> None:
         copy_box(lowering, writer.result, node.outputs[0], ".out")
 
 
-register("collective", None, _lower, apart=False)
+register("collective", None, _lower, aliasing="none")

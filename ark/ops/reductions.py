@@ -92,11 +92,11 @@ def _argmax(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.n
 
 
 for _function in ("sum", "mean", "max"):
-    register(f"reduce_{_function}", _reduce_reference(_function), _lower_reduce, apart=False)
-register("softmax", _softmax, _lower_rows, apart=True)
-register("layernorm", _layernorm, _lower_rows, apart=True)
-register("rmsnorm", _rmsnorm, _lower_rows, apart=True)
-register("argmax", _argmax, _lower_rows, apart=False)
+    register(f"reduce_{_function}", _reduce_reference(_function), _lower_reduce, aliasing="none")
+register("softmax", _softmax, _lower_rows, aliasing="exact")
+register("layernorm", _layernorm, _lower_rows, aliasing="exact")
+register("rmsnorm", _rmsnorm, _lower_rows, aliasing="exact")
+register("argmax", _argmax, _lower_rows, aliasing="none")
 
 
 def _reduce(function: str, input: Any, axis: int, keepdims: bool, output: Any, name: str) -> Tensor:

@@ -59,10 +59,10 @@ class Region:
         return self.base + self.boxes.last
 
     def meets(self, other: Region) -> bool:
-        """Can they conflict at all: one writes, and they are no cache's past and its growth."""
+        """Can they conflict: one writes, and not as an append beside a read of older rows?"""
         mine, theirs = self.boxes, other.boxes
         return (mine.write or theirs.write) and not (
-            mine.past and theirs.past and mine.write != theirs.write
+            mine.append_only and theirs.append_only and mine.write != theirs.write
         )
 
     def same_frame(self, other: Region) -> bool:

@@ -1,7 +1,7 @@
 """Which boxes of its operands the tasks of an op touch, relative to each operand's first element.
 
 Ops of one signature touch alike, so a model's equal layers, the cells of a recurrent net and the
-ranks of a fleet share these arrays; an op adds only where its operands lie (ark.plan.access). Tasks
+ranks of a set share these arrays; an op adds only where its operands lie (ark.plan.access). Tasks
 that touch the same box share a row. Called by lowering, scheduler and verifier.
 """
 
@@ -33,7 +33,7 @@ class Boxes:
 
     operand: int
     write: bool
-    past: bool
+    append_only: bool
     itemsize: int
     tasks: np.ndarray
     box: np.ndarray
@@ -215,7 +215,7 @@ def _boxes(sig: Signature, coords: Coords) -> tuple[Boxes, ...]:
                 f"({type(error).__name__}: {error})"
             ) from error
         for access in accesses:
-            key = (access.operand, access.write, access.past)
+            key = (access.operand, access.write, access.append_only)
             if key not in grouped:
                 grouped[key] = ([], {})
                 first[key] = access
@@ -262,7 +262,7 @@ def pack(
     return Boxes(
         operand=access.operand,
         write=access.write,
-        past=access.past,
+        append_only=access.append_only,
         itemsize=itemsize,
         tasks=table[:, 0],
         box=table[:, 1],

@@ -74,7 +74,7 @@ class Frontier:
         """Remembers an op's accesses; all of its conflicts have been asked for before."""
         for region in mine:
             boxes = region.boxes
-            if boxes.write and not boxes.past and (boxes.fills_span or boxes.fills_bounds):
+            if boxes.write and not boxes.append_only and (boxes.fills_span or boxes.fills_bounds):
                 self._space(region).cover(region)
         for region in mine:
             space = self._space(region)

@@ -11,7 +11,7 @@ from ark.ir.values import Tensor
 
 
 @dataclass(frozen=True)
-class Mail:
+class RemoteSemaphore:
     """A counter by name on a rank: what a put signals there, or a task waits for here."""
 
     rank: int
@@ -30,5 +30,5 @@ class Group:
     after: tuple[Tensor, ...]
     phase: int
     processors: tuple[int, int] | None = None
-    sends: list[tuple[Mail, ...]] = field(default_factory=list)
-    awaits: list[tuple[tuple[Mail, int], ...]] = field(default_factory=list)
+    sends: list[tuple[RemoteSemaphore, ...]] = field(default_factory=list)
+    awaits: list[tuple[tuple[RemoteSemaphore, int], ...]] = field(default_factory=list)

@@ -56,15 +56,15 @@ class Signature:
 class Access:
     """A box of an operand's index space that a task reads or writes; hi is exclusive.
 
-    past: the buffer grows along the position. A past write appends at this iteration's position, a
-    past read takes what earlier iterations appended, so the two never meet.
+    append_only: the buffer grows along the position. Such a write appends at this iteration's
+    position, such a read takes what earlier iterations appended, so the two never meet.
     """
 
     operand: int
     lo: tuple[int, ...]
     hi: tuple[int, ...]
     write: bool = False
-    past: bool = False
+    append_only: bool = False
 
 
 class TaskKind(ABC):

@@ -128,7 +128,7 @@ class Schedule:
             run.add(ops[op], group)
         return run.finish()
 
-    def mail(self, rank: int, name: str, step: int) -> int:
+    def semaphore(self, rank: int, name: str, step: int) -> int:
         """The counter called `name` on `rank`; on this rank its step adds up over the awaits."""
         key = (rank, name)
         if key not in self._mail:
@@ -220,11 +220,11 @@ class _PhaseRun:
     def _mails(self, group: Group, first: int) -> None:
         """The waits and signals between ranks, which the lowering named."""
         for i, awaited in enumerate(group.awaits):
-            for mail, threshold in awaited:
-                counter = self.s.mail(mail.rank, mail.name, threshold)
+            for far, threshold in awaited:
+                counter = self.s.semaphore(far.rank, far.name, threshold)
                 self.drafts[first + i].waits[counter] = threshold
         for i, sent in enumerate(group.sends):
-            signals = [self.s.mail(mail.rank, mail.name, 0) for mail in sent]
+            signals = [self.s.semaphore(far.rank, far.name, 0) for far in sent]
             self.drafts[first + i].signals += signals
 
     def _regions(

@@ -22,7 +22,7 @@ from types import TracebackType
 from ark.errors import InvalidUsageError, SystemError
 from ark.runtime import cache
 from ark.runtime import rendezvous as rdv
-from ark.runtime.place import SECRET, Place, place_from_environment
+from ark.runtime.rank_info import SECRET, RankInfo, rank_from_environment
 
 FailureCallback = Callable[[str], None]
 
@@ -98,9 +98,11 @@ class Bootstrap:
         return self
 
     @classmethod
-    def from_environment(cls, timeout_s: float = 30.0, place: Place | None = None) -> Bootstrap:
+    def from_environment(
+        cls, timeout_s: float = 30.0, rank_info: RankInfo | None = None
+    ) -> Bootstrap:
         """Joins the job that the launcher's environment variables describe."""
-        here = place or place_from_environment()
+        here = rank_info or rank_from_environment()
         return cls.connect(
             here.rank,
             here.world_size,
@@ -335,12 +337,12 @@ class Bootstrap:
             self._link.close()
 
 
-def _words(place: Place) -> str:
+def _words(rank_info: RankInfo) -> str:
     """What the ranks of one job know and nobody else: the launcher's secret, or the user's own key
-    with the job's place and number.
+    with the job's address and number.
     """
-    if place.secret or place.world_size == 1:
-        return place.job
+    if rank_info.secret or rank_info.world_size == 1:
+        return rank_info.job
     try:
         own = cache.secret().hex()
     except (OSError, RuntimeError) as error:
@@ -348,7 +350,7 @@ def _words(place: Place) -> str:
             f"the ranks have no secret by which they know each other: {error}; set {SECRET} to one "
             "random word on all ranks"
         ) from error
-    return f"{own} {place.address}:{place.port} {place.job}"
+    return f"{own} {rank_info.address}:{rank_info.port} {rank_info.job}"
 
 
 def _listen(address: str, port: int, ports: int) -> socket.socket:

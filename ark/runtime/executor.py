@@ -65,6 +65,7 @@ class Executor:
         self._memory: list[Memory] = []
         self._run: Run | None = None
         self._peers: dict[int, tuple[Memory, dict[str, Any]]] = {}
+        self._signallers: dict[str, list[int]] = {}  # by counter: the peers that signal it
         self._externals = dict(externals or {})
         self.program: Program
         self._loaded: object
@@ -137,11 +138,15 @@ class Executor:
                 for c in self.plan.counters
                 if c.rank == self.plan.rank and c.system
             },
+            "signals": [[c.rank, c.name] for c in self.plan.counters if c.rank != self.plan.rank],
         }
         for rank, data in enumerate(self.ranks.all_gather(json.dumps(mine).encode())):
             if rank != self.plan.rank:
                 entry = json.loads(data)
                 self._peers[rank] = (self.device.map_peer(bytes.fromhex(entry["handle"])), entry)
+                for target, name in entry["signals"]:
+                    if target == self.plan.rank:
+                        self._signallers.setdefault(name, []).append(rank)
 
     def _peer_address(self, rank: int, table: str, name: str) -> int:
         memory, entry = self._peers[rank]
@@ -268,7 +273,9 @@ class Executor:
         return self._run
 
     def _explain(self, record: Any) -> str:
-        return explain(self.plan, self.tables, record, self.counter_values(), self.phase0)
+        return explain(
+            self.plan, self.tables, record, self.counter_values(), self.phase0, self._signallers
+        )
 
     def counter_values(self) -> list[int]:
         """All counters of this rank, by id."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ark.codegen.layout import ERROR_KINDS
@@ -12,11 +12,19 @@ from ark.runtime.tables import Tables
 NOBODY = 0xFFFFFFFF
 
 
-def explain(plan: Plan, tables: Tables, host: Any, counters: Sequence[int], phase0: int) -> str:
+def explain(
+    plan: Plan,
+    tables: Tables,
+    host: Any,
+    counters: Sequence[int],
+    phase0: int,
+    signallers: Mapping[str, Sequence[int]],
+) -> str:
     """One paragraph naming task, tensor, counter, rank, and what was expected and seen.
 
     host: a record of the ArkHost structure. counters: their values when the kernel had ended, by
-    id. phase0: iterations of the first phase. Many tasks wait behind the one that is stuck; the
+    id. phase0: iterations of the first phase. signallers: by counter, the peers that signal it.
+    Many tasks wait behind the one that is stuck; the
     first of them in program order is the one to name.
     """
     index, op_id = int(host["error_task"]), int(host["error_op"])
@@ -51,7 +59,7 @@ def explain(plan: Plan, tables: Tables, host: Any, counters: Sequence[int], phas
         kind = "counter"
     subject = f"a {kind}"
     if kind in ("counter", "iteration gate") and counter < len(plan.counters):
-        producers = _producers(plan, counter)
+        producers = _producers(plan, counter, signallers)
         subject = f"counter {plan.counters[counter].name!r} of {producers}"
     return (
         f"{task} on {where} waited for {subject} longer than its budget: expected {expected}, seen "
@@ -65,19 +73,25 @@ def _first_unmet(
 ) -> tuple[int, int, int, int, int] | None:
     """(op, task, counter, expected, seen) of the first wait in program order that was not met."""
     number = 0 if iteration < phase0 else len(plan.phases) - 1
-    turn = iteration if number == 0 else iteration - phase0
+    phase_iteration = iteration if number == 0 else iteration - phase0
     unmet = [
-        (task.op, index, counter, plan.counters[counter].step * turn + threshold, counters[counter])
+        (
+            task.op,
+            index,
+            counter,
+            plan.counters[counter].step * phase_iteration + threshold,
+            counters[counter],
+        )
         for index, (phase, _, task) in enumerate(tables.listing)
         if phase == number
         for counter, threshold in task.waits
-        if counters[counter] < plan.counters[counter].step * turn + threshold
+        if counters[counter] < plan.counters[counter].step * phase_iteration + threshold
     ]
     return min(unmet, default=None)
 
 
-def _producers(plan: Plan, counter: int) -> str:
-    """The tensors whose tasks signal the counter."""
+def _producers(plan: Plan, counter: int, signallers: Mapping[str, Sequence[int]]) -> str:
+    """The tensors whose tasks signal the counter, and the ranks of those that are peers'."""
     ops = sorted(
         {
             task.op
@@ -87,10 +101,11 @@ def _producers(plan: Plan, counter: int) -> str:
             if counter in task.signals
         }
     )
-    if not ops:
-        return "a peer rank"
     names = []
     for op in ops[:3]:
         tensors = plan.ops[op].operands
         names.append(f"{plan.ops[op].name!r} (tensor {plan.tensors[tensors[-1]].name!r})")
-    return ", ".join(names)
+    ranks = signallers.get(plan.counters[counter].name, ())
+    if ranks:
+        names.append(f"rank {', '.join(map(str, ranks))}")
+    return ", ".join(names) or "a peer rank"

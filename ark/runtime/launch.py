@@ -1,8 +1,8 @@
 """Starts the ranks of a job on this machine: `ark.launch(n, function)` and `--ranks n`.
 
 Any other launcher (torchrun, mpirun, srun) does as well; this one needs nothing installed. It sets
-the variables that ark.runtime.place reads, shows rank 0's output, says which rank failed first and
-why, and leaves no process behind, whatever ends it.
+the variables that ark.runtime.rank_info reads, shows rank 0's output, says which rank failed first
+and why, and leaves no process behind, whatever ends it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ark.errors import BaseError, InvalidUsageError
-from ark.runtime.lifeline import tie_to
+from ark.runtime.watchdog import tie_to
 
-_LIFELINE = Path(__file__).with_name("lifeline.py")
+_WATCHDOG = Path(__file__).with_name("watchdog.py")
 _GRACE_S = 2.0  # what ranks may take to end by themselves after the first has failed
 _TAIL = 16384
 
@@ -66,22 +66,30 @@ def launch(ranks: int, function: Callable[..., Any], *args: Any) -> int:
         _end(started)
 
 
-def launch_command(ranks: int, argv: Sequence[str]) -> int:
-    """Runs the command in `ranks` processes and returns the exit code, as `launch` does."""
+def launch_command(ranks: int, argv: Sequence[str], *, stdin: bool = False) -> int:
+    """Runs the command in `ranks` processes and returns the exit code, as `launch` does.
+
+    stdin: rank 0 reads this process's standard input; the others never do.
+    """
     _check(ranks)
     started: list[_Rank] = []
     try:
         for rank, environment in enumerate(_environments(ranks)):
             process = subprocess.Popen(
-                [sys.executable, "-S", "-E", str(_LIFELINE), str(os.getpid()), *argv],
+                [sys.executable, "-S", "-E", str(_WATCHDOG), str(os.getpid()), *argv],
                 env={**os.environ, **environment},
-                stdin=subprocess.DEVNULL,
+                stdin=None if stdin and rank == 0 else subprocess.DEVNULL,
                 stdout=None if rank == 0 else subprocess.DEVNULL,
                 stderr=None if rank == 0 else subprocess.PIPE,
                 start_new_session=True,
             )
             started.append(_CommandRank(process))
         return _supervise(started)
+    except (OSError, ValueError) as error:  # a NUL in a word, or too many of them
+        raise InvalidUsageError(
+            f"the ranks cannot be started with these words: {error}; give a prompt that no command "
+            "line can hold through standard input (--prompt -)"
+        ) from error
     finally:
         _end(started)
 

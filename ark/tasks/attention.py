@@ -44,8 +44,8 @@ class Attention(TaskKind):
         fresh = len(sig.operands) > FRESH
         found = [
             Access(0, (row, q0), (row + 1, q1)),
-            Access(1, *cache, past=fresh),
-            Access(2, *cache, past=fresh),
+            Access(1, *cache, append_only=fresh),
+            Access(2, *cache, append_only=fresh),
             whole(3, sig.operands[3]),
             out,
         ]

@@ -100,7 +100,7 @@ class KvAppend(TaskKind):
         return [
             Access(0, (0, head * width), (rows, (head + 1) * width)),
             whole(1, sig.operands[1]),
-            Access(2, (head, 0, 0), (head + 1, context, width), write=True, past=True),
+            Access(2, (head, 0, 0), (head + 1, context, width), write=True, append_only=True),
         ]
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:

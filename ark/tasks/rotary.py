@@ -50,7 +50,7 @@ def rotary_accesses(sig: Signature, out: int, first: int, n0: int, n1: int) -> l
             if lo < hi:
                 at = base + head * width
                 box = ((head, 0, lo - at), (head + 1, context, hi - at))
-                found.append(Access(cache, *box, write=True, past=True))
+                found.append(Access(cache, *box, write=True, append_only=True))
     return found
 
 
@@ -206,12 +206,12 @@ class RotaryEmbedding(TaskKind):
   for (int e = ark_tid(); e < pairs; e += ARK_THREADS) {{
     const int i = e % {width // 2};
     const int n = (t.coord[1] + e / {width // 2}) * {width} + {first};
-    float a = ark_take(c, px, {a_at}, {scope});
-    float b = ark_take(c, px, {b_at}, {scope});
+    float a = ark_load(c, px, {a_at}, {scope});
+    float b = ark_load(c, px, {b_at}, {scope});
     const float angle = static_cast<float>(pp[0] + row) * pf[i];
     ark_rotate(a, b, ark_sin(angle), ark_cos(angle));
-    ark_give(c, po, {a_out}, a, {system(sig, 1)});
-    ark_give(c, po, {b_out}, b, {system(sig, 1)});
+    ark_publish(c, po, {a_out}, a, {system(sig, 1)});
+    ark_publish(c, po, {b_out}, b, {system(sig, 1)});
   }}
 """
         )

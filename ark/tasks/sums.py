@@ -1,5 +1,5 @@
-"""Sums over ranks: what every rank put into this rank's inboxes, added in rank order, and perhaps a
-residual behind them.
+"""Sums over ranks: what every rank put into this rank's receive buffers, added in rank order, and
+perhaps a residual behind them.
 
 params: tile (elements per task).
 operands: inputs..., output, all of one dense shape viewed as one dimension. coord: first element.

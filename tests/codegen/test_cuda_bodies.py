@@ -10,7 +10,7 @@ import os
 import numpy as np
 import pytest
 
-from ark.backend.protocol import Backend, Target
+from ark.backend.protocol import Backend
 from ark.codegen.writer import write
 from ark.ir.dtype import DataType, bf16, fp16, fp32
 from ark.ir.graph import Graph
@@ -23,6 +23,7 @@ from ark.ops.tokens import MAX_STOPS
 from ark.plan import kind as kinds
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
+from ark.runtime.program import build
 from tests import signatures
 
 pytest.importorskip("cuda.bindings.nvrtc")
@@ -40,15 +41,18 @@ def model_of(arch: str) -> Machine:
     return next(m for m in machines.MODELS.values() if m.arch == arch)
 
 
+MAIN = "sm_90a"  # the architecture that is compiled in every type by default
+
+
 @pytest.mark.parametrize("arch", backend.archs())
 def test_every_kind_compiles(arch):
-    machine = model_of(arch)
-    for name, made in signatures.plans(model_of(arch)):
-        emitted = write(made, machine, backend.dialect(arch))
-        shared = emitted.scratch_bytes + machine.ring_bytes
+    machine, types = model_of(arch), signatures.types_for(arch, MAIN)
+    for name, made in signatures.plans(machine, types):
+        shared = write(made, machine, backend.dialect(arch)).scratch_bytes + machine.ring_bytes
         assert shared <= machine.shared_bytes + machines.RESERVED, name
-        binary = backend.compiler().compile(emitted.source, Target(arch, machine.threads))
-        assert b"ark_loop\0" in binary.data, name
+    for made in signatures.united(machine, types):
+        program = build(made, machine, backend, arch)
+        assert b"ark_loop\0" in program.binary.data, program.emitted.bodies
 
 
 def test_the_plans_hold_every_kind():
@@ -90,7 +94,7 @@ def test_matmul_on_tensor_cores(left, right, transposes, types):
     attrs = {"transpose_a": transposes[0], "transpose_b": transposes[1]}
     graph.add("matmul", inputs, [out], attrs, "c")
     with contextlib.closing(backend.open(0)) as device:
-        made = plan(graph, device.machine, {"pinned": (out.buffer.id,)})
+        made = plan(graph, device.machine)
         verify([made])
         with Executor(made, backend, device) as executor:
             assert "ark_matrix_tile<" in executor.program.emitted.source.text

@@ -12,8 +12,9 @@ from ark_rocm import backend, compiler
 
 from ark.codegen.dialect import Source
 from ark.codegen.writer import write
+from ark.ir.dtype import bf16
 from tests import signatures
-from tests.codegen.test_rocm_compile import ARCHS, machine_for, target
+from tests.codegen.test_rocm_compile import ARCHS, assembly, machine_for
 
 pytest.importorskip("ark_rocm_emulator")
 from ark_rocm_emulator.lint import TARGETS, Expectations, Finding, lint
@@ -29,7 +30,7 @@ def _plain_clang(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def findings(arch: str, name: str, source: Source | None = None) -> list[Finding]:
     machine = machine_for(arch)
-    plan = dict(signatures.plans(machine))[name]
+    plan = dict(signatures.plans(machine, (bf16,)))[name]
     emitted = write(plan, machine, backend.dialect(arch))
     expected = Expectations(
         threads=machine.threads,
@@ -38,7 +39,7 @@ def findings(arch: str, name: str, source: Source | None = None) -> list[Finding
         unordered=True,
         kernels=("ark_loop",),
     )
-    text = compiler.assembly(source or emitted.source, target(arch))
+    text = assembly(source or emitted.source, arch)
     return lint(text, TARGETS[arch], expected)
 
 
@@ -51,9 +52,9 @@ def test_loop_kernels_are_clean(arch: str, name: str) -> None:
 def test_the_lint_sees_a_product_without_matrix_instructions() -> None:
     """The fused plan of one rank sends short prompts through the stream: no matrix instruction."""
     machine = machine_for("gfx942")
-    plan = dict(signatures.plans(machine))["movement-bf16"]
+    plan = dict(signatures.plans(machine, (bf16,)))["movement-bf16"]
     emitted = write(plan, machine, backend.dialect("gfx942"))
-    text = compiler.assembly(emitted.source, target("gfx942"))
+    text = assembly(emitted.source, "gfx942")
     expected = Expectations(threads=machine.threads, matrix=True, kernels=("ark_loop",))
     found = lint(text, TARGETS["gfx942"], expected)
     assert any("matrix" in f.rule or "matrix" in f.message.lower() for f in found)

@@ -15,7 +15,7 @@ import pytest
 from ark.errors import InvalidUsageError
 from ark.runtime import launch as launching
 from ark.runtime.launch import launch, launch_command
-from ark.runtime.place import Place, first_host, place_from_environment
+from ark.runtime.rank_info import RankInfo, first_host, rank_from_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -113,9 +113,11 @@ def test_ranks_end_with_a_killed_launcher(tmp_path: Path) -> None:
     assert all(gone(int(text)) for text in texts)
 
 
-def write_place(folder: str) -> None:
-    place = place_from_environment()
-    Path(folder, str(place.rank)).write_text(f"{place.world_size} {place.local_rank} {place.job}")
+def write_rank_info(folder: str) -> None:
+    rank_info = rank_from_environment()
+    Path(folder, str(rank_info.rank)).write_text(
+        f"{rank_info.world_size} {rank_info.local_rank} {rank_info.job}"
+    )
 
 
 def fail_on_rank_1(word: str) -> None:
@@ -125,7 +127,7 @@ def fail_on_rank_1(word: str) -> None:
 
 
 def test_a_function_runs_on_every_rank(tmp_path: Path) -> None:
-    assert launch(2, write_place, str(tmp_path)) == 0
+    assert launch(2, write_rank_info, str(tmp_path)) == 0
     first, second = ((tmp_path / name).read_text().split() for name in "01")
     assert first[:2] == ["2", "0"] and second[:2] == ["2", "1"]
     assert first[2] == second[2] and len(first[2]) == 32
@@ -159,7 +161,7 @@ def test_under_torchrun(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
-        ({}, Place()),
+        ({}, RankInfo()),
         (
             {
                 "RANK": "3",
@@ -169,7 +171,7 @@ def test_under_torchrun(tmp_path: Path) -> None:
                 "MASTER_PORT": "29500",
                 "TORCHELASTIC_RUN_ID": "run7",
             },
-            Place(3, 4, 1, "node-a", 29500, job="run7"),
+            RankInfo(3, 4, 1, "node-a", 29500, job="run7"),
         ),
         (
             {
@@ -179,7 +181,7 @@ def test_under_torchrun(tmp_path: Path) -> None:
                 "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
                 "MASTER_PORT": "5000",
             },
-            Place(1, 2, 1, "127.0.0.1", 5000),
+            RankInfo(1, 2, 1, "127.0.0.1", 5000),
         ),
         (
             {
@@ -189,7 +191,7 @@ def test_under_torchrun(tmp_path: Path) -> None:
                 "MASTER_ADDR": "h",
                 "MASTER_PORT": "9",
             },
-            Place(0, 8, 0, "h", 9),
+            RankInfo(0, 8, 0, "h", 9),
         ),
         (
             {
@@ -200,21 +202,21 @@ def test_under_torchrun(tmp_path: Path) -> None:
                 "SLURM_JOB_ID": "77",
                 "MASTER_PORT": "6000",
             },
-            Place(5, 8, 1, "gpu04", 6000, job="77"),
+            RankInfo(5, 8, 1, "gpu04", 6000, job="77"),
         ),
         # A batch script outside a step is no rank.
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "77"}, Place()),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "77"}, RankInfo()),
     ],
 )
-def test_places(environ: dict[str, str], expected: Place) -> None:
-    assert place_from_environment(environ) == expected
+def test_places(environ: dict[str, str], expected: RankInfo) -> None:
+    assert rank_from_environment(environ) == expected
 
 
 def test_a_port_follows_from_the_job() -> None:
     environ = {"PMI_RANK": "0", "PMI_SIZE": "2", "MASTER_ADDR": "h", "SLURM_JOB_ID": "5"}
-    first = place_from_environment(environ)
-    assert 20000 <= first.port < 30000 and first == place_from_environment(environ)
-    assert place_from_environment({**environ, "SLURM_JOB_ID": "6"}).port != first.port
+    first = rank_from_environment(environ)
+    assert 20000 <= first.port < 30000 and first == rank_from_environment(environ)
+    assert rank_from_environment({**environ, "SLURM_JOB_ID": "6"}).port != first.port
 
 
 GROUP = """
@@ -281,14 +283,14 @@ def test_no_secret_and_no_folder_for_one() -> None:
 )
 def test_a_job_that_nothing_tells_from_another_is_refused(environ: dict[str, str]) -> None:
     with pytest.raises(InvalidUsageError, match=r"no number of their job.*ARK_JOB_SECRET"):
-        place_from_environment(environ)
-    assert place_from_environment({**environ, "ARK_JOB_SECRET": "x"}).secret
+        rank_from_environment(environ)
+    assert rank_from_environment({**environ, "ARK_JOB_SECRET": "x"}).secret
 
 
 def test_steps_of_one_allocation_are_jobs_of_their_own() -> None:
     environ = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1"}
     environ |= {"SLURM_JOB_ID": "77"}
-    first, second = (place_from_environment({**environ, "SLURM_STEP_ID": n}) for n in "01")
+    first, second = (rank_from_environment({**environ, "SLURM_STEP_ID": n}) for n in "01")
     assert (first.job, second.job) == ("77.0", "77.1") and first.port != second.port
 
 
@@ -304,7 +306,7 @@ def test_steps_of_one_allocation_are_jobs_of_their_own() -> None:
 )
 def test_places_that_make_no_sense(environ: dict[str, str], word: str) -> None:
     with pytest.raises(InvalidUsageError, match=word):
-        place_from_environment(environ)
+        rank_from_environment(environ)
 
 
 @pytest.mark.parametrize(

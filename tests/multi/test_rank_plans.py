@@ -203,7 +203,7 @@ def drop_mail_signals(plan: Plan, task: Task) -> Task:
 
 
 def other_inbox(plan: Plan) -> Plan:
-    """Points the first put at another rank's inbox than the one that awaits it."""
+    """Points the first put at another rank's receive buffer than the one that awaits it."""
     buffers = list(plan.buffers)
     at = next(b.id for b in buffers if b.rank != plan.rank)
     wrong = (buffers[at].rank + 1) % plan.world_size
@@ -213,7 +213,7 @@ def other_inbox(plan: Plan) -> Plan:
 
 
 def shared_inbox(plan: Plan) -> Plan:
-    """Lays two inboxes on the same bytes."""
+    """Lays two receive buffers on the same bytes."""
     buffers = list(plan.buffers)
     mine = [b.id for b in buffers if b.arena == "symmetric" and b.rank == plan.rank]
     first, second = mine[:2]

@@ -19,7 +19,6 @@ import numpy as np
 from ark.comm.forestcoll.network import Network
 from ark.comm.forestcoll.symmetry import Symmetry
 from ark.comm.forestcoll.tree import Edge, Tree
-from ark.comm.simulate import boxes_of
 from ark.comm.topology import Topology
 
 _Way = tuple[int, ...]  # node numbers from a rank through switches to a rank
@@ -31,7 +30,7 @@ def draw(net: Network, symmetry: Symmetry, scale: Fraction, k: int) -> tuple[Tre
     With all their images they load no link with more than scale times its bandwidth. As many
     copies of each tree are taken as fit; where that leaves no room for the rest, one of each.
     """
-    boxes = boxes_of(net.topology) or [list(range(net.ranks))]
+    boxes = net.topology.equal_boxes() or [list(range(net.ranks))]
     for copies in (True, False):
         budget = _Budget(net, symmetry, scale)
         trees: list[Tree] = []

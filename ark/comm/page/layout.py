@@ -10,7 +10,6 @@ import math
 
 import numpy as np
 
-from ark.comm.simulate import boxes_of
 from ark.comm.topology import Topology
 
 Place = tuple[float, float]
@@ -19,7 +18,7 @@ _ASPECT = 1.35  # of the ellipse that boxes stand on: the page is wider than hig
 
 def layout(topology: Topology) -> dict[str, Place]:
     """Returns a place for every node, rounded so that it is the same on every machine."""
-    boxes = boxes_of(topology)
+    boxes = topology.equal_boxes()
     if boxes is None and _star(topology):
         boxes = [list(range(len(topology.ranks)))]
     places = _in_boxes(topology, boxes) if boxes else _by_distance(topology)

@@ -88,31 +88,3 @@ class Routes:
                     total = (through, cost[1] + 1, cost[2] + inverse)
                     heapq.heappush(heap, (total, after, node))
         return parent
-
-
-def boxes_of(topology: Topology) -> list[list[int]] | None:
-    """Groups ranks into boxes of equal size by their fastest links, or None if there are no boxes.
-
-    Links are added from the fastest down until they join ranks; those groups are the boxes if there
-    are at least two of them, of one size above one.
-    """
-    capacity = topology.capacities()
-    root = {node: node for node in topology.nodes}
-
-    def find(node: str) -> str:
-        while root[node] != node:
-            root[node] = root[root[node]]
-            node = root[node]
-        return node
-
-    for level in sorted(set(capacity.values()), reverse=True):
-        for (src, dst), bandwidth in capacity.items():
-            if bandwidth == level:
-                root[find(src)] = find(dst)
-        groups: dict[str, list[int]] = {}
-        for number, node in enumerate(topology.ranks):
-            groups.setdefault(find(node), []).append(number)
-        sizes = {len(group) for group in groups.values()}
-        if len(sizes) == 1 and 1 < min(sizes) < len(topology.ranks):
-            return sorted(groups.values())
-    return None

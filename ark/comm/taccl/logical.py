@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 from dataclasses import dataclass
 
-from ark.comm.simulate import Routes, boxes_of
+from ark.comm.simulate import Routes
 from ark.comm.taccl.sketch import Sketch
 from ark.comm.topology import Topology
 from ark.errors import ModelError
@@ -204,29 +204,81 @@ def symmetries(graph: Logical) -> list[Permutation]:
 def default_sketch(topology: Topology, chunkup: int | None = None) -> Sketch:
     """A sketch from the topology alone: its boxes, every connection inside, rank i to i between.
 
+    Inside a box, direct links where they join all its ranks, else every pair whose way passes no
+    other rank. Where boxes cannot be joined rank to rank, or are not known, all ranks are one box.
     Takes the symmetries among moving boxes, and moving ranks inside boxes, that hold. `chunkup` is
-    the sketch's input_chunkup; by default 2, or 1 for networks of more than 32 ranks.
+    the sketch's input_chunkup; by default 2, or 1 for networks of more than 32 ranks. ModelError
+    where none of these joins all ranks.
     """
     ranks = len(topology.ranks)
     if chunkup is None:
         chunkup = 2 if ranks <= _FEW_RANKS else 1
-    boxes = boxes_of(topology)
+    boxes = topology.equal_boxes()
     consecutive = boxes is not None and [r for box in boxes for r in box] == list(range(ranks))
-    nnodes = len(boxes) if boxes is not None and consecutive else 1
-    per_box = ranks // nnodes
+    counts = [len(boxes), 1] if boxes is not None and consecutive else [1]
+    for nnodes, inside in itertools.product(counts, ("none", "switch", "relay")):
+        sketch = _proposed(topology, nnodes, inside, chunkup)
+        graph = None if sketch is None else _joining_all(topology, sketch)
+        if sketch is not None and graph is not None:
+            return dataclasses.replace(sketch, symmetry_offsets=_offsets(graph))
+    raise ModelError(
+        f"No default sketch joins all ranks of {topology.name}; give a sketch of your own."
+    )
+
+
+def _proposed(topology: Topology, nnodes: int, inside: str, chunkup: int) -> Sketch | None:
+    """The sketch with that way to talk inside boxes; None where it says nothing new."""
+    per_box = len(topology.ranks) // nnodes
     names = set(topology.ranks[:per_box])
     direct = any(link.src in names and link.dst in names for link in topology.links)
     sketch = Sketch(nnodes=nnodes, input_chunkup=chunkup)
-    if not direct:
+    if inside == "none":
+        return sketch if direct else None
+    if inside == "switch":
         everyone = (tuple(range(per_box)),)
-        sketch = dataclasses.replace(sketch, intranode="switch", switches=everyone)
-    graph = logical(topology, sketch)
+        return dataclasses.replace(sketch, intranode="switch", switches=everyone)
+    routes = Routes(topology)
+    boxes = [topology.ranks[box * per_box :][:per_box] for box in range(nnodes)]
+    rows = tuple(
+        (a, tuple(b for b in range(per_box) if b != a and _free(routes, boxes, a, b)))
+        for a in range(per_box)
+    )
+    return dataclasses.replace(sketch, intranode="relay", intranode_conn=rows)
+
+
+def _free(routes: Routes, boxes: list[tuple[str, ...]], a: int, b: int) -> bool:
+    """Tells whether in every box the way from its rank a to its rank b passes no other rank."""
+    ranks = {rank for box in boxes for rank in box}
+    return all(ranks.isdisjoint(routes.default(box[a], box[b])[1:-1]) for box in boxes)
+
+
+def _joining_all(topology: Topology, sketch: Sketch) -> Logical | None:
+    """The sketch's logical links where every rank reaches every other by them, else None."""
+    try:
+        graph = logical(topology, sketch)
+    except ModelError:
+        return None
+    for ends in ((0, 1), (1, 0)):
+        pairs = [(edge.src, edge.dst) for edge in graph.edges]
+        reached, waiting = {0}, [0]
+        while waiting:
+            here = waiting.pop()
+            new = {pair[ends[1]] for pair in pairs if pair[ends[0]] == here} - reached
+            reached |= new
+            waiting += new
+        if len(reached) != graph.ranks:
+            return None
+    return graph
+
+
+def _offsets(graph: Logical) -> tuple[tuple[int, int], ...]:
+    ranks, per_box = graph.ranks, graph.per_box
     offsets = []
-    if nnodes > 1 and broken_symmetry(graph, shift(ranks, per_box, ranks)) is None:
+    if per_box < ranks and broken_symmetry(graph, shift(ranks, per_box, ranks)) is None:
         offsets.append((per_box, ranks))
     for offset in range(1, per_box):
         holds = per_box % offset == 0 and broken_symmetry(graph, shift(ranks, offset, per_box))
         if holds is None:
             offsets.append((offset, per_box))
             break
-    return dataclasses.replace(sketch, symmetry_offsets=tuple(offsets))
+    return tuple(offsets)

@@ -157,10 +157,12 @@ def topology_of_boxes(
     ranks: list[str] = []
     switches: list[str] = []
     links: list[Link] = []
+    members: list[tuple[str, ...]] = []
     ports: list[list[str]] = []  # of each box, the node behind each NIC
     for number, box in enumerate(boxes):
         own = [f"g{len(ranks) + local}" for local in range(box.gpus)]
         ranks += own
+        members.append(tuple(own))
         if box.wiring:
             for a, b, count in box.wiring:
                 links += duplex(own[a], own[b], box.link * count, DIRECT_LATENCY_US)
@@ -183,7 +185,7 @@ def topology_of_boxes(
             links += duplex(f"leaf{number}", "spine", uplink, NIC_HOP_LATENCY_US)
     kinds = [(kind, len(list(run))) for kind, run in itertools.groupby(box.kind for box in boxes)]
     name = "+".join(kind if count == 1 else f"{kind}x{count}" for kind, count in kinds)
-    return Topology(name, tuple(ranks), tuple(switches), tuple(links))
+    return Topology(name, tuple(ranks), tuple(switches), tuple(links), tuple(members))
 
 
 def _nics(

@@ -2,7 +2,8 @@
 
 {"name": "pair", "nodes": [{"id": "g0", "kind": "rank"}, ...], "links": [{"src": "g0", "dst": "s0",
 "bandwidth": 300, "latency_us": 0.7, "duplex": true}, ...]}. A bandwidth is an integer or "a/b", in
-GB/s; `duplex` adds the reverse link. `name`, `latency_us` (0) and `duplex` (false) may be left out.
+GB/s; `duplex` adds the reverse link. `boxes`, lists of rank ids, says which ranks share a machine.
+`name`, `latency_us` (0), `duplex` (false) and `boxes` (none) may be left out.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ def parse(source: str | dict[str, Any]) -> Topology:
             source = json.loads(source)
         except (json.JSONDecodeError, RecursionError) as error:
             raise TopologyError("not JSON", f"the topology cannot be parsed: {error}.") from error
-    top = _fields(source, "the topology", {"nodes": list, "links": list}, {"name": str})
+    top = _fields(
+        source, "the topology", {"nodes": list, "links": list}, {"name": str, "boxes": list}
+    )
     ranks: list[str] = []
     switches: list[str] = []
     for index, entry in enumerate(top["nodes"]):
@@ -38,7 +41,15 @@ def parse(source: str | dict[str, Any]) -> Topology:
     links: list[Link] = []
     for index, entry in enumerate(top["links"]):
         links.extend(_links(entry, f"links[{index}]"))
-    return Topology(top.get("name", "topology"), tuple(ranks), tuple(switches), tuple(links))
+    name = top.get("name", "topology")
+    return Topology(name, tuple(ranks), tuple(switches), tuple(links), _boxes(top.get("boxes", [])))
+
+
+def _boxes(value: list[Any]) -> tuple[tuple[str, ...], ...]:
+    for box in value:
+        if not isinstance(box, list) or not all(isinstance(rank, str) for rank in box):
+            raise TopologyError("bad boxes", f"boxes has {box!r:.60}; expected a list of rank ids.")
+    return tuple(tuple(box) for box in value)
 
 
 def render(topology: Topology) -> str:
@@ -63,7 +74,7 @@ def render(topology: Topology) -> str:
     lines.append(",\n".join(f"  {json.dumps(node)}" for node in nodes))
     lines.append('], "links": [')
     lines.append(",\n".join(f"  {json.dumps(link)}" for link in links))
-    lines.append("]}")
+    lines.append("]}" if not topology.boxes else f'], "boxes": {json.dumps(topology.boxes)}}}')
     return "\n".join(lines) + "\n"
 
 

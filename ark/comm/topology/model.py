@@ -6,10 +6,11 @@ is a value: bandwidths are exact fractions in GB/s, so optima computed from it a
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -43,14 +44,17 @@ class Link:
 class Topology:
     """A network; the position of an id in `ranks` is its rank number.
 
+    `boxes` lists the ids of ranks that share a machine, a tuple a machine, where that is known.
     Raises TopologyError when ids repeat, a link names an unknown node, joins a node to itself, or
-    has no positive bandwidth. What an algorithm further needs, `validate` checks.
+    has no positive bandwidth, or boxes do not hold every rank once. What an algorithm further
+    needs, `validate` checks.
     """
 
     name: str
     ranks: tuple[str, ...]
     switches: tuple[str, ...]
     links: tuple[Link, ...]
+    boxes: tuple[tuple[str, ...], ...] = ()
 
     def __post_init__(self) -> None:
         counts = Counter(self.nodes)
@@ -58,6 +62,11 @@ class Topology:
         if repeated:
             raise TopologyError(
                 "duplicate node", f"the id {repeated[0]!r} is used more than once; ids are unique."
+            )
+        if self.boxes and sorted(itertools.chain(*self.boxes)) != sorted(self.ranks):
+            raise TopologyError(
+                "bad boxes",
+                "the boxes, taken together, must name every rank once and nothing else.",
             )
         for link in self.links:
             where = f"link {link.src} -> {link.dst}"
@@ -115,7 +124,17 @@ class Topology:
     def reverse(self) -> Topology:
         """Returns the topology with every link turned round (reductions run on it)."""
         links = tuple(Link(k.dst, k.src, k.bandwidth, k.latency_us) for k in self.links)
-        return Topology(self.name, self.ranks, self.switches, links)
+        return replace(self, links=links)
+
+    def equal_boxes(self) -> list[list[int]] | None:
+        """Returns the rank numbers of each box where there are two or more, of one size above one.
+
+        None otherwise: a single box, ranks without boxes, or boxes of several sizes.
+        """
+        number = {rank: index for index, rank in enumerate(self.ranks)}
+        boxes = sorted(sorted(number[rank] for rank in box) for box in self.boxes)
+        sizes = {len(box) for box in boxes}
+        return boxes if len(boxes) > 1 and len(sizes) == 1 and min(sizes) > 1 else None
 
     def validate(self) -> None:
         """Raises TopologyError unless trees can span it.

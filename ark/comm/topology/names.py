@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ def named(name: str) -> Topology:
         topology = _shape(name, shape[1], [int(size) for size in shape[2].split("x")], options)
     else:
         topology = _boxes(name, body, options)
-    return Topology(name, topology.ranks, topology.switches, topology.links)
+    return replace(topology, name=name)
 
 
 def _shape(name: str, kind: str, sizes: list[int], options: dict[str, str]) -> Topology:

@@ -12,28 +12,28 @@ from collections.abc import Sequence
 
 from ark.plan.types import Plan
 from ark.plan.verify.conflicts import Own, check_conflicts, foreign_touches
-from ark.plan.verify.fleet import Fleet
 from ark.plan.verify.order import order_phase
+from ark.plan.verify.rank_set import RankSet
 from ark.plan.verify.reads import check_delivered, missing_reads
 from ark.plan.verify.structure import check_structure
 
 
 def verify(plans: Sequence[Plan]) -> None:
     """Accepts the plans of all ranks, in rank order, or raises PlanError with the first fault."""
-    fleet = Fleet(tuple(plans))
-    check_structure(fleet)
+    rank_set = RankSet(tuple(plans))
+    check_structure(rank_set)
     for number in range(len(plans[0].phases)):
-        _check_phase(fleet, number)
+        _check_phase(rank_set, number)
 
 
-def _check_phase(fleet: Fleet, number: int) -> None:
-    owns = {rank: Own(fleet, rank, number) for rank in sorted(set(fleet.twin))}
-    missing = {rank: missing_reads(fleet, rank, number) for rank in sorted(set(fleet.twin))}
-    order = order_phase(fleet, number, [owns[twin].packets for twin in fleet.twin])
-    foreign = foreign_touches(fleet, order, number)
-    check_conflicts(fleet, order, number, [owns[twin] for twin in fleet.twin], foreign)
-    for rank, twin in enumerate(fleet.twin):
-        check_delivered(fleet, order, number, rank, missing[twin], foreign[rank])
+def _check_phase(rank_set: RankSet, number: int) -> None:
+    owns = {rank: Own(rank_set, rank, number) for rank in sorted(set(rank_set.twin))}
+    missing = {rank: missing_reads(rank_set, rank, number) for rank in sorted(set(rank_set.twin))}
+    order = order_phase(rank_set, number, [owns[twin].packets for twin in rank_set.twin])
+    foreign = foreign_touches(rank_set, order, number)
+    check_conflicts(rank_set, order, number, [owns[twin] for twin in rank_set.twin], foreign)
+    for rank, twin in enumerate(rank_set.twin):
+        check_delivered(rank_set, order, number, rank, missing[twin], foreign[rank])
 
 
 __all__ = ["verify"]

@@ -20,9 +20,9 @@ from ark.plan.access import Region
 from ark.plan.boxes import candidates
 from ark.plan.frontier import Frontier
 from ark.plan.types import PlanBuffer, Task
-from ark.plan.verify.fleet import Fleet, refuse
 from ark.plan.verify.needs import Frozen, Needs, must, unmet
 from ark.plan.verify.order import Order, Packets, spans
+from ark.plan.verify.rank_set import RankSet, refuse
 
 ByOp = dict[int, tuple[np.ndarray, tuple[tuple[int, ...], ...]]]
 Pairs = tuple[Region, Region, np.ndarray, np.ndarray]  # touches, and nodes that meet there
@@ -40,8 +40,8 @@ class Touch:
 class Own:
     """What a rank's tasks do to its own memory in a phase, in nodes of that rank."""
 
-    def __init__(self, fleet: Fleet, rank: int, number: int) -> None:
-        listed = fleet.listing(rank, number)
+    def __init__(self, rank_set: RankSet, rank: int, number: int) -> None:
+        listed = rank_set.listing(rank, number)
         self.needs = Needs()
         self.either: list[Pairs] = []
         self.packets: list[Packets] = []
@@ -49,7 +49,7 @@ class Own:
         frontier = Frontier()
         written: dict[Hashable, list[Region]] = defaultdict(list)
         read: list[Region] = []
-        for touched in fleet.touches(rank, number):
+        for touched in rank_set.touches(rank, number):
             mine = [r for r in touched if r.space is not None]
             for region in mine:
                 for other in frontier.conflicts(region):
@@ -120,7 +120,7 @@ def _groups(reader: Region, writer: Region, by_op: ByOp) -> list[Packets]:
 
 
 def check_conflicts(
-    fleet: Fleet,
+    rank_set: RankSet,
     order: Order,
     number: int,
     owns: Sequence[Own],
@@ -132,37 +132,39 @@ def check_conflicts(
         bad = unmet(own.frozen, order, base)
         if bad is not None:
             first, second = own.needs.pair(bad[2])
-            raise refuse(_describe(fleet, order, number, first, second, bad[0], bad[1], rank))
+            raise refuse(_describe(rank_set, order, number, first, second, bad[0], bad[1], rank))
         for first, second, firsts, seconds in own.either:
-            _check_either(fleet, order, number, first, second, firsts + base, seconds + base, rank)
-        _check_lifetimes(fleet, rank, own, foreign[rank])
+            _check_either(
+                rank_set, order, number, first, second, firsts + base, seconds + base, rank
+            )
+        _check_lifetimes(rank_set, rank, own, foreign[rank])
         if foreign[rank]:
-            _check_foreign(fleet, order, number, rank, own, foreign[rank])
+            _check_foreign(rank_set, order, number, rank, own, foreign[rank])
 
 
-def foreign_touches(fleet: Fleet, order: Order, number: int) -> list[list[Touch]]:
+def foreign_touches(rank_set: RankSet, order: Order, number: int) -> list[list[Touch]]:
     """By owner, the touches of its memory by peers."""
-    found: list[list[Touch]] = [[] for _ in fleet.plans]
-    for rank in range(len(fleet.plans)):
-        nodes = fleet.listing(rank, number).by_op
-        for touched in fleet.touches(rank, number):
+    found: list[list[Touch]] = [[] for _ in rank_set.plans]
+    for rank in range(len(rank_set.plans)):
+        nodes = rank_set.listing(rank, number).by_op
+        for touched in rank_set.touches(rank, number):
             for region in touched:
                 if region.space is None:
-                    owner, moved = fleet.seen_by_owner(rank, region)
+                    owner, moved = rank_set.seen_by_owner(rank, region)
                     base = int(order.bases[rank])
                     found[owner].append(Touch(rank, moved, nodes[region.op][0] + base))
     return found
 
 
 def _check_foreign(
-    fleet: Fleet, order: Order, number: int, owner: int, own: Own, foreign: Sequence[Touch]
+    rank_set: RankSet, order: Order, number: int, owner: int, own: Own, foreign: Sequence[Touch]
 ) -> None:
     """Compares peers' touches of a rank's memory with everything there, and with each other.
 
     Between ranks there is no program order: the write must come first, or nobody knows what is
     read.
     """
-    listed = fleet.listing(owner, number)
+    listed = rank_set.listing(owner, number)
     base = int(order.bases[owner])
     needs = Needs()
     for space in sorted({t.region.space for t in foreign}, key=repr):
@@ -173,15 +175,15 @@ def _check_foreign(
         for rows, columns in candidates(*ends[0], *ends[1]):
             for i, j in zip(rows.tolist(), columns.tolist(), strict=True):
                 if j >= i:  # each pair of peers' touches once
-                    _compare(fleet, order, number, needs, owner, peers[i], everyone[j])
+                    _compare(rank_set, order, number, needs, owner, peers[i], everyone[j])
     bad = unmet(needs.freeze(order.lane, order.position), order, 0)
     if bad is not None:
         first, second = needs.pair(bad[2])
-        raise refuse(_describe(fleet, order, number, first, second, bad[0], bad[1], owner))
+        raise refuse(_describe(rank_set, order, number, first, second, bad[0], bad[1], owner))
 
 
 def _compare(
-    fleet: Fleet, order: Order, number: int, needs: Needs, owner: int, a: Touch, b: Touch
+    rank_set: RankSet, order: Order, number: int, needs: Needs, owner: int, a: Touch, b: Touch
 ) -> None:
     if not a.region.meets(b.region):
         return
@@ -193,7 +195,7 @@ def _compare(
         needs.add(first.region, second.region, first.nodes, second.nodes)
     elif alike or (a.region.write and b.region.write):
         pairs = _meeting(a.region, b.region, a.nodes, b.nodes)
-        _check_either(fleet, order, number, a.region, b.region, *pairs, owner)
+        _check_either(rank_set, order, number, a.region, b.region, *pairs, owner)
     else:
         first, second = (a, b) if a.region.write else (b, a)
         needs.add(first.region, second.region, first.nodes, second.nodes)
@@ -204,7 +206,7 @@ def _span(region: Region) -> tuple[int, int]:
 
 
 def _check_either(
-    fleet: Fleet,
+    rank_set: RankSet,
     order: Order,
     number: int,
     first: Region,
@@ -218,11 +220,11 @@ def _check_either(
     if not fine.all():
         at = int(np.flatnonzero(~fine)[0])
         nodes = int(firsts[at]), int(seconds[at])
-        raise refuse(_describe(fleet, order, number, first, second, *nodes, owner))
+        raise refuse(_describe(rank_set, order, number, first, second, *nodes, owner))
 
 
 def _describe(
-    fleet: Fleet,
+    rank_set: RankSet,
     order: Order,
     number: int,
     first: Region,
@@ -233,27 +235,27 @@ def _describe(
 ) -> str:
     told = []
     for region, node in ((first, earlier), (second, later)):
-        rank, task = task_at(fleet, order, number, node)
-        name = fleet.plans[rank].ops[task.op].name
+        rank, task = task_at(rank_set, order, number, node)
+        name = rank_set.plans[rank].ops[task.op].name
         verb = "writes" if region.write else "reads"
         told.append((f"tile {list(task.coord)} of op {name!r} (rank {rank})", verb))
-    buffer = fleet.plans[owner].buffers[int(first.memory)]  # type: ignore[call-overload]
+    buffer = rank_set.plans[owner].buffers[int(first.memory)]  # type: ignore[call-overload]
     return (
         f"{told[0][0]} {told[0][1]} {buffer.name!r} and {told[1][0]} {told[1][1]} the same bytes, "
         "but nothing makes the second wait for the first"
     )
 
 
-def task_at(fleet: Fleet, order: Order, number: int, node: int) -> tuple[int, Task]:
+def task_at(rank_set: RankSet, order: Order, number: int, node: int) -> tuple[int, Task]:
     """(rank, task) of a node."""
     rank = int(np.searchsorted(order.bases, node, "right")) - 1
-    return rank, fleet.listing(rank, number).tasks[node - int(order.bases[rank])]
+    return rank, rank_set.listing(rank, number).tasks[node - int(order.bases[rank])]
 
 
-def _check_lifetimes(fleet: Fleet, rank: int, own: Own, foreign: Iterable[Touch]) -> None:
+def _check_lifetimes(rank_set: RankSet, rank: int, own: Own, foreign: Iterable[Touch]) -> None:
     """Buffers that share bytes are not alive at the same time; lasting ones share with nobody."""
     spans_of: dict[Hashable, dict[int, tuple[float, float]]] = defaultdict(dict)
-    buffers = fleet.plans[rank].buffers
+    buffers = rank_set.plans[rank].buffers
     touched = (t.region for t in foreign)
     for region in (r for part in (*own.by_space.values(), touched) for r in part):
         number = int(region.memory)  # type: ignore[call-overload]

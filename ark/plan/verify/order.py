@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ark.plan.types import GATE
-from ark.plan.verify.fleet import Fleet, refuse
+from ark.plan.verify.rank_set import RankSet, refuse
 
 RAN, SEEN = 0, 1
 Packets = tuple[np.ndarray, np.ndarray]  # producers, readers: each reader waits for all producers
@@ -49,12 +49,12 @@ class Order:
         return np.asarray(known | own)
 
 
-def order_phase(fleet: Fleet, number: int, packets: Sequence[Sequence[Packets]]) -> Order:
+def order_phase(rank_set: RankSet, number: int, packets: Sequence[Sequence[Packets]]) -> Order:
     """Orders the phase; PlanError if counters do not add up or the execution stops.
 
     packets: by rank, in nodes of that rank.
     """
-    lists = [fleet.listing(rank, number) for rank in range(len(fleet.plans))]
+    lists = [rank_set.listing(rank, number) for rank in range(len(rank_set.plans))]
     bases = np.cumsum([0, *(len(listed.tasks) for listed in lists)])
     lanes = np.cumsum([0, *(len(listed.lengths) for listed in lists)])
     run = _Run(
@@ -62,7 +62,7 @@ def order_phase(fleet: Fleet, number: int, packets: Sequence[Sequence[Packets]])
         np.concatenate([x.position for x in lists]),
         np.concatenate([x.lengths for x in lists]),
     )
-    counters = _Counters(fleet, number, bases)
+    counters = _Counters(rank_set, number, bases)
     counters.check()
     for event in sorted(counters.signals):
         run.event(counters.signals[event], counters.waits.get(event, []), False)
@@ -77,24 +77,24 @@ def order_phase(fleet: Fleet, number: int, packets: Sequence[Sequence[Packets]])
         task = lists[rank].tasks[node - int(bases[rank])]
         raise refuse(
             f"its waits cannot all be met: {count} tasks never start, the first is tile "
-            f"{list(task.coord)} of op {fleet.plans[rank].ops[task.op].name!r} on rank {rank}"
+            f"{list(task.coord)} of op {rank_set.plans[rank].ops[task.op].name!r} on rank {rank}"
         )
     order = Order(bases, run.lane, run.position, run.clock, run.rows[: run.known])
-    _check_gate(fleet, order, counters, lanes, run.lengths)
+    _check_gate(rank_set, order, counters, lanes, run.lengths)
     return order
 
 
 class _Counters:
     """Who signals and who waits for each (rank, counter), in nodes over all ranks."""
 
-    def __init__(self, fleet: Fleet, number: int, bases: np.ndarray) -> None:
-        self.fleet = fleet
+    def __init__(self, rank_set: RankSet, number: int, bases: np.ndarray) -> None:
+        self.rank_set = rank_set
         self.signals: dict[tuple[int, int], list[int]] = defaultdict(list)
         self.waits: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
         self.bases = bases
         for rank, base in enumerate(bases[:-1].tolist()):
-            listed = fleet.listing(rank, number)
-            owners = [fleet.counter_of(rank, c.id) for c in fleet.plans[rank].counters]
+            listed = rank_set.listing(rank, number)
+            owners = [rank_set.counter_of(rank, c.id) for c in rank_set.plans[rank].counters]
             for node, counter in np.add(listed.signals, (base, 0)).tolist():
                 self.signals[owners[counter]].append(node)
             for node, counter, threshold in np.add(listed.waits, (base, 0, 0)).tolist():
@@ -102,7 +102,7 @@ class _Counters:
 
     def check(self) -> None:
         """Steps must be what is signalled in an iteration, and no wait may ask for more."""
-        for rank, plan in enumerate(self.fleet.plans):
+        for rank, plan in enumerate(self.rank_set.plans):
             first, last = int(self.bases[rank]), int(self.bases[rank + 1])
             for counter in plan.counters:
                 if counter.rank != rank:
@@ -285,20 +285,20 @@ def spans(first: np.ndarray, last: np.ndarray) -> np.ndarray:
 
 
 def _check_gate(
-    fleet: Fleet, order: Order, counters: _Counters, lanes: np.ndarray, lengths: np.ndarray
+    rank_set: RankSet, order: Order, counters: _Counters, lanes: np.ndarray, lengths: np.ndarray
 ) -> None:
     """Whoever opens the gate must come after everything its rank does in the iteration."""
-    for rank in range(len(fleet.plans)):
+    for rank in range(len(rank_set.plans)):
         first, last = order.bases[rank], order.bases[rank + 1]
         mine: list[int] = []
-        for other in range(len(fleet.plans)):
+        for other in range(len(rank_set.plans)):
             mine = [n for n in counters.signals[other, GATE] if first <= n < last]
             if len(mine) != 1:
                 raise refuse(f"rank {rank} must signal the gate of rank {other} once an iteration")
         own = slice(int(lanes[rank]), int(lanes[rank + 1]))
         for opener in {
             n
-            for other in range(len(fleet.plans))
+            for other in range(len(rank_set.plans))
             for n in counters.signals[other, GATE]
             if first <= n < last
         }:

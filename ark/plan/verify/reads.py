@@ -13,8 +13,8 @@ import numpy as np
 from ark.plan.access import Region
 from ark.plan.types import PlanBuffer
 from ark.plan.verify.conflicts import Touch, task_at
-from ark.plan.verify.fleet import Fleet, refuse
 from ark.plan.verify.order import SEEN, Order
+from ark.plan.verify.rank_set import RankSet, refuse
 
 Missing = tuple[Region, np.ndarray]  # a read, and which of its boxes the rank has not written
 
@@ -64,12 +64,12 @@ def _slices(region: Region) -> list[tuple[slice, ...]]:
     return [tuple(map(slice, a, b)) for a, b in zip(lo, hi, strict=True)]
 
 
-def missing_reads(fleet: Fleet, rank: int, number: int) -> list[Missing]:
+def missing_reads(rank_set: RankSet, rank: int, number: int) -> list[Missing]:
     """The reads of a rank's own memory that its own ops do not account for."""
-    buffers = fleet.plans[rank].buffers
+    buffers = rank_set.plans[rank].buffers
     state: dict[int, _Written] = {}
     missing: list[Missing] = []
-    for touched in fleet.touches(rank, number):
+    for touched in rank_set.touches(rank, number):
         for region in sorted(touched, key=lambda r: r.write):
             if region.space is None or region.pretended:
                 continue
@@ -90,7 +90,7 @@ def missing_reads(fleet: Fleet, rank: int, number: int) -> list[Missing]:
 
 
 def check_delivered(
-    fleet: Fleet,
+    rank_set: RankSet,
     order: Order,
     number: int,
     rank: int,
@@ -102,7 +102,7 @@ def check_delivered(
     for touch in foreign:
         if touch.region.write:
             writers[touch.region.memory].append(touch)
-    listed = fleet.listing(rank, number)
+    listed = rank_set.listing(rank, number)
     base = int(order.bases[rank])
     for region, lacking in missing:
         nodes = listed.by_op[region.op][0] + base
@@ -112,10 +112,10 @@ def check_delivered(
             readers = nodes[tasks[starts[box] : starts[box + 1]]]
             late = _undelivered(order, region, box, readers, near)
             if late is not None:
-                _, task = task_at(fleet, order, number, late)
-                buffer = fleet.plans[rank].buffers[int(region.memory)]  # type: ignore[call-overload]
+                _, task = task_at(rank_set, order, number, late)
+                buffer = rank_set.plans[rank].buffers[int(region.memory)]  # type: ignore[call-overload]
                 raise refuse(
-                    f"tile {list(task.coord)} of op {fleet.plans[rank].ops[task.op].name!r} on "
+                    f"tile {list(task.coord)} of op {rank_set.plans[rank].ops[task.op].name!r} on "
                     f"rank {rank} reads bytes of {buffer.name!r} that nobody has written"
                 )
 

@@ -11,45 +11,45 @@ from ark.ir.dtype import by_name
 from ark.plan import kind as kinds
 from ark.plan.serialize import machine_of
 from ark.plan.types import ARENAS, GATE, Plan
-from ark.plan.verify.fleet import Fleet, Key, refuse
 from ark.plan.verify.listing import Listing
+from ark.plan.verify.rank_set import Key, RankSet, refuse
 
 
-def check_structure(fleet: Fleet) -> None:
+def check_structure(rank_set: RankSet) -> None:
     """Raises PlanError for the first thing that does not exist, fit or belong."""
-    if not fleet.plans:
+    if not rank_set.plans:
         raise refuse("there are no plans")
-    world = fleet.plans[0].world_size
-    if [p.rank for p in fleet.plans] != list(range(world)):
+    world = rank_set.plans[0].world_size
+    if [p.rank for p in rank_set.plans] != list(range(world)):
         raise refuse(
-            f"ranks {[p.rank for p in fleet.plans]} were given for a world of {world}; the plans "
-            "of all ranks must be given, in order"
+            f"ranks {[p.rank for p in rank_set.plans]} were given for a world of {world}; the "
+            "plans of all ranks must be given, in order"
         )
-    for plan in fleet.plans:
-        if plan.world_size != world or len(plan.phases) != len(fleet.plans[0].phases):
+    for plan in rank_set.plans:
+        if plan.world_size != world or len(plan.phases) != len(rank_set.plans[0].phases):
             raise refuse(f"rank {plan.rank} has another number of ranks or phases than rank 0")
-        _check_memory(fleet, plan)
-        _check_ops(fleet, plan)
-        _check_counters(fleet, plan)
-    for plan in fleet.plans:
-        _check_tasks(fleet, plan)
-    written = _written(fleet)
-    for plan in fleet.plans:
-        _check_streams(fleet, plan, written)
-        _check_shared_memory(fleet, plan)
+        _check_memory(rank_set, plan)
+        _check_ops(rank_set, plan)
+        _check_counters(rank_set, plan)
+    for plan in rank_set.plans:
+        _check_tasks(rank_set, plan)
+    written = _written(rank_set)
+    for plan in rank_set.plans:
+        _check_streams(rank_set, plan, written)
+        _check_shared_memory(rank_set, plan)
 
 
-def _check_memory(fleet: Fleet, plan: Plan) -> None:
+def _check_memory(rank_set: RankSet, plan: Plan) -> None:
     for b in plan.buffers:
         if b.arena not in ARENAS or not 0 <= b.rank < plan.world_size or b.nbytes <= 0:
             raise refuse(
                 f"buffer {b.name!r} has arena {b.arena!r}, rank {b.rank}, {b.nbytes} bytes"
             )
         if b.rank != plan.rank:
-            owner, found = fleet.buffer_of(plan.rank, b.id)
+            owner, found = rank_set.buffer_of(plan.rank, b.id)
             if found < 0:
                 raise refuse(f"rank {plan.rank} uses buffer {b.name!r}, which rank {owner} lacks")
-            named = fleet.plans[owner].buffers[found]
+            named = rank_set.plans[owner].buffers[found]
             if (named.nbytes, named.arena) != (b.nbytes, b.arena):
                 raise refuse(f"ranks {plan.rank} and {owner} differ in size or arena of {b.name!r}")
         elif b.arena != "external" and not (
@@ -70,7 +70,7 @@ def _check_memory(fleet: Fleet, plan: Plan) -> None:
             raise refuse(f"tensor {t.name!r} mixes packets and plain memory")
 
 
-def _check_ops(fleet: Fleet, plan: Plan) -> None:
+def _check_ops(rank_set: RankSet, plan: Plan) -> None:
     for op in plan.ops:
         kinds.get(op.kind)
         for tensor in (*op.operands, *op.after):
@@ -78,18 +78,18 @@ def _check_ops(fleet: Fleet, plan: Plan) -> None:
                 raise refuse(f"op {op.name!r} uses tensor {tensor}, which does not exist")
 
 
-def _check_counters(fleet: Fleet, plan: Plan) -> None:
+def _check_counters(rank_set: RankSet, plan: Plan) -> None:
     """Steps must be what is signalled in an iteration, or thresholds drift apart."""
     for c in plan.counters:
         if not 0 <= c.rank < plan.world_size:
             raise refuse(f"counter {c.name!r} is on rank {c.rank}, which does not exist")
-        if c.rank != plan.rank and fleet.counter_of(plan.rank, c.id)[1] < 0:
+        if c.rank != plan.rank and rank_set.counter_of(plan.rank, c.id)[1] < 0:
             raise refuse(f"rank {plan.rank} signals {c.name!r}, which rank {c.rank} lacks")
     if not plan.counters or plan.counters[GATE].name != "gate":
         raise refuse(f"rank {plan.rank} has no gate")
 
 
-def _check_tasks(fleet: Fleet, plan: Plan) -> None:
+def _check_tasks(rank_set: RankSet, plan: Plan) -> None:
     phase_of: dict[int, int] = {}
     for number, phase in enumerate(plan.phases):
         if len(phase.processors) != plan.processors:
@@ -97,7 +97,7 @@ def _check_tasks(fleet: Fleet, plan: Plan) -> None:
                 f"phase {phase.name!r} has {len(phase.processors)} task lists for "
                 f"{plan.processors} processors"
             )
-        listed = fleet.listing(plan.rank, number)
+        listed = rank_set.listing(plan.rank, number)
         for op in listed.by_op:
             if not 0 <= op < len(plan.ops):
                 raise refuse(f"a task belongs to op {op}, which does not exist")
@@ -105,7 +105,7 @@ def _check_tasks(fleet: Fleet, plan: Plan) -> None:
                 raise refuse(f"op {plan.ops[op].name!r} has tasks in two phases")
         _check_edges(plan, listed)
         try:
-            fleet.touches(plan.rank, number)
+            rank_set.touches(plan.rank, number)
         except PlanError as error:
             raise refuse(f"on rank {plan.rank}, {error}") from error
 
@@ -127,21 +127,21 @@ def _check_edges(plan: Plan, listed: Listing) -> None:
         raise refuse(f"a task of op {name!r} signals a counter that does not exist")
 
 
-def _check_streams(fleet: Fleet, plan: Plan, written: set[Key]) -> None:
+def _check_streams(rank_set: RankSet, plan: Plan, written: set[Key]) -> None:
     """Streamed operands are only read by the loop, and the stream brings what the body takes."""
     machine = machine_of(plan)
     for number in range(len(plan.phases)):
-        listed = fleet.listing(plan.rank, number)
+        listed = rank_set.listing(plan.rank, number)
         for op_id, (nodes, coords) in listed.by_op.items():
-            op, sig = plan.ops[op_id], fleet.signatures[plan.rank][op_id]
+            op, sig = plan.ops[op_id], rank_set.signatures[plan.rank][op_id]
             found = tuple(listed.tasks[i].fetches for i in nodes.tolist())
-            if found != fleet.templates.streams(sig, coords):
+            if found != rank_set.templates.streams(sig, coords):
                 raise refuse(f"a task of op {op.name!r} fetches what it does not use")
             for fetch in {fetch for fetches in found for fetch in fetches}:
                 tensor = plan.tensors[op.operands[fetch.operand]]
                 buffer = plan.buffers[tensor.buffer]
                 room = buffer.nbytes - tensor.start * by_name(tensor.dtype).itemsize
-                if not buffer.initial or fleet.buffer_of(plan.rank, buffer.id) in written:
+                if not buffer.initial or rank_set.buffer_of(plan.rank, buffer.id) in written:
                     raise refuse(f"op {op.name!r} streams {buffer.name!r}, which the loop writes")
                 if fetch.offset < 0 or fetch.offset + fetch.nbytes > room or fetch.stage <= 0:
                     raise refuse(f"op {op.name!r} streams past the end of {buffer.name!r}")
@@ -152,21 +152,21 @@ def _check_streams(fleet: Fleet, plan: Plan, written: set[Key]) -> None:
                     )
 
 
-def _written(fleet: Fleet) -> set[Key]:
+def _written(rank_set: RankSet) -> set[Key]:
     """(rank, buffer) of all memory that tasks write."""
     return {
-        fleet.buffer_of(plan.rank, int(region.memory))  # type: ignore[call-overload]
-        for plan in fleet.plans
+        rank_set.buffer_of(plan.rank, int(region.memory))  # type: ignore[call-overload]
+        for plan in rank_set.plans
         for number in range(len(plan.phases))
-        for touched in fleet.touches(plan.rank, number)
+        for touched in rank_set.touches(plan.rank, number)
         for region in touched
         if region.write
     }
 
 
-def _check_shared_memory(fleet: Fleet, plan: Plan) -> None:
+def _check_shared_memory(rank_set: RankSet, plan: Plan) -> None:
     machine = machine_of(plan)
-    for op, sig in zip(plan.ops, fleet.signatures[plan.rank], strict=True):
+    for op, sig in zip(plan.ops, rank_set.signatures[plan.rank], strict=True):
         needed = kinds.get(op.kind).scratch(sig, machine) + machine.ring_bytes
         if needed > machine.shared_bytes:
             raise refuse(

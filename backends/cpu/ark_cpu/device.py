@@ -16,7 +16,7 @@ import numpy as np
 from ark.backend.protocol import Binary, Memory, MemoryKind
 from ark.errors import SystemError
 from ark_cpu import machines
-from ark_cpu.probe import available_bytes, memory_bytes
+from ark_cpu.memory import available_bytes, memory_bytes
 
 
 class CpuLaunch:

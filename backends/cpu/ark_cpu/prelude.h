@@ -62,6 +62,17 @@ ARK_DEVICE ark_u64 ark_time_ns() {
                                   std::chrono::steady_clock::now().time_since_epoch())
                                   .count());
 }
+// The clock of budgets: a process that is stopped (SIGSTOP, a debugger) is not late. A wait looks at
+// it every tenth of a second or so; of a longer gap one second counts.
+#define ARK_SPIN_TIME() ark_waited_ns()
+ARK_DEVICE ark_u64 ark_waited_ns() {
+  static thread_local ark_u64 last = 0u, stopped = 0u;
+  const ark_u64 now = ark_time_ns();
+  constexpr ark_u64 second = 1000000000u;
+  if (last != 0u && now - last > second) stopped += now - last - second;
+  last = now;
+  return now - stopped;
+}
 // Gives the core away soon: there may be more processors than cores.
 ARK_DEVICE void ark_pause(ark_u32 spins) {
   if (spins > 20000u) {

@@ -2,32 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import platform
 
 from ark.backend.protocol import DeviceInfo, Probe
 from ark_cpu import machines
 from ark_cpu.compiler import find_compiler
-
-
-def memory_bytes() -> int:
-    """Physical memory, 0 if the system does not tell."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        return 0
-
-
-def available_bytes() -> int:
-    """Memory that may be allocated now without swapping, as far as the system tells."""
-    try:
-        with open("/proc/meminfo") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        pass
-    return memory_bytes()
+from ark_cpu.memory import memory_bytes
 
 
 def _name() -> str:

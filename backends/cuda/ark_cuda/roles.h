@@ -130,7 +130,7 @@ ARK_DEVICE void ark_pairs(ArkCtx&, const T*, const At& at, float (&v)[2 * N], bo
 
 // What opens a task beside its counters: one packet of its input has come.
 ARK_DEVICE void ark_gate(ArkCtx& c, const ark_u64* packet, bool system) {
-  if (ark_lane() == 0) ark_packet(c, packet, system);
+  if (ark_lane() == 0) ark_wait_packet(c, packet, system);
   __syncwarp();
 }
 template <typename T>

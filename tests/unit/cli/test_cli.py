@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,34 @@ def test_generate_streams_the_text_that_json_reports(capsys: pytest.CaptureFixtu
     assert list(answer) == ["text", "tokens"]
     assert answer["text"] + "\n" == streamed
     assert len(answer["tokens"]) == 12
+
+
+def test_generate_says_how_fast_it_was_and_that_the_context_is_full(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    argv = ["generate", NOAH, "--backend", "cpu", "--prompt", "David", "--max-new-tokens", "64"]
+    assert main([*argv, "--context", "12"]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert re.search(r"\d+ tokens in [\d.]+ s, [\d.]+ tokens/s", said)
+    assert re.search(r"context is full: 12 positions hold \d+ tokens .* raise --context", said)
+    assert main([*argv[:-1], "2"]) == 0
+    assert "context" not in capsys.readouterr().err
+
+
+def test_info_at_80_columns_cuts_no_remedy(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remedy = "pip install 'ark-gpu[rocm]' and then a command that is far longer than a column " * 2
+    lacking = Probe(reason="it lacks a package", remedy=remedy.strip())
+    monkeypatch.setattr("ark.cli.info.registry.probe", lambda name: lacking)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["info"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    table = [i for i, line in enumerate(lines) if "│" in line or "┃" in line]
+    assert all(len(lines[i]) <= 80 for i in table)
+    assert [i > max(table) for i, line in enumerate(lines) if line.endswith(remedy.strip())] == [
+        True
+    ] * 3
 
 
 def test_info(capsys: pytest.CaptureFixture[str]) -> None:

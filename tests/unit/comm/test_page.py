@@ -14,7 +14,7 @@ from ark.comm.bounds import least_us
 from ark.comm.page import render_page, write_page
 from ark.comm.page.data import carried, page_data
 from ark.comm.page.layout import layout
-from ark.comm.simulate import boxes_of, simulate
+from ark.comm.simulate import simulate
 from ark.comm.taccl import synthesize_taccl
 from ark.comm.topology import Link, Topology
 from ark.errors import InvalidUsageError
@@ -26,7 +26,7 @@ def runs_of(topology, collective="all_reduce", names=("ring", "two_shot")):
     result = []
     for name in names:
         program = classics.build(
-            name, collective, len(topology.ranks), boxes=boxes_of(topology), pieces=2
+            name, collective, len(topology.ranks), boxes=topology.equal_boxes(), pieces=2
         )
         check(program)
         result.append((program, simulate(program, topology, SIZE)))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 
 import networkx
 import numpy as np
@@ -12,9 +13,9 @@ from hypothesis import strategies as st
 from ark.collective import IN, OUT, Kind, ProgramBuilder, Span, check
 from ark.comm import classics
 from ark.comm.bounds import least_us
-from ark.comm.simulate import CostModel, Routes, boxes_of, simulate, tune_pieces
+from ark.comm.simulate import CostModel, Routes, simulate, tune_pieces
 from ark.comm.simulate.fair import fair_rates
-from ark.comm.topology import Link, Topology
+from ark.comm.topology import Link, Topology, TopologyError, named
 from ark.errors import InvalidUsageError, ModelError
 from tests.unit.comm.programs import any_program
 
@@ -172,11 +173,22 @@ def test_a_route_rather_passes_more_switches_than_a_rank():
     assert Routes(topology).default("g0", "g1") == ("g0", "g1")
 
 
-def test_boxes_are_found():
-    assert boxes_of(Topology.load("a100x2")) == [list(range(8)), list(range(8, 16))]
-    assert boxes_of(Topology.load("mi300xx3"))[2] == list(range(16, 24))
-    for name in ("ring8", "h100", "torus4x4"):
-        assert boxes_of(Topology.load(name)) is None
+def test_boxes_are_known_from_the_builders():
+    assert named("a100x2").equal_boxes() == [list(range(8)), list(range(8, 16))]
+    assert named("mi300xx3").equal_boxes()[2] == list(range(16, 24))
+    assert named("mi250x2").equal_boxes() == [list(range(16)), list(range(16, 32))]
+    for name in ("ring8", "star8", "a100", "mi250", "a100+dgx2"):
+        assert named(name).equal_boxes() is None
+    assert [len(box) for box in named("a100+dgx2").boxes] == [8, 16]
+    again = Topology.from_json(named("a100x2").to_json())
+    assert again == named("a100x2") and again.reverse().boxes == again.boxes
+
+
+@pytest.mark.parametrize("boxes", [[["g0"]], [["g0", "g1"], ["g1"]], [["g0", "g9"]], ["g0g1"]])
+def test_boxes_must_hold_every_rank_once(boxes):
+    value = json.loads(named("full2").to_json()) | {"boxes": boxes}
+    with pytest.raises(TopologyError, match="bad boxes"):
+        Topology.from_json(value)
 
 
 def test_cutting_chunks_helps_long_paths_until_latency_wins():

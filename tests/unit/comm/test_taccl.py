@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ark.collective import Kind, check, execute, from_json, reference_result, to_json, to_xml
 from ark.comm.bounds import least_us
-from ark.comm.simulate import simulate
+from ark.comm.simulate import simulate, tune_pieces
 from ark.comm.taccl import (
     Sketch,
     default_sketch,
@@ -23,8 +23,9 @@ from ark.comm.taccl import (
     synthesize_taccl,
 )
 from ark.comm.taccl.ordering import MOST_TOGETHER
-from ark.comm.topology import Link, Topology
+from ark.comm.topology import Link, Topology, named
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
+from tests.unit.comm.networks import random_eulerian
 
 MB = 1 << 20
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
@@ -404,3 +405,21 @@ def test_sizes_and_sketch_defaults():
     edges = logical(Topology.load("a100x2"), split).edges
     assert {e.gbps for e in edges if e.sender == 0} == {12.5}
     assert {e.gbps for e in edges if e.sender == 1} == {25.0}
+
+
+@pytest.mark.parametrize("seed", range(0, 60, 20))
+def test_the_default_sketch_joins_all_ranks_of_mixed_networks(seed):
+    for each in range(seed, seed + 20):
+        topology = random_eulerian(each)
+        if len(topology.ranks) < 2:
+            continue
+        made = synthesize_taccl(topology, None, "all_gather", 5, size_bytes=MB)
+        check(made.program)
+
+
+@pytest.mark.parametrize("name", ["mi250", "mi250x2", "dgx1v", "a100x2+h100x2", "mesh2x3"])
+def test_the_default_sketch_comes_near_the_bound(name):
+    topology = named(name)
+    made = synthesize_taccl(topology, None, "all_gather", 10, size_bytes=256 * MB)
+    _, result = tune_pieces(made.program, topology, 256 * MB)
+    assert result.time_us * 0.9 < least_us(topology, "all_gather", 256 * MB)

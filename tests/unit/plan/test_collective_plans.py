@@ -19,7 +19,7 @@ from ark.frontend.model import Model, use_model
 from ark.lower.pipeline import plan as make_plan
 from ark.plan.types import Plan, Task
 from ark.plan.verify import verify
-from ark.plan.verify.fleet import Fleet
+from ark.plan.verify.rank_set import RankSet
 from tests.unit.comm.programs import any_program
 from tests.unit.plan.shapes import machine
 
@@ -36,7 +36,7 @@ class Interpreter:
     """One iteration of the plans of all ranks; buffers begin as NaN, inputs as given."""
 
     def __init__(self, plans: list[Plan], inputs: list[np.ndarray]) -> None:
-        self.fleet = Fleet(tuple(plans))
+        self.rank_set = RankSet(tuple(plans))
         self.counts: Counter[tuple[int, int]] = Counter()
         self.memory = {
             (p.rank, b.id): np.full(b.nbytes // 4, np.nan, np.float32)
@@ -50,12 +50,12 @@ class Interpreter:
 
     def named(self, rank: int, name: str) -> list[np.ndarray]:
         """The memory of the model's tensors of that name; a buffer's name has a number behind."""
-        buffers = self.fleet.plans[rank].buffers
+        buffers = self.rank_set.plans[rank].buffers
         return [self.memory[rank, b.id] for b in buffers if b.name.split(".")[0] == name]
 
     def box(self, rank: int, tensor: int, lo: tuple[int, ...], hi: tuple[int, ...]) -> np.ndarray:
-        entry = self.fleet.plans[rank].tensors[tensor]
-        flat = self.memory[self.fleet.buffer_of(rank, entry.buffer)]
+        entry = self.rank_set.plans[rank].tensors[tensor]
+        flat = self.memory[self.rank_set.buffer_of(rank, entry.buffer)]
         places = zip(entry.offsets, lo, hi, strict=True)
         return flat.reshape(entry.extents)[tuple(slice(o + a, o + b) for o, a, b in places)]
 
@@ -63,7 +63,7 @@ class Interpreter:
         """Runs some task that may run, until none is left; the gates end the iteration."""
         lanes = [
             (plan.rank, list(tasks))
-            for plan in self.fleet.plans
+            for plan in self.rank_set.plans
             for tasks in plan.phases[0].processors
         ]
         while lanes := [lane for lane in lanes if lane[1]]:
@@ -76,16 +76,16 @@ class Interpreter:
         return all(self.counts[rank, counter] >= least for counter, least in task.waits)
 
     def execute(self, rank: int, task: Task) -> None:
-        op = self.fleet.plans[rank].ops[task.op]
+        op = self.rank_set.plans[rank].ops[task.op]
         boxes = {
             a.operand: self.box(rank, op.operands[a.operand], a.lo, a.hi)
-            for a in self.fleet.accesses(rank, task)
+            for a in self.rank_set.accesses(rank, task)
         }
         *sources, target = (boxes[i] for i in sorted(boxes))
         assert op.kind == "sum_ranks" or op.params["function"] == "copy"
         target[...] = sum(sources[1:], start=sources[0])
         for counter in task.signals:
-            self.counts[self.fleet.counter_of(rank, counter)] += 1
+            self.counts[self.rank_set.counter_of(rank, counter)] += 1
 
 
 def call(program: CollectiveProgram, rank: int, rows: int) -> None:

@@ -17,8 +17,8 @@ import pytest
 
 from ark.backend import registry
 from ark.ir.dtype import by_name
+from ark.models.build import Shape
 from ark.models.generate import plans
-from ark.models.llama import Shape
 from ark.runtime import cache
 from ark.runtime.executor import Executor
 from tests.unit.plan.shapes import CONFIG

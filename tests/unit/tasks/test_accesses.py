@@ -106,7 +106,7 @@ def _check_past(
 ) -> None:
     """A past read takes rows before the position, a past write fills rows from it on."""
     for access in accesses:
-        if not access.past:
+        if not access.append_only:
             continue
         tensor = plan.tensors[plan.ops[touched.task.op].operands[access.operand]]
         bit = WRITTEN if access.write else READ
@@ -382,7 +382,7 @@ def test_declarations_that_are_too_large_or_in_the_future_are_found(
     kind, true = kinds.get("attention"), kinds.get("attention").accesses
 
     def past(sig: kinds.Signature, coord: Sequence[int]) -> list[kinds.Access]:
-        return [dataclasses.replace(a, past=a.operand in (1, 2)) for a in true(sig, coord)]
+        return [dataclasses.replace(a, append_only=a.operand in (1, 2)) for a in true(sig, coord)]
 
     with monkeypatch.context() as patch, pytest.raises(AssertionError, match="from the past"):
         patch.setattr(kind, "accesses", past)

@@ -160,15 +160,15 @@ def _epilogue(sig: Signature, first: int) -> tuple[str, str, str, str]:
     if kind == "swiglu":
         at = text.offset(sig, 2, ["0", "0", "m", "row / 2"])
         value = "total / (1.0f + ark_exp(-total)) * other"
-        return "", "", "", f"{pair}      ark_give(c, po, {at}, {value}, {scope});\n    }}\n"
+        return "", "", "", f"{pair}      ark_publish(c, po, {at}, {value}, {scope});\n    }}\n"
     at = text.offset(sig, 2, ["0", "0", "m", "row"])
     if kind == "store":
-        return "", "", "", f"{mine}      ark_give(c, po, {at}, total, {scope});\n    }}\n"
+        return "", "", "", f"{mine}      ark_publish(c, po, {at}, total, {scope});\n    }}\n"
     # The residual is older than the input.
     rest = text.offset(sig, first, ["0", "0", "m", "row"])
     return (
         text.operand(sig, first, "pr"),
         "  float rest = 0.0f;\n",
-        f"    rest = ark_take(c, pr, {rest}, {system(sig, first)});\n",
-        f"{mine}      ark_give(c, po, {at}, total + rest, {scope});\n    }}\n",
+        f"    rest = ark_load(c, pr, {rest}, {system(sig, first)});\n",
+        f"{mine}      ark_publish(c, po, {at}, total + rest, {scope});\n    }}\n",
     )

@@ -42,8 +42,8 @@ SECRET = "ARK_JOB_SECRET"
 
 
 @dataclass(frozen=True)
-class Place:
-    """One rank's place.
+class RankInfo:
+    """What one rank knows of its job before it connects.
 
     local_rank: its number on this machine. address, port: where rank 0 serves; other programs may
     hold the port (torchrun's own store does), so `ports` consecutive ones are tried. job: words
@@ -60,8 +60,8 @@ class Place:
     secret: bool = False
 
 
-def place_from_environment(environ: Mapping[str, str] | None = None) -> Place:
-    """The place that the launcher's variables give; one rank of one if there is no launcher.
+def rank_from_environment(environ: Mapping[str, str] | None = None) -> RankInfo:
+    """What the launcher's variables say; one rank of one if there is no launcher.
 
     Raises InvalidUsageError where variables are missing or contradict each other.
     """
@@ -78,7 +78,7 @@ def place_from_environment(environ: Mapping[str, str] | None = None) -> Place:
             )
         local = _number(env, local_name) if env.get(local_name) else rank
         if size == 1:
-            return Place(local_rank=local)
+            return RankInfo(local_rank=local)
         job = _job(env, launcher)
         secret = env.get(SECRET, "")
         if not (secret or job or env.get("MASTER_PORT")):
@@ -91,7 +91,7 @@ def place_from_environment(environ: Mapping[str, str] | None = None) -> Place:
         everyone_here = (
             env.get(local_size_name) == env[size_name] or env.get("SLURM_STEP_NUM_NODES") == "1"
         )
-        return Place(
+        return RankInfo(
             rank,
             size,
             local,
@@ -100,7 +100,7 @@ def place_from_environment(environ: Mapping[str, str] | None = None) -> Place:
             job=secret or job,
             secret=bool(secret),
         )
-    return Place()
+    return RankInfo()
 
 
 def _job(env: Mapping[str, str], launcher: str) -> str:

@@ -23,7 +23,7 @@ def refuse(message: str) -> PlanError:
 
 
 @dataclass(frozen=True)
-class Fleet:
+class RankSet:
     """The plans of all ranks, in rank order.
 
     Ranks whose plans differ only in whom they name as peers have the same obligations in their own

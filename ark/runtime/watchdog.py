@@ -1,5 +1,5 @@
-"""Ties a rank's life to its launcher's: run as a script, it asks the kernel for that, then becomes
-the rank's program. Not imported for that, so that starting a rank costs no import of ark.
+"""The parent-death watchdog: ties a rank's life to its launcher's. Run as a script, it asks the
+kernel for that, then becomes the rank's program; as a script, so starting a rank imports no ark.
 """
 
 from __future__ import annotations

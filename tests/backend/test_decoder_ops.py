@@ -1,0 +1,291 @@
+"""The ops of a decoder against torch, transformers and their own NumPy references."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+import ark
+from ark.lower import registry
+from ark.ops.base import result
+from ark.ops.tokens import MAX_STOPS
+from tests.opcheck import TOLERANCE, Case, check, rounded
+
+FLOATS = (ark.fp32, ark.fp16, ark.bf16)
+FREQUENCIES = 10000.0 ** -np.linspace(0.0, 0.9, 8)
+
+
+def values(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def turned(x: np.ndarray, position: int, interleaved: bool) -> np.ndarray:
+    """As transformers turns (rows, heads * 16) from a position on."""
+    rows = len(x)
+    heads = torch.tensor(x).view(1, rows, -1, 16).transpose(1, 2)
+    if interleaved:  # to halves and back
+        heads = torch.cat((heads[..., 0::2], heads[..., 1::2]), -1)
+    angles = torch.outer(
+        torch.arange(position, position + rows).double(), torch.tensor(FREQUENCIES)
+    )
+    both = torch.cat((angles, angles), -1)[None]
+    made, _ = apply_rotary_pos_emb(heads, heads, both.cos(), both.sin())
+    if interleaved:
+        made = torch.stack((made[..., :8], made[..., 8:]), -1).flatten(-2)
+    return made.transpose(1, 2).reshape(rows, -1).numpy()
+
+
+def test_rotary_embedding_turns_as_transformers_do(backend: str) -> None:
+    cases = []
+    for number, dtype in enumerate(FLOATS):
+        for interleaved in (False, True):
+            position = 5 * number
+
+            def build(x: Any, p: Any, f: Any, interleaved: bool = interleaved) -> Any:
+                return ark.rotary_embedding(x, p, f, interleaved=interleaved)
+
+            def expected(
+                x: Any, p: Any, f: Any, at: int = position, pairs: bool = interleaved
+            ) -> np.ndarray:
+                return turned(x, at, pairs)
+
+            inputs = [
+                (values(3, 48), dtype),
+                (np.array([position]), ark.int32),
+                (FREQUENCIES, ark.fp32),
+            ]
+            limit = max(TOLERANCE[dtype.name], 1e-5)
+            cases.append(Case(f"{dtype} {interleaved}", inputs, build, expected, limit))
+    for case in cases:
+        # The frequencies are rounded to fp32; so the reference is torch's within that.
+        tensors = [rounded(a, d) for a, d in case.inputs]
+        attrs = {"interleaved": case.name.endswith("True")}
+        (got,) = registry.get("rotary_embedding").reference(tensors, attrs)  # type: ignore[misc]
+        np.testing.assert_allclose(got, case.expected(*tensors), rtol=1e-6, atol=1e-6)
+    run(cases)
+
+
+def run(cases: list[Case]) -> None:
+    """As tests.opcheck, for ops whose references were compared already."""
+    for case in cases:
+        case.made = [ark.tensor(list(a.shape), dtype) for a, dtype in case.inputs]
+        case.result = case.build(*case.made)
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        for case in cases:
+            for tensor, (array, dtype) in zip(case.made, case.inputs, strict=True):
+                tensor.from_numpy(array.astype(dtype.numpy))
+        runtime.run()
+        for case in cases:
+            want = case.expected(*(rounded(a, d) for a, d in case.inputs))
+            limit = (
+                TOLERANCE[case.result.dtype().name] if case.tolerance is None else case.tolerance
+            )
+            np.testing.assert_allclose(
+                case.result.to_numpy().astype(np.float64),
+                want,
+                rtol=limit,
+                atol=limit,
+                err_msg=case.name,
+            )
+
+
+def test_swiglu_and_linear_are_torchs(backend: str) -> None:
+    def gated(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return (torch.nn.functional.silu(torch.tensor(a)) * torch.tensor(b)).numpy()
+
+    def pairs(x: np.ndarray) -> np.ndarray:
+        return gated(x[:, 0::2], x[:, 1::2])
+
+    def product(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+        return torch.nn.functional.linear(torch.tensor(x), torch.tensor(w)).numpy()
+
+    cases = []
+    for dtype in FLOATS:
+        two = [(values(3, 40, seed=1), dtype), (values(3, 40, seed=2), dtype)]
+        cases.append(Case(f"swiglu {dtype}", two, ark.swiglu, gated))
+        mixed = [(values(5, 64, seed=3), ark.fp32), (values(24, 64, seed=4) / 8, dtype)]
+        cases.append(Case(f"linear {dtype}", mixed, ark.linear, product))
+    cases.append(
+        Case(
+            "swiglu_pairs",
+            [(values(3, 80), ark.fp32)],
+            lambda x: result("swiglu_pairs", [x], (3, 40), ark.fp32),
+            pairs,
+        )
+    )
+    check(cases)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_topk_and_expert_linear_are_torchs(backend: str, dtype: ark.DataType) -> None:
+    scores = values(4, 70)
+    scores[1, 3] = scores[1, 60]  # the first of equals comes first
+    scores[2] = scores[2].round(0)
+    x, hidden = values(4, 24, seed=1), values(4, 3, 40, seed=2)
+    weight = values(70, 40, 24, seed=3) / 5
+    down = values(70, 24, 40, seed=4) / 5
+    tensors = [ark.tensor(a.shape, dtype) for a in (scores, x, weight, hidden, down)]
+    best, chosen = ark.topk(tensors[0], 3)
+    up, last = (ark.expert_linear(tensors[i], tensors[i + 1], chosen) for i in (1, 3))
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        wide = []
+        for tensor, array in zip(tensors, (scores, x, weight, hidden, down), strict=True):
+            tensor.from_numpy(array.astype(dtype.numpy))
+            wide.append(rounded(array, dtype))
+        runtime.run()
+        found = [t.to_numpy() for t in (best, chosen, up, last)]
+    theirs = torch.topk(torch.tensor(wide[0]), 3)
+    np.testing.assert_array_equal(found[0].astype(np.float64), theirs.values.numpy())
+    order = torch.sort(torch.tensor(wide[0]), descending=True, stable=True).indices[:, :3].numpy()
+    np.testing.assert_array_equal(found[1], order)
+    want = torch.einsum("rk,rsnk->rsn", torch.tensor(wide[1]), torch.tensor(wide[2])[order])
+    limit = TOLERANCE[dtype.name]
+    np.testing.assert_allclose(found[2].astype(np.float64), want.numpy(), rtol=limit, atol=limit)
+    want = torch.einsum("rsk,rsnk->rsn", torch.tensor(wide[3]), torch.tensor(wide[4])[order])
+    np.testing.assert_allclose(found[3].astype(np.float64), want.numpy(), rtol=limit, atol=limit)
+    for op, inputs, outputs in (
+        ("topk", wide[:1], [theirs.values.numpy(), order]),
+        ("expert_linear", [wide[3], wide[4], order], [want.numpy()]),
+    ):
+        references = registry.get(op).reference(inputs, {"k": 3})  # type: ignore[misc]
+        for got, expected in zip(references, outputs, strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_rope_kv_is_rotation_and_two_appends(backend: str) -> None:
+    """In one op what transformers' rotation and slices of the caches are apart."""
+    rows, position, context = 3, 4, 9
+    x = values(rows, (4 + 2 * 2) * 16)
+    caches = [values(2, context, 16, seed=s) for s in (1, 2)]
+    given = [x, np.array([position]), FREQUENCIES, *caches]
+    dtypes = [ark.fp32, ark.int32, *[ark.fp32] * 3]
+    tensors = [ark.tensor(np.shape(a), d) for a, d in zip(given, dtypes, strict=True)]
+    made = ark.rope_kv(*tensors)
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        for tensor, array, dtype in zip(tensors, given, dtypes, strict=True):
+            tensor.from_numpy(np.asarray(array, dtype.numpy))
+        runtime.run()
+        found = [t.to_numpy() for t in made]
+    query, key, value = np.split(x, [64, 96], axis=1)
+    wanted = [turned(query, position, True)]
+    for cache, fresh in zip(caches, (turned(key, position, True), value), strict=True):
+        after = cache.copy()
+        after[:, position : position + rows] = fresh.reshape(rows, 2, 16).swapaxes(0, 1)
+        wanted.append(after)
+    attrs = {"heads": 4, "kv_heads": 2, "head_dim": 16}
+    reference = registry.get("rope_kv").reference(given, attrs)  # type: ignore[misc]
+    for got, define, want in zip(found, (reference[0], *reference[2:]), wanted, strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+        np.testing.assert_allclose(define, want, rtol=1e-12, atol=1e-12)
+
+
+def loop(
+    logits: np.ndarray, steps: int, *, temperature: float = 0.0, top_k: int = 0, seed: int = 0
+) -> SimpleNamespace:
+    """Draws `steps` tokens from the same logits, one an iteration, from position 2 on."""
+    state = ark.TokenState.make(steps + 4)
+    table = ark.tensor((logits.size, 4))
+    given = ark.tensor((1, logits.size))
+    rows = ark.embed(state.tokens, table, state.position, rows=2)
+    ark.sample(given, state)
+    bits = int(np.float32(temperature).view(np.int32))
+    settings = np.array([bits, top_k, seed, 1, steps + 4, 0], np.int32)
+    before = np.arange(steps + 4, dtype=np.int32) % 5
+    embedding = values(logits.size, 4).astype(np.float32)
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        state.settings.from_numpy(settings)
+        state.position.from_numpy(np.array([2]))
+        state.tokens.from_numpy(before)
+        state.stops.from_numpy(np.full(MAX_STOPS, -1))
+        given.from_numpy(logits[None])
+        table.from_numpy(embedding)
+        runtime.run(steps)
+        after = SimpleNamespace(
+            tokens=state.tokens.to_numpy(),
+            position=int(state.position.to_numpy()[0]),
+            rows=rows.to_numpy(),
+            settings=settings,
+            before=before,
+            embedding=embedding,
+        )
+    ark.Model.reset()
+    return after
+
+
+def referenced(logits: np.ndarray, after: SimpleNamespace, steps: int) -> np.ndarray:
+    """The tokens that the reference draws, step by step."""
+    position, tokens = np.array([2]), after.before.astype(np.int64)
+    define = registry.get("sample").reference
+    assert define is not None
+    stops = np.full(MAX_STOPS, -1)
+    for _ in range(steps):
+        inputs = [logits[None], after.settings, position, tokens, np.zeros_like(tokens), stops]
+        position, tokens, output = define(inputs, {})
+        assert output[position[0]] == tokens[position[0]]
+    return tokens
+
+
+def test_sample_takes_the_best_and_embed_reads_at_the_position(backend: str) -> None:
+    logits = values(600).astype(np.float32)
+    logits[[17, 400]] = 9.0  # the first of equals
+    after = loop(logits, 3)
+    assert after.position == 5
+    assert after.tokens[3:6].tolist() == [17] * 3 == referenced(logits, after, 3)[3:6].tolist()
+    # The last iteration stood at position 4 and read the token made for it, and the one behind.
+    table = torch.tensor(after.embedding)
+    ids = torch.tensor([17, int(after.before[5])])
+    np.testing.assert_array_equal(after.rows, torch.nn.functional.embedding(ids, table).numpy())
+    define = registry.get("embed").reference
+    assert define is not None
+    (rows,) = define([after.tokens, after.embedding, np.array([6])], {"rows": 2})
+    beyond = torch.tensor([int(after.tokens[6]), 0])  # past the text: token 0
+    np.testing.assert_array_equal(rows, torch.nn.functional.embedding(beyond, table).numpy())
+
+
+@pytest.mark.parametrize(("temperature", "top_k"), [(0.7, 0), (1.3, 0), (0.9, 3)])
+def test_samples_are_those_of_the_softmax(backend: str, temperature: float, top_k: int) -> None:
+    """The same tokens as the reference's, and as often as torch's softmax says."""
+    steps = 2000 if backend == "cpu" else 200
+    logits = values(8, seed=3).astype(np.float32)
+    after = loop(logits, steps, temperature=temperature, top_k=top_k, seed=7)
+    ours = after.tokens[3 : 3 + steps]
+    np.testing.assert_array_equal(ours, referenced(logits, after, steps)[3 : 3 + steps])
+    kept = torch.tensor(logits, dtype=torch.float64) / temperature
+    if top_k:
+        kept[kept < torch.topk(kept, top_k).values[-1]] = -torch.inf
+    want = torch.softmax(kept, 0).numpy()
+    counts = np.bincount(ours, minlength=8) / steps
+    # Five standard deviations of a binomial share; a token of share 0 must never come.
+    assert (np.abs(counts - want) <= 5 * np.sqrt(want * (1 - want) / steps)).all(), (counts, want)
+
+
+def test_advance_stops_at_the_last_token(backend: str) -> None:
+    state = ark.TokenState.make(40)
+    ark.advance(state, 7)
+    settings = np.array([0, 0, 0, 16, 40, 0], np.int32)
+    define = registry.get("advance").reference
+    assert define is not None
+    found, position = [], np.array([0])
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        state.settings.from_numpy(settings)
+        for _ in range(4):
+            runtime.run()
+            (position,) = define([settings, position], {"rows": 7})
+            found.append(int(state.position.to_numpy()[0]))
+            assert found[-1] == position[0]
+    assert found == [7, 14, 16, 16]
+
+
+def test_every_op_of_one_rank_has_a_reference() -> None:
+    without = {name for name in registry.names() if registry.get(name).reference is None}
+    assert without <= {"all_reduce", "collective", "recv", "send"}

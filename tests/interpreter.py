@@ -1,0 +1,46 @@
+"""Runs a graph in NumPy, node after node by the ops' references: what a graph means, in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ark.ir.graph import Graph, Node
+from ark.ir.values import Tensor
+from ark.lower import registry
+
+
+class Interpreter:
+    """The memory of a graph's buffers. Contents are float64, or int64 where they are integers."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[int, np.ndarray] = {}
+
+    def view(self, tensor: Tensor) -> np.ndarray:
+        """The elements of a tensor, where they lie."""
+        kind = np.int64 if tensor.dtype.name == "int32" else np.float64
+        size = tensor.buffer.nbytes // tensor.dtype.itemsize
+        flat = self.buffers.setdefault(tensor.buffer.id, np.zeros(size, kind))
+        count = int(np.prod(tensor.extents))
+        box = tuple(slice(o, o + n) for o, n in zip(tensor.offsets, tensor.shape, strict=True))
+        return flat[:count].reshape(tensor.extents)[box]
+
+    def run(self, graph: Graph, phase: int) -> None:
+        """One iteration of a phase."""
+        for node in graph.nodes:
+            if node.phase == phase and not node.virtual:
+                self.step(node)
+
+    def step(self, node: Node) -> None:
+        """Runs one node."""
+        define = registry.get(node.type).reference
+        assert define is not None, f"{node.type} has no reference"
+        made = define([self.view(t).copy() for t in node.inputs], node.attrs)
+        targets: list[Any] = list(node.outputs)
+        if "rope_kv" in (node.type, node.attrs.get("epilogue")):
+            # A lone row hands its keys and values on; the caches are among the inputs.
+            targets = [node.outputs[0], *(node.outputs[1:] or [None]), *node.inputs[-2:]]
+        for target, array in zip(targets, made, strict=True):
+            if target is not None:
+                self.view(target)[...] = np.reshape(array, target.shape)

@@ -1,0 +1,232 @@
+"""Packing and fusion keep what a graph means, and leave alone what somebody else looks at."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import ark
+from ark.backend import registry as backends
+from ark.frontend.model import Model, use_model
+from ark.ir.dtype import fp32, int32
+from ark.ir.graph import Graph
+from ark.lower.fuse import fuse
+from ark.lower.pack import pack
+from ark.models.build import Built, Shape, build
+from ark.models.checkpoint import Checkpoint
+from ark.plan.packing import Packing, Part, from_meta, to_meta
+from tests.checkpoints import make_checkpoint
+from tests.interpreter import Interpreter
+
+PROMPT, CHUNK, NEW = 11, 4, 3
+
+
+def lowered(built: Built, form: str) -> tuple[Graph, list[Packing]]:
+    """The graph as built, with packed weights, or fused as well."""
+    if form == "as built":
+        return built.graph, []
+    graph, packings = pack(built.graph, frozenset())
+    if form == "fused":
+        machine = backends.machine("cpu-2")
+        graph = fuse(graph, machine)
+    return graph, packings
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("form", ["as built", "packed", "fused"])
+def test_every_form_computes_transformers_logits(kind: str, form: str, tmp_path: Path) -> None:
+    directory = make_checkpoint(tmp_path / kind, kind=kind)
+    checkpoint = Checkpoint.open(directory)
+    built = build(Shape(checkpoint.config, fp32, 32, CHUNK))
+    graph, packings = lowered(built, form)
+    by_name = {p.name: p for p in packings}
+
+    def read(name: str) -> np.ndarray:
+        made = built.constants[name]() if name in built.constants else checkpoint.read(name)
+        return np.asarray(made, np.float64)
+
+    memory = Interpreter()
+    state = {t.name: t for n in graph.nodes for t in n.inputs if t.buffer.arena == "state"}
+    for tensor in {t.name: t for n in graph.nodes for t in n.inputs}.values():
+        if tensor.buffer.arena == "parameter":
+            packing = by_name.get(tensor.name)
+            memory.view(tensor)[...] = packing.apply(read) if packing else read(tensor.name)
+    prompt = np.random.default_rng(3).integers(0, 320, PROMPT)
+    memory.view(state["tokens"])[:PROMPT] = prompt
+    memory.view(state["settings"])[:] = [0, 0, 0, PROMPT - 1, 32, 0]
+    for _ in range(-(-(PROMPT - 1) // CHUNK)):
+        memory.run(graph, 0)
+    rows = []
+    logits = next(n.outputs[0] for n in graph.nodes if n.name == "decode.head.logits")
+    for _ in range(NEW):
+        memory.run(graph, 1)
+        rows.append(memory.view(logits)[0].copy())
+    tokens = memory.view(state["tokens"])[: PROMPT + NEW]
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64).eval()
+    with torch.inference_mode():
+        theirs = model(torch.tensor(tokens[None, :-1])).logits[0, PROMPT - 1 :].numpy()
+    # transformers' rotary angles and norms are fp32 whatever the model's type.
+    np.testing.assert_allclose(np.array(rows), theirs, rtol=2e-5, atol=2e-5)
+    assert tokens[PROMPT:].tolist() == theirs.argmax(-1).tolist()
+
+
+def test_a_llama_layer_becomes_five_ops(tmp_path: Path) -> None:
+    """What fusion must find: one product more would be a tenth of a token's time."""
+    directory = make_checkpoint(tmp_path / "llama")
+    shape = Shape(Checkpoint.open(directory).config, fp32, 32, CHUNK)
+    graph, packings = lowered(build(shape), "fused")
+    assert packings[:2] == [
+        Packing(
+            "layers.0.attention.query+key+value",
+            (
+                Part("layers.0.attention.query", 16),
+                Part("layers.0.attention.key", 16),
+                Part("layers.0.attention.value"),
+            ),
+        ),
+        Packing("layers.0.mlp.gate+up", (Part("layers.0.mlp.gate"), Part("layers.0.mlp.up")), True),
+    ]
+    layer = [n for n in graph.nodes if n.name.startswith("decode.layers.0.")]
+    assert [(n.type, n.attrs.get("prologue"), n.attrs.get("epilogue")) for n in layer] == [
+        ("linear", "rmsnorm", "rope_kv"),
+        ("attention", None, None),
+        ("linear", "none", "add"),
+        ("linear", "rmsnorm", "swiglu"),
+        ("linear", "none", "add"),
+    ]
+
+
+HEADS, KV_HEADS, WIDTH, HIDDEN = 4, 2, 8, 24
+
+
+class Parts:
+    """What a model of one layer is made of, so that a case can disturb it."""
+
+    def __init__(self) -> None:
+        sizes = {"query": HEADS * WIDTH, "key": KV_HEADS * WIDTH, "value": KV_HEADS * WIDTH}
+        sizes |= {"gate": 16, "up": 16}
+        self.x = ark.mul(ark.tensor((1, HIDDEN)), 2.0)
+        self.position = ark.tensor((1,), int32)
+        self.other = ark.tensor((1,), int32)
+        self.turns = ark.tensor((WIDTH // 2,))
+        self.weights = {name: ark.parameter((n, HIDDEN)) for name, n in sizes.items()}
+        self.caches = [ark.tensor((KV_HEADS, 32, WIDTH)) for _ in range(2)]
+        self.between: Callable[[Parts], Any] = lambda parts: None
+        self.value_position = self.position
+
+    def build(self) -> None:
+        made = {name: ark.linear(self.x, w) for name, w in self.weights.items()}
+        self.made = made
+        self.query = ark.rotary_embedding(made["query"], self.position, self.turns)
+        key = ark.rotary_embedding(made["key"], self.position, self.turns)
+        self.between(self)
+        keys = ark.kv_append(self.caches[0], key, self.position)
+        values = ark.kv_append(self.caches[1], made["value"], self.value_position)
+        ark.attention(self.query, keys, values, self.position)
+        ark.swiglu(made["gate"], made["up"])
+
+
+def _read_query(p: Parts) -> None:
+    p.between = lambda p: ark.mul(p.query, 2.0)
+
+
+def _read_gate(p: Parts) -> None:
+    p.between = lambda p: ark.mul(p.made["gate"], 2.0)
+
+
+def _write_input(p: Parts) -> None:
+    p.between = lambda p: ark.copy(0.5, output=p.x)
+
+
+def _read_cache(p: Parts) -> None:
+    p.between = lambda p: ark.mul(p.caches[0], 2.0)
+
+
+def _weight_elsewhere(p: Parts) -> None:
+    p.between = lambda p: ark.linear(p.x, p.weights["key"])
+
+
+def _weights_shared(p: Parts) -> None:
+    p.weights["up"] = p.weights["gate"]
+
+
+def _other_position(p: Parts) -> None:
+    p.value_position = p.other
+
+
+def _written_weight(p: Parts) -> None:
+    p.between = lambda p: ark.copy(0.5, output=p.weights["up"])
+
+
+CASES: list[tuple[Callable[[Parts], None], set[str]]] = [
+    (lambda p: None, {"rope_kv", "swiglu_pairs"}),
+    (_read_query, {"swiglu_pairs"}),
+    (_read_gate, {"rope_kv"}),
+    (_write_input, set()),
+    (_read_cache, {"swiglu_pairs"}),
+    (_weight_elsewhere, {"swiglu_pairs"}),
+    (_weights_shared, {"rope_kv"}),
+    (_other_position, {"swiglu_pairs"}),
+    (_written_weight, {"rope_kv"}),
+]
+
+
+@pytest.mark.parametrize(("disturb", "wanted"), CASES, ids=lambda c: getattr(c, "__name__", ""))
+def test_what_somebody_else_looks_at_is_left(
+    disturb: Callable[[Parts], None], wanted: set[str]
+) -> None:
+    with use_model(Model()) as model:
+        parts = Parts()
+        disturb(parts)
+        parts.build()
+    graph, packings = pack(model.graph, frozenset())
+    types = Counter(n.type for n in graph.nodes)
+    assert {t for t in ("rope_kv", "swiglu_pairs") if types[t]} == wanted
+    assert len(packings) == len(wanted)
+    rest = Counter(n.type for n in model.graph.nodes)
+    lost = {"rope_kv": 3, "swiglu_pairs": 2}
+    kept = rest["matmul"] - sum(lost[name] - 1 for name in wanted)
+    assert types["matmul"] == kept
+
+
+def test_weights_that_the_caller_holds_stay_as_they_are() -> None:
+    with use_model(Model()) as model:
+        parts = Parts()
+        parts.build()
+    held = frozenset({parts.weights["gate"].ir.buffer.id, parts.weights["query"].ir.buffer.id})
+    graph, packings = pack(model.graph, held)
+    assert not packings and graph.nodes == model.graph.nodes
+
+
+def test_packings_go_through_a_plans_meta() -> None:
+    made = [Packing("a+b", (Part("a", 4), Part("b")), False), Packing("c", (Part("c"),), True)]
+    assert list(from_meta(to_meta(made)).values()) == made
+    assert to_meta([]) == {} and from_meta({}) == {}
+
+
+BROKEN: list[Any] = [
+    "text",
+    7,
+    [3],
+    [{"name": "a"}],
+    [{"name": "a", "parts": [], "interleave": False}],
+    [{"name": "a", "parts": [["b", 3]], "interleave": False}],
+    [{"name": "a", "parts": [["b", -2]], "interleave": False}],
+    [{"name": "a", "parts": [["b", True]], "interleave": False}],
+    [{"name": "a", "parts": [["b", 0]], "interleave": 1}],
+    [{"name": 1, "parts": [["b", 0]], "interleave": True}],
+    [{"name": "a", "parts": [["b"]], "interleave": True}],
+]
+
+
+@pytest.mark.parametrize("entry", BROKEN, ids=repr)
+def test_a_broken_entry_is_refused(entry: Any) -> None:
+    with pytest.raises(ark.PlanError, match="make the plan again"):
+        from_meta({"packing": entry})
