@@ -10,6 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from ark.ranges import Bytes, Count, MemoryBytes, Name, Rate, Threads, Word, Words
 from ark.variant import COMPUTE, Variant
 
 
@@ -19,28 +20,28 @@ class Machine:
 
     name: the model's name, as `--machine` takes it. arch: what source is compiled for.
     processors: SMs, CUs or cores that run one block each. lanes: threads of a warp or wave.
-    shared_bytes: shared memory (LDS) a block may use. variants: kernel variants that it can run,
-    the one to use first. bandwidth_gbps, tflops: for the cost model. signal_us: one counter
-    hand-over.
+    shared_bytes: shared memory (LDS) that tasks and the ring may use, without what the loop keeps
+    for itself (ark.codegen.layout.LOOP_BYTES). variants: kernel variants that it can run, the one
+    to use first. bandwidth_gbps, tflops: for the cost model. signal_us: one counter hand-over.
     tile: rows and columns of a matmul tile.
     capabilities: words by which bodies and forms are chosen: "mma_sync", "wgmma", "mfma", "wmma"
     (matrix units), "packets" (small activations may travel as {value, epoch}), "single_thread" (a
     processor runs a task in one thread, so bodies are loops that the compiler vectorises).
     """
 
-    name: str
-    arch: str
-    backend: str
-    processors: int
-    lanes: int
-    shared_bytes: int
+    name: Name
+    arch: Word
+    backend: Word
+    processors: Count
+    lanes: Threads
+    shared_bytes: Bytes
     variants: tuple[Variant, ...]
-    memory_bytes: int = 0
-    bandwidth_gbps: float = 10.0
-    tflops: float = 0.1
-    signal_us: float = 1.0
-    tile: tuple[int, int] = (64, 64)
-    capabilities: tuple[str, ...] = ()
+    memory_bytes: MemoryBytes = 0
+    bandwidth_gbps: Rate = 10.0
+    tflops: Rate = 0.1
+    signal_us: Rate = 1.0
+    tile: tuple[Count, Count] = (64, 64)
+    capabilities: Words = ()
 
     @property
     def variant(self) -> Variant:

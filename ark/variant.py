@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ark.ranges import Few, StageBytes, Threads, Word
+
 LOAD, COMPUTE, COMMUNICATE = "load", "compute", "communicate"
 
 
@@ -21,9 +23,9 @@ class Role:
     where the hardware can divide them, 0 for what the compiler gives.
     """
 
-    name: str
-    warps: int
-    registers: int = 0
+    name: Word
+    warps: Threads
+    registers: Few = 0
 
 
 @dataclass(frozen=True)
@@ -37,13 +39,13 @@ class Variant:
     registers over a linear task; 0 where it cannot. cluster: blocks of a cluster.
     """
 
-    name: str
+    name: Word
     roles: tuple[Role, ...]
-    stages: int = 0
-    stage_bytes: int = 16384
-    in_flight: int = 2
-    row_slice: int = 0
-    cluster: int = 1
+    stages: Few = 0
+    stage_bytes: StageBytes = 16384
+    in_flight: Threads = 2
+    row_slice: Few = 0
+    cluster: Threads = 1
 
     @property
     def ring_bytes(self) -> int:

@@ -24,8 +24,8 @@ from ark.frontend.tensor import Tensor, is_torch, provided, synchronize
 from ark.plan import kind as kinds
 from ark.plan.serialize import from_json
 from ark.plan.types import Plan
-from ark.plan.verify import verify
 from ark.runtime import live
+from ark.runtime.admission import admit
 from ark.runtime.executor import Executor, Ranks
 from ark.runtime.run import Run
 
@@ -122,9 +122,9 @@ class Runtime:
                     "with ark.launch or torchrun"
                 )
             texts = members.all_gather(str(plan).encode())
-            verify([from_json(text.decode()) for text in texts])
+            admit([from_json(text.decode()) for text in texts], self._device.machine)
         elif plan.model is None:
-            verify([plan.inner])
+            admit([plan.inner], self._device.machine)
         self.executor = Executor(
             plan.inner,
             backend(),
@@ -338,9 +338,9 @@ def _bind(mappings: Mapping[Tensor, Any] | None) -> None:
         tensor.bind(data)
 
 
-def _run_once() -> None:
+def _run_once(model: Model) -> None:
     with Runtime() as runtime:
-        runtime.launch(loop_mode=False)
+        runtime.launch(planner.Planner(-1, model).plan(), loop_mode=False)
         runtime.run()
 
 

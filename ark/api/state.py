@@ -1,56 +1,140 @@
-"""Saving and loading state dictionaries, as ARK does: a pickle of names and arrays.
+"""Saving and loading state dictionaries, in the safetensors format: names, types, shapes and bytes.
 
-Loading accepts arrays and plain Python values only, so a file from elsewhere cannot run code.
+The format has no objects, so reading a file from elsewhere can neither run code nor build anything
+but arrays. What is no array (numbers, text, lists of them) travels as JSON in the file's metadata.
 """
 
 from __future__ import annotations
 
-import pickle
+import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
+import numpy as np
+import safetensors
+
 from ark import log
 from ark.errors import InvalidUsageError
 
-_ALLOWED = {
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
-    ("numpy.core.multiarray", "_reconstruct"),
-    ("numpy._core.multiarray", "_reconstruct"),
-    ("numpy.core.multiarray", "scalar"),
-    ("numpy._core.multiarray", "scalar"),
-    ("numpy.core.numeric", "_frombuffer"),
-    ("numpy._core.numeric", "_frombuffer"),
-    ("collections", "OrderedDict"),
-    ("_codecs", "encode"),
-    ("ml_dtypes", "bfloat16"),
+_TYPES = {
+    "BOOL": np.bool_,
+    "U8": np.uint8,
+    "I8": np.int8,
+    "U16": np.uint16,
+    "I16": np.int16,
+    "U32": np.uint32,
+    "I32": np.int32,
+    "U64": np.uint64,
+    "I64": np.int64,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "F32": np.float32,
+    "F64": np.float64,
 }
-
-
-class _Reader(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _ALLOWED:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which is no array")
-        return super().find_class(module, name)
+_NAMES = {np.dtype(t): name for name, t in _TYPES.items()}
 
 
 def save(state_dict: Mapping[str, Any], path: str | Path) -> None:
-    """Writes a state dictionary (names to NumPy arrays); warns if it is something else."""
-    if not isinstance(state_dict, Mapping):
+    """Writes a state dictionary: names to NumPy arrays (or torch tensors), in safetensors format.
+
+    Warns where it is given something else, which must then be plain JSON-able values. Raises
+    InvalidUsageError for what neither is, and where the file cannot be written.
+    """
+    arrays: dict[str, np.ndarray] = {}
+    plain: Any = state_dict
+    if isinstance(state_dict, Mapping):
+        plain = {}
+        for name, value in state_dict.items():
+            if hasattr(value, "shape") and hasattr(value, "dtype"):
+                arrays[str(name)] = _contents(str(name), value)
+            else:
+                plain[str(name)] = value
+    else:
         log.warn("save was given no state dictionary; it is written as it is")
+    order = [str(name) for name in state_dict] if isinstance(state_dict, Mapping) else None
+    try:
+        about = json.dumps({"order": order, "plain": plain})
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidUsageError(
+            f"save takes arrays and plain values: {error}; convert it to NumPy arrays first"
+        ) from error
+    try:
+        _write(arrays, about, path)
+    except OSError as error:
+        raise InvalidUsageError(f"{path} cannot be written: {error}") from error
+
+
+def _write(arrays: Mapping[str, np.ndarray], about: str, path: str | Path) -> None:
+    """Length of the header, the header as JSON, the arrays' bytes; aligned, largest items first."""
+    header: dict[str, Any] = {"__metadata__": {"ark": about}}
+    end = 0
+    ordered = sorted(arrays.items(), key=lambda item: -item[1].itemsize)
+    for name, array in ordered:
+        begin, end = end, end + array.nbytes
+        entry = {"dtype": _NAMES[array.dtype], "shape": array.shape, "data_offsets": [begin, end]}
+        header[name] = entry
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
     with open(path, "wb") as out:
-        pickle.dump(state_dict, out)
+        out.write(len(text).to_bytes(8, "little") + text)
+        for _, array in ordered:
+            out.write(array.tobytes())
+
+
+def _contents(name: str, value: Any) -> np.ndarray:
+    from ark.frontend.tensor import is_torch, torch_to_numpy
+
+    array = np.asarray(torch_to_numpy(value) if is_torch(value) else value)
+    if array.dtype not in _NAMES:
+        raise InvalidUsageError(
+            f"{name!r} has the type {array.dtype}, which cannot be saved; cast it to a number type"
+        )
+    return array
 
 
 def load(path: str | Path) -> Any:
-    """Reads what `save` wrote; InvalidUsageError if the file is missing, damaged or has code."""
+    """Reads what `save` wrote, and any other safetensors file as names to NumPy arrays.
+
+    InvalidUsageError if the file is missing, damaged or of another format (a pickle, say).
+    """
     try:
-        with open(path, "rb") as source:
-            return _Reader(source).load()
+        if not Path(path).is_file():
+            raise InvalidUsageError(f"{path} cannot be read: it is no file")
+        data = Path(path).read_bytes()
+        with safetensors.safe_open(str(path), framework="np") as opened:
+            metadata = opened.metadata() or {}
+        arrays = {name: _array(name, entry) for name, entry in safetensors.deserialize(data)}
+        about = json.loads(metadata.get("ark", "{}"))
+        plain, order = about.get("plain", {}), about.get("order", sorted(arrays))
+        if order is None:
+            return plain
+        return {name: arrays[name] if name in arrays else plain[name] for name in order}
     except OSError as error:
         raise InvalidUsageError(f"{path} cannot be read: {error}") from error
-    except (pickle.UnpicklingError, EOFError, ValueError, AttributeError, ImportError) as error:
+    except (
+        safetensors.SafetensorError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
+        if isinstance(error, InvalidUsageError):
+            raise
         raise InvalidUsageError(
-            f"{path} is no saved state: {error}; write it with ark.save"
+            f"{path} is no saved state: {error}; write it with ark.save (files of objects, such as "
+            "pickles, are not read)"
         ) from error
+
+
+def _array(name: str, entry: Mapping[str, Any]) -> np.ndarray:
+    if entry["dtype"] not in _TYPES:
+        raise ValueError(f"{name!r} has the type {entry['dtype']}")
+    kind = np.dtype(_TYPES[entry["dtype"]])
+    shape = tuple(entry["shape"])
+    if len(entry["data"]) != math.prod(shape) * kind.itemsize:
+        raise ValueError(f"{name!r} has {len(entry['data'])} bytes for shape {list(shape)}")
+    return np.frombuffer(bytearray(entry["data"]), kind).reshape(shape)

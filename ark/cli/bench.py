@@ -60,11 +60,16 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     d.set_defaults(func=run)
 
 
+def _numbers(value: Machine | Variant) -> set[str]:
+    """Names of the fields that hold a number."""
+    names = {f.name for f in dataclasses.fields(value)}
+    return {n for n in names if isinstance(getattr(value, n), (int, float))}
+
+
 def change(machine: Machine, settings: list[str]) -> Machine:
     """Applies FIELD=NUMBER pairs to a machine model and its kernel variants."""
-    ring = {f.name for f in dataclasses.fields(Variant) if f.type == "int"}
-    facts = {f.name for f in dataclasses.fields(Machine) if f.type in ("int", "float")}
-    numbers = ring | facts
+    ring = _numbers(machine.variant)
+    numbers = ring | _numbers(machine)
     changes = {}
     for text in settings:
         name, _, value = text.partition("=")

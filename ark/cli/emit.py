@@ -12,7 +12,7 @@ from ark.cli.common import read_file, write_file
 from ark.codegen.writer import write
 from ark.errors import SystemError
 from ark.plan.serialize import from_json, machine_of
-from ark.plan.verify import verify
+from ark.runtime.admission import admit
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
@@ -29,7 +29,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     plans = [from_json(read_file(path, "a plan")) for path in args.plan]
-    verify(plans)
+    admit(plans)
     backend = registry.get(args.backend)
     folder = Path(args.output)
     try:

@@ -23,7 +23,7 @@ from ark.models.checkpoint import Checkpoint
 from ark.models.generate import CHUNK, Generator, Sampling
 from ark.models.tokenizer import Tokenizer
 from ark.plan.serialize import from_json, machine_of
-from ark.plan.verify import verify
+from ark.runtime.admission import admit
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import BUDGET_S
 from ark.runtime.launch import launch_command
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
             plan = None
             if args.plan:
                 plan = from_json(read_file(args.plan, "a plan"))
-                verify([plan])
+                admit([plan], device.machine)
                 machine = machine_of(plan)
             with progress(args.json or not leader) as tell:
                 generator = Generator(

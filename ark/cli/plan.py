@@ -17,7 +17,7 @@ from ark.models.generate import CHUNK, choose_context, plans
 from ark.plan.dump import dump
 from ark.plan.serialize import from_json, to_json
 from ark.plan.types import Plan
-from ark.plan.verify import verify
+from ark.runtime.admission import admit
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
@@ -45,7 +45,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 def read_plans(paths: list[str]) -> list[Plan]:
     """Plans from files, verified together."""
     made = [from_json(read_file(path, "a plan")) for path in paths]
-    verify(made)
+    admit(made)
     return made
 
 

@@ -12,6 +12,7 @@ from importlib import resources
 
 from ark.codegen import layout
 from ark.codegen.dialect import Dialect, Source
+from ark.errors import PlanError
 from ark.machine import Machine
 from ark.plan import kind as kinds
 from ark.plan.types import Plan
@@ -62,8 +63,23 @@ def scratch_bytes(plan: Plan, machine: Machine, dialect: Dialect) -> int:
     return layout.LOOP_BYTES + (max(needs) + 15) // 16 * 16
 
 
+def check_shared_memory(plan: Plan, machine: Machine, dialect: Dialect) -> int:
+    """What scratch_bytes gives; PlanError if a processor has not so much besides its ring."""
+    needed = scratch_bytes(plan, machine, dialect)
+    room = machine.shared_bytes - machine.ring_bytes + layout.LOOP_BYTES
+    if needed > room:
+        raise PlanError(
+            f"the plan is refused: its largest task and the loop need {needed} bytes of shared "
+            f"memory, a processor of {machine.name} has {room}"
+        )
+    return needed
+
+
 def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
-    """Emits the loop kernel of `plan` for `machine` in `dialect`."""
+    """Emits the loop kernel of `plan` for `machine` in `dialect`.
+
+    PlanError if it asks for more shared memory than a processor has.
+    """
     opcode: list[int] = []
     bodies: list[str] = []
     texts: list[str] = []
@@ -86,7 +102,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
                 texts.append(opening)
             texts.append(text or kinds.get(op.kind).source(name, sig, machine))
         opcode.append(code)
-    scratch = scratch_bytes(plan, machine, dialect)
+    scratch = check_shared_memory(plan, machine, dialect)
     stream = dialect.stream if machine.ring_bytes else _device_text("stream_direct.h")
     roles = dialect.roles if leads else ""
     parts = [

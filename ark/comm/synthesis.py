@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ark.collective import REDUCTIONS, Collective, CollectiveProgram, check
 from ark.comm import classics, taccl
+from ark.comm.classics.order import widest_ring
 from ark.comm.exchange import exchange_program
 from ark.comm.forestcoll import COLLECTIVES, forest, lower
 from ark.comm.topology import Topology
@@ -109,7 +110,7 @@ def synthesize(
             algorithm,
             asked,
             len(topology.ranks),
-            boxes=topology.equal_boxes(),
+            boxes=topology.equal_boxes() or [widest_ring(topology)],
             reduction=reduction,
             root=root,
             parts=parts,

@@ -143,28 +143,21 @@ class Tensor:
 
     def copy(self, data: Any, stream: Any = 0) -> Tensor:
         """Writes the contents from a NumPy array or a torch tensor of any device."""
-        if is_torch(data):
-            host = data.detach().cpu().contiguous()
-            if str(host.dtype) == "torch.bfloat16":
-                import ml_dtypes
-
-                array = host.view(_torch().int16).numpy().view(ml_dtypes.bfloat16)
-                return self.from_numpy(array)
-            return self.from_numpy(host.numpy())
-        return self.from_numpy(np.asarray(data))
+        return self.from_numpy(torch_to_numpy(data) if is_torch(data) else np.asarray(data))
 
     def initialize(self) -> Tensor:
         """Writes what the initializer gives, if there is one."""
         return self if self.initializer is None else self.copy(self.initializer())
 
     def eval(self, stream: Any = None) -> Any:
-        """Runs the model once; the contents as a torch tensor, or NumPy array without torch.
+        """Runs the tensor's model once; the contents as a torch tensor, or NumPy array without
+        torch. The model is the one that the tensor was made in, whatever model is current.
 
         stream: an object with synchronize(), waited for first.
         """
         if stream is not None:
             stream.synchronize()
-        provided["run"]()
+        provided["run"](self.model)
         return self.to_torch() if _has_torch() else self.to_numpy()
 
     def __getitem__(self, index: Any) -> Tensor:
@@ -247,6 +240,16 @@ def is_torch(value: Any) -> bool:
     """Is it a torch tensor? Does not import torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
+
+
+def torch_to_numpy(value: Any) -> np.ndarray:
+    """A torch tensor of any device as a NumPy array (bf16 as ml_dtypes.bfloat16)."""
+    host = value.detach().cpu().contiguous()
+    if str(host.dtype) == "torch.bfloat16":
+        import ml_dtypes
+
+        return host.view(_torch().int16).numpy().view(ml_dtypes.bfloat16)
+    return host.numpy()
 
 
 def synchronize() -> None:

@@ -26,9 +26,7 @@ from ark.plan.boxes import Templates
 from ark.plan.groups import Group
 from ark.plan.packing import Packing, to_meta
 from ark.plan.schedule import Schedule
-from ark.plan.types import Phase, Plan, PlanBuffer, PlanOp, PlanTensor
-
-INITIAL = ("parameter", "state", "external", "host")
+from ark.plan.types import INITIAL, Phase, Plan, PlanBuffer, PlanOp, PlanTensor
 
 
 def plan(

@@ -181,7 +181,8 @@ class Generator:
             )
             plan = everyone[rank]
         else:
-            check_plan(plan, self.shape)
+            expected = plans(self.shape, machine or device.machine)[rank]
+            check_plan(plan, expected, self.shape)
         self._check_memory(plan, device)
         tell("compiling", 0, 0)
         self.executor = Executor(

@@ -54,7 +54,7 @@ def _lower_all_reduce(lowering: Lowering, node: Node) -> None:
     out = dense(lowering, node.outputs[0], ".sum", fill=False)
     count, dtype = share.elements, share.dtype
     name = f"all_reduce.{lowering.number('all_reduce')}"
-    tile = max(MIN_PUT, -(-count // lowering.machine.processors))
+    tile = min(count, max(MIN_PUT, -(-count // lowering.machine.processors)))
     starts = list(range(0, count, tile))
     params = {"function": "copy", "scalar": None, "tile": [1, 1, 1, tile]}
     flat = lowering.flat(share)

@@ -101,7 +101,7 @@ class _Writer:
 
     def _tiles(self, elements: int) -> tuple[int, range]:
         """Tile size and first elements: by the size alone, so that both ends of a put agree."""
-        tile = max(MIN_PUT, -(-elements // self.lowering.machine.processors))
+        tile = min(elements, max(MIN_PUT, -(-elements // self.lowering.machine.processors)))
         return tile, range(0, elements, tile)
 
     def _await(self, group: Group, sources: Sequence[Value], piece: int) -> None:

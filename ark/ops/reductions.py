@@ -57,10 +57,12 @@ def _lower_rows(lowering: Lowering, node: Node) -> None:
     shape = (1,) * (4 - len(out.shape)) + out.shape
     rows = -(-shape[0] * shape[1] * shape[2] // lowering.machine.processors)
     rows = max(1, min(rows, shape[2]))
-    params = {"function": node.type, "eps": node.attrs.get("eps", 0.0), "rows": rows}
     coords = box_coords((*shape[:3], 1), (1, 1, rows, 1))
-    kind = "argmax" if node.type == "argmax" else "rownorm"
-    lowering.emit(kind, params, [*node.inputs, out], coords)
+    if node.type == "argmax":
+        lowering.emit("argmax", {"rows": rows}, [*node.inputs, out], coords)
+        return
+    params = {"function": node.type, "eps": node.attrs.get("eps", 0.0), "rows": rows}
+    lowering.emit("rownorm", params, [*node.inputs, out], coords)
 
 
 def _reduce_reference(function: str) -> Any:

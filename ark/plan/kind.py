@@ -16,6 +16,7 @@ from typing import Any
 from ark.errors import PlanError
 from ark.ir.dtype import by_name
 from ark.machine import Machine
+from ark.plan.params import Params, Places, read_params
 from ark.plan.types import Fetch, Plan, PlanOp, PlanTensor
 
 
@@ -68,9 +69,38 @@ class Access:
 
 
 class TaskKind(ABC):
-    """One kind of task. `coord` is the tile's place, in units that the kind defines."""
+    """One kind of task. `coord` is the tile's place, in units that the kind defines.
+
+    params: the schema of its static parameters.
+    """
 
     name: str
+    params: type[Params] = Params
+
+    def check(self, sig: Signature) -> None:
+        """Raises PlanError unless parameters and operands are what the other methods expect.
+
+        Everything else here may take for granted what this accepts.
+        """
+        read_params(self.name, self.params, sig.params)
+        able = self.packets(sig)
+        for index, operand in enumerate(sig.operands):
+            if operand.packet and (index not in able or operand.dtype != "fp32"):
+                raise PlanError(f"operand {index} cannot come as packets")
+
+    @abstractmethod
+    def places(self, sig: Signature) -> Places:
+        """The coordinates of an op's tasks, all of them."""
+
+    def in_place(self, sig: Signature) -> frozenset[int]:
+        """Operands on whose memory the output may lie exactly: each element depends on its own
+        place only.
+        """
+        return frozenset()
+
+    def wide(self, sig: Signature) -> frozenset[int]:
+        """Operands that bodies may read in 16 bytes at once, and that must lie accordingly."""
+        return frozenset()
 
     @abstractmethod
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:

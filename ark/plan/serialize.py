@@ -8,33 +8,14 @@ from typing import Any
 
 from ark.errors import PlanError
 from ark.machine import Machine
-from ark.plan.types import (
-    Fetch,
-    Phase,
-    Plan,
-    PlanBuffer,
-    PlanCounter,
-    PlanOp,
-    PlanTensor,
-    Task,
-)
-from ark.variant import Role, Variant
-
-FORMAT = 1
+from ark.plan import schema
+from ark.plan.schema import FORMAT
+from ark.plan.types import Plan, Task
 
 
 def machine_of(plan: Plan) -> Machine:
-    """The machine model that a plan was made for."""
-    fields = dict(plan.machine)
-    fields["capabilities"] = tuple(fields.get("capabilities", ()))
-    fields["tile"] = tuple(fields.get("tile", (64, 64)))
-    fields["variants"] = tuple(_variant(v) for v in fields["variants"])
-    return Machine(**fields)
-
-
-def _variant(entry: Mapping[str, Any]) -> Variant:
-    roles = tuple(Role(**role) for role in entry["roles"])
-    return Variant(**{**entry, "roles": roles})
+    """The machine model that a plan was made for; PlanError if it is none."""
+    return schema.read_machine(plan.machine)
 
 
 def to_dict(plan: Plan) -> dict[str, Any]:
@@ -116,58 +97,9 @@ def from_dict(data: Mapping[str, Any]) -> Plan:
         raise PlanError(
             f"this is no plan of format {FORMAT} (found {_found(data)}); make it with `ark plan`"
         )
-    try:
-        plan = Plan(
-            rank=int(data["rank"]),
-            world_size=int(data["world_size"]),
-            machine=dict(data["machine"]),
-            meta=dict(data["meta"]),
-            arenas={str(k): int(v) for k, v in data["arenas"].items()},
-            buffers=tuple(
-                PlanBuffer(i, str(n), str(a), int(size), int(at), int(r), bool(init))
-                for i, (n, a, size, at, r, init) in enumerate(data["buffers"])
-            ),
-            tensors=tuple(
-                PlanTensor(i, str(n), str(d), _ints(s), _ints(e), _ints(o), int(b), bool(p))
-                for i, (n, d, s, e, o, b, p) in enumerate(data["tensors"])
-            ),
-            ops=tuple(
-                PlanOp(i, str(n), str(k), dict(params), _ints(operands), _ints(after))
-                for i, (n, k, params, operands, after) in enumerate(data["ops"])
-            ),
-            counters=tuple(
-                PlanCounter(i, str(n), int(step), int(r), bool(system))
-                for i, (n, step, r, system) in enumerate(data["counters"])
-            ),
-            phases=tuple(
-                Phase(
-                    str(p["name"]),
-                    tuple(tuple(_read_task(t) for t in tasks) for tasks in p["processors"]),
-                )
-                for p in data["phases"]
-            ),
-        )
-        machine_of(plan)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise PlanError(
-            f"the plan is damaged: {type(error).__name__}: {error}; make it again with `ark plan`"
-        ) from error
+    plan = schema.read(data)
+    machine_of(plan)
     return plan
-
-
-def _ints(values: Any) -> tuple[int, ...]:
-    return tuple(int(v) for v in values)
-
-
-def _read_task(row: Any) -> Task:
-    op, coord, waits, signals, fetches = row
-    return Task(
-        int(op),
-        _ints(coord),
-        tuple((int(c), int(v)) for c, v in waits),
-        _ints(signals),
-        tuple(Fetch(int(o), int(at), int(n), int(s)) for o, at, n, s in fetches),
-    )
 
 
 def _found(data: Any) -> str:

@@ -11,12 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ark.ir.dtype import by_name
 from ark.ir.values import row_major
 
 # Where a buffer lives. `state` and `parameter` keep their contents between iterations and launches,
 # `external` belongs to the caller, `symmetric` is visible to peers, `host` is mapped by the host,
 # `packet` holds {value, epoch} pairs, `activation` is reused memory.
 ARENAS = ("activation", "parameter", "state", "external", "symmetric", "host", "packet")
+
+# Arenas whose buffers hold meaningful bytes before an iteration begins.
+INITIAL = ("parameter", "state", "external", "host")
 
 GATE = 0  # the id of the counter that opens the next iteration
 
@@ -53,6 +57,11 @@ class PlanTensor:
     offsets: tuple[int, ...]
     buffer: int
     packet: bool = False
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return 8 if self.packet else by_name(self.dtype).itemsize
 
     @property
     def strides(self) -> tuple[int, ...]:

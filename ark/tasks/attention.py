@@ -18,6 +18,18 @@ from collections.abc import Sequence
 
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register, whole
+from ark.plan.params import (
+    INT_MAX,
+    Heads,
+    Params,
+    Pieces,
+    Places,
+    count,
+    matrix,
+    need,
+    shaped,
+    typed,
+)
 from ark.tasks import text
 from ark.tasks.rotary import system
 
@@ -25,8 +37,50 @@ CHUNK = 256
 FRESH = 5  # the operand with this iteration's keys and values
 
 
+class AttentionParams(Params, frozen=True):
+    heads: Heads
+    kv_heads: Heads
+    head_dim: Heads
+    splits: Pieces
+    scale: float
+
+
 class Attention(TaskKind):
     name = "attention"
+    params = AttentionParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        count(sig, FRESH, FRESH + 1)
+        p = sig.params
+        heads, kv_heads, width, splits = p["heads"], p["kv_heads"], p["head_dim"], p["splits"]
+        need(heads % kv_heads == 0, f"{heads} heads do not share {kv_heads} evenly")
+        rows, columns = matrix(sig, 0)
+        need(columns == heads * width, f"{columns} columns are not {heads} heads of {width}")
+        cache = typed(sig, 1)
+        need(len(cache.shape) == 3, f"the cache has shape {list(cache.shape)}")
+        context = cache.shape[1]
+        for index in (1, 2):
+            shaped(sig, index, (kv_heads, context, width), cache.dtype, dense=True)
+        shaped(sig, 3, (1,), "int32")
+        need(
+            heads * splits * (width + 2) <= INT_MAX and context + rows <= INT_MAX, "it is too large"
+        )
+        if splits == 1:
+            shaped(sig, 4, (rows, columns))
+        else:
+            shaped(sig, 4, (rows, heads, splits, width + 2), "fp32")
+        if len(sig.operands) > FRESH:
+            need(rows == 1, f"{rows} rows cannot have one fresh key")
+            shaped(sig, FRESH, (1, 2 * kv_heads * width))
+
+    def places(self, sig: Signature) -> Places:
+        p, rows = sig.params, sig.operands[0].shape[0]
+        return Places((range(rows), range(p["kv_heads"]), range(p["splits"])))
+
+    def wide(self, sig: Signature) -> frozenset[int]:
+        row = sig.params["head_dim"] * sig.operands[1].itemsize
+        return frozenset({1, 2} if row % 16 == 0 else ())
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         p = sig.params
@@ -193,8 +247,27 @@ class Attention(TaskKind):
 """
 
 
+class AttentionMergeParams(Params, frozen=True):
+    heads: Heads
+    head_dim: Heads
+    splits: Pieces
+
+
 class AttentionMerge(TaskKind):
     name = "attention_merge"
+    params = AttentionMergeParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        count(sig, 2)
+        heads, width, splits = (sig.params[k] for k in ("heads", "head_dim", "splits"))
+        rows, _ = matrix(sig, 1)
+        shaped(sig, 0, (rows, heads, splits, width + 2), "fp32")
+        shaped(sig, 1, (rows, heads * width))
+        need(splits * (width + 2) <= INT_MAX, "it is too large")
+
+    def places(self, sig: Signature) -> Places:
+        return Places((range(sig.operands[1].shape[0]), range(sig.params["heads"])))
 
     def packets(self, sig: Signature) -> frozenset[int]:
         return frozenset({0, 1})

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ark.errors import PlanError
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
+from ark.plan.params import Params, Places, Tile, box, fits, need
 from ark.tasks import text
 from ark.tasks.functions import FUNCTIONS
 
@@ -30,8 +32,58 @@ def broadcast_access(
     )
 
 
+def broadcasts(sig: Signature, index: int, out: int) -> None:
+    """Operand `index` has no more dimensions than the output, each as large or of one index."""
+    shape, target = sig.operands[index].shape, sig.operands[out].shape
+    need(
+        len(shape) <= len(target)
+        and all(n in (1, m) for n, m in zip(reversed(shape), reversed(target), strict=False)),
+        f"operand {index} of shape {list(shape)} does not broadcast to {list(target)}",
+    )
+
+
+class ElementwiseParams(Params, frozen=True):
+    function: str
+    tile: Tile
+    scalar: float | None = None
+
+
 class Elementwise(TaskKind):
     name = "elementwise"
+    params = ElementwiseParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        entry = FUNCTIONS.get(sig.params["function"])
+        if entry is None:
+            raise PlanError(f"it has no function {sig.params['function']!r}")
+        scalar, out = sig.params.get("scalar"), len(sig.operands) - 1
+        need(
+            out + (scalar is not None) == entry.arity,
+            f"{entry.name} takes {entry.arity} inputs, found {out}"
+            + (" and a number" if scalar is not None else ""),
+        )
+        for index in range(out):
+            broadcasts(sig, index, out)
+        fits(sig.params["tile"], text.pad4(sig.operands[out].shape, 1))
+        types = {o.dtype for o in sig.operands}
+        if types & set(text.INTEGERS):
+            need(
+                entry.name == "copy" or (types == {"int32"} and entry.integer is not None),
+                f"{entry.name} of {' and '.join(sorted(types))} is not built",
+            )
+            need(
+                scalar is None
+                or not types <= set(text.INTEGERS)
+                or (abs(scalar) <= 1 << 32 and float(scalar).is_integer()),
+                f"{scalar} is no number of type {' and '.join(sorted(types))}",
+            )
+
+    def places(self, sig: Signature) -> Places:
+        return box(text.pad4(sig.operands[-1].shape, 1), sig.params["tile"])
+
+    def in_place(self, sig: Signature) -> frozenset[int]:
+        return frozenset(range(len(sig.operands) - 1))
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         out = len(sig.operands) - 1

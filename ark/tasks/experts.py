@@ -12,12 +12,41 @@ from collections.abc import Sequence
 
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
+from ark.plan.params import (
+    INT_MAX,
+    Params,
+    Pieces,
+    Places,
+    count,
+    is_dense,
+    matrix,
+    need,
+    shaped,
+    typed,
+)
 from ark.tasks import text
 from ark.tasks.tokens import SAMPLING
 
 
+class TopKParams(Params, frozen=True):
+    k: Pieces
+
+
 class TopK(TaskKind):
     name = "topk"
+    params = TopKParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        count(sig, 3)
+        rows, n = matrix(sig, 0)
+        k = sig.params["k"]
+        need(k <= n <= INT_MAX - 1024, f"{k} of {n} elements cannot be chosen")
+        shaped(sig, 1, (rows, k))
+        shaped(sig, 2, (rows, k), "int32")
+
+    def places(self, sig: Signature) -> Places:
+        return Places((range(sig.operands[0].shape[0]),))
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         row, k = coord[0], sig.params["k"]
@@ -66,6 +95,22 @@ class TopK(TaskKind):
 
 class ExpertLinear(TaskKind):
     name = "expert_linear"
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        count(sig, 4)
+        rows, slots = matrix(sig, 2, "int32")
+        weight = typed(sig, 1)
+        need(
+            len(weight.shape) == 3 and is_dense(weight),
+            f"the weights have shape {list(weight.shape)}, expected (experts, n, k), dense",
+        )
+        _, n, k = weight.shape
+        shaped(sig, 0, (rows, k) if len(sig.operands[0].shape) == 2 else (rows, slots, k))
+        shaped(sig, 3, (rows, slots, n))
+
+    def places(self, sig: Signature) -> Places:
+        return Places(tuple(range(n) for n in sig.operands[3].shape), span=True)
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         row, slot, n0, n1 = coord[:4]

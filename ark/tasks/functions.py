@@ -8,6 +8,7 @@ task kind.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -28,6 +29,11 @@ class Function:
     expr: str
     reference: Callable[..., np.ndarray]
     integer: str | None = None
+
+    @property
+    def arity(self) -> int:
+        """How many inputs the expression uses."""
+        return 2 if re.search(r"\bb\b", self.expr) else 1
 
 
 def _wrapping(left: str, operator: str, right: str) -> str:

@@ -17,25 +17,85 @@ and values once more, for readers in the same iteration]. coord: first and last+
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import msgspec
 
 from ark.errors import PlanError
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register, whole
+from ark.plan.params import (
+    Epsilon,
+    Heads,
+    Params,
+    Pieces,
+    Places,
+    count,
+    is_dense,
+    matrix,
+    need,
+    shaped,
+)
 from ark.plan.types import Fetch
 from ark.tasks import text
 from ark.tasks.rotary import (
     has_fresh,
     rotary_accesses,
     rotary_angle,
+    rotary_check,
     rotary_operands,
     rotary_store,
     rotated_columns,
     system,
 )
 
+StageRows = Annotated[int, msgspec.Meta(ge=1, le=64)]
+MAX_SUMS = 4096  # of a task, held by a lane: rows of x times rows of a stage
+
+
+class LinearParams(Params, frozen=True):
+    rows: StageRows
+    pieces: Pieces
+    prologue: Literal["none", "rmsnorm"]
+    epilogue: Literal["store", "add", "swiglu", "rope_kv"]
+    eps: Epsilon = 0.0
+    heads: Heads | None = None
+    kv_heads: Heads | None = None
+    head_dim: Heads | None = None
+
 
 class Linear(TaskKind):
     name = "linear"
+    params = LinearParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        p, first = sig.params, self._first_extra(sig)
+        extra = {"store": (0,), "add": (1,), "swiglu": (0,), "rope_kv": (4, 5)}[p["epilogue"]]
+        count(sig, *(first + n for n in extra))
+        (m, k), (n, inner) = matrix(sig, 0), matrix(sig, 1)
+        need(k == inner, f"rows of {k} are multiplied by weights of {inner}")
+        need(is_dense(sig.operands[1]), "the weights are strided, expected dense")
+        need(m * p["rows"] <= MAX_SUMS, f"{m} rows by {p['rows']} rows are too many for a task")
+        need(p["pieces"] == 1 or (p["rows"] == 1 and k % p["pieces"] == 0), "pieces do not fit")
+        paired = p["epilogue"] in ("swiglu", "rope_kv")
+        need(not paired or p["rows"] % 2 == n % 2 == 0, "pairs are torn apart")
+        if first == 4:
+            need("eps" in p, "it has no eps")
+            shaped(sig, 3, (k,), dense=True)
+        if p["epilogue"] == "rope_kv":
+            rotary_check(sig, 2, first, (m, n))
+        else:
+            shaped(sig, 2, (m, n // 2 if p["epilogue"] == "swiglu" else n))
+        if p["epilogue"] == "add":
+            shaped(sig, first, (m, n))
+
+    def places(self, sig: Signature) -> Places:
+        return Places((range(0, sig.operands[1].shape[0], sig.params["rows"]),), span=True)
+
+    def in_place(self, sig: Signature) -> frozenset[int]:
+        added = sig.params["epilogue"] == "add"
+        return frozenset({self._first_extra(sig)} if added else ())
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         n0, n1 = coord[:2]

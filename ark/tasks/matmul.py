@@ -11,11 +11,42 @@ from collections.abc import Sequence
 
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
+from ark.plan.params import Params, Places, Size, box, count, fits, need, typed
 from ark.tasks import text
+
+
+class MatmulParams(Params, frozen=True):
+    transpose_a: bool
+    transpose_b: bool
+    tile: tuple[Size, Size]
 
 
 class Matmul(TaskKind):
     name = "matmul"
+    params = MatmulParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        count(sig, 3)
+        a, b, out = (typed(sig, index).shape for index in range(3))
+        need(min(len(a), len(b), len(out)) >= 2, "an operand has fewer than 2 dimensions")
+        m, n, k = dims(sig)
+        left = a[-2:][::-1] if sig.params["transpose_a"] else a[-2:]
+        right = b[-2:][::-1] if sig.params["transpose_b"] else b[-2:]
+        need(
+            left == (m, k) and right == (k, n),
+            f"a product of {list(left)} and {list(right)} is not {[m, n]}",
+        )
+        for shape in (a, b):
+            need(
+                len(shape) <= len(out)
+                and all(x in (1, y) for x, y in zip(shape[-3::-1], out[-3::-1], strict=False)),
+                f"the batch of {list(shape)} does not broadcast to {list(out)}",
+            )
+        fits(sig.params["tile"], (m, n))
+
+    def places(self, sig: Signature) -> Places:
+        return box(text.pad4(sig.operands[2].shape, 1), (1, 1, *sig.params["tile"]))
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         m, n, k = dims(sig)

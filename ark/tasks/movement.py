@@ -13,15 +13,57 @@ from collections.abc import Sequence
 
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register, whole
+from ark.plan.params import (
+    INT_MAX,
+    Dim,
+    Params,
+    Places,
+    Rows,
+    Tile,
+    box,
+    count,
+    fits,
+    matrix,
+    need,
+    shaped,
+    typed,
+)
 from ark.tasks import text
-from ark.tasks.elementwise import broadcast_access
+from ark.tasks.elementwise import broadcast_access, broadcasts
 from ark.tasks.tokens import SAMPLING
 
 NAMES = ["i0", "i1", "i2", "i3"]
 
 
+class TransposeParams(Params, frozen=True):
+    perm: tuple[Dim, Dim, Dim, Dim]
+    tile: Tile
+
+
 class Transpose(TaskKind):
     name = "transpose"
+    params = TransposeParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        count(sig, 2)
+        perm, (source, out) = sig.params["perm"], sig.operands
+        pad = 4 - len(out.shape)
+        need(
+            sorted(perm) == [0, 1, 2, 3] and list(perm[:pad]) == list(range(pad)),
+            f"{list(perm)} is no permutation of {len(out.shape)} dimensions",
+        )
+        before, after = text.pad4(source.shape, 1), text.pad4(out.shape, 1)
+        need(
+            len(source.shape) == len(out.shape)
+            and all(before[p] == n for p, n in zip(perm, after, strict=True)),
+            f"{list(source.shape)} does not become {list(out.shape)}",
+        )
+        need(source.dtype == out.dtype, f"{source.dtype} does not become {out.dtype}")
+        fits(sig.params["tile"], after)
+
+    def places(self, sig: Signature) -> Places:
+        return box(text.pad4(sig.operands[1].shape, 1), sig.params["tile"])
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         shape = text.pad4(sig.operands[1].shape, 1)
@@ -47,8 +89,30 @@ class Transpose(TaskKind):
         return text.function(name, declare + loop)
 
 
+class RopeParams(Params, frozen=True):
+    tile: Tile
+
+
 class Rope(TaskKind):
     name = "rope"
+    params = RopeParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        count(sig, 3)
+        for index in range(3):
+            typed(sig, index)
+            broadcasts(sig, index, 2)
+        widths = {o.shape[-1] for o in sig.operands}
+        tile = sig.params["tile"]
+        need(len(widths) == 1 and max(widths) % 2 == 0 == tile[3] % 2, "pairs are torn apart")
+        fits(tile, text.pad4(sig.operands[2].shape, 1))
+
+    def places(self, sig: Signature) -> Places:
+        return box(text.pad4(sig.operands[2].shape, 1), sig.params["tile"])
+
+    def in_place(self, sig: Signature) -> frozenset[int]:
+        return frozenset({0, 1})
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         shape = text.pad4(sig.operands[2].shape, 1)
@@ -93,6 +157,20 @@ class Rope(TaskKind):
 class KvAppend(TaskKind):
     name = "kv_append"
 
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        count(sig, 3)
+        rows, columns = matrix(sig, 0)
+        shaped(sig, 1, (1,), "int32")
+        cache = typed(sig, 2).shape
+        need(
+            len(cache) == 3 and columns == cache[0] * cache[2] and rows * cache[2] <= INT_MAX,
+            f"rows of {columns} are not of a cache of shape {list(cache)}",
+        )
+
+    def places(self, sig: Signature) -> Places:
+        return Places((range(sig.operands[2].shape[0]),))
+
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         rows = sig.operands[0].shape[0]
         _, context, width = sig.operands[2].shape
@@ -123,8 +201,24 @@ class KvAppend(TaskKind):
         return text.function(name, body)
 
 
+class ArgMaxParams(Params, frozen=True):
+    rows: Rows
+
+
 class ArgMax(TaskKind):
     name = "argmax"
+    params = ArgMaxParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        count(sig, 2)
+        shape = typed(sig, 0).shape
+        shaped(sig, 1, (*shape[:-1], 1), "int32")
+        fits((sig.params["rows"],), text.pad4(shape, 1)[2:3])
+
+    def places(self, sig: Signature) -> Places:
+        shape = text.pad4(sig.operands[0].shape, 1)
+        return box((*shape[:3], 1), (1, 1, sig.params["rows"], 1))
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         shape = text.pad4(sig.operands[0].shape, 1)

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register, whole
+from ark.plan.params import INT_MAX, Heads, Params, Places, count, matrix, need, shaped
 from ark.tasks import text
 
 
@@ -28,6 +29,29 @@ def system(sig: Signature, index: int) -> str:
 def has_fresh(sig: Signature, first: int) -> bool:
     """Are the new keys and values given once more, as the operand behind the caches?"""
     return len(sig.operands) > first + 4
+
+
+def rotary_check(sig: Signature, out: int, first: int, shape: tuple[int, int]) -> None:
+    """Raises PlanError unless a projection of this shape can be turned and stored.
+
+    out: the queries' operand; first: the position's, before frequencies, caches and perhaps fresh.
+    """
+    p, (rows, columns) = sig.params, shape
+    need(all(p.get(k) for k in ("heads", "kv_heads", "head_dim")), "it has no heads")
+    width, queries = p["head_dim"], p["heads"] * p["head_dim"]
+    keys = p["kv_heads"] * width
+    need(width % 2 == 0, f"a head of {width} columns has no pairs")
+    need(columns == queries + 2 * keys, f"{columns} columns are not {queries} + 2 * {keys}")
+    shaped(sig, out, (rows, queries))
+    shaped(sig, first, (1,), "int32")
+    shaped(sig, first + 1, (width // 2,), "fp32", dense=True)
+    cache = sig.operands[first + 2]
+    need(len(cache.shape) == 3, "the cache has not 3 dimensions")
+    for index in (first + 2, first + 3):
+        shaped(sig, index, (p["kv_heads"], cache.shape[1], width), dense=True)
+    need(cache.dtype == sig.operands[first + 3].dtype, "the caches are of two types")
+    if has_fresh(sig, first):
+        shaped(sig, first + 4, (rows, 2 * keys))
 
 
 def rotary_accesses(sig: Signature, out: int, first: int, n0: int, n1: int) -> list[Access]:
@@ -97,7 +121,7 @@ def rotary_store(sig: Signature, out: int, first: int) -> str:
         f"        if (row < {queries}) {{\n"
         f"          ark_publish(c, po, {at}, a, {scope});\n"
         f"          ark_publish(c, po, {next_at}, b, {scope});\n"
-        f"        }} else if (position + m < {context}) {{\n{fresh}"
+        f"        }} else if (position >= 0 && position + m < {context}) {{\n{fresh}"
         f"          const bool key = row < {queries + keys};\n"
         f"          const int i = row - (key ? {queries} : {queries + keys});\n"
         f"          const ark_i64 at = (static_cast<ark_i64>(i / {width}) * {context} + position "
@@ -108,8 +132,25 @@ def rotary_store(sig: Signature, out: int, first: int) -> str:
     )
 
 
+class RopeKvParams(Params, frozen=True):
+    heads: Heads
+    kv_heads: Heads
+    head_dim: Heads
+
+
 class RopeKv(TaskKind):
     name = "rope_kv"
+    params = RopeKvParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        count(sig, 6, 7)
+        rows, columns = matrix(sig, 0)
+        need(rows * columns <= INT_MAX, "the projection is too large for a task")
+        rotary_check(sig, 1, 2, (rows, columns))
+
+    def places(self, sig: Signature) -> Places:
+        return Places((range(0, sig.operands[0].shape[1], 2),), span=True)
 
     def packets(self, sig: Signature) -> frozenset[int]:
         return frozenset({0, 1, 6})
@@ -149,6 +190,17 @@ class RopeKv(TaskKind):
 class SwiGlu(TaskKind):
     name = "swiglu"
 
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        count(sig, 2)
+        rows, columns = matrix(sig, 0)
+        need(columns % 2 == 0, f"{columns} columns are no pairs")
+        shaped(sig, 1, (rows, columns // 2))
+
+    def places(self, sig: Signature) -> Places:
+        rows, columns = sig.operands[0].shape
+        return Places((range(rows), range(0, columns, 2)), span=True)
+
     def packets(self, sig: Signature) -> frozenset[int]:
         return frozenset({0, 1})
 
@@ -176,8 +228,28 @@ class SwiGlu(TaskKind):
         return text.function(name, body)
 
 
+class RotaryEmbeddingParams(Params, frozen=True):
+    head_dim: Heads
+    interleaved: bool
+
+
 class RotaryEmbedding(TaskKind):
     name = "rotary_embedding"
+    params = RotaryEmbeddingParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        count(sig, 4)
+        width = sig.params["head_dim"]
+        rows, columns = matrix(sig, 0)
+        need(width % 2 == columns % width == 0, f"{columns} columns are no heads of {width}")
+        shaped(sig, 1, (rows, columns))
+        shaped(sig, 2, (1,), "int32")
+        shaped(sig, 3, (width // 2,), "fp32", dense=True)
+
+    def places(self, sig: Signature) -> Places:
+        rows, columns = sig.operands[0].shape
+        return Places((range(rows), range(columns // sig.params["head_dim"])), span=True)
 
     def packets(self, sig: Signature) -> frozenset[int]:
         return frozenset({0, 1})

@@ -9,9 +9,25 @@ input, output. coord: the tile's first index.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register, whole
+from ark.plan.params import (
+    FLOAT_NAMES,
+    Dim,
+    Epsilon,
+    Params,
+    Places,
+    Rows,
+    Tile,
+    box,
+    count,
+    fits,
+    need,
+    shaped,
+    typed,
+)
 from ark.tasks import text
 
 # Per row: statistics over v = the row's elements, then the expression for one element `v` at `k`.
@@ -46,8 +62,32 @@ _PASSES = {
 }
 
 
+class RowNormParams(Params, frozen=True):
+    function: Literal["softmax", "layernorm", "rmsnorm"]
+    rows: Rows
+    eps: Epsilon = 0.0
+
+
 class RowNorm(TaskKind):
     name = "rownorm"
+    params = RowNormParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        weighted = sig.params["function"] == "rmsnorm"
+        count(sig, 3 if weighted else 2)
+        shape = typed(sig, 0).shape
+        shaped(sig, len(sig.operands) - 1, shape)
+        if weighted:
+            shaped(sig, 1, shape[-1:], dense=True)
+        fits((sig.params["rows"],), text.pad4(shape, 1)[2:3])
+
+    def places(self, sig: Signature) -> Places:
+        shape = text.pad4(sig.operands[-1].shape, 1)
+        return box((*shape[:3], 1), (1, 1, sig.params["rows"], 1))
+
+    def in_place(self, sig: Signature) -> frozenset[int]:
+        return frozenset({0})
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         out = len(sig.operands) - 1
@@ -101,8 +141,29 @@ _REDUCE = {
 _INTEGER_START = {"sum": "0", "max": "(-2147483647 - 1)"}
 
 
+class ReduceParams(Params, frozen=True):
+    function: Literal["sum", "mean", "max"]
+    axis: Dim
+    tile: Tile
+
+
 class Reduce(TaskKind):
     name = "reduce"
+    params = ReduceParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        count(sig, 2)
+        mean = sig.params["function"] == "mean"
+        source = typed(sig, 0, *FLOAT_NAMES, *(() if mean else ("int32",)))
+        axis = sig.params["axis"] - 4 + len(source.shape)
+        need(axis >= 0, f"the axis {sig.params['axis']} is none of {list(source.shape)}")
+        shape = (*source.shape[:axis], 1, *source.shape[axis + 1 :])
+        shaped(sig, 1, shape, *(("int32",) if source.dtype == "int32" else FLOAT_NAMES))
+        fits(sig.params["tile"], text.pad4(shape, 1))
+
+    def places(self, sig: Signature) -> Places:
+        return box(text.pad4(sig.operands[1].shape, 1), sig.params["tile"])
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         shape = text.pad4(sig.operands[0].shape, 1)

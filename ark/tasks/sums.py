@@ -12,12 +12,34 @@ from collections.abc import Sequence
 
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
+from ark.plan.params import FLOAT_NAMES, Params, Places, Size, fits, need, shaped
 from ark.tasks import text
 from ark.tasks.rotary import system
 
 
+class SumRanksParams(Params, frozen=True):
+    tile: Size
+
+
 class SumRanks(TaskKind):
     name = "sum_ranks"
+    params = SumRanksParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        need(len(sig.operands) >= 2, "it has no inputs")
+        out = sig.operands[-1]
+        need(len(out.shape) == 1, f"the output has shape {list(out.shape)}, expected one dimension")
+        integer = out.dtype in text.INTEGERS
+        for index in range(len(sig.operands)):
+            shaped(sig, index, out.shape, *((out.dtype,) if integer else FLOAT_NAMES))
+        fits((sig.params["tile"],), out.shape)
+
+    def places(self, sig: Signature) -> Places:
+        return Places((range(0, sig.operands[-1].shape[0], sig.params["tile"]),))
+
+    def in_place(self, sig: Signature) -> frozenset[int]:
+        return frozenset(range(len(sig.operands) - 1))
 
     def packets(self, sig: Signature) -> frozenset[int]:
         return frozenset(range(len(sig.operands)))

@@ -21,6 +21,21 @@ from collections.abc import Sequence
 
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register, whole
+from ark.plan.params import (
+    INT_MAX,
+    Params,
+    Pieces,
+    Places,
+    Rows,
+    Size,
+    box,
+    count,
+    fits,
+    matrix,
+    need,
+    shaped,
+    typed,
+)
 from ark.tasks import text
 from ark.tasks.rotary import system
 
@@ -70,8 +85,30 @@ ARK_DEVICE void ark_best(float& score, ark_u32& token, float* red) {
 """
 
 
+class EmbeddingParams(Params, frozen=True):
+    rows: Rows
+    columns: Size
+    dynamic: bool
+
+
 class Embedding(TaskKind):
     name = "embedding"
+    params = EmbeddingParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        dynamic = sig.params["dynamic"]
+        count(sig, 4 if dynamic else 3)
+        ids = typed(sig, 0, "int32").shape
+        (_, width), (rows, columns) = matrix(sig, 1), matrix(sig, 2)
+        need(len(ids) == 1 and (dynamic or ids[0] >= rows), f"ids of shape {list(ids)} do not fit")
+        need(width == columns, f"rows of {width} are not rows of {columns}")
+        fits((sig.params["rows"], sig.params["columns"]), (rows, columns))
+        if dynamic:
+            shaped(sig, 3, (1,), "int32")
+
+    def places(self, sig: Signature) -> Places:
+        return box(sig.operands[2].shape, (sig.params["rows"], sig.params["columns"]))
 
     def packets(self, sig: Signature) -> frozenset[int]:
         return frozenset({2})
@@ -96,7 +133,7 @@ class Embedding(TaskKind):
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         rows, width = sig.operands[2].shape
         vocabulary = sig.operands[1].shape[0]
-        count = sig.operands[0].shape[0]
+        ids = sig.operands[0].shape[0]
         start = "0"
         body = text.operand(sig, 0, "pi") + text.operand(sig, 1, "pw")
         body += text.operand(sig, 2, "po", const=False)
@@ -109,7 +146,7 @@ class Embedding(TaskKind):
         body += (
             f"  const int start = {start};\n"
             f"  for (int r = t.coord[0]; r < t.coord[0] + {r} && r < {rows}; ++r) {{\n"
-            f"    int id = start + r < {count} ? pi[start + r] : 0;\n"
+            f"    int id = start >= 0 && start + r < {ids} ? pi[start + r] : 0;\n"
             f"    if (id < 0 || id >= {vocabulary}) {{\n"
             "      if (ark_tid() == 0) "
             f"ark_fail(c, 5u, 0u, {vocabulary}u, static_cast<ark_u32>(id));\n"
@@ -121,8 +158,32 @@ class Embedding(TaskKind):
         return text.function(name, body)
 
 
+class TilesParams(Params, frozen=True):
+    tiles: Pieces
+
+
+def _check_sampling(sig: Signature) -> None:
+    """The operands that sample and choose share."""
+    rows, vocabulary = matrix(sig, 0)
+    tiles = sig.params["tiles"]
+    need(rows == 1 and vocabulary + tiles <= INT_MAX, f"there are {rows} rows of logits")
+    need(tiles <= vocabulary, f"{vocabulary} logits are not {tiles} tiles")
+    shaped(sig, 1, (len(SETTINGS),), "int32", dense=True)
+    shaped(sig, 2, (1,), "int32")
+    shaped(sig, 3, (tiles, 2), "fp32", dense=True)
+
+
 class Sample(TaskKind):
     name = "sample"
+    params = TilesParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        count(sig, 4)
+        _check_sampling(sig)
+
+    def places(self, sig: Signature) -> Places:
+        return Places((range(sig.params["tiles"]),))
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         lo, hi = _tile(sig, coord[0])
@@ -164,6 +225,18 @@ class Sample(TaskKind):
 
 class Choose(TaskKind):
     name = "choose"
+    params = TilesParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        count(sig, 7)
+        _check_sampling(sig)
+        context, stops = (typed(sig, index, "int32").shape for index in (4, 6))
+        need(len(context) == len(stops) == 1, "tokens and stops have one dimension")
+        shaped(sig, 5, context, "int32")
+
+    def places(self, sig: Signature) -> Places:
+        return Places((range(1),))
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         written = (2, 4, 5)
@@ -180,7 +253,7 @@ class Choose(TaskKind):
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         vocabulary = sig.operands[0].shape[1]
         tiles = sig.params["tiles"]
-        context = sig.operands[4].shape[0]
+        context, stops = sig.operands[4].shape[0], sig.operands[6].shape[0]
         body = "".join(text.operand(sig, i, f"p{i}", const=i not in (2, 4, 5)) for i in range(7))
         body += f"""  float* red = reinterpret_cast<float*>(ARK_SCRATCH(c));
   const float temperature = ark_bits_float(static_cast<ark_u32>(p1[0]));
@@ -209,11 +282,12 @@ class Choose(TaskKind):
     }}
   }}
   ark_best(best, token, red);
-  if (ark_tid() == 0) {{
+  if (ark_tid() == 0 && position >= 0 && position < {context}) {{
     if (best == -ark_inf()) ark_fail(c, 6u, 0u, 0u, 0u);
     const int next = position + 1;
     bool stop = next + 1 >= p1[4] || next + 1 >= {context};
-    for (int i = 0; i < p1[5]; ++i) stop = stop || p6[i] == static_cast<ark_i32>(token);
+    const int stops = p1[5] < {stops} ? p1[5] : {stops};
+    for (int i = 0; i < stops; ++i) stop = stop || p6[i] == static_cast<ark_i32>(token);
     p2[0] = next;
     if (stop) ark_control(ARK_PARAMS(c))->limit = c.iteration + 1u;
     if (next < {context}) {{
@@ -225,8 +299,22 @@ class Choose(TaskKind):
         return SAMPLING + text.function(name, body)
 
 
+class AdvanceParams(Params, frozen=True):
+    rows: Rows
+
+
 class Advance(TaskKind):
     name = "advance"
+    params = AdvanceParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        count(sig, 2)
+        shaped(sig, 0, (len(SETTINGS),), "int32", dense=True)
+        shaped(sig, 1, (1,), "int32")
+
+    def places(self, sig: Signature) -> Places:
+        return Places((range(1),))
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         return [

@@ -46,14 +46,17 @@ class Algorithm:
     reductions: tuple[str, ...] = ("sum", "max", "min", "mean")
 
 
-def _line(b: ProgramBuilder) -> list[int]:
-    return [((b.root or 0) + i) % b.ranks for i in range(b.ranks)]
+def _line(b: ProgramBuilder, boxes: list[list[int]]) -> list[int]:
+    """All ranks in the order of the boxes, from the root on where there is one."""
+    order = [rank for box in boxes for rank in box]
+    first = order.index(b.root or 0)
+    return order[first:] + order[:first]
 
 
 def _rings(b: ProgramBuilder, boxes: list[list[int]]) -> list[list[int]]:
     """A ring for every place in a box, so that each crosses between boxes on links of its own."""
     if len(boxes) == 1:
-        return [_line(b)]
+        return [_line(b, boxes)]
     places = range(len(boxes[0]))
     return [[r for box in boxes for r in (*box[p:], *box[:p])] for p in places]
 
@@ -92,8 +95,8 @@ _ALGORITHMS = [
                 lambda b, boxes: ring.reduce_scatter_ring(b, _rings(b, boxes)),
                 lambda b, boxes: ring.gather_ring(b, _rings(b, boxes)),
             ),
-            Collective.BROADCAST: lambda b, _: ring.broadcast_chain(b, _line(b)),
-            Collective.REDUCE: lambda b, _: ring.reduce_chain(b, _line(b)),
+            Collective.BROADCAST: lambda b, boxes: ring.broadcast_chain(b, _line(b, boxes)),
+            Collective.REDUCE: lambda b, boxes: ring.reduce_chain(b, _line(b, boxes)),
         },
         dealt=True,
         ring_per_place=True,
@@ -232,7 +235,7 @@ def build(
         collective: what to do; broadcast and reduce take `root` (0 if not given).
         ranks: how many ranks, at least 1.
         boxes: equal groups of ranks that share fast links; hierarchical forms need them, and rings
-            start from every place in a box if they are given.
+            start from every place in a box if they are given. One group is the order of a ring.
         reduction: sum (the default), max, min, mean; adasum and combiner have their own forms.
         parts: chunks a rank's share is cut into, on top of what the algorithm needs.
         pieces: see `ark.collective.types`; more pieces pipeline long paths.
@@ -288,7 +291,8 @@ def _misfit(
         return f"it reduces by {', '.join(algorithm.reductions)}, not by {reduction}{known}."
     if algorithm.power_of_two and ranks & (ranks - 1):
         return f"it needs a power of two of ranks, and there are {ranks}."
-    return _uneven(boxes or [], ranks) if algorithm.boxed else None
+    several = boxes if boxes is not None and len(boxes) > 1 else []
+    return _uneven(several, ranks) if algorithm.boxed else None
 
 
 def _uneven(boxes: Boxes, ranks: int) -> str | None:

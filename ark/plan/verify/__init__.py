@@ -1,6 +1,7 @@
 """The verifier: a plan runs only if this accepts it. A plan from a file passes the same door.
 
-All ranks' plans are checked together: that every name and box is in range (structure), that
+All ranks' plans are checked together: that every name and box is in range (structure), that every
+op is one that its kind can do, and is done wholly (work), that
 counters add up and waits cannot cycle (order), that whatever touches the same memory is ordered as
 the program orders it (conflicts) and nothing is read before it is written (reads). The order is
 derived from the finished plan alone; nothing that the planner believed is used.
@@ -15,13 +16,16 @@ from ark.plan.verify.conflicts import Own, check_conflicts, foreign_touches
 from ark.plan.verify.order import order_phase
 from ark.plan.verify.rank_set import RankSet
 from ark.plan.verify.reads import check_delivered, missing_reads
-from ark.plan.verify.structure import check_structure
+from ark.plan.verify.structure import check_structure, check_tasks
+from ark.plan.verify.work import check_work
 
 
 def verify(plans: Sequence[Plan]) -> None:
     """Accepts the plans of all ranks, in rank order, or raises PlanError with the first fault."""
     rank_set = RankSet(tuple(plans))
     check_structure(rank_set)
+    check_work(rank_set)
+    check_tasks(rank_set)
     for number in range(len(plans[0].phases)):
         _check_phase(rank_set, number)
 

@@ -8,9 +8,11 @@ import numpy as np
 
 from ark.errors import PlanError
 from ark.ir.dtype import by_name
+from ark.ir.values import MAX_DIMS
 from ark.plan import kind as kinds
+from ark.plan.memory import ALIGN
 from ark.plan.serialize import machine_of
-from ark.plan.types import ARENAS, GATE, Plan
+from ark.plan.types import ARENAS, GATE, INITIAL, Plan
 from ark.plan.verify.listing import Listing
 from ark.plan.verify.rank_set import Key, RankSet, refuse
 
@@ -31,6 +33,11 @@ def check_structure(rank_set: RankSet) -> None:
         _check_memory(rank_set, plan)
         _check_ops(rank_set, plan)
         _check_counters(rank_set, plan)
+        _check_lists(rank_set, plan)
+
+
+def check_tasks(rank_set: RankSet) -> None:
+    """Raises PlanError for the first task that reaches, waits or fetches where it may not."""
     for plan in rank_set.plans:
         _check_tasks(rank_set, plan)
     written = _written(rank_set)
@@ -45,6 +52,11 @@ def _check_memory(rank_set: RankSet, plan: Plan) -> None:
             raise refuse(
                 f"buffer {b.name!r} has arena {b.arena!r}, rank {b.rank}, {b.nbytes} bytes"
             )
+        if b.initial != (b.arena in INITIAL):
+            raise refuse(
+                f"buffer {b.name!r} of arena {b.arena!r} "
+                f"{'claims to hold' if b.initial else 'does not hold'} data before it is written"
+            )
         if b.rank != plan.rank:
             owner, found = rank_set.buffer_of(plan.rank, b.id)
             if found < 0:
@@ -56,18 +68,33 @@ def _check_memory(rank_set: RankSet, plan: Plan) -> None:
             b.offset >= 0 and b.offset + b.nbytes <= plan.arenas.get(b.arena, 0)
         ):
             raise refuse(f"buffer {b.name!r} lies outside of its arena {b.arena!r}")
+        if b.offset > 0 and b.offset % ALIGN:
+            raise refuse(
+                f"buffer {b.name!r} lies at byte {b.offset}, expected a multiple of {ALIGN}"
+            )
     for t in plan.tensors:
         if not 0 <= t.buffer < len(plan.buffers):
             raise refuse(f"tensor {t.name!r} is on buffer {t.buffer}, which does not exist")
-        itemsize = 8 if t.packet else by_name(t.dtype).itemsize
-        inside = all(
+        inside = 1 <= len(t.shape) == len(t.extents) == len(t.offsets) <= MAX_DIMS and all(
             o >= 0 and s > 0 and o + s <= e
             for o, s, e in zip(t.offsets, t.shape, t.extents, strict=True)
         )
-        if not inside or math.prod(t.extents) * itemsize > plan.buffers[t.buffer].nbytes:
+        if not inside or math.prod(t.extents) * t.itemsize > plan.buffers[t.buffer].nbytes:
             raise refuse(f"tensor {t.name!r} does not fit its buffer")
         if t.packet != (plan.buffers[t.buffer].arena == "packet"):
             raise refuse(f"tensor {t.name!r} mixes packets and plain memory")
+
+
+def _check_names(plan: Plan) -> None:
+    """What peers find by name has a name of its own."""
+    own = [b for b in plan.buffers if b.rank == plan.rank and b.arena == "symmetric"]
+    signalled = [c for c in plan.counters if c.rank == plan.rank and c.system]
+    for what, names in (
+        ("buffers", [b.name for b in own]),
+        ("counters", [c.name for c in signalled]),
+    ):
+        if len(set(names)) < len(names):
+            raise refuse(f"two {what} of rank {plan.rank} that peers may use have one name")
 
 
 def _check_ops(rank_set: RankSet, plan: Plan) -> None:
@@ -85,25 +112,35 @@ def _check_counters(rank_set: RankSet, plan: Plan) -> None:
             raise refuse(f"counter {c.name!r} is on rank {c.rank}, which does not exist")
         if c.rank != plan.rank and rank_set.counter_of(plan.rank, c.id)[1] < 0:
             raise refuse(f"rank {plan.rank} signals {c.name!r}, which rank {c.rank} lacks")
-    if not plan.counters or plan.counters[GATE].name != "gate":
+    _check_names(plan)
+    gate = plan.counters[GATE] if plan.counters else None
+    if gate is None or gate.name != "gate" or gate.rank != plan.rank:
         raise refuse(f"rank {plan.rank} has no gate")
 
 
-def _check_tasks(rank_set: RankSet, plan: Plan) -> None:
+def _check_lists(rank_set: RankSet, plan: Plan) -> None:
+    """Every processor has a task list in every phase, every op that is named exists."""
     phase_of: dict[int, int] = {}
+    processors = machine_of(plan).processors
     for number, phase in enumerate(plan.phases):
-        if len(phase.processors) != plan.processors:
+        if len(phase.processors) != processors:
             raise refuse(
                 f"phase {phase.name!r} has {len(phase.processors)} task lists for "
-                f"{plan.processors} processors"
+                f"{processors} processors"
             )
-        listed = rank_set.listing(plan.rank, number)
-        for op in listed.by_op:
+        for op in rank_set.listing(plan.rank, number).by_op:
             if not 0 <= op < len(plan.ops):
                 raise refuse(f"a task belongs to op {op}, which does not exist")
             if phase_of.setdefault(op, number) != number:
                 raise refuse(f"op {plan.ops[op].name!r} has tasks in two phases")
-        _check_edges(plan, listed)
+    asked = plan.meta.get("processor_ranges")
+    if asked is not None and len(asked) != len(plan.ops):
+        raise refuse(f"it has {len(asked)} processor ranges for {len(plan.ops)} ops")
+
+
+def _check_tasks(rank_set: RankSet, plan: Plan) -> None:
+    for number in range(len(plan.phases)):
+        _check_edges(plan, rank_set.listing(plan.rank, number))
         try:
             rank_set.touches(plan.rank, number)
         except PlanError as error:

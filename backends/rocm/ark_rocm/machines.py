@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ark.codegen.layout import LOOP_BYTES
 from ark.errors import UnsupportedError
 from ark.machine import Machine
 from ark.variant import block
 
 VOTE_BYTES = 256  # shared memory that the prelude keeps for itself, rounded up
+RESERVED = VOTE_BYTES + LOOP_BYTES  # with what the loop keeps
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def machine(name: str, model: Model) -> Machine:
         backend="rocm",
         processors=model.processors,
         lanes=arch.lanes,
-        shared_bytes=arch.lds - VOTE_BYTES,
+        shared_bytes=arch.lds - RESERVED,
         variants=(block(WARPS),),
         memory_bytes=model.memory_gib << 30,
         bandwidth_gbps=model.bandwidth_gbps,
@@ -102,7 +104,7 @@ def opened(name: str, arch: str, processors: int, shared_bytes: int, memory: int
         backend="rocm",
         processors=processors,
         lanes=ARCHS[plain].lanes,
-        shared_bytes=shared_bytes - VOTE_BYTES,
+        shared_bytes=shared_bytes - RESERVED,
         variants=(block(WARPS),),
         memory_bytes=memory,
         bandwidth_gbps=like.bandwidth_gbps * scale,

@@ -263,13 +263,76 @@ def test_load_runs_no_code(tmp_path: Path) -> None:
 
     path = tmp_path / "trap.pkl"
     path.write_bytes(pickle.dumps({"w": Trap()}))
-    with pytest.raises(ark.InvalidUsageError, match="no array"):
+    with pytest.raises(ark.InvalidUsageError, match="no saved state"):
         ark.load(path)
     path.write_bytes(b"\x80\x04damaged")
     with pytest.raises(ark.InvalidUsageError):
         ark.load(path)
     ark.save([1, 2], path)
     assert ark.load(path) == [1, 2]
+
+
+def test_load_builds_nothing_but_arrays(tmp_path: Path) -> None:
+    """A pickled dtype whose state claims objects made NumPy follow a number as an address."""
+    import struct
+
+    path = tmp_path / "state.safetensors"
+    header = {"w": {"dtype": "O", "shape": [1], "data_offsets": [0, 8]}}
+    for entry in (header, {"w": {**header["w"], "dtype": "F64", "data_offsets": [0, 1 << 60]}}):
+        text = json.dumps(entry).encode()
+        path.write_bytes(struct.pack("<Q", len(text)) + text + b"\x41" * 8)
+        with pytest.raises(ark.InvalidUsageError, match="no saved state"):
+            ark.load(path)
+    with pytest.raises(ark.InvalidUsageError, match="no file"):
+        ark.load("/dev/zero")
+    with pytest.raises(ark.InvalidUsageError, match="save takes arrays"):
+        ark.save({"w": object()}, path)
+    with pytest.raises(ark.InvalidUsageError, match="number type"):
+        ark.save({"w": np.array([object()])}, path)
+
+
+def test_a_saved_state_comes_back_as_it_was(tmp_path: Path) -> None:
+    import ml_dtypes
+    import torch
+    from safetensors.numpy import load_file
+
+    path = tmp_path / "state.safetensors"
+    state = {
+        "z": np.arange(6, dtype=np.float32).reshape(2, 3).T,
+        "scalar": np.float64(2.5),
+        "bf16": np.arange(3).astype(ml_dtypes.bfloat16),
+        "torch": torch.arange(3, dtype=torch.bfloat16),
+        "none": np.zeros((0, 2), np.int64),
+        "steps": 3,
+    }
+    ark.save(state, path)
+    loaded = ark.load(path)
+    assert list(loaded) == list(state) and loaded["steps"] == 3
+    np.testing.assert_array_equal(loaded["z"], state["z"])
+    assert loaded["scalar"].shape == () and loaded["none"].shape == (0, 2)
+    for name in ("bf16", "torch"):
+        assert loaded[name].dtype == ml_dtypes.bfloat16
+        np.testing.assert_array_equal(loaded[name].astype(np.float32), [0, 1, 2])
+    loaded["z"][0, 0] = 7  # it is the caller's
+    np.testing.assert_array_equal(load_file(path)["z"], state["z"])
+
+
+def test_eval_runs_the_tensors_own_model() -> None:
+    """Not the current one: after a reset it gave what was left in memory."""
+    x = ark.tensor([4], ark.fp32)
+    y = ark.add(x, 1.0)
+    first = y.eval()
+    x.from_numpy(np.arange(4, dtype=np.float32))
+    ark.Model.reset()
+    ark.add(ark.tensor([4], ark.fp32), 5.0)
+    np.testing.assert_array_equal(np.asarray(y.eval()), [1, 2, 3, 4])
+    with ark.use_model(ark.Model()):
+        x.from_numpy(np.full(4, 2.0, np.float32))
+        np.testing.assert_array_equal(np.asarray(y.eval()), [3, 3, 3, 3])
+    ark.init()
+    x.from_numpy(np.zeros(4, np.float32))
+    np.testing.assert_array_equal(np.asarray(y.eval()), np.ones(4))
+    del first
 
 
 def test_empty_plans() -> None:

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 from ark.collective import Collective, Kind, check, execute, in_order
-from ark.comm import classics
+from ark.comm import classics, synthesize
 from ark.comm.classics import trees
+from ark.comm.classics.order import widest_ring
+from ark.comm.simulate import simulate
+from ark.comm.topology import named
 from ark.errors import InvalidUsageError
 from tests.unit.comm.programs import boxes_for
 
@@ -158,3 +161,27 @@ def test_options_that_do_not_fit_are_named():
             classics.build("ring", "all_reduce", 4, **options)
     with pytest.raises(InvalidUsageError, match="root"):
         classics.build("ring", "broadcast", 4, root=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "gbps"),
+    [("dgx1v", 50 * 8 / 7), ("mesh4x4", 16 / 15), ("torus4x4", 16 / 15), ("hypercube3", 8 / 7)],
+)
+def test_rings_go_where_the_wires_are(name, gbps):
+    topology = named(name)
+    order = widest_ring(topology)
+    assert sorted(order) == list(range(len(topology.ranks))) and order[0] == 0
+    capacity = topology.capacities()
+    hops = zip(order, order[1:] + order[:1], strict=True)
+    widths = [capacity[topology.ranks[a], topology.ranks[b]] for a, b in hops]
+    assert min(widths) * len(order) / (len(order) - 1) == pytest.approx(gbps)
+    program = synthesize(topology, "all_gather", "ring")
+    check(program)
+    assert simulate(program, topology, 1 << 30).algbw == pytest.approx(gbps, rel=1e-3)
+
+
+def test_a_ring_without_a_circuit_takes_the_order_of_numbers():
+    assert widest_ring(named("mesh3x3")) == list(range(9))
+    assert widest_ring(named("a100")) == list(range(8))
+    for root in (0, 5):
+        check(synthesize(named("dgx1v"), "broadcast", "ring", root=root))

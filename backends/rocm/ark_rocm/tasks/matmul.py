@@ -7,7 +7,6 @@ common body does the rest. Called by the writer through the dialect; matrix.h ha
 
 from __future__ import annotations
 
-from ark.codegen.layout import LOOP_BYTES
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
@@ -28,7 +27,7 @@ def serves(sig: Signature, machine: Machine) -> bool:
     kinds = (a.dtype, b.dtype) in _PARTS and out.dtype in _OUTPUTS
     if not (plain and kinds and sig.params["tile"][0] >= _MIN_ROWS):
         return False
-    return LOOP_BYTES + _step_bytes(sig) <= machine.shared_bytes
+    return _step_bytes(sig) <= machine.shared_bytes
 
 
 def scratch(sig: Signature, machine: Machine) -> int:
@@ -83,7 +82,7 @@ def _step_bytes(sig: Signature) -> int:
 
 def _buffers(sig: Signature, machine: Machine) -> int:
     """Two if shared memory has room, else one."""
-    return 2 if LOOP_BYTES + 2 * _step_bytes(sig) <= machine.shared_bytes else 1
+    return 2 if 2 * _step_bytes(sig) <= machine.shared_bytes else 1
 
 
 def _strides(sig: Signature, index: int, transposed: bool) -> tuple[int, int]:

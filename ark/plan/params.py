@@ -1,0 +1,155 @@
+"""What a task kind says of its parameters, operands and coordinates, and how that is checked.
+
+A kind names a `Params` struct: typed, ranged, unknown names refused. It checks its operands with
+the small functions here and says with `Places` which coordinates its tasks have. The verifier asks
+for all three, for plans from anywhere, before a signature is used for anything else: what passes
+can be written as source and stays inside of its operands.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+
+from ark.errors import PlanError
+from ark.ir.dtype import FLOATS
+
+if TYPE_CHECKING:
+    from ark.plan.kind import OperandType, Signature
+
+INT_MAX = (1 << 31) - 1  # source counts in 32 bits
+FLOAT_NAMES = tuple(t.name for t in FLOATS)
+
+Size = Annotated[int, msgspec.Meta(ge=1, le=INT_MAX)]
+Rows = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+Heads = Annotated[int, msgspec.Meta(ge=1, le=1 << 12)]
+Pieces = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
+Dim = Annotated[int, msgspec.Meta(ge=0, le=3)]
+Epsilon = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
+Tile = tuple[Size, Size, Size, Size]
+
+
+class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Static parameters of a task kind; this one has none."""
+
+
+def read_params(kind: str, schema: type[Params], values: Mapping[str, Any]) -> None:
+    """Raises PlanError where parameters are not of the kind's schema."""
+    try:
+        msgspec.convert(dict(values), schema, strict=True)
+    except msgspec.ValidationError as error:
+        raise PlanError(f"the parameters of a task of kind {kind!r} do not fit: {error}") from error
+
+
+def need(condition: bool, message: str) -> None:
+    """Raises PlanError with the message unless the condition holds."""
+    if not condition:
+        raise PlanError(message)
+
+
+def count(sig: Signature, *wanted: int) -> None:
+    """The number of operands must be one of these."""
+    need(
+        len(sig.operands) in wanted,
+        f"it has {len(sig.operands)} operands, expected {' or '.join(str(n) for n in wanted)}",
+    )
+
+
+def typed(sig: Signature, index: int, *names: str) -> OperandType:
+    """The operand, whose type must be one of these (default: any floating-point type)."""
+    operand = sig.operands[index]
+    expected = names or FLOAT_NAMES
+    need(
+        operand.dtype in expected,
+        f"operand {index} is {operand.dtype}, expected {' or '.join(expected)}",
+    )
+    return operand
+
+
+def shaped(
+    sig: Signature, index: int, wanted: Sequence[int], *names: str, dense: bool = False
+) -> OperandType:
+    """The operand, whose shape, type and (if asked) dense layout must be as given."""
+    operand = typed(sig, index, *names)
+    need(
+        operand.shape == tuple(wanted),
+        f"operand {index} has shape {list(operand.shape)}, expected {list(wanted)}",
+    )
+    need(not dense or is_dense(operand), f"operand {index} is strided, expected dense")
+    return operand
+
+
+def is_dense(operand: OperandType) -> bool:
+    """Are the elements consecutive? A dimension of one index may have any stride."""
+    step = 1
+    for size, stride in zip(reversed(operand.shape), reversed(operand.strides), strict=True):
+        if size > 1 and stride != step:
+            return False
+        step *= size
+    return True
+
+
+def matrix(sig: Signature, index: int, *names: str) -> tuple[int, int]:
+    """Sizes of an operand that must have two dimensions."""
+    operand = typed(sig, index, *names)
+    need(
+        len(operand.shape) == 2,
+        f"operand {index} has shape {list(operand.shape)}, expected 2 dimensions",
+    )
+    return operand.shape[0], operand.shape[1]
+
+
+def fits(tile: Sequence[int], shape: Sequence[int]) -> None:
+    """A tile lies inside of a shape, and its elements can be counted."""
+    need(
+        all(t <= n for t, n in zip(tile, shape, strict=True)) and math.prod(tile) <= INT_MAX,
+        f"the tile {list(tile)} does not fit the shape {list(shape)}",
+    )
+
+
+@dataclass(frozen=True)
+class Places:
+    """The coordinates of an op's tasks: every combination of the ranges' values, each once.
+
+    span: the last range is not stepped through but cut: the last two coordinates are a cut's first
+    and last+1 value, cuts begin at values of the range and together cover it.
+    """
+
+    ranges: tuple[range, ...]
+    span: bool = False
+
+    def check(self, coords: Sequence[tuple[int, ...]]) -> None:
+        """Raises PlanError unless these are all coordinates, each once."""
+        width = len(self.ranges) + self.span
+        for r in self.ranges:
+            need(r.stop + r.step <= INT_MAX, "its operands have more elements than can be counted")
+        for coord in coords:
+            inside = len(coord) == width and all(
+                c in r for c, r in zip(coord, self.ranges, strict=False)
+            )
+            if inside and self.span:
+                last, end = self.ranges[-1], coord[-1]
+                inside = coord[-2] < end and (end == last.stop or end in last)
+            need(inside, f"the coordinates {list(coord)} are none of its tiles'")
+        need(len(set(coords)) == len(coords), "one of its tiles is computed twice")
+        lines = math.prod(len(r) for r in (self.ranges[:-1] if self.span else self.ranges))
+        if not self.span:
+            need(len(coords) == lines, f"{len(coords)} of its {lines} tiles are computed")
+            return
+        cuts: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+        for coord in coords:
+            cuts.setdefault(coord[:-2], []).append((coord[-2], coord[-1]))
+        need(len(cuts) == lines, f"{len(cuts)} of its {lines} rows are computed")
+        for own in cuts.values():
+            ends = [0, *(end for _, end in sorted(own))]
+            begins = [begin for begin, _ in sorted(own)] + [self.ranges[-1].stop]
+            need(ends == begins, "its tiles do not cover its rows exactly once")
+
+
+def box(shape: Sequence[int], tile: Sequence[int]) -> Places:
+    """Places of the tiles that a shape is cut into."""
+    return Places(tuple(range(0, n, t) for n, t in zip(shape, tile, strict=True)))

@@ -1,0 +1,65 @@
+"""What a plan computes, apart from who does it when and where in memory: its ops in program order.
+
+Two plans of one program give the same results, so a plan from elsewhere may run in the place of
+another if their programs are equal. Called by ark.models.generate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ark.plan.packing import from_meta
+from ark.plan.types import Plan
+
+
+def difference(plan: Plan, expected: Plan) -> str | None:
+    """The first thing in which the plan's program is not the expected one, for a person; or None.
+
+    Memory offsets, counters and the tasks' order and processors may differ.
+    """
+    for what, found, wanted in (
+        ("ranks", (plan.rank, plan.world_size), (expected.rank, expected.world_size)),
+        ("packed parameters", from_meta(plan.meta), from_meta(expected.meta)),
+        ("phases", [p.name for p in plan.phases], [p.name for p in expected.phases]),
+    ):
+        if found != wanted:
+            return f"its {what} are {str(found)[:200]}, expected {str(wanted)[:200]}"
+    tables: tuple[tuple[str, tuple[Any, ...], tuple[Any, ...]], ...] = (
+        ("buffer", _placeless(plan), _placeless(expected)),
+        ("tensor", plan.tensors, expected.tensors),
+        ("op", _phased(plan), _phased(expected)),
+    )
+    for what, found_rows, wanted_rows in tables:
+        for a, b in zip(found_rows, wanted_rows, strict=False):
+            if a != b:
+                return f"{what} {_name(a)!r} differs from {what} {_name(b)!r} of the model"
+        if len(found_rows) != len(wanted_rows):
+            return f"it has {len(found_rows)} {what}s, expected {len(wanted_rows)}"
+    return None
+
+
+def _placeless(plan: Plan) -> tuple[Any, ...]:
+    return tuple(replace(b, offset=0) for b in plan.buffers)
+
+
+def _phased(plan: Plan) -> tuple[Any, ...]:
+    """Ops, each with its phase."""
+    phase = {
+        task.op: number
+        for number, entry in enumerate(plan.phases)
+        for tasks in entry.processors
+        for task in tasks
+    }
+    return tuple((replace(op, params=_plain(op.params)), phase.get(op.id)) for op in plan.ops)
+
+
+def _plain(value: Any) -> Any:
+    """Lists and tuples alike."""
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    return tuple(_plain(v) for v in value) if isinstance(value, (list, tuple)) else value
+
+
+def _name(row: Any) -> str:
+    return str((row[0] if isinstance(row, tuple) else row).name)

@@ -1,0 +1,196 @@
+"""The form of a plan file: what may stand where, of which type, in which range.
+
+A plan is data. Everything in a file is converted to these types before it is used, unknown fields
+are refused, numbers are bounded and no name has a control character. Whether the parts belong
+together is the verifier's business; parameters and operands of a task are its kind's (ark.tasks).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from ark.errors import PlanError
+from ark.machine import Machine
+from ark.plan.types import Fetch, Phase, Plan, PlanBuffer, PlanCounter, PlanOp, PlanTensor, Task
+
+FORMAT = 1
+
+Name = Annotated[str, Meta(max_length=512, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
+Index = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
+Rank = Annotated[int, Meta(ge=0, le=1 << 12)]
+Bytes = Annotated[int, Meta(ge=0, le=1 << 44)]
+Offset = Annotated[int, Meta(ge=-1, le=1 << 44)]
+Flag = Annotated[int, Meta(ge=0, le=1)]
+Sizes = Annotated[tuple[Annotated[int, Meta(ge=1, le=(1 << 31) - 1)], ...], Meta(max_length=4)]
+Offsets = Annotated[tuple[Index, ...], Meta(max_length=4)]
+Operands = Annotated[tuple[Index, ...], Meta(max_length=12)]
+Coordinates = Annotated[tuple[Index, ...], Meta(max_length=6)]
+Arena = Literal["activation", "parameter", "state", "external", "symmetric", "host", "packet"]
+
+
+class _Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A list of fixed length in the file."""
+
+
+class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An object in the file."""
+
+
+class BufferRow(_Row, frozen=True):
+    name: Name
+    arena: Arena
+    nbytes: Annotated[int, Meta(ge=1, le=1 << 44)]
+    offset: Offset
+    rank: Rank
+    initial: Flag
+
+
+class TensorRow(_Row, frozen=True):
+    name: Name
+    dtype: Literal["fp32", "fp16", "bf16", "int32", "uint32", "int8", "uint8", "byte"]
+    shape: Sizes
+    extents: Sizes
+    offsets: Offsets
+    buffer: Index
+    packet: Flag
+
+
+class OpRow(_Row, frozen=True):
+    name: Name
+    kind: Name
+    params: dict[Name, Any]
+    operands: Operands
+    after: tuple[Index, ...]
+
+
+class CounterRow(_Row, frozen=True):
+    name: Name
+    step: Index
+    rank: Rank
+    system: Flag
+
+
+class FetchRow(_Row, frozen=True):
+    operand: Index
+    offset: Bytes
+    nbytes: Annotated[int, Meta(ge=1, le=1 << 44)]
+    stage: Annotated[int, Meta(ge=1, le=1 << 31)]
+
+
+class TaskRow(_Row, frozen=True):
+    op: Index
+    coord: Coordinates
+    waits: tuple[tuple[Index, Index], ...]
+    signals: tuple[Index, ...]
+    fetches: tuple[FetchRow, ...]
+
+
+class PhaseEntry(_Entry, frozen=True):
+    name: Name
+    processors: tuple[tuple[TaskRow, ...], ...]
+
+
+class PackingEntry(_Entry, frozen=True):
+    """A parameter made of others: see ark.plan.packing."""
+
+    name: Name
+    parts: tuple[tuple[Name, Index], ...]
+    interleave: bool
+
+
+class MetaEntry(_Entry, frozen=True, omit_defaults=True):
+    """What the plan was made from. processor_ranges: by op, where it was asked to stay."""
+
+    model: Name | None = None
+    context: Index | None = None
+    chunk: Index | None = None
+    packing: tuple[PackingEntry, ...] | None = None
+    processor_ranges: tuple[tuple[Index, Index] | None, ...] | None = None
+
+
+class PlanFile(_Entry, frozen=True):
+    format: Literal[1]
+    rank: Rank
+    world_size: Annotated[int, Meta(ge=1, le=1 << 12)]
+    machine: dict[Name, Any]
+    meta: MetaEntry
+    arenas: dict[Arena, Bytes]
+    buffers: tuple[BufferRow, ...]
+    tensors: tuple[TensorRow, ...]
+    ops: tuple[OpRow, ...]
+    counters: tuple[CounterRow, ...]
+    phases: Annotated[tuple[PhaseEntry, ...], Meta(min_length=1, max_length=8)]
+
+
+def read(data: Any) -> Plan:
+    """A plan from JSON-able values; PlanError says what is wrong with them."""
+    try:
+        file = msgspec.convert(data, PlanFile, strict=True)
+    except msgspec.ValidationError as error:
+        raise PlanError(f"the plan is damaged: {error}; make it again with `ark plan`") from error
+    return Plan(
+        rank=file.rank,
+        world_size=file.world_size,
+        machine=dict(file.machine),
+        meta=dict(data["meta"]),
+        arenas={str(name): size for name, size in file.arenas.items()},
+        buffers=tuple(
+            PlanBuffer(i, b.name, b.arena, b.nbytes, b.offset, b.rank, bool(b.initial))
+            for i, b in enumerate(file.buffers)
+        ),
+        tensors=tuple(
+            PlanTensor(i, t.name, t.dtype, t.shape, t.extents, t.offsets, t.buffer, bool(t.packet))
+            for i, t in enumerate(file.tensors)
+        ),
+        ops=tuple(
+            PlanOp(i, o.name, o.kind, o.params, o.operands, o.after) for i, o in enumerate(file.ops)
+        ),
+        counters=tuple(
+            PlanCounter(i, c.name, c.step, c.rank, bool(c.system))
+            for i, c in enumerate(file.counters)
+        ),
+        phases=tuple(
+            Phase(p.name, tuple(tuple(_task(t) for t in tasks) for tasks in p.processors))
+            for p in file.phases
+        ),
+    )
+
+
+def _task(row: TaskRow) -> Task:
+    fetches = tuple(Fetch(f.operand, f.offset, f.nbytes, f.stage) for f in row.fetches)
+    return Task(row.op, row.coord, row.waits, row.signals, fetches)
+
+
+def read_machine(fields: Mapping[str, Any]) -> Machine:
+    """A plan's machine model; PlanError for unknown fields, wrong types and ranges."""
+    try:
+        machine = msgspec.convert(dict(fields), Machine, strict=True)
+        unknown = _unknown(machine, fields)
+        if unknown:
+            raise msgspec.ValidationError(f"it has no field {unknown!r}")
+        if not machine.variants or not machine.warps or machine.variant.warps > 64:
+            raise msgspec.ValidationError("it has no kernel variant of 1 to 64 warps that computes")
+        if not math.isfinite(machine.bandwidth_gbps + machine.tflops + machine.signal_us):
+            raise msgspec.ValidationError("its rates must be numbers")
+    except msgspec.ValidationError as error:
+        raise PlanError(f"the plan's machine is damaged: {error}") from error
+    return machine
+
+
+def _unknown(value: Any, given: Any) -> str | None:
+    """The first field in what was given that a dataclass has not; its conversion ignores it."""
+    if isinstance(value, tuple):
+        pairs = zip(value, given, strict=True)
+        return next((name for v, g in pairs if (name := _unknown(v, g))), None)
+    if not dataclasses.is_dataclass(value) or not isinstance(given, Mapping):
+        return None
+    names = [f.name for f in dataclasses.fields(value)]
+    extra = [str(name) for name in given if name not in names]
+    deeper = (_unknown(getattr(value, name), given[name]) for name in names if name in given)
+    return extra[0] if extra else next((name for name in deeper if name), None)

@@ -1,0 +1,91 @@
+"""Second part of the verifier: each op is one that its task kind can do, and is done wholly.
+
+Parameters, operands and coordinates are what the kind says, every tile is computed once, no task
+overwrites what it still reads, and what bodies read in wide pieces lies accordingly. The parts
+behind this one, and the writer, may rely on all of it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from ark.errors import PlanError
+from ark.plan import kind as kinds
+from ark.plan.kind import Signature
+from ark.plan.types import Plan, PlanTensor
+from ark.plan.verify.rank_set import RankSet, refuse
+
+Coords = tuple[tuple[int, ...], ...]
+WIDEST = 16  # bytes that a body reads at once
+
+
+def check_work(rank_set: RankSet) -> None:
+    """Raises PlanError for the first op that is none of its kind's or is not done wholly."""
+    for plan in (rank_set.plans[rank] for rank in sorted(set(rank_set.twin))):
+        coords: dict[int, Coords] = defaultdict(tuple)
+        for number in range(len(plan.phases)):
+            listed = rank_set.listing(plan.rank, number).by_op
+            coords.update({op: places for op, (_, places) in listed.items()})
+        for op, sig in zip(plan.ops, rank_set.signatures[plan.rank], strict=True):
+            kind = kinds.get(op.kind)
+            try:
+                kind.check(sig)
+                kind.places(sig).check(coords[op.id])
+                _check_aliases(plan, op.operands, sig, coords[op.id])
+                _check_alignment(plan, op.operands, sig)
+            except PlanError as error:
+                raise refuse(f"op {op.name!r} of kind {op.kind!r}: {error}") from error
+
+
+def _check_aliases(plan: Plan, operands: tuple[int, ...], sig: Signature, coords: Coords) -> None:
+    """What a task writes is no other operand of it, unless its kind works in place."""
+    tensors = [plan.tensors[t] for t in operands]
+    pairs = [
+        (i, j)
+        for i, a in enumerate(tensors)
+        for j, b in enumerate(tensors)
+        if i != j and _share(plan, a, b)
+    ]
+    if not pairs:
+        return
+    kind = kinds.get(sig.kind)
+    able = kind.in_place(sig)
+    written = {a.operand for c in coords for a in kind.accesses(sig, c) if a.write}
+    for i, j in pairs:
+        if i in written and not (j in able and j not in written and _alike(tensors[i], tensors[j])):
+            raise PlanError(f"its tasks write operand {i} over operand {j}, which they use")
+
+
+def _alike(a: PlanTensor, b: PlanTensor) -> bool:
+    return (a.dtype, a.shape, a.extents, a.offsets) == (b.dtype, b.shape, b.extents, b.offsets)
+
+
+def _share(plan: Plan, a: PlanTensor, b: PlanTensor) -> bool:
+    """Can two tensors have bytes in common?"""
+    if a.buffer != b.buffer:
+        return False
+    if a.extents == b.extents and a.dtype == b.dtype:
+        return all(
+            p < q + m and q < p + n
+            for p, n, q, m in zip(a.offsets, a.shape, b.offsets, b.shape, strict=True)
+        )
+    (first, last), (begin, end) = _span(a), _span(b)
+    return first < end and begin < last
+
+
+def _span(tensor: PlanTensor) -> tuple[int, int]:
+    """First and last+1 byte of a tensor in its buffer."""
+    size = tensor.itemsize
+    reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.strides, strict=True))
+    return tensor.start * size, (tensor.start + reach + 1) * size
+
+
+def _check_alignment(plan: Plan, operands: tuple[int, ...], sig: Signature) -> None:
+    for index in sorted(kinds.get(sig.kind).wide(sig)):
+        tensor = plan.tensors[operands[index]]
+        at = max(plan.buffers[tensor.buffer].offset, 0) + tensor.start * tensor.itemsize
+        if at % WIDEST:
+            raise PlanError(
+                f"operand {index} lies at byte {at}, expected a multiple of {WIDEST}: it is read "
+                f"{WIDEST} bytes at once"
+            )

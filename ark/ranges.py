@@ -1,0 +1,23 @@
+"""Types with ranges: what a plan file may say of a machine and its kernel variants.
+
+They stand at the fields of ark.plan.machine and ark.plan.variant; ark.plan.schema holds values from
+outside to them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+# A word may stand in a compiler's options; a name is for people.
+Word = Annotated[str, Meta(max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:+-]*$")]
+Name = Annotated[str, Meta(max_length=128, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
+Bytes = Annotated[int, Meta(ge=0, le=1 << 30)]
+StageBytes = Annotated[int, Meta(ge=16, le=1 << 24)]
+MemoryBytes = Annotated[int, Meta(ge=0, le=1 << 44)]
+Count = Annotated[int, Meta(ge=1, le=1 << 14)]
+Few = Annotated[int, Meta(ge=0, le=1 << 10)]
+Threads = Annotated[int, Meta(ge=1, le=64)]
+Rate = Annotated[float, Meta(gt=0.0, le=1e12)]
+Words = Annotated[tuple[Word, ...], Meta(max_length=64)]

@@ -1,0 +1,68 @@
+"""The door through which plans from elsewhere come: a file, a user's dictionary, another rank.
+
+Such a plan is data of unknown origin. Its form was checked when it was read (ark.plan.schema); here
+it is verified, its machine is compared with the model of that name and with the device, and its
+shared memory is counted as the backend's own bodies use it. Called by the command line and by
+ark.runtime.runtime.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from ark.backend import registry
+from ark.codegen.writer import check_shared_memory
+from ark.errors import InvalidUsageError, PlanError
+from ark.machine import Machine
+from ark.plan.serialize import machine_of
+from ark.plan.types import Plan
+from ark.plan.verify import verify
+
+# What differs between devices of one model without changing what a plan means.
+_FREE = ("name", "processors", "memory_bytes", "bandwidth_gbps", "tflops", "signal_us", "tile")
+
+
+def admit(plans: Sequence[Plan], device: Machine | None = None) -> None:
+    """Accepts the plans of all ranks, to run on such a device if one is given, or raises PlanError.
+
+    device: the machine model of the opened device.
+    """
+    for plan in plans:
+        check_machine(machine_of(plan), device)
+    verify(plans)
+    for plan in plans:
+        machine = machine_of(plan)
+        check_shared_memory(plan, machine, registry.get(machine.backend).dialect(machine.arch))
+
+
+def check_machine(made_for: Machine, device: Machine | None) -> None:
+    """Raises PlanError where a plan's machine is not this device's, or none that is known."""
+    if device is not None:
+        if (made_for.backend, made_for.arch) != (device.backend, device.arch):
+            raise PlanError(
+                f"the plan was made for {made_for.name} ({made_for.backend} {made_for.arch}), but "
+                f"it is to run on {device.name} ({device.backend} {device.arch}); make it again "
+                "with `ark plan` and --machine for this device"
+            )
+        if device.backend != registry.FALLBACK and made_for.processors > device.processors:
+            raise PlanError(
+                f"the plan needs {made_for.processors} processors at once, but {device.name} has "
+                f"{device.processors}; make it again for this device"
+            )
+    try:
+        named = registry.machine(made_for.name)
+    except InvalidUsageError:
+        named = None
+    models = [m.using(made_for.variant.name) for m in (named, device) if m is not None]
+    differences = [_difference(made_for, m) for m in models]
+    if models and all(differences):
+        raise PlanError(f"the plan is refused: it says that {differences[0]}")
+
+
+def _difference(made_for: Machine, model: Machine) -> str | None:
+    for name in (f.name for f in dataclasses.fields(Machine)):
+        found, value = getattr(made_for, name), getattr(model, name)
+        if name not in _FREE and found != value:
+            return f"{made_for.name} has {name} {found!r}, but that of {model.name} is {value!r}"
+    return None
