@@ -85,8 +85,8 @@ def lstm(layers: int, steps: int, hidden: int = 256) -> list[Graph]:
 
 def llama(name: str, ranks: int) -> list[Graph]:
     """A decoder and its prompt phase of 16 tokens an iteration, in bf16, on several ranks."""
-    from ark.models.config import builtin_config
     from ark.models.build import Shape, build
+    from ark.models.config import builtin_config
 
     config = builtin_config(name)
     return [

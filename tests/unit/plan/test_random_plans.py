@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import ark
 from ark.errors import PlanError
 from ark.frontend.model import Model, use_model
 from ark.lower import tiling
@@ -52,8 +53,8 @@ def check(plan: Plan, rng: random.Random, deletions: int) -> None:
 
 @given(
     seed=st.integers(0, 2**32 - 1),
-    processors=st.sampled_from([1, 2, 3, 5]),
-    tile=st.sampled_from([16, 48, 2048]),
+    processors=st.sampled_from([1, 2, 3, 5, 40]),
+    tile=st.sampled_from([4, 16, 48, 2048]),
     steps=st.integers(1, 9),
     packets=st.booleans(),
 )
@@ -74,6 +75,21 @@ def test_verifier_and_brute_force_agree(
     target = dataclasses.replace(target, tile=(4, 4))
     plan = make_plan(model.graph, target, {"external": sorted(model.storages.keys())})
     check(plan, random.Random(seed), 3)
+
+
+@pytest.mark.parametrize("inner", [slice(0, 4), slice(4, 12), slice(0, 16)])
+def test_a_write_hides_only_what_it_covers(monkeypatch: pytest.MonkeyPatch, inner: slice) -> None:
+    """Between a write of everything and a read of some columns, other columns are written."""
+    monkeypatch.setattr(tiling, "MIN_TILE", 4)
+    model = Model(0, 1)
+    with use_model(model):
+        x, y = (ark.tensor([6, 16], name=name) for name in "xy")
+        ark.copy(x, y)
+        ark.copy(x[:, inner], y[:, inner])
+        ark.relu(y[1:5, 8:16])
+    target = machine(24)
+    plan = make_plan(model.graph, target, {"external": sorted(model.storages.keys())})
+    check(plan, random.Random(0), 40)
 
 
 @pytest.mark.parametrize("processors", [2, 3])
