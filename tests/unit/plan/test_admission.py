@@ -152,6 +152,7 @@ HOSTILE: dict[str, Callable[[Data], None]] = {
     "memory without end": buffers("state", 2, 1 << 60),
     "an offset below": buffers("state", 3, -4096),
     "a control character in a name": lambda data: op(data, "choose").__setitem__(0, "a\x1b[2J"),
+    "a name that is no text": lambda data: op(data, "choose").__setitem__(0, "\udc80"),
     "a long name": lambda data: op(data, "choose").__setitem__(0, "a" * 10000),
     "a meta that is no number": lambda data: data["meta"].update(context="64"),
     "ranges for other ops": lambda data: data["meta"].update(processor_ranges=[None]),
