@@ -307,7 +307,7 @@ ARK_DEVICE void ark_open_iteration(ArkCtx& c, ark_u32 iteration, ark_u32 phase0,
   c.iteration = iteration;
   c.phase = iteration < phase0 ? 0u : ARK_PHASES - 1u;
   c.phase_iteration = c.phase == 0u ? iteration : iteration - phase0;
-  c.fetches = ARK_POINTER(const ArkFetch, c.p->fetches) + range.fetch_begin;
+  c.fetches = ARK_POINTER(const ArkFetch, ARK_PARAMS(c)->fetches) + range.fetch_begin;
   c.stage_base = stage_base;
 }
 ARK_DEVICE const ArkRange& ark_range(const ArkParams* p, ark_u32 processor, ark_u32 iteration,
