@@ -64,6 +64,11 @@ class _Gpu:
         return _Place(block, len(steps) - 1)
 
 
+def _printable(name: str) -> str:
+    """A name as XML can say it: what is no character there becomes a question mark."""
+    return "".join(c if c.isprintable() else "?" for c in name)
+
+
 def _nop(dep: _Place) -> str:
     return (
         'type="nop" srcbuf="i" srcoff="-1" dstbuf="i" dstoff="-1" cnt="0" '
@@ -166,7 +171,7 @@ class _Writer:
         inputs, outputs = p.buffer_by_name["in"].slots, p.buffer_by_name["out"].slots
         root = "" if p.root is None else f' root="{p.root}"'
         lines = [
-            f'<algo name={quoteattr(p.name)} nchunksperloop="{p.chunks}" nchannels="1" '
+            f'<algo name={quoteattr(_printable(p.name))} nchunksperloop="{p.chunks}" nchannels="1" '
             f'proto="Simple" ngpus="{p.ranks}" coll="{_COLL[p.collective.value]}" inplace="0" '
             f'outofplace="1"{root}>'
         ]

@@ -21,7 +21,7 @@ from ark.plan.types import Fetch, Phase, Plan, PlanBuffer, PlanCounter, PlanOp, 
 
 FORMAT = 1
 
-Name = Annotated[str, Meta(max_length=512, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
+Name = Annotated[str, Meta(max_length=512, pattern=r"^[^\x00-\x1f\x7f-\x9f\ud800-\udfff]*$")]
 Index = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 Rank = Annotated[int, Meta(ge=0, le=1 << 12)]
 Bytes = Annotated[int, Meta(ge=0, le=1 << 44)]
