@@ -111,6 +111,16 @@ def access_sweep(session: nox.Session) -> None:
 
 
 @nox.session
+def fuzz(session: nox.Session) -> None:
+    """Hostile plans, checkpoints, topologies and so on for 5 minutes, or as `-- --seconds N` says.
+
+    Findings are written to fuzz-findings/; any finding fails the session.
+    """
+    session.install("-e", ".[dev]")
+    session.run("python", "-m", "tests.fuzz", *session.posargs)
+
+
+@nox.session
 def shim(session: nox.Session) -> None:
     """The suite's synchronising kernels as HIP source on an NVIDIA GPU; needs cuda:1."""
     session.install("-e", ".[dev]")

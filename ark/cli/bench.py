@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
 import sys
 
 import numpy as np
@@ -73,7 +74,7 @@ def change(machine: Machine, settings: list[str]) -> Machine:
     changes = {}
     for text in settings:
         name, _, value = text.partition("=")
-        if name not in numbers or not value.replace(".", "", 1).isdigit():
+        if name not in numbers or not re.fullmatch(r"[0-9]{1,15}(\.[0-9]{1,15})?", value):
             raise InvalidUsageError(
                 f"--set {text} is not understood; write FIELD=NUMBER with a field of "
                 f"{', '.join(sorted(numbers))}"

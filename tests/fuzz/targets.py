@@ -61,7 +61,7 @@ def _plan() -> tuple[Any, list[tuple[Any, ...]]]:
     config = LlamaConfig(
         hidden_size=16,
         intermediate_size=16,
-        num_hidden_layers=1,
+        num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=8,
