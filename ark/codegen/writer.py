@@ -38,6 +38,11 @@ def _device_text(name: str) -> str:
 
 
 def _constants(machine: Machine, phases: int, scratch: int) -> str:
+    if phases > layout.MAX_PHASES:
+        raise PlanError(
+            f"the plan has {phases} phases; a launch has at most {layout.MAX_PHASES}. Give the "
+            "model fewer entry points"
+        )
     values = {
         "LANES": machine.lanes,
         "WARPS": machine.warps,
@@ -83,6 +88,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
     opcode: list[int] = []
     bodies: list[str] = []
     texts: list[str] = []
+    headers: dict[str, None] = {}  # in order of first use
     gates: set[int] = set()  # bodies that are no block form
     leads = bool(machine.variant.role(COMMUNICATE))
     seen: dict[tuple[object, ...], int] = {}
@@ -95,6 +101,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
             own = dialect.bodies.get(op.kind)
             text = own(name, sig, machine) if own else None
             bodies.append(name)
+            headers.update(dict.fromkeys(kinds.get(op.kind).headers()))
             gate = dialect.gates.get(op.kind) if leads and text else None
             opening = gate(name, sig, machine) if gate else None
             if opening:
@@ -112,8 +119,10 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
         layout.declarations(),
         _device_text("loop.h"),
         _device_text("common.h"),
+        _device_text("operand.h"),
         stream,
         roles,
+        *headers,
         *texts,
         _dispatch(bodies, gates if leads else None),
         dialect.entry,
