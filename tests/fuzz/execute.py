@@ -80,8 +80,7 @@ def run(plan: Plan) -> dict[str, bytes] | str:
             for b in plan.buffers:
                 if b.initial:
                     device.write(executor.buffer_address(b.id), _contents(plan, b.id))
-            prompt = 1 if len(plan.phases) > 1 else 0
-            executor.start(ITERATIONS, phase0=prompt).wait()
+            executor.start([*([1] * (len(plan.phases) - 1)), ITERATIONS]).wait()
             return {
                 b.name: device.read(executor.buffer_address(b.id), b.nbytes).tobytes()
                 for b in plan.buffers
