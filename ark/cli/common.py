@@ -91,10 +91,17 @@ def progress(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
 
 
 def write_file(path: str, data: str | bytes) -> None:
-    """Writes a file whole or not at all; SystemError if it cannot be written."""
+    """Writes a file whole or not at all; SystemError if it cannot be written.
+
+    What is there and no file (a device, a pipe) is written to, never replaced.
+    """
     target = Path(path)
     content = data.encode() if isinstance(data, str) else data
     try:
+        if target.exists() and not target.is_file():
+            with open(target, "wb") as out:
+                out.write(content)
+            return
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         with os.fdopen(handle, "wb") as out:
             out.write(content)

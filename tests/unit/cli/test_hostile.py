@@ -11,7 +11,7 @@ import pytest
 from ark_cpu import compiler
 
 from ark.cli import main
-from ark.cli.common import read_file, visible
+from ark.cli.common import read_file, visible, write_file
 from ark.errors import InvalidUsageError
 
 ROOT = Path(__file__).parents[3]
@@ -32,7 +32,7 @@ BENCH = ["bench", "decode", "--backend", "cpu", "--config", NOAH, "--context", "
         ([*BENCH, "--set", "processors=0"], "the plan's machine is damaged"),
         ([*BENCH, "--set", "lanes=7"], "is not understood"),
         ([*BENCH, "--set", "in_flight=²"], "is not understood"),
-        (["topo", "show", "full3:bandwidth=" + "9" * 400], "bad bandwidth"),
+        (["topo", "show", "full3:bandwidth=" + "9" * 200], "expected an integer"),
         (["topo", "synthesize", "full3", "--out", "/nowhere/x"], "cannot be written"),
     ],
     ids=lambda v: None if isinstance(v, str) else " ".join(v[-2:])[:40],
@@ -99,3 +99,19 @@ def test_cxx_may_be_several_words(monkeypatch: pytest.MonkeyPatch) -> None:
         assert compiler.find_compiler() == (sys.executable, "-m", "ziglang", "c++")
     finally:
         compiler.find_compiler.cache_clear()
+
+
+def test_a_device_is_written_to_and_not_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As root, `-o /dev/full` made a file of the device."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_file(str(fifo), "text")
+        assert fifo.is_fifo() and os.read(reader, 100) == b"text"
+    finally:
+        os.close(reader)
+    assert main(["topo", "synthesize", "full3", "--out", "/dev/full"]) == 2
+    assert "No space left" in capsys.readouterr().err and Path("/dev/full").is_char_device()
