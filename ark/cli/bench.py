@@ -22,6 +22,7 @@ from ark.machine import Machine
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
 from ark.models.config import builtin_config
+from ark.plan.schema import read_machine
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.launch import launch_command
 from ark.runtime.rank_info import rank_from_environment
@@ -66,7 +67,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 def _numbers(value: Machine | Variant) -> set[str]:
     """Names of the fields that hold a number."""
     names = {f.name for f in dataclasses.fields(value)}
-    return {n for n in names if isinstance(getattr(value, n), (int, float))}
+    return {n for n in names - {"lanes"} if isinstance(getattr(value, n), (int, float))}
 
 
 def change(machine: Machine, settings: list[str]) -> Machine:
@@ -84,7 +85,8 @@ def change(machine: Machine, settings: list[str]) -> Machine:
         changes[name] = float(value) if "." in value else int(value)
     shape = {k: int(v) for k, v in changes.items() if k in ring}
     rest = {k: v for k, v in changes.items() if k not in ring}
-    return dataclasses.replace(machine.shaped(**shape), **rest)  # type: ignore[arg-type]
+    made = dataclasses.replace(machine.shaped(**shape), **rest)  # type: ignore[arg-type]
+    return read_machine(dataclasses.asdict(made))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -56,7 +56,10 @@ def of_json(value: Any, rng: random.Random, paths: list[tuple[Any, ...]] | None 
     """One to three changes: a value near or odd, something dropped, doubled, or swapped."""
     made = copy.deepcopy(value)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        path = rng.choice(paths or places(made))
+        found = paths or places(made)
+        if not found:
+            return copy.deepcopy(rng.choice(ODD))
+        path = rng.choice(found)
         try:
             holder = _at(made, path[:-1])
             old = holder[path[-1]]
