@@ -151,7 +151,7 @@ class Writer:
 
     def _cast(self, value: tuple[str, str], name: str) -> tuple[str, str]:
         if name in INTEGERS:
-            ctype = by_name(name).ctype
+            ctype = by_name(name).storage
             return self._let(ctype, f"static_cast<{ctype}>({value[0]})"), ctype
         text = _as(value, "float")
         if name == "fp32":
