@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,25 @@ def make_checkpoint(
         tokenizer_object=make_tokenizer(vocab), bos_token=BOS, eos_token=EOS
     ).save_pretrained(directory)
     return directory
+
+
+def make_endless(directory: Path, context: int) -> Path:
+    """A small quick model with a long context and no end token."""
+    made = make_checkpoint(
+        directory,
+        layers=1,
+        heads=2,
+        kv_heads=2,
+        head_dim=8,
+        hidden=32,
+        intermediate=48,
+        context=context,
+    )
+    for name in ("config.json", "generation_config.json"):
+        path = made / name
+        if path.exists():
+            path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": None}))
+    return made
 
 
 @torch.no_grad()

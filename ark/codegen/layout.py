@@ -10,6 +10,7 @@ import numpy as np
 
 MAX_OPERANDS = 12
 MAX_COORDS = 6
+MAX_PHASES = 8
 
 _NUMPY = {"u32": "<u4", "i32": "<i4", "u64": "<u8"}
 
@@ -49,14 +50,14 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("fetch_end", "u32", 1),
     ),
     # Device memory that steers the loop. limit: iterations to run (a stop token lowers it);
-    # go: iterations released so far (persistent mode raises it); phase0: iterations of phase 0.
+    # go: iterations released so far (persistent mode raises it); phase_end: the
+    # iteration at which each phase but the last ends.
     "ArkControl": (
         ("abort", "u32", 1),
         ("error", "u32", 1),
         ("limit", "u32", 1),
         ("go", "u32", 1),
-        ("phase0", "u32", 1),
-        ("pad", "u32", 3),
+        ("phase_end", "u32", MAX_PHASES),
     ),
     # Host-mapped memory: what the host tells (target, quit, abort) and what it reads.
     "ArkHost": (

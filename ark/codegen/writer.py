@@ -38,6 +38,11 @@ def _device_text(name: str) -> str:
 
 
 def _constants(machine: Machine, phases: int, scratch: int) -> str:
+    if phases > layout.MAX_PHASES:
+        raise PlanError(
+            f"the plan has {phases} phases; a launch has at most {layout.MAX_PHASES}. Give the "
+            "model fewer entry points"
+        )
     values = {
         "LANES": machine.lanes,
         "WARPS": machine.warps,

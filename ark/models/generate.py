@@ -289,7 +289,8 @@ class Generator:
         first = self._prompt_iterations(len(prompt))
         output = self.executor.host_view("output")
         output[:] = -1
-        run = self.executor.start(first + total - len(prompt), first)
+        new = total - len(prompt)
+        run = self.executor.start([first, new] if self.shape.chunk else new)
         try:
             last = -1
             for last in self._read(run, output, len(prompt), total):

@@ -8,6 +8,7 @@ ark.api.runtime (the ARK interface) and ark.models.generate.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -60,7 +61,7 @@ class Executor:
         self.device = device
         self.ranks = ranks
         self.budget_s = budget_s
-        self.phase0 = 0
+        self.phase_ends: list[int] = []
         self.machine = machine_of(plan)
         self._memory: list[Memory] = []
         self._run: Run | None = None
@@ -223,8 +224,10 @@ class Executor:
         """Device memory held, in bytes."""
         return sum(m.nbytes for m in self._memory if m.kind != "host")
 
-    def start(self, iterations: int, phase0: int = 0, persistent: bool = False) -> Run:
-        """Launches the loop kernel for so many iterations, the first `phase0` of them in phase 0.
+    def start(self, iterations: int | Sequence[int], persistent: bool = False) -> Run:
+        """Launches the loop kernel for so many iterations of each phase, in the plan's order.
+
+        A number alone is the last phase's.
 
         persistent: runs until told to quit; iterations are released by `Run.release`. Raises
         InvalidUsageError while the launch before is running.
@@ -233,7 +236,15 @@ class Executor:
             raise InvalidUsageError(
                 "the launch before is still running; wait for its end or stop it (Run.stop)"
             )
-        self.phase0 = phase0
+        phases = len(self.plan.phases)
+        each = [*[0] * (phases - 1), iterations] if isinstance(iterations, int) else [*iterations]
+        if len(each) != phases or min(each) < 0:
+            raise InvalidUsageError(
+                f"iterations of {len(each)} phases were asked for ({each}); the plan has {phases}, "
+                "each of which runs none or some"
+            )
+        ends = list(itertools.accumulate(each))
+        self.phase_ends = ends[:-1]
         # Until its kernel has ended, a peer may still signal the launch before this one.
         self._meet("the end of the launch before")
         self.device.zero(self._counters, self._counter_bytes)
@@ -243,8 +254,8 @@ class Executor:
         if self._trace is not None:
             self.device.zero(self._trace.address, self._trace.nbytes)
         control = np.zeros(1, layout.dtype("ArkControl"))
-        control["limit"] = iterations
-        control["phase0"] = phase0
+        control["limit"] = ends[-1]
+        control["phase_end"][0, : phases - 1] = self.phase_ends
         self.device.write(self._control.address, control.view(np.uint8))
         assert self._host.host is not None
         self._host.host[:] = 0
@@ -267,14 +278,12 @@ class Executor:
         launch = self.device.launch(
             self._loaded, params.tobytes(), self.plan.processors, self.machine.threads, shared
         )
-        self._run = Run(
-            launch, self._host.host, iterations, self.ranks, self.budget_s, self._explain
-        )
+        self._run = Run(launch, self._host.host, ends[-1], self.ranks, self.budget_s, self._explain)
         return self._run
 
     def _explain(self, record: Any) -> str:
         return explain(
-            self.plan, self.tables, record, self.counter_values(), self.phase0, self._signallers
+            self.plan, self.tables, record, self.counter_values(), self.phase_ends, self._signallers
         )
 
     def counter_values(self) -> list[int]:

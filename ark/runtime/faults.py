@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,15 +18,15 @@ def explain(
     tables: Tables,
     host: Any,
     counters: Sequence[int],
-    phase0: int,
+    phase_ends: Sequence[int],
     signallers: Mapping[str, Sequence[int]],
 ) -> str:
     """One paragraph naming task, tensor, counter, rank, and what was expected and seen.
 
     host: a record of the ArkHost structure. counters: their values when the kernel had ended, by
-    id. phase0: iterations of the first phase. signallers: by counter, the peers that signal it.
-    Many tasks wait behind the one that is stuck; the
-    first of them in program order is the one to name.
+    id. phase_ends: iterations at which phases but the last end. signallers: by counter, the peers
+    that signal it. Many tasks wait behind the one that is stuck; the first of them in program
+    order is the one to name.
     """
     index, op_id = int(host["error_task"]), int(host["error_op"])
     where = f"rank {plan.rank}, processor {int(host['error_processor'])}, iteration "
@@ -49,7 +50,7 @@ def explain(
             "convert it to a type of larger range"
         )
     counter = int(host["error_counter"])
-    first = _first_unmet(plan, tables, counters, int(host["error_iteration"]), phase0)
+    first = _first_unmet(plan, tables, counters, int(host["error_iteration"]), phase_ends)
     if first is not None and kind != "operand stream" and (index == NOBODY or first[0] < op_id):
         _, index, counter, expected, seen = first
         op = plan.ops[first[0]]
@@ -69,11 +70,11 @@ def explain(
 
 
 def _first_unmet(
-    plan: Plan, tables: Tables, counters: Sequence[int], iteration: int, phase0: int
+    plan: Plan, tables: Tables, counters: Sequence[int], iteration: int, phase_ends: Sequence[int]
 ) -> tuple[int, int, int, int, int] | None:
     """(op, task, counter, expected, seen) of the first wait in program order that was not met."""
-    number = 0 if iteration < phase0 else len(plan.phases) - 1
-    phase_iteration = iteration if number == 0 else iteration - phase0
+    number = bisect.bisect_right(phase_ends, iteration)
+    phase_iteration = iteration - (phase_ends[number - 1] if number else 0)
     unmet = [
         (
             task.op,

@@ -196,7 +196,9 @@ def _supervise(ranks: Sequence[_Rank]) -> int:
     complaint = ranks[failed].complaint()
     if code < 0:
         complaint = (
-            f"ended by signal {-code} ({signal.Signals(-code).name}); the other ranks were stopped"
+            f"ended by signal {-code} ({signal.Signals(-code).name}"
+            + (", which the system sends where memory runs out" if code == -signal.SIGKILL else "")
+            + "); the other ranks were stopped"
             + (f". Its last words: {complaint}" if complaint else "")
         )
     if complaint:

@@ -216,8 +216,10 @@ def test_usage_errors(backend: str) -> None:
         runtime.run()
     with runtime:
         runtime.launch()
-        with pytest.raises(ark.InvalidUsageError, match="iterations"):
-            runtime.run(0)
+        for count in (0, -1, 1.5, True, "3", None, 2**31, 2**32 + 1):
+            with pytest.raises(ark.InvalidUsageError, match="iterations were asked for"):
+                runtime.run(count)
+        runtime.run(np.int64(2))
         with pytest.raises(ark.InvalidUsageError, match="elements"):
             x.from_numpy(np.zeros(3))
         with pytest.raises(ark.InvalidUsageError, match="shape"):
@@ -261,6 +263,44 @@ def test_plans_run_from_text_and_files(backend: str, tmp_path: Path) -> None:
             task[2] = []
     with pytest.raises(ark.PlanError, match="refused"):
         ark.Runtime().launch(plan=ark.Plan(broken))
+
+
+def test_more_iterations_than_a_launch_counts(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The persistent kernel is started again before its count of iterations is full."""
+    monkeypatch.setattr("ark.api.runtime.FOREVER", 8)
+    x = ark.tensor([4])
+    y = ark.add(x, 1.0, output=x)
+    with ark.Runtime() as runtime:
+        runtime.launch()
+        for count in (5, 5, 7, 1):
+            runtime.run(count)
+        assert y.to_numpy().tolist() == [18.0] * 4
+
+
+def test_launches_leave_no_library_behind(backend: str) -> None:
+    """Each eval is a launch of its own; a process has some 65,000 maps."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        pytest.skip("needs Linux's /proc")
+    torch, device = torch_device(backend)
+    x = torch.ones(64, device=device)
+
+    def held() -> int:
+        return len(maps.read_text().splitlines())
+
+    def step(x: Any) -> Any:
+        ark.Model.reset()
+        return ark.add(x * 1.0, 1.0).eval()
+
+    for _ in range(3):
+        x = step(x)
+    before = held()
+    for _ in range(12):
+        x = step(x)
+    assert held() <= before + 3
+    assert torch.equal(x, torch.full((64,), 16.0, device=device))
 
 
 def test_profiler(backend: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from ark.backend import registry
 from ark.errors import InvalidUsageError
 from ark.models.checkpoint import Checkpoint
 from ark.models.generate import Generator
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import make_endless
 
 LONG = 60_000
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,21 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model with a long context and no end token."""
-    directory = make_checkpoint(
-        tmp_path_factory.mktemp("endless"),
-        layers=1,
-        heads=2,
-        kv_heads=1,
-        head_dim=8,
-        hidden=32,
-        intermediate=48,
-        context=LONG,
-    )
-    for name in ("config.json", "generation_config.json"):
-        path = directory / name
-        if path.exists():
-            path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": None}))
-    return directory
+    return make_endless(tmp_path_factory.mktemp("endless"), LONG)
 
 
 def command(backend: str, directory: Path, *extra: str) -> list[str]:

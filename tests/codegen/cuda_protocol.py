@@ -190,7 +190,8 @@ class Job:
     def start(self, budget_s=5.0, idle_s=20.0):
         self.device.zero(self.counters.address, self.counters.nbytes)
         control = np.zeros(1, layout.dtype("ArkControl"))
-        control["limit"], control["phase0"] = self.settings["limit"], self.settings["phase0"]
+        control["limit"] = self.settings["limit"]
+        control["phase_end"][0, 0] = self.settings["phase0"]
         self.device.write(self.control.address, control)
         self.host.host[:] = 0
         params = np.zeros(1, layout.dtype("ArkParams"))

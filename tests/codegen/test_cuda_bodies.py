@@ -132,7 +132,7 @@ def _decoder(
             executor.write("settings", np.array([0, 0, 0, len(prompt) - 1, total, 0]))
             executor.write("stops", np.full(MAX_STOPS, -1))
             first = -(-(len(prompt) - 1) // 16)
-            executor.start(first + new, first).wait(120)
+            executor.start([first, new]).wait(120)
             caches = {
                 f"{i}.{kind}": executor.read(f"layers.{i}.attention.{kind}")[:, : total - 1].astype(
                     np.float64

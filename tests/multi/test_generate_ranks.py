@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 
 from ark.backend import registry
+from ark.models.checkpoint import Checkpoint
+from ark.models.generate import Generator
+from ark.models.tokenizer import Tokenizer
 from tests.checkpoints import make_checkpoint
 
 NOAH = Path(__file__).resolve().parents[2] / "examples/noah"
@@ -149,6 +152,58 @@ def test_ranks_that_disagree_both_end_with_an_error(what: str, tmp_path: Path) -
         assert process.returncode == 2, err
         assert f"the ranks disagree on {what.split(':')[0]}: rank 0 has" in " ".join(err.split())
         assert not out
+
+
+@pytest.mark.parametrize("ranks", ["1", "2"])
+@pytest.mark.parametrize("prompt", [PROMPT, "--no option " + PROMPT, PROMPT + "\0 and\n so on"])
+def test_a_prompt_from_standard_input_reaches_every_rank(ranks: str, prompt: str) -> None:
+    """Also one that no command line can hold."""
+    argv = [sys.executable, "-m", "ark", "generate", str(NOAH), "--prompt", "-", "--json"]
+    argv += ["--backend", "cpu", "--max-new-tokens", "6", "--ranks", ranks]
+    done = subprocess.run(argv, input=prompt, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    chosen = registry.get("cpu")
+    device = chosen.open(0)
+    with Generator(Checkpoint.open(NOAH), chosen, device) as generator:
+        expected = list(generator.stream(Tokenizer.open(NOAH).encode(prompt), 6))
+    device.close()
+    assert json.loads(done.stdout)["tokens"] == expected
+
+
+def test_a_prompt_from_standard_input_under_a_launcher() -> None:
+    """mpirun and torchrun give it to rank 0 alone."""
+    port = str(20000 + (os.getpid() + 17) % 20000)
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    argv = [sys.executable, "-m", "ark", "generate", str(NOAH), "--prompt", "-", "--json"]
+    argv += ["--backend", "cpu", "--max-new-tokens", "6"]
+    ranks = [
+        subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]
+    out, err = ranks[0].communicate(PROMPT, timeout=120)
+    ranks[1].communicate(timeout=60)
+    assert [p.returncode for p in ranks] == [0, 0], err
+    assert json.loads(out) == answer(NOAH, "--backend", "cpu", "--max-new-tokens", "6")
+
+
+@pytest.mark.parametrize("ranks", ["1", "2"])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [(b"a " * 200_000, "context holds"), (b"\xff\xfe", "UTF-8")],
+)
+def test_prompts_that_cannot_be_served(ranks: str, text: bytes, words: str) -> None:
+    argv = [sys.executable, "-m", "ark", "generate", str(NOAH), "--prompt", "-"]
+    argv += ["--backend", "cpu", "--ranks", ranks]
+    done = subprocess.run(argv, input=text, capture_output=True, timeout=120)
+    said = " ".join(done.stderr.decode().split())
+    assert done.returncode == 2 and words in said and "Traceback" not in said, said
 
 
 def children(pid: int) -> list[int]:

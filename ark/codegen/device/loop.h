@@ -302,18 +302,35 @@ ARK_DEVICE void ark_open_loop(ArkCtx& c, const ArkParams* p, ark_u32 processor, 
   c.iteration = 0u;
   for (int w = 0; w < ARK_BLOCK_WARPS; ++w) c.warps[w] = ARK_NO_TASK;
 }
-ARK_DEVICE void ark_open_iteration(ArkCtx& c, ark_u32 iteration, ark_u32 phase0,
+// The iterations at which phases end. The last one's has no end but the loop's.
+struct ArkPhases {
+  ark_u32 end[ARK_PHASES];
+};
+ARK_DEVICE ArkPhases ark_phases(const ArkParams* p) {
+  ArkPhases phases = {};
+  for (ark_u32 i = 0u; i + 1u < ARK_PHASES; ++i) phases.end[i] = ark_control(p)->phase_end[i];
+  return phases;
+}
+ARK_DEVICE ark_u32 ark_phase(const ArkPhases& phases, ark_u32 iteration) {
+  ark_u32 phase = 0u;
+  for (ark_u32 i = 0u; i + 1u < ARK_PHASES; ++i) phase += iteration >= phases.end[i] ? 1u : 0u;
+  return phase;
+}
+ARK_DEVICE void ark_open_iteration(ArkCtx& c, ark_u32 iteration, const ArkPhases& phases,
                                    const ArkRange& range, ark_u32 stage_base) {
   c.iteration = iteration;
-  c.phase = iteration < phase0 ? 0u : ARK_PHASES - 1u;
-  c.phase_iteration = c.phase == 0u ? iteration : iteration - phase0;
+  c.phase = ark_phase(phases, iteration);
+  c.phase_iteration = iteration;
+  for (ark_u32 i = 0u; i + 1u < ARK_PHASES; ++i) {
+    if (i + 1u == c.phase) c.phase_iteration = iteration - phases.end[i];
+  }
   c.fetches = ARK_POINTER(const ArkFetch, ARK_PARAMS(c)->fetches) + range.fetch_begin;
   c.stage_base = stage_base;
 }
 ARK_DEVICE const ArkRange& ark_range(const ArkParams* p, ark_u32 processor, ark_u32 iteration,
-                                     ark_u32 phase0) {
-  const ark_u32 phase = iteration < phase0 ? 0u : ARK_PHASES - 1u;
-  return ARK_POINTER(const ArkRange, p->ranges)[phase * p->processors + processor];
+                                     const ArkPhases& phases) {
+  const ark_u32 first = ark_phase(phases, iteration) * p->processors;
+  return ARK_POINTER(const ArkRange, p->ranges)[first + processor];
 }
 ARK_DEVICE ark_u32 ark_next_stage(ark_u32 stage_base, const ArkRange& range) {
   stage_base += range.fetch_end - range.fetch_begin;
@@ -340,16 +357,16 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
   const bool leader = ark_tid() == 0;
   if (leader) ark_open_loop(c, p, processor, scratch);
   ark_sync();
-  const ark_u32 phase0 = ark_control(p)->phase0;
+  const ArkPhases phases = ark_phases(p);
   ark_u32 stage_base = 0u;
   ark_u32 traced = 0u;
   for (ark_u32 iteration = 0u;; ++iteration) {
     bool go = true;
     if (leader) go = ark_may_begin(c, iteration);
     if (!ark_all(go)) return;
-    const ArkRange range = ark_range(p, processor, iteration, phase0);
+    const ArkRange range = ark_range(p, processor, iteration, phases);
     const ark_u32 end = range.task_end;
-    if (leader) ark_open_iteration(c, iteration, phase0, range, stage_base);
+    if (leader) ark_open_iteration(c, iteration, phases, range, stage_base);
     if (range.task_begin < end) ark_task_ahead(team, loop, p, range.task_begin);
     if (range.task_begin + 1u < end) ark_task_ahead(team, loop, p, range.task_begin + 1u);
     ark_copies_done();

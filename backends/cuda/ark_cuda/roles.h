@@ -143,15 +143,15 @@ ARK_DEVICE void ark_lead(const ArkParams* p, ark_u32 processor, char* scratch) {
   ArkCtx& c = loop.ctx;
   const ArkTeam team{static_cast<ark_u32>(ark_lane()), 32u};
   const bool leader = ark_lane() == 0;
-  const ark_u32 phase0 = ark_control(p)->phase0;
+  const ArkPhases phases = ark_phases(p);
   ark_u32 stage_base = 0u, traced = 0u, turn = 0u;
   for (ark_u32 iteration = 0u;; ++iteration) {
     bool go = true;
     if (leader) go = ark_may_begin(c, iteration);
     if (!__shfl_sync(0xffffffffu, go, 0)) break;
-    const ArkRange range = ark_range(p, processor, iteration, phase0);
+    const ArkRange range = ark_range(p, processor, iteration, phases);
     const ark_u32 end = range.task_end;
-    if (leader) ark_open_iteration(c, iteration, phase0, range, stage_base);
+    if (leader) ark_open_iteration(c, iteration, phases, range, stage_base);
     if (range.task_begin < end) ark_task_ahead(team, loop, p, range.task_begin);
     if (range.task_begin + 1u < end) ark_task_ahead(team, loop, p, range.task_begin + 1u);
     ark_copies_done();
@@ -192,9 +192,9 @@ ARK_DEVICE void ark_lead(const ArkParams* p, ark_u32 processor, char* scratch) {
 ARK_DEVICE void ark_follow(const ArkParams* p, ark_u32 processor, char* scratch) {
   ArkLoop& loop = *reinterpret_cast<ArkLoop*>(scratch);
   ArkCtx& c = loop.ctx;
-  const ark_u32 phase0 = ark_control(p)->phase0;
+  const ArkPhases phases = ark_phases(p);
   while (ark_enter(c)) {
-    const ArkRange range = ark_range(p, processor, c.iteration, phase0);
+    const ArkRange range = ark_range(p, processor, c.iteration, phases);
     const ark_u32 end = range.task_end;
     ark_end_turn();
     for (ark_u32 i = range.task_begin; i < end; ++i) {

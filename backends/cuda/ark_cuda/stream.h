@@ -180,15 +180,15 @@ ARK_DEVICE void ark_stream_run(const ArkParams* p, ark_u32 processor) {
   c.processor = processor;
   c.iteration = 0u;
   c.warps[ark_warp()] = ARK_NO_TASK;
-  const ark_u32 phase0 = ark_control(p)->phase0;
+  const ArkPhases phases = ark_phases(p);
   const ArkRange* ranges = reinterpret_cast<const ArkRange*>(p->ranges);
   ark_u32 issued = 0u;
   for (;; ++c.iteration) {
     bool go = true;
     if (ark_lane() == 0) go = ark_stream_may_begin(p, c.iteration);
     if (!__shfl_sync(0xffffffffu, go, 0)) break;
-    const ark_u32 phase = c.iteration < phase0 ? 0u : ARK_PHASES - 1u;
-    if (!ark_stream_iteration(c, ranges[phase * p->processors + processor], issued)) break;
+    const ark_u32 first = ark_phase(phases, c.iteration) * p->processors;
+    if (!ark_stream_iteration(c, ranges[first + processor], issued)) break;
   }
   // A block must not end while copies into its shared memory are under way.
   for (ark_u32 back = ARK_IN_FLIGHT; back > 0u; --back) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from transformers import LlamaForCausalLM
 from ark.errors import BaseError, InvalidUsageError, ModelError, UnsupportedError
 from ark.models.checkpoint import Checkpoint
 from ark.models.shards import INDEX, SINGLE, read_header
+from ark.models.tokenizer import Tokenizer
 from tests.checkpoints import LLAMA3_ROPE, make_checkpoint
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -324,3 +326,39 @@ def test_no_damage_of_a_header_escapes_as_another_error(
         assert str(path) in str(error)
     else:
         assert sum(t.nbytes for t in tensors.values()) == len(intact) - length
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"]
+)
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    """A FIFO that nobody writes to would be read for ever."""
+    directory = make_checkpoint(tmp_path / "model", layers=1)
+    (directory / name).unlink()
+    os.mkfifo(directory / name)
+    with pytest.raises(ModelError, match=f"{name} is neither a file nor a link"):
+        Checkpoint.open(directory)
+        Tokenizer.open(directory)
+
+
+def test_a_number_of_layers_that_would_take_all_memory(tmp_path: Path) -> None:
+    directory = make_checkpoint(tmp_path / "model", layers=1)
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "num_hidden_layers": 2 * 10**9}))
+    with pytest.raises(ModelError, match="2000000000 layers"):
+        Checkpoint.open(directory)
+
+
+def test_a_digest_tells_weights_and_configs_apart(tmp_path: Path) -> None:
+    """One changed byte in a small tensor, or one changed constant, is seen."""
+    directory = make_checkpoint(tmp_path / "model", layers=1)
+    first = Checkpoint.open(directory).digest()
+    assert Checkpoint.open(directory).digest() == first
+    path = directory / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    second = Checkpoint.open(directory).digest()
+    config = directory / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "rms_norm_eps": 1e-4}))
+    assert len({first, second, Checkpoint.open(directory).digest()}) == 3

@@ -1,0 +1,90 @@
+"""Plans of any number of phases: each runs as often as it was asked for, one behind the other."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import pytest
+
+import ark
+from ark.backend import registry
+from ark.codegen.layout import MAX_PHASES
+from ark.frontend.model import Model, use_model
+from ark.lower.pipeline import plan as make_plan
+from ark.plan.types import Plan
+from ark.plan.verify import verify
+from ark.runtime.executor import Executor
+from ark.runtime.program import build
+
+SIZE = 3000
+
+
+def steps(count: int) -> Model:
+    """Phase p takes x to 2 x + p."""
+    with use_model(Model()) as model:
+        x = ark.tensor((SIZE,), name="x")
+        x.rename("x")
+        for number in range(count):
+            with model.graph.entry(f"step{number}"):
+                ark.add(ark.mul(x, 2.0), float(number), output=x)
+    return model
+
+
+def planned(model: Model, backend: str) -> Plan:
+    which, _ = registry.choose(backend)
+    with contextlib.closing(which.open(0)) as device:
+        made = make_plan(model.graph, device.machine)
+    verify([made])
+    return made
+
+
+@pytest.mark.parametrize("iterations", [[1, 2, 3], [0, 2, 0], [3, 0, 1], [0, 0, 2], 4])
+def test_each_phase_runs_as_often_as_asked(backend: str, iterations: list[int] | int) -> None:
+    made = planned(steps(3), backend)
+    assert [p.name for p in made.phases] == ["step0", "step1", "step2"]
+    which, _ = registry.choose(backend)
+    begin = np.arange(SIZE, dtype=np.float32)
+    with contextlib.closing(which.open(0)) as device, Executor(made, which, device) as executor:
+        executor.write("x", begin)
+        executor.start(iterations).wait(60)
+        found = executor.read("x")
+    each = [0, 0, iterations] if isinstance(iterations, int) else iterations
+    for number, count in enumerate(each):
+        for _ in range(count):
+            begin = 2 * begin + number
+    np.testing.assert_array_equal(found.ravel(), begin)
+
+
+@pytest.mark.parametrize("iterations", [[1], [1, 2, 3, 4], [1, -1, 2]])
+def test_iterations_that_do_not_fit_are_refused(iterations: list[int]) -> None:
+    made = planned(steps(3), "cpu")
+    which, _ = registry.choose("cpu")
+    with (
+        contextlib.closing(which.open(0)) as device,
+        Executor(made, which, device) as executor,
+        pytest.raises(ark.InvalidUsageError, match="plan has 3"),
+    ):
+        executor.start(iterations)
+
+
+def test_more_phases_than_a_launch_has_are_refused() -> None:
+    made = planned(steps(MAX_PHASES + 1), "cpu")
+    which, _ = registry.choose("cpu")
+    with (
+        contextlib.closing(which.open(0)) as device,
+        pytest.raises(ark.PlanError, match=f"at most {MAX_PHASES}"),
+    ):
+        build(made, device.machine, which, device.arch)
+
+
+def test_entries_have_names_of_their_own() -> None:
+    model = steps(2)
+    with pytest.raises(ark.ModelError, match="already"), model.graph.entry("step1"):
+        pass
+    with (
+        pytest.raises(ark.ModelError, match="within"),
+        model.graph.entry("outer"),
+        model.graph.entry("inner"),
+    ):
+        pass
