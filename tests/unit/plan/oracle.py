@@ -80,9 +80,19 @@ def order(plan: Plan, number: int) -> nx.DiGraph:
     }
     for reader, writer in itertools.permutations([k for k, v in packets.items() if v], 2):
         for r, w in itertools.product(packets[reader], packets[writer]):
-            if w[2] and not r[2] and r[1] & w[1]:
-                graph.add_edge(writer, reader)
+            if w[2] and not r[2] and r[1] & w[1] and not graph.has_edge(writer, reader):
+                graph.add_edge(writer, reader, packet=True)
     return graph
+
+
+def hidden(first: list, second: list) -> bool:
+    """Must `second` see plain memory that `first` wrote? A packet shows that its writer has read
+    what it needed, and nothing of what else it wrote.
+    """
+    return any(
+        x[2] and x[0] != "packet" and conflict([x], [y])
+        for x, y in itertools.product(first, second)
+    )
 
 
 def faults(plan: Plan, number: int) -> list[tuple[Node, Node]]:
@@ -92,12 +102,17 @@ def faults(plan: Plan, number: int) -> list[tuple[Node, Node]]:
         return [((number, -1, -1), (number, -1, -1))]
     listed = {k: t for k, t in tasks(plan).items() if k[0] == number}
     touches = {k: touched(plan, t) for k, t in listed.items()}
-    after = {k: nx.descendants(graph, k) for k in graph}
+    ran = {k: nx.descendants(graph, k) for k in graph}
+    plain = nx.DiGraph()
+    plain.add_nodes_from(graph)
+    plain.add_edges_from((a, b) for a, b, packet in graph.edges(data="packet") if not packet)
+    seen = {k: nx.descendants(plain, k) for k in plain}
     found = []
     for a, b in itertools.combinations(sorted(listed), 2):
         if listed[a].op == listed[b].op or not conflict(touches[a], touches[b]):
             continue
         first, second = (a, b) if listed[a].op < listed[b].op else (b, a)
+        after = seen if hidden(touches[first], touches[second]) else ran
         if second not in after[first]:
             found.append((first, second))
     return found
