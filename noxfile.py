@@ -74,7 +74,9 @@ def _emulate(session: nox.Session, runs: list[dict]) -> None:
             "ARK_ROCM_EMULATOR_CHECKS": str(int(run["checks"])),
             "ARK_REQUIRE": "rocm:1",
         }
-        words = ("-q", *WORKERS, "-k", "rocm", *TESTS[run["tests"]])
+        # Two workers are worth their start for all tests only.
+        workers = WORKERS if run["tests"] == "all" else ()
+        words = ("-q", *workers, "-k", "rocm", *TESTS[run["tests"]])
         session.run("pytest", *words, env=environment)
 
 

@@ -12,6 +12,7 @@ import argparse
 import datetime
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -117,8 +118,13 @@ def count(report: Path, backend: str) -> tuple[dict[str, Counts], int]:
     return files, on_device
 
 
-def _canonical(package: str) -> str:
-    return package.lower().replace("_", "-")
+def _canonical(package: str | None) -> str:
+    return (package or "").lower().replace("_", "-")
+
+
+def _word(text: object) -> str:
+    """What a driver or package says of itself, as far as a result file may hold it."""
+    return re.sub(r"[^\w .,:;()+/@~#-]", "-", str(text))[:120] or "unknown"
 
 
 def describe(row: dict[str, Any], report: Path) -> Result:
@@ -151,12 +157,12 @@ def describe(row: dict[str, Any], report: Path) -> Result:
         source=code_digest()[:16],
         system=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
-        devices=[d.name for d in devices],
-        versions={k: str(v) for k, v in sorted(probe.versions.items())},
-        packages=packages,
+        devices=[_word(d.name) for d in devices],
+        versions={_word(k): _word(v) for k, v in sorted(probe.versions.items())},
+        packages={k: _word(v) for k, v in packages.items()},
         on_device=on_device,
         total=total,
-        files=dict(sorted(files.items())),
+        files={_word(k): v for k, v in sorted(files.items())},
     )
 
 
