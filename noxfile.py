@@ -6,6 +6,8 @@ tests on a machine that must have what the row names, or fails.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import nox
 
 nox.options.sessions = ["lint", "types", "tests"]
@@ -35,10 +37,20 @@ MATRIX = nox.project.load_toml("ci/matrix.toml")
 @nox.session
 def lint(session: nox.Session) -> None:
     """Style, format, the order of the layers, and that generated files are up to date."""
-    session.install("ruff>=0.6", "tomli; python_version < '3.11'", "-e", ".", "import-linter>=2.16")
+    session.install(
+        "ruff>=0.6",
+        "tomli; python_version < '3.11'",
+        "-e",
+        ".",
+        "import-linter>=2.16",
+        "clang-format==23.1.5",
+    )
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("lint-imports")
+    headers = (p for p in Path().glob("**/*.h") if p.parts[0] in ("ark", "backends"))
+    device = sorted(str(p) for p in headers if "ark_rocm_emulator" not in p.parts)
+    session.run("clang-format", "--dry-run", "-Werror", *device)
     session.run("python", "ci/generate.py", "--check")
 
 
@@ -106,6 +118,17 @@ def access_sweep(session: nox.Session) -> None:
     session.install("-e", ".[dev]")
     environment = {"ARK_ACCESS_SEEDS": "25"}
     session.run("pytest", *WORKERS, "tests/unit/tasks", *session.posargs, env=environment)
+
+
+@nox.session
+def plan_fuzz(session: nox.Session) -> None:
+    """10,800 mutated plans against the verifier (the default run has 900), and 12 times as many
+    random graphs for planner, verifier and the brute-force second opinion.
+    """
+    session.install("-e", ".[dev]")
+    environment = {"ARK_PLAN_MUTATIONS": "12"}
+    tests_of_plans = ("tests/unit/plan", "--timeout=3000")
+    session.run("pytest", *WORKERS, *tests_of_plans, *session.posargs, env=environment)
 
 
 @nox.session

@@ -88,6 +88,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
     opcode: list[int] = []
     bodies: list[str] = []
     texts: list[str] = []
+    headers: dict[str, None] = {}  # in order of first use
     gates: set[int] = set()  # bodies that are no block form
     leads = bool(machine.variant.role(COMMUNICATE))
     seen: dict[tuple[object, ...], int] = {}
@@ -100,6 +101,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
             own = dialect.bodies.get(op.kind)
             text = own(name, sig, machine) if own else None
             bodies.append(name)
+            headers.update(dict.fromkeys(kinds.get(op.kind).headers()))
             gate = dialect.gates.get(op.kind) if leads and text else None
             opening = gate(name, sig, machine) if gate else None
             if opening:
@@ -117,8 +119,10 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
         layout.declarations(),
         _device_text("loop.h"),
         _device_text("common.h"),
+        _device_text("operand.h"),
         stream,
         roles,
+        *headers,
         *texts,
         _dispatch(bodies, gates if leads else None),
         dialect.entry,

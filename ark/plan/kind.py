@@ -107,16 +107,20 @@ class TaskKind(ABC):
         """What the task reads and writes; exact or larger, never smaller."""
 
     def packets(self, sig: Signature) -> frozenset[int]:
-        """Operands that the body can take or give as packets {value, epoch}.
+        """Operands that the body can load or publish as packets {value, epoch}.
 
         Who reads a task's packets may overwrite the plain memory that the task has read: a body
-        gives its packets only after its last such read.
+        publishes its packets only after its last such read.
         """
         return frozenset()
 
     @abstractmethod
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         """A C++ function `ARK_BODY void name(ArkCtx& c, const ArkTask& t)`."""
+
+    def headers(self) -> tuple[str, ...]:
+        """Device code that the bodies stand on, in order; the writer emits each text once."""
+        return ()
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         """Bytes of shared memory that the task needs besides the ring."""

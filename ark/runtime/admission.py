@@ -3,7 +3,7 @@
 Such a plan is data of unknown origin. Its form was checked when it was read (ark.plan.schema); here
 it is verified, its machine is compared with the model of that name and with the device, and its
 shared memory is counted as the backend's own bodies use it. Called by the command line and by
-ark.runtime.runtime.
+ark.api.runtime.
 """
 
 from __future__ import annotations

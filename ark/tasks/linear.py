@@ -40,13 +40,9 @@ from ark.plan.types import Fetch
 from ark.tasks import text
 from ark.tasks.rotary import (
     has_fresh,
+    rope,
     rotary_accesses,
-    rotary_angle,
     rotary_check,
-    rotary_operands,
-    rotary_store,
-    rotated_columns,
-    system,
 )
 
 StageRows = Annotated[int, msgspec.Meta(ge=1, le=64)]
@@ -151,114 +147,32 @@ class Linear(TaskKind):
                 "a machine model with row_slice 0"
             )
         m, k = sig.operands[0].shape
-        norm = sig.params["prologue"] == "rmsnorm"
-        row = text.offset(sig, 0, ["0", "0", "m", "0"])
-        bring = (
-            f"ark_load_row<{'true' if norm else 'false'}>(c, px + ({row}), "
-            f"{sig.operands[0].strides[-1]}, K, xs + m * K, {system(sig, 0)})"
-        )
-        body = (
-            text.operand(sig, 0, "px")
-            + text.operand(sig, 2, "po", const=False)
-            + f"  constexpr int M = {m}, K = {k}, R = {sig.params['rows']};\n"
-            "  float* xs = reinterpret_cast<float*>(ARK_SCRATCH(c));\n"
-        )
-        if norm:
-            # The weights of the norm are there before the input is; its scale waits for the end.
-            body += (
-                text.operand(sig, 3, "pn") + "  float scale[M];\n"
-                "  for (int k = ark_tid(); k < K; k += ARK_THREADS) {\n"
-                "    const float v = ark_get(pn, k);\n"
-                "    for (int m = 0; m < M; ++m) xs[m * K + k] = v;\n  }\n"
-                f"  for (int m = 0; m < M; ++m) scale[m] = {bring};\n"
-                "  for (int m = 0; m < M; ++m) scale[m] = ark_rsqrt(ark_block_sum(scale[m], "
-                f"xs + M * K) / K + {text.literal(sig.params['eps'])});\n"
-            )
-        else:
-            body += f"  for (int m = 0; m < M; ++m) {bring};\n"
-        weight = sig.operands[1].ctype
-        before, after = self._epilogue(sig)
-        ragged = (
-            "      if (rows < R) {\n        for (int r = 0; r < R; ++r) if (r < rows) "
-            "ark_dots<1>(w + r * K, K, xs + m * K, K, acc[m] + r);\n        continue;\n      }\n"
-        )
-        body += (
-            "  ark_sync();\n" + self._epilogue_operands(sig) + "  ark_u32 stage = t.fetch_begin;\n"
-            "  for (int n = t.coord[0]; n < t.coord[1]; n += R, ++stage) {\n"
-            "    if (!ark_stage_mine(c, stage)) continue;\n"
-            "    const int rows = t.coord[1] - n < R ? t.coord[1] - n : R;\n"
-            + before
-            + f"    const {weight}* w = reinterpret_cast<const {weight}*>(ark_stage(c, stage));\n"
-            "    float acc[M][R];\n"
-            "    for (int m = 0; m < M; ++m) {\n"
-            + (ragged if sig.operands[1].shape[0] % sig.params["rows"] else "")
-            + "      ark_dots<R>(w, K, xs + m * K, K, acc[m]);\n    }\n"
-            "    ark_stage_done(c, stage);\n"
-            "    if (ark_lane() != 0) continue;\n"
-            "    for (int m = 0; m < M; ++m) {\n"
-            + ("      for (int r = 0; r < R; ++r) acc[m][r] *= scale[m];\n" if norm else "")
-            + after
-            + "    }\n  }\n"
-        )
-        return text.function(name, body)
+        weight, rows = sig.operands[1], sig.params["rows"]
+        constants = (weight.ctype, m, k, rows, weight.shape[0] % rows != 0)
+        prologue = "ArkPlain{}"
+        if sig.params["prologue"] == "rmsnorm":
+            norm = text.given(sig, 3)
+            eps = text.literal(sig.params["eps"])
+            prologue = f"ark_rms_normed({norm}, {eps})"
+        operands = (text.given(sig, 0), prologue, self._epilogue(sig))
+        return text.call(name, "ark_linear", constants, operands)
+
+    def headers(self) -> tuple[str, ...]:
+        return (text.header("rotary.h"), text.header("linear.h"))
 
     def _first_extra(self, sig: Signature) -> int:
         return 4 if sig.params["prologue"] == "rmsnorm" else 3
 
-    def _epilogue_operands(self, sig: Signature) -> str:
-        first = self._first_extra(sig)
-        if sig.params["epilogue"] == "add":
-            return text.operand(sig, first, "pr")
-        if sig.params["epilogue"] == "rope_kv":
-            return rotary_operands(sig, first)
-        return ""
-
-    def _epilogue(self, sig: Signature) -> tuple[str, str]:
-        """What a lane prepares while its stage is on the way, and what it does with the sums."""
-        out = system(sig, 2)
+    def _epilogue(self, sig: Signature) -> str:
+        """What is done to the sums, as linear.h has it."""
+        first, out = self._first_extra(sig), text.given(sig, 2, const=False)
+        made = {
+            "store": f"ark_store_sums({out})",
+            "add": f"ark_add_sums({out}, {text.given(sig, first)})",
+            "swiglu": f"ark_swiglu_sums({out})",
+        }
         epilogue = sig.params["epilogue"]
-        if epilogue == "rope_kv":
-            return self._rope_kv_source(sig)
-        if epilogue == "swiglu":
-            at = text.offset(sig, 2, ["0", "0", "m", "(n + r) / 2"])
-            return "", (
-                "      for (int r = 0; r < R; r += 2) if (r < rows) {\n"
-                "        const float g = acc[m][r];\n"
-                f"        ark_publish(c, po, {at}, "
-                f"g / (1.0f + ark_exp(-g)) * acc[m][r + 1], {out});\n"
-                "      }\n"
-            )
-        at = text.offset(sig, 2, ["0", "0", "m", "(n + r)"])
-        each = "      for (int r = 0; r < R; ++r) if (r < rows) "
-        if epilogue == "store":
-            return "", f"{each}ark_publish(c, po, {at}, acc[m][r], {out});\n"
-        first = self._first_extra(sig)
-        residual = text.offset(sig, first, ["0", "0", "m", "(n + r)"])
-        before = (
-            "    float rest[M][R] = {};\n    if (ark_lane() == 0) for (int m = 0; m < M; ++m) {\n"
-            f"{each}rest[m][r] = ark_load(c, pr, {residual}, {system(sig, first)});\n    }}\n"
-        )
-        return before, f"{each}ark_publish(c, po, {at}, acc[m][r] + rest[m][r], {out});\n"
-
-    def _rope_kv_source(self, sig: Signature) -> tuple[str, str]:
-        rotated = rotated_columns(sig)
-        before = (
-            "    float sine[M][R / 2] = {}, cosine[M][R / 2] = {};\n"
-            "    if (ark_lane() == 0) for (int m = 0; m < M; ++m)\n"
-            "    for (int r = 0; r < R; r += 2) {\n      const int row = n + r;\n"
-            f"      if (r >= rows || row >= {rotated}) continue;\n"
-            f"      const float angle = {rotary_angle(sig)};\n"
-            "      sine[m][r / 2] = ark_sin(angle);\n"
-            "      cosine[m][r / 2] = ark_cos(angle);\n    }\n"
-        )
-        return before, (
-            "      for (int r = 0; r < R; r += 2) if (r < rows) {\n"
-            "        const int row = n + r;\n"
-            "        float a = acc[m][r], b = acc[m][r + 1];\n"
-            f"        if (row < {rotated}) ark_rotate(a, b, sine[m][r / 2], cosine[m][r / 2]);\n"
-            + rotary_store(sig, 2, self._first_extra(sig))
-            + "      }\n"
-        )
+        return made[epilogue] if epilogue in made else f"ark_rope_sums({rope(sig, 2, first)})"
 
 
 register(Linear())

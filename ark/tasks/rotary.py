@@ -1,14 +1,19 @@
 """Rotary embedding, and what a projection's result is turned or gated into in pairs.
 
-They stand on their own where the product before them is no linear task; the linear kind uses the
-same text in its epilogues. `rope_kv` params: heads, kv_heads, head_dim. operands: x (m, (heads + 2
-kv_heads) * head_dim), output q (m, heads * head_dim), position, frequencies, key cache and value
-cache (kv_heads, context, head_dim), [fresh (m, 2 * kv_heads * head_dim): the new keys and values
-once more, for readers in the same iteration]. coord: first and last+1 column of x, for all rows,
-because rows share the cache. `rotary_embedding` params: head_dim, interleaved (pairs are
-neighbours, else the halves of a head). operands: x (m, heads * head_dim), output, position,
-frequencies. coord: row, first and last+1 head. `swiglu` operands: x (m, 2 n) with gate and up as
-neighbours, output (m, n). coord: row, first and last+1 column of x.
+They stand on their own where the product before them is no linear task; the linear kind stores
+through the same functions (rotary.h).
+
+`rope_kv` params: heads, kv_heads, head_dim. operands: x (m, (heads + 2 kv_heads) * head_dim),
+output q (m, heads * head_dim), position, frequencies, key cache and value cache (kv_heads, context,
+head_dim), [fresh (m, 2 * kv_heads * head_dim): the new keys and values once more, for readers in
+the same iteration]. coord: first and last+1 column of x, for all rows, because rows share the
+cache.
+
+`rotary_embedding` params: head_dim, interleaved (pairs are neighbours, else the halves of a head).
+operands: x (m, heads * head_dim), output, position, frequencies. coord: row, first and last+1 head.
+
+`swiglu` operands: x (m, 2 n) with gate and up as neighbours, output (m, n). coord: row, first and
+last+1 column of x.
 """
 
 from __future__ import annotations
@@ -78,58 +83,15 @@ def rotary_accesses(sig: Signature, out: int, first: int, n0: int, n1: int) -> l
     return found
 
 
-def rotary_operands(sig: Signature, first: int) -> str:
-    """Declares what `rotary_store` uses besides `po`."""
-    return (
-        text.operand(sig, first, "pp")
-        + text.operand(sig, first + 1, "pf")
-        + text.operand(sig, first + 2, "pk", const=False)
-        + text.operand(sig, first + 3, "pv", const=False)
-        + (text.operand(sig, first + 4, "pfresh", const=False) if has_fresh(sig, first) else "")
-        + "  const int position = pp[0];\n"
-    )
-
-
-def rotated_columns(sig: Signature) -> int:
-    """Columns of the projection that are turned: queries and keys."""
+def rope(sig: Signature, out: int, first: int) -> str:
+    """The ArkRope of operands `first` on (the position) and of the output."""
     p = sig.params
-    return int((p["heads"] + p["kv_heads"]) * p["head_dim"])
-
-
-def rotary_angle(sig: Signature) -> str:
-    """The angle by which the pair of row `m` at column `row` is turned."""
-    return f"static_cast<float>(position + m) * pf[row % {sig.params['head_dim']} / 2]"
-
-
-def rotary_store(sig: Signature, out: int, first: int) -> str:
-    """Stores the turned pair `a`, `b` of row `m` at column `row` where it belongs."""
-    p = sig.params
-    width = p["head_dim"]
-    queries, keys = p["heads"] * width, p["kv_heads"] * width
-    context = sig.operands[first + 2].shape[1]
-    at = text.offset(sig, out, ["0", "0", "m", "row"])
-    next_at = text.offset(sig, out, ["0", "0", "m", "(row + 1)"])
-    scope = system(sig, out)
-    fresh = ""
-    if has_fresh(sig, first):
-        for step, value in ((0, "a"), (1, "b")):
-            place = text.offset(sig, first + 4, ["0", "0", "m", f"(row + {step - queries})"])
-            fresh += (
-                f"          ark_publish(c, pfresh, {place}, {value}, {system(sig, first + 4)});\n"
-            )
-    return (
-        f"        if (row < {queries}) {{\n"
-        f"          ark_publish(c, po, {at}, a, {scope});\n"
-        f"          ark_publish(c, po, {next_at}, b, {scope});\n"
-        f"        }} else if (position >= 0 && position + m < {context}) {{\n{fresh}"
-        f"          const bool key = row < {queries + keys};\n"
-        f"          const int i = row - (key ? {queries} : {queries + keys});\n"
-        f"          const ark_i64 at = (static_cast<ark_i64>(i / {width}) * {context} + position "
-        f"+ m) * {width} + i % {width};\n"
-        "          ark_put(key ? pk : pv, at, a);\n"
-        "          ark_put(key ? pk : pv, at + 1, b);\n"
-        "        }\n"
-    )
+    constants = (p["heads"], p["kv_heads"], p["head_dim"], sig.operands[first + 2].shape[1])
+    listed = ", ".join(str(n) for n in constants)
+    operands = [text.given(sig, out, const=False)]
+    operands += [text.given(sig, first + i) for i in (0, 1)]
+    operands += [text.given(sig, first + i, const=False) for i in (2, 3, 4)]
+    return f"ark_rope<{listed}>({', '.join(operands)})"
 
 
 class RopeKvParams(Params, frozen=True):
@@ -164,27 +126,12 @@ class RopeKv(TaskKind):
         elements = float(sig.operands[0].shape[0] * (coord[1] - coord[0]))
         return 8.0 * elements, 8.0 * elements
 
+    def headers(self) -> tuple[str, ...]:
+        return (text.header("rotary.h"),)
+
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         rows = sig.operands[0].shape[0]
-        at = text.offset(sig, 0, ["0", "0", "m", "row"])
-        next_at = text.offset(sig, 0, ["0", "0", "m", "(row + 1)"])
-        scope = system(sig, 0)
-        body = (
-            text.operand(sig, 0, "px")
-            + text.operand(sig, 1, "po", const=False)
-            + rotary_operands(sig, 2)
-            + "  const int pairs = (t.coord[1] - t.coord[0]) / 2;\n"
-            f"  for (int e = ark_tid(); e < pairs * {rows}; e += ARK_THREADS) {{\n"
-            "        const int m = e / pairs, row = t.coord[0] + e % pairs * 2;\n"
-            f"        float a = ark_load(c, px, {at}, {scope});\n"
-            f"        float b = ark_load(c, px, {next_at}, {scope});\n"
-            f"        const float angle = {rotary_angle(sig)};\n"
-            f"        if (row < {rotated_columns(sig)}) "
-            "ark_rotate(a, b, ark_sin(angle), ark_cos(angle));\n"
-            + rotary_store(sig, 1, 2)
-            + "  }\n"
-        )
-        return text.function(name, body)
+        return text.call(name, "ark_rope_kv", (rows,), (text.given(sig, 0), rope(sig, 1, 2)))
 
 
 class SwiGlu(TaskKind):
@@ -211,21 +158,12 @@ class SwiGlu(TaskKind):
             Access(1, (row, n0 // 2), (row + 1, n1 // 2), write=True),
         ]
 
+    def headers(self) -> tuple[str, ...]:
+        return (text.header("rotary.h"),)
+
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        gate_at = text.offset(sig, 0, ["0", "0", "m", "2 * n"])
-        up_at = text.offset(sig, 0, ["0", "0", "m", "(2 * n + 1)"])
-        at = text.offset(sig, 1, ["0", "0", "m", "n"])
-        scope = system(sig, 0)
-        body = (
-            text.operand(sig, 0, "px")
-            + text.operand(sig, 1, "po", const=False)
-            + "  const int m = t.coord[0];\n  (void)m;\n"
-            "  for (int n = t.coord[1] / 2 + ark_tid(); n < t.coord[2] / 2; n += ARK_THREADS) {\n"
-            f"    const float g = ark_load(c, px, {gate_at}, {scope});\n"
-            f"    const float u = ark_load(c, px, {up_at}, {scope});\n"
-            f"    ark_publish(c, po, {at}, g / (1.0f + ark_exp(-g)) * u, {system(sig, 1)});\n  }}\n"
-        )
-        return text.function(name, body)
+        operands = (text.given(sig, 0), text.given(sig, 1, const=False))
+        return text.call(name, "ark_swiglu_pairs", (), operands)
 
 
 class RotaryEmbeddingParams(Params, frozen=True):
@@ -261,33 +199,13 @@ class RotaryEmbedding(TaskKind):
         found = [Access(0, *box), Access(1, *box, write=True)]
         return [*found, whole(2, sig.operands[2]), whole(3, sig.operands[3])]
 
+    def headers(self) -> tuple[str, ...]:
+        return (text.header("rotary.h"),)
+
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        width = sig.params["head_dim"]
-        first, step = ("2 * i", 1) if sig.params["interleaved"] else ("i", width // 2)
-        places = [["0", "0", "row", at] for at in ("n", f"(n + {step})")]
-        a_at, b_at = (text.offset(sig, 0, place) for place in places)
-        a_out, b_out = (text.offset(sig, 1, place) for place in places)
-        scope = system(sig, 0)
-        body = (
-            text.operand(sig, 0, "px")
-            + text.operand(sig, 1, "po", const=False)
-            + text.operand(sig, 2, "pp")
-            + text.operand(sig, 3, "pf")
-            + f"""  const int row = t.coord[0], pairs = (t.coord[2] - t.coord[1]) * {width // 2};
-  (void)row;
-  for (int e = ark_tid(); e < pairs; e += ARK_THREADS) {{
-    const int i = e % {width // 2};
-    const int n = (t.coord[1] + e / {width // 2}) * {width} + {first};
-    float a = ark_load(c, px, {a_at}, {scope});
-    float b = ark_load(c, px, {b_at}, {scope});
-    const float angle = static_cast<float>(pp[0] + row) * pf[i];
-    ark_rotate(a, b, ark_sin(angle), ark_cos(angle));
-    ark_publish(c, po, {a_out}, a, {system(sig, 1)});
-    ark_publish(c, po, {b_out}, b, {system(sig, 1)});
-  }}
-"""
-        )
-        return text.function(name, body)
+        constants = (sig.params["head_dim"], bool(sig.params["interleaved"]))
+        operands = [text.given(sig, i, const=i != 1) for i in range(4)]
+        return text.call(name, "ark_rotary_embedding", constants, operands)
 
 
 register(RopeKv())

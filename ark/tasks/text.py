@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from importlib import resources
 
 import numpy as np
 
@@ -25,6 +26,31 @@ def operand(sig: Signature, index: int, name: str, const: bool = True) -> str:
     qualifier = "const " if const else ""
     pointed = f"{qualifier}{ctype}"
     return f"  {pointed}* {name} = ARK_POINTER({pointed}, t.operand[{index}]);\n"
+
+
+def given(sig: Signature, index: int, const: bool = True) -> str:
+    """Operand `index` as bodies in .h files take it: an ArkOperand, or none if there is no such."""
+    if index >= len(sig.operands):
+        return "ArkNoOperand{}"
+    op = sig.operands[index]
+    pointed = f"{'const ' if const else ''}{op.ctype}"
+    shape, strides = pad4(op.shape, 1), pad4(op.strides, 0)
+    steps = ", ".join(str(s if n != 1 else 0) for s, n in zip(strides, shape, strict=True))
+    scope = "true" if op.system else "false"
+    return f"ArkOperand<{pointed}, {steps}, {scope}>{{ARK_POINTER({pointed}, t.operand[{index}])}}"
+
+
+def call(name: str, callee: str, constants: Sequence[object], arguments: Sequence[str]) -> str:
+    """A task body that is one call of a template of the kind's .h file: constants, arguments."""
+    listed = ", ".join(str(c).lower() if isinstance(c, bool) else str(c) for c in constants)
+    template = f"{callee}<{listed}>" if listed else callee
+    lines = ",\n      ".join(["c, t", *arguments])
+    return function(name, f"  {template}(\n      {lines});\n")
+
+
+def header(name: str) -> str:
+    """The text of a .h file of this package."""
+    return resources.files("ark.tasks").joinpath(name).read_text()
 
 
 def offset(sig: Signature, index: int, variables: Sequence[str]) -> str:

@@ -40,21 +40,25 @@ ARK_DEVICE float ark_block_max(float v, float* scratch) {
 
 // An operand that is plain memory or packets: the same call reads (and waits for) either.
 template <typename T>
-ARK_DEVICE float ark_load(ArkCtx&, const T* p, ark_i64 i, bool) { return ark_get(p, i); }
+ARK_DEVICE float ark_load(ArkCtx&, const T* p, ark_i64 i, bool) {
+  return ark_get(p, i);
+}
 ARK_DEVICE float ark_load(ArkCtx& c, const ark_u64* p, ark_i64 i, bool system) {
   return ark_wait_packet(c, p + i, system);
 }
 template <typename T>
-ARK_DEVICE void ark_publish(ArkCtx&, T* p, ark_i64 i, float v, bool) { ark_put(p, i, v); }
+ARK_DEVICE void ark_publish(ArkCtx&, T* p, ark_i64 i, float v, bool) {
+  ark_put(p, i, v);
+}
 ARK_DEVICE void ark_publish(ArkCtx& c, ark_u64* p, ark_i64 i, float v, bool system) {
   ark_publish_packet(c, p + i, v, system);
 }
 
-// Brings a row of n elements, `stride` apart, into shared memory; thread t brings t, t + ARK_THREADS
-// and so on. With SCALED, xs holds a factor for each of the thread's elements, and the product stays
-// there. Returns the thread's share of the elements' sum of squares. Loads are issued together, so
-// that one trip to memory serves ARK_BATCH of them; where packets have not come, one is waited
-// for before the rest is asked for again.
+// Brings a row of n elements, `stride` apart, into shared memory; thread t brings t, t +
+// ARK_THREADS and so on. With SCALED, xs holds a factor for each of the thread's elements, and the
+// product stays there. Returns the thread's share of the elements' sum of squares. Loads are issued
+// together, so that one trip to memory serves ARK_BATCH of them; where packets have not come, one
+// is waited for before the rest is asked for again.
 constexpr int ARK_BATCH = 8;
 
 template <bool SCALED>
@@ -79,7 +83,8 @@ ARK_DEVICE float ark_load_row(ArkCtx&, const T* p, int stride, int n, float* xs,
   return squares;
 }
 template <bool SCALED>
-ARK_DEVICE float ark_load_row(ArkCtx& c, const ark_u64* p, int stride, int n, float* xs, bool system) {
+ARK_DEVICE float ark_load_row(ArkCtx& c, const ark_u64* p, int stride, int n, float* xs,
+                              bool system) {
   float squares = 0.0f;
   for (int first = ark_tid(); first < n; first += ARK_BATCH * ARK_THREADS) {
     ark_u64 seen[ARK_BATCH] = {};  // no epoch is 0
@@ -108,7 +113,8 @@ ARK_DEVICE float ark_load_row(ArkCtx& c, const ark_u64* p, int stride, int n, fl
   return squares;
 }
 
-// Turns a pair of neighbours by an angle given as sine and cosine (RoPE, pairwise complex multiply).
+// Turns a pair of neighbours by an angle given as sine and cosine (RoPE, pairwise complex
+// multiply).
 ARK_DEVICE void ark_rotate(float& a, float& b, float sine, float cosine) {
   const float x = a, y = b;
   a = x * cosine - y * sine;

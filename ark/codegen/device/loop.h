@@ -22,13 +22,13 @@ constexpr ark_u32 ARK_GAVE_UP = 0x80000000u;
 // What a task body sees besides its task; one per processor, in its shared memory.
 struct ArkCtx {
   const ArkParams* p;
-  char* scratch;             // shared memory of this processor, ARK_SCRATCH_BYTES
-  const ArkFetch* fetches;   // this processor's operand stream in this phase
+  char* scratch;            // shared memory of this processor, ARK_SCRATCH_BYTES
+  const ArkFetch* fetches;  // this processor's operand stream in this phase
   ark_u32 processor;
-  ark_u32 iteration;         // since launch
+  ark_u32 iteration;  // since launch
   ark_u32 phase;
-  ark_u32 phase_iteration;   // since the phase began
-  ark_u32 stage_base;        // stages consumed in earlier iterations, up to ARK_STAGE_PERIOD
+  ark_u32 phase_iteration;         // since the phase began
+  ark_u32 stage_base;              // stages consumed in earlier iterations, up to ARK_STAGE_PERIOD
   ark_u32 warps[ARK_BLOCK_WARPS];  // of all roles
 };
 

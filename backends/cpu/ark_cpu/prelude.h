@@ -15,8 +15,12 @@ typedef uint32_t ark_u32;
 typedef int32_t ark_i32;
 typedef int64_t ark_i64;
 typedef uint64_t ark_u64;
-struct ark_f16 { uint16_t bits; };
-struct ark_bf16 { uint16_t bits; };
+struct ark_f16 {
+  uint16_t bits;
+};
+struct ark_bf16 {
+  uint16_t bits;
+};
 
 #define ARK_DEVICE static inline
 #define ARK_BODY static __attribute__((noinline))

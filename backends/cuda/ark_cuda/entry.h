@@ -1,5 +1,6 @@
 // The loop kernel's entry point on NVIDIA GPUs: one block per processor, all resident, launched
-// cooperatively. With a ring the last warp fetches; with roles the one before leads, the others compute.
+// cooperatively. With a ring the last warp fetches; with roles the one before leads, the others
+// compute.
 
 constexpr int ARK_BLOCK_THREADS = 32 * ARK_BLOCK_WARPS;
 

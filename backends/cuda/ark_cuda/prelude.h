@@ -6,8 +6,12 @@ typedef unsigned int ark_u32;
 typedef int ark_i32;
 typedef long long ark_i64;
 typedef unsigned long long ark_u64;
-struct ark_f16 { unsigned short bits; };
-struct ark_bf16 { unsigned short bits; };
+struct ark_f16 {
+  unsigned short bits;
+};
+struct ark_bf16 {
+  unsigned short bits;
+};
 
 #define ARK_DEVICE static __device__ __forceinline__
 #define ARK_DEVICE_MEMBER __device__ __forceinline__
@@ -28,9 +32,9 @@ ARK_DEVICE int ark_tid() { return static_cast<int>(threadIdx.x); }
 ARK_DEVICE int ark_lane() { return static_cast<int>(threadIdx.x & 31u); }
 ARK_DEVICE int ark_warp() { return static_cast<int>(threadIdx.x >> 5); }
 
-// Barrier 1 counts the computing threads only; barrier 0 would wait for the fetching warp too. Lanes
-// that reach a barrier apart (after a loop of unequal length) meet first: on sm_90 what NVRTC 13.0
-// makes of a barrier for a divided warp ends in an illegal instruction.
+// Barrier 1 counts the computing threads only; barrier 0 would wait for the fetching warp too.
+// Lanes that reach a barrier apart (after a loop of unequal length) meet first: on sm_90 what
+// NVRTC 13.0 makes of a barrier for a divided warp ends in an illegal instruction.
 ARK_DEVICE void ark_sync() {
   __syncwarp();
   asm volatile("barrier.sync 1, %0;" ::"n"(ARK_THREADS) : "memory");
@@ -96,8 +100,8 @@ ARK_DEVICE ark_u32 ark_peek_host(const ark_u32* p) {
 ARK_DEVICE void ark_store_host(ark_u32* p, ark_u32 v) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
-// A word that the lanes of one warp share. The polls beside it clobber memory, so that each round reads
-// it again; a volatile load here costs 2% of a token.
+// A word that the lanes of one warp share. The polls beside it clobber memory, so that each round
+// reads it again; a volatile load here costs 2% of a token.
 ARK_DEVICE ark_u32 ark_warp_load(const ark_u32* p) { return *p; }
 ARK_DEVICE void ark_warp_store(ark_u32* p, ark_u32 v) { *p = v; }
 // A packet carries its own epoch, so that neither side needs an order with other memory.

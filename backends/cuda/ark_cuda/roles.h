@@ -1,8 +1,9 @@
-// The loop of the variant `roles` (docs/loop-kernel.md): one warp leads the turns, the computing warps
-// follow, and no barrier of the block stands between tasks. The lead warp waits until all computing
-// warps have ended a task, opens the next one when its first packet has come (nobody polls memory
-// before his own processor has done its part, and then one lane does), and fetches records
-// meanwhile. Only it decides to leave; so nobody waits at a barrier for warps that have left.
+// The loop of the variant `roles` (docs/loop-kernel.md): one warp leads the turns, the computing
+// warps follow, and no barrier of the block stands between tasks. The lead warp waits until all
+// computing warps have ended a task, opens the next one when its first packet has come (nobody
+// polls memory before his own processor has done its part, and then one lane does), and fetches
+// records meanwhile. Only it decides to leave; so nobody waits at a barrier for warps that have
+// left.
 
 #define ARK_HAS_TURNS 1
 constexpr int ARK_LEADS = ARK_BLOCK_WARPS - ARK_WARPS - 1;
@@ -52,7 +53,8 @@ ARK_DEVICE void ark_end_turn() {
   if (ark_lane() == 0) ark_barrier_arrive(&ark_turns.done, 1u);
 }
 
-// Called by all computing warps when each has stored its part of an input; all parts are there then.
+// Called by all computing warps when each has stored its part of an input; all parts are there
+// then.
 ARK_DEVICE void ark_gathered() {
   ark_u32* own = &ark_turns.gathers[ark_warp()];
   const ark_u32 count = ark_warp_load(own);
@@ -77,14 +79,18 @@ ARK_DEVICE bool ark_close_turn(const ArkCtx& c, ark_u32& turn) {
   return __all_sync(0xffffffffu, fine) != 0;
 }
 
-// This thread's pairs of elements: pair i is at at(i), which may be null. Packets are asked for all at
-// once, 16 bytes a load, and those that are late again.
+// This thread's pairs of elements: pair i is at at(i), which may be null. Packets are asked for all
+// at once, 16 bytes a load, and those that are late again.
 ARK_DEVICE void ark_packet_pair(const ark_u64* p, ark_u64& a, ark_u64& b, bool system) {
   if (system) {
-    asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(a), "=l"(b) : "l"(p)
+    asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
+                 : "=l"(a), "=l"(b)
+                 : "l"(p)
                  : "memory");
   } else {
-    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(a), "=l"(b) : "l"(p)
+    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
+                 : "=l"(a), "=l"(b)
+                 : "l"(p)
                  : "memory");
   }
 }
@@ -92,9 +98,7 @@ template <int N, typename At>
 ARK_DEVICE void ark_pairs(ArkCtx& c, const ark_u64*, const At& at, float (&v)[2 * N], bool system) {
   const ark_u32 epoch = c.iteration + 1u;
   ark_u64 seen[2 * N] = {};  // no epoch is 0
-  const auto here = [&](int i) {
-    return static_cast<ark_u32>(seen[i] >> 32) == epoch;
-  };
+  const auto here = [&](int i) { return static_cast<ark_u32>(seen[i] >> 32) == epoch; };
   ArkSpin spin{0u, 0u};
   for (;;) {
     bool all = true;

@@ -122,8 +122,9 @@ ARK_DEVICE bool ark_fill_slot(ArkCtx& c, ark_u32 slot, ark_u64 address, ark_u32 
       asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(full), "r"(bytes)
                    : "memory");
       asm volatile(
-          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-          ::"r"(ark_shared_address(ark_slot(slot))), "l"(address), "r"(bytes), "r"(full)
+          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+          "[%3];" ::"r"(ark_shared_address(ark_slot(slot))),
+          "l"(address), "r"(bytes), "r"(full)
           : "memory");
     }
     return true;

@@ -7,8 +7,12 @@ typedef int ark_i32;
 typedef unsigned long long ark_u64;
 typedef long long ark_i64;
 typedef unsigned short ark_u16;
-struct ark_f16 { ark_u16 bits; };
-struct ark_bf16 { ark_u16 bits; };
+struct ark_f16 {
+  ark_u16 bits;
+};
+struct ark_bf16 {
+  ark_u16 bits;
+};
 typedef ark_u32 ark_u32x4 __attribute__((ext_vector_type(4)));
 typedef float ark_f32x4 __attribute__((ext_vector_type(4)));
 
@@ -25,7 +29,9 @@ typedef float ark_f32x4 __attribute__((ext_vector_type(4)));
 template <typename T>
 using ark_global = __attribute__((address_space(1))) T;
 template <typename T>
-ARK_DEVICE ark_global<T>* ark_to_global(T* p) { return (ark_global<T>*)p; }
+ARK_DEVICE ark_global<T>* ark_to_global(T* p) {
+  return (ark_global<T>*)p;
+}
 #define ARK_POINTER(type, address) ((type*)(ark_global<type>*)(address))
 
 // Known without reading the context, so that the compiler sees shared memory as such.
@@ -152,9 +158,9 @@ ARK_DEVICE ark_u32 ark_load_acquire(const ark_u32* p, bool system) {
   return system ? __hip_atomic_load(g, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM)
                 : __hip_atomic_load(g, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT);
 }
-// A release is written out as fence, wait and relaxed operation: clang 22 leaves out the wait behind
-// a cache write-back when the wave itself has nothing under way (mended in llvm-project PR 178316),
-// and the operation could overtake what it publishes.
+// A release is written out as fence, wait and relaxed operation: clang 22 leaves out the wait
+// behind a cache write-back when the wave itself has nothing under way (mended in llvm-project PR
+// 178316), and the operation could overtake what it publishes.
 ARK_DEVICE void ark_release_to_device() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
   ark_drain();

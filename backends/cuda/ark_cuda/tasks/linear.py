@@ -12,10 +12,7 @@ from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.rotary import (
-    rotary_angle,
-    rotary_operands,
-    rotary_store,
-    rotated_columns,
+    rope,
     system,
 )
 from ark.variant import COMMUNICATE
@@ -142,7 +139,7 @@ def _epilogue(sig: Signature, first: int) -> tuple[str, str, str]:
     kind, scope = sig.params["epilogue"], system(sig, 2)
     row = "(begin + i)"
     if kind == "rope_kv":
-        return rotary_operands(sig, first), "", _rotary(sig, first)
+        return f"  const auto rope = {rope(sig, 2, first)};\n", "", _rotary(sig, first)
     if kind == "swiglu":
         at = text.offset(sig, 2, ["0", "0", "m", "(begin + i) / 2"])
         return (
@@ -180,9 +177,8 @@ def _rotary(sig: Signature, first: int) -> str:
         "      const int row = begin + i;\n"
         "      float a = scale * ark_slices(part + i, PITCH);\n"
         "      float b = scale * ark_slices(part + i + 1, PITCH);\n"
-        f"      if (row < {rotated_columns(sig)}) {{\n"
-        f"        const float angle = {rotary_angle(sig)};\n"
+        "      if (row < decltype(rope)::ROTATED) {\n"
+        "        const float angle = ark_rope_angle(rope, m, row);\n"
         "        ark_rotate(a, b, ark_sin(angle), ark_cos(angle));\n      }\n"
-        + rotary_store(sig, 2, first)
-        + "    }\n"
+        "      ark_rope_store(c, rope, m, row, a, b);\n    }\n"
     )

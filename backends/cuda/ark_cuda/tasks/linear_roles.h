@@ -29,7 +29,8 @@ ARK_DEVICE void ark_row_factors(const T* norm, float (&factor)[2 * ARK_ROW_PAIRS
   }
 }
 
-// Brings a row of K elements, times `factor` if NORM, to xs; returns the sum of this thread's squares.
+// Brings a row of K elements, times `factor` if NORM, to xs; returns the sum of this thread's
+// squares.
 template <int K, bool NORM, typename P, typename T, int F>
 ARK_DEVICE float ark_row(ArkCtx& c, const P* p, const float (&factor)[F], T* xs, bool system) {
   constexpr int ALL = ARK_ROW_PAIRS<K>, N = ALL < 12 ? ALL : 12;

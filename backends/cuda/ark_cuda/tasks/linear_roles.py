@@ -10,10 +10,7 @@ from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.rotary import (
-    rotary_angle,
-    rotary_operands,
-    rotary_store,
-    rotated_columns,
+    rope,
     system,
 )
 
@@ -147,15 +144,14 @@ def _epilogue(sig: Signature, first: int) -> tuple[str, str, str, str]:
     )
     if kind == "rope_kv":
         return (
-            rotary_operands(sig, first),
+            f"  const auto rope = {rope(sig, 2, first)};\n",
             "  float sine = 0.0f, cosine = 1.0f;\n",
-            f"    if (row >= {rotated_columns(sig)}) return;\n"
-            f"    const float angle = {rotary_angle(sig)};\n"
+            "    if (row >= decltype(rope)::ROTATED) return;\n"
+            "    const float angle = ark_rope_angle(rope, m, row);\n"
             "    sine = ark_sin(angle), cosine = ark_cos(angle);\n",
             f"{pair}      float a = total, b = other;\n"
-            f"      if (row < {rotated_columns(sig)}) ark_rotate(a, b, sine, cosine);\n"
-            + rotary_store(sig, 2, first)
-            + "    }\n",
+            "      if (row < decltype(rope)::ROTATED) ark_rotate(a, b, sine, cosine);\n"
+            "      ark_rope_store(c, rope, m, row, a, b);\n    }\n",
         )
     if kind == "swiglu":
         at = text.offset(sig, 2, ["0", "0", "m", "row / 2"])

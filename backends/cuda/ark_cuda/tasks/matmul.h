@@ -9,9 +9,9 @@
 template <typename T>
 struct ArkSide {
   const T* at;
-  ark_i64 row, k;       // element strides
-  int rows, depth;      // of this tile
-  bool wide;            // 16-byte loads along k are aligned
+  ark_i64 row, k;   // element strides
+  int rows, depth;  // of this tile
+  bool wide;        // 16-byte loads along k are aligned
 };
 
 ARK_DEVICE void ark_mma(float (&d)[4], ark_u32 a0, ark_u32 a1, ark_u32 a2, ark_u32 a3, ark_u32 b0,

@@ -1,0 +1,160 @@
+// Causal grouped-query attention over a key/value cache, and the join of its splits. What a task
+// computes and touches is said in attention.py.
+
+// Shared memory of a task: G query heads of D elements each, CHUNK positions at a time.
+template <int G, int D, int CHUNK>
+struct ArkAttentionScratch {
+  float query[G * D];
+  float sum[G * D];      // unnormalised
+  float current[2 * D];  // this iteration's key and value
+  float score[G * CHUNK];
+  float top[G];     // largest score so far
+  float weight[G];  // sum of the scores' exponentials
+  float keep[G];    // what a chunk's new maximum leaves of the sums before it
+};
+
+// One chunk of positions from `first`, `count` of them, the first `cached` of them in the cache.
+template <int G, int D, int CHUNK, class K>
+ARK_DEVICE void ark_attention_scores(ArkAttentionScratch<G, D, CHUNK>& s, K keys, int head,
+                                     int first, int cached, int count) {
+  for (int e = ark_warp(); e < count; e += ARK_WARPS) {
+    for (int g = 0; g < G; ++g) {
+      const float share =
+          e < cached ? ark_row_dot(ark_address(keys, 0, head, first + e, 0), s.query + g * D, D)
+                     : ark_row_dot(s.current, s.query + g * D, D);
+      const float score = ark_warp_sum(share);
+      if (ark_lane() == 0) s.score[g * CHUNK + e] = score;
+    }
+  }
+}
+
+// Scores to exponentials against the running maximum.
+template <int G, int D, int CHUNK>
+ARK_DEVICE void ark_attention_softmax(ArkAttentionScratch<G, D, CHUNK>& s, int count) {
+  for (int g = ark_warp(); g < G; g += ARK_WARPS) {
+    float m = s.top[g];
+    for (int e = ark_lane(); e < count; e += ARK_LANES) {
+      const float v = s.score[g * CHUNK + e];
+      m = v > m ? v : m;
+    }
+    m = ark_warp_max(m);
+    float sum = 0.0f;
+    for (int e = ark_lane(); e < count; e += ARK_LANES) {
+      const float v = ark_exp(s.score[g * CHUNK + e] - m);
+      s.score[g * CHUNK + e] = v;
+      sum += v;
+    }
+    sum = ark_warp_sum(sum);
+    if (ark_lane() == 0) {
+      s.keep[g] = ark_exp(s.top[g] - m);
+      s.weight[g] = s.weight[g] * s.keep[g] + sum;
+      s.top[g] = m;
+    }
+  }
+}
+
+// Adds the chunk's weighted values. A single thread walks rows, so that the compiler makes vectors
+// of a row's columns; many threads split the columns.
+template <int G, int D, int CHUNK, class V>
+ARK_DEVICE void ark_attention_values(ArkAttentionScratch<G, D, CHUNK>& s, V values, int head,
+                                     int first, int cached, int count) {
+  if constexpr (ARK_THREADS == 1) {
+    for (int g = 0; g < G; ++g) {
+      float* sum = s.sum + g * D;
+      for (int d = 0; d < D; ++d) sum[d] *= s.keep[g];
+      for (int e = 0; e < cached; ++e) {
+        const auto* row = ark_address(values, 0, head, first + e, 0);
+        for (int d = 0; d < D; ++d) sum[d] += s.score[g * CHUNK + e] * ark_get(row, d);
+      }
+      if (cached < count) {
+        for (int d = 0; d < D; ++d) sum[d] += s.score[g * CHUNK + cached] * s.current[D + d];
+      }
+    }
+  } else {
+    for (int i = ark_tid(); i < G * D; i += ARK_THREADS) {
+      const int g = i / D, d = i % D;
+      float sum = s.sum[i] * s.keep[g];
+      for (int e = 0; e < cached; ++e) {
+        sum += s.score[g * CHUNK + e] * ark_get(ark_address(values, 0, head, first + e, 0), d);
+      }
+      if (cached < count) sum += s.score[g * CHUNK + cached] * s.current[D + d];
+      s.sum[i] = sum;
+    }
+  }
+}
+
+// coord: row, key/value head, split. With one split the output is the heads' result, else the
+// unnormalised sum, maximum and denominator of each.
+template <int G, int KV_HEADS, int D, int CONTEXT, int SPLITS, int CHUNK, class Q, class K, class V,
+          class P, class O, class F>
+ARK_DEVICE void ark_attention(ArkCtx& c, const ArkTask& t, float scale, Q query, K keys, V values,
+                              P position, O output, F fresh) {
+  auto& s = *reinterpret_cast<ArkAttentionScratch<G, D, CHUNK>*>(ARK_SCRATCH(c));
+  const int row = t.coord[0], head = t.coord[1], split = t.coord[2];
+  const int seen = position.p[0] + row + 1;
+  const int count = seen < CONTEXT ? seen : CONTEXT;
+  const int begin = static_cast<int>(static_cast<ark_i64>(count) * split / SPLITS);
+  const int end = static_cast<int>(static_cast<ark_i64>(count) * (split + 1) / SPLITS);
+  const int in_cache = F::given ? count - 1 : count;
+  for (int i = ark_tid(); i < G * D; i += ARK_THREADS) {
+    s.query[i] = ark_load(c, query, 0, 0, row, head * G * D + i) * scale;
+    s.sum[i] = 0.0f;
+  }
+  for (int g = ark_tid(); g < G; g += ARK_THREADS) {
+    s.top[g] = -1e30f;
+    s.weight[g] = 0.0f;
+  }
+  if constexpr (F::given) {
+    for (int i = ark_tid(); end == count && i < 2 * D; i += ARK_THREADS) {
+      const int column = i < D ? head * D + i : (KV_HEADS + head - 1) * D + i;
+      s.current[i] = ark_load(c, fresh, 0, 0, 0, column);
+    }
+  }
+  ark_sync();
+  for (int first = begin; first < end; first += CHUNK) {
+    const int many = end - first < CHUNK ? end - first : CHUNK;
+    const int cached = first + many > in_cache ? in_cache - first : many;
+    ark_attention_scores(s, keys, head, first, cached, many);
+    ark_sync();
+    ark_attention_softmax(s, many);
+    ark_sync();
+    ark_attention_values(s, values, head, first, cached, many);
+    ark_sync();
+  }
+  if constexpr (SPLITS == 1) {
+    for (int i = ark_tid(); i < G * D; i += ARK_THREADS) {
+      ark_publish(c, output, 0, 0, row, head * G * D + i, s.sum[i] / s.weight[i / D]);
+    }
+  } else {
+    for (int i = ark_tid(); i < G * (D + 2); i += ARK_THREADS) {
+      const int g = i / (D + 2), d = i % (D + 2);
+      const float v = d < D ? s.sum[g * D + d] : d == D ? s.top[g] : s.weight[g];
+      ark_publish(c, output, row, head * G + g, split, d, v);
+    }
+  }
+}
+
+// coord: row, head. Joins the splits' partial results.
+template <int D, int SPLITS, class P, class O>
+ARK_DEVICE void ark_attention_merge(ArkCtx& c, const ArkTask& t, P partial, O output) {
+  const int row = t.coord[0], head = t.coord[1];
+  float* part = reinterpret_cast<float*>(ARK_SCRATCH(c));
+  for (int i = ark_tid(); i < SPLITS * (D + 2); i += ARK_THREADS) {
+    part[i] = ark_load(c, partial, row, head, i / (D + 2), i % (D + 2));
+  }
+  ark_sync();
+  float m = -1e30f;
+  for (int s = 0; s < SPLITS; ++s) {
+    const float top = part[s * (D + 2) + D];
+    m = top > m ? top : m;
+  }
+  for (int d = ark_tid(); d < D; d += ARK_THREADS) {
+    float sum = 0.0f, weight = 0.0f;
+    for (int s = 0; s < SPLITS; ++s) {
+      const float keep = ark_exp(part[s * (D + 2) + D] - m);
+      sum += keep * part[s * (D + 2) + d];
+      weight += keep * part[s * (D + 2) + D + 1];
+    }
+    ark_publish(c, output, 0, 0, row, head * D + d, sum / weight);
+  }
+}

@@ -1,0 +1,101 @@
+// Rotary embedding of a projection's columns, and gating of neighbours. What a task computes and
+// touches is said in rotary.py.
+
+// Where a projection's columns go: queries to the output; keys and values to the caches and, where
+// it is given, once more to `fresh`, for readers in the same iteration.
+template <int HEADS, int KV_HEADS, int WIDTH, int LENGTH, class O, class F, class K, class V,
+          class N>
+struct ArkRope {
+  static constexpr int D = WIDTH;                         // elements of a head
+  static constexpr int CONTEXT = LENGTH;                  // positions in a cache
+  static constexpr int QUERIES = HEADS * D;               // columns of queries
+  static constexpr int ROTATED = (HEADS + KV_HEADS) * D;  // columns of queries and keys
+  O output;
+  F frequencies;
+  K keys;
+  V values;
+  N fresh;
+  int position;
+};
+
+template <int HEADS, int KV_HEADS, int D, int CONTEXT, class O, class P, class F, class K, class V,
+          class N>
+ARK_DEVICE ArkRope<HEADS, KV_HEADS, D, CONTEXT, O, F, K, V, N> ark_rope(O output, P position,
+                                                                        F frequencies, K keys,
+                                                                        V values, N fresh) {
+  return {output, frequencies, keys, values, fresh, position.p[0]};
+}
+
+// The angle by which the pair of row m at this column is turned.
+template <class R>
+ARK_DEVICE float ark_rope_angle(const R& rope, int m, int column) {
+  return static_cast<float>(rope.position + m) * rope.frequencies.p[column % R::D / 2];
+}
+
+// Stores the pair of row m at this column where it belongs; rows outside the cache are dropped.
+template <class R>
+ARK_DEVICE void ark_rope_store(ArkCtx& c, const R& rope, int m, int column, float a, float b) {
+  if (column < R::QUERIES) {
+    ark_publish(c, rope.output, 0, 0, m, column, a);
+    ark_publish(c, rope.output, 0, 0, m, column + 1, b);
+    return;
+  }
+  if (rope.position < 0 || rope.position + m >= R::CONTEXT) return;
+  if constexpr (decltype(rope.fresh)::given) {
+    ark_publish(c, rope.fresh, 0, 0, m, column - R::QUERIES, a);
+    ark_publish(c, rope.fresh, 0, 0, m, column - R::QUERIES + 1, b);
+  }
+  const bool key = column < R::ROTATED;
+  const int i = column - (key ? R::QUERIES : R::ROTATED);
+  const int head = i / R::D, place = rope.position + m;
+  auto* to = key ? ark_address(rope.keys, 0, head, place, i % R::D)
+                 : ark_address(rope.values, 0, head, place, i % R::D);
+  ark_put(to, 0, a);
+  ark_put(to, 1, b);
+}
+
+// coord: first and last+1 column of x, for all rows.
+template <int ROWS, class X, class R>
+ARK_DEVICE void ark_rope_kv(ArkCtx& c, const ArkTask& t, X x, const R& rope) {
+  const int pairs = (t.coord[1] - t.coord[0]) / 2;
+  for (int e = ark_tid(); e < pairs * ROWS; e += ARK_THREADS) {
+    const int m = e / pairs, column = t.coord[0] + e % pairs * 2;
+    float a = ark_load(c, x, 0, 0, m, column);
+    float b = ark_load(c, x, 0, 0, m, column + 1);
+    const float angle = ark_rope_angle(rope, m, column);
+    if (column < R::ROTATED) ark_rotate(a, b, ark_sin(angle), ark_cos(angle));
+    ark_rope_store(c, rope, m, column, a, b);
+  }
+}
+
+// coord: row, first and last+1 head. Pairs are neighbours, or the halves of a head.
+template <int D, bool INTERLEAVED, class X, class O, class P, class F>
+ARK_DEVICE void ark_rotary_embedding(ArkCtx& c, const ArkTask& t, X x, O output, P position,
+                                     F frequencies) {
+  const int row = t.coord[0], pairs = (t.coord[2] - t.coord[1]) * (D / 2);
+  for (int e = ark_tid(); e < pairs; e += ARK_THREADS) {
+    const int i = e % (D / 2), head = t.coord[1] + e / (D / 2);
+    const int first = head * D + (INTERLEAVED ? 2 * i : i);
+    const int second = first + (INTERLEAVED ? 1 : D / 2);
+    float a = ark_load(c, x, 0, 0, row, first);
+    float b = ark_load(c, x, 0, 0, row, second);
+    const float angle = static_cast<float>(position.p[0] + row) * frequencies.p[i];
+    ark_rotate(a, b, ark_sin(angle), ark_cos(angle));
+    ark_publish(c, output, 0, 0, row, first, a);
+    ark_publish(c, output, 0, 0, row, second, b);
+  }
+}
+
+// silu(gate) * up.
+ARK_DEVICE float ark_swiglu(float gate, float up) { return gate / (1.0f + ark_exp(-gate)) * up; }
+
+// coord: row, first and last+1 column of x; gate and up are neighbours.
+template <class X, class O>
+ARK_DEVICE void ark_swiglu_pairs(ArkCtx& c, const ArkTask& t, X x, O output) {
+  const int m = t.coord[0];
+  for (int n = t.coord[1] / 2 + ark_tid(); n < t.coord[2] / 2; n += ARK_THREADS) {
+    const float gate = ark_load(c, x, 0, 0, m, 2 * n);
+    const float up = ark_load(c, x, 0, 0, m, 2 * n + 1);
+    ark_publish(c, output, 0, 0, m, n, ark_swiglu(gate, up));
+  }
+}
