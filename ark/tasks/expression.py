@@ -67,7 +67,8 @@ def _check(tree: Any, dtypes: Sequence[str], left: list[int]) -> bool:
             raise PlanError(f"an expression reads {rest!r:.40}, but there are {len(dtypes)} inputs")
         return dtypes[rest[0]] in INTEGERS
     if head == "number":
-        if len(rest) != 1 or type(rest[0]) not in (int, float):
+        known = len(rest) == 1 and type(rest[0]) in (int, float)
+        if not known or (type(rest[0]) is int and abs(rest[0]) >= 1 << 64):
             raise PlanError(f"an expression has {rest!r:.40} where a number is expected")
         return all(d in INTEGERS for d in dtypes)
     if head == "cast":
@@ -133,7 +134,7 @@ class Writer:
         whole = all(kind != "float" for _, kind in values) and function.integer is not None
         compute = "ark_i32" if whole else "float"
         names = {
-            letter: self._let(compute, _as(value, compute))
+            letter: self._named(compute, _as(value, compute))
             for letter, value in zip("ab", values, strict=False)
         }
         text = (function.integer if whole else None) or function.expr
@@ -151,13 +152,17 @@ class Writer:
 
     def _cast(self, value: tuple[str, str], name: str) -> tuple[str, str]:
         if name in INTEGERS:
-            ctype = by_name(name).ctype
+            ctype = by_name(name).storage
             return self._let(ctype, f"static_cast<{ctype}>({value[0]})"), ctype
         text = _as(value, "float")
         if name == "fp32":
             return text, "float"
         rounding = "ark_half" if name == "fp16" else "ark_bfloat"
         return self._let("float", f"ark_float({rounding}({text}))"), "float"
+
+    def _named(self, ctype: str, text: str) -> str:
+        """A name for a value that a function may use more than once."""
+        return text if re.fullmatch(r"x\d+", text) else self._let(ctype, text)
 
     def _let(self, ctype: str, text: str) -> str:
         name = f"x{len(self.statements)}"
