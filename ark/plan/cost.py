@@ -2,7 +2,7 @@
 
 A task takes the longer of its arithmetic at the processor's share of the machine's rate and its
 bytes at the share of the bandwidth, and a hand-over takes the machine's signal time. Coarse on
-purpose: it ranks schedules and shows gaps, it does not promise microseconds.
+purpose: it ranks schedules and shows gaps, it does not promise microseconds. Called by `ark trace`.
 """
 
 from __future__ import annotations
