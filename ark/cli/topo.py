@@ -15,6 +15,7 @@ from rich.table import Table
 
 from ark.collective import (
     REDUCTIONS,
+    TARGETS,
     CollectiveProgram,
     Kind,
     check,
@@ -77,6 +78,7 @@ def register(subparsers: Any) -> None:
             command.add_argument("--pieces", type=int, metavar="N", help="pieces a chunk is cut in")
         if name == "synthesize":
             command.add_argument("--format", choices=_FORMATS, default="text")
+            command.add_argument("--target", choices=TARGETS, help="who reads the XML (rccl)")
             command.add_argument("--out", metavar="FILE", help="write here, not to the terminal")
         if name == "simulate":
             command.add_argument("--program", metavar="FILE", help="a program's JSON, as written")
@@ -161,7 +163,9 @@ def optimum_json(best: Optimum) -> dict[str, Any]:
 
 def _synthesize(args: argparse.Namespace) -> int:
     program = _program(args, Topology.load(args.topology))
-    text = _FORMATS[args.format](program)
+    if args.target is not None and args.format != "xml":
+        raise InvalidUsageError("--target is for --format xml; leave it out.")
+    text = to_xml(program, args.target) if args.target else _FORMATS[args.format](program)
     if args.out is None:
         print(text, end="")
         return 0

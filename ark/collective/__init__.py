@@ -6,7 +6,7 @@
 from ark.collective.builder import IN, OUT, ProgramBuilder
 from ark.collective.checker import Report, check
 from ark.collective.execute import execute, reference_result
-from ark.collective.msccl import to_xml
+from ark.collective.msccl import TARGETS, to_xml
 from ark.collective.order import final_writers, in_order, steps
 from ark.collective.reductions import REDUCTIONS
 from ark.collective.text import dump, from_json, to_json
@@ -25,6 +25,7 @@ __all__ = [
     "IN",
     "OUT",
     "REDUCTIONS",
+    "TARGETS",
     "Buffer",
     "Collective",
     "CollectiveProgram",

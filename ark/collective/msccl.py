@@ -1,19 +1,25 @@
-"""Programs as MSCCL-style XML, so that other runtimes can take what ark synthesises.
+"""Programs as MSCCL XML, so that the runtimes that read it can take what ark synthesises.
 
 A one-sided put becomes a send (`s`) and a receive (`r`) in thread blocks of their own for every
 ordered pair of ranks; a reduce becomes copies and `re` steps in one local thread block. Waits on a
 reader of another rank (a slot is used again) move to the receive, where they are local.
+
+The runtimes differ in names and limits (`TARGETS`, as their parsers and structures have them): what
+exceeds the steps of a thread block goes on in another one on the next channel, and a put of too
+many chunks becomes several. What still does not fit is refused with the limit that it breaks.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from xml.sax.saxutils import quoteattr
 
 from ark.collective.order import describe, in_order
 from ark.collective.types import CollectiveProgram, Kind, Operation, OpRef, Role, Span
-from ark.errors import UnsupportedError
+from ark.errors import InvalidUsageError, UnsupportedError
 
 _COLL = {
     "all_gather": "allgather",
@@ -22,6 +28,30 @@ _COLL = {
     "broadcast": "broadcast",
     "reduce": "reduce",
     "all_to_all": "alltoall",
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a runtime allows: steps a thread block, thread blocks a channel and in all, channels,
+    chunks a step, the number of a block that is waited for, an offset; and its own names.
+    """
+
+    steps: int
+    blocks_per_channel: int
+    blocks: int
+    channels: int
+    chunks: int = 71
+    waited_for: int = 127
+    offset: int = (1 << 15) - 1
+    collectives: Mapping[str, str] = field(default_factory=lambda: _COLL)
+
+
+# microsoft/msccl: src/include/msccl.h. RCCL and msccl-executor-nccl: msccl_struct.h (the lower of
+# NCCL's and RCCL's numbers of channels) and msccl_parser.cc.
+TARGETS = {
+    "msccl": Target(256, 32, 216, 32, collectives={**_COLL, "reduce_scatter": "reduce_scatter"}),
+    "rccl": Target(64, 32, 1024, 32),
 }
 
 
@@ -36,26 +66,37 @@ class _Block:
 
     send: int = -1
     recv: int = -1
+    channel: int = 0
     steps: list[str] = field(default_factory=list)
 
 
 @dataclass
 class _Gpu:
     blocks: list[_Block] = field(default_factory=list)
-    index: dict[tuple[int, int], int] = field(default_factory=dict)
+    index: dict[tuple[int, int, int], int] = field(default_factory=dict)
     waited_for: set[_Place] = field(default_factory=set)
 
-    def block(self, send: int, recv: int) -> int:
-        key = (send, recv)
+    def block(self, send: int, recv: int, number: int) -> int:
+        """The thread block of a connection on a channel; local ones are numbered alike."""
+        key = (send, recv, number)
         if key not in self.index:
             self.index[key] = len(self.blocks)
-            self.blocks.append(_Block(send, recv))
+            self.blocks.append(_Block(send, recv, number if max(send, recv) >= 0 else 0))
         return self.index[key]
+
+    def foreign(self, block: int, deps: list[_Place]) -> list[_Place]:
+        """The last step that is waited for in each other thread block."""
+        return sorted({d.block: d for d in sorted(deps) if d.block != block}.values())
+
+    def room(self, block: int, deps: list[_Place], limit: int) -> bool:
+        """Does a step that waits for these, and the `nop` steps before it, still fit?"""
+        needed = max(1, len(self.foreign(block, deps)))
+        return len(self.blocks[block].steps) + needed <= limit
 
     def add(self, block: int, deps: list[_Place], body: str) -> _Place:
         """Appends a step; each dependency beyond the last one takes a `nop` step before it."""
         steps = self.blocks[block].steps
-        foreign = sorted({d.block: d for d in sorted(deps) if d.block != block}.values())
+        foreign = self.foreign(block, deps)
         self.waited_for.update(foreign)
         for dep in foreign[:-1]:
             steps.append(_nop(dep))
@@ -71,30 +112,40 @@ def _nop(dep: _Place) -> str:
     )
 
 
-def to_xml(program: CollectiveProgram) -> str:
-    """Returns MSCCL-style XML. All reductions must be elementwise; the runtime chooses which.
+def to_xml(program: CollectiveProgram, target: str = "rccl") -> str:
+    """Returns MSCCL XML for a runtime of `TARGETS` ("rccl" is msccl-executor-nccl's form too).
 
-    Raises UnsupportedError for a program that this form cannot say: DOT or BLEND, `pieces` above
-    1, or a wait for an unrelated operation of another rank.
+    All reductions must be elementwise; the runtime chooses which. Raises InvalidUsageError for an
+    unknown target, UnsupportedError for a program that the form cannot say (DOT or BLEND, `pieces`
+    above 1, a wait for an unrelated operation of another rank) or that exceeds the target's limits.
     """
     p = program
+    if target not in TARGETS:
+        raise InvalidUsageError(
+            f"no runtime of MSCCL XML is called {target!r}; there are {', '.join(TARGETS)}."
+        )
     if p.pieces != 1:
         raise UnsupportedError(
             f"{p.name} cuts its chunks in {p.pieces} pieces, which the XML form does not know; "
             "write it with pieces = 1, the runtime that reads it cuts chunks itself."
         )
-    writer = _Writer(p)
+    writer = _Writer(p, TARGETS[target])
     for ref in in_order(p):
         writer.operation(ref)
+    writer.check(target)
     return writer.text()
 
 
 class _Writer:
-    def __init__(self, program: CollectiveProgram) -> None:
+    def __init__(self, program: CollectiveProgram, target: Target) -> None:
         self.p = program
+        self.target = target
+        self.channel: dict[tuple[int, int], int] = {}  # of a connection, now in use
+        self.local_block = [0] * program.ranks  # of a rank, now in use
         self.gpus = [_Gpu() for _ in range(program.ranks)]
-        self.sent: dict[OpRef, _Place] = {}  # where an operation ends, on its own rank
-        self.received: dict[OpRef, _Place] = {}  # where a put ends, on its peer
+        # Where an operation ends on its own rank, and a put on its peer; in parts, if it was cut.
+        self.sent: dict[OpRef, list[_Place]] = {}
+        self.received: dict[OpRef, list[_Place]] = {}
         self.base: dict[str, tuple[str, int]] = {}
         offset = 0
         for buffer in program.buffers:
@@ -119,16 +170,17 @@ class _Writer:
                 f"{describe(self.p, ref)} needs dot products, which the XML form does not know; "
                 "use an elementwise reduction such as sum."
             )
-        here, there = [], []
+        here: list[_Place] = []
+        there: list[_Place] = []
         for dep in op.deps:
             if dep.rank == ref.rank:
-                here.append(self.sent[dep])
+                here += self.sent[dep]
             elif self.p.op(dep).peer == ref.rank:
-                here.append(self.received[dep])
+                here += self.received[dep]
             elif dep.rank == op.peer:
-                there.append(self.sent[dep])
+                there += self.sent[dep]
             elif op.peer is not None and self.p.op(dep).peer == op.peer:
-                there.append(self.received[dep])
+                there += self.received[dep]
             else:
                 raise UnsupportedError(
                     f"{describe(self.p, ref)} waits for rank {dep.rank}, from which it receives "
@@ -142,33 +194,84 @@ class _Writer:
     def put(
         self, ref: OpRef, op: Operation, peer: int, here: list[_Place], there: list[_Place]
     ) -> None:
-        spans = self.spans(op.srcs[0], op.dst)
         gpu, other = self.gpus[ref.rank], self.gpus[peer]
-        self.sent[ref] = gpu.add(gpu.block(peer, -1), here, f'type="s" {spans}')
-        self.received[ref] = other.add(other.block(-1, ref.rank), there, f'type="r" {spans}')
+        (src,), limit = op.srcs, self.target.chunks
+        self.sent[ref], self.received[ref] = [], []
+        for first in range(0, src.count, limit):
+            count = min(limit, src.count - first)
+            part = Span(src.buffer, src.start + first, count)
+            spans = self.spans(part, Span(op.dst.buffer, op.dst.start + first, count))
+            channel = self.channel.get((ref.rank, peer), 0)
+            sends = gpu.block(peer, -1, channel)
+            receives = other.block(-1, ref.rank, channel)
+            if not (
+                gpu.room(sends, here, self.target.steps)
+                and other.room(receives, there, self.target.steps)
+            ):
+                channel += 1
+                self.channel[ref.rank, peer] = channel
+                sends = gpu.block(peer, -1, channel)
+                receives = other.block(-1, ref.rank, channel)
+            self.sent[ref].append(gpu.add(sends, here, f'type="s" {spans}'))
+            self.received[ref].append(other.add(receives, there, f'type="r" {spans}'))
 
     def local(self, ref: OpRef, op: Operation, deps: list[_Place]) -> None:
-        gpu = self.gpus[ref.rank]
-        block = gpu.block(-1, -1)
         srcs = list(op.srcs)
-        if op.kind is Kind.REDUCE and op.dst in srcs:
+        verb = "re" if op.kind is Kind.REDUCE and op.dst in srcs else "cpy"
+        if verb == "re":
             srcs.remove(op.dst)
-        else:
-            place = gpu.add(block, deps, f'type="cpy" {self.spans(srcs.pop(0), op.dst)}')
-            deps = []
+        before: list[_Place] = deps
         for src in srcs:
-            place = gpu.add(block, deps, f'type="re" {self.spans(src, op.dst)}')
-            deps = []
-        self.sent[ref] = place
+            for first in range(0, src.count, self.target.chunks):
+                count = min(self.target.chunks, src.count - first)
+                part = Span(src.buffer, src.start + first, count)
+                spans = self.spans(part, Span(op.dst.buffer, op.dst.start + first, count))
+                before = [self._step(ref.rank, before, f'type="{verb}" {spans}')]
+            verb = "re"
+        self.sent[ref] = before
+
+    def _step(self, rank: int, deps: list[_Place], body: str) -> _Place:
+        gpu = self.gpus[rank]
+        block = gpu.block(-1, -1, self.local_block[rank])
+        if not gpu.room(block, deps, self.target.steps):
+            self.local_block[rank] += 1
+            block = gpu.block(-1, -1, self.local_block[rank])
+        return gpu.add(block, deps, body)
+
+    def check(self, target: str) -> None:
+        """Raises UnsupportedError for the first limit of the target that is exceeded."""
+        limits = self.target
+        slots = max(self.scratch, *(self.p.buffer_by_name[name].slots for name in ("in", "out")))
+        found = [("chunks in a buffer", slots, limits.offset + 1)]
+        for gpu in self.gpus:
+            sends = Counter(each.channel for each in gpu.blocks if each.send >= 0)
+            receives = Counter(each.channel for each in gpu.blocks if each.recv >= 0)
+            busiest = max(0, *sends.values(), *receives.values())
+            channels = 1 + max((each.channel for each in gpu.blocks), default=0)
+            waited = max((place.block for place in gpu.waited_for), default=0)
+            found += [
+                ("channels", channels, limits.channels),
+                ("thread blocks on one channel", busiest, limits.blocks_per_channel),
+                ("thread blocks a rank", len(gpu.blocks), limits.blocks),
+                ("thread blocks before one that is waited for", waited, limits.waited_for),
+            ]
+        for what, count, most in found:
+            if count > most:
+                raise UnsupportedError(
+                    f"{self.p.name} needs {count} {what}; {target} allows {most}. Use a program of "
+                    "fewer chunks (a smaller k) or of fewer ranks."
+                )
 
     def text(self) -> str:
         p = self.p
         inputs, outputs = p.buffer_by_name["in"].slots, p.buffer_by_name["out"].slots
         root = "" if p.root is None else f' root="{p.root}"'
+        name = self.target.collectives[p.collective.value]
+        channels = 1 + max(block.channel for gpu in self.gpus for block in gpu.blocks)
         lines = [
-            f'<algo name={quoteattr(p.name)} nchunksperloop="{p.chunks}" nchannels="1" '
-            f'proto="Simple" ngpus="{p.ranks}" coll="{_COLL[p.collective.value]}" inplace="0" '
-            f'outofplace="1"{root}>'
+            f'<algo name={quoteattr(p.name)} nchunksperloop="{p.chunks}" '
+            f'nchannels="{channels}" proto="Simple" ngpus="{p.ranks}" coll="{name}" '
+            f'inplace="0" outofplace="1" minBytes="0" maxBytes="0"{root}>'
         ]
         for rank, gpu in enumerate(self.gpus):
             lines.append(
@@ -177,7 +280,8 @@ class _Writer:
             )
             for number, block in enumerate(gpu.blocks):
                 lines.append(
-                    f'    <tb id="{number}" send="{block.send}" recv="{block.recv}" chan="0">'
+                    f'    <tb id="{number}" send="{block.send}" recv="{block.recv}" '
+                    f'chan="{block.channel}">'
                 )
                 for index, body in enumerate(block.steps):
                     waited = int(_Place(number, index) in gpu.waited_for)

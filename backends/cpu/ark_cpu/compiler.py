@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -63,6 +64,19 @@ def _features() -> str:
     return hashlib.sha256(flags.encode()).hexdigest()[:16]
 
 
+def _complaint(done: subprocess.CompletedProcess[str]) -> str:
+    """Why a compiler failed: its own first words, or how it ended where it said nothing."""
+    said = done.stderr.strip() or done.stdout.strip()
+    if said:
+        return f"it said: {said[:2000]}"
+    if done.returncode < 0:
+        return (
+            f"it was ended by signal {-done.returncode} ({signal.Signals(-done.returncode).name}) "
+            "without a word, as the system does where memory runs out"
+        )
+    return f"it ended with code {done.returncode} and made nothing, without a word"
+
+
 class CpuCompiler:
     """C++ source to a shared library."""
 
@@ -104,9 +118,9 @@ class CpuCompiler:
                     f"the C++ compiler {' '.join(command)} could not be run: {error}; set CXX to "
                     "one that works"
                 ) from error
-            if done.returncode != 0:
+            if done.returncode != 0 or not out.is_file():
                 raise SystemError(
-                    f"the C++ compiler {' '.join(command)} refused the loop kernel; it said: "
-                    f"{done.stderr.strip()[:2000]}"
+                    f"the C++ compiler {' '.join(command)} refused the loop kernel: "
+                    f"{_complaint(done)}; set CXX to one that compiles C++17"
                 )
             return Binary(out.read_bytes(), ".so", done.stderr)

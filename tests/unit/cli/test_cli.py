@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -83,6 +84,26 @@ def test_generate_says_how_fast_it_was_and_that_the_context_is_full(
     assert re.search(r"context is full: 12 positions hold \d+ tokens .* raise --context", said)
     assert main([*argv[:-1], "2"]) == 0
     assert "context" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("echo 'loop.cpp:3: this machine has no C++' >&2; exit 1", "this machine has no C++"),
+        ("exit 3", "ended with code 3 and made nothing"),
+        ("exit 0", "ended with code 0 and made nothing"),
+        ("kill -9 $$", "signal 9 (SIGKILL)"),
+    ],
+)
+def test_a_compiler_that_refuses_says_why(tmp_path: Path, script: str, words: str) -> None:
+    compiler = tmp_path / "cxx"
+    compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exit 0\n{script}\n')
+    compiler.chmod(0o755)
+    argv = [sys.executable, "-m", "ark", "generate", NOAH, "--backend", "cpu", "--prompt", "x"]
+    environment = {**os.environ, "CXX": str(compiler), "ARK_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, env=environment)
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 2 and words in said and "set CXX to one" in said, said
 
 
 def test_info_at_80_columns_cuts_no_remedy(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ark.collective import (
     IN,
     OUT,
+    TARGETS,
     Collective,
     Kind,
     ProgramBuilder,
@@ -26,7 +27,8 @@ from ark.collective import (
     to_json,
     to_xml,
 )
-from ark.comm import classics
+from ark.comm import classics, synthesize
+from ark.comm.topology import named
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from tests.unit.comm.programs import any_program, boxes_for
 
@@ -163,7 +165,7 @@ def test_steps_and_final_writers():
 
 
 def _run_xml(text, inputs):
-    """Interprets MSCCL-style XML: thread blocks in order, one message in flight a connection."""
+    """Interprets MSCCL XML: thread blocks in order, one message in flight a connection."""
     root = ElementTree.fromstring(text)
     memory, blocks = {}, []
     for gpu in root:
@@ -183,7 +185,11 @@ def _run_xml(text, inputs):
         depid, dep = int(step.get("depid")), int(step.get("deps"))
         if depid >= 0 and (rank, depid, dep) not in done:
             return False
-        wire = wires.get((rank, int(block.get("send")))), wires.get((int(block.get("recv")), rank))
+        chan = int(block.get("chan"))
+        wire = (
+            wires.get((rank, int(block.get("send")), chan)),
+            wires.get((int(block.get("recv")), rank, chan)),
+        )
         return {"s": wire[0] is None, "r": wire[1] is not None}.get(step.get("type"), True)
 
     moved = True
@@ -195,11 +201,11 @@ def _run_xml(text, inputs):
                 src = memory[rank][step.get("srcbuf")]
                 dst = memory[rank][step.get("dstbuf")]
                 so, do, n = (int(step.get(k)) for k in ("srcoff", "dstoff", "cnt"))
-                kind = step.get("type")
+                kind, chan = step.get("type"), int(block.get("chan"))
                 if kind == "s":
-                    wires[rank, int(block.get("send"))] = [x.copy() for x in src[so : so + n]]
+                    wires[rank, int(block.get("send")), chan] = [x.copy() for x in src[so : so + n]]
                 elif kind == "r":
-                    dst[do : do + n] = wires.pop((int(block.get("recv")), rank))
+                    dst[do : do + n] = wires.pop((int(block.get("recv")), rank, chan))
                 elif kind == "cpy":
                     dst[do : do + n] = [x.copy() for x in src[so : so + n]]
                 elif kind == "re":
@@ -225,6 +231,71 @@ def test_xml_runs_to_the_same_result(collective, ranks):
         for got, want in zip(_run_xml(to_xml(program), inputs), wanted, strict=True):
             if want is not None:
                 np.testing.assert_array_equal(np.concatenate(got), want)
+
+
+def _check_limits(text, steps, blocks, collectives):
+    """What the runtimes' parsers refuse, from their sources; names and numbers, not code."""
+    root = ElementTree.fromstring(text)
+    assert root.tag == "algo" and root.get("coll") in collectives
+    for name in ("nchunksperloop", "nchannels", "ngpus", "minBytes", "maxBytes", "inplace"):
+        assert int(root.get(name)) >= 0
+    assert root.get("proto") == "Simple" and int(root.get("outofplace")) == 1
+    assert 1 <= int(root.get("nchannels")) <= 32
+    for gpu in root:
+        slots = {k: int(gpu.get(f"{k}_chunks")) for k in "ios"}
+        assert [int(block.get("id")) for block in gpu] == list(range(len(gpu)))
+        assert len(gpu) <= blocks
+        ends = [
+            (b.get("send"), b.get("recv"), b.get("chan"))
+            for b in gpu
+            if b.get("send") != b.get("recv")
+        ]
+        assert len(set(ends)) == len(ends)
+        for block in gpu:
+            assert 0 <= int(block.get("chan")) < int(root.get("nchannels"))
+            assert len(block) <= steps
+            for step in block:
+                if step.get("type") == "nop":
+                    assert int(step.get("depid")) >= 0
+                    continue
+                count = int(step.get("cnt"))
+                assert 0 < count < 72
+                sides = {"s": ("src",), "r": ("dst",)}.get(step.get("type"), ("src", "dst"))
+                for side in sides:
+                    offset = int(step.get(f"{side}off"))
+                    assert 0 <= offset <= slots[step.get(f"{side}buf")] - count
+                assert -1 <= int(step.get("depid")) <= 127
+                if int(step.get("depid")) >= 0:
+                    other = gpu[int(step.get("depid"))][int(step.get("deps"))]
+                    assert other.get("hasdep") == "1"
+
+
+BUILT = ["ring8", "a100x2", "h100x2", "mi300x", "dgx1v", "mi250", "mesh4x4"]
+LIMITS = {"rccl": (64, 1024, "reducescatter"), "msccl": (256, 216, "reduce_scatter")}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", BUILT)
+def test_xml_of_synthesised_programs_fits_its_runtime_and_is_right(name, target):
+    topology = named(name)
+    for collective in ("all_gather", "reduce_scatter", "all_reduce"):
+        program = synthesize(topology, collective)
+        steps, blocks, scatter = LIMITS[target]
+        text = to_xml(program, target)
+        _check_limits(text, steps, blocks, {"allgather", "allreduce", scatter})
+        rng = np.random.default_rng(7)
+        slots = program.buffer_by_name["in"].slots
+        inputs = [rng.integers(0, 99, slots) for _ in topology.ranks]
+        wanted = reference_result(collective, inputs)
+        for got, want in zip(_run_xml(text, inputs), wanted, strict=True):
+            np.testing.assert_array_equal(np.concatenate(got), want)
+
+
+def test_xml_refuses_what_exceeds_a_runtime():
+    with pytest.raises(UnsupportedError, match="thread blocks on one channel; rccl allows 32"):
+        to_xml(classics.build("one_shot", "all_to_all", 34))
+    with pytest.raises(InvalidUsageError, match="there are msccl, rccl"):
+        to_xml(ring3(), "nccl")
 
 
 def test_xml_refuses_what_it_cannot_say():
