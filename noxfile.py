@@ -123,6 +123,17 @@ def access_sweep(session: nox.Session) -> None:
 
 
 @nox.session
+def plan_fuzz(session: nox.Session) -> None:
+    """10,800 mutated plans against the verifier (the default run has 900), and 12 times as many
+    random graphs for planner, verifier and the brute-force second opinion.
+    """
+    session.install("-e", ".[dev]")
+    environment = {"ARK_PLAN_MUTATIONS": "12"}
+    tests_of_plans = ("tests/unit/plan", "--timeout=3000")
+    session.run("pytest", *WORKERS, *tests_of_plans, *session.posargs, env=environment)
+
+
+@nox.session
 def shim(session: nox.Session) -> None:
     """The suite's synchronising kernels as HIP source on an NVIDIA GPU; needs cuda:1."""
     session.install("-e", ".[dev]")

@@ -85,12 +85,12 @@ def lstm(layers: int, steps: int, hidden: int = 256) -> list[Graph]:
 
 def llama(name: str, ranks: int) -> list[Graph]:
     """A decoder and its prompt phase of 16 tokens an iteration, in bf16, on several ranks."""
+    from ark.models.build import Shape, build
     from ark.models.config import builtin_config
-    from ark.models.llama import Shape, build_graph
 
     config = builtin_config(name)
     return [
-        build_graph(Shape(config, by_name("bf16"), 1024, 16, rank, ranks)) for rank in range(ranks)
+        build(Shape(config, by_name("bf16"), 1024, 16, rank, ranks)).graph for rank in range(ranks)
     ]
 
 

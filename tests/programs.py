@@ -19,7 +19,7 @@ from ark.ir.values import Tensor
 from ark.lower import registry
 from ark.plan import kind as kinds
 from ark.plan.types import Plan, PlanTensor
-from ark.tasks.functions import FUNCTIONS
+from ark.tasks import expression
 
 SHAPES = [(12, 16), (16, 12), (12, 12), (9, 7), (2, 3, 4, 5), (30,)]
 UNARY = (ark.relu, ark.sigmoid, ark.copy)
@@ -178,10 +178,9 @@ def _run_task(plan: Plan, images: dict[int, np.ndarray], task: Any) -> None:
 
 
 def _compute(kind: str, p: dict[str, Any], values: list[np.ndarray], rank: int) -> np.ndarray:
-    if kind == "elementwise":
-        scalar = [] if p["scalar"] is None else [np.asarray(p["scalar"])]
+    if kind == "pointwise":
         with np.errstate(over="ignore"):
-            return FUNCTIONS[p["function"]].reference(*values, *scalar)
+            return expression.evaluate(p["expr"], values)
     if kind == "matmul":
         a = values[0].swapaxes(-1, -2) if p["transpose_a"] else values[0]
         b = values[1].swapaxes(-1, -2) if p["transpose_b"] else values[1]
@@ -189,8 +188,9 @@ def _compute(kind: str, p: dict[str, Any], values: list[np.ndarray], rank: int) 
     if kind == "transpose":
         return values[0].transpose([d - 4 + rank for d in p["perm"][4 - rank :]])
     if kind == "reduce":
-        apply = {"sum": np.sum, "mean": np.mean, "max": np.max}[p["function"]]
-        return apply(values[0], axis=p["axis"] - 4 + rank, keepdims=True)
+        apply = {"sum": np.sum, "mean": np.sum, "max": np.max}[p["function"]]
+        total = apply(values[0], axis=p["axis"] - 4 + rank, keepdims=True)
+        return total / p["count"] if p["function"] == "mean" else total
     if kind == "rownorm" and p["function"] == "softmax":
         e = np.exp(values[0] - values[0].max(-1, keepdims=True))
         return e / e.sum(-1, keepdims=True)

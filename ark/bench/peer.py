@@ -1,12 +1,14 @@
 """The peer: the same Llama decode step in plain torch, eager or compiled into a replayed graph.
 
 Written as one would write it for speed in torch: fused qkv and gate/up products, a static cache,
-scaled_dot_product_attention. Needs torch; called by ark.bench.decode.
+scaled_dot_product_attention. Needs torch; called by ark.bench.decode and ark.bench.ops.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,48 @@ def import_torch() -> Any:
 def torch_device(accelerated: bool) -> str:
     """torch's name for the device that ark runs on; it calls every vendor's GPUs the same."""
     return "cuda" if accelerated else "cpu"
+
+
+def repeated(
+    call: Callable[[], Any], accelerated: bool, stack: contextlib.ExitStack
+) -> Callable[[int], float]:
+    """A function that runs `call` about so many times and gives the seconds of one.
+
+    accelerated: in a CUDA graph of several calls, timed by the device's events.
+    """
+    if not accelerated:
+
+        def loop(iterations: int) -> float:
+            start = time.perf_counter()
+            for _ in range(iterations):
+                call()
+            return (time.perf_counter() - start) / iterations
+
+        return loop
+    torch = import_torch()
+    calls = 10
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            call()
+    stack.callback(graph.reset)
+
+    def replay(iterations: int) -> float:
+        replays = -(-iterations // calls)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(replays):
+            graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3 / (replays * calls)
+
+    return replay
 
 
 class TorchDecoder:

@@ -15,6 +15,7 @@ from typing import Any
 
 from ark.ir.graph import Graph
 from ark.ir.values import Tensor
+from ark.lower.chains import join_chains
 from ark.lower.choose import choose
 from ark.lower.fuse import fuse
 from ark.lower.nodes import lower_nodes
@@ -38,8 +39,8 @@ def plan(
     """Makes the plan of one rank. Does not verify: all ranks' plans are verified together.
 
     options: `external` (ids of buffers whose memory the caller brings and may read and write
-    between launches), `packets` (False keeps every edge on counters), `fuse` (False keeps matmuls
-    apart from their neighbours), `pack` (False keeps the model's weights as they are), `variant`
+    between launches), `packets` (False keeps every edge on counters), `fuse` (False keeps every op
+    apart from its neighbours), `pack` (False keeps the model's weights as they are), `variant`
     (the kernel variant by name).
     """
     chosen = dict(options or {})
@@ -50,7 +51,7 @@ def plan(
         private, packings = pack(private, external)
     machine = choose(private, machine, chosen, external)
     if chosen.get("fuse", True):
-        private = fuse(private, machine, external)
+        private = join_chains(fuse(private, machine, external), external)
     groups = lower_nodes(private, machine, chosen)
     packed = machine.has("packets") and chosen.get("packets", True)
     templates = Templates()

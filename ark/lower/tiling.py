@@ -13,24 +13,64 @@ from ark.machine import Machine
 from ark.variant import COMMUNICATE
 
 MIN_TILE = 2048
+LINE = 64  # elements: where a dimension is cut, tiles begin on whole cache lines and packs
 PAIRED = ("swiglu", "rope_kv")  # epilogues that need two neighbouring rows in one stage
 
 
-def box_tile(shape: Sequence[int], machine: Machine, fixed: int | None = None) -> list[int]:
-    """Tile sizes for an elementwise result of four dimensions; dimension `fixed` is cut to 1."""
-    want = max(MIN_TILE, math.ceil(math.prod(shape) / machine.processors))
+def box_tile(shape: Sequence[int], machine: Machine, weight: int = 1) -> list[int]:
+    """Tile sizes for a result of four dimensions, each element of which costs `weight`."""
+    want = max(math.ceil(MIN_TILE / weight), math.ceil(math.prod(shape) / machine.processors))
     tile = [1, 1, 1, 1]
     for d in (3, 2, 1, 0):
-        if d == fixed:
-            continue
-        room = max(1, want // math.prod(tile))
+        room = math.ceil(want / math.prod(tile))
         if shape[d] <= room:
             tile[d] = shape[d]
             continue
         pieces = math.ceil(shape[d] / room)
         tile[d] = math.ceil(shape[d] / pieces)
+        if d == 3:
+            tile[d] = min(shape[d], -(-tile[d] // LINE) * LINE)
         break
     return tile
+
+
+def turned_tile(shape: Sequence[int], turned: int, machine: Machine) -> list[int]:
+    """Tile sizes for a result of four dimensions whose dimension `turned` is its source's last:
+    long enough along both that each side is read and written by whole lines.
+    """
+    if turned == 3:
+        return box_tile(shape, machine)
+    across, down = -(-shape[turned] // LINE), -(-shape[3] // LINE)
+    planes = math.prod(shape) // (shape[turned] * shape[3])
+
+    def busy(chunks: tuple[int, int]) -> tuple[int, int]:
+        """Squares that the busiest processor turns, a task counted as one more; and tasks."""
+        tasks = planes * -(-across // chunks[0]) * -(-down // chunks[1])
+        return -(-tasks // machine.processors) * (chunks[0] * chunks[1] + 1), tasks
+
+    chunks = min(itertools.product(_powers(across), _powers(down)), key=busy)
+    tile = [1, 1, 1, 1]
+    tile[turned] = min(shape[turned], chunks[0] * LINE)
+    tile[3] = min(shape[3], chunks[1] * LINE)
+    if chunks == (across, down):
+        share = -(-planes // machine.processors)
+        least = -(-MIN_TILE // (tile[turned] * tile[3]))
+        for d in (2, 1, 0):
+            if d != turned:
+                tile[d] = min(shape[d], max(share, least))
+                share, least = -(-share // tile[d]), -(-least // tile[d])
+    return tile
+
+
+def _powers(most: int) -> list[int]:
+    """1, 2, 4 and so on below `most`, then `most`."""
+    return [*(1 << i for i in range(most.bit_length()) if 1 << i < most), most]
+
+
+def flat_tile(elements: int, machine: Machine, least: int) -> int:
+    """Elements of a tile of one dimension: a processor's share, whole lines, not below `least`."""
+    share = max(least, -(-elements // machine.processors))
+    return min(elements, -(-share // LINE) * LINE)
 
 
 def box_coords(shape: Sequence[int], tile: Sequence[int]) -> list[tuple[int, ...]]:

@@ -17,8 +17,9 @@ from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
 from ark.lower.registry import register
-from ark.lower.tiling import box_coords, box_tile
+from ark.lower.tiling import box_coords, box_tile, flat_tile
 from ark.ops.base import result
+from ark.tasks.pointwise import copy_params
 
 MIN_PUT = 1024  # elements: a put of fewer costs no less
 
@@ -27,8 +28,8 @@ def copy_box(lowering: Lowering, source: IrTensor, target: IrTensor, suffix: str
     """Copies in tiles that follow from the shape alone, so that both ends of a channel agree."""
     shape = (1,) * (4 - len(target.shape)) + target.shape
     tile = box_tile(shape, lowering.machine)
-    params = {"function": "copy", "scalar": None, "tile": tile}
-    return lowering.emit("elementwise", params, [source, target], box_coords(shape, tile), suffix)
+    params = copy_params(tile)
+    return lowering.emit("pointwise", params, [source, target], box_coords(shape, tile), suffix)
 
 
 def dense(lowering: Lowering, tensor: IrTensor, suffix: str, fill: bool) -> IrTensor:
@@ -54,9 +55,9 @@ def _lower_all_reduce(lowering: Lowering, node: Node) -> None:
     out = dense(lowering, node.outputs[0], ".sum", fill=False)
     count, dtype = share.elements, share.dtype
     name = f"all_reduce.{lowering.number('all_reduce')}"
-    tile = min(count, max(MIN_PUT, -(-count // lowering.machine.processors)))
+    tile = flat_tile(count, lowering.machine, MIN_PUT)
     starts = list(range(0, count, tile))
-    params = {"function": "copy", "scalar": None, "tile": [1, 1, 1, tile]}
+    params = copy_params([1, 1, 1, tile])
     flat = lowering.flat(share)
     shares = []
     for peer in range(world):
@@ -68,7 +69,7 @@ def _lower_all_reduce(lowering: Lowering, node: Node) -> None:
         label = f"{name}.from{rank}"
         target = lowering.graph.tensor((count,), dtype, arena="symmetric", rank=peer, name=label)
         coords = [(0, 0, 0, at) for at in starts]
-        group = lowering.emit("elementwise", params, [flat, target], coords, f".put{peer}")
+        group = lowering.emit("pointwise", params, [flat, target], coords, f".put{peer}")
         group.sends = [(lowering.semaphore(peer, f"{name}.{i}"),) for i in range(len(starts))]
     shares += [lowering.flat(residual) for residual in node.inputs[1:]]
     group = lowering.emit(

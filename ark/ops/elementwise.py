@@ -14,10 +14,12 @@ from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
 from ark.ir.dtype import FLOATS, DataType, fp32, int32
 from ark.ir.graph import Node
+from ark.lower.chains import expression_of
 from ark.lower.context import Lowering
 from ark.lower.registry import register
 from ark.lower.tiling import box_coords, box_tile
 from ark.ops.base import broadcast, check_dims, float_dtype, result, same_dtype
+from ark.tasks import expression
 from ark.tasks.functions import FUNCTIONS
 
 Number = (int, float)
@@ -31,12 +33,8 @@ def _lower(lowering: Lowering, node: Node) -> None:
     out = tensors[-1]
     shape = (1,) * (4 - len(out.shape)) + out.shape
     tile = box_tile(shape, lowering.machine)
-    params = {
-        "function": node.attrs.get("function", node.type),
-        "scalar": node.attrs.get("scalar"),
-        "tile": tile,
-    }
-    lowering.emit("elementwise", params, tensors, box_coords(shape, tile))
+    params = {"expr": expression_of(node), "tile": tile}
+    lowering.emit("pointwise", params, tensors, box_coords(shape, tile))
 
 
 def _reference(name: str) -> Any:
@@ -56,6 +54,12 @@ def _reference(name: str) -> Any:
 
 for _name in FUNCTIONS:
     register(_name, _reference(_name), _lower, aliasing="exact")
+register(
+    "pointwise",
+    lambda inputs, attrs: [expression.evaluate(attrs["expr"], inputs)],
+    _lower,
+    aliasing="exact",
+)
 register("cast", lambda inputs, attrs: [inputs[0]], _lower, aliasing="exact")
 register("constant", lambda inputs, attrs: [np.full(attrs["shape"], attrs["scalar"])], _lower)
 
@@ -177,8 +181,7 @@ def cast(input: Any, dtype: DataType, output: Any = NullTensor, name: str = "") 
     tensor = as_tensor(input)
     if not isinstance(dtype, DataType):
         raise InvalidUsageError(f"cast: {dtype!r} is no data type; pass for example ark.fp16")
-    attrs = {"function": "copy"}
-    return result("cast", [tensor], tensor.ir.shape, dtype, output, attrs, name)
+    return result("cast", [tensor], tensor.ir.shape, dtype, output, name=name)
 
 
 def copy(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
@@ -196,7 +199,7 @@ def _fill(
     what: str, value: float, shape: Sequence[int], dtype: DataType, output: Any, name: str
 ) -> Tensor:
     dims = check_dims(what, shape)
-    attrs = {"function": "copy", "scalar": _scalar(what, value, dtype), "shape": dims}
+    attrs = {"scalar": _scalar(what, value, dtype), "shape": dims}
     return result("constant", [], dims, dtype, output, attrs, name)
 
 

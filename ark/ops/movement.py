@@ -15,7 +15,7 @@ from ark.ir.values import MAX_DIMS, dense_view
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
 from ark.lower.registry import get, register
-from ark.lower.tiling import box_coords, box_tile
+from ark.lower.tiling import box_coords, box_tile, turned_tile
 from ark.ops.base import broadcast, float_dtype, result, same_dtype
 
 
@@ -41,7 +41,7 @@ def _lower_transpose(lowering: Lowering, node: Node) -> None:
     pad = 4 - len(out.shape)
     shape = (1,) * pad + out.shape
     perm = [*range(pad), *(p + pad for p in node.attrs["perm"])]
-    tile = box_tile(shape, lowering.machine)
+    tile = turned_tile(shape, perm.index(3), lowering.machine)
     params = {"perm": perm, "tile": tile}
     lowering.emit("transpose", params, [node.inputs[0], out], box_coords(shape, tile))
 

@@ -19,8 +19,10 @@ from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
 from ark.lower.registry import register
+from ark.lower.tiling import flat_tile
 from ark.ops.communication import MIN_PUT, copy_box, dense
 from ark.plan.groups import Group, RemoteSemaphore
+from ark.tasks.pointwise import copy_params
 
 
 class _Writer:
@@ -101,7 +103,7 @@ class _Writer:
 
     def _tiles(self, elements: int) -> tuple[int, range]:
         """Tile size and first elements: by the size alone, so that both ends of a put agree."""
-        tile = min(elements, max(MIN_PUT, -(-elements // self.lowering.machine.processors)))
+        tile = flat_tile(elements, self.lowering.machine, MIN_PUT)
         return tile, range(0, elements, tile)
 
     def _await(self, group: Group, sources: Sequence[Value], piece: int) -> None:
@@ -117,10 +119,9 @@ class _Writer:
         if not target.elements:
             return None
         tile, starts = self._tiles(target.elements)
-        params = {"function": "copy", "scalar": None, "tile": [1, 1, 1, tile]}
         group = self.lowering.emit(
-            "elementwise",
-            params,
+            "pointwise",
+            copy_params([1, 1, 1, tile]),
             [self._place(value, piece), target],
             [(0, 0, 0, at) for at in starts],
             suffix,

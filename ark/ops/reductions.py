@@ -6,6 +6,7 @@ Sums are in fp32 whatever the type; softmax, the norms and argmax run over the l
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,13 +14,18 @@ import numpy as np
 
 from ark.errors import ModelError
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
-from ark.ir.dtype import int32
+from ark.ir.dtype import FLOATS, fp32, int32
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
+from ark.ir.values import dense_view
 from ark.lower.context import Lowering
 from ark.lower.registry import register
 from ark.lower.tiling import box_coords, box_tile
+from ark.machine import Machine
 from ark.ops.base import float_dtype, positive_axis, result
+
+REDUCE_COLUMNS = 64  # neighbouring results of a task where not the last dimension is reduced
+LEAST_PIECE = 16384  # elements
 
 
 def _insert(tensor: IrTensor, axis: int) -> IrTensor:
@@ -38,18 +44,60 @@ def _insert(tensor: IrTensor, axis: int) -> IrTensor:
 
 
 def _lower_reduce(lowering: Lowering, node: Node) -> None:
+    """One task reduces whole rows or columns; where they are few and long, tasks reduce pieces of
+    them into a temporary first.
+    """
     source, out = node.inputs[0], node.outputs[0]
-    axis = node.attrs["axis"]
+    axis, function = node.attrs["axis"], node.attrs["function"]
+    count = source.shape[axis]
     if len(out.shape) < len(source.shape):
         out = _insert(out, axis)
+    outer, inner = math.prod(source.shape[:axis]), math.prod(source.shape[axis + 1 :])
+    pieces = _pieces(outer, count, inner, lowering.machine)
+    seen = dense_view(source, (outer, pieces, count // pieces, inner))
+    if pieces == 1 or seen is None or dense_view(out, (outer, 1, inner)) is None:
+        _emit_reduce(lowering, function, axis, count, source, out)
+        return
+    dtype = fp32 if source.dtype in FLOATS else source.dtype
+    if inner == 1:
+        source = lowering.view(source, (outer, pieces, count // pieces))
+        part = lowering.temp((outer, pieces, 1), dtype, f"{node.name}.pieces")
+        out = lowering.view(out, (outer, 1))
+    else:
+        source = lowering.view(source, (outer, pieces, count // pieces, inner))
+        part = lowering.temp((outer, pieces, 1, inner), dtype, f"{node.name}.pieces")
+        out = lowering.view(out, (outer, 1, inner))
+    first = "max" if function == "max" else "sum"
+    _emit_reduce(lowering, first, 2, count, source, part, ".pieces")
+    rest = (outer, pieces) if inner == 1 else (outer, pieces, inner)
+    _emit_reduce(lowering, function, 1, count, lowering.view(part, rest), out)
+
+
+def _pieces(outer: int, count: int, inner: int, machine: Machine) -> int:
+    """Equal pieces of `count` elements: enough to busy the processors, none of them short."""
+    tasks = outer * -(-inner // REDUCE_COLUMNS)
+    wanted = min(-(-machine.processors // tasks), count * min(inner, REDUCE_COLUMNS) // LEAST_PIECE)
+    if 2 * tasks > machine.processors:
+        return 1
+    return next((p for p in range(wanted, 1, -1) if count % p == 0), 1)
+
+
+def _emit_reduce(
+    lowering: Lowering,
+    function: str,
+    axis: int,
+    count: int,
+    source: IrTensor,
+    out: IrTensor,
+    suffix: str = "",
+) -> None:
     shape = (1,) * (4 - len(out.shape)) + out.shape
-    tile = box_tile(shape, lowering.machine)
-    params = {
-        "function": node.attrs["function"],
-        "axis": axis + 4 - len(source.shape),
-        "tile": tile,
-    }
-    lowering.emit("reduce", params, [source, out], box_coords(shape, tile))
+    place = axis + 4 - len(source.shape)
+    tile = box_tile(shape, lowering.machine, source.shape[axis])
+    if place != 3 and shape[3] > tile[3]:
+        tile = [1, 1, 1, max(tile[3], min(REDUCE_COLUMNS, shape[3]))]
+    params = {"function": function, "axis": place, "count": count, "tile": tile}
+    lowering.emit("reduce", params, [source, out], box_coords(shape, tile), suffix)
 
 
 def _lower_rows(lowering: Lowering, node: Node) -> None:

@@ -9,9 +9,11 @@ checked by the other, separately.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import cast
 
 import numpy as np
 
@@ -91,6 +93,47 @@ class Region:
         if a.single and b.single and solid:
             met = a.first < b.last + apart and b.first + apart < a.last
             return (ONE, ONE) if met else (NONE, NONE)
+        key = (b, apart, self._frame_shift(other))
+        if key not in a.met:
+            a.met[key] = self._find(other, apart)
+        return cast(Pairs, a.met[key])
+
+    def _frame_shift(self, other: Region) -> object:
+        """With the distance in bytes, all that decides which boxes overlap."""
+        if self.same_frame(other):
+            return tuple(o - s for o, s in zip(other.offsets, self.offsets, strict=True))
+        return (self.extents, other.extents)
+
+    def tasks_met(self, other: Region) -> list[tuple[int, np.ndarray, bytes]]:
+        """(box, tasks of the other that touch it, those as bytes) of each box that is met."""
+        key = ("tasks", other.boxes, other.base - self.base, self._frame_shift(other))
+        if key not in self.boxes.met:
+            self.boxes.met[key] = self._group(other)
+        return cast("list[tuple[int, np.ndarray, bytes]]", self.boxes.met[key])
+
+    def _group(self, other: Region) -> list[tuple[int, np.ndarray, bytes]]:
+        rows, columns = self.overlaps(other)
+        if not len(rows):
+            return []
+        tasks, starts = other.boxes.by_box
+        order = np.argsort(rows, kind="stable")
+        rows, columns = rows[order], columns[order]
+        cuts = [0, *(np.flatnonzero(np.diff(rows)) + 1).tolist(), len(rows)]
+        found: list[tuple[int, np.ndarray, bytes]] = []
+        known: dict[bytes, tuple[np.ndarray, bytes]] = {}
+        for begin, end in itertools.pairwise(cuts):
+            touched = np.sort(columns[begin:end])
+            key = touched.tobytes()
+            if key not in known:
+                parts = [tasks[starts[c] : starts[c + 1]] for c in touched.tolist()]
+                members = np.unique(np.concatenate(parts))
+                known[key] = (members, members.tobytes())
+            found.append((int(rows[begin]), *known[key]))
+        return found
+
+    def _find(self, other: Region, apart: int) -> Pairs:
+        a, b = self.boxes, other.boxes
+        solid = a.all_solid and b.all_solid
         if len(a.lo) * len(b.lo) <= DENSE:
             grid = np.indices((len(a.lo), len(b.lo))).reshape(2, -1)
             pieces = [(grid[0], grid[1])]

@@ -8,7 +8,7 @@ that touch the same box share a row. Called by lowering, scheduler and verifier.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -41,6 +41,7 @@ class Boxes:
     hi: np.ndarray
     begin: np.ndarray
     end: np.ndarray
+    met: dict[object, object] = field(default_factory=dict)  # what ark.plan.access found before
 
     @cached_property
     def first(self) -> int:
@@ -102,14 +103,31 @@ class Boxes:
         """Do no two boxes share an element?"""
         if self.single:
             return True
-        cuts = [np.unique(np.concatenate((self.lo[:, d], self.hi[:, d]))) for d in range(DIMS)]
-        shape = tuple(len(c) for c in cuts)
-        if np.prod(shape) > 64 * len(self.lo) + 4096:
+        cuts = self._cuts()
+        if np.prod([len(c) for c in cuts]) > 64 * len(self.lo) + 4096:
             return not any(len(rows) for rows, _ in overlaps(self.lo, self.hi, self.sharpest))
-        return int(self._depth(cuts, shape).max()) <= 1
+        return int(self._depth(cuts).max()) <= 1
 
-    def _depth(self, cuts: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+    @cached_property
+    def union(self) -> int:
+        """Elements that are in some box."""
+        if self.disjoint:
+            return self.volume
+        cuts = self._cuts()
+        met = self._depth(cuts) > 0
+        for d, cut in enumerate(cuts):
+            met = met * np.append(np.diff(cut), 0).reshape(
+                [-1 if d == e else 1 for e in range(DIMS)]
+            )
+        return int(met.sum())
+
+    def _cuts(self) -> list[np.ndarray]:
+        """By dimension where boxes begin or end."""
+        return [np.unique(np.concatenate((self.lo[:, d], self.hi[:, d]))) for d in range(DIMS)]
+
+    def _depth(self, cuts: list[np.ndarray]) -> np.ndarray:
         """How many boxes lie on each cell of the grid that the boxes' edges draw."""
+        shape = tuple(len(c) for c in cuts)
         depth = np.zeros(shape, np.int64)
         ends = [
             (np.searchsorted(c, self.lo[:, d]), np.searchsorted(c, self.hi[:, d]))

@@ -26,30 +26,36 @@ from ark.plan.kind import OperandType, Signature
 from ark.plan.types import GATE, PlanBuffer, PlanCounter, PlanOp, PlanTensor, Task
 
 NOTHING = np.zeros(0, np.int64)
+NOBODY = (frozenset[int](), frozenset[int]())
+Need = tuple[int, int, int]  # earlier op; PACKETS, WRITTEN or READ; set
+Clock = tuple[int, int]  # what has run, what is seen
 PACKETS, WRITTEN, READ = 0, 1, 2  # whose packets are read, what must be seen, what have run
 
 
 @dataclass(frozen=True, eq=False)
 class _Set:
     """Tasks of one earlier op that tasks of a later one come after: their numbers, their
-    processors, the places behind them there, and the clocks that they began with.
+    processors (each once), the places behind the last of them there, and the clocks that they
+    began with.
     """
 
     op: int
     members: np.ndarray
     lanes: np.ndarray
     ends: np.ndarray
-    clocks: np.ndarray
+    clocks: tuple[frozenset[int], frozenset[int]]
 
 
 @dataclass
 class _OpRun:
-    """The tasks of an op, as in _Set."""
+    """The tasks of an op: the number of the first, and by task its processor, the place behind it
+    there and the clock that it began with.
+    """
 
     first: int
     lanes: np.ndarray
     ends: np.ndarray
-    clocks: np.ndarray
+    clocks: list[Clock]
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,7 @@ class _Decision:
     """
 
     waits: tuple[int, ...]
-    clock: int
+    clock: Clock
     special: frozenset[int]
 
 
@@ -151,7 +157,9 @@ class _PhaseRun:
         processors = schedule.machine.processors
         self.lists: list[list[int]] = [[] for _ in range(processors)]
         self.clocks = Clocks(processors)
-        self.now = [START] * processors  # the clock that each processor's next task starts with
+        self.now: list[Clock] = [
+            (START, START)
+        ] * processors  # the clock that each processor's next task starts with
         self.frontier = Frontier()
         self.rotation = 0
         self.drafts: list[_Draft] = []
@@ -160,6 +168,8 @@ class _PhaseRun:
         self.sets: list[_Set] = []
         self.set_ids: dict[tuple[int, bytes], int] = {}
         self.set_counters: dict[int, int] = {}
+        self.missing: dict[tuple[int, int], frozenset[int]] = {}  # by row and set
+        self.joined: dict[tuple[int, int, int], int] = {}  # by row, set and kind of row
 
     def add(self, op: PlanOp, group: Group) -> None:
         """Deals the group's tasks and places their waits."""
@@ -170,9 +180,11 @@ class _PhaseRun:
         lanes = self._deal(group, count)
         mine = self._regions(op, sig, tuple(group.coords))
         needs = self._needs(mine, count)
-        run = _OpRun(first, lanes, np.zeros(count, np.int64), np.zeros(count, np.int64))
+        run = _OpRun(first, lanes, np.zeros(count, np.int64), [])
         self.runs[op.id] = run
-        decisions: dict[tuple[object, ...], _Decision] = {}
+        decisions: dict[tuple[Clock, tuple[Need, ...]], _Decision] = {}
+        self.missing.clear()
+        self.joined.clear()
         for i, lane in enumerate(lanes.tolist()):
             clock = self.now[lane]
             if needs[i]:
@@ -188,8 +200,8 @@ class _PhaseRun:
                 clock = self.now[lane] = decision.clock
             self.lists[lane].append(first + i)
             run.ends[i] = len(self.lists[lane])
-            run.clocks[i] = clock
-        self._semaphoress(group, first)
+            run.clocks.append(clock)
+        self._pair(group, first)
         self.frontier.add(mine)
 
     def _deal(self, group: Group, count: int) -> np.ndarray:
@@ -205,7 +217,7 @@ class _PhaseRun:
         self.rotation = (self.rotation + count) % len(self.lists)
         return lanes
 
-    def _mails(self, group: Group, first: int) -> None:
+    def _pair(self, group: Group, first: int) -> None:
         """The waits and signals between ranks, which the lowering named."""
         for i, awaited in enumerate(group.awaits):
             for far, threshold in awaited:
@@ -229,10 +241,8 @@ class _PhaseRun:
             found.append(region(op.id, boxes, tensor, self.s.buffers[tensor.buffer], True))
         return found
 
-    def _needs(self, mine: Sequence[Region], count: int) -> list[tuple[tuple[int, int, int], ...]]:
-        """By task what it must come after: (earlier op, PACKETS, WRITTEN or READ, set), latest op
-        first.
-        """
+    def _needs(self, mine: Sequence[Region], count: int) -> list[tuple[Need, ...]]:
+        """By task what it must come after, latest op first."""
         found: list[dict[tuple[int, int], set[int]]] = [{} for _ in range(count)]
         for own in mine:
             boxes = own.boxes
@@ -240,21 +250,22 @@ class _PhaseRun:
             for other in self.frontier.conflicts(own):
                 kind = PACKETS if own.packet and not own.write else READ
                 kind = WRITTEN if other.write and kind == READ else kind
-                for box, number in self._sets(own, other):
-                    by_box.setdefault((other.op, kind), {}).setdefault(box, set()).add(number)
+                sets = by_box.setdefault((other.op, kind), {})
+                for box, tasks, key in own.tasks_met(other):
+                    sets.setdefault(box, set()).add(self._set(other.op, tasks, key))
             if not by_box:
                 continue
             rows = list(zip(boxes.tasks.tolist(), boxes.box.tolist(), strict=True))
-            for key, sets in by_box.items():
+            for need, sets in by_box.items():
                 for task, box in rows:
                     if box in sets:
-                        found[task].setdefault(key, set()).update(sets[box])
+                        found[task].setdefault(need, set()).update(sets[box])
         joined: dict[tuple[int, ...], int] = {}
         return [self._sorted(each, joined) for each in found]
 
     def _sorted(
         self, needs: dict[tuple[int, int], set[int]], joined: dict[tuple[int, ...], int]
-    ) -> tuple[tuple[int, int, int], ...]:
+    ) -> tuple[Need, ...]:
         listed = []
         for (op, kind), sets in needs.items():
             key = tuple(sorted(sets))
@@ -267,69 +278,69 @@ class _PhaseRun:
             listed.append((op, kind, number))
         return tuple(sorted(listed, key=lambda n: (n[1] != PACKETS, -n[0], n[1])))
 
-    def _sets(self, own: Region, other: Region) -> list[tuple[int, int]]:
-        """(box, set of the other op's tasks that touch it) of a region's boxes that are touched."""
-        rows, columns = own.overlaps(other)
-        if not len(rows):
-            return []
-        tasks, starts = other.boxes.by_box
-        if other.boxes.single:
-            number = self._set(other.op, np.unique(tasks))
-            return [(box, number) for box in np.unique(rows).tolist()]
-        order = np.argsort(rows, kind="stable")
-        rows, columns = rows[order], columns[order]
-        cuts = np.flatnonzero(np.diff(rows)) + 1
-        found, known = [], {}
-        for begin, end in zip([0, *cuts.tolist()], [*cuts.tolist(), len(rows)], strict=True):
-            touched = np.sort(columns[begin:end])
-            key = touched.tobytes()
-            if key not in known:
-                members = np.concatenate([tasks[starts[c] : starts[c + 1]] for c in touched])
-                known[key] = self._set(other.op, np.unique(members))
-            found.append((int(rows[begin]), known[key]))
-        return found
-
-    def _set(self, op: int, tasks: np.ndarray) -> int:
-        """The number of a set of an op's tasks, given by their places in it."""
-        run = self.runs[op]
-        members = tasks + run.first
-        key = (op, members.tobytes())
-        if key not in self.set_ids:
-            self.set_ids[key] = len(self.sets)
-            made = _Set(op, members, run.lanes[tasks], run.ends[tasks], run.clocks[tasks])
-            self.sets.append(made)
-        return self.set_ids[key]
+    def _set(self, op: int, tasks: np.ndarray, key: bytes) -> int:
+        """The number of a set of an op's tasks, given by their places in it, also as bytes."""
+        number = self.set_ids.get((op, key))
+        if number is None:
+            number = self.set_ids[op, key] = len(self.sets)
+            run = self.runs[op]
+            clocks = [run.clocks[t] for t in tasks.tolist()]
+            rows = frozenset(c[RAN] for c in clocks), frozenset(c[SEEN] for c in clocks)
+            # Tasks of one op on one processor follow each other: the last of them counts.
+            last = np.ones(len(tasks), bool)
+            lanes, ends = run.lanes[tasks], run.ends[tasks]
+            if len(set(lanes.tolist())) < len(tasks):
+                order = np.lexsort((ends, lanes))
+                lanes, ends = lanes[order], ends[order]
+                last[:-1] = lanes[1:] != lanes[:-1]
+            self.sets.append(_Set(op, tasks + run.first, lanes[last], ends[last], rows))
+        return number
 
     def _union(self, op: int, numbers: Sequence[int]) -> int:
         """The number of the set of all tasks of an op that are in one of the sets."""
         members = np.unique(np.concatenate([self.sets[s].members for s in numbers]))
-        return self._set(op, members - self.runs[op].first)
+        tasks = members - self.runs[op].first
+        return self._set(op, tasks, tasks.tobytes())
 
-    def _decide(self, clock: int, needs: tuple[tuple[int, int, int], ...], lane: int) -> _Decision:
+    def _decide(self, clock: Clock, needs: tuple[Need, ...], lane: int) -> _Decision:
         """What a task on processor `lane` waits for; -1: one that is not special."""
+        ran, seen = clock
         waits: list[int] = []
         special: set[int] = set()
-        for op, listed in itertools.groupby(needs, key=lambda n: (n[1] == PACKETS, n[0])):
+        for (packets, op), listed in itertools.groupby(
+            needs, key=lambda n: (n[1] == PACKETS, n[0])
+        ):
             missing = []
             for _, kind, number in listed:
-                needed = self.sets[number]
-                if kind == PACKETS:
-                    clock = self._join(clock, needed, True)
+                if packets:
+                    ran = self._join(ran, number, RAN)
                     continue
-                which = SEEN if kind == WRITTEN else RAN
-                lacking = self.clocks.missing(clock, which, needed.lanes, needed.ends)
+                lacking = self._missing(seen if kind == WRITTEN else ran, number)
                 if len(lacking) == 1:
                     special |= lacking
                 if lacking - {lane}:
                     missing.append(number)
             if missing:
-                number = missing[0] if len(missing) == 1 else self._union(op[1], missing)
+                number = missing[0] if len(missing) == 1 else self._union(op, missing)
                 waits.append(number)
-                clock = self._join(clock, self.sets[number], False)
-        return _Decision(tuple(waits), clock, frozenset(special))
+                ran, seen = self._join(ran, number, RAN), self._join(seen, number, SEEN)
+        return _Decision(tuple(waits), (ran, seen), frozenset(special))
 
-    def _join(self, clock: int, needed: _Set, packets: bool) -> int:
-        return self.clocks.join(clock, needed.clocks, needed.lanes, needed.ends, packets)
+    def _missing(self, row: int, number: int) -> frozenset[int]:
+        found = self.missing.get((row, number))
+        if found is None:
+            needed = self.sets[number]
+            found = self.clocks.missing(row, needed.lanes, needed.ends)
+            self.missing[row, number] = found
+        return found
+
+    def _join(self, row: int, number: int, which: int) -> int:
+        found = self.joined.get((row, number, which))
+        if found is None:
+            needed = self.sets[number]
+            found = self.clocks.join(row, needed.clocks[which], needed.lanes, needed.ends)
+            self.joined[row, number, which] = found
+        return found
 
     def _counter(self, number: int) -> int:
         """The counter that all tasks of a set signal."""
@@ -365,16 +376,14 @@ class _PhaseRun:
             if indices
             and lane != mine
             and self.clocks.missing(
-                int(run.clocks[-1]), SEEN, np.array([lane]), np.array([len(indices)])
+                run.clocks[-1][SEEN], np.array([lane]), np.array([len(indices)])
             )
         ]
         draft = self.drafts[last]
         if tails:
             number = len(self.sets)
             self.sets.append(
-                _Set(
-                    next(reversed(self.runs)), np.array(tails, np.int64), NOTHING, NOTHING, NOTHING
-                )
+                _Set(next(reversed(self.runs)), np.array(tails), NOTHING, NOTHING, NOBODY)
             )
             draft.waits[self._counter(number)] = len(tails)
         draft.signals += self.s.gates

@@ -6,11 +6,11 @@ touches is always decided here, because the verifier relies on it.
 
 from ark.tasks import (
     attention,
-    elementwise,
     experts,
     linear,
     matmul,
     movement,
+    pointwise,
     rotary,
     rows,
     sums,
@@ -19,11 +19,11 @@ from ark.tasks import (
 
 __all__ = [
     "attention",
-    "elementwise",
     "experts",
     "linear",
     "matmul",
     "movement",
+    "pointwise",
     "rotary",
     "rows",
     "sums",

@@ -1,8 +1,8 @@
 """The elementwise functions: expression on the device and NumPy reference, one line each.
 
 Adding an elementwise op is adding a line here. `a` and `b` are the inputs as float; the expression
-uses the device ABI's math. Read by ark.ops.elementwise (the user's functions), by the elementwise
-task kind.
+uses the device ABI's math. Read by ark.ops.elementwise (the user's functions), by
+ark.tasks.expression, which writes trees of them.
 """
 
 from __future__ import annotations
@@ -53,9 +53,10 @@ FUNCTIONS: dict[str, Function] = {
         Function("sqrt", "ark_sqrt(a)", np.sqrt),
         Function("rsqrt", "ark_rsqrt(a)", lambda a: 1.0 / np.sqrt(a)),
         Function("relu", "(a > 0.0f ? a : 0.0f)", lambda a: np.maximum(a, 0.0)),
+        # 1 + tanh(x) = 2 / (1 + exp(-2 x))
         Function(
             "gelu",
-            f"(0.5f * a * (1.0f + ark_tanh({SQRT_2_OVER_PI!r}f * (a + 0.044715f * a * a * a))))",
+            f"(a / (1.0f + ark_exp({-2 * SQRT_2_OVER_PI!r}f * (a + 0.044715f * a * a * a))))",
             _gelu,
         ),
         Function("sigmoid", "(1.0f / (1.0f + ark_exp(-a)))", lambda a: 1 / (1 + np.exp(-a))),

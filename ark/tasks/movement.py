@@ -10,6 +10,7 @@ task). operands: input (..., n), output (..., 1). coord: first index of dimensio
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import resources
 
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register, whole
@@ -29,10 +30,15 @@ from ark.plan.params import (
     typed,
 )
 from ark.tasks import text
-from ark.tasks.elementwise import broadcast_access, broadcasts
+from ark.tasks.pointwise import COPY, broadcast_access, broadcasts, write_box
 from ark.tasks.tokens import SAMPLING
 
 NAMES = ["i0", "i1", "i2", "i3"]
+SQUARE = 64  # elements of a side of what is turned through shared memory at once
+
+
+def _header(name: str) -> str:
+    return resources.files("ark.tasks").joinpath(name).read_text()
 
 
 class TransposeParams(Params, frozen=True):
@@ -77,16 +83,71 @@ class Transpose(TaskKind):
             Access(1, tuple(coord[4 - rank : 4]), tuple(hi[4 - rank :]), write=True),
         ]
 
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        size = sig.operands[0].itemsize
+        return SQUARE * (SQUARE * size + 4) if not machine.has("single_thread") else 0
+
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        perm, tile = sig.params["perm"], sig.params["tile"]
         places = [""] * 4
-        for d, p in enumerate(sig.params["perm"]):
+        for d, p in enumerate(perm):
             places[p] = NAMES[d]
+        if perm[3] == 3:
+            return text.function(name, write_box(sig, COPY, tile, machine, places={0: places}))
+        # Squares of the target's last dimension and the one that is the source's last.
+        turned = perm.index(3)
         shape = text.pad4(sig.operands[1].shape, 1)
-        source, target = text.offset(sig, 0, places), text.offset(sig, 1, NAMES)
-        body = f"    po[{target}] = p0[{source}];\n"
-        declare = text.operand(sig, 0, "p0") + text.operand(sig, 1, "po", const=False)
-        loop = text.box_loop(shape, sig.params["tile"], body, machine)
-        return text.function(name, declare + loop)
+        size = sig.operands[1].itemsize
+        from_row = text.pad4(sig.operands[0].strides, 0)[perm[3]]
+        to_row = text.pad4(sig.operands[1].strides, 0)[turned]
+        body = text.operand(sig, 0, "p0") + text.operand(sig, 1, "po", const=False)
+        index = ""
+        sides = []
+        for d in (turned, 3, *(d for d in (2, 1, 0) if d != turned)):
+            side = SQUARE if d in (turned, 3) else 1
+            left = f"{shape[d]} - t.coord[{d}]"
+            body += (
+                f"  const int n{d} = {tile[d]} < {left} ? {tile[d]} : {left};\n"
+                f"  const int s{d} = (n{d} + {side - 1}) / {side};\n"
+            )
+            index += f"    const int i{d} = t.coord[{d}] + s % s{d} * {side}; s /= s{d};\n"
+            sides.append(f"s{d}")
+        ctype = sig.operands[1].ctype
+        body += (
+            f"  const auto place = [=](int s) -> ArkSquare<{ctype}> {{\n{index}"
+            "    (void)i0; (void)i1; (void)i2; (void)i3;\n"
+            f"    const int rows = t.coord[3] + n3 - i3, columns = t.coord[{turned}] + n{turned} - "
+            f"i{turned};\n"
+            f"    return ArkSquare<{ctype}>{{p0 + {text.offset(sig, 0, places)}, "
+            f"po + {text.offset(sig, 1, NAMES)}, rows < {SQUARE} ? rows : {SQUARE},\n"
+            f"        columns < {SQUARE} ? columns : {SQUARE}}};\n  }};\n"
+            f"  const int squares = {' * '.join(sides)};\n"
+        )
+        arguments = f"squares, {from_row}, {to_row}"
+        if machine.has("single_thread"):
+            body += f"  ark_transpose_alone<{SQUARE}, {ctype}>({arguments}, place);\n"
+            return _header("transpose.h") + text.function(name, body)
+
+        def call(pack: int) -> str:
+            packs = -(-SQUARE * SQUARE // (pack * machine.lanes * machine.warps))
+            many = max(1, 4 // packs) if pack > 1 else 1
+            return (
+                f"  ark_transpose<{SQUARE}, {pack}, {many}, {ctype}>"
+                f"({arguments}, ARK_SCRATCH(c), place);\n"
+            )
+
+        pack = min(8, 16 // size)
+        lengths = (shape[3], shape[turned], tile[3], tile[turned])
+        strides = [s for o in sig.operands for s in o.strides if s != 1]
+        while pack > 1 and any(n % pack for n in (*lengths, *strides)):
+            pack //= 2
+        if pack == 1:
+            return _header("transpose.h") + text.function(name, body + call(1))
+        body += (
+            f"  if (ark_aligned(t.operand[0] | t.operand[1])) {{\n{call(pack)}  }} else {{\n"
+            f"{call(1)}  }}\n"
+        )
+        return _header("transpose.h") + text.function(name, body)
 
 
 class RopeParams(Params, frozen=True):

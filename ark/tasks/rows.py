@@ -1,14 +1,18 @@
 """Row-wise tiles: softmax, layernorm, rmsnorm over the last dimension, and reductions over any.
 
 `rownorm` params: function, eps, rows (rows of dimension 2 per task). operands: input, [weight],
-output. coord: first index of dimensions 0 to 2; each row is the work of the whole block.
-`reduce` params: function, axis (of 4), tile (4 sizes of the output, 1 along the axis). operands:
-input, output. coord: the tile's first index.
+output. coord: first index of dimensions 0 to 2. A row is held in registers by a warp or the block
+where it fits, in shared memory where that holds it, and is read again where not.
+`reduce` params: function, axis (of 4), count (what a mean divides by), tile (4 sizes of the output,
+1 along the axis). operands: input, output. coord: the tile's first index.
+rows.h has the device side.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from importlib import resources
 from typing import Literal
 
 from ark.machine import Machine
@@ -20,6 +24,7 @@ from ark.plan.params import (
     Params,
     Places,
     Rows,
+    Size,
     Tile,
     box,
     count,
@@ -30,36 +35,24 @@ from ark.plan.params import (
 )
 from ark.tasks import text
 
-# Per row: statistics over v = the row's elements, then the expression for one element `v` at `k`.
-_PASSES = {
-    "softmax": (
-        """    float m = -ark_inf();
-    for (int k = ark_tid(); k < K; k += ARK_THREADS) { const float v = ROW(k); m = v > m ? v : m; }
-    m = ark_block_max(m, red);
-    float s = 0.0f;
-    for (int k = ark_tid(); k < K; k += ARK_THREADS) s += ark_exp(ROW(k) - m);
-    s = 1.0f / ark_block_sum(s, red);
-""",
-        "ark_exp(ROW(k) - m) * s",
-    ),
-    "layernorm": (
-        """    float m = 0.0f;
-    for (int k = ark_tid(); k < K; k += ARK_THREADS) m += ROW(k);
-    m = ark_block_sum(m, red) / K;
-    float s = 0.0f;
-    for (int k = ark_tid(); k < K; k += ARK_THREADS) { const float v = ROW(k) - m; s += v * v; }
-    s = ark_rsqrt(ark_block_sum(s, red) / K + EPS);
-""",
-        "(ROW(k) - m) * s",
-    ),
-    "rmsnorm": (
-        """    float s = 0.0f;
-    for (int k = ark_tid(); k < K; k += ARK_THREADS) { const float v = ROW(k); s += v * v; }
-    s = ark_rsqrt(ark_block_sum(s, red) / K + EPS);
-""",
-        "ROW(k) * s * WEIGHT(k)",
-    ),
-}
+_ROW_OPS = {"softmax": "ArkSoftmax", "layernorm": "ArkLayerNorm", "rmsnorm": "ArkRmsNorm"}
+HELD = 32  # elements of a row that a thread keeps in registers
+BATCH = 16  # elements of several rows at once
+SIDE_BY_SIDE = 16  # sums of one thread that runs alone, for vectors
+
+
+def _header() -> str:
+    return resources.files("ark.tasks").joinpath("rows.h").read_text()
+
+
+def _packs(sig: Signature, columns: int) -> int:
+    """Elements of a pack of a row of `columns`: input and output are moved in 16 bytes or less."""
+    pack = 16 // min(sig.operands[0].itemsize, sig.operands[-1].itemsize)
+    pack = min(8, pack)
+    strides = [s for o in (sig.operands[0], sig.operands[-1]) for s in o.strides[:-1]]
+    while pack > 1 and (columns % pack or any(s % pack for s in strides)):
+        pack //= 2
+    return pack
 
 
 class RowNormParams(Params, frozen=True):
@@ -102,48 +95,80 @@ class RowNorm(TaskKind):
         return found
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        return 4 * machine.warps
+        columns = sig.operands[-1].shape[-1]
+        folds = 2 * BATCH * 4 * machine.warps
+        return folds + (4 * columns if self._kept(sig, machine) else 0)
+
+    def _kept(self, sig: Signature, machine: Machine) -> bool:
+        """Does a row that registers do not hold fit into shared memory?"""
+        columns = sig.operands[-1].shape[-1]
+        room = (machine.shared_bytes - machine.ring_bytes) // 2
+        return self._held(sig, machine) is None and 4 * columns <= room
+
+    def _held(self, sig: Signature, machine: Machine) -> tuple[int, int, int, bool] | None:
+        """(pack, packs a thread, rows at once, by a warp each) if registers hold the rows."""
+        columns = sig.operands[-1].shape[-1]
+        pack = _packs(sig, columns)
+        threads = machine.lanes * machine.warps
+        if machine.has("single_thread"):
+            return None
+        for width, alone in ((machine.lanes, True), (threads, False)):
+            packs = -(-columns // (pack * width))
+            if packs * pack <= HELD:
+                return pack, packs, max(1, min(BATCH, BATCH // (packs * pack))), alone
+        return None
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         out = len(sig.operands) - 1
         shape = text.pad4(sig.operands[out].shape, 1)
-        passes, value = _PASSES[sig.params["function"]]
-        names = ["i0", "i1", "i2", "k"]
+        rows, columns = sig.params["rows"], shape[3]
+        names = ["i0", "i1", "(i2 + r)", "0"]
+        op, eps = _ROW_OPS[sig.params["function"]], text.literal(sig.params.get("eps", 0.0))
+        weight = "ArkOnes()" if out == 1 else "pw"
         body = text.operand(sig, 0, "p0") + text.operand(sig, out, "po", const=False)
         if out == 2:
             body += text.operand(sig, 1, "pw")
-            value = value.replace("WEIGHT(k)", "ark_get(pw, k)")
-        where = text.offset(sig, 0, names)
-        row = f"ark_get(p0, {where})"
-        store = f"ark_put(po, {text.offset(sig, out, names)}, {value});"
-        loop = (
-            f"    for (int k = ark_tid(); k < K; k += ARK_THREADS) {store}\n    ark_sync();\n  }}\n"
-        )
-        rows = sig.params["rows"]
+        folds = 2 * BATCH * 4 * machine.warps
         body += (
-            "  float* red = reinterpret_cast<float*>(ARK_SCRATCH(c));\n"
-            f"  constexpr int K = {shape[3]};\n"
-            "  const int i0 = t.coord[0], i1 = t.coord[1];\n  (void)i0; (void)i1; (void)red;\n"
-            f"  for (int i2 = t.coord[2]; i2 < t.coord[2] + {rows} && i2 < {shape[2]}; ++i2) {{\n"
-            + passes
-            + loop
+            "  const int i0 = t.coord[0], i1 = t.coord[1], i2 = t.coord[2];\n"
+            "  (void)i0; (void)i1;\n"
+            f"  const int rows = i2 + {rows} < {shape[2]} ? {rows} : {shape[2]} - i2;\n"
+            "  const auto at = [=](int r, ark_i64& from, ark_i64& to) {\n"
+            f"    from = {text.offset(sig, 0, names)};\n"
+            f"    to = {text.offset(sig, out, names)};\n  }};\n"
+            "  char* red = ARK_SCRATCH(c);\n"
         )
-        body = body.replace("ROW(k)", row).replace("EPS", text.literal(sig.params.get("eps", 0.0)))
-        return text.function(name, body)
+        side = SIDE_BY_SIDE if machine.has("single_thread") else 1
+        keep = "true" if self._kept(sig, machine) else "false"
+        loose = (
+            f"  ark_rows_any<{op}, {side}, {keep}>(p0, po, {weight}, rows, {columns}, {eps}, red, "
+            f"reinterpret_cast<float*>(red + {folds}), at);\n"
+        )
+        held = self._held(sig, machine)
+        if held is None:
+            return _header() + text.function(name, body + loose)
+        pack, packs, batch, alone = held
+        tight = (
+            f"  ark_rows_held<{op}, {columns}, {pack}, {packs}, {batch}, {str(alone).lower()}>"
+            f"(p0, po, {weight}, rows, {eps}, red, at);\n"
+        )
+        if pack > 1:
+            tight = (
+                f"  if (ark_aligned(t.operand[0] | t.operand[{out}])) {{\n{tight}"
+                f"  }} else {{\n{loose}  }}\n"
+            )
+        return _header() + text.function(name, body + tight)
 
 
-# Start, step and result for floating point; for integers the start and step alone differ.
-_REDUCE = {
-    "sum": ("0.0f", "s += v;", "s"),
-    "mean": ("0.0f", "s += v;", "s / {n}"),
-    "max": ("-ark_inf()", "s = v > s ? v : s;", "s"),
-}
-_INTEGER_START = {"sum": "0", "max": "(-2147483647 - 1)"}
+_FOLDS = {"sum": "ArkAddFold", "mean": "ArkAddFold", "max": "ArkMaxFold"}
+COLUMNS = 64  # neighbouring results that a block reduces at once, where not the last dimension is
+DEEP_PACKS = 8  # packs that a thread has under way in a reduction
 
 
 class ReduceParams(Params, frozen=True):
     function: Literal["sum", "mean", "max"]
     axis: Dim
+    count: Size
     tile: Tile
 
 
@@ -182,29 +207,161 @@ class Reduce(TaskKind):
             Access(1, tuple(coord[cut:]), tuple(hi[cut:]), write=True),
         ]
 
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        threads = machine.lanes * machine.warps
+        if sig.params["axis"] == 3:
+            return 2 * 4 * machine.warps
+        if machine.has("single_thread"):
+            return 4 * int(sig.params["tile"][3])
+        pack, across = self._across(sig, machine)
+        return 4 * threads // across * across * pack
+
+    def _pack(self, sig: Signature) -> int:
+        source = sig.operands[0]
+        pack = min(8, 16 // source.itemsize)
+        while pack > 1 and any(s % pack for s in source.strides[:-1]):
+            pack //= 2
+        return pack
+
+    def _across(self, sig: Signature, machine: Machine) -> tuple[int, int]:
+        """(elements of a pack, packs side by side) for the columns of a tile."""
+        pack = self._pack(sig)
+        last, tile = sig.operands[1].shape[-1], int(sig.params["tile"][3])
+        while pack > 1 and (last % pack or tile % pack):
+            pack //= 2
+        threads = machine.lanes * machine.warps
+        count = text.pad4(sig.operands[0].shape, 1)[sig.params["axis"]]
+        # Where there is little to add up, threads stand side by side instead.
+        wide = min(tile, max(COLUMNS, threads * pack * DEEP_PACKS // count))
+        across = 1
+        while across * pack < wide and 2 * across <= threads:
+            across *= 2
+        return pack, across
+
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         shape = list(text.pad4(sig.operands[0].shape, 1))
         axis = sig.params["axis"]
-        count = shape[axis]
-        start, step, value = _REDUCE[sig.params["function"]]
-        compute = "float"
-        if sig.operands[0].dtype in text.INTEGERS:
-            compute, start = "ark_i32", _INTEGER_START[sig.params["function"]]
-            step = step.replace("s += v", "s = static_cast<ark_i32>(static_cast<ark_u32>(s) + v)")
-        names = [f"i{d}" for d in range(4)]
-        inner = list(names)
-        inner[axis] = "k"
-        body = (
-            f"    {compute} s = {start};\n"
-            f"    for (int k = 0; k < {count}; ++k) {{\n"
-            f"      const {compute} v = {text.load(sig, 0, 'p0', text.offset(sig, 0, inner))};\n"
-            f"      {step}\n    }}\n"
-            f"    {text.store(sig, 1, 'po', text.offset(sig, 1, names), value.format(n=count))}\n"
-        )
-        out_shape = [1 if d == axis else n for d, n in enumerate(shape)]
+        tile = sig.params["tile"]
+        integer = sig.operands[0].dtype in text.INTEGERS
+        value = "v"
+        if sig.params["function"] == "mean":
+            value = f"v / {text.literal(sig.params['count'])}"
+        fold, compute = _FOLDS[sig.params["function"]], "ark_i32" if integer else "float"
         declare = text.operand(sig, 0, "p0") + text.operand(sig, 1, "po", const=False)
-        loop = text.box_loop(out_shape, sig.params["tile"], body, machine)
-        return text.function(name, declare + loop)
+        declare += "  char* red = ARK_SCRATCH(c);\n"
+        if axis == 3:
+            loops = self._rows(sig, shape, tile, machine, fold, compute, value)
+        else:
+            loops = self._columns(sig, shape, tile, machine, fold, compute, value)
+        return _header() + text.function(name, declare + loops)
+
+    def _rows(
+        self,
+        sig: Signature,
+        shape: Sequence[int],
+        tile: Sequence[int],
+        machine: Machine,
+        fold: str,
+        compute: str,
+        value: str,
+    ) -> str:
+        """Rows of the tile, numbered by their indices; each is a warp's if there are enough."""
+        text_rows = "".join(
+            f"  const int n{d} = t.coord[{d}] + {tile[d]} < {shape[d]} ? {tile[d]} : "
+            f"{shape[d]} - t.coord[{d}];\n"
+            for d in range(3)
+        )
+        split = (
+            "    const int i2 = t.coord[2] + r % n2; r /= n2;\n"
+            "    const int i1 = t.coord[1] + r % n1, i0 = t.coord[0] + r / n1;\n"
+            "    (void)i0; (void)i1; (void)i2;\n"
+        )
+        names = ["i0", "i1", "i2", "0"]
+        many = math.prod(tile[:3]) >= machine.warps
+        body = (
+            f"{text_rows}  const auto at = [=](int r) -> ark_i64 {{\n{split}"
+            f"    return {text.offset(sig, 0, names)};\n  }};\n"
+            f"  const auto finish = [=](int r, {compute} v) {{\n{split}"
+            f"    {text.store(sig, 1, 'po', text.offset(sig, 1, names), value)}\n  }};\n"
+        )
+        pack = self._pack(sig)
+        alone = machine.has("single_thread")
+
+        def call(width: int, rounds: int) -> str:
+            return (
+                f"  ark_reduce_rows<{fold}, {compute}, {width}, {rounds}, {str(many).lower()}>"
+                f"(p0, n0 * n1 * n2, {shape[3]}, red, at, finish);\n"
+            )
+
+        if alone:
+            return body + call(SIDE_BY_SIDE, 1)
+        if pack == 1:
+            return body + call(1, DEEP_PACKS)
+        return (
+            f"{body}  if (ark_aligned(t.operand[0])) {{\n{call(pack, DEEP_PACKS)}"
+            f"  }} else {{\n{call(1, DEEP_PACKS)}  }}\n"
+        )
+
+    def _columns(
+        self,
+        sig: Signature,
+        shape: Sequence[int],
+        tile: Sequence[int],
+        machine: Machine,
+        fold: str,
+        compute: str,
+        value: str,
+    ) -> str:
+        """For each index of the outer dimensions, blocks of neighbouring columns."""
+        axis = sig.params["axis"]
+        stride = text.pad4(sig.operands[0].strides, 0)[axis]
+        names = ["i0", "i1", "i2", "x"]
+        inner = list(names)
+        inner[axis] = "0"
+        alone = machine.has("single_thread")
+        pack, across = self._across(sig, machine)
+        block = tile[3] if alone else across * pack
+        end = f"t.coord[3] + {tile[3]} < {shape[3]} ? t.coord[3] + {tile[3]} : {shape[3]}"
+        body = (
+            f"  const int e3 = {end};\n"
+            f"  for (int x = t.coord[3]; x < e3; x += {block}) {{\n"
+            f"    const int columns = e3 - x < {block} ? e3 - x : {block};\n"
+            f"    const auto* from = p0 + {text.offset(sig, 0, inner)};\n"
+            f"    auto* to = po + {text.offset(sig, 1, names)};\n"
+            f"    const auto finish = [=](int k, {compute} v) {{ "
+            f"{text.store(sig, 1, 'to', 'k', value)} }};\n"
+        )
+        arguments = f"(from, {stride}, columns, {shape[axis]}, red, finish);\n"
+        if alone:
+            body += f"    ark_reduce_columns_alone<{fold}, {compute}>{arguments}"
+        else:
+
+            def call(width: int, wide: int) -> str:
+                return (
+                    f"    ark_reduce_columns<{fold}, {compute}, {width}, {DEEP_PACKS}, {wide}>"
+                    + arguments
+                )
+
+            scalar = min(machine.lanes * machine.warps, across * pack)
+            if pack == 1 or scalar != across * pack:
+                body += call(1, scalar)
+            else:
+                body += (
+                    f"    if (ark_aligned(t.operand[0])) {{\n{call(pack, across)}"
+                    f"    }} else {{\n{call(1, scalar)}    }}\n"
+                )
+        body += "  }\n"
+        for d in (2, 1, 0):
+            if d == axis or tile[d] == 1:
+                at = "0" if d == axis else f"t.coord[{d}]"
+                body = f"  {{ const int i{d} = {at}; (void)i{d};\n{body}  }}\n"
+                continue
+            last = f"t.coord[{d}] + {tile[d]}"
+            body = (
+                f"  for (int i{d} = t.coord[{d}]; i{d} < {last} && i{d} < {shape[d]}; ++i{d}) {{\n"
+                f"{body}  }}\n"
+            )
+        return body
 
 
 register(RowNorm())

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import FLOAT_NAMES, Params, Places, Size, fits, need, shaped
-from ark.tasks import text
+from ark.tasks import expression, text
+from ark.tasks.pointwise import write_box
 from ark.tasks.rotary import system
 
 
@@ -53,13 +54,17 @@ class SumRanks(TaskKind):
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         out = len(sig.operands) - 1
         n = sig.operands[out].shape[0]
+        if not any(o.packet for o in sig.operands):
+            total = expression.leaf(0)
+            for i in range(1, out):
+                total = ["add", total, expression.leaf(i)]
+            tile = [1, 1, 1, sig.params["tile"]]
+            return text.function(
+                name, write_box(sig, total, tile, machine, ["0", "0", "0", "t.coord[0]"])
+            )
         body = "".join(text.operand(sig, i, f"p{i}", const=i != out) for i in range(out + 1))
-        if sig.operands[out].dtype in text.INTEGERS:
-            terms = " + ".join(f"static_cast<ark_u32>(p{i}[i])" for i in range(out))
-            give = text.store(sig, out, f"p{out}", "i", terms)
-        else:
-            terms = " + ".join(f"ark_load(c, p{i}, i, {system(sig, i)})" for i in range(out))
-            give = f"ark_publish(c, p{out}, i, {terms}, {system(sig, out)});"
+        terms = " + ".join(f"ark_load(c, p{i}, i, {system(sig, i)})" for i in range(out))
+        give = f"ark_publish(c, p{out}, i, {terms}, {system(sig, out)});"
         body += (
             f"  const int end = t.coord[0] + {sig.params['tile']} < {n} ? "
             f"t.coord[0] + {sig.params['tile']} : {n};\n"

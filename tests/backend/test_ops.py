@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ark
-from tests.opcheck import Case, check
+from tests.opcheck import TOLERANCE, Case, check
 
 FLOATS = (ark.fp32, ark.fp16, ark.bf16)
 
@@ -50,9 +50,12 @@ def test_unary(backend: str) -> None:
 @pytest.mark.parametrize("count", [262_139, 1_000_003])
 def test_chains_of_tiles_that_end_within_a_warp(backend: str, count: int) -> None:
     """One processor's tasks without waits between them, whose last elements part its lanes."""
+    held = []  # what is held is written, so that the ops stay apart
 
     def chain(a: ark.Tensor) -> ark.Tensor:
-        return ark.mul(ark.mul(ark.mul(a, 2.0), 0.5), 4.0)
+        held.append(ark.mul(a, 2.0))
+        held.append(ark.mul(held[-1], 0.5))
+        return ark.mul(held[-1], 4.0)
 
     array = values(count)
     check([Case(f"chain {t}", [(array, t)], chain, lambda a: a * 4) for t in (ark.fp32, ark.bf16)])
@@ -450,3 +453,39 @@ def test_a_bad_index_is_named(backend: str) -> None:
         with pytest.raises(ark.GpuError, match=r"99.*out of range"):
             runtime.run()
     assert out.shape() == [4, 8]
+
+
+def test_chains_become_one_op(backend: str) -> None:
+    """What lies between is not written: one task kind, one read of each input, one write."""
+
+    def gate(a: ark.Tensor, b: ark.Tensor, row: ark.Tensor) -> ark.Tensor:
+        return ark.cast(ark.mul(ark.gelu(ark.add(a, row)), ark.sub(1.0, b)), ark.fp32)
+
+    def want(a: np.ndarray, b: np.ndarray, row: np.ndarray) -> np.ndarray:
+        return UNARY["gelu"](a + row) * (1 - b)
+
+    cases = []
+    for dtype in FLOATS:
+        inputs = [(values(*s, seed=n), dtype) for n, s in enumerate([(19, 48), (19, 48), (48,)])]
+        cases.append(Case(f"gate {dtype}", inputs, gate, want, TOLERANCE[dtype.name]))
+    whole = [(integers(7, 9, seed=1), ark.int32)]
+    cases.append(
+        Case(
+            "integers to floats",
+            whole,
+            lambda t: ark.mul(ark.cast(ark.add(ark.mul(t, 3), t), ark.fp32), 0.5),
+            lambda x: (x * 3 + x) * 0.5,
+        )
+    )
+    rounded = [(values(400, seed=2), ark.fp32)]
+    cases.append(
+        Case(
+            "a cast rounds",
+            rounded,
+            lambda t: ark.sub(ark.cast(ark.cast(t, ark.bf16), ark.fp32), t),
+            lambda x: x.astype(np.float32).astype(ark.bf16.numpy).astype(np.float64) - x,
+        )
+    )
+    check(cases)
+    plan = ark.Runtime.last_plan
+    assert [op.kind for op in plan.inner.ops] == ["pointwise"] * len(cases)

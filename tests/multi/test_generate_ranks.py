@@ -17,6 +17,7 @@ from ark.backend import registry
 from ark.models.checkpoint import Checkpoint
 from ark.models.generate import Generator
 from ark.models.tokenizer import Tokenizer
+from tests.backend.test_decoders import CASES as DECODERS
 from tests.checkpoints import make_checkpoint
 
 NOAH = Path(__file__).resolve().parents[2] / "examples/noah"
@@ -56,6 +57,14 @@ def answer(directory: Path, *extra: str) -> dict:
 def test_two_ranks_give_the_tokens_of_one(backend: str) -> None:
     common = ("--backend", backend, "--max-new-tokens", "24")
     assert answer(NOAH, *common, "--ranks", "2") == answer(NOAH, *common)
+
+
+@pytest.mark.parametrize("case", ["qwen3-tied-wide-heads", "mixtral", "qwen3-moe"])
+def test_ranks_share_other_decoders(case: str, tmp_path: Path) -> None:
+    """Each holds half of the heads, of every expert and of the head's rows."""
+    directory = make_checkpoint(tmp_path / case, **DECODERS[case])
+    common = ("--backend", "cpu", "--max-new-tokens", "20")
+    assert answer(directory, *common, "--ranks", "2") == answer(directory, *common)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -19,7 +19,8 @@ class Listing:
     """By node: its task, op, lane (processor) and position; lengths: tasks of each lane.
 
     Row i of `waits` is (node, counter, threshold), of `signals` (node, counter). by_op: the nodes
-    of an op, and their coordinates.
+    of an op and their coordinates, in the order of these, so that equal ops look alike wherever
+    their tasks are.
     """
 
     tasks: tuple[Task, ...]
@@ -35,10 +36,12 @@ class Listing:
         order = np.argsort(self.op, kind="stable")
         ops, starts = np.unique(self.op[order], return_index=True)
         parts = np.split(order, starts[1:])
-        return {
-            int(op): (nodes, tuple(self.tasks[i].coord for i in nodes.tolist()))
-            for op, nodes in zip(ops, parts, strict=True)
-        }
+        found = {}
+        for op, nodes in zip(ops.tolist(), parts, strict=True):
+            placed = sorted((self.tasks[i].coord, i) for i in nodes.tolist())
+            order = np.array([i for _, i in placed], np.int64)
+            found[op] = (order, tuple(coord for coord, _ in placed))
+        return found
 
 
 def listing(phase: Phase) -> Listing:

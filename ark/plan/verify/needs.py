@@ -114,9 +114,10 @@ def unmet(frozen: Frozen, order: Order, base: int) -> tuple[int, int, int] | Non
     if not len(frozen.later):
         return None
     many = len(frozen.which)
-    codes = order.clock[frozen.later + base] * many + frozen.need
+    rows = order.clock[frozen.which[frozen.need], frozen.later + base]
+    codes = rows * many + frozen.need
     distinct, back = np.unique(codes, return_inverse=True)
-    need, clock = distinct % many, distinct // many
+    need, rows = distinct % many, distinct // many
     first, last = frozen.starts[need], frozen.starts[need + 1]
     # Tasks that know the same: what their clock implies holds for all of them.
     open_ = np.zeros(len(distinct), bool)
@@ -124,7 +125,7 @@ def unmet(frozen: Frozen, order: Order, base: int) -> tuple[int, int, int] | Non
         at = spans(first[piece], last[piece])
         row = np.repeat(np.arange(piece.start, piece.stop), (last - first)[piece])
         earlier = frozen.earlier[at] + base
-        known = order.clocks[clock[row], frozen.which[need[row]], order.lane[earlier]]
+        known = order.rows[rows[row], order.lane[earlier]]
         open_[row[known <= order.position[earlier]]] = True
     if not open_.any():
         return None

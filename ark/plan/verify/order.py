@@ -6,15 +6,16 @@ this one does, and if it stops, every execution stops (no deadlock is missed, no
 wait for all of a counter's signals orders the task behind every one who signals; a lower threshold
 lets an iteration start on any subset and orders nothing.
 
-All tasks that can run do so in one step, with array operations. What is known is a vector clock;
-tasks that know the same share one (a lane's knowledge of itself is its position and left out), so
-clocks grow with the different things that are waited for, not with tasks.
+All tasks that can run do so in one step, with array operations. What is known are two rows of a
+vector clock (Mattern 1989); tasks that know the same share them (a lane's knowledge of itself is
+its position and left out), so rows grow with the different things that are waited for, not with
+tasks.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,14 +23,14 @@ import numpy as np
 from ark.plan.types import GATE
 from ark.plan.verify.rank_set import RankSet, refuse
 
-RAN, SEEN = 0, 1  # rows of a clock
+RAN, SEEN = 0, 1
 Packets = tuple[np.ndarray, np.ndarray]  # producers, readers: each reader waits for all producers
 
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """clocks[clock[i], RAN, l]: how many tasks of lane l have certainly run before node i starts,
-    were it on another lane; clocks[.., SEEN, l]: of how many it sees what they wrote. A packet
+    """rows[clock[RAN, i], l]: how many tasks of lane l have certainly run before node i starts,
+    were it on another lane; rows[clock[SEEN, i], l]: of how many it sees what they wrote. A packet
     proves that its producer ran, but brings no other memory along; a counter does both. Nodes and
     lanes are counted over all ranks; bases: the first node of each rank, and one past the last.
     """
@@ -38,12 +39,12 @@ class Order:
     lane: np.ndarray
     position: np.ndarray
     clock: np.ndarray
-    clocks: np.ndarray
+    rows: np.ndarray
 
     def before(self, earlier: np.ndarray, later: np.ndarray, which: np.ndarray | int) -> np.ndarray:
         """By pair of nodes: has the earlier one run (or is it seen, by `which`) by then?"""
         lane, position = self.lane[earlier], self.position[earlier]
-        known = self.clocks[self.clock[later], which, lane] > position
+        known = self.rows[self.clock[which, later], lane] > position
         own = (lane == self.lane[later]) & (position < self.position[later])
         return np.asarray(known | own)
 
@@ -78,7 +79,7 @@ def order_phase(rank_set: RankSet, number: int, packets: Sequence[Sequence[Packe
             f"its waits cannot all be met: {count} tasks never start, the first is tile "
             f"{list(task.coord)} of op {rank_set.plans[rank].ops[task.op].name!r} on rank {rank}"
         )
-    order = Order(bases, run.lane, run.position, run.clock, run.clocks[: run.known])
+    order = Order(bases, run.lane, run.position, run.clock, run.rows[: run.known])
     _check_gate(rank_set, order, counters, lanes, run.lengths)
     return order
 
@@ -140,16 +141,17 @@ class _Run:
         self.lane, self.position, self.lengths = lane, position, lengths
         nodes = len(lane)
         small = np.uint16 if lengths.max(initial=0) < 1 << 16 else np.uint32
-        self.clocks = np.zeros((64, 2, len(lengths)), small)
+        self.rows = np.zeros((64, len(lengths)), small)
         self.known = 1
-        self.clock = np.zeros(nodes, np.int64)
-        self._numbers: dict[int, int] = {hash(self.clocks[0].tobytes()): 0}
+        self.clock = np.zeros((2, nodes), np.int64)
+        self._numbers: dict[int, int] = {hash(self.rows[0].tobytes()): 0}
         self._totals: list[int] = []
         self._packet: list[bool] = []
         self._signals: list[tuple[int, int]] = []  # node, event
         self._waits: list[tuple[int, int]] = []  # event, node: for all of the signals
         self._partial: dict[int, list[tuple[int, int]]] = {}  # thresholds and nodes, falling
-        self._members: list[np.ndarray] = []
+        self._began: dict[tuple[int, int], set[int]] = {}
+        self._signallers: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
 
     def event(self, signals: Sequence[int], waits: Sequence[tuple[int, int]], packet: bool) -> None:
         """Adds an event; waits: (node, threshold)."""
@@ -157,7 +159,7 @@ class _Run:
         total = len(signals)
         self._totals.append(total)
         self._packet.append(packet)
-        self._members.append(np.array(signals, np.int64))
+        self._signallers.append(self._last(np.array(signals, np.int64)))
         self._signals += [(node, number) for node in signals]
         self._waits += [(number, node) for node, threshold in waits if threshold >= total]
         partial = sorted(((t, node) for node, t in waits if t < total), reverse=True)
@@ -170,29 +172,29 @@ class _Run:
         signals = _Lists(np.array(self._signals, np.int64).reshape(-1, 2), nodes)
         waiting = np.array(self._waits, np.int64).reshape(-1, 2)
         waiters = _Lists(waiting, len(self._totals))
-        needs = _Lists(waiting[:, ::-1], nodes)
+        counters = waiting[~np.array(self._packet, bool)[waiting[:, 0]]]
+        needs = [_Lists(w[:, ::-1], nodes).distinct() for w in (waiting, counters)]
         pending = np.bincount(waiting[:, 1], minlength=nodes) + (self.position > 0)
         for listed in self._partial.values():
             np.add.at(pending, [node for _, node in listed], 1)
-        needed, sets = needs.distinct()
         totals = np.array(self._totals, np.int64)
         counts = np.zeros(len(totals), np.int64)
-        now = np.zeros(len(self.lengths), np.int64)  # the clock of each lane
+        now = np.zeros((2, len(self.lengths)), np.int64)  # the rows of each lane
         ready = np.flatnonzero(pending == 0)
         started = 0
         while len(ready):
             started += len(ready)
             lanes = self.lane[ready]
-            clock = now[lanes]
-            wait = np.flatnonzero(needed[ready])
-            if len(wait):
-                codes = clock[wait] * len(sets) + needed[ready[wait]]
-                distinct, which = np.unique(codes, return_inverse=True)
-                joined = [
-                    self._join(c // len(sets), sets[c % len(sets)]) for c in distinct.tolist()
-                ]
-                clock[wait] = np.array(joined, np.int64)[which]
-            now[lanes] = self.clock[ready] = clock
+            for which, (needed, sets) in enumerate(needs):
+                rows = now[which, lanes]
+                wait = np.flatnonzero(needed[ready])
+                if len(wait):
+                    codes = rows[wait] * len(sets) + needed[ready[wait]]
+                    distinct, back = np.unique(codes, return_inverse=True)
+                    known = (divmod(code, len(sets)) for code in distinct.tolist())
+                    joined = [self._join(which, old, sets[number]) for old, number in known]
+                    rows[wait] = np.array(joined, np.int64)[back]
+                now[which, lanes] = self.clock[which, ready] = rows
             events = signals.of(ready)
             np.add.at(counts, events, 1)
             events = np.unique(events)
@@ -215,28 +217,40 @@ class _Run:
                 found.append(listed.pop()[1])
         return np.array(found, np.int64)
 
-    def _join(self, clock: int, events: Sequence[int]) -> int:
-        """The clock of who knew `clock` and waited for all of some events."""
-        made = self.clocks[clock].copy()
+    def _last(self, members: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(nodes, the lanes of the last ones of each lane, the places behind these)."""
+        if len(members) == 1:
+            return members, self.lane[members], self.position[members] + 1
+        lane, end = self.lane[members], self.position[members] + 1
+        order = np.lexsort((end, lane))
+        last = np.append(np.diff(lane[order]) > 0, True)
+        return members, lane[order][last], end[order][last]
+
+    def _known_by(self, event: int, which: int, members: np.ndarray) -> Iterable[int]:
+        """The rows with which an event's signallers began."""
+        if len(members) == 1:
+            return (int(self.clock[which, members[0]]),)
+        found = self._began.get((event, which))
+        if found is None:
+            found = self._began[event, which] = set(self.clock[which, members].tolist())
+        return found
+
+    def _join(self, which: int, row: int, events: Sequence[int]) -> int:
+        """The row of who knew `row` and waited for all of some events."""
+        made = self.rows[row].copy()
         for event in events:
-            members = self._members[event]
-            rows = made[:1] if self._packet[event] else made
-            for other in set(self.clock[members].tolist()):
-                np.maximum(rows, self.clocks[other][: len(rows)], out=rows)
-            lanes, ends = self.lane[members], self.position[members] + 1
-            for row in rows:
-                if len(lanes) == 1:
-                    row[lanes] = np.maximum(row[lanes], ends)
-                else:
-                    np.maximum.at(row, lanes, ends.astype(row.dtype))
+            members, lanes, ends = self._signallers[event]
+            for other in self._known_by(event, which, members):
+                np.maximum(made, self.rows[other], out=made)
+            made[lanes] = np.maximum(made[lanes], ends)
         key = hash(made.tobytes())
         number = self._numbers.get(key)
-        if number is None or not np.array_equal(self.clocks[number], made):
+        if number is None or not np.array_equal(self.rows[number], made):
             number = self._numbers[key] = self.known
             self.known += 1
-            if number == len(self.clocks):
-                self.clocks.resize((number + number // 4, *made.shape), refcheck=False)
-            self.clocks[number] = made
+            if number == len(self.rows):
+                self.rows.resize((number + number // 4, len(made)), refcheck=False)
+            self.rows[number] = made
         return number
 
 
@@ -288,7 +302,7 @@ def _check_gate(
             for n in counters.signals[other, GATE]
             if first <= n < last
         }:
-            complete = order.clocks[order.clock[opener], SEEN, own].astype(np.int64)
+            complete = order.rows[order.clock[SEEN, opener], own].astype(np.int64)
             complete[order.lane[opener] - own.start] = order.position[opener] + 1
             if (complete < lengths[own]).any():
                 raise refuse(f"the gate of rank {rank} opens before its iteration is complete")

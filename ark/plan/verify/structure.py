@@ -142,9 +142,14 @@ def _check_tasks(rank_set: RankSet, plan: Plan) -> None:
     for number in range(len(plan.phases)):
         _check_edges(plan, rank_set.listing(plan.rank, number))
         try:
-            rank_set.touches(plan.rank, number)
+            touched = rank_set.touches(plan.rank, number)
         except PlanError as error:
             raise refuse(f"on rank {plan.rank}, {error}") from error
+        for region in (r for listed_op in touched for r in listed_op if r.write):
+            op = plan.ops[region.op]
+            tensor = plan.tensors[op.operands[region.boxes.operand]]
+            if region.boxes.union < math.prod(tensor.shape):
+                raise refuse(f"the tiles of op {op.name!r} leave a part of {tensor.name!r} out")
 
 
 def _check_edges(plan: Plan, listed: Listing) -> None:

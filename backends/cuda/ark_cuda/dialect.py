@@ -25,7 +25,10 @@ def dialect(arch: str) -> Dialect:
         entry=_text("entry.h"),
         bodies=BODIES,
         scratch=SCRATCH,
-        stream=_text("stream.h") + _text("tasks/packets.h") + _text("tasks/linear.h"),
+        stream=_text("barriers.h")
+        + _text("stream.h")
+        + _text("tasks/packets.h")
+        + _text("tasks/linear.h"),
         gates=GATES,
         roles=_text("roles.h") + _text("tasks/linear_roles.h"),
     )

@@ -13,7 +13,7 @@ import numpy as np
 
 from ark.ir.dtype import by_name
 from ark.plan import kind as kinds
-from ark.plan.types import Plan, Task
+from ark.plan.types import GATE, Plan, Task
 
 Node = tuple[int, int, int]  # phase, processor, position
 
@@ -53,20 +53,38 @@ def touched(plan: Plan, task: Task) -> list[tuple[str, frozenset[int], bool, boo
 
 def conflict(a: list, b: list) -> bool:
     """Do two tasks touch a byte in common, one of them writing?"""
-    return any(
-        x[0] == y[0] and (x[2] or y[2]) and not (x[3] and y[3] and x[2] != y[2]) and x[1] & y[1]
+    return bool(conflicts(a, b))
+
+
+def conflicts(a: list, b: list) -> set[str]:
+    """How they do: the first one "wrote" plain memory, which the second must see, or the first
+    "ran" is enough.
+    """
+    return {
+        "wrote" if x[2] and x[0] != "packet" else "ran"
         for x, y in itertools.product(a, b)
-    )
+        if x[0] == y[0] and (x[2] or y[2]) and not (x[3] and y[3] and x[2] != y[2]) and x[1] & y[1]
+    }
 
 
 def order(plan: Plan, number: int) -> nx.DiGraph:
-    """Happens-before of one phase: program order, full waits, packet reads."""
+    """Happens-before of one phase: program order, full waits, packet reads.
+
+    Edges of packets have `packet`: they bring no other memory along.
+    """
     graph = nx.DiGraph()
     listed = {k: t for k, t in tasks(plan).items() if k[0] == number}
     graph.add_nodes_from(listed)
+    packets: dict[Node, list] = {
+        k: [a for a in touched(plan, t) if a[0] == "packet"] for k, t in listed.items()
+    }
+    for reader, writer in itertools.permutations([k for k, v in packets.items() if v], 2):
+        for r, w in itertools.product(packets[reader], packets[writer]):
+            if w[2] and not r[2] and r[1] & w[1]:
+                graph.add_edge(writer, reader, packet=True)
     for n, p, i in listed:
         if i:
-            graph.add_edge((n, p, i - 1), (n, p, i))
+            graph.add_edge((n, p, i - 1), (n, p, i), packet=False)
     signals: dict[int, list[Node]] = {}
     for node, task in listed.items():
         for counter in task.signals:
@@ -74,30 +92,32 @@ def order(plan: Plan, number: int) -> nx.DiGraph:
     for node, task in listed.items():
         for counter, threshold in task.waits:
             if threshold >= len(signals.get(counter, [])):
-                graph.add_edges_from((s, node) for s in signals.get(counter, []))
-    packets: dict[Node, list] = {
-        k: [a for a in touched(plan, t) if a[0] == "packet"] for k, t in listed.items()
-    }
-    for reader, writer in itertools.permutations([k for k, v in packets.items() if v], 2):
-        for r, w in itertools.product(packets[reader], packets[writer]):
-            if w[2] and not r[2] and r[1] & w[1]:
-                graph.add_edge(writer, reader)
+                edges = [(s, node) for s in signals.get(counter, [])]
+                graph.add_edges_from(edges, packet=False)
     return graph
 
 
 def faults(plan: Plan, number: int) -> list[tuple[Node, Node]]:
-    """Pairs of conflicting tasks of one phase that are not in the order of their ops."""
+    """Pairs of conflicting tasks of one phase that are not in the order of their ops, and tasks
+    that the gate does not wait for.
+    """
     graph = order(plan, number)
     if not nx.is_directed_acyclic_graph(graph):
         return [((number, -1, -1), (number, -1, -1))]
+    seen = nx.DiGraph((a, b) for a, b, packet in graph.edges(data="packet") if not packet)
+    seen.add_nodes_from(graph)
     listed = {k: t for k, t in tasks(plan).items() if k[0] == number}
     touches = {k: touched(plan, t) for k, t in listed.items()}
-    after = {k: nx.descendants(graph, k) for k in graph}
+    after = {"ran": {k: nx.descendants(graph, k) for k in graph}}
+    after["wrote"] = {k: nx.descendants(seen, k) for k in graph}
     found = []
     for a, b in itertools.combinations(sorted(listed), 2):
-        if listed[a].op == listed[b].op or not conflict(touches[a], touches[b]):
+        if listed[a].op == listed[b].op:
             continue
         first, second = (a, b) if listed[a].op < listed[b].op else (b, a)
-        if second not in after[first]:
+        hows = conflicts(touches[first], touches[second])
+        if any(second not in after[how][first] for how in hows):
             found.append((first, second))
+    for gate in (k for k, t in listed.items() if GATE in t.signals):
+        found += [(k, gate) for k in listed if k != gate and gate not in after["wrote"][k]]
     return found

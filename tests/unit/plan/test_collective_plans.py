@@ -20,6 +20,7 @@ from ark.lower.pipeline import plan as make_plan
 from ark.plan.types import Plan, Task
 from ark.plan.verify import verify
 from ark.plan.verify.rank_set import RankSet
+from ark.tasks.pointwise import COPY
 from tests.unit.comm.programs import any_program
 from tests.unit.plan.shapes import machine
 
@@ -82,7 +83,7 @@ class Interpreter:
             for a in self.rank_set.accesses(rank, task)
         }
         *sources, target = (boxes[i] for i in sorted(boxes))
-        assert op.kind == "sum_ranks" or op.params["function"] == "copy"
+        assert op.kind == "sum_ranks" or op.params["expr"] == COPY
         target[...] = sum(sources[1:], start=sources[0])
         for counter in task.signals:
             self.counts[self.rank_set.counter_of(rank, counter)] += 1

@@ -134,7 +134,7 @@ def _prepare(bench: Bench, op: int, rng: np.random.Generator) -> int | None:
     limit = caches[0][1] if caches else shapes[4][0] if entry.kind == "choose" else 4
     found = None
     for i, (shape, dtype) in enumerate(zip(shapes, kinds_of, strict=True)):
-        if dtype == "int32" and shape == (1,) and entry.kind not in ("elementwise", "argmax"):
+        if dtype == "int32" and shape == (1,) and entry.kind not in ("pointwise", "argmax"):
             found = int(rng.choice([0, 1, limit // 2, limit - 2, limit - 1]))
             found = max(0, found)
             bench.operand(op, i)[0] = found

@@ -1,0 +1,167 @@
+"""What `ark bench ops` measures: each op with its shapes, what it computes and moves, and the same
+in torch. Called by ark.bench.ops.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ark
+from ark.ir.dtype import DataType, bf16, fp32
+
+
+@dataclass(frozen=True)
+class OpCase:
+    """build, peer: the same computation over ark's and over torch's tensors, of `shapes`.
+
+    flops, nbytes: the least that must be computed and moved. on_cpu: short enough for a CPU.
+    """
+
+    name: str
+    dtype: DataType
+    shapes: tuple[tuple[int, ...], ...]
+    build: Callable[..., Any]
+    peer: Callable[..., Any]
+    flops: float
+    nbytes: float
+    on_cpu: bool = True
+
+
+def _streamed(
+    name: str,
+    dtype: DataType,
+    shapes: Sequence[tuple[int, ...]],
+    out: Sequence[int],
+    build: Callable[..., Any],
+    peer: Callable[..., Any],
+) -> OpCase:
+    """A case that only memory bounds: every input is read once, the output written once."""
+    moved = sum(math.prod(s) for s in shapes) + math.prod(out)
+    return OpCase(
+        f"{name}-{dtype.name}", dtype, tuple(shapes), build, peer, 0.0, moved * dtype.itemsize
+    )
+
+
+def _matmul(m: int, n: int, k: int, transposes: str = "nt", on_cpu: bool = False) -> OpCase:
+    """transposes: one letter an input, t where the last dimension of a, or the first of b, is k's
+    opposite: "nt" is a product with a weight of (n, k).
+    """
+    ta, tb = transposes[0] == "t", transposes[1] == "t"
+    shapes = ((k, m) if ta else (m, k), (n, k) if tb else (k, n))
+
+    def build(a: Any, b: Any) -> Any:
+        return ark.matmul(a, b, transpose_input=ta, transpose_other=tb)
+
+    def peer(a: Any, b: Any) -> Any:
+        return (a.t() if ta else a) @ (b.t() if tb else b)
+
+    moved = 2.0 * (m * k + n * k + m * n)
+    name = f"matmul-{m}x{n}x{k}-{transposes}-bf16"
+    return OpCase(name, bf16, shapes, build, peer, 2.0 * m * n * k, moved, on_cpu)
+
+
+def _functional() -> Any:
+    import torch
+
+    return torch.nn.functional
+
+
+def _chain(a: Any, b: Any) -> Any:
+    return ark.mul(ark.gelu(ark.add(a, b)), 0.5)
+
+
+def _chain_peer(a: Any, b: Any) -> Any:
+    return _functional().gelu(a + b, approximate="tanh") * 0.5
+
+
+def _adds(a: Any) -> Any:
+    """Dependent adds that nothing joins: each result is read twice."""
+    for _ in range(64):
+        a = ark.add(a, a)
+    return a
+
+
+def _adds_peer(a: Any) -> Any:
+    for _ in range(64):
+        a = a + a
+    return a
+
+
+def _norm_peer(x: Any) -> Any:
+    return _functional().layer_norm(x, x.shape[-1:])
+
+
+def _rms_peer(x: Any, w: Any) -> Any:
+    return _functional().rms_norm(x, x.shape[-1:], w, 1e-6)
+
+
+def cases() -> tuple[OpCase, ...]:
+    """All cases, in the order of the table."""
+    million = 1 << 20
+    flat, wide, square = (64 * million,), (8192, 4096), (8192, 8192)
+    found = []
+    for dtype in (fp32, bf16):
+        found += [
+            _streamed("add-64m", dtype, (flat, flat), flat, ark.add, lambda a, b: a + b),
+            _streamed(
+                "softmax-8192x4096", dtype, (wide,), wide, ark.softmax, lambda x: x.softmax(-1)
+            ),
+            _streamed("layernorm-8192x4096", dtype, (wide,), wide, ark.layernorm, _norm_peer),
+            _streamed("rmsnorm-8192x4096", dtype, (wide, (4096,)), wide, ark.rmsnorm, _rms_peer),
+            _streamed(
+                "sum-rows-8192x8192",
+                dtype,
+                (square,),
+                (8192,),
+                lambda x: ark.reduce_sum(x, 1),
+                lambda x: x.sum(1, keepdim=True),
+            ),
+            _streamed(
+                "sum-columns-8192x8192",
+                dtype,
+                (square,),
+                (8192,),
+                lambda x: ark.reduce_sum(x, 0),
+                lambda x: x.sum(0, keepdim=True),
+            ),
+            _streamed(
+                "sum-all-64m",
+                dtype,
+                (flat,),
+                (1,),
+                lambda x: ark.reduce_sum(x, 0),
+                lambda x: x.sum(0, keepdim=True),
+            ),
+            _streamed(
+                "transpose-8192x8192",
+                dtype,
+                (square,),
+                square,
+                lambda x: ark.transpose(x, [1, 0]),
+                lambda x: x.t().contiguous(),
+            ),
+            _streamed(
+                "bias-16384x4096",
+                dtype,
+                ((16384, 4096), (4096,)),
+                (16384, 4096),
+                ark.add,
+                lambda a, b: a + b,
+            ),
+            _streamed("chain-64m", dtype, (flat, flat), flat, _chain, _chain_peer),
+            _streamed("adds-64x4096", dtype, ((4096,),), (4096,), _adds, _adds_peer),
+        ]
+    for size in (8192, 4096, 2048):
+        found += [_matmul(size, size, size, t) for t in ("nt", "nn", "tn", "tt")]
+    found += [
+        _matmul(128, 4096, 4096),
+        _matmul(512, 4096, 4096),
+        _matmul(512, 8192, 2048),
+        _matmul(16, 4096, 4096),
+        _matmul(512, 512, 512, on_cpu=True),
+        _matmul(512, 512, 512, "nn", on_cpu=True),
+    ]
+    return tuple(found)

@@ -1,0 +1,148 @@
+"""The speed of single ops: ark's loop kernel, and torch beside it in the same process.
+
+A launch runs an op many times over (each iteration ends with the loop's gate, which is part of the
+time), torch replays a graph of as many calls; on a CPU it is called in a loop. The median of
+several launches counts. Inputs are random and never zero. Called by `ark bench ops`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ark.backend.protocol import Backend, Device
+from ark.backend.registry import FALLBACK
+from ark.bench.cases import OpCase
+from ark.bench.peer import import_torch, repeated, torch_device
+from ark.errors import BaseError
+from ark.frontend.model import Model, use_model
+from ark.frontend.tensor import Tensor
+from ark.lower.pipeline import plan as make_plan
+from ark.machine import Machine
+from ark.plan.types import Plan
+from ark.plan.verify import verify
+from ark.runtime.executor import Executor
+
+POOL = 1 << 22
+LAUNCH_S = 0.05  # about how long one launch of many iterations takes
+
+
+@dataclass(frozen=True)
+class OpFigures:
+    """One row: seconds a call, plan and build seconds, the peer's seconds, the results' distance.
+
+    flops, nbytes: what a call computes and moves at least. error: why there are no figures.
+    """
+
+    name: str
+    seconds: float = 0.0
+    plan_s: float = 0.0
+    build_s: float = 0.0
+    flops: float = 0.0
+    nbytes: float = 0.0
+    variant: str = ""
+    peer_seconds: float | None = None
+    distance: float | None = None
+    error: str = ""
+
+
+def planned(case: OpCase, machine: Machine) -> tuple[Plan, str]:
+    """The case's verified plan and the name of its result; inputs are called in0, in1, ..."""
+    model = Model()
+    with use_model(model):
+        inputs = [
+            Tensor(model.graph.tensor(s, case.dtype, arena="state", name=f"in{i}"), model)
+            for i, s in enumerate(case.shapes)
+        ]
+        out = case.build(*inputs)
+    made = make_plan(model.graph, machine)
+    verify([made])
+    found = [t.name for t in made.tensors if t.id == made.ops[-1].operands[-1]]
+    del out
+    return made, found[0]
+
+
+def measure(
+    case: OpCase,
+    backend: Backend,
+    device: Device,
+    machine: Machine,
+    *,
+    repeats: int = 5,
+    peer: bool = False,
+) -> OpFigures:
+    """Runs one case; a failure of ark's own kind becomes the row's error."""
+    try:
+        return _measure(case, backend, device, machine, repeats, peer)
+    except BaseError as error:
+        return OpFigures(case.name, error=str(error))
+
+
+def _measure(
+    case: OpCase, backend: Backend, device: Device, machine: Machine, repeats: int, peer: bool
+) -> OpFigures:
+    start = time.perf_counter()
+    plan, result = planned(case, machine)
+    plan_s = time.perf_counter() - start
+    pool = np.random.default_rng(0).uniform(-1.0, 1.0, POOL).astype(np.float32)
+    arrays = [
+        np.resize(np.roll(pool, 977 * i), s).astype(case.dtype.numpy)
+        for i, s in enumerate(case.shapes)
+    ]
+    start = time.perf_counter()
+    with Executor(plan, backend, device) as executor:
+        build_s = time.perf_counter() - start
+        for i, array in enumerate(arrays):
+            executor.write(f"in{i}", array)
+
+        def launch(iterations: int) -> float:
+            run = executor.start(iterations)
+            run.wait()
+            return run.elapsed_ms() / 1e3 / iterations
+
+        seconds = _median(launch, repeats)
+        ours = executor.read(result).astype(np.float32)
+    theirs, distance = None, None
+    if peer:
+        theirs, answer = _torch(case, arrays, machine, repeats, backend.name != FALLBACK)
+        want = answer.reshape(ours.shape)
+        distance = float(np.linalg.norm(ours - want) / max(1e-30, np.linalg.norm(want)))
+    return OpFigures(
+        case.name,
+        seconds,
+        plan_s,
+        build_s,
+        case.flops,
+        case.nbytes,
+        plan.variant,
+        theirs,
+        distance,
+    )
+
+
+def _median(launch: Callable[[int], float], repeats: int) -> float:
+    launch(1)
+    once = launch(2)
+    iterations = max(1, min(2000, int(LAUNCH_S / max(once, 1e-7))))
+    runs = sorted(launch(iterations) for _ in range(repeats))
+    return runs[len(runs) // 2]
+
+
+def _torch(
+    case: OpCase, arrays: Sequence[np.ndarray], machine: Machine, repeats: int, accelerated: bool
+) -> tuple[float, np.ndarray]:
+    """Seconds a call, and the result."""
+    torch = import_torch()
+    place = torch_device(accelerated)
+    if not accelerated:
+        torch.set_num_threads(machine.processors)
+    kind = case.dtype.to_torch()
+    inputs = [torch.from_numpy(a.astype(np.float32)).to(place).to(kind) for a in arrays]
+    with torch.inference_mode(), contextlib.ExitStack() as stack:
+        launch = repeated(lambda: case.peer(*inputs), accelerated, stack)
+        seconds = _median(launch, repeats)
+        return seconds, case.peer(*inputs).float().cpu().numpy()

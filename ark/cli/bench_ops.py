@@ -1,0 +1,121 @@
+"""`ark bench ops`: single ops beside torch, as a table, JSON and a chart."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import fnmatch
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from ark.backend import registry
+from ark.bench.cases import OpCase, cases
+from ark.bench.chart import bars
+from ark.bench.ops import OpFigures, measure
+from ark.cli.common import positive
+from ark.errors import InvalidUsageError
+from ark.machine import Machine
+
+
+def register(kinds: argparse._SubParsersAction) -> None:
+    p = kinds.add_parser("ops", help="time, rate and share of the limit of single ops")
+    p.add_argument("names", nargs="*", metavar="NAME", help="cases, with * and ?")
+    p.add_argument("--list", action="store_true", help="print the cases' names")
+    p.add_argument("--vs", choices=("torch",), help="measure torch in the same run")
+    p.add_argument("--repeats", type=positive, default=5)
+    p.add_argument("--backend")
+    p.add_argument("--device", type=int, default=0, metavar="I", help="device index")
+    p.add_argument("--json", metavar="FILE", help="write the figures; - is the standard output")
+    p.add_argument("--svg", metavar="FILE", help="with --vs: write a chart of the ratios")
+    p.set_defaults(func=run)
+
+
+def chosen(names: list[str], cpu: bool) -> list[OpCase]:
+    """The named cases; with no name all that suit the backend."""
+    known = cases()
+    if not names:
+        return [c for c in known if c.on_cpu or not cpu]
+    found = []
+    for name in names:
+        fitting = [c for c in known if fnmatch.fnmatch(c.name, name) and c not in found]
+        if not any(fnmatch.fnmatch(c.name, name) for c in known):
+            raise InvalidUsageError(
+                f"no case is called {name!r}; `ark bench ops --list` shows them all"
+            )
+        found += fitting
+    return found
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.list:
+        print("\n".join(c.name for c in cases()))
+        return 0
+    if args.svg and not args.vs:
+        raise InvalidUsageError("--svg draws ratios to a peer; add --vs torch")
+    backend, probe = registry.choose(args.backend)
+    wanted = chosen(args.names, backend.name == registry.FALLBACK)
+    if not 0 <= args.device < len(probe.devices):
+        raise InvalidUsageError(
+            f"there is no device {args.device}; {backend.name} has {len(probe.devices)}"
+        )
+    rows: list[OpFigures] = []
+    device = backend.open(args.device)
+    try:
+        machine = device.machine
+        for case in wanted:
+            figures = measure(
+                case, backend, device, machine, repeats=args.repeats, peer=bool(args.vs)
+            )
+            rows.append(figures)
+            print(_line(figures, machine), file=sys.stderr, flush=True)
+    finally:
+        device.close()
+    name = probe.devices[args.device].name
+    data = {"device": name, "peer": args.vs, "rows": [dataclasses.asdict(r) for r in rows]}
+    if args.svg:
+        ratios = [(r.name, r.peer_seconds / r.seconds) for r in rows if r.peer_seconds]
+        Path(args.svg).write_text(bars(f"ark's speed, in {args.vs}'s, on {name}", ratios))
+    if args.json == "-":
+        print(json.dumps(data))
+        return 0
+    if args.json:
+        Path(args.json).write_text(json.dumps(data, indent=1))
+    _show(name, machine, rows)
+    return 0
+
+
+def _cells(row: OpFigures, machine: Machine) -> Iterator[str]:
+    yield row.name
+    if row.error:
+        yield row.error
+        return
+    yield f"{row.seconds * 1e6:.1f} us"
+    bound = max(row.flops / (machine.tflops * 1e12), row.nbytes / (machine.bandwidth_gbps * 1e9))
+    if row.flops:
+        yield f"{row.flops / row.seconds / 1e12:.3g} TFLOP/s"
+    else:
+        yield f"{row.nbytes / row.seconds / 1e9:.0f} GB/s"
+    yield f"{bound / row.seconds:.0%}"
+    if row.peer_seconds is not None and row.distance is not None:
+        yield f"{row.peer_seconds * 1e6:.1f} us"
+        yield f"{row.peer_seconds / row.seconds:.2f}"
+        yield f"{row.distance:.1e}"
+
+
+def _line(row: OpFigures, machine: Machine) -> str:
+    return "  ".join(_cells(row, machine))
+
+
+def _show(name: str, machine: Machine, rows: list[OpFigures]) -> None:
+    table = Table(title=f"ops on {name}")
+    heads = ("case", "time", "rate", "of the model's limit", "torch", "torch / ark", "distance")
+    for head in heads[: 7 if any(r.peer_seconds for r in rows) else 4]:
+        table.add_column(head)
+    for row in rows:
+        table.add_row(*_cells(row, machine))
+    Console(markup=False).print(table)

@@ -1,0 +1,100 @@
+"""Chains of elementwise ops become one op with one expression: one read, one write.
+
+A result that only the next elementwise op reads is not written. Between the functions of a joined
+op values stay in fp32, where ops apart would round to the intermediate tensor's type; an ark.cast
+rounds as it says. Called by ark.lower.pipeline.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+
+from ark.ir.graph import Graph, Node
+from ark.ir.values import Tensor
+from ark.tasks import expression
+from ark.tasks.functions import FUNCTIONS
+
+MAX_INPUTS = 6  # operands that a task loads; more make threads hold too much
+
+
+def is_pointwise(node: Node) -> bool:
+    """Does the node compute each element of its result from its inputs' elements there?"""
+    return node.type in FUNCTIONS or node.type in ("cast", "constant", "pointwise")
+
+
+def expression_of(node: Node) -> expression.Tree:
+    """What a pointwise node computes, over its inputs."""
+    if node.type == "pointwise":
+        return node.attrs["expr"]  # type: ignore[no-any-return]
+    scalar = node.attrs.get("scalar")
+    arguments: list[expression.Tree] = [expression.leaf(i) for i in range(len(node.inputs))]
+    if scalar is not None:
+        arguments.append(expression.number(scalar))
+    if node.type == "constant":
+        return arguments[0]
+    if node.type == "cast":
+        return ["cast", node.outputs[0].dtype.name, *arguments]
+    return arguments[0] if node.type == "copy" else [node.type, *arguments]
+
+
+def join_chains(graph: Graph, kept: frozenset[int] = frozenset()) -> Graph:
+    """A copy of the graph with chains joined. kept: ids of buffers that somebody else reads."""
+    uses = Counter(t.id for n in graph.nodes for t in (*n.inputs, *n.after))
+    touched = Counter(t.buffer.id for n in graph.nodes for t in (*n.inputs, *n.outputs, *n.after))
+    producer: dict[int, tuple[int, Node]] = {}  # by tensor: place and node of a joinable result
+    written: dict[int, int] = {}  # by buffer: place of the last write
+    nodes: list[Node | None] = []
+    for place, node in enumerate(graph.nodes):
+        if is_pointwise(node):
+            for tensor in node.inputs:
+                found = producer.get(tensor.id)
+                if found is None or tensor.shape != node.outputs[0].shape:
+                    continue
+                before = found[1]
+                current = max((written.get(t.buffer.id, -1) for t in before.inputs), default=-1)
+                joined = _join(before, node, tensor) if current <= found[0] else None
+                if joined is not None:
+                    nodes[found[0]] = None
+                    node = joined
+            out = node.outputs[0]
+            private = out.buffer.arena == "activation" and out.buffer.id not in kept
+            if private and uses[out.id] == 1 and touched[out.buffer.id] == 2:
+                producer[out.id] = (place, node)
+        for tensor in node.outputs:
+            written[tensor.buffer.id] = place
+        nodes.append(node)
+    made = copy.copy(graph)
+    made.nodes = [n for n in nodes if n is not None]
+    return made
+
+
+def _join(before: Node, node: Node, between: Tensor) -> Node | None:
+    """Both as one node, or None where they do not fit together."""
+    if (before.phase, before.processors) != (node.phase, node.processors):
+        return None
+    inputs: list[Tensor] = []
+
+    def leaf(tensor: Tensor) -> expression.Tree:
+        if tensor not in inputs:
+            inputs.append(tensor)
+        return expression.leaf(inputs.index(tensor))
+
+    def inner() -> expression.Tree:
+        return expression.substitute(expression_of(before), [leaf(t) for t in before.inputs])
+
+    arguments = [inner() if t.id == between.id else leaf(t) for t in node.inputs]
+    tree = expression.substitute(expression_of(node), arguments)
+    if len(inputs) > MAX_INPUTS or expression.size(tree) > expression.MAX_NODES:
+        return None
+    return Node(
+        node.id,
+        "pointwise",
+        node.name,
+        tuple(inputs),
+        node.outputs,
+        {"expr": tree},
+        (*before.after, *node.after),
+        phase=node.phase,
+        processors=node.processors,
+    )

@@ -1,0 +1,257 @@
+"""Pointwise tiles: an expression over broadcast operands, element by element; casts, copies, fills.
+
+params: expr (a tree of ark.tasks.expression over the inputs), tile (4 sizes). operands: inputs...,
+output. coord: the tile's first index per dimension. With no input the output is filled with the
+expression's value. An output may be exactly an input.
+
+Many threads: a thread has several packs of neighbouring elements under way, loaded by 16-byte
+accesses where layouts and addresses allow it. One thread: nested loops that compilers vectorise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ark.machine import Machine
+from ark.plan.kind import Access, Signature, TaskKind, register
+from ark.plan.params import Params, Places, Tile, box, fits, need
+from ark.tasks import expression, text
+
+NAMES = ("i0", "i1", "i2", "i3")
+COORD = tuple(f"t.coord[{d}]" for d in range(4))
+PACK_BYTES = 16
+THREAD_BYTES = 128  # of loads that a thread has under way
+PACKS = 4
+COPY = expression.leaf(0)
+
+
+def copy_params(tile: Sequence[int]) -> dict[str, Any]:
+    """Parameters of a copy."""
+    return {"expr": COPY, "tile": list(tile)}
+
+
+def broadcast_access(
+    sig: Signature, index: int, lo: Sequence[int], hi: Sequence[int], write: bool = False
+) -> Access:
+    """The part of operand `index` that the output box lo..hi (4 dimensions) touches."""
+    shape = sig.operands[index].shape
+    rank = len(shape)
+    tail_lo, tail_hi = tuple(lo)[4 - rank :], tuple(hi)[4 - rank :]
+    return Access(
+        index,
+        tuple(0 if n == 1 else b for b, n in zip(tail_lo, shape, strict=True)),
+        tuple(1 if n == 1 else min(e, n) for e, n in zip(tail_hi, shape, strict=True)),
+        write,
+    )
+
+
+def broadcasts(sig: Signature, index: int, out: int) -> None:
+    """Operand `index` has no more dimensions than the output, each as large or of one index."""
+    shape, target = sig.operands[index].shape, sig.operands[out].shape
+    need(
+        len(shape) <= len(target)
+        and all(n in (1, m) for n, m in zip(reversed(shape), reversed(target), strict=False)),
+        f"operand {index} of shape {list(shape)} does not broadcast to {list(target)}",
+    )
+
+
+class PointwiseParams(Params, frozen=True):
+    expr: list[Any]
+    tile: Tile
+
+
+class Pointwise(TaskKind):
+    name = "pointwise"
+    params = PointwiseParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        out = len(sig.operands) - 1
+        expression.check(sig.params["expr"], [o.dtype for o in sig.operands[:out]])
+        for index in range(out):
+            broadcasts(sig, index, out)
+        fits(sig.params["tile"], text.pad4(sig.operands[out].shape, 1))
+
+    def places(self, sig: Signature) -> Places:
+        return box(text.pad4(sig.operands[-1].shape, 1), sig.params["tile"])
+
+    def in_place(self, sig: Signature) -> frozenset[int]:
+        return frozenset(range(len(sig.operands) - 1))
+
+    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        out = len(sig.operands) - 1
+        shape = text.pad4(sig.operands[out].shape, 1)
+        tile = sig.params["tile"]
+        hi = [min(c + s, n) for c, s, n in zip(coord, tile, shape, strict=True)]
+        return [broadcast_access(sig, i, coord, hi, i == out) for i in range(out + 1)]
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        return text.function(name, write_box(sig, sig.params["expr"], sig.params["tile"], machine))
+
+
+def write_box(
+    sig: Signature,
+    expr: expression.Tree,
+    tile: Sequence[int],
+    machine: Machine,
+    coord: Sequence[str] = COORD,
+    places: Mapping[int, Sequence[str]] | None = None,
+) -> str:
+    """A body that computes `expr` for every index of the tile at `coord`.
+
+    places: by operand, the names of its own four indices where they are not the output's.
+    """
+    out = len(sig.operands) - 1
+    declare = "".join(text.operand(sig, i, f"p{i}", const=i != out) for i in range(out + 1))
+    writer = _Box(sig, expr, tile, coord, dict(places or {}))
+    if machine.has("single_thread"):
+        return declare + writer.nested()
+    pack, packed = writer.pack()
+    if pack == 1:
+        return declare + writer.flat(1, frozenset(), machine)
+    addresses = " | ".join(f"t.operand[{i}]" for i in sorted(packed))
+    return (
+        f"{declare}  if (ark_aligned({addresses})) {{\n"
+        f"{writer.flat(pack, packed, machine)}  }} else {{\n"
+        f"{writer.flat(1, frozenset(), machine)}  }}\n"
+    )
+
+
+class _Box:
+    """Writes the loops of one body."""
+
+    def __init__(
+        self,
+        sig: Signature,
+        expr: expression.Tree,
+        tile: Sequence[int],
+        coord: Sequence[str],
+        places: dict[int, Sequence[str]],
+    ) -> None:
+        self.sig, self.expr, self.tile, self.coord, self.places = sig, expr, tile, coord, places
+        self.out = len(sig.operands) - 1
+        self.shape = text.pad4(sig.operands[self.out].shape, 1)
+
+    def _at(self, index: int) -> str:
+        return text.offset(self.sig, index, self.places.get(index, NAMES))
+
+    def pack(self) -> tuple[int, frozenset[int]]:
+        """Elements of a pack, and the operands that are moved in packs; (1, none) if it cannot be.
+
+        The innermost dimension must hold whole packs in every row, but for the end of one row
+        alone, and the others must keep the alignment.
+        """
+        sizes = [o.itemsize for o in self.sig.operands]
+        pack = min(8, PACK_BYTES // min(sizes))
+        row = self.shape[3]
+        alone = math.prod(self.shape[:3]) == 1
+        cut = self.tile[3] != row
+        while pack > 1 and (
+            (cut and self.tile[3] % pack) or (not alone and row % pack) or row < pack
+        ):
+            pack //= 2
+        packed = set()
+        for i, operand in enumerate(self.sig.operands):
+            if i in self.places and self.places[i][3] != NAMES[3]:
+                return 1, frozenset()
+            shape, strides = text.pad4(operand.shape, 1), text.pad4(operand.strides, 0)
+            if shape[3] == 1 and row != 1:
+                continue
+            if strides[3] != 1 or any(
+                n > 1 and s % pack for n, s in zip(shape[:3], strides[:3], strict=True)
+            ):
+                return 1, frozenset()
+            packed.add(i)
+        return (pack, frozenset(packed)) if pack > 1 else (1, frozenset())
+
+    def _compute(self, values: Sequence[str], target: str) -> str:
+        """Statements that compute one element from the texts of its inputs and store it."""
+        leaves = []
+        for i, value in enumerate(values):
+            operand = self.sig.operands[i]
+            leaves.append((value, operand.ctype if operand.dtype in text.INTEGERS else "float"))
+        writer = expression.Writer(leaves, text.literal)
+        result, _ = writer.write(self.expr)
+        pointer, where = target.split("@")
+        lines = [*writer.statements, text.store(self.sig, self.out, pointer, where, result)]
+        return "".join(f"      {line}\n" for line in lines)
+
+    def nested(self) -> str:
+        """Loops over the dimensions, the innermost one for vectors."""
+        values = [text.load(self.sig, i, f"p{i}", self._at(i)) for i in range(self.out)]
+        body = self._compute(values, f"p{self.out}@{self._at(self.out)}")
+        inner = True
+        for d in range(3, -1, -1):
+            if self.shape[d] == 1:
+                body = f"  {{ const int i{d} = 0; (void)i{d};\n{body}  }}\n"
+                continue
+            end = f"{self.coord[d]} + {self.tile[d]}"
+            body = (
+                f"  const int e{d} = {end} < {self.shape[d]} ? {end} : {self.shape[d]};\n"
+                + ("ARK_VECTOR_LOOP\n" if inner else "")
+                + f"  for (int i{d} = {self.coord[d]}; i{d} < e{d}; ++i{d}) {{\n{body}  }}\n"
+            )
+            inner = False
+        return body
+
+    def flat(self, pack: int, packed: frozenset[int], machine: Machine) -> str:
+        """One loop of all threads over the tile's packs, several of them under way in each."""
+        total = math.prod(self.tile) // pack
+        threads = machine.lanes * machine.warps
+        loaded = sum(pack * self.sig.operands[i].itemsize for i in packed if i != self.out)
+        rounds = max(1, min(PACKS, THREAD_BYTES // max(16, loaded), total // threads))
+        rest = self.shape[3] % pack
+        index = [f"    int r = first + u * ARK_THREADS;\n    bool ok = r < {total};\n"]
+        sizes = [*self.tile[:3], self.tile[3] // pack]
+        for d in range(3, -1, -1):
+            outermost = math.prod(sizes[:d]) == 1
+            local = "r" if outermost else f"r % {sizes[d]}"
+            local = "0" if sizes[d] == 1 else local
+            scale = f" * {pack}" if d == 3 and pack > 1 else ""
+            index.append(f"    const int i{d} = {self.coord[d]} + ({local}){scale};\n")
+            if not outermost and sizes[d] > 1:
+                index.append(f"    r /= {sizes[d]};\n")
+            if self.shape[d] % self.tile[d]:
+                index.append(f"    ok = ok && i{d} < {self.shape[d] - (rest if d == 3 else 0)};\n")
+        place = "".join(index) + "    (void)i0; (void)i1; (void)i2; (void)i3;\n"
+        fetch, values = "", []
+        held = ""
+        for i in range(self.out):
+            operand = self.sig.operands[i]
+            width = pack if i in packed else 1
+            held += f"    ArkPack<{operand.ctype}, {width}> v{i}[{rounds}];\n"
+            fetch += f"      if (ok) v{i}[u] = ark_load_pack<{width}>(p{i} + {self._at(i)});\n"
+            values.append(text.load(self.sig, i, f"v{i}[u].v", "j" if width > 1 else "0"))
+        made = self.sig.operands[self.out].ctype
+        body = (
+            f"    for (int first = ark_tid(); first < {total}; "
+            f"first += {rounds} * ARK_THREADS) {{\n{held}"
+        )
+        unroll = f"#pragma unroll\n    for (int u = 0; u < {rounds}; ++u) {{\n{place}"
+        if fetch:
+            body += f"{unroll}{fetch}    }}\n"
+        body += (
+            f"{unroll}      ArkPack<{made}, {pack}> w;\n"
+            f"#pragma unroll\n      for (int j = 0; j < {pack}; ++j) {{\n"
+            f"{self._compute(values, 'w.v@j')}      }}\n"
+            f"      if (ok) ark_store_pack<{pack}>(p{self.out} + {self._at(self.out)}, w);\n"
+            "    }\n    }\n"
+        )
+        return body + (self._rest(rest) if pack > 1 and rest else "")
+
+    def _rest(self, rest: int) -> str:
+        """The end of a single row that is no multiple of a pack, done with its last tile."""
+        first = self.shape[3] - rest
+        values = [text.load(self.sig, i, f"p{i}", self._at(i)) for i in range(self.out)]
+        body = self._compute(values, f"p{self.out}@{self._at(self.out)}")
+        last = f"{self.coord[3]} + {self.tile[3]} >= {self.shape[3]}"
+        return (
+            f"    if ({last} && ark_tid() < {rest}) {{\n"
+            f"      const int i0 = 0, i1 = 0, i2 = 0, i3 = {first} + ark_tid();\n"
+            f"      (void)i0; (void)i1; (void)i2; (void)i3;\n{body}    }}\n"
+        )
+
+
+register(Pointwise())

@@ -1,0 +1,336 @@
+#ifndef ARK_ROWS
+#define ARK_ROWS
+// Rows and reductions. All sums are trees whose form follows from the shapes alone, so that results
+// are the same bits in every run.
+
+struct ArkAddFold {
+  ARK_DEVICE float none(float) { return 0.0f; }
+  ARK_DEVICE ark_i32 none(ark_i32) { return 0; }
+  ARK_DEVICE float join(float a, float b) { return a + b; }
+  ARK_DEVICE ark_i32 join(ark_i32 a, ark_i32 b) {
+    return static_cast<ark_i32>(static_cast<ark_u32>(a) + static_cast<ark_u32>(b));
+  }
+};
+struct ArkMaxFold {
+  ARK_DEVICE float none(float) { return -ark_inf(); }
+  ARK_DEVICE ark_i32 none(ark_i32) { return -2147483647 - 1; }
+  template <typename T>
+  ARK_DEVICE T join(T a, T b) { return b > a ? b : a; }
+};
+
+ARK_DEVICE ark_i32 ark_shfl_bits(ark_i32 v, int mask) {
+  return static_cast<ark_i32>(ark_shfl_xor(static_cast<ark_u32>(v), mask));
+}
+ARK_DEVICE float ark_shfl_bits(float v, int mask) { return ark_shfl_xor(v, mask); }
+
+// The warp's total in every lane.
+template <class F, typename T>
+ARK_DEVICE T ark_warp_fold(T v) {
+#pragma unroll
+  for (int mask = ARK_LANES / 2; mask > 0; mask >>= 1) v = F::join(v, ark_shfl_bits(v, mask));
+  return v;
+}
+
+// R totals over the block, or over the warp alone, in every thread. `red` holds two times
+// R * ARK_WARPS values, used in turns, so that one barrier serves a fold.
+template <class F, bool WARP, int R, typename T>
+ARK_DEVICE void ark_fold(T (&v)[R], T* red, int& turn) {
+#pragma unroll
+  for (int r = 0; r < R; ++r) v[r] = ark_warp_fold<F>(v[r]);
+  if (WARP || ARK_WARPS == 1) return;
+  T* mine = red + turn * R * ARK_WARPS;
+  turn ^= 1;
+  if (ark_lane() == 0) {
+#pragma unroll
+    for (int r = 0; r < R; ++r) mine[r * ARK_WARPS + ark_warp()] = v[r];
+  }
+  ark_sync();
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+    T total = mine[r * ARK_WARPS];
+#pragma unroll
+    for (int w = 1; w < ARK_WARPS; ++w) total = F::join(total, mine[r * ARK_WARPS + w]);
+    v[r] = total;
+  }
+}
+
+// What a row op does: a first statistic (the row's largest element or its mean), a term of every
+// element that is summed and may replace it, and the factor and value that follow.
+struct ArkSoftmax {
+  typedef ArkMaxFold First;
+  static constexpr bool FIRST = true;
+  ARK_DEVICE float centre(float most, int) { return most; }
+  ARK_DEVICE float term(float& v, float most) { return v = ark_exp(v - most); }
+  ARK_DEVICE float factor(float total, int, float) { return 1.0f / total; }
+};
+struct ArkLayerNorm {
+  typedef ArkAddFold First;
+  static constexpr bool FIRST = true;
+  ARK_DEVICE float centre(float total, int count) { return total / static_cast<float>(count); }
+  ARK_DEVICE float term(float& v, float mean) {
+    v -= mean;
+    return v * v;
+  }
+  ARK_DEVICE float factor(float total, int count, float eps) {
+    return ark_rsqrt(total / static_cast<float>(count) + eps);
+  }
+};
+struct ArkRmsNorm {
+  typedef ArkAddFold First;
+  static constexpr bool FIRST = false;
+  ARK_DEVICE float centre(float, int) { return 0.0f; }
+  ARK_DEVICE float term(float& v, float) { return v * v; }
+  ARK_DEVICE float factor(float total, int count, float eps) {
+    return ark_rsqrt(total / static_cast<float>(count) + eps);
+  }
+};
+
+// A missing weight.
+struct ArkOnes {};
+ARK_DEVICE float ark_weight(ArkOnes, int) { return 1.0f; }
+template <typename T>
+ARK_DEVICE float ark_weight(const T* w, int k) { return ark_get(w, k); }
+
+// Rows of K elements in registers, E packs of V a thread, R rows at once by the block or by each
+// warp, the next ones on their way meanwhile. at(row, in, out) gives where a row lies.
+template <class OP, int K, int V, int E, int R, bool WARP, typename TI, typename TO, class Weight,
+          class At>
+ARK_DEVICE void ark_rows_held(const TI* in, TO* out, Weight weight, int rows, float eps, char* red,
+                              const At& at) {
+  constexpr int WIDTH = WARP ? ARK_LANES : ARK_THREADS;
+  constexpr bool WHOLE = K == WIDTH * E * V;
+  const int me = (WARP ? ark_lane() : ark_tid()) * V;
+  const int step = WARP ? ARK_WARPS * R : R;
+  float* sums = reinterpret_cast<float*>(red);
+  ArkPack<TI, V> ahead[R][E];
+  const auto load = [&](int first) {
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      ark_i64 from, to;
+      at(first + r < rows ? first + r : rows - 1, from, to);
+#pragma unroll
+      for (int e = 0; e < E; ++e) {
+        const int k = e * WIDTH * V + me;
+        if (WHOLE || k < K) ahead[r][e] = ark_load_pack<V>(in + from + k);
+      }
+    }
+  };
+  int first = WARP ? ark_warp() * R : 0, turn = 0;
+  if (first < rows) load(first);
+  for (; first < rows; first += step) {
+    float v[R][E * V], centre[R], total[R];
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      centre[r] = OP::First::none(0.0f);
+      total[r] = 0.0f;
+#pragma unroll
+      for (int e = 0; e < E; ++e) {
+#pragma unroll
+        for (int j = 0; j < V; ++j) v[r][e * V + j] = ark_get(ahead[r][e].v, j);
+      }
+    }
+    if (first + step < rows) load(first + step);
+    if (OP::FIRST) {
+#pragma unroll
+      for (int r = 0; r < R; ++r) {
+#pragma unroll
+        for (int i = 0; i < E * V; ++i) {
+          if (WHOLE || i / V * WIDTH * V + me < K) centre[r] = OP::First::join(centre[r], v[r][i]);
+        }
+      }
+      ark_fold<typename OP::First, WARP>(centre, sums, turn);
+    }
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      centre[r] = OP::centre(centre[r], K);
+#pragma unroll
+      for (int i = 0; i < E * V; ++i) {
+        if (WHOLE || i / V * WIDTH * V + me < K) total[r] += OP::term(v[r][i], centre[r]);
+      }
+    }
+    ark_fold<ArkAddFold, WARP>(total, sums, turn);
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      if (first + r >= rows) break;
+      const float factor = OP::factor(total[r], K, eps);
+      ark_i64 from, to;
+      at(first + r, from, to);
+#pragma unroll
+      for (int e = 0; e < E; ++e) {
+        const int k = e * WIDTH * V + me;
+        if (!WHOLE && k >= K) continue;
+        ArkPack<TO, V> pack;
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+          ark_put(pack.v, j, v[r][e * V + j] * factor * ark_weight(weight, k + j));
+        }
+        ark_store_pack<V>(out + to + k, pack);
+      }
+    }
+  }
+}
+
+// Any rows, one after the other by the whole block. KEEP: the row's values stay in `row`, shared
+// memory of K floats; else they are read again. V sums run side by side.
+template <class OP, int V, bool KEEP, typename TI, typename TO, class Weight, class At>
+ARK_DEVICE void ark_rows_any(const TI* in, TO* out, Weight weight, int rows, int K, float eps,
+                             char* red, float* row, const At& at) {
+  float* sums = reinterpret_cast<float*>(red);
+  const int bulk = K / V * V;
+  int turn = 0;
+  for (int r = 0; r < rows; ++r) {
+    ark_i64 from, to;
+    at(r, from, to);
+    const TI* source = in + from;
+    TO* target = out + to;
+    float part[V], centre[1] = {0.0f}, total[1] = {0.0f};
+    if (OP::FIRST) {
+      for (int j = 0; j < V; ++j) part[j] = OP::First::none(0.0f);
+      for (int k = ark_tid() * V; k < bulk; k += ARK_THREADS * V) {
+        ARK_VECTOR_LOOP
+        for (int j = 0; j < V; ++j) {
+          const float v = ark_get(source, k + j);
+          if (KEEP) row[k + j] = v;
+          part[j] = OP::First::join(part[j], v);
+        }
+      }
+      for (int k = bulk + ark_tid(); k < K; k += ARK_THREADS) {
+        const float v = ark_get(source, k);
+        if (KEEP) row[k] = v;
+        part[0] = OP::First::join(part[0], v);
+      }
+      for (int j = 1; j < V; ++j) part[0] = OP::First::join(part[0], part[j]);
+      centre[0] = part[0];
+      ark_fold<typename OP::First, false>(centre, sums, turn);
+    }
+    const float middle = OP::centre(centre[0], K);
+    const bool kept = KEEP && OP::FIRST;
+    for (int j = 0; j < V; ++j) part[j] = 0.0f;
+    for (int k = ark_tid() * V; k < bulk; k += ARK_THREADS * V) {
+      ARK_VECTOR_LOOP
+      for (int j = 0; j < V; ++j) {
+        float v = kept ? row[k + j] : ark_get(source, k + j);
+        part[j] += OP::term(v, middle);
+        if (KEEP) row[k + j] = v;
+      }
+    }
+    for (int k = bulk + ark_tid(); k < K; k += ARK_THREADS) {
+      float v = kept ? row[k] : ark_get(source, k);
+      part[0] += OP::term(v, middle);
+      if (KEEP) row[k] = v;
+    }
+    for (int j = 0; j < V; ++j) total[0] += part[j];
+    ark_fold<ArkAddFold, false>(total, sums, turn);
+    const float factor = OP::factor(total[0], K, eps);
+    const auto value = [&](int k) {
+      float v = KEEP ? row[k] : ark_get(source, k);
+      if (!KEEP) OP::term(v, middle);
+      return v * factor * ark_weight(weight, k);
+    };
+    for (int k = ark_tid() * V; k < bulk; k += ARK_THREADS * V) {
+      ARK_VECTOR_LOOP
+      for (int j = 0; j < V; ++j) ark_put(target, k + j, value(k + j));
+    }
+    for (int k = bulk + ark_tid(); k < K; k += ARK_THREADS) ark_put(target, k, value(k));
+  }
+}
+
+// The last dimension's reduction: a row of K elements is one warp's or the block's; U packs of V
+// under way in a thread. finish(total) is what is stored.
+template <class F, typename T, int V, int U, bool WARP, typename TI, class At, class Finish>
+ARK_DEVICE void ark_reduce_rows(const TI* in, int rows, int K, char* red, const At& at,
+                                const Finish& finish) {
+  constexpr int WIDTH = WARP ? ARK_LANES : ARK_THREADS;
+  const int me = WARP ? ark_lane() : ark_tid();
+  const int bulk = K / V * V;
+  int turn = 0;
+  for (int r = WARP ? ark_warp() : 0; r < rows; r += WARP ? ARK_WARPS : 1) {
+    const TI* source = in + at(r);
+    T part[U][V];
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+#pragma unroll
+      for (int j = 0; j < V; ++j) part[u][j] = F::none(T());
+    }
+    int k = me * V;
+    for (; k + (U - 1) * WIDTH * V < bulk; k += U * WIDTH * V) {
+      ArkPack<TI, V> pack[U];
+#pragma unroll
+      for (int u = 0; u < U; ++u) pack[u] = ark_load_pack<V>(source + k + u * WIDTH * V);
+#pragma unroll
+      for (int u = 0; u < U; ++u) {
+#pragma unroll
+        for (int j = 0; j < V; ++j) part[u][j] = F::join(part[u][j], T(ark_plain(pack[u].v[j])));
+      }
+    }
+    for (; k < bulk; k += WIDTH * V) {
+      const ArkPack<TI, V> pack = ark_load_pack<V>(source + k);
+#pragma unroll
+      for (int j = 0; j < V; ++j) part[0][j] = F::join(part[0][j], T(ark_plain(pack.v[j])));
+    }
+    for (k = bulk + me; k < K; k += WIDTH) part[0][0] = F::join(part[0][0], T(ark_plain(source[k])));
+    T total[1] = {part[0][0]};
+#pragma unroll
+    for (int i = 1; i < U * V; ++i) total[0] = F::join(total[0], part[i / V][i % V]);
+    ark_fold<F, WARP>(total, reinterpret_cast<T*>(red), turn);
+    if (me == 0) finish(r, total[0]);
+  }
+}
+
+// Any other dimension's reduction, for `columns` neighbouring results: the threads stand ACROSS
+// packs of V wide, the rest of them divide the K elements, `stride` apart, among themselves.
+template <class F, typename T, int V, int U, int ACROSS, typename TI, class Finish>
+ARK_DEVICE void ark_reduce_columns(const TI* in, ark_i64 stride, int columns, int K, char* red,
+                                   const Finish& finish) {
+  constexpr int DEEP = ARK_THREADS / ACROSS;
+  const int column = ark_tid() % ACROSS * V, deep = ark_tid() / ACROSS;
+  const bool mine = column < columns && deep < DEEP;
+  T part[V];
+#pragma unroll
+  for (int j = 0; j < V; ++j) part[j] = F::none(T());
+  if (mine) {
+    const TI* source = in + column;
+    int k = deep;
+    for (; k + (U - 1) * DEEP < K; k += U * DEEP) {
+      ArkPack<TI, V> pack[U];
+#pragma unroll
+      for (int u = 0; u < U; ++u) pack[u] = ark_load_pack<V>(source + (k + u * DEEP) * stride);
+#pragma unroll
+      for (int u = 0; u < U; ++u) {
+#pragma unroll
+        for (int j = 0; j < V; ++j) part[j] = F::join(part[j], T(ark_plain(pack[u].v[j])));
+      }
+    }
+    for (; k < K; k += DEEP) {
+      const ArkPack<TI, V> pack = ark_load_pack<V>(source + k * stride);
+#pragma unroll
+      for (int j = 0; j < V; ++j) part[j] = F::join(part[j], T(ark_plain(pack.v[j])));
+    }
+  }
+  T* sums = reinterpret_cast<T*>(red);
+  ark_sync();
+  if (mine) {
+#pragma unroll
+    for (int j = 0; j < V; ++j) sums[deep * ACROSS * V + column + j] = part[j];
+  }
+  ark_sync();
+  for (int c = ark_tid(); c < columns; c += ARK_THREADS) {
+    T total = sums[c];
+    for (int d = 1; d < DEEP; ++d) total = F::join(total, sums[d * ACROSS * V + c]);
+    finish(c, total);
+  }
+}
+
+// The same by one thread: row after row is added to `columns` sums.
+template <class F, typename T, typename TI, class Finish>
+ARK_DEVICE void ark_reduce_columns_alone(const TI* in, ark_i64 stride, int columns, int K, char* red,
+                                         const Finish& finish) {
+  T* sums = reinterpret_cast<T*>(red);
+  for (int c = 0; c < columns; ++c) sums[c] = F::none(T());
+  for (int k = 0; k < K; ++k) {
+    ARK_VECTOR_LOOP
+    for (int c = 0; c < columns; ++c) sums[c] = F::join(sums[c], T(ark_plain(in[k * stride + c])));
+  }
+  for (int c = 0; c < columns; ++c) finish(c, sums[c]);
+}
+#endif

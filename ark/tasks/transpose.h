@@ -1,0 +1,81 @@
+#ifndef ARK_TRANSPOSE
+#define ARK_TRANSPOSE
+// Squares of SIDE by SIDE elements turned through shared memory: packs are read along the source's
+// rows and written along the target's, and the next squares are on their way meanwhile.
+
+template <typename T>
+struct ArkSquare {
+  const T* from;         // element [r][c] lies at from[r * from_row + c]
+  T* to;                 // and goes to to[c * to_row + r]
+  int rows, columns;     // of SIDE, what there is
+};
+
+template <int SIDE, int V, int COUNT, typename T, class Place>
+ARK_DEVICE void ark_transpose(int squares, ark_i64 from_row, ark_i64 to_row, char* scratch,
+                              const Place& place) {
+  constexpr int PITCH = SIDE + 4 / (sizeof(T) < 4 ? sizeof(T) : 4), ROW = SIDE / V;
+  constexpr int PACKS = (SIDE * ROW + ARK_THREADS - 1) / ARK_THREADS;
+  T* turned = reinterpret_cast<T*>(scratch);
+  ArkPack<T, V> ahead[COUNT][PACKS], now[COUNT][PACKS];
+  const auto load = [&](int first) {
+#pragma unroll
+    for (int s = 0; s < COUNT; ++s) {
+      if (first + s >= squares) break;
+      const ArkSquare<T> square = place(first + s);
+#pragma unroll
+      for (int i = 0; i < PACKS; ++i) {
+        const int e = ark_tid() + i * ARK_THREADS, r = e / ROW, c = e % ROW * V;
+        if (r < square.rows && c < square.columns) {
+          ahead[s][i] = ark_load_pack<V>(square.from + r * from_row + c);
+        }
+      }
+    }
+  };
+  load(0);
+  for (int first = 0; first < squares; first += COUNT) {
+#pragma unroll
+    for (int s = 0; s < COUNT; ++s) {
+#pragma unroll
+      for (int i = 0; i < PACKS; ++i) now[s][i] = ahead[s][i];
+    }
+    if (first + COUNT < squares) load(first + COUNT);
+#pragma unroll
+    for (int s = 0; s < COUNT; ++s) {
+      if (first + s >= squares) break;
+      const ArkSquare<T> square = place(first + s);
+      ark_sync();
+#pragma unroll
+      for (int i = 0; i < PACKS; ++i) {
+        const int e = ark_tid() + i * ARK_THREADS, r = e / ROW, c = e % ROW * V;
+        if (r >= SIDE) continue;
+#pragma unroll
+        for (int j = 0; j < V; ++j) turned[r * PITCH + c + j] = now[s][i].v[j];
+      }
+      ark_sync();
+#pragma unroll
+      for (int i = 0; i < PACKS; ++i) {
+        const int e = ark_tid() + i * ARK_THREADS, c = e / ROW, r = e % ROW * V;
+        if (c >= square.columns || r >= square.rows) continue;
+        ArkPack<T, V> pack;
+#pragma unroll
+        for (int j = 0; j < V; ++j) pack.v[j] = turned[(r + j) * PITCH + c];
+        ark_store_pack<V>(square.to + c * to_row + r, pack);
+      }
+    }
+  }
+}
+
+// By one thread: squares that its cache holds.
+template <int SIDE, typename T, class Place>
+ARK_DEVICE void ark_transpose_alone(int squares, ark_i64 from_row, ark_i64 to_row,
+                                    const Place& place) {
+  for (int s = 0; s < squares; ++s) {
+    const ArkSquare<T> square = place(s);
+    for (int c = 0; c < square.columns; ++c) {
+      for (int r = 0; r < square.rows; ++r) {
+        square.to[c * to_row + r] = square.from[r * from_row + c];
+      }
+    }
+  }
+}
+#endif

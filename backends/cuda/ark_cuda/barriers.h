@@ -1,0 +1,28 @@
+// Barriers in shared memory on which copies complete (sm_90 and later).
+
+ARK_DEVICE ark_u32 ark_shared_address(const void* p) {
+  return static_cast<ark_u32>(__cvta_generic_to_shared(p));
+}
+
+ARK_DEVICE void ark_barrier_init(ark_u64* barrier, ark_u32 count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(ark_shared_address(barrier)),
+               "r"(count)
+               : "memory");
+}
+ARK_DEVICE void ark_barrier_arrive(ark_u64* barrier, ark_u32 count) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(ark_shared_address(barrier)),
+               "r"(count)
+               : "memory");
+}
+// Has the phase of this parity completed? A barrier's first phase has parity 0; asking a fresh
+// barrier for parity 1 says yes.
+ARK_DEVICE bool ark_barrier_passed(ark_u64* barrier, ark_u32 parity) {
+  ark_u32 passed;
+  asm volatile(
+      "{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      " selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(passed)
+      : "r"(ark_shared_address(barrier)), "r"(parity)
+      : "memory");
+  return passed != 0u;
+}

@@ -1,0 +1,55 @@
+"""docs/models.md followed to the letter: its new decoder computes what transformers do."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from ark.errors import ModelError
+from ark.ir.dtype import fp32
+from ark.models import registry
+from ark.models.build import Shape, build
+from ark.models.checkpoint import Checkpoint
+from tests.backend import test_decoders
+from tests.checkpoints import make_checkpoint
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/models.md"
+
+
+@pytest.fixture
+def case(monkeypatch: pytest.MonkeyPatch) -> tuple[str, dict[str, Any]]:
+    """Does what the page's steps say; the name and the fields of its test case."""
+    section = PAGE.read_text().split("## Adding a decoder")[1]
+    file, architecture, line = re.findall(r"```python\n(.*?)```", section, re.S)
+    name = re.match(r"# ark/models/(\w+)\.py\n", file)
+    assert name is not None
+    module = ModuleType(f"ark.models.{name[1]}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(compile(file, f"{PAGE}:{name[1]}.py", "exec"), vars(module))
+    for key, value in ast.literal_eval("{" + architecture + "}").items():
+        monkeypatch.setitem(registry.ARCHITECTURES, key, value)
+    ((case, fields),) = ast.literal_eval("{" + line + "}").items()
+    return case, fields
+
+
+def test_the_decoder_of_the_page_computes_transformers_tokens(
+    backend: str,
+    case: tuple[str, dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(test_decoders.CASES, *case)
+    test_decoders.test_tokens_and_logits_are_those_of_transformers(backend, case[0], tmp_path)
+
+
+def test_over_ranks_it_is_refused(case: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
+    directory = make_checkpoint(tmp_path / case[0], **case[1])
+    config = Checkpoint.open(directory).config
+    with pytest.raises(ModelError, match="rmsnorm: the weight has shape"):
+        build(Shape(config, fp32, 32, 4, 0, 2))

@@ -1,0 +1,102 @@
+"""Random graphs on random machines: what the planner makes is accepted by the verifier and by brute
+force, and of a plan with a wait less both think the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import ark
+from ark.errors import PlanError
+from ark.frontend.model import Model, use_model
+from ark.lower import tiling
+from ark.lower.pipeline import plan as make_plan
+from ark.plan.types import Plan
+from ark.plan.verify import verify
+from tests.programs import build
+from tests.unit.plan.oracle import faults, tasks
+from tests.unit.plan.shapes import decoder_plans, machine, replace_task
+from tests.unit.plan.test_verify import MORE
+
+relaxed = settings(
+    max_examples=60 * MORE,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+def accepted(plan: Plan) -> bool:
+    try:
+        verify([plan])
+    except PlanError:
+        return False
+    return True
+
+
+def check(plan: Plan, rng: random.Random, deletions: int) -> None:
+    """The plan is right, and so is what is said of it without one of its waits."""
+    assert faults(plan, 0) == []
+    verify([plan])
+    places = [(k, i) for k, t in tasks(plan).items() if k[0] == 0 for i in range(len(t.waits))]
+    for place, i in rng.sample(places, min(deletions, len(places))):
+        waits = list(tasks(plan)[place].waits)
+        del waits[i]
+        changed = replace_task(plan, place, waits=tuple(waits))
+        assert accepted(changed) == (faults(changed, 0) == []), (place, i)
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    processors=st.sampled_from([1, 2, 3, 5, 40]),
+    tile=st.sampled_from([4, 16, 48, 2048]),
+    steps=st.integers(1, 9),
+    packets=st.booleans(),
+)
+@relaxed
+def test_verifier_and_brute_force_agree(
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+    processors: int,
+    tile: int,
+    steps: int,
+    packets: bool,
+) -> None:
+    monkeypatch.setattr(tiling, "MIN_TILE", tile)
+    model = Model(0, 1)
+    with use_model(model):
+        build(seed, steps)
+    target = machine(processors, *(["packets"] if packets else []))
+    target = dataclasses.replace(target, tile=(4, 4))
+    plan = make_plan(model.graph, target, {"external": sorted(model.storages.keys())})
+    check(plan, random.Random(seed), 3)
+
+
+@pytest.mark.parametrize("inner", [slice(0, 4), slice(4, 12), slice(0, 16)])
+def test_a_write_hides_only_what_it_covers(monkeypatch: pytest.MonkeyPatch, inner: slice) -> None:
+    """Between a write of everything and a read of some columns, other columns are written."""
+    monkeypatch.setattr(tiling, "MIN_TILE", 4)
+    model = Model(0, 1)
+    with use_model(model):
+        x, y = (ark.tensor([6, 16], name=name) for name in "xy")
+        ark.copy(x, y)
+        ark.copy(x[:, inner], y[:, inner])
+        ark.relu(y[1:5, 8:16])
+    target = machine(24)
+    plan = make_plan(model.graph, target, {"external": sorted(model.storages.keys())})
+    check(plan, random.Random(0), 40)
+
+
+@pytest.mark.parametrize("processors", [2, 3])
+def test_they_agree_on_packets(processors: int) -> None:
+    """Decoders have packets and counters side by side: knowing that a task ran is not seeing what
+    it wrote.
+    """
+    (plan,) = decoder_plans(machine(processors, "packets", warps=2), chunk=0)
+    assert any(t.packet for t in plan.tensors)
+    check(plan, random.Random(processors), 12)
