@@ -37,22 +37,26 @@ def _device_text(name: str) -> str:
     return resources.files("ark.codegen").joinpath("device").joinpath(name).read_text()
 
 
-def _constants(machine: Machine, phases: int, scratch: int) -> str:
+def _constants(machine: Machine, plan: Plan, scratch: int) -> str:
+    phases = len(plan.phases)
     if phases > layout.MAX_PHASES:
         raise PlanError(
             f"the plan has {phases} phases; a launch has at most {layout.MAX_PHASES}. Give the "
             "model fewer entry points"
         )
+    lists = plan.phases[-1].processors
+    streamed = sum(f.nbytes for tasks in lists for task in tasks for f in task.fetches)
     values = {
         "LANES": machine.lanes,
         "WARPS": machine.warps,
         "BLOCK_WARPS": machine.variant.warps,
-        "PHASES": phases,
+        "PHASES": len(plan.phases),
         "SCRATCH_BYTES": scratch,
         "LOOP_BYTES": layout.LOOP_BYTES,
         "RING_BYTES": machine.ring_bytes,
         "STAGE_BYTES": machine.stage_bytes,
         "IN_FLIGHT": machine.in_flight,
+        "STREAM_MIB": streamed >> 20,
     }
     return "".join(f"constexpr int ARK_{name} = {value};\n" for name, value in values.items())
 
@@ -114,7 +118,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
     roles = dialect.roles if leads else ""
     parts = [
         f"// ark loop kernel, dialect {dialect.name}\n",
-        _constants(machine, len(plan.phases), scratch),
+        _constants(machine, plan, scratch),
         dialect.prelude,
         layout.declarations(),
         _device_text("loop.h"),

@@ -5,14 +5,18 @@ Called by the planner before anything is lowered.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from ark.errors import PlanError
 from ark.ir.graph import Graph, Node
 from ark.lower.fuse import fuse
+from ark.lower.tiling import row_bytes
 from ark.machine import Machine
 from ark.variant import COMMUNICATE
+
+HELD = 1024  # bytes that such a layer keeps beside its input
 
 
 def choose(
@@ -24,23 +28,22 @@ def choose(
     the one with communicating warps where the last phase decodes on one rank: its products
     are linear layers of one row. All else runs under the machine's first. kept: as in fuse.
     """
-    names = [v.name for v in machine.variants]
+    names = tuple(dict.fromkeys(v.name for v in machine.variants))
     wanted = options.get("variant")
-    if wanted is not None:
-        if wanted not in names:
-            raise PlanError(
-                f"{machine.name} has no kernel variant {wanted!r}, but {', '.join(names)}"
-            )
-        return machine.using(str(wanted))
+    if wanted is not None and wanted not in names:
+        raise PlanError(f"{machine.name} has no kernel variant {wanted!r}, but {', '.join(names)}")
     packets = machine.has("packets") and options.get("packets", True)
     streams = packets and options.get("fuse", True) and graph.world_size == 1
-    for variant in machine.variants[1:]:
-        target = machine.using(variant.name)
-        if variant.role(COMMUNICATE) and streams:
-            made = fuse(graph, target, kept)
-            last = [n for n in made.nodes if n.phase == len(made.phases) - 1]
-            if _decodes(last):
+    for variant in machine.variants:
+        target = dataclasses.replace(machine, variants=(variant,))
+        if not variant.role(COMMUNICATE):
+            if variant.name == wanted:
                 return target
+            continue
+        made = fuse(graph, target, kept)
+        last = [n for n in made.nodes if n.phase == len(made.phases) - 1]
+        if _fits(last, target) and (variant.name == wanted or (streams and _decodes(last))):
+            return target
     return machine.using(names[0])
 
 
@@ -50,6 +53,14 @@ def _decodes(nodes: list[Node]) -> bool:
     return (
         bool(layers)
         and all(n.inputs[0].shape[0] == 1 and n.inputs[1].shape[1] % 8 == 0 for n in layers)
+        and all(n.inputs[1].dtype.name in ("fp32", "fp16", "bf16") for n in layers)
         and all(n.outputs[0].shape[0] == 1 for n in nodes if n.type == "attention")
         and not any(n.type == "matmul" for n in nodes)
     )
+
+
+def _fits(nodes: list[Node], machine: Machine) -> bool:
+    """Is there room beside the ring for the inputs of the linear layers of one row?"""
+    rows = [n.inputs[1] for n in nodes if n.type == "linear" and n.inputs[0].shape[0] == 1]
+    most = max((row_bytes(weight) for weight in rows), default=0)
+    return most + HELD <= machine.shared_bytes - machine.ring_bytes

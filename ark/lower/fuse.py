@@ -17,6 +17,7 @@ from ark.ir.values import Tensor
 from ark.lower.pack import writes
 from ark.lower.tiling import PAIRED, row_bytes, row_pieces
 from ark.machine import Machine
+from ark.variant import COMMUNICATE
 
 EPILOGUES = {"add": "add", "swiglu_pairs": "swiglu", "rope_kv": "rope_kv"}
 """Ops that a linear task does where its sums end, and the task's name for each."""
@@ -101,7 +102,9 @@ def _streams(node: Node, machine: Machine) -> bool:
 def _room(rows: int, weight: Tensor, machine: Machine) -> bool:
     """Can the ring take such rows of weights, and a processor the input rows?"""
     pieces = row_pieces(rows, weight, machine)
-    scratch = 4 * (rows * weight.shape[1] + machine.warps)
+    narrow = rows == 1 and machine.variant.role(COMMUNICATE) > 0
+    each = weight.dtype.itemsize if narrow else 4
+    scratch = each * rows * weight.shape[1] + 4 * machine.warps
     return pieces > 1 or (pieces == 1 and scratch <= machine.shared_bytes - machine.ring_bytes)
 
 

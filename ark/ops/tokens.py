@@ -16,12 +16,14 @@ import numpy as np
 from ark.errors import ModelError
 from ark.frontend.model import Model
 from ark.frontend.tensor import Tensor, as_tensor
+from ark.ir import values as ir
 from ark.ir.dtype import fp32, int32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.registry import register
 from ark.ops.base import float_dtype, result
 from ark.ops.views import new_tensor
+from ark.plan.groups import Group
 from ark.tasks.tokens import SETTINGS
 
 MAX_STOPS = 16
@@ -180,18 +182,39 @@ def _lower_advance(lowering: Lowering, node: Node) -> None:
     lowering.emit("advance", {"rows": node.attrs["rows"]}, list(node.inputs), [(0,)])
 
 
+def _makes(product: Group, logits: ir.Tensor, node: Node) -> bool:
+    """Is this group the linear layer of one row whose plain result are the logits?"""
+    return (
+        product.kind == "linear"
+        and product.params["epilogue"] == "store"
+        and product.operands[2].id == logits.id
+        and logits.shape[0] == 1
+        and product.phase == node.phase
+        and product.processors == node.processors
+        and not node.after
+    )
+
+
 def _lower_sample(lowering: Lowering, node: Node) -> None:
     """Each tile finds its best token, one task chooses among these."""
     logits, settings, position, tokens, output, stops = node.inputs
     vocabulary = logits.shape[1]
-    tiles = max(1, min(lowering.machine.processors, vocabulary // 256))
-    candidates = lowering.temp((tiles, 2), fp32, f"{node.name}.candidates")
-    lowering.emit(
-        "sample",
-        {"tiles": tiles},
-        [logits, settings, position, candidates],
-        [(i,) for i in range(tiles)],
-    )
+    product = lowering.groups[-1] if lowering.groups else None
+    if product is not None and _makes(product, logits, node):
+        # Who makes the logits also finds the best of its own.
+        tiles = len(product.coords)
+        candidates = lowering.temp((tiles, 2), fp32, f"{node.name}.candidates")
+        product.params.update(epilogue="sample", tiles=tiles)
+        product.operands += (settings, position, candidates)
+    else:
+        tiles = max(1, min(lowering.machine.processors, vocabulary // 256))
+        candidates = lowering.temp((tiles, 2), fp32, f"{node.name}.candidates")
+        lowering.emit(
+            "sample",
+            {"tiles": tiles},
+            [logits, settings, position, candidates],
+            [(i,) for i in range(tiles)],
+        )
     lowering.emit(
         "choose",
         {"tiles": tiles},

@@ -31,6 +31,15 @@ template <class O>
 struct ArkSwigluSums {
   O output;
 };
+template <class O>
+struct ArkSampleSums {
+  O output;
+  float temperature;
+  ark_u32 seed;
+  ark_u32 place;
+  float* best;  // this thread's, and its token
+  ark_u32* token;
+};
 template <class R>
 struct ArkRopeSums {
   R rope;
@@ -46,6 +55,11 @@ ARK_DEVICE ArkAddSums<O, A> ark_add_sums(O output, A residual) {
 template <class O>
 ARK_DEVICE ArkSwigluSums<O> ark_swiglu_sums(O output) {
   return {output};
+}
+template <class O>
+ARK_DEVICE ArkSampleSums<O> ark_sample_sums(O output, float temperature, ark_u32 seed,
+                                            ark_u32 place, float& best, ark_u32& token) {
+  return {output, temperature, seed, place, &best, &token};
 }
 template <class R>
 ARK_DEVICE ArkRopeSums<R> ark_rope_sums(R rope) {
@@ -95,6 +109,20 @@ ARK_DEVICE void ark_sums_store(ArkCtx& c, const ArkSwigluSums<O>& e, int m, int 
                                const float (&sum)[R], const float (&)[R]) {
   for (int r = 0; r < R; r += 2) {
     if (r < rows) ark_publish(c, e.output, 0, 0, m, (n + r) / 2, ark_swiglu(sum[r], sum[r + 1]));
+  }
+}
+template <class O, int R>
+ARK_DEVICE void ark_sums_store(ArkCtx& c, const ArkSampleSums<O>& e, int m, int n, int rows,
+                               const float (&sum)[R], const float (&)[R]) {
+  for (int r = 0; r < R; ++r) {
+    if (r >= rows) continue;
+    ark_publish(c, e.output, 0, 0, m, n + r, sum[r]);
+    const ark_u32 row = static_cast<ark_u32>(n + r);
+    const float score = ark_score(sum[r], e.temperature, e.seed, e.place, row);
+    if (score > *e.best) {
+      *e.best = score;
+      *e.token = row;
+    }
   }
 }
 template <class T, int R>

@@ -8,10 +8,12 @@ gate and its up row) are neighbours, so that the epilogue has both at hand.
 A row wider than a stage comes in pieces, for a backend's body that keeps x in registers.
 
 params: rows (of w per stage), pieces (stages of one row, then rows is 1), prologue (none, rmsnorm),
-eps, epilogue (store, add, swiglu, rope_kv), and for rope_kv heads, kv_heads, head_dim. operands:
-x (m, k), w (n, k), output, [norm weight], then add: residual; rope_kv: position, frequencies, key
-cache, value cache (kv_heads, context, head_dim), [fresh (m, 2 * kv_heads * head_dim): the new keys
-and values once more, for readers in the same iteration]. coord: first and last+1 row of w.
+eps, epilogue (store, add, swiglu, rope_kv, sample), and for rope_kv heads, kv_heads, head_dim;
+for sample tiles (tasks).
+operands: x (m, k), w (n, k), output, [norm weight], then add: residual; sample: settings, place,
+candidates (tasks, 2), as of ark.tasks.tokens; rope_kv: position, frequencies, key and value cache
+(kv_heads, context, head_dim), [fresh (m, 2 * kv_heads * head_dim): the new keys and values once
+more, for readers in the same iteration]. coord: first and last+1 row of w.
 """
 
 from __future__ import annotations
@@ -44,20 +46,46 @@ from ark.tasks.rotary import (
     rotary_accesses,
     rotary_check,
 )
+from ark.tasks.tokens import (
+    SAMPLING,
+    sample_check,
+    sample_finish,
+    sample_operands,
+    sample_tile,
+)
+from ark.variant import COMMUNICATE
+
+
+def narrows(sig: Signature, machine: Machine) -> bool:
+    """Is the input a single row that a body for communicating warps keeps in the weights' type?"""
+    rows, k = sig.operands[0].shape
+    weight = sig.operands[1]
+    return (
+        machine.variant.role(COMMUNICATE) > 0
+        and rows == 1
+        and weight.dtype in ("fp32", "fp16", "bf16")
+        and k % sig.params["pieces"] == 0
+        and k // sig.params["pieces"] * weight.itemsize % 16 == 0
+    )
+
 
 StageRows = Annotated[int, msgspec.Meta(ge=1, le=64)]
 MAX_SUMS = 4096  # of a task, held by a lane: rows of x times rows of a stage
+
+
+EXTRA = {"store": (0,), "add": (1,), "swiglu": (0,), "rope_kv": (4, 5), "sample": (3,)}
 
 
 class LinearParams(Params, frozen=True):
     rows: StageRows
     pieces: Pieces
     prologue: Literal["none", "rmsnorm"]
-    epilogue: Literal["store", "add", "swiglu", "rope_kv"]
+    epilogue: Literal["store", "add", "swiglu", "rope_kv", "sample"]
     eps: Epsilon = 0.0
     heads: Heads | None = None
     kv_heads: Heads | None = None
     head_dim: Heads | None = None
+    tiles: Pieces | None = None
 
 
 class Linear(TaskKind):
@@ -67,7 +95,7 @@ class Linear(TaskKind):
     def check(self, sig: Signature) -> None:
         super().check(sig)
         p, first = sig.params, self._first_extra(sig)
-        extra = {"store": (0,), "add": (1,), "swiglu": (0,), "rope_kv": (4, 5)}[p["epilogue"]]
+        extra = EXTRA[p["epilogue"]]
         count(sig, *(first + n for n in extra))
         (m, k), (n, inner) = matrix(sig, 0), matrix(sig, 1)
         need(k == inner, f"rows of {k} are multiplied by weights of {inner}")
@@ -85,6 +113,8 @@ class Linear(TaskKind):
             shaped(sig, 2, (m, n // 2 if p["epilogue"] == "swiglu" else n))
         if p["epilogue"] == "add":
             shaped(sig, first, (m, n))
+        if p["epilogue"] == "sample":
+            sample_check(sig, first, m, -(-n // p["rows"]))
 
     def places(self, sig: Signature) -> Places:
         return Places((range(0, sig.operands[1].shape[0], sig.params["rows"]),), span=True)
@@ -113,6 +143,10 @@ class Linear(TaskKind):
             found.append(Access(2, (0, n0), (m, n1), write=True))
             if epilogue == "add":
                 found.append(Access(next_operand, (0, n0), (m, n1)))
+            if epilogue == "sample":
+                found += [whole(i, sig.operands[i]) for i in (next_operand, next_operand + 1)]
+                tile = sample_tile(sig, 1, n0)
+                found.append(Access(next_operand + 2, (tile, 0), (tile + 1, 2), write=True))
         return found
 
     def packets(self, sig: Signature) -> frozenset[int]:
@@ -126,7 +160,10 @@ class Linear(TaskKind):
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         m, k = sig.operands[0].shape
-        return 4 * machine.warps + (4 * m * k if sig.params["pieces"] == 1 else 0)
+        best = 8 * machine.warps if sig.params["epilogue"] == "sample" else 0
+        if narrows(sig, machine):
+            return 4 * machine.warps + k * sig.operands[1].itemsize + best
+        return 4 * machine.warps + (4 * m * k if sig.params["pieces"] == 1 else 0) + best
 
     def stream(self, sig: Signature, coord: Sequence[int]) -> tuple[Fetch, ...]:
         n0, n1 = coord[:2]
@@ -155,10 +192,19 @@ class Linear(TaskKind):
             eps = text.literal(sig.params["eps"])
             prologue = f"ark_rms_normed({norm}, {eps})"
         operands = (text.given(sig, 0), prologue, self._epilogue(sig))
-        return text.call(name, "ark_linear", constants, operands)
+        if sig.params["epilogue"] != "sample":
+            return text.call(name, "ark_linear", constants, operands)
+        red = f"reinterpret_cast<float*>(ARK_SCRATCH(c)) + {m * k} + ARK_WARPS"
+        listed = ", ".join(str(n).lower() if isinstance(n, bool) else str(n) for n in constants)
+        return text.function(
+            name,
+            sample_operands(sig, self._first_extra(sig))
+            + f"  ark_linear<{listed}>(c, t, {', '.join(operands)});\n"
+            + sample_finish(red),
+        )
 
     def headers(self) -> tuple[str, ...]:
-        return (text.header("rotary.h"), text.header("linear.h"))
+        return (text.header("rotary.h"), SAMPLING, text.header("linear.h"))
 
     def _first_extra(self, sig: Signature) -> int:
         return 4 if sig.params["prologue"] == "rmsnorm" else 3
@@ -170,6 +216,7 @@ class Linear(TaskKind):
             "store": f"ark_store_sums({out})",
             "add": f"ark_add_sums({out}, {text.given(sig, first)})",
             "swiglu": f"ark_swiglu_sums({out})",
+            "sample": f"ark_sample_sums({out}, temperature, seed, place, best, token)",
         }
         epilogue = sig.params["epilogue"]
         return made[epilogue] if epilogue in made else f"ark_rope_sums({rope(sig, 2, first)})"

@@ -85,6 +85,61 @@ ARK_DEVICE void ark_best(float& score, ark_u32& token, float* red) {
 """
 
 
+def sample_check(sig: Signature, first: int, rows: int, stages: int) -> None:
+    """What a product with the epilogue `sample` adds to its signature."""
+    tiles = int(sig.params.get("tiles") or 0)
+    need(rows == 1 and 0 < tiles <= stages, f"{stages} stages have {tiles} tasks")
+    shaped(sig, first, (len(SETTINGS),), "int32", dense=True)
+    shaped(sig, first + 1, (1,), "int32")
+    shaped(sig, first + 2, (tiles, 2), "fp32", dense=True)
+
+
+def sample_tile(sig: Signature, weight: int, row: int) -> int:
+    """Which of the product's tasks begins at that row: its stages are cut into equal parts."""
+    stages = -(-sig.operands[weight].shape[0] // sig.params["rows"])
+    return int(-(-(row // sig.params["rows"]) * sig.params["tiles"] // stages))
+
+
+def sample_operands(sig: Signature, first: int) -> str:
+    """Declares what a product's epilogue needs to find its task's best logit; operand `first` is
+    the settings.
+    """
+    return (
+        text.operand(sig, first, "psettings")
+        + text.operand(sig, first + 1, "pposition")
+        + text.operand(sig, first + 2, "pbest", const=False)
+        + """  const float temperature = ark_bits_float(static_cast<ark_u32>(psettings[0]));
+  const ark_u32 seed = static_cast<ark_u32>(psettings[2]);
+  const ark_u32 place = static_cast<ark_u32>(pposition[0]);
+"""
+        + f"""  constexpr ark_i64 STAGES = {-(-sig.operands[1].shape[0] // sig.params["rows"])};
+  const ark_i64 tile = (t.coord[0] / {sig.params["rows"]} * static_cast<ark_i64>(
+                        {sig.params["tiles"]}) + STAGES - 1) / STAGES;
+"""
+        + """  float best = -ark_inf();
+  ark_u32 token = static_cast<ark_u32>(t.coord[0]);
+"""
+    )
+
+
+def sample_best(logit: str, row: str) -> str:
+    """Keeps this thread's best; rows come in order."""
+    return (
+        f"        const float score = ark_score({logit}, temperature, seed, place, "
+        f"static_cast<ark_u32>({row}));\n"
+        f"        if (score > best) {{ best = score; token = static_cast<ark_u32>({row}); }}\n"
+    )
+
+
+def sample_finish(red: str) -> str:
+    """The block's best, as the task's candidate; red: 2 * ARK_WARPS words nobody else uses."""
+    return (
+        f"  ark_best(best, token, {red});\n"
+        "  if (ark_tid() == 0) {\n    pbest[2 * tile] = best;\n"
+        "    pbest[2 * tile + 1] = ark_bits_float(token);\n  }\n"
+    )
+
+
 class EmbeddingParams(Params, frozen=True):
     rows: Rows
     columns: Size
@@ -253,16 +308,21 @@ class Choose(TaskKind):
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         vocabulary = sig.operands[0].shape[1]
         tiles = sig.params["tiles"]
-        context, stops = sig.operands[4].shape[0], sig.operands[6].shape[0]
+        context, room = sig.operands[4].shape[0], sig.operands[6].shape[0]
         body = "".join(text.operand(sig, i, f"p{i}", const=i not in (2, 4, 5)) for i in range(7))
         body += f"""  float* red = reinterpret_cast<float*>(ARK_SCRATCH(c));
+  // All that does not depend on the token is asked for at once: everybody waits for this task.
   const float temperature = ark_bits_float(static_cast<ark_u32>(p1[0]));
-  const int top_k = p1[1], position = p2[0];
-  float best = -ark_inf();
-  ark_u32 token = 0u;
+  const int top_k = p1[1], limit = p1[4], position = p2[0];
+  const int stops = p1[5] < {room} ? p1[5] : {room};
+  const int i = ark_tid();
+  float best = i < {tiles} ? p3[2 * i] : -ark_inf();
+  ark_u32 token = i < {tiles} ? ark_float_bits(p3[2 * i + 1]) : 0u;
+  const ark_i32 stop = i < stops ? p6[i] : -1;
   if (top_k > 0 && top_k < {vocabulary} && temperature > 0.0f) {{
     // The largest bound that at least top_k logits reach.
     ark_u32 bound = 0u;
+    best = -ark_inf();
     for (int bit = 31; bit >= 0; --bit) {{
       const ark_u32 trial = bound | (1u << bit);
       float many = 0.0f;
@@ -277,22 +337,25 @@ class Choose(TaskKind):
       if (v > best) {{ best = v; token = static_cast<ark_u32>(i); }}
     }}
   }} else {{
-    for (int i = ark_tid(); i < {tiles}; i += ARK_THREADS) {{
+    for (int i = ark_tid() + ARK_THREADS; i < {tiles}; i += ARK_THREADS) {{
       if (p3[2 * i] > best) {{ best = p3[2 * i]; token = ark_float_bits(p3[2 * i + 1]); }}
     }}
   }}
   ark_best(best, token, red);
+  bool found = i < stops && stop == static_cast<ark_i32>(token);
+  for (int k = i + ARK_THREADS; k < stops; k += ARK_THREADS) {{
+    found = found || p6[k] == static_cast<ark_i32>(token);
+  }}
+  const bool stopped = !ark_all(!found);
   if (ark_tid() == 0 && position >= 0 && position < {context}) {{
     if (best == -ark_inf()) ark_fail(c, 6u, 0u, 0u, 0u);
     const int next = position + 1;
-    bool stop = next + 1 >= p1[4] || next + 1 >= {context};
-    const int stops = p1[5] < {stops} ? p1[5] : {stops};
-    for (int i = 0; i < stops; ++i) stop = stop || p6[i] == static_cast<ark_i32>(token);
     p2[0] = next;
-    if (stop) ark_control(ARK_PARAMS(c))->limit = c.iteration + 1u;
+    const bool full = next + 1 >= limit || next + 1 >= {context};
+    if (stopped || full) ark_control(ARK_PARAMS(c))->limit = c.iteration + 1u;
     if (next < {context}) {{
       p4[next] = static_cast<ark_i32>(token);
-      ark_store_host(reinterpret_cast<ark_u32*>(p5) + next, token);
+      ark_post_host(reinterpret_cast<ark_u32*>(p5) + next, token);
     }}
   }}
 """

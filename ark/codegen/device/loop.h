@@ -99,8 +99,8 @@ struct ArkSpin {
 
 enum ArkVerdict { ARK_KEEP, ARK_TIMEOUT, ARK_ABORTED };
 
-// The clock of budgets. A backend whose processors can be stopped says another, which leaves out the
-// time for which they were.
+// The clock of budgets. A backend whose processors can be stopped says another, which leaves out
+// the time for which they were.
 #if !defined(ARK_SPIN_TIME)
 #define ARK_SPIN_TIME() ark_time_ns()
 #endif
@@ -232,9 +232,15 @@ ARK_DEVICE void ark_signal_task(ArkTeam team, ArkLoop& loop, ark_u32 i, ark_u32 
   const ArkTask& task = loop.tasks[i % ARK_SLOTS];
   for (ark_u32 s = task.signal_begin + team.thread; s < task.signal_end; s += team.threads) {
     const ArkEdge e = ark_edge(loop, i, s);
-    // The host learns of an iteration's end before the gate lets the next one begin.
-    if ((e.flags & 2u) != 0u) ark_store_host(&ark_host(ARK_PARAMS(loop.ctx))->done, iteration + 1u);
+    // The host learns of an iteration's end before the gate lets the next one begin, or after: in
+    // the last phase it is always the same processor that tells, and the others need not wait for
+    // that.
+    const bool tells = (e.flags & 2u) != 0u;
+    const bool last = loop.ctx.phase == ARK_PHASES - 1u;
+    ark_u32* done = &ark_host(ARK_PARAMS(loop.ctx))->done;
+    if (tells && !last) ark_store_host(done, iteration + 1u);
     ark_add_release(ark_words(e.address), e.value, (e.flags & 1u) != 0u);
+    if (tells && last) ark_store_host(done, iteration + 1u);
   }
 }
 

@@ -58,6 +58,7 @@ ARK_DEVICE ark_u32 ark_cas(ark_u32* p, ark_u32 expected, ark_u32 desired) {
 }
 ARK_DEVICE ark_u32 ark_load_host(const ark_u32* p) { return ark_load_acquire(p, true); }
 ARK_DEVICE ark_u32 ark_peek_host(const ark_u32* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+ARK_DEVICE void ark_post_host(ark_u32* p, ark_u32 v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 ARK_DEVICE void ark_store_host(ark_u32* p, ark_u32 v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 ARK_DEVICE ark_u32 ark_warp_load(const ark_u32* p) { return *p; }
 ARK_DEVICE void ark_warp_store(ark_u32* p, ark_u32 v) { *p = v; }
@@ -72,8 +73,8 @@ ARK_DEVICE ark_u64 ark_time_ns() {
                                   std::chrono::steady_clock::now().time_since_epoch())
                                   .count());
 }
-// The clock of budgets: a process that is stopped (SIGSTOP, a debugger) is not late. A wait looks at
-// it every tenth of a second or so; of a longer gap one second counts.
+// The clock of budgets: a process that is stopped (SIGSTOP, a debugger) is not late. A wait looks
+// at it every tenth of a second or so; of a longer gap one second counts.
 #define ARK_SPIN_TIME() ark_waited_ns()
 ARK_DEVICE ark_u64 ark_waited_ns() {
   static thread_local ark_u64 last = 0u, stopped = 0u;

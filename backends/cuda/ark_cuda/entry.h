@@ -23,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(ARK_BLOCK_THREADS, 1)
     ark_lead(&shared_params, blockIdx.x, ark_shared + ARK_RING_BYTES);
     return;
   }
-  ark_follow(&shared_params, blockIdx.x, ark_shared + ARK_RING_BYTES);
+  ark_follow(ark_shared + ARK_RING_BYTES);
 #else
   ark_run(&shared_params, blockIdx.x, ark_shared + ARK_RING_BYTES);
 #endif

@@ -26,7 +26,8 @@ def read_links() -> MachineLinks:
         nvml.init_v2()
     except ImportError as error:
         raise SystemError(
-            "NVML cannot be asked because cuda-python is not installed (ark-gpu[cuda])."
+            f"NVML cannot be asked ({error}): cuda-python is not installed, or older than 13.2, "
+            "which brought it; run `pip install -U 'ark-gpu[cuda]'`."
         ) from error
     except Exception as error:  # the bindings raise types of their own where the driver is absent
         raise SystemError(f"NVML does not start ({type(error).__name__}).") from error

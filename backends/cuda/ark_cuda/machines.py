@@ -17,7 +17,7 @@ from ark.variant import COMMUNICATE, COMPUTE, LOAD, Role, Variant, block
 GIB = 1 << 30
 STAGE = 16384
 WARPS = 16
-ROLE_WARPS = 12  # of the variant `roles`; each owns a slot of the ring
+ROLE_WARPS = 12  # computing warps of the variant `roles`; one more where a row leaves the room
 ROW_SLICE = 32  # of the 96 registers that a thread of 17 warps has
 # The ring's barriers and the loop's records, kept out of what the planner may use.
 RESERVED = 2048
@@ -29,10 +29,17 @@ def _variants(slots: int, in_flight: int) -> tuple[Variant, ...]:
         return (block(WARPS),)
     ring = {"stages": slots, "stage_bytes": STAGE, "in_flight": in_flight, "row_slice": ROW_SLICE}
     made = (block(WARPS, 1, **ring),)
-    if slots % ROLE_WARPS:
+    if slots < ROLE_WARPS:
         return made
-    roles = (Role(COMPUTE, ROLE_WARPS), Role(COMMUNICATE, 1), Role(LOAD, 1))
-    return (*made, Variant("roles", roles, slots, STAGE, in_flight))
+    # Wide rows leave no room for the last slot; what they wait for is a smaller part of a token.
+    wide = _roles(ROLE_WARPS, min(in_flight + 1, 3))
+    return (*made, _roles(ROLE_WARPS + 1, in_flight), wide)
+
+
+def _roles(warps: int, in_flight: int) -> Variant:
+    """The variant `roles`, in which each computing warp owns a slot of the ring."""
+    roles = (Role(COMPUTE, warps), Role(COMMUNICATE, 1), Role(LOAD, 1))
+    return Variant("roles", roles, warps, STAGE, in_flight)
 
 
 def _machine(

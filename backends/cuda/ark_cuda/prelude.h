@@ -97,6 +97,9 @@ ARK_DEVICE ark_u32 ark_peek_host(const ark_u32* p) {
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p));
   return v;
 }
+ARK_DEVICE void ark_post_host(ark_u32* p, ark_u32 v) {
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
 ARK_DEVICE void ark_store_host(ark_u32* p, ark_u32 v) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }

@@ -15,6 +15,8 @@ struct ArkTurns {
   ark_u64 done;      // each computing warp arrives: it has ended the turn
   ark_u64 gathered;  // each computing warp arrives: its part of a task's input is in shared memory
   ark_u32 quit;      // written before a turn opens: leave instead
+  ark_u32 begin;     // the iteration's tasks, written before its first turn opens
+  ark_u32 end;
   ark_u32 turn[ARK_WARPS];     // each warp's own: turns that it has ended
   ark_u32 gathers[ARK_WARPS];  // each warp's own: inputs that it has gathered
 };
@@ -150,12 +152,8 @@ ARK_DEVICE void ark_lead(const ArkParams* p, ark_u32 processor, char* scratch) {
   const ArkPhases phases = ark_phases(p);
   ark_u32 stage_base = 0u, traced = 0u, turn = 0u;
   for (ark_u32 iteration = 0u;; ++iteration) {
-    bool go = true;
-    if (leader) go = ark_may_begin(c, iteration);
-    if (!__shfl_sync(0xffffffffu, go, 0)) break;
     const ArkRange range = ark_range(p, processor, iteration, phases);
     const ark_u32 end = range.task_end;
-    if (leader) ark_open_iteration(c, iteration, phases, range, stage_base);
     if (range.task_begin < end) ark_task_ahead(team, loop, p, range.task_begin);
     if (range.task_begin + 1u < end) ark_task_ahead(team, loop, p, range.task_begin + 1u);
     ark_copies_done();
@@ -163,6 +161,14 @@ ARK_DEVICE void ark_lead(const ArkParams* p, ark_u32 processor, char* scratch) {
     if (range.task_begin < end) ark_edges_ahead(team, loop, p, range.task_begin);
     ark_copies_done();
     __syncwarp();
+    bool go = true;
+    if (leader) go = ark_may_begin(c, iteration);
+    if (!__shfl_sync(0xffffffffu, go, 0)) break;
+    if (leader) {
+      ark_open_iteration(c, iteration, phases, range, stage_base);
+      *const_cast<volatile ark_u32*>(&ark_turns.begin) = range.task_begin;
+      *const_cast<volatile ark_u32*>(&ark_turns.end) = end;
+    }
     // An iteration begins with a turn of its own, in which nothing is computed.
     ark_open_turn(false);
     if (!ark_close_turn(c, turn)) break;
@@ -193,15 +199,14 @@ ARK_DEVICE void ark_lead(const ArkParams* p, ark_u32 processor, char* scratch) {
 }
 
 // A computing warp's whole life.
-ARK_DEVICE void ark_follow(const ArkParams* p, ark_u32 processor, char* scratch) {
+ARK_DEVICE void ark_follow(char* scratch) {
   ArkLoop& loop = *reinterpret_cast<ArkLoop*>(scratch);
   ArkCtx& c = loop.ctx;
-  const ArkPhases phases = ark_phases(p);
   while (ark_enter(c)) {
-    const ArkRange range = ark_range(p, processor, c.iteration, phases);
-    const ark_u32 end = range.task_end;
+    const ark_u32 begin = *const_cast<volatile ark_u32*>(&ark_turns.begin);
+    const ark_u32 end = *const_cast<volatile ark_u32*>(&ark_turns.end);
     ark_end_turn();
-    for (ark_u32 i = range.task_begin; i < end; ++i) {
+    for (ark_u32 i = begin; i < end; ++i) {
       ark_warp_store(&c.warps[ark_warp()], i);
       if (!ark_dispatch(c, loop.tasks[i % ARK_SLOTS])) return;
       ark_end_turn();

@@ -11,6 +11,11 @@ constexpr int ARK_RING_DEPTH = ARK_RING_BYTES / ARK_STAGE_BYTES;
 static_assert(ARK_RING_DEPTH > ARK_IN_FLIGHT, "the ring must be deeper than what is in flight");
 static_assert(ARK_STAGE_BYTES % 128 == 0, "slots are 128-byte aligned");
 
+// What a stream larger than any L2 brings is not seen again this iteration: it may go first, and
+// leaves room for activations. The words are createpolicy's for evict_first and evict_normal.
+constexpr ark_u64 ARK_STREAM_POLICY =
+    ARK_STREAM_MIB > 64 ? 0x12f0000000000000ull : 0x1000000000000000ull;
+
 struct ArkRing {
   ark_u64 full[ARK_RING_DEPTH];   // the loader arrives once a stage, with its bytes
   ark_u64 empty[ARK_RING_DEPTH];  // the owning warp arrives for all, or each warp for itself
@@ -24,6 +29,10 @@ ARK_DEVICE char* ark_slot(ark_u32 slot) { return ark_shared + slot * ARK_STAGE_B
 // Waits for the copy of the stage in `slot`, its `round`-th use; false after a failure. All lanes
 // of a warp call it: each must see the barrier to see what the copy wrote.
 ARK_DEVICE bool ark_slot_filled(ArkCtx& c, ark_u32 slot, ark_u32 round) {
+  // The instruction sleeps by itself: first without a nap, which would delay the next copy.
+  for (int tries = 0; tries < 64; ++tries) {
+    if (ark_barrier_passed(&ark_ring.full[slot], round & 1u)) return true;
+  }
   ArkSpin spin{0u, 0u};
   while (!ark_barrier_passed(&ark_ring.full[slot], round & 1u)) {
     if (ark_failed(c)) return false;
@@ -83,25 +92,36 @@ ARK_DEVICE bool ark_slot_free(ark_u32 slot, ark_u32 round) {
   return true;
 }
 
-// Starts the copy of one stage; all lanes call it with the same fetch. False if it does not fit.
-ARK_DEVICE bool ark_fill_slot(ArkCtx& c, ark_u32 slot, ark_u64 address, ark_u32 bytes) {
+// All lanes call these with the same fetch. The first does what need not wait for the copies
+// before; false if the stage does not fit. The second starts the copy.
+ARK_DEVICE bool ark_slot_engine(ark_u64 address, ark_u32 bytes) {
+  return ((address | bytes) & 15u) == 0u;
+}
+ARK_DEVICE bool ark_prepare_slot(ArkCtx& c, ark_u32 slot, ark_u64 address, ark_u32 bytes) {
   if (bytes > ARK_STAGE_BYTES) {
     ark_fail(c, 3u, slot, ARK_STAGE_BYTES, bytes);
     return false;
   }
+  if (ark_slot_engine(address, bytes) && ark_lane() == 0) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
+                     ark_shared_address(&ark_ring.full[slot])),
+                 "r"(bytes)
+                 : "memory");
+  }
+  return true;
+}
+ARK_DEVICE void ark_fill_slot(ark_u32 slot, ark_u64 address, ark_u32 bytes) {
   ark_u64* barrier = &ark_ring.full[slot];
-  if (((address | bytes) & 15u) == 0u) {
+  if (ark_slot_engine(address, bytes)) {
     if (ark_lane() == 0) {
       const ark_u32 full = ark_shared_address(barrier);
-      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(full), "r"(bytes)
-                   : "memory");
       asm volatile(
-          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
-          "[%3];" ::"r"(ark_shared_address(ark_slot(slot))),
-          "l"(address), "r"(bytes), "r"(full)
+          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+          "[%0], [%1], %2, [%3], %4;" ::"r"(ark_shared_address(ark_slot(slot))),
+          "l"(address), "r"(bytes), "r"(full), "l"(ARK_STREAM_POLICY)
           : "memory");
     }
-    return true;
+    return;
   }
   // The copy engine moves 16-byte units; anything else goes through registers. The proxy fence
   // orders these stores before a later bulk copy into the same slot.
@@ -112,7 +132,6 @@ ARK_DEVICE bool ark_fill_slot(ArkCtx& c, ark_u32 slot, ark_u64 address, ark_u32 
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   __syncwarp();
   if (ark_lane() == 0) ark_barrier_arrive(barrier, 1u);
-  return true;
 }
 
 // Waits until the stage `back` before the `issued`-th has landed, if there is one.
@@ -136,12 +155,15 @@ ARK_DEVICE bool ark_stream_iteration(ArkCtx& c, const ArkRange& range, ark_u32& 
     const ark_u32 count = end - first < 32u ? end - first : 32u;
     for (ark_u32 k = 0u; k < count; ++k) {
       const ark_u32 slot = issued % ARK_RING_DEPTH;
-      if (!ark_slot_free(slot, issued / ARK_RING_DEPTH)) return false;
-      if (!ark_stream_landed(c, issued, ARK_IN_FLIGHT)) return false;
       const ark_u64 low = __shfl_sync(0xffffffffu, mine.x, k);
       const ark_u64 high = __shfl_sync(0xffffffffu, mine.y, k);
       const ark_u32 bytes = __shfl_sync(0xffffffffu, mine.z, k);
-      if (!ark_fill_slot(c, slot, high << 32 | low, bytes)) return false;
+      const ark_u64 address = high << 32 | low;
+      // Little is in flight at once: the time from one copy's end to the next one's start counts.
+      if (!ark_slot_free(slot, issued / ARK_RING_DEPTH)) return false;
+      if (!ark_prepare_slot(c, slot, address, bytes)) return false;
+      if (!ark_stream_landed(c, issued, ARK_IN_FLIGHT)) return false;
+      ark_fill_slot(slot, address, bytes);
       if (++issued == 2u * ARK_STAGE_PERIOD) issued = ARK_STAGE_PERIOD;
     }
   }

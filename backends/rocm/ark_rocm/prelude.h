@@ -189,6 +189,9 @@ ARK_DEVICE ark_u32 ark_load_host(const ark_u32* p) { return ark_load_acquire(p, 
 ARK_DEVICE ark_u32 ark_peek_host(const ark_u32* p) {
   return __hip_atomic_load(ark_to_global(p), __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
 }
+ARK_DEVICE void ark_post_host(ark_u32* p, ark_u32 v) {
+  __hip_atomic_store(ark_to_global(p), v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+}
 ARK_DEVICE void ark_store_host(ark_u32* p, ark_u32 v) {
   ark_release_to_system();
   __hip_atomic_store(ark_to_global(p), v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);

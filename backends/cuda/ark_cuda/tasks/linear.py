@@ -11,11 +11,12 @@ from __future__ import annotations
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
+from ark.tasks.linear import narrows
 from ark.tasks.rotary import (
     rope,
     system,
 )
-from ark.variant import COMMUNICATE
+from ark.tasks.tokens import SAMPLING, sample_best, sample_finish, sample_operands
 from ark_cuda.tasks import linear_roles
 from ark_cuda.tasks.inline import inlined
 
@@ -44,7 +45,7 @@ def _pitch(sig: Signature, machine: Machine) -> int:
 
 def in_roles(sig: Signature, machine: Machine) -> bool:
     """Does the body of the variant `roles` take it?"""
-    return bool(machine.variant.role(COMMUNICATE)) and linear_roles.serves(sig)
+    return narrows(sig, machine)
 
 
 def gate(name: str, sig: Signature, machine: Machine) -> str | None:
@@ -58,7 +59,8 @@ def scratch(sig: Signature, machine: Machine) -> int:
         return linear_roles.scratch(sig, machine)
     if not _piece(sig, machine):
         return 0
-    return 4 * machine.warps * (_pitch(sig, machine) + 1)
+    best = 8 * machine.warps if sig.params["epilogue"] == "sample" else 0
+    return 4 * machine.warps * (_pitch(sig, machine) + 1) + best
 
 
 def write(name: str, sig: Signature, machine: Machine) -> str | None:
@@ -131,6 +133,9 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
     const float scale = {scale};
 {epilogue}  }}
 """
+    if sig.params["epilogue"] == "sample":
+        body += sample_finish("squares + ARK_WARPS")
+        return SAMPLING + inlined(text.function(name, body))
     return inlined(text.function(name, body))
 
 
@@ -157,6 +162,12 @@ def _epilogue(sig: Signature, first: int) -> tuple[str, str, str]:
     value = "scale * ark_slices(part + i, PITCH)"
     if kind == "store":
         return "", "", f"{loop}      ark_publish(c, po, {at}, {value}, {scope});\n    }}\n"
+    if kind == "sample":
+        made = (
+            f"      const float logit = {value};\n      ark_publish(c, po, {at}, logit, {scope});\n"
+        )
+        best = sample_best("logit", "begin + i")
+        return sample_operands(sig, first), "", f"{loop}{made}{best}    }}\n"
     # The residual is older than the input: a thread has its first row's before it waits.
     rest = text.offset(sig, first, ["0", "0", "m", row])
     ahead = text.offset(sig, first, ["0", "0", "m", "(t.coord[0] + ark_tid())"])

@@ -1,7 +1,7 @@
 """Linear layers of one input row in the variant `roles`: a stage of weights is one warp's.
 
-Serves what linear.h's body serves in the variant `block`, and any number of columns that fill
-16-byte pieces; linear_roles.h has the device side. Called by ark_cuda.tasks.linear.
+Serves what ark.tasks.linear.narrows says; linear_roles.h has the device side. Called by
+ark_cuda.tasks.linear.
 """
 
 from __future__ import annotations
@@ -13,23 +13,9 @@ from ark.tasks.rotary import (
     rope,
     system,
 )
+from ark.tasks.tokens import SAMPLING, sample_best, sample_finish, sample_operands
 
 ALIGN = 16
-
-
-def serves(sig: Signature) -> bool:
-    """Can this body run the signature?"""
-    x, weight = sig.operands[:2]
-    rows, k = x.shape
-    pieces = sig.params["pieces"]
-    return (
-        rows == 1
-        and x.strides[-1] == 1
-        and weight.dtype in ("fp32", "fp16", "bf16")
-        and sig.params["rows"] in (1, 2, 4, 8)
-        and k % pieces == 0
-        and k // pieces * weight.itemsize % ALIGN == 0
-    )
 
 
 def _input_bytes(sig: Signature) -> int:
@@ -47,7 +33,8 @@ def scratch(sig: Signature, machine: Machine) -> int:
     """The input row, the warps' squares, and parts of rows that come in pieces, in bytes."""
     pieces = sig.params["pieces"]
     parts = 4 * (pieces + 1) * _task_rows(sig, machine) if pieces > 1 else 0
-    return _input_bytes(sig) + 4 * machine.warps + parts
+    best = 8 * machine.warps if sig.params["epilogue"] == "sample" else 0
+    return _input_bytes(sig) + 4 * machine.warps + parts + best
 
 
 def gate(name: str, sig: Signature, machine: Machine) -> str:
@@ -120,8 +107,14 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
 """
     if pieces > 1:
         body += "    if (!ark_row_total<P>(total, j / P, j % P, parts, counts, total)) continue;\n"
-    body += f"    total *= scale;\n{epilogue}  }}\n  return true;\n"
-    return f"ARK_DEVICE bool {name}(ArkCtx& c, const ArkTask& t) {{\n{body}}}\n"
+    body += f"    total *= scale;\n{epilogue}  }}\n"
+    before = ""
+    if sig.params["epilogue"] == "sample":
+        before = SAMPLING
+        parts = pieces > 1 and (pieces + 1) * _task_rows(sig, machine)
+        body += sample_finish(f"squares + ARK_WARPS + {int(parts)}")
+    body += "  return true;\n"
+    return f"{before}ARK_DEVICE bool {name}(ArkCtx& c, const ArkTask& t) {{\n{body}}}\n"
 
 
 def _clear_parts(sig: Signature, machine: Machine) -> str:
@@ -160,6 +153,10 @@ def _epilogue(sig: Signature, first: int) -> tuple[str, str, str, str]:
     at = text.offset(sig, 2, ["0", "0", "m", "row"])
     if kind == "store":
         return "", "", "", f"{mine}      ark_publish(c, po, {at}, total, {scope});\n    }}\n"
+    if kind == "sample":
+        give = f"      ark_publish(c, po, {at}, total, {scope});\n"
+        best = sample_best("total", "row")
+        return sample_operands(sig, first), "", "", f"{mine}{give}{best}    }}\n"
     # The residual is older than the input.
     rest = text.offset(sig, first, ["0", "0", "m", "row"])
     return (
