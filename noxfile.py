@@ -15,26 +15,23 @@ nox.options.reuse_existing_virtualenvs = True
 
 BUILD_EMULATOR = "import ark_rocm_emulator as e; e.activate('emulated:gfx942')"
 FULL = ("tests/backend", "--ignore=tests/backend/rocm_emulator")
-SOME = ("tests/backend/test_ops.py", "tests/backend/test_faults.py")
-SYNCHRONISING = ("tests/backend/test_programs.py", "tests/backend/test_faults.py")
-# Architecture, seed of the emulator's scheduler, whether all its checks are on, tests.
-EMULATED = (
-    ("gfx942", 1, False, FULL),
-    ("gfx1100", 2, False, FULL),
-    ("gfx90a", 3, False, SOME),
-    ("gfx950", 4, False, SOME),
-    ("gfx942", 5, True, SYNCHRONISING),
-    ("gfx1100", 6, True, SYNCHRONISING),
-    ("gfx942", 7, True, SYNCHRONISING),
-)
-# The same for the sweep.
-CHECKED = (("gfx942", 1, True, FULL), ("gfx1100", 2, True, FULL))
+# The words of ci/matrix.toml for tests on emulated devices.
+TESTS = {
+    "all": FULL,
+    "some": ("tests/backend/test_ops.py", "tests/backend/test_faults.py"),
+    "synchronising": ("tests/backend/test_programs.py", "tests/backend/test_faults.py"),
+}
+# What the sweep runs beside the kernel suite.
+CHECKED = [
+    {"arch": "gfx942", "seed": 1, "checks": True, "tests": "all"},
+    {"arch": "gfx1100", "seed": 2, "checks": True, "tests": "all"},
+]
 
 # Two workers side by side; one that is done takes tests from the other. Compiled kernels are shared
 # through ark's cache, between workers and between sessions.
 WORKERS = ("-n", "2", "--dist", "worksteal")
 
-MATRIX = nox.project.load_toml("ci/matrix.toml")["row"]
+MATRIX = nox.project.load_toml("ci/matrix.toml")
 
 
 @nox.session
@@ -78,20 +75,21 @@ def tests(session: nox.Session) -> None:
         session.run("pytest", *session.posargs)
         return
     session.run("pytest", *WORKERS)
-    _emulate(session, EMULATED)
+    _emulate(session, MATRIX["emulated"])
 
 
-def _emulate(
-    session: nox.Session, runs: tuple[tuple[str, int, bool, tuple[str, ...]], ...]
-) -> None:
-    for arch, seed, checks, tests_of_arch in runs:
+def _emulate(session: nox.Session, runs: list[dict]) -> None:
+    for run in runs:
         environment = {
-            "ARK_ROCM_DEVICE": f"emulated:{arch}",
-            "ARK_ROCM_EMULATOR_SEED": str(seed),
-            "ARK_ROCM_EMULATOR_CHECKS": str(int(checks)),
+            "ARK_ROCM_DEVICE": f"emulated:{run['arch']}",
+            "ARK_ROCM_EMULATOR_SEED": str(run["seed"]),
+            "ARK_ROCM_EMULATOR_CHECKS": str(int(run["checks"])),
             "ARK_REQUIRE": "rocm:1",
         }
-        session.run("pytest", "-q", *WORKERS, "-k", "rocm", *tests_of_arch, env=environment)
+        # Two workers are worth their start for all tests only.
+        workers = WORKERS if run["tests"] == "all" else ()
+        words = ("-q", *workers, "-k", "rocm", *TESTS[run["tests"]])
+        session.run("pytest", *words, env=environment)
 
 
 @nox.session
@@ -144,13 +142,13 @@ def shim(session: nox.Session) -> None:
 def _row_session(row: dict) -> None:
     def run(session: nox.Session) -> None:
         session.install("-e", ".[dev]")
-        environment = {"ARK_REQUIRE": row["require"], **row.get("environment", {})}
+        environment = row.get("environment", {})
         session.run("ark", "info", "--require", row["require"], env=environment)
-        session.run("pytest", *row["tests"], *session.posargs, env=environment)
+        session.run("python", "ci/evidence.py", row["name"], *session.posargs)
 
     run.__doc__ = f"{row['machine']} ({row['arch']}): needs {row['require']}."
     nox.session(name=row["name"])(run)
 
 
-for _row in MATRIX:
+for _row in MATRIX["row"]:
     _row_session(_row)

@@ -12,7 +12,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from ark.codegen.dialect import Dialect, Source
+from ark.codegen.dialect import BoxMap, Dialect, Source
 from ark.machine import Machine
 
 MemoryKind = Literal["device", "host", "symmetric"]
@@ -100,6 +100,18 @@ class Launch(Protocol):
 
     def elapsed_ms(self) -> float:
         """Milliseconds on the device, measured by the device's own events where it has them."""
+        ...
+
+
+@runtime_checkable
+class BoxMapper(Protocol):
+    """A device whose bodies have box maps."""
+
+    def box_map(self, box: BoxMap, address: int) -> bytes:
+        """The hardware's form of a map of memory at `address`, layout.MAP_BYTES long.
+
+        Raises SystemError where the hardware cannot map that memory, with what it wants.
+        """
         ...
 
 

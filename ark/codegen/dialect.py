@@ -21,6 +21,24 @@ class Source:
     entry: str = "ark_loop"
 
 
+@dataclass(frozen=True)
+class BoxMap:
+    """How hardware that copies boxes sees an operand.
+
+    operand: its index. dims: elements, innermost dimension first. strides: bytes from one index to
+    the next, of dimensions 1 and up. box: elements of one copy, per dimension.
+    """
+
+    operand: int
+    dtype: str
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+
+
+# The maps that a kind's bodies need; their addresses follow the operands' in a task's record.
+MapRule = Callable[[Signature, Machine], "tuple[BoxMap, ...]"]
+
 # A body writer gets the function's name, the signature and the machine; it returns a C++ function
 # `ARK_BODY void name(ArkCtx& c, const ArkTask& t)`, or None where it does not serve the signature.
 BodyWriter = Callable[[str, Signature, Machine], "str | None"]
@@ -40,7 +58,10 @@ class Dialect:
     the operand stream for machines with a ring, placed before the bodies; without a ring operands
     are read in place. roles: source text of the loop of the variant `roles`, behind the stream.
     gates: by task kind, writers of `void NAME_gate(ArkCtx&, const ArkTask&)`, with which the lead
-    warp there opens a task; where one writes None, the body is in block form.
+    warp there opens a task; where one writes None, the body is in block form. loads: by task kind,
+    writers of NAME_load, the half of a body that a loading thread runs in variants that have
+    loading warps but no ring; loader: source text of their loop. maps: by task kind, the box maps
+    of its operands.
     """
 
     name: str
@@ -52,3 +73,6 @@ class Dialect:
     stream: str = ""
     gates: Mapping[str, BodyWriter] = field(default_factory=dict)
     roles: str = ""
+    loads: Mapping[str, BodyWriter] = field(default_factory=dict)
+    maps: Mapping[str, MapRule] = field(default_factory=dict)
+    loader: str = ""

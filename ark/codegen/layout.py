@@ -10,6 +10,7 @@ import numpy as np
 
 MAX_OPERANDS = 12
 MAX_COORDS = 6
+MAP_BYTES = 128  # of a box map in the hardware's form
 MAX_PHASES = 8
 
 _NUMPY = {"u32": "<u4", "i32": "<i4", "u64": "<u8"}

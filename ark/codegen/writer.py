@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from importlib import resources
 
 from ark.codegen import layout
-from ark.codegen.dialect import Dialect, Source
+from ark.codegen.dialect import BoxMap, Dialect, Source
 from ark.errors import PlanError
 from ark.machine import Machine
 from ark.plan import kind as kinds
 from ark.plan.types import Plan
-from ark.variant import COMMUNICATE
+from ark.variant import COMMUNICATE, LOAD
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,14 @@ class Emitted:
     """The source, and what the runtime needs to fill task records.
 
     opcode: the task kind number of each op, by op id. scratch_bytes: shared memory besides the
-    ring. bodies: function names by opcode, for traces and listings.
+    ring. bodies: function names by opcode, for traces and listings. maps: box maps by opcode.
     """
 
     source: Source
     opcode: tuple[int, ...]
     scratch_bytes: int
     bodies: tuple[str, ...]
+    maps: tuple[tuple[BoxMap, ...], ...] = ()
 
 
 def _device_text(name: str) -> str:
@@ -95,6 +96,9 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
     headers: dict[str, None] = {}  # in order of first use
     gates: set[int] = set()  # bodies that are no block form
     leads = bool(machine.variant.role(COMMUNICATE))
+    loads = bool(machine.variant.role(LOAD)) and not machine.ring_bytes
+    halves: set[int] = set()  # bodies with a loading half
+    maps: list[tuple[BoxMap, ...]] = []
     seen: dict[tuple[object, ...], int] = {}
     for op in plan.ops:
         sig = kinds.signature(plan, op)
@@ -112,6 +116,13 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
                 gates.add(code)
                 texts.append(opening)
             texts.append(text or kinds.get(op.kind).source(name, sig, machine))
+            half = dialect.loads[op.kind] if loads and op.kind in dialect.loads else None
+            loading = half(name, sig, machine) if half else None
+            if loading:
+                halves.add(code)
+                texts.append(loading)
+            rule = dialect.maps.get(op.kind)
+            maps.append(rule(sig, machine) if rule else ())
         opcode.append(code)
     scratch = check_shared_memory(plan, machine, dialect)
     stream = dialect.stream if machine.ring_bytes else _device_text("stream_direct.h")
@@ -127,17 +138,32 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
         _device_text("operand.h"),
         stream,
         roles,
+        dialect.loader if loads else "",
         *headers,
         *texts,
-        _dispatch(bodies, gates if leads else None),
+        _dispatch(bodies, gates if leads else None, "  ark_task_begins(c);\n" if loads else ""),
+        _dispatch_load(bodies, halves) if loads else "",
         dialect.entry,
     ]
     text = "\n".join(part for part in parts if part)
-    return Emitted(Source(text), tuple(opcode), scratch, tuple(bodies))
+    return Emitted(Source(text), tuple(opcode), scratch, tuple(bodies), tuple(maps))
 
 
-def _dispatch(bodies: Sequence[str], gates: set[int] | None) -> str:
-    """The switches over kinds. gates: with the variant `roles`, bodies that enter by themselves."""
+def _dispatch_load(bodies: Sequence[str], halves: set[int]) -> str:
+    """The switch over loading halves; false for kinds that have none."""
+    lines = "".join(
+        f"    case {i}u: {bodies[i]}_load(c, t, load); return true;\n" for i in sorted(halves)
+    )
+    return (
+        "ARK_DEVICE bool ark_dispatch_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load) {\n"
+        f"  switch (t.kind) {{\n{lines}    default: return false;\n  }}\n}}\n"
+    )
+
+
+def _dispatch(bodies: Sequence[str], gates: set[int] | None, first: str = "") -> str:
+    """The switches over kinds. gates: with the variant `roles`, bodies that enter by themselves.
+    first: what happens before any body.
+    """
     lines, opening = [], []
     for i, name in enumerate(bodies):
         if gates is None:
@@ -151,7 +177,8 @@ def _dispatch(bodies: Sequence[str], gates: set[int] | None) -> str:
             )
     enter = "" if gates is None else "      if (!ark_enter(c)) return false;\n"
     made = (
-        "ARK_DEVICE bool ark_dispatch(ArkCtx& c, const ArkTask& t) {\n  switch (t.kind) {\n"
+        "ARK_DEVICE bool ark_dispatch(ArkCtx& c, const ArkTask& t) {\n"
+        f"{first}  switch (t.kind) {{\n"
         + "\n".join(lines)
         + f"\n    default:\n{enter}      ark_fail(c, 5u, 0u, {len(bodies)}u, t.kind);\n"
         "      return true;\n  }\n}\n"

@@ -6,6 +6,7 @@ Called by the planner before anything is lowered.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ from ark.ir.graph import Graph, Node
 from ark.lower.fuse import fuse
 from ark.lower.tiling import row_bytes
 from ark.machine import Machine
-from ark.variant import COMMUNICATE
+from ark.variant import COMMUNICATE, LOAD
 
 HELD = 1024  # bytes that such a layer keeps beside its input
 
@@ -26,7 +27,8 @@ def choose(
 
     The option `variant` names one; PlanError if the machine has none of that name. Otherwise it is
     the one with communicating warps where the last phase decodes on one rank: its products
-    are linear layers of one row. All else runs under the machine's first. kept: as in fuse.
+    are linear layers of one row; the one that loads for warpgroups where all products are large and
+    of 16-bit types. All else runs under the machine's first. kept: as in fuse.
     """
     names = tuple(dict.fromkeys(v.name for v in machine.variants))
     wanted = options.get("variant")
@@ -37,7 +39,8 @@ def choose(
     for variant in machine.variants:
         target = dataclasses.replace(machine, variants=(variant,))
         if not variant.role(COMMUNICATE):
-            if variant.name == wanted:
+            loads = bool(variant.role(LOAD)) and not variant.stages
+            if variant.name == wanted or (wanted is None and loads and _multiplies(graph)):
                 return target
             continue
         made = fuse(graph, target, kept)
@@ -45,6 +48,36 @@ def choose(
         if _fits(last, target) and (variant.name == wanted or (streams and _decodes(last))):
             return target
     return machine.using(names[0])
+
+
+LEAST_TILE, LEAST_WORK = (128, 64), 1 << 28  # of a product worth a variant of its own
+
+
+def _multiplies(graph: Graph) -> bool:
+    """Is the graph's work products of matrices of 16-bit types, all of which boxes can bring?"""
+    nodes = [n for n in graph.nodes if not n.virtual]
+    products = [n for n in nodes if n.type == "matmul"]
+    return bool(products) and all(
+        (n.type != "attention" and n.type != "linear") if n.type != "matmul" else _boxes(n)
+        for n in nodes
+    )
+
+
+def _boxes(node: Node) -> bool:
+    """Rows that begin at multiples of 16 bytes, and enough of them."""
+    out = node.outputs[0]
+    depth = node.inputs[0].shape[-2 if node.attrs["transpose_a"] else -1]
+    return (
+        all(n >= least for n, least in zip(out.shape[-2:], LEAST_TILE, strict=True))
+        and math.prod(out.shape) * depth >= LEAST_WORK
+        and len({t.dtype.name for t in (*node.inputs, out)}) == 1
+        and all(
+            t.dtype.name in ("bf16", "fp16")
+            and all(s % 8 == 0 for s in t.strides[:-1])
+            and sum(o * s for o, s in zip(t.offsets, t.strides, strict=True)) % 8 == 0
+            for t in (*node.inputs, out)
+        )
+    )
 
 
 def _decodes(nodes: list[Node]) -> bool:

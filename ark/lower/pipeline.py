@@ -13,6 +13,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ark.errors import InvalidUsageError
 from ark.ir.graph import Graph
 from ark.ir.values import Tensor
 from ark.lower.chains import join_chains
@@ -29,6 +30,8 @@ from ark.plan.packing import Packing, to_meta
 from ark.plan.schedule import Schedule
 from ark.plan.types import INITIAL, Phase, Plan, PlanBuffer, PlanOp, PlanTensor
 
+OPTIONS = ("external", "fuse", "pack", "packets", "variant")
+
 
 def plan(
     graph: Graph,
@@ -41,9 +44,14 @@ def plan(
     options: `external` (ids of buffers whose memory the caller brings and may read and write
     between launches), `packets` (False keeps every edge on counters), `fuse` (False keeps every op
     apart from its neighbours), `pack` (False keeps the model's weights as they are), `variant`
-    (the kernel variant by name).
+    (the kernel variant by name). Raises InvalidUsageError for any other.
     """
     chosen = dict(options or {})
+    unknown = sorted(set(chosen) - set(OPTIONS))
+    if unknown:
+        raise InvalidUsageError(
+            f"the planner has no option {unknown[0]!r}; its options are {', '.join(OPTIONS)}"
+        )
     private = _private_copy(graph)
     external = frozenset(chosen.get("external", ()))
     packings: list[Packing] = []

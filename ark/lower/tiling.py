@@ -14,12 +14,15 @@ from ark.variant import COMMUNICATE
 
 MIN_TILE = 2048
 LINE = 64  # elements: where a dimension is cut, tiles begin on whole cache lines and packs
+SWEEP = 16384  # elements of a tile of a large tensor: warps that drift apart scatter the accesses
 PAIRED = ("swiglu", "rope_kv")  # epilogues that need two neighbouring rows in one stage
 
 
 def box_tile(shape: Sequence[int], machine: Machine, weight: int = 1) -> list[int]:
     """Tile sizes for a result of four dimensions, each element of which costs `weight`."""
     want = max(math.ceil(MIN_TILE / weight), math.ceil(math.prod(shape) / machine.processors))
+    if weight == 1 and not machine.has("single_thread"):
+        want = min(want, max(SWEEP, math.ceil(math.prod(shape) / (64 * machine.processors))))
     tile = [1, 1, 1, 1]
     for d in (3, 2, 1, 0):
         room = math.ceil(want / math.prod(tile))
@@ -65,6 +68,35 @@ def turned_tile(shape: Sequence[int], turned: int, machine: Machine) -> list[int
 def _powers(most: int) -> list[int]:
     """1, 2, 4 and so on below `most`, then `most`."""
     return [*(1 << i for i in range(most.bit_length()) if 1 << i < most), most]
+
+
+def side_by_side(coords: Sequence[tuple[int, ...]], processors: int) -> list[tuple[int, ...]]:
+    """Coordinates so ordered that processors which are dealt consecutive shares of them run through
+    the given order together, one after another.
+    """
+    total = len(coords)
+    shares: list[list[tuple[int, ...]]] = [[] for _ in range(processors)]
+    sizes = [total * (p + 1) // processors - total * p // processors for p in range(processors)]
+    turns = (p for turn in range(max(sizes)) for p in range(processors) if turn < sizes[p])
+    for coord, p in zip(coords, turns, strict=True):
+        shares[p].append(coord)
+    return [coord for share in shares for coord in share]
+
+
+GROUP = 16  # rows of tiles of a product whose columns follow each other, so that they share L2
+
+
+def matrix_tile(shape: Sequence[int], machine: Machine) -> tuple[int, int]:
+    """Rows and columns of a product's tile in the variant `matrix`: what ends first, where a step
+    of fewer columns takes longer than its share, because less is reused of what is loaded.
+    """
+    rows = 128
+
+    def time(columns: int) -> float:
+        tiles = shape[0] * shape[1] * -(-shape[2] // rows) * -(-shape[3] // columns)
+        return -(-tiles // machine.processors) * (columns + 64.0)
+
+    return rows, min((w for w in (256, 128, 64) if w <= shape[3]), key=time)
 
 
 def flat_tile(elements: int, machine: Machine, least: int) -> int:

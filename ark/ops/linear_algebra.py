@@ -13,7 +13,16 @@ from ark.ir.dtype import fp32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.registry import get, register
-from ark.lower.tiling import PAIRED, box_coords, row_pieces, split, stage_rows
+from ark.lower.tiling import (
+    GROUP,
+    PAIRED,
+    box_coords,
+    matrix_tile,
+    row_pieces,
+    side_by_side,
+    split,
+    stage_rows,
+)
 from ark.ops.base import broadcast, float_dtype, result, same_dtype
 
 EPILOGUES = {"add": "add", "swiglu": "swiglu_pairs", "rope_kv": "rope_kv"}
@@ -89,13 +98,21 @@ def _matmul_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) ->
 def _lower_matmul(lowering: Lowering, node: Node) -> None:
     out = node.outputs[0].shape
     shape = (1,) * (4 - len(out)) + out
-    tile = lowering.machine.matmul_tile(shape[2], shape[3], shape[0] * shape[1])
+    machine = lowering.machine
+    grouped = machine.variant.name == "matrix"
+    if grouped:
+        tile = matrix_tile(shape, machine)
+    else:
+        tile = machine.matmul_tile(shape[2], shape[3], shape[0] * shape[1])
     params = {
         "transpose_a": bool(node.attrs["transpose_a"]),
         "transpose_b": bool(node.attrs["transpose_b"]),
         "tile": list(tile),
     }
     coords = box_coords(shape, (1, 1, *tile))
+    if grouped:
+        coords.sort(key=lambda c: (*c[:2], c[2] // (GROUP * tile[0]), c[3], c[2]))
+        coords = side_by_side(coords, machine.processors)
     lowering.emit("matmul", params, [*node.inputs, *node.outputs], coords)
 
 

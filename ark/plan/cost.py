@@ -1,20 +1,24 @@
 """The cost model: a predicted timeline of one iteration, to draw beside the measured one.
 
 A task takes the longer of its arithmetic at the processor's share of the machine's rate and its
-bytes at the share of the bandwidth, and a hand-over takes the machine's signal time. Coarse on
-purpose: it ranks schedules and shows gaps, it does not promise microseconds. Called by `ark trace`.
+bytes at the share of the bandwidth, and a hand-over takes the machine's signal time, by counter or
+by packets. Coarse on purpose: it ranks schedules and shows gaps, it does not promise microseconds.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from ark.plan import kind as kinds
+from ark.plan.access import Region, region
+from ark.plan.boxes import Templates
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan, Task
 
 TASK_US = 0.3  # fetching a record, dispatching a body
+Place = tuple[int, int]  # processor, position
 
 
 @dataclass(frozen=True)
@@ -34,33 +38,79 @@ def predict(plan: Plan, phase: int) -> list[Span]:
     flops_per_us = machine.tflops * 1e6 / machine.processors
     bytes_per_us = machine.bandwidth_gbps * 1e3 / machine.processors
     signatures = [kinds.signature(plan, op) for op in plan.ops]
-    left: dict[int, int] = defaultdict(int)
-    for tasks in plan.phases[phase].processors:
-        for task in tasks:
-            for counter in task.signals:
-                if plan.counters[counter].rank == plan.rank:
-                    left[counter] += 1
-    ready: dict[int, float] = defaultdict(float)
-    clock = [0.0] * plan.processors
-    heads = [0] * plan.processors
+    waits, signals = _edges(plan, phase)
+    left: dict[Hashable, int] = defaultdict(int)
+    for events in signals.values():
+        for event in events:
+            left[event] += 1
+    ready: dict[Hashable, float] = defaultdict(float)
+    waiting: dict[Hashable, list[int]] = defaultdict(list)
+    lists = plan.phases[phase].processors
+    clock = [0.0] * len(lists)
+    heads = [0] * len(lists)
     spans: list[Span] = []
-    moved = True
-    while moved:
-        moved = False
-        for processor, tasks in enumerate(plan.phases[phase].processors):
-            while heads[processor] < len(tasks):
-                task = tasks[heads[processor]]
-                if any(left[c] > 0 for c, _ in task.waits):
-                    break
-                begin = max([clock[processor], *(ready[c] for c, _ in task.waits)])
-                op = plan.ops[task.op]
-                flops, moves = kinds.get(op.kind).cost(signatures[task.op], task.coord)
-                end = begin + TASK_US + max(flops / flops_per_us, moves / bytes_per_us)
-                spans.append(Span(processor, heads[processor], task, begin, end))
-                clock[processor] = end
-                heads[processor] += 1
-                for counter in task.signals:
-                    left[counter] -= 1
-                    ready[counter] = max(ready[counter], end + machine.signal_us)
-                moved = True
-    return spans
+    able = list(range(len(lists)))
+    while able:
+        processor = able.pop()
+        while heads[processor] < len(lists[processor]):
+            place = (processor, heads[processor])
+            task = lists[processor][heads[processor]]
+            missing = next((event for event in waits[place] if left[event] > 0), None)
+            if missing is not None:
+                waiting[missing].append(processor)
+                break
+            begin = max([clock[processor], *(ready[event] for event in waits[place])])
+            kind = kinds.get(plan.ops[task.op].kind)
+            flops, moves = kind.cost(signatures[task.op], task.coord)
+            end = begin + TASK_US + max(flops / flops_per_us, moves / bytes_per_us)
+            spans.append(Span(*place, task, begin, end))
+            clock[processor] = end
+            heads[processor] += 1
+            for event in signals[place]:
+                left[event] -= 1
+                ready[event] = max(ready[event], end + machine.signal_us)
+                if not left[event]:
+                    able += waiting.pop(event, ())
+    return sorted(spans, key=lambda span: (span.processor, span.position))
+
+
+def _edges(
+    plan: Plan, phase: int
+) -> tuple[dict[Place, list[Hashable]], dict[Place, list[Hashable]]]:
+    """What each task waits for and what it signals: own counters by id, and sets of packets."""
+    waits: dict[Place, list[Hashable]] = defaultdict(list)
+    signals: dict[Place, list[Hashable]] = defaultdict(list)
+    by_op: dict[int, list[tuple[tuple[int, ...], Place]]] = defaultdict(list)
+    for processor, tasks in enumerate(plan.phases[phase].processors):
+        for position, task in enumerate(tasks):
+            place = (processor, position)
+            by_op[task.op].append((task.coord, place))
+            waits[place] += [counter for counter, _ in task.waits]
+            signals[place] += [c for c in task.signals if plan.counters[c].rank == plan.rank]
+    templates = Templates()
+    readers: list[Region] = []
+    writers: dict[Hashable, list[Region]] = defaultdict(list)
+    for op, listed in by_op.items():
+        listed.sort()
+        entry = plan.ops[op]
+        if not any(plan.tensors[t].packet for t in entry.operands):
+            continue
+        coords = tuple(coord for coord, _ in listed)
+        for boxes in templates.boxes(kinds.signature(plan, entry), coords):
+            tensor = plan.tensors[entry.operands[boxes.operand]]
+            touched = region(op, boxes, tensor, plan.buffers[tensor.buffer])
+            if tensor.packet:
+                (writers[tensor.buffer] if boxes.write else readers).append(touched)
+    for reader in readers:
+        members, starts = reader.boxes.by_box
+        for writer in writers[reader.memory]:
+            known: dict[bytes, Hashable] = {}
+            for box, producers, key in reader.tasks_met(writer):
+                event = known.get(key)
+                if event is None:
+                    event = known[key] = (reader.op, writer.op, reader.boxes.operand, len(known))
+                    for producer in producers.tolist():
+                        signals[by_op[writer.op][producer][1]].append(event)
+                for member in members[starts[box] : starts[box + 1]].tolist():
+                    waits[by_op[reader.op][member][1]].append(event)
+    return waits, signals

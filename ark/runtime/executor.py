@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from ark.backend.protocol import Backend, Device, Memory
+from ark.backend.protocol import Backend, BoxMapper, Device, Memory
 from ark.codegen import layout
+from ark.codegen.dialect import BoxMap
 from ark.errors import BaseError, InvalidUsageError, SystemError
 from ark.ir.dtype import by_name
 from ark.plan.serialize import machine_of
@@ -94,9 +95,9 @@ class Executor:
         self._shared = self._alloc(symmetric + self._counter_bytes, kind)
         self._counters = self._shared.address + symmetric
         self._connect(symmetric)
-        self.tables = tables.build(
-            plan, self.program.emitted, self.buffer_address, self._counter_address
-        )
+        count = sum(len(m) for m in self._maps())
+        self._map_memory = self._alloc(count * layout.MAP_BYTES) if count else None
+        self.tables = self._build_tables()
         self._arrays = {
             name: self._upload(getattr(self.tables, name))
             for name in ("tasks", "edges", "fetches", "ranges")
@@ -112,11 +113,39 @@ class Executor:
     def rebind(self, externals: Mapping[int, int]) -> None:
         """Moves external buffers to other addresses, by buffer id; nothing may be running."""
         self._externals.update(externals)
-        self.tables = tables.build(
-            self.plan, self.program.emitted, self.buffer_address, self._counter_address
-        )
+        self.tables = self._build_tables()
         for name, memory in self._arrays.items():
             self.device.write(memory.address, getattr(self.tables, name))
+
+    def _maps(self) -> list[tuple[BoxMap, ...]]:
+        """Box maps by op."""
+        emitted = self.program.emitted
+        return [emitted.maps[code] if emitted.maps else () for code in emitted.opcode]
+
+    def _build_tables(self) -> tables.Tables:
+        """The tables for the present addresses; box maps are written to the device first."""
+        maps = self._maps()
+        first: list[int] = []
+        images: list[bytes] = []
+        for op, wanted in zip(self.plan.ops, maps, strict=True):
+            first.append(len(images))
+            for box in wanted:
+                tensor = self.plan.tensors[op.operands[box.operand]]
+                start = tensor.start * by_name(tensor.dtype).itemsize
+                address = self.buffer_address(tensor.buffer) + start
+                assert isinstance(self.device, BoxMapper)
+                images.append(self.device.box_map(box, address))
+        memory = self._map_memory
+        if memory is not None:
+            self.device.write(memory.address, np.frombuffer(b"".join(images), np.uint8))
+        base = memory.address if memory is not None else 0
+        return tables.build(
+            self.plan,
+            self.program.emitted,
+            self.buffer_address,
+            self._counter_address,
+            lambda op, i: base + (first[op] + i) * layout.MAP_BYTES,
+        )
 
     def _upload(self, array: np.ndarray) -> Memory:
         memory = self._alloc(array.nbytes)

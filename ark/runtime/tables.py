@@ -33,10 +33,14 @@ def build(
     emitted: Emitted,
     buffer_address: Callable[[int], int],
     counter_address: Callable[[int], int],
+    map_address: Callable[[int, int], int] | None = None,
 ) -> Tables:
-    """buffer_address and counter_address give device addresses by id in the plan."""
+    """buffer_address and counter_address give device addresses by id in the plan, map_address that
+    of an op's box map by the op's id and the map's place.
+    """
     operands, limits = _operands(plan, buffer_address)
     counters = [counter_address(c.id) for c in plan.counters]
+    maps = _map_addresses(plan, emitted, map_address)
     listing: list[tuple[int, int, Task]] = []
     records: list[tuple[object, ...]] = []
     edges: list[tuple[int, int, int, int, int]] = []
@@ -72,7 +76,7 @@ def build(
                 for counter in task.signals:
                     edges.append(_edge(plan, counters, counter, 1))
                 coord = (*task.coord, *([0] * (layout.MAX_COORDS - len(task.coord))))
-                row = operands[task.op]
+                row = [*operands[task.op], *maps[task.op]]
                 records.append(
                     (
                         emitted.opcode[task.op],
@@ -102,6 +106,22 @@ def build(
         ranges=np.array(ranges, layout.dtype("ArkRange")),
         listing=tuple(listing),
     )
+
+
+def _map_addresses(
+    plan: Plan, emitted: Emitted, map_address: Callable[[int, int], int] | None
+) -> list[list[int]]:
+    """By op: the addresses of its box maps."""
+    found: list[list[int]] = []
+    for op in plan.ops:
+        count = len(emitted.maps[emitted.opcode[op.id]]) if emitted.maps and map_address else 0
+        if len(op.operands) + count > layout.MAX_OPERANDS:
+            raise PlanError(
+                f"op {op.name!r} has {len(op.operands)} operands and {count} maps; a task record "
+                f"holds {layout.MAX_OPERANDS}"
+            )
+        found.append([map_address(op.id, i) for i in range(count)] if map_address else [])
+    return found
 
 
 def _edge(

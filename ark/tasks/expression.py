@@ -133,7 +133,7 @@ class Writer:
         whole = all(kind != "float" for _, kind in values) and function.integer is not None
         compute = "ark_i32" if whole else "float"
         names = {
-            letter: self._let(compute, _as(value, compute))
+            letter: self._named(compute, _as(value, compute))
             for letter, value in zip("ab", values, strict=False)
         }
         text = (function.integer if whole else None) or function.expr
@@ -158,6 +158,10 @@ class Writer:
             return text, "float"
         rounding = "ark_half" if name == "fp16" else "ark_bfloat"
         return self._let("float", f"ark_float({rounding}({text}))"), "float"
+
+    def _named(self, ctype: str, text: str) -> str:
+        """A name for a value that a function may use more than once."""
+        return text if re.fullmatch(r"x\d+", text) else self._let(ctype, text)
 
     def _let(self, ctype: str, text: str) -> str:
         name = f"x{len(self.statements)}"

@@ -57,6 +57,25 @@ def test_the_loop_compiles(name):
     assert spills and not any(int(s) for s in spills), binary.log
 
 
+# Bytes of spill stores of the real kernels of Llama 3.2 1B, by variant and tokens of a prompt's
+# chunk (0: decoding alone), as NVRTC 13.5 compiles them: not good, but no worse. Who lowers one
+# lowers the figure here.
+SPILLS = {("block", 0): 128, ("block", 64): 1344, ("roles", 64): 512}
+
+
+@pytest.mark.parametrize(("variant", "chunk"), SPILLS)
+def test_the_kernels_of_a_real_model_spill_no_more_than_they_did(variant, chunk):
+    shape = Shape(builtin_config("llama-3.2-1b"), by_name("bf16"), 612, chunk)
+    shape = dataclasses.replace(
+        shape, config=dataclasses.replace(shape.config, num_hidden_layers=1)
+    )
+    (plan,) = llama_plans(shape, backend.machine("h100"), {"variant": variant})
+    assert plan.variant == variant and len(plan.phases) == 1 + (chunk > 0)
+    log = compile_for(machine_of(plan), plan).log
+    found = [int(s) for s in re.findall(r"(\d+) bytes spill stores", log)]
+    assert found and sum(found) <= SPILLS[variant, chunk], log
+
+
 def test_a_decoder_compiles_under_roles_without_spills():
     machine = backend.machine("h100")
     shape = Shape(builtin_config("llama-3.2-1b"), by_name("bf16"), 612, 0)

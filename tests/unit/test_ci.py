@@ -1,35 +1,169 @@
-"""The generated CI files say what the matrix says."""
+"""The generated CI files say what the matrix and the result files say, and nothing else."""
 
 from __future__ import annotations
 
-import runpy
+import copy
+import importlib.util
+import json
+import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="module")
-def generate() -> dict:
-    return runpy.run_path(str(ROOT / "ci/generate.py"))
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"ci/{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def test_generated_files_are_up_to_date(generate: dict) -> None:
-    for path, text in generate["outputs"]().items():
+evidence, generate, wheels = (load(name) for name in ("evidence", "generate", "wheels"))
+
+RESULT: dict[str, Any] = {
+    "row": "cuda-h100",
+    "backend": "cuda",
+    "arch": "sm_90a",
+    "date": "2026-01-31",
+    "source": "0123456789abcdef",
+    "system": "Linux x86_64",
+    "python": "3.12.3",
+    "devices": ["NVIDIA H100 80GB HBM3"],
+    "versions": {"driver": "13.0"},
+    "packages": {"cuda-python": "13.4.4"},
+    "on_device": 2,
+    "total": {"passed": 3, "failed": 0, "skipped": 1},
+    "files": {
+        "tests/backend/test_ops": {"passed": 2, "failed": 0, "skipped": 1},
+        "tests/codegen/test_cuda_bodies": {"passed": 1, "failed": 0, "skipped": 0},
+    },
+}
+
+
+def proofs(folder: Path) -> dict[str, str]:
+    return {row["name"]: row["proof"] for row in generate.rows(folder)}
+
+
+def test_generated_files_are_up_to_date() -> None:
+    for path, text in generate.outputs().items():
         assert path.read_text() == text, f"run `python ci/generate.py` ({path.name})"
 
 
-def test_every_row_has_a_job_and_a_line(generate: dict) -> None:
-    matrix = generate["rows"]()
-    workflow, table = generate["workflow"](matrix), generate["coverage"](matrix)
+def test_every_row_has_a_job_and_a_line() -> None:
+    matrix = generate.rows()
+    workflow, table = generate.workflow(matrix), generate.coverage(matrix)
     for row in matrix:
         assert f"nox -s {row['name']}\n" in workflow
         assert f"`{row['name']}`" in table
 
 
-def test_no_row_claims_more_than_it_shows(generate: dict) -> None:
-    for row in generate["rows"]():
-        assert row["evidence"]
-        if row["backend"] == "rocm":
-            assert row["proof"] != "executed", "no AMD hardware has run these tests"
+def test_only_a_result_file_makes_hardware_executed(tmp_path: Path) -> None:
+    before = proofs(tmp_path)
+    assert [name for name, proof in before.items() if proof == "executed"] == ["cpu"]
+    assert before["rocm-mi300x"] == "emulated" and before["cuda-h100"] == "compiled"
+    (tmp_path / "cuda-h100.json").write_text(json.dumps(RESULT))
+    assert proofs(tmp_path) == {**before, "cuda-h100": "executed"}
+    (line,) = (r["evidence"] for r in generate.rows(tmp_path) if r["name"] == "cuda-h100")
+    for word in ("2026-01-31", "3 passed, 1 skipped", "2 of them on NVIDIA H100", "13.4.4"):
+        assert word in line
+
+
+def change(path: str, value: Any) -> dict[str, Any]:
+    made = copy.deepcopy(RESULT)
+    *outer, last = path.split(".")
+    place = made
+    for word in outer:
+        place = place[word]
+    if value is None:
+        del place[last]
+    else:
+        place[last] = value
+    return made
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("date", "yesterday", "date"),
+        ("source", None, "source"),
+        ("devices", [], "devices"),
+        ("devices", ["a | b"], "devices"),
+        ("on_device", 0, "on_device"),
+        ("on_device", 4, "add up"),
+        ("total.passed", 4, "add up"),
+        ("total.passed", -1, "passed"),
+        ("note", "all is well", "note"),
+        ("row", "cuda-a100", "another name"),
+        ("arch", "sm_80", "another arch"),
+        ("devices", ["NVIDIA H200"], "H200"),
+        ("backend", "rocm", "another backend"),
+    ],
+)
+def test_a_result_that_does_not_fit_is_refused(
+    tmp_path: Path, path: str, value: Any, words: str
+) -> None:
+    (tmp_path / "cuda-h100.json").write_text(json.dumps(change(path, value)))
+    with pytest.raises(ValueError, match=words):
+        generate.rows(tmp_path)
+
+
+def test_failures_and_strangers_are_no_evidence(tmp_path: Path) -> None:
+    failed = change("files.tests/backend/test_ops.failed", 1)
+    failed["total"]["failed"] = 1
+    (tmp_path / "cuda-h100.json").write_text(json.dumps(failed))
+    with pytest.raises(ValueError, match="1 tests failed"):
+        generate.rows(tmp_path)
+    (tmp_path / "cuda-h100.json").unlink()
+    (tmp_path / "cuda-x.json").write_text(json.dumps(RESULT))
+    with pytest.raises(ValueError, match="does not know"):
+        generate.rows(tmp_path)
+
+
+REPORT = """<testsuites><testsuite>
+<testcase classname="tests.backend.test_ops" name="test_add[cpu-1]"/>
+<testcase classname="tests.backend.test_ops" name="test_add[cuda-1]"/>
+<testcase classname="tests.backend.test_ops" name="test_add[rocm-1]"><skipped/></testcase>
+<testcase classname="tests.codegen.test_cuda_bodies" name="test_all"/>{}
+</testsuite></testsuites>"""
+
+
+def test_counts_are_those_of_pytests_report(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    report.write_text(REPORT.format(""))
+    files, on_device = evidence.count(report, "cuda")
+    assert on_device == 2
+    assert evidence.add(files.values()) == evidence.Counts(3, 0, 1)
+    bad = '<testcase classname="tests.backend.test_ops" name="test_b[cuda]"><error/></testcase>'
+    report.write_text(REPORT.format(bad))
+    files, on_device = evidence.count(report, "cuda")
+    assert on_device == 2 and files["tests/backend/test_ops"] == evidence.Counts(2, 1, 1)
+
+
+def test_a_run_writes_a_file_that_is_read_back(tmp_path: Path) -> None:
+    """For the row that any machine has; a run of nothing writes nothing."""
+    assert evidence.main(["cpu", "--output", str(tmp_path), "--no-such-option"]) != 0
+    assert not list(tmp_path.iterdir())
+    row = next(r for r in generate.rows() if r["name"] == "cpu")
+    report = tmp_path / "report.xml"
+    report.write_text(REPORT.format(""))
+    made = evidence.describe(row, report)
+    assert made.on_device == 1 and made.devices and made.total.passed == 3
+    (tmp_path / "cpu.json").write_bytes(evidence.msgspec.json.encode(made))
+    assert evidence.read(tmp_path / "cpu.json") == made
+    with pytest.raises(ValueError, match="this machine has"):
+        evidence.describe({**row, "arch": "sm_90a"}, report)
+
+
+def test_wheels_are_those_that_pyproject_names() -> None:
+    wanted = wheels.requirements(["cuda", "test"], ["torch"])
+    names = [word.split(">")[0].split("=")[0] for word in wanted]
+    assert {"numpy", "cuda-python", "pytest"} <= set(names) and "torch" not in names
+    everything = wheels.requirements(["dev"], [])
+    assert set(wanted) < set(everything) and not any("ark-gpu" in w for w in everything)
+    with pytest.raises(ValueError, match="no extra 'gpu'"):
+        wheels.requirements(["gpu"], [])

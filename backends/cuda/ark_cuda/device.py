@@ -17,9 +17,10 @@ from weakref import WeakSet
 import numpy as np
 
 from ark.backend.protocol import Binary, Memory, MemoryKind
+from ark.codegen.dialect import BoxMap
 from ark.errors import GpuError, SystemError
 from ark.machine import Machine
-from ark_cuda import machines, peer, probe
+from ark_cuda import boxes, machines, peer, probe
 from ark_cuda.driver import check, cu, current, words
 
 _ATTRIBUTE = cu.CUdevice_attribute
@@ -139,6 +140,11 @@ class CudaDevice:
             check((code,), f"allocating {size} bytes on {self.label}")
         self.zero(int(address), size)
         return Memory(int(address), nbytes, kind)
+
+    def box_map(self, box: BoxMap, address: int) -> bytes:
+        """A tensor map: rows of 128 bytes, swizzled; what lies outside reads as zero."""
+        with current(self._context):
+            return boxes.tensor_map(box, address)
 
     def _too_little(self, nbytes: int, kind: str) -> str:
         total = self.machine.memory_bytes

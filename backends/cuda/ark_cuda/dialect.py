@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import resources
 
 from ark.codegen.dialect import Dialect
-from ark_cuda.tasks import BODIES, GATES, SCRATCH
+from ark_cuda.tasks import BODIES, GATES, LOADS, MAPS, SCRATCH
 
 
 def _text(name: str) -> str:
@@ -31,4 +31,7 @@ def dialect(arch: str) -> Dialect:
         + _text("tasks/linear.h"),
         gates=GATES,
         roles=_text("roles.h") + _text("tasks/linear_roles.h"),
+        loads=LOADS,
+        maps=MAPS,
+        loader=_text("barriers.h") + _text("matrix.h"),
     )

@@ -28,6 +28,14 @@ extern "C" __global__ void __launch_bounds__(ARK_BLOCK_THREADS, 1)
   ark_run(&shared_params, blockIdx.x, ark_shared + ARK_RING_BYTES);
 #endif
   ark_stream_close();
+#elif defined(ARK_HAS_LOADER)
+  ark_matrix_open();
+  if (ark_warp() >= ARK_WARPS) {
+    if (threadIdx.x == 32 * ARK_WARPS) ark_matrix_run(&shared_params, blockIdx.x, ark_shared);
+    return;
+  }
+  ark_run(&shared_params, blockIdx.x, ark_shared);
+  ark_matrix_close();
 #else
   __syncthreads();
   ark_run(&shared_params, blockIdx.x, ark_shared);

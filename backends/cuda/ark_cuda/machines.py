@@ -23,17 +23,21 @@ ROW_SLICE = 32  # of the 96 registers that a thread of 17 warps has
 RESERVED = 2048
 
 
-def _variants(slots: int, in_flight: int) -> tuple[Variant, ...]:
-    """What a machine with so many ring slots can run; without slots it reads operands in place."""
+def _variants(slots: int, in_flight: int, warpgroups: bool) -> tuple[Variant, ...]:
+    """What a machine with so many ring slots can run; without slots it reads operands in place.
+
+    warpgroups: it multiplies matrices by them: two compute, one thread of a third loads.
+    """
     if not slots:
         return (block(WARPS),)
+    matrix = (Variant("matrix", (Role(COMPUTE, 8), Role(LOAD, 4))),) if warpgroups else ()
     ring = {"stages": slots, "stage_bytes": STAGE, "in_flight": in_flight, "row_slice": ROW_SLICE}
     made = (block(WARPS, 1, **ring),)
     if slots < ROLE_WARPS:
-        return made
+        return (*made, *matrix)
     # Wide rows leave no room for the last slot; what they wait for is a smaller part of a token.
     wide = _roles(ROLE_WARPS, min(in_flight + 1, 3))
-    return (*made, _roles(ROLE_WARPS + 1, in_flight), wide)
+    return (*made, _roles(ROLE_WARPS + 1, in_flight), wide, *matrix)
 
 
 def _roles(warps: int, in_flight: int) -> Variant:
@@ -54,6 +58,7 @@ def _machine(
     tflops: float,
     capabilities: tuple[str, ...],
 ) -> Machine:
+    variants = _variants(slots, in_flight, "wgmma" in capabilities)
     return Machine(
         name=name,
         arch=arch,
@@ -61,7 +66,7 @@ def _machine(
         processors=processors,
         lanes=32,
         shared_bytes=shared_kib * 1024 - RESERVED,
-        variants=_variants(slots, in_flight),
+        variants=variants,
         memory_bytes=memory_gib * GIB,
         bandwidth_gbps=gbps,
         tflops=tflops,
@@ -132,6 +137,8 @@ def of_device(reported: Reported) -> Machine:
         arch=arch,
         processors=reported.processors,
         shared_bytes=shared,
-        variants=_variants(slots if slots > nearest.in_flight else 0, nearest.in_flight),
+        variants=_variants(
+            slots if slots > nearest.in_flight else 0, nearest.in_flight, nearest.has("wgmma")
+        ),
         memory_bytes=reported.memory_bytes,
     )

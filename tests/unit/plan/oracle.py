@@ -28,26 +28,34 @@ def tasks(plan: Plan) -> dict[Node, Task]:
 
 
 def touched(plan: Plan, task: Task) -> list[tuple[str, frozenset[int], bool, bool]]:
-    """(space, bytes, write, past) of every access of a task."""
+    """(space, bytes, write, past) of every access of a task. What its op merely comes after counts
+    as read whole; external buffers are spaces of their own.
+    """
     op = plan.ops[task.op]
     sig = kinds.signature(plan, op)
+    listed = [
+        (op.operands[a.operand], a.lo, a.hi, a.write, a.append_only)
+        for a in kinds.get(op.kind).accesses(sig, task.coord)
+    ]
+    for after in op.after:
+        shape = plan.tensors[after].shape
+        listed.append((after, (0,) * len(shape), shape, False, False))
     found = []
-    for access in kinds.get(op.kind).accesses(sig, task.coord):
-        tensor = plan.tensors[op.operands[access.operand]]
+    for number, low, high, write, past in listed:
+        tensor = plan.tensors[number]
         buffer = plan.buffers[tensor.buffer]
         size = 8 if tensor.packet else by_name(tensor.dtype).itemsize
         axes = [
             (np.arange(lo, hi) + o) * s
-            for lo, hi, o, s in zip(
-                access.lo, access.hi, tensor.offsets, tensor.strides, strict=True
-            )
+            for lo, hi, o, s in zip(low, high, tensor.offsets, tensor.strides, strict=True)
         ]
         elements = axes[0]
         for axis in axes[1:]:
             elements = (elements[:, None] + axis[None, :]).ravel()
         first = elements * size + buffer.offset
         every = (first[:, None] + np.arange(size)[None, :]).ravel()
-        found.append((buffer.arena, frozenset(every.tolist()), access.write, access.append_only))
+        space = f"external {buffer.id}" if buffer.arena == "external" else buffer.arena
+        found.append((space, frozenset(every.tolist()), write, past))
     return found
 
 

@@ -14,6 +14,7 @@ from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.matmul import dims
+from ark_cuda.tasks import wgmma
 
 _MIN_ROWS = 9
 _PAIRS = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "bf16"))
@@ -63,12 +64,16 @@ def _shape(sig: Signature, machine: Machine) -> _Shape | None:
 
 def scratch(sig: Signature, machine: Machine) -> int:
     """Shared memory, in bytes."""
+    if wgmma.serves(sig, machine):
+        return wgmma.SCRATCH
     shape = _shape(sig, machine)
     return shape.nbytes if shape else 0
 
 
 def write(name: str, sig: Signature, machine: Machine) -> str | None:
     """The body's source, or None where the common body serves."""
+    if wgmma.serves(sig, machine):
+        return wgmma.write(name, sig, machine)
     shape = _shape(sig, machine)
     if shape is None:
         return None

@@ -1,0 +1,44 @@
+"""Tensor maps: what the copy engine of sm_90 and later must know to bring boxes of a matrix.
+
+Called by the device when a plan is loaded.
+"""
+
+from __future__ import annotations
+
+from ark.codegen.dialect import BoxMap
+from ark.errors import SystemError
+from ark_cuda.driver import check, cu, struct_bytes
+
+MAP_BYTES = 128
+
+
+def tensor_map(box: BoxMap, address: int) -> bytes:
+    """Rows of 128 bytes, swizzled as wgmma reads them; what lies outside reads as zero.
+
+    Raises SystemError if the memory does not begin at a multiple of 16 bytes.
+    """
+    if address % 16:
+        raise SystemError(
+            f"a matrix of {box.dims[0]} columns lies at an address that is no multiple of 16, "
+            "which its copies need; copy the tensor, or plan with the variant 'block'"
+        )
+    kinds = cu.CUtensorMapDataType
+    kind = {
+        "bf16": kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        "fp16": kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+    }[box.dtype]
+    code, made = cu.cuTensorMapEncodeTiled(
+        kind,
+        len(box.dims),
+        address,
+        [cu.cuuint64_t(n) for n in box.dims],
+        [cu.cuuint64_t(n) for n in box.strides],
+        [cu.cuuint32_t(n) for n in box.box],
+        [cu.cuuint32_t(1)] * len(box.dims),
+        cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        cu.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    check((code,), f"mapping a matrix of {box.dims} elements with rows of {box.strides} bytes")
+    return struct_bytes(made, MAP_BYTES)

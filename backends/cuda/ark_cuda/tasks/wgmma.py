@@ -1,0 +1,185 @@
+"""Matrix products on warpgroups (wgmma), in the variant `matrix`: tiles of 128 rows and 64 to 256
+columns, bf16 and fp16, any transposes, batches, ragged edges.
+
+The loading half brings boxes of both operands through tensor maps, swizzled so that wgmma reads
+them without bank conflicts; what lies outside of an operand arrives as zeros, and is not written.
+Called by ark_cuda.tasks.matmul.
+"""
+
+from __future__ import annotations
+
+from ark.codegen.dialect import BoxMap
+from ark.machine import Machine
+from ark.plan.kind import OperandType, Signature
+from ark.tasks import text
+from ark.tasks.matmul import dims
+
+ROWS, DEPTH, WIDTHS = 128, 64, (64, 128, 256)
+# Four stages, a slab of 64 by 64 results a warpgroup, and room to begin at a multiple of 1024.
+SCRATCH = 4 * 49152 + 2 * 8192 + 1024
+_KINDS = {"bf16": "bf16", "fp16": "f16"}
+
+
+def serves(sig: Signature, machine: Machine) -> bool:
+    """Does this body compute the signature's tiles?"""
+    types = {o.dtype for o in sig.operands}
+    rows, columns = sig.params["tile"]
+    return (
+        machine.has("wgmma")
+        and machine.variant.name == "matrix"
+        and len(sig.operands) == 3
+        and len(types) == 1
+        and types <= set(_KINDS)
+        and rows == ROWS
+        and columns in WIDTHS
+        and all(_mappable(o) for o in sig.operands)
+    )
+
+
+def _mappable(operand: OperandType) -> bool:
+    """A tensor map wants rows that begin at multiples of 16 bytes."""
+    return not operand.packet and all(s * operand.itemsize % 16 == 0 for s in operand.strides[:-1])
+
+
+def maps(sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
+    """The tensor maps of a, b and the result, whose addresses follow the operands' in a record."""
+    if not serves(sig, machine):
+        return ()
+    columns = sig.params["tile"][1]
+    a_rows = 64 if sig.params["transpose_a"] else ROWS
+    b_rows = columns if sig.params["transpose_b"] else 64
+    flat = _flat(sig)
+    return tuple(
+        _map(sig.operands[i], i, rows, flat) for i, rows in ((0, a_rows), (1, b_rows), (2, 64))
+    )
+
+
+def _flat(sig: Signature) -> bool:
+    """Is there but one matrix?"""
+    shape = text.pad4(sig.operands[2].shape, 1)
+    return shape[0] == shape[1] == 1
+
+
+def _map(operand: OperandType, index: int, rows: int, flat: bool) -> BoxMap:
+    shape, strides = text.pad4(operand.shape, 1), text.pad4(operand.strides, 0)
+    sizes = tuple(reversed(shape))
+    steps = tuple(s * operand.itemsize or 16 for s in reversed(strides[:3]))
+    if flat:
+        return BoxMap(index, operand.dtype, sizes[:2], steps[:1], (64, rows))
+    return BoxMap(index, operand.dtype, sizes, steps, (64, rows, 1, 1))
+
+
+def _multiply(columns: int, kind: str, transposes: tuple[int, int]) -> str:
+    """One instruction: 64 rows, `columns` columns, 16 deep."""
+    count = columns // 2
+    registers = ", ".join(f"%{i}" for i in range(count))
+    results = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    return f"""#ifndef ARK_WGMMA_{columns}_{kind}_{transposes[0]}{transposes[1]}
+#define ARK_WGMMA_{columns}_{kind}_{transposes[0]}{transposes[1]}
+ARK_DEVICE void ark_wgmma_{kind}_{transposes[0]}{transposes[1]}(float (&d)[{count}], ark_u64 a,
+                                                               ark_u64 b, int add) {{
+  asm volatile(
+      "{{\\n .reg .pred p;\\n setp.ne.b32 p, %{count + 2}, 0;\\n"
+      " wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} {{{registers}}}, "
+      "%{count}, %{count + 1}, p, 1, 1, {transposes[0]}, {transposes[1]};\\n}}"
+      : {results}
+      : "l"(a), "l"(b), "r"(add));
+}}
+#endif
+"""
+
+
+def write(name: str, sig: Signature, machine: Machine) -> str:
+    """The computing half."""
+    columns = sig.params["tile"][1]
+    _, _, k = dims(sig)
+    kind = _KINDS[sig.operands[0].dtype]
+    across = (int(sig.params["transpose_a"]), int(not sig.params["transpose_b"]))
+    ctype = sig.operands[2].ctype
+    # Where k is the inner dimension, 16 of it are 32 bytes of a row; else 16 rows of 128 bytes.
+    a_step, b_step = (128 if t else 2 for t in across)
+    a_lead, b_lead = (512 if t else 1 for t in across)
+    batch = "" if _flat(sig) else ", t.coord[1], t.coord[0]"
+    # Inlined: the compiler would wait for each instruction of a function that is called.
+    return (
+        _multiply(columns, kind, across)
+        + f"""ARK_DEVICE void {name}(ArkCtx& c, const ArkTask& t) {{
+  const int group = ark_warp() / 4, first = ark_tid() % 128 == 0;
+  const ark_u32 base = ark_matrix.used[group];
+  float d[{columns // 2}];
+  for (ark_u32 k = 0u; k < {-(-k // DEPTH)}u; ++k) {{
+    ark_matrix_filled(c, base + k);
+    const char* stage = ark_matrix_stage(c, base + k);
+    const ark_u64 a = ark_matrix_operand(stage + group * 8192, {a_lead});
+    const ark_u64 b = ark_matrix_operand(stage + {ROWS * 128}, {b_lead});
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {{
+      ark_wgmma_{kind}_{across[0]}{across[1]}(d, a + {a_step} * i, b + {b_step} * i, k + i > 0u);
+    }}
+    asm volatile(
+        "wgmma.commit_group.sync.aligned;\\n wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    if (first) ark_barrier_arrive(&ark_matrix.empty[(base + k) % ARK_MATRIX_STAGES], 1u);
+  }}
+  char* slab = ark_matrix_slab(c, group);
+  const int row = t.coord[2] + 64 * group;
+#pragma unroll
+  for (int q = 0; q < {columns // 64}; ++q) {{
+    if (first) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+    ark_matrix_meet(group);
+    ark_matrix_slab_fill<{ctype}>(slab, d + 32 * q);
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    ark_matrix_meet(group);
+    if (first && t.coord[3] + 64 * q < {sig.operands[2].shape[-1]}) {{
+      ark_box_store(t.operand[5], t.coord[3] + 64 * q, row{batch}, slab);
+    }}
+    if (first) asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+  }}
+  if (first) {{
+    ark_matrix.used[group] = base + {-(-k // DEPTH)}u;
+    ark_matrix_written(c, t);
+  }}
+}}
+"""
+    )
+
+
+def load(name: str, sig: Signature, machine: Machine) -> str | None:
+    """The loading half, run by one thread."""
+    if not serves(sig, machine):
+        return None
+    columns = sig.params["tile"][1]
+    _, _, k = dims(sig)
+    flat = _flat(sig)
+
+    def boxes(index: int, high: int, outer: bool, at: str) -> str:
+        """outer: k counts rows of the map, and boxes of 64 stand side by side."""
+        shape = text.pad4(sig.operands[index].shape, 1)
+        batch = "" if flat else "".join(f", {'0' if shape[d] == 1 else f'i{d}'}" for d in (1, 0))
+        map_at = f"map{index}"
+        if not outer:
+            return f"    ark_box_load({at}, {map_at}, k, x{index}{batch}, full);\n"
+        return "".join(
+            f"    ark_box_load({at} + {8192 * i}, {map_at}, x{index} + {64 * i}, k{batch}, full);\n"
+            for i in range(high // 64)
+        )
+
+    # The record lies in device memory: it is read once, not in every step.
+    body = (
+        "  const ark_u64 map0 = t.operand[3], map1 = t.operand[4];\n"
+        "  const int x0 = t.coord[2], x1 = t.coord[3], i1 = t.coord[1], i0 = t.coord[0];\n"
+        "  (void)i1;\n  (void)i0;\n"
+        f"  for (int k = 0; k < {k}; k += {DEPTH}) {{\n"
+        "    const ark_u32 n = load.issued;\n"
+        "    if (!ark_matrix_free(n)) {\n      load.stopped = true;\n      return;\n    }\n"
+        "    ark_u64* full = &ark_matrix.full[n % ARK_MATRIX_STAGES];\n"
+        "    char* stage = ark_matrix_stage(c, n);\n"
+        f"    ark_matrix_expect(full, {(ROWS + columns) * DEPTH * 2}u);\n"
+        + boxes(0, ROWS, bool(sig.params["transpose_a"]), "stage")
+        + boxes(1, columns, not sig.params["transpose_b"], f"stage + {ROWS * 128}")
+        + "    load.issued = n + 1u;\n  }\n"
+    )
+    return (
+        f"ARK_BODY void {name}_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load) {{\n"
+        f"{body}}}\n"
+    )

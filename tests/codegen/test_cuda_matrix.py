@@ -1,0 +1,132 @@
+"""Matrix products of the variant `matrix`: chosen, compiled without waits between instructions, and
+on a GPU equal to NumPy's for all transposes, batches and ragged edges.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+import numpy as np
+import pytest
+
+from ark.backend.protocol import Target
+from ark.codegen.writer import write
+from ark.ir.dtype import DataType, bf16, fp16, fp32
+from ark.ir.graph import Graph
+from ark.lower.pipeline import plan
+from ark.lower.tiling import side_by_side
+from ark.machine import Machine
+from ark.plan.serialize import machine_of
+from ark.plan.types import Plan
+from ark.plan.verify import verify
+from ark.runtime.executor import Executor
+
+pytest.importorskip("cuda.bindings.nvrtc")
+
+from ark_cuda import backend, machines
+
+GPU = bool(backend.probe().devices)
+needs_gpu = pytest.mark.skipif(
+    not GPU and not os.environ.get("ARK_REQUIRE", "").startswith("cuda"),
+    reason=f"no NVIDIA GPU: {backend.probe().reason}",
+)
+H100 = machines.MODELS["h100"]
+
+# (batches of a and b, m, n, k, transposes, type)
+CASES = [
+    ((), (), 512, 512, 1024, (False, True), bf16),
+    ((), (), 1000, 1096, 520, (False, False), fp16),
+    ((), (), 1000, 1096, 520, (True, False), bf16),
+    ((), (), 1000, 1096, 520, (True, True), fp16),
+    ((), (), 136, 3000, 1000, (False, True), fp16),
+    ((3,), (3,), 256, 512, 1024, (False, True), bf16),
+    ((2, 1), (1, 3), 200, 328, 1032, (False, False), bf16),
+]
+ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11}
+
+
+def product(
+    machine: Machine,
+    left: tuple[int, ...],
+    right: tuple[int, ...],
+    m: int,
+    n: int,
+    k: int,
+    transposes: tuple[bool, bool],
+    dtype: DataType,
+) -> Plan:
+    """A plan of c = a b and of e = relu(c), which waits for c's tiles."""
+    ta, tb = transposes
+    graph = Graph()
+    a = graph.tensor((*left, *((k, m) if ta else (m, k))), dtype, arena="state", name="a")
+    b = graph.tensor((*right, *((n, k) if tb else (k, n))), dtype, arena="state", name="b")
+    shape = (*np.broadcast_shapes(left, right), m, n)
+    c = graph.tensor(shape, dtype, arena="state", name="c")
+    e = graph.tensor(shape, dtype, arena="state", name="e")
+    graph.add("matmul", [a, b], [c], {"transpose_a": ta, "transpose_b": tb}, "product")
+    graph.add("relu", [c], [e], {}, "after")
+    made = plan(graph, machine)
+    verify([made])
+    return made
+
+
+@pytest.mark.parametrize(("left", "right", "m", "n", "k", "transposes", "dtype"), CASES)
+def test_the_compiler_does_not_wait_between_instructions(
+    left, right, m, n, k, transposes, dtype
+) -> None:
+    made = product(H100, left, right, m, n, k, transposes, dtype)
+    assert made.variant == "matrix"
+    machine = machine_of(made)
+    emitted = write(made, machine, backend.dialect("sm_90a"))
+    binary = backend.compiler().compile(emitted.source, Target("sm_90a", machine.threads))
+    assert "wgmma.mma_async" in emitted.source.text
+    assert "serialized" not in binary.log
+    assert len(emitted.maps[emitted.opcode[0]]) == 3
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "dtype"),
+    [(64, 4096, 4096, bf16), (512, 512, 512, fp32), (512, 500, 2048, bf16)],
+)
+def test_what_boxes_cannot_bring_stays_in_the_block_variant(m, n, k, dtype) -> None:
+    assert product(H100, (), (), m, n, k, (False, False), dtype).variant == "block"
+
+
+def test_processors_run_through_the_tiles_together() -> None:
+    coords = [(0, 0, i, 0) for i in range(29)]
+    dealt = side_by_side(coords, 4)
+    assert sorted(dealt) == coords
+    shares = [dealt[29 * p // 4 : 29 * (p + 1) // 4] for p in range(4)]
+    assert [share[0] for share in shares] == coords[:4]
+    assert [share[6] for share in shares] == coords[24:28]
+
+
+@needs_gpu
+@pytest.mark.parametrize(("left", "right", "m", "n", "k", "transposes", "dtype"), CASES)
+def test_products_are_numpys(left, right, m, n, k, transposes, dtype) -> None:
+    device = backend.open(0)
+    rng = np.random.default_rng(3)
+    with contextlib.closing(device):
+        made = product(device.machine, left, right, m, n, k, transposes, dtype)
+        with Executor(made, backend, device) as executor:
+            found = {}
+            for tensor in ("a", "b"):
+                shape = executor.read(tensor).shape
+                found[tensor] = rng.standard_normal(shape).astype(dtype.numpy)
+                executor.write(tensor, found[tensor])
+            runs = []
+            for iterations in (1, 3):
+                executor.start(iterations).wait(60)
+                runs.append((executor.read("c").copy(), executor.read("e").copy()))
+    x, y = (found[t].astype(np.float64) for t in ("a", "b"))
+    x = x.swapaxes(-1, -2) if transposes[0] else x
+    y = y.swapaxes(-1, -2) if transposes[1] else y
+    exact, scale = x @ y, np.sqrt(x**2 @ y**2)
+    bound = ROUNDING[dtype.name] * np.abs(exact) + 2.0**-22 * np.sqrt(k) * scale
+    for c, e in runs:
+        assert (np.abs(c.astype(np.float64).reshape(exact.shape) - exact) <= bound).all()
+        np.testing.assert_array_equal(
+            e.astype(np.float32).ravel(), np.maximum(c.astype(np.float32), 0).ravel()
+        )
+    assert runs[0][0].tobytes() == runs[1][0].tobytes()

@@ -1,0 +1,29 @@
+"""The cost model against the order that a plan's waits and packets enforce."""
+
+from __future__ import annotations
+
+import pytest
+
+from ark.plan.cost import predict
+from ark.plan.serialize import machine_of
+from tests.unit.plan.oracle import order, tasks
+from tests.unit.plan.shapes import decoder_plans, machine
+
+
+@pytest.mark.parametrize("capabilities", [(), ("packets",)])
+@pytest.mark.parametrize("processors", [1, 3, 7])
+def test_nothing_is_predicted_before_what_it_depends_on(
+    processors: int, capabilities: tuple[str, ...]
+) -> None:
+    """An edge of the brute-force order that joins two processors costs a hand-over as well."""
+    (plan,) = decoder_plans(machine(processors, *capabilities, warps=2 if capabilities else 1))
+    assert any(t.packet for t in plan.tensors) == bool(capabilities)
+    crossing = 0
+    for number in range(len(plan.phases)):
+        spans = {(number, s.processor, s.position): s for s in predict(plan, number)}
+        assert spans.keys() == {k for k in tasks(plan) if k[0] == number}
+        for a, b in order(plan, number).edges:
+            hand_over = machine_of(plan).signal_us if a[1] != b[1] else 0.0
+            assert spans[b].begin >= spans[a].end + hand_over, (a, b)
+            crossing += a[1] != b[1]
+    assert crossing or processors == 1
