@@ -121,6 +121,16 @@ def access_sweep(session: nox.Session) -> None:
 
 
 @nox.session
+def fuzz(session: nox.Session) -> None:
+    """Hostile plans, checkpoints, topologies and so on for 5 minutes, or as `-- --seconds N` says.
+
+    Findings are written to fuzz-findings/; any finding fails the session.
+    """
+    session.install("-e", ".[dev]")
+    session.run("python", "-m", "tests.fuzz", *session.posargs)
+
+
+@nox.session
 def plan_fuzz(session: nox.Session) -> None:
     """10,800 mutated plans against the verifier (the default run has 900), and 12 times as many
     random graphs for planner, verifier and the brute-force second opinion.

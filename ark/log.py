@@ -8,8 +8,17 @@ from __future__ import annotations
 import os
 import sys
 
-DEBUG, INFO, WARN, ERROR = 0, 1, 2, 3
 NAMES = ("DEBUG", "INFO", "WARN", "ERROR")
+
+
+class Level(int):
+    """A level; calling it writes a message of that level, as ARK's scripts do."""
+
+    def __call__(self, *words: object) -> None:
+        log(self, " ".join(str(word) for word in words))
+
+
+DEBUG, INFO, WARN, ERROR = (Level(number) for number in range(4))
 
 
 def _wanted() -> int:

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 # A word may stand in a compiler's options; a name is for people.
 Word = Annotated[str, Meta(max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:+-]*$")]
-Name = Annotated[str, Meta(max_length=128, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
+Name = Annotated[str, Meta(max_length=128, pattern=r"^[^\x00-\x1f\x7f-\x9f\ud800-\udfff]*$")]
 Bytes = Annotated[int, Meta(ge=0, le=1 << 30)]
 StageBytes = Annotated[int, Meta(ge=16, le=1 << 24)]
 MemoryBytes = Annotated[int, Meta(ge=0, le=1 << 44)]

@@ -10,11 +10,13 @@ import sys
 from types import ModuleType
 
 from ark import errors
-from ark.api import core, init, launched, module, planner, state
+from ark.api import core, init, launched, module, planner, state, torch_names
 from ark.frontend import model, tensor
+from ark.ir import dtype
 
 ALIASES: dict[str, ModuleType] = {
     "core": core,
+    "data_type": dtype,
     "error": errors,
     "executor": launched,
     "init": init,
@@ -23,6 +25,7 @@ ALIASES: dict[str, ModuleType] = {
     "planner": planner,
     "serialize": state,
     "tensor": tensor,
+    "torch": torch_names,
 }
 
 

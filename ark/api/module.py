@@ -45,11 +45,11 @@ class Module:
         self.sub_modules[name] = module
         module._name = name
 
-    def register_parameter(self, name: str, parameter: Parameter) -> None:
+    def register_parameter(self, name: str, param: Parameter) -> None:
         """Adds a parameter under a name; TypeError if it is none."""
-        if not isinstance(parameter, Parameter):
-            raise TypeError(f"{name!r} is a {type(parameter).__name__}, not an ark.Parameter")
-        self.parameters[name] = parameter
+        if not isinstance(param, Parameter):
+            raise TypeError(f"{name!r} is a {type(param).__name__}, not an ark.Parameter")
+        self.parameters[name] = param
 
     def register_forward_hook(self, hook: Hook) -> None:
         """After each forward, `hook(module, output)` gives what calling the module returns."""

@@ -12,9 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ark.api.config import check_config, read_config
 from ark.api.session import device
 from ark.errors import InvalidUsageError, PlanError, UnsupportedError
 from ark.frontend.model import Model
+from ark.ir.export import op_entry
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
 from ark.plan import serialize
@@ -50,21 +52,21 @@ class Plan:
             self.inner = serialize.from_dict(plan)
 
     @classmethod
-    def from_str(cls, text: str) -> Plan:
+    def from_str(cls, plan_str: str) -> Plan:
         """Reads a plan; InvalidUsageError if it is no JSON, PlanError if it is no plan."""
         try:
-            data = json.loads(text)
+            data = json.loads(plan_str)
         except (ValueError, RecursionError) as error:
             raise InvalidUsageError(f"this is no plan: {error}; a plan is JSON") from error
         return cls(data)
 
     @classmethod
-    def from_file(cls, path: str | Path) -> Plan:
+    def from_file(cls, file_path: str | Path) -> Plan:
         """Reads a plan from a file; errors as from_str."""
         try:
-            text = Path(path).read_text()
+            text = Path(file_path).read_text()
         except (OSError, UnicodeDecodeError) as error:
-            raise InvalidUsageError(f"{path} cannot be read as a plan: {error}") from error
+            raise InvalidUsageError(f"{file_path} cannot be read as a plan: {error}") from error
         return cls.from_str(text)
 
     def __str__(self) -> str:
@@ -170,10 +172,14 @@ class PlannerContext:
                 f"PlannerContext has no {', '.join(unknown)}; it takes {', '.join(_NESTED)}, sync "
                 "and config"
             )
-        self.settings = kwargs
+        self.settings = {k: v for k, v in kwargs.items() if v is not None}
         for name in _NESTED:
-            if name in kwargs:
-                self.settings[name] = _span(name, kwargs[name])
+            if name in self.settings:
+                self.settings[name] = _span(name, self.settings[name])
+        if not isinstance(self.settings.get("sync", True), bool):
+            raise InvalidUsageError(f"sync is {self.settings['sync']!r}; it must be True or False")
+        if "config" in self.settings:
+            self.settings["config"] = check_config(self.settings["config"], "config")
 
     def __enter__(self) -> PlannerContext:
         for name in _NESTED:
@@ -204,9 +210,17 @@ class PlannerContext:
 
 
 def _span(name: str, value: Any) -> list[int]:
-    if not isinstance(value, Sequence) or len(value) not in (2, 3) or value[0] > value[1]:
-        raise InvalidUsageError(f"{name} is {value!r}; it must be [begin, end]")
-    if name == "processor_range" and (value[0] < 0 or value[0] == value[1]):
+    numbers = (
+        isinstance(value, Sequence)
+        and len(value) in (2, 3)
+        and all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in value)
+    )
+    if not numbers or value[0] > value[1] or (len(value) == 3 and value[2] < 1):
+        raise InvalidUsageError(
+            f"{name} is {value!r:.80}; it must be [begin, end] or [begin, end, step], whole "
+            "numbers from 0 on with begin <= end"
+        )
+    if name == "processor_range" and value[0] == value[1]:
         raise InvalidUsageError(f"{name} is {value!r}; it must name at least one processor")
     return [int(v) for v in value]
 
@@ -222,12 +236,16 @@ class Planner:
         self.device_id = device_id
         self.model = model
         self.machine = machine
+        self._rules: list[Callable[..., Any]] = []
 
     def install_config_rule(self, rule: Callable[..., Any]) -> None:
-        """Raises UnsupportedError: tiles are the planner's choice."""
-        raise UnsupportedError(
-            "install_config_rule is not built: ark's planner picks tiles from the machine model"
-        )
+        """Adds a rule that is asked for every op: (op as JSON, architecture) to a configuration as
+        JSON. What it returns is checked like a PlannerContext's config, and like that changes no
+        result; ark picks tiles from the machine model.
+        """
+        if not callable(rule):
+            raise InvalidUsageError(f"a config rule is a function, got {type(rule).__name__}")
+        self._rules.append(rule)
 
     def plan(self) -> Plan:
         """The verified plan of this rank. Plans of several ranks are verified when they launch.
@@ -239,6 +257,11 @@ class Planner:
         if not any(not n.virtual for n in graph.nodes):
             return Plan({**_EMPTY, "Rank": graph.rank, "WorldSize": graph.world_size}, model)
         machine = self.machine or Planner.machine_override or device(self.device_id).machine
+        for rule in self._rules:
+            for node in graph.nodes:
+                if not node.virtual:
+                    found = rule(json.dumps(op_entry(node)), machine.arch)
+                    read_config(found, f"the config rule for {node.name!r}")
         options = {"external": sorted(model.storages.keys())}
         made = make_plan(graph, machine, options)
         if graph.world_size == 1:

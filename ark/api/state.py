@@ -37,12 +37,13 @@ _TYPES = {
 _NAMES = {np.dtype(t): name for name, t in _TYPES.items()}
 
 
-def save(state_dict: Mapping[str, Any], path: str | Path) -> None:
+def save(state_dict: Mapping[str, Any], state_dict_file_path: str | Path) -> None:
     """Writes a state dictionary: names to NumPy arrays (or torch tensors), in safetensors format.
 
     Warns where it is given something else, which must then be plain JSON-able values. Raises
     InvalidUsageError for what neither is, and where the file cannot be written.
     """
+    path = state_dict_file_path
     arrays: dict[str, np.ndarray] = {}
     plain: Any = state_dict
     if isinstance(state_dict, Mapping):
@@ -95,11 +96,12 @@ def _contents(name: str, value: Any) -> np.ndarray:
     return array
 
 
-def load(path: str | Path) -> Any:
+def load(state_dict_file_path: str | Path) -> Any:
     """Reads what `save` wrote, and any other safetensors file as names to NumPy arrays.
 
     InvalidUsageError if the file is missing, damaged or of another format (a pickle, say).
     """
+    path = state_dict_file_path
     try:
         if not Path(path).is_file():
             raise InvalidUsageError(f"{path} cannot be read: it is no file")

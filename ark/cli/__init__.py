@@ -8,7 +8,9 @@ that `ark info` needs none of the packages that `ark topo` does.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import io
 import os
 import signal
 import sys
@@ -52,6 +54,10 @@ def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code: 0 success, 1 failed run, 2 a named error."""
     _end_on_sigterm()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that cannot say a character is shown its code.
+            stream.reconfigure(errors="backslashreplace")
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
@@ -62,7 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.command is None:
             parser.print_help()
             return 2
-        return int(args.func(args))
+        code = int(args.func(args))
+        sys.stdout.flush()
+        return code
     except BaseError as error:
         if debug:
             raise
@@ -77,9 +85,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+    except OSError as error:
+        # Whatever is still to be written goes nowhere: the end of the process must not fail too.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return 141
+        if debug:
+            raise
+        print(
+            f"ark: the operating system refused: {error}; see that there is room and access",
+            file=sys.stderr,
+        )
+        return 2
 
 
 def _end_on_sigterm() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
 import sys
 
 import numpy as np
@@ -21,6 +22,7 @@ from ark.machine import Machine
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
 from ark.models.config import builtin_config
+from ark.plan.schema import read_machine
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.launch import launch_command
 from ark.runtime.rank_info import rank_from_environment
@@ -65,7 +67,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 def _numbers(value: Machine | Variant) -> set[str]:
     """Names of the fields that hold a number."""
     names = {f.name for f in dataclasses.fields(value)}
-    return {n for n in names if isinstance(getattr(value, n), (int, float))}
+    return {n for n in names - {"lanes"} if isinstance(getattr(value, n), (int, float))}
 
 
 def change(machine: Machine, settings: list[str]) -> Machine:
@@ -75,7 +77,7 @@ def change(machine: Machine, settings: list[str]) -> Machine:
     changes = {}
     for text in settings:
         name, _, value = text.partition("=")
-        if name not in numbers or not value.replace(".", "", 1).isdigit():
+        if name not in numbers or not re.fullmatch(r"[0-9]{1,15}(\.[0-9]{1,15})?", value):
             raise InvalidUsageError(
                 f"--set {text} is not understood; write FIELD=NUMBER with a field of "
                 f"{', '.join(sorted(numbers))}"
@@ -83,7 +85,8 @@ def change(machine: Machine, settings: list[str]) -> Machine:
         changes[name] = float(value) if "." in value else int(value)
     shape = {k: int(v) for k, v in changes.items() if k in ring}
     rest = {k: v for k, v in changes.items() if k not in ring}
-    return dataclasses.replace(machine.shaped(**shape), **rest)  # type: ignore[arg-type]
+    made = dataclasses.replace(machine.shaped(**shape), **rest)  # type: ignore[arg-type]
+    return read_machine(dataclasses.asdict(made))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -17,6 +17,8 @@ from ark.errors import InvalidUsageError, SystemError
 from ark.machine import Machine
 from ark.runtime.rank_info import RankInfo
 
+MOST_TEXT = 1 << 28  # of a file that is read at once; a device such as /dev/zero never ends
+
 errors = Console(stderr=True, markup=False)
 
 
@@ -29,6 +31,13 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return value
+
+
+def visible(text: str) -> str:
+    """The text with control characters shown, not run: a terminal obeys what a model says."""
+    return "".join(
+        c if c.isprintable() or c in "\n\t" or ord(c) > 0xA0 else ascii(c)[1:-1] for c in text
+    )
 
 
 def to_be_started(ranks: int, rank_info: RankInfo) -> bool:
@@ -82,10 +91,17 @@ def progress(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
 
 
 def write_file(path: str, data: str | bytes) -> None:
-    """Writes a file whole or not at all; SystemError if it cannot be written."""
+    """Writes a file whole or not at all; SystemError if it cannot be written.
+
+    What is there and no file (a device, a pipe) is written to, never replaced.
+    """
     target = Path(path)
     content = data.encode() if isinstance(data, str) else data
     try:
+        if target.exists() and not target.is_file():
+            with open(target, "wb") as out:
+                out.write(content)
+            return
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         with os.fdopen(handle, "wb") as out:
             out.write(content)
@@ -100,6 +116,10 @@ def write_file(path: str, data: str | bytes) -> None:
 def read_file(path: str, what: str) -> str:
     """Reads a text file; InvalidUsageError naming what it should be if it cannot be read."""
     try:
-        return Path(path).read_text()
-    except (OSError, UnicodeDecodeError) as error:
+        with open(path, encoding="utf-8") as source:
+            text = source.read(MOST_TEXT + 1)
+        if len(text) > MOST_TEXT:
+            raise OSError(f"it has more than {MOST_TEXT} characters")
+        return text
+    except (OSError, ValueError) as error:
         raise InvalidUsageError(f"{path} cannot be read as {what}: {error}") from error

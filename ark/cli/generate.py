@@ -17,6 +17,7 @@ from ark.cli.common import (
     read_file,
     share,
     to_be_started,
+    visible,
 )
 from ark.errors import InvalidUsageError
 from ark.models.checkpoint import Checkpoint
@@ -25,7 +26,7 @@ from ark.models.tokenizer import Tokenizer
 from ark.plan.serialize import from_json, machine_of
 from ark.runtime.admission import admit
 from ark.runtime.bootstrap import Bootstrap
-from ark.runtime.executor import BUDGET_S
+from ark.runtime.executor import BUDGET_S, MOST_BUDGET_S
 from ark.runtime.launch import launch_command
 from ark.runtime.rank_info import rank_from_environment
 
@@ -72,8 +73,10 @@ def run(args: argparse.Namespace) -> int:
         check_ranks(checkpoint, args.ranks)
         argv = [sys.executable, "-m", "ark", *args.words]
         return launch_command(args.ranks, argv, stdin=args.prompt == "-")
-    if not args.budget > 0:
-        raise InvalidUsageError(f"the budget is {args.budget} s; it must be above 0")
+    if not 0 < args.budget <= MOST_BUDGET_S:
+        raise InvalidUsageError(
+            f"the budget is {args.budget} s; it must be above 0 and at most {MOST_BUDGET_S:g}"
+        )
     sampling = Sampling(args.temperature, args.top_k, args.seed)
     checkpoint = Checkpoint.open(args.directory)
     tokenizer = Tokenizer.open(args.directory, vocab_size=checkpoint.config.vocab_size)
@@ -167,7 +170,7 @@ def answer(
                 tokens.append(token)
                 pieces.append(text.push(token))
                 if show:
-                    print(pieces[-1], end="", flush=True)
+                    print(visible(pieces[-1]), end="", flush=True)
         finish = generator.finish_reason(len(prompt), tokens)
     except BrokenPipeError:
         show = leader = False
@@ -179,7 +182,7 @@ def answer(
         seconds = time.monotonic() - begin
         pieces.append(text.finish())
         if show and (tokens or finish != "error"):
-            print(pieces[-1], flush=True)
+            print(visible(pieces[-1]), flush=True)
         if leader and args.json and (tokens or finish != "error"):
             print(json.dumps({"text": "".join(pieces), "tokens": tokens}), flush=True)
     if show:

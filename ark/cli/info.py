@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import re
 
 from rich.console import Console
 from rich.table import Table
@@ -25,7 +26,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 def requirement(text: str) -> tuple[str, int]:
     """(backend, devices) of NAME:N; InvalidUsageError if it is not of that form."""
     name, _, count = text.partition(":")
-    if not name or not (count or "1").isdigit():
+    if not name or not re.fullmatch(r"[0-9]{0,9}", count):
         raise InvalidUsageError(f"{text!r} is no requirement; write it as BACKEND:DEVICES")
     return name, int(count or 1)
 

@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ark.cli.common import write_file
 from ark.collective import (
     REDUCTIONS,
     TARGETS,
@@ -28,7 +29,7 @@ from ark.collective import (
 from ark.comm import algorithms, synthesize
 from ark.comm.bounds import least_us
 from ark.comm.forestcoll import Optimum, optimal
-from ark.comm.page import write_page
+from ark.comm.page import render_page
 from ark.comm.simulate import SimulationResult, simulate, tune_pieces
 from ark.comm.synthesis import FORESTCOLL
 from ark.comm.taccl import Sketch, parse_size
@@ -195,7 +196,7 @@ def _simulate(args: argparse.Namespace) -> int:
         table.add_row(f"busy: {link[0]} -> {link[1]}", f"{result.link_busy[link]:.1%}")
     _console().print(table)
     if args.html:
-        write_page(args.html, topology, [(program, result)], bound)
+        write_file(args.html, render_page(topology, [(program, result)], bound))
     return 0
 
 
@@ -237,7 +238,7 @@ def _compare(args: argparse.Namespace) -> int:
     console.print(table)
     for failure in failures:
         console.print(failure, markup=False)
-    write_page(args.html, topology, runs, bound)
+    write_file(args.html, render_page(topology, runs, bound))
     print(f"The page {args.html} draws the links' load, the trees and the steps.")
     return 0
 
@@ -328,7 +329,4 @@ def _some(names: list[str]) -> str:
 
 
 def _write(path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InvalidUsageError(f"{path} cannot be written: {error}.") from None
+    write_file(path, text)

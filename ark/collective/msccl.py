@@ -105,6 +105,11 @@ class _Gpu:
         return _Place(block, len(steps) - 1)
 
 
+def _printable(name: str) -> str:
+    """A name as XML can say it: what is no character there becomes a question mark."""
+    return "".join(c if c.isprintable() else "?" for c in name)
+
+
 def _nop(dep: _Place) -> str:
     return (
         'type="nop" srcbuf="i" srcoff="-1" dstbuf="i" dstoff="-1" cnt="0" '
@@ -269,7 +274,7 @@ class _Writer:
         name = self.target.collectives[p.collective.value]
         channels = 1 + max(block.channel for gpu in self.gpus for block in gpu.blocks)
         lines = [
-            f'<algo name={quoteattr(p.name)} nchunksperloop="{p.chunks}" '
+            f'<algo name={quoteattr(_printable(p.name))} nchunksperloop="{p.chunks}" '
             f'nchannels="{channels}" proto="Simple" ngpus="{p.ranks}" coll="{name}" '
             f'inplace="0" outofplace="1" minBytes="0" maxBytes="0"{root}>'
         ]

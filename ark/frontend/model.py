@@ -163,8 +163,16 @@ class Model:
 
 
 def set_model(model: Model | None) -> None:
-    """Makes `model` the one that op calls add to."""
-    Model._current = model
+    """Makes `model` the one that op calls add to; None: a fresh one, made on first use."""
+    Model._current = _checked(model)
+
+
+def _checked(model: Model | None) -> Model | None:
+    if model is not None and not isinstance(model, Model):
+        raise InvalidUsageError(
+            f"a model is expected, got {type(model).__name__}; make one with ark.Model()"
+        )
+    return model
 
 
 def current_model() -> Model:
@@ -173,11 +181,11 @@ def current_model() -> Model:
 
 
 @contextmanager
-def use_model(model: Model) -> Iterator[Model]:
-    """Makes `model` current inside a with block."""
-    before = Model._current
-    Model._current = model
+def use_model(model: Model | None = None) -> Iterator[Model]:
+    """Makes `model` current inside a with block; None: a fresh one."""
+    before, inner = Model._current, _checked(model) or Model()
+    Model._current = inner
     try:
-        yield model
+        yield inner
     finally:
         Model._current = before

@@ -118,9 +118,9 @@ class Tensor:
         return dlpack.device_of(self.storage)
 
     @staticmethod
-    def from_dlpack(other: Any) -> Tensor:
+    def from_dlpack(ext_tensor: Any) -> Tensor:
         """A tensor on the memory of any object with __dlpack__."""
-        return Tensor.from_torch(_torch().from_dlpack(other))
+        return Tensor.from_torch(_torch().from_dlpack(ext_tensor))
 
     def to_torch(self) -> Any:
         """A torch tensor that sees the same memory."""
@@ -214,7 +214,7 @@ class Parameter(Tensor):
         base = Tensor.from_torch(tensor.detach()) if from_torch else as_tensor(tensor)
         super().__init__(base.ir, base.model, base.initializer)
 
-    def update_gradient(self, tensor: Tensor) -> None:
+    def update_gradient(self, ark_tensor: Tensor) -> None:
         """Raises UnsupportedError: ark does not train."""
         raise UnsupportedError("update_gradient is not built: ark has no automatic differentiation")
 

@@ -13,11 +13,11 @@ from ark.errors import InvalidUsageError, UnsupportedError
 
 @dataclass(frozen=True)
 class DataType:
-    """An element type. ctype: the storage type of the device ABI."""
+    """An element type. storage: the type that the device ABI stores it as."""
 
     name: str
     itemsize: int
-    ctype: str
+    storage: str
     numpy: Any
 
     def __repr__(self) -> str:
@@ -41,14 +41,19 @@ class DataType:
             ) from error
         return getattr(torch, _TORCH[self.name])
 
-    @staticmethod
-    def from_name(name: str) -> DataType:
-        return by_name(name)
+    def ctype(self) -> DataType:
+        """What ARK's core calls the type (ark.core.FP32, ...): the type itself."""
+        return self
 
     @staticmethod
-    def from_numpy(dtype: Any) -> DataType:
+    def from_name(type_name: str) -> DataType:
+        """The data type of that name; InvalidUsageError if ark has none."""
+        return by_name(type_name)
+
+    @staticmethod
+    def from_numpy(np_type: Any) -> DataType:
         """The data type of a NumPy dtype; InvalidUsageError if ark has none."""
-        wanted = np.dtype(dtype)
+        wanted = np.dtype(np_type)
         for candidate in ALL:
             if np.dtype(candidate.numpy) == wanted:
                 return candidate
@@ -57,22 +62,22 @@ class DataType:
         )
 
     @staticmethod
-    def from_torch(dtype: Any) -> DataType:
+    def from_torch(torch_type: Any) -> DataType:
         """The data type of a torch dtype; InvalidUsageError if ark has none."""
-        wanted = str(dtype).removeprefix("torch.")
+        wanted = str(torch_type).removeprefix("torch.")
         for name, torch_name in _TORCH.items():
             if torch_name == wanted:
                 return by_name(name)
         raise InvalidUsageError(
-            f"torch dtype {dtype} has no ark data type; cast to one of {_names()}"
+            f"torch dtype {torch_type} has no ark data type; cast to one of {_names()}"
         )
 
     @staticmethod
-    def from_ctype(ctype: str) -> DataType:
-        for candidate in ALL:
-            if candidate.ctype == ctype:
-                return candidate
-        raise UnsupportedError(f"C type {ctype!r} has no ark data type")
+    def from_ctype(ctype: DataType) -> DataType:
+        """The data type that ARK's core calls so; see `ctype`."""
+        if not isinstance(ctype, DataType):
+            raise InvalidUsageError(f"{ctype!r} is no type of ark.core; pass ark.fp32.ctype()")
+        return ctype
 
 
 fp32 = DataType("fp32", 4, "float", np.float32)

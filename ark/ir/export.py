@@ -40,13 +40,14 @@ def _nodes(graph: Graph) -> list[dict[str, Any]]:
             "Id": node.id,
             "ProducerNodeIds": producers[node.id],
             "ConsumerNodeIds": consumers[node.id],
-            "Op": _op(node),
+            "Op": op_entry(node),
         }
         for node in graph.nodes
     ]
 
 
-def _op(node: Node) -> dict[str, Any]:
+def op_entry(node: Node) -> dict[str, Any]:
+    """An op as a node's entry describes it."""
     return {
         "Type": "".join(part.capitalize() for part in node.type.split("_")),
         "Name": node.name,

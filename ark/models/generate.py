@@ -50,8 +50,10 @@ class Sampling:
                 f"the temperature is {self.temperature}; it must be 0 (greedy) or from {COLDEST:g} "
                 f"to {HOTTEST:g}"
             )
-        if self.top_k < 0:
-            raise InvalidUsageError(f"top-k is {self.top_k}; it must be at least 0 (0 = off)")
+        if not 0 <= self.top_k < 1 << 31:
+            raise InvalidUsageError(
+                f"top-k is {self.top_k}; it must be from 0 (off) to {(1 << 31) - 1}"
+            )
 
 
 def plans(shape: Shape, machine: Machine, options: dict[str, Any] | None = None) -> list[Plan]:

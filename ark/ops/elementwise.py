@@ -185,14 +185,19 @@ def cast(input: Any, dtype: DataType, output: Any = NullTensor, name: str = "") 
 
 
 def copy(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
-    """Copies a tensor, or fills `output` with a number (a new fp32 tensor of shape [1] if none)."""
+    """Copies a tensor, broadcast to `output` where that is larger, or fills `output` with a number
+    (a new fp32 tensor of shape [1] if none).
+    """
     if isinstance(input, Number):
         target = None if output is NullTensor or output is None else as_tensor(output)
         shape = target.ir.shape if target else (1,)
         dtype = target.ir.dtype if target else fp32
         return _fill("copy", input, shape, dtype, output, name)
     tensor = as_tensor(input)
-    return result("copy", [tensor], tensor.ir.shape, tensor.ir.dtype, output, name=name)
+    shape = tensor.ir.shape
+    if output is not NullTensor and output is not None:
+        shape = broadcast(shape, as_tensor(output).ir.shape, "copy")
+    return result("copy", [tensor], shape, tensor.ir.dtype, output, name=name)
 
 
 def _fill(

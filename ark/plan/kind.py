@@ -32,7 +32,7 @@ class OperandType:
 
     @property
     def ctype(self) -> str:
-        return "ark_u64" if self.packet else by_name(self.dtype).ctype
+        return "ark_u64" if self.packet else by_name(self.dtype).storage
 
     @property
     def itemsize(self) -> int:

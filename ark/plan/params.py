@@ -41,7 +41,7 @@ def read_params(kind: str, schema: type[Params], values: Mapping[str, Any]) -> N
     """Raises PlanError where parameters are not of the kind's schema."""
     try:
         msgspec.convert(dict(values), schema, strict=True)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeError) as error:
         raise PlanError(f"the parameters of a task of kind {kind!r} do not fit: {error}") from error
 
 

@@ -21,7 +21,7 @@ from ark.plan.types import Fetch, Phase, Plan, PlanBuffer, PlanCounter, PlanOp, 
 
 FORMAT = 1
 
-Name = Annotated[str, Meta(max_length=512, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
+Name = Annotated[str, Meta(max_length=512, pattern=r"^[^\x00-\x1f\x7f-\x9f\ud800-\udfff]*$")]
 Index = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 Rank = Annotated[int, Meta(ge=0, le=1 << 12)]
 Bytes = Annotated[int, Meta(ge=0, le=1 << 44)]
@@ -132,7 +132,7 @@ def read(data: Any) -> Plan:
     """A plan from JSON-able values; PlanError says what is wrong with them."""
     try:
         file = msgspec.convert(data, PlanFile, strict=True)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeError) as error:
         raise PlanError(f"the plan is damaged: {error}; make it again with `ark plan`") from error
     return Plan(
         rank=file.rank,
@@ -178,7 +178,7 @@ def read_machine(fields: Mapping[str, Any]) -> Machine:
             raise msgspec.ValidationError("it has no kernel variant of 1 to 64 warps that computes")
         if not math.isfinite(machine.bandwidth_gbps + machine.tflops + machine.signal_us):
             raise msgspec.ValidationError("its rates must be numbers")
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeError) as error:
         raise PlanError(f"the plan's machine is damaged: {error}") from error
     return machine
 

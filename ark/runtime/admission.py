@@ -54,7 +54,7 @@ def check_machine(made_for: Machine, device: Machine | None) -> None:
         named = registry.machine(made_for.name)
     except InvalidUsageError:
         named = None
-    models = [m.using(made_for.variant.name) for m in (named, device) if m is not None]
+    models = [m for m in (named, device) if m is not None]
     differences = [_difference(made_for, m) for m in models]
     if models and all(differences):
         raise PlanError(f"the plan is refused: it says that {differences[0]}")
@@ -63,6 +63,9 @@ def check_machine(made_for: Machine, device: Machine | None) -> None:
 def _difference(made_for: Machine, model: Machine) -> str | None:
     for name in (f.name for f in dataclasses.fields(Machine)):
         found, value = getattr(made_for, name), getattr(model, name)
-        if name not in _FREE and found != value:
+        if name == "variants":  # a plan has one of those that the model offers
+            if not set(found) <= set(value):
+                return f"{made_for.name} runs {found[0]}, which {model.name} does not offer"
+        elif name not in _FREE and found != value:
             return f"{made_for.name} has {name} {found!r}, but that of {model.name} is {value!r}"
     return None

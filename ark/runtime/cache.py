@@ -37,9 +37,19 @@ def folder() -> Path:
     """$ARK_CACHE_DIR, else `ark` in the XDG cache folder."""
     named = os.environ.get("ARK_CACHE_DIR")
     if named:
-        return Path(named).expanduser()
+        return _expanded(named)
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "ark"
+    return _expanded(base) / "ark"
+
+
+def _expanded(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise SystemError(
+            f"the cache folder {path} cannot be found: {error} Set ARK_CACHE_DIR to a folder of "
+            "yours"
+        ) from error
 
 
 def key(*parts: str | bytes) -> str:

@@ -29,6 +29,7 @@ from ark.runtime.run import Ranks, Run
 
 COUNTER_STRIDE = 64  # bytes: counters of different producers do not share a cache line
 BUDGET_S = 10.0
+MOST_BUDGET_S = 1e9  # in nanoseconds, it must fit 64 bits
 # How long a persistent kernel waits for the host before it leaves the device. Short, because other
 # work on the device (torch's kernels) cannot start while it spins; ranks leave and come together.
 IDLE_S = 2.0
@@ -61,6 +62,11 @@ class Executor:
         self.plan = plan
         self.device = device
         self.ranks = ranks
+        if not 0 < budget_s <= MOST_BUDGET_S:
+            raise InvalidUsageError(
+                f"the budget of a wait is {budget_s} s; it must be above 0 and at most "
+                f"{MOST_BUDGET_S:g}"
+            )
         self.budget_s = budget_s
         self.phase_ends: list[int] = []
         self.machine = machine_of(plan)

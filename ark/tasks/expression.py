@@ -67,7 +67,8 @@ def _check(tree: Any, dtypes: Sequence[str], left: list[int]) -> bool:
             raise PlanError(f"an expression reads {rest!r:.40}, but there are {len(dtypes)} inputs")
         return dtypes[rest[0]] in INTEGERS
     if head == "number":
-        if len(rest) != 1 or type(rest[0]) not in (int, float):
+        known = len(rest) == 1 and type(rest[0]) in (int, float)
+        if not known or (type(rest[0]) is int and abs(rest[0]) >= 1 << 64):
             raise PlanError(f"an expression has {rest!r:.40} where a number is expected")
         return all(d in INTEGERS for d in dtypes)
     if head == "cast":
@@ -151,7 +152,7 @@ class Writer:
 
     def _cast(self, value: tuple[str, str], name: str) -> tuple[str, str]:
         if name in INTEGERS:
-            ctype = by_name(name).ctype
+            ctype = by_name(name).storage
             return self._let(ctype, f"static_cast<{ctype}>({value[0]})"), ctype
         text = _as(value, "float")
         if name == "fp32":

@@ -11,7 +11,7 @@ import numpy as np
 
 from ark.comm.forestcoll.cuts import Ints, RootedCuts
 from ark.comm.topology import Topology
-from ark.errors import InvalidUsageError
+from ark.errors import InvalidUsageError, UnsupportedError
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,13 @@ class Network:
 
     def capacity(self, scale: Fraction) -> Ints:
         """Returns floor(scale * bandwidth) of every link."""
-        return np.array([math.floor(scale * each) for each in self.bandwidth], dtype=np.int64)
+        try:
+            return np.array([math.floor(scale * each) for each in self.bandwidth], dtype=np.int64)
+        except OverflowError as error:
+            raise UnsupportedError(
+                f"the bandwidths of {self.topology.name} differ by too much to be solved exactly "
+                "(beyond 2^63 in common units); round them"
+            ) from error
 
     def cuts(self) -> RootedCuts:
         """Returns a fresh flow network of these links."""

@@ -7,6 +7,7 @@ are read in the order sketch, logical, routing, ordering, lower.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from ark.collective import Collective, CollectiveProgram
@@ -122,5 +123,6 @@ def synthesize_taccl(
 
 
 def _plan(graph: Logical, all_to_all: bool, chunk_bytes: float, time_limit_s: float) -> Plan:
+    deadline = time.monotonic() + time_limit_s
     routing = route(graph, all_to_all, chunk_bytes, time_limit_s)
-    return graph, routing, order(graph, routing, chunk_bytes)
+    return graph, routing, order(graph, routing, chunk_bytes, deadline)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -39,8 +40,13 @@ class Schedule:
     time_us: float
 
 
-def order(graph: Logical, routing: Routing, chunk_bytes: float) -> Schedule:
-    """Orders the routed chunks and merges sends between boxes where that ends sooner."""
+def order(
+    graph: Logical, routing: Routing, chunk_bytes: float, deadline: float = math.inf
+) -> Schedule:
+    """Orders the routed chunks and merges sends between boxes where that ends sooner.
+
+    deadline: of time.monotonic(), after which no further merge is tried.
+    """
     scheduler = _Scheduler(graph, routing, chunk_bytes)
     singles = [(c, e) for c, links in enumerate(routing.links) for e in links]
     best = scheduler.run([((c,), e) for c, e in singles])
@@ -49,6 +55,8 @@ def order(graph: Logical, routing: Routing, chunk_bytes: float) -> Schedule:
     if any(graph.edges[e].sender is not None for _, e in singles):
         plain = best
         for together in range(2, MOST_TOGETHER + 1):
+            if time.monotonic() > deadline:
+                break
             limit = best.time_us * (1 - 1e-9)
             best = scheduler.run(_merge(graph, plain, together), limit) or best
     return best

@@ -120,7 +120,7 @@ class _Fields:
     def table(self, key: str) -> Connections:
         value = self.raw.pop(key, {})
         good = isinstance(value, Mapping) and all(
-            isinstance(k, str) and k.isdigit() and _are_ranks(v) for k, v in value.items()
+            _is_rank(k) and _are_ranks(v) for k, v in value.items()
         )
         if not good:
             raise self.fail(key, 'an object {"rank": [rank, ...]}', value)
@@ -129,6 +129,10 @@ class _Fields:
     def end(self) -> None:
         if self.raw:
             raise ModelError(f'In {self.where} there is an unknown field "{min(self.raw)}".')
+
+
+def _is_rank(key: Any) -> bool:
+    return isinstance(key, str) and re.fullmatch(r"[0-9]{1,9}", key) is not None
 
 
 def _are_ranks(value: Any) -> bool:
@@ -167,8 +171,7 @@ def _parse(top: _Fields) -> Sketch:
         raise inter.fail("chunk_to_relay_map", "a pair [r1, r2] with r1 above 0", relay)
     split = inter.raw.pop("beta_split", {})
     good_split = isinstance(split, Mapping) and all(
-        isinstance(k, str) and k.isdigit() and isinstance(v, int) and v > 0
-        for k, v in split.items()
+        _is_rank(k) and isinstance(v, int) and v > 0 for k, v in split.items()
     )
     if not good_split:
         raise inter.fail("beta_split", 'an object {"rank": n} with n above 0', split)

@@ -15,6 +15,7 @@ from typing import Any
 
 from ark.comm.topology.model import Link, Topology, TopologyError
 
+MOST_GBPS = Fraction(10**9)  # and its inverse is the least
 _FRACTION = re.compile(r"[+-]?\d+(/\d+)?")
 
 
@@ -99,10 +100,14 @@ def parse_bandwidth(value: int | str, where: str) -> Fraction:
     try:
         if isinstance(value, str) and not _FRACTION.fullmatch(value):
             raise ValueError
-        return Fraction(value)
+        bandwidth = Fraction(value)
+        if bandwidth > 0 and not 1 / MOST_GBPS <= bandwidth <= MOST_GBPS:
+            raise ValueError  # beyond what times and rates can be told in as floats
+        return bandwidth
     except (ValueError, ZeroDivisionError):
         raise TopologyError(
-            "bad bandwidth", f'{where} has {value!r}; expected an integer or "a/b" in GB/s.'
+            "bad bandwidth",
+            f'{where} has {value!r:.60}; expected an integer or "a/b" in GB/s, 1/10^9 to 10^9.',
         ) from None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -38,8 +39,10 @@ def find_compiler() -> tuple[str, ...] | None:
     """The command that compiles C++: $CXX, c++, g++, clang++, or zig; None if there is none."""
     named = os.environ.get("CXX")
     for candidate in (named, "c++", "g++", "clang++"):
-        if candidate and shutil.which(candidate):
-            return (shutil.which(candidate) or candidate,)
+        # $CXX may be several words: `ccache g++`.
+        words = shlex.split(candidate) if candidate else []
+        if words and shutil.which(words[0]):
+            return (shutil.which(words[0]) or words[0], *words[1:])
     if importlib.util.find_spec("ziglang"):
         return (sys.executable, "-m", "ziglang", "c++")
     return None

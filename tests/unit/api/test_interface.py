@@ -134,7 +134,6 @@ BAD = [
     bad(ark.InvalidUsageError, lambda a: a[3:3]),
     bad(ark.InvalidUsageError, lambda a: ark.set_world_size(0)),
     bad(ark.InvalidUsageError, lambda a: ark.Model.set_device_id(-1)),
-    bad(ark.UnsupportedError, lambda a: ark.Planner().install_config_rule(print)),
     bad(ark.UnsupportedError, lambda a: ark.parameter([2]).update_gradient(a)),
     bad(ark.UnsupportedError, lambda a: ark.Module().backward()),
     bad(ark.InvalidUsageError, lambda a: ark.PlannerContext(nothing=1)),
@@ -162,7 +161,7 @@ def test_types_and_torch() -> None:
     with pytest.raises(ValueError, match="float64"):
         ark.DataType.from_torch(torch.float64)
     assert ark.DataType.from_numpy(np.float16) is ark.fp16
-    assert ark.DataType.from_ctype(ark.bf16.ctype) is ark.bf16
+    assert ark.DataType.from_ctype(ark.bf16.ctype()) is ark.bf16
     assert ark.fp32.element_size() == 4
 
 
@@ -441,3 +440,98 @@ def test_a_named_backend_without_devices_says_why() -> None:
                 ark.init(backend=name)
     with pytest.raises(ark.InvalidUsageError):
         ark.init(backend="nothing")
+
+
+def test_models_are_models() -> None:
+    for wrong in ("x", 3, object()):
+        with pytest.raises(ark.InvalidUsageError, match="model is expected"):
+            ark.set_model(wrong)
+        with pytest.raises(ark.InvalidUsageError, match="model is expected"), ark.use_model(wrong):
+            pass
+    outer = ark.current_model()
+    with ark.use_model(None) as inner:
+        assert isinstance(inner, ark.Model) and inner is not outer
+        assert ark.current_model() is inner
+    assert ark.current_model() is outer
+
+
+def test_names_as_arks_scripts_use_them(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    import ark.torch
+    from ark.data_type import DataType, fp32
+    from ark.error import InvalidUsageError, ModelError
+
+    assert (InvalidUsageError, ModelError) == (ark.InvalidUsageError, ark.ModelError)
+    assert ark.torch._no_torch is False and ark.torch.torch.float32 is not None
+    for name in ("fp32", "bf16", "int8", "byte"):
+        kind = DataType.from_name(type_name=name)
+        assert DataType.from_ctype(ctype=kind.ctype()) is kind
+    assert DataType.from_numpy(np_type=np.float32) is fp32
+    assert fp32.ctype() is ark.core.FP32
+    with pytest.raises(ark.InvalidUsageError, match=r"no type of ark\.core"):
+        DataType.from_ctype("float")
+    ark.log.WARN("three", "words", 1)
+    assert capsys.readouterr().err == "ark warn: three words 1\n"
+    assert ark.log.DEBUG < ark.log.INFO < ark.log.WARN
+    ark.save({"w": np.ones(2)}, state_dict_file_path=tmp_path / "w")
+    assert ark.load(state_dict_file_path=tmp_path / "w")["w"].tolist() == [1, 1]
+    assert ark.Plan.from_str(plan_str=str(ark.Plan(None))).rank == 0
+    (tmp_path / "plan.json").write_text(str(ark.Plan(None)))
+    assert ark.Plan.from_file(file_path=tmp_path / "plan.json").rank == 0
+
+
+def test_copy_broadcasts_into_a_larger_output() -> None:
+    x, out = ark.tensor([1, 4], ark.fp32), ark.tensor([3, 4], ark.fp32)
+    y = ark.copy(x, out)
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        x.from_numpy(np.arange(4, dtype=np.float32))
+        runtime.run()
+        np.testing.assert_array_equal(y.to_numpy(), np.tile(np.arange(4), (3, 1)))
+    with pytest.raises(ark.ModelError):
+        ark.copy(ark.tensor([3, 4], ark.fp32), ark.tensor([1, 4], ark.fp32))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"config": {"Tile": "8"}},
+        {"config": {"Tile": [0, 8]}},
+        {"config": {"NumWarps": 1000}},
+        {"config": {"NoSuchThing": 1}},
+        {"config": "Tile"},
+        {"config": {"ImplType": "Fast"}},
+        {"sync": "maybe"},
+        {"processor_range": [0, "8"]},
+        {"processor_range": [-1, 8]},
+        {"processor_range": 8},
+        {"warp_range": [4, 2]},
+        {"sram_range": [0, 8, 0]},
+    ],
+)
+def test_planner_contexts_are_checked(settings: dict[str, Any]) -> None:
+    with pytest.raises(ark.InvalidUsageError):
+        ark.PlannerContext(**settings)
+
+
+def test_what_would_change_results_is_no_configuration() -> None:
+    with pytest.raises(ark.UnsupportedError, match="BatchStrideNC"):
+        ark.PlannerContext(config={"BatchStrideNC": [1, 2]})
+
+
+def test_config_rules_are_asked_and_checked() -> None:
+    ark.add(ark.tensor([4], ark.fp32), 1.0)
+    planner = ark.Planner(machine=registry.machine("cpu-2"))
+    seen = []
+
+    def rule(op: str, arch: str) -> str:
+        seen.append((json.loads(op)["Type"], arch))
+        return json.dumps({"NumWarps": 1, "Tile": [4]})
+
+    planner.install_config_rule(rule)
+    planner.plan()
+    assert [kind for kind, _ in seen] == ["Add"]
+    planner.install_config_rule(lambda op, arch: '{"Tiles": 3}')
+    with pytest.raises(ark.InvalidUsageError, match="Tiles"):
+        planner.plan()
+    with pytest.raises(ark.InvalidUsageError, match="is a function"):
+        planner.install_config_rule("rule")

@@ -152,6 +152,7 @@ HOSTILE: dict[str, Callable[[Data], None]] = {
     "memory without end": buffers("state", 2, 1 << 60),
     "an offset below": buffers("state", 3, -4096),
     "a control character in a name": lambda data: op(data, "choose").__setitem__(0, "a\x1b[2J"),
+    "a name that is no text": lambda data: op(data, "choose").__setitem__(0, "\udc80"),
     "a long name": lambda data: op(data, "choose").__setitem__(0, "a" * 10000),
     "a meta that is no number": lambda data: data["meta"].update(context="64"),
     "ranges for other ops": lambda data: data["meta"].update(processor_ranges=[None]),
@@ -236,3 +237,32 @@ def test_reading_a_plan_needs_a_plan(tmp_path: Path) -> None:
     for text in ("[" * 100000, "[]", "null", '{"format": 1}', '{"format": NaN}', '"' + "x" * 10):
         with pytest.raises(PlanError):
             from_json(text)
+
+
+@pytest.mark.parametrize(
+    "expr",
+    [
+        ["number", 10**400],
+        ["number", True],
+        ["number", "1; } void f() {"],
+        ["input", 9],
+        ["system", ["input", 0]],
+        ["add", ["input", 0]],
+        ["cast", "fp32; #include", ["input", 0]],
+        [["input", 0]],
+        "input",
+        [],
+    ],
+    ids=str,
+)
+def test_an_expression_of_a_file_never_becomes_code(expr: object) -> None:
+    graph = Graph()
+    x = graph.tensor((8,), fp32, arena="state", name="x")
+    out = graph.tensor((8,), fp32, arena="state", name="out")
+    graph.add("exp", [x], [out])
+    made_for = registry.machine("cpu-2")
+    data = json.loads(to_json(make_plan(graph, made_for)))
+    admit([from_dict(data)])
+    op(data, "pointwise")[2]["expr"] = expr
+    with pytest.raises(PlanError):
+        admit([from_dict(data)])

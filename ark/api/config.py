@@ -1,0 +1,72 @@
+"""What ARK's users may say in a planner context's or a config rule's configuration, checked.
+
+ARK's planner takes such configurations as they are. Here unknown names, wrong types and values out
+of range are refused, and so is what would change results instead of speed. Called by
+ark.api.planner.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from ark.errors import InvalidUsageError, UnsupportedError
+
+Size = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
+Bytes = Annotated[int, Meta(ge=0, le=1 << 30)]
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="pascal"):
+    """Hints to a planner: how an op is cut and on what it runs. None of them changes a result."""
+
+    num_warps: Annotated[int, Meta(ge=1, le=64)] | None = None
+    sram_bytes: Bytes | None = None
+    num_tasks: Annotated[int, Meta(ge=0, le=(1 << 31) - 1)] | None = None
+    granularity: Size | None = None
+    tile: Annotated[list[Size], Meta(min_length=1, max_length=4)] | None = None
+    tile_shape_mnk: Annotated[list[Size], Meta(min_length=3, max_length=3)] | None = msgspec.field(
+        default=None, name="TileShapeMNK"
+    )
+    tile_pad_mnk: Annotated[list[Size], Meta(min_length=3, max_length=3)] | None = msgspec.field(
+        default=None, name="TilePadMNK"
+    )
+    impl_type: Literal["Default", "WarpWise", "ElementWise"] | None = None
+    channel_type: Literal["Proxy", "SecondaryProxy", "Sm"] | None = None
+    signal: bool | None = None
+    wait: bool | None = None
+    packet_type: Annotated[str, Meta(max_length=64)] | None = None
+
+
+def check_config(value: Any, what: str) -> dict[str, Any]:
+    """The configuration; InvalidUsageError for what it must not say, UnsupportedError for what
+    changes results.
+    """
+    if not isinstance(value, Mapping):
+        raise InvalidUsageError(f"{what} is {value!r:.80}; it must be a dictionary")
+    strides = sorted(str(k) for k in value if str(k).startswith("BatchStride"))
+    if strides:
+        raise UnsupportedError(
+            f"{what} has {', '.join(strides)}, which changes what the op reads and writes, not how "
+            "it is planned; reshape or slice the tensors instead"
+        )
+    try:
+        msgspec.convert(dict(value), Config, strict=True)
+    except (msgspec.ValidationError, UnicodeError) as error:
+        known = ", ".join(field.encode_name for field in msgspec.structs.fields(Config))
+        raise InvalidUsageError(f"{what} is refused: {error}; it may have {known}") from error
+    return dict(value)
+
+
+def read_config(text: Any, what: str) -> dict[str, Any]:
+    """What a config rule returns: JSON text or a dictionary; nothing for an empty one."""
+    if text is None or text == "":
+        return {}
+    try:
+        value = json.loads(text) if isinstance(text, str) else text
+    except (ValueError, RecursionError) as error:
+        raise InvalidUsageError(f"{what} returned no JSON: {error}") from error
+    return check_config(value, what)

@@ -1,0 +1,18 @@
+"""What ARK's module `ark.torch` offers: torch itself where it is installed, and whether it is not.
+
+torch is imported when one of its names is asked for, not before.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+_no_torch = importlib.util.find_spec("torch") is None
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__") or _no_torch:
+        raise AttributeError(f"module 'ark.torch' has no attribute {name!r}")
+    module = importlib.import_module("torch")
+    return module if name == "torch" else getattr(module, name)

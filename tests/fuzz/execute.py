@@ -1,0 +1,125 @@
+"""Runs an accepted plan on the CPU and compares what it leaves in memory with the oracle's.
+
+The oracle is the definition of what a plan means: its ops in program order, one task after the
+other, on one processor, without counters. Under AddressSanitizer (see tests.fuzz.__main__) memory
+between buffers is poisoned, so that a task that leaves its operands ends the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import os
+from typing import Any
+
+import numpy as np
+from ark_cpu import backend, compiler
+
+from ark.errors import BaseError
+from ark.ir.dtype import by_name
+from ark.plan.types import GATE, Phase, Plan
+from ark.runtime.executor import Executor
+
+BUDGET_S = 5.0
+ITERATIONS = 3
+_LASTING = ("state", "host", "external")
+
+
+def sanitize() -> None:
+    """Compiles loop kernels with AddressSanitizer from now on, in this process."""
+    kept = tuple(f for f in compiler.FLAGS if f != "-O3")
+    compiler.FLAGS = (*kept, "-O1", "-fsanitize=address", "-fno-omit-frame-pointer")
+
+
+def serial(plan: Plan) -> Plan:
+    """The plan as one processor would do it: every phase's tasks in program order, no waits."""
+    phases = []
+    for phase in plan.phases:
+        tasks = sorted((t for own in phase.processors for t in own), key=lambda t: (t.op, t.coord))
+        alone = [dataclasses.replace(t, waits=(), signals=()) for t in tasks]
+        if alone:
+            alone[-1] = dataclasses.replace(alone[-1], signals=(GATE,))
+        phases.append(Phase(phase.name, (tuple(alone),)))
+    return dataclasses.replace(
+        plan, machine={**plan.machine, "processors": 1}, phases=tuple(phases)
+    )
+
+
+def _contents(plan: Plan, buffer: int) -> np.ndarray:
+    """What a buffer holds at first: a prompt's state, else small numbers by its name alone."""
+    entry = plan.buffers[buffer]
+    held = next((t for t in plan.tensors if t.buffer == buffer), None)
+    values = np.zeros(entry.nbytes, np.uint8)
+    if held is None or not entry.initial or held.name == "position":
+        return values
+    kind = by_name(held.dtype)
+    view = values[: len(values) // kind.itemsize * kind.itemsize].view(kind.numpy)
+    if held.name == "settings":
+        context = next((t.shape[0] for t in plan.tensors if t.name == "tokens"), 8)
+        view[: min(6, len(view))] = [0, 0, 1, 2, context, 0][: len(view)]
+        return values
+    rng = np.random.default_rng(sum(entry.name.encode()))
+    if np.issubdtype(view.dtype, np.integer):
+        view[:] = rng.integers(0, 4, view.shape)
+    else:
+        view[:] = rng.uniform(-1, 1, view.shape).astype(view.dtype)
+    return values
+
+
+def run(plan: Plan) -> dict[str, bytes] | str:
+    """What the plan leaves in lasting memory, by buffer; or the error that it ends with."""
+    device = backend.open(0)
+    externals = {
+        b.id: device.alloc(b.nbytes, "device") for b in plan.buffers if b.arena == "external"
+    }
+    held: list[tuple[int, int]] = []
+    try:
+        addresses = {i: memory.address for i, memory in externals.items()}
+        with Executor(plan, backend, device, externals=addresses, budget_s=BUDGET_S) as executor:
+            held = _poison(executor)
+            for b in plan.buffers:
+                if b.initial:
+                    device.write(executor.buffer_address(b.id), _contents(plan, b.id))
+            executor.start([*([1] * (len(plan.phases) - 1)), ITERATIONS]).wait()
+            return {
+                b.name: device.read(executor.buffer_address(b.id), b.nbytes).tobytes()
+                for b in plan.buffers
+                if b.arena in _LASTING
+            }
+    except BaseError as error:
+        return type(error).__name__
+    finally:
+        for address, nbytes in held:
+            _sanitizer().__asan_unpoison_memory_region(
+                ctypes.c_void_p(address), ctypes.c_size_t(nbytes)
+            )
+        device.close()
+
+
+def _sanitizer() -> Any:
+    return ctypes.CDLL(None)
+
+
+def _poison(executor: Executor) -> list[tuple[int, int]]:
+    """Poisons what lies between buffers, where a sanitizer is there; returns the arenas."""
+    if "libasan" not in os.environ.get("LD_PRELOAD", ""):
+        return []
+    # Packets are zeroed as a whole before a launch.
+    arenas = [(m.address, m.nbytes) for name, m in executor._arenas.items() if name != "packet"]
+    plan = executor.plan
+    for address, nbytes in arenas:
+        _sanitizer().__asan_poison_memory_region(ctypes.c_void_p(address), ctypes.c_size_t(nbytes))
+    for b in plan.buffers:
+        if b.arena in executor._arenas:
+            _sanitizer().__asan_unpoison_memory_region(
+                ctypes.c_void_p(executor.buffer_address(b.id)), ctypes.c_size_t(b.nbytes)
+            )
+    return arenas
+
+
+def differs(plan: Plan) -> str | None:
+    """Runs the plan and its oracle; says where they differ."""
+    mine, oracle = run(plan), run(serial(plan))
+    if isinstance(mine, str) or isinstance(oracle, str):
+        return None if mine == oracle else f"the plan gives {mine!s:.60}, the oracle {oracle!s:.60}"
+    return next((f"{name} differs" for name in mine if mine[name] != oracle[name]), None)

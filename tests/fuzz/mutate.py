@@ -1,0 +1,106 @@
+"""Mutations: of JSON values where they hurt (numbers, types, places), and of bytes."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from typing import Any
+
+NUMBERS = (0, 1, 2, 3, 7, 64, 255, 256, 1 << 16, (1 << 31) - 1, 1 << 31, 1 << 63, 10**30)
+ODD: tuple[Any, ...] = (
+    *NUMBERS,
+    *(-n for n in NUMBERS),
+    *(0.5, -0.0, 1e-40, 1e308, float("inf"), float("nan")),
+    *("", "1", "²", "\x00", "\x1b[2J", "../../etc/passwd", "a" * 5000, "\udc80", '"; }'),
+    *(None, True, False, [], {}, [[]], {"": {}}),
+)
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The paths of everything within a JSON value."""
+    found = [at] if at else []
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
+    for key, inner in items:
+        found += places(inner, (*at, key))
+    return found
+
+
+def _at(value: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        value = value[key]
+    return value
+
+
+def _near(old: Any, rng: random.Random) -> Any:
+    """A value like the old one."""
+    if isinstance(old, bool):
+        return not old
+    if isinstance(old, int):
+        return rng.choice((old + 1, old - 1, old * 2, old // 2, -old, old + 16, old + 256, 0))
+    if isinstance(old, float):
+        return rng.choice((old * 2, old / 2, -old, 0.0))
+    if isinstance(old, str):
+        cut = rng.randrange(len(old) + 1)
+        return old[:cut] + rng.choice(("", "x", "\n", "²")) + old[cut:]
+    return rng.choice(ODD)
+
+
+def of_json(value: Any, rng: random.Random, paths: list[tuple[Any, ...]] | None = None) -> Any:
+    """One to three changes: a value near or odd, something dropped, doubled, or swapped."""
+    made = copy.deepcopy(value)
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        found = paths or places(made)
+        if not found:
+            return copy.deepcopy(rng.choice(ODD))
+        path = rng.choice(found)
+        try:
+            holder = _at(made, path[:-1])
+            old = holder[path[-1]]
+            move = rng.random()
+            if move < 0.45:
+                holder[path[-1]] = _near(old, rng)
+            elif move < 0.7:
+                holder[path[-1]] = copy.deepcopy(rng.choice(ODD))
+            elif move < 0.8:
+                del holder[path[-1]]
+            elif move < 0.9 and isinstance(holder, list):
+                holder.insert(rng.randrange(len(holder) + 1), copy.deepcopy(old))
+            elif isinstance(holder, dict):
+                holder[rng.choice(("extra", "", "format", *map(str, holder)))] = copy.deepcopy(old)
+            else:
+                other = rng.randrange(len(holder))
+                holder[path[-1]], holder[other] = holder[other], old
+        except (KeyError, IndexError, TypeError, ValueError):
+            continue
+    return made
+
+
+def text_of(value: Any) -> str:
+    """The value as JSON text; what JSON cannot say, as Python's writer says it."""
+    return json.dumps(value)
+
+
+def of_bytes(data: bytes, rng: random.Random) -> bytes:
+    """Bits flipped, bytes dropped, repeated or replaced."""
+    made = bytearray(data or b"\0")
+    for _ in range(rng.choice((1, 1, 2, 4, 16))):
+        at = rng.randrange(len(made) + 1)
+        move = rng.randrange(5)
+        if move == 0 and at < len(made):
+            made[at] ^= 1 << rng.randrange(8)
+        elif move == 1:
+            made[at : at + rng.choice((1, 4, 64))] = b""
+        elif move == 2:
+            made[at:at] = bytes(rng.randrange(256) for _ in range(rng.choice((1, 4, 64))))
+        elif move == 3:
+            made[at:at] = made[: rng.randrange(min(len(made), 64) + 1)]
+        else:
+            made[at : at + 8] = rng.choice((b"\xff" * 8, b"\0" * 8, b"\x7f" + b"\xff" * 7))
+    return bytes(made)

@@ -1,0 +1,337 @@
+"""What is fuzzed. A target makes a hostile input from a random source and hands it in; ark may
+accept it or refuse it with an error for people. Anything else (another exception, a wrong result)
+is a finding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import random
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from ark.backend import registry
+from ark.collective import check, from_json, to_json, to_xml
+from ark.comm import synthesize
+from ark.comm.forestcoll import optimal
+from ark.comm.taccl import Sketch
+from ark.comm.topology import Topology, full_mesh
+from ark.errors import BaseError
+from ark.ir.dtype import by_name
+from ark.models.build import Shape
+from ark.models.config import LlamaConfig, Rope
+from ark.models.generate import make_plans
+from ark.plan import serialize
+from ark.plan.types import Plan
+from ark.runtime import rendezvous
+from ark.runtime.admission import admit
+from tests.fuzz import mutate
+from tests.fuzz.execute import differs
+
+CORPUS = Path(__file__).parent.parent / "corpus"
+NOAH = Path(__file__).parent.parent.parent / "examples" / "noah"
+
+# Keeps what is about to run where the parent finds it if this process dies.
+Keep = Callable[[str], None]
+
+
+class WrongResult(Exception):
+    """An accepted input that gives something else than its definition."""
+
+
+def seeds(name: str) -> list[str]:
+    """Texts of the corpus for a target."""
+    folder = CORPUS / name
+    return [p.read_text() for p in sorted(folder.iterdir())] if folder.is_dir() else []
+
+
+@cache
+def _plan() -> tuple[Any, list[tuple[Any, ...]]]:
+    """A small decoder's plan as JSON, and its places, with those of the tasks thinned out."""
+    config = LlamaConfig(
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        vocab_size=64,
+        max_position_embeddings=32,
+        rope=Rope(theta=10000.0),
+        tie_word_embeddings=True,
+    )
+    shape = Shape(config, by_name("fp32"), 16, 2, 0, 1)
+    made = make_plans(shape, registry.machine("cpu-2"))[0]
+    data = json.loads(serialize.to_json(made))
+    return data, mutate.places(data)
+
+
+def plan(rng: random.Random, keep: Keep) -> bool:
+    """A mutated plan: refused, or run under the sanitizer with the oracle's result."""
+    data, paths = _plan()
+    text = mutate.text_of(mutate.of_json(data, rng, paths))
+    if rng.random() < 0.1:
+        text = mutate.of_bytes(text.encode("utf-8", "replace"), rng).decode("utf-8", "replace")
+    keep(text)
+    return run_plan(text)
+
+
+def run_plan(text: str) -> bool:
+    """True if the plan is accepted (and right), false if it is refused."""
+    try:
+        made = serialize.from_json(text)
+        admit([made], registry.machine("cpu-2"))
+    except BaseError:
+        return False
+    if _worth_running(made):
+        wrong = differs(made)
+        if wrong:
+            raise WrongResult(wrong)
+    return True
+
+
+def _worth_running(made: Plan) -> bool:
+    """Is it another plan than the one that everything began with?"""
+    return json.loads(serialize.to_json(made)) != _plan()[0]
+
+
+def topology(rng: random.Random, keep: Keep) -> bool:
+    base = json.loads(rng.choice([full_mesh(3).to_json(), Topology.load("h100x2").to_json()]))
+    text = mutate.text_of(mutate.of_json(base, rng))
+    keep(text)
+    return run_topology(text)
+
+
+def run_topology(text: str) -> bool:
+    try:
+        made = Topology.from_json(text)
+        made.validate()
+        if len(made.nodes) <= 8:
+            optimal(made)
+    except BaseError:
+        return False
+    return True
+
+
+SKETCH: dict[str, Any] = {
+    "nnodes": 2,
+    "symmetry_offsets": [[2, 4]],
+    "intranode_sketch": {
+        "strategy": "relay",
+        "switches": [[0, 1]],
+        "switch_hyperedge_strategy": ["uc-min"],
+        "intranode_conn": {"0": [1], "1": [0]},
+    },
+    "internode_sketch": {
+        "strategy": "relay",
+        "internode_conn": {"0": [1]},
+        "gpus_to_sender_rev_map": {"0": [0, 1]},
+        "chunk_to_relay_map": [2, 0],
+        "beta_split": {"0": 2},
+        "enforce_ordering": True,
+    },
+    "hyperparameters": {"input_chunkup": 2, "input_size": "1M"},
+}
+
+
+def sketch(rng: random.Random, keep: Keep) -> bool:
+    text = mutate.text_of(mutate.of_json(SKETCH, rng))
+    keep(text)
+    return run_sketch(text)
+
+
+def run_sketch(text: str) -> bool:
+    try:
+        Sketch.from_json(text)
+    except BaseError:
+        return False
+    return True
+
+
+@cache
+def _program() -> Any:
+    return json.loads(to_json(synthesize(full_mesh(3), "all_reduce", "ring")))
+
+
+def program(rng: random.Random, keep: Keep) -> bool:
+    """A mutated collective program; one that is accepted is written as MSCCL XML and read back."""
+    text = mutate.text_of(mutate.of_json(_program(), rng))
+    keep(text)
+    return run_program(text)
+
+
+def run_program(text: str) -> bool:
+    try:
+        made = from_json(text)
+        check(made)
+        ElementTree.fromstring(to_xml(made))
+    except BaseError:
+        return False
+    return True
+
+
+FILES = ("config.json", "tokenizer.json", "generation_config.json", "model.safetensors")
+
+
+def checkpoint(rng: random.Random, keep: Keep) -> bool:
+    """A checkpoint with one file mutated."""
+    names = [n for n in sorted(os.listdir(NOAH)) if (NOAH / n).is_file()]
+    name = rng.choice(names)
+    data = (NOAH / name).read_bytes()
+    if name.endswith(".json") and rng.random() < 0.8:
+        data = mutate.text_of(mutate.of_json(json.loads(data), rng)).encode("utf-8", "replace")
+    elif name.endswith(".safetensors") and rng.random() < 0.8:
+        length = int.from_bytes(data[:8], "little")
+        header = mutate.of_json(json.loads(data[8 : 8 + length]), rng)
+        head = mutate.text_of(header).encode("utf-8", "replace")
+        data = len(head).to_bytes(8, "little") + head + data[8 + length :]
+    else:
+        data = mutate.of_bytes(data, rng)
+    keep(f"{name}\n{data[:20000]!r}")
+    with tempfile.TemporaryDirectory(prefix="ark-fuzz-") as folder:
+        for other in names:
+            if other == name:
+                Path(folder, other).write_bytes(data)
+            else:
+                os.symlink(NOAH / other, Path(folder, other))
+        return _open(folder)
+
+
+def _open(folder: str) -> bool:
+    from ark.models.checkpoint import Checkpoint
+    from ark.models.tokenizer import Tokenizer
+
+    try:
+        opened = Checkpoint.open(folder)
+        tokens = Tokenizer.open(folder, vocab_size=opened.config.vocab_size)
+        tokens.decode(tokens.encode("The king"))
+        for _ in opened:
+            pass
+    except BaseError:
+        return False
+    return True
+
+
+WORDS: tuple[str, ...] = (
+    *("plan", "emit", "cache", "topo", "generate", "bench", "trace", "info", "decode"),
+    *("show", "optimal", "clear", "--machine", "cpu-2", "h100", "cpu-0", "cpu-²", "-o"),
+    *("--output", "/dev/full", "/nowhere/x", "/dev/zero", "--chunk", "--context", "--ranks"),
+    *("0", "-1", "1", "2147483648", "9" * 30, "inf", "nan", "1e-39", "²", "", " ", "\x00", "a"),
+    *("--temperature", "--top-k", "--seed", "--prompt", "--budget", "--plan", "--json", "--set"),
+    *("processors=0", "lanes=-1", "--device", "--backend", "cpu", "cuda", "abacus", "--arch"),
+    *("--require", "cpu:1", "cpu:²", "ring3", "ring99999999", "h100x2", "full3:bandwidth=1e999"),
+    *("full3:bandwidth=0", "--k", "--root", "--size", "1K", "--time-limit", "--debug", "--help"),
+    *("--max-new-tokens", "--processors", "../x", "~nobody/x", "\udc80", "--tasks", "--version"),
+)
+# What would run for long is given what it refuses.
+UNSAFE = {"generate", "bench", "trace"}
+
+
+def command_line(rng: random.Random, keep: Keep) -> bool:
+    words = [rng.choice(("plan", "emit", "cache", "topo", "info", "generate", "bench", "trace"))]
+    if words[0] in UNSAFE:
+        words.append("/nowhere" if words[0] != "bench" else "decode")
+        if words[0] == "bench":
+            words += ["--config", "/nowhere/at/all"]
+    elif rng.random() < 0.5:
+        words += {
+            "plan": [str(NOAH), "--machine", "cpu-2", "--context", "16"],
+            "emit": ["/nowhere/plan.json", "--backend", "cpu", "-o", "/nowhere/x"],
+            "topo": ["show", "full3"],
+        }.get(words[0], [])
+    for _ in range(rng.randrange(5)):
+        words.insert(rng.randrange(1, len(words) + 1), rng.choice(WORDS))
+    keep(json.dumps(words))
+    return run_command_line(words)
+
+
+def run_command_line(words: list[str]) -> bool:
+    """True for exit code 0; 1 and 2 are refusals in a paragraph."""
+    from ark.cli import main
+
+    before = os.getcwd()
+    folder = tempfile.mkdtemp(prefix="ark-fuzz-")
+    os.chdir(folder)
+    out, err = io.StringIO(), io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                code = main([w for w in words if w != "--debug"])
+            except SystemExit as end:  # argparse, or --help
+                code = int(end.code or 0)
+    finally:
+        os.chdir(before)
+        shutil.rmtree(folder, ignore_errors=True)
+    if "Traceback" in err.getvalue():
+        raise WrongResult(err.getvalue()[-2000:])
+    if code not in (0, 1, 2):
+        raise WrongResult(f"exit code {code}")
+    return code == 0
+
+
+class _Served:
+    """A rendezvous server that hostile clients talk to; what its threads raise is kept."""
+
+    def __init__(self) -> None:
+        self.raised: list[str] = []
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = self.listener.getsockname()
+        threading.excepthook = lambda args: self.raised.append(repr(args.exc_value))
+        self.server = rendezvous.Server(self.listener, 2, "a job", 5.0)
+
+
+@cache
+def _served() -> _Served:
+    return _Served()
+
+
+def bootstrap(rng: random.Random, keep: Keep) -> bool:
+    """Bytes of somebody who does not know the job's words: the server goes on waiting."""
+    hello = json.dumps({"rank": 1, "world_size": 2, "pid": 3, "host": "x"}).encode()
+    frame = bytes([rendezvous.HELLO]) + (len(hello) + 48).to_bytes(4, "little") + hello + b"\0" * 48
+    data = mutate.of_bytes(frame, rng)
+    keep(repr(data))
+    served = _served()
+    with socket.create_connection(served.address, timeout=5) as client:
+        client.settimeout(5)
+        with contextlib.suppress(OSError):
+            client.recv(64)
+            client.sendall(data)
+            client.shutdown(socket.SHUT_WR)
+            client.recv(64)
+    if served.raised:
+        raise WrongResult(served.raised[0])
+    if served.server.missing() != [0, 1]:
+        raise WrongResult(f"the server believes that {served.server.missing()} are missing")
+    return False
+
+
+Target = Callable[[random.Random, Keep], bool]
+
+TARGETS: dict[str, Target] = {
+    "plan": plan,
+    "checkpoint": checkpoint,
+    "topology": topology,
+    "sketch": sketch,
+    "program": program,
+    "command_line": command_line,
+    "bootstrap": bootstrap,
+}
+# How a corpus text is handed in again.
+REPLAY: dict[str, Callable[[str], bool]] = {
+    "plan": run_plan,
+    "topology": run_topology,
+    "sketch": run_sketch,
+    "program": run_program,
+    "command_line": lambda text: run_command_line(json.loads(text)),
+}

@@ -1,0 +1,117 @@
+"""Command lines and surroundings that once ended in a traceback: each is a paragraph now."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ark_cpu import compiler
+
+from ark.cli import main
+from ark.cli.common import read_file, visible, write_file
+from ark.errors import InvalidUsageError
+
+ROOT = Path(__file__).parents[3]
+NOAH = str(ROOT / "examples" / "noah")
+GENERATE = ["generate", NOAH, "--backend", "cpu", "--prompt", "The", "--max-new-tokens", "1"]
+BENCH = ["bench", "decode", "--backend", "cpu", "--config", NOAH, "--context", "8"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([*GENERATE, "--top-k", "2147483648"], "top-k is 2147483648"),
+        ([*GENERATE, "--top-k", "-1"], "top-k is -1"),
+        ([*GENERATE, "--budget", "inf"], "the budget is inf s"),
+        ([*GENERATE, "--budget", "nan"], "the budget is nan s"),
+        ([*GENERATE, "--plan", "/dev/zero"], "cannot be read as a plan"),
+        (["info", "--require", "cpu:²"], "is no requirement"),
+        ([*BENCH, "--set", "processors=0"], "the plan's machine is damaged"),
+        ([*BENCH, "--set", "lanes=7"], "is not understood"),
+        ([*BENCH, "--set", "in_flight=²"], "is not understood"),
+        (["topo", "show", "full3:bandwidth=" + "9" * 200], "expected an integer"),
+        (["topo", "synthesize", "full3", "--out", "/nowhere/x"], "cannot be written"),
+    ],
+    ids=lambda v: None if isinstance(v, str) else " ".join(v[-2:])[:40],
+)
+def test_bad_words_are_refused(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    err = " ".join(capsys.readouterr().err.split())
+    assert said in err and "Traceback" not in err
+
+
+def test_a_failed_out_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "program.txt"
+    path.write_text("precious")
+    path.parent.chmod(0o500)
+    try:
+        if os.access(tmp_path, os.W_OK):  # root may write anywhere
+            assert main(["topo", "synthesize", "full3", "--out", str(path / "below")]) == 2
+        else:
+            assert main(["topo", "synthesize", "full3", "--out", str(path)]) == 2
+    finally:
+        path.parent.chmod(0o700)
+    assert path.read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "out", "code", "said"),
+    [
+        (["topo", "show", "full3"], {}, "/dev/full", 2, "No space left"),
+        (["cache"], {"ARK_CACHE_DIR": "~nobody-here/x"}, os.devnull, 2, "cannot be found"),
+        (["topo", "show", "full3"], {"PYTHONIOENCODING": "ascii"}, os.devnull, 0, ""),
+    ],
+)
+def test_surroundings(
+    words: list[str], environment: dict[str, str], out: str, code: int, said: str
+) -> None:
+    with open(out, "w") as target:
+        done = subprocess.run(
+            [sys.executable, "-m", "ark", *words],
+            env={**os.environ, **environment},
+            stdout=target,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr and "Traceback" not in done.stderr
+
+
+def test_escapes_in_a_models_text_are_shown() -> None:
+    assert visible("a\x1b[2Jb\x07\r\n\tä 语\x9b") == "a\\x1b[2Jb\\x07\\r\n\tä 语\\x9b"
+
+
+def test_what_never_ends_is_not_read() -> None:
+    with pytest.raises(InvalidUsageError, match="characters"):
+        read_file("/dev/zero", "a plan")
+
+
+def test_cxx_may_be_several_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", f"{sys.executable} -m ziglang c++")
+    compiler.find_compiler.cache_clear()
+    try:
+        assert compiler.find_compiler() == (sys.executable, "-m", "ziglang", "c++")
+    finally:
+        compiler.find_compiler.cache_clear()
+
+
+def test_a_device_is_written_to_and_not_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As root, `-o /dev/full` made a file of the device."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_file(str(fifo), "text")
+        assert fifo.is_fifo() and os.read(reader, 100) == b"text"
+    finally:
+        os.close(reader)
+    assert main(["topo", "synthesize", "full3", "--out", "/dev/full"]) == 2
+    assert "No space left" in capsys.readouterr().err and Path("/dev/full").is_char_device()

@@ -1,0 +1,66 @@
+"""The fuzz targets on a few inputs each, and every input that once did harm. `nox -s fuzz` runs
+them for minutes or hours.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.fuzz.targets import CORPUS, REPLAY, TARGETS, run_command_line
+
+FEW = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+CASES = [(kind, path) for kind in sorted(REPLAY) for path in sorted((CORPUS / kind).iterdir())]
+
+
+@pytest.mark.parametrize("name", [n for n in sorted(TARGETS) if n != "plan"])
+@FEW
+@given(seed=st.integers(0, 2**32 - 1))
+def test_hostile_input_is_accepted_or_refused(name: str, seed: int) -> None:
+    TARGETS[name](random.Random(seed), lambda text: None)
+
+
+@settings(FEW, max_examples=10)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_hostile_plans_are_refused_or_right(seed: int) -> None:
+    TARGETS["plan"](random.Random(seed), lambda text: None)
+
+
+@pytest.mark.parametrize(("kind", "path"), CASES, ids=[f"{k}-{p.stem}" for k, p in CASES])
+def test_what_once_did_harm(kind: str, path: Path) -> None:
+    REPLAY[kind](path.read_text())
+
+
+def test_the_oracle_sees_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan that computes something else than its program is a finding."""
+    import dataclasses
+    import json
+
+    from ark.plan import serialize
+    from tests.fuzz import execute, targets
+
+    made = serialize.from_json(json.dumps(targets._plan()[0]))
+    assert execute.differs(made) is None
+    ops = list(made.ops)
+    number = next(i for i, o in enumerate(ops) if o.kind == "attention")
+    ops[number] = dataclasses.replace(ops[number], params={**ops[number].params, "scale": 9.0})
+    other = dataclasses.replace(made, ops=tuple(ops))
+    monkeypatch.setattr(execute, "serial", lambda plan: execute.dataclasses.replace(other))
+    assert "differs" in str(execute.differs(made))
+
+
+def test_a_command_line_that_ends_in_a_traceback_is_a_finding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from ark.cli import cache
+
+    def broken(args: object) -> int:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(cache, "run", broken)
+    with pytest.raises(RuntimeError):
+        run_command_line(["cache"])
