@@ -51,7 +51,7 @@ def kv_append(cache: Any, input: Any, position: Any, name: str = "") -> Tensor:
         )
     model = Model.get_model()
     made = model.graph.rewrite(target.ir, name)
-    model.graph.add("kv_append", [rows.ir, at.ir, target.ir], [kept, made], {}, name)
+    model.graph.add("kv_append", [rows.ir, at.ir, target.ir], [made], {}, name)
     return Tensor(made, model)
 
 
