@@ -21,8 +21,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from ark.comm.forestcoll.alike import draw
 from ark.comm.forestcoll.cuts import Ints, RootedCuts
+from ark.comm.forestcoll.isomorphic import draw
 from ark.comm.forestcoll.network import Network, network
 from ark.comm.forestcoll.optimum import Optimum, unbalanced
 from ark.comm.forestcoll.symmetry import Symmetry, find_symmetry

@@ -6,7 +6,7 @@ from ark.frontend.tensor import provided
 from ark.ops import decoder as decoder
 from ark.ops import programs as programs
 from ark.ops import views
-from ark.ops.attention import attention, kv_append
+from ark.ops.attention import attention, kv_append, kv_cache_slot
 from ark.ops.collectives import (
     all_gather,
     all_reduce,
@@ -74,6 +74,7 @@ __all__ = [
     "gelu",
     "identity",
     "kv_append",
+    "kv_cache_slot",
     "layernorm",
     "linear",
     "matmul",

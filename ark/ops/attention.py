@@ -1,7 +1,9 @@
-"""Attention over a key/value cache, and appending to one, as users call them."""
+"""Attention over a key/value cache, and writing to one, as users call them."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,12 +11,14 @@ import numpy as np
 
 from ark.errors import ModelError
 from ark.frontend.model import Model
-from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.frontend.tensor import NullTensor, Tensor, as_tensor, is_torch
 from ark.ir.dtype import fp32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.registry import register
-from ark.ops.base import float_dtype, result
+from ark.ops.base import float_dtype, result, same_dtype
+from ark.ops.communication import copy_box
+from ark.ops.movement import whole_view
 from ark.ops.tokens import check_position
 from ark.variant import COMMUNICATE
 
@@ -66,6 +70,64 @@ def _append(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.n
         if 0 <= int(position[0]) + r < context:
             made[:, int(position[0]) + r] = rows[r].reshape(heads, width)
     return [made]
+
+
+def kv_cache_slot(cache: Any, token: Any, position: Any, name: str = "") -> Tensor:
+    """Writes a token into one slot of a cache in place; returns what was written, of its shape.
+
+    cache (max_seq, *slot), contiguous, a tensor of the model or a torch tensor; token (slot) of the
+    cache's type, fp32, fp16 or bf16; position (1,) int32, read when the kernel runs. A position
+    outside of the cache writes nothing. ModelError where shapes, types or contiguity do not fit.
+    Calls on one cache run in program order.
+    """
+    if is_torch(cache) and not cache.is_contiguous():
+        raise ModelError("kv_cache_slot: the cache is not contiguous; pass cache.contiguous()")
+    target, row, at = as_tensor(cache), as_tensor(token), as_tensor(position)
+    float_dtype("kv_cache_slot", target)
+    same_dtype("kv_cache_slot", target, row)
+    check_position("kv_cache_slot", at)
+    shape, slot = target.ir.shape, target.ir.shape[1:]
+    if len(shape) < 2 or target.ir.extents[1:] != slot:
+        raise ModelError(
+            f"kv_cache_slot: the cache has shape {list(shape)} in memory of "
+            f"{list(target.ir.extents)}; expected (max_seq, *slot), contiguous"
+        )
+    if row.ir.shape != slot:
+        raise ModelError(
+            f"kv_cache_slot: the token has shape {list(row.ir.shape)}; a slot of the cache has "
+            f"{list(slot)}"
+        )
+    model = Model.get_model()
+    kept = model.graph.rewrite(target.ir)
+    made = model.new_tensor(slot, row.ir.dtype, name=name)
+    model.graph.add("kv_cache_slot", [row.ir, at.ir, target.ir], [kept, made], {}, name)
+    return Tensor(made, model)
+
+
+def _lower_slot(lowering: Lowering, node: Node) -> None:
+    """The cache as one head's, whose width is the whole slot."""
+    token, position, _ = node.inputs
+    cache, made = node.outputs
+    width = math.prod(token.shape)
+    rows = (1, cache.shape[0], width)
+    one_head = dataclasses.replace(
+        cache,
+        shape=rows,
+        padded=rows,
+        extents=(1, cache.extents[0], width),
+        offsets=(0, cache.offsets[0], 0),
+    )
+    row = whole_view(lowering, token, (1, width), fill=True)
+    lowering.emit("kv_append", {}, [row, position, one_head], [(0,)])
+    copy_box(lowering, token, made, ".written")
+
+
+def _slot(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    token, position, cache = inputs
+    made = cache.copy()
+    if 0 <= int(position[0]) < len(cache):
+        made[int(position[0])] = token
+    return [made, token]
 
 
 def attention(
@@ -169,3 +231,4 @@ def _lower_attention(lowering: Lowering, node: Node) -> None:
 
 register("attention", attention_reference, _lower_attention, aliasing="none")
 register("kv_append", _append, _lower_append)
+register("kv_cache_slot", _slot, _lower_slot)

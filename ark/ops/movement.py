@@ -68,17 +68,17 @@ def embedding(input: Any, weight: Any, output: Any = NullTensor, name: str = "")
     return result("embedding", [ids, table], shape, dtype, output, name=name)
 
 
-def _whole(lowering: Lowering, tensor: IrTensor, shape: Sequence[int], fill: bool) -> IrTensor:
+def whole_view(lowering: Lowering, tensor: IrTensor, shape: Sequence[int], fill: bool) -> IrTensor:
     """The tensor in another shape, or a temporary that can be seen so (filled if asked)."""
     if dense_view(tensor, shape) is None:
         made = lowering.temp(tensor.shape, tensor.dtype, f"{tensor.name}.dense")
         if fill:
-            _move(lowering, tensor, made)
+            move(lowering, tensor, made)
         tensor = made
     return lowering.view(tensor, shape)
 
 
-def _move(lowering: Lowering, source: IrTensor, target: IrTensor) -> None:
+def move(lowering: Lowering, source: IrTensor, target: IrTensor) -> None:
     get("copy").lower(lowering, Node(0, "copy", "copy", (source,), (target,)))
 
 
@@ -86,15 +86,15 @@ def _lower_embedding(lowering: Lowering, node: Node) -> None:
     ids, table = node.inputs
     out = node.outputs[0]
     rows, width = ids.elements, table.shape[1]
-    index = _whole(lowering, ids, (rows,), fill=True)
-    target = _whole(lowering, out, (rows, width), fill=False)
+    index = whole_view(lowering, ids, (rows,), fill=True)
+    target = whole_view(lowering, out, (rows, width), fill=False)
     pieces = max(1, min(width // 64, -(-lowering.machine.processors // rows)))
     columns = -(-width // pieces)
     params = {"rows": 1, "columns": columns, "dynamic": False}
     coords = [(r, c) for r in range(rows) for c in range(0, width, columns)]
     lowering.emit("embedding", params, [index, table, target], coords)
     if target.buffer.id != out.buffer.id:
-        _move(lowering, lowering.view(target, out.shape), out)
+        move(lowering, lowering.view(target, out.shape), out)
 
 
 def _embedding(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:

@@ -104,7 +104,7 @@ class Schedule:
         self.rank = rank
         self.templates = templates
         self.counter_list: list[_Counter] = [_Counter("gate", world_size, rank, world_size > 1)]
-        self._mail: dict[tuple[int, str], int] = {}
+        self._semaphores: dict[tuple[int, str], int] = {}
         self.gates = [GATE] + [
             self.counter("gate", 0, other, True) for other in range(world_size) if other != rank
         ]
@@ -129,11 +129,11 @@ class Schedule:
         return run.finish()
 
     def semaphore(self, rank: int, name: str, step: int) -> int:
-        """The counter called `name` on `rank`; on this rank its step adds up over the awaits."""
+        """The counter called `name` on `rank`; its step is what this rank waits for."""
         key = (rank, name)
-        if key not in self._mail:
-            self._mail[key] = self.counter(name, 0, rank, True)
-        counter = self._mail[key]
+        if key not in self._semaphores:
+            self._semaphores[key] = self.counter(name, 0, rank, True)
+        counter = self._semaphores[key]
         self.counter_list[counter].step = max(self.counter_list[counter].step, step)
         return counter
 
@@ -201,7 +201,7 @@ class _PhaseRun:
             self.lists[lane].append(first + i)
             run.ends[i] = len(self.lists[lane])
             run.clocks.append(clock)
-        self._mails(group, first)
+        self._pair(group, first)
         self.frontier.add(mine)
 
     def _deal(self, group: Group, count: int) -> np.ndarray:
@@ -217,7 +217,7 @@ class _PhaseRun:
         self.rotation = (self.rotation + count) % len(self.lists)
         return lanes
 
-    def _mails(self, group: Group, first: int) -> None:
+    def _pair(self, group: Group, first: int) -> None:
         """The waits and signals between ranks, which the lowering named."""
         for i, awaited in enumerate(group.awaits):
             for far, threshold in awaited:

@@ -2,8 +2,8 @@
 
 `optimal` says how fast a collective can be and proves it; `trees` and `forest` give the spanning
 trees that attain it, with their paths through switches; `lower` turns them into a program. Work
-passes through the modules in this order: cuts, optimum, then alike (with symmetry) or else switches
-and packing (with drawing), then forest and lower.
+passes through the modules in this order: cuts, optimum, then isomorphic (with symmetry) or else
+switches and packing (with drawing), then forest and lower.
 """
 
 from ark.comm.forestcoll.all_reduce import AllReduceOptimum, optimal_all_reduce

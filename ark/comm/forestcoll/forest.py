@@ -1,6 +1,6 @@
 """The trees of a collective on a topology, checked: what users of ForestColl ask for.
 
-`forest` runs the steps (optimum, then alike trees or packing) and returns a `Forest`; `trees`
+`forest` runs the steps (optimum, then isomorphic trees or packing) and returns a `Forest`; `trees`
 returns the trees alone. `ark.comm.forestcoll.lower` and the command line call them. Every forest is
 checked against the topology before it is returned.
 """
@@ -16,9 +16,9 @@ from fractions import Fraction
 
 import numpy as np
 
-from ark.comm.forestcoll.alike import draw
 from ark.comm.forestcoll.all_reduce import AllReduceOptimum, optimal_all_reduce
 from ark.comm.forestcoll.cuts import Ints
+from ark.comm.forestcoll.isomorphic import draw
 from ark.comm.forestcoll.network import Network, network
 from ark.comm.forestcoll.optimum import Optimum, balanced, optimal, whole_units
 from ark.comm.forestcoll.packing import Branching, pack
@@ -180,14 +180,14 @@ def _gathering(
     optimum = optimal(topology, k, roots)
     net = balanced(network(topology, roots))
     demand = net.demand * optimum.k
-    result = _alike(net, optimum) or _pack(
+    result = _isomorphic(net, optimum) or _pack(
         net, whole_units(net, net.capacity(optimum.scale)), demand
     )
     check(net, optimum.scale, demand, result)
     return optimum, result
 
 
-def _alike(net: Network, optimum: Optimum) -> tuple[Tree, ...] | None:
+def _isomorphic(net: Network, optimum: Optimum) -> tuple[Tree, ...] | None:
     """Returns trees that are images of few under the network's symmetry, or None."""
     if net.demand.min() != net.demand.max():
         return None

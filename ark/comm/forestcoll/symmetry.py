@@ -3,8 +3,9 @@
 Ranks of boxes, rails, grids and cubes are numbered so that shifts of digits of the rank number are
 symmetries. Such groups are proposed, largest first, and tested on every capacity; nothing is
 assumed. No element but the identity leaves any rank in place, so all orbits of ranks have the
-group's size. The packing draws alike trees at once with a `Group`; `ark.comm.forestcoll.alike` and
-`ark.comm.scale` expand one root's trees to all with a `Symmetry`.
+group's size. The packing draws isomorphic trees at once with a `Group`;
+`ark.comm.forestcoll.isomorphic` and `ark.comm.scale` expand one root's trees to all with a
+`Symmetry`.
 """
 
 from __future__ import annotations
@@ -202,7 +203,7 @@ def _symmetry(generators: tuple[Ints, ...], net: Network) -> Symmetry:
 def _extend(image: Ints, capacities: dict[tuple[int, int], Fraction], net: Network) -> Ints | None:
     """Returns the permutation of all nodes that moves ranks by `image`; None if links forbid it.
 
-    A switch is known by its links to nodes already mapped; alike switches keep their order, so
+    A switch is known by its links to nodes already mapped; isomorphic switches keep their order, so
     that shifts that come back to the start for all ranks do so for all switches.
     """
     nodes = len(net.topology.nodes)

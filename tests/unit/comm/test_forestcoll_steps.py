@@ -131,14 +131,14 @@ def test_fixed_k_on_any_eulerian_network(seed, k):
     assert made.optimum.inv_x >= made.optimum.lower_bound
 
 
-def test_alike_trees_of_boxes_are_two_deep():
+def test_isomorphic_trees_of_boxes_are_two_deep():
     for name in ("a100x2", "h100x4", "mi300xx2", "a100x4:fabric=leafspine,oversubscription=2"):
         assert forest(named(name)).height == 2
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("shape", [(1, 4, 2, 1), (2, 4, 4, 1), (3, 4, 2, 2)])
-def test_alike_switches_in_any_order(shape, seed):
+def test_isomorphic_switches_in_any_order(shape, seed):
     topology = planes(*shape, seed)
     assert find_symmetry(network(topology)).size == len(topology.ranks)
     made = forest(topology)
