@@ -31,10 +31,20 @@ def init(
 
 
 def set_rank(rank: int) -> None:
-    """Sets the rank of the current and of new models."""
+    """Sets the rank of the current and of new models.
+
+    Where nobody has named the number of ranks, it becomes the launcher's, or 1: a process of
+    whatever rank then runs by itself.
+    """
     Model.set_rank(rank)
+    if not Model.has_world_size():
+        Model.set_world_size(rank_from_environment().world_size)
 
 
 def set_world_size(world_size: int) -> None:
-    """Sets the number of ranks of the current and of new models."""
+    """Sets the number of ranks of the current and of new models.
+
+    Launching a model of several ranks needs a launcher (ark.launch, torchrun, mpirun, srun), which
+    tells them how to meet; building and planning one does not.
+    """
     Model.set_world_size(world_size)

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from ark import log
 from ark.backend import registry
 from ark.backend.protocol import Backend, Device
-from ark.errors import SystemError
+from ark.errors import InvalidUsageError, SystemError
 from ark.frontend.model import Model
 from ark.runtime.bootstrap import Bootstrap
+from ark.runtime.rank_info import rank_from_environment
 
 
 @dataclass
@@ -66,9 +67,27 @@ def device(index: int | None = None) -> Device:
 
 
 def ranks() -> Bootstrap | None:
-    """This process's membership of its job, joined on first use; None for a lone rank."""
-    if Model.get_world_size() == 1:
+    """This process's membership of its job, joined on first use; None for a lone rank.
+
+    InvalidUsageError where the model's rank and number of ranks are not what the launcher says.
+    """
+    rank, world = Model.get_rank(), Model.get_world_size()
+    if world == 1:
         return None
+    here = rank_from_environment()
+    if here.world_size == 1:
+        raise InvalidUsageError(
+            f"the model is of {world} ranks (ark.set_world_size), but no launcher started this "
+            f"process as one of {world}, so it cannot find the others; start it with "
+            f"ark.launch({world}, function), `torchrun --nproc-per-node {world} script.py` or "
+            f"`mpirun -n {world} python script.py`"
+        )
+    if (here.rank, here.world_size) != (rank, world):
+        raise InvalidUsageError(
+            f"the model is of rank {rank} of {world} (ark.set_rank, ark.set_world_size), but the "
+            f"launcher started this process as rank {here.rank} of {here.world_size}; set these, "
+            "or let ark.init() do it"
+        )
     if _state.ranks is None:
         _state.ranks = Bootstrap.from_environment()
         atexit.register(_state.ranks.close)

@@ -19,13 +19,13 @@ class Model:
 
     _current: Model | None = None
     _rank = 0
-    _world_size = 1
+    _world_size: int | None = None  # none: nobody has named one
     _device_id = 0
 
     def __init__(self, rank: int | None = None, world_size: int | None = None) -> None:
         self.graph = Graph(
             Model._rank if rank is None else rank,
-            Model._world_size if world_size is None else world_size,
+            Model.get_world_size() if world_size is None else world_size,
         )
         self.storages: WeakValueDictionary[int, Storage] = WeakValueDictionary()
         self._adopted: WeakKeyDictionary[Storage, ir.Buffer] = WeakKeyDictionary()
@@ -58,8 +58,13 @@ class Model:
 
     @staticmethod
     def get_world_size() -> int:
-        """The number of ranks of new models."""
-        return Model._world_size
+        """The number of ranks of new models; 1 until it is set."""
+        return Model._world_size or 1
+
+    @staticmethod
+    def has_world_size() -> bool:
+        """Was the number of ranks set?"""
+        return Model._world_size is not None
 
     @staticmethod
     def set_world_size(world_size: int) -> None:

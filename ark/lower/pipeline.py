@@ -66,15 +66,15 @@ def plan(
     packets = choose_packets(groups, machine, chosen, templates) if packed else set()
     tables = _Tables(private, groups, packets, external)
     schedule = Schedule(
-        machine, tables.tensors, tables.buffers, graph.rank, graph.world_size, templates
+        machine, tables.tensors, tables.buffers, private.rank, private.world_size, templates
     )
     phases = []
     for number, name in enumerate(private.phases):
         members = [(i, g) for i, g in enumerate(groups) if g.phase == number]
         phases.append(Phase(name, schedule.phase(number, members, tables.ops)))
     return Plan(
-        rank=graph.rank,
-        world_size=graph.world_size,
+        rank=private.rank,
+        world_size=private.world_size,
         machine=_machine_entry(machine),
         buffers=tuple(tables.buffers),
         tensors=tuple(tables.tensors),
@@ -103,6 +103,7 @@ def _machine_entry(machine: Machine) -> dict[str, Any]:
 
 def _private_copy(graph: Graph) -> Graph:
     made = copy.copy(graph)
+    made.rank = graph.rank if graph.world_size > 1 else 0  # alone, whatever its number
     made.nodes = list(graph.nodes)
     made.tensors = list(graph.tensors)
     made.buffers = list(graph.buffers)
