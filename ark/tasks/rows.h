@@ -15,7 +15,9 @@ struct ArkMaxFold {
   ARK_DEVICE float none(float) { return -ark_inf(); }
   ARK_DEVICE ark_i32 none(ark_i32) { return -2147483647 - 1; }
   template <typename T>
-  ARK_DEVICE T join(T a, T b) { return b > a ? b : a; }
+  ARK_DEVICE T join(T a, T b) {
+    return b > a ? b : a;
+  }
 };
 
 ARK_DEVICE ark_i32 ark_shfl_bits(ark_i32 v, int mask) {
@@ -89,7 +91,9 @@ struct ArkRmsNorm {
 struct ArkOnes {};
 ARK_DEVICE float ark_weight(ArkOnes, int) { return 1.0f; }
 template <typename T>
-ARK_DEVICE float ark_weight(const T* w, int k) { return ark_get(w, k); }
+ARK_DEVICE float ark_weight(const T* w, int k) {
+  return ark_get(w, k);
+}
 
 // Rows of K elements in registers, E packs of V a thread, R rows at once by the block or by each
 // warp, the next ones on their way meanwhile. at(row, in, out) gives where a row lies.
@@ -268,7 +272,8 @@ ARK_DEVICE void ark_reduce_rows(const TI* in, int rows, int K, char* red, const 
 #pragma unroll
       for (int j = 0; j < V; ++j) part[0][j] = F::join(part[0][j], T(ark_plain(pack.v[j])));
     }
-    for (k = bulk + me; k < K; k += WIDTH) part[0][0] = F::join(part[0][0], T(ark_plain(source[k])));
+    for (k = bulk + me; k < K; k += WIDTH)
+      part[0][0] = F::join(part[0][0], T(ark_plain(source[k])));
     T total[1] = {part[0][0]};
 #pragma unroll
     for (int i = 1; i < U * V; ++i) total[0] = F::join(total[0], part[i / V][i % V]);
@@ -323,8 +328,8 @@ ARK_DEVICE void ark_reduce_columns(const TI* in, ark_i64 stride, int columns, in
 
 // The same by one thread: row after row is added to `columns` sums.
 template <class F, typename T, typename TI, class Finish>
-ARK_DEVICE void ark_reduce_columns_alone(const TI* in, ark_i64 stride, int columns, int K, char* red,
-                                         const Finish& finish) {
+ARK_DEVICE void ark_reduce_columns_alone(const TI* in, ark_i64 stride, int columns, int K,
+                                         char* red, const Finish& finish) {
   T* sums = reinterpret_cast<T*>(red);
   for (int c = 0; c < columns; ++c) sums[c] = F::none(T());
   for (int k = 0; k < K; ++k) {

@@ -5,9 +5,9 @@
 
 template <typename T>
 struct ArkSquare {
-  const T* from;         // element [r][c] lies at from[r * from_row + c]
-  T* to;                 // and goes to to[c * to_row + r]
-  int rows, columns;     // of SIDE, what there is
+  const T* from;      // element [r][c] lies at from[r * from_row + c]
+  T* to;              // and goes to to[c * to_row + r]
+  int rows, columns;  // of SIDE, what there is
 };
 
 template <int SIDE, int V, int COUNT, typename T, class Place>

@@ -35,4 +35,6 @@ ARK_DEVICE bool ark_aligned(ark_u64 address) { return (address & 15u) == 0u; }
 ARK_DEVICE float ark_plain(ark_f16 v) { return ark_float(v); }
 ARK_DEVICE float ark_plain(ark_bf16 v) { return ark_float(v); }
 template <typename T>
-ARK_DEVICE T ark_plain(T v) { return v; }
+ARK_DEVICE T ark_plain(T v) {
+  return v;
+}

@@ -129,8 +129,8 @@ ARK_DEVICE ark_f16 ark_half(float v) {
   const ark_u32 bits = ark_float_bits(v);
   const ark_u32 sign = (bits >> 16) & 0x8000u;
   const ark_u32 magnitude = bits & 0x7fffffffu;
-  // All cases are computed and one is chosen, so that it vectorises. Subnormal: adding 0.5 shifts the
-  // mantissa into place, rounded to nearest even.
+  // All cases are computed and one is chosen, so that it vectorises. Subnormal: adding 0.5 shifts
+  // the mantissa into place, rounded to nearest even.
   const ark_u32 small = ark_float_bits(ark_bits_float(magnitude) + 0.5f) - 0x3f000000u;
   const ark_u32 normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
   const ark_u32 finite = magnitude < 0x38800000u ? small : normal;
@@ -147,9 +147,10 @@ ARK_DEVICE float ark_fma(float a, float b, float c) {
   return a * b + c;
 #endif
 }
-// e^v within 2 units in the last place, without a branch, so that loops over it vectorise: v is n ln 2
-// + r, e^r a polynomial (its Taylor series in Horner's form, |r| <= ln 2 / 2), and 2^n two factors, so
-// that neither overflows where the result does not.
+// e^v within 2 units in the last place, without a branch, so that loops over it vectorise: v is n
+// ln 2
+// + r, e^r a polynomial (its Taylor series in Horner's form, |r| <= ln 2 / 2), and 2^n two factors,
+// so that neither overflows where the result does not.
 ARK_DEVICE float ark_exp(float v) {
   const float high = v > 89.0f ? 89.0f : v;
   const float x = high < -104.0f ? -104.0f : high;

@@ -13,9 +13,9 @@ struct ArkMatrixRing {
   ark_u64 full[ARK_MATRIX_STAGES];
   ark_u64 empty[ARK_MATRIX_STAGES];
   ark_u32 used[ARK_MATRIX_GROUPS];  // stages that a warpgroup has consumed since launch
-  ark_u64 begun;                    // how many tasks have begun since launch, and the last one's place
-  ark_u32 leave;                    // they have left the loop
-  ark_u32 stopped;                  // the loading thread has given up a wait
+  ark_u64 begun;    // how many tasks have begun since launch, and the last one's place
+  ark_u32 leave;    // they have left the loop
+  ark_u32 stopped;  // the loading thread has given up a wait
 };
 
 __shared__ ArkMatrixRing ark_matrix;
@@ -28,7 +28,9 @@ ARK_DEVICE char* ark_matrix_slab(ArkCtx& c, int group) {
   return ark_matrix_stage(c, 0u) + ARK_MATRIX_STAGES * ARK_MATRIX_STAGE + group * ARK_MATRIX_SLAB;
 }
 
-ARK_DEVICE ark_u32 ark_shared_word(const ark_u32* p) { return *const_cast<const volatile ark_u32*>(p); }
+ARK_DEVICE ark_u32 ark_shared_word(const ark_u32* p) {
+  return *const_cast<const volatile ark_u32*>(p);
+}
 
 // Called by all threads before anything else.
 ARK_DEVICE void ark_matrix_open() {
@@ -59,8 +61,9 @@ ARK_DEVICE void ark_task_begins(ArkCtx& c) {
 }
 
 // Waits for a stage without a call, which would part the products before it from those behind. What
-// the loading thread itself waits for has a budget and sees the abort word; when it stops, it says so.
-// The warps then go on with what lies there, and stay together until the vote at the task's end.
+// the loading thread itself waits for has a budget and sees the abort word; when it stops, it says
+// so. The warps then go on with what lies there, and stay together until the vote at the task's
+// end.
 ARK_DEVICE void ark_matrix_filled(ArkCtx& c, ark_u32 n) {
   ark_u64* barrier = &ark_matrix.full[n % ARK_MATRIX_STAGES];
   while (!ark_barrier_passed(barrier, n / ARK_MATRIX_STAGES & 1u)) {
@@ -69,7 +72,8 @@ ARK_DEVICE void ark_matrix_filled(ArkCtx& c, ark_u32 n) {
     break;
   }
 }
-// Loader: the stage that used the slot before has been given back; false when there is no use for more.
+// Loader: the stage that used the slot before has been given back; false when there is no use for
+// more.
 ARK_DEVICE bool ark_matrix_free(ark_u32 n) {
   ark_u64* barrier = &ark_matrix.empty[n % ARK_MATRIX_STAGES];
   while (!ark_barrier_passed(barrier, (n / ARK_MATRIX_STAGES + 1u) & 1u)) {
@@ -139,8 +143,8 @@ ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scra
   // A block must not end while copies into its shared memory are under way.
   const ark_u32 behind = load.issued < ARK_MATRIX_STAGES ? load.issued : ARK_MATRIX_STAGES;
   for (ark_u32 n = load.issued - behind; n != load.issued; ++n) {
-    while (!ark_barrier_passed(&ark_matrix.full[n % ARK_MATRIX_STAGES],
-                               n / ARK_MATRIX_STAGES & 1u)) {
+    while (
+        !ark_barrier_passed(&ark_matrix.full[n % ARK_MATRIX_STAGES], n / ARK_MATRIX_STAGES & 1u)) {
     }
   }
 }
@@ -149,15 +153,16 @@ ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scra
 ARK_DEVICE void ark_box_load(char* to, ark_u64 map, int x, int y, ark_u64* barrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
-      "%3}], [%4];" ::"r"(ark_shared_address(to)), "l"(map), "r"(x), "r"(y),
-      "r"(ark_shared_address(barrier))
+      "%3}], [%4];" ::"r"(ark_shared_address(to)),
+      "l"(map), "r"(x), "r"(y), "r"(ark_shared_address(barrier))
       : "memory");
 }
-ARK_DEVICE void ark_box_load(char* to, ark_u64 map, int x, int y, int i1, int i0, ark_u64* barrier) {
+ARK_DEVICE void ark_box_load(char* to, ark_u64 map, int x, int y, int i1, int i0,
+                             ark_u64* barrier) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
-      "%3, %4, %5}], [%6];" ::"r"(ark_shared_address(to)), "l"(map), "r"(x), "r"(y), "r"(i1),
-      "r"(i0), "r"(ark_shared_address(barrier))
+      "%3, %4, %5}], [%6];" ::"r"(ark_shared_address(to)),
+      "l"(map), "r"(x), "r"(y), "r"(i1), "r"(i0), "r"(ark_shared_address(barrier))
       : "memory");
 }
 ARK_DEVICE void ark_box_store(ark_u64 map, int x, int y, const char* from) {
@@ -174,17 +179,17 @@ ARK_DEVICE void ark_box_store(ark_u64 map, int x, int y, int i1, int i0, const c
       : "memory");
 }
 ARK_DEVICE void ark_matrix_expect(ark_u64* barrier, ark_u32 bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
-                   ark_shared_address(barrier)),
-               "r"(bytes)
-               : "memory");
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(ark_shared_address(barrier)),
+      "r"(bytes)
+      : "memory");
 }
 
-// wgmma's description of an operand in shared memory: rows of 128 bytes, swizzled, in blocks of eight
-// rows; `lead` is the distance of blocks of 64 elements side by side, in 16 bytes.
+// wgmma's description of an operand in shared memory: rows of 128 bytes, swizzled, in blocks of
+// eight rows; `lead` is the distance of blocks of 64 elements side by side, in 16 bytes.
 ARK_DEVICE ark_u64 ark_matrix_operand(const char* at, ark_u32 lead) {
-  return (ark_shared_address(at) & 0x3ffffu) >> 4 | static_cast<ark_u64>(lead) << 16 |
-         64ull << 32 | 1ull << 62;
+  return (ark_shared_address(at) & 0x3ffffu) >> 4 | static_cast<ark_u64>(lead) << 16 | 64ull << 32 |
+         1ull << 62;
 }
 // A barrier of one warpgroup.
 ARK_DEVICE void ark_matrix_meet(int group) {
