@@ -1,0 +1,46 @@
+"""The harness of test_cuda_device emits and compiles, so that it does not rot where no GPU is."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from ark.backend import registry
+from tests.codegen.cuda_protocol import Streams
+
+pytest.importorskip("cuda.bindings.nvrtc")
+
+
+class Tables:
+    """A device that takes tables and a program, and runs nothing."""
+
+    def __init__(self):
+        self.machine = registry.machine("h100")
+        self.compiled = []
+
+    def alloc(self, nbytes, kind):
+        return SimpleNamespace(address=4096, nbytes=nbytes, host=np.zeros(int(nbytes), np.uint8))
+
+    def write(self, address, values):
+        pass
+
+    def zero(self, address, nbytes):
+        pass
+
+    def load(self, binary):
+        self.compiled.append(binary)
+
+    def launch(self, program, params, blocks, threads, shared):
+        return blocks, threads, shared
+
+
+@pytest.mark.parametrize("variant", [v.name for v in registry.machine("h100").variants])
+def test_the_tasks_by_hand_compile(variant):
+    if variant == "matrix":
+        pytest.skip("its loading warpgroup takes boxes, which this harness does not make")
+    device = Tables()
+    machine = device.machine.using(variant)
+    made = Streams(device, 4, machine)
+    blocks, threads, shared = made.job.start()
+    assert len(device.compiled) == 1 and blocks == 4
+    assert threads == machine.threads and shared > machine.ring_bytes
