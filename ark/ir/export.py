@@ -1,17 +1,21 @@
 """A graph as JSON in ARK's layout: nodes with producers, consumers, tensors and arguments.
 
-For people and tools that read ARK's model files; ark itself plans from the graph. Called by
-ark.model.
+For people and tools that read ARK's model files; ark itself plans from the graph. An all-reduce is
+written as ARK writes it: one AllReducePacketFused, or a ring of Send, Recv and Add, which says what
+is computed and not how the plan does it. Called by ark.frontend.model.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import defaultdict
+from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 from ark.ir.graph import Graph, Node
-from ark.ir.values import Tensor
+from ark.ir.values import Buffer, Tensor
 
 
 def to_json(graph: Graph, pretty: bool = True) -> str:
@@ -26,10 +30,11 @@ def to_json(graph: Graph, pretty: bool = True) -> str:
 
 def _nodes(graph: Graph) -> list[dict[str, Any]]:
     """Producers are the last writers of what a node reads, by tensor and by buffer."""
+    nodes = [dataclasses.replace(n, id=i) for i, n in enumerate(_spelled_out(graph))]
     producers: dict[int, list[int]] = {}
     consumers: dict[int, list[int]] = defaultdict(list)
     writer: dict[int, int] = {}
-    for node in graph.nodes:
+    for node in nodes:
         found = {writer[t.buffer.id] for t in node.inputs if t.buffer.id in writer}
         producers[node.id] = sorted(found)
         for producer in found:
@@ -42,14 +47,52 @@ def _nodes(graph: Graph) -> list[dict[str, Any]]:
             "ConsumerNodeIds": consumers[node.id],
             "Op": op_entry(node),
         }
-        for node in graph.nodes
+        for node in nodes
     ]
+
+
+def _spelled_out(graph: Graph) -> Iterator[Node]:
+    """The nodes, with a ring in the place of each all-reduce that is not a single node of ARK's."""
+    fresh = count(len(graph.tensors))
+    buffers = count(len(graph.buffers))
+    tags = count(1 + max((n.attrs.get("tag", 0) for n in graph.nodes), default=0))
+
+    def like(tensor: Tensor, buffer: Buffer | None = None) -> Tensor:
+        """A new tensor, on a buffer of its own unless one is given."""
+        own = buffer or dataclasses.replace(tensor.buffer, id=next(buffers))
+        return dataclasses.replace(tensor, id=next(fresh), buffer=own)
+
+    def part(type: str, inputs: tuple[Tensor, ...], made: Tensor | None, **attrs: int) -> Node:
+        return Node(0, type, type, inputs, (made,) if made else (), attrs)
+
+    for node in graph.nodes:
+        if node.type != "all_reduce" or node.attrs.get("packet"):
+            yield node
+            continue
+        source, out = node.inputs[0], node.outputs[0]
+        rank, world = graph.rank, graph.world_size
+
+        in_place = source.buffer.id == out.buffer.id
+        total = out if world == 1 else like(out, None if in_place else out.buffer)
+        yield part("copy", (source,), total)
+        sent, total = (total, source) if in_place and world > 1 else (source, total)
+        own_tags = [next(tags) for _ in range(world)]
+        for step in range(1, world):
+            to, origin = (rank + step) % world, (rank - step) % world
+            yield part("send", (sent,), None, remote_rank=to, tag=own_tags[rank])
+            received = like(out)
+            yield part("recv", (), received, remote_rank=origin, tag=own_tags[origin])
+            made = out if step == world - 1 else like(out, out.buffer)
+            yield part("add", (total, received), made)
+            total = made
 
 
 def op_entry(node: Node) -> dict[str, Any]:
     """An op as a node's entry describes it."""
+    fused = node.type == "all_reduce" and node.attrs.get("packet")
+    words = node.type.split("_")
     return {
-        "Type": "".join(part.capitalize() for part in node.type.split("_")),
+        "Type": "AllReducePacketFused" if fused else "".join(w.capitalize() for w in words),
         "Name": node.name,
         "IsVirtual": node.virtual,
         "ReadTensors": [_tensor(t) for t in node.inputs],

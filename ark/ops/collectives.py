@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Any
 from ark.collective import Collective, CollectiveProgram, Kind, check
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
-from ark.ir.dtype import FLOATS, DataType, int32
+from ark.ir.dtype import FLOATS, DataType, fp16, int32
 from ark.ops.base import result
 
 if TYPE_CHECKING:
     from ark.comm.topology import Topology
 
 ONE_SHOT = "one_shot"
+# What ARK reduces in one node on 2 to 8 ranks: so many fp16 elements, a token's or a prompt's.
+DECODE_ELEMENTS = 4096
+PREFILL_ELEMENTS = 2048 * 4096
 
 
 @lru_cache(maxsize=64)
@@ -149,9 +152,10 @@ def all_reduce(
         ForestColl or TACCL are asked for without the packages that they need.
     """
     tensor = _placed("all_reduce", input, rank, world_size)
-    dtype = _summable("all_reduce", tensor)
+    _summable("all_reduce", tensor)
     if algorithm == ONE_SHOT:
-        return result("all_reduce", [tensor], tensor.ir.shape, dtype, output, name=name)
+        route = _arks_route(tensor, world_size)
+        return _one_shot(tensor, output, name or route, bool(route))
     return _collective("all_reduce", tensor, tensor.ir.shape, output, name, algorithm, topology)
 
 
@@ -159,7 +163,40 @@ def all_reduce_packet(
     input: Any, rank: int, world_size: int, output: Any = NullTensor, name: str = ""
 ) -> Tensor:
     """The same sum as all_reduce; how shares travel is the plan's choice, not the caller's."""
-    return all_reduce(input, rank, world_size, output, name)
+    tensor = _placed("all_reduce_packet", input, rank, world_size)
+    _summable("all_reduce_packet", tensor)
+    return _one_shot(tensor, output, name or "all_reduce_packet", packet=True)
+
+
+def all_reduce_prefill(
+    input: Any, rank: int, world_size: int, output: Any = NullTensor, name: str = ""
+) -> Tensor:
+    """The same sum as all_reduce, of a prompt's 2048 x 4096 fp16 elements on 2 to 8 ranks.
+
+    `output` may be the input. ModelError for any other size, type or number of ranks, as in ARK.
+    """
+    tensor = _placed("all_reduce_prefill", input, rank, world_size)
+    if _arks_route(tensor, world_size) != "all_reduce_prefill":
+        raise ModelError(
+            f"all_reduce_prefill needs {PREFILL_ELEMENTS} fp16 elements on 2 to 8 ranks, but got "
+            f"{tensor.ir.elements} of {tensor.ir.dtype.name} on {world_size}; use ark.all_reduce"
+        )
+    return _one_shot(tensor, output, name or "all_reduce_prefill", packet=True)
+
+
+def _arks_route(tensor: Tensor, world: int) -> str:
+    """The name of the one node in which ARK reduces such a tensor; empty if it takes a ring."""
+    count = tensor.ir.elements
+    if tensor.ir.dtype != fp16 or not 2 <= world <= 8 or count % (4 * world):
+        return ""
+    names = {DECODE_ELEMENTS: "all_reduce_packet", PREFILL_ELEMENTS: "all_reduce_prefill"}
+    return names.get(count, "")
+
+
+def _one_shot(tensor: Tensor, output: Any, name: str, packet: bool) -> Tensor:
+    """packet: a serialised graph has ARK's single node for it (ark.ir.export)."""
+    shape, dtype = tensor.ir.shape, tensor.ir.dtype
+    return result("all_reduce", [tensor], shape, dtype, output, {"packet": packet}, name)
 
 
 def all_gather(

@@ -29,6 +29,23 @@ def reduce_and_pass_on() -> None:
             runtime.barrier()
 
 
+def reduce_a_prompt_in_place() -> None:
+    """What each rank does: all_reduce_prefill into its own input."""
+    ark.init(backend="cpu")
+    rank = ark.Model.get_rank()
+    x = ark.tensor([2048, 4096], ark.fp16)
+    total = ark.all_reduce_prefill(x, rank, WORLD, output=x)
+    share = (np.arange(2048 * 4096) % 100).reshape(2048, 4096)
+    with ark.Runtime() as runtime:
+        runtime.launch()
+        x.from_numpy(share * (rank + 1))
+        runtime.barrier()
+        runtime.run()
+        assert total.data_ptr() == x.data_ptr()
+        np.testing.assert_array_equal(total.to_numpy(), 3 * share)
+        runtime.barrier()
+
+
 def disagree() -> None:
     """Rank 1 reduces another shape: every rank must refuse."""
     ark.init(backend="cpu")
@@ -43,6 +60,6 @@ def disagree() -> None:
     raise AssertionError(f"{y} was launched")
 
 
-@pytest.mark.parametrize("body", [reduce_and_pass_on, disagree])
+@pytest.mark.parametrize("body", [reduce_and_pass_on, reduce_a_prompt_in_place, disagree])
 def test_ranks_as_processes(body: object) -> None:
     assert ark.launch(WORLD, body) == 0

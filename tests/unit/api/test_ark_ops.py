@@ -1,4 +1,4 @@
-"""Ops of ARK's 2026 interface: kv_cache_slot."""
+"""Ops of ARK's 2026 interface: kv_cache_slot, and the graph names of all-reduces."""
 
 from __future__ import annotations
 
@@ -107,3 +107,80 @@ def slot(cache: Any, shape: Any = (4, 2), dtype: Any = ark.fp16, at: Any = ark.i
 def test_what_does_not_fit_a_cache_is_a_model_error(call: Callable[[Any], Any]) -> None:
     with pytest.raises(ark.ModelError, match=r"kv_cache_slot|ark\.cast"):
         call(ark.tensor([8, 4, 2], ark.fp16))
+
+
+def reduced(op: str, shape: list[int], rank: int = 0, world: int = 2, **more: Any) -> Any:
+    """The nodes of a model with one all-reduce."""
+    ark.Model.reset()
+    ark.set_rank(rank)
+    ark.set_world_size(world)
+    x = ark.tensor(shape, more.get("dtype", ark.fp16))
+    y = getattr(ark, op)(x, rank, world, x if more.get("in_place") else ark.NullTensor)
+    assert y.shape() == shape
+    return nodes()
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "rank", "name"),
+    [
+        ("all_reduce_packet", [1024], 0, "all_reduce_packet"),
+        ("all_reduce", [1, 4096], 0, "all_reduce_packet"),
+        ("all_reduce", [2048, 4096], 1, "all_reduce_prefill"),
+        ("all_reduce_prefill", [2048 * 4096], 1, "all_reduce_prefill"),
+    ],
+)
+def test_fused_all_reduces_have_arks_names(op: str, shape: Any, rank: int, name: str) -> None:
+    for in_place in (False, True):
+        (node,) = reduced(op, shape, rank, in_place=in_place)
+        assert (node["Op"]["Type"], node["Op"]["Name"]) == ("AllReducePacketFused", name)
+
+
+@pytest.mark.parametrize(
+    ("shape", "world", "dtype"),
+    [([4097], 2, ark.fp16), ([4096], 2, ark.fp32), ([2048, 4096], 9, ark.fp16), ([8], 1, ark.fp16)],
+)
+def test_all_reduce_prefill_refuses_other_sizes(shape: Any, world: int, dtype: Any) -> None:
+    with pytest.raises(ark.ModelError, match="8388608 fp16 elements on 2 to 8 ranks"):
+        reduced("all_reduce_prefill", shape, 0, world, dtype=dtype)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_other_all_reduces_are_rings_that_sum_all_shares(world: int, in_place: bool) -> None:
+    """The serialised nodes of all ranks, interpreted: every rank ends with the sum."""
+    programs = [reduced("all_reduce", [4097], r, world, in_place=in_place) for r in range(world)]
+    mail: dict[tuple[int, int, int], int] = {}
+    memory: list[dict[int, int]] = [{} for _ in range(world)]
+
+    def run(rank: int, node: dict[str, Any]) -> None:
+        op = node["Op"]
+        read = [memory[rank].get(t["Buffer"]["Id"], 10**rank) for t in op["ReadTensors"]]
+        peer = op["Args"].get("remote_rank", {}).get("INT")
+        tag = op["Args"].get("tag", {}).get("INT")
+        if op["Type"] == "Send":
+            mail[rank, peer, tag] = read[0]
+        else:
+            value = mail.pop((peer, rank, tag)) if op["Type"] == "Recv" else sum(read)
+            memory[rank][op["WriteTensors"][0]["Buffer"]["Id"]] = value
+
+    for step in range(len(programs[0])):
+        for kind in ("Copy", "Send", "Recv", "Add"):
+            for rank, program in enumerate(programs):
+                assert program[step]["Id"] == step
+                if program[step]["Op"]["Type"] == kind:
+                    run(rank, program[step])
+    kinds = [node["Op"]["Type"] for node in programs[0]]
+    assert kinds == ["Copy", *["Send", "Recv", "Add"] * (world - 1)] and not mail
+    for rank, program in enumerate(programs):
+        last = program[-1]["Op"]["WriteTensors"][0]["Buffer"]["Id"]
+        assert memory[rank][last] == int("1" * world)
+
+
+def test_nodes_behind_a_ring_name_its_last_node() -> None:
+    ark.set_world_size(2)
+    x = ark.tensor([4097], ark.fp16)
+    ark.relu(ark.all_reduce(ark.exp(x), 0, 2))
+    found = nodes()
+    assert [n["Id"] for n in found] == list(range(6)) and found[1]["ProducerNodeIds"] == [0]
+    assert found[5]["Op"]["Type"] == "Relu" and found[5]["ProducerNodeIds"] == [4]
+    assert found[4]["ConsumerNodeIds"] == [5]
