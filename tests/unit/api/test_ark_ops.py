@@ -14,11 +14,6 @@ import ark
 from ark.lower import registry
 
 
-@pytest.fixture(autouse=True)
-def fresh() -> None:
-    ark.init(backend="cpu", rank=0, world_size=1)
-
-
 def nodes() -> list[dict[str, Any]]:
     return json.loads(ark.Model.get_model().serialize())["Nodes"]
 
