@@ -30,6 +30,7 @@ from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime import cache
 from ark.runtime.executor import BUDGET_S, Executor, Ranks
+from ark.runtime.run import Run
 
 CHUNK = 16
 COLDEST, HOTTEST = 1e-5, 1e5
@@ -106,6 +107,15 @@ def choose_context(checkpoint: Checkpoint, wanted: int | None) -> int:
             "(max_position_embeddings)"
         )
     return wanted
+
+
+def _token(run: Run, output: np.ndarray, place: int) -> int:
+    """What the device has written there; its memory is gone once the Generator is closed."""
+    if run.detached:
+        raise InvalidUsageError(
+            "the Generator was closed in the midst of this stream; read a stream to its end before"
+        )
+    return int(output[place])
 
 
 def _short(tokens: Sequence[int]) -> str:
@@ -325,17 +335,17 @@ class Generator:
         write("settings", np.array(row, np.int32))
         write("stops", np.array([*stops, *([-1] * (MAX_STOPS - len(stops)))], np.int32))
 
-    def _read(self, run: Any, output: np.ndarray, start: int, total: int) -> Iterator[int]:
+    def _read(self, run: Run, output: np.ndarray, start: int, total: int) -> Iterator[int]:
         """Tokens from host-mapped memory; -1 marks a place that is not written yet."""
         for place in range(start, total):
             pause = 2e-5
-            while int(output[place]) < 0:
+            while _token(run, output, place) < 0:
                 run.check()
-                if not run.running() and int(output[place]) < 0:
+                if not run.running() and _token(run, output, place) < 0:
                     return
                 time.sleep(pause)
                 pause = min(pause * 1.5, 1e-3)
-            yield int(output[place])
+            yield _token(run, output, place)
 
     def close(self, together: bool = True) -> None:
         """Stops the device and frees everything; together: see Executor.close."""

@@ -351,6 +351,8 @@ class Executor:
         if self._run is not None and not self._run.stop():
             live.keep("a kernel did not leave its device after it was told to", self)
             return False
+        if self._run is not None:
+            self._run.detach()
         peers, own = [m for m, _ in self._peers.values()], self._memory
         if peers and not together:
             own = [m for m in own if m.kind != "symmetric"]

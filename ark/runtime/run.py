@@ -60,13 +60,22 @@ class Run:
         self.host = host.view(layout.dtype("ArkHost"))
         self._failed = False
         self._asked_to_quit = False
+        self.detached = False
         live.add(self)
+
+    def detach(self) -> None:
+        """Keeps what the host block says: the launch has ended and its memory will be freed."""
+        self.host = self.host.copy()
+        self.detached = True
+        live.drop(self)
 
     @property
     def iterations_done(self) -> int:
         return int(self.host["done"][0])
 
     def running(self) -> bool:
+        if self.detached:
+            return False
         try:
             on_device = not self._launch.done()
         except BaseError:

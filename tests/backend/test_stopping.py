@@ -205,5 +205,7 @@ def test_closing_the_generator_stops_its_stream(backend: str, endless: Path) -> 
         run = made.executor._run
         assert run is not None
     assert not run.running() and run.iterations_done < LONG // 2
+    with pytest.raises(InvalidUsageError, match="closed in the midst"):
+        next(stream)
     device.close()
     stream.close()
