@@ -24,7 +24,9 @@ def _checked(arch: str) -> bool:
 def test_random_programs(backend: str, processors: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several programs in one model, twice over; dropped tensors share memory."""
     if backend == "rocm" and processors == 3 and _checked("gfx942"):
-        pytest.xfail("a wait for one reload of this kernel, which spills, is missing: docs/emulator.md")
+        pytest.xfail(
+            "a wait for one reload of this kernel, which spills, is missing: docs/emulator.md"
+        )
     monkeypatch.setattr(tiling, "MIN_TILE", 40)
     first: dict[int, np.ndarray] = {}
     kept = []
