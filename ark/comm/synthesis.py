@@ -106,11 +106,14 @@ def synthesize(
     elif algorithm == FLOW:
         program = exchange_program(topology, pieces)
     else:
+        boxes = topology.equal_boxes()
+        if boxes is None and classics.ALGORITHMS[algorithm].ring_per_place:
+            boxes = [widest_ring(topology)]
         program = classics.build(
             algorithm,
             asked,
             len(topology.ranks),
-            boxes=topology.equal_boxes() or [widest_ring(topology)],
+            boxes=boxes,
             reduction=reduction,
             root=root,
             parts=parts,
