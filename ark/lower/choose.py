@@ -54,7 +54,7 @@ LEAST_TILE, LEAST_WORK = (128, 64), 1 << 28  # of a product worth a variant of i
 
 
 def _multiplies(graph: Graph) -> bool:
-    """Is the graph's work products of matrices of 16-bit types, all of which boxes can bring?"""
+    """Is all work products of matrices of 16-bit types, which box copies can load?"""
     nodes = [n for n in graph.nodes if not n.virtual]
     products = [n for n in nodes if n.type == "matmul"]
     return bool(products) and all(

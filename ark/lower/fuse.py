@@ -15,7 +15,7 @@ from ark.codegen.layout import MAX_OPERANDS
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.pack import writes
-from ark.lower.tiling import PAIRED, row_bytes, row_pieces
+from ark.lower.tiling import PAIRED, row_bytes, split_k
 from ark.machine import Machine
 from ark.variant import COMMUNICATE
 
@@ -101,11 +101,11 @@ def _streams(node: Node, machine: Machine) -> bool:
 
 def _room(rows: int, weight: Tensor, machine: Machine) -> bool:
     """Can the ring take such rows of weights, and a processor the input rows?"""
-    pieces = row_pieces(rows, weight, machine)
+    splits = split_k(rows, weight, machine)
     narrow = rows == 1 and machine.variant.role(COMMUNICATE) > 0
     each = weight.dtype.itemsize if narrow else 4
     scratch = each * rows * weight.shape[1] + 4 * machine.warps
-    return pieces > 1 or (pieces == 1 and scratch <= machine.shared_bytes - machine.ring_bytes)
+    return splits > 1 or (splits == 1 and scratch <= machine.shared_bytes - machine.ring_bytes)
 
 
 def _holds_pairs(weight: Tensor, machine: Machine) -> bool:

@@ -105,14 +105,14 @@ class _Finder:
         if appends[0] is None or appends[1] is None:
             return None
         key, value = appends[0], appends[1]
-        turns = [self.maker("rotary_embedding", t) for t in (query, key.inputs[0])]
-        if turns[0] is None or turns[1] is None:
+        rotations = [self.maker("rotary_embedding", t) for t in (query, key.inputs[0])]
+        if rotations[0] is None or rotations[1] is None:
             return None
-        first, second = turns[0], turns[1]
+        first, second = rotations[0], rotations[1]
         products = self.products([first.inputs[0], second.inputs[0], value.inputs[0]])
-        alike = first.inputs[1:] == second.inputs[1:] and first.attrs == second.attrs
+        same = first.inputs[1:] == second.inputs[1:] and first.attrs == second.attrs
         places = {t.id for t in (position, first.inputs[1], key.inputs[1], value.inputs[1])}
-        if products is None or not alike or len(places) > 1:
+        if products is None or not same or len(places) > 1:
             return None
         frequencies, caches = first.inputs[2], (key.inputs[2], value.inputs[2])
         width = node.attrs["head_dim"]

@@ -1,5 +1,5 @@
-"""Which activations travel as packets {value, epoch}, so that a load is its own wait and the edge
-needs no counter. Called by the pipeline where the machine has the capability.
+"""Which activations travel as packets {value, epoch}, so that a load is its own wait and the
+dependence needs no counter. Called by the pipeline where the machine has the capability.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ark.variant import COMMUNICATE
 
 PACKET_LIMIT = 1 << 18  # bytes of fp32 activations that may travel as packets
 PACKET_READ = 1 << 12  # elements of one that a task may read; beyond, a counter is faster
-PACKET_READ_GATED = 1 << 14  # the same where a body polls only behind a gate
+PACKET_READ_POLLED = 1 << 14  # the same where a body polls only after one packet has come
 
 
 def choose_packets(
@@ -67,7 +67,7 @@ def choose_packets(
 def _most_read(group: Group, machine: Machine) -> int:
     """Elements that one task may read as packets."""
     gated = machine.variant.role(COMMUNICATE) and group.kind == "linear"
-    return PACKET_READ_GATED if gated and group.operands[0].shape[0] == 1 else PACKET_READ
+    return PACKET_READ_POLLED if gated and group.operands[0].shape[0] == 1 else PACKET_READ
 
 
 def _signature(group: Group) -> Signature:

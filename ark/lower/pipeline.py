@@ -41,9 +41,9 @@ def plan(
 ) -> Plan:
     """Makes the plan of one rank. Does not verify: all ranks' plans are verified together.
 
-    options: `external` (ids of buffers whose memory the caller brings and may read and write
-    between launches), `packets` (False keeps every edge on counters), `fuse` (False keeps every op
-    apart from its neighbours), `pack` (False keeps the model's weights as they are), `variant`
+    options: `external` (ids of buffers whose memory the caller provides and may read and write
+    between launches), `packets` (False keeps every dependence on counters), `fuse` (False keeps
+    every op apart from its neighbours), `pack` (False keeps the model's weights as they are), `variant`
     (the kernel variant by name). Raises InvalidUsageError for any other.
     """
     chosen = dict(options or {})

@@ -47,7 +47,7 @@ def turned_tile(shape: Sequence[int], turned: int, machine: Machine) -> list[int
     planes = math.prod(shape) // (shape[turned] * shape[3])
 
     def busy(chunks: tuple[int, int]) -> tuple[int, int]:
-        """Squares that the busiest processor turns, a task counted as one more; and tasks."""
+        """Squares that the busiest processor transposes, a task counted as one more; and tasks."""
         tasks = planes * -(-across // chunks[0]) * -(-down // chunks[1])
         return -(-tasks // machine.processors) * (chunks[0] * chunks[1] + 1), tasks
 
@@ -77,8 +77,8 @@ def side_by_side(coords: Sequence[tuple[int, ...]], processors: int) -> list[tup
     total = len(coords)
     shares: list[list[tuple[int, ...]]] = [[] for _ in range(processors)]
     sizes = [total * (p + 1) // processors - total * p // processors for p in range(processors)]
-    turns = (p for turn in range(max(sizes)) for p in range(processors) if turn < sizes[p])
-    for coord, p in zip(coords, turns, strict=True):
+    dealt = (p for i in range(max(sizes)) for p in range(processors) if i < sizes[p])
+    for coord, p in zip(coords, dealt, strict=True):
         shares[p].append(coord)
     return [coord for share in shares for coord in share]
 
@@ -118,17 +118,18 @@ def stage_rows(weight: Tensor, machine: Machine, paired: bool) -> int:
     return rows
 
 
-def row_pieces(rows: int, weight: Tensor, machine: Machine) -> int:
+def split_k(rows: int, weight: Tensor, machine: Machine) -> int:
     """Stages that a row of weights takes on the operand stream; 0 if it cannot be streamed.
 
-    rows: of the input. A stage holds whole rows. One of a row wider than that holds an equal piece
-    of it, where the threads keep their slices of a single input row, even in number, in registers.
+    rows: of the input. A stage holds whole rows. A wider row is cut along k into so
+    many equal parts, where the threads keep their slices of a single input row, even in number, in
+    registers.
     """
     columns = weight.shape[1]
     if not machine.ring_bytes or row_bytes(weight) <= machine.stage_bytes:
         return 1
     if machine.variant.role(COMMUNICATE):
-        # Pieces are different warps' there, and the input is in shared memory.
+        # The parts are different warps' there, and the input is in shared memory.
         least = -(-row_bytes(weight) // machine.stage_bytes) if rows == 1 else 0
         units = row_bytes(weight) // 16
         fits = (p for p in range(least, units + 1) if least and units % p == 0)

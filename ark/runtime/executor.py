@@ -21,7 +21,7 @@ from ark.codegen.dialect import BoxMap
 from ark.errors import BaseError, InvalidUsageError, SystemError
 from ark.ir.dtype import by_name
 from ark.plan.serialize import machine_of
-from ark.plan.types import GATE, Plan, PlanTensor
+from ark.plan.types import ITERATION_BARRIER, Plan, PlanTensor
 from ark.runtime import live, tables
 from ark.runtime.faults import explain
 from ark.runtime.program import Program, load
@@ -106,7 +106,7 @@ class Executor:
         self.tables = self._build_tables()
         self._arrays = {
             name: self._upload(getattr(self.tables, name))
-            for name in ("tasks", "edges", "fetches", "ranges")
+            for name in ("tasks", "counter_ops", "fetches", "ranges")
         }
         self._control = self._alloc(layout.dtype("ArkControl").itemsize)
         self._host = self._alloc(layout.dtype("ArkHost").itemsize, "host")
@@ -298,7 +298,7 @@ class Executor:
         params = np.zeros(1, layout.dtype("ArkParams"))
         for name, memory in self._arrays.items():
             params[name] = memory.address
-        params["gate"] = self._counters + GATE * COUNTER_STRIDE
+        params["barrier"] = self._counters + ITERATION_BARRIER * COUNTER_STRIDE
         params["control"] = self._control.address
         params["host"] = self._host.address
         params["trace"] = self._trace.address if self._trace else 0

@@ -5,11 +5,11 @@ warp's. The input is gathered once per task into shared memory (from plain memor
 an optional rmsnorm on the way. Rows of w that belong together (the two halves of a rotary pair, a
 gate and its up row) are neighbours, so that the epilogue has both at hand.
 
-A row wider than a stage comes in pieces, for a backend's body that keeps x in registers.
+A row wider than a stage is cut along k (split-k), for a backend's body that joins the parts' sums.
 
-params: rows (of w per stage), pieces (stages of one row, then rows is 1), prologue (none, rmsnorm),
-eps, epilogue (store, add, swiglu, rope_kv, sample), and for rope_kv heads, kv_heads, head_dim;
-for sample tiles (tasks).
+params: rows (of w per stage), split_k (stages of one row; if more than 1, rows is 1), prologue
+(none, rmsnorm), eps, epilogue (store, add, swiglu, rope_kv, sample), and for rope_kv heads,
+kv_heads, head_dim; for sample tiles (tasks).
 operands: x (m, k), w (n, k), output, [norm weight], then add: residual; sample: settings, place,
 candidates (tasks, 2), as of ark.tasks.tokens; rope_kv: position, frequencies, key and value cache
 (kv_heads, context, head_dim), [fresh (m, 2 * kv_heads * head_dim): the new keys and values once
@@ -30,8 +30,8 @@ from ark.plan.params import (
     Epsilon,
     Heads,
     Params,
-    Pieces,
     Places,
+    Splits,
     count,
     is_dense,
     matrix,
@@ -64,8 +64,8 @@ def narrows(sig: Signature, machine: Machine) -> bool:
         machine.variant.role(COMMUNICATE) > 0
         and rows == 1
         and weight.dtype in ("fp32", "fp16", "bf16")
-        and k % sig.params["pieces"] == 0
-        and k // sig.params["pieces"] * weight.itemsize % 16 == 0
+        and k % sig.params["split_k"] == 0
+        and k // sig.params["split_k"] * weight.itemsize % 16 == 0
     )
 
 
@@ -78,14 +78,14 @@ EXTRA = {"store": (0,), "add": (1,), "swiglu": (0,), "rope_kv": (4, 5), "sample"
 
 class LinearParams(Params, frozen=True):
     rows: StageRows
-    pieces: Pieces
+    split_k: Splits
     prologue: Literal["none", "rmsnorm"]
     epilogue: Literal["store", "add", "swiglu", "rope_kv", "sample"]
     eps: Epsilon = 0.0
     heads: Heads | None = None
     kv_heads: Heads | None = None
     head_dim: Heads | None = None
-    tiles: Pieces | None = None
+    tiles: Splits | None = None
 
 
 class Linear(TaskKind):
@@ -101,7 +101,10 @@ class Linear(TaskKind):
         need(k == inner, f"rows of {k} are multiplied by weights of {inner}")
         need(is_dense(sig.operands[1]), "the weights are strided, expected dense")
         need(m * p["rows"] <= MAX_SUMS, f"{m} rows by {p['rows']} rows are too many for a task")
-        need(p["pieces"] == 1 or (p["rows"] == 1 and k % p["pieces"] == 0), "pieces do not fit")
+        need(
+            p["split_k"] == 1 or (p["rows"] == 1 and k % p["split_k"] == 0),
+            "its rows cannot be cut so",
+        )
         paired = p["epilogue"] in ("swiglu", "rope_kv")
         need(not paired or p["rows"] % 2 == n % 2 == 0, "pairs are torn apart")
         if first == 4:
@@ -163,12 +166,12 @@ class Linear(TaskKind):
         best = 8 * machine.warps if sig.params["epilogue"] == "sample" else 0
         if narrows(sig, machine):
             return 4 * machine.warps + k * sig.operands[1].itemsize + best
-        return 4 * machine.warps + (4 * m * k if sig.params["pieces"] == 1 else 0) + best
+        return 4 * machine.warps + (4 * m * k if sig.params["split_k"] == 1 else 0) + best
 
     def stream(self, sig: Signature, coord: Sequence[int]) -> tuple[Fetch, ...]:
         n0, n1 = coord[:2]
         row = sig.operands[1].shape[1] * sig.operands[1].itemsize
-        stage = sig.params["rows"] * row // sig.params["pieces"]
+        stage = sig.params["rows"] * row // sig.params["split_k"]
         return (Fetch(1, n0 * row, (n1 - n0) * row, stage),)
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
@@ -177,10 +180,10 @@ class Linear(TaskKind):
         return 2.0 * m * k * rows, float(rows * k * sig.operands[1].itemsize)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        if sig.params["pieces"] > 1:
+        if sig.params["split_k"] > 1:
             raise PlanError(
-                f"{name} takes rows of {sig.operands[1].shape[1]} weights in {sig.params['pieces']}"
-                f" pieces, but the code generator of {machine.arch} has no body for that; expected "
+                f"{name} cuts rows of {sig.operands[1].shape[1]} weights in {sig.params['split_k']}"
+                f" parts, but the code generator of {machine.arch} has no body for that; expected "
                 "a machine model with row_slice 0"
             )
         m, k = sig.operands[0].shape

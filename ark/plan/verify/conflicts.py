@@ -187,13 +187,13 @@ def _compare(
 ) -> None:
     if not a.region.meets(b.region):
         return
-    alike = (a.rank, a.region.op) == (b.rank, b.region.op)
-    if alike and (a.region.pretended or b.region.pretended):
+    same_op = (a.rank, a.region.op) == (b.rank, b.region.op)
+    if same_op and (a.region.pretended or b.region.pretended):
         return  # an op does not come after itself
     if a.rank == b.rank and a.region.op != b.region.op:
         first, second = (a, b) if a.region.op < b.region.op else (b, a)
         needs.add(first.region, second.region, first.nodes, second.nodes)
-    elif alike or (a.region.write and b.region.write):
+    elif same_op or (a.region.write and b.region.write):
         pairs = _meeting(a.region, b.region, a.nodes, b.nodes)
         _check_either(rank_set, order, number, a.region, b.region, *pairs, owner)
     else:

@@ -12,7 +12,7 @@ from ark.ir.values import MAX_DIMS
 from ark.plan import kind as kinds
 from ark.plan.memory import ALIGN
 from ark.plan.serialize import machine_of
-from ark.plan.types import ARENAS, GATE, INITIAL, Plan
+from ark.plan.types import ARENAS, INITIAL, ITERATION_BARRIER, Plan
 from ark.plan.verify.listing import Listing
 from ark.plan.verify.rank_set import Key, RankSet, refuse
 
@@ -113,9 +113,9 @@ def _check_counters(rank_set: RankSet, plan: Plan) -> None:
         if c.rank != plan.rank and rank_set.counter_of(plan.rank, c.id)[1] < 0:
             raise refuse(f"rank {plan.rank} signals {c.name!r}, which rank {c.rank} lacks")
     _check_names(plan)
-    gate = plan.counters[GATE] if plan.counters else None
-    if gate is None or gate.name != "gate" or gate.rank != plan.rank:
-        raise refuse(f"rank {plan.rank} has no gate")
+    barrier = plan.counters[ITERATION_BARRIER] if plan.counters else None
+    if barrier is None or barrier.name != "iteration barrier" or barrier.rank != plan.rank:
+        raise refuse(f"rank {plan.rank} has no iteration barrier")
 
 
 def _check_lists(rank_set: RankSet, plan: Plan) -> None:
@@ -155,7 +155,7 @@ def _check_tasks(rank_set: RankSet, plan: Plan) -> None:
 def _check_edges(plan: Plan, listed: Listing) -> None:
     own = np.array([c.rank == plan.rank for c in plan.counters])
     node, counter, threshold = listed.waits.T
-    bad = (counter < 0) | (counter >= len(own)) | (counter == GATE) | (threshold < 1)
+    bad = (counter < 0) | (counter >= len(own)) | (counter == ITERATION_BARRIER) | (threshold < 1)
     bad[~bad] = ~own[counter[~bad]]
     for i in np.flatnonzero(bad)[:1].tolist():
         name = plan.ops[listed.tasks[int(node[i])].op].name
@@ -170,7 +170,7 @@ def _check_edges(plan: Plan, listed: Listing) -> None:
 
 
 def _check_streams(rank_set: RankSet, plan: Plan, written: set[Key]) -> None:
-    """Streamed operands are only read by the loop, and the stream brings what the body takes."""
+    """Streamed operands are only read by the loop, and the stream copies what the body reads."""
     machine = machine_of(plan)
     for number in range(len(plan.phases)):
         listed = rank_set.listing(plan.rank, number)

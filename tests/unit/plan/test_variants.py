@@ -34,7 +34,7 @@ def test_decoding_runs_under_roles_and_the_plan_carries_its_shape() -> None:
     assert (machine_of(again).warps, machine_of(again).threads) == (6, 8 * 32)
 
 
-def test_wide_rows_travel_as_packets_only_behind_a_gate() -> None:
+def test_wide_rows_travel_as_packets_only_behind_a_poll() -> None:
     wide = dataclasses.replace(CONFIG, intermediate_size=5000)
     for variant, packet in (("roles", True), ("block", False)):
         target = offers_roles().shaped(stage_bytes=16384).using(variant)

@@ -82,7 +82,11 @@ def put_into_another_inbox(plan: Plan, rng: random.Random) -> Plan:
 def signal_own_rank(plan: Plan, rng: random.Random) -> Plan:
     """A put's signal stays on the rank that puts."""
     place, task = rng.choice(puts(plan))
-    own = next(c.id for c in plan.counters if c.system and c.rank == plan.rank and c.name != "gate")
+    own = next(
+        c.id
+        for c in plan.counters
+        if c.system and c.rank == plan.rank and c.name != "iteration barrier"
+    )
     signals = tuple(own if plan.counters[c].rank != plan.rank else c for c in task.signals)
     return replace_task(plan, place, signals=signals)
 
