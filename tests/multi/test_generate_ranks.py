@@ -76,8 +76,9 @@ def test_the_benchmark_measures_ranks_together(backend: str) -> None:
     (line,) = done.stdout.splitlines()
     figures = json.loads(line)
     assert figures["device"].startswith("2 ranks")
-    assert len(figures["runs"]) == 2 and len(figures["tokens"]) == 12
-    assert min(figures["runs"]) > 0 and figures["weight_bytes"] > 0
+    (row,) = figures["contexts"]
+    assert len(row["runs"]) == 2 and len(row["tokens"]) == 12
+    assert min(row["runs"]) > 0 and figures["weight_bytes"] > 0
 
 
 @pytest.mark.parametrize("ranks", ["1", "2"])
