@@ -43,8 +43,8 @@ def plan(
 
     options: `external` (ids of buffers whose memory the caller provides and may read and write
     between launches), `packets` (False keeps every dependence on counters), `fuse` (False keeps
-    every op apart from its neighbours), `pack` (False keeps the model's weights as they are), `variant`
-    (the kernel variant by name). Raises InvalidUsageError for any other.
+    every op apart from its neighbours), `pack` (False keeps the model's weights as they are),
+    `variant` (the kernel variant by name). Raises InvalidUsageError for any other.
     """
     chosen = dict(options or {})
     unknown = sorted(set(chosen) - set(OPTIONS))
