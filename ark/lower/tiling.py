@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
+from ark.ir.fold import FOLDED, block, fold
 from ark.ir.values import Tensor
 from ark.machine import Machine
 from ark.variant import COMMUNICATE
@@ -19,7 +20,10 @@ PAIRED = ("swiglu", "rope_kv")  # epilogues that need two neighbouring rows in o
 
 
 def box_tile(shape: Sequence[int], machine: Machine, weight: int = 1) -> list[int]:
-    """Tile sizes for a result of four dimensions, each element of which costs `weight`."""
+    """Four tile sizes for a result, each element of which costs `weight`; a result of more
+    dimensions is folded (ark.ir.fold).
+    """
+    full, shape = shape, fold(shape)
     want = max(math.ceil(MIN_TILE / weight), math.ceil(math.prod(shape) / machine.processors))
     if weight == 1 and not machine.has("single_thread"):
         want = min(want, max(SWEEP, math.ceil(math.prod(shape) / (64 * machine.processors))))
@@ -34,15 +38,17 @@ def box_tile(shape: Sequence[int], machine: Machine, weight: int = 1) -> list[in
         if d == 3:
             tile[d] = min(shape[d], -(-tile[d] // LINE) * LINE)
         break
+    tile[0] = block(full, tile[0])
     return tile
 
 
 def turned_tile(shape: Sequence[int], turned: int, machine: Machine) -> list[int]:
-    """Tile sizes for a result of four dimensions whose dimension `turned` is its source's last:
-    long enough along both that each side is read and written by whole lines.
+    """Tile sizes for a result whose dimension `turned` (of the four it folds to) is its source's
+    last: long enough along both that each side is read and written by whole lines.
     """
-    if turned == 3:
+    if turned == 3 or (turned == 0 and len(shape) > FOLDED):
         return box_tile(shape, machine)
+    full, shape = shape, fold(shape)
     across, down = -(-shape[turned] // LINE), -(-shape[3] // LINE)
     planes = math.prod(shape) // (shape[turned] * shape[3])
 
@@ -62,6 +68,7 @@ def turned_tile(shape: Sequence[int], turned: int, machine: Machine) -> list[int
             if d != turned:
                 tile[d] = min(shape[d], max(share, least))
                 share, least = -(-share // tile[d]), -(-least // tile[d])
+    tile[0] = block(full, tile[0])
     return tile
 
 
@@ -106,7 +113,8 @@ def flat_tile(elements: int, machine: Machine, least: int) -> int:
 
 
 def box_coords(shape: Sequence[int], tile: Sequence[int]) -> list[tuple[int, ...]]:
-    """First indices of all tiles, the last dimension fastest."""
+    """First indices of all tiles, the last dimension fastest; more than four are folded."""
+    shape = fold(shape) if len(tile) == FOLDED else shape
     return list(itertools.product(*(range(0, n, s) for n, s in zip(shape, tile, strict=True))))
 
 
@@ -142,7 +150,7 @@ def row_pieces(rows: int, weight: Tensor, machine: Machine) -> int:
 
 def row_bytes(weight: Tensor) -> int:
     """Bytes of one row of a weight of two dimensions."""
-    return weight.shape[1] * weight.dtype.itemsize
+    return weight.dtype.nbytes(weight.shape[1])
 
 
 def split(total: int, parts: int) -> list[tuple[int, int]]:

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register, whole
 from ark.plan.params import (
+    INDEX_NAMES,
     INT_MAX,
     Params,
     Pieces,
@@ -154,7 +155,7 @@ class Embedding(TaskKind):
         super().check(sig)
         dynamic = sig.params["dynamic"]
         count(sig, 4 if dynamic else 3)
-        ids = typed(sig, 0, "int32").shape
+        ids = typed(sig, 0, *INDEX_NAMES).shape
         (_, width), (rows, columns) = matrix(sig, 1), matrix(sig, 2)
         need(len(ids) == 1 and (dynamic or ids[0] >= rows), f"ids of shape {list(ids)} do not fit")
         need(width == columns, f"rows of {width} are not rows of {columns}")
@@ -198,10 +199,11 @@ class Embedding(TaskKind):
         at = text.offset(sig, 1, ["0", "0", "id", "w"])
         out = text.offset(sig, 2, ["0", "0", "r", "w"])
         r, w = sig.params["rows"], sig.params["columns"]
+        wide = "int" if sig.operands[0].dtype == "int32" else "ark_i64"
         body += (
             f"  const int start = {start};\n"
             f"  for (int r = t.coord[0]; r < t.coord[0] + {r} && r < {rows}; ++r) {{\n"
-            f"    int id = start >= 0 && start + r < {ids} ? pi[start + r] : 0;\n"
+            f"    {wide} id = start >= 0 && start + r < {ids} ? pi[start + r] : 0;\n"
             f"    if (id < 0 || id >= {vocabulary}) {{\n"
             "      if (ark_tid() == 0) "
             f"ark_fail(c, 5u, 0u, {vocabulary}u, static_cast<ark_u32>(id));\n"

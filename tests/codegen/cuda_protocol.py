@@ -186,7 +186,7 @@ class Job:
                         edges.append({"address": self.counter(counter), "value": 1, "flags": flags})
                     start = len(fetches) - first
                     fetches += [{"address": a, "bytes": n} for a, n in task.get("fetches", ())]
-                    operand = np.zeros(layout.MAX_OPERANDS, np.uint64)
+                    operand = np.zeros(layout.RECORD_OPERANDS, np.uint64)
                     operand[: len(task["operands"])] = task["operands"]
                     coord = np.zeros(layout.MAX_COORDS, np.int32)
                     coord[: len(task["coord"])] = task["coord"]
