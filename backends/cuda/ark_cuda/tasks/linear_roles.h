@@ -29,22 +29,26 @@ ARK_DEVICE void ark_row_factors(const T* norm, float (&factor)[2 * ARK_ROW_PAIRS
   }
 }
 
-// Loads a row of K elements, times `factor` if NORM, to xs; returns the sum of this thread's
-// squares.
-template <int K, bool NORM, typename P, typename T, int F>
+// Loads a row of K elements, the sum of S shares of it, times `factor` if NORM, to xs; returns the
+// sum of this thread's squares.
+template <int K, int S, bool NORM, typename P, typename T, int F>
 ARK_DEVICE float ark_row(ArkCtx& c, const P* p, const float (&factor)[F], T* xs, bool system) {
-  constexpr int ALL = ARK_ROW_PAIRS<K>, N = ALL < 12 ? ALL : 12;
+  constexpr int ALL = ARK_ROW_PAIRS<K>, MOST = S < 12 ? 12 / S : 1, N = ALL < MOST ? ALL : MOST;
   float square = 0.0f;
 #pragma unroll
   for (int first = 0; first < ALL; first += N) {
-    float v[2 * N];
+    float v[2 * N * S];
     const auto place = [&](int i) { return 2 * ((first + i) * ARK_THREADS + ark_tid()); };
-    const auto at = [&](int i) -> const P* { return place(i) < K ? p + place(i) : nullptr; };
-    ark_load_pairs<N>(c, p, at, v, system);
+    const auto at = [&](int i) -> const P* {
+      return place(i / S) < K ? p + i % S * K + place(i / S) : nullptr;
+    };
+    ark_load_pairs<N * S>(c, p, at, v, system);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       if (place(i) >= K) continue;
-      float a = v[2 * i], b = v[2 * i + 1];
+      float a = v[2 * i * S], b = v[2 * i * S + 1];
+#pragma unroll
+      for (int s = 1; s < S; ++s) a += v[2 * (i * S + s)], b += v[2 * (i * S + s) + 1];
       if constexpr (NORM) {
         square = fmaf(a, a, fmaf(b, b, square));
         a *= factor[2 * (first + i)], b *= factor[2 * (first + i) + 1];

@@ -9,6 +9,7 @@ from __future__ import annotations
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
+from ark.tasks.linear import outputs
 from ark.tasks.rotary import (
     rope,
     system,
@@ -39,15 +40,18 @@ def scratch(sig: Signature, machine: Machine) -> int:
 
 
 def poll(name: str, sig: Signature, machine: Machine) -> str:
-    """Waits for the packet that a processor far from this one is expected to publish last."""
-    k = sig.operands[0].shape[1]
+    """Waits for the packet that a processor far from this one is expected to publish last; of
+    shares for that of the first and of the last rank, one of which is a peer's.
+    """
+    shares, k = sig.operands[0].shape
     p = machine.processors
     body = (
         text.operand(sig, 0, "px")
         + f"  const int far = (static_cast<int>(c.processor) + {p // 2}) % {p};\n"
-        f"  ark_poll_packet(c, px + (static_cast<ark_i64>(far + 1) * {k} + {p - 1}) / {p} - 1, "
-        f"{system(sig, 0)});\n"
+        f"  const auto* last = px + (static_cast<ark_i64>(far + 1) * {k} + {p - 1}) / {p} - 1;\n"
     )
+    for share in sorted({0, shares - 1}):
+        body += f"  ark_poll_packet(c, last + {share * k}, {system(sig, 0)});\n"
     return f"ARK_DEVICE void {name}_poll(ArkCtx& c, const ArkTask& t) {{\n{body}}}\n"
 
 
@@ -79,7 +83,8 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
         + (_clear_parts(sig, machine) if splits > 1 else "")
         + "  if (!ark_enter(c)) return false;\n"
         + ("  clear();\n" if splits > 1 else "")
-        + f"  {'float square = ' if norm else ''}ark_row<K, {'true' if norm else 'false'}>"
+        + f"  {'float square = ' if norm else ''}ark_row<K, {sig.operands[0].shape[0]}, "
+        f"{'true' if norm else 'false'}>"
         f"(c, px, factor, xs, {system(sig, 0)});\n"
     )
     if norm:
@@ -131,6 +136,8 @@ def _clear_parts(sig: Signature, machine: Machine) -> str:
 def _epilogue(sig: Signature, first: int) -> tuple[str, str, str, str]:
     """Operands, what a lane holds for its row, how it gets that early, what becomes of the sum."""
     kind, scope = sig.params["epilogue"], system(sig, 2)
+    peers = outputs(sig)[1:]
+    theirs = "".join(text.operand(sig, i, f"peer{i}", const=False) for i in peers)
     mine = "    if (lead && row < end) {\n"
     pair = (
         "    const float other = ark_shfl_xor(total, STEP);\n"
@@ -152,17 +159,23 @@ def _epilogue(sig: Signature, first: int) -> tuple[str, str, str, str]:
         value = "total / (1.0f + ark_exp(-total)) * other"
         return "", "", "", f"{pair}      ark_publish(c, po, {at}, {value}, {scope});\n    }}\n"
     at = text.offset(sig, 2, ["0", "0", "m", "row"])
+    published = "".join(  # what has the longer way first
+        f"      ark_publish(c, {to}, {at}, total, {system(sig, i)});\n"
+        for i, to in (*((i, f"peer{i}") for i in peers), (2, "po"))
+    )
     if kind == "store":
-        return "", "", "", f"{mine}      ark_publish(c, po, {at}, total, {scope});\n    }}\n"
+        return theirs, "", "", f"{mine}{published}    }}\n"
     if kind == "sample":
-        publish = f"      ark_publish(c, po, {at}, total, {scope});\n"
         best = sample_best("total", "row")
-        return sample_operands(sig, first), "", "", f"{mine}{publish}{best}    }}\n"
+        return sample_operands(sig, first), "", "", f"{mine}{published}{best}    }}\n"
     # The residual is older than the input.
-    at_residual = text.offset(sig, first, ["0", "0", "m", "row"])
+    parts = []
+    for share in range(sig.operands[first].shape[0]):
+        at_residual = text.offset(sig, first, ["0", "0", f"{share}", "row"])
+        parts.append(f"ark_load(c, pr, {at_residual}, {system(sig, first)})")
     return (
-        text.operand(sig, first, "pr"),
+        text.operand(sig, first, "pr") + theirs,
         "  float residual = 0.0f;\n",
-        f"    residual = ark_load(c, pr, {at_residual}, {system(sig, first)});\n",
-        f"{mine}      ark_publish(c, po, {at}, total + residual, {scope});\n    }}\n",
+        f"    residual = {' + '.join(parts)};\n",
+        f"{mine}      total += residual;\n{published}    }}\n",
     )
