@@ -34,6 +34,8 @@ def choose(
     wanted = options.get("variant")
     if wanted is not None and wanted not in names:
         raise PlanError(f"{machine.name} has no kernel variant {wanted!r}, but {', '.join(names)}")
+    if wanted is None and any(n.hints and n.hints.cuts for n in graph.nodes):
+        return machine.using(names[0])  # whose bodies take tiles of any size
     packets = machine.has("packets") and options.get("packets", True)
     streams = packets and options.get("fuse", True)
     for variant in machine.variants:

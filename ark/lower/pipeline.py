@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ark.errors import InvalidUsageError
+from ark.errors import InvalidUsageError, PlanError
 from ark.ir.graph import Graph
 from ark.ir.values import Tensor
 from ark.lower.chains import join_chains
@@ -58,6 +58,7 @@ def plan(
     packings: list[Packing] = []
     if chosen.get("pack", True):
         private, packings = pack(private, external)
+    _check_ranges(private, machine)
     machine = choose(private, machine, chosen, external)
     if chosen.get("fuse", True):
         private = join_chains(fuse(private, machine, external), external)
@@ -88,11 +89,25 @@ def plan(
     )
 
 
+def _check_ranges(graph: Graph, machine: Machine) -> None:
+    """PlanError for an op that was asked to stay on processors which the machine does not have."""
+    for node in graph.nodes:
+        if node.processors and not node.virtual and node.processors[1] > machine.processors:
+            raise PlanError(
+                f"op {node.name!r} was asked to run on processors {node.processors[0]} to "
+                f"{node.processors[1] - 1}, but {machine.name} has {machine.processors}, from 0 to "
+                f"{machine.processors - 1}; give PlannerContext a range within these"
+            )
+
+
 def _ranges(groups: Sequence[Group]) -> dict[str, Any]:
-    """The processors that each op was asked to stay on, if any was."""
-    if all(g.processors is None for g in groups):
-        return {}
-    return {"processor_ranges": [list(g.processors) if g.processors else None for g in groups]}
+    """The processors that each op was asked to stay on, and in which context, if any was."""
+    found: dict[str, Any] = {}
+    if any(g.processors for g in groups):
+        found["processor_ranges"] = [list(g.processors) if g.processors else None for g in groups]
+    if any(g.context is not None for g in groups):
+        found["contexts"] = [g.context for g in groups]
+    return found
 
 
 def _machine_entry(machine: Machine) -> dict[str, Any]:

@@ -8,6 +8,8 @@ import itertools
 import math
 from collections.abc import Sequence
 
+from ark.errors import PlanError
+from ark.ir.hints import Hints
 from ark.ir.values import Tensor
 from ark.machine import Machine
 from ark.variant import COMMUNICATE
@@ -34,6 +36,42 @@ def box_tile(shape: Sequence[int], machine: Machine, weight: int = 1) -> list[in
         if d == 3:
             tile[d] = min(shape[d], -(-tile[d] // LINE) * LINE)
         break
+    return tile
+
+
+def hinted_tile(
+    name: str, shape: Sequence[int], hints: Hints, shown: Sequence[int] | None = None
+) -> list[int] | None:
+    """The tile that hints ask for; None if they ask for none. shown: the sizes, if not the hints'.
+
+    Its dimensions are at most the shape's. PlanError where it does not give as many tasks.
+    """
+    sizes = hints.tile if shown is None else shown
+    if sizes is not None:
+        known = list(itertools.dropwhile(lambda n: n == 1, sizes)) or [1]
+        wide = [1] * (len(shape) - len(known)) + known
+        tile = [min(t, n) for t, n in zip(wide, shape, strict=True)]
+    elif hints.tasks is not None:
+        tile = _cut(shape, hints.tasks)
+    else:
+        return None
+    count = math.prod(-(-n // t) for n, t in zip(shape, tile, strict=True))
+    if hints.tasks not in (None, count):
+        cut = f"tiles of {tile} are {count}" if sizes is not None else "no equal tiles are so many"
+        raise PlanError(
+            f"op {name!r}: NumTasks is {hints.tasks}, but of its result {list(shape)} {cut}; say "
+            f"{count}, or leave NumTasks out"
+        )
+    return tile
+
+
+def _cut(shape: Sequence[int], tasks: int) -> list[int]:
+    """Tiles of about equal size, as near to so many as whole cuts of the dimensions come."""
+    tile = list(shape)
+    for d, n in enumerate(shape):
+        pieces = next(p for p in range(min(n, tasks), 0, -1) if tasks % p == 0)
+        tile[d] = -(-n // pieces)
+        tasks //= pieces
     return tile
 
 

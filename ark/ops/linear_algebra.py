@@ -100,7 +100,11 @@ def _lower_matmul(lowering: Lowering, node: Node) -> None:
     shape = (1,) * (4 - len(out)) + out
     machine = lowering.machine
     grouped = machine.variant.name == "matrix"
-    if grouped:
+    product = node.hints.product if node.hints else None
+    asked = lowering.tile(shape, fixed=(0, 1), shown=product)
+    if asked:
+        tile = asked[2], asked[3]
+    elif grouped:
         tile = matrix_tile(shape, machine)
     else:
         tile = machine.matmul_tile(shape[2], shape[3], shape[0] * shape[1])

@@ -209,12 +209,15 @@ class _PhaseRun:
         self.frontier.add(mine)
 
     def _deal(self, group: Group, count: int) -> np.ndarray:
-        """The processor of each task: round robin, whole shares where there are many."""
+        """The processor of each task: round robin, whole shares where there are many, or as many at
+        a time as was asked for.
+        """
         begin, end = group.processors or (0, len(self.lists))
-        begin = min(begin, len(self.lists) - 1)
-        end = max(begin + 1, min(end, len(self.lists)))
         processors = end - begin
         share = np.arange(count, dtype=np.int64)
+        if group.granularity is not None:
+            lanes: np.ndarray = begin + share // group.granularity % processors
+            return lanes
         if count > processors:
             share = share * processors // count
         lanes = begin + (self.rotation + share) % processors

@@ -146,9 +146,10 @@ def _check_lists(rank_set: RankSet, plan: Plan) -> None:
                 raise refuse(f"a task belongs to op {op}, which does not exist")
             if phase_of.setdefault(op, number) != number:
                 raise refuse(f"op {plan.ops[op].name!r} has tasks in two phases")
-    asked = plan.meta.get("processor_ranges")
-    if asked is not None and len(asked) != len(plan.ops):
-        raise refuse(f"it has {len(asked)} processor ranges for {len(plan.ops)} ops")
+    for what in ("processor_ranges", "contexts"):
+        asked = plan.meta.get(what)
+        if asked is not None and len(asked) != len(plan.ops):
+            raise refuse(f"its {what} are {len(asked)} for {len(plan.ops)} ops")
 
 
 def _check_tasks(rank_set: RankSet, plan: Plan) -> None:
