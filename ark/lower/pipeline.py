@@ -22,6 +22,7 @@ from ark.lower.fuse import fuse
 from ark.lower.nodes import lower_nodes
 from ark.lower.pack import pack
 from ark.lower.packets import choose_packets
+from ark.lower.spread import spread
 from ark.machine import Machine
 from ark.plan import memory
 from ark.plan.boxes import Templates
@@ -61,10 +62,11 @@ def plan(
     machine = choose(private, machine, chosen, external)
     if chosen.get("fuse", True):
         private = join_chains(fuse(private, machine, external), external)
+    private, received = spread(private, machine, chosen, external)
     groups = lower_nodes(private, machine, chosen)
     packed = machine.has("packets") and chosen.get("packets", True)
     templates = Templates()
-    packets = choose_packets(groups, machine, chosen, templates) if packed else set()
+    packets = choose_packets(groups, machine, chosen, templates, received) if packed else set()
     tables = _Tables(private, groups, packets, external)
     schedule = Schedule(
         machine, tables.tensors, tables.buffers, private.rank, private.world_size, templates
@@ -187,7 +189,7 @@ class _Tables:
                 PlanBuffer(
                     id=found,
                     name=source.name or tensor.name or f"b{source.id}",
-                    arena="packet" if packet else arena,
+                    arena="packet" if packet and arena != "symmetric" else arena,
                     nbytes=source.nbytes // tensor.dtype.itemsize * 8 if packet else source.nbytes,
                     rank=rank,
                     initial=arena in INITIAL,

@@ -126,7 +126,7 @@ def _lower_linear(lowering: Lowering, node: Node) -> None:
     weight = node.inputs[1]
     n = weight.shape[0]
     rows = stage_rows(weight, machine, node.attrs["epilogue"] in PAIRED)
-    splits = split_k(node.inputs[0].shape[0], weight, machine)
+    splits = split_k(node.outputs[0].shape[0], weight, machine)
     if not weight.dense:
         raise ModelError(f"the weight {weight.name!r} must be dense to be streamed")
     x, w, *rest = node.inputs

@@ -100,6 +100,11 @@ class Executor:
         kind = "symmetric" if plan.world_size > 1 else "device"
         self._shared = self._alloc(symmetric + self._counter_bytes, kind)
         self._counters = self._shared.address + symmetric
+        # Receive buffers of packets: what a launch before has left there is none of this one's.
+        received = {t.buffer for t in plan.tensors if t.packet}
+        own = (b for b in plan.buffers if b.arena == "symmetric" and b.rank == plan.rank)
+        ends = (b.offset + b.nbytes for b in own if b.id in received)
+        self._received_bytes = max(ends, default=0)
         self._connect(symmetric)
         count = sum(len(m) for m in self._maps())
         self._map_memory = self._alloc(count * layout.MAP_BYTES) if count else None
@@ -286,6 +291,8 @@ class Executor:
         packets = self._arenas.get("packet")
         if packets is not None:
             self.device.zero(packets.address, packets.nbytes)
+        if self._received_bytes:
+            self.device.zero(self._shared.address, self._received_bytes)
         if self._trace is not None:
             self.device.zero(self._trace.address, self._trace.nbytes)
         control = np.zeros(1, layout.dtype("ArkControl"))

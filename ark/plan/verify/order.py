@@ -49,13 +49,24 @@ class Order:
         return np.asarray(known | own)
 
 
-def order_phase(rank_set: RankSet, number: int, packets: Sequence[Sequence[Packets]]) -> Order:
+def first_nodes(rank_set: RankSet, number: int) -> np.ndarray:
+    """The first node of each rank, and one past the last."""
+    lists = [rank_set.listing(rank, number) for rank in range(len(rank_set.plans))]
+    return np.cumsum([0, *(len(listed.tasks) for listed in lists)])
+
+
+def order_phase(
+    rank_set: RankSet,
+    number: int,
+    packets: Sequence[Sequence[Packets]],
+    between: Sequence[Packets] = (),
+) -> Order:
     """Orders the phase; PlanError if counters do not add up or the execution stops.
 
-    packets: by rank, in nodes of that rank.
+    packets: by rank, in nodes of that rank. between: from rank to rank, in nodes of all.
     """
     lists = [rank_set.listing(rank, number) for rank in range(len(rank_set.plans))]
-    bases = np.cumsum([0, *(len(listed.tasks) for listed in lists)])
+    bases = first_nodes(rank_set, number)
     lanes = np.cumsum([0, *(len(listed.lengths) for listed in lists)])
     run = _Run(
         np.concatenate([x.lane + at for x, at in zip(lists, lanes[:-1], strict=True)]),
@@ -70,6 +81,9 @@ def order_phase(rank_set: RankSet, number: int, packets: Sequence[Sequence[Packe
         for producers, readers in groups:
             everyone = [(reader + base, len(producers)) for reader in readers.tolist()]
             run.event((producers + base).tolist(), everyone, True)
+    for producers, readers in between:
+        everyone = [(reader, len(producers)) for reader in readers.tolist()]
+        run.event(producers.tolist(), everyone, True)
     stuck = run.execute()
     if stuck is not None:
         count, node = stuck

@@ -34,6 +34,7 @@ def check_structure(rank_set: RankSet) -> None:
         _check_ops(rank_set, plan)
         _check_counters(rank_set, plan)
         _check_lists(rank_set, plan)
+    _check_forms(rank_set)
 
 
 def check_tasks(rank_set: RankSet) -> None:
@@ -81,8 +82,20 @@ def _check_memory(rank_set: RankSet, plan: Plan) -> None:
         )
         if not inside or math.prod(t.extents) * t.itemsize > plan.buffers[t.buffer].nbytes:
             raise refuse(f"tensor {t.name!r} does not fit its buffer")
-        if t.packet != (plan.buffers[t.buffer].arena == "packet"):
+        arena = plan.buffers[t.buffer].arena
+        if arena != "symmetric" and t.packet != (arena == "packet"):
             raise refuse(f"tensor {t.name!r} mixes packets and plain memory")
+
+
+def _check_forms(rank_set: RankSet) -> None:
+    """Whoever touches a buffer that peers see agrees on whether it holds packets."""
+    forms: dict[Key, bool] = {}
+    for plan in rank_set.plans:
+        for t in plan.tensors:
+            if plan.buffers[t.buffer].arena == "symmetric":
+                key = rank_set.buffer_of(plan.rank, t.buffer)
+                if forms.setdefault(key, t.packet) != t.packet:
+                    raise refuse(f"tensor {t.name!r} mixes packets and plain memory")
 
 
 def _check_names(plan: Plan) -> None:

@@ -38,7 +38,8 @@ def scratch(sig: Signature, machine: Machine) -> int:
 
 def poll(name: str, sig: Signature, machine: Machine) -> str:
     """What the lead warp waits for."""
-    constants = (sig.operands[0].shape[1], machine.processors)
+    shares, k = sig.operands[0].shape
+    constants = (k, shares, machine.processors)
     return inline.poll(name, text.called("ark_linear_poll", constants, (text.given(sig, 0),)))
 
 
@@ -46,7 +47,7 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
     """The computing warps' part."""
     k, params = sig.operands[0].shape[1], sig.params
     rows = _task_rows(sig, machine)
-    kept = (params["rows"], params["split_k"], rows, _input_bytes(sig))
-    constants = (sig.operands[1].ctype, k, *kept)
+    sizes = (params["rows"], params["split_k"], rows, _input_bytes(sig), sig.operands[0].shape[0])
+    constants = (sig.operands[1].ctype, k, *sizes)
     operands = (text.given(sig, 0), prologue(sig), epilogue(sig))
     return inline.inlined(name, text.called("ark_linear_roles", constants, operands), machine)
