@@ -185,7 +185,6 @@ _NOT_BUILT = (
     "sampling",
     "signal",
     "wait",
-    "where",
 )
 
 

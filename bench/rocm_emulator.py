@@ -1,7 +1,7 @@
 """How fast the ROCm emulator executes: wave-instructions a second, by kind of code.
 
-Run it alone on a machine: ``PYTHONPATH=.:backends/rocm python bench/rocm_emulator.py``. The figures
-are those of an interpreter on this CPU and say nothing about a GPU.
+Run it alone on a machine: ``PYTHONPATH=.:backends/rocm_emulator python bench/rocm_emulator.py``.
+The figures are those of an interpreter on this CPU and say nothing about a GPU.
 """
 
 from __future__ import annotations

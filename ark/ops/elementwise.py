@@ -13,7 +13,7 @@ import numpy as np
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
 from ark.ir.dtype import FLOATS, INTEGERS, DataType, fp32
-from ark.ir.fold import FOLDED
+from ark.ir.fold import FOLDED, fold
 from ark.ir.graph import Node
 from ark.lower.chains import expression_of
 from ark.lower.context import Lowering
@@ -32,36 +32,36 @@ def _lower(lowering: Lowering, node: Node) -> None:
     """Tiles over the output; when nothing is broadcast or strided, over one flat dimension."""
     tensors = [*node.inputs, *node.outputs]
     expr = expression_of(node)
-    if expression.places(expr):
+    plain = node.hints is None or not node.hints.cuts
+    same = all(t.dense and t.shape == node.outputs[0].shape for t in tensors)
+    if not plain or expression.places(expr):
         pass
-    elif all(t.dense and t.shape == node.outputs[0].shape for t in tensors) and not any(
-        t.dtype.packed for t in tensors
-    ):
+    elif same and not any(t.dtype.packed for t in tensors):
         tensors = [lowering.flat(t) for t in tensors]
     elif len(node.outputs[0].shape) > FOLDED:
         tensors = merge(tensors)
     out = tensors[-1]
-    tile = box_tile(out.shape, lowering.machine)
+    tile = lowering.tile(fold(out.shape)) or box_tile(out.shape, lowering.machine)
     if out.dtype.packed:
         tile[3] = min(out.shape[-1], tile[3] + tile[3] % out.dtype.per_item)
     lowering.emit("pointwise", {"expr": expr, "tile": tile}, tensors, box_coords(out.shape, tile))
 
 
-def _reference(inputs: Sequence[np.ndarray], node: Tree, attrs: Any) -> list[np.ndarray]:
+def _evaluated(inputs: Sequence[np.ndarray], node: Tree, attrs: Any) -> list[np.ndarray]:
     made = expression.evaluate(node, inputs, attrs.get("shape"))
     return [np.broadcast_to(made, attrs["shape"]) if "shape" in attrs else made]
 
 
-def _function_reference(name: str) -> Any:
+def _reference(name: str) -> Any:
     arity = FUNCTIONS[name].arity
 
     def run(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
         if "expr" in attrs:
-            return _reference(inputs, attrs["expr"], attrs)
+            return _evaluated(inputs, attrs["expr"], attrs)
         arguments: list[Tree] = [expression.leaf(i) for i in range(len(inputs))]
         if len(inputs) < arity:
             arguments.append(expression.number(attrs["scalar"]))
-        return _reference(inputs, [name, *arguments], attrs)
+        return _evaluated(inputs, [name, *arguments], attrs)
 
     return run
 
@@ -70,14 +70,14 @@ def composed(name: str) -> None:
     """Registers an elementwise op whose nodes carry their expression."""
     register(
         name,
-        lambda inputs, attrs: _reference(inputs, attrs["expr"], attrs),
+        lambda inputs, attrs: _evaluated(inputs, attrs["expr"], attrs),
         _lower,
         aliasing="exact",
     )
 
 
 for _name in FUNCTIONS:
-    register(_name, _function_reference(_name), _lower, aliasing="exact")
+    register(_name, _reference(_name), _lower, aliasing="exact")
 composed("pointwise")
 register("cast", lambda inputs, attrs: [inputs[0]], _lower, aliasing="exact")
 register("constant", lambda inputs, attrs: [np.full(attrs["shape"], attrs["scalar"])], _lower)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ark.errors import InvalidUsageError, ModelError
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
-from ark.ir.fold import FOLDED
+from ark.ir.fold import FOLDED, fold
 from ark.ir.graph import Node
 from ark.ir.values import MAX_DIMS, dense_view
 from ark.ir.values import Tensor as IrTensor
@@ -51,13 +51,14 @@ def _lower_transpose(lowering: Lowering, node: Node) -> None:
 
 
 def _turn(lowering: Lowering, source: IrTensor, out: IrTensor, order: list[int]) -> None:
-    if len(order) > FOLDED:
+    hinted = lowering.tile(fold(out.shape))
+    if len(order) > FOLDED and hinted is None:
         source, out, order = merge_turned(source, out, order)
     pad = max(0, FOLDED - len(order))
     perm = [*range(pad), *(p + pad for p in order)]
     last = len(perm) - 1
     turned = max(0, perm.index(last) - (last - 3))
-    tile = turned_tile(out.shape, turned, lowering.machine)
+    tile = hinted or turned_tile(out.shape, turned, lowering.machine)
     params = {"perm": perm, "tile": tile}
     lowering.emit("transpose", params, [source, out], box_coords(out.shape, tile))
 
@@ -105,6 +106,9 @@ def _lower_embedding(lowering: Lowering, node: Node) -> None:
     target = whole_view(lowering, out, (rows, width), fill=False)
     pieces = max(1, min(width // 64, -(-lowering.machine.processors // rows)))
     columns = -(-width // pieces)
+    asked = lowering.tile((1,) * (4 - len(out.shape)) + out.shape, fixed=(0, 1, 2))
+    if asked:
+        columns = asked[3]
     params = {"rows": 1, "columns": columns, "dynamic": False}
     coords = [(r, c) for r in range(rows) for c in range(0, width, columns)]
     lowering.emit("embedding", params, [index, table, target], coords)
@@ -137,7 +141,7 @@ def rope(input: Any, other: Any, output: Any = NullTensor, name: str = "") -> Te
 
 def _lower_rope(lowering: Lowering, node: Node) -> None:
     out = node.outputs[0]
-    tile = box_tile(out.shape, lowering.machine)
+    tile = lowering.tile(fold(out.shape)) or box_tile(out.shape, lowering.machine)
     tile[3] += tile[3] % 2
     lowering.emit("rope", {"tile": tile}, [*node.inputs, out], box_coords(out.shape, tile))
 

@@ -67,7 +67,7 @@ def tensor(
 ) -> Tensor:
     """A tensor whose contents the host sets and that last from iteration to iteration; zero first.
 
-    strides: the buffer's size per dimension, default padded_shape. At most 4 dimensions.
+    strides: the buffer's size per dimension, default padded_shape. At most 8 dimensions.
     """
     if rank not in (-1, Model.get_rank()):
         raise UnsupportedError(

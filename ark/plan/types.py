@@ -24,7 +24,9 @@ INITIAL = ("parameter", "state", "external", "host")
 
 MAX_OPERANDS = 64  # of an op
 
-GATE = 0  # the id of the counter that opens the next iteration
+ITERATION_BARRIER = (
+    0  # the id of the counter that of the iteration barrier, which opens the next iteration
+)
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ class PlanCounter:
 
 @dataclass(frozen=True)
 class Fetch:
-    """Consecutive bytes of an operand that the stream brings in pieces of `stage` bytes."""
+    """Consecutive bytes of an operand that the stream copies in stages of `stage` bytes."""
 
     operand: int
     offset: int

@@ -34,6 +34,7 @@ MAX_DIMS = 8
 _CASTS = (*FLOATS, *INTEGERS, "bool")
 _NARROW = ("int8", "uint8", "byte", "uint32")
 _WIDE = ("int64", "uint32")
+_BY_ZERO = ("div", "rdiv", "mod", "fmod")  # of integers, where 0 gives 0
 _RANKS = ("bool", "ark_i32", "ark_i64", "float")
 
 
@@ -193,11 +194,12 @@ def evaluate(
         if tree[1] in INTEGERS:
             return np.trunc(values[0]).astype(np.int64).astype(kind).astype(np.int64)
         return values[0].astype(kind).astype(np.float64)
-    if tree[0] in ("div", "rdiv") and all(v.dtype.kind in "iu" for v in values):
-        top, bottom = values if tree[0] == "div" else values[::-1]
+    if tree[0] in _BY_ZERO and all(v.dtype.kind in "iu" for v in values):
+        top, bottom = values[::-1] if tree[0] == "rdiv" else values
         safe = np.where(bottom == 0, 1, bottom)
         quotient = np.abs(top) // np.abs(safe) * np.sign(top) * np.sign(safe)
-        return np.where(bottom == 0, 0, quotient)
+        made = FUNCTIONS[tree[0]].reference(top, safe) if "mod" in tree[0] else quotient
+        return np.where(bottom == 0, 0, made)
     return FUNCTIONS[tree[0]].reference(*values)
 
 
