@@ -19,6 +19,7 @@ from ark.ir.values import Tensor
 from ark.lower.chains import join_chains
 from ark.lower.choose import choose
 from ark.lower.fuse import fuse
+from ark.lower.gathers import own_first
 from ark.lower.nodes import lower_nodes
 from ark.lower.pack import pack
 from ark.lower.packets import choose_packets
@@ -57,6 +58,8 @@ def plan(
     packings: list[Packing] = []
     if chosen.get("pack", True):
         private, packings = pack(private, external)
+    if chosen.get("fuse", True):
+        private = own_first(private, external)
     machine = choose(private, machine, chosen, external)
     if chosen.get("fuse", True):
         private = join_chains(fuse(private, machine, external), external)

@@ -106,7 +106,8 @@ class Schedule:
         self.counter_list: list[_Counter] = [_Counter("gate", world_size, rank, world_size > 1)]
         self._semaphores: dict[tuple[int, str], int] = {}
         self.gates = [GATE] + [
-            self.counter("gate", 0, other, True) for other in range(world_size) if other != rank
+            self.counter("gate", 0, (rank + step) % world_size, True)
+            for step in range(1, world_size)
         ]
 
     def counters(self) -> tuple[PlanCounter, ...]:

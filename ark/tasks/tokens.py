@@ -2,7 +2,9 @@
 
 `embedding` params: columns (per task), rows, dynamic. operands: ids, table, output, and with
 dynamic the position, to which row numbers are relative. coord: first row, first column.
-`sample` params: tiles. operands: logits (1, vocab), settings, position, candidates. coord: tile.
+`sample` params: tiles, shares, first: of so many equal shares of the logits the one numbered
+`first` lies first, the next ones follow, round. operands: logits (1, vocab), settings, position,
+candidates. coord: tile.
 Each tile finds its best logit; with a temperature, its best of logit / temperature + Gumbel noise,
 whose maximum is a sample of the softmax (Gumbel 1954). The noise is a hash of seed, position and
 token, so any backend draws the same.
@@ -17,7 +19,10 @@ positions, number of stop tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
 
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register, whole
@@ -213,8 +218,25 @@ class Embedding(TaskKind):
         return text.function(name, body)
 
 
-class TilesParams(Params, frozen=True):
+class SamplingParams(Params, frozen=True):
     tiles: Pieces
+    shares: Pieces = 1
+    first: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)] = 0
+
+
+def _turned(params: Mapping[str, Any], by: int) -> Mapping[str, Any]:
+    """The parameters `by` ranks further on."""
+    shares = params.get("shares", 1)
+    return {**params, "first": (params.get("first", 0) + by) % shares} if shares > 1 else params
+
+
+def _token(sig: Signature, logit: str) -> str:
+    """The token that a logit belongs to, by its place."""
+    vocabulary, shares = sig.operands[0].shape[1], sig.params.get("shares", 1)
+    start = vocabulary // shares * sig.params.get("first", 0)
+    if not start:
+        return logit
+    return f"({logit} < {vocabulary - start} ? {logit} + {start} : {logit} - {vocabulary - start})"
 
 
 def _check_sampling(sig: Signature) -> None:
@@ -223,6 +245,11 @@ def _check_sampling(sig: Signature) -> None:
     tiles = sig.params["tiles"]
     need(rows == 1 and vocabulary + tiles <= INT_MAX, f"there are {rows} rows of logits")
     need(tiles <= vocabulary, f"{vocabulary} logits are not {tiles} tiles")
+    shares, first = sig.params.get("shares", 1), sig.params.get("first", 0)
+    need(
+        vocabulary % shares == 0 and first < shares,
+        f"{vocabulary} logits are not {shares} equal shares of which number {first} is the first",
+    )
     shaped(sig, 1, (len(SETTINGS),), "int32", dense=True)
     shaped(sig, 2, (1,), "int32")
     shaped(sig, 3, (tiles, 2), "fp32", dense=True)
@@ -230,7 +257,7 @@ def _check_sampling(sig: Signature) -> None:
 
 class Sample(TaskKind):
     name = "sample"
-    params = TilesParams
+    params = SamplingParams
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -239,6 +266,9 @@ class Sample(TaskKind):
 
     def places(self, sig: Signature) -> Places:
         return Places((range(sig.params["tiles"]),))
+
+    def on_rank(self, params: Mapping[str, Any], by: int) -> Mapping[str, Any]:
+        return _turned(params, by)
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         lo, hi = _tile(sig, coord[0])
@@ -265,11 +295,12 @@ class Sample(TaskKind):
   const int lo = static_cast<int>(static_cast<ark_i64>({vocabulary}) * tile / {tiles});
   const int hi = static_cast<int>(static_cast<ark_i64>({vocabulary}) * (tile + 1) / {tiles});
   float best = -ark_inf();
-  ark_u32 token = static_cast<ark_u32>(lo);
+  ark_u32 token = static_cast<ark_u32>({_token(sig, "lo")});
   for (int i = lo + ark_tid(); i < hi; i += ARK_THREADS) {{
+    const ark_u32 id = static_cast<ark_u32>({_token(sig, "i")});
     const float v = ark_score(ark_get(pl, i), temperature, static_cast<ark_u32>(ps[2]),
-                              static_cast<ark_u32>(pp[0]), static_cast<ark_u32>(i));
-    if (v > best) {{ best = v; token = static_cast<ark_u32>(i); }}
+                              static_cast<ark_u32>(pp[0]), id);
+    if (v > best || (v == best && id < token)) {{ best = v; token = id; }}
   }}
   ark_best(best, token, reinterpret_cast<float*>(ARK_SCRATCH(c)));
   if (ark_tid() == 0) {{ po[2 * tile] = best; po[2 * tile + 1] = ark_bits_float(token); }}
@@ -280,7 +311,7 @@ class Sample(TaskKind):
 
 class Choose(TaskKind):
     name = "choose"
-    params = TilesParams
+    params = SamplingParams
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -292,6 +323,9 @@ class Choose(TaskKind):
 
     def places(self, sig: Signature) -> Places:
         return Places((range(1),))
+
+    def on_rank(self, params: Mapping[str, Any], by: int) -> Mapping[str, Any]:
+        return _turned(params, by)
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         written = (2, 4, 5)
@@ -332,13 +366,15 @@ class Choose(TaskKind):
     }}
     for (int i = ark_tid(); i < {vocabulary}; i += ARK_THREADS) {{
       if (ark_ordered(ark_get(p0, i)) < bound) continue;
+      const ark_u32 id = static_cast<ark_u32>({_token(sig, "i")});
       const float v = ark_score(ark_get(p0, i), temperature, static_cast<ark_u32>(p1[2]),
-                                static_cast<ark_u32>(position), static_cast<ark_u32>(i));
-      if (v > best) {{ best = v; token = static_cast<ark_u32>(i); }}
+                                static_cast<ark_u32>(position), id);
+      if (v > best || (v == best && id < token)) {{ best = v; token = id; }}
     }}
   }} else {{
     for (int i = ark_tid() + ARK_THREADS; i < {tiles}; i += ARK_THREADS) {{
-      if (p3[2 * i] > best) {{ best = p3[2 * i]; token = ark_float_bits(p3[2 * i + 1]); }}
+      const ark_u32 id = ark_float_bits(p3[2 * i + 1]);
+      if (p3[2 * i] > best || (p3[2 * i] == best && id < token)) {{ best = p3[2 * i]; token = id; }}
     }}
   }}
   ark_best(best, token, red);

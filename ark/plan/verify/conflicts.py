@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,11 +123,13 @@ def check_conflicts(
     rank_set: RankSet,
     order: Order,
     number: int,
-    owns: Sequence[Own],
-    foreign: Sequence[Sequence[Touch]],
+    owns: Mapping[int, Own],
+    foreign: Mapping[int, Sequence[Touch]],
 ) -> None:
-    """Raises PlanError for the first conflict of a phase that is not ordered."""
-    for rank, own in enumerate(owns):
+    """Raises PlanError for the first conflict of a phase in the memory of a checked rank that is
+    not ordered.
+    """
+    for rank, own in owns.items():
         base = int(order.bases[rank])
         bad = unmet(own.frozen, order, base)
         if bad is not None:
@@ -142,17 +144,16 @@ def check_conflicts(
             _check_foreign(rank_set, order, number, rank, own, foreign[rank])
 
 
-def foreign_touches(rank_set: RankSet, order: Order, number: int) -> list[list[Touch]]:
-    """By owner, the touches of its memory by peers."""
-    found: list[list[Touch]] = [[] for _ in rank_set.plans]
-    for rank in range(len(rank_set.plans)):
-        nodes = rank_set.listing(rank, number).by_op
-        for touched in rank_set.touches(rank, number):
-            for region in touched:
-                if region.space is None:
-                    owner, moved = rank_set.seen_by_owner(rank, region)
-                    base = int(order.bases[rank])
-                    found[owner].append(Touch(rank, moved, nodes[region.op][0] + base))
+def foreign_touches(rank_set: RankSet, order: Order, number: int) -> dict[int, list[Touch]]:
+    """By checked rank, the touches of its memory by peers."""
+    found: dict[int, list[Touch]] = {rank: [] for rank in rank_set.checked}
+    for rank in range(rank_set.world):
+        nodes, base = rank_set.listing(rank, number).by_op, int(order.bases[rank])
+        for region in (r for op in rank_set.touches(rank, number) for r in op if r.space is None):
+            owner = rank_set.owner_of(rank, region)
+            if owner in found:
+                moved = rank_set.seen_by_owner(owner, rank, region)
+                found[owner].append(Touch(rank, moved, nodes[region.op][0] + base))
     return found
 
 
@@ -236,10 +237,10 @@ def _describe(
     told = []
     for region, node in ((first, earlier), (second, later)):
         rank, task = task_at(rank_set, order, number, node)
-        name = rank_set.plans[rank].ops[task.op].name
+        name = rank_set.plan(rank).ops[task.op].name
         verb = "writes" if region.write else "reads"
         told.append((f"tile {list(task.coord)} of op {name!r} (rank {rank})", verb))
-    buffer = rank_set.plans[owner].buffers[int(first.memory)]  # type: ignore[call-overload]
+    buffer = rank_set.plan(owner).buffers[int(first.memory)]  # type: ignore[call-overload]
     return (
         f"{told[0][0]} {told[0][1]} {buffer.name!r} and {told[1][0]} {told[1][1]} the same bytes, "
         "but nothing makes the second wait for the first"
@@ -255,7 +256,7 @@ def task_at(rank_set: RankSet, order: Order, number: int, node: int) -> tuple[in
 def _check_lifetimes(rank_set: RankSet, rank: int, own: Own, foreign: Iterable[Touch]) -> None:
     """Buffers that share bytes are not alive at the same time; lasting ones share with nobody."""
     spans_of: dict[Hashable, dict[int, tuple[float, float]]] = defaultdict(dict)
-    buffers = rank_set.plans[rank].buffers
+    buffers = rank_set.plan(rank).buffers
     touched = (t.region for t in foreign)
     for region in (r for part in (*own.by_space.values(), touched) for r in part):
         number = int(region.memory)  # type: ignore[call-overload]
