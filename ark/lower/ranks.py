@@ -12,8 +12,7 @@ from typing import Any
 
 from ark.ir.graph import Graph
 from ark.lower import registry
-from ark.lower.gathers import own_first
-from ark.lower.pipeline import plan
+from ark.lower.pipeline import Prepared, plan, plan_prepared, prepare
 from ark.machine import Machine
 from ark.plan.rotated import Rotated
 from ark.plan.types import Plan
@@ -29,16 +28,16 @@ def plan_ranks(
     ark.lower.pipeline.plan.
     """
     first, *others = graphs
-    chosen = options or {}
-    external = frozenset(chosen.get("external", ()))
-    lowered = own_first(first, external) if chosen.get("fuse", True) else first
-    if others and _counts_from_itself(lowered) and all(_alike(first, other) for other in others):
-        return Rotated(plan(first, machine, options, meta))
+    if others and all(_alike(first, other) for other in others):
+        prepared = prepare(first, machine, options)
+        if _counts_from_itself(prepared):
+            return Rotated(plan_prepared(prepared, meta))
     return [plan(graph, machine, options, meta) for graph in graphs]
 
 
-def _counts_from_itself(graph: Graph) -> bool:
-    return not any(registry.get(n.type).names_ranks for n in graph.nodes if not n.virtual)
+def _counts_from_itself(prepared: Prepared) -> bool:
+    nodes = (n for n in prepared.graph.nodes if not n.virtual)
+    return not prepared.received and not any(registry.get(n.type).names_ranks for n in nodes)
 
 
 def _alike(a: Graph, b: Graph) -> bool:

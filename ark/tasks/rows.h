@@ -34,14 +34,14 @@ ARK_DEVICE T ark_warp_fold(T v) {
 }
 
 // R totals over the block, or over the warp alone, in every thread. `red` holds two times
-// R * ARK_WARPS values, used in turns, so that one barrier serves a fold.
+// R * ARK_WARPS values, used alternately, so that one barrier serves a fold.
 template <class F, bool WARP, int R, typename T>
-ARK_DEVICE void ark_fold(T (&v)[R], T* red, int& turn) {
+ARK_DEVICE void ark_fold(T (&v)[R], T* red, int& parity) {
 #pragma unroll
   for (int r = 0; r < R; ++r) v[r] = ark_warp_fold<F>(v[r]);
   if (WARP || ARK_WARPS == 1) return;
-  T* mine = red + turn * R * ARK_WARPS;
-  turn ^= 1;
+  T* mine = red + parity * R * ARK_WARPS;
+  parity ^= 1;
   if (ark_lane() == 0) {
 #pragma unroll
     for (int r = 0; r < R; ++r) mine[r * ARK_WARPS + ark_warp()] = v[r];
@@ -119,7 +119,7 @@ ARK_DEVICE void ark_rows_held(const TI* in, TO* out, Weight weight, int rows, fl
       }
     }
   };
-  int first = WARP ? ark_warp() * R : 0, turn = 0;
+  int first = WARP ? ark_warp() * R : 0, parity = 0;
   if (first < rows) load(first);
   for (; first < rows; first += step) {
     float v[R][E * V], centre[R], total[R];
@@ -142,7 +142,7 @@ ARK_DEVICE void ark_rows_held(const TI* in, TO* out, Weight weight, int rows, fl
           if (WHOLE || i / V * WIDTH * V + me < K) centre[r] = OP::First::join(centre[r], v[r][i]);
         }
       }
-      ark_fold<typename OP::First, WARP>(centre, sums, turn);
+      ark_fold<typename OP::First, WARP>(centre, sums, parity);
     }
 #pragma unroll
     for (int r = 0; r < R; ++r) {
@@ -152,7 +152,7 @@ ARK_DEVICE void ark_rows_held(const TI* in, TO* out, Weight weight, int rows, fl
         if (WHOLE || i / V * WIDTH * V + me < K) total[r] += OP::term(v[r][i], centre[r]);
       }
     }
-    ark_fold<ArkAddFold, WARP>(total, sums, turn);
+    ark_fold<ArkAddFold, WARP>(total, sums, parity);
 #pragma unroll
     for (int r = 0; r < R; ++r) {
       if (first + r >= rows) break;
@@ -181,7 +181,7 @@ ARK_DEVICE void ark_rows_any(const TI* in, TO* out, Weight weight, int rows, int
                              char* red, float* row, const At& at) {
   float* sums = reinterpret_cast<float*>(red);
   const int bulk = K / V * V;
-  int turn = 0;
+  int parity = 0;
   for (int r = 0; r < rows; ++r) {
     ark_i64 from, to;
     at(r, from, to);
@@ -205,7 +205,7 @@ ARK_DEVICE void ark_rows_any(const TI* in, TO* out, Weight weight, int rows, int
       }
       for (int j = 1; j < V; ++j) part[0] = OP::First::join(part[0], part[j]);
       centre[0] = part[0];
-      ark_fold<typename OP::First, false>(centre, sums, turn);
+      ark_fold<typename OP::First, false>(centre, sums, parity);
     }
     const float middle = OP::centre(centre[0], K);
     const bool kept = KEEP && OP::FIRST;
@@ -224,7 +224,7 @@ ARK_DEVICE void ark_rows_any(const TI* in, TO* out, Weight weight, int rows, int
       if (KEEP) row[k] = v;
     }
     for (int j = 0; j < V; ++j) total[0] += part[j];
-    ark_fold<ArkAddFold, false>(total, sums, turn);
+    ark_fold<ArkAddFold, false>(total, sums, parity);
     const float factor = OP::factor(total[0], K, eps);
     const auto value = [&](int k) {
       float v = KEEP ? row[k] : ark_get(source, k);
@@ -247,7 +247,7 @@ ARK_DEVICE void ark_reduce_rows(const TI* in, int rows, int K, char* red, const 
   constexpr int WIDTH = WARP ? ARK_LANES : ARK_THREADS;
   const int me = WARP ? ark_lane() : ark_tid();
   const int bulk = K / V * V;
-  int turn = 0;
+  int parity = 0;
   for (int r = WARP ? ark_warp() : 0; r < rows; r += WARP ? ARK_WARPS : 1) {
     const TI* source = in + at(r);
     T part[U][V];
@@ -277,7 +277,7 @@ ARK_DEVICE void ark_reduce_rows(const TI* in, int rows, int K, char* red, const 
     T total[1] = {part[0][0]};
 #pragma unroll
     for (int i = 1; i < U * V; ++i) total[0] = F::join(total[0], part[i / V][i % V]);
-    ark_fold<F, WARP>(total, reinterpret_cast<T*>(red), turn);
+    ark_fold<F, WARP>(total, reinterpret_cast<T*>(red), parity);
     if (me == 0) finish(r, total[0]);
   }
 }

@@ -29,10 +29,10 @@ from ark.plan.kind import Access, Signature, TaskKind, register, whole
 from ark.plan.params import (
     INT_MAX,
     Params,
-    Pieces,
     Places,
     Rows,
     Size,
+    Splits,
     box,
     count,
     fits,
@@ -219,8 +219,8 @@ class Embedding(TaskKind):
 
 
 class SamplingParams(Params, frozen=True):
-    tiles: Pieces
-    shares: Pieces = 1
+    tiles: Splits
+    shares: Splits = 1
     first: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)] = 0
 
 

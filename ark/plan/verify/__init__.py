@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ark.plan.types import Plan
-from ark.plan.verify.conflicts import Own, check_conflicts, foreign_touches
+from ark.plan.verify.conflicts import Own, check_conflicts, foreign_packets, foreign_touches
 from ark.plan.verify.order import order_phase
 from ark.plan.verify.rank_set import RankSet
 from ark.plan.verify.reads import check_delivered, missing_reads
@@ -38,8 +38,9 @@ def check(rank_set: RankSet) -> None:
 
 def _check_phase(rank_set: RankSet, number: int) -> None:
     owns = {rank: Own(rank_set, rank, number) for rank in rank_set.checked}
-    order = order_phase(rank_set, number, [own.packets for own in owns.values()])
-    foreign = foreign_touches(rank_set, order, number)
+    foreign = foreign_touches(rank_set, number)
+    between = foreign_packets(rank_set, number, owns, foreign)
+    order = order_phase(rank_set, number, [own.packets for own in owns.values()], between)
     check_conflicts(rank_set, order, number, owns, foreign)
     for rank in rank_set.checked:
         missing = missing_reads(rank_set, rank, number)

@@ -22,11 +22,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ark.plan.types import GATE
+from ark.plan.types import ITERATION_BARRIER
 from ark.plan.verify.rank_set import RankSet, refuse
 
 RAN, SEEN = 0, 1
 Packets = tuple[np.ndarray, np.ndarray]  # producers, readers: each reader waits for all producers
+Between = tuple[int, np.ndarray, int, np.ndarray]  # the same, each with its rank before
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,14 +93,25 @@ class Order:
         return np.asarray(known | own)
 
 
-def order_phase(rank_set: RankSet, number: int, packets: Sequence[Sequence[Packets]]) -> Order:
+def first_nodes(rank_set: RankSet, number: int) -> np.ndarray:
+    """The first node of each rank, and one past the last."""
+    lists = [rank_set.listing(rank, number) for rank in range(rank_set.world)]
+    return np.cumsum([0, *(len(listed.tasks) for listed in lists)])
+
+
+def order_phase(
+    rank_set: RankSet,
+    number: int,
+    packets: Sequence[Sequence[Packets]],
+    between: Sequence[Between] = (),
+) -> Order:
     """Orders the phase; PlanError if counters do not add up or the execution stops.
 
-    packets: by checked rank, in nodes of that rank.
+    packets: by checked rank, in nodes of that rank. between: from rank to checked rank.
     """
     lists = [rank_set.listing(rank, number) for rank in range(rank_set.world)]
     counts = np.array([len(listed.tasks) for listed in lists])
-    bases = np.cumsum([0, *counts])
+    bases = first_nodes(rank_set, number)
     lanes = Lanes.of(rank_set, [len(listed.lengths) for listed in lists])
     checked = list(rank_set.checked)
     firsts = np.cumsum([0, *counts[checked]])
@@ -117,6 +129,9 @@ def order_phase(rank_set: RankSet, number: int, packets: Sequence[Sequence[Packe
     for owner, groups in zip(checked, packets, strict=True):
         for producers, readers in groups:
             run.add_packets(producers + first[owner], readers + first[owner], owner)
+    for maker, producers, owner, readers in between:
+        made = producers + first[rank_set.symmetry.twin[maker]]
+        run.add_packets(made, readers + first[owner], maker)
     stuck = run.execute()
     if stuck is not None:
         count, node = stuck
@@ -129,7 +144,7 @@ def order_phase(rank_set: RankSet, number: int, packets: Sequence[Sequence[Packe
     home = np.array([first[t] for t in rank_set.symmetry.twin]) - bases[:-1]
     order = Order(bases, rank, lane, position, run.clock, run.rows[: run.known], home, lanes)
     for at in checked:
-        _check_gate(rank_set, order, number, at)
+        _check_barrier(rank_set, order, number, at)
     return order
 
 
@@ -162,15 +177,17 @@ class _Counters:
             wrong = (many[part] > 0) & (many[part] != step)
             wrong |= ((asked[part] > 0) & (many[part] == 0)) | (asked[part] > step)
             wrong |= far & ~system
-            wrong[GATE] |= many[at + GATE] != plan.world_size
+            wrong[ITERATION_BARRIER] |= many[at + ITERATION_BARRIER] != plan.world_size
             for i in np.flatnonzero(wrong & own)[:1].tolist():
                 self._refuse(rank_set, plan.rank, i, int(many[at + i]), int(asked[at + i]))
 
     def _refuse(self, rank_set: RankSet, rank: int, number: int, many: int, asked: int) -> None:
         counter = rank_set.plan(rank).counters[number]
         what = f"counter {counter.name!r} of rank {rank}"
-        if number == GATE and many != rank_set.world:
-            raise refuse(f"the gate of rank {rank} is signalled {many} times in an iteration")
+        if number == ITERATION_BARRIER and many != rank_set.world:
+            raise refuse(
+                f"the iteration barrier of rank {rank} is signalled {many} times in an iteration"
+            )
         if many and many != counter.step:
             raise refuse(
                 f"{what} is signalled {many} times in an iteration, but its step is {counter.step}"
@@ -388,22 +405,26 @@ def spans(first: np.ndarray, last: np.ndarray) -> np.ndarray:
     return np.arange(ends[-1] if len(ends) else 0) + np.repeat(first - ends + many, many)
 
 
-def _check_gate(rank_set: RankSet, order: Order, number: int, rank: int) -> None:
-    """Whoever opens the gate must come after everything its rank does in the iteration."""
+def _check_barrier(rank_set: RankSet, order: Order, number: int, rank: int) -> None:
+    """Whoever opens the iteration barrier comes after everything its rank does before it."""
     first = int(order.bases[rank])
-    opened: dict[int, list[int]] = {other: [] for other in range(rank_set.world)}
-    gates = [rank_set.counter_of(rank, c.id) for c in rank_set.plans[rank].counters]
+    openers: dict[int, list[int]] = {other: [] for other in range(rank_set.world)}
+    named = [rank_set.counter_of(rank, c.id) for c in rank_set.plans[rank].counters]
     for node, counter in rank_set.listing(rank, number).signals.tolist():
-        owner, there = gates[counter]
-        if there == GATE:
-            opened[owner].append(node + first)
+        owner, there = named[counter]
+        if there == ITERATION_BARRIER:
+            openers[owner].append(node + first)
     own = slice(int(order.lanes.starts[rank]), int(order.lanes.starts[rank + 1]))
     lengths = rank_set.listing(rank, number).lengths
-    for other, nodes in opened.items():
+    for other, nodes in openers.items():
         if len(nodes) != 1:
-            raise refuse(f"rank {rank} must signal the gate of rank {other} once an iteration")
+            raise refuse(
+                f"rank {rank} must signal the iteration barrier of rank {other} once an iteration"
+            )
         row = order.clocks(SEEN, np.array(nodes))[0]
         complete = order.rows[row, own].astype(np.int64)
         complete[order.lane[nodes[0]] - own.start] = order.position[nodes[0]] + 1
         if (complete < lengths).any():
-            raise refuse(f"the gate of rank {rank} opens before its iteration is complete")
+            raise refuse(
+                f"the iteration barrier of rank {rank} opens before its iteration is complete"
+            )
