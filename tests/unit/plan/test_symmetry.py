@@ -8,16 +8,24 @@ import dataclasses
 import random
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
+import ark
+from ark.backend import registry
 from ark.errors import PlanError
+from ark.frontend.model import Model, use_model
+from ark.lower import registry as operations
 from ark.lower.pipeline import plan as make_plan
 from ark.lower.ranks import plan_ranks
+from ark.ops.tokens import TokenState
 from ark.plan.rotated import Rotated
 from ark.plan.types import Plan
 from ark.plan.verify import check, verify
 from ark.plan.verify.rank_set import RankSet
 from ark.plan.verify.symmetry import alone, symmetry_of
+from ark.tasks.tokens import SETTINGS
+from tests.multi.test_rank_plans import execute
 from tests.unit.plan import test_verify, test_verify_ranks
 from tests.unit.plan.shapes import decoder_graphs, machine
 
@@ -110,3 +118,37 @@ def test_names_that_meet_another_ranks_are_no_symmetry(alike: Rotated) -> None:
     buffers = [dataclasses.replace(b, name=names.get(b.id, b.name)) for b in plans[1].buffers]
     plans[1] = dataclasses.replace(plans[1], buffers=tuple(buffers))
     assert symmetry_of(plans) == alone(4)
+
+
+@pytest.mark.parametrize(("temperature", "top_k"), [(0.0, 0), (0.7, 0), (1.3, 5)])
+def test_logits_that_lie_own_share_first_give_the_token_of_the_whole_row(
+    temperature: float, top_k: int
+) -> None:
+    """Against the op's NumPy reference, which knows of no ranks; most logits have equals."""
+    world, own = 3, 700
+    graphs, random_ = [], np.random.default_rng(top_k)
+    for rank in range(world):
+        model = Model(rank, world)
+        with use_model(model):
+            share = ark.mul(ark.tensor((own,), name="share"), 1.0)
+            logits = ark.reshape(ark.all_gather(share, rank, world), (1, world * own))
+            ark.sample(logits, TokenState.make(16))
+        graphs.append(model.graph)
+    plans = plan_ranks(graphs, registry.machine("cpu-2"))
+    assert isinstance(plans, Rotated)
+    assert [op.params["first"] for op in plans[2].ops if op.kind == "choose"] == [2]
+    verify(plans)
+    logits_ = random_.integers(0, 40, world * own).astype(np.float32) / 8
+    settings = np.zeros(len(SETTINGS), np.int32)
+    settings[:3] = np.float32(temperature).view(np.int32), top_k, 77
+    settings[SETTINGS.index("limit")] = 16
+    given = {"settings": settings, "position": np.array([4]), "tokens": np.zeros(16)}
+    shares = logits_.reshape(world, own)
+    inputs = [{"share": row, **{n: a.astype(np.int32) for n, a in given.items()}} for row in shares]
+    found = execute(list(plans), inputs, [["tokens"]] * world, iterations=1)
+    state = [given[n].astype(np.int64) for n in ("settings", "position", "tokens")]
+    reference = operations.get("sample").reference
+    assert reference is not None
+    _, tokens, _ = reference([logits_[None].astype(np.float64), *state, state[2], state[2]], {})
+    for rank in range(world):
+        assert found[rank]["tokens"].tolist() == tokens.tolist()
