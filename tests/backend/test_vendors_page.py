@@ -82,9 +82,7 @@ def refused(folder: Path, file: str, part: str, script: str) -> None:
     assert part in text
     try:
         path.write_text(text.replace(part, "0"))
-        with pytest.raises(AssertionError, match=r"assert .*
-(.*
-)?.*AssertionError"):
+        with pytest.raises(AssertionError, match=r"assert .*\n(.*\n)?.*AssertionError"):
             run(folder, str(folder / script))
     finally:
         path.write_text(text)
