@@ -112,6 +112,12 @@ class TaskKind(ABC):
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         """What the task reads and writes; exact or larger, never smaller."""
 
+    def on_rank(self, params: Mapping[str, Any], by: int) -> Mapping[str, Any]:
+        """The parameters that the op has `by` ranks further on, where all ranks do the same with
+        peers counted from themselves (ark.plan.rotated). They change nothing of what tasks touch.
+        """
+        return params
+
     def packets(self, sig: Signature) -> frozenset[int]:
         """Operands that the body can load or publish as packets {value, epoch}.
 

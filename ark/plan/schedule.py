@@ -107,9 +107,8 @@ class Schedule:
         ]
         self._semaphores: dict[tuple[int, str], int] = {}
         self.barriers = [ITERATION_BARRIER] + [
-            self.counter("iteration barrier", 0, other, True)
-            for other in range(world_size)
-            if other != rank
+            self.counter("iteration barrier", 0, (rank + step) % world_size, True)
+            for step in range(1, world_size)
         ]
 
     def counters(self) -> tuple[PlanCounter, ...]:

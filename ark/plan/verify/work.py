@@ -22,12 +22,12 @@ WIDEST = 16  # bytes that a body reads at once
 
 def check_work(rank_set: RankSet) -> None:
     """Raises PlanError for the first op that is none of its kind's or is not done wholly."""
-    for plan in (rank_set.plans[rank] for rank in sorted(set(rank_set.twin))):
+    for plan in rank_set.checked_plans:
         coords: dict[int, Coords] = defaultdict(tuple)
         for number in range(len(plan.phases)):
             listed = rank_set.listing(plan.rank, number).by_op
             coords.update({op: places for op, (_, places) in listed.items()})
-        for op, sig in zip(plan.ops, rank_set.signatures[plan.rank], strict=True):
+        for op, sig in zip(plan.ops, rank_set.signatures(plan.rank), strict=True):
             kind = kinds.get(op.kind)
             try:
                 kind.check(sig)
