@@ -19,9 +19,11 @@ from ark.ir.values import Tensor
 from ark.lower.chains import join_chains
 from ark.lower.choose import choose
 from ark.lower.fuse import fuse
+from ark.lower.gathers import own_first
 from ark.lower.nodes import lower_nodes
 from ark.lower.pack import pack
 from ark.lower.packets import choose_packets
+from ark.lower.spread import spread
 from ark.machine import Machine
 from ark.plan import memory
 from ark.plan.boxes import Templates
@@ -31,6 +33,41 @@ from ark.plan.schedule import Schedule
 from ark.plan.types import INITIAL, Phase, Plan, PlanBuffer, PlanOp, PlanTensor
 
 OPTIONS = ("external", "fuse", "pack", "packets", "variant")
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A graph as it will be lowered. received: ids of the buffers between ranks that hold packets.
+
+    machine: with the one variant that the plan runs under.
+    """
+
+    graph: Graph
+    machine: Machine
+    options: Mapping[str, Any]
+    packings: tuple[Packing, ...]
+    received: frozenset[int]
+
+
+def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = None) -> Prepared:
+    """Packs and fuses a graph and chooses the kernel variant; options and errors as for plan."""
+    chosen = dict(options or {})
+    unknown = sorted(set(chosen) - set(OPTIONS))
+    if unknown:
+        raise InvalidUsageError(
+            f"the planner has no option {unknown[0]!r}; its options are {', '.join(OPTIONS)}"
+        )
+    private = _private_copy(graph)
+    external = frozenset(chosen.get("external", ()))
+    packings: list[Packing] = []
+    if chosen.get("pack", True):
+        private, packings = pack(private, external)
+    _check_ranges(private, machine)
+    machine = choose(private, machine, chosen, external)
+    if chosen.get("fuse", True):
+        private = own_first(join_chains(fuse(private, machine, external), external), external)
+    private, received = spread(private, machine, chosen, external)
+    return Prepared(private, machine, chosen, tuple(packings), received)
 
 
 def plan(
@@ -46,25 +83,19 @@ def plan(
     every op apart from its neighbours), `pack` (False keeps the model's weights as they are),
     `variant` (the kernel variant by name). Raises InvalidUsageError for any other.
     """
-    chosen = dict(options or {})
-    unknown = sorted(set(chosen) - set(OPTIONS))
-    if unknown:
-        raise InvalidUsageError(
-            f"the planner has no option {unknown[0]!r}; its options are {', '.join(OPTIONS)}"
-        )
-    private = _private_copy(graph)
-    external = frozenset(chosen.get("external", ()))
-    packings: list[Packing] = []
-    if chosen.get("pack", True):
-        private, packings = pack(private, external)
-    _check_ranges(private, machine)
-    machine = choose(private, machine, chosen, external)
-    if chosen.get("fuse", True):
-        private = join_chains(fuse(private, machine, external), external)
+    return plan_prepared(prepare(graph, machine, options), meta)
+
+
+def plan_prepared(prepared: Prepared, meta: Mapping[str, Any] | None = None) -> Plan:
+    """Lowers, places and schedules a graph that is prepared."""
+    private, machine, chosen = prepared.graph, prepared.machine, prepared.options
     groups = lower_nodes(private, machine, chosen)
     packed = machine.has("packets") and chosen.get("packets", True)
     templates = Templates()
-    packets = choose_packets(groups, machine, chosen, templates) if packed else set()
+    packets: set[int] = set()
+    if packed:
+        packets = choose_packets(groups, machine, chosen, templates, prepared.received)
+    external = frozenset(chosen.get("external", ()))
     tables = _Tables(private, groups, packets, external)
     schedule = Schedule(
         machine, tables.tensors, tables.buffers, private.rank, private.world_size, templates
@@ -83,7 +114,7 @@ def plan(
         counters=schedule.counters(),
         phases=tuple(phases),
         arenas=tables.arenas,
-        meta={**(meta or {}), **to_meta(packings), **_ranges(groups)},
+        meta={**(meta or {}), **to_meta(prepared.packings), **_ranges(groups)},
     )
 
 
@@ -187,7 +218,7 @@ class _Tables:
                 PlanBuffer(
                     id=found,
                     name=source.name or tensor.name or f"b{source.id}",
-                    arena="packet" if packet else arena,
+                    arena="packet" if packet and arena != "symmetric" else arena,
                     nbytes=source.nbytes // tensor.dtype.itemsize * 8 if packet else source.nbytes,
                     rank=rank,
                     initial=arena in INITIAL,

@@ -37,6 +37,13 @@ def puts(plan: Plan) -> list[tuple[Place, Task]]:
     return [(k, t) for k, t in tasks(plan).items() if remote(plan, plan.ops[t.op].operands[-1])]
 
 
+def signalled(plan: Plan) -> list[tuple[Place, Task]]:
+    """The puts that a counter tells of; packets need none."""
+    return [
+        (k, t) for k, t in puts(plan) if any(plan.counters[c].rank != plan.rank for c in t.signals)
+    ]
+
+
 def with_target(plan: Plan, op: int, tensor: int) -> Plan:
     """The plan with another output of an op."""
     ops = list(plan.ops)
@@ -81,7 +88,7 @@ def put_into_another_inbox(plan: Plan, rng: random.Random) -> Plan:
 
 def signal_own_rank(plan: Plan, rng: random.Random) -> Plan:
     """A put's signal stays on the rank that puts."""
-    place, task = rng.choice(puts(plan))
+    place, task = rng.choice(signalled(plan))
     own = next(
         c.id
         for c in plan.counters
@@ -92,7 +99,7 @@ def signal_own_rank(plan: Plan, rng: random.Random) -> Plan:
 
 
 def drop_signal(plan: Plan, rng: random.Random) -> Plan:
-    place, task = rng.choice(puts(plan))
+    place, task = rng.choice(signalled(plan))
     kept = tuple(c for c in task.signals if plan.counters[c].rank == plan.rank)
     return replace_task(plan, place, signals=kept)
 
