@@ -20,8 +20,9 @@ from ark.codegen import layout
 from ark.codegen.dialect import BoxMap
 from ark.errors import BaseError, InvalidUsageError, SystemError
 from ark.ir.dtype import by_name
+from ark.ir.packed import from_memory, to_memory
 from ark.plan.serialize import machine_of
-from ark.plan.types import GATE, Plan, PlanTensor
+from ark.plan.types import ITERATION_BARRIER, Plan, PlanTensor
 from ark.runtime import live, tables
 from ark.runtime.faults import explain
 from ark.runtime.program import Program, load
@@ -100,13 +101,20 @@ class Executor:
         kind = "symmetric" if plan.world_size > 1 else "device"
         self._shared = self._alloc(symmetric + self._counter_bytes, kind)
         self._counters = self._shared.address + symmetric
+        # Receive buffers of packets: what a launch before has left there is none of this one's.
+        received = {t.buffer for t in plan.tensors if t.packet}
+        own = (b for b in plan.buffers if b.arena == "symmetric" and b.rank == plan.rank)
+        ends = (b.offset + b.nbytes for b in own if b.id in received)
+        self._received_bytes = max(ends, default=0)
         self._connect(symmetric)
         count = sum(len(m) for m in self._maps())
         self._map_memory = self._alloc(count * layout.MAP_BYTES) if count else None
+        listed = tables.listed(plan)
+        self._lists = self._alloc(8 * listed) if listed else None
         self.tables = self._build_tables()
         self._arrays = {
             name: self._upload(getattr(self.tables, name))
-            for name in ("tasks", "edges", "fetches", "ranges")
+            for name in ("tasks", "counter_ops", "fetches", "ranges")
         }
         self._control = self._alloc(layout.dtype("ArkControl").itemsize)
         self._host = self._alloc(layout.dtype("ArkHost").itemsize, "host")
@@ -137,7 +145,7 @@ class Executor:
             first.append(len(images))
             for box in wanted:
                 tensor = self.plan.tensors[op.operands[box.operand]]
-                start = tensor.start * by_name(tensor.dtype).itemsize
+                start = tensor.first_byte
                 address = self.buffer_address(tensor.buffer) + start
                 assert isinstance(self.device, BoxMapper)
                 images.append(self.device.box_map(box, address))
@@ -145,13 +153,17 @@ class Executor:
         if memory is not None:
             self.device.write(memory.address, np.frombuffer(b"".join(images), np.uint8))
         base = memory.address if memory is not None else 0
-        return tables.build(
+        made = tables.build(
             self.plan,
             self.program.emitted,
             self.buffer_address,
             self._counter_address,
             lambda op, i: base + (first[op] + i) * layout.MAP_BYTES,
+            self._lists.address if self._lists is not None else 0,
         )
+        if self._lists is not None:
+            self.device.write(self._lists.address, made.lists)
+        return made
 
     def _upload(self, array: np.ndarray) -> Memory:
         memory = self._alloc(array.nbytes)
@@ -217,7 +229,7 @@ class Executor:
 
     def tensor_address(self, tensor: PlanTensor) -> int:
         """The device address of a tensor's first element."""
-        return self.buffer_address(tensor.buffer) + tensor.start * by_name(tensor.dtype).itemsize
+        return self.buffer_address(tensor.buffer) + tensor.first_byte
 
     def find(self, name: str) -> PlanTensor:
         """The plan's tensor of that name."""
@@ -229,20 +241,20 @@ class Executor:
     def write(self, name: str, values: np.ndarray) -> None:
         """Writes a dense tensor of the plan by name; values are cast to its type."""
         tensor = self.find(name)
-        array = np.ascontiguousarray(values, by_name(tensor.dtype).numpy)
+        array = np.asarray(values)
         if array.size > np.prod(tensor.shape):
             raise InvalidUsageError(
                 f"{array.size} values do not fit tensor {name!r} of shape {list(tensor.shape)}"
             )
-        self.device.write(self.tensor_address(tensor), array)
+        self.device.write(self.tensor_address(tensor), to_memory(array, by_name(tensor.dtype)))
 
     def read(self, name: str) -> np.ndarray:
         """Reads a dense tensor of the plan by name."""
         tensor = self.find(name)
         kind = by_name(tensor.dtype)
-        count = int(np.prod(tensor.shape))
-        data = self.device.read(self.tensor_address(tensor), count * kind.itemsize)
-        return data.view(kind.numpy).reshape(tensor.shape)
+        nbytes = int(np.prod(tensor.items.shape)) * tensor.itemsize
+        data = self.device.read(self.tensor_address(tensor), nbytes)
+        return from_memory(data, tensor.shape, kind)
 
     def host_view(self, name: str) -> np.ndarray:
         """A live view of a tensor in host-mapped memory."""
@@ -286,6 +298,8 @@ class Executor:
         packets = self._arenas.get("packet")
         if packets is not None:
             self.device.zero(packets.address, packets.nbytes)
+        if self._received_bytes:
+            self.device.zero(self._shared.address, self._received_bytes)
         if self._trace is not None:
             self.device.zero(self._trace.address, self._trace.nbytes)
         control = np.zeros(1, layout.dtype("ArkControl"))
@@ -298,7 +312,7 @@ class Executor:
         params = np.zeros(1, layout.dtype("ArkParams"))
         for name, memory in self._arrays.items():
             params[name] = memory.address
-        params["gate"] = self._counters + GATE * COUNTER_STRIDE
+        params["barrier"] = self._counters + ITERATION_BARRIER * COUNTER_STRIDE
         params["control"] = self._control.address
         params["host"] = self._host.address
         params["trace"] = self._trace.address if self._trace else 0
