@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from ark.codegen.layout import MAX_OPERANDS
+from ark.codegen.layout import RECORD_OPERANDS
 from ark.ir.dtype import fp32
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
@@ -129,7 +129,7 @@ class _Finder:
         alone = self.uses[share.id] == 1 and len(maker.outputs) == 1
         together = (maker.phase, maker.processors) == (node.phase, node.processors)
         read = world * out.shape[-1] <= self.limit
-        room = LINEAR_ADD_OPERANDS + world - 1 <= MAX_OPERANDS
+        room = LINEAR_ADD_OPERANDS + world - 1 <= RECORD_OPERANDS
         bare = not node.after and not self.graph.depends(out)
         one = len(out.shape) == 2 and out.shape[0] == 1
         fine = plain and alone and together and read and room and bare and one

@@ -12,15 +12,16 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from ark.codegen.layout import MAX_OPERANDS
 from ark.errors import InvalidUsageError, PlanError, UnsupportedError
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
+from ark.lower.merge import bytes_of
 from ark.lower.registry import register
 from ark.lower.tiling import box_coords, box_tile, flat_tile
 from ark.ops.base import result
+from ark.plan.types import MAX_OPERANDS
 from ark.tasks.pointwise import copy_params
 
 MIN_PUT = 1024  # elements: a put of fewer costs no less
@@ -28,10 +29,12 @@ MIN_PUT = 1024  # elements: a put of fewer costs no less
 
 def copy_box(lowering: Lowering, source: IrTensor, target: IrTensor, suffix: str) -> Any:
     """Copies in tiles that follow from the shape alone, so that both ends of a channel agree."""
-    shape = (1,) * (4 - len(target.shape)) + target.shape
-    tile = box_tile(shape, lowering.machine)
+    source, target = bytes_of(source), bytes_of(target)
+    tile = box_tile(target.shape, lowering.machine)
     params = copy_params(tile)
-    return lowering.emit("pointwise", params, [source, target], box_coords(shape, tile), suffix)
+    return lowering.emit(
+        "pointwise", params, [source, target], box_coords(target.shape, tile), suffix
+    )
 
 
 def dense(lowering: Lowering, tensor: IrTensor, suffix: str, fill: bool) -> IrTensor:

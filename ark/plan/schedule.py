@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ark.ir.dtype import by_name
 from ark.machine import Machine
 from ark.plan.access import Region, region
 from ark.plan.boxes import Templates
@@ -242,8 +241,7 @@ class _PhaseRun:
             found.append(region(op.id, boxes, tensor, self.s.buffers[tensor.buffer]))
         for number in op.after:  # as if read whole, so that the op comes after what writes them
             tensor = self.s.tensors[number]
-            itemsize = 8 if tensor.packet else by_name(tensor.dtype).itemsize
-            boxes = self.s.templates.whole(tensor.shape, tensor.extents, itemsize, len(coords))
+            boxes = self.s.templates.whole(tensor.items, tensor.itemsize, len(coords))
             found.append(region(op.id, boxes, tensor, self.s.buffers[tensor.buffer], True))
         return found
 

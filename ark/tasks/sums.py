@@ -16,7 +16,7 @@ import msgspec
 
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
-from ark.plan.params import FLOAT_NAMES, Params, Places, Size, fits, need, shaped
+from ark.plan.params import FLOAT_NAMES, INTEGER_NAMES, Params, Places, Size, fits, need, shaped
 from ark.tasks import expression, text
 from ark.tasks.pointwise import write_box
 from ark.tasks.rotary import system
@@ -38,7 +38,7 @@ class SumRanks(TaskKind):
         need(len(sig.operands) >= 2, "it has no inputs")
         out = sig.operands[-1]
         need(len(out.shape) == 1, f"the output has shape {list(out.shape)}, expected one dimension")
-        integer = out.dtype in text.INTEGERS
+        integer = out.dtype in INTEGER_NAMES
         for index in range(len(sig.operands)):
             shaped(sig, index, out.shape, *((out.dtype,) if integer else FLOAT_NAMES))
         fits((sig.params["tile"],), out.shape)

@@ -8,7 +8,7 @@ ARK_DEVICE void ark_embedding(ArkCtx& c, const ArkTask& t, I ids, T table, O out
   int start = 0;
   if constexpr (P::given) start = from.p[0];
   for (int r = t.coord[0]; r < t.coord[0] + ROWS && r < OUT_ROWS; ++r) {
-    int id = start >= 0 && start + r < IDS ? ids.p[start + r] : 0;
+    auto id = start >= 0 && start + r < IDS ? ids.p[start + r] : 0;
     if (id < 0 || id >= VOCABULARY) {
       if (ark_tid() == 0) {
         ark_fail(c, 5u, 0u, static_cast<ark_u32>(VOCABULARY), static_cast<ark_u32>(id));
@@ -16,7 +16,8 @@ ARK_DEVICE void ark_embedding(ArkCtx& c, const ArkTask& t, I ids, T table, O out
       id = 0;
     }
     for (int w = t.coord[1] + ark_tid(); w < t.coord[1] + COLUMNS && w < WIDTH; w += ARK_THREADS) {
-      ark_publish(c, output, 0, 0, r, w, ark_get(ark_address(table, 0, 0, id, w), 0));
+      ark_publish(c, output, 0, 0, r, w,
+                  ark_get(ark_address(table, 0, 0, static_cast<int>(id), w), 0));
     }
   }
 }

@@ -27,6 +27,7 @@ import msgspec
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register, whole
 from ark.plan.params import (
+    INDEX_NAMES,
     INT_MAX,
     Params,
     Places,
@@ -76,7 +77,7 @@ class Embedding(TaskKind):
         super().check(sig)
         dynamic = sig.params["dynamic"]
         count(sig, 4 if dynamic else 3)
-        ids = typed(sig, 0, "int32").shape
+        ids = typed(sig, 0, *INDEX_NAMES).shape
         (_, width), (rows, columns) = matrix(sig, 1), matrix(sig, 2)
         need(len(ids) == 1 and (dynamic or ids[0] >= rows), f"ids of shape {list(ids)} do not fit")
         need(width == columns, f"rows of {width} are not rows of {columns}")

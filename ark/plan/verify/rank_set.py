@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ark.errors import PlanError
-from ark.ir.dtype import by_name
 from ark.plan import kind as kinds
 from ark.plan.access import Region
 from ark.plan.boxes import Templates
@@ -121,8 +120,7 @@ class RankSet:
         found = [(b, op.operands[b.operand], False) for b in self.templates.boxes(sig, coords)]
         for id_ in op.after:
             tensor = plan.tensors[id_]
-            itemsize = 8 if tensor.packet else by_name(tensor.dtype).itemsize
-            whole = self.templates.whole(tensor.shape, tensor.extents, itemsize, len(coords))
+            whole = self.templates.whole(tensor.items, tensor.itemsize, len(coords))
             found.append((whole, id_, True))
         made = []
         for boxes, id_, pretended in found:
@@ -135,9 +133,9 @@ class RankSet:
                     boxes,
                     space_of(buffer) if own else None,
                     tensor.buffer,
-                    tensor.extents,
-                    tensor.offsets,
-                    (buffer.offset if own else 0) + tensor.start * boxes.itemsize,
+                    tensor.items.extents,
+                    tensor.items.offsets,
+                    (buffer.offset if own else 0) + tensor.first_byte,
                     tensor.packet,
                     pretended,
                 )

@@ -90,8 +90,10 @@ def _check_memory(rank_set: RankSet, plan: Plan) -> None:
             o >= 0 and s > 0 and o + s <= e
             for o, s, e in zip(t.offsets, t.shape, t.extents, strict=True)
         )
-        if not inside or math.prod(t.extents) * t.itemsize > plan.buffers[t.buffer].nbytes:
+        if not inside or math.prod(t.items.extents) * t.itemsize > plan.buffers[t.buffer].nbytes:
             raise refuse(f"tensor {t.name!r} does not fit its buffer")
+        if t.offsets[-1] % by_name(t.dtype).per_item or t.extents[-1] % by_name(t.dtype).per_item:
+            raise refuse(f"rows of tensor {t.name!r} do not begin at whole bytes")
         arena = plan.buffers[t.buffer].arena
         if arena != "symmetric" and t.packet != (arena == "packet"):
             raise refuse(f"tensor {t.name!r} mixes packets and plain memory")
@@ -172,7 +174,7 @@ def _check_tasks(rank_set: RankSet, plan: Plan) -> None:
         for region in (r for listed_op in touched for r in listed_op if r.write):
             op = plan.ops[region.op]
             tensor = plan.tensors[op.operands[region.boxes.operand]]
-            if region.boxes.union < math.prod(tensor.shape):
+            if region.boxes.union < math.prod(tensor.items.shape):
                 raise refuse(f"the tiles of op {op.name!r} leave a part of {tensor.name!r} out")
 
 
@@ -206,7 +208,7 @@ def _check_streams(rank_set: RankSet, plan: Plan, written: set[Key]) -> None:
             for fetch in {fetch for fetches in found for fetch in fetches}:
                 tensor = plan.tensors[op.operands[fetch.operand]]
                 buffer = plan.buffers[tensor.buffer]
-                room = buffer.nbytes - tensor.start * by_name(tensor.dtype).itemsize
+                room = buffer.nbytes - tensor.first_byte
                 if not buffer.initial or rank_set.buffer_of(plan.rank, buffer.id) in written:
                     raise refuse(f"op {op.name!r} streams {buffer.name!r}, which the loop writes")
                 if fetch.offset < 0 or fetch.offset + fetch.nbytes > room or fetch.stage <= 0:
