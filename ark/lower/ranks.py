@@ -37,7 +37,7 @@ def plan_ranks(
 
 def _counts_from_itself(prepared: Prepared) -> bool:
     nodes = (n for n in prepared.graph.nodes if not n.virtual)
-    return not prepared.received and not any(registry.get(n.type).names_ranks for n in nodes)
+    return not any(registry.get(n.type).names_ranks for n in nodes)
 
 
 def _alike(a: Graph, b: Graph) -> bool:
