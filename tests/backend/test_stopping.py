@@ -49,7 +49,7 @@ def command(backend: str, directory: Path, *extra: str) -> list[str]:
 
 
 def begin(argv: list[str], **extra: Any) -> subprocess.Popen[str]:
-    """A process that does not outlive this one: what it leaves on a GPU would disturb all others."""
+    """A process that does not outlive this one: left on a GPU it would disturb all others."""
     tied = [sys.executable, "-S", "-E", watchdog.__file__, str(os.getpid()), *argv]
     return subprocess.Popen(
         tied, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, **extra
