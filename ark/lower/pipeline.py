@@ -137,7 +137,7 @@ class _Tables:
         self._place()
 
     def _tensor(self, tensor: Tensor, op: int) -> int:
-        packet = tensor.id in self.packets
+        packet = tensor.id in self.packets or tensor.buffer.arena == "inbox"
         key = (tensor.buffer.id, tensor.dtype.name, tensor.shape, tensor.extents, tensor.offsets)
         found = self._tensor_ids.get(key)
         buffer = self._buffer(tensor, packet)
@@ -172,7 +172,7 @@ class _Tables:
                 PlanBuffer(
                     id=found,
                     name=source.name or tensor.name or f"b{source.id}",
-                    arena="packet" if packet else arena,
+                    arena="packet" if packet and arena != "inbox" else arena,
                     nbytes=source.nbytes // tensor.dtype.itemsize * 8 if packet else source.nbytes,
                     rank=rank,
                     initial=arena in INITIAL,
@@ -188,7 +188,7 @@ class _Tables:
             {b.id: b.nbytes for b in sharing}, {b.id: self._lifetimes[b.id] for b in sharing}
         )
         self.arenas["activation"] = total
-        for arena in ("parameter", "state", "symmetric", "host", "packet"):
+        for arena in ("parameter", "state", "symmetric", "host", "packet", "inbox"):
             members = [(b.id, b.nbytes) for b in own if b.arena == arena]
             placed, size = memory.lay_out(members)
             offsets.update(placed)

@@ -13,15 +13,16 @@ from typing import Any
 from ark.codegen.layout import MAX_OPERANDS
 from ark.errors import InvalidUsageError, PlanError, UnsupportedError
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.ir.dtype import uint32
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
+from ark.lower.engines import PACKET, choose_engine, tile_bytes
 from ark.lower.registry import register
-from ark.lower.tiling import box_coords, box_tile, flat_tile
+from ark.lower.tiling import box_coords, box_tile
 from ark.ops.base import result
+from ark.tasks.combine import tiles, words
 from ark.tasks.pointwise import copy_params
-
-MIN_PUT = 1024  # elements: a put of fewer costs no less
 
 
 def copy_box(lowering: Lowering, source: IrTensor, target: IrTensor, suffix: str) -> Any:
@@ -55,29 +56,32 @@ def _lower_all_reduce(lowering: Lowering, node: Node) -> None:
     out = dense(lowering, node.outputs[0], ".sum", fill=False)
     count, dtype = share.elements, share.dtype
     name = f"all_reduce.{lowering.number('all_reduce')}"
-    tile = flat_tile(count, lowering.machine, MIN_PUT)
-    starts = list(range(0, count, tile))
-    params = copy_params([1, 1, 1, tile])
-    flat = lowering.flat(share)
+    engine = choose_engine(lowering.machine, share.nbytes)
+    packets = engine.name == PACKET
+    coords = tiles(count, dtype.itemsize, tile_bytes(engine, lowering.machine, share.nbytes))
+
+    def receive_buffer(source: int, owner: int) -> IrTensor:
+        label = f"{name}.from{source}"
+        size, kind = (words(share.nbytes), uint32) if packets else (count, dtype)
+        arena = "inbox" if packets else "symmetric"
+        return lowering.graph.tensor((size,), kind, arena=arena, rank=owner, name=label)
+
+    flat, params = lowering.flat(share), {"element": dtype.name}
     shares = []
     for peer in range(world):
         if peer == rank:
             shares.append(flat)
             continue
-        label = f"{name}.from{peer}"
-        shares.append(lowering.graph.tensor((count,), dtype, arena="symmetric", name=label))
-        label = f"{name}.from{rank}"
-        target = lowering.graph.tensor((count,), dtype, arena="symmetric", rank=peer, name=label)
-        coords = [(0, 0, 0, at) for at in starts]
-        group = lowering.emit("pointwise", params, [flat, target], coords, f".put{peer}")
-        group.sends = [(lowering.semaphore(peer, f"{name}.{i}"),) for i in range(len(starts))]
+        shares.append(receive_buffer(peer, -1))
+        target = receive_buffer(rank, peer)
+        group = lowering.emit("combine", params, [flat, target], coords, f".put{peer}")
+        if not packets:
+            group.sends = [(lowering.semaphore(peer, f"{name}.{i}"),) for i in range(len(coords))]
     shares += [lowering.flat(residual) for residual in node.inputs[1:]]
-    group = lowering.emit(
-        "sum_ranks", {"tile": tile}, [*shares, lowering.flat(out)], [(at,) for at in starts]
-    )
-    if world > 1:
+    group = lowering.emit("combine", {**params, "op": "sum"}, [*shares, lowering.flat(out)], coords)
+    if not packets and world > 1:
         group.awaits = [
-            ((lowering.semaphore(rank, f"{name}.{i}"), world - 1),) for i in range(len(starts))
+            ((lowering.semaphore(rank, f"{name}.{i}"), world - 1),) for i in range(len(coords))
         ]
     if out is not node.outputs[0]:
         copy_box(lowering, out, node.outputs[0], ".out")

@@ -31,7 +31,9 @@ Sizes = Annotated[tuple[Annotated[int, Meta(ge=1, le=(1 << 31) - 1)], ...], Meta
 Offsets = Annotated[tuple[Index, ...], Meta(max_length=4)]
 Operands = Annotated[tuple[Index, ...], Meta(max_length=12)]
 Coordinates = Annotated[tuple[Index, ...], Meta(max_length=6)]
-Arena = Literal["activation", "parameter", "state", "external", "symmetric", "host", "packet"]
+Arena = Literal[
+    "activation", "parameter", "state", "external", "symmetric", "host", "packet", "inbox"
+]
 
 
 class _Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -16,8 +16,15 @@ from ark.ir.values import row_major
 
 # Where a buffer lives. `state` and `parameter` keep their contents between iterations and launches,
 # `external` belongs to the caller, `symmetric` is visible to peers, `host` is mapped by the host,
-# `packet` holds {value, epoch} pairs, `activation` is reused memory.
-ARENAS = ("activation", "parameter", "state", "external", "symmetric", "host", "packet")
+# `packet` holds {value, epoch} pairs, `inbox` such pairs that peers write, `activation` is reused
+# memory.
+ARENAS = ("activation", "parameter", "state", "external", "symmetric", "host", "packet", "inbox")
+
+# What peers reach, by a name.
+SHARED = ("symmetric", "inbox")
+
+# Whose elements are {word, epoch} pairs.
+PACKETS = ("packet", "inbox")
 
 # Arenas whose buffers hold meaningful bytes before an iteration begins.
 INITIAL = ("parameter", "state", "external", "host")
@@ -46,7 +53,7 @@ class PlanBuffer:
 class PlanTensor:
     """A view of a buffer: element [i, ...] is at offsets + i in a row-major array of `extents`.
 
-    packet: elements are 8-byte {float32 value, epoch} pairs and loading one is waiting for it.
+    packet: elements are 8-byte {32-bit word, epoch} pairs and loading one is waiting for it.
     """
 
     id: int

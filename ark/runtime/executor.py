@@ -21,7 +21,7 @@ from ark.codegen.dialect import BoxMap
 from ark.errors import BaseError, InvalidUsageError, SystemError
 from ark.ir.dtype import by_name
 from ark.plan.serialize import machine_of
-from ark.plan.types import GATE, Plan, PlanTensor
+from ark.plan.types import GATE, SHARED, Plan, PlanTensor
 from ark.runtime import live, tables
 from ark.runtime.faults import explain
 from ark.runtime.program import Program, load
@@ -34,6 +34,7 @@ MOST_BUDGET_S = 1e9  # in nanoseconds, it must fit 64 bits
 # work on the device (torch's kernels) cannot start while it spins; ranks leave and come together.
 IDLE_S = 2.0
 IDLE_RANKS_S = 600.0
+MOST_ITERATIONS = (1 << 32) - 1
 
 
 class Executor:
@@ -72,6 +73,7 @@ class Executor:
         self.machine = machine_of(plan)
         self._memory: list[Memory] = []
         self._run: Run | None = None
+        self._resumed: int | None = None  # iterations so far of launches that go on
         self._peers: dict[int, tuple[Memory, dict[str, Any]]] = {}
         self._signallers: dict[str, list[int]] = {}  # by counter: the peers that signal it
         self._externals = dict(externals or {})
@@ -93,14 +95,16 @@ class Executor:
         plan = self.plan
         self._arenas: dict[str, Memory] = {}
         for arena, nbytes in sorted(plan.arenas.items()):
-            if nbytes and arena != "symmetric":
+            if nbytes and arena not in SHARED:
                 self._arenas[arena] = self._alloc(nbytes, "host" if arena == "host" else "device")
         self._counter_bytes = len(plan.counters) * COUNTER_STRIDE
         symmetric = plan.arenas.get("symmetric", 0)
         kind = "symmetric" if plan.world_size > 1 else "device"
-        self._shared = self._alloc(symmetric + self._counter_bytes, kind)
-        self._counters = self._shared.address + symmetric
-        self._connect(symmetric)
+        inbox = plan.arenas.get("inbox", 0)
+        self._shared = self._alloc(symmetric + inbox + self._counter_bytes, kind)
+        self._inbox = self._shared.address + symmetric
+        self._counters = self._inbox + inbox
+        self._connect()
         count = sum(len(m) for m in self._maps())
         self._map_memory = self._alloc(count * layout.MAP_BYTES) if count else None
         self.tables = self._build_tables()
@@ -158,19 +162,19 @@ class Executor:
         self.device.write(memory.address, array)
         return memory
 
-    def _connect(self, symmetric: int) -> None:
+    def _connect(self) -> None:
         """Exchanges memory handles and the names by which peers refer to buffers and counters."""
         if self.ranks is None or self.plan.world_size == 1:
             return
         mine = {
             "handle": self.device.export(self._shared).hex(),
             "buffers": {
-                b.name: b.offset
+                b.name: self.buffer_address(b.id) - self._shared.address
                 for b in self.plan.buffers
-                if b.arena == "symmetric" and b.rank == self.plan.rank
+                if b.arena in SHARED and b.rank == self.plan.rank
             },
             "counters": {
-                c.name: symmetric + c.id * COUNTER_STRIDE
+                c.name: self._counter_address(c.id) - self._shared.address
                 for c in self.plan.counters
                 if c.rank == self.plan.rank and c.system
             },
@@ -205,8 +209,9 @@ class Executor:
                     "tensor_mappings or give the placeholder data"
                 )
             return self._externals[buffer_id]
-        if buffer.arena == "symmetric":
-            return self._shared.address + buffer.offset
+        if buffer.arena in SHARED:
+            base = self._inbox if buffer.arena == "inbox" else self._shared.address
+            return base + buffer.offset
         return self._arenas[buffer.arena].address + buffer.offset
 
     def _counter_address(self, counter: int) -> int:
@@ -280,9 +285,40 @@ class Executor:
             )
         ends = list(itertools.accumulate(each))
         self.phase_ends = ends[:-1]
+        self._reset(ends)
+        return self._launch(ends[-1], persistent=persistent)
+
+    def resume(self, iterations: int = 1, stream: int | None = None) -> Run:
+        """Launches so many iterations more: counters and epochs go on from where they stand.
+
+        Ranks do not meet, so a launch costs no more than a kernel; the gate keeps an iteration from
+        overtaking the one before on any rank. For plans of one phase in the variant `block` without
+        a ring. stream: a queue of the device on which to run, behind what lies there; launches on
+        one stream need not be waited for in between. Raises InvalidUsageError where the plan cannot
+        or, without a stream, while the launch before is running.
+        """
+        variant = self.machine.variant
+        if len(self.plan.phases) != 1 or variant.name != "block" or self.machine.ring_bytes:
+            raise InvalidUsageError(
+                "a launch cannot go on from the one before: the plan has several phases, a ring or "
+                f"the kernel variant {variant.name!r}; start it anew (Executor.start)"
+            )
+        if stream is None and self._run is not None and self._run.running():
+            raise InvalidUsageError(
+                "the launch before is still running; wait for its end or stop it (Run.stop)"
+            )
+        if self._resumed is None:
+            self._reset([MOST_ITERATIONS])
+            self._resumed = 0
+        first, self._resumed = self._resumed, self._resumed + iterations
+        return self._launch(self._resumed, first=first, stream=stream)
+
+    def _reset(self, ends: Sequence[int]) -> None:
+        """Sets everything back to before the first iteration, on all ranks together."""
         # Until its kernel has ended, a peer may still signal the launch before this one.
         self._meet("the end of the launch before")
-        self.device.zero(self._counters, self._counter_bytes)
+        self._resumed = None
+        self.device.zero(self._inbox, self._counters - self._inbox + self._counter_bytes)
         packets = self._arenas.get("packet")
         if packets is not None:
             self.device.zero(packets.address, packets.nbytes)
@@ -290,11 +326,15 @@ class Executor:
             self.device.zero(self._trace.address, self._trace.nbytes)
         control = np.zeros(1, layout.dtype("ArkControl"))
         control["limit"] = ends[-1]
-        control["phase_end"][0, : phases - 1] = self.phase_ends
+        control["phase_end"][0, : len(ends) - 1] = ends[:-1]
         self.device.write(self._control.address, control.view(np.uint8))
         assert self._host.host is not None
         self._host.host[:] = 0
         self._meet("the launch")
+
+    def _launch(
+        self, end: int, *, persistent: bool = False, first: int | None = None, stream: Any = None
+    ) -> Run:
         params = np.zeros(1, layout.dtype("ArkParams"))
         for name, memory in self._arrays.items():
             params[name] = memory.address
@@ -309,11 +349,19 @@ class Executor:
         params["budget_ns"] = int(self.budget_s * 1e9)
         idle_s = IDLE_S if self.plan.world_size == 1 else IDLE_RANKS_S
         params["idle_ns"] = int(idle_s * 1e9)
+        if first is not None:
+            params["first"], params["end"] = first, end
         shared = self.program.emitted.scratch_bytes + self.machine.ring_bytes
         launch = self.device.launch(
-            self._loaded, params.tobytes(), self.plan.processors, self.machine.threads, shared
+            self._loaded,
+            params.tobytes(),
+            self.plan.processors,
+            self.machine.threads,
+            shared,
+            stream,
         )
-        self._run = Run(launch, self._host.host, ends[-1], self.ranks, self.budget_s, self._explain)
+        assert self._host.host is not None
+        self._run = Run(launch, self._host.host, end, self.ranks, self.budget_s, self._explain)
         return self._run
 
     def _explain(self, record: Any) -> str:

@@ -62,7 +62,8 @@ class Own:
             frontier.add(mine)
         for region in read:
             for other in written[region.memory]:
-                self.packets += _groups(region, other, listed.by_op)
+                nodes = listed.by_op[other.op][0], listed.by_op[region.op][0]
+                self.packets += _groups(region, other, *nodes)
         self.frozen: Frozen = self.needs.freeze(listed.lane, listed.position)
 
 
@@ -99,8 +100,12 @@ def _meeting(
     return first[first != second], second[first != second]
 
 
-def _groups(reader: Region, writer: Region, by_op: ByOp) -> list[Packets]:
-    """Who reads packets, and who makes those: each reader waits for all of them."""
+def _groups(
+    reader: Region, writer: Region, producers: np.ndarray, readers: np.ndarray
+) -> list[Packets]:
+    """Who reads packets, and who makes those: each reader waits for all of them. producers,
+    readers: the nodes of the two ops.
+    """
     rows, columns = reader.overlaps(writer)
     if not len(rows):
         return []
@@ -108,7 +113,6 @@ def _groups(reader: Region, writer: Region, by_op: ByOp) -> list[Packets]:
     rows, columns = rows[order], columns[order]
     made, starts = writer.boxes.by_box
     read, firsts = reader.boxes.by_box
-    producers, readers = by_op[writer.op][0], by_op[reader.op][0]
     groups: dict[bytes, tuple[np.ndarray, list[np.ndarray]]] = {}
     cuts = np.flatnonzero(np.diff(rows)) + 1
     for row, met in zip(rows[np.r_[0, cuts]], np.split(columns, cuts), strict=True):
@@ -142,7 +146,26 @@ def check_conflicts(
             _check_foreign(rank_set, order, number, rank, own, foreign[rank])
 
 
-def foreign_touches(rank_set: RankSet, order: Order, number: int) -> list[list[Touch]]:
+def foreign_packets(
+    rank_set: RankSet, number: int, bases: np.ndarray, foreign: Sequence[Sequence[Touch]]
+) -> list[Packets]:
+    """Who reads packets that peers wrote, and who wrote them, in nodes over all ranks."""
+    found: list[Packets] = []
+    for owner, touches in enumerate(foreign):
+        written: dict[Hashable, list[Touch]] = defaultdict(list)
+        for touch in touches:
+            if touch.region.packet and touch.region.write:
+                written[touch.region.memory].append(touch)
+        nodes = rank_set.listing(owner, number).by_op
+        for region in (r for t in rank_set.touches(owner, number) for r in t if written):
+            if region.packet and not region.write and not region.pretended:
+                for touch in written[region.memory] if region.space is not None else ():
+                    readers = nodes[region.op][0] + bases[owner]
+                    found += _groups(region, touch.region, touch.nodes, readers)
+    return found
+
+
+def foreign_touches(rank_set: RankSet, number: int, bases: np.ndarray) -> list[list[Touch]]:
     """By owner, the touches of its memory by peers."""
     found: list[list[Touch]] = [[] for _ in rank_set.plans]
     for rank in range(len(rank_set.plans)):
@@ -151,7 +174,7 @@ def foreign_touches(rank_set: RankSet, order: Order, number: int) -> list[list[T
             for region in touched:
                 if region.space is None:
                     owner, moved = rank_set.seen_by_owner(rank, region)
-                    base = int(order.bases[rank])
+                    base = int(bases[rank])
                     found[owner].append(Touch(rank, moved, nodes[region.op][0] + base))
     return found
 

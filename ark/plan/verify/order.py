@@ -49,13 +49,24 @@ class Order:
         return np.asarray(known | own)
 
 
-def order_phase(rank_set: RankSet, number: int, packets: Sequence[Sequence[Packets]]) -> Order:
+def node_bases(rank_set: RankSet, number: int) -> np.ndarray:
+    """The first node of each rank in a phase, and one past the last."""
+    lists = [rank_set.listing(rank, number) for rank in range(len(rank_set.plans))]
+    return np.cumsum([0, *(len(listed.tasks) for listed in lists)])
+
+
+def order_phase(
+    rank_set: RankSet,
+    number: int,
+    packets: Sequence[Sequence[Packets]],
+    between: Sequence[Packets],
+) -> Order:
     """Orders the phase; PlanError if counters do not add up or the execution stops.
 
-    packets: by rank, in nodes of that rank.
+    packets: by rank, in nodes of that rank. between: from rank to rank, in nodes over all ranks.
     """
     lists = [rank_set.listing(rank, number) for rank in range(len(rank_set.plans))]
-    bases = np.cumsum([0, *(len(listed.tasks) for listed in lists)])
+    bases = node_bases(rank_set, number)
     lanes = np.cumsum([0, *(len(listed.lengths) for listed in lists)])
     run = _Run(
         np.concatenate([x.lane + at for x, at in zip(lists, lanes[:-1], strict=True)]),
@@ -66,7 +77,7 @@ def order_phase(rank_set: RankSet, number: int, packets: Sequence[Sequence[Packe
     counters.check()
     for event in sorted(counters.signals):
         run.event(counters.signals[event], counters.waits.get(event, []), False)
-    for base, groups in zip(bases[:-1].tolist(), packets, strict=True):
+    for base, groups in [*zip(bases[:-1].tolist(), packets, strict=True), (0, between)]:
         for producers, readers in groups:
             everyone = [(reader + base, len(producers)) for reader in readers.tolist()]
             run.event((producers + base).tolist(), everyone, True)

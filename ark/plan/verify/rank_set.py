@@ -12,7 +12,7 @@ from ark.plan import kind as kinds
 from ark.plan.access import Region
 from ark.plan.boxes import Templates
 from ark.plan.kind import Access, Signature
-from ark.plan.types import Plan, PlanBuffer, Task
+from ark.plan.types import SHARED, Plan, PlanBuffer, Task
 from ark.plan.verify.listing import Listing, listing
 
 Key = tuple[int, int]
@@ -71,7 +71,7 @@ class RankSet:
     @cached_property
     def _named_buffers(self) -> tuple[dict[str, int], ...]:
         return tuple(
-            {b.name: b.id for b in p.buffers if b.rank == p.rank and b.arena == "symmetric"}
+            {b.name: b.id for b in p.buffers if b.rank == p.rank and b.arena in SHARED}
             for p in self.plans
         )
 

@@ -13,7 +13,7 @@ import numpy as np
 from ark.plan.access import Region
 from ark.plan.types import PlanBuffer
 from ark.plan.verify.conflicts import Touch, task_at
-from ark.plan.verify.order import SEEN, Order
+from ark.plan.verify.order import RAN, SEEN, Order
 from ark.plan.verify.rank_set import RankSet, refuse
 
 Missing = tuple[Region, np.ndarray]  # a read, and which of its boxes the rank has not written
@@ -136,7 +136,9 @@ def _undelivered(
     for reader in readers.tolist():
         left = np.ones(tuple(high - low), bool)
         for lo, hi, nodes in parts:
-            if order.before(nodes, np.full(len(nodes), reader), SEEN).any():
+            # Packets carry their epoch: knowing that they were written is seeing them.
+            which = RAN if region.packet else SEEN
+            if order.before(nodes, np.full(len(nodes), reader), which).any():
                 left[tuple(map(slice, lo - low, hi - low))] = False
         if left.any():
             return int(reader)

@@ -12,7 +12,7 @@ from ark.ir.values import MAX_DIMS
 from ark.plan import kind as kinds
 from ark.plan.memory import ALIGN
 from ark.plan.serialize import machine_of
-from ark.plan.types import ARENAS, GATE, INITIAL, Plan
+from ark.plan.types import ARENAS, GATE, INITIAL, PACKETS, SHARED, Plan
 from ark.plan.verify.listing import Listing
 from ark.plan.verify.rank_set import Key, RankSet, refuse
 
@@ -81,13 +81,13 @@ def _check_memory(rank_set: RankSet, plan: Plan) -> None:
         )
         if not inside or math.prod(t.extents) * t.itemsize > plan.buffers[t.buffer].nbytes:
             raise refuse(f"tensor {t.name!r} does not fit its buffer")
-        if t.packet != (plan.buffers[t.buffer].arena == "packet"):
+        if t.packet != (plan.buffers[t.buffer].arena in PACKETS):
             raise refuse(f"tensor {t.name!r} mixes packets and plain memory")
 
 
 def _check_names(plan: Plan) -> None:
     """What peers find by name has a name of its own."""
-    own = [b for b in plan.buffers if b.rank == plan.rank and b.arena == "symmetric"]
+    own = [b for b in plan.buffers if b.rank == plan.rank and b.arena in SHARED]
     signalled = [c for c in plan.counters if c.rank == plan.rank and c.system]
     for what, names in (
         ("buffers", [b.name for b in own]),
