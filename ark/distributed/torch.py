@@ -72,7 +72,7 @@ class ProcessGroupArk(dist.ProcessGroup):
     """torch's process group over ark's collectives; one Bootstrap and one device each."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
-        super().__init__(rank, size)
+        super().__init__(rank, size)  # type: ignore[call-arg]
         self._rank, self._size = rank, size
         self._timeout_s = timeout.total_seconds()
         self._job = _join(store, rank, size, self._timeout_s)

@@ -37,6 +37,7 @@ ENGINES = {
 # Transfers up to so many bytes travel as packets. One thread writes packets word by word.
 PACKET_BYTES = 512 << 10
 PACKET_BYTES_SINGLE = 2 << 10
+PART_BYTES, PARTS = 64 << 10, 8  # of a processor's share: the least, and how many at most
 
 
 def choose_engine(machine: Machine, nbytes: int, asked: str = AUTO) -> Engine:
@@ -55,8 +56,9 @@ def choose_engine(machine: Machine, nbytes: int, asked: str = AUTO) -> Engine:
 
 
 def tile_bytes(engine: Engine, machine: Machine, nbytes: int) -> int:
-    """Bytes that one task of a transfer moves: a processor's share, not below the engine's least,
-    and no more than keeps the processors even.
+    """Bytes that one task of a transfer moves: a processor's share, not below the engine's least;
+    of what is large a part of the share, so that peers may begin before all of it is there.
     """
     share = -(-nbytes // machine.processors)
+    share = max(min(share, PART_BYTES), -(-share // PARTS))
     return max(engine.tile_bytes, -(-share // 128) * 128)

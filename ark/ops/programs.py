@@ -89,6 +89,8 @@ class _Writer:
         begin, end = self._bounds(part, piece)
         offset = tensor.offsets[0] + share * self.elements + begin
         size = (end - begin,)
+        if size == tensor.shape:
+            return tensor
         name = f"{tensor.name}[{offset}:{offset + size[0]}]"
         return dataclasses.replace(tensor, shape=size, offsets=(offset,), padded=size, name=name)
 
