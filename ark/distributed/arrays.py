@@ -86,12 +86,16 @@ class Array:
         """The device queue on which the caller works, None for the host's memory."""
         return None
 
-    def to_memory(self, memory: Memory) -> None:
-        """Copies the bytes to the beginning of device memory."""
+    def view(self, memory: Memory) -> Any:
+        """Device memory of as many bytes, as this kind of array sees it."""
         raise NotImplementedError
 
-    def from_memory(self, memory: Memory) -> None:
-        """Fills the array from the beginning of device memory."""
+    def give(self, view: Any) -> None:
+        """Copies the bytes to a view of device memory."""
+        raise NotImplementedError
+
+    def take(self, view: Any) -> None:
+        """Fills the array from a view of device memory."""
         raise NotImplementedError
 
 
@@ -118,11 +122,14 @@ class HostArray(Array):
     def copy_from(self, other: Array) -> None:
         np.copyto(self.given.reshape(-1), np.asarray(other.given).reshape(-1))
 
-    def to_memory(self, memory: Memory) -> None:
-        _host(memory)[: self.nbytes] = self._bytes()
+    def view(self, memory: Memory) -> np.ndarray:
+        return _host(memory)[: self.nbytes]
 
-    def from_memory(self, memory: Memory) -> None:
-        self._bytes()[:] = _host(memory)[: self.nbytes]
+    def give(self, view: Any) -> None:
+        view[:] = self._bytes()
+
+    def take(self, view: Any) -> None:
+        self._bytes()[:] = view
 
 
 class TorchArray(Array):
@@ -155,18 +162,18 @@ class TorchArray(Array):
             return None
         return int(self._torch.cuda.current_stream(self.given.device).cuda_stream)
 
-    def _view(self, memory: Memory) -> Any:
+    def view(self, memory: Memory) -> Any:
         if memory.host is not None:
             return self._torch.from_numpy(memory.host[: self.nbytes])
         return self._torch.as_tensor(
             _DeviceBytes(memory.address, self.nbytes), device=self.given.device
         )
 
-    def to_memory(self, memory: Memory) -> None:
-        self._view(memory).copy_(self._bytes(), non_blocking=True)
+    def give(self, view: Any) -> None:
+        view.copy_(self._bytes(), non_blocking=True)
 
-    def from_memory(self, memory: Memory) -> None:
-        self._bytes().copy_(self._view(memory), non_blocking=True)
+    def take(self, view: Any) -> None:
+        self._bytes().copy_(view, non_blocking=True)
 
 
 class _DeviceBytes:

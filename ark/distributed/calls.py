@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
-from ark.backend.protocol import Backend, Device
+from ark.backend.protocol import Backend, Device, Memory
 from ark.collective import Collective
+from ark.distributed.arrays import Array
 from ark.ir.dtype import uint8, uint32
 from ark.ir.graph import Graph
 from ark.lower.engines import AUTO, PACKET, choose_engine
@@ -104,6 +106,7 @@ class Call:
         budget_s: float,
     ) -> None:  # fmt: skip
         plan = plans_for(key, world, device.machine)[rank]
+        self._views: dict[tuple[type, int], Any] = {}
         self.device = device
         self.source = device.alloc(key.nbytes, "device")
         self.target = device.alloc(key.out_bytes(world), "device")
@@ -116,6 +119,13 @@ class Call:
         except BaseException:
             self._free()
             raise
+
+    def view(self, array: Array, memory: Memory) -> Any:
+        """Memory of the call as the array's kind sees it; the same one each time."""
+        key = (type(array), memory.address)
+        if key not in self._views:
+            self._views[key] = array.view(memory)
+        return self._views[key]
 
     def run(self, stream: int | None = None) -> Run:
         """Runs the collective once; see Executor.resume."""

@@ -216,12 +216,12 @@ class Group:
         assert some is not None
         stream = some.stream()
         if x is not None:
-            x.to_memory(call.source)
+            x.give(call.view(x, call.source))
         run = call.run(stream)
         if stream is None:
             run.wait()
         if y is not None:
-            y.from_memory(call.target)
+            y.take(call.view(y, call.target))
 
     def close(self, together: bool = True) -> None:
         """Frees what the calls hold; together: all ranks do so, and nothing has failed."""

@@ -8,7 +8,7 @@ stream. Sends and receives run beside the caller, in their order for each peer.
 """
 
 # torch lists several forms of a method; a backend implements the one that its functions call.
-# mypy: disable-error-code="override"
+# mypy: disable-error-code="override,assignment"
 from __future__ import annotations
 
 import os
@@ -208,6 +208,13 @@ class ProcessGroupArk(dist.ProcessGroup):
         for output, piece in zip(outputs, made.split(receive), strict=True):
             output.copy_(piece.view(output.shape))
         return ArkWork(list(outputs))
+
+    # As newer releases of torch call them.
+    all_gather_single = _allgather_base
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
+    reduce_scatter_single = _reduce_scatter_base
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+    all_to_all_single = alltoall_base
 
     def gather(
         self,

@@ -74,6 +74,7 @@ class Executor:
         self._memory: list[Memory] = []
         self._run: Run | None = None
         self._resumed: int | None = None  # iterations so far of launches that go on
+        self._params = np.zeros(1, layout.dtype("ArkParams"))
         self._peers: dict[int, tuple[Memory, dict[str, Any]]] = {}
         self._signallers: dict[str, list[int]] = {}  # by counter: the peers that signal it
         self._externals = dict(externals or {})
@@ -286,7 +287,7 @@ class Executor:
         ends = list(itertools.accumulate(each))
         self.phase_ends = ends[:-1]
         self._reset(ends)
-        return self._launch(ends[-1], persistent=persistent)
+        return self._launch(self._parameters(persistent), ends[-1])
 
     def resume(self, iterations: int = 1, stream: int | None = None) -> Run:
         """Launches so many iterations more: counters and epochs go on from where they stand.
@@ -310,8 +311,12 @@ class Executor:
         if self._resumed is None:
             self._reset([MOST_ITERATIONS])
             self._resumed = 0
+            self._params = self._parameters(persistent=False)
+        if self._run is not None:
+            self._run.detach()  # what it would say is said by the launches behind it
         first, self._resumed = self._resumed, self._resumed + iterations
-        return self._launch(self._resumed, first=first, stream=stream)
+        self._params["first"], self._params["end"] = first, self._resumed
+        return self._launch(self._params, self._resumed, stream)
 
     def _reset(self, ends: Sequence[int]) -> None:
         """Sets everything back to before the first iteration, on all ranks together."""
@@ -332,9 +337,7 @@ class Executor:
         self._host.host[:] = 0
         self._meet("the launch")
 
-    def _launch(
-        self, end: int, *, persistent: bool = False, first: int | None = None, stream: Any = None
-    ) -> Run:
+    def _parameters(self, persistent: bool) -> np.ndarray:
         params = np.zeros(1, layout.dtype("ArkParams"))
         for name, memory in self._arrays.items():
             params[name] = memory.address
@@ -349,8 +352,9 @@ class Executor:
         params["budget_ns"] = int(self.budget_s * 1e9)
         idle_s = IDLE_S if self.plan.world_size == 1 else IDLE_RANKS_S
         params["idle_ns"] = int(idle_s * 1e9)
-        if first is not None:
-            params["first"], params["end"] = first, end
+        return params
+
+    def _launch(self, params: np.ndarray, end: int, stream: int | None = None) -> Run:
         shared = self.program.emitted.scratch_bytes + self.machine.ring_bytes
         launch = self.device.launch(
             self._loaded,

@@ -68,9 +68,14 @@ ARK_DEVICE void ark_store_term(ark_i32& to, ark_i32 v) { to = v; }
 ARK_DEVICE void ark_store_term(ark_u32& to, ark_u32 v) { to = v; }
 ARK_DEVICE void ark_store_term(ark_i64& to, ark_i64 v) { to = v; }
 
+// A sum that no compiler may join to others in another order: ranks add alike, whatever their code.
+#if !defined(ARK_ORDERED_SUM)
+#define ARK_ORDERED_SUM(T, a, b) ((a) + (b))
+#endif
+
 // Integers wrap.
-ARK_DEVICE float ark_plus(float a, float b) { return a + b; }
-ARK_DEVICE double ark_plus(double a, double b) { return a + b; }
+ARK_DEVICE float ark_plus(float a, float b) { return ARK_ORDERED_SUM(float, a, b); }
+ARK_DEVICE double ark_plus(double a, double b) { return ARK_ORDERED_SUM(double, a, b); }
 ARK_DEVICE ark_u32 ark_plus(ark_u32 a, ark_u32 b) { return a + b; }
 ARK_DEVICE ark_i32 ark_plus(ark_i32 a, ark_i32 b) {
   return static_cast<ark_i32>(static_cast<ark_u32>(a) + static_cast<ark_u32>(b));
@@ -224,57 +229,55 @@ ARK_DEVICE void ark_give_chunk(ArkCtx& c, HOW, ark_u64* p, ark_i64 chunk, const 
 // A share that peers or this rank wrote: P is T, or ark_u64 for packets.
 template <typename P, bool SYSTEM>
 struct ArkShare {
+  static constexpr bool packets = false;
   P* p;
 };
+template <bool SYSTEM>
+struct ArkShare<const ark_u64, SYSTEM> {
+  static constexpr bool packets = true;
+  const ark_u64* p;
+};
 
-template <typename JOIN, int BATCH, typename T, typename HOW, typename A>
-ARK_DEVICE void ark_join_shares(ArkCtx&, HOW, const ArkChunks&, A (&)[BATCH][16 / sizeof(T)]) {}
-template <typename JOIN, int BATCH, typename T, typename HOW, typename A, typename P, bool SYSTEM,
-          typename... More>
-ARK_DEVICE void ark_join_shares(ArkCtx& c, HOW how, const ArkChunks& at,
-                                A (&sum)[BATCH][16 / sizeof(T)], ArkShare<const P, SYSTEM> share,
+// The shares' chunks, those of plain memory or those of packets; AT is the number of the first.
+template <bool PACKETS, int AT, int BATCH, typename T, typename HOW, int SHARES>
+ARK_DEVICE void ark_take_shares(ArkCtx&, HOW, const ArkChunks&, ArkChunk<T> (&)[SHARES][BATCH]) {}
+template <bool PACKETS, int AT, int BATCH, typename T, typename HOW, int SHARES, typename P,
+          bool SYSTEM, typename... More>
+ARK_DEVICE void ark_take_shares(ArkCtx& c, HOW how, const ArkChunks& at,
+                                ArkChunk<T> (&to)[SHARES][BATCH], ArkShare<const P, SYSTEM> share,
                                 More... more) {
-  ArkChunk<T> v[BATCH];
-  ark_take_chunks<BATCH>(c, how, share.p, at, SYSTEM, v);
-#pragma unroll
-  for (int b = 0; b < BATCH; ++b) {
-#pragma unroll
-    for (int e = 0; e < static_cast<int>(16 / sizeof(T)); ++e) {
-      sum[b][e] = ark_join(JOIN(), sum[b][e], ark_term(v[b].v[e]));
-    }
+  if (ArkShare<const P, SYSTEM>::packets == PACKETS) {
+    ark_take_chunks<BATCH>(c, how, share.p, at, SYSTEM, to[AT]);
   }
-  ark_join_shares<JOIN, BATCH, T>(c, how, at, sum, more...);
+  ark_take_shares<PACKETS, AT + 1, BATCH, T>(c, how, at, to, more...);
 }
 
 template <typename T, typename JOIN, int DIVIDE, int BATCH, typename HOW, typename Q, bool GIVES,
-          typename P, bool SYSTEM, typename... More>
+          typename... Shares>
 ARK_DEVICE void ark_combine_chunks(ArkCtx& c, HOW how, ArkChunks at, ArkShare<Q, GIVES> out,
-                                   ArkShare<const P, SYSTEM> first, More... more) {
+                                   Shares... shares) {
   typedef decltype(ark_term(T())) A;
   constexpr int MANY = static_cast<int>(16 / sizeof(T));
+  constexpr int SHARES = static_cast<int>(sizeof...(Shares));
   for (; at.first < at.end; at.first += BATCH * ARK_THREADS) {
-    ArkChunk<T> v[BATCH];
-    ark_take_chunks<BATCH>(c, how, first.p, at, SYSTEM, v);
-    if (sizeof...(More) > 0 || DIVIDE != 1) {
-      A sum[BATCH][MANY];
-#pragma unroll
-      for (int b = 0; b < BATCH; ++b) {
-#pragma unroll
-        for (int e = 0; e < MANY; ++e) sum[b][e] = ark_term(v[b].v[e]);
-      }
-      ark_join_shares<JOIN, BATCH, T>(c, how, at, sum, more...);
-#pragma unroll
-      for (int b = 0; b < BATCH; ++b) {
-#pragma unroll
-        for (int e = 0; e < MANY; ++e) {
-          ark_store_term(v[b].v[e], DIVIDE == 1 ? sum[b][e] : sum[b][e] / static_cast<A>(DIVIDE));
-        }
-      }
-    }
+    ArkChunk<T> v[SHARES][BATCH];
+    // What lies here is asked for before what peers send is waited for.
+    ark_take_shares<false, 0, BATCH, T>(c, how, at, v, shares...);
+    ark_take_shares<true, 0, BATCH, T>(c, how, at, v, shares...);
 #pragma unroll
     for (int b = 0; b < BATCH; ++b) {
       const ark_i64 chunk = ark_chunk(at, b);
-      if (chunk < at.end) ark_give_chunk(c, how, out.p, chunk, at, GIVES, v[b]);
+      if (chunk >= at.end) continue;
+      if (SHARES > 1 || DIVIDE != 1) {
+#pragma unroll
+        for (int e = 0; e < MANY; ++e) {
+          A sum = ark_term(v[0][b].v[e]);
+#pragma unroll
+          for (int s = 1; s < SHARES; ++s) sum = ark_join(JOIN(), sum, ark_term(v[s][b].v[e]));
+          ark_store_term(v[0][b].v[e], DIVIDE == 1 ? sum : sum / static_cast<A>(DIVIDE));
+        }
+      }
+      ark_give_chunk(c, how, out.p, chunk, at, GIVES, v[0][b]);
     }
   }
 }
