@@ -2,31 +2,26 @@
 
 Two ways: `graph`, many dependent collectives in one launch of a plan, timed by the device; and
 `alone`, calls on arrays one by one (ark.comm). Each rank measures, the slowest one counts. The peer
-is torch.distributed with NCCL (in a CUDA graph for `graph`) or Gloo. Called by ark.cli.bench_comm.
+is torch.distributed with NCCL (in a graph of its own for `graph`) or Gloo. Called by ark.cli.bench_comm.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
 
 from ark.backend.protocol import Backend, Device
-from ark.bench.peer import import_torch, repeated
+from ark.bench.comm_peer import GRAPH, CommCase, Peer, agreed
+from ark.bench.peer import import_torch, torch_device
 from ark.collective import Collective
 from ark.distributed.calls import Key, algorithm, machine_for
 from ark.distributed.group import Group
-from ark.ir.dtype import DataType
 from ark.ir.graph import Graph
-from ark.lower.engines import AUTO
 from ark.lower.pipeline import plan as make_plan
 from ark.ops.collectives import choose_program
 from ark.plan.types import Plan
@@ -35,21 +30,7 @@ from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import Executor
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
-CHAIN = 8  # dependent collectives of an iteration
-GRAPH, ALONE = "graph", "alone"
-
-
-@dataclass(frozen=True)
-class CommCase:
-    """nbytes: as nccl-tests counts: of a rank's larger side, input or result."""
-
-    collective: str
-    nbytes: int
-    dtype: DataType
-    way: str = GRAPH
-    algorithm: str = "auto"
-    engine: str = AUTO
-    repeats: int = 5
+CHAIN = 32  # dependent collectives of an iteration
 
 
 @dataclass
@@ -189,7 +170,7 @@ def _in_graph(
         run = executor.start(3)
         run.wait(60.0)
         once = run.elapsed_ms() / 1e3 / 3
-        iterations = int(_agreed(job, float(np.clip(0.02 / once, 3, 2000))))
+        iterations = int(agreed(job, float(np.clip(0.02 / once, 3, 2000))))
         times = []
         for _ in range(case.repeats):
             run = executor.start(iterations)
@@ -202,11 +183,6 @@ def _in_graph(
 def _chain(collective: str) -> int:
     """Collectives of an iteration: many, where the result can be the next one's input."""
     return CHAIN if collective in ("all_reduce", "all_to_all", "broadcast") else 1
-
-
-def _agreed(job: Bootstrap, number: float) -> float:
-    """The largest of the ranks' numbers."""
-    return max(json.loads(s) for s in job.all_gather(json.dumps(number).encode()))
 
 
 def _alone(
@@ -223,7 +199,7 @@ def _alone(
         if not on_host or case.dtype.name == "bf16":
             torch = import_torch()
             x = torch.from_numpy(values.astype(np.float32)).to(case.dtype.to_torch())
-            x = x if on_host else x.to(f"cuda:{device.dlpack[1]}")
+            x = x if on_host else x.to(f"{torch_device(True)}:{device.dlpack[1]}")
         calls: dict[str, Callable[[], Any]] = {
             "all_reduce": lambda: group.all_reduce(x, key.reduction or "sum", y),
             "all_gather": lambda: group.all_gather(x, y),
@@ -240,77 +216,11 @@ def _alone(
             for _ in range(iterations):
                 calls[case.collective]()
             if not on_host:
-                import_torch().cuda.synchronize()
+                import_torch().accelerator.synchronize()
             return (time.perf_counter() - start) / iterations
 
-        iterations = int(_agreed(job, float(np.clip(0.05 / timed(3), 3, 500))))
+        iterations = int(agreed(job, float(np.clip(0.05 / timed(3), 3, 500))))
         times = [timed(iterations) for _ in range(case.repeats)]
         got = y if isinstance(y, np.ndarray) else y.float().cpu().numpy()
         job.barrier("the end of a case")
     return float(np.median(times)), got
-
-
-class Peer:
-    """torch.distributed beside ark, in the same processes."""
-
-    def __init__(self, name: str, job: Bootstrap, device: Device) -> None:
-        torch = import_torch()
-        self._name, self._job = name, job
-        self._where = "cpu"
-        if name == "nccl":
-            self._where = f"cuda:{device.dlpack[1]}"
-            torch.cuda.set_device(device.dlpack[1])
-            os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
-        port = json.loads(job.all_gather(json.dumps(_free_port()).encode())[0])
-        store = torch.distributed.TCPStore(
-            "127.0.0.1", port, job.world_size, job.rank == 0, timedelta(seconds=60)
-        )
-        torch.distributed.init_process_group(
-            name, store=store, rank=job.rank, world_size=job.world_size
-        )
-
-    def seconds(self, case: CommCase, elements: int) -> float | None:
-        """Seconds of one call, the median; None for what the peer does not have."""
-        torch = import_torch()
-        dist = torch.distributed
-        world = self._job.world_size
-        x = torch.ones(elements, dtype=case.dtype.to_torch(), device=self._where)
-        shape = {"all_gather": elements * world, "reduce_scatter": elements // world}
-        y = x.new_zeros(shape.get(case.collective, elements))
-        calls: dict[str, Callable[[], Any]] = {
-            "all_reduce": lambda: dist.all_reduce(x),
-            "all_gather": lambda: dist.all_gather_into_tensor(y, x),
-            "reduce_scatter": lambda: dist.reduce_scatter_tensor(y, x),
-            "all_to_all": lambda: dist.all_to_all_single(y, x),
-            "broadcast": lambda: dist.broadcast(x, 0),
-        }
-        call = calls[case.collective]
-        try:
-            call()
-        except RuntimeError:  # Gloo has no reduce_scatter_tensor on some versions
-            return None
-        with contextlib.ExitStack() as stack:
-            graphed = self._name == "nccl" and case.way == GRAPH
-            loop = repeated(call, graphed, stack)
-
-            def timed(iterations: int) -> float:
-                self._job.barrier("a repeat of the peer")
-                if graphed or self._name != "nccl":
-                    return loop(iterations)
-                start = time.perf_counter()
-                for _ in range(iterations):
-                    call()
-                torch.cuda.synchronize()
-                return (time.perf_counter() - start) / iterations
-
-            iterations = int(_agreed(self._job, float(np.clip(0.05 / timed(3), 3, 1000))))
-            return float(np.median([timed(iterations) for _ in range(case.repeats)]))
-
-    def close(self) -> None:
-        import_torch().distributed.destroy_process_group()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

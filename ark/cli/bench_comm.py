@@ -13,7 +13,8 @@ from rich.table import Table
 
 from ark.backend import registry
 from ark.bench.chart import bars
-from ark.bench.comm import ALONE, COLLECTIVES, GRAPH, CommCase, CommFigures, Peer, measure
+from ark.bench.comm import COLLECTIVES, CommFigures, measure
+from ark.bench.comm_peer import ALONE, GRAPH, CommCase, Peer
 from ark.cli.common import device_index, positive, to_be_started
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import by_name

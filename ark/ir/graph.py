@@ -6,6 +6,7 @@ and nothing else. Called by ark.ops, ark.models and the planner.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import Any
 
 from ark.errors import ModelError
 from ark.ir.dtype import DataType
+from ark.ir.hints import Hints
 from ark.ir.values import Buffer, Tensor, check_layout
 
 
@@ -21,7 +23,8 @@ class Node:
     """One operator. Outputs are tensors too; an op that writes in place has its own new tensor.
 
     virtual: it names or views memory and makes no task. phase: which part of the loop it runs in.
-    processors: first and last+1 processor that may run it; none: all.
+    processors: first and last+1 processor that may run it; none: all. hints: how it is to be cut.
+    context: ops of one number were asked for together (ark.PlannerContext).
     """
 
     id: int
@@ -34,6 +37,13 @@ class Node:
     virtual: bool = False
     phase: int = 0
     processors: tuple[int, int] | None = None
+    hints: Hints | None = None
+    context: int | None = None
+
+    @property
+    def placement(self) -> tuple[object, ...]:
+        """What ops must have in common to become one."""
+        return self.phase, self.processors, self.hints
 
 
 class Graph:
@@ -48,6 +58,8 @@ class Graph:
         self.phases: tuple[str, ...] = ("main",)
         self.phase = 0
         self.processors: tuple[int, int] | None = None
+        self.hints: Hints | None = None
+        self.context: int | None = None
         self.scopes: list[str] = []
         self._depends: dict[int, tuple[Tensor, ...]] = {}
 
@@ -104,14 +116,17 @@ class Graph:
         """Adds a tensor, on a buffer of its own unless one is given."""
         dims = tuple(int(s) for s in shape)
         pad = tuple(padded) or dims
-        ext = tuple(extents) or pad
+        ext = tuple(extents) or dtype.whole_rows(pad)
         off = tuple(offsets) or (0,) * len(dims)
         check_layout(dims, ext, off, pad)
+        if dtype.packed and (ext[-1] % dtype.per_item or off[-1] % dtype.per_item):
+            raise ModelError(
+                f"a tensor of {dtype.name} begins at element {off[-1]} of rows of {ext[-1]}; both "
+                f"must be multiples of {dtype.per_item}, because so many elements share a byte: "
+                "ark.cast it to int8 or fp32 first"
+            )
         if buffer is None:
-            nbytes = dtype.itemsize
-            for extent in ext:
-                nbytes *= extent
-            buffer = self.buffer(arena, nbytes, rank, name, address)
+            buffer = self.buffer(arena, dtype.nbytes(math.prod(ext)), rank, name, address)
         made = Tensor(len(self.tensors), dtype, dims, ext, off, pad, buffer, name)
         self.tensors.append(made)
         return made
@@ -160,6 +175,8 @@ class Graph:
             virtual,
             self.phase,
             self.processors,
+            self.hints,
+            self.context,
         )
         self.nodes.append(node)
         return node

@@ -13,15 +13,17 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ark.errors import InvalidUsageError
+from ark.errors import InvalidUsageError, PlanError
 from ark.ir.graph import Graph
 from ark.ir.values import Tensor
 from ark.lower.chains import join_chains
 from ark.lower.choose import choose
 from ark.lower.fuse import fuse
+from ark.lower.gathers import own_first
 from ark.lower.nodes import lower_nodes
 from ark.lower.pack import pack
 from ark.lower.packets import choose_packets
+from ark.lower.spread import spread
 from ark.machine import Machine
 from ark.plan import memory
 from ark.plan.boxes import Templates
@@ -33,19 +35,22 @@ from ark.plan.types import INITIAL, Phase, Plan, PlanBuffer, PlanOp, PlanTensor
 OPTIONS = ("external", "fuse", "pack", "packets", "variant")
 
 
-def plan(
-    graph: Graph,
-    machine: Machine,
-    options: Mapping[str, Any] | None = None,
-    meta: Mapping[str, Any] | None = None,
-) -> Plan:
-    """Makes the plan of one rank. Does not verify: all ranks' plans are verified together.
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A graph as it will be lowered. received: ids of the buffers between ranks that hold packets.
 
-    options: `external` (ids of buffers whose memory the caller brings and may read and write
-    between launches), `packets` (False keeps every edge on counters), `fuse` (False keeps every op
-    apart from its neighbours), `pack` (False keeps the model's weights as they are), `variant`
-    (the kernel variant by name). Raises InvalidUsageError for any other.
+    machine: with the one variant that the plan runs under.
     """
+
+    graph: Graph
+    machine: Machine
+    options: Mapping[str, Any]
+    packings: tuple[Packing, ...]
+    received: frozenset[int]
+
+
+def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = None) -> Prepared:
+    """Packs and fuses a graph and chooses the kernel variant; options and errors as for plan."""
     chosen = dict(options or {})
     unknown = sorted(set(chosen) - set(OPTIONS))
     if unknown:
@@ -57,13 +62,41 @@ def plan(
     packings: list[Packing] = []
     if chosen.get("pack", True):
         private, packings = pack(private, external)
+    _check_ranges(private, machine)
     machine = choose(private, machine, chosen, external)
     if chosen.get("fuse", True):
-        private = join_chains(fuse(private, machine, external), external)
+        private = own_first(join_chains(fuse(private, machine, external), external), external)
+    private, received = spread(private, machine, chosen, external)
+    return Prepared(private, machine, chosen, tuple(packings), received)
+
+
+def plan(
+    graph: Graph,
+    machine: Machine,
+    options: Mapping[str, Any] | None = None,
+    meta: Mapping[str, Any] | None = None,
+) -> Plan:
+    """Makes the plan of one rank. Does not verify: all ranks' plans are verified together.
+
+    options: `external` (ids of buffers whose memory the caller provides and may read and write
+    between launches), `packets` (False keeps every dependence on counters), `fuse` (False keeps
+    every op apart from its neighbours), `pack` (False keeps the model's weights as they are),
+    `variant` (the kernel variant by name). Raises InvalidUsageError for any other.
+    """
+    return plan_prepared(prepare(graph, machine, options), meta)
+
+
+def plan_prepared(prepared: Prepared, meta: Mapping[str, Any] | None = None) -> Plan:
+    """Lowers, places and schedules a graph that is prepared."""
+    private, machine, chosen = prepared.graph, prepared.machine, prepared.options
     groups = lower_nodes(private, machine, chosen)
     packed = machine.has("packets") and chosen.get("packets", True)
     templates = Templates()
-    packets = choose_packets(groups, machine, chosen, templates) if packed else set()
+    packets: set[int] = set()
+    if packed:
+        packets = choose_packets(groups, machine, chosen, templates, prepared.received)
+    packets |= {t.id for g in groups for t in g.operands if t.buffer.id in g.received}
+    external = frozenset(chosen.get("external", ()))
     tables = _Tables(private, groups, packets, external)
     schedule = Schedule(
         machine, tables.tensors, tables.buffers, private.rank, private.world_size, templates
@@ -82,15 +115,29 @@ def plan(
         counters=schedule.counters(),
         phases=tuple(phases),
         arenas=tables.arenas,
-        meta={**(meta or {}), **to_meta(packings), **_ranges(groups)},
+        meta={**(meta or {}), **to_meta(prepared.packings), **_ranges(groups)},
     )
 
 
+def _check_ranges(graph: Graph, machine: Machine) -> None:
+    """PlanError for an op that was asked to stay on processors which the machine does not have."""
+    for node in graph.nodes:
+        if node.processors and not node.virtual and node.processors[1] > machine.processors:
+            raise PlanError(
+                f"op {node.name!r} was asked to run on processors {node.processors[0]} to "
+                f"{node.processors[1] - 1}, but {machine.name} has {machine.processors}, from 0 to "
+                f"{machine.processors - 1}; give PlannerContext a range within these"
+            )
+
+
 def _ranges(groups: Sequence[Group]) -> dict[str, Any]:
-    """The processors that each op was asked to stay on, if any was."""
-    if all(g.processors is None for g in groups):
-        return {}
-    return {"processor_ranges": [list(g.processors) if g.processors else None for g in groups]}
+    """The processors that each op was asked to stay on, and in which context, if any was."""
+    found: dict[str, Any] = {}
+    if any(g.processors for g in groups):
+        found["processor_ranges"] = [list(g.processors) if g.processors else None for g in groups]
+    if any(g.context is not None for g in groups):
+        found["contexts"] = [g.context for g in groups]
+    return found
 
 
 def _machine_entry(machine: Machine) -> dict[str, Any]:
@@ -137,7 +184,7 @@ class _Tables:
         self._place()
 
     def _tensor(self, tensor: Tensor, op: int) -> int:
-        packet = tensor.id in self.packets or tensor.buffer.arena == "inbox"
+        packet = tensor.id in self.packets
         key = (tensor.buffer.id, tensor.dtype.name, tensor.shape, tensor.extents, tensor.offsets)
         found = self._tensor_ids.get(key)
         buffer = self._buffer(tensor, packet)
@@ -172,7 +219,7 @@ class _Tables:
                 PlanBuffer(
                     id=found,
                     name=source.name or tensor.name or f"b{source.id}",
-                    arena="packet" if packet and arena != "inbox" else arena,
+                    arena="packet" if packet and arena != "symmetric" else arena,
                     nbytes=source.nbytes // tensor.dtype.itemsize * 8 if packet else source.nbytes,
                     rank=rank,
                     initial=arena in INITIAL,
@@ -188,7 +235,7 @@ class _Tables:
             {b.id: b.nbytes for b in sharing}, {b.id: self._lifetimes[b.id] for b in sharing}
         )
         self.arenas["activation"] = total
-        for arena in ("parameter", "state", "symmetric", "host", "packet", "inbox"):
+        for arena in ("parameter", "state", "symmetric", "host", "packet"):
             members = [(b.id, b.nbytes) for b in own if b.arena == arena]
             placed, size = memory.lay_out(members)
             offsets.update(placed)

@@ -8,6 +8,9 @@ import itertools
 import math
 from collections.abc import Sequence
 
+from ark.errors import PlanError
+from ark.ir.fold import FOLDED, block, fold
+from ark.ir.hints import Hints
 from ark.ir.values import Tensor
 from ark.machine import Machine
 from ark.variant import COMMUNICATE
@@ -19,7 +22,10 @@ PAIRED = ("swiglu", "rope_kv")  # epilogues that need two neighbouring rows in o
 
 
 def box_tile(shape: Sequence[int], machine: Machine, weight: int = 1) -> list[int]:
-    """Tile sizes for a result of four dimensions, each element of which costs `weight`."""
+    """Four tile sizes for a result, each element of which costs `weight`; a result of more
+    dimensions is folded (ark.ir.fold).
+    """
+    full, shape = shape, fold(shape)
     want = max(math.ceil(MIN_TILE / weight), math.ceil(math.prod(shape) / machine.processors))
     if weight == 1 and not machine.has("single_thread"):
         want = min(want, max(SWEEP, math.ceil(math.prod(shape) / (64 * machine.processors))))
@@ -34,20 +40,59 @@ def box_tile(shape: Sequence[int], machine: Machine, weight: int = 1) -> list[in
         if d == 3:
             tile[d] = min(shape[d], -(-tile[d] // LINE) * LINE)
         break
+    tile[0] = block(full, tile[0])
+    return tile
+
+
+def hinted_tile(
+    name: str, shape: Sequence[int], hints: Hints, shown: Sequence[int] | None = None
+) -> list[int] | None:
+    """The tile that hints ask for; None if they ask for none. shown: the sizes, if not the hints'.
+
+    Its dimensions are at most the shape's. PlanError where it does not give as many tasks.
+    """
+    sizes = hints.tile if shown is None else shown
+    if sizes is not None:
+        known = list(itertools.dropwhile(lambda n: n == 1, sizes)) or [1]
+        known = list(fold(known)) if len(known) > len(shape) else known
+        wide = [1] * (len(shape) - len(known)) + known
+        tile = [min(t, n) for t, n in zip(wide, shape, strict=True)]
+    elif hints.tasks is not None:
+        tile = _cut(shape, hints.tasks)
+    else:
+        return None
+    count = math.prod(-(-n // t) for n, t in zip(shape, tile, strict=True))
+    if hints.tasks not in (None, count):
+        cut = f"tiles of {tile} are {count}" if sizes is not None else "no equal tiles are so many"
+        raise PlanError(
+            f"op {name!r}: NumTasks is {hints.tasks}, but of its result {list(shape)} {cut}; say "
+            f"{count}, or leave NumTasks out"
+        )
+    return tile
+
+
+def _cut(shape: Sequence[int], tasks: int) -> list[int]:
+    """Tiles of about equal size, as near to so many as whole cuts of the dimensions come."""
+    tile = list(shape)
+    for d, n in enumerate(shape):
+        pieces = next(p for p in range(min(n, tasks), 0, -1) if tasks % p == 0)
+        tile[d] = -(-n // pieces)
+        tasks //= pieces
     return tile
 
 
 def turned_tile(shape: Sequence[int], turned: int, machine: Machine) -> list[int]:
-    """Tile sizes for a result of four dimensions whose dimension `turned` is its source's last:
-    long enough along both that each side is read and written by whole lines.
+    """Tile sizes for a result whose dimension `turned` (of the four it folds to) is its source's
+    last: long enough along both that each side is read and written by whole lines.
     """
-    if turned == 3:
+    if turned == 3 or (turned == 0 and len(shape) > FOLDED):
         return box_tile(shape, machine)
+    full, shape = shape, fold(shape)
     across, down = -(-shape[turned] // LINE), -(-shape[3] // LINE)
     planes = math.prod(shape) // (shape[turned] * shape[3])
 
     def busy(chunks: tuple[int, int]) -> tuple[int, int]:
-        """Squares that the busiest processor turns, a task counted as one more; and tasks."""
+        """Squares that the busiest processor transposes, a task counted as one more; and tasks."""
         tasks = planes * -(-across // chunks[0]) * -(-down // chunks[1])
         return -(-tasks // machine.processors) * (chunks[0] * chunks[1] + 1), tasks
 
@@ -62,6 +107,7 @@ def turned_tile(shape: Sequence[int], turned: int, machine: Machine) -> list[int
             if d != turned:
                 tile[d] = min(shape[d], max(share, least))
                 share, least = -(-share // tile[d]), -(-least // tile[d])
+    tile[0] = block(full, tile[0])
     return tile
 
 
@@ -77,8 +123,8 @@ def side_by_side(coords: Sequence[tuple[int, ...]], processors: int) -> list[tup
     total = len(coords)
     shares: list[list[tuple[int, ...]]] = [[] for _ in range(processors)]
     sizes = [total * (p + 1) // processors - total * p // processors for p in range(processors)]
-    turns = (p for turn in range(max(sizes)) for p in range(processors) if turn < sizes[p])
-    for coord, p in zip(coords, turns, strict=True):
+    dealt = (p for i in range(max(sizes)) for p in range(processors) if i < sizes[p])
+    for coord, p in zip(coords, dealt, strict=True):
         shares[p].append(coord)
     return [coord for share in shares for coord in share]
 
@@ -106,7 +152,8 @@ def flat_tile(elements: int, machine: Machine, least: int) -> int:
 
 
 def box_coords(shape: Sequence[int], tile: Sequence[int]) -> list[tuple[int, ...]]:
-    """First indices of all tiles, the last dimension fastest."""
+    """First indices of all tiles, the last dimension fastest; more than four are folded."""
+    shape = fold(shape) if len(tile) == FOLDED else shape
     return list(itertools.product(*(range(0, n, s) for n, s in zip(shape, tile, strict=True))))
 
 
@@ -118,17 +165,18 @@ def stage_rows(weight: Tensor, machine: Machine, paired: bool) -> int:
     return rows
 
 
-def row_pieces(rows: int, weight: Tensor, machine: Machine) -> int:
+def split_k(rows: int, weight: Tensor, machine: Machine) -> int:
     """Stages that a row of weights takes on the operand stream; 0 if it cannot be streamed.
 
-    rows: of the input. A stage holds whole rows. One of a row wider than that holds an equal piece
-    of it, where the threads keep their slices of a single input row, even in number, in registers.
+    rows: of the input. A stage holds whole rows. A wider row is cut along k into so
+    many equal parts, where the threads keep their slices of a single input row, even in number, in
+    registers.
     """
     columns = weight.shape[1]
     if not machine.ring_bytes or row_bytes(weight) <= machine.stage_bytes:
         return 1
     if machine.variant.role(COMMUNICATE):
-        # Pieces are different warps' there, and the input is in shared memory.
+        # The parts are different warps' there, and the input is in shared memory.
         least = -(-row_bytes(weight) // machine.stage_bytes) if rows == 1 else 0
         units = row_bytes(weight) // 16
         fits = (p for p in range(least, units + 1) if least and units % p == 0)
@@ -142,7 +190,7 @@ def row_pieces(rows: int, weight: Tensor, machine: Machine) -> int:
 
 def row_bytes(weight: Tensor) -> int:
     """Bytes of one row of a weight of two dimensions."""
-    return weight.shape[1] * weight.dtype.itemsize
+    return weight.dtype.nbytes(weight.shape[1])
 
 
 def split(total: int, parts: int) -> list[tuple[int, int]]:

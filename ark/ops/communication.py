@@ -8,9 +8,11 @@ op each: the barrier between iterations keeps the next put from overtaking the l
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
-from ark.codegen.layout import MAX_OPERANDS
+from ark.codegen.layout import RECORD_OPERANDS
 from ark.errors import InvalidUsageError, PlanError, UnsupportedError
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
 from ark.ir.dtype import uint32
@@ -18,19 +20,22 @@ from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
 from ark.lower.engines import PACKET, choose_engine, tile_bytes
+from ark.lower.merge import bytes_of
 from ark.lower.registry import register
 from ark.lower.tiling import box_coords, box_tile
 from ark.ops.base import result
-from ark.tasks.combine import tiles, words
+from ark.tasks.combine import moved, tiles, words
 from ark.tasks.pointwise import copy_params
 
 
 def copy_box(lowering: Lowering, source: IrTensor, target: IrTensor, suffix: str) -> Any:
     """Copies in tiles that follow from the shape alone, so that both ends of a channel agree."""
-    shape = (1,) * (4 - len(target.shape)) + target.shape
-    tile = box_tile(shape, lowering.machine)
+    source, target = bytes_of(source), bytes_of(target)
+    tile = box_tile(target.shape, lowering.machine)
     params = copy_params(tile)
-    return lowering.emit("pointwise", params, [source, target], box_coords(shape, tile), suffix)
+    return lowering.emit(
+        "pointwise", params, [source, target], box_coords(target.shape, tile), suffix
+    )
 
 
 def dense(lowering: Lowering, tensor: IrTensor, suffix: str, fill: bool) -> IrTensor:
@@ -43,48 +48,107 @@ def dense(lowering: Lowering, tensor: IrTensor, suffix: str, fill: bool) -> IrTe
     return made
 
 
+@dataclasses.dataclass(frozen=True)
+class _Exchanged:
+    """All ranks' shares, the rank's own first, then the next rank's and so on round; the tiles that
+    they came in; the buffers that hold packets, for which no counter is waited.
+    """
+
+    shares: list[IrTensor]
+    coords: list[tuple[int, ...]]
+    received: frozenset[int]
+
+
+def _exchange(
+    lowering: Lowering, share: IrTensor, name: str, counter: Callable[[int, int], str]
+) -> _Exchanged:
+    """Every rank puts its dense share into a receive buffer on each peer. counter(step, i): what
+    the put of tile i to the peer `step` ranks on signals.
+
+    Peers are counted from the rank itself, in names too (`from+1` is the next rank's share): all
+    ranks' tasks are the same but for that, and no receiver is everybody's first.
+    """
+    rank, world = lowering.graph.rank, lowering.graph.world_size
+    engine = choose_engine(lowering.machine, share.nbytes)
+    packets = engine.name == PACKET
+    size = share.dtype.itemsize
+    coords = tiles(share.elements, size, tile_bytes(engine, lowering.machine, share.nbytes))
+    found, received = [lowering.flat(share)], set()
+
+    def buffer(step: int, owner: int) -> IrTensor:
+        label = f"{name}.from+{step}"
+        count, dtype = (words(share.nbytes), uint32) if packets else (share.elements, share.dtype)
+        made = lowering.graph.tensor((count,), dtype, arena="symmetric", rank=owner, name=label)
+        if packets:
+            received.add(made.buffer.id)
+        return made
+
+    for step in range(1, world):
+        peer = (rank + step) % world
+        found.append(buffer(step, -1))
+        target = buffer(world - step, peer)
+        params = {"element": moved(share.dtype)}
+        group = lowering.emit("combine", params, [found[0], target], coords, f".put+{step}")
+        group.received = frozenset({target.buffer.id} & received)
+        if not packets:
+            group.sends = [
+                (lowering.semaphore(peer, counter(step, i)),) for i in range(len(coords))
+            ]
+    return _Exchanged(found, [*coords], frozenset(received))
+
+
 def _lower_all_reduce(lowering: Lowering, node: Node) -> None:
     """Every rank puts its share into a receive buffer on each peer and adds all shares in rank
     order, and then the second input, a residual, if fusion gave it one.
     """
     rank, world = lowering.graph.rank, lowering.graph.world_size
-    if world + 1 > MAX_OPERANDS:
+    if world + 1 > RECORD_OPERANDS:
         raise UnsupportedError(
-            f"all_reduce among {world} ranks is not built; at most {MAX_OPERANDS - 1} take part"
+            f"all_reduce among {world} ranks is not built; at most {RECORD_OPERANDS - 1} take part"
         )
     share = dense(lowering, node.inputs[0], ".dense", fill=True)
     out = dense(lowering, node.outputs[0], ".sum", fill=False)
-    count, dtype = share.elements, share.dtype
     name = f"all_reduce.{lowering.number('all_reduce')}"
-    engine = choose_engine(lowering.machine, share.nbytes)
-    packets = engine.name == PACKET
-    coords = tiles(count, dtype.itemsize, tile_bytes(engine, lowering.machine, share.nbytes))
-
-    def receive_buffer(source: int, owner: int) -> IrTensor:
-        label = f"{name}.from{source}"
-        size, kind = (words(share.nbytes), uint32) if packets else (count, dtype)
-        arena = "inbox" if packets else "symmetric"
-        return lowering.graph.tensor((size,), kind, arena=arena, rank=owner, name=label)
-
-    flat, params = lowering.flat(share), {"element": dtype.name}
-    shares = []
-    for peer in range(world):
-        if peer == rank:
-            shares.append(flat)
-            continue
-        shares.append(receive_buffer(peer, -1))
-        target = receive_buffer(rank, peer)
-        group = lowering.emit("combine", params, [flat, target], coords, f".put{peer}")
-        if not packets:
-            group.sends = [(lowering.semaphore(peer, f"{name}.{i}"),) for i in range(len(coords))]
-    shares += [lowering.flat(residual) for residual in node.inputs[1:]]
-    group = lowering.emit("combine", {**params, "op": "sum"}, [*shares, lowering.flat(out)], coords)
-    if not packets and world > 1:
+    got = _exchange(lowering, share, name, lambda step, i: f"{name}.{i}")
+    shares = [*got.shares, *(lowering.flat(residual) for residual in node.inputs[1:])]
+    order = [(other - rank) % world for other in range(world)]
+    group = lowering.emit(
+        "combine",
+        {"element": share.dtype.name, "op": "sum", "order": order},
+        [*shares, lowering.flat(out)],
+        got.coords,
+    )
+    group.received = got.received
+    if world > 1 and not got.received:
         group.awaits = [
-            ((lowering.semaphore(rank, f"{name}.{i}"), world - 1),) for i in range(len(coords))
+            ((lowering.semaphore(rank, f"{name}.{i}"), world - 1),) for i in range(len(got.coords))
         ]
     if out is not node.outputs[0]:
         copy_box(lowering, out, node.outputs[0], ".out")
+
+
+def _lower_gather(lowering: Lowering, node: Node) -> None:
+    """Every rank's share, the rank's own first, then the next rank's, and so on round."""
+    rank, world = lowering.graph.rank, lowering.graph.world_size
+    share = dense(lowering, node.inputs[0], ".dense", fill=True)
+    name = f"gather.{lowering.number('gather')}"
+
+    def counter(step: int, tile: int) -> str:
+        return f"{name}.from+{world - step}.{tile}"
+
+    out = lowering.flat(node.outputs[0])
+    got = _exchange(lowering, share, name, counter)
+    for step, source in enumerate(got.shares):
+        size, offset = (share.elements,), out.offsets[0] + step * share.elements
+        place = dataclasses.replace(
+            out, shape=size, offsets=(offset,), padded=size, name=f"{out.name}.from+{step}"
+        )
+        params = {"element": moved(share.dtype)}
+        group = lowering.emit("combine", params, [source, place], got.coords, f".out+{step}")
+        group.received = frozenset({source.buffer.id}) & got.received
+        if step and not got.received:
+            names = (counter(world - step, i) for i in range(len(got.coords)))
+            group.awaits = [((lowering.semaphore(rank, label), 1),) for label in names]
 
 
 def _channel(lowering: Lowering, source: int, target: int, tag: int) -> str:
@@ -119,8 +183,9 @@ def _lower_recv(lowering: Lowering, node: Node) -> None:
 
 
 register("all_reduce", None, _lower_all_reduce)
-register("send", None, _lower_send)
-register("recv", None, _lower_recv)
+register("gather_own_first", None, _lower_gather, aliasing="none")
+register("send", None, _lower_send, names_ranks=True)
+register("recv", None, _lower_recv, names_ranks=True)
 
 
 def _peer(what: str, tensor: Tensor, remote_rank: int) -> int:

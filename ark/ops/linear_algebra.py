@@ -10,17 +10,20 @@ import numpy as np
 from ark.errors import ModelError
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
 from ark.ir.dtype import fp32
+from ark.ir.fold import FOLDED, fold
 from ark.ir.graph import Node
+from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
+from ark.lower.merge import join, joins, widen
 from ark.lower.registry import get, register
 from ark.lower.tiling import (
     GROUP,
     PAIRED,
     box_coords,
     matrix_tile,
-    row_pieces,
     side_by_side,
     split,
+    split_k,
     stage_rows,
 )
 from ark.ops.base import broadcast, float_dtype, result, same_dtype
@@ -96,11 +99,17 @@ def _matmul_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) ->
 
 
 def _lower_matmul(lowering: Lowering, node: Node) -> None:
-    out = node.outputs[0].shape
-    shape = (1,) * (4 - len(out)) + out
+    tensors = [*node.inputs, *node.outputs]
+    if len(node.outputs[0].shape) > FOLDED:
+        tensors = _merge_batch(tensors)
+    shape = fold(tensors[-1].shape)
     machine = lowering.machine
     grouped = machine.variant.name == "matrix"
-    if grouped:
+    product = node.hints.product if node.hints else None
+    asked = lowering.tile(shape, fixed=(0, 1), shown=product)
+    if asked:
+        tile = asked[2], asked[3]
+    elif grouped:
         tile = matrix_tile(shape, machine)
     else:
         tile = machine.matmul_tile(shape[2], shape[3], shape[0] * shape[1])
@@ -113,7 +122,18 @@ def _lower_matmul(lowering: Lowering, node: Node) -> None:
     if grouped:
         coords.sort(key=lambda c: (*c[:2], c[2] // (GROUP * tile[0]), c[3], c[2]))
         coords = side_by_side(coords, machine.processors)
-    lowering.emit("matmul", params, [*node.inputs, *node.outputs], coords)
+    lowering.emit("matmul", params, tensors, coords)
+
+
+def _merge_batch(tensors: Sequence[IrTensor]) -> list[IrTensor]:
+    """The operands with as few batch dimensions as their memory allows."""
+    found = [widen(t, len(tensors[-1].shape)) for t in tensors]
+    for d in range(len(found[-1].shape) - 4, -1, -1):
+        wanted = found[-1].shape[d : d + 2]
+        alike = all(t.shape[d : d + 2] in (wanted, (1, 1)) for t in found)
+        if alike and all(joins(t, d) for t in found):
+            found = [join(t, d) for t in found]
+    return found
 
 
 def _lower_linear(lowering: Lowering, node: Node) -> None:
@@ -122,12 +142,12 @@ def _lower_linear(lowering: Lowering, node: Node) -> None:
     weight = node.inputs[1]
     n = weight.shape[0]
     rows = stage_rows(weight, machine, node.attrs["epilogue"] in PAIRED)
-    pieces = row_pieces(node.inputs[0].shape[0], weight, machine)
+    splits = split_k(node.outputs[0].shape[0], weight, machine)
     if not weight.dense:
         raise ModelError(f"the weight {weight.name!r} must be dense to be streamed")
     x, w, *rest = node.inputs
     operands = [x, w, node.outputs[0], *rest, *node.outputs[1:]]
-    params = {**node.attrs, "rows": rows, "pieces": pieces}
+    params = {**node.attrs, "rows": rows, "split_k": splits}
     stages = -(-n // rows)
     coords = [(a * rows, min(b * rows, n)) for a, b in split(stages, machine.processors)]
     lowering.emit("linear", params, operands, coords)

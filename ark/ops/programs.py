@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from ark.codegen.layout import MAX_OPERANDS
+from ark.codegen.layout import RECORD_OPERANDS
 from ark.collective import CollectiveProgram
 from ark.collective.values import Origin, Value, flow
 from ark.ir.dtype import uint32
@@ -23,10 +23,9 @@ from ark.lower.engines import AUTO, PACKET, Engine, choose_engine, tile_bytes
 from ark.lower.registry import register
 from ark.ops.communication import copy_box, dense
 from ark.plan.groups import Group, RemoteSemaphore
-from ark.tasks.combine import ELEMENTS, tiles, words
+from ark.tasks.combine import ELEMENTS, moved, tiles, words
 
 LINE = 128  # bytes: where a share is cut into parts, they begin on whole lines
-PLAIN = {1: "uint8", 2: "fp16", 4: "uint32", 8: "int64"}  # elements that are only moved, by size
 
 
 class _Writer:
@@ -52,10 +51,11 @@ class _Writer:
             if rank == self.rank and value.origin is Origin.REDUCE:
                 self.homes.setdefault(value.number, slot)
         self.places: dict[tuple[int, int], IrTensor] = {}
+        self.received: set[int] = set()  # buffers of packets
 
     def _element(self) -> str:
         reduces = self.program.collective.reduces
-        return self.share.dtype.name if reduces else PLAIN[self.itemsize]
+        return self.share.dtype.name if reduces else moved(self.share.dtype)
 
     def write(self) -> None:
         """Emits the rank's operations in the order of its list, then what is missing in `out`."""
@@ -111,7 +111,9 @@ class _Writer:
             owner = -1 if value.rank == self.rank else value.rank
             if self.engine.name == PACKET:
                 size = (words(size[0] * self.itemsize),)
-                return graph.tensor(size, uint32, arena="inbox", rank=owner, name=name)
+                made = graph.tensor(size, uint32, arena="symmetric", rank=owner, name=name)
+                self.received.add(made.buffer.id)
+                return made
             return graph.tensor(size, self.share.dtype, arena="symmetric", rank=owner, name=name)
         if value.number in self.homes:
             return self._slice(self.out, self.homes[value.number], piece)
@@ -136,7 +138,7 @@ class _Writer:
         rest = [self.flow.values[number] for number in value.sources]
         partial: list[IrTensor] = []
         while rest:
-            taken = rest[: MAX_OPERANDS - 1 - len(partial)]
+            taken = rest[: RECORD_OPERANDS - 1 - len(partial)]
             rest = rest[len(taken) :]
             if rest:
                 label = f"{self.name}.partial"
@@ -160,7 +162,7 @@ class _Writer:
         divide: int = 1,
     ) -> Group:
         operands = [*partial, *(self._place(v, piece) for v in sources), target]
-        packets = all(t.buffer.arena == "inbox" for t in operands)
+        packets = all(t.buffer.id in self.received for t in operands)
         begin, end = self._bounds(value.part, piece)
         coords = self._tiles(end - begin)
         if packets:  # counted in words
@@ -169,6 +171,7 @@ class _Writer:
         if len(operands) > 2 or divide != 1:
             params |= {"op": value.reduce or "sum", "divide": divide}
         group = self.lowering.emit("combine", params, operands, coords, suffix)
+        group.received = frozenset(t.buffer.id for t in operands) & self.received
         arriving = [
             self._semaphores(v, piece, len(coords)) for v in sources if v.origin is Origin.PUT
         ]
@@ -184,4 +187,4 @@ def _lower(lowering: Lowering, node: Node) -> None:
         copy_box(lowering, writer.result, node.outputs[0], ".out")
 
 
-register("collective", None, _lower, aliasing="none")
+register("collective", None, _lower, aliasing="none", names_ranks=True)

@@ -17,7 +17,17 @@ from msgspec import Meta
 
 from ark.errors import PlanError
 from ark.machine import Machine
-from ark.plan.types import Fetch, Phase, Plan, PlanBuffer, PlanCounter, PlanOp, PlanTensor, Task
+from ark.plan.types import (
+    MAX_OPERANDS,
+    Fetch,
+    Phase,
+    Plan,
+    PlanBuffer,
+    PlanCounter,
+    PlanOp,
+    PlanTensor,
+    Task,
+)
 
 FORMAT = 1
 
@@ -27,13 +37,11 @@ Rank = Annotated[int, Meta(ge=0, le=1 << 12)]
 Bytes = Annotated[int, Meta(ge=0, le=1 << 44)]
 Offset = Annotated[int, Meta(ge=-1, le=1 << 44)]
 Flag = Annotated[int, Meta(ge=0, le=1)]
-Sizes = Annotated[tuple[Annotated[int, Meta(ge=1, le=(1 << 31) - 1)], ...], Meta(max_length=4)]
-Offsets = Annotated[tuple[Index, ...], Meta(max_length=4)]
-Operands = Annotated[tuple[Index, ...], Meta(max_length=12)]
+Sizes = Annotated[tuple[Annotated[int, Meta(ge=1, le=(1 << 31) - 1)], ...], Meta(max_length=8)]
+Offsets = Annotated[tuple[Index, ...], Meta(max_length=8)]
+Operands = Annotated[tuple[Index, ...], Meta(max_length=MAX_OPERANDS)]
 Coordinates = Annotated[tuple[Index, ...], Meta(max_length=6)]
-Arena = Literal[
-    "activation", "parameter", "state", "external", "symmetric", "host", "packet", "inbox"
-]
+Arena = Literal["activation", "parameter", "state", "external", "symmetric", "host", "packet"]
 
 
 class _Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -55,7 +63,21 @@ class BufferRow(_Row, frozen=True):
 
 class TensorRow(_Row, frozen=True):
     name: Name
-    dtype: Literal["fp32", "fp16", "bf16", "int32", "uint32", "int8", "uint8", "byte"]
+    dtype: Literal[
+        "fp32",
+        "fp16",
+        "bf16",
+        "int64",
+        "int32",
+        "uint32",
+        "int8",
+        "uint8",
+        "byte",
+        "bool",
+        "int4",
+        "uint4",
+        "fp4",
+    ]
     shape: Sizes
     extents: Sizes
     offsets: Offsets
@@ -107,13 +129,16 @@ class PackingEntry(_Entry, frozen=True):
 
 
 class MetaEntry(_Entry, frozen=True, omit_defaults=True):
-    """What the plan was made from. processor_ranges: by op, where it was asked to stay."""
+    """What the plan was made from. processor_ranges: by op, where it was asked to stay.
+    contexts: by op, which it was asked for in.
+    """
 
     model: Name | None = None
     context: Index | None = None
     chunk: Index | None = None
     packing: tuple[PackingEntry, ...] | None = None
     processor_ranges: tuple[tuple[Index, Index] | None, ...] | None = None
+    contexts: tuple[Index | None, ...] | None = None
 
 
 class PlanFile(_Entry, frozen=True):

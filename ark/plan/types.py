@@ -16,20 +16,17 @@ from ark.ir.values import row_major
 
 # Where a buffer lives. `state` and `parameter` keep their contents between iterations and launches,
 # `external` belongs to the caller, `symmetric` is visible to peers, `host` is mapped by the host,
-# `packet` holds {value, epoch} pairs, `inbox` such pairs that peers write, `activation` is reused
-# memory.
-ARENAS = ("activation", "parameter", "state", "external", "symmetric", "host", "packet", "inbox")
-
-# What peers reach, by a name.
-SHARED = ("symmetric", "inbox")
-
-# Whose elements are {word, epoch} pairs.
-PACKETS = ("packet", "inbox")
+# `packet` holds {value, epoch} pairs, `activation` is reused memory.
+ARENAS = ("activation", "parameter", "state", "external", "symmetric", "host", "packet")
 
 # Arenas whose buffers hold meaningful bytes before an iteration begins.
 INITIAL = ("parameter", "state", "external", "host")
 
-GATE = 0  # the id of the counter that opens the next iteration
+MAX_OPERANDS = 64  # of an op
+
+ITERATION_BARRIER = (
+    0  # the id of the counter that of the iteration barrier, which opens the next iteration
+)
 
 
 @dataclass(frozen=True)
@@ -50,6 +47,20 @@ class PlanBuffer:
 
 
 @dataclass(frozen=True)
+class Items:
+    """A box in a row-major array, counted in whole bytes or more: what memory is made of."""
+
+    shape: tuple[int, ...]
+    extents: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+    @property
+    def start(self) -> int:
+        """Items from the array's start to the box's first."""
+        return sum(o * s for o, s in zip(self.offsets, row_major(self.extents), strict=True))
+
+
+@dataclass(frozen=True)
 class PlanTensor:
     """A view of a buffer: element [i, ...] is at offsets + i in a row-major array of `extents`.
 
@@ -67,8 +78,20 @@ class PlanTensor:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element."""
+        """Bytes of an item: an element, or the byte that elements of 4 bits share."""
         return 8 if self.packet else by_name(self.dtype).itemsize
+
+    @property
+    def items(self) -> Items:
+        """The tensor as a box of items."""
+        each = 1 if self.packet else by_name(self.dtype).per_item
+        if each == 1:
+            return Items(self.shape, self.extents, self.offsets)
+        return Items(
+            (*self.shape[:-1], -(-self.shape[-1] // each)),
+            (*self.extents[:-1], self.extents[-1] // each),
+            (*self.offsets[:-1], self.offsets[-1] // each),
+        )
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -79,6 +102,11 @@ class PlanTensor:
     def start(self) -> int:
         """Elements from the buffer's start to element [0, ...]."""
         return sum(o * s for o, s in zip(self.offsets, self.strides, strict=True))
+
+    @property
+    def first_byte(self) -> int:
+        """Bytes from the buffer's start to element [0, ...]."""
+        return self.items.start * self.itemsize
 
 
 @dataclass(frozen=True)
@@ -110,7 +138,7 @@ class PlanCounter:
 
 @dataclass(frozen=True)
 class Fetch:
-    """Consecutive bytes of an operand that the stream brings in pieces of `stage` bytes."""
+    """Consecutive bytes of an operand that the stream copies in stages of `stage` bytes."""
 
     operand: int
     offset: int

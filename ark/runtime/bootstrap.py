@@ -24,8 +24,6 @@ from ark.runtime import cache
 from ark.runtime import rendezvous as rdv
 from ark.runtime.rank_info import SECRET, RankInfo, rank_from_environment
 
-FailureCallback = Callable[[str], None]
-
 LISTEN = "ARK_LISTEN_ADDR"
 _PROBE_S = 2.0  # how long whoever holds a port may take to show that it is rank 0
 
@@ -43,7 +41,6 @@ class Bootstrap:
         self.timeout_s = timeout_s
         self._changed = threading.Condition()
         self._failure: str | None = None
-        self._callbacks: list[FailureCallback] = []
         self._results: list[bytes] = []
         self._posts: dict[tuple[int, str], list[bytes]] = {}
         self._welcome = world_size == 1
@@ -100,7 +97,7 @@ class Bootstrap:
 
     @classmethod
     def from_environment(
-        cls, timeout_s: float = 30.0, rank_info: RankInfo | None = None
+        cls, timeout_s: float | None = None, rank_info: RankInfo | None = None
     ) -> Bootstrap:
         """Joins the job that the launcher's environment variables describe."""
         here = rank_info or rank_from_environment()
@@ -109,7 +106,7 @@ class Bootstrap:
             here.world_size,
             here.address,
             here.port,
-            timeout_s,
+            here.join_s if timeout_s is None else timeout_s,
             job=_words(here),
             ports=here.ports,
         )
@@ -165,14 +162,6 @@ class Bootstrap:
     def failure(self) -> str | None:
         """Why the job has failed, or None while all is well."""
         return self._failure
-
-    def on_failure(self, callback: FailureCallback) -> None:
-        """Calls back once, from another thread, when the job fails; at once if it has failed."""
-        with self._changed:
-            if self._failure is None:
-                self._callbacks.append(callback)
-                return
-        callback(self._failure)
 
     def abort(self, message: str) -> None:
         """Tells every other rank that this one has failed; idempotent, never raises."""
@@ -337,10 +326,7 @@ class Bootstrap:
             if self._failure is not None:
                 return
             self._failure = message
-            callbacks, self._callbacks = self._callbacks, []
             self._changed.notify_all()
-        for callback in callbacks:
-            callback(message)
 
     def _raise_if_failed(self) -> None:
         if self._failure is not None:

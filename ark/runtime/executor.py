@@ -20,8 +20,9 @@ from ark.codegen import layout
 from ark.codegen.dialect import BoxMap
 from ark.errors import BaseError, InvalidUsageError, SystemError
 from ark.ir.dtype import by_name
+from ark.ir.packed import from_memory, to_memory
 from ark.plan.serialize import machine_of
-from ark.plan.types import GATE, SHARED, Plan, PlanTensor
+from ark.plan.types import ITERATION_BARRIER, Plan, PlanTensor
 from ark.runtime import live, tables
 from ark.runtime.faults import explain
 from ark.runtime.program import Program, load
@@ -96,22 +97,27 @@ class Executor:
         plan = self.plan
         self._arenas: dict[str, Memory] = {}
         for arena, nbytes in sorted(plan.arenas.items()):
-            if nbytes and arena not in SHARED:
+            if nbytes and arena != "symmetric":
                 self._arenas[arena] = self._alloc(nbytes, "host" if arena == "host" else "device")
         self._counter_bytes = len(plan.counters) * COUNTER_STRIDE
         symmetric = plan.arenas.get("symmetric", 0)
         kind = "symmetric" if plan.world_size > 1 else "device"
-        inbox = plan.arenas.get("inbox", 0)
-        self._shared = self._alloc(symmetric + inbox + self._counter_bytes, kind)
-        self._inbox = self._shared.address + symmetric
-        self._counters = self._inbox + inbox
-        self._connect()
+        self._shared = self._alloc(symmetric + self._counter_bytes, kind)
+        self._counters = self._shared.address + symmetric
+        # Receive buffers of packets: what a launch before has left there is none of this one's.
+        received = {t.buffer for t in plan.tensors if t.packet}
+        own = (b for b in plan.buffers if b.arena == "symmetric" and b.rank == plan.rank)
+        ends = (b.offset + b.nbytes for b in own if b.id in received)
+        self._received_bytes = max(ends, default=0)
+        self._connect(symmetric)
         count = sum(len(m) for m in self._maps())
         self._map_memory = self._alloc(count * layout.MAP_BYTES) if count else None
+        listed = tables.listed(plan)
+        self._lists = self._alloc(8 * listed) if listed else None
         self.tables = self._build_tables()
         self._arrays = {
             name: self._upload(getattr(self.tables, name))
-            for name in ("tasks", "edges", "fetches", "ranges")
+            for name in ("tasks", "counter_ops", "fetches", "ranges")
         }
         self._control = self._alloc(layout.dtype("ArkControl").itemsize)
         self._host = self._alloc(layout.dtype("ArkHost").itemsize, "host")
@@ -142,7 +148,7 @@ class Executor:
             first.append(len(images))
             for box in wanted:
                 tensor = self.plan.tensors[op.operands[box.operand]]
-                start = tensor.start * by_name(tensor.dtype).itemsize
+                start = tensor.first_byte
                 address = self.buffer_address(tensor.buffer) + start
                 assert isinstance(self.device, BoxMapper)
                 images.append(self.device.box_map(box, address))
@@ -150,32 +156,36 @@ class Executor:
         if memory is not None:
             self.device.write(memory.address, np.frombuffer(b"".join(images), np.uint8))
         base = memory.address if memory is not None else 0
-        return tables.build(
+        made = tables.build(
             self.plan,
             self.program.emitted,
             self.buffer_address,
             self._counter_address,
             lambda op, i: base + (first[op] + i) * layout.MAP_BYTES,
+            self._lists.address if self._lists is not None else 0,
         )
+        if self._lists is not None:
+            self.device.write(self._lists.address, made.lists)
+        return made
 
     def _upload(self, array: np.ndarray) -> Memory:
         memory = self._alloc(array.nbytes)
         self.device.write(memory.address, array)
         return memory
 
-    def _connect(self) -> None:
+    def _connect(self, symmetric: int) -> None:
         """Exchanges memory handles and the names by which peers refer to buffers and counters."""
         if self.ranks is None or self.plan.world_size == 1:
             return
         mine = {
             "handle": self.device.export(self._shared).hex(),
             "buffers": {
-                b.name: self.buffer_address(b.id) - self._shared.address
+                b.name: b.offset
                 for b in self.plan.buffers
-                if b.arena in SHARED and b.rank == self.plan.rank
+                if b.arena == "symmetric" and b.rank == self.plan.rank
             },
             "counters": {
-                c.name: self._counter_address(c.id) - self._shared.address
+                c.name: symmetric + c.id * COUNTER_STRIDE
                 for c in self.plan.counters
                 if c.rank == self.plan.rank and c.system
             },
@@ -210,9 +220,8 @@ class Executor:
                     "tensor_mappings or give the placeholder data"
                 )
             return self._externals[buffer_id]
-        if buffer.arena in SHARED:
-            base = self._inbox if buffer.arena == "inbox" else self._shared.address
-            return base + buffer.offset
+        if buffer.arena == "symmetric":
+            return self._shared.address + buffer.offset
         return self._arenas[buffer.arena].address + buffer.offset
 
     def _counter_address(self, counter: int) -> int:
@@ -223,7 +232,7 @@ class Executor:
 
     def tensor_address(self, tensor: PlanTensor) -> int:
         """The device address of a tensor's first element."""
-        return self.buffer_address(tensor.buffer) + tensor.start * by_name(tensor.dtype).itemsize
+        return self.buffer_address(tensor.buffer) + tensor.first_byte
 
     def find(self, name: str) -> PlanTensor:
         """The plan's tensor of that name."""
@@ -235,20 +244,20 @@ class Executor:
     def write(self, name: str, values: np.ndarray) -> None:
         """Writes a dense tensor of the plan by name; values are cast to its type."""
         tensor = self.find(name)
-        array = np.ascontiguousarray(values, by_name(tensor.dtype).numpy)
+        array = np.asarray(values)
         if array.size > np.prod(tensor.shape):
             raise InvalidUsageError(
                 f"{array.size} values do not fit tensor {name!r} of shape {list(tensor.shape)}"
             )
-        self.device.write(self.tensor_address(tensor), array)
+        self.device.write(self.tensor_address(tensor), to_memory(array, by_name(tensor.dtype)))
 
     def read(self, name: str) -> np.ndarray:
         """Reads a dense tensor of the plan by name."""
         tensor = self.find(name)
         kind = by_name(tensor.dtype)
-        count = int(np.prod(tensor.shape))
-        data = self.device.read(self.tensor_address(tensor), count * kind.itemsize)
-        return data.view(kind.numpy).reshape(tensor.shape)
+        nbytes = int(np.prod(tensor.items.shape)) * tensor.itemsize
+        data = self.device.read(self.tensor_address(tensor), nbytes)
+        return from_memory(data, tensor.shape, kind)
 
     def host_view(self, name: str) -> np.ndarray:
         """A live view of a tensor in host-mapped memory."""
@@ -292,11 +301,11 @@ class Executor:
     def resume(self, iterations: int = 1, stream: int | None = None) -> Run:
         """Launches so many iterations more: counters and epochs go on from where they stand.
 
-        Ranks do not meet, so a launch costs no more than a kernel; the gate keeps an iteration from
-        overtaking the one before on any rank. For plans of one phase in the variant `block` without
-        a ring. stream: a queue of the device on which to run, behind what lies there; launches on
-        one stream need not be waited for in between. Raises InvalidUsageError where the plan cannot
-        or, without a stream, while the launch before is running.
+        Ranks do not meet, so a launch costs no more than a kernel; the iteration barrier keeps an
+        iteration from overtaking the one before on any rank. For plans of one phase in the variant
+        `block` without a ring. stream: a queue of the device on which to run, behind what lies
+        there; launches on one stream need not be waited for in between. Raises InvalidUsageError
+        where the plan cannot or, without a stream, while the launch before is running.
         """
         variant = self.machine.variant
         if len(self.plan.phases) != 1 or variant.name != "block" or self.machine.ring_bytes:
@@ -323,10 +332,12 @@ class Executor:
         # Until its kernel has ended, a peer may still signal the launch before this one.
         self._meet("the end of the launch before")
         self._resumed = None
-        self.device.zero(self._inbox, self._counters - self._inbox + self._counter_bytes)
+        self.device.zero(self._counters, self._counter_bytes)
         packets = self._arenas.get("packet")
         if packets is not None:
             self.device.zero(packets.address, packets.nbytes)
+        if self._received_bytes:
+            self.device.zero(self._shared.address, self._received_bytes)
         if self._trace is not None:
             self.device.zero(self._trace.address, self._trace.nbytes)
         control = np.zeros(1, layout.dtype("ArkControl"))
@@ -341,7 +352,7 @@ class Executor:
         params = np.zeros(1, layout.dtype("ArkParams"))
         for name, memory in self._arrays.items():
             params[name] = memory.address
-        params["gate"] = self._counters + GATE * COUNTER_STRIDE
+        params["barrier"] = self._counters + ITERATION_BARRIER * COUNTER_STRIDE
         params["control"] = self._control.address
         params["host"] = self._host.address
         params["trace"] = self._trace.address if self._trace else 0

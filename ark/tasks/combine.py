@@ -2,7 +2,8 @@
 the receipt of one; with several it adds, multiplies or compares them in the order of the operands.
 
 params: element (a name of ELEMENTS: what the operands' bytes are), op (a name of OPS), divide (what
-the result is divided by). operands: shares..., output, all of one dimension; each is plain memory,
+the result is divided by), order (the shares that are combined first, in this order; the others
+follow in theirs). operands: shares..., output, all of one dimension; each is plain memory,
 dense and of one type, or packets: an inbox (uint32 words, four of which hold 16 bytes of elements),
 or fp32 activations. coord: first and last+1 element of the operands' type; what is neither the end
 nor a multiple of 16 bytes is no border of a tile.
@@ -13,13 +14,14 @@ result the same bits wherever the order is the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ark.ir.dtype import by_name
+from ark.codegen.layout import RECORD_OPERANDS
+from ark.ir.dtype import DataType, by_name
 from ark.machine import Machine
 from ark.plan.kind import Access, OperandType, Signature, TaskKind, register
 from ark.plan.params import Params, Places, is_dense, need
@@ -55,10 +57,19 @@ ELEMENTS = {
 OPS = {"sum": "ArkJoinSum", "product": "ArkJoinProduct", "max": "ArkJoinMax", "min": "ArkJoinMin"}
 
 
+Place = Annotated[int, msgspec.Meta(ge=0, le=1 << 12)]
+
+
 class CombineParams(Params, frozen=True):
     element: Literal[tuple(ELEMENTS)]  # type: ignore[valid-type]
     op: Literal[tuple(OPS)] = "sum"  # type: ignore[valid-type]
     divide: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)] = 1
+    order: tuple[Place, ...] = ()
+
+
+def moved(dtype: DataType) -> str:
+    """The element as which a type's values are only moved."""
+    return {1: "uint8", 2: "fp16", 4: "uint32", 8: "int64"}[dtype.itemsize]
 
 
 def words(nbytes: int) -> int:
@@ -73,7 +84,15 @@ class Combine(TaskKind):
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
-        need(len(sig.operands) >= 2, "it has no shares")
+        need(
+            2 <= len(sig.operands) <= RECORD_OPERANDS,
+            f"it has {len(sig.operands)} operands, expected 2 to {RECORD_OPERANDS}",
+        )
+        order = sig.params.get("order", ())
+        need(
+            sorted(order) == list(range(len(order))) and len(order) < len(sig.operands),
+            f"the order {list(order)} does not name its first shares, each once",
+        )
         first, size = self._first(sig), self._size(sig)
         element = ELEMENTS[sig.params["element"]]
         for index, operand in enumerate(sig.operands):
@@ -97,6 +116,12 @@ class Combine(TaskKind):
             size * first.shape[0] % element.itemsize == 0 and CHUNK % size == 0,
             f"{first.shape[0]} of {first.dtype} are no whole number of elements",
         )
+
+    def on_rank(self, params: Mapping[str, Any], by: int) -> Mapping[str, Any]:
+        if "order" not in params:
+            return params
+        order = params["order"]
+        return {**params, "order": [(place - by) % len(order) for place in order]}
 
     def _first(self, sig: Signature) -> OperandType:
         """The operand in whose elements coordinates count: plain memory if there is any."""
@@ -150,6 +175,8 @@ class Combine(TaskKind):
             scope = "true" if operand.system else "false"
             return f"ArkShare<{kind}, {scope}>{{ARK_POINTER({kind}, t.operand[{index}])}}"
 
+        order = sig.params.get("order", ())
+        shares = [*order, *range(len(order), last)]
         plain = [f"t.operand[{i}]" for i, o in enumerate(sig.operands) if not o.packet]
         constants = [element.storage, OPS[sig.params.get("op", "sum")], self._size(sig)]
         return text.call(
@@ -159,7 +186,7 @@ class Combine(TaskKind):
             [
                 f"ark_aligned({' | '.join(plain) or '0u'})",
                 share(last),
-                *(share(i) for i in range(last)),
+                *(share(i) for i in shares),
             ],
         )
 

@@ -4,19 +4,47 @@
 // are the same bits in every run.
 
 struct ArkAddFold {
-  ARK_DEVICE float none(float) { return 0.0f; }
-  ARK_DEVICE ark_i32 none(ark_i32) { return 0; }
+  template <typename T>
+  ARK_DEVICE T none(T) {
+    return 0;
+  }
   ARK_DEVICE float join(float a, float b) { return a + b; }
   ARK_DEVICE ark_i32 join(ark_i32 a, ark_i32 b) {
     return static_cast<ark_i32>(static_cast<ark_u32>(a) + static_cast<ark_u32>(b));
+  }
+  ARK_DEVICE ark_i64 join(ark_i64 a, ark_i64 b) {
+    return static_cast<ark_i64>(static_cast<ark_u64>(a) + static_cast<ark_u64>(b));
+  }
+};
+struct ArkMulFold {
+  template <typename T>
+  ARK_DEVICE T none(T) {
+    return 1;
+  }
+  ARK_DEVICE float join(float a, float b) { return a * b; }
+  ARK_DEVICE ark_i32 join(ark_i32 a, ark_i32 b) {
+    return static_cast<ark_i32>(static_cast<ark_u32>(a) * static_cast<ark_u32>(b));
+  }
+  ARK_DEVICE ark_i64 join(ark_i64 a, ark_i64 b) {
+    return static_cast<ark_i64>(static_cast<ark_u64>(a) * static_cast<ark_u64>(b));
   }
 };
 struct ArkMaxFold {
   ARK_DEVICE float none(float) { return -ark_inf(); }
   ARK_DEVICE ark_i32 none(ark_i32) { return -2147483647 - 1; }
+  ARK_DEVICE ark_i64 none(ark_i64) { return -9223372036854775807ll - 1; }
   template <typename T>
   ARK_DEVICE T join(T a, T b) {
     return b > a ? b : a;
+  }
+};
+struct ArkMinFold {
+  ARK_DEVICE float none(float) { return ark_inf(); }
+  ARK_DEVICE ark_i32 none(ark_i32) { return 2147483647; }
+  ARK_DEVICE ark_i64 none(ark_i64) { return 9223372036854775807ll; }
+  template <typename T>
+  ARK_DEVICE T join(T a, T b) {
+    return b < a ? b : a;
   }
 };
 
@@ -24,6 +52,11 @@ ARK_DEVICE ark_i32 ark_shfl_bits(ark_i32 v, int mask) {
   return static_cast<ark_i32>(ark_shfl_xor(static_cast<ark_u32>(v), mask));
 }
 ARK_DEVICE float ark_shfl_bits(float v, int mask) { return ark_shfl_xor(v, mask); }
+ARK_DEVICE ark_i64 ark_shfl_bits(ark_i64 v, int mask) {
+  const ark_u64 bits = static_cast<ark_u64>(v);
+  const ark_u64 high = ark_shfl_xor(static_cast<ark_u32>(bits >> 32), mask);
+  return static_cast<ark_i64>(high << 32 | ark_shfl_xor(static_cast<ark_u32>(bits), mask));
+}
 
 // The warp's total in every lane.
 template <class F, typename T>
@@ -34,14 +67,14 @@ ARK_DEVICE T ark_warp_fold(T v) {
 }
 
 // R totals over the block, or over the warp alone, in every thread. `red` holds two times
-// R * ARK_WARPS values, used in turns, so that one barrier serves a fold.
+// R * ARK_WARPS values, used alternately, so that one barrier serves a fold.
 template <class F, bool WARP, int R, typename T>
-ARK_DEVICE void ark_fold(T (&v)[R], T* red, int& turn) {
+ARK_DEVICE void ark_fold(T (&v)[R], T* red, int& parity) {
 #pragma unroll
   for (int r = 0; r < R; ++r) v[r] = ark_warp_fold<F>(v[r]);
   if (WARP || ARK_WARPS == 1) return;
-  T* mine = red + turn * R * ARK_WARPS;
-  turn ^= 1;
+  T* mine = red + parity * R * ARK_WARPS;
+  parity ^= 1;
   if (ark_lane() == 0) {
 #pragma unroll
     for (int r = 0; r < R; ++r) mine[r * ARK_WARPS + ark_warp()] = v[r];
@@ -119,7 +152,7 @@ ARK_DEVICE void ark_rows_held(const TI* in, TO* out, Weight weight, int rows, fl
       }
     }
   };
-  int first = WARP ? ark_warp() * R : 0, turn = 0;
+  int first = WARP ? ark_warp() * R : 0, parity = 0;
   if (first < rows) load(first);
   for (; first < rows; first += step) {
     float v[R][E * V], centre[R], total[R];
@@ -142,7 +175,7 @@ ARK_DEVICE void ark_rows_held(const TI* in, TO* out, Weight weight, int rows, fl
           if (WHOLE || i / V * WIDTH * V + me < K) centre[r] = OP::First::join(centre[r], v[r][i]);
         }
       }
-      ark_fold<typename OP::First, WARP>(centre, sums, turn);
+      ark_fold<typename OP::First, WARP>(centre, sums, parity);
     }
 #pragma unroll
     for (int r = 0; r < R; ++r) {
@@ -152,7 +185,7 @@ ARK_DEVICE void ark_rows_held(const TI* in, TO* out, Weight weight, int rows, fl
         if (WHOLE || i / V * WIDTH * V + me < K) total[r] += OP::term(v[r][i], centre[r]);
       }
     }
-    ark_fold<ArkAddFold, WARP>(total, sums, turn);
+    ark_fold<ArkAddFold, WARP>(total, sums, parity);
 #pragma unroll
     for (int r = 0; r < R; ++r) {
       if (first + r >= rows) break;
@@ -181,7 +214,7 @@ ARK_DEVICE void ark_rows_any(const TI* in, TO* out, Weight weight, int rows, int
                              char* red, float* row, const At& at) {
   float* sums = reinterpret_cast<float*>(red);
   const int bulk = K / V * V;
-  int turn = 0;
+  int parity = 0;
   for (int r = 0; r < rows; ++r) {
     ark_i64 from, to;
     at(r, from, to);
@@ -205,7 +238,7 @@ ARK_DEVICE void ark_rows_any(const TI* in, TO* out, Weight weight, int rows, int
       }
       for (int j = 1; j < V; ++j) part[0] = OP::First::join(part[0], part[j]);
       centre[0] = part[0];
-      ark_fold<typename OP::First, false>(centre, sums, turn);
+      ark_fold<typename OP::First, false>(centre, sums, parity);
     }
     const float middle = OP::centre(centre[0], K);
     const bool kept = KEEP && OP::FIRST;
@@ -224,7 +257,7 @@ ARK_DEVICE void ark_rows_any(const TI* in, TO* out, Weight weight, int rows, int
       if (KEEP) row[k] = v;
     }
     for (int j = 0; j < V; ++j) total[0] += part[j];
-    ark_fold<ArkAddFold, false>(total, sums, turn);
+    ark_fold<ArkAddFold, false>(total, sums, parity);
     const float factor = OP::factor(total[0], K, eps);
     const auto value = [&](int k) {
       float v = KEEP ? row[k] : ark_get(source, k);
@@ -247,7 +280,7 @@ ARK_DEVICE void ark_reduce_rows(const TI* in, int rows, int K, char* red, const 
   constexpr int WIDTH = WARP ? ARK_LANES : ARK_THREADS;
   const int me = WARP ? ark_lane() : ark_tid();
   const int bulk = K / V * V;
-  int turn = 0;
+  int parity = 0;
   for (int r = WARP ? ark_warp() : 0; r < rows; r += WARP ? ARK_WARPS : 1) {
     const TI* source = in + at(r);
     T part[U][V];
@@ -277,7 +310,7 @@ ARK_DEVICE void ark_reduce_rows(const TI* in, int rows, int K, char* red, const 
     T total[1] = {part[0][0]};
 #pragma unroll
     for (int i = 1; i < U * V; ++i) total[0] = F::join(total[0], part[i / V][i % V]);
-    ark_fold<F, WARP>(total, reinterpret_cast<T*>(red), turn);
+    ark_fold<F, WARP>(total, reinterpret_cast<T*>(red), parity);
     if (me == 0) finish(r, total[0]);
   }
 }

@@ -92,9 +92,9 @@ ARK_DEVICE bool ark_dispatch_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& lo
 
 // The waits of a task that the loader takes ahead of the computing warps.
 ARK_DEVICE bool ark_matrix_ready(ArkCtx& c, const ArkTask& t) {
-  const ArkEdge* edges = ARK_POINTER(const ArkEdge, ARK_PARAMS(c)->edges);
+  const ArkCounterOp* ops = ARK_POINTER(const ArkCounterOp, ARK_PARAMS(c)->counter_ops);
   for (ark_u32 w = t.wait_begin; w < t.wait_end; ++w) {
-    const ArkEdge e = edges[w];
+    const ArkCounterOp e = ops[w];
     const ark_u32 want = e.step * c.phase_iteration + e.value;
     const bool system = (e.flags & 1u) != 0u;
     if (!ark_wait(c, ark_words(e.address), want, system, 1u, e.counter, ARK_PARAMS(c)->budget_ns)) {

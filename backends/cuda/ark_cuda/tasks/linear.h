@@ -3,7 +3,7 @@
 // waits for input that it does not use, a stage is done in a sixteenth of a warp's time, and the
 // slices' sums meet in shared memory once for many rows.
 
-// The place of a thread's element i: pieces of E elements, a warp's pieces behind each other.
+// The place of a thread's element i: vectors of E elements, a warp's vectors behind each other.
 template <int E>
 ARK_DEVICE int ark_slice_at(int i) {
   return i / E * 32 * E + ark_lane() * E + i % E;
@@ -46,7 +46,7 @@ ARK_DEVICE void ark_slice(ArkCtx& c, const ark_u64* p, int stride, float (&x)[V]
 
 // E elements in one load.
 template <int E>
-ARK_DEVICE void ark_piece(float (&to)[E], const float* p) {
+ARK_DEVICE void ark_load_vector(float (&to)[E], const float* p) {
   if constexpr (E == 4) {
     const float4 v = *reinterpret_cast<const float4*>(p);
     to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
@@ -56,7 +56,7 @@ ARK_DEVICE void ark_piece(float (&to)[E], const float* p) {
   }
 }
 template <int E, typename T>
-ARK_DEVICE void ark_piece(float (&to)[E], const T* p) {
+ARK_DEVICE void ark_load_vector(float (&to)[E], const T* p) {
   ark_u32 words[E / 2];
   if constexpr (E == 8) {
     const uint4 v = *reinterpret_cast<const uint4*>(p);
@@ -93,7 +93,7 @@ ARK_DEVICE float ark_fold(float (&v)[R]) {
   return v[0];
 }
 
-// A stage of R rows of K weights, or a piece of a row: adds this thread's share of each row's
+// A stage of R rows of K weights, or a part of a row: adds this thread's share of each row's
 // product with x.
 template <int R, int K, int V, int E, typename T>
 ARK_DEVICE void ark_slice_dots(const T* w, const float (&x)[V], float (&sum)[R]) {
@@ -101,10 +101,10 @@ ARK_DEVICE void ark_slice_dots(const T* w, const float (&x)[V], float (&sum)[R])
   for (int r = 0; r < R; ++r) {
 #pragma unroll
     for (int j = 0; j < V / E; ++j) {
-      float piece[E];
-      ark_piece<E>(piece, w + r * K + ark_slice_at<E>(j * E));
+      float weights[E];
+      ark_load_vector<E>(weights, w + r * K + ark_slice_at<E>(j * E));
 #pragma unroll
-      for (int i = 0; i < E; ++i) sum[r] = fmaf(piece[i], x[j * E + i], sum[r]);
+      for (int i = 0; i < E; ++i) sum[r] = fmaf(weights[i], x[j * E + i], sum[r]);
     }
   }
 }
@@ -122,4 +122,79 @@ ARK_DEVICE float ark_slices(const float* part, int pitch) {
 #pragma unroll
   for (int w = 0; w < ARK_WARPS; ++w) sum += part[w * pitch];
   return sum;
+}
+
+// coord: first and last+1 row of the weights, of type W, R rows of K to a stage, or one row in P
+// stages. E elements of the input are loaded at once; PITCH rows' sums wait for their epilogue.
+template <typename W, int K, int R, int P, int E, int PITCH, class X, class N, class S>
+ARK_DEVICE void ark_linear_slices(ArkCtx& c, const ArkTask& t, X input, const N& prologue,
+                                  S epilogue) {
+  constexpr int V = K / P / ARK_THREADS, WIDTH = S::WIDTH;
+  float* part = reinterpret_cast<float*>(ARK_SCRATCH(c));
+  float* squares = part + ARK_WARPS * PITCH;
+  const int slice = ark_warp() * (K / P / ARK_WARPS);
+  float x[P][V];
+  float early[1][WIDTH] = {};  // of a thread's first rows, asked for before it waits for the input
+  if constexpr (S::EARLY) {
+    const int first = WIDTH * ark_tid();
+    if (first < t.coord[1] - t.coord[0] && first < PITCH) {
+      ark_sums_ahead(c, epilogue, t.coord[0] + first, WIDTH, early);
+    }
+  }
+  const auto load = [&] {
+#pragma unroll
+    for (int p = 0; p < P; ++p) {
+      ark_slice<V, E>(c, input.p + (p * (K / P) + slice) * X::step, X::step, x[p], X::system);
+    }
+  };
+  if constexpr (N::norm) {
+    float factor[P][V];
+#pragma unroll
+    for (int i = 0; i < P * V; ++i) {
+      factor[i / V][i % V] =
+          ark_get(prologue.weight.p, i / V * (K / P) + slice + ark_slice_at<E>(i % V));
+    }
+    load();
+    float square = 0.0f;
+#pragma unroll
+    for (int i = 0; i < P * V; ++i) {
+      square = fmaf(x[i / V][i % V], x[i / V][i % V], square);
+      x[i / V][i % V] *= factor[i / V][i % V];
+    }
+    square = ark_warp_sum(square);
+    if (ark_lane() == 0) squares[ark_warp()] = square;
+  } else {
+    load();
+  }
+  ark_u32 stage = t.fetch_begin;
+  for (int begin = t.coord[0]; begin < t.coord[1]; begin += PITCH) {
+    const int end = begin + PITCH < t.coord[1] ? begin + PITCH : t.coord[1];
+    if (begin != t.coord[0]) ark_sync();
+    for (int n = begin; n < end; n += R) {
+      float sum[R] = {};
+#pragma unroll
+      for (int p = 0; p < P; ++p, ++stage) {
+        const W* w = reinterpret_cast<const W*>(ark_stage(c, stage));
+        ark_slice_dots<R, K / P, V, E>(w + slice, x[p], sum);
+        ark_stage_shared_done(c, stage);
+      }
+      ark_slice_sums(sum, part + ark_warp() * PITCH + n - begin);
+    }
+    ark_sync();
+    float scale = 1.0f;
+    if constexpr (N::norm) scale = ark_rsqrt(ark_slices(squares, 1) / K + prologue.eps);
+    for (int i = WIDTH * ark_tid(); i < end - begin; i += WIDTH * ARK_THREADS) {
+      float sum[WIDTH], ahead[1][WIDTH] = {};
+#pragma unroll
+      for (int r = 0; r < WIDTH; ++r) sum[r] = scale * ark_slices(part + i + r, PITCH);
+      if (S::EARLY && begin == t.coord[0] && i < WIDTH * ARK_THREADS) {
+#pragma unroll
+        for (int r = 0; r < WIDTH; ++r) ahead[0][r] = early[0][r];
+      } else {
+        ark_sums_ahead(c, epilogue, begin + i, WIDTH, ahead);
+      }
+      ark_sums_store(c, epilogue, 0, begin + i, WIDTH, sum, ahead[0]);
+    }
+  }
+  ark_sums_finish(c, t, epilogue, squares + ARK_WARPS);
 }

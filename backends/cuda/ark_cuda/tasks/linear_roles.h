@@ -1,4 +1,4 @@
-// One row through a linear layer in the variant `roles`: the computing warps bring the input into
+// One row through a linear layer in the variant `roles`: the computing warps load the input into
 // shared memory together, in the weights' type (as matrix units take it), then each warp takes its
 // own stages of the ring, folds a stage's rows and publishes them, and goes on to the next.
 
@@ -14,7 +14,7 @@ ARK_DEVICE void ark_narrow(ark_f16* to, float a, float b) {
   *reinterpret_cast<ark_u32*>(to) = pair;
 }
 
-// Pairs of a row that a thread brings.
+// Pairs of a row that a thread loads.
 template <int K>
 constexpr int ARK_ROW_PAIRS = (K / 2 + ARK_THREADS - 1) / ARK_THREADS;
 
@@ -29,22 +29,26 @@ ARK_DEVICE void ark_row_factors(const T* norm, float (&factor)[2 * ARK_ROW_PAIRS
   }
 }
 
-// Brings a row of K elements, times `factor` if NORM, to xs; returns the sum of this thread's
-// squares.
-template <int K, bool NORM, typename P, typename T, int F>
+// Loads a row of K elements, the sum of S shares of it, times `factor` if NORM, to xs; returns the
+// sum of this thread's squares.
+template <int K, int S, bool NORM, typename P, typename T, int F>
 ARK_DEVICE float ark_row(ArkCtx& c, const P* p, const float (&factor)[F], T* xs, bool system) {
-  constexpr int ALL = ARK_ROW_PAIRS<K>, N = ALL < 12 ? ALL : 12;
+  constexpr int ALL = ARK_ROW_PAIRS<K>, MOST = S < 12 ? 12 / S : 1, N = ALL < MOST ? ALL : MOST;
   float square = 0.0f;
 #pragma unroll
   for (int first = 0; first < ALL; first += N) {
-    float v[2 * N];
+    float v[2 * N * S];
     const auto place = [&](int i) { return 2 * ((first + i) * ARK_THREADS + ark_tid()); };
-    const auto at = [&](int i) -> const P* { return place(i) < K ? p + place(i) : nullptr; };
-    ark_pairs<N>(c, p, at, v, system);
+    const auto at = [&](int i) -> const P* {
+      return place(i / S) < K ? p + i % S * K + place(i / S) : nullptr;
+    };
+    ark_load_pairs<N * S>(c, p, at, v, system);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       if (place(i) >= K) continue;
-      float a = v[2 * i], b = v[2 * i + 1];
+      float a = v[2 * i * S], b = v[2 * i * S + 1];
+#pragma unroll
+      for (int s = 1; s < S; ++s) a += v[2 * (i * S + s)], b += v[2 * (i * S + s) + 1];
       if constexpr (NORM) {
         square = fmaf(a, a, fmaf(b, b, square));
         a *= factor[2 * (first + i)], b *= factor[2 * (first + i) + 1];
@@ -81,14 +85,14 @@ ARK_DEVICE void ark_stage_dots(const T* w, const T* x, float (&sum)[R]) {
   }
 }
 
-// A piece's product of a row that has several: true for the warp that brings the last one, which
+// The sum of one part of a row that is cut along k: true for the warp that adds the last one, which
 // gets the row's total, summed in order.
 template <int P>
-ARK_DEVICE bool ark_row_total(float piece, int row, int number, float* parts, ark_u32* counts,
+ARK_DEVICE bool ark_row_total(float sum, int row, int number, float* parts, ark_u32* counts,
                               float& total) {
   ark_u32 before = 0u;
   if (ark_lane() == 0) {
-    *const_cast<volatile float*>(&parts[row * P + number]) = piece;
+    *const_cast<volatile float*>(&parts[row * P + number]) = sum;
     __threadfence_block();
     before = atomicAdd(&counts[row], 1u);
     __threadfence_block();
@@ -97,5 +101,85 @@ ARK_DEVICE bool ark_row_total(float piece, int row, int number, float* parts, ar
   total = 0.0f;
 #pragma unroll
   for (int i = 0; i < P; ++i) total += *const_cast<volatile float*>(&parts[row * P + i]);
+  return true;
+}
+
+// The lead warp's poll: the packet that a processor far from this one is expected to publish last;
+// of shares that of the first and of the last rank, one of which is a peer's.
+template <int K, int SHARES, int PROCESSORS, class X>
+ARK_DEVICE void ark_linear_poll(ArkCtx& c, const ArkTask&, X input) {
+  const int far = (static_cast<int>(c.processor) + PROCESSORS / 2) % PROCESSORS;
+  const auto* last =
+      input.p + (static_cast<ark_i64>(far + 1) * K + PROCESSORS - 1) / PROCESSORS - 1;
+  ark_poll_packet(c, last, X::system);
+  if (SHARES > 1) ark_poll_packet(c, last + (SHARES - 1) * K, X::system);
+}
+
+// coord: first and last+1 row of the weights, of type W, R rows of K to a stage, or one row in P
+// stages; a task has at most TASK_ROWS. XS: bytes of shared memory that hold the input, which is
+// the sum of SHARES rows. False if the processor is to leave.
+template <typename W, int K, int R, int P, int TASK_ROWS, int XS, int SHARES, class X, class N,
+          class S>
+ARK_DEVICE bool ark_linear_roles(ArkCtx& c, const ArkTask& t, X input, const N& prologue,
+                                 S epilogue) {
+  constexpr int STEP = 32 / R, WIDTH = S::WIDTH;
+  W* xs = reinterpret_cast<W*>(ARK_SCRATCH(c));
+  float* squares = reinterpret_cast<float*>(ARK_SCRATCH(c) + XS);
+  float* parts = squares + ARK_WARPS;  // with P > 1 each row's, and how many are there
+  ark_u32* counts = reinterpret_cast<ark_u32*>(parts + TASK_ROWS * P);
+  const int end = t.coord[1];
+  const bool lead = ark_lane() % STEP == 0;
+  const int first = static_cast<int>(
+      (static_cast<ark_u32>(ark_warp()) + ARK_WARPS - (c.stage_base + t.fetch_begin) % ARK_WARPS) %
+      ARK_WARPS);
+  const auto row_of = [&](int j) { return t.coord[0] + j / P * R + ark_lane() / STEP; };
+  float ahead[1][WIDTH] = {};
+  const auto prepare = [&](int row) {
+    if (lead && row < end) ark_sums_ahead(c, epilogue, row, 1, ahead);
+  };
+  prepare(row_of(first));
+  float factor[N::norm ? 2 * ARK_ROW_PAIRS<K> : 1];
+  if constexpr (N::norm) ark_row_factors<K>(prologue.weight.p, factor);
+  if (!ark_enter(c)) return false;
+  if constexpr (P > 1) {
+    for (int i = ark_tid(); i < TASK_ROWS; i += ARK_THREADS) counts[i] = 0u;
+  }
+  float square = ark_row<K, SHARES, N::norm>(c, input.p, factor, xs, X::system);
+  if constexpr (N::norm) {
+    square = ark_warp_sum(square);
+    if (ark_lane() == 0) squares[ark_warp()] = square;
+  }
+  ark_gathered();
+  float scale = 1.0f;
+  if constexpr (N::norm) {
+    float all = 0.0f;
+#pragma unroll
+    for (int w = 0; w < ARK_WARPS; ++w) all += squares[w];
+    scale = ark_rsqrt(all / K + prologue.eps);
+  }
+  const int stages = static_cast<int>(t.fetch_end - t.fetch_begin);
+  for (int j = first; j < stages; j += ARK_WARPS) {
+    const int row = row_of(j);
+    if (j != first) prepare(row);
+    const W* w = reinterpret_cast<const W*>(ark_stage(c, t.fetch_begin + j));
+    float sum[R];
+    ark_stage_dots<R, K / P>(w, xs + j % P * (K / P), sum);
+    ark_stage_done(c, t.fetch_begin + j);
+    float total = ark_fold<R>(sum);
+    if constexpr (P > 1) {
+      if (!ark_row_total<P>(total, j / P, j % P, parts, counts, total)) continue;
+    }
+    total *= scale;
+    if constexpr (WIDTH == 1) {
+      const float sums[1] = {total};
+      if (lead && row < end) ark_sums_store(c, epilogue, 0, row, 1, sums, ahead[0]);
+    } else {
+      const float sums[2] = {total, ark_shfl_xor(total, STEP)};
+      if (lead && (ark_lane() / STEP & 1) == 0 && row < end) {
+        ark_sums_store(c, epilogue, 0, row, 2, sums, ahead[0]);
+      }
+    }
+  }
+  ark_sums_finish(c, t, epilogue, parts + (P > 1 ? (P + 1) * TASK_ROWS : 0));
   return true;
 }

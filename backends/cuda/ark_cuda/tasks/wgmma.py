@@ -1,7 +1,7 @@
 """Matrix products on warpgroups (wgmma), in the variant `matrix`: tiles of 128 rows and 64 to 256
 columns, bf16 and fp16, any transposes, batches, ragged edges.
 
-The loading half brings boxes of both operands through tensor maps, swizzled so that wgmma reads
+The loading half copies boxes of both operands through tensor maps, swizzled so that wgmma reads
 them without bank conflicts; what lies outside of an operand arrives as zeros, and is not written.
 Called by ark_cuda.tasks.matmul.
 """
@@ -37,8 +37,12 @@ def serves(sig: Signature, machine: Machine) -> bool:
 
 
 def _mappable(operand: OperandType) -> bool:
-    """A tensor map wants rows that begin at multiples of 16 bytes."""
-    return not operand.packet and all(s * operand.itemsize % 16 == 0 for s in operand.strides[:-1])
+    """A tensor map wants at most four dimensions, and rows that begin at multiples of 16 bytes."""
+    return (
+        not operand.packet
+        and len(operand.shape) <= 4
+        and all(s * operand.itemsize % 16 == 0 for s in operand.strides[:-1])
+    )
 
 
 def maps(sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
