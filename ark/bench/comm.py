@@ -2,7 +2,8 @@
 
 Two ways: `graph`, many dependent collectives in one launch of a plan, timed by the device; and
 `alone`, calls on arrays one by one (ark.comm). Each rank measures, the slowest one counts. The peer
-is torch.distributed with NCCL (in a graph of its own for `graph`) or Gloo. Called by ark.cli.bench_comm.
+is torch.distributed with NCCL (in a graph of its own for `graph`) or Gloo. Called by
+ark.cli.bench_comm.
 """
 
 from __future__ import annotations
