@@ -19,7 +19,6 @@ from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import FLOAT_NAMES, INTEGER_NAMES, Params, Places, Size, fits, need, shaped
 from ark.tasks import expression, text
 from ark.tasks.pointwise import write_box
-from ark.tasks.rotary import system
 
 Place = Annotated[int, msgspec.Meta(ge=0, le=1 << 12)]
 
@@ -79,16 +78,11 @@ class SumRanks(TaskKind):
             return text.function(
                 name, write_box(sig, total, tile, machine, ["0", "0", "0", "t.coord[0]"])
             )
-        body = "".join(text.operand(sig, i, f"p{i}", const=i != out) for i in range(out + 1))
-        terms = " + ".join(f"ark_load(c, p{i}, i, {system(sig, i)})" for i in _order(sig))
-        give = f"ark_publish(c, p{out}, i, {terms}, {system(sig, out)});"
-        body += (
-            f"  const int end = t.coord[0] + {sig.params['tile']} < {n} ? "
-            f"t.coord[0] + {sig.params['tile']} : {n};\n"
-            "  for (int i = t.coord[0] + ark_tid(); i < end; i += ARK_THREADS) "
-            f"{give}\n"
-        )
-        return text.function(name, body)
+        operands = [text.given(sig, i, const=i != out) for i in (out, *_order(sig))]
+        return text.call(name, "ark_sum_ranks", (n, sig.params["tile"]), operands)
+
+    def headers(self) -> tuple[str, ...]:
+        return (text.header("sums.h"),)
 
 
 def _order(sig: Signature) -> list[int]:
