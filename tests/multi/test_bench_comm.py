@@ -51,7 +51,7 @@ def test_wrong_elements_are_counted() -> None:
     values = [np.arange(6, dtype=np.float32), np.ones(6, np.float32)]
     total = values[0] + values[1]
     assert wrong_elements("all_reduce", values, 0, total, "sum") == 0
-    assert wrong_elements("all_reduce", values, 0, total + [0, 0, 1, 0, 0, 9], "sum") == 2
+    assert wrong_elements("all_reduce", values, 0, total + np.array([0, 0, 1, 0, 0, 9]), "sum") == 2
     assert wrong_elements("all_to_all", values, 1, np.array([3, 4, 5, 1, 1, 1.0]), None) == 0
     assert wrong_elements("all_to_all", values, 0, np.array([3, 4, 5, 1, 1, 1.0]), None) == 3
 
