@@ -189,7 +189,9 @@ _NOT_BUILT = (
 
 
 def __getattr__(name: str) -> object:
-    """profiler loads when asked for; what is not built raises UnsupportedError."""
+    """Rooms of their own load when asked for; what is not built raises UnsupportedError."""
+    if name == "parallelize":
+        return importlib.import_module("ark.parallel").parallelize
     if name == "profiler":
         return importlib.import_module("ark.profiler")
     if name in _NOT_BUILT:
