@@ -21,7 +21,8 @@ class RemoteSemaphore:
 @dataclass
 class Group:
     """The tasks of one lowered op. sends, awaits: one entry per task, or none at all. granularity,
-    context: see ark.ir.
+    context: see ark.ir. What
+    is awaited 0 times in an iteration is awaited once for the iteration before.
     """
 
     name: str
