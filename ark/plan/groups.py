@@ -21,8 +21,8 @@ class RemoteSemaphore:
 @dataclass
 class Group:
     """The tasks of one lowered op. sends, awaits: one entry per task, or none at all. granularity,
-    context: see ark.ir. What
-    is awaited 0 times in an iteration is awaited once for the iteration before.
+    context: see ark.ir. received: ids of the buffers between ranks that hold packets. What is
+    awaited 0 times in an iteration is awaited once for the iteration before.
     """
 
     name: str
@@ -35,5 +35,6 @@ class Group:
     processors: tuple[int, int] | None = None
     granularity: int | None = None
     context: int | None = None
+    received: frozenset[int] = frozenset()
     sends: list[tuple[RemoteSemaphore, ...]] = field(default_factory=list)
     awaits: list[tuple[tuple[RemoteSemaphore, int], ...]] = field(default_factory=list)
