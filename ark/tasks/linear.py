@@ -50,13 +50,7 @@ from ark.tasks.rotary import (
     rotary_accesses,
     rotary_check,
 )
-from ark.tasks.tokens import (
-    SAMPLING,
-    sample_check,
-    sample_finish,
-    sample_operands,
-    sample_tile,
-)
+from ark.tasks.tokens import sample_check, sample_tile
 from ark.variant import COMMUNICATE
 
 
@@ -215,39 +209,36 @@ class Linear(TaskKind):
         m, k = sig.operands[2].shape[0], sig.operands[0].shape[1]
         weight, rows = sig.operands[1], sig.params["rows"]
         constants = (weight.ctype, m, k, rows, weight.shape[0] % rows != 0)
-        prologue = "ArkPlain{}"
-        if sig.params["prologue"] == "rmsnorm":
-            norm = text.given(sig, 3)
-            eps = text.literal(sig.params["eps"])
-            prologue = f"ark_rms_normed({norm}, {eps})"
-        operands = (_summed(sig, 0), prologue, self._epilogue(sig))
-        if sig.params["epilogue"] != "sample":
-            return text.call(name, "ark_linear", constants, operands)
-        red = f"reinterpret_cast<float*>(ARK_SCRATCH(c)) + {m * k} + ARK_WARPS"
-        listed = ", ".join(str(n).lower() if isinstance(n, bool) else str(n) for n in constants)
-        return text.function(
-            name,
-            sample_operands(sig, first_extra(sig))
-            + f"  ark_linear<{listed}>(c, t, {', '.join(operands)});\n"
-            + sample_finish(red),
-        )
+        operands = (_summed(sig, 0), prologue(sig), epilogue(sig))
+        return text.call(name, "ark_linear", constants, operands)
 
     def headers(self) -> tuple[str, ...]:
-        return (text.header("rotary.h"), SAMPLING, text.header("linear.h"))
+        return tuple(map(text.header, ("rotary.h", "sampling.h", "fused.h", "linear.h")))
 
-    def _epilogue(self, sig: Signature) -> str:
-        """What is done to the sums, as linear.h has it."""
-        first, out = first_extra(sig), text.given(sig, 2, const=False)
-        for peer in outputs(sig)[1:]:
-            out = f"ark_both({text.given(sig, peer, const=False)}, {out})"
-        made = {
-            "store": f"ark_store_sums({out})",
-            "add": f"ark_add_sums({out}, {_summed(sig, first)})",
-            "swiglu": f"ark_swiglu_sums({out})",
-            "sample": f"ark_sample_sums({out}, temperature, seed, place, best, token)",
-        }
-        epilogue = sig.params["epilogue"]
-        return made[epilogue] if epilogue in made else f"ark_rope_sums({rope(sig, 2, first)})"
+
+def prologue(sig: Signature) -> str:
+    """What is done to the input, as fused.h has it."""
+    if sig.params["prologue"] == "none":
+        return "ArkPlain{}"
+    return f"ark_rms_normed({text.given(sig, 3)}, {text.literal(sig.params['eps'])})"
+
+
+def epilogue(sig: Signature) -> str:
+    """What is done to the sums, as fused.h has it."""
+    kind, first, out = sig.params["epilogue"], first_extra(sig), text.given(sig, 2, const=False)
+    for peer in outputs(sig)[1:]:  # what has the longer way first
+        out = f"ark_both({text.given(sig, peer, const=False)}, {out})"
+    if kind == "rope_kv":
+        return f"ark_rope_sums({rope(sig, 2, first)})"
+    if kind == "add":
+        return f"ark_add_sums({out}, {_summed(sig, first)})"
+    if kind == "sample":
+        rows = sig.params["rows"]
+        constants = f"{rows}, {sig.params['tiles']}, {-(-sig.operands[1].shape[0] // rows)}"
+        given = (text.given(sig, first), text.given(sig, first + 1))
+        operands = ", ".join((out, *given, text.given(sig, first + 2, const=False)))
+        return f"ark_sample_sums<{constants}>(t, {operands})"
+    return f"ark_{kind}_sums({out})"
 
 
 def _shares(sig: Signature, index: int, lo: int, hi: int) -> list[Access]:

@@ -31,7 +31,6 @@ from ark.plan.params import (
 )
 from ark.tasks import text
 from ark.tasks.pointwise import COPY, broadcast_access, broadcasts, write_box
-from ark.tasks.tokens import SAMPLING
 
 NAMES = ["i0", "i1", "i2", "i3"]
 SQUARE = 64  # elements of a side of what is turned through shared memory at once
@@ -296,6 +295,9 @@ class ArgMax(TaskKind):
     def scratch(self, sig: Signature, machine: Machine) -> int:
         return 8 * machine.warps
 
+    def headers(self) -> tuple[str, ...]:
+        return (text.header("sampling.h"),)
+
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         shape = text.pad4(sig.operands[0].shape, 1)
         names = ["t.coord[0]", "t.coord[1]", "i2", "k"]
@@ -315,7 +317,7 @@ class ArgMax(TaskKind):
             f"    if (ark_tid() == 0) po[{target}] = static_cast<ark_i32>(at);\n"
             "    ark_sync();\n  }\n"
         )
-        return SAMPLING + text.function(name, body)
+        return text.function(name, body)
 
 
 for _kind in (Transpose(), Rope(), KvAppend(), ArgMax()):

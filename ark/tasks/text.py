@@ -42,10 +42,15 @@ def given(sig: Signature, index: int, const: bool = True) -> str:
 
 def call(name: str, callee: str, constants: Sequence[object], arguments: Sequence[str]) -> str:
     """A task body that is one call of a template of the kind's .h file: constants, arguments."""
+    return function(name, f"  {called(callee, constants, arguments)};\n")
+
+
+def called(callee: str, constants: Sequence[object], arguments: Sequence[str]) -> str:
+    """The call of a body's template with the task and further arguments."""
     listed = ", ".join(str(c).lower() if isinstance(c, bool) else str(c) for c in constants)
     template = f"{callee}<{listed}>" if listed else callee
     lines = ",\n      ".join(["c, t", *arguments])
-    return function(name, f"  {template}(\n      {lines});\n")
+    return f"{template}(\n      {lines})"
 
 
 def header(name: str) -> str:
