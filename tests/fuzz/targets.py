@@ -23,9 +23,9 @@ from xml.etree import ElementTree
 from ark.backend import registry
 from ark.collective import check, from_json, to_json, to_xml
 from ark.comm import synthesize
+from ark.comm import topology as networks
 from ark.comm.forestcoll import optimal
 from ark.comm.taccl import Sketch
-from ark.comm.topology import Topology, full_mesh
 from ark.errors import BaseError
 from ark.ir.dtype import by_name
 from ark.models.build import Shape
@@ -106,7 +106,8 @@ def _worth_running(made: Plan) -> bool:
 
 
 def topology(rng: random.Random, keep: Keep) -> bool:
-    base = json.loads(rng.choice([full_mesh(3).to_json(), Topology.load("h100x2").to_json()]))
+    named = (networks.full_mesh(3), networks.load("h100x2"))
+    base = json.loads(networks.to_json(rng.choice(named)))
     text = mutate.text_of(mutate.of_json(base, rng))
     keep(text)
     return run_topology(text)
@@ -114,7 +115,7 @@ def topology(rng: random.Random, keep: Keep) -> bool:
 
 def run_topology(text: str) -> bool:
     try:
-        made = Topology.from_json(text)
+        made = networks.from_json(text)
         made.validate()
         if len(made.nodes) <= 8:
             optimal(made)
@@ -160,7 +161,7 @@ def run_sketch(text: str) -> bool:
 
 @cache
 def _program() -> Any:
-    return json.loads(to_json(synthesize(full_mesh(3), "all_reduce", "ring")))
+    return json.loads(to_json(synthesize(networks.full_mesh(3), "all_reduce", "ring")))
 
 
 def program(rng: random.Random, keep: Keep) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +17,6 @@ from ark.plan.access import Region
 from ark.plan.verify.order import RAN, SEEN, Order, spans
 
 CHUNK = 1 << 22
-Nodes = Callable[[Region], np.ndarray]  # the nodes of a region's tasks, by their place in the op
 
 
 @dataclass(frozen=True, eq=False)
