@@ -137,6 +137,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
         layout.declarations(),
         _device_text("loop.h"),
         _device_text("common.h"),
+        _device_text("math.h"),
         _device_text("pack.h"),
         _device_text("operand.h"),
         stream,

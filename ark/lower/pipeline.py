@@ -19,6 +19,7 @@ from ark.ir.values import Tensor
 from ark.lower.chains import join_chains
 from ark.lower.choose import choose
 from ark.lower.fuse import fuse
+from ark.lower.gathers import own_first
 from ark.lower.nodes import lower_nodes
 from ark.lower.pack import pack
 from ark.lower.packets import choose_packets
@@ -34,19 +35,22 @@ from ark.plan.types import INITIAL, Phase, Plan, PlanBuffer, PlanOp, PlanTensor
 OPTIONS = ("external", "fuse", "pack", "packets", "variant")
 
 
-def plan(
-    graph: Graph,
-    machine: Machine,
-    options: Mapping[str, Any] | None = None,
-    meta: Mapping[str, Any] | None = None,
-) -> Plan:
-    """Makes the plan of one rank. Does not verify: all ranks' plans are verified together.
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A graph as it will be lowered. received: ids of the buffers between ranks that hold packets.
 
-    options: `external` (ids of buffers whose memory the caller provides and may read and write
-    between launches), `packets` (False keeps every dependence on counters), `fuse` (False keeps
-    every op apart from its neighbours), `pack` (False keeps the model's weights as they are),
-    `variant` (the kernel variant by name). Raises InvalidUsageError for any other.
+    machine: with the one variant that the plan runs under.
     """
+
+    graph: Graph
+    machine: Machine
+    options: Mapping[str, Any]
+    packings: tuple[Packing, ...]
+    received: frozenset[int]
+
+
+def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = None) -> Prepared:
+    """Packs and fuses a graph and chooses the kernel variant; options and errors as for plan."""
     chosen = dict(options or {})
     unknown = sorted(set(chosen) - set(OPTIONS))
     if unknown:
@@ -61,12 +65,37 @@ def plan(
     _check_ranges(private, machine)
     machine = choose(private, machine, chosen, external)
     if chosen.get("fuse", True):
-        private = join_chains(fuse(private, machine, external), external)
+        private = own_first(join_chains(fuse(private, machine, external), external), external)
     private, received = spread(private, machine, chosen, external)
+    return Prepared(private, machine, chosen, tuple(packings), received)
+
+
+def plan(
+    graph: Graph,
+    machine: Machine,
+    options: Mapping[str, Any] | None = None,
+    meta: Mapping[str, Any] | None = None,
+) -> Plan:
+    """Makes the plan of one rank. Does not verify: all ranks' plans are verified together.
+
+    options: `external` (ids of buffers whose memory the caller provides and may read and write
+    between launches), `packets` (False keeps every dependence on counters), `fuse` (False keeps
+    every op apart from its neighbours), `pack` (False keeps the model's weights as they are),
+    `variant` (the kernel variant by name). Raises InvalidUsageError for any other.
+    """
+    return plan_prepared(prepare(graph, machine, options), meta)
+
+
+def plan_prepared(prepared: Prepared, meta: Mapping[str, Any] | None = None) -> Plan:
+    """Lowers, places and schedules a graph that is prepared."""
+    private, machine, chosen = prepared.graph, prepared.machine, prepared.options
     groups = lower_nodes(private, machine, chosen)
     packed = machine.has("packets") and chosen.get("packets", True)
     templates = Templates()
-    packets = choose_packets(groups, machine, chosen, templates, received) if packed else set()
+    packets: set[int] = set()
+    if packed:
+        packets = choose_packets(groups, machine, chosen, templates, prepared.received)
+    external = frozenset(chosen.get("external", ()))
     tables = _Tables(private, groups, packets, external)
     schedule = Schedule(
         machine, tables.tensors, tables.buffers, private.rank, private.world_size, templates
@@ -85,7 +114,7 @@ def plan(
         counters=schedule.counters(),
         phases=tuple(phases),
         arenas=tables.arenas,
-        meta={**(meta or {}), **to_meta(packings), **_ranges(groups)},
+        meta={**(meta or {}), **to_meta(prepared.packings), **_ranges(groups)},
     )
 
 

@@ -10,8 +10,11 @@ import numpy as np
 from ark.errors import ModelError
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
 from ark.ir.dtype import fp32
+from ark.ir.fold import FOLDED, fold
 from ark.ir.graph import Node
+from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
+from ark.lower.merge import join, joins, widen
 from ark.lower.registry import get, register
 from ark.lower.tiling import (
     GROUP,
@@ -96,8 +99,10 @@ def _matmul_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) ->
 
 
 def _lower_matmul(lowering: Lowering, node: Node) -> None:
-    out = node.outputs[0].shape
-    shape = (1,) * (4 - len(out)) + out
+    tensors = [*node.inputs, *node.outputs]
+    if len(node.outputs[0].shape) > FOLDED:
+        tensors = _merge_batch(tensors)
+    shape = fold(tensors[-1].shape)
     machine = lowering.machine
     grouped = machine.variant.name == "matrix"
     product = node.hints.product if node.hints else None
@@ -117,7 +122,18 @@ def _lower_matmul(lowering: Lowering, node: Node) -> None:
     if grouped:
         coords.sort(key=lambda c: (*c[:2], c[2] // (GROUP * tile[0]), c[3], c[2]))
         coords = side_by_side(coords, machine.processors)
-    lowering.emit("matmul", params, [*node.inputs, *node.outputs], coords)
+    lowering.emit("matmul", params, tensors, coords)
+
+
+def _merge_batch(tensors: Sequence[IrTensor]) -> list[IrTensor]:
+    """The operands with as few batch dimensions as their memory allows."""
+    found = [widen(t, len(tensors[-1].shape)) for t in tensors]
+    for d in range(len(found[-1].shape) - 4, -1, -1):
+        wanted = found[-1].shape[d : d + 2]
+        alike = all(t.shape[d : d + 2] in (wanted, (1, 1)) for t in found)
+        if alike and all(joins(t, d) for t in found):
+            found = [join(t, d) for t in found]
+    return found
 
 
 def _lower_linear(lowering: Lowering, node: Node) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ark.ir.fold import fold, unfold
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import Params, Places, Size, box, count, fits, need, typed
@@ -46,7 +47,7 @@ class Matmul(TaskKind):
         fits(sig.params["tile"], (m, n))
 
     def places(self, sig: Signature) -> Places:
-        return box(text.pad4(sig.operands[2].shape, 1), (1, 1, *sig.params["tile"]))
+        return box(fold(sig.operands[2].shape), (1, 1, *sig.params["tile"]))
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         m, n, k = dims(sig)
@@ -73,8 +74,9 @@ class Matmul(TaskKind):
         coord: Sequence[int],
         box: tuple[tuple[int, int], tuple[int, int]],
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        shape = sig.operands[index].shape
-        batch = tuple(coord[:2])[4 - len(shape) :] if len(shape) > 2 else ()
+        shape, out = sig.operands[index].shape, sig.operands[2].shape
+        place, _ = unfold(out, (*coord[:2], 0, 0), (coord[0] + 1, coord[1] + 1, 1, 1))
+        batch = place[len(out) - len(shape) : -2]
         lo = tuple(0 if n == 1 else b for b, n in zip(batch, shape, strict=False))
         return (*lo, *box[0]), (*(b + 1 for b in lo), *box[1])
 
@@ -138,7 +140,7 @@ def dims(sig: Signature) -> tuple[int, int, int]:
 
 def _at(sig: Signature, index: int, row: str, column: str, transposed: bool) -> str:
     names = (column, row) if transposed else (row, column)
-    return text.offset(sig, index, ["i0", "i1", *names])
+    return text.offset(sig, index, text.indices(sig.operands[2].shape, ["i0", "i1", *names]))
 
 
 register(Matmul())

@@ -1,20 +1,27 @@
 """Tiles that move elements or work on neighbours: transpose, rope, kv_append, argmax.
 
-`transpose` params: perm (of 4 dimensions), tile of the output. operands: input, output. coord: the
-tile's first index. `rope` params: tile (even in the last dimension). operands: input, other
-(broadcast), output. coord: the tile's first index. `kv_append` operands: rows (m, heads * width),
-position (1,), cache (heads, context, width). coord: head. `argmax` params: rows (of dimension 2 per
-task). operands: input (..., n), output (..., 1). coord: first index of dimensions 0 to 2.
+`transpose` params: perm (of 4 dimensions, or of all where there are more), tile of the output (of
+4, more are folded: ark.ir.fold). operands: input, output. coord: the tile's first index. `rope`
+params: tile (even in the last dimension). operands: input, other (broadcast), output. coord: the
+tile's first index. `kv_append` operands: rows (m, heads * width), position (1,), cache (heads,
+context, width). coord: head. `argmax` params: rows (of dimension 2 per task). operands: input
+(..., n), output (..., 1). coord: first index of dimensions 0 to 2.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import resources
+from typing import Annotated
 
+import msgspec
+
+from ark.ir.fold import fold
+from ark.ir.values import MAX_DIMS
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register, whole
 from ark.plan.params import (
+    INDEX_NAMES,
     INT_MAX,
     Dim,
     Params,
@@ -23,6 +30,7 @@ from ark.plan.params import (
     Tile,
     box,
     count,
+    covers,
     fits,
     matrix,
     need,
@@ -30,7 +38,8 @@ from ark.plan.params import (
     typed,
 )
 from ark.tasks import text
-from ark.tasks.pointwise import COPY, broadcast_access, broadcasts, write_box
+from ark.tasks.pointwise import COPY, broadcast_access, broadcasts, tile_box, write_box
+from ark.tasks.rows import row_box, row_places
 
 NAMES = ["i0", "i1", "i2", "i3"]
 SQUARE = 64  # elements of a side of what is turned through shared memory at once
@@ -41,7 +50,7 @@ def _header(name: str) -> str:
 
 
 class TransposeParams(Params, frozen=True):
-    perm: tuple[Dim, Dim, Dim, Dim]
+    perm: Annotated[tuple[Dim, ...], msgspec.Meta(min_length=4, max_length=MAX_DIMS)]
     tile: Tile
 
 
@@ -53,9 +62,10 @@ class Transpose(TaskKind):
         super().check(sig)
         count(sig, 2)
         perm, (source, out) = sig.params["perm"], sig.operands
-        pad = 4 - len(out.shape)
+        rank = max(4, len(out.shape))
+        pad = rank - len(out.shape)
         need(
-            sorted(perm) == [0, 1, 2, 3] and list(perm[:pad]) == list(range(pad)),
+            sorted(perm) == list(range(rank)) and list(perm[:pad]) == list(range(pad)),
             f"{list(perm)} is no permutation of {len(out.shape)} dimensions",
         )
         before, after = text.pad4(source.shape, 1), text.pad4(out.shape, 1)
@@ -65,22 +75,20 @@ class Transpose(TaskKind):
             f"{list(source.shape)} does not become {list(out.shape)}",
         )
         need(source.dtype == out.dtype, f"{source.dtype} does not become {out.dtype}")
-        fits(sig.params["tile"], after)
+        need(source.per_item == 1, f"{source.dtype} has several elements in a byte")
+        covers(sig.params["tile"], out.shape)
 
     def places(self, sig: Signature) -> Places:
-        return box(text.pad4(sig.operands[1].shape, 1), sig.params["tile"])
+        return box(fold(sig.operands[1].shape), sig.params["tile"])
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
-        shape = text.pad4(sig.operands[1].shape, 1)
-        hi = [min(c + s, n) for c, s, n in zip(coord, sig.params["tile"], shape, strict=True)]
-        low, high = [0] * 4, [1] * 4
-        for d, p in enumerate(sig.params["perm"]):
-            low[p], high[p] = coord[d], hi[d]
-        rank = len(sig.operands[1].shape)
-        return [
-            Access(0, tuple(low[4 - rank :]), tuple(high[4 - rank :])),
-            Access(1, tuple(coord[4 - rank : 4]), tuple(hi[4 - rank :]), write=True),
-        ]
+        shape, perm = sig.operands[1].shape, sig.params["perm"]
+        lo, hi = tile_box(shape, coord, sig.params["tile"])
+        pad = len(perm) - len(shape)
+        low, high = [0] * len(shape), [0] * len(shape)
+        for d, p in enumerate(perm[pad:]):
+            low[p - pad], high[p - pad] = lo[d], hi[d]
+        return [Access(0, tuple(low), tuple(high)), Access(1, lo, hi, write=True)]
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         size = sig.operands[0].itemsize
@@ -88,17 +96,21 @@ class Transpose(TaskKind):
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         perm, tile = sig.params["perm"], sig.params["tile"]
-        places = [""] * 4
+        names = text.indices(sig.operands[1].shape, NAMES)
+        places = [""] * len(perm)
         for d, p in enumerate(perm):
-            places[p] = NAMES[d]
-        if perm[3] == 3:
+            places[p] = names[d]
+        last = len(perm) - 1
+        if perm.index(last) <= last - 3 and last > 3:
+            return text.function(name, write_box(sig, COPY, tile, machine, places={0: places}))
+        if perm[-1] == last:
             return text.function(name, write_box(sig, COPY, tile, machine, places={0: places}))
         # Squares of the target's last dimension and the one that is the source's last.
-        turned = perm.index(3)
-        shape = text.pad4(sig.operands[1].shape, 1)
+        turned = perm.index(last) - (last - 3)
+        shape = fold(sig.operands[1].shape)
         size = sig.operands[1].itemsize
-        from_row = text.pad4(sig.operands[0].strides, 0)[perm[3]]
-        to_row = text.pad4(sig.operands[1].strides, 0)[turned]
+        from_row = text.pad4(sig.operands[0].strides, 0)[perm[-1]]
+        to_row = text.pad4(sig.operands[1].strides, 0)[perm.index(last)]
         body = text.operand(sig, 0, "p0") + text.operand(sig, 1, "po", const=False)
         index = ""
         sides = []
@@ -118,7 +130,7 @@ class Transpose(TaskKind):
             f"    const int rows = t.coord[3] + n3 - i3, columns = t.coord[{turned}] + n{turned} - "
             f"i{turned};\n"
             f"    return ArkSquare<{ctype}>{{p0 + {text.offset(sig, 0, places)}, "
-            f"po + {text.offset(sig, 1, NAMES)}, rows < {SQUARE} ? rows : {SQUARE},\n"
+            f"po + {text.offset(sig, 1, names)}, rows < {SQUARE} ? rows : {SQUARE},\n"
             f"        columns < {SQUARE} ? columns : {SQUARE}}};\n  }};\n"
             f"  const int squares = {' * '.join(sides)};\n"
         )
@@ -166,26 +178,25 @@ class Rope(TaskKind):
         widths = {o.shape[-1] for o in sig.operands}
         tile = sig.params["tile"]
         need(len(widths) == 1 and max(widths) % 2 == 0 == tile[3] % 2, "pairs are torn apart")
-        fits(tile, text.pad4(sig.operands[2].shape, 1))
+        covers(tile, sig.operands[2].shape)
 
     def places(self, sig: Signature) -> Places:
-        return box(text.pad4(sig.operands[2].shape, 1), sig.params["tile"])
+        return box(fold(sig.operands[2].shape), sig.params["tile"])
 
     def in_place(self, sig: Signature) -> frozenset[int]:
         return frozenset({0, 1})
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
-        shape = text.pad4(sig.operands[2].shape, 1)
-        tile = sig.params["tile"]
-        hi = [min(c + s, n) for c, s, n in zip(coord, tile, shape, strict=True)]
-        return [broadcast_access(sig, i, coord, hi, i == 2) for i in range(3)]
+        lo, hi = tile_box(sig.operands[2].shape, coord, sig.params["tile"])
+        return [broadcast_access(sig, i, lo, hi, i == 2) for i in range(3)]
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         """One pair per index of a box whose last dimension counts pairs."""
-        shape = text.pad4(sig.operands[2].shape, 1)
+        shape = fold(sig.operands[2].shape)
         tile = sig.params["tile"]
         body = "".join(text.operand(sig, i, f"p{i}", const=i != 2) for i in range(3))
-        first, second = [*NAMES[:3], "j"], [*NAMES[:3], "(j + 1)"]
+        names = text.indices(sig.operands[2].shape, NAMES)
+        first, second = [*names[:-1], "j"], [*names[:-1], "(j + 1)"]
         values = ""
         for letter, index in zip("ab", range(2), strict=True):
             for part, names in (("r", first), ("i", second)):
@@ -273,23 +284,17 @@ class ArgMax(TaskKind):
         super().check(sig)
         count(sig, 2)
         shape = typed(sig, 0).shape
-        shaped(sig, 1, (*shape[:-1], 1), "int32")
-        fits((sig.params["rows"],), text.pad4(shape, 1)[2:3])
+        shaped(sig, 1, (*shape[:-1], 1), *INDEX_NAMES)
+        fits((sig.params["rows"],), fold(shape)[2:3])
 
     def places(self, sig: Signature) -> Places:
-        shape = text.pad4(sig.operands[0].shape, 1)
-        return box((*shape[:3], 1), (1, 1, sig.params["rows"], 1))
+        return row_places(sig.operands[0].shape, sig.params["rows"])
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
-        shape = text.pad4(sig.operands[0].shape, 1)
-        lo = (*coord[:3], 0)
-        last = min(coord[2] + sig.params["rows"], shape[2])
-        rank = len(sig.operands[0].shape)
-        cut = 4 - rank
-        ends = (coord[0] + 1, coord[1] + 1, last)
+        shape, rows = sig.operands[0].shape, sig.params["rows"]
         return [
-            Access(0, lo[cut:], (*ends, shape[3])[cut:]),
-            Access(1, lo[cut:], (*ends, 1)[cut:], write=True),
+            Access(0, *row_box(shape, coord, rows)),
+            Access(1, *row_box(shape, coord, rows, columns=1), write=True),
         ]
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
@@ -299,8 +304,8 @@ class ArgMax(TaskKind):
         return (text.header("sampling.h"),)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        shape = text.pad4(sig.operands[0].shape, 1)
-        names = ["t.coord[0]", "t.coord[1]", "i2", "k"]
+        shape = fold(sig.operands[0].shape)
+        names = text.indices(sig.operands[0].shape, ["t.coord[0]", "t.coord[1]", "i2", "k"])
         source = text.offset(sig, 0, names)
         target = text.offset(sig, 1, names)
         rows = sig.params["rows"]
@@ -314,7 +319,7 @@ class ArgMax(TaskKind):
             "      if (v > best || at == 0xffffffffu) "
             "{ best = v; at = static_cast<ark_u32>(k); }\n    }\n"
             "    ark_best(best, at, reinterpret_cast<float*>(ARK_SCRATCH(c)));\n"
-            f"    if (ark_tid() == 0) po[{target}] = static_cast<ark_i32>(at);\n"
+            f"    if (ark_tid() == 0) po[{target}] = static_cast<{sig.operands[1].ctype}>(at);\n"
             "    ark_sync();\n  }\n"
         )
         return text.function(name, body)

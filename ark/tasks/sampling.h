@@ -62,13 +62,14 @@ ARK_DEVICE ArkSampler ark_sampler(S settings, P position, int first) {
   return {ark_bits_float(static_cast<ark_u32>(settings.p[0])), static_cast<ark_u32>(settings.p[2]),
           static_cast<ark_u32>(position.p[0]), -ark_inf(), static_cast<ark_u32>(first)};
 }
-// Tokens come in order, so that the lower one wins.
+// Of equal scores the lower token wins.
 ARK_DEVICE void ark_sample(ArkSampler& s, float logit, int token) {
   const float score =
       ark_score(logit, s.temperature, s.seed, s.position, static_cast<ark_u32>(token));
-  if (score > s.best) {
+  const ark_u32 id = static_cast<ark_u32>(token);
+  if (score > s.best || (score == s.best && id < s.token)) {
     s.best = score;
-    s.token = static_cast<ark_u32>(token);
+    s.token = id;
   }
 }
 // The block's best becomes candidate `tile`: (score, bits of the token). red: 2 * ARK_WARPS words.

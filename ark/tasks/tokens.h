@@ -8,7 +8,7 @@ ARK_DEVICE void ark_embedding(ArkCtx& c, const ArkTask& t, I ids, T table, O out
   int start = 0;
   if constexpr (P::given) start = from.p[0];
   for (int r = t.coord[0]; r < t.coord[0] + ROWS && r < OUT_ROWS; ++r) {
-    int id = start >= 0 && start + r < IDS ? ids.p[start + r] : 0;
+    auto id = start >= 0 && start + r < IDS ? ids.p[start + r] : 0;
     if (id < 0 || id >= VOCABULARY) {
       if (ark_tid() == 0) {
         ark_fail(c, 5u, 0u, static_cast<ark_u32>(VOCABULARY), static_cast<ark_u32>(id));
@@ -16,27 +16,35 @@ ARK_DEVICE void ark_embedding(ArkCtx& c, const ArkTask& t, I ids, T table, O out
       id = 0;
     }
     for (int w = t.coord[1] + ark_tid(); w < t.coord[1] + COLUMNS && w < WIDTH; w += ARK_THREADS) {
-      ark_publish(c, output, 0, 0, r, w, ark_get(ark_address(table, 0, 0, id, w), 0));
+      ark_publish(c, output, 0, 0, r, w,
+                  ark_get(ark_address(table, 0, 0, static_cast<int>(id), w), 0));
     }
   }
 }
 
+// The token that a logit belongs to: the first one's is FIRST, the others follow round.
+template <int VOCABULARY, int FIRST>
+ARK_DEVICE int ark_token_of(int logit) {
+  if constexpr (FIRST == 0) return logit;
+  return logit < VOCABULARY - FIRST ? logit + FIRST : logit - (VOCABULARY - FIRST);
+}
+
 // coord: tile, of TILES.
-template <int VOCABULARY, int TILES, class L, class S, class P, class C>
+template <int VOCABULARY, int FIRST, int TILES, class L, class S, class P, class C>
 ARK_DEVICE void ark_sample_tile(ArkCtx& c, const ArkTask& t, L logits, S settings, P position,
                                 C candidates) {
   const int tile = t.coord[0];
   const int lo = static_cast<int>(static_cast<ark_i64>(VOCABULARY) * tile / TILES);
   const int hi = static_cast<int>(static_cast<ark_i64>(VOCABULARY) * (tile + 1) / TILES);
-  ArkSampler sampler = ark_sampler(settings, position, lo);
+  ArkSampler sampler = ark_sampler(settings, position, ark_token_of<VOCABULARY, FIRST>(lo));
   for (int i = lo + ark_tid(); i < hi; i += ARK_THREADS) {
-    ark_sample(sampler, ark_get(logits.p, i), i);
+    ark_sample(sampler, ark_get(logits.p, i), ark_token_of<VOCABULARY, FIRST>(i));
   }
   ark_sampled(sampler, candidates, tile, reinterpret_cast<float*>(ARK_SCRATCH(c)));
 }
 
 // The best of the k largest logits, of which the smallest is found by bisection over ordered bits.
-template <int VOCABULARY, class L>
+template <int VOCABULARY, int FIRST, class L>
 ARK_DEVICE void ark_sample_top_k(ArkSampler& sampler, L logits, int k, float* red) {
   ark_u32 bound = 0u;  // the largest that at least k logits reach
   for (int bit = 31; bit >= 0; --bit) {
@@ -49,13 +57,14 @@ ARK_DEVICE void ark_sample_top_k(ArkSampler& sampler, L logits, int k, float* re
   }
   for (int i = ark_tid(); i < VOCABULARY; i += ARK_THREADS) {
     const float logit = ark_get(logits.p, i);
-    if (ark_ordered(logit) >= bound) ark_sample(sampler, logit, i);
+    if (ark_ordered(logit) < bound) continue;
+    ark_sample(sampler, logit, ark_token_of<VOCABULARY, FIRST>(i));
   }
 }
 
 // Joins the candidates, appends the token, tells the host, moves on, and ends at a stop token.
-template <int VOCABULARY, int TILES, int CONTEXT, int STOPS, class L, class S, class P, class C,
-          class T, class H, class E>
+template <int VOCABULARY, int FIRST, int TILES, int CONTEXT, int STOPS, class L, class S, class P,
+          class C, class T, class H, class E>
 ARK_DEVICE void ark_choose(ArkCtx& c, const ArkTask&, L logits, S settings, P position_at,
                            C candidates, T tokens, H host, E stop_tokens) {
   float* red = reinterpret_cast<float*>(ARK_SCRATCH(c));
@@ -71,12 +80,14 @@ ARK_DEVICE void ark_choose(ArkCtx& c, const ArkTask&, L logits, S settings, P po
   const ark_i32 stop = i < stops ? stop_tokens.p[i] : -1;
   if (top_k > 0 && top_k < VOCABULARY && sampler.temperature > 0.0f) {
     sampler.best = -ark_inf();
-    ark_sample_top_k<VOCABULARY>(sampler, logits, top_k, red);
+    ark_sample_top_k<VOCABULARY, FIRST>(sampler, logits, top_k, red);
   } else {
     for (int k = i + ARK_THREADS; k < TILES; k += ARK_THREADS) {
-      if (candidates.p[2 * k] > sampler.best) {
-        sampler.best = candidates.p[2 * k];
-        sampler.token = ark_float_bits(candidates.p[2 * k + 1]);
+      const float score = candidates.p[2 * k];
+      const ark_u32 id = ark_float_bits(candidates.p[2 * k + 1]);
+      if (score > sampler.best || (score == sampler.best && id < sampler.token)) {
+        sampler.best = score;
+        sampler.token = id;
       }
     }
   }

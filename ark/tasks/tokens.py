@@ -2,7 +2,9 @@
 
 `embedding` params: columns (per task), rows, dynamic. operands: ids, table, output, and with
 dynamic the position, to which row numbers are relative. coord: first row, first column.
-`sample` params: tiles. operands: logits (1, vocab), settings, position, candidates. coord: tile.
+`sample` params: tiles, shares, first: of so many equal shares of the logits the one numbered
+`first` lies first, the next ones follow, round. operands: logits (1, vocab), settings, position,
+candidates. coord: tile.
 Each tile finds its best logit; with a temperature, its best of logit / temperature + Gumbel noise,
 whose maximum is a sample of the softmax (Gumbel 1954). The noise is a hash of seed, position and
 token, so any backend draws the same.
@@ -17,11 +19,15 @@ positions, number of stop tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
 
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register, whole
 from ark.plan.params import (
+    INDEX_NAMES,
     INT_MAX,
     Params,
     Places,
@@ -71,7 +77,7 @@ class Embedding(TaskKind):
         super().check(sig)
         dynamic = sig.params["dynamic"]
         count(sig, 4 if dynamic else 3)
-        ids = typed(sig, 0, "int32").shape
+        ids = typed(sig, 0, *INDEX_NAMES).shape
         (_, width), (rows, columns) = matrix(sig, 1), matrix(sig, 2)
         need(len(ids) == 1 and (dynamic or ids[0] >= rows), f"ids of shape {list(ids)} do not fit")
         need(width == columns, f"rows of {width} are not rows of {columns}")
@@ -113,8 +119,21 @@ class Embedding(TaskKind):
         return text.call(name, "ark_embedding", constants, operands)
 
 
-class TilesParams(Params, frozen=True):
+class SamplingParams(Params, frozen=True):
     tiles: Splits
+    shares: Splits = 1
+    first: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)] = 0
+
+
+def _turned(params: Mapping[str, Any], by: int) -> Mapping[str, Any]:
+    """The parameters `by` ranks further on."""
+    shares = params.get("shares", 1)
+    return {**params, "first": (params.get("first", 0) + by) % shares} if shares > 1 else params
+
+
+def _first_token(sig: Signature) -> int:
+    """The token that the first logit belongs to."""
+    return int(sig.operands[0].shape[1] // sig.params.get("shares", 1) * sig.params.get("first", 0))
 
 
 def _check_sampling(sig: Signature) -> None:
@@ -123,6 +142,11 @@ def _check_sampling(sig: Signature) -> None:
     tiles = sig.params["tiles"]
     need(rows == 1 and vocabulary + tiles <= INT_MAX, f"there are {rows} rows of logits")
     need(tiles <= vocabulary, f"{vocabulary} logits are not {tiles} tiles")
+    shares, first = sig.params.get("shares", 1), sig.params.get("first", 0)
+    need(
+        vocabulary % shares == 0 and first < shares,
+        f"{vocabulary} logits are not {shares} equal shares of which number {first} is the first",
+    )
     shaped(sig, 1, (len(SETTINGS),), "int32", dense=True)
     shaped(sig, 2, (1,), "int32")
     shaped(sig, 3, (tiles, 2), "fp32", dense=True)
@@ -130,7 +154,7 @@ def _check_sampling(sig: Signature) -> None:
 
 class Sample(TaskKind):
     name = "sample"
-    params = TilesParams
+    params = SamplingParams
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -139,6 +163,9 @@ class Sample(TaskKind):
 
     def places(self, sig: Signature) -> Places:
         return Places((range(sig.params["tiles"]),))
+
+    def on_rank(self, params: Mapping[str, Any], by: int) -> Mapping[str, Any]:
+        return _turned(params, by)
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         lo, hi = _tile(sig, coord[0])
@@ -156,14 +183,14 @@ class Sample(TaskKind):
         return HEADERS
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        constants = (sig.operands[0].shape[1], sig.params["tiles"])
+        constants = (sig.operands[0].shape[1], _first_token(sig), sig.params["tiles"])
         operands = [text.given(sig, i, const=i != 3) for i in range(4)]
         return text.call(name, "ark_sample_tile", constants, operands)
 
 
 class Choose(TaskKind):
     name = "choose"
-    params = TilesParams
+    params = SamplingParams
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -175,6 +202,9 @@ class Choose(TaskKind):
 
     def places(self, sig: Signature) -> Places:
         return Places((range(1),))
+
+    def on_rank(self, params: Mapping[str, Any], by: int) -> Mapping[str, Any]:
+        return _turned(params, by)
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         written = (2, 4, 5)
@@ -193,7 +223,8 @@ class Choose(TaskKind):
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         context, stops = sig.operands[4].shape[0], sig.operands[6].shape[0]
-        constants = (sig.operands[0].shape[1], sig.params["tiles"], context, stops)
+        vocabulary, tiles = sig.operands[0].shape[1], sig.params["tiles"]
+        constants = (vocabulary, _first_token(sig), tiles, context, stops)
         operands = [text.given(sig, i, const=i not in (2, 4, 5)) for i in range(7)]
         return text.call(name, "ark_choose", constants, operands)
 

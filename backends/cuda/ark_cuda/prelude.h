@@ -170,6 +170,8 @@ ARK_DEVICE float ark_rsqrt(float v) { return 1.0f / sqrtf(v); }
 ARK_COLD float ark_tanh(float v) { return tanhf(v); }
 ARK_COLD float ark_sin(float v) { return sinf(v); }
 ARK_COLD float ark_cos(float v) { return cosf(v); }
+ARK_DEVICE float ark_floor(float v) { return floorf(v); }
+ARK_DEVICE float ark_round(float v) { return rintf(v); }
 ARK_DEVICE float ark_inf() { return __uint_as_float(0x7f800000u); }
 
 ARK_DEVICE float ark_scalar(const float* p, int i) { return p[i]; }

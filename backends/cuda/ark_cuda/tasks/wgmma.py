@@ -37,8 +37,12 @@ def serves(sig: Signature, machine: Machine) -> bool:
 
 
 def _mappable(operand: OperandType) -> bool:
-    """A tensor map wants rows that begin at multiples of 16 bytes."""
-    return not operand.packet and all(s * operand.itemsize % 16 == 0 for s in operand.strides[:-1])
+    """A tensor map wants at most four dimensions, and rows that begin at multiples of 16 bytes."""
+    return (
+        not operand.packet
+        and len(operand.shape) <= 4
+        and all(s * operand.itemsize % 16 == 0 for s in operand.strides[:-1])
+    )
 
 
 def maps(sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
