@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import ark
 from ark.backend import registry
 from ark.collective import check, from_json, to_json, to_xml
 from ark.comm import synthesize
@@ -37,6 +38,7 @@ from ark.runtime import rendezvous
 from ark.runtime.admission import admit
 from tests.fuzz import mutate
 from tests.fuzz.execute import differs
+from tests.task_plans import COLUMNS, OUT, ROWS, norm_and_product
 
 CORPUS = Path(__file__).parent.parent / "corpus"
 NOAH = Path(__file__).parent.parent.parent / "examples" / "noah"
@@ -103,6 +105,28 @@ def run_plan(text: str) -> bool:
 def _worth_running(made: Plan) -> bool:
     """Is it another plan than the one that everything began with?"""
     return json.loads(serialize.to_json(made)) != _plan()[0]
+
+
+def task_plan(rng: random.Random, keep: Keep) -> bool:
+    """A mutated plan in ARK's layout, for the model that it was made from."""
+    text = mutate.text_of(mutate.of_json(norm_and_product(), rng))
+    keep(text)
+    return run_task_plan(text)
+
+
+def run_task_plan(text: str) -> bool:
+    ark.init()
+    x, w = ark.tensor([1, ROWS, COLUMNS], ark.fp16), ark.tensor([COLUMNS, OUT])
+    wide = ark.cast(x, ark.fp32)
+    ark.matmul(ark.div(wide, ark.reduce_mean(ark.mul(wide, wide), axis=2)), w)
+    try:
+        made = ark.Plan.from_str(text).built(registry.machine("cpu-2")).inner
+        if made is None:
+            return False
+        admit([made], registry.machine("cpu-2"))
+    except BaseError:
+        return False
+    return True
 
 
 def topology(rng: random.Random, keep: Keep) -> bool:
@@ -321,6 +345,7 @@ Target = Callable[[random.Random, Keep], bool]
 
 TARGETS: dict[str, Target] = {
     "plan": plan,
+    "task_plan": task_plan,
     "checkpoint": checkpoint,
     "topology": topology,
     "sketch": sketch,
@@ -331,6 +356,7 @@ TARGETS: dict[str, Target] = {
 # How a corpus text is handed in again.
 REPLAY: dict[str, Callable[[str], bool]] = {
     "plan": run_plan,
+    "task_plan": run_task_plan,
     "topology": run_topology,
     "sketch": run_sketch,
     "program": run_program,
