@@ -5,8 +5,8 @@ params: element (a name of ELEMENTS: what the operands' bytes are), op (a name o
 the result is divided by), order (the shares that are combined first, in this order; the others
 follow in theirs). operands: shares..., output, all of one dimension; each is plain memory,
 dense and of one type, or packets: a receive buffer (uint32 words, four of which hold 16 bytes of
-elements), or fp32 activations. coord: first and last+1 element of the operands' type; what is neither the end
-nor a multiple of 16 bytes is no border of a tile.
+elements), or fp32 activations. coord: first and last+1 element of the operands' type; what is
+neither the end nor a multiple of 16 bytes is no border of a tile.
 
 Floats below 32 bits are combined in fp32 and rounded once. Combining in operand order makes the
 result the same bits wherever the order is the same.
