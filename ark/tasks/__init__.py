@@ -5,27 +5,35 @@ touches is always decided here, because the verifier relies on it.
 """
 
 from ark.tasks import (
+    along,
     attention,
     experts,
     linear,
     matmul,
     movement,
     pointwise,
+    quantized,
+    remap,
     rotary,
     rows,
     sums,
     tokens,
+    windows,
 )
 
 __all__ = [
+    "along",
     "attention",
     "experts",
     "linear",
     "matmul",
     "movement",
     "pointwise",
+    "quantized",
+    "remap",
     "rotary",
     "rows",
     "sums",
     "tokens",
+    "windows",
 ]
