@@ -30,6 +30,7 @@ COMMANDS = {
     "bench": "measure decoding beside a peer",
     "cache": "show or clear the program cache",
     "layout": "find the cheapest collectives from one layout of a tensor to another",
+    "tessel": "find the pipeline schedule of the shortest period",
     "topo": "show, solve, synthesize and simulate collectives on a network topology",
 }
 
@@ -75,7 +76,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BaseError as error:
         if debug:
             raise
-        print(textwrap.fill(f"ark: {error}", 100, break_on_hyphens=False), file=sys.stderr)
+        from ark.cli.common import visible
+
+        text = visible(f"ark: {error}")  # it may quote a file
+        print(textwrap.fill(text, 100, break_on_hyphens=False), file=sys.stderr)
         return 2
     except MemoryError:
         print(

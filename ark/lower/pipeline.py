@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ark.errors import InvalidUsageError, PlanError
@@ -27,6 +27,7 @@ from ark.lower.spread import spread
 from ark.machine import Machine
 from ark.plan import memory
 from ark.plan.boxes import Templates
+from ark.plan.collector import paused
 from ark.plan.groups import Group
 from ark.plan.packing import Packing, to_meta
 from ark.plan.schedule import Schedule
@@ -86,8 +87,17 @@ def plan(
     return plan_prepared(prepare(graph, machine, options), meta)
 
 
-def plan_prepared(prepared: Prepared, meta: Mapping[str, Any] | None = None) -> Plan:
-    """Lowers, places and schedules a graph that is prepared."""
+@paused()
+def plan_prepared(
+    prepared: Prepared,
+    meta: Mapping[str, Any] | None = None,
+    drafted: Callable[[Plan], None] | None = None,
+) -> Plan:
+    """Lowers, places and schedules a graph that is prepared.
+
+    drafted: is given the plan before it is scheduled, with all that its source depends on and each
+    phase's tasks on one processor; a compiler may begin.
+    """
     private, machine, chosen = prepared.graph, prepared.machine, prepared.options
     groups = lower_nodes(private, machine, chosen)
     packed = machine.has("packets") and chosen.get("packets", True)
@@ -95,27 +105,38 @@ def plan_prepared(prepared: Prepared, meta: Mapping[str, Any] | None = None) -> 
     packets: set[int] = set()
     if packed:
         packets = choose_packets(groups, machine, chosen, templates, prepared.received)
+    packets |= {t.id for g in groups for t in g.operands if t.buffer.id in g.received}
     external = frozenset(chosen.get("external", ()))
     tables = _Tables(private, groups, packets, external)
     schedule = Schedule(
         machine, tables.tensors, tables.buffers, private.rank, private.world_size, templates
     )
-    phases = []
-    for number, name in enumerate(private.phases):
-        members = [(i, g) for i, g in enumerate(groups) if g.phase == number]
-        phases.append(Phase(name, schedule.phase(number, members, tables.ops)))
-    return Plan(
+    members: list[list[tuple[int, Group]]] = [[] for _ in private.phases]
+    for i, group in enumerate(groups):
+        members[group.phase].append((i, group))
+    draft = Plan(
         rank=private.rank,
         world_size=private.world_size,
         machine=_machine_entry(machine),
         buffers=tuple(tables.buffers),
         tensors=tuple(tables.tensors),
         ops=tuple(tables.ops),
-        counters=schedule.counters(),
-        phases=tuple(phases),
+        counters=(),
+        phases=(),
         arenas=tables.arenas,
         meta={**(meta or {}), **to_meta(prepared.packings), **_ranges(groups)},
     )
+    if drafted is not None:
+        unscheduled = [
+            Phase(name, (schedule.unscheduled(listed, tables.ops),))
+            for name, listed in zip(private.phases, members, strict=True)
+        ]
+        drafted(dataclasses.replace(draft, phases=tuple(unscheduled)))
+    phases = [
+        Phase(name, schedule.phase(number, listed, tables.ops))
+        for number, (name, listed) in enumerate(zip(private.phases, members, strict=True))
+    ]
+    return dataclasses.replace(draft, phases=tuple(phases), counters=schedule.counters())
 
 
 def _check_ranges(graph: Graph, machine: Machine) -> None:

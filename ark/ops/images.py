@@ -12,6 +12,7 @@ from ark.frontend.tensor import Tensor, as_tensor
 from ark.ops.base import float_dtype, result
 from ark.ops.elementwise import add, composed, mul
 from ark.ops.indexing import Rule, remap, same
+from ark.ops.reductions import layernorm
 from ark.ops.views import reshape
 from ark.ops.windows import numbers, spatial
 from ark.tasks.expression import Tree, index, leaf, number
@@ -125,8 +126,6 @@ def group_norm(
     input (n, channels, spatial...); scale and shift (channels,). One group a channel is an instance
     norm (Ulyanov et al. 2016).
     """
-    from ark.ops.reductions import layernorm
-
     x = as_tensor(input)
     float_dtype("group_norm", x)
     shape = x.ir.shape

@@ -22,6 +22,7 @@ from ark.ops.base import float_dtype, result, same_dtype
 from ark.ops.elementwise import add
 from ark.ops.indexing import Rule, remap, same
 from ark.ops.linear_algebra import matmul
+from ark.ops.movement import transpose
 from ark.ops.reductions import reduce_max, reduce_mean
 from ark.ops.views import reshape
 
@@ -155,8 +156,6 @@ def conv_transpose(
 
     weight (channels, outputs / groups, kernel...); output_padding: added behind each dimension.
     """
-    from ark.ops.movement import transpose
-
     x, w = as_tensor(input), as_tensor(weight)
     float_dtype("conv_transpose", x)
     same_dtype("conv_transpose", x, w)

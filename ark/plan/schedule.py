@@ -130,6 +130,18 @@ class Schedule:
             run.add(ops[op], group)
         return run.finish()
 
+    def unscheduled(
+        self, members: Sequence[tuple[int, Group]], ops: Sequence[PlanOp]
+    ) -> tuple[Task, ...]:
+        """The tasks of a phase in program order, without waits and signals."""
+        made: list[Task] = []
+        for op, group in members:
+            coords = tuple(group.coords)
+            streams = self.templates.streams(self.signature(ops[op]), coords)
+            pairs = zip(coords, streams, strict=True)
+            made += (Task(op, coord, fetches=fetches) for coord, fetches in pairs)
+        return tuple(made)
+
     def semaphore(self, rank: int, name: str, step: int) -> int:
         """The counter called `name` on `rank`; its step is what this rank waits for."""
         key = (rank, name)

@@ -7,6 +7,7 @@ touches is always decided here, because the verifier relies on it.
 from ark.tasks import (
     along,
     attention,
+    combine,
     experts,
     linear,
     matmul,
@@ -16,7 +17,6 @@ from ark.tasks import (
     remap,
     rotary,
     rows,
-    sums,
     tokens,
     windows,
 )
@@ -24,6 +24,7 @@ from ark.tasks import (
 __all__ = [
     "along",
     "attention",
+    "combine",
     "experts",
     "linear",
     "matmul",
@@ -33,7 +34,6 @@ __all__ = [
     "remap",
     "rotary",
     "rows",
-    "sums",
     "tokens",
     "windows",
 ]

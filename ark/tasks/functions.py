@@ -1,8 +1,9 @@
 """The elementwise functions: expression on the device and NumPy reference, one line each.
 
-Adding an elementwise op is adding a line here. `a`, `b` and `c` are the inputs as float; the
-expression uses the device ABI's math. Read by ark.ops.elementwise (the user's functions), by
-ark.tasks.expression, which writes trees of them.
+A line here is all that the device and the lowering need of a new one; docs/architecture.md has the
+other steps. `a`, `b` and `c` are the inputs as float; the expression uses the device ABI's math.
+Read by ark.ops.elementwise, which registers an op for each line, and by ark.tasks.expression, which
+checks and writes trees of them.
 """
 
 from __future__ import annotations

@@ -1,29 +1,48 @@
 // What linear layers do to their input and to their sums on the way, for every vendor's bodies.
 // What a task computes and touches is said in linear.py.
 
-// An operand of S shares of M rows, of which a reader wants the sum; share s has row m as its row
-// s M + m.
-template <int S, int M, class A>
+// An operand of S shares of M rows, of which a reader wants the sum, share FIRST being added first
+// and then the next ones, round; share s has row m as its row s M + m.
+template <int S, int FIRST, int M, class A>
 struct ArkSummed {
   A shares;
 };
-template <int S, int M, class A>
-ARK_DEVICE ArkSummed<S, M, A> ark_summed(A shares) {
+template <int S, int FIRST, int M, class A>
+ARK_DEVICE ArkSummed<S, FIRST, M, A> ark_summed(A shares) {
   return {shares};
 }
-template <int S, int M, class A>
-ARK_DEVICE float ark_load(ArkCtx& c, const ArkSummed<S, M, A>& x, int i0, int i1, int i2, int i3) {
-  float sum = ark_load(c, x.shares, i0, i1, i2, i3);
-  for (int s = 1; s < S; ++s) sum += ark_load(c, x.shares, i0, i1, s * M + i2, i3);
+template <int S, int FIRST, int M, class A>
+ARK_DEVICE float ark_load(ArkCtx& c, const ArkSummed<S, FIRST, M, A>& x, int i0, int i1, int i2,
+                          int i3) {
+  float sum = ark_load(c, x.shares, i0, i1, FIRST * M + i2, i3);
+  for (int s = 1; s < S; ++s) {
+    sum += ark_load(c, x.shares, i0, i1, (FIRST + s) % S * M + i2, i3);
+  }
   return sum;
 }
-template <bool SCALED, int S, int M, class A>
-ARK_DEVICE float ark_load_row(ArkCtx& c, const ArkSummed<S, M, A>& x, int i2, int n, float* to) {
+template <bool SCALED, int S, int FIRST, int M, class A>
+ARK_DEVICE float ark_load_row(ArkCtx& c, const ArkSummed<S, FIRST, M, A>& x, int i2, int n,
+                              float* to) {
   float squares = 0.0f;
   for (int k = ark_tid(); k < n; k += ARK_THREADS) {
     squares += ark_store_scaled<SCALED>(ark_load(c, x, 0, 0, i2, k), to + k);
   }
   return squares;
+}
+
+// An operand that is waited for and then counts as zero.
+template <class A>
+struct ArkAwaited {
+  A value;
+};
+template <class A>
+ARK_DEVICE ArkAwaited<A> ark_awaited(A value) {
+  return {value};
+}
+template <class A>
+ARK_DEVICE float ark_load(ArkCtx& c, const ArkAwaited<A>& x, int i0, int i1, int i2, int i3) {
+  ark_load(c, x.value, i0, i1, i2, i3);
+  return 0.0f;
 }
 
 // Two places of one result.

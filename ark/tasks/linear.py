@@ -17,13 +17,15 @@ more, for readers in the same iteration]. coord: first and last+1 row of w.
 
 Between ranks (ark.lower.spread) x, and the residual, may be sums that their readers make: as many
 times m rows as there are shares, the first share's m rows before the second's. And with `store` and
-`add` the output may be given once more for each peer, behind all other operands.
+`add` the output may be given once more for each peer, behind all other operands. params of these:
+ranks, and first: the share that is rank 0's. It is added first, the next one follows, round; and
+rank 0's share alone (first is 0) has the residual in it, which the others but wait for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -99,6 +101,8 @@ class LinearParams(Params, frozen=True):
     kv_heads: Heads | None = None
     head_dim: Heads | None = None
     tiles: Splits | None = None
+    ranks: Splits = 1
+    first: Annotated[int, msgspec.Meta(ge=0, le=1 << 12)] = 0
 
 
 class Linear(TaskKind):
@@ -112,6 +116,9 @@ class Linear(TaskKind):
         need(len(sig.operands) >= first + extra[0], "operands are missing")
         (rows, k), (n, inner), m = matrix(sig, 0), matrix(sig, 1), matrix(sig, 2)[0]
         need(rows % m == 0, f"{rows} rows are no shares of {m}")
+        ranks, share = p.get("ranks", 1), p.get("first", 0)
+        need(share < ranks, f"share {share} of {ranks} is added first")
+        need(ranks == 1 or rows // m in (1, ranks), f"{rows} rows are no shares of {ranks} ranks")
         if p["epilogue"] not in SPREAD:
             count(sig, *(first + n for n in extra))
         for peer in outputs(sig)[1:]:
@@ -135,6 +142,8 @@ class Linear(TaskKind):
         if p["epilogue"] == "add":
             added = matrix(sig, first)[0]
             need(added % m == 0, f"{added} rows are no shares of {m}")
+            fits = ranks == 1 or added // m in (1, ranks)
+            need(fits, f"{added} rows are no shares of {ranks} ranks")
             shaped(sig, first, (added, n))
         if p["epilogue"] == "sample":
             sample_check(sig, first, m, -(-n // p["rows"]))
@@ -145,6 +154,11 @@ class Linear(TaskKind):
     def in_place(self, sig: Signature) -> frozenset[int]:
         added = sig.params["epilogue"] == "add"
         return frozenset({first_extra(sig)} if added else ())
+
+    def on_rank(self, params: Mapping[str, Any], by: int) -> Mapping[str, Any]:
+        ranks = params.get("ranks", 1)
+        first = (params.get("first", 0) - by) % ranks
+        return {**params, "first": first} if ranks > 1 else params
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         n0, n1 = coord[:2]
@@ -231,7 +245,10 @@ def epilogue(sig: Signature) -> str:
     if kind == "rope_kv":
         return f"ark_rope_sums({rope(sig, 2, first)})"
     if kind == "add":
-        return f"ark_add_sums({out}, {_summed(sig, first)})"
+        residual = _summed(sig, first)
+        if sig.params.get("first", 0):
+            residual = f"ark_awaited({residual})"
+        return f"ark_add_sums({out}, {residual})"
     if kind == "sample":
         rows = sig.params["rows"]
         constants = f"{rows}, {sig.params['tiles']}, {-(-sig.operands[1].shape[0] // rows)}"
@@ -253,7 +270,8 @@ def _summed(sig: Signature, index: int) -> str:
     rows, given = sig.operands[2].shape[0], text.given(sig, index)
     if index >= len(sig.operands) or sig.operands[index].shape[0] == rows:
         return given
-    return f"ark_summed<{sig.operands[index].shape[0] // rows}, {rows}>({given})"
+    shares, first = sig.operands[index].shape[0] // rows, sig.params.get("first", 0)
+    return f"ark_summed<{shares}, {first}, {rows}>({given})"
 
 
 register(Linear())

@@ -89,46 +89,18 @@ class Matmul(TaskKind):
         rows, columns = sig.params["tile"]
         return 2.0 * rows * columns * k, super().cost(sig, coord)[1]
 
+    def headers(self) -> tuple[str, ...]:
+        return (text.header("matmul.h"),)
+
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        m, n, k = dims(sig)
-        rows, columns = sig.params["tile"]
-        a_at = _at(sig, 0, "m", "k", bool(sig.params["transpose_a"]))
-        b_at = _at(sig, 1, "k", "n", bool(sig.params["transpose_b"]))
-        o_at = _at(sig, 2, "m", "n", False)
-        body = (
-            text.operand(sig, 0, "pa")
-            + text.operand(sig, 1, "pb")
-            + text.operand(sig, 2, "po", const=False)
-            + "  const int i0 = t.coord[0], i1 = t.coord[1]; (void)i0; (void)i1;\n"
-            f"  const int m1 = t.coord[2] + {rows} < {m} ? t.coord[2] + {rows} : {m};\n"
-            f"  const int n1 = t.coord[3] + {columns} < {n} ? t.coord[3] + {columns} : {n};\n"
+        alone = machine.has("single_thread") and not sig.params["transpose_b"]
+        places = (
+            _place(sig, 0, "m", "k", bool(sig.params["transpose_a"])),
+            _place(sig, 1, "k", "n", bool(sig.params["transpose_b"])),
+            _place(sig, 2, "m", "n", False),
         )
-        if machine.has("single_thread") and not sig.params["transpose_b"]:
-            # One thread: rows of b are consecutive, so add them up row by row.
-            body += (
-                "  float* acc = reinterpret_cast<float*>(ARK_SCRATCH(c));\n"
-                "  for (int m = t.coord[2]; m < m1; ++m) {\n"
-                f"    for (int j = 0; j < {columns}; ++j) acc[j] = 0.0f;\n"
-                f"    for (int k = 0; k < {k}; ++k) {{\n"
-                f"      const float a = ark_get(pa, {a_at});\n"
-                "      for (int n = t.coord[3]; n < n1; ++n) "
-                f"acc[n - t.coord[3]] += a * ark_get(pb, {b_at});\n"
-                "    }\n"
-                "    for (int n = t.coord[3]; n < n1; ++n) "
-                f"ark_put(po, {o_at}, acc[n - t.coord[3]]);\n"
-                "  }\n"
-            )
-            return text.function(name, body)
-        body += (
-            f"  for (int e = ark_tid(); e < {rows * columns}; e += ARK_THREADS) {{\n"
-            f"    const int m = t.coord[2] + e / {columns}, n = t.coord[3] + e % {columns};\n"
-            "    if (m >= m1 || n >= n1) continue;\n"
-            "    float acc = 0.0f;\n"
-            f"    for (int k = 0; k < {k}; ++k) "
-            f"acc += ark_get(pa, {a_at}) * ark_get(pb, {b_at});\n"
-            f"    ark_put(po, {o_at}, acc);\n  }}\n"
-        )
-        return text.function(name, body)
+        callee = "ark_matmul_alone" if alone else "ark_matmul"
+        return text.call(name, callee, (*sig.params["tile"], *dims(sig)), places)
 
 
 def dims(sig: Signature) -> tuple[int, int, int]:
@@ -138,9 +110,11 @@ def dims(sig: Signature) -> tuple[int, int, int]:
     return out[-2], out[-1], k
 
 
-def _at(sig: Signature, index: int, row: str, column: str, transposed: bool) -> str:
+def _place(sig: Signature, index: int, row: str, column: str, transposed: bool) -> str:
     names = (column, row) if transposed else (row, column)
-    return text.offset(sig, index, text.indices(sig.operands[2].shape, ["i0", "i1", *names]))
+    variables = ["t.coord[0]", "t.coord[1]", *names]
+    variables = text.indices(sig.operands[2].shape, variables)
+    return text.place(sig, index, (row, column), variables, const=index != 2)
 
 
 register(Matmul())

@@ -11,7 +11,6 @@ context, width). coord: head. `argmax` params: rows (of dimension 2 per task). o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import resources
 from typing import Annotated
 
 import msgspec
@@ -42,11 +41,8 @@ from ark.tasks.pointwise import COPY, broadcast_access, broadcasts, tile_box, wr
 from ark.tasks.rows import row_box, row_places
 
 NAMES = ["i0", "i1", "i2", "i3"]
-SQUARE = 64  # elements of a side of what is turned through shared memory at once
-
-
-def _header(name: str) -> str:
-    return resources.files("ark.tasks").joinpath(name).read_text()
+SQUARE = 64  # elements of a side of what is transposed through shared memory at once
+HEADERS = (text.header("sampling.h"), text.header("movement.h"))
 
 
 class TransposeParams(Params, frozen=True):
@@ -94,6 +90,9 @@ class Transpose(TaskKind):
         size = sig.operands[0].itemsize
         return SQUARE * (SQUARE * size + 4) if not machine.has("single_thread") else 0
 
+    def headers(self) -> tuple[str, ...]:
+        return (text.header("transpose.h"),)
+
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         perm, tile = sig.params["perm"], sig.params["tile"]
         names = text.indices(sig.operands[1].shape, NAMES)
@@ -137,7 +136,7 @@ class Transpose(TaskKind):
         arguments = f"squares, {from_row}, {to_row}"
         if machine.has("single_thread"):
             body += f"  ark_transpose_alone<{SQUARE}, {ctype}>({arguments}, place);\n"
-            return _header("transpose.h") + text.function(name, body)
+            return text.function(name, body)
 
         def call(pack: int) -> str:
             packs = -(-SQUARE * SQUARE // (pack * machine.lanes * machine.warps))
@@ -153,12 +152,12 @@ class Transpose(TaskKind):
         while pack > 1 and any(n % pack for n in (*lengths, *strides)):
             pack //= 2
         if pack == 1:
-            return _header("transpose.h") + text.function(name, body + call(1))
+            return text.function(name, body + call(1))
         body += (
             f"  if (ark_aligned(t.operand[0] | t.operand[1])) {{\n{call(pack)}  }} else {{\n"
             f"{call(1)}  }}\n"
         )
-        return _header("transpose.h") + text.function(name, body)
+        return text.function(name, body)
 
 
 class RopeParams(Params, frozen=True):
@@ -190,39 +189,17 @@ class Rope(TaskKind):
         lo, hi = tile_box(sig.operands[2].shape, coord, sig.params["tile"])
         return [broadcast_access(sig, i, lo, hi, i == 2) for i in range(3)]
 
+    def headers(self) -> tuple[str, ...]:
+        return HEADERS
+
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        """One pair per index of a box whose last dimension counts pairs."""
-        shape = fold(sig.operands[2].shape)
-        tile = sig.params["tile"]
-        body = "".join(text.operand(sig, i, f"p{i}", const=i != 2) for i in range(3))
-        names = text.indices(sig.operands[2].shape, NAMES)
-        first, second = [*names[:-1], "j"], [*names[:-1], "(j + 1)"]
-        values = ""
-        for letter, index in zip("ab", range(2), strict=True):
-            for part, names in (("r", first), ("i", second)):
-                at = text.offset(sig, index, names)
-                values += f"    const float {letter}{part} = ark_get(p{index}, {at});\n"
-        inner = (
-            values + f"    ark_put(p2, {text.offset(sig, 2, first)}, ar * br - ai * bi);\n"
-            f"    ark_put(p2, {text.offset(sig, 2, second)}, ar * bi + ai * br);\n"
-        )
-        counts = ", ".join(
-            f"n{d} = (t.coord[{d}] + {tile[d]} < {shape[d]} ? "
-            f"{tile[d]} : {shape[d]} - t.coord[{d}])"
-            for d in range(4)
-        )
-        body += (
-            f"  const int {counts};\n"
-            "  const int pairs = n0 * n1 * n2 * (n3 / 2);\n"
-            "  for (int e = ark_tid(); e < pairs; e += ARK_THREADS) {\n"
-            "    int r = e;\n"
-            "    const int j = t.coord[3] + r % (n3 / 2) * 2; r /= n3 / 2;\n"
-            "    const int i2 = t.coord[2] + r % n2; r /= n2;\n"
-            "    const int i1 = t.coord[1] + r % n1; r /= n1;\n"
-            "    const int i0 = t.coord[0] + r;\n"
-            "    (void)i0; (void)i1; (void)i2;\n" + inner + "  }\n"
-        )
-        return text.function(name, body)
+        out = sig.operands[2].shape
+        parameters = (*NAMES[:3], "j")
+        variables = text.indices(out, parameters)
+        places = [text.place(sig, i, parameters, variables, const=i != 2) for i in range(3)]
+        steps = (o.strides[-1] for o in sig.operands)
+        constants = (*sig.params["tile"], *fold(out), *steps)
+        return text.call(name, "ark_multiply_pairs", constants, places)
 
 
 class KvAppend(TaskKind):
@@ -255,21 +232,14 @@ class KvAppend(TaskKind):
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
         return 0.0, 2.0 * sig.operands[0].shape[0] * sig.operands[2].shape[2] * 4
 
+    def headers(self) -> tuple[str, ...]:
+        return HEADERS
+
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        rows = sig.operands[0].shape[0]
         _, context, width = sig.operands[2].shape
-        source = text.offset(sig, 0, ["0", "0", "r", f"t.coord[0] * {width} + d"])
-        target = text.offset(sig, 2, ["0", "t.coord[0]", "(p1[0] + r)", "d"])
-        body = (
-            text.operand(sig, 0, "p0")
-            + text.operand(sig, 1, "p1")
-            + text.operand(sig, 2, "p2", const=False)
-            + f"  for (int e = ark_tid(); e < {rows * width}; e += ARK_THREADS) {{\n"
-            f"    const int r = e / {width}, d = e % {width};\n"
-            f"    if (p1[0] + r < 0 || p1[0] + r >= {context}) continue;\n"
-            f"    ark_put(p2, {target}, ark_get(p0, {source}));\n  }}\n"
-        )
-        return text.function(name, body)
+        constants = (sig.operands[0].shape[0], width, context)
+        operands = [text.given(sig, i, const=i != 2) for i in range(3)]
+        return text.call(name, "ark_kv_append", constants, operands)
 
 
 class ArgMaxParams(Params, frozen=True):
@@ -301,28 +271,17 @@ class ArgMax(TaskKind):
         return 8 * machine.warps
 
     def headers(self) -> tuple[str, ...]:
-        return (text.header("sampling.h"),)
+        return HEADERS
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        shape = fold(sig.operands[0].shape)
-        names = text.indices(sig.operands[0].shape, ["t.coord[0]", "t.coord[1]", "i2", "k"])
-        source = text.offset(sig, 0, names)
-        target = text.offset(sig, 1, names)
-        rows = sig.params["rows"]
-        body = (
-            text.operand(sig, 0, "p0")
-            + text.operand(sig, 1, "po", const=False)
-            + f"  for (int i2 = t.coord[2]; i2 < t.coord[2] + {rows} && i2 < {shape[2]}; ++i2) {{\n"
-            "    float best = -ark_inf();\n    ark_u32 at = 0xffffffffu;\n"
-            f"    for (int k = ark_tid(); k < {shape[3]}; k += ARK_THREADS) {{\n"
-            f"      const float v = ark_get(p0, {source});\n"
-            "      if (v > best || at == 0xffffffffu) "
-            "{ best = v; at = static_cast<ark_u32>(k); }\n    }\n"
-            "    ark_best(best, at, reinterpret_cast<float*>(ARK_SCRATCH(c)));\n"
-            f"    if (ark_tid() == 0) po[{target}] = static_cast<{sig.operands[1].ctype}>(at);\n"
-            "    ark_sync();\n  }\n"
+        shape = sig.operands[0].shape
+        variables = text.indices(shape, ["t.coord[0]", "t.coord[1]", "row", "column"])
+        places = (
+            text.place(sig, 0, ("row", "column"), variables),
+            text.place(sig, 1, ("row",), [*variables[:-1], "0"], const=False),
         )
-        return text.function(name, body)
+        constants = (sig.params["rows"], *fold(shape)[2:], sig.operands[1].ctype)
+        return text.call(name, "ark_argmax", constants, places)
 
 
 for _kind in (Transpose(), Rope(), KvAppend(), ArgMax()):

@@ -1,5 +1,3 @@
-#ifndef ARK_ROWS
-#define ARK_ROWS
 // Rows and reductions. All sums are trees whose form follows from the shapes alone, so that results
 // are the same bits in every run.
 
@@ -371,4 +369,3 @@ ARK_DEVICE void ark_reduce_columns_alone(const TI* in, ark_i64 stride, int colum
   }
   for (int c = 0; c < columns; ++c) finish(c, sums[c]);
 }
-#endif

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from importlib import resources
 from typing import Literal
 
 from ark.ir.fold import fold, unfold
@@ -44,10 +43,6 @@ _ROW_OPS = {"softmax": "ArkSoftmax", "layernorm": "ArkLayerNorm", "rmsnorm": "Ar
 HELD = 32  # elements of a row that a thread keeps in registers
 BATCH = 16  # elements of several rows at once
 SIDE_BY_SIDE = 16  # sums of one thread that runs alone, for vectors
-
-
-def _header() -> str:
-    return resources.files("ark.tasks").joinpath("rows.h").read_text()
 
 
 def _packs(sig: Signature, columns: int) -> int:
@@ -133,6 +128,9 @@ class RowNorm(TaskKind):
                 return pack, packs, max(1, min(BATCH, BATCH // (packs * pack))), alone
         return None
 
+    def headers(self) -> tuple[str, ...]:
+        return (text.header("rows.h"),)
+
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         out = len(sig.operands) - 1
         shape = fold(sig.operands[out].shape)
@@ -161,7 +159,7 @@ class RowNorm(TaskKind):
         )
         held = self._held(sig, machine)
         if held is None:
-            return _header() + text.function(name, body + loose)
+            return text.function(name, body + loose)
         pack, packs, batch, alone = held
         tight = (
             f"  ark_rows_held<{op}, {columns}, {pack}, {packs}, {batch}, {str(alone).lower()}>"
@@ -172,7 +170,7 @@ class RowNorm(TaskKind):
                 f"  if (ark_aligned(t.operand[0] | t.operand[{out}])) {{\n{tight}"
                 f"  }} else {{\n{loose}  }}\n"
             )
-        return _header() + text.function(name, body + tight)
+        return text.function(name, body + tight)
 
 
 _FOLDS = {
@@ -266,6 +264,9 @@ class Reduce(TaskKind):
             across *= 2
         return pack, across
 
+    def headers(self) -> tuple[str, ...]:
+        return (text.header("rows.h"),)
+
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         tile = sig.params["tile"]
         value = "v"
@@ -278,7 +279,7 @@ class Reduce(TaskKind):
             loops = self._rows(sig, tile, machine, join, compute, value)
         else:
             loops = self._columns(sig, tile, machine, join, compute, value)
-        return _header() + text.function(name, declare + loops)
+        return text.function(name, declare + loops)
 
     def _rows(
         self,

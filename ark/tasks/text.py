@@ -66,6 +66,23 @@ def called(callee: str, constants: Sequence[object], arguments: Sequence[str]) -
     return f"{template}(\n      {lines})"
 
 
+def place(
+    sig: Signature,
+    index: int,
+    parameters: Sequence[str],
+    variables: Sequence[str],
+    const: bool = True,
+) -> str:
+    """A lambda from indices, the parameters, to where the element of operand `index` lies that has
+    the variables as indices (as of `offset`); for operands of any number of dimensions.
+    """
+    pointed = f"{'const ' if const else ''}{sig.operands[index].ctype}"
+    listed = ", ".join(f"int {p}" for p in parameters)
+    unused = "".join(f"(void){p}; " for p in parameters)
+    at = f"ARK_POINTER({pointed}, {address(sig, index)})"
+    return f"[&]({listed}) {{ {unused}return {at} + ({offset(sig, index, variables)}); }}"
+
+
 def header(name: str) -> str:
     """The text of a .h file of this package."""
     return resources.files("ark.tasks").joinpath(name).read_text()

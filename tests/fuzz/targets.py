@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import ark
 from ark.backend import registry
 from ark.collective import check, from_json, to_json, to_xml
 from ark.comm import synthesize
@@ -36,7 +37,8 @@ from ark.plan.types import Plan
 from ark.runtime import rendezvous
 from ark.runtime.admission import admit
 from tests.fuzz import mutate
-from tests.fuzz.execute import differs
+from tests.fuzz.execute import compare
+from tests.task_plans import COLUMNS, OUT, ROWS, norm_and_product
 
 CORPUS = Path(__file__).parent.parent / "corpus"
 NOAH = Path(__file__).parent.parent.parent / "examples" / "noah"
@@ -76,7 +78,7 @@ def _plan() -> tuple[Any, list[tuple[Any, ...]]]:
     return data, mutate.places(data)
 
 
-def plan(rng: random.Random, keep: Keep) -> bool:
+def plan(rng: random.Random, keep: Keep) -> bool | str:
     """A mutated plan: refused, or run under the sanitizer with the oracle's result."""
     data, paths = _plan()
     text = mutate.text_of(mutate.of_json(data, rng, paths))
@@ -86,23 +88,48 @@ def plan(rng: random.Random, keep: Keep) -> bool:
     return run_plan(text)
 
 
-def run_plan(text: str) -> bool:
-    """True if the plan is accepted (and right), false if it is refused."""
+def run_plan(text: str) -> bool | str:
+    """False if the plan is refused, "executed" if it was run and is right, "ended alike" if it and
+    its oracle end with one error, true if it is the plan that everything began with.
+    """
     try:
         made = serialize.from_json(text)
         admit([made], registry.machine("cpu-2"))
     except BaseError:
         return False
     if _worth_running(made):
-        wrong = differs(made)
-        if wrong:
-            raise WrongResult(wrong)
+        found = compare(made)
+        if found.wrong:
+            raise WrongResult(found.wrong)
+        return "executed" if found.ran else "ended alike"
     return True
 
 
 def _worth_running(made: Plan) -> bool:
     """Is it another plan than the one that everything began with?"""
     return json.loads(serialize.to_json(made)) != _plan()[0]
+
+
+def task_plan(rng: random.Random, keep: Keep) -> bool:
+    """A mutated plan in ARK's layout, for the model that it was made from."""
+    text = mutate.text_of(mutate.of_json(norm_and_product(), rng))
+    keep(text)
+    return run_task_plan(text)
+
+
+def run_task_plan(text: str) -> bool:
+    ark.init()
+    x, w = ark.tensor([1, ROWS, COLUMNS], ark.fp16), ark.tensor([COLUMNS, OUT])
+    wide = ark.cast(x, ark.fp32)
+    ark.matmul(ark.div(wide, ark.reduce_mean(ark.mul(wide, wide), axis=2)), w)
+    try:
+        made = ark.Plan.from_str(text).built(registry.machine("cpu-2")).inner
+        if made is None:
+            return False
+        admit([made], registry.machine("cpu-2"))
+    except BaseError:
+        return False
+    return True
 
 
 def topology(rng: random.Random, keep: Keep) -> bool:
@@ -317,10 +344,11 @@ def bootstrap(rng: random.Random, keep: Keep) -> bool:
     return False
 
 
-Target = Callable[[random.Random, Keep], bool]
+Target = Callable[[random.Random, Keep], bool | str]
 
 TARGETS: dict[str, Target] = {
     "plan": plan,
+    "task_plan": task_plan,
     "checkpoint": checkpoint,
     "topology": topology,
     "sketch": sketch,
@@ -329,8 +357,9 @@ TARGETS: dict[str, Target] = {
     "bootstrap": bootstrap,
 }
 # How a corpus text is handed in again.
-REPLAY: dict[str, Callable[[str], bool]] = {
+REPLAY: dict[str, Callable[[str], bool | str]] = {
     "plan": run_plan,
+    "task_plan": run_task_plan,
     "topology": run_topology,
     "sketch": run_sketch,
     "program": run_program,

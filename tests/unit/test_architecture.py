@@ -14,8 +14,16 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 ARK = sorted((ROOT / "ark").rglob("*.py")) + sorted((ROOT / "ark").rglob("*.h"))
 VENDOR_WORDS = re.compile(r"\b(nvidia|amd|cuda|rocm|hip|nvrtc|hiprtc|cubin|hsaco)\b", re.IGNORECASE)
-# A peer that is measured beside ark, and the probing of links, must say whose they are.
-MAY_NAME = {"ark/bench/peer.py", "ark/comm/topology/detect.py", "ark/comm/topology/boxes.py"}
+# A peer that is measured beside ark, and the probing of links, must say whose they are; who takes
+# torch's tensors and is its backend speaks as torch does, which names one vendor for all.
+MAY_NAME = {
+    "ark/bench/peer.py",
+    "ark/bench/comm_peer.py",
+    "ark/comm/topology/detect.py",
+    "ark/comm/topology/boxes.py",
+    "ark/distributed/arrays.py",
+    "ark/distributed/torch.py",
+}
 BACKENDS = {"cpu": "ark_cpu", "cuda": "ark_cuda", "rocm": "ark_rocm"}
 SHARED_ROOMS = {
     "__init__.py",
@@ -44,11 +52,24 @@ def test_the_spine_imports_neither_synthesis_nor_emulator() -> None:
         "import sys, ark.models.generate, ark.bench.decode, ark.cli.plan, ark.cli.generate\n"
         "from ark.backend import registry\n"
         "[registry.get(name) for name in registry.names()]\n"
-        "rooms = ('ark.comm', 'ark_rocm_emulator')\n"
+        "rooms = ('ark.comm', 'ark.parallel', 'ark_rocm_emulator')\n"
         "print([m for m in sys.modules if m.startswith(rooms)])\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stdout + done.stderr
+
+
+def test_the_device_abi_page_names_what_common_device_code_uses() -> None:
+    def names(*texts: str) -> set[str]:
+        return {n for text in texts for n in re.findall(r"\b(?:ark|ARK)_\w+", text)}
+
+    preludes = [ROOT / f"backends/{v}/{p}/prelude.h" for v, p in BACKENDS.items()]
+    offered = names(*(path.read_text() for path in preludes))
+    used = names(
+        *(path.read_text() for path in ARK if path.suffix == ".h" or "tasks" in path.parts)
+    )
+    page = names((ROOT / "docs/device-abi.md").read_text())
+    assert not (used & offered) - page
 
 
 @pytest.mark.parametrize("vendor", sorted(BACKENDS))

@@ -95,3 +95,15 @@ ARK_DEVICE auto ark_element(const T* v, int j) -> decltype(ark_get(v, 0)) {
 }
 ARK_DEVICE ark_i32 ark_element(const signed char* v, int j) { return v[j]; }
 ARK_DEVICE ark_i32 ark_element(const unsigned char* v, int j) { return v[j]; }
+
+// Two neighbouring packets in 16 aligned bytes. Neither is torn; both together may be.
+#if !defined(ARK_HAS_PACKET_PAIRS)
+ARK_DEVICE void ark_packets_load(const ark_u64* p, ark_u64& first, ark_u64& second, bool system) {
+  first = ark_packet_load(p, system);
+  second = ark_packet_load(p + 1, system);
+}
+ARK_DEVICE void ark_packets_store(ark_u64* p, ark_u64 first, ark_u64 second, bool system) {
+  ark_packet_store(p, first, system);
+  ark_packet_store(p + 1, second, system);
+}
+#endif

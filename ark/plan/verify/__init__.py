@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ark.plan.collector import paused
 from ark.plan.types import Plan
 from ark.plan.verify.conflicts import Own, check_conflicts, foreign_packets, foreign_touches
 from ark.plan.verify.order import order_phase
@@ -27,6 +28,7 @@ def verify(plans: Sequence[Plan]) -> None:
     check(RankSet(plans, symmetry_of(plans)))
 
 
+@paused()
 def check(rank_set: RankSet) -> None:
     """The same, for plans of all ranks with their symmetry known."""
     check_structure(rank_set)

@@ -75,7 +75,7 @@ def _machine(
     )
 
 
-_COMMON = ("mma_sync", "packets")
+_COMMON = ("mma_sync", "packets", "peer_packets")
 _HOPPER = (*_COMMON, "wgmma")
 
 MODELS = {

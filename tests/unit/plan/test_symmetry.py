@@ -32,7 +32,7 @@ from tests.unit.plan.shapes import decoder_graphs, machine
 MACHINES = {
     "one": machine(1),
     "five": machine(5),
-    "gpu": machine(4, warps=2),
+    "gpu": machine(4, "packets", warps=2),
 }
 MUTATIONS = [*test_verify.MUTATIONS, *test_verify_ranks.MUTATIONS]
 

@@ -47,8 +47,12 @@ LARGER = {
     "pool": "strides leave out what lies between windows",
     "remap": "steps leave elements out, and what is outside of the input is not read",
     "scatter": "the indices say which elements, and a plain update reads none",
+    "scan": "an exclusive one does not need the last element",
     "sample": "it reads some of the settings, and no position without a temperature",
 }
+
+
+PLAIN = ("pointwise", "argmax", "gather", "scatter")  # kinds without a position
 
 
 def may_be_larger(sig: kinds.Signature) -> bool:
@@ -129,6 +133,9 @@ def _prepare(bench: Bench, op: int, rng: np.random.Generator) -> int | None:
     entry = bench.plan.ops[op]
     shapes = [bench.plan.tensors[t].shape for t in entry.operands]
     kinds_of = [bench.plan.tensors[t].dtype for t in entry.operands]
+    if entry.kind in ("gather", "scatter"):
+        ids, data = (1, 0) if entry.kind == "gather" else (0, 2)
+        bench.operand(op, ids)[...] %= shapes[data][entry.params["axis"]]
     if entry.kind in ("sample", "choose"):
         chosen = bench.operand(op, 1)
         chosen[0] = np.float32(rng.choice([0.0, 0.7])).view(np.int32)
@@ -139,7 +146,7 @@ def _prepare(bench: Bench, op: int, rng: np.random.Generator) -> int | None:
     limit = caches[0][1] if caches else shapes[4][0] if entry.kind == "choose" else 4
     found = None
     for i, (shape, dtype) in enumerate(zip(shapes, kinds_of, strict=True)):
-        if dtype == "int32" and shape == (1,) and entry.kind not in ("pointwise", "argmax"):
+        if dtype == "int32" and shape == (1,) and entry.kind not in PLAIN:
             found = int(rng.choice([0, 1, limit // 2, limit - 2, limit - 1]))
             found = max(0, found)
             bench.operand(op, i)[0] = found

@@ -29,9 +29,9 @@ ARK_DEVICE void ark_row_factors(const T* norm, float (&factor)[2 * ARK_ROW_PAIRS
   }
 }
 
-// Loads a row of K elements, the sum of S shares of it, times `factor` if NORM, to xs; returns the
-// sum of this thread's squares.
-template <int K, int S, bool NORM, typename P, typename T, int F>
+// Loads a row of K elements, the sum of S shares of it from share FIRST on, round, times `factor`
+// if NORM, to xs; returns the sum of this thread's squares.
+template <int K, int S, int FIRST, bool NORM, typename P, typename T, int F>
 ARK_DEVICE float ark_row(ArkCtx& c, const P* p, const float (&factor)[F], T* xs, bool system) {
   constexpr int ALL = ARK_ROW_PAIRS<K>, MOST = S < 12 ? 12 / S : 1, N = ALL < MOST ? ALL : MOST;
   float square = 0.0f;
@@ -46,9 +46,12 @@ ARK_DEVICE float ark_row(ArkCtx& c, const P* p, const float (&factor)[F], T* xs,
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       if (place(i) >= K) continue;
-      float a = v[2 * i * S], b = v[2 * i * S + 1];
+      float a = v[2 * (i * S + FIRST)], b = v[2 * (i * S + FIRST) + 1];
 #pragma unroll
-      for (int s = 1; s < S; ++s) a += v[2 * (i * S + s)], b += v[2 * (i * S + s) + 1];
+      for (int s = 1; s < S; ++s) {
+        const int share = i * S + (FIRST + s) % S;
+        a += v[2 * share], b += v[2 * share + 1];
+      }
       if constexpr (NORM) {
         square = fmaf(a, a, fmaf(b, b, square));
         a *= factor[2 * (first + i)], b *= factor[2 * (first + i) + 1];
@@ -105,7 +108,7 @@ ARK_DEVICE bool ark_row_total(float sum, int row, int number, float* parts, ark_
 }
 
 // The lead warp's poll: the packet that a processor far from this one is expected to publish last;
-// of shares that of the first and of the last rank, one of which is a peer's.
+// of shares that of the rank itself and of the one before it.
 template <int K, int SHARES, int PROCESSORS, class X>
 ARK_DEVICE void ark_linear_poll(ArkCtx& c, const ArkTask&, X input) {
   const int far = (static_cast<int>(c.processor) + PROCESSORS / 2) % PROCESSORS;
@@ -117,9 +120,9 @@ ARK_DEVICE void ark_linear_poll(ArkCtx& c, const ArkTask&, X input) {
 
 // coord: first and last+1 row of the weights, of type W, R rows of K to a stage, or one row in P
 // stages; a task has at most TASK_ROWS. XS: bytes of shared memory that hold the input, which is
-// the sum of SHARES rows. False if the processor is to leave.
-template <typename W, int K, int R, int P, int TASK_ROWS, int XS, int SHARES, class X, class N,
-          class S>
+// the sum of SHARES rows, from row FIRST on. False if the processor is to leave.
+template <typename W, int K, int R, int P, int TASK_ROWS, int XS, int SHARES, int FIRST, class X,
+          class N, class S>
 ARK_DEVICE bool ark_linear_roles(ArkCtx& c, const ArkTask& t, X input, const N& prologue,
                                  S epilogue) {
   constexpr int STEP = 32 / R, WIDTH = S::WIDTH;
@@ -144,7 +147,7 @@ ARK_DEVICE bool ark_linear_roles(ArkCtx& c, const ArkTask& t, X input, const N& 
   if constexpr (P > 1) {
     for (int i = ark_tid(); i < TASK_ROWS; i += ARK_THREADS) counts[i] = 0u;
   }
-  float square = ark_row<K, SHARES, N::norm>(c, input.p, factor, xs, X::system);
+  float square = ark_row<K, SHARES, FIRST, N::norm>(c, input.p, factor, xs, X::system);
   if constexpr (N::norm) {
     square = ark_warp_sum(square);
     if (ark_lane() == 0) squares[ark_warp()] = square;

@@ -47,7 +47,8 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
     """The computing warps' part."""
     k, params = sig.operands[0].shape[1], sig.params
     rows = _task_rows(sig, machine)
-    sizes = (params["rows"], params["split_k"], rows, _input_bytes(sig), sig.operands[0].shape[0])
+    shares = (sig.operands[0].shape[0], params.get("first", 0) % sig.operands[0].shape[0])
+    sizes = (params["rows"], params["split_k"], rows, _input_bytes(sig), *shares)
     constants = (sig.operands[1].ctype, k, *sizes)
     operands = (text.given(sig, 0), prologue(sig), epilogue(sig))
     return inline.inlined(name, text.called("ark_linear_roles", constants, operands), machine)
