@@ -165,6 +165,8 @@ def interpret(
 
 def _run_task(plan: Plan, images: dict[int, np.ndarray], task: Any) -> None:
     op = plan.ops[task.op]
+    if op.kind == "iteration_end":
+        return
     sig = kinds.signature(plan, op)
     accesses = kinds.get(op.kind).accesses(sig, task.coord)
     boxes = []

@@ -61,9 +61,9 @@ def planned(case: OpCase, machine: Machine) -> tuple[Plan, str]:
         out = case.build(*inputs)
     made = make_plan(model.graph, machine)
     verify([made])
-    found = [t.name for t in made.tensors if t.id == made.ops[-1].operands[-1]]
     del out
-    return made, found[0]
+    last = [op.operands[-1] for op in made.ops if op.operands][-1]
+    return made, made.tensors[last].name
 
 
 def measure(

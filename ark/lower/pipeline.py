@@ -60,7 +60,7 @@ def plan(
     machine = choose(private, machine, chosen, external)
     if chosen.get("fuse", True):
         private = join_chains(fuse(private, machine, external), external)
-    groups = lower_nodes(private, machine, chosen)
+    groups = _ended(lower_nodes(private, machine, chosen))
     packed = machine.has("packets") and chosen.get("packets", True)
     templates = Templates()
     packets = choose_packets(groups, machine, chosen, templates) if packed else set()
@@ -84,6 +84,19 @@ def plan(
         arenas=tables.arenas,
         meta={**(meta or {}), **to_meta(packings), **_ranges(groups)},
     )
+
+
+def _ended(groups: Sequence[Group]) -> list[Group]:
+    """The groups, and behind a phase's last one, if it has several tasks, the iteration's end."""
+    last = {group.phase: place for place, group in enumerate(groups)}
+    made: list[Group] = []
+    for place, group in enumerate(groups):
+        made.append(group)
+        if place == last[group.phase] and len(group.coords) > 1:
+            made.append(
+                Group("end", "iteration_end", {}, (), [(0,)], (), group.phase, group.processors)
+            )
+    return made
 
 
 def _ranges(groups: Sequence[Group]) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def side_by_side(coords: Sequence[tuple[int, ...]], processors: int) -> list[tup
     return [coord for share in shares for coord in share]
 
 
-GROUP = 16  # rows of tiles of a product whose columns follow each other, so that they share L2
+GROUP = 8  # rows of tiles of a product whose columns follow each other, so that they share L2
 
 
 def matrix_tile(shape: Sequence[int], machine: Machine) -> tuple[int, int]:

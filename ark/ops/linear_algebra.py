@@ -104,13 +104,18 @@ def _lower_matmul(lowering: Lowering, node: Node) -> None:
         tile = matrix_tile(shape, machine)
     else:
         tile = machine.matmul_tile(shape[2], shape[3], shape[0] * shape[1])
-    params = {
+    params: dict[str, Any] = {
         "transpose_a": bool(node.attrs["transpose_a"]),
         "transpose_b": bool(node.attrs["transpose_b"]),
         "tile": list(tile),
     }
     coords = box_coords(shape, (1, 1, *tile))
-    if grouped:
+    if grouped and lowering.graph.world_size == 1:
+        # A processor's tiles are one task: it loads one while it stores another.
+        begin, end = node.processors or (0, machine.processors)
+        params |= {"tasks": min(len(coords), end - begin), "group": GROUP}
+        coords = [(r,) for r in range(params["tasks"])]
+    elif grouped:
         coords.sort(key=lambda c: (*c[:2], c[2] // (GROUP * tile[0]), c[3], c[2]))
         coords = side_by_side(coords, machine.processors)
     lowering.emit("matmul", params, [*node.inputs, *node.outputs], coords)

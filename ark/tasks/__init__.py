@@ -7,6 +7,7 @@ touches is always decided here, because the verifier relies on it.
 from ark.tasks import (
     attention,
     experts,
+    iteration,
     linear,
     matmul,
     movement,
@@ -20,6 +21,7 @@ from ark.tasks import (
 __all__ = [
     "attention",
     "experts",
+    "iteration",
     "linear",
     "matmul",
     "movement",

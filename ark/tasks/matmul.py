@@ -1,17 +1,24 @@
 """General matrix-multiply tiles: any transposes, batch and broadcast, fp32 accumulation.
 
 params: transpose_a, transpose_b, tile (rows, columns). operands: a, b, output. coord: batch index
-of the output's dimensions 0 and 1, first row, first column. This is the common body; vendors
-replace it where their matrix units serve the signature.
+of the output's dimensions 0 and 1, first row, first column.
+With the params tasks and group a task has several tiles: tiles are numbered down `group` rows of
+tiles, then along the columns, then on to the next rows and the next matrix, and the task with coord
+(r,) has tile r, r + tasks and so on, so that tasks which run together share what they read.
+This is the common body; vendors replace it where their matrix units serve the signature.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
 
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
-from ark.plan.params import Params, Places, Size, box, count, fits, need, typed
+from ark.plan.params import INT_MAX, Params, Places, Size, box, count, fits, need, typed
 from ark.tasks import text
 
 
@@ -19,6 +26,8 @@ class MatmulParams(Params, frozen=True):
     transpose_a: bool
     transpose_b: bool
     tile: tuple[Size, Size]
+    tasks: Annotated[int, msgspec.Meta(ge=0, le=INT_MAX)] = 0
+    group: Size = 1
 
 
 class Matmul(TaskKind):
@@ -44,11 +53,25 @@ class Matmul(TaskKind):
                 f"the batch of {list(shape)} does not broadcast to {list(out)}",
             )
         fits(sig.params["tile"], (m, n))
+        many = math.prod(grid(sig))
+        need(many <= INT_MAX, f"{many} tiles are more than can be counted")
+        need(
+            sig.params.get("tasks", 0) <= many,
+            f"{sig.params.get('tasks')} tasks are more than its {many} tiles",
+        )
 
     def places(self, sig: Signature) -> Places:
+        if sig.params.get("tasks"):
+            return Places((range(sig.params["tasks"]),))
         return box(text.pad4(sig.operands[2].shape, 1), (1, 1, *sig.params["tile"]))
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        found: dict[Access, None] = {}  # tiles of one task may share a row's or a column's part
+        for tile in tiles(sig, coord):
+            found.update(dict.fromkeys(self._touched(sig, tile)))
+        return list(found)
+
+    def _touched(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         m, n, k = dims(sig)
         rows, columns = sig.params["tile"]
         m1, n1 = min(coord[2] + rows, m), min(coord[3] + columns, n)
@@ -85,7 +108,8 @@ class Matmul(TaskKind):
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
         _, _, k = dims(sig)
         rows, columns = sig.params["tile"]
-        return 2.0 * rows * columns * k, super().cost(sig, coord)[1]
+        many = len(tiles(sig, coord))
+        return 2.0 * rows * columns * k * many, super().cost(sig, coord)[1]
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         m, n, k = dims(sig)
@@ -93,40 +117,92 @@ class Matmul(TaskKind):
         a_at = _at(sig, 0, "m", "k", bool(sig.params["transpose_a"]))
         b_at = _at(sig, 1, "k", "n", bool(sig.params["transpose_b"]))
         o_at = _at(sig, 2, "m", "n", False)
-        body = (
+        declare = (
             text.operand(sig, 0, "pa")
             + text.operand(sig, 1, "pb")
             + text.operand(sig, 2, "po", const=False)
-            + "  const int i0 = t.coord[0], i1 = t.coord[1]; (void)i0; (void)i1;\n"
-            f"  const int m1 = t.coord[2] + {rows} < {m} ? t.coord[2] + {rows} : {m};\n"
-            f"  const int n1 = t.coord[3] + {columns} < {n} ? t.coord[3] + {columns} : {n};\n"
+        )
+        body = (
+            f"  const int m1 = m0 + {rows} < {m} ? m0 + {rows} : {m};\n"
+            f"  const int n1 = n0 + {columns} < {n} ? n0 + {columns} : {n};\n"
         )
         if machine.has("single_thread") and not sig.params["transpose_b"]:
             # One thread: rows of b are consecutive, so add them up row by row.
             body += (
                 "  float* acc = reinterpret_cast<float*>(ARK_SCRATCH(c));\n"
-                "  for (int m = t.coord[2]; m < m1; ++m) {\n"
+                "  for (int m = m0; m < m1; ++m) {\n"
                 f"    for (int j = 0; j < {columns}; ++j) acc[j] = 0.0f;\n"
                 f"    for (int k = 0; k < {k}; ++k) {{\n"
                 f"      const float a = ark_get(pa, {a_at});\n"
-                "      for (int n = t.coord[3]; n < n1; ++n) "
-                f"acc[n - t.coord[3]] += a * ark_get(pb, {b_at});\n"
+                "      for (int n = n0; n < n1; ++n) "
+                f"acc[n - n0] += a * ark_get(pb, {b_at});\n"
                 "    }\n"
-                "    for (int n = t.coord[3]; n < n1; ++n) "
-                f"ark_put(po, {o_at}, acc[n - t.coord[3]]);\n"
+                "    for (int n = n0; n < n1; ++n) "
+                f"ark_put(po, {o_at}, acc[n - n0]);\n"
                 "  }\n"
             )
-            return text.function(name, body)
+            return text.function(name, declare + each_tile(sig, body))
         body += (
             f"  for (int e = ark_tid(); e < {rows * columns}; e += ARK_THREADS) {{\n"
-            f"    const int m = t.coord[2] + e / {columns}, n = t.coord[3] + e % {columns};\n"
+            f"    const int m = m0 + e / {columns}, n = n0 + e % {columns};\n"
             "    if (m >= m1 || n >= n1) continue;\n"
             "    float acc = 0.0f;\n"
             f"    for (int k = 0; k < {k}; ++k) "
             f"acc += ark_get(pa, {a_at}) * ark_get(pb, {b_at});\n"
             f"    ark_put(po, {o_at}, acc);\n  }}\n"
         )
-        return text.function(name, body)
+        return text.function(name, declare + each_tile(sig, body))
+
+
+def grid(sig: Signature) -> tuple[int, int, int, int]:
+    """How many tiles there are: of the two batch dimensions, down and across."""
+    shape = text.pad4(sig.operands[2].shape, 1)
+    rows, columns = sig.params["tile"]
+    return shape[0], shape[1], -(-shape[2] // rows), -(-shape[3] // columns)
+
+
+def tiles(sig: Signature, coord: Sequence[int]) -> list[tuple[int, ...]]:
+    """(batch, batch, first row, first column) of each tile of the task at `coord`."""
+    tasks = sig.params.get("tasks", 0)
+    if not tasks:
+        return [tuple(coord)]
+    _, inner, down, across = grid(sig)
+    rows, columns = sig.params["tile"]
+    group, found = sig.params["group"], []
+    for number in range(coord[0], math.prod(grid(sig)), tasks):
+        matrix, rest = divmod(number, down * across)
+        band, rest = divmod(rest, group * across)
+        high = min(group, down - band * group)
+        place = (band * group + rest % high) * rows, rest // high * columns
+        found.append((matrix // inner, matrix % inner, *place))
+    return found
+
+
+def each_tile(sig: Signature, body: str, meet: bool = True) -> str:
+    """Statements that run `body` for each tile of a task, whose place it knows as i0, i1, m0, n0.
+
+    meet: the threads meet between two tiles.
+    """
+    quiet = "  (void)i0;\n  (void)i1;\n"
+    tasks = sig.params.get("tasks", 0)
+    if not tasks:
+        return (
+            "  const int i0 = t.coord[0], i1 = t.coord[1], m0 = t.coord[2], n0 = t.coord[3];\n"
+            f"{quiet}{body}"
+        )
+    _, inner, down, across = grid(sig)
+    rows, columns = sig.params["tile"]
+    group = sig.params["group"]
+    return (
+        f"  for (int tile = t.coord[0]; tile < {math.prod(grid(sig))}; tile += {tasks}) {{\n"
+        f"  const int matrix = tile / {down * across}, within = tile % {down * across};\n"
+        f"  const int band = within / {group * across} * {group};\n"
+        f"  const int high = band + {group} < {down} ? {group} : {down} - band;\n"
+        f"  const int m0 = (band + within % {group * across} % high) * {rows};\n"
+        f"  const int n0 = within % {group * across} / high * {columns};\n"
+        f"  const int i0 = matrix / {inner}, i1 = matrix % {inner};\n"
+        f"{quiet}{body}{'  ark_sync();' if meet else ''}\n  }}\n"
+    )
 
 
 def dims(sig: Signature) -> tuple[int, int, int]:

@@ -105,17 +105,19 @@ class RowNorm(TaskKind):
         room = (machine.shared_bytes - machine.ring_bytes) // 2
         return self._held(sig, machine) is None and 4 * columns <= room
 
-    def _held(self, sig: Signature, machine: Machine) -> tuple[int, int, int, bool] | None:
-        """(pack, packs a thread, rows at once, by a warp each) if registers hold the rows."""
+    def _held(self, sig: Signature, machine: Machine) -> tuple[int, int, int, int] | None:
+        """(pack, packs a thread, rows at once, warps of a team) if registers hold the rows."""
         columns = sig.operands[-1].shape[-1]
         pack = _packs(sig, columns)
-        threads = machine.lanes * machine.warps
         if machine.has("single_thread"):
             return None
-        for width, alone in ((machine.lanes, True), (threads, False)):
-            packs = -(-columns // (pack * width))
+        teams = [1, machine.warps]
+        if machine.has("named_barriers"):
+            teams = sorted({*teams, *(t for t in (2, 4, 8) if machine.warps % t == 0)})
+        for team in teams:
+            packs = -(-columns // (pack * machine.lanes * team))
             if packs * pack <= HELD:
-                return pack, packs, max(1, min(BATCH, BATCH // (packs * pack))), alone
+                return pack, packs, max(1, min(BATCH, BATCH // (packs * pack))), team
         return None
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
@@ -147,22 +149,20 @@ class RowNorm(TaskKind):
         held = self._held(sig, machine)
         if held is None:
             return _header() + text.function(name, body + loose)
-        pack, packs, batch, alone = held
+        pack, packs, batch, team = held
         tight = (
-            f"  ark_rows_held<{op}, {columns}, {pack}, {packs}, {batch}, {str(alone).lower()}>"
+            f"  ark_rows_held<{op}, {columns}, {pack}, {packs}, {batch}, {team}>"
             f"(p0, po, {weight}, rows, {eps}, red, at);\n"
         )
         if pack > 1:
-            tight = (
-                f"  if (ark_aligned(t.operand[0] | t.operand[{out}])) {{\n{tight}"
-                f"  }} else {{\n{loose}  }}\n"
-            )
+            addresses = " | ".join(f"t.operand[{i}]" for i in range(out + 1))
+            tight = f"  if (ark_aligned({addresses})) {{\n{tight}  }} else {{\n{loose}  }}\n"
         return _header() + text.function(name, body + tight)
 
 
 _FOLDS = {"sum": "ArkAddFold", "mean": "ArkAddFold", "max": "ArkMaxFold"}
 COLUMNS = 64  # neighbouring results that a block reduces at once, where not the last dimension is
-DEEP_PACKS = 8  # packs that a thread has under way in a reduction
+DEEP_PACKS = 4  # packs that a thread adds up in a reduction while as many are under way
 
 
 class ReduceParams(Params, frozen=True):

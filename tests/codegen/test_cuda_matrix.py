@@ -82,7 +82,7 @@ def test_the_compiler_does_not_wait_between_instructions(
     binary = backend.compiler().compile(emitted.source, Target("sm_90a", machine.threads))
     assert "wgmma.mma_async" in emitted.source.text
     assert "serialized" not in binary.log
-    assert len(emitted.maps[emitted.opcode[0]]) == 3
+    assert len(emitted.maps[emitted.opcode[0]]) == 2
 
 
 @pytest.mark.parametrize(

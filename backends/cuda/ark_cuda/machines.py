@@ -75,7 +75,7 @@ def _machine(
     )
 
 
-_COMMON = ("mma_sync", "packets")
+_COMMON = ("mma_sync", "named_barriers", "packets")
 _HOPPER = (*_COMMON, "wgmma")
 
 MODELS = {
