@@ -105,7 +105,7 @@ def emulator_sweep(session: nox.Session) -> None:
 
 @nox.session
 def compile_all(session: nox.Session) -> None:
-    """Every task kind in every type for every architecture; `tests` has one in all types each."""
+    """Every task kind in every type for every architecture; in `tests` they share the types."""
     session.install("-e", ".[dev]")
     files = ["tests/codegen/test_cuda_bodies.py", "tests/codegen/test_rocm_compile.py"]
     session.run("pytest", *WORKERS, *files, *session.posargs, env={"ARK_COMPILE_ALL": "1"})

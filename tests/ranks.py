@@ -11,7 +11,7 @@ class Hub:
     """What the ranks of one run share."""
 
     def __init__(self, world_size: int) -> None:
-        self.gate = threading.Barrier(world_size, timeout=60)
+        self.barrier = threading.Barrier(world_size, timeout=60)
         self.slots: list[bytes] = [b""] * world_size
         self.message: str | None = None
 
@@ -30,7 +30,7 @@ class ThreadRanks:
         return found
 
     def barrier(self, label: str = "barrier") -> None:
-        self.hub.gate.wait()
+        self.hub.barrier.wait()
 
     def failure(self) -> str | None:
         return self.hub.message
@@ -50,7 +50,7 @@ def run_ranks(world_size: int, body: Callable[[ThreadRanks], Any]) -> list[Any]:
             results[rank] = body(ThreadRanks(hub, rank))
         except BaseException as error:
             errors.append(error)
-            hub.gate.abort()
+            hub.barrier.abort()
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(world_size)]
     for thread in threads:

@@ -1,9 +1,9 @@
 """Small plans that together use every task kind in every data type: the codegen tests of each
 backend emit and compile them, so a kind that a dialect cannot spell is found without its hardware.
 
-Compiling is what costs. One architecture of each backend is compiled in every type by default, the
-others in `FEW`; with ARK_COMPILE_ALL=1 (`nox -s compile_all`) all are. What was compiled is kept in
-ark's cache by its source, so the next session compiles what has changed.
+Compiling is what costs. The architectures of a backend share the types by default; with
+ARK_COMPILE_ALL=1 (`nox -s compile_all`) each is compiled in every type. What was compiled is kept
+in ark's cache by its source, so the next session compiles what has changed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from ark.runtime import cache as kept
 __all__ = ["compiled", "plans", "tasks", "types_for", "united"]
 
 ALL: tuple[DataType, ...] = (fp32, fp16, bf16, int32)
-FEW: tuple[DataType, ...] = (bf16, int32)
 
 UNARY = (ark.exp, ark.sqrt, ark.rsqrt, ark.relu, ark.gelu, ark.sigmoid, ark.silu)
 BINARY = (ark.add, ark.sub, ark.mul, ark.div)
@@ -167,9 +166,14 @@ def plans(machine: Machine, types: tuple[DataType, ...] = ALL) -> list[tuple[str
     return found + _sums(machine, types) + _llama(machine, types)
 
 
-def types_for(arch: str, main: str) -> tuple[DataType, ...]:
-    """The types to compile an architecture's bodies in."""
-    return ALL if arch == main or os.environ.get("ARK_COMPILE_ALL") == "1" else FEW
+def types_for(arch: str, archs: Sequence[str]) -> tuple[DataType, ...]:
+    """The types to compile an architecture's bodies in: one float and its share of the others."""
+    if os.environ.get("ARK_COMPILE_ALL") == "1":
+        return ALL
+    at = archs.index(arch)
+    floats = [t for t in ALL if t in FLOATS]
+    others = [t for t in ALL if t not in FLOATS]
+    return (floats[(at + 1) % len(floats)], *others[at :: len(archs)])
 
 
 def united(machine: Machine, types: tuple[DataType, ...], share: int = 24) -> list[Plan]:

@@ -149,17 +149,17 @@ class Bench:
         self.marks[:] = 0
         control = np.zeros(1, layout.dtype("ArkControl"))
         host = np.zeros(1, layout.dtype("ArkHost"))
-        gate = np.full(64, 1 << 20, np.uint32)  # open
+        barrier = np.full(64, 1 << 20, np.uint32)  # open
         stage = int(self.tables.tasks["fetch_begin"][number])
         ranges = np.array([(number, number + 1, 0, stage)], layout.dtype("ArkRange"))
         params = np.zeros(1, layout.dtype("ArkParams"))
         control["limit"] = 1
         for name, array in (
             ("tasks", self.tables.tasks),
-            ("edges", self.tables.edges),
+            ("counter_ops", self.tables.counter_ops),
             ("fetches", self.tables.fetches),
             ("ranges", ranges),
-            ("gate", gate),
+            ("barrier", barrier),
             ("control", control),
             ("host", host),
         ):

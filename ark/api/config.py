@@ -1,8 +1,11 @@
 """What ARK's users may say in a planner context's or a config rule's configuration, checked.
 
 ARK's planner takes such configurations as they are. Here unknown names, wrong types and values out
-of range are refused, and so is what would change results instead of speed. Called by
-ark.api.planner.
+of range are refused, and so is what would change results instead of speed. Tile, TileShapeMNK,
+NumTasks, Granularity and ImplType become hints that the planner follows. The others describe ARK's
+own kernels: how many warps and how much SRAM one of them takes, how it pads, by what it sends. A
+task of ark has a processor to itself, and its kind knows what it needs: they are checked, and shown
+in Plan.task_infos. Called by ark.api.planner and ark.api.task_plan.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from ark.errors import InvalidUsageError, UnsupportedError
+from ark.ir.hints import Hints
 
 Size = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
 Bytes = Annotated[int, Meta(ge=0, le=1 << 30)]
@@ -25,7 +29,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="pa
 
     num_warps: Annotated[int, Meta(ge=1, le=64)] | None = None
     sram_bytes: Bytes | None = None
-    num_tasks: Annotated[int, Meta(ge=0, le=(1 << 31) - 1)] | None = None
+    num_tasks: Size | None = None
     granularity: Size | None = None
     tile: Annotated[list[Size], Meta(min_length=1, max_length=4)] | None = None
     tile_shape_mnk: Annotated[list[Size], Meta(min_length=3, max_length=3)] | None = msgspec.field(
@@ -59,6 +63,19 @@ def check_config(value: Any, what: str) -> dict[str, Any]:
         known = ", ".join(field.encode_name for field in msgspec.structs.fields(Config))
         raise InvalidUsageError(f"{what} is refused: {error}; it may have {known}") from error
     return dict(value)
+
+
+def hints_of(config: Mapping[str, Any]) -> Hints | None:
+    """What a checked configuration asks of the planner; None for nothing."""
+    tile, product = config.get("Tile"), config.get("TileShapeMNK")
+    found = Hints(
+        tile=tuple(tile) if tile else None,
+        tasks=config.get("NumTasks"),
+        granularity=config.get("Granularity"),
+        one_step=config.get("ImplType") in ("WarpWise", "ElementWise"),
+        product=(product[0], product[1]) if product else None,
+    )
+    return None if found == Hints() else found
 
 
 def read_config(text: Any, what: str) -> dict[str, Any]:

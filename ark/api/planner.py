@@ -5,6 +5,8 @@ Planning needs no device: without one, `plan_script` and `Planner` plan for a ma
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import json
 import runpy
 import sys
@@ -12,11 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ark.api.config import check_config, read_config
+from ark import log
+from ark.api.config import check_config, hints_of, read_config
 from ark.api.session import device
 from ark.errors import InvalidUsageError, PlanError, UnsupportedError
 from ark.frontend.model import Model
 from ark.ir.export import op_entry
+from ark.ir.graph import Graph, Node
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
 from ark.plan import serialize
@@ -102,43 +106,66 @@ class Plan:
         if plan is None:
             return []
         warps = self.num_warps_per_processor
+        counts = self._task_counts(plan)
         return [
             {
                 "Id": op.id,
                 "NumWarps": warps,
                 "SramBytes": 0,
-                "Ops": [{"Type": op.kind, "Name": op.name, "Config": dict(op.params)}],
+                "Ops": [
+                    {
+                        "Type": op.kind,
+                        "Name": op.name,
+                        "Config": {**op.params, "NumTasks": counts[op.id]},
+                    }
+                ],
             }
             for op in plan.ops
         ]
 
     @property
     def processor_groups(self) -> list[dict[str, Any]]:
-        """Consecutive ops of one processor range; nothing waits at their borders."""
+        """Consecutive ops of one PlannerContext, or of none; their ranges are resource groups.
+        Nothing waits at the borders of groups.
+        """
         plan = self.inner
         if plan is None:
             return []
+        counts = self._task_counts(plan)
+        ranges = plan.meta.get("processor_ranges") or [None] * len(plan.ops)
+        contexts = plan.meta.get("contexts") or [None] * len(plan.ops)
+        groups: list[dict[str, Any]] = []
+        last: Any = ()
+        for op, asked, context in zip(plan.ops, ranges, contexts, strict=True):
+            span = list(asked) if asked else [0, plan.processors]
+            if context != last:
+                groups.append({"ProcessorRange": span, "ResourceGroups": []})
+                last = context
+            resources = groups[-1]["ResourceGroups"]
+            if not resources or resources[-1]["ProcessorRange"] != span:
+                resources.append(
+                    {
+                        "ProcessorRange": span,
+                        "WarpRange": [0, self.num_warps_per_processor],
+                        "SramRange": [0, int(plan.machine["shared_bytes"])],
+                        "TaskGroups": [],
+                    }
+                )
+            covered = groups[-1]["ProcessorRange"]
+            groups[-1]["ProcessorRange"] = [min(covered[0], span[0]), max(covered[1], span[1])]
+            resources[-1]["TaskGroups"].append(
+                {"TaskId": op.id, "TaskRange": [0, counts[op.id]], "Granularity": 1}
+            )
+        return groups
+
+    @staticmethod
+    def _task_counts(plan: inner.Plan) -> dict[int, int]:
         counts = {op.id: 0 for op in plan.ops}
         for phase in plan.phases:
             for tasks in phase.processors:
                 for task in tasks:
                     counts[task.op] += 1
-        ranges = plan.meta.get("processor_ranges") or [None] * len(plan.ops)
-        groups: list[dict[str, Any]] = []
-        for op, asked in zip(plan.ops, ranges, strict=True):
-            span = list(asked) if asked else [0, plan.processors]
-            if not groups or groups[-1]["ProcessorRange"] != span:
-                resources = {
-                    "ProcessorRange": span,
-                    "WarpRange": [0, self.num_warps_per_processor],
-                    "SramRange": [0, int(plan.machine["shared_bytes"])],
-                    "TaskGroups": [],
-                }
-                groups.append({"ProcessorRange": span, "ResourceGroups": [resources]})
-            groups[-1]["ResourceGroups"][0]["TaskGroups"].append(
-                {"TaskId": op.id, "TaskRange": [0, counts[op.id]], "Granularity": 1}
-            )
-        return groups
+        return counts
 
 
 def _arks(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,11 +183,13 @@ _NESTED = ("processor_range", "warp_range", "sram_range")
 
 
 class PlannerContext:
-    """Within it, ops are placed as asked. A context manager.
+    """Within it, ops are placed and cut as asked. A context manager.
 
-    processor_range [begin, end] is kept, as far as the machine has such processors. warp_range,
-    sram_range, sync and config are ARK's ways to help its planner: ark's counters order tasks tile
-    by tile and it picks tiles itself, so they are checked and shown by `dump`, and change nothing.
+    processor_range [begin, end] is kept; planning for a machine that has no such processors raises
+    PlanError. config: see ark.api.config; inner contexts add to and override what outer ones say.
+    sync=False keeps the context's ops in one processor group of the plan; results are right either
+    way, because ark orders tasks by what they read and write. warp_range and sram_range are shown
+    by `dump` and change nothing: a task has all of its processor.
     """
 
     _stack: ClassVar[list[PlannerContext]] = []
@@ -191,17 +220,25 @@ class PlannerContext:
                 raise PlanError(
                     f"{name} {mine} does not lie inside of {outer} of the context around it"
                 )
-        self._graph = Model.get_model().graph
-        self._before = self._graph.processors
+        graph = self._graph = Model.get_model().graph
+        self._before = graph.processors, graph.hints, graph.context
         if "processor_range" in self.settings:
-            begin, end = self.settings["processor_range"]
-            self._graph.processors = (begin, end)
+            begin, end = self.settings["processor_range"][:2]
+            graph.processors = (begin, end)
         self._stack.append(self)
+        configs = (c.settings.get("config", {}) for c in self._stack)
+        graph.hints = hints_of({key: value for one in configs for key, value in one.items()})
+        if graph.context is None and self._joins():
+            graph.context = sum(1 for c in {n.context for n in graph.nodes} if c is not None)
         return self
+
+    def _joins(self) -> bool:
+        """Are its ops shown in one processor group, as ARK shows them?"""
+        return "processor_range" in self.settings or self.settings.get("sync") is False
 
     def __exit__(self, *_: object) -> None:
         self._stack.remove(self)
-        self._graph.processors = self._before
+        self._graph.processors, self._graph.hints, self._graph.context = self._before
 
     def dump(self) -> str:
         """The settings in force, outermost first, as JSON."""
@@ -219,6 +256,10 @@ def _span(name: str, value: Any) -> list[int]:
         raise InvalidUsageError(
             f"{name} is {value!r:.80}; it must be [begin, end] or [begin, end, step], whole "
             "numbers from 0 on with begin <= end"
+        )
+    if name == "processor_range" and len(value) == 3 and value[2] != 1:
+        raise UnsupportedError(
+            f"{name} is {value!r}; processors in steps are not built, give [begin, end]"
         )
     if name == "processor_range" and value[0] == value[1]:
         raise InvalidUsageError(f"{name} is {value!r}; it must name at least one processor")
@@ -239,9 +280,10 @@ class Planner:
         self._rules: list[Callable[..., Any]] = []
 
     def install_config_rule(self, rule: Callable[..., Any]) -> None:
-        """Adds a rule that is asked for every op: (op as JSON, architecture) to a configuration as
-        JSON. What it returns is checked like a PlannerContext's config, and like that changes no
-        result; ark picks tiles from the machine model.
+        """Adds a rule: a function of (op as JSON, architecture) that returns a configuration as
+        JSON, or "" for none. Rules are asked, in the order in which they were added, for each op
+        that no PlannerContext configures; the first answer counts. What it says is checked and
+        followed as a PlannerContext's config is. A rule that raises is left out, with a warning.
         """
         if not callable(rule):
             raise InvalidUsageError(f"a config rule is a function, got {type(rule).__name__}")
@@ -257,16 +299,37 @@ class Planner:
         if not any(not n.virtual for n in graph.nodes):
             return Plan({**_EMPTY, "Rank": graph.rank, "WorldSize": graph.world_size}, model)
         machine = self.machine or Planner.machine_override or device(self.device_id).machine
-        for rule in self._rules:
-            for node in graph.nodes:
-                if not node.virtual:
-                    found = rule(json.dumps(op_entry(node)), machine.arch)
-                    read_config(found, f"the config rule for {node.name!r}")
+        graph = self._configured(graph, machine.arch)
         options = {"external": sorted(model.storages.keys())}
         made = make_plan(graph, machine, options)
         if graph.world_size == 1:
             verify([made])
         return Plan(made, model)
+
+    def _configured(self, graph: Graph, arch: str) -> Graph:
+        """The graph with the rules' hints where no context gave any."""
+        if not self._rules:
+            return graph
+        made = copy.copy(graph)
+        made.nodes = [
+            n
+            if n.virtual or n.hints is not None
+            else dataclasses.replace(n, hints=hints_of(self._ask(n, arch)))
+            for n in graph.nodes
+        ]
+        return made
+
+    def _ask(self, node: Node, arch: str) -> dict[str, Any]:
+        for rule in self._rules:
+            try:
+                said = rule(json.dumps(op_entry(node)), arch)
+            except Exception as error:
+                log.warn(f"a config rule failed for op {node.name!r} and is left out: {error!r}")
+                continue
+            found = read_config(said, f"the config rule for {node.name!r}")
+            if found:
+                return found
+        return {}
 
 
 class _Planned(BaseException):

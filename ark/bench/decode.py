@@ -1,13 +1,14 @@
 """Decoding speed: ark's loop kernel, and torch beside it in the same process.
 
-Weights are random (or a checkpoint's) and never zero; the cache is filled by running the prompt.
-One launch makes all tokens; the time is the device's. Called by `ark bench decode`.
+Weights are random (or a checkpoint's) and never zero, and so are the caches. One launch makes all
+tokens; the time is the device's. One plan, with room for the longest, serves all contexts. Called
+by `ark bench decode`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,8 @@ import numpy as np
 
 from ark.backend.protocol import Backend, Device
 from ark.backend.registry import FALLBACK
+from ark.bench.ceiling import read_bandwidth
+from ark.bench.fidelity import Fidelity, compare, greedy
 from ark.bench.peer import TorchDecoder, import_torch, torch_device
 from ark.ir.dtype import by_name as dtype_by_name
 from ark.machine import Machine
@@ -33,20 +36,45 @@ POOL = 1 << 22
 
 
 @dataclass
-class Figures:
-    """What was measured; times in seconds, sizes in bytes."""
+class ContextFigures:
+    """Decoding from `context` positions on. per_token: seconds, the median of `runs`. read_bytes:
+    weights and, at the middle of the run, cached keys and values that a token needs. peer_s: the
+    peers' seconds a token. fidelity: by who computed the logits, "ark" or a peer.
+    """
 
+    context: int
     per_token: float
     runs: list[float]
     tokens: list[int]
+    read_bytes: int
+    peer_s: dict[str, float] = field(default_factory=dict)
+    fidelity: dict[str, Fidelity] = field(default_factory=dict)
+
+
+@dataclass
+class PromptFigures:
+    """Seconds from the start of a launch to the first token after a prompt of `length`."""
+
+    length: int
+    seconds: float
+    runs: list[float]
+    peer_s: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Figures:
+    """What was measured; times in seconds, sizes in bytes, a rate in bytes a second."""
+
+    variant: str
     plan_s: float
     build_s: float
     cached: bool
     weight_bytes: int
     device_bytes: int
     needed_bytes: int
-    peer_per_token: dict[str, float] = field(default_factory=dict)
-    logits_error: float | None = None
+    contexts: list[ContextFigures] = field(default_factory=list)
+    prompts: list[PromptFigures] = field(default_factory=list)
+    read_bandwidth: float | None = None
 
 
 def random_weights(
@@ -77,8 +105,9 @@ def decode(
     backend: Backend,
     device: Device,
     *,
-    position: int,
+    contexts: Sequence[int],
     tokens: int,
+    prompts: Sequence[int] = (),
     repeats: int = 5,
     checkpoint: Checkpoint | None = None,
     machine: Machine | None = None,
@@ -86,65 +115,109 @@ def decode(
     peers: tuple[str, ...] = (),
     options: dict[str, Any] | None = None,
 ) -> Figures:
-    """Decodes `tokens` tokens from `position` on, `repeats` times; the median run counts.
+    """Decodes `tokens` tokens from each of `contexts` on, `repeats` times; the median run counts.
 
-    shape: the model's, or one rank's share of it, with room for those positions. peers: "eager",
-    "compiled"; they run the whole model. Sizes are this rank's. Raises ark.errors as the executor
-    does.
+    shape: the model's, or one rank's share of it, with room for those positions, and with a chunk
+    where `prompts` (lengths) are measured too. peers: "eager", "compiled"; they run the whole
+    model, and the read ceiling and the fidelity are measured beside them. Sizes are this rank's.
+    Raises ark.errors as the executor does.
     """
     target = machine or device.machine
-    config = shape.config
     start = time.perf_counter()
     plan = plans(shape, target, options)[shape.rank]
     planned = time.perf_counter()
+    accelerated = backend.name != FALLBACK
+    ceiling = read_bandwidth(accelerated) if peers else None
     with Executor(plan, backend, device, ranks=ranks) as executor:
-        built = time.perf_counter()
-        torch_weights: dict[str, Any] = {}
-        place = torch_device(backend.name != FALLBACK)
-        source = weights(checkpoint, shape, plan) if checkpoint else random_weights(plan, config)
-        for name, array in source:
-            executor.write(name, array)
-            if peers:
-                torch_weights[name] = _to_torch(array, place)
-        _fill_caches(executor, plan)
-        runs: list[float] = []
-        made: list[int] = []
-        for _ in range(repeats + 1):
-            seconds, made = _run(executor, position, tokens)
-            runs.append(seconds / tokens)
-        runs = runs[1:]
-        needed = plan.arenas["parameter"] + plan.arenas["state"]
         figures = Figures(
-            sorted(runs)[len(runs) // 2],
-            runs,
-            made,
-            planned - start,
-            built - planned,
-            executor.program.cached,
-            streamed_bytes(plan),
-            executor.device_bytes(),
-            needed,
+            variant=executor.machine.variant.name,
+            plan_s=planned - start,
+            build_s=time.perf_counter() - planned,
+            cached=executor.program.cached,
+            weight_bytes=streamed_bytes(plan),
+            device_bytes=executor.device_bytes(),
+            needed_bytes=plan.arenas["parameter"] + plan.arenas["state"],
+            read_bandwidth=ceiling,
         )
-        for peer in peers:
-            _compare(figures, executor, config, torch_weights, position, tokens, peer, place)
+        beside = _load(executor, plan, shape, checkpoint, accelerated if peers else None)
+        _fill_caches(executor, plan)
+        for context in contexts:
+            figures.contexts.append(_measure(executor, shape, context, tokens, repeats))
+        for length in prompts:
+            figures.prompts.append(_measure_prompt(executor, shape, length, repeats))
+        if beside is not None:
+            _compare(figures, executor, shape, beside, tokens, peers, accelerated)
     return figures
 
 
 def streamed_bytes(plan: Plan) -> int:
-    """Bytes of weights that the stream brings for one token."""
+    """Bytes of weights that the stream copies for one token."""
     lists = plan.phases[-1].processors
     return sum(f.nbytes for tasks in lists for task in tasks for f in task.fetches)
 
 
-def _run(executor: Executor, position: int, tokens: int) -> tuple[float, list[int]]:
-    total = position + tokens + 1
-    executor.write("tokens", (np.arange(total) * 31 % 97 + 1).astype(np.int32))
+def _load(
+    executor: Executor,
+    plan: Plan,
+    shape: Shape,
+    checkpoint: Checkpoint | None,
+    accelerated: bool | None,
+) -> dict[str, Any] | None:
+    """Writes the weights; returns them as torch tensors unless accelerated is None."""
+    kept: dict[str, Any] = {}
+    source = weights(checkpoint, shape, plan) if checkpoint else random_weights(plan, shape.config)
+    for name, array in source:
+        executor.write(name, array)
+        if accelerated is not None:
+            kept[name] = _to_torch(array, torch_device(accelerated))
+    return None if accelerated is None else kept
+
+
+def _measure(
+    executor: Executor, shape: Shape, context: int, tokens: int, repeats: int
+) -> ContextFigures:
+    runs: list[float] = []
+    made: list[int] = []
+    text = _text(context + 1)
+    for _ in range(repeats + 1):
+        seconds, made = _run(executor, text, tokens)
+        runs.append(seconds / tokens)
+    del runs[0]
+    c = shape.config
+    each = 2 * c.num_hidden_layers * c.kv_size // shape.world_size * shape.dtype.itemsize
+    read = streamed_bytes(executor.plan) + each * (context + tokens // 2)
+    return ContextFigures(context, sorted(runs)[len(runs) // 2], runs, made, read)
+
+
+def _measure_prompt(executor: Executor, shape: Shape, length: int, repeats: int) -> PromptFigures:
+    chunks = -(-(length - 1) // shape.chunk)
+    runs = []
+    for _ in range(repeats + 1):
+        _write_state(executor, _text(length), 0, length + 1)
+        run: Run = executor.start([chunks, 1])
+        run.wait()
+        runs.append(run.elapsed_ms() / 1e3)
+    del runs[0]
+    return PromptFigures(length, sorted(runs)[len(runs) // 2], runs)
+
+
+def _text(length: int) -> list[int]:
+    return [i * 31 % 97 + 1 for i in range(length)]
+
+
+def _write_state(executor: Executor, text: Sequence[int], position: int, total: int) -> None:
+    executor.write("tokens", np.array(text, np.int32))
     executor.write("position", np.array([position], np.int32))
-    executor.write("settings", np.array([0, 0, 0, position, total, 0], np.int32))
+    executor.write("settings", np.array([0, 0, 0, len(text) - 1, total, 0], np.int32))
     executor.write("stops", np.full(MAX_STOPS, -1, np.int32))
+
+
+def _run(executor: Executor, text: Sequence[int], tokens: int) -> tuple[float, list[int]]:
+    """Seconds of a launch that reads the last token of the text and makes so many, and these."""
+    _write_state(executor, text, len(text) - 1, len(text) + tokens)
     run: Run = executor.start(tokens)
     run.wait()
-    made = executor.read("tokens")[position + 1 : position + 1 + tokens].tolist()
+    made = executor.read("tokens")[len(text) : len(text) + tokens].tolist()
     return run.elapsed_ms() / 1e3, made
 
 
@@ -168,30 +241,71 @@ def _to_torch(array: np.ndarray, place: str) -> Any:
 def _compare(
     figures: Figures,
     executor: Executor,
-    config: LlamaConfig,
+    shape: Shape,
     torch_weights: dict[str, Any],
-    position: int,
     tokens: int,
-    peer: str,
-    place: str,
+    peers: tuple[str, ...],
+    accelerated: bool,
 ) -> None:
-    """Runs the peer from the same state; checks the first token's logits against it."""
-    torch = import_torch()
-    if place == torch_device(False):
+    """Times the peers from the same states; sets ark's logits and theirs beside fp32's."""
+    torch, place = import_torch(), torch_device(accelerated)
+    if not accelerated:
         torch.set_num_threads(executor.machine.processors)
         torch_weights = {k: v.float() for k, v in torch_weights.items()}
-    decoder = TorchDecoder(config, torch_weights, position + tokens + 1, place)
-    with torch.inference_mode():
-        for i, (keys, values) in enumerate(decoder.caches):
-            for cache, kind in ((keys, "keys"), (values, "values")):
-                stored = executor.read(f"layers.{i}.attention.{kind}")
-                cache.copy_(_to_torch(stored, place).to(cache.dtype)[None])
-    first = position * 31 % 97 + 1
-    seconds, _ = decoder.run(first, position, tokens, compiled=peer == "compiled")
-    figures.peer_per_token[peer] = seconds
-    _run(executor, position, 1)
-    ours = executor.read("decode.head.logits").astype(np.float64).ravel()
-    with torch.inference_mode():
-        decoder.step(torch.tensor([first], device=place), torch.tensor([position], device=place))
-        theirs = decoder.logits.float().cpu().numpy().astype(np.float64).ravel()
-    figures.logits_error = float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
+    decoder = TorchDecoder(shape.config, torch_weights, shape.context, place)
+    for peer in peers:
+        for row in figures.contexts:
+            first = _text(row.context + 1)[-1]
+            _copy_caches(executor, decoder)
+            row.peer_s[peer] = decoder.run(first, row.context, tokens, peer == "compiled")
+        for prompt in figures.prompts:
+            prompt.peer_s["graph" if accelerated else peer] = decoder.prompt(
+                prompt.length, accelerated
+            )
+    for row in figures.contexts:
+        row.fidelity = _fidelity(executor, decoder, row.context, peers)
+    del decoder
+
+
+def _fidelity(
+    executor: Executor, decoder: TorchDecoder, context: int, peers: tuple[str, ...]
+) -> dict[str, Fidelity]:
+    """ark's rows of logits, and the peer's, beside torch's in fp32 from the same caches."""
+    torch = import_torch()
+    config, weights, place = decoder.config, decoder.weights, decoder.device
+    _copy_caches(executor, decoder)
+    reference = TorchDecoder(config, weights, len(decoder.places), place, torch.float32)
+    _copy_caches(executor, reference)
+    text = _text(context + 1)
+
+    def ours(token: int, position: int) -> np.ndarray:
+        _run(executor, [*text[:-1], *[0] * (position - context), token], 1)
+        return executor.read("decode.head.logits").astype(np.float32).ravel()
+
+    read, rows = greedy(ours, text[-1], context)
+
+    def theirs(model: TorchDecoder) -> np.ndarray:
+        made = []
+        with torch.inference_mode():
+            for i, token in enumerate(read):
+                model.step(
+                    torch.tensor([token], device=place), torch.tensor([context + i], device=place)
+                )
+                made.append(model.logits.float().cpu().numpy().ravel())
+        return np.stack(made)
+
+    right = theirs(reference)
+    del reference
+    found = {"ark": compare(rows, right)}
+    if decoder.dtype != torch.float32:
+        found["torch"] = compare(theirs(decoder), right)
+    return found
+
+
+def _copy_caches(executor: Executor, decoder: TorchDecoder) -> None:
+    for i in range(decoder.config.num_hidden_layers):
+        caches = [
+            _to_torch(executor.read(f"layers.{i}.attention.{kind}"), decoder.device)
+            for kind in ("keys", "values")
+        ]
+        decoder.fill(i, *caches)

@@ -1,6 +1,6 @@
 """The speed of single ops: ark's loop kernel, and torch beside it in the same process.
 
-A launch runs an op many times over (each iteration ends with the loop's gate, which is part of the
+A launch runs an op many times over (each iteration ends with the iteration barrier, part of the
 time), torch replays a graph of as many calls; on a CPU it is called in a loop. The median of
 several launches counts. Inputs are random and never zero. Called by `ark bench ops`.
 """

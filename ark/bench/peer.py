@@ -1,7 +1,8 @@
-"""The peer: the same Llama decode step in plain torch, eager or compiled into a replayed graph.
+"""The peer: the same Llama step in plain torch, eager or compiled into a replayed graph.
 
 Written as one would write it for speed in torch: fused qkv and gate/up products, a static cache,
-scaled_dot_product_attention. Needs torch; called by ark.bench.decode and ark.bench.ops.
+scaled_dot_product_attention. Computed in fp32 it is the reference of ark.bench.fidelity. Needs
+torch; called by ark.bench.decode and ark.bench.ops.
 """
 
 from __future__ import annotations
@@ -76,20 +77,27 @@ def repeated(
 
 
 class TorchDecoder:
-    """weights: torch tensors by ark's parameter names (neighbouring rotary pairs, as in ark)."""
+    """A Llama over ark's packed weights (rotary pairs are neighbours), with caches of its own.
+
+    weights: torch tensors by ark's parameter names. dtype: what is computed in; None for the
+    weights' own. A wider one converts each weight when it is used, so that no second copy of a
+    model has to fit.
+    """
 
     def __init__(
-        self, config: LlamaConfig, weights: dict[str, Any], context: int, device: str
+        self,
+        config: LlamaConfig,
+        weights: dict[str, Any],
+        context: int,
+        device: str,
+        dtype: Any = None,
     ) -> None:
         torch = import_torch()
         self.config, self.weights, self.device = config, weights, device
-        dtype = weights["embedding"].dtype
+        self.dtype = dtype or weights["embedding"].dtype
         dims = (1, config.num_key_value_heads, context, config.head_dim)
         self.caches = [
-            (
-                torch.zeros(dims, dtype=dtype, device=device),
-                torch.zeros(dims, dtype=dtype, device=device),
-            )
+            tuple(torch.zeros(dims, dtype=self.dtype, device=device) for _ in range(2))
             for _ in range(config.num_hidden_layers)
         ]
         angles = np.outer(np.arange(context), rope_inverse_frequencies(config))
@@ -97,45 +105,62 @@ class TorchDecoder:
         self.sin = torch.tensor(np.sin(angles), dtype=torch.float32, device=device)
         self.places = torch.arange(context, device=device)
 
-    def step(self, token: Any, position: Any) -> Any:
-        """token, position: int64 tensors of shape (1,). Returns the next token, shape (1,)."""
+    def fill(self, layer: int, keys: Any, values: Any) -> None:
+        """Sets a layer's caches, (kv_heads, context, head_dim) each."""
+        with import_torch().inference_mode():
+            for cache, given in zip(self.caches[layer], (keys, values), strict=True):
+                cache.copy_(given.to(self.dtype)[None])
+
+    def step(self, tokens: Any, position: Any) -> Any:
+        """tokens: int64 (rows,), of one text; position: int64 (1,), the first one's. Returns the
+        token after the last of them, shape (1,); its logits are in `logits`.
+        """
         torch = import_torch()
-        c, w = self.config, self.weights
+        c = self.config
+        rows = tokens.shape[0]
         heads, kv, width = c.num_attention_heads, c.num_key_value_heads, c.head_dim
         linear = torch.nn.functional.linear
 
-        def norm(x: Any, weight: Any) -> Any:
+        def weight(name: str) -> Any:
+            return self.weights[name].to(self.dtype)
+
+        def norm(x: Any, name: str) -> Any:
             y = x.float()
             y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + c.rms_norm_eps)
-            return y.to(x.dtype) * weight
+            return y.to(x.dtype) * weight(name)
+
+        places = position + self.places[:rows]
+        cos, sin = self.cos[places], self.sin[places]
+
+        def by_head(x: Any, count: int) -> Any:
+            return x.view(1, rows, count, width).transpose(1, 2)
 
         def rotate(x: Any) -> Any:
             a, b = x[..., 0::2].float(), x[..., 1::2].float()
-            cos, sin = self.cos[position], self.sin[position]
             return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2).to(x.dtype)
 
-        mask = (self.places <= position)[None, None, None, :]
-        h = w["embedding"][token]
+        mask = self.places[None, :] <= places[:, None]
+        h = self.weights["embedding"][tokens].to(self.dtype)
         for i, (keys, values) in enumerate(self.caches):
             at = f"layers.{i}."
-            qkv = linear(norm(h, w[at + "attention_norm"]), w[at + "attention.query+key+value"])
+            qkv = linear(norm(h, at + "attention_norm"), weight(at + "attention.query+key+value"))
             q, k, v = qkv.split([heads * width, kv * width, kv * width], -1)
-            q, k = rotate(q.view(1, heads, 1, width)), rotate(k.view(1, kv, 1, width))
-            keys.index_copy_(2, position, k)
-            values.index_copy_(2, position, v.view(1, kv, 1, width))
+            keys.index_copy_(2, places, rotate(by_head(k, kv)))
+            values.index_copy_(2, places, by_head(v, kv))
             a = torch.nn.functional.scaled_dot_product_attention(
-                q, keys, values, attn_mask=mask, enable_gqa=heads != kv
+                rotate(by_head(q, heads)), keys, values, attn_mask=mask, enable_gqa=heads != kv
             )
-            h = h + linear(a.view(1, heads * width), w[at + "attention.output"])
-            gate_up = linear(norm(h, w[at + "mlp_norm"]), w[at + "mlp.gate+up"])
+            a = a.transpose(1, 2).reshape(rows, heads * width)
+            h = h + linear(a, weight(at + "attention.output"))
+            gate_up = linear(norm(h, at + "mlp_norm"), weight(at + "mlp.gate+up"))
             gated = torch.nn.functional.silu(gate_up[:, 0::2]) * gate_up[:, 1::2]
-            h = h + linear(gated, w[at + "mlp.down"])
+            h = h + linear(gated, weight(at + "mlp.down"))
         head = "embedding" if c.tie_word_embeddings else "head.weight"
-        self.logits = linear(norm(h, w["norm"]), w[head])
+        self.logits = linear(norm(h[-1:], "norm"), weight(head))
         return self.logits.argmax(-1)
 
-    def run(self, token: int, position: int, steps: int, compiled: bool) -> tuple[float, list[int]]:
-        """Seconds per token over `steps`, and the tokens. compiled: torch.compile + CUDA graph."""
+    def run(self, token: int, position: int, steps: int, compiled: bool) -> float:
+        """Seconds a token over `steps`. compiled: torch.compile, replayed as a CUDA graph."""
         torch = import_torch()
         with torch.inference_mode():
             tokens = torch.tensor([token], device=self.device)
@@ -157,25 +182,32 @@ class TorchDecoder:
             tokens.fill_(token)
             place.fill_(position)
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            made = []
             torch.cuda.synchronize()
             begin.record()
             for _ in range(steps):
                 graph.replay()
-                made.append(tokens.clone())
             end.record()
             torch.cuda.synchronize()
-            return begin.elapsed_time(end) / 1e3 / steps, [int(t) for t in made]
+            graph.reset()
+            return float(begin.elapsed_time(end)) / 1e3 / steps
 
-    def _eager(self, tokens: Any, place: Any, steps: int) -> tuple[float, list[int]]:
+    def prompt(self, length: int, accelerated: bool) -> float:
+        """Seconds for a prompt of so many tokens, up to the first new one; a graph's replay."""
+        torch = import_torch()
+        with torch.inference_mode(), contextlib.ExitStack() as stack:
+            tokens = torch.arange(length, device=self.device) % self.config.vocab_size
+            place = torch.zeros(1, dtype=torch.int64, device=self.device)
+            call = repeated(lambda: self.step(tokens, place), accelerated, stack)
+            return min(call(2) for _ in range(3))
+
+    def _eager(self, tokens: Any, place: Any, steps: int) -> float:
         torch = import_torch()
         self.step(tokens, place)
         if self.device != "cpu":
             torch.cuda.synchronize()
-        made = []
         start = time.perf_counter()
         for _ in range(steps):
             tokens = self.step(tokens, place)
             place = place + 1
-            made.append(int(tokens))
-        return (time.perf_counter() - start) / steps, made
+            int(tokens)
+        return (time.perf_counter() - start) / steps

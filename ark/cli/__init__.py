@@ -29,6 +29,7 @@ COMMANDS = {
     "trace": "draw a plan's planned and measured timeline",
     "bench": "measure decoding beside a peer",
     "cache": "show or clear the program cache",
+    "layout": "find the cheapest collectives from one layout of a tensor to another",
     "topo": "show, solve, synthesize and simulate collectives on a network topology",
 }
 

@@ -1,4 +1,6 @@
-"""`ark bench decode`: time per token, bandwidth and memory, beside a peer in the same run."""
+"""`ark bench decode`: time per token, share of the read ceiling, fidelity and memory, beside a peer
+in the same run.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +10,33 @@ import json
 import re
 import sys
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from ark.backend import registry
-from ark.bench.decode import Figures, decode
+from ark.bench.decode import ContextFigures, Figures, decode
+from ark.bench.fidelity import STEPS, TOLERANCE
 from ark.cli import bench_ops
-from ark.cli.common import device_index, positive, share, to_be_started
+from ark.cli.common import device_index, errors, positive, share, to_be_started
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType, by_name
 from ark.machine import Machine
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
-from ark.models.config import builtin_config
+from ark.models.config import LlamaConfig, builtin_config
+from ark.models.generate import CHUNK
 from ark.plan.schema import read_machine
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.launch import launch_command
 from ark.runtime.rank_info import rank_from_environment
 from ark.variant import Variant
+
+PEERS = ("LlamaForCausalLM", "MistralForCausalLM")
+NAMES = {
+    "compiled": "torch.compile + graph replay",
+    "graph": "torch + graph replay",
+    "eager": "torch eager fp32",
+}
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
@@ -39,7 +49,16 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         default="llama-3.2-1b",
         help="a built-in shape with random bf16 weights, or a checkpoint directory",
     )
-    d.add_argument("--context", type=positive, default=512, help="positions already in the cache")
+    d.add_argument(
+        "--context",
+        type=listed,
+        metavar="N,...",
+        help="positions already in the cache; one plan serves all (512, or what the model has)",
+    )
+    d.add_argument(
+        "--prompt", type=listed, default=[], metavar="N,...", help="time prompts of N tokens too"
+    )
+    d.add_argument("--chunk", type=positive, default=CHUNK, help="prompt tokens an iteration")
     d.add_argument("--tokens", type=positive, default=128)
     d.add_argument("--repeats", type=positive, default=5)
     d.add_argument("--backend")
@@ -53,12 +72,11 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         metavar="FIELD=NUMBER",
         help="change a number of the machine model, for experiments",
     )
-    d.add_argument("--vs", choices=("torch",), help="measure torch in the same run")
     d.add_argument(
-        "--read-bandwidth",
-        type=float,
-        metavar="GB/S",
-        help="the device's measured read bandwidth, to print a share of it",
+        "--vs",
+        choices=("torch",),
+        help="measure torch and the read ceiling in the same run, and check each row of logits of "
+        "16 greedy steps against torch in fp32; the code is 1 if one is too far away",
     )
     d.add_argument("--json", action="store_true")
     d.set_defaults(func=run)
@@ -97,13 +115,14 @@ def run(args: argparse.Namespace) -> int:
         config, dtype = checkpoint.config, DataType.from_numpy(checkpoint.dtype)
     else:
         config, dtype = builtin_config(args.config), by_name("bf16")
-    room = config.max_position_embeddings - 1
-    tokens = min(args.tokens, max(1, room - 1))
-    position = min(args.context, room - tokens)
+    contexts, tokens = places(args, config.max_position_embeddings)
     world = max(args.ranks, rank_info.world_size)
-    shape = Shape(config, dtype, position + tokens + 1, 0, rank_info.rank, world)
-    if args.vs and world > 1:
-        raise InvalidUsageError("--vs measures a peer on one device; leave it or the ranks away")
+    after = max(tokens, STEPS if args.vs else 0)
+    context = max(*(c + after + 1 for c in contexts), *(n + 1 for n in args.prompt), 0)
+    chunk = args.chunk if args.prompt else 0
+    shape = Shape(config, dtype, context, chunk, rank_info.rank, world)
+    if args.vs:
+        check_peer(config, world)
     backend, probe = registry.choose(args.backend)
     if to_be_started(args.ranks, rank_info):
         return launch_command(args.ranks, [sys.executable, "-m", "ark", *args.words])
@@ -122,8 +141,9 @@ def run(args: argparse.Namespace) -> int:
                 shape,
                 backend,
                 device,
-                position=position,
+                contexts=contexts,
                 tokens=tokens,
+                prompts=args.prompt,
                 repeats=args.repeats,
                 checkpoint=checkpoint,
                 machine=machine,
@@ -138,29 +158,77 @@ def run(args: argparse.Namespace) -> int:
     if rank_info.rank != 0:
         return 0
     if args.json:
-        row = dataclasses.asdict(figures)
-        print(json.dumps({"device": name, "notes": list(probe.notes), **row}))
+        row = {"device": name, "config": args.config, "notes": list(probe.notes)}
+        print(json.dumps({**row, **dataclasses.asdict(figures)}))
     else:
-        show(figures, name, probe.notes, args.read_bandwidth)
-    return 0
+        show(figures, name, probe.notes)
+    failed = [
+        c.context
+        for c in figures.contexts
+        if "ark" in c.fidelity and not c.fidelity["ark"].passes(dtype.name)
+    ]
+    if failed:
+        errors.print(
+            f"the logits after {', '.join(map(str, failed))} positions are further than "
+            f"{TOLERANCE[dtype.name]:g} of their norm from torch's in fp32; do not trust these "
+            "times, and please report it",
+            style="red",
+        )
+    return 1 if failed else 0
 
 
-def show(figures: Figures, name: str, notes: tuple[str, ...], read_bandwidth: float | None) -> None:
+def listed(text: str) -> list[int]:
+    """An argparse type: whole numbers of at least 1 with commas between."""
+    return [positive(part) for part in text.split(",")]
+
+
+def places(args: argparse.Namespace, limit: int) -> tuple[list[int], int]:
+    """The contexts to decode from, and how many tokens; InvalidUsageError if they do not fit."""
+    tokens = min(args.tokens, max(1, limit - 2))
+    room = limit - 1 - max(tokens, STEPS if args.vs else 0)
+    contexts = args.context or [min(512, room)]
+    for what, number, most in (
+        *(("a context", c, room) for c in contexts),
+        *(("a prompt", n, limit - 1) for n in args.prompt),
+    ):
+        if number > most:
+            raise InvalidUsageError(
+                f"{what} of {number} tokens was asked for, but of the model's {limit} positions at "
+                f"most {most} are left for it; ask for fewer"
+            )
+    return contexts, tokens
+
+
+def check_peer(config: LlamaConfig, world: int) -> None:
+    """InvalidUsageError where torch's side of the comparison does not compute the same."""
+    if world > 1:
+        raise InvalidUsageError("--vs measures a peer on one device; leave it or the ranks away")
+    if config.architecture not in PEERS:
+        raise InvalidUsageError(
+            f"--vs torch compares {' and '.join(PEERS)}, but this is {config.architecture}; leave "
+            "--vs away"
+        )
+
+
+def show(figures: Figures, name: str, notes: tuple[str, ...]) -> None:
     console = Console(markup=False)
     for note in notes:
         console.print(note, style="yellow")
-    table = Table(title=f"decode on {name}", show_header=False)
-    rate = figures.weight_bytes / figures.per_token / 1e9
-    spread = np.array(figures.runs) * 1e6
-    table.add_row(
-        "time per token",
-        f"{figures.per_token * 1e6:.1f} us (median of {len(spread)}; "
-        f"{spread.min():.1f} to {spread.max():.1f})",
-    )
-    table.add_row("weights streamed", f"{figures.weight_bytes / 1e9:.3f} GB, {rate:.0f} GB/s")
-    if read_bandwidth:
+    table = Table(title=f"decode on {name}, variant {figures.variant}", show_header=False)
+    for row in figures.contexts:
+        _show_context(table, row, figures)
+    for prompt in figures.prompts:
         table.add_row(
-            "share of read bandwidth", f"{rate / read_bandwidth:.1%} of {read_bandwidth:.0f} GB/s"
+            f"prompt of {prompt.length}",
+            f"{prompt.seconds * 1e3:.2f} ms to the first token (median of {len(prompt.runs)}), "
+            f"{prompt.length / prompt.seconds:.0f} tokens/s",
+        )
+        for peer, seconds in prompt.peer_s.items():
+            ratio = f"{seconds / prompt.seconds:.2f} times ark's"
+            table.add_row(f"  {NAMES[peer]}", f"{seconds * 1e3:.2f} ms, {ratio}")
+    if figures.read_bandwidth:
+        table.add_row(
+            "read ceiling", f"{figures.read_bandwidth / 1e9:.0f} GB/s, torch's reductions"
         )
     over = figures.device_bytes - figures.needed_bytes
     table.add_row(
@@ -173,11 +241,33 @@ def show(figures: Figures, name: str, notes: tuple[str, ...], read_bandwidth: fl
         "emit, compile, load",
         f"{figures.build_s:.2f} s" + (" (from the cache)" if figures.cached else ""),
     )
-    for peer, seconds in figures.peer_per_token.items():
-        label = "torch.compile + graph replay" if peer == "compiled" else "torch eager fp32"
-        table.add_row(
-            label, f"{seconds * 1e6:.1f} us, {seconds / figures.per_token:.2f} times ark's"
-        )
-    if figures.logits_error is not None:
-        table.add_row("logits against torch", f"relative error {figures.logits_error:.2e}")
     console.print(table)
+
+
+def _show_context(table: Table, row: ContextFigures, figures: Figures) -> None:
+    low, high = min(row.runs) * 1e6, max(row.runs) * 1e6
+    table.add_row(
+        f"from {row.context} positions on",
+        f"{row.per_token * 1e6:.1f} us a token (median of {len(row.runs)}; {low:.1f} to "
+        f"{high:.1f})",
+    )
+    rate = row.read_bytes / row.per_token
+    share = (
+        f", {rate / figures.read_bandwidth:.1%} of the ceiling" if figures.read_bandwidth else ""
+    )
+    keys = (row.read_bytes - figures.weight_bytes) / 1e9
+    table.add_row(
+        "  read",
+        f"{figures.weight_bytes / 1e9:.3f} GB of weights, {keys:.3f} of keys and values: "
+        f"{rate / 1e9:.0f} GB/s{share}",
+    )
+    for peer, seconds in row.peer_s.items():
+        ratio = f"{seconds / row.per_token:.2f} times ark's"
+        table.add_row(f"  {NAMES[peer]}", f"{seconds * 1e6:.1f} us, {ratio}")
+    for who, found in row.fidelity.items():
+        table.add_row(
+            f"  {who}'s logits",
+            f"{found.rows} rows beside fp32: |error| {found.mean:.1e} mean, {found.most:.1e} most; "
+            f"a row's distance {found.distance:.1e} at most; {found.agreed} of {found.rows} agree "
+            "on the best token",
+        )

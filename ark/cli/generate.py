@@ -162,11 +162,12 @@ def answer(
     pieces: list[str] = []
     show = leader and not args.json
     finish = "error"
-    begin = time.monotonic()
+    begin = first = time.monotonic()
     try:
         # Whatever leaves this block stops the device first.
         with closing(generator.stream(prompt, args.max_new_tokens, sampling)) as stream:
             for token in stream:
+                first = first if tokens else time.monotonic()
                 tokens.append(token)
                 pieces.append(text.push(token))
                 if show:
@@ -179,15 +180,18 @@ def answer(
         finish = "interrupted"
         raise
     finally:
-        seconds = time.monotonic() - begin
+        end = time.monotonic()
         pieces.append(text.finish())
         if show and (tokens or finish != "error"):
             print(visible(pieces[-1]), flush=True)
         if leader and args.json and (tokens or finish != "error"):
             print(json.dumps({"text": "".join(pieces), "tokens": tokens}), flush=True)
     if show:
-        rate = len(tokens) / max(seconds, 1e-9)
-        errors.print(f"{len(tokens)} tokens in {seconds:.2f} s, {rate:.1f} tokens/s", style="dim")
+        errors.print(
+            f"{len(prompt)} prompt tokens and the first new one in {1e3 * (first - begin):.1f} ms; "
+            f"{_rate(len(tokens) - 1, end - first)}",
+            style="dim",
+        )
     if leader and finish == "context":
         errors.print(
             f"the context is full: {generator.context} positions hold {len(prompt)} tokens of the "
@@ -195,3 +199,8 @@ def answer(
             style="yellow",
         )
     return 0
+
+
+def _rate(after: int, seconds: float) -> str:
+    """How fast tokens came after the first."""
+    return f"{after} more in {seconds:.2f} s, {after / max(seconds, 1e-9):.1f} tokens/s"

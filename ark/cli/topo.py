@@ -118,7 +118,7 @@ def _show(args: argparse.Namespace) -> int:
         return 0
     topology.validate()
     kinds = {node: re.sub(r"\d+", "*", node) for node in topology.nodes}
-    alike = Counter(
+    equal = Counter(
         (kinds[link.src], kinds[link.dst], link.bandwidth, link.latency_us)
         for link in topology.links
     )
@@ -128,7 +128,7 @@ def _show(args: argparse.Namespace) -> int:
         *("from", "to", "links", "GB/s", "latency us"),
         left=2,
     )
-    for (src, dst, bandwidth, latency), count in alike.items():
+    for (src, dst, bandwidth, latency), count in equal.items():
         table.add_row(src, dst, str(count), str(bandwidth), f"{latency:g}")
     _console().print(table)
     return 0

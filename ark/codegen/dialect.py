@@ -57,11 +57,11 @@ class Dialect:
     is more than the common body does. suffix: file ending of emitted source. stream: source text of
     the operand stream for machines with a ring, placed before the bodies; without a ring operands
     are read in place. roles: source text of the loop of the variant `roles`, behind the stream.
-    gates: by task kind, writers of `void NAME_gate(ArkCtx&, const ArkTask&)`, with which the lead
-    warp there opens a task; where one writes None, the body is in block form. loads: by task kind,
-    writers of NAME_load, the half of a body that a loading thread runs in variants that have
-    loading warps but no ring; loader: source text of their loop. maps: by task kind, the box maps
-    of its operands.
+    polls: by task kind, writers of `void NAME_poll(ArkCtx&, const ArkTask&)`, with which the lead
+    warp there waits for a task's input; where one writes None, the body is in block form. loads: by
+    task kind, writers of NAME_load, the half of a body that a loading thread runs in variants that
+    have loading warps but no ring; loader: source text of their loop. maps: by task kind, the box
+    maps of its operands.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Dialect:
     bodies: Mapping[str, BodyWriter] = field(default_factory=dict)
     scratch: Mapping[str, ScratchRule] = field(default_factory=dict)
     stream: str = ""
-    gates: Mapping[str, BodyWriter] = field(default_factory=dict)
+    polls: Mapping[str, BodyWriter] = field(default_factory=dict)
     roles: str = ""
     loads: Mapping[str, BodyWriter] = field(default_factory=dict)
     maps: Mapping[str, MapRule] = field(default_factory=dict)

@@ -16,8 +16,8 @@ MAX_PHASES = 8
 _NUMPY = {"u32": "<u4", "i32": "<i4", "u64": "<u8"}
 
 STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
-    # One tile task. wait/signal/fetch are index ranges into edges and into the processor's fetches;
-    # the signals lie behind the waits (signal_begin == wait_end).
+    # One tile task. wait/signal/fetch are index ranges into counter_ops and into the processor's
+    # fetches; the signals lie behind the waits (signal_begin == wait_end).
     "ArkTask": (
         ("kind", "u32", 1),
         ("op", "u32", 1),
@@ -33,8 +33,8 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("operand", "u64", MAX_OPERANDS),
     ),
     # A wait (value = threshold within an iteration, step = increments per iteration) or a signal
-    # (value = increment). flags: bit 0 = peers take part (system scope), bit 1 = iteration gate.
-    "ArkEdge": (
+    # (value = increment). flags: bit 0 = peers take part (system scope), bit 1 = iteration barrier.
+    "ArkCounterOp": (
         ("address", "u64", 1),
         ("value", "u32", 1),
         ("step", "u32", 1),
@@ -85,10 +85,10 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
     # Kernel parameters; every address is valid on the device.
     "ArkParams": (
         ("tasks", "u64", 1),
-        ("edges", "u64", 1),
+        ("counter_ops", "u64", 1),
         ("fetches", "u64", 1),
         ("ranges", "u64", 1),
-        ("gate", "u64", 1),
+        ("barrier", "u64", 1),
         ("control", "u64", 1),
         ("host", "u64", 1),
         ("trace", "u64", 1),
@@ -101,15 +101,15 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
     ),
 }
 
-EDGE_SYSTEM = 1
-EDGE_GATE = 2
+COUNTER_OP_SYSTEM = 1
+COUNTER_OP_BARRIER = 2
 
 # Why a wait gave up, as ArkHost.error says it.
 ERROR_KINDS = {
     1: "counter",
     2: "packet",
     3: "operand stream",
-    4: "iteration gate",
+    4: "iteration barrier",
     5: "index",
     6: "logits",
 }
@@ -122,8 +122,8 @@ def dtype(name: str) -> np.dtype:
     )
 
 
-# What the loop keeps in shared memory beside a task's scratch: records and edges of the tasks to
-# come, and what bodies see of the loop (ArkLoop in loop.h).
+# What the loop keeps in shared memory beside a task's scratch: records, waits and signals of the
+# tasks to come, and what bodies see of the loop (ArkLoop in loop.h).
 LOOP_BYTES = 1536
 
 

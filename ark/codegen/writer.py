@@ -94,7 +94,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
     bodies: list[str] = []
     texts: list[str] = []
     headers: dict[str, None] = {}  # in order of first use
-    gates: set[int] = set()  # bodies that are no block form
+    polls: set[int] = set()  # bodies that are no block form
     leads = bool(machine.variant.role(COMMUNICATE))
     loads = bool(machine.variant.role(LOAD)) and not machine.ring_bytes
     halves: set[int] = set()  # bodies with a loading half
@@ -110,11 +110,11 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
             text = own(name, sig, machine) if own else None
             bodies.append(name)
             headers.update(dict.fromkeys(kinds.get(op.kind).headers()))
-            gate = dialect.gates.get(op.kind) if leads and text else None
-            opening = gate(name, sig, machine) if gate else None
-            if opening:
-                gates.add(code)
-                texts.append(opening)
+            poll = dialect.polls.get(op.kind) if leads and text else None
+            polling = poll(name, sig, machine) if poll else None
+            if polling:
+                polls.add(code)
+                texts.append(polling)
             texts.append(text or kinds.get(op.kind).source(name, sig, machine))
             half = dialect.loads[op.kind] if loads and op.kind in dialect.loads else None
             loading = half(name, sig, machine) if half else None
@@ -141,7 +141,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
         dialect.loader if loads else "",
         *headers,
         *texts,
-        _dispatch(bodies, gates if leads else None, "  ark_task_begins(c, t);\n" if loads else ""),
+        _dispatch(bodies, polls if leads else None, "  ark_task_begins(c, t);\n" if loads else ""),
         _dispatch_load(bodies, halves) if loads else "",
         dialect.entry,
     ]
@@ -161,22 +161,23 @@ def _dispatch_load(bodies: Sequence[str], halves: set[int]) -> str:
     )
 
 
-def _dispatch(bodies: Sequence[str], gates: set[int] | None, first: str = "") -> str:
-    """The switches over kinds. gates: with the variant `roles`, bodies that enter by themselves.
+def _dispatch(bodies: Sequence[str], polls: set[int] | None, first: str = "") -> str:
+    """The switches over kinds. polls: with the variant `roles`, bodies that the
+    lead warp polls for and that enter by themselves.
     first: what happens before any body.
     """
-    lines, opening = [], []
+    lines, polling = [], []
     for i, name in enumerate(bodies):
-        if gates is None:
+        if polls is None:
             lines.append(f"    case {i}u: {name}(c, t); return true;")
-        elif i in gates:
+        elif i in polls:
             lines.append(f"    case {i}u: return {name}(c, t);")
-            opening.append(f"    case {i}u: {name}_gate(c, t); break;")
+            polling.append(f"    case {i}u: {name}_poll(c, t); break;")
         else:
             lines.append(
                 f"    case {i}u: if (!ark_enter(c)) return false; {name}(c, t); return true;"
             )
-    enter = "" if gates is None else "      if (!ark_enter(c)) return false;\n"
+    enter = "" if polls is None else "      if (!ark_enter(c)) return false;\n"
     made = (
         "ARK_DEVICE bool ark_dispatch(ArkCtx& c, const ArkTask& t) {\n"
         f"{first}  switch (t.kind) {{\n"
@@ -184,9 +185,9 @@ def _dispatch(bodies: Sequence[str], gates: set[int] | None, first: str = "") ->
         + f"\n    default:\n{enter}      ark_fail(c, 5u, 0u, {len(bodies)}u, t.kind);\n"
         "      return true;\n  }\n}\n"
     )
-    if gates is not None:
+    if polls is not None:
         made += (
-            "ARK_DEVICE void ark_dispatch_gate(ArkCtx& c, const ArkTask& t) {\n"
-            "  switch (t.kind) {\n" + "\n".join(opening) + "\n    default: break;\n  }\n}\n"
+            "ARK_DEVICE void ark_dispatch_poll(ArkCtx& c, const ArkTask& t) {\n"
+            "  switch (t.kind) {\n" + "\n".join(polling) + "\n    default: break;\n  }\n}\n"
         )
     return made

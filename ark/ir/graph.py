@@ -13,6 +13,7 @@ from typing import Any
 
 from ark.errors import ModelError
 from ark.ir.dtype import DataType
+from ark.ir.hints import Hints
 from ark.ir.values import Buffer, Tensor, check_layout
 
 
@@ -21,7 +22,8 @@ class Node:
     """One operator. Outputs are tensors too; an op that writes in place has its own new tensor.
 
     virtual: it names or views memory and makes no task. phase: which part of the loop it runs in.
-    processors: first and last+1 processor that may run it; none: all.
+    processors: first and last+1 processor that may run it; none: all. hints: how it is to be cut.
+    context: ops of one number were asked for together (ark.PlannerContext).
     """
 
     id: int
@@ -34,6 +36,13 @@ class Node:
     virtual: bool = False
     phase: int = 0
     processors: tuple[int, int] | None = None
+    hints: Hints | None = None
+    context: int | None = None
+
+    @property
+    def placement(self) -> tuple[object, ...]:
+        """What ops must have in common to become one."""
+        return self.phase, self.processors, self.hints
 
 
 class Graph:
@@ -48,6 +57,8 @@ class Graph:
         self.phases: tuple[str, ...] = ("main",)
         self.phase = 0
         self.processors: tuple[int, int] | None = None
+        self.hints: Hints | None = None
+        self.context: int | None = None
         self.scopes: list[str] = []
         self._depends: dict[int, tuple[Tensor, ...]] = {}
 
@@ -160,6 +171,8 @@ class Graph:
             virtual,
             self.phase,
             self.processors,
+            self.hints,
+            self.context,
         )
         self.nodes.append(node)
         return node

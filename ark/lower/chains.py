@@ -71,7 +71,7 @@ def join_chains(graph: Graph, kept: frozenset[int] = frozenset()) -> Graph:
 
 def _join(before: Node, node: Node, between: Tensor) -> Node | None:
     """Both as one node, or None where they do not fit together."""
-    if (before.phase, before.processors) != (node.phase, node.processors):
+    if before.placement != node.placement:
         return None
     inputs: list[Tensor] = []
 
@@ -97,4 +97,6 @@ def _join(before: Node, node: Node, between: Tensor) -> Node | None:
         (*before.after, *node.after),
         phase=node.phase,
         processors=node.processors,
+        hints=node.hints,
+        context=node.context,
     )

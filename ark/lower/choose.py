@@ -26,16 +26,18 @@ def choose(
     """The machine with the one variant that the plan will run under.
 
     The option `variant` names one; PlanError if the machine has none of that name. Otherwise it is
-    the one with communicating warps where the last phase decodes on one rank: its products
-    are linear layers of one row; the one that loads for warpgroups where all products are large and
-    of 16-bit types. All else runs under the machine's first. kept: as in fuse.
+    the one with communicating warps where the last phase decodes: its products are linear layers of
+    one row; the one that loads for warpgroups where all products are large and of 16-bit types.
+    All else runs under the machine's first. kept: as in fuse.
     """
     names = tuple(dict.fromkeys(v.name for v in machine.variants))
     wanted = options.get("variant")
     if wanted is not None and wanted not in names:
         raise PlanError(f"{machine.name} has no kernel variant {wanted!r}, but {', '.join(names)}")
+    if wanted is None and any(n.hints and n.hints.cuts for n in graph.nodes):
+        return machine.using(names[0])  # whose bodies take tiles of any size
     packets = machine.has("packets") and options.get("packets", True)
-    streams = packets and options.get("fuse", True) and graph.world_size == 1
+    streams = packets and options.get("fuse", True)
     for variant in machine.variants:
         target = dataclasses.replace(machine, variants=(variant,))
         if not variant.role(COMMUNICATE):
@@ -54,7 +56,7 @@ LEAST_TILE, LEAST_WORK = (128, 64), 1 << 28  # of a product worth a variant of i
 
 
 def _multiplies(graph: Graph) -> bool:
-    """Is the graph's work products of matrices of 16-bit types, all of which boxes can bring?"""
+    """Is all work products of matrices of 16-bit types, which box copies can load?"""
     nodes = [n for n in graph.nodes if not n.virtual]
     products = [n for n in nodes if n.type == "matmul"]
     return bool(products) and all(

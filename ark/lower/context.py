@@ -14,6 +14,7 @@ from ark.errors import PlanError
 from ark.ir.dtype import DataType
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor, dense_view
+from ark.lower.tiling import hinted_tile
 from ark.machine import Machine
 from ark.plan.groups import Group, RemoteSemaphore
 
@@ -27,6 +28,7 @@ class Lowering:
         self.options = options
         self.groups: list[Group] = []
         self.node: Node | None = None  # the one that is being lowered
+        self.cut = False  # were its tasks cut as its hints say?
         self._numbers: dict[str, int] = {}
 
     def emit(
@@ -50,9 +52,38 @@ class Lowering:
             node.after,
             node.phase,
             node.processors,
+            node.hints.granularity if node.hints else None,
+            node.context,
         )
         self.groups.append(group)
         return group
+
+    def tile(
+        self, shape: Sequence[int], fixed: Sequence[int] = (), shown: Sequence[int] | None = None
+    ) -> list[int] | None:
+        """The tile that the hints of the node ask for, of a result of this shape; None if none.
+
+        fixed: dimensions whose tile must be one index. shown: the hinted sizes where they are not
+        those of the hints. PlanError for what cannot be.
+        """
+        node = self.node
+        if node is None or node.hints is None:
+            return None
+        dims = len(node.outputs[0].shape)
+        if node.hints.tile is not None and any(n != 1 for n in node.hints.tile[:-dims]):
+            raise PlanError(
+                f"op {node.name!r}: the tile {list(node.hints.tile)} has more dimensions than its "
+                f"result {list(node.outputs[0].shape)}"
+            )
+        found = hinted_tile(node.name, shape, node.hints, shown)
+        if found is not None and any(found[d] != 1 for d in fixed):
+            raise PlanError(
+                f"op {node.name!r}: a tile {found} spans several indices of the result's dimension "
+                f"{next(d for d in fixed if found[d] != 1) - len(shape)}, which tasks of "
+                f"{node.type} take one by one"
+            )
+        self.cut = self.cut or found is not None
+        return found
 
     def semaphore(self, rank: int, name: str) -> RemoteSemaphore:
         """The counter called `name` on `rank`."""

@@ -15,7 +15,7 @@ from ark.codegen.layout import MAX_OPERANDS
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.pack import writes
-from ark.lower.tiling import PAIRED, row_bytes, row_pieces
+from ark.lower.tiling import PAIRED, row_bytes, split_k
 from ark.machine import Machine
 from ark.variant import COMMUNICATE
 
@@ -48,13 +48,14 @@ def fuse(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -> 
                 replaced[added.id] = _sum(node, added)
                 dropped.add(node.id)
             continue
-        if node.type != "matmul" or not _streams(node, machine):
+        if node.type != "matmul" or node.hints or not _streams(node, machine):
             continue
         if node.inputs[1].buffer.id in written or node.id in replaced:
             continue
         norm = by_output.get(node.inputs[0].id)
         if norm is not None and not (
             norm.type == "rmsnorm"
+            and norm.hints is None
             and uses[node.inputs[0].id] == 1
             and node.inputs[0].buffer.id not in kept
             and norm.inputs[0].shape == node.inputs[0].shape
@@ -64,6 +65,7 @@ def fuse(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -> 
         weight = node.inputs[1]
         if last is not None and (
             last.id in replaced  # the other operand of a sum has taken it in
+            or last.hints is not None
             or node.outputs[0].buffer.id in kept
             or not _epilogue(last, node.outputs[0], uses)
         ):
@@ -101,11 +103,11 @@ def _streams(node: Node, machine: Machine) -> bool:
 
 def _room(rows: int, weight: Tensor, machine: Machine) -> bool:
     """Can the ring take such rows of weights, and a processor the input rows?"""
-    pieces = row_pieces(rows, weight, machine)
+    splits = split_k(rows, weight, machine)
     narrow = rows == 1 and machine.variant.role(COMMUNICATE) > 0
     each = weight.dtype.itemsize if narrow else 4
     scratch = each * rows * weight.shape[1] + 4 * machine.warps
-    return pieces > 1 or (pieces == 1 and scratch <= machine.shared_bytes - machine.ring_bytes)
+    return splits > 1 or (splits == 1 and scratch <= machine.shared_bytes - machine.ring_bytes)
 
 
 def _holds_pairs(weight: Tensor, machine: Machine) -> bool:
@@ -148,6 +150,7 @@ def _adds_residual(
     """Is the sum over ranks only made to be added to another tensor of its kind?"""
     return (
         added.type == "add"
+        and node.hints is added.hints is None
         and graph.world_size + 2 <= MAX_OPERANDS
         and len(node.inputs) == 1
         and node.outputs[0].buffer.id not in kept
@@ -169,6 +172,7 @@ def _sum(node: Node, added: Node) -> Node:
         (*node.after, *added.after),
         phase=node.phase,
         processors=added.processors,
+        context=added.context,
     )
 
 
@@ -195,4 +199,5 @@ def _linear(node: Node, norm: Node | None, last: Node | None) -> Node:
         after,
         phase=node.phase,
         processors=end.processors,
+        context=end.context,
     )

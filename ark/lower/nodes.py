@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from ark.errors import PlanError
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower import registry
@@ -22,19 +23,32 @@ def lower_nodes(graph: Graph, machine: Machine, options: Mapping[str, Any]) -> l
             continue
         lowering.node = node
         op = registry.get(node.type)
+        lowering.cut = False
         if op.aliasing == "any":
             op.lower(lowering, node)
+            _followed(lowering, node)
             continue
         private, moves = _break_aliasing(lowering, node, op.aliasing == "exact")
         op.lower(lowering, private)
+        _followed(lowering, node)
         for source, target in moves:
             registry.get("copy").lower(
                 lowering,
                 dataclasses.replace(
-                    node, type="copy", inputs=(source,), outputs=(target,), attrs={}
+                    node, type="copy", inputs=(source,), outputs=(target,), attrs={}, hints=None
                 ),
             )
     return lowering.groups
+
+
+def _followed(lowering: Lowering, node: Node) -> None:
+    """PlanError if a tile was asked for and the op's tasks are cut in another way."""
+    asked = node.hints is not None and (node.hints.tile or node.hints.tasks)
+    if asked and not lowering.cut:
+        raise PlanError(
+            f"op {node.name!r}: the tasks of {node.type} are not tiles of its result, so that they "
+            "take no Tile and no NumTasks; leave these out of its configuration"
+        )
 
 
 def _break_aliasing(

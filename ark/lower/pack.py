@@ -60,7 +60,8 @@ class _Finder:
         """The node of that type that makes a tensor which nobody else reads."""
         node = self.makers.get(tensor.id)
         alone = self.uses[tensor.id] == 1 and tensor.buffer.id not in self.kept
-        return node if node is not None and node.type == type and alone else None
+        plain = node is not None and node.type == type and node.hints is None
+        return node if plain and alone else None
 
     def product(self, tensor: Tensor) -> Node | None:
         """The product with a weight that makes a tensor which nobody else reads."""
@@ -81,7 +82,7 @@ class _Finder:
         nodes = [n for n in found if n is not None]
         if len(nodes) < len(found) or len({n.inputs[1].buffer.id for n in nodes}) < len(nodes):
             return None
-        kinds = {(n.inputs[0].id, n.inputs[1].dtype.name, n.phase, n.processors) for n in nodes}
+        kinds = {(n.inputs[0].id, n.inputs[1].dtype.name, *n.placement) for n in nodes}
         return nodes if len(kinds) == 1 else None
 
     def gated(self, node: Node) -> _Match | None:
@@ -105,14 +106,14 @@ class _Finder:
         if appends[0] is None or appends[1] is None:
             return None
         key, value = appends[0], appends[1]
-        turns = [self.maker("rotary_embedding", t) for t in (query, key.inputs[0])]
-        if turns[0] is None or turns[1] is None:
+        rotations = [self.maker("rotary_embedding", t) for t in (query, key.inputs[0])]
+        if rotations[0] is None or rotations[1] is None:
             return None
-        first, second = turns[0], turns[1]
+        first, second = rotations[0], rotations[1]
         products = self.products([first.inputs[0], second.inputs[0], value.inputs[0]])
-        alike = first.inputs[1:] == second.inputs[1:] and first.attrs == second.attrs
+        same = first.inputs[1:] == second.inputs[1:] and first.attrs == second.attrs
         places = {t.id for t in (position, first.inputs[1], key.inputs[1], value.inputs[1])}
-        if products is None or not alike or len(places) > 1:
+        if products is None or not same or len(places) > 1:
             return None
         frequencies, caches = first.inputs[2], (key.inputs[2], value.inputs[2])
         width = node.attrs["head_dim"]
@@ -165,6 +166,8 @@ def pack(graph: Graph, kept: frozenset[int]) -> tuple[Graph, list[Packing]]:
     matches: dict[tuple[object, ...], list[_Match]] = {}
     for node in graph.nodes:
         match = None
+        if node.hints is not None:
+            continue
         if node.type == "swiglu":
             match = finder.gated(node)
         elif node.type == "attention":

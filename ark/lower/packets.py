@@ -1,5 +1,5 @@
-"""Which activations travel as packets {value, epoch}, so that a load is its own wait and the edge
-needs no counter. Called by the pipeline where the machine has the capability.
+"""Which activations travel as packets {value, epoch}, so that a load is its own wait and the
+dependence needs no counter. Called by the pipeline where the machine has the capability.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ark.variant import COMMUNICATE
 
 PACKET_LIMIT = 1 << 18  # bytes of fp32 activations that may travel as packets
 PACKET_READ = 1 << 12  # elements of one that a task may read; beyond, a counter is faster
-PACKET_READ_GATED = 1 << 14  # the same where a body polls only behind a gate
+PACKET_READ_POLLED = 1 << 14  # the same where a body polls only after one packet has come
 
 
 def choose_packets(
@@ -26,12 +26,14 @@ def choose_packets(
     machine: Machine,
     options: Mapping[str, Any],
     templates: Templates,
+    received: frozenset[int] = frozenset(),
 ) -> set[int]:
     """Ids of the tensors that carry their epoch: small activations, where everybody who touches
     them can read that.
 
     A buffer qualifies if all its tensors are whole dense fp32 views, its bytes stay small, and
-    no task reads much of it: a packet costs 8 bytes an element, and polls more.
+    no task reads much of it: a packet costs 8 bytes an element, and polls more. received: ids of
+    buffers between ranks that hold packets in any case.
     """
     found: set[int] = set()
     barred: set[int] = set(options.get("external", ()))
@@ -59,7 +61,8 @@ def choose_packets(
     for buffer, tensors in touched.items():
         source = tensors[0].buffer
         small = source.nbytes <= PACKET_LIMIT
-        if source.arena == "activation" and small and buffer not in barred:
+        own = source.arena == "activation" and small and buffer not in barred
+        if own or buffer in received:
             found.update(t.id for t in tensors)
     return found
 
@@ -67,7 +70,7 @@ def choose_packets(
 def _most_read(group: Group, machine: Machine) -> int:
     """Elements that one task may read as packets."""
     gated = machine.variant.role(COMMUNICATE) and group.kind == "linear"
-    return PACKET_READ_GATED if gated and group.operands[0].shape[0] == 1 else PACKET_READ
+    return PACKET_READ_POLLED if gated and group.operands[2].shape[0] == 1 else PACKET_READ
 
 
 def _signature(group: Group) -> Signature:

@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ark.errors import InvalidUsageError
+from ark.errors import InvalidUsageError, PlanError
 from ark.ir.graph import Graph
 from ark.ir.values import Tensor
 from ark.lower.chains import join_chains
@@ -22,6 +22,7 @@ from ark.lower.fuse import fuse
 from ark.lower.nodes import lower_nodes
 from ark.lower.pack import pack
 from ark.lower.packets import choose_packets
+from ark.lower.spread import spread
 from ark.machine import Machine
 from ark.plan import memory
 from ark.plan.boxes import Templates
@@ -41,10 +42,10 @@ def plan(
 ) -> Plan:
     """Makes the plan of one rank. Does not verify: all ranks' plans are verified together.
 
-    options: `external` (ids of buffers whose memory the caller brings and may read and write
-    between launches), `packets` (False keeps every edge on counters), `fuse` (False keeps every op
-    apart from its neighbours), `pack` (False keeps the model's weights as they are), `variant`
-    (the kernel variant by name). Raises InvalidUsageError for any other.
+    options: `external` (ids of buffers whose memory the caller provides and may read and write
+    between launches), `packets` (False keeps every dependence on counters), `fuse` (False keeps
+    every op apart from its neighbours), `pack` (False keeps the model's weights as they are),
+    `variant` (the kernel variant by name). Raises InvalidUsageError for any other.
     """
     chosen = dict(options or {})
     unknown = sorted(set(chosen) - set(OPTIONS))
@@ -57,13 +58,15 @@ def plan(
     packings: list[Packing] = []
     if chosen.get("pack", True):
         private, packings = pack(private, external)
+    _check_ranges(private, machine)
     machine = choose(private, machine, chosen, external)
     if chosen.get("fuse", True):
         private = join_chains(fuse(private, machine, external), external)
+    private, received = spread(private, machine, chosen, external)
     groups = _ended(lower_nodes(private, machine, chosen))
     packed = machine.has("packets") and chosen.get("packets", True)
     templates = Templates()
-    packets = choose_packets(groups, machine, chosen, templates) if packed else set()
+    packets = choose_packets(groups, machine, chosen, templates, received) if packed else set()
     tables = _Tables(private, groups, packets, external)
     schedule = Schedule(
         machine, tables.tensors, tables.buffers, private.rank, private.world_size, templates
@@ -93,17 +96,34 @@ def _ended(groups: Sequence[Group]) -> list[Group]:
     for place, group in enumerate(groups):
         made.append(group)
         if place == last[group.phase] and len(group.coords) > 1:
-            made.append(
-                Group("end", "iteration_end", {}, (), [(0,)], (), group.phase, group.processors)
-            )
+            made.append(_end(group))
     return made
 
 
+def _end(group: Group) -> Group:
+    place = {"processors": group.processors, "context": group.context}
+    return Group("end", "iteration_end", {}, (), [(0,)], (), group.phase, **place)
+
+
+def _check_ranges(graph: Graph, machine: Machine) -> None:
+    """PlanError for an op that was asked to stay on processors which the machine does not have."""
+    for node in graph.nodes:
+        if node.processors and not node.virtual and node.processors[1] > machine.processors:
+            raise PlanError(
+                f"op {node.name!r} was asked to run on processors {node.processors[0]} to "
+                f"{node.processors[1] - 1}, but {machine.name} has {machine.processors}, from 0 to "
+                f"{machine.processors - 1}; give PlannerContext a range within these"
+            )
+
+
 def _ranges(groups: Sequence[Group]) -> dict[str, Any]:
-    """The processors that each op was asked to stay on, if any was."""
-    if all(g.processors is None for g in groups):
-        return {}
-    return {"processor_ranges": [list(g.processors) if g.processors else None for g in groups]}
+    """The processors that each op was asked to stay on, and in which context, if any was."""
+    found: dict[str, Any] = {}
+    if any(g.processors for g in groups):
+        found["processor_ranges"] = [list(g.processors) if g.processors else None for g in groups]
+    if any(g.context is not None for g in groups):
+        found["contexts"] = [g.context for g in groups]
+    return found
 
 
 def _machine_entry(machine: Machine) -> dict[str, Any]:
@@ -185,7 +205,7 @@ class _Tables:
                 PlanBuffer(
                     id=found,
                     name=source.name or tensor.name or f"b{source.id}",
-                    arena="packet" if packet else arena,
+                    arena="packet" if packet and arena != "symmetric" else arena,
                     nbytes=source.nbytes // tensor.dtype.itemsize * 8 if packet else source.nbytes,
                     rank=rank,
                     initial=arena in INITIAL,

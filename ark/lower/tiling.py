@@ -8,6 +8,8 @@ import itertools
 import math
 from collections.abc import Sequence
 
+from ark.errors import PlanError
+from ark.ir.hints import Hints
 from ark.ir.values import Tensor
 from ark.machine import Machine
 from ark.variant import COMMUNICATE
@@ -37,6 +39,42 @@ def box_tile(shape: Sequence[int], machine: Machine, weight: int = 1) -> list[in
     return tile
 
 
+def hinted_tile(
+    name: str, shape: Sequence[int], hints: Hints, shown: Sequence[int] | None = None
+) -> list[int] | None:
+    """The tile that hints ask for; None if they ask for none. shown: the sizes, if not the hints'.
+
+    Its dimensions are at most the shape's. PlanError where it does not give as many tasks.
+    """
+    sizes = hints.tile if shown is None else shown
+    if sizes is not None:
+        known = list(itertools.dropwhile(lambda n: n == 1, sizes)) or [1]
+        wide = [1] * (len(shape) - len(known)) + known
+        tile = [min(t, n) for t, n in zip(wide, shape, strict=True)]
+    elif hints.tasks is not None:
+        tile = _cut(shape, hints.tasks)
+    else:
+        return None
+    count = math.prod(-(-n // t) for n, t in zip(shape, tile, strict=True))
+    if hints.tasks not in (None, count):
+        cut = f"tiles of {tile} are {count}" if sizes is not None else "no equal tiles are so many"
+        raise PlanError(
+            f"op {name!r}: NumTasks is {hints.tasks}, but of its result {list(shape)} {cut}; say "
+            f"{count}, or leave NumTasks out"
+        )
+    return tile
+
+
+def _cut(shape: Sequence[int], tasks: int) -> list[int]:
+    """Tiles of about equal size, as near to so many as whole cuts of the dimensions come."""
+    tile = list(shape)
+    for d, n in enumerate(shape):
+        pieces = next(p for p in range(min(n, tasks), 0, -1) if tasks % p == 0)
+        tile[d] = -(-n // pieces)
+        tasks //= pieces
+    return tile
+
+
 def turned_tile(shape: Sequence[int], turned: int, machine: Machine) -> list[int]:
     """Tile sizes for a result of four dimensions whose dimension `turned` is its source's last:
     long enough along both that each side is read and written by whole lines.
@@ -47,7 +85,7 @@ def turned_tile(shape: Sequence[int], turned: int, machine: Machine) -> list[int
     planes = math.prod(shape) // (shape[turned] * shape[3])
 
     def busy(chunks: tuple[int, int]) -> tuple[int, int]:
-        """Squares that the busiest processor turns, a task counted as one more; and tasks."""
+        """Squares that the busiest processor transposes, a task counted as one more; and tasks."""
         tasks = planes * -(-across // chunks[0]) * -(-down // chunks[1])
         return -(-tasks // machine.processors) * (chunks[0] * chunks[1] + 1), tasks
 
@@ -77,8 +115,8 @@ def side_by_side(coords: Sequence[tuple[int, ...]], processors: int) -> list[tup
     total = len(coords)
     shares: list[list[tuple[int, ...]]] = [[] for _ in range(processors)]
     sizes = [total * (p + 1) // processors - total * p // processors for p in range(processors)]
-    turns = (p for turn in range(max(sizes)) for p in range(processors) if turn < sizes[p])
-    for coord, p in zip(coords, turns, strict=True):
+    dealt = (p for i in range(max(sizes)) for p in range(processors) if i < sizes[p])
+    for coord, p in zip(coords, dealt, strict=True):
         shares[p].append(coord)
     return [coord for share in shares for coord in share]
 
@@ -118,17 +156,18 @@ def stage_rows(weight: Tensor, machine: Machine, paired: bool) -> int:
     return rows
 
 
-def row_pieces(rows: int, weight: Tensor, machine: Machine) -> int:
+def split_k(rows: int, weight: Tensor, machine: Machine) -> int:
     """Stages that a row of weights takes on the operand stream; 0 if it cannot be streamed.
 
-    rows: of the input. A stage holds whole rows. One of a row wider than that holds an equal piece
-    of it, where the threads keep their slices of a single input row, even in number, in registers.
+    rows: of the input. A stage holds whole rows. A wider row is cut along k into so
+    many equal parts, where the threads keep their slices of a single input row, even in number, in
+    registers.
     """
     columns = weight.shape[1]
     if not machine.ring_bytes or row_bytes(weight) <= machine.stage_bytes:
         return 1
     if machine.variant.role(COMMUNICATE):
-        # Pieces are different warps' there, and the input is in shared memory.
+        # The parts are different warps' there, and the input is in shared memory.
         least = -(-row_bytes(weight) // machine.stage_bytes) if rows == 1 else 0
         units = row_bytes(weight) // 16
         fits = (p for p in range(least, units + 1) if least and units % p == 0)

@@ -37,21 +37,21 @@ def rotary_embedding(
     Su et al., RoFormer (2021), section 3.2.
 
     input (rows, heads * width), position (1,) int32, frequencies (width / 2,) fp32 in radians a
-    position: pair i of row r turns by (position + r) * frequencies[i]. A pair is the elements i and
-    i + width / 2 of a head, as in Hugging Face's models, or 2i and 2i + 1 where interleaved. Result
-    of the input's shape and type.
+    position: pair i of row r is rotated by (position + r) * frequencies[i]. A pair is the
+    elements i and i + width / 2 of a head, as in Hugging Face's models, or 2i and 2i + 1 where
+    interleaved. Result of the input's shape and type.
     """
-    x, at, turns = as_tensor(input), as_tensor(position), as_tensor(frequencies)
+    x, at, freqs = as_tensor(input), as_tensor(position), as_tensor(frequencies)
     dtype = float_dtype("rotary_embedding", x)
     check_position("rotary_embedding", at)
-    width = _head_width("rotary_embedding", turns)
+    width = _head_width("rotary_embedding", freqs)
     if len(x.ir.shape) != 2 or x.ir.shape[1] % width:
         raise ModelError(
             f"rotary_embedding: the input has shape {list(x.ir.shape)}; expected (rows, heads * "
             f"{width}), as there are {width // 2} frequencies"
         )
     attrs = {"head_dim": width, "interleaved": bool(interleaved)}
-    return result("rotary_embedding", [x, at, turns], x.ir.shape, dtype, output, attrs, name)
+    return result("rotary_embedding", [x, at, freqs], x.ir.shape, dtype, output, attrs, name)
 
 
 def rope_kv(
@@ -64,15 +64,15 @@ def rope_kv(
     caches (kv_heads, context, width). Results: queries (rows, heads * width) fp32, both caches.
     """
     tensors = [as_tensor(t) for t in (input, position, frequencies, keys, values)]
-    x, at, turns, key, value = tensors
+    x, at, freqs, key, value = tensors
     float_dtype("rope_kv", x)
     kv_heads, _, width = check_cache("rope_kv", key, at)
     heads = x.ir.shape[-1] // width - 2 * kv_heads
     shapes = (value.ir.shape == key.ir.shape, value.ir.dtype == key.ir.dtype, value.ir.dense)
-    if not all(shapes) or _head_width("rope_kv", turns) != width:
+    if not all(shapes) or _head_width("rope_kv", freqs) != width:
         raise ModelError(
             f"rope_kv: keys are {key.ir.dtype.name} {list(key.ir.shape)}, values "
-            f"{value.ir.dtype.name} {list(value.ir.shape)} with {turns.ir.shape[0]} frequencies; "
+            f"{value.ir.dtype.name} {list(value.ir.shape)} with {freqs.ir.shape[0]} frequencies; "
             "the caches must be alike and twice as wide as there are frequencies"
         )
     if len(x.ir.shape) != 2 or x.ir.shape[1] % width or heads < 1 or heads % kv_heads:
@@ -97,7 +97,9 @@ def _head_width(what: str, frequencies: Tensor) -> int:
     return 2 * frequencies.ir.shape[0]
 
 
-def _turn(x: np.ndarray, position: int, frequencies: np.ndarray, interleaved: bool) -> np.ndarray:
+def _rotated(
+    x: np.ndarray, position: int, frequencies: np.ndarray, interleaved: bool
+) -> np.ndarray:
     """x (rows, heads * width) turned."""
     rows, half = len(x), len(frequencies)
     pairs = (half, 2) if interleaved else (2, half)
@@ -110,7 +112,7 @@ def _turn(x: np.ndarray, position: int, frequencies: np.ndarray, interleaved: bo
 
 def _rotary(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     x, position, frequencies = inputs
-    return [_turn(x, int(position[0]), frequencies, attrs["interleaved"])]
+    return [_rotated(x, int(position[0]), frequencies, attrs["interleaved"])]
 
 
 def rope_kv_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
@@ -119,7 +121,7 @@ def rope_kv_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) ->
     at, width = int(position[0]), attrs["head_dim"]
     ends = np.cumsum([attrs["heads"] * width, attrs["kv_heads"] * width])
     query, key, value = np.split(x, ends, axis=1)
-    query, key = (_turn(part, at, frequencies, True) for part in (query, key))
+    query, key = (_rotated(part, at, frequencies, True) for part in (query, key))
     caches = []
     for cache, rows in ((keys, key), (values, value)):
         made = cache.copy()

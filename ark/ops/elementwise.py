@@ -28,11 +28,12 @@ Number = (int, float)
 def _lower(lowering: Lowering, node: Node) -> None:
     """Tiles over the output; when nothing is broadcast or strided, over one flat dimension."""
     tensors = [*node.inputs, *node.outputs]
-    if all(t.dense and t.shape == node.outputs[0].shape for t in tensors):
+    plain = node.hints is None or not node.hints.cuts
+    if plain and all(t.dense and t.shape == node.outputs[0].shape for t in tensors):
         tensors = [lowering.flat(t) for t in tensors]
     out = tensors[-1]
     shape = (1,) * (4 - len(out.shape)) + out.shape
-    tile = box_tile(shape, lowering.machine)
+    tile = lowering.tile(shape) or box_tile(shape, lowering.machine)
     params = {"expr": expression_of(node), "tile": tile}
     lowering.emit("pointwise", params, tensors, box_coords(shape, tile))
 

@@ -18,9 +18,9 @@ from ark.lower.tiling import (
     PAIRED,
     box_coords,
     matrix_tile,
-    row_pieces,
     side_by_side,
     split,
+    split_k,
     stage_rows,
 )
 from ark.ops.base import broadcast, float_dtype, result, same_dtype
@@ -100,7 +100,11 @@ def _lower_matmul(lowering: Lowering, node: Node) -> None:
     shape = (1,) * (4 - len(out)) + out
     machine = lowering.machine
     grouped = machine.variant.name == "matrix"
-    if grouped:
+    product = node.hints.product if node.hints else None
+    asked = lowering.tile(shape, fixed=(0, 1), shown=product)
+    if asked:
+        tile = asked[2], asked[3]
+    elif grouped:
         tile = matrix_tile(shape, machine)
     else:
         tile = machine.matmul_tile(shape[2], shape[3], shape[0] * shape[1])
@@ -110,7 +114,7 @@ def _lower_matmul(lowering: Lowering, node: Node) -> None:
         "tile": list(tile),
     }
     coords = box_coords(shape, (1, 1, *tile))
-    if grouped and lowering.graph.world_size == 1:
+    if grouped and lowering.graph.world_size == 1 and not node.hints:
         # A processor's tiles are one task: it loads one while it stores another.
         begin, end = node.processors or (0, machine.processors)
         params |= {"tasks": min(len(coords), end - begin), "group": GROUP}
@@ -127,12 +131,12 @@ def _lower_linear(lowering: Lowering, node: Node) -> None:
     weight = node.inputs[1]
     n = weight.shape[0]
     rows = stage_rows(weight, machine, node.attrs["epilogue"] in PAIRED)
-    pieces = row_pieces(node.inputs[0].shape[0], weight, machine)
+    splits = split_k(node.outputs[0].shape[0], weight, machine)
     if not weight.dense:
         raise ModelError(f"the weight {weight.name!r} must be dense to be streamed")
     x, w, *rest = node.inputs
     operands = [x, w, node.outputs[0], *rest, *node.outputs[1:]]
-    params = {**node.attrs, "rows": rows, "pieces": pieces}
+    params = {**node.attrs, "rows": rows, "split_k": splits}
     stages = -(-n // rows)
     coords = [(a * rows, min(b * rows, n)) for a, b in split(stages, machine.processors)]
     lowering.emit("linear", params, operands, coords)

@@ -41,7 +41,7 @@ def _lower_transpose(lowering: Lowering, node: Node) -> None:
     pad = 4 - len(out.shape)
     shape = (1,) * pad + out.shape
     perm = [*range(pad), *(p + pad for p in node.attrs["perm"])]
-    tile = turned_tile(shape, perm.index(3), lowering.machine)
+    tile = lowering.tile(shape) or turned_tile(shape, perm.index(3), lowering.machine)
     params = {"perm": perm, "tile": tile}
     lowering.emit("transpose", params, [node.inputs[0], out], box_coords(shape, tile))
 
@@ -90,6 +90,9 @@ def _lower_embedding(lowering: Lowering, node: Node) -> None:
     target = whole_view(lowering, out, (rows, width), fill=False)
     pieces = max(1, min(width // 64, -(-lowering.machine.processors // rows)))
     columns = -(-width // pieces)
+    asked = lowering.tile((1,) * (4 - len(out.shape)) + out.shape, fixed=(0, 1, 2))
+    if asked:
+        columns = asked[3]
     params = {"rows": 1, "columns": columns, "dynamic": False}
     coords = [(r, c) for r in range(rows) for c in range(0, width, columns)]
     lowering.emit("embedding", params, [index, table, target], coords)
@@ -123,7 +126,7 @@ def rope(input: Any, other: Any, output: Any = NullTensor, name: str = "") -> Te
 def _lower_rope(lowering: Lowering, node: Node) -> None:
     out = node.outputs[0]
     shape = (1,) * (4 - len(out.shape)) + out.shape
-    tile = box_tile(shape, lowering.machine)
+    tile = lowering.tile(shape) or box_tile(shape, lowering.machine)
     tile[3] += tile[3] % 2
     lowering.emit("rope", {"tile": tile}, [*node.inputs, out], box_coords(shape, tile))
 

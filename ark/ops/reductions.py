@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ark.errors import ModelError
+from ark.errors import ModelError, PlanError
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
 from ark.ir.dtype import FLOATS, fp32, int32
 from ark.ir.graph import Node
@@ -54,6 +54,8 @@ def _lower_reduce(lowering: Lowering, node: Node) -> None:
         out = _insert(out, axis)
     outer, inner = math.prod(source.shape[:axis]), math.prod(source.shape[axis + 1 :])
     pieces = _pieces(outer, count, inner, lowering.machine)
+    if node.hints is not None and node.hints.cuts:
+        pieces = 1
     seen = dense_view(source, (outer, pieces, count // pieces, inner))
     if pieces == 1 or seen is None or dense_view(out, (outer, 1, inner)) is None:
         _emit_reduce(lowering, function, axis, count, source, out)
@@ -94,10 +96,22 @@ def _emit_reduce(
     shape = (1,) * (4 - len(out.shape)) + out.shape
     place = axis + 4 - len(source.shape)
     tile = box_tile(shape, lowering.machine, source.shape[axis])
-    if place != 3 and shape[3] > tile[3]:
+    asked = lowering.tile(shape, shown=_beside_axis(lowering.node, axis))
+    if asked:
+        tile = asked
+    elif place != 3 and shape[3] > tile[3]:
         tile = [1, 1, 1, max(tile[3], min(REDUCE_COLUMNS, shape[3]))]
     params = {"function": function, "axis": place, "count": count, "tile": tile}
     lowering.emit("reduce", params, [source, out], box_coords(shape, tile), suffix)
+
+
+def _beside_axis(node: Node | None, axis: int) -> list[int] | None:
+    """The hinted tile where the result has no dimension in the place of the reduced one."""
+    if node is None or node.hints is None or node.hints.tile is None or node.attrs["keepdims"]:
+        return None
+    left = len(node.inputs[0].shape) - 1 - len(node.hints.tile)
+    sizes = [1] * left + list(node.hints.tile)
+    return [*sizes[:axis], 1, *sizes[axis:]]
 
 
 def _lower_rows(lowering: Lowering, node: Node) -> None:
@@ -105,12 +119,28 @@ def _lower_rows(lowering: Lowering, node: Node) -> None:
     shape = (1,) * (4 - len(out.shape)) + out.shape
     rows = -(-shape[0] * shape[1] * shape[2] // lowering.machine.processors)
     rows = max(1, min(rows, shape[2]))
+    asked = lowering.tile((*shape[:3], 1), fixed=(0, 1), shown=_whole_rows(node))
+    if asked:
+        rows = asked[2]
     coords = box_coords((*shape[:3], 1), (1, 1, rows, 1))
     if node.type == "argmax":
         lowering.emit("argmax", {"rows": rows}, [*node.inputs, out], coords)
         return
     params = {"function": node.type, "eps": node.attrs.get("eps", 0.0), "rows": rows}
     lowering.emit("rownorm", params, [*node.inputs, out], coords)
+
+
+def _whole_rows(node: Node) -> list[int] | None:
+    """The hinted tile with one index in the place of a whole row; PlanError for a part of one."""
+    if node.hints is None or node.hints.tile is None:
+        return None
+    *others, columns = node.hints.tile
+    if columns < node.outputs[0].shape[-1]:
+        raise PlanError(
+            f"op {node.name!r}: a tile {list(node.hints.tile)} holds a part of a row of "
+            f"{node.outputs[0].shape[-1]}, and a task of {node.type} computes whole rows"
+        )
+    return [*others, 1]
 
 
 def _reduce_reference(function: str) -> Any:

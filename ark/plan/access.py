@@ -66,7 +66,7 @@ class Region:
         )
 
     def same_frame(self, other: Region) -> bool:
-        """Are boxes of both counted alike?"""
+        """Are boxes of both counted the same way?"""
         return (
             self.memory == other.memory
             and self.extents == other.extents
@@ -200,12 +200,12 @@ class Region:
         *theirs, simple2 = (v[columns] for v in other._combs)
         apart = other.boxes.begin[columns] + distance - self.boxes.begin[rows]
         shared = np.zeros(len(rows), bool)
-        alike = (mine[0] == 1) | (theirs[0] == 1) | (mine[1] == theirs[1])
-        shared[alike] = _meet_combs(
-            [v[alike] for v in mine], [v[alike] for v in theirs], apart[alike]
+        same_step = (mine[0] == 1) | (theirs[0] == 1) | (mine[1] == theirs[1])
+        shared[same_step] = _meet_combs(
+            [v[same_step] for v in mine], [v[same_step] for v in theirs], apart[same_step]
         )
         # Combs of two steps: the ranges of the one with fewer, one at a time.
-        unlike = np.flatnonzero(~alike)
+        unlike = np.flatnonzero(~same_step)
         fewer = mine[0][unlike] <= theirs[0][unlike]
         few = [np.where(fewer, a[unlike], b[unlike]) for a, b in zip(mine, theirs, strict=True)]
         more = [np.where(fewer, b[unlike], a[unlike]) for a, b in zip(mine, theirs, strict=True)]

@@ -20,7 +20,9 @@ class RemoteSemaphore:
 
 @dataclass
 class Group:
-    """The tasks of one lowered op. sends, awaits: one entry per task, or none at all."""
+    """The tasks of one lowered op. sends, awaits: one entry per task, or none at all. granularity,
+    context: see ark.ir.
+    """
 
     name: str
     kind: str
@@ -30,5 +32,7 @@ class Group:
     after: tuple[Tensor, ...]
     phase: int
     processors: tuple[int, int] | None = None
+    granularity: int | None = None
+    context: int | None = None
     sends: list[tuple[RemoteSemaphore, ...]] = field(default_factory=list)
     awaits: list[tuple[tuple[RemoteSemaphore, int], ...]] = field(default_factory=list)

@@ -27,7 +27,7 @@ FLOAT_NAMES = tuple(t.name for t in FLOATS)
 Size = Annotated[int, msgspec.Meta(ge=1, le=INT_MAX)]
 Rows = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 Heads = Annotated[int, msgspec.Meta(ge=1, le=1 << 12)]
-Pieces = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
+Splits = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
 Dim = Annotated[int, msgspec.Meta(ge=0, le=3)]
 Epsilon = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 Tile = tuple[Size, Size, Size, Size]

@@ -23,7 +23,7 @@ from ark.plan.clocks import RAN, SEEN, START, Clocks
 from ark.plan.frontier import Frontier
 from ark.plan.groups import Group
 from ark.plan.kind import OperandType, Signature
-from ark.plan.types import GATE, PlanBuffer, PlanCounter, PlanOp, PlanTensor, Task
+from ark.plan.types import ITERATION_BARRIER, PlanBuffer, PlanCounter, PlanOp, PlanTensor, Task
 
 NOTHING = np.zeros(0, np.int64)
 NOBODY = (frozenset[int](), frozenset[int]())
@@ -80,7 +80,7 @@ class _Counter:
 
 @dataclass
 class _Draft:
-    """A task while its edges are being placed."""
+    """A task while its waits and signals are being placed."""
 
     waits: dict[int, int] = field(default_factory=dict)
     signals: list[int] = field(default_factory=list)
@@ -103,10 +103,14 @@ class Schedule:
         self.buffers = buffers
         self.rank = rank
         self.templates = templates
-        self.counter_list: list[_Counter] = [_Counter("gate", world_size, rank, world_size > 1)]
+        self.counter_list: list[_Counter] = [
+            _Counter("iteration barrier", world_size, rank, world_size > 1)
+        ]
         self._semaphores: dict[tuple[int, str], int] = {}
-        self.gates = [GATE] + [
-            self.counter("gate", 0, other, True) for other in range(world_size) if other != rank
+        self.barriers = [ITERATION_BARRIER] + [
+            self.counter("iteration barrier", 0, other, True)
+            for other in range(world_size)
+            if other != rank
         ]
 
     def counters(self) -> tuple[PlanCounter, ...]:
@@ -205,12 +209,15 @@ class _PhaseRun:
         self.frontier.add(mine)
 
     def _deal(self, group: Group, count: int) -> np.ndarray:
-        """The processor of each task: round robin, whole shares where there are many."""
+        """The processor of each task: round robin, whole shares where there are many, or as many at
+        a time as was asked for.
+        """
         begin, end = group.processors or (0, len(self.lists))
-        begin = min(begin, len(self.lists) - 1)
-        end = max(begin + 1, min(end, len(self.lists)))
         processors = end - begin
         share = np.arange(count, dtype=np.int64)
+        if group.granularity is not None:
+            lanes: np.ndarray = begin + share // group.granularity % processors
+            return lanes
         if count > processors:
             share = share * processors // count
         lanes = begin + (self.rotation + share) % processors
@@ -355,8 +362,8 @@ class _PhaseRun:
         return counter
 
     def finish(self) -> tuple[tuple[Task, ...], ...]:
-        """Adds the gate's signals to the last task and freezes the lists."""
-        self._gate()
+        """Adds the signals of the iteration barrier to the last task and freezes the lists."""
+        self._barrier()
         made: list[Task] = []
         for op, group, sig in self.groups:
             coords = tuple(group.coords)
@@ -366,7 +373,7 @@ class _PhaseRun:
                 made.append(Task(op.id, coord, waits, signals, fetches))
         return tuple(tuple(made[i] for i in indices) for indices in self.lists)
 
-    def _gate(self) -> None:
+    def _barrier(self) -> None:
         """The last task of an iteration waits for the last task of every processor."""
         last, run = len(self.drafts) - 1, next(reversed(self.runs.values()))
         mine = int(run.lanes[-1])
@@ -386,4 +393,4 @@ class _PhaseRun:
                 _Set(next(reversed(self.runs)), np.array(tails), NOTHING, NOTHING, NOBODY)
             )
             draft.waits[self._counter(number)] = len(tails)
-        draft.signals += self.s.gates
+        draft.signals += self.s.barriers

@@ -105,13 +105,16 @@ class PackingEntry(_Entry, frozen=True):
 
 
 class MetaEntry(_Entry, frozen=True, omit_defaults=True):
-    """What the plan was made from. processor_ranges: by op, where it was asked to stay."""
+    """What the plan was made from. processor_ranges: by op, where it was asked to stay.
+    contexts: by op, which it was asked for in.
+    """
 
     model: Name | None = None
     context: Index | None = None
     chunk: Index | None = None
     packing: tuple[PackingEntry, ...] | None = None
     processor_ranges: tuple[tuple[Index, Index] | None, ...] | None = None
+    contexts: tuple[Index | None, ...] | None = None
 
 
 class PlanFile(_Entry, frozen=True):

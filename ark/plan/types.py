@@ -22,7 +22,9 @@ ARENAS = ("activation", "parameter", "state", "external", "symmetric", "host", "
 # Arenas whose buffers hold meaningful bytes before an iteration begins.
 INITIAL = ("parameter", "state", "external", "host")
 
-GATE = 0  # the id of the counter that opens the next iteration
+ITERATION_BARRIER = (
+    0  # the id of the counter that of the iteration barrier, which opens the next iteration
+)
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ class PlanCounter:
 
 @dataclass(frozen=True)
 class Fetch:
-    """Consecutive bytes of an operand that the stream brings in pieces of `stage` bytes."""
+    """Consecutive bytes of an operand that the stream copies in stages of `stage` bytes."""
 
     operand: int
     offset: int

@@ -99,7 +99,7 @@ class Bootstrap:
 
     @classmethod
     def from_environment(
-        cls, timeout_s: float = 30.0, rank_info: RankInfo | None = None
+        cls, timeout_s: float | None = None, rank_info: RankInfo | None = None
     ) -> Bootstrap:
         """Joins the job that the launcher's environment variables describe."""
         here = rank_info or rank_from_environment()
@@ -108,7 +108,7 @@ class Bootstrap:
             here.world_size,
             here.address,
             here.port,
-            timeout_s,
+            here.join_s if timeout_s is None else timeout_s,
             job=_words(here),
             ports=here.ports,
         )

@@ -21,7 +21,7 @@ from ark.codegen.dialect import BoxMap
 from ark.errors import BaseError, InvalidUsageError, SystemError
 from ark.ir.dtype import by_name
 from ark.plan.serialize import machine_of
-from ark.plan.types import GATE, Plan, PlanTensor
+from ark.plan.types import ITERATION_BARRIER, Plan, PlanTensor
 from ark.runtime import live, tables
 from ark.runtime.faults import explain
 from ark.runtime.program import Program, load
@@ -100,13 +100,18 @@ class Executor:
         kind = "symmetric" if plan.world_size > 1 else "device"
         self._shared = self._alloc(symmetric + self._counter_bytes, kind)
         self._counters = self._shared.address + symmetric
+        # Receive buffers of packets: what a launch before has left there is none of this one's.
+        received = {t.buffer for t in plan.tensors if t.packet}
+        own = (b for b in plan.buffers if b.arena == "symmetric" and b.rank == plan.rank)
+        ends = (b.offset + b.nbytes for b in own if b.id in received)
+        self._received_bytes = max(ends, default=0)
         self._connect(symmetric)
         count = sum(len(m) for m in self._maps())
         self._map_memory = self._alloc(count * layout.MAP_BYTES) if count else None
         self.tables = self._build_tables()
         self._arrays = {
             name: self._upload(getattr(self.tables, name))
-            for name in ("tasks", "edges", "fetches", "ranges")
+            for name in ("tasks", "counter_ops", "fetches", "ranges")
         }
         self._control = self._alloc(layout.dtype("ArkControl").itemsize)
         self._host = self._alloc(layout.dtype("ArkHost").itemsize, "host")
@@ -286,6 +291,8 @@ class Executor:
         packets = self._arenas.get("packet")
         if packets is not None:
             self.device.zero(packets.address, packets.nbytes)
+        if self._received_bytes:
+            self.device.zero(self._shared.address, self._received_bytes)
         if self._trace is not None:
             self.device.zero(self._trace.address, self._trace.nbytes)
         control = np.zeros(1, layout.dtype("ArkControl"))
@@ -298,7 +305,7 @@ class Executor:
         params = np.zeros(1, layout.dtype("ArkParams"))
         for name, memory in self._arrays.items():
             params[name] = memory.address
-        params["gate"] = self._counters + GATE * COUNTER_STRIDE
+        params["barrier"] = self._counters + ITERATION_BARRIER * COUNTER_STRIDE
         params["control"] = self._control.address
         params["host"] = self._host.address
         params["trace"] = self._trace.address if self._trace else 0

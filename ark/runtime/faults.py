@@ -59,7 +59,7 @@ def explain(
         where = f"rank {plan.rank}, processor {processor}, iteration {int(host['error_iteration'])}"
         kind = "counter"
     subject = f"a {kind}"
-    if kind in ("counter", "iteration gate") and counter < len(plan.counters):
+    if kind in ("counter", "iteration barrier") and counter < len(plan.counters):
         producers = _producers(plan, counter, signallers)
         subject = f"counter {plan.counters[counter].name!r} of {producers}"
     return (

@@ -8,6 +8,7 @@ of the user's (ark.runtime.bootstrap). Opens no connection.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import zlib
@@ -39,6 +40,7 @@ _JOB_IDS = {
     "Slurm": ("SLURM_JOB_ID",),
 }
 SECRET = "ARK_JOB_SECRET"
+JOIN_TIMEOUT = "ARK_JOIN_TIMEOUT"
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class RankInfo:
     local_rank: its number on this machine. address, port: where rank 0 serves; other programs may
     hold the port (torchrun's own store does), so `ports` consecutive ones are tried. job: words
     that the processes of one job share and others do not; secret: nobody else can know them.
+    join_s: for how many seconds the ranks wait for one another at the start.
     """
 
     rank: int = 0
@@ -58,6 +61,7 @@ class RankInfo:
     ports: int = 8
     job: str = ""
     secret: bool = False
+    join_s: float = 30.0
 
 
 def rank_from_environment(environ: Mapping[str, str] | None = None) -> RankInfo:
@@ -99,6 +103,7 @@ def rank_from_environment(environ: Mapping[str, str] | None = None) -> RankInfo:
             _port(env, job),
             job=secret or job,
             secret=bool(secret),
+            join_s=_join_s(env),
         )
     return RankInfo()
 
@@ -119,6 +124,22 @@ def _number(env: Mapping[str, str], name: str) -> int:
             f"the environment has {name}={env[name]!r}, which is not a whole number; correct or "
             f"unset it"
         ) from error
+
+
+def _join_s(env: Mapping[str, str]) -> float:
+    text = env.get(JOIN_TIMEOUT)
+    if not text:
+        return RankInfo.join_s
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= 86400:
+        raise InvalidUsageError(
+            f"the environment has {JOIN_TIMEOUT}={text!r}; it is the seconds that ranks wait for "
+            f"one another at the start, above 0 and at most 86400: correct or unset it"
+        )
+    return seconds
 
 
 def _address(env: Mapping[str, str], launcher: str, everyone_here: bool) -> str:

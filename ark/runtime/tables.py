@@ -1,4 +1,5 @@
-"""Fills the arrays that the loop kernel walks: tasks, edges, fetches, with addresses in place.
+"""Fills the arrays that the loop kernel walks: tasks, counter operations, fetches, with addresses
+in place.
 
 Called by the executor once memory is allocated and peers are known.
 """
@@ -14,7 +15,7 @@ from ark.codegen import layout
 from ark.codegen.writer import Emitted
 from ark.errors import PlanError
 from ark.plan.kind import signature
-from ark.plan.types import GATE, Plan, Task
+from ark.plan.types import ITERATION_BARRIER, Plan, Task
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Tables:
     """Arrays in the layouts of ark.codegen.layout; `tasks` in table order for error messages."""
 
     tasks: np.ndarray
-    edges: np.ndarray
+    counter_ops: np.ndarray
     fetches: np.ndarray
     ranges: np.ndarray
     listing: tuple[tuple[int, int, Task], ...]  # (phase, processor, task) by task index
@@ -43,7 +44,7 @@ def build(
     maps = _map_addresses(plan, emitted, map_address)
     listing: list[tuple[int, int, Task]] = []
     records: list[tuple[object, ...]] = []
-    edges: list[tuple[int, int, int, int, int]] = []
+    counter_ops: list[tuple[int, int, int, int, int]] = []
     fetch_addresses: list[np.ndarray] = []
     fetch_sizes: list[np.ndarray] = []
     ranges: list[tuple[int, int, int, int]] = []
@@ -69,12 +70,12 @@ def build(
                         np.minimum(fetch.stage, fetch.nbytes - starts.astype(np.int64))
                     )
                     fetched += len(starts)
-                wait_begin = len(edges)
+                wait_begin = len(counter_ops)
                 for counter, threshold in task.waits:
-                    edges.append(_edge(plan, counters, counter, threshold))
-                signal_begin = len(edges)
+                    counter_ops.append(_counter_op(plan, counters, counter, threshold))
+                signal_begin = len(counter_ops)
                 for counter in task.signals:
-                    edges.append(_edge(plan, counters, counter, 1))
+                    counter_ops.append(_counter_op(plan, counters, counter, 1))
                 coord = (*task.coord, *([0] * (layout.MAX_COORDS - len(task.coord))))
                 row = [*operands[task.op], *maps[task.op]]
                 records.append(
@@ -84,7 +85,7 @@ def build(
                         wait_begin,
                         signal_begin,
                         signal_begin,
-                        len(edges),
+                        len(counter_ops),
                         stage,
                         fetched - first_fetch,
                         coord,
@@ -101,7 +102,7 @@ def build(
         fetches["bytes"] = np.concatenate(fetch_sizes)
     return Tables(
         tasks=np.array(records, layout.dtype("ArkTask")),
-        edges=np.array(edges or [(0, 0, 0, 0, 0)], layout.dtype("ArkEdge")),
+        counter_ops=np.array(counter_ops or [(0, 0, 0, 0, 0)], layout.dtype("ArkCounterOp")),
         fetches=fetches,
         ranges=np.array(ranges, layout.dtype("ArkRange")),
         listing=tuple(listing),
@@ -124,13 +125,13 @@ def _map_addresses(
     return found
 
 
-def _edge(
+def _counter_op(
     plan: Plan, addresses: list[int], counter: int, value: int
 ) -> tuple[int, int, int, int, int]:
     entry = plan.counters[counter]
-    flags = layout.EDGE_SYSTEM if entry.system else 0
-    if entry.name == "gate" and counter == GATE:
-        flags |= layout.EDGE_GATE
+    flags = layout.COUNTER_OP_SYSTEM if entry.system else 0
+    if entry.name == "iteration barrier" and counter == ITERATION_BARRIER:
+        flags |= layout.COUNTER_OP_BARRIER
     return addresses[counter], value, entry.step, counter, flags
 
 

@@ -22,8 +22,8 @@ from ark.plan.params import (
     INT_MAX,
     Heads,
     Params,
-    Pieces,
     Places,
+    Splits,
     count,
     matrix,
     need,
@@ -40,7 +40,7 @@ class AttentionParams(Params, frozen=True):
     heads: Heads
     kv_heads: Heads
     head_dim: Heads
-    splits: Pieces
+    splits: Splits
     scale: float
 
 
@@ -136,7 +136,7 @@ class Attention(TaskKind):
 class AttentionMergeParams(Params, frozen=True):
     heads: Heads
     head_dim: Heads
-    splits: Pieces
+    splits: Splits
 
 
 class AttentionMerge(TaskKind):

@@ -15,8 +15,8 @@ from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import (
     INT_MAX,
     Params,
-    Pieces,
     Places,
+    Splits,
     count,
     is_dense,
     matrix,
@@ -29,7 +29,7 @@ from ark.tasks.tokens import SAMPLING
 
 
 class TopKParams(Params, frozen=True):
-    k: Pieces
+    k: Splits
 
 
 class TopK(TaskKind):

@@ -1,6 +1,48 @@
 // Linear layers on the operand stream, for backends without a body of their own. What a task
 // computes and touches is said in linear.py.
 
+// An operand of S shares of M rows, of which a reader wants the sum; share s has row m as its row
+// s M + m.
+template <int S, int M, class A>
+struct ArkSummed {
+  A shares;
+};
+template <int S, int M, class A>
+ARK_DEVICE ArkSummed<S, M, A> ark_summed(A shares) {
+  return {shares};
+}
+template <int S, int M, class A>
+ARK_DEVICE float ark_load(ArkCtx& c, const ArkSummed<S, M, A>& x, int i0, int i1, int i2, int i3) {
+  float sum = ark_load(c, x.shares, i0, i1, i2, i3);
+  for (int s = 1; s < S; ++s) sum += ark_load(c, x.shares, i0, i1, s * M + i2, i3);
+  return sum;
+}
+template <bool SCALED, int S, int M, class A>
+ARK_DEVICE float ark_load_row(ArkCtx& c, const ArkSummed<S, M, A>& x, int i2, int n, float* to) {
+  float squares = 0.0f;
+  for (int k = ark_tid(); k < n; k += ARK_THREADS) {
+    squares += ark_store_scaled<SCALED>(ark_load(c, x, 0, 0, i2, k), to + k);
+  }
+  return squares;
+}
+
+// Two places of one result.
+template <class A, class B>
+struct ArkBoth {
+  A first;
+  B second;
+};
+template <class A, class B>
+ARK_DEVICE ArkBoth<A, B> ark_both(A first, B second) {
+  return {first, second};
+}
+template <class A, class B>
+ARK_DEVICE void ark_publish(ArkCtx& c, const ArkBoth<A, B>& x, int i0, int i1, int i2, int i3,
+                            float v) {
+  ark_publish(c, x.first, i0, i1, i2, i3, v);
+  ark_publish(c, x.second, i0, i1, i2, i3, v);
+}
+
 // What is done to the input before the product: nothing, or a norm by its root mean square.
 struct ArkPlain {
   static constexpr bool norm = false;

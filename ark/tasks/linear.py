@@ -5,15 +5,19 @@ warp's. The input is gathered once per task into shared memory (from plain memor
 an optional rmsnorm on the way. Rows of w that belong together (the two halves of a rotary pair, a
 gate and its up row) are neighbours, so that the epilogue has both at hand.
 
-A row wider than a stage comes in pieces, for a backend's body that keeps x in registers.
+A row wider than a stage is cut along k (split-k), for a backend's body that joins the parts' sums.
 
-params: rows (of w per stage), pieces (stages of one row, then rows is 1), prologue (none, rmsnorm),
-eps, epilogue (store, add, swiglu, rope_kv, sample), and for rope_kv heads, kv_heads, head_dim;
-for sample tiles (tasks).
+params: rows (of w per stage), split_k (stages of one row; if more than 1, rows is 1), prologue
+(none, rmsnorm), eps, epilogue (store, add, swiglu, rope_kv, sample), and for rope_kv heads,
+kv_heads, head_dim; for sample tiles (tasks).
 operands: x (m, k), w (n, k), output, [norm weight], then add: residual; sample: settings, place,
 candidates (tasks, 2), as of ark.tasks.tokens; rope_kv: position, frequencies, key and value cache
 (kv_heads, context, head_dim), [fresh (m, 2 * kv_heads * head_dim): the new keys and values once
 more, for readers in the same iteration]. coord: first and last+1 row of w.
+
+Between ranks (ark.lower.spread) x, and the residual, may be sums that their readers make: as many
+times m rows as there are shares, the first share's m rows before the second's. And with `store` and
+`add` the output may be given once more for each peer, behind all other operands.
 """
 
 from __future__ import annotations
@@ -30,8 +34,8 @@ from ark.plan.params import (
     Epsilon,
     Heads,
     Params,
-    Pieces,
     Places,
+    Splits,
     count,
     is_dense,
     matrix,
@@ -58,14 +62,14 @@ from ark.variant import COMMUNICATE
 
 def narrows(sig: Signature, machine: Machine) -> bool:
     """Is the input a single row that a body for communicating warps keeps in the weights' type?"""
-    rows, k = sig.operands[0].shape
+    rows, k = sig.operands[2].shape[0], sig.operands[0].shape[1]
     weight = sig.operands[1]
     return (
         machine.variant.role(COMMUNICATE) > 0
         and rows == 1
         and weight.dtype in ("fp32", "fp16", "bf16")
-        and k % sig.params["pieces"] == 0
-        and k // sig.params["pieces"] * weight.itemsize % 16 == 0
+        and k % sig.params["split_k"] == 0
+        and k // sig.params["split_k"] * weight.itemsize % 16 == 0
     )
 
 
@@ -76,16 +80,31 @@ MAX_SUMS = 4096  # of a task, held by a lane: rows of x times rows of a stage
 EXTRA = {"store": (0,), "add": (1,), "swiglu": (0,), "rope_kv": (4, 5), "sample": (3,)}
 
 
+SPREAD = ("store", "add")  # epilogues whose output peers may get too
+
+
+def first_extra(sig: Signature) -> int:
+    """The epilogue's first operand."""
+    return 4 if sig.params["prologue"] == "rmsnorm" else 3
+
+
+def outputs(sig: Signature) -> tuple[int, ...]:
+    """The output's operands: this rank's, then the peers'."""
+    last = first_extra(sig) + EXTRA[sig.params["epilogue"]][0]
+    spread = sig.params["epilogue"] in SPREAD
+    return (2, *(range(last, len(sig.operands)) if spread else ()))
+
+
 class LinearParams(Params, frozen=True):
     rows: StageRows
-    pieces: Pieces
+    split_k: Splits
     prologue: Literal["none", "rmsnorm"]
     epilogue: Literal["store", "add", "swiglu", "rope_kv", "sample"]
     eps: Epsilon = 0.0
     heads: Heads | None = None
     kv_heads: Heads | None = None
     head_dim: Heads | None = None
-    tiles: Pieces | None = None
+    tiles: Splits | None = None
 
 
 class Linear(TaskKind):
@@ -94,14 +113,22 @@ class Linear(TaskKind):
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
-        p, first = sig.params, self._first_extra(sig)
+        p, first = sig.params, first_extra(sig)
         extra = EXTRA[p["epilogue"]]
-        count(sig, *(first + n for n in extra))
-        (m, k), (n, inner) = matrix(sig, 0), matrix(sig, 1)
+        need(len(sig.operands) >= first + extra[0], "operands are missing")
+        (rows, k), (n, inner), m = matrix(sig, 0), matrix(sig, 1), matrix(sig, 2)[0]
+        need(rows % m == 0, f"{rows} rows are no shares of {m}")
+        if p["epilogue"] not in SPREAD:
+            count(sig, *(first + n for n in extra))
+        for peer in outputs(sig)[1:]:
+            shaped(sig, peer, (m, n))
         need(k == inner, f"rows of {k} are multiplied by weights of {inner}")
         need(is_dense(sig.operands[1]), "the weights are strided, expected dense")
         need(m * p["rows"] <= MAX_SUMS, f"{m} rows by {p['rows']} rows are too many for a task")
-        need(p["pieces"] == 1 or (p["rows"] == 1 and k % p["pieces"] == 0), "pieces do not fit")
+        need(
+            p["split_k"] == 1 or (p["rows"] == 1 and k % p["split_k"] == 0),
+            "its rows cannot be cut so",
+        )
         paired = p["epilogue"] in ("swiglu", "rope_kv")
         need(not paired or p["rows"] % 2 == n % 2 == 0, "pairs are torn apart")
         if first == 4:
@@ -112,7 +139,9 @@ class Linear(TaskKind):
         else:
             shaped(sig, 2, (m, n // 2 if p["epilogue"] == "swiglu" else n))
         if p["epilogue"] == "add":
-            shaped(sig, first, (m, n))
+            added = matrix(sig, first)[0]
+            need(added % m == 0, f"{added} rows are no shares of {m}")
+            shaped(sig, first, (added, n))
         if p["epilogue"] == "sample":
             sample_check(sig, first, m, -(-n // p["rows"]))
 
@@ -121,13 +150,13 @@ class Linear(TaskKind):
 
     def in_place(self, sig: Signature) -> frozenset[int]:
         added = sig.params["epilogue"] == "add"
-        return frozenset({self._first_extra(sig)} if added else ())
+        return frozenset({first_extra(sig)} if added else ())
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         n0, n1 = coord[:2]
-        m, k = sig.operands[0].shape
+        m, k = sig.operands[2].shape[0], sig.operands[0].shape[1]
         found = [
-            Access(0, (0, 0), (m, k)),
+            *_shares(sig, 0, 0, k),
             Access(1, (n0, 0), (n1, k)),
         ]
         next_operand = 3
@@ -140,9 +169,9 @@ class Linear(TaskKind):
         elif epilogue == "rope_kv":
             found += rotary_accesses(sig, 2, next_operand, n0, n1)
         else:
-            found.append(Access(2, (0, n0), (m, n1), write=True))
+            found += [Access(i, (0, n0), (m, n1), write=True) for i in outputs(sig)]
             if epilogue == "add":
-                found.append(Access(next_operand, (0, n0), (m, n1)))
+                found += _shares(sig, next_operand, n0, n1)
             if epilogue == "sample":
                 found += [whole(i, sig.operands[i]) for i in (next_operand, next_operand + 1)]
                 tile = sample_tile(sig, 1, n0)
@@ -150,8 +179,8 @@ class Linear(TaskKind):
         return found
 
     def packets(self, sig: Signature) -> frozenset[int]:
-        found = {0, 2}
-        first = self._first_extra(sig)
+        found = {0, *outputs(sig)}
+        first = first_extra(sig)
         if sig.params["epilogue"] == "add":
             found.add(first)
         if sig.params["epilogue"] == "rope_kv" and has_fresh(sig, first):
@@ -159,31 +188,31 @@ class Linear(TaskKind):
         return frozenset(found)
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        m, k = sig.operands[0].shape
+        m, k = sig.operands[2].shape[0], sig.operands[0].shape[1]
         best = 8 * machine.warps if sig.params["epilogue"] == "sample" else 0
         if narrows(sig, machine):
             return 4 * machine.warps + k * sig.operands[1].itemsize + best
-        return 4 * machine.warps + (4 * m * k if sig.params["pieces"] == 1 else 0) + best
+        return 4 * machine.warps + (4 * m * k if sig.params["split_k"] == 1 else 0) + best
 
     def stream(self, sig: Signature, coord: Sequence[int]) -> tuple[Fetch, ...]:
         n0, n1 = coord[:2]
         row = sig.operands[1].shape[1] * sig.operands[1].itemsize
-        stage = sig.params["rows"] * row // sig.params["pieces"]
+        stage = sig.params["rows"] * row // sig.params["split_k"]
         return (Fetch(1, n0 * row, (n1 - n0) * row, stage),)
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
-        m, k = sig.operands[0].shape
+        m, k = sig.operands[2].shape[0], sig.operands[0].shape[1]
         rows = coord[1] - coord[0]
         return 2.0 * m * k * rows, float(rows * k * sig.operands[1].itemsize)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        if sig.params["pieces"] > 1:
+        if sig.params["split_k"] > 1:
             raise PlanError(
-                f"{name} takes rows of {sig.operands[1].shape[1]} weights in {sig.params['pieces']}"
-                f" pieces, but the code generator of {machine.arch} has no body for that; expected "
+                f"{name} cuts rows of {sig.operands[1].shape[1]} weights in {sig.params['split_k']}"
+                f" parts, but the code generator of {machine.arch} has no body for that; expected "
                 "a machine model with row_slice 0"
             )
-        m, k = sig.operands[0].shape
+        m, k = sig.operands[2].shape[0], sig.operands[0].shape[1]
         weight, rows = sig.operands[1], sig.params["rows"]
         constants = (weight.ctype, m, k, rows, weight.shape[0] % rows != 0)
         prologue = "ArkPlain{}"
@@ -191,14 +220,14 @@ class Linear(TaskKind):
             norm = text.given(sig, 3)
             eps = text.literal(sig.params["eps"])
             prologue = f"ark_rms_normed({norm}, {eps})"
-        operands = (text.given(sig, 0), prologue, self._epilogue(sig))
+        operands = (_summed(sig, 0), prologue, self._epilogue(sig))
         if sig.params["epilogue"] != "sample":
             return text.call(name, "ark_linear", constants, operands)
         red = f"reinterpret_cast<float*>(ARK_SCRATCH(c)) + {m * k} + ARK_WARPS"
         listed = ", ".join(str(n).lower() if isinstance(n, bool) else str(n) for n in constants)
         return text.function(
             name,
-            sample_operands(sig, self._first_extra(sig))
+            sample_operands(sig, first_extra(sig))
             + f"  ark_linear<{listed}>(c, t, {', '.join(operands)});\n"
             + sample_finish(red),
         )
@@ -206,20 +235,34 @@ class Linear(TaskKind):
     def headers(self) -> tuple[str, ...]:
         return (text.header("rotary.h"), SAMPLING, text.header("linear.h"))
 
-    def _first_extra(self, sig: Signature) -> int:
-        return 4 if sig.params["prologue"] == "rmsnorm" else 3
-
     def _epilogue(self, sig: Signature) -> str:
         """What is done to the sums, as linear.h has it."""
-        first, out = self._first_extra(sig), text.given(sig, 2, const=False)
+        first, out = first_extra(sig), text.given(sig, 2, const=False)
+        for peer in outputs(sig)[1:]:
+            out = f"ark_both({text.given(sig, peer, const=False)}, {out})"
         made = {
             "store": f"ark_store_sums({out})",
-            "add": f"ark_add_sums({out}, {text.given(sig, first)})",
+            "add": f"ark_add_sums({out}, {_summed(sig, first)})",
             "swiglu": f"ark_swiglu_sums({out})",
             "sample": f"ark_sample_sums({out}, temperature, seed, place, best, token)",
         }
         epilogue = sig.params["epilogue"]
         return made[epilogue] if epilogue in made else f"ark_rope_sums({rope(sig, 2, first)})"
+
+
+def _shares(sig: Signature, index: int, lo: int, hi: int) -> list[Access]:
+    """Columns lo to hi of all rows, each share apart: ranks write a share each."""
+    m = sig.operands[2].shape[0]
+    rows = range(0, sig.operands[index].shape[0], m)
+    return [Access(index, (row, lo), (row + m, hi)) for row in rows]
+
+
+def _summed(sig: Signature, index: int) -> str:
+    """An input of as many rows as the output, or of shares that are added as they are read."""
+    rows, given = sig.operands[2].shape[0], text.given(sig, index)
+    if index >= len(sig.operands) or sig.operands[index].shape[0] == rows:
+        return given
+    return f"ark_summed<{sig.operands[index].shape[0] // rows}, {rows}>({given})"
 
 
 register(Linear())

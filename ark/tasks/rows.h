@@ -34,8 +34,8 @@ ARK_DEVICE T ark_warp_fold(T v) {
 }
 
 // R totals over a team of TEAM warps, in each of its threads. `red` holds two times R values for
-// each warp of the block, used in turns, so that one barrier serves a fold. A team that is neither
-// a warp nor the block needs a backend that says ARK_HAS_TEAMS.
+// each warp of the block, used alternately, so that one barrier serves a fold. A team that is
+// neither a warp nor the block needs a backend that says ARK_HAS_TEAMS.
 #if !defined(ARK_HAS_TEAMS)
 template <int TEAM>
 ARK_DEVICE void ark_team_sync() {
@@ -43,13 +43,13 @@ ARK_DEVICE void ark_team_sync() {
 }
 #endif
 template <class F, int TEAM, int R, typename T>
-ARK_DEVICE void ark_fold(T (&v)[R], T* red, int& turn) {
+ARK_DEVICE void ark_fold(T (&v)[R], T* red, int& parity) {
 #pragma unroll
   for (int r = 0; r < R; ++r) v[r] = ark_warp_fold<F>(v[r]);
   if (TEAM == 1) return;
   const int team = TEAM == ARK_WARPS ? 0 : ark_warp() / TEAM;
-  T* mine = red + (turn * ARK_WARPS + team * TEAM) * R;
-  turn ^= 1;
+  T* mine = red + (parity * ARK_WARPS + team * TEAM) * R;
+  parity ^= 1;
   if (ark_lane() == 0) {
 #pragma unroll
     for (int r = 0; r < R; ++r) mine[r * TEAM + ark_warp() - team * TEAM] = v[r];
@@ -140,7 +140,7 @@ ARK_DEVICE void ark_rows_held(const TI* in, TO* out, Weight weight, int rows, fl
       }
     }
   };
-  int first = team * R, turn = 0;
+  int first = team * R, parity = 0;
   if (team >= TEAMS) return;
   if (first < rows) load(first);
   for (; first < rows; first += step) {
@@ -164,7 +164,7 @@ ARK_DEVICE void ark_rows_held(const TI* in, TO* out, Weight weight, int rows, fl
           if (WHOLE || i / V * WIDTH * V + me < K) centre[r] = OP::First::join(centre[r], v[r][i]);
         }
       }
-      ark_fold<typename OP::First, TEAM>(centre, sums, turn);
+      ark_fold<typename OP::First, TEAM>(centre, sums, parity);
     }
 #pragma unroll
     for (int r = 0; r < R; ++r) {
@@ -174,7 +174,7 @@ ARK_DEVICE void ark_rows_held(const TI* in, TO* out, Weight weight, int rows, fl
         if (WHOLE || i / V * WIDTH * V + me < K) total[r] += OP::term(v[r][i], centre[r]);
       }
     }
-    ark_fold<ArkAddFold, TEAM>(total, sums, turn);
+    ark_fold<ArkAddFold, TEAM>(total, sums, parity);
 #pragma unroll
     for (int r = 0; r < R; ++r) {
       if (first + r >= rows) break;
@@ -203,7 +203,7 @@ ARK_DEVICE void ark_rows_any(const TI* in, TO* out, Weight weight, int rows, int
                              char* red, float* row, const At& at) {
   float* sums = reinterpret_cast<float*>(red);
   const int bulk = K / V * V;
-  int turn = 0;
+  int parity = 0;
   for (int r = 0; r < rows; ++r) {
     ark_i64 from, to;
     at(r, from, to);
@@ -227,7 +227,7 @@ ARK_DEVICE void ark_rows_any(const TI* in, TO* out, Weight weight, int rows, int
       }
       for (int j = 1; j < V; ++j) part[0] = OP::First::join(part[0], part[j]);
       centre[0] = part[0];
-      ark_fold<typename OP::First, ARK_WARPS>(centre, sums, turn);
+      ark_fold<typename OP::First, ARK_WARPS>(centre, sums, parity);
     }
     const float middle = OP::centre(centre[0], K);
     const bool kept = KEEP && OP::FIRST;
@@ -246,7 +246,7 @@ ARK_DEVICE void ark_rows_any(const TI* in, TO* out, Weight weight, int rows, int
       if (KEEP) row[k] = v;
     }
     for (int j = 0; j < V; ++j) total[0] += part[j];
-    ark_fold<ArkAddFold, ARK_WARPS>(total, sums, turn);
+    ark_fold<ArkAddFold, ARK_WARPS>(total, sums, parity);
     const float factor = OP::factor(total[0], K, eps);
     const auto value = [&](int k) {
       float v = KEEP ? row[k] : ark_get(source, k);
@@ -276,7 +276,7 @@ ARK_DEVICE void ark_reduce_rows(const TI* in, int rows, int K, char* red, const 
 #pragma unroll
     for (int u = 0; u < U; ++u) ahead[u] = ark_load_pack<V>(source + u * WIDTH * V);
   };
-  int turn = 0, r = WARP ? ark_warp() : 0;
+  int parity = 0, r = WARP ? ark_warp() : 0;
   if (deep && r < rows) load(r, me * V);
   for (; r < rows; r += step) {
     const TI* source = in + at(r);
@@ -312,7 +312,7 @@ ARK_DEVICE void ark_reduce_rows(const TI* in, int rows, int K, char* red, const 
     T total[1] = {part[0]};
 #pragma unroll
     for (int j = 1; j < V; ++j) total[0] = F::join(total[0], part[j]);
-    ark_fold<F, WARP ? 1 : ARK_WARPS>(total, reinterpret_cast<T*>(red), turn);
+    ark_fold<F, WARP ? 1 : ARK_WARPS>(total, reinterpret_cast<T*>(red), parity);
     if (me == 0) finish(r, total[0]);
   }
 }

@@ -24,10 +24,10 @@ from ark.plan.kind import Access, Signature, TaskKind, register, whole
 from ark.plan.params import (
     INT_MAX,
     Params,
-    Pieces,
     Places,
     Rows,
     Size,
+    Splits,
     box,
     count,
     fits,
@@ -214,7 +214,7 @@ class Embedding(TaskKind):
 
 
 class TilesParams(Params, frozen=True):
-    tiles: Pieces
+    tiles: Splits
 
 
 def _check_sampling(sig: Signature) -> None:

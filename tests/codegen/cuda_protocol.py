@@ -166,14 +166,14 @@ class Job:
         return memory.address
 
     def _tables(self):
-        tasks, edges, fetches, ranges = [], [], [], []
+        tasks, counter_ops, fetches, ranges = [], [], [], []
         for phase in self.phases:
             for processor in phase:
                 begin, first = len(tasks), len(fetches)
                 for task in processor:
-                    wait = len(edges)
+                    wait = len(counter_ops)
                     for counter, value, step in task.get("waits", ()):
-                        edges.append(
+                        counter_ops.append(
                             {
                                 "address": self.counter(counter),
                                 "value": value,
@@ -181,9 +181,11 @@ class Job:
                                 "counter": counter,
                             }
                         )
-                    signal = len(edges)
+                    signal = len(counter_ops)
                     for counter, flags in task.get("signals", ()):
-                        edges.append({"address": self.counter(counter), "value": 1, "flags": flags})
+                        counter_ops.append(
+                            {"address": self.counter(counter), "value": 1, "flags": flags}
+                        )
                     start = len(fetches) - first
                     fetches += [{"address": a, "bytes": n} for a, n in task.get("fetches", ())]
                     operand = np.zeros(layout.MAX_OPERANDS, np.uint64)
@@ -195,7 +197,7 @@ class Job:
                             "kind": self.emitted.opcode[task["op"]], "op": task["op"],
                             "index": len(tasks), "signal_begin": signal,
                             "wait_begin": wait, "wait_end": signal,
-                            "signal_end": len(edges), "fetch_begin": start,
+                            "signal_end": len(counter_ops), "fetch_begin": start,
                             "fetch_end": len(fetches) - first, "coord": coord, "operand": operand,
                         }
                     )  # fmt: skip
@@ -208,7 +210,8 @@ class Job:
         self.tables = [
             self._table(name, rows)
             for name, rows in (
-                ("ArkTask", tasks), ("ArkEdge", edges), ("ArkFetch", fetches), ("ArkRange", ranges)
+                ("ArkTask", tasks), ("ArkCounterOp", counter_ops),
+                ("ArkFetch", fetches), ("ArkRange", ranges),
             )
         ]  # fmt: skip
 
@@ -220,9 +223,11 @@ class Job:
         self.device.write(self.control.address, control)
         self.host.host[:] = 0
         params = np.zeros(1, layout.dtype("ArkParams"))
-        for name, address in zip(("tasks", "edges", "fetches", "ranges"), self.tables, strict=True):
+        for name, address in zip(
+            ("tasks", "counter_ops", "fetches", "ranges"), self.tables, strict=True
+        ):
             params[name] = address
-        params["gate"], params["control"] = self.counter(0), self.control.address
+        params["barrier"], params["control"] = self.counter(0), self.control.address
         params["host"], params["processors"] = self.host.address, len(self.phases[0])
         params["world"], params["persistent"] = 1, self.settings["persistent"]
         params["budget_ns"], params["idle_ns"] = int(budget_s * 1e9), int(idle_s * 1e9)
@@ -316,7 +321,7 @@ class Streams:
             last = {
                 "op": 4, "operands": [], "coord": [end],
                 "waits": [(counter + 1, processors, processors)],
-                "signals": [(0, layout.EDGE_GATE)],
+                "signals": [(0, layout.COUNTER_OP_BARRIER)],
             }  # fmt: skip
             return [gather] + ([last] if p == 0 else [])
 

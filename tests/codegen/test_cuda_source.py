@@ -31,8 +31,8 @@ MODELS = sorted(machines.MODELS)
 
 def empty_plan(machine):
     phases = (Phase("step", ((),) * machine.processors),)
-    gate = (PlanCounter(0, "gate", 1),)
-    return Plan(0, 1, dataclasses.asdict(machine), (), (), (), gate, phases, {})
+    barrier = (PlanCounter(0, "iteration barrier", 1),)
+    return Plan(0, 1, dataclasses.asdict(machine), (), (), (), barrier, phases, {})
 
 
 def compile_for(machine, plan):

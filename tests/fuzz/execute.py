@@ -17,7 +17,7 @@ from ark_cpu import backend, compiler
 
 from ark.errors import BaseError
 from ark.ir.dtype import by_name
-from ark.plan.types import GATE, Phase, Plan
+from ark.plan.types import ITERATION_BARRIER, Phase, Plan
 from ark.runtime.executor import Executor
 
 BUDGET_S = 5.0
@@ -38,7 +38,7 @@ def serial(plan: Plan) -> Plan:
         tasks = sorted((t for own in phase.processors for t in own), key=lambda t: (t.op, t.coord))
         alone = [dataclasses.replace(t, waits=(), signals=()) for t in tasks]
         if alone:
-            alone[-1] = dataclasses.replace(alone[-1], signals=(GATE,))
+            alone[-1] = dataclasses.replace(alone[-1], signals=(ITERATION_BARRIER,))
         phases.append(Phase(phase.name, (tuple(alone),)))
     return dataclasses.replace(
         plan, machine={**plan.machine, "processors": 1}, phases=tuple(phases)

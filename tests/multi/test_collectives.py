@@ -200,11 +200,11 @@ def loop_in_processes() -> None:
     both = ark.all_gather(total * (rank + 1.0), rank, 2, algorithm="ring")
     with ark.Runtime() as runtime:
         runtime.launch()
-        for turn in range(4):
-            x.from_numpy(np.full((5, 41), 10.0 * turn + rank))
+        for step in range(4):
+            x.from_numpy(np.full((5, 41), 10.0 * step + rank))
             runtime.barrier()
             runtime.run(2)
-            want = 20.0 * turn + 1
+            want = 20.0 * step + 1
             assert (total.to_numpy() == want).all(), total.to_numpy()
             assert (both.to_numpy() == np.repeat([want, 2 * want], 5)[:, None]).all()
             runtime.barrier()

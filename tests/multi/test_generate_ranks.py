@@ -76,8 +76,9 @@ def test_the_benchmark_measures_ranks_together(backend: str) -> None:
     (line,) = done.stdout.splitlines()
     figures = json.loads(line)
     assert figures["device"].startswith("2 ranks")
-    assert len(figures["runs"]) == 2 and len(figures["tokens"]) == 12
-    assert min(figures["runs"]) > 0 and figures["weight_bytes"] > 0
+    (row,) = figures["contexts"]
+    assert len(row["runs"]) == 2 and len(row["tokens"]) == 12
+    assert min(row["runs"]) > 0 and figures["weight_bytes"] > 0
 
 
 @pytest.mark.parametrize("ranks", ["1", "2"])
@@ -261,8 +262,9 @@ def test_a_peer_that_never_comes(tmp_path: Path) -> None:
         WORLD_SIZE="2",
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=port,
+        ARK_JOIN_TIMEOUT="4",
     )
     _, err = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert time.monotonic() - begin < 45
+    assert time.monotonic() - begin < 29
     assert "Traceback" not in err and "rank" in err

@@ -302,6 +302,11 @@ def test_steps_of_one_allocation_are_jobs_of_their_own() -> None:
         ({"RANK": "0", "WORLD_SIZE": "2"}, "ARK_JOB_SECRET"),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "9"}, "MASTER_ADDR"),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "70000"}, "70000"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "9", "MASTER_ADDR": "h"}
+            | {"ARK_JOIN_TIMEOUT": "inf"},
+            "inf",
+        ),
     ],
 )
 def test_places_that_make_no_sense(environ: dict[str, str], word: str) -> None:

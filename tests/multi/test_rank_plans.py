@@ -197,7 +197,7 @@ def drop_mail_signals(plan: Plan, task: Task) -> Task:
     kept = tuple(
         c
         for c in task.signals
-        if plan.counters[c].rank == plan.rank or plan.counters[c].name == "gate"
+        if plan.counters[c].rank == plan.rank or plan.counters[c].name == "iteration barrier"
     )
     return dataclasses.replace(task, signals=kept)
 

@@ -54,7 +54,7 @@ ARK_DEVICE void ark_publish(ArkCtx& c, ark_u64* p, ark_i64 i, float v, bool syst
   ark_publish_packet(c, p + i, v, system);
 }
 
-// Brings a row of n elements, `stride` apart, into shared memory; thread t brings t, t +
+// Loads a row of n elements, `stride` apart, into shared memory; thread t loads t, t +
 // ARK_THREADS and so on. With SCALED, xs holds a factor for each of the thread's elements, and the
 // product stays there. Returns the thread's share of the elements' sum of squares. Loads are issued
 // together, so that one trip to memory serves ARK_BATCH of them; where packets have not come, one

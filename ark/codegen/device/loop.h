@@ -163,15 +163,15 @@ ARK_DEVICE void ark_publish_packet(ArkCtx& c, ark_u64* packet, float value, bool
 // Runs a task's body; false if the processor is to leave instead.
 ARK_DEVICE bool ark_dispatch(ArkCtx& c, const ArkTask& task);
 
-// A task's record and edges are copied to shared memory while the tasks before it run, so that no
-// task begins with a trip to memory. Of four slots one is in use, the next two are filled, and the
-// fourth may still be read by threads that signal the task before.
+// A task's record and counter operations are copied to shared memory while the tasks before it run,
+// so that no task begins with a trip to memory. Of four slots one is in use, the next two are
+// filled, and the fourth may still be read by threads that signal the task before.
 constexpr ark_u32 ARK_SLOTS = 4u;
-constexpr ark_u32 ARK_SLOT_EDGES = 8u;
+constexpr ark_u32 ARK_SLOT_COUNTER_OPS = 8u;
 
 struct ArkLoop {
   ArkTask tasks[ARK_SLOTS];
-  ArkEdge edges[ARK_SLOTS][ARK_SLOT_EDGES];
+  ArkCounterOp counter_ops[ARK_SLOTS][ARK_SLOT_COUNTER_OPS];
   ArkCtx ctx;
 };
 static_assert(sizeof(ArkLoop) <= ARK_LOOP_BYTES, "the loop's share of scratch");
@@ -201,17 +201,17 @@ ARK_DEVICE void ark_task_ahead(ArkTeam team, ArkLoop& loop, const ArkParams* p, 
   ark_copy_words(team, &loop.tasks[i % ARK_SLOTS], task, sizeof(ArkTask) / 8u);
 }
 // A task's waits and signals lie behind each other; few have more than fit.
-ARK_DEVICE void ark_edges_ahead(ArkTeam team, ArkLoop& loop, const ArkParams* p, ark_u32 i) {
+ARK_DEVICE void ark_counter_ops_ahead(ArkTeam team, ArkLoop& loop, const ArkParams* p, ark_u32 i) {
   const ArkTask& task = loop.tasks[i % ARK_SLOTS];
   const ark_u32 count = task.signal_end - task.wait_begin;
-  const ArkEdge* edges = ARK_POINTER(const ArkEdge, p->edges) + task.wait_begin;
-  const ark_u32 fit = count < ARK_SLOT_EDGES ? count : ARK_SLOT_EDGES;
-  ark_copy_words(team, loop.edges[i % ARK_SLOTS], edges, fit * (sizeof(ArkEdge) / 8u));
+  const ArkCounterOp* ops = ARK_POINTER(const ArkCounterOp, p->counter_ops) + task.wait_begin;
+  const ark_u32 fit = count < ARK_SLOT_COUNTER_OPS ? count : ARK_SLOT_COUNTER_OPS;
+  ark_copy_words(team, loop.counter_ops[i % ARK_SLOTS], ops, fit * (sizeof(ArkCounterOp) / 8u));
 }
-ARK_DEVICE ArkEdge ark_edge(const ArkLoop& loop, ark_u32 i, ark_u32 edge) {
-  const ark_u32 at = edge - loop.tasks[i % ARK_SLOTS].wait_begin;
-  if (at < ARK_SLOT_EDGES) return loop.edges[i % ARK_SLOTS][at];
-  return ARK_POINTER(const ArkEdge, ARK_PARAMS(loop.ctx)->edges)[edge];
+ARK_DEVICE ArkCounterOp ark_counter_op(const ArkLoop& loop, ark_u32 i, ark_u32 number) {
+  const ark_u32 at = number - loop.tasks[i % ARK_SLOTS].wait_begin;
+  if (at < ARK_SLOT_COUNTER_OPS) return loop.counter_ops[i % ARK_SLOTS][at];
+  return ARK_POINTER(const ArkCounterOp, ARK_PARAMS(loop.ctx)->counter_ops)[number];
 }
 
 // This thread's waits of task i; the team must agree on the result.
@@ -221,7 +221,7 @@ ARK_DEVICE bool ark_wait_task(ArkTeam team, ArkLoop& loop, ark_u32 i) {
   const ark_u64 budget = ARK_PARAMS(c)->budget_ns;
   bool ok = true;
   for (ark_u32 w = task.wait_begin + team.thread; w < task.wait_end; w += team.threads) {
-    const ArkEdge e = ark_edge(loop, i, w);
+    const ArkCounterOp e = ark_counter_op(loop, i, w);
     const ark_u32 want = e.step * c.phase_iteration + e.value;
     const bool system = (e.flags & 1u) != 0u;
     ok = ok && ark_wait(c, ark_words(e.address), want, system, 1u, e.counter, budget);
@@ -232,10 +232,10 @@ ARK_DEVICE bool ark_wait_task(ArkTeam team, ArkLoop& loop, ark_u32 i) {
 ARK_DEVICE void ark_signal_task(ArkTeam team, ArkLoop& loop, ark_u32 i, ark_u32 iteration) {
   const ArkTask& task = loop.tasks[i % ARK_SLOTS];
   for (ark_u32 s = task.signal_begin + team.thread; s < task.signal_end; s += team.threads) {
-    const ArkEdge e = ark_edge(loop, i, s);
-    // The host learns of an iteration's end before the gate lets the next one begin, or after: in
-    // the last phase it is always the same processor that tells, and the others need not wait for
-    // that.
+    const ArkCounterOp e = ark_counter_op(loop, i, s);
+    // The host learns of an iteration's end before the iteration barrier lets the next one begin,
+    // or after: in the last phase it is always the same processor that tells, and the others need
+    // not wait for that.
     const bool tells = (e.flags & 2u) != 0u;
     const bool last = loop.ctx.phase == ARK_PHASES - 1u;
     ark_u32* done = &ark_host(ARK_PARAMS(loop.ctx))->done;
@@ -253,10 +253,10 @@ ARK_COLD void ark_leave(ArkCtx& c) {
   ark_add_release(&control->go, 0x40000000u, false);
 }
 
-// Leader only: may this processor begin the iteration? The gate opens when all of the iteration
+// Leader only: may this processor begin the iteration? The barrier opens when all of the iteration
 // before it is done on every rank. Once an iteration processor 0 asks the host whether to leave,
-// before it waits for the gate, so that the answer comes while it waits; in persistent mode it also
-// asks for the iteration.
+// before it waits for the barrier, so that the answer comes while it waits; in persistent mode it
+// also asks for the iteration.
 ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration) {
   ArkControl* control = ark_control(ARK_PARAMS(c));
   const ark_u32 leave = c.processor == 0u ? ark_peek_host(&ark_host(ARK_PARAMS(c))->abort) : 0u;
@@ -264,7 +264,7 @@ ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration) {
   const ark_u32 want = iteration * ARK_PARAMS(c)->world;
   // Longer than a task waits: whoever is stuck should report, not those who wait for its iteration.
   const ark_u64 budget = ARK_PARAMS(c)->budget_ns / 4u * 5u;
-  if (!ark_wait(c, ark_words(ARK_PARAMS(c)->gate), want, system, 4u, 0u, budget)) return false;
+  if (!ark_wait(c, ark_words(ARK_PARAMS(c)->barrier), want, system, 4u, 0u, budget)) return false;
   if (leave != 0u) {
     ark_leave(c);
     return false;
@@ -376,7 +376,7 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
     if (range.task_begin + 1u < end) ark_task_ahead(team, loop, p, range.task_begin + 1u);
     ark_copies_done();
     ark_sync();
-    if (range.task_begin < end) ark_edges_ahead(team, loop, p, range.task_begin);
+    if (range.task_begin < end) ark_counter_ops_ahead(team, loop, p, range.task_begin);
     ark_copies_done();
     bool go = true;
     if (leader) {
@@ -386,7 +386,7 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
     if (!ark_all(go)) return;
     for (ark_u32 i = range.task_begin; i < end; ++i) {
       const ArkTask& task = loop.tasks[i % ARK_SLOTS];
-      if (i + 1u < end) ark_edges_ahead(team, loop, p, i + 1u);
+      if (i + 1u < end) ark_counter_ops_ahead(team, loop, p, i + 1u);
       if (i + 2u < end) ark_task_ahead(team, loop, p, i + 2u);
       ark_warp_store(&c.warps[ark_warp()], i);
       const bool waits = task.wait_begin != task.wait_end;

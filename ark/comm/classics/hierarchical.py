@@ -47,7 +47,7 @@ def gather_boxes(b: ProgramBuilder, boxes: Boxes) -> None:
 def reduce_scatter_boxes(b: ProgramBuilder, boxes: Boxes) -> None:
     """A box sums, for each of its ranks, the shards of its rail; the sums go round the rail."""
     shard = b.chunks // b.ranks
-    inbox = b.scratch(len(boxes[0]) * b.chunks, "inbox")
+    received = b.scratch(len(boxes[0]) * b.chunks, "receive")
     sums = b.scratch(b.chunks, "sums")
     gathered = []
     for place, rail in enumerate(rails(boxes)):
@@ -57,7 +57,7 @@ def reduce_scatter_boxes(b: ProgramBuilder, boxes: Boxes) -> None:
                 rank = box[place]
                 parts = []
                 for i, peer in enumerate(box):
-                    part = Span(inbox, i * b.chunks + owner * shard, shard)
+                    part = Span(received, i * b.chunks + owner * shard, shard)
                     if peer != rank:
                         b.put(peer, rank, own, part)
                     parts.append(own if peer == rank else part)

@@ -25,7 +25,7 @@ def reduce_scatter_halving(b: ProgramBuilder) -> None:
     """Partners swap the half of the data that the other's side owns, the farthest first."""
     scratch_levels = b.ranks.bit_length() - 1
     shard = b.chunks // b.ranks
-    inbox = b.scratch(scratch_levels * b.chunks, "inbox")
+    received = b.scratch(scratch_levels * b.chunks, "receive")
     sums = b.scratch(scratch_levels * b.chunks, "sums")
     distance = b.ranks // 2
     for level in range(scratch_levels):
@@ -35,14 +35,14 @@ def reduce_scatter_halving(b: ProgramBuilder) -> None:
             src = Span(IN, first, distance * shard)
             if level:
                 src = Span(sums, (level - 1) * b.chunks + first, distance * shard)
-            b.put(rank, partner, src, Span(inbox, level * b.chunks + first, distance * shard))
+            b.put(rank, partner, src, Span(received, level * b.chunks + first, distance * shard))
         for rank in range(b.ranks):
             first = rank // distance * distance * shard
             count = distance * shard
             mine = Span(IN, first, count)
             if level:
                 mine = Span(sums, (level - 1) * b.chunks + first, count)
-            theirs = Span(inbox, level * b.chunks + first, count)
+            theirs = Span(received, level * b.chunks + first, count)
             last = distance == 1
             total = Span(sums, level * b.chunks + first, count)
             if last:
@@ -56,7 +56,7 @@ def reduce_scatter_halving(b: ProgramBuilder) -> None:
 def all_reduce_doubling(b: ProgramBuilder) -> None:
     """Partners swap everything they have summed: least latency, log2(N) times the data."""
     levels = b.ranks.bit_length() - 1
-    inbox = b.scratch(levels * b.chunks, "inbox")
+    received = b.scratch(levels * b.chunks, "receive")
     sums = b.scratch(levels * b.chunks, "sums")
 
     def held(level: int) -> Span:
@@ -67,7 +67,7 @@ def all_reduce_doubling(b: ProgramBuilder) -> None:
         return Span(sums, level * b.chunks, b.chunks)
 
     for level in range(levels):
-        box = Span(inbox, level * b.chunks, b.chunks)
+        box = Span(received, level * b.chunks, b.chunks)
         for rank in range(b.ranks):
             b.put(rank, rank ^ 1 << level, held(level), box)
         for rank in range(b.ranks):

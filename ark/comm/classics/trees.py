@@ -51,7 +51,7 @@ def _half(b: ProgramBuilder, index: int) -> tuple[int, int]:
     return index * half, half
 
 
-def reduce_up(b: ProgramBuilder, tree: dict[int, int | None], index: int, inbox: str) -> None:
+def reduce_up(b: ProgramBuilder, tree: dict[int, int | None], index: int, received: str) -> None:
     """Half `index` of the data is summed towards the tree's root, into its `out`."""
     start, half = _half(b, index)
     children: dict[int, list[int]] = {rank: [] for rank in tree}
@@ -59,16 +59,18 @@ def reduce_up(b: ProgramBuilder, tree: dict[int, int | None], index: int, inbox:
         if parent is not None:
             children[parent].append(rank)
     for rank in reversed(top_down(tree)):
-        inboxes = [Span(inbox, i * b.chunks + start, half) for i, _ in enumerate(children[rank])]
+        arrivals = [
+            Span(received, i * b.chunks + start, half) for i, _ in enumerate(children[rank])
+        ]
         total = Span(IN, start, half)
         parent = tree[rank]
-        if inboxes:
+        if arrivals:
             target = Span(OUT, start, half)
-            b.reduce(rank, [total, *inboxes], target, final=parent is None)
+            b.reduce(rank, [total, *arrivals], target, final=parent is None)
             total = target
         if parent is not None:
             number = sorted(children[parent]).index(rank)
-            b.put(rank, parent, total, Span(inbox, number * b.chunks + start, half))
+            b.put(rank, parent, total, Span(received, number * b.chunks + start, half))
 
 
 def broadcast_down(b: ProgramBuilder, tree: dict[int, int | None], index: int) -> None:
@@ -83,10 +85,10 @@ def broadcast_down(b: ProgramBuilder, tree: dict[int, int | None], index: int) -
 
 def all_reduce_trees(b: ProgramBuilder) -> None:
     """Both halves are summed up their tree, then sent down."""
-    inbox = b.scratch(2 * b.chunks, "inbox")
+    received = b.scratch(2 * b.chunks, "receive")
     trees = two_trees(list(range(b.ranks)))
     for index, tree in enumerate(trees):
-        reduce_up(b, tree, index, inbox)
+        reduce_up(b, tree, index, received)
     for index, tree in enumerate(trees):
         broadcast_down(b, tree, index)
 
@@ -109,6 +111,6 @@ def broadcast_trees(b: ProgramBuilder, root: int) -> None:
 
 def reduce_trees(b: ProgramBuilder, root: int) -> None:
     """The two trees of the others are summed into the root."""
-    inbox = b.scratch(2 * b.chunks, "inbox")
+    received = b.scratch(2 * b.chunks, "receive")
     for index, tree in enumerate(_under_root(b, root)):
-        reduce_up(b, tree, index, inbox)
+        reduce_up(b, tree, index, received)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ark.plan.types import Plan
-from ark.plan.verify.conflicts import Own, check_conflicts, foreign_touches
+from ark.plan.verify.conflicts import Own, check_conflicts, foreign_packets, foreign_touches
 from ark.plan.verify.order import order_phase
 from ark.plan.verify.rank_set import RankSet
 from ark.plan.verify.reads import check_delivered, missing_reads
@@ -33,9 +33,11 @@ def verify(plans: Sequence[Plan]) -> None:
 def _check_phase(rank_set: RankSet, number: int) -> None:
     owns = {rank: Own(rank_set, rank, number) for rank in sorted(set(rank_set.twin))}
     missing = {rank: missing_reads(rank_set, rank, number) for rank in sorted(set(rank_set.twin))}
-    order = order_phase(rank_set, number, [owns[twin].packets for twin in rank_set.twin])
-    foreign = foreign_touches(rank_set, order, number)
-    check_conflicts(rank_set, order, number, [owns[twin] for twin in rank_set.twin], foreign)
+    each = [owns[twin] for twin in rank_set.twin]
+    foreign = foreign_touches(rank_set, number)
+    between = foreign_packets(rank_set, number, each, foreign)
+    order = order_phase(rank_set, number, [own.packets for own in each], between)
+    check_conflicts(rank_set, order, number, each, foreign)
     for rank, twin in enumerate(rank_set.twin):
         check_delivered(rank_set, order, number, rank, missing[twin], foreign[rank])
 

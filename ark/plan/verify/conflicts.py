@@ -21,7 +21,7 @@ from ark.plan.boxes import candidates
 from ark.plan.frontier import Frontier
 from ark.plan.types import PlanBuffer, Task
 from ark.plan.verify.needs import Frozen, Needs, must, unmet
-from ark.plan.verify.order import Order, Packets, spans
+from ark.plan.verify.order import Order, Packets, first_nodes, spans
 from ark.plan.verify.rank_set import RankSet, refuse
 
 ByOp = dict[int, tuple[np.ndarray, tuple[tuple[int, ...], ...]]]
@@ -60,9 +60,11 @@ class Own:
                     (written[region.memory] if region.write else read).append(region)
             self.either += _inside(mine, listed.by_op)
             frontier.add(mine)
+        self.reads: list[Region] = read
         for region in read:
             for other in written[region.memory]:
-                self.packets += _groups(region, other, listed.by_op)
+                nodes = listed.by_op[other.op][0], listed.by_op[region.op][0]
+                self.packets += _groups(region, other, *nodes)
         self.frozen: Frozen = self.needs.freeze(listed.lane, listed.position)
 
 
@@ -99,8 +101,13 @@ def _meeting(
     return first[first != second], second[first != second]
 
 
-def _groups(reader: Region, writer: Region, by_op: ByOp) -> list[Packets]:
-    """Who reads packets, and who makes those: each reader waits for all of them."""
+def _groups(
+    reader: Region, writer: Region, producers: np.ndarray, readers: np.ndarray
+) -> list[Packets]:
+    """Who reads packets, and who makes those: each reader waits for all of them.
+
+    producers, readers: the nodes of the regions' ops.
+    """
     rows, columns = reader.overlaps(writer)
     if not len(rows):
         return []
@@ -108,7 +115,6 @@ def _groups(reader: Region, writer: Region, by_op: ByOp) -> list[Packets]:
     rows, columns = rows[order], columns[order]
     made, starts = writer.boxes.by_box
     read, firsts = reader.boxes.by_box
-    producers, readers = by_op[writer.op][0], by_op[reader.op][0]
     groups: dict[bytes, tuple[np.ndarray, list[np.ndarray]]] = {}
     cuts = np.flatnonzero(np.diff(rows)) + 1
     for row, met in zip(rows[np.r_[0, cuts]], np.split(columns, cuts), strict=True):
@@ -142,16 +148,37 @@ def check_conflicts(
             _check_foreign(rank_set, order, number, rank, own, foreign[rank])
 
 
-def foreign_touches(rank_set: RankSet, order: Order, number: int) -> list[list[Touch]]:
+def foreign_packets(
+    rank_set: RankSet, number: int, owns: Sequence[Own], foreign: Sequence[Sequence[Touch]]
+) -> list[Packets]:
+    """Packets that peers make in a rank's memory and who reads them there; nodes of all ranks."""
+    found: list[Packets] = []
+    bases = first_nodes(rank_set, number)
+    for rank, own in enumerate(owns):
+        made: dict[Hashable, list[Touch]] = defaultdict(list)
+        for touch in foreign[rank]:
+            region = touch.region
+            if region.packet and region.write and not region.pretended:
+                made[region.memory].append(touch)
+        by_op = rank_set.listing(rank, number).by_op
+        for region in own.reads if made else ():
+            for touch in made[region.memory]:
+                readers = by_op[region.op][0] + int(bases[rank])
+                found += _groups(region, touch.region, touch.nodes, readers)
+    return found
+
+
+def foreign_touches(rank_set: RankSet, number: int) -> list[list[Touch]]:
     """By owner, the touches of its memory by peers."""
     found: list[list[Touch]] = [[] for _ in rank_set.plans]
+    bases = first_nodes(rank_set, number)
     for rank in range(len(rank_set.plans)):
         nodes = rank_set.listing(rank, number).by_op
         for touched in rank_set.touches(rank, number):
             for region in touched:
                 if region.space is None:
                     owner, moved = rank_set.seen_by_owner(rank, region)
-                    base = int(order.bases[rank])
+                    base = int(bases[rank])
                     found[owner].append(Touch(rank, moved, nodes[region.op][0] + base))
     return found
 
@@ -187,13 +214,13 @@ def _compare(
 ) -> None:
     if not a.region.meets(b.region):
         return
-    alike = (a.rank, a.region.op) == (b.rank, b.region.op)
-    if alike and (a.region.pretended or b.region.pretended):
+    same_op = (a.rank, a.region.op) == (b.rank, b.region.op)
+    if same_op and (a.region.pretended or b.region.pretended):
         return  # an op does not come after itself
     if a.rank == b.rank and a.region.op != b.region.op:
         first, second = (a, b) if a.region.op < b.region.op else (b, a)
         needs.add(first.region, second.region, first.nodes, second.nodes)
-    elif alike or (a.region.write and b.region.write):
+    elif same_op or (a.region.write and b.region.write):
         pairs = _meeting(a.region, b.region, a.nodes, b.nodes)
         _check_either(rank_set, order, number, a.region, b.region, *pairs, owner)
     else:

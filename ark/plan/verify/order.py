@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ark.plan.types import GATE
+from ark.plan.types import ITERATION_BARRIER
 from ark.plan.verify.rank_set import RankSet, refuse
 
 RAN, SEEN = 0, 1
@@ -49,13 +49,24 @@ class Order:
         return np.asarray(known | own)
 
 
-def order_phase(rank_set: RankSet, number: int, packets: Sequence[Sequence[Packets]]) -> Order:
+def first_nodes(rank_set: RankSet, number: int) -> np.ndarray:
+    """The first node of each rank, and one past the last."""
+    lists = [rank_set.listing(rank, number) for rank in range(len(rank_set.plans))]
+    return np.cumsum([0, *(len(listed.tasks) for listed in lists)])
+
+
+def order_phase(
+    rank_set: RankSet,
+    number: int,
+    packets: Sequence[Sequence[Packets]],
+    between: Sequence[Packets] = (),
+) -> Order:
     """Orders the phase; PlanError if counters do not add up or the execution stops.
 
-    packets: by rank, in nodes of that rank.
+    packets: by rank, in nodes of that rank. between: from rank to rank, in nodes of all.
     """
     lists = [rank_set.listing(rank, number) for rank in range(len(rank_set.plans))]
-    bases = np.cumsum([0, *(len(listed.tasks) for listed in lists)])
+    bases = first_nodes(rank_set, number)
     lanes = np.cumsum([0, *(len(listed.lengths) for listed in lists)])
     run = _Run(
         np.concatenate([x.lane + at for x, at in zip(lists, lanes[:-1], strict=True)]),
@@ -70,6 +81,9 @@ def order_phase(rank_set: RankSet, number: int, packets: Sequence[Sequence[Packe
         for producers, readers in groups:
             everyone = [(reader + base, len(producers)) for reader in readers.tolist()]
             run.event((producers + base).tolist(), everyone, True)
+    for producers, readers in between:
+        everyone = [(reader, len(producers)) for reader in readers.tolist()]
+        run.event(producers.tolist(), everyone, True)
     stuck = run.execute()
     if stuck is not None:
         count, node = stuck
@@ -80,7 +94,7 @@ def order_phase(rank_set: RankSet, number: int, packets: Sequence[Sequence[Packe
             f"{list(task.coord)} of op {rank_set.plans[rank].ops[task.op].name!r} on rank {rank}"
         )
     order = Order(bases, run.lane, run.position, run.clock, run.rows[: run.known])
-    _check_gate(rank_set, order, counters, lanes, run.lengths)
+    _check_barrier(rank_set, order, counters, lanes, run.lengths)
     return order
 
 
@@ -110,9 +124,10 @@ class _Counters:
                 key = (rank, counter.id)
                 signals = self.signals.get(key, ())
                 many = len(signals)
-                if counter.id == GATE and many != plan.world_size:
+                if counter.id == ITERATION_BARRIER and many != plan.world_size:
                     raise refuse(
-                        f"the gate of rank {rank} is signalled {many} times in an iteration"
+                        f"the iteration barrier of rank {rank} is signalled {many} times in an "
+                        "iteration"
                     )
                 if many and many != counter.step:
                     raise refuse(
@@ -284,25 +299,30 @@ def spans(first: np.ndarray, last: np.ndarray) -> np.ndarray:
     return np.arange(ends[-1] if len(ends) else 0) + np.repeat(first - ends + many, many)
 
 
-def _check_gate(
+def _check_barrier(
     rank_set: RankSet, order: Order, counters: _Counters, lanes: np.ndarray, lengths: np.ndarray
 ) -> None:
-    """Whoever opens the gate must come after everything its rank does in the iteration."""
+    """Whoever opens the iteration barrier comes after everything its rank does before it."""
     for rank in range(len(rank_set.plans)):
         first, last = order.bases[rank], order.bases[rank + 1]
         mine: list[int] = []
         for other in range(len(rank_set.plans)):
-            mine = [n for n in counters.signals[other, GATE] if first <= n < last]
+            mine = [n for n in counters.signals[other, ITERATION_BARRIER] if first <= n < last]
             if len(mine) != 1:
-                raise refuse(f"rank {rank} must signal the gate of rank {other} once an iteration")
+                raise refuse(
+                    f"rank {rank} must signal the iteration barrier of rank {other} once an "
+                    "iteration"
+                )
         own = slice(int(lanes[rank]), int(lanes[rank + 1]))
         for opener in {
             n
             for other in range(len(rank_set.plans))
-            for n in counters.signals[other, GATE]
+            for n in counters.signals[other, ITERATION_BARRIER]
             if first <= n < last
         }:
             complete = order.rows[order.clock[SEEN, opener], own].astype(np.int64)
             complete[order.lane[opener] - own.start] = order.position[opener] + 1
             if (complete < lengths[own]).any():
-                raise refuse(f"the gate of rank {rank} opens before its iteration is complete")
+                raise refuse(
+                    f"the iteration barrier of rank {rank} opens before its iteration is complete"
+                )

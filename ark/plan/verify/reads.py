@@ -13,7 +13,8 @@ import numpy as np
 from ark.plan.access import Region
 from ark.plan.types import PlanBuffer
 from ark.plan.verify.conflicts import Touch, task_at
-from ark.plan.verify.order import SEEN, Order
+from ark.plan.verify.needs import must
+from ark.plan.verify.order import Order
 from ark.plan.verify.rank_set import RankSet, refuse
 
 Missing = tuple[Region, np.ndarray]  # a read, and which of its boxes the rank has not written
@@ -125,19 +126,31 @@ def _undelivered(
 ) -> int | None:
     """A reader of a box for which peers' complete writes do not cover it."""
     low, high = (v[box] for v in _bounds(region))
-    parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    parts: list[tuple[tuple[slice, ...], np.ndarray]] = []
+    whiches: list[int] = []
     for touch in writers:
         lo, hi = _bounds(touch.region)
         met = np.flatnonzero(((lo < high) & (low < hi)).all(axis=1))
         tasks, starts = touch.region.boxes.by_box
         for i in met.tolist():
             nodes = touch.nodes[tasks[starts[i] : starts[i + 1]]]
-            parts.append((np.maximum(lo[i], low), np.minimum(hi[i], high), nodes))
+            begin, end = np.maximum(lo[i], low) - low, np.minimum(hi[i], high) - low
+            parts.append((tuple(map(slice, begin.tolist(), end.tolist())), nodes))
+            whiches.append(must(touch.region))
+    if not parts:
+        return int(readers[0])
+    covered: dict[bytes, bool] = {}  # by which parts are there
+    nodes, sizes = np.concatenate([n for _, n in parts]), [len(n) for _, n in parts]
+    which, starts = np.repeat(whiches, sizes), np.cumsum([0, *sizes[:-1]])
     for reader in readers.tolist():
-        left = np.ones(tuple(high - low), bool)
-        for lo, hi, nodes in parts:
-            if order.before(nodes, np.full(len(nodes), reader), SEEN).any():
-                left[tuple(map(slice, lo - low, hi - low))] = False
-        if left.any():
+        there = order.before(nodes, np.full(len(nodes), reader), which)
+        there = np.logical_or.reduceat(there, starts)
+        if there.tobytes() not in covered:
+            left = np.ones(tuple(high - low), bool)
+            for (inside, _), here in zip(parts, there.tolist(), strict=True):
+                if here:
+                    left[inside] = False
+            covered[there.tobytes()] = not left.any()
+        if not covered[there.tobytes()]:
             return int(reader)
     return None

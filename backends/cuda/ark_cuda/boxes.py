@@ -1,4 +1,4 @@
-"""Tensor maps: what the copy engine of sm_90 and later must know to bring boxes of a matrix.
+"""Tensor maps: what the copy engine of sm_90 and later must know to copy boxes of a matrix.
 
 Called by the device when a plan is loaded.
 """

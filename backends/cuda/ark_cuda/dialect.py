@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import resources
 
 from ark.codegen.dialect import Dialect
-from ark_cuda.tasks import BODIES, GATES, LOADS, MAPS, SCRATCH
+from ark_cuda.tasks import BODIES, LOADS, MAPS, POLLS, SCRATCH
 
 
 def _text(name: str) -> str:
@@ -29,7 +29,7 @@ def dialect(arch: str) -> Dialect:
         + _text("stream.h")
         + _text("tasks/packets.h")
         + _text("tasks/linear.h"),
-        gates=GATES,
+        polls=POLLS,
         roles=_text("roles.h") + _text("tasks/linear_roles.h"),
         loads=LOADS,
         maps=MAPS,

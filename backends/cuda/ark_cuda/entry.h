@@ -10,15 +10,15 @@ extern "C" __global__ void __launch_bounds__(ARK_BLOCK_THREADS, 1)
   __shared__ ArkParams shared_params;
   if (threadIdx.x == 0) shared_params = params;
 #ifdef ARK_HAS_RING
-#ifdef ARK_HAS_TURNS
-  if (threadIdx.x == 0) ark_turns_open(&shared_params, blockIdx.x, ark_shared + ARK_RING_BYTES);
+#ifdef ARK_HAS_HANDSHAKE
+  if (threadIdx.x == 0) ark_handshake_init(&shared_params, blockIdx.x, ark_shared + ARK_RING_BYTES);
 #endif
   ark_stream_open();
   if (ark_warp() == ARK_BLOCK_WARPS - 1) {
     ark_stream_run(&shared_params, blockIdx.x);
     return;
   }
-#ifdef ARK_HAS_TURNS
+#ifdef ARK_HAS_HANDSHAKE
   if (ark_warp() == ARK_WARPS) {
     ark_lead(&shared_params, blockIdx.x, ark_shared + ARK_RING_BYTES);
     return;

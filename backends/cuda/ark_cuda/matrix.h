@@ -115,9 +115,9 @@ ARK_DEVICE void ark_dispatch_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& lo
 // The waits of a task that the loader takes ahead of the computing warps; false if they have left.
 // It needs no budget: in time they come to the same waits, and theirs has one.
 ARK_DEVICE bool ark_matrix_ready(const ArkCtx& c, const ArkTask& t, ark_u32 at) {
-  const ArkEdge* edges = ARK_POINTER(const ArkEdge, ARK_PARAMS(c)->edges);
+  const ArkCounterOp* ops = ARK_POINTER(const ArkCounterOp, ARK_PARAMS(c)->counter_ops);
   for (ark_u32 w = t.wait_begin; w < t.wait_end; ++w) {
-    const ArkEdge e = edges[w];
+    const ArkCounterOp e = ops[w];
     const ark_u32 want = e.step * c.phase_iteration + e.value;
     const bool system = (e.flags & 1u) != 0u;
     while (static_cast<ark_i32>(ark_load_acquire(ark_words(e.address), system) - want) < 0) {

@@ -1,80 +1,80 @@
-// The loop of the variant `roles` (docs/loop-kernel.md): one warp leads the turns, the computing
-// warps follow, and no barrier of the block stands between tasks. The lead warp waits until all
-// computing warps have ended a task, opens the next one when its first packet has come (nobody
-// polls memory before his own processor has done its part, and then one lane does), and fetches
-// records meanwhile. Only it decides to leave; so nobody waits at a barrier for warps that have
-// left.
+// The loop of the variant `roles` (docs/loop-kernel.md): one warp leads, the computing warps
+// follow by a handshake for each task, and no barrier of the block stands between tasks. The lead
+// warp waits until all computing warps have ended a task, opens the next one when its first packet
+// has come (nobody polls memory before his own processor has done its part, and then one lane
+// does), and fetches records meanwhile. Only it decides to leave; so nobody waits at a barrier for
+// warps that have left.
 
-#define ARK_HAS_TURNS 1
+#define ARK_HAS_HANDSHAKE 1
 constexpr int ARK_LEADS = ARK_BLOCK_WARPS - ARK_WARPS - 1;
-static_assert(ARK_LEADS == 1, "one warp leads the turns");
+static_assert(ARK_LEADS == 1, "one warp leads");
 static_assert(ARK_RING_DEPTH % ARK_WARPS == 0, "a slot of the ring belongs to one warp");
 
-struct ArkTurns {
-  ark_u64 open;      // the lead warp arrives: a turn has begun
-  ark_u64 done;      // each computing warp arrives: it has ended the turn
+struct ArkHandshake {
+  ark_u64 open;      // the lead warp arrives: a task may begin
+  ark_u64 done;      // each computing warp arrives: it has ended the task
   ark_u64 gathered;  // each computing warp arrives: its part of a task's input is in shared memory
-  ark_u32 quit;      // written before a turn opens: leave instead
-  ark_u32 begin;     // the iteration's tasks, written before its first turn opens
+  ark_u32 quit;      // written before a handshake opens: leave instead
+  ark_u32 begin;     // the iteration's tasks, written before its first handshake
   ark_u32 end;
-  ark_u32 turn[ARK_WARPS];     // each warp's own: turns that it has ended
+  ark_u32 ended[ARK_WARPS];    // each warp's own: handshakes that it has ended
   ark_u32 gathers[ARK_WARPS];  // each warp's own: inputs that it has gathered
 };
 
-__shared__ ArkTurns ark_turns;
+__shared__ ArkHandshake ark_handshake;
 
 // Called by one thread before anything else.
-ARK_DEVICE void ark_turns_open(const ArkParams* p, ark_u32 processor, char* scratch) {
+ARK_DEVICE void ark_handshake_init(const ArkParams* p, ark_u32 processor, char* scratch) {
   ark_open_loop(reinterpret_cast<ArkLoop*>(scratch)->ctx, p, processor, scratch);
-  ark_barrier_init(&ark_turns.open, 1u);
-  ark_barrier_init(&ark_turns.done, ARK_WARPS);
-  ark_barrier_init(&ark_turns.gathered, ARK_WARPS);
-  ark_turns.quit = 0u;
-  for (int w = 0; w < ARK_WARPS; ++w) ark_turns.turn[w] = ark_turns.gathers[w] = 0u;
+  ark_barrier_init(&ark_handshake.open, 1u);
+  ark_barrier_init(&ark_handshake.done, ARK_WARPS);
+  ark_barrier_init(&ark_handshake.gathered, ARK_WARPS);
+  ark_handshake.quit = 0u;
+  for (int w = 0; w < ARK_WARPS; ++w) ark_handshake.ended[w] = ark_handshake.gathers[w] = 0u;
 }
 
 // The other side's waits all have budgets, after which it arrives too: these need none. All lanes
 // of a warp call it, each to see what the others wrote.
-ARK_DEVICE void ark_turn_wait(ark_u64* barrier, ark_u32 count) {
+ARK_DEVICE void ark_handshake_wait(ark_u64* barrier, ark_u32 count) {
   while (!ark_barrier_passed(barrier, count & 1u)) {
   }
 }
 
-// A computing warp waits for its turn; false if it is to leave. What stands before this call may
-// read only what no earlier task of the iteration writes, or packets.
+// A computing warp waits until its next task may begin; false if it is to leave. What stands before
+// this call may read only what no earlier task of the iteration writes, or packets.
 ARK_DEVICE bool ark_enter(ArkCtx&) {
-  ark_turn_wait(&ark_turns.open, ark_warp_load(&ark_turns.turn[ark_warp()]));
-  return *const_cast<volatile ark_u32*>(&ark_turns.quit) == 0u;
+  ark_handshake_wait(&ark_handshake.open, ark_warp_load(&ark_handshake.ended[ark_warp()]));
+  return *const_cast<volatile ark_u32*>(&ark_handshake.quit) == 0u;
 }
-ARK_DEVICE void ark_end_turn() {
-  ark_u32* turn = &ark_turns.turn[ark_warp()];
-  const ark_u32 next = ark_warp_load(turn) + 1u;
+ARK_DEVICE void ark_end_handshake() {
+  ark_u32* ended = &ark_handshake.ended[ark_warp()];
+  const ark_u32 next = ark_warp_load(ended) + 1u;
   __syncwarp();
-  ark_warp_store(turn, next);
+  ark_warp_store(ended, next);
   __syncwarp();
-  if (ark_lane() == 0) ark_barrier_arrive(&ark_turns.done, 1u);
+  if (ark_lane() == 0) ark_barrier_arrive(&ark_handshake.done, 1u);
 }
 
 // Called by all computing warps when each has stored its part of an input; all parts are there
 // then.
 ARK_DEVICE void ark_gathered() {
-  ark_u32* own = &ark_turns.gathers[ark_warp()];
-  const ark_u32 count = ark_warp_load(own);
+  ark_u32* gathers = &ark_handshake.gathers[ark_warp()];
+  const ark_u32 count = ark_warp_load(gathers);
   __syncwarp();
-  ark_warp_store(own, count + 1u);
-  if (ark_lane() == 0) ark_barrier_arrive(&ark_turns.gathered, 1u);
-  ark_turn_wait(&ark_turns.gathered, count);
+  ark_warp_store(gathers, count + 1u);
+  if (ark_lane() == 0) ark_barrier_arrive(&ark_handshake.gathered, 1u);
+  ark_handshake_wait(&ark_handshake.gathered, count);
 }
 
-// The lead warp: the next turn opens for the computing warps.
-ARK_DEVICE void ark_open_turn(bool quit) {
-  if (quit && ark_lane() == 0) *const_cast<volatile ark_u32*>(&ark_turns.quit) = 1u;
+// The lead warp: the computing warps may begin the next task.
+ARK_DEVICE void ark_open_handshake(bool quit) {
+  if (quit && ark_lane() == 0) *const_cast<volatile ark_u32*>(&ark_handshake.quit) = 1u;
   __syncwarp();
-  if (ark_lane() == 0) ark_barrier_arrive(&ark_turns.open, 1u);
+  if (ark_lane() == 0) ark_barrier_arrive(&ark_handshake.open, 1u);
 }
-// The lead warp: all computing warps have ended the turn; false if anything failed meanwhile.
-ARK_DEVICE bool ark_close_turn(const ArkCtx& c, ark_u32& turn) {
-  ark_turn_wait(&ark_turns.done, turn++);
+// The lead warp: all computing warps have ended the task; false if anything failed meanwhile.
+ARK_DEVICE bool ark_close_handshake(const ArkCtx& c, ark_u32& count) {
+  ark_handshake_wait(&ark_handshake.done, count++);
   ark_copies_done();
   const int lane = ark_lane();
   const bool fine = lane >= ARK_BLOCK_WARPS || (c.warps[lane] & ARK_GAVE_UP) == 0u;
@@ -97,7 +97,8 @@ ARK_DEVICE void ark_packet_pair(const ark_u64* p, ark_u64& a, ark_u64& b, bool s
   }
 }
 template <int N, typename At>
-ARK_DEVICE void ark_pairs(ArkCtx& c, const ark_u64*, const At& at, float (&v)[2 * N], bool system) {
+ARK_DEVICE void ark_load_pairs(ArkCtx& c, const ark_u64*, const At& at, float (&v)[2 * N],
+                               bool system) {
   const ark_u32 epoch = c.iteration + 1u;
   ark_u64 seen[2 * N] = {};  // no epoch is 0
   const auto here = [&](int i) { return static_cast<ark_u32>(seen[i] >> 32) == epoch; };
@@ -125,7 +126,7 @@ ARK_DEVICE void ark_pairs(ArkCtx& c, const ark_u64*, const At& at, float (&v)[2 
   for (int i = 0; i < 2 * N; ++i) v[i] = ark_bits_float(static_cast<ark_u32>(seen[i]));
 }
 template <int N, typename T, typename At>
-ARK_DEVICE void ark_pairs(ArkCtx&, const T*, const At& at, float (&v)[2 * N], bool) {
+ARK_DEVICE void ark_load_pairs(ArkCtx&, const T*, const At& at, float (&v)[2 * N], bool) {
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     const T* from = at(i);
@@ -134,15 +135,15 @@ ARK_DEVICE void ark_pairs(ArkCtx&, const T*, const At& at, float (&v)[2 * N], bo
   }
 }
 
-// What opens a task beside its counters: one packet of its input has come.
-ARK_DEVICE void ark_gate(ArkCtx& c, const ark_u64* packet, bool system) {
+// What the lead warp waits for beside a task's counters: one packet of its input has come.
+ARK_DEVICE void ark_poll_packet(ArkCtx& c, const ark_u64* packet, bool system) {
   if (ark_lane() == 0) ark_wait_packet(c, packet, system);
   __syncwarp();
 }
 template <typename T>
-ARK_DEVICE void ark_gate(ArkCtx&, const T*, bool) {}
+ARK_DEVICE void ark_poll_packet(ArkCtx&, const T*, bool) {}
 
-ARK_DEVICE void ark_dispatch_gate(ArkCtx& c, const ArkTask& task);
+ARK_DEVICE void ark_dispatch_poll(ArkCtx& c, const ArkTask& task);
 
 ARK_DEVICE void ark_lead(const ArkParams* p, ark_u32 processor, char* scratch) {
   ArkLoop& loop = *reinterpret_cast<ArkLoop*>(scratch);
@@ -150,7 +151,7 @@ ARK_DEVICE void ark_lead(const ArkParams* p, ark_u32 processor, char* scratch) {
   const ArkTeam team{static_cast<ark_u32>(ark_lane()), 32u};
   const bool leader = ark_lane() == 0;
   const ArkPhases phases = ark_phases(p);
-  ark_u32 stage_base = 0u, traced = 0u, turn = 0u;
+  ark_u32 stage_base = 0u, traced = 0u, handshakes = 0u;
   for (ark_u32 iteration = 0u;; ++iteration) {
     const ArkRange range = ark_range(p, processor, iteration, phases);
     const ark_u32 end = range.task_end;
@@ -158,7 +159,7 @@ ARK_DEVICE void ark_lead(const ArkParams* p, ark_u32 processor, char* scratch) {
     if (range.task_begin + 1u < end) ark_task_ahead(team, loop, p, range.task_begin + 1u);
     ark_copies_done();
     __syncwarp();
-    if (range.task_begin < end) ark_edges_ahead(team, loop, p, range.task_begin);
+    if (range.task_begin < end) ark_counter_ops_ahead(team, loop, p, range.task_begin);
     ark_copies_done();
     __syncwarp();
     bool go = true;
@@ -166,12 +167,12 @@ ARK_DEVICE void ark_lead(const ArkParams* p, ark_u32 processor, char* scratch) {
     if (!__shfl_sync(0xffffffffu, go, 0)) break;
     if (leader) {
       ark_open_iteration(c, iteration, phases, range, stage_base);
-      *const_cast<volatile ark_u32*>(&ark_turns.begin) = range.task_begin;
-      *const_cast<volatile ark_u32*>(&ark_turns.end) = end;
+      *const_cast<volatile ark_u32*>(&ark_handshake.begin) = range.task_begin;
+      *const_cast<volatile ark_u32*>(&ark_handshake.end) = end;
     }
-    // An iteration begins with a turn of its own, in which nothing is computed.
-    ark_open_turn(false);
-    if (!ark_close_turn(c, turn)) break;
+    // An iteration begins with a handshake of its own, for no task.
+    ark_open_handshake(false);
+    if (!ark_close_handshake(c, handshakes)) break;
     bool fine = true;
     for (ark_u32 i = range.task_begin; fine && i < end; ++i) {
       const ArkTask& task = loop.tasks[i % ARK_SLOTS];
@@ -181,12 +182,12 @@ ARK_DEVICE void ark_lead(const ArkParams* p, ark_u32 processor, char* scratch) {
         fine = false;
         break;
       }
-      ark_dispatch_gate(c, task);
+      ark_dispatch_poll(c, task);
       const ark_u64 begin = p->trace ? ark_time_ns() : 0u;
-      ark_open_turn(false);
-      if (i + 1u < end) ark_edges_ahead(team, loop, p, i + 1u);
+      ark_open_handshake(false);
+      if (i + 1u < end) ark_counter_ops_ahead(team, loop, p, i + 1u);
       if (i + 2u < end) ark_task_ahead(team, loop, p, i + 2u);
-      fine = ark_close_turn(c, turn);
+      fine = ark_close_handshake(c, handshakes);
       if (!fine) break;
       ark_signal_task(team, loop, i, iteration);
       if (p->trace && leader) ark_trace(c, task, traced, begin);
@@ -195,7 +196,7 @@ ARK_DEVICE void ark_lead(const ArkParams* p, ark_u32 processor, char* scratch) {
     if (!fine) break;
     stage_base = ark_next_stage(stage_base, range);
   }
-  ark_open_turn(true);
+  ark_open_handshake(true);
 }
 
 // A computing warp's whole life.
@@ -203,13 +204,13 @@ ARK_DEVICE void ark_follow(char* scratch) {
   ArkLoop& loop = *reinterpret_cast<ArkLoop*>(scratch);
   ArkCtx& c = loop.ctx;
   while (ark_enter(c)) {
-    const ark_u32 begin = *const_cast<volatile ark_u32*>(&ark_turns.begin);
-    const ark_u32 end = *const_cast<volatile ark_u32*>(&ark_turns.end);
-    ark_end_turn();
+    const ark_u32 begin = *const_cast<volatile ark_u32*>(&ark_handshake.begin);
+    const ark_u32 end = *const_cast<volatile ark_u32*>(&ark_handshake.end);
+    ark_end_handshake();
     for (ark_u32 i = begin; i < end; ++i) {
       ark_warp_store(&c.warps[ark_warp()], i);
       if (!ark_dispatch(c, loop.tasks[i % ARK_SLOTS])) return;
-      ark_end_turn();
+      ark_end_handshake();
     }
   }
 }

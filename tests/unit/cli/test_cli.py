@@ -80,7 +80,7 @@ def test_generate_says_how_fast_it_was_and_that_the_context_is_full(
     argv = ["generate", NOAH, "--backend", "cpu", "--prompt", "David", "--max-new-tokens", "64"]
     assert main([*argv, "--context", "12"]) == 0
     said = " ".join(capsys.readouterr().err.split())
-    assert re.search(r"\d+ tokens in [\d.]+ s, [\d.]+ tokens/s", said)
+    assert re.search(r"\d+ prompt tokens and the first new one in [\d.]+ ms; \d+ more in ", said)
     assert re.search(r"context is full: 12 positions hold \d+ tokens .* raise --context", said)
     assert main([*argv[:-1], "2"]) == 0
     assert "context" not in capsys.readouterr().err

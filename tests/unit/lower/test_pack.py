@@ -115,7 +115,7 @@ class Parts:
         self.x = ark.mul(ark.tensor((1, HIDDEN)), 2.0)
         self.position = ark.tensor((1,), int32)
         self.other = ark.tensor((1,), int32)
-        self.turns = ark.tensor((WIDTH // 2,))
+        self.frequencies = ark.tensor((WIDTH // 2,))
         self.weights = {name: ark.parameter((n, HIDDEN)) for name, n in sizes.items()}
         self.caches = [ark.tensor((KV_HEADS, 32, WIDTH)) for _ in range(2)]
         self.between: Callable[[Parts], Any] = lambda parts: None
@@ -124,8 +124,8 @@ class Parts:
     def build(self) -> None:
         made = {name: ark.linear(self.x, w) for name, w in self.weights.items()}
         self.made = made
-        self.query = ark.rotary_embedding(made["query"], self.position, self.turns)
-        key = ark.rotary_embedding(made["key"], self.position, self.turns)
+        self.query = ark.rotary_embedding(made["query"], self.position, self.frequencies)
+        key = ark.rotary_embedding(made["key"], self.position, self.frequencies)
         self.between(self)
         keys = ark.kv_append(self.caches[0], key, self.position)
         values = ark.kv_append(self.caches[1], made["value"], self.value_position)

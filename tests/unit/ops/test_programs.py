@@ -75,11 +75,11 @@ STREAMED = [
 ]
 
 
-@pytest.mark.parametrize(("rows", "columns", "stage_rows", "pieces"), STREAMED)
+@pytest.mark.parametrize(("rows", "columns", "stage_rows", "split_k"), STREAMED)
 def test_weights_are_streamed_only_in_stages_that_the_ring_holds(
-    rows: int, columns: int, stage_rows: int, pieces: int
+    rows: int, columns: int, stage_rows: int, split_k: int
 ) -> None:
-    """Rows, or equal pieces of a row; what no stage holds is read by a plain product instead."""
+    """Rows, or equal parts of a row; what no stage holds is read by a plain product instead."""
     machine = registry.machine("h100")
     assert machine.ring_bytes and machine.stage_bytes < 70000 * 4
     model = Model(0, 1)
@@ -89,8 +89,8 @@ def test_weights_are_streamed_only_in_stages_that_the_ring_holds(
     plan = make_plan(model.graph, machine)
     verify([plan])
     op = plan.ops[0]
-    assert op.kind == ("linear" if pieces else "matmul")
-    if pieces:
-        assert (op.params["rows"], op.params["pieces"]) == (stage_rows, pieces)
+    assert op.kind == ("linear" if split_k else "matmul")
+    if split_k:
+        assert (op.params["rows"], op.params["split_k"]) == (stage_rows, split_k)
         stages = {f.stage for t in plan.phases[0].processors for i in t for f in i.fetches}
-        assert stages == {columns * 4 * stage_rows // pieces}
+        assert stages == {columns * 4 * stage_rows // split_k}

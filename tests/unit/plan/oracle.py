@@ -13,7 +13,7 @@ import numpy as np
 
 from ark.ir.dtype import by_name
 from ark.plan import kind as kinds
-from ark.plan.types import GATE, Plan, Task
+from ark.plan.types import ITERATION_BARRIER, Plan, Task
 
 Node = tuple[int, int, int]  # phase, processor, position
 
@@ -28,8 +28,8 @@ def tasks(plan: Plan) -> dict[Node, Task]:
 
 
 def touched(plan: Plan, task: Task) -> list[tuple[str, frozenset[int], bool, bool]]:
-    """(space, bytes, write, past) of every access of a task. What its op merely comes after counts
-    as read whole; external buffers are spaces of their own.
+    """(space, bytes, write, append_only) of every access of a task. What its op merely comes after
+    counts as read whole; external buffers are spaces of their own.
     """
     op = plan.ops[task.op]
     sig = kinds.signature(plan, op)
@@ -41,7 +41,7 @@ def touched(plan: Plan, task: Task) -> list[tuple[str, frozenset[int], bool, boo
         shape = plan.tensors[after].shape
         listed.append((after, (0,) * len(shape), shape, False, False))
     found = []
-    for number, low, high, write, past in listed:
+    for number, low, high, write, append_only in listed:
         tensor = plan.tensors[number]
         buffer = plan.buffers[tensor.buffer]
         size = 8 if tensor.packet else by_name(tensor.dtype).itemsize
@@ -55,7 +55,7 @@ def touched(plan: Plan, task: Task) -> list[tuple[str, frozenset[int], bool, boo
         first = elements * size + buffer.offset
         every = (first[:, None] + np.arange(size)[None, :]).ravel()
         space = f"external {buffer.id}" if buffer.arena == "external" else buffer.arena
-        found.append((space, frozenset(every.tolist()), write, past))
+        found.append((space, frozenset(every.tolist()), write, append_only))
     return found
 
 
@@ -107,7 +107,7 @@ def order(plan: Plan, number: int) -> nx.DiGraph:
 
 def faults(plan: Plan, number: int) -> list[tuple[Node, Node]]:
     """Pairs of conflicting tasks of one phase that are not in the order of their ops, and tasks
-    that the gate does not wait for.
+    that the barrier does not wait for.
     """
     graph = order(plan, number)
     if not nx.is_directed_acyclic_graph(graph):
@@ -126,6 +126,6 @@ def faults(plan: Plan, number: int) -> list[tuple[Node, Node]]:
         hows = conflicts(touches[first], touches[second])
         if any(second not in after[how][first] for how in hows):
             found.append((first, second))
-    for gate in (k for k, t in listed.items() if GATE in t.signals):
-        found += [(k, gate) for k in listed if k != gate and gate not in after["wrote"][k]]
+    for barrier in (k for k, t in listed.items() if ITERATION_BARRIER in t.signals):
+        found += [(k, barrier) for k in listed if k != barrier and barrier not in after["wrote"][k]]
     return found

@@ -61,7 +61,7 @@ class Interpreter:
         return flat.reshape(entry.extents)[tuple(slice(o + a, o + b) for o, a, b in places)]
 
     def run(self, rng: random.Random) -> None:
-        """Runs some task that may run, until none is left; the gates end the iteration."""
+        """Runs some task that may run, until none is left; the barriers end the iteration."""
         lanes = [
             (plan.rank, list(tasks))
             for plan in self.rank_set.plans

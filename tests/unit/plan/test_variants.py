@@ -34,7 +34,7 @@ def test_decoding_runs_under_roles_and_the_plan_carries_its_shape() -> None:
     assert (machine_of(again).warps, machine_of(again).threads) == (6, 8 * 32)
 
 
-def test_wide_rows_travel_as_packets_only_behind_a_gate() -> None:
+def test_wide_rows_travel_as_packets_only_behind_a_poll() -> None:
     wide = dataclasses.replace(CONFIG, intermediate_size=5000)
     for variant, packet in (("roles", True), ("block", False)):
         target = offers_roles().shaped(stage_bytes=16384).using(variant)
@@ -47,12 +47,11 @@ def test_wide_rows_travel_as_packets_only_behind_a_gate() -> None:
 def test_everything_else_runs_under_the_first_variant() -> None:
     target = offers_roles()
     (plain,) = decoder_plans(target, chunk=0, packets=False)
-    two = decoder_plans(target, chunk=0, ranks=2)
     graph = Graph(0, 1)
     a, b = graph.tensor((16, 16), by_name("fp32")), graph.tensor((16, 16), by_name("fp32"))
     graph.add("add", [a, b], [graph.tensor((16, 16), by_name("fp32"))], {}, "add")
-    names = [p.variant for p in (plain, *two, plan(graph, target))]
-    assert names == ["block"] * 4
+    names = [p.variant for p in (plain, plan(graph, target))]
+    assert names == ["block"] * 2
     assert decoder_plans(machine(4, "packets", warps=8), chunk=0)[0].variant == "block"
 
 

@@ -12,7 +12,7 @@ import pytest
 from ark.errors import InvalidUsageError, PlanError
 from ark.plan import kind as kinds
 from ark.plan.serialize import from_json, machine_of, to_json
-from ark.plan.types import GATE, Plan, PlanOp
+from ark.plan.types import ITERATION_BARRIER, Plan, PlanOp
 from ark.plan.verify import verify
 from tests.unit.plan.oracle import conflict, faults, tasks, touched
 from tests.unit.plan.shapes import decoder_plans, machine, replace_task, with_tasks
@@ -209,7 +209,9 @@ def test_harmless_swaps_are_accepted_and_no_others(plan: Plan) -> None:
     for number, processor, i in places:
         own = list(plan.phases[number].processors[processor])
         a, b = own[i], own[i + 1]
-        if GATE in (*a.signals, *b.signals) or conflict(touched(plan, a), touched(plan, b)):
+        if ITERATION_BARRIER in (*a.signals, *b.signals) or conflict(
+            touched(plan, a), touched(plan, b)
+        ):
             continue
         if accepted >= 2 and refused >= 2:
             break

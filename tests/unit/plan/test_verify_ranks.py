@@ -37,6 +37,13 @@ def puts(plan: Plan) -> list[tuple[Place, Task]]:
     return [(k, t) for k, t in tasks(plan).items() if remote(plan, plan.ops[t.op].operands[-1])]
 
 
+def signalled(plan: Plan) -> list[tuple[Place, Task]]:
+    """The puts that a counter tells of; packets need none."""
+    return [
+        (k, t) for k, t in puts(plan) if any(plan.counters[c].rank != plan.rank for c in t.signals)
+    ]
+
+
 def with_target(plan: Plan, op: int, tensor: int) -> Plan:
     """The plan with another output of an op."""
     ops = list(plan.ops)
@@ -81,14 +88,18 @@ def put_into_another_inbox(plan: Plan, rng: random.Random) -> Plan:
 
 def signal_own_rank(plan: Plan, rng: random.Random) -> Plan:
     """A put's signal stays on the rank that puts."""
-    place, task = rng.choice(puts(plan))
-    own = next(c.id for c in plan.counters if c.system and c.rank == plan.rank and c.name != "gate")
+    place, task = rng.choice(signalled(plan))
+    own = next(
+        c.id
+        for c in plan.counters
+        if c.system and c.rank == plan.rank and c.name != "iteration barrier"
+    )
     signals = tuple(own if plan.counters[c].rank != plan.rank else c for c in task.signals)
     return replace_task(plan, place, signals=signals)
 
 
 def drop_signal(plan: Plan, rng: random.Random) -> Plan:
-    place, task = rng.choice(puts(plan))
+    place, task = rng.choice(signalled(plan))
     kept = tuple(c for c in task.signals if plan.counters[c].rank == plan.rank)
     return replace_task(plan, place, signals=kept)
 

@@ -1,8 +1,8 @@
 """Task bodies that live on NVIDIA's own units, by task kind; chosen before the common ones.
 
-BODIES: their writers. GATES: what opens them in the variant `roles`. SCRATCH: the shared memory
-that they need. LOADS: the halves that the loading thread of the variant `matrix` runs. MAPS: the
-tensor maps of their operands. Called through the dialect.
+BODIES: their writers. POLLS: what the lead warp of the variant `roles` waits for. SCRATCH: the
+shared memory that they need. LOADS: the halves that the loading thread of the variant `matrix`
+runs. MAPS: the tensor maps of their operands. Called through the dialect.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ BODIES: Mapping[str, BodyWriter] = {
     "linear": linear.write,
     "matmul": matmul.write,
 }
-GATES: Mapping[str, BodyWriter] = {
-    "attention": attention.gate,
-    "attention_merge": attention.merge_gate,
-    "linear": linear.gate,
+POLLS: Mapping[str, BodyWriter] = {
+    "attention": attention.poll,
+    "attention_merge": attention.merge_poll,
+    "linear": linear.poll,
 }
 LOADS: Mapping[str, BodyWriter] = {"matmul": wgmma.load}
 MAPS: Mapping[str, MapRule] = {"matmul": wgmma.maps}

@@ -74,8 +74,8 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
   constexpr int LANES = D / E, ROWS = 32 / LANES, STEP = ROWS * W;
   const int row = t.coord[0], head = t.coord[1], split = t.coord[2];
   float* q = reinterpret_cast<float*>(ARK_SCRATCH(c));
-  float* own = q + G * D;
-  float* part = own + 2 * D;
+  float* current = q + G * D;
+  float* part = current + 2 * D;
   const int count = pp[0] + row + 1 < {context} ? pp[0] + row + 1 : {context};
   const int begin = static_cast<int>(static_cast<ark_i64>(count) * split / {splits});
   const int end = static_cast<int>(static_cast<ark_i64>(count) * (split + 1) / {splits});
@@ -105,8 +105,8 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
     if (e == newest) {{
 #pragma unroll
       for (int i = 0; i < E; ++i) {{
-        kf[i] = own[column + i];
-        vf[i] = own[D + column + i];
+        kf[i] = current[column + i];
+        vf[i] = current[D + column + i];
       }}
     }}
     load(e + STEP);
@@ -167,27 +167,27 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
     return packets() + inlined(_function(name, body, machine))
 
 
-def gate(name: str, sig: Signature, machine: Machine) -> str | None:
+def poll(name: str, sig: Signature, machine: Machine) -> str | None:
     """In the variant `roles`: waits for the head's last query; None if `write` gives none."""
     if not _warps(sig, machine):
         return None
     group, width = _shape(sig)
     at = text.offset(sig, 0, ["0", "0", "t.coord[0]", f"((t.coord[1] + 1) * {group * width} - 1)"])
     return (
-        f"ARK_DEVICE void {name}_gate(ArkCtx& c, const ArkTask& t) {{\n"
+        f"ARK_DEVICE void {name}_poll(ArkCtx& c, const ArkTask& t) {{\n"
         + text.operand(sig, 0, "pq")
-        + f"  ark_gate(c, pq + ({at}), {system(sig, 0)});\n}}\n"
+        + f"  ark_poll_packet(c, pq + ({at}), {system(sig, 0)});\n}}\n"
     )
 
 
-def merge_gate(name: str, sig: Signature, machine: Machine) -> str:
+def merge_poll(name: str, sig: Signature, machine: Machine) -> str:
     """In the variant `roles`: waits for one of the parts."""
     last = f"{sig.params['splits'] - 1}"
     at = text.offset(sig, 0, ["t.coord[0]", "t.coord[1]", last, "0"])
     return (
-        f"ARK_DEVICE void {name}_gate(ArkCtx& c, const ArkTask& t) {{\n"
+        f"ARK_DEVICE void {name}_poll(ArkCtx& c, const ArkTask& t) {{\n"
         + text.operand(sig, 0, "pp")
-        + f"  ark_gate(c, pp + ({at}), {system(sig, 0)});\n}}\n"
+        + f"  ark_poll_packet(c, pp + ({at}), {system(sig, 0)});\n}}\n"
     )
 
 
@@ -205,13 +205,13 @@ def _inputs(sig: Signature, machine: Machine, fresh: bool) -> str:
     scope = system(sig, 0)
     if not machine.variant.role(COMMUNICATE):
         q_at = text.offset(sig, 0, ["0", "0", "row", f"head * {group * width} + i"])
-        taken = f"ark_take_together(c, pq, {q_at}, i < G * D, {scope})"
+        loaded = f"ark_load_by_warp(c, pq, {q_at}, i < G * D, {scope})"
         return (
             "  load(begin + mine);\n"
             "  for (int first = 32 * ark_warp(); first < G * D; first += ARK_THREADS) {\n"
             "    const int i = first + ark_lane();\n"
-            f"    const float value = {taken};\n"
-            f"    if (i < G * D) q[i] = value * {scale};\n  }}\n" + (_own(sig) if fresh else "")
+            f"    const float value = {loaded};\n"
+            f"    if (i < G * D) q[i] = value * {scale};\n  }}\n" + (_current(sig) if fresh else "")
         )
     # Queries first, then the new key, then its value: all asked for together.
     q_at = text.offset(sig, 0, ["0", "0", "row", f"head * {group * width} + i"])
@@ -225,26 +225,26 @@ def _inputs(sig: Signature, machine: Machine, fresh: bool) -> str:
     early, late = ("  load(begin + mine);\n", "") if fresh else ("", "  load(begin + mine);\n")
     return f"""{early}  if (!ark_enter(c)) return false;
 {late}  constexpr int N = ((G + 2) * D / 2 + ARK_THREADS - 1) / ARK_THREADS;
-  float taken[2 * N];
+  float loaded[2 * N];
   const auto at = [&](int n) -> decltype(pq) {{
     int i = 2 * (n * ARK_THREADS + ark_tid());
     if (i < G * D) return pq + ({q_at});
 {newer}    return nullptr;
   }};
-  ark_pairs<N>(c, pq, at, taken, {scope});
+  ark_load_pairs<N>(c, pq, at, loaded, {scope});
 #pragma unroll
   for (int n = 0; n < N; ++n) {{
     const int i = 2 * (n * ARK_THREADS + ark_tid());
     const float factor = i < G * D ? {scale} : 1.0f;
     if (i >= (G + 2) * D) continue;
-    q[i] = taken[2 * n] * factor;
-    q[i + 1] = taken[2 * n + 1] * factor;
+    q[i] = loaded[2 * n] * factor;
+    q[i + 1] = loaded[2 * n + 1] * factor;
   }}
 """
 
 
 def merge(name: str, sig: Signature, machine: Machine) -> str | None:
-    """Joins the splits as the common kind does, with packets taken by whole warps."""
+    """Joins the splits as the common kind does, with packets loaded by whole warps."""
     width, splits = sig.params["head_dim"], sig.params["splits"]
     out = text.offset(sig, 1, ["0", "0", "row", "head * D + d"])
     body = (
@@ -276,7 +276,7 @@ def _parts(sig: Signature, machine: Machine) -> str:
     if not machine.variant.role(COMMUNICATE):
         return f"""  for (int first = 32 * ark_warp(); first < N; first += ARK_THREADS) {{
     const int i = first + ark_lane();
-    const float value = ark_take_together(c, pp, {at}, i < N, {scope});
+    const float value = ark_load_by_warp(c, pp, {at}, i < N, {scope});
     if (i < N) part[i] = value;
   }}
 """
@@ -284,24 +284,24 @@ def _parts(sig: Signature, machine: Machine) -> str:
   constexpr int ALL = (N / 2 + ARK_THREADS - 1) / ARK_THREADS, B = ALL < 8 ? ALL : 8;
 #pragma unroll
   for (int first = 0; first < ALL; first += B) {{
-    float taken[2 * B];
+    float loaded[2 * B];
     const auto place = [&](int n) {{ return 2 * ((first + n) * ARK_THREADS + ark_tid()); }};
     const auto at = [&](int n) -> decltype(pp) {{
       const int i = place(n);
       return i < N ? pp + ({at}) : nullptr;
     }};
-    ark_pairs<B>(c, pp, at, taken, {scope});
+    ark_load_pairs<B>(c, pp, at, loaded, {scope});
 #pragma unroll
     for (int n = 0; n < B; ++n) {{
       if (place(n) >= N) continue;
-      part[place(n)] = taken[2 * n];
-      part[place(n) + 1] = taken[2 * n + 1];
+      part[place(n)] = loaded[2 * n];
+      part[place(n) + 1] = loaded[2 * n + 1];
     }}
   }}
 """
 
 
-def _own(sig: Signature) -> str:
+def _current(sig: Signature) -> str:
     """The newest key and value, asked for by the warps that ask for no query."""
     kv_heads = sig.params["kv_heads"]
     column = f"(i < D ? head * D + i : ({kv_heads} + head - 1) * D + i)"
@@ -310,8 +310,8 @@ def _own(sig: Signature) -> str:
         "  if (end == count)\n  for (int first = 32 * (ARK_WARPS - 1 - ark_warp()); first < 2 * D; "
         "first += ARK_THREADS) {\n    const int i = first + ark_lane();\n"
         f"    const ark_i64 at = {at};\n"
-        f"    const float value = ark_take_together(c, pf, at, i < 2 * D, {system(sig, FRESH)});\n"
-        "    if (i < 2 * D) own[i] = value;\n  }\n"
+        f"    const float value = ark_load_by_warp(c, pf, at, i < 2 * D, {system(sig, FRESH)});\n"
+        "    if (i < 2 * D) current[i] = value;\n  }\n"
     )
 
 
@@ -320,8 +320,8 @@ def _finish(sig: Signature, splits: int, group: int) -> str:
     if splits == 1:
         at = text.offset(sig, 4, ["0", "0", "row", "head * G * D + i"])
         return f"    ark_publish(c, po, {at}, sum / all, {scope});\n"
-    gives = []
+    stores = []
     for where, value in (("d", "sum"), ("D", "m"), ("(D + 1)", "all")):
         at = text.offset(sig, 4, ["row", f"(head * {group} + g)", "split", where])
-        gives.append(f"ark_publish(c, po, {at}, {value}, {scope});")
-    return f"    {gives[0]}\n    if (d == 0) {{\n      {gives[1]}\n      {gives[2]}\n    }}\n"
+        stores.append(f"ark_publish(c, po, {at}, {value}, {scope});")
+    return f"    {stores[0]}\n    if (d == 0) {{\n      {stores[1]}\n      {stores[2]}\n    }}\n"

@@ -1,4 +1,4 @@
-"""What the writers of CUDA's own bodies share: inlining, and the text for taking packets."""
+"""What the writers of CUDA's own bodies share: inlining, and the text for loading packets."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def inlined(function: str) -> str:
 
 
 def packets() -> str:
-    """Declares ark_take_together, once for a source."""
+    """Declares ark_load_by_warp, once for a source."""
     return resources.files("ark_cuda").joinpath("tasks/packets.h").read_text()

@@ -3,7 +3,7 @@
 // waits for input that it does not use, a stage is done in a sixteenth of a warp's time, and the
 // slices' sums meet in shared memory once for many rows.
 
-// The place of a thread's element i: pieces of E elements, a warp's pieces behind each other.
+// The place of a thread's element i: vectors of E elements, a warp's vectors behind each other.
 template <int E>
 ARK_DEVICE int ark_slice_at(int i) {
   return i / E * 32 * E + ark_lane() * E + i % E;
@@ -46,7 +46,7 @@ ARK_DEVICE void ark_slice(ArkCtx& c, const ark_u64* p, int stride, float (&x)[V]
 
 // E elements in one load.
 template <int E>
-ARK_DEVICE void ark_piece(float (&to)[E], const float* p) {
+ARK_DEVICE void ark_load_vector(float (&to)[E], const float* p) {
   if constexpr (E == 4) {
     const float4 v = *reinterpret_cast<const float4*>(p);
     to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
@@ -56,7 +56,7 @@ ARK_DEVICE void ark_piece(float (&to)[E], const float* p) {
   }
 }
 template <int E, typename T>
-ARK_DEVICE void ark_piece(float (&to)[E], const T* p) {
+ARK_DEVICE void ark_load_vector(float (&to)[E], const T* p) {
   ark_u32 words[E / 2];
   if constexpr (E == 8) {
     const uint4 v = *reinterpret_cast<const uint4*>(p);
@@ -93,7 +93,7 @@ ARK_DEVICE float ark_fold(float (&v)[R]) {
   return v[0];
 }
 
-// A stage of R rows of K weights, or a piece of a row: adds this thread's share of each row's
+// A stage of R rows of K weights, or a part of a row: adds this thread's share of each row's
 // product with x.
 template <int R, int K, int V, int E, typename T>
 ARK_DEVICE void ark_slice_dots(const T* w, const float (&x)[V], float (&sum)[R]) {
@@ -101,10 +101,10 @@ ARK_DEVICE void ark_slice_dots(const T* w, const float (&x)[V], float (&sum)[R])
   for (int r = 0; r < R; ++r) {
 #pragma unroll
     for (int j = 0; j < V / E; ++j) {
-      float piece[E];
-      ark_piece<E>(piece, w + r * K + ark_slice_at<E>(j * E));
+      float weights[E];
+      ark_load_vector<E>(weights, w + r * K + ark_slice_at<E>(j * E));
 #pragma unroll
-      for (int i = 0; i < E; ++i) sum[r] = fmaf(piece[i], x[j * E + i], sum[r]);
+      for (int i = 0; i < E; ++i) sum[r] = fmaf(weights[i], x[j * E + i], sum[r]);
     }
   }
 }

@@ -23,7 +23,7 @@ from ark_cuda.tasks.inline import inlined
 MAX_ROWS = 256  # rows whose sums wait in shared memory for an epilogue
 
 
-def _piece(sig: Signature, machine: Machine) -> int:
+def _vector(sig: Signature, machine: Machine) -> int:
     """Elements of the input that a thread loads at once; 0 if this body does not serve."""
     rows, k = sig.operands[0].shape
     share, rest = divmod(k, machine.lanes * machine.warps)
@@ -32,7 +32,7 @@ def _piece(sig: Signature, machine: Machine) -> int:
         return 0
     if weight.dtype not in ("fp32", "fp16", "bf16") or sig.params["rows"] not in (1, 2, 4, 8):
         return 0
-    share //= sig.params["pieces"]
+    share //= sig.params["split_k"]
     return next((e for e in (8, 4, 2) if share % e == 0 and e * weight.itemsize <= 16), 0)
 
 
@@ -48,16 +48,16 @@ def in_roles(sig: Signature, machine: Machine) -> bool:
     return narrows(sig, machine)
 
 
-def gate(name: str, sig: Signature, machine: Machine) -> str | None:
+def poll(name: str, sig: Signature, machine: Machine) -> str | None:
     """In the variant `roles`: what opens the task; None where its body does not serve."""
-    return linear_roles.gate(name, sig, machine) if in_roles(sig, machine) else None
+    return linear_roles.poll(name, sig, machine) if in_roles(sig, machine) else None
 
 
 def scratch(sig: Signature, machine: Machine) -> int:
     """The slices' sums of rows, and of squares, in bytes."""
     if in_roles(sig, machine):
         return linear_roles.scratch(sig, machine)
-    if not _piece(sig, machine):
+    if not _vector(sig, machine):
         return 0
     best = 8 * machine.warps if sig.params["epilogue"] == "sample" else 0
     return 4 * machine.warps * (_pitch(sig, machine) + 1) + best
@@ -67,8 +67,8 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
     """The body's source, or None where the common body serves."""
     if in_roles(sig, machine):
         return linear_roles.write(name, sig, machine)
-    piece = _piece(sig, machine)
-    if not piece:
+    vector = _vector(sig, machine)
+    if not vector:
         return None
     k = sig.operands[0].shape[1]
     norm = sig.params["prologue"] == "rmsnorm"
@@ -81,14 +81,14 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
         + text.operand(sig, 2, "po", const=False)
         + (text.operand(sig, 3, "pn") if norm else "")
         + f"""  constexpr int K = {k}, R = {sig.params["rows"]}, PITCH = {_pitch(sig, machine)};
-  constexpr int P = {sig.params["pieces"]}, V = K / P / ARK_THREADS, E = {piece}, m = 0;
+  constexpr int P = {sig.params["split_k"]}, V = K / P / ARK_THREADS, E = {vector}, m = 0;
   float* part = reinterpret_cast<float*>(ARK_SCRATCH(c));
   float* squares = part + ARK_WARPS * PITCH;
   const int slice = ark_warp() * (K / P / ARK_WARPS);
   float x[P][V];
 {operands}{ahead}"""
     )
-    take = (
+    load = (
         "#pragma unroll\n  for (int p = 0; p < P; ++p) {\n"
         f"    ark_slice<V, E>(c, px + (p * (K / P) + slice) * {stride}, {stride}, x[p], "
         f"{system(sig, 0)});\n  }}\n"
@@ -99,7 +99,7 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
   for (int i = 0; i < P * V; ++i) {{
     factor[i / V][i % V] = ark_get(pn, i / V * (K / P) + slice + ark_slice_at<E>(i % V));
   }}
-{take}  float square = 0.0f;
+{load}  float square = 0.0f;
 #pragma unroll
   for (int i = 0; i < P * V; ++i) {{
     square = fmaf(x[i / V][i % V], x[i / V][i % V], square);
@@ -109,7 +109,7 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
   if (ark_lane() == 0) squares[ark_warp()] = square;
 """
     else:
-        body += take
+        body += load
     scale = (
         f"ark_rsqrt(ark_slices(squares, 1) / K + {text.literal(sig.params['eps'])})"
         if norm
@@ -169,15 +169,16 @@ def _epilogue(sig: Signature, first: int) -> tuple[str, str, str]:
         best = sample_best("logit", "begin + i")
         return sample_operands(sig, first), "", f"{loop}{made}{best}    }}\n"
     # The residual is older than the input: a thread has its first row's before it waits.
-    rest = text.offset(sig, first, ["0", "0", "m", row])
+    at_residual = text.offset(sig, first, ["0", "0", "m", row])
     ahead = text.offset(sig, first, ["0", "0", "m", "(t.coord[0] + ark_tid())"])
-    taken = f"ark_load(c, pr, {rest}, {system(sig, first)})"
+    loaded = f"ark_load(c, pr, {at_residual}, {system(sig, first)})"
     return (
         text.operand(sig, first, "pr"),
-        "  float rest = 0.0f;\n  if (ark_tid() < t.coord[1] - t.coord[0] && ark_tid() < PITCH)\n"
-        f"    rest = ark_load(c, pr, {ahead}, {system(sig, first)});\n",
-        f"{loop}      const bool had = begin == t.coord[0] && i < ARK_THREADS;\n"
-        f"      const float more = had ? rest : {taken};\n"
+        "  float residual = 0.0f;\n"
+        "  if (ark_tid() < t.coord[1] - t.coord[0] && ark_tid() < PITCH)\n"
+        f"    residual = ark_load(c, pr, {ahead}, {system(sig, first)});\n",
+        f"{loop}      const bool early = begin == t.coord[0] && i < ARK_THREADS;\n"
+        f"      const float more = early ? residual : {loaded};\n"
         f"      ark_publish(c, po, {at}, {value} + more, {scope});\n    }}\n",
     )
 

@@ -1,4 +1,4 @@
-// One row through a linear layer in the variant `roles`: the computing warps bring the input into
+// One row through a linear layer in the variant `roles`: the computing warps load the input into
 // shared memory together, in the weights' type (as matrix units take it), then each warp takes its
 // own stages of the ring, folds a stage's rows and publishes them, and goes on to the next.
 
@@ -14,7 +14,7 @@ ARK_DEVICE void ark_narrow(ark_f16* to, float a, float b) {
   *reinterpret_cast<ark_u32*>(to) = pair;
 }
 
-// Pairs of a row that a thread brings.
+// Pairs of a row that a thread loads.
 template <int K>
 constexpr int ARK_ROW_PAIRS = (K / 2 + ARK_THREADS - 1) / ARK_THREADS;
 
@@ -29,22 +29,26 @@ ARK_DEVICE void ark_row_factors(const T* norm, float (&factor)[2 * ARK_ROW_PAIRS
   }
 }
 
-// Brings a row of K elements, times `factor` if NORM, to xs; returns the sum of this thread's
-// squares.
-template <int K, bool NORM, typename P, typename T, int F>
+// Loads a row of K elements, the sum of S shares of it, times `factor` if NORM, to xs; returns the
+// sum of this thread's squares.
+template <int K, int S, bool NORM, typename P, typename T, int F>
 ARK_DEVICE float ark_row(ArkCtx& c, const P* p, const float (&factor)[F], T* xs, bool system) {
-  constexpr int ALL = ARK_ROW_PAIRS<K>, N = ALL < 12 ? ALL : 12;
+  constexpr int ALL = ARK_ROW_PAIRS<K>, MOST = S < 12 ? 12 / S : 1, N = ALL < MOST ? ALL : MOST;
   float square = 0.0f;
 #pragma unroll
   for (int first = 0; first < ALL; first += N) {
-    float v[2 * N];
+    float v[2 * N * S];
     const auto place = [&](int i) { return 2 * ((first + i) * ARK_THREADS + ark_tid()); };
-    const auto at = [&](int i) -> const P* { return place(i) < K ? p + place(i) : nullptr; };
-    ark_pairs<N>(c, p, at, v, system);
+    const auto at = [&](int i) -> const P* {
+      return place(i / S) < K ? p + i % S * K + place(i / S) : nullptr;
+    };
+    ark_load_pairs<N * S>(c, p, at, v, system);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       if (place(i) >= K) continue;
-      float a = v[2 * i], b = v[2 * i + 1];
+      float a = v[2 * i * S], b = v[2 * i * S + 1];
+#pragma unroll
+      for (int s = 1; s < S; ++s) a += v[2 * (i * S + s)], b += v[2 * (i * S + s) + 1];
       if constexpr (NORM) {
         square = fmaf(a, a, fmaf(b, b, square));
         a *= factor[2 * (first + i)], b *= factor[2 * (first + i) + 1];
@@ -81,14 +85,14 @@ ARK_DEVICE void ark_stage_dots(const T* w, const T* x, float (&sum)[R]) {
   }
 }
 
-// A piece's product of a row that has several: true for the warp that brings the last one, which
+// The sum of one part of a row that is cut along k: true for the warp that adds the last one, which
 // gets the row's total, summed in order.
 template <int P>
-ARK_DEVICE bool ark_row_total(float piece, int row, int number, float* parts, ark_u32* counts,
+ARK_DEVICE bool ark_row_total(float sum, int row, int number, float* parts, ark_u32* counts,
                               float& total) {
   ark_u32 before = 0u;
   if (ark_lane() == 0) {
-    *const_cast<volatile float*>(&parts[row * P + number]) = piece;
+    *const_cast<volatile float*>(&parts[row * P + number]) = sum;
     __threadfence_block();
     before = atomicAdd(&counts[row], 1u);
     __threadfence_block();

@@ -9,6 +9,7 @@ from __future__ import annotations
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
+from ark.tasks.linear import outputs
 from ark.tasks.rotary import (
     rope,
     system,
@@ -30,29 +31,33 @@ def _task_rows(sig: Signature, machine: Machine) -> int:
 
 
 def scratch(sig: Signature, machine: Machine) -> int:
-    """The input row, the warps' squares, and parts of rows that come in pieces, in bytes."""
-    pieces = sig.params["pieces"]
-    parts = 4 * (pieces + 1) * _task_rows(sig, machine) if pieces > 1 else 0
+    """The input row, the warps' squares, and the parts' sums where rows are cut along k, in
+    bytes."""
+    splits = sig.params["split_k"]
+    parts = 4 * (splits + 1) * _task_rows(sig, machine) if splits > 1 else 0
     best = 8 * machine.warps if sig.params["epilogue"] == "sample" else 0
     return _input_bytes(sig) + 4 * machine.warps + parts + best
 
 
-def gate(name: str, sig: Signature, machine: Machine) -> str:
-    """Waits for the packet that a processor far from this one is expected to give last."""
-    k = sig.operands[0].shape[1]
+def poll(name: str, sig: Signature, machine: Machine) -> str:
+    """Waits for the packet that a processor far from this one is expected to publish last; of
+    shares for that of the first and of the last rank, one of which is a peer's.
+    """
+    shares, k = sig.operands[0].shape
     p = machine.processors
     body = (
         text.operand(sig, 0, "px")
         + f"  const int far = (static_cast<int>(c.processor) + {p // 2}) % {p};\n"
-        f"  ark_gate(c, px + (static_cast<ark_i64>(far + 1) * {k} + {p - 1}) / {p} - 1, "
-        f"{system(sig, 0)});\n"
+        f"  const auto* last = px + (static_cast<ark_i64>(far + 1) * {k} + {p - 1}) / {p} - 1;\n"
     )
-    return f"ARK_DEVICE void {name}_gate(ArkCtx& c, const ArkTask& t) {{\n{body}}}\n"
+    for share in sorted({0, shares - 1}):
+        body += f"  ark_poll_packet(c, last + {share * k}, {system(sig, 0)});\n"
+    return f"ARK_DEVICE void {name}_poll(ArkCtx& c, const ArkTask& t) {{\n{body}}}\n"
 
 
 def write(name: str, sig: Signature, machine: Machine) -> str:
     """The computing warps' part."""
-    k, pieces = sig.operands[0].shape[1], sig.params["pieces"]
+    k, splits = sig.operands[0].shape[1], sig.params["split_k"]
     rows = sig.params["rows"]
     norm = sig.params["prologue"] == "rmsnorm"
     ctype = sig.operands[1].ctype
@@ -61,7 +66,7 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
         text.operand(sig, 0, "px")
         + text.operand(sig, 2, "po", const=False)
         + (text.operand(sig, 3, "pn") if norm else "")
-        + f"""  constexpr int K = {k}, R = {rows}, P = {pieces}, STEP = 32 / R, m = 0;
+        + f"""  constexpr int K = {k}, R = {rows}, P = {splits}, STEP = 32 / R, m = 0;
   {ctype}* xs = reinterpret_cast<{ctype}*>(ARK_SCRATCH(c));
   float* squares = reinterpret_cast<float*>(ARK_SCRATCH(c) + {_input_bytes(sig)});
 {operands}  const int end = t.coord[1], lead = ark_lane() % STEP == 0 ? 1 : 0;
@@ -75,10 +80,11 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
   float factor[{"2 * ARK_ROW_PAIRS<K>" if norm else "1"}];
 """
         + ("  ark_row_factors<K>(pn, factor);\n" if norm else "")
-        + (_clear_parts(sig, machine) if pieces > 1 else "")
+        + (_clear_parts(sig, machine) if splits > 1 else "")
         + "  if (!ark_enter(c)) return false;\n"
-        + ("  clear();\n" if pieces > 1 else "")
-        + f"  {'float square = ' if norm else ''}ark_row<K, {'true' if norm else 'false'}>"
+        + ("  clear();\n" if splits > 1 else "")
+        + f"  {'float square = ' if norm else ''}ark_row<K, {sig.operands[0].shape[0]}, "
+        f"{'true' if norm else 'false'}>"
         f"(c, px, factor, xs, {system(sig, 0)});\n"
     )
     if norm:
@@ -105,13 +111,13 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
     ark_stage_done(c, t.fetch_begin + j);
     float total = ark_fold<R>(sum);
 """
-    if pieces > 1:
+    if splits > 1:
         body += "    if (!ark_row_total<P>(total, j / P, j % P, parts, counts, total)) continue;\n"
     body += f"    total *= scale;\n{epilogue}  }}\n"
     before = ""
     if sig.params["epilogue"] == "sample":
         before = SAMPLING
-        parts = pieces > 1 and (pieces + 1) * _task_rows(sig, machine)
+        parts = splits > 1 and (splits + 1) * _task_rows(sig, machine)
         body += sample_finish(f"squares + ARK_WARPS + {int(parts)}")
     body += "  return true;\n"
     return f"{before}ARK_DEVICE bool {name}(ArkCtx& c, const ArkTask& t) {{\n{body}}}\n"
@@ -130,6 +136,8 @@ def _clear_parts(sig: Signature, machine: Machine) -> str:
 def _epilogue(sig: Signature, first: int) -> tuple[str, str, str, str]:
     """Operands, what a lane holds for its row, how it gets that early, what becomes of the sum."""
     kind, scope = sig.params["epilogue"], system(sig, 2)
+    peers = outputs(sig)[1:]
+    theirs = "".join(text.operand(sig, i, f"peer{i}", const=False) for i in peers)
     mine = "    if (lead && row < end) {\n"
     pair = (
         "    const float other = ark_shfl_xor(total, STEP);\n"
@@ -151,17 +159,23 @@ def _epilogue(sig: Signature, first: int) -> tuple[str, str, str, str]:
         value = "total / (1.0f + ark_exp(-total)) * other"
         return "", "", "", f"{pair}      ark_publish(c, po, {at}, {value}, {scope});\n    }}\n"
     at = text.offset(sig, 2, ["0", "0", "m", "row"])
+    published = "".join(  # what has the longer way first
+        f"      ark_publish(c, {to}, {at}, total, {system(sig, i)});\n"
+        for i, to in (*((i, f"peer{i}") for i in peers), (2, "po"))
+    )
     if kind == "store":
-        return "", "", "", f"{mine}      ark_publish(c, po, {at}, total, {scope});\n    }}\n"
+        return theirs, "", "", f"{mine}{published}    }}\n"
     if kind == "sample":
-        give = f"      ark_publish(c, po, {at}, total, {scope});\n"
         best = sample_best("total", "row")
-        return sample_operands(sig, first), "", "", f"{mine}{give}{best}    }}\n"
+        return sample_operands(sig, first), "", "", f"{mine}{published}{best}    }}\n"
     # The residual is older than the input.
-    rest = text.offset(sig, first, ["0", "0", "m", "row"])
+    parts = []
+    for share in range(sig.operands[first].shape[0]):
+        at_residual = text.offset(sig, first, ["0", "0", f"{share}", "row"])
+        parts.append(f"ark_load(c, pr, {at_residual}, {system(sig, first)})")
     return (
-        text.operand(sig, first, "pr"),
-        "  float rest = 0.0f;\n",
-        f"    rest = ark_load(c, pr, {rest}, {system(sig, first)});\n",
-        f"{mine}      ark_publish(c, po, {at}, total + rest, {scope});\n    }}\n",
+        text.operand(sig, first, "pr") + theirs,
+        "  float residual = 0.0f;\n",
+        f"    residual = {' + '.join(parts)};\n",
+        f"{mine}      total += residual;\n{published}    }}\n",
     )

@@ -1,8 +1,8 @@
-#ifndef ARK_TAKE_TOGETHER
-#define ARK_TAKE_TOGETHER
-// Packets taken by whole warps. Lanes ask together; where packets have not come, one lane polls one
-// of them until it is there, and then all ask again: thousands of threads that poll, each its own
-// packet, would take the bandwidth from the operand stream.
+#ifndef ARK_LOAD_BY_WARP
+#define ARK_LOAD_BY_WARP
+// Packets loaded by whole warps. Lanes ask together; where packets have not come, one lane polls
+// one of them until it is there, and then all ask again: thousands of threads that poll, each its
+// own packet, would take the bandwidth from the operand stream.
 
 // One poll for a warp's missing packets; false when none is missing, or after a failure. All lanes
 // call it; `late` is a packet that the lane still misses, or null.
@@ -16,11 +16,10 @@ ARK_DEVICE bool ark_await_one(ArkCtx& c, const ark_u64* late, bool system) {
 
 // Element i of an operand for every lane with `valid`, 0 for the others.
 template <typename T>
-ARK_DEVICE float ark_take_together(ArkCtx&, const T* p, ark_i64 i, bool valid, bool) {
+ARK_DEVICE float ark_load_by_warp(ArkCtx&, const T* p, ark_i64 i, bool valid, bool) {
   return valid ? ark_get(p, i) : 0.0f;
 }
-ARK_DEVICE float ark_take_together(ArkCtx& c, const ark_u64* p, ark_i64 i, bool valid,
-                                   bool system) {
+ARK_DEVICE float ark_load_by_warp(ArkCtx& c, const ark_u64* p, ark_i64 i, bool valid, bool system) {
   ark_u64 seen = 0u;  // no epoch is 0
   const ark_u64* late;
   do {

@@ -1,7 +1,7 @@
 """Matrix products on warpgroups (wgmma), in the variant `matrix`: tiles of 128 rows and 64 to 256
 columns, bf16 and fp16, any transposes, batches, ragged edges.
 
-The loading half brings boxes of both operands through tensor maps, swizzled so that wgmma reads
+The loading half copies boxes of both operands through tensor maps, swizzled so that wgmma reads
 them without bank conflicts; what lies outside of an operand arrives as zeros, and is not written.
 Called by ark_cuda.tasks.matmul.
 """

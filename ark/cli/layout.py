@@ -1,0 +1,74 @@
+"""`ark layout`: which collectives change a tensor's layout over devices, and what they move."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from typing import Any
+
+from ark.errors import InvalidUsageError
+from ark.parallel.layout import Layout, Step, change
+from ark.parallel.layout.moves import D
+
+LONGEST = 1 << 40  # of a dimension
+
+
+def register(subparsers: Any) -> None:
+    """Adds `ark layout`."""
+    parser = subparsers.add_parser(
+        "layout",
+        help="find the cheapest collectives from one layout of a tensor to another",
+        description="A layout says over how many devices a tensor is replicated, how many partial "
+        "tensors add up to it, and into how many parts each dimension is cut: R2V1D4,1 is two "
+        "replicas, no partial sums, rows cut in four. Volumes are those of ring algorithms.",
+    )
+    parser.set_defaults(func=_layout)
+    parser.add_argument("--shape", required=True, metavar="NxM", help="the tensor's, as in 64x64")
+    parser.add_argument("--from", required=True, dest="before", metavar="LAYOUT")
+    parser.add_argument("--to", required=True, dest="after", metavar="LAYOUT")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """A shape such as "64x64"; InvalidUsageError for anything else."""
+    if not re.fullmatch(r"[0-9]{1,13}(x[0-9]{1,13})*", text):
+        raise InvalidUsageError(f"{text[:60]!r} is no shape; write sizes as in 64x64")
+    shape = tuple(int(n) for n in text.split("x"))
+    if not all(1 <= n <= LONGEST for n in shape):
+        raise InvalidUsageError(
+            f"the shape {text[:60]} has a size that is not between 1 and 2^40; use one that is"
+        )
+    return shape
+
+
+def _layout(args: argparse.Namespace) -> int:
+    shape = parse_shape(args.shape)
+    steps = change(shape, Layout.parse(args.before), Layout.parse(args.after))
+    total = _number(sum(step.elements for step in steps))
+    if args.json:
+        print(json.dumps({"steps": [_entry(step) for step in steps], "elements": total}))
+        return 0
+    for step in steps:
+        what = step.op.replace("_", " ")
+        print(f"{step.before} -> {step.after}: {what} among {step.ranks}, {_number(step.elements)}")
+    print(f"{total} elements sent by each device")
+    return 0
+
+
+def _entry(step: Step) -> dict[str, Any]:
+    """A step as JSON: dimensions by number where one is cut or joined."""
+    found: dict[str, Any] = {"op": step.op, "ranks": step.ranks}
+    if step.source >= D:
+        found["from_dim"] = step.source - D
+    if step.target >= D:
+        found["to_dim"] = step.target - D
+    found["elements"] = _number(step.elements)
+    found["before"], found["after"] = str(step.before), str(step.after)
+    found["groups"] = [list(group) for group in step.groups]
+    return found
+
+
+def _number(value: float) -> int | float:
+    """Whole numbers without a fraction; a ring's share of few elements may have one."""
+    return int(value) if value == int(value) else value

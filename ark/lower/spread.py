@@ -1,0 +1,157 @@
+"""Sums over ranks of a decoder's rows without a task of their own: the linear layer that makes a
+share writes it to a receive buffer on every rank as packets, straight from the warp that has the
+sum, and whoever reads the result adds the shares, in rank order, as it brings them in. The first
+rank's share has the residual in it. Called by the pipeline after fusion.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from ark.codegen.layout import MAX_OPERANDS
+from ark.ir.dtype import fp32
+from ark.ir.graph import Graph, Node
+from ark.ir.values import Tensor
+from ark.lower.pack import writes
+from ark.lower.packets import PACKET_READ, PACKET_READ_POLLED
+from ark.machine import Machine
+from ark.variant import COMMUNICATE
+
+LINEAR_ADD_OPERANDS = 4  # input, weight, output, residual; each further rank has an output more
+
+
+def spread(
+    graph: Graph, machine: Machine, options: Mapping[str, Any], kept: frozenset[int]
+) -> tuple[Graph, frozenset[int]]:
+    """A copy of the graph, and the ids of the buffers in it that hold shares as packets.
+
+    A sum over ranks is spread where one row of fp32 is made by a linear layer for it alone, and all
+    who read the result are linear layers of one row or such sums, which take it as their residual.
+    kept: as in fuse.
+    """
+    gated = machine.variant.role(COMMUNICATE) > 0
+    packed = machine.has("packets") and options.get("packets", True)
+    if graph.world_size == 1 or not packed or (machine.ring_bytes and not gated):
+        return graph, frozenset()
+    finder = _Finder(graph, PACKET_READ_POLLED if gated else PACKET_READ, kept)
+    chosen = finder.choose()
+    if not chosen:
+        return graph, frozenset()
+    made = copy.copy(graph)
+    replaced: dict[int, Node] = {}
+    shares: dict[int, Tensor] = {}  # by the id of the sum that they stand for
+    buffers = []
+    for number, node in enumerate(chosen):
+        maker = finder.makers[node.inputs[0].id]
+        every, outputs = _receive(made, node, number)
+        buffers += [t.buffer.id for t in outputs]
+        shares[node.outputs[0].id] = every
+        first = made.rank == 0 and len(node.inputs) > 1
+        replaced[maker.id] = dataclasses.replace(
+            maker,
+            inputs=(*maker.inputs, node.inputs[1]) if first else maker.inputs,
+            outputs=outputs,
+            attrs={**maker.attrs, "epilogue": "add" if first else "store"},
+        )
+    gone = {n.id for n in chosen}
+    made.nodes = []
+    for node in graph.nodes:
+        if node.id in gone:
+            continue
+        node = replaced.get(node.id, node)
+        inputs = tuple(shares.get(t.id, t) for t in node.inputs)
+        made.nodes.append(dataclasses.replace(node, inputs=inputs))
+    return made, frozenset(buffers)
+
+
+def _receive(graph: Graph, node: Node, number: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """All shares of a sum as this rank has them, (ranks, n); and this rank's row of them on itself
+    and then on each peer.
+    """
+    world, columns = graph.world_size, node.outputs[0].shape[1]
+    name = f"shares.{node.phase}.{number}"
+    every = graph.tensor((world, columns), fp32, arena="symmetric", name=name)
+    others = [
+        graph.tensor((world, columns), fp32, arena="symmetric", rank=peer, name=name)
+        for peer in range(world)
+        if peer != graph.rank
+    ]
+    rows = [
+        dataclasses.replace(t, shape=(1, columns), offsets=(graph.rank, 0), padded=(1, columns))
+        for t in (every, *others)
+    ]
+    return every, tuple(rows)
+
+
+class _Finder:
+    def __init__(self, graph: Graph, limit: int, kept: frozenset[int]) -> None:
+        self.graph, self.limit, self.kept = graph, limit, kept
+        self.makers = {t.id: n for n in graph.nodes for t in n.outputs}
+        self.uses = Counter(t.id for n in graph.nodes for t in (*n.inputs, *n.after))
+        self.readers: dict[int, list[Node]] = defaultdict(list)
+        for node in graph.nodes:
+            for tensor in node.inputs:
+                self.readers[tensor.id].append(node)
+
+    def choose(self) -> list[Node]:
+        """The sums to spread, in program order: the largest set in which all readers agree."""
+        found = {n.id: n for n in self.graph.nodes if n.type == "all_reduce" and self._fits(n)}
+        while True:
+            bad = [
+                i
+                for i, n in found.items()
+                if not all(self._reads(r, n, found) for r in self.readers[n.outputs[0].id])
+            ]
+            if not bad:
+                return [found[i] for i in sorted(found)]
+            for i in bad:
+                del found[i]
+
+    def _fits(self, node: Node) -> bool:
+        """Is it a row that one linear layer makes for this sum, with a residual that is there?"""
+        share, out = node.inputs[0], node.outputs[0]
+        maker = self.makers.get(share.id)
+        world = self.graph.world_size
+        if maker is None or maker.type != "linear" or maker.attrs["epilogue"] != "store":
+            return False
+        plain = all(
+            t.dtype == fp32
+            and t.shape == out.shape
+            and t.dense
+            and t.nbytes == t.buffer.nbytes
+            and t.buffer.arena == "activation"
+            and t.buffer.id not in self.kept
+            for t in (*node.inputs, out)
+        )
+        alone = self.uses[share.id] == 1 and len(maker.outputs) == 1
+        together = (maker.phase, maker.processors) == (node.phase, node.processors)
+        read = world * out.shape[-1] <= self.limit
+        room = LINEAR_ADD_OPERANDS + world - 1 <= MAX_OPERANDS
+        bare = not node.after and not self.graph.depends(out)
+        one = len(out.shape) == 2 and out.shape[0] == 1
+        fine = plain and alone and together and read and room and bare and one
+        return fine and all(self._held(t, maker, node) for t in node.inputs[1:])
+
+    def _held(self, residual: Tensor, maker: Node, node: Node) -> bool:
+        """Does the residual hold at the layer what it holds at the sum?"""
+        source = self.makers.get(residual.id)
+        between = (n for n in self.graph.nodes if maker.id <= n.id < node.id)
+        return (
+            source is not None
+            and source.id < maker.id
+            and not any(residual.buffer.id in writes(n) for n in between)
+        )
+
+    def _reads(self, reader: Node, node: Node, found: Mapping[int, Node]) -> bool:
+        """Can that node read the sum as shares?"""
+        out = node.outputs[0]
+        if self.uses[out.id] != len(self.readers[out.id]) or reader.phase != node.phase:
+            return False
+        first = reader.inputs[0].id == out.id
+        if reader.type == "linear":
+            return first and reader.inputs.count(out) == 1
+        return reader.id in found and not first

@@ -1,0 +1,7 @@
+"""Layouts of one tensor over devices, and the cheapest collectives that change one to another."""
+
+from ark.parallel.layout.moves import Step
+from ark.parallel.layout.paths import change, table
+from ark.parallel.layout.types import Layout
+
+__all__ = ["Layout", "Step", "change", "table"]

@@ -1,0 +1,96 @@
+"""One change of a layout: c parts of one kind become c parts of another, by one collective.
+
+A move takes the fastest-varying factor of an axis of the layout (replicas, values or a dimension)
+and makes it the fastest-varying factor of another. What a block is stays a box of the tensor that
+way, whatever was moved before. ark.parallel.layout.paths searches over moves, and
+ark.parallel.layout.shards carries them out on arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ark.parallel.layout.types import Layout, divisors
+
+R, V, D = 0, 1, 2  # axes of a layout: replicas, values, and dimension d as D + d
+
+
+@dataclass(frozen=True)
+class Step:
+    """A collective, run by all `groups` at once.
+
+    op: all_reduce, all_gather, reduce_scatter, all_to_all, or one of those that move nothing,
+    slice and value_split. source, target: axes of the layout whose factor `ranks` moves.
+    elements: what each device sends, by the ring volumes of the papers. groups: devices that
+    communicate with each other, in the order of the parts.
+    """
+
+    op: str
+    source: int
+    target: int
+    ranks: int
+    elements: float
+    before: Layout
+    after: Layout
+    groups: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
+
+
+def operation(source: int, target: int) -> str | None:
+    """The collective that turns parts along one axis into parts along another, if one does."""
+    if source == target:
+        return None
+    if source == V:
+        return "all_reduce" if target == R else "reduce_scatter"
+    if source == R:
+        return "value_split" if target == V else "slice"
+    if target == V:
+        return None
+    return "all_gather" if target == R else "all_to_all"
+
+
+def ring_volume(op: str, ranks: int, elements: int) -> int:
+    """`ranks` times what each device sends of blocks of `elements` elements before the step.
+
+    Times `ranks`, so that it is a whole number. The formulas are those of rings: an all-gather
+    passes on c - 1 blocks, a reduce-scatter and an all-to-all c - 1 parts of a block.
+    """
+    passed_on = {
+        "all_gather": ranks * (ranks - 1),
+        "all_reduce": 2 * (ranks - 1),
+        "reduce_scatter": ranks - 1,
+        "all_to_all": ranks - 1,
+    }
+    return passed_on.get(op, 0) * elements
+
+
+def moves(layout: Layout) -> Iterator[tuple[int, int, int, tuple[int, ...]]]:
+    """All moves from a layout: source and target axis, factor, and the counts that come out."""
+    counts = layout.counts
+    for source, count in enumerate(counts):
+        for factor in divisors(count)[1:]:
+            for target in range(len(counts)):
+                if operation(source, target) is not None:
+                    made = list(counts)
+                    made[source] //= factor
+                    made[target] *= factor
+                    yield source, target, factor, tuple(made)
+
+
+def moved(coordinates: np.ndarray, source: int, target: int, factor: int) -> np.ndarray:
+    """The devices' coordinates (see `Layout.coordinates`) after a move."""
+    made = coordinates.copy()
+    made[:, source] //= factor
+    made[:, target] = made[:, target] * factor + coordinates[:, source] % factor
+    return made
+
+
+def groups(coordinates: np.ndarray, source: int, factor: int) -> tuple[tuple[int, ...], ...]:
+    """Devices whose coordinates differ in the moved factor alone, in its order."""
+    key = coordinates.copy()
+    key[:, source] //= factor
+    order = np.lexsort((coordinates[:, source] % factor, *key.T[::-1]))
+    found = [tuple(row) for row in order.reshape(-1, factor).tolist()]
+    return tuple(sorted(found))

@@ -1,0 +1,138 @@
+"""The cheapest collectives from one layout to another, and the costs between all layouts.
+
+A shortest path over the moves of ark.parallel.layout.moves, by Bellman and Ford on arrays: all
+moves of all layouts are relaxed at once, for one source or for all, and no path is long.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from ark.errors import InvalidUsageError, UnsupportedError
+from ark.parallel.layout.moves import Step, groups, moved, moves, operation, ring_volume
+from ark.parallel.layout.types import Layout, layouts
+
+MOST_LAYOUTS = 20_000
+AT_A_TIME = 16  # sources: what is relaxed at once stays in the cache
+FAR = np.int64(1) << 62
+SCALE = 64  # to a unit of volume; a step costs 1 more: of equal volumes the shorter path wins
+
+
+@dataclass(frozen=True)
+class Table:
+    """The costs between all layouts of a tensor over so many devices.
+
+    elements[i, j]: what each device sends from layouts[i] to layouts[j], by ring volumes; float64.
+    """
+
+    layouts: tuple[Layout, ...]
+    elements: np.ndarray
+
+
+class _Moves:
+    """All layouts and the moves between them as arrays, sorted by where a move ends."""
+
+    def __init__(self, shape: Sequence[int], devices: int) -> None:
+        self.layouts: list[Layout] = []
+        for layout in layouts(shape, devices):
+            self.layouts.append(layout)
+            if len(self.layouts) > MOST_LAYOUTS:
+                raise UnsupportedError(
+                    f"a tensor of shape {list(shape)} has more than {MOST_LAYOUTS} layouts over "
+                    f"{devices} devices, which are not searched; use fewer devices or dimensions"
+                )
+        # A unit of volume is this many elements: then all volumes are whole numbers.
+        self.unit = Fraction(math.prod(shape), devices * devices)
+        self.number = {layout.counts: i for i, layout in enumerate(self.layouts)}
+        found = []
+        for i, layout in enumerate(self.layouts):
+            local = devices // math.prod(layout.dims)
+            for source, target, factor, counts in moves(layout):
+                end = self.number.get(counts)
+                if end is not None:
+                    op = operation(source, target) or ""
+                    volume = ring_volume(op, factor, local) * (devices // factor)
+                    found.append((end, i, volume * SCALE + 1, source, target, factor))
+        found.sort()
+        rows = np.array(found, np.int64).reshape(-1, 6)
+        self.ends, self.starts, self.costs = rows[:, 0], rows[:, 1], rows[:, 2]
+        self.kinds = rows[:, 3:]
+        self.reached, self.first = np.unique(self.ends, return_index=True)
+
+    def distances(self, sources: Sequence[int]) -> np.ndarray:
+        """(layouts, sources): the least cost to each layout."""
+        best = np.full((len(self.layouts), len(sources)), FAR)
+        best[list(sources), np.arange(len(sources))] = 0
+        costs = self.costs[:, None]
+        while len(self.ends):
+            through = np.minimum.reduceat(best[self.starts] + costs, self.first, axis=0)
+            better = np.minimum(best[self.reached], through)
+            if np.array_equal(better, best[self.reached]):
+                break
+            best[self.reached] = better
+        return best
+
+
+def table(shape: Sequence[int], devices: int) -> Table:
+    """The costs between all layouts of a tensor of `shape` over `devices` devices.
+
+    UnsupportedError if there are more than MOST_LAYOUTS of them.
+    """
+    graph = _Moves(shape, devices)
+    count = len(graph.layouts)
+    parts = [range(at, min(at + AT_A_TIME, count)) for at in range(0, count, AT_A_TIME)]
+    distances = np.concatenate([graph.distances(part) for part in parts], axis=1)
+    return Table(tuple(graph.layouts), distances.T // SCALE * float(graph.unit))
+
+
+def change(shape: Sequence[int], before: Layout, after: Layout) -> list[Step]:
+    """The steps of the least ring volume from one layout to the other, the fewest of these.
+
+    The devices begin in the order of `before`; the steps' groups say who communicates, and
+    `ark.parallel.layout.shards.places` which block each device holds at the end.
+
+    Raises:
+        InvalidUsageError: the layouts are of different numbers of devices or do not divide the
+        shape. UnsupportedError: there are too many layouts to search.
+    """
+    if before.devices != after.devices:
+        raise InvalidUsageError(
+            f"{before} is a layout over {before.devices} devices and {after} over "
+            f"{after.devices}; both must be of the same devices"
+        )
+    before.block(shape)
+    after.block(shape)
+    graph = _Moves(shape, before.devices)
+    start, at = graph.number[before.counts], graph.number[after.counts]
+    best = graph.distances([start])[:, 0]
+    path = []
+    while at != start:
+        into = np.flatnonzero(graph.ends == at)
+        edge = into[np.argmin(best[graph.starts[into]] + graph.costs[into])]
+        path.append(graph.kinds[edge].tolist())
+        at = int(graph.starts[edge])
+    return _realised(shape, before, path[::-1])
+
+
+def _realised(shape: Sequence[int], layout: Layout, path: list[list[int]]) -> list[Step]:
+    """The path with its layouts, volumes and groups."""
+    steps = []
+    coordinates = layout.coordinates()
+    for source, target, factor in path:
+        op = operation(source, target) or ""
+        counts = list(layout.counts)
+        counts[source] //= factor
+        counts[target] *= factor
+        after = Layout(counts[0], counts[1], tuple(counts[2:]))
+        volume = Fraction(ring_volume(op, factor, layout.elements(shape)), factor)
+        step = Step(op, source, target, factor, float(volume), layout, after)
+        steps.append(dataclasses.replace(step, groups=groups(coordinates, source, factor)))
+        coordinates = moved(coordinates, source, target, factor)
+        layout = after
+    return steps

@@ -1,0 +1,119 @@
+"""RVD layouts: how many replicas, value splits and splits by dimension a tensor has over devices.
+
+The representation of Lin et al., "SuperScaler / nnScaler" (OSDI 2024): of the product of these
+numbers of devices each holds one block, and with V value splits the tensor is the sum of V partial
+ones. Made by callers and `Layout.parse`; ark.parallel.layout.paths searches over them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ark.errors import InvalidUsageError
+
+MOST_DEVICES = 1 << 16
+MOST_DIMENSIONS = 8
+_FORM = re.compile(r"R([0-9]{1,9})V([0-9]{1,9})D([0-9]{1,9}(?:,[0-9]{1,9})*)")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """`replicas` copies of `values` partial tensors, dimension d cut into `dims[d]` equal parts.
+
+    Devices are numbered row by row over (replicas, values, *dims). CoCoNet's Local is a layout
+    with values only, Replicated one with replicas only, Sliced(d) one with dims[d] only.
+    """
+
+    replicas: int
+    values: int
+    dims: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if min(self.counts) < 1 or len(self.dims) > MOST_DIMENSIONS or not self.dims:
+            raise InvalidUsageError(
+                f"the layout {self} is none: all of its numbers must be at least 1, for 1 to "
+                f"{MOST_DIMENSIONS} dimensions"
+            )
+        if self.devices > MOST_DEVICES:
+            raise InvalidUsageError(
+                f"the layout {self} is one of {self.devices} devices; at most {MOST_DEVICES} are "
+                "planned for"
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> Layout:
+        """Reads "R1V4D1,1"; InvalidUsageError for anything else."""
+        found = _FORM.fullmatch(text)
+        if not found:
+            raise InvalidUsageError(
+                f"{text[:60]!r} is no layout; write replicas, value splits and the splits of each "
+                "dimension, as in R1V4D1,1"
+            )
+        replicas, values, dims = found.groups()
+        return cls(int(replicas), int(values), tuple(int(n) for n in dims.split(",")))
+
+    def __str__(self) -> str:
+        return f"R{self.replicas}V{self.values}D{','.join(map(str, self.dims))}"
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """(replicas, values, *dims)."""
+        return (self.replicas, self.values, *self.dims)
+
+    @property
+    def devices(self) -> int:
+        return math.prod(self.counts)
+
+    def block(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of one device's block of a tensor of `shape`.
+
+        InvalidUsageError if a dimension cannot be cut into so many equal parts.
+        """
+        if len(shape) != len(self.dims):
+            raise InvalidUsageError(
+                f"the layout {self} is one of {len(self.dims)} dimensions, but the tensor has "
+                f"{len(shape)}: {list(shape)}; give one split a dimension"
+            )
+        for d, (size, parts) in enumerate(zip(shape, self.dims, strict=True)):
+            if size % parts:
+                raise InvalidUsageError(
+                    f"the layout {self} cuts dimension {d} into {parts} equal parts, which a size "
+                    f"of {size} cannot be; use a divisor of {size}"
+                )
+        return tuple(size // parts for size, parts in zip(shape, self.dims, strict=True))
+
+    def elements(self, shape: Sequence[int]) -> int:
+        """Elements of one device's block."""
+        return math.prod(self.block(shape))
+
+    def coordinates(self) -> np.ndarray:
+        """Which block each device holds: one row of (replica, value, *dims) a device."""
+        return np.stack(np.unravel_index(np.arange(self.devices), self.counts), axis=1)
+
+
+def layouts(shape: Sequence[int], devices: int) -> Iterator[Layout]:
+    """All layouts of a tensor over so many devices, in order of their numbers."""
+
+    def factors(left: int, sizes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        if not sizes:
+            yield (left,)
+            return
+        for parts in divisors(left):
+            if sizes[0] % parts == 0:
+                for rest in factors(left // parts, sizes[1:]):
+                    yield (parts, *rest)
+
+    for *dims, rest in factors(devices, tuple(shape)):
+        for replicas in divisors(rest):
+            yield Layout(replicas, rest // replicas, tuple(dims))
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, 1 and the number included, ascending."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return small + [number // n for n in reversed(small) if n * n != number]

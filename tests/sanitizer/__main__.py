@@ -1,0 +1,57 @@
+"""`python -m tests.sanitizer`: what racecheck says of the ways in which ark orders shared
+memory, each alone in a kernel of forms.cu. Needs an NVIDIA GPU, nvcc and compute-sanitizer.
+
+Forms named `one-` and `all-` differ in nothing but who arrives at an mbarrier: one lane for its
+warp, after __syncwarp (as the loop kernel does), or every lane. All compute the right result.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("forms.cu")
+RACES = ("early-write", "early-read")
+CLEAN = ("named", "all-stores", "all-records", "all-bulk")
+SUMMARY = re.compile(r"RACECHECK SUMMARY: .*\((\d+) errors?, (\d+) warnings?\)")
+
+
+def said_of(program: str, form: str) -> tuple[int, int] | None:
+    """Errors and warnings; None if the tool or the form did not end well."""
+    argv = ["compute-sanitizer", "--tool", "racecheck", program, form]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    except subprocess.TimeoutExpired:
+        return None
+    found = SUMMARY.search(done.stdout)
+    if done.returncode or found is None:
+        print(done.stdout[-2000:], done.stderr[-2000:], file=sys.stderr)
+        return None
+    return int(found[1]), int(found[2])
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory(prefix="ark-forms-") as folder:
+        program = str(Path(folder, "forms"))
+        flags = ["-std=c++17", "-arch=sm_90a", "-O2", "-lineinfo"]
+        subprocess.run(["nvcc", *flags, "-o", program, str(SOURCE)], check=True)
+        names = subprocess.run([program], capture_output=True, text=True, check=True)
+        bad = 0
+        for form in names.stdout.split():
+            said = said_of(program, form)
+            expected = form not in RACES + CLEAN or (
+                said is not None and (said[0] > 0) == (form in RACES)
+            )
+            bad += said is None or not expected
+            print(
+                f"{form:12} {said or 'did not end'}{'' if expected else ' (not as expected)'}",
+                flush=True,
+            )
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+// The ways in which ark's loop kernel orders shared memory between warps, each alone in a kernel of
+// a screen, so that what compute-sanitizer says of the loop can be told from what it says of the
+// form. `forms NAME` runs one and checks its result; see __main__.py.
+
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+
+namespace {
+
+constexpr int kRounds = 16, kSlots = 2, kWords = 32, kWarps = 3;
+
+enum Form {
+  kNamed,       // bar.sync of two warps of three
+  kOneStores,   // mbarriers: one lane arrives for its warp, after __syncwarp
+  kOneRecords,  // the same, filled by 8-byte cp.async (roles.h)
+  kOneBulk,     // the same, filled by bulk copies (stream.h)
+  kAllStores,   // the three again, but every lane arrives for itself
+  kAllRecords,
+  kAllBulk,
+  kEarlyWrite,  // kAllStores whose writer does not wait for the reader: a race
+  kEarlyRead,   // kAllStores whose reader does not wait for the writer: a race
+  kForms
+};
+const char* const kNames[kForms] = {"named",    "one-stores",  "one-records",
+                                    "one-bulk", "all-stores",  "all-records",
+                                    "all-bulk", "early-write", "early-read"};
+__host__ __device__ constexpr bool every(Form f) { return f >= kAllStores; }
+__host__ __device__ constexpr bool bulk(Form f) { return f == kOneBulk || f == kAllBulk; }
+__host__ __device__ constexpr bool records(Form f) { return f == kOneRecords || f == kAllRecords; }
+__host__ __device__ constexpr bool race(Form f) { return f == kEarlyWrite || f == kEarlyRead; }
+
+struct Shared {
+  alignas(128) uint32_t slot[kSlots][kWords];
+  uint64_t full[kSlots], empty[kSlots];
+};
+
+__device__ uint32_t at(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+__device__ void init(uint64_t* barrier, uint32_t count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at(barrier)), "r"(count) : "memory");
+}
+__device__ void arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at(barrier)) : "memory");
+}
+__device__ void await(uint64_t* barrier, uint32_t parity) {
+  uint32_t passed = 0;
+  while (!passed) {
+    asm volatile(
+        "{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        " selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(passed)
+        : "r"(at(barrier)), "r"(parity)
+        : "memory");
+  }
+}
+template <Form F>
+__device__ void warp_arrive(uint64_t* barrier) {
+  __syncwarp();
+  if (every(F) || (threadIdx.x & 31u) == 0u) arrive(barrier);
+}
+
+template <Form F>
+__device__ void fill(Shared& s, int slot, const uint32_t* from) {
+  const uint32_t lane = threadIdx.x & 31u;
+  constexpr uint32_t bytes = kWords * 4;
+  if (bulk(F)) {
+    if (lane != 0u) return;
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at(&s.full[slot])),
+                 "r"(bytes)
+                 : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(at(s.slot[slot])),
+        "l"(from), "r"(bytes), "r"(at(&s.full[slot]))
+        : "memory");
+    return;
+  }
+  if (records(F)) {
+    if (lane < kWords / 2) {
+      asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(at(&s.slot[slot][2 * lane])),
+                   "l"(from + 2 * lane)
+                   : "memory");
+    }
+    asm volatile("cp.async.wait_all;" ::: "memory");
+  } else {
+    s.slot[slot][lane] = from[lane];
+  }
+  warp_arrive<F>(&s.full[slot]);
+}
+
+// Warp 0 fills slots, warp 1 reads what the other lanes' words are; a third warp takes no part.
+template <Form F>
+__global__ void form(const uint32_t* from, uint32_t* to) {
+  __shared__ Shared s;
+  const uint32_t warp = threadIdx.x / 32u, lane = threadIdx.x & 31u;
+  if (threadIdx.x == 0u) {
+    for (int i = 0; i < kSlots; ++i) {
+      init(&s.full[i], every(F) && !bulk(F) ? 32u : 1u);
+      init(&s.empty[i], every(F) ? 32u : 1u);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  }
+  __syncthreads();
+  if (warp == 2u) return;
+  uint32_t sum = 0u;
+  for (int i = 0; i < kRounds; ++i) {
+    const int slot = i % kSlots;
+    const uint32_t parity = i / kSlots & 1u;
+    if (F == kNamed) {
+      if (warp == 0u) s.slot[slot][lane] = from[i * kWords + lane];
+      asm volatile("barrier.sync 1, 64;" ::: "memory");
+      if (warp == 1u) sum += s.slot[slot][lane ^ 5u] * (i + 1);
+      asm volatile("barrier.sync 1, 64;" ::: "memory");
+    } else if (warp == 0u) {
+      if (F == kEarlyWrite) s.slot[slot][lane] = from[i * kWords + lane];
+      await(&s.empty[slot], parity ^ 1u);
+      fill<F>(s, slot, from + i * kWords);
+    } else {
+      const uint32_t early = F == kEarlyRead ? s.slot[slot][lane ^ 5u] : 0u;
+      await(&s.full[slot], parity);
+      sum += (F == kEarlyRead ? early : s.slot[slot][lane ^ 5u]) * (i + 1);
+      warp_arrive<F>(&s.empty[slot]);
+    }
+  }
+  if (warp == 1u) to[lane] = sum;
+}
+
+template <int F = 0>
+void launch(int wanted, const uint32_t* from, uint32_t* to) {
+  if constexpr (F < kForms) {
+    if (F == wanted) form<static_cast<Form>(F)><<<1, 32 * kWarps>>>(from, to);
+    launch<F + 1>(wanted, from, to);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int wanted = 0;
+  while (wanted < kForms && (argc < 2 || std::strcmp(argv[1], kNames[wanted]) != 0)) ++wanted;
+  if (wanted == kForms) {
+    for (const char* name : kNames) std::puts(name);
+    return argc < 2 ? 0 : 2;
+  }
+  uint32_t in[kRounds * kWords], out[32], *from = nullptr, *to = nullptr;
+  for (int i = 0; i < kRounds * kWords; ++i) in[i] = static_cast<uint32_t>(i) * 2654435761u;
+  cudaMalloc(&from, sizeof in);
+  cudaMalloc(&to, sizeof out);
+  cudaMemcpy(from, in, sizeof in, cudaMemcpyHostToDevice);
+  launch(wanted, from, to);
+  const cudaError_t code = cudaMemcpy(out, to, sizeof out, cudaMemcpyDeviceToHost);
+  if (code != cudaSuccess) {
+    std::printf("%s: %s\n", kNames[wanted], cudaGetErrorString(code));
+    return 1;
+  }
+  int wrong = 0;
+  for (uint32_t lane = 0; lane < 32; ++lane) {
+    uint32_t sum = 0;
+    for (uint32_t i = 0; i < kRounds; ++i) sum += in[i * kWords + (lane ^ 5u)] * (i + 1);
+    wrong += sum != out[lane];
+  }
+  std::printf("%s: %d of 32 sums are wrong\n", kNames[wanted], wrong);
+  return wrong && !race(static_cast<Form>(wanted)) ? 1 : 0;
+}

@@ -1,0 +1,80 @@
+"""`ark bench decode`: its figures belong to what they say, and a wrong result does not pass."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ark.bench.fidelity import STEPS, TOLERANCE, compare, greedy
+from ark.cli import main
+
+NOAH = str(Path(__file__).parents[2] / "examples" / "noah")
+BENCH = ["bench", "decode", "--backend", "cpu", "--config", NOAH, "--repeats", "1"]
+
+
+def figures(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
+    assert main([*BENCH, "--json", *words]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_contexts_and_prompts_of_one_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    made = figures(capsys, "--context", "16,200", "--tokens", "8", "--prompt", "40", "--chunk", "8")
+    near, far = made["contexts"]
+    assert [near["context"], far["context"]] == [16, 200]
+    assert len(near["tokens"]) == len(far["tokens"]) == 8
+    # Noah caches 6 layers of 2 heads of 32 keys and values in bf16.
+    assert far["read_bytes"] - near["read_bytes"] == (200 - 16) * 6 * 2 * 32 * 2 * 2
+    assert near["read_bytes"] > made["weight_bytes"] > 0
+    assert made["prompts"][0]["length"] == 40 and made["prompts"][0]["seconds"] > 0
+
+
+def test_every_row_is_beside_torch(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    made = figures(capsys, "--context", "12", "--tokens", "4", "--vs", "torch")
+    (row,) = made["contexts"]
+    found = row["fidelity"]["ark"]
+    assert found["rows"] == found["agreed"] == STEPS
+    assert 0 < found["mean"] < found["most"] < 0.1 and found["distance"] < 5e-3
+    assert row["peer_s"]["eager"] > 0 and made["read_bandwidth"] > 0
+
+
+def test_the_distance_is_by_row() -> None:
+    right = np.array([[3.0, 4.0, 0.0], [0.0, 0.0, 10.0]])
+    off = right.copy()
+    off[1] = [0.0, 10.5, 10.0]
+    found = compare(off, right)
+    assert found.mean == pytest.approx(10.5 / 6) and found.most == 10.5
+    assert found.distance == pytest.approx(1.05) and found.agreed == 1
+    assert not any(found.passes(name) for name in TOLERANCE)
+    assert compare(right, right).passes("fp32")
+
+
+def test_what_is_no_number_fails() -> None:
+    right = np.ones((2, 4))
+    off = right.copy()
+    off[0, 2] = np.nan
+    assert not compare(off, right).passes("bf16")
+
+
+def test_each_step_reads_the_best_of_the_one_before() -> None:
+    def step(token: int, position: int) -> np.ndarray:
+        return np.eye(64)[(token + position) % 64]
+
+    read, rows = greedy(step, 5, 10)
+    assert read[:3] == [5, 15, 26] and rows.shape == (STEPS, 64)
+    assert [int(r.argmax()) for r in rows[:-1]] == read[1:]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--context", "8,500"], "a context of 500 tokens"),
+        (["--prompt", "512"], "a prompt of 512 tokens"),
+    ],
+)
+def test_what_does_not_fit(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*BENCH, *words]) != 0
+    assert said in capsys.readouterr().err
