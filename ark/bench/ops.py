@@ -23,6 +23,7 @@ from ark.frontend.model import Model, use_model
 from ark.frontend.tensor import Tensor
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
+from ark.plan import kind as kinds
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
@@ -62,8 +63,11 @@ def planned(case: OpCase, machine: Machine) -> tuple[Plan, str]:
     made = make_plan(model.graph, machine)
     verify([made])
     del out
-    last = [op.operands[-1] for op in made.ops if op.operands][-1]
-    return made, made.tensors[last].name
+    tasks = [t for p in made.phases[-1].processors for t in p if made.ops[t.op].operands]
+    last = max(tasks, key=lambda t: t.op)
+    op = made.ops[last.op]
+    touched = kinds.get(op.kind).accesses(kinds.signature(made, op), last.coord)
+    return made, made.tensors[op.operands[next(a.operand for a in touched if a.write)]].name
 
 
 def measure(

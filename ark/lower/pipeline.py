@@ -18,6 +18,7 @@ from ark.ir.graph import Graph
 from ark.ir.values import Tensor
 from ark.lower.chains import join_chains
 from ark.lower.choose import choose
+from ark.lower.epilogues import join_epilogues
 from ark.lower.fuse import fuse
 from ark.lower.nodes import lower_nodes
 from ark.lower.pack import pack
@@ -62,6 +63,7 @@ def plan(
     machine = choose(private, machine, chosen, external)
     if chosen.get("fuse", True):
         private = join_chains(fuse(private, machine, external), external)
+        private = join_epilogues(private, machine, external)
     private, received = spread(private, machine, chosen, external)
     groups = _ended(lower_nodes(private, machine, chosen))
     packed = machine.has("packets") and chosen.get("packets", True)

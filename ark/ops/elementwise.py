@@ -17,7 +17,7 @@ from ark.ir.graph import Node
 from ark.lower.chains import expression_of
 from ark.lower.context import Lowering
 from ark.lower.registry import register
-from ark.lower.tiling import box_coords, box_tile
+from ark.lower.tiling import box_coords, box_tile, swept
 from ark.ops.base import broadcast, check_dims, float_dtype, result, same_dtype
 from ark.tasks import expression
 from ark.tasks.functions import FUNCTIONS
@@ -33,9 +33,13 @@ def _lower(lowering: Lowering, node: Node) -> None:
         tensors = [lowering.flat(t) for t in tensors]
     out = tensors[-1]
     shape = (1,) * (4 - len(out.shape)) + out.shape
-    tile = lowering.tile(shape) or box_tile(shape, lowering.machine)
+    asked, itemsize = lowering.tile(shape), max(t.dtype.itemsize for t in tensors)
+    tile = asked or box_tile(shape, lowering.machine, itemsize=itemsize)
+    coords = box_coords(shape, tile)
     params = {"expr": expression_of(node), "tile": tile}
-    lowering.emit("pointwise", params, tensors, box_coords(shape, tile))
+    lowering.emit(
+        "pointwise", params, tensors, coords if asked else swept(coords, lowering.machine)
+    )
 
 
 def _reference(name: str) -> Any:

@@ -14,9 +14,9 @@ from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.registry import get, register
 from ark.lower.tiling import (
-    GROUP,
     PAIRED,
     box_coords,
+    matrix_group,
     matrix_tile,
     side_by_side,
     split,
@@ -24,6 +24,7 @@ from ark.lower.tiling import (
     stage_rows,
 )
 from ark.ops.base import broadcast, float_dtype, result, same_dtype
+from ark.tasks import expression
 
 EPILOGUES = {"add": "add", "swiglu": "swiglu_pairs", "rope_kv": "rope_kv"}
 """What a linear node may do to its product: its name for that, and the op that does it."""
@@ -89,9 +90,11 @@ def linear(input: Any, weight: Any, output: Any = NullTensor, name: str = "") ->
 
 
 def _matmul_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    a, b = inputs
+    a, b, *others = inputs
     a = np.swapaxes(a, -1, -2) if attrs["transpose_a"] else a
     b = np.swapaxes(b, -1, -2) if attrs["transpose_b"] else b
+    if "expr" in attrs:
+        return [expression.evaluate(attrs["expr"], [a @ b, *others])]
     return [a @ b]
 
 
@@ -114,15 +117,21 @@ def _lower_matmul(lowering: Lowering, node: Node) -> None:
         "tile": list(tile),
     }
     coords = box_coords(shape, (1, 1, *tile))
+    a = node.inputs[0]
+    depth = a.shape[-2] if node.attrs["transpose_a"] else a.shape[-1]
+    group = matrix_group(tile[0], depth, a.dtype.itemsize)
     if grouped and lowering.graph.world_size == 1 and not node.hints:
         # A processor's tiles are one task: it loads one while it stores another.
         begin, end = node.processors or (0, machine.processors)
-        params |= {"tasks": min(len(coords), end - begin), "group": GROUP}
+        params |= {"tasks": min(len(coords), end - begin), "group": group}
         coords = [(r,) for r in range(params["tasks"])]
     elif grouped:
-        coords.sort(key=lambda c: (*c[:2], c[2] // (GROUP * tile[0]), c[3], c[2]))
+        coords.sort(key=lambda c: (*c[:2], c[2] // (group * tile[0]), c[3], c[2]))
         coords = side_by_side(coords, machine.processors)
-    lowering.emit("matmul", params, [*node.inputs, *node.outputs], coords)
+    left, right, *others = node.inputs
+    if "expr" in node.attrs:
+        params["expr"] = node.attrs["expr"]
+    lowering.emit("matmul", params, [left, right, *node.outputs, *others], coords)
 
 
 def _lower_linear(lowering: Lowering, node: Node) -> None:

@@ -2,6 +2,8 @@
 
 params: transpose_a, transpose_b, tile (rows, columns). operands: a, b, output. coord: batch index
 of the output's dimensions 0 and 1, first row, first column.
+With the param expr, a tree of ark.tasks.expression over the product (the tree's operand 0, in fp32)
+and the operands behind the output, which broadcast to it, that is what is stored.
 With the params tasks and group a task has several tiles: tiles are numbered down `group` rows of
 tiles, then along the columns, then on to the next rows and the next matrix, and the task with coord
 (r,) has tile r, r + tasks and so on, so that tasks which run together share what they read.
@@ -12,20 +14,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import INT_MAX, Params, Places, Size, box, count, fits, need, typed
-from ark.tasks import text
+from ark.tasks import expression, text
+from ark.tasks.pointwise import broadcast_access, broadcasts
 
 
 class MatmulParams(Params, frozen=True):
     transpose_a: bool
     transpose_b: bool
     tile: tuple[Size, Size]
+    expr: list[Any] | None = None
     tasks: Annotated[int, msgspec.Meta(ge=0, le=INT_MAX)] = 0
     group: Size = 1
 
@@ -36,7 +40,14 @@ class Matmul(TaskKind):
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
-        count(sig, 3)
+        tree, others = sig.params.get("expr"), sig.operands[3:]
+        if tree is None:
+            count(sig, 3)
+        else:
+            need(len(sig.operands) >= 3, "it has no output")
+            expression.check(tree, ["fp32", *(o.dtype for o in others)])
+            for index in range(3, len(sig.operands)):
+                broadcasts(sig, index, 2)
         a, b, out = (typed(sig, index).shape for index in range(3))
         need(min(len(a), len(b), len(out)) >= 2, "an operand has fewer than 2 dimensions")
         m, n, k = dims(sig)
@@ -85,6 +96,8 @@ class Matmul(TaskKind):
             Access(i, *self._batched(sig, i, coord, box), write=False)
             for i, box in ((0, a_box), (1, b_box))
         ]
+        lo, hi = coord, (coord[0] + 1, coord[1] + 1, m1, n1)
+        found += [broadcast_access(sig, i, lo, hi) for i in range(3, len(sig.operands))]
         out_box = ((coord[2], coord[3]), (m1, n1))
         found.append(Access(2, *self._batched(sig, 2, coord, out_box), write=True))
         return found
@@ -116,12 +129,7 @@ class Matmul(TaskKind):
         rows, columns = sig.params["tile"]
         a_at = _at(sig, 0, "m", "k", bool(sig.params["transpose_a"]))
         b_at = _at(sig, 1, "k", "n", bool(sig.params["transpose_b"]))
-        o_at = _at(sig, 2, "m", "n", False)
-        declare = (
-            text.operand(sig, 0, "pa")
-            + text.operand(sig, 1, "pb")
-            + text.operand(sig, 2, "po", const=False)
-        )
+        declare = text.operand(sig, 0, "pa") + text.operand(sig, 1, "pb") + outputs(sig)
         body = (
             f"  const int m1 = m0 + {rows} < {m} ? m0 + {rows} : {m};\n"
             f"  const int n1 = n0 + {columns} < {n} ? n0 + {columns} : {n};\n"
@@ -138,7 +146,7 @@ class Matmul(TaskKind):
                 f"acc[n - n0] += a * ark_get(pb, {b_at});\n"
                 "    }\n"
                 "    for (int n = n0; n < n1; ++n) "
-                f"ark_put(po, {o_at}, acc[n - n0]);\n"
+                f"{{\n{finish(sig, 'acc[n - n0]', 'm', 'n')}    }}\n"
                 "  }\n"
             )
             return text.function(name, declare + each_tile(sig, body))
@@ -149,9 +157,32 @@ class Matmul(TaskKind):
             "    float acc = 0.0f;\n"
             f"    for (int k = 0; k < {k}; ++k) "
             f"acc += ark_get(pa, {a_at}) * ark_get(pb, {b_at});\n"
-            f"    ark_put(po, {o_at}, acc);\n  }}\n"
+            f"{finish(sig, 'acc', 'm', 'n')}  }}\n"
         )
         return text.function(name, declare + each_tile(sig, body))
+
+
+def outputs(sig: Signature) -> str:
+    """Declares the output as po, and what an expression reads as p3, p4, ..."""
+    others = (text.operand(sig, i, f"p{i}") for i in range(3, len(sig.operands)))
+    return text.operand(sig, 2, "po", const=False) + "".join(others)
+
+
+def finish(sig: Signature, total: str, row: str, column: str) -> str:
+    """Statements that store the product's element `total` at a row and column of matrix i0, i1."""
+    names = ["i0", "i1", row, column]
+    value, lines = total, []
+    if sig.params.get("expr") is not None:
+        leaves = [(total, "float")]
+        for i in range(3, len(sig.operands)):
+            loaded = text.load(sig, i, f"p{i}", text.offset(sig, i, names))
+            integer = sig.operands[i].dtype in text.INTEGERS
+            leaves.append((loaded, sig.operands[i].ctype if integer else "float"))
+        writer = expression.Writer(leaves, text.literal)
+        value, _ = writer.write(sig.params["expr"])
+        lines = writer.statements
+    lines = [*lines, text.store(sig, 2, "po", text.offset(sig, 2, names), value)]
+    return "".join(f"      {line}\n" for line in lines)
 
 
 def grid(sig: Signature) -> tuple[int, int, int, int]:

@@ -203,7 +203,7 @@ class _Box:
         loaded = sum(pack * self.sig.operands[i].itemsize for i in packed if i != self.out)
         rounds = max(1, min(PACKS, THREAD_BYTES // max(16, loaded), total // threads))
         rest = self.shape[3] % pack
-        index = [f"    int r = first + u * ARK_LANES;\n    bool ok = r < {total};\n"]
+        index = [f"    int r = first + u * ARK_THREADS;\n    bool ok = r < {total};\n"]
         sizes = [*self.tile[:3], self.tile[3] // pack]
         for d in range(3, -1, -1):
             outermost = math.prod(sizes[:d]) == 1
@@ -225,10 +225,9 @@ class _Box:
             fetch += f"      if (ok) v{i}[u] = ark_load_pack<{width}>(p{i} + {self._at(i)});\n"
             values.append(text.load(self.sig, i, f"v{i}[u].v", "j" if width > 1 else "0"))
         made = self.sig.operands[self.out].ctype
-        # A warp's packs follow each other: what it reads is one piece, wherever the others are.
         body = (
-            f"    int first = ark_warp() * {rounds} * ARK_LANES + ark_lane();\n"
-            f"    for (; first < {total}; first += {rounds} * ARK_THREADS) {{\n{held}"
+            f"    for (int first = ark_tid(); first < {total}; "
+            f"first += {rounds} * ARK_THREADS) {{\n{held}"
         )
         unroll = f"#pragma unroll\n    for (int u = 0; u < {rounds}; ++u) {{\n{place}"
         if fetch:

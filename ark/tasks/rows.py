@@ -36,7 +36,8 @@ from ark.plan.params import (
 from ark.tasks import text
 
 _ROW_OPS = {"softmax": "ArkSoftmax", "layernorm": "ArkLayerNorm", "rmsnorm": "ArkRmsNorm"}
-HELD = 32  # elements of a row that a thread keeps in registers
+HELD = 32  # elements of a row that a thread keeps in registers, and bytes that wait for it there
+HELD_BYTES = 64
 BATCH = 16  # elements of several rows at once
 SIDE_BY_SIDE = 16  # sums of one thread that runs alone, for vectors
 
@@ -111,12 +112,14 @@ class RowNorm(TaskKind):
         pack = _packs(sig, columns)
         if machine.has("single_thread"):
             return None
+        itemsize = sig.operands[0].itemsize
         teams = [1, machine.warps]
         if machine.has("named_barriers"):
             teams = sorted({*teams, *(t for t in (2, 4, 8) if machine.warps % t == 0)})
         for team in teams:
             packs = -(-columns // (pack * machine.lanes * team))
-            if packs * pack <= HELD:
+            held = packs * pack
+            if held <= HELD and (held * itemsize <= HELD_BYTES or team == machine.warps):
                 return pack, packs, max(1, min(BATCH, BATCH // (packs * pack))), team
         return None
 

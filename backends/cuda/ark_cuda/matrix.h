@@ -268,3 +268,42 @@ ARK_DEVICE void ark_matrix_give(ArkCtx& c, const float* d, T* out, ark_i64 pitch
     }
   }
 }
+// Eight neighbouring results at a time for `eight(row, column, values, how many are there)`: each
+// warp's 16 rows of 32 columns go through its slab unrounded.
+template <int COLUMNS, class Eight>
+ARK_DEVICE void ark_matrix_each(ArkCtx& c, float (&d)[COLUMNS / 2], int rows, int columns,
+                                const Eight& eight) {
+  char* slab = ark_matrix_slab(c, ark_warp());
+  const int lane = ark_lane();
+  // Pieces of 16 bytes change places so that neither four rows of pairs nor two rows of eights
+  // meet in a bank.
+  const auto piece = [&](int row, int at) {
+    return slab + row * 128 + ((at ^ ((row & 3) << 1 | (row & 1))) << 4);
+  };
+  // A loop, so that what is done to an element is there once; the sums move up meanwhile.
+#pragma unroll 1
+  for (int q = 0; q < COLUMNS; q += 32) {
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+      for (int high = 0; high < 2; ++high) {
+        const float* pair = d + 4 * j + 2 * high;
+        char* to = piece(lane / 4 + 8 * high, 2 * j + (lane & 3) / 2) + 8 * (lane & 1);
+        *reinterpret_cast<float2*>(to) = make_float2(pair[0], pair[1]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i + 16 < COLUMNS / 2; ++i) d[i] = d[i + 16];
+    __syncwarp();
+#pragma unroll 1
+    for (int i = 0; i < 2; ++i) {
+      const int local = 8 * i + lane / 4, row = 16 * ark_warp() + local, column = q + lane % 4 * 8;
+      const float4 low = *reinterpret_cast<const float4*>(piece(local, lane % 4 * 2));
+      const float4 high = *reinterpret_cast<const float4*>(piece(local, lane % 4 * 2 + 1));
+      const float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+      const int left = columns - column < 8 ? columns - column : 8;
+      if (row < rows && left > 0) eight(row, column, v, left);
+    }
+  }
+}

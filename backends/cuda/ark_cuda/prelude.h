@@ -178,6 +178,12 @@ ARK_DEVICE float ark_rsqrt(float v) { return 1.0f / sqrtf(v); }
 ARK_COLD float ark_tanh(float v) { return tanhf(v); }
 ARK_COLD float ark_sin(float v) { return sinf(v); }
 ARK_COLD float ark_cos(float v) { return cosf(v); }
+#define ARK_HAS_RECIPROCAL 1
+ARK_DEVICE float ark_reciprocal(float v) {
+  float result;
+  asm("rcp.approx.f32 %0, %1;" : "=f"(result) : "f"(v));
+  return result;
+}
 ARK_DEVICE float ark_inf() { return __uint_as_float(0x7f800000u); }
 
 ARK_DEVICE float ark_scalar(const float* p, int i) { return p[i]; }

@@ -11,8 +11,8 @@ from __future__ import annotations
 from ark.codegen.dialect import BoxMap
 from ark.machine import Machine
 from ark.plan.kind import OperandType, Signature
-from ark.tasks import text
-from ark.tasks.matmul import dims, each_tile
+from ark.tasks import expression, text
+from ark.tasks.matmul import dims, each_tile, finish, outputs
 
 ROWS, DEPTH, WIDTHS = 128, 64, (64, 128, 256)
 # Four stages, a slab of 16 by 64 results a warp, and room to begin at a multiple of 1024.
@@ -22,23 +22,25 @@ _KINDS = {"bf16": "bf16", "fp16": "f16"}
 
 def serves(sig: Signature, machine: Machine) -> bool:
     """Does this body compute the signature's tiles?"""
-    types = {o.dtype for o in sig.operands}
     rows, columns = sig.params["tile"]
+    left, right, out = sig.operands[:3]
+    plain = sig.params.get("expr") is None
     return (
         machine.has("wgmma")
         and machine.variant.name == "matrix"
-        and len(sig.operands) == 3
-        and len(types) == 1
-        and types <= set(_KINDS)
+        and left.dtype == right.dtype
+        and left.dtype in _KINDS
+        and (out.dtype == left.dtype or not plain)
         and rows == ROWS
         and columns in WIDTHS
-        and all(_mappable(o) for o in sig.operands)
+        and all(_mappable(o) for o in ((left, right, out) if plain else (left, right)))
+        and not any(o.packet for o in sig.operands)
     )
 
 
 def _mappable(operand: OperandType) -> bool:
     """A tensor map wants rows that begin at multiples of 16 bytes."""
-    return not operand.packet and all(s * operand.itemsize % 16 == 0 for s in operand.strides[:-1])
+    return all(s * operand.itemsize % 16 == 0 for s in operand.strides[:-1])
 
 
 def maps(sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
@@ -90,9 +92,7 @@ ARK_DEVICE void ark_wgmma_{kind}_{transposes[0]}{transposes[1]}(float (&d)[{coun
 def write(name: str, sig: Signature, machine: Machine) -> str:
     """The computing half."""
     columns = sig.params["tile"][1]
-    m, n, k = dims(sig)
-    out = sig.operands[2]
-    start = text.offset(sig, 2, ["i0", "i1", "m0", "n0"])
+    _, _, k = dims(sig)
     kind = _KINDS[sig.operands[0].dtype]
     across = (int(sig.params["transpose_a"]), int(not sig.params["transpose_b"]))
     # Where k is the inner dimension, 16 of it are 32 bytes of a row; else 16 rows of 128 bytes.
@@ -113,20 +113,89 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
         "wgmma.commit_group.sync.aligned;\\n wgmma.wait_group.sync.aligned 0;" ::: "memory");
     if (first) ark_barrier_arrive(&ark_matrix.empty[used % ARK_MATRIX_STAGES], 1u);
   }}
-  ark_matrix_give<{out.ctype}, {columns}>(
-      c, d, po + {start}, {out.strides[-2]}, {m} - m0, {n} - n0);
-"""
+{_give(sig)}"""
     # Inlined: the compiler would wait for each instruction of a function that is called.
     return (
         _multiply(columns, kind, across)
         + f"""ARK_DEVICE void {name}(ArkCtx& c, const ArkTask& t) {{
   const int group = ark_warp() / 4, first = ark_tid() % 128 == 0;
   ark_u32 used = ark_matrix.used[group];
-{text.operand(sig, 2, "po", const=False)}{each_tile(sig, body, meet=False)}\
+{outputs(sig)}{each_tile(sig, body, meet=False)}\
   if (first) ark_matrix.used[group] = used;
 }}
 """
     )
+
+
+def _give(sig: Signature) -> str:
+    """Stores a tile's sums, or what the expression makes of them."""
+    m, n, _ = dims(sig)
+    columns, out = sig.params["tile"][1], sig.operands[2]
+    start = text.offset(sig, 2, ["i0", "i1", "m0", "n0"])
+    if sig.params.get("expr") is None:
+        return (
+            f"  ark_matrix_give<{out.ctype}, {columns}>(\n"
+            f"      c, d, po + {start}, {out.strides[-2]}, {m} - m0, {n} - n0);\n"
+        )
+    single = "const int row = m0 + at_row, column = n0 + at_column + j;\n" + finish(
+        sig, "v[j]", "row", "column"
+    )
+    body = (
+        f"#pragma unroll\n      for (int j = 0; j < 8; ++j) {{\n"
+        f"      if (j >= left) break;\n      {single}      }}\n"
+    )
+    packed = _packed(sig)
+    if packed is not None:
+        addresses = " | ".join(f"t.operand[{i}]" for i in packed)
+        body = (
+            f"    if (left == 8 && ark_aligned({addresses})) {{\n{_eight(sig, packed)}"
+            f"    }} else {{\n{body}    }}\n"
+        )
+    return (
+        "  const auto eight = [&](int at_row, int at_column, const float* v, int left) {\n"
+        f"{body}  }};\n"
+        f"  ark_matrix_each<{columns}>(c, d, {m} - m0, {n} - n0, eight);\n"
+    )
+
+
+def _packed(sig: Signature) -> list[int] | None:
+    """The output and the operands behind it that have eight elements side by side; None where such
+    eight do not always lie at multiples of 16 bytes.
+    """
+    found = []
+    for i in range(2, len(sig.operands)):
+        shape, strides = text.pad4(sig.operands[i].shape, 1), text.pad4(sig.operands[i].strides, 0)
+        if shape[3] == 1:
+            continue
+        if any(n > 1 and s % 8 for n, s in zip(shape[:3], strides[:3], strict=True)):
+            return None
+        found.append(i)
+    return found
+
+
+def _eight(sig: Signature, packed: list[int]) -> str:
+    """Statements that compute and store eight neighbouring results."""
+    names = ["i0", "i1", "row", "column"]
+    lines = ["const int row = m0 + at_row, column = n0 + at_column;"]
+    leaves = [("v[j]", "float")]
+    for i in range(3, len(sig.operands)):
+        operand, at = sig.operands[i], text.offset(sig, i, names)
+        width = 8 if i in packed else 1
+        lines.append(f"const auto e{i} = ark_load_pack<{width}>(p{i} + {at});")
+        loaded = text.load(sig, i, f"e{i}.v", "j" if width > 1 else "0")
+        leaves.append((loaded, operand.ctype if operand.dtype in text.INTEGERS else "float"))
+    writer = expression.Writer(leaves, text.literal)
+    value, _ = writer.write(sig.params["expr"])
+    lines += [
+        f"ArkPack<{sig.operands[2].ctype}, 8> made;",
+        "#pragma unroll",
+        "for (int j = 0; j < 8; ++j) {",
+        *writer.statements,
+        text.store(sig, 2, "made.v", "j", value),
+        "}",
+        f"ark_store_pack<8>(po + {text.offset(sig, 2, names)}, made);",
+    ]
+    return "".join(f"{'' if line[0] == '#' else '      '}{line}\n" for line in lines)
 
 
 def load(name: str, sig: Signature, machine: Machine) -> str | None:
@@ -160,8 +229,10 @@ def load(name: str, sig: Signature, machine: Machine) -> str | None:
         + boxes(1, columns, not sig.params["transpose_b"], f"stage + {ROWS * 128}")
         + "    load.issued = n + 1u;\n  }\n"
     )
-    body = "  const ark_u64 map0 = t.operand[3], map1 = t.operand[4];\n" + each_tile(
-        sig, body, meet=False
+    first = len(sig.operands)
+    body = (
+        f"  const ark_u64 map0 = t.operand[{first}], map1 = t.operand[{first + 1}];\n"
+        + each_tile(sig, body, meet=False)
     )
     return (
         f"ARK_DEVICE void {name}_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load) {{\n"

@@ -22,6 +22,8 @@ def serves(sig: Signature, machine: Machine) -> bool:
     """Whether this body takes the signature."""
     if not (machine.has("mfma") or machine.has("wmma")):
         return False
+    if sig.params.get("expr") is not None:
+        return False
     a, b, out = sig.operands
     plain = not (a.packet or b.packet or out.packet)
     kinds = (a.dtype, b.dtype) in _PARTS and out.dtype in _OUTPUTS
