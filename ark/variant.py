@@ -36,7 +36,7 @@ class Variant:
     lowest thread numbers. stages: slots of the ring in shared memory, 0 where operands are read in
     place. stage_bytes: largest single fetch into a slot. in_flight: fetches outstanding at once per
     processor. row_slice: elements of a single input row that a computing thread can keep in
-    registers over a linear task; 0 where it cannot. cluster: blocks of a cluster.
+    registers over a linear task; 0 where it cannot.
     """
 
     name: Word
@@ -45,7 +45,6 @@ class Variant:
     stage_bytes: StageBytes = 16384
     in_flight: Threads = 2
     row_slice: Few = 0
-    cluster: Threads = 1
 
     @property
     def ring_bytes(self) -> int:

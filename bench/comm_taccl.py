@@ -18,7 +18,7 @@ from rich.table import Table
 from ark.collective import Collective, check
 from ark.comm.taccl import Sketch, default_sketch, logical, order, route
 from ark.comm.taccl.lower import lower
-from ark.comm.topology import Topology
+from ark.comm.topology import load
 
 SIZE = 1 << 20  # bytes of one rank's share
 
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("topologies", nargs="*", metavar="TOPOLOGY")
     parser.add_argument("--time-limit", type=float, default=60.0, metavar="SECONDS")
     args = parser.parse_args()
-    warm = logical(Topology.load("ring2"), Sketch())
+    warm = logical(load("ring2"), Sketch())
     route(warm, False, SIZE, 1.0)
     table = Table(title="TACCL, seconds a stage", title_justify="left")
     for column in (
@@ -102,7 +102,7 @@ def main() -> None:
     for name, sketch, collective, limit in CASES:
         if args.topologies and name not in args.topologies:
             continue
-        topology = Topology.load(name)
+        topology = load(name)
         times = [time.perf_counter()]
         graph = logical(topology, sketch or default_sketch(topology))
         chunk = SIZE / graph.sketch.input_chunkup

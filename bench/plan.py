@@ -108,24 +108,25 @@ def _peak() -> float:
 
 def measure(workload: str, size: tuple[int, ...]) -> dict[str, Any]:
     """Plans and verifies one case in this process."""
-    from ark.lower.pipeline import plan
+    from ark.lower.ranks import plan_ranks
     from ark.plan.verify import verify
 
     graphs = WORKLOADS[workload](*size)
     machine = registry.machine(MACHINE)
     before = _peak()
     start = time.process_time()
-    plans = [plan(graph, machine) for graph in graphs]
+    plans = plan_ranks(graphs, machine)
     planned = time.process_time()
     verify(plans)
     verified = time.process_time()
+    memory = _peak() - before
     tasks = sum(len(t) for p in plans for phase in p.phases for t in phase.processors)
     return {
         "ops": sum(len(p.ops) for p in plans),
         "tasks": tasks,
         "plan": planned - start,
         "verify": verified - planned,
-        "memory": _peak() - before,
+        "memory": memory,
     }
 
 

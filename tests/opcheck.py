@@ -12,7 +12,8 @@ import ark
 from ark.ir.dtype import DataType
 from ark.lower import registry
 
-TOLERANCE = {"fp32": 2e-5, "fp16": 4e-3, "bf16": 3e-2, "int32": 0.0}
+TOLERANCE = {"fp32": 2e-5, "fp16": 4e-3, "bf16": 3e-2, "fp4": 0.0}
+WHOLE = ("int64", "int32", "uint32", "int8", "uint8", "byte", "int4", "uint4")
 
 
 @dataclass
@@ -29,9 +30,18 @@ class Case:
 
 
 def rounded(array: np.ndarray, dtype: DataType) -> np.ndarray:
-    """What the device sees of an array: float64 or int64 values of the type."""
-    wide = np.int64 if dtype.name == "int32" else np.float64
+    """What the device sees of an array: float64, int64 or bool values of the type."""
+    if dtype.name == "bool":
+        return array.astype(np.bool_)
+    wide = np.int64 if dtype.name in WHOLE else np.float64
     return array.astype(dtype.numpy).astype(wide)
+
+
+def wrapped(array: np.ndarray, dtype: DataType) -> np.ndarray:
+    """Whole numbers as elements of an integer type or bool."""
+    if dtype.name == "bool":
+        return array.astype(np.bool_)
+    return array.astype(np.int64).astype(dtype.numpy)
 
 
 def check(cases: Sequence[Case], loop_mode: bool = False, iterations: int = 1) -> None:
@@ -62,11 +72,20 @@ def _check_registered(case: Case, want: np.ndarray) -> None:
         define = registry.get(node.type).reference
         assert define is not None, f"{node.type} has no reference"
         (got,) = define([rounded(a, d) for a, d in case.inputs], node.attrs)
-        if case.result.dtype().name == "int32":
-            got, want = np.trunc(got), want.astype(np.int64).astype(np.int32)
-            got = got.astype(np.int64).astype(np.int32)
+        dtype = case.result.dtype()
+        if dtype.name in (*WHOLE, "bool"):
+            if dtype.name == "bool":
+                got = got != 0
+            got = got if got.dtype.kind in "iub" else np.trunc(got)
+            got, want = wrapped(got, dtype), wrapped(want, dtype)
+        if dtype.name == "fp4":
+            got = rounded(got, dtype)
         np.testing.assert_allclose(
-            np.reshape(got, want.shape), want, rtol=1e-9, atol=1e-9, err_msg=case.name
+            np.reshape(got, want.shape).astype(np.float64),
+            want.astype(np.float64),
+            rtol=1e-9,
+            atol=1e-9,
+            err_msg=case.name,
         )
 
 
@@ -75,8 +94,9 @@ def compare(
 ) -> None:
     """Asserts shape, and values within the type's tolerance."""
     assert got.shape == want.shape, f"{name}: shape {got.shape}, expected {want.shape}"
-    if dtype.name == "int32":
-        np.testing.assert_array_equal(got, want.astype(np.int64).astype(np.int32), err_msg=name)
+    assert got.dtype == np.dtype(dtype.numpy), f"{name}: {got.dtype} of a tensor of {dtype}"
+    if dtype.name in (*WHOLE, "bool"):
+        np.testing.assert_array_equal(got, wrapped(want, dtype), err_msg=name)
         return
     limit = TOLERANCE[dtype.name] if tolerance is None else tolerance
     np.testing.assert_allclose(

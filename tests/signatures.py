@@ -16,7 +16,7 @@ from functools import cache
 import ark
 from ark import tasks
 from ark.frontend.model import Model, use_model
-from ark.ir.dtype import FLOATS, DataType, bf16, fp16, fp32, int32
+from ark.ir.dtype import FLOATS, DataType, bf16, fp16, fp32, int8, int32, int64, uint32
 from ark.lower.pipeline import plan
 from ark.machine import Machine
 from ark.models.build import Shape
@@ -98,6 +98,33 @@ def _movement(dtype: DataType) -> None:
         ark.rotary_embedding(rows, position, ark.tensor((8,)), interleaved)
 
 
+def _types(dtype: DataType) -> None:
+    """Whole numbers and bools, types of 4 bits, and tensors of more than four dimensions."""
+    whole = {fp32: int64, fp16: uint32, bf16: int8, int32: int32}[dtype]
+    a, b = ark.tensor([2, 3, 2, 5, 4, 8], whole), ark.tensor([3, 1, 5, 1, 8], whole)
+    chosen = ark.where(ark.less(a, b), ark.mod(a, 3), ark.maximum(a, b))
+    ark.cast(ark.logical_not(ark.greater(chosen, 7)), fp16)
+    ark.transpose(a, (5, 1, 3, 0, 2, 4))
+    for reduce in (ark.reduce_sum, ark.reduce_min, ark.reduce_prod):
+        reduce(a, 1)
+        reduce(a, 5)
+    ark.argmax(a, axis=2, dtype=int64)
+    ark.embedding(ark.tensor((3,), int64), ark.tensor((9, 40)))
+    packed = {fp32: ark.int4, fp16: ark.uint4, bf16: ark.fp4, int32: ark.int4}[dtype]
+    c = ark.tensor([3, 7, 18], packed)
+    ark.cast(ark.cast(c, fp32), packed)
+    ark.transpose(c, (2, 0, 1))
+    if dtype in FLOATS:
+        x = ark.tensor([2, 3, 4, 5, 6], dtype)
+        for name in ("floor", "round", "erf", "atan", "sinh", "asinh", "atanh", "mish"):
+            getattr(ark, name)(x)
+        ark.fmod(ark.pow(x, x), x)
+        ark.softmax(ark.matmul(x, x, transpose_other=True))
+    total = ark.copy(ark.tensor([64], dtype))
+    for _ in range(14):
+        total = ark.add(total, ark.tensor([64], dtype))
+
+
 def _experts(dtype: DataType) -> None:
     rows = ark.tensor((3, 72), dtype)
     _, chosen = ark.topk(rows, 2)
@@ -112,6 +139,7 @@ _CASES: tuple[tuple[str, Callable[[DataType], None], tuple[DataType, ...]], ...]
     ("integers", _integers, (int32,)),
     ("movement", _movement, FLOATS),
     ("experts", _experts, FLOATS),
+    ("types", _types, ALL),
 )
 
 

@@ -110,9 +110,15 @@ class Bench:
         self._lay_out()
         self.library = _library(self.emitted.source.text)
         counters = np.zeros(len(plan.counters) + 1, np.uint32)
+        self.lists = np.zeros(max(1, tables.listed(flat)), np.uint64)
         self.tables = tables.build(
-            flat, self.emitted, lambda b: self.base + self.places[b], lambda c: counters.ctypes.data
+            flat,
+            self.emitted,
+            lambda b: self.base + self.places[b],
+            lambda c: counters.ctypes.data,
+            list_address=self.lists.ctypes.data,
         )
+        self.lists[: len(self.tables.lists)] = self.tables.lists
 
     def _lay_out(self) -> None:
         at = MARGIN

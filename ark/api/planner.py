@@ -15,8 +15,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ark import log
+from ark.api import task_plan
 from ark.api.config import check_config, hints_of, read_config
 from ark.api.session import device
+from ark.api.task_schema import TaskPlan
+from ark.api.task_schema import read as read_task_plan
 from ark.errors import InvalidUsageError, PlanError, UnsupportedError
 from ark.frontend.model import Model
 from ark.ir.export import op_entry
@@ -41,17 +44,20 @@ _EMPTY: Mapping[str, Any] = {
 class Plan:
     """A plan with ARK's properties. `inner` is ark's own plan, None for an empty one of ARK's.
 
-    Plan(None) is empty; Plan(dict) reads ark's layout, or ARK's if it has no tasks.
+    Plan(None) is empty; Plan(dict) reads ark's layout or ARK's. A plan in ARK's layout becomes one
+    of ark's when it is launched (`built`), for the device and the model of that moment.
     """
 
     def __init__(self, plan: Any = None, model: Model | None = None) -> None:
         self.inner: inner.Plan | None = None
         self.model = model
         self._head = dict(_EMPTY)
+        self._tasks: TaskPlan | None = None
         if isinstance(plan, inner.Plan):
             self.inner = plan
         elif isinstance(plan, Mapping) and "Rank" in plan:
-            self._head = _arks(plan)
+            self._tasks = read_task_plan(plan)
+            self._head = {**_EMPTY, **plan}
         elif plan is not None:
             self.inner = serialize.from_dict(plan)
 
@@ -75,6 +81,15 @@ class Plan:
 
     def __str__(self) -> str:
         return serialize.to_json(self.inner) if self.inner else json.dumps(self._head)
+
+    def built(self, machine: Machine) -> Plan:
+        """The plan as one of ark's for a machine; itself where it is one, or has no tasks.
+
+        Tensors of the current model keep their memory. Errors as ark.api.task_plan.build.
+        """
+        if self.inner is not None or self._tasks is None or not self._tasks.task_infos:
+            return self
+        return Plan(task_plan.build(self._tasks, Model.get_model(), machine))
 
     @property
     def rank(self) -> int:
@@ -104,7 +119,7 @@ class Plan:
         """One entry per op: what its tasks compute."""
         plan = self.inner
         if plan is None:
-            return []
+            return list(self._head["TaskInfos"])
         warps = self.num_warps_per_processor
         counts = self._task_counts(plan)
         return [
@@ -130,7 +145,7 @@ class Plan:
         """
         plan = self.inner
         if plan is None:
-            return []
+            return list(self._head["ProcessorGroups"])
         counts = self._task_counts(plan)
         ranges = plan.meta.get("processor_ranges") or [None] * len(plan.ops)
         contexts = plan.meta.get("contexts") or [None] * len(plan.ops)
@@ -166,17 +181,6 @@ class Plan:
                 for task in tasks:
                     counts[task.op] += 1
         return counts
-
-
-def _arks(data: Mapping[str, Any]) -> dict[str, Any]:
-    """ARK's layout, as far as ark can take it: the head of a plan without tasks."""
-    found = {key: data.get(key, default) for key, default in _EMPTY.items()}
-    if found["TaskInfos"] or found["ProcessorGroups"]:
-        raise UnsupportedError(
-            "a plan in ARK's own layout with tasks is not built; make the plan again with "
-            "ark.Planner or `ark plan`"
-        )
-    return found
 
 
 _NESTED = ("processor_range", "warp_range", "sram_range")
@@ -361,7 +365,7 @@ def plan_script(path: str, machine: Machine) -> list[inner.Plan]:
             made = Planner().plan().inner
             del names  # until here they held the tensors that keep their memory
         except _Planned as planned:
-            made = planned.plan.inner
+            made = planned.plan.built(machine).inner
         except OSError as error:
             raise InvalidUsageError(f"{path} cannot be read: {error}") from error
     finally:

@@ -95,7 +95,7 @@ class Runtime:
         if hasattr(stream, "synchronize"):
             stream.synchronize()
         self._device = device(device_id)
-        chosen = plan or planner.Planner(device_id).plan()
+        chosen = (plan or planner.Planner(device_id).plan()).built(self._device.machine)
         model = chosen.model or Model.get_model()
         self._held = list(model.storages.values())
         for storage in self._held:

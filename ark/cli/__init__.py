@@ -30,6 +30,7 @@ COMMANDS = {
     "bench": "measure decoding beside a peer",
     "cache": "show or clear the program cache",
     "layout": "find the cheapest collectives from one layout of a tensor to another",
+    "tessel": "find the pipeline schedule of the shortest period",
     "topo": "show, solve, synthesize and simulate collectives on a network topology",
 }
 

@@ -71,7 +71,7 @@ def make(args: argparse.Namespace) -> list[Plan]:
     if args.chunk < 0:
         raise InvalidUsageError(f"--chunk is {args.chunk}; it must be at least 0")
     shape = Shape(config, dtype, context, min(args.chunk, context), 0, args.ranks)
-    return plans(shape, machine)
+    return list(plans(shape, machine))
 
 
 def run(args: argparse.Namespace) -> int:

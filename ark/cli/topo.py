@@ -33,7 +33,8 @@ from ark.comm.page import render_page
 from ark.comm.simulate import SimulationResult, simulate, tune_pieces
 from ark.comm.synthesis import FORESTCOLL
 from ark.comm.taccl import Sketch, parse_size
-from ark.comm.topology import GRAMMAR, Topology
+from ark.comm.topology import GRAMMAR, Topology, load
+from ark.comm.topology import to_json as topology_json
 from ark.errors import BaseError, InvalidUsageError, UnsupportedError
 
 _WIDTH = 110
@@ -112,9 +113,9 @@ def _table(title: str, *columns: str, left: int = 1) -> Table:
 
 
 def _show(args: argparse.Namespace) -> int:
-    topology = Topology.load(args.topology)
+    topology = load(args.topology)
     if args.json:
-        print(topology.to_json(), end="")
+        print(topology_json(topology), end="")
         return 0
     topology.validate()
     kinds = {node: re.sub(r"\d+", "*", node) for node in topology.nodes}
@@ -135,7 +136,7 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _optimal(args: argparse.Namespace) -> int:
-    topology = Topology.load(args.topology)
+    topology = load(args.topology)
     roots = None if args.root is None else {_rank(topology, args.root): 1}
     best = optimal(topology, args.k, roots)
     if args.json:
@@ -163,7 +164,7 @@ def optimum_json(best: Optimum) -> dict[str, Any]:
 
 
 def _synthesize(args: argparse.Namespace) -> int:
-    program = _program(args, Topology.load(args.topology))
+    program = _program(args, load(args.topology))
     if args.target is not None and args.format != "xml":
         raise InvalidUsageError("--target is for --format xml; leave it out.")
     text = to_xml(program, args.target) if args.target else _FORMATS[args.format](program)
@@ -177,7 +178,7 @@ def _synthesize(args: argparse.Namespace) -> int:
 
 
 def _simulate(args: argparse.Namespace) -> int:
-    topology = Topology.load(args.topology)
+    topology = load(args.topology)
     size = parse_size(args.size)
     program = _program(args, topology)
     if args.pieces is None and args.program is None:
@@ -201,7 +202,7 @@ def _simulate(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    topology = Topology.load(args.topology)
+    topology = load(args.topology)
     size = parse_size(args.size)
     bound = _bound(args, topology, args.collective, size)
     title = f"{args.collective} of {args.size} bytes on {topology.name} (predicted)"

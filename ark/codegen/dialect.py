@@ -43,6 +43,9 @@ MapRule = Callable[[Signature, Machine], "tuple[BoxMap, ...]"]
 # `ARK_BODY void name(ArkCtx& c, const ArkTask& t)`, or None where it does not serve the signature.
 BodyWriter = Callable[[str, Signature, Machine], "str | None"]
 
+# Device code that a vendor's own bodies of a kind stand on; each text is emitted once.
+HeaderRule = Callable[[Machine], "tuple[str, ...]"]
+
 # Shared memory, in bytes, that a vendor's own body needs for a signature; 0 where it serves none.
 ScratchRule = Callable[[Signature, Machine], int]
 
@@ -53,8 +56,9 @@ class Dialect:
 
     prelude: source text that implements the device ABI. entry: source text of the entry point
     `ark_loop`, placed last. bodies: vendor-owned body writers by task kind ("matmul", ...), tried
-    before the common one. scratch: what those bodies need of shared memory, by task kind, where it
-    is more than the common body does. suffix: file ending of emitted source. stream: source text of
+    before the common one. headers: the device code that those stand on, by task kind, placed before
+    the kinds' own. scratch: what those bodies need of shared memory, by task kind, where it is more
+    than the common body does. suffix: file ending of emitted source. stream: source text of
     the operand stream for machines with a ring, placed before the bodies; without a ring operands
     are read in place. roles: source text of the loop of the variant `roles`, behind the stream.
     polls: by task kind, writers of `void NAME_poll(ArkCtx&, const ArkTask&)`, with which the lead
@@ -69,6 +73,7 @@ class Dialect:
     prelude: str
     entry: str
     bodies: Mapping[str, BodyWriter] = field(default_factory=dict)
+    headers: Mapping[str, HeaderRule] = field(default_factory=dict)
     scratch: Mapping[str, ScratchRule] = field(default_factory=dict)
     stream: str = ""
     polls: Mapping[str, BodyWriter] = field(default_factory=dict)

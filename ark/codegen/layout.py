@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-MAX_OPERANDS = 12
+# Operands whose addresses lie in a task's record. Of an op with more, the record's last entry is
+# the address of a list of those that are left, the record's last one among them.
+RECORD_OPERANDS = 12
 MAX_COORDS = 6
 MAP_BYTES = 128  # of a box map in the hardware's form
 MAX_PHASES = 8
@@ -30,7 +32,7 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("coord", "i32", MAX_COORDS),
         ("index", "u32", 1),
         ("pad", "u32", 1),
-        ("operand", "u64", MAX_OPERANDS),
+        ("operand", "u64", RECORD_OPERANDS),
     ),
     # A wait (value = threshold within an iteration, step = increments per iteration) or a signal
     # (value = increment). flags: bit 0 = peers take part (system scope), bit 1 = iteration barrier.

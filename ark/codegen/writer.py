@@ -94,6 +94,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
     bodies: list[str] = []
     texts: list[str] = []
     headers: dict[str, None] = {}  # in order of first use
+    own_headers: dict[str, None] = {}  # of the dialect's own bodies
     polls: set[int] = set()  # bodies that are no block form
     leads = bool(machine.variant.role(COMMUNICATE))
     loads = bool(machine.variant.role(LOAD)) and not machine.ring_bytes
@@ -110,6 +111,8 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
             text = own(name, sig, machine) if own else None
             bodies.append(name)
             headers.update(dict.fromkeys(kinds.get(op.kind).headers()))
+            if text and op.kind in dialect.headers:
+                own_headers.update(dict.fromkeys(dialect.headers[op.kind](machine)))
             poll = dialect.polls.get(op.kind) if leads and text else None
             polling = poll(name, sig, machine) if poll else None
             if polling:
@@ -134,11 +137,13 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
         layout.declarations(),
         _device_text("loop.h"),
         _device_text("common.h"),
+        _device_text("math.h"),
         _device_text("pack.h"),
         _device_text("operand.h"),
         stream,
         roles,
         dialect.loader if loads else "",
+        *own_headers,
         *headers,
         *texts,
         _dispatch(bodies, polls if leads else None, "  ark_task_begins(c, t);\n" if loads else ""),

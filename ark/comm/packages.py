@@ -1,4 +1,4 @@
-"""Loads the optional packages that collectives need, with one clear error where one is missing."""
+"""Loads packages that an extra brings, with one clear error where one is missing."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from types import ModuleType
 from ark.errors import SystemError
 
 
-def require(module: str) -> ModuleType:
-    """Returns the imported module; raises SystemError naming the extra that brings it."""
+def require(module: str, extra: str = "comm") -> ModuleType:
+    """Returns the imported module; raises SystemError naming the extra that brings it.
+
+    extra: also the name of the folder of ark that asks.
+    """
     try:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
         raise SystemError(
-            f"ark.comm needs the package {package}, which cannot be imported here ({error}); "
-            "install it with: pip install 'ark-gpu[comm]'."
+            f"ark.{extra} needs the package {package}, which cannot be imported here ({error}); "
+            f"install it with: pip install 'ark-gpu[{extra}]'."
         ) from error

@@ -10,7 +10,7 @@ from ark.comm import classics, taccl
 from ark.comm.classics.order import widest_ring
 from ark.comm.exchange import exchange_program
 from ark.comm.forestcoll import COLLECTIVES, forest, lower
-from ark.comm.topology import Topology
+from ark.comm.topology import Topology, load
 from ark.errors import InvalidUsageError
 
 FORESTCOLL = "forestcoll"
@@ -63,7 +63,7 @@ def synthesize(
         is at fault. UnsupportedError: too many ranks for trees.
     """
     if isinstance(topology, str):
-        topology = Topology.load(topology)
+        topology = load(topology)
     asked = Collective(collective)
     if min(parts, pieces) < 1 or window < 0:
         raise InvalidUsageError(

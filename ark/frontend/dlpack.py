@@ -13,7 +13,18 @@ from ark.errors import InvalidUsageError, UnsupportedError
 from ark.frontend.storage import Storage
 from ark.ir import values as ir
 
-CODES = {"int32": 0, "int8": 0, "uint32": 1, "uint8": 1, "byte": 1, "fp32": 2, "fp16": 2, "bf16": 4}
+CODES = {
+    "int64": 0,
+    "int32": 0,
+    "int8": 0,
+    "uint32": 1,
+    "uint8": 1,
+    "byte": 1,
+    "fp32": 2,
+    "fp16": 2,
+    "bf16": 4,
+    "bool": 6,
+}
 
 
 class _Device(ctypes.Structure):
@@ -88,6 +99,10 @@ def device_of(storage: Storage) -> tuple[int, int]:
 
 def export(tensor: ir.Tensor, storage: Storage) -> Any:
     """A capsule for one importer; the memory lives as long as the importer's tensor."""
+    if tensor.dtype.name not in CODES:
+        raise UnsupportedError(
+            f"DLPack has no type for ark.{tensor.dtype.name}; ark.cast it, or use to_numpy"
+        )
     kind, index = device_of(storage)
     rank = len(tensor.shape)
     shape = (ctypes.c_int64 * rank)(*tensor.shape)

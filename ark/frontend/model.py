@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -110,9 +111,8 @@ class Model:
         name: str = "",
     ) -> ir.Tensor:
         """A tensor on a buffer of its own, whose name no other buffer of the model has."""
-        nbytes = dtype.itemsize
-        for size in tuple(extents) or tuple(padded) or tuple(shape):
-            nbytes *= int(size)
+        sizes = tuple(extents) or dtype.whole_rows(tuple(padded) or tuple(shape))
+        nbytes = dtype.nbytes(math.prod(int(n) for n in sizes))
         label = f"{name or 'tensor'}.{len(self.graph.buffers)}"
         return self.graph.tensor(
             shape,
@@ -138,9 +138,7 @@ class Model:
 
     def foreign(self, address: int, shape: Sequence[int], dtype: DataType) -> ir.Tensor:
         """A dense tensor on the caller's memory; the same memory is the same buffer."""
-        nbytes = dtype.itemsize
-        for size in shape:
-            nbytes *= size
+        nbytes = dtype.nbytes(math.prod(shape))
         buffer = self._foreign.get((address, nbytes))
         if buffer is None:
             made = self.new_tensor(shape, dtype, arena="external")

@@ -15,6 +15,7 @@ import numpy as np
 from ark.backend.protocol import Device, Memory
 from ark.errors import InvalidUsageError
 from ark.ir import values as ir
+from ark.ir.packed import from_memory, to_memory
 
 
 class Storage:
@@ -71,30 +72,30 @@ class Storage:
         device = self._placed()
         kind = np.dtype(tensor.dtype.numpy)
         start = _start(tensor)
-        if tensor.dense:
+        if tensor.dense and not tensor.dtype.packed:
             data = device.read(self.address + start * kind.itemsize, tensor.nbytes)
             return data.view(kind).reshape(tensor.shape)
         return self._box(tensor)[1].copy()
 
     def _box(self, tensor: ir.Tensor) -> tuple[np.ndarray, np.ndarray]:
         """(a copy of the whole buffer, the tensor's box in it)."""
-        kind = np.dtype(tensor.dtype.numpy)
-        count = math.prod(tensor.extents)
-        whole = self._placed().read(self.address, count * kind.itemsize).view(kind)
+        nbytes = tensor.dtype.nbytes(math.prod(tensor.extents))
+        data = self._placed().read(self.address, nbytes)
+        whole = from_memory(data, tensor.extents, tensor.dtype)
         box = tuple(slice(o, o + n) for o, n in zip(tensor.offsets, tensor.shape, strict=True))
-        return whole, whole.reshape(tensor.extents)[box]
+        return whole, whole[box]
 
     def write(self, tensor: ir.Tensor, values: np.ndarray) -> None:
         """Writes a tensor's elements; `values` has its shape and type."""
         device = self._placed()
-        if tensor.dense:
+        if tensor.dense and not tensor.dtype.packed:
             device.write(
                 self.address + _start(tensor) * values.itemsize, np.ascontiguousarray(values)
             )
             return
         whole, box = self._box(tensor)
         box[...] = values
-        device.write(self.address, whole)
+        device.write(self.address, to_memory(whole, tensor.dtype))
 
     def __del__(self) -> None:
         if self._memory is not None and self.device is not None:

@@ -70,7 +70,7 @@ class Tensor:
         """The device address of the first element; 0 before the first launch."""
         start = sum(o * s for o, s in zip(self.ir.offsets, self.ir.strides, strict=True))
         base = self.storage.address
-        return base + start * self.ir.dtype.itemsize if base else 0
+        return base + self.ir.dtype.nbytes(start) if base else 0
 
     def bind(self, data: Any) -> None:
         """Puts a placeholder on the memory of a torch tensor or at a device address (0: later)."""
@@ -204,7 +204,25 @@ def _operator(name: str, swapped: bool = False) -> Any:
 for _name, _op in (("add", "add"), ("sub", "sub"), ("mul", "mul"), ("truediv", "div")):
     setattr(Tensor, f"__{_name}__", _operator(_op))
     setattr(Tensor, f"__r{_name}__", _operator(_op, swapped=True))
-setattr(Tensor, "__matmul__", _operator("matmul"))  # noqa: B010
+for _name, _op, _turned in (
+    ("mod", "mod", "rmod"),
+    ("pow", "pow", "rpow"),
+    ("and", "logical_and", "rand"),
+    ("or", "logical_or", "ror"),
+    ("xor", "logical_xor", "rxor"),
+):
+    setattr(Tensor, f"__{_name}__", _operator(_op))
+    setattr(Tensor, f"__{_turned}__", _operator(_op, swapped=True))
+for _name, _op in (
+    ("lt", "less"),
+    ("le", "less_equal"),
+    ("gt", "greater"),
+    ("ge", "greater_equal"),
+    ("matmul", "matmul"),
+):
+    setattr(Tensor, f"__{_name}__", _operator(_op))
+for _name, _op in (("neg", "neg"), ("abs", "abs"), ("invert", "logical_not")):
+    setattr(Tensor, f"__{_name}__", lambda self, op=_op: provided[op](self))
 
 
 class Parameter(Tensor):
@@ -291,7 +309,7 @@ def _foreign(tensor: Tensor, data: Any) -> tuple[int, Any]:
     wanted = tensor.ir
     if DataType.from_torch(data.dtype) != wanted.dtype:
         raise ModelError(f"the torch tensor is {data.dtype}, the placeholder {wanted.dtype.name}")
-    if data.numel() * wanted.dtype.itemsize < wanted.buffer.nbytes:
+    if wanted.dtype.nbytes(data.numel()) < wanted.buffer.nbytes:
         raise ModelError(
             f"the torch tensor has {data.numel()} elements, the placeholder's buffer needs "
             f"{wanted.buffer.nbytes // wanted.dtype.itemsize}"

@@ -1,8 +1,14 @@
-"""Data types, as users name them and as kernels store them."""
+"""Data types, as users name them and as kernels store them.
+
+A type of 4 bits is stored two elements to a byte, the first in the low half; rows (the last
+dimension of a buffer) begin at whole bytes. In NumPy it has a byte an element, as ml_dtypes has it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import ml_dtypes
@@ -13,32 +19,60 @@ from ark.errors import InvalidUsageError, UnsupportedError
 
 @dataclass(frozen=True)
 class DataType:
-    """An element type. storage: the type that the device ABI stores it as."""
+    """An element type. bits: of an element. storage: the type that the device ABI stores it as."""
 
     name: str
-    itemsize: int
+    bits: int
     storage: str
     numpy: Any
 
     def __repr__(self) -> str:
         return f"ark.{self.name}"
 
-    def element_size(self) -> int:
-        """Bytes per element."""
-        return self.itemsize
+    @property
+    def packed(self) -> bool:
+        """Do several elements share a byte?"""
+        return self.bits < 8
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of the smallest addressable piece: an element, or the byte that elements share."""
+        return max(1, self.bits // 8)
+
+    @property
+    def per_item(self) -> int:
+        """Elements of such a piece: 1, or 2 of a type of 4 bits."""
+        return max(1, 8 // self.bits)
+
+    def nbytes(self, elements: int) -> int:
+        """Bytes of so many consecutive elements from the first one of a byte on."""
+        return -(-elements * self.bits // 8)
+
+    def whole_rows(self, extents: Sequence[int]) -> tuple[int, ...]:
+        """A buffer's sizes, the last one rounded up so that every row begins at a whole byte."""
+        if not self.packed or not extents:
+            return tuple(extents)
+        return (*extents[:-1], -(-extents[-1] // self.per_item) * self.per_item)
+
+    def element_size(self) -> int | Fraction:
+        """Bytes per element: a whole number, or Fraction(1, 2) for types of 4 bits."""
+        size = Fraction(self.bits, 8)
+        return int(size) if size.denominator == 1 else size
 
     def to_numpy(self) -> Any:
         """The NumPy scalar type; ml_dtypes.bfloat16 for bf16."""
         return self.numpy
 
     def to_torch(self) -> Any:
-        """The torch dtype; UnsupportedError if torch is not installed."""
+        """The torch dtype; UnsupportedError if torch is not installed or has none."""
         try:
             import torch
         except ImportError as error:
             raise UnsupportedError(
                 "torch is not installed; install it with `pip install ark-gpu[torch]`"
             ) from error
+        if self.name not in _TORCH:
+            raise UnsupportedError(f"torch has no type for ark.{self.name}; ark.cast it")
         return getattr(torch, _TORCH[self.name])
 
     def ctype(self) -> DataType:
@@ -80,26 +114,37 @@ class DataType:
         return ctype
 
 
-fp32 = DataType("fp32", 4, "float", np.float32)
-fp16 = DataType("fp16", 2, "ark_f16", np.float16)
-bf16 = DataType("bf16", 2, "ark_bf16", ml_dtypes.bfloat16)
-int32 = DataType("int32", 4, "ark_i32", np.int32)
-uint32 = DataType("uint32", 4, "ark_u32", np.uint32)
-int8 = DataType("int8", 1, "signed char", np.int8)
-uint8 = DataType("uint8", 1, "unsigned char", np.uint8)
-byte = DataType("byte", 1, "unsigned char", np.uint8)
+fp32 = DataType("fp32", 32, "float", np.float32)
+fp16 = DataType("fp16", 16, "ark_f16", np.float16)
+bf16 = DataType("bf16", 16, "ark_bf16", ml_dtypes.bfloat16)
+int64 = DataType("int64", 64, "ark_i64", np.int64)
+int32 = DataType("int32", 32, "ark_i32", np.int32)
+uint32 = DataType("uint32", 32, "ark_u32", np.uint32)
+int8 = DataType("int8", 8, "signed char", np.int8)
+uint8 = DataType("uint8", 8, "unsigned char", np.uint8)
+byte = DataType("byte", 8, "unsigned char", np.uint8)
+bool_ = DataType("bool", 8, "bool", np.bool_)
+int4 = DataType("int4", 4, "ark_int4", ml_dtypes.int4)
+uint4 = DataType("uint4", 4, "ark_uint4", ml_dtypes.uint4)
+fp4 = DataType("fp4", 4, "ark_fp4", ml_dtypes.float4_e2m1fn)
 
-ALL = (fp32, fp16, bf16, int32, uint32, int8, uint8, byte)
 FLOATS = (fp32, fp16, bf16)
+INTEGERS = (int64, int32, uint32, int8, uint8, byte)
+PACKED = (int4, uint4, fp4)
+ALL = (*FLOATS, *INTEGERS, bool_, *PACKED)
+INDICES = (int32, int64)
 
 _TORCH = {
     "fp32": "float32",
     "fp16": "float16",
     "bf16": "bfloat16",
+    "int64": "int64",
     "int32": "int32",
     "uint32": "uint32",
     "int8": "int8",
     "uint8": "uint8",
+    "byte": "uint8",
+    "bool": "bool",
 }
 
 

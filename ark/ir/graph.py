@@ -6,6 +6,7 @@ and nothing else. Called by ark.ops, ark.models and the planner.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -115,14 +116,17 @@ class Graph:
         """Adds a tensor, on a buffer of its own unless one is given."""
         dims = tuple(int(s) for s in shape)
         pad = tuple(padded) or dims
-        ext = tuple(extents) or pad
+        ext = tuple(extents) or dtype.whole_rows(pad)
         off = tuple(offsets) or (0,) * len(dims)
         check_layout(dims, ext, off, pad)
+        if dtype.packed and (ext[-1] % dtype.per_item or off[-1] % dtype.per_item):
+            raise ModelError(
+                f"a tensor of {dtype.name} begins at element {off[-1]} of rows of {ext[-1]}; both "
+                f"must be multiples of {dtype.per_item}, because so many elements share a byte: "
+                "ark.cast it to int8 or fp32 first"
+            )
         if buffer is None:
-            nbytes = dtype.itemsize
-            for extent in ext:
-                nbytes *= extent
-            buffer = self.buffer(arena, nbytes, rank, name, address)
+            buffer = self.buffer(arena, dtype.nbytes(math.prod(ext)), rank, name, address)
         made = Tensor(len(self.tensors), dtype, dims, ext, off, pad, buffer, name)
         self.tensors.append(made)
         return made

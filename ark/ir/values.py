@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ark.errors import ModelError
 from ark.ir.dtype import DataType
 
-MAX_DIMS = 4
+MAX_DIMS = 8
 
 
 def row_major(extents: Sequence[int]) -> tuple[int, ...]:
@@ -55,7 +55,7 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        return self.elements * self.dtype.itemsize
+        return self.dtype.nbytes(self.elements)
 
     @property
     def dense(self) -> bool:
@@ -79,6 +79,8 @@ def dense_view(
     All of the buffer below the first dimension must be whole rows of the new shape.
     """
     if not tensor.dense or math.prod(shape) != tensor.elements:
+        return None
+    if tensor.dtype.packed and (not shape or shape[-1] % tensor.dtype.per_item):
         return None
     start = sum(o * s for o, s in zip(tensor.offsets, tensor.strides, strict=True))
     total = math.prod(tensor.extents)

@@ -15,17 +15,17 @@ from ark.ir.values import Tensor
 from ark.tasks import expression
 from ark.tasks.functions import FUNCTIONS
 
-MAX_INPUTS = 6  # operands that a task loads; more make threads hold too much
+MAX_INPUTS = 16  # operands that a task loads; more make threads hold too much
 
 
 def is_pointwise(node: Node) -> bool:
     """Does the node compute each element of its result from its inputs' elements there?"""
-    return node.type in FUNCTIONS or node.type in ("cast", "constant", "pointwise")
+    return node.type in FUNCTIONS or node.type in ("cast", "constant") or "expr" in node.attrs
 
 
 def expression_of(node: Node) -> expression.Tree:
     """What a pointwise node computes, over its inputs."""
-    if node.type == "pointwise":
+    if "expr" in node.attrs:
         return node.attrs["expr"]  # type: ignore[no-any-return]
     scalar = node.attrs.get("scalar")
     arguments: list[expression.Tree] = [expression.leaf(i) for i in range(len(node.inputs))]
@@ -34,8 +34,11 @@ def expression_of(node: Node) -> expression.Tree:
     if node.type == "constant":
         return arguments[0]
     if node.type == "cast":
-        return ["cast", node.outputs[0].dtype.name, *arguments]
-    return arguments[0] if node.type == "copy" else [node.type, *arguments]
+        dtype = node.outputs[0].dtype
+        # Elements that share bytes are converted where they are stored.
+        return arguments[0] if dtype.packed else ["cast", dtype.name, *arguments]
+    made = arguments[0] if node.type == "copy" else [node.type, *arguments]
+    return expression.narrowed(made, node.outputs[0].dtype.name)
 
 
 def join_chains(graph: Graph, kept: frozenset[int] = frozenset()) -> Graph:
@@ -49,7 +52,8 @@ def join_chains(graph: Graph, kept: frozenset[int] = frozenset()) -> Graph:
         if is_pointwise(node):
             for tensor in node.inputs:
                 found = producer.get(tensor.id)
-                if found is None or tensor.shape != node.outputs[0].shape:
+                unlike = tensor.shape != node.outputs[0].shape or tensor.dtype.packed
+                if found is None or unlike:
                     continue
                 before = found[1]
                 current = max((written.get(t.buffer.id, -1) for t in before.inputs), default=-1)
@@ -86,6 +90,8 @@ def _join(before: Node, node: Node, between: Tensor) -> Node | None:
     arguments = [inner() if t.id == between.id else leaf(t) for t in node.inputs]
     tree = expression.substitute(expression_of(node), arguments)
     if len(inputs) > MAX_INPUTS or expression.size(tree) > expression.MAX_NODES:
+        return None
+    if expression.places(tree) and any(t.dtype.packed for t in (*inputs, *node.outputs)):
         return None
     return Node(
         node.id,

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ark.errors import PlanError
+from ark.ir.fold import FOLDED
 from ark.ir.graph import Graph, Node
 from ark.lower.fuse import fuse
 from ark.lower.tiling import row_bytes
@@ -70,7 +71,8 @@ def _boxes(node: Node) -> bool:
     out = node.outputs[0]
     depth = node.inputs[0].shape[-2 if node.attrs["transpose_a"] else -1]
     return (
-        all(n >= least for n, least in zip(out.shape[-2:], LEAST_TILE, strict=True))
+        len(out.shape) <= FOLDED
+        and all(n >= least for n, least in zip(out.shape[-2:], LEAST_TILE, strict=True))
         and math.prod(out.shape) * depth >= LEAST_WORK
         and len({t.dtype.name for t in (*node.inputs, out)}) == 1
         and all(

@@ -12,6 +12,7 @@ from typing import Any
 
 from ark.errors import PlanError
 from ark.ir.dtype import DataType
+from ark.ir.fold import FOLDED, is_block
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor, dense_view
 from ark.lower.tiling import hinted_tile
@@ -76,6 +77,12 @@ class Lowering:
                 f"result {list(node.outputs[0].shape)}"
             )
         found = hinted_tile(node.name, shape, node.hints, shown)
+        full = node.outputs[0].shape
+        if found is not None and dims > FOLDED and not is_block(full, found[0]):
+            raise PlanError(
+                f"op {node.name!r}: a tile of {found[0]} indices of the leading dimensions of "
+                f"{list(full)} is no box of them; give a divisor"
+            )
         if found is not None and any(found[d] != 1 for d in fixed):
             raise PlanError(
                 f"op {node.name!r}: a tile {found} spans several indices of the result's dimension "

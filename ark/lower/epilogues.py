@@ -12,11 +12,14 @@ import copy
 import dataclasses
 from collections import Counter
 
+from ark.codegen.layout import RECORD_OPERANDS
 from ark.ir.dtype import FLOATS
 from ark.ir.graph import Graph, Node
-from ark.lower.chains import MAX_INPUTS, expression_of, is_pointwise
+from ark.lower.chains import expression_of, is_pointwise
 from ark.machine import Machine
 from ark.tasks import expression
+
+OTHERS = RECORD_OPERANDS - 5  # beside the product's operands and its two box maps
 
 
 def join_epilogues(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -> Graph:
@@ -37,7 +40,7 @@ def join_epilogues(graph: Graph, machine: Machine, kept: frozenset[int] = frozen
                 if current <= at and _fits(product, node):
                     nodes[at] = None
                     node = _join(product, node)
-        elif node.type == "matmul" and "expr" not in node.attrs and not node.hints:
+        elif node.type == "matmul" and "finish" not in node.attrs and not node.hints:
             out = node.outputs[0]
             private = out.buffer.arena == "activation" and out.buffer.id not in kept
             if private and uses[out.id] == 1 and touched[out.buffer.id] == 2:
@@ -57,7 +60,9 @@ def _fits(product: Node, node: Node) -> bool:
         and not node.hints
         and between.shape == out.shape
         and out.dtype in FLOATS
-        and len({t.id for t in node.inputs}) <= MAX_INPUTS
+        and not any(t.dtype.packed for t in node.inputs)
+        and not expression.places(expression_of(node))
+        and len({t.id for t in node.inputs}) <= OTHERS
         # Tiles of the joined op read whole rows and columns of both sides.
         and out.buffer.id not in {t.buffer.id for t in product.inputs}
     )
@@ -74,6 +79,6 @@ def _join(product: Node, node: Node) -> Node:
         type="matmul",
         name=product.name,
         inputs=(*product.inputs, *others),
-        attrs={**product.attrs, "expr": expression.substitute(expression_of(node), leaves)},
+        attrs={**product.attrs, "finish": expression.substitute(expression_of(node), leaves)},
         after=(*product.after, *node.after),
     )

@@ -11,12 +11,12 @@ from __future__ import annotations
 import copy
 from collections import Counter
 
-from ark.codegen.layout import MAX_OPERANDS
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.pack import writes
 from ark.lower.tiling import PAIRED, row_bytes, split_k
 from ark.machine import Machine
+from ark.plan.types import MAX_OPERANDS
 from ark.variant import COMMUNICATE
 
 EPILOGUES = {"add": "add", "swiglu_pairs": "swiglu", "rope_kv": "rope_kv"}

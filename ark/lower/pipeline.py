@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ark.errors import InvalidUsageError, PlanError
@@ -20,6 +20,7 @@ from ark.lower.chains import join_chains
 from ark.lower.choose import choose
 from ark.lower.epilogues import join_epilogues
 from ark.lower.fuse import fuse
+from ark.lower.gathers import own_first
 from ark.lower.nodes import lower_nodes
 from ark.lower.pack import pack
 from ark.lower.packets import choose_packets
@@ -27,6 +28,7 @@ from ark.lower.spread import spread
 from ark.machine import Machine
 from ark.plan import memory
 from ark.plan.boxes import Templates
+from ark.plan.collector import paused
 from ark.plan.groups import Group
 from ark.plan.packing import Packing, to_meta
 from ark.plan.schedule import Schedule
@@ -35,19 +37,22 @@ from ark.plan.types import INITIAL, Phase, Plan, PlanBuffer, PlanOp, PlanTensor
 OPTIONS = ("external", "fuse", "pack", "packets", "variant")
 
 
-def plan(
-    graph: Graph,
-    machine: Machine,
-    options: Mapping[str, Any] | None = None,
-    meta: Mapping[str, Any] | None = None,
-) -> Plan:
-    """Makes the plan of one rank. Does not verify: all ranks' plans are verified together.
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A graph as it will be lowered. received: ids of the buffers between ranks that hold packets.
 
-    options: `external` (ids of buffers whose memory the caller provides and may read and write
-    between launches), `packets` (False keeps every dependence on counters), `fuse` (False keeps
-    every op apart from its neighbours), `pack` (False keeps the model's weights as they are),
-    `variant` (the kernel variant by name). Raises InvalidUsageError for any other.
+    machine: with the one variant that the plan runs under.
     """
+
+    graph: Graph
+    machine: Machine
+    options: Mapping[str, Any]
+    packings: tuple[Packing, ...]
+    received: frozenset[int]
+
+
+def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = None) -> Prepared:
+    """Packs and fuses a graph and chooses the kernel variant; options and errors as for plan."""
     chosen = dict(options or {})
     unknown = sorted(set(chosen) - set(OPTIONS))
     if unknown:
@@ -63,32 +68,76 @@ def plan(
     machine = choose(private, machine, chosen, external)
     if chosen.get("fuse", True):
         private = join_chains(fuse(private, machine, external), external)
-        private = join_epilogues(private, machine, external)
+        private = own_first(join_epilogues(private, machine, external), external)
     private, received = spread(private, machine, chosen, external)
+    return Prepared(private, machine, chosen, tuple(packings), received)
+
+
+def plan(
+    graph: Graph,
+    machine: Machine,
+    options: Mapping[str, Any] | None = None,
+    meta: Mapping[str, Any] | None = None,
+) -> Plan:
+    """Makes the plan of one rank. Does not verify: all ranks' plans are verified together.
+
+    options: `external` (ids of buffers whose memory the caller provides and may read and write
+    between launches), `packets` (False keeps every dependence on counters), `fuse` (False keeps
+    every op apart from its neighbours), `pack` (False keeps the model's weights as they are),
+    `variant` (the kernel variant by name). Raises InvalidUsageError for any other.
+    """
+    return plan_prepared(prepare(graph, machine, options), meta)
+
+
+@paused()
+def plan_prepared(
+    prepared: Prepared,
+    meta: Mapping[str, Any] | None = None,
+    drafted: Callable[[Plan], None] | None = None,
+) -> Plan:
+    """Lowers, places and schedules a graph that is prepared.
+
+    drafted: is given the plan before it is scheduled, with all that its source depends on and each
+    phase's tasks on one processor; a compiler may begin.
+    """
+    private, machine, chosen = prepared.graph, prepared.machine, prepared.options
     groups = _ended(lower_nodes(private, machine, chosen))
     packed = machine.has("packets") and chosen.get("packets", True)
     templates = Templates()
-    packets = choose_packets(groups, machine, chosen, templates, received) if packed else set()
+    packets: set[int] = set()
+    if packed:
+        packets = choose_packets(groups, machine, chosen, templates, prepared.received)
+    external = frozenset(chosen.get("external", ()))
     tables = _Tables(private, groups, packets, external)
     schedule = Schedule(
         machine, tables.tensors, tables.buffers, private.rank, private.world_size, templates
     )
-    phases = []
-    for number, name in enumerate(private.phases):
-        members = [(i, g) for i, g in enumerate(groups) if g.phase == number]
-        phases.append(Phase(name, schedule.phase(number, members, tables.ops)))
-    return Plan(
+    members: list[list[tuple[int, Group]]] = [[] for _ in private.phases]
+    for i, group in enumerate(groups):
+        members[group.phase].append((i, group))
+    draft = Plan(
         rank=private.rank,
         world_size=private.world_size,
         machine=_machine_entry(machine),
         buffers=tuple(tables.buffers),
         tensors=tuple(tables.tensors),
         ops=tuple(tables.ops),
-        counters=schedule.counters(),
-        phases=tuple(phases),
+        counters=(),
+        phases=(),
         arenas=tables.arenas,
-        meta={**(meta or {}), **to_meta(packings), **_ranges(groups)},
+        meta={**(meta or {}), **to_meta(prepared.packings), **_ranges(groups)},
     )
+    if drafted is not None:
+        unscheduled = [
+            Phase(name, (schedule.unscheduled(listed, tables.ops),))
+            for name, listed in zip(private.phases, members, strict=True)
+        ]
+        drafted(dataclasses.replace(draft, phases=tuple(unscheduled)))
+    phases = [
+        Phase(name, schedule.phase(number, listed, tables.ops))
+        for number, (name, listed) in enumerate(zip(private.phases, members, strict=True))
+    ]
+    return dataclasses.replace(draft, phases=tuple(phases), counters=schedule.counters())
 
 
 def _ended(groups: Sequence[Group]) -> list[Group]:

@@ -28,12 +28,15 @@ class OpDef:
     aliasing: how its outputs may lie on its inputs' memory. "any": the op orders its own accesses.
     "exact": an output may be exactly an input, because each element depends on its own place only.
     "none": outputs lie elsewhere. Lowering sends other outputs through temporaries.
+    names_ranks: its lowering depends on the rank otherwise than by counting peers from there
+    (ark.lower.ranks).
     """
 
     name: str
     reference: Reference | None
     lower: Callable[[Lowering, Node], None]
     aliasing: Aliasing = "any"
+    names_ranks: bool = False
 
 
 _OPS: dict[str, OpDef] = {}
@@ -44,10 +47,11 @@ def register(
     reference: Reference | None,
     lower: Callable[..., None],
     aliasing: Aliasing = "any",
+    names_ranks: bool = False,
 ) -> OpDef:
     if name in _OPS:
         raise InternalError(f"the op {name!r} is registered twice")
-    made = OpDef(name, reference, lower, aliasing)
+    made = OpDef(name, reference, lower, aliasing, names_ranks)
     _OPS[name] = made
     return made
 

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from ark.codegen.layout import MAX_OPERANDS
+from ark.codegen.layout import RECORD_OPERANDS
 from ark.ir.dtype import fp32
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
@@ -50,40 +50,39 @@ def spread(
         every, outputs = _receive(made, node, number)
         buffers += [t.buffer.id for t in outputs]
         shares[node.outputs[0].id] = every
-        first = made.rank == 0 and len(node.inputs) > 1
         replaced[maker.id] = dataclasses.replace(
             maker,
-            inputs=(*maker.inputs, node.inputs[1]) if first else maker.inputs,
+            inputs=(*maker.inputs, *node.inputs[1:]),
             outputs=outputs,
-            attrs={**maker.attrs, "epilogue": "add" if first else "store"},
+            attrs={**maker.attrs, "epilogue": "add" if len(node.inputs) > 1 else "store"},
         )
     gone = {n.id for n in chosen}
+    order = {"ranks": made.world_size, "first": -made.rank % made.world_size}
     made.nodes = []
     for node in graph.nodes:
         if node.id in gone:
             continue
+        touched = node.id in replaced or any(t.id in shares for t in node.inputs)
         node = replaced.get(node.id, node)
         inputs = tuple(shares.get(t.id, t) for t in node.inputs)
-        made.nodes.append(dataclasses.replace(node, inputs=inputs))
+        attrs = {**node.attrs, **order} if touched else node.attrs
+        made.nodes.append(dataclasses.replace(node, inputs=inputs, attrs=attrs))
     return made, frozenset(buffers)
 
 
 def _receive(graph: Graph, node: Node, number: int) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """All shares of a sum as this rank has them, (ranks, n); and this rank's row of them on itself
-    and then on each peer.
+    """All shares of a sum as this rank has them, (ranks, n), its own first, then the next rank's,
+    and so on round; and this rank's row of them on itself and then on each peer.
     """
     world, columns = graph.world_size, node.outputs[0].shape[1]
     name = f"shares.{node.phase}.{number}"
-    every = graph.tensor((world, columns), fp32, arena="symmetric", name=name)
-    others = [
-        graph.tensor((world, columns), fp32, arena="symmetric", rank=peer, name=name)
-        for peer in range(world)
-        if peer != graph.rank
-    ]
-    rows = [
-        dataclasses.replace(t, shape=(1, columns), offsets=(graph.rank, 0), padded=(1, columns))
-        for t in (every, *others)
-    ]
+    rows = []
+    for step in range(world):
+        peer = (graph.rank + step) % world if step else -1
+        made = graph.tensor((world, columns), fp32, arena="symmetric", rank=peer, name=name)
+        row, shape = (world - step) % world, (1, columns)
+        rows.append(dataclasses.replace(made, shape=shape, offsets=(row, 0), padded=shape))
+    every = dataclasses.replace(rows[0], shape=(world, columns), padded=(world, columns))
     return every, tuple(rows)
 
 
@@ -130,7 +129,7 @@ class _Finder:
         alone = self.uses[share.id] == 1 and len(maker.outputs) == 1
         together = (maker.phase, maker.processors) == (node.phase, node.processors)
         read = world * out.shape[-1] <= self.limit
-        room = LINEAR_ADD_OPERANDS + world - 1 <= MAX_OPERANDS
+        room = LINEAR_ADD_OPERANDS + world - 1 <= RECORD_OPERANDS
         bare = not node.after and not self.graph.depends(out)
         one = len(out.shape) == 2 and out.shape[0] == 1
         fine = plain and alone and together and read and room and bare and one

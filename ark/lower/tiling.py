@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 
 from ark.errors import PlanError
+from ark.ir.fold import FOLDED, block, fold
 from ark.ir.hints import Hints
 from ark.ir.values import Tensor
 from ark.machine import Machine
@@ -23,10 +24,10 @@ PAIRED = ("swiglu", "rope_kv")  # epilogues that need two neighbouring rows in o
 def box_tile(
     shape: Sequence[int], machine: Machine, weight: int = 1, itemsize: int = 4
 ) -> list[int]:
-    """Tile sizes for a result of four dimensions, each element of which costs `weight`.
-
-    itemsize: bytes of an element.
+    """Four tile sizes for a result, each element of which costs `weight` and has `itemsize` bytes;
+    a result of more dimensions is folded (ark.ir.fold).
     """
+    full, shape = shape, fold(shape)
     want = max(math.ceil(MIN_TILE / weight), math.ceil(math.prod(shape) / machine.processors))
     if weight == 1 and not machine.has("single_thread"):
         want = min(
@@ -43,6 +44,7 @@ def box_tile(
         if d == 3:
             tile[d] = min(shape[d], -(-tile[d] // LINE) * LINE)
         break
+    tile[0] = block(full, tile[0])
     return tile
 
 
@@ -56,6 +58,7 @@ def hinted_tile(
     sizes = hints.tile if shown is None else shown
     if sizes is not None:
         known = list(itertools.dropwhile(lambda n: n == 1, sizes)) or [1]
+        known = list(fold(known)) if len(known) > len(shape) else known
         wide = [1] * (len(shape) - len(known)) + known
         tile = [min(t, n) for t, n in zip(wide, shape, strict=True)]
     elif hints.tasks is not None:
@@ -83,11 +86,12 @@ def _cut(shape: Sequence[int], tasks: int) -> list[int]:
 
 
 def turned_tile(shape: Sequence[int], turned: int, machine: Machine) -> list[int]:
-    """Tile sizes for a result of four dimensions whose dimension `turned` is its source's last:
-    long enough along both that each side is read and written by whole lines.
+    """Tile sizes for a result whose dimension `turned` (of the four it folds to) is its source's
+    last: long enough along both that each side is read and written by whole lines.
     """
-    if turned == 3:
+    if turned == 3 or (turned == 0 and len(shape) > FOLDED):
         return box_tile(shape, machine)
+    full, shape = shape, fold(shape)
     across, down = -(-shape[turned] // LINE), -(-shape[3] // LINE)
     planes = math.prod(shape) // (shape[turned] * shape[3])
 
@@ -107,6 +111,7 @@ def turned_tile(shape: Sequence[int], turned: int, machine: Machine) -> list[int
             if d != turned:
                 tile[d] = min(shape[d], max(share, least))
                 share, least = -(-share // tile[d]), -(-least // tile[d])
+    tile[0] = block(full, tile[0])
     return tile
 
 
@@ -168,7 +173,8 @@ def flat_tile(elements: int, machine: Machine, least: int) -> int:
 
 
 def box_coords(shape: Sequence[int], tile: Sequence[int]) -> list[tuple[int, ...]]:
-    """First indices of all tiles, the last dimension fastest."""
+    """First indices of all tiles, the last dimension fastest; more than four are folded."""
+    shape = fold(shape) if len(tile) == FOLDED else shape
     return list(itertools.product(*(range(0, n, s) for n, s in zip(shape, tile, strict=True))))
 
 
@@ -205,7 +211,7 @@ def split_k(rows: int, weight: Tensor, machine: Machine) -> int:
 
 def row_bytes(weight: Tensor) -> int:
     """Bytes of one row of a weight of two dimensions."""
-    return weight.shape[1] * weight.dtype.itemsize
+    return weight.dtype.nbytes(weight.shape[1])
 
 
 def split(total: int, parts: int) -> list[tuple[int, int]]:

@@ -1,9 +1,8 @@
 """A Llama checkpoint directory on disk: what it holds, whether it is whole, and its tensors.
 
 `ark generate` opens one before it plans anything; the graph builder asks for tensors by ark's own
-names (`layers.3.attention.query`), whole or by slices for a tensor-parallel shard. Bytes are mapped
-from the files and read when they are copied, so opening and validating a checkpoint is quick and a
-rank never holds more than its part.
+names (`layers.3.attention.query`), whole or by slices for a tensor-parallel shard. Bytes are read
+when they are asked for, one weight at a time, so opening and validating a checkpoint is quick.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ark.errors import InvalidUsageError, ModelError
 from ark.models.build import parameters
 from ark.models.config import LlamaConfig
 from ark.models.registry import decoder
-from ark.models.shards import StoredTensor, find_tensors
+from ark.models.shards import StoredTensor, find_tensors, read_bytes
 
 IGNORED_SUFFIX = ".rotary_emb.inv_freq"
 """Older checkpoints store the rotary frequencies, which follow from the config."""
@@ -71,7 +70,6 @@ class Checkpoint:
         self.config = config
         self.weights = {weight.name: weight for weight in model_weights(config)}
         self.stored = stored
-        self._maps: dict[Path, npt.NDArray[np.uint8]] = {}
 
     @classmethod
     def open(cls, directory: str | Path) -> Checkpoint:
@@ -143,10 +141,11 @@ class Checkpoint:
                 )
 
     def read(self, name: str, *share: slice) -> npt.NDArray[Any]:
-        """A parameter by ark's name, or a part of it: a read-only array over the mapped file.
+        """A parameter by ark's name, or a part of it: an array of its own.
 
-        share: slices of its dimensions. Only what is cut is read, and only when it is copied; a
-        parameter that is stored in several tensors (of experts) is copied together here.
+        share: slices of its dimensions; of the first one only what is cut is read. Raises
+        ModelError where the file has become shorter since it was opened: it is read and not mapped,
+        because what is gone of a mapped file ends the process.
         """
         if f"{name}.0" in self.weights:
             first, *others = share or (slice(None),)
@@ -158,22 +157,27 @@ class Checkpoint:
                 f"lists them: {', '.join(list(self.weights)[:3])}, ... Use one of these names."
             )
         tensor = self.stored[self.weights[name].stored_name]
-        if tensor.path not in self._maps:
-            self._maps[tensor.path] = np.memmap(tensor.path, dtype=np.uint8, mode="r")
-        raw = self._maps[tensor.path][tensor.offset : tensor.offset + tensor.nbytes]
-        array = raw.view(np.ndarray).view(tensor.dtype).reshape(tensor.shape)
-        return array[share]
+        first, *others = share or (slice(None),)
+        begin, end, step = first.indices(tensor.shape[0])
+        if step != 1 or end <= begin:
+            begin, end, others = 0, tensor.shape[0], list(share)
+        else:
+            others = [slice(None), *others]
+        row = tensor.nbytes // tensor.shape[0]
+        data = read_bytes(tensor, begin * row, (end - begin) * row)
+        array: npt.NDArray[Any] = data.view(tensor.dtype).reshape(end - begin, *tensor.shape[1:])
+        return array[tuple(others)]
 
     def digest(self) -> str:
         """A hash by which ranks tell whether they opened the same model: the config, and of every
         weight its shape and 16 pages spread over it (all of a small one).
         """
         found = hashlib.sha256(repr(self.config).encode())
-        for name, array in self:
-            data = array.reshape(-1).view(np.uint8)
-            found.update(f"{name} {array.dtype} {array.shape}".encode())
-            for begin in np.linspace(0, max(0, data.size - PAGE), PAGES).astype(np.int64):
-                found.update(data[begin : begin + PAGE].tobytes())
+        for name, tensor in self._distinct():
+            found.update(f"{name} {tensor.dtype} {tensor.shape}".encode())
+            size = min(PAGE, tensor.nbytes)
+            for begin in np.linspace(0, tensor.nbytes - size, PAGES).astype(np.int64).tolist():
+                found.update(read_bytes(tensor, begin, size).tobytes())
         return found.hexdigest()[:16]
 
     def __iter__(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
@@ -181,11 +185,15 @@ class Checkpoint:
 
         The arrays' bytes add up to `nbytes`, which suits a progress bar.
         """
+        for name, _ in self._distinct():
+            yield name, self.read(name)
+
+    def _distinct(self) -> Iterator[tuple[str, StoredTensor]]:
         seen: set[str] = set()
         for name, weight in self.weights.items():
             if weight.stored_name not in seen:
                 seen.add(weight.stored_name)
-                yield name, self.read(name)
+                yield name, self.stored[weight.stored_name]
 
     def _ignored(self, stored_name: str) -> bool:
         tied_head = self.config.tie_word_embeddings and stored_name == "lm_head.weight"

@@ -19,17 +19,19 @@ import numpy as np
 from ark.backend.protocol import Backend, Device
 from ark.errors import InvalidUsageError, PlanError, SystemError
 from ark.ir.dtype import DataType
-from ark.lower.pipeline import plan as make_plan
+from ark.lower.ranks import plan_ranks
 from ark.machine import Machine
 from ark.models.build import Shape, build
 from ark.models.checkpoint import Checkpoint
 from ark.models.load import check_plan, weights
 from ark.ops.tokens import MAX_STOPS
-from ark.plan.serialize import from_json, to_json
+from ark.plan.rotated import Rotated, on_rank
+from ark.plan.serialize import from_json, machine_of, to_json
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime import cache
 from ark.runtime.executor import BUDGET_S, Executor, Ranks
+from ark.runtime.program import begin
 from ark.runtime.run import Run
 
 CHUNK = 16
@@ -57,8 +59,17 @@ class Sampling:
             )
 
 
-def plans(shape: Shape, machine: Machine, options: dict[str, Any] | None = None) -> list[Plan]:
-    """Verified plans of all ranks of a model; `shape.rank` is ignored.
+Drafted = Callable[[int, Plan], None]
+
+
+def plans(
+    shape: Shape,
+    machine: Machine,
+    options: dict[str, Any] | None = None,
+    drafted: Drafted | None = None,
+) -> Sequence[Plan]:
+    """Verified plans of all ranks of a model; `shape.rank` is ignored. drafted: as for
+    ark.lower.ranks.plan_ranks, if they are made anew.
 
     Plans that were verified once come from the cache, by the hash of the model's shape, the
     machine, the options and ark's own source.
@@ -68,32 +79,37 @@ def plans(shape: Shape, machine: Machine, options: dict[str, Any] | None = None)
     data = cache.load(cache.PLANS, name)
     if data is not None:
         try:
-            return [from_json(text) for text in data.decode().split("\0")]
+            made = [from_json(text) for text in data.decode().split("\0")]
+            return made if len(made) == made[0].world_size else Rotated(made[0])
         except PlanError:
             cache.drop(cache.PLANS, name)
-    made = make_plans(shape, machine, options)
-    cache.store(cache.PLANS, name, "\0".join(to_json(p) for p in made).encode())
-    return made
+    found = make_plans(shape, machine, options, drafted)
+    cache.store(cache.PLANS, name, "\0".join(_texts(found)).encode())
+    return found
 
 
-def make_plans(shape: Shape, machine: Machine, options: dict[str, Any] | None = None) -> list[Plan]:
+def make_plans(
+    shape: Shape,
+    machine: Machine,
+    options: dict[str, Any] | None = None,
+    drafted: Drafted | None = None,
+) -> Sequence[Plan]:
     """What `plans` gives, planned and verified anew."""
-    made = []
-    for rank in range(shape.world_size):
-        own = Shape(shape.config, shape.dtype, shape.context, shape.chunk, rank, shape.world_size)
-        meta = {
-            "model": shape.config.architecture,
-            "context": shape.context,
-            "chunk": shape.chunk,
-        }
-        made.append(make_plan(build(own).graph, machine, options, meta))
+    graphs = [build(replace(shape, rank=rank)).graph for rank in range(shape.world_size)]
+    meta = {"model": shape.config.architecture, "context": shape.context, "chunk": shape.chunk}
+    made = plan_ranks(graphs, machine, options, meta, drafted)
     verify(made)
     return made
 
 
+def _texts(made: Sequence[Plan]) -> list[str]:
+    """The plans as JSON; one where it stands for all."""
+    return [to_json(plan) for plan in ([made.first] if isinstance(made, Rotated) else made)]
+
+
 def digest(made: Sequence[Plan]) -> str:
     """A hash of plans; equal plans have equal hashes."""
-    return hashlib.sha256("".join(to_json(p) for p in made).encode()).hexdigest()[:16]
+    return hashlib.sha256("".join(_texts(made)).encode()).hexdigest()[:16]
 
 
 def choose_context(checkpoint: Checkpoint, wanted: int | None) -> int:
@@ -182,7 +198,12 @@ class Generator:
         )
         tell("planning", 0, 0)
         if plan is None:
-            everyone = plans(self.shape, machine or device.machine)
+
+            def drafted(number: int, draft: Plan) -> None:
+                if number == rank:  # compiled beside scheduling and the proof
+                    begin(on_rank(draft, rank), machine_of(draft), backend, device.arch)
+
+            everyone = plans(self.shape, machine or device.machine, drafted=drafted)
             self._agree(
                 {
                     "the context": str(self.context),

@@ -149,6 +149,24 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
+def read_bytes(tensor: StoredTensor, begin: int, nbytes: int) -> np.ndarray:
+    """Bytes of a tensor from `begin` on; ModelError where the file has become another since."""
+    try:
+        found = np.fromfile(tensor.path, np.uint8, nbytes, offset=tensor.offset + begin)
+    except OSError as error:
+        raise ModelError(
+            f"{tensor.path} cannot be read any more ({error.strerror or error}). Leave the "
+            "checkpoint as it is while it is loaded, then try again."
+        ) from None
+    if len(found) < nbytes:
+        raise ModelError(
+            f"{tensor.path} has become shorter since it was opened: {tensor.name} ends after "
+            f"{begin + len(found)} of {tensor.nbytes} bytes. Leave the checkpoint as it is while "
+            "it is loaded, then try again."
+        )
+    return found
+
+
 def read_entry(path: Path, name: str, entry: Any, base: int) -> StoredTensor:
     """One header entry {dtype, shape, data_offsets}; `base` is where the data begin."""
     try:

@@ -6,8 +6,9 @@ turns tokens into text as they appear: `TextStream` holds back what is not yet a
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import tokenizers
@@ -18,6 +19,23 @@ from ark.models.fields import Fields, check_directory, check_file
 BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 """How vocabularies with byte fallback write a token that is one byte."""
 UNFINISHED = "\ufffd"
+
+
+@contextlib.contextmanager
+def _without_panics(what: str) -> Iterator[None]:
+    """A panic of the tokenizers package, which is no Exception, as a ModelError. Rust has said on
+    standard error where in the package it was by then.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ModelError(
+            f"{what} makes the tokenizers package fail ({error}), so that it is damaged or made "
+            "for another version. Download it again, or update the package (pip install -U "
+            "tokenizers)."
+        ) from None
 
 
 class Tokenizer:
@@ -50,7 +68,10 @@ class Tokenizer:
             )
         check_file(path)
         try:
-            backend = tokenizers.Tokenizer.from_file(str(path))
+            with _without_panics(str(path)):
+                backend = tokenizers.Tokenizer.from_file(str(path))
+        except ModelError:
+            raise
         except Exception as error:  # the package raises bare Exception
             Fields.read(path)  # says so where the file is missing or not JSON
             raise ModelError(
@@ -69,7 +90,8 @@ class Tokenizer:
             raise InvalidUsageError(
                 "The prompt holds bytes that are not UTF-8 text. Give it as UTF-8."
             ) from None
-        ids = self.backend.encode(text).ids
+        with _without_panics("its tokenizer.json"):
+            ids = self.backend.encode(text).ids
         top = max(ids, default=0)
         if self.vocab_size is not None and top >= self.vocab_size:
             raise ModelError(
@@ -82,7 +104,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, without begin, end and other special tokens."""
-        return self.backend.decode(list(ids), skip_special_tokens=True)
+        with _without_panics("its tokenizer.json"):
+            return self.backend.decode(list(ids), skip_special_tokens=True)
 
     def stream(self, prompt: Sequence[int] = ()) -> TextStream:
         """A decoder for tokens that follow `prompt` one at a time."""

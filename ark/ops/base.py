@@ -87,9 +87,24 @@ def float_dtype(what: str, tensor: Tensor) -> DataType:
     if tensor.ir.dtype not in dtypes.FLOATS:
         raise ModelError(
             f"{what} needs fp32, fp16 or bf16, but the input is {tensor.ir.dtype.name}; use "
-            "ark.cast"
+            "ark.cast them"
         )
     return tensor.ir.dtype
+
+
+def index_type(what: str, dtype: DataType) -> DataType:
+    """A type, which must be one of indices."""
+    if dtype not in dtypes.INDICES:
+        raise ModelError(
+            f"{what}: the indices are {getattr(dtype, 'name', dtype)}; expected int32 or int64: "
+            "ark.cast them"
+        )
+    return dtype
+
+
+def index_dtype(what: str, tensor: Tensor) -> DataType:
+    """The tensor's type, which must be one of indices."""
+    return index_type(what, tensor.ir.dtype)
 
 
 def positive_axis(what: str, axis: int, rank: int) -> int:

@@ -52,9 +52,9 @@ def _program(
         program = algorithm
     else:
         from ark.comm import algorithms
-        from ark.comm.topology import Topology, full_mesh
+        from ark.comm.topology import full_mesh, load
 
-        network = Topology.load(topology) if isinstance(topology, str) else topology
+        network = load(topology) if isinstance(topology, str) else topology
         network = network or full_mesh(world)
         if len(network.ranks) != world:
             raise InvalidUsageError(

@@ -8,17 +8,20 @@ op each: the barrier between iterations keeps the next put from overtaking the l
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
-from ark.codegen.layout import MAX_OPERANDS
 from ark.errors import InvalidUsageError, PlanError, UnsupportedError
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
+from ark.lower.merge import bytes_of
 from ark.lower.registry import register
 from ark.lower.tiling import box_coords, box_tile, flat_tile
 from ark.ops.base import result
+from ark.plan.types import MAX_OPERANDS
 from ark.tasks.pointwise import copy_params
 
 MIN_PUT = 1024  # elements: a put of fewer costs no less
@@ -26,10 +29,12 @@ MIN_PUT = 1024  # elements: a put of fewer costs no less
 
 def copy_box(lowering: Lowering, source: IrTensor, target: IrTensor, suffix: str) -> Any:
     """Copies in tiles that follow from the shape alone, so that both ends of a channel agree."""
-    shape = (1,) * (4 - len(target.shape)) + target.shape
-    tile = box_tile(shape, lowering.machine)
+    source, target = bytes_of(source), bytes_of(target)
+    tile = box_tile(target.shape, lowering.machine)
     params = copy_params(tile)
-    return lowering.emit("pointwise", params, [source, target], box_coords(shape, tile), suffix)
+    return lowering.emit(
+        "pointwise", params, [source, target], box_coords(target.shape, tile), suffix
+    )
 
 
 def dense(lowering: Lowering, tensor: IrTensor, suffix: str, fill: bool) -> IrTensor:
@@ -40,6 +45,35 @@ def dense(lowering: Lowering, tensor: IrTensor, suffix: str, fill: bool) -> IrTe
     if fill:
         copy_box(lowering, tensor, made, suffix)
     return made
+
+
+def _exchange(
+    lowering: Lowering, share: IrTensor, name: str, counter: Callable[[int, int], str]
+) -> list[IrTensor]:
+    """Every rank puts its dense share into a receive buffer on each peer; returns all shares, the
+    rank's own first. counter(step, i): what the put of tile i to the peer `step` ranks on signals.
+
+    Peers are counted from the rank itself, in names too (`from+1` is the next rank's share): all
+    ranks' tasks are the same but for that, and no receiver is everybody's first.
+    """
+    rank, world = lowering.graph.rank, lowering.graph.world_size
+    tile = flat_tile(share.elements, lowering.machine, MIN_PUT)
+    coords = [(0, 0, 0, at) for at in range(0, share.elements, tile)]
+    found = [lowering.flat(share)]
+
+    def buffer(step: int, owner: int) -> IrTensor:
+        label = f"{name}.from+{step}"
+        shape = (share.elements,)
+        return lowering.graph.tensor(shape, share.dtype, arena="symmetric", rank=owner, name=label)
+
+    for step in range(1, world):
+        peer = (rank + step) % world
+        found.append(buffer(step, -1))
+        target = buffer(world - step, peer)
+        params = copy_params([1, 1, 1, tile])
+        group = lowering.emit("pointwise", params, [found[0], target], coords, f".put+{step}")
+        group.sends = [(lowering.semaphore(peer, counter(step, i)),) for i in range(len(coords))]
+    return found
 
 
 def _lower_all_reduce(lowering: Lowering, node: Node) -> None:
@@ -53,27 +87,18 @@ def _lower_all_reduce(lowering: Lowering, node: Node) -> None:
         )
     share = dense(lowering, node.inputs[0], ".dense", fill=True)
     out = dense(lowering, node.outputs[0], ".sum", fill=False)
-    count, dtype = share.elements, share.dtype
+    count = share.elements
     name = f"all_reduce.{lowering.number('all_reduce')}"
     tile = flat_tile(count, lowering.machine, MIN_PUT)
     starts = list(range(0, count, tile))
-    params = copy_params([1, 1, 1, tile])
-    flat = lowering.flat(share)
-    shares = []
-    for peer in range(world):
-        if peer == rank:
-            shares.append(flat)
-            continue
-        label = f"{name}.from{peer}"
-        shares.append(lowering.graph.tensor((count,), dtype, arena="symmetric", name=label))
-        label = f"{name}.from{rank}"
-        target = lowering.graph.tensor((count,), dtype, arena="symmetric", rank=peer, name=label)
-        coords = [(0, 0, 0, at) for at in starts]
-        group = lowering.emit("pointwise", params, [flat, target], coords, f".put{peer}")
-        group.sends = [(lowering.semaphore(peer, f"{name}.{i}"),) for i in range(len(starts))]
+    shares = _exchange(lowering, share, name, lambda step, i: f"{name}.{i}")
     shares += [lowering.flat(residual) for residual in node.inputs[1:]]
+    order = [(other - rank) % world for other in range(world)]
     group = lowering.emit(
-        "sum_ranks", {"tile": tile}, [*shares, lowering.flat(out)], [(at,) for at in starts]
+        "sum_ranks",
+        {"tile": tile, "order": order},
+        [*shares, lowering.flat(out)],
+        [(at,) for at in starts],
     )
     if world > 1:
         group.awaits = [
@@ -81,6 +106,30 @@ def _lower_all_reduce(lowering: Lowering, node: Node) -> None:
         ]
     if out is not node.outputs[0]:
         copy_box(lowering, out, node.outputs[0], ".out")
+
+
+def _lower_gather(lowering: Lowering, node: Node) -> None:
+    """Every rank's share, the rank's own first, then the next rank's, and so on round."""
+    rank, world = lowering.graph.rank, lowering.graph.world_size
+    share = dense(lowering, node.inputs[0], ".dense", fill=True)
+    name = f"gather.{lowering.number('gather')}"
+
+    def counter(step: int, tile: int) -> str:
+        return f"{name}.from+{world - step}.{tile}"
+
+    out = lowering.flat(node.outputs[0])
+    for step, source in enumerate(_exchange(lowering, share, name, counter)):
+        size, offset = (share.elements,), out.offsets[0] + step * share.elements
+        place = dataclasses.replace(
+            out, shape=size, offsets=(offset,), padded=size, name=f"{out.name}.from+{step}"
+        )
+        tile = flat_tile(share.elements, lowering.machine, MIN_PUT)
+        coords = [(0, 0, 0, at) for at in range(0, share.elements, tile)]
+        params = copy_params([1, 1, 1, tile])
+        group = lowering.emit("pointwise", params, [source, place], coords, f".out+{step}")
+        if step:
+            names = (counter(world - step, i) for i in range(len(coords)))
+            group.awaits = [((lowering.semaphore(rank, label), 1),) for label in names]
 
 
 def _channel(lowering: Lowering, source: int, target: int, tag: int) -> str:
@@ -115,8 +164,9 @@ def _lower_recv(lowering: Lowering, node: Node) -> None:
 
 
 register("all_reduce", None, _lower_all_reduce)
-register("send", None, _lower_send)
-register("recv", None, _lower_recv)
+register("gather_own_first", None, _lower_gather, aliasing="none")
+register("send", None, _lower_send, names_ranks=True)
+register("recv", None, _lower_recv, names_ranks=True)
 
 
 def _peer(what: str, tensor: Tensor, remote_rank: int) -> int:

@@ -12,14 +12,17 @@ import numpy as np
 
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
-from ark.ir.dtype import FLOATS, DataType, fp32, int32
+from ark.ir.dtype import FLOATS, INTEGERS, DataType, fp32
+from ark.ir.fold import FOLDED, fold
 from ark.ir.graph import Node
 from ark.lower.chains import expression_of
 from ark.lower.context import Lowering
+from ark.lower.merge import merge
 from ark.lower.registry import register
 from ark.lower.tiling import box_coords, box_tile, swept
 from ark.ops.base import broadcast, check_dims, float_dtype, result, same_dtype
 from ark.tasks import expression
+from ark.tasks.expression import Tree
 from ark.tasks.functions import FUNCTIONS
 
 Number = (int, float)
@@ -28,51 +31,78 @@ Number = (int, float)
 def _lower(lowering: Lowering, node: Node) -> None:
     """Tiles over the output; when nothing is broadcast or strided, over one flat dimension."""
     tensors = [*node.inputs, *node.outputs]
+    expr = expression_of(node)
     plain = node.hints is None or not node.hints.cuts
-    if plain and all(t.dense and t.shape == node.outputs[0].shape for t in tensors):
+    same = all(t.dense and t.shape == node.outputs[0].shape for t in tensors)
+    if not plain or expression.places(expr):
+        pass
+    elif same and not any(t.dtype.packed for t in tensors):
         tensors = [lowering.flat(t) for t in tensors]
+    elif len(node.outputs[0].shape) > FOLDED:
+        tensors = merge(tensors)
     out = tensors[-1]
-    shape = (1,) * (4 - len(out.shape)) + out.shape
-    asked, itemsize = lowering.tile(shape), max(t.dtype.itemsize for t in tensors)
-    tile = asked or box_tile(shape, lowering.machine, itemsize=itemsize)
-    coords = box_coords(shape, tile)
-    params = {"expr": expression_of(node), "tile": tile}
-    lowering.emit(
-        "pointwise", params, tensors, coords if asked else swept(coords, lowering.machine)
-    )
+    asked, itemsize = lowering.tile(fold(out.shape)), max(t.dtype.itemsize for t in tensors)
+    tile = asked or box_tile(out.shape, lowering.machine, itemsize=itemsize)
+    if out.dtype.packed:
+        tile[3] = min(out.shape[-1], tile[3] + tile[3] % out.dtype.per_item)
+    coords = box_coords(out.shape, tile)
+    coords = coords if asked else swept(coords, lowering.machine)
+    lowering.emit("pointwise", {"expr": expr, "tile": tile}, tensors, coords)
+
+
+def _evaluated(inputs: Sequence[np.ndarray], node: Tree, attrs: Any) -> list[np.ndarray]:
+    made = expression.evaluate(node, inputs, attrs.get("shape"))
+    return [np.broadcast_to(made, attrs["shape"]) if "shape" in attrs else made]
 
 
 def _reference(name: str) -> Any:
-    function = FUNCTIONS[name].reference
+    arity = FUNCTIONS[name].arity
 
     def run(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-        scalar = attrs.get("scalar")
-        values = [*inputs] if scalar is None else [*inputs, np.asarray(scalar)]
-        if all(v.dtype.kind == "i" for v in inputs) and name in ("div", "rdiv"):
-            top, bottom = values if name == "div" else values[::-1]
-            safe = np.where(bottom == 0, 1, bottom)
-            return [np.where(bottom == 0, 0, np.trunc(top / safe))]
-        return [function(*values)]
+        if "expr" in attrs:
+            return _evaluated(inputs, attrs["expr"], attrs)
+        arguments: list[Tree] = [expression.leaf(i) for i in range(len(inputs))]
+        if len(inputs) < arity:
+            arguments.append(expression.number(attrs["scalar"]))
+        return _evaluated(inputs, [name, *arguments], attrs)
 
     return run
 
 
+def composed(name: str) -> None:
+    """Registers an elementwise op whose nodes carry their expression."""
+    register(
+        name,
+        lambda inputs, attrs: _evaluated(inputs, attrs["expr"], attrs),
+        _lower,
+        aliasing="exact",
+    )
+
+
 for _name in FUNCTIONS:
     register(_name, _reference(_name), _lower, aliasing="exact")
-register(
-    "pointwise",
-    lambda inputs, attrs: [expression.evaluate(attrs["expr"], inputs)],
-    _lower,
-    aliasing="exact",
-)
+composed("pointwise")
 register("cast", lambda inputs, attrs: [inputs[0]], _lower, aliasing="exact")
 register("constant", lambda inputs, attrs: [np.full(attrs["shape"], attrs["scalar"])], _lower)
 
 
-def _unary(name: str, input: Any, output: Any, label: str) -> Tensor:
+def unary(
+    name: str,
+    input: Any,
+    output: Any,
+    label: str,
+    integers: bool = False,
+    dtype: DataType | None = None,
+) -> Tensor:
+    """The op of one tensor; of integers too where asked. dtype: of the result."""
     tensor = as_tensor(input)
-    dtype = float_dtype(name, tensor)
-    return result(name, [tensor], tensor.ir.shape, dtype, output, name=label)
+    if not integers or tensor.ir.dtype not in INTEGERS:
+        float_dtype(name, tensor)
+    return result(name, [tensor], tensor.ir.shape, dtype or tensor.ir.dtype, output, name=label)
+
+
+def _unary(name: str, input: Any, output: Any, label: str) -> Tensor:
+    return unary(name, input, output, label)
 
 
 def exp(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
@@ -110,37 +140,100 @@ def silu(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
     return _unary("silu", input, output, name)
 
 
-def _scalar(what: str, value: float, dtype: DataType) -> float:
-    if dtype not in FLOATS and not float(value).is_integer():
+def scalar(what: str, value: float, dtype: DataType) -> float:
+    """A number beside tensors of a type: an int where they are integers; ModelError if it cannot
+    be one of them.
+    """
+    if dtype in FLOATS or dtype.name == "fp4":
+        return float(value)
+    if not float(value).is_integer():
         raise ModelError(
             f"{what}: {value} is no integer, but the tensor is {dtype.name}; ark.cast it"
         )
-    return float(value)
+    low, high = limits(dtype)
+    if not low <= int(value) <= high:
+        raise ModelError(f"{what}: {value} is no value of {dtype.name} ({low} to {high})")
+    return int(value)
 
 
-def _arithmetic(what: str, tensor: Tensor) -> DataType:
-    if tensor.ir.dtype not in (*FLOATS, int32):
+def limits(dtype: DataType) -> tuple[int, int]:
+    """The least and the largest value of an integer type, or of bool."""
+    if dtype.name == "bool":
+        return 0, 1
+    signed = dtype.name.startswith("int")
+    return (
+        (-(1 << dtype.bits - 1), (1 << dtype.bits - 1) - 1)
+        if signed
+        else (0, (1 << dtype.bits) - 1)
+    )
+
+
+def arithmetic(what: str, tensor: Tensor) -> DataType:
+    """The tensor's type, which must be one that is calculated with."""
+    if tensor.ir.dtype not in (*FLOATS, *INTEGERS):
         raise UnsupportedError(
-            f"{what} of {tensor.ir.dtype.name} is not built; ark.cast to fp32, fp16, bf16 or int32"
+            f"{what} of {tensor.ir.dtype.name} is not built; ark.cast to a floating-point or "
+            "integer type"
         )
     return tensor.ir.dtype
 
 
-def _binary(name: str, input: Any, other: Any, output: Any, label: str) -> Any:
+def binary(
+    name: str,
+    input: Any,
+    other: Any,
+    output: Any,
+    label: str,
+    dtype: DataType | None = None,
+    swapped: str = "",
+) -> Any:
+    """The op of two tensors, or a tensor and a number. dtype: of the result, where it is not the
+    inputs'. swapped: the op with its arguments exchanged, for a number on the left.
+    """
     if isinstance(input, Number) and isinstance(other, Number):
-        value = float(FUNCTIONS[name].reference(np.float64(input), np.float64(other)))
+        value = FUNCTIONS[name].reference(np.float64(input), np.float64(other)).item()
         return value if output is NullTensor or output is None else copy(value, output, label)
     if isinstance(input, Number):
-        name, input, other = _SWAPPED[name], other, input
+        tensor = as_tensor(other)
+        kind = _kind(name, tensor)
+        number = scalar(name, input, kind)
+        attrs: dict[str, Any] = {"scalar": number}
+        if swapped:
+            name = swapped
+        else:
+            tree = [name, expression.number(number), expression.leaf(0)]
+            attrs = {"expr": expression.narrowed(tree, kind.name)}
+        return result(name, [tensor], tensor.ir.shape, dtype or kind, output, attrs, label)
     left = as_tensor(input)
-    dtype = _arithmetic(name, left)
+    kind = _kind(name, left)
     if isinstance(other, Number):
-        attrs = {"scalar": _scalar(name, other, dtype)}
-        return result(name, [left], left.ir.shape, dtype, output, attrs, label)
+        attrs = {"scalar": scalar(name, other, kind)}
+        return result(name, [left], left.ir.shape, dtype or kind, output, attrs, label)
     right = as_tensor(other)
     same_dtype(name, left, right)
     shape = broadcast(left.ir.shape, right.ir.shape, name)
-    return result(name, [left, right], shape, dtype, output, name=label)
+    return result(name, [left, right], shape, dtype or kind, output, name=label)
+
+
+def _kind(name: str, tensor: Tensor) -> DataType:
+    """The tensor's type, which must be one that the function takes."""
+    function, found = FUNCTIONS[name], tensor.ir.dtype
+    if function.logical:
+        if found.name != "bool":
+            raise ModelError(f"{name} needs bool, but the input is {found.name}; compare it first")
+        return found
+    if found.name == "bool" and name in ("equal", "not_equal"):
+        return found
+    arithmetic(name, tensor)
+    if found in INTEGERS and function.integer is None:
+        raise ModelError(f"{name} needs fp32, fp16 or bf16, not {found.name}; use ark.cast")
+    if found in FLOATS and not function.floating:
+        raise ModelError(f"{name} needs integers, but the input is {found.name}; use ark.cast")
+    return found
+
+
+def _binary(name: str, input: Any, other: Any, output: Any, label: str) -> Any:
+    return binary(name, input, other, output, label, swapped=_SWAPPED[name])
 
 
 _SWAPPED = {"add": "add", "mul": "mul", "sub": "rsub", "div": "rdiv"}
@@ -149,7 +242,7 @@ _SWAPPED = {"add": "add", "mul": "mul", "sub": "rsub", "div": "rdiv"}
 def add(input: Any, other: Any, output: Any = NullTensor, name: str = "") -> Any:
     """input + other with broadcasting; either may be a number; two numbers give a number.
 
-    fp32, fp16, bf16, int32 (wrapping). ModelError if shapes do not broadcast or types differ.
+    Floating point, or integers, which wrap. ModelError if shapes do not broadcast or types differ.
     """
     return _binary("add", input, other, output, name)
 
@@ -182,7 +275,10 @@ def swiglu(gate: Any, up: Any, output: Any = NullTensor, name: str = "") -> Tens
 
 
 def cast(input: Any, dtype: DataType, output: Any = NullTensor, name: str = "") -> Tensor:
-    """Converts to `dtype`, round to nearest even; to integers towards zero."""
+    """Converts to `dtype`, round to nearest even; to integers towards zero; to bool: is it not 0?
+
+    Integers that are too large wrap; fp4 takes the nearest of its values.
+    """
     tensor = as_tensor(input)
     if not isinstance(dtype, DataType):
         raise InvalidUsageError(f"cast: {dtype!r} is no data type; pass for example ark.fp16")
@@ -209,7 +305,7 @@ def _fill(
     what: str, value: float, shape: Sequence[int], dtype: DataType, output: Any, name: str
 ) -> Tensor:
     dims = check_dims(what, shape)
-    attrs = {"scalar": _scalar(what, value, dtype), "shape": dims}
+    attrs = {"scalar": scalar(what, value, dtype), "shape": dims}
     return result("constant", [], dims, dtype, output, attrs, name)
 
 

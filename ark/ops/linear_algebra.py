@@ -10,8 +10,11 @@ import numpy as np
 from ark.errors import ModelError
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
 from ark.ir.dtype import fp32
+from ark.ir.fold import FOLDED, fold
 from ark.ir.graph import Node
+from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
+from ark.lower.merge import join, joins, widen
 from ark.lower.registry import get, register
 from ark.lower.tiling import (
     PAIRED,
@@ -93,14 +96,16 @@ def _matmul_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) ->
     a, b, *others = inputs
     a = np.swapaxes(a, -1, -2) if attrs["transpose_a"] else a
     b = np.swapaxes(b, -1, -2) if attrs["transpose_b"] else b
-    if "expr" in attrs:
-        return [expression.evaluate(attrs["expr"], [a @ b, *others])]
+    if "finish" in attrs:
+        return [expression.evaluate(attrs["finish"], [a @ b, *others])]
     return [a @ b]
 
 
 def _lower_matmul(lowering: Lowering, node: Node) -> None:
-    out = node.outputs[0].shape
-    shape = (1,) * (4 - len(out)) + out
+    tensors = [*node.inputs, *node.outputs]
+    if len(node.outputs[0].shape) > FOLDED:
+        tensors = _merge_batch(tensors)
+    shape = fold(tensors[-1].shape)
     machine = lowering.machine
     grouped = machine.variant.name == "matrix"
     product = node.hints.product if node.hints else None
@@ -128,10 +133,21 @@ def _lower_matmul(lowering: Lowering, node: Node) -> None:
     elif grouped:
         coords.sort(key=lambda c: (*c[:2], c[2] // (group * tile[0]), c[3], c[2]))
         coords = side_by_side(coords, machine.processors)
-    left, right, *others = node.inputs
-    if "expr" in node.attrs:
-        params["expr"] = node.attrs["expr"]
-    lowering.emit("matmul", params, [left, right, *node.outputs, *others], coords)
+    left, right, *others, out = tensors
+    if "finish" in node.attrs:
+        params["expr"] = node.attrs["finish"]
+    lowering.emit("matmul", params, [left, right, out, *others], coords)
+
+
+def _merge_batch(tensors: Sequence[IrTensor]) -> list[IrTensor]:
+    """The operands with as few batch dimensions as their memory allows."""
+    found = [widen(t, len(tensors[-1].shape)) for t in tensors]
+    for d in range(len(found[-1].shape) - 4, -1, -1):
+        wanted = found[-1].shape[d : d + 2]
+        alike = all(t.shape[d : d + 2] in (wanted, (1, 1)) for t in found)
+        if alike and all(joins(t, d) for t in found):
+            found = [join(t, d) for t in found]
+    return found
 
 
 def _lower_linear(lowering: Lowering, node: Node) -> None:

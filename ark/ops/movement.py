@@ -9,14 +9,16 @@ import numpy as np
 
 from ark.errors import InvalidUsageError, ModelError
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
-from ark.ir.dtype import int32
+from ark.ir.fold import FOLDED, fold
 from ark.ir.graph import Node
 from ark.ir.values import MAX_DIMS, dense_view
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
+from ark.lower.merge import bytes_of, merge_turned
 from ark.lower.registry import get, register
 from ark.lower.tiling import box_coords, box_tile, turned_tile
-from ark.ops.base import broadcast, float_dtype, result, same_dtype
+from ark.lower.unpack import convert, unpacked
+from ark.ops.base import broadcast, float_dtype, index_dtype, result, same_dtype
 
 
 def transpose(input: Any, perm: Sequence[int], output: Any = NullTensor, name: str = "") -> Tensor:
@@ -37,13 +39,28 @@ def transpose(input: Any, perm: Sequence[int], output: Any = NullTensor, name: s
 
 
 def _lower_transpose(lowering: Lowering, node: Node) -> None:
-    out = node.outputs[0]
-    pad = 4 - len(out.shape)
-    shape = (1,) * pad + out.shape
-    perm = [*range(pad), *(p + pad for p in node.attrs["perm"])]
-    tile = lowering.tile(shape) or turned_tile(shape, perm.index(3), lowering.machine)
+    source, out, order = node.inputs[0], node.outputs[0], list(node.attrs["perm"])
+    if source.dtype.packed and order[-1] == len(order) - 1:
+        source, out = bytes_of(source), bytes_of(out)
+    elif source.dtype.packed:
+        made = unpacked(lowering, out, fill=False)
+        _turn(lowering, unpacked(lowering, source), made, order)
+        convert(lowering, made, out)
+        return
+    _turn(lowering, source, out, order)
+
+
+def _turn(lowering: Lowering, source: IrTensor, out: IrTensor, order: list[int]) -> None:
+    hinted = lowering.tile(fold(out.shape))
+    if len(order) > FOLDED and hinted is None:
+        source, out, order = merge_turned(source, out, order)
+    pad = max(0, FOLDED - len(order))
+    perm = [*range(pad), *(p + pad for p in order)]
+    last = len(perm) - 1
+    turned = max(0, perm.index(last) - (last - 3))
+    tile = hinted or turned_tile(out.shape, turned, lowering.machine)
     params = {"perm": perm, "tile": tile}
-    lowering.emit("transpose", params, [node.inputs[0], out], box_coords(shape, tile))
+    lowering.emit("transpose", params, [source, out], box_coords(out.shape, tile))
 
 
 def _transpose(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
@@ -51,13 +68,12 @@ def _transpose(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[n
 
 
 def embedding(input: Any, weight: Any, output: Any = NullTensor, name: str = "") -> Tensor:
-    """Rows of `weight` (rows, dim) by int32 index: (...) to (..., dim).
+    """Rows of `weight` (rows, dim) by int32 or int64 index: (...) to (..., dim).
 
     An index that is out of range ends the run with a GpuError that names it.
     """
     ids, table = as_tensor(input), as_tensor(weight)
-    if ids.ir.dtype != int32:
-        raise ModelError(f"embedding: the indices are {ids.ir.dtype.name}; ark.cast them to int32")
+    index_dtype("embedding", ids)
     dtype = float_dtype("embedding", table)
     if len(table.ir.shape) != 2 or len(ids.ir.shape) >= MAX_DIMS:
         raise ModelError(
@@ -125,10 +141,9 @@ def rope(input: Any, other: Any, output: Any = NullTensor, name: str = "") -> Te
 
 def _lower_rope(lowering: Lowering, node: Node) -> None:
     out = node.outputs[0]
-    shape = (1,) * (4 - len(out.shape)) + out.shape
-    tile = lowering.tile(shape) or box_tile(shape, lowering.machine)
+    tile = lowering.tile(fold(out.shape)) or box_tile(out.shape, lowering.machine)
     tile[3] += tile[3] % 2
-    lowering.emit("rope", {"tile": tile}, [*node.inputs, out], box_coords(shape, tile))
+    lowering.emit("rope", {"tile": tile}, [*node.inputs, out], box_coords(out.shape, tile))
 
 
 def _rope(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from ark.codegen.layout import MAX_OPERANDS
 from ark.collective import CollectiveProgram
 from ark.collective.values import Origin, Value, flow
 from ark.ir.dtype import FLOATS, fp32
@@ -22,6 +21,7 @@ from ark.lower.registry import register
 from ark.lower.tiling import flat_tile
 from ark.ops.communication import MIN_PUT, copy_box, dense
 from ark.plan.groups import Group, RemoteSemaphore
+from ark.plan.types import MAX_OPERANDS
 from ark.tasks.pointwise import copy_params
 
 
@@ -171,4 +171,4 @@ def _lower(lowering: Lowering, node: Node) -> None:
         copy_box(lowering, writer.result, node.outputs[0], ".out")
 
 
-register("collective", None, _lower, aliasing="none")
+register("collective", None, _lower, aliasing="none", names_ranks=True)

@@ -14,7 +14,8 @@ import numpy as np
 
 from ark.errors import ModelError, PlanError
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
-from ark.ir.dtype import FLOATS, fp32, int32
+from ark.ir.dtype import FLOATS, INTEGERS, DataType, fp32, int32
+from ark.ir.fold import FOLDED, fold
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.ir.values import dense_view
@@ -22,7 +23,10 @@ from ark.lower.context import Lowering
 from ark.lower.registry import register
 from ark.lower.tiling import box_coords, box_tile
 from ark.machine import Machine
-from ark.ops.base import float_dtype, positive_axis, result
+from ark.ops.base import float_dtype, index_type, positive_axis, result
+from ark.ops.elementwise import cast, copy
+from ark.ops.logic import equal, iota, where
+from ark.ops.views import reshape
 
 REDUCE_COLUMNS = 64  # neighbouring results of a task where not the last dimension is reduced
 LEAST_PIECE = 16384  # elements
@@ -69,7 +73,7 @@ def _lower_reduce(lowering: Lowering, node: Node) -> None:
         source = lowering.view(source, (outer, pieces, count // pieces, inner))
         part = lowering.temp((outer, pieces, 1, inner), dtype, f"{node.name}.pieces")
         out = lowering.view(out, (outer, 1, inner))
-    first = "max" if function == "max" else "sum"
+    first = "sum" if function == "mean" else function
     _emit_reduce(lowering, first, 2, count, source, part, ".pieces")
     rest = (outer, pieces) if inner == 1 else (outer, pieces, inner)
     _emit_reduce(lowering, function, 1, count, lowering.view(part, rest), out)
@@ -93,16 +97,16 @@ def _emit_reduce(
     out: IrTensor,
     suffix: str = "",
 ) -> None:
-    shape = (1,) * (4 - len(out.shape)) + out.shape
-    place = axis + 4 - len(source.shape)
-    tile = box_tile(shape, lowering.machine, source.shape[axis])
-    asked = lowering.tile(shape, shown=_beside_axis(lowering.node, axis))
+    rank = len(source.shape)
+    place = axis + max(0, FOLDED - rank)
+    tile = box_tile(out.shape, lowering.machine, source.shape[axis])
+    asked = lowering.tile(fold(out.shape), shown=_beside_axis(lowering.node, axis))
     if asked:
         tile = asked
-    elif place != 3 and shape[3] > tile[3]:
-        tile = [1, 1, 1, max(tile[3], min(REDUCE_COLUMNS, shape[3]))]
+    elif axis != rank - 1 and out.shape[-1] > tile[3]:
+        tile = [1, 1, 1, max(tile[3], min(REDUCE_COLUMNS, out.shape[-1]))]
     params = {"function": function, "axis": place, "count": count, "tile": tile}
-    lowering.emit("reduce", params, [source, out], box_coords(shape, tile), suffix)
+    lowering.emit("reduce", params, [source, out], box_coords(out.shape, tile), suffix)
 
 
 def _beside_axis(node: Node | None, axis: int) -> list[int] | None:
@@ -116,7 +120,7 @@ def _beside_axis(node: Node | None, axis: int) -> list[int] | None:
 
 def _lower_rows(lowering: Lowering, node: Node) -> None:
     out = node.outputs[0]
-    shape = (1,) * (4 - len(out.shape)) + out.shape
+    shape = fold(out.shape)
     rows = -(-shape[0] * shape[1] * shape[2] // lowering.machine.processors)
     rows = max(1, min(rows, shape[2]))
     asked = lowering.tile((*shape[:3], 1), fixed=(0, 1), shown=_whole_rows(node))
@@ -144,7 +148,7 @@ def _whole_rows(node: Node) -> list[int] | None:
 
 
 def _reduce_reference(function: str) -> Any:
-    apply: Any = {"sum": np.sum, "mean": np.mean, "max": np.max}[function]
+    apply: Any = getattr(np, function)
 
     def run(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
         return [apply(inputs[0], axis=attrs["axis"], keepdims=attrs["keepdims"])]
@@ -171,7 +175,7 @@ def _argmax(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.n
     return [inputs[0].argmax(axis=-1, keepdims=True)]
 
 
-for _function in ("sum", "mean", "max"):
+for _function in ("sum", "mean", "max", "min", "prod"):
     register(f"reduce_{_function}", _reduce_reference(_function), _lower_reduce, aliasing="none")
 register("softmax", _softmax, _lower_rows, aliasing="exact")
 register("layernorm", _layernorm, _lower_rows, aliasing="exact")
@@ -179,12 +183,21 @@ register("rmsnorm", _rmsnorm, _lower_rows, aliasing="exact")
 register("argmax", _argmax, _lower_rows, aliasing="none")
 
 
-def _reduce(function: str, input: Any, axis: int, keepdims: bool, output: Any, name: str) -> Tensor:
+def _reduce(
+    function: str,
+    input: Any,
+    axis: int | Sequence[int],
+    keepdims: bool,
+    output: Any,
+    name: str,
+) -> Tensor:
     tensor = as_tensor(input)
     what = f"reduce_{function}"
     dtype = tensor.ir.dtype
-    if dtype != int32 or function == "mean":
+    if dtype not in INTEGERS or function == "mean":
         float_dtype(what, tensor)
+    if not isinstance(axis, int):
+        return _reduce_axes(function, tensor, axis, keepdims, output, name)
     axis = positive_axis(what, axis, len(tensor.ir.shape))
     shape = list(tensor.ir.shape)
     shape[axis] = 1
@@ -194,25 +207,92 @@ def _reduce(function: str, input: Any, axis: int, keepdims: bool, output: Any, n
     return result(what, [tensor], shape or [1], dtype, output, attrs, name)
 
 
-def reduce_sum(
-    input: Any, axis: int, keepdims: bool = True, output: Any = NullTensor, name: str = ""
+def _reduce_axes(
+    function: str, tensor: Tensor, axes: Sequence[int], keepdims: bool, output: Any, name: str
 ) -> Tensor:
-    """Sum over `axis`; fp32, fp16, bf16, int32."""
+    """Several axes: neighbours as one, groups of them one after the other, in fp32 between."""
+    shape, dtype = tensor.ir.shape, tensor.ir.dtype
+    what = f"reduce_{function}"
+    wanted = sorted({positive_axis(what, a, len(shape)) for a in axes})
+    if not wanted:
+        return copy(tensor, output, name)
+    kept = [n for d, n in enumerate(shape) if d not in wanted]
+    full = [1 if d in wanted else n for d, n in enumerate(shape)]
+    groups: list[list[int]] = []
+    for a in wanted:
+        if groups and groups[-1][-1] == a - 1:
+            groups[-1].append(a)
+        else:
+            groups.append([a])
+    made = tensor
+    if len(groups) > 1 and dtype in FLOATS:
+        made = cast(made, fp32)
+    for group in reversed(groups):
+        dims = made.shape()
+        joined = math.prod(dims[group[0] : group[-1] + 1])
+        flat = reshape(made, [*dims[: group[0]], joined, *dims[group[-1] + 1 :]])
+        alone = len(groups) == 1 and (output is NullTensor or output is None)
+        part = _reduce(function, flat, group[0], True, NullTensor, name if alone else "")
+        made = reshape(part, [*dims[: group[0]], *[1] * len(group), *dims[group[-1] + 1 :]])
+    made = reshape(made, full if keepdims else kept or [1])
+    if made.ir.dtype != dtype:
+        return cast(made, dtype, output, name)
+    return made if output is NullTensor or output is None else copy(made, output, name)
+
+
+def reduce_sum(
+    input: Any,
+    axis: int | Sequence[int],
+    keepdims: bool = True,
+    output: Any = NullTensor,
+    name: str = "",
+) -> Tensor:
+    """Sum over `axis`, or several; fp32, fp16, bf16, integers, which wrap."""
     return _reduce("sum", input, axis, keepdims, output, name)
 
 
 def reduce_mean(
-    input: Any, axis: int, keepdims: bool = True, output: Any = NullTensor, name: str = ""
+    input: Any,
+    axis: int | Sequence[int],
+    keepdims: bool = True,
+    output: Any = NullTensor,
+    name: str = "",
 ) -> Tensor:
-    """Mean over `axis`; fp32, fp16, bf16."""
+    """Mean over `axis`, or several; fp32, fp16, bf16."""
     return _reduce("mean", input, axis, keepdims, output, name)
 
 
 def reduce_max(
-    input: Any, axis: int, keepdims: bool = True, output: Any = NullTensor, name: str = ""
+    input: Any,
+    axis: int | Sequence[int],
+    keepdims: bool = True,
+    output: Any = NullTensor,
+    name: str = "",
 ) -> Tensor:
-    """Largest element over `axis`; fp32, fp16, bf16, int32."""
+    """Largest element over `axis`, or several; fp32, fp16, bf16, integers."""
     return _reduce("max", input, axis, keepdims, output, name)
+
+
+def reduce_min(
+    input: Any,
+    axis: int | Sequence[int],
+    keepdims: bool = True,
+    output: Any = NullTensor,
+    name: str = "",
+) -> Tensor:
+    """Smallest element over `axis`, or several; fp32, fp16, bf16, integers."""
+    return _reduce("min", input, axis, keepdims, output, name)
+
+
+def reduce_prod(
+    input: Any,
+    axis: int | Sequence[int],
+    keepdims: bool = True,
+    output: Any = NullTensor,
+    name: str = "",
+) -> Tensor:
+    """Product over `axis`, or several; fp32, fp16, bf16, integers, which wrap."""
+    return _reduce("prod", input, axis, keepdims, output, name)
 
 
 mean = reduce_mean
@@ -252,9 +332,57 @@ def rmsnorm(
     return result("rmsnorm", [tensor, scale], tensor.ir.shape, dtype, output, attrs, name)
 
 
-def argmax(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
-    """Index of the largest element of each row, the first of equals: (..., n) to int32 (..., 1)."""
+def _first_index(
+    function: str, input: Any, axis: int, dtype: DataType, last: bool, output: Any, name: str
+) -> Tensor:
+    """Where the extreme element is: the least (or largest) index of those that equal it."""
     tensor = as_tensor(input)
-    float_dtype("argmax", tensor)
-    shape = (*tensor.ir.shape[:-1], 1)
-    return result("argmax", [tensor], shape, int32, output, name=name)
+    what = f"arg{function}"
+    shape = tensor.ir.shape
+    axis = positive_axis(what, axis, len(shape))
+    extreme = _reduce(function, tensor, axis, True, NullTensor, "")
+    dims = [n if d == axis else 1 for d, n in enumerate(shape)]
+    beyond = -1 if last else shape[axis]
+    places = where(equal(tensor, extreme), iota(dims, axis, dtype), beyond)
+    return _reduce("max" if last else "min", places, axis, True, output, name or what)
+
+
+def _arg(
+    function: str, input: Any, output: Any, name: str, axis: int, dtype: DataType, last: bool
+) -> Tensor:
+    tensor = as_tensor(input)
+    index_type(f"arg{function}", dtype)
+    rank = len(tensor.ir.shape)
+    if function == "max" and tensor.ir.dtype in FLOATS and axis in (-1, rank - 1) and not last:
+        shape = (*tensor.ir.shape[:-1], 1)
+        return result("argmax", [tensor], shape, dtype, output, name=name)
+    return _first_index(function, tensor, axis, dtype, last, output, name)
+
+
+def argmax(
+    input: Any,
+    output: Any = NullTensor,
+    name: str = "",
+    *,
+    axis: int = -1,
+    dtype: DataType = int32,
+    last: bool = False,
+) -> Tensor:
+    """Index of the largest element along `axis`, the first (or last) of equals; 1 index remains.
+
+    Floating point without NaN, or integers; the result is int32 or int64.
+    """
+    return _arg("max", input, output, name, axis, dtype, last)
+
+
+def argmin(
+    input: Any,
+    output: Any = NullTensor,
+    name: str = "",
+    *,
+    axis: int = -1,
+    dtype: DataType = int32,
+    last: bool = False,
+) -> Tensor:
+    """Index of the smallest element along `axis`; as argmax otherwise."""
+    return _arg("min", input, output, name, axis, dtype, last)

@@ -196,7 +196,11 @@ def _makes(product: Group, logits: ir.Tensor, node: Node) -> bool:
 
 
 def _lower_sample(lowering: Lowering, node: Node) -> None:
-    """Each tile finds its best token, one task chooses among these."""
+    """Each tile finds its best token, one task chooses among these. shares: of the logits, which
+    begin with the rank's own (ark.lower.gathers).
+    """
+    shares = node.attrs.get("shares", 1)
+    turn = {"shares": shares, "first": lowering.graph.rank} if shares > 1 else {}
     logits, settings, position, tokens, output, stops = node.inputs
     vocabulary = logits.shape[1]
     product = lowering.groups[-1] if lowering.groups else None
@@ -211,13 +215,13 @@ def _lower_sample(lowering: Lowering, node: Node) -> None:
         candidates = lowering.temp((tiles, 2), fp32, f"{node.name}.candidates")
         lowering.emit(
             "sample",
-            {"tiles": tiles},
+            {"tiles": tiles, **turn},
             [logits, settings, position, candidates],
             [(i,) for i in range(tiles)],
         )
     lowering.emit(
         "choose",
-        {"tiles": tiles},
+        {"tiles": tiles, **turn},
         [logits, settings, position, candidates, tokens, output, stops],
         [(0,)],
         ".choose",

@@ -21,6 +21,7 @@ from ark.ir.graph import Node
 from ark.ir.values import MAX_DIMS, dense_view
 from ark.lower.context import Lowering
 from ark.lower.registry import get, register
+from ark.lower.unpack import convert, unpacked
 from ark.ops.base import check_dims, positive_axis
 
 
@@ -66,7 +67,7 @@ def tensor(
 ) -> Tensor:
     """A tensor whose contents the host sets and that last from iteration to iteration; zero first.
 
-    strides: the buffer's size per dimension, default padded_shape. At most 4 dimensions.
+    strides: the buffer's size per dimension, default padded_shape. At most 8 dimensions.
     """
     if rank not in (-1, Model.get_rank()):
         raise UnsupportedError(
@@ -206,7 +207,11 @@ def _reshape_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -
 
 def _lower_reshape(lowering: Lowering, node: Node) -> None:
     """A copy in the input's shape; the output, which is new, can be seen so."""
-    source, target = node.inputs[0], lowering.view(node.outputs[0], node.inputs[0].shape)
+    source, out = node.inputs[0], node.outputs[0]
+    if source.dtype.packed:
+        convert(lowering, lowering.view(unpacked(lowering, source), out.shape), out)
+        return
+    target = lowering.view(out, source.shape)
     get("copy").lower(
         lowering,
         Node(node.id, "copy", node.name, (source,), (target,), {}, node.after, phase=node.phase),

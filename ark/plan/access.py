@@ -18,7 +18,7 @@ from typing import cast
 import numpy as np
 
 from ark.ir.values import row_major
-from ark.plan.boxes import DIMS, Boxes, candidates
+from ark.plan.boxes import Boxes, candidates
 from ark.plan.types import PlanBuffer, PlanTensor
 
 DENSE = 1 << 16  # pairs of boxes that are compared outright
@@ -79,7 +79,7 @@ class Region:
             return False
         low, high = self.boxes.bounds
         inner_low, inner_high = other.boxes.bounds
-        shift = _pad([a - b for a, b in zip(other.offsets, self.offsets, strict=True)])
+        shift = self._padded([a - b for a, b in zip(other.offsets, self.offsets, strict=True)])
         return all(
             a <= c + s and d + s <= b
             for a, b, c, d, s in zip(low, high, inner_low, inner_high, shift, strict=True)
@@ -139,7 +139,7 @@ class Region:
             pieces = [(grid[0], grid[1])]
         elif not solid and self.same_frame(other):
             d = b.sharpest
-            shift = _pad(other.offsets)[d] - _pad(self.offsets)[d]
+            shift = self._padded(other.offsets)[d] - self._padded(self.offsets)[d]
             pieces = candidates(a.lo[:, d], a.hi[:, d], b.lo[:, d] + shift, b.hi[:, d] + shift)
         else:
             pieces = candidates(a.begin, a.end, b.begin + apart, b.end + apart)
@@ -157,7 +157,7 @@ class Region:
             return rows, columns
         if self.same_frame(other):
             shift = np.array(
-                _pad([o - s for o, s in zip(other.offsets, self.offsets, strict=True)])
+                self._padded([o - s for o, s in zip(other.offsets, self.offsets, strict=True)])
             )
             below = a.lo[rows] < b.hi[columns] + shift
             met = (below & (b.lo[columns] + shift < a.hi[rows])).all(axis=1)
@@ -167,10 +167,14 @@ class Region:
         met[unsure] = self._share(other, rows[unsure], columns[unsure], apart)
         return rows[met], columns[met]
 
+    def _padded(self, offsets: Sequence[int]) -> tuple[int, ...]:
+        """Offsets by dimension of the boxes."""
+        return (0,) * (self.boxes.dims - len(offsets)) + tuple(offsets)
+
     @cached_property
     def _strides(self) -> list[int]:
         """Bytes per step of each dimension."""
-        padded = (1,) * (DIMS - len(self.extents)) + self.extents
+        padded = (1,) * (self.boxes.dims - len(self.extents)) + self.extents
         return [s * self.boxes.itemsize for s in row_major(padded)]
 
     @cached_property
@@ -180,7 +184,7 @@ class Region:
         length = np.full(len(size), self.boxes.itemsize, np.int64)
         count, step = np.ones_like(length), np.ones_like(length)
         solid, simple = np.ones(len(size), bool), np.ones(len(size), bool)
-        for d in range(DIMS - 1, -1, -1):
+        for d in range(self.boxes.dims - 1, -1, -1):
             many, stride = size[:, d] > 1, self._strides[d]
             joined = many & solid & (length == stride)
             length = np.where(joined, length * size[:, d], length)
@@ -223,7 +227,7 @@ class Region:
         size = (self.boxes.hi[row] - self.boxes.lo[row]).tolist()
         starts = self.base + self.boxes.begin[row : row + 1]
         length, solid = self.boxes.itemsize, True
-        for d in range(DIMS - 1, -1, -1):
+        for d in range(self.boxes.dims - 1, -1, -1):
             if solid and length == self._strides[d]:
                 length *= size[d]
                 continue
@@ -251,10 +255,6 @@ def _meet(a: tuple[np.ndarray, int], b: tuple[np.ndarray, int]) -> bool:
     return bool(((last >= 0) & (b[0][np.maximum(last, 0)] + b[1] > a[0])).any())
 
 
-def _pad(values: Sequence[int]) -> tuple[int, ...]:
-    return (0,) * (DIMS - len(values)) + tuple(values)
-
-
 def space_of(buffer: PlanBuffer) -> tuple[str, int, int]:
     """Buffers in one space may overlap; external and peer buffers are spaces of their own."""
     alone = buffer.arena == "external" or buffer.offset < 0
@@ -265,14 +265,15 @@ def region(
     op: int, boxes: Boxes, tensor: PlanTensor, buffer: PlanBuffer, pretended: bool = False
 ) -> Region:
     """The accesses of an op of a plan to one of its operands."""
+    items = tensor.items
     return Region(
         op,
         boxes,
         space_of(buffer),
         tensor.buffer,
-        tensor.extents,
-        tensor.offsets,
-        max(buffer.offset, 0) + tensor.start * boxes.itemsize,
+        items.extents,
+        items.offsets,
+        max(buffer.offset, 0) + items.start * boxes.itemsize,
         tensor.packet,
         pretended,
     )

@@ -17,9 +17,9 @@ from ark.errors import PlanError
 from ark.ir.values import row_major
 from ark.plan import kind as kinds
 from ark.plan.kind import Access, Signature
-from ark.plan.types import Fetch
+from ark.plan.types import Fetch, Items
 
-DIMS = 4
+DIMS = 4  # that boxes have at least
 Coords = tuple[tuple[int, ...], ...]
 
 
@@ -28,7 +28,7 @@ class Boxes:
     """The accesses of an op's tasks to one operand in one direction.
 
     Row i says that task tasks[i] touches box box[i]; boxes are distinct, tasks rise. lo, hi:
-    (boxes, DIMS) in elements; begin, end: (boxes,) in bytes; all from the operand's first element.
+    (boxes, dimensions) in items; begin, end: (boxes,) in bytes; all from the operand's first item.
     """
 
     operand: int
@@ -42,6 +42,11 @@ class Boxes:
     begin: np.ndarray
     end: np.ndarray
     met: dict[object, object] = field(default_factory=dict)  # what ark.plan.access found before
+
+    @property
+    def dims(self) -> int:
+        """Dimensions of the boxes; missing ones are in front, of one index."""
+        return self.lo.shape[1]
 
     @cached_property
     def first(self) -> int:
@@ -96,7 +101,7 @@ class Boxes:
     @cached_property
     def sharpest(self) -> int:
         """The dimension in which the boxes differ most."""
-        return int(np.argmax([len(np.unique(self.lo[:, d])) for d in range(DIMS)]))
+        return int(np.argmax([len(np.unique(self.lo[:, d])) for d in range(self.dims)]))
 
     @cached_property
     def disjoint(self) -> bool:
@@ -117,13 +122,13 @@ class Boxes:
         met = self._depth(cuts) > 0
         for d, cut in enumerate(cuts):
             met = met * np.append(np.diff(cut), 0).reshape(
-                [-1 if d == e else 1 for e in range(DIMS)]
+                [-1 if d == e else 1 for e in range(self.dims)]
             )
         return int(met.sum())
 
     def _cuts(self) -> list[np.ndarray]:
         """By dimension where boxes begin or end."""
-        return [np.unique(np.concatenate((self.lo[:, d], self.hi[:, d]))) for d in range(DIMS)]
+        return [np.unique(np.concatenate((self.lo[:, d], self.hi[:, d]))) for d in range(self.dims)]
 
     def _depth(self, cuts: list[np.ndarray]) -> np.ndarray:
         """How many boxes lie on each cell of the grid that the boxes' edges draw."""
@@ -133,11 +138,11 @@ class Boxes:
             (np.searchsorted(c, self.lo[:, d]), np.searchsorted(c, self.hi[:, d]))
             for d, c in enumerate(cuts)
         ]
-        for corner in range(1 << DIMS):
-            sides = [corner >> d & 1 for d in range(DIMS)]
+        for corner in range(1 << self.dims):
+            sides = [corner >> d & 1 for d in range(self.dims)]
             sign = -1 if sum(sides) % 2 else 1
             np.add.at(depth, tuple(e[s] for e, s in zip(ends, sides, strict=True)), sign)
-        for d in range(DIMS):
+        for d in range(self.dims):
             np.cumsum(depth, axis=d, out=depth)
         return depth
 
@@ -205,17 +210,17 @@ class Templates:
             found = self._streams[key] = tuple(shared.setdefault(f, f) for f in made)
         return found
 
-    def whole(
-        self, shape: tuple[int, ...], extents: tuple[int, ...], itemsize: int, count: int
-    ) -> Boxes:
+    def whole(self, items: Items, itemsize: int, count: int) -> Boxes:
         """Reads of a whole operand by every one of `count` tasks."""
-        key = (shape, extents, itemsize, count)
+        key = (items.shape, items.extents, itemsize, count)
         found = self._whole.get(key)
         if found is None:
-            access = Access(0, (0,) * len(shape), shape)
+            access = Access(0, (0,) * len(items.shape), items.shape)
             rows = [(i, 0) for i in range(count)]
-            strides = row_major(extents)
-            found = self._whole[key] = pack(access, rows, [(access.lo, shape)], strides, itemsize)
+            strides = row_major(items.extents)
+            found = self._whole[key] = pack(
+                access, rows, [(access.lo, items.shape)], strides, itemsize
+            )
         return found
 
 
@@ -256,7 +261,13 @@ def _boxes(sig: Signature, coords: Coords) -> tuple[Boxes, ...]:
                     f"a task of kind {sig.kind!r} reaches outside of its operand {key[0]} "
                     f"({list(lo)} to {list(hi)} of {list(operand.shape)})"
                 )
-        found.append(pack(first[key], rows, boxes, operand.strides, operand.itemsize))
+        each, strides = operand.per_item, operand.strides
+        if each > 1:  # in whole bytes, of whose elements none is touched alone
+            boxes = [
+                ((*lo[:-1], lo[-1] // each), (*hi[:-1], -(-hi[-1] // each))) for lo, hi in boxes
+            ]
+            strides = (*(s // each for s in strides[:-1]), 1)
+        found.append(pack(first[key], rows, boxes, strides, operand.itemsize))
     return tuple(found)
 
 
@@ -267,14 +278,15 @@ def pack(
     strides: Sequence[int],
     itemsize: int,
 ) -> Boxes:
-    steps = np.zeros(DIMS, np.int64)
-    lo = np.zeros((len(boxes), DIMS), np.int64)
-    hi = np.ones((len(boxes), DIMS), np.int64)
     rank = len(strides)
+    dims = max(DIMS, rank)
+    steps = np.zeros(dims, np.int64)
+    lo = np.zeros((len(boxes), dims), np.int64)
+    hi = np.ones((len(boxes), dims), np.int64)
     if rank:
-        steps[DIMS - rank :] = strides
-        lo[:, DIMS - rank :] = [b[0] for b in boxes]
-        hi[:, DIMS - rank :] = [b[1] for b in boxes]
+        steps[dims - rank :] = strides
+        lo[:, dims - rank :] = [b[0] for b in boxes]
+        hi[:, dims - rank :] = [b[1] for b in boxes]
     table = np.array(rows, np.int64)
     return Boxes(
         operand=access.operand,

@@ -2,7 +2,8 @@
 
 A task takes the longer of its arithmetic at the processor's share of the machine's rate and its
 bytes at the share of the bandwidth, and a hand-over takes the machine's signal time, by counter or
-by packets. Coarse on purpose: it ranks schedules and shows gaps, it does not promise microseconds.
+by packets. Coarse on purpose: it shows order and gaps, it does not promise microseconds. Called by
+`ark trace`; no decision of the planner depends on it.
 """
 
 from __future__ import annotations

@@ -36,7 +36,13 @@ class OperandType:
 
     @property
     def itemsize(self) -> int:
+        """Bytes of an item: an element, or the byte that elements of 4 bits share."""
         return 8 if self.packet else by_name(self.dtype).itemsize
+
+    @property
+    def per_item(self) -> int:
+        """Elements of an item."""
+        return 1 if self.packet else by_name(self.dtype).per_item
 
 
 @dataclass(frozen=True)
@@ -106,6 +112,12 @@ class TaskKind(ABC):
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         """What the task reads and writes; exact or larger, never smaller."""
 
+    def on_rank(self, params: Mapping[str, Any], by: int) -> Mapping[str, Any]:
+        """The parameters that the op has `by` ranks further on, where all ranks do the same with
+        peers counted from themselves (ark.plan.rotated). They change nothing of what tasks touch.
+        """
+        return params
+
     def packets(self, sig: Signature) -> frozenset[int]:
         """Operands that the body can load or publish as packets {value, epoch}.
 
@@ -135,6 +147,7 @@ class TaskKind(ABC):
         moved = sum(
             math.prod(h - lo for lo, h in zip(a.lo, a.hi, strict=True))
             * sig.operands[a.operand].itemsize
+            / sig.operands[a.operand].per_item
             for a in self.accesses(sig, coord)
         )
         return moved / 4.0, float(moved)

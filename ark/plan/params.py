@@ -16,19 +16,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from ark.errors import PlanError
-from ark.ir.dtype import FLOATS
+from ark.ir.dtype import FLOATS, INTEGERS
+from ark.ir.fold import fold, is_block
+from ark.ir.values import MAX_DIMS
 
 if TYPE_CHECKING:
     from ark.plan.kind import OperandType, Signature
 
 INT_MAX = (1 << 31) - 1  # source counts in 32 bits
 FLOAT_NAMES = tuple(t.name for t in FLOATS)
+INTEGER_NAMES = tuple(t.name for t in INTEGERS)
+INDEX_NAMES = ("int32", "int64")
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=INT_MAX)]
 Rows = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 Heads = Annotated[int, msgspec.Meta(ge=1, le=1 << 12)]
 Splits = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
-Dim = Annotated[int, msgspec.Meta(ge=0, le=3)]
+Dim = Annotated[int, msgspec.Meta(ge=0, le=MAX_DIMS - 1)]
 Epsilon = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 Tile = tuple[Size, Size, Size, Size]
 
@@ -111,6 +115,15 @@ def fits(tile: Sequence[int], shape: Sequence[int]) -> None:
     )
 
 
+def covers(tile: Sequence[int], shape: Sequence[int]) -> None:
+    """A tile of four sizes lies inside of a shape of any rank, its leading part a block of it."""
+    fits(tile, fold(shape))
+    need(
+        is_block(shape, tile[0]),
+        f"the tile {list(tile)} is no box of the leading dimensions of {list(shape)}",
+    )
+
+
 @dataclass(frozen=True)
 class Places:
     """The coordinates of an op's tasks: every combination of the ranges' values, each once.
@@ -151,5 +164,6 @@ class Places:
 
 
 def box(shape: Sequence[int], tile: Sequence[int]) -> Places:
-    """Places of the tiles that a shape is cut into."""
-    return Places(tuple(range(0, n, t) for n, t in zip(shape, tile, strict=True)))
+    """Places of the tiles that a shape is cut into, one of more than four dimensions folded."""
+    sizes = fold(shape) if len(shape) > len(tile) else shape
+    return Places(tuple(range(0, n, t) for n, t in zip(sizes, tile, strict=True)))

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ark.ir.dtype import by_name
 from ark.machine import Machine
 from ark.plan.access import Region, region
 from ark.plan.boxes import Templates
@@ -109,9 +108,8 @@ class Schedule:
         ]
         self._semaphores: dict[tuple[int, str], int] = {}
         self.barriers = [ITERATION_BARRIER] + [
-            self.counter("iteration barrier", 0, other, True)
-            for other in range(world_size)
-            if other != rank
+            self.counter("iteration barrier", 0, (rank + step) % world_size, True)
+            for step in range(1, world_size)
         ]
 
     def counters(self) -> tuple[PlanCounter, ...]:
@@ -132,6 +130,18 @@ class Schedule:
         for op, group in members:
             run.add(ops[op], group)
         return run.finish()
+
+    def unscheduled(
+        self, members: Sequence[tuple[int, Group]], ops: Sequence[PlanOp]
+    ) -> tuple[Task, ...]:
+        """The tasks of a phase in program order, without waits and signals."""
+        made: list[Task] = []
+        for op, group in members:
+            coords = tuple(group.coords)
+            streams = self.templates.streams(self.signature(ops[op]), coords)
+            pairs = zip(coords, streams, strict=True)
+            made += (Task(op, coord, fetches=fetches) for coord, fetches in pairs)
+        return tuple(made)
 
     def semaphore(self, rank: int, name: str, step: int) -> int:
         """The counter called `name` on `rank`; its step is what this rank waits for."""
@@ -262,8 +272,7 @@ class _PhaseRun:
             found.append(region(op.id, boxes, tensor, self.s.buffers[tensor.buffer]))
         for number in op.after:  # as if read whole, so that the op comes after what writes them
             tensor = self.s.tensors[number]
-            itemsize = 8 if tensor.packet else by_name(tensor.dtype).itemsize
-            boxes = self.s.templates.whole(tensor.shape, tensor.extents, itemsize, len(coords))
+            boxes = self.s.templates.whole(tensor.items, tensor.itemsize, len(coords))
             found.append(region(op.id, boxes, tensor, self.s.buffers[tensor.buffer], True))
         return found
 

@@ -17,7 +17,17 @@ from msgspec import Meta
 
 from ark.errors import PlanError
 from ark.machine import Machine
-from ark.plan.types import Fetch, Phase, Plan, PlanBuffer, PlanCounter, PlanOp, PlanTensor, Task
+from ark.plan.types import (
+    MAX_OPERANDS,
+    Fetch,
+    Phase,
+    Plan,
+    PlanBuffer,
+    PlanCounter,
+    PlanOp,
+    PlanTensor,
+    Task,
+)
 
 FORMAT = 1
 
@@ -27,9 +37,9 @@ Rank = Annotated[int, Meta(ge=0, le=1 << 12)]
 Bytes = Annotated[int, Meta(ge=0, le=1 << 44)]
 Offset = Annotated[int, Meta(ge=-1, le=1 << 44)]
 Flag = Annotated[int, Meta(ge=0, le=1)]
-Sizes = Annotated[tuple[Annotated[int, Meta(ge=1, le=(1 << 31) - 1)], ...], Meta(max_length=4)]
-Offsets = Annotated[tuple[Index, ...], Meta(max_length=4)]
-Operands = Annotated[tuple[Index, ...], Meta(max_length=12)]
+Sizes = Annotated[tuple[Annotated[int, Meta(ge=1, le=(1 << 31) - 1)], ...], Meta(max_length=8)]
+Offsets = Annotated[tuple[Index, ...], Meta(max_length=8)]
+Operands = Annotated[tuple[Index, ...], Meta(max_length=MAX_OPERANDS)]
 Coordinates = Annotated[tuple[Index, ...], Meta(max_length=6)]
 Arena = Literal["activation", "parameter", "state", "external", "symmetric", "host", "packet"]
 
@@ -53,7 +63,21 @@ class BufferRow(_Row, frozen=True):
 
 class TensorRow(_Row, frozen=True):
     name: Name
-    dtype: Literal["fp32", "fp16", "bf16", "int32", "uint32", "int8", "uint8", "byte"]
+    dtype: Literal[
+        "fp32",
+        "fp16",
+        "bf16",
+        "int64",
+        "int32",
+        "uint32",
+        "int8",
+        "uint8",
+        "byte",
+        "bool",
+        "int4",
+        "uint4",
+        "fp4",
+    ]
     shape: Sizes
     extents: Sizes
     offsets: Offsets

@@ -22,6 +22,8 @@ ARENAS = ("activation", "parameter", "state", "external", "symmetric", "host", "
 # Arenas whose buffers hold meaningful bytes before an iteration begins.
 INITIAL = ("parameter", "state", "external", "host")
 
+MAX_OPERANDS = 64  # of an op
+
 ITERATION_BARRIER = (
     0  # the id of the counter that of the iteration barrier, which opens the next iteration
 )
@@ -45,6 +47,20 @@ class PlanBuffer:
 
 
 @dataclass(frozen=True)
+class Items:
+    """A box in a row-major array, counted in whole bytes or more: what memory is made of."""
+
+    shape: tuple[int, ...]
+    extents: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+    @property
+    def start(self) -> int:
+        """Items from the array's start to the box's first."""
+        return sum(o * s for o, s in zip(self.offsets, row_major(self.extents), strict=True))
+
+
+@dataclass(frozen=True)
 class PlanTensor:
     """A view of a buffer: element [i, ...] is at offsets + i in a row-major array of `extents`.
 
@@ -62,8 +78,20 @@ class PlanTensor:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element."""
+        """Bytes of an item: an element, or the byte that elements of 4 bits share."""
         return 8 if self.packet else by_name(self.dtype).itemsize
+
+    @property
+    def items(self) -> Items:
+        """The tensor as a box of items."""
+        each = 1 if self.packet else by_name(self.dtype).per_item
+        if each == 1:
+            return Items(self.shape, self.extents, self.offsets)
+        return Items(
+            (*self.shape[:-1], -(-self.shape[-1] // each)),
+            (*self.extents[:-1], self.extents[-1] // each),
+            (*self.offsets[:-1], self.offsets[-1] // each),
+        )
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -74,6 +102,11 @@ class PlanTensor:
     def start(self) -> int:
         """Elements from the buffer's start to element [0, ...]."""
         return sum(o * s for o, s in zip(self.offsets, self.strides, strict=True))
+
+    @property
+    def first_byte(self) -> int:
+        """Bytes from the buffer's start to element [0, ...]."""
+        return self.items.start * self.itemsize
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,6 @@ from ark.runtime import cache
 from ark.runtime import rendezvous as rdv
 from ark.runtime.rank_info import SECRET, RankInfo, rank_from_environment
 
-FailureCallback = Callable[[str], None]
-
 LISTEN = "ARK_LISTEN_ADDR"
 _PROBE_S = 2.0  # how long whoever holds a port may take to show that it is rank 0
 
@@ -43,7 +41,6 @@ class Bootstrap:
         self.timeout_s = timeout_s
         self._changed = threading.Condition()
         self._failure: str | None = None
-        self._callbacks: list[FailureCallback] = []
         self._results: list[bytes] = []
         self._welcome = world_size == 1
         self._closed = False
@@ -151,14 +148,6 @@ class Bootstrap:
     def failure(self) -> str | None:
         """Why the job has failed, or None while all is well."""
         return self._failure
-
-    def on_failure(self, callback: FailureCallback) -> None:
-        """Calls back once, from another thread, when the job fails; at once if it has failed."""
-        with self._changed:
-            if self._failure is None:
-                self._callbacks.append(callback)
-                return
-        callback(self._failure)
 
     def abort(self, message: str) -> None:
         """Tells every other rank that this one has failed; idempotent, never raises."""
@@ -320,10 +309,7 @@ class Bootstrap:
             if self._failure is not None:
                 return
             self._failure = message
-            callbacks, self._callbacks = self._callbacks, []
             self._changed.notify_all()
-        for callback in callbacks:
-            callback(message)
 
     def _raise_if_failed(self) -> None:
         if self._failure is not None:

@@ -20,6 +20,7 @@ from ark.codegen import layout
 from ark.codegen.dialect import BoxMap
 from ark.errors import BaseError, InvalidUsageError, SystemError
 from ark.ir.dtype import by_name
+from ark.ir.packed import from_memory, to_memory
 from ark.plan.serialize import machine_of
 from ark.plan.types import ITERATION_BARRIER, Plan, PlanTensor
 from ark.runtime import live, tables
@@ -108,6 +109,8 @@ class Executor:
         self._connect(symmetric)
         count = sum(len(m) for m in self._maps())
         self._map_memory = self._alloc(count * layout.MAP_BYTES) if count else None
+        listed = tables.listed(plan)
+        self._lists = self._alloc(8 * listed) if listed else None
         self.tables = self._build_tables()
         self._arrays = {
             name: self._upload(getattr(self.tables, name))
@@ -142,7 +145,7 @@ class Executor:
             first.append(len(images))
             for box in wanted:
                 tensor = self.plan.tensors[op.operands[box.operand]]
-                start = tensor.start * by_name(tensor.dtype).itemsize
+                start = tensor.first_byte
                 address = self.buffer_address(tensor.buffer) + start
                 assert isinstance(self.device, BoxMapper)
                 images.append(self.device.box_map(box, address))
@@ -150,13 +153,17 @@ class Executor:
         if memory is not None:
             self.device.write(memory.address, np.frombuffer(b"".join(images), np.uint8))
         base = memory.address if memory is not None else 0
-        return tables.build(
+        made = tables.build(
             self.plan,
             self.program.emitted,
             self.buffer_address,
             self._counter_address,
             lambda op, i: base + (first[op] + i) * layout.MAP_BYTES,
+            self._lists.address if self._lists is not None else 0,
         )
+        if self._lists is not None:
+            self.device.write(self._lists.address, made.lists)
+        return made
 
     def _upload(self, array: np.ndarray) -> Memory:
         memory = self._alloc(array.nbytes)
@@ -222,7 +229,7 @@ class Executor:
 
     def tensor_address(self, tensor: PlanTensor) -> int:
         """The device address of a tensor's first element."""
-        return self.buffer_address(tensor.buffer) + tensor.start * by_name(tensor.dtype).itemsize
+        return self.buffer_address(tensor.buffer) + tensor.first_byte
 
     def find(self, name: str) -> PlanTensor:
         """The plan's tensor of that name."""
@@ -234,20 +241,20 @@ class Executor:
     def write(self, name: str, values: np.ndarray) -> None:
         """Writes a dense tensor of the plan by name; values are cast to its type."""
         tensor = self.find(name)
-        array = np.ascontiguousarray(values, by_name(tensor.dtype).numpy)
+        array = np.asarray(values)
         if array.size > np.prod(tensor.shape):
             raise InvalidUsageError(
                 f"{array.size} values do not fit tensor {name!r} of shape {list(tensor.shape)}"
             )
-        self.device.write(self.tensor_address(tensor), array)
+        self.device.write(self.tensor_address(tensor), to_memory(array, by_name(tensor.dtype)))
 
     def read(self, name: str) -> np.ndarray:
         """Reads a dense tensor of the plan by name."""
         tensor = self.find(name)
         kind = by_name(tensor.dtype)
-        count = int(np.prod(tensor.shape))
-        data = self.device.read(self.tensor_address(tensor), count * kind.itemsize)
-        return data.view(kind.numpy).reshape(tensor.shape)
+        nbytes = int(np.prod(tensor.items.shape)) * tensor.itemsize
+        data = self.device.read(self.tensor_address(tensor), nbytes)
+        return from_memory(data, tensor.shape, kind)
 
     def host_view(self, name: str) -> np.ndarray:
         """A live view of a tensor in host-mapped memory."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from ark._version import __version__
@@ -39,18 +40,44 @@ def load(plan: Plan, machine: Machine, backend: Backend, device: Device) -> tupl
     return program, device.load(program.binary)
 
 
+_begun: dict[str, Future[Binary]] = {}  # by name in the cache, until somebody builds that
+
+
+def begin(plan: Plan, machine: Machine, backend: Backend, arch: str) -> None:
+    """Starts compiling beside the caller what `build` will want; a plan's draft will do. What fails
+    here fails again there, where somebody asks for it.
+    """
+    try:
+        emitted, target, name = _emitted(plan, machine, backend, arch)
+    except BaseError:
+        return
+    if name in _begun or cache.load(cache.PROGRAMS, name) is not None:
+        return
+    worker = ThreadPoolExecutor(1, "ark-compile")
+    _begun[name] = worker.submit(backend.compiler().compile, emitted.source, target)
+    worker.shutdown(wait=False)
+
+
 def build(plan: Plan, machine: Machine, backend: Backend, arch: str) -> Program:
     """Emits and compiles; the key is the source, the compiler with its flags, and the target."""
-    emitted = write(plan, machine, backend.dialect(arch))
-    target = Target(arch, machine.threads)
-    compiler = backend.compiler()
-    name = cache.key(
-        __version__, backend.name, emitted.source.text, compiler.key(target), repr(target)
-    )
-    data = cache.load(cache.PROGRAMS, name)
+    emitted, target, name = _emitted(plan, machine, backend, arch)
+    begun = _begun.pop(name, None)
+    data = cache.load(cache.PROGRAMS, name) if begun is None else None
     if data is not None:
         suffix, _, content = data.partition(b"\0")
         return Program(emitted, Binary(content, suffix.decode()), True, name)
-    binary = compiler.compile(emitted.source, target)
+    compiler = backend.compiler()
+    binary = begun.result() if begun else compiler.compile(emitted.source, target)
     cache.store(cache.PROGRAMS, name, binary.suffix.encode() + b"\0" + binary.data)
     return Program(emitted, binary, False, name)
+
+
+def _emitted(
+    plan: Plan, machine: Machine, backend: Backend, arch: str
+) -> tuple[Emitted, Target, str]:
+    """The source, what it is for, and its name in the cache."""
+    emitted = write(plan, machine, backend.dialect(arch))
+    target = Target(arch, machine.threads)
+    flags = backend.compiler().key(target)
+    key = (__version__, backend.name, emitted.source.text, flags, repr(target))
+    return emitted, target, cache.key(*key)

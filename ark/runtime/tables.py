@@ -14,7 +14,6 @@ import numpy as np
 from ark.codegen import layout
 from ark.codegen.writer import Emitted
 from ark.errors import PlanError
-from ark.plan.kind import signature
 from ark.plan.types import ITERATION_BARRIER, Plan, Task
 
 
@@ -26,6 +25,7 @@ class Tables:
     counter_ops: np.ndarray
     fetches: np.ndarray
     ranges: np.ndarray
+    lists: np.ndarray  # addresses of operands that records have no room for
     listing: tuple[tuple[int, int, Task], ...]  # (phase, processor, task) by task index
 
 
@@ -35,13 +35,15 @@ def build(
     buffer_address: Callable[[int], int],
     counter_address: Callable[[int], int],
     map_address: Callable[[int, int], int] | None = None,
+    list_address: int = 0,
 ) -> Tables:
     """buffer_address and counter_address give device addresses by id in the plan, map_address that
-    of an op's box map by the op's id and the map's place.
+    of an op's box map by the op's id and the map's place. list_address: where `lists` will lie.
     """
     operands, limits = _operands(plan, buffer_address)
     counters = [counter_address(c.id) for c in plan.counters]
     maps = _map_addresses(plan, emitted, map_address)
+    rows, lists = _rows(operands, maps, list_address)
     listing: list[tuple[int, int, Task]] = []
     records: list[tuple[object, ...]] = []
     counter_ops: list[tuple[int, int, int, int, int]] = []
@@ -77,7 +79,6 @@ def build(
                 for counter in task.signals:
                     counter_ops.append(_counter_op(plan, counters, counter, 1))
                 coord = (*task.coord, *([0] * (layout.MAX_COORDS - len(task.coord))))
-                row = [*operands[task.op], *maps[task.op]]
                 records.append(
                     (
                         emitted.opcode[task.op],
@@ -91,7 +92,7 @@ def build(
                         coord,
                         len(records),
                         0,
-                        (*row, *([0] * (layout.MAX_OPERANDS - len(row)))),
+                        rows[task.op],
                     )
                 )
                 listing.append((number, processor, task))
@@ -105,6 +106,7 @@ def build(
         counter_ops=np.array(counter_ops or [(0, 0, 0, 0, 0)], layout.dtype("ArkCounterOp")),
         fetches=fetches,
         ranges=np.array(ranges, layout.dtype("ArkRange")),
+        lists=lists,
         listing=tuple(listing),
     )
 
@@ -116,13 +118,36 @@ def _map_addresses(
     found: list[list[int]] = []
     for op in plan.ops:
         count = len(emitted.maps[emitted.opcode[op.id]]) if emitted.maps and map_address else 0
-        if len(op.operands) + count > layout.MAX_OPERANDS:
+        if count and len(op.operands) + count > layout.RECORD_OPERANDS:
             raise PlanError(
                 f"op {op.name!r} has {len(op.operands)} operands and {count} maps; a task record "
-                f"holds {layout.MAX_OPERANDS}"
+                f"holds {layout.RECORD_OPERANDS}"
             )
         found.append([map_address(op.id, i) for i in range(count)] if map_address else [])
     return found
+
+
+def listed(plan: Plan) -> int:
+    """How many addresses `lists` holds."""
+    room = layout.RECORD_OPERANDS
+    return sum(len(op.operands) - room + 1 for op in plan.ops if len(op.operands) > room)
+
+
+def _rows(
+    operands: list[list[int]], maps: list[list[int]], list_address: int
+) -> tuple[list[tuple[int, ...]], np.ndarray]:
+    """By op what its tasks' records hold of operands and maps; and the lists of what is left."""
+    rows: list[tuple[int, ...]] = []
+    lists: list[int] = []
+    room = layout.RECORD_OPERANDS
+    for own, mapped in zip(operands, maps, strict=True):
+        row = [*own, *mapped]
+        if len(row) > room:
+            place = list_address + 8 * len(lists)
+            lists += row[room - 1 :]
+            row = [*row[: room - 1], place]
+        rows.append((*row, *([0] * (room - len(row)))))
+    return rows, np.array(lists, np.uint64)
 
 
 def _counter_op(
@@ -142,16 +167,10 @@ def _operands(
     addresses: list[list[int]] = []
     limits: list[list[int]] = []
     for op in plan.ops:
-        if len(op.operands) > layout.MAX_OPERANDS:
-            raise PlanError(
-                f"op {op.name!r} has {len(op.operands)} operands; a task record holds "
-                f"{layout.MAX_OPERANDS}"
-            )
-        sig = signature(plan, op)
         row, room = [], []
-        for tensor_id, operand in zip(op.operands, sig.operands, strict=True):
+        for tensor_id in op.operands:
             tensor = plan.tensors[tensor_id]
-            start = tensor.start * operand.itemsize
+            start = tensor.first_byte
             row.append(buffer_address(tensor.buffer) + start)
             room.append(plan.buffers[tensor.buffer].nbytes - start)
         addresses.append(row)

@@ -134,22 +134,28 @@ ARK_DEVICE void ark_attention(ArkCtx& c, const ArkTask& t, float scale, Q query,
   }
 }
 
+#if !defined(ARK_HAS_LOAD_BLOCK)
+// N elements to shared memory, element i from at(i), for all threads of the block.
+template <int N, class At>
+ARK_DEVICE void ark_load_block(ArkCtx& c, const At& at, float* to, bool system) {
+  for (int i = ark_tid(); i < N; i += ARK_THREADS) to[i] = ark_load(c, at(i), 0, system);
+}
+#endif
+
 // coord: row, head. Joins the splits' partial results.
 template <int D, int SPLITS, class P, class O>
 ARK_DEVICE void ark_attention_merge(ArkCtx& c, const ArkTask& t, P partial, O output) {
   const int row = t.coord[0], head = t.coord[1];
   float* part = reinterpret_cast<float*>(ARK_SCRATCH(c));
-  for (int i = ark_tid(); i < SPLITS * (D + 2); i += ARK_THREADS) {
-    part[i] = ark_load(c, partial, row, head, i / (D + 2), i % (D + 2));
-  }
+  const auto at = [&](int i) { return ark_address(partial, row, head, i / (D + 2), i % (D + 2)); };
+  ark_load_block<SPLITS*(D + 2)>(c, at, part, P::system);
   ark_sync();
-  float m = -1e30f;
-  for (int s = 0; s < SPLITS; ++s) {
-    const float top = part[s * (D + 2) + D];
-    m = top > m ? top : m;
-  }
   for (int d = ark_tid(); d < D; d += ARK_THREADS) {
-    float sum = 0.0f, weight = 0.0f;
+    float m = -1e30f, sum = 0.0f, weight = 0.0f;
+    for (int s = 0; s < SPLITS; ++s) {
+      const float top = part[s * (D + 2) + D];
+      m = top > m ? top : m;
+    }
     for (int s = 0; s < SPLITS; ++s) {
       const float keep = ark_exp(part[s * (D + 2) + D] - m);
       sum += keep * part[s * (D + 2) + d];

@@ -25,7 +25,8 @@ from ark.plan.params import (
     typed,
 )
 from ark.tasks import text
-from ark.tasks.tokens import SAMPLING
+
+HEADERS = (text.header("sampling.h"), text.header("experts.h"))
 
 
 class TopKParams(Params, frozen=True):
@@ -59,38 +60,13 @@ class TopK(TaskKind):
     def scratch(self, sig: Signature, machine: Machine) -> int:
         return 8 * machine.warps
 
+    def headers(self) -> tuple[str, ...]:
+        return HEADERS
+
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        """Each round takes the best of what comes behind the one before."""
-        n = sig.operands[0].shape[1]
-        source = text.offset(sig, 0, ["0", "0", "t.coord[0]", "i"])
-        value = text.offset(sig, 1, ["0", "0", "t.coord[0]", "j"])
-        index = text.offset(sig, 2, ["0", "0", "t.coord[0]", "j"])
-        body = (
-            text.operand(sig, 0, "px")
-            + text.operand(sig, 1, "pv", const=False)
-            + text.operand(sig, 2, "pi", const=False)
-            + f"""  float last = ark_inf();
-  ark_u32 before = 0u;
-  for (int j = 0; j < {sig.params["k"]}; ++j) {{
-    float best = -ark_inf();
-    ark_u32 at = 0xffffffffu;
-    for (int i = ark_tid(); i < {n}; i += ARK_THREADS) {{
-      const float v = ark_get(px, {source});
-      const ark_u32 place = static_cast<ark_u32>(i);
-      if (j > 0 && (v > last || (v == last && place <= before))) continue;
-      if (v > best || (v == best && place < at)) {{ best = v; at = place; }}
-    }}
-    ark_best(best, at, reinterpret_cast<float*>(ARK_SCRATCH(c)));
-    if (ark_tid() == 0) {{
-      ark_put(pv, {value}, best);
-      pi[{index}] = static_cast<ark_i32>(at);
-    }}
-    last = best;
-    before = at;
-  }}
-"""
-        )
-        return SAMPLING + text.function(name, body)
+        constants = (sig.operands[0].shape[1], sig.params["k"])
+        operands = [text.given(sig, i, const=i == 0) for i in range(3)]
+        return text.call(name, "ark_topk", constants, operands)
 
 
 class ExpertLinear(TaskKind):
@@ -132,33 +108,13 @@ class ExpertLinear(TaskKind):
         many = float((coord[3] - coord[2]) * sig.operands[1].shape[2])
         return 2.0 * many, many * sig.operands[1].itemsize
 
+    def headers(self) -> tuple[str, ...]:
+        return HEADERS
+
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        experts, n, k = sig.operands[1].shape
-        slots = len(sig.operands[0].shape) == 3
-        row = ["0", "row", "slot", "i"] if slots else ["0", "0", "row", "i"]
-        chosen = text.offset(sig, 2, ["0", "0", "row", "slot"])
-        out = text.offset(sig, 3, ["0", "row", "slot", "i"])
-        body = (
-            "".join(text.operand(sig, i, f"p{i}", const=i != 3) for i in range(4))
-            + f"""  constexpr int N = {n}, K = {k};
-  const int row = t.coord[0], slot = t.coord[1];
-  (void)slot;
-  float* x = reinterpret_cast<float*>(ARK_SCRATCH(c));
-  for (int i = ark_tid(); i < K; i += ARK_THREADS) x[i] = ark_get(p0, {text.offset(sig, 0, row)});
-  int expert = p2[{chosen}];
-  if (expert < 0 || expert >= {experts}) {{
-    if (ark_tid() == 0) ark_fail(c, 5u, 0u, {experts}u, static_cast<ark_u32>(expert));
-    expert = 0;
-  }}
-  const auto* w = p1 + static_cast<ark_i64>(expert) * N * K;
-  ark_sync();
-  for (int i = t.coord[2] + ark_warp(); i < t.coord[3]; i += ARK_WARPS) {{
-    const float v = ark_warp_sum(ark_row_dot(w + static_cast<ark_i64>(i) * K, x, K));
-    if (ark_lane() == 0) ark_put(p3, {out}, v);
-  }}
-"""
-        )
-        return text.function(name, body)
+        constants = (*sig.operands[1].shape, len(sig.operands[0].shape) == 3)
+        operands = [text.given(sig, i, const=i != 3) for i in range(4)]
+        return text.call(name, "ark_expert_linear", constants, operands)
 
 
 register(TopK())

@@ -1,10 +1,14 @@
 """Expression trees: what a chain of elementwise ops computes for one element.
 
 A tree is nested lists, as JSON has them: `["input", i]` is operand i's element, `["number", x]` a
-constant, `["cast", dtype, tree]` a value rounded to a type, and `[function, tree, ...]` a function
-of ark.tasks.functions. Floating point is fp32 between the functions; where all arguments are
-integers so is the result. Trees come from the lowering or from a plan file: a name is looked up, a
-number is printed as a number, so that nothing of a file becomes code.
+constant (an integer where x is one), `["index", d]` the element's own index in dimension d of the
+result (d < 0, -1 is the last), `["cast", dtype, tree]` a value rounded to a type, and `[function,
+tree, ...]` a function of ark.tasks.functions. Trees come from the lowering or from a plan file: a
+name is looked up, a number is printed as a number, so that nothing of a file becomes code.
+
+Values are of one of four types, C's names: float for all floating point; ark_i32 for integers of
+32 bits and less, ark_i64 for int64 and uint32, bool. A function's arguments are brought to the
+widest of theirs; a result of fewer bits comes by a cast or the store.
 """
 
 from __future__ import annotations
@@ -16,14 +20,22 @@ from typing import Any
 import numpy as np
 
 from ark.errors import PlanError
+from ark.ir.dtype import FLOATS as FLOAT_TYPES
+from ark.ir.dtype import INTEGERS as INTEGER_TYPES
 from ark.ir.dtype import by_name
 from ark.tasks.functions import FUNCTIONS
 
 Tree = Sequence[Any]
 
-INTEGERS = ("int32", "uint32", "int8", "uint8", "byte")
+INTEGERS = tuple(t.name for t in INTEGER_TYPES)
+FLOATS = tuple(t.name for t in FLOAT_TYPES)
 MAX_NODES = 64
-_CASTS = ("fp32", "fp16", "bf16", *INTEGERS)
+MAX_DIMS = 8
+_CASTS = (*FLOATS, *INTEGERS, "bool")
+_NARROW = ("int8", "uint8", "byte", "uint32")
+_WIDE = ("int64", "uint32")
+_BY_ZERO = ("div", "rdiv", "mod", "fmod")  # of integers, where 0 gives 0
+_RANKS = ("bool", "ark_i32", "ark_i64", "float")
 
 
 def leaf(index: int) -> list[Any]:
@@ -32,8 +44,13 @@ def leaf(index: int) -> list[Any]:
 
 
 def number(value: float) -> list[Any]:
-    """A constant."""
-    return ["number", float(value)]
+    """A constant: an integer if it is an int, else floating point."""
+    return ["number", value if type(value) is int else float(value)]
+
+
+def index(dimension: int) -> list[Any]:
+    """The element's own index; dimension -1 is the last."""
+    return ["index", dimension]
 
 
 def size(tree: Tree) -> int:
@@ -41,20 +58,50 @@ def size(tree: Tree) -> int:
     return 1 + sum(size(part) for part in _children(tree))
 
 
+def places(tree: Tree) -> bool:
+    """Does a checked tree use the element's own index?"""
+    return tree[0] == "index" or any(places(part) for part in _children(tree))
+
+
 def _children(tree: Tree) -> Sequence[Tree]:
-    if tree[0] in ("input", "number"):
+    if tree[0] in ("input", "number", "index"):
         return ()
     return tree[2:] if tree[0] == "cast" else tree[1:]
 
 
-def check(tree: Any, dtypes: Sequence[str]) -> None:
-    """Refuses what is no expression over operands of these types; PlanError says which part."""
+def narrowed(tree: Tree, dtype: str) -> Tree:
+    """The tree with its value as an element of `dtype` keeps it, where that has fewer bits."""
+    return ["cast", dtype, tree] if dtype in _NARROW else tree
+
+
+def value_type(dtype: str) -> str:
+    """The type in which an element of `dtype` is computed with."""
+    if dtype == "bool":
+        return "bool"
+    if dtype in INTEGERS:
+        return "ark_i64" if dtype in _WIDE else "ark_i32"
+    return "ark_i32" if dtype in ("int4", "uint4") else "float"
+
+
+def check(tree: Any, dtypes: Sequence[str], rank: int = MAX_DIMS) -> str:
+    """Refuses what is no expression over operands of these types; PlanError says which part.
+
+    rank: dimensions of the result. Returns the type of its value.
+    """
     left = [MAX_NODES]
-    _check(tree, dtypes, left)
+    return _check(tree, dtypes, rank, left)
 
 
-def _check(tree: Any, dtypes: Sequence[str], left: list[int]) -> bool:
-    """Is the part's value an integer?"""
+def _number_type(value: float, dtypes: Sequence[str]) -> str:
+    if type(value) is int:
+        return "ark_i32" if -(1 << 31) <= value < 1 << 31 else "ark_i64"
+    # A number is an integer only where that loses nothing; beside floats it becomes one.
+    whole = float(value).is_integer() and abs(value) < 2**31
+    return "ark_i32" if whole and all(value_type(d) != "float" for d in dtypes) else "float"
+
+
+def _check(tree: Any, dtypes: Sequence[str], rank: int, left: list[int]) -> str:
+    """The type of the part's value."""
     left[0] -= 1
     if left[0] < 0:
         raise PlanError(f"an expression has more than {MAX_NODES} parts")
@@ -65,60 +112,109 @@ def _check(tree: Any, dtypes: Sequence[str], left: list[int]) -> bool:
         known = len(rest) == 1 and type(rest[0]) is int and 0 <= rest[0] < len(dtypes)
         if not known:
             raise PlanError(f"an expression reads {rest!r:.40}, but there are {len(dtypes)} inputs")
-        return dtypes[rest[0]] in INTEGERS
+        return value_type(dtypes[rest[0]])
     if head == "number":
         known = len(rest) == 1 and type(rest[0]) in (int, float)
-        if not known or (type(rest[0]) is int and abs(rest[0]) >= 1 << 64):
+        if not known or (type(rest[0]) is int and not -(1 << 63) <= rest[0] < 1 << 63):
             raise PlanError(f"an expression has {rest!r:.40} where a number is expected")
-        return all(d in INTEGERS for d in dtypes)
+        return _number_type(rest[0], dtypes)
+    if head == "index":
+        known = len(rest) == 1 and type(rest[0]) is int and -rank <= rest[0] < 0
+        if not known:
+            raise PlanError(f"an expression asks for index {rest!r:.40} of {rank} dimensions")
+        return "ark_i32"
     if head == "cast":
         if len(rest) != 2 or rest[0] not in _CASTS:
             raise PlanError(f"an expression casts to {rest!r:.40}; expected one of {_CASTS}")
-        _check(rest[1], dtypes, left)
-        return rest[0] in INTEGERS
+        _check(rest[1], dtypes, rank, left)
+        return value_type(rest[0])
     if head not in FUNCTIONS or FUNCTIONS[head].arity != len(rest):
         raise PlanError(
             f"an expression calls {head!r:.40} with {len(rest)} arguments; the functions are "
             f"{', '.join(sorted(FUNCTIONS))}"
         )
-    whole = [_check(part, dtypes, left) for part in rest]
-    if all(whole) and FUNCTIONS[head].integer is None:
-        raise PlanError(f"{head} of integers is not built; cast them to floating point")
-    return all(whole)
+    return _result(head, [_check(part, dtypes, rank, left) for part in rest])
+
+
+def _computes(name: str, types: Sequence[str]) -> str:
+    """The type that a function's arguments are brought to; for `where` those behind the first."""
+    function = FUNCTIONS[name]
+    if function.logical:
+        return "bool"
+    widest = max(types[1:] if name == "where" else types, key=_RANKS.index)
+    if widest == "bool" and name in ("where", "copy"):
+        return widest
+    return "ark_i32" if widest == "bool" else widest
+
+
+def _result(name: str, types: Sequence[str]) -> str:
+    """The type of a function's value; PlanError where its arguments do not fit."""
+    function = FUNCTIONS[name]
+    bools = types if function.logical else types[:1] if name == "where" else ()
+    if any(t != "bool" for t in bools):
+        raise PlanError(f"{name} takes bool where it has a number; compare it with something")
+    compute = _computes(name, types)
+    if compute in ("ark_i32", "ark_i64") and function.integer is None:
+        raise PlanError(f"{name} of integers is not built; cast them to floating point")
+    if compute == "float" and not function.floating:
+        raise PlanError(f"{name} is for integers; cast its arguments")
+    return "bool" if function.predicate else compute
 
 
 def substitute(tree: Tree, inputs: Sequence[Tree]) -> list[Any]:
     """The tree with `inputs[i]` in the place of operand i."""
     if tree[0] == "input":
         return list(inputs[tree[1]])
-    if tree[0] == "number":
+    if tree[0] in ("number", "index"):
         return list(tree)
     skip = 2 if tree[0] == "cast" else 1
     return [*tree[:skip], *(substitute(part, inputs) for part in tree[skip:])]
 
 
-def evaluate(tree: Tree, inputs: Sequence[np.ndarray]) -> np.ndarray:
-    """The tree in NumPy, in float64 (or integers), for tests and references."""
+def evaluate(
+    tree: Tree, inputs: Sequence[np.ndarray], shape: Sequence[int] | None = None
+) -> np.ndarray:
+    """The tree in NumPy, in float64 (or integers), for tests and references.
+
+    shape: the result's, where it is not that of the inputs together.
+    """
     if tree[0] == "input":
         return inputs[tree[1]]
     if tree[0] == "number":
         return np.asarray(tree[1])
-    values = [evaluate(part, inputs) for part in _children(tree)]
+    if tree[0] == "index":
+        full = tuple(shape or np.broadcast_shapes(*(i.shape for i in inputs)))
+        d = len(full) + tree[1]
+        return np.arange(full[d]).reshape([-1 if e == d else 1 for e in range(len(full))])
+    values = [evaluate(part, inputs, shape) for part in _children(tree)]
     if tree[0] == "cast":
         kind = by_name(tree[1]).numpy
+        if tree[1] == "bool":
+            return values[0] != 0
         if tree[1] in INTEGERS:
-            return np.trunc(values[0]).astype(np.int64).astype(kind)
+            return np.trunc(values[0]).astype(np.int64).astype(kind).astype(np.int64)
         return values[0].astype(kind).astype(np.float64)
+    if tree[0] in _BY_ZERO and all(v.dtype.kind in "iu" for v in values):
+        top, bottom = values[::-1] if tree[0] == "rdiv" else values
+        safe = np.where(bottom == 0, 1, bottom)
+        quotient = np.abs(top) // np.abs(safe) * np.sign(top) * np.sign(safe)
+        made = FUNCTIONS[tree[0]].reference(top, safe) if "mod" in tree[0] else quotient
+        return np.where(bottom == 0, 0, made)
     return FUNCTIONS[tree[0]].reference(*values)
 
 
 class Writer:
     """Writes a tree as C++ statements, one local constant for each part."""
 
-    def __init__(self, leaves: Sequence[tuple[str, str]], literal: Any) -> None:
-        """leaves: (text of the element's value, its C type) by operand."""
+    def __init__(
+        self, leaves: Sequence[tuple[str, str]], literal: Any, indices: Sequence[str] = ()
+    ) -> None:
+        """leaves: (text of the element's value, its C type) by operand. indices: texts of the
+        element's own index by dimension.
+        """
         self._leaves = leaves
         self._literal = literal
+        self._indices = indices
         self.statements: list[str] = []
 
     def write(self, tree: Tree) -> tuple[str, str]:
@@ -126,31 +222,41 @@ class Writer:
         if tree[0] == "input":
             return self._leaves[tree[1]]
         if tree[0] == "number":
-            return self._number(float(tree[1]))
+            return self._number(tree[1])
+        if tree[0] == "index":
+            return f"static_cast<ark_i32>({self._indices[tree[1]]})", "ark_i32"
         values = [self.write(part) for part in _children(tree)]
         if tree[0] == "cast":
             return self._cast(values[0], tree[1])
         function = FUNCTIONS[tree[0]]
-        whole = all(kind != "float" for _, kind in values) and function.integer is not None
-        compute = "ark_i32" if whole else "float"
+        types = [kind if kind in _RANKS else "ark_i32" for _, kind in values]
+        types = [_WORDS.get(kind, t) for (_, kind), t in zip(values, types, strict=True)]
+        compute = _computes(tree[0], types)
+        wanted = ["bool" if tree[0] == "where" and i == 0 else compute for i in range(len(values))]
         names = {
-            letter: self._named(compute, _as(value, compute))
-            for letter, value in zip("ab", values, strict=False)
+            letter: self._named(want, _as(value, want))
+            for letter, value, want in zip("abc", values, wanted, strict=False)
         }
+        whole = compute in ("ark_i32", "ark_i64")
         text = (function.integer if whole else None) or function.expr
-        return self._let(compute, re.sub(r"\b[ab]\b", lambda m: names[m.group()], text)), compute
+        text = re.sub(r"\bINT\b", compute, text)
+        text = re.sub(r"\bUINT\b", "ark_u" + compute[-2:], text)
+        made = re.sub(r"\b[abc]\b", lambda m: names[m.group()], text)
+        result = "bool" if function.predicate else compute
+        return self._let(result, made), result
 
     def _number(self, value: float) -> tuple[str, str]:
-        """A number is an integer only where that loses nothing; beside floats it becomes one."""
-        if value.is_integer() and abs(value) < 2**31 and self._integers():
-            # The least integer has no literal of its own.
-            return f"static_cast<ark_i32>({int(value)}ll)", "ark_i32"
-        return self._literal(value), "float"
-
-    def _integers(self) -> bool:
-        return all(kind != "float" for _, kind in self._leaves)
+        kinds = ["fp32" if kind == "float" else "int32" for _, kind in self._leaves]
+        kind = _number_type(value, kinds)
+        if kind == "float":
+            return self._literal(value), kind
+        # The least integer has no literal of its own.
+        text = "(-9223372036854775807ll - 1)" if value == -(1 << 63) else f"{int(value)}ll"
+        return f"static_cast<{kind}>({text})", kind
 
     def _cast(self, value: tuple[str, str], name: str) -> tuple[str, str]:
+        if name == "bool":
+            return self._let("bool", f"{value[0]} != 0"), "bool"
         if name in INTEGERS:
             ctype = by_name(name).storage
             return self._let(ctype, f"static_cast<{ctype}>({value[0]})"), ctype
@@ -170,5 +276,12 @@ class Writer:
         return name
 
 
+_WORDS = {by_name(name).storage: value_type(name) for name in INTEGERS}
+
+
 def _as(value: tuple[str, str], ctype: str) -> str:
-    return value[0] if value[1] == ctype else f"static_cast<{ctype}>({value[0]})"
+    if value[1] == ctype:
+        return value[0]
+    if ctype == "bool":
+        return f"({value[0]} != 0)"
+    return f"static_cast<{ctype}>({value[0]})"

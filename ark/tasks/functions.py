@@ -1,8 +1,9 @@
 """The elementwise functions: expression on the device and NumPy reference, one line each.
 
-Adding an elementwise op is adding a line here. `a` and `b` are the inputs as float; the expression
-uses the device ABI's math. Read by ark.ops.elementwise (the user's functions), by
-ark.tasks.expression, which writes trees of them.
+A line here is all that the device and the lowering need of a new one; docs/architecture.md has the
+other steps. `a`, `b` and `c` are the inputs as float; the expression uses the device ABI's math.
+Read by ark.ops.elementwise, which registers an op for each line, and by ark.tasks.expression, which
+checks and writes trees of them.
 """
 
 from __future__ import annotations
@@ -19,26 +20,44 @@ SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 
 @dataclass(frozen=True)
 class Function:
-    """expr: C++ over a (and b). reference: the same in NumPy, float64 in and out.
+    """expr: C++ over a (and b, c), floats. reference: the same in NumPy, float64 in and out.
 
-    integer: the same over 32-bit integers (wrapping, division towards zero, nothing traps); none
-    where the function is for floating point only.
+    integer: the same over integers, whose type is INT and its unsigned twin UINT (ark_i32 or
+    ark_i64; wrapping, nothing traps); none where the function is for floating point only.
+    floating: false where it is for integers only. predicate: the result is a bool. logical: the
+    arguments are bools. A function whose name is `where` takes a bool first.
     """
 
     name: str
     expr: str
     reference: Callable[..., np.ndarray]
     integer: str | None = None
+    floating: bool = True
+    predicate: bool = False
+    logical: bool = False
 
     @property
     def arity(self) -> int:
         """How many inputs the expression uses."""
-        return 2 if re.search(r"\bb\b", self.expr) else 1
+        return len(set(re.findall(r"\b[abc]\b", self.expr)))
 
 
 def _wrapping(left: str, operator: str, right: str) -> str:
-    words = f"static_cast<ark_u32>({left}) {operator} static_cast<ark_u32>({right})"
-    return f"static_cast<ark_i32>({words})"
+    words = f"static_cast<UINT>({left}) {operator} static_cast<UINT>({right})"
+    return f"static_cast<INT>({words})"
+
+
+def _compare(name: str, operator: str, reference: Callable[..., np.ndarray]) -> Function:
+    expr = f"(a {operator} b)"
+    return Function(name, expr, reference, expr, predicate=True)
+
+
+def _logical(name: str, expr: str, reference: Callable[..., np.ndarray]) -> Function:
+    return Function(name, expr, reference, predicate=True, logical=True)
+
+
+def _bits(name: str, expr: str, reference: Callable[..., np.ndarray]) -> Function:
+    return Function(name, expr, reference, expr, floating=False)
 
 
 def _gelu(a: np.ndarray) -> np.ndarray:
@@ -53,13 +72,22 @@ def _logistic(value: str) -> str:
 # 1 + tanh(x) = 2 / (1 + exp(-2 x))
 _GELU = f"({2 * SQRT_2_OVER_PI!r}f * (a + 0.044715f * a * a * a))"
 
+
+def _erf(a: np.ndarray) -> np.ndarray:
+    return np.vectorize(math.erf, otypes=[np.float64])(a)
+
+
+_HALF_PI = f"{math.pi / 2:.9g}f"
+
 FUNCTIONS: dict[str, Function] = {
     f.name: f
     for f in (
         Function("copy", "a", lambda a: a, "a"),
         Function("exp", "ark_exp(a)", np.exp),
+        Function("log", "ark_log(a)", np.log),
         Function("sqrt", "ark_sqrt(a)", np.sqrt),
         Function("rsqrt", "ark_rsqrt(a)", lambda a: 1.0 / np.sqrt(a)),
+        Function("reciprocal", "(1.0f / a)", lambda a: 1.0 / a),
         Function("relu", "(a > 0.0f ? a : 0.0f)", lambda a: np.maximum(a, 0.0)),
         Function("gelu", f"(a * {_logistic(_GELU)})", _gelu),
         Function("sigmoid", _logistic("a"), lambda a: 1 / (1 + np.exp(-a))),
@@ -71,5 +99,60 @@ FUNCTIONS: dict[str, Function] = {
         Function("mul", "(a * b)", np.multiply, _wrapping("a", "*", "b")),
         Function("div", "(a / b)", np.divide, "ark_int_div(a, b)"),
         Function("rdiv", "(b / a)", lambda a, b: b / a, "ark_int_div(b, a)"),
+        Function("pow", "ark_pow(a, b)", np.power, "ark_int_pow(a, b)"),
+        Function("mod", "ark_mod(a, b)", np.mod, "ark_int_mod(a, b)"),
+        Function("fmod", "ark_fmod(a, b)", np.fmod, "ark_int_fmod(a, b)"),
+        # A value that is no number is the result, as in NumPy.
+        Function("maximum", "(a > b || a != a ? a : b)", np.maximum, "(a > b ? a : b)"),
+        Function("minimum", "(a < b || a != a ? a : b)", np.minimum, "(a < b ? a : b)"),
+        Function("neg", "(-a)", np.negative, _wrapping("0", "-", "a")),
+        Function("abs", "(a < 0.0f ? -a : a)", np.abs, f"(a < 0 ? {_wrapping('0', '-', 'a')} : a)"),
+        Function(
+            "sign",
+            "(a > 0.0f ? 1.0f : a < 0.0f ? -1.0f : a)",
+            np.sign,
+            "static_cast<INT>((a > 0) - (a < 0))",
+        ),
+        Function("floor", "ark_floor(a)", np.floor, "a"),
+        Function("ceil", "(-ark_floor(-a))", np.ceil, "a"),
+        Function("round", "ark_round(a)", np.round, "a"),
+        Function("tanh", "ark_tanh(a)", np.tanh),
+        Function("erf", "ark_erf(a)", _erf),
+        Function("sin", "ark_sin(a)", np.sin),
+        Function("cos", "ark_cos(a)", np.cos),
+        Function("tan", "(ark_sin(a) / ark_cos(a))", np.tan),
+        Function("atan", "ark_atan(a)", np.arctan),
+        Function(
+            "asin", "(2.0f * ark_atan(a / (1.0f + ark_sqrt((1.0f - a) * (1.0f + a)))))", np.arcsin
+        ),
+        Function(
+            "acos",
+            f"(a > -1.0f ? 2.0f * ark_atan(ark_sqrt((1.0f - a) / (1.0f + a))) : 2.0f * {_HALF_PI})",
+            np.arccos,
+        ),
+        Function("sinh", "ark_sinh(a)", np.sinh),
+        Function("cosh", "(0.5f * (ark_exp(a) + ark_exp(-a)))", np.cosh),
+        Function("asinh", "ark_asinh(a)", np.arcsinh),
+        Function("acosh", "ark_log(a + ark_sqrt((a - 1.0f) * (a + 1.0f)))", np.arccosh),
+        Function("atanh", "ark_atanh(a)", np.arctanh),
+        _compare("less", "<", np.less),
+        _compare("less_equal", "<=", np.less_equal),
+        _compare("greater", ">", np.greater),
+        _compare("greater_equal", ">=", np.greater_equal),
+        _compare("equal", "==", np.equal),
+        _compare("not_equal", "!=", np.not_equal),
+        Function("isnan", "(a != a)", np.isnan, predicate=True),
+        Function("isinf", "(a == ark_inf() || a == -ark_inf())", np.isinf, predicate=True),
+        _logical("logical_and", "(a && b)", np.logical_and),
+        _logical("logical_or", "(a || b)", np.logical_or),
+        _logical("logical_xor", "(a != b)", np.logical_xor),
+        _logical("logical_not", "(!a)", np.logical_not),
+        _bits("bitwise_and", "(a & b)", np.bitwise_and),
+        _bits("bitwise_or", "(a | b)", np.bitwise_or),
+        _bits("bitwise_xor", "(a ^ b)", np.bitwise_xor),
+        _bits("bitwise_not", "(~a)", np.bitwise_not),
+        _bits("shift_left", "ark_int_left(a, b)", np.left_shift),
+        _bits("shift_right", "ark_int_right(a, b)", np.right_shift),
+        Function("where", "(a ? b : c)", np.where, "(a ? b : c)"),
     )
 }

@@ -17,13 +17,15 @@ more, for readers in the same iteration]. coord: first and last+1 row of w.
 
 Between ranks (ark.lower.spread) x, and the residual, may be sums that their readers make: as many
 times m rows as there are shares, the first share's m rows before the second's. And with `store` and
-`add` the output may be given once more for each peer, behind all other operands.
+`add` the output may be given once more for each peer, behind all other operands. params of these:
+ranks, and first: the share that is rank 0's. It is added first, the next one follows, round; and
+rank 0's share alone (first is 0) has the residual in it, which the others but wait for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -50,13 +52,7 @@ from ark.tasks.rotary import (
     rotary_accesses,
     rotary_check,
 )
-from ark.tasks.tokens import (
-    SAMPLING,
-    sample_check,
-    sample_finish,
-    sample_operands,
-    sample_tile,
-)
+from ark.tasks.tokens import sample_check, sample_tile
 from ark.variant import COMMUNICATE
 
 
@@ -105,6 +101,8 @@ class LinearParams(Params, frozen=True):
     kv_heads: Heads | None = None
     head_dim: Heads | None = None
     tiles: Splits | None = None
+    ranks: Splits = 1
+    first: Annotated[int, msgspec.Meta(ge=0, le=1 << 12)] = 0
 
 
 class Linear(TaskKind):
@@ -118,6 +116,9 @@ class Linear(TaskKind):
         need(len(sig.operands) >= first + extra[0], "operands are missing")
         (rows, k), (n, inner), m = matrix(sig, 0), matrix(sig, 1), matrix(sig, 2)[0]
         need(rows % m == 0, f"{rows} rows are no shares of {m}")
+        ranks, share = p.get("ranks", 1), p.get("first", 0)
+        need(share < ranks, f"share {share} of {ranks} is added first")
+        need(ranks == 1 or rows // m in (1, ranks), f"{rows} rows are no shares of {ranks} ranks")
         if p["epilogue"] not in SPREAD:
             count(sig, *(first + n for n in extra))
         for peer in outputs(sig)[1:]:
@@ -141,6 +142,8 @@ class Linear(TaskKind):
         if p["epilogue"] == "add":
             added = matrix(sig, first)[0]
             need(added % m == 0, f"{added} rows are no shares of {m}")
+            fits = ranks == 1 or added // m in (1, ranks)
+            need(fits, f"{added} rows are no shares of {ranks} ranks")
             shaped(sig, first, (added, n))
         if p["epilogue"] == "sample":
             sample_check(sig, first, m, -(-n // p["rows"]))
@@ -151,6 +154,11 @@ class Linear(TaskKind):
     def in_place(self, sig: Signature) -> frozenset[int]:
         added = sig.params["epilogue"] == "add"
         return frozenset({first_extra(sig)} if added else ())
+
+    def on_rank(self, params: Mapping[str, Any], by: int) -> Mapping[str, Any]:
+        ranks = params.get("ranks", 1)
+        first = (params.get("first", 0) - by) % ranks
+        return {**params, "first": first} if ranks > 1 else params
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         n0, n1 = coord[:2]
@@ -215,39 +223,39 @@ class Linear(TaskKind):
         m, k = sig.operands[2].shape[0], sig.operands[0].shape[1]
         weight, rows = sig.operands[1], sig.params["rows"]
         constants = (weight.ctype, m, k, rows, weight.shape[0] % rows != 0)
-        prologue = "ArkPlain{}"
-        if sig.params["prologue"] == "rmsnorm":
-            norm = text.given(sig, 3)
-            eps = text.literal(sig.params["eps"])
-            prologue = f"ark_rms_normed({norm}, {eps})"
-        operands = (_summed(sig, 0), prologue, self._epilogue(sig))
-        if sig.params["epilogue"] != "sample":
-            return text.call(name, "ark_linear", constants, operands)
-        red = f"reinterpret_cast<float*>(ARK_SCRATCH(c)) + {m * k} + ARK_WARPS"
-        listed = ", ".join(str(n).lower() if isinstance(n, bool) else str(n) for n in constants)
-        return text.function(
-            name,
-            sample_operands(sig, first_extra(sig))
-            + f"  ark_linear<{listed}>(c, t, {', '.join(operands)});\n"
-            + sample_finish(red),
-        )
+        operands = (_summed(sig, 0), prologue(sig), epilogue(sig))
+        return text.call(name, "ark_linear", constants, operands)
 
     def headers(self) -> tuple[str, ...]:
-        return (text.header("rotary.h"), SAMPLING, text.header("linear.h"))
+        return tuple(map(text.header, ("rotary.h", "sampling.h", "fused.h", "linear.h")))
 
-    def _epilogue(self, sig: Signature) -> str:
-        """What is done to the sums, as linear.h has it."""
-        first, out = first_extra(sig), text.given(sig, 2, const=False)
-        for peer in outputs(sig)[1:]:
-            out = f"ark_both({text.given(sig, peer, const=False)}, {out})"
-        made = {
-            "store": f"ark_store_sums({out})",
-            "add": f"ark_add_sums({out}, {_summed(sig, first)})",
-            "swiglu": f"ark_swiglu_sums({out})",
-            "sample": f"ark_sample_sums({out}, temperature, seed, place, best, token)",
-        }
-        epilogue = sig.params["epilogue"]
-        return made[epilogue] if epilogue in made else f"ark_rope_sums({rope(sig, 2, first)})"
+
+def prologue(sig: Signature) -> str:
+    """What is done to the input, as fused.h has it."""
+    if sig.params["prologue"] == "none":
+        return "ArkPlain{}"
+    return f"ark_rms_normed({text.given(sig, 3)}, {text.literal(sig.params['eps'])})"
+
+
+def epilogue(sig: Signature) -> str:
+    """What is done to the sums, as fused.h has it."""
+    kind, first, out = sig.params["epilogue"], first_extra(sig), text.given(sig, 2, const=False)
+    for peer in outputs(sig)[1:]:  # what has the longer way first
+        out = f"ark_both({text.given(sig, peer, const=False)}, {out})"
+    if kind == "rope_kv":
+        return f"ark_rope_sums({rope(sig, 2, first)})"
+    if kind == "add":
+        residual = _summed(sig, first)
+        if sig.params.get("first", 0):
+            residual = f"ark_awaited({residual})"
+        return f"ark_add_sums({out}, {residual})"
+    if kind == "sample":
+        rows = sig.params["rows"]
+        constants = f"{rows}, {sig.params['tiles']}, {-(-sig.operands[1].shape[0] // rows)}"
+        given = (text.given(sig, first), text.given(sig, first + 1))
+        operands = ", ".join((out, *given, text.given(sig, first + 2, const=False)))
+        return f"ark_sample_sums<{constants}>(t, {operands})"
+    return f"ark_{kind}_sums({out})"
 
 
 def _shares(sig: Signature, index: int, lo: int, hi: int) -> list[Access]:
@@ -262,7 +270,8 @@ def _summed(sig: Signature, index: int) -> str:
     rows, given = sig.operands[2].shape[0], text.given(sig, index)
     if index >= len(sig.operands) or sig.operands[index].shape[0] == rows:
         return given
-    return f"ark_summed<{sig.operands[index].shape[0] // rows}, {rows}>({given})"
+    shares, first = sig.operands[index].shape[0] // rows, sig.params.get("first", 0)
+    return f"ark_summed<{shares}, {first}, {rows}>({given})"
 
 
 register(Linear())

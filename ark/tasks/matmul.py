@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from ark.ir.fold import fold, unfold
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import INT_MAX, Params, Places, Size, box, count, fits, need, typed
@@ -46,6 +47,7 @@ class Matmul(TaskKind):
         else:
             need(len(sig.operands) >= 3, "it has no output")
             expression.check(tree, ["fp32", *(o.dtype for o in others)])
+            need(not expression.places(tree), "its expression asks for an element's place")
             for index in range(3, len(sig.operands)):
                 broadcasts(sig, index, 2)
         a, b, out = (typed(sig, index).shape for index in range(3))
@@ -74,7 +76,7 @@ class Matmul(TaskKind):
     def places(self, sig: Signature) -> Places:
         if sig.params.get("tasks"):
             return Places((range(sig.params["tasks"]),))
-        return box(text.pad4(sig.operands[2].shape, 1), (1, 1, *sig.params["tile"]))
+        return box(fold(sig.operands[2].shape), (1, 1, *sig.params["tile"]))
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         found: dict[Access, None] = {}  # tiles of one task may share a row's or a column's part
@@ -96,7 +98,7 @@ class Matmul(TaskKind):
             Access(i, *self._batched(sig, i, coord, box), write=False)
             for i, box in ((0, a_box), (1, b_box))
         ]
-        lo, hi = coord, (coord[0] + 1, coord[1] + 1, m1, n1)
+        lo, hi = unfold(sig.operands[2].shape, coord, (coord[0] + 1, coord[1] + 1, m1, n1))
         found += [broadcast_access(sig, i, lo, hi) for i in range(3, len(sig.operands))]
         out_box = ((coord[2], coord[3]), (m1, n1))
         found.append(Access(2, *self._batched(sig, 2, coord, out_box), write=True))
@@ -109,8 +111,9 @@ class Matmul(TaskKind):
         coord: Sequence[int],
         box: tuple[tuple[int, int], tuple[int, int]],
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        shape = sig.operands[index].shape
-        batch = tuple(coord[:2])[4 - len(shape) :] if len(shape) > 2 else ()
+        shape, out = sig.operands[index].shape, sig.operands[2].shape
+        place, _ = unfold(out, (*coord[:2], 0, 0), (coord[0] + 1, coord[1] + 1, 1, 1))
+        batch = place[len(out) - len(shape) : -2]
         lo = tuple(0 if n == 1 else b for b, n in zip(batch, shape, strict=False))
         return (*lo, *box[0]), (*(b + 1 for b in lo), *box[1])
 
@@ -124,42 +127,21 @@ class Matmul(TaskKind):
         many = len(tiles(sig, coord))
         return 2.0 * rows * columns * k * many, super().cost(sig, coord)[1]
 
+    def headers(self) -> tuple[str, ...]:
+        return (text.header("matmul.h"),)
+
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        m, n, k = dims(sig)
-        rows, columns = sig.params["tile"]
-        a_at = _at(sig, 0, "m", "k", bool(sig.params["transpose_a"]))
-        b_at = _at(sig, 1, "k", "n", bool(sig.params["transpose_b"]))
-        declare = text.operand(sig, 0, "pa") + text.operand(sig, 1, "pb") + outputs(sig)
-        body = (
-            f"  const int m1 = m0 + {rows} < {m} ? m0 + {rows} : {m};\n"
-            f"  const int n1 = n0 + {columns} < {n} ? n0 + {columns} : {n};\n"
+        alone = machine.has("single_thread") and not sig.params["transpose_b"]
+        arguments = (
+            "m0",
+            "n0",
+            _place(sig, 0, "m", "k", bool(sig.params["transpose_a"])),
+            _place(sig, 1, "k", "n", bool(sig.params["transpose_b"])),
+            f"[&](int m, int n, float sum) {{\n{finish(sig, 'sum', 'm', 'n')}  }}",
         )
-        if machine.has("single_thread") and not sig.params["transpose_b"]:
-            # One thread: rows of b are consecutive, so add them up row by row.
-            body += (
-                "  float* acc = reinterpret_cast<float*>(ARK_SCRATCH(c));\n"
-                "  for (int m = m0; m < m1; ++m) {\n"
-                f"    for (int j = 0; j < {columns}; ++j) acc[j] = 0.0f;\n"
-                f"    for (int k = 0; k < {k}; ++k) {{\n"
-                f"      const float a = ark_get(pa, {a_at});\n"
-                "      for (int n = n0; n < n1; ++n) "
-                f"acc[n - n0] += a * ark_get(pb, {b_at});\n"
-                "    }\n"
-                "    for (int n = n0; n < n1; ++n) "
-                f"{{\n{finish(sig, 'acc[n - n0]', 'm', 'n')}    }}\n"
-                "  }\n"
-            )
-            return text.function(name, declare + each_tile(sig, body))
-        body += (
-            f"  for (int e = ark_tid(); e < {rows * columns}; e += ARK_THREADS) {{\n"
-            f"    const int m = m0 + e / {columns}, n = n0 + e % {columns};\n"
-            "    if (m >= m1 || n >= n1) continue;\n"
-            "    float acc = 0.0f;\n"
-            f"    for (int k = 0; k < {k}; ++k) "
-            f"acc += ark_get(pa, {a_at}) * ark_get(pb, {b_at});\n"
-            f"{finish(sig, 'acc', 'm', 'n')}  }}\n"
-        )
-        return text.function(name, declare + each_tile(sig, body))
+        callee = "ark_matmul_alone" if alone else "ark_matmul"
+        body = f"  {text.called(callee, (*sig.params['tile'], *dims(sig)), arguments)};\n"
+        return text.function(name, outputs(sig) + each_tile(sig, body))
 
 
 def outputs(sig: Signature) -> str:
@@ -170,14 +152,13 @@ def outputs(sig: Signature) -> str:
 
 def finish(sig: Signature, total: str, row: str, column: str) -> str:
     """Statements that store the product's element `total` at a row and column of matrix i0, i1."""
-    names = ["i0", "i1", row, column]
+    names = place_names(sig, row, column)
     value, lines = total, []
     if sig.params.get("expr") is not None:
         leaves = [(total, "float")]
         for i in range(3, len(sig.operands)):
             loaded = text.load(sig, i, f"p{i}", text.offset(sig, i, names))
-            integer = sig.operands[i].dtype in text.INTEGERS
-            leaves.append((loaded, sig.operands[i].ctype if integer else "float"))
+            leaves.append((loaded, text.loaded(sig, i)))
         writer = expression.Writer(leaves, text.literal)
         value, _ = writer.write(sig.params["expr"])
         lines = writer.statements
@@ -185,9 +166,14 @@ def finish(sig: Signature, total: str, row: str, column: str) -> str:
     return "".join(f"      {line}\n" for line in lines)
 
 
+def place_names(sig: Signature, row: str, column: str) -> list[str]:
+    """Texts of the output's indices at a row and column of matrix i0, i1."""
+    return text.indices(sig.operands[2].shape, ["i0", "i1", row, column])
+
+
 def grid(sig: Signature) -> tuple[int, int, int, int]:
     """How many tiles there are: of the two batch dimensions, down and across."""
-    shape = text.pad4(sig.operands[2].shape, 1)
+    shape = fold(sig.operands[2].shape)
     rows, columns = sig.params["tile"]
     return shape[0], shape[1], -(-shape[2] // rows), -(-shape[3] // columns)
 
@@ -243,9 +229,9 @@ def dims(sig: Signature) -> tuple[int, int, int]:
     return out[-2], out[-1], k
 
 
-def _at(sig: Signature, index: int, row: str, column: str, transposed: bool) -> str:
-    names = (column, row) if transposed else (row, column)
-    return text.offset(sig, index, ["i0", "i1", *names])
+def _place(sig: Signature, index: int, row: str, column: str, transposed: bool) -> str:
+    variables = place_names(sig, *((column, row) if transposed else (row, column)))
+    return text.place(sig, index, (row, column), variables)
 
 
 register(Matmul())

@@ -1,20 +1,26 @@
 """Tiles that move elements or work on neighbours: transpose, rope, kv_append, argmax.
 
-`transpose` params: perm (of 4 dimensions), tile of the output. operands: input, output. coord: the
-tile's first index. `rope` params: tile (even in the last dimension). operands: input, other
-(broadcast), output. coord: the tile's first index. `kv_append` operands: rows (m, heads * width),
-position (1,), cache (heads, context, width). coord: head. `argmax` params: rows (of dimension 2 per
-task). operands: input (..., n), output (..., 1). coord: first index of dimensions 0 to 2.
+`transpose` params: perm (of 4 dimensions, or of all where there are more), tile of the output (of
+4, more are folded: ark.ir.fold). operands: input, output. coord: the tile's first index. `rope`
+params: tile (even in the last dimension). operands: input, other (broadcast), output. coord: the
+tile's first index. `kv_append` operands: rows (m, heads * width), position (1,), cache (heads,
+context, width). coord: head. `argmax` params: rows (of dimension 2 per task). operands: input
+(..., n), output (..., 1). coord: first index of dimensions 0 to 2.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import resources
+from typing import Annotated
 
+import msgspec
+
+from ark.ir.fold import fold
+from ark.ir.values import MAX_DIMS
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register, whole
 from ark.plan.params import (
+    INDEX_NAMES,
     INT_MAX,
     Dim,
     Params,
@@ -23,6 +29,7 @@ from ark.plan.params import (
     Tile,
     box,
     count,
+    covers,
     fits,
     matrix,
     need,
@@ -30,19 +37,16 @@ from ark.plan.params import (
     typed,
 )
 from ark.tasks import text
-from ark.tasks.pointwise import COPY, broadcast_access, broadcasts, write_box
-from ark.tasks.tokens import SAMPLING
+from ark.tasks.pointwise import COPY, broadcast_access, broadcasts, tile_box, write_box
+from ark.tasks.rows import row_box, row_places
 
 NAMES = ["i0", "i1", "i2", "i3"]
-SQUARE = 64  # elements of a side of what is turned through shared memory at once
-
-
-def _header(name: str) -> str:
-    return resources.files("ark.tasks").joinpath(name).read_text()
+SQUARE = 64  # elements of a side of what is transposed through shared memory at once
+HEADERS = (text.header("sampling.h"), text.header("movement.h"))
 
 
 class TransposeParams(Params, frozen=True):
-    perm: tuple[Dim, Dim, Dim, Dim]
+    perm: Annotated[tuple[Dim, ...], msgspec.Meta(min_length=4, max_length=MAX_DIMS)]
     tile: Tile
 
 
@@ -54,9 +58,10 @@ class Transpose(TaskKind):
         super().check(sig)
         count(sig, 2)
         perm, (source, out) = sig.params["perm"], sig.operands
-        pad = 4 - len(out.shape)
+        rank = max(4, len(out.shape))
+        pad = rank - len(out.shape)
         need(
-            sorted(perm) == [0, 1, 2, 3] and list(perm[:pad]) == list(range(pad)),
+            sorted(perm) == list(range(rank)) and list(perm[:pad]) == list(range(pad)),
             f"{list(perm)} is no permutation of {len(out.shape)} dimensions",
         )
         before, after = text.pad4(source.shape, 1), text.pad4(out.shape, 1)
@@ -66,40 +71,45 @@ class Transpose(TaskKind):
             f"{list(source.shape)} does not become {list(out.shape)}",
         )
         need(source.dtype == out.dtype, f"{source.dtype} does not become {out.dtype}")
-        fits(sig.params["tile"], after)
+        need(source.per_item == 1, f"{source.dtype} has several elements in a byte")
+        covers(sig.params["tile"], out.shape)
 
     def places(self, sig: Signature) -> Places:
-        return box(text.pad4(sig.operands[1].shape, 1), sig.params["tile"])
+        return box(fold(sig.operands[1].shape), sig.params["tile"])
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
-        shape = text.pad4(sig.operands[1].shape, 1)
-        hi = [min(c + s, n) for c, s, n in zip(coord, sig.params["tile"], shape, strict=True)]
-        low, high = [0] * 4, [1] * 4
-        for d, p in enumerate(sig.params["perm"]):
-            low[p], high[p] = coord[d], hi[d]
-        rank = len(sig.operands[1].shape)
-        return [
-            Access(0, tuple(low[4 - rank :]), tuple(high[4 - rank :])),
-            Access(1, tuple(coord[4 - rank : 4]), tuple(hi[4 - rank :]), write=True),
-        ]
+        shape, perm = sig.operands[1].shape, sig.params["perm"]
+        lo, hi = tile_box(shape, coord, sig.params["tile"])
+        pad = len(perm) - len(shape)
+        low, high = [0] * len(shape), [0] * len(shape)
+        for d, p in enumerate(perm[pad:]):
+            low[p - pad], high[p - pad] = lo[d], hi[d]
+        return [Access(0, tuple(low), tuple(high)), Access(1, lo, hi, write=True)]
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         size = sig.operands[0].itemsize
         return SQUARE * (SQUARE * size + 4) if not machine.has("single_thread") else 0
 
+    def headers(self) -> tuple[str, ...]:
+        return (text.header("transpose.h"),)
+
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         perm, tile = sig.params["perm"], sig.params["tile"]
-        places = [""] * 4
+        names = text.indices(sig.operands[1].shape, NAMES)
+        places = [""] * len(perm)
         for d, p in enumerate(perm):
-            places[p] = NAMES[d]
-        if perm[3] == 3:
+            places[p] = names[d]
+        last = len(perm) - 1
+        if perm.index(last) <= last - 3 and last > 3:
+            return text.function(name, write_box(sig, COPY, tile, machine, places={0: places}))
+        if perm[-1] == last:
             return text.function(name, write_box(sig, COPY, tile, machine, places={0: places}))
         # Squares of the target's last dimension and the one that is the source's last.
-        turned = perm.index(3)
-        shape = text.pad4(sig.operands[1].shape, 1)
+        turned = perm.index(last) - (last - 3)
+        shape = fold(sig.operands[1].shape)
         size = sig.operands[1].itemsize
-        from_row = text.pad4(sig.operands[0].strides, 0)[perm[3]]
-        to_row = text.pad4(sig.operands[1].strides, 0)[turned]
+        from_row = text.pad4(sig.operands[0].strides, 0)[perm[-1]]
+        to_row = text.pad4(sig.operands[1].strides, 0)[perm.index(last)]
         body = text.operand(sig, 0, "p0") + text.operand(sig, 1, "po", const=False)
         index = ""
         sides = []
@@ -119,14 +129,14 @@ class Transpose(TaskKind):
             f"    const int rows = t.coord[3] + n3 - i3, columns = t.coord[{turned}] + n{turned} - "
             f"i{turned};\n"
             f"    return ArkSquare<{ctype}>{{p0 + {text.offset(sig, 0, places)}, "
-            f"po + {text.offset(sig, 1, NAMES)}, rows < {SQUARE} ? rows : {SQUARE},\n"
+            f"po + {text.offset(sig, 1, names)}, rows < {SQUARE} ? rows : {SQUARE},\n"
             f"        columns < {SQUARE} ? columns : {SQUARE}}};\n  }};\n"
             f"  const int squares = {' * '.join(sides)};\n"
         )
         arguments = f"squares, {from_row}, {to_row}"
         if machine.has("single_thread"):
             body += f"  ark_transpose_alone<{SQUARE}, {ctype}>({arguments}, place);\n"
-            return _header("transpose.h") + text.function(name, body)
+            return text.function(name, body)
 
         def call(pack: int) -> str:
             packs = -(-SQUARE * SQUARE // (pack * machine.lanes * machine.warps))
@@ -142,12 +152,12 @@ class Transpose(TaskKind):
         while pack > 1 and any(n % pack for n in (*lengths, *strides)):
             pack //= 2
         if pack == 1:
-            return _header("transpose.h") + text.function(name, body + call(1))
+            return text.function(name, body + call(1))
         body += (
             f"  if (ark_aligned(t.operand[0] | t.operand[1])) {{\n{call(pack)}  }} else {{\n"
             f"{call(1)}  }}\n"
         )
-        return _header("transpose.h") + text.function(name, body)
+        return text.function(name, body)
 
 
 class RopeParams(Params, frozen=True):
@@ -167,52 +177,29 @@ class Rope(TaskKind):
         widths = {o.shape[-1] for o in sig.operands}
         tile = sig.params["tile"]
         need(len(widths) == 1 and max(widths) % 2 == 0 == tile[3] % 2, "pairs are torn apart")
-        fits(tile, text.pad4(sig.operands[2].shape, 1))
+        covers(tile, sig.operands[2].shape)
 
     def places(self, sig: Signature) -> Places:
-        return box(text.pad4(sig.operands[2].shape, 1), sig.params["tile"])
+        return box(fold(sig.operands[2].shape), sig.params["tile"])
 
     def in_place(self, sig: Signature) -> frozenset[int]:
         return frozenset({0, 1})
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
-        shape = text.pad4(sig.operands[2].shape, 1)
-        tile = sig.params["tile"]
-        hi = [min(c + s, n) for c, s, n in zip(coord, tile, shape, strict=True)]
-        return [broadcast_access(sig, i, coord, hi, i == 2) for i in range(3)]
+        lo, hi = tile_box(sig.operands[2].shape, coord, sig.params["tile"])
+        return [broadcast_access(sig, i, lo, hi, i == 2) for i in range(3)]
+
+    def headers(self) -> tuple[str, ...]:
+        return HEADERS
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        """One pair per index of a box whose last dimension counts pairs."""
-        shape = text.pad4(sig.operands[2].shape, 1)
-        tile = sig.params["tile"]
-        body = "".join(text.operand(sig, i, f"p{i}", const=i != 2) for i in range(3))
-        first, second = [*NAMES[:3], "j"], [*NAMES[:3], "(j + 1)"]
-        values = ""
-        for letter, index in zip("ab", range(2), strict=True):
-            for part, names in (("r", first), ("i", second)):
-                at = text.offset(sig, index, names)
-                values += f"    const float {letter}{part} = ark_get(p{index}, {at});\n"
-        inner = (
-            values + f"    ark_put(p2, {text.offset(sig, 2, first)}, ar * br - ai * bi);\n"
-            f"    ark_put(p2, {text.offset(sig, 2, second)}, ar * bi + ai * br);\n"
-        )
-        counts = ", ".join(
-            f"n{d} = (t.coord[{d}] + {tile[d]} < {shape[d]} ? "
-            f"{tile[d]} : {shape[d]} - t.coord[{d}])"
-            for d in range(4)
-        )
-        body += (
-            f"  const int {counts};\n"
-            "  const int pairs = n0 * n1 * n2 * (n3 / 2);\n"
-            "  for (int e = ark_tid(); e < pairs; e += ARK_THREADS) {\n"
-            "    int r = e;\n"
-            "    const int j = t.coord[3] + r % (n3 / 2) * 2; r /= n3 / 2;\n"
-            "    const int i2 = t.coord[2] + r % n2; r /= n2;\n"
-            "    const int i1 = t.coord[1] + r % n1; r /= n1;\n"
-            "    const int i0 = t.coord[0] + r;\n"
-            "    (void)i0; (void)i1; (void)i2;\n" + inner + "  }\n"
-        )
-        return text.function(name, body)
+        out = sig.operands[2].shape
+        parameters = (*NAMES[:3], "j")
+        variables = text.indices(out, parameters)
+        places = [text.place(sig, i, parameters, variables, const=i != 2) for i in range(3)]
+        steps = (o.strides[-1] for o in sig.operands)
+        constants = (*sig.params["tile"], *fold(out), *steps)
+        return text.call(name, "ark_multiply_pairs", constants, places)
 
 
 class KvAppend(TaskKind):
@@ -245,21 +232,14 @@ class KvAppend(TaskKind):
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
         return 0.0, 2.0 * sig.operands[0].shape[0] * sig.operands[2].shape[2] * 4
 
+    def headers(self) -> tuple[str, ...]:
+        return HEADERS
+
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        rows = sig.operands[0].shape[0]
         _, context, width = sig.operands[2].shape
-        source = text.offset(sig, 0, ["0", "0", "r", f"t.coord[0] * {width} + d"])
-        target = text.offset(sig, 2, ["0", "t.coord[0]", "(p1[0] + r)", "d"])
-        body = (
-            text.operand(sig, 0, "p0")
-            + text.operand(sig, 1, "p1")
-            + text.operand(sig, 2, "p2", const=False)
-            + f"  for (int e = ark_tid(); e < {rows * width}; e += ARK_THREADS) {{\n"
-            f"    const int r = e / {width}, d = e % {width};\n"
-            f"    if (p1[0] + r < 0 || p1[0] + r >= {context}) continue;\n"
-            f"    ark_put(p2, {target}, ark_get(p0, {source}));\n  }}\n"
-        )
-        return text.function(name, body)
+        constants = (sig.operands[0].shape[0], width, context)
+        operands = [text.given(sig, i, const=i != 2) for i in range(3)]
+        return text.call(name, "ark_kv_append", constants, operands)
 
 
 class ArgMaxParams(Params, frozen=True):
@@ -274,48 +254,34 @@ class ArgMax(TaskKind):
         super().check(sig)
         count(sig, 2)
         shape = typed(sig, 0).shape
-        shaped(sig, 1, (*shape[:-1], 1), "int32")
-        fits((sig.params["rows"],), text.pad4(shape, 1)[2:3])
+        shaped(sig, 1, (*shape[:-1], 1), *INDEX_NAMES)
+        fits((sig.params["rows"],), fold(shape)[2:3])
 
     def places(self, sig: Signature) -> Places:
-        shape = text.pad4(sig.operands[0].shape, 1)
-        return box((*shape[:3], 1), (1, 1, sig.params["rows"], 1))
+        return row_places(sig.operands[0].shape, sig.params["rows"])
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
-        shape = text.pad4(sig.operands[0].shape, 1)
-        lo = (*coord[:3], 0)
-        last = min(coord[2] + sig.params["rows"], shape[2])
-        rank = len(sig.operands[0].shape)
-        cut = 4 - rank
-        ends = (coord[0] + 1, coord[1] + 1, last)
+        shape, rows = sig.operands[0].shape, sig.params["rows"]
         return [
-            Access(0, lo[cut:], (*ends, shape[3])[cut:]),
-            Access(1, lo[cut:], (*ends, 1)[cut:], write=True),
+            Access(0, *row_box(shape, coord, rows)),
+            Access(1, *row_box(shape, coord, rows, columns=1), write=True),
         ]
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         return 8 * machine.warps
 
+    def headers(self) -> tuple[str, ...]:
+        return HEADERS
+
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        shape = text.pad4(sig.operands[0].shape, 1)
-        names = ["t.coord[0]", "t.coord[1]", "i2", "k"]
-        source = text.offset(sig, 0, names)
-        target = text.offset(sig, 1, names)
-        rows = sig.params["rows"]
-        body = (
-            text.operand(sig, 0, "p0")
-            + text.operand(sig, 1, "po", const=False)
-            + f"  for (int i2 = t.coord[2]; i2 < t.coord[2] + {rows} && i2 < {shape[2]}; ++i2) {{\n"
-            "    float best = -ark_inf();\n    ark_u32 at = 0xffffffffu;\n"
-            f"    for (int k = ark_tid(); k < {shape[3]}; k += ARK_THREADS) {{\n"
-            f"      const float v = ark_get(p0, {source});\n"
-            "      if (v > best || at == 0xffffffffu) "
-            "{ best = v; at = static_cast<ark_u32>(k); }\n    }\n"
-            "    ark_best(best, at, reinterpret_cast<float*>(ARK_SCRATCH(c)));\n"
-            f"    if (ark_tid() == 0) po[{target}] = static_cast<ark_i32>(at);\n"
-            "    ark_sync();\n  }\n"
+        shape = sig.operands[0].shape
+        variables = text.indices(shape, ["t.coord[0]", "t.coord[1]", "row", "column"])
+        places = (
+            text.place(sig, 0, ("row", "column"), variables),
+            text.place(sig, 1, ("row",), [*variables[:-1], "0"], const=False),
         )
-        return SAMPLING + text.function(name, body)
+        constants = (sig.params["rows"], *fold(shape)[2:], sig.operands[1].ctype)
+        return text.call(name, "ark_argmax", constants, places)
 
 
 for _kind in (Transpose(), Rope(), KvAppend(), ArgMax()):

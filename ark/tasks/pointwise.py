@@ -1,11 +1,13 @@
 """Pointwise tiles: an expression over broadcast operands, element by element; casts, copies, fills.
 
 params: expr (a tree of ark.tasks.expression over the inputs), tile (4 sizes). operands: inputs...,
-output. coord: the tile's first index per dimension. With no input the output is filled with the
-expression's value. An output may be exactly an input.
+output. coord: the tile's first index per dimension; more than four dimensions are folded
+(ark.ir.fold). With no input the output is filled with the expression's value. An output may be
+exactly an input.
 
 Many threads: a thread has several packs of neighbouring elements under way, loaded by 16-byte
 accesses where layouts and addresses allow it. One thread: nested loops that compilers vectorise.
+Where elements of the output share bytes, a thread makes whole bytes.
 """
 
 from __future__ import annotations
@@ -14,15 +16,17 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ark.ir.fold import fold, unfold
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
-from ark.plan.params import Params, Places, Tile, box, fits, need
+from ark.plan.params import Params, Places, Tile, box, covers, need
 from ark.tasks import expression, text
 
 NAMES = ("i0", "i1", "i2", "i3")
 COORD = tuple(f"t.coord[{d}]" for d in range(4))
 PACK_BYTES = 16
 THREAD_BYTES = 128  # of loads that a thread has under way
+MOST_BYTES = 256  # that a pack's loads may take
 PACKS = 4
 COPY = expression.leaf(0)
 
@@ -35,10 +39,10 @@ def copy_params(tile: Sequence[int]) -> dict[str, Any]:
 def broadcast_access(
     sig: Signature, index: int, lo: Sequence[int], hi: Sequence[int], write: bool = False
 ) -> Access:
-    """The part of operand `index` that the output box lo..hi (4 dimensions) touches."""
+    """The part of operand `index` that the box lo..hi of the output's indices touches."""
     shape = sig.operands[index].shape
-    rank = len(shape)
-    tail_lo, tail_hi = tuple(lo)[4 - rank :], tuple(hi)[4 - rank :]
+    cut = len(lo) - len(shape)
+    tail_lo, tail_hi = tuple(lo)[cut:], tuple(hi)[cut:]
     return Access(
         index,
         tuple(0 if n == 1 else b for b, n in zip(tail_lo, shape, strict=True)),
@@ -57,6 +61,15 @@ def broadcasts(sig: Signature, index: int, out: int) -> None:
     )
 
 
+def tile_box(
+    shape: Sequence[int], coord: Sequence[int], tile: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """First and last+1 indices of the tile at `coord`, in the dimensions of `shape`."""
+    sizes = fold(shape)
+    hi = [min(c + s, n) for c, s, n in zip(coord, tile, sizes, strict=True)]
+    return unfold(shape, coord, hi)
+
+
 class PointwiseParams(Params, frozen=True):
     expr: list[Any]
     tile: Tile
@@ -69,23 +82,27 @@ class Pointwise(TaskKind):
     def check(self, sig: Signature) -> None:
         super().check(sig)
         out = len(sig.operands) - 1
-        expression.check(sig.params["expr"], [o.dtype for o in sig.operands[:out]])
+        shape, tile = sig.operands[out].shape, sig.params["tile"]
+        expression.check(sig.params["expr"], [o.dtype for o in sig.operands[:out]], len(shape))
         for index in range(out):
             broadcasts(sig, index, out)
-        fits(sig.params["tile"], text.pad4(sig.operands[out].shape, 1))
+        covers(tile, shape)
+        each = sig.operands[out].per_item
+        need(
+            tile[3] == shape[-1] or tile[3] % each == 0,
+            f"the tile {list(tile)} cuts a byte that {each} elements share",
+        )
 
     def places(self, sig: Signature) -> Places:
-        return box(text.pad4(sig.operands[-1].shape, 1), sig.params["tile"])
+        return box(fold(sig.operands[-1].shape), sig.params["tile"])
 
     def in_place(self, sig: Signature) -> frozenset[int]:
         return frozenset(range(len(sig.operands) - 1))
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         out = len(sig.operands) - 1
-        shape = text.pad4(sig.operands[out].shape, 1)
-        tile = sig.params["tile"]
-        hi = [min(c + s, n) for c, s, n in zip(coord, tile, shape, strict=True)]
-        return [broadcast_access(sig, i, coord, hi, i == out) for i in range(out + 1)]
+        lo, hi = tile_box(sig.operands[out].shape, coord, sig.params["tile"])
+        return [broadcast_access(sig, i, lo, hi, i == out) for i in range(out + 1)]
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         return text.function(name, write_box(sig, sig.params["expr"], sig.params["tile"], machine))
@@ -101,17 +118,19 @@ def write_box(
 ) -> str:
     """A body that computes `expr` for every index of the tile at `coord`.
 
-    places: by operand, the names of its own four indices where they are not the output's.
+    places: by operand, texts of its own indices where they are not the output's.
     """
     out = len(sig.operands) - 1
     declare = "".join(text.operand(sig, i, f"p{i}", const=i != out) for i in range(out + 1))
     writer = _Box(sig, expr, tile, coord, dict(places or {}))
+    if sig.operands[out].per_item > 1:
+        return declare + writer.shared()
     if machine.has("single_thread"):
         return declare + writer.nested()
     pack, packed = writer.pack()
     if pack == 1:
         return declare + writer.flat(1, frozenset(), machine)
-    addresses = " | ".join(f"t.operand[{i}]" for i in sorted(packed))
+    addresses = " | ".join(text.address(sig, i) for i in sorted(packed))
     return (
         f"{declare}  if (ark_aligned({addresses})) {{\n"
         f"{writer.flat(pack, packed, machine)}  }} else {{\n"
@@ -132,10 +151,12 @@ class _Box:
     ) -> None:
         self.sig, self.expr, self.tile, self.coord, self.places = sig, expr, tile, coord, places
         self.out = len(sig.operands) - 1
-        self.shape = text.pad4(sig.operands[self.out].shape, 1)
+        self.full = sig.operands[self.out].shape
+        self.shape = fold(self.full)
+        self.indices = text.indices(self.full, NAMES)
 
     def _at(self, index: int) -> str:
-        return text.offset(self.sig, index, self.places.get(index, NAMES))
+        return text.offset(self.sig, index, self.places.get(index, self.indices))
 
     def pack(self) -> tuple[int, frozenset[int]]:
         """Elements of a pack, and the operands that are moved in packs; (1, none) if it cannot be.
@@ -145,6 +166,8 @@ class _Box:
         """
         sizes = [o.itemsize for o in self.sig.operands]
         pack = min(8, PACK_BYTES // min(sizes))
+        while pack > 1 and pack * sum(sizes[:-1]) > MOST_BYTES:
+            pack //= 2
         row = self.shape[3]
         alone = math.prod(self.shape[:3]) == 1
         cut = self.tile[3] != row
@@ -154,25 +177,26 @@ class _Box:
             pack //= 2
         packed = set()
         for i, operand in enumerate(self.sig.operands):
-            if i in self.places and self.places[i][3] != NAMES[3]:
+            if i in self.places and self.places[i][-1] != NAMES[3]:
                 return 1, frozenset()
             shape, strides = text.pad4(operand.shape, 1), text.pad4(operand.strides, 0)
-            if shape[3] == 1 and row != 1:
+            if shape[-1] == 1 and row != 1:
                 continue
-            if strides[3] != 1 or any(
-                n > 1 and s % pack for n, s in zip(shape[:3], strides[:3], strict=True)
+            if strides[-1] != 1 or any(
+                n > 1 and s % pack for n, s in zip(shape[:-1], strides[:-1], strict=True)
             ):
                 return 1, frozenset()
             packed.add(i)
         return (pack, frozenset(packed)) if pack > 1 else (1, frozenset())
 
-    def _compute(self, values: Sequence[str], target: str) -> str:
-        """Statements that compute one element from the texts of its inputs and store it."""
-        leaves = []
-        for i, value in enumerate(values):
-            operand = self.sig.operands[i]
-            leaves.append((value, operand.ctype if operand.dtype in text.INTEGERS else "float"))
-        writer = expression.Writer(leaves, text.literal)
+    def _compute(self, values: Sequence[str], target: str, step: str = "") -> str:
+        """Statements that compute one element from the texts of its inputs and store it.
+
+        step: what is added to the last index.
+        """
+        leaves = [(value, text.loaded(self.sig, i)) for i, value in enumerate(values)]
+        indices = [*self.indices[:-1], self.indices[-1] + step]
+        writer = expression.Writer(leaves, text.literal, indices)
         result, _ = writer.write(self.expr)
         pointer, where = target.split("@")
         lines = [*writer.statements, text.store(self.sig, self.out, pointer, where, result)]
@@ -221,8 +245,16 @@ class _Box:
         for i in range(self.out):
             operand = self.sig.operands[i]
             width = pack if i in packed else 1
-            held += f"    ArkPack<{operand.ctype}, {width}> v{i}[{rounds}];\n"
-            fetch += f"      if (ok) v{i}[u] = ark_load_pack<{width}>(p{i} + {self._at(i)});\n"
+            if width < operand.per_item:
+                held += f"    {text.loaded(self.sig, i)} v{i}[{rounds}];\n"
+                one = text.load(self.sig, i, f"p{i}", self._at(i))
+                fetch += f"      if (ok) v{i}[u] = {one};\n"
+                values.append(f"v{i}[u]")
+                continue
+            count = width // operand.per_item
+            at = self._at(i) if operand.per_item == 1 else f"({self._at(i)}) / {operand.per_item}"
+            held += f"    ArkPack<{operand.ctype}, {count}> v{i}[{rounds}];\n"
+            fetch += f"      if (ok) v{i}[u] = ark_load_pack<{count}>(p{i} + {at});\n"
             values.append(text.load(self.sig, i, f"v{i}[u].v", "j" if width > 1 else "0"))
         made = self.sig.operands[self.out].ctype
         body = (
@@ -235,11 +267,36 @@ class _Box:
         body += (
             f"{unroll}      ArkPack<{made}, {pack}> w;\n"
             f"#pragma unroll\n      for (int j = 0; j < {pack}; ++j) {{\n"
-            f"{self._compute(values, 'w.v@j')}      }}\n"
+            f"{self._compute(values, 'w.v@j', ' + j' if pack > 1 else '')}      }}\n"
             f"      if (ok) ark_store_pack<{pack}>(p{self.out} + {self._at(self.out)}, w);\n"
             "    }\n    }\n"
         )
         return body + (self._rest(rest) if pack > 1 and rest else "")
+
+    def shared(self) -> str:
+        """One loop of all threads over the tile's bytes, where the output's elements share them."""
+        each = self.sig.operands[self.out].per_item
+        sizes = [*self.tile[:3], -(-self.tile[3] // each)]
+        total = math.prod(sizes)
+        text_index = ""
+        for d in range(3, -1, -1):
+            scale = f" * {each}" if d == 3 else ""
+            name = "first" if d == 3 else f"i{d}"
+            text_index += (
+                f"    const int {name} = {self.coord[d]} + r % {sizes[d]}{scale}; "
+                f"r /= {sizes[d]};\n    if ({name} >= {self.shape[d]}) continue;\n"
+            )
+        values = [text.load(self.sig, i, f"p{i}", self._at(i)) for i in range(self.out)]
+        made = self.sig.operands[self.out].ctype
+        pair = self._compute(values, "&w@j")
+        start = self._at(self.out).replace(NAMES[3], "first")
+        return (
+            f"  for (int e = ark_tid(); e < {total}; e += ARK_THREADS) {{\n    int r = e;\n"
+            f"{text_index}    (void)i0; (void)i1; (void)i2;\n    {made} w{{}};\n"
+            f"    for (int j = 0; j < {each}; ++j) {{\n"
+            f"      const int i3 = first + j < {self.shape[3]} ? first + j : first;\n{pair}    }}\n"
+            f"    p{self.out}[({start}) / {each}] = w;\n  }}\n"
+        )
 
     def _rest(self, rest: int) -> str:
         """The end of a single row that is no multiple of a pack, done with its last tile."""

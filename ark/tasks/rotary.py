@@ -26,11 +26,6 @@ from ark.plan.params import INT_MAX, Heads, Params, Places, count, matrix, need,
 from ark.tasks import text
 
 
-def system(sig: Signature, index: int) -> str:
-    """The device ABI's system-scope flag of an operand."""
-    return "true" if sig.operands[index].system else "false"
-
-
 def has_fresh(sig: Signature, first: int) -> bool:
     """Are the new keys and values given once more, as the operand behind the caches?"""
     return len(sig.operands) > first + 4

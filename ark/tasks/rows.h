@@ -1,22 +1,48 @@
-#ifndef ARK_ROWS
-#define ARK_ROWS
 // Rows and reductions. All sums are trees whose form follows from the shapes alone, so that results
 // are the same bits in every run.
 
 struct ArkAddFold {
-  ARK_DEVICE float none(float) { return 0.0f; }
-  ARK_DEVICE ark_i32 none(ark_i32) { return 0; }
+  template <typename T>
+  ARK_DEVICE T none(T) {
+    return 0;
+  }
   ARK_DEVICE float join(float a, float b) { return a + b; }
   ARK_DEVICE ark_i32 join(ark_i32 a, ark_i32 b) {
     return static_cast<ark_i32>(static_cast<ark_u32>(a) + static_cast<ark_u32>(b));
+  }
+  ARK_DEVICE ark_i64 join(ark_i64 a, ark_i64 b) {
+    return static_cast<ark_i64>(static_cast<ark_u64>(a) + static_cast<ark_u64>(b));
+  }
+};
+struct ArkMulFold {
+  template <typename T>
+  ARK_DEVICE T none(T) {
+    return 1;
+  }
+  ARK_DEVICE float join(float a, float b) { return a * b; }
+  ARK_DEVICE ark_i32 join(ark_i32 a, ark_i32 b) {
+    return static_cast<ark_i32>(static_cast<ark_u32>(a) * static_cast<ark_u32>(b));
+  }
+  ARK_DEVICE ark_i64 join(ark_i64 a, ark_i64 b) {
+    return static_cast<ark_i64>(static_cast<ark_u64>(a) * static_cast<ark_u64>(b));
   }
 };
 struct ArkMaxFold {
   ARK_DEVICE float none(float) { return -ark_inf(); }
   ARK_DEVICE ark_i32 none(ark_i32) { return -2147483647 - 1; }
+  ARK_DEVICE ark_i64 none(ark_i64) { return -9223372036854775807ll - 1; }
   template <typename T>
   ARK_DEVICE T join(T a, T b) {
     return b > a ? b : a;
+  }
+};
+struct ArkMinFold {
+  ARK_DEVICE float none(float) { return ark_inf(); }
+  ARK_DEVICE ark_i32 none(ark_i32) { return 2147483647; }
+  ARK_DEVICE ark_i64 none(ark_i64) { return 9223372036854775807ll; }
+  template <typename T>
+  ARK_DEVICE T join(T a, T b) {
+    return b < a ? b : a;
   }
 };
 
@@ -24,6 +50,11 @@ ARK_DEVICE ark_i32 ark_shfl_bits(ark_i32 v, int mask) {
   return static_cast<ark_i32>(ark_shfl_xor(static_cast<ark_u32>(v), mask));
 }
 ARK_DEVICE float ark_shfl_bits(float v, int mask) { return ark_shfl_xor(v, mask); }
+ARK_DEVICE ark_i64 ark_shfl_bits(ark_i64 v, int mask) {
+  const ark_u64 bits = static_cast<ark_u64>(v);
+  const ark_u64 high = ark_shfl_xor(static_cast<ark_u32>(bits >> 32), mask);
+  return static_cast<ark_i64>(high << 32 | ark_shfl_xor(static_cast<ark_u32>(bits), mask));
+}
 
 // The warp's total in every lane.
 template <class F, typename T>
@@ -381,4 +412,3 @@ ARK_DEVICE void ark_reduce_columns_alone(const TI* in, ark_i64 stride, int colum
   }
   for (int c = 0; c < columns; ++c) finish(c, sums[c]);
 }
-#endif

@@ -3,8 +3,9 @@
 `rownorm` params: function, eps, rows (rows of dimension 2 per task). operands: input, [weight],
 output. coord: first index of dimensions 0 to 2. A row is held in registers by a warp or the block
 where it fits, in shared memory where that holds it, and is read again where not.
-`reduce` params: function, axis (of 4), count (what a mean divides by), tile (4 sizes of the output,
-1 along the axis). operands: input, output. coord: the tile's first index.
+`reduce` params: function, axis (of 4, or of all where there are more), count (what a mean divides
+by), tile (4 sizes of the output, 1 along the axis; more dimensions are folded, ark.ir.fold).
+operands: input, output. coord: the tile's first index.
 rows.h has the device side.
 """
 
@@ -12,13 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from importlib import resources
 from typing import Literal
 
+from ark.ir.fold import fold, unfold
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register, whole
 from ark.plan.params import (
     FLOAT_NAMES,
+    INTEGER_NAMES,
     Dim,
     Epsilon,
     Params,
@@ -28,22 +30,20 @@ from ark.plan.params import (
     Tile,
     box,
     count,
+    covers,
     fits,
     need,
     shaped,
     typed,
 )
-from ark.tasks import text
+from ark.tasks import expression, text
+from ark.tasks.pointwise import tile_box
 
 _ROW_OPS = {"softmax": "ArkSoftmax", "layernorm": "ArkLayerNorm", "rmsnorm": "ArkRmsNorm"}
 HELD = 32  # elements of a row that a thread keeps in registers, and bytes that wait for it there
 HELD_BYTES = 64
 BATCH = 16  # elements of several rows at once
 SIDE_BY_SIDE = 16  # sums of one thread that runs alone, for vectors
-
-
-def _header() -> str:
-    return resources.files("ark.tasks").joinpath("rows.h").read_text()
 
 
 def _packs(sig: Signature, columns: int) -> int:
@@ -54,6 +54,21 @@ def _packs(sig: Signature, columns: int) -> int:
     while pack > 1 and (columns % pack or any(s % pack for s in strides)):
         pack //= 2
     return pack
+
+
+def row_places(shape: Sequence[int], rows: int) -> Places:
+    """Coordinates of tasks of `rows` rows of a folded shape."""
+    return box((*fold(shape)[:3], 1), (1, 1, rows, 1))
+
+
+def row_box(
+    shape: Sequence[int], coord: Sequence[int], rows: int, columns: int | None = None
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The indices of such a task's rows, of all columns or the first ones."""
+    sizes = fold(shape)
+    last = min(coord[2] + rows, sizes[2])
+    hi = (coord[0] + 1, coord[1] + 1, last, sizes[3] if columns is None else columns)
+    return unfold(shape, (*coord[:3], 0), hi)
 
 
 class RowNormParams(Params, frozen=True):
@@ -74,22 +89,17 @@ class RowNorm(TaskKind):
         shaped(sig, len(sig.operands) - 1, shape)
         if weighted:
             shaped(sig, 1, shape[-1:], dense=True)
-        fits((sig.params["rows"],), text.pad4(shape, 1)[2:3])
+        fits((sig.params["rows"],), fold(shape)[2:3])
 
     def places(self, sig: Signature) -> Places:
-        shape = text.pad4(sig.operands[-1].shape, 1)
-        return box((*shape[:3], 1), (1, 1, sig.params["rows"], 1))
+        return row_places(sig.operands[-1].shape, sig.params["rows"])
 
     def in_place(self, sig: Signature) -> frozenset[int]:
         return frozenset({0})
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         out = len(sig.operands) - 1
-        shape = text.pad4(sig.operands[out].shape, 1)
-        lo = (*coord[:3], 0)
-        hi = (coord[0] + 1, coord[1] + 1, min(coord[2] + sig.params["rows"], shape[2]), shape[3])
-        rank = len(sig.operands[out].shape)
-        box = (lo[4 - rank :], hi[4 - rank :])
+        box = row_box(sig.operands[out].shape, coord, sig.params["rows"])
         found = [Access(0, *box), Access(out, *box, write=True)]
         if out == 2:
             found.append(whole(1, sig.operands[1]))
@@ -123,11 +133,14 @@ class RowNorm(TaskKind):
                 return pack, packs, max(1, min(BATCH, BATCH // (packs * pack))), team
         return None
 
+    def headers(self) -> tuple[str, ...]:
+        return (text.header("rows.h"),)
+
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         out = len(sig.operands) - 1
-        shape = text.pad4(sig.operands[out].shape, 1)
+        shape = fold(sig.operands[out].shape)
         rows, columns = sig.params["rows"], shape[3]
-        names = ["i0", "i1", "(i2 + r)", "0"]
+        names = text.indices(sig.operands[out].shape, ["i0", "i1", "(i2 + r)", "0"])
         op, eps = _ROW_OPS[sig.params["function"]], text.literal(sig.params.get("eps", 0.0))
         weight = "ArkOnes()" if out == 1 else "pw"
         body = text.operand(sig, 0, "p0") + text.operand(sig, out, "po", const=False)
@@ -151,7 +164,7 @@ class RowNorm(TaskKind):
         )
         held = self._held(sig, machine)
         if held is None:
-            return _header() + text.function(name, body + loose)
+            return text.function(name, body + loose)
         pack, packs, batch, team = held
         tight = (
             f"  ark_rows_held<{op}, {columns}, {pack}, {packs}, {batch}, {team}>"
@@ -160,16 +173,27 @@ class RowNorm(TaskKind):
         if pack > 1:
             addresses = " | ".join(f"t.operand[{i}]" for i in range(out + 1))
             tight = f"  if (ark_aligned({addresses})) {{\n{tight}  }} else {{\n{loose}  }}\n"
-        return _header() + text.function(name, body + tight)
+        return text.function(name, body + tight)
 
 
-_FOLDS = {"sum": "ArkAddFold", "mean": "ArkAddFold", "max": "ArkMaxFold"}
+_FOLDS = {
+    "sum": "ArkAddFold",
+    "mean": "ArkAddFold",
+    "max": "ArkMaxFold",
+    "min": "ArkMinFold",
+    "prod": "ArkMulFold",
+}
 COLUMNS = 64  # neighbouring results that a block reduces at once, where not the last dimension is
 DEEP_PACKS = 4  # packs that a thread adds up in a reduction while as many are under way
 
 
+def _compute(sig: Signature) -> str:
+    """The type that elements are joined in."""
+    return expression.value_type(sig.operands[0].dtype)
+
+
 class ReduceParams(Params, frozen=True):
-    function: Literal["sum", "mean", "max"]
+    function: Literal["sum", "mean", "max", "min", "prod"]
     axis: Dim
     count: Size
     tile: Tile
@@ -183,41 +207,43 @@ class Reduce(TaskKind):
         super().check(sig)
         count(sig, 2)
         mean = sig.params["function"] == "mean"
-        source = typed(sig, 0, *FLOAT_NAMES, *(() if mean else ("int32",)))
-        axis = sig.params["axis"] - 4 + len(source.shape)
-        need(axis >= 0, f"the axis {sig.params['axis']} is none of {list(source.shape)}")
+        source = typed(sig, 0, *FLOAT_NAMES, *(() if mean else INTEGER_NAMES))
+        axis = sig.params["axis"] - max(4, len(source.shape)) + len(source.shape)
+        need(
+            0 <= axis < len(source.shape),
+            f"the axis {sig.params['axis']} is none of {list(source.shape)}",
+        )
         shape = (*source.shape[:axis], 1, *source.shape[axis + 1 :])
-        shaped(sig, 1, shape, *(("int32",) if source.dtype == "int32" else FLOAT_NAMES))
-        fits(sig.params["tile"], text.pad4(shape, 1))
+        shaped(sig, 1, shape, *(INTEGER_NAMES if source.dtype in INTEGER_NAMES else FLOAT_NAMES))
+        covers(sig.params["tile"], shape)
 
     def places(self, sig: Signature) -> Places:
-        return box(text.pad4(sig.operands[1].shape, 1), sig.params["tile"])
+        return box(fold(sig.operands[1].shape), sig.params["tile"])
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
-        shape = text.pad4(sig.operands[0].shape, 1)
-        axis = sig.params["axis"]
-        tile = sig.params["tile"]
-        hi = [
-            min(b + s, 1 if d == axis else n)
-            for d, (b, s, n) in enumerate(zip(coord, tile, shape, strict=True))
-        ]
-        lo_in = [0 if d == axis else b for d, b in enumerate(coord)]
-        hi_in = [shape[d] if d == axis else e for d, e in enumerate(hi)]
-        rank = len(sig.operands[0].shape)
-        cut = 4 - rank
+        source, out = (o.shape for o in sig.operands)
+        lo, hi = tile_box(out, coord, sig.params["tile"])
+        axis = sig.params["axis"] - max(4, len(source)) + len(source)
         return [
-            Access(0, tuple(lo_in[cut:]), tuple(hi_in[cut:])),
-            Access(1, tuple(coord[cut:]), tuple(hi[cut:]), write=True),
+            Access(
+                0, (*lo[:axis], 0, *lo[axis + 1 :]), (*hi[:axis], source[axis], *hi[axis + 1 :])
+            ),
+            Access(1, lo, hi, write=True),
         ]
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         threads = machine.lanes * machine.warps
-        if sig.params["axis"] == 3:
-            return 2 * 4 * machine.warps
+        size = 8 if _compute(sig) == "ark_i64" else 4
+        if self._last(sig):
+            return 2 * size * machine.warps
         if machine.has("single_thread"):
-            return 4 * int(sig.params["tile"][3])
+            return size * int(sig.params["tile"][3])
         pack, across = self._across(sig, machine)
-        return 4 * threads // across * across * pack
+        return size * threads // across * across * pack
+
+    def _last(self, sig: Signature) -> bool:
+        """Is it the last dimension that is reduced?"""
+        return bool(sig.params["axis"] == max(4, len(sig.operands[0].shape)) - 1)
 
     def _pack(self, sig: Signature) -> int:
         source = sig.operands[0]
@@ -241,34 +267,34 @@ class Reduce(TaskKind):
             across *= 2
         return pack, across
 
+    def headers(self) -> tuple[str, ...]:
+        return (text.header("rows.h"),)
+
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        shape = list(text.pad4(sig.operands[0].shape, 1))
-        axis = sig.params["axis"]
         tile = sig.params["tile"]
-        integer = sig.operands[0].dtype in text.INTEGERS
         value = "v"
         if sig.params["function"] == "mean":
             value = f"v / {text.literal(sig.params['count'])}"
-        fold, compute = _FOLDS[sig.params["function"]], "ark_i32" if integer else "float"
+        join, compute = _FOLDS[sig.params["function"]], _compute(sig)
         declare = text.operand(sig, 0, "p0") + text.operand(sig, 1, "po", const=False)
         declare += "  char* red = ARK_SCRATCH(c);\n"
-        if axis == 3:
-            loops = self._rows(sig, shape, tile, machine, fold, compute, value)
+        if self._last(sig):
+            loops = self._rows(sig, tile, machine, join, compute, value)
         else:
-            loops = self._columns(sig, shape, tile, machine, fold, compute, value)
-        return _header() + text.function(name, declare + loops)
+            loops = self._columns(sig, tile, machine, join, compute, value)
+        return text.function(name, declare + loops)
 
     def _rows(
         self,
         sig: Signature,
-        shape: Sequence[int],
         tile: Sequence[int],
         machine: Machine,
-        fold: str,
+        join: str,
         compute: str,
         value: str,
     ) -> str:
         """Rows of the tile, numbered by their indices; each is a warp's if there are enough."""
+        shape = fold(sig.operands[0].shape)
         text_rows = "".join(
             f"  const int n{d} = t.coord[{d}] + {tile[d]} < {shape[d]} ? {tile[d]} : "
             f"{shape[d]} - t.coord[{d}];\n"
@@ -279,7 +305,7 @@ class Reduce(TaskKind):
             "    const int i1 = t.coord[1] + r % n1, i0 = t.coord[0] + r / n1;\n"
             "    (void)i0; (void)i1; (void)i2;\n"
         )
-        names = ["i0", "i1", "i2", "0"]
+        names = text.indices(sig.operands[1].shape, ["i0", "i1", "i2", "0"])
         many = math.prod(tile[:3]) >= machine.warps
         body = (
             f"{text_rows}  const auto at = [=](int r) -> ark_i64 {{\n{split}"
@@ -292,7 +318,7 @@ class Reduce(TaskKind):
 
         def call(width: int, rounds: int) -> str:
             return (
-                f"  ark_reduce_rows<{fold}, {compute}, {width}, {rounds}, {str(many).lower()}>"
+                f"  ark_reduce_rows<{join}, {compute}, {width}, {rounds}, {str(many).lower()}>"
                 f"(p0, n0 * n1 * n2, {shape[3]}, red, at, finish);\n"
             )
 
@@ -308,17 +334,18 @@ class Reduce(TaskKind):
     def _columns(
         self,
         sig: Signature,
-        shape: Sequence[int],
         tile: Sequence[int],
         machine: Machine,
-        fold: str,
+        join: str,
         compute: str,
         value: str,
     ) -> str:
         """For each index of the outer dimensions, blocks of neighbouring columns."""
         axis = sig.params["axis"]
+        count = text.pad4(sig.operands[0].shape, 1)[axis]
         stride = text.pad4(sig.operands[0].strides, 0)[axis]
-        names = ["i0", "i1", "i2", "x"]
+        shape = fold(sig.operands[1].shape)
+        names = text.indices(sig.operands[1].shape, ["i0", "i1", "i2", "x"])
         inner = list(names)
         inner[axis] = "0"
         alone = machine.has("single_thread")
@@ -334,14 +361,14 @@ class Reduce(TaskKind):
             f"    const auto finish = [=](int k, {compute} v) {{ "
             f"{text.store(sig, 1, 'to', 'k', value)} }};\n"
         )
-        arguments = f"(from, {stride}, columns, {shape[axis]}, red, finish);\n"
+        arguments = f"(from, {stride}, columns, {count}, red, finish);\n"
         if alone:
-            body += f"    ark_reduce_columns_alone<{fold}, {compute}>{arguments}"
+            body += f"    ark_reduce_columns_alone<{join}, {compute}>{arguments}"
         else:
 
             def call(width: int, wide: int) -> str:
                 return (
-                    f"    ark_reduce_columns<{fold}, {compute}, {width}, {DEEP_PACKS}, {wide}>"
+                    f"    ark_reduce_columns<{join}, {compute}, {width}, {DEEP_PACKS}, {wide}>"
                     + arguments
                 )
 
@@ -355,8 +382,8 @@ class Reduce(TaskKind):
                 )
         body += "  }\n"
         for d in (2, 1, 0):
-            if d == axis or tile[d] == 1:
-                at = "0" if d == axis else f"t.coord[{d}]"
+            if shape[d] == 1 or tile[d] == 1:
+                at = "0" if shape[d] == 1 else f"t.coord[{d}]"
                 body = f"  {{ const int i{d} = {at}; (void)i{d};\n{body}  }}\n"
                 continue
             last = f"t.coord[{d}] + {tile[d]}"

@@ -8,16 +8,27 @@ from importlib import resources
 
 import numpy as np
 
-from ark.machine import Machine
+from ark.codegen.layout import RECORD_OPERANDS
+from ark.ir.dtype import FLOATS as FLOAT_TYPES
+from ark.ir.dtype import by_name
+from ark.ir.fold import leading, pad
 from ark.plan.kind import Signature
 
 DIMS = 4
-INTEGERS = ("int32", "uint32", "int8", "uint8", "byte")
+FLOATS = tuple(t.name for t in FLOAT_TYPES)
 
 
 def pad4(values: Sequence[int], fill: int) -> tuple[int, ...]:
-    """Left-pads to four dimensions."""
-    return (fill,) * (DIMS - len(values)) + tuple(values)
+    """Left-pads to four dimensions at least."""
+    return pad(values, fill)
+
+
+def address(sig: Signature, index: int) -> str:
+    """The address of operand `index`: in the task's record, or in the list that its end names."""
+    last = RECORD_OPERANDS - 1
+    if len(sig.operands) <= RECORD_OPERANDS or index < last:
+        return f"t.operand[{index}]"
+    return f"ARK_POINTER(const ark_u64, t.operand[{last}])[{index - last}]"
 
 
 def operand(sig: Signature, index: int, name: str, const: bool = True) -> str:
@@ -25,7 +36,7 @@ def operand(sig: Signature, index: int, name: str, const: bool = True) -> str:
     ctype = sig.operands[index].ctype
     qualifier = "const " if const else ""
     pointed = f"{qualifier}{ctype}"
-    return f"  {pointed}* {name} = ARK_POINTER({pointed}, t.operand[{index}]);\n"
+    return f"  {pointed}* {name} = ARK_POINTER({pointed}, {address(sig, index)});\n"
 
 
 def given(sig: Signature, index: int, const: bool = True) -> str:
@@ -33,19 +44,43 @@ def given(sig: Signature, index: int, const: bool = True) -> str:
     if index >= len(sig.operands):
         return "ArkNoOperand{}"
     op = sig.operands[index]
+    assert len(op.shape) <= DIMS, "an ArkOperand has four strides"
     pointed = f"{'const ' if const else ''}{op.ctype}"
     shape, strides = pad4(op.shape, 1), pad4(op.strides, 0)
     steps = ", ".join(str(s if n != 1 else 0) for s, n in zip(strides, shape, strict=True))
     scope = "true" if op.system else "false"
-    return f"ArkOperand<{pointed}, {steps}, {scope}>{{ARK_POINTER({pointed}, t.operand[{index}])}}"
+    at = f"ARK_POINTER({pointed}, {address(sig, index)})"
+    return f"ArkOperand<{pointed}, {steps}, {scope}>{{{at}}}"
 
 
 def call(name: str, callee: str, constants: Sequence[object], arguments: Sequence[str]) -> str:
     """A task body that is one call of a template of the kind's .h file: constants, arguments."""
+    return function(name, f"  {called(callee, constants, arguments)};\n")
+
+
+def called(callee: str, constants: Sequence[object], arguments: Sequence[str]) -> str:
+    """The call of a body's template with the task and further arguments."""
     listed = ", ".join(str(c).lower() if isinstance(c, bool) else str(c) for c in constants)
     template = f"{callee}<{listed}>" if listed else callee
     lines = ",\n      ".join(["c, t", *arguments])
-    return function(name, f"  {template}(\n      {lines});\n")
+    return f"{template}(\n      {lines})"
+
+
+def place(
+    sig: Signature,
+    index: int,
+    parameters: Sequence[str],
+    variables: Sequence[str],
+    const: bool = True,
+) -> str:
+    """A lambda from indices, the parameters, to where the element of operand `index` lies that has
+    the variables as indices (as of `offset`); for operands of any number of dimensions.
+    """
+    pointed = f"{'const ' if const else ''}{sig.operands[index].ctype}"
+    listed = ", ".join(f"int {p}" for p in parameters)
+    unused = "".join(f"(void){p}; " for p in parameters)
+    at = f"ARK_POINTER({pointed}, {address(sig, index)})"
+    return f"[&]({listed}) {{ {unused}return {at} + ({offset(sig, index, variables)}); }}"
 
 
 def header(name: str) -> str:
@@ -53,11 +88,27 @@ def header(name: str) -> str:
     return resources.files("ark.tasks").joinpath(name).read_text()
 
 
+def indices(shape: Sequence[int], variables: Sequence[str]) -> list[str]:
+    """Texts of the index in every dimension of `shape`, from those of the four that it folds to."""
+    if len(shape) <= DIMS:
+        return list(variables)
+    found, step = [], 1
+    lead = leading(shape)
+    for place, n in reversed(list(enumerate(lead))):
+        text = f"({variables[0]})" if step == 1 else f"({variables[0]}) / {step}"
+        found.append("0" if n == 1 else f"({text})" if place == 0 else f"({text} % {n})")
+        step *= n
+    return [*reversed(found), *variables[1:]]
+
+
 def offset(sig: Signature, index: int, variables: Sequence[str]) -> str:
-    """The element offset of operand `index` at four indices; size-1 dimensions broadcast."""
+    """The element offset of operand `index` at the indices given, the last for its last dimension;
+    size-1 dimensions broadcast.
+    """
     op = sig.operands[index]
-    shape = pad4(op.shape, 1)
-    strides = pad4(op.strides, 0)
+    missing = len(variables) - len(op.shape)
+    shape = (1,) * missing + op.shape
+    strides = (0,) * missing + op.strides
     terms = [
         f"static_cast<ark_i64>({v}) * {s}" if s != 1 else f"static_cast<ark_i64>({v})"
         for v, s, n in zip(variables, strides, shape, strict=True)
@@ -66,46 +117,30 @@ def offset(sig: Signature, index: int, variables: Sequence[str]) -> str:
     return " + ".join(terms) or "0"
 
 
+def loaded(sig: Signature, index: int) -> str:
+    """The C type of what `load` gives."""
+    op = sig.operands[index]
+    if op.dtype in FLOATS or by_name(op.dtype).packed:
+        return "ark_i32" if op.dtype in ("int4", "uint4") else "float"
+    return op.ctype
+
+
 def load(sig: Signature, index: int, pointer: str, where: str) -> str:
     """An element's value: as float, or as it is where the operand holds integers."""
-    if sig.operands[index].dtype in INTEGERS:
-        return f"{pointer}[{where}]"
-    return f"ark_get({pointer}, {where})"
+    op = sig.operands[index]
+    if op.dtype in FLOATS or by_name(op.dtype).packed:
+        return f"ark_get({pointer}, {where})"
+    return f"{pointer}[{where}]"
 
 
 def store(sig: Signature, index: int, pointer: str, where: str, value: str) -> str:
     """Stores a value, converted to the operand's type."""
     op = sig.operands[index]
-    if op.dtype in INTEGERS:
-        return f"{pointer}[{where}] = static_cast<{op.ctype}>({value});"
-    return f"ark_put({pointer}, {where}, {value});"
-
-
-def box_loop(shape: Sequence[int], tile: Sequence[int], body: str, machine: Machine) -> str:
-    """Runs `body` for every index i0..i3 of the tile at t.coord[0..3], clipped to `shape`.
-
-    One thread: nested loops, so that the innermost vectorises. Many: one flat index.
-    """
-    if machine.has("single_thread"):
-        text = body
-        for d in range(DIMS - 1, -1, -1):
-            if shape[d] == 1:
-                text = f"{{ const int i{d} = 0; (void)i{d};\n{text}}}\n"
-                continue
-            text = (
-                f"  const int e{d} = t.coord[{d}] + {tile[d]} < {shape[d]} ? "
-                f"t.coord[{d}] + {tile[d]} : {shape[d]};\n"
-                f"  for (int i{d} = t.coord[{d}]; i{d} < e{d}; ++i{d}) {{\n{text}}}\n"
-            )
-        return text
-    total = math.prod(tile)
-    lines = [f"  for (int e = ark_tid(); e < {total}; e += ARK_THREADS) {{\n    int r = e;\n"]
-    for d in range(DIMS - 1, -1, -1):
-        lines.append(f"    const int i{d} = t.coord[{d}] + r % {tile[d]}; r /= {tile[d]};\n")
-    guards = [f"i{d} >= {shape[d]}" for d in range(DIMS) if shape[d] % tile[d]]
-    if guards:
-        lines.append(f"    if ({' || '.join(guards)}) continue;\n")
-    return "".join(lines) + body + "  }\n"
+    if op.dtype in FLOATS or by_name(op.dtype).packed:
+        return f"ark_put({pointer}, {where}, {value});"
+    if op.dtype == "bool":
+        return f"{pointer}[{where}] = {value} != 0;"
+    return f"{pointer}[{where}] = static_cast<{op.ctype}>({value});"
 
 
 def function(name: str, body: str) -> str:

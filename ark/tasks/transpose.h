@@ -1,5 +1,3 @@
-#ifndef ARK_TRANSPOSE
-#define ARK_TRANSPOSE
 // Squares of SIDE by SIDE elements turned through shared memory: packs are read along the source's
 // rows and written along the target's, and the next squares are on their way meanwhile.
 
@@ -78,4 +76,3 @@ ARK_DEVICE void ark_transpose_alone(int squares, ark_i64 from_row, ark_i64 to_ro
     }
   }
 }
-#endif

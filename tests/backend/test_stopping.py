@@ -7,6 +7,7 @@ the test), or text that is lost.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from ark.backend import registry
 from ark.errors import InvalidUsageError
 from ark.models.checkpoint import Checkpoint
 from ark.models.generate import Generator
+from ark.runtime import watchdog
 from tests.checkpoints import make_endless
 
 LONG = 60_000
@@ -47,8 +49,10 @@ def command(backend: str, directory: Path, *extra: str) -> list[str]:
 
 
 def begin(argv: list[str], **extra: Any) -> subprocess.Popen[str]:
+    """A process that does not outlive this one: left on a GPU it would disturb all others."""
+    tied = [sys.executable, "-S", "-E", watchdog.__file__, str(os.getpid()), *argv]
     return subprocess.Popen(
-        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, **extra
+        tied, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, **extra
     )
 
 

@@ -188,7 +188,7 @@ class Job:
                         )
                     start = len(fetches) - first
                     fetches += [{"address": a, "bytes": n} for a, n in task.get("fetches", ())]
-                    operand = np.zeros(layout.MAX_OPERANDS, np.uint64)
+                    operand = np.zeros(layout.RECORD_OPERANDS, np.uint64)
                     operand[: len(task["operands"])] = task["operands"]
                     coord = np.zeros(layout.MAX_COORDS, np.int32)
                     coord[: len(task["coord"])] = task["coord"]

@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import ark
 from ark.backend import registry
 from ark.collective import check, from_json, to_json, to_xml
 from ark.comm import synthesize
+from ark.comm import topology as networks
 from ark.comm.forestcoll import optimal
 from ark.comm.taccl import Sketch
-from ark.comm.topology import Topology, full_mesh
 from ark.errors import BaseError
 from ark.ir.dtype import by_name
 from ark.models.build import Shape
@@ -37,6 +38,7 @@ from ark.runtime import rendezvous
 from ark.runtime.admission import admit
 from tests.fuzz import mutate
 from tests.fuzz.execute import differs
+from tests.task_plans import COLUMNS, OUT, ROWS, norm_and_product
 
 CORPUS = Path(__file__).parent.parent / "corpus"
 NOAH = Path(__file__).parent.parent.parent / "examples" / "noah"
@@ -105,8 +107,31 @@ def _worth_running(made: Plan) -> bool:
     return json.loads(serialize.to_json(made)) != _plan()[0]
 
 
+def task_plan(rng: random.Random, keep: Keep) -> bool:
+    """A mutated plan in ARK's layout, for the model that it was made from."""
+    text = mutate.text_of(mutate.of_json(norm_and_product(), rng))
+    keep(text)
+    return run_task_plan(text)
+
+
+def run_task_plan(text: str) -> bool:
+    ark.init()
+    x, w = ark.tensor([1, ROWS, COLUMNS], ark.fp16), ark.tensor([COLUMNS, OUT])
+    wide = ark.cast(x, ark.fp32)
+    ark.matmul(ark.div(wide, ark.reduce_mean(ark.mul(wide, wide), axis=2)), w)
+    try:
+        made = ark.Plan.from_str(text).built(registry.machine("cpu-2")).inner
+        if made is None:
+            return False
+        admit([made], registry.machine("cpu-2"))
+    except BaseError:
+        return False
+    return True
+
+
 def topology(rng: random.Random, keep: Keep) -> bool:
-    base = json.loads(rng.choice([full_mesh(3).to_json(), Topology.load("h100x2").to_json()]))
+    named = (networks.full_mesh(3), networks.load("h100x2"))
+    base = json.loads(networks.to_json(rng.choice(named)))
     text = mutate.text_of(mutate.of_json(base, rng))
     keep(text)
     return run_topology(text)
@@ -114,7 +139,7 @@ def topology(rng: random.Random, keep: Keep) -> bool:
 
 def run_topology(text: str) -> bool:
     try:
-        made = Topology.from_json(text)
+        made = networks.from_json(text)
         made.validate()
         if len(made.nodes) <= 8:
             optimal(made)
@@ -160,7 +185,7 @@ def run_sketch(text: str) -> bool:
 
 @cache
 def _program() -> Any:
-    return json.loads(to_json(synthesize(full_mesh(3), "all_reduce", "ring")))
+    return json.loads(to_json(synthesize(networks.full_mesh(3), "all_reduce", "ring")))
 
 
 def program(rng: random.Random, keep: Keep) -> bool:
@@ -320,6 +345,7 @@ Target = Callable[[random.Random, Keep], bool]
 
 TARGETS: dict[str, Target] = {
     "plan": plan,
+    "task_plan": task_plan,
     "checkpoint": checkpoint,
     "topology": topology,
     "sketch": sketch,
@@ -330,6 +356,7 @@ TARGETS: dict[str, Target] = {
 # How a corpus text is handed in again.
 REPLAY: dict[str, Callable[[str], bool]] = {
     "plan": run_plan,
+    "task_plan": run_task_plan,
     "topology": run_topology,
     "sketch": run_sketch,
     "program": run_program,

@@ -36,9 +36,12 @@ def build(world: int, body: Callable[[int], None], machine: str = "cpu-2") -> li
 
 
 def execute(
-    plans: list[Plan], inputs: list[dict[str, np.ndarray]], outputs: list[list[str]]
+    plans: list[Plan],
+    inputs: list[dict[str, np.ndarray]],
+    outputs: list[list[str]],
+    iterations: int = 2,
 ) -> list[dict[str, np.ndarray]]:
-    """Runs two iterations on all ranks at once; what each read of its outputs."""
+    """Runs iterations on all ranks at once; what each read of its outputs."""
     backend, _ = registry.choose("cpu")
 
     def work(ranks: ThreadRanks) -> dict[str, np.ndarray]:
@@ -46,7 +49,7 @@ def execute(
         with Executor(plan, backend, backend.open(0), ranks=ranks, budget_s=20.0) as executor:
             for name, array in inputs[ranks.rank].items():
                 executor.write(name, array)
-            executor.start(2).wait(60.0)
+            executor.start(iterations).wait(60.0)
             found = {name: executor.read(name) for name in outputs[ranks.rank]}
             ranks.barrier()
             return found

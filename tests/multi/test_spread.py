@@ -18,9 +18,11 @@ from ark.models.checkpoint import Checkpoint
 from ark.models.generate import Generator, make_plans
 from ark.models.load import weights
 from ark.ops.tokens import MAX_STOPS
+from ark.plan.kind import signature
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
+from ark.tasks.linear import epilogue
 from tests.ranks import ThreadRanks, run_ranks
 from tests.unit.plan.shapes import decoder_plans, machine
 
@@ -46,13 +48,16 @@ def test_a_decoded_row_needs_no_sum_and_no_put(plans: list[Plan]) -> None:
 
 
 def test_only_the_first_rank_adds_the_residual(plans: list[Plan]) -> None:
-    for plan, wanted in zip(plans, ("add", "store"), strict=True):
-        made = {
-            op.params["epilogue"]
+    """All ranks wait for it, so that their plans are alike."""
+    for plan, wanted in zip(plans, (0, 1), strict=True):
+        layers = [
+            op
             for op in plan.ops
             if op.kind == "linear" and plan.tensors[op.operands[2]].name.startswith("shares")
-        }
-        assert made == {wanted}
+        ]
+        assert {op.params["epilogue"] for op in layers} == {"add"}
+        assert {op.params["first"] for op in layers} == {wanted}
+        assert all(("ark_awaited" in epilogue(signature(plan, op))) == wanted for op in layers)
 
 
 def test_without_packets_sums_are_tasks() -> None:

@@ -51,6 +51,19 @@ def test_the_spine_imports_neither_synthesis_nor_emulator() -> None:
     assert done.stdout == "[]\n", done.stdout + done.stderr
 
 
+def test_the_device_abi_page_names_what_common_device_code_uses() -> None:
+    def names(*texts: str) -> set[str]:
+        return {n for text in texts for n in re.findall(r"\b(?:ark|ARK)_\w+", text)}
+
+    preludes = [ROOT / f"backends/{v}/{p}/prelude.h" for v, p in BACKENDS.items()]
+    offered = names(*(path.read_text() for path in preludes))
+    used = names(
+        *(path.read_text() for path in ARK if path.suffix == ".h" or "tasks" in path.parts)
+    )
+    page = names((ROOT / "docs/device-abi.md").read_text())
+    assert not (used & offered) - page
+
+
 @pytest.mark.parametrize("vendor", sorted(BACKENDS))
 def test_backends_have_the_same_rooms(vendor: str) -> None:
     folder = ROOT / "backends" / vendor / BACKENDS[vendor]

@@ -14,9 +14,10 @@ ARK_DEVICE float ark_reciprocal(float v) { return 1.0f / v; }
 #endif
 
 // Integer division towards zero that never traps: by 0 it gives 0, and it wraps.
-ARK_DEVICE ark_i32 ark_int_div(ark_i32 a, ark_i32 b) {
+template <typename T>
+ARK_DEVICE T ark_int_div(T a, T b) {
   if (b == 0) return 0;
-  if (b == -1) return static_cast<ark_i32>(0u - static_cast<ark_u32>(a));
+  if (b == -1) return static_cast<T>(0u - static_cast<ark_u64>(a));
   return a / b;
 }
 

@@ -5,6 +5,8 @@
 template <typename T, ark_i64 S0, ark_i64 S1, ark_i64 S2, ark_i64 S3, bool SYSTEM>
 struct ArkOperand {
   static constexpr bool given = true;
+  static constexpr int step = static_cast<int>(S3);  // from one element of a row to the next
+  static constexpr bool system = SYSTEM;
   T* p;
 };
 

@@ -38,3 +38,52 @@ template <typename T>
 ARK_DEVICE T ark_plain(T v) {
   return v;
 }
+
+// Elements of 4 bits, two to a byte, the first in the low half. A pointer goes from byte to byte;
+// ark_get and ark_put count elements from there.
+struct ark_int4 {
+  unsigned char bits;
+};
+struct ark_uint4 {
+  unsigned char bits;
+};
+struct ark_fp4 {  // sign, two bits of exponent (bias 1), one of mantissa
+  unsigned char bits;
+};
+template <typename T>
+ARK_DEVICE ark_u32 ark_half_byte(const T* p, ark_i64 i) {
+  return static_cast<ark_u32>(p[i >> 1].bits) >> (static_cast<ark_u32>(i & 1) * 4u) & 15u;
+}
+template <typename T>
+ARK_DEVICE void ark_put_half_byte(T* p, ark_i64 i, ark_u32 v) {
+  const ark_u32 shift = static_cast<ark_u32>(i & 1) * 4u;
+  const ark_u32 rest = static_cast<ark_u32>(p[i >> 1].bits) & (240u >> shift);
+  p[i >> 1].bits = static_cast<unsigned char>(rest | (v & 15u) << shift);
+}
+ARK_DEVICE ark_i32 ark_get(const ark_uint4* p, ark_i64 i) {
+  return static_cast<ark_i32>(ark_half_byte(p, i));
+}
+ARK_DEVICE ark_i32 ark_get(const ark_int4* p, ark_i64 i) {
+  return static_cast<ark_i32>(ark_half_byte(p, i) ^ 8u) - 8;
+}
+ARK_DEVICE float ark_get(const ark_fp4* p, ark_i64 i) {
+  const ark_u32 v = ark_half_byte(p, i), exponent = v >> 1 & 3u;
+  const float size = exponent == 0u ? 0.5f * static_cast<float>(v & 1u)
+                                    : ark_bits_float(exponent + 126u << 23 | (v & 1u) << 22);
+  return v & 8u ? -size : size;
+}
+template <typename V>
+ARK_DEVICE void ark_put(ark_uint4* p, ark_i64 i, V v) {
+  ark_put_half_byte(p, i, static_cast<ark_u32>(static_cast<ark_i32>(v)));
+}
+template <typename V>
+ARK_DEVICE void ark_put(ark_int4* p, ark_i64 i, V v) {
+  ark_put_half_byte(p, i, static_cast<ark_u32>(static_cast<ark_i32>(v)));
+}
+// To nearest even of 0, 0.5, 1, 1.5, 2, 3, 4, 6; what is larger becomes 6.
+ARK_DEVICE void ark_put(ark_fp4* p, ark_i64 i, float v) {
+  const float a = v < 0.0f ? -v : v;
+  const ark_u32 code = (a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) +
+                       (a >= 3.5f) + (a > 5.0f);
+  ark_put_half_byte(p, i, code | (ark_float_bits(v) >> 28 & 8u));
+}

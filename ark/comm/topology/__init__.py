@@ -1,6 +1,7 @@
 """Networks to plan collectives for: the type, its JSON form, builders, names and detection."""
 
 from ark.comm.topology.boxes import BOXES, Box, nvlink_boxes, topology_of_boxes
+from ark.comm.topology.json_form import from_json, to_json
 from ark.comm.topology.model import Link, Topology, TopologyError
 from ark.comm.topology.names import GRAMMAR, load, named
 from ark.comm.topology.shapes import full_mesh, hypercube, mesh, ring, star, torus
@@ -12,6 +13,7 @@ __all__ = [
     "Link",
     "Topology",
     "TopologyError",
+    "from_json",
     "full_mesh",
     "hypercube",
     "load",
@@ -20,6 +22,7 @@ __all__ = [
     "nvlink_boxes",
     "ring",
     "star",
+    "to_json",
     "topology_of_boxes",
     "torus",
 ]

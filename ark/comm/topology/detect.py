@@ -1,4 +1,4 @@
-"""Builds the topology of this machine from its own devices; `Topology.detect` calls it.
+"""Builds the topology of this machine from its own devices; the name `detect` stands for it.
 
 Each backend package (entry-point group "ark.backends") may have a module `links` with a function
 `read_links() -> MachineLinks`, which raises `ark.errors.SystemError` with the reason where it finds

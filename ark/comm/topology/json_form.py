@@ -1,4 +1,4 @@
-"""Topologies as JSON, in and out; `Topology.from_json`, `to_json` and `load` call it.
+"""Topologies as JSON, in and out.
 
 {"name": "pair", "nodes": [{"id": "g0", "kind": "rank"}, ...], "links": [{"src": "g0", "dst": "s0",
 "bandwidth": 300, "latency_us": 0.7, "duplex": true}, ...]}. A bandwidth is an integer or "a/b", in
@@ -19,7 +19,7 @@ MOST_GBPS = Fraction(10**9)  # and its inverse is the least
 _FRACTION = re.compile(r"[+-]?\d+(/\d+)?")
 
 
-def parse(source: str | dict[str, Any]) -> Topology:
+def from_json(source: str | dict[str, Any]) -> Topology:
     """Returns the topology in JSON text or in a parsed object; TopologyError says what is wrong."""
     if isinstance(source, str):
         try:
@@ -53,8 +53,11 @@ def _boxes(value: list[Any]) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(box) for box in value)
 
 
-def render(topology: Topology) -> str:
-    """Returns the JSON text, one node or link a line; a link and its equal reverse share one."""
+def to_json(topology: Topology) -> str:
+    """Returns the JSON text, of which `from_json` makes an equal topology.
+
+    One node or link a line; a link and its equal reverse share one.
+    """
     nodes = [{"id": node, "kind": "rank"} for node in topology.ranks]
     nodes += [{"id": node, "kind": "switch"} for node in topology.switches]
     links: list[dict[str, Any]] = []

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ark.comm.packages import require
 from ark.errors import ModelError
@@ -177,33 +177,3 @@ class Topology:
                     "disconnected",
                     f"node {lost[0]} {how} {start}; every node needs a path to every other.",
                 )
-
-    @classmethod
-    def from_json(cls, source: str | dict[str, Any]) -> Topology:
-        """Reads the JSON form from text or a parsed object; see `ark.comm.topology.json_form`."""
-        from ark.comm.topology.json_form import parse
-
-        return parse(source)
-
-    def to_json(self) -> str:
-        """Returns the JSON form; `from_json` of it gives an equal topology."""
-        from ark.comm.topology.json_form import render
-
-        return render(self)
-
-    @classmethod
-    def load(cls, source: str) -> Topology:
-        """Returns the topology in the JSON file at `source`, or the one a builder makes by name.
-
-        Names are words such as `h100x4` or `ring8` (`ark.comm.topology.GRAMMAR` lists them).
-        """
-        from ark.comm.topology.names import load
-
-        return load(source)
-
-    @classmethod
-    def detect(cls) -> Topology:
-        """Returns the topology of this machine's own devices; SystemError where there are none."""
-        from ark.comm.topology.detect import detect
-
-        return detect()

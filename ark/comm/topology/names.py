@@ -17,7 +17,8 @@ from ark.comm.topology.boxes import (
     customise,
     topology_of_boxes,
 )
-from ark.comm.topology.json_form import parse, parse_bandwidth
+from ark.comm.topology.detect import detect
+from ark.comm.topology.json_form import from_json, parse_bandwidth
 from ark.comm.topology.model import Topology, TopologyError
 from ark.errors import InvalidUsageError
 
@@ -58,7 +59,7 @@ def load(source: str) -> Topology:
                 f"the topology file {source} cannot be read: {error}."
             ) from None
         try:
-            return parse(text)
+            return from_json(text)
         except TopologyError as error:
             raise TopologyError(error.fault, f"in {source}, {error.message}") from None
     return named(source)
@@ -68,7 +69,7 @@ def named(name: str) -> Topology:
     """Returns the topology that GRAMMAR calls `name`; InvalidUsageError where it calls none so."""
     body, _, tail = name.partition(":")
     if body == "detect" and not tail:
-        return Topology.detect()
+        return detect()
     options = _options(name, tail)
     shape = re.fullmatch(r"([a-z]+)(\d{1,6}(?:x\d{1,6})*)", body)
     if shape and shape[1] in (*_SHAPES, *_GRIDS):

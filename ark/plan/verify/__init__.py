@@ -1,45 +1,52 @@
 """The verifier: a plan runs only if this accepts it. A plan from a file passes the same door.
 
-All ranks' plans are checked together: that every name and box is in range (structure), that every
-op is one that its kind can do, and is done wholly (work), that
-counters add up and waits cannot cycle (order), that whatever touches the same memory is ordered as
-the program orders it (conflicts) and nothing is read before it is written (reads). The order is
-derived from the finished plan alone; nothing that the planner believed is used.
+All ranks' plans are checked together, one for all that do the same (symmetry): that every name and
+box is in range (structure), that every op is one that its kind can do, and is done wholly (work),
+that counters add up and waits cannot cycle (order), that whatever touches the same memory is
+ordered as the program orders it (conflicts) and nothing is read before it is written (reads). The
+order is derived from the finished plan alone; nothing that the planner believed is used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ark.plan.collector import paused
 from ark.plan.types import Plan
 from ark.plan.verify.conflicts import Own, check_conflicts, foreign_packets, foreign_touches
 from ark.plan.verify.order import order_phase
 from ark.plan.verify.rank_set import RankSet
 from ark.plan.verify.reads import check_delivered, missing_reads
-from ark.plan.verify.structure import check_structure, check_tasks
+from ark.plan.verify.structure import check_ranks, check_structure, check_tasks
+from ark.plan.verify.symmetry import symmetry_of
 from ark.plan.verify.work import check_work
 
 
 def verify(plans: Sequence[Plan]) -> None:
     """Accepts the plans of all ranks, in rank order, or raises PlanError with the first fault."""
-    rank_set = RankSet(tuple(plans))
+    check_ranks(plans)
+    check(RankSet(plans, symmetry_of(plans)))
+
+
+@paused()
+def check(rank_set: RankSet) -> None:
+    """The same, for plans of all ranks with their symmetry known."""
     check_structure(rank_set)
     check_work(rank_set)
     check_tasks(rank_set)
-    for number in range(len(plans[0].phases)):
+    for number in range(len(rank_set.plan(0).phases)):
         _check_phase(rank_set, number)
 
 
 def _check_phase(rank_set: RankSet, number: int) -> None:
-    owns = {rank: Own(rank_set, rank, number) for rank in sorted(set(rank_set.twin))}
-    missing = {rank: missing_reads(rank_set, rank, number) for rank in sorted(set(rank_set.twin))}
-    each = [owns[twin] for twin in rank_set.twin]
+    owns = {rank: Own(rank_set, rank, number) for rank in rank_set.checked}
     foreign = foreign_touches(rank_set, number)
-    between = foreign_packets(rank_set, number, each, foreign)
-    order = order_phase(rank_set, number, [own.packets for own in each], between)
-    check_conflicts(rank_set, order, number, each, foreign)
-    for rank, twin in enumerate(rank_set.twin):
-        check_delivered(rank_set, order, number, rank, missing[twin], foreign[rank])
+    between = foreign_packets(rank_set, number, owns, foreign)
+    order = order_phase(rank_set, number, [own.packets for own in owns.values()], between)
+    check_conflicts(rank_set, order, number, owns, foreign)
+    for rank in rank_set.checked:
+        missing = missing_reads(rank_set, rank, number)
+        check_delivered(rank_set, order, number, rank, missing, foreign[rank])
 
 
-__all__ = ["verify"]
+__all__ = ["check", "verify"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,7 @@ from ark.plan.boxes import candidates
 from ark.plan.frontier import Frontier
 from ark.plan.types import PlanBuffer, Task
 from ark.plan.verify.needs import Frozen, Needs, must, unmet
-from ark.plan.verify.order import Order, Packets, first_nodes, spans
+from ark.plan.verify.order import Between, Order, Packets, first_nodes, spans
 from ark.plan.verify.rank_set import RankSet, refuse
 
 ByOp = dict[int, tuple[np.ndarray, tuple[tuple[int, ...], ...]]]
@@ -129,11 +129,13 @@ def check_conflicts(
     rank_set: RankSet,
     order: Order,
     number: int,
-    owns: Sequence[Own],
-    foreign: Sequence[Sequence[Touch]],
+    owns: Mapping[int, Own],
+    foreign: Mapping[int, Sequence[Touch]],
 ) -> None:
-    """Raises PlanError for the first conflict of a phase that is not ordered."""
-    for rank, own in enumerate(owns):
+    """Raises PlanError for the first conflict of a phase in the memory of a checked rank that is
+    not ordered.
+    """
+    for rank, own in owns.items():
         base = int(order.bases[rank])
         bad = unmet(own.frozen, order, base)
         if bad is not None:
@@ -149,12 +151,12 @@ def check_conflicts(
 
 
 def foreign_packets(
-    rank_set: RankSet, number: int, owns: Sequence[Own], foreign: Sequence[Sequence[Touch]]
-) -> list[Packets]:
-    """Packets that peers make in a rank's memory and who reads them there; nodes of all ranks."""
-    found: list[Packets] = []
+    rank_set: RankSet, number: int, owns: Mapping[int, Own], foreign: Mapping[int, Sequence[Touch]]
+) -> list[Between]:
+    """Packets that peers make in a checked rank's memory and who reads them there."""
+    found: list[Between] = []
     bases = first_nodes(rank_set, number)
-    for rank, own in enumerate(owns):
+    for rank, own in owns.items():
         made: dict[Hashable, list[Touch]] = defaultdict(list)
         for touch in foreign[rank]:
             region = touch.region
@@ -163,23 +165,23 @@ def foreign_packets(
         by_op = rank_set.listing(rank, number).by_op
         for region in own.reads if made else ():
             for touch in made[region.memory]:
-                readers = by_op[region.op][0] + int(bases[rank])
-                found += _groups(region, touch.region, touch.nodes, readers)
+                nodes = touch.nodes - int(bases[touch.rank])
+                for producers, readers in _groups(region, touch.region, nodes, by_op[region.op][0]):
+                    found.append((touch.rank, producers, rank, readers))
     return found
 
 
-def foreign_touches(rank_set: RankSet, number: int) -> list[list[Touch]]:
-    """By owner, the touches of its memory by peers."""
-    found: list[list[Touch]] = [[] for _ in rank_set.plans]
+def foreign_touches(rank_set: RankSet, number: int) -> dict[int, list[Touch]]:
+    """By checked rank, the touches of its memory by peers."""
+    found: dict[int, list[Touch]] = {rank: [] for rank in rank_set.checked}
     bases = first_nodes(rank_set, number)
-    for rank in range(len(rank_set.plans)):
-        nodes = rank_set.listing(rank, number).by_op
-        for touched in rank_set.touches(rank, number):
-            for region in touched:
-                if region.space is None:
-                    owner, moved = rank_set.seen_by_owner(rank, region)
-                    base = int(bases[rank])
-                    found[owner].append(Touch(rank, moved, nodes[region.op][0] + base))
+    for rank in range(rank_set.world):
+        nodes, base = rank_set.listing(rank, number).by_op, int(bases[rank])
+        for region in (r for op in rank_set.touches(rank, number) for r in op if r.space is None):
+            owner = rank_set.owner_of(rank, region)
+            if owner in found:
+                moved = rank_set.seen_by_owner(owner, rank, region)
+                found[owner].append(Touch(rank, moved, nodes[region.op][0] + base))
     return found
 
 
@@ -263,10 +265,10 @@ def _describe(
     told = []
     for region, node in ((first, earlier), (second, later)):
         rank, task = task_at(rank_set, order, number, node)
-        name = rank_set.plans[rank].ops[task.op].name
+        name = rank_set.plan(rank).ops[task.op].name
         verb = "writes" if region.write else "reads"
         told.append((f"tile {list(task.coord)} of op {name!r} (rank {rank})", verb))
-    buffer = rank_set.plans[owner].buffers[int(first.memory)]  # type: ignore[call-overload]
+    buffer = rank_set.plan(owner).buffers[int(first.memory)]  # type: ignore[call-overload]
     return (
         f"{told[0][0]} {told[0][1]} {buffer.name!r} and {told[1][0]} {told[1][1]} the same bytes, "
         "but nothing makes the second wait for the first"
@@ -282,7 +284,7 @@ def task_at(rank_set: RankSet, order: Order, number: int, node: int) -> tuple[in
 def _check_lifetimes(rank_set: RankSet, rank: int, own: Own, foreign: Iterable[Touch]) -> None:
     """Buffers that share bytes are not alive at the same time; lasting ones share with nobody."""
     spans_of: dict[Hashable, dict[int, tuple[float, float]]] = defaultdict(dict)
-    buffers = rank_set.plans[rank].buffers
+    buffers = rank_set.plan(rank).buffers
     touched = (t.region for t in foreign)
     for region in (r for part in (*own.by_space.values(), touched) for r in part):
         number = int(region.memory)  # type: ignore[call-overload]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +17,6 @@ from ark.plan.access import Region
 from ark.plan.verify.order import RAN, SEEN, Order, spans
 
 CHUNK = 1 << 22
-Nodes = Callable[[Region], np.ndarray]  # the nodes of a region's tasks, by their place in the op
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,11 +111,12 @@ def unmet(frozen: Frozen, order: Order, base: int) -> tuple[int, int, int] | Non
     """
     if not len(frozen.later):
         return None
-    many = len(frozen.which)
-    rows = order.clock[frozen.which[frozen.need], frozen.later + base]
-    codes = rows * many + frozen.need
+    many, world = len(frozen.which), len(order.home)
+    nodes = frozen.later + base
+    rows = order.clocks(frozen.which[frozen.need], nodes)
+    codes = (rows * world + order.rank[nodes]) * many + frozen.need
     distinct, back = np.unique(codes, return_inverse=True)
-    need, rows = distinct % many, distinct // many
+    need, rank, rows = distinct % many, distinct // many % world, distinct // many // world
     first, last = frozen.starts[need], frozen.starts[need + 1]
     # Tasks that know the same: what their clock implies holds for all of them.
     open_ = np.zeros(len(distinct), bool)
@@ -125,8 +124,7 @@ def unmet(frozen: Frozen, order: Order, base: int) -> tuple[int, int, int] | Non
         at = spans(first[piece], last[piece])
         row = np.repeat(np.arange(piece.start, piece.stop), (last - first)[piece])
         earlier = frozen.earlier[at] + base
-        known = order.rows[rows[row], order.lane[earlier]]
-        open_[row[known <= order.position[earlier]]] = True
+        open_[row[~order.known(rows[row], earlier, rank[row])]] = True
     if not open_.any():
         return None
     # Left are those who may know more: what came before them on their own lane.

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 from ark.errors import PlanError
-from ark.ir.dtype import by_name
 from ark.plan import kind as kinds
 from ark.plan.access import Region
 from ark.plan.boxes import Templates
 from ark.plan.kind import Access, Signature
+from ark.plan.rotated import Rotated
 from ark.plan.types import Plan, PlanBuffer, Task
 from ark.plan.verify.listing import Listing, listing
+from ark.plan.verify.symmetry import Symmetry
 
 Key = tuple[int, int]
 
@@ -26,75 +26,84 @@ def refuse(message: str) -> PlanError:
 class RankSet:
     """The plans of all ranks, in rank order.
 
-    Ranks whose plans differ only in whom they name as peers have the same obligations in their own
-    memory: `twin` says which rank's stand for a rank's. That they are met is checked on every rank.
+    Only the ranks in `checked` are checked; by symmetry the others do the same. What a rank that is
+    not checked does is what its twin does, to the ranks as the renaming has them: `seen_by_owner`.
     """
 
-    plans: tuple[Plan, ...]
+    plans: Sequence[Plan]
+    symmetry: Symmetry
     templates: Templates = field(default_factory=Templates)
-    _listings: dict[int, Listing] = field(default_factory=dict)
+    _listings: dict[Key, Listing] = field(default_factory=dict)
     _touches: dict[Key, list[list[Region]]] = field(default_factory=dict)
+    _signatures: dict[int, tuple[Signature, ...]] = field(default_factory=dict)
+    _named_buffers: dict[int, dict[str, int]] = field(default_factory=dict)
+    _named_counters: dict[int, dict[str, int]] = field(default_factory=dict)
 
-    @cached_property
-    def signatures(self) -> tuple[tuple[Signature, ...], ...]:
-        """By rank and op."""
-        return tuple(tuple(kinds.signature(p, op) for op in p.ops) for p in self.plans)
+    @property
+    def world(self) -> int:
+        return len(self.plans)
 
-    @cached_property
-    def twin(self) -> tuple[int, ...]:
-        """By rank the first rank whose plan is the same but for names and peers."""
-        found: list[int] = []
-        for rank, plan in enumerate(self.plans):
-            same = (r for r in sorted(set(found)) if _isomorphic(self.plans[r], plan))
-            found.append(next(same, rank))
-        return tuple(found)
+    @property
+    def checked(self) -> tuple[int, ...]:
+        return self.symmetry.checked
+
+    @property
+    def checked_plans(self) -> tuple[Plan, ...]:
+        return tuple(self.plans[rank] for rank in self.checked)
+
+    def plan(self, rank: int) -> Plan:
+        """A plan with a rank's buffers, counters and names, if perhaps another's idea of peers."""
+        return self.plans.first if isinstance(self.plans, Rotated) else self.plans[rank]
+
+    def signatures(self, rank: int) -> tuple[Signature, ...]:
+        """By op of a checked rank."""
+        if rank not in self._signatures:
+            plan = self.plans[rank]
+            self._signatures[rank] = tuple(kinds.signature(plan, op) for op in plan.ops)
+        return self._signatures[rank]
 
     def accesses(self, rank: int, task: Task) -> list[Access]:
         """What the task touches."""
-        op = self.plans[rank].ops[task.op]
-        return kinds.get(op.kind).accesses(self.signatures[rank][task.op], task.coord)
+        op = self.plan(rank).ops[task.op]
+        twin = self.symmetry.twin[rank]
+        return kinds.get(op.kind).accesses(self.signatures(twin)[task.op], task.coord)
 
     def buffer_of(self, rank: int, buffer: int) -> Key:
-        """(rank, buffer id) of the memory that a plan's buffer entry names."""
+        """(rank, buffer id) of the memory that a checked rank's buffer entry names."""
         entry = self.plans[rank].buffers[buffer]
         if entry.rank == rank:
             return rank, buffer
+        if entry.rank not in self._named_buffers:
+            plan = self.plan(entry.rank)
+            own = (b for b in plan.buffers if b.rank == plan.rank and b.arena == "symmetric")
+            self._named_buffers[entry.rank] = {b.name: b.id for b in own}
         return entry.rank, self._named_buffers[entry.rank].get(entry.name, -1)
 
     def counter_of(self, rank: int, counter: int) -> Key:
-        """(rank, counter id) of the counter that a plan's entry names."""
+        """(rank, counter id) of the counter that a checked rank's entry names."""
         entry = self.plans[rank].counters[counter]
         if entry.rank == rank:
             return rank, counter
+        if entry.rank not in self._named_counters:
+            plan = self.plan(entry.rank)
+            own = (c for c in plan.counters if c.rank == plan.rank and c.system)
+            self._named_counters[entry.rank] = {c.name: c.id for c in own}
         return entry.rank, self._named_counters[entry.rank].get(entry.name, -1)
 
-    @cached_property
-    def _named_buffers(self) -> tuple[dict[str, int], ...]:
-        return tuple(
-            {b.name: b.id for b in p.buffers if b.rank == p.rank and b.arena == "symmetric"}
-            for p in self.plans
-        )
-
-    @cached_property
-    def _named_counters(self) -> tuple[dict[str, int], ...]:
-        return tuple(
-            {c.name: c.id for c in p.counters if c.rank == p.rank and c.system} for p in self.plans
-        )
-
     def listing(self, rank: int, number: int) -> Listing:
-        """The arrays of a rank's phase; ranks that share the phase share them."""
-        phase = self.plans[rank].phases[number]
-        if id(phase) not in self._listings:
-            self._listings[id(phase)] = listing(phase)
-        return self._listings[id(phase)]
+        """The arrays of a rank's phase."""
+        key = (self.symmetry.twin[rank], number)
+        if key not in self._listings:
+            self._listings[key] = listing(self.plans[key[0]].phases[number])
+        return self._listings[key]
 
     def touches(self, rank: int, number: int) -> list[list[Region]]:
         """What each op of a phase touches, in program order, in the toucher's names.
 
         Tasks are counted as in the op's list of nodes. Where memory is a peer's, `space` is None
-        and bytes count from the buffer's start.
+        and bytes count from the buffer's start. Of a rank that is not checked, those of its twin.
         """
-        key = (self.twin[rank], number)
+        key = (self.symmetry.twin[rank], number)
         if key not in self._touches:
             plan = self.plans[key[0]]
             listed = self.listing(*key)
@@ -107,12 +116,11 @@ class RankSet:
         self, plan: Plan, number: int, coords: tuple[tuple[int, ...], ...]
     ) -> list[Region]:
         op = plan.ops[number]
-        sig = self.signatures[plan.rank][number]
+        sig = self.signatures(plan.rank)[number]
         found = [(b, op.operands[b.operand], False) for b in self.templates.boxes(sig, coords)]
         for id_ in op.after:
             tensor = plan.tensors[id_]
-            itemsize = 8 if tensor.packet else by_name(tensor.dtype).itemsize
-            whole = self.templates.whole(tensor.shape, tensor.extents, itemsize, len(coords))
+            whole = self.templates.whole(tensor.items, tensor.itemsize, len(coords))
             found.append((whole, id_, True))
         made = []
         for boxes, id_, pretended in found:
@@ -125,46 +133,31 @@ class RankSet:
                     boxes,
                     space_of(buffer) if own else None,
                     tensor.buffer,
-                    tensor.extents,
-                    tensor.offsets,
-                    (buffer.offset if own else 0) + tensor.start * boxes.itemsize,
+                    tensor.items.extents,
+                    tensor.items.offsets,
+                    (buffer.offset if own else 0) + tensor.first_byte,
                     tensor.packet,
                     pretended,
                 )
             )
         return made
 
-    def seen_by_owner(self, rank: int, region: Region) -> tuple[int, Region]:
-        """(owner, region) of a touch of a peer's memory, as its owner counts bytes."""
-        owner, number = self.buffer_of(rank, int(region.memory))  # type: ignore[call-overload]
-        buffer = self.plans[owner].buffers[number]
-        moved = replace(
+    def owner_of(self, rank: int, region: Region) -> int:
+        """The peer whose memory a rank touches."""
+        twin = self.symmetry.twin[rank]
+        owner, _ = self.buffer_of(twin, int(region.memory))  # type: ignore[call-overload]
+        return self.symmetry.renaming[rank][owner]
+
+    def seen_by_owner(self, owner: int, rank: int, region: Region) -> Region:
+        """A touch of a peer's memory as its owner counts bytes."""
+        twin = self.symmetry.twin[rank]
+        _, number = self.buffer_of(twin, int(region.memory))  # type: ignore[call-overload]
+        buffer = self.plan(owner).buffers[number]
+        return replace(
             region, space=space_of(buffer), memory=number, base=region.base + buffer.offset
         )
-        return owner, moved
 
 
 def space_of(buffer: PlanBuffer) -> tuple[str, int]:
     """Buffers of a rank in one space may overlap; external ones are spaces of their own."""
     return buffer.arena, buffer.id if buffer.arena == "external" else -1
-
-
-def _isomorphic(a: Plan, b: Plan) -> bool:
-    """Do two ranks' plans differ in nothing but names, and in who their peers are?"""
-
-    def memory(plan: Plan) -> list[Sequence[object]]:
-        own = [(b.arena, b.nbytes, b.offset, b.initial, b.rank == plan.rank) for b in plan.buffers]
-        seen = [(t.dtype, t.shape, t.extents, t.offsets, t.buffer, t.packet) for t in plan.tensors]
-        return [*own, *seen]
-
-    return (
-        len(a.ops) == len(b.ops)
-        and all(
-            (x.kind, x.operands, x.after, x.params) == (y.kind, y.operands, y.after, y.params)
-            for x, y in zip(a.ops, b.ops, strict=True)
-        )
-        and memory(a) == memory(b)
-        and a.machine == b.machine
-        and a.arenas == b.arenas
-        and a.phases == b.phases
-    )

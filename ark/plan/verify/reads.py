@@ -67,7 +67,7 @@ def _slices(region: Region) -> list[tuple[slice, ...]]:
 
 def missing_reads(rank_set: RankSet, rank: int, number: int) -> list[Missing]:
     """The reads of a rank's own memory that its own ops do not account for."""
-    buffers = rank_set.plans[rank].buffers
+    buffers = rank_set.plan(rank).buffers
     state: dict[int, _Written] = {}
     missing: list[Missing] = []
     for touched in rank_set.touches(rank, number):
@@ -114,9 +114,9 @@ def check_delivered(
             late = _undelivered(order, region, box, readers, near)
             if late is not None:
                 _, task = task_at(rank_set, order, number, late)
-                buffer = rank_set.plans[rank].buffers[int(region.memory)]  # type: ignore[call-overload]
+                buffer = rank_set.plan(rank).buffers[int(region.memory)]  # type: ignore[call-overload]
                 raise refuse(
-                    f"tile {list(task.coord)} of op {rank_set.plans[rank].ops[task.op].name!r} on "
+                    f"tile {list(task.coord)} of op {rank_set.plan(rank).ops[task.op].name!r} on "
                     f"rank {rank} reads bytes of {buffer.name!r} that nobody has written"
                 )
 

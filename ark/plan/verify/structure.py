@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,25 +12,34 @@ from ark.ir.dtype import by_name
 from ark.ir.values import MAX_DIMS
 from ark.plan import kind as kinds
 from ark.plan.memory import ALIGN
+from ark.plan.rotated import Rotated
 from ark.plan.serialize import machine_of
 from ark.plan.types import ARENAS, INITIAL, ITERATION_BARRIER, Plan
 from ark.plan.verify.listing import Listing
 from ark.plan.verify.rank_set import Key, RankSet, refuse
 
 
-def check_structure(rank_set: RankSet) -> None:
-    """Raises PlanError for the first thing that does not exist, fit or belong."""
-    if not rank_set.plans:
+def check_ranks(plans: Sequence[Plan]) -> None:
+    """Raises PlanError unless these are plans of all ranks, in order."""
+    if not plans:
         raise refuse("there are no plans")
-    world = rank_set.plans[0].world_size
-    if [p.rank for p in rank_set.plans] != list(range(world)):
+    if isinstance(plans, Rotated):
+        return
+    world = plans[0].world_size
+    if [p.rank for p in plans] != list(range(world)):
         raise refuse(
-            f"ranks {[p.rank for p in rank_set.plans]} were given for a world of {world}; the "
+            f"ranks {[p.rank for p in plans]} were given for a world of {world}; the "
             "plans of all ranks must be given, in order"
         )
-    for plan in rank_set.plans:
-        if plan.world_size != world or len(plan.phases) != len(rank_set.plans[0].phases):
+    for plan in plans:
+        if plan.world_size != world or len(plan.phases) != len(plans[0].phases):
             raise refuse(f"rank {plan.rank} has another number of ranks or phases than rank 0")
+        _check_names(plan)
+
+
+def check_structure(rank_set: RankSet) -> None:
+    """Raises PlanError for the first thing that does not exist, fit or belong."""
+    for plan in rank_set.checked_plans:
         _check_memory(rank_set, plan)
         _check_ops(rank_set, plan)
         _check_counters(rank_set, plan)
@@ -39,10 +49,10 @@ def check_structure(rank_set: RankSet) -> None:
 
 def check_tasks(rank_set: RankSet) -> None:
     """Raises PlanError for the first task that reaches, waits or fetches where it may not."""
-    for plan in rank_set.plans:
+    for plan in rank_set.checked_plans:
         _check_tasks(rank_set, plan)
     written = _written(rank_set)
-    for plan in rank_set.plans:
+    for plan in rank_set.checked_plans:
         _check_streams(rank_set, plan, written)
         _check_shared_memory(rank_set, plan)
 
@@ -62,7 +72,7 @@ def _check_memory(rank_set: RankSet, plan: Plan) -> None:
             owner, found = rank_set.buffer_of(plan.rank, b.id)
             if found < 0:
                 raise refuse(f"rank {plan.rank} uses buffer {b.name!r}, which rank {owner} lacks")
-            named = rank_set.plans[owner].buffers[found]
+            named = rank_set.plan(owner).buffers[found]
             if (named.nbytes, named.arena) != (b.nbytes, b.arena):
                 raise refuse(f"ranks {plan.rank} and {owner} differ in size or arena of {b.name!r}")
         elif b.arena != "external" and not (
@@ -80,8 +90,10 @@ def _check_memory(rank_set: RankSet, plan: Plan) -> None:
             o >= 0 and s > 0 and o + s <= e
             for o, s, e in zip(t.offsets, t.shape, t.extents, strict=True)
         )
-        if not inside or math.prod(t.extents) * t.itemsize > plan.buffers[t.buffer].nbytes:
+        if not inside or math.prod(t.items.extents) * t.itemsize > plan.buffers[t.buffer].nbytes:
             raise refuse(f"tensor {t.name!r} does not fit its buffer")
+        if t.offsets[-1] % by_name(t.dtype).per_item or t.extents[-1] % by_name(t.dtype).per_item:
+            raise refuse(f"rows of tensor {t.name!r} do not begin at whole bytes")
         arena = plan.buffers[t.buffer].arena
         if arena != "symmetric" and t.packet != (arena == "packet"):
             raise refuse(f"tensor {t.name!r} mixes packets and plain memory")
@@ -90,10 +102,11 @@ def _check_memory(rank_set: RankSet, plan: Plan) -> None:
 def _check_forms(rank_set: RankSet) -> None:
     """Whoever touches a buffer that peers see agrees on whether it holds packets."""
     forms: dict[Key, bool] = {}
-    for plan in rank_set.plans:
+    for plan in rank_set.checked_plans:
         for t in plan.tensors:
             if plan.buffers[t.buffer].arena == "symmetric":
-                key = rank_set.buffer_of(plan.rank, t.buffer)
+                owner, buffer = rank_set.buffer_of(plan.rank, t.buffer)
+                key = rank_set.symmetry.twin[owner], buffer  # ranks that do the same share ids
                 if forms.setdefault(key, t.packet) != t.packet:
                     raise refuse(f"tensor {t.name!r} mixes packets and plain memory")
 
@@ -125,7 +138,6 @@ def _check_counters(rank_set: RankSet, plan: Plan) -> None:
             raise refuse(f"counter {c.name!r} is on rank {c.rank}, which does not exist")
         if c.rank != plan.rank and rank_set.counter_of(plan.rank, c.id)[1] < 0:
             raise refuse(f"rank {plan.rank} signals {c.name!r}, which rank {c.rank} lacks")
-    _check_names(plan)
     barrier = plan.counters[ITERATION_BARRIER] if plan.counters else None
     if barrier is None or barrier.name != "iteration barrier" or barrier.rank != plan.rank:
         raise refuse(f"rank {plan.rank} has no iteration barrier")
@@ -162,7 +174,7 @@ def _check_tasks(rank_set: RankSet, plan: Plan) -> None:
         for region in (r for listed_op in touched for r in listed_op if r.write):
             op = plan.ops[region.op]
             tensor = plan.tensors[op.operands[region.boxes.operand]]
-            if region.boxes.union < math.prod(tensor.shape):
+            if region.boxes.union < math.prod(tensor.items.shape):
                 raise refuse(f"the tiles of op {op.name!r} leave a part of {tensor.name!r} out")
 
 
@@ -189,14 +201,14 @@ def _check_streams(rank_set: RankSet, plan: Plan, written: set[Key]) -> None:
     for number in range(len(plan.phases)):
         listed = rank_set.listing(plan.rank, number)
         for op_id, (nodes, coords) in listed.by_op.items():
-            op, sig = plan.ops[op_id], rank_set.signatures[plan.rank][op_id]
+            op, sig = plan.ops[op_id], rank_set.signatures(plan.rank)[op_id]
             found = tuple(listed.tasks[i].fetches for i in nodes.tolist())
             if found != rank_set.templates.streams(sig, coords):
                 raise refuse(f"a task of op {op.name!r} fetches what it does not use")
             for fetch in {fetch for fetches in found for fetch in fetches}:
                 tensor = plan.tensors[op.operands[fetch.operand]]
                 buffer = plan.buffers[tensor.buffer]
-                room = buffer.nbytes - tensor.start * by_name(tensor.dtype).itemsize
+                room = buffer.nbytes - tensor.first_byte
                 if not buffer.initial or rank_set.buffer_of(plan.rank, buffer.id) in written:
                     raise refuse(f"op {op.name!r} streams {buffer.name!r}, which the loop writes")
                 if fetch.offset < 0 or fetch.offset + fetch.nbytes > room or fetch.stage <= 0:
@@ -209,20 +221,20 @@ def _check_streams(rank_set: RankSet, plan: Plan, written: set[Key]) -> None:
 
 
 def _written(rank_set: RankSet) -> set[Key]:
-    """(rank, buffer) of all memory that tasks write."""
-    return {
-        rank_set.buffer_of(plan.rank, int(region.memory))  # type: ignore[call-overload]
-        for plan in rank_set.plans
-        for number in range(len(plan.phases))
-        for touched in rank_set.touches(plan.rank, number)
-        for region in touched
-        if region.write
-    }
+    """(rank, buffer) of all memory that tasks write, by what is checked of them."""
+    found = set()
+    for plan in rank_set.checked_plans:
+        for number in range(len(plan.phases)):
+            for region in (r for op in rank_set.touches(plan.rank, number) for r in op if r.write):
+                owner, buffer = rank_set.buffer_of(plan.rank, int(region.memory))  # type: ignore[call-overload]
+                renamings = zip(rank_set.symmetry.twin, rank_set.symmetry.renaming, strict=True)
+                found |= {(new[owner], buffer) for twin, new in renamings if twin == plan.rank}
+    return found
 
 
 def _check_shared_memory(rank_set: RankSet, plan: Plan) -> None:
     machine = machine_of(plan)
-    for op, sig in zip(plan.ops, rank_set.signatures[plan.rank], strict=True):
+    for op, sig in zip(plan.ops, rank_set.signatures(plan.rank), strict=True):
         needed = kinds.get(op.kind).scratch(sig, machine) + machine.ring_bytes
         if needed > machine.shared_bytes:
             raise refuse(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from ark.errors import PlanError
+from ark.ir.values import row_major
 from ark.plan import kind as kinds
 from ark.plan.kind import Signature
 from ark.plan.types import Plan, PlanTensor
@@ -21,12 +22,12 @@ WIDEST = 16  # bytes that a body reads at once
 
 def check_work(rank_set: RankSet) -> None:
     """Raises PlanError for the first op that is none of its kind's or is not done wholly."""
-    for plan in (rank_set.plans[rank] for rank in sorted(set(rank_set.twin))):
+    for plan in rank_set.checked_plans:
         coords: dict[int, Coords] = defaultdict(tuple)
         for number in range(len(plan.phases)):
             listed = rank_set.listing(plan.rank, number).by_op
             coords.update({op: places for op, (_, places) in listed.items()})
-        for op, sig in zip(plan.ops, rank_set.signatures[plan.rank], strict=True):
+        for op, sig in zip(plan.ops, rank_set.signatures(plan.rank), strict=True):
             kind = kinds.get(op.kind)
             try:
                 kind.check(sig)
@@ -75,15 +76,16 @@ def _share(plan: Plan, a: PlanTensor, b: PlanTensor) -> bool:
 
 def _span(tensor: PlanTensor) -> tuple[int, int]:
     """First and last+1 byte of a tensor in its buffer."""
-    size = tensor.itemsize
-    reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.strides, strict=True))
-    return tensor.start * size, (tensor.start + reach + 1) * size
+    items = tensor.items
+    strides = row_major(items.extents)
+    reach = sum((n - 1) * s for n, s in zip(items.shape, strides, strict=True))
+    return tensor.first_byte, tensor.first_byte + (reach + 1) * tensor.itemsize
 
 
 def _check_alignment(plan: Plan, operands: tuple[int, ...], sig: Signature) -> None:
     for index in sorted(kinds.get(sig.kind).wide(sig)):
         tensor = plan.tensors[operands[index]]
-        at = max(plan.buffers[tensor.buffer].offset, 0) + tensor.start * tensor.itemsize
+        at = max(plan.buffers[tensor.buffer].offset, 0) + tensor.first_byte
         if at % WIDEST:
             raise PlanError(
                 f"operand {index} lies at byte {at}, expected a multiple of {WIDEST}: it is read "

@@ -190,6 +190,8 @@ ARK_DEVICE float ark_tanh(float v) {
 }
 ARK_DEVICE float ark_sin(float v) { return std::sin(v); }
 ARK_DEVICE float ark_cos(float v) { return std::cos(v); }
+ARK_DEVICE float ark_floor(float v) { return __builtin_floorf(v); }
+ARK_DEVICE float ark_round(float v) { return __builtin_rintf(v); }
 ARK_DEVICE float ark_inf() { return HUGE_VALF; }
 
 ARK_DEVICE float ark_scalar(const float* p, int i) { return p[i]; }

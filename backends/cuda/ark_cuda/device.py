@@ -29,12 +29,11 @@ _FUNCTION = cu.CUfunction_attribute
 
 @dataclass(frozen=True)
 class Program:
-    """A loaded loop kernel. registers, stack_bytes: per thread; shared_bytes: static."""
+    """A loaded loop kernel. registers: per thread; shared_bytes: static."""
 
     module: Any
     function: Any
     registers: int
-    stack_bytes: int
     shared_bytes: int
 
 
@@ -220,7 +219,6 @@ class CudaDevice:
                 module,
                 function,
                 attribute("NUM_REGS"),
-                attribute("LOCAL_SIZE_BYTES"),
                 attribute("SHARED_SIZE_BYTES"),
             )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import resources
 
 from ark.codegen.dialect import Dialect
-from ark_cuda.tasks import BODIES, LOADS, MAPS, POLLS, SCRATCH
+from ark_cuda.tasks import BODIES, HEADERS, LOADS, MAPS, POLLS, SCRATCH
 
 
 def _text(name: str) -> str:
@@ -24,13 +24,11 @@ def dialect(arch: str) -> Dialect:
         prelude=_text("prelude.h"),
         entry=_text("entry.h"),
         bodies=BODIES,
+        headers=HEADERS,
         scratch=SCRATCH,
-        stream=_text("barriers.h")
-        + _text("stream.h")
-        + _text("tasks/packets.h")
-        + _text("tasks/linear.h"),
+        stream=_text("barriers.h") + _text("stream.h"),
         polls=POLLS,
-        roles=_text("roles.h") + _text("tasks/linear_roles.h"),
+        roles=_text("roles.h"),
         loads=LOADS,
         maps=MAPS,
         loader=_text("barriers.h") + _text("matrix.h"),

@@ -184,6 +184,8 @@ ARK_DEVICE float ark_reciprocal(float v) {
   asm("rcp.approx.f32 %0, %1;" : "=f"(result) : "f"(v));
   return result;
 }
+ARK_DEVICE float ark_floor(float v) { return floorf(v); }
+ARK_DEVICE float ark_round(float v) { return rintf(v); }
 ARK_DEVICE float ark_inf() { return __uint_as_float(0x7f800000u); }
 
 ARK_DEVICE float ark_scalar(const float* p, int i) { return p[i]; }

@@ -18,6 +18,7 @@ struct ArkHandshake {
   ark_u32 begin;     // the iteration's tasks, written before its first handshake
   ark_u32 end;
   ark_u32 ended[ARK_WARPS];    // each warp's own: handshakes that it has ended
+  ark_u32 failed[ARK_WARPS];   // each warp's own: a wait in it gave up, in this task or before
   ark_u32 gathers[ARK_WARPS];  // each warp's own: inputs that it has gathered
 };
 
@@ -30,7 +31,9 @@ ARK_DEVICE void ark_handshake_init(const ArkParams* p, ark_u32 processor, char* 
   ark_barrier_init(&ark_handshake.done, ARK_WARPS);
   ark_barrier_init(&ark_handshake.gathered, ARK_WARPS);
   ark_handshake.quit = 0u;
-  for (int w = 0; w < ARK_WARPS; ++w) ark_handshake.ended[w] = ark_handshake.gathers[w] = 0u;
+  for (int w = 0; w < ARK_WARPS; ++w) {
+    ark_handshake.ended[w] = ark_handshake.failed[w] = ark_handshake.gathers[w] = 0u;
+  }
 }
 
 // The other side's waits all have budgets, after which it arrives too: these need none. All lanes
@@ -46,9 +49,12 @@ ARK_DEVICE bool ark_enter(ArkCtx&) {
   ark_handshake_wait(&ark_handshake.open, ark_warp_load(&ark_handshake.ended[ark_warp()]));
   return *const_cast<volatile ark_u32*>(&ark_handshake.quit) == 0u;
 }
-ARK_DEVICE void ark_end_handshake() {
+// What the lead warp is to know of this warp's task is written before the arrival: the warp's own
+// word in c is that of its next task as soon as it has arrived.
+ARK_DEVICE void ark_end_handshake(const ArkCtx& c) {
   ark_u32* ended = &ark_handshake.ended[ark_warp()];
   const ark_u32 next = ark_warp_load(ended) + 1u;
+  if (ark_failed(c)) ark_warp_store(&ark_handshake.failed[ark_warp()], 1u);
   __syncwarp();
   ark_warp_store(ended, next);
   __syncwarp();
@@ -77,7 +83,7 @@ ARK_DEVICE bool ark_close_handshake(const ArkCtx& c, ark_u32& count) {
   ark_handshake_wait(&ark_handshake.done, count++);
   ark_copies_done();
   const int lane = ark_lane();
-  const bool fine = lane >= ARK_BLOCK_WARPS || (c.warps[lane] & ARK_GAVE_UP) == 0u;
+  const bool fine = !ark_failed(c) && (lane >= ARK_WARPS || ark_handshake.failed[lane] == 0u);
   return __all_sync(0xffffffffu, fine) != 0;
 }
 
@@ -206,11 +212,11 @@ ARK_DEVICE void ark_follow(char* scratch) {
   while (ark_enter(c)) {
     const ark_u32 begin = *const_cast<volatile ark_u32*>(&ark_handshake.begin);
     const ark_u32 end = *const_cast<volatile ark_u32*>(&ark_handshake.end);
-    ark_end_handshake();
+    ark_end_handshake(c);
     for (ark_u32 i = begin; i < end; ++i) {
       ark_warp_store(&c.warps[ark_warp()], i);
       if (!ark_dispatch(c, loop.tasks[i % ARK_SLOTS])) return;
-      ark_end_handshake();
+      ark_end_handshake(c);
     }
   }
 }

@@ -286,6 +286,8 @@ ARK_DEVICE float ark_sine(float v, int quarter) {
   const float value = (octant & 1) != 0 ? cosine : sine;
   return (octant & 2) != 0 ? -value : value;
 }
+ARK_DEVICE float ark_floor(float v) { return __builtin_floorf(v); }
+ARK_DEVICE float ark_round(float v) { return __builtin_rintf(v); }
 ARK_DEVICE float ark_sin(float v) { return ark_sine(v, 0); }
 ARK_DEVICE float ark_cos(float v) { return ark_sine(v, 1); }
 

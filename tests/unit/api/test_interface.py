@@ -20,12 +20,12 @@ def test_every_exported_name_exists() -> None:
         assert getattr(ark, name) is not None or name == "NullTensor"
     assert ark.version() == ark.__version__
     assert ark.error.InvalidUsageError is ark.InvalidUsageError
-    assert ark.core.DIMS_LEN == 4 and ark.core.FP32 is ark.fp32
+    assert ark.core.DIMS_LEN == 8 and ark.core.FP32 is ark.fp32
     ark.core.srand(3)
     assert [ark.core.rand() for _ in range(2)] != [ark.core.rand() for _ in range(2)]
 
 
-@pytest.mark.parametrize("name", ["concat", "gather", "FP8_E4M3", "where"])
+@pytest.mark.parametrize("name", ["concat", "gather", "FP8_E4M3"])
 def test_what_is_not_built_says_so(name: str) -> None:
     with pytest.raises(ark.UnsupportedError, match=name):
         getattr(ark, name)
@@ -86,8 +86,8 @@ def bad(kind: type[Exception], call: Any, match: str | None = None) -> Any:
 
 BAD = [
     bad(ark.InvalidUsageError, lambda a: ark.tensor([0])),
-    bad(ark.InvalidUsageError, lambda a: ark.tensor([1, 2, 3, 4, 5]), "4 dimensions"),
-    bad(ValueError, lambda a: ark.tensor([1, 2, 3, 4, 5])),
+    bad(ark.InvalidUsageError, lambda a: ark.tensor([1] * 9), "8 dimensions"),
+    bad(ValueError, lambda a: ark.tensor([1] * 9)),
     bad(ark.InvalidUsageError, lambda a: ark.tensor(64)),
     bad(ark.InvalidUsageError, lambda a: ark.tensor([64], strides=64)),
     bad(ark.InvalidUsageError, lambda a: ark.tensor([64], offsets="bad")),
@@ -96,7 +96,7 @@ BAD = [
     bad(ark.ModelError, lambda a: ark.tensor([64], offsets=[1]), "fit its buffer"),
     bad(ark.UnsupportedError, lambda a: ark.tensor([64], rank=3)),
     bad(ark.InvalidUsageError, lambda a: ark.reshape(a, 64)),
-    bad(ark.InvalidUsageError, lambda a: ark.reshape(a, [1, 2, 2, 2, 2])),
+    bad(ark.InvalidUsageError, lambda a: ark.reshape(a, [1] * 8 + [2048])),
     bad(ark.ModelError, lambda a: ark.reshape(a, [3, -1])),
     bad(ark.ModelError, lambda a: ark.reshape(a, [0, 32], allowzero=True)),
     bad(ark.ModelError, lambda a: ark.reshape(a, [-1, -1])),
@@ -110,7 +110,7 @@ BAD = [
     bad(ark.ModelError, lambda a: ark.matmul(a, a), "inner sizes"),
     bad(ark.ModelError, lambda a: ark.exp(ark.tensor([4], ark.int32))),
     bad(ark.ModelError, lambda a: ark.add(ark.tensor([4], ark.int32), 0.5), "no integer"),
-    bad(ark.UnsupportedError, lambda a: ark.add(ark.tensor([4], ark.int8), 1), "int8"),
+    bad(ark.UnsupportedError, lambda a: ark.add(ark.tensor([4], ark.bool), 1), "bool"),
     bad(ark.ModelError, lambda a: ark.exp(a, output=ark.tensor([64, 31], ark.fp16))),
     bad(ark.ModelError, lambda a: ark.exp(a, output=ark.tensor([64, 32]))),
     bad(ark.InvalidUsageError, lambda a: ark.reduce_sum(a, 2)),

@@ -31,7 +31,7 @@ def test_empty_plans() -> None:
     with pytest.raises(ark.PlanError):
         ark.Plan.from_str('{"phases": 3}')
     data["TaskInfos"] = [{"Id": 0}]
-    with pytest.raises(ark.UnsupportedError):
+    with pytest.raises(ark.PlanError):
         ark.Plan(data)
 
 

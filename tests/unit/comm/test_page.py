@@ -16,7 +16,7 @@ from ark.comm.page.data import carried, page_data
 from ark.comm.page.layout import layout
 from ark.comm.simulate import simulate
 from ark.comm.taccl import synthesize_taccl
-from ark.comm.topology import Link, Topology
+from ark.comm.topology import Link, Topology, load
 from ark.errors import InvalidUsageError
 
 SIZE = 1 << 20
@@ -40,7 +40,7 @@ def embedded(html):
 
 
 def test_page_needs_nothing_from_outside():
-    topology = Topology.load("a100x2")
+    topology = load("a100x2")
     html = render_page(topology, runs_of(topology), 12.5)
     outside = re.findall(r'(?:src|href)\s*=|@import|url\(|https?://[^"\s]*', html)
     assert set(outside) <= {"http://www.w3.org/2000/svg"}
@@ -50,7 +50,7 @@ def test_page_needs_nothing_from_outside():
 
 
 def test_data_is_the_simulation():
-    topology = Topology.load("a100x2")
+    topology = load("a100x2")
     runs = runs_of(topology)
     data = embedded(render_page(topology, runs, 12.5))
     assert data["ranks"] == 16 and data["size"] == SIZE and data["bound"] == 12.5
@@ -82,7 +82,7 @@ def test_puts_know_what_they_carry():
 
 
 def test_the_same_runs_give_the_same_bytes(tmp_path):
-    topology = Topology.load("torus3x3")
+    topology = load("torus3x3")
     html = render_page(topology, runs_of(topology), None)
     assert html == render_page(topology, runs_of(topology), None)
     write_page(tmp_path / "page.html", topology, runs_of(topology))
@@ -102,7 +102,7 @@ def test_names_from_files_cannot_leave_the_data():
 
 
 def test_runs_must_be_alike():
-    topology = Topology.load("ring4")
+    topology = load("ring4")
     one = runs_of(topology)
     with pytest.raises(InvalidUsageError, match="0 kinds"):
         render_page(topology, [])
@@ -119,7 +119,7 @@ def test_runs_must_be_alike():
     ],
 )
 def test_nodes_are_drawn_apart(name):
-    topology = Topology.load(name)
+    topology = load(name)
     places = layout(topology)
     assert set(places) == set(topology.nodes)
     points = list(places.values())
@@ -130,7 +130,7 @@ def test_nodes_are_drawn_apart(name):
 
 def test_big_runs_show_whole_trees_and_fewer_rows(monkeypatch):
     monkeypatch.setattr("ark.comm.page.data.MOST_EVENTS", 100)
-    topology = Topology.load("ring8")
+    topology = load("ring8")
     (run,) = page_data(topology, runs_of(topology, names=("ring",)), None)["runs"]
     assert 1 <= run["rows"] < 8
     assert sum(piece == 0 for _, piece, _, _ in run["times"]) == 2 * 7 * 8
@@ -138,7 +138,7 @@ def test_big_runs_show_whole_trees_and_fewer_rows(monkeypatch):
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node checks the scripts' syntax")
 def test_scripts_parse(tmp_path):
-    topology = Topology.load("ring4")
+    topology = load("ring4")
     html = render_page(topology, runs_of(topology))
     script = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)[-1]
     (tmp_path / "page.js").write_text(script)
@@ -146,7 +146,7 @@ def test_scripts_parse(tmp_path):
 
 
 def test_a_synthesised_program_with_routes_is_drawn():
-    topology = Topology.load("dgx2x2")
+    topology = load("dgx2x2")
     made = synthesize_taccl(topology, None, "all_gather", 20, size_bytes=SIZE)
     check(made.program)
     result = simulate(made.program, topology, SIZE)

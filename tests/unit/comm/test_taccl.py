@@ -23,7 +23,7 @@ from ark.comm.taccl import (
     synthesize_taccl,
 )
 from ark.comm.taccl.ordering import MOST_TOGETHER
-from ark.comm.topology import Link, Topology, named
+from ark.comm.topology import Link, Topology, load, named
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from tests.unit.comm.networks import random_eulerian
 
@@ -142,7 +142,7 @@ def test_programs_on_random_networks(seed, collective, chunkup):
 @pytest.mark.parametrize("name", ["ring8", "torus2x3", "hypercube3", "mi300x", "dgx1v", "star5"])
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_default_sketches_on_known_networks(name, collective):
-    topology = Topology.load(name)
+    topology = load(name)
     made = synthesize_taccl(topology, None, collective, 20, size_bytes=64 * MB)
     prove(made.program, topology)
     assert made.optimal and made.gap == 0
@@ -153,9 +153,9 @@ def test_default_sketches_on_known_networks(name, collective):
 
 def test_known_optima_are_reached():
     """A full mesh needs one chunk time, a ring of 8 with two chunks a rank seven."""
-    mesh = synthesize_taccl(Topology.load("mi300x"), None, "all_gather", size_bytes=8 * MB)
+    mesh = synthesize_taccl(load("mi300x"), None, "all_gather", size_bytes=8 * MB)
     assert mesh.time_us == pytest.approx(MB / 64e3 + 1.4, rel=0.1)
-    ring = Topology.load("ring8:bandwidth=10,latency=0")
+    ring = load("ring8:bandwidth=10,latency=0")
     made = synthesize_taccl(ring, default_sketch(ring, 2), "all_gather", size_bytes=16 * MB)
     assert made.time_us == pytest.approx(7 * MB / 10e3, rel=1e-3)
 
@@ -163,7 +163,7 @@ def test_known_optima_are_reached():
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("raw", [DGX2X2, NDV2X2], ids=["dgx2x2", "ndv2x2"])
 def test_the_papers_sketches(raw, collective):
-    topology = Topology.load("dgx2x2" if raw is DGX2X2 else "ndv2x2")
+    topology = load("dgx2x2" if raw is DGX2X2 else "ndv2x2")
     sketch = Sketch.from_json(json.dumps(raw))
     made = synthesize_taccl(topology, sketch, collective, 30, size_bytes=32 * MB)
     prove(made.program, topology)
@@ -182,7 +182,7 @@ def test_the_papers_sketches(raw, collective):
 
 
 def test_symmetric_chunks_take_symmetric_routes():
-    topology = Topology.load("dgx2x2")
+    topology = load("dgx2x2")
     graph = logical(topology, Sketch.from_json(DGX2X2))
     routing = route(graph, False, MB, 30)
     sets = {
@@ -203,7 +203,7 @@ def test_senders_and_relay_map_say_the_same():
     del raw["internode_sketch"]["gpus_to_sender_rev_map"]
     raw["internode_sketch"]["chunk_to_relay_map"] = [2, 1]
     for sketch in (Sketch.from_json(raw), Sketch.from_json(DGX2X2)):
-        graph = logical(Topology.load("dgx2x2"), sketch)
+        graph = logical(load("dgx2x2"), sketch)
         routing = route(graph, False, MB, 30)
         for chunk, links in zip(routing.chunks, routing.links, strict=True):
             leaving = {graph.edges[i].sender for i in links} - {None}
@@ -219,7 +219,7 @@ def test_few_or_many_connections():
             "switch_hyperedge_strategy": [wish],
         }
         sketch = Sketch.from_json({"intranode_sketch": switch, "symmetry_offsets": [[1, 6]]})
-        routing = route(logical(Topology.load("star6"), sketch), False, MB, 10)
+        routing = route(logical(load("star6"), sketch), False, MB, 10)
         used = {i for links in routing.links for i in links}
         counts[wish] = len(used), routing.time_us
     assert counts["uc-min"][0] < counts["uc-max"][0] == 30
@@ -227,7 +227,7 @@ def test_few_or_many_connections():
 
 
 def test_schedule_respects_links_and_arrivals():
-    topology = Topology.load("ndv2x2")
+    topology = load("ndv2x2")
     graph = logical(topology, Sketch.from_json(NDV2X2))
     routing = route(graph, False, MB, 30)
     schedule = order(graph, routing, MB)
@@ -249,7 +249,7 @@ def test_schedule_respects_links_and_arrivals():
 
 def test_contiguity_merges_small_chunks_between_boxes():
     """Where latency rules, chunks that cross together save alphas; where bytes rule, none merge."""
-    topology = Topology.load("ndv2x2")
+    topology = load("ndv2x2")
     sketch = Sketch.from_json(NDV2X2)
     graph = logical(topology, sketch)
     small = order(graph, route(graph, False, 100.0, 10), 100.0)
@@ -276,7 +276,7 @@ def test_contiguity_merges_small_chunks_between_boxes():
 
 
 def test_no_time_returns_the_best_found_with_its_gap():
-    topology = Topology.load("torus4x4")
+    topology = load("torus4x4")
     made = synthesize_taccl(topology, None, "all_to_all", 0.02, size_bytes=16 * MB)
     prove(made.program, topology)
     assert not made.optimal and 0 < made.gap <= 1
@@ -285,14 +285,14 @@ def test_no_time_returns_the_best_found_with_its_gap():
 
 
 def test_the_same_input_gives_the_same_bytes():
-    topology = Topology.load("a100x2")
+    topology = load("a100x2")
     texts = {to_json(synthesize_taccl(topology, None, "all_reduce", 30).program) for _ in range(2)}
     assert len(texts) == 1
 
 
 @pytest.mark.parametrize("reduction", ["max", "min", "mean"])
 def test_other_reductions(reduction):
-    topology = Topology.load("ring5")
+    topology = load("ring5")
     made = synthesize_taccl(topology, None, "all_reduce", 10, reduction=reduction, pieces=2)
     assert made.program.reduction == reduction and made.program.pieces == 2
     prove(made.program, topology)
@@ -359,12 +359,12 @@ MISFITS = {
 def test_sketches_that_do_not_fit_give_one_sentence(name):
     raw, says = MISFITS[name]
     with pytest.raises(ModelError, match=says) as caught:
-        synthesize_taccl(Topology.load("ndv2x2"), Sketch.from_json(raw), "all_gather", 5)
+        synthesize_taccl(load("ndv2x2"), Sketch.from_json(raw), "all_gather", 5)
     assert "\n" not in str(caught.value)
 
 
 def test_bad_calls_give_one_sentence(tmp_path):
-    topology = Topology.load("ring4")
+    topology = load("ring4")
     for arguments, says in (
         ({"collective": "broadcast"}, "cannot do broadcast"),
         ({"collective": "sum"}, "no collective is called 'sum'"),
@@ -377,10 +377,10 @@ def test_bad_calls_give_one_sentence(tmp_path):
     with pytest.raises(InvalidUsageError, match="time limit"):
         synthesize_taccl(topology, time_limit_s=float("nan"))
     with pytest.raises(UnsupportedError, match="more than TACCL's model takes"):
-        synthesize_taccl(Topology.load("a100x32"), None, "all_to_all")
+        synthesize_taccl(load("a100x32"), None, "all_to_all")
     with pytest.raises(ModelError, match="cannot be read"):
         Sketch.load(str(tmp_path / "none.json"))
-    rail = Topology.load("a100x2:fabric=rail")
+    rail = load("a100x2:fabric=rail")
     far = {"nnodes": 2, "internode_sketch": {"internode_conn": {"0": [1]}}}
     with pytest.raises(ModelError, match="passes the rank"):
         synthesize_taccl(rail, Sketch.from_json(far), "all_gather")
@@ -388,7 +388,7 @@ def test_bad_calls_give_one_sentence(tmp_path):
 
 @pytest.mark.parametrize("size", [1, 1 << 60])
 def test_tiny_and_huge_sizes(size):
-    topology = Topology.load("torus2x3:bandwidth=1/1000,latency=0.5")
+    topology = load("torus2x3:bandwidth=1/1000,latency=0.5")
     made = synthesize_taccl(topology, None, "all_to_all", 20, size_bytes=size)
     prove(made.program, topology)
     assert made.optimal and made.time_us >= made.routing_us * (1 - 1e-6) > 0
@@ -396,13 +396,13 @@ def test_tiny_and_huge_sizes(size):
 
 def test_sizes_and_sketch_defaults():
     assert [parse_size(s) for s in (7, "7", "2K", "3MB", "1G")] == [7, 7, 2048, 3 << 20, 1 << 30]
-    sketch = default_sketch(Topology.load("a100x2"))
+    sketch = default_sketch(load("a100x2"))
     assert sketch.nnodes == 2 and sketch.intranode == "switch"
     assert sketch.symmetry_offsets == ((8, 16), (1, 8))
-    plain = default_sketch(Topology.load("ring6"))
+    plain = default_sketch(load("ring6"))
     assert plain.symmetry_offsets == ((1, 6),) and plain.intranode == "none"
     split = dataclasses.replace(sketch, beta_split=((0, 2),), symmetry_offsets=())
-    edges = logical(Topology.load("a100x2"), split).edges
+    edges = logical(load("a100x2"), split).edges
     assert {e.gbps for e in edges if e.sender == 0} == {12.5}
     assert {e.gbps for e in edges if e.sender == 1} == {25.0}
 

@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from ark.comm.topology import Topology
+from ark.comm.topology import load
 from ark.comm.topology.detect import MachineLinks, detect
 from ark.errors import SystemError
 
@@ -52,7 +52,7 @@ def test_a_backend_that_cannot_be_loaded_is_a_reason(monkeypatch):
 
 def test_detection_here_gives_a_topology_or_the_reason():
     try:
-        Topology.detect().validate()
+        load("detect").validate()
     except SystemError as error:
         assert "cannot be detected" in str(error)
 

@@ -166,3 +166,18 @@ def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
         (tmp_path / "tokenizer.json").write_text(content)
         with pytest.raises(ModelError, match=words):
             Tokenizer.open(tmp_path)
+
+
+@pytest.mark.parametrize("where", ["reading", "encoding"])
+def test_a_tokenizer_that_panics_is_named(where: str, tmp_path: Path) -> None:
+    """Files that fuzzing found; what the package raises then is no Exception."""
+    make_tokenizer(SIZE).save(str(tmp_path / "tokenizer.json"))
+    path = tmp_path / "tokenizer.json"
+    data = json.loads(path.read_text())
+    if where == "reading":
+        data["model"]["continuing_subword_prefix"] = "a prefix longer than any token"
+    else:
+        data["post_processor"]["single"][0]["SpecialToken"]["id"] = "<none>"
+    path.write_text(json.dumps(data))
+    with pytest.raises(ModelError, match="makes the tokenizers package fail"):
+        Tokenizer.open(tmp_path).encode("The king")

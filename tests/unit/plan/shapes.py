@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from ark.ir.dtype import by_name
+from ark.ir.graph import Graph
 from ark.machine import Machine
-from ark.models.build import Shape
+from ark.models.build import Shape, build
 from ark.models.config import LlamaConfig, Rope
 from ark.models.generate import make_plans
 from ark.plan.types import Plan
@@ -44,7 +45,15 @@ def machine(processors: int, *capabilities: str, warps: int = 1) -> Machine:
 def decoder_plans(target: Machine, chunk: int = 4, ranks: int = 1, **options: object) -> list[Plan]:
     """Verified plans of the small decoder."""
     shape = Shape(CONFIG, by_name("fp32"), 64, chunk, 0, ranks)
-    return make_plans(shape, target, dict(options))
+    return list(make_plans(shape, target, dict(options)))
+
+
+def decoder_graphs(ranks: int, tied: bool = False, chunk: int = 4) -> list[Graph]:
+    """The small decoder's graphs by rank, with a head of its own unless it is tied."""
+    heads = CONFIG.num_key_value_heads * (2 if ranks > 2 else 1)
+    config = dataclasses.replace(CONFIG, tie_word_embeddings=tied, num_key_value_heads=heads)
+    shapes = [Shape(config, by_name("fp32"), 64, chunk, rank, ranks) for rank in range(ranks)]
+    return [build(shape).graph for shape in shapes]
 
 
 def replace_task(plan: Plan, place: tuple[int, int, int], **changes: object) -> Plan:

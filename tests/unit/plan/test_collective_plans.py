@@ -20,6 +20,7 @@ from ark.lower.pipeline import plan as make_plan
 from ark.plan.types import Plan, Task
 from ark.plan.verify import verify
 from ark.plan.verify.rank_set import RankSet
+from ark.plan.verify.symmetry import alone
 from ark.tasks.pointwise import COPY
 from tests.unit.comm.programs import any_program
 from tests.unit.plan.shapes import machine
@@ -37,7 +38,7 @@ class Interpreter:
     """One iteration of the plans of all ranks; buffers begin as NaN, inputs as given."""
 
     def __init__(self, plans: list[Plan], inputs: list[np.ndarray]) -> None:
-        self.rank_set = RankSet(tuple(plans))
+        self.rank_set = RankSet(plans, alone(len(plans)))
         self.counts: Counter[tuple[int, int]] = Counter()
         self.memory = {
             (p.rank, b.id): np.full(b.nbytes // 4, np.nan, np.float32)

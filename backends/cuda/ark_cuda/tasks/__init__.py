@@ -1,15 +1,16 @@
 """Task bodies that live on NVIDIA's own units, by task kind; chosen before the common ones.
 
-BODIES: their writers. POLLS: what the lead warp of the variant `roles` waits for. SCRATCH: the
-shared memory that they need. LOADS: the halves that the loading thread of the variant `matrix`
-runs. MAPS: the tensor maps of their operands. Called through the dialect.
+BODIES: their writers. HEADERS: the device code that they stand on. POLLS: what the lead warp of the
+variant `roles` waits for. SCRATCH: the shared memory that they need. LOADS: the halves that the
+loading thread of the variant `matrix` runs. MAPS: the tensor maps of their operands.
+Called through the dialect.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ark.codegen.dialect import BodyWriter, MapRule, ScratchRule
+from ark.codegen.dialect import BodyWriter, HeaderRule, MapRule, ScratchRule
 from ark_cuda.tasks import attention, linear, matmul, wgmma
 
 BODIES: Mapping[str, BodyWriter] = {
@@ -17,6 +18,11 @@ BODIES: Mapping[str, BodyWriter] = {
     "attention_merge": attention.merge,
     "linear": linear.write,
     "matmul": matmul.write,
+}
+HEADERS: Mapping[str, HeaderRule] = {
+    "attention": attention.headers,
+    "attention_merge": attention.headers,
+    "linear": linear.headers,
 }
 POLLS: Mapping[str, BodyWriter] = {
     "attention": attention.poll,

@@ -1,18 +1,39 @@
-"""What the writers of CUDA's own bodies share: inlining, and the text for loading packets."""
+"""What the writers of CUDA's own bodies share: their headers, and how their functions are declared.
+
+Bodies that run often and shortly become part of the loop: a called function reaches memory by more
+instructions. Those that run seldom, or long, stay functions: they would take registers from it.
+"""
 
 from __future__ import annotations
 
 from importlib import resources
 
+from ark.machine import Machine
+from ark.variant import COMMUNICATE
 
-def inlined(function: str) -> str:
-    """Makes a body part of the loop: a called function reaches memory by more instructions.
 
-    Bodies that run seldom, or long, stay functions: they would take registers from the loop.
+def header(name: str) -> str:
+    """The text of a .h file of this folder."""
+    return resources.files("ark_cuda").joinpath(f"tasks/{name}").read_text()
+
+
+def leads(machine: Machine) -> bool:
+    """Is this the variant `roles`, where a body says whether the processor goes on?"""
+    return machine.variant.role(COMMUNICATE) > 0
+
+
+def inlined(name: str, call: str, machine: Machine, enters: bool = True) -> str:
+    """A body that makes one call. enters: the callee itself waits for the task in the variant
+    `roles`, and returns false if the processor is to leave.
     """
-    return function.replace("ARK_BODY", "ARK_DEVICE", 1)
+    kind, lines = "void", f"  {call};\n"
+    if leads(machine):
+        kind = "bool"
+        enter = "  if (!ark_enter(c)) return false;\n"
+        lines = f"  return {call};\n" if enters else f"{enter}{lines}  return true;\n"
+    return f"ARK_DEVICE {kind} {name}(ArkCtx& c, const ArkTask& t) {{\n{lines}}}\n"
 
 
-def packets() -> str:
-    """Declares ark_load_by_warp, once for a source."""
-    return resources.files("ark_cuda").joinpath("tasks/packets.h").read_text()
+def poll(name: str, call: str) -> str:
+    """What the lead warp of the variant `roles` runs before a body."""
+    return f"ARK_DEVICE void {name}_poll(ArkCtx& c, const ArkTask& t) {{\n  {call};\n}}\n"

@@ -123,3 +123,78 @@ ARK_DEVICE float ark_slices(const float* part, int pitch) {
   for (int w = 0; w < ARK_WARPS; ++w) sum += part[w * pitch];
   return sum;
 }
+
+// coord: first and last+1 row of the weights, of type W, R rows of K to a stage, or one row in P
+// stages. E elements of the input are loaded at once; PITCH rows' sums wait for their epilogue.
+template <typename W, int K, int R, int P, int E, int PITCH, class X, class N, class S>
+ARK_DEVICE void ark_linear_slices(ArkCtx& c, const ArkTask& t, X input, const N& prologue,
+                                  S epilogue) {
+  constexpr int V = K / P / ARK_THREADS, WIDTH = S::WIDTH;
+  float* part = reinterpret_cast<float*>(ARK_SCRATCH(c));
+  float* squares = part + ARK_WARPS * PITCH;
+  const int slice = ark_warp() * (K / P / ARK_WARPS);
+  float x[P][V];
+  float early[1][WIDTH] = {};  // of a thread's first rows, asked for before it waits for the input
+  if constexpr (S::EARLY) {
+    const int first = WIDTH * ark_tid();
+    if (first < t.coord[1] - t.coord[0] && first < PITCH) {
+      ark_sums_ahead(c, epilogue, t.coord[0] + first, WIDTH, early);
+    }
+  }
+  const auto load = [&] {
+#pragma unroll
+    for (int p = 0; p < P; ++p) {
+      ark_slice<V, E>(c, input.p + (p * (K / P) + slice) * X::step, X::step, x[p], X::system);
+    }
+  };
+  if constexpr (N::norm) {
+    float factor[P][V];
+#pragma unroll
+    for (int i = 0; i < P * V; ++i) {
+      factor[i / V][i % V] =
+          ark_get(prologue.weight.p, i / V * (K / P) + slice + ark_slice_at<E>(i % V));
+    }
+    load();
+    float square = 0.0f;
+#pragma unroll
+    for (int i = 0; i < P * V; ++i) {
+      square = fmaf(x[i / V][i % V], x[i / V][i % V], square);
+      x[i / V][i % V] *= factor[i / V][i % V];
+    }
+    square = ark_warp_sum(square);
+    if (ark_lane() == 0) squares[ark_warp()] = square;
+  } else {
+    load();
+  }
+  ark_u32 stage = t.fetch_begin;
+  for (int begin = t.coord[0]; begin < t.coord[1]; begin += PITCH) {
+    const int end = begin + PITCH < t.coord[1] ? begin + PITCH : t.coord[1];
+    if (begin != t.coord[0]) ark_sync();
+    for (int n = begin; n < end; n += R) {
+      float sum[R] = {};
+#pragma unroll
+      for (int p = 0; p < P; ++p, ++stage) {
+        const W* w = reinterpret_cast<const W*>(ark_stage(c, stage));
+        ark_slice_dots<R, K / P, V, E>(w + slice, x[p], sum);
+        ark_stage_shared_done(c, stage);
+      }
+      ark_slice_sums(sum, part + ark_warp() * PITCH + n - begin);
+    }
+    ark_sync();
+    float scale = 1.0f;
+    if constexpr (N::norm) scale = ark_rsqrt(ark_slices(squares, 1) / K + prologue.eps);
+    for (int i = WIDTH * ark_tid(); i < end - begin; i += WIDTH * ARK_THREADS) {
+      float sum[WIDTH], ahead[1][WIDTH] = {};
+#pragma unroll
+      for (int r = 0; r < WIDTH; ++r) sum[r] = scale * ark_slices(part + i + r, PITCH);
+      if (S::EARLY && begin == t.coord[0] && i < WIDTH * ARK_THREADS) {
+#pragma unroll
+        for (int r = 0; r < WIDTH; ++r) ahead[0][r] = early[0][r];
+      } else {
+        ark_sums_ahead(c, epilogue, begin + i, WIDTH, ahead);
+      }
+      ark_sums_store(c, epilogue, 0, begin + i, WIDTH, sum, ahead[0]);
+    }
+  }
+  ark_sums_finish(c, t, epilogue, squares + ARK_WARPS);
+}

@@ -29,9 +29,9 @@ ARK_DEVICE void ark_row_factors(const T* norm, float (&factor)[2 * ARK_ROW_PAIRS
   }
 }
 
-// Loads a row of K elements, the sum of S shares of it, times `factor` if NORM, to xs; returns the
-// sum of this thread's squares.
-template <int K, int S, bool NORM, typename P, typename T, int F>
+// Loads a row of K elements, the sum of S shares of it from share FIRST on, round, times `factor`
+// if NORM, to xs; returns the sum of this thread's squares.
+template <int K, int S, int FIRST, bool NORM, typename P, typename T, int F>
 ARK_DEVICE float ark_row(ArkCtx& c, const P* p, const float (&factor)[F], T* xs, bool system) {
   constexpr int ALL = ARK_ROW_PAIRS<K>, MOST = S < 12 ? 12 / S : 1, N = ALL < MOST ? ALL : MOST;
   float square = 0.0f;
@@ -46,9 +46,12 @@ ARK_DEVICE float ark_row(ArkCtx& c, const P* p, const float (&factor)[F], T* xs,
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       if (place(i) >= K) continue;
-      float a = v[2 * i * S], b = v[2 * i * S + 1];
+      float a = v[2 * (i * S + FIRST)], b = v[2 * (i * S + FIRST) + 1];
 #pragma unroll
-      for (int s = 1; s < S; ++s) a += v[2 * (i * S + s)], b += v[2 * (i * S + s) + 1];
+      for (int s = 1; s < S; ++s) {
+        const int share = i * S + (FIRST + s) % S;
+        a += v[2 * share], b += v[2 * share + 1];
+      }
       if constexpr (NORM) {
         square = fmaf(a, a, fmaf(b, b, square));
         a *= factor[2 * (first + i)], b *= factor[2 * (first + i) + 1];
@@ -101,5 +104,85 @@ ARK_DEVICE bool ark_row_total(float sum, int row, int number, float* parts, ark_
   total = 0.0f;
 #pragma unroll
   for (int i = 0; i < P; ++i) total += *const_cast<volatile float*>(&parts[row * P + i]);
+  return true;
+}
+
+// The lead warp's poll: the packet that a processor far from this one is expected to publish last;
+// of shares that of the rank itself and of the one before it.
+template <int K, int SHARES, int PROCESSORS, class X>
+ARK_DEVICE void ark_linear_poll(ArkCtx& c, const ArkTask&, X input) {
+  const int far = (static_cast<int>(c.processor) + PROCESSORS / 2) % PROCESSORS;
+  const auto* last =
+      input.p + (static_cast<ark_i64>(far + 1) * K + PROCESSORS - 1) / PROCESSORS - 1;
+  ark_poll_packet(c, last, X::system);
+  if (SHARES > 1) ark_poll_packet(c, last + (SHARES - 1) * K, X::system);
+}
+
+// coord: first and last+1 row of the weights, of type W, R rows of K to a stage, or one row in P
+// stages; a task has at most TASK_ROWS. XS: bytes of shared memory that hold the input, which is
+// the sum of SHARES rows, from row FIRST on. False if the processor is to leave.
+template <typename W, int K, int R, int P, int TASK_ROWS, int XS, int SHARES, int FIRST, class X,
+          class N, class S>
+ARK_DEVICE bool ark_linear_roles(ArkCtx& c, const ArkTask& t, X input, const N& prologue,
+                                 S epilogue) {
+  constexpr int STEP = 32 / R, WIDTH = S::WIDTH;
+  W* xs = reinterpret_cast<W*>(ARK_SCRATCH(c));
+  float* squares = reinterpret_cast<float*>(ARK_SCRATCH(c) + XS);
+  float* parts = squares + ARK_WARPS;  // with P > 1 each row's, and how many are there
+  ark_u32* counts = reinterpret_cast<ark_u32*>(parts + TASK_ROWS * P);
+  const int end = t.coord[1];
+  const bool lead = ark_lane() % STEP == 0;
+  const int first = static_cast<int>(
+      (static_cast<ark_u32>(ark_warp()) + ARK_WARPS - (c.stage_base + t.fetch_begin) % ARK_WARPS) %
+      ARK_WARPS);
+  const auto row_of = [&](int j) { return t.coord[0] + j / P * R + ark_lane() / STEP; };
+  float ahead[1][WIDTH] = {};
+  const auto prepare = [&](int row) {
+    if (lead && row < end) ark_sums_ahead(c, epilogue, row, 1, ahead);
+  };
+  prepare(row_of(first));
+  float factor[N::norm ? 2 * ARK_ROW_PAIRS<K> : 1];
+  if constexpr (N::norm) ark_row_factors<K>(prologue.weight.p, factor);
+  if (!ark_enter(c)) return false;
+  if constexpr (P > 1) {
+    for (int i = ark_tid(); i < TASK_ROWS; i += ARK_THREADS) counts[i] = 0u;
+  }
+  float square = ark_row<K, SHARES, FIRST, N::norm>(c, input.p, factor, xs, X::system);
+  if constexpr (N::norm) {
+    square = ark_warp_sum(square);
+    if (ark_lane() == 0) squares[ark_warp()] = square;
+  }
+  ark_gathered();
+  float scale = 1.0f;
+  if constexpr (N::norm) {
+    float all = 0.0f;
+#pragma unroll
+    for (int w = 0; w < ARK_WARPS; ++w) all += squares[w];
+    scale = ark_rsqrt(all / K + prologue.eps);
+  }
+  const int stages = static_cast<int>(t.fetch_end - t.fetch_begin);
+  for (int j = first; j < stages; j += ARK_WARPS) {
+    const int row = row_of(j);
+    if (j != first) prepare(row);
+    const W* w = reinterpret_cast<const W*>(ark_stage(c, t.fetch_begin + j));
+    float sum[R];
+    ark_stage_dots<R, K / P>(w, xs + j % P * (K / P), sum);
+    ark_stage_done(c, t.fetch_begin + j);
+    float total = ark_fold<R>(sum);
+    if constexpr (P > 1) {
+      if (!ark_row_total<P>(total, j / P, j % P, parts, counts, total)) continue;
+    }
+    total *= scale;
+    if constexpr (WIDTH == 1) {
+      const float sums[1] = {total};
+      if (lead && row < end) ark_sums_store(c, epilogue, 0, row, 1, sums, ahead[0]);
+    } else {
+      const float sums[2] = {total, ark_shfl_xor(total, STEP)};
+      if (lead && (ark_lane() / STEP & 1) == 0 && row < end) {
+        ark_sums_store(c, epilogue, 0, row, 2, sums, ahead[0]);
+      }
+    }
+  }
+  ark_sums_finish(c, t, epilogue, parts + (P > 1 ? (P + 1) * TASK_ROWS : 0));
   return true;
 }

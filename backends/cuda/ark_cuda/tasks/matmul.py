@@ -84,7 +84,8 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
     a_row, a_k = _strides(sig, 0, bool(sig.params["transpose_a"]))
     b_k, b_row = _strides(sig, 1, bool(sig.params["transpose_b"]))
     o_row, o_column = sig.operands[2].strides[-2:]
-    starts = [text.offset(sig, i, ["i0", "i1", "0", "0"]) for i in range(3)]
+    places = text.indices(sig.operands[2].shape, ["i0", "i1", "0", "0"])
+    starts = [text.offset(sig, i, places) for i in range(3)]
     declare = (
         text.operand(sig, 0, "pa")
         + text.operand(sig, 1, "pb")

@@ -1,5 +1,3 @@
-#ifndef ARK_LOAD_BY_WARP
-#define ARK_LOAD_BY_WARP
 // Packets loaded by whole warps. Lanes ask together; where packets have not come, one lane polls
 // one of them until it is there, and then all ask again: thousands of threads that poll, each its
 // own packet, would take the bandwidth from the operand stream.
@@ -27,5 +25,37 @@ ARK_DEVICE float ark_load_by_warp(ArkCtx& c, const ark_u64* p, ark_i64 i, bool v
     late = valid && !ark_packet_ready(c, seen) ? p + i : nullptr;
   } while (ark_await_one(c, late, system));
   return valid ? ark_bits_float(static_cast<ark_u32>(seen)) : 0.0f;
+}
+
+// N elements to shared memory, element i from at(i); packets are asked for together.
+#define ARK_HAS_LOAD_BLOCK 1
+#if defined(ARK_HAS_HANDSHAKE)
+template <int N, class At>
+ARK_DEVICE void ark_load_block(ArkCtx& c, const At& at, float* to, bool system) {
+  constexpr int ALL = (N / 2 + ARK_THREADS - 1) / ARK_THREADS, B = ALL < 8 ? ALL : 8;
+#pragma unroll
+  for (int first = 0; first < ALL; first += B) {
+    float loaded[2 * B];
+    const auto place = [&](int n) { return 2 * ((first + n) * ARK_THREADS + ark_tid()); };
+    const auto from = [&](int n) -> decltype(at(0)) {
+      return place(n) < N ? at(place(n)) : nullptr;
+    };
+    ark_load_pairs<B>(c, at(0), from, loaded, system);
+#pragma unroll
+    for (int n = 0; n < B; ++n) {
+      if (place(n) >= N) continue;
+      to[place(n)] = loaded[2 * n];
+      to[place(n) + 1] = loaded[2 * n + 1];
+    }
+  }
+}
+#else
+template <int N, class At>
+ARK_DEVICE void ark_load_block(ArkCtx& c, const At& at, float* to, bool system) {
+  for (int first = 32 * ark_warp(); first < N; first += ARK_THREADS) {
+    const int i = first + ark_lane();
+    const float value = ark_load_by_warp(c, at(i), 0, i < N, system);
+    if (i < N) to[i] = value;
+  }
 }
 #endif

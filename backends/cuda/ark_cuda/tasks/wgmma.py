@@ -12,7 +12,7 @@ from ark.codegen.dialect import BoxMap
 from ark.machine import Machine
 from ark.plan.kind import OperandType, Signature
 from ark.tasks import expression, text
-from ark.tasks.matmul import dims, each_tile, finish, outputs
+from ark.tasks.matmul import dims, each_tile, finish, outputs, place_names
 
 ROWS, DEPTH, WIDTHS = 128, 64, (64, 128, 256)
 # Four stages, a slab of 16 by 64 results a warp, and room to begin at a multiple of 1024.
@@ -39,8 +39,10 @@ def serves(sig: Signature, machine: Machine) -> bool:
 
 
 def _mappable(operand: OperandType) -> bool:
-    """A tensor map wants rows that begin at multiples of 16 bytes."""
-    return all(s * operand.itemsize % 16 == 0 for s in operand.strides[:-1])
+    """A tensor map wants at most four dimensions, and rows that begin at multiples of 16 bytes."""
+    return len(operand.shape) <= 4 and all(
+        s * operand.itemsize % 16 == 0 for s in operand.strides[:-1]
+    )
 
 
 def maps(sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
@@ -131,7 +133,7 @@ def _give(sig: Signature) -> str:
     """Stores a tile's sums, or what the expression makes of them."""
     m, n, _ = dims(sig)
     columns, out = sig.params["tile"][1], sig.operands[2]
-    start = text.offset(sig, 2, ["i0", "i1", "m0", "n0"])
+    start = text.offset(sig, 2, place_names(sig, "m0", "n0"))
     if sig.params.get("expr") is None:
         return (
             f"  ark_matrix_give<{out.ctype}, {columns}>(\n"
@@ -146,7 +148,7 @@ def _give(sig: Signature) -> str:
     )
     packed = _packed(sig)
     if packed is not None:
-        addresses = " | ".join(f"t.operand[{i}]" for i in packed)
+        addresses = " | ".join(text.address(sig, i) for i in packed)
         body = (
             f"    if (left == 8 && ark_aligned({addresses})) {{\n{_eight(sig, packed)}"
             f"    }} else {{\n{body}    }}\n"
@@ -175,15 +177,15 @@ def _packed(sig: Signature) -> list[int] | None:
 
 def _eight(sig: Signature, packed: list[int]) -> str:
     """Statements that compute and store eight neighbouring results."""
-    names = ["i0", "i1", "row", "column"]
+    names = place_names(sig, "row", "column")
     lines = ["const int row = m0 + at_row, column = n0 + at_column;"]
     leaves = [("v[j]", "float")]
     for i in range(3, len(sig.operands)):
-        operand, at = sig.operands[i], text.offset(sig, i, names)
+        at = text.offset(sig, i, names)
         width = 8 if i in packed else 1
         lines.append(f"const auto e{i} = ark_load_pack<{width}>(p{i} + {at});")
         loaded = text.load(sig, i, f"e{i}.v", "j" if width > 1 else "0")
-        leaves.append((loaded, operand.ctype if operand.dtype in text.INTEGERS else "float"))
+        leaves.append((loaded, text.loaded(sig, i)))
     writer = expression.Writer(leaves, text.literal)
     value, _ = writer.write(sig.params["expr"])
     lines += [

@@ -49,7 +49,8 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
     o_row, o_column = _strides(sig, 2, False)
     tile_m, tile_n = sig.params["tile"]
     left, right = sig.operands[0].ctype, sig.operands[1].ctype
-    starts = [text.offset(sig, i, ["i0", "i1", "0", "0"]) for i in range(3)]
+    places = text.indices(sig.operands[2].shape, ["i0", "i1", "0", "0"])
+    starts = [text.offset(sig, i, places) for i in range(3)]
     along_a, along_b = _along_k(a_row, a_k), _along_k(b_row, b_k)
     declare = (
         text.operand(sig, 0, "pa")

@@ -1,0 +1,103 @@
+"""The form of a plan file in ARK's own layout: types, ranges, lengths; unknown fields are refused.
+
+Read by ark.api.task_plan, which makes one of ark's plans of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from ark.errors import PlanError
+from ark.ir import values as ir
+
+Index = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
+Size = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
+Dims = Annotated[list[Size], Meta(min_length=1, max_length=ir.MAX_DIMS)]
+Name = Annotated[str, Meta(max_length=256, pattern=r"^[^\x00-\x1f\x7f-\x9f\ud800-\udfff]*$")]
+Word = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_]{1,64}$")]
+Range = Annotated[list[Index], Meta(min_length=2, max_length=3)]
+
+
+class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="pascal"):
+    """An object of the file; names there begin with a capital."""
+
+
+class BufferEntry(_Entry, frozen=True):
+    id: Index
+    rank: Annotated[int, Meta(ge=-1, le=1 << 12)] = -1
+    send_tags: list[Any] = []
+    recv_tags: list[Any] = []
+    is_external: bool = False
+
+
+class TensorEntry(_Entry, frozen=True):
+    id: Index
+    data_type: Word
+    shape: Dims
+    strides: Dims
+    offsets: Annotated[list[Index], Meta(min_length=1, max_length=ir.MAX_DIMS)]
+    padded_shape: Dims
+    buffer: BufferEntry
+
+
+class OpEntry(_Entry, frozen=True):
+    type: Word
+    name: Name
+    is_virtual: bool
+    read_tensors: Annotated[list[TensorEntry], Meta(max_length=64)]
+    write_tensors: Annotated[list[TensorEntry], Meta(max_length=64)]
+    result_tensors: Annotated[list[TensorEntry], Meta(max_length=64)]
+    args: dict[Word, Annotated[dict[Word, Any], Meta(min_length=1, max_length=1)]] = {}
+    config: dict[str, Any] = {}
+
+
+class TaskEntry(_Entry, frozen=True):
+    id: Index
+    num_warps: Index
+    sram_bytes: Index
+    ops: Annotated[list[OpEntry], Meta(min_length=1, max_length=4096)]
+
+
+class TaskGroup(_Entry, frozen=True):
+    task_id: Index
+    task_range: Range
+    granularity: Size = 1
+
+
+class ResourceGroup(_Entry, frozen=True):
+    processor_range: Range
+    warp_range: Range
+    sram_range: Range
+    task_groups: list[TaskGroup]
+
+
+class ProcessorGroup(_Entry, frozen=True):
+    processor_range: Range
+    resource_groups: list[ResourceGroup]
+
+
+class TaskPlan(_Entry, frozen=True):
+    """The file. Architecture: ANY, or a backend and perhaps its architecture, as CUDA_90."""
+
+    rank: Annotated[int, Meta(ge=0, lt=1 << 12)] = 0
+    world_size: Annotated[int, Meta(ge=1, le=1 << 12)] = 1
+    architecture: Word = "ANY"
+    num_processors: Size = 1
+    num_warps_per_processor: Size = 1
+    task_infos: Annotated[list[TaskEntry], Meta(max_length=1 << 16)] = []
+    processor_groups: Annotated[list[ProcessorGroup], Meta(max_length=1 << 16)] = []
+
+
+def read(data: Mapping[str, Any]) -> TaskPlan:
+    """The plan, its form checked; PlanError for what is none."""
+    try:
+        found = msgspec.convert(dict(data), TaskPlan, strict=True)
+    except (msgspec.ValidationError, UnicodeError) as error:
+        raise PlanError(f"this is no plan in ARK's layout: {error}") from error
+    if found.rank >= found.world_size:
+        raise PlanError(f"the plan is of rank {found.rank} of {found.world_size} ranks")
+    return found

@@ -1,0 +1,79 @@
+"""`ark tessel`: the schedule of a pipeline, from a file that places its blocks or from a shape."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from typing import Any
+
+from ark.cli.common import positive, read_file, visible
+from ark.parallel.pipeline import SHAPES, Placement, Schedule, shape, tessel
+
+WIDEST = 160  # columns of a drawn timeline
+
+
+def register(subparsers: Any) -> None:
+    """Adds `ark tessel`."""
+    parser = subparsers.add_parser(
+        "tessel",
+        help="find the pipeline schedule of the shortest period",
+        description="PLACEMENT is a file "
+        '{"devices": 4, "blocks": [{"name", "span", "memory", "devices", "after"}, ...]} or a '
+        f"shape: {', '.join(SHAPES)}.",
+    )
+    parser.set_defaults(func=_tessel)
+    parser.add_argument("placement", metavar="PLACEMENT")
+    parser.add_argument("--memory", type=int, required=True, metavar="M", help="of each device")
+    parser.add_argument("--micro-batches", type=positive, default=8, metavar="N")
+    parser.add_argument("--devices", type=positive, default=4, metavar="N", help="of a shape")
+    parser.add_argument("--forward", type=positive, default=1, metavar="T", help="span (shapes)")
+    parser.add_argument("--backward", type=positive, default=3, metavar="T", help="span (shapes)")
+    parser.add_argument("--inference", action="store_true", help="forward blocks only (shapes)")
+    parser.add_argument("--time-limit", type=float, default=60.0, metavar="S", help="of the search")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _tessel(args: argparse.Namespace) -> int:
+    if args.placement in SHAPES:
+        sizes = (args.devices, args.forward, args.backward)
+        placement = shape(args.placement, *sizes, inference=args.inference)
+    else:
+        placement = Placement.from_json(read_file(args.placement, "a placement"))
+    made = tessel(placement, args.memory, args.micro_batches, args.time_limit)
+    if args.json:
+        print(json.dumps(_object(made)))
+        return 0
+    proof = "the least" if made.optimal else f"the least is not below {made.period_bound}"
+    print(f"period {made.period} ({proof}), makespan {made.makespan}")
+    print(f"no schedule is shorter than {made.makespan_bound}")
+    for line in _timeline(placement, made):
+        print(line)
+    return 0
+
+
+def _object(made: Schedule) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "period": made.period,
+        "makespan": made.makespan,
+        "optimal": made.optimal,
+    }
+    if not made.optimal:
+        found["bound"] = made.period_bound
+    return {**found, "schedule": [dataclasses.asdict(entry) for entry in made.entries]}
+
+
+def _timeline(placement: Placement, made: Schedule) -> list[str]:
+    """A row a device: the micro-batch's last digit at each time, the rest left away."""
+    width = min(WIDEST, made.makespan)
+    rows = [["."] * width for _ in range(placement.devices)]
+    backward = {b.name for b in placement.blocks if b.memory < 0}
+    for entry in made.entries:
+        for at in range(entry.start, min(width, entry.start + entry.span)):
+            for device in entry.devices:
+                digit = "0123456789"[entry.micro_batch % 10]
+                letter = "abcdefghij"[entry.micro_batch % 10]
+                rows[device][at] = letter if entry.block in backward else digit
+    more = " ..." if width < made.makespan else ""
+    legend = ["digits: micro-batches; letters: those whose memory is given back"]
+    return legend + [visible(f"{d:4} {''.join(row)}{more}") for d, row in enumerate(rows)]

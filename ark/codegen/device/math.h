@@ -1,0 +1,133 @@
+// Functions of elements that are the same for every vendor, written on the device ABI's math.
+
+// Towards zero to a whole number.
+ARK_DEVICE float ark_trunc(float v) {
+  const float a = v < 0.0f ? -v : v;
+  const float down = ark_floor(a);
+  return v < 0.0f ? -down : down;
+}
+
+// The remainder with the sign of a (C), and with that of b (Python). Each round takes the largest
+// b 2^k away that there is, which is exact.
+ARK_DEVICE float ark_fmod(float a, float b) {
+  const float size = b < 0.0f ? -b : b, left = a < 0.0f ? -a : a, inf = ark_inf();
+  float rest = left;
+  for (int round = 0; round < 256 && rest >= size && left < inf && size > 0.0f; ++round) {
+    const ark_u32 up = (ark_float_bits(rest) >> 23) - (ark_float_bits(size) >> 23);
+    float part = ark_bits_float(ark_float_bits(size) + (up << 23));
+    part = part > rest ? 0.5f * part : part;
+    rest -= part;
+  }
+  rest = size > 0.0f && left < inf ? rest : inf - inf;
+  return ark_bits_float(ark_float_bits(rest) | (ark_float_bits(a) & 0x80000000u));
+}
+ARK_DEVICE float ark_mod(float a, float b) {
+  const float rest = ark_fmod(a, b);
+  return rest != 0.0f && (rest < 0.0f) != (b < 0.0f) ? rest + b : rest;
+}
+
+// a to the power of b: 2^(b log2 |a|), with the sign that a whole odd b leaves.
+ARK_DEVICE float ark_pow(float a, float b) {
+  const float size = a < 0.0f ? -a : a;
+  const float inf = ark_inf();
+  float made = ark_exp(b * ark_log(size));
+  if (size == 0.0f) made = b > 0.0f ? 0.0f : inf;
+  if (b == 0.0f || size == 1.0f) made = 1.0f;
+  const bool whole = ark_trunc(b) == b;
+  const float half = 0.5f * b;
+  if (a < 0.0f && !whole && size < inf) return inf - inf;
+  return a < 0.0f && whole && ark_trunc(half) != half ? -made : made;
+}
+
+// Error function: its Taylor series up to 1, beyond that formula 7.1.26 of Abramowitz and Stegun.
+ARK_DEVICE float ark_erf(float v) {
+  const float a = v < 0.0f ? -v : v;
+  const float s = v * v;
+  float near = 1.0f / 6894720.0f;
+  near = 1.0f / 685440.0f - near * s;
+  near = 1.0f / 75600.0f - near * s;
+  near = 1.0f / 9360.0f - near * s;
+  near = 1.0f / 1320.0f - near * s;
+  near = 1.0f / 216.0f - near * s;
+  near = 1.0f / 42.0f - near * s;
+  near = 1.0f / 10.0f - near * s;
+  near = 1.0f / 3.0f - near * s;
+  near = 1.12837917f * (v - near * s * v);
+  const float t = 1.0f / (1.0f + 0.3275911f * a);
+  float far = 1.061405429f;
+  far = -1.453152027f + far * t;
+  far = 1.421413741f + far * t;
+  far = -0.284496736f + far * t;
+  far = 0.254829592f + far * t;
+  far = 1.0f - far * t * ark_exp(-s);
+  return a < 1.0f ? near : v < 0.0f ? -far : v == v ? far : v;
+}
+
+// Inverse tangent: reduced to |v| <= tan(pi/8) by the addition theorem, then its series.
+ARK_DEVICE float ark_atan(float v) {
+  const float a = v < 0.0f ? -v : v;
+  const bool large = a > 2.41421356f, middle = !large && a > 0.414213562f;
+  const float x = large ? -1.0f / a : middle ? (a - 1.0f) / (a + 1.0f) : a;
+  const float s = x * x;
+  float p = -1.0f / 15.0f;
+  p = 1.0f / 13.0f + p * s;
+  p = -1.0f / 11.0f + p * s;
+  p = 1.0f / 9.0f + p * s;
+  p = -1.0f / 7.0f + p * s;
+  p = 0.2f + p * s;
+  p = -1.0f / 3.0f + p * s;
+  const float base = large ? 1.57079633f : middle ? 0.785398163f : 0.0f;
+  const float made = base + (x + x * s * p);
+  return v < 0.0f ? -made : made;
+}
+
+// Where the definition by exponentials loses digits, the series.
+ARK_DEVICE float ark_sinh(float v) {
+  const float s = v * v;
+  const float near = v * (1.0f + s * (1.0f / 6.0f + s * (1.0f / 120.0f + s / 5040.0f)));
+  const float far = 0.5f * (ark_exp(v) - ark_exp(-v));
+  return s < 0.25f ? near : far;
+}
+ARK_DEVICE float ark_atanh(float v) {
+  const float s = v * v;
+  const float near = v * (1.0f + s * (1.0f / 3.0f + s * (0.2f + s * (1.0f / 7.0f + s / 9.0f))));
+  const float far = 0.5f * ark_log((1.0f + v) / (1.0f - v));
+  return s < 0.01f ? near : far;
+}
+ARK_DEVICE float ark_asinh(float v) {
+  const float a = v < 0.0f ? -v : v;
+  const float s = v * v;
+  const float near = v * (1.0f - s * (1.0f / 6.0f - s * (3.0f / 40.0f - s * (5.0f / 112.0f))));
+  const float root = a < 1e9f ? ark_log(a + ark_sqrt(s + 1.0f)) : ark_log(a) + 0.693147181f;
+  return s < 0.01f ? near : v < 0.0f ? -root : root;
+}
+
+// Integers of 32 or 64 bits; what has no result gives 0, and nothing traps.
+template <typename T>
+ARK_DEVICE T ark_int_fmod(T a, T b) {
+  return b == 0 || b == -1 ? 0 : a % b;
+}
+template <typename T>
+ARK_DEVICE T ark_int_mod(T a, T b) {
+  const T rest = ark_int_fmod(a, b);
+  return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+}
+template <typename T>
+ARK_DEVICE T ark_int_pow(T a, T b) {
+  if (b < 0) return a == 1 ? 1 : a == -1 ? (b & 1 ? -1 : 1) : 0;
+  ark_u64 made = 1u, power = static_cast<ark_u64>(a);
+  for (; b > 0; b >>= 1) {
+    if (b & 1) made *= power;
+    power *= power;
+  }
+  return static_cast<T>(made);
+}
+template <typename T>
+ARK_DEVICE T ark_int_left(T a, T b) {
+  return b < 0 || b >= static_cast<T>(8 * sizeof(T)) ? 0
+                                                     : static_cast<T>(static_cast<ark_u64>(a) << b);
+}
+template <typename T>
+ARK_DEVICE T ark_int_right(T a, T b) {
+  return b < 0 || b >= static_cast<T>(8 * sizeof(T)) ? (a < 0 ? -1 : 0) : a >> b;
+}

@@ -1,0 +1,66 @@
+"""Shapes of more than four dimensions as four: the ones in front of the last three become one.
+
+Tiles have four sizes and task bodies four loops, whatever a tensor's rank: the first counts through
+all leading dimensions, and a body takes its index apart where it needs them (ark.tasks.text). A
+tile's part of the leading dimensions is a box in them: a whole `block`. Called by the ops'
+lowerings (through ark.lower.tiling) and by the task kinds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+FOLDED = 4
+
+
+def pad(values: Sequence[int], fill: int) -> tuple[int, ...]:
+    """Left-padded to four; longer ones as they are."""
+    return (fill,) * (FOLDED - len(values)) + tuple(values)
+
+
+def fold(shape: Sequence[int]) -> tuple[int, int, int, int]:
+    """A shape's four sizes."""
+    full = pad(shape, 1)
+    cut = len(full) - FOLDED + 1
+    return (math.prod(full[:cut]), *full[cut:])  # type: ignore[return-value]
+
+
+def leading(shape: Sequence[int]) -> tuple[int, ...]:
+    """The sizes that the first of the four stands for."""
+    full = pad(shape, 1)
+    return full[: len(full) - FOLDED + 1]
+
+
+def block(shape: Sequence[int], most: int) -> int:
+    """The largest number of leading indices, at most `most`, whose multiples all begin boxes."""
+    size = 1
+    for place, n in reversed(list(enumerate(leading(shape)))):
+        room = max(1, most // size)
+        if n > room:
+            # The outermost dimension may be cut anywhere, the others into equal parts.
+            return size * (room if place == 0 else max(t for t in range(1, room + 1) if n % t == 0))
+        size *= n
+    return size
+
+
+def is_block(shape: Sequence[int], size: int) -> bool:
+    """Is it what `block` gives for some `most`?"""
+    return block(shape, size) == size
+
+
+def unfold(
+    shape: Sequence[int], lo: Sequence[int], hi: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """A box of the four dimensions as a box of all of the shape's; its leading part is a block."""
+    rank = len(shape)
+    if rank <= FOLDED:
+        return tuple(lo[FOLDED - rank : FOLDED]), tuple(hi[FOLDED - rank : FOLDED])
+    first, last = lo[0], hi[0] - 1
+    low: list[int] = []
+    high: list[int] = []
+    for n in reversed(leading(shape)):
+        low.append(first % n)
+        high.append(last % n + 1)
+        first, last = first // n, last // n
+    return (*reversed(low), *lo[1:FOLDED]), (*reversed(high), *hi[1:FOLDED])

@@ -1,0 +1,56 @@
+"""Logits that every rank makes a share of: a gather whose result only a sampling reads lies with
+the rank's own share first, then the next rank's, and so on round.
+
+So all ranks do the same, each with its peers counted from itself, and one plan stands for all
+(ark.lower.ranks); the sampling knows which token the first logit belongs to. Called by
+ark.lower.pipeline.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections import Counter
+
+from ark.ir.graph import Graph, Node
+from ark.ir.values import Tensor
+
+ONE_SHOT = "one_shot"
+
+
+def own_first(graph: Graph, kept: frozenset[int] = frozenset()) -> Graph:
+    """A copy of the graph with such gathers. kept: ids of buffers that somebody else reads."""
+    uses = Counter(t.buffer.id for n in graph.nodes if not n.virtual for t in _touched(n))
+    gathers = {n.outputs[0].buffer.id: n for n in graph.nodes if _plain_gather(n)}
+    turned: set[int] = set()
+    for node in graph.nodes:
+        logits = node.inputs[0] if node.type == "sample" else None
+        gather = gathers.get(logits.buffer.id) if logits is not None else None
+        if gather is None or logits is None or uses[logits.buffer.id] != 2:
+            continue
+        whole = logits.dense and gather.outputs[0].dense
+        fits = whole and logits.nbytes == gather.outputs[0].nbytes == logits.buffer.nbytes
+        private = logits.buffer.arena == "activation" and logits.buffer.id not in kept
+        if fits and private and node.phase == gather.phase:
+            turned |= {gather.id, node.id}
+    made = copy.copy(graph)
+    made.nodes = [_turned(n, graph.world_size) if n.id in turned else n for n in graph.nodes]
+    return made
+
+
+def _touched(node: Node) -> tuple[Tensor, ...]:
+    return (*node.inputs, *node.outputs, *node.after)
+
+
+def _plain_gather(node: Node) -> bool:
+    program = node.attrs.get("program") if node.type == "collective" else None
+    return program is not None and (program.collective.value, program.name) == (
+        "all_gather",
+        ONE_SHOT,
+    )
+
+
+def _turned(node: Node, world: int) -> Node:
+    if node.type == "sample":
+        return dataclasses.replace(node, attrs={**node.attrs, "shares": world})
+    return dataclasses.replace(node, type="gather_own_first", attrs={})

@@ -1,0 +1,97 @@
+"""Neighbouring dimensions made one, where all tensors of an op lie in memory so that they can be.
+
+Bodies loop over four dimensions and take more of them apart by division; most tensors of more are
+dense, or broadcast along whole groups of dimensions, and need not that. Called by the ops'
+lowerings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from ark.ir.dtype import uint8
+from ark.ir.values import Tensor
+
+
+def widen(tensor: Tensor, rank: int) -> Tensor:
+    """The tensor with dimensions of one in front."""
+    more = rank - len(tensor.shape)
+    return dataclasses.replace(
+        tensor,
+        shape=(1,) * more + tensor.shape,
+        extents=(1,) * more + tensor.extents,
+        offsets=(0,) * more + tensor.offsets,
+        padded=(1,) * more + tensor.padded,
+    )
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    """A tensor whose elements share bytes as one of these bytes; any other as it is."""
+    each = tensor.dtype.per_item
+    if each == 1:
+        return tensor
+
+    def shorter(values: Sequence[int]) -> tuple[int, ...]:
+        return (*values[:-1], -(-values[-1] // each))
+
+    return dataclasses.replace(
+        tensor,
+        dtype=uint8,
+        shape=shorter(tensor.shape),
+        extents=shorter(tensor.extents),
+        offsets=shorter(tensor.offsets),
+        padded=shorter(tensor.padded),
+    )
+
+
+def join(tensor: Tensor, d: int) -> Tensor:
+    """The tensor with dimensions d and d + 1 as one; `joins` must hold."""
+
+    def one(values: Sequence[int], made: int) -> tuple[int, ...]:
+        return (*values[:d], made, *values[d + 2 :])
+
+    shape = tensor.shape[d] * tensor.shape[d + 1]
+    inner = tensor.extents[d + 1]
+    return dataclasses.replace(
+        tensor,
+        shape=one(tensor.shape, shape),
+        extents=one(tensor.extents, tensor.extents[d] * inner),
+        offsets=one(tensor.offsets, tensor.offsets[d] * inner + tensor.offsets[d + 1]),
+        padded=one(tensor.padded, shape),
+    )
+
+
+def joins(tensor: Tensor, d: int) -> bool:
+    """Do equal steps lead through dimensions d and d + 1 as if they were one?"""
+    outer, inner = tensor.shape[d : d + 2]
+    return outer == 1 or tensor.extents[d + 1] == inner
+
+
+def merge(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors that broadcast to the last one, in the fewest dimensions that they can share."""
+    rank = len(tensors[-1].shape)
+    found = [widen(t, rank) for t in tensors]
+    for d in range(rank - 2, -1, -1):
+        wanted = found[-1].shape[d : d + 2]
+        alike = all(t.shape[d : d + 2] in (wanted, (1, 1)) for t in found)
+        if alike and all(joins(t, d) for t in found):
+            found = [join(t, d) for t in found]
+    return found
+
+
+def merge_turned(
+    source: Tensor, target: Tensor, perm: Sequence[int]
+) -> tuple[Tensor, Tensor, list[int]]:
+    """The same of a transposition: dimensions that stay neighbours become one."""
+    order = list(perm)
+    d = len(order) - 2
+    while d >= 0:
+        p = order[d]
+        if order[d + 1] == p + 1 and joins(source, p) and joins(target, d):
+            source, target = join(source, p), join(target, d)
+            del order[d + 1]
+            order = [q - (q > p) for q in order]
+            d = len(order) - 1
+        d -= 1
+    return source, target, order

@@ -1,0 +1,7 @@
+"""Schedules of pipelines: which device runs which block of which micro-batch when."""
+
+from ark.parallel.pipeline.placement import Block, Placement
+from ark.parallel.pipeline.schedule import Entry, Schedule, tessel, verify
+from ark.parallel.pipeline.shapes import SHAPES, shape
+
+__all__ = ["SHAPES", "Block", "Entry", "Placement", "Schedule", "shape", "tessel", "verify"]

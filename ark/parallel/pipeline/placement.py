@@ -1,0 +1,123 @@
+"""Placements: the blocks of one micro-batch, where they run and what they hold; read from JSON.
+
+The input of the search for pipeline schedules (ark.parallel.pipeline.tessel). Files are checked
+here against a schema; the shapes that have names are in ark.parallel.pipeline.shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from graphlib import CycleError, TopologicalSorter
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from ark.errors import InvalidUsageError, ModelError
+from ark.ranges import Name
+
+MOST_DEVICES = 1024
+MOST_BLOCKS = 1024
+
+Span = Annotated[int, Meta(ge=1, le=1 << 20)]
+Memory = Annotated[int, Meta(ge=-(1 << 40), le=1 << 40)]
+Device = Annotated[int, Meta(ge=0, lt=MOST_DEVICES)]
+
+
+class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A piece of a micro-batch's work that runs without a break on all of its devices at once.
+
+    span: its time, in any unit. memory: what it takes when it starts, of every one of its devices;
+    less than 0: what it gives back. after: blocks of the same micro-batch that must have ended.
+    """
+
+    name: Name
+    span: Span
+    memory: Memory = 0
+    devices: Annotated[tuple[Device, ...], Meta(min_length=1, max_length=MOST_DEVICES)] = (0,)
+    after: Annotated[tuple[Name, ...], Meta(max_length=MOST_BLOCKS)] = ()
+
+
+class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The blocks of a micro-batch on numbered devices. `checked` says whether they make sense."""
+
+    devices: Annotated[int, Meta(ge=1, le=MOST_DEVICES)]
+    blocks: Annotated[tuple[Block, ...], Meta(min_length=1, max_length=MOST_BLOCKS)]
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Placement:
+        """Reads a placement; ModelError says what is wrong with it."""
+        try:
+            made = msgspec.json.decode(text, type=cls, strict=True)
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            raise ModelError(
+                f"the placement is damaged: {error}; expected "
+                '{"devices": 4, "blocks": [{"name", "span", "memory", "devices", "after"}, ...]}'
+            ) from error
+        return made.checked()
+
+    def checked(self) -> Placement:
+        """Itself; ModelError if names, devices or the order of blocks contradict themselves."""
+        names = [block.name for block in self.blocks]
+        for name in names:
+            if names.count(name) > 1:
+                raise ModelError(f"two blocks are called {name!r}; give each a name of its own")
+        for block in self.blocks:
+            for device in block.devices:
+                if device >= self.devices or block.devices.count(device) > 1:
+                    raise ModelError(
+                        f"block {block.name!r} runs on devices {list(block.devices)}; each must be "
+                        f"listed once and be one of 0 to {self.devices - 1}"
+                    )
+            for name in block.after:
+                if name not in names:
+                    raise ModelError(
+                        f"block {block.name!r} comes after {name!r}, which is no block; there are "
+                        f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
+                    )
+        self.order()
+        return self
+
+    def order(self) -> list[int]:
+        """The blocks' numbers so that each comes after those it waits for."""
+        number = {block.name: i for i, block in enumerate(self.blocks)}
+        before = {i: [number[n] for n in b.after] for i, b in enumerate(self.blocks)}
+        try:
+            return list(TopologicalSorter(before).static_order())
+        except CycleError as error:
+            cycle = " after ".join(self.blocks[i].name for i in error.args[1])
+            raise ModelError(f"the blocks wait for each other: {cycle}; break the circle") from None
+
+    def edges(self) -> list[tuple[int, int]]:
+        """(before, after) by number."""
+        number = {block.name: i for i, block in enumerate(self.blocks)}
+        return [(number[n], i) for i, b in enumerate(self.blocks) for n in dict.fromkeys(b.after)]
+
+    def on(self, device: int) -> list[int]:
+        """Numbers of the blocks that run on a device."""
+        return [i for i, block in enumerate(self.blocks) if device in block.devices]
+
+    def load(self, device: int) -> int:
+        """Time that a micro-batch takes of a device."""
+        return sum(self.blocks[i].span for i in self.on(device))
+
+    def latency(self) -> int:
+        """Time of the longest chain of blocks."""
+        ends = [0] * len(self.blocks)
+        before: dict[int, list[int]] = {i: [] for i in range(len(self.blocks))}
+        for a, b in self.edges():
+            before[b].append(a)
+        for i in self.order():
+            ends[i] = max((ends[a] for a in before[i]), default=0) + self.blocks[i].span
+        return max(ends)
+
+
+def limits(placement: Placement, memory: int | Sequence[int]) -> tuple[int, ...]:
+    """The memory of each device; InvalidUsageError for anything but one number, or one a device."""
+    given = [memory] * placement.devices if isinstance(memory, int) else list(memory)
+    if len(given) != placement.devices or any(not isinstance(m, int) or m < 0 for m in given):
+        raise InvalidUsageError(
+            f"the memory is {memory!r}; give a whole number of at least 0, or one for each of the "
+            f"{placement.devices} devices"
+        )
+    return tuple(given)

@@ -1,0 +1,230 @@
+"""The repeating core of a pipeline: the shortest period at which micro-batches can follow.
+
+As a modulo schedule: block b of micro-batch m starts at (m + q) * period + r with 0 <= r < period.
+Blocks of a device must not overlap modulo the period, and whenever a block takes memory, what all
+micro-batches hold by then must fit. CP-SAT decides whether a period is possible; a period that is
+possible stays so when it grows, so that bisection finds the least and its proof is that the one
+below is impossible. After Lin et al., "Tessel" (HPCA 2024), which enumerates q instead.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ark.comm.packages import require
+from ark.errors import PlanError
+from ark.parallel.pipeline.placement import Placement
+
+LATENCY_EFFORT = 2.0  # CP-SAT's deterministic time, about seconds, for the shortest latency
+
+
+@dataclass(frozen=True)
+class Repetend:
+    """starts: when each block of micro-batch 0 starts. bound: no period below it is possible."""
+
+    period: int
+    bound: int
+    starts: tuple[int, ...]
+
+
+def distances(placement: Placement) -> list[list[int | None]]:
+    """[a][b]: the least time from the start of block a to that of b; None where b needs no a."""
+    count = len(placement.blocks)
+    after: list[list[int]] = [[] for _ in range(count)]
+    for a, b in placement.edges():
+        after[a].append(b)
+    found: list[list[int | None]] = [[None] * count for _ in range(count)]
+    for a in reversed(placement.order()):
+        found[a][a] = 0
+        for b, end in itertools.product(after[a], range(count)):
+            rest = found[b][end]
+            if rest is not None:
+                found[a][end] = max(found[a][end] or 0, placement.blocks[a].span + rest)
+    return found
+
+
+class _Model:
+    """One CP-SAT model: is this period possible?"""
+
+    def __init__(
+        self,
+        placement: Placement,
+        memory: Sequence[int],
+        period: int,
+        apart: list[list[int | None]],
+    ) -> None:
+        self.cp: Any = require("ortools.sat.python.cp_model", "parallel")
+        self.placement, self.period, self.apart = placement, period, apart
+        self.model = self.cp.CpModel()
+        self.blocks = placement.blocks
+        count = len(self.blocks)
+        # A gap of more than 2 between q of all earlier and all later blocks could be closed.
+        self.most = 2 * count
+        self.r = [self.model.new_int_var(0, period - 1, "") for _ in self.blocks]
+        self.q = [self.model.new_int_var(0, self.most, "") for _ in self.blocks]
+        self.starts = [q * period + r for q, r in zip(self.q, self.r, strict=True)]
+        self.before: dict[tuple[int, int], Any] = {}
+        self.model.add(self.r[0] == 0)
+        for a, b in placement.edges():
+            self.model.add(self.starts[b] >= self.starts[a] + self.blocks[a].span)
+        for device in range(placement.devices):
+            self._device(placement.on(device), memory[device])
+        self._residues()
+
+    def _device(self, on: list[int], limit: int) -> None:
+        """Nothing overlaps modulo the period; at each start that takes memory, all fits."""
+        intervals = [
+            self.model.new_fixed_size_interval_var(self.r[i] + late, self.blocks[i].span, "")
+            for i in on
+            for late in (0, self.period)
+        ]
+        self.model.add_no_overlap(intervals)
+        for i in (i for i in on if self.blocks[i].memory > 0):
+            self.model.add(
+                sum(
+                    self.blocks[j].memory * (self.q[i] - self.q[j] + self._not_after(j, i))
+                    for j in on
+                    if self.blocks[j].memory
+                )
+                <= limit
+            )
+
+    def _not_after(self, j: int, i: int) -> Any:
+        """1 where block j starts no later than block i of its device, modulo the period."""
+        if i == j:
+            return 1
+        if (j, i) not in self.before:
+            literal = self.model.new_bool_var("")
+            self.before[j, i], self.before[i, j] = literal, literal.negated()
+            for (first, second), when in (((j, i), literal), ((i, j), literal.negated())):
+                gap = self.r[second] - self.r[first]
+                self.model.add(gap >= self.blocks[first].span).only_enforce_if(when)
+                room = self.period - self.blocks[second].span
+                self.model.add(gap <= room).only_enforce_if(when)
+        return self.before[j, i]
+
+    def _residues(self) -> None:
+        """Implied: how far apart two blocks of a device are that depend on each other.
+
+        That time, modulo the period, leaves room for both blocks; and it contains the time of the
+        pair that lies next inside. Rounding up along the pairs often settles the matter at once.
+        """
+        pairs: dict[tuple[int, int], Any] = {}
+        for device in range(self.placement.devices):
+            for i, j in itertools.permutations(self.placement.on(device), 2):
+                if self.apart[i][j] is None or (i, j) in pairs:
+                    continue
+                first, last = self.blocks[i].span, self.period - self.blocks[j].span
+                times = [[k * self.period + n for n in (first, last)] for k in range(self.most)]
+                domain = self.cp.Domain.from_intervals(times)
+                pairs[i, j] = self.model.new_int_var_from_domain(domain, "")
+                self.model.add(pairs[i, j] == self.starts[j] - self.starts[i])
+        within = {
+            outer: [
+                inner
+                for inner in pairs
+                if inner != outer
+                and self.apart[outer[0]][inner[0]] is not None
+                and self.apart[inner[1]][outer[1]] is not None
+            ]
+            for outer in pairs
+        }
+        for outer, inners in within.items():
+            hidden = {deeper for inner in inners for deeper in within[inner]}
+            for inner in (pair for pair in inners if pair not in hidden):
+                lead = (self.apart[outer[0]][inner[0]] or 0) + (self.apart[inner[1]][outer[1]] or 0)
+                self.model.add(pairs[outer] >= pairs[inner] + lead)
+
+    def solve(self, seconds: float, effort: float | None = None) -> tuple[str, list[int]]:
+        """("found" and the starts) or ("impossible" or "unknown" and none)."""
+        solver = self.cp.CpSolver()
+        solver.parameters.num_workers = 1
+        solver.parameters.linearization_level = 2
+        solver.parameters.random_seed = 1
+        solver.parameters.max_time_in_seconds = max(seconds, 0.01)
+        if effort is not None:
+            solver.parameters.max_deterministic_time = effort
+        status = solver.solve(self.model)
+        if status in (self.cp.OPTIMAL, self.cp.FEASIBLE):
+            return "found", [solver.value(start) for start in self.starts]
+        return "impossible" if status == self.cp.INFEASIBLE else "unknown", []
+
+    def shortest(self, known: Sequence[int], seconds: float) -> list[int]:
+        """Starts of the least latency that is found from the known ones on."""
+        ends = [s + b.span for s, b in zip(self.starts, self.blocks, strict=True)]
+        latency = self.model.new_int_var(0, (self.most + 2) * self.period, "")
+        for end in ends:
+            self.model.add(latency >= end)
+        for variable, start in zip(self.q, known, strict=True):
+            self.model.add_hint(variable, start // self.period)
+        for variable, start in zip(self.r, known, strict=True):
+            self.model.add_hint(variable, start % self.period)
+        self.model.minimize(latency)
+        return self.solve(seconds, LATENCY_EFFORT)[1] or list(known)
+
+
+def search(placement: Placement, memory: Sequence[int], seconds: float) -> Repetend:
+    """The repetend of the least period, of these one of low latency.
+
+    memory: what each device has of it. Where `seconds` do not suffice, `bound` is less than
+    `period`. PlanError if a single micro-batch needs more memory than there is.
+    """
+    end = time.monotonic() + seconds
+    apart = distances(placement)
+    bound = max(placement.load(device) for device in range(placement.devices))
+    most = sum(block.span for block in placement.blocks)  # one micro-batch after the other
+
+    def ask(period: int, share: float = 1.0) -> tuple[str, list[int]]:
+        return _Model(placement, memory, period, apart).solve((end - time.monotonic()) * share)
+
+    period, starts = most, _one_by_one(placement, memory)
+    if not starts:
+        answer, starts = ask(most)
+        if answer == "impossible":
+            raise PlanError(
+                f"no order of the blocks fits into memory of {_said(memory)}: even one micro-batch "
+                "alone takes more; give more memory, or blocks that take less"
+            )
+        if answer == "unknown":
+            raise PlanError(f"nothing was found in {seconds:g} s; give more time or fewer blocks")
+    low, step = bound, 1
+    while low < period and time.monotonic() < end:
+        # Close to the bound first: that is where the answer usually lies.
+        middle = min(low + step - 1, (low + period) // 2)
+        answer, found = ask(middle, 0.3)
+        if answer == "found":
+            period, starts, step = middle, found, 1
+        else:
+            low, step = middle + 1, 2 * step
+            bound = low if answer == "impossible" else bound
+    model = _Model(placement, memory, period, apart)
+    starts = model.shortest(starts, max(end - time.monotonic(), 1.0))
+    first = min(starts)
+    return Repetend(period, min(bound, period), tuple(start - first for start in starts))
+
+
+def _one_by_one(placement: Placement, memory: Sequence[int]) -> list[int]:
+    """Starts of the blocks one by one, such first as take the least memory; none if too much."""
+    before = [set(b.after) for b in placement.blocks]
+    starts, held, now = [-1] * len(before), [0] * placement.devices, 0
+    done: set[str] = set()
+    while len(done) < len(before):
+        ready = [i for i, s in enumerate(starts) if s < 0 and before[i] <= done]
+        chosen = min(ready, key=lambda i: (placement.blocks[i].memory, i))
+        block = placement.blocks[chosen]
+        for device in block.devices:
+            held[device] += block.memory
+            if held[device] > memory[device]:
+                return []
+        starts[chosen] = now
+        now += block.span
+        done.add(block.name)
+    return starts
+
+
+def _said(memory: Sequence[int]) -> str:
+    return str(memory[0]) if len(set(memory)) == 1 else str(list(memory))

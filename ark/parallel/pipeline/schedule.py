@@ -1,0 +1,162 @@
+"""`tessel`: from a placement, memory and a number of micro-batches to a verified schedule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ark.comm.packages import require
+from ark.errors import InternalError, InvalidUsageError, ModelError, PlanError
+from ark.parallel.pipeline.placement import Placement, limits
+from ark.parallel.pipeline.repetend import search
+from ark.parallel.pipeline.unroll import makespan_bound, unroll
+
+MOST_ENTRIES = 200_000
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One block of one micro-batch. phase: warm-up, repetend or cool-down."""
+
+    block: str
+    micro_batch: int
+    start: int
+    span: int
+    devices: tuple[int, ...]
+    phase: str
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When every block runs, by start.
+
+    period: what each further micro-batch takes. optimal: no schedule that repeats has a shorter
+    one. period_bound, makespan_bound: what no schedule can be below.
+    """
+
+    period: int
+    makespan: int
+    optimal: bool
+    entries: tuple[Entry, ...]
+    period_bound: int
+    makespan_bound: int
+
+
+def tessel(
+    placement: Placement,
+    memory: int | Sequence[int],
+    micro_batches: int = 8,
+    time_limit_s: float = 60.0,
+) -> Schedule:
+    """The schedule of the shortest period for many micro-batches of a placement.
+
+    Args:
+        placement: the blocks of one micro-batch, see `Placement` and `shape`.
+        memory: what each device has for what blocks take, one number or one a device.
+        micro_batches: how many there are.
+        time_limit_s: seconds for the search of the period. When they do not suffice, `optimal` is
+            false and the bounds say how far it may be from it.
+
+    Raises:
+        PlanError: one micro-batch does not fit into the memory, or nothing was found in time.
+        ModelError: the placement contradicts itself. InvalidUsageError: arguments out of range.
+        SystemError: OR-tools is not installed.
+    """
+    placement = placement.checked()
+    most = MOST_ENTRIES // len(placement.blocks)
+    if not 1 <= micro_batches <= most:
+        raise InvalidUsageError(
+            f"{micro_batches} micro-batches were asked for; give 1 to {most} for this placement"
+        )
+    if not 0 < time_limit_s < math.inf:
+        raise InvalidUsageError(f"the time limit is {time_limit_s} s; give more than 0")
+    given = limits(placement, memory)
+    unit = math.gcd(*(block.span for block in placement.blocks))
+    scaled = msgspec.structs.replace(
+        placement,
+        blocks=tuple(msgspec.structs.replace(b, span=b.span // unit) for b in placement.blocks),
+    )
+    steady = tuple(m - _kept(placement, d, micro_batches) for d, m in enumerate(given))
+    if min(steady) < 0:
+        device = steady.index(min(steady))
+        raise PlanError(
+            f"device {device} keeps {given[device] - steady[device]} of memory of micro-batches "
+            f"that have ended, and has {given[device]}; give it back, or give more memory"
+        )
+    core = search(scaled, steady, time_limit_s)
+    times, ahead = unroll(scaled, given, core, micro_batches)
+    entries = []
+    for (m, b), start in times.items():
+        window = m + core.starts[b] // core.period
+        late = "cool-down" if window >= micro_batches else "repetend"
+        phase = "warm-up" if window < ahead else late
+        block = placement.blocks[b]
+        entries.append(Entry(block.name, m, start * unit, block.span, block.devices, phase))
+    entries.sort(key=lambda e: (e.start, e.devices, e.micro_batch))
+    made = Schedule(
+        period=core.period * unit,
+        makespan=max(e.start + e.span for e in entries),
+        optimal=core.bound == core.period,
+        entries=tuple(entries),
+        period_bound=core.bound * unit,
+        makespan_bound=makespan_bound(placement, micro_batches),
+    )
+    wrong = verify(placement, given, micro_batches, made.entries)
+    if wrong:
+        raise InternalError(f"the schedule is wrong: {wrong}; please report the placement")
+    return made
+
+
+def _kept(placement: Placement, device: int, micro_batches: int) -> int:
+    """What all micro-batches before the last leave behind on a device.
+
+    ModelError where a device could give memory back before it was taken: what micro-batches hold
+    would not grow with their number.
+    """
+    on = placement.on(device)
+    if any(placement.blocks[i].memory < 0 for i in on):
+        cp: Any = require("ortools.sat.python.cp_model", "parallel")
+        model = cp.CpModel()
+        started = [model.new_bool_var("") for _ in placement.blocks]
+        for a, b in placement.edges():
+            model.add_implication(started[b], started[a])
+        model.minimize(sum(placement.blocks[i].memory * started[i] for i in on))
+        solver = cp.CpSolver()
+        solver.parameters.num_workers = 1
+        solver.solve(model)
+        if solver.objective_value < 0:
+            chosen = [i for i in on if solver.value(started[i]) and placement.blocks[i].memory < 0]
+            raise ModelError(
+                f"block {placement.blocks[chosen[0]].name!r} may give memory of device {device} "
+                "back before it was taken; let it come after the blocks that take it"
+            )
+    return sum(placement.blocks[i].memory for i in on) * (micro_batches - 1)
+
+
+def verify(
+    placement: Placement, memory: Sequence[int], micro_batches: int, entries: Sequence[Entry]
+) -> str | None:
+    """What is wrong with a schedule, or None: completeness, order, overlap and memory."""
+    blocks = {block.name: block for block in placement.blocks}
+    starts = {(e.block, e.micro_batch): e.start for e in entries}
+    if len(starts) != len(entries) or len(starts) != len(blocks) * micro_batches:
+        return f"it has {len(entries)} entries for {len(blocks)} blocks x {micro_batches}"
+    for (name, m), start in starts.items():
+        for before in blocks[name].after:
+            if start < starts[before, m] + blocks[before].span:
+                return f"{name} of micro-batch {m} starts at {start}, before {before} has ended"
+    for device in range(placement.devices):
+        here = sorted((s, k) for k, s in starts.items() if device in blocks[k[0]].devices)
+        held, free = 0, 0
+        for start, (name, m) in here:
+            if start < free:
+                return f"{name} of micro-batch {m} starts at {start} on the busy device {device}"
+            free = start + blocks[name].span
+            held += blocks[name].memory
+            if held > memory[device]:
+                return f"device {device} holds {held} at {start} and has {memory[device]}"
+    return None

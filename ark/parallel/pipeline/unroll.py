@@ -1,0 +1,133 @@
+"""From a repetend to the schedule of N micro-batches: warm-up, copies of the core, cool-down.
+
+What a window of one period holds of all micro-batches is a copy of the core where all of them
+exist. The blocks of windows before and after those are placed anew, each as close to the core as
+they can be, by CP-SAT. Where there are too few micro-batches for one copy, all blocks are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ark.comm.packages import require
+from ark.parallel.pipeline.placement import Placement
+from ark.parallel.pipeline.repetend import Repetend
+
+EFFORT = 6.0  # CP-SAT's deterministic time, about seconds, for the warm-up and for the cool-down
+COPIES = 2  # of the core that the blocks around it see
+
+Times = dict[tuple[int, int], int]
+"""Starts by (micro-batch, block)."""
+
+
+def unroll(
+    placement: Placement, memory: Sequence[int], core: Repetend, count: int
+) -> tuple[Times, int]:
+    """Starts of all blocks of `count` micro-batches, the first at 0, and the number of windows
+    before the first copy of the core (`count` if there is no copy).
+    """
+    blocks = range(len(placement.blocks))
+    regular = {(m, b): m * core.period + core.starts[b] for m in range(count) for b in blocks}
+    window = {key: start // core.period for key, start in regular.items()}
+    ahead = max(start // core.period for start in core.starts)
+    if count <= ahead:
+        made = _place(placement, memory, regular, set(regular), {}, early=True)
+        return _from_zero(made), count
+    first, last = ahead * core.period, count * core.period
+    warm = {k for k in regular if window[k] < ahead}
+    seen = {k for k in regular if ahead <= window[k] < min(ahead + COPIES, count)}
+    warm_up = _place(
+        placement, memory, {k: regular[k] - first for k in warm | seen}, warm, {}, early=False
+    )
+    cool = {k for k in regular if window[k] >= count}
+    seen = {k for k in regular if max(ahead, count - COPIES) <= window[k] < count}
+    held: dict[int, int] = {}
+    for key in regular.keys() - cool - seen:
+        for device in placement.blocks[key[1]].devices:
+            held[device] = held.get(device, 0) + placement.blocks[key[1]].memory
+    cool_down = _place(
+        placement, memory, {k: regular[k] - last for k in cool | seen}, cool, held, early=True
+    )
+    made = dict(regular)
+    made.update({k: warm_up[k] + first for k in warm})
+    made.update({k: cool_down[k] + last for k in cool})
+    return _from_zero(made), ahead
+
+
+def _from_zero(times: Times) -> Times:
+    first = min(times.values())
+    return {key: start - first for key, start in times.items()}
+
+
+def _place(
+    placement: Placement,
+    memory: Sequence[int],
+    known: Times,
+    free: set[tuple[int, int]],
+    held: Mapping[int, int],
+    early: bool,
+) -> Times:
+    """Places the free blocks anew among the others of `known`, which is a schedule.
+
+    early: so that the last one ends as early as possible; otherwise, that the first one starts as
+    late as possible. held: memory that devices hold before.
+    """
+    if not free:
+        return known
+    cp: Any = require("ortools.sat.python.cp_model", "parallel")
+    model, blocks = cp.CpModel(), placement.blocks
+    low = min(known.values())
+    high = max(start + blocks[b].span for (_, b), start in known.items())
+    starts: dict[tuple[int, int], Any] = dict(known)
+    for key in sorted(free):
+        starts[key] = model.new_int_var(low, high - blocks[key[1]].span, "")
+        model.add_hint(starts[key], known[key])
+    for m, b in sorted(known):
+        for a in [a for a, after in placement.edges() if after == b]:
+            if (m, a) in known and not {(m, a), (m, b)}.isdisjoint(free):
+                model.add(starts[m, b] >= starts[m, a] + blocks[a].span)
+        if (m - 1, b) in known and not {(m - 1, b), (m, b)}.isdisjoint(free):
+            model.add(starts[m, b] >= starts[m - 1, b] + blocks[b].span)
+    for device in range(placement.devices):
+        on = [key for key in sorted(known) if device in blocks[key[1]].devices]
+        model.add_no_overlap(
+            [model.new_fixed_size_interval_var(starts[k], blocks[k[1]].span, "") for k in on]
+        )
+        taking = [k for k in on if blocks[k[1]].memory]
+        if taking:
+            before = held.get(device, 0)
+            times = [low, *(starts[k] for k in taking)]
+            changes = [before, *(blocks[k[1]].memory for k in taking)]
+            model.add_reservoir_constraint(times, changes, -sum(map(abs, changes)), memory[device])
+    objective = model.new_int_var(low, high, "")
+    for m, b in sorted(known):
+        if early:
+            model.add(objective >= starts[m, b] + blocks[b].span)
+        else:
+            model.add(objective <= starts[m, b])
+    (model.minimize if early else model.maximize)(objective)
+    solver = cp.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = 1
+    solver.parameters.max_deterministic_time = EFFORT
+    if solver.solve(model) not in (cp.OPTIMAL, cp.FEASIBLE):
+        return known
+    return {key: known[key] if key not in free else solver.value(starts[key]) for key in known}
+
+
+def makespan_bound(placement: Placement, count: int) -> int:
+    """No schedule of `count` micro-batches is shorter: device by device, and chain by chain."""
+    order, blocks = placement.order(), placement.blocks
+    heads, tails = [0] * len(blocks), [0] * len(blocks)
+    edges = placement.edges()
+    for i in order:
+        heads[i] = max((heads[a] + blocks[a].span for a, b in edges if b == i), default=0)
+    for i in reversed(order):
+        tails[i] = max((tails[b] + blocks[b].span for a, b in edges if a == i), default=0)
+    busy = [
+        min(heads[i] for i in on) + count * placement.load(d) + min(tails[i] for i in on)
+        for d in range(placement.devices)
+        if (on := placement.on(d))
+    ]
+    return max(placement.latency(), *busy)

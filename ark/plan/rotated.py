@@ -1,0 +1,48 @@
+"""The plans of ranks that all do the same, each with its peers counted from itself: one plan stands
+for all, and a rank's own is made from it when somebody asks. Made by ark.lower.ranks; the verifier
+proves one rank and by that all (ark.plan.verify.symmetry).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import overload
+
+from ark.plan import kind as kinds
+from ark.plan.types import Plan
+
+
+@dataclass(frozen=True)
+class Rotated(Sequence[Plan]):
+    """first: rank 0's plan. Rank r's is the same with every rank it names counted r further."""
+
+    first: Plan
+
+    def __len__(self) -> int:
+        return self.first.world_size
+
+    @overload
+    def __getitem__(self, index: int) -> Plan: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Plan]: ...
+    def __getitem__(self, index: int | slice) -> Plan | list[Plan]:
+        ranks = range(len(self))[index]
+        return on_rank(self.first, ranks) if isinstance(ranks, int) else [self[r] for r in ranks]
+
+    def __hash__(self) -> int:
+        return id(self.first)
+
+
+def on_rank(plan: Plan, rank: int) -> Plan:
+    """The plan that a rank has if all ranks do what `plan` does on its own."""
+    by, world = rank - plan.rank, plan.world_size
+    if not by:
+        return plan
+    return replace(
+        plan,
+        rank=rank,
+        buffers=tuple(replace(b, rank=(b.rank + by) % world) for b in plan.buffers),
+        ops=tuple(replace(op, params=kinds.get(op.kind).on_rank(op.params, by)) for op in plan.ops),
+        counters=tuple(replace(c, rank=(c.rank + by) % world) for c in plan.counters),
+    )

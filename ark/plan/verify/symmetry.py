@@ -1,0 +1,164 @@
+"""Which ranks of a set do the same. Renaming ranks is a symmetry of the set if it leaves every plan
+as it is but for the ranks that it names. Then what holds for a rank holds for its image, and one
+rank of each orbit is checked for all: ark.plan.verify.rank_set asks for them.
+
+That a renaming is a symmetry is itself checked, down to every buffer, counter and task; who made
+the plans and why they should be alike does not count. Where none is, every rank is its own orbit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ark.errors import PlanError
+from ark.plan import kind as kinds
+from ark.plan.params import read_params
+from ark.plan.rotated import Rotated
+from ark.plan.types import Plan, PlanOp
+
+Renaming = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Symmetry:
+    """twin: by rank the rank that is checked for it. renaming[r]: a symmetry that makes r of its
+    twin, as the new name of each rank.
+    """
+
+    twin: tuple[int, ...]
+    renaming: tuple[Renaming, ...]
+
+    @property
+    def checked(self) -> tuple[int, ...]:
+        """The ranks that are checked, rising."""
+        return tuple(sorted(set(self.twin)))
+
+
+def alone(world: int) -> Symmetry:
+    """Every rank is checked itself."""
+    same = tuple(range(world))
+    return Symmetry(same, (same,) * world)
+
+
+def symmetry_of(plans: Sequence[Plan]) -> Symmetry:
+    """The orbits of the rank set under rotations of all ranks, of blocks and within blocks."""
+    world = len(plans)
+    if isinstance(plans, Rotated):  # on_rank names ranks so
+        turns = tuple(tuple((q + r) % world for q in range(world)) for r in range(world))
+        return Symmetry((0,) * world, turns)
+    if world == 1:
+        return alone(world)
+    forms = _Forms(plans)
+    return _orbits(world, [r for r in _rotations(world) if forms.kept_by(r)])
+
+
+def _rotations(world: int) -> list[Renaming]:
+    """By size of the blocks of neighbouring ranks: blocks move on, and ranks within each."""
+    found = []
+    for size in (s for s in range(1, world) if world % s == 0):
+        found.append(tuple((q + size) % world for q in range(world)))
+        found.append(tuple(q - q % size + (q + 1) % size for q in range(world)))
+    return [r for r in dict.fromkeys(found) if r != tuple(range(world))]
+
+
+def _orbits(world: int, generators: Sequence[Renaming]) -> Symmetry:
+    twin: dict[int, int] = {}
+    renaming: dict[int, Renaming] = {}
+    for rank in range(world):
+        if rank in twin:
+            continue
+        twin[rank], renaming[rank] = rank, tuple(range(world))
+        open_ = [rank]
+        while open_:
+            at = open_.pop()
+            for generator in generators:
+                image = generator[at]
+                if image not in twin:
+                    twin[image] = rank
+                    renaming[image] = tuple(generator[q] for q in renaming[at])
+                    open_.append(image)
+    return Symmetry(tuple(twin[r] for r in range(world)), tuple(renaming[r] for r in range(world)))
+
+
+class _Forms:
+    """What the plans are apart from ranks, and which ranks they name."""
+
+    def __init__(self, plans: Sequence[Plan]) -> None:
+        self.form: list[int] = []  # by rank: plans of one form differ in names and ranks only
+        known: list[tuple[int, Any]] = []
+        for rank, plan in enumerate(plans):
+            content = _content(plan)
+            same = (form for form, other in known if content is not None and other == content)
+            self.form.append(next(same, rank))
+            if self.form[-1] == rank:
+                known.append((rank, content))
+        self.named = _named(plans) if len(known) < len(plans) else None
+
+    def kept_by(self, renaming: Renaming) -> bool:
+        """Does every plan become that of its rank's new name?"""
+        if self.named is None:
+            return False
+        new = np.array(renaming)
+        for rank, image in enumerate(renaming):
+            if self.form[rank] != self.form[image]:
+                return False
+            (owners, numbers), (there, others) = self.named[rank], self.named[image]
+            if not (np.array_equal(new[owners], there) and np.array_equal(numbers, others)):
+                return False
+        return True
+
+
+def _content(plan: Plan) -> Any:
+    """Everything that a rank's check depends on but ranks and names; None if it is unreadable."""
+    try:
+        ops = [(o.kind, o.operands, o.after, _params(plan, o)) for o in plan.ops]
+    except PlanError:
+        return None
+    return (
+        plan.machine,
+        plan.arenas,
+        len(plan.meta.get("processor_ranges") or ops),
+        [(b.arena, b.nbytes, b.offset, b.initial) for b in plan.buffers],
+        [(t.dtype, t.shape, t.extents, t.offsets, t.buffer, t.packet) for t in plan.tensors],
+        ops,
+        [(c.step, c.system) for c in plan.counters],
+        plan.phases,
+    )
+
+
+def _params(plan: Plan, op: PlanOp) -> Any:
+    """An op's parameters as rank 0 would have them."""
+    kind = kinds.get(op.kind)
+    read_params(op.kind, kind.params, op.params)
+    return kind.on_rank(op.params, -plan.rank)
+
+
+def _named(plans: Sequence[Plan]) -> list[tuple[np.ndarray, np.ndarray]] | None:
+    """By rank the owners of all buffers and counters and their numbers there, -1 where the owner
+    has none of that name; None where a rank is named that does not exist.
+    """
+    tables = []
+    for plan in plans:
+        rows = [(b.rank, b.id, b.name) for b in plan.buffers]
+        tables.append((rows, [(c.rank, c.id, c.name) for c in plan.counters]))
+    everyone = (rank for pair in tables for rows in pair for rank, _, _ in rows)
+    if not all(0 <= rank < len(plans) for rank in everyone):
+        return None
+    buffers = [
+        {b.name: b.id for b in p.buffers if b.rank == p.rank and b.arena == "symmetric"}
+        for p in plans
+    ]
+    counters = [{c.name: c.id for c in p.counters if c.rank == p.rank and c.system} for p in plans]
+    found = []
+    for plan, pair in zip(plans, tables, strict=True):
+        owners, numbers = [], []
+        for rows, names in zip(pair, (buffers, counters), strict=True):
+            for rank, number, name in rows:
+                owners.append(rank)
+                numbers.append(number if rank == plan.rank else names[rank].get(name, -1))
+        found.append((np.array(owners, np.int64), np.array(numbers, np.int64)))
+    return found

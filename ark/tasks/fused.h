@@ -1,0 +1,215 @@
+// What linear layers do to their input and to their sums on the way, for every vendor's bodies.
+// What a task computes and touches is said in linear.py.
+
+// An operand of S shares of M rows, of which a reader wants the sum, share FIRST being added first
+// and then the next ones, round; share s has row m as its row s M + m.
+template <int S, int FIRST, int M, class A>
+struct ArkSummed {
+  A shares;
+};
+template <int S, int FIRST, int M, class A>
+ARK_DEVICE ArkSummed<S, FIRST, M, A> ark_summed(A shares) {
+  return {shares};
+}
+template <int S, int FIRST, int M, class A>
+ARK_DEVICE float ark_load(ArkCtx& c, const ArkSummed<S, FIRST, M, A>& x, int i0, int i1, int i2,
+                          int i3) {
+  float sum = ark_load(c, x.shares, i0, i1, FIRST * M + i2, i3);
+  for (int s = 1; s < S; ++s) {
+    sum += ark_load(c, x.shares, i0, i1, (FIRST + s) % S * M + i2, i3);
+  }
+  return sum;
+}
+template <bool SCALED, int S, int FIRST, int M, class A>
+ARK_DEVICE float ark_load_row(ArkCtx& c, const ArkSummed<S, FIRST, M, A>& x, int i2, int n,
+                              float* to) {
+  float squares = 0.0f;
+  for (int k = ark_tid(); k < n; k += ARK_THREADS) {
+    squares += ark_store_scaled<SCALED>(ark_load(c, x, 0, 0, i2, k), to + k);
+  }
+  return squares;
+}
+
+// An operand that is waited for and then counts as zero.
+template <class A>
+struct ArkAwaited {
+  A value;
+};
+template <class A>
+ARK_DEVICE ArkAwaited<A> ark_awaited(A value) {
+  return {value};
+}
+template <class A>
+ARK_DEVICE float ark_load(ArkCtx& c, const ArkAwaited<A>& x, int i0, int i1, int i2, int i3) {
+  ark_load(c, x.value, i0, i1, i2, i3);
+  return 0.0f;
+}
+
+// Two places of one result.
+template <class A, class B>
+struct ArkBoth {
+  A first;
+  B second;
+};
+template <class A, class B>
+ARK_DEVICE ArkBoth<A, B> ark_both(A first, B second) {
+  return {first, second};
+}
+template <class A, class B>
+ARK_DEVICE void ark_publish(ArkCtx& c, const ArkBoth<A, B>& x, int i0, int i1, int i2, int i3,
+                            float v) {
+  ark_publish(c, x.first, i0, i1, i2, i3, v);
+  ark_publish(c, x.second, i0, i1, i2, i3, v);
+}
+
+// What is done to the input before the product: nothing, or a norm by its root mean square.
+struct ArkPlain {
+  static constexpr bool norm = false;
+};
+template <class W>
+struct ArkRmsNormed {
+  static constexpr bool norm = true;
+  W weight;
+  float eps;
+};
+template <class W>
+ARK_DEVICE ArkRmsNormed<W> ark_rms_normed(W weight, float eps) {
+  return {weight, eps};
+}
+
+// What is done to the sums, WIDTH neighbouring rows of the weights at once. A thread prepares
+// `ahead` while its weights are on the way, for R rows from row n on, of which `rows` are there;
+// with EARLY that reads only what is older than the input.
+template <class O>
+struct ArkStoreSums {
+  static constexpr int WIDTH = 1;
+  static constexpr bool EARLY = false;
+  O output;
+};
+template <class O, class A>
+struct ArkAddSums {
+  static constexpr int WIDTH = 1;
+  static constexpr bool EARLY = true;
+  O output;
+  A residual;
+};
+template <class O>
+struct ArkSwigluSums {
+  static constexpr int WIDTH = 2;
+  static constexpr bool EARLY = false;
+  O output;
+};
+// R: rows of a stage; the TILES tasks share STAGES stages.
+template <int R, int TILES, int STAGES, class O, class C>
+struct ArkSampleSums {
+  static constexpr int WIDTH = 1;
+  static constexpr bool EARLY = false;
+  O output;
+  C candidates;
+  ArkSampler sampler;
+};
+template <class R>
+struct ArkRopeSums {
+  static constexpr int WIDTH = 2;
+  static constexpr bool EARLY = false;
+  R rope;
+};
+template <class O>
+ARK_DEVICE ArkStoreSums<O> ark_store_sums(O output) {
+  return {output};
+}
+template <class O, class A>
+ARK_DEVICE ArkAddSums<O, A> ark_add_sums(O output, A residual) {
+  return {output, residual};
+}
+template <class O>
+ARK_DEVICE ArkSwigluSums<O> ark_swiglu_sums(O output) {
+  return {output};
+}
+template <int R, int TILES, int STAGES, class O, class S, class P, class C>
+ARK_DEVICE ArkSampleSums<R, TILES, STAGES, O, C> ark_sample_sums(const ArkTask& t, O output,
+                                                                 S settings, P position,
+                                                                 C candidates) {
+  return {output, candidates, ark_sampler(settings, position, t.coord[0])};
+}
+template <class R>
+ARK_DEVICE ArkRopeSums<R> ark_rope_sums(R rope) {
+  return {rope};
+}
+
+template <class E, int M, int R>
+ARK_DEVICE void ark_sums_ahead(ArkCtx&, const E&, int, int, float (&)[M][R]) {}
+template <class O, class A, int M, int R>
+ARK_DEVICE void ark_sums_ahead(ArkCtx& c, const ArkAddSums<O, A>& e, int n, int rows,
+                               float (&ahead)[M][R]) {
+  for (int m = 0; m < M; ++m) {
+    for (int r = 0; r < R; ++r) {
+      if (r < rows) ahead[m][r] = ark_load(c, e.residual, 0, 0, m, n + r);
+    }
+  }
+}
+template <class T, int M, int R>
+ARK_DEVICE void ark_sums_ahead(ArkCtx&, const ArkRopeSums<T>& e, int n, int rows,
+                               float (&ahead)[M][R]) {
+  for (int m = 0; m < M; ++m) {
+    for (int r = 0; r < R; r += 2) {
+      if (r >= rows || n + r >= T::ROTATED) continue;
+      const float angle = ark_rope_angle(e.rope, m, n + r);
+      ahead[m][r] = ark_sin(angle);
+      ahead[m][r + 1] = ark_cos(angle);
+    }
+  }
+}
+
+template <class O, int R>
+ARK_DEVICE void ark_sums_store(ArkCtx& c, const ArkStoreSums<O>& e, int m, int n, int rows,
+                               const float (&sum)[R], const float (&)[R]) {
+  for (int r = 0; r < R; ++r) {
+    if (r < rows) ark_publish(c, e.output, 0, 0, m, n + r, sum[r]);
+  }
+}
+template <class O, class A, int R>
+ARK_DEVICE void ark_sums_store(ArkCtx& c, const ArkAddSums<O, A>& e, int m, int n, int rows,
+                               const float (&sum)[R], const float (&ahead)[R]) {
+  for (int r = 0; r < R; ++r) {
+    if (r < rows) ark_publish(c, e.output, 0, 0, m, n + r, sum[r] + ahead[r]);
+  }
+}
+template <class O, int R>
+ARK_DEVICE void ark_sums_store(ArkCtx& c, const ArkSwigluSums<O>& e, int m, int n, int rows,
+                               const float (&sum)[R], const float (&)[R]) {
+  for (int r = 0; r < R; r += 2) {
+    if (r < rows) ark_publish(c, e.output, 0, 0, m, (n + r) / 2, ark_swiglu(sum[r], sum[r + 1]));
+  }
+}
+template <int S, int TILES, int STAGES, class O, class C, int R>
+ARK_DEVICE void ark_sums_store(ArkCtx& c, ArkSampleSums<S, TILES, STAGES, O, C>& e, int m, int n,
+                               int rows, const float (&sum)[R], const float (&)[R]) {
+  for (int r = 0; r < R; ++r) {
+    if (r >= rows) continue;
+    ark_publish(c, e.output, 0, 0, m, n + r, sum[r]);
+    ark_sample(e.sampler, sum[r], n + r);
+  }
+}
+template <class T, int R>
+ARK_DEVICE void ark_sums_store(ArkCtx& c, const ArkRopeSums<T>& e, int m, int n, int rows,
+                               const float (&sum)[R], const float (&ahead)[R]) {
+  for (int r = 0; r < R; r += 2) {
+    if (r >= rows) continue;
+    float a = sum[r], b = sum[r + 1];
+    if (n + r < T::ROTATED) ark_rotate(a, b, ahead[r], ahead[r + 1]);
+    ark_rope_store(c, e.rope, m, n + r, a, b);
+  }
+}
+
+// All threads, when every row was stored. red: 2 * ARK_WARPS words of shared memory nobody else
+// uses.
+template <class E>
+ARK_DEVICE void ark_sums_finish(ArkCtx&, const ArkTask&, E&, float*) {}
+template <int R, int TILES, int STAGES, class O, class C>
+ARK_DEVICE void ark_sums_finish(ArkCtx&, const ArkTask& t, ArkSampleSums<R, TILES, STAGES, O, C>& e,
+                                float* red) {
+  const ark_i64 stage = t.coord[0] / R;
+  ark_sampled(e.sampler, e.candidates, static_cast<int>((stage * TILES + STAGES - 1) / STAGES),
+              red);
+}

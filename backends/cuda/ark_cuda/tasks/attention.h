@@ -1,0 +1,197 @@
+// Attention over the cache with keys and values on their way before the queries are there. What a
+// task computes and touches is said in ark/tasks/attention.py, what this body serves in
+// attention.py.
+
+// Shared memory of a task: G query heads of D elements, and the parts of W warps.
+template <int G, int D, int W>
+struct ArkAttentionParts {
+  float query[G * D];
+  float current[2 * D];     // this iteration's key and value
+  float part[W][G][D + 2];  // unnormalised sum, maximum, denominator
+};
+
+// The G query heads of a key/value head, scaled, and with `fresh` the current key and value, to
+// shared memory. In the variant `roles` this waits for the task; false if the processor is to
+// leave. load() asks for the warp's first rows, which may go first where they are older.
+#if defined(ARK_HAS_HANDSHAKE)
+template <int G, int KV_HEADS, int D, int W, class Q, class F, class L>
+ARK_DEVICE bool ark_attention_inputs(ArkCtx& c, ArkAttentionParts<G, D, W>& s, int row, int head,
+                                     bool newest, float scale, Q query, F fresh, const L& load) {
+  // Without a newest row of its own the iteration writes what the cache is read for.
+  if (F::given) load();
+  if (!ark_enter(c)) return false;
+  if (!F::given) load();
+  // Queries first, then the new key, then its value: all asked for together.
+  constexpr int N = ((G + 2) * D / 2 + ARK_THREADS - 1) / ARK_THREADS;
+  float loaded[2 * N];
+  const auto at = [&](int n) -> decltype(query.p) {
+    int i = 2 * (n * ARK_THREADS + ark_tid());
+    if (i < G * D) return ark_address(query, 0, 0, row, head * (G * D) + i);
+    if constexpr (F::given) {
+      i -= G * D;
+      const int column = i < D ? head * D + i : (KV_HEADS + head - 1) * D + i;
+      if (newest && i < 2 * D) return ark_address(fresh, 0, 0, 0, column);
+    }
+    return nullptr;
+  };
+  ark_load_pairs<N>(c, query.p, at, loaded, Q::system);
+  float* to = reinterpret_cast<float*>(&s);  // queries, then the current key and value
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    const int i = 2 * (n * ARK_THREADS + ark_tid());
+    const float factor = i < G * D ? scale : 1.0f;
+    if (i >= (G + 2) * D) continue;
+    to[i] = loaded[2 * n] * factor;
+    to[i + 1] = loaded[2 * n + 1] * factor;
+  }
+  return true;
+}
+#else
+template <int G, int KV_HEADS, int D, int W, class Q, class F, class L>
+ARK_DEVICE bool ark_attention_inputs(ArkCtx& c, ArkAttentionParts<G, D, W>& s, int row, int head,
+                                     bool newest, float scale, Q query, F fresh, const L& load) {
+  load();
+  for (int first = 32 * ark_warp(); first < G * D; first += ARK_THREADS) {
+    const int i = first + ark_lane();
+    const ark_i64 at = ark_at(query, 0, 0, row, head * (G * D) + i);
+    const float value = ark_load_by_warp(c, query.p, at, i < G * D, Q::system);
+    if (i < G * D) s.query[i] = value * scale;
+  }
+  if constexpr (F::given) {
+    // By the warps that ask for no query.
+    const int begin = 32 * (ARK_WARPS - 1 - ark_warp());
+    for (int first = begin; newest && first < 2 * D; first += ARK_THREADS) {
+      const int i = first + ark_lane();
+      const int column = i < D ? head * D + i : (KV_HEADS + head - 1) * D + i;
+      const ark_i64 at = ark_at(fresh, 0, 0, 0, column);
+      const float value = ark_load_by_warp(c, fresh.p, at, i < 2 * D, F::system);
+      if (i < 2 * D) s.current[i] = value;
+    }
+  }
+  return true;
+}
+#endif
+
+// coord: row, key/value head, split. A row of the cache is read by a group of lanes, 16 bytes each;
+// each of W warps keeps a running softmax of its rows. False if the processor is to leave.
+template <int G, int KV_HEADS, int D, int CONTEXT, int SPLITS, int W, class Q, class K, class V,
+          class P, class O, class F>
+ARK_DEVICE bool ark_attention_warps(ArkCtx& c, const ArkTask& t, float scale, Q query, K key_cache,
+                                    V value_cache, P position, O output, F fresh) {
+  constexpr int E = 16 / sizeof(*key_cache.p), LANES = D / E, ROWS = 32 / LANES, STEP = ROWS * W;
+  auto& s = *reinterpret_cast<ArkAttentionParts<G, D, W>*>(ARK_SCRATCH(c));
+  const int row = t.coord[0], head = t.coord[1], split = t.coord[2];
+  const int seen = position.p[0] + row + 1;
+  const int count = seen < CONTEXT ? seen : CONTEXT;
+  const int begin = static_cast<int>(static_cast<ark_i64>(count) * split / SPLITS);
+  const int end = static_cast<int>(static_cast<ark_i64>(count) * (split + 1) / SPLITS);
+  const int newest = F::given ? count - 1 : count;
+  const int column = ark_lane() % LANES * E, mine = ark_warp() * ROWS + ark_lane() / LANES;
+  const auto* keys = key_cache.p + static_cast<ark_i64>(head) * CONTEXT * D + column;
+  const auto* values = value_cache.p + static_cast<ark_i64>(head) * CONTEXT * D + column;
+  uint4 k = make_uint4(0u, 0u, 0u, 0u), v = k;
+  const auto load = [&](int e) {
+    if (ark_warp() >= W || e >= end || e >= newest) return;
+    k = *reinterpret_cast<const uint4*>(keys + static_cast<ark_i64>(e) * D);
+    v = *reinterpret_cast<const uint4*>(values + static_cast<ark_i64>(e) * D);
+  };
+  const auto first_rows = [&] { load(begin + mine); };
+  if (!ark_attention_inputs<G, KV_HEADS, D, W>(c, s, row, head, end == count, scale, query, fresh,
+                                               first_rows)) {
+    return false;
+  }
+  ark_sync();
+  float top[G], den[G], o[G][E];
+#pragma unroll
+  for (int g = 0; g < G; ++g) {
+    top[g] = -1e30f;
+    den[g] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < E; ++i) o[g][i] = 0.0f;
+  }
+  for (int e = begin + mine; ark_warp() < W && e - mine < end; e += STEP) {
+    float kf[E], vf[E];
+    ark_unpack(kf, k, keys);
+    ark_unpack(vf, v, values);
+    if (e == newest) {
+#pragma unroll
+      for (int i = 0; i < E; ++i) {
+        kf[i] = s.current[column + i];
+        vf[i] = s.current[D + column + i];
+      }
+    }
+    load(e + STEP);
+#pragma unroll
+    for (int g = 0; g < G; ++g) {
+      float score = 0.0f;
+#pragma unroll
+      for (int i = 0; i < E; ++i) score = fmaf(kf[i], s.query[g * D + column + i], score);
+#pragma unroll
+      for (int mask = 1; mask < LANES; mask *= 2) score += ark_shfl_xor(score, mask);
+      if (e >= end) score = -1e30f;
+      float m = fmaxf(top[g], score);
+#pragma unroll
+      for (int mask = LANES; mask < 32; mask *= 2) m = fmaxf(m, ark_shfl_xor(m, mask));
+      const float keep = ark_exp(top[g] - m), p = e < end ? ark_exp(score - m) : 0.0f;
+      top[g] = m;
+      den[g] = fmaf(den[g], keep, p);
+#pragma unroll
+      for (int i = 0; i < E; ++i) o[g][i] = fmaf(o[g][i], keep, p * vf[i]);
+    }
+  }
+  // A warp's rows share their maximum: their parts simply add up.
+#pragma unroll
+  for (int g = 0; g < G; ++g) {
+#pragma unroll
+    for (int mask = LANES; mask < 32; mask *= 2) {
+      den[g] += ark_shfl_xor(den[g], mask);
+#pragma unroll
+      for (int i = 0; i < E; ++i) o[g][i] += ark_shfl_xor(o[g][i], mask);
+    }
+    if (ark_warp() < W && ark_lane() < LANES) {
+      float* to = s.part[ark_warp()][g];
+#pragma unroll
+      for (int i = 0; i < E; ++i) to[column + i] = o[g][i];
+      if (ark_lane() == 0) {
+        to[D] = top[g];
+        to[D + 1] = den[g];
+      }
+    }
+  }
+  ark_sync();
+  for (int i = ark_tid(); i < G * D; i += ARK_THREADS) {
+    const int g = i / D, d = i % D;
+    float m = -1e30f;
+#pragma unroll
+    for (int w = 0; w < W; ++w) m = fmaxf(m, s.part[w][g][D]);
+    float sum = 0.0f, all = 0.0f;
+#pragma unroll
+    for (int w = 0; w < W; ++w) {
+      const float share = ark_exp(s.part[w][g][D] - m);
+      sum = fmaf(share, s.part[w][g][d], sum);
+      all = fmaf(share, s.part[w][g][D + 1], all);
+    }
+    if constexpr (SPLITS == 1) {
+      ark_publish(c, output, 0, 0, row, head * (G * D) + i, sum / all);
+    } else {
+      ark_publish(c, output, row, head * G + g, split, d, sum);
+      if (d == 0) {
+        ark_publish(c, output, row, head * G + g, split, D, m);
+        ark_publish(c, output, row, head * G + g, split, D + 1, all);
+      }
+    }
+  }
+  return true;
+}
+
+// The lead warp's poll: the head's last query.
+template <int COLUMNS, class Q>
+ARK_DEVICE void ark_attention_poll(ArkCtx& c, const ArkTask& t, Q query) {
+  const ark_i64 last = ark_at(query, 0, 0, t.coord[0], (t.coord[1] + 1) * COLUMNS - 1);
+  ark_poll_packet(c, query.p + last, Q::system);
+}
+// The lead warp's poll: the first element of a head's last part.
+template <int SPLITS, class P>
+ARK_DEVICE void ark_attention_merge_poll(ArkCtx& c, const ArkTask& t, P partial) {
+  ark_poll_packet(c, ark_address(partial, t.coord[0], t.coord[1], SPLITS - 1, 0), P::system);
+}

@@ -1,0 +1,413 @@
+"""Types and ranks over random shapes, broadcasts, views and values, drawn by hypothesis.
+
+bool, integers of 8 to 64 bits, types of 4 bits; none to eight dimensions; against NumPy. One model
+holds all that an example draws, because compiling is what costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import ark
+from ark.ir.dtype import DataType
+from tests.opcheck import Case, check
+
+INTEGERS = (ark.int64, ark.int32, ark.uint32, ark.int8, ark.uint8)
+PLAIN = (*INTEGERS, ark.bool, ark.fp32, ark.fp16, ark.bf16)
+PACKED = (ark.int4, ark.uint4, ark.fp4)
+PROPERTY = settings(
+    max_examples=2,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+def shapes(least: int, most: int) -> st.SearchStrategy[list[int]]:
+    size = st.one_of(st.just(1), st.integers(1, 5), st.sampled_from([7, 18, 33]))
+    return st.lists(size, min_size=least, max_size=most).filter(lambda s: np.prod(s) <= 20000)
+
+
+def values(rng: np.random.Generator, shape: Any, dtype: DataType) -> np.ndarray:
+    """Random values that the type has."""
+    if dtype.name == "bool":
+        return rng.integers(0, 2, shape).astype(bool)
+    if dtype.name == "int64":
+        return rng.integers(-(2**40), 2**40, shape) >> rng.integers(0, 40, shape)
+    if dtype.name == "fp4":
+        return rng.integers(0, 16, shape).astype(np.uint8).view(dtype.numpy).astype(np.float64)
+    if dtype.name in ("fp32", "fp16", "bf16"):
+        return rng.uniform(-3, 3, shape)
+    low, high = {"int4": (-8, 8), "uint4": (0, 16)}.get(
+        dtype.name, (0, 100) if dtype.name.startswith("u") else (-100, 100)
+    )
+    return rng.integers(low, high, shape)
+
+
+def box(draw: Any, shape: list[int], even: bool = False) -> tuple[slice, ...]:
+    """A box in a shape; `even`: the last dimension begins at a whole byte of two elements."""
+    found = []
+    for d, n in enumerate(shape):
+        begin = draw(st.integers(0, n - 1))
+        begin -= begin % 2 if even and d == len(shape) - 1 else 0
+        found.append(slice(begin, draw(st.integers(begin + 1, n))))
+    return tuple(found)
+
+
+def thinned(draw: Any, full: list[int]) -> list[int]:
+    """A shape that broadcasts to `full`."""
+    kept = [n if draw(st.booleans()) else 1 for n in full]
+    return kept[draw(st.integers(0, len(full) - 1)) :]
+
+
+COMPARISONS: tuple[tuple[str, Callable[..., np.ndarray]], ...] = (
+    ("less", np.less),
+    ("less_equal", np.less_equal),
+    ("greater", np.greater),
+    ("greater_equal", np.greater_equal),
+    ("equal", np.equal),
+    ("not_equal", np.not_equal),
+)
+
+
+@st.composite
+def movements(draw: Any) -> list[Case]:
+    """Views, copies, transpositions, reshapes of every type and of up to eight dimensions."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    found = []
+    for dtype in (*PLAIN, *PACKED):
+        shape = draw(shapes(1, 8))
+        inputs = [(values(rng, shape, dtype), dtype)]
+        if dtype in PACKED:
+            cut = box(draw, shape, even=True)
+        else:
+            cut = box(draw, shape)
+        perm = draw(st.permutations(range(len(shape))))
+        name = f"{dtype} {shape} {cut} {perm}"
+        found += [
+            Case(f"copy {name}", inputs, lambda t, c=cut: ark.copy(t[c]), lambda a, c=cut: a[c]),
+            Case(
+                f"transpose {name}",
+                inputs,
+                lambda t, p=perm: ark.transpose(t, p),
+                lambda a, p=perm: a.transpose(p),
+            ),
+            Case(
+                f"reshape {name}",
+                inputs,
+                lambda t, c=cut: ark.reshape(t[c], [-1]),
+                lambda a, c=cut: a[c].reshape(-1),
+            ),
+        ]
+    return found
+
+
+@st.composite
+def elementwise(draw: Any) -> list[Case]:
+    """Comparisons, selection, arithmetic, casts; every operand broadcasts."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    found = []
+    for number, dtype in enumerate((*INTEGERS, ark.fp32, ark.bf16)):
+        full = draw(shapes(1, 8))
+        left, right, third = full, thinned(draw, full), thinned(draw, full)
+        a, b = values(rng, left, dtype), values(rng, right, dtype)
+        a = np.where(rng.random(left) < 0.3, np.broadcast_to(b, left), a)
+        pair = [(a, dtype), (b, dtype)]
+        for name, reference in COMPARISONS:
+            found.append(
+                Case(f"{name} {dtype} {left} {right}", pair, getattr(ark, name), reference)
+            )
+        for name, reference in (("maximum", np.maximum), ("minimum", np.minimum), ("mul", None)):
+            op = getattr(ark, name)
+            found.append(Case(f"{name} {dtype} {left} {right}", pair, op, reference or np.multiply))
+        mask = (values(rng, third, ark.bool), ark.bool)
+        found.append(Case(f"where {dtype} {third}", [mask, *pair], ark.where, np.where))
+        target = PLAIN[(number + 3) % len(PLAIN)]
+        if target.name != "bool" and dtype in INTEGERS:
+            found.append(
+                Case(
+                    f"cast {dtype} to {target}",
+                    pair[:1],
+                    lambda t, target=target: ark.cast(t, target),
+                    lambda x: x,
+                )
+            )
+        found.append(
+            Case(f"truth {dtype}", pair[1:], lambda t: ark.cast(t, ark.bool), lambda x: x != 0)
+        )
+    shape = draw(shapes(1, 8))
+    p, q = (values(rng, s, ark.bool) for s in (shape, thinned(draw, shape)))
+    both = [(p, ark.bool), (q, ark.bool)]
+    for name in ("logical_and", "logical_or", "logical_xor", "equal"):
+        found.append(Case(f"{name} {shape}", both, getattr(ark, name), getattr(np, name)))
+    found.append(Case("not", both[:1], ark.logical_not, np.logical_not))
+    found.append(Case("number", both[:1], lambda t: ark.where(t, 2**40, t64(t)), select))
+    return found
+
+
+def t64(t: Any) -> Any:
+    return ark.mul(ark.cast(t, ark.int64), -(2**50))
+
+
+def select(p: np.ndarray) -> np.ndarray:
+    return np.where(p, 2**40, p.astype(np.int64) * -(2**50))
+
+
+@st.composite
+def reductions(draw: Any) -> list[Case]:
+    """Any axis of up to eight dimensions, and products of matrices with batches."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    found = []
+    for dtype in (ark.fp32, ark.fp16, *INTEGERS):
+        shape = draw(shapes(1, 8))
+        cut = box(draw, shape)
+        axis = draw(st.integers(-len(shape), len(shape) - 1))
+        keep = draw(st.booleans())
+        inputs = [(values(rng, shape, dtype), dtype)]
+        for name in ("sum", "max", "min"):
+            op, reference = getattr(ark, f"reduce_{name}"), getattr(np, name)
+            found.append(
+                Case(
+                    f"{name} {dtype} {shape} {cut} {axis}",
+                    inputs,
+                    lambda t, op=op, c=cut, a=axis, k=keep: op(t[c], a, keepdims=k),
+                    lambda x, r=reference, c=cut, a=axis, k=keep: np.atleast_1d(
+                        r(x[c], axis=a, keepdims=k)
+                    ),
+                    tolerance=2e-2 if dtype.name == "fp16" else 1e-4,
+                )
+            )
+        for name, index in (("argmax", ark.int32), ("argmin", ark.int64)):
+            found.append(
+                Case(
+                    f"{name} {dtype} {shape} {axis}",
+                    inputs,
+                    lambda t, n=name, a=axis, i=index: getattr(ark, n)(t, axis=a, dtype=i),
+                    lambda x, n=name, a=axis: np.expand_dims(getattr(x, n)(a), a),
+                )
+            )
+    shape = draw(shapes(3, 6))
+    axes = tuple(draw(st.sets(st.integers(0, len(shape) - 1), min_size=1)))
+    found.append(
+        Case(
+            f"mean {shape} {axes}",
+            [(values(rng, shape, ark.fp32), ark.fp32)],
+            lambda t: ark.reduce_mean(t, axes, keepdims=False),
+            lambda x: np.atleast_1d(x.mean(axes)),
+        )
+    )
+    batch = [min(n, 3) for n in draw(shapes(1, 6))]
+    m, n, k = (draw(st.integers(1, 20)) for _ in range(3))
+    left, right = [*batch, m, k], [*thinned(draw, batch), n, k]
+    found.append(
+        Case(
+            f"matmul {left} {right}",
+            [(values(rng, s, ark.fp32), ark.fp32) for s in (left, right)],
+            lambda a, b: ark.matmul(a, b, transpose_other=True),
+            lambda a, b: a @ np.swapaxes(b, -1, -2),
+            tolerance=1e-4,
+        )
+    )
+    found.append(
+        Case(
+            f"softmax {left}",
+            [(values(rng, left, ark.fp32), ark.fp32)],
+            ark.softmax,
+            lambda x: np.exp(x) / np.exp(x).sum(-1, keepdims=True),
+        )
+    )
+    return found
+
+
+@given(drawn=movements())
+@PROPERTY
+def test_movement(backend: str, drawn: list[Case]) -> None:
+    ark.init(backend=backend)
+    check(drawn)
+
+
+@given(drawn=elementwise())
+@PROPERTY
+def test_elementwise(backend: str, drawn: list[Case]) -> None:
+    ark.init(backend=backend)
+    check(drawn)
+
+
+@given(drawn=reductions())
+@PROPERTY
+def test_reductions(backend: str, drawn: list[Case]) -> None:
+    ark.init(backend=backend)
+    check(drawn)
+
+
+UNARY: dict[str, tuple[Callable[..., np.ndarray], float, float]] = {
+    "ln": (np.log, 1e-3, 50.0),
+    "reciprocal": (lambda a: 1 / a, 0.1, 9.0),
+    "neg": (np.negative, -3, 3),
+    "abs": (np.abs, -3, 3),
+    "sign": (np.sign, -3, 3),
+    "floor": (np.floor, -9, 9),
+    "ceil": (np.ceil, -9, 9),
+    "round": (np.round, -9, 9),
+    "tanh": (np.tanh, -5, 5),
+    "erf": (np.vectorize(__import__("math").erf), -4, 4),
+    "sin": (np.sin, -7, 7),
+    "cos": (np.cos, -7, 7),
+    "tan": (np.tan, -1.4, 1.4),
+    "asin": (np.arcsin, -1, 1),
+    "acos": (np.arccos, -1, 1),
+    "atan": (np.arctan, -9, 9),
+    "sinh": (np.sinh, -4, 4),
+    "cosh": (np.cosh, -4, 4),
+    "asinh": (np.arcsinh, -50, 50),
+    "acosh": (np.arccosh, 1, 50),
+    "atanh": (np.arctanh, -0.99, 0.99),
+}
+
+
+def test_functions(backend: str) -> None:
+    """Every function of one tensor, at random values and at its edges."""
+    rng = np.random.default_rng(7)
+    cases = []
+    for name, (reference, low, high) in UNARY.items():
+        array = np.append(rng.uniform(low, high, 250), [low, high, (low + high) / 2])
+        if name in ("round", "floor", "ceil"):
+            array = np.append(array, [-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 8388609.0, -3e9, -0.0])
+        cases.append(Case(name, [(array, ark.fp32)], getattr(ark, name), reference))
+        integers = rng.integers(-(2**62), 2**62, 40)
+        if name in ("neg", "abs", "sign", "floor"):
+            cases.append(Case(name, [(integers, ark.int64)], getattr(ark, name), reference))
+    odd = np.array([0.0, np.inf, -np.inf, np.nan, 1.0])
+    cases.append(Case("isnan", [(odd, ark.fp32)], ark.isnan, np.isnan))
+    cases.append(Case("isinf", [(odd, ark.fp32)], ark.isinf, np.isinf))
+    check(cases)
+
+
+def test_functions_of_two(backend: str) -> None:
+    rng = np.random.default_rng(8)
+    a, b = rng.uniform(-9, 9, (5, 60)), rng.uniform(-4, 4, (5, 60))
+    b = np.where(np.abs(b) < 0.1, 1.5, b)
+    pair = [(a, ark.fp32), (b, ark.fp32)]
+    positive = [(np.abs(a), ark.fp32), (b, ark.fp32)]
+    whole = [(a, ark.fp32), (np.round(b), ark.fp32)]
+    wide = rng.integers(-(2**62), 2**62, (3, 40))
+    small = rng.integers(-7, 8, (3, 40))
+    longs = [(wide, ark.int64), (small, ark.int64)]
+
+    def mod(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return np.where(y == 0, 0, np.mod(x, np.where(y == 0, 1, y)))
+
+    def quotient(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        safe = np.where(y == 0, 1, y)
+        return np.where(y == 0, 0, np.abs(x) // np.abs(safe) * np.sign(x) * np.sign(safe))
+
+    check(
+        [
+            Case("mod", pair, ark.mod, np.mod, 1e-4),
+            Case("fmod", pair, ark.fmod, np.fmod, 1e-4),
+            Case("far fmod", pair[1:], lambda t: ark.fmod(2.0**99, t), far_fmod, 1e-4),
+            Case("pow", positive, ark.pow, np.power, 1e-4),
+            Case("whole pow", whole, ark.pow, np.power, 1e-4),
+            Case("square", pair[:1], lambda t: t**2, np.square),
+            Case("root", positive[:1], lambda t: t**0.5, np.sqrt),
+            Case("base", pair[1:], lambda t: 2**t, np.exp2),
+            Case("int div", longs, ark.div, quotient),
+            Case("int mod", longs, ark.mod, mod),
+            Case("int add", longs, ark.add, np.add),
+            Case("int sub", [longs[0], longs[0]], lambda x, y: x - (-y), lambda x, y: x + y),
+            Case("int cube", longs[1:], lambda t: t**3, lambda x: x**3),
+            Case("int pow", longs[1:], lambda t: ark.pow(t, 5), lambda x: x**5),
+            Case("and", longs, ark.bitwise_and, np.bitwise_and),
+            Case("xor", longs, ark.bitwise_xor, np.bitwise_xor),
+            Case("not", longs[:1], ark.bitwise_not, np.bitwise_not),
+            Case("left", longs[1:], lambda t: ark.shift_left(t, 40), lambda x: x << 40),
+            Case("right", longs[:1], lambda t: ark.shift_right(t, 3), lambda x: x >> 3),
+            Case("clip", pair[:1], lambda t: ark.clip(t, -1, 2), lambda x: np.clip(x, -1, 2)),
+            Case("long clip", longs[:1], lambda t: ark.clip(t, 2**40), lambda x: x.clip(2**40)),
+            Case("long scalar", longs[1:], lambda t: t * (2**61 + 1), lambda x: x * (2**61 + 1)),
+            Case("tril", pair[:1], lambda t: ark.tril(t, -1), lambda x: np.tril(x, -1)),
+            Case("triu", longs[:1], lambda t: ark.triu(t, 2), lambda x: np.triu(x, 2)),
+            Case(
+                "one hot",
+                [(small, ark.int64)],
+                lambda t: ark.one_hot(t, 5, ark.bf16, axis=1, off=-1, on=2),
+                one_hot,
+            ),
+            Case("iota", [], lambda: ark.iota([3, 4, 5], 1, ark.int64), iota),
+            Case("lists", [(a, ark.fp32)], many, lambda x: x * sum(range(1, 15))),
+        ]
+    )
+
+
+def far_fmod(y: np.ndarray) -> np.ndarray:
+    return np.fmod(2.0**99, y)
+
+
+def one_hot(x: np.ndarray) -> np.ndarray:
+    at = np.where(x < 0, x + 5, x)
+    return np.where(at[:, None] == np.arange(5)[:, None], 2.0, -1.0)
+
+
+def iota() -> np.ndarray:
+    return np.broadcast_to(np.arange(4)[:, None], (3, 4, 5))
+
+
+def many(t: Any) -> Any:
+    """A chain of fourteen inputs, which becomes one op."""
+    total = ark.mul(ark.copy(t), 1.0)
+    for factor in range(2, 15):
+        other = ark.mul(t, float(factor))
+        held.append(other)
+        total = ark.add(total, other)
+    return total
+
+
+held: list[Any] = []
+
+
+@pytest.mark.parametrize("dtype", PACKED, ids=str)
+def test_four_bits(backend: str, dtype: DataType) -> None:
+    """To memory and back, to every type and from it; odd rows; views at whole bytes."""
+    rng = np.random.default_rng(9)
+    array = values(rng, (3, 5, 7), dtype)
+    floats = np.append(rng.uniform(-9, 9, 200), [0.25, 0.75, -1.25, 2.5, 5.0, 3.5, -0.0])
+    integers = np.trunc(np.clip(floats, *((-8, 7) if dtype.name == "int4" else (0, 15))))
+    source = floats if dtype.name == "fp4" else integers
+    check(
+        [
+            Case("copy", [(array, dtype)], ark.copy, lambda x: x),
+            Case("to fp32", [(array, dtype)], lambda t: ark.cast(t, ark.fp32), lambda x: x),
+            Case("to int64", [(array, dtype)], lambda t: ark.cast(t, ark.int64), np.trunc),
+            Case("to bool", [(array, dtype)], lambda t: ark.cast(t, ark.bool), lambda x: x != 0),
+            Case(
+                "from fp32",
+                [(source, ark.fp32)],
+                lambda t: ark.cast(t, dtype),
+                lambda x: x.astype(dtype.numpy).astype(np.float64),
+            ),
+            Case(
+                "rows",
+                [(source[:205].reshape(5, 41), ark.fp32)],
+                lambda t: ark.cast(ark.cast(t, dtype)[1:4, 2:9], ark.fp32),
+                lambda x: x[1:4, 2:9].astype(dtype.numpy).astype(np.float64),
+            ),
+        ]
+    )
+
+
+def test_what_is_refused() -> None:
+    t = ark.tensor([4, 6], ark.int4)
+    with pytest.raises(ark.ModelError, match="share a byte"):
+        t[:, 1:4]
+    with pytest.raises(ark.ModelError, match="expected bool"):
+        ark.where(ark.tensor([3]), 1.0, ark.tensor([3]))
+    with pytest.raises(ark.ModelError, match="no value of int8"):
+        ark.add(ark.tensor([3], ark.int8), 300)
+    with pytest.raises(ark.InvalidUsageError, match="at most 8"):
+        ark.tensor([1] * 9)

@@ -1,0 +1,94 @@
+"""The kernel is compiled beside the scheduler and the verifier: what a draft gives to the compiler
+is what the finished plan asks for.
+"""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+
+from ark.backend import registry
+from ark.backend.protocol import Binary, Target
+from ark.codegen.dialect import Source
+from ark.codegen.writer import write
+from ark.errors import SystemError
+from ark.ir.dtype import by_name
+from ark.lower.ranks import plan_ranks
+from ark.models.build import Shape
+from ark.models.generate import make_plans
+from ark.plan.collector import paused
+from ark.plan.rotated import on_rank
+from ark.plan.serialize import machine_of
+from ark.plan.types import Plan
+from ark.runtime import program
+from tests.unit.plan.shapes import CONFIG, decoder_graphs, machine
+
+
+@pytest.mark.parametrize("name", ["h100", "mi300x", "cpu-2"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_draft_has_the_source_of_the_plan(name: str, ranks: int) -> None:
+    made_for = registry.machine(name)
+    drafts: dict[int, Plan] = {}
+    plans = plan_ranks(decoder_graphs(ranks), made_for, drafted=drafts.__setitem__)
+    dialect = registry.get(made_for.backend).dialect(made_for.arch)
+    for rank, plan in enumerate(plans):
+        draft = on_rank(drafts[rank], rank)
+        assert write(draft, machine_of(draft), dialect) == write(plan, machine_of(plan), dialect)
+        assert draft.phases != plan.phases
+
+
+class Compiler:
+    """The CPU's compiler, which counts."""
+
+    def __init__(self, fault: str = "") -> None:
+        self.inner, self.fault, self.calls = registry.get("cpu").compiler(), fault, 0
+
+    def key(self, target: Target) -> str:
+        return self.inner.key(target) + self.fault
+
+    def compile(self, source: Source, target: Target) -> Binary:
+        self.calls += 1
+        if self.fault:
+            raise SystemError(self.fault)
+        return self.inner.compile(source, target)
+
+
+class Backend:
+    def __init__(self, compiler: Compiler) -> None:
+        self.name, self.dialect = "cpu", registry.get("cpu").dialect
+        self.compiler = lambda: compiler
+
+
+@pytest.mark.parametrize("fault", ["", "no compiler today"])
+def test_what_was_begun_is_compiled_once(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ARK_CACHE_DIR", str(tmp_path / "cache"))
+    compiler = Compiler(fault)
+    backend = Backend(compiler)
+    target = machine(2)
+    shape = Shape(CONFIG, by_name("fp32"), 64, 4, 0, 1)
+
+    def drafted(rank: int, draft: Plan) -> None:
+        for _ in range(2):
+            program.begin(draft, machine_of(draft), backend, target.arch)
+
+    (plan,) = make_plans(shape, target, None, drafted)
+    if fault:
+        with pytest.raises(SystemError, match=fault):
+            program.build(plan, target, backend, target.arch)
+        return
+    made = program.build(plan, target, backend, target.arch)
+    again = program.build(plan, target, backend, target.arch)
+    assert (made.cached, again.cached, compiler.calls) == (False, True, 1)
+    assert made.binary.data == again.binary.data
+
+
+def test_the_collector_runs_again_after_a_pause() -> None:
+    assert gc.isenabled()
+    with pytest.raises(ValueError), paused():
+        assert not gc.isenabled()
+        raise ValueError
+    assert gc.isenabled()

@@ -1,0 +1,118 @@
+"""Plans in ARK's own layout, written by hand after ARK's description of plan files."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+ROWS, COLUMNS, OUT = 24, 32, 16
+
+
+def tensor(number: int, buffer: int, shape: list[int], dtype: str = "FP32") -> dict[str, Any]:
+    """A dense tensor; ARK gives what an op makes a number of its own on the output's buffer."""
+    return {
+        "Id": number,
+        "DataType": dtype,
+        "Shape": shape,
+        "Strides": shape,
+        "Offsets": [0] * len(shape),
+        "PaddedShape": shape,
+        "Buffer": {
+            "Id": buffer,
+            "Rank": -1,
+            "SendTags": [],
+            "RecvTags": [],
+            "IsExternal": False,
+        },
+    }
+
+
+def op(
+    kind: str,
+    reads: list[Any],
+    written: Any,
+    config: dict[str, Any],
+    args: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    return {
+        "Type": kind,
+        "Name": kind.lower(),
+        "IsVirtual": False,
+        "ReadTensors": reads,
+        "WriteTensors": [written],
+        "ResultTensors": [{**written, "Id": written["Id"] + 1}],
+        "Args": args or {},
+        "Config": {"NumWarps": 1, "SramBytes": 0, **config},
+    }
+
+
+def group(
+    tasks: list[tuple[int, int]], processors: list[int], granularity: int = 1
+) -> dict[str, Any]:
+    return {
+        "ProcessorRange": processors,
+        "ResourceGroups": [
+            {
+                "ProcessorRange": processors,
+                "WarpRange": [0, 8],
+                "SramRange": [0, 0],
+                "TaskGroups": [
+                    {"TaskId": i, "TaskRange": [0, n], "Granularity": granularity} for i, n in tasks
+                ],
+            }
+        ],
+    }
+
+
+def norm_and_product() -> dict[str, Any]:
+    """x / mean(x x) w: five ops in three task infos, the first of which has three ops."""
+    wide, narrow = [1, ROWS, COLUMNS], [1, ROWS, 1]
+    x, weight = tensor(9, 9, wide, "FP16"), tensor(0, 0, [COLUMNS, OUT])
+    cast, square = tensor(11, 11, wide), tensor(13, 12, wide)
+    mean, scaled = tensor(15, 13, narrow), tensor(17, 14, wide)
+    product = tensor(19, 15, [1, ROWS, OUT])
+    rows = {"Tile": [1, COLUMNS], "NumTasks": ROWS}
+
+    def made(t: dict[str, Any]) -> dict[str, Any]:
+        return {**t, "Id": t["Id"] + 1}
+
+    first = [
+        op("Cast", [x], cast, rows),
+        op("Mul", [made(cast), made(cast)], square, rows),
+        op(
+            "ReduceMean",
+            [made(square)],
+            mean,
+            {"ImplType": "WarpWise", "NumTasks": ROWS},
+            {"Axis": {"INT": 2}, "KeepDim": {"BOOL": True}},
+        ),
+    ]
+    second = [op("Div", [made(cast), made(mean)], scaled, {"Tile": [4, COLUMNS], "NumTasks": 6})]
+    third = [
+        op(
+            "Matmul",
+            [made(scaled), weight],
+            product,
+            {"TileShapeMNK": [8, 16, 32], "TilePadMNK": [8, 16, 32], "NumTasks": 3, "NumWarps": 4},
+            {"TransposeInput": {"BOOL": False}, "TransposeOther": {"BOOL": False}},
+        )
+    ]
+    infos = [
+        {"Id": 3 * i, "NumWarps": 1, "SramBytes": 0, "Ops": ops}
+        for i, ops in enumerate((first, second, third))
+    ]
+    return copy.deepcopy(
+        {
+            "Rank": 0,
+            "WorldSize": 1,
+            "Architecture": "ANY",
+            "NumProcessors": 2,
+            "NumWarpsPerProcessor": 8,
+            "TaskInfos": infos,
+            "ProcessorGroups": [
+                group([(0, ROWS)], [0, 2], 7),
+                group([(3, 6)], [1, 2]),
+                group([(6, 3)], [0, 2, 1]),
+            ],
+        }
+    )

@@ -1,0 +1,164 @@
+"""Plans in ARK's own layout: what of them is refused, and with which words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import ark
+from ark.backend import registry
+from tests.task_plans import COLUMNS, OUT, ROWS, norm_and_product
+
+Data = dict[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def model() -> Any:
+    ark.init()
+    x, w = ark.tensor([1, ROWS, COLUMNS], ark.fp16), ark.tensor([COLUMNS, OUT])
+    wide = ark.cast(x, ark.fp32)
+    mean = ark.reduce_mean(ark.mul(wide, wide), axis=2)
+    return x, w, ark.matmul(ark.div(wide, mean), w)
+
+
+def first_op(data: Data) -> Data:
+    op: Data = data["TaskInfos"][0]["Ops"][0]
+    return op
+
+
+def groups(data: Data, number: int) -> Data:
+    found: Data = data["ProcessorGroups"][number]["ResourceGroups"][0]
+    return found
+
+
+CHANGES: dict[str, tuple[Callable[[Data], object], str]] = {
+    "an unknown field": (lambda d: d.update(Extra=1), "unknown field `Extra`"),
+    "text for a number": (lambda d: d.update(NumProcessors="2"), "NumProcessors"),
+    "no such type": (lambda d: first_op(d).update(Type="Conv"), "of type Conv"),
+    "code in a type": (lambda d: first_op(d).update(Type="Cast(); //"), "Type"),
+    "no such dtype": (
+        lambda d: first_op(d)["ReadTensors"][0].update(DataType="FP12"),
+        "no data type is called 'fp12'",
+    ),
+    "too many dimensions": (
+        lambda d: first_op(d)["ReadTensors"][0].update(Shape=[1] * 40),
+        "Shape",
+    ),
+    "beyond its buffer": (
+        lambda d: first_op(d)["ReadTensors"][0].update(Offsets=[0, 1, 0]),
+        "does not fit its buffer",
+    ),
+    "a tile that is none": (
+        lambda d: first_op(d)["Config"].update(Tile="all"),
+        "the configuration of op 'cast'",
+    ),
+    "more tasks than tiles": (lambda d: first_op(d)["Config"].update(NumTasks=25), "task 0"),
+    "tasks left out": (
+        lambda d: groups(d, 1)["TaskGroups"][0].update(TaskRange=[0, 5]),
+        r"task 3 \(div\) has 6 tasks, and the groups run \[\[0, 5\]\]",
+    ),
+    "a task run twice": (
+        lambda d: groups(d, 1)["TaskGroups"].append(groups(d, 1)["TaskGroups"][0]),
+        "must run each once",
+    ),
+    "no such task": (lambda d: groups(d, 1)["TaskGroups"][0].update(TaskId=99), "is no task"),
+    "processors that are none": (
+        lambda d: groups(d, 1).update(ProcessorRange=[1, 3]),
+        "within the plan's 2 processors",
+    ),
+    "steps": (lambda d: groups(d, 1).update(ProcessorRange=[0, 2, 2]), "steps other than 1"),
+    "more processors than the machine": (lambda d: d.update(NumProcessors=3), "cpu-2 has 2"),
+    "another device": (lambda d: d.update(Architecture="CUDA_90"), "is for CUDA_90"),
+    "an argument of another type": (
+        lambda d: d["TaskInfos"][0]["Ops"][2]["Args"].update(Axis={"DIMS": [2]}),
+        "Axis is wrong",
+    ),
+    "an argument that is not there": (
+        lambda d: d["TaskInfos"][0]["Ops"][2]["Args"].pop("Axis"),
+        "no argument Axis",
+    ),
+    "an axis that is none": (
+        lambda d: d["TaskInfos"][0]["Ops"][2]["Args"].update(Axis={"INT": 7}),
+        "axis 7 is out of range",
+    ),
+    "too many operands": (
+        lambda d: first_op(d)["ReadTensors"].append(first_op(d)["ReadTensors"][0]),
+        "op 'cast'",
+    ),
+    "nothing written": (lambda d: first_op(d)["WriteTensors"].clear(), "writes 0 tensors"),
+    "an input of nobody": (
+        lambda d: first_op(d)["ReadTensors"][0]["Buffer"].update(Id=77),
+        "reads tensor 9, which no op before it writes",
+    ),
+    "a rank that is none": (lambda d: d.update(Rank=3, WorldSize=2), "of rank 3 of 2 ranks"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_wrong_plan_is_refused(name: str, model: Any) -> None:
+    change, words = CHANGES[name]
+    data = norm_and_product()
+    if name == "an input of nobody":  # with another model's ops, only numbers tell
+        ark.init()
+    change(data)
+    with pytest.raises(ark.BaseError, match=words) as caught:
+        ark.Plan.from_str(json.dumps(data)).built(registry.machine("cpu-2"))
+    assert isinstance(caught.value, (ark.PlanError, ark.UnsupportedError, ark.InvalidUsageError))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "machine"),
+    [
+        ("ANY", "cpu-2"),
+        ("ANY", "h100"),
+        ("CUDA", "a100"),
+        ("CUDA_90", "h100"),
+        ("ROCM_942", "mi300x"),
+    ],
+)
+def test_architectures_are_families_of_devices(architecture: str, machine: str, model: Any) -> None:
+    data = {**norm_and_product(), "Architecture": architecture}
+    made = ark.Plan.from_str(json.dumps(data)).built(registry.machine(machine))
+    assert made.inner is not None and made.architecture == registry.machine(machine).arch
+
+
+def test_a_task_shared_out_over_groups_runs_whole(model: Any) -> None:
+    data = norm_and_product()
+    ((task,),) = [g["TaskGroups"] for g in data["ProcessorGroups"][1]["ResourceGroups"]]
+    other = json.loads(json.dumps(groups(data, 1)))
+    other["ProcessorRange"], other["TaskGroups"][0]["TaskRange"] = [0, 1], [4, 6]
+    task["TaskRange"] = [0, 4]
+    data["ProcessorGroups"][1]["ResourceGroups"].append(other)
+    assert ark.Plan.from_str(json.dumps(data)).built(registry.machine("cpu-2")).inner is not None
+
+
+def test_what_the_model_exports_can_be_planned_by_hand() -> None:
+    """Ops as ark's own model file writes them, scalars among them."""
+    ark.init()
+    x = ark.tensor([8, 8])
+    y = ark.softmax(ark.transpose(ark.sub(ark.layernorm(x), 2.0), [1, 0]))
+    infos = []
+    for number, node in enumerate(json.loads(ark.Model.get_model().serialize())["Nodes"]):
+        infos.append(
+            {"Id": number, "NumWarps": 1, "SramBytes": 0, "Ops": [{**node["Op"], "Config": {}}]}
+        )
+    task_groups = [{"TaskId": i, "TaskRange": [0, 1], "Granularity": 1} for i in range(len(infos))]
+    resources = {"ProcessorRange": [0, 1], "WarpRange": [0, 1], "SramRange": [0, 0]}
+    data = {
+        **{"Rank": 0, "WorldSize": 1, "Architecture": "ANY", "NumProcessors": 1},
+        **{"NumWarpsPerProcessor": 1, "TaskInfos": infos},
+        "ProcessorGroups": [
+            {
+                "ProcessorRange": [0, 1],
+                "ResourceGroups": [{**resources, "TaskGroups": task_groups}],
+            }
+        ],
+    }
+    inner = ark.Plan(data).built(registry.machine("cpu-2")).inner
+    assert inner is not None
+    assert [op.kind for op in inner.ops] == ["rownorm", "pointwise", "transpose", "rownorm"]
+    assert inner.buffers[inner.tensors[inner.ops[-1].operands[-1]].buffer].arena == "external"
+    del y

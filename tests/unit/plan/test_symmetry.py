@@ -1,0 +1,154 @@
+"""Ranks that do the same are planned and verified once: that gives what every rank by itself would,
+and no rank that does something else passes for them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import ark
+from ark.backend import registry
+from ark.errors import PlanError
+from ark.frontend.model import Model, use_model
+from ark.lower import registry as operations
+from ark.lower.pipeline import plan as make_plan
+from ark.lower.ranks import plan_ranks
+from ark.ops.tokens import TokenState
+from ark.plan.rotated import Rotated
+from ark.plan.types import Plan
+from ark.plan.verify import check, verify
+from ark.plan.verify.rank_set import RankSet
+from ark.plan.verify.symmetry import alone, symmetry_of
+from ark.tasks.tokens import SETTINGS
+from tests.multi.test_rank_plans import execute
+from tests.unit.plan import test_verify, test_verify_ranks
+from tests.unit.plan.shapes import decoder_graphs, machine
+
+MACHINES = {
+    "one": machine(1),
+    "five": machine(5),
+    "gpu": machine(4, "packets", warps=2),
+}
+MUTATIONS = [*test_verify.MUTATIONS, *test_verify_ranks.MUTATIONS]
+
+
+@pytest.fixture(scope="module", params=sorted(MACHINES))
+def alike(request: pytest.FixtureRequest) -> Rotated:
+    found = plan_ranks(decoder_graphs(4), MACHINES[request.param])
+    assert isinstance(found, Rotated)
+    return found
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", sorted(MACHINES))
+def test_one_plan_stands_for_what_each_rank_would_plan(ranks: int, name: str) -> None:
+    graphs = decoder_graphs(ranks)
+    found = plan_ranks(graphs, MACHINES[name])
+    assert isinstance(found, Rotated)
+    assert list(found) == [make_plan(graph, MACHINES[name]) for graph in graphs]
+    verify(found)
+
+
+def test_a_tied_head_is_another_view_on_each_rank_and_planned_there() -> None:
+    found = plan_ranks(decoder_graphs(2, tied=True), MACHINES["five"])
+    assert not isinstance(found, Rotated)
+    assert symmetry_of(found) == alone(2)
+    verify(found)
+
+
+def test_the_symmetry_is_found_again_in_the_plans_of_all_ranks(alike: Rotated) -> None:
+    assert symmetry_of(list(alike)) == symmetry_of(alike)
+    assert symmetry_of(alike).checked == (0,)
+    assert symmetry_of(alike).renaming[3] == (3, 0, 1, 2)
+
+
+def accepted(rank_set: RankSet) -> bool:
+    try:
+        check(rank_set)
+    except PlanError as error:
+        assert str(error).startswith("the plan is refused: ")
+        return False
+    return True
+
+
+@pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda f: f.__name__)
+def test_a_mutation_of_all_ranks_alike_is_refused_by_one_rank_as_by_all(
+    alike: Rotated, mutate: Callable[[Plan, random.Random], Plan]
+) -> None:
+    """15 mutations x 3 machines x 2 seeds, 12 times as many in `nox -s plan_fuzz`."""
+    for seed in range(2 * test_verify.MORE):
+        changed = Rotated(mutate(alike.first, random.Random(seed)))
+        by_one = accepted(RankSet(changed, symmetry_of(changed)))
+        by_all = accepted(RankSet(list(changed), alone(4)))
+        assert (by_one, by_all) == (False, False)
+
+
+@pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda f: f.__name__)
+def test_a_mutation_of_one_rank_ends_the_symmetry_and_is_refused(
+    alike: Rotated, mutate: Callable[[Plan, random.Random], Plan]
+) -> None:
+    for seed in range(2 * test_verify.MORE):
+        rank = seed % 4
+        plans = list(alike)
+        plans[rank] = mutate(plans[rank], random.Random(seed))
+        assert rank in symmetry_of(plans).checked
+        with pytest.raises(PlanError):
+            verify(plans)
+
+
+def test_a_rank_that_differs_harmlessly_is_accepted_beside_the_others(alike: Rotated) -> None:
+    plans = list(alike)
+    counters = (*plans[2].counters, dataclasses.replace(plans[2].counters[-1], name="more"))
+    counters = tuple(dataclasses.replace(c, id=i) for i, c in enumerate(counters))
+    plans[2] = dataclasses.replace(plans[2], counters=counters)
+    assert symmetry_of(plans) == alone(4)
+    verify(plans)
+
+
+def test_names_that_meet_another_ranks_are_no_symmetry(alike: Rotated) -> None:
+    """Two receive buffers of one rank with their names exchanged: puts meet the wrong ones."""
+    plans = list(alike)
+    own = [b for b in plans[1].buffers if b.arena == "symmetric" and b.rank == 1][:2]
+    names = {own[0].id: own[1].name, own[1].id: own[0].name}
+    buffers = [dataclasses.replace(b, name=names.get(b.id, b.name)) for b in plans[1].buffers]
+    plans[1] = dataclasses.replace(plans[1], buffers=tuple(buffers))
+    assert symmetry_of(plans) == alone(4)
+
+
+@pytest.mark.parametrize(("temperature", "top_k"), [(0.0, 0), (0.7, 0), (1.3, 5)])
+def test_logits_that_lie_own_share_first_give_the_token_of_the_whole_row(
+    temperature: float, top_k: int
+) -> None:
+    """Against the op's NumPy reference, which knows of no ranks; most logits have equals."""
+    world, own = 3, 700
+    graphs, random_ = [], np.random.default_rng(top_k)
+    for rank in range(world):
+        model = Model(rank, world)
+        with use_model(model):
+            share = ark.mul(ark.tensor((own,), name="share"), 1.0)
+            logits = ark.reshape(ark.all_gather(share, rank, world), (1, world * own))
+            ark.sample(logits, TokenState.make(16))
+        graphs.append(model.graph)
+    plans = plan_ranks(graphs, registry.machine("cpu-2"))
+    assert isinstance(plans, Rotated)
+    assert [op.params["first"] for op in plans[2].ops if op.kind == "choose"] == [2]
+    verify(plans)
+    logits_ = random_.integers(0, 40, world * own).astype(np.float32) / 8
+    settings = np.zeros(len(SETTINGS), np.int32)
+    settings[:3] = np.float32(temperature).view(np.int32), top_k, 77
+    settings[SETTINGS.index("limit")] = 16
+    given = {"settings": settings, "position": np.array([4]), "tokens": np.zeros(16)}
+    shares = logits_.reshape(world, own)
+    inputs = [{"share": row, **{n: a.astype(np.int32) for n, a in given.items()}} for row in shares]
+    found = execute(list(plans), inputs, [["tokens"]] * world, iterations=1)
+    state = [given[n].astype(np.int64) for n in ("settings", "position", "tokens")]
+    reference = operations.get("sample").reference
+    assert reference is not None
+    _, tokens, _ = reference([logits_[None].astype(np.float64), *state, state[2], state[2]], {})
+    for rank in range(world):
+        assert found[rank]["tokens"].tolist() == tokens.tolist()
