@@ -15,7 +15,7 @@ from ark.ir.values import Tensor
 from ark.machine import Machine
 from ark.variant import COMMUNICATE
 
-MIN_TILE = 2048
+MIN_TILE = 4096
 LINE = 64  # elements: where a dimension is cut, tiles begin on whole cache lines and packs
 SWEEP = 65536  # bytes of a tile of a large tensor: warps that drift apart scatter the accesses
 PAIRED = ("swiglu", "rope_kv")  # epilogues that need two neighbouring rows in one stage
