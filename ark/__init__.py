@@ -189,9 +189,9 @@ _NOT_BUILT = (
 
 
 def __getattr__(name: str) -> object:
-    """profiler loads when asked for; what is not built raises UnsupportedError."""
-    if name == "profiler":
-        return importlib.import_module("ark.profiler")
+    """profiler and comm load when asked for; what is not built raises UnsupportedError."""
+    if name in ("comm", "profiler"):
+        return importlib.import_module(f"ark.{name}")
     if name in _NOT_BUILT:
         raise UnsupportedError(f"ark.{name} is not built yet")
     raise AttributeError(f"module 'ark' has no attribute {name!r}")

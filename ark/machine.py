@@ -26,8 +26,9 @@ class Machine:
     tile: rows and columns of a matmul tile.
     capabilities: words by which bodies and forms are chosen: "mma_sync", "wgmma", "mfma", "wmma"
     (matrix units), "named_barriers" (some warps of a block can meet apart from the others),
-    "packets" (small activations may travel as {value, epoch}), "single_thread" (a processor runs a
-    task in one thread, so bodies are loops that the compiler vectorises).
+    "packets" (small activations may travel as {value, epoch}), "peer_packets" (the same to peers),
+    "single_thread" (a processor runs a task in one thread, so bodies are loops that the compiler
+    vectorises).
     """
 
     name: Name

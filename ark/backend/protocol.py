@@ -155,12 +155,19 @@ class Device(Protocol):
         ...
 
     def launch(
-        self, program: object, params: bytes, processors: int, threads: int, shared_bytes: int
+        self,
+        program: object,
+        params: bytes,
+        processors: int,
+        threads: int,
+        shared_bytes: int,
+        stream: int | None = None,
     ) -> Launch:
         """Starts the loop kernel, one block per processor, all resident; does not wait.
 
-        `params` is the ArkParams structure of ark.codegen.layout. Raises SystemError if the blocks
-        cannot all be resident.
+        stream: a caller's queue of the device, as the vendor numbers it; devices without such take
+        none. `params` is the ArkParams structure of ark.codegen.layout. Raises SystemError if the
+        blocks cannot all be resident.
         """
         ...
 

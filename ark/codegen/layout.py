@@ -84,7 +84,8 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("begin", "u64", 1),
         ("end", "u64", 1),
     ),
-    # Kernel parameters; every address is valid on the device.
+    # Kernel parameters; every address is valid on the device. first, end: the iterations of a
+    # launch that goes on where the one before ended; end is 0 for others, which the limit ends.
     "ArkParams": (
         ("tasks", "u64", 1),
         ("counter_ops", "u64", 1),
@@ -100,6 +101,8 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("persistent", "u32", 1),
         ("budget_ns", "u64", 1),
         ("idle_ns", "u64", 1),
+        ("first", "u32", 1),
+        ("end", "u32", 1),
     ),
 }
 

@@ -63,6 +63,7 @@ def _whole(name: str) -> Reduction:
 
 REDUCTIONS: dict[str, Reduction] = {
     "sum": Reduction("sum", True, np.add),
+    "product": Reduction("product", True, np.multiply),
     "max": Reduction("max", True, np.maximum),
     "min": Reduction("min", True, np.minimum),
     "mean": Reduction("mean", True, np.add),

@@ -29,7 +29,8 @@ class Value:
 
     number: the same on all ranks. rank: who holds it. writer: who wrote it, another rank for a put.
     part: which of the equal parts of a share it is; values are only combined with their like. slot:
-    of `in`, for an input. sources: the numbers of the values that it is made of, in order.
+    of `in`, for an input. sources: the numbers of the values that it is made of, in order. reduce,
+    divide: those of the operation that combined them.
     """
 
     number: int
@@ -39,6 +40,8 @@ class Value:
     part: int
     slot: int = -1
     sources: tuple[int, ...] = ()
+    reduce: str = ""
+    divide: int = 1
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,8 @@ def flow(program: CollectiveProgram) -> Flow:
                 written.append(sources[0])
                 continue
             numbers = tuple(value.number for value in sources)
-            written.append(add(origin, owner, ref.rank, sources[0].part, sources=numbers))
+            how = {"reduce": op.reduce or "", "divide": op.divide}
+            written.append(add(origin, owner, ref.rank, sources[0].part, sources=numbers, **how))
         for slot, value in zip(op.dst.slots(), written, strict=True):
             holds[owner, op.dst.buffer, slot] = value
     final = {(rank, slot): v for (rank, buffer, slot), v in holds.items() if buffer == "out"}

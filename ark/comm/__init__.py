@@ -1,10 +1,35 @@
-"""Collectives that fit any network: topologies in, checked programs of puts and reduces out.
+"""Collectives that fit any network: topologies in, checked programs of puts and reduces out; and
+collectives on NumPy arrays and torch tensors, outside of a model.
 
 Users import `topology` and `synthesize` from here; `ark topo` is the same on the command line. The
-package stands on its own, and the plan takes its programs as it takes any other collective.
+package stands on its own, and the plan takes its programs as it takes any other collective. What
+works on arrays (`ark.comm.all_reduce(x)`) lies above the runtime, in ark.distributed; it is named
+here and loaded when asked for.
 """
+
+import importlib
 
 from ark.comm import topology
 from ark.comm.synthesis import algorithms, synthesize
 
-__all__ = ["algorithms", "synthesize", "topology"]
+_ON_ARRAYS = (
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_v",
+    "barrier",
+    "broadcast",
+    "group",
+    "recv",
+    "reduce_scatter",
+    "send",
+)
+
+
+def __getattr__(name: str) -> object:
+    if name in _ON_ARRAYS:
+        return getattr(importlib.import_module("ark.distributed.functions"), name)
+    raise AttributeError(f"module 'ark.comm' has no attribute {name!r}")
+
+
+__all__ = ["algorithms", "synthesize", "topology", *_ON_ARRAYS]

@@ -75,5 +75,8 @@ def _most_read(group: Group, machine: Machine) -> int:
 
 def _signature(group: Group) -> Signature:
     """The group's signature as far as it is known before packets are chosen."""
-    operands = tuple(OperandType(t.dtype.name, t.shape, t.strides) for t in group.operands)
+    operands = tuple(
+        OperandType(t.dtype.name, t.shape, t.strides, t.buffer.id in group.received)
+        for t in group.operands
+    )
     return Signature(group.kind, group.params, operands)

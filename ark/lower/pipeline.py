@@ -107,6 +107,7 @@ def plan_prepared(
     packets: set[int] = set()
     if packed:
         packets = choose_packets(groups, machine, chosen, templates, prepared.received)
+    packets |= {t.id for g in groups for t in g.operands if t.buffer.id in g.received}
     external = frozenset(chosen.get("external", ()))
     tables = _Tables(private, groups, packets, external)
     schedule = Schedule(

@@ -13,7 +13,9 @@ from ark.collective import Collective, CollectiveProgram, Kind, check
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
 from ark.ir.dtype import FLOATS, DataType, fp16, int32
+from ark.lower.engines import AUTO
 from ark.ops.base import result
+from ark.tasks.combine import OPS
 
 if TYPE_CHECKING:
     from ark.comm.topology import Topology
@@ -26,19 +28,20 @@ PREFILL_ELEMENTS = 2048 * 4096
 
 @lru_cache(maxsize=64)
 def _synthesized(
-    topology: Topology, collective: str, algorithm: str, root: int | None
+    topology: Topology, collective: str, algorithm: str, root: int | None, reduction: str | None
 ) -> CollectiveProgram:
     from ark.comm import synthesize
 
-    return synthesize(topology, collective, algorithm, root=root)
+    return synthesize(topology, collective, algorithm, root=root, reduction=reduction)
 
 
-def _program(
+def choose_program(
     collective: str,
     world: int,
     algorithm: str | CollectiveProgram,
     topology: Topology | str | None,
     root: int | None,
+    reduction: str | None,
 ) -> CollectiveProgram:
     """A checked program for these ranks; errors as `ark.comm.synthesize` and `check` raise them."""
     if isinstance(algorithm, CollectiveProgram):
@@ -61,18 +64,18 @@ def _program(
                 f"{collective} over {world} ranks was given the topology {network.name}, which has "
                 f"{len(network.ranks)}; pass one of as many ranks as the model"
             )
-        known = algorithms(network, collective)
+        known = algorithms(network, collective, reduction)
         if algorithm not in known:
             raise InvalidUsageError(
                 f"there is no algorithm {algorithm!r} for {collective} over the {world} ranks of "
                 f"{network.name}; there are {', '.join(known)}"
             )
-        program = _synthesized(network, collective, algorithm, root)
+        program = _synthesized(network, collective, algorithm, root, reduction)
     for op in (op for ops in program.operations for op in ops):
-        if op.kind in (Kind.DOT, Kind.BLEND) or op.reduce not in (None, "sum") or op.divide != 1:
+        if op.kind in (Kind.DOT, Kind.BLEND) or op.reduce not in (None, *OPS):
             raise UnsupportedError(
-                f"the program {program} reduces by {program.reduction}; the plan adds only, so "
-                "pass one that sums"
+                f"the program {program} reduces by {program.reduction}; a plan reduces element by "
+                f"element, so pass one of {', '.join(OPS)} or mean"
             )
     return program
 
@@ -118,12 +121,15 @@ def _collective(
     algorithm: str | CollectiveProgram,
     topology: Topology | str | None,
     root: int | None = None,
+    reduction: str | None = None,
+    engine: str = AUTO,
 ) -> Tensor:
     dtype, world = tensor.ir.dtype, tensor.model.graph.world_size
     if world == 1:
         return result("copy", [tensor], shape, dtype, output, name=name or what)
-    program = _program(what, world, algorithm, topology, root)
-    return result("collective", [tensor], shape, dtype, output, {"program": program}, name or what)
+    program = choose_program(what, world, algorithm, topology, root, reduction)
+    attrs = {"program": program, "engine": engine}
+    return result("collective", [tensor], shape, dtype, output, attrs, name or what)
 
 
 def all_reduce(
@@ -135,6 +141,8 @@ def all_reduce(
     *,
     algorithm: str | CollectiveProgram = ONE_SHOT,
     topology: Topology | str | None = None,
+    reduction: str = "sum",
+    engine: str = AUTO,
 ) -> Tensor:
     """The sum of `input` over all ranks, the same bits on each; fp32, fp16, bf16, int32 (wrapping).
 
@@ -145,6 +153,8 @@ def all_reduce(
         rank, world_size: those of the model.
         algorithm: a name of `ark.comm.algorithms(topology, "all_reduce")`, or a program.
         topology: a network of as many ranks, a name or a file of one; a full mesh by default.
+        reduction: sum, product, max, min or mean (integers divide towards zero).
+        engine: how bytes travel (docs/channels.md): packet, threads, or auto.
 
     Raises:
         ModelError: rank or world_size contradict the model's, or the type cannot be added.
@@ -153,10 +163,20 @@ def all_reduce(
     """
     tensor = _placed("all_reduce", input, rank, world_size)
     _summable("all_reduce", tensor)
-    if algorithm == ONE_SHOT:
+    if algorithm == ONE_SHOT and reduction == "sum" and engine == AUTO:
         route = _arks_route(tensor, world_size)
         return _one_shot(tensor, output, name or route, bool(route))
-    return _collective("all_reduce", tensor, tensor.ir.shape, output, name, algorithm, topology)
+    return _collective(
+        "all_reduce",
+        tensor,
+        tensor.ir.shape,
+        output,
+        name,
+        algorithm,
+        topology,
+        reduction=reduction,
+        engine=engine,
+    )
 
 
 def all_reduce_packet(
@@ -208,6 +228,7 @@ def all_gather(
     *,
     algorithm: str | CollectiveProgram = ONE_SHOT,
     topology: Topology | str | None = None,
+    engine: str = AUTO,
 ) -> Tensor:
     """The ranks' tensors one behind the other along the first dimension; any type.
 
@@ -215,7 +236,9 @@ def all_gather(
     """
     tensor = _placed("all_gather", input, rank, world_size)
     shape = (world_size * tensor.ir.shape[0], *tensor.ir.shape[1:])
-    return _collective("all_gather", tensor, shape, output, name, algorithm, topology)
+    return _collective(
+        "all_gather", tensor, shape, output, name, algorithm, topology, engine=engine
+    )
 
 
 def reduce_scatter(
@@ -227,6 +250,8 @@ def reduce_scatter(
     *,
     algorithm: str | CollectiveProgram = ONE_SHOT,
     topology: Topology | str | None = None,
+    reduction: str = "sum",
+    engine: str = AUTO,
 ) -> Tensor:
     """This rank's part, along the first dimension, of the sum of `input` over all ranks.
 
@@ -236,7 +261,17 @@ def reduce_scatter(
     tensor = _placed("reduce_scatter", input, rank, world_size)
     _summable("reduce_scatter", tensor)
     shape = _dealt("reduce_scatter", tensor, world_size)
-    return _collective("reduce_scatter", tensor, shape, output, name, algorithm, topology)
+    return _collective(
+        "reduce_scatter",
+        tensor,
+        shape,
+        output,
+        name,
+        algorithm,
+        topology,
+        reduction=reduction,
+        engine=engine,
+    )
 
 
 def broadcast(
@@ -249,6 +284,7 @@ def broadcast(
     root: int = 0,
     algorithm: str | CollectiveProgram = ONE_SHOT,
     topology: Topology | str | None = None,
+    engine: str = AUTO,
 ) -> Tensor:
     """The tensor of the rank `root`, on all ranks; any type. The others' input gives the shape.
 
@@ -260,7 +296,9 @@ def broadcast(
             f"broadcast: the root is {root}, but there are {world_size} ranks, numbered from 0"
         )
     shape = tensor.ir.shape
-    return _collective("broadcast", tensor, shape, output, name, algorithm, topology, root)
+    return _collective(
+        "broadcast", tensor, shape, output, name, algorithm, topology, root, engine=engine
+    )
 
 
 def all_to_all(
@@ -272,6 +310,7 @@ def all_to_all(
     *,
     algorithm: str | CollectiveProgram = ONE_SHOT,
     topology: Topology | str | None = None,
+    engine: str = AUTO,
 ) -> Tensor:
     """Part s of the result is part `rank` of the input of rank s, along the first dimension.
 
@@ -281,4 +320,6 @@ def all_to_all(
     tensor = _placed("all_to_all", input, rank, world_size)
     _dealt("all_to_all", tensor, world_size)
     shape = tensor.ir.shape
-    return _collective("all_to_all", tensor, shape, output, name, algorithm, topology)
+    return _collective(
+        "all_to_all", tensor, shape, output, name, algorithm, topology, engine=engine
+    )

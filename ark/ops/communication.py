@@ -12,19 +12,20 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from ark.codegen.layout import RECORD_OPERANDS
 from ark.errors import InvalidUsageError, PlanError, UnsupportedError
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.ir.dtype import uint32
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
+from ark.lower.engines import PACKET, choose_engine, tile_bytes
 from ark.lower.merge import bytes_of
 from ark.lower.registry import register
-from ark.lower.tiling import box_coords, box_tile, flat_tile
+from ark.lower.tiling import box_coords, box_tile
 from ark.ops.base import result
-from ark.plan.types import MAX_OPERANDS
+from ark.tasks.combine import moved, tiles, words
 from ark.tasks.pointwise import copy_params
-
-MIN_PUT = 1024  # elements: a put of fewer costs no less
 
 
 def copy_box(lowering: Lowering, source: IrTensor, target: IrTensor, suffix: str) -> Any:
@@ -47,33 +48,53 @@ def dense(lowering: Lowering, tensor: IrTensor, suffix: str, fill: bool) -> IrTe
     return made
 
 
+@dataclasses.dataclass(frozen=True)
+class _Exchanged:
+    """All ranks' shares, the rank's own first, then the next rank's and so on round; the tiles that
+    they came in; the buffers that hold packets, for which no counter is waited.
+    """
+
+    shares: list[IrTensor]
+    coords: list[tuple[int, ...]]
+    received: frozenset[int]
+
+
 def _exchange(
     lowering: Lowering, share: IrTensor, name: str, counter: Callable[[int, int], str]
-) -> list[IrTensor]:
-    """Every rank puts its dense share into a receive buffer on each peer; returns all shares, the
-    rank's own first. counter(step, i): what the put of tile i to the peer `step` ranks on signals.
+) -> _Exchanged:
+    """Every rank puts its dense share into a receive buffer on each peer. counter(step, i): what
+    the put of tile i to the peer `step` ranks on signals.
 
     Peers are counted from the rank itself, in names too (`from+1` is the next rank's share): all
     ranks' tasks are the same but for that, and no receiver is everybody's first.
     """
     rank, world = lowering.graph.rank, lowering.graph.world_size
-    tile = flat_tile(share.elements, lowering.machine, MIN_PUT)
-    coords = [(0, 0, 0, at) for at in range(0, share.elements, tile)]
-    found = [lowering.flat(share)]
+    engine = choose_engine(lowering.machine, share.nbytes)
+    packets = engine.name == PACKET
+    size = share.dtype.itemsize
+    coords = tiles(share.elements, size, tile_bytes(engine, lowering.machine, share.nbytes))
+    found, received = [lowering.flat(share)], set()
 
     def buffer(step: int, owner: int) -> IrTensor:
         label = f"{name}.from+{step}"
-        shape = (share.elements,)
-        return lowering.graph.tensor(shape, share.dtype, arena="symmetric", rank=owner, name=label)
+        count, dtype = (words(share.nbytes), uint32) if packets else (share.elements, share.dtype)
+        made = lowering.graph.tensor((count,), dtype, arena="symmetric", rank=owner, name=label)
+        if packets:
+            received.add(made.buffer.id)
+        return made
 
     for step in range(1, world):
         peer = (rank + step) % world
         found.append(buffer(step, -1))
         target = buffer(world - step, peer)
-        params = copy_params([1, 1, 1, tile])
-        group = lowering.emit("pointwise", params, [found[0], target], coords, f".put+{step}")
-        group.sends = [(lowering.semaphore(peer, counter(step, i)),) for i in range(len(coords))]
-    return found
+        params = {"element": moved(share.dtype)}
+        group = lowering.emit("combine", params, [found[0], target], coords, f".put+{step}")
+        group.received = frozenset({target.buffer.id} & received)
+        if not packets:
+            group.sends = [
+                (lowering.semaphore(peer, counter(step, i)),) for i in range(len(coords))
+            ]
+    return _Exchanged(found, [*coords], frozenset(received))
 
 
 def _lower_all_reduce(lowering: Lowering, node: Node) -> None:
@@ -81,28 +102,26 @@ def _lower_all_reduce(lowering: Lowering, node: Node) -> None:
     order, and then the second input, a residual, if fusion gave it one.
     """
     rank, world = lowering.graph.rank, lowering.graph.world_size
-    if world + 1 > MAX_OPERANDS:
+    if world + 1 > RECORD_OPERANDS:
         raise UnsupportedError(
-            f"all_reduce among {world} ranks is not built; at most {MAX_OPERANDS - 1} take part"
+            f"all_reduce among {world} ranks is not built; at most {RECORD_OPERANDS - 1} take part"
         )
     share = dense(lowering, node.inputs[0], ".dense", fill=True)
     out = dense(lowering, node.outputs[0], ".sum", fill=False)
-    count = share.elements
     name = f"all_reduce.{lowering.number('all_reduce')}"
-    tile = flat_tile(count, lowering.machine, MIN_PUT)
-    starts = list(range(0, count, tile))
-    shares = _exchange(lowering, share, name, lambda step, i: f"{name}.{i}")
-    shares += [lowering.flat(residual) for residual in node.inputs[1:]]
+    got = _exchange(lowering, share, name, lambda step, i: f"{name}.{i}")
+    shares = [*got.shares, *(lowering.flat(residual) for residual in node.inputs[1:])]
     order = [(other - rank) % world for other in range(world)]
     group = lowering.emit(
-        "sum_ranks",
-        {"tile": tile, "order": order},
+        "combine",
+        {"element": share.dtype.name, "op": "sum", "order": order},
         [*shares, lowering.flat(out)],
-        [(at,) for at in starts],
+        got.coords,
     )
-    if world > 1:
+    group.received = got.received
+    if world > 1 and not got.received:
         group.awaits = [
-            ((lowering.semaphore(rank, f"{name}.{i}"), world - 1),) for i in range(len(starts))
+            ((lowering.semaphore(rank, f"{name}.{i}"), world - 1),) for i in range(len(got.coords))
         ]
     if out is not node.outputs[0]:
         copy_box(lowering, out, node.outputs[0], ".out")
@@ -118,17 +137,17 @@ def _lower_gather(lowering: Lowering, node: Node) -> None:
         return f"{name}.from+{world - step}.{tile}"
 
     out = lowering.flat(node.outputs[0])
-    for step, source in enumerate(_exchange(lowering, share, name, counter)):
+    got = _exchange(lowering, share, name, counter)
+    for step, source in enumerate(got.shares):
         size, offset = (share.elements,), out.offsets[0] + step * share.elements
         place = dataclasses.replace(
             out, shape=size, offsets=(offset,), padded=size, name=f"{out.name}.from+{step}"
         )
-        tile = flat_tile(share.elements, lowering.machine, MIN_PUT)
-        coords = [(0, 0, 0, at) for at in range(0, share.elements, tile)]
-        params = copy_params([1, 1, 1, tile])
-        group = lowering.emit("pointwise", params, [source, place], coords, f".out+{step}")
-        if step:
-            names = (counter(world - step, i) for i in range(len(coords)))
+        params = {"element": moved(share.dtype)}
+        group = lowering.emit("combine", params, [source, place], got.coords, f".out+{step}")
+        group.received = frozenset({source.buffer.id}) & got.received
+        if step and not got.received:
+            names = (counter(world - step, i) for i in range(len(got.coords)))
             group.awaits = [((lowering.semaphore(rank, label), 1),) for label in names]
 
 

@@ -1,9 +1,10 @@
 """Collective programs as tile tasks: the lowering of the nodes that ark.ops.collectives makes.
 
-A put is a copy into a peer's receive buffer and a counter there for each tile, a reduction is a
-sum, a copy is nothing at all. Every put has a receive buffer of its own, so within an iteration
-nothing that a peer may read is overwritten, and the only waits between ranks are for data. All
-ranks lower the same program, so they name receive buffers and counters alike.
+A put is a tile combined of one share whose result lies on a peer; a reduction combines several; a
+copy is nothing at all. Every put has a receive buffer of its own, so within an iteration nothing
+that a peer may read is overwritten, and the only waits between ranks are for data: the packets
+themselves, or a counter for each tile. All ranks lower the same program, so they name receive
+buffers and counters alike.
 """
 
 from __future__ import annotations
@@ -11,18 +12,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from ark.codegen.layout import RECORD_OPERANDS
 from ark.collective import CollectiveProgram
 from ark.collective.values import Origin, Value, flow
-from ark.ir.dtype import FLOATS, fp32
+from ark.ir.dtype import uint32
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
+from ark.lower.engines import AUTO, PACKET, Engine, choose_engine, tile_bytes
 from ark.lower.registry import register
-from ark.lower.tiling import flat_tile
-from ark.ops.communication import MIN_PUT, copy_box, dense
+from ark.ops.communication import copy_box, dense
 from ark.plan.groups import Group, RemoteSemaphore
-from ark.plan.types import MAX_OPERANDS
-from ark.tasks.pointwise import copy_params
+from ark.tasks.combine import ELEMENTS, moved, tiles, words
+
+LINE = 128  # bytes: where a share is cut into parts, they begin on whole lines
 
 
 class _Writer:
@@ -36,13 +39,23 @@ class _Writer:
         self.share = lowering.flat(dense(lowering, node.inputs[0], ".dense", fill=True))
         self.result = dense(lowering, node.outputs[0], ".out", fill=False)
         self.out = lowering.flat(self.result)
+        self.itemsize = self.share.dtype.itemsize
+        self.element = node.attrs.get("element") or self._element()
+        self.unit = max(1, ELEMENTS[self.element].itemsize // self.itemsize)
         shares = self.program.buffer_by_name["in"].slots // self.flow.parts
         self.elements = self.share.elements // shares
+        cut = self.elements * self.itemsize // (self.flow.parts * self.program.pieces)
+        self.engine: Engine = choose_engine(lowering.machine, cut, node.attrs.get("engine") or AUTO)
         self.homes: dict[int, int] = {}  # by value that is made here and stays: its slot of `out`
         for (rank, slot), value in self.flow.final.items():
             if rank == self.rank and value.origin is Origin.REDUCE:
                 self.homes.setdefault(value.number, slot)
         self.places: dict[tuple[int, int], IrTensor] = {}
+        self.received: set[int] = set()  # buffers of packets
+
+    def _element(self) -> str:
+        reduces = self.program.collective.reduces
+        return self.share.dtype.name if reduces else moved(self.share.dtype)
 
     def write(self) -> None:
         """Emits the rank's operations in the order of its list, then what is missing in `out`."""
@@ -51,27 +64,33 @@ class _Writer:
             if value.writer != self.rank or value.origin is Origin.INPUT:
                 continue
             for piece in pieces:
-                if value.origin is Origin.PUT:
-                    self._put(value, piece)
-                else:
-                    self._sum(value, piece)
+                self._make(value, piece)
         for slot in range(self.program.buffer_by_name["out"].slots):
             value = self.flow.final[self.rank, slot]
             if self.homes.get(value.number) != slot:
                 for piece in pieces:
-                    self._copy(value, piece, self._slice(self.out, slot, piece), f".out{slot}")
+                    target = self._slice(self.out, slot, piece)
+                    if target.elements:
+                        self._combine([value], piece, target, value, f".out{slot}")
 
     def _bounds(self, part: int, piece: int) -> tuple[int, int]:
         """First and last+1 element of a share that a piece of its part holds; may be none."""
         cuts = self.flow.parts * self.program.pieces
         at = part * self.program.pieces + piece
-        return self.elements * at // cuts, self.elements * (at + 1) // cuts
+        line = LINE // self.itemsize
+        step = line if self.elements >= cuts * line else self.unit
+        whole = self.elements // step
+        return tuple(  # type: ignore[return-value]
+            whole * i // cuts * step if i < cuts else self.elements for i in (at, at + 1)
+        )
 
     def _slice(self, tensor: IrTensor, slot: int, piece: int) -> IrTensor:
         share, part = divmod(slot, self.flow.parts)
         begin, end = self._bounds(part, piece)
         offset = tensor.offsets[0] + share * self.elements + begin
         size = (end - begin,)
+        if size == tensor.shape:
+            return tensor
         name = f"{tensor.name}[{offset}:{offset + size[0]}]"
         return dataclasses.replace(tensor, shape=size, offsets=(offset,), padded=size, name=name)
 
@@ -85,83 +104,80 @@ class _Writer:
     def _new_place(self, value: Value, piece: int) -> IrTensor:
         begin, end = self._bounds(value.part, piece)
         size, name = (end - begin,), f"{self.name}.{value.number}.{piece}"
+        graph = self.lowering.graph
         if value.origin is Origin.INPUT:
             return self._slice(self.share, value.slot, piece)
         if value.origin is Origin.PUT:
             owner = -1 if value.rank == self.rank else value.rank
-            return self.lowering.graph.tensor(
-                size, self.share.dtype, arena="symmetric", rank=owner, name=name
-            )
+            if self.engine.name == PACKET:
+                size = (words(size[0] * self.itemsize),)
+                made = graph.tensor(size, uint32, arena="symmetric", rank=owner, name=name)
+                self.received.add(made.buffer.id)
+                return made
+            return graph.tensor(size, self.share.dtype, arena="symmetric", rank=owner, name=name)
         if value.number in self.homes:
             return self._slice(self.out, self.homes[value.number], piece)
         return self.lowering.temp(size, self.share.dtype, name)
 
-    def _semaphores(self, value: Value, piece: int, tiles: int) -> list[RemoteSemaphore]:
+    def _tiles(self, elements: int) -> list[tuple[int, int]]:
+        """Tiles that follow from the size alone, so that both ends of a put agree."""
+        nbytes = tile_bytes(self.engine, self.lowering.machine, elements * self.itemsize)
+        return tiles(elements, self.itemsize, nbytes)
+
+    def _semaphores(self, value: Value, piece: int, count: int) -> list[RemoteSemaphore]:
         """The counters of a put, one for each tile."""
         name = f"{self.name}.{value.number}.{piece}"
-        return [self.lowering.semaphore(value.rank, f"{name}.{i}") for i in range(tiles)]
+        return [self.lowering.semaphore(value.rank, f"{name}.{i}") for i in range(count)]
 
-    def _tiles(self, elements: int) -> tuple[int, range]:
-        """Tile size and first elements: by the size alone, so that both ends of a put agree."""
-        tile = flat_tile(elements, self.lowering.machine, MIN_PUT)
-        return tile, range(0, elements, tile)
-
-    def _await(self, group: Group, sources: Sequence[Value], piece: int) -> None:
-        arriving = [
-            self._semaphores(value, piece, len(group.coords))
-            for value in sources
-            if value.origin is Origin.PUT
-        ]
-        if arriving:
-            group.awaits = [tuple((m, 1) for m in mails) for mails in zip(*arriving, strict=True)]
-
-    def _copy(self, value: Value, piece: int, target: IrTensor, suffix: str) -> Group | None:
-        if not target.elements:
-            return None
-        tile, starts = self._tiles(target.elements)
-        group = self.lowering.emit(
-            "pointwise",
-            copy_params([1, 1, 1, tile]),
-            [self._place(value, piece), target],
-            [(0, 0, 0, at) for at in starts],
-            suffix,
-        )
-        self._await(group, [value], piece)
-        return group
-
-    def _put(self, value: Value, piece: int) -> None:
-        source = self.flow.values[value.sources[0]]
+    def _make(self, value: Value, piece: int) -> None:
+        """Combines a value's sources from left to right, in turns where a task cannot take all."""
         begin, end = self._bounds(value.part, piece)
         if begin == end:
             return
-        group = self._copy(source, piece, self._place(value, piece), f".put{value.rank}")
-        assert group is not None
-        group.sends = [
-            (semaphore,) for semaphore in self._semaphores(value, piece, len(group.coords))
-        ]
-
-    def _sum(self, value: Value, piece: int) -> None:
-        """Adds the sources from left to right, through fp32 where a task cannot take all."""
-        begin, end = self._bounds(value.part, piece)
-        if begin == end:
-            return
-        tile, starts = self._tiles(end - begin)
-        coords = [(at,) for at in starts]
-        dtype = fp32 if self.share.dtype in FLOATS else self.share.dtype
+        suffix = f".put{value.rank}" if value.origin is Origin.PUT else f".{value.reduce}"
         rest = [self.flow.values[number] for number in value.sources]
         partial: list[IrTensor] = []
         while rest:
-            taken = rest[: MAX_OPERANDS - 1 - len(partial)]
+            taken = rest[: RECORD_OPERANDS - 1 - len(partial)]
             rest = rest[len(taken) :]
-            target = (
-                self.lowering.temp((end - begin,), dtype, f"{self.name}.partial")
-                if rest
-                else self._place(value, piece)
-            )
-            operands = [*partial, *(self._place(v, piece) for v in taken), target]
-            group = self.lowering.emit("sum_ranks", {"tile": tile}, operands, coords, ".sum")
-            self._await(group, taken, piece)
+            if rest:
+                label = f"{self.name}.partial"
+                target = self.lowering.temp((end - begin,), self.share.dtype, label)
+            else:
+                target = self._place(value, piece)
+            divide = 1 if rest else value.divide
+            group = self._combine(taken, piece, target, value, suffix, partial, divide)
             partial = [target]
+        if value.origin is Origin.PUT and self.engine.name != PACKET:
+            group.sends = [(s,) for s in self._semaphores(value, piece, len(group.coords))]
+
+    def _combine(
+        self,
+        sources: Sequence[Value],
+        piece: int,
+        target: IrTensor,
+        value: Value,
+        suffix: str,
+        partial: Sequence[IrTensor] = (),
+        divide: int = 1,
+    ) -> Group:
+        operands = [*partial, *(self._place(v, piece) for v in sources), target]
+        packets = all(t.buffer.id in self.received for t in operands)
+        begin, end = self._bounds(value.part, piece)
+        coords = self._tiles(end - begin)
+        if packets:  # counted in words
+            coords = [(a * self.itemsize // 4, words(b * self.itemsize)) for a, b in coords]
+        params: dict[str, object] = {"element": "uint32" if packets else self.element}
+        if len(operands) > 2 or divide != 1:
+            params |= {"op": value.reduce or "sum", "divide": divide}
+        group = self.lowering.emit("combine", params, operands, coords, suffix)
+        group.received = frozenset(t.buffer.id for t in operands) & self.received
+        arriving = [
+            self._semaphores(v, piece, len(coords)) for v in sources if v.origin is Origin.PUT
+        ]
+        if arriving and self.engine.name != PACKET:
+            group.awaits = [tuple((m, 1) for m in mails) for mails in zip(*arriving, strict=True)]
+        return group
 
 
 def _lower(lowering: Lowering, node: Node) -> None:

@@ -21,7 +21,7 @@ class RemoteSemaphore:
 @dataclass
 class Group:
     """The tasks of one lowered op. sends, awaits: one entry per task, or none at all. granularity,
-    context: see ark.ir.
+    context: see ark.ir. received: ids of the buffers between ranks that hold packets.
     """
 
     name: str
@@ -34,5 +34,6 @@ class Group:
     processors: tuple[int, int] | None = None
     granularity: int | None = None
     context: int | None = None
+    received: frozenset[int] = frozenset()
     sends: list[tuple[RemoteSemaphore, ...]] = field(default_factory=list)
     awaits: list[tuple[tuple[RemoteSemaphore, int], ...]] = field(default_factory=list)

@@ -77,11 +77,12 @@ class Access:
 class TaskKind(ABC):
     """One kind of task. `coord` is the tile's place, in units that the kind defines.
 
-    params: the schema of its static parameters.
+    params: the schema of its static parameters. packet_types: of operands that come as packets.
     """
 
     name: str
     params: type[Params] = Params
+    packet_types: tuple[str, ...] = ("fp32",)
 
     def check(self, sig: Signature) -> None:
         """Raises PlanError unless parameters and operands are what the other methods expect.
@@ -91,7 +92,7 @@ class TaskKind(ABC):
         read_params(self.name, self.params, sig.params)
         able = self.packets(sig)
         for index, operand in enumerate(sig.operands):
-            if operand.packet and (index not in able or operand.dtype != "fp32"):
+            if operand.packet and (index not in able or operand.dtype not in self.packet_types):
                 raise PlanError(f"operand {index} cannot come as packets")
 
     @abstractmethod

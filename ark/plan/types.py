@@ -64,7 +64,7 @@ class Items:
 class PlanTensor:
     """A view of a buffer: element [i, ...] is at offsets + i in a row-major array of `extents`.
 
-    packet: elements are 8-byte {float32 value, epoch} pairs and loading one is waiting for it.
+    packet: elements are 8-byte {32-bit word, epoch} pairs and loading one is waiting for it.
     """
 
     id: int

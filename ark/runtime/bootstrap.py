@@ -42,6 +42,7 @@ class Bootstrap:
         self._changed = threading.Condition()
         self._failure: str | None = None
         self._results: list[bytes] = []
+        self._posts: dict[tuple[int, str], list[bytes]] = {}
         self._welcome = world_size == 1
         self._closed = False
         self._link: rdv.Link | None = None
@@ -135,6 +136,19 @@ class Bootstrap:
     def barrier(self, label: str = "barrier", timeout_s: float = 600.0) -> None:
         """Returns when every rank has called it."""
         self.all_gather(b"", label, timeout_s)
+
+    def post(self, rank: int, label: str, payload: bytes) -> None:
+        """Sends a message to one rank, which `take`s it; returns at once."""
+        self._raise_if_failed()
+        self._send(rdv.POST, rdv.pack_post(rank, label, payload))
+
+    def take(self, rank: int, label: str, timeout_s: float = 600.0) -> bytes:
+        """The next message of that label from a rank; a dead rank is not waited for."""
+        key = (rank, label)
+        deadline = time.monotonic() + timeout_s
+        self._wait(lambda: bool(self._posts.get(key)), deadline, repr(label))
+        with self._changed:
+            return self._posts[key].pop(0)
 
     def check_same(self, label: str, digest: str) -> None:
         """Raises SystemError on every rank, naming the values, unless all ranks pass the same."""
@@ -253,6 +267,9 @@ class Bootstrap:
                 self._welcome = True
             elif kind == rdv.GATHERED:
                 self._results.append(body)
+            elif kind == rdv.POST:
+                rank, label, payload = rdv.unpack_post(body)
+                self._posts.setdefault((rank, label), []).append(payload)
             self._changed.notify_all()
 
     def _beat(self, interval_s: float) -> None:

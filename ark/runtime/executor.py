@@ -35,6 +35,7 @@ MOST_BUDGET_S = 1e9  # in nanoseconds, it must fit 64 bits
 # work on the device (torch's kernels) cannot start while it spins; ranks leave and come together.
 IDLE_S = 2.0
 IDLE_RANKS_S = 600.0
+MOST_ITERATIONS = (1 << 32) - 1
 
 
 class Executor:
@@ -73,6 +74,8 @@ class Executor:
         self.machine = machine_of(plan)
         self._memory: list[Memory] = []
         self._run: Run | None = None
+        self._resumed: int | None = None  # iterations so far of launches that go on
+        self._params = np.zeros(1, layout.dtype("ArkParams"))
         self._peers: dict[int, tuple[Memory, dict[str, Any]]] = {}
         self._signallers: dict[str, list[int]] = {}  # by counter: the peers that signal it
         self._externals = dict(externals or {})
@@ -292,8 +295,43 @@ class Executor:
             )
         ends = list(itertools.accumulate(each))
         self.phase_ends = ends[:-1]
+        self._reset(ends)
+        return self._launch(self._parameters(persistent), ends[-1])
+
+    def resume(self, iterations: int = 1, stream: int | None = None) -> Run:
+        """Launches so many iterations more: counters and epochs go on from where they stand.
+
+        Ranks do not meet, so a launch costs no more than a kernel; the iteration barrier keeps an
+        iteration from overtaking the one before on any rank. For plans of one phase in the variant
+        `block` without a ring. stream: a queue of the device on which to run, behind what lies
+        there; launches on one stream need not be waited for in between. Raises InvalidUsageError
+        where the plan cannot or, without a stream, while the launch before is running.
+        """
+        variant = self.machine.variant
+        if len(self.plan.phases) != 1 or variant.name != "block" or self.machine.ring_bytes:
+            raise InvalidUsageError(
+                "a launch cannot go on from the one before: the plan has several phases, a ring or "
+                f"the kernel variant {variant.name!r}; start it anew (Executor.start)"
+            )
+        if stream is None and self._run is not None and self._run.running():
+            raise InvalidUsageError(
+                "the launch before is still running; wait for its end or stop it (Run.stop)"
+            )
+        if self._resumed is None:
+            self._reset([MOST_ITERATIONS])
+            self._resumed = 0
+            self._params = self._parameters(persistent=False)
+        if self._run is not None:
+            self._run.detach()  # what it would say is said by the launches behind it
+        first, self._resumed = self._resumed, self._resumed + iterations
+        self._params["first"], self._params["end"] = first, self._resumed
+        return self._launch(self._params, self._resumed, stream)
+
+    def _reset(self, ends: Sequence[int]) -> None:
+        """Sets everything back to before the first iteration, on all ranks together."""
         # Until its kernel has ended, a peer may still signal the launch before this one.
         self._meet("the end of the launch before")
+        self._resumed = None
         self.device.zero(self._counters, self._counter_bytes)
         packets = self._arenas.get("packet")
         if packets is not None:
@@ -304,11 +342,13 @@ class Executor:
             self.device.zero(self._trace.address, self._trace.nbytes)
         control = np.zeros(1, layout.dtype("ArkControl"))
         control["limit"] = ends[-1]
-        control["phase_end"][0, : phases - 1] = self.phase_ends
+        control["phase_end"][0, : len(ends) - 1] = ends[:-1]
         self.device.write(self._control.address, control.view(np.uint8))
         assert self._host.host is not None
         self._host.host[:] = 0
         self._meet("the launch")
+
+    def _parameters(self, persistent: bool) -> np.ndarray:
         params = np.zeros(1, layout.dtype("ArkParams"))
         for name, memory in self._arrays.items():
             params[name] = memory.address
@@ -323,11 +363,20 @@ class Executor:
         params["budget_ns"] = int(self.budget_s * 1e9)
         idle_s = IDLE_S if self.plan.world_size == 1 else IDLE_RANKS_S
         params["idle_ns"] = int(idle_s * 1e9)
+        return params
+
+    def _launch(self, params: np.ndarray, end: int, stream: int | None = None) -> Run:
         shared = self.program.emitted.scratch_bytes + self.machine.ring_bytes
         launch = self.device.launch(
-            self._loaded, params.tobytes(), self.plan.processors, self.machine.threads, shared
+            self._loaded,
+            params.tobytes(),
+            self.plan.processors,
+            self.machine.threads,
+            shared,
+            stream,
         )
-        self._run = Run(launch, self._host.host, ends[-1], self.ranks, self.budget_s, self._explain)
+        assert self._host.host is not None
+        self._run = Run(launch, self._host.host, end, self.ranks, self.budget_s, self._explain)
         return self._run
 
     def _explain(self, record: Any) -> str:

@@ -30,7 +30,7 @@ NONCE = 16
 MAX_FRAME = 256 << 20
 HANDSHAKE_S = 10.0
 
-HELLO, PROVEN, WELCOME, REFUSE, GIVE, GATHERED, PING, FAILURE, BYE = range(1, 10)
+HELLO, PROVEN, WELCOME, REFUSE, GIVE, GATHERED, PING, FAILURE, BYE, POST = range(1, 11)
 
 _HEADER = struct.Struct("<BI")
 
@@ -50,7 +50,7 @@ class Link:
     def receive(self, limit: int = MAX_FRAME) -> tuple[int, bytes]:
         """The next frame; ConnectionError if the stream ends or is no stream of frames."""
         kind, length = _HEADER.unpack(read_exactly(self.sock, _HEADER.size))
-        if not HELLO <= kind <= BYE or length > limit:
+        if not HELLO <= kind <= POST or length > limit:
             raise ConnectionError("not a frame")
         return kind, read_exactly(self.sock, length)
 
@@ -95,6 +95,16 @@ def pack_gather(label: str, payload: bytes) -> bytes:
 def unpack_gather(body: bytes) -> tuple[str, bytes]:
     (length,) = struct.unpack_from("<H", body)
     return body[2 : 2 + length].decode(), body[2 + length :]
+
+
+def pack_post(rank: int, label: str, payload: bytes) -> bytes:
+    """A message to one rank; from the server it names the sender instead."""
+    return struct.pack("<I", rank) + pack_gather(label, payload)
+
+
+def unpack_post(body: bytes) -> tuple[int, str, bytes]:
+    (rank,) = struct.unpack_from("<I", body)
+    return rank, *unpack_gather(body[4:])
 
 
 @dataclass
@@ -180,6 +190,8 @@ class Server:
                 kind, body = member.link.receive()
                 if kind == GIVE:
                     self._give(rank, member, *unpack_gather(body))
+                elif kind == POST:
+                    self._post(rank, *unpack_post(body))
                 elif kind == FAILURE:
                     self.fail(f"rank {rank} ({member.who}) reports: {body.decode()}", spare=rank)
                 elif kind == BYE:
@@ -264,6 +276,14 @@ class Server:
             for m in list(self._members.values()):
                 with contextlib.suppress(OSError):
                     m.link.send(GATHERED, body)
+
+    def _post(self, rank: int, target: int, label: str, payload: bytes) -> None:
+        other = self._members.get(target)
+        if other is None or other.left:
+            self.fail(f"rank {target} has left, but rank {rank} sends it {label!r}")
+            return
+        with contextlib.suppress(OSError):  # its own thread says that it is gone
+            other.link.send(POST, pack_post(rank, label, payload))
 
     def _leave(self, rank: int, member: _Member) -> None:
         waiting = ""

@@ -6,6 +6,7 @@ touches is always decided here, because the verifier relies on it.
 
 from ark.tasks import (
     attention,
+    combine,
     experts,
     iteration,
     linear,
@@ -14,12 +15,12 @@ from ark.tasks import (
     pointwise,
     rotary,
     rows,
-    sums,
     tokens,
 )
 
 __all__ = [
     "attention",
+    "combine",
     "experts",
     "iteration",
     "linear",
@@ -28,6 +29,5 @@ __all__ = [
     "pointwise",
     "rotary",
     "rows",
-    "sums",
     "tokens",
 ]

@@ -258,6 +258,7 @@ ARK_COLD void ark_leave(ArkCtx& c) {
 // before it waits for the barrier, so that the answer comes while it waits; in persistent mode it
 // also asks for the iteration.
 ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration) {
+  if (ARK_PARAMS(c)->end != 0u && iteration == ARK_PARAMS(c)->end) return false;
   ArkControl* control = ark_control(ARK_PARAMS(c));
   const ark_u32 leave = c.processor == 0u ? ark_peek_host(&ark_host(ARK_PARAMS(c))->abort) : 0u;
   const bool system = ARK_PARAMS(c)->world > 1u;
@@ -368,7 +369,7 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
   const ArkPhases phases = ark_phases(p);
   ark_u32 stage_base = 0u;
   ark_u32 traced = 0u;
-  for (ark_u32 iteration = 0u;; ++iteration) {
+  for (ark_u32 iteration = p->first;; ++iteration) {
     // What the list says is known before the iteration may begin.
     const ArkRange range = ark_range(p, processor, iteration, phases);
     const ark_u32 end = range.task_end;

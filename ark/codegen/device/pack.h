@@ -87,3 +87,15 @@ ARK_DEVICE void ark_put(ark_fp4* p, ark_i64 i, float v) {
                        (a >= 3.5f) + (a > 5.0f);
   ark_put_half_byte(p, i, code | (ark_float_bits(v) >> 28 & 8u));
 }
+
+// Two neighbouring packets in 16 aligned bytes. Neither is torn; both together may be.
+#if !defined(ARK_HAS_PACKET_PAIRS)
+ARK_DEVICE void ark_packets_load(const ark_u64* p, ark_u64& first, ark_u64& second, bool system) {
+  first = ark_packet_load(p, system);
+  second = ark_packet_load(p + 1, system);
+}
+ARK_DEVICE void ark_packets_store(ark_u64* p, ark_u64 first, ark_u64 second, bool system) {
+  ark_packet_store(p, first, system);
+  ark_packet_store(p + 1, second, system);
+}
+#endif

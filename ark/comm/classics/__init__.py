@@ -43,7 +43,7 @@ class Algorithm:
     power_of_two: bool = False
     boxed: bool = False
     ring_per_place: bool = False
-    reductions: tuple[str, ...] = ("sum", "max", "min", "mean")
+    reductions: tuple[str, ...] = ("sum", "product", "max", "min", "mean")
 
 
 def _line(b: ProgramBuilder, boxes: list[list[int]]) -> list[int]:

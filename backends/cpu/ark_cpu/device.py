@@ -158,7 +158,13 @@ class CpuDevice:
             os.close(handle)
 
     def launch(
-        self, program: object, params: bytes, processors: int, threads: int, shared_bytes: int
+        self,
+        program: object,
+        params: bytes,
+        processors: int,
+        threads: int,
+        shared_bytes: int,
+        stream: int | None = None,
     ) -> CpuLaunch:
         assert isinstance(program, ctypes.CDLL)
         launch = CpuLaunch(program, params, processors)

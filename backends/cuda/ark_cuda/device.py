@@ -95,6 +95,7 @@ class CudaDevice:
         self._peers: set[int] = set()
         self._events: dict[int, Any] = {}
         self._modules: dict[int, Any] = {}
+        self._admitted: set[tuple[int, ...]] = set()  # launches whose blocks can all be resident
         self._launches: WeakSet[CudaLaunch] = WeakSet()
         flags = cu.CUstream_flags.CU_STREAM_NON_BLOCKING
         with current(self._context):
@@ -225,6 +226,7 @@ class CudaDevice:
     def unload(self, program: object) -> None:
         if not isinstance(program, Program):
             raise TypeError("unload needs what load returned")
+        self._admitted = {s for s in self._admitted if s[0] != int(program.module)}
         if self._modules.pop(int(program.module), None) is not None:
             with current(self._context):
                 check(cu.cuModuleUnload(program.module), f"unloading a kernel of {self.label}")
@@ -248,9 +250,12 @@ class CudaDevice:
             "bytes of shared memory)"
         )
         with current(self._context):
-            limit = _FUNCTION.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            check(cu.cuFuncSetAttribute(program.function, limit, shared_bytes), doing)
-            self._check_resident(program, processors, threads, shared_bytes, doing)
+            shape = (int(program.module), processors, threads, shared_bytes)
+            if shape not in self._admitted:
+                limit = _FUNCTION.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                check(cu.cuFuncSetAttribute(program.function, limit, shared_bytes), doing)
+                self._check_resident(program, processors, threads, shared_bytes, doing)
+                self._admitted = {s for s in self._admitted if s[0] != shape[0]} | {shape}
             begin, end = self._event(doing), self._event(doing)
             values = np.frombuffer(params, np.uint8)
             pointers = np.array([values.ctypes.data], np.uint64)

@@ -132,6 +132,30 @@ ARK_DEVICE void ark_packet_store(ark_u64* p, ark_u64 v, bool system) {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
   }
 }
+// Two of them by one access: each half is whole by itself.
+#define ARK_HAS_PACKET_PAIRS 1
+ARK_DEVICE void ark_packets_load(const ark_u64* p, ark_u64& first, ark_u64& second, bool system) {
+  if (system) {
+    asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
+                 : "=l"(first), "=l"(second)
+                 : "l"(p)
+                 : "memory");
+  } else {
+    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
+                 : "=l"(first), "=l"(second)
+                 : "l"(p)
+                 : "memory");
+  }
+}
+ARK_DEVICE void ark_packets_store(ark_u64* p, ark_u64 first, ark_u64 second, bool system) {
+  if (system) {
+    asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(p), "l"(first), "l"(second)
+                 : "memory");
+  } else {
+    asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(p), "l"(first), "l"(second)
+                 : "memory");
+  }
+}
 // Copies that run while a task does, without a register.
 #define ARK_HAS_COPY_AHEAD 1
 ARK_DEVICE void ark_copy_ahead(ark_u64* to, const ark_u64* from) {

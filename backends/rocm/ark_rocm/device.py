@@ -19,7 +19,7 @@ from weakref import WeakSet
 import numpy as np
 
 from ark.backend.protocol import Binary, Memory, MemoryKind
-from ark.errors import GpuError, SystemError
+from ark.errors import GpuError, InvalidUsageError, SystemError
 from ark_rocm import driver, machines
 from ark_rocm.driver import call, device_properties
 from ark_rocm.probe import probe, text
@@ -169,8 +169,17 @@ class Device:
             call("hipModuleUnload", self._hip.hipModuleUnload, program.module)
 
     def launch(
-        self, program: object, params: bytes, processors: int, threads: int, shared_bytes: int
+        self,
+        program: object,
+        params: bytes,
+        processors: int,
+        threads: int,
+        shared_bytes: int,
+        stream: int | None = None,
     ) -> Launch:
+        """See Device.launch. stream: not taken yet; InvalidUsageError where one is given."""
+        if stream is not None:
+            raise InvalidUsageError("a loop kernel on AMD devices runs on its own stream only")
         assert isinstance(program, Program)
         self._select()
         self._check_resident(program, processors, threads, shared_bytes)

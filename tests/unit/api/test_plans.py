@@ -56,7 +56,7 @@ def test_processor_ranges() -> None:
         for task in tasks
     }
     assert used[0] < 3 <= used[1] < 8
-    assert len(plan.task_infos) == 3 and plan.num_processors == 16  # with the iteration's end
+    assert len(plan.task_infos) == 2 and plan.num_processors == 16
     with pytest.raises(ark.PlanError, match="cpu-4 has 4, from 0 to 3"):
         ark.Planner(machine=registry.machine("cpu-4")).plan()
 
@@ -90,7 +90,7 @@ def test_a_script_is_planned_without_a_device(tmp_path: Path) -> None:
     for machine in ("h100", "mi300x", "cpu-2"):
         (plan,) = plan_script(str(path), registry.machine(machine))
         verify([plan])
-        assert [op.name for op in plan.ops] == ["softmax", "held", "end"]
+        assert [op.name for op in plan.ops] == ["softmax", "held"]
         assert plan.machine["name"] == machine
         kept = {b.name.split(".")[0] for b in plan.buffers if b.arena == "external"}
         assert kept == {"tensor", "held"}

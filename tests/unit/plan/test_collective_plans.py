@@ -85,7 +85,7 @@ class Interpreter:
         }
         if op.kind != "iteration_end":
             *sources, target = (boxes[i] for i in sorted(boxes))
-            assert op.kind == "sum_ranks" or op.params["expr"] == COPY
+            assert op.kind == "combine" or op.params["expr"] == COPY
             target[...] = sum(sources[1:], start=sources[0])
         for counter in task.signals:
             self.counts[self.rank_set.counter_of(rank, counter)] += 1

@@ -1,0 +1,227 @@
+"""Collectives as nccl-tests shows them: time, algorithm and bus bandwidth, and what is wrong.
+
+Two ways: `graph`, many dependent collectives in one launch of a plan, timed by the device; and
+`alone`, calls on arrays one by one (ark.comm). Each rank measures, the slowest one counts. The peer
+is torch.distributed with NCCL (in a graph of its own for `graph`) or Gloo. Called by
+ark.cli.bench_comm.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ark.backend.protocol import Backend, Device
+from ark.bench.comm_peer import GRAPH, CommCase, Peer, agreed
+from ark.bench.peer import import_torch, torch_device
+from ark.collective import Collective
+from ark.distributed.calls import Key, algorithm, machine_for
+from ark.distributed.group import Group
+from ark.ir.graph import Graph
+from ark.lower.pipeline import plan as make_plan
+from ark.ops.collectives import choose_program
+from ark.plan.types import Plan
+from ark.plan.verify import verify
+from ark.runtime.bootstrap import Bootstrap
+from ark.runtime.executor import Executor
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+CHAIN = 32  # dependent collectives of an iteration
+
+
+@dataclass
+class CommFigures:
+    """Seconds are the slowest rank's, the median of the repeats; wrong: elements, of all ranks."""
+
+    collective: str
+    nbytes: int
+    elements: int
+    dtype: str
+    way: str
+    algorithm: str
+    engine: str
+    ranks: int
+    seconds: float
+    algbw_gbps: float
+    busbw_gbps: float
+    wrong: int
+    peer_seconds: float | None = None
+
+
+def bus_factor(collective: str, ranks: int) -> float:
+    """What nccl-tests multiplies the algorithm bandwidth by: bytes that each link carries."""
+    share = (ranks - 1) / ranks
+    return {"all_reduce": 2 * share, "broadcast": 1.0}.get(collective, share)
+
+
+def measure(
+    case: CommCase, job: Bootstrap, backend: Backend, device: Device, peer: Peer | None
+) -> CommFigures:
+    """Measures one size on all ranks; the same figures on each."""
+    world, rank = job.world_size, job.rank
+    itemsize = case.dtype.itemsize
+    elements = max(1, case.nbytes // itemsize // world) * world
+    if case.collective == Collective.ALL_GATHER:
+        elements //= world
+    reduces = Collective(case.collective).reduces
+    key = Key(
+        case.collective,
+        case.dtype.name if reduces else "uint32" if itemsize == 4 else "uint8",
+        itemsize,
+        elements,
+        "mean"
+        if case.way == GRAPH and case.collective == "all_reduce"
+        else "sum"
+        if reduces
+        else None,
+        0 if case.collective == Collective.BROADCAST else None,
+        case.algorithm,
+        case.engine,
+    )
+    values = [((np.arange(elements) * 7 + r) % 13).astype(case.dtype.numpy) for r in range(world)]
+    run = _in_graph if case.way == GRAPH else _alone
+    seconds, got = run(case, key, values[rank], job, backend, device)
+    wrong = _wrong(case.collective, values, rank, got, key.reduction)
+    other = peer.seconds(case, elements) if peer is not None else None
+    said = [json.loads(s) for s in job.all_gather(json.dumps([seconds, wrong, other]).encode())]
+    slowest = max(s[0] for s in said)
+    moved = max(key.nbytes, key.out_bytes(world))
+    rate = moved / slowest / 1e9
+    return CommFigures(
+        case.collective,
+        moved,
+        elements,
+        case.dtype.name,
+        case.way,
+        algorithm(key, world),
+        case.engine,
+        world,
+        slowest,
+        rate,
+        rate * bus_factor(case.collective, world),
+        sum(s[1] for s in said),
+        None if other is None else max(s[2] for s in said),
+    )
+
+
+def _wrong(
+    collective: str, values: list[np.ndarray], rank: int, got: np.ndarray, reduction: str | None
+) -> int:
+    """Elements that are not what NumPy says; the values are small whole numbers."""
+    world = len(values)
+    whole = [v.astype(np.float64) for v in values]
+    total = np.sum(whole, axis=0) / (world if reduction == "mean" else 1)
+    part = len(values[0]) // world
+    want = {
+        "all_reduce": lambda: total,
+        "all_gather": lambda: np.concatenate(whole),
+        "reduce_scatter": lambda: total[rank * part : (rank + 1) * part],
+        "all_to_all": lambda: np.concatenate([v[rank * part : (rank + 1) * part] for v in whole]),
+        "broadcast": lambda: whole[0],
+    }[collective]()
+    near = np.isclose(got.astype(np.float64), want, rtol=1e-2, atol=1e-2)
+    return int((~near).sum())
+
+
+def _plans(case: CommCase, key: Key, world: int, device: Device) -> list[Plan]:
+    """Collectives behind each other where the result can be the next one's input; else one."""
+    machine = machine_for(device.machine, world, key)
+    how = choose_program(
+        key.collective, world, algorithm(key, world), None, key.root, key.reduction
+    )
+    attrs = {"program": how, "element": key.element, "engine": key.engine}
+    made = []
+    for rank in range(world):
+        graph = Graph(rank, world)
+        x = graph.tensor((key.elements,), case.dtype, arena="state", name="x")
+        count = key.out_bytes(world) // key.itemsize
+        source = x
+        for number in range(_chain(key.collective)):
+            arena, name = ("activation", f"y{number}") if number else ("state", "y")
+            target = graph.tensor((count,), case.dtype, arena=arena, name=name)
+            graph.add("collective", [source], [target], attrs, key.collective)
+            source = target
+        made.append(make_plan(graph, machine))
+    verify(made)
+    return made
+
+
+def _in_graph(
+    case: CommCase,
+    key: Key,
+    values: np.ndarray,
+    job: Bootstrap,
+    backend: Backend,
+    device: Device,
+) -> tuple[float, np.ndarray]:
+    plan = _plans(case, key, job.world_size, device)[job.rank]
+    many = _chain(key.collective)
+    with Executor(plan, backend, device, ranks=job) as executor:
+        places = {b.name: b for b in plan.buffers if b.rank == plan.rank}
+        if "x" in places:  # a broadcast reads the root's alone
+            device.write(executor.buffer_address(places["x"].id), values.view(np.uint8))
+        executor.start(1).wait(60.0)
+        data = device.read(executor.buffer_address(places["y"].id), places["y"].nbytes)
+        got = data.view(case.dtype.numpy)
+        run = executor.start(3)
+        run.wait(60.0)
+        once = run.elapsed_ms() / 1e3 / 3
+        iterations = int(agreed(job, float(np.clip(0.02 / once, 3, 2000))))
+        times = []
+        for _ in range(case.repeats):
+            run = executor.start(iterations)
+            run.wait(120.0)
+            times.append(run.elapsed_ms() / 1e3 / iterations / many)
+        job.barrier("the end of a case")
+    return float(np.median(times)), got
+
+
+def _chain(collective: str) -> int:
+    """Collectives of an iteration: many, where the result can be the next one's input."""
+    return CHAIN if collective in ("all_reduce", "all_to_all", "broadcast") else 1
+
+
+def _alone(
+    case: CommCase,
+    key: Key,
+    values: np.ndarray,
+    job: Bootstrap,
+    backend: Backend,
+    device: Device,
+) -> tuple[float, np.ndarray]:
+    on_host = device.machine.has("single_thread")
+    with Group(job, backend, device) as group:
+        x: Any = values
+        if not on_host or case.dtype.name == "bf16":
+            torch = import_torch()
+            x = torch.from_numpy(values.astype(np.float32)).to(case.dtype.to_torch())
+            x = x if on_host else x.to(f"{torch_device(True)}:{device.dlpack[1]}")
+        calls: dict[str, Callable[[], Any]] = {
+            "all_reduce": lambda: group.all_reduce(x, key.reduction or "sum", y),
+            "all_gather": lambda: group.all_gather(x, y),
+            "reduce_scatter": lambda: group.reduce_scatter(x, "sum", y),
+            "all_to_all": lambda: group.all_to_all(x, y),
+            "broadcast": lambda: group.broadcast(x, 0, y),
+        }
+        y: Any = None
+        y = calls[case.collective]()
+
+        def timed(iterations: int) -> float:
+            job.barrier("a repeat")
+            start = time.perf_counter()
+            for _ in range(iterations):
+                calls[case.collective]()
+            if not on_host:
+                import_torch().accelerator.synchronize()
+            return (time.perf_counter() - start) / iterations
+
+        iterations = int(agreed(job, float(np.clip(0.05 / timed(3), 3, 500))))
+        times = [timed(iterations) for _ in range(case.repeats)]
+        got = y if isinstance(y, np.ndarray) else y.float().cpu().numpy()
+        job.barrier("the end of a case")
+    return float(np.median(times)), got

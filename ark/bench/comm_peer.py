@@ -1,0 +1,107 @@
+"""The peer of `ark bench comm`: torch.distributed with NCCL or Gloo, in the same processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+
+from ark.backend.protocol import Device
+from ark.bench.peer import import_torch, repeated
+from ark.ir.dtype import DataType
+from ark.lower.engines import AUTO
+from ark.runtime.bootstrap import Bootstrap
+
+GRAPH, ALONE = "graph", "alone"
+
+
+@dataclass(frozen=True)
+class CommCase:
+    """nbytes: as nccl-tests counts: of a rank's larger side, input or result."""
+
+    collective: str
+    nbytes: int
+    dtype: DataType
+    way: str = GRAPH
+    algorithm: str = "auto"
+    engine: str = AUTO
+    repeats: int = 5
+
+
+def agreed(job: Bootstrap, number: float) -> float:
+    """The largest of the ranks' numbers."""
+    return max(json.loads(s) for s in job.all_gather(json.dumps(number).encode()))
+
+
+class Peer:
+    """torch.distributed beside ark, in the same processes."""
+
+    def __init__(self, name: str, job: Bootstrap, device: Device) -> None:
+        torch = import_torch()
+        self._name, self._job = name, job
+        self._where = "cpu"
+        if name == "nccl":
+            self._where = f"cuda:{device.dlpack[1]}"
+            torch.cuda.set_device(device.dlpack[1])
+            os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+        port = json.loads(job.all_gather(json.dumps(_free_port()).encode())[0])
+        store = torch.distributed.TCPStore(
+            "127.0.0.1", port, job.world_size, job.rank == 0, timedelta(seconds=60)
+        )
+        torch.distributed.init_process_group(
+            name, store=store, rank=job.rank, world_size=job.world_size
+        )
+
+    def seconds(self, case: CommCase, elements: int) -> float | None:
+        """Seconds of one call, the median; None for what the peer does not have."""
+        torch = import_torch()
+        dist = torch.distributed
+        world = self._job.world_size
+        x = torch.ones(elements, dtype=case.dtype.to_torch(), device=self._where)
+        shape = {"all_gather": elements * world, "reduce_scatter": elements // world}
+        y = x.new_zeros(shape.get(case.collective, elements))
+        calls: dict[str, Callable[[], Any]] = {
+            "all_reduce": lambda: dist.all_reduce(x),
+            "all_gather": lambda: dist.all_gather_into_tensor(y, x),
+            "reduce_scatter": lambda: dist.reduce_scatter_tensor(y, x),
+            "all_to_all": lambda: dist.all_to_all_single(y, x),
+            "broadcast": lambda: dist.broadcast(x, 0),
+        }
+        call = calls[case.collective]
+        try:
+            call()
+        except RuntimeError:  # Gloo has no reduce_scatter_tensor on some versions
+            return None
+        with contextlib.ExitStack() as stack:
+            graphed = self._name == "nccl" and case.way == GRAPH
+            loop = repeated(call, graphed, stack)
+
+            def timed(iterations: int) -> float:
+                self._job.barrier("a repeat of the peer")
+                if graphed or self._name != "nccl":
+                    return loop(iterations)
+                start = time.perf_counter()
+                for _ in range(iterations):
+                    call()
+                torch.cuda.synchronize()
+                return (time.perf_counter() - start) / iterations
+
+            iterations = int(agreed(self._job, float(np.clip(0.05 / timed(3), 3, 1000))))
+            return float(np.median([timed(iterations) for _ in range(case.repeats)]))
+
+    def close(self) -> None:
+        import_torch().distributed.destroy_process_group()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

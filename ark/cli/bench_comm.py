@@ -1,0 +1,153 @@
+"""`ark bench comm`: collectives over ranks, in the manner of nccl-tests."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from ark.backend import registry
+from ark.bench.chart import bars
+from ark.bench.comm import COLLECTIVES, CommFigures, measure
+from ark.bench.comm_peer import ALONE, GRAPH, CommCase, Peer
+from ark.cli.common import device_index, positive, to_be_started
+from ark.errors import InvalidUsageError
+from ark.ir.dtype import by_name
+from ark.lower.engines import AUTO, ENGINES
+from ark.runtime.bootstrap import Bootstrap
+from ark.runtime.launch import launch_command
+from ark.runtime.rank_info import rank_from_environment
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def register(kinds: argparse._SubParsersAction) -> None:
+    p = kinds.add_parser("comm", help="time and bandwidth of collectives over ranks")
+    p.add_argument("names", nargs="*", metavar="COLLECTIVE", help=", ".join(COLLECTIVES))
+    p.add_argument("--ranks", type=positive, default=1, metavar="N", help="ranks to start")
+    p.add_argument(
+        "--sizes", default="1K:16M", metavar="FROM:TO", help="bytes, with K, M or G (1K:16M)"
+    )
+    p.add_argument("--factor", type=positive, default=4, help="from one size to the next (4)")
+    p.add_argument("--type", default="fp32", help="fp32, fp16, bf16 or int32")
+    p.add_argument(
+        "--way",
+        choices=(GRAPH, ALONE),
+        default=GRAPH,
+        help="in one launch of a plan, or call by call on arrays",
+    )
+    p.add_argument("--algorithm", default="auto", help="as `ark topo synthesize` names them")
+    p.add_argument("--engine", choices=(AUTO, *ENGINES), default=AUTO)
+    p.add_argument("--vs", choices=("nccl", "gloo"), help="measure torch's in the same run")
+    p.add_argument("--repeats", type=positive, default=5)
+    p.add_argument("--backend")
+    p.add_argument("--json", metavar="FILE", help="write the figures; - is the standard output")
+    p.add_argument("--svg", metavar="FILE", help="with --vs: write a chart of the ratios")
+    p.set_defaults(func=run, device=None)
+
+
+def size(text: str) -> int:
+    """Bytes of a size such as 4K; InvalidUsageError for what is none."""
+    unit = text[-1:].upper() if text[-1:].upper() in "KMG" else ""
+    digits = text[: len(text) - len(unit)]
+    if not digits.isdigit() or not 1 <= int(digits) * _UNITS[unit] <= 1 << 33:
+        raise InvalidUsageError(f"{text!r} is no size; write a number with K, M or G behind it")
+    return int(digits) * _UNITS[unit]
+
+
+def sizes(text: str, factor: int) -> list[int]:
+    """All sizes of a range FROM:TO, or the one that is named."""
+    first, _, last = text.partition(":")
+    begin, end = size(first), size(last or first)
+    if begin > end or (factor < 2 and begin != end):
+        raise InvalidUsageError(f"--sizes {text} with --factor {factor} is no rising row of sizes")
+    found = [begin]
+    while found[-1] * factor <= end:
+        found.append(found[-1] * factor)
+    return found
+
+
+def run(args: argparse.Namespace) -> int:
+    unknown = [n for n in args.names if n not in COLLECTIVES]
+    if unknown:
+        raise InvalidUsageError(
+            f"there is no collective {unknown[0]!r} to measure; there are {', '.join(COLLECTIVES)}"
+        )
+    if args.svg and not args.vs:
+        raise InvalidUsageError("--svg draws ratios to a peer; add --vs nccl or --vs gloo")
+    rank_info = rank_from_environment()
+    dtype = by_name(args.type)
+    cases = [
+        CommCase(name, nbytes, dtype, args.way, args.algorithm, args.engine, args.repeats)
+        for name in args.names or COLLECTIVES[:1]
+        for nbytes in sizes(args.sizes, args.factor)
+    ]
+    backend, probe = registry.choose(args.backend)
+    if args.ranks < 2 and rank_info.world_size < 2:
+        raise InvalidUsageError("collectives need ranks; say how many with --ranks N")
+    if to_be_started(args.ranks, rank_info):
+        return launch_command(args.ranks, [sys.executable, "-m", "ark", *args.words])
+    index = device_index(args.device, rank_info, len(probe.devices))
+    rows: list[CommFigures] = []
+    with Bootstrap.from_environment(rank_info=rank_info) as job:
+        device = backend.open(index)
+        try:
+            peer = Peer(args.vs, job, device) if args.vs else None
+            for case in cases:
+                rows.append(measure(case, job, backend, device, peer))
+            if peer is not None:
+                peer.close()
+        finally:
+            device.close()
+    if rank_info.rank != 0:
+        return 0
+    name = probe.devices[index].name
+    data = {"device": name, "peer": args.vs, "rows": [dataclasses.asdict(r) for r in rows]}
+    if args.svg:
+        ratios = [
+            (f"{r.collective} {r.nbytes}", r.peer_seconds / r.seconds)
+            for r in rows
+            if r.peer_seconds
+        ]
+        title = f"ark's speed, in {args.vs}'s, {rows[0].ranks} ranks, {name}"
+        Path(args.svg).write_text(bars(title, ratios))
+    if args.json == "-":
+        print(json.dumps(data))
+        return 0
+    if args.json:
+        Path(args.json).write_text(json.dumps(data, indent=1))
+    show(name, probe.notes, rows, args.vs)
+    return 0
+
+
+def show(name: str, notes: tuple[str, ...], rows: list[CommFigures], peer: str | None) -> None:
+    console = Console(markup=False)
+    for note in notes:
+        console.print(note, style="yellow")
+    table = Table(title=f"{rows[0].way}, {rows[0].ranks} ranks, {name}; the slowest rank's time")
+    heads = [
+        "collective",
+        "bytes",
+        "elements",
+        "type",
+        "algorithm",
+        "us",
+        "algbw",
+        "busbw",
+        "wrong",
+    ]
+    for head in [*heads, *((f"{peer} us", f"{peer} / ark") if peer else ())]:
+        table.add_column(head, justify="left" if head == "collective" else "right")
+    for r in rows:
+        cells = [r.collective, str(r.nbytes), str(r.elements), r.dtype, r.algorithm]
+        cells += [f"{r.seconds * 1e6:.2f}", f"{r.algbw_gbps:.2f}", f"{r.busbw_gbps:.2f}"]
+        cells.append(str(r.wrong))
+        if r.peer_seconds is not None:
+            cells += [f"{r.peer_seconds * 1e6:.2f}", f"{r.peer_seconds / r.seconds:.2f}"]
+        table.add_row(*cells)
+    console.print(table)

@@ -1,0 +1,209 @@
+"""Arrays as collectives see them: bytes of elements, of NumPy or torch, on the host or a device."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ark.backend.protocol import Memory
+from ark.errors import InvalidUsageError
+from ark.tasks.combine import ELEMENTS
+
+# Elements by the names that NumPy (with ml_dtypes) and torch give to types.
+_NAMES = {
+    "float64": "fp64",
+    "float32": "fp32",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "fp8_e4m3",
+    "float8_e5m2": "fp8_e5m2",
+    "int64": "int64",
+    "int32": "int32",
+    "uint32": "uint32",
+    "int8": "int8",
+    "uint8": "uint8",
+    "bool": "uint8",
+}
+
+
+class Array:
+    """given: what the caller passed, or what was made for him. It is contiguous."""
+
+    def __init__(self, given: Any, name: str, shape: Sequence[int], itemsize: int) -> None:
+        if name not in _NAMES:
+            raise InvalidUsageError(
+                f"arrays of {name} are not taken; cast to one of {', '.join(_NAMES)}"
+            )
+        self.given = given
+        self.element = _NAMES[name]
+        self.shape = tuple(shape)
+        self.itemsize = itemsize
+        assert ELEMENTS[self.element].itemsize == itemsize
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.elements * self.itemsize
+
+    def like(self, out: Any, shape: Sequence[int]) -> Array:
+        """The array for a result of that shape: the caller's, of this one's type, or a new one."""
+        made = wrap(self.blank(shape) if out is None else out)
+        if made.elements != math.prod(shape) or made.element != self.element:
+            raise InvalidUsageError(
+                f"the result is {list(shape)} of {self.element}, but the array for it is "
+                f"{list(made.shape)} of {made.element}"
+            )
+        return made
+
+    def blank(self, shape: Sequence[int]) -> Any:
+        """A new array of the same kind, type and device."""
+        raise NotImplementedError
+
+    def numbers(self, values: Sequence[int]) -> Any:
+        """A new array of the same kind and device that holds these, as int32."""
+        raise NotImplementedError
+
+    def first(self) -> int:
+        """The first element, as a number."""
+        raise NotImplementedError
+
+    def rows(self, begin: int, count: int) -> Array:
+        """Some rows of it, in place."""
+        return wrap(self.given[begin : begin + count])
+
+    def copy_from(self, other: Array) -> None:
+        """Takes the other's elements, which are as many."""
+        raise NotImplementedError
+
+    def stream(self) -> int | None:
+        """The device queue on which the caller works, None for the host's memory."""
+        return None
+
+    def view(self, memory: Memory) -> Any:
+        """Device memory of as many bytes, as this kind of array sees it."""
+        raise NotImplementedError
+
+    def give(self, view: Any) -> None:
+        """Copies the bytes to a view of device memory."""
+        raise NotImplementedError
+
+    def take(self, view: Any) -> None:
+        """Fills the array from a view of device memory."""
+        raise NotImplementedError
+
+
+class HostArray(Array):
+    """A NumPy array."""
+
+    def __init__(self, given: np.ndarray) -> None:
+        super().__init__(given, given.dtype.name, given.shape, given.dtype.itemsize)
+        if not given.flags.c_contiguous:
+            raise InvalidUsageError("the array is strided; pass numpy.ascontiguousarray of it")
+
+    def _bytes(self) -> np.ndarray:
+        return np.asarray(self.given.reshape(-1).view(np.uint8))
+
+    def blank(self, shape: Sequence[int]) -> np.ndarray:
+        return np.empty(tuple(shape), self.given.dtype)
+
+    def numbers(self, values: Sequence[int]) -> np.ndarray:
+        return np.array(values, np.int32)
+
+    def first(self) -> int:
+        return int(self.given.flat[0])
+
+    def copy_from(self, other: Array) -> None:
+        np.copyto(self.given.reshape(-1), np.asarray(other.given).reshape(-1))
+
+    def view(self, memory: Memory) -> np.ndarray:
+        return _host(memory)[: self.nbytes]
+
+    def give(self, view: Any) -> None:
+        view[:] = self._bytes()
+
+    def take(self, view: Any) -> None:
+        self._bytes()[:] = view
+
+
+class TorchArray(Array):
+    """A torch tensor, on the host or a device."""
+
+    def __init__(self, given: Any) -> None:
+        name = str(given.dtype).removeprefix("torch.")
+        super().__init__(given, name, given.shape, given.element_size())
+        if not given.is_contiguous():
+            raise InvalidUsageError("the tensor is strided; pass tensor.contiguous()")
+        self._torch = sys.modules["torch"]
+
+    def _bytes(self) -> Any:
+        return self.given.detach().reshape(-1).view(self._torch.uint8)
+
+    def blank(self, shape: Sequence[int]) -> Any:
+        return self.given.new_empty(tuple(shape))
+
+    def numbers(self, values: Sequence[int]) -> Any:
+        return self._torch.tensor(values, dtype=self._torch.int32, device=self.given.device)
+
+    def first(self) -> int:
+        return int(self.given.reshape(-1)[0])
+
+    def copy_from(self, other: Array) -> None:
+        self.given.detach().reshape(-1).copy_(other.given.detach().reshape(-1))
+
+    def stream(self) -> int | None:
+        if self.given.device.type == "cpu":
+            return None
+        return int(self._torch.cuda.current_stream(self.given.device).cuda_stream)
+
+    def view(self, memory: Memory) -> Any:
+        if memory.host is not None:
+            return self._torch.from_numpy(memory.host[: self.nbytes])
+        return self._torch.as_tensor(
+            _DeviceBytes(memory.address, self.nbytes), device=self.given.device
+        )
+
+    def give(self, view: Any) -> None:
+        view.copy_(self._bytes(), non_blocking=True)
+
+    def take(self, view: Any) -> None:
+        self._bytes().copy_(view, non_blocking=True)
+
+
+class _DeviceBytes:
+    """Device memory as torch and others take it without a copy."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+
+
+def _host(memory: Memory) -> np.ndarray:
+    if memory.host is None:
+        raise InvalidUsageError(
+            "the group's device does not share the host's memory; pass a torch tensor that lies on "
+            "the device"
+        )
+    return memory.host
+
+
+def wrap(given: Any) -> Array:
+    """The array as collectives see it; InvalidUsageError for what is none that they take."""
+    if isinstance(given, np.ndarray):
+        return HostArray(given)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(given, torch.Tensor):
+        return TorchArray(given)
+    raise InvalidUsageError(
+        f"a collective takes NumPy arrays and torch tensors, but was given a {type(given).__name__}"
+    )

@@ -1,0 +1,140 @@
+"""A collective outside of a model: a plan of one op, made once for each size and kept.
+
+Data are bytes here; what they stand for is the element's name. All ranks make the plans of all
+ranks, have them verified together, and load their own. The source of such a plan does not know its
+size, so that one compiled kernel serves all sizes. Called by ark.distributed.group.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from ark.backend.protocol import Backend, Device, Memory
+from ark.collective import Collective
+from ark.distributed.arrays import Array
+from ark.ir.dtype import uint8, uint32
+from ark.ir.graph import Graph
+from ark.lower.engines import AUTO, PACKET, choose_engine
+from ark.lower.pipeline import plan as make_plan
+from ark.machine import Machine
+from ark.ops.collectives import choose_program
+from ark.plan.types import Plan
+from ark.plan.verify import verify
+from ark.runtime.executor import Executor
+from ark.runtime.run import Ranks, Run
+from ark.variant import COMPUTE, block
+
+PROCESSOR_BYTES = 4 << 10  # of packets for each processor of a small call
+LARGEST = 1 << 30  # bytes of one call's result: coordinates count in 32 bits
+
+
+@dataclass(frozen=True)
+class Key:
+    """What makes two calls the same. elements: of the input of one rank."""
+
+    collective: str
+    element: str
+    itemsize: int
+    elements: int
+    reduction: str | None = None
+    root: int | None = None
+    algorithm: str = "auto"
+    engine: str = AUTO
+
+    @property
+    def nbytes(self) -> int:
+        return self.elements * self.itemsize
+
+    def out_bytes(self, world: int) -> int:
+        """Bytes of the result on each rank."""
+        if self.collective == Collective.ALL_GATHER:
+            return self.nbytes * world
+        if self.collective == Collective.REDUCE_SCATTER:
+            return self.nbytes // world
+        return self.nbytes
+
+
+def algorithm(key: Key, world: int) -> str:
+    """The algorithm of a call that names none: the least hops while that moves no more bytes."""
+    if key.algorithm != "auto":
+        return key.algorithm
+    large = key.nbytes > (256 << 10) and world > 2
+    return "two_shot" if large and key.collective == Collective.ALL_REDUCE else "one_shot"
+
+
+def machine_for(device: Machine, world: int, key: Key) -> Machine:
+    """The device without a ring, and so many processors as the bytes keep busy."""
+    plain = next(v for v in device.variants if v.name == "block")
+    machine = dataclasses.replace(device, variants=(block(plain.role(COMPUTE)),))
+    most = machine.processors
+    if machine.has("single_thread"):
+        most = max(1, most // world) if key.nbytes >= 1 << 20 else 1
+    moved = max(key.nbytes, key.out_bytes(world))
+    small = choose_engine(machine, moved, key.engine).name == PACKET
+    share = PROCESSOR_BYTES if small else 4 * PROCESSOR_BYTES
+    return machine.with_processors(max(1, min(most, -(-moved // share))))
+
+
+def plans_for(key: Key, world: int, device: Machine) -> list[Plan]:
+    """The verified plans of all ranks."""
+    machine = machine_for(device, world, key)
+    unit = uint32 if key.itemsize % 4 == 0 else uint8
+    how = choose_program(
+        key.collective, world, algorithm(key, world), None, key.root, key.reduction
+    )
+    attrs = {"program": how, "element": key.element, "engine": key.engine}
+    made = []
+    for rank in range(world):
+        graph = Graph(rank, world)
+        x, y = (
+            graph.tensor((nbytes // unit.itemsize,), unit, arena="external", name=name)
+            for name, nbytes in (("x", key.nbytes), ("y", key.out_bytes(world)))
+        )
+        graph.add("collective", [x], [y], attrs, key.collective)
+        made.append(make_plan(graph, machine))
+    verify(made)
+    return made
+
+
+class Call:
+    """A loaded plan with memory of its own for what goes in and what comes out."""
+
+    def __init__(
+        self, key: Key, ranks: Ranks, rank: int, world: int, backend: Backend, device: Device,
+        budget_s: float,
+    ) -> None:  # fmt: skip
+        plan = plans_for(key, world, device.machine)[rank]
+        self._views: dict[tuple[type, int], Any] = {}
+        self.device = device
+        self.source = device.alloc(key.nbytes, "device")
+        self.target = device.alloc(key.out_bytes(world), "device")
+        places = {"x": self.source.address, "y": self.target.address}
+        externals = {b.id: places[b.name] for b in plan.buffers if b.arena == "external"}
+        try:
+            self.executor = Executor(
+                plan, backend, device, ranks=ranks, externals=externals, budget_s=budget_s
+            )
+        except BaseException:
+            self._free()
+            raise
+
+    def view(self, array: Array, memory: Memory) -> Any:
+        """Memory of the call as the array's kind sees it; the same one each time."""
+        key = (type(array), memory.address)
+        if key not in self._views:
+            self._views[key] = array.view(memory)
+        return self._views[key]
+
+    def run(self, stream: int | None = None) -> Run:
+        """Runs the collective once; see Executor.resume."""
+        return self.executor.resume(1, stream)
+
+    def close(self, together: bool) -> None:
+        if self.executor.close(together):
+            self._free()
+
+    def _free(self) -> None:
+        for memory in (self.source, self.target):
+            self.device.free(memory)

@@ -1,0 +1,96 @@
+"""The collectives of ark.comm on NumPy arrays and torch tensors, over the job's ranks.
+
+`ark.comm.all_reduce(x)` and its like use one group for the process: the job that the launcher's
+environment describes (ark.launch, torchrun, mpirun, srun), on the backend and device of ark.init.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Sequence
+from typing import Any
+
+from ark.api import session
+from ark.api.init import init
+from ark.distributed.group import Group
+from ark.frontend.model import Model
+from ark.runtime.bootstrap import Bootstrap
+
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_v",
+    "barrier",
+    "broadcast",
+    "group",
+    "recv",
+    "reduce_scatter",
+    "send",
+]
+
+_group: Group | None = None
+
+
+def group() -> Group:
+    """The process's group, joined on first use."""
+    global _group
+    if _group is None:
+        if not Model.has_world_size():
+            init()
+        job = session.ranks() or Bootstrap.connect(0, 1, "127.0.0.1", 0)
+        _group = Group(job, session.backend(), session.device())
+        atexit.register(_close)
+    return _group
+
+
+def _close() -> None:
+    global _group
+    if _group is not None:
+        _group.close(together=False)
+        _group = None
+
+
+def all_reduce(input: Any, op: str = "sum", out: Any = None) -> Any:
+    """See Group.all_reduce: `input` reduced over all ranks (sum, product, min, max, mean)."""
+    return group().all_reduce(input, op, out)
+
+
+def all_gather(input: Any, out: Any = None) -> Any:
+    """See Group.all_gather: the ranks' arrays one behind the other."""
+    return group().all_gather(input, out)
+
+
+def reduce_scatter(input: Any, op: str = "sum", out: Any = None) -> Any:
+    """See Group.reduce_scatter: this rank's part of the reduced array."""
+    return group().reduce_scatter(input, op, out)
+
+
+def all_to_all(input: Any, out: Any = None) -> Any:
+    """See Group.all_to_all: part s comes from rank s."""
+    return group().all_to_all(input, out)
+
+
+def all_to_all_v(input: Any, send: Sequence[int], receive: Sequence[int], out: Any = None) -> Any:
+    """See Group.all_to_all_v: the same with parts of unequal length."""
+    return group().all_to_all_v(input, send, receive, out)
+
+
+def broadcast(input: Any, root: int = 0, out: Any = None) -> Any:
+    """See Group.broadcast: the array of rank `root`, on all ranks."""
+    return group().broadcast(input, root, out)
+
+
+def send(input: Any, peer: int) -> None:
+    """See Group.send: to the rank `peer`, which receives it."""
+    group().send(input, peer)
+
+
+def recv(out: Any, peer: int) -> Any:
+    """See Group.recv: into `out`, what the rank `peer` sends."""
+    return group().recv(out, peer)
+
+
+def barrier() -> None:
+    """Returns when every rank has called it."""
+    group().barrier()

@@ -1,0 +1,43 @@
+"""Some of a job's ranks as a group of their own, over the job's bootstrap. Used by pairs that send
+to each other, of whom nobody else knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ark.errors import SystemError
+from ark.runtime.bootstrap import Bootstrap
+
+
+class Members:
+    """What ark.runtime.run.Ranks asks for, among `ranks` of a job; label: what tells it apart."""
+
+    def __init__(self, job: Bootstrap, ranks: Sequence[int], label: str) -> None:
+        self._job = job
+        self._ranks = tuple(ranks)
+        self._label = f"{label} {self._ranks}"
+        self.rank = self._ranks.index(job.rank)
+
+    def all_gather(self, data: bytes) -> list[bytes]:
+        """Everybody's data, in the order of the members."""
+        others = [r for r in self._ranks if r != self._job.rank]
+        for other in others:
+            self._job.post(other, self._label, data)
+        found = {r: self._job.take(r, self._label) for r in others}
+        return [found.get(r, data) for r in self._ranks]
+
+    def barrier(self, label: str = "barrier") -> None:
+        """Returns when every member has called it."""
+        self.all_gather(label.encode())
+
+    def check_same(self, label: str, digest: str) -> None:
+        """Raises SystemError unless all members pass the same."""
+        if len(set(self.all_gather(digest.encode()))) > 1:
+            raise SystemError(f"the ranks {list(self._ranks)} disagree on {label}")
+
+    def failure(self) -> str | None:
+        return self._job.failure()
+
+    def abort(self, message: str) -> None:
+        self._job.abort(message)

@@ -1,0 +1,346 @@
+"""The torch.distributed backend "ark": importing this module registers it.
+
+    import ark.distributed.torch
+    torch.distributed.init_process_group("ark")
+
+Calls on CPU tensors return when the result is there; those on a GPU are queued on the current
+stream. Sends and receives run beside the caller, in their order for each peer.
+"""
+
+# torch lists several forms of a method; a backend implements the one that its functions call.
+# mypy: disable-error-code="override,assignment"
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ark.backend import registry
+from ark.distributed.group import Group
+from ark.errors import InvalidUsageError, UnsupportedError
+from ark.runtime.bootstrap import Bootstrap
+
+NAME = "ark"
+_OPS = {
+    dist.ReduceOp.SUM: "sum",
+    dist.ReduceOp.AVG: "mean",
+    dist.ReduceOp.PRODUCT: "product",
+    dist.ReduceOp.MIN: "min",
+    dist.ReduceOp.MAX: "max",
+}
+
+
+class ArkWork(dist._Work):
+    """A call that has ended, or one that runs beside its caller."""
+
+    def __init__(self, result: Any, running: Future[None] | None = None) -> None:
+        super().__init__()
+        self._result = result
+        self._running = running
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Returns when the result is there; raises what the call raised."""
+        if self._running is not None:
+            self._running.result(timeout.total_seconds() or None)
+        return True
+
+    def is_completed(self) -> bool:
+        return self._running is None or self._running.done()
+
+    def is_success(self) -> bool:
+        return self.is_completed() and (self._running is None or self._running.exception() is None)
+
+    def result(self) -> Any:
+        return self._result
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """A torch future of the result."""
+        made: torch.futures.Future[Any] = torch.futures.Future()
+        self.wait()
+        made.set_result(self._result)
+        return made
+
+
+class ProcessGroupArk(dist.ProcessGroup):
+    """torch's process group over ark's collectives; one Bootstrap and one device each."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]
+        self._rank, self._size = rank, size
+        self._timeout_s = timeout.total_seconds()
+        self._job = _join(store, rank, size, self._timeout_s)
+        self._groups: dict[str, Group] = {}
+        self._devices: list[Any] = []
+        self._beside: dict[tuple[str, int], ThreadPoolExecutor] = {}
+
+    def getBackendName(self) -> str:
+        return NAME
+
+    def name(self) -> str:
+        return NAME
+
+    def _group(self, tensor: torch.Tensor) -> Group:
+        """The group on the tensor's kind of device."""
+        kind = tensor.device.type
+        if kind not in self._groups:
+            if kind == "cpu":
+                backend, index = registry.get(registry.FALLBACK), 0
+            else:
+                backend, _ = registry.choose(None)
+                index = tensor.device.index
+                index = torch.cuda.current_device() if index is None else index
+            device = backend.open(index)
+            self._devices.append(device)
+            self._groups[kind] = Group(self._job, backend, device, self._timeout_s)
+        return self._groups[kind]
+
+    # Collectives.
+
+    def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> ArkWork:
+        op = _op(opts.reduceOp if opts is not None else dist.ReduceOp.SUM)
+        for tensor in tensors:
+            whole = tensor.contiguous()
+            self._group(tensor).all_reduce(whole, op, out=whole)
+            _give(tensor, whole)
+        return ArkWork(list(tensors))
+
+    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> ArkWork:
+        return self.allreduce(tensors, opts)
+
+    def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any) -> ArkWork:
+        for tensor in tensors:
+            whole = tensor.contiguous()
+            self._group(tensor).broadcast(whole, opts.rootRank, out=whole)
+            _give(tensor, whole)
+        return ArkWork(list(tensors))
+
+    def reduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> ArkWork:
+        for tensor in tensors:
+            made = self._group(tensor).all_reduce(tensor.contiguous(), _op(opts.reduceOp))
+            if opts.rootRank == self._rank:
+                tensor.copy_(made)
+        return ArkWork(list(tensors))
+
+    def allgather(
+        self,
+        outputs: Sequence[Sequence[torch.Tensor]],
+        inputs: Sequence[torch.Tensor],
+        opts: Any = None,
+    ) -> ArkWork:
+        for parts, tensor in zip(outputs, inputs, strict=True):
+            made = self._group(tensor).all_gather(tensor.contiguous().reshape(-1))
+            for part, piece in zip(parts, made.chunk(self._size), strict=True):
+                part.copy_(piece.view(part.shape))
+        return ArkWork(list(outputs))
+
+    def _allgather_base(
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
+    ) -> ArkWork:
+        whole = output.contiguous()
+        flat = input.contiguous().reshape(-1)
+        self._group(input).all_gather(flat, out=whole.view(-1))
+        _give(output, whole)
+        return ArkWork([output])
+
+    def allgather_into_tensor_coalesced(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> ArkWork:
+        for output, tensor in zip(outputs, inputs, strict=True):
+            self._allgather_base(output, tensor)
+        return ArkWork(list(outputs))
+
+    def reduce_scatter(
+        self,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[Sequence[torch.Tensor]],
+        opts: Any,
+    ) -> ArkWork:
+        for output, parts in zip(outputs, inputs, strict=True):
+            packed = torch.cat([part.reshape(-1) for part in parts])
+            made = self._group(output).reduce_scatter(packed, _op(opts.reduceOp))
+            output.copy_(made.view(output.shape))
+        return ArkWork(list(outputs))
+
+    def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> ArkWork:
+        flat = input.contiguous().reshape(-1)
+        made = self._group(input).reduce_scatter(flat, _op(opts.reduceOp))
+        output.copy_(made.view(output.shape))
+        return ArkWork([output])
+
+    def reduce_scatter_tensor_coalesced(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any
+    ) -> ArkWork:
+        for output, tensor in zip(outputs, inputs, strict=True):
+            self._reduce_scatter_base(output, tensor, opts)
+        return ArkWork(list(outputs))
+
+    def alltoall_base(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        opts: Any = None,
+    ) -> ArkWork:
+        group = self._group(input)
+        if not output_splits and not input_splits:
+            made = group.all_to_all(input.contiguous())
+        else:
+            send = list(input_splits) or [input.shape[0] // self._size] * self._size
+            receive = list(output_splits) or [output.shape[0] // self._size] * self._size
+            made = group.all_to_all_v(input.contiguous(), send, receive)
+        output.copy_(made.view(output.shape))
+        return ArkWork([output])
+
+    def alltoall(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> ArkWork:
+        packed = torch.cat([part.reshape(-1) for part in inputs])
+        send, receive = ([part.numel() for part in parts] for parts in (inputs, outputs))
+        made = self._group(packed).all_to_all_v(packed, send, receive)
+        for output, piece in zip(outputs, made.split(receive), strict=True):
+            output.copy_(piece.view(output.shape))
+        return ArkWork(list(outputs))
+
+    # As newer releases of torch call them.
+    all_gather_single = _allgather_base
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
+    reduce_scatter_single = _reduce_scatter_base
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+    all_to_all_single = alltoall_base
+
+    def gather(
+        self,
+        outputs: Sequence[Sequence[torch.Tensor]],
+        inputs: Sequence[torch.Tensor],
+        opts: Any,
+    ) -> ArkWork:
+        (tensor,) = inputs
+        made = self._group(tensor).all_gather(tensor.contiguous().reshape(-1))
+        if opts.rootRank == self._rank:
+            for part, piece in zip(outputs[0], made.chunk(self._size), strict=True):
+                part.copy_(piece.view(part.shape))
+        return ArkWork(list(outputs))
+
+    def scatter(
+        self,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[Sequence[torch.Tensor]],
+        opts: Any,
+    ) -> ArkWork:
+        (output,) = outputs
+        packed = output.new_empty((self._size * output.numel(),))
+        if opts.rootRank == self._rank:
+            torch.cat([part.reshape(-1) for part in inputs[0]], out=packed)
+        made = self._group(output).broadcast(packed, opts.rootRank)
+        output.copy_(made.chunk(self._size)[self._rank].view(output.shape))
+        return ArkWork(list(outputs))
+
+    def barrier(self, opts: Any = None) -> ArkWork:
+        if torch.cuda.is_available() and any(kind != "cpu" for kind in self._groups):
+            torch.cuda.synchronize()
+        if self._size > 1:
+            self._job.barrier("a barrier of torch.distributed", self._timeout_s)
+        return ArkWork([])
+
+    # From rank to rank.
+
+    def send(self, tensors: Sequence[torch.Tensor], peer: int, tag: int) -> ArkWork:
+        (tensor,) = tensors
+        whole = tensor.contiguous()
+        return self._aside(
+            "send", peer, tag, lambda: self._group(tensor).send(whole, peer), tensors
+        )
+
+    def recv(self, tensors: Sequence[torch.Tensor], peer: int, tag: int) -> ArkWork:
+        (tensor,) = tensors
+
+        def receive() -> None:
+            whole = tensor.contiguous()
+            self._group(tensor).recv(whole, peer)
+            _give(tensor, whole)
+
+        return self._aside("recv", peer, tag, receive, tensors)
+
+    def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int) -> ArkWork:
+        raise UnsupportedError("the backend ark receives from a named rank only; pass src")
+
+    def _aside(
+        self, way: str, peer: int, tag: int, what: Callable[[], None], tensors: Sequence[Any]
+    ) -> ArkWork:
+        """Runs it behind what went that way before; messages of one pair arrive in their order."""
+        if tag:
+            raise UnsupportedError(
+                "the backend ark pairs sends and receives in their order; leave the tag away"
+            )
+        if tensors[0].device.type != "cpu":
+            what()
+            return ArkWork(list(tensors))
+        key = (way, peer)
+        if key not in self._beside:
+            self._beside[key] = ThreadPoolExecutor(1, thread_name_prefix=f"ark-{way}-{peer}")
+        return ArkWork(list(tensors), self._beside[key].submit(what))
+
+    # The end.
+
+    def shutdown(self) -> None:
+        """Frees everything; all ranks call it (torch.distributed.destroy_process_group does)."""
+        for worker in self._beside.values():
+            worker.shutdown(wait=True)
+        for group in self._groups.values():
+            group.close()
+        for device in self._devices:
+            device.close()
+        self._groups, self._devices, self._beside = {}, [], {}
+        self._job.close()
+
+    def abort(self) -> None:
+        self._job.abort("torch.distributed was told to abort")
+
+
+def _op(op: Any) -> str:
+    for known, name in _OPS.items():
+        if op == known:
+            return name
+    raise UnsupportedError(f"the backend ark reduces by {', '.join(_OPS.values())}, not by {op}")
+
+
+def _give(tensor: torch.Tensor, whole: torch.Tensor) -> None:
+    """Fills a strided tensor from the dense copy that was worked on."""
+    if whole is not tensor:
+        tensor.copy_(whole)
+
+
+def _join(store: Any, rank: int, size: int, timeout_s: float) -> Bootstrap:
+    """Joins the ranks that share torch's store; rank 0 says there where it listens."""
+    address = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    if size == 1:
+        return Bootstrap.connect(0, 1, address, 0)
+    if rank == 0:
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port = probe.getsockname()[1]
+        store.set("ark", f"{address} {port} {secrets.token_hex(16)}")
+    said = store.get("ark").decode().split(" ")
+    if len(said) != 3 or not said[1].isdigit():
+        raise InvalidUsageError(
+            f"torch's store holds {said} where rank 0 says how to reach it; do not use its key"
+        )
+    return Bootstrap.connect(
+        rank, size, said[0], int(said[1]), min(timeout_s, 600.0), job=said[2], ports=8
+    )
+
+
+def _create(store: Any, rank: int, size: int, timeout: timedelta) -> ProcessGroupArk:
+    return ProcessGroupArk(store, rank, size, timeout)
+
+
+if not hasattr(dist.Backend, NAME.upper()):
+    dist.Backend.register_backend(NAME, _create, devices=["cpu", "cuda"])

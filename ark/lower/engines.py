@@ -1,0 +1,64 @@
+"""How bytes travel to a peer: the engines of a channel, what they need and when they pay.
+
+An engine is chosen when a put is lowered, by the machine's capabilities and the size of the whole
+transfer; a caller may name one. docs/channels.md describes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ark.errors import UnsupportedError
+from ark.machine import Machine
+
+AUTO = "auto"
+PACKET = "packet"
+THREADS = "threads"
+
+
+@dataclass(frozen=True)
+class Engine:
+    """needs: a capability of the machine, if any. tile_bytes: what a task moves, at least."""
+
+    name: str
+    needs: str
+    tile_bytes: int
+
+
+ENGINES = {
+    e.name: e
+    for e in (
+        # {word, epoch}: no counter and no barrier, for twice the bytes on the wire.
+        Engine(PACKET, "peer_packets", 4 << 10),
+        # 16-byte stores, then a counter.
+        Engine(THREADS, "", 16 << 10),
+    )
+}
+# Transfers up to so many bytes travel as packets. One thread writes packets word by word.
+PACKET_BYTES = 512 << 10
+PACKET_BYTES_SINGLE = 2 << 10
+PART_BYTES, PARTS = 64 << 10, 8  # of a processor's share: the least, and how many at most
+
+
+def choose_engine(machine: Machine, nbytes: int, asked: str = AUTO) -> Engine:
+    """The engine of a transfer of so many bytes; UnsupportedError if the asked one is not there."""
+    if asked != AUTO:
+        engine = ENGINES.get(asked)
+        if engine is None or (engine.needs and not machine.has(engine.needs)):
+            there = [e.name for e in ENGINES.values() if not e.needs or machine.has(e.needs)]
+            raise UnsupportedError(
+                f"{machine.name} moves nothing by the engine {asked!r}; it has {', '.join(there)}"
+            )
+        return engine
+    limit = PACKET_BYTES_SINGLE if machine.has("single_thread") else PACKET_BYTES
+    packets = machine.has(ENGINES[PACKET].needs) and nbytes <= limit
+    return ENGINES[PACKET if packets else THREADS]
+
+
+def tile_bytes(engine: Engine, machine: Machine, nbytes: int) -> int:
+    """Bytes that one task of a transfer moves: a processor's share, not below the engine's least;
+    of what is large a part of the share, so that peers may begin before all of it is there.
+    """
+    share = -(-nbytes // machine.processors)
+    share = max(min(share, PART_BYTES), -(-share // PARTS))
+    return max(engine.tile_bytes, -(-share // 128) * 128)

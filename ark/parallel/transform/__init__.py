@@ -1,0 +1,18 @@
+"""Splits a graph over ranks by op_trans, op_assign and op_order; graphs of ranks come out."""
+
+from ark.parallel.transform.annotations import Annotation, annotate
+from ark.parallel.transform.materialise import RankGraphs, materialise, part_of, whole_of
+from ark.parallel.transform.pieces import ParallelGraph, Piece
+from ark.parallel.transform.views import View
+
+__all__ = [
+    "Annotation",
+    "ParallelGraph",
+    "Piece",
+    "RankGraphs",
+    "View",
+    "annotate",
+    "materialise",
+    "part_of",
+    "whole_of",
+]

@@ -1,0 +1,204 @@
+"""The primitives of parallel plans: op_trans splits an op, op_assign says where it runs, op_order
+what comes first. What moves between ranks follows (ark.parallel.transform.materialise).
+
+After nnScaler (Lin et al., OSDI 2024). A piece is an op, or a part of one, with views of the
+logical tensors that it reads and writes; every plan is legal by construction or refused here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+
+from ark.errors import InvalidUsageError, ModelError, UnsupportedError
+from ark.ir.graph import Graph, Node
+from ark.ir.values import Tensor
+from ark.parallel.transform.annotations import Annotation, annotate
+from ark.parallel.transform.views import View
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A part of a node: which views it reads, and which it writes. Pieces are known by identity."""
+
+    node: Node
+    inputs: tuple[View, ...]
+    output: View
+    annotation: Annotation | None
+
+
+def view_of(tensor: Tensor) -> View:
+    """The part of its buffer that a tensor is."""
+    ends = zip(tensor.offsets, tensor.shape, strict=True)
+    return View(tensor.buffer.id, tuple((begin, begin + size) for begin, size in ends))
+
+
+class ParallelGraph:
+    """A one-device graph on its way to several ranks.
+
+    Pieces are made of nodes by `op_trans`, replicated and given to ranks by `op_assign`, put in
+    order by `op_order`. `ranks` is how many there are.
+    """
+
+    def __init__(self, graph: Graph, ranks: int) -> None:
+        if ranks < 1:
+            raise InvalidUsageError(f"a plan for {ranks} ranks was asked for; give at least 1")
+        if graph.world_size != 1:
+            raise InvalidUsageError(
+                f"the graph is one of {graph.world_size} ranks; write the model for one device"
+            )
+        self.graph, self.ranks = graph, ranks
+        self._pieces: dict[int, list[Piece]] = {}
+        self._at: dict[Piece, list[int]] = {}
+        self._orders: list[tuple[Piece, Piece]] = []
+        written: dict[int, Node] = {}
+        extents: dict[int, tuple[int, ...]] = {}
+        for node in self.nodes:
+            if len(node.outputs) != 1 or node.phase:
+                raise UnsupportedError(
+                    f"{node.name} has {len(node.outputs)} outputs or belongs to a further entry; a "
+                    "graph that is split has one entry, and ops of one output"
+                )
+            for tensor in (*node.inputs, *node.outputs):
+                if extents.setdefault(tensor.buffer.id, tensor.extents) != tensor.extents:
+                    raise UnsupportedError(
+                        f"{node.name} sees {tensor.name or 'a tensor'} in the shape "
+                        f"{list(tensor.extents)}, another op in {list(extents[tensor.buffer.id])}; "
+                        "a tensor that is split is seen in one shape, so copy it"
+                    )
+            if node.outputs[0].buffer.id in written:
+                raise UnsupportedError(
+                    f"{node.name} writes to the memory of {written[node.outputs[0].buffer.id].name}"
+                    "; in a graph that is split every op writes to memory of its own"
+                )
+            written[node.outputs[0].buffer.id] = node
+            views = tuple(view_of(t) for t in node.inputs)
+            try:
+                annotation = annotate(node)
+            except UnsupportedError:
+                annotation = None
+            self._pieces[node.id] = [Piece(node, views, view_of(node.outputs[0]), annotation)]
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The nodes that make tasks, in program order."""
+        return [node for node in self.graph.nodes if not node.virtual]
+
+    def pieces(self, node: Node) -> list[Piece]:
+        """What a node has been split into: one piece at first."""
+        return list(self._pieces[node.id])
+
+    def op_trans(self, piece: Piece, letter: str, parts: int) -> list[Piece]:
+        """Splits a piece along a letter of its annotation; the parts take its place.
+
+        InvalidUsageError with the reason where it cannot be: no such letter, one that must stay
+        whole, or a size that `parts` does not divide. UnsupportedError for ops without annotation.
+        """
+        self._known(piece)
+        annotation = piece.annotation or annotate(piece.node)
+        views = (*piece.inputs, piece.output)
+        sizes = {
+            name: size
+            for letters, view in zip(annotation.operands, views, strict=True)
+            for name, size in zip(letters, view.shape, strict=True)
+        }
+        where = f"{piece.node.name} ({annotation})"
+        if letter not in sizes or letter == "1":
+            raise InvalidUsageError(f"{where} has no dimension {letter!r} to split along")
+        if letter in annotation.frozen:
+            raise InvalidUsageError(f"{where} needs all elements along {letter} at once")
+        if parts < 1 or sizes[letter] % parts:
+            raise InvalidUsageError(
+                f"{where} cannot be split into {parts} equal parts along {letter}, which has "
+                f"{sizes[letter]} elements; use a divisor"
+            )
+        made = []
+        for index in range(parts):
+            cut = [
+                view.cut(letters.index(letter), index, parts) if letter in letters else view
+                for letters, view in zip(annotation.operands, views, strict=True)
+            ]
+            if letter in annotation.summed:
+                cut[-1] = cut[-1].partial(index, parts)
+            inputs = tuple(cut[:-1])
+            made.append(dataclasses.replace(piece, inputs=inputs, output=cut[-1]))
+        kept = self._pieces[piece.node.id]
+        at = kept.index(piece)
+        self._pieces[piece.node.id] = [*kept[:at], *made, *kept[at + 1 :]]
+        self._at.pop(piece, None)
+        return made
+
+    def op_assign(self, piece: Piece, *ranks: int) -> None:
+        """The ranks that compute a piece, each all of it."""
+        self._known(piece)
+        if not ranks or len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(self.ranks)):
+            raise InvalidUsageError(
+                f"{piece.node.name} is given to the ranks {list(ranks)}; name some of 0 to "
+                f"{self.ranks - 1}, each once"
+            )
+        self._at[piece] = list(ranks)
+
+    def op_order(self, first: Piece, then: Piece) -> None:
+        """`first` comes before `then` on the ranks that compute both."""
+        self._known(first)
+        self._known(then)
+        self._orders.append((first, then))
+
+    def ranks_of(self, piece: Piece) -> list[int]:
+        """Where a piece runs; ModelError if nobody has said it."""
+        if piece not in self._at:
+            raise ModelError(
+                f"{piece.node.name} has a piece {list(piece.output.box)} that no rank computes; "
+                "op_assign it"
+            )
+        return self._at[piece]
+
+    def producers(self, view: View) -> list[Piece]:
+        """The pieces that write what a view reads."""
+        return [p for pieces in self._pieces.values() for p in pieces if p.output.meets(view)]
+
+    def earlier(self, piece: Piece) -> list[Piece]:
+        """What a piece was put after by op_order."""
+        return [first for first, then in self._orders if then is piece]
+
+    def in_order(self) -> list[Piece]:
+        """All pieces, each after what it reads and what was put before it; program order otherwise.
+
+        ModelError naming the circle if they wait for each other.
+        """
+        pieces = [piece for found in self._pieces.values() for piece in found]
+        number = {piece: i for i, piece in enumerate(pieces)}
+        by_buffer: dict[int, list[Piece]] = {}
+        for piece in pieces:
+            by_buffer.setdefault(piece.output.buffer, []).append(piece)
+        before: dict[int, set[int]] = {}
+        for i, piece in enumerate(pieces):
+            read = [
+                p for v in piece.inputs for p in by_buffer.get(v.buffer, ()) if p.output.meets(v)
+            ]
+            before[i] = {number[p] for p in (*read, *self.earlier(piece))}
+        sorter = TopologicalSorter(before)
+        try:
+            sorter.prepare()
+        except CycleError as error:
+            names = " before ".join(pieces[i].node.name for i in error.args[1])
+            raise ModelError(
+                f"the plan goes round in a circle: {names}; data already orders some of these, so "
+                "leave an op_order away"
+            ) from None
+        found: list[Piece] = []
+        ready = sorted(sorter.get_ready())
+        while ready:
+            chosen = ready.pop(0)
+            found.append(pieces[chosen])
+            sorter.done(chosen)
+            ready = sorted([*ready, *sorter.get_ready()])
+        return found
+
+    def _known(self, piece: Piece) -> None:
+        if all(piece is not p for p in self._pieces.get(piece.node.id, ())):
+            raise InvalidUsageError(
+                f"the piece of {piece.node.name} is none of this plan any more: it was split, or "
+                "is another plan's"
+            )

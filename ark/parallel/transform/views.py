@@ -1,0 +1,60 @@
+"""Views: which part of a logical tensor an operand is, as a box and as a share of its value.
+
+A share (index, count) is one of `count` partial tensors that add up to the whole. Two views of a
+tensor depend on each other where their boxes and the intervals of their shares both meet.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from fractions import Fraction
+
+Box = tuple[tuple[int, int], ...]
+"""First and last+1 index of each dimension."""
+
+
+@dataclass(frozen=True)
+class View:
+    """A part of the logical tensor on a buffer of the one-device graph."""
+
+    buffer: int
+    box: Box
+    share: tuple[int, int] = (0, 1)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(end - begin for begin, end in self.box)
+
+    @property
+    def interval(self) -> tuple[Fraction, Fraction]:
+        """The share's interval of the value, of [0, 1)."""
+        index, count = self.share
+        return Fraction(index, count), Fraction(index + 1, count)
+
+    def cut(self, dimension: int, index: int, count: int) -> View:
+        """One of `count` equal parts along a dimension."""
+        begin, end = self.box[dimension]
+        size = (end - begin) // count
+        part = (begin + index * size, begin + (index + 1) * size)
+        box = (*self.box[:dimension], part, *self.box[dimension + 1 :])
+        return dataclasses.replace(self, box=box)
+
+    def partial(self, index: int, count: int) -> View:
+        """One of `count` partial tensors that add up to this one."""
+        return dataclasses.replace(
+            self, share=(self.share[0] * count + index, self.share[1] * count)
+        )
+
+    def meets(self, other: View) -> bool:
+        """Do they depend on each other?"""
+        begin, end = self.interval
+        first, last = other.interval
+        same = self.buffer == other.buffer and begin < last and first < end
+        return same and meeting(self.box, other.box) is not None
+
+
+def meeting(a: Box, b: Box) -> Box | None:
+    """The box that two boxes share, or None."""
+    made = tuple((max(p, r), min(q, s)) for (p, q), (r, s) in zip(a, b, strict=True))
+    return made if all(begin < end for begin, end in made) else None

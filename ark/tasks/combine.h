@@ -1,0 +1,296 @@
+// Shares combined element by element, 16 bytes at a time. A share, and the result, is plain memory
+// or packets {word, epoch}, four of which hold 16 bytes of elements; loading packets is waiting.
+
+struct ark_e4m3 {
+  unsigned char bits;
+};
+struct ark_e5m2 {
+  unsigned char bits;
+};
+
+// Floats of 8 bits with MANTISSA bits of mantissa, as the Open Compute Project has them; what is
+// too large becomes OVER (not a number, or infinity).
+template <int MANTISSA, int BIAS, ark_u32 LARGEST, ark_u32 OVER>
+ARK_DEVICE unsigned char ark_small_bits(float v) {
+  const ark_u32 sign = (ark_float_bits(v) >> 24) & 0x80u;
+  const ark_u32 bits = ark_float_bits(v) & 0x7fffffffu;
+  if (bits > 0x7f800000u) return static_cast<unsigned char>(sign | 0x7fu);
+  constexpr int drop = 23 - MANTISSA;
+  const ark_u32 even = (bits + ((1u << (drop - 1)) - 1u) + ((bits >> drop) & 1u)) >> drop;
+  const ark_u32 normal = even - (static_cast<ark_u32>(127 - BIAS) << MANTISSA);
+  // Below the least normal value: adding 2^23 steps rounds to whole steps.
+  const ark_u32 magic = static_cast<ark_u32>(127 + 1 - BIAS - MANTISSA + 23) << 23;
+  const ark_u32 small = ark_float_bits(ark_bits_float(bits) + ark_bits_float(magic)) - magic;
+  const ark_u32 code = bits < (static_cast<ark_u32>(128 - BIAS) << 23) ? small : normal;
+  return static_cast<unsigned char>(sign | (code > LARGEST ? OVER : code));
+}
+template <int MANTISSA, int BIAS>
+ARK_DEVICE float ark_small_float(ark_u32 bits) {
+  const ark_u32 magnitude = (bits & 0x7fu) << (23 - MANTISSA);
+  const float value =
+      ark_bits_float(magnitude) * ark_bits_float(static_cast<ark_u32>(254 - BIAS) << 23);
+  return (bits & 0x80u) != 0u ? -value : value;
+}
+
+// What elements are added as: floats as float, doubles and integers as they are.
+ARK_DEVICE float ark_term(float v) { return v; }
+ARK_DEVICE float ark_term(ark_f16 v) { return ark_float(v); }
+ARK_DEVICE float ark_term(ark_bf16 v) { return ark_float(v); }
+ARK_DEVICE float ark_term(ark_e4m3 v) {
+  if ((v.bits & 0x7fu) == 0x7fu) return ark_inf() - ark_inf();
+  return ark_small_float<3, 7>(v.bits);
+}
+ARK_DEVICE float ark_term(ark_e5m2 v) {
+  if ((v.bits & 0x7fu) > 0x7cu) return ark_inf() - ark_inf();
+  if ((v.bits & 0x7fu) == 0x7cu) return v.bits == 0x7cu ? ark_inf() : -ark_inf();
+  return ark_small_float<2, 15>(v.bits);
+}
+ARK_DEVICE double ark_term(double v) { return v; }
+ARK_DEVICE ark_i32 ark_term(signed char v) { return v; }
+ARK_DEVICE ark_i32 ark_term(unsigned char v) { return v; }
+ARK_DEVICE ark_i32 ark_term(ark_i32 v) { return v; }
+ARK_DEVICE ark_u32 ark_term(ark_u32 v) { return v; }
+ARK_DEVICE ark_i64 ark_term(ark_i64 v) { return v; }
+
+ARK_DEVICE void ark_store_term(float& to, float v) { to = v; }
+ARK_DEVICE void ark_store_term(ark_f16& to, float v) { to = ark_half(v); }
+ARK_DEVICE void ark_store_term(ark_bf16& to, float v) { to = ark_bfloat(v); }
+ARK_DEVICE void ark_store_term(ark_e4m3& to, float v) {
+  to.bits = ark_small_bits<3, 7, 0x7eu, 0x7fu>(v);
+}
+ARK_DEVICE void ark_store_term(ark_e5m2& to, float v) {
+  to.bits = ark_small_bits<2, 15, 0x7bu, 0x7cu>(v);
+}
+ARK_DEVICE void ark_store_term(double& to, double v) { to = v; }
+ARK_DEVICE void ark_store_term(signed char& to, ark_i32 v) { to = static_cast<signed char>(v); }
+ARK_DEVICE void ark_store_term(unsigned char& to, ark_i32 v) { to = static_cast<unsigned char>(v); }
+ARK_DEVICE void ark_store_term(ark_i32& to, ark_i32 v) { to = v; }
+ARK_DEVICE void ark_store_term(ark_u32& to, ark_u32 v) { to = v; }
+ARK_DEVICE void ark_store_term(ark_i64& to, ark_i64 v) { to = v; }
+
+// A sum that no compiler may join to others in another order: ranks add alike, whatever their code.
+#if !defined(ARK_ORDERED_SUM)
+#define ARK_ORDERED_SUM(T, a, b) ((a) + (b))
+#endif
+
+// Integers wrap.
+ARK_DEVICE float ark_plus(float a, float b) { return ARK_ORDERED_SUM(float, a, b); }
+ARK_DEVICE double ark_plus(double a, double b) { return ARK_ORDERED_SUM(double, a, b); }
+ARK_DEVICE ark_u32 ark_plus(ark_u32 a, ark_u32 b) { return a + b; }
+ARK_DEVICE ark_i32 ark_plus(ark_i32 a, ark_i32 b) {
+  return static_cast<ark_i32>(static_cast<ark_u32>(a) + static_cast<ark_u32>(b));
+}
+ARK_DEVICE ark_i64 ark_plus(ark_i64 a, ark_i64 b) {
+  return static_cast<ark_i64>(static_cast<ark_u64>(a) + static_cast<ark_u64>(b));
+}
+ARK_DEVICE float ark_times(float a, float b) { return a * b; }
+ARK_DEVICE double ark_times(double a, double b) { return a * b; }
+ARK_DEVICE ark_u32 ark_times(ark_u32 a, ark_u32 b) { return a * b; }
+ARK_DEVICE ark_i32 ark_times(ark_i32 a, ark_i32 b) {
+  return static_cast<ark_i32>(static_cast<ark_u32>(a) * static_cast<ark_u32>(b));
+}
+ARK_DEVICE ark_i64 ark_times(ark_i64 a, ark_i64 b) {
+  return static_cast<ark_i64>(static_cast<ark_u64>(a) * static_cast<ark_u64>(b));
+}
+
+// How two terms become one; what is not a number stays so.
+struct ArkJoinSum {};
+struct ArkJoinProduct {};
+struct ArkJoinMax {};
+struct ArkJoinMin {};
+template <typename A>
+ARK_DEVICE A ark_join(ArkJoinSum, A a, A b) {
+  return ark_plus(a, b);
+}
+template <typename A>
+ARK_DEVICE A ark_join(ArkJoinProduct, A a, A b) {
+  return ark_times(a, b);
+}
+template <typename A>
+ARK_DEVICE A ark_join(ArkJoinMax, A a, A b) {
+  return a > b || a != a ? a : b;
+}
+template <typename A>
+ARK_DEVICE A ark_join(ArkJoinMin, A a, A b) {
+  return a < b || a != a ? a : b;
+}
+
+template <typename T>
+union ArkChunk {
+  ArkPack<ark_u64, 2> pack;
+  ark_u64 half[2];
+  T v[16 / sizeof(T)];
+};
+
+// Which chunks of 16 bytes a thread has under way: `first` and every ARK_THREADS-th behind it, up
+// to `end`; `bytes` is where the elements end.
+struct ArkChunks {
+  ark_i64 first;
+  ark_i64 end;
+  ark_i64 bytes;
+};
+ARK_DEVICE ark_i64 ark_chunk(const ArkChunks& at, int b) {
+  return at.first + static_cast<ark_i64>(b) * ARK_THREADS;
+}
+
+// How plain memory is touched: in whole aligned chunks, or (the end of an array, or one that lies
+// anyhow) element by element.
+struct ArkWhole {};
+struct ArkPiecemeal {};
+
+template <int BATCH, typename T>
+ARK_DEVICE void ark_take_chunks(ArkCtx&, ArkWhole, const T* p, const ArkChunks& at, bool,
+                                ArkChunk<T> (&to)[BATCH]) {
+#pragma unroll
+  for (int b = 0; b < BATCH; ++b) {
+    const ark_i64 chunk = ark_chunk(at, b);
+    if (chunk < at.end) {
+      to[b].pack = ark_load_pack<2>(reinterpret_cast<const ark_u64*>(p) + 2 * chunk);
+    }
+  }
+}
+template <int BATCH, typename T>
+ARK_DEVICE void ark_take_chunks(ArkCtx&, ArkPiecemeal, const T* p, const ArkChunks& at, bool,
+                                ArkChunk<T> (&to)[BATCH]) {
+  constexpr int MANY = static_cast<int>(16 / sizeof(T));
+  static_assert(BATCH == 1, "elements are taken one chunk at a time");
+  const ark_i64 left = at.bytes / static_cast<ark_i64>(sizeof(T)) - at.first * MANY;
+  to[0].half[0] = to[0].half[1] = 0u;
+#pragma unroll 1
+  for (int e = 0; e < MANY && e < left; ++e) to[0].v[e] = p[at.first * MANY + e];
+}
+
+// The first of a chunk's packets that is not of this iteration, or null.
+ARK_DEVICE const ark_u64* ark_late(const ArkCtx& c, const ark_u64* p, const ark_u64 (&seen)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (!ark_packet_ready(c, seen[i])) return p + i;
+  }
+  return nullptr;
+}
+
+// The same from packets. All are asked for together; where some have not come, one is waited for
+// before those that are late are asked for again.
+template <int BATCH, typename T, typename HOW>
+ARK_DEVICE void ark_take_chunks(ArkCtx& c, HOW, const ark_u64* p, const ArkChunks& at, bool system,
+                                ArkChunk<T> (&to)[BATCH]) {
+  ark_u64 seen[BATCH][4] = {};  // no epoch is 0
+  for (;;) {
+    const ark_u64* late = nullptr;
+#pragma unroll
+    for (int b = 0; b < BATCH; ++b) {
+      const ark_u64* from = p + 4 * ark_chunk(at, b);
+      if (ark_chunk(at, b) < at.end && ark_late(c, from, seen[b]) != nullptr) {
+        ark_packets_load(from, seen[b][0], seen[b][1], system);
+        ark_packets_load(from + 2, seen[b][2], seen[b][3], system);
+      }
+    }
+#pragma unroll
+    for (int b = 0; b < BATCH; ++b) {
+      const ark_u64* from = p + 4 * ark_chunk(at, b);
+      if (ark_chunk(at, b) < at.end) {
+        const ark_u64* first = ark_late(c, from, seen[b]);
+        if (first != nullptr) late = first;
+      }
+    }
+    if (late == nullptr || ark_failed(c)) break;
+    ark_wait_packet(c, late, system);
+  }
+#pragma unroll
+  for (int b = 0; b < BATCH; ++b) {
+    to[b].half[0] = (seen[b][0] & 0xffffffffu) | (seen[b][1] << 32);
+    to[b].half[1] = (seen[b][2] & 0xffffffffu) | (seen[b][3] << 32);
+  }
+}
+
+template <typename T>
+ARK_DEVICE void ark_give_chunk(ArkCtx&, ArkWhole, T* p, ark_i64 chunk, const ArkChunks&, bool,
+                               const ArkChunk<T>& v) {
+  ark_store_pack<2>(reinterpret_cast<ark_u64*>(p) + 2 * chunk, v.pack);
+}
+template <typename T>
+ARK_DEVICE void ark_give_chunk(ArkCtx&, ArkPiecemeal, T* p, ark_i64 chunk, const ArkChunks& at,
+                               bool, const ArkChunk<T>& v) {
+  constexpr int MANY = static_cast<int>(16 / sizeof(T));
+  const ark_i64 left = at.bytes / static_cast<ark_i64>(sizeof(T)) - chunk * MANY;
+#pragma unroll 1
+  for (int e = 0; e < MANY && e < left; ++e) p[chunk * MANY + e] = v.v[e];
+}
+// All four packets, whatever of them holds elements.
+template <typename T, typename HOW>
+ARK_DEVICE void ark_give_chunk(ArkCtx& c, HOW, ark_u64* p, ark_i64 chunk, const ArkChunks&,
+                               bool system, const ArkChunk<T>& v) {
+  const ark_u64 epoch = static_cast<ark_u64>(c.iteration + 1u) << 32;
+  ark_u64* to = p + 4 * chunk;
+  ark_packets_store(to, epoch | (v.half[0] & 0xffffffffu), epoch | (v.half[0] >> 32), system);
+  ark_packets_store(to + 2, epoch | (v.half[1] & 0xffffffffu), epoch | (v.half[1] >> 32), system);
+}
+
+// A share that peers or this rank wrote: P is T, or ark_u64 for packets.
+template <typename P, bool SYSTEM>
+struct ArkShare {
+  static constexpr bool packets = false;
+  P* p;
+};
+template <bool SYSTEM>
+struct ArkShare<const ark_u64, SYSTEM> {
+  static constexpr bool packets = true;
+  const ark_u64* p;
+};
+
+// The shares' chunks, those of plain memory or those of packets; AT is the number of the first.
+template <bool PACKETS, int AT, int BATCH, typename T, typename HOW, int SHARES>
+ARK_DEVICE void ark_take_shares(ArkCtx&, HOW, const ArkChunks&, ArkChunk<T> (&)[SHARES][BATCH]) {}
+template <bool PACKETS, int AT, int BATCH, typename T, typename HOW, int SHARES, typename P,
+          bool SYSTEM, typename... More>
+ARK_DEVICE void ark_take_shares(ArkCtx& c, HOW how, const ArkChunks& at,
+                                ArkChunk<T> (&to)[SHARES][BATCH], ArkShare<const P, SYSTEM> share,
+                                More... more) {
+  if (ArkShare<const P, SYSTEM>::packets == PACKETS) {
+    ark_take_chunks<BATCH>(c, how, share.p, at, SYSTEM, to[AT]);
+  }
+  ark_take_shares<PACKETS, AT + 1, BATCH, T>(c, how, at, to, more...);
+}
+
+template <typename T, typename JOIN, int DIVIDE, int BATCH, typename HOW, typename Q, bool GIVES,
+          typename... Shares>
+ARK_DEVICE void ark_combine_chunks(ArkCtx& c, HOW how, ArkChunks at, ArkShare<Q, GIVES> out,
+                                   Shares... shares) {
+  typedef decltype(ark_term(T())) A;
+  constexpr int MANY = static_cast<int>(16 / sizeof(T));
+  constexpr int SHARES = static_cast<int>(sizeof...(Shares));
+  for (; at.first < at.end; at.first += BATCH * ARK_THREADS) {
+    ArkChunk<T> v[SHARES][BATCH];
+    // What lies here is asked for before what peers send is waited for.
+    ark_take_shares<false, 0, BATCH, T>(c, how, at, v, shares...);
+    ark_take_shares<true, 0, BATCH, T>(c, how, at, v, shares...);
+#pragma unroll
+    for (int b = 0; b < BATCH; ++b) {
+      const ark_i64 chunk = ark_chunk(at, b);
+      if (chunk >= at.end) continue;
+      if (SHARES > 1 || DIVIDE != 1) {
+#pragma unroll
+        for (int e = 0; e < MANY; ++e) {
+          A sum = ark_term(v[0][b].v[e]);
+#pragma unroll
+          for (int s = 1; s < SHARES; ++s) sum = ark_join(JOIN(), sum, ark_term(v[s][b].v[e]));
+          ark_store_term(v[0][b].v[e], DIVIDE == 1 ? sum : sum / static_cast<A>(DIVIDE));
+        }
+      }
+      ark_give_chunk(c, how, out.p, chunk, at, GIVES, v[0][b]);
+    }
+  }
+}
+
+// The tile t.coord[0] to t.coord[1], counted in UNIT bytes. With one share it is copied.
+template <typename T, typename JOIN, int UNIT, int DIVIDE, typename Out, typename... Shares>
+ARK_DEVICE void ark_combine(ArkCtx& c, const ArkTask& t, bool aligned, Out out, Shares... shares) {
+  constexpr int BATCH = sizeof...(Shares) < 3 ? 4 : sizeof...(Shares) < 5 ? 2 : 1;
+  const ark_i64 bytes = static_cast<ark_i64>(t.coord[1]) * UNIT;
+  const ark_i64 begin = static_cast<ark_i64>(t.coord[0]) * UNIT / 16, end = (bytes + 15) / 16;
+  const ark_i64 whole = aligned ? bytes / 16 : begin;
+  ark_combine_chunks<T, JOIN, DIVIDE, BATCH>(
+      c, ArkWhole(), ArkChunks{begin + ark_tid(), whole, bytes}, out, shares...);
+  ark_combine_chunks<T, JOIN, DIVIDE, 1>(c, ArkPiecemeal(),
+                                         ArkChunks{whole + ark_tid(), end, bytes}, out, shares...);
+}

@@ -1,0 +1,200 @@
+"""Shares combined element by element: what collectives are made of. With one share it is a put, or
+the receipt of one; with several it adds, multiplies or compares them in the order of the operands.
+
+params: element (a name of ELEMENTS: what the operands' bytes are), op (a name of OPS), divide (what
+the result is divided by), order (the shares that are combined first, in this order; the others
+follow in theirs). operands: shares..., output, all of one dimension; each is plain memory,
+dense and of one type, or packets: an inbox (uint32 words, four of which hold 16 bytes of elements),
+or fp32 activations. coord: first and last+1 element of the operands' type; what is neither the end
+nor a multiple of 16 bytes is no border of a tile.
+
+Floats below 32 bits are combined in fp32 and rounded once. Combining in operand order makes the
+result the same bits wherever the order is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from ark.codegen.layout import RECORD_OPERANDS
+from ark.ir.dtype import DataType, by_name
+from ark.machine import Machine
+from ark.plan.kind import Access, OperandType, Signature, TaskKind, register
+from ark.plan.params import Params, Places, is_dense, need
+from ark.tasks import text
+
+CHUNK = 16  # bytes: what one access moves, and four packets hold
+WORDS = 4  # packets of a chunk
+INBOX = "uint32"  # the type of an inbox's words
+
+
+@dataclass(frozen=True)
+class Element:
+    """What the bytes of an operand stand for. storage: the device's type."""
+
+    storage: str
+    itemsize: int
+
+
+ELEMENTS = {
+    "fp64": Element("double", 8),
+    "fp32": Element("float", 4),
+    "fp16": Element("ark_f16", 2),
+    "bf16": Element("ark_bf16", 2),
+    "fp8_e4m3": Element("ark_e4m3", 1),
+    "fp8_e5m2": Element("ark_e5m2", 1),
+    "int64": Element("ark_i64", 8),
+    "int32": Element("ark_i32", 4),
+    "uint32": Element("ark_u32", 4),
+    "int8": Element("signed char", 1),
+    "uint8": Element("unsigned char", 1),
+    "byte": Element("unsigned char", 1),
+}
+OPS = {"sum": "ArkJoinSum", "product": "ArkJoinProduct", "max": "ArkJoinMax", "min": "ArkJoinMin"}
+
+
+Place = Annotated[int, msgspec.Meta(ge=0, le=1 << 12)]
+
+
+class CombineParams(Params, frozen=True):
+    element: Literal[tuple(ELEMENTS)]  # type: ignore[valid-type]
+    op: Literal[tuple(OPS)] = "sum"  # type: ignore[valid-type]
+    divide: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)] = 1
+    order: tuple[Place, ...] = ()
+
+
+def moved(dtype: DataType) -> str:
+    """The element as which a type's values are only moved."""
+    return {1: "uint8", 2: "fp16", 4: "uint32", 8: "int64"}[dtype.itemsize]
+
+
+def words(nbytes: int) -> int:
+    """Packets of an inbox that holds so many bytes: whole chunks."""
+    return -(-nbytes // CHUNK) * WORDS
+
+
+class Combine(TaskKind):
+    name = "combine"
+    params = CombineParams
+    packet_types = ("fp32", INBOX)
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        need(
+            2 <= len(sig.operands) <= RECORD_OPERANDS,
+            f"it has {len(sig.operands)} operands, expected 2 to {RECORD_OPERANDS}",
+        )
+        order = sig.params.get("order", ())
+        need(
+            sorted(order) == list(range(len(order))) and len(order) < len(sig.operands),
+            f"the order {list(order)} does not name its first shares, each once",
+        )
+        first, size = self._first(sig), self._size(sig)
+        element = ELEMENTS[sig.params["element"]]
+        for index, operand in enumerate(sig.operands):
+            need(
+                len(operand.shape) == 1 and is_dense(operand),
+                f"operand {index} has shape {list(operand.shape)}, expected one dense dimension",
+            )
+            if not operand.packet:
+                need(
+                    (operand.dtype, operand.shape) == (first.dtype, first.shape),
+                    f"operand {index} is {operand.dtype}{list(operand.shape)}, others are "
+                    f"{first.dtype}{list(first.shape)}",
+                )
+            else:
+                wanted = self._packets_of(sig, operand)
+                need(
+                    operand.shape[0] == wanted,
+                    f"operand {index} has {operand.shape[0]} packets, expected {wanted}",
+                )
+        need(
+            size * first.shape[0] % element.itemsize == 0 and CHUNK % size == 0,
+            f"{first.shape[0]} of {first.dtype} are no whole number of elements",
+        )
+
+    def on_rank(self, params: Mapping[str, Any], by: int) -> Mapping[str, Any]:
+        if "order" not in params:
+            return params
+        order = params["order"]
+        return {**params, "order": [(place - by) % len(order) for place in order]}
+
+    def _first(self, sig: Signature) -> OperandType:
+        """The operand in whose elements coordinates count: plain memory if there is any."""
+        return next((o for o in sig.operands if not o.packet), sig.operands[0])
+
+    def _size(self, sig: Signature) -> int:
+        """Bytes of a unit of the coordinates."""
+        return by_name(self._first(sig).dtype).itemsize
+
+    def _packets_of(self, sig: Signature, operand: OperandType) -> int:
+        nbytes = self._first(sig).shape[0] * self._size(sig)
+        return words(nbytes) if operand.dtype == INBOX else nbytes // 4
+
+    def able(self, sig: Signature, operand: OperandType) -> bool:
+        return operand.dtype == INBOX or (
+            operand.dtype == sig.params["element"] == "fp32" and operand.shape[0] % WORDS == 0
+        )
+
+    def places(self, sig: Signature) -> Places:
+        step = CHUNK // self._size(sig)
+        return Places((range(0, self._first(sig).shape[0], step),), span=True)
+
+    def in_place(self, sig: Signature) -> frozenset[int]:
+        return frozenset(range(len(sig.operands) - 1))
+
+    def packets(self, sig: Signature) -> frozenset[int]:
+        return frozenset(i for i, o in enumerate(sig.operands) if self.able(sig, o))
+
+    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        begin, end = coord
+        size, last = self._size(sig), len(sig.operands) - 1
+        found = []
+        for index, operand in enumerate(sig.operands):
+            lo, hi = begin, end
+            if operand.packet:
+                lo, hi = begin * size // CHUNK * WORDS, words(end * size)
+            found.append(Access(index, (lo,), (hi,), write=index == last))
+        return found
+
+    def headers(self) -> tuple[str, ...]:
+        return (text.header("combine.h"),)
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        element = ELEMENTS[sig.params["element"]]
+        last = len(sig.operands) - 1
+
+        def share(index: int) -> str:
+            operand = sig.operands[index]
+            kind = "ark_u64" if operand.packet else element.storage
+            kind = kind if index == last else f"const {kind}"
+            scope = "true" if operand.system else "false"
+            return f"ArkShare<{kind}, {scope}>{{ARK_POINTER({kind}, t.operand[{index}])}}"
+
+        order = sig.params.get("order", ())
+        shares = [*order, *range(len(order), last)]
+        plain = [f"t.operand[{i}]" for i, o in enumerate(sig.operands) if not o.packet]
+        constants = [element.storage, OPS[sig.params.get("op", "sum")], self._size(sig)]
+        return text.call(
+            name,
+            "ark_combine",
+            [*constants, sig.params.get("divide", 1)],
+            [
+                f"ark_aligned({' | '.join(plain) or '0u'})",
+                share(last),
+                *(share(i) for i in shares),
+            ],
+        )
+
+
+def tiles(elements: int, itemsize: int, nbytes: int) -> list[tuple[int, int]]:
+    """Cuts elements into tiles of about so many bytes, whole lines of memory each."""
+    step = max(1, nbytes // 128) * 128 // itemsize
+    return [(at, min(at + step, elements)) for at in range(0, elements, step)]
+
+
+register(Combine())

@@ -1,0 +1,213 @@
+"""Collectives on arrays, outside of a model: against NumPy, and as torch.distributed's backend
+against Gloo, between processes; and what happens when one of these is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ark
+
+COUNTS = (1, 3, 4099)
+
+
+def reductions_of(world: int) -> dict[str, Any]:
+    return {
+        "sum": lambda xs: np.sum(xs, axis=0),
+        "max": lambda xs: np.max(xs, axis=0),
+        "min": lambda xs: np.min(xs, axis=0),
+        "product": lambda xs: np.prod(xs, axis=0),
+        "mean": lambda xs: np.sum(xs, axis=0) / world,
+    }
+
+
+def arrays_in_processes() -> None:
+    ark.init(backend="cpu")
+    rank, world = ark.Model.get_rank(), ark.Model.get_world_size()
+    random = np.random.default_rng(7)
+    for dtype, op in (
+        (np.float32, "sum"),
+        (ml_dtypes.bfloat16, "mean"),
+        (np.float64, "product"),
+        (np.int64, "min"),
+    ):
+        for count in COUNTS:
+            all_ranks = random.integers(-5, 6, (world, count)).astype(dtype)
+            got = ark.comm.all_reduce(all_ranks[rank], op)
+            wide = all_ranks.astype(np.float64 if np.dtype(dtype).kind != "i" else dtype)
+            want = reductions_of(world)[op](wide)
+            np.testing.assert_array_equal(got, want.astype(np.float32).astype(dtype), f"{op}")
+            assert got.dtype == dtype
+    for count in COUNTS:
+        xs = random.standard_normal((world, world * count, 2)).astype(np.float32)
+        mine = xs[rank]
+        np.testing.assert_array_equal(ark.comm.all_gather(mine), np.concatenate(xs))
+        np.testing.assert_array_equal(
+            ark.comm.all_to_all(mine), np.concatenate([np.split(x, world)[rank] for x in xs])
+        )
+        np.testing.assert_array_equal(ark.comm.broadcast(mine, root=world - 1), xs[-1])
+        total = np.zeros_like(mine)
+        for x in xs:
+            total = total + x
+        np.testing.assert_array_equal(ark.comm.reduce_scatter(mine), np.split(total, world)[rank])
+        own = mine.copy()
+        ark.comm.all_reduce(own, out=own)
+        np.testing.assert_array_equal(own, total)
+    lengths = [[(s + 2 * t) % 3 for t in range(world)] for s in range(world)]
+    parts = [[np.full((n, 3), 10 * s + t, np.int32) for t, n in enumerate(row)]
+             for s, row in enumerate(lengths)]  # fmt: skip
+    got = ark.comm.all_to_all_v(
+        np.concatenate(parts[rank]), lengths[rank], [row[rank] for row in lengths]
+    )
+    np.testing.assert_array_equal(got, np.concatenate([row[rank] for row in parts]))
+    ring = np.array([rank], np.int64)
+    if rank == 0:
+        ark.comm.send(ring, 1)
+        ark.comm.recv(ring, world - 1)
+        assert ring[0] == world - 1
+    else:
+        before = np.zeros(1, np.int64)
+        ark.comm.recv(before, rank - 1)
+        assert before[0] == rank - 1
+        ark.comm.send(ring, (rank + 1) % world)
+    with pytest.raises(ark.InvalidUsageError, match="a multiple"):
+        ark.comm.reduce_scatter(np.zeros(world + 1))
+    with pytest.raises(ark.InvalidUsageError, match="strided"):
+        ark.comm.all_reduce(np.zeros((4, 4))[:, 1:])
+    ark.comm.barrier()
+
+
+def test_arrays_between_three_processes() -> None:
+    assert ark.launch(3, arrays_in_processes) == 0
+
+
+def every_byte_of_an_fp8_type() -> None:
+    ark.init(backend="cpu")
+    rank = ark.Model.get_rank()
+    codes = np.arange(256, dtype=np.uint8)
+    pairs = np.random.default_rng(3).permutation(np.repeat(codes, 16))
+    for dtype in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2):
+        both = np.repeat(codes, 16).view(dtype), pairs.view(dtype)
+        got = ark.comm.all_reduce(np.ascontiguousarray(both[rank]))
+        with np.errstate(all="ignore"):
+            want = (both[0].astype(np.float32) + both[1].astype(np.float32)).astype(dtype)
+        nans = np.isnan(want.astype(np.float32))
+        np.testing.assert_array_equal(np.isnan(got.astype(np.float32)), nans)
+        np.testing.assert_array_equal(got.view(np.uint8)[~nans], want.view(np.uint8)[~nans])
+
+
+def test_sums_of_fp8_are_rounded_as_ml_dtypes_does() -> None:
+    assert ark.launch(2, every_byte_of_an_fp8_type) == 0
+
+
+def beside_gloo() -> None:
+    import torch
+    import torch.distributed as dist
+
+    import ark.distributed.torch
+
+    dist.init_process_group("ark", timeout=timedelta(seconds=60))
+    rank = dist.get_rank()
+    assert dist.get_backend() == "ark"
+    gloo = dist.new_group(backend="gloo")
+    torch.manual_seed(rank)
+
+    def both(call: Any, *shapes: int, dtype: Any = torch.float32) -> None:
+        """The call on equal inputs in both groups; what it leaves in all tensors is compared."""
+        ours = [torch.randint(-9, 10, (n,)).to(dtype) for n in shapes]
+        theirs = [t.clone() for t in ours]
+        call(None, *ours)
+        call(gloo, *theirs)
+        for a, b in zip(ours, theirs, strict=True):
+            assert torch.equal(a, b), (call, shapes, a, b)
+
+    for count in COUNTS:
+        for dtype in (torch.float32, torch.bfloat16):
+            both(lambda g, x: dist.all_reduce(x, group=g), count, dtype=dtype)
+        both(lambda g, x: dist.all_reduce(x, dist.ReduceOp.MAX, group=g), count)
+        both(lambda g, x: dist.broadcast(x, 1, group=g), count)
+        both(lambda g, x: dist.reduce(x, 1, group=g) if rank == 1 else
+             dist.reduce(x.clone(), 1, group=g), count)  # fmt: skip
+        both(lambda g, x, y, z: dist.all_gather([y, z], x, group=g), count, count, count)
+        both(lambda g, x, y: dist.all_gather_into_tensor(y, x, group=g), count, 2 * count)
+        both(lambda g, x, y: dist.all_to_all_single(y, x, group=g), 2 * count, 2 * count)
+        both(
+            lambda g, x, y, z: dist.gather(x, [y, z] if rank == 0 else None, 0, group=g),
+            count, count, count,
+        )  # fmt: skip
+        both(
+            lambda g, x, y, z: dist.scatter(x, [y, z] if rank == 0 else None, 0, group=g),
+            count, count, count,
+        )  # fmt: skip
+    splits = ([3, 1], [2, 5])
+    sent = torch.arange(sum(splits[rank])) + 100 * rank
+    found = torch.zeros(sum(row[rank] for row in splits), dtype=torch.int64)
+    dist.all_to_all_single(found, sent, [row[rank] for row in splits], splits[rank])
+    want = [(torch.arange(sum(row)) + 100 * s).split(row)[rank] for s, row in enumerate(splits)]
+    assert torch.equal(found, torch.cat(want))
+    scattered, whole = torch.zeros(5), torch.arange(10.0) * (rank + 1)
+    dist.reduce_scatter_tensor(scattered, whole)
+    assert torch.equal(scattered, 3 * torch.arange(10.0).chunk(2)[rank])
+    mean = torch.full((3,), float(rank))
+    dist.all_reduce(mean, dist.ReduceOp.AVG)
+    assert torch.equal(mean, torch.full((3,), 0.5))
+    strided = torch.full((4, 6), float(rank + 1))[:, ::2]
+    dist.all_reduce(strided)
+    assert torch.equal(strided, torch.full((4, 3), 3.0))
+    peer, received = 1 - rank, torch.zeros(7)
+    work = [dist.isend(torch.full((7,), float(rank)), peer), dist.irecv(received, peer)]
+    for each in work:
+        each.wait()
+    assert torch.equal(received, torch.full((7,), float(peer)))
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
+    model(torch.full((1, 4), float(rank + 1))).sum().backward()
+    gradient = model.module.weight.grad
+    assert gradient is not None and torch.equal(gradient, torch.full((2, 4), 1.5))
+    with pytest.raises(ark.UnsupportedError, match="reduces by"):
+        dist.all_reduce(torch.zeros(2, dtype=torch.int64), dist.ReduceOp.BXOR)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_the_torch_backend_gives_what_gloo_gives() -> None:
+    pytest.importorskip("torch.distributed")
+    assert ark.launch(2, beside_gloo) == 0
+
+
+def until_one_is_killed(folder: str, victim: int, calls: int) -> None:
+    ark.init(backend="cpu")
+    rank = ark.Model.get_rank()
+    x = np.ones(3000, np.float32)
+    began = time.monotonic()
+    try:
+        for number in range(10_000):
+            if rank == victim and number == calls:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if number == calls:
+                began = time.monotonic()
+            ark.comm.all_reduce(x, "max")
+    except ark.BaseError as error:
+        Path(folder, str(rank)).write_text(f"{time.monotonic() - began} {error}")
+        raise
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_who_is_left_by_a_killed_rank_ends_and_names_it(victim: int, tmp_path: Path) -> None:
+    calls = random.Random(victim).randrange(1, 40)
+    assert ark.launch(3, until_one_is_killed, str(tmp_path), victim, calls) != 0
+    left = {int(p.name): p.read_text() for p in tmp_path.iterdir()}
+    assert sorted(left) == [r for r in range(3) if r != victim]
+    for text in left.values():
+        seconds, said = text.split(" ", 1)
+        assert float(seconds) < 30.0
+        assert f"rank {victim}" in said
