@@ -189,9 +189,11 @@ _NOT_BUILT = (
 
 
 def __getattr__(name: str) -> object:
-    """profiler and comm load when asked for; what is not built raises UnsupportedError."""
-    if name in ("comm", "profiler"):
+    """Rooms of their own load when asked for; what is not built raises UnsupportedError."""
+    if name in ("comm", "parallel", "profiler"):
         return importlib.import_module(f"ark.{name}")
+    if name == "parallelize":
+        return importlib.import_module("ark.parallel").parallelize
     if name in _NOT_BUILT:
         raise UnsupportedError(f"ark.{name} is not built yet")
     raise AttributeError(f"module 'ark' has no attribute {name!r}")

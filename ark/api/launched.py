@@ -12,6 +12,7 @@ class Executor:
 
     @staticmethod
     def get() -> Executor:
+        """The one object of this class."""
         return Executor()
 
     @staticmethod

@@ -93,10 +93,12 @@ class Plan:
 
     @property
     def rank(self) -> int:
+        """The rank that the plan is for, from 0."""
         return self.inner.rank if self.inner else int(self._head["Rank"])
 
     @property
     def world_size(self) -> int:
+        """Ranks that run the plan together."""
         return self.inner.world_size if self.inner else int(self._head["WorldSize"])
 
     @property
@@ -106,10 +108,12 @@ class Plan:
 
     @property
     def num_processors(self) -> int:
+        """Processors that the plan has task lists for."""
         return self.inner.processors if self.inner else int(self._head["NumProcessors"])
 
     @property
     def num_warps_per_processor(self) -> int:
+        """Computing warps of a processor."""
         if self.inner:
             return serialize.machine_of(self.inner).warps
         return int(self._head["NumWarpsPerProcessor"])

@@ -132,6 +132,9 @@ def build(plan: TaskPlan, model: Model, machine: Machine) -> Plan:
     what the plan says wrongly or ark cannot run.
     """
     _check_architecture(plan, machine)
+    for task in plan.task_infos:
+        for op in task.ops:
+            check_config(op.config, f"the configuration of op {op.name!r}")
     order = _order(plan)
     shared = _shared(plan, model)
     fresh = Model(plan.rank, plan.world_size)
@@ -317,8 +320,7 @@ class _Graph:
                     "then launch"
                 )
         graph = self._model.graph
-        config = check_config(op.config, f"the configuration of op {op.name!r}")
-        graph.hints = hints_of({**config, "Granularity": place.granularity})
+        graph.hints = hints_of({**op.config, "Granularity": place.granularity})
         graph.processors, graph.context = place.processors, place.context
         reads = [self._tensor(entry) for entry in op.read_tensors]
         outputs = [self._tensor(entry) for entry in op.write_tensors]

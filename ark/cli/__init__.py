@@ -76,7 +76,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BaseError as error:
         if debug:
             raise
-        print(textwrap.fill(f"ark: {error}", 100, break_on_hyphens=False), file=sys.stderr)
+        from ark.cli.common import visible
+
+        text = visible(f"ark: {error}")  # it may quote a file
+        print(textwrap.fill(text, 100, break_on_hyphens=False), file=sys.stderr)
         return 2
     except MemoryError:
         print(

@@ -30,6 +30,7 @@ class Attention(ark.Module):
         self.values = ark.tensor(shape, self.dtype)
 
     def forward(self, x: ark.Tensor, position: ark.Tensor, frequencies: ark.Tensor) -> ark.Tensor:
+        """x (rows, hidden), position (1,) int32, frequencies (head_dim / 2,): (rows, hidden)."""
         query, key, value = self.projections(x)
         query = ark.rotary_embedding(query, position, frequencies)
         key = ark.rotary_embedding(key, position, frequencies)
@@ -52,6 +53,7 @@ class FeedForward(ark.Module):
         self.down = ark.parameter((c.hidden_size, c.intermediate_size), dtype)
 
     def forward(self, x: ark.Tensor) -> ark.Tensor:
+        """x (rows, hidden) to (rows, hidden)."""
         gated = ark.swiglu(ark.linear(x, self.gate), ark.linear(x, self.up))
         return ark.linear(gated, self.down)
 
@@ -70,6 +72,7 @@ class Layer(ark.Module):
         self.mlp = mlp
 
     def forward(self, h: ark.Tensor, position: ark.Tensor, frequencies: ark.Tensor) -> ark.Tensor:
+        """h (rows, hidden) to (rows, hidden); position and frequencies as of Attention."""
         x = ark.rmsnorm(h, self.attention_norm, self.eps)
         h = h + self.attention(x, position, frequencies)
         return h + self.mlp(ark.rmsnorm(h, self.mlp_norm, self.eps))
@@ -83,6 +86,7 @@ class Head(ark.Module):
         self.weight: ark.Tensor = ark.parameter((c.vocab_size, c.hidden_size), dtype)
 
     def forward(self, x: ark.Tensor) -> ark.Tensor:
+        """x (rows, hidden) to logits (rows, vocabulary)."""
         return ark.linear(x, self.weight, name="logits")
 
 

@@ -88,6 +88,7 @@ class Mixtral(Llama):
 
     @classmethod
     def read_config(cls, fields: Fields) -> MixtureConfig:
+        """As Llama.read_config, with this architecture's fields."""
         if fields.get("sliding_window") is not None:
             refuse_window(fields, fields.size("max_position_embeddings", 131072))
         inner = fields.size("intermediate_size")

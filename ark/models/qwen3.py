@@ -44,6 +44,7 @@ class Qwen3(Llama):
 
     @classmethod
     def read_config(cls, fields: Fields) -> LlamaConfig:
+        """As Llama.read_config, with this architecture's fields."""
         if fields.flag("use_sliding_window", False):
             refuse_window(fields, fields.size("max_position_embeddings", 32768))
         return read_llama(fields)

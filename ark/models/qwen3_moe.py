@@ -30,6 +30,7 @@ class Qwen3Moe(Qwen3):
 
     @classmethod
     def read_config(cls, fields: Fields) -> MixtureConfig:
+        """As Llama.read_config, with this architecture's fields."""
         if fields.size("decoder_sparse_step", 1) != 1 or fields.get("mlp_only_layers"):
             raise UnsupportedError(
                 f"{fields.source}: some layers have no experts (decoder_sparse_step, "

@@ -27,6 +27,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 LENGTH_BYTES = 8
 LONGEST_HEADER = 100_000_000
+_ANY, _LONGEST = ("utf-8", "surrogatepass"), 255  # bytes of a file's name
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
@@ -89,11 +90,11 @@ def find_sharded(directory: Path) -> dict[str, StoredTensor]:
     if table is None or any(type(shard) is not str for shard in table.values.values()):
         raise fields.wrong("weight_map", "an object from tensor names to shard files")
     shards = sorted(set(table.values.values()))
-    outside = [shard for shard in shards if Path(shard).name != shard]
+    outside = [s for s in shards if Path(s).name != s or not 0 < len(s.encode(*_ANY)) <= _LONGEST]
     if outside:
         raise ModelError(
-            f"{fields.source} names the shard {outside[0]!r}, but a shard is a file beside the "
-            "index. Correct weight_map, or download the index again."
+            f"{fields.source} names the shard {outside[0]!r:.300}, but a shard is a file beside "
+            "the index. Correct weight_map, or download the index again."
         )
     missing = [shard for shard in shards if not (directory / shard).exists()]
     if missing:

@@ -30,7 +30,7 @@ def broadcast(a: Sequence[int], b: Sequence[int], what: str) -> tuple[int, ...]:
 
 
 def check_dims(what: str, shape: Any) -> tuple[int, ...]:
-    """A shape as a tuple; InvalidUsageError for what is no list of at most 4 positive sizes."""
+    """A shape as a tuple; InvalidUsageError for no list of at most MAX_DIMS sizes above 0."""
     if not isinstance(shape, Sequence) or isinstance(shape, str):
         raise InvalidUsageError(f"{what}: the shape {shape!r} is no list of sizes")
     dims = tuple(int(n) for n in shape)

@@ -95,6 +95,7 @@ def whole_view(lowering: Lowering, tensor: IrTensor, shape: Sequence[int], fill:
 
 
 def move(lowering: Lowering, source: IrTensor, target: IrTensor) -> None:
+    """Adds the tasks of a copy between two tensors of one shape."""
     get("copy").lower(lowering, Node(0, "copy", "copy", (source,), (target,)))
 
 

@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ark import log
 
-if TYPE_CHECKING:
-    from ark.runtime.run import Run
 
-_runs: set[Run] = set()
+class Launched(Protocol):
+    """What this needs of ark.runtime.run.Run."""
+
+    def abort(self) -> None: ...
+    def stop(self) -> bool: ...
 
 
-def add(run: Run) -> None:
+_runs: set[Launched] = set()
+
+
+def add(run: Launched) -> None:
     """A launch has begun."""
     _runs.add(run)
 
 
-def drop(run: Run) -> None:
+def drop(run: Launched) -> None:
     """A launch has ended."""
     _runs.discard(run)
 

@@ -44,6 +44,7 @@ class Link:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, kind: int, body: bytes = b"") -> None:
+        """Sends one frame; OSError if the other side is gone."""
         with self._lock:
             self.sock.sendall(_HEADER.pack(kind, len(body)) + body)
 
@@ -55,12 +56,14 @@ class Link:
         return kind, read_exactly(self.sock, length)
 
     def close(self) -> None:
+        """Shuts the connection down, so that a waiting `receive` ends."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()
 
 
 def read_exactly(sock: socket.socket, count: int) -> bytes:
+    """So many bytes; ConnectionError if the stream ends before."""
     data = bytearray()
     while len(data) < count:
         piece = sock.recv(min(count - len(data), 1 << 20))
@@ -88,11 +91,13 @@ def prove(link: Link, job: str, nonce: bytes, hello: bytes) -> bool:
 
 
 def pack_gather(label: str, payload: bytes) -> bytes:
+    """The body of a gather frame: the length of the label, the label, the payload."""
     name = label.encode()
     return struct.pack("<H", len(name)) + name + payload
 
 
 def unpack_gather(body: bytes) -> tuple[str, bytes]:
+    """The label and the payload of a gather frame."""
     (length,) = struct.unpack_from("<H", body)
     return body[2 : 2 + length].decode(), body[2 + length :]
 

@@ -71,6 +71,7 @@ class Run:
 
     @property
     def iterations_done(self) -> int:
+        """Iterations that have ended since the launch, as the host sees them."""
         return int(self.host["done"][0])
 
     def running(self) -> bool:

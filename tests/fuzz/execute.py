@@ -117,9 +117,20 @@ def _poison(executor: Executor) -> list[tuple[int, int]]:
     return arenas
 
 
-def differs(plan: Plan) -> str | None:
-    """Runs the plan and its oracle; says where they differ."""
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """ran: the plan and its oracle ran to their end. wrong: where they differ; empty if nowhere."""
+
+    ran: bool
+    wrong: str
+
+
+def compare(plan: Plan) -> Outcome:
+    """Runs the plan and its oracle. Both may end with the same error."""
     mine, oracle = run(plan), run(serial(plan))
     if isinstance(mine, str) or isinstance(oracle, str):
-        return None if mine == oracle else f"the plan gives {mine!s:.60}, the oracle {oracle!s:.60}"
-    return next((f"{name} differs" for name in mine if mine[name] != oracle[name]), None)
+        alike = mine == oracle
+        wrong = "" if alike else f"the plan gives {mine!s:.60}, the oracle {oracle!s:.60}"
+        return Outcome(False, wrong)
+    different = next((f"{name} differs" for name in mine if mine[name] != oracle[name]), "")
+    return Outcome(True, different)

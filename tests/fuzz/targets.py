@@ -37,7 +37,7 @@ from ark.plan.types import Plan
 from ark.runtime import rendezvous
 from ark.runtime.admission import admit
 from tests.fuzz import mutate
-from tests.fuzz.execute import differs
+from tests.fuzz.execute import compare
 from tests.task_plans import COLUMNS, OUT, ROWS, norm_and_product
 
 CORPUS = Path(__file__).parent.parent / "corpus"
@@ -78,7 +78,7 @@ def _plan() -> tuple[Any, list[tuple[Any, ...]]]:
     return data, mutate.places(data)
 
 
-def plan(rng: random.Random, keep: Keep) -> bool:
+def plan(rng: random.Random, keep: Keep) -> bool | str:
     """A mutated plan: refused, or run under the sanitizer with the oracle's result."""
     data, paths = _plan()
     text = mutate.text_of(mutate.of_json(data, rng, paths))
@@ -88,17 +88,20 @@ def plan(rng: random.Random, keep: Keep) -> bool:
     return run_plan(text)
 
 
-def run_plan(text: str) -> bool:
-    """True if the plan is accepted (and right), false if it is refused."""
+def run_plan(text: str) -> bool | str:
+    """False if the plan is refused, "executed" if it was run and is right, "ended alike" if it and
+    its oracle end with one error, true if it is the plan that everything began with.
+    """
     try:
         made = serialize.from_json(text)
         admit([made], registry.machine("cpu-2"))
     except BaseError:
         return False
     if _worth_running(made):
-        wrong = differs(made)
-        if wrong:
-            raise WrongResult(wrong)
+        found = compare(made)
+        if found.wrong:
+            raise WrongResult(found.wrong)
+        return "executed" if found.ran else "ended alike"
     return True
 
 
@@ -341,7 +344,7 @@ def bootstrap(rng: random.Random, keep: Keep) -> bool:
     return False
 
 
-Target = Callable[[random.Random, Keep], bool]
+Target = Callable[[random.Random, Keep], bool | str]
 
 TARGETS: dict[str, Target] = {
     "plan": plan,
@@ -354,7 +357,7 @@ TARGETS: dict[str, Target] = {
     "bootstrap": bootstrap,
 }
 # How a corpus text is handed in again.
-REPLAY: dict[str, Callable[[str], bool]] = {
+REPLAY: dict[str, Callable[[str], bool | str]] = {
     "plan": run_plan,
     "task_plan": run_task_plan,
     "topology": run_topology,

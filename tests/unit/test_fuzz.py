@@ -4,13 +4,17 @@ them for minutes or hours.
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.fuzz.__main__ import _sanitizer
 from tests.fuzz.targets import CORPUS, REPLAY, TARGETS, run_command_line
 
 FEW = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
@@ -44,13 +48,13 @@ def test_the_oracle_sees_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None
     from tests.fuzz import execute, targets
 
     made = serialize.from_json(json.dumps(targets._plan()[0]))
-    assert execute.differs(made) is None
+    assert execute.compare(made) == execute.Outcome(True, "")
     ops = list(made.ops)
     number = next(i for i, o in enumerate(ops) if o.kind == "attention")
     ops[number] = dataclasses.replace(ops[number], params={**ops[number].params, "scale": 9.0})
     other = dataclasses.replace(made, ops=tuple(ops))
     monkeypatch.setattr(execute, "serial", lambda plan: execute.dataclasses.replace(other))
-    assert "differs" in str(execute.differs(made))
+    assert "differs" in execute.compare(made).wrong
 
 
 def test_a_command_line_that_ends_in_a_traceback_is_a_finding(
@@ -64,3 +68,41 @@ def test_a_command_line_that_ends_in_a_traceback_is_a_finding(
     monkeypatch.setattr(cache, "run", broken)
     with pytest.raises(RuntimeError):
         run_command_line(["cache"])
+
+
+READ_BETWEEN_BUFFERS = """
+import dataclasses, json
+from ark.plan import serialize
+from tests.fuzz import execute, targets
+execute.sanitize()
+made = serialize.from_json(json.dumps(targets._plan()[0]))
+assert execute.compare(made) == execute.Outcome(True, "")
+print("fine", flush=True)
+buffers = tuple(
+    dataclasses.replace(b, nbytes=32) if b.name == "norm" else b for b in made.buffers
+)
+execute.run(dataclasses.replace(made, buffers=buffers))
+print("nobody saw it")
+"""
+
+
+def test_the_sanitizer_sees_a_read_between_buffers(tmp_path: Path) -> None:
+    library = _sanitizer()
+    if not library:
+        pytest.skip("g++ has no AddressSanitizer here")
+    environment = {
+        **os.environ,
+        "ARK_CACHE_DIR": str(tmp_path),
+        "LD_PRELOAD": library,
+        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", READ_BETWEEN_BUFFERS],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=240,
+        check=False,
+    )
+    assert done.stdout == "fine\n" and done.returncode < 0, done.stderr[-2000:]
+    assert "AddressSanitizer: use-after-poison" in done.stderr

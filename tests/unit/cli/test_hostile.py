@@ -115,3 +115,12 @@ def test_a_device_is_written_to_and_not_replaced(
         os.close(reader)
     assert main(["topo", "synthesize", "full3", "--out", "/dev/full"]) == 2
     assert "No space left" in capsys.readouterr().err and Path("/dev/full").is_char_device()
+
+
+def test_escapes_in_what_an_error_quotes_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "\\u001b[2J\\u009b31m"}')
+    assert main(["generate", str(tmp_path), "--prompt", "x"]) == 2
+    err = capsys.readouterr().err
+    assert "\x1b" not in err and "\x9b" not in err and "\\x1b[2J\\x9b31m" in err

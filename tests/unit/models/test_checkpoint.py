@@ -244,6 +244,8 @@ def test_an_index_that_points_at_the_wrong_shard(sharded: Path) -> None:
         (None, "weight_map should be"),
         ({"norm": 3}, "weight_map should be"),
         ({"norm": "../other/model.safetensors"}, "a shard is a file beside the index"),
+        ({"norm": "a" * 256}, "a shard is a file beside the index"),
+        ({"norm": ""}, "a shard is a file beside the index"),
     ],
 )
 def test_a_broken_index(sharded: Path, weight_map: object, words: str) -> None:

@@ -1,0 +1,5 @@
+"""Plans that have names, plans of the user's, and the search for the best: `parallelize`."""
+
+from ark.parallel.plans.parallelize import PLANS, Parallelized, parallelize
+
+__all__ = ["PLANS", "Parallelized", "parallelize"]
