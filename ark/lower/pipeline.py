@@ -21,7 +21,7 @@ from ark.lower.choose import choose
 from ark.lower.epilogues import join_epilogues
 from ark.lower.fuse import fuse
 from ark.lower.gathers import own_first
-from ark.lower.nodes import lower_nodes
+from ark.lower.nodes import lower_nodes, pipelined
 from ark.lower.pack import pack
 from ark.lower.packets import choose_packets
 from ark.lower.spread import spread
@@ -41,7 +41,8 @@ OPTIONS = ("external", "fuse", "pack", "packets", "variant")
 class Prepared:
     """A graph as it will be lowered. received: ids of the buffers between ranks that hold packets.
 
-    machine: with the one variant that the plan runs under.
+    machine: with the one variant that the plan runs under. pipelined: ranks begin iterations by
+    themselves.
     """
 
     graph: Graph
@@ -49,6 +50,7 @@ class Prepared:
     options: Mapping[str, Any]
     packings: tuple[Packing, ...]
     received: frozenset[int]
+    pipelined: bool
 
 
 def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = None) -> Prepared:
@@ -69,8 +71,9 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
     if chosen.get("fuse", True):
         private = join_chains(fuse(private, machine, external), external)
         private = own_first(join_epilogues(private, machine, external), external)
+    alone = pipelined(private)
     private, received = spread(private, machine, chosen, external)
-    return Prepared(private, machine, chosen, tuple(packings), received)
+    return Prepared(private, machine, chosen, tuple(packings), received, alone)
 
 
 def plan(
@@ -101,7 +104,7 @@ def plan_prepared(
     phase's tasks on one processor; a compiler may begin.
     """
     private, machine, chosen = prepared.graph, prepared.machine, prepared.options
-    groups = _ended(lower_nodes(private, machine, chosen))
+    groups = _ended(lower_nodes(private, machine, chosen, prepared.pipelined))
     packed = machine.has("packets") and chosen.get("packets", True)
     templates = Templates()
     packets: set[int] = set()
@@ -110,8 +113,15 @@ def plan_prepared(
     packets |= {t.id for g in groups for t in g.operands if t.buffer.id in g.received}
     external = frozenset(chosen.get("external", ()))
     tables = _Tables(private, groups, packets, external)
+    together = 1 if prepared.pipelined else private.world_size
     schedule = Schedule(
-        machine, tables.tensors, tables.buffers, private.rank, private.world_size, templates
+        machine,
+        tables.tensors,
+        tables.buffers,
+        private.rank,
+        private.world_size,
+        templates,
+        together,
     )
     members: list[list[tuple[int, Group]]] = [[] for _ in private.phases]
     for i, group in enumerate(groups):

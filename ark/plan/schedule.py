@@ -97,19 +97,21 @@ class Schedule:
         rank: int,
         world_size: int,
         templates: Templates,
+        together: int,
     ) -> None:
+        """together: how many ranks begin an iteration together: all, or this one alone."""
         self.machine = machine
         self.tensors = tensors
         self.buffers = buffers
         self.rank = rank
         self.templates = templates
         self.counter_list: list[_Counter] = [
-            _Counter("iteration barrier", world_size, rank, world_size > 1)
+            _Counter("iteration barrier", together, rank, together > 1)
         ]
         self._semaphores: dict[tuple[int, str], int] = {}
         self.barriers = [ITERATION_BARRIER] + [
             self.counter("iteration barrier", 0, (rank + step) % world_size, True)
-            for step in range(1, world_size)
+            for step in range(1, together)
         ]
 
     def counters(self) -> tuple[PlanCounter, ...]:
@@ -257,7 +259,7 @@ class _PhaseRun:
         """The waits and signals between ranks, which the lowering named."""
         for i, awaited in enumerate(group.awaits):
             for far, threshold in awaited:
-                counter = self.s.semaphore(far.rank, far.name, threshold)
+                counter = self.s.semaphore(far.rank, far.name, max(threshold, 1))
                 self.drafts[first + i].waits[counter] = threshold
         for i, sent in enumerate(group.sends):
             signals = [self.s.semaphore(far.rank, far.name, 0) for far in sent]

@@ -254,15 +254,15 @@ ARK_COLD void ark_leave(ArkCtx& c) {
 }
 
 // Leader only: may this processor begin the iteration? The barrier opens when all of the iteration
-// before it is done on every rank. Once an iteration processor 0 asks the host whether to leave,
-// before it waits for the barrier, so that the answer comes while it waits; in persistent mode it
-// also asks for the iteration.
+// before it is done on the ranks that begin it together: all of them, or this one. Once an
+// iteration processor 0 asks the host whether to leave, before it waits for the barrier, so that
+// the answer comes while it waits; in persistent mode it also asks for the iteration.
 ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration) {
   if (ARK_PARAMS(c)->end != 0u && iteration == ARK_PARAMS(c)->end) return false;
   ArkControl* control = ark_control(ARK_PARAMS(c));
   const ark_u32 leave = c.processor == 0u ? ark_peek_host(&ark_host(ARK_PARAMS(c))->abort) : 0u;
-  const bool system = ARK_PARAMS(c)->world > 1u;
-  const ark_u32 want = iteration * ARK_PARAMS(c)->world;
+  const bool system = ARK_PARAMS(c)->together > 1u;
+  const ark_u32 want = iteration * ARK_PARAMS(c)->together;
   // Longer than a task waits: whoever is stuck should report, not those who wait for its iteration.
   const ark_u64 budget = ARK_PARAMS(c)->budget_ns / 4u * 5u;
   if (!ark_wait(c, ark_words(ARK_PARAMS(c)->barrier), want, system, 4u, 0u, budget)) return false;
