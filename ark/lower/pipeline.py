@@ -163,8 +163,9 @@ def _ended(groups: Sequence[Group]) -> list[Group]:
 
 
 def _end(group: Group) -> Group:
-    place = {"processors": group.processors, "context": group.context}
-    return Group("end", "iteration_end", {}, (), [(0,)], (), group.phase, **place)
+    end = Group("end", "iteration_end", {}, (), [(0,)], (), group.phase, group.processors)
+    end.context = group.context
+    return end
 
 
 def _check_ranges(graph: Graph, machine: Machine) -> None:

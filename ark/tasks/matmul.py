@@ -185,7 +185,8 @@ def tiles(sig: Signature, coord: Sequence[int]) -> list[tuple[int, ...]]:
         return [tuple(coord)]
     _, inner, down, across = grid(sig)
     rows, columns = sig.params["tile"]
-    group, found = sig.params["group"], []
+    group = sig.params["group"]
+    found: list[tuple[int, ...]] = []
     for number in range(coord[0], math.prod(grid(sig)), tasks):
         matrix, rest = divmod(number, down * across)
         band, rest = divmod(rest, group * across)
