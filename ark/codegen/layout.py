@@ -97,7 +97,7 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("trace", "u64", 1),
         ("trace_capacity", "u32", 1),
         ("processors", "u32", 1),
-        ("world", "u32", 1),
+        ("together", "u32", 1),
         ("persistent", "u32", 1),
         ("budget_ns", "u64", 1),
         ("idle_ns", "u64", 1),
