@@ -158,7 +158,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
         _dispatch(
             bodies,
             polls if leads else None,
-            "  ark_task_begins(c);\n" if loads else "",
+            "  ark_task_begins(c, t);\n" if loads else "",
             _seldom(plan, opcode) if leads else (),
         ),
         _dispatch_load(bodies, halves) if loads else "",
@@ -169,13 +169,14 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
 
 
 def _dispatch_load(bodies: Sequence[str], halves: set[int]) -> str:
-    """The switch over loading halves; false for kinds that have none."""
-    lines = "".join(
-        f"    case {i}u: {bodies[i]}_load(c, t, load); return true;\n" for i in sorted(halves)
-    )
+    """Which kinds have loading halves, and the switch over them."""
+    found = sorted(halves)
+    asked = " || ".join(f"kind == {i}u" for i in found) or "false"
+    lines = "".join(f"    case {i}u: {bodies[i]}_load(c, t, load); return;\n" for i in found)
     return (
-        "ARK_DEVICE bool ark_dispatch_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load) {\n"
-        f"  switch (t.kind) {{\n{lines}    default: return false;\n  }}\n}}\n"
+        f"ARK_DEVICE bool ark_loads(ark_u32 kind) {{ return {asked}; }}\n"
+        "ARK_DEVICE void ark_dispatch_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load) {\n"
+        f"  switch (t.kind) {{\n{lines}    default: return;\n  }}\n}}\n"
     )
 
 
