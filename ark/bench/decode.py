@@ -18,7 +18,7 @@ import numpy as np
 from ark.backend.protocol import Backend, Device
 from ark.backend.registry import FALLBACK
 from ark.bench.ceiling import read_bandwidth
-from ark.bench.fidelity import Fidelity, compare, greedy
+from ark.bench.fidelity import STEPS, Fidelity, compare, greedy
 from ark.bench.peer import TorchDecoder, import_torch, torch_device
 from ark.ir.dtype import by_name as dtype_by_name
 from ark.machine import Machine
@@ -252,24 +252,22 @@ def _compare(
     if not accelerated:
         torch.set_num_threads(executor.machine.processors)
         torch_weights = {k: v.float() for k, v in torch_weights.items()}
-    decoder = TorchDecoder(shape.config, torch_weights, shape.context, place)
-    for peer in peers:
-        for row in figures.contexts:
-            first = _text(row.context + 1)[-1]
-            _copy_caches(executor, decoder)
-            row.peer_s[peer] = decoder.run(first, row.context, tokens, peer == "compiled")
-        for prompt in figures.prompts:
-            prompt.peer_s["graph" if accelerated else peer] = decoder.prompt(
-                prompt.length, accelerated
-            )
+    # Each has a cache of the length that it needs: torch reads all of it.
     for row in figures.contexts:
-        row.fidelity = _fidelity(executor, decoder, row.context, peers)
-    del decoder
+        room = row.context + max(tokens, STEPS) + 1
+        decoder = TorchDecoder(shape.config, torch_weights, room, place)
+        _copy_caches(executor, decoder)
+        for peer in peers:
+            first = _text(row.context + 1)[-1]
+            row.peer_s[peer] = decoder.run(first, row.context, tokens, peer == "compiled")
+        row.fidelity = _fidelity(executor, decoder, row.context)
+    for prompt in figures.prompts:
+        decoder = TorchDecoder(shape.config, torch_weights, prompt.length, place)
+        name = "graph" if accelerated else "eager"
+        prompt.peer_s[name] = decoder.prompt(prompt.length, accelerated)
 
 
-def _fidelity(
-    executor: Executor, decoder: TorchDecoder, context: int, peers: tuple[str, ...]
-) -> dict[str, Fidelity]:
+def _fidelity(executor: Executor, decoder: TorchDecoder, context: int) -> dict[str, Fidelity]:
     """ark's rows of logits, and the peer's, beside torch's in fp32 from the same caches."""
     torch = import_torch()
     config, weights, place = decoder.config, decoder.weights, decoder.device

@@ -106,10 +106,12 @@ class TorchDecoder:
         self.places = torch.arange(context, device=device)
 
     def fill(self, layer: int, keys: Any, values: Any) -> None:
-        """Sets a layer's caches, (kv_heads, context, head_dim) each."""
+        """Sets a layer's caches from (kv_heads, positions, head_dim) each, at least as many
+        positions as there are here.
+        """
         with import_torch().inference_mode():
             for cache, given in zip(self.caches[layer], (keys, values), strict=True):
-                cache.copy_(given.to(self.dtype)[None])
+                cache.copy_(given.to(self.dtype)[None, :, : cache.shape[2]])
 
     def step(self, tokens: Any, position: Any) -> Any:
         """tokens: int64 (rows,), of one text; position: int64 (1,), the first one's. Returns the

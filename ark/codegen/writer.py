@@ -6,7 +6,7 @@ comes from ark.tasks. Called by ark.runtime.program and `ark emit`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from importlib import resources
 
@@ -101,14 +101,23 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
     halves: set[int] = set()  # bodies with a loading half
     maps: list[tuple[BoxMap, ...]] = []
     seen: dict[tuple[object, ...], int] = {}
+    written: dict[str, int] = {}  # by text, of bodies that are the same for all vendors
     for op in plan.ops:
         sig = kinds.signature(plan, op)
         code = seen.get(sig.key)
         if code is None:
-            code = seen[sig.key] = len(bodies)
+            code = len(bodies)
             name = f"task_{code}_{op.kind}"
             own = dialect.bodies.get(op.kind)
             text = own(name, sig, machine) if own else None
+            common = "" if text else kinds.get(op.kind).source(name, sig, machine)
+            alike = common.replace(name, "")
+            if alike in written:  # another signature, but the same function
+                opcode.append(seen.setdefault(sig.key, written[alike]))
+                continue
+            seen[sig.key] = code
+            if common:
+                written[alike] = code
             bodies.append(name)
             headers.update(dict.fromkeys(kinds.get(op.kind).headers()))
             if text and op.kind in dialect.headers:
@@ -118,7 +127,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
             if polling:
                 polls.add(code)
                 texts.append(polling)
-            texts.append(text or kinds.get(op.kind).source(name, sig, machine))
+            texts.append(text or common)
             half = dialect.loads[op.kind] if loads and op.kind in dialect.loads else None
             loading = half(name, sig, machine) if half else None
             if loading:
@@ -146,7 +155,12 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
         *own_headers,
         *headers,
         *texts,
-        _dispatch(bodies, polls if leads else None, "  ark_task_begins(c);\n" if loads else ""),
+        _dispatch(
+            bodies,
+            polls if leads else None,
+            "  ark_task_begins(c, t);\n" if loads else "",
+            _seldom(plan, opcode) if leads else (),
+        ),
         _dispatch_load(bodies, halves) if loads else "",
         dialect.entry,
     ]
@@ -155,43 +169,59 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
 
 
 def _dispatch_load(bodies: Sequence[str], halves: set[int]) -> str:
-    """The switch over loading halves; false for kinds that have none."""
-    lines = "".join(
-        f"    case {i}u: {bodies[i]}_load(c, t, load); return true;\n" for i in sorted(halves)
-    )
+    """Which kinds have loading halves, and the switch over them."""
+    found = sorted(halves)
+    asked = " || ".join(f"kind == {i}u" for i in found) or "false"
+    lines = "".join(f"    case {i}u: {bodies[i]}_load(c, t, load); return;\n" for i in found)
     return (
-        "ARK_DEVICE bool ark_dispatch_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load) {\n"
-        f"  switch (t.kind) {{\n{lines}    default: return false;\n  }}\n}}\n"
+        f"ARK_DEVICE bool ark_loads(ark_u32 kind) {{ return {asked}; }}\n"
+        "ARK_DEVICE void ark_dispatch_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load) {\n"
+        f"  switch (t.kind) {{\n{lines}    default: return;\n  }}\n}}\n"
     )
 
 
-def _dispatch(bodies: Sequence[str], polls: set[int] | None, first: str = "") -> str:
+def _seldom(plan: Plan, opcode: Sequence[int]) -> set[int]:
+    """Bodies that no task of the last phase runs: a prompt's, beside a decoder's."""
+    used = {opcode[t.op] for tasks in plan.phases[-1].processors for t in tasks}
+    return set(opcode) - used
+
+
+def _dispatch(
+    bodies: Sequence[str], polls: set[int] | None, first: str = "", seldom: Collection[int] = ()
+) -> str:
     """The switches over kinds. polls: with the variant `roles`, bodies that the
     lead warp polls for and that enter by themselves.
-    first: what happens before any body.
+    first: what happens before any body. seldom: bodies behind a call of their own, so that what
+    they need is not kept in registers, or spilled, where others run.
     """
-    lines, polling = [], []
+    lines: dict[bool, list[str]] = {False: [], True: []}
+    polling = []
     for i, name in enumerate(bodies):
         if polls is None:
-            lines.append(f"    case {i}u: {name}(c, t); return true;")
+            run = f"{name}(c, t); return true;"
         elif i in polls:
-            lines.append(f"    case {i}u: return {name}(c, t);")
+            run = f"return {name}(c, t);"
             polling.append(f"    case {i}u: {name}_poll(c, t); break;")
         else:
-            lines.append(
-                f"    case {i}u: if (!ark_enter(c)) return false; {name}(c, t); return true;"
-            )
+            run = f"if (!ark_enter(c)) return false; {name}(c, t); return true;"
+        lines[i in seldom].append(f"    case {i}u: {run}\n")
     enter = "" if polls is None else "      if (!ark_enter(c)) return false;\n"
-    made = (
-        "ARK_DEVICE bool ark_dispatch(ArkCtx& c, const ArkTask& t) {\n"
-        f"{first}  switch (t.kind) {{\n"
-        + "\n".join(lines)
-        + f"\n    default:\n{enter}      ark_fail(c, 5u, 0u, {len(bodies)}u, t.kind);\n"
-        "      return true;\n  }\n}\n"
-    )
+    unknown = f"{enter}      ark_fail(c, 5u, 0u, {len(bodies)}u, t.kind);\n      return true;\n"
+    made = ""
+    if lines[True]:
+        made += _switch("ARK_BODY bool ark_dispatch_seldom", "", lines[True], unknown)
+        unknown = "      return ark_dispatch_seldom(c, t);\n"
+    made += _switch("ARK_DEVICE bool ark_dispatch", first, lines[False], unknown)
     if polls is not None:
         made += (
             "ARK_DEVICE void ark_dispatch_poll(ArkCtx& c, const ArkTask& t) {\n"
             "  switch (t.kind) {\n" + "\n".join(polling) + "\n    default: break;\n  }\n}\n"
         )
     return made
+
+
+def _switch(function: str, first: str, lines: Sequence[str], unknown: str) -> str:
+    return (
+        f"{function}(ArkCtx& c, const ArkTask& t) {{\n{first}  switch (t.kind) {{\n"
+        f"{''.join(lines)}    default:\n{unknown}  }}\n}}\n"
+    )

@@ -15,9 +15,21 @@ from ark.machine import Machine
 from ark.plan.groups import Group
 
 
-def lower_nodes(graph: Graph, machine: Machine, options: Mapping[str, Any]) -> list[Group]:
+def pipelined(graph: Graph) -> bool:
+    """May each rank begin its next iteration by itself, because ranks do but send and receive?
+
+    All ranks of a model find the same, as all take part in anything else.
+    """
+    nodes = [n for n in graph.nodes if not n.virtual]
+    together = any(registry.get(n.type).iteration_barrier for n in nodes)
+    return graph.world_size > 1 and len(graph.phases) == 1 and not together
+
+
+def lower_nodes(
+    graph: Graph, machine: Machine, options: Mapping[str, Any], pipelined: bool = False
+) -> list[Group]:
     """The groups of every node that makes tasks. `graph` is a private copy and grows."""
-    lowering = Lowering(graph, machine, options)
+    lowering = Lowering(graph, machine, options, pipelined)
     for node in list(graph.nodes):
         if node.virtual:
             continue

@@ -18,9 +18,10 @@ from ark.ir.graph import Graph
 from ark.ir.values import Tensor
 from ark.lower.chains import join_chains
 from ark.lower.choose import choose
+from ark.lower.epilogues import join_epilogues
 from ark.lower.fuse import fuse
 from ark.lower.gathers import own_first
-from ark.lower.nodes import lower_nodes
+from ark.lower.nodes import lower_nodes, pipelined
 from ark.lower.pack import pack
 from ark.lower.packets import choose_packets
 from ark.lower.spread import spread
@@ -40,7 +41,8 @@ OPTIONS = ("external", "fuse", "pack", "packets", "variant")
 class Prepared:
     """A graph as it will be lowered. received: ids of the buffers between ranks that hold packets.
 
-    machine: with the one variant that the plan runs under.
+    machine: with the one variant that the plan runs under. pipelined: ranks begin iterations by
+    themselves.
     """
 
     graph: Graph
@@ -48,6 +50,7 @@ class Prepared:
     options: Mapping[str, Any]
     packings: tuple[Packing, ...]
     received: frozenset[int]
+    pipelined: bool
 
 
 def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = None) -> Prepared:
@@ -66,9 +69,11 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
     _check_ranges(private, machine)
     machine = choose(private, machine, chosen, external)
     if chosen.get("fuse", True):
-        private = own_first(join_chains(fuse(private, machine, external), external), external)
+        private = join_chains(fuse(private, machine, external), external)
+        private = own_first(join_epilogues(private, machine, external), external)
+    alone = pipelined(private)
     private, received = spread(private, machine, chosen, external)
-    return Prepared(private, machine, chosen, tuple(packings), received)
+    return Prepared(private, machine, chosen, tuple(packings), received, alone)
 
 
 def plan(
@@ -99,7 +104,7 @@ def plan_prepared(
     phase's tasks on one processor; a compiler may begin.
     """
     private, machine, chosen = prepared.graph, prepared.machine, prepared.options
-    groups = lower_nodes(private, machine, chosen)
+    groups = _ended(lower_nodes(private, machine, chosen, prepared.pipelined))
     packed = machine.has("packets") and chosen.get("packets", True)
     templates = Templates()
     packets: set[int] = set()
@@ -108,8 +113,15 @@ def plan_prepared(
     packets |= {t.id for g in groups for t in g.operands if t.buffer.id in g.received}
     external = frozenset(chosen.get("external", ()))
     tables = _Tables(private, groups, packets, external)
+    together = 1 if prepared.pipelined else private.world_size
     schedule = Schedule(
-        machine, tables.tensors, tables.buffers, private.rank, private.world_size, templates
+        machine,
+        tables.tensors,
+        tables.buffers,
+        private.rank,
+        private.world_size,
+        templates,
+        together,
     )
     members: list[list[tuple[int, Group]]] = [[] for _ in private.phases]
     for i, group in enumerate(groups):
@@ -137,6 +149,23 @@ def plan_prepared(
         for number, (name, listed) in enumerate(zip(private.phases, members, strict=True))
     ]
     return dataclasses.replace(draft, phases=tuple(phases), counters=schedule.counters())
+
+
+def _ended(groups: Sequence[Group]) -> list[Group]:
+    """The groups, and behind a phase's last one, if it has several tasks, the iteration's end."""
+    last = {group.phase: place for place, group in enumerate(groups)}
+    made: list[Group] = []
+    for place, group in enumerate(groups):
+        made.append(group)
+        if place == last[group.phase] and len(group.coords) > 1:
+            made.append(_end(group))
+    return made
+
+
+def _end(group: Group) -> Group:
+    end = Group("end", "iteration_end", {}, (), [(0,)], (), group.phase, group.processors)
+    end.context = group.context
+    return end
 
 
 def _check_ranges(graph: Graph, machine: Machine) -> None:

@@ -28,6 +28,7 @@ class OpDef:
     aliasing: how its outputs may lie on its inputs' memory. "any": the op orders its own accesses.
     "exact": an output may be exactly an input, because each element depends on its own place only.
     "none": outputs lie elsewhere. Lowering sends other outputs through temporaries.
+    iteration_barrier: what peers write of it is safe only if all ranks begin an iteration together.
     names_ranks: its lowering depends on the rank otherwise than by counting peers from there
     (ark.lower.ranks).
     """
@@ -37,6 +38,7 @@ class OpDef:
     lower: Callable[[Lowering, Node], None]
     aliasing: Aliasing = "any"
     names_ranks: bool = False
+    iteration_barrier: bool = False
 
 
 _OPS: dict[str, OpDef] = {}
@@ -48,10 +50,11 @@ def register(
     lower: Callable[..., None],
     aliasing: Aliasing = "any",
     names_ranks: bool = False,
+    iteration_barrier: bool = False,
 ) -> OpDef:
     if name in _OPS:
         raise InternalError(f"the op {name!r} is registered twice")
-    made = OpDef(name, reference, lower, aliasing, names_ranks)
+    made = OpDef(name, reference, lower, aliasing, names_ranks, iteration_barrier)
     _OPS[name] = made
     return made
 

@@ -1,6 +1,6 @@
 """Sums over ranks of a decoder's rows without a task of their own: the linear layer that makes a
 share writes it to a receive buffer on every rank as packets, straight from the warp that has the
-sum, and whoever reads the result adds the shares, in rank order, as it brings them in. The first
+sum, and whoever reads the result adds the shares, in rank order, as it loads them. The first
 rank's share has the residual in it. Called by the pipeline after fusion.
 """
 

@@ -21,7 +21,8 @@ class RemoteSemaphore:
 @dataclass
 class Group:
     """The tasks of one lowered op. sends, awaits: one entry per task, or none at all. granularity,
-    context: see ark.ir. received: ids of the buffers between ranks that hold packets.
+    context: see ark.ir. received: ids of the buffers between ranks that hold packets. What is
+    awaited 0 times in an iteration is awaited once for the iteration before.
     """
 
     name: str

@@ -24,9 +24,9 @@ INITIAL = ("parameter", "state", "external", "host")
 
 MAX_OPERANDS = 64  # of an op
 
-ITERATION_BARRIER = (
-    0  # the id of the counter that of the iteration barrier, which opens the next iteration
-)
+# The id of the iteration barrier's counter, which opens the next iteration. Its step says how many
+# ranks begin it together: all, or the rank alone.
+ITERATION_BARRIER = 0
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,11 @@ class PlanOp:
 
 @dataclass(frozen=True)
 class PlanCounter:
-    """A counter that only grows, by `step` an iteration. A peer's counter is found by its name."""
+    """A counter that only grows, by `step` an iteration. A peer's counter is found by its name.
+
+    In iteration i (from 0) a wait for n signals ends when the counter has reached step * i + n: so
+    a wait for none of this iteration's is one for all of those before it.
+    """
 
     id: int
     name: str

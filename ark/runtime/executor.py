@@ -358,7 +358,7 @@ class Executor:
         params["trace"] = self._trace.address if self._trace else 0
         params["trace_capacity"] = self._trace_records
         params["processors"] = self.plan.processors
-        params["world"] = self.plan.world_size
+        params["together"] = self.plan.counters[ITERATION_BARRIER].step
         params["persistent"] = int(persistent)
         params["budget_ns"] = int(self.budget_s * 1e9)
         idle_s = IDLE_S if self.plan.world_size == 1 else IDLE_RANKS_S

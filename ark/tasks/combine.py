@@ -4,9 +4,9 @@ the receipt of one; with several it adds, multiplies or compares them in the ord
 params: element (a name of ELEMENTS: what the operands' bytes are), op (a name of OPS), divide (what
 the result is divided by), order (the shares that are combined first, in this order; the others
 follow in theirs). operands: shares..., output, all of one dimension; each is plain memory,
-dense and of one type, or packets: an inbox (uint32 words, four of which hold 16 bytes of elements),
-or fp32 activations. coord: first and last+1 element of the operands' type; what is neither the end
-nor a multiple of 16 bytes is no border of a tile.
+dense and of one type, or packets: a receive buffer (uint32 words, four of which hold 16 bytes of
+elements), or fp32 activations. coord: first and last+1 element of the operands' type; what is
+neither the end nor a multiple of 16 bytes is no border of a tile.
 
 Floats below 32 bits are combined in fp32 and rounded once. Combining in operand order makes the
 result the same bits wherever the order is the same.
@@ -29,7 +29,7 @@ from ark.tasks import text
 
 CHUNK = 16  # bytes: what one access moves, and four packets hold
 WORDS = 4  # packets of a chunk
-INBOX = "uint32"  # the type of an inbox's words
+RECEIVE = "uint32"  # the type of a receive buffer's words
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,14 @@ def moved(dtype: DataType) -> str:
 
 
 def words(nbytes: int) -> int:
-    """Packets of an inbox that holds so many bytes: whole chunks."""
+    """Packets of a receive buffer that holds so many bytes: whole chunks."""
     return -(-nbytes // CHUNK) * WORDS
 
 
 class Combine(TaskKind):
     name = "combine"
     params = CombineParams
-    packet_types = ("fp32", INBOX)
+    packet_types = ("fp32", RECEIVE)
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -133,10 +133,10 @@ class Combine(TaskKind):
 
     def _packets_of(self, sig: Signature, operand: OperandType) -> int:
         nbytes = self._first(sig).shape[0] * self._size(sig)
-        return words(nbytes) if operand.dtype == INBOX else nbytes // 4
+        return words(nbytes) if operand.dtype == RECEIVE else nbytes // 4
 
     def able(self, sig: Signature, operand: OperandType) -> bool:
-        return operand.dtype == INBOX or (
+        return operand.dtype == RECEIVE or (
             operand.dtype == sig.params["element"] == "fp32" and operand.shape[0] % WORDS == 0
         )
 

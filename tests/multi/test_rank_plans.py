@@ -205,7 +205,7 @@ def drop_mail_signals(plan: Plan, task: Task) -> Task:
     return dataclasses.replace(task, signals=kept)
 
 
-def other_inbox(plan: Plan) -> Plan:
+def other_receive_buffer(plan: Plan) -> Plan:
     """Points the first put at another rank's receive buffer than the one that awaits it."""
     buffers = list(plan.buffers)
     at = next(b.id for b in buffers if b.rank != plan.rank)
@@ -215,7 +215,7 @@ def other_inbox(plan: Plan) -> Plan:
     return dataclasses.replace(plan, buffers=tuple(buffers))
 
 
-def shared_inbox(plan: Plan) -> Plan:
+def shared_receive_buffer(plan: Plan) -> Plan:
     """Lays two receive buffers on the same bytes."""
     buffers = list(plan.buffers)
     mine = [b.id for b in buffers if b.arena == "symmetric" and b.rank == plan.rank]
@@ -228,8 +228,8 @@ BREAKS: list[Callable[[Plan], Plan]] = [
     lambda p: changed(p, drop_mail_waits),
     lambda p: changed(p, lower_mail_waits),
     lambda p: changed(p, drop_mail_signals),
-    other_inbox,
-    shared_inbox,
+    other_receive_buffer,
+    shared_receive_buffer,
 ]
 
 

@@ -52,7 +52,7 @@ def test_the_spine_imports_neither_synthesis_nor_emulator() -> None:
         "import sys, ark.models.generate, ark.bench.decode, ark.cli.plan, ark.cli.generate\n"
         "from ark.backend import registry\n"
         "[registry.get(name) for name in registry.names()]\n"
-        "rooms = ('ark.comm', 'ark_rocm_emulator')\n"
+        "rooms = ('ark.comm', 'ark.parallel', 'ark_rocm_emulator')\n"
         "print([m for m in sys.modules if m.startswith(rooms)])\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

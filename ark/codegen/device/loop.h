@@ -28,6 +28,7 @@ struct ArkCtx {
   ark_u32 iteration;  // since launch
   ark_u32 phase;
   ark_u32 phase_iteration;         // since the phase began
+  ark_u32 task_end;                // of this processor's list in this phase
   ark_u32 stage_base;              // stages consumed in earlier iterations, up to ARK_STAGE_PERIOD
   ark_u32 warps[ARK_BLOCK_WARPS];  // of all roles
 };
@@ -253,15 +254,15 @@ ARK_COLD void ark_leave(ArkCtx& c) {
 }
 
 // Leader only: may this processor begin the iteration? The barrier opens when all of the iteration
-// before it is done on every rank. Once an iteration processor 0 asks the host whether to leave,
-// before it waits for the barrier, so that the answer comes while it waits; in persistent mode it
-// also asks for the iteration.
+// before it is done on the ranks that begin it together: all of them, or this one. Once an
+// iteration processor 0 asks the host whether to leave, before it waits for the barrier, so that
+// the answer comes while it waits; in persistent mode it also asks for the iteration.
 ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration) {
   if (ARK_PARAMS(c)->end != 0u && iteration == ARK_PARAMS(c)->end) return false;
   ArkControl* control = ark_control(ARK_PARAMS(c));
   const ark_u32 leave = c.processor == 0u ? ark_peek_host(&ark_host(ARK_PARAMS(c))->abort) : 0u;
-  const bool system = ARK_PARAMS(c)->world > 1u;
-  const ark_u32 want = iteration * ARK_PARAMS(c)->world;
+  const bool system = ARK_PARAMS(c)->together > 1u;
+  const ark_u32 want = iteration * ARK_PARAMS(c)->together;
   // Longer than a task waits: whoever is stuck should report, not those who wait for its iteration.
   const ark_u64 budget = ARK_PARAMS(c)->budget_ns / 4u * 5u;
   if (!ark_wait(c, ark_words(ARK_PARAMS(c)->barrier), want, system, 4u, 0u, budget)) return false;
@@ -331,6 +332,7 @@ ARK_DEVICE void ark_open_iteration(ArkCtx& c, ark_u32 iteration, const ArkPhases
   for (ark_u32 i = 0u; i + 1u < ARK_PHASES; ++i) {
     if (i + 1u == c.phase) c.phase_iteration = iteration - phases.end[i];
   }
+  c.task_end = range.task_end;
   c.fetches = ARK_POINTER(const ArkFetch, ARK_PARAMS(c)->fetches) + range.fetch_begin;
   c.stage_base = stage_base;
 }
@@ -368,19 +370,21 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
   ark_u32 stage_base = 0u;
   ark_u32 traced = 0u;
   for (ark_u32 iteration = p->first;; ++iteration) {
-    bool go = true;
-    if (leader) go = ark_may_begin(c, iteration);
-    if (!ark_all(go)) return;
+    // What the list says is known before the iteration may begin.
     const ArkRange range = ark_range(p, processor, iteration, phases);
     const ark_u32 end = range.task_end;
-    if (leader) ark_open_iteration(c, iteration, phases, range, stage_base);
     if (range.task_begin < end) ark_task_ahead(team, loop, p, range.task_begin);
     if (range.task_begin + 1u < end) ark_task_ahead(team, loop, p, range.task_begin + 1u);
     ark_copies_done();
     ark_sync();
     if (range.task_begin < end) ark_counter_ops_ahead(team, loop, p, range.task_begin);
     ark_copies_done();
-    ark_sync();
+    bool go = true;
+    if (leader) {
+      go = ark_may_begin(c, iteration);
+      if (go) ark_open_iteration(c, iteration, phases, range, stage_base);
+    }
+    if (!ark_all(go)) return;
     for (ark_u32 i = range.task_begin; i < end; ++i) {
       const ArkTask& task = loop.tasks[i % ARK_SLOTS];
       if (i + 1u < end) ark_counter_ops_ahead(team, loop, p, i + 1u);

@@ -120,11 +120,9 @@ def order_phase(
     lane = np.concatenate([x.lane + at for x, at in zip(lists, lanes.starts[:-1], strict=True)])
     position = np.concatenate([x.position for x in lists])
     executed = np.concatenate([np.arange(bases[r], bases[r + 1]) for r in checked])
-    counters = _counters(rank_set, number, first)
+    counters = counters_of(rank_set, number)
     counters.check(rank_set)
-    run = _Run(
-        lane[executed], position[executed], np.concatenate([x.lengths for x in lists]), lanes
-    )
+    run = Run(lane[executed], position[executed], np.concatenate([x.lengths for x in lists]), lanes)
     run.add_counters(counters)
     for owner, groups in zip(checked, packets, strict=True):
         for producers, readers in groups:
@@ -149,7 +147,7 @@ def order_phase(
 
 
 @dataclass(frozen=True, eq=False)
-class _Counters:
+class Counters:
     """Who signals and who waits for each counter of a checked rank. Counters are numbered one rank
     behind the other, rank r's from offsets[r]. Rows of `signals` are (counter, executed node, rank
     on which its image signals), of `waits` (counter, executed node, threshold).
@@ -163,7 +161,7 @@ class _Counters:
         """Steps must be what is signalled in an iteration, and no wait may ask for more."""
         total = sum(len(plan.counters) for plan in rank_set.checked_plans)
         many = np.bincount(self.signals[:, 0], minlength=total)
-        asked = np.zeros(total, np.int64)
+        asked = np.full(total, -1)
         np.maximum.at(asked, self.waits[:, 0], self.waits[:, 2])
         for plan in rank_set.checked_plans:
             at = self.offsets[plan.rank]
@@ -175,16 +173,16 @@ class _Counters:
             foreign = self.signals[self.signals[:, 2] != plan.rank, 0] - at
             far[foreign[(foreign >= 0) & (foreign < len(far))]] = True
             wrong = (many[part] > 0) & (many[part] != step)
-            wrong |= ((asked[part] > 0) & (many[part] == 0)) | (asked[part] > step)
+            wrong |= ((asked[part] >= 0) & (many[part] == 0)) | (asked[part] > step)
             wrong |= far & ~system
-            wrong[ITERATION_BARRIER] |= many[at + ITERATION_BARRIER] != plan.world_size
+            wrong[ITERATION_BARRIER] |= many[at + ITERATION_BARRIER] != step[ITERATION_BARRIER]
             for i in np.flatnonzero(wrong & own)[:1].tolist():
                 self._refuse(rank_set, plan.rank, i, int(many[at + i]), int(asked[at + i]))
 
     def _refuse(self, rank_set: RankSet, rank: int, number: int, many: int, asked: int) -> None:
         counter = rank_set.plan(rank).counters[number]
         what = f"counter {counter.name!r} of rank {rank}"
-        if number == ITERATION_BARRIER and many != rank_set.world:
+        if number == ITERATION_BARRIER and many != counter.step:
             raise refuse(
                 f"the iteration barrier of rank {rank} is signalled {many} times in an iteration"
             )
@@ -192,18 +190,20 @@ class _Counters:
             raise refuse(
                 f"{what} is signalled {many} times in an iteration, but its step is {counter.step}"
             )
-        if asked and not many:
+        if asked >= 0 and not many:
             raise refuse(f"{what} is awaited, never signalled")
         if asked > counter.step:
             raise refuse(f"{what} is awaited for {asked} of {counter.step} signals")
         raise refuse(f"{what} has signals of peers, but device scope")
 
 
-def _counters(rank_set: RankSet, number: int, first: dict[int, int]) -> _Counters:
-    offsets, total = {}, 0
+def counters_of(rank_set: RankSet, number: int) -> Counters:
+    """The counters of a phase, whose executed nodes are those of the checked ranks."""
+    offsets, first, total, nodes = {}, {}, 0, 0
     for plan in rank_set.checked_plans:
-        offsets[plan.rank] = total
+        offsets[plan.rank], first[plan.rank] = total, nodes
         total += len(plan.counters)
+        nodes += len(rank_set.listing(plan.rank, number).tasks)
     signals, waits = [], []
     owners = {}
     for plan in rank_set.checked_plans:
@@ -220,10 +220,10 @@ def _counters(rank_set: RankSet, number: int, first: dict[int, int]) -> _Counter
         node, owner, there = node[kept], owner[kept], there[kept]
         rows = (start[owner] + there, node + first[twin], np.full(len(node), rank))
         signals.append(np.stack(rows, axis=1))
-    return _Counters(offsets, np.concatenate(signals), np.concatenate(waits))
+    return Counters(offsets, np.concatenate(signals), np.concatenate(waits))
 
 
-class _Run:
+class Run:
     """The abstract execution. An event is a counter or the packets that somebody reads."""
 
     def __init__(
@@ -244,14 +244,15 @@ class _Run:
         self._began: dict[tuple[int, int], set[tuple[int, int]]] = {}
         self._columns = [lanes.seen_by(rank) for rank in range(len(lanes.moved))]
 
-    def add_counters(self, counters: _Counters) -> None:
-        """An event for each counter that is signalled."""
+    def add_counters(self, counters: Counters) -> None:
+        """An event for each counter that is signalled. Waits for the iteration before are met."""
         used, event = np.unique(counters.signals[:, 0], return_inverse=True)
         event = event.reshape(-1)
         many = np.bincount(event, minlength=len(used))
         self._signals.append(np.column_stack((event, counters.signals[:, 1:])))
-        numbers = np.searchsorted(used, counters.waits[:, 0])
-        rows = np.column_stack((numbers, counters.waits[:, 1:]))
+        waits = counters.waits[counters.waits[:, 2] > 0]
+        numbers = np.searchsorted(used, waits[:, 0])
+        rows = np.column_stack((numbers, waits[:, 1:]))
         full = rows[:, 2] >= many[numbers]
         self._waits.append(rows[full, :2])
         for number, node, threshold in rows[~full].tolist():
@@ -408,12 +409,14 @@ def spans(first: np.ndarray, last: np.ndarray) -> np.ndarray:
 def _check_barrier(rank_set: RankSet, order: Order, number: int, rank: int) -> None:
     """Whoever opens the iteration barrier comes after everything its rank does before it."""
     first = int(order.bases[rank])
-    openers: dict[int, list[int]] = {other: [] for other in range(rank_set.world)}
+    together = rank_set.plan(rank).counters[ITERATION_BARRIER].step
+    others = range(rank_set.world) if together > 1 else (rank,)
+    openers: dict[int, list[int]] = {other: [] for other in others}
     named = [rank_set.counter_of(rank, c.id) for c in rank_set.plans[rank].counters]
     for node, counter in rank_set.listing(rank, number).signals.tolist():
         owner, there = named[counter]
         if there == ITERATION_BARRIER:
-            openers[owner].append(node + first)
+            openers.setdefault(owner, []).append(node + first)
     own = slice(int(order.lanes.starts[rank]), int(order.lanes.starts[rank + 1]))
     lengths = rank_set.listing(rank, number).lengths
     for other, nodes in openers.items():

@@ -141,6 +141,19 @@ def _check_counters(rank_set: RankSet, plan: Plan) -> None:
     barrier = plan.counters[ITERATION_BARRIER] if plan.counters else None
     if barrier is None or barrier.name != "iteration barrier" or barrier.rank != plan.rank:
         raise refuse(f"rank {plan.rank} has no iteration barrier")
+    together = barrier.step
+    if together not in (1, plan.world_size) or (together == plan.world_size) != (
+        rank_set.plan(0).counters[ITERATION_BARRIER].step == plan.world_size
+    ):
+        raise refuse(
+            f"{together} ranks begin an iteration of rank {plan.rank} together, expected all "
+            f"{plan.world_size} everywhere, or 1 everywhere"
+        )
+    if together < plan.world_size and len(plan.phases) > 1:
+        raise refuse(
+            f"rank {plan.rank} begins iterations of several phases by itself, but other ranks may "
+            "still be in the phase before"
+        )
 
 
 def _check_lists(rank_set: RankSet, plan: Plan) -> None:
@@ -181,7 +194,9 @@ def _check_tasks(rank_set: RankSet, plan: Plan) -> None:
 def _check_edges(plan: Plan, listed: Listing) -> None:
     own = np.array([c.rank == plan.rank for c in plan.counters])
     node, counter, threshold = listed.waits.T
-    bad = (counter < 0) | (counter >= len(own)) | (counter == ITERATION_BARRIER) | (threshold < 1)
+    least = 0 if plan.counters[ITERATION_BARRIER].step < plan.world_size else 1
+    bad = (counter < 0) | (counter >= len(own)) | (counter == ITERATION_BARRIER)
+    bad |= threshold < least
     bad[~bad] = ~own[counter[~bad]]
     for i in np.flatnonzero(bad)[:1].tolist():
         name = plan.ops[listed.tasks[int(node[i])].op].name

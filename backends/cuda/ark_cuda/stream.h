@@ -11,8 +11,9 @@ constexpr int ARK_RING_DEPTH = ARK_RING_BYTES / ARK_STAGE_BYTES;
 static_assert(ARK_RING_DEPTH > ARK_IN_FLIGHT, "the ring must be deeper than what is in flight");
 static_assert(ARK_STAGE_BYTES % 128 == 0, "slots are 128-byte aligned");
 
-// What a stream larger than any L2 brings is not seen again this iteration: it may go first, and
-// leaves room for activations. The words are createpolicy's for evict_first and evict_normal.
+// What is streamed through, if larger than any L2, is not seen again this iteration: it may go
+// first, and leaves room for activations. The words are createpolicy's for evict_first and
+// evict_normal.
 constexpr ark_u64 ARK_STREAM_POLICY =
     ARK_STREAM_MIB > 64 ? 0x12f0000000000000ull : 0x1000000000000000ull;
 

@@ -60,7 +60,7 @@ def put_to_a_wrong_rank(plan: Plan, rng: random.Random) -> Plan:
     return dataclasses.replace(plan, buffers=tuple(buffers))
 
 
-def put_into_an_own_inbox(plan: Plan, rng: random.Random) -> Plan:
+def put_into_its_own_buffer(plan: Plan, rng: random.Random) -> Plan:
     """The put writes a receive buffer of as many elements on its own rank: memory that exists."""
     _, task = rng.choice(puts(plan))
     wanted = plan.tensors[plan.ops[task.op].operands[-1]]
@@ -74,7 +74,7 @@ def put_into_an_own_inbox(plan: Plan, rng: random.Random) -> Plan:
     return with_target(plan, task.op, rng.choice(own))
 
 
-def put_into_another_inbox(plan: Plan, rng: random.Random) -> Plan:
+def put_into_another_buffer(plan: Plan, rng: random.Random) -> Plan:
     """The put writes the peer's receive buffer of another put."""
     received = {(k[0], plan.ops[t.op].operands[-1]) for k, t in puts(plan)}
     choices = []
@@ -115,8 +115,8 @@ def drop_mail_wait(plan: Plan, rng: random.Random) -> Plan:
 
 MUTATIONS: list[Callable[[Plan, random.Random], Plan]] = [
     put_to_a_wrong_rank,
-    put_into_an_own_inbox,
-    put_into_another_inbox,
+    put_into_its_own_buffer,
+    put_into_another_buffer,
     signal_own_rank,
     drop_signal,
     drop_mail_wait,

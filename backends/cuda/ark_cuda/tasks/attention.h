@@ -72,13 +72,43 @@ ARK_DEVICE bool ark_attention_inputs(ArkCtx& c, ArkAttentionParts<G, D, W>& s, i
 }
 #endif
 
+ARK_DEVICE float ark_exp2(float v) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(v));
+  return result;
+}
+
+// The scores of U rows for one query head, each LANES lanes' shares: lane l of a group gets the
+// total of row l / (LANES / U).
+template <int LANES, int U>
+ARK_DEVICE float ark_fold_scores(float (&v)[U]) {
+#pragma unroll
+  for (int n = U / 2, mask = LANES / 2; n > 0; n /= 2, mask /= 2) {
+    const bool upper = (ark_lane() & mask) != 0;
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+      const float send = upper ? v[i] : v[i + n];
+      v[i] = (upper ? v[i + n] : v[i]) + ark_shfl_xor(send, mask);
+    }
+  }
+#pragma unroll
+  for (int mask = LANES / U / 2; mask > 0; mask /= 2) v[0] += ark_shfl_xor(v[0], mask);
+  return v[0];
+}
+
 // coord: row, key/value head, split. A row of the cache is read by a group of lanes, 16 bytes each;
-// each of W warps keeps a running softmax of its rows. False if the processor is to leave.
+// each of W warps keeps a running softmax of its rows, of which a lane takes U at a time: so many
+// are on their way, and they share a maximum and a fold. Powers are of 2. False if the processor is
+// to leave.
 template <int G, int KV_HEADS, int D, int CONTEXT, int SPLITS, int W, class Q, class K, class V,
           class P, class O, class F>
 ARK_DEVICE bool ark_attention_warps(ArkCtx& c, const ArkTask& t, float scale, Q query, K key_cache,
                                     V value_cache, P position, O output, F fresh) {
   constexpr int E = 16 / sizeof(*key_cache.p), LANES = D / E, ROWS = 32 / LANES, STEP = ROWS * W;
+  // Rows at a time: more for long contexts, whose rate they are; few are less code for short ones.
+  constexpr int LONGEST = CONTEXT / SPLITS, MANY = G <= 4 && LANES > 8 && LONGEST >= 512 ? 4 : 2;
+  constexpr int MOST = LONGEST > STEP ? MANY : 1, U = LANES < MOST ? LANES : MOST, OWN = LANES / U;
+  constexpr float LOG2E = 1.44269504f, LN2 = 0.693147181f;
   auto& s = *reinterpret_cast<ArkAttentionParts<G, D, W>*>(ARK_SCRATCH(c));
   const int row = t.coord[0], head = t.coord[1], split = t.coord[2];
   const int seen = position.p[0] + row + 1;
@@ -89,15 +119,21 @@ ARK_DEVICE bool ark_attention_warps(ArkCtx& c, const ArkTask& t, float scale, Q 
   const int column = ark_lane() % LANES * E, mine = ark_warp() * ROWS + ark_lane() / LANES;
   const auto* keys = key_cache.p + static_cast<ark_i64>(head) * CONTEXT * D + column;
   const auto* values = value_cache.p + static_cast<ark_i64>(head) * CONTEXT * D + column;
-  uint4 k = make_uint4(0u, 0u, 0u, 0u), v = k;
-  const auto load = [&](int e) {
+  uint4 k[U] = {}, v[U] = {};
+  // Row u of a batch that begins at `first`, of keys or values.
+  const auto load = [&](uint4& to, const void* from, int u, int first) {
+    const int e = first + u * STEP + mine;
     if (ark_warp() >= W || e >= end || e >= newest) return;
-    k = *reinterpret_cast<const uint4*>(keys + static_cast<ark_i64>(e) * D);
-    v = *reinterpret_cast<const uint4*>(values + static_cast<ark_i64>(e) * D);
+    to = static_cast<const uint4*>(from)[static_cast<ark_i64>(e) * LANES];
   };
-  const auto first_rows = [&] { load(begin + mine); };
-  if (!ark_attention_inputs<G, KV_HEADS, D, W>(c, s, row, head, end == count, scale, query, fresh,
-                                               first_rows)) {
+  const auto first_rows = [&] {
+#pragma unroll
+    for (int u = 0; u < U; ++u) load(k[u], keys, u, begin);
+#pragma unroll
+    for (int u = 0; u < U; ++u) load(v[u], values, u, begin);
+  };
+  if (!ark_attention_inputs<G, KV_HEADS, D, W>(c, s, row, head, end == count, scale * LOG2E, query,
+                                               fresh, first_rows)) {
     return false;
   }
   ark_sync();
@@ -109,42 +145,68 @@ ARK_DEVICE bool ark_attention_warps(ArkCtx& c, const ArkTask& t, float scale, Q 
 #pragma unroll
     for (int i = 0; i < E; ++i) o[g][i] = 0.0f;
   }
-  for (int e = begin + mine; ark_warp() < W && e - mine < end; e += STEP) {
-    float kf[E], vf[E];
-    ark_unpack(kf, k, keys);
-    ark_unpack(vf, v, values);
-    if (e == newest) {
+  for (int first = begin; ark_warp() < W && first < end; first += U * STEP) {
+    float score[G][U] = {};
 #pragma unroll
-      for (int i = 0; i < E; ++i) {
-        kf[i] = s.current[column + i];
-        vf[i] = s.current[D + column + i];
+    for (int u = 0; u < U; ++u) {
+      if (first + u * STEP >= end) continue;
+      float kf[E];
+      ark_unpack(kf, k[u], keys);
+      if (first + u * STEP + mine == newest) {
+#pragma unroll
+        for (int i = 0; i < E; ++i) kf[i] = s.current[column + i];
+      }
+#pragma unroll
+      for (int g = 0; g < G; ++g) {
+#pragma unroll
+        for (int i = 0; i < E; ++i) {
+          score[g][u] = fmaf(kf[i], s.query[g * D + column + i], score[g][u]);
+        }
       }
     }
-    load(e + STEP);
+#pragma unroll
+    for (int u = 0; u < U; ++u) load(k[u], keys, u, first + U * STEP);
+    const bool there = first + ark_lane() % LANES / OWN * STEP + mine < end;
+    float power[G];
 #pragma unroll
     for (int g = 0; g < G; ++g) {
-      float score = 0.0f;
+      const float own = ark_fold_scores<LANES>(score[g]);
+      float m = there ? fmaxf(top[g], own) : top[g];
 #pragma unroll
-      for (int i = 0; i < E; ++i) score = fmaf(kf[i], s.query[g * D + column + i], score);
-#pragma unroll
-      for (int mask = 1; mask < LANES; mask *= 2) score += ark_shfl_xor(score, mask);
-      if (e >= end) score = -1e30f;
-      float m = fmaxf(top[g], score);
-#pragma unroll
-      for (int mask = LANES; mask < 32; mask *= 2) m = fmaxf(m, ark_shfl_xor(m, mask));
-      const float keep = ark_exp(top[g] - m), p = e < end ? ark_exp(score - m) : 0.0f;
+      for (int mask = OWN; mask < 32; mask *= 2) m = fmaxf(m, ark_shfl_xor(m, mask));
+      const float keep = ark_exp2(top[g] - m);
+      power[g] = there ? ark_exp2(own - m) : 0.0f;
       top[g] = m;
-      den[g] = fmaf(den[g], keep, p);
+      den[g] = fmaf(den[g], keep, power[g]);
 #pragma unroll
-      for (int i = 0; i < E; ++i) o[g][i] = fmaf(o[g][i], keep, p * vf[i]);
+      for (int i = 0; i < E; ++i) o[g][i] *= keep;
     }
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      if (first + u * STEP >= end) continue;
+      float vf[E];
+      ark_unpack(vf, v[u], values);
+      if (first + u * STEP + mine == newest) {
+#pragma unroll
+        for (int i = 0; i < E; ++i) vf[i] = s.current[D + column + i];
+      }
+#pragma unroll
+      for (int g = 0; g < G; ++g) {
+        const float p = __shfl_sync(0xffffffffu, power[g], ark_lane() / LANES * LANES + u * OWN);
+#pragma unroll
+        for (int i = 0; i < E; ++i) o[g][i] = fmaf(p, vf[i], o[g][i]);
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < U; ++u) load(v[u], values, u, first + U * STEP);
   }
   // A warp's rows share their maximum: their parts simply add up.
 #pragma unroll
   for (int g = 0; g < G; ++g) {
 #pragma unroll
+    for (int mask = OWN; mask < 32; mask *= 2) den[g] += ark_shfl_xor(den[g], mask);
+#pragma unroll
     for (int mask = LANES; mask < 32; mask *= 2) {
-      den[g] += ark_shfl_xor(den[g], mask);
 #pragma unroll
       for (int i = 0; i < E; ++i) o[g][i] += ark_shfl_xor(o[g][i], mask);
     }
@@ -153,7 +215,7 @@ ARK_DEVICE bool ark_attention_warps(ArkCtx& c, const ArkTask& t, float scale, Q 
 #pragma unroll
       for (int i = 0; i < E; ++i) to[column + i] = o[g][i];
       if (ark_lane() == 0) {
-        to[D] = top[g];
+        to[D] = top[g] * LN2;
         to[D + 1] = den[g];
       }
     }

@@ -66,7 +66,9 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
     constants = (group, p["kv_heads"], width, context, p["splits"], warps)
     operands = [text.given(sig, i, const=i != 4) for i in range(FRESH + 1)]
     arguments = (text.literal(p["scale"]), *operands)
-    return inline.inlined(name, text.called("ark_attention_warps", constants, arguments), machine)
+    call = text.called("ark_attention_warps", constants, arguments)
+    # Where a prompt is read, a token more or less does not matter; where one is made, it does.
+    return inline.inlined(name, call, machine, often=sig.operands[0].shape[0] == 1)
 
 
 def poll(name: str, sig: Signature, machine: Machine) -> str | None:

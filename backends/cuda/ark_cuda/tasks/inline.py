@@ -22,16 +22,18 @@ def leads(machine: Machine) -> bool:
     return machine.variant.role(COMMUNICATE) > 0
 
 
-def inlined(name: str, call: str, machine: Machine, enters: bool = True) -> str:
+def inlined(name: str, call: str, machine: Machine, enters: bool = True, often: bool = True) -> str:
     """A body that makes one call. enters: the callee itself waits for the task in the variant
-    `roles`, and returns false if the processor is to leave.
+    `roles`, and returns false if the processor is to leave. often: it is worth registers of the
+    loop; else it stays a function.
     """
     kind, lines = "void", f"  {call};\n"
     if leads(machine):
         kind = "bool"
         enter = "  if (!ark_enter(c)) return false;\n"
         lines = f"  return {call};\n" if enters else f"{enter}{lines}  return true;\n"
-    return f"ARK_DEVICE {kind} {name}(ArkCtx& c, const ArkTask& t) {{\n{lines}}}\n"
+    form = "ARK_DEVICE" if often else "ARK_BODY"
+    return f"{form} {kind} {name}(ArkCtx& c, const ArkTask& t) {{\n{lines}}}\n"
 
 
 def poll(name: str, call: str) -> str:

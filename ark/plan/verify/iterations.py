@@ -1,0 +1,193 @@
+"""Last part of the verifier: ranks that begin their iterations by themselves, without a barrier
+over all of them (a pipeline of ranks, several micro-batches in flight).
+
+Two iterations, one behind the other, are executed abstractly like one (ark.plan.verify.order): the
+second begins on each rank behind that rank's own barrier, and a wait for no signal of it is one for
+all of the first. Whatever different ranks do to the same bytes in the two must be ordered, and so
+must be the signals of a counter by several ranks, so that one rank's second is not taken for
+another's first. By induction that holds for any two iterations: what x of iteration i and y of
+i + 1 are to each other they are to y of i + 2, which comes after y of i + 1 on its own rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ark.plan.boxes import candidates
+from ark.plan.types import ITERATION_BARRIER
+from ark.plan.verify.conflicts import Own, Touch, foreign_packets, foreign_touches
+from ark.plan.verify.needs import Needs, unmet
+from ark.plan.verify.order import (
+    RAN,
+    Between,
+    Counters,
+    Lanes,
+    Order,
+    Packets,
+    Run,
+    counters_of,
+    first_nodes,
+)
+from ark.plan.verify.rank_set import RankSet, refuse
+from ark.plan.verify.symmetry import alone
+
+ALL = 1 << 40  # more signals than any counter gets
+
+
+@dataclass(frozen=True, eq=False)
+class _Two:
+    """Two iterations in one order. twice[k][i]: the node of a phase's node i in iteration k."""
+
+    order: Order
+    twice: tuple[np.ndarray, np.ndarray]
+
+
+def check_iterations(given: RankSet, number: int) -> None:
+    """Raises PlanError where an iteration of one rank may meet another one of a peer."""
+    if given.plan(0).counters[ITERATION_BARRIER].step == given.world:
+        return
+    rank_set = RankSet(given.plans, alone(given.world), given.templates)
+    owns = {rank: Own(rank_set, rank, number) for rank in rank_set.checked}
+    foreign = foreign_touches(rank_set, number)
+    between = foreign_packets(rank_set, number, owns, foreign)
+    counters = counters_of(rank_set, number)
+    two = _execute(rank_set, number, counters, [own.packets for own in owns.values()], between)
+    _check_signals(rank_set, counters, two)
+    for rank in rank_set.checked:
+        _check_memory(rank_set, number, rank, owns[rank], foreign, two)
+
+
+def _execute(
+    rank_set: RankSet,
+    number: int,
+    counters: Counters,
+    packets: Sequence[Sequence[Packets]],
+    between: Sequence[Between],
+) -> _Two:
+    lists = [rank_set.listing(rank, number) for rank in range(rank_set.world)]
+    lengths = np.concatenate([x.lengths for x in lists])
+    lanes = Lanes.of(rank_set, [len(x.lengths) for x in lists])
+    lane = np.concatenate([x.lane + at for x, at in zip(lists, lanes.starts[:-1], strict=True)])
+    position = np.concatenate([x.position for x in lists])
+    rank = np.repeat(np.arange(rank_set.world), [len(x.tasks) for x in lists])
+    bases = first_nodes(rank_set, number)
+    # On each lane the first iteration's tasks, then the second's.
+    once = np.arange(len(lane)) + (np.cumsum(lengths) - lengths)[lane]
+    twice = (once, once + lengths[lane])
+    order_of = np.argsort(np.concatenate(twice))
+    lane2, rank2 = np.tile(lane, 2)[order_of], np.tile(rank, 2)[order_of]
+    position2 = np.concatenate((position, position + lengths[lane]))[order_of]
+    run = Run(lane2, position2, 2 * lengths, lanes)
+    run.add_counters(_unrolled(rank_set, counters, twice, lane, position))
+    for again in twice:
+        for owner, groups in enumerate(packets):
+            for producers, readers in groups:
+                at = int(bases[owner])
+                run.add_packets(again[producers + at], again[readers + at], owner)
+        for maker, producers, owner, readers in between:
+            made, read = producers + int(bases[maker]), readers + int(bases[owner])
+            run.add_packets(again[made], again[read], maker)
+    stuck = run.execute()
+    if stuck is not None:
+        raise refuse(
+            f"its waits for other iterations cannot all be met: {stuck[0]} tasks of two iterations "
+            "never start"
+        )
+    rows, home = run.rows[: run.known], np.zeros(rank_set.world, np.int64)
+    order = Order(2 * bases, rank2, lane2, position2, run.clock, rows, home, lanes)
+    return _Two(order, twice)
+
+
+def _unrolled(
+    rank_set: RankSet,
+    counters: Counters,
+    twice: tuple[np.ndarray, np.ndarray],
+    lane: np.ndarray,
+    position: np.ndarray,
+) -> Counters:
+    """The counters of both iterations, the second's numbered behind the first's."""
+    total = sum(len(plan.counters) for plan in rank_set.checked_plans)
+    signals: list[np.ndarray] = []
+    waits: list[np.ndarray] = []
+    lags = counters.waits[:, 2] == 0
+    for number, again in enumerate(twice):
+        for rows, found in ((counters.signals, signals), (counters.waits[~lags], waits)):
+            moved = rows.copy()
+            moved[:, 0] += number * total
+            moved[:, 1] = again[rows[:, 1]]
+            found.append(moved)
+    late = counters.waits[lags]
+    waits.append(np.column_stack((late[:, 0], twice[1][late[:, 1]], np.full(len(late), ALL))))
+    begins = np.flatnonzero(position == 0)
+    ranks = np.searchsorted(
+        np.cumsum([len(p.phases[0].processors) for p in rank_set.checked_plans]),
+        lane[begins],
+        "right",
+    )
+    barriers = np.array([counters.offsets[r] for r in ranks.tolist()]) + ITERATION_BARRIER
+    waits.append(np.column_stack((barriers, twice[1][begins], np.full(len(begins), ALL))))
+    return Counters(counters.offsets, np.concatenate(signals), np.concatenate(waits))
+
+
+def _check_signals(rank_set: RankSet, counters: Counters, two: _Two) -> None:
+    """Several ranks' signals of one counter: all of an iteration before any of the next."""
+    order = np.argsort(counters.signals[:, 0], kind="stable")
+    rows = counters.signals[order]
+    for part in np.split(rows, np.flatnonzero(np.diff(rows[:, 0])) + 1):
+        if len(set(part[:, 2].tolist())) < 2:
+            continue
+        first = np.repeat(two.twice[0][part[:, 1]], len(part))
+        second = np.tile(two.twice[1][part[:, 1]], len(part))
+        if not two.order.before(first, second, RAN).all():
+            owner = max(r for r, at in counters.offsets.items() if at <= part[0, 0])
+            name = rank_set.plan(owner).counters[part[0, 0] - counters.offsets[owner]].name
+            raise refuse(
+                f"counter {name!r} of rank {owner} is signalled by several ranks, and nothing "
+                "makes one rank's next iteration wait for the others' signals"
+            )
+
+
+def _check_memory(
+    rank_set: RankSet,
+    number: int,
+    owner: int,
+    own: Own,
+    foreign: Mapping[int, Sequence[Touch]],
+    two: _Two,
+) -> None:
+    """What different ranks do to a rank's memory, in two iterations, in either order of these."""
+    listed, base = rank_set.listing(owner, number), int(first_nodes(rank_set, number)[owner])
+    needs = Needs()
+    named: list[tuple[Touch, Touch]] = []
+    for space in sorted({t.region.space for t in foreign[owner]}, key=repr):
+        peers = [t for t in foreign[owner] if t.region.space == space]
+        local = [Touch(owner, r, listed.by_op[r.op][0] + base) for r in own.by_space.get(space, ())]
+        everyone = [*peers, *local]
+        ends = [
+            np.array([(t.region.begin, t.region.end) for t in part]).T for part in (peers, everyone)
+        ]
+        for rows, columns in candidates(*ends[0], *ends[1]):
+            for i, j in zip(rows.tolist(), columns.tolist(), strict=True):
+                a, b = peers[i], everyone[j]
+                if j <= i or a.rank == b.rank or not a.region.meets(b.region):
+                    continue
+                for first, second in ((a, b), (b, a)):
+                    firsts, seconds = two.twice[0][first.nodes], two.twice[1][second.nodes]
+                    needs.add(first.region, second.region, firsts, seconds)
+                    named.append((first, second))
+    bad = unmet(needs.freeze(two.order.lane, two.order.position), two.order, 0)
+    if bad is None:
+        return
+    regions = needs.pair(bad[2])
+    first, second = next(p for p in named if (p[0].region, p[1].region) == regions)
+    names = [rank_set.plan(t.rank).ops[t.region.op].name for t in (first, second)]
+    buffer = rank_set.plan(owner).buffers[int(first.region.memory)]  # type: ignore[call-overload]
+    verbs = ["writes" if t.region.write else "reads" for t in (first, second)]
+    raise refuse(
+        f"op {names[0]!r} (rank {first.rank}) {verbs[0]} {buffer.name!r} and op {names[1]!r} (rank "
+        f"{second.rank}) {verbs[1]} the same bytes, but nothing makes the second's next iteration "
+        "wait for the first"
+    )

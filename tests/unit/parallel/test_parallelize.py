@@ -1,0 +1,161 @@
+"""`parallelize`: named plans and the search, executed on ranks and beside all choices there are."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ark
+from ark.backend import registry as backends
+from ark.errors import InvalidUsageError, PlanError
+from ark.ir.graph import Graph
+from ark.parallel import ParallelGraph, parallelize
+from ark.parallel.plans import PLANS
+from ark.parallel.plans.choices import Costs, Rates
+from ark.parallel.plans.search import evaluate, search
+from tests.unit.parallel.test_transform import (
+    inputs_of,
+    on_ranks_in_numpy,
+    one_device,
+    perceptron,
+    traced,
+)
+
+ROWS, WIDTH, INNER = 8, 16, 32
+
+
+def block(x: Any, name: str) -> Any:
+    """x + down(relu(up(x)))."""
+    up = ark.parameter((INNER, WIDTH), name=f"{name}.up")
+    down = ark.parameter((WIDTH, INNER), name=f"{name}.down")
+    return ark.add(ark.linear(ark.relu(ark.linear(x, up)), down), x)
+
+
+def two_blocks() -> Any:
+    return block(block(ark.tensor((ROWS, WIDTH), name="x"), "first"), "second")
+
+
+def mixing() -> Any:
+    """Products between activations, turned and summed, in the way of attention."""
+    x = ark.tensor((ROWS, WIDTH), name="x")
+    query, key, value = (
+        ark.linear(x, ark.parameter((WIDTH, WIDTH), name=name)) for name in ("q", "k", "v")
+    )
+    scores = ark.relu(ark.matmul(query, key, transpose_other=True))
+    mixed = ark.matmul(scores, value)
+    return ark.add(ark.linear(mixed, ark.parameter((WIDTH, WIDTH), name="o")), x)
+
+
+MODELS = {"two blocks": traced(two_blocks), "mixing": traced(mixing)}
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh"), [("two blocks", (2, 2)), ("mixing", (2,)), ("mixing", (4,))]
+)
+def test_plans_give_the_one_device_result(name: str, mesh: tuple[int, ...]) -> None:
+    graph = MODELS[name]
+    inputs = inputs_of(graph, 11)
+    want, best = one_device(graph, inputs), parallelize(graph, mesh, "auto").found
+    for plan in PLANS:
+        made = parallelize(graph, mesh, plan)
+        np.testing.assert_array_equal(on_ranks_in_numpy(made.plan, inputs), want)
+        assert made.found and best and best.us <= made.found.us * (1 + 1e-6)
+
+
+def kinds(graph: Graph) -> list[str]:
+    return [node.type for node in graph.nodes if node.type in ("all_reduce", "send", "recv")]
+
+
+def test_megatron_is_one_all_reduce_a_block() -> None:
+    whole = 2 * 2 * INNER * WIDTH * 4
+    made = parallelize(MODELS["two blocks"], 4, "megatron")
+    assert made.found and made.found.parameter_bytes == whole // 4
+    assert [kinds(graph) for graph in made.ranks.graphs] == [["all_reduce"] * 2] * 4
+
+
+def test_data_moves_nothing_and_has_all_parameters() -> None:
+    made = parallelize(MODELS["two blocks"], 4, "data")
+    assert made.found and made.found.parameter_bytes == 2 * 2 * INNER * WIDTH * 4
+    assert not any(kinds(graph) for graph in made.ranks.graphs)
+
+
+def test_sequence_leaves_no_op_to_all_ranks() -> None:
+    made = parallelize(MODELS["two blocks"], 4, "sequence")
+    assert made.found and all(made.found.choices[n.id] != (None,) for n in made.plan.nodes)
+    assert made.found.parameter_bytes == 2 * 2 * INNER * WIDTH
+
+
+def test_data_along_one_axis_and_tensors_along_the_other() -> None:
+    graph = MODELS["two blocks"]
+    made = parallelize(graph, (2, 2), ("data", "megatron"))
+    assert made.found and made.found.parameter_bytes == 2 * INNER * WIDTH * 4
+    inputs = inputs_of(graph, 2)
+    np.testing.assert_array_equal(on_ranks_in_numpy(made.plan, inputs), one_device(graph, inputs))
+
+
+def test_too_little_memory_splits_parameters_or_is_refused() -> None:
+    whole = 2 * 2 * INNER * WIDTH * 4
+    free = parallelize(MODELS["two blocks"], 4, machine=backends.machine("cpu-1"), link_gbps=1e-3)
+    tight = parallelize(
+        MODELS["two blocks"],
+        4,
+        machine=backends.machine("cpu-1"),
+        link_gbps=1e-3,
+        memory_bytes=whole // 4,
+    )
+    assert free.found and tight.found and tight.found.parameter_bytes == whole // 4
+    assert free.found.us < tight.found.us and free.found.parameter_bytes > whole // 4
+    with pytest.raises(PlanError, match="use more ranks"):
+        parallelize(MODELS["two blocks"], 4, memory_bytes=whole // 4 - 1)
+
+
+@pytest.mark.parametrize("rates", [Rates(1e5, 1e4, 1e4), Rates(1e3, 1e6, 10.0, 0.0)])
+def test_no_choice_is_better_than_the_one_found(rates: Rates) -> None:
+    """Beside all choices of a small graph, one by one."""
+    graph = traced(perceptron)
+    plan = ParallelGraph(graph, 2)
+    costs = Costs((2,), rates)
+    options = {node.id: costs.options(node) for node in plan.nodes}
+    found = search(plan.nodes, options, costs)
+    each = [
+        evaluate(plan.nodes, dict(zip(options, chosen, strict=True)), costs).us
+        for chosen in itertools.product(*options.values())
+    ]
+    assert len(each) > 100 and found.optimal
+    assert found.us == pytest.approx(min(each), abs=1e-2)
+
+
+def test_a_plan_of_the_users() -> None:
+    graph = traced(perceptron)
+
+    def rows_in_turn(plan: ParallelGraph) -> None:
+        for node in plan.nodes:
+            (piece,) = plan.pieces(node)
+            for i, part in enumerate(plan.op_trans(piece, piece.annotation.operands[0][0], 6)):
+                plan.op_assign(part, i % plan.ranks)
+
+    made = parallelize(graph, 4, rows_in_turn)
+    inputs = inputs_of(graph, 9)
+    np.testing.assert_array_equal(on_ranks_in_numpy(made.plan, inputs), one_device(graph, inputs))
+    assert made.found is None
+
+
+@pytest.mark.parametrize(
+    ("mesh", "plan", "says"),
+    [
+        (0, "data", "mesh"),
+        ((2, 2, 2, 2), "data", "mesh"),
+        (2, "pipeline", "is none"),
+        ((2, 2), ("data",), "is none"),
+    ],
+)
+def test_bad_arguments_are_refused(mesh: Any, plan: Any, says: str) -> None:
+    with pytest.raises(InvalidUsageError, match=says):
+        parallelize(MODELS["mixing"], mesh, plan)
+
+
+def test_it_is_arks() -> None:
+    assert ark.parallelize is parallelize
