@@ -25,9 +25,10 @@ class Machine:
     to use first. bandwidth_gbps, tflops: for the cost model. signal_us: one counter hand-over.
     tile: rows and columns of a matmul tile.
     capabilities: words by which bodies and forms are chosen: "mma_sync", "wgmma", "mfma", "wmma"
-    (matrix units), "packets" (small activations may travel as {value, epoch}),
-    "peer_packets" (the same to peers), "single_thread" (a
-    processor runs a task in one thread, so bodies are loops that the compiler vectorises).
+    (matrix units), "named_barriers" (some warps of a block can meet apart from the others),
+    "packets" (small activations may travel as {value, epoch}), "peer_packets" (the same to peers),
+    "single_thread" (a processor runs a task in one thread, so bodies are loops that the compiler
+    vectorises).
     """
 
     name: Name

@@ -165,6 +165,8 @@ def interpret(
 
 def _run_task(plan: Plan, images: dict[int, np.ndarray], task: Any) -> None:
     op = plan.ops[task.op]
+    if op.kind == "iteration_end":
+        return
     sig = kinds.signature(plan, op)
     accesses = kinds.get(op.kind).accesses(sig, task.coord)
     boxes = []
@@ -184,7 +186,8 @@ def _compute(kind: str, p: dict[str, Any], values: list[np.ndarray], rank: int) 
     if kind == "matmul":
         a = values[0].swapaxes(-1, -2) if p["transpose_a"] else values[0]
         b = values[1].swapaxes(-1, -2) if p["transpose_b"] else values[1]
-        return a @ b
+        product = a @ b
+        return expression.evaluate(p["expr"], [product, *values[2:]]) if "expr" in p else product
     if kind == "transpose":
         return values[0].transpose([d - 4 + rank for d in p["perm"][4 - rank :]])
     if kind == "reduce":

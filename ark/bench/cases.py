@@ -63,6 +63,20 @@ def _matmul(m: int, n: int, k: int, transposes: str = "nt", on_cpu: bool = False
     return OpCase(name, bf16, shapes, build, peer, 2.0 * m * n * k, moved, on_cpu)
 
 
+def _linear_gelu(m: int, n: int, k: int) -> OpCase:
+    """A layer with bias and activation."""
+
+    def build(x: Any, w: Any, b: Any) -> Any:
+        return ark.gelu(ark.add(ark.matmul(x, w, transpose_other=True), b))
+
+    def peer(x: Any, w: Any, b: Any) -> Any:
+        return _functional().gelu(_functional().linear(x, w, b), approximate="tanh")
+
+    name, moved = f"linear-gelu-{m}x{n}x{k}-bf16", 2.0 * (m * k + n * k + m * n)
+    shapes = ((m, k), (n, k), (n,))
+    return OpCase(name, bf16, shapes, build, peer, 2.0 * m * n * k, moved, on_cpu=False)
+
+
 def _functional() -> Any:
     import torch
 
@@ -157,6 +171,7 @@ def cases() -> tuple[OpCase, ...]:
     for size in (8192, 4096, 2048):
         found += [_matmul(size, size, size, t) for t in ("nt", "nn", "tn", "tt")]
     found += [
+        _linear_gelu(4096, 4096, 4096),
         _matmul(128, 4096, 4096),
         _matmul(512, 4096, 4096),
         _matmul(512, 8192, 2048),

@@ -23,6 +23,7 @@ from ark.frontend.model import Model, use_model
 from ark.frontend.tensor import Tensor
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
+from ark.plan import kind as kinds
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
@@ -61,9 +62,12 @@ def planned(case: OpCase, machine: Machine) -> tuple[Plan, str]:
         out = case.build(*inputs)
     made = make_plan(model.graph, machine)
     verify([made])
-    found = [t.name for t in made.tensors if t.id == made.ops[-1].operands[-1]]
     del out
-    return made, found[0]
+    tasks = [t for p in made.phases[-1].processors for t in p if made.ops[t.op].operands]
+    last = max(tasks, key=lambda t: t.op)
+    op = made.ops[last.op]
+    touched = kinds.get(op.kind).accesses(kinds.signature(made, op), last.coord)
+    return made, made.tensors[op.operands[next(a.operand for a in touched if a.write)]].name
 
 
 def measure(

@@ -101,14 +101,23 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
     halves: set[int] = set()  # bodies with a loading half
     maps: list[tuple[BoxMap, ...]] = []
     seen: dict[tuple[object, ...], int] = {}
+    written: dict[str, int] = {}  # by text, of bodies that are the same for all vendors
     for op in plan.ops:
         sig = kinds.signature(plan, op)
         code = seen.get(sig.key)
         if code is None:
-            code = seen[sig.key] = len(bodies)
+            code = len(bodies)
             name = f"task_{code}_{op.kind}"
             own = dialect.bodies.get(op.kind)
             text = own(name, sig, machine) if own else None
+            common = "" if text else kinds.get(op.kind).source(name, sig, machine)
+            alike = common.replace(name, "")
+            if alike in written:  # another signature, but the same function
+                opcode.append(seen.setdefault(sig.key, written[alike]))
+                continue
+            seen[sig.key] = code
+            if common:
+                written[alike] = code
             bodies.append(name)
             headers.update(dict.fromkeys(kinds.get(op.kind).headers()))
             if text and op.kind in dialect.headers:
@@ -118,7 +127,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
             if polling:
                 polls.add(code)
                 texts.append(polling)
-            texts.append(text or kinds.get(op.kind).source(name, sig, machine))
+            texts.append(text or common)
             half = dialect.loads[op.kind] if loads and op.kind in dialect.loads else None
             loading = half(name, sig, machine) if half else None
             if loading:
@@ -149,7 +158,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
         _dispatch(
             bodies,
             polls if leads else None,
-            "  ark_task_begins(c);\n" if loads else "",
+            "  ark_task_begins(c, t);\n" if loads else "",
             _seldom(plan, opcode) if leads else (),
         ),
         _dispatch_load(bodies, halves) if loads else "",
@@ -160,13 +169,14 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
 
 
 def _dispatch_load(bodies: Sequence[str], halves: set[int]) -> str:
-    """The switch over loading halves; false for kinds that have none."""
-    lines = "".join(
-        f"    case {i}u: {bodies[i]}_load(c, t, load); return true;\n" for i in sorted(halves)
-    )
+    """Which kinds have loading halves, and the switch over them."""
+    found = sorted(halves)
+    asked = " || ".join(f"kind == {i}u" for i in found) or "false"
+    lines = "".join(f"    case {i}u: {bodies[i]}_load(c, t, load); return;\n" for i in found)
     return (
-        "ARK_DEVICE bool ark_dispatch_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load) {\n"
-        f"  switch (t.kind) {{\n{lines}    default: return false;\n  }}\n}}\n"
+        f"ARK_DEVICE bool ark_loads(ark_u32 kind) {{ return {asked}; }}\n"
+        "ARK_DEVICE void ark_dispatch_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load) {\n"
+        f"  switch (t.kind) {{\n{lines}    default: return;\n  }}\n}}\n"
     )
 
 

@@ -18,6 +18,7 @@ from ark.ir.graph import Graph
 from ark.ir.values import Tensor
 from ark.lower.chains import join_chains
 from ark.lower.choose import choose
+from ark.lower.epilogues import join_epilogues
 from ark.lower.fuse import fuse
 from ark.lower.gathers import own_first
 from ark.lower.nodes import lower_nodes, pipelined
@@ -68,7 +69,8 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
     _check_ranges(private, machine)
     machine = choose(private, machine, chosen, external)
     if chosen.get("fuse", True):
-        private = own_first(join_chains(fuse(private, machine, external), external), external)
+        private = join_chains(fuse(private, machine, external), external)
+        private = own_first(join_epilogues(private, machine, external), external)
     alone = pipelined(private)
     private, received = spread(private, machine, chosen, external)
     return Prepared(private, machine, chosen, tuple(packings), received, alone)
@@ -102,7 +104,7 @@ def plan_prepared(
     phase's tasks on one processor; a compiler may begin.
     """
     private, machine, chosen = prepared.graph, prepared.machine, prepared.options
-    groups = lower_nodes(private, machine, chosen, prepared.pipelined)
+    groups = _ended(lower_nodes(private, machine, chosen, prepared.pipelined))
     packed = machine.has("packets") and chosen.get("packets", True)
     templates = Templates()
     packets: set[int] = set()
@@ -147,6 +149,23 @@ def plan_prepared(
         for number, (name, listed) in enumerate(zip(private.phases, members, strict=True))
     ]
     return dataclasses.replace(draft, phases=tuple(phases), counters=schedule.counters())
+
+
+def _ended(groups: Sequence[Group]) -> list[Group]:
+    """The groups, and behind a phase's last one, if it has several tasks, the iteration's end."""
+    last = {group.phase: place for place, group in enumerate(groups)}
+    made: list[Group] = []
+    for place, group in enumerate(groups):
+        made.append(group)
+        if place == last[group.phase] and len(group.coords) > 1:
+            made.append(_end(group))
+    return made
+
+
+def _end(group: Group) -> Group:
+    end = Group("end", "iteration_end", {}, (), [(0,)], (), group.phase, group.processors)
+    end.context = group.context
+    return end
 
 
 def _check_ranges(graph: Graph, machine: Machine) -> None:

@@ -15,20 +15,24 @@ from ark.ir.values import Tensor
 from ark.machine import Machine
 from ark.variant import COMMUNICATE
 
-MIN_TILE = 2048
+MIN_TILE = 4096
 LINE = 64  # elements: where a dimension is cut, tiles begin on whole cache lines and packs
-SWEEP = 16384  # elements of a tile of a large tensor: warps that drift apart scatter the accesses
+SWEEP = 65536  # bytes of a tile of a large tensor: warps that drift apart scatter the accesses
 PAIRED = ("swiglu", "rope_kv")  # epilogues that need two neighbouring rows in one stage
 
 
-def box_tile(shape: Sequence[int], machine: Machine, weight: int = 1) -> list[int]:
-    """Four tile sizes for a result, each element of which costs `weight`; a result of more
-    dimensions is folded (ark.ir.fold).
+def box_tile(
+    shape: Sequence[int], machine: Machine, weight: int = 1, itemsize: int = 4
+) -> list[int]:
+    """Four tile sizes for a result, each element of which costs `weight` and has `itemsize` bytes;
+    a result of more dimensions is folded (ark.ir.fold).
     """
     full, shape = shape, fold(shape)
     want = max(math.ceil(MIN_TILE / weight), math.ceil(math.prod(shape) / machine.processors))
     if weight == 1 and not machine.has("single_thread"):
-        want = min(want, max(SWEEP, math.ceil(math.prod(shape) / (64 * machine.processors))))
+        want = min(
+            want, max(SWEEP // itemsize, math.ceil(math.prod(shape) / (64 * machine.processors)))
+        )
     tile = [1, 1, 1, 1]
     for d in (3, 2, 1, 0):
         room = math.ceil(want / math.prod(tile))
@@ -116,6 +120,14 @@ def _powers(most: int) -> list[int]:
     return [*(1 << i for i in range(most.bit_length()) if 1 << i < most), most]
 
 
+def swept(coords: list[tuple[int, ...]], machine: Machine) -> list[tuple[int, ...]]:
+    """Tiles of a tensor that is read or written once: where processors have several each, all of
+    them go through it together, so that memory sees one place at a time.
+    """
+    many = len(coords) > machine.processors and not machine.has("single_thread")
+    return side_by_side(coords, machine.processors) if many else coords
+
+
 def side_by_side(coords: Sequence[tuple[int, ...]], processors: int) -> list[tuple[int, ...]]:
     """Coordinates so ordered that processors which are dealt consecutive shares of them run through
     the given order together, one after another.
@@ -129,7 +141,16 @@ def side_by_side(coords: Sequence[tuple[int, ...]], processors: int) -> list[tup
     return [coord for share in shares for coord in share]
 
 
-GROUP = 16  # rows of tiles of a product whose columns follow each other, so that they share L2
+BAND = 16 << 20  # bytes of a product's left side that stay in L2 while its columns pass by
+MOST_GROUP = 16  # rows of tiles: about as high as wide is what runs together
+
+
+def matrix_group(rows: int, depth: int, itemsize: int) -> int:
+    """Rows of tiles of a product whose columns follow each other, so that they share L2.
+
+    rows: of a tile. depth: of the product. itemsize: bytes of an element.
+    """
+    return max(1, min(MOST_GROUP, BAND // (rows * depth * itemsize)))
 
 
 def matrix_tile(shape: Sequence[int], machine: Machine) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from ark.lower.chains import expression_of
 from ark.lower.context import Lowering
 from ark.lower.merge import merge
 from ark.lower.registry import register
-from ark.lower.tiling import box_coords, box_tile
+from ark.lower.tiling import box_coords, box_tile, swept
 from ark.ops.base import broadcast, check_dims, float_dtype, result, same_dtype
 from ark.tasks import expression
 from ark.tasks.expression import Tree
@@ -41,10 +41,13 @@ def _lower(lowering: Lowering, node: Node) -> None:
     elif len(node.outputs[0].shape) > FOLDED:
         tensors = merge(tensors)
     out = tensors[-1]
-    tile = lowering.tile(fold(out.shape)) or box_tile(out.shape, lowering.machine)
+    asked, itemsize = lowering.tile(fold(out.shape)), max(t.dtype.itemsize for t in tensors)
+    tile = asked or box_tile(out.shape, lowering.machine, itemsize=itemsize)
     if out.dtype.packed:
         tile[3] = min(out.shape[-1], tile[3] + tile[3] % out.dtype.per_item)
-    lowering.emit("pointwise", {"expr": expr, "tile": tile}, tensors, box_coords(out.shape, tile))
+    coords = box_coords(out.shape, tile)
+    coords = coords if asked else swept(coords, lowering.machine)
+    lowering.emit("pointwise", {"expr": expr, "tile": tile}, tensors, coords)
 
 
 def _evaluated(inputs: Sequence[np.ndarray], node: Tree, attrs: Any) -> list[np.ndarray]:

@@ -17,9 +17,9 @@ from ark.lower.context import Lowering
 from ark.lower.merge import join, joins, widen
 from ark.lower.registry import get, register
 from ark.lower.tiling import (
-    GROUP,
     PAIRED,
     box_coords,
+    matrix_group,
     matrix_tile,
     side_by_side,
     split,
@@ -27,6 +27,7 @@ from ark.lower.tiling import (
     stage_rows,
 )
 from ark.ops.base import broadcast, float_dtype, result, same_dtype
+from ark.tasks import expression
 
 EPILOGUES = {"add": "add", "swiglu": "swiglu_pairs", "rope_kv": "rope_kv"}
 """What a linear node may do to its product: its name for that, and the op that does it."""
@@ -92,9 +93,11 @@ def linear(input: Any, weight: Any, output: Any = NullTensor, name: str = "") ->
 
 
 def _matmul_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    a, b = inputs
+    a, b, *others = inputs
     a = np.swapaxes(a, -1, -2) if attrs["transpose_a"] else a
     b = np.swapaxes(b, -1, -2) if attrs["transpose_b"] else b
+    if "finish" in attrs:
+        return [expression.evaluate(attrs["finish"], [a @ b, *others])]
     return [a @ b]
 
 
@@ -113,16 +116,27 @@ def _lower_matmul(lowering: Lowering, node: Node) -> None:
         tile = matrix_tile(shape, machine)
     else:
         tile = machine.matmul_tile(shape[2], shape[3], shape[0] * shape[1])
-    params = {
+    params: dict[str, Any] = {
         "transpose_a": bool(node.attrs["transpose_a"]),
         "transpose_b": bool(node.attrs["transpose_b"]),
         "tile": list(tile),
     }
     coords = box_coords(shape, (1, 1, *tile))
-    if grouped:
-        coords.sort(key=lambda c: (*c[:2], c[2] // (GROUP * tile[0]), c[3], c[2]))
+    a = node.inputs[0]
+    depth = a.shape[-2] if node.attrs["transpose_a"] else a.shape[-1]
+    group = matrix_group(tile[0], depth, a.dtype.itemsize)
+    if grouped and lowering.graph.world_size == 1 and not node.hints:
+        # A processor's tiles are one task: it loads one while it stores another.
+        begin, end = node.processors or (0, machine.processors)
+        params |= {"tasks": min(len(coords), end - begin), "group": group}
+        coords = [(r,) for r in range(params["tasks"])]
+    elif grouped:
+        coords.sort(key=lambda c: (*c[:2], c[2] // (group * tile[0]), c[3], c[2]))
         coords = side_by_side(coords, machine.processors)
-    lowering.emit("matmul", params, tensors, coords)
+    left, right, *others, out = tensors
+    if "finish" in node.attrs:
+        params["expr"] = node.attrs["finish"]
+    lowering.emit("matmul", params, [left, right, out, *others], coords)
 
 
 def _merge_batch(tensors: Sequence[IrTensor]) -> list[IrTensor]:

@@ -8,7 +8,7 @@ it fits together.
 
 from ark.parallel.layout import Layout, change, table
 from ark.parallel.pipeline import Placement, shape, tessel
-from ark.parallel.plans import parallelize
+from ark.parallel.plans import parallelize, pipelined
 from ark.parallel.transform import ParallelGraph, materialise
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "change",
     "materialise",
     "parallelize",
+    "pipelined",
     "shape",
     "table",
     "tessel",

@@ -23,6 +23,7 @@ from ark.plan.frontier import Frontier
 from ark.plan.groups import Group
 from ark.plan.kind import OperandType, Signature
 from ark.plan.types import ITERATION_BARRIER, PlanBuffer, PlanCounter, PlanOp, PlanTensor, Task
+from ark.variant import COMMUNICATE
 
 NOTHING = np.zeros(0, np.int64)
 NOBODY = (frozenset[int](), frozenset[int]())
@@ -193,9 +194,11 @@ class _PhaseRun:
         sig = self.s.signature(op)
         self.groups.append((op, group, sig))
         self.drafts += [_Draft() for _ in range(count)]
-        lanes = self._deal(group, count)
         mine = self._regions(op, sig, tuple(group.coords))
         needs = self._needs(mine, count)
+        lanes = self._follow(group, needs)
+        if lanes is None:
+            lanes = self._deal(group, count)
         run = _OpRun(first, lanes, np.zeros(count, np.int64), [])
         self.runs[op.id] = run
         decisions: dict[tuple[Clock, tuple[Need, ...]], _Decision] = {}
@@ -219,6 +222,22 @@ class _PhaseRun:
             run.clocks.append(clock)
         self._pair(group, first)
         self.frontier.add(mine)
+
+    def _follow(self, group: Group, needs: Sequence[tuple[Need, ...]]) -> np.ndarray | None:
+        """The processors where each task comes right behind the only one that it needs, so that a
+        chain of small ops hands nothing over; None where tasks need more, or share what they need.
+        """
+        placed = group.processors or group.granularity is not None or group.sends or group.awaits
+        if placed or len(needs) > len(self.lists) or self.s.machine.variant.role(COMMUNICATE):
+            return None
+        lanes: list[int] = []
+        for need in needs:
+            makers = {m for _, _, number in need for m in self.sets[number].members.tolist()}
+            found = {lane for _, _, number in need for lane in self.sets[number].lanes.tolist()}
+            if len(found) != 1 or self.lists[min(found)][-1] not in makers:
+                return None
+            lanes += found
+        return np.array(lanes, np.int64) if len(set(lanes)) == len(lanes) else None
 
     def _deal(self, group: Group, count: int) -> np.ndarray:
         """The processor of each task: round robin, whole shares where there are many, or as many at

@@ -5,27 +5,37 @@ touches is always decided here, because the verifier relies on it.
 """
 
 from ark.tasks import (
+    along,
     attention,
     combine,
     experts,
+    iteration,
     linear,
     matmul,
     movement,
     pointwise,
+    quantized,
+    remap,
     rotary,
     rows,
     tokens,
+    windows,
 )
 
 __all__ = [
+    "along",
     "attention",
     "combine",
     "experts",
+    "iteration",
     "linear",
     "matmul",
     "movement",
     "pointwise",
+    "quantized",
+    "remap",
     "rotary",
     "rows",
     "tokens",
+    "windows",
 ]

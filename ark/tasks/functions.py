@@ -64,6 +64,15 @@ def _gelu(a: np.ndarray) -> np.ndarray:
     return 0.5 * a * (1.0 + np.tanh(SQRT_2_OVER_PI * (a + 0.044715 * a**3)))
 
 
+def _logistic(value: str) -> str:
+    """1 / (1 + exp(-value)), whose reciprocal may be good to a unit in the last place only."""
+    return f"ark_reciprocal(1.0f + ark_exp(-{value}))"
+
+
+# 1 + tanh(x) = 2 / (1 + exp(-2 x))
+_GELU = f"({2 * SQRT_2_OVER_PI!r}f * (a + 0.044715f * a * a * a))"
+
+
 def _erf(a: np.ndarray) -> np.ndarray:
     return np.vectorize(math.erf, otypes=[np.float64])(a)
 
@@ -80,15 +89,10 @@ FUNCTIONS: dict[str, Function] = {
         Function("rsqrt", "ark_rsqrt(a)", lambda a: 1.0 / np.sqrt(a)),
         Function("reciprocal", "(1.0f / a)", lambda a: 1.0 / a),
         Function("relu", "(a > 0.0f ? a : 0.0f)", lambda a: np.maximum(a, 0.0)),
-        # 1 + tanh(x) = 2 / (1 + exp(-2 x))
-        Function(
-            "gelu",
-            f"(a / (1.0f + ark_exp({-2 * SQRT_2_OVER_PI!r}f * (a + 0.044715f * a * a * a))))",
-            _gelu,
-        ),
-        Function("sigmoid", "(1.0f / (1.0f + ark_exp(-a)))", lambda a: 1 / (1 + np.exp(-a))),
-        Function("silu", "(a / (1.0f + ark_exp(-a)))", lambda a: a / (1 + np.exp(-a))),
-        Function("swiglu", "(a / (1.0f + ark_exp(-a)) * b)", lambda a, b: a / (1 + np.exp(-a)) * b),
+        Function("gelu", f"(a * {_logistic(_GELU)})", _gelu),
+        Function("sigmoid", _logistic("a"), lambda a: 1 / (1 + np.exp(-a))),
+        Function("silu", f"(a * {_logistic('a')})", lambda a: a / (1 + np.exp(-a))),
+        Function("swiglu", f"(a * {_logistic('a')} * b)", lambda a, b: a / (1 + np.exp(-a)) * b),
         Function("add", "(a + b)", np.add, _wrapping("a", "+", "b")),
         Function("sub", "(a - b)", np.subtract, _wrapping("a", "-", "b")),
         Function("rsub", "(b - a)", lambda a, b: b - a, _wrapping("b", "-", "a")),

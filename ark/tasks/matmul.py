@@ -1,25 +1,38 @@
 """General matrix-multiply tiles: any transposes, batch and broadcast, fp32 accumulation.
 
 params: transpose_a, transpose_b, tile (rows, columns). operands: a, b, output. coord: batch index
-of the output's dimensions 0 and 1, first row, first column. This is the common body; vendors
-replace it where their matrix units serve the signature.
+of the output's dimensions 0 and 1, first row, first column.
+With the param expr, a tree of ark.tasks.expression over the product (the tree's operand 0, in fp32)
+and the operands behind the output, which broadcast to it, that is what is stored.
+With the params tasks and group a task has several tiles: tiles are numbered down `group` rows of
+tiles, then along the columns, then on to the next rows and the next matrix, and the task with coord
+(r,) has tile r, r + tasks and so on, so that tasks which run together share what they read.
+This is the common body; vendors replace it where their matrix units serve the signature.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
 
 from ark.ir.fold import fold, unfold
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
-from ark.plan.params import Params, Places, Size, box, count, fits, need, typed
-from ark.tasks import text
+from ark.plan.params import INT_MAX, Params, Places, Size, box, count, fits, need, typed
+from ark.tasks import expression, text
+from ark.tasks.pointwise import broadcast_access, broadcasts
 
 
 class MatmulParams(Params, frozen=True):
     transpose_a: bool
     transpose_b: bool
     tile: tuple[Size, Size]
+    expr: list[Any] | None = None
+    tasks: Annotated[int, msgspec.Meta(ge=0, le=INT_MAX)] = 0
+    group: Size = 1
 
 
 class Matmul(TaskKind):
@@ -28,7 +41,15 @@ class Matmul(TaskKind):
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
-        count(sig, 3)
+        tree, others = sig.params.get("expr"), sig.operands[3:]
+        if tree is None:
+            count(sig, 3)
+        else:
+            need(len(sig.operands) >= 3, "it has no output")
+            expression.check(tree, ["fp32", *(o.dtype for o in others)])
+            need(not expression.places(tree), "its expression asks for an element's place")
+            for index in range(3, len(sig.operands)):
+                broadcasts(sig, index, 2)
         a, b, out = (typed(sig, index).shape for index in range(3))
         need(min(len(a), len(b), len(out)) >= 2, "an operand has fewer than 2 dimensions")
         m, n, k = dims(sig)
@@ -45,11 +66,25 @@ class Matmul(TaskKind):
                 f"the batch of {list(shape)} does not broadcast to {list(out)}",
             )
         fits(sig.params["tile"], (m, n))
+        many = math.prod(grid(sig))
+        need(many <= INT_MAX, f"{many} tiles are more than can be counted")
+        need(
+            sig.params.get("tasks", 0) <= many,
+            f"{sig.params.get('tasks')} tasks are more than its {many} tiles",
+        )
 
     def places(self, sig: Signature) -> Places:
+        if sig.params.get("tasks"):
+            return Places((range(sig.params["tasks"]),))
         return box(fold(sig.operands[2].shape), (1, 1, *sig.params["tile"]))
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        found: dict[Access, None] = {}  # tiles of one task may share a row's or a column's part
+        for tile in tiles(sig, coord):
+            found.update(dict.fromkeys(self._touched(sig, tile)))
+        return list(found)
+
+    def _touched(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         m, n, k = dims(sig)
         rows, columns = sig.params["tile"]
         m1, n1 = min(coord[2] + rows, m), min(coord[3] + columns, n)
@@ -63,6 +98,8 @@ class Matmul(TaskKind):
             Access(i, *self._batched(sig, i, coord, box), write=False)
             for i, box in ((0, a_box), (1, b_box))
         ]
+        lo, hi = unfold(sig.operands[2].shape, coord, (coord[0] + 1, coord[1] + 1, m1, n1))
+        found += [broadcast_access(sig, i, lo, hi) for i in range(3, len(sig.operands))]
         out_box = ((coord[2], coord[3]), (m1, n1))
         found.append(Access(2, *self._batched(sig, 2, coord, out_box), write=True))
         return found
@@ -87,20 +124,103 @@ class Matmul(TaskKind):
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
         _, _, k = dims(sig)
         rows, columns = sig.params["tile"]
-        return 2.0 * rows * columns * k, super().cost(sig, coord)[1]
+        many = len(tiles(sig, coord))
+        return 2.0 * rows * columns * k * many, super().cost(sig, coord)[1]
 
     def headers(self) -> tuple[str, ...]:
         return (text.header("matmul.h"),)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         alone = machine.has("single_thread") and not sig.params["transpose_b"]
-        places = (
+        arguments = (
+            "m0",
+            "n0",
             _place(sig, 0, "m", "k", bool(sig.params["transpose_a"])),
             _place(sig, 1, "k", "n", bool(sig.params["transpose_b"])),
-            _place(sig, 2, "m", "n", False),
+            f"[&](int m, int n, float sum) {{\n{finish(sig, 'sum', 'm', 'n')}  }}",
         )
         callee = "ark_matmul_alone" if alone else "ark_matmul"
-        return text.call(name, callee, (*sig.params["tile"], *dims(sig)), places)
+        body = f"  {text.called(callee, (*sig.params['tile'], *dims(sig)), arguments)};\n"
+        return text.function(name, outputs(sig) + each_tile(sig, body))
+
+
+def outputs(sig: Signature) -> str:
+    """Declares the output as po, and what an expression reads as p3, p4, ..."""
+    others = (text.operand(sig, i, f"p{i}") for i in range(3, len(sig.operands)))
+    return text.operand(sig, 2, "po", const=False) + "".join(others)
+
+
+def finish(sig: Signature, total: str, row: str, column: str) -> str:
+    """Statements that store the product's element `total` at a row and column of matrix i0, i1."""
+    names = place_names(sig, row, column)
+    value, lines = total, []
+    if sig.params.get("expr") is not None:
+        leaves = [(total, "float")]
+        for i in range(3, len(sig.operands)):
+            loaded = text.load(sig, i, f"p{i}", text.offset(sig, i, names))
+            leaves.append((loaded, text.loaded(sig, i)))
+        writer = expression.Writer(leaves, text.literal)
+        value, _ = writer.write(sig.params["expr"])
+        lines = writer.statements
+    lines = [*lines, text.store(sig, 2, "po", text.offset(sig, 2, names), value)]
+    return "".join(f"      {line}\n" for line in lines)
+
+
+def place_names(sig: Signature, row: str, column: str) -> list[str]:
+    """Texts of the output's indices at a row and column of matrix i0, i1."""
+    return text.indices(sig.operands[2].shape, ["i0", "i1", row, column])
+
+
+def grid(sig: Signature) -> tuple[int, int, int, int]:
+    """How many tiles there are: of the two batch dimensions, down and across."""
+    shape = fold(sig.operands[2].shape)
+    rows, columns = sig.params["tile"]
+    return shape[0], shape[1], -(-shape[2] // rows), -(-shape[3] // columns)
+
+
+def tiles(sig: Signature, coord: Sequence[int]) -> list[tuple[int, ...]]:
+    """(batch, batch, first row, first column) of each tile of the task at `coord`."""
+    tasks = sig.params.get("tasks", 0)
+    if not tasks:
+        return [tuple(coord)]
+    _, inner, down, across = grid(sig)
+    rows, columns = sig.params["tile"]
+    group = sig.params["group"]
+    found: list[tuple[int, ...]] = []
+    for number in range(coord[0], math.prod(grid(sig)), tasks):
+        matrix, rest = divmod(number, down * across)
+        band, rest = divmod(rest, group * across)
+        high = min(group, down - band * group)
+        place = (band * group + rest % high) * rows, rest // high * columns
+        found.append((matrix // inner, matrix % inner, *place))
+    return found
+
+
+def each_tile(sig: Signature, body: str, meet: bool = True) -> str:
+    """Statements that run `body` for each tile of a task, whose place it knows as i0, i1, m0, n0.
+
+    meet: the threads meet between two tiles.
+    """
+    quiet = "  (void)i0;\n  (void)i1;\n"
+    tasks = sig.params.get("tasks", 0)
+    if not tasks:
+        return (
+            "  const int i0 = t.coord[0], i1 = t.coord[1], m0 = t.coord[2], n0 = t.coord[3];\n"
+            f"{quiet}{body}"
+        )
+    _, inner, down, across = grid(sig)
+    rows, columns = sig.params["tile"]
+    group = sig.params["group"]
+    return (
+        f"  for (int tile = t.coord[0]; tile < {math.prod(grid(sig))}; tile += {tasks}) {{\n"
+        f"  const int matrix = tile / {down * across}, within = tile % {down * across};\n"
+        f"  const int band = within / {group * across} * {group};\n"
+        f"  const int high = band + {group} < {down} ? {group} : {down} - band;\n"
+        f"  const int m0 = (band + within % {group * across} % high) * {rows};\n"
+        f"  const int n0 = within % {group * across} / high * {columns};\n"
+        f"  const int i0 = matrix / {inner}, i1 = matrix % {inner};\n"
+        f"{quiet}{body}{'  ark_sync();' if meet else ''}\n  }}\n"
+    )
 
 
 def dims(sig: Signature) -> tuple[int, int, int]:
@@ -111,10 +231,8 @@ def dims(sig: Signature) -> tuple[int, int, int]:
 
 
 def _place(sig: Signature, index: int, row: str, column: str, transposed: bool) -> str:
-    names = (column, row) if transposed else (row, column)
-    variables = ["t.coord[0]", "t.coord[1]", *names]
-    variables = text.indices(sig.operands[2].shape, variables)
-    return text.place(sig, index, (row, column), variables, const=index != 2)
+    variables = place_names(sig, *((column, row) if transposed else (row, column)))
+    return text.place(sig, index, (row, column), variables)
 
 
 register(Matmul())

@@ -64,25 +64,33 @@ ARK_DEVICE T ark_warp_fold(T v) {
   return v;
 }
 
-// R totals over the block, or over the warp alone, in every thread. `red` holds two times
-// R * ARK_WARPS values, used alternately, so that one barrier serves a fold.
-template <class F, bool WARP, int R, typename T>
+// R totals over a team of TEAM warps, in each of its threads. `red` holds two times R values for
+// each warp of the block, used alternately, so that one barrier serves a fold. A team that is
+// neither a warp nor the block needs a backend that says ARK_HAS_TEAMS.
+#if !defined(ARK_HAS_TEAMS)
+template <int TEAM>
+ARK_DEVICE void ark_team_sync() {
+  ark_sync();
+}
+#endif
+template <class F, int TEAM, int R, typename T>
 ARK_DEVICE void ark_fold(T (&v)[R], T* red, int& parity) {
 #pragma unroll
   for (int r = 0; r < R; ++r) v[r] = ark_warp_fold<F>(v[r]);
-  if (WARP || ARK_WARPS == 1) return;
-  T* mine = red + parity * R * ARK_WARPS;
+  if (TEAM == 1) return;
+  const int team = TEAM == ARK_WARPS ? 0 : ark_warp() / TEAM;
+  T* mine = red + (parity * ARK_WARPS + team * TEAM) * R;
   parity ^= 1;
   if (ark_lane() == 0) {
 #pragma unroll
-    for (int r = 0; r < R; ++r) mine[r * ARK_WARPS + ark_warp()] = v[r];
+    for (int r = 0; r < R; ++r) mine[r * TEAM + ark_warp() - team * TEAM] = v[r];
   }
-  ark_sync();
+  ark_team_sync<TEAM>();
 #pragma unroll
   for (int r = 0; r < R; ++r) {
-    T total = mine[r * ARK_WARPS];
+    T total = mine[r * TEAM];
 #pragma unroll
-    for (int w = 1; w < ARK_WARPS; ++w) total = F::join(total, mine[r * ARK_WARPS + w]);
+    for (int w = 1; w < TEAM; ++w) total = F::join(total, mine[r * TEAM + w]);
     v[r] = total;
   }
 }
@@ -126,16 +134,29 @@ ARK_DEVICE float ark_weight(const T* w, int k) {
   return ark_get(w, k);
 }
 
-// Rows of K elements in registers, E packs of V a thread, R rows at once by the block or by each
-// warp, the next ones on their way meanwhile. at(row, in, out) gives where a row lies.
-template <class OP, int K, int V, int E, int R, bool WARP, typename TI, typename TO, class Weight,
+// V weights from element k on.
+template <int V>
+ARK_DEVICE void ark_weights(float (&to)[V], ArkOnes, int) {
+#pragma unroll
+  for (int j = 0; j < V; ++j) to[j] = 1.0f;
+}
+template <int V, typename T>
+ARK_DEVICE void ark_weights(float (&to)[V], const T* w, int k) {
+  const ArkPack<T, V> pack = ark_load_pack<V>(w + k);
+#pragma unroll
+  for (int j = 0; j < V; ++j) to[j] = ark_get(pack.v, j);
+}
+
+// Rows of K elements in registers, E packs of V a thread, R rows at once by each team of TEAM
+// warps, the next ones on their way meanwhile. at(row, in, out) gives where a row lies.
+template <class OP, int K, int V, int E, int R, int TEAM, typename TI, typename TO, class Weight,
           class At>
 ARK_DEVICE void ark_rows_held(const TI* in, TO* out, Weight weight, int rows, float eps, char* red,
                               const At& at) {
-  constexpr int WIDTH = WARP ? ARK_LANES : ARK_THREADS;
+  constexpr int WIDTH = TEAM * ARK_LANES, TEAMS = ARK_WARPS / TEAM;
   constexpr bool WHOLE = K == WIDTH * E * V;
-  const int me = (WARP ? ark_lane() : ark_tid()) * V;
-  const int step = WARP ? ARK_WARPS * R : R;
+  const int team = TEAMS == 1 ? 0 : ark_warp() / TEAM;
+  const int me = (ark_tid() - team * WIDTH) * V, step = TEAMS * R;
   float* sums = reinterpret_cast<float*>(red);
   ArkPack<TI, V> ahead[R][E];
   const auto load = [&](int first) {
@@ -150,7 +171,8 @@ ARK_DEVICE void ark_rows_held(const TI* in, TO* out, Weight weight, int rows, fl
       }
     }
   };
-  int first = WARP ? ark_warp() * R : 0, parity = 0;
+  int first = team * R, parity = 0;
+  if (team >= TEAMS) return;
   if (first < rows) load(first);
   for (; first < rows; first += step) {
     float v[R][E * V], centre[R], total[R];
@@ -173,7 +195,7 @@ ARK_DEVICE void ark_rows_held(const TI* in, TO* out, Weight weight, int rows, fl
           if (WHOLE || i / V * WIDTH * V + me < K) centre[r] = OP::First::join(centre[r], v[r][i]);
         }
       }
-      ark_fold<typename OP::First, WARP>(centre, sums, parity);
+      ark_fold<typename OP::First, TEAM>(centre, sums, parity);
     }
 #pragma unroll
     for (int r = 0; r < R; ++r) {
@@ -183,7 +205,7 @@ ARK_DEVICE void ark_rows_held(const TI* in, TO* out, Weight weight, int rows, fl
         if (WHOLE || i / V * WIDTH * V + me < K) total[r] += OP::term(v[r][i], centre[r]);
       }
     }
-    ark_fold<ArkAddFold, WARP>(total, sums, parity);
+    ark_fold<ArkAddFold, TEAM>(total, sums, parity);
 #pragma unroll
     for (int r = 0; r < R; ++r) {
       if (first + r >= rows) break;
@@ -195,10 +217,10 @@ ARK_DEVICE void ark_rows_held(const TI* in, TO* out, Weight weight, int rows, fl
         const int k = e * WIDTH * V + me;
         if (!WHOLE && k >= K) continue;
         ArkPack<TO, V> pack;
+        float by[V];
+        ark_weights(by, weight, k);
 #pragma unroll
-        for (int j = 0; j < V; ++j) {
-          ark_put(pack.v, j, v[r][e * V + j] * factor * ark_weight(weight, k + j));
-        }
+        for (int j = 0; j < V; ++j) ark_put(pack.v, j, v[r][e * V + j] * factor * by[j]);
         ark_store_pack<V>(out + to + k, pack);
       }
     }
@@ -236,7 +258,7 @@ ARK_DEVICE void ark_rows_any(const TI* in, TO* out, Weight weight, int rows, int
       }
       for (int j = 1; j < V; ++j) part[0] = OP::First::join(part[0], part[j]);
       centre[0] = part[0];
-      ark_fold<typename OP::First, false>(centre, sums, parity);
+      ark_fold<typename OP::First, ARK_WARPS>(centre, sums, parity);
     }
     const float middle = OP::centre(centre[0], K);
     const bool kept = KEEP && OP::FIRST;
@@ -255,7 +277,7 @@ ARK_DEVICE void ark_rows_any(const TI* in, TO* out, Weight weight, int rows, int
       if (KEEP) row[k] = v;
     }
     for (int j = 0; j < V; ++j) total[0] += part[j];
-    ark_fold<ArkAddFold, false>(total, sums, parity);
+    ark_fold<ArkAddFold, ARK_WARPS>(total, sums, parity);
     const float factor = OP::factor(total[0], K, eps);
     const auto value = [&](int k) {
       float v = KEEP ? row[k] : ark_get(source, k);
@@ -271,44 +293,57 @@ ARK_DEVICE void ark_rows_any(const TI* in, TO* out, Weight weight, int rows, int
 }
 
 // The last dimension's reduction: a row of K elements is one warp's or the block's; U packs of V
-// under way in a thread. finish(total) is what is stored.
+// are added up in a thread while the next U are under way. finish(total) is what is stored.
 template <class F, typename T, int V, int U, bool WARP, typename TI, class At, class Finish>
 ARK_DEVICE void ark_reduce_rows(const TI* in, int rows, int K, char* red, const At& at,
                                 const Finish& finish) {
-  constexpr int WIDTH = WARP ? ARK_LANES : ARK_THREADS;
-  const int me = WARP ? ark_lane() : ark_tid();
+  constexpr int WIDTH = WARP ? ARK_LANES : ARK_THREADS, REACH = (U - 1) * WIDTH * V;
+  const int me = WARP ? ark_lane() : ark_tid(), step = WARP ? ARK_WARPS : 1;
   const int bulk = K / V * V;
-  int parity = 0;
-  for (int r = WARP ? ark_warp() : 0; r < rows; r += WARP ? ARK_WARPS : 1) {
+  const bool deep = me * V + REACH < bulk;
+  ArkPack<TI, V> ahead[U];
+  const auto load = [&](int r, int k) {
+    const TI* source = in + at(r) + k;
+#pragma unroll
+    for (int u = 0; u < U; ++u) ahead[u] = ark_load_pack<V>(source + u * WIDTH * V);
+  };
+  int parity = 0, r = WARP ? ark_warp() : 0;
+  if (deep && r < rows) load(r, me * V);
+  for (; r < rows; r += step) {
     const TI* source = in + at(r);
-    T part[U][V];
+    T part[V];
 #pragma unroll
-    for (int u = 0; u < U; ++u) {
-#pragma unroll
-      for (int j = 0; j < V; ++j) part[u][j] = F::none(T());
-    }
+    for (int j = 0; j < V; ++j) part[j] = F::none(T());
     int k = me * V;
-    for (; k + (U - 1) * WIDTH * V < bulk; k += U * WIDTH * V) {
-      ArkPack<TI, V> pack[U];
-#pragma unroll
-      for (int u = 0; u < U; ++u) pack[u] = ark_load_pack<V>(source + k + u * WIDTH * V);
+    while (k + REACH < bulk) {
+      T value[U][V];
 #pragma unroll
       for (int u = 0; u < U; ++u) {
 #pragma unroll
-        for (int j = 0; j < V; ++j) part[u][j] = F::join(part[u][j], T(ark_plain(pack[u].v[j])));
+        for (int j = 0; j < V; ++j) value[u][j] = T(ark_plain(ahead[u].v[j]));
+      }
+      k += U * WIDTH * V;
+      if (k + REACH < bulk) {
+        load(r, k);
+      } else if (r + step < rows) {
+        load(r + step, me * V);
+      }
+#pragma unroll
+      for (int u = 0; u < U; ++u) {
+#pragma unroll
+        for (int j = 0; j < V; ++j) part[j] = F::join(part[j], value[u][j]);
       }
     }
     for (; k < bulk; k += WIDTH * V) {
       const ArkPack<TI, V> pack = ark_load_pack<V>(source + k);
 #pragma unroll
-      for (int j = 0; j < V; ++j) part[0][j] = F::join(part[0][j], T(ark_plain(pack.v[j])));
+      for (int j = 0; j < V; ++j) part[j] = F::join(part[j], T(ark_plain(pack.v[j])));
     }
-    for (k = bulk + me; k < K; k += WIDTH)
-      part[0][0] = F::join(part[0][0], T(ark_plain(source[k])));
-    T total[1] = {part[0][0]};
+    for (k = bulk + me; k < K; k += WIDTH) part[0] = F::join(part[0], T(ark_plain(source[k])));
+    T total[1] = {part[0]};
 #pragma unroll
-    for (int i = 1; i < U * V; ++i) total[0] = F::join(total[0], part[i / V][i % V]);
-    ark_fold<F, WARP>(total, reinterpret_cast<T*>(red), parity);
+    for (int j = 1; j < V; ++j) total[0] = F::join(total[0], part[j]);
+    ark_fold<F, WARP ? 1 : ARK_WARPS>(total, reinterpret_cast<T*>(red), parity);
     if (me == 0) finish(r, total[0]);
   }
 }
@@ -326,11 +361,19 @@ ARK_DEVICE void ark_reduce_columns(const TI* in, ark_i64 stride, int columns, in
   for (int j = 0; j < V; ++j) part[j] = F::none(T());
   if (mine) {
     const TI* source = in + column;
+    ArkPack<TI, V> ahead[U];
+    const auto load = [&](int k) {
+#pragma unroll
+      for (int u = 0; u < U; ++u) ahead[u] = ark_load_pack<V>(source + (k + u * DEEP) * stride);
+    };
     int k = deep;
-    for (; k + (U - 1) * DEEP < K; k += U * DEEP) {
+    if (k + (U - 1) * DEEP < K) load(k);
+    while (k + (U - 1) * DEEP < K) {
       ArkPack<TI, V> pack[U];
 #pragma unroll
-      for (int u = 0; u < U; ++u) pack[u] = ark_load_pack<V>(source + (k + u * DEEP) * stride);
+      for (int u = 0; u < U; ++u) pack[u] = ahead[u];
+      k += U * DEEP;
+      if (k + (U - 1) * DEEP < K) load(k);
 #pragma unroll
       for (int u = 0; u < U; ++u) {
 #pragma unroll

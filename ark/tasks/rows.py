@@ -40,7 +40,8 @@ from ark.tasks import expression, text
 from ark.tasks.pointwise import tile_box
 
 _ROW_OPS = {"softmax": "ArkSoftmax", "layernorm": "ArkLayerNorm", "rmsnorm": "ArkRmsNorm"}
-HELD = 32  # elements of a row that a thread keeps in registers
+HELD = 32  # elements of a row that a thread keeps in registers, and bytes that wait for it there
+HELD_BYTES = 64
 BATCH = 16  # elements of several rows at once
 SIDE_BY_SIDE = 16  # sums of one thread that runs alone, for vectors
 
@@ -115,17 +116,21 @@ class RowNorm(TaskKind):
         room = (machine.shared_bytes - machine.ring_bytes) // 2
         return self._held(sig, machine) is None and 4 * columns <= room
 
-    def _held(self, sig: Signature, machine: Machine) -> tuple[int, int, int, bool] | None:
-        """(pack, packs a thread, rows at once, by a warp each) if registers hold the rows."""
+    def _held(self, sig: Signature, machine: Machine) -> tuple[int, int, int, int] | None:
+        """(pack, packs a thread, rows at once, warps of a team) if registers hold the rows."""
         columns = sig.operands[-1].shape[-1]
         pack = _packs(sig, columns)
-        threads = machine.lanes * machine.warps
         if machine.has("single_thread"):
             return None
-        for width, alone in ((machine.lanes, True), (threads, False)):
-            packs = -(-columns // (pack * width))
-            if packs * pack <= HELD:
-                return pack, packs, max(1, min(BATCH, BATCH // (packs * pack))), alone
+        itemsize = sig.operands[0].itemsize
+        teams = [1, machine.warps]
+        if machine.has("named_barriers"):
+            teams = sorted({*teams, *(t for t in (2, 4, 8) if machine.warps % t == 0)})
+        for team in teams:
+            packs = -(-columns // (pack * machine.lanes * team))
+            held = packs * pack
+            if held <= HELD and (held * itemsize <= HELD_BYTES or team == machine.warps):
+                return pack, packs, max(1, min(BATCH, BATCH // (packs * pack))), team
         return None
 
     def headers(self) -> tuple[str, ...]:
@@ -160,16 +165,14 @@ class RowNorm(TaskKind):
         held = self._held(sig, machine)
         if held is None:
             return text.function(name, body + loose)
-        pack, packs, batch, alone = held
+        pack, packs, batch, team = held
         tight = (
-            f"  ark_rows_held<{op}, {columns}, {pack}, {packs}, {batch}, {str(alone).lower()}>"
+            f"  ark_rows_held<{op}, {columns}, {pack}, {packs}, {batch}, {team}>"
             f"(p0, po, {weight}, rows, {eps}, red, at);\n"
         )
         if pack > 1:
-            tight = (
-                f"  if (ark_aligned(t.operand[0] | t.operand[{out}])) {{\n{tight}"
-                f"  }} else {{\n{loose}  }}\n"
-            )
+            addresses = " | ".join(f"t.operand[{i}]" for i in range(out + 1))
+            tight = f"  if (ark_aligned({addresses})) {{\n{tight}  }} else {{\n{loose}  }}\n"
         return text.function(name, body + tight)
 
 
@@ -181,7 +184,7 @@ _FOLDS = {
     "prod": "ArkMulFold",
 }
 COLUMNS = 64  # neighbouring results that a block reduces at once, where not the last dimension is
-DEEP_PACKS = 8  # packs that a thread has under way in a reduction
+DEEP_PACKS = 4  # packs that a thread adds up in a reduction while as many are under way
 
 
 def _compute(sig: Signature) -> str:

@@ -82,7 +82,7 @@ def test_the_compiler_does_not_wait_between_instructions(
     binary = backend.compiler().compile(emitted.source, Target("sm_90a", machine.threads))
     assert "wgmma.mma_async" in emitted.source.text
     assert "serialized" not in binary.log
-    assert len(emitted.maps[emitted.opcode[0]]) == 3
+    assert len(emitted.maps[emitted.opcode[0]]) == 2
 
 
 @pytest.mark.parametrize(
@@ -130,3 +130,65 @@ def test_products_are_numpys(left, right, m, n, k, transposes, dtype) -> None:
             e.astype(np.float32).ravel(), np.maximum(c.astype(np.float32), 0).ravel()
         )
     assert runs[0][0].tobytes() == runs[1][0].tobytes()
+
+
+def fused(machine: Machine, m: int, n: int, k: int, dtype: DataType) -> Plan:
+    """A plan of c = relu(a b^T + bias) * column + rest, where c is fp32, and rest has rows that
+    begin anywhere if m is odd.
+    """
+    graph = Graph()
+    shapes = {"a": (m, k), "b": (n, k), "bias": (n,), "column": (m, 1)}
+    a, b, bias, column = (
+        graph.tensor(s, dtype, arena="state", name=name) for name, s in shapes.items()
+    )
+    extents = (m, n + 3 * (m % 2))
+    rest = graph.tensor((m, n), dtype, arena="state", name="rest", extents=extents)
+    steps = [graph.tensor((m, n), dtype) for _ in range(4)]
+    c, made = graph.tensor((m, n), dtype), graph.tensor((m, n), fp32, arena="state", name="c")
+    graph.add("matmul", [a, b], [steps[0]], {"transpose_a": False, "transpose_b": True}, "product")
+    graph.add("add", [steps[0], bias], [steps[1]], {}, "bias")
+    graph.add("relu", [steps[1]], [steps[2]], {}, "relu")
+    graph.add("mul", [steps[2], column], [steps[3]], {}, "column")
+    graph.add("add", [steps[3], rest], [c], {}, "rest")
+    graph.add("cast", [c], [made], {}, "cast")
+    found = plan(graph, machine)
+    verify([found])
+    return found
+
+
+FUSED = [(512, 1096, 520, bf16), (999, 1096, 520, fp16)]
+
+
+@pytest.mark.parametrize(("m", "n", "k", "dtype"), FUSED)
+def test_what_follows_is_compiled_into_the_product(m, n, k, dtype) -> None:
+    made = fused(H100, m, n, k, dtype)
+    assert made.variant == "matrix"
+    assert [op.kind for op in made.ops] == ["matmul", "iteration_end"]
+    machine = machine_of(made)
+    emitted = write(made, machine, backend.dialect("sm_90a"))
+    binary = backend.compiler().compile(emitted.source, Target("sm_90a", machine.threads))
+    assert "ark_matrix_each" in emitted.source.text and "serialized" not in binary.log
+
+
+@needs_gpu
+@pytest.mark.parametrize(("m", "n", "k", "dtype"), FUSED)
+def test_what_follows_a_product_is_numpys(m, n, k, dtype) -> None:
+    device = backend.open(0)
+    rng = np.random.default_rng(4)
+    with contextlib.closing(device):
+        made = fused(device.machine, m, n, k, dtype)
+        with Executor(made, backend, device) as executor:
+            found = {}
+            for tensor in ("a", "b", "bias", "column", "rest"):
+                shape = executor.read(tensor).shape
+                found[tensor] = rng.standard_normal(shape).astype(dtype.numpy)
+                lies = executor.find(tensor)
+                rows = np.zeros(lies.extents, dtype.numpy)
+                rows[..., : shape[-1]] = found[tensor]
+                executor.device.write(executor.tensor_address(lies), rows)
+            executor.start(2).wait(60)
+            c = executor.read("c").copy()
+    a, b, bias, column, rest = (v.astype(np.float64) for v in found.values())
+    exact = np.maximum(a @ b.T + bias, 0) * column + rest
+    scale = np.sqrt(a**2 @ (b**2).T) * np.abs(column)
+    assert (np.abs(c - exact) <= 2.0**-22 * np.sqrt(k) * scale + 2.0**-21 * np.abs(exact)).all()

@@ -27,11 +27,12 @@ from ark.comm import synthesize
 from ark.comm import topology as networks
 from ark.comm.forestcoll import optimal
 from ark.comm.taccl import Sketch
-from ark.errors import BaseError
+from ark.errors import BaseError, InternalError
 from ark.ir.dtype import by_name
 from ark.models.build import Shape
 from ark.models.config import LlamaConfig, Rope
 from ark.models.generate import make_plans
+from ark.parallel.pipeline import Placement, tessel
 from ark.plan import serialize
 from ark.plan.types import Plan
 from ark.runtime import rendezvous
@@ -186,6 +187,35 @@ def run_sketch(text: str) -> bool:
     return True
 
 
+PLACEMENT: dict[str, Any] = {
+    "devices": 2,
+    "blocks": [
+        {"name": "f", "span": 1, "memory": 1, "devices": [0]},
+        {"name": "g", "span": 2, "memory": 0, "devices": [0, 1], "after": ["f"]},
+        {"name": "b", "span": 1, "memory": -1, "devices": [0], "after": ["f", "g"]},
+    ],
+}
+
+
+def placement(rng: random.Random, keep: Keep) -> bool:
+    """A pipeline's placement; a schedule of one that is accepted is checked by its maker."""
+    text = mutate.text_of(mutate.of_json(PLACEMENT, rng))
+    keep(text)
+    return run_placement(text)
+
+
+def run_placement(text: str) -> bool:
+    try:
+        made = Placement.from_json(text)
+        if made.devices <= 16 and len(made.blocks) <= 8:
+            tessel(made, 4, 3, time_limit_s=2.0)
+    except InternalError as error:
+        raise WrongResult(str(error)) from error
+    except BaseError:
+        return False
+    return True
+
+
 @cache
 def _program() -> Any:
     return json.loads(to_json(synthesize(networks.full_mesh(3), "all_reduce", "ring")))
@@ -251,7 +281,22 @@ def _open(folder: str) -> bool:
 
 
 WORDS: tuple[str, ...] = (
-    *("plan", "emit", "cache", "topo", "generate", "bench", "trace", "info", "decode"),
+    *(
+        "plan",
+        "emit",
+        "cache",
+        "topo",
+        "layout",
+        "tessel",
+        "V",
+        "--memory",
+        "--shape",
+        "generate",
+        "bench",
+        "trace",
+        "info",
+        "decode",
+    ),
     *("show", "optimal", "clear", "--machine", "cpu-2", "h100", "cpu-0", "cpu-²", "-o"),
     *("--output", "/dev/full", "/nowhere/x", "/dev/zero", "--chunk", "--context", "--ranks"),
     *("0", "-1", "1", "2147483648", "9" * 30, "inf", "nan", "1e-39", "²", "", " ", "\x00", "a"),
@@ -352,6 +397,7 @@ TARGETS: dict[str, Target] = {
     "checkpoint": checkpoint,
     "topology": topology,
     "sketch": sketch,
+    "placement": placement,
     "program": program,
     "command_line": command_line,
     "bootstrap": bootstrap,

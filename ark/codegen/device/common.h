@@ -8,6 +8,11 @@ ARK_DEVICE void ark_put(float* p, ark_i64 i, float v) { p[i] = v; }
 ARK_DEVICE void ark_put(ark_f16* p, ark_i64 i, float v) { p[i] = ark_half(v); }
 ARK_DEVICE void ark_put(ark_bf16* p, ark_i64 i, float v) { p[i] = ark_bfloat(v); }
 
+// A backend that has a faster one, right to a unit in the last place, says ARK_HAS_RECIPROCAL.
+#if !defined(ARK_HAS_RECIPROCAL)
+ARK_DEVICE float ark_reciprocal(float v) { return 1.0f / v; }
+#endif
+
 // Integer division towards zero that never traps: by 0 it gives 0, and it wraps.
 template <typename T>
 ARK_DEVICE T ark_int_div(T a, T b) {

@@ -28,6 +28,7 @@ struct ArkCtx {
   ark_u32 iteration;  // since launch
   ark_u32 phase;
   ark_u32 phase_iteration;         // since the phase began
+  ark_u32 task_end;                // of this processor's list in this phase
   ark_u32 stage_base;              // stages consumed in earlier iterations, up to ARK_STAGE_PERIOD
   ark_u32 warps[ARK_BLOCK_WARPS];  // of all roles
 };
@@ -331,6 +332,7 @@ ARK_DEVICE void ark_open_iteration(ArkCtx& c, ark_u32 iteration, const ArkPhases
   for (ark_u32 i = 0u; i + 1u < ARK_PHASES; ++i) {
     if (i + 1u == c.phase) c.phase_iteration = iteration - phases.end[i];
   }
+  c.task_end = range.task_end;
   c.fetches = ARK_POINTER(const ArkFetch, ARK_PARAMS(c)->fetches) + range.fetch_begin;
   c.stage_base = stage_base;
 }
@@ -368,19 +370,21 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
   ark_u32 stage_base = 0u;
   ark_u32 traced = 0u;
   for (ark_u32 iteration = p->first;; ++iteration) {
-    bool go = true;
-    if (leader) go = ark_may_begin(c, iteration);
-    if (!ark_all(go)) return;
+    // What the list says is known before the iteration may begin.
     const ArkRange range = ark_range(p, processor, iteration, phases);
     const ark_u32 end = range.task_end;
-    if (leader) ark_open_iteration(c, iteration, phases, range, stage_base);
     if (range.task_begin < end) ark_task_ahead(team, loop, p, range.task_begin);
     if (range.task_begin + 1u < end) ark_task_ahead(team, loop, p, range.task_begin + 1u);
     ark_copies_done();
     ark_sync();
     if (range.task_begin < end) ark_counter_ops_ahead(team, loop, p, range.task_begin);
     ark_copies_done();
-    ark_sync();
+    bool go = true;
+    if (leader) {
+      go = ark_may_begin(c, iteration);
+      if (go) ark_open_iteration(c, iteration, phases, range, stage_base);
+    }
+    if (!ark_all(go)) return;
     for (ark_u32 i = range.task_begin; i < end; ++i) {
       const ArkTask& task = loop.tasks[i % ARK_SLOTS];
       if (i + 1u < end) ark_counter_ops_ahead(team, loop, p, i + 1u);

@@ -16,8 +16,8 @@ from msgspec import Meta
 from ark.errors import InvalidUsageError, ModelError
 from ark.ranges import Name
 
-MOST_DEVICES = 1024
-MOST_BLOCKS = 1024
+MOST_DEVICES = 256
+MOST_BLOCKS = 256
 
 Span = Annotated[int, Meta(ge=1, le=1 << 20)]
 Memory = Annotated[int, Meta(ge=-(1 << 40), le=1 << 40)]

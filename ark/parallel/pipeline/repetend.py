@@ -19,6 +19,7 @@ from ark.comm.packages import require
 from ark.errors import PlanError
 from ark.parallel.pipeline.placement import Placement
 
+MOST_PAIRS = 200  # of dependent blocks of a device: more are left to the solver
 LATENCY_EFFORT = 2.0  # CP-SAT's deterministic time, about seconds, for the shortest latency
 
 
@@ -114,10 +115,14 @@ class _Model:
         pair that lies next inside. Rounding up along the pairs often settles the matter at once.
         """
         pairs: dict[tuple[int, int], Any] = {}
-        for device in range(self.placement.devices):
-            for i, j in itertools.permutations(self.placement.on(device), 2):
-                if self.apart[i][j] is None or (i, j) in pairs:
-                    continue
+        together = [
+            (i, j)
+            for device in range(self.placement.devices)
+            for i, j in itertools.permutations(self.placement.on(device), 2)
+            if self.apart[i][j] is not None
+        ]
+        if len(set(together)) <= MOST_PAIRS:
+            for i, j in dict.fromkeys(together):
                 first, last = self.blocks[i].span, self.period - self.blocks[j].span
                 times = [[k * self.period + n for n in (first, last)] for k in range(self.most)]
                 domain = self.cp.Domain.from_intervals(times)

@@ -149,10 +149,13 @@ def verify(
         for before in blocks[name].after:
             if start < starts[before, m] + blocks[before].span:
                 return f"{name} of micro-batch {m} starts at {start}, before {before} has ended"
-    for device in range(placement.devices):
-        here = sorted((s, k) for k, s in starts.items() if device in blocks[k[0]].devices)
+    here: list[list[tuple[int, str, int]]] = [[] for _ in range(placement.devices)]
+    for (name, m), start in sorted(starts.items(), key=lambda item: item[1]):
+        for device in blocks[name].devices:
+            here[device].append((start, name, m))
+    for device, listed in enumerate(here):
         held, free = 0, 0
-        for start, (name, m) in here:
+        for start, name, m in listed:
             if start < free:
                 return f"{name} of micro-batch {m} starts at {start} on the busy device {device}"
             free = start + blocks[name].span

@@ -31,9 +31,11 @@ extern "C" __global__ void __launch_bounds__(ARK_BLOCK_THREADS, 1)
 #elif defined(ARK_HAS_LOADER)
   ark_matrix_open();
   if (ark_warp() >= ARK_WARPS) {
-    if (threadIdx.x == 32 * ARK_WARPS) ark_matrix_run(&shared_params, blockIdx.x, ark_shared);
+    ark_matrix_loads_only();
+    if (threadIdx.x == 32 * ARK_WARPS) ark_matrix_run(&shared_params, ark_shared);
     return;
   }
+  ark_matrix_computes();
   ark_run(&shared_params, blockIdx.x, ark_shared);
   ark_matrix_close();
 #else

@@ -39,6 +39,14 @@ ARK_DEVICE void ark_sync() {
   __syncwarp();
   asm volatile("barrier.sync 1, %0;" ::"n"(ARK_THREADS) : "memory");
 }
+// Barriers from 2 on: one of each team of TEAM neighbouring warps.
+#define ARK_HAS_TEAMS 1
+template <int TEAM>
+ARK_DEVICE void ark_team_sync() {
+  static_assert(TEAM == 1 || ARK_WARPS / TEAM <= 14, "a block has 16 barriers");
+  __syncwarp();
+  asm volatile("barrier.sync %0, %1;" ::"r"(2 + ark_warp() / TEAM), "n"(32 * TEAM) : "memory");
+}
 ARK_DEVICE bool ark_all(bool v) {
   __syncwarp();
   ark_u32 all;
@@ -194,6 +202,12 @@ ARK_DEVICE float ark_rsqrt(float v) { return 1.0f / sqrtf(v); }
 ARK_COLD float ark_tanh(float v) { return tanhf(v); }
 ARK_COLD float ark_sin(float v) { return sinf(v); }
 ARK_COLD float ark_cos(float v) { return cosf(v); }
+#define ARK_HAS_RECIPROCAL 1
+ARK_DEVICE float ark_reciprocal(float v) {
+  float result;
+  asm("rcp.approx.f32 %0, %1;" : "=f"(result) : "f"(v));
+  return result;
+}
 ARK_DEVICE float ark_floor(float v) { return floorf(v); }
 ARK_DEVICE float ark_round(float v) { return rintf(v); }
 ARK_DEVICE float ark_inf() { return __uint_as_float(0x7f800000u); }

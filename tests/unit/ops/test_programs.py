@@ -88,7 +88,7 @@ def test_weights_are_streamed_only_in_stages_that_the_ring_holds(
         ark.matmul(x, weight, transpose_other=True)
     plan = make_plan(model.graph, machine)
     verify([plan])
-    (op,) = plan.ops
+    op = plan.ops[0]
     assert op.kind == ("linear" if split_k else "matmul")
     if split_k:
         assert (op.params["rows"], op.params["split_k"]) == (stage_rows, split_k)

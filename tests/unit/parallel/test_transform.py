@@ -18,7 +18,15 @@ from ark.frontend.model import Model, use_model
 from ark.ir.graph import Graph
 from ark.lower import registry
 from ark.lower.pipeline import plan as make_plan
-from ark.parallel.transform import ParallelGraph, View, annotate, materialise, part_of, whole_of
+from ark.parallel.transform import (
+    ParallelGraph,
+    RankGraphs,
+    View,
+    annotate,
+    materialise,
+    part_of,
+    whole_of,
+)
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from tests.interpreter import Interpreter
@@ -72,6 +80,34 @@ def on_ranks_in_numpy(plan: ParallelGraph, inputs: dict[str, np.ndarray]) -> np.
         if view.buffer == written.id
     ]
     return whole_of(plan.graph, parts)
+
+
+def on_cpu_ranks(
+    made: RankGraphs, inputs: dict[str, np.ndarray], results: set[int]
+) -> list[tuple[View, np.ndarray]]:
+    """Plans and verifies the ranks' graphs and runs them twice at once; parts of the results."""
+    plans = [make_plan(g, backends.machine("cpu-1")) for g in made.graphs]
+    verify(plans)
+    backend, _ = backends.choose("cpu")
+
+    def work(own: ThreadRanks) -> list[tuple[View, np.ndarray]]:
+        held = made.held[own.rank]
+        with Executor(
+            plans[own.rank], backend, backend.open(0), ranks=own, budget_s=20.0
+        ) as executor:
+            for name, view in held.items():
+                if name in inputs:
+                    executor.write(name, part_of(inputs[name], view))
+            executor.start(2).wait(60.0)
+            found = [
+                (v, executor.read(n).reshape(v.shape))
+                for n, v in held.items()
+                if v.buffer in results
+            ]
+            own.barrier()
+            return found
+
+    return list(itertools.chain(*run_ranks(len(plans), work)))
 
 
 X, Y, Z = (4, 12), (8, 12), (2, 4, 6)
@@ -219,29 +255,7 @@ def test_plans_on_cpu_ranks(split: Callable[[ParallelGraph], None], ranks: int, 
     made = materialise(plan)
     moving = {n.type for g in made.graphs for n in g.nodes} & {"all_reduce", "send", "recv"}
     assert moving == kinds
-    plans = [make_plan(g, backends.machine("cpu-1")) for g in made.graphs]
-    verify(plans)
-    backend, _ = backends.choose("cpu")
-    result = graph.nodes[-1].outputs[0].buffer.id
-
-    def work(own: ThreadRanks) -> list[tuple[View, np.ndarray]]:
-        held = made.held[own.rank]
-        with Executor(
-            plans[own.rank], backend, backend.open(0), ranks=own, budget_s=20.0
-        ) as executor:
-            for name, view in held.items():
-                if name in inputs:
-                    executor.write(name, part_of(inputs[name], view))
-            executor.start(2).wait(60.0)
-            found = [
-                (v, executor.read(n).reshape(v.shape))
-                for n, v in held.items()
-                if v.buffer == result
-            ]
-            own.barrier()
-            return found
-
-    parts = list(itertools.chain(*run_ranks(ranks, work)))
+    parts = on_cpu_ranks(made, inputs, {graph.nodes[-1].outputs[0].buffer.id})
     np.testing.assert_array_equal(whole_of(graph, parts), one_device(graph, inputs))
 
 

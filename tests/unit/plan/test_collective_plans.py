@@ -83,9 +83,10 @@ class Interpreter:
             a.operand: self.box(rank, op.operands[a.operand], a.lo, a.hi)
             for a in self.rank_set.accesses(rank, task)
         }
-        *sources, target = (boxes[i] for i in sorted(boxes))
-        assert op.kind == "combine" or op.params["expr"] == COPY
-        target[...] = sum(sources[1:], start=sources[0])
+        if op.kind != "iteration_end":
+            *sources, target = (boxes[i] for i in sorted(boxes))
+            assert op.kind == "combine" or op.params["expr"] == COPY
+            target[...] = sum(sources[1:], start=sources[0])
         for counter in task.signals:
             self.counts[self.rank_set.counter_of(rank, counter)] += 1
 

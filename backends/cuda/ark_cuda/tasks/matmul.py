@@ -13,7 +13,7 @@ from importlib import resources
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.matmul import dims
+from ark.tasks.matmul import dims, each_tile
 from ark_cuda.tasks import wgmma
 
 _MIN_ROWS = 9
@@ -41,7 +41,9 @@ class _Shape:
 
 def _shape(sig: Signature, machine: Machine) -> _Shape | None:
     """The largest chunk that fits; None where the common body serves."""
-    a, b, out = sig.operands
+    a, b, out = sig.operands[:3]
+    if sig.params.get("expr") is not None:
+        return None
     rows, columns = sig.params["tile"]
     if not machine.has("mma_sync") or rows < _MIN_ROWS or a.packet or b.packet or out.packet:
         return None
@@ -84,25 +86,23 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
     o_row, o_column = sig.operands[2].strides[-2:]
     places = text.indices(sig.operands[2].shape, ["i0", "i1", "0", "0"])
     starts = [text.offset(sig, i, places) for i in range(3)]
-    body = (
+    declare = (
         text.operand(sig, 0, "pa")
         + text.operand(sig, 1, "pb")
         + text.operand(sig, 2, "po", const=False)
-        + f"""  const int i0 = t.coord[0], i1 = t.coord[1];
-  (void)i0;
-  (void)i1;
-  const ark_i64 m0 = t.coord[2], n0 = t.coord[3];
-  const int rows = m0 + {tile_m} < {m} ? {tile_m} : static_cast<int>({m} - m0);
-  const int columns = n0 + {tile_n} < {n} ? {tile_n} : static_cast<int>({n} - n0);
-{_side(sig, 0, "a", "rows", a_row, a_k, k, f"pa + {starts[0]} + m0 * {a_row}")}
-{_side(sig, 1, "b", "columns", b_row, b_k, k, f"pb + {starts[1]} + n0 * {b_row}")}
+    )
+    body = f"""  const ark_i64 row0 = m0, column0 = n0;
+  const int rows = m0 + {tile_m} < {m} ? {tile_m} : {m} - m0;
+  const int columns = n0 + {tile_n} < {n} ? {tile_n} : {n} - n0;
+{_side(sig, 0, "a", "rows", a_row, a_k, k, f"pa + {starts[0]} + row0 * {a_row}")}
+{_side(sig, 1, "b", "columns", b_row, b_k, k, f"pb + {starts[1]} + column0 * {b_row}")}
   ark_matrix_tile<{shape.blocks_m}, {shape.blocks_n}, {shape.warps_n}, {shape.slices}, \
 {"false" if a_row == 1 and a_k != 1 else "true"}>(
-      ARK_SCRATCH(c), a, b, po + {starts[2]} + m0 * {o_row} + n0 * {o_column}, {o_row}, {o_column});
+      ARK_SCRATCH(c), a, b, po + {starts[2]} + row0 * {o_row} + column0 * {o_column}, {o_row},
+      {o_column});
 """
-    )
     header = resources.files("ark_cuda").joinpath("tasks/matmul.h").read_text()
-    return header + text.function(name, body)
+    return header + text.function(name, declare + each_tile(sig, body))
 
 
 def _side(

@@ -11,51 +11,49 @@ from __future__ import annotations
 from ark.codegen.dialect import BoxMap
 from ark.machine import Machine
 from ark.plan.kind import OperandType, Signature
-from ark.tasks import text
-from ark.tasks.matmul import dims
+from ark.tasks import expression, text
+from ark.tasks.matmul import dims, each_tile, finish, outputs, place_names
 
 ROWS, DEPTH, WIDTHS = 128, 64, (64, 128, 256)
-# Four stages, a slab of 64 by 64 results a warpgroup, and room to begin at a multiple of 1024.
-SCRATCH = 4 * 49152 + 2 * 8192 + 1024
+# Four stages, a slab of 16 by 64 results a warp, and room to begin at a multiple of 1024.
+SCRATCH = 4 * 49152 + 8 * 2048 + 1024
 _KINDS = {"bf16": "bf16", "fp16": "f16"}
 
 
 def serves(sig: Signature, machine: Machine) -> bool:
     """Does this body compute the signature's tiles?"""
-    types = {o.dtype for o in sig.operands}
     rows, columns = sig.params["tile"]
+    left, right, out = sig.operands[:3]
+    plain = sig.params.get("expr") is None
     return (
         machine.has("wgmma")
         and machine.variant.name == "matrix"
-        and len(sig.operands) == 3
-        and len(types) == 1
-        and types <= set(_KINDS)
+        and left.dtype == right.dtype
+        and left.dtype in _KINDS
+        and (out.dtype == left.dtype or not plain)
         and rows == ROWS
         and columns in WIDTHS
-        and all(_mappable(o) for o in sig.operands)
+        and all(_mappable(o) for o in ((left, right, out) if plain else (left, right)))
+        and not any(o.packet for o in sig.operands)
     )
 
 
 def _mappable(operand: OperandType) -> bool:
     """A tensor map wants at most four dimensions, and rows that begin at multiples of 16 bytes."""
-    return (
-        not operand.packet
-        and len(operand.shape) <= 4
-        and all(s * operand.itemsize % 16 == 0 for s in operand.strides[:-1])
+    return len(operand.shape) <= 4 and all(
+        s * operand.itemsize % 16 == 0 for s in operand.strides[:-1]
     )
 
 
 def maps(sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
-    """The tensor maps of a, b and the result, whose addresses follow the operands' in a record."""
+    """The tensor maps of a and b, whose addresses follow the operands' in a record."""
     if not serves(sig, machine):
         return ()
     columns = sig.params["tile"][1]
     a_rows = 64 if sig.params["transpose_a"] else ROWS
     b_rows = columns if sig.params["transpose_b"] else 64
     flat = _flat(sig)
-    return tuple(
-        _map(sig.operands[i], i, rows, flat) for i, rows in ((0, a_rows), (1, b_rows), (2, 64))
-    )
+    return tuple(_map(sig.operands[i], i, rows, flat) for i, rows in ((0, a_rows), (1, b_rows)))
 
 
 def _flat(sig: Signature) -> bool:
@@ -99,21 +97,13 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
     _, _, k = dims(sig)
     kind = _KINDS[sig.operands[0].dtype]
     across = (int(sig.params["transpose_a"]), int(not sig.params["transpose_b"]))
-    ctype = sig.operands[2].ctype
     # Where k is the inner dimension, 16 of it are 32 bytes of a row; else 16 rows of 128 bytes.
     a_step, b_step = (128 if t else 2 for t in across)
     a_lead, b_lead = (512 if t else 1 for t in across)
-    batch = "" if _flat(sig) else ", t.coord[1], t.coord[0]"
-    # Inlined: the compiler would wait for each instruction of a function that is called.
-    return (
-        _multiply(columns, kind, across)
-        + f"""ARK_DEVICE void {name}(ArkCtx& c, const ArkTask& t) {{
-  const int group = ark_warp() / 4, first = ark_tid() % 128 == 0;
-  const ark_u32 base = ark_matrix.used[group];
-  float d[{columns // 2}];
-  for (ark_u32 k = 0u; k < {-(-k // DEPTH)}u; ++k) {{
-    ark_matrix_filled(c, base + k);
-    const char* stage = ark_matrix_stage(c, base + k);
+    body = f"""  float d[{columns // 2}];
+  for (ark_u32 k = 0u; k < {-(-k // DEPTH)}u; ++k, ++used) {{
+    ark_matrix_filled(c, used);
+    const char* stage = ark_matrix_stage(c, used);
     const ark_u64 a = ark_matrix_operand(stage + group * 8192, {a_lead});
     const ark_u64 b = ark_matrix_operand(stage + {ROWS * 128}, {b_lead});
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -123,29 +113,91 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
     }}
     asm volatile(
         "wgmma.commit_group.sync.aligned;\\n wgmma.wait_group.sync.aligned 0;" ::: "memory");
-    if (first) ark_barrier_arrive(&ark_matrix.empty[(base + k) % ARK_MATRIX_STAGES], 1u);
+    if (first) ark_barrier_arrive(&ark_matrix.empty[used % ARK_MATRIX_STAGES], 1u);
   }}
-  char* slab = ark_matrix_slab(c, group);
-  const int row = t.coord[2] + 64 * group;
-#pragma unroll
-  for (int q = 0; q < {columns // 64}; ++q) {{
-    if (first) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-    ark_matrix_meet(group);
-    ark_matrix_slab_fill<{ctype}>(slab, d + 32 * q);
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    ark_matrix_meet(group);
-    if (first && t.coord[3] + 64 * q < {sig.operands[2].shape[-1]}) {{
-      ark_box_store(t.operand[5], t.coord[3] + 64 * q, row{batch}, slab);
-    }}
-    if (first) asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-  }}
-  if (first) {{
-    ark_matrix.used[group] = base + {-(-k // DEPTH)}u;
-    ark_matrix_written(c, t);
-  }}
+{_give(sig)}"""
+    # Inlined: the compiler would wait for each instruction of a function that is called.
+    return (
+        _multiply(columns, kind, across)
+        + f"""ARK_DEVICE void {name}(ArkCtx& c, const ArkTask& t) {{
+  const int group = ark_warp() / 4, first = ark_tid() % 128 == 0;
+  ark_u32 used = ark_matrix.used[group];
+{outputs(sig)}{each_tile(sig, body, meet=False)}\
+  if (first) ark_matrix.used[group] = used;
 }}
 """
     )
+
+
+def _give(sig: Signature) -> str:
+    """Stores a tile's sums, or what the expression makes of them."""
+    m, n, _ = dims(sig)
+    columns, out = sig.params["tile"][1], sig.operands[2]
+    start = text.offset(sig, 2, place_names(sig, "m0", "n0"))
+    if sig.params.get("expr") is None:
+        return (
+            f"  ark_matrix_give<{out.ctype}, {columns}>(\n"
+            f"      c, d, po + {start}, {out.strides[-2]}, {m} - m0, {n} - n0);\n"
+        )
+    single = "const int row = m0 + at_row, column = n0 + at_column + j;\n" + finish(
+        sig, "v[j]", "row", "column"
+    )
+    body = (
+        f"#pragma unroll\n      for (int j = 0; j < 8; ++j) {{\n"
+        f"      if (j >= left) break;\n      {single}      }}\n"
+    )
+    packed = _packed(sig)
+    if packed is not None:
+        addresses = " | ".join(text.address(sig, i) for i in packed)
+        body = (
+            f"    if (left == 8 && ark_aligned({addresses})) {{\n{_eight(sig, packed)}"
+            f"    }} else {{\n{body}    }}\n"
+        )
+    return (
+        "  const auto eight = [&](int at_row, int at_column, const float* v, int left) {\n"
+        f"{body}  }};\n"
+        f"  ark_matrix_each<{columns}>(c, d, {m} - m0, {n} - n0, eight);\n"
+    )
+
+
+def _packed(sig: Signature) -> list[int] | None:
+    """The output and the operands behind it that have eight elements side by side; None where such
+    eight do not always lie at multiples of 16 bytes.
+    """
+    found = []
+    for i in range(2, len(sig.operands)):
+        shape, strides = text.pad4(sig.operands[i].shape, 1), text.pad4(sig.operands[i].strides, 0)
+        if shape[3] == 1:
+            continue
+        if any(n > 1 and s % 8 for n, s in zip(shape[:3], strides[:3], strict=True)):
+            return None
+        found.append(i)
+    return found
+
+
+def _eight(sig: Signature, packed: list[int]) -> str:
+    """Statements that compute and store eight neighbouring results."""
+    names = place_names(sig, "row", "column")
+    lines = ["const int row = m0 + at_row, column = n0 + at_column;"]
+    leaves = [("v[j]", "float")]
+    for i in range(3, len(sig.operands)):
+        at = text.offset(sig, i, names)
+        width = 8 if i in packed else 1
+        lines.append(f"const auto e{i} = ark_load_pack<{width}>(p{i} + {at});")
+        loaded = text.load(sig, i, f"e{i}.v", "j" if width > 1 else "0")
+        leaves.append((loaded, text.loaded(sig, i)))
+    writer = expression.Writer(leaves, text.literal)
+    value, _ = writer.write(sig.params["expr"])
+    lines += [
+        f"ArkPack<{sig.operands[2].ctype}, 8> made;",
+        "#pragma unroll",
+        "for (int j = 0; j < 8; ++j) {",
+        *writer.statements,
+        text.store(sig, 2, "made.v", "j", value),
+        "}",
+        f"ark_store_pack<8>(po + {text.offset(sig, 2, names)}, made);",
+    ]
+    return "".join(f"{'' if line[0] == '#' else '      '}{line}\n" for line in lines)
 
 
 def load(name: str, sig: Signature, machine: Machine) -> str | None:
@@ -160,19 +212,15 @@ def load(name: str, sig: Signature, machine: Machine) -> str | None:
         """outer: k counts rows of the map, and boxes of 64 stand side by side."""
         shape = text.pad4(sig.operands[index].shape, 1)
         batch = "" if flat else "".join(f", {'0' if shape[d] == 1 else f'i{d}'}" for d in (1, 0))
-        map_at = f"map{index}"
+        map_at, place = f"map{index}", ("m0", "n0")[index]
         if not outer:
-            return f"    ark_box_load({at}, {map_at}, k, x{index}{batch}, full);\n"
+            return f"    ark_box_load({at}, {map_at}, k, {place}{batch}, full);\n"
         return "".join(
-            f"    ark_box_load({at} + {8192 * i}, {map_at}, x{index} + {64 * i}, k{batch}, full);\n"
+            f"    ark_box_load({at} + {8192 * i}, {map_at}, {place} + {64 * i}, k{batch}, full);\n"
             for i in range(high // 64)
         )
 
-    # The record lies in device memory: it is read once, not in every step.
     body = (
-        "  const ark_u64 map0 = t.operand[3], map1 = t.operand[4];\n"
-        "  const int x0 = t.coord[2], x1 = t.coord[3], i1 = t.coord[1], i0 = t.coord[0];\n"
-        "  (void)i1;\n  (void)i0;\n"
         f"  for (int k = 0; k < {k}; k += {DEPTH}) {{\n"
         "    const ark_u32 n = load.issued;\n"
         "    if (!ark_matrix_free(n)) {\n      load.stopped = true;\n      return;\n    }\n"
@@ -183,7 +231,12 @@ def load(name: str, sig: Signature, machine: Machine) -> str | None:
         + boxes(1, columns, not sig.params["transpose_b"], f"stage + {ROWS * 128}")
         + "    load.issued = n + 1u;\n  }\n"
     )
+    first = len(sig.operands)
+    body = (
+        f"  const ark_u64 map0 = t.operand[{first}], map1 = t.operand[{first + 1}];\n"
+        + each_tile(sig, body, meet=False)
+    )
     return (
-        f"ARK_BODY void {name}_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load) {{\n"
+        f"ARK_DEVICE void {name}_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load) {{\n"
         f"{body}}}\n"
     )

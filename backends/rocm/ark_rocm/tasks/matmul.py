@@ -10,7 +10,7 @@ from __future__ import annotations
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.matmul import dims
+from ark.tasks.matmul import dims, each_tile
 
 _PARTS = {("bf16", "bf16"): 1, ("fp16", "fp16"): 1, ("fp32", "bf16"): 3}  # of the left side
 _OUTPUTS = ("fp32", "bf16", "fp16")
@@ -21,6 +21,8 @@ _PITCH = 40  # ARK_PITCH of matrix.h
 def serves(sig: Signature, machine: Machine) -> bool:
     """Whether this body takes the signature."""
     if not (machine.has("mfma") or machine.has("wmma")):
+        return False
+    if sig.params.get("expr") is not None:
         return False
     a, b, out = sig.operands
     plain = not (a.packet or b.packet or out.packet)
@@ -50,24 +52,25 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
     places = text.indices(sig.operands[2].shape, ["i0", "i1", "0", "0"])
     starts = [text.offset(sig, i, places) for i in range(3)]
     along_a, along_b = _along_k(a_row, a_k), _along_k(b_row, b_k)
-    body = (
+    declare = (
         text.operand(sig, 0, "pa")
         + text.operand(sig, 1, "pb")
         + text.operand(sig, 2, "po", const=False)
-        + "  const int i0 = t.coord[0], i1 = t.coord[1]; (void)i0; (void)i1;\n"
-        "  const ark_i64 m0 = t.coord[2], n0 = t.coord[3];\n"
-        f"  const int rows = m0 + {tile_m} < {m} ? {tile_m} : static_cast<int>({m} - m0);\n"
-        f"  const int columns = n0 + {tile_n} < {n} ? {tile_n} : static_cast<int>({n} - n0);\n"
-        f"  const ArkSide<{left}> a{{pa + {starts[0]} + m0 * {a_row}, {a_row}, {a_k}, rows, "
+    )
+    body = (
+        "  const ark_i64 row0 = m0, column0 = n0;\n"
+        f"  const int rows = m0 + {tile_m} < {m} ? {tile_m} : {m} - m0;\n"
+        f"  const int columns = n0 + {tile_n} < {n} ? {tile_n} : {n} - n0;\n"
+        f"  const ArkSide<{left}> a{{pa + {starts[0]} + row0 * {a_row}, {a_row}, {a_k}, rows, "
         f"{k}}};\n"
-        f"  const ArkSide<{right}> b{{pb + {starts[1]} + n0 * {b_row}, {b_row}, {b_k}, columns, "
-        f"{k}}};\n"
+        f"  const ArkSide<{right}> b{{pb + {starts[1]} + column0 * {b_row}, {b_row}, {b_k}, "
+        f"columns, {k}}};\n"
         f"  ark_matrix_tile<{rows}, {columns}, {waves_m}, {waves_n}, {_buffers(sig, machine)}, "
         f"{along_a}, {along_b}>(\n"
-        f"      ARK_SCRATCH(c), a, b, po + {starts[2]} + m0 * {o_row} + n0 * {o_column}, {o_row}, "
-        f"{o_column});\n"
+        f"      ARK_SCRATCH(c), a, b, po + {starts[2]} + row0 * {o_row} + column0 * {o_column}, "
+        f"{o_row}, {o_column});\n"
     )
-    return text.function(name, body)
+    return text.function(name, declare + each_tile(sig, body))
 
 
 def _padded(sig: Signature) -> tuple[int, int]:

@@ -1,0 +1,54 @@
+"""From a pipeline's schedule to a plan: blocks on their devices, in the schedule's order.
+
+The graph has all micro-batches; several are in flight inside one launch, because what one rank
+computes of a micro-batch waits for its data alone, and on a rank the schedule's order is kept.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+from ark.errors import ModelError
+from ark.ir.graph import Node
+from ark.parallel.pipeline import Schedule
+from ark.parallel.transform import ParallelGraph, Piece
+
+
+def pipelined(
+    schedule: Schedule, block_of: Callable[[Node], tuple[str, int]]
+) -> Callable[[ParallelGraph], None]:
+    """A plan for `parallelize`: each node runs where and when its block does.
+
+    schedule: of as many devices as there are ranks (`ark.parallel.tessel`). block_of: the block's
+    name and the micro-batch that a node belongs to. A block on several devices is computed by each.
+
+    The plan raises ModelError for a node whose block the schedule has not, and where the order of
+    the schedule contradicts the graph's data.
+    """
+    entries = {(e.block, e.micro_batch): e for e in schedule.entries}
+
+    def plan(graph: ParallelGraph) -> None:
+        pieces: dict[tuple[str, int], list[Piece]] = {key: [] for key in entries}
+        for node in graph.nodes:
+            key = block_of(node)
+            if key not in entries:
+                raise ModelError(
+                    f"{node.name} belongs to block {key[0]!r} of micro-batch {key[1]}, which the "
+                    "schedule has not; make it for the graph's blocks and micro-batches"
+                )
+            for piece in graph.pieces(node):
+                graph.op_assign(piece, *entries[key].devices)
+                pieces[key].append(piece)
+        for device in range(graph.ranks):
+            here = sorted(
+                (e for e in entries.values() if device in e.devices), key=lambda e: e.start
+            )
+            busy = [pieces[e.block, e.micro_batch] for e in here]
+            busy = [found for found in busy if found]
+            for before, after in itertools.pairwise(busy):
+                for first in before:
+                    for then in after:
+                        graph.op_order(first, then)
+
+    return plan

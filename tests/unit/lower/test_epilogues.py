@@ -1,0 +1,108 @@
+"""What follows a product element by element becomes part of it, and only where nothing is lost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import ark_cpu
+import numpy as np
+import pytest
+from ark_cuda import machines
+
+import ark
+from ark.frontend.model import Model, use_model
+from ark.frontend.tensor import Tensor
+from ark.ir.dtype import bf16, fp32
+from ark.lower.pipeline import plan as make_plan
+from ark.machine import Machine
+from ark.plan.types import Plan
+from ark.plan.verify import verify
+from ark.runtime.executor import Executor
+
+M, N, K = 40, 24, 56
+SHAPES = {"a": (M, K), "b": (N, K), "bias": (N,), "column": (M, 1), "rest": (M, N)}
+
+
+def planned(build: Callable[..., Any], machine: Machine, scale: int = 1) -> Plan:
+    """The plan of build(a, b, bias, column, rest), whose result is called out."""
+    model = Model()
+    with use_model(model):
+        kind = bf16 if scale > 1 else fp32
+        inputs = [
+            Tensor(
+                model.graph.tensor(
+                    [scale * n if n > 1 else n for n in shape], kind, arena="state", name=name
+                ),
+                model,
+            )
+            for name, shape in SHAPES.items()
+        ]
+        shape = [scale * M, scale * N]
+        out = Tensor(model.graph.tensor(shape, kind, arena="state", name="out"), model)
+        ark.copy(build(*inputs), out)
+    made = make_plan(model.graph, machine)
+    verify([made])
+    return made
+
+
+def product(a: Any, b: Any) -> Any:
+    return ark.matmul(a, b, transpose_other=True)
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+JOINED = {
+    "bias": (lambda a, b, bias, c, r: product(a, b) + bias, lambda p, bias, c, r: p + bias),
+    "relu": (lambda a, b, *_: ark.relu(product(a, b)), lambda p, *_: np.maximum(p, 0)),
+    "residual": (lambda a, b, x, c, r: r + product(a, b), lambda p, bias, c, r: r + p),
+    "all": (
+        lambda a, b, bias, c, r: ark.gelu(product(a, b) * c + bias) * 0.5 + r,
+        lambda p, bias, c, r: gelu(p * c + bias) * 0.5 + r,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_what_follows_a_product_is_part_of_it(name: str) -> None:
+    build, wanted = JOINED[name]
+    device = ark_cpu.backend.open(0)
+    made = planned(build, device.machine)
+    assert [op.kind for op in made.ops if op.kind != "iteration_end"] == ["matmul"]
+    rng = np.random.default_rng(5)
+    values = {n: rng.standard_normal(s).astype(np.float32) for n, s in SHAPES.items()}
+    with Executor(made, ark_cpu.backend, device) as executor:
+        for tensor in {made.tensors[t].name for op in made.ops for t in op.operands} - {"out"}:
+            executor.write(tensor, values[tensor])
+        executor.start(2).wait(60)
+        found = executor.read("out")
+    a, b, *others = (values[n].astype(np.float64) for n in SHAPES)
+    np.testing.assert_allclose(found, wanted(a @ b.T, *others), rtol=1e-5, atol=1e-4)
+
+
+def test_the_variant_for_large_products_takes_them_in() -> None:
+    made = planned(JOINED["all"][0], machines.MODELS["h100"], scale=32)
+    assert made.variant == "matrix"
+    assert [op.kind for op in made.ops if op.kind != "iteration_end"] == ["matmul"]
+
+
+def test_a_product_that_somebody_else_reads_is_written() -> None:
+    def build(a: Any, b: Any, bias: Any, column: Any, rest: Any) -> Any:
+        x = product(a, b)
+        return ark.relu(x) + ark.reduce_sum(x, 1)
+
+    made = planned(build, machines.MODELS["h100"], scale=32)
+    assert "expr" not in next(op.params for op in made.ops if op.kind == "matmul")
+
+
+def test_a_product_is_not_moved_past_a_write_of_what_it_reads() -> None:
+    def build(a: Any, b: Any, bias: Any, column: Any, rest: Any) -> Any:
+        x = product(a, b)
+        ark.copy(a * 2.0, a)
+        return x + rest
+
+    made = planned(build, ark_cpu.backend.open(0).machine)
+    assert "expr" not in next(op.params for op in made.ops if op.kind == "matmul")

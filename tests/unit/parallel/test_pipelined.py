@@ -1,0 +1,86 @@
+"""Schedules of pipelines carried out: several micro-batches in flight inside one launch."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import ark
+from ark.errors import ModelError
+from ark.frontend.model import Model, use_model
+from ark.ir.graph import Graph, Node
+from ark.parallel import parallelize, pipelined, shape, tessel
+from ark.parallel.transform import whole_of
+from tests.interpreter import Interpreter
+from tests.unit.parallel.test_transform import inputs_of, on_cpu_ranks
+
+ROWS, WIDTH, MICRO_BATCHES = 4, 12, 4
+
+
+def there_and_back(stages: int) -> Graph:
+    """Micro-batches through all stages and back, each way back reading what the stage had made."""
+    model = Model(0, 1)
+    with use_model(model):
+        names = [f"{way}{stage}" for way in "fb" for stage in range(stages)]
+        weights = {name: ark.parameter((WIDTH, WIDTH), name=name) for name in names}
+        for m in range(MICRO_BATCHES):
+            h = ark.tensor((ROWS, WIDTH), name=f"x{m}")
+            made = {}
+            for stage in range(stages):
+                with model.graph.scope(f"f{stage}-{m}"):
+                    h = made[stage] = ark.relu(ark.linear(h, weights[f"f{stage}"]))
+            for stage in reversed(range(stages)):
+                with model.graph.scope(f"b{stage}-{m}"):
+                    h = ark.sub(ark.linear(h, weights[f"b{stage}"]), made[stage])
+                    if stage == 0:
+                        ark.copy(h, output=ark.tensor((ROWS, WIDTH), name=f"result{m}"))
+    return model.graph
+
+
+def block_of(node: Node) -> tuple[str, int]:
+    """Scopes are called after blocks and micro-batches."""
+    block, _, number = node.name.partition(".")[0].partition("-")
+    return block, int(number)
+
+
+def test_1f1b_runs_on_cpu_ranks() -> None:
+    graph = there_and_back(2)
+    schedule = tessel(shape("V", 2, 1, 2), 2, MICRO_BATCHES)
+    made = parallelize(graph, 2, pipelined(schedule, block_of))
+    for rank, own in enumerate(made.ranks.graphs):
+        computed = [n for n in own.nodes if n.type not in ("send", "recv")]
+        blocks = list(dict.fromkeys(block_of(n) for n in computed))
+        assert blocks == [
+            (e.block, e.micro_batch) for e in schedule.entries if e.devices == (rank,)
+        ]
+    # The last stage goes back with the first micro-batch before it has seen the last one.
+    order = [(e.block, e.micro_batch) for e in schedule.entries]
+    assert order.index(("b1", 0)) < order.index(("f1", MICRO_BATCHES - 1))
+    results = {n.outputs[0].buffer.id: n for n in graph.nodes if n.type == "copy"}
+    inputs = inputs_of(graph, 4)
+    memory = Interpreter()
+    for tensor in graph.tensors:
+        if tensor.buffer.name in inputs:
+            memory.view(tensor)[...] = inputs[tensor.buffer.name]
+    memory.run(graph, 0)
+    parts = on_cpu_ranks(made.ranks, inputs, set(results))
+    assert len(parts) == MICRO_BATCHES
+    for view, array in parts:
+        want = memory.view(results[view.buffer].outputs[0])
+        np.testing.assert_array_equal(whole_of(graph, [(view, array)]), want)
+
+
+def test_a_schedule_that_contradicts_the_data_is_refused() -> None:
+    graph = there_and_back(2)
+    schedule = tessel(shape("V", 2, 1, 2), 2, MICRO_BATCHES)
+    turned = dataclasses.replace(
+        schedule,
+        entries=tuple(dataclasses.replace(e, start=-e.start) for e in schedule.entries),
+    )
+    with pytest.raises(ModelError, match="round in a circle"):
+        parallelize(graph, 2, pipelined(turned, block_of))
+    short = tessel(shape("V", 2, 1, 2), 2, MICRO_BATCHES - 1)
+    with pytest.raises(ModelError, match="which the schedule has not"):
+        parallelize(graph, 2, pipelined(short, block_of))
