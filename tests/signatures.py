@@ -125,6 +125,27 @@ def _types(dtype: DataType) -> None:
         total = ark.add(total, ark.tensor([64], dtype))
 
 
+def _indexing(dtype: DataType) -> None:
+    """What moves elements by index, windows, and weights of few bits."""
+    a = ark.tensor([2, 4, 9, 18], dtype)
+    for mode in ("constant", "edge", "reflect", "wrap"):
+        ark.pad(a, [(0, 0), (0, 0), (2, 1), (1, 2)], mode)
+    ark.concat([ark.flip(a, 3), a], 1)
+    ids = ark.tensor([2, 4, 3, 18], int64)
+    ark.gather(a, ark.tensor([3, 2], int32), 2)
+    ark.gather_elements(a, ids, 2)
+    ark.scatter_elements(a, ids, ark.tensor([2, 4, 3, 18], dtype), 2, "add")
+    ark.cumsum(a, 2)
+    if dtype in FLOATS:
+        ark.max_pool(a, 3, 2, 1)
+        ark.avg_pool(a, 2)
+        ark.conv(a, ark.tensor([8, 2, 3, 3], dtype), padding=1, groups=2)
+        ark.resize(a, (18, 9), "linear")
+        scales = ark.tensor([40, 4], dtype)
+        for packed in (ark.int4, ark.uint4, ark.fp4, int8):
+            ark.quantized_linear(ark.tensor([2, 64], dtype), ark.tensor([40, 64], packed), scales)
+
+
 def _experts(dtype: DataType) -> None:
     rows = ark.tensor((3, 72), dtype)
     _, chosen = ark.topk(rows, 2)
@@ -140,6 +161,7 @@ _CASES: tuple[tuple[str, Callable[[DataType], None], tuple[DataType, ...]], ...]
     ("movement", _movement, FLOATS),
     ("experts", _experts, FLOATS),
     ("types", _types, ALL),
+    ("indexing", _indexing, ALL),
 )
 
 

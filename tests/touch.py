@@ -87,6 +87,9 @@ def _fill(plan: Plan, buffer: int, values: np.ndarray, rng: np.random.Generator)
         words[:] = (np.uint64(1) << np.uint64(32)) | floats.view(np.uint32)  # epoch 1
         return
     kind = by_name(held[0].dtype)
+    if kind.packed:
+        values[:] = rng.integers(0, 256, values.shape)
+        return
     view = values[: len(values) // kind.itemsize * kind.itemsize].view(kind.numpy)
     if np.issubdtype(view.dtype, np.integer):
         view[:] = rng.integers(0, 8, view.shape)

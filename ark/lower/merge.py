@@ -45,6 +45,20 @@ def bytes_of(tensor: Tensor) -> Tensor:
     )
 
 
+def part(tensor: Tensor, axis: int, at: int, size: int) -> Tensor:
+    """The tensor's indices at to at + size of a dimension."""
+
+    def put(values: Sequence[int], value: int) -> tuple[int, ...]:
+        return (*values[:axis], value, *values[axis + 1 :])
+
+    return dataclasses.replace(
+        tensor,
+        shape=put(tensor.shape, size),
+        padded=put(tensor.padded, size),
+        offsets=put(tensor.offsets, tensor.offsets[axis] + at),
+    )
+
+
 def join(tensor: Tensor, d: int) -> Tensor:
     """The tensor with dimensions d and d + 1 as one; `joins` must hold."""
 

@@ -38,6 +38,8 @@ from ark.ops.elementwise import (
     zeros,
 )
 from ark.ops.experts import expert_linear, topk
+from ark.ops.images import batch_norm, group_norm, instance_norm, resize
+from ark.ops.indexing import concat, expand, flip, pad, split, strided_slice, tile
 from ark.ops.linear_algebra import linear, matmul
 from ark.ops.logic import (
     bitwise_and,
@@ -67,6 +69,15 @@ from ark.ops.logic import (
     tril,
     triu,
     where,
+)
+from ark.ops.lookup import (
+    cumprod,
+    cumsum,
+    gather,
+    gather_elements,
+    gather_nd,
+    scatter_elements,
+    scatter_nd,
 )
 from ark.ops.math import (
     abs,
@@ -103,6 +114,11 @@ from ark.ops.math import (
     tanh,
 )
 from ark.ops.movement import embedding, rope, transpose
+from ark.ops.quantize import (
+    dequantize,
+    quantize,
+    quantized_linear,
+)
 from ark.ops.reductions import (
     argmax,
     argmin,
@@ -118,6 +134,14 @@ from ark.ops.reductions import (
 )
 from ark.ops.tokens import TokenState, advance, embed, sample
 from ark.ops.views import identity, noop, parameter, placeholder, reshape, sharding, tensor
+from ark.ops.windows import (
+    avg_pool,
+    conv,
+    conv_transpose,
+    global_avg_pool,
+    global_max_pool,
+    max_pool,
+)
 
 __all__ = [
     "TokenState",
@@ -138,6 +162,8 @@ __all__ = [
     "atan",
     "atanh",
     "attention",
+    "avg_pool",
+    "batch_norm",
     "bitwise_and",
     "bitwise_not",
     "bitwise_or",
@@ -146,10 +172,16 @@ __all__ = [
     "cast",
     "ceil",
     "clip",
+    "concat",
     "constant",
+    "conv",
+    "conv_transpose",
     "copy",
     "cos",
     "cosh",
+    "cumprod",
+    "cumsum",
+    "dequantize",
     "div",
     "elu",
     "embed",
@@ -157,16 +189,25 @@ __all__ = [
     "equal",
     "erf",
     "exp",
+    "expand",
     "expert_linear",
+    "flip",
     "floor",
     "fmod",
+    "gather",
+    "gather_elements",
+    "gather_nd",
     "gelu",
     "gelu_erf",
+    "global_avg_pool",
+    "global_max_pool",
     "greater",
     "greater_equal",
+    "group_norm",
     "hard_sigmoid",
     "hard_swish",
     "identity",
+    "instance_norm",
     "iota",
     "isinf",
     "isnan",
@@ -184,6 +225,7 @@ __all__ = [
     "logical_or",
     "logical_xor",
     "matmul",
+    "max_pool",
     "maximum",
     "mean",
     "minimum",
@@ -195,9 +237,12 @@ __all__ = [
     "not_equal",
     "one_hot",
     "ones",
+    "pad",
     "parameter",
     "placeholder",
     "pow",
+    "quantize",
+    "quantized_linear",
     "reciprocal",
     "recv",
     "reduce_max",
@@ -208,6 +253,7 @@ __all__ = [
     "reduce_sum",
     "relu",
     "reshape",
+    "resize",
     "rmsnorm",
     "rope",
     "rope_kv",
@@ -215,6 +261,8 @@ __all__ = [
     "round",
     "rsqrt",
     "sample",
+    "scatter_elements",
+    "scatter_nd",
     "selu",
     "send",
     "send_done",
@@ -228,12 +276,15 @@ __all__ = [
     "sinh",
     "softmax",
     "softsign",
+    "split",
     "sqrt",
+    "strided_slice",
     "sub",
     "swiglu",
     "tan",
     "tanh",
     "tensor",
+    "tile",
     "topk",
     "transpose",
     "tril",

@@ -22,6 +22,7 @@ from ark.ops.elementwise import (
     scalar,
     unary,
 )
+from ark.ops.views import reshape
 from ark.tasks.expression import Tree, index, leaf, narrowed, number
 
 
@@ -267,8 +268,6 @@ def one_hot(
         )
     place = axis % rank
     dims = (*ids.ir.shape[:place], depth, *ids.ir.shape[place:])
-    from ark.ops.views import reshape
-
     wide = reshape(ids, [*ids.ir.shape[:place], 1, *ids.ir.shape[place:]])
     at: Tree = ["where", ["less", leaf(0), number(0)], ["add", leaf(0), number(depth)], leaf(0)]
     values = [number(scalar("one_hot", v, dtype)) for v in (on, off)]

@@ -5,6 +5,7 @@ touches is always decided here, because the verifier relies on it.
 """
 
 from ark.tasks import (
+    along,
     attention,
     combine,
     experts,
@@ -13,12 +14,16 @@ from ark.tasks import (
     matmul,
     movement,
     pointwise,
+    quantized,
+    remap,
     rotary,
     rows,
     tokens,
+    windows,
 )
 
 __all__ = [
+    "along",
     "attention",
     "combine",
     "experts",
@@ -27,7 +32,10 @@ __all__ = [
     "matmul",
     "movement",
     "pointwise",
+    "quantized",
+    "remap",
     "rotary",
     "rows",
     "tokens",
+    "windows",
 ]

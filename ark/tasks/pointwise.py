@@ -115,14 +115,16 @@ def write_box(
     machine: Machine,
     coord: Sequence[str] = COORD,
     places: Mapping[int, Sequence[str]] | None = None,
+    guard: tuple[str, str] = ("", ""),
 ) -> str:
     """A body that computes `expr` for every index of the tile at `coord`.
 
-    places: by operand, texts of its own indices where they are not the output's.
+    places: by operand, texts of its own indices where they are not the output's. guard: a condition
+    on the output's index under which operand 0 is read, and the value otherwise.
     """
     out = len(sig.operands) - 1
     declare = "".join(text.operand(sig, i, f"p{i}", const=i != out) for i in range(out + 1))
-    writer = _Box(sig, expr, tile, coord, dict(places or {}))
+    writer = _Box(sig, expr, tile, coord, dict(places or {}), guard)
     if sig.operands[out].per_item > 1:
         return declare + writer.shared()
     if machine.has("single_thread"):
@@ -148,8 +150,10 @@ class _Box:
         tile: Sequence[int],
         coord: Sequence[str],
         places: dict[int, Sequence[str]],
+        guard: tuple[str, str] = ("", ""),
     ) -> None:
         self.sig, self.expr, self.tile, self.coord, self.places = sig, expr, tile, coord, places
+        self.guard = guard
         self.out = len(sig.operands) - 1
         self.full = sig.operands[self.out].shape
         self.shape = fold(self.full)
@@ -177,8 +181,12 @@ class _Box:
             pack //= 2
         packed = set()
         for i, operand in enumerate(self.sig.operands):
-            if i in self.places and self.places[i][-1] != NAMES[3]:
-                return 1, frozenset()
+            if i in self.places:
+                inner = [NAMES[3] in place for place in self.places[i]]
+                if not any(inner):
+                    continue
+                if self.places[i][-1] != NAMES[3] or any(inner[:-1]) or self.guard[0]:
+                    return 1, frozenset()
             shape, strides = text.pad4(operand.shape, 1), text.pad4(operand.strides, 0)
             if shape[-1] == 1 and row != 1:
                 continue
@@ -188,6 +196,15 @@ class _Box:
                 return 1, frozenset()
             packed.add(i)
         return (pack, frozenset(packed)) if pack > 1 else (1, frozenset())
+
+    def _value(self, index: int) -> str:
+        """An element of operand `index`, read from memory."""
+        made = text.load(self.sig, index, f"p{index}", self._at(index))
+        if index or not self.guard[0]:
+            return made
+        kind = text.loaded(self.sig, index)
+        other = f"static_cast<{kind}>({self.guard[1]})"
+        return f"({self.guard[0]} ? static_cast<{kind}>({made}) : {other})"
 
     def _compute(self, values: Sequence[str], target: str, step: str = "") -> str:
         """Statements that compute one element from the texts of its inputs and store it.
@@ -204,7 +221,7 @@ class _Box:
 
     def nested(self) -> str:
         """Loops over the dimensions, the innermost one for vectors."""
-        values = [text.load(self.sig, i, f"p{i}", self._at(i)) for i in range(self.out)]
+        values = [self._value(i) for i in range(self.out)]
         body = self._compute(values, f"p{self.out}@{self._at(self.out)}")
         inner = True
         for d in range(3, -1, -1):
@@ -245,10 +262,9 @@ class _Box:
         for i in range(self.out):
             operand = self.sig.operands[i]
             width = pack if i in packed else 1
-            if width < operand.per_item:
+            if width < operand.per_item or (i == 0 and self.guard[0]):
                 held += f"    {text.loaded(self.sig, i)} v{i}[{rounds}];\n"
-                one = text.load(self.sig, i, f"p{i}", self._at(i))
-                fetch += f"      if (ok) v{i}[u] = {one};\n"
+                fetch += f"      if (ok) v{i}[u] = {self._value(i)};\n"
                 values.append(f"v{i}[u]")
                 continue
             count = width // operand.per_item
@@ -286,7 +302,7 @@ class _Box:
                 f"    const int {name} = {self.coord[d]} + r % {sizes[d]}{scale}; "
                 f"r /= {sizes[d]};\n    if ({name} >= {self.shape[d]}) continue;\n"
             )
-        values = [text.load(self.sig, i, f"p{i}", self._at(i)) for i in range(self.out)]
+        values = [self._value(i) for i in range(self.out)]
         made = self.sig.operands[self.out].ctype
         pair = self._compute(values, "&w@j")
         start = self._at(self.out).replace(NAMES[3], "first")
@@ -301,7 +317,7 @@ class _Box:
     def _rest(self, rest: int) -> str:
         """The end of a single row that is no multiple of a pack, done with its last tile."""
         first = self.shape[3] - rest
-        values = [text.load(self.sig, i, f"p{i}", self._at(i)) for i in range(self.out)]
+        values = [self._value(i) for i in range(self.out)]
         body = self._compute(values, f"p{self.out}@{self._at(self.out)}")
         last = f"{self.coord[3]} + {self.tile[3]} >= {self.shape[3]}"
         return (

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import ark
@@ -21,7 +21,9 @@ from tests.opcheck import Case, check
 INTEGERS = (ark.int64, ark.int32, ark.uint32, ark.int8, ark.uint8)
 PLAIN = (*INTEGERS, ark.bool, ark.fp32, ark.fp16, ark.bf16)
 PACKED = (ark.int4, ark.uint4, ark.fp4)
+# An example costs seconds of compiling, so a failing one is shown as it is, not made smaller.
 PROPERTY = settings(
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
     max_examples=2,
     deadline=None,
     derandomize=True,

@@ -131,3 +131,25 @@ template <typename T>
 ARK_DEVICE T ark_int_right(T a, T b) {
   return b < 0 || b >= static_cast<T>(8 * sizeof(T)) ? (a < 0 ? -1 : 0) : a >> b;
 }
+
+// Places in a dimension of n indices: quotients rounded down; the nearest index; reflected without
+// repeating the edge; counted on from the other end.
+ARK_DEVICE int ark_floor_div(int a, int b) { return a >= 0 ? a / b : -((b - 1 - a) / b); }
+ARK_DEVICE int ark_edge(int at, int n) { return at < 0 ? 0 : at < n ? at : n - 1; }
+ARK_DEVICE int ark_wrap(int at, int n) {
+  const int rest = at % n;
+  return rest < 0 ? rest + n : rest;
+}
+ARK_DEVICE int ark_reflect(int at, int n) {
+  if (n == 1) return 0;
+  const int rest = ark_wrap(at, 2 * n - 2);
+  return rest < n ? rest : 2 * n - 2 - rest;
+}
+// An index that was read, of n; below 0 it counts from the end. One out of range ends the launch.
+template <typename T>
+ARK_DEVICE int ark_looked_up(ArkCtx& c, T id, int n) {
+  const T at = id < 0 ? id + n : id;
+  if (at >= 0 && at < n) return static_cast<int>(at);
+  ark_fail(c, 5u, 0u, static_cast<ark_u32>(n), static_cast<ark_u32>(id));
+  return 0;
+}

@@ -88,6 +88,14 @@ ARK_DEVICE void ark_put(ark_fp4* p, ark_i64 i, float v) {
   ark_put_half_byte(p, i, code | (ark_float_bits(v) >> 28 & 8u));
 }
 
+// An element of a pack of any type, as what is computed with.
+template <typename T>
+ARK_DEVICE auto ark_element(const T* v, int j) -> decltype(ark_get(v, 0)) {
+  return ark_get(v, j);
+}
+ARK_DEVICE ark_i32 ark_element(const signed char* v, int j) { return v[j]; }
+ARK_DEVICE ark_i32 ark_element(const unsigned char* v, int j) { return v[j]; }
+
 // Two neighbouring packets in 16 aligned bytes. Neither is torn; both together may be.
 #if !defined(ARK_HAS_PACKET_PAIRS)
 ARK_DEVICE void ark_packets_load(const ark_u64* p, ark_u64& first, ark_u64& second, bool system) {

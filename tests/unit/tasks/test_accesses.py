@@ -20,7 +20,7 @@ from ark_cpu import machines
 
 import ark
 from ark.frontend.model import Model, use_model
-from ark.ir.dtype import FLOATS, DataType, by_name, int32
+from ark.ir.dtype import FLOATS, DataType, by_name, int4, int32, int64
 from ark.lower import tiling
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
@@ -43,8 +43,16 @@ LARGER = {
     "expert_linear": "the experts say whose weights",
     "kv_append": "the position says which rows of the cache",
     "rope_kv": "the position says which rows of the cache, and drops those past its end",
+    "gather": "the indices say which elements",
+    "pool": "strides leave out what lies between windows",
+    "remap": "steps leave elements out, and what is outside of the input is not read",
+    "scatter": "the indices say which elements, and a plain update reads none",
+    "scan": "an exclusive one does not need the last element",
     "sample": "it reads some of the settings, and no position without a temperature",
 }
+
+
+PLAIN = ("pointwise", "argmax", "gather", "scatter")  # kinds without a position
 
 
 def may_be_larger(sig: kinds.Signature) -> bool:
@@ -56,16 +64,16 @@ def masks(plan: Plan, op: int, accesses: list[kinds.Access]) -> dict[tuple[int, 
     made: dict[tuple[int, bool], np.ndarray] = {}
     for access in accesses:
         tensor = plan.tensors[plan.ops[op].operands[access.operand]]
-        size = 8 if tensor.packet else by_name(tensor.dtype).itemsize
+        size, items = tensor.itemsize, tensor.items
+        each = 1 if tensor.packet else by_name(tensor.dtype).per_item
         whole = made.setdefault(
             (tensor.buffer, access.write), np.zeros(plan.buffers[tensor.buffer].nbytes, bool)
         )
-        count = int(np.prod(tensor.extents)) * size
-        box = tuple(
-            slice(o + a, o + b)
-            for o, a, b in zip(tensor.offsets, access.lo, access.hi, strict=True)
-        )
-        whole[:count].reshape(*tensor.extents, size)[box] = True
+        count = int(np.prod(items.extents)) * size
+        lo, hi = list(access.lo), list(access.hi)
+        lo[-1], hi[-1] = lo[-1] // each, -(-hi[-1] // each)
+        box = tuple(slice(o + a, o + b) for o, a, b in zip(items.offsets, lo, hi, strict=True))
+        whole[:count].reshape(*items.extents, size)[box] = True
     return made
 
 
@@ -125,6 +133,9 @@ def _prepare(bench: Bench, op: int, rng: np.random.Generator) -> int | None:
     entry = bench.plan.ops[op]
     shapes = [bench.plan.tensors[t].shape for t in entry.operands]
     kinds_of = [bench.plan.tensors[t].dtype for t in entry.operands]
+    if entry.kind in ("gather", "scatter"):
+        ids, data = (1, 0) if entry.kind == "gather" else (0, 2)
+        bench.operand(op, ids)[...] %= shapes[data][entry.params["axis"]]
     if entry.kind in ("sample", "choose"):
         chosen = bench.operand(op, 1)
         chosen[0] = np.float32(rng.choice([0.0, 0.7])).view(np.int32)
@@ -135,7 +146,7 @@ def _prepare(bench: Bench, op: int, rng: np.random.Generator) -> int | None:
     limit = caches[0][1] if caches else shapes[4][0] if entry.kind == "choose" else 4
     found = None
     for i, (shape, dtype) in enumerate(zip(shapes, kinds_of, strict=True)):
-        if dtype == "int32" and shape == (1,) and entry.kind not in ("pointwise", "argmax"):
+        if dtype == "int32" and shape == (1,) and entry.kind not in PLAIN:
             found = int(rng.choice([0, 1, limit // 2, limit - 2, limit - 1]))
             found = max(0, found)
             bench.operand(op, i)[0] = found
@@ -267,6 +278,36 @@ def _rotary(d: Draw, dtype: DataType) -> None:
     ark.rotary_embedding(x, position, frequencies, interleaved=d.one((False, True)))
 
 
+def _indexing(d: Draw, dtype: DataType) -> None:
+    a = d.tensor(d.shape(2, 5, 5), dtype)
+    shape = a.shape()
+    axis = d.int(0, len(shape) - 1)
+    pads = [(d.int(0, 3), d.int(0, 3)) for _ in shape]
+    ark.pad(a, pads, d.one(("constant", "edge", "reflect", "wrap")))
+    ark.flip(a, axis)
+    ark.concat([a, a], axis)
+    ids = d.tensor([min(n, 2) for n in shape], d.one((int32, int64)))
+    ark.gather(a, d.tensor(d.shape(1, 2, 3), int32), axis)
+    ark.gather_elements(a, ids, axis)
+    ark.scatter_elements(a, ids, d.tensor(ids.shape(), dtype), axis, d.one(("set", "add")))
+    ark.cumsum(a, axis, exclusive=d.one((False, True)), reverse=d.one((False, True)))
+
+
+def _windows(d: Draw, dtype: DataType) -> None:
+    if dtype is int32:
+        return
+    image = d.tensor([2, 4, d.int(5, 9), d.int(5, 9)], dtype)
+    stride, padding = d.int(1, 3), d.int(0, 1)
+    ark.max_pool(image, d.int(2, 3), stride, padding)
+    ark.avg_pool(image, 3, stride, padding, dilation=d.int(1, 2))
+    kernel = ark.tensor([6, 2, d.int(1, 3), 2], dtype)
+    ark.conv(image, kernel, stride=stride, padding=padding, groups=2)
+    weight = ark.tensor([d.int(1, 20), 48], d.one((int4, ark.uint4, ark.fp4, ark.int8)))
+    scales = ark.tensor([weight.shape()[0], 3], dtype)
+    ark.quantized_linear(d.tensor([d.int(1, 3), 48], dtype), weight, scales)
+    ark.cast(ark.dequantize(weight, scales, scales), int4)
+
+
 Family = Callable[[Draw, DataType], None]
 FAMILIES: tuple[Family, ...] = (
     _elementwise,
@@ -276,6 +317,8 @@ FAMILIES: tuple[Family, ...] = (
     _caches,
     _experts,
     _rotary,
+    _indexing,
+    _windows,
 )
 SEEDS = int(os.environ.get("ARK_ACCESS_SEEDS", "1"))
 

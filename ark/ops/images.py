@@ -1,0 +1,150 @@
+"""Resizing and normalising (n, channels, spatial...) tensors, composed of other ops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+from ark.errors import InvalidUsageError, ModelError
+from ark.frontend.tensor import Tensor, as_tensor
+from ark.ops.base import float_dtype, result
+from ark.ops.elementwise import add, composed, mul
+from ark.ops.indexing import Rule, remap, same
+from ark.ops.reductions import layernorm
+from ark.ops.views import reshape
+from ark.ops.windows import numbers, spatial
+from ark.tasks.expression import Tree, index, leaf, number
+
+COORDINATES = ("half_pixel", "asymmetric", "align_corners")
+
+
+def resize(
+    input: Any,
+    sizes: Sequence[int],
+    mode: str = "nearest",
+    coordinates: str = "half_pixel",
+    name: str = "",
+) -> Tensor:
+    """The spatial dimensions in other sizes: (n, channels, spatial...) to (n, channels, sizes...).
+
+    mode: nearest (halves rounded down) or linear. coordinates: how a place of the result is one of
+    the input: half_pixel, (i + 0.5) * scale - 0.5; asymmetric, i * scale; align_corners, ends on
+    ends. Places outside of the input take its nearest element.
+    """
+    tensor = as_tensor(input)
+    count = spatial("resize", tensor)
+    wanted = numbers("resize", "sizes", sizes, count, 1)
+    if mode not in ("nearest", "linear") or coordinates not in COORDINATES:
+        raise InvalidUsageError(
+            f"resize: mode {mode!r} with coordinates {coordinates!r}; expected nearest or linear, "
+            f"and one of {', '.join(COORDINATES)}"
+        )
+    made = tensor
+    for d, size in enumerate(wanted):
+        if size != made.ir.shape[2 + d]:
+            made = _resize_axis(made, 2 + d, size, mode, coordinates)
+    return made if made is not tensor else remap("resize", tensor, tensor.ir.shape, _all(tensor))
+
+
+def _all(tensor: Tensor) -> list[Rule]:
+    return [same(d) for d in range(len(tensor.ir.shape))]
+
+
+def _resize_axis(tensor: Tensor, axis: int, size: int, mode: str, coordinates: str) -> Tensor:
+    """One axis: the place i * slope + shift of the input is a fraction, so indices are exact."""
+    n = tensor.ir.shape[axis]
+    slope, shift = Fraction(n, size), Fraction(0)
+    if coordinates == "half_pixel":
+        shift = slope / 2 - Fraction(1, 2)
+    if coordinates == "align_corners":
+        slope = Fraction(n - 1, size - 1) if size > 1 else Fraction(0)
+    shape = [size if d == axis else m for d, m in enumerate(tensor.ir.shape)]
+
+    def at(offset: Fraction) -> Tensor:
+        """The elements at floor(place + offset)."""
+        add = shift + offset
+        divide = math.lcm(slope.denominator, add.denominator)
+        rules = _all(tensor)
+        terms = [[axis, int(slope * divide)]] if slope else []
+        rules[axis] = [terms, int(add * divide), divide, "edge"]
+        return remap("resize", tensor, shape, rules)
+
+    if mode == "nearest":
+        # Rounded to nearest, halves down: the ceiling of place - 1/2.
+        divide = math.lcm(slope.denominator, shift.denominator, 2)
+        return at(Fraction(1, 2) - Fraction(1, divide))
+    float_dtype("resize", tensor)
+    d = axis - len(shape)
+    place: Tree = ["add", ["mul", index(d), number(float(slope))], number(float(shift))]
+    inside = ["minimum", ["maximum", place, number(0.0)], number(float(n - 1))]
+    share: Tree = ["sub", inside, ["floor", inside]]
+    low, high = at(Fraction(0)), at(Fraction(1))
+    tree = ["add", leaf(0), ["mul", ["sub", leaf(1), leaf(0)], share]]
+    attrs = {"expr": tree, "shape": tuple(shape)}
+    return result("blend", [low, high], shape, tensor.ir.dtype, attrs=attrs)
+
+
+def batch_norm(
+    input: Any,
+    scale: Any,
+    shift: Any,
+    mean: Any,
+    variance: Any,
+    eps: float = 1e-5,
+    name: str = "",
+) -> Tensor:
+    """(x - mean) / sqrt(variance + eps) * scale + shift by channel, with given statistics (Ioffe
+    and Szegedy 2015, inference). input (n, channels, ...), the others (channels,), of one type.
+    """
+    x = as_tensor(input)
+    dtype = float_dtype("batch_norm", x)
+    channels = x.ir.shape[1] if len(x.ir.shape) > 1 else 0
+    others = [as_tensor(t) for t in (scale, shift, mean, variance)]
+    if any(t.ir.shape != (channels,) for t in others):
+        raise ModelError(
+            f"batch_norm: an input of shape {list(x.ir.shape)} with statistics of shape "
+            f"{[list(t.ir.shape) for t in others]}; expected [{channels}] each"
+        )
+    wide = [reshape(t, [channels, *[1] * (len(x.ir.shape) - 2)]) for t in others]
+    root = ["rsqrt", ["add", leaf(4), number(float(eps))]]
+    tree = ["add", ["mul", ["mul", ["sub", leaf(0), leaf(3)], root], leaf(1)], leaf(2)]
+    return result("batch_norm", [x, *wide], x.ir.shape, dtype, attrs={"expr": tree}, name=name)
+
+
+def group_norm(
+    input: Any,
+    groups: int,
+    scale: Any = None,
+    shift: Any = None,
+    eps: float = 1e-5,
+    name: str = "",
+) -> Tensor:
+    """Groups of channels brought to mean 0 and variance 1, then scaled by channel (Wu, He 2018).
+
+    input (n, channels, spatial...); scale and shift (channels,). One group a channel is an instance
+    norm (Ulyanov et al. 2016).
+    """
+    x = as_tensor(input)
+    float_dtype("group_norm", x)
+    shape = x.ir.shape
+    if len(shape) < 2 or groups < 1 or shape[1] % groups:
+        raise ModelError(f"group_norm: {groups} groups do not divide the channels of {list(shape)}")
+    rows = reshape(x, [shape[0] * groups, math.prod(shape[1:]) // groups])
+    made = reshape(layernorm(rows, eps, name=name or "group_norm"), shape)
+    for given, op in ((scale, mul), (shift, add)):
+        if given is not None:
+            made = op(made, reshape(as_tensor(given), [shape[1], *[1] * (len(shape) - 2)]))
+    return made
+
+
+def instance_norm(
+    input: Any, scale: Any = None, shift: Any = None, eps: float = 1e-5, name: str = ""
+) -> Tensor:
+    """group_norm with a group for every channel."""
+    return group_norm(input, as_tensor(input).ir.shape[1], scale, shift, eps, name)
+
+
+composed("blend")
+composed("batch_norm")

@@ -1,0 +1,214 @@
+"""Ops that move elements by index arithmetic: concat, split, expand, tile, pad, flip, steps.
+
+All but views and plain copies are one task kind, `remap` (ark.tasks.remap). They take any type but
+those of 4 bits, which concat, split and expand alone take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ark.errors import InvalidUsageError, ModelError
+from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.ir.graph import Node
+from ark.lower.context import Lowering
+from ark.lower.merge import part
+from ark.lower.registry import register
+from ark.lower.tiling import box_coords, box_tile
+from ark.ops.base import broadcast, check_dims, positive_axis, result, same_dtype
+from ark.ops.communication import copy_box
+from ark.ops.elementwise import composed, scalar
+from ark.tasks.along import lines
+
+Rule = list[Any]
+MODES = {"constant": "fill", "edge": "edge", "reflect": "reflect", "wrap": "wrap"}
+
+
+def same(dimension: int, edge: str = "fill") -> Rule:
+    """The rule of a dimension that keeps its index."""
+    return [[[dimension, 1]], 0, 1, edge]
+
+
+def remap(
+    what: str,
+    tensor: Tensor,
+    shape: Sequence[int],
+    rules: Sequence[Rule],
+    fill: float = 0.0,
+    output: Any = NullTensor,
+    name: str = "",
+) -> Tensor:
+    """A node of index arithmetic: see ark.tasks.remap for the rules."""
+    if tensor.ir.dtype.packed:
+        raise ModelError(f"{what} of {tensor.ir.dtype.name} is not built; ark.cast it to int8")
+    dims = check_dims(what, shape)
+    attrs = {"rules": [list(r) for r in rules], "fill": float(fill), "shape": dims}
+    return result("remap", [tensor], dims, tensor.ir.dtype, output, attrs, name or what)
+
+
+def _lower_remap(lowering: Lowering, node: Node) -> None:
+    out = node.outputs[0]
+    tile = box_tile(out.shape, lowering.machine)
+    params = {"rules": node.attrs["rules"], "fill": node.attrs["fill"], "tile": tile}
+    lowering.emit("remap", params, [*node.inputs, out], box_coords(out.shape, tile))
+
+
+def _remap(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    """By its definition, an index at a time of every dimension."""
+    source = inputs[0]
+    grid = np.indices(attrs["shape"])
+    inside = np.ones(attrs["shape"], bool)
+    places = []
+    for (terms, shift, divide, edge), n in zip(attrs["rules"], source.shape, strict=True):
+        at = sum((grid[d] * f for d, f in terms), np.zeros(attrs["shape"], np.int64)) + shift
+        if edge == "exact":
+            inside &= at % divide == 0
+        at = at // divide
+        if edge in ("fill", "exact"):
+            inside &= (at >= 0) & (at < n)
+        if edge == "reflect":
+            at = np.abs((at + n - 1) % max(1, 2 * n - 2) - (n - 1)) if n > 1 else at * 0
+        places.append(at % n if edge == "wrap" else np.clip(at, 0, n - 1))
+    return [np.where(inside, source[tuple(places)], attrs["fill"])]
+
+
+def pad(
+    input: Any,
+    pads: Sequence[tuple[int, int]],
+    mode: str = "constant",
+    value: float = 0.0,
+    output: Any = NullTensor,
+    name: str = "",
+) -> Tensor:
+    """Elements before and behind every dimension, as numpy.pad counts them.
+
+    mode: constant (`value`), edge (the last element again), reflect (mirrored, without the last),
+    wrap. Negative numbers take elements away.
+    """
+    tensor = as_tensor(input)
+    shape = tensor.ir.shape
+    if mode not in MODES:
+        raise InvalidUsageError(f"pad: the mode is {mode!r}; expected one of {', '.join(MODES)}")
+    if len(pads) != len(shape):
+        raise InvalidUsageError(
+            f"pad: {len(pads)} pairs for {len(shape)} dimensions; give one for each"
+        )
+    dims = [n + int(a) + int(b) for n, (a, b) in zip(shape, pads, strict=True)]
+    fill = scalar("pad", value, tensor.ir.dtype)
+    rules = [[[[d, 1]], -int(a), 1, MODES[mode]] for d, (a, _) in enumerate(pads)]
+    return remap("pad", tensor, dims, rules, fill, output, name)
+
+
+def flip(input: Any, axis: int | Sequence[int], name: str = "") -> Tensor:
+    """The elements in reverse order along one axis or several."""
+    tensor = as_tensor(input)
+    shape = tensor.ir.shape
+    axes = [axis] if isinstance(axis, int) else list(axis)
+    turned = {positive_axis("flip", a, len(shape)) for a in axes}
+    rules = [[[[d, -1]], n - 1, 1, "fill"] if d in turned else same(d) for d, n in enumerate(shape)]
+    return remap("flip", tensor, shape, rules, name=name)
+
+
+def strided_slice(
+    input: Any,
+    begins: Sequence[int],
+    sizes: Sequence[int],
+    steps: Sequence[int],
+    name: str = "",
+) -> Tensor:
+    """`sizes` elements of each dimension, from `begins` on, `steps` apart (negative: backwards)."""
+    tensor = as_tensor(input)
+    shape = tensor.ir.shape
+    if not len(begins) == len(sizes) == len(steps) == len(shape):
+        raise InvalidUsageError(f"strided_slice: give {len(shape)} begins, sizes and steps each")
+    for b, s, n, size in zip(begins, steps, shape, sizes, strict=True):
+        if not (0 <= b < n and 0 <= b + (size - 1) * s < n and size > 0):
+            raise InvalidUsageError(
+                f"strided_slice: {size} elements from {b} on, {s} apart, are not in {n}"
+            )
+    rules = [[[[d, s]], b, 1, "fill"] for d, (b, s) in enumerate(zip(begins, steps, strict=True))]
+    return remap("strided_slice", tensor, sizes, rules, name=name)
+
+
+def tile(input: Any, repeats: Sequence[int], name: str = "") -> Tensor:
+    """The tensor repeated along every dimension, as numpy.tile."""
+    tensor = as_tensor(input)
+    shape = tensor.ir.shape
+    if len(repeats) != len(shape) or any(r < 1 for r in repeats):
+        raise InvalidUsageError(f"tile: {list(repeats)} are no repetitions of {list(shape)}")
+    dims = [n * int(r) for n, r in zip(shape, repeats, strict=True)]
+    return remap("tile", tensor, dims, [same(d, "wrap") for d in range(len(dims))], name=name)
+
+
+def expand(input: Any, shape: Sequence[int], output: Any = NullTensor, name: str = "") -> Tensor:
+    """The tensor broadcast together with a shape, as a tensor of its own; any type."""
+    tensor = as_tensor(input)
+    dims = broadcast(tensor.ir.shape, check_dims("expand", shape), "expand")
+    attrs = {"expr": ["input", 0], "shape": dims}
+    return result("expand", [tensor], dims, tensor.ir.dtype, output, attrs, name)
+
+
+def concat(inputs: Sequence[Any], axis: int, output: Any = NullTensor, name: str = "") -> Tensor:
+    """The tensors one behind the other along `axis`; one type, any number of them.
+
+    Of 4-bit types along the last axis, all but the last tensor must have an even size there.
+    """
+    tensors = [as_tensor(t) for t in inputs]
+    if not tensors:
+        raise InvalidUsageError("concat: it was given no tensor")
+    dtype = same_dtype("concat", *tensors)
+    first = tensors[0].ir.shape
+    axis = positive_axis("concat", axis, len(first))
+    for t in tensors:
+        if lines(t.ir.shape, axis) != lines(first, axis) or len(t.ir.shape) != len(first):
+            raise ModelError(
+                f"concat: shapes {list(first)} and {list(t.ir.shape)} differ beside axis {axis}"
+            )
+    uneven = [t for t in tensors[:-1] if t.ir.shape[axis] % dtype.per_item]
+    if uneven and axis == len(first) - 1:
+        raise ModelError(
+            f"concat: a tensor of {dtype.name} with {uneven[0].ir.shape[axis]} elements in a row "
+            "is not the last; its last byte would be shared: ark.cast it to int8"
+        )
+    dims = list(first)
+    dims[axis] = sum(t.ir.shape[axis] for t in tensors)
+    return result("concat", tensors, dims, dtype, output, {"axis": axis}, name)
+
+
+def _lower_concat(lowering: Lowering, node: Node) -> None:
+    """A copy of each tensor into its part of the result."""
+    axis, at = node.attrs["axis"], 0
+    for number, source in enumerate(node.inputs):
+        target = part(node.outputs[0], axis, at, source.shape[axis])
+        copy_box(lowering, source, target, f".{number}")
+        at += source.shape[axis]
+
+
+def _concat(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    return [np.concatenate(inputs, attrs["axis"])]
+
+
+def split(input: Any, sizes: Sequence[int], axis: int, name: str = "") -> list[Tensor]:
+    """Views of consecutive parts along `axis`, of these sizes, which together are all of it."""
+    tensor = as_tensor(input)
+    shape = tensor.ir.shape
+    axis = positive_axis("split", axis, len(shape))
+    if sum(sizes) != shape[axis] or any(n < 1 for n in sizes):
+        raise InvalidUsageError(
+            f"split: {list(sizes)} are no parts of {shape[axis]}; they must add up to it"
+        )
+    found, at = [], 0
+    for n in sizes:
+        whole = [slice(None)] * len(shape)
+        whole[axis] = slice(at, at + n)
+        found.append(tensor[tuple(whole)])
+        at += n
+    return found
+
+
+register("remap", _remap, _lower_remap, aliasing="none")
+register("concat", _concat, _lower_concat, aliasing="none")
+composed("expand")

@@ -1,0 +1,320 @@
+"""Ops whose indices are tensors, gather and scatter in their forms, and running sums along an axis.
+
+Any type but those of 4 bits. Task kinds: ark.tasks.remap and ark.tasks.along.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ark.errors import ModelError
+from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.ir.dtype import int64
+from ark.ir.graph import Node
+from ark.ir.values import Tensor as IrTensor
+from ark.lower.context import Lowering
+from ark.lower.merge import part
+from ark.lower.registry import register
+from ark.lower.tiling import box_coords, box_tile
+from ark.ops.base import check_dims, index_dtype, positive_axis, result, same_dtype
+from ark.ops.communication import copy_box
+from ark.ops.elementwise import add, arithmetic, cast, mul
+from ark.ops.logic import iota, less, where
+from ark.ops.movement import move, whole_view
+from ark.ops.views import reshape
+from ark.tasks.along import lines
+
+
+def gather(
+    input: Any, indices: Any, axis: int = 0, output: Any = NullTensor, name: str = ""
+) -> Tensor:
+    """The elements of `axis` at the indices: (..., n, ...) and (i...) to (..., i..., ...).
+
+    indices: int32 or int64, below 0 counted from the end; one out of range ends the run with a
+    GpuError that names it.
+    """
+    tensor, ids = as_tensor(input), as_tensor(indices)
+    index_dtype("gather", ids)
+    _whole("gather", tensor)
+    shape = tensor.ir.shape
+    axis = positive_axis("gather", axis, len(shape))
+    dims = check_dims("gather", (*shape[:axis], *ids.ir.shape, *shape[axis + 1 :]))
+    attrs = {"axis": axis}
+    return result("gather", [tensor, ids], dims, tensor.ir.dtype, output, attrs, name)
+
+
+def _whole(what: str, tensor: Tensor) -> None:
+    if tensor.ir.dtype.packed:
+        raise ModelError(f"{what} of {tensor.ir.dtype.name} is not built; ark.cast it to int8")
+
+
+def _lower_gather(lowering: Lowering, node: Node) -> None:
+    source, ids = node.inputs
+    out, axis = node.outputs[0], node.attrs["axis"]
+    outer, inner = math.prod(source.shape[:axis]), math.prod(source.shape[axis + 1 :])
+    many = ids.elements
+    table = whole_view(lowering, source, (outer, source.shape[axis], inner), fill=True)
+    index = whole_view(lowering, ids, (many,), fill=True)
+    target = whole_view(lowering, out, (outer, many, inner), fill=False)
+    _emit_gather(lowering, [table, index, target], 1, False)
+    if target.buffer.id != out.buffer.id:
+        move(lowering, lowering.view(target, out.shape), out)
+
+
+def _emit_gather(
+    lowering: Lowering, operands: Sequence[IrTensor], axis: int, elements: bool
+) -> None:
+    shape = operands[2].shape
+    tile = box_tile(shape, lowering.machine)
+    params = {"axis": axis, "elements": elements, "tile": tile}
+    lowering.emit("gather", params, operands, box_coords(shape, tile))
+
+
+def _gather(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    return [np.take(inputs[0], inputs[1].astype(np.int64), attrs["axis"])]
+
+
+def gather_elements(
+    input: Any, indices: Any, axis: int = 0, output: Any = NullTensor, name: str = ""
+) -> Tensor:
+    """result[i, j, ...] = input[i, indices[i, j, ...], ...] (for axis 1); the indices' shape.
+
+    indices: of as many dimensions as the input and, beside the axis, not larger; else as gather.
+    """
+    tensor, ids = as_tensor(input), as_tensor(indices)
+    index_dtype("gather_elements", ids)
+    _whole("gather_elements", tensor)
+    shape, wanted = tensor.ir.shape, ids.ir.shape
+    axis = positive_axis("gather_elements", axis, len(shape))
+    if len(shape) != len(wanted) or any(
+        n > m for d, (n, m) in enumerate(zip(wanted, shape, strict=True)) if d != axis
+    ):
+        raise ModelError(
+            f"gather_elements: indices of shape {list(wanted)} do not fit {list(shape)}; expected "
+            f"as many dimensions, none larger but dimension {axis}"
+        )
+    attrs = {"axis": axis}
+    return result("gather_elements", [tensor, ids], wanted, tensor.ir.dtype, output, attrs, name)
+
+
+def _lower_gather_elements(lowering: Lowering, node: Node) -> None:
+    _emit_gather(lowering, [*node.inputs, *node.outputs], node.attrs["axis"], True)
+
+
+def _gather_elements(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    source, ids = inputs
+    axis = attrs["axis"]
+    box = tuple(slice(None) if d == axis else slice(n) for d, n in enumerate(ids.shape))
+    return [np.take_along_axis(source[box], ids.astype(np.int64), axis)]
+
+
+def _linear(what: str, ids: Tensor, shape: Sequence[int]) -> Tensor:
+    """Tuples of indices (last dimension) as one index of the dimensions together, int64."""
+    total: Any = None
+    for d, n in enumerate(shape):
+        one = [slice(None)] * len(ids.ir.shape)
+        one[-1] = slice(d, d + 1)
+        at = cast(ids[tuple(one)], int64)
+        at = where(less(at, 0), add(at, n), at)
+        step = math.prod(shape[d + 1 :])
+        at = mul(at, step) if step != 1 else at
+        total = at if total is None else add(total, at)
+    return reshape(total, [math.prod(ids.ir.shape[:-1])])
+
+
+def gather_nd(input: Any, indices: Any, batch_dims: int = 0, name: str = "") -> Tensor:
+    """Parts of the input at tuples of indices: (..., r) to (..., rest), as ONNX's GatherND.
+
+    batch_dims: leading dimensions that both have and that are walked through together.
+    """
+    tensor, ids = as_tensor(input), as_tensor(indices)
+    index_dtype("gather_nd", ids)
+    _whole("gather_nd", tensor)
+    shape, wanted = tensor.ir.shape, ids.ir.shape
+    depth = wanted[-1]
+    if batch_dims + depth > len(shape) or wanted[:batch_dims] != shape[:batch_dims]:
+        raise ModelError(
+            f"gather_nd: indices of shape {list(wanted)} with {batch_dims} batch dimensions do not "
+            f"fit {list(shape)}"
+        )
+    batch = math.prod(shape[:batch_dims])
+    many = math.prod(wanted[batch_dims:-1])
+    inner = shape[batch_dims + depth :]
+    places = math.prod(shape[batch_dims : batch_dims + depth])
+    at = _linear("gather_nd", ids, shape[batch_dims : batch_dims + depth])
+    if batch > 1:
+        base = mul(iota([batch, many], 0, int64), places)
+        at = reshape(add(reshape(at, [batch, many]), base), [batch * many])
+    table = reshape(tensor, [batch * places, math.prod(inner)])
+    rows = gather(table, at, 0, name=name or "gather_nd")
+    return reshape(rows, [*wanted[:-1], *inner] or [1])
+
+
+def scatter_elements(
+    input: Any,
+    indices: Any,
+    updates: Any,
+    axis: int = 0,
+    reduction: str = "set",
+    output: Any = NullTensor,
+    name: str = "",
+) -> Tensor:
+    """The input with result[i, indices[i, j, ...], ...] = updates[i, j, ...] (for axis 1).
+
+    reduction: set, or add, mul, maximum, minimum with what is there; of equal indices along the
+    axis the updates are applied in order. updates: of the indices' shape and the input's type.
+    """
+    tensor, ids, new = as_tensor(input), as_tensor(indices), as_tensor(updates)
+    index_dtype("scatter_elements", ids)
+    _whole("scatter_elements", tensor)
+    dtype = same_dtype("scatter_elements", tensor, new)
+    shape, wanted = tensor.ir.shape, new.ir.shape
+    axis = positive_axis("scatter_elements", axis, len(shape))
+    broadcasts = len(ids.ir.shape) == len(wanted) and all(
+        n in (1, m) and (n == m or d != axis)
+        for d, (n, m) in enumerate(zip(ids.ir.shape, wanted, strict=True))
+    )
+    if (
+        reduction not in ("set", "add", "mul", "maximum", "minimum")
+        or not broadcasts
+        or len(shape) != len(wanted)
+        or any(n > m for d, (n, m) in enumerate(zip(wanted, shape, strict=True)) if d != axis)
+    ):
+        raise ModelError(
+            f"scatter_elements: updates of shape {list(wanted)} at indices of shape "
+            f"{list(ids.ir.shape)} with reduction {reduction!r} do not fit {list(shape)}"
+        )
+    attrs = {"axis": axis, "function": reduction}
+    return result("scatter_elements", [tensor, ids, new], shape, dtype, output, attrs, name)
+
+
+def _lower_scatter(lowering: Lowering, node: Node) -> None:
+    """A copy of the input, then the updates into the part of it that they can reach."""
+    source, ids, updates = node.inputs
+    out, axis = node.outputs[0], node.attrs["axis"]
+    copy_box(lowering, source, out, ".copy")
+    for d, n in enumerate(updates.shape):
+        if d != axis:
+            out = part(out, d, 0, n)
+    frame = lines(updates.shape, axis)
+    tile = box_tile(frame, lowering.machine, updates.shape[axis])
+    params = {"axis": axis, "function": node.attrs["function"], "tile": tile}
+    lowering.emit("scatter", params, [ids, updates, out], box_coords(frame, tile))
+
+
+def _scatter(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    source, ids, updates = inputs
+    made, axis = source.copy(), attrs["axis"]
+    joins = {"add": np.add, "mul": np.multiply, "maximum": np.maximum, "minimum": np.minimum}
+    grid: list[np.ndarray] = list(np.indices(updates.shape))
+    at = np.broadcast_to(ids, updates.shape).astype(np.int64)
+    grid[axis] = np.where(at < 0, at + source.shape[axis], at)
+    if attrs["function"] == "set":
+        for place in np.ndindex(*updates.shape):
+            made[tuple(g[place] for g in grid)] = updates[place]
+    else:
+        joins[attrs["function"]].at(made, tuple(grid), updates)
+    return [made]
+
+
+def scatter_nd(
+    input: Any, indices: Any, updates: Any, reduction: str = "set", name: str = ""
+) -> Tensor:
+    """The input with parts at tuples of indices (..., r) replaced by updates (..., rest), as ONNX's
+    ScatterND; reduction as scatter_elements.
+    """
+    tensor, ids, new = as_tensor(input), as_tensor(indices), as_tensor(updates)
+    index_dtype("scatter_nd", ids)
+    shape, wanted = tensor.ir.shape, ids.ir.shape
+    depth = wanted[-1]
+    inner = shape[depth:]
+    if depth > len(shape) or new.ir.shape not in ((*wanted[:-1], *inner), (1,)):
+        raise ModelError(
+            f"scatter_nd: updates of shape {list(new.ir.shape)} at indices of shape "
+            f"{list(wanted)} do not fit {list(shape)}; expected {[*wanted[:-1], *inner]}"
+        )
+    many = math.prod(wanted[:-1])
+    at = reshape(_linear("scatter_nd", ids, shape[:depth]), [many, 1])
+    table = reshape(tensor, [math.prod(shape[:depth]), math.prod(inner)])
+    rows = reshape(new, [many, math.prod(inner)])
+    made = scatter_elements(table, at, rows, 0, reduction, name=name or "scatter_nd")
+    return reshape(made, shape)
+
+
+def cumsum(
+    input: Any,
+    axis: int,
+    exclusive: bool = False,
+    reverse: bool = False,
+    output: Any = NullTensor,
+    name: str = "",
+) -> Tensor:
+    """Sums of the elements up to each along `axis`; fp32, fp16, bf16, integers.
+
+    exclusive: without the element itself. reverse: from the end. Accumulated in fp32.
+    """
+    return _scan("add", input, axis, exclusive, reverse, output, name)
+
+
+def cumprod(
+    input: Any,
+    axis: int,
+    exclusive: bool = False,
+    reverse: bool = False,
+    output: Any = NullTensor,
+    name: str = "",
+) -> Tensor:
+    """Products of the elements up to each along `axis`; as cumsum otherwise."""
+    return _scan("mul", input, axis, exclusive, reverse, output, name)
+
+
+def _scan(
+    function: str,
+    input: Any,
+    axis: int,
+    exclusive: bool,
+    reverse: bool,
+    output: Any,
+    name: str,
+) -> Tensor:
+    tensor = as_tensor(input)
+    dtype = arithmetic("cumsum", tensor)
+    shape = tensor.ir.shape
+    axis = positive_axis("cumsum", axis, len(shape))
+    attrs = {
+        "axis": axis,
+        "function": function,
+        "exclusive": bool(exclusive),
+        "reverse": bool(reverse),
+    }
+    return result("scan", [tensor], shape, dtype, output, attrs, name)
+
+
+def _lower_scan(lowering: Lowering, node: Node) -> None:
+    out, axis = node.outputs[0], node.attrs["axis"]
+    frame = lines(out.shape, axis)
+    tile = box_tile(frame, lowering.machine, out.shape[axis])
+    lowering.emit(
+        "scan", {**node.attrs, "tile": tile}, [*node.inputs, out], box_coords(frame, tile)
+    )
+
+
+def _scan_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    axis = attrs["axis"]
+    x = np.flip(inputs[0], axis) if attrs["reverse"] else inputs[0]
+    apply, start = (np.cumprod, 1) if attrs["function"] == "mul" else (np.cumsum, 0)
+    if attrs["exclusive"]:
+        first = np.full(lines(x.shape, axis), start, x.dtype)
+        x = np.concatenate([first, np.delete(x, -1, axis)], axis)
+    made = apply(x, axis)
+    return [np.flip(made, axis) if attrs["reverse"] else made]
+
+
+register("gather", _gather, _lower_gather, aliasing="none")
+register("gather_elements", _gather_elements, _lower_gather_elements, aliasing="none")
+register("scatter_elements", _scatter, _lower_scatter, aliasing="none")
+register("scan", _scan_reference, _lower_scan, aliasing="none")

@@ -1,0 +1,147 @@
+"""Values of few bits with a scale (and a zero point) for every group of neighbours in a row.
+
+value = scale * (element - zero). As in GPTQ's and AWQ's checkpoints, groups lie along the last
+dimension of a weight (outputs, inputs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ark.errors import ModelError
+from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.ir.dtype import PACKED, DataType, fp32, int4, int8, uint8
+from ark.ir.graph import Node
+from ark.lower.context import Lowering
+from ark.lower.registry import register
+from ark.lower.tiling import split
+from ark.ops.base import float_dtype, result
+from ark.ops.elementwise import cast, composed, div
+from ark.ops.linear_algebra import matmul
+from ark.ops.logic import clip, maximum
+from ark.ops.math import abs as magnitude
+from ark.ops.math import round as nearest
+from ark.ops.reductions import reduce_max
+from ark.ops.views import reshape
+from ark.tasks.expression import Tree, leaf
+from ark.tasks.quantized import MOST_ROWS, STEP
+
+TYPES = (*PACKED, int8, uint8)
+
+
+def _groups(what: str, weight: Tensor, scales: Tensor, zeros: Tensor | None) -> int:
+    """Elements of a group; ModelError where the shapes do not say one."""
+    float_dtype(what, scales)
+    shape, given = weight.ir.shape, scales.ir.shape
+    fits = len(given) == len(shape) and given[:-1] == shape[:-1] and shape[-1] % given[-1] == 0
+    if weight.ir.dtype not in TYPES or not fits or (zeros and zeros.ir.shape != given):
+        raise ModelError(
+            f"{what}: a weight of {weight.ir.dtype.name} {list(shape)} with scales of shape "
+            f"{list(given)}{f', zeros {list(zeros.ir.shape)}' if zeros else ''}; expected one of "
+            f"{', '.join(t.name for t in TYPES)}, and one scale for every group of a row"
+        )
+    return shape[-1] // given[-1]
+
+
+def dequantize(
+    weight: Any,
+    scales: Any,
+    zeros: Any = None,
+    dtype: DataType = fp32,
+    output: Any = NullTensor,
+    name: str = "",
+) -> Tensor:
+    """scale * (element - zero) for every element: (..., k) with scales (..., k / group).
+
+    weight: int4, uint4, fp4, int8 or uint8; zeros of the scales' shape, floating point; the result
+    of `dtype`, fp32, fp16 or bf16. A group is an even number of elements.
+    """
+    w, s = as_tensor(weight), as_tensor(scales)
+    z = None if zeros is None else as_tensor(zeros)
+    group = _groups("dequantize", w, s, z)
+    shape, many = w.ir.shape, s.ir.shape[-1]
+    parts = [reshape(w, [*shape[:-1], many, group])]
+    parts += [reshape(t, [*shape[:-1], many, 1]) for t in (s, z) if t is not None]
+    value: Tree = leaf(0) if z is None else ["sub", leaf(0), leaf(2)]
+    attrs = {"expr": ["mul", value, leaf(1)]}
+    wide = (*shape[:-1], many, group)
+    made = result("dequantize", parts, wide, dtype, NullTensor, attrs, name)
+    flat = reshape(made, shape)
+    if output is NullTensor or output is None:
+        return flat
+    return cast(flat, dtype, output)
+
+
+def quantize(
+    input: Any, group: int, dtype: DataType = int4, name: str = ""
+) -> tuple[Tensor, Tensor]:
+    """(elements of `dtype`, scales): a group's largest magnitude becomes the type's largest value.
+
+    dtype: int4, int8 or fp4; rounded to nearest even. Scales are of the input's type.
+    """
+    most = {"int4": 7.0, "int8": 127.0, "fp4": 6.0}.get(dtype.name)
+    x = as_tensor(input)
+    float_dtype("quantize", x)
+    shape = x.ir.shape
+    if most is None or group < 1 or shape[-1] % group:
+        raise ModelError(
+            f"quantize: {list(shape)} to {dtype.name} in groups of {group}; expected int4, int8 or "
+            "fp4 and a group that divides the last dimension"
+        )
+    wide = reshape(x, [*shape[:-1], shape[-1] // group, group])
+    scales = div(maximum(reduce_max(magnitude(wide), -1), 1e-30), most)
+    values = div(wide, scales)
+    if dtype.name != "fp4":
+        values = clip(nearest(values), -most, most)
+    made = cast(reshape(values, shape), dtype, name=name or "quantize")
+    return made, reshape(scales, [*shape[:-1], shape[-1] // group])
+
+
+def quantized_linear(
+    input: Any,
+    weight: Any,
+    scales: Any,
+    zeros: Any = None,
+    output: Any = NullTensor,
+    name: str = "",
+) -> Tensor:
+    """input dequantize(weight)^T: (rows, k) and (n, k) to (rows, n), accumulated in fp32.
+
+    Up to eight rows read the weight's bits alone; more dequantise it first. Types as dequantize;
+    the result is of the input's type.
+    """
+    x, w, s = as_tensor(input), as_tensor(weight), as_tensor(scales)
+    z = None if zeros is None else as_tensor(zeros)
+    dtype = float_dtype("quantized_linear", x)
+    group = _groups("quantized_linear", w, s, z)
+    left, right = x.ir.shape, w.ir.shape
+    if len(left) != 2 or len(right) != 2 or left[1] != right[1]:
+        raise ModelError(
+            f"quantized_linear: the input has shape {list(left)} and the weight {list(right)}; "
+            "expected (rows, k) and (n, k)"
+        )
+    plain = all(t.ir.dense for t in (w, s, *([z] if z else [])))
+    if left[0] > MOST_ROWS or group % STEP or not plain:
+        full = dequantize(w, s, z, dtype)
+        return matmul(x, full, output, transpose_other=True, name=name or "quantized_linear")
+    inputs = [x, w, s, *([z] if z else [])]
+    attrs = {"group": group}
+    return result("quantized_linear", inputs, (left[0], right[0]), dtype, output, attrs, name)
+
+
+def _lower_quantized(lowering: Lowering, node: Node) -> None:
+    coords = split(node.inputs[1].shape[0], lowering.machine.processors)
+    lowering.emit("quantized_linear", node.attrs, [*node.inputs, *node.outputs], coords)
+
+
+def _quantized(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    x, weight, scales, *zeros = inputs
+    value = weight - np.repeat(zeros[0], attrs["group"], -1) if zeros else weight
+    return [x @ (value * np.repeat(scales, attrs["group"], -1)).T]
+
+
+composed("dequantize")
+register("quantized_linear", _quantized, _lower_quantized, aliasing="none")

@@ -1,0 +1,307 @@
+"""Convolutions and pooling of (n, channels, spatial...) tensors.
+
+A convolution is a product of its weights with a matrix of windows, which index arithmetic lays out
+(ark.tasks.remap), so that it runs on the matrix units (Chellapilla et al. 2006).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ark.errors import InvalidUsageError, ModelError
+from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.ir.graph import Node
+from ark.lower.context import Lowering
+from ark.lower.registry import register
+from ark.lower.tiling import box_coords, box_tile
+from ark.ops.base import float_dtype, result, same_dtype
+from ark.ops.elementwise import add
+from ark.ops.indexing import Rule, remap, same
+from ark.ops.linear_algebra import matmul
+from ark.ops.movement import transpose
+from ark.ops.reductions import reduce_max, reduce_mean
+from ark.ops.views import reshape
+
+Numbers = int | Sequence[int]
+
+
+def numbers(what: str, name: str, value: Numbers, count: int, least: int) -> list[int]:
+    """One number a spatial dimension; InvalidUsageError if it is not that."""
+    found = [value] * count if isinstance(value, int) else [int(v) for v in value]
+    if len(found) != count or any(v < least for v in found):
+        raise InvalidUsageError(
+            f"{what}: {name} is {value!r}; expected {count} numbers of at least {least}"
+        )
+    return found
+
+
+def _pads(what: str, padding: Any, count: int) -> list[tuple[int, int]]:
+    """What lies before and behind each spatial dimension: a number, one each, or a pair each."""
+    given = [padding] * count if isinstance(padding, int) else list(padding)
+    pairs = [(p, p) if isinstance(p, int) else (int(p[0]), int(p[1])) for p in given]
+    if len(pairs) != count or any(min(p) < 0 for p in pairs):
+        raise InvalidUsageError(
+            f"{what}: padding is {padding!r}; expected a number, one for each of {count} "
+            "dimensions, or a pair for each, none negative"
+        )
+    return pairs
+
+
+def spatial(what: str, tensor: Tensor) -> int:
+    count = len(tensor.ir.shape) - 2
+    if not 1 <= count <= 3:
+        raise ModelError(
+            f"{what}: the input has shape {list(tensor.ir.shape)}; expected (n, channels, spatial "
+            "...) with one to three spatial dimensions"
+        )
+    return count
+
+
+def _windows(
+    source: Tensor, groups: int, kernel: Sequence[int], rules: Sequence[Rule], sizes: Sequence[int]
+) -> Tensor:
+    """The matrix of windows: (n, groups, channels of a group * kernel, places)."""
+    n, channels = source.ir.shape[:2]
+    each = channels // groups
+    shape = [n, groups, each, *kernel, *sizes]
+    if len(shape) > 8:  # the group and its channels as one dimension
+        shape = [n, channels, *kernel, *sizes]
+        first: list[Rule] = [same(0), same(1)]
+    else:
+        first = [same(0), [[[1, each], [2, 1]], 0, 1, "fill"]]
+    made = remap("windows", source, shape, [*first, *rules])
+    return reshape(made, [n, groups, each * math.prod(kernel), math.prod(sizes)])
+
+
+def _multiplied(
+    weight: Tensor, windows: Tensor, groups: int, sizes: Sequence[int], bias: Any, name: str
+) -> Tensor:
+    """The product, in the shape of the result, with the bias."""
+    n = windows.ir.shape[0]
+    outputs = weight.ir.shape[0]
+    depth = windows.ir.shape[2]
+    table = reshape(weight, [1, groups, outputs // groups, depth])
+    made = reshape(matmul(table, windows, name=name), [n, outputs, *sizes])
+    if bias is None:
+        return made
+    return add(made, reshape(as_tensor(bias), [1, outputs, *[1] * len(sizes)]))
+
+
+def conv(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Numbers = 1,
+    padding: Any = 0,
+    dilation: Numbers = 1,
+    groups: int = 1,
+    name: str = "",
+) -> Tensor:
+    """Convolution (cross-correlation) over one to three spatial dimensions, as torch has it.
+
+    input (n, channels, spatial...); weight (outputs, channels / groups, kernel...); bias
+    (outputs,). padding: a number, one a dimension, or (before, behind) a dimension, of zeros.
+    fp32, fp16, bf16 of one type, accumulated in fp32.
+    """
+    x, w = as_tensor(input), as_tensor(weight)
+    float_dtype("conv", x)
+    same_dtype("conv", x, w)
+    count = spatial("conv", x)
+    steps = numbers("conv", "stride", stride, count, 1)
+    spread = numbers("conv", "dilation", dilation, count, 1)
+    pads = _pads("conv", padding, count)
+    channels, outputs, kernel = x.ir.shape[1], w.ir.shape[0], w.ir.shape[2:]
+    if (
+        groups < 1
+        or len(w.ir.shape) != count + 2
+        or channels != w.ir.shape[1] * groups
+        or outputs % groups
+    ):
+        raise ModelError(
+            f"conv: an input of shape {list(x.ir.shape)} does not meet a weight of shape "
+            f"{list(w.ir.shape)} in {groups} groups; expected (outputs, {channels} / groups, "
+            "kernel...)"
+        )
+    sizes = [
+        (n + a + b - (k - 1) * d - 1) // s + 1
+        for n, (a, b), k, s, d in zip(x.ir.shape[2:], pads, kernel, steps, spread, strict=True)
+    ]
+    if min(sizes) < 1:
+        raise ModelError(f"conv: a kernel of {list(kernel)} is larger than {list(x.ir.shape)}")
+    lead = 3 if 3 + 2 * count <= 8 else 2
+    rules: list[Rule] = [
+        [[[lead + d, spread[d]], [lead + count + d, steps[d]]], -pads[d][0], 1, "fill"]
+        for d in range(count)
+    ]
+    windows = _windows(x, groups, kernel, rules, sizes)
+    return _multiplied(w, windows, groups, sizes, bias, name or "conv")
+
+
+def conv_transpose(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Numbers = 1,
+    padding: Any = 0,
+    output_padding: Numbers = 0,
+    dilation: Numbers = 1,
+    groups: int = 1,
+    name: str = "",
+) -> Tensor:
+    """The gradient of conv as an op of its own ("deconvolution"), as torch's conv_transpose.
+
+    weight (channels, outputs / groups, kernel...); output_padding: added behind each dimension.
+    """
+    x, w = as_tensor(input), as_tensor(weight)
+    float_dtype("conv_transpose", x)
+    same_dtype("conv_transpose", x, w)
+    count = spatial("conv_transpose", x)
+    steps = numbers("conv_transpose", "stride", stride, count, 1)
+    spread = numbers("conv_transpose", "dilation", dilation, count, 1)
+    more = numbers("conv_transpose", "output_padding", output_padding, count, 0)
+    pads = _pads("conv_transpose", padding, count)
+    channels, kernel = x.ir.shape[1], w.ir.shape[2:]
+    if len(w.ir.shape) != count + 2 or w.ir.shape[0] != channels or channels % groups:
+        raise ModelError(
+            f"conv_transpose: an input of shape {list(x.ir.shape)} does not meet a weight of shape "
+            f"{list(w.ir.shape)} in {groups} groups; expected ({channels}, outputs / groups, "
+            "kernel...)"
+        )
+    sizes = [
+        (n - 1) * s - a - b + (k - 1) * d + 1 + o
+        for n, (a, b), k, s, d, o in zip(
+            x.ir.shape[2:], pads, kernel, steps, spread, more, strict=True
+        )
+    ]
+    # An output takes from input i where i * stride + k * dilation - before is its index.
+    lead = 3 if 3 + 2 * count <= 8 else 2
+    rules: list[Rule] = [
+        [[[lead + d, -spread[d]], [lead + count + d, 1]], pads[d][0], steps[d], "exact"]
+        for d in range(count)
+    ]
+    windows = _windows(x, groups, kernel, rules, sizes)
+    each, outputs = channels // groups, w.ir.shape[1]
+    turned = transpose(reshape(w, [groups, each, outputs, math.prod(kernel)]), [0, 2, 1, 3])
+    table = reshape(turned, [groups * outputs, each, *kernel])
+    return _multiplied(table, windows, groups, sizes, bias, name or "conv_transpose")
+
+
+def _pool(
+    function: str,
+    input: Any,
+    kernel: Numbers,
+    stride: Numbers | None,
+    padding: Any,
+    dilation: Numbers,
+    ceil: bool,
+    counted: bool,
+    name: str,
+) -> Tensor:
+    tensor = as_tensor(input)
+    what = f"{function}_pool"
+    dtype = float_dtype(what, tensor)
+    count = spatial(what, tensor)
+    size = numbers(what, "kernel", kernel, count, 1)
+    steps = numbers(what, "stride", size if stride is None else stride, count, 1)
+    spread = numbers(what, "dilation", dilation, count, 1)
+    pads = _pads(what, padding, count)
+    sizes = []
+    for n, k, s, d, (a, b) in zip(tensor.ir.shape[2:], size, steps, spread, pads, strict=True):
+        room = n + a + b - (k - 1) * d - 1
+        places = (-(-room // s) if ceil else room // s) + 1
+        # The last window begins inside of the input or what lies before it.
+        sizes.append(places - 1 if ceil and (places - 1) * s >= n + a else places)
+        if room < 0 or a >= k * d:
+            raise ModelError(
+                f"{what}: a window of {size} with padding {pads} does not fit "
+                f"{list(tensor.ir.shape)}"
+            )
+    attrs = {
+        "function": function,
+        "size": size,
+        "stride": steps,
+        "dilation": spread,
+        "before": [a for a, _ in pads],
+        "sizes": sizes,
+        "counted": bool(counted),
+    }
+    shape = (*tensor.ir.shape[:2], *sizes)
+    return result("pool", [tensor], shape, dtype, NullTensor, attrs, name or what)
+
+
+def max_pool(
+    input: Any,
+    kernel: Numbers,
+    stride: Numbers | None = None,
+    padding: Any = 0,
+    dilation: Numbers = 1,
+    ceil: bool = False,
+    name: str = "",
+) -> Tensor:
+    """Largest element of a window; (n, channels, spatial...), one to three spatial dimensions.
+
+    stride: default the kernel. padding: as conv; what lies outside does not take part. ceil: a last
+    window that is not whole counts.
+    """
+    return _pool("max", input, kernel, stride, padding, dilation, ceil, False, name)
+
+
+def avg_pool(
+    input: Any,
+    kernel: Numbers,
+    stride: Numbers | None = None,
+    padding: Any = 0,
+    dilation: Numbers = 1,
+    ceil: bool = False,
+    count_include_pad: bool = True,
+    name: str = "",
+) -> Tensor:
+    """Mean of a window; as max_pool. count_include_pad: padding takes part, as zeros."""
+    return _pool("mean", input, kernel, stride, padding, dilation, ceil, count_include_pad, name)
+
+
+def global_max_pool(input: Any, name: str = "") -> Tensor:
+    """Largest element of every channel: (n, channels, spatial...) to (n, channels, 1...)."""
+    tensor = as_tensor(input)
+    return reduce_max(tensor, range(2, len(tensor.ir.shape)), name=name)
+
+
+def global_avg_pool(input: Any, name: str = "") -> Tensor:
+    """Mean of every channel: (n, channels, spatial...) to (n, channels, 1...)."""
+    tensor = as_tensor(input)
+    return reduce_mean(tensor, range(2, len(tensor.ir.shape)), name=name)
+
+
+def _lower_pool(lowering: Lowering, node: Node) -> None:
+    out = node.outputs[0]
+    tile = box_tile(out.shape, lowering.machine, math.prod(node.attrs["size"]))
+    params = {key: value for key, value in node.attrs.items() if key != "sizes"}
+    coords = box_coords(out.shape, tile)
+    lowering.emit("pool", {**params, "tile": tile}, [*node.inputs, out], coords)
+
+
+def _pool_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    """Window by window."""
+    x = inputs[0]
+    made = np.zeros((*x.shape[:2], *attrs["sizes"]))
+    for place in np.ndindex(*attrs["sizes"]):
+        parts: list[Any] = []
+        for d, p in enumerate(place):
+            at = p * attrs["stride"][d] - attrs["before"][d]
+            ends = at + np.arange(attrs["size"][d]) * attrs["dilation"][d]
+            parts.append(ends[(ends >= 0) & (ends < x.shape[2 + d])])
+        whole = (slice(None), slice(None))
+        window = x[whole + np.ix_(*parts)].reshape(*x.shape[:2], -1)
+        many = math.prod(attrs["size"]) if attrs["counted"] else window.shape[-1]
+        if attrs["function"] == "max":
+            made[whole + place] = window.max(-1)
+        else:
+            made[whole + place] = window.sum(-1) / (many if attrs["function"] == "mean" else 1)
+    return [made]
+
+
+register("pool", _pool_reference, _lower_pool, aliasing="none")

@@ -1,0 +1,209 @@
+"""Tiles whose elements come from elsewhere in a tensor: by index arithmetic, or by index tensors.
+
+`remap` params: rules (one a dimension of the input: terms [output dimension, factor]..., add,
+divide, edge), fill, tile. operands: input, output. The input's index is the terms' sum and `add`,
+divided (rounded down); what lies outside of the input is `fill` ("fill", also where a division with
+"exact" has a remainder), the nearest element ("edge"), reflected without repeating the edge
+("reflect") or counted on from the other end ("wrap"). It serves pad, steps, flips, repetition,
+resizing to the nearest element and the windows of convolutions.
+
+`gather` params: axis, elements, tile. operands: input, indices, output. With `elements` the three
+have one rank and the output's element reads the input at its own index, but for the axis, where it
+takes the element of `indices`; else input (a, n, b), indices (m,), output (a, m, b). Indices below
+0 count from the end; one out of range ends the launch.
+
+coord of both: the tile's first index of the output (of four dimensions, more are folded).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from ark.ir.fold import fold
+from ark.ir.values import MAX_DIMS
+from ark.machine import Machine
+from ark.plan.kind import Access, Signature, TaskKind, register
+from ark.plan.params import (
+    INDEX_NAMES,
+    Dim,
+    Params,
+    Places,
+    Size,
+    Tile,
+    box,
+    count,
+    covers,
+    need,
+    shaped,
+)
+from ark.tasks import text
+from ark.tasks.pointwise import COPY, NAMES, tile_box, write_box
+
+Factor = Annotated[int, msgspec.Meta(ge=-(1 << 20), le=1 << 20)]
+Shift = Annotated[int, msgspec.Meta(ge=-(1 << 30), le=1 << 30)]
+
+
+class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Where a dimension's index comes from."""
+
+    terms: tuple[tuple[Dim, Factor], ...]
+    add: Shift
+    divide: Size
+    edge: Literal["fill", "exact", "edge", "reflect", "wrap"]
+
+
+Rules = Annotated[tuple[Rule, ...], msgspec.Meta(min_length=1, max_length=MAX_DIMS)]
+
+
+class RemapParams(Params, frozen=True):
+    rules: Rules
+    fill: float
+    tile: Tile
+
+
+def rules_of(sig: Signature) -> tuple[Rule, ...]:
+    """The rules of a checked signature."""
+    return msgspec.convert(sig.params["rules"], tuple[Rule, ...])
+
+
+class Remap(TaskKind):
+    name = "remap"
+    params = RemapParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        count(sig, 2)
+        source, out = sig.operands
+        rules = rules_of(sig)
+        need(source.dtype == out.dtype, f"{source.dtype} does not become {out.dtype}")
+        need(source.per_item == 1, f"{source.dtype} has several elements in a byte")
+        need(len(rules) == len(source.shape), f"{len(rules)} rules for {list(source.shape)}")
+        for rule, n in zip(rules, source.shape, strict=True):
+            need(all(d < len(out.shape) for d, _ in rule.terms), "a rule names no dimension")
+            reach = sum(abs(f) * (out.shape[d] - 1) for d, f in rule.terms) + abs(rule.add)
+            need(reach + 2 * n < 1 << 31, "a rule reaches further than can be counted")
+            need(rule.edge != "reflect" or reach <= 64 * n, "a rule reflects too often")
+        covers(sig.params["tile"], out.shape)
+
+    def places(self, sig: Signature) -> Places:
+        return box(fold(sig.operands[1].shape), sig.params["tile"])
+
+    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        source, out = (o.shape for o in sig.operands)
+        lo, hi = tile_box(out, coord, sig.params["tile"])
+        low, high = [], []
+        for rule, n in zip(rules_of(sig), source, strict=True):
+            ends = [(f * lo[d], f * (hi[d] - 1)) for d, f in rule.terms]
+            first = (sum(min(e) for e in ends) + rule.add) // rule.divide
+            last = (sum(max(e) for e in ends) + rule.add) // rule.divide
+            if rule.edge in ("reflect", "wrap") and not 0 <= first <= last < n:
+                first, last = 0, n - 1
+            low.append(min(max(first, 0), n - 1))
+            high.append(min(max(last, 0), n - 1) + 1)
+        return [Access(0, tuple(low), tuple(high)), Access(1, lo, hi, write=True)]
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        names = text.indices(sig.operands[1].shape, NAMES)[-len(sig.operands[1].shape) :]
+        texts, conditions = [], []
+        for rule, n in zip(rules_of(sig), sig.operands[0].shape, strict=True):
+            at, guards = _index(rule, n, names, sig.operands[1].shape)
+            texts.append(at)
+            conditions += guards
+        integer = sig.operands[0].dtype not in text.FLOATS
+        value = sig.params["fill"]
+        fill = f"{int(value)}ll" if integer else text.literal(value)
+        guard = (" && ".join(conditions), fill)
+        tile = sig.params["tile"]
+        return text.function(
+            name, write_box(sig, COPY, tile, machine, places={0: texts}, guard=guard)
+        )
+
+
+def _index(rule: Rule, n: int, names: Sequence[str], shape: Sequence[int]) -> tuple[str, list[str]]:
+    """The text of an input's index, and the conditions under which it is one."""
+    parts = [
+        names[d] if f == 1 else f"({names[d]}) * {f}" for d, f in rule.terms if shape[d] > 1 and f
+    ]
+    low = sum(min(0, f * (shape[d] - 1)) for d, f in rule.terms) + rule.add
+    high = sum(max(0, f * (shape[d] - 1)) for d, f in rule.terms) + rule.add
+    if rule.add or not parts:
+        parts.append(str(rule.add))
+    at = parts[0] if len(parts) == 1 else f"({' + '.join(parts)})"
+    guards = []
+    if rule.edge == "exact":
+        guards.append(f"{at} % {rule.divide} == 0")
+    if rule.divide > 1:
+        at = f"ark_floor_div({at}, {rule.divide})"
+    low, high = low // rule.divide, high // rule.divide
+    if low >= 0 and high < n:
+        return at, guards
+    if rule.edge in ("fill", "exact"):
+        guards += [f"{at} >= 0"] if low < 0 else []
+        guards += [f"{at} < {n}"] if high >= n else []
+        return at, guards
+    return f"ark_{rule.edge}({at}, {n})", guards
+
+
+class GatherParams(Params, frozen=True):
+    axis: Dim
+    elements: bool
+    tile: Tile
+
+
+class Gather(TaskKind):
+    name = "gather"
+    params = GatherParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        count(sig, 3)
+        source, ids, out = sig.operands
+        axis = sig.params["axis"]
+        need(source.dtype == out.dtype, f"{source.dtype} does not become {out.dtype}")
+        need(source.per_item == 1, f"{source.dtype} has several elements in a byte")
+        need(ids.dtype in INDEX_NAMES, f"indices are {ids.dtype}")
+        if sig.params["elements"]:
+            shaped(sig, 1, out.shape, *INDEX_NAMES)
+            fits = len(source.shape) == len(out.shape) > axis and all(
+                n <= m or d == axis
+                for d, (n, m) in enumerate(zip(out.shape, source.shape, strict=True))
+            )
+        else:
+            fits = len(source.shape) == len(out.shape) == 3 and axis == 1 and len(ids.shape) == 1
+            fits = fits and (source.shape[0], ids.shape[0], source.shape[2]) == out.shape
+        need(fits, f"{list(source.shape)} at {list(ids.shape)} is not {list(out.shape)}")
+        covers(sig.params["tile"], out.shape)
+
+    def places(self, sig: Signature) -> Places:
+        return box(fold(sig.operands[2].shape), sig.params["tile"])
+
+    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        source, out = sig.operands[0].shape, sig.operands[2].shape
+        axis = sig.params["axis"]
+        lo, hi = tile_box(out, coord, sig.params["tile"])
+        chosen = (lo, hi) if sig.params["elements"] else (lo[1:2], hi[1:2])
+        return [
+            Access(
+                0, (*lo[:axis], 0, *lo[axis + 1 :]), (*hi[:axis], source[axis], *hi[axis + 1 :])
+            ),
+            Access(1, *chosen),
+            Access(2, lo, hi, write=True),
+        ]
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        out = sig.operands[2].shape
+        axis = sig.params["axis"]
+        names = text.indices(out, NAMES)[-len(out) :]
+        own = names if sig.params["elements"] else names[1:2]
+        at = f"p1[{text.offset(sig, 1, own)}]"
+        texts = list(names)
+        texts[axis] = f"ark_looked_up(c, {at}, {sig.operands[0].shape[axis]})"
+        places: dict[int, Any] = {0: texts, 1: own}
+        return text.function(name, write_box(sig, COPY, sig.params["tile"], machine, places=places))
+
+
+register(Remap())
+register(Gather())
