@@ -139,7 +139,7 @@ struct ArkWhole {};
 struct ArkPiecemeal {};
 
 template <int BATCH, typename T>
-ARK_DEVICE void ark_take_chunks(ArkCtx&, ArkWhole, const T* p, const ArkChunks& at, bool,
+ARK_DEVICE void ark_load_chunks(ArkCtx&, ArkWhole, const T* p, const ArkChunks& at, bool,
                                 ArkChunk<T> (&to)[BATCH]) {
 #pragma unroll
   for (int b = 0; b < BATCH; ++b) {
@@ -150,14 +150,16 @@ ARK_DEVICE void ark_take_chunks(ArkCtx&, ArkWhole, const T* p, const ArkChunks& 
   }
 }
 template <int BATCH, typename T>
-ARK_DEVICE void ark_take_chunks(ArkCtx&, ArkPiecemeal, const T* p, const ArkChunks& at, bool,
+ARK_DEVICE void ark_load_chunks(ArkCtx&, ArkPiecemeal, const T* p, const ArkChunks& at, bool,
                                 ArkChunk<T> (&to)[BATCH]) {
   constexpr int MANY = static_cast<int>(16 / sizeof(T));
   static_assert(BATCH == 1, "elements are taken one chunk at a time");
   const ark_i64 left = at.bytes / static_cast<ark_i64>(sizeof(T)) - at.first * MANY;
   to[0].half[0] = to[0].half[1] = 0u;
-#pragma unroll 1
-  for (int e = 0; e < MANY && e < left; ++e) to[0].v[e] = p[at.first * MANY + e];
+#pragma unroll  // indices known to the compiler keep the chunk in registers
+  for (int e = 0; e < MANY; ++e) {
+    if (e < left) to[0].v[e] = p[at.first * MANY + e];
+  }
 }
 
 // The first of a chunk's packets that is not of this iteration, or null.
@@ -172,7 +174,7 @@ ARK_DEVICE const ark_u64* ark_late(const ArkCtx& c, const ark_u64* p, const ark_
 // The same from packets. All are asked for together; where some have not come, one is waited for
 // before those that are late are asked for again.
 template <int BATCH, typename T, typename HOW>
-ARK_DEVICE void ark_take_chunks(ArkCtx& c, HOW, const ark_u64* p, const ArkChunks& at, bool system,
+ARK_DEVICE void ark_load_chunks(ArkCtx& c, HOW, const ark_u64* p, const ArkChunks& at, bool system,
                                 ArkChunk<T> (&to)[BATCH]) {
   ark_u64 seen[BATCH][4] = {};  // no epoch is 0
   for (;;) {
@@ -204,22 +206,24 @@ ARK_DEVICE void ark_take_chunks(ArkCtx& c, HOW, const ark_u64* p, const ArkChunk
 }
 
 template <typename T>
-ARK_DEVICE void ark_give_chunk(ArkCtx&, ArkWhole, T* p, ark_i64 chunk, const ArkChunks&, bool,
-                               const ArkChunk<T>& v) {
+ARK_DEVICE void ark_store_chunk(ArkCtx&, ArkWhole, T* p, ark_i64 chunk, const ArkChunks&, bool,
+                                const ArkChunk<T>& v) {
   ark_store_pack<2>(reinterpret_cast<ark_u64*>(p) + 2 * chunk, v.pack);
 }
 template <typename T>
-ARK_DEVICE void ark_give_chunk(ArkCtx&, ArkPiecemeal, T* p, ark_i64 chunk, const ArkChunks& at,
-                               bool, const ArkChunk<T>& v) {
+ARK_DEVICE void ark_store_chunk(ArkCtx&, ArkPiecemeal, T* p, ark_i64 chunk, const ArkChunks& at,
+                                bool, const ArkChunk<T>& v) {
   constexpr int MANY = static_cast<int>(16 / sizeof(T));
   const ark_i64 left = at.bytes / static_cast<ark_i64>(sizeof(T)) - chunk * MANY;
-#pragma unroll 1
-  for (int e = 0; e < MANY && e < left; ++e) p[chunk * MANY + e] = v.v[e];
+#pragma unroll
+  for (int e = 0; e < MANY; ++e) {
+    if (e < left) p[chunk * MANY + e] = v.v[e];
+  }
 }
 // All four packets, whatever of them holds elements.
 template <typename T, typename HOW>
-ARK_DEVICE void ark_give_chunk(ArkCtx& c, HOW, ark_u64* p, ark_i64 chunk, const ArkChunks&,
-                               bool system, const ArkChunk<T>& v) {
+ARK_DEVICE void ark_store_chunk(ArkCtx& c, HOW, ark_u64* p, ark_i64 chunk, const ArkChunks&,
+                                bool system, const ArkChunk<T>& v) {
   const ark_u64 epoch = static_cast<ark_u64>(c.iteration + 1u) << 32;
   ark_u64* to = p + 4 * chunk;
   ark_packets_store(to, epoch | (v.half[0] & 0xffffffffu), epoch | (v.half[0] >> 32), system);
@@ -240,16 +244,16 @@ struct ArkShare<const ark_u64, SYSTEM> {
 
 // The shares' chunks, those of plain memory or those of packets; AT is the number of the first.
 template <bool PACKETS, int AT, int BATCH, typename T, typename HOW, int SHARES>
-ARK_DEVICE void ark_take_shares(ArkCtx&, HOW, const ArkChunks&, ArkChunk<T> (&)[SHARES][BATCH]) {}
+ARK_DEVICE void ark_load_shares(ArkCtx&, HOW, const ArkChunks&, ArkChunk<T> (&)[SHARES][BATCH]) {}
 template <bool PACKETS, int AT, int BATCH, typename T, typename HOW, int SHARES, typename P,
           bool SYSTEM, typename... More>
-ARK_DEVICE void ark_take_shares(ArkCtx& c, HOW how, const ArkChunks& at,
+ARK_DEVICE void ark_load_shares(ArkCtx& c, HOW how, const ArkChunks& at,
                                 ArkChunk<T> (&to)[SHARES][BATCH], ArkShare<const P, SYSTEM> share,
                                 More... more) {
   if (ArkShare<const P, SYSTEM>::packets == PACKETS) {
-    ark_take_chunks<BATCH>(c, how, share.p, at, SYSTEM, to[AT]);
+    ark_load_chunks<BATCH>(c, how, share.p, at, SYSTEM, to[AT]);
   }
-  ark_take_shares<PACKETS, AT + 1, BATCH, T>(c, how, at, to, more...);
+  ark_load_shares<PACKETS, AT + 1, BATCH, T>(c, how, at, to, more...);
 }
 
 template <typename T, typename JOIN, int DIVIDE, int BATCH, typename HOW, typename Q, bool GIVES,
@@ -262,8 +266,8 @@ ARK_DEVICE void ark_combine_chunks(ArkCtx& c, HOW how, ArkChunks at, ArkShare<Q,
   for (; at.first < at.end; at.first += BATCH * ARK_THREADS) {
     ArkChunk<T> v[SHARES][BATCH];
     // What lies here is asked for before what peers send is waited for.
-    ark_take_shares<false, 0, BATCH, T>(c, how, at, v, shares...);
-    ark_take_shares<true, 0, BATCH, T>(c, how, at, v, shares...);
+    ark_load_shares<false, 0, BATCH, T>(c, how, at, v, shares...);
+    ark_load_shares<true, 0, BATCH, T>(c, how, at, v, shares...);
 #pragma unroll
     for (int b = 0; b < BATCH; ++b) {
       const ark_i64 chunk = ark_chunk(at, b);
@@ -277,7 +281,7 @@ ARK_DEVICE void ark_combine_chunks(ArkCtx& c, HOW how, ArkChunks at, ArkShare<Q,
           ark_store_term(v[0][b].v[e], DIVIDE == 1 ? sum : sum / static_cast<A>(DIVIDE));
         }
       }
-      ark_give_chunk(c, how, out.p, chunk, at, GIVES, v[0][b]);
+      ark_store_chunk(c, how, out.p, chunk, at, GIVES, v[0][b]);
     }
   }
 }
