@@ -31,7 +31,8 @@ from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import Executor
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
-CHAIN = 32  # dependent collectives of an iteration
+CHAIN, FEW = 32, 8  # dependent collectives of an iteration; of large ones
+LARGE = 4 << 20  # bytes
 
 
 @dataclass
@@ -86,7 +87,7 @@ def measure(
     values = [((np.arange(elements) * 7 + r) % 13).astype(case.dtype.numpy) for r in range(world)]
     run = _in_graph if case.way == GRAPH else _alone
     seconds, got = run(case, key, values[rank], job, backend, device)
-    wrong = _wrong(case.collective, values, rank, got, key.reduction)
+    wrong = wrong_elements(case.collective, values, rank, got, key.reduction)
     other = peer.seconds(case, elements) if peer is not None else None
     said = [json.loads(s) for s in job.all_gather(json.dumps([seconds, wrong, other]).encode())]
     slowest = max(s[0] for s in said)
@@ -109,7 +110,7 @@ def measure(
     )
 
 
-def _wrong(
+def wrong_elements(
     collective: str, values: list[np.ndarray], rank: int, got: np.ndarray, reduction: str | None
 ) -> int:
     """Elements that are not what NumPy says; the values are small whole numbers."""
@@ -141,7 +142,7 @@ def _plans(case: CommCase, key: Key, world: int, device: Device) -> list[Plan]:
         x = graph.tensor((key.elements,), case.dtype, arena="state", name="x")
         count = key.out_bytes(world) // key.itemsize
         source = x
-        for number in range(_chain(key.collective)):
+        for number in range(_chain(key)):
             arena, name = ("activation", f"y{number}") if number else ("state", "y")
             target = graph.tensor((count,), case.dtype, arena=arena, name=name)
             graph.add("collective", [source], [target], attrs, key.collective)
@@ -160,7 +161,7 @@ def _in_graph(
     device: Device,
 ) -> tuple[float, np.ndarray]:
     plan = _plans(case, key, job.world_size, device)[job.rank]
-    many = _chain(key.collective)
+    many = _chain(key)
     with Executor(plan, backend, device, ranks=job) as executor:
         places = {b.name: b for b in plan.buffers if b.rank == plan.rank}
         if "x" in places:  # a broadcast reads the root's alone
@@ -181,9 +182,11 @@ def _in_graph(
     return float(np.median(times)), got
 
 
-def _chain(collective: str) -> int:
+def _chain(key: Key) -> int:
     """Collectives of an iteration: many, where the result can be the next one's input."""
-    return CHAIN if collective in ("all_reduce", "all_to_all", "broadcast") else 1
+    if key.collective not in ("all_reduce", "all_to_all", "broadcast"):
+        return 1
+    return FEW if key.nbytes >= LARGE else CHAIN
 
 
 def _alone(

@@ -56,6 +56,7 @@ def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code: 0 success, 1 failed run, 2 a named error."""
     _end_on_sigterm()
+    _open_what_is_closed()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that cannot say a character is shown its code.
@@ -79,13 +80,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         from ark.cli.common import visible
 
         text = visible(f"ark: {error}")  # it may quote a file
-        print(textwrap.fill(text, 100, break_on_hyphens=False), file=sys.stderr)
+        _complain(textwrap.fill(text, 100, break_on_hyphens=False))
         return 2
     except MemoryError:
-        print(
+        _complain(
             "ark: there is too little memory; use a smaller model or context, or raise the limit "
-            "on this process",
-            file=sys.stderr,
+            "on this process"
         )
         return 2
     except KeyboardInterrupt:
@@ -98,11 +98,27 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 141
         if debug:
             raise
-        print(
-            f"ark: the operating system refused: {error}; see that there is room and access",
-            file=sys.stderr,
-        )
+        _complain(f"ark: the operating system refused: {error}; see that there is room and access")
         return 2
+
+
+def _complain(text: str) -> None:
+    """A paragraph on standard error; where that cannot be written, the exit code says enough."""
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def _open_what_is_closed() -> None:
+    """Standard streams that the parent closed become /dev/null, before a file takes their place."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            with contextlib.suppress(OSError):
+                os.fstat(number)
+                continue
+            while os.open(os.devnull, os.O_RDWR) < number:
+                pass
+            stream = os.fdopen(number, "w" if number else "r", closefd=False)
+            setattr(sys, name, stream)
 
 
 def _end_on_sigterm() -> None:

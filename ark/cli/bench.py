@@ -24,7 +24,7 @@ from ark.machine import Machine
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
 from ark.models.config import LlamaConfig, builtin_config
-from ark.models.generate import CHUNK
+from ark.models.generate import usual_chunk
 from ark.plan.schema import read_machine
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.launch import launch_command
@@ -59,7 +59,9 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     d.add_argument(
         "--prompt", type=listed, default=[], metavar="N,...", help="time prompts of N tokens too"
     )
-    d.add_argument("--chunk", type=positive, default=CHUNK, help="prompt tokens an iteration")
+    d.add_argument(
+        "--chunk", type=positive, help="prompt tokens an iteration (default: the machine's)"
+    )
     d.add_argument("--tokens", type=positive, default=128)
     d.add_argument("--repeats", type=positive, default=5)
     d.add_argument("--backend")
@@ -120,8 +122,7 @@ def run(args: argparse.Namespace) -> int:
     world = max(args.ranks, rank_info.world_size)
     after = max(tokens, STEPS if args.vs else 0)
     context = max(*(c + after + 1 for c in contexts), *(n + 1 for n in args.prompt), 0)
-    chunk = args.chunk if args.prompt else 0
-    shape = Shape(config, dtype, context, chunk, rank_info.rank, world)
+    shape = Shape(config, dtype, context, 0, rank_info.rank, world)
     if args.vs:
         check_peer(config, world)
     backend, probe = registry.choose(args.backend)
@@ -135,6 +136,8 @@ def run(args: argparse.Namespace) -> int:
             machine = share(machine, backend.name, world, len(probe.devices))
             if args.processors:
                 machine = machine.with_processors(args.processors)
+            if args.prompt:
+                shape = dataclasses.replace(shape, chunk=args.chunk or usual_chunk(machine))
             peers: tuple[str, ...] = ()
             if args.vs:
                 peers = ("eager",) if backend.name == registry.FALLBACK else ("compiled",)

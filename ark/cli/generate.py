@@ -21,7 +21,7 @@ from ark.cli.common import (
 )
 from ark.errors import InvalidUsageError
 from ark.models.checkpoint import Checkpoint
-from ark.models.generate import CHUNK, Generator, Sampling
+from ark.models.generate import Generator, Sampling
 from ark.models.tokenizer import Tokenizer
 from ark.plan.serialize import from_json, machine_of
 from ark.runtime.admission import admit
@@ -44,7 +44,9 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     p.add_argument("--top-k", type=int, default=0, metavar="K", help="0 (the default) is off")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--context", type=positive, metavar="N", help="positions to reserve")
-    p.add_argument("--chunk", type=positive, default=CHUNK, help="prompt tokens an iteration")
+    p.add_argument(
+        "--chunk", type=positive, help="prompt tokens an iteration (default: the machine's)"
+    )
     p.add_argument("--backend", help="cpu, or an installed accelerator's name; default: automatic")
     p.add_argument("--device", type=int, default=None, metavar="I", help="device index")
     p.add_argument("--ranks", type=positive, default=1, metavar="N", help="tensor parallel ranks")

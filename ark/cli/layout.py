@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 from ark.errors import InvalidUsageError
+from ark.ir.dtype import by_name
 from ark.parallel.layout import Layout, Step, change
 from ark.parallel.layout.moves import D
 
@@ -27,6 +28,10 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--shape", required=True, metavar="NxM", help="the tensor's, as in 64x64")
     parser.add_argument("--from", required=True, dest="before", metavar="LAYOUT")
     parser.add_argument("--to", required=True, dest="after", metavar="LAYOUT")
+    parser.add_argument(
+        "--topology", metavar="NET", help="least time there, as the simulator has it (`ark topo`)"
+    )
+    parser.add_argument("--dtype", default="fp32", metavar="TYPE", help="for times (fp32)")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -44,15 +49,32 @@ def parse_shape(text: str) -> tuple[int, ...]:
 
 def _layout(args: argparse.Namespace) -> int:
     shape = parse_shape(args.shape)
-    steps = change(shape, Layout.parse(args.before), Layout.parse(args.after))
+    before, after = Layout.parse(args.before), Layout.parse(args.after)
+    times: list[float] = []
+    if args.topology is None:
+        steps = change(shape, before, after)
+    else:
+        from ark.comm.topology import load
+        from ark.parallel.layout.simulated import change_on
+
+        network = load(args.topology)
+        steps, times = change_on(network, shape, before, after, by_name(args.dtype).itemsize)
     total = _number(sum(step.elements for step in steps))
     if args.json:
-        print(json.dumps({"steps": [_entry(step) for step in steps], "elements": total}))
+        found: dict[str, Any] = {"steps": [_entry(step) for step in steps], "elements": total}
+        if args.topology is not None:
+            for entry, us in zip(found["steps"], times, strict=True):
+                entry["us"] = us
+            found["us"] = sum(times)
+        print(json.dumps(found))
         return 0
-    for step in steps:
+    for i, step in enumerate(steps):
         what = step.op.replace("_", " ")
-        print(f"{step.before} -> {step.after}: {what} among {step.ranks}, {_number(step.elements)}")
-    print(f"{total} elements sent by each device")
+        time = f", {times[i]:.2f} us" if times else ""
+        sent = _number(step.elements)
+        print(f"{step.before} -> {step.after}: {what} among {step.ranks}, {sent}{time}")
+    time = f" in {sum(times):.2f} us (simulated)" if args.topology is not None else ""
+    print(f"{total} elements sent by each device{time}")
     return 0
 
 

@@ -13,7 +13,7 @@ from ark.ir.dtype import DataType, by_name
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
 from ark.models.config import builtin_config
-from ark.models.generate import CHUNK, choose_context, plans
+from ark.models.generate import choose_context, plans, usual_chunk
 from ark.plan.dump import dump
 from ark.plan.serialize import from_json, to_json
 from ark.plan.types import Plan
@@ -31,7 +31,9 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     p.add_argument("--machine", help="machine model, for example h100, mi300x or cpu-2")
     p.add_argument("--ranks", type=positive, default=1, metavar="N")
     p.add_argument("--context", type=positive, metavar="N")
-    p.add_argument("--chunk", type=int, default=CHUNK, help="prompt tokens an iteration; 0: none")
+    p.add_argument(
+        "--chunk", type=int, help="prompt tokens an iteration; 0: none (default: the machine's)"
+    )
     p.add_argument(
         "-o",
         "--output",
@@ -68,9 +70,10 @@ def make(args: argparse.Namespace) -> list[Plan]:
     else:
         config, dtype = builtin_config(source), by_name("bf16")
         context = args.context or 1024
-    if args.chunk < 0:
-        raise InvalidUsageError(f"--chunk is {args.chunk}; it must be at least 0")
-    shape = Shape(config, dtype, context, min(args.chunk, context), 0, args.ranks)
+    chunk = usual_chunk(machine) if args.chunk is None else args.chunk
+    if chunk < 0:
+        raise InvalidUsageError(f"--chunk is {chunk}; it must be at least 0")
+    shape = Shape(config, dtype, context, min(chunk, context), 0, args.ranks)
     return list(plans(shape, machine))
 
 

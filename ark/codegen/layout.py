@@ -6,6 +6,8 @@ fills; so the two cannot drift apart. All members are naturally aligned and no c
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
 # Operands whose addresses lie in a task's record. Of an op with more, the record's last entry is
@@ -120,6 +122,7 @@ ERROR_KINDS = {
 }
 
 
+@cache
 def dtype(name: str) -> np.dtype:
     """The NumPy dtype of a shared structure."""
     return np.dtype(

@@ -101,14 +101,23 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
     halves: set[int] = set()  # bodies with a loading half
     maps: list[tuple[BoxMap, ...]] = []
     seen: dict[tuple[object, ...], int] = {}
+    written: dict[str, int] = {}  # by text, of bodies that are the same for all vendors
     for op in plan.ops:
         sig = kinds.signature(plan, op)
         code = seen.get(sig.key)
         if code is None:
-            code = seen[sig.key] = len(bodies)
+            code = len(bodies)
             name = f"task_{code}_{op.kind}"
             own = dialect.bodies.get(op.kind)
             text = own(name, sig, machine) if own else None
+            common = "" if text else kinds.get(op.kind).source(name, sig, machine)
+            alike = common.replace(name, "")
+            if alike in written:  # another signature, but the same function
+                opcode.append(seen.setdefault(sig.key, written[alike]))
+                continue
+            seen[sig.key] = code
+            if common:
+                written[alike] = code
             bodies.append(name)
             headers.update(dict.fromkeys(kinds.get(op.kind).headers()))
             if text and op.kind in dialect.headers:
@@ -118,7 +127,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
             if polling:
                 polls.add(code)
                 texts.append(polling)
-            texts.append(text or kinds.get(op.kind).source(name, sig, machine))
+            texts.append(text or common)
             half = dialect.loads[op.kind] if loads and op.kind in dialect.loads else None
             loading = half(name, sig, machine) if half else None
             if loading:

@@ -34,7 +34,6 @@ from ark.runtime.executor import BUDGET_S, Executor, Ranks
 from ark.runtime.program import begin
 from ark.runtime.run import Run
 
-CHUNK = 16
 COLDEST, HOTTEST = 1e-5, 1e5
 
 
@@ -142,6 +141,11 @@ def _short(tokens: Sequence[int]) -> str:
     return f"{len(tokens)} tokens of hash {name}"
 
 
+def usual_chunk(machine: Machine) -> int:
+    """Prompt tokens an iteration where nobody says how many: more where they fill matrix units."""
+    return 64 if machine.has("mma_sync") else 16
+
+
 def plan_context(plan: Plan) -> int:
     """The positions that a decoder's plan was made for."""
     return next((t.shape[0] for t in plan.tensors if t.name == "tokens"), 0)
@@ -169,7 +173,7 @@ class Generator:
         device: Device,
         *,
         context: int | None = None,
-        chunk: int = CHUNK,
+        chunk: int | None = None,
         ranks: Ranks | None = None,
         rank: int = 0,
         world_size: int = 1,
@@ -179,7 +183,9 @@ class Generator:
         budget_s: float = BUDGET_S,
         progress: Callable[[str, int, int], None] | None = None,
     ) -> None:
-        """progress(what, done, total) is called while weights are loaded (bytes) and once per step
+        """chunk: prompt tokens an iteration, by default usual_chunk's.
+
+        progress(what, done, total) is called while weights are loaded (bytes) and once per step
         of unknown length (total 0).
 
         Raises ark.errors with a paragraph for a person before anything runs.
@@ -191,6 +197,8 @@ class Generator:
         if plan is not None:
             limit = checkpoint.config.max_position_embeddings
             context, chunk = context or min(plan_context(plan), limit), plan_chunk(plan)
+        if chunk is None:
+            chunk = usual_chunk(machine or device.machine)
         self.context = choose_context(checkpoint, context)
         dtype = DataType.from_numpy(checkpoint.dtype)
         self.shape = Shape(

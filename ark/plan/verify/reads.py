@@ -14,7 +14,7 @@ from ark.plan.access import Region
 from ark.plan.types import PlanBuffer
 from ark.plan.verify.conflicts import Touch, task_at
 from ark.plan.verify.needs import must
-from ark.plan.verify.order import Order
+from ark.plan.verify.order import Order, spans
 from ark.plan.verify.rank_set import RankSet, refuse
 
 Missing = tuple[Region, np.ndarray]  # a read, and which of its boxes the rank has not written
@@ -109,7 +109,7 @@ def check_delivered(
         nodes = listed.by_op[region.op][0] + base
         tasks, starts = region.boxes.by_box
         near = [t for t in writers[region.memory] if t.region.same_frame(region)]
-        for box in lacking.tolist():
+        for box in _in_parts(order, region, lacking, nodes, near).tolist():
             readers = nodes[tasks[starts[box] : starts[box + 1]]]
             late = _undelivered(order, region, box, readers, near)
             if late is not None:
@@ -119,6 +119,32 @@ def check_delivered(
                     f"tile {list(task.coord)} of op {rank_set.plan(rank).ops[task.op].name!r} on "
                     f"rank {rank} reads bytes of {buffer.name!r} that nobody has written"
                 )
+
+
+def _in_parts(
+    order: Order, region: Region, lacking: np.ndarray, nodes: np.ndarray, writers: Sequence[Touch]
+) -> np.ndarray:
+    """Those of the boxes that no single write of a peer brings whole before each of its readers."""
+    tasks, starts = region.boxes.by_box
+    low, high = _bounds(region)
+    wanted = np.zeros(len(low), bool)
+    wanted[lacking] = True
+    brought = np.zeros(len(tasks), bool)  # by place in `tasks`
+    for touch in writers:
+        rows, columns = region.overlaps(touch.region)
+        lo, hi = _bounds(touch.region)
+        made, firsts = touch.region.boxes.by_box
+        whole = wanted[rows] & ((lo[columns] <= low[rows]) & (high[rows] <= hi[columns])).all(
+            axis=1
+        )
+        whole &= np.diff(firsts)[columns] == 1
+        rows, columns = rows[whole], columns[whole]
+        places = spans(starts[rows], starts[rows + 1])
+        writer = np.repeat(touch.nodes[made[firsts[columns]]], starts[rows + 1] - starts[rows])
+        there = order.before(writer, nodes[tasks[places]], must(touch.region))
+        brought[places[there]] = True
+    late = np.concatenate(([0], np.cumsum(~brought)))
+    return lacking[late[starts[lacking + 1]] > late[starts[lacking]]]
 
 
 def _undelivered(

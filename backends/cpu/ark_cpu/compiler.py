@@ -40,7 +40,13 @@ def find_compiler() -> tuple[str, ...] | None:
     named = os.environ.get("CXX")
     for candidate in (named, "c++", "g++", "clang++"):
         # $CXX may be several words: `ccache g++`.
-        words = shlex.split(candidate) if candidate else []
+        try:
+            words = shlex.split(candidate) if candidate else []
+        except ValueError as error:
+            raise SystemError(
+                f"CXX is {candidate!r}, which is no command: {error}; set it to a C++ compiler and "
+                "its options, or unset it"
+            ) from error
         if words and shutil.which(words[0]):
             return (shutil.which(words[0]) or words[0], *words[1:])
     if importlib.util.find_spec("ziglang"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 
 from ark.backend.protocol import DeviceInfo, Probe
+from ark.errors import SystemError
 from ark_cpu import machines
 from ark_cpu.compiler import find_compiler
 from ark_cpu.memory import memory_bytes
@@ -26,7 +27,10 @@ def probe() -> Probe:
     device = DeviceInfo(
         0, f"{_name()} ({machines.cores()} cores)", machines.host_arch(), memory_bytes()
     )
-    found = find_compiler()
+    try:
+        found = find_compiler()
+    except SystemError as error:
+        return Probe(reason=str(error), remedy="set CXX to a C++ compiler, or unset it")
     if found is None:
         return Probe(
             reason="there is no C++ compiler and no ziglang package",

@@ -12,7 +12,7 @@ from ark_cpu import compiler
 
 from ark.cli import main
 from ark.cli.common import read_file, visible, write_file
-from ark.errors import InvalidUsageError
+from ark.errors import InvalidUsageError, SystemError
 
 ROOT = Path(__file__).parents[3]
 NOAH = str(ROOT / "examples" / "noah")
@@ -124,3 +124,35 @@ def test_escapes_in_what_an_error_quotes_are_shown(
     assert main(["generate", str(tmp_path), "--prompt", "x"]) == 2
     err = capsys.readouterr().err
     assert "\x1b" not in err and "\x9b" not in err and "\\x1b[2J\\x9b31m" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "closed", "code"),
+    [
+        (["topo", "show", "full3"], ">&-", 0),
+        (["topo", "show", "full3"], "<&- >&- 2>&-", 0),
+        (["topo", "show", "nosuch"], "2>&-", 2),
+        (["topo", "show", "nosuch"], "2>/dev/full", 2),
+        ([*GENERATE[:4], "--prompt", "-", "--max-new-tokens", "1"], "<&-", 0),
+    ],
+)
+def test_closed_streams(words: list[str], closed: str, code: int) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "ark", *words],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("cxx", ["'", "\\"])
+def test_cxx_that_is_no_command(cxx: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", cxx)
+    compiler.find_compiler.cache_clear()
+    try:
+        with pytest.raises(SystemError, match="which is no command"):
+            compiler.find_compiler()
+    finally:
+        compiler.find_compiler.cache_clear()

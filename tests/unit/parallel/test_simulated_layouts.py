@@ -1,0 +1,62 @@
+"""Changes of layout by the simulator's times: what a network changes about the best steps."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from ark.cli import main
+from ark.comm import synthesize
+from ark.comm.simulate import simulate
+from ark.comm.topology import load
+from ark.errors import InvalidUsageError
+from ark.parallel import Layout
+from ark.parallel.layout import shards
+from ark.parallel.layout.simulated import StepTimes, change_on
+
+SUMS, WHOLE = Layout.parse("R1V8D1,1"), Layout.parse("R8V1D1,1")
+SHAPE = (64, 64)
+
+
+def test_on_a_ring_it_is_the_ring() -> None:
+    """Its time is that of the ring that the classics write."""
+    steps, times = change_on(load("ring8"), SHAPE, SUMS, WHOLE, 4)
+    assert [s.op for s in steps] == ["all_reduce"]
+    ring = synthesize("ring8", "all_reduce", "ring")
+    assert times[0] == pytest.approx(simulate(ring, load("ring8"), 64 * 64 * 4).time_us)
+
+
+def test_where_all_are_near_few_bytes_take_few_steps() -> None:
+    """Behind one switch halving and doubling pass on as much as the ring, with fewer latencies."""
+    network = load("h100")
+    steps, times = change_on(network, (8, 8), SUMS, WHOLE, 4)
+    ring = StepTimes(network).us("all_reduce", (tuple(range(8)),), 8 * 8 * 4)
+    assert len(steps) > 1 and sum(times) < ring
+    assert sum(s.elements for s in steps) == 2 * 7 * 64 / 8
+
+
+@pytest.mark.parametrize("after", ["R8V1D1,1", "R2V1D2,2", "R1V1D1,8"])
+def test_the_steps_give_the_sum(after: str) -> None:
+    target = Layout.parse(after)
+    steps, _ = change_on(load("dgx1v"), SHAPE, SUMS, target, 4)
+    random = np.random.default_rng(3)
+    parts = [random.integers(-9, 9, SHAPE) for _ in range(8)]
+    held, _ = shards.run(shards.scatter(parts, SUMS), steps)
+    for replica in shards.gather(held, target, shards.places(SUMS, steps), SHAPE):
+        np.testing.assert_array_equal(replica, sum(parts))
+
+
+def test_other_numbers_of_ranks_are_refused() -> None:
+    with pytest.raises(InvalidUsageError, match="ring4 has 4 ranks"):
+        change_on(load("ring4"), SHAPE, SUMS, WHOLE, 4)
+
+
+def test_the_command_says_times(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["layout", "--shape", "64x64", "--from", "R1V4D1,1", "--to", "R4V1D1,1"]
+    assert main([*words, "--topology", "ring4", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["us"] == sum(step["us"] for step in found["steps"]) > 0
+    assert main([*words, "--topology", "ring4"]) == 0
+    assert "(simulated)" in capsys.readouterr().out
