@@ -140,6 +140,7 @@ class Plan:
                 ],
             }
             for op in plan.ops
+            if op.operands  # not what ends an iteration, which computes nothing
         ]
 
     @property
@@ -156,6 +157,8 @@ class Plan:
         groups: list[dict[str, Any]] = []
         last: Any = ()
         for op, asked, context in zip(plan.ops, ranges, contexts, strict=True):
+            if not op.operands:
+                continue
             span = list(asked) if asked else [0, plan.processors]
             if context != last:
                 groups.append({"ProcessorRange": span, "ResourceGroups": []})

@@ -22,6 +22,7 @@ from ark.collective import (
     check,
     dump,
     from_json,
+    from_xml,
     steps,
     to_json,
     to_xml,
@@ -83,7 +84,7 @@ def register(subparsers: Any) -> None:
             command.add_argument("--target", choices=TARGETS, help="who reads the XML (rccl)")
             command.add_argument("--out", metavar="FILE", help="write here, not to the terminal")
         if name == "simulate":
-            command.add_argument("--program", metavar="FILE", help="a program's JSON, as written")
+            command.add_argument("--program", metavar="FILE", help="a program, JSON or MSCCL XML")
         if name in ("simulate", "compare"):
             page = "ark-topo.html" if name == "compare" else None
             command.add_argument("--html", metavar="FILE", default=page, help="draw a page")
@@ -285,7 +286,8 @@ def _tuned(
 def _program(args: argparse.Namespace, topology: Topology) -> CollectiveProgram:
     if getattr(args, "program", None):
         try:
-            program = from_json(Path(args.program).read_text(encoding="utf-8"))
+            text = Path(args.program).read_text(encoding="utf-8")
+            program = from_xml(text) if text.lstrip().startswith("<") else from_json(text)
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidUsageError(
                 f"the program {args.program} cannot be read: {error}."

@@ -7,6 +7,7 @@ from ark.collective.builder import IN, OUT, ProgramBuilder
 from ark.collective.checker import Report, check
 from ark.collective.execute import execute, reference_result
 from ark.collective.msccl import TARGETS, to_xml
+from ark.collective.msccl_read import from_xml
 from ark.collective.order import final_writers, in_order, steps
 from ark.collective.reductions import REDUCTIONS
 from ark.collective.text import dump, from_json, to_json
@@ -41,6 +42,7 @@ __all__ = [
     "execute",
     "final_writers",
     "from_json",
+    "from_xml",
     "in_order",
     "reference_result",
     "steps",

@@ -45,7 +45,11 @@ def test_a_plan_of_arks_runs(backend: str, tmp_path: Path) -> None:
         inner = ark.Runtime.last_plan.inner
     assert inner is not None
     tasks = [(p, t) for p, own in enumerate(inner.phases[0].processors) for t in own]
-    by_op = {op.id: [(p, t) for p, t in tasks if t.op == op.id] for op in inner.ops}
+    by_op = {
+        op.id: [(p, t) for p, t in tasks if t.op == op.id]
+        for op in inner.ops
+        if op.kind != "iteration_end"
+    }
     assert [len(v) for v in by_op.values()] == [ROWS, ROWS, ROWS, 6, 3]
     assert {p for p, _ in by_op[3]} == {1} and {p for p, _ in by_op[4]} == {0, 1}
     assert [p for p, t in sorted(by_op[0], key=lambda e: e[1].coord)][:8] == [0] * 7 + [1]

@@ -226,17 +226,6 @@ def megatron(plan: ParallelGraph) -> None:
         plan.op_assign(plan.pieces(node)[0], *range(plan.ranks))
 
 
-def by_rows(plan: ParallelGraph) -> None:
-    """Each rank some of the rows of everything (data parallelism)."""
-    for node in plan.nodes:
-        (piece,) = plan.pieces(node)
-        assert piece.annotation is not None
-        for rank, part in enumerate(
-            plan.op_trans(piece, piece.annotation.operands[0][0], plan.ranks)
-        ):
-            plan.op_assign(part, rank)
-
-
 def stages(plan: ParallelGraph) -> None:
     """A pipeline: node after node from rank to rank."""
     for i, node in enumerate(plan.nodes):
@@ -245,7 +234,7 @@ def stages(plan: ParallelGraph) -> None:
 
 @pytest.mark.parametrize(
     ("split", "ranks", "kinds"),
-    [(megatron, 2, {"all_reduce"}), (by_rows, 3, set()), (stages, 2, {"send", "recv"})],
+    [(megatron, 2, {"all_reduce"}), (stages, 2, {"send", "recv"})],
 )
 def test_plans_on_cpu_ranks(split: Callable[[ParallelGraph], None], ranks: int, kinds: set) -> None:
     graph = traced(perceptron)
