@@ -1,7 +1,9 @@
 """Saving and loading state dictionaries, in the safetensors format: names, types, shapes and bytes.
 
-The format has no objects, so reading a file from elsewhere can neither run code nor build anything
-but arrays. What is no array (numbers, text, lists of them) travels as JSON in the file's metadata.
+Elements of 4 bits are written two to a byte, as they lie in memory, and the metadata names their
+type and shape. The format has no objects, so reading a file from elsewhere can neither run code nor
+build anything but arrays. What is no array (numbers, text, lists of them) travels as JSON in the
+file's metadata.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ import safetensors
 
 from ark import log
 from ark.errors import InvalidUsageError
+from ark.ir.dtype import PACKED
+from ark.ir.packed import from_memory, to_memory
 
 _TYPES = {
     "BOOL": np.bool_,
@@ -34,6 +38,8 @@ _TYPES = {
     "F32": np.float32,
     "F64": np.float64,
 }
+_PACKED_NAMES = {t.name: t for t in PACKED}
+_PACKED = {np.dtype(t.numpy): t for t in PACKED}
 _NAMES = {np.dtype(t): name for name, t in _TYPES.items()}
 
 
@@ -45,19 +51,25 @@ def save(state_dict: Mapping[str, Any], state_dict_file_path: str | Path) -> Non
     """
     path = state_dict_file_path
     arrays: dict[str, np.ndarray] = {}
+    packed: dict[str, list[Any]] = {}
     plain: Any = state_dict
     if isinstance(state_dict, Mapping):
         plain = {}
         for name, value in state_dict.items():
             if hasattr(value, "shape") and hasattr(value, "dtype"):
-                arrays[str(name)] = _contents(str(name), value)
+                array = _contents(str(name), value)
+                if array.dtype in _PACKED:
+                    dtype = _PACKED[array.dtype]
+                    packed[str(name)] = [dtype.name, list(array.shape)]
+                    array = to_memory(np.atleast_1d(array), dtype)
+                arrays[str(name)] = array
             else:
                 plain[str(name)] = value
     else:
         log.warn("save was given no state dictionary; it is written as it is")
     order = [str(name) for name in state_dict] if isinstance(state_dict, Mapping) else None
     try:
-        about = json.dumps({"order": order, "plain": plain})
+        about = json.dumps({"order": order, "plain": plain, "packed": packed})
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidUsageError(
             f"save takes arrays and plain values: {error}; convert it to NumPy arrays first"
@@ -89,7 +101,7 @@ def _contents(name: str, value: Any) -> np.ndarray:
     from ark.frontend.tensor import is_torch, torch_to_numpy
 
     array = np.asarray(torch_to_numpy(value) if is_torch(value) else value)
-    if array.dtype not in _NAMES:
+    if array.dtype not in _NAMES and array.dtype not in _PACKED:
         raise InvalidUsageError(
             f"{name!r} has the type {array.dtype}, which cannot be saved; cast it to a number type"
         )
@@ -110,6 +122,8 @@ def load(state_dict_file_path: str | Path) -> Any:
             metadata = opened.metadata() or {}
         arrays = {name: _array(name, entry) for name, entry in safetensors.deserialize(data)}
         about = json.loads(metadata.get("ark", "{}"))
+        for name, (dtype, shape) in about.get("packed", {}).items():
+            arrays[name] = _unpacked(name, arrays[name], dtype, shape)
         plain, order = about.get("plain", {}), about.get("order", sorted(arrays))
         if order is None:
             return plain
@@ -130,6 +144,15 @@ def load(state_dict_file_path: str | Path) -> Any:
             f"{path} is no saved state: {error}; write it with ark.save (files of objects, such as "
             "pickles, are not read)"
         ) from error
+
+
+def _unpacked(name: str, data: np.ndarray, dtype: str, shape: list[int]) -> np.ndarray:
+    kind = _PACKED_NAMES[dtype]
+    sizes = [int(n) for n in shape]
+    wide = [*sizes[:-1], -(-sizes[-1] // kind.per_item)] if sizes else [1]
+    if data.dtype != np.uint8 or min(sizes, default=1) < 0 or math.prod(wide) != data.size:
+        raise ValueError(f"{name!r} has {data.size} bytes for {dtype} of shape {shape}")
+    return from_memory(data, sizes or [1], kind).reshape(sizes)
 
 
 def _array(name: str, entry: Mapping[str, Any]) -> np.ndarray:

@@ -178,7 +178,10 @@ class Group:
         if self.world_size == 1:
             y.copy_from(x)
             return
-        key = Key(collective.value, x.element, x.itemsize, x.elements, reduction, root)
+        parts = self.world_size if collective is Collective.ALL_TO_ALL else 1
+        key = _moved(collective, x, parts, root)
+        if reduction is not None:
+            key = Key(collective.value, x.element, x.itemsize, x.elements, reduction, root)
         _check_size(key, self.world_size)
         with self._locks[EVERYBODY]:
             self._execute(self._call(EVERYBODY, key), x, y)
@@ -188,7 +191,7 @@ class Group:
             raise InvalidUsageError(f"rank {source} sends to itself; copy the array instead")
         if x.elements == 0:
             return
-        key = Key(Collective.BROADCAST.value, "uint8", 1, x.nbytes, None, 0)
+        key = _moved(Collective.BROADCAST, x, 1, 0)
         _check_size(key, 2)
         with self._locks[source, target]:
             self._execute(self._call((source, target), key), x if y is None else None, y)
@@ -245,6 +248,12 @@ def _reduction(op: str) -> str:
             f"there is no reduction {op!r} of arrays; there are {', '.join(REDUCTIONS)}"
         )
     return op
+
+
+def _moved(collective: Collective, x: Array, parts: int, root: int | None) -> Key:
+    """The key of a call that only moves bytes: the same for all types, so that kernels are few."""
+    word = 4 if x.nbytes // parts % 4 == 0 else 1
+    return Key(collective.value, f"uint{8 * word}", word, x.nbytes // word, None, root)
 
 
 def _check_size(key: Key, world: int) -> None:

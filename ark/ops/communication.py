@@ -14,7 +14,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from ark.codegen.layout import RECORD_OPERANDS
 from ark.errors import InvalidUsageError, PlanError, UnsupportedError
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
 from ark.ir.dtype import uint32
@@ -26,6 +25,7 @@ from ark.lower.merge import bytes_of
 from ark.lower.registry import register
 from ark.lower.tiling import box_coords, box_tile
 from ark.ops.base import result
+from ark.plan.types import MAX_OPERANDS
 from ark.tasks.combine import moved, tiles, words
 from ark.tasks.pointwise import copy_params
 
@@ -104,9 +104,9 @@ def _lower_all_reduce(lowering: Lowering, node: Node) -> None:
     order, and then the second input, a residual, if fusion gave it one.
     """
     rank, world = lowering.graph.rank, lowering.graph.world_size
-    if world + 1 > RECORD_OPERANDS:
+    if world + 1 > MAX_OPERANDS:
         raise UnsupportedError(
-            f"all_reduce among {world} ranks is not built; at most {RECORD_OPERANDS - 1} take part"
+            f"all_reduce among {world} ranks is not built; at most {MAX_OPERANDS - 1} take part"
         )
     share = dense(lowering, node.inputs[0], ".dense", fill=True)
     out = dense(lowering, node.outputs[0], ".sum", fill=False)

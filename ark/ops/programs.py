@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from ark.codegen.layout import RECORD_OPERANDS
 from ark.collective import CollectiveProgram
 from ark.collective.values import Origin, Value, flow
 from ark.ir.dtype import uint32
@@ -23,6 +22,7 @@ from ark.lower.engines import AUTO, PACKET, Engine, choose_engine, tile_bytes
 from ark.lower.registry import register
 from ark.ops.communication import copy_box, dense
 from ark.plan.groups import Group, RemoteSemaphore
+from ark.plan.types import MAX_OPERANDS
 from ark.tasks.combine import ELEMENTS, moved, tiles, words
 
 LINE = 128  # bytes: where a share is cut into parts, they begin on whole lines
@@ -138,7 +138,7 @@ class _Writer:
         rest = [self.flow.values[number] for number in value.sources]
         partial: list[IrTensor] = []
         while rest:
-            taken = rest[: RECORD_OPERANDS - 1 - len(partial)]
+            taken = rest[: MAX_OPERANDS - 1 - len(partial)]
             rest = rest[len(taken) :]
             if rest:
                 label = f"{self.name}.partial"

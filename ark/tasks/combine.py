@@ -20,11 +20,11 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ark.codegen.layout import RECORD_OPERANDS
 from ark.ir.dtype import DataType, by_name
 from ark.machine import Machine
 from ark.plan.kind import Access, OperandType, Signature, TaskKind, register
 from ark.plan.params import Params, Places, is_dense, need
+from ark.plan.types import MAX_OPERANDS
 from ark.tasks import text
 
 CHUNK = 16  # bytes: what one access moves, and four packets hold
@@ -85,8 +85,8 @@ class Combine(TaskKind):
     def check(self, sig: Signature) -> None:
         super().check(sig)
         need(
-            2 <= len(sig.operands) <= RECORD_OPERANDS,
-            f"it has {len(sig.operands)} operands, expected 2 to {RECORD_OPERANDS}",
+            2 <= len(sig.operands) <= MAX_OPERANDS,
+            f"it has {len(sig.operands)} operands, expected 2 to {MAX_OPERANDS}",
         )
         order = sig.params.get("order", ())
         need(
@@ -173,11 +173,11 @@ class Combine(TaskKind):
             kind = "ark_u64" if operand.packet else element.storage
             kind = kind if index == last else f"const {kind}"
             scope = "true" if operand.system else "false"
-            return f"ArkShare<{kind}, {scope}>{{ARK_POINTER({kind}, t.operand[{index}])}}"
+            return f"ArkShare<{kind}, {scope}>{{ARK_POINTER({kind}, {text.address(sig, index)})}}"
 
         order = sig.params.get("order", ())
         shares = [*order, *range(len(order), last)]
-        plain = [f"t.operand[{i}]" for i, o in enumerate(sig.operands) if not o.packet]
+        plain = [text.address(sig, i) for i, o in enumerate(sig.operands) if not o.packet]
         constants = [element.storage, OPS[sig.params.get("op", "sum")], self._size(sig)]
         return text.call(
             name,

@@ -7,6 +7,7 @@ holds all that an example draws, because compiling is what costs.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -413,3 +414,61 @@ def test_what_is_refused() -> None:
         ark.add(ark.tensor([3], ark.int8), 300)
     with pytest.raises(ark.InvalidUsageError, match="at most 8"):
         ark.tensor([1] * 9)
+
+
+def test_four_bits_are_saved(backend: str, tmp_path: Path) -> None:
+    """A module's parameters to a file and back, two elements to a byte; damage is refused."""
+    rng = np.random.default_rng(10)
+
+    class Weights(ark.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = ark.parameter([3, 7], ark.int4)
+            self.b = ark.parameter([5, 4], ark.fp4)
+            self.c = ark.parameter([2], ark.int64)
+
+    module = Weights()
+    given = {n: values(rng, t.shape(), t.dtype()) for n, t in module.params_dict().items()}
+    given = {n: a.astype(module.params_dict()[n].dtype().numpy) for n, a in given.items()}
+    ark.noop(module.a), ark.noop(module.b), ark.noop(module.c)
+    held.append(ark.add(module.c, 1))
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        module.load_state_dict(given)
+        ark.save(module.state_dict(), tmp_path / "weights")
+    found = ark.load(tmp_path / "weights")
+    assert list(found) == list(given)
+    for name, array in given.items():
+        assert found[name].dtype == array.dtype
+        np.testing.assert_array_equal(found[name], array)
+    data = (tmp_path / "weights").read_bytes()
+    (tmp_path / "weights").write_bytes(data.replace(b"[3, 7]", b"[3, 9]"))
+    with pytest.raises(ark.InvalidUsageError, match="12 bytes for int4"):
+        ark.load(tmp_path / "weights")
+
+
+def test_many_operands_are_one_op() -> None:
+    """A chain of fifteen inputs is one op, and twenty ranks' shares are one sum."""
+    from ark_cpu import machines
+
+    from ark.lower.pipeline import plan
+    from ark.plan.verify import verify
+
+    model = ark.Model()
+    with ark.use_model(model):
+        tensors = [ark.tensor([64]) for _ in range(15)]
+        total = tensors[0]
+        for other in tensors[1:]:
+            total = ark.add(total, other)
+        ark.copy(total)
+    made = plan(model.graph, machines.model(2))
+    verify([made])
+    assert max(len(op.operands) for op in made.ops) == 16
+    ranks = []
+    for rank in range(14):
+        model = ark.Model(rank, 14)
+        with ark.use_model(model):
+            ark.all_reduce(ark.tensor([64]), rank, 14)
+        ranks.append(plan(model.graph, machines.model(2)))
+    verify(ranks)
+    assert max(len(op.operands) for op in ranks[0].ops) == 15
