@@ -13,7 +13,6 @@ from ark_rocm_emulator.compile import (
     to_assembly,
     toolchain,
 )
-
 from ark_rocm_emulator.engine import core
 
 from ark.errors import SystemError
