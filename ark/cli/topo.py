@@ -91,9 +91,7 @@ def register(subparsers: Any) -> None:
             )
             command.add_argument("--out", metavar="FILE", help="write here, not to the terminal")
         if name == "simulate":
-            command.add_argument(
-                "--program", metavar="FILE", help="JSON, XML or MSCCL++ plan"
-            )
+            command.add_argument("--program", metavar="FILE", help="JSON, XML or MSCCL++ plan")
         if name in ("simulate", "compare"):
             page = "ark-topo.html" if name == "compare" else None
             command.add_argument("--html", metavar="FILE", default=page, help="draw a page")

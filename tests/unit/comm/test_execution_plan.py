@@ -51,6 +51,7 @@ class Machine:
         self.other = self.channels()
         self.signals: Counter[tuple[int, int]] = Counter()
         self.semaphores: Counter[tuple[int, int]] = Counter()
+        self.behind: set[tuple[int, int]] = set()  # blocks some of whose threads have waited
 
     def channels(self) -> dict[tuple[int, int], tuple[int, int]]:
         ends: dict[tuple[int, int], list[int]] = {}
@@ -102,6 +103,7 @@ class Machine:
         return [results[rank] for rank in range(len(self.gpus))]
 
     def finish(self, late: list) -> None:
+        self.random.shuffle(late)
         for target, value in late:
             target[:] = value()
         late.clear()
@@ -114,8 +116,11 @@ class Machine:
         assert all(len(op.get(k, [])) <= MOST_PER_OP for k in ("channel_ids", "src_buff"))
         used = [(rank, ids[i]) for i in op.get("channel_ids", [])]
         name = op["name"]
+        here = (rank, block["id"])
+        assert name not in ("put", "copy", "re") or here not in self.behind
         if name == "nop":
             self.finish(late)
+            self.behind.discard(here)
         elif name == "signal":
             assert not late, "what is signalled may not have ended"
             for channel in used:
@@ -125,6 +130,7 @@ class Machine:
             if not all(self.signals[channel] for channel in used):
                 return False
             self.signals.subtract(used)
+            self.behind.add(here)
         elif name == "sem_release":
             assert not late
             self.semaphores.update((rank, i) for i in op["semaphore_ids"])
@@ -133,6 +139,7 @@ class Machine:
             if not all(self.semaphores[key] for key in keys):
                 return False
             self.semaphores.subtract(keys)
+            self.behind.add(here)
         elif name == "put":
             (src,), (dst,) = op["src_buff"], op["dst_buff"]
             buffer = self.gpus[rank]["remote_buffers"][refs[dst["buffer_id"]]]
