@@ -21,9 +21,11 @@ from ark.collective import (
     Kind,
     check,
     dump,
+    from_execution_plan,
     from_json,
     from_xml,
     steps,
+    to_execution_plan,
     to_json,
     to_xml,
 )
@@ -43,6 +45,7 @@ _MOST_OPERATIONS = 140_000
 _WINDOWS = (0, 2)
 _WINDOW_HELP = "puts to pass on under way at a time; 0 is all (forestcoll)"
 _FORMATS = {"text": dump, "json": to_json, "xml": to_xml}
+_MSCCLPP = "msccl++"
 
 
 def register(subparsers: Any) -> None:
@@ -80,11 +83,15 @@ def register(subparsers: Any) -> None:
             command.add_argument("--window", type=int, default=0, metavar="N", help=_WINDOW_HELP)
             command.add_argument("--pieces", type=int, metavar="N", help="pieces a chunk is cut in")
         if name == "synthesize":
-            command.add_argument("--format", choices=_FORMATS, default="text")
-            command.add_argument("--target", choices=TARGETS, help="who reads the XML (rccl)")
+            command.add_argument("--format", choices=_FORMATS, help="text, if no target is given")
+            command.add_argument(
+                "--target",
+                choices=(*TARGETS, _MSCCLPP),
+                help="a runtime: MSCCL XML (msccl, rccl) or an MSCCL++ execution plan (JSON)",
+            )
             command.add_argument("--out", metavar="FILE", help="write here, not to the terminal")
         if name == "simulate":
-            command.add_argument("--program", metavar="FILE", help="a program, JSON or MSCCL XML")
+            command.add_argument("--program", metavar="FILE", help="JSON, XML or MSCCL++ plan")
         if name in ("simulate", "compare"):
             page = "ark-topo.html" if name == "compare" else None
             command.add_argument("--html", metavar="FILE", default=page, help="draw a page")
@@ -166,9 +173,7 @@ def optimum_json(best: Optimum) -> dict[str, Any]:
 
 def _synthesize(args: argparse.Namespace) -> int:
     program = _program(args, load(args.topology))
-    if args.target is not None and args.format != "xml":
-        raise InvalidUsageError("--target is for --format xml; leave it out.")
-    text = to_xml(program, args.target) if args.target else _FORMATS[args.format](program)
+    text = _written(program, args.format, args.target)
     if args.out is None:
         print(text, end="")
         return 0
@@ -176,6 +181,23 @@ def _synthesize(args: argparse.Namespace) -> int:
     report = check(program)
     print(f"{program.name}: {report.puts} puts in {report.steps} steps, checked -> {args.out}")
     return 0
+
+
+def _written(program: CollectiveProgram, form: str | None, target: str | None) -> str:
+    """Returns the program in the form that was asked for, or that its runtime reads."""
+    if target is None:
+        return _FORMATS[form or "text"](program)
+    reads = "json" if target == _MSCCLPP else "xml"
+    if form not in (None, reads):
+        raise InvalidUsageError(f"{target} reads {reads}, not {form}; leave --format out.")
+    return to_execution_plan(program) if target == _MSCCLPP else to_xml(program, target)
+
+
+def _read(text: str) -> CollectiveProgram:
+    """Returns the program of a file in any of the forms that are read."""
+    if text.lstrip().startswith("<"):
+        return from_xml(text)
+    return from_execution_plan(text) if '"gpus"' in text else from_json(text)
 
 
 def _simulate(args: argparse.Namespace) -> int:
@@ -287,7 +309,7 @@ def _program(args: argparse.Namespace, topology: Topology) -> CollectiveProgram:
     if getattr(args, "program", None):
         try:
             text = Path(args.program).read_text(encoding="utf-8")
-            program = from_xml(text) if text.lstrip().startswith("<") else from_json(text)
+            program = _read(text)
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidUsageError(
                 f"the program {args.program} cannot be read: {error}."

@@ -6,6 +6,8 @@
 from ark.collective.builder import IN, OUT, ProgramBuilder
 from ark.collective.checker import Report, check
 from ark.collective.execute import execute, reference_result
+from ark.collective.execution_read import from_execution_plan
+from ark.collective.execution_write import to_execution_plan
 from ark.collective.msccl import TARGETS, to_xml
 from ark.collective.msccl_read import from_xml
 from ark.collective.order import final_writers, in_order, steps
@@ -41,11 +43,13 @@ __all__ = [
     "dump",
     "execute",
     "final_writers",
+    "from_execution_plan",
     "from_json",
     "from_xml",
     "in_order",
     "reference_result",
     "steps",
+    "to_execution_plan",
     "to_json",
     "to_xml",
 ]

@@ -67,6 +67,16 @@ def test_formats(capsys):
     assert run(capsys, "synthesize", "star4", "--format", "xml")[1].startswith("<algo")
 
 
+def test_targets(capsys, tmp_path):
+    path = tmp_path / "plan.json"
+    assert run(capsys, "synthesize", "ring4", "--target", "msccl++", "--out", str(path))[0] == 0
+    assert "gpus" in json.loads(path.read_text())
+    assert "ring4" in run(capsys, "simulate", "ring4", "--program", str(path))[1]
+    assert run(capsys, "synthesize", "ring4", "--target", "msccl")[1].startswith("<algo")
+    code, _, err = run(capsys, "synthesize", "ring4", "--target", "msccl++", "--format", "xml")
+    assert code != 0 and "msccl++ reads json" in err
+
+
 def test_compare_lists_every_algorithm(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, _ = run(capsys, "compare", "dgx1v", "--size", "1M", "--time-limit", "5")
