@@ -8,7 +8,7 @@ import re
 import pytest
 from ark_rocm import backend, compiler, machines
 
-from ark.backend.protocol import Target
+from ark.backend.protocol import Binary, Target
 from ark.codegen import layout
 from ark.codegen.dialect import Source
 from ark.codegen.writer import Emitted, write
@@ -204,6 +204,36 @@ def test_every_task_kind_compiles(arch: str) -> None:
 def test_source_that_does_not_compile_shows_the_compilers_words() -> None:
     with pytest.raises(SystemError, match=r"unknown type name 'nonsense'"):
         backend.compiler().compile(Source("nonsense here;\n"), target("gfx942"))
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_the_clock_without_its_builtin(listing: dict[str, str], arch: str) -> None:
+    """LLVM 18 lacks __builtin_readsteadycounter; the instruction behind it is the same."""
+    text = emit(arch).source.text
+    asked = "__has_builtin(__builtin_readsteadycounter)"
+    assert text.count(asked) == 1
+    old = assembly(Source(text.replace(asked, "0")), arch)
+    clock = "s_sendmsg_rtn_b64" if arch == "gfx1100" else "s_memrealtime"
+    assert old.count(clock) == listing[arch].count(clock) > 0
+
+
+def _old_hiprtc(source: Source, target: Target) -> Binary:
+    """In place of a hiprtc that knows less than the source asks for; none is installed here."""
+    raise SystemError("hiprtc cannot compile the loop kernel")
+
+
+def test_what_hiprtc_refuses_goes_to_clang(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = backend.compiler().compile(emit("gfx942").source, target("gfx942"))
+    monkeypatch.setattr(compiler, "_hiprtc_version", lambda: "9.0")
+    monkeypatch.setattr(compiler, "_with_hiprtc", _old_hiprtc)
+    assert backend.compiler().key(target("gfx942")).startswith("hiprtc 9.0, then ziglang clang")
+    assert backend.compiler().compile(emit("gfx942").source, target("gfx942")) == plain
+    assert "hiprtc cannot compile" in capsys.readouterr().err
+    monkeypatch.setattr(compiler.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemError, match="hiprtc cannot compile"):
+        backend.compiler().compile(emit("gfx942").source, target("gfx942"))
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

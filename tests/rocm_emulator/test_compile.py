@@ -13,6 +13,7 @@ from ark_rocm_emulator.compile import (
     to_assembly,
     toolchain,
 )
+from ark_rocm_emulator.engine import core
 
 from ark.errors import SystemError
 
@@ -41,6 +42,15 @@ def test_options_and_headers_reach_clang() -> None:
 def test_launch_bounds_reach_the_code_object() -> None:
     text, _ = to_assembly(KERNEL, "gfx1100")
     assert ".max_flat_workgroup_size: 128" in text and ".wavefront_size: 32" in text
+
+
+def test_the_size_of_waves_reaches_the_assembler() -> None:
+    """Waves of 64 lanes compare into two scalar registers: the assembler has to know the size."""
+    source = """extern "C" __global__ void f(unsigned long long* x) {
+      x[threadIdx.x] = __builtin_amdgcn_ballot_w64(x[threadIdx.x] > 5);
+    }"""
+    code = compile_hip(source, "gfx1100", ("-O3", "-mwavefrontsize64"))
+    assert core().CodeObject(code).kernels[0].wave_size == 64
 
 
 def test_a_refused_program_comes_with_its_diagnostics() -> None:

@@ -126,6 +126,33 @@ def test_floating_point_is_correctly_rounded(name: str, op: str, arch: str) -> N
 
 
 @pytest.mark.parametrize("arch", ARCHS)
+def test_quotients_below_the_smallest_normal_double(arch: str) -> None:
+    """They lose one bit or a few: the last rounding alone may decide."""
+    rng = np.random.default_rng(6)
+    y = np.ldexp(rng.uniform(1, 2, COUNT), rng.integers(-20, 40, COUNT))
+    x = rng.uniform(1, 2, COUNT) * np.ldexp(y, -1022 - rng.integers(0, 3, COUNT))
+    x[0], y[0] = -2.31111119899204e-301, 12523120.481818557
+    got = run(arch, "f64_div", x, y, np.float64)
+    expected = x / y
+    assert np.count_nonzero(np.abs(expected) < 2.0**-1022) > COUNT // 2
+    wrong = np.flatnonzero(got != expected)
+    assert wrong.size == 0, [(x[i], y[i], got[i], expected[i]) for i in wrong[:5]]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(
+    ("name", "nan"), [("f16", 0xFE00), ("f32", 0xFFC00000), ("f64", 0xFFF8000000000000)]
+)
+def test_quotients_that_do_not_exist_are_negative_nans(name: str, nan: int, arch: str) -> None:
+    """AMD's instruction set documents, pseudocode of V_DIV_FIXUP: 0 / 0 and inf / inf."""
+    type_ = FLOATS[name][1]
+    x = np.resize(np.array([0.0, -0.0, np.inf, -np.inf], type_), COUNT)
+    y = np.resize(np.array([0.0, 0.0, np.inf, np.inf], type_), COUNT)
+    got = run(arch, f"{name}_div", x, y, type_).view(f"u{np.dtype(type_).itemsize}")
+    assert set(got.tolist()) == {nan}
+
+
+@pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("name", list(INTEGERS))
 def test_integer_division_and_products(name: str, arch: str) -> None:
     type_ = INTEGERS[name][1]

@@ -187,6 +187,15 @@ CASES: dict[str, Case] = {
         f"buffer_atomic_add v12, v0, s[8:11], 0 offen sc0\n{VM}\nv_mov_b32 v41, v12",
         3, 2,
     ),
+    # Lane 32 alone stores two dwords at byte 128 of 132: the first is inside.
+    "straddling_store": Case(
+        "s_mov_b32 s8, s6\ns_mov_b32 s9, s7\ns_movk_i32 s10, 0x84\ns_mov_b32 s11, 0x27000\n"
+        f"global_store_dword v0, v11, s[6:7]\n{VM}\nv_mov_b32 v60, v10\nv_mov_b32 v61, v10\n"
+        "s_mov_b64 s[12:13], exec\nv_cmp_eq_u32_e32 vcc, 0x80, v0\ns_mov_b64 exec, vcc\n"
+        f"buffer_store_dwordx2 v[60:61], v0, s[8:11], 0 offen\n{VM}\n"
+        f"s_mov_b64 exec, s[12:13]\nglobal_load_dword v40, v0, s[6:7]\n{VM}",
+        2,
+    ),
     "scalar_loads": Case(
         "s_load_dword s8, s[4:5], 0x104\ns_movk_i32 s9, 0x200\ns_load_dword s10, s[4:5], s9\n"
         f"s_load_dwordx4 s[12:15], s[4:5], 0x8\n{LGKM}\nv_mov_b32 v40, s8\nv_mov_b32 v41, s10\n"
@@ -297,10 +306,15 @@ def test_raw_buffers_read_zero_beyond_their_end() -> None:
     assert np.array_equal(got[:2], [B, C])
     inside = LANES < 32  # 0x380 + 4 * lane < 0x400
     assert np.array_equal(got[2], np.where(inside, np.roll(D, -32), 0))
-    both = LANES < 30  # a pair is dropped as a whole where its end is beyond
-    assert np.array_equal(got[4], np.where(both, np.roll(D, -33), 0))
-    assert np.array_equal(got[5], np.where(both, np.roll(D, -34), 0))
+    # Of a pair whose end is beyond, the first dword is there: each is checked by itself.
+    assert np.array_equal(got[4], np.where(LANES < 31, np.roll(D, -33), 0))
+    assert np.array_equal(got[5], np.where(LANES < 30, np.roll(D, -34), 0))
     assert set(got[6]) == {A[5]}
+
+
+def test_stores_into_a_raw_buffer_end_with_it() -> None:
+    got = run("straddling_store", A, B)
+    assert np.array_equal(got[0], np.where(LANES == 32, A, B))
 
 
 def test_swizzled_buffers_split_what_is_not_aligned() -> None:

@@ -261,6 +261,35 @@ def test_mode_decides_about_denormals_of_f32_only() -> None:
     assert np.array_equal(got[0, 3], c[0, 3]) and not np.any(plain[0, 3] == c[0, 3])
 
 
+@pytest.mark.parametrize("shape", [s for s in GFX90A if "f16" in s.name], ids=lambda s: s.name)
+@pytest.mark.parametrize("place", ["a", "b", "c", "d"])
+def test_mi200_flushes_denormals(shape: Shape, place: str) -> None:
+    """Of f16 and bf16, in A, B, C and D: MIOpen's documentation says so of MI200 alone."""
+    a, b, c = (np.zeros_like(x) for x in operands(shape, 7))
+    a[:, 3, 0], b[:, 5, 0] = 1, 1
+    assert np.all(run("gfx90a", shape.name, shape, a, b, c)[:, 3, 5] == 1)
+    small = ml_dtypes.finfo(shape.a).smallest_normal
+    if place == "a":
+        a[:, 3, 0] = small / 2
+    elif place == "b":
+        b[:, 5, 0] = small / 2
+    elif place == "c":
+        a[:, 3, 0], c[:, 3, 5] = 0, 1e-40
+    elif shape.a is np.float16:
+        pytest.skip("no sum of products of normal f16 is a denormal f32")
+    else:
+        a[:, 3, 0], b[:, 5, 0] = 2.0**-70, 2.0**-70
+    assert not run("gfx90a", shape.name, shape, a, b, c).any()
+
+
+def test_other_cdna_keeps_denormals() -> None:
+    shape = HALVES
+    a, b, c = (np.zeros_like(x) for x in operands(shape, 7))
+    a[0, 3, 0], b[0, 5, 0] = np.finfo(np.float16).smallest_subnormal, 1
+    got = run("gfx942", shape.name, shape, a, b, c)
+    assert got[0, 3, 5] == 2.0**-24
+
+
 def _doubles(values: NDArray[np.float64]) -> list[Words]:
     raw = np.ascontiguousarray(values).view(np.uint32).reshape(64, -1)
     return list(np.ascontiguousarray(raw.T))

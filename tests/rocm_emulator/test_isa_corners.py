@@ -154,6 +154,16 @@ def test_clamp_of_a_float_dot_product(arch: str) -> None:
     assert got[0][:4].view(np.float32).tolist() == [1.0, 0.75, 0.5, 0.0]
 
 
+@pytest.mark.parametrize(("arch", "kept"), [("gfx90a", 0.0), ("gfx942", 2.0**-24)])
+def test_dot_products_flush_denormals_on_mi200(arch: str, kept: float) -> None:
+    """Of f16, as its matrix products do (PyTorch's documentation, "Numerical accuracy")."""
+    a, b = _lanes(arch, 1 << 16, 0x8001, 0, 0x3C00), _lanes(arch, 0x3C003C00)
+    b[1], b[3] = 0xBC00, 0x3C00
+    c = _lanes(arch, 0, 0, 1)
+    got = suite(arch).run("dot_clamp", [a, b, c])[0].view(np.float32)[:4].tolist()
+    assert got == [kept, kept, 0.0 if arch == "gfx90a" else 2.0**-149, 1.0]
+
+
 def test_a_loop_that_counts_in_private_memory_is_no_deadlock() -> None:
     got = suite("gfx1100").run("count_in_private_memory", [_lanes("gfx1100")])
     assert (got[0] == 20000).all()

@@ -1,5 +1,6 @@
 """From HIP source to a code object, with hiprtc where ROCm is installed, else with plain clang.
 
+Clang also takes what hiprtc, which may be older than the source asks for, refuses.
 The prelude includes nothing, so the clang of the `ziglang` wheel suffices: it knows the AMD targets
 and brings the linker. The same source and compiler give the same bytes. Called by ark.runtime and
 `ark emit`; needs no GPU.
@@ -17,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from ark import log
 from ark.backend.protocol import Binary, Target
 from ark.codegen.dialect import Source
 from ark.errors import BaseError, SystemError
@@ -51,9 +53,15 @@ class Compiler:
 
     def compile(self, source: Source, target: Target) -> Binary:
         machines.describe(target.arch)
-        if _hiprtc_version():
+        if not _hiprtc_version():
+            return _with_clang(source, target)
+        try:
             return _with_hiprtc(source, target)
-        return _with_clang(source, target)
+        except SystemError as error:
+            if not _has_ziglang():
+                raise
+            log.WARN(f"{error}\nCompiling with the clang of ziglang {_ziglang()} instead.")
+            return _with_clang(source, target)
 
 
 def assembly(source: Source, target: Target) -> str:
@@ -64,7 +72,10 @@ def assembly(source: Source, target: Target) -> str:
 
 def _tool() -> str:
     version = _hiprtc_version()
-    return f"hiprtc {version}" if version else f"ziglang clang {_ziglang()}"
+    if not version:
+        return f"ziglang clang {_ziglang()}"
+    other = f", then ziglang clang {_ziglang()}" if _has_ziglang() else ""
+    return f"hiprtc {version}{other}"
 
 
 @functools.cache
@@ -78,8 +89,12 @@ def _hiprtc_version() -> str:
     return f"{major}.{minor}"
 
 
+def _has_ziglang() -> bool:
+    return importlib.util.find_spec("ziglang") is not None
+
+
 def _ziglang() -> str:
-    if importlib.util.find_spec("ziglang") is None:
+    if not _has_ziglang():
         raise SystemError(
             "there is no compiler for AMD GPUs here: neither ROCm's hiprtc library nor the package "
             f"ziglang, whose clang would do; install it with `{driver.INSTALL}`"
@@ -95,8 +110,8 @@ def _with_clang(source: Source, target: Target) -> Binary:
             folder,
             ["clang", *_ASSEMBLER, f"-mcpu={target.arch}", "-c", "loop.s", "-o", "loop.o"],
         )
-        log = _zig(folder, ["ld.lld", "-shared", "loop.o", "-o", "loop.hsaco"])
-        return Binary((folder / "loop.hsaco").read_bytes(), ".hsaco", log)
+        said = _zig(folder, ["ld.lld", "-shared", "loop.o", "-o", "loop.hsaco"])
+        return Binary((folder / "loop.hsaco").read_bytes(), ".hsaco", said)
 
 
 def _assemble(source: Source, target: Target, folder: Path) -> Path:
@@ -121,8 +136,8 @@ def _zig(folder: Path, arguments: list[str]) -> str:
     return done.stderr
 
 
-def _rejected(tool: str, log: str) -> SystemError:
-    lines = log.strip().splitlines()
+def _rejected(tool: str, said: str) -> SystemError:
+    lines = said.strip().splitlines()
     first = next((i for i, line in enumerate(lines) if "error" in line), 0)
     shown = "\n".join(lines[first : first + _LOG_LINES])
     return SystemError(
@@ -148,13 +163,13 @@ def _with_hiprtc(source: Source, target: Target) -> Binary:
         encoded = [option.encode() for option in options]
         result = rtc.hiprtcCompileProgram(program, len(encoded), encoded)
         code = result[0] if isinstance(result, tuple) else result
-        log = _log(rtc, program)
+        said = _log(rtc, program)
         if int(code) != 0:
-            raise _rejected("hiprtc", log)
+            raise _rejected("hiprtc", said)
         size = int(driver.call("hiprtcGetCodeSize", rtc.hiprtcGetCodeSize, program))
         data = bytearray(size)
         driver.call("hiprtcGetCode", rtc.hiprtcGetCode, program, data)
-        return Binary(bytes(data), ".hsaco", log)
+        return Binary(bytes(data), ".hsaco", said)
     finally:
         rtc.hiprtcDestroyProgram(_reference(program))
 

@@ -21,7 +21,7 @@ RESERVED = VOTE_BYTES + LOOP_BYTES  # with what the loop keeps
 class Arch:
     """One instruction set. lanes: of a wave. lds: shared memory of a workgroup, bytes.
 
-    tick_ns: period of the counter behind __builtin_readsteadycounter. unit: the matrix unit.
+    tick_ns: period of the steady counter. unit: the matrix unit.
     """
 
     lanes: int

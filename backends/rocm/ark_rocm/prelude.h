@@ -217,8 +217,18 @@ ARK_DEVICE void ark_packet_store(ark_u64* p, ark_u64 v, bool system) {
   }
 }
 
-// The counter runs at a constant rate and is one for the whole device.
-ARK_DEVICE ark_u64 ark_time_ns() { return __builtin_readsteadycounter() * ARK_TICKS_NS; }
+// The counter runs at a constant rate and is one for the whole device. LLVM 18 (ROCm 6.2 and 6.3)
+// has no builtin for it, only one for each instruction.
+ARK_DEVICE ark_u64 ark_steady_ticks() {
+#if __has_builtin(__builtin_readsteadycounter)
+  return __builtin_readsteadycounter();
+#elif defined(__GFX9__)
+  return __builtin_amdgcn_s_memrealtime();
+#else
+  return __builtin_amdgcn_s_sendmsg_rtnl(0x83);  // the message that asks for it
+#endif
+}
+ARK_DEVICE ark_u64 ark_time_ns() { return ark_steady_ticks() * ARK_TICKS_NS; }
 
 ARK_DEVICE void ark_pause(ark_u32 spins) {
   if (spins < 64u) {

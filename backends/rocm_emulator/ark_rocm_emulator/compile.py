@@ -21,6 +21,7 @@ from ark.errors import BaseError, SystemError
 TARGETS = ("gfx90a", "gfx942", "gfx950", "gfx1100")
 PRELUDE = Path(__file__).parent / "hip" / "hiprtc_builtins.h"
 _OBJECT_VERSION = "-mcode-object-version=5"
+_FEATURES = ("-mwavefrontsize64", "-mno-wavefrontsize64", "-mcumode", "-mno-cumode")
 _HIP_FLAGS = (
     "-x",
     "hip",
@@ -120,8 +121,14 @@ def to_assembly(
         return text.read_text(), said
 
 
-def assemble(assembly: str, arch: str) -> bytes:
+def assemble(assembly: str, arch: str, options: Sequence[str] = ()) -> bytes:
     """Assemble and link AMD assembly text into a code object (.hsaco).
+
+    Args:
+        assembly: the text.
+        arch: its target.
+        options: what the text was compiled with; the assembler gets those that choose among the
+            target's features, such as "-mwavefrontsize64".
 
     Raises:
         CompileError: the assembler or the linker refused it.
@@ -130,6 +137,7 @@ def assemble(assembly: str, arch: str) -> bytes:
         text, part, whole = (Path(folder, f"kernel.{end}") for end in ("s", "o", "hsaco"))
         text.write_text(assembly)
         target = ["-x", "assembler", "-target", "amdgcn-amd-amdhsa", f"-mcpu={arch}"]
+        target += [option for option in options if option in _FEATURES]
         _run(
             [*toolchain().clang, *target, _OBJECT_VERSION, "-c", str(text), "-o", str(part)],
             f"assembling for {arch}",
@@ -143,4 +151,4 @@ def compile_hip(
 ) -> bytes:
     """Compile HIP source text to a code object (.hsaco); arguments and errors as `to_assembly`."""
     assembly, _ = to_assembly(source, arch, options, prelude)
-    return assemble(assembly, arch)
+    return assemble(assembly, arch, options)

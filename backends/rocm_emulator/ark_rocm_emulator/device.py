@@ -135,7 +135,7 @@ def _compile_for_hiprtc(
     try:
         options_used = ["-D__HIPCC_RTC__=1", *words]
         assembly, log = to_assembly(source.decode(), target, options_used, headers=pairs)
-        code = assemble(assembly, target)
+        code = assemble(assembly, target, words)
     except (CompileError, SystemError) as error:
         log = str(error)
     library, _ = _library()

@@ -81,6 +81,15 @@ bool is_aligned(Wave& w, const Inst& i, uint32_t unit) {
   return true;
 }
 
+// Whether a lane's first dword is in range and its last is not, or the other way round: of several
+// dwords each is in range or not by itself.
+bool straddles_end(Wave& w, const Inst& i, int bytes) {
+  if (bytes <= 4) return false;
+  Inst last = i;
+  last.imm += bytes - 4;
+  return buffer_addresses(w, i, 4).active != buffer_addresses(w, last, 4).active;
+}
+
 template <int Bytes, bool Store>
 void each_byte(Wave& w, const Inst& i, uint32_t* rows) {
   alignas(64) uint32_t byte[kLanes];
@@ -111,9 +120,9 @@ void each_part(Wave& w, const Inst& i, uint32_t* rows) {
     }
   };
   constexpr int kUnit = Bytes < 4 ? Bytes : 4;
-  if (!is_swizzled(w, i)) {
+  if (!is_swizzled(w, i) && !straddles_end(w, i, Bytes)) {
     part(i, Bytes, rows);
-  } else if (!is_aligned(w, i, kUnit)) {
+  } else if (is_swizzled(w, i) && !is_aligned(w, i, kUnit)) {
     each_byte<Bytes, Store>(w, i, rows);
   } else {
     Inst one = i;

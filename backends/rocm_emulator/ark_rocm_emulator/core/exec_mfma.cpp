@@ -53,7 +53,13 @@ void multiply(Wave& w, const Inst& i) {
   for (int block = 0; block < kBlocks; block++) {
     multiply_add(a.at[block_of_a(i, block)], b.at[block], sums[block]);
   }
-  write_d(w, i, i.src[2], sums);
+  if ((std::is_same_v<A, InF16> || std::is_same_v<A, InBF16>) && flushes_denormals(w)) {
+    write_with(w, i, i.src[2], sums, [](T sum, uint32_t addend) {
+      return without_denormal(total(sum, without_denormal(addend)));
+    });
+  } else {
+    write_d(w, i, i.src[2], sums);
+  }
 }
 
 // f64: one element a lane, other layouts, and blgp negates the operands.

@@ -4,6 +4,7 @@
 
 #include "floats.h"
 #include "lanes.h"
+#include "mfma.h"
 #include "ops.h"
 
 namespace ark_emu {
@@ -184,6 +185,12 @@ Handler dot(F) {
   };
 }
 
+// Two f16 without their denormals.
+U32 halves_without_denormals(U32 pair) {
+  const U32 low = (pair & 0x7c00) != 0 ? 0x7fff : 0, high = (pair & 0x7c000000) != 0 ? 0x7fff : 0;
+  return pair & (0x80008000 | low | high << 16);
+}
+
 U32 dot2_f16(U32 a, U32 b, U32 c) {
   const float low = std::fma(half_to_float(U16(a)), half_to_float(U16(b)), as_float(c));
   return as_bits(std::fma(half_to_float(U16(a >> 16)), half_to_float(U16(b >> 16)), low));
@@ -266,7 +273,14 @@ void register_dot(Ops& ops) {
     if (accumulating != nullptr) ops.add(accumulating, t + "=pk16,pk16,tied", run);
   };
   add("v_dot2_f32_f16", "v_dot2c_f32_f16", "f32",
-      dot([](U32 a, U32 b, U32 c) { return dot2_f16(a, b, c); }));
+      [](Wave& w, const Inst& i) {
+        static const Handler plain = dot([](U32 a, U32 b, U32 c) { return dot2_f16(a, b, c); });
+        static const Handler flushing = dot([](U32 a, U32 b, U32 c) {
+          const U32 x = halves_without_denormals(a), y = halves_without_denormals(b);
+          return without_denormal(dot2_f16(x, y, without_denormal(c)));
+        });
+        (flushes_denormals(w) ? flushing : plain)(w, i);
+      });
   add("v_dot2_f32_bf16", "v_dot2c_f32_bf16", "f32",
       dot([](U32 a, U32 b, U32 c) { return dot2_bf16(a, b, c); }));
   add("v_dot2_i32_i16", "v_dot2c_i32_i16", "i32", dot_int<16, true>);

@@ -120,19 +120,27 @@ T scale_for_division(T value, T denominator, T numerator, bool& flag) {
   return value;
 }
 
-// a * b + c, times 2^scale, rounded once: a double made odd where it is inexact keeps what the last
-// rounding (which may be that of a denormal) must see.
+// a * b + c, times 2^scale, rounded once. A float: a double made odd where it is inexact keeps what
+// the last rounding must see. A double that becomes denormal may lose a single bit, too few for
+// that: where the last rounding would see a tie, the sum moves to the side of what it lost.
 template <class T>
 T scaled_fma(T a, T b, T c, int scale) {
   const double x = a, y = b, z = c;
   if constexpr (sizeof(T) == 8) {   // only a denormal result rounds to fewer bits than fma's
     const double near = std::ldexp(std::fma(x, y, z), scale);
-    if (!(std::fabs(near) < std::numeric_limits<double>::min())) return near;
+    if (!(std::fabs(near) <= std::numeric_limits<double>::min())) return near;
   }
   const double product = x * y, low = std::fma(x, y, -product);
   double sum = product + z;
   const double part = sum - product;
   const double error = (product - (sum - part)) + (z - part) + low;
+  if constexpr (sizeof(T) == 8) {
+    const double rest = std::fabs(sum - std::ldexp(std::ldexp(sum, scale), -scale));
+    const bool tie = rest == std::ldexp(0.5, -1074 - scale);
+    const double limit = std::numeric_limits<double>::infinity();
+    if (tie && error != 0) sum = std::nextafter(sum, error > 0 ? limit : -limit);
+    return std::ldexp(sum, scale);
+  }
   if (error != 0 && std::isfinite(sum) && sum != 0) {
     uint64_t bits = std::bit_cast<uint64_t>(sum);
     if ((error < 0) != (sum < 0)) bits -= 1;
@@ -150,7 +158,7 @@ T fix_quotient(T quotient, T denominator, T numerator) {
   if (std::isnan(denominator)) return denominator;
   const bool both_zero = numerator == 0 && denominator == 0;
   if (both_zero || (std::isinf(numerator) && std::isinf(denominator))) {
-    return std::numeric_limits<T>::quiet_NaN();
+    return -std::numeric_limits<T>::quiet_NaN();   // the sign that AMD's pseudocode gives
   }
   if (denominator == 0 || std::isinf(numerator)) {
     return with_sign(std::numeric_limits<T>::infinity());

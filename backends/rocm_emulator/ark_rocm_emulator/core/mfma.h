@@ -20,17 +20,28 @@ namespace ark_emu {
 // gfx942 has the FNUZ flavour of 8-bit floats, gfx950 the one of the OCP standard.
 inline bool has_fnuz(const Wave& w) { return w.grid->program->arch() != Arch::gfx950; }
 
+// MI200's matrix and dot product instructions of f16 and bf16 take denormals as zeros and give none
+// (MIOpen's documentation, "MI200 MFMA behavior specifics"; for V_DOT2 also PyTorch's, "Numerical
+// accuracy").
+inline bool flushes_denormals(const Wave& w) { return w.grid->program->arch() == Arch::gfx90a; }
+
+inline uint32_t without_denormal(uint32_t bits) {
+  return (bits & 0x7f800000u) == 0 ? bits & 0x80000000u : bits;
+}
+
 // Types of elements: bits wide, and the value that enters the arithmetic.
 struct InF16 {
   static constexpr int kBits = 16;
-  static double value(const Wave&, uint32_t bits) {
-    return half_to_float(static_cast<uint16_t>(bits));
+  static double value(const Wave& w, uint32_t bits) {
+    const bool flushed = (bits & 0x7c00) == 0 && flushes_denormals(w);
+    return half_to_float(static_cast<uint16_t>(flushed ? bits & 0x8000 : bits));
   }
 };
 struct InBF16 {
   static constexpr int kBits = 16;
-  static double value(const Wave&, uint32_t bits) {
-    return bf16_to_float(static_cast<uint16_t>(bits));
+  static double value(const Wave& w, uint32_t bits) {
+    const bool flushed = (bits & 0x7f80) == 0 && flushes_denormals(w);
+    return bf16_to_float(static_cast<uint16_t>(flushed ? bits & 0x8000 : bits));
   }
 };
 struct InF32 {   // the only type whose denormals MODE decides about
