@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ark.codegen.layout import ERROR_KINDS
-from ark.plan.types import Plan
+from ark.plan.types import Plan, PlanOp
 from ark.runtime.tables import Tables
 
 NOBODY = 0xFFFFFFFF
@@ -59,6 +59,8 @@ def explain(
         where = f"rank {plan.rank}, processor {processor}, iteration {int(host['error_iteration'])}"
         kind = "counter"
     subject = f"a {kind}"
+    if kind == "packet" and op_id < len(plan.ops):
+        subject += _of_peers(plan, plan.ops[op_id])
     if kind in ("counter", "iteration barrier") and counter < len(plan.counters):
         producers = _producers(plan, counter, signallers)
         subject = f"counter {plan.counters[counter].name!r} of {producers}"
@@ -89,6 +91,16 @@ def _first_unmet(
         if counters[counter] < plan.counters[counter].step * phase_iteration + threshold
     ]
     return min(unmet, default=None)
+
+
+def _of_peers(plan: Plan, op: PlanOp) -> str:
+    """The ranks that may owe a packet to this op, if peers write what it reads."""
+    read = [plan.tensors[i] for i in op.operands if plan.tensors[i].packet]
+    buffers = [plan.buffers[tensor.buffer] for tensor in read]
+    if not any(b.arena == "symmetric" and b.rank == plan.rank for b in buffers):
+        return ""
+    peers = [str(rank) for rank in range(plan.world_size) if rank != plan.rank]
+    return f" of rank {' or '.join(peers)}"
 
 
 def _producers(plan: Plan, counter: int, signallers: Mapping[str, Sequence[int]]) -> str:

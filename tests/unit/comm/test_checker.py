@@ -100,7 +100,7 @@ def test_refuses_what_is_out_of_range():
         refuse(with_ops(program, edit(0, put, **fields)), says)
     reduce = place(program, Kind.REDUCE)
     for fields, says in (
-        ({"reduce": "product"}, "does not fit its kind"),
+        ({"reduce": "median"}, "does not fit its kind"),
         ({"reduce": "max"}, "does not compute sum"),
         ({"divide": 0}, "divides"),
         ({"divide": 3}, "combines a value that is already divided|must hold|divided"),
@@ -117,7 +117,7 @@ def test_refuses_headers_that_contradict():
         ({"ranks": 4}, "lists 3 ranks"),
         ({"pieces": 0}, "at least 1"),
         ({"root": 0}, "cannot have the root"),
-        ({"reduction": "product"}, "no reduction"),
+        ({"reduction": "median"}, "no reduction"),
         ({"buffers": buffers[:1]}, "no buffer out|does not exist"),
         ({"buffers": (*buffers, buffers[2])}, "same name"),
         ({"buffers": (Buffer("in", Role.IN, 9), *buffers[1:])}, "does not fit"),

@@ -154,7 +154,7 @@ def test_options_that_do_not_fit_are_named():
     for options, says in (
         ({"boxes": [[0, 1], [2]]}, "boxes of equal size"),
         ({"reduction": "adasum"}, "not by adasum"),
-        ({"reduction": "product"}, "no such reduction"),
+        ({"reduction": "median"}, "no such reduction"),
         ({"pieces": 0}, "one piece"),
     ):
         with pytest.raises(InvalidUsageError, match=says):
