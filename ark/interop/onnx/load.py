@@ -98,8 +98,8 @@ def _has_body(op: str, version: int) -> bool:
 def opset(model: onnx.ModelProto, name: str) -> int:
     """The version of the standard's operators; UnsupportedError for one that is not covered."""
     found = [o.version for o in model.opset_import if o.domain in ("", "ai.onnx")]
-    if not found:
-        raise ModelError(f"{name} does not say which opset it uses")
+    if not found:  # it uses none of the standard's operators
+        return OPSETS[0]
     if not 1 <= found[0] <= onnx.defs.onnx_opset_version():
         raise UnsupportedError(
             f"{name} uses opset {found[0]}, which the installed onnx does not know; expected "
