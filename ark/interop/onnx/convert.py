@@ -160,7 +160,7 @@ def _fold(node: onnx.NodeProto, given: list[Value | None], version: int) -> list
         single = onnx.helper.make_model(graph, opset_imports=[opset])
         found = iter(ReferenceEvaluator(single).run(None, feeds))
     except Exception as error:  # whatever the library's code makes of odd values
-        raise ModelError(f"it cannot be computed: {error}") from error
+        raise UnsupportedError(f"it cannot be computed: {error}") from error
     results = []
     for name in node.output:
         array = np.asarray(next(found)) if name else np.zeros(0)

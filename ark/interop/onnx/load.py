@@ -77,15 +77,17 @@ def expanded(model: onnx.ModelProto, name: str, known: Iterable[str]) -> onnx.Mo
     known = {*known, *CONTROL_FLOW}
     version = opset(model, name)
     try:
-        if model.functions:
-            model = inliner.inline_local_functions(model)
-        lacking = sorted({n.op_type for n in model.graph.node if not n.domain} - known)
-        wanted = [("", op) for op in lacking if _has_body(op, version)]
-        if wanted:
-            model = inliner.inline_selected_functions(model, wanted, inline_schema_functions=True)
+        model = inliner.inline_local_functions(model) if model.functions else model
     except _FAILURES as error:
         raise ModelError(f"{name}: its functions cannot be expanded: {_first(error)}") from error
-    return model
+    lacking = sorted({n.op_type for n in model.graph.node if not n.domain} - known)
+    wanted = [("", op) for op in lacking if _has_body(op, version)]
+    if not wanted:
+        return model
+    try:
+        return inliner.inline_selected_functions(model, wanted, inline_schema_functions=True)
+    except _FAILURES:  # not every body can be expanded: `missing` lists these operators
+        return model
 
 
 def _has_body(op: str, version: int) -> bool:
