@@ -130,6 +130,13 @@ def fuzz(session: nox.Session) -> None:
 
 
 @nox.session
+def onnx(session: nox.Session) -> None:
+    """All of onnx's backend node tests on the CPU, with counts; a crash fails the session."""
+    session.install("-e", ".[dev]")
+    session.run("python", "-m", "tests.interop.node_suite", *session.posargs)
+
+
+@nox.session
 def plan_fuzz(session: nox.Session) -> None:
     """10,800 mutated plans against the verifier (the default run has 900), and 12 times as many
     random graphs for planner, verifier and the brute-force second opinion.

@@ -24,6 +24,7 @@ from ark.errors import BaseError
 COMMANDS = {
     "info": "show backends, devices and versions, or require some",
     "generate": "generate text from a checkpoint directory",
+    "run": "run an ONNX model on NumPy arrays",
     "plan": "make, read and check a plan without any device",
     "emit": "write a plan's loop kernel as source for a backend",
     "trace": "draw a plan's planned and measured timeline",

@@ -21,6 +21,7 @@ FLOW = "flow"
 def algorithms(topology: Topology, collective: str, reduction: str | None = None) -> list[str]:
     """Returns the names that `synthesize` takes for this collective on this topology."""
     asked = Collective(collective)
+    _check_reduction(asked, reduction)
     found = [FORESTCOLL] if collective in COLLECTIVES else []
     found += [TACCL] if asked in taccl.COLLECTIVES else []
     found += [FLOW] if asked is Collective.ALL_TO_ALL else []
@@ -77,8 +78,7 @@ def synthesize(
             )
     elif root is not None:
         raise InvalidUsageError(f"{collective} has no root; broadcast and reduce have one.")
-    if reduction is not None and not asked.reduces:
-        raise InvalidUsageError(f"{collective} reduces nothing; it takes no reduction {reduction}.")
+    _check_reduction(asked, reduction)
     known = (FORESTCOLL, TACCL, FLOW, *classics.ALGORITHMS)
     if algorithm not in known:
         raise InvalidUsageError(
@@ -121,6 +121,13 @@ def synthesize(
         )
     check(program)
     return program
+
+
+def _check_reduction(asked: Collective, reduction: str | None) -> None:
+    if reduction is not None and not asked.reduces:
+        raise InvalidUsageError(
+            f"{asked.value} reduces nothing; it takes no reduction {reduction}."
+        )
 
 
 def _elementwise(reduction: str | None) -> bool:

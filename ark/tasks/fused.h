@@ -79,17 +79,20 @@ ARK_DEVICE ArkRmsNormed<W> ark_rms_normed(W weight, float eps) {
 
 // What is done to the sums, WIDTH neighbouring rows of the weights at once. A thread prepares
 // `ahead` while its weights are on the way, for R rows from row n on, of which `rows` are there;
-// with EARLY that reads only what is older than the input.
+// with EARLY that reads only what is older than the input; with ENTERED it is plain memory, which
+// other processors may have written in this iteration: the task's waits come first.
 template <class O>
 struct ArkStoreSums {
   static constexpr int WIDTH = 1;
   static constexpr bool EARLY = false;
+  static constexpr bool ENTERED = false;
   O output;
 };
 template <class O, class A>
 struct ArkAddSums {
   static constexpr int WIDTH = 1;
   static constexpr bool EARLY = true;
+  static constexpr bool ENTERED = !A::packets;
   O output;
   A residual;
 };
@@ -97,6 +100,7 @@ template <class O>
 struct ArkSwigluSums {
   static constexpr int WIDTH = 2;
   static constexpr bool EARLY = false;
+  static constexpr bool ENTERED = false;
   O output;
 };
 // R: rows of a stage; the TILES tasks share STAGES stages.
@@ -104,6 +108,7 @@ template <int R, int TILES, int STAGES, class O, class C>
 struct ArkSampleSums {
   static constexpr int WIDTH = 1;
   static constexpr bool EARLY = false;
+  static constexpr bool ENTERED = false;
   O output;
   C candidates;
   ArkSampler sampler;
@@ -112,6 +117,7 @@ template <class R>
 struct ArkRopeSums {
   static constexpr int WIDTH = 2;
   static constexpr bool EARLY = false;
+  static constexpr bool ENTERED = false;
   R rope;
 };
 template <class O>

@@ -116,6 +116,9 @@ class Probe(kinds.TaskKind):
     def accesses(self, sig, coord):
         raise NotImplementedError("tasks are made by hand here")
 
+    def scratch(self, sig, machine):
+        return 16384  # the largest row of the bodies above, as floats
+
     def source(self, name, sig, machine):
         return BODIES[self.name].format(name=name, **sig.params)
 

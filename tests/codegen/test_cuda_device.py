@@ -12,7 +12,6 @@ import os
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -21,14 +20,13 @@ import pytest
 from ark.backend.protocol import Target
 from ark.codegen import layout
 from ark.errors import GpuError, SystemError
-from ark.plan import kind as kinds
 from ark.variant import block
 
 pytest.importorskip("cuda.bindings.driver")
 
 from ark_cuda import backend
 
-from tests.codegen.cuda_protocol import BODIES, Job, Streams, download, upload
+from tests.codegen.cuda_protocol import Job, Streams, download, upload
 
 GPU = bool(backend.probe().devices)
 if not GPU and not os.environ.get("ARK_REQUIRE", "").startswith("cuda"):
@@ -40,12 +38,6 @@ def device():
     opened = backend.open(0)
     yield opened
     opened.close()
-
-
-@pytest.fixture(autouse=True)
-def probe_kinds(monkeypatch):
-    for name in BODIES:
-        monkeypatch.setitem(kinds._KINDS, name, SimpleNamespace(scratch=lambda sig, m: 16384))
 
 
 def machines_to_try(device):

@@ -2,11 +2,18 @@
 
 // Elements of type T (ark_u64: packets), S0 to S3 apart in four dimensions; 0 where the operand has
 // no such dimension or broadcasts along it. SYSTEM: peers read or write it.
+template <typename T>
+constexpr bool ark_packets = false;
+template <>
+inline constexpr bool ark_packets<ark_u64> = true;
+template <>
+inline constexpr bool ark_packets<const ark_u64> = true;
 template <typename T, ark_i64 S0, ark_i64 S1, ark_i64 S2, ark_i64 S3, bool SYSTEM>
 struct ArkOperand {
   static constexpr bool given = true;
   static constexpr int step = static_cast<int>(S3);  // from one element of a row to the next
   static constexpr bool system = SYSTEM;
+  static constexpr bool packets = ark_packets<T>;
   T* p;
 };
 

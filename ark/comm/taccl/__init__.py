@@ -73,7 +73,8 @@ def synthesize_taccl(
         topology: the network.
         sketch: what to search; `default_sketch(topology)` if not given.
         collective: all_gather, reduce_scatter, all_reduce or all_to_all.
-        time_limit_s: the most seconds of search; what was found by then is returned with its gap.
+        time_limit_s: the most seconds of search, all stages and phases together; what was found by
+            then is returned with its gap. Writing the models and a first schedule are not search.
         size_bytes: M as in `ark.comm.simulate.simulate`; the sketch's input_size (bytes of one
             rank's share) or 1 MiB if not given.
         reduction: sum (default), max, min or mean, where the collective reduces.
@@ -98,17 +99,20 @@ def synthesize_taccl(
         raise InvalidUsageError(
             f"TACCL programs reduce by sum, max, min or mean, not by {reduction}."
         )
+    deadline = time.monotonic() + time_limit_s
     sketch = sketch or default_sketch(topology)
     graph = logical(topology, sketch)
     if size_bytes is None:
         size_bytes = sketch.input_size * ranks if sketch.input_size else DEFAULT_SIZE
     chunk = size_bytes / ranks / sketch.input_chunkup
     gathering = reducing = None
-    phases = 2 if wanted is Collective.ALL_REDUCE else 1
+    middle = deadline  # an all-reduce has two phases, and the second takes what the first leaves
+    if wanted is Collective.ALL_REDUCE:
+        middle = (time.monotonic() + deadline) / 2
     if wanted is not Collective.REDUCE_SCATTER:
-        gathering = _plan(graph, wanted is Collective.ALL_TO_ALL, chunk, time_limit_s / phases)
+        gathering = _plan(graph, wanted is Collective.ALL_TO_ALL, chunk, middle)
     if wanted.reduces:
-        reducing = _plan(graph.reversed(), False, chunk, time_limit_s / phases)
+        reducing = _plan(graph.reversed(), False, chunk, deadline)
     plans = [plan for plan in (reducing, gathering) if plan is not None]
     routing_us = sum(routing.time_us for _, routing, _ in plans)
     bound_us = sum(routing.bound_us for _, routing, _ in plans)
@@ -122,7 +126,8 @@ def synthesize_taccl(
     )
 
 
-def _plan(graph: Logical, all_to_all: bool, chunk_bytes: float, time_limit_s: float) -> Plan:
-    deadline = time.monotonic() + time_limit_s
-    routing = route(graph, all_to_all, chunk_bytes, time_limit_s)
+def _plan(graph: Logical, all_to_all: bool, chunk_bytes: float, deadline: float) -> Plan:
+    """Routes in two thirds of the time until `deadline` of time.monotonic(), then orders."""
+    limit = (deadline - time.monotonic()) * 2 / 3
+    routing = route(graph, all_to_all, chunk_bytes, limit)
     return graph, routing, order(graph, routing, chunk_bytes, deadline)

@@ -45,7 +45,7 @@ def order(
 ) -> Schedule:
     """Orders the routed chunks and merges sends between boxes where that ends sooner.
 
-    deadline: of time.monotonic(), after which no further merge is tried.
+    deadline: of time.monotonic(), after which a merge is given up and no further one is tried.
     """
     scheduler = _Scheduler(graph, routing, chunk_bytes)
     singles = [(c, e) for c, links in enumerate(routing.links) for e in links]
@@ -58,7 +58,7 @@ def order(
             if time.monotonic() > deadline:
                 break
             limit = best.time_us * (1 - 1e-9)
-            best = scheduler.run(_merge(graph, plain, together), limit) or best
+            best = scheduler.run(_merge(graph, plain, together), limit, deadline) or best
     return best
 
 
@@ -113,11 +113,15 @@ class _Scheduler:
         return ahead, behind
 
     def run(
-        self, groups: Sequence[tuple[tuple[int, ...], int]], limit: float = math.inf
+        self,
+        groups: Sequence[tuple[tuple[int, ...], int]],
+        limit: float = math.inf,
+        deadline: float = math.inf,
     ) -> Schedule | None:
         """The greedy schedule of messages (chunks, edge).
 
-        None if the messages wait for each other or do not all end before `limit` microseconds.
+        None if the messages wait for each other, do not all end before `limit` microseconds, or are
+        not all ordered at `deadline` of time.monotonic().
         """
         edges = self.graph.edges
         groups = sorted(groups, key=lambda group: self._rank(*group))
@@ -143,7 +147,7 @@ class _Scheduler:
                 continue
             start = max(start, when)
             end = start + self.alpha[e] + len(chunks) * self.beta[e]
-            if end >= limit:
+            if end >= limit or (not len(sends) % 4096 and time.monotonic() > deadline):
                 return None
             for i, held in self.holds[e]:
                 free[i] = start + len(chunks) * held

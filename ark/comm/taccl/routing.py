@@ -7,6 +7,7 @@ other share their variables. Shah et al. (NSDI 2023), section 5.1.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,9 +44,12 @@ class Routing:
 def route(graph: Logical, all_to_all: bool, chunk_bytes: float, time_limit_s: float) -> Routing:
     """Routes every chunk; a search that runs out of time returns the best found with its gap.
 
+    time_limit_s: seconds for writing the model and solving it; the solver has what writing leaves.
+
     Raises ModelError if the sketch forbids every route of some demand, UnsupportedError if chunks
     and links are too many to write down.
     """
+    deadline = time.monotonic() + time_limit_s
     chunks = graph.sketch.input_chunkup * graph.ranks * (graph.ranks if all_to_all else 1)
     if chunks * len(graph.edges) > _MOST_PAIRS:
         raise UnsupportedError(
@@ -53,7 +57,7 @@ def route(graph: Logical, all_to_all: bool, chunk_bytes: float, time_limit_s: fl
             "more than TACCL's model takes; use fewer of either, or another algorithm."
         )
     choices = Choices(graph, chunks_of(graph, all_to_all), chunk_bytes)
-    return _Model(choices).solve(time_limit_s)
+    return _Model(choices).solve(deadline)
 
 
 class _Model:
@@ -65,7 +69,7 @@ class _Model:
         self.edges, self.table = choices.edges, choices.table
         self.cost = choices.cost
 
-    def solve(self, time_limit_s: float) -> Routing:
+    def solve(self, deadline: float) -> Routing:
         """Builds and solves the CP-SAT model."""
         cp_model = require("ortools.sat.python.cp_model")
         model = cp_model.CpModel()
@@ -84,7 +88,8 @@ class _Model:
             model.add_hint(variable, value)
         model.minimize(total)
         solver = cp_model.CpSolver()
-        solver.parameters.max_time_in_seconds = max(time_limit_s, 0.01)
+        time_limit_s = max(deadline - time.monotonic(), 0.01)
+        solver.parameters.max_time_in_seconds = time_limit_s
         solver.parameters.num_workers = 1
         solver.parameters.random_seed = 1
         solver.parameters.linearization_level = 2

@@ -13,14 +13,16 @@ import re
 from fractions import Fraction
 from typing import Any
 
-from ark.comm.topology.model import Link, Topology, TopologyError
+from ark.comm.topology.model import Link, Topology, TopologyError, exact_bandwidth
 
-MOST_GBPS = Fraction(10**9)  # and its inverse is the least
 _FRACTION = re.compile(r"[+-]?\d+(/\d+)?")
 
 
-def from_json(source: str | dict[str, Any]) -> Topology:
-    """Returns the topology in JSON text or in a parsed object; TopologyError says what is wrong."""
+def from_json(source: str | dict[str, Any], name: str = "topology") -> Topology:
+    """Returns the topology in JSON text or in a parsed object; TopologyError says what is wrong.
+
+    name: its name where the JSON gives none.
+    """
     if isinstance(source, str):
         try:
             source = json.loads(source)
@@ -42,7 +44,7 @@ def from_json(source: str | dict[str, Any]) -> Topology:
     links: list[Link] = []
     for index, entry in enumerate(top["links"]):
         links.extend(_links(entry, f"links[{index}]"))
-    name = top.get("name", "topology")
+    name = top.get("name", name)
     return Topology(name, tuple(ranks), tuple(switches), tuple(links), _boxes(top.get("boxes", [])))
 
 
@@ -86,7 +88,7 @@ def _links(entry: Any, where: str) -> list[Link]:
     fields = _fields(
         entry,
         where,
-        {"src": str, "dst": str, "bandwidth": (int, str)},
+        {"src": str, "dst": str, "bandwidth": (int, float, str)},
         {"latency_us": (int, float), "duplex": bool},
     )
     src, dst = fields["src"], fields["dst"]
@@ -98,15 +100,14 @@ def _links(entry: Any, where: str) -> list[Link]:
     return links
 
 
-def parse_bandwidth(value: int | str, where: str) -> Fraction:
+def parse_bandwidth(value: int | float | str, where: str) -> Fraction:
     """Returns the bandwidth, GB/s, of an integer or "a/b"; `where` opens the error's sentence."""
+    if not isinstance(value, str):
+        return exact_bandwidth(value, where)
     try:
-        if isinstance(value, str) and not _FRACTION.fullmatch(value):
+        if not _FRACTION.fullmatch(value):
             raise ValueError
-        bandwidth = Fraction(value)
-        if bandwidth > 0 and not 1 / MOST_GBPS <= bandwidth <= MOST_GBPS:
-            raise ValueError  # beyond what times and rates can be told in as floats
-        return bandwidth
+        return exact_bandwidth(Fraction(value), where)
     except (ValueError, ZeroDivisionError):
         raise TopologyError(
             "bad bandwidth",

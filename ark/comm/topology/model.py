@@ -30,14 +30,46 @@ class TopologyError(ModelError):
         self.message = message
 
 
+MOST_GBPS = Fraction(10**9)  # and its inverse is the least: times and rates are told in floats
+
+
 @dataclass(frozen=True)
 class Link:
-    """One directed link: `bandwidth` in GB/s (1e9 bytes a second), `latency_us` in microseconds."""
+    """One directed link: `bandwidth` in GB/s (1e9 bytes a second), `latency_us` in microseconds.
+
+    Raises TopologyError for a bandwidth that is not exact (an integer or a Fraction) or that is
+    above 10^9 or below 10^-9 GB/s.
+    """
 
     src: str
     dst: str
     bandwidth: Fraction
     latency_us: float = 0.0
+
+    def __post_init__(self) -> None:
+        where = f"link {self.src} -> {self.dst}"
+        object.__setattr__(self, "bandwidth", exact_bandwidth(self.bandwidth, where))
+
+
+def exact_bandwidth(value: object, where: str) -> Fraction:
+    """Returns a bandwidth, GB/s, as a fraction; a float is refused with the fraction that it is."""
+    if isinstance(value, float) and math.isfinite(value):
+        raise TopologyError(
+            "bad bandwidth",
+            f'{where} has {value!r}; bandwidths are exact, write "{Fraction(repr(value))}".',
+        )
+    if isinstance(value, bool) or not isinstance(value, (int, Fraction)):
+        raise TopologyError(
+            "bad bandwidth",
+            f"{where} has {value!r:.60}; expected an integer or a Fraction in GB/s.",
+        )
+    if value > 0 and not 1 / MOST_GBPS <= value <= MOST_GBPS:
+        raise TopologyError(
+            "bad bandwidth",
+            f"{where} has {'more' if value > 1 else 'less'} than can be told; expected 1/10^9 to "
+            "10^9 GB/s.",
+        )
+    return Fraction(value)
 
 
 @dataclass(frozen=True)

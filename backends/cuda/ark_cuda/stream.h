@@ -72,6 +72,7 @@ ARK_DEVICE bool ark_left() { return *const_cast<volatile ark_u32*>(&ark_ring.lea
 // later leaves at most a ring of unused stages.
 ARK_DEVICE bool ark_stream_may_begin(const ArkParams* p, ark_u32 iteration) {
   ArkControl* control = ark_control(p);
+  if (ark_left()) return false;
   if (!p->persistent) return iteration < ark_load_acquire(&control->limit, false);
   if (ark_load_host(&ark_host(p)->target) > iteration) return true;
   // Ends when the computing warps leave, which their own budgets see to.
@@ -171,8 +172,19 @@ ARK_DEVICE bool ark_stream_iteration(ArkCtx& c, const ArkRange& range, ark_u32& 
   return true;
 }
 
+// Has the processor anything to fetch, in any phase?
+ARK_DEVICE bool ark_stream_needed(const ArkParams* p, ark_u32 processor) {
+  const ArkRange* ranges = reinterpret_cast<const ArkRange*>(p->ranges);
+  for (ark_u32 phase = 0u; phase < ARK_PHASES; ++phase) {
+    const ArkRange& range = ranges[phase * p->processors + processor];
+    if (range.fetch_begin != range.fetch_end) return true;
+  }
+  return false;
+}
+
 // The fetching warp's whole life.
 ARK_DEVICE void ark_stream_run(const ArkParams* p, ark_u32 processor) {
+  if (!ark_stream_needed(p, processor)) return;
   ArkCtx c;
   c.p = p;
   c.processor = processor;

@@ -67,6 +67,17 @@ def test_formats(capsys):
     assert run(capsys, "synthesize", "star4", "--format", "xml")[1].startswith("<algo")
 
 
+@pytest.mark.parametrize("command", ["synthesize", "simulate", "compare"])
+def test_what_reduces_nothing_takes_no_reduction(capsys, command):
+    code, _, err = run(capsys, command, "ring4", "--reduction", "max")
+    assert code != 0 and "all_gather reduces nothing; it takes no reduction max" in err
+
+
+def test_an_unknown_algorithm_lists_all(capsys):
+    code, _, err = run(capsys, "synthesize", "ring4", "--algorithm", "nosuch")
+    assert code != 0 and all(each in err for each in ("forestcoll", "taccl", "flow", "ring"))
+
+
 def test_targets(capsys, tmp_path):
     path = tmp_path / "plan.json"
     assert run(capsys, "synthesize", "ring4", "--target", "msccl++", "--out", str(path))[0] == 0

@@ -215,7 +215,9 @@ def with_link(**changes):
         (with_link(bandwidth=0), "zero capacity"),
         (with_link(bandwidth=-3), "negative bandwidth"),
         (with_link(bandwidth="-1/2"), "negative bandwidth"),
-        (with_link(bandwidth=1.5), "bad field"),
+        (with_link(bandwidth=1.5), "bad bandwidth"),
+        (with_link(bandwidth=10**40), "bad bandwidth"),
+        (with_link(bandwidth=float("inf")), "bad bandwidth"),
         (with_link(bandwidth=True), "bad field"),
         (with_link(bandwidth="1/0"), "bad bandwidth"),
         (with_link(bandwidth="fast"), "bad bandwidth"),
@@ -233,6 +235,24 @@ def test_faults_are_named(value, fault):
     assert caught.value.fault == fault
     assert str(caught.value).startswith(f"{fault}: ")
     assert "\n" not in str(caught.value)
+
+
+def test_a_bandwidth_that_is_not_exact_is_told_as_a_fraction():
+    for make in (lambda: Link("a", "b", 12.5), lambda: from_json(with_link(bandwidth=12.5))):
+        with pytest.raises(TopologyError, match=r'has 12[.]5; bandwidths are exact, write "25/2"'):
+            make()
+    assert Link("a", "b", 12) == Link("a", "b", Fraction(12))
+
+
+@pytest.mark.parametrize("huge", [10**10, 10**40, 10**5000, Fraction(1, 10**40)], ids=range(4))
+def test_a_bandwidth_beyond_floats_is_refused(huge):
+    with pytest.raises(TopologyError, match=r"bad bandwidth: link a -> b has .* expected"):
+        Link("a", "b", huge)
+
+
+def test_a_file_without_a_name_is_called_by_the_files(tmp_path):
+    (tmp_path / "fabric.json").write_text(json.dumps(duplex_json(("a", "b"))))
+    assert load(str(tmp_path / "fabric.json")).name == "fabric"
 
 
 def test_a_network_may_send_less_than_it_takes():

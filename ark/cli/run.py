@@ -1,0 +1,93 @@
+"""`ark run model.onnx --input x.npy --output y.npy`: one run of an ONNX model on NumPy arrays."""
+
+from __future__ import annotations
+
+import argparse
+import io
+
+import numpy as np
+
+import ark
+from ark.cli.common import write_file
+from ark.errors import InvalidUsageError
+from ark.interop import from_onnx
+
+
+def register(subparsers: argparse._SubParsersAction) -> None:
+    p = subparsers.add_parser(
+        "run",
+        help="run an ONNX model on NumPy arrays",
+        description="Runs an ONNX model once, in one kernel launch; needs ark-gpu[onnx].",
+    )
+    p.add_argument("model", metavar="MODEL.onnx", help="opset 13 to 25; weights may lie beside it")
+    p.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="[NAME=]FILE.npy",
+        help="an input, by name or in the model's order",
+    )
+    p.add_argument(
+        "--output",
+        action="append",
+        default=[],
+        metavar="[NAME=]FILE.npy",
+        help="where an output goes, by name or in the model's order; default: shapes are shown",
+    )
+    p.add_argument(
+        "--dim", action="append", default=[], metavar="NAME=N", help="a symbolic dimension's size"
+    )
+    p.add_argument("--backend", help="cpu, or an installed accelerator's name; default: automatic")
+    p.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    ark.init(backend=args.backend)
+    model = from_onnx(args.model, dict(_dimension(text) for text in args.dim))
+    given = _named(args.input, [p.name for p in model.inputs], "input")
+    wanted = _named(args.output, [p.name for p in model.outputs], "output")
+    results = model.run({name: _array(file) for name, file in given.items()})
+    model.close()
+    for port, array in zip(model.outputs, results, strict=True):
+        if port.name in wanted:
+            data = io.BytesIO()
+            np.save(data, array, allow_pickle=False)
+            write_file(wanted[port.name], data.getvalue())
+        else:
+            print(f"{port.name}: {array.dtype} {list(array.shape)}")
+    return 0
+
+
+def _dimension(text: str) -> tuple[str, int]:
+    name, _, size = text.rpartition("=")
+    if not name or not size.isascii() or not size.isdigit() or len(size) > 9:
+        raise InvalidUsageError(f"--dim {text!r} is none; write it as NAME=N, for example batch=1")
+    return name, int(size)
+
+
+def _named(texts: list[str], names: list[str], what: str) -> dict[str, str]:
+    """Files by name: those without a name take the names that are left, in order."""
+    found: dict[str, str] = {}
+    plain = []
+    for text in texts:
+        name, _, file = text.partition("=")
+        if file and name in names:
+            found[name] = file
+        elif file and name.isidentifier():
+            raise InvalidUsageError(f"there is no {what} {name!r}; there are {', '.join(names)}")
+        else:
+            plain.append(text)
+    left = [name for name in names if name not in found]
+    if len(plain) > len(left):
+        raise InvalidUsageError(f"{len(texts)} {what}s were named; there are {', '.join(names)}")
+    return found | dict(zip(left, plain, strict=False))
+
+
+def _array(file: str) -> np.ndarray:
+    try:
+        array = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError, MemoryError) as error:
+        raise InvalidUsageError(f"{file} cannot be read as a NumPy array: {error}") from error
+    if not isinstance(array, np.ndarray):
+        raise InvalidUsageError(f"{file} holds several arrays; give one .npy file for each input")
+    return array

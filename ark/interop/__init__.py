@@ -1,0 +1,27 @@
+"""Models of other programs' formats; each format is a room of its own with its own library."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ark.comm.packages import require
+
+if TYPE_CHECKING:
+    from ark.interop.onnx.model import OnnxModel
+
+
+def from_onnx(path: Any, dims: Mapping[str, int] | None = None) -> OnnxModel:
+    """An ONNX file (opset 13 to 25) as a model that runs on NumPy arrays.
+
+    dims: sizes of the file's symbolic dimensions; those left open take the sizes of the arrays of a
+    run. ModelError for a file that is no valid model, UnsupportedError that lists every operator
+    that ark lacks, SystemError where the package onnx is missing.
+    """
+    require("onnx", "onnx")
+    from ark.interop.onnx.model import from_onnx as load
+
+    return load(path, dims)
+
+
+__all__ = ["from_onnx"]

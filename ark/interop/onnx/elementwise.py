@@ -1,0 +1,254 @@
+"""Operators that work element by element."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+
+import ark
+from ark.interop.onnx.values import Call, Value, data_type, made, operator, refuse
+from ark.ir.dtype import FLOATS
+
+_SAME = {
+    "Abs": ark.abs,
+    "Acos": ark.acos,
+    "Acosh": ark.acosh,
+    "Asin": ark.asin,
+    "Asinh": ark.asinh,
+    "Atan": ark.atan,
+    "Atanh": ark.atanh,
+    "BitwiseNot": ark.bitwise_not,
+    "Ceil": ark.ceil,
+    "Cos": ark.cos,
+    "Cosh": ark.cosh,
+    "Erf": ark.erf,
+    "Exp": ark.exp,
+    "Floor": ark.floor,
+    "HardSwish": ark.hard_swish,
+    "IsNaN": ark.isnan,
+    "Log": ark.ln,
+    "Mish": ark.mish,
+    "Neg": ark.neg,
+    "Not": ark.logical_not,
+    "Reciprocal": ark.reciprocal,
+    "Round": ark.round,
+    "Sigmoid": ark.sigmoid,
+    "Sign": ark.sign,
+    "Sin": ark.sin,
+    "Sinh": ark.sinh,
+    "Softsign": ark.softsign,
+    "Sqrt": ark.sqrt,
+    "Tan": ark.tan,
+    "Tanh": ark.tanh,
+}
+_PAIRS = {
+    "Add": ark.add,
+    "And": ark.logical_and,
+    "BitwiseAnd": ark.bitwise_and,
+    "BitwiseOr": ark.bitwise_or,
+    "BitwiseXor": ark.bitwise_xor,
+    "Div": ark.div,
+    "Equal": ark.equal,
+    "Greater": ark.greater,
+    "GreaterOrEqual": ark.greater_equal,
+    "Less": ark.less,
+    "LessOrEqual": ark.less_equal,
+    "Mul": ark.mul,
+    "Or": ark.logical_or,
+    "Sub": ark.sub,
+    "Xor": ark.logical_xor,
+}
+
+
+def _unary(function: Callable[..., Any]) -> Callable[[Call], Value]:
+    return lambda call: made(function(call.tensor(0)), call.shape(0))
+
+
+def _pair(call: Call, function: Callable[..., Any]) -> Value:
+    shape = np.broadcast_shapes(call.shape(0), call.shape(1))
+    return made(function(call.tensor(0), call.tensor(1)), shape)
+
+
+def _binary(function: Callable[..., Any]) -> Callable[[Call], Value]:
+    return lambda call: _pair(call, function)
+
+
+for _name, _function in _SAME.items():
+    operator(_name)(_unary(_function))
+for _name, _function in _PAIRS.items():
+    operator(_name)(_binary(_function))
+
+
+def _float_relu(tensor: Any) -> Any:
+    return ark.relu(tensor) if tensor.ir.dtype in FLOATS else ark.maximum(tensor, 0)
+
+
+operator("Relu")(_unary(_float_relu))
+operator("Identity")(_unary(lambda t: t))
+
+
+@operator("Mod")
+def _mod(call: Call) -> Value:
+    return _pair(call, ark.fmod if call.attribute("fmod", 0) else ark.mod)
+
+
+@operator("BitShift")
+def _shift(call: Call) -> Value:
+    left = call.attribute("direction") == "LEFT"
+    return _pair(call, ark.shift_left if left else ark.shift_right)
+
+
+@operator("Pow")
+def _pow(call: Call) -> Value:
+    shape = np.broadcast_shapes(call.shape(0), call.shape(1))
+    exponent, dtype = call.value(1), call.dtype(0)
+    if exponent.array is not None and exponent.array.size == 1 and dtype in FLOATS:
+        return made(ark.pow(call.tensor(0), float(exponent.array.item())), shape)
+    other = call.tensor(1)
+    if dtype in FLOATS or call.dtype(1) not in FLOATS:
+        return made(ark.pow(call.tensor(0), _as(other, dtype)), shape)
+    # Integers to a power that is none: calculated in fp32.
+    return made(_as(ark.pow(ark.cast(call.tensor(0), ark.fp32), other), dtype), shape)
+
+
+def _as(tensor: Any, dtype: Any) -> Any:
+    return tensor if tensor.ir.dtype == dtype else ark.cast(tensor, dtype)
+
+
+def _many(function: Callable[..., Any], mean: bool = False) -> Callable[[Call], Value]:
+    def run(call: Call) -> Value:
+        places = range(len(call.inputs))
+        tensor = functools.reduce(function, [call.tensor(i) for i in places])
+        tensor = ark.div(tensor, float(len(places))) if mean else tensor
+        return made(tensor, np.broadcast_shapes(*(call.shape(i) for i in places)))
+
+    return run
+
+
+operator("Max")(_many(ark.maximum))
+operator("Min")(_many(ark.minimum))
+operator("Sum")(_many(ark.add))
+operator("Mean")(_many(ark.add, mean=True))
+
+
+@operator("Where")
+def _where(call: Call) -> Value:
+    shape = np.broadcast_shapes(*(call.shape(i) for i in range(3)))
+    return made(ark.where(call.tensor(0), call.tensor(1), call.tensor(2)), shape)
+
+
+@operator("Clip")
+def _clip(call: Call) -> Value:
+    tensor = call.tensor(0)
+    if call.has(1):
+        tensor = ark.maximum(tensor, call.tensor(1))
+    if call.has(2):
+        tensor = ark.minimum(tensor, call.tensor(2))
+    return made(tensor, call.shape(0))
+
+
+@operator("Cast")
+def _cast(call: Call) -> Value:
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(call.attribute("to"))
+    return made(_as(call.tensor(0), data_type(dtype)), call.shape(0))
+
+
+@operator("CastLike")
+def _cast_like(call: Call) -> Value:
+    known, dtype = call.value(0).array, call.dtype(1)
+    if known is not None:
+        return Value(known.shape, array=known.astype(dtype.numpy))
+    return made(_as(call.tensor(0), dtype), call.shape(0))
+
+
+@operator("IsInf")
+def _isinf(call: Call) -> Value:
+    tensor = call.tensor(0)
+    negative, positive = call.attribute("detect_negative", 1), call.attribute("detect_positive", 1)
+    found = ark.isinf(tensor)
+    if not negative:
+        found = ark.logical_and(found, ark.greater(tensor, 0.0))
+    if not positive:
+        found = ark.logical_and(found, ark.less(tensor, 0.0))
+    return made(found, call.shape(0))
+
+
+def _with(function: Callable[..., Any], **defaults: tuple[str, float]) -> Callable[[Call], Value]:
+    """An activation whose attributes are numbers: ark's name to ONNX's name and default."""
+
+    def run(call: Call) -> Value:
+        words = {own: call.attribute(name, value) for own, (name, value) in defaults.items()}
+        return made(function(call.tensor(0), **words), call.shape(0))
+
+    return run
+
+
+operator("Elu")(_with(ark.elu, alpha=("alpha", 1.0)))
+operator("LeakyRelu")(_with(ark.leaky_relu, slope=("alpha", 0.01)))
+operator("HardSigmoid")(_with(ark.hard_sigmoid, alpha=("alpha", 0.2), beta=("beta", 0.5)))
+operator("Selu")(
+    _with(ark.selu, alpha=("alpha", 1.6732632423543772), gamma=("gamma", 1.0507009873554805))
+)
+
+
+@operator("Gelu")
+def _gelu(call: Call) -> Value:
+    exact = call.attribute("approximate", "none") == "none"
+    return made((ark.gelu_erf if exact else ark.gelu)(call.tensor(0)), call.shape(0))
+
+
+@operator("Celu")
+def _celu(call: Call) -> Value:
+    alpha, x = call.attribute("alpha", 1.0), call.tensor(0)
+    return made(ark.mul(ark.elu(ark.div(x, alpha)), alpha), call.shape(0))
+
+
+@operator("ThresholdedRelu")
+def _thresholded(call: Call) -> Value:
+    x = call.tensor(0)
+    return made(ark.where(ark.greater(x, call.attribute("alpha", 1.0)), x, 0.0), call.shape(0))
+
+
+@operator("Softplus")
+def _softplus(call: Call) -> Value:
+    """ln(1 + e^x), as -ln(sigmoid(-x)), which does not overflow."""
+    return made(ark.neg(ark.log_sigmoid(ark.neg(call.tensor(0)))), call.shape(0))
+
+
+@operator("Shrink")
+def _shrink(call: Call) -> Value:
+    x, bias, edge = call.tensor(0), call.attribute("bias", 0.0), call.attribute("lambd", 0.5)
+    if x.ir.dtype not in FLOATS:
+        raise refuse("Shrink of integers")
+    low = ark.where(ark.less(x, -edge), ark.add(x, bias), 0.0)
+    return made(ark.where(ark.greater(x, edge), ark.sub(x, bias), low), call.shape(0))
+
+
+@operator("PRelu")
+def _prelu(call: Call) -> Value:
+    x, slope = call.tensor(0), call.tensor(1)
+    return made(ark.where(ark.less(x, 0), ark.mul(x, slope), x), call.shape(0))
+
+
+@operator("Dropout")
+def _dropout(call: Call) -> list[Value]:
+    """What inference makes of it: the input, and a mask that keeps everything."""
+    if call.has(2) and bool(call.array(2).item()):
+        raise refuse("Dropout in training")
+    kept = Value(call.shape(0), call.tensor(0))
+    if len(call.outputs) == 1:
+        return [kept]
+    return [kept, Value(kept.shape, array=np.ones(kept.shape, np.bool_))]
+
+
+@operator("Swish")
+def _swish(call: Call) -> Value:
+    alpha, x = call.attribute("alpha", 1.0), call.tensor(0)
+    if math.isclose(alpha, 1.0):
+        return made(ark.silu(x), call.shape(0))
+    return made(ark.mul(x, ark.sigmoid(ark.mul(x, alpha))), call.shape(0))

@@ -1,0 +1,198 @@
+"""A loaded ONNX model: its inputs and outputs, and runs on NumPy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+import ark
+from ark.errors import InvalidUsageError, UnsupportedError
+from ark.interop.onnx import load
+from ark.interop.onnx.convert import Built, build
+from ark.interop.onnx.values import TABLE, NeedsContents
+
+
+class Port:
+    """An input or output: its name, NumPy type, and sizes (texts for symbolic dimensions)."""
+
+    def __init__(self, info: onnx.ValueInfoProto, what: str) -> None:
+        self.name = info.name
+        kind = info.type.WhichOneof("value")
+        if kind != "tensor_type":
+            raise UnsupportedError(
+                f"the {what} {info.name!r} is a {kind or 'thing without a type'}; only tensors "
+                "are built"
+            )
+        tensor = info.type.tensor_type
+        self.dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+        self.shape: tuple[int | str, ...] | None = None
+        if tensor.HasField("shape"):
+            self.shape = tuple(
+                d.dim_value if d.HasField("dim_value") else (d.dim_param or "?")
+                for d in tensor.shape.dim
+            )
+
+    @property
+    def sizes(self) -> tuple[int, ...] | None:
+        """The shape where the file says all of it."""
+        known = tuple(n for n in self.shape or () if isinstance(n, int))
+        return known if self.shape is not None and len(known) == len(self.shape) else None
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {self.dtype} {list(self.shape) if self.shape is not None else '?'}"
+
+
+class OnnxModel:
+    """Runs on NumPy arrays. The loop kernel is planned and compiled once for every set of sizes.
+
+    Inputs that an operator must know beforehand (the shape of a Reshape, say) are part of what a
+    kernel is made for: another value makes another kernel.
+    """
+
+    def __init__(self, proto: onnx.ModelProto, name: str) -> None:
+        load.missing(proto, name, TABLE)
+        weights = {t.name for t in proto.graph.initializer}
+        self.name = name
+        self.inputs = [Port(i, "input") for i in proto.graph.input if i.name not in weights]
+        self.outputs = [Port(o, "output") for o in proto.graph.output]
+        self._proto = proto
+        self._known: set[str] = set()
+        self._made: dict[Any, tuple[Built, ark.Runtime]] = {}
+        sizes = {p.name: (p.sizes, p.dtype) for p in self.inputs if p.sizes is not None}
+        if len(sizes) == len(self.inputs):
+            try:
+                build(proto, sizes, {})  # errors are told when the file is loaded
+            except NeedsContents as error:
+                self._known |= error.inputs
+
+    def __call__(self, *arrays: Any, **named: Any) -> list[np.ndarray]:
+        """Runs once; arrays in the order of `inputs`, or by name."""
+        return self.run({**self._by_place(arrays), **named})
+
+    def _by_place(self, arrays: Sequence[Any]) -> dict[str, Any]:
+        if len(arrays) > len(self.inputs):
+            raise InvalidUsageError(f"{len(arrays)} arrays were given for {self.inputs}")
+        return {p.name: a for p, a in zip(self.inputs, arrays, strict=False)}
+
+    def run(self, inputs: Mapping[str, Any]) -> list[np.ndarray]:
+        """Runs once on arrays by input's name; returns the outputs in the model's order."""
+        built, runtime = self._launched(self.checked(inputs))
+        self.write(built, inputs)
+        runtime.run()
+        return self.read(built)
+
+    def graph(self, inputs: Mapping[str, Any], into: ark.Model | None = None) -> Built:
+        """The graph for these arrays, as a part of `into`, for callers that launch it themselves.
+
+        After the launch: `write` for what goes in, `read` for what came out.
+        """
+        self._key(self.checked(inputs))
+        arrays = self.checked(inputs)
+        sizes = {n: (a.shape, a.dtype) for n, a in arrays.items()}
+        return build(self._proto, sizes, {n: arrays[n] for n in self._known}, into)
+
+    def write(self, built: Built, inputs: Mapping[str, Any]) -> None:
+        """Fills the tensors of the inputs of a launched graph."""
+        for name, value in built.inputs.items():
+            assert value.tensor is not None
+            value.tensor.from_numpy(inputs[name])
+
+    def read(self, built: Built) -> list[np.ndarray]:
+        """The outputs of a graph that has run."""
+        return [_contents(built, port.name) for port in self.outputs]
+
+    def close(self) -> None:
+        """Gives the kernels' memory back."""
+        for _, runtime in self._made.values():
+            runtime.stop()
+        self._made.clear()
+
+    def checked(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """The arrays, of the inputs' types; InvalidUsageError where they do not fit."""
+        names = [p.name for p in self.inputs]
+        if sorted(inputs) != sorted(names):
+            raise InvalidUsageError(
+                f"{self.name} has the inputs {', '.join(map(str, self.inputs)) or 'none'}; given "
+                f"were {', '.join(map(repr, inputs)) or 'none'}"
+            )
+        arrays, sizes = {}, dict[str, int]()
+        for port in self.inputs:
+            array = np.asarray(inputs[port.name])
+            fits = port.shape is None or len(port.shape) == array.ndim
+            for wanted, n in zip(port.shape or (), array.shape, strict=False):
+                if isinstance(wanted, str):
+                    fits &= wanted == "?" or sizes.setdefault(wanted, n) == n
+                else:
+                    fits &= wanted == n
+            if array.dtype != port.dtype or not fits:
+                raise InvalidUsageError(
+                    f"the input is {port}, but the array is {array.dtype} {list(array.shape)}"
+                    + (f" where {sizes}" if sizes else "")
+                )
+            arrays[port.name] = array
+        return arrays
+
+    def _launched(self, arrays: Mapping[str, np.ndarray]) -> tuple[Built, ark.Runtime]:
+        """The kernel for these sizes and known contents, made if it is not there."""
+        key, built = self._key(arrays)
+        if key not in self._made:
+            assert built is not None
+            self._made[key] = built, _launch(built)
+        return self._made[key]
+
+    def _key(self, arrays: Mapping[str, np.ndarray]) -> tuple[Any, Built | None]:
+        """What a kernel is made for, and its graph where there is no kernel yet."""
+        sizes = {n: (a.shape, a.dtype) for n, a in arrays.items()}
+        while True:
+            known = {n: arrays[n] for n in sorted(self._known)}
+            key = (
+                tuple((n, s) for n, (s, _) in sizes.items()),
+                tuple((n, a.tobytes()) for n, a in known.items()),
+            )
+            if key in self._made:
+                return key, None
+            try:
+                return key, build(self._proto, sizes, known)
+            except NeedsContents as error:
+                if not error.inputs - self._known:
+                    raise UnsupportedError(
+                        f"{self.name}: a shape depends on values that only a run knows"
+                    ) from error
+                self._known |= error.inputs
+
+
+def _launch(built: Built) -> ark.Runtime:
+    with ark.use_model(built.model):
+        runtime = ark.Runtime()
+        runtime.launch(ark.Planner(-1, built.model).plan(), loop_mode=False)
+    fill(built)
+    return runtime
+
+
+def fill(built: Built) -> None:
+    """Writes the weights of a launched graph."""
+    for tensor, array in built.constants:
+        tensor.from_numpy(array)
+
+
+def _contents(built: Built, name: str) -> np.ndarray:
+    value = built.results[name]
+    if value.array is not None:
+        return value.array.copy()
+    assert value.tensor is not None
+    return value.tensor.to_numpy().reshape(value.shape)
+
+
+def from_onnx(path: Any, dims: Mapping[str, int] | None = None) -> OnnxModel:
+    """An ONNX file as a model; see ark.from_onnx."""
+    return OnnxModel(load.read(path, dims, TABLE), Path(path).name)
+
+
+def from_proto(proto: onnx.ModelProto, name: str = "the model") -> OnnxModel:
+    """A model that is in memory already."""
+    load.check(proto, name, None)
+    return OnnxModel(load.expanded(proto, name, TABLE), name)

@@ -1,0 +1,88 @@
+"""Normalisations."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import ark
+from ark.interop.onnx.values import Call, Value, axis_of, made, operator, refuse
+
+
+@operator("BatchNormalization")
+def _batch_norm(call: Call) -> Value:
+    if call.attribute("training_mode", 0) or len(call.outputs) > 1:
+        raise refuse("BatchNormalization in training")
+    if len({call.dtype(i) for i in range(5)}) > 1:
+        raise refuse("BatchNormalization with statistics of another type")
+    x, scale, shift, mean, variance = (call.tensor(i) for i in range(5))
+    eps = call.attribute("epsilon", 1e-5)
+    return made(ark.batch_norm(x, scale, shift, mean, variance, eps), call.shape(0))
+
+
+@operator("InstanceNormalization")
+def _instance_norm(call: Call) -> Value:
+    x, scale, shift = (call.tensor(i) for i in range(3))
+    return made(ark.instance_norm(x, scale, shift, call.attribute("epsilon", 1e-5)), call.shape(0))
+
+
+@operator("GroupNormalization")
+def _group_norm(call: Call) -> Value:
+    """Scale and shift by channel, which the definition of opset 21 says."""
+    if call.version < 21:
+        raise refuse("GroupNormalization before opset 21")
+    groups, eps = call.attribute("num_groups"), call.attribute("epsilon", 1e-5)
+    made_of = ark.group_norm(call.tensor(0), groups, call.tensor(1), call.tensor(2), eps)
+    return made(made_of, call.shape(0))
+
+
+def _row(call: Call, axis: int) -> Any:
+    """The input with the dimensions from `axis` on as one."""
+    shape = call.shape(0)
+    return ark.reshape(call.tensor(0), [math.prod(shape[:axis]), math.prod(shape[axis:])])
+
+
+@operator("LayerNormalization")
+def _layer_norm(call: Call) -> list[Value]:
+    shape, eps = call.shape(0), call.attribute("epsilon", 1e-5)
+    axis = axis_of(call.attribute("axis", -1), len(shape))
+    rows = _row(call, axis)
+    tensor = ark.reshape(ark.layernorm(rows, eps), list(shape))
+    tensor = ark.mul(tensor, call.tensor(1))
+    tensor = ark.add(tensor, call.tensor(2)) if call.has(2) else tensor
+    results = [made(tensor, shape)]
+    if len(call.outputs) > 1:
+        few = (*shape[:axis], *[1] * (len(shape) - axis))
+        mean = ark.reduce_mean(rows, 1)
+        away = ark.sub(rows, mean)
+        spread = ark.reduce_mean(ark.mul(away, away), 1)
+        results += [made(mean, few), made(ark.rsqrt(ark.add(spread, eps)), few)]
+    return results[: len(call.outputs)]
+
+
+@operator("LpNormalization")
+def _lp_norm(call: Call) -> Value:
+    tensor, shape = call.tensor(0), call.shape(0)
+    axis = axis_of(call.attribute("axis", -1), len(shape))
+    if call.attribute("p", 2) == 1:
+        size = ark.reduce_sum(ark.abs(tensor), [axis])
+    else:
+        size = ark.sqrt(ark.reduce_sum(ark.mul(tensor, tensor), [axis]))
+    size = ark.where(ark.equal(size, 0.0), 1.0, size)
+    return made(ark.div(tensor, size), shape)
+
+
+@operator("LRN")
+def _lrn(call: Call) -> Value:
+    """Sums of squares over neighbouring channels, as a mean pool of one channel dimension."""
+    shape, tensor = call.shape(0), call.tensor(0)
+    size = call.attribute("size")
+    alpha, beta = call.attribute("alpha", 1e-4), call.attribute("beta", 0.75)
+    squares = ark.reshape(ark.mul(tensor, tensor), [shape[0], shape[1], math.prod(shape[2:])])
+    before = (size - 1) // 2
+    padded = ark.pad(squares, [(0, 0), (before, size - 1 - before), (0, 0)])
+    rows = ark.transpose(padded, [0, 2, 1])
+    sums = ark.mul(ark.avg_pool(rows, [size], [1]), float(size))
+    sums = ark.reshape(ark.transpose(sums, [0, 2, 1]), list(shape))
+    scale = ark.add(ark.mul(sums, alpha / size), call.attribute("bias", 1.0))
+    return made(ark.div(tensor, ark.pow(scale, beta)), shape)

@@ -1,0 +1,175 @@
+"""Matrix products, convolutions, pools and resizing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import ark
+from ark.errors import ModelError
+from ark.interop.onnx.values import Call, Value, made, operator, refuse
+
+Pairs = list[tuple[int, int]]
+
+
+@operator("MatMul")
+def _matmul(call: Call) -> Value:
+    a, b = call.tensor(0), call.tensor(1)
+    left, right = call.shape(0), call.shape(1)
+    if not left or not right:
+        raise ModelError("a matrix product needs at least one dimension")
+    a = ark.reshape(a, [1, *left]) if len(left) == 1 else a
+    b = ark.reshape(b, [*right, 1]) if len(right) == 1 else b
+    batch = np.broadcast_shapes(left[:-2], right[:-2])
+    rows = () if len(left) == 1 else left[-2:-1]
+    columns = () if len(right) == 1 else right[-1:]
+    return made(ark.matmul(a, b), (*batch, *rows, *columns))
+
+
+@operator("Gemm")
+def _gemm(call: Call) -> Value:
+    alpha, beta = call.attribute("alpha", 1.0), call.attribute("beta", 1.0)
+    left, right = bool(call.attribute("transA", 0)), bool(call.attribute("transB", 0))
+    a, b = call.shape(0), call.shape(1)
+    product = ark.matmul(
+        call.tensor(0), call.tensor(1), transpose_input=left, transpose_other=right
+    )
+    product = product if alpha == 1.0 else ark.mul(product, alpha)
+    if call.has(2) and beta != 0.0:
+        added = call.tensor(2)
+        product = ark.add(product, added if beta == 1.0 else ark.mul(added, beta))
+    return made(product, (a[1] if left else a[0], b[0] if right else b[1]))
+
+
+def _pads(call: Call, sizes: tuple[int, ...], kernel: list[int]) -> Pairs:
+    """(before, behind) each spatial dimension, as attribute or by the rule of auto_pad."""
+    rule, rank = call.attribute("auto_pad", "NOTSET"), len(sizes)
+    strides = call.attribute("strides", [1] * rank)
+    dilations = call.attribute("dilations", [1] * rank)
+    if rule in ("NOTSET", "VALID"):
+        flat = call.attribute("pads", [0] * 2 * rank) if rule == "NOTSET" else [0] * 2 * rank
+        return list(zip(flat[:rank], flat[rank:], strict=True))
+    found = []
+    for n, k, s, d in zip(sizes, kernel, strides, dilations, strict=True):
+        whole = max(0, (-(-n // s) - 1) * s + (k - 1) * d + 1 - n)
+        small, large = whole // 2, whole - whole // 2
+        found.append((small, large) if rule == "SAME_UPPER" else (large, small))
+    return found
+
+
+@operator("Conv")
+def _conv(call: Call) -> Value:
+    shape, weight = call.shape(0), call.shape(1)
+    rank = len(shape) - 2
+    kernel = list(weight[2:])
+    tensor = ark.conv(
+        call.tensor(0),
+        call.tensor(1),
+        call.tensor(2) if call.has(2) else None,
+        stride=list(call.attribute("strides", [1] * rank)),
+        padding=_pads(call, shape[2:], kernel),
+        dilation=list(call.attribute("dilations", [1] * rank)),
+        groups=call.attribute("group", 1),
+    )
+    return made(tensor, tensor.ir.shape)
+
+
+@operator("ConvTranspose")
+def _conv_transpose(call: Call) -> Value:
+    shape, weight = call.shape(0), call.shape(1)
+    rank = len(shape) - 2
+    stride = list(call.attribute("strides", [1] * rank))
+    dilation = list(call.attribute("dilations", [1] * rank))
+    added = list(call.attribute("output_padding", [0] * rank))
+    rule, wanted = call.attribute("auto_pad", "NOTSET"), call.attribute("output_shape")
+    flat = call.attribute("pads", [0] * 2 * rank)
+    pads = list(zip(flat[:rank], flat[rank:], strict=True))
+    if wanted is None and rule.startswith("SAME"):
+        wanted = [n * s for n, s in zip(shape[2:], stride, strict=True)]
+    if wanted is not None:
+        pads = []
+        for i, size in enumerate(wanted):
+            full = stride[i] * (shape[2 + i] - 1) + added[i] + (weight[2 + i] - 1) * dilation[i] + 1
+            small, large = (full - size) // 2, (full - size) - (full - size) // 2
+            if full < size:
+                raise refuse("ConvTranspose to a shape above the full one")
+            pads.append((small, large) if rule == "SAME_UPPER" else (large, small))
+    tensor = ark.conv_transpose(
+        call.tensor(0),
+        call.tensor(1),
+        call.tensor(2) if call.has(2) else None,
+        stride=stride,
+        padding=pads,
+        output_padding=added,
+        dilation=dilation,
+        groups=call.attribute("group", 1),
+    )
+    return made(tensor, tensor.ir.shape)
+
+
+def _pool(function: Callable[..., Any], mean: bool) -> Callable[[Call], Value]:
+    def run(call: Call) -> Value:
+        if len(call.outputs) > 1:
+            raise refuse("a pool that gives the places of what it found")
+        shape, kernel = call.shape(0), list(call.attribute("kernel_shape"))
+        words: dict[str, Any] = {
+            "stride": list(call.attribute("strides", [1] * len(kernel))),
+            "padding": _pads(call, shape[2:], kernel),
+            "dilation": list(call.attribute("dilations", [1] * len(kernel))),
+            "ceil": bool(call.attribute("ceil_mode", 0)),
+        }
+        if mean and words["ceil"] and call.attribute("count_include_pad", 0):
+            raise refuse("AveragePool with ceil_mode and count_include_pad")
+        if mean:
+            words["count_include_pad"] = bool(call.attribute("count_include_pad", 0))
+        tensor = function(call.tensor(0), kernel, **words)
+        return made(tensor, tensor.ir.shape)
+
+    return run
+
+
+operator("MaxPool")(_pool(ark.max_pool, mean=False))
+operator("AveragePool")(_pool(ark.avg_pool, mean=True))
+
+
+def _global(function: Callable[..., Any]) -> Callable[[Call], Value]:
+    def run(call: Call) -> Value:
+        shape = call.shape(0)
+        return made(function(call.tensor(0)), (*shape[:2], *[1] * (len(shape) - 2)))
+
+    return run
+
+
+operator("GlobalAveragePool")(_global(ark.global_avg_pool))
+operator("GlobalMaxPool")(_global(ark.global_max_pool))
+
+
+@operator("Resize")
+def _resize(call: Call) -> Value:
+    shape = call.shape(0)
+    axes = call.attribute("axes", list(range(len(shape))))
+    sizes = list(shape)
+    asked = call.has(3) and call.value(3).shape != (0,)
+    values = call.integers(3) if asked else call.array(2).tolist()
+    for axis, value in zip(axes, values, strict=True):
+        sizes[axis] = int(value) if asked else math.floor(shape[axis] * value)
+        if not asked and sizes[axis] != shape[axis] * value:
+            raise refuse("Resize by a scale that gives no whole size")
+    mode = call.attribute("mode", "nearest")
+    places = call.attribute("coordinate_transformation_mode", "half_pixel")
+    if mode == "nearest" and call.attribute("nearest_mode", "round_prefer_floor") != (
+        "round_prefer_floor"
+    ):
+        raise refuse(f"Resize with nearest_mode {call.attribute('nearest_mode')}")
+    if mode == "cubic" or places not in ("half_pixel", "asymmetric", "align_corners"):
+        raise refuse(f"Resize of mode {mode} with coordinates {places}")
+    if call.attribute("antialias", 0) or call.attribute("keep_aspect_ratio_policy", "stretch") != (
+        "stretch"
+    ):
+        raise refuse("Resize with antialias or a kept aspect ratio")
+    if tuple(sizes[:2]) != shape[:2] or len(shape) < 3:
+        raise refuse("Resize of batch or channels")
+    return made(ark.resize(call.tensor(0), sizes[2:], mode, places), sizes)

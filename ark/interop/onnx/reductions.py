@@ -1,0 +1,137 @@
+"""Operators that reduce dimensions, find places of extremes, or run along an axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ark
+from ark.interop.onnx.values import Call, Value, axis_of, made, operator, refuse
+
+
+def _log_sum_exp(tensor: Any, axes: list[int]) -> Any:
+    """Shifted by the largest element, so that nothing overflows."""
+    most = ark.reduce_max(tensor, axes)
+    return ark.add(ark.ln(ark.reduce_sum(ark.exp(ark.sub(tensor, most)), axes)), most)
+
+
+_REDUCE: dict[str, Callable[[Any, list[int]], Any]] = {
+    "ReduceSum": ark.reduce_sum,
+    "ReduceMean": ark.reduce_mean,
+    "ReduceMax": ark.reduce_max,
+    "ReduceMin": ark.reduce_min,
+    "ReduceProd": ark.reduce_prod,
+    "ReduceL1": lambda t, axes: ark.reduce_sum(ark.abs(t), axes),
+    "ReduceL2": lambda t, axes: ark.sqrt(ark.reduce_sum(ark.mul(t, t), axes)),
+    "ReduceSumSquare": lambda t, axes: ark.reduce_sum(ark.mul(t, t), axes),
+    "ReduceLogSum": lambda t, axes: ark.ln(ark.reduce_sum(t, axes)),
+    "ReduceLogSumExp": _log_sum_exp,
+}
+
+
+def _reduction(function: Callable[[Any, list[int]], Any]) -> Callable[[Call], Value]:
+    def run(call: Call) -> Value:
+        shape, tensor = call.shape(0), call.tensor(0)
+        axes = call.integers(1) if call.has(1) else call.attribute("axes", [])
+        if not axes and call.attribute("noop_with_empty_axes", 0):
+            return made(function(ark.reshape(tensor, [*(shape or (1,)), 1]), [len(shape)]), shape)
+        gone = sorted({axis_of(a, len(shape)) for a in axes} or range(len(shape)))
+        truth = tensor.ir.dtype == ark.bool
+        tensor = ark.cast(tensor, ark.uint8) if truth else tensor
+        tensor = function(tensor, gone) if shape else function(tensor, [0])
+        tensor = ark.cast(tensor, ark.bool) if truth else tensor
+        if call.attribute("keepdims", 1):
+            return made(tensor, [1 if d in gone else n for d, n in enumerate(shape)])
+        return made(tensor, [n for d, n in enumerate(shape) if d not in gone])
+
+    return run
+
+
+for _name, _function in _REDUCE.items():
+    operator(_name)(_reduction(_function))
+
+
+def _extreme(function: Callable[..., Any]) -> Callable[[Call], Value]:
+    def run(call: Call) -> Value:
+        shape = call.shape(0)
+        axis = axis_of(call.attribute("axis", 0), len(shape))
+        last = bool(call.attribute("select_last_index", 0))
+        found = function(call.tensor(0), axis=axis, dtype=ark.int64, last=last)
+        kept = [1] if call.attribute("keepdims", 1) else []
+        return made(found, [*shape[:axis], *kept, *shape[axis + 1 :]])
+
+    return run
+
+
+operator("ArgMax")(_extreme(ark.argmax))
+operator("ArgMin")(_extreme(ark.argmin))
+
+
+def along_last(tensor: Any, axis: int, function: Callable[[Any], Any]) -> Any:
+    """What a function of the last dimension makes of another one."""
+    rank = len(tensor.ir.shape)
+    if axis == rank - 1:
+        return function(tensor)
+    order = [d for d in range(rank) if d != axis] + [axis]
+    back = [order.index(d) for d in range(rank)]
+    return ark.transpose(function(ark.transpose(tensor, order)), back)
+
+
+@operator("Softmax")
+def _softmax(call: Call) -> Value:
+    shape = call.shape(0)
+    axis = axis_of(call.attribute("axis", -1), len(shape))
+    return made(along_last(call.tensor(0), axis, ark.softmax), shape)
+
+
+@operator("LogSoftmax")
+def _log_softmax(call: Call) -> Value:
+    shape, tensor = call.shape(0), call.tensor(0)
+    axis = axis_of(call.attribute("axis", -1), len(shape))
+    return made(ark.sub(tensor, _log_sum_exp(tensor, [axis])), shape)
+
+
+@operator("Hardmax")
+def _hardmax(call: Call) -> Value:
+    shape, tensor = call.shape(0), call.tensor(0)
+    axis = axis_of(call.attribute("axis", -1), len(shape))
+    place = ark.argmax(tensor, axis=axis, dtype=ark.int64)
+    here = ark.equal(ark.iota(list(shape), axis, ark.int64), place)
+    return made(ark.cast(here, tensor.ir.dtype), shape)
+
+
+def _running(function: Callable[..., Any]) -> Callable[[Call], Value]:
+    def run(call: Call) -> Value:
+        shape = call.shape(0)
+        axis = axis_of(int(call.array(1).item()), len(shape))
+        exclusive = bool(call.attribute("exclusive", 0))
+        reverse = bool(call.attribute("reverse", 0))
+        return made(function(call.tensor(0), axis, exclusive, reverse), shape)
+
+    return run
+
+
+operator("CumSum")(_running(ark.cumsum))
+operator("CumProd")(_running(ark.cumprod))
+
+
+@operator("TopK")
+def _top_k(call: Call) -> list[Value]:
+    shape, tensor, k = call.shape(0), call.tensor(0), int(call.array(1).item())
+    axis = axis_of(call.attribute("axis", -1), len(shape))
+    if tensor.ir.dtype not in (ark.fp32, ark.fp16, ark.bf16):
+        raise refuse(f"TopK of {tensor.ir.dtype.name}")
+    least = not call.attribute("largest", 1)
+    order = [d for d in range(len(shape)) if d != axis] + [axis]
+    back = [order.index(d) for d in range(len(shape))]
+    if axis != len(shape) - 1:
+        tensor = ark.transpose(tensor, order)
+    rows = ark.reshape(tensor, [-1, shape[axis]])
+    values, places = ark.topk(ark.neg(rows) if least else rows, k)
+    values = ark.neg(values) if least else values
+    result = [*shape[:axis], k, *shape[axis + 1 :]]
+    turned = []
+    for one in (values, ark.cast(places, ark.int64)):
+        one = ark.reshape(one, [result[d] for d in order])
+        turned.append(one if axis == len(shape) - 1 else ark.transpose(one, back))
+    return [made(one, result) for one in turned]
