@@ -102,7 +102,7 @@ def register(subparsers: Any) -> None:
                 type=float,
                 default=10.0,
                 metavar="S",
-                help="seconds of search (taccl)",
+                help="seconds of search, all stages together (taccl)",
             )
 
 

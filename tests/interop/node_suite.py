@@ -1,7 +1,8 @@
 """onnx's backend node tests, unchanged, as its loader gives them, run by ark on one backend.
 
 As a program: `python -m tests.interop.node_suite [--seconds S] [--every N] [--start PREFIX]` runs
-the suite and prints the counts, what was refused by operator or type, and what is wrong.
+the suite and prints the counts, what was refused by operator or type, and what is wrong. Compiling
+is what costs, so the graphs of many tests share a kernel; where that fails, each has its own.
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ import re
 import time
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
+import onnx
 from onnx.backend.test.case.test_case import TestCase
 from onnx.backend.test.loader import load_model_tests
 
 import ark
 from ark.errors import BaseError, UnsupportedError
-from ark.interop.onnx.model import from_proto
+from ark.interop.onnx.model import OnnxModel, fill, from_proto
 
 
 @cache
@@ -42,16 +45,83 @@ def run_case(case: TestCase) -> None:
     model = from_proto(case.model, case.name)
     try:
         for arrays, wanted in case.data_sets:
-            names = [port.name for port in model.inputs]
-            results = model.run(dict(zip(names, arrays, strict=True)))
-            for got, want in zip(results, wanted, strict=True):
-                assert got.shape == want.shape, f"shape {got.shape}, expected {want.shape}"
-                assert got.dtype == want.dtype, f"{got.dtype}, expected {want.dtype}"
-                np.testing.assert_allclose(
-                    got.astype(np.float64), want.astype(np.float64), rtol=case.rtol, atol=case.atol
-                )
+            compare(case, model.run(by_name(model, arrays)), wanted)
     finally:
         model.close()
+
+
+def by_name(model: OnnxModel, arrays: Sequence[Any]) -> dict[str, Any]:
+    """The arrays of a data set by input, those of optional inputs that were left away aside."""
+    names = [port.name for port in model.inputs]
+    return dict(zip(names, map(plain, arrays), strict=True))
+
+
+def plain(data: Any) -> Any:
+    """A data set's entry as an array; some tests give it as ONNX's message."""
+    return onnx.numpy_helper.to_array(data) if isinstance(data, onnx.TensorProto) else data
+
+
+def compare(case: TestCase, results: Sequence[Any], wanted: Sequence[Any]) -> None:
+    """Shapes, types, and values within the test's own tolerance."""
+    for got, want in zip(results, map(plain, wanted), strict=True):
+        assert got.shape == want.shape, f"shape {got.shape}, expected {want.shape}"
+        assert got.dtype == want.dtype, f"{got.dtype}, expected {want.dtype}"
+        np.testing.assert_allclose(
+            got.astype(np.float64), want.astype(np.float64), rtol=case.rtol, atol=case.atol
+        )
+
+
+class Suite:
+    """Runs tests in groups and counts what comes of them."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.reasons: Counter[str] = Counter()
+
+    def run(self, cases: Sequence[TestCase]) -> None:
+        """One kernel for the first data set of all cases that ark takes."""
+        taken = [case for case in cases if self._tried(case, lambda c: self._graph(c, None))]
+        try:
+            with ark.use_model(ark.Model(0, 1)) as shared, ark.Runtime() as runtime:
+                graphs = [self._graph(case, shared) for case in taken]
+                runtime.launch(ark.Planner(-1, shared).plan(), loop_mode=False)
+                for model, built, inputs in graphs:
+                    fill(built)
+                    model.write(built, inputs)
+                runtime.run()
+                results = [model.read(built) for model, built, _ in graphs]
+        except Exception as error:
+            print(f"one by one, because together: {' '.join(str(error).split())[:200]}", flush=True)
+            for case in taken:
+                self.counts["passed"] += self._tried(case, run_case)
+            return
+        for case, found in zip(taken, results, strict=True):
+            checked = self._tried(case, lambda c, f=found: compare(c, f, c.data_sets[0][1]))
+            self.counts["passed"] += checked
+
+    def _graph(self, case: TestCase, into: ark.Model | None) -> Any:
+        model = from_proto(case.model, case.name)
+        inputs = by_name(model, case.data_sets[0][0])
+        return model, model.graph(inputs, into), inputs
+
+    def _tried(self, case: TestCase, function: Callable[[TestCase], Any]) -> bool:
+        """Did it go well? If not, it is counted and told."""
+        try:
+            function(case)
+            return True
+        except UnsupportedError as error:
+            self.counts["refused"] += 1
+            self.reasons[_reason(error)] += 1
+        except BaseError as error:
+            self.counts["refused otherwise"] += 1
+            print(f"{case.name}: {str(error)[:200]}", flush=True)
+        except AssertionError as error:
+            self.counts["wrong"] += 1
+            print(f"{case.name} is wrong: {' '.join(str(error).split())[:300]}", flush=True)
+        except Exception as error:
+            self.counts["crashed"] += 1
+            print(f"{case.name} crashed: {error!r}"[:300], flush=True)
+        return False
 
 
 def _reason(error: BaseError) -> str:
@@ -64,34 +134,21 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--start", default="test_")
+    parser.add_argument("--group", type=int, default=48, metavar="N", help="tests of one kernel")
     parser.add_argument("--backend", default="cpu")
     args = parser.parse_args()
     ark.init(backend=args.backend)
-    counts: Counter[str] = Counter()
-    reasons: Counter[str] = Counter()
+    suite = Suite()
     end = time.monotonic() + args.seconds
     cases = [case for case in every() if case.name.startswith(args.start)][:: args.every]
-    for case in cases:
+    for at in range(0, len(cases), args.group):
         if time.monotonic() > end:
             break
-        try:
-            run_case(case)
-            counts["passed"] += 1
-        except UnsupportedError as error:
-            counts["refused"] += 1
-            reasons[_reason(error)] += 1
-        except BaseError as error:
-            counts["refused otherwise"] += 1
-            print(f"{case.name}: {str(error)[:200]}", flush=True)
-        except AssertionError as error:
-            counts["wrong"] += 1
-            print(f"{case.name} is wrong: {' '.join(str(error).split())[:300]}", flush=True)
-        except Exception as error:
-            counts["crashed"] += 1
-            print(f"{case.name} crashed: {error!r}"[:300], flush=True)
-    for reason, count in reasons.most_common():
+        suite.run(cases[at : at + args.group])
+    for reason, count in suite.reasons.most_common():
         print(f"{count:5d} {reason}")
-    print(f"{len(every())} tests, {sum(counts.values())} run: {dict(counts)}")
+    counts = suite.counts
+    print(f"{len(every())} tests, {counts.total()} run: {dict(counts)}")
     return 1 if counts["crashed"] else 0
 
 

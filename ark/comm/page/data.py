@@ -97,13 +97,13 @@ def _run(
 ) -> dict[str, Any]:
     step, cargo = steps(program), carried(program)
     puts = [e for e in result.events if e.route and e.ref in cargo]
-    rows = program.ranks
+    shown = program.pieces
     if len(puts) > MOST_EVENTS:
-        # Trees need the first piece on every rank; the timeline gets as many whole rows as fit.
-        counts = Counter(e.ref.rank for e in puts)
-        total = list(itertools.accumulate(counts[rank] for rank in range(program.ranks)))
-        rows = max(1, bisect.bisect_right(total, MOST_EVENTS))
-        puts = [e for e in puts if e.ref.rank < rows or e.piece == 0]
+        # All ranks, but of every chunk as many pieces as fit; trees need the first.
+        counts = Counter(e.piece for e in puts)
+        total = list(itertools.accumulate(counts[piece] for piece in range(program.pieces)))
+        shown = max(1, bisect.bisect_right(total, MOST_EVENTS))
+        puts = [e for e in puts if e.piece < shown]
     routes: dict[tuple[str, ...], int] = {}
     numbers: dict[OpRef, int] = {}
     ops: list[list[int | None]] = []
@@ -139,5 +139,5 @@ def _run(
         "ticks": TICKS,
         "ops": ops,
         "times": times,
-        "rows": rows,
+        "shown": shown,
     }

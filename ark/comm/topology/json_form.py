@@ -18,8 +18,11 @@ from ark.comm.topology.model import Link, Topology, TopologyError, exact_bandwid
 _FRACTION = re.compile(r"[+-]?\d+(/\d+)?")
 
 
-def from_json(source: str | dict[str, Any]) -> Topology:
-    """Returns the topology in JSON text or in a parsed object; TopologyError says what is wrong."""
+def from_json(source: str | dict[str, Any], name: str = "topology") -> Topology:
+    """Returns the topology in JSON text or in a parsed object; TopologyError says what is wrong.
+
+    name: its name where the JSON gives none.
+    """
     if isinstance(source, str):
         try:
             source = json.loads(source)
@@ -41,7 +44,7 @@ def from_json(source: str | dict[str, Any]) -> Topology:
     links: list[Link] = []
     for index, entry in enumerate(top["links"]):
         links.extend(_links(entry, f"links[{index}]"))
-    name = top.get("name", "topology")
+    name = top.get("name", name)
     return Topology(name, tuple(ranks), tuple(switches), tuple(links), _boxes(top.get("boxes", [])))
 
 

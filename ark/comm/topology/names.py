@@ -59,7 +59,7 @@ def load(source: str) -> Topology:
                 f"the topology file {source} cannot be read: {error}."
             ) from None
         try:
-            return from_json(text)
+            return from_json(text, path.stem)
         except TopologyError as error:
             raise TopologyError(error.fault, f"in {source}, {error.message}") from None
     return named(source)

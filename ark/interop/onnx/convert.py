@@ -21,6 +21,7 @@ from ark.interop.onnx import movement as movement
 from ark.interop.onnx import norms as norms
 from ark.interop.onnx import products as products
 from ark.interop.onnx import reductions as reductions
+from ark.interop.onnx.load import OPSETS
 from ark.interop.onnx.values import TABLE, Call, NeedsContents, Value, data_type
 
 MOST_FOLDED = 4096  # elements of all inputs of a node that is computed beforehand
@@ -44,14 +45,18 @@ def build(
     proto: onnx.ModelProto,
     inputs: Mapping[str, tuple[tuple[int, ...], Any]],
     known: Mapping[str, np.ndarray],
+    into: ark.Model | None = None,
 ) -> Built:
     """Builds the graph for inputs of these shapes and NumPy types; known: inputs' contents.
+
+    into: the model that the graph becomes a part of; default a new one.
 
     NeedsContents where an operator must know what an input holds. UnsupportedError and ModelError
     name operator and node.
     """
-    version = next(o.version for o in proto.opset_import if o.domain in ("", "ai.onnx"))
-    with ark.use_model(ark.Model(0, 1)) as model:
+    found = [o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")]
+    version = found[0] if found else OPSETS[0]
+    with ark.use_model(into or ark.Model(0, 1)) as model:
         values: dict[str, Value] = {}
         for tensor in proto.graph.initializer:
             array = onnx.numpy_helper.to_array(tensor)
@@ -155,7 +160,7 @@ def _fold(node: onnx.NodeProto, given: list[Value | None], version: int) -> list
         single = onnx.helper.make_model(graph, opset_imports=[opset])
         found = iter(ReferenceEvaluator(single).run(None, feeds))
     except Exception as error:  # whatever the library's code makes of odd values
-        raise ModelError(f"it cannot be computed: {error}") from error
+        raise UnsupportedError(f"it cannot be computed: {error}") from error
     results = []
     for name in node.output:
         array = np.asarray(next(found)) if name else np.zeros(0)

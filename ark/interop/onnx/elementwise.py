@@ -160,7 +160,10 @@ def _cast(call: Call) -> Value:
 
 @operator("CastLike")
 def _cast_like(call: Call) -> Value:
-    return made(_as(call.tensor(0), call.dtype(1)), call.shape(0))
+    known, dtype = call.value(0).array, call.dtype(1)
+    if known is not None:
+        return Value(known.shape, array=known.astype(dtype.numpy))
+    return made(_as(call.tensor(0), dtype), call.shape(0))
 
 
 @operator("IsInf")

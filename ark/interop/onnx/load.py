@@ -77,15 +77,17 @@ def expanded(model: onnx.ModelProto, name: str, known: Iterable[str]) -> onnx.Mo
     known = {*known, *CONTROL_FLOW}
     version = opset(model, name)
     try:
-        if model.functions:
-            model = inliner.inline_local_functions(model)
-        lacking = sorted({n.op_type for n in model.graph.node if not n.domain} - known)
-        wanted = [("", op) for op in lacking if _has_body(op, version)]
-        if wanted:
-            model = inliner.inline_selected_functions(model, wanted, inline_schema_functions=True)
+        model = inliner.inline_local_functions(model) if model.functions else model
     except _FAILURES as error:
         raise ModelError(f"{name}: its functions cannot be expanded: {_first(error)}") from error
-    return model
+    lacking = sorted({n.op_type for n in model.graph.node if not n.domain} - known)
+    wanted = [("", op) for op in lacking if _has_body(op, version)]
+    if not wanted:
+        return model
+    try:
+        return inliner.inline_selected_functions(model, wanted, inline_schema_functions=True)
+    except _FAILURES:  # not every body can be expanded: `missing` lists these operators
+        return model
 
 
 def _has_body(op: str, version: int) -> bool:
@@ -98,8 +100,8 @@ def _has_body(op: str, version: int) -> bool:
 def opset(model: onnx.ModelProto, name: str) -> int:
     """The version of the standard's operators; UnsupportedError for one that is not covered."""
     found = [o.version for o in model.opset_import if o.domain in ("", "ai.onnx")]
-    if not found:
-        raise ModelError(f"{name} does not say which opset it uses")
+    if not found:  # it uses none of the standard's operators
+        return OPSETS[0]
     if not 1 <= found[0] <= onnx.defs.onnx_opset_version():
         raise UnsupportedError(
             f"{name} uses opset {found[0]}, which the installed onnx does not know; expected "

@@ -80,12 +80,29 @@ class OnnxModel:
 
     def run(self, inputs: Mapping[str, Any]) -> list[np.ndarray]:
         """Runs once on arrays by input's name; returns the outputs in the model's order."""
-        arrays = self._checked(inputs)
-        built, runtime = self._build(arrays)
+        built, runtime = self._launched(self.checked(inputs))
+        self.write(built, inputs)
+        runtime.run()
+        return self.read(built)
+
+    def graph(self, inputs: Mapping[str, Any], into: ark.Model | None = None) -> Built:
+        """The graph for these arrays, as a part of `into`, for callers that launch it themselves.
+
+        After the launch: `write` for what goes in, `read` for what came out.
+        """
+        self._key(self.checked(inputs))
+        arrays = self.checked(inputs)
+        sizes = {n: (a.shape, a.dtype) for n, a in arrays.items()}
+        return build(self._proto, sizes, {n: arrays[n] for n in self._known}, into)
+
+    def write(self, built: Built, inputs: Mapping[str, Any]) -> None:
+        """Fills the tensors of the inputs of a launched graph."""
         for name, value in built.inputs.items():
             assert value.tensor is not None
-            value.tensor.from_numpy(arrays[name])
-        runtime.run()
+            value.tensor.from_numpy(inputs[name])
+
+    def read(self, built: Built) -> list[np.ndarray]:
+        """The outputs of a graph that has run."""
         return [_contents(built, port.name) for port in self.outputs]
 
     def close(self) -> None:
@@ -94,7 +111,7 @@ class OnnxModel:
             runtime.stop()
         self._made.clear()
 
-    def _checked(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    def checked(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """The arrays, of the inputs' types; InvalidUsageError where they do not fit."""
         names = [p.name for p in self.inputs]
         if sorted(inputs) != sorted(names):
@@ -119,8 +136,16 @@ class OnnxModel:
             arrays[port.name] = array
         return arrays
 
-    def _build(self, arrays: Mapping[str, np.ndarray]) -> tuple[Built, ark.Runtime]:
+    def _launched(self, arrays: Mapping[str, np.ndarray]) -> tuple[Built, ark.Runtime]:
         """The kernel for these sizes and known contents, made if it is not there."""
+        key, built = self._key(arrays)
+        if key not in self._made:
+            assert built is not None
+            self._made[key] = built, _launch(built)
+        return self._made[key]
+
+    def _key(self, arrays: Mapping[str, np.ndarray]) -> tuple[Any, Built | None]:
+        """What a kernel is made for, and its graph where there is no kernel yet."""
         sizes = {n: (a.shape, a.dtype) for n, a in arrays.items()}
         while True:
             known = {n: arrays[n] for n in sorted(self._known)}
@@ -129,27 +154,29 @@ class OnnxModel:
                 tuple((n, a.tobytes()) for n, a in known.items()),
             )
             if key in self._made:
-                return self._made[key]
+                return key, None
             try:
-                built = build(self._proto, sizes, known)
+                return key, build(self._proto, sizes, known)
             except NeedsContents as error:
                 if not error.inputs - self._known:
                     raise UnsupportedError(
                         f"{self.name}: a shape depends on values that only a run knows"
                     ) from error
                 self._known |= error.inputs
-                continue
-            self._made[key] = built, _launched(built)
-            return self._made[key]
 
 
-def _launched(built: Built) -> ark.Runtime:
+def _launch(built: Built) -> ark.Runtime:
     with ark.use_model(built.model):
         runtime = ark.Runtime()
         runtime.launch(ark.Planner(-1, built.model).plan(), loop_mode=False)
+    fill(built)
+    return runtime
+
+
+def fill(built: Built) -> None:
+    """Writes the weights of a launched graph."""
     for tensor, array in built.constants:
         tensor.from_numpy(array)
-    return runtime
 
 
 def _contents(built: Built, name: str) -> np.ndarray:

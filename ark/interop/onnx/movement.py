@@ -114,10 +114,12 @@ def _split(call: Call) -> list[Value]:
         each = -(-shape[axis] // len(call.outputs))
         sizes = [each] * (len(call.outputs) - 1)
         sizes.append(shape[axis] - sum(sizes))
-    parts = ark.split(call.tensor(0), sizes, axis)
-    return [
-        made(p, (*shape[:axis], n, *shape[axis + 1 :])) for p, n in zip(parts, sizes, strict=True)
-    ]
+    parts = iter(ark.split(call.tensor(0), [n for n in sizes if n], axis))
+    dtype, results = call.dtype(0).numpy, []
+    for n in sizes:
+        one = (*shape[:axis], n, *shape[axis + 1 :])
+        results.append(made(next(parts), one) if n else Value(one, array=np.zeros(one, dtype)))
+    return results
 
 
 @operator("Slice")

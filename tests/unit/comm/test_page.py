@@ -101,6 +101,22 @@ def test_names_from_files_cannot_leave_the_data():
     assert embedded(html)["topology"] == evil
 
 
+def test_every_colour_has_a_light_and_a_dark_form():
+    html = render_page(load("ring4"), runs_of(load("ring4")))
+    style = re.search(r"<style>(.*?)</style>", html, re.DOTALL)[1]
+    dark, _, rest = style.partition("@media (prefers-color-scheme: light) {")
+    light = rest[: rest.index("}\n}")]
+    used = set(re.findall(r"var\(--(\w+)\)", style)) | set(re.findall(r'colour\("(\w+)"\)', html))
+    used |= {
+        name for pair in re.findall(r'colour\(\w+ \? "(\w+)" : "(\w+)"\)', html) for name in pair
+    }
+    assert {"ground", "rank", "switchRim", "cursor"} <= used
+    for theme in (dark, light):
+        assert used <= set(re.findall(r"--(\w+):", theme))
+    for script in re.findall(r"<script>(.*?)</script>", html, re.DOTALL):
+        assert not re.findall(r"#[0-9a-f]{6}", script)
+
+
 def test_runs_must_be_alike():
     topology = load("ring4")
     one = runs_of(topology)
@@ -128,11 +144,12 @@ def test_nodes_are_drawn_apart(name):
     assert gap > 0.2
 
 
-def test_big_runs_show_whole_trees_and_fewer_rows(monkeypatch):
+def test_big_runs_show_whole_trees_and_all_ranks(monkeypatch):
     monkeypatch.setattr("ark.comm.page.data.MOST_EVENTS", 100)
     topology = load("ring8")
     (run,) = page_data(topology, runs_of(topology, names=("ring",)), None)["runs"]
-    assert 1 <= run["rows"] < 8
+    assert (run["shown"], run["pieces"]) == (1, 2)
+    assert {run["ops"][number][0] for number, *_ in run["times"]} == set(range(8))
     assert sum(piece == 0 for _, piece, _, _ in run["times"]) == 2 * 7 * 8
 
 

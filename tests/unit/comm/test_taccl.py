@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import random
+import time
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ark.collective import Kind, check, execute, from_json, reference_result, to_json, to_xml
+from ark.comm import taccl
 from ark.comm.bounds import least_us
 from ark.comm.simulate import simulate, tune_pieces
 from ark.comm.taccl import (
@@ -247,6 +249,20 @@ def test_schedule_respects_links_and_arrivals():
     assert schedule.time_us == max(by_edge.values())
 
 
+def test_all_stages_share_one_deadline(monkeypatch):
+    """Two phases: the first may take half of the time, and no stage goes beyond the end."""
+    deadlines = []
+    real = taccl.order
+    monkeypatch.setattr(taccl, "order", lambda *args: deadlines.append(args[3]) or real(*args))
+    before = time.monotonic()
+    synthesize_taccl(load("ring4"), None, "all_reduce", 1000.0)
+    after = time.monotonic()
+    assert (
+        before + 500 <= deadlines[0] <= after + 500
+        and before + 1000 <= deadlines[1] <= after + 1000
+    )
+
+
 def test_contiguity_merges_small_chunks_between_boxes():
     """Where latency rules, chunks that cross together save alphas; where bytes rule, none merge."""
     topology = load("ndv2x2")
@@ -254,6 +270,8 @@ def test_contiguity_merges_small_chunks_between_boxes():
     graph = logical(topology, sketch)
     small = order(graph, route(graph, False, 100.0, 10), 100.0)
     assert max(len(s.chunks) for s in small.sends) > 1
+    late = order(graph, route(graph, False, 100.0, 10), 100.0, deadline=0.0)
+    assert max(len(s.chunks) for s in late.sends) == 1  # no time was left to merge
     made = synthesize_taccl(topology, sketch, "all_gather", 10, size_bytes=1600)
     prove(made.program, topology)
     alone = synthesize_taccl(topology, sketch, "all_gather", 10, size_bytes=1 << 30)

@@ -250,6 +250,11 @@ def test_a_bandwidth_beyond_floats_is_refused(huge):
         Link("a", "b", huge)
 
 
+def test_a_file_without_a_name_is_called_by_the_files(tmp_path):
+    (tmp_path / "fabric.json").write_text(json.dumps(duplex_json(("a", "b"))))
+    assert load(str(tmp_path / "fabric.json")).name == "fabric"
+
+
 def test_a_network_may_send_less_than_it_takes():
     value = duplex_json(("a", "s0"), ("b", "s0"))
     value["links"].append({"src": "a", "dst": "s0", "bandwidth": "1/3"})

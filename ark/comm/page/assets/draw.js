@@ -17,21 +17,30 @@ for (const run of DATA.runs) {
   });
 }
 
-const RAMP = [[0, [42, 52, 66]], [0.03, [45, 84, 120]], [0.35, [38, 150, 158]],
+// Colours are the style sheet's, which follows the reader's choice of light or dark.
+const LIGHT = matchMedia("(prefers-color-scheme: light)");
+const colour = (name) =>
+  getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+
+const RAMP = [[0.03, [45, 84, 120]], [0.35, [38, 150, 158]],
   [0.65, [112, 193, 108]], [0.85, [244, 193, 82]], [1, [240, 98, 88]]];
 
+// From an idle link, which is near the ground's colour, to a busy one.
+const rampStops = () => [[0, LIGHT.matches ? [206, 214, 224] : [42, 52, 66]], ...RAMP];
+
 function rampColour(value) {
+  const stops = rampStops();
   const v = Math.max(0, Math.min(1, value));
   let i = 1;
-  while (i < RAMP.length - 1 && RAMP[i][0] < v) i++;
-  const [a, from] = RAMP[i - 1], [b, to] = RAMP[i];
+  while (i < stops.length - 1 && stops[i][0] < v) i++;
+  const [a, from] = stops[i - 1], [b, to] = stops[i];
   const t = (v - a) / (b - a);
   return `rgb(${from.map((c, k) => Math.round(c + (to[k] - c) * t)).join(",")})`;
 }
 
 // Hues that neighbours in number do not share, at one lightness.
-const ownerColour = (n) => `hsl(${(n * 137.508 + 205) % 360} 62% 63%)`;
-const stepColour = (s, count) => `hsl(${205 - 175 * (count < 2 ? 0 : s / (count - 1))} 75% 64%)`;
+const ownerColour = (n) => `hsl(${(n * 137.508 + 205) % 360} 62% ${LIGHT.matches ? 45 : 63}%)`;
+const stepColour = (s, count) => `hsl(${205 - 175 * (count < 2 ? 0 : s / (count - 1))} 75% ${LIGHT.matches ? 42 : 64}%)`;
 
 function bytesText(bytes) {
   const names = ["B", "KiB", "MiB", "GiB", "TiB"];

@@ -128,7 +128,7 @@ function start() {
   if (key === "tree") Trees.choose(Number(value) || 0);
   if (key === "time") setTime((Number(value) || 0) * State.run.time);
   let pending = 0;
-  new ResizeObserver(() => {
+  const redraw = () => {
     clearTimeout(pending);
     pending = setTimeout(() => {
       Network.build();
@@ -136,6 +136,8 @@ function start() {
       Timeline.build();
       Network.paint();
     }, 80);
-  }).observe($("stage"));
+  };
+  new ResizeObserver(redraw).observe($("stage"));
+  LIGHT.addEventListener("change", redraw);
 }
 start();

@@ -50,7 +50,7 @@ const Network = {
 
   node(svg, node, [x, y]) {
     const group = element("g", { class: `node ${node.rank ? "rank" : "switch"}` }, svg);
-    const s = this.size, fill = "#1d2632";
+    const s = this.size, fill = colour("rank");
     const shape = node.rank
       ? element("circle", { cx: x, cy: y, r: s, fill }, group)
       : element("rect",
@@ -77,16 +77,16 @@ const Network = {
     const load = State.mode === "load";
     const order = State.run.busy;
     this.paths.forEach((path, i) => {
-      path.setAttribute("stroke", load ? rampColour(order[i]) : "#2b3543");
+      path.setAttribute("stroke", load ? rampColour(order[i]) : colour("link"));
       path.setAttribute("stroke-opacity", load ? (order[i] > 0 ? 0.95 : 0.5) : 0.75);
     });
     this.nodes.forEach((shape, i) => {
       const rank = DATA.nodes[i].rank;
       const root = State.mode === "tree" && Trees.current && Trees.current.root === i;
-      shape.setAttribute("fill", root ? "#e8ecf1" : rank ? "#1d2632" : "#151b23");
-      shape.setAttribute("stroke", root ? "#e8ecf1" : rank ? "#7f93aa" : "#46566a");
+      shape.setAttribute("fill", root ? colour("text") : colour(rank ? "rank" : "switch"));
+      shape.setAttribute("stroke", root ? colour("text") : colour(rank ? "rim" : "switchRim"));
       const label = shape.parentNode.querySelector("text");
-      if (label) label.style.fill = root ? "#0d1117" : "";
+      if (label) label.style.fill = root ? colour("ground") : "";
     });
     this.legend();
     this.overlay();
@@ -95,7 +95,7 @@ const Network = {
   legend() {
     const legend = $("legend");
     if (State.mode === "load") {
-      const stops = RAMP.map(([at, c]) => `rgb(${c}) ${100 * at}%`).join(",");
+      const stops = rampStops().map(([at, c]) => `rgb(${c}) ${100 * at}%`).join(",");
       const ramp = `background:linear-gradient(90deg,${stops})`;
       legend.innerHTML = `<div class="ramp" style="${ramp}"></div>` +
         `<div class="ends"><span>idle</span><span>link busy</span><span>all the time</span></div>`;
@@ -151,7 +151,7 @@ const Network = {
     }
     context.lineCap = "round";
     for (const [link, flows] of busy) {
-      context.strokeStyle = "#6cb6ff";
+      context.strokeStyle = colour("accent");
       context.globalAlpha = Math.min(0.65, 0.22 + 0.05 * flows);
       context.lineWidth = Math.min(5, 1.6 + 0.3 * flows);
       this.trace(context, this.curves[link]);

@@ -3,11 +3,10 @@ const Timeline = {
   bars: [], labels: 62, top: 22, hover: null,
 
   build() {
-    const run = State.run, rows = run.rows;
+    const run = State.run, rows = DATA.ranks;
     const lanes = Array.from({ length: rows }, () => []);
     this.bars = [];
     for (const e of run.events) {
-      if (e[EVENT.rank] >= rows) continue;
       const row = lanes[e[EVENT.rank]];
       let lane = row.findIndex((end) => end <= e[EVENT.start] + 1e-6);
       if (lane < 0) { lane = row.length; row.push(0); }
@@ -15,10 +14,14 @@ const Timeline = {
       this.bars.push({ e, lane });
     }
     this.lanes = lanes.map((row) => Math.max(1, row.length));
-    this.rowHeight = Math.max(7, Math.min(26, 520 / rows));
+    this.rowHeight = Math.max(14, Math.min(26, 520 / rows));
+    const pen = document.createElement("canvas").getContext("2d");
+    pen.font = "11px system-ui, sans-serif";
+    const names = DATA.nodes.slice(0, rows).map((node) => pen.measureText(node.id).width);
+    this.labels = Math.max(62, ...names.map((width) => Math.ceil(width) + 20));
     this.view = fitCanvas($("timeline"), this.top + rows * this.rowHeight + 6);
-    $("timelineNote").textContent = rows < DATA.ranks
-      ? `the first ${rows} of ${DATA.ranks} ranks are drawn`
+    $("timelineNote").textContent = run.shown < run.pieces
+      ? `the first ${run.shown} of ${run.pieces} pieces of each chunk are drawn`
       : "a row for each sender, a bar for each put";
     this.paintBars();
     this.paint();
@@ -49,23 +52,23 @@ const Timeline = {
     c.scale(ratio, ratio);
     const { width, height } = this.view, run = State.run;
     c.font = "11px system-ui, sans-serif";
-    c.fillStyle = "#93a1b3";
+    c.fillStyle = colour("soft");
     c.textBaseline = "middle";
     const rough = run.time / 8, power = 10 ** Math.floor(Math.log10(rough));
     const tick = [1, 2, 5, 10].map((m) => m * power).find((t) => t >= rough);
     const optimum = DATA.bound && DATA.bound < run.time ? this.x(DATA.bound) : -1000;
     for (let t = 0; t <= run.time; t += tick) {
       const x = this.x(t);
-      c.fillStyle = "#1f2833";
+      c.fillStyle = colour("grid");
       c.fillRect(x, this.top - 4, 1, height - this.top);
-      c.fillStyle = "#93a1b3";
+      c.fillStyle = colour("soft");
       c.textAlign = t === 0 ? "left" : "center";
       if (Math.abs(x - optimum) > 60) c.fillText(t === 0 ? "0" : timeText(t, run.time), x, 9);
     }
     c.textAlign = "right";
     const every = Math.ceil(11 / this.rowHeight);
-    for (let row = 0; row < run.rows; row += every) {
-      c.fillStyle = "#93a1b3";
+    for (let row = 0; row < DATA.ranks; row += every) {
+      c.fillStyle = colour("soft");
       c.fillText(rankName(row), this.labels - 10, this.top + (row + 0.5) * this.rowHeight);
     }
     for (const bar of this.bars) {
@@ -75,7 +78,7 @@ const Timeline = {
     }
     c.globalAlpha = 1;
     if (optimum > 0) {
-      c.fillStyle = "#4cc38a";
+      c.fillStyle = colour("good");
       c.fillRect(optimum, this.top - 6, 1.5, height - this.top + 4);
       c.textAlign = "center";
       c.fillText("optimum", Math.min(width - 30, optimum), 9);
@@ -88,12 +91,12 @@ const Timeline = {
     context.clearRect(0, 0, width, height);
     context.drawImage(this.buffer, 0, 0, width, height);
     if (this.hover) {
-      context.strokeStyle = "#ffffff";
+      context.strokeStyle = colour("cursor");
       context.lineWidth = 1.5;
       context.strokeRect(...this.rect(this.hover));
     }
     const x = this.x(State.time);
-    context.fillStyle = "#ffffff";
+    context.fillStyle = colour("cursor");
     context.fillRect(x - 0.75, this.top - 6, 1.5, height - this.top + 4);
     context.beginPath();
     context.arc(x, this.top - 7, 3.5, 0, 7);

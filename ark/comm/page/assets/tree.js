@@ -114,12 +114,12 @@ const Trees = {
     }
     for (const rank of spots.keys()) {
       const [x, y] = at(rank), root = rank === tree.root;
-      element("circle", { cx: x, cy: y, r: radius, fill: root ? "#e8ecf1" : "#1d2632",
-        stroke: root ? "#e8ecf1" : "#7f93aa" }, svg);
+      element("circle", { cx: x, cy: y, r: radius, fill: colour(root ? "text" : "rank"),
+        stroke: colour(root ? "text" : "rim") }, svg);
       if (radius > 6) {
         const label = element("text", { x, y: y + 0.5, "font-size": radius * 0.95,
           "text-anchor": "middle", "dominant-baseline": "central" }, svg);
-        label.setAttribute("fill", root ? "#0d1117" : "#e8ecf1");
+        label.setAttribute("fill", colour(root ? "ground" : "text"));
         label.textContent = rank;
       }
     }

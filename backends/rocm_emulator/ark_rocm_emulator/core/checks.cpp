@@ -233,6 +233,9 @@ void check_barrier_passed(Workgroup& group) {
 void check_wave_ended(Wave& w) {
   const std::lock_guard lock(World::get().mutex);
   WaveChecks& c = *w.checks;
+  for (const Doubt& doubt : c.doubts) {
+    if (!doubt.shadow->cell(doubt.index).flag) throw doubt.race;
+  }
   c.vm.clear();
   c.vs.clear();
   c.lgkm.clear();

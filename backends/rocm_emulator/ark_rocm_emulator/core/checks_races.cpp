@@ -11,6 +11,7 @@ namespace ark_emu {
 namespace {
 
 constexpr size_t kMaxReaders = 16;   // per cell; more are forgotten, which may miss a race
+constexpr size_t kMaxDoubts = 64;    // per wave; likewise
 
 bool cdna3(const Wave& w) {
   const Arch arch = w.grid->program->arch();
@@ -24,16 +25,15 @@ std::string describe(const Record& record, const Wave& w) {
          w.grid->where(w, record.pc).function;
 }
 
-[[noreturn]] void report_race(const Access& x, int lane, uint64_t address, const Record& other,
-                              bool other_writes) {
+Fault race(const Access& x, int lane, uint64_t address, const Record& other, bool other_writes) {
   const std::string where = x.lds ? "LDS byte " + std::to_string(address)
                                   : describe_address(x.w.grid->view, address);
   const char* mine = x.kind == AccessKind::Read ? "reads" : "writes";
-  throw Fault{ErrorKind::Race,
-              *x.i.name + " " + mine + " " + where + ", which " + describe(other, x.w) +
-                  (other_writes ? " wrote" : " read") +
-                  ": no barrier, no atomics with the fences and waits of their scope order the two",
-              lane, address};
+  return {ErrorKind::Race,
+          *x.i.name + " at " + x.w.grid->where(x.w, x.i.pc).function + " " + mine + " " + where +
+              ", which " + describe(other, x.w) + (other_writes ? " wrote" : " read") +
+              ": no barrier, no atomics with the fences and waits of their scope order the two",
+          lane, address};
 }
 
 bool ordered(const Access& x, const Record& other) {
@@ -157,6 +157,7 @@ void check_cell(const Access& x, ShadowPages& shadow, uint64_t index, uint8_t by
                 uint64_t address) {
   WaveChecks& c = *x.w.checks;
   CellState& cell = shadow.cell(index);
+  cell.flag |= !x.lds && x.stamp == Stamp::Atomic;
   for (const Record& r : cell.writes) {
     if ((r.bytes & bytes) == 0) continue;
     if (r.stamp == Stamp::Dma && r.slot == c.slot && r.sequence > c.vm_done) {
@@ -165,13 +166,16 @@ void check_cell(const Access& x, ShadowPages& shadow, uint64_t index, uint8_t by
                       " before an s_waitcnt vmcnt covers the load that writes it",
                   lane, address};
     }
-    if (!ordered(x, r) && !may_meet(x, r, true)) report_race(x, lane, address, r, true);
+    if (ordered(x, r) || may_meet(x, r, true)) continue;
+    const Fault found = race(x, lane, address, r, true);
+    if (x.stamp != Stamp::MaybeAtomic || r.stamp != Stamp::MaybeAtomic) throw found;
+    if (!cell.flag && c.doubts.size() < kMaxDoubts) c.doubts.push_back({&shadow, index, found});
   }
   const bool writes = x.kind != AccessKind::Read;
   if (writes) {
     for (const Record& r : cell.reads) {
       if ((r.bytes & bytes) == 0 || ordered(x, r) || may_meet(x, r, false)) continue;
-      report_race(x, lane, address, r, false);
+      throw race(x, lane, address, r, false);
     }
   }
   const bool learns = x.kind == AccessKind::Atomic || x.coherent || x.lds;

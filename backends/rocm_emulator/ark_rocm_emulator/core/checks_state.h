@@ -65,13 +65,23 @@ struct Record {
   uint32_t sequence = 0;                 // Dma: the wave's vector-memory sequence number
 };
 
+struct ShadowPages;
+
 // Four bytes of memory or LDS: who wrote them last and who has read them since.
 struct CellState {
   std::vector<Record> writes, reads;
+  bool flag = false;                     // global memory: some wave has polled it or used an atomic
 };
 
 struct Contributor {
   uint32_t slot, epoch;
+};
+
+// Two stores that may be atomic, to a cell that may yet turn out to be a flag.
+struct Doubt {
+  ShadowPages* shadow;
+  uint64_t index;
+  Fault race;
 };
 
 // A line that a scalar load brought into the scalar cache of some wave's compute unit.
@@ -139,6 +149,7 @@ struct WaveChecks {
   // from the wait that covers it.
   SharedClock cleared, clearing;
   std::vector<PendingAcquire> acquires;
+  std::vector<Doubt> doubts;             // reported when the wave ends
   std::unordered_map<uint64_t, uint32_t> joined;   // (slot, relation) -> epoch already joined
   std::array<RegisterPending, 512> vgprs;
   std::array<RegisterPending, 128> sgprs;
