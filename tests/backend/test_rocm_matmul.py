@@ -70,6 +70,8 @@ def test_matmul(
             executor.start(1).wait(60)
             found = executor.read("c").astype(np.float64)
     left, right = x.astype(np.float64), y.astype(np.float64)
+    if arch == "gfx90a":  # whose matrix instructions take denormals of 16 bits as zeros
+        left, right = (np.where(np.abs(v) < 2.0**-14, 0.0, v) for v in (left, right))
     left = left.swapaxes(-1, -2) if ta else left
     right = right.swapaxes(-1, -2) if tb else right
     exact, scale = left @ right, np.sqrt(left**2 @ right**2)
