@@ -9,15 +9,12 @@ from ark.errors import SystemError
 
 
 def require(module: str, extra: str = "comm") -> ModuleType:
-    """Returns the imported module; raises SystemError naming the extra that brings it.
-
-    extra: also the name of the folder of ark that asks.
-    """
+    """Returns the imported module; raises SystemError naming the extra that brings it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
         raise SystemError(
-            f"ark.{extra} needs the package {package}, which cannot be imported here ({error}); "
-            f"install it with: pip install 'ark-gpu[{extra}]'."
+            f"this part of ark needs the package {package}, which cannot be imported here "
+            f"({error}); install it with: pip install 'ark-gpu[{extra}]'."
         ) from error
