@@ -5,6 +5,7 @@
 // and then the next ones, round; share s has row m as its row s M + m.
 template <int S, int FIRST, int M, class A>
 struct ArkSummed {
+  static constexpr bool packets = A::packets;
   A shares;
 };
 template <int S, int FIRST, int M, class A>
@@ -33,6 +34,7 @@ ARK_DEVICE float ark_load_row(ArkCtx& c, const ArkSummed<S, FIRST, M, A>& x, int
 // An operand that is waited for and then counts as zero.
 template <class A>
 struct ArkAwaited {
+  static constexpr bool packets = A::packets;
   A value;
 };
 template <class A>

@@ -30,7 +30,10 @@ def _register(
         else:
             a, b = rng.standard_normal((n, k)), rng.standard_normal((k, n))
         a, b = a.astype(left), b.astype(right)
-        exact = a.astype(np.float64) @ b.astype(np.float64)
+        x, y = a.astype(np.float64), b.astype(np.float64)
+        if target.arch == "gfx90a" and left is np.float16:  # takes denormals as zeros
+            x, y = (np.where(np.abs(v) < 2.0**-14, 0.0, v) for v in (x, y))
+        exact = x @ y
         tight = 1e-12 if result is np.float64 else 2e-5
         rtol, atol = (0.0, 0.0) if result is np.int32 else (tight, tight)
         args = (a, b, Out((n, n), result), np.int32(n), np.int32(k))

@@ -32,7 +32,7 @@ BENCH = ["bench", "decode", "--backend", "cpu", "--config", NOAH, "--context", "
         ([*BENCH, "--set", "processors=0"], "the plan's machine is damaged"),
         ([*BENCH, "--set", "lanes=7"], "is not understood"),
         ([*BENCH, "--set", "in_flight=²"], "is not understood"),
-        (["topo", "show", "full3:bandwidth=" + "9" * 200], "expected an integer"),
+        (["topo", "show", "full3:bandwidth=" + "9" * 200], "expected 1/10^9 to 10^9"),
         (["topo", "synthesize", "full3", "--out", "/nowhere/x"], "cannot be written"),
     ],
     ids=lambda v: None if isinstance(v, str) else " ".join(v[-2:])[:40],

@@ -217,7 +217,7 @@ def test_bandwidths_too_fine_for_64_bits_are_refused():
     links = []
     for index, prime in enumerate(primes):
         ends = (f"g{index}", f"g{(index + 1) % 3}")
-        links += [Link(*ends, Fraction(1, prime)), Link(*ends[::-1], Fraction(1, prime))]
+        links += [Link(*ends, Fraction(3, prime)), Link(*ends[::-1], Fraction(3, prime))]
     with pytest.raises(UnsupportedError, match="64 bits"):
         optimal(Topology("fine", ("g0", "g1", "g2"), (), tuple(links)))
 
