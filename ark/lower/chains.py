@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from collections.abc import Callable
 
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
@@ -41,10 +42,23 @@ def expression_of(node: Node) -> expression.Tree:
     return expression.narrowed(made, node.outputs[0].dtype.name)
 
 
-def join_chains(graph: Graph, kept: frozenset[int] = frozenset()) -> Graph:
-    """A copy of the graph with chains joined. kept: ids of buffers that somebody else reads."""
+def read_once(graph: Graph, kept: frozenset[int]) -> Callable[[Tensor], bool]:
+    """Tells whether one op reads a result and nothing else touches its buffer, so that the reader
+    may take in the op that makes it. kept: ids of buffers that somebody else reads.
+    """
     uses = Counter(t.id for n in graph.nodes for t in (*n.inputs, *n.after))
     touched = Counter(t.buffer.id for n in graph.nodes for t in (*n.inputs, *n.outputs, *n.after))
+
+    def private(out: Tensor) -> bool:
+        own = out.buffer.arena == "activation" and out.buffer.id not in kept
+        return own and uses[out.id] == 1 and touched[out.buffer.id] == 2
+
+    return private
+
+
+def join_chains(graph: Graph, kept: frozenset[int] = frozenset()) -> Graph:
+    """A copy of the graph with chains joined. kept: ids of buffers that somebody else reads."""
+    private = read_once(graph, kept)
     producer: dict[int, tuple[int, Node]] = {}  # by tensor: place and node of a joinable result
     written: dict[int, int] = {}  # by buffer: place of the last write
     nodes: list[Node | None] = []
@@ -62,8 +76,7 @@ def join_chains(graph: Graph, kept: frozenset[int] = frozenset()) -> Graph:
                     nodes[found[0]] = None
                     node = joined
             out = node.outputs[0]
-            private = out.buffer.arena == "activation" and out.buffer.id not in kept
-            if private and uses[out.id] == 1 and touched[out.buffer.id] == 2:
+            if private(out):
                 producer[out.id] = (place, node)
         for tensor in node.outputs:
             written[tensor.buffer.id] = place

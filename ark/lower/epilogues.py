@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections import Counter
 
 from ark.codegen.layout import RECORD_OPERANDS
 from ark.ir.dtype import FLOATS
 from ark.ir.graph import Graph, Node
-from ark.lower.chains import expression_of, is_pointwise
+from ark.lower.chains import expression_of, is_pointwise, read_once
 from ark.machine import Machine
 from ark.tasks import expression
 
@@ -26,8 +25,7 @@ def join_epilogues(graph: Graph, machine: Machine, kept: frozenset[int] = frozen
     """A copy of the graph with joined products. kept: ids of buffers that somebody else reads."""
     if machine.variant.name != "matrix" and not machine.has("single_thread"):
         return graph
-    uses = Counter(t.id for n in graph.nodes for t in (*n.inputs, *n.after))
-    touched = Counter(t.buffer.id for n in graph.nodes for t in (*n.inputs, *n.outputs, *n.after))
+    private = read_once(graph, kept)
     products: dict[int, tuple[int, Node]] = {}  # by tensor: place and node
     written: dict[int, int] = {}  # by buffer: place of the last write
     nodes: list[Node | None] = []
@@ -42,8 +40,7 @@ def join_epilogues(graph: Graph, machine: Machine, kept: frozenset[int] = frozen
                     node = _join(product, node)
         elif node.type == "matmul" and "finish" not in node.attrs and not node.hints:
             out = node.outputs[0]
-            private = out.buffer.arena == "activation" and out.buffer.id not in kept
-            if private and uses[out.id] == 1 and touched[out.buffer.id] == 2:
+            if private(out):
                 products[out.id] = (place, node)
         for tensor in node.outputs:
             written[tensor.buffer.id] = place
