@@ -240,7 +240,7 @@ def plans(machine: Machine, types: tuple[DataType, ...] = ALL) -> list[tuple[str
             made = plan(model.graph, machine)
             verify([made])
             found.append((f"{case}-{dtype.name}", made))
-    for ranks in (_sums, _channels, _llama):
+    for ranks in (_sums, _llama, _channels):
         found += ranks(machine, types)
     return found
 
