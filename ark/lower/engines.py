@@ -38,7 +38,7 @@ ENGINES = {
 # Transfers up to so many bytes travel as packets. One thread writes packets word by word.
 PACKET_BYTES = 512 << 10
 PACKET_BYTES_SINGLE = 2 << 10
-# Engines that carry their own signal, for messages; engines to memory that the peer has in any case.
+# What can move a message, with its own signal, and what memory that the peer has in any case.
 MESSAGES = (PACKET, THREADS)
 TRANSFERS = (THREADS,)
 PART_BYTES, PARTS = 64 << 10, 8  # of a processor's share: the least, and how many at most
@@ -57,7 +57,8 @@ def choose_engine(
         if engine is None:
             there = [e.name for e in able]
             raise UnsupportedError(
-                f"{machine.name} does not move this by the engine {asked!r}; it has {', '.join(there)}"
+                f"{machine.name} does not move this by the engine {asked!r}; it has "
+                f"{', '.join(there)}"
             )
         return engine
     limit = PACKET_BYTES_SINGLE if machine.has("single_thread") else PACKET_BYTES

@@ -1,5 +1,5 @@
-"""Channels between two ranks, named in a model: put, get, reduce, signal, wait, flush on memory that
-both see, and whole messages. What a collective does with tasks of its own, for any pattern.
+"""Channels between two ranks, named in a model: put, get, reduce, signal, wait, flush on memory
+that both see, and whole messages. What a collective does with tasks of its own, for any pattern.
 
     inbox = ark.comm.symmetric([1024])      # every rank has one, and peers see it
     to = ark.comm.channel(peer=1)
@@ -280,9 +280,7 @@ def _message(
     """The receive buffer of a message, the tiles it travels in, and whether as packets."""
     engine = choose_engine(lowering.machine, tensor.nbytes, node.attrs["engine"], MESSAGES)
     packets = engine.name == PACKET
-    count, dtype = (
-        (words(tensor.nbytes), uint32) if packets else (tensor.elements, tensor.dtype)
-    )
+    count, dtype = (words(tensor.nbytes), uint32) if packets else (tensor.elements, tensor.dtype)
     made = lowering.graph.tensor((count,), dtype, arena="symmetric", rank=owner, name=name)
     nbytes = tile_bytes(engine, lowering.machine, tensor.nbytes)
     return made, tiles(tensor.elements, tensor.dtype.itemsize, nbytes), packets
@@ -299,9 +297,7 @@ def _lower_send(lowering: Lowering, node: Node) -> None:
     name = _name(lowering, node, lowering.graph.rank, peer, "message")
     target, coords, packets = _message(lowering, node, source, peer, name)
     params = {"element": moved(source.dtype)}
-    group = _received(
-        lowering.emit("combine", params, [source, target], coords), target, packets
-    )
+    group = _received(lowering.emit("combine", params, [source, target], coords), target, packets)
     if not packets:
         group.sends = [(lowering.semaphore(peer, f"{name}.{i}"),) for i in range(len(coords))]
 
@@ -313,9 +309,7 @@ def _lower_recv(lowering: Lowering, node: Node) -> None:
     name = _name(lowering, node, node.attrs["peer"], rank, "message")
     source, coords, packets = _message(lowering, node, target, -1, name)
     params = {"element": moved(target.dtype)}
-    group = _received(
-        lowering.emit("combine", params, [source, target], coords), source, packets
-    )
+    group = _received(lowering.emit("combine", params, [source, target], coords), source, packets)
     if not packets:
         counters = [lowering.semaphore(rank, f"{name}.{i}") for i in range(len(coords))]
         group.awaits = [((counter, 1),) for counter in counters]

@@ -142,7 +142,16 @@ def messages(rank: int) -> None:
         add_up(all_of_it)
 
 
-PROGRAMS = (put_then_signal, signal_with_put, flush_then_relaxed, parts, get, reduce, twice, messages)
+PROGRAMS = (
+    put_then_signal,
+    signal_with_put,
+    flush_then_relaxed,
+    parts,
+    get,
+    reduce,
+    twice,
+    messages,
+)
 
 
 def run(plans: list[Plan], backend: str, opened: list, iterations: int = ITERATIONS) -> np.ndarray:
@@ -371,5 +380,5 @@ def test_what_cannot_be_is_said() -> None:
         with pytest.raises(InvalidUsageError, match="no 'xor'"):
             channel.reduce(ark.tensor([8]), inbox, op="xor")
         ark.comm.channel(1, engine="carrier pigeon").put(ark.tensor([8]), inbox)
-        with pytest.raises(UnsupportedError, match="carrier pigeon.*it has threads"):
+        with pytest.raises(UnsupportedError, match=r"carrier pigeon.*it has threads"):
             make_plan(Model.get_model().graph, CPU_2)
