@@ -191,7 +191,7 @@ def test_what_stops_the_proxy_ends_the_launch(monkeypatch: pytest.MonkeyPatch) -
 def test_without_what_it_needs_only_its_engines_are_missed(
     monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
-    proxies._module.cache_clear()
+    proxies._built.cache_clear()
     if missing == "pybind11":
         monkeypatch.setattr(proxies.importlib.util, "find_spec", lambda name: None)
     else:

@@ -12,6 +12,7 @@ import os
 import sys
 import sysconfig
 import tempfile
+import threading
 from functools import cache
 from importlib import resources
 from importlib.machinery import ExtensionFileLoader
@@ -30,9 +31,17 @@ FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-pthread", "-fvisibility=hidd
 REMEDY = "or leave the engines `dma` and `nic` out"
 
 
-@cache
+_building = threading.Lock()
+
+
 def _module(header: str) -> ModuleType:
     """The compiled module with a vendor's copies.h; SystemError with what is missing."""
+    with _building:  # ranks may be threads
+        return _built(header)
+
+
+@cache
+def _built(header: str) -> ModuleType:
     if importlib.util.find_spec("pybind11") is None:
         raise SystemError(
             f"the proxy needs pybind11, which is not installed: `pip install pybind11`, {REMEDY}"
