@@ -18,7 +18,7 @@ from ark.plan.verify.conflicts import Own, check_conflicts, foreign_packets, for
 from ark.plan.verify.iterations import check_iterations
 from ark.plan.verify.order import order_phase
 from ark.plan.verify.rank_set import RankSet
-from ark.plan.verify.reads import check_delivered, missing_reads
+from ark.plan.verify.reads import check_delivered, check_fetched, missing_reads
 from ark.plan.verify.structure import check_ranks, check_structure, check_tasks
 from ark.plan.verify.symmetry import symmetry_of
 from ark.plan.verify.work import check_work
@@ -49,6 +49,7 @@ def _check_phase(rank_set: RankSet, number: int) -> None:
     for rank in rank_set.checked:
         missing = missing_reads(rank_set, rank, number)
         check_delivered(rank_set, order, number, rank, missing, foreign[rank])
+        check_fetched(rank_set, order, number, rank, owns[rank], foreign[rank])
     check_iterations(rank_set, number)
 
 
