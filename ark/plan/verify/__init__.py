@@ -20,7 +20,7 @@ from ark.plan.verify.early import check_early
 from ark.plan.verify.iterations import check_iterations
 from ark.plan.verify.order import order_phase
 from ark.plan.verify.rank_set import RankSet
-from ark.plan.verify.reads import check_delivered, missing_reads
+from ark.plan.verify.reads import check_delivered, check_fetched, missing_reads
 from ark.plan.verify.structure import check_ranks, check_structure, check_tasks
 from ark.plan.verify.symmetry import symmetry_of
 from ark.plan.verify.work import check_work
@@ -52,6 +52,7 @@ def _check_phase(rank_set: RankSet, number: int) -> None:
         missing = missing_reads(rank_set, rank, number)
         check_delivered(rank_set, order, number, rank, missing, foreign[rank])
         check_early(rank_set, number, rank, foreign[rank])
+        check_fetched(rank_set, order, number, rank, owns[rank], foreign[rank])
     check_iterations(rank_set, number)
 
 

@@ -64,8 +64,8 @@ def test_a_variant_can_be_asked_for_and_must_exist() -> None:
 
 
 def with_a_computed(what: str) -> Graph:
-    """A linear layer of one row behind a norm whose weight is made in the iteration, or attention at
-    a position that is.
+    """A linear layer of one row behind a norm whose weight is made in the iteration, or attention
+    at a position that is.
     """
     fp32, int32 = by_name("fp32"), by_name("int32")
     graph = Graph(0, 1)
