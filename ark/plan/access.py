@@ -37,9 +37,19 @@ class Groups:
     mine: list[np.ndarray]
 
     @cached_property
-    def names(self) -> list[bytes]:
+    def my_names(self) -> list[bytes]:
         """Each group's own tasks as bytes."""
         return [tasks.tobytes() for tasks in self.mine]
+
+    @cached_property
+    def their_names(self) -> list[bytes]:
+        """Each group's other tasks as bytes."""
+        return [tasks.tobytes() for tasks in self.theirs]
+
+    @cached_property
+    def mine_listed(self) -> list[list[int]]:
+        """Each group's own tasks."""
+        return [tasks.tolist() for tasks in self.mine]
 
     @cached_property
     def joined(self) -> tuple[Pairs, Pairs]:

@@ -40,7 +40,7 @@ def awaited_packets(
             nodes = by_op[read.op][0]
             for maker, region, made in written[read.memory]:
                 met = read.tasks_after(region)
-                for makers, readers, name in zip(met.theirs, met.mine, met.names, strict=True):
+                for makers, readers, name in zip(met.theirs, met.mine, met.my_names, strict=True):
                     key = read.op, name
                     if key not in waits:
                         waits[key] = Awaited(rank, nodes[readers], [])
