@@ -126,7 +126,7 @@ class PlanOp:
     after: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PlanCounter:
     """A counter that only grows, by `step` an iteration. A peer's counter is found by its name.
 
@@ -141,7 +141,7 @@ class PlanCounter:
     system: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Fetch:
     """Consecutive bytes of an operand that the stream copies in stages of `stage` bytes."""
 
@@ -151,7 +151,7 @@ class Fetch:
     stage: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Task:
     """One tile of an op on one processor."""
 
