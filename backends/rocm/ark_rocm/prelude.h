@@ -156,9 +156,9 @@ ARK_DEVICE float ark_warp_max(float v) { return ark_warp_reduce<ArkMax>(v); }
 // Words in the assembly that emit nothing: an acquire has happened, what follows publishes, it has
 // published, the stores of the whole block have arrived. The lint of the machine code asks at each
 // for the waits and cache operations that it needs.
-#define ARK_ACQUIRED(scope) asm volatile("; ark.acquire " scope ::: "memory")
-#define ARK_RELEASES(scope) asm volatile("; ark.release " scope ::: "memory")
-#define ARK_RELEASED(scope) asm volatile("; ark.released " scope ::: "memory")
+#define ARK_ACQUIRED(scope) asm volatile("; ark.acquire " scope::: "memory")
+#define ARK_RELEASES(scope) asm volatile("; ark.release " scope::: "memory")
+#define ARK_RELEASED(scope) asm volatile("; ark.released " scope::: "memory")
 #define ARK_BLOCK_ARRIVED() asm volatile("; ark.arrived workgroup" ::: "memory")
 
 ARK_DEVICE ark_u32 ark_load_acquire(const ark_u32* p, bool system) {
