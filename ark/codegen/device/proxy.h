@@ -5,8 +5,8 @@
 constexpr ark_u32 ARK_FIFO_SLOTS = sizeof(ArkFifo{}.words) / sizeof(ArkTrigger);
 
 // One thread: asks the host to copy `size` bytes, or, with none, to add `source` to the counter at
-// `target`. Everything that the thread has seen comes before it. The position behind the trigger, or
-// 0 where the host has left no room within the budget.
+// `target`. Everything that the thread has seen comes before it. The position behind the trigger,
+// or 0 where the host has left no room within the budget.
 ARK_COLD bool ark_proxy_push(ArkCtx& c, ark_u64 source, ark_u64 target, ark_u32 size,
                              ark_u32& behind) {
   const ArkParams* p = ARK_PARAMS(c);
@@ -35,8 +35,7 @@ ARK_DEVICE void ark_proxy_copy(ArkCtx& c, ark_u64 source, ark_u64 target, ark_u3
   ark_u32 behind = 0u;
   const bool pushed = ark_proxy_push(c, source, target, size, behind);
   ArkFifo* fifo = ARK_POINTER(ArkFifo, ARK_PARAMS(c)->fifo);
-  if (!pushed ||
-      !ark_wait(c, &fifo->done, behind, true, 7u, 0u, ARK_PARAMS(c)->budget_ns)) {
+  if (!pushed || !ark_wait(c, &fifo->done, behind, true, 7u, 0u, ARK_PARAMS(c)->budget_ns)) {
     ark_give_up(c);
   }
 }

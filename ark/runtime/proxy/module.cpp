@@ -52,12 +52,12 @@ PYBIND11_MODULE(ark_proxy, m) {
         made->proxy = std::make_unique<ark::Proxy>(fifo, slots, abort, *made->engine);
         return made;
       }))
-      .def("allow",
-           [](Bound& self, uint64_t begin, uint64_t nbytes, int peer, uint64_t there) {
-             self.proxy->allow({begin, begin + nbytes, peer, there});
-           })
-      .def("start", [](Bound& self) { self.proxy->start(); }, free)
-      .def("stop", [](Bound& self) { self.proxy->stop(); }, free)
+      .def("allow", [](Bound& self, uint64_t begin, uint64_t nbytes, int peer,
+                       uint64_t there) { self.proxy->allow({begin, begin + nbytes, peer, there}); })
+      .def(
+          "start", [](Bound& self) { self.proxy->start(); }, free)
+      .def(
+          "stop", [](Bound& self) { self.proxy->stop(); }, free)
       .def("wake", [](Bound& self) { self.proxy->wake(); })
       .def("error", [](Bound& self) { return self.proxy->error(); })
       .def("served", [](Bound& self) { return self.proxy->served(); })
