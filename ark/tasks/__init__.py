@@ -18,7 +18,9 @@ from ark.tasks import (
     remap,
     rotary,
     rows,
+    token,
     tokens,
+    transfer,
     windows,
 )
 
@@ -36,6 +38,8 @@ __all__ = [
     "remap",
     "rotary",
     "rows",
+    "token",
     "tokens",
+    "transfer",
     "windows",
 ]
