@@ -7,7 +7,7 @@ from __future__ import annotations
 from ark.collective.types import Collective
 from ark.gradients.table import Call, Gradients, refuse, rule
 from ark.ops.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
-from ark.ops.elementwise import zeros
+from ark.ops.elementwise import mul, zeros
 
 
 @rule("all_reduce")
@@ -26,7 +26,7 @@ def _collective(call: Call) -> Gradients:
     if reduction not in (None, "sum", "mean"):
         raise refuse(call, f"the reduction {reduction!r}")
     if reduction == "mean":
-        given = given * (1.0 / world)
+        given = mul(given, 1.0 / world)
     if kind is Collective.ALL_REDUCE:
         return [all_reduce(given, rank, world)]
     if kind is Collective.ALL_GATHER:
