@@ -99,7 +99,7 @@ def _tell(missing: Sequence[fx.Node], support: _Support, count: int) -> None:
         for n in missing
     )
     said = "; ".join(f"{what} ({times}x)" if times > 1 else what for what, times in found.items())
-    log.info(f"{len(missing)} of {count} operators stay in torch: {said}")
+    log.warn(f"{len(missing)} of {count} operators stay in torch: {said}")
 
 
 def _values(module: fx.GraphModule) -> list[Any]:
