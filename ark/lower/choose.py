@@ -16,15 +16,56 @@ from ark.ir.graph import Graph, Node
 from ark.lower.fuse import fuse
 from ark.lower.tiling import row_bytes
 from ark.machine import Machine
-from ark.variant import COMMUNICATE, LOAD
+from ark.variant import COMMUNICATE, LOAD, Variant
 
 HELD = 1024  # bytes that such a layer keeps beside its input
 
 
 def choose(
     graph: Graph, machine: Machine, options: Mapping[str, Any], kept: frozenset[int]
+) -> tuple[Machine, ...]:
+    """By phase, the machine with the one variant that it will run under.
+
+    All phases have one variant, but those that read prompts before others: in one with a loader
+    for warpgroups where the machine has that. kept: as in fuse.
+    """
+    found = _choose(graph, machine, options, kept)
+    machines = [found] * len(graph.phases)
+    if options.get("variant") is None and options.get("fuse", True):
+        for phase in range(len(machines) - 1):
+            nodes = [n for n in graph.nodes if n.phase == phase and not n.virtual]
+            variant = next((v for v in machine.variants if _boxed(v)), None)
+            if variant is not None and _reads_prompts(nodes):
+                machines[phase] = dataclasses.replace(machine, variants=(variant,))
+    return tuple(machines)
+
+
+def _boxed(variant: Variant) -> bool:
+    """Does it load boxes of matrices instead of a stream?"""
+    return bool(variant.role(LOAD)) and not variant.stages
+
+
+def _reads_prompts(nodes: list[Node]) -> bool:
+    """Are there products, all of many rows with weights of 16 bits, that box copies can load?"""
+    products = [n for n in nodes if n.type == "matmul"]
+    return (
+        bool(products)
+        and not any(n.hints or n.type == "expert_linear" for n in nodes)
+        and all(
+            n.inputs[0].shape[0] >= LEAST_TILE[0]
+            and len(n.inputs[1].shape) == 2
+            and n.inputs[1].dtype.name in ("bf16", "fp16")
+            and n.inputs[1].shape[-1] % 8 == 0
+            and n.inputs[1].dense
+            for n in products
+        )
+    )
+
+
+def _choose(
+    graph: Graph, machine: Machine, options: Mapping[str, Any], kept: frozenset[int]
 ) -> Machine:
-    """The machine with the one variant that the plan will run under.
+    """The machine with the variant of the last phase.
 
     The option `variant` names one; PlanError if the machine has none of that name. Otherwise it is
     the one with communicating warps where the last phase decodes: its products are linear layers of
@@ -42,8 +83,9 @@ def choose(
     for variant in machine.variants:
         target = dataclasses.replace(machine, variants=(variant,))
         if not variant.role(COMMUNICATE):
-            loads = bool(variant.role(LOAD)) and not variant.stages
-            if variant.name == wanted or (wanted is None and loads and _multiplies(graph)):
+            if variant.name == wanted or (
+                wanted is None and _boxed(variant) and _multiplies(graph)
+            ):
                 return target
             continue
         made = fuse(graph, target, kept)

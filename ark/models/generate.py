@@ -26,7 +26,7 @@ from ark.models.checkpoint import Checkpoint
 from ark.models.load import check_plan, weights
 from ark.ops.tokens import MAX_STOPS
 from ark.plan.rotated import Rotated, on_rank
-from ark.plan.serialize import from_json, machine_of, to_json
+from ark.plan.serialize import from_json, to_json
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime import cache
@@ -209,7 +209,7 @@ class Generator:
 
             def drafted(number: int, draft: Plan) -> None:
                 if number == rank:  # compiled beside scheduling and the proof
-                    begin(on_rank(draft, rank), machine_of(draft), backend, device.arch)
+                    begin(on_rank(draft, rank), backend, device.arch)
 
             everyone = plans(self.shape, machine or device.machine, drafted=drafted)
             self._agree(

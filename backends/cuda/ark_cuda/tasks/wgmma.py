@@ -24,7 +24,7 @@ def serves(sig: Signature, machine: Machine) -> bool:
     """Does this body compute the signature's tiles?"""
     rows, columns = sig.params["tile"]
     left, right, out = sig.operands[:3]
-    plain = sig.params.get("expr") is None
+    plain = sig.params.get("expr") is None and not sig.params.get("gated")
     return (
         machine.has("wgmma")
         and machine.variant.name == "matrix"
@@ -134,6 +134,8 @@ def _give(sig: Signature) -> str:
     m, n, _ = dims(sig)
     columns, out = sig.params["tile"][1], sig.operands[2]
     start = text.offset(sig, 2, place_names(sig, "m0", "n0"))
+    if sig.params.get("gated"):
+        return _give_gated(sig)
     if sig.params.get("expr") is None:
         return (
             f"  ark_matrix_give<{out.ctype}, {columns}>(\n"
@@ -158,6 +160,26 @@ def _give(sig: Signature) -> str:
         f"{body}  }};\n"
         f"  ark_matrix_each<{columns}>(c, d, {m} - m0, {n} - n0, eight);\n"
     )
+
+
+def _give_gated(sig: Signature) -> str:
+    """Stores what neighbouring columns, gates and what they let pass, make."""
+    m, n, _ = dims(sig)
+    columns, out = sig.params["tile"][1], sig.operands[2]
+    aligned = "ark_aligned(reinterpret_cast<ark_u64>(po))" if out.strides[-2] % 8 == 0 else "false"
+    return f"""  const auto eight = [&](int at_row, int at_column, const float* v, int left) {{
+      {out.ctype}* to = po + static_cast<ark_i64>(m0 + at_row) * {out.strides[-2]} + (n0 + at_column) / 2;
+      ArkPack<{out.ctype}, 4> made;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) ark_put(made.v, j, ark_swiglu(v[2 * j], v[2 * j + 1]));
+      if (left == 8 && {aligned}) {{
+        ark_store_pack<4>(to, made);
+      }} else {{
+        for (int j = 0; 2 * j < left; ++j) to[j] = made.v[j];
+      }}
+  }};
+  ark_matrix_each<{columns}>(c, d, {m} - m0, {n} - n0, eight);
+"""
 
 
 def _packed(sig: Signature) -> list[int] | None:
