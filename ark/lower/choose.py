@@ -13,6 +13,7 @@ from typing import Any
 from ark.errors import PlanError
 from ark.ir.fold import FOLDED
 from ark.ir.graph import Graph, Node
+from ark.ir.values import Tensor
 from ark.lower.fuse import fuse
 from ark.lower.tiling import row_bytes
 from ark.machine import Machine
@@ -99,12 +100,29 @@ LEAST_TILE, LEAST_WORK = (128, 64), 1 << 28  # of a product worth a variant of i
 
 
 def _multiplies(graph: Graph) -> bool:
-    """Is all work products of matrices of 16-bit types, which box copies can load?"""
+    """Is all work products of matrices of 16-bit types, or attention of many rows of such types,
+    which box copies can load?
+    """
     nodes = [n for n in graph.nodes if not n.virtual]
-    products = [n for n in nodes if n.type == "matmul"]
-    return bool(products) and all(
-        (n.type != "attention" and n.type != "linear") if n.type != "matmul" else _boxes(n)
-        for n in nodes
+    products = [n for n in nodes if n.type in ("matmul", "attention", "linear")]
+    fits = {"matmul": _boxes, "attention": _attends, "linear": lambda n: False}
+    return bool(products) and all(fits[n.type](n) for n in products)
+
+
+def _attends(node: Node) -> bool:
+    """Attention of at least a tile of rows, of one 16-bit type."""
+    types = {t.dtype.name for t in (*node.inputs[:3], node.outputs[0])}
+    return (
+        len(types) == 1
+        and types <= {"bf16", "fp16"}
+        and node.inputs[0].shape[-2] >= LEAST_TILE[0]
+        and node.attrs["head_dim"] % 8 == 0
+        and node.attrs["head_dim"] <= 256
+        and all(
+            s % 8 == 0
+            for t in (node.inputs[0], node.outputs[0])
+            for s in (*t.strides[:-1], _start(t))
+        )
     )
 
 
@@ -120,10 +138,15 @@ def _boxes(node: Node) -> bool:
         and all(
             t.dtype.name in ("bf16", "fp16")
             and all(s % 8 == 0 for s in t.strides[:-1])
-            and sum(o * s for o, s in zip(t.offsets, t.strides, strict=True)) % 8 == 0
+            and _start(t) % 8 == 0
             for t in (*node.inputs, out)
         )
     )
+
+
+def _start(tensor: Tensor) -> int:
+    """Elements from the buffer's start to the tensor's first."""
+    return sum(o * s for o, s in zip(tensor.offsets, tensor.strides, strict=True))
 
 
 def _decodes(nodes: list[Node]) -> bool:

@@ -83,7 +83,7 @@ def narrow(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -
 
 
 def _dtype(node: Node) -> DataType | None:
-    """The type to which the node's first input is to be rounded, if it is fp32 and others are not."""
+    """The type to which the node's first input, which is fp32, is to be rounded, if it is."""
     if node.type not in ("matmul", "attention") or node.inputs[0].dtype != fp32:
         return None
     other = node.inputs[1].dtype

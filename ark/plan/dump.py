@@ -25,8 +25,8 @@ def _lines(plan: Plan, tasks: bool) -> Iterator[str]:
         names = ", ".join(p.name for p in plan.phases if p.variant == place)
         yield (
             f"variant {variant['name']} of {names}: warps of {machine['lanes']} lanes: {roles}; "
-            f"ring of {variant['stages']} x {variant['stage_bytes']} bytes, {variant['in_flight']} in "
-            "flight"
+            f"ring of {variant['stages']} x {variant['stage_bytes']} bytes, "
+            f"{variant['in_flight']} in flight"
         )
     yield "memory"
     for arena, nbytes in sorted(plan.arenas.items()):
