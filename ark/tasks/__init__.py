@@ -19,7 +19,9 @@ from ark.tasks import (
     remap,
     rotary,
     rows,
+    token,
     tokens,
+    transfer,
     windows,
 )
 
@@ -38,6 +40,8 @@ __all__ = [
     "remap",
     "rotary",
     "rows",
+    "token",
     "tokens",
+    "transfer",
     "windows",
 ]
