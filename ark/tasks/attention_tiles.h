@@ -7,7 +7,8 @@ template <int BATCH, int HEADS, int KV_HEADS, int WIDTH, int LENGTH, int CONTEXT
           bool CAUSAL_, int WINDOW_, bool CAPPED_, int TASKS_, int GROUP>
 struct ArkAttentionShape {
   static constexpr int D = WIDTH, ROWS = TILE, M = LENGTH, CONTEXT = CONTEXT_, WINDOW = WINDOW_;
-  static constexpr int PER_KV = HEADS / KV_HEADS, TASKS = TASKS_, BLOCKS = (LENGTH + TILE - 1) / TILE;
+  static constexpr int PER_KV = HEADS / KV_HEADS, TASKS = TASKS_,
+                       BLOCKS = (LENGTH + TILE - 1) / TILE;
   static constexpr int HEADS_OF = HEADS, ALL = BATCH * HEADS, SECTION = GROUP;
   static constexpr bool CAUSAL = CAUSAL_, CAPPED = CAPPED_;
 };

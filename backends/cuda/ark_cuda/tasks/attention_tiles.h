@@ -1,8 +1,8 @@
-// Attention of 128 queries on warpgroups: each has 64 rows, whose scores and sums stay in registers.
-// The loading thread brings the queries once and keys and values in blocks of BN through the ring
-// of the variant `matrix`; the scores of a block are multiplied while the values of the one before
-// are, and what becomes of them is computed meanwhile (FlashAttention-3, Shah et al. 2024). What a
-// task computes is said in ark/tasks/attention_tiles.py.
+// Attention of 128 queries on warpgroups: each has 64 rows, whose scores and sums stay in
+// registers. The loading thread brings the queries once and keys and values in blocks of BN through
+// the ring of the variant `matrix`; the scores of a block are multiplied while the values of the
+// one before are, and what becomes of them is computed meanwhile (FlashAttention-3, Shah et al.
+// 2024). What a task computes is said in ark/tasks/attention_tiles.py.
 
 // Shared memory: DP columns of a head (zeros beyond its own), BN keys a stage, Q tiles of queries.
 template <int DP, int BN, int Q>
@@ -35,15 +35,17 @@ ARK_DEVICE void ark_attention_boxes(char* to, ark_u64 map, int x, int y, int z, 
 }
 
 // The loading half. Stages: the keys of the first block, then the keys of each next block and the
-// values of the one before, then the last block's values. Blocks go from the last keys to the first.
+// values of the one before, then the last block's values. Blocks go from the last keys to the
+// first.
 template <class S, int DP, int BN, int Q, class P>
-ARK_DEVICE void ark_attention_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load, ark_u64 queries,
-                                   ark_u64 keys, ark_u64 values, P position) {
+ARK_DEVICE void ark_attention_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load,
+                                   ark_u64 queries, ark_u64 keys, ark_u64 values, P position) {
   typedef ArkAttentionRing<DP, BN, Q> R;
   int turn = 0;
   if (!ark_attention_drained(load)) load.stopped = true;
   ark_attention_each<S>(t, position, [&](const ArkAttentionTile& tile) {
-    const int last = (tile.end + BN - 1) / BN - 1, first = tile.begin / BN, kv = tile.head / S::PER_KV;
+    const int last = (tile.end + BN - 1) / BN - 1, first = tile.begin / BN,
+              kv = tile.head / S::PER_KV;
     if (load.stopped || tile.begin >= tile.end) return;
     if (Q == 1 && turn > 0 && !ark_attention_drained(load)) load.stopped = true;
     for (int b = last; b >= first - 1; --b) {
