@@ -123,6 +123,13 @@ def onnx(session: nox.Session) -> None:
 
 
 @nox.session
+def training(session: nox.Session) -> None:
+    """200 steps of training the shipped model on the CPU, with torch's loss curve."""
+    session.install("-e", ".[dev]")
+    session.run("python", "-m", "tests.training", *session.posargs)
+
+
+@nox.session
 def plan_fuzz(session: nox.Session) -> None:
     """10,800 mutated plans against the verifier (the default run has 900), and 12 times as many
     random graphs for planner, verifier and the brute-force second opinion.
