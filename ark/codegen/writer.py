@@ -46,7 +46,9 @@ def _constants(machine: Machine, plan: Plan, scratch: int) -> str:
             "model fewer entry points"
         )
     lists = plan.phases[-1].processors
-    streamed = sum(f.nbytes for tasks in lists for task in tasks for f in task.fetches)
+    streamed = sum(task.streamed for tasks in lists for task in tasks)
+    every = (task for phase in plan.phases for tasks in phase.processors for task in tasks)
+    grows = any(f.growth for task in every for f in task.fetches)
     values = {
         "LANES": machine.lanes,
         "WARPS": machine.warps,
@@ -58,6 +60,7 @@ def _constants(machine: Machine, plan: Plan, scratch: int) -> str:
         "STAGE_BYTES": machine.stage_bytes,
         "IN_FLIGHT": machine.in_flight,
         "STREAM_MIB": streamed >> 20,
+        "STREAM_GROWS": int(grows),
     }
     return "".join(f"constexpr int ARK_{name} = {value};\n" for name, value in values.items())
 
