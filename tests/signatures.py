@@ -93,6 +93,8 @@ def _movement(dtype: DataType) -> None:
     rows = ark.tensor((3, 32), dtype)
     keys, values = (ark.kv_append(cache, rows, position) for cache in caches)
     ark.attention(ark.tensor((3, 64), dtype), keys, values, position)
+    sinks = ark.tensor((4,), fp32)
+    ark.attention(ark.tensor((9, 64), dtype), keys, values, position, window=5, sinks=sinks)
     ark.kv_cache_slot(ark.tensor((6, 2, 16), dtype), ark.tensor((2, 16), dtype), position)
     for interleaved in (False, True):
         ark.rotary_embedding(rows, position, ark.tensor((8,)), interleaved)
@@ -201,6 +203,33 @@ def _sums(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Plan]]
     return found
 
 
+def _channels(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Plan]]:
+    """Both ends of a channel, by every way that bytes have."""
+    found = []
+    for dtype in types[:1]:
+        pair = []
+        for rank in range(2):
+            model = Model(rank, 2)
+            with use_model(model):
+                shared = ark.comm.symmetric([999], dtype)
+                channel = ark.comm.channel(1 - rank)
+                if rank == 0:
+                    x = ark.tensor([999], dtype)
+                    channel.put(x, shared, signal=True)
+                    channel.wait()
+                    channel.reduce(x, shared)
+                    channel.get(shared)
+                    channel.send(x)
+                else:
+                    kept = ark.copy(*channel.wait(shared), output=ark.tensor([999], dtype))
+                    channel.signal(after=[kept])
+                    channel.recv(ark.tensor([999], dtype))
+            pair.append(plan(model.graph, machine))
+        verify(pair)
+        found += [(f"channel{p.rank}-{dtype.name}", p) for p in pair]
+    return found
+
+
 @cache
 def plans(machine: Machine, types: tuple[DataType, ...] = ALL) -> list[tuple[str, Plan]]:
     """Verified plans for `machine`, each with a name; the same ones in the same order each time."""
@@ -213,7 +242,9 @@ def plans(machine: Machine, types: tuple[DataType, ...] = ALL) -> list[tuple[str
             made = plan(model.graph, machine)
             verify([made])
             found.append((f"{case}-{dtype.name}", made))
-    return found + _sums(machine, types) + _llama(machine, types)
+    for ranks in (_sums, _llama, _channels):
+        found += ranks(machine, types)
+    return found
 
 
 def types_for(arch: str, archs: Sequence[str]) -> tuple[DataType, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from ark.ir.dtype import by_name
@@ -76,12 +77,12 @@ class PlanTensor:
     buffer: int
     packet: bool = False
 
-    @property
+    @cached_property
     def itemsize(self) -> int:
         """Bytes of an item: an element, or the byte that elements of 4 bits share."""
         return 8 if self.packet else by_name(self.dtype).itemsize
 
-    @property
+    @cached_property
     def items(self) -> Items:
         """The tensor as a box of items."""
         each = 1 if self.packet else by_name(self.dtype).per_item
@@ -93,17 +94,17 @@ class PlanTensor:
             (*self.offsets[:-1], self.offsets[-1] // each),
         )
 
-    @property
+    @cached_property
     def strides(self) -> tuple[int, ...]:
         """Element strides per dimension."""
         return row_major(self.extents)
 
-    @property
+    @cached_property
     def start(self) -> int:
         """Elements from the buffer's start to element [0, ...]."""
         return sum(o * s for o, s in zip(self.offsets, self.strides, strict=True))
 
-    @property
+    @cached_property
     def first_byte(self) -> int:
         """Bytes from the buffer's start to element [0, ...]."""
         return self.items.start * self.itemsize
@@ -125,7 +126,7 @@ class PlanOp:
     after: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PlanCounter:
     """A counter that only grows, by `step` an iteration. A peer's counter is found by its name.
 
@@ -140,7 +141,7 @@ class PlanCounter:
     system: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Growth:
     """What makes a fetch one of rows that iterations append, as many as there are when it runs.
 
@@ -156,7 +157,7 @@ class Growth:
     beside: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Fetch:
     """Consecutive bytes of an operand that the stream copies in stages of `stage` bytes.
 
@@ -173,7 +174,7 @@ class Fetch:
     growth: Growth | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Task:
     """One tile of an op on one processor."""
 
@@ -191,10 +192,13 @@ class Task:
 
 @dataclass(frozen=True)
 class Phase:
-    """What one iteration does: an ordered task list per processor."""
+    """What one iteration does: an ordered task list per processor. variant: the place, in the
+    machine's variants, of the one that its tasks run under.
+    """
 
     name: str
     processors: tuple[tuple[Task, ...], ...]
+    variant: int = 0
 
 
 @dataclass(frozen=True)
@@ -218,5 +222,21 @@ class Plan:
 
     @property
     def variant(self) -> str:
-        """The kernel variant that all tasks run under, by name."""
-        return str(self.machine["variants"][0]["name"])
+        """The kernel variant of the last phase, by name."""
+        return self.variant_of(len(self.phases) - 1)
+
+    def variant_of(self, phase: int) -> str:
+        """The kernel variant that a phase's tasks run under, by name."""
+        place = self.phases[phase].variant if self.phases else 0
+        return str(self.machine["variants"][place]["name"])
+
+    @property
+    def kernels(self) -> tuple[range, ...]:
+        """The phases of each kernel: consecutive ones under one variant."""
+        starts = [
+            i
+            for i, phase in enumerate(self.phases)
+            if i == 0 or phase.variant != self.phases[i - 1].variant
+        ]
+        ends = [*starts[1:], len(self.phases)]
+        return tuple(range(a, b) for a, b in zip(starts, ends, strict=True))

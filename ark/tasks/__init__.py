@@ -7,6 +7,7 @@ touches is always decided here, because the verifier relies on it.
 from ark.tasks import (
     along,
     attention,
+    attention_tiles,
     combine,
     experts,
     iteration,
@@ -18,13 +19,16 @@ from ark.tasks import (
     remap,
     rotary,
     rows,
+    token,
     tokens,
+    transfer,
     windows,
 )
 
 __all__ = [
     "along",
     "attention",
+    "attention_tiles",
     "combine",
     "experts",
     "iteration",
@@ -36,6 +40,8 @@ __all__ = [
     "remap",
     "rotary",
     "rows",
+    "token",
     "tokens",
+    "transfer",
     "windows",
 ]

@@ -14,7 +14,7 @@ from ark.plan import kind as kinds
 from ark.plan.memory import ALIGN
 from ark.plan.rotated import Rotated
 from ark.plan.serialize import machine_of
-from ark.plan.types import ARENAS, INITIAL, ITERATION_BARRIER, Fetch, Growth, Plan
+from ark.plan.types import ARENAS, INITIAL, ITERATION_BARRIER, Fetch, Plan
 from ark.plan.verify.listing import Listing
 from ark.plan.verify.rank_set import Key, RankSet, refuse
 from ark.variant import COMMUNICATE
@@ -163,7 +163,10 @@ def _check_lists(rank_set: RankSet, plan: Plan) -> None:
     """Every processor has a task list in every phase, every op that is named exists."""
     phase_of: dict[int, int] = {}
     processors = machine_of(plan).processors
+    offered = len(plan.machine["variants"])
     for number, phase in enumerate(plan.phases):
+        if phase.variant >= offered:
+            raise refuse(f"phase {phase.name!r} runs under variant {phase.variant} of {offered}")
         if len(phase.processors) != processors:
             raise refuse(
                 f"phase {phase.name!r} has {len(phase.processors)} task lists for "
@@ -220,8 +223,8 @@ def _check_streams(
 
     rewritten: by phase what tasks write otherwise than by appending.
     """
-    machine = machine_of(plan)
     for number in range(len(plan.phases)):
+        machine = machine_of(plan, number)
         listed = rank_set.listing(plan.rank, number)
         for op_id, (nodes, coords) in listed.by_op.items():
             op, sig = plan.ops[op_id], rank_set.signatures(plan.rank)[op_id]
@@ -255,20 +258,20 @@ def _check_streams(
                         f"op {op.name!r} streams {size} bytes at once; a stage of the ring "
                         f"holds {machine.stage_bytes}"
                     )
-                if growth is not None:
-                    _check_growth(rank_set, plan, op_id, fetch, growth)
+                _check_growth(rank_set, plan, number, op_id, fetch)
 
 
 COPIED = 16  # bytes: what bulk copies move at least, and where they begin
 
 
-def _check_growth(rank_set: RankSet, plan: Plan, op_id: int, fetch: Fetch, growth: Growth) -> None:
+def _check_growth(rank_set: RankSet, plan: Plan, number: int, op_id: int, fetch: Fetch) -> None:
     """Whole rows in whole stages, as many as a number says that is there when the iteration begins
-    and stays until the task is done.
+    and stays until the task is done. number: the phase's.
     """
-    op = plan.ops[op_id]
+    op, growth, machine = plan.ops[op_id], fetch.growth, machine_of(plan, number)
+    if growth is None:
+        return
     tensor = plan.tensors[op.operands[growth.length]]
-    machine = machine_of(plan)
     if machine.ring_bytes and not machine.variant.role(COMMUNICATE):
         raise refuse(f"op {op.name!r} has a fetch that grows, but nobody leads who counts stages")
     if tensor.dtype != "int32" or math.prod(tensor.shape) != 1:
@@ -277,9 +280,6 @@ def _check_growth(rank_set: RankSet, plan: Plan, op_id: int, fetch: Fetch, growt
     if not whole or growth.part >= growth.parts:
         raise refuse(f"op {op.name!r} streams no whole rows of {growth.row} bytes")
     buffer = plan.buffers[tensor.buffer]
-    number = next(
-        i for i in range(len(plan.phases)) if op_id in rank_set.listing(plan.rank, i).by_op
-    )
     touched = rank_set.touches(plan.rank, number)
     regions = [r for listed_op in touched for r in listed_op if r.memory == buffer.id]
     if not any(r.op == op_id and not r.write for r in regions):
@@ -308,8 +308,14 @@ def _written(rank_set: RankSet, number: int, appended: bool = True) -> set[Key]:
 
 
 def _check_shared_memory(rank_set: RankSet, plan: Plan) -> None:
-    machine = machine_of(plan)
+    machines = [machine_of(plan, number) for number in range(len(plan.phases))]
+    phase_of = {
+        op: number
+        for number in range(len(plan.phases))
+        for op in rank_set.listing(plan.rank, number).by_op
+    }
     for op, sig in zip(plan.ops, rank_set.signatures(plan.rank), strict=True):
+        machine = machines[phase_of.get(op.id, -1)]
         needed = kinds.get(op.kind).scratch(sig, machine) + machine.ring_bytes
         if needed > machine.shared_bytes:
             raise refuse(

@@ -132,13 +132,13 @@ def test_what_the_iteration_changes_first_is_read_in_place(
     message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lowering sees it; and a plan that streams it nevertheless does not pass."""
-    target = offers_roles().using("roles")
-    made = plan_graph(_graph(FIRST[message]), target, {"variant": "roles"})
+    target = machine(4, "packets")
+    made = plan_graph(_graph(FIRST[message]), target)
     verify([made])
-    assert len(growing(made)) < len(growing(decoder(offers_roles())))
+    assert len(growing(made)) < len(growing(decoder(target)))
     lowering = sys.modules["ark.ops.attention"]  # the package's name is the op's function
     monkeypatch.setattr(lowering, "_older", lambda *_: True)
-    forged = plan_graph(_graph(FIRST[message]), target, {"variant": "roles"})
+    forged = plan_graph(_graph(FIRST[message]), target)
     with pytest.raises(PlanError, match=message):
         verify([forged])
 
