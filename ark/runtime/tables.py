@@ -6,13 +6,13 @@ Called by the executor once memory is allocated and peers are known.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ark.codegen import layout
-from ark.codegen.writer import Emitted
+from ark.codegen.dialect import BoxMap
 from ark.errors import PlanError
 from ark.plan.types import ITERATION_BARRIER, Plan, Task
 
@@ -31,18 +31,20 @@ class Tables:
 
 def build(
     plan: Plan,
-    emitted: Emitted,
+    opcode: Sequence[int],
     buffer_address: Callable[[int], int],
     counter_address: Callable[[int], int],
+    box_maps: Sequence[Sequence[BoxMap]] = (),
     map_address: Callable[[int, int], int] | None = None,
     list_address: int = 0,
 ) -> Tables:
-    """buffer_address and counter_address give device addresses by id in the plan, map_address that
-    of an op's box map by the op's id and the map's place. list_address: where `lists` will lie.
+    """opcode and box_maps: by op, in its kernel. buffer_address and counter_address give device
+    addresses by id in the plan, map_address that of an op's box map by the op's id and the map's
+    place. list_address: where `lists` will lie.
     """
     operands, limits = _operands(plan, buffer_address)
     counters = [counter_address(c.id) for c in plan.counters]
-    maps = _map_addresses(plan, emitted, map_address)
+    maps = _map_addresses(plan, box_maps, map_address)
     rows, lists = _rows(operands, maps, list_address)
     listing: list[tuple[int, int, Task]] = []
     records: list[tuple[object, ...]] = []
@@ -81,7 +83,7 @@ def build(
                 coord = (*task.coord, *([0] * (layout.MAX_COORDS - len(task.coord))))
                 records.append(
                     (
-                        emitted.opcode[task.op],
+                        opcode[task.op],
                         task.op,
                         wait_begin,
                         signal_begin,
@@ -112,12 +114,12 @@ def build(
 
 
 def _map_addresses(
-    plan: Plan, emitted: Emitted, map_address: Callable[[int, int], int] | None
+    plan: Plan, box_maps: Sequence[Sequence[BoxMap]], map_address: Callable[[int, int], int] | None
 ) -> list[list[int]]:
     """By op: the addresses of its box maps."""
     found: list[list[int]] = []
     for op in plan.ops:
-        count = len(emitted.maps[emitted.opcode[op.id]]) if emitted.maps and map_address else 0
+        count = len(box_maps[op.id]) if box_maps and map_address else 0
         if count and len(op.operands) + count > layout.RECORD_OPERANDS:
             raise PlanError(
                 f"op {op.name!r} has {len(op.operands)} operands and {count} maps; a task record "
