@@ -36,7 +36,7 @@ def test_its_environment_says_where_the_rank_stands(name: str, line: str) -> Non
 def test_two_jobs_do_not_meet(name: str, line: str) -> None:
     """Another number, secret or port of the job is another job."""
     environment = dict(word.split("=", 1) for word in line.split())
-    other = {k: v for k, v in environment.items()}
+    other = dict(environment)
     told = ("ARK_JOB_SECRET", "PMIX_NAMESPACE", "SLURM_JOB_ID", "MASTER_PORT")
     key = next(k for k in told if k in other)
     other[key] = str(int(other[key]) + 1) if other[key].isdigit() else other[key] + "x"
