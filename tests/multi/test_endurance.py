@@ -53,6 +53,7 @@ calls = [
     lambda n: ark.comm.all_to_all(np.ones(n * world, np.int32)),
     lambda n: ark.comm.broadcast(np.ones(n, np.float32), 1),
 ]
+ark.comm.barrier()  # who dies before he has joined is waited for as long as joining may take
 print("running", flush=True)
 for number in range(10**9):  # a new size now and then: planning and loading are ended too
     calls[number % 6](1 + number // 60)
