@@ -74,7 +74,11 @@ ARK_DEVICE void ark_rope_kv(ArkCtx& c, const ArkTask& t, X x, const R& rope) {
       if (e >= pairs * ROWS) break;
       const int m = e / pairs, column = t.coord[0] + e % pairs * 2;
       const float angle = ark_rope_angle(rope, m, column);
-      if (column < R::ROTATED) ark_rotate(a[i], b[i], ark_sin(angle), ark_cos(angle));
+      if (column < R::ROTATED) {
+        float sine, cosine;
+        ark_sincos(angle, sine, cosine);
+        ark_rotate(a[i], b[i], sine, cosine);
+      }
       ark_rope_store(c, rope, m, column, a[i], b[i]);
     }
   }

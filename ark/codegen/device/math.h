@@ -82,6 +82,13 @@ ARK_DEVICE float ark_atan(float v) {
 }
 
 // Where the definition by exponentials loses digits, the series.
+#if !defined(ARK_HAS_SINCOS)
+ARK_DEVICE void ark_sincos(float v, float& sine, float& cosine) {
+  sine = ark_sin(v);
+  cosine = ark_cos(v);
+}
+#endif
+
 ARK_DEVICE float ark_sinh(float v) {
   const float s = v * v;
   const float near = v * (1.0f + s * (1.0f / 6.0f + s * (1.0f / 120.0f + s / 5040.0f)));
