@@ -122,7 +122,7 @@ class Executor:
         self.tables = self._build_tables()
         self._arrays = {
             name: self._upload(getattr(self.tables, name))
-            for name in ("tasks", "counter_ops", "fetches", "ranges")
+            for name in ("tasks", "counter_ops", "fetches", "growths", "ranges")
         }
         self._control = self._alloc(layout.dtype("ArkControl").itemsize)
         self._host = self._alloc(layout.dtype("ArkHost").itemsize, "host")

@@ -359,8 +359,9 @@ ARK_DEVICE const ArkRange& ark_range(const ArkParams* p, ark_u32 processor, ark_
   const ark_u32 first = ark_phase(phases, iteration) * p->processors;
   return ARK_POINTER(const ArkRange, p->ranges)[first + processor];
 }
-ARK_DEVICE ark_u32 ark_next_stage(ark_u32 stage_base, const ArkRange& range) {
-  stage_base += range.fetch_end - range.fetch_begin;
+// grown: what growing fetches have taken beyond one stage each.
+ARK_DEVICE ark_u32 ark_next_stage(ark_u32 stage_base, const ArkRange& range, ark_u32 grown = 0u) {
+  stage_base += range.fetch_end - range.fetch_begin + grown;
   return stage_base >= ARK_STAGE_PERIOD ? stage_base - ARK_STAGE_PERIOD : stage_base;
 }
 
