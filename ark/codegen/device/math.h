@@ -81,7 +81,6 @@ ARK_DEVICE float ark_atan(float v) {
   return v < 0.0f ? -made : made;
 }
 
-// Where the definition by exponentials loses digits, the series.
 #if !defined(ARK_HAS_SINCOS)
 ARK_DEVICE void ark_sincos(float v, float& sine, float& cosine) {
   sine = ark_sin(v);
@@ -89,6 +88,7 @@ ARK_DEVICE void ark_sincos(float v, float& sine, float& cosine) {
 }
 #endif
 
+// Where the definition by exponentials loses digits, the series.
 ARK_DEVICE float ark_sinh(float v) {
   const float s = v * v;
   const float near = v * (1.0f + s * (1.0f / 6.0f + s * (1.0f / 120.0f + s / 5040.0f)));
