@@ -81,6 +81,7 @@ class Executor:
         self._peers: dict[int, tuple[Memory, dict[str, Any]]] = {}
         self._signallers: dict[str, list[int]] = {}  # by counter: the peers that signal it
         self._externals = dict(externals or {})
+        self._cells: dict[int, np.ndarray | None] | None = None
         self.kernels = load_kernels(plan, backend, device)
         try:
             self._allocate(trace_records)
