@@ -6,6 +6,7 @@ tests on a machine that must have what the row names, or fails.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import nox
@@ -14,12 +15,6 @@ nox.options.sessions = ["lint", "types", "tests"]
 nox.options.reuse_existing_virtualenvs = True
 
 BUILD_EMULATOR = "import ark_rocm_emulator as e; e.activate('emulated:gfx942')"
-# The words of ci/matrix.toml for tests on emulated devices.
-TESTS = {
-    "all": ("tests/backend",),
-    "some": ("tests/backend/test_ops.py", "tests/backend/test_faults.py"),
-    "synchronising": ("tests/backend/test_programs.py", "tests/backend/test_faults.py"),
-}
 # What the sweep runs beside the kernel suite.
 CHECKED = [
     {"arch": "gfx942", "seed": 1, "checks": True, "tests": "all"},
@@ -78,17 +73,7 @@ def tests(session: nox.Session) -> None:
 
 
 def _emulate(session: nox.Session, runs: list[dict]) -> None:
-    for run in runs:
-        environment = {
-            "ARK_ROCM_DEVICE": f"emulated:{run['arch']}",
-            "ARK_ROCM_EMULATOR_SEED": str(run["seed"]),
-            "ARK_ROCM_EMULATOR_CHECKS": str(int(run["checks"])),
-            "ARK_REQUIRE": "rocm:1",
-        }
-        # Two workers are worth their start for all tests only.
-        workers = WORKERS if run["tests"] == "all" else ()
-        words = ("-q", *workers, "-k", "rocm", *TESTS[run["tests"]])
-        session.run("pytest", *words, env=environment)
+    session.run("python", "ci/emulated.py", json.dumps(runs))
 
 
 @nox.session
