@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ark.backend.protocol import Backend, BoxMapper, Device, Memory
+from ark.backend.protocol import Backend, BoxMapper, Device, Launch, Memory
 from ark.codegen import layout
-from ark.codegen.dialect import BoxMap
 from ark.errors import BaseError, InvalidUsageError, SystemError
 from ark.ir.dtype import by_name
 from ark.ir.packed import from_memory, to_memory
@@ -25,7 +24,8 @@ from ark.plan.serialize import machine_of
 from ark.plan.types import ITERATION_BARRIER, Plan, PlanTensor
 from ark.runtime import live, tables
 from ark.runtime.faults import explain
-from ark.runtime.program import Program, load
+from ark.runtime.kernels import Launches, box_maps, load_kernels, opcodes
+from ark.runtime.program import Program
 from ark.runtime.proxy import Proxy
 from ark.runtime.run import Ranks, Run
 
@@ -80,15 +80,20 @@ class Executor:
         self._params = np.zeros(1, layout.dtype("ArkParams"))
         self._peers: dict[int, tuple[Memory, dict[str, Any]]] = {}
         self._signallers: dict[str, list[int]] = {}  # by counter: the peers that signal it
+        hosts = plan.meta.get("hosts") or [0] * plan.world_size
+        self._far = {r for r, host in enumerate(hosts) if host != hosts[plan.rank]}
         self._externals = dict(externals or {})
-        self.program: Program
-        self._loaded: object
-        self.program, self._loaded = load(plan, self.machine, backend, device)
+        self.kernels = load_kernels(plan, backend, device)
         try:
             self._allocate(trace_records)
         except BaseException:
             self.close(together=False)
             raise
+
+    @property
+    def program(self) -> Program:
+        """The kernel of the last phase."""
+        return self.kernels[-1].program
 
     def _alloc(self, nbytes: int, kind: Any = "device") -> Memory:
         made = self.device.alloc(max(nbytes, 256), kind)
@@ -111,38 +116,50 @@ class Executor:
         own = (b for b in plan.buffers if b.arena == "symmetric" and b.rank == plan.rank)
         ends = (b.offset + b.nbytes for b in own if b.id in received)
         self._received_bytes = max(ends, default=0)
+        self._host = self._alloc(layout.dtype("ArkHost").itemsize, "host")
+        self._proxy = self._make_proxy()
         self._connect(symmetric)
-        count = sum(len(m) for m in self._maps())
+        self._allow()
+        count = sum(len(m) for m in box_maps(self.kernels))
         self._map_memory = self._alloc(count * layout.MAP_BYTES) if count else None
         listed = tables.listed(plan)
         self._lists = self._alloc(8 * listed) if listed else None
         self.tables = self._build_tables()
         self._arrays = {
             name: self._upload(getattr(self.tables, name))
-            for name in ("tasks", "counter_ops", "fetches", "ranges")
+            for name in ("tasks", "counter_ops", "fetches", "growths", "ranges")
         }
         self._control = self._alloc(layout.dtype("ArkControl").itemsize)
-        self._host = self._alloc(layout.dtype("ArkHost").itemsize, "host")
-        self._proxy = self._start_proxy()
         self._trace_records = trace_records
         record = layout.dtype("ArkTrace").itemsize
-        self._trace = (
-            self._alloc(trace_records * plan.processors * record) if trace_records else None
-        )
+        self._trace_bytes = trace_records * plan.processors * record  # of one kernel
+        wanted = self._trace_bytes * len(self.kernels)
+        self._trace = self._alloc(wanted) if trace_records else None
 
-    def _start_proxy(self) -> Proxy | None:
-        """The proxy, where tasks ask the host to copy, with all memory that these may name."""
-        if not any(op.kind == "transfer" for op in self.plan.ops):
+    def _make_proxy(self) -> Proxy | None:
+        """The proxy, where tasks ask the host to copy or peers are on other hosts."""
+        if not self._far and not any(op.kind == "transfer" for op in self.plan.ops):
             return None
+        variants = {kernel.machine.variant.name for kernel in self.kernels}
+        if self._far and variants != {"block"}:
+            raise InvalidUsageError(
+                f"the plan is of the kernel variants {', '.join(sorted(variants))}; only 'block' "
+                "signals counters on other hosts: plan with the option variant='block'"
+            )
         assert self._host.host is not None
         at = layout.dtype("ArkHost").fields
         assert at is not None
-        made = Proxy(self.device, self._host.host.ctypes.data + int(at["abort"][1]))
-        for memory in (*self._arenas.values(), self._shared, *(m for m, _ in self._peers.values())):
-            made.allow(memory.address, memory.nbytes)
+        return Proxy(self.device, self._host.host.ctypes.data + int(at["abort"][1]))
+
+    def _allow(self) -> None:
+        """Tells the proxy all memory that triggers may name."""
+        if self._proxy is None:
+            return
+        near = [m for rank, (m, _) in self._peers.items() if rank not in self._far]
+        for memory in (*self._arenas.values(), self._shared, *near):
+            self._proxy.allow(memory.address, memory.nbytes)
         for number, address in self._externals.items():
-            made.allow(address, self.plan.buffers[number].nbytes)
-        return made
+            self._proxy.allow(address, self.plan.buffers[number].nbytes)
 
     def rebind(self, externals: Mapping[int, int]) -> None:
         """Moves external buffers to other addresses, by buffer id; nothing may be running."""
@@ -154,14 +171,9 @@ class Executor:
         for name, memory in self._arrays.items():
             self.device.write(memory.address, getattr(self.tables, name))
 
-    def _maps(self) -> list[tuple[BoxMap, ...]]:
-        """Box maps by op."""
-        emitted = self.program.emitted
-        return [emitted.maps[code] if emitted.maps else () for code in emitted.opcode]
-
     def _build_tables(self) -> tables.Tables:
         """The tables for the present addresses; box maps are written to the device first."""
-        maps = self._maps()
+        maps = box_maps(self.kernels)
         first: list[int] = []
         images: list[bytes] = []
         for op, wanted in zip(self.plan.ops, maps, strict=True):
@@ -178,9 +190,10 @@ class Executor:
         base = memory.address if memory is not None else 0
         made = tables.build(
             self.plan,
-            self.program.emitted,
+            opcodes(self.kernels),
             self.buffer_address,
             self._counter_address,
+            maps,
             lambda op, i: base + (first[op] + i) * layout.MAP_BYTES,
             self._lists.address if self._lists is not None else 0,
         )
@@ -197,8 +210,10 @@ class Executor:
         """Exchanges memory handles and the names by which peers refer to buffers and counters."""
         if self.ranks is None or self.plan.world_size == 1:
             return
+        network = self._proxy.network(self._shared) if self._far and self._proxy else None
         mine = {
             "handle": self.device.export(self._shared).hex(),
+            "network": network,
             "buffers": {
                 b.name: b.offset
                 for b in self.plan.buffers
@@ -214,7 +229,11 @@ class Executor:
         for rank, data in enumerate(self.ranks.all_gather(json.dumps(mine).encode())):
             if rank != self.plan.rank:
                 entry = json.loads(data)
-                self._peers[rank] = (self.device.map_peer(bytes.fromhex(entry["handle"])), entry)
+                if rank in self._far and self._proxy is not None:
+                    memory = self._proxy.connect(rank, entry["network"])
+                else:
+                    memory = self.device.map_peer(bytes.fromhex(entry["handle"]))
+                self._peers[rank] = (memory, entry)
                 for target, name in entry["signals"]:
                     if target == self.plan.rank:
                         self._signallers.setdefault(name, []).append(rank)
@@ -313,10 +332,15 @@ class Executor:
                 f"iterations of {len(each)} phases were asked for ({each}); the plan has {phases}, "
                 "each of which runs none or some"
             )
+        if persistent and len(self.kernels) > 1:
+            raise InvalidUsageError(
+                "the plan's phases are different kernels, which cannot run persistently; make it "
+                "with the option variant='block'"
+            )
         ends = list(itertools.accumulate(each))
         self.phase_ends = ends[:-1]
         self._reset(ends)
-        return self._launch(self._parameters(persistent), ends[-1])
+        return self._launch(self._parameters(persistent), ends)
 
     def resume(self, iterations: int = 1, stream: int | None = None) -> Run:
         """Launches so many iterations more: counters and epochs go on from where they stand.
@@ -345,11 +369,12 @@ class Executor:
             self._run.detach()  # what it would say is said by the launches behind it
         first, self._resumed = self._resumed, self._resumed + iterations
         self._params["first"], self._params["end"] = first, self._resumed
-        return self._launch(self._params, self._resumed, stream)
+        return self._launch(self._params, [self._resumed], stream)
 
     def _reset(self, ends: Sequence[int]) -> None:
         """Sets everything back to before the first iteration, on all ranks together."""
         # Until its kernel has ended, a peer may still signal the launch before this one.
+        self._drain()
         self._meet("the end of the launch before")
         self._resumed = None
         self.device.zero(self._counters, self._counter_bytes)
@@ -370,6 +395,14 @@ class Executor:
             self._proxy.restart()
         self._meet("the launch")
 
+    def _drain(self) -> None:
+        """Waits until the proxy has served what the launch before has asked for."""
+        if self._proxy is not None and self._run is not None:
+            at = layout.dtype("ArkControl").fields
+            assert at is not None
+            head = self.device.read(self._control.address + int(at["fifo_head"][1]), 4)
+            self._proxy.drain(int(head.view(np.uint32)[0]), self.budget_s)
+
     def _parameters(self, persistent: bool) -> np.ndarray:
         params = np.zeros(1, layout.dtype("ArkParams"))
         for name, memory in self._arrays.items():
@@ -388,22 +421,38 @@ class Executor:
         params["idle_ns"] = int(idle_s * 1e9)
         return params
 
-    def _launch(self, params: np.ndarray, end: int, stream: int | None = None) -> Run:
-        shared = self.program.emitted.scratch_bytes + self.machine.ring_bytes
-        launch = self.device.launch(
-            self._loaded,
-            params.tobytes(),
-            self.plan.processors,
-            self.machine.threads,
-            shared,
-            stream,
-        )
+    def _launch(self, params: np.ndarray, ends: Sequence[int], stream: int | None = None) -> Run:
+        """Launches the kernels that have something to do. ends: of the phases, in iterations."""
+        begin = int(params["first"][0])
+        launches: list[Launch] = []
+        for number, kernel in enumerate(self.kernels):
+            end, last = ends[kernel.phases[-1]], number == len(self.kernels) - 1
+            if end == begin and not (last and not launches):
+                continue
+            own = params.copy()
+            own["first"] = begin
+            if not last:
+                own["end"] = end
+            if self._trace is not None:
+                own["trace"] += number * self._trace_bytes
+            launches.append(
+                self.device.launch(
+                    kernel.loaded,
+                    own.tobytes(),
+                    self.plan.processors,
+                    kernel.machine.threads,
+                    kernel.shared_bytes,
+                    stream,
+                )
+            )
+            begin = end
+        launch = launches[0] if len(launches) == 1 else Launches(launches)
         assert self._host.host is not None
         if self._proxy is not None:
             self._proxy.wake()
         trouble = self._proxy.error if self._proxy is not None else None
         self._run = Run(
-            launch, self._host.host, end, self.ranks, self.budget_s, self._explain, trouble
+            launch, self._host.host, ends[-1], self.ranks, self.budget_s, self._explain, trouble
         )
         return self._run
 
@@ -423,8 +472,8 @@ class Executor:
             raise InvalidUsageError("tracing is off; make the executor with trace_records > 0")
         kind = layout.dtype("ArkTrace")
         data = self.device.read(self._trace.address, self._trace.nbytes).view(kind)
-        rows = data.reshape(self.plan.processors, self._trace_records)
-        return [row[row["end"] != 0] for row in rows]
+        rows = data.reshape(len(self.kernels), self.plan.processors, self._trace_records)
+        return [row[row["end"] != 0] for row in np.concatenate(rows, axis=1)]
 
     def _meet(self, what: str) -> None:
         if self.ranks is not None and self.plan.world_size > 1:
@@ -442,25 +491,29 @@ class Executor:
         if self._run is not None and not self._run.stop():
             live.keep("a kernel did not leave its device after it was told to", self)
             return False
+        if self._far and together:  # peers' last signals pass through this rank's proxy
+            self._drain()
+            self._meet("the end of the launch before")
         if self._run is not None:
             self._run.detach()
         if self._proxy is not None:
             self._proxy.close()
             self._proxy = None
-        peers, own = [m for m, _ in self._peers.values()], self._memory
+        peers = [m for rank, (m, _) in self._peers.items() if rank not in self._far]
+        own = self._memory
         if peers and not together:
             own = [m for m in own if m.kind != "symmetric"]
         self._peers, self._memory, self._run = {}, [], None
-        program, self._loaded = self._loaded, None
+        kernels, self.kernels = self.kernels, []
         try:
             self._free(peers, together)
             if peers and together:
                 self._meet("the end")
         finally:
             self._free(own, together)
-            if program is not None:
+            for kernel in kernels:
                 with contextlib.suppress(*_tolerated(together)):
-                    self.device.unload(program)
+                    self.device.unload(kernel.loaded)
         return True
 
     def _free(self, memories: Sequence[Memory], strict: bool) -> None:
