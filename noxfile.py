@@ -141,7 +141,7 @@ def plan_fuzz(session: nox.Session) -> None:
 
 
 @nox.session
-def training(session: nox.Session) -> None:
+def training_ranks(session: nox.Session) -> None:
     """100 steps of a small Llama under every plan on 1, 2 and 4 CPU ranks, beside torch's loss."""
     session.install("-e", ".[dev]")
     script = ("python", "examples/train/ranks.py", "--steps", "100", "--vs", "torch")

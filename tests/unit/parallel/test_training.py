@@ -1,6 +1,6 @@
 """Training over ranks: every plan of the example gives torch's loss curve.
 
-In NumPy, rank by rank, for all plans; on CPU ranks for one that sends. `nox -s training` runs 100
+In NumPy, rank by rank, for all plans; on CPU ranks for one that sends. `nox -s training_ranks` runs 100
 steps of all on processes.
 """
 
