@@ -1,7 +1,7 @@
 """Training over ranks: every plan of the example gives torch's loss curve.
 
-In NumPy, rank by rank, for all plans; on CPU ranks for one that sends. `nox -s training_ranks` runs 100
-steps of all on processes.
+In NumPy, rank by rank, for all plans; on CPU ranks for one that sends. `nox -s training_ranks` runs
+100 steps of all on processes.
 """
 
 from __future__ import annotations
