@@ -148,7 +148,7 @@ def _decoder(
 @needs_gpu
 @pytest.mark.parametrize(("dtype", "width", "chunk"), [(bf16, 64, 128), (fp16, 128, 256)])
 def test_a_prompt_in_a_kernel_of_its_own_agrees_with_the_cpu(dtype, width, chunk):
-    """Activations are rounded to 16 bits before each product; the caches show what becomes of it."""
+    """Activations are rounded to 16 bits before each product; the caches show what it does."""
     from ark_cpu import backend as cpu
 
     config = LlamaConfig(
