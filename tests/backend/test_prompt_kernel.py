@@ -1,6 +1,7 @@
-"""What the planner makes of a prompt for matrix units that take one 16-bit type: products of rounded
-activations, gates in their epilogues, tiles of queries dealt to processors, the first token from
-the last chunk. A CPU executes such a plan by the common bodies.
+"""What the planner makes of a prompt for matrix units that take one 16-bit type.
+
+Products of rounded activations, gates in their epilogues, tiles of queries dealt to processors, the
+first token from the last chunk. A CPU executes such a plan by the common bodies.
 """
 
 from __future__ import annotations
