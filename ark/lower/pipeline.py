@@ -21,7 +21,7 @@ from ark.lower.choose import choose
 from ark.lower.epilogues import join_epilogues
 from ark.lower.fuse import fuse
 from ark.lower.gathers import own_first
-from ark.lower.nodes import lower_nodes, pipelined
+from ark.lower.nodes import begins_alone, lower_nodes, meets_peers
 from ark.lower.pack import pack
 from ark.lower.packets import choose_packets
 from ark.lower.spread import spread
@@ -34,15 +34,15 @@ from ark.plan.packing import Packing, to_meta
 from ark.plan.schedule import Schedule
 from ark.plan.types import INITIAL, Phase, Plan, PlanBuffer, PlanOp, PlanTensor
 
-OPTIONS = ("external", "fuse", "pack", "packets", "variant")
+OPTIONS = ("external", "fuse", "pack", "packets", "together", "variant")
 
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
     """A graph as it will be lowered. received: ids of the buffers between ranks that hold packets.
 
-    machine: with the one variant that the plan runs under. pipelined: ranks begin iterations by
-    themselves.
+    machine: with the one variant that the plan runs under. alone: the rank begins iterations by
+    itself. ended: its peers wait for the end of an iteration.
     """
 
     graph: Graph
@@ -50,7 +50,8 @@ class Prepared:
     options: Mapping[str, Any]
     packings: tuple[Packing, ...]
     received: frozenset[int]
-    pipelined: bool
+    alone: bool
+    ended: bool
 
 
 def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = None) -> Prepared:
@@ -71,9 +72,10 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
     if chosen.get("fuse", True):
         private = join_chains(fuse(private, machine, external), external)
         private = own_first(join_epilogues(private, machine, external), external)
-    alone = pipelined(private)
+    alone = begins_alone(private) and not chosen.get("together", False)
+    ended = alone and meets_peers(private)
     private, received = spread(private, machine, chosen, external)
-    return Prepared(private, machine, chosen, tuple(packings), received, alone)
+    return Prepared(private, machine, chosen, tuple(packings), received, alone, ended)
 
 
 def plan(
@@ -87,6 +89,7 @@ def plan(
     options: `external` (ids of buffers whose memory the caller provides and may read and write
     between launches), `packets` (False keeps every dependence on counters), `fuse` (False keeps
     every op apart from its neighbours), `pack` (False keeps the model's weights as they are),
+    `together` (True: all ranks begin an iteration together, also where each could do so by itself),
     `variant` (the kernel variant by name). Raises InvalidUsageError for any other.
     """
     return plan_prepared(prepare(graph, machine, options), meta)
@@ -104,7 +107,7 @@ def plan_prepared(
     phase's tasks on one processor; a compiler may begin.
     """
     private, machine, chosen = prepared.graph, prepared.machine, prepared.options
-    groups = _ended(lower_nodes(private, machine, chosen, prepared.pipelined))
+    groups = _ended(lower_nodes(private, machine, chosen, prepared.alone))
     packed = machine.has("packets") and chosen.get("packets", True)
     templates = Templates()
     packets: set[int] = set()
@@ -113,7 +116,6 @@ def plan_prepared(
     packets |= {t.id for g in groups for t in g.operands if t.buffer.id in g.received}
     external = frozenset(chosen.get("external", ()))
     tables = _Tables(private, groups, packets, external)
-    together = 1 if prepared.pipelined else private.world_size
     schedule = Schedule(
         machine,
         tables.tensors,
@@ -121,7 +123,8 @@ def plan_prepared(
         private.rank,
         private.world_size,
         templates,
-        together,
+        1 if prepared.alone else private.world_size,
+        prepared.ended,
     )
     members: list[list[tuple[int, Group]]] = [[] for _ in private.phases]
     for i, group in enumerate(groups):
