@@ -27,6 +27,7 @@ class Machine:
     capabilities: words by which bodies and forms are chosen: "mma_sync", "wgmma", "mfma", "wmma"
     (matrix units), "named_barriers" (some warps of a block can meet apart from the others),
     "packets" (small activations may travel as {value, epoch}), "peer_packets" (the same to peers),
+    "proxy" (the host can copy for the device),
     "single_thread" (a processor runs a task in one thread, so bodies are loops that the compiler
     vectorises).
     """
@@ -80,6 +81,10 @@ class Machine:
         """The machine with only the variant of that name; itself if it offers none such."""
         found = [v for v in self.variants if v.name == name]
         return dataclasses.replace(self, variants=tuple(found)) if found else self
+
+    def under(self, place: int) -> Machine:
+        """The machine with only the variant at that place."""
+        return dataclasses.replace(self, variants=(self.variants[place],))
 
     def shaped(self, **changes: Any) -> Machine:
         """The machine with these fields of all its variants changed."""

@@ -93,6 +93,8 @@ def _movement(dtype: DataType) -> None:
     rows = ark.tensor((3, 32), dtype)
     keys, values = (ark.kv_append(cache, rows, position) for cache in caches)
     ark.attention(ark.tensor((3, 64), dtype), keys, values, position)
+    sinks = ark.tensor((4,), fp32)
+    ark.attention(ark.tensor((9, 64), dtype), keys, values, position, window=5, sinks=sinks)
     ark.kv_cache_slot(ark.tensor((6, 2, 16), dtype), ark.tensor((2, 16), dtype), position)
     for interleaved in (False, True):
         ark.rotary_embedding(rows, position, ark.tensor((8,)), interleaved)
@@ -204,7 +206,7 @@ def _sums(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Plan]]
 def _channels(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Plan]]:
     """Both ends of a channel, by every way that bytes have."""
     found = []
-    for dtype in types:
+    for dtype in types[:1]:
         pair = []
         for rank in range(2):
             model = Model(rank, 2)
@@ -276,7 +278,7 @@ def united(machine: Machine, types: tuple[DataType, ...], share: int = 24) -> li
                     dataclasses.replace(tensor, id=len(tensors), buffer=len(buffers) - 1)
                 )
             operands = tuple(range(first, len(tensors)))
-            ops.append(dataclasses.replace(op, id=len(ops), operands=operands))
+            ops.append(dataclasses.replace(op, id=len(ops) % share, operands=operands))
     common = {"tensors": tuple(tensors), "buffers": tuple(buffers)}
     return [
         dataclasses.replace(made[0], ops=tuple(ops[at : at + share]), **common)

@@ -16,12 +16,14 @@ RECORD_OPERANDS = 12
 MAX_COORDS = 6
 MAP_BYTES = 128  # of a box map in the hardware's form
 MAX_PHASES = 8
+FIFO_SLOTS = 1024  # of triggers for the proxy; a power of two
 
 _NUMPY = {"u32": "<u4", "i32": "<i4", "u64": "<u8"}
 
 STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
     # One tile task. wait/signal/fetch are index ranges into counter_ops and into the processor's
-    # fetches; the signals lie behind the waits (signal_begin == wait_end).
+    # fetches; the signals lie behind the waits (signal_begin == wait_end). growth: 1 + the place of
+    # its growing fetch among all growths, 0 without one.
     "ArkTask": (
         ("kind", "u32", 1),
         ("op", "u32", 1),
@@ -33,7 +35,7 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("fetch_end", "u32", 1),
         ("coord", "i32", MAX_COORDS),
         ("index", "u32", 1),
-        ("pad", "u32", 1),
+        ("growth", "u32", 1),
         ("operand", "u64", RECORD_OPERANDS),
     ),
     # A wait (value = threshold within an iteration, step = increments per iteration) or a signal
@@ -45,8 +47,21 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("counter", "u32", 1),
         ("flags", "u32", 1),
     ),
-    # One fetch of the operand stream.
-    "ArkFetch": (("address", "u64", 1), ("bytes", "u32", 1), ("pad", "u32", 1)),
+    # One stage of the operand stream; or, with a growth (1 + its place), as many as that says.
+    "ArkFetch": (("address", "u64", 1), ("bytes", "u32", 1), ("growth", "u32", 1)),
+    # A fetch of rows that iterations append (ark.plan.types.Growth). address, beside: of the first
+    # rows. length: address of the number of rows. row: bytes. rows: room. step: rows of a stage.
+    "ArkGrowth": (
+        ("address", "u64", 1),
+        ("beside", "u64", 1),
+        ("length", "u64", 1),
+        ("row", "u32", 1),
+        ("rows", "u32", 1),
+        ("step", "u32", 1),
+        ("part", "u32", 1),
+        ("parts", "u32", 1),
+        ("pad", "u32", 1),
+    ),
     # begin/end of a processor's tasks and fetches in one phase.
     "ArkRange": (
         ("task_begin", "u32", 1),
@@ -56,13 +71,14 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
     ),
     # Device memory that steers the loop. limit: iterations to run (a stop token lowers it);
     # go: iterations released so far (persistent mode raises it); phase_end: the
-    # iteration at which each phase but the last ends.
+    # iteration at which each phase but the last ends; fifo_head: triggers pushed so far.
     "ArkControl": (
         ("abort", "u32", 1),
         ("error", "u32", 1),
         ("limit", "u32", 1),
         ("go", "u32", 1),
         ("phase_end", "u32", MAX_PHASES),
+        ("fifo_head", "u32", 1),
     ),
     # Host-mapped memory: what the host tells (target, quit, abort) and what it reads.
     "ArkHost": (
@@ -80,6 +96,21 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("error_iteration", "u32", 1),
         ("pad", "u32", 4),
     ),
+    # What a device asks of the host's proxy: to copy `size` bytes (31 bits; bit 31 is the parity of
+    # the lap), or with none to add the source's low word to the counter at target. high: bits 32 to
+    # 47 of both addresses.
+    "ArkTrigger": (
+        ("source", "u32", 1),
+        ("target", "u32", 1),
+        ("high", "u32", 1),
+        ("size", "u32", 1),
+    ),
+    # Host-mapped memory: triggers as words, and how many have been served.
+    "ArkFifo": (
+        ("done", "u32", 1),
+        ("pad", "u32", 15),
+        ("words", "u32", 4 * FIFO_SLOTS),
+    ),
     "ArkTrace": (
         ("task", "u32", 1),
         ("iteration", "u32", 1),
@@ -92,6 +123,7 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("tasks", "u64", 1),
         ("counter_ops", "u64", 1),
         ("fetches", "u64", 1),
+        ("growths", "u64", 1),
         ("ranges", "u64", 1),
         ("barrier", "u64", 1),
         ("control", "u64", 1),
@@ -105,6 +137,7 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("idle_ns", "u64", 1),
         ("first", "u32", 1),
         ("end", "u32", 1),
+        ("fifo", "u64", 1),
     ),
 }
 
@@ -119,6 +152,7 @@ ERROR_KINDS = {
     4: "iteration barrier",
     5: "index",
     6: "logits",
+    7: "proxy",
 }
 
 

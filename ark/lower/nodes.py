@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ark.errors import PlanError
@@ -33,14 +33,16 @@ def meets_peers(graph: Graph) -> bool:
 
 
 def lower_nodes(
-    graph: Graph, machine: Machine, options: Mapping[str, Any], alone: bool = False
+    graph: Graph, machines: Sequence[Machine], options: Mapping[str, Any], alone: bool = False
 ) -> list[Group]:
-    """The groups of every node that makes tasks. `graph` is a private copy and grows."""
-    lowering = Lowering(graph, machine, options, alone)
+    """The groups of every node that makes tasks. `graph` is a private copy and grows. machines: by
+    phase.
+    """
+    lowering = Lowering(graph, machines[0], options, alone)
     for node in list(graph.nodes):
         if node.virtual:
             continue
-        lowering.node = node
+        lowering.node, lowering.machine = node, machines[node.phase]
         op = registry.get(node.type)
         lowering.cut = False
         if op.aliasing == "any":

@@ -98,6 +98,8 @@ def _matmul_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) ->
     b = np.swapaxes(b, -1, -2) if attrs["transpose_b"] else b
     if "finish" in attrs:
         return [expression.evaluate(attrs["finish"], [a @ b, *others])]
+    if attrs.get("gated"):
+        return _defined("swiglu_pairs", [a @ b], attrs)
     return [a @ b]
 
 
@@ -106,6 +108,9 @@ def _lower_matmul(lowering: Lowering, node: Node) -> None:
     if len(node.outputs[0].shape) > FOLDED:
         tensors = _merge_batch(tensors)
     shape = fold(tensors[-1].shape)
+    gated = bool(node.attrs.get("gated"))
+    if gated:
+        shape = (*shape[:3], 2 * shape[3])
     machine = lowering.machine
     grouped = machine.variant.name == "matrix"
     product = node.hints.product if node.hints else None
@@ -136,6 +141,10 @@ def _lower_matmul(lowering: Lowering, node: Node) -> None:
     left, right, *others, out = tensors
     if "finish" in node.attrs:
         params["expr"] = node.attrs["finish"]
+    elif gated:
+        params["gated"] = True
+    elif grouped and out.dtype != left.dtype:
+        params["expr"] = expression.leaf(0)  # the sums as they are
     lowering.emit("matmul", params, [left, right, out, *others], coords)
 
 

@@ -20,12 +20,14 @@ def _lines(plan: Plan, tasks: bool) -> Iterator[str]:
         f"machine {machine['name']} ({machine['arch']}): {machine['processors']} processors, "
         f"{machine['shared_bytes']} bytes of shared memory"
     )
-    variant = machine["variants"][0]
-    roles = ", ".join(f"{r['warps']} {r['name']}" for r in variant["roles"])
-    yield (
-        f"variant {plan.variant}: warps of {machine['lanes']} lanes: {roles}; ring of "
-        f"{variant['stages']} x {variant['stage_bytes']} bytes, {variant['in_flight']} in flight"
-    )
+    for place, variant in enumerate(machine["variants"]):
+        roles = ", ".join(f"{r['warps']} {r['name']}" for r in variant["roles"])
+        names = ", ".join(p.name for p in plan.phases if p.variant == place)
+        yield (
+            f"variant {variant['name']} of {names}: warps of {machine['lanes']} lanes: {roles}; "
+            f"ring of {variant['stages']} x {variant['stage_bytes']} bytes, "
+            f"{variant['in_flight']} in flight"
+        )
     yield "memory"
     for arena, nbytes in sorted(plan.arenas.items()):
         count = sum(b.arena == arena and b.rank == plan.rank for b in plan.buffers)
@@ -44,7 +46,7 @@ def _phase(plan: Plan, phase: Phase) -> Iterator[str]:
             by_op[task.op].append(task)
     total = sum(len(t) for t in by_op.values())
     waits = sum(len(t.waits) for listed in by_op.values() for t in listed)
-    streamed = sum(f.nbytes for listed in by_op.values() for t in listed for f in t.fetches)
+    streamed = sum(t.streamed for listed in by_op.values() for t in listed)
     yield f"phase {phase.name}: {total} tasks, {waits} waits, {streamed:,} bytes streamed"
     yield "  op    tasks  waits  kind             name -> results, from operands"
     for op_id, listed in sorted(by_op.items()):
@@ -74,9 +76,9 @@ def _tasks(plan: Plan, phase: Phase) -> Iterator[str]:
                 + (f"@{plan.counters[c].rank}" if plan.counters[c].rank != plan.rank else "")
                 for c in task.signals
             )
-            fetched = sum(f.nbytes for f in task.fetches)
             parts = [f"    {plan.ops[task.op].name} {list(task.coord)}"]
             parts += [f"wait {waits}"] if waits else []
-            parts += [f"fetch {fetched:,}"] if fetched else []
+            parts += [f"fetch {task.streamed:,}"] if task.streamed else []
+            parts += [f"fetch up to {f.nbytes:,}" for f in task.fetches if f.growth]
             parts += [f"signal {signals}"] if signals else []
             yield "; ".join(parts)

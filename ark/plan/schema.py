@@ -20,6 +20,7 @@ from ark.machine import Machine
 from ark.plan.types import (
     MAX_OPERANDS,
     Fetch,
+    Growth,
     Phase,
     Plan,
     PlanBuffer,
@@ -28,6 +29,7 @@ from ark.plan.types import (
     PlanTensor,
     Task,
 )
+from ark.variant import COMPUTE
 
 FORMAT = 1
 
@@ -100,11 +102,20 @@ class CounterRow(_Row, frozen=True):
     system: Flag
 
 
+class GrowthRow(_Row, frozen=True):
+    length: Index
+    row: Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
+    part: Index
+    parts: Annotated[int, Meta(ge=1, le=1 << 16)]
+    beside: Index
+
+
 class FetchRow(_Row, frozen=True):
     operand: Index
     offset: Bytes
     nbytes: Annotated[int, Meta(ge=1, le=1 << 44)]
     stage: Annotated[int, Meta(ge=1, le=1 << 31)]
+    growth: GrowthRow | None = None
 
 
 class TaskRow(_Row, frozen=True):
@@ -118,6 +129,7 @@ class TaskRow(_Row, frozen=True):
 class PhaseEntry(_Entry, frozen=True):
     name: Name
     processors: tuple[tuple[TaskRow, ...], ...]
+    variant: Index = 0
 
 
 class PackingEntry(_Entry, frozen=True):
@@ -183,15 +195,22 @@ def read(data: Any) -> Plan:
             for i, c in enumerate(file.counters)
         ),
         phases=tuple(
-            Phase(p.name, tuple(tuple(_task(t) for t in tasks) for tasks in p.processors))
+            Phase(
+                p.name, tuple(tuple(_task(t) for t in tasks) for tasks in p.processors), p.variant
+            )
             for p in file.phases
         ),
     )
 
 
 def _task(row: TaskRow) -> Task:
-    fetches = tuple(Fetch(f.operand, f.offset, f.nbytes, f.stage) for f in row.fetches)
-    return Task(row.op, row.coord, row.waits, row.signals, fetches)
+    return Task(row.op, row.coord, row.waits, row.signals, tuple(map(_fetch, row.fetches)))
+
+
+def _fetch(row: FetchRow) -> Fetch:
+    g = row.growth
+    growth = None if g is None else Growth(g.length, g.row, g.part, g.parts, g.beside)
+    return Fetch(row.operand, row.offset, row.nbytes, row.stage, growth)
 
 
 def read_machine(fields: Mapping[str, Any]) -> Machine:
@@ -201,7 +220,9 @@ def read_machine(fields: Mapping[str, Any]) -> Machine:
         unknown = _unknown(machine, fields)
         if unknown:
             raise msgspec.ValidationError(f"it has no field {unknown!r}")
-        if not machine.variants or not machine.warps or machine.variant.warps > 64:
+        if not machine.variants or any(
+            not v.role(COMPUTE) or v.warps > 64 for v in machine.variants
+        ):
             raise msgspec.ValidationError("it has no kernel variant of 1 to 64 warps that computes")
         if not math.isfinite(machine.bandwidth_gbps + machine.tflops + machine.signal_us):
             raise msgspec.ValidationError("its rates must be numbers")

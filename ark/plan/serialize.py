@@ -10,12 +10,16 @@ from ark.errors import PlanError
 from ark.machine import Machine
 from ark.plan import schema
 from ark.plan.schema import FORMAT
-from ark.plan.types import Plan, Task
+from ark.plan.types import Fetch, Plan, Task
 
 
-def machine_of(plan: Plan) -> Machine:
-    """The machine model that a plan was made for; PlanError if it is none."""
-    return schema.read_machine(plan.machine)
+def machine_of(plan: Plan, phase: int | None = None) -> Machine:
+    """The machine model that a plan was made for; PlanError if it is none.
+
+    phase: with only the variant that this phase runs under; else with all that the plan uses.
+    """
+    machine = schema.read_machine(plan.machine)
+    return machine if phase is None else machine.under(plan.phases[phase].variant)
 
 
 def to_dict(plan: Plan) -> dict[str, Any]:
@@ -47,7 +51,11 @@ def to_dict(plan: Plan) -> dict[str, Any]:
         ],
         "counters": [[c.name, c.step, c.rank, int(c.system)] for c in plan.counters],
         "phases": [
-            {"name": p.name, "processors": [[_task(t) for t in tasks] for tasks in p.processors]}
+            {
+                "name": p.name,
+                "variant": p.variant,
+                "processors": [[_task(t) for t in tasks] for tasks in p.processors],
+            }
             for p in plan.phases
         ],
     }
@@ -59,8 +67,14 @@ def _task(task: Task) -> list[Any]:
         list(task.coord),
         [list(w) for w in task.waits],
         list(task.signals),
-        [[f.operand, f.offset, f.nbytes, f.stage] for f in task.fetches],
+        [_fetch(f) for f in task.fetches],
     ]
+
+
+def _fetch(fetch: Fetch) -> list[Any]:
+    row: list[Any] = [fetch.operand, fetch.offset, fetch.nbytes, fetch.stage]
+    g = fetch.growth
+    return row if g is None else [*row, [g.length, g.row, g.part, g.parts, g.beside]]
 
 
 def to_json(plan: Plan) -> str:
@@ -76,7 +90,8 @@ def to_json(plan: Plan) -> str:
             else "[]"
             for tasks in phase["processors"]
         )
-        parts.append(f'{{"name":{json.dumps(phase["name"])},"processors":[\n{lists}\n]}}')
+        head_of = f'"name":{json.dumps(phase["name"])},"variant":{phase["variant"]}'
+        parts.append(f'{{{head_of},"processors":[\n{lists}\n]}}')
     return head + ',"phases":[' + ",".join(parts) + "]}\n"
 
 

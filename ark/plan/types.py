@@ -142,13 +142,36 @@ class PlanCounter:
 
 
 @dataclass(frozen=True, slots=True)
+class Growth:
+    """What makes a fetch one of rows that iterations append, as many as there are when it runs.
+
+    length: operand, one int32: the rows that earlier iterations have appended; this iteration adds
+    one. row: bytes of a row. part, parts: which share of all of them, this iteration's among them,
+    is the task's. beside: an operand of the same layout, whose bytes follow in each stage.
+    """
+
+    length: int
+    row: int
+    part: int
+    parts: int
+    beside: int
+
+
+@dataclass(frozen=True, slots=True)
 class Fetch:
-    """Consecutive bytes of an operand that the stream copies in stages of `stage` bytes."""
+    """Consecutive bytes of an operand that the stream copies in stages of `stage` bytes.
+
+    With `growth` they are the room for the operand's rows. Of n rows, at most as many as there is
+    room for, the task takes those from n * part / parts to n * (part + 1) / parts, rounded down,
+    in as many stages of whole rows as they fill; the newest is not copied, since this iteration
+    makes it. Such a copy waits until the iteration may begin.
+    """
 
     operand: int
     offset: int
     nbytes: int
     stage: int
+    growth: Growth | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,13 +184,21 @@ class Task:
     signals: tuple[int, ...] = ()
     fetches: tuple[Fetch, ...] = ()
 
+    @property
+    def streamed(self) -> int:
+        """Bytes that it takes from the operand stream in every iteration."""
+        return sum(f.nbytes for f in self.fetches if f.growth is None)
+
 
 @dataclass(frozen=True)
 class Phase:
-    """What one iteration does: an ordered task list per processor."""
+    """What one iteration does: an ordered task list per processor. variant: the place, in the
+    machine's variants, of the one that its tasks run under.
+    """
 
     name: str
     processors: tuple[tuple[Task, ...], ...]
+    variant: int = 0
 
 
 @dataclass(frozen=True)
@@ -191,5 +222,21 @@ class Plan:
 
     @property
     def variant(self) -> str:
-        """The kernel variant that all tasks run under, by name."""
-        return str(self.machine["variants"][0]["name"])
+        """The kernel variant of the last phase, by name."""
+        return self.variant_of(len(self.phases) - 1)
+
+    def variant_of(self, phase: int) -> str:
+        """The kernel variant that a phase's tasks run under, by name."""
+        place = self.phases[phase].variant if self.phases else 0
+        return str(self.machine["variants"][place]["name"])
+
+    @property
+    def kernels(self) -> tuple[range, ...]:
+        """The phases of each kernel: consecutive ones under one variant."""
+        starts = [
+            i
+            for i, phase in enumerate(self.phases)
+            if i == 0 or phase.variant != self.phases[i - 1].variant
+        ]
+        ends = [*starts[1:], len(self.phases)]
+        return tuple(range(a, b) for a, b in zip(starts, ends, strict=True))

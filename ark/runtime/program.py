@@ -10,6 +10,7 @@ from ark.backend.protocol import Backend, Binary, Device, Target
 from ark.codegen.writer import Emitted, write
 from ark.errors import BaseError
 from ark.machine import Machine
+from ark.plan.serialize import machine_of
 from ark.plan.types import Plan
 from ark.runtime import cache
 
@@ -24,59 +25,86 @@ class Program:
     name: str
 
 
-def load(plan: Plan, machine: Machine, backend: Backend, device: Device) -> tuple[Program, object]:
+def load(
+    plan: Plan, machine: Machine, backend: Backend, device: Device, phases: range | None = None
+) -> tuple[Program, object]:
     """Builds the loop kernel and loads it; one from the cache that cannot be loaded is made again.
 
-    The second is what Device.load returned.
+    phases: those that it runs, by default all. The second is what Device.load returned.
     """
-    program = build(plan, machine, backend, device.arch)
+    program = build(plan, machine, backend, device.arch, phases)
     try:
         return program, device.load(program.binary)
     except BaseError:
         if not program.cached:
             raise
     cache.drop(cache.PROGRAMS, program.name)
-    program = build(plan, machine, backend, device.arch)
+    program = build(plan, machine, backend, device.arch, phases)
     return program, device.load(program.binary)
 
 
-_begun: dict[str, Future[Binary]] = {}  # by name in the cache, until somebody builds that
+Made = tuple[Binary, bool]  # and whether it was in the cache
+_begun: dict[str, Future[Made]] = {}  # by name in the cache, until somebody builds that
 
 
-def begin(plan: Plan, machine: Machine, backend: Backend, arch: str) -> None:
-    """Starts compiling beside the caller what `build` will want; a plan's draft will do. What fails
-    here fails again there, where somebody asks for it.
+def begin(plan: Plan, backend: Backend, arch: str) -> None:
+    """Starts compiling beside the caller all kernels that `build` will want; a plan's draft will
+    do. What fails here fails again there, where somebody asks for it.
     """
+    for phases in plan.kernels:
+        _begin(plan, backend, arch, phases)
+
+
+def _begin(plan: Plan, backend: Backend, arch: str, phases: range) -> None:
     try:
-        emitted, target, name = _emitted(plan, machine, backend, arch)
+        machine = machine_of(plan, phases[0])
+        emitted, target, name = _emitted(plan, machine, backend, arch, phases)
     except BaseError:
         return
-    if name in _begun or cache.load(cache.PROGRAMS, name) is not None:
+    if name in _begun or _kept(name) is not None:
         return
     worker = ThreadPoolExecutor(1, "ark-compile")
-    _begun[name] = worker.submit(backend.compiler().compile, emitted.source, target)
+    _begun[name] = worker.submit(_made, name, emitted, target, backend)
     worker.shutdown(wait=False)
 
 
-def build(plan: Plan, machine: Machine, backend: Backend, arch: str) -> Program:
+def build(
+    plan: Plan, machine: Machine, backend: Backend, arch: str, phases: range | None = None
+) -> Program:
     """Emits and compiles; the key is the source, the compiler with its flags, and the target."""
-    emitted, target, name = _emitted(plan, machine, backend, arch)
+    emitted, target, name = _emitted(plan, machine, backend, arch, phases)
     begun = _begun.pop(name, None)
-    data = cache.load(cache.PROGRAMS, name) if begun is None else None
-    if data is not None:
-        suffix, _, content = data.partition(b"\0")
-        return Program(emitted, Binary(content, suffix.decode()), True, name)
-    compiler = backend.compiler()
-    binary = begun.result() if begun else compiler.compile(emitted.source, target)
-    cache.store(cache.PROGRAMS, name, binary.suffix.encode() + b"\0" + binary.data)
-    return Program(emitted, binary, False, name)
+    binary, cached = begun.result() if begun else _made(name, emitted, target, backend)
+    return Program(emitted, binary, cached, name)
+
+
+def _made(name: str, emitted: Emitted, target: Target, backend: Backend) -> Made:
+    """The binary, from the cache if it is there. Ranks of one host compile the same source once."""
+    found = _kept(name)
+    if found is not None:
+        return found, True
+    with cache.making(cache.PROGRAMS, name):
+        found = _kept(name)
+        if found is not None:
+            return found, True
+        binary = backend.compiler().compile(emitted.source, target)
+        cache.store(cache.PROGRAMS, name, binary.suffix.encode() + b"\0" + binary.data)
+        return binary, False
+
+
+def _kept(name: str) -> Binary | None:
+    data = cache.load(cache.PROGRAMS, name)
+    if data is None:
+        return None
+    suffix, _, content = data.partition(b"\0")
+    return Binary(content, suffix.decode())
 
 
 def _emitted(
-    plan: Plan, machine: Machine, backend: Backend, arch: str
+    plan: Plan, machine: Machine, backend: Backend, arch: str, phases: range | None
 ) -> tuple[Emitted, Target, str]:
     """The source, what it is for, and its name in the cache."""
-    emitted = write(plan, machine, backend.dialect(arch))
+    emitted = write(plan, machine, backend.dialect(arch), phases)
     target = Target(arch, machine.threads)
     flags = backend.compiler().key(target)
     key = (__version__, backend.name, emitted.source.text, flags, repr(target))

@@ -6,15 +6,15 @@ Called by the executor once memory is allocated and peers are known.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ark.codegen import layout
-from ark.codegen.writer import Emitted
+from ark.codegen.dialect import BoxMap
 from ark.errors import PlanError
-from ark.plan.types import ITERATION_BARRIER, Plan, Task
+from ark.plan.types import ITERATION_BARRIER, Fetch, Growth, Plan, Task
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Tables:
     tasks: np.ndarray
     counter_ops: np.ndarray
     fetches: np.ndarray
+    growths: np.ndarray
     ranges: np.ndarray
     lists: np.ndarray  # addresses of operands that records have no room for
     listing: tuple[tuple[int, int, Task], ...]  # (phase, processor, task) by task index
@@ -31,46 +32,54 @@ class Tables:
 
 def build(
     plan: Plan,
-    emitted: Emitted,
+    opcode: Sequence[int],
     buffer_address: Callable[[int], int],
     counter_address: Callable[[int], int],
+    box_maps: Sequence[Sequence[BoxMap]] = (),
     map_address: Callable[[int, int], int] | None = None,
     list_address: int = 0,
 ) -> Tables:
-    """buffer_address and counter_address give device addresses by id in the plan, map_address that
-    of an op's box map by the op's id and the map's place. list_address: where `lists` will lie.
+    """opcode and box_maps: by op, in its kernel. buffer_address and counter_address give device
+    addresses by id in the plan, map_address that of an op's box map by the op's id and the map's
+    place. list_address: where `lists` will lie.
     """
     operands, limits = _operands(plan, buffer_address)
     counters = [counter_address(c.id) for c in plan.counters]
-    maps = _map_addresses(plan, emitted, map_address)
+    maps = _map_addresses(plan, box_maps, map_address)
     rows, lists = _rows(operands, maps, list_address)
     listing: list[tuple[int, int, Task]] = []
     records: list[tuple[object, ...]] = []
     counter_ops: list[tuple[int, int, int, int, int]] = []
     fetch_addresses: list[np.ndarray] = []
     fetch_sizes: list[np.ndarray] = []
+    fetch_growths: list[np.ndarray] = []
+    growths: list[tuple[int, ...]] = []
     ranges: list[tuple[int, int, int, int]] = []
     fetched = 0
     for number, phase in enumerate(plan.phases):
         for processor, tasks in enumerate(phase.processors):
             first_task, first_fetch = len(records), fetched
             for task in tasks:
-                stage = fetched - first_fetch
+                stage, growing = fetched - first_fetch, 0
                 for fetch in task.fetches:
                     operand = operands[task.op][fetch.operand]
-                    if (
-                        fetch.offset < 0
-                        or fetch.offset + fetch.nbytes > limits[task.op][fetch.operand]
-                    ):
+                    room = limits[task.op][fetch.operand]
+                    if fetch.growth is not None:
+                        room = min(room, limits[task.op][fetch.growth.beside])
+                    if fetch.offset < 0 or fetch.offset + fetch.nbytes > room:
                         raise PlanError(
                             f"op {plan.ops[task.op].name!r} fetches past the end of its operand; "
                             "the plan is damaged"
                         )
                     starts = np.arange(0, fetch.nbytes, fetch.stage, dtype=np.uint64)
+                    sizes = np.minimum(fetch.stage, fetch.nbytes - starts.astype(np.int64))
+                    if fetch.growth is not None:
+                        growths.append(_growth(fetch, fetch.growth, operands[task.op]))
+                        growing = len(growths)
+                        starts, sizes = starts[:1], sizes[:1]  # one record, whatever it grows to
                     fetch_addresses.append(starts + np.uint64(operand + fetch.offset))
-                    fetch_sizes.append(
-                        np.minimum(fetch.stage, fetch.nbytes - starts.astype(np.int64))
-                    )
+                    fetch_sizes.append(sizes)
+                    fetch_growths.append(np.full(len(starts), growing if fetch.growth else 0))
                     fetched += len(starts)
                 wait_begin = len(counter_ops)
                 for counter, threshold in task.waits:
@@ -81,7 +90,7 @@ def build(
                 coord = (*task.coord, *([0] * (layout.MAX_COORDS - len(task.coord))))
                 records.append(
                     (
-                        emitted.opcode[task.op],
+                        opcode[task.op],
                         task.op,
                         wait_begin,
                         signal_begin,
@@ -91,7 +100,7 @@ def build(
                         fetched - first_fetch,
                         coord,
                         len(records),
-                        0,
+                        growing,
                         rows[task.op],
                     )
                 )
@@ -101,23 +110,32 @@ def build(
     if fetched:
         fetches["address"] = np.concatenate(fetch_addresses)
         fetches["bytes"] = np.concatenate(fetch_sizes)
+        fetches["growth"] = np.concatenate(fetch_growths)
     return Tables(
         tasks=np.array(records, layout.dtype("ArkTask")),
         counter_ops=np.array(counter_ops or [(0, 0, 0, 0, 0)], layout.dtype("ArkCounterOp")),
         fetches=fetches,
+        growths=np.array(growths or [(0,) * 9], layout.dtype("ArkGrowth")),
         ranges=np.array(ranges, layout.dtype("ArkRange")),
         lists=lists,
         listing=tuple(listing),
     )
 
 
+def _growth(fetch: Fetch, growth: Growth, operands: list[int]) -> tuple[int, ...]:
+    """An ArkGrowth. operands: the addresses of the op's."""
+    row, rows, step = growth.row, fetch.nbytes // growth.row, fetch.stage // growth.row
+    first, beside = (operands[i] + fetch.offset for i in (fetch.operand, growth.beside))
+    return (first, beside, operands[growth.length], row, rows, step, growth.part, growth.parts, 0)
+
+
 def _map_addresses(
-    plan: Plan, emitted: Emitted, map_address: Callable[[int, int], int] | None
+    plan: Plan, box_maps: Sequence[Sequence[BoxMap]], map_address: Callable[[int, int], int] | None
 ) -> list[list[int]]:
     """By op: the addresses of its box maps."""
     found: list[list[int]] = []
     for op in plan.ops:
-        count = len(emitted.maps[emitted.opcode[op.id]]) if emitted.maps and map_address else 0
+        count = len(box_maps[op.id]) if box_maps and map_address else 0
         if count and len(op.operands) + count > layout.RECORD_OPERANDS:
             raise PlanError(
                 f"op {op.name!r} has {len(op.operands)} operands and {count} maps; a task record "

@@ -7,6 +7,7 @@ touches is always decided here, because the verifier relies on it.
 from ark.tasks import (
     along,
     attention,
+    attention_tiles,
     combine,
     experts,
     iteration,
@@ -20,12 +21,14 @@ from ark.tasks import (
     rows,
     token,
     tokens,
+    transfer,
     windows,
 )
 
 __all__ = [
     "along",
     "attention",
+    "attention_tiles",
     "combine",
     "experts",
     "iteration",
@@ -39,5 +42,6 @@ __all__ = [
     "rows",
     "token",
     "tokens",
+    "transfer",
     "windows",
 ]

@@ -17,19 +17,19 @@ from ark.tasks.matmul import dims, each_tile, finish, outputs, place_names
 ROWS, DEPTH, WIDTHS = 128, 64, (64, 128, 256)
 # Four stages, a slab of 16 by 64 results a warp, and room to begin at a multiple of 1024.
 SCRATCH = 4 * 49152 + 8 * 2048 + 1024
-_KINDS = {"bf16": "bf16", "fp16": "f16"}
+KINDS = {"bf16": "bf16", "fp16": "f16"}
 
 
 def serves(sig: Signature, machine: Machine) -> bool:
     """Does this body compute the signature's tiles?"""
     rows, columns = sig.params["tile"]
     left, right, out = sig.operands[:3]
-    plain = sig.params.get("expr") is None
+    plain = sig.params.get("expr") is None and not sig.params.get("gated")
     return (
         machine.has("wgmma")
         and machine.variant.name == "matrix"
         and left.dtype == right.dtype
-        and left.dtype in _KINDS
+        and left.dtype in KINDS
         and (out.dtype == left.dtype or not plain)
         and rows == ROWS
         and columns in WIDTHS
@@ -71,7 +71,7 @@ def _map(operand: OperandType, index: int, rows: int, flat: bool) -> BoxMap:
     return BoxMap(index, operand.dtype, sizes, steps, (64, rows, 1, 1))
 
 
-def _multiply(columns: int, kind: str, transposes: tuple[int, int]) -> str:
+def multiply(columns: int, kind: str, transposes: tuple[int, int]) -> str:
     """One instruction: 64 rows, `columns` columns, 16 deep."""
     count = columns // 2
     registers = ", ".join(f"%{i}" for i in range(count))
@@ -95,12 +95,14 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
     """The computing half."""
     columns = sig.params["tile"][1]
     _, _, k = dims(sig)
-    kind = _KINDS[sig.operands[0].dtype]
+    kind = KINDS[sig.operands[0].dtype]
     across = (int(sig.params["transpose_a"]), int(not sig.params["transpose_b"]))
     # Where k is the inner dimension, 16 of it are 32 bytes of a row; else 16 rows of 128 bytes.
     a_step, b_step = (128 if t else 2 for t in across)
     a_lead, b_lead = (512 if t else 1 for t in across)
-    body = f"""  float d[{columns // 2}];
+    # Cleared although the first product overwrites them: what is read before it is written would
+    # be alive in all other bodies of the loop too.
+    body = f"""  float d[{columns // 2}] = {{}};
   for (ark_u32 k = 0u; k < {-(-k // DEPTH)}u; ++k, ++used) {{
     ark_matrix_filled(c, used);
     const char* stage = ark_matrix_stage(c, used);
@@ -118,7 +120,7 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
 {_give(sig)}"""
     # Inlined: the compiler would wait for each instruction of a function that is called.
     return (
-        _multiply(columns, kind, across)
+        multiply(columns, kind, across)
         + f"""ARK_DEVICE void {name}(ArkCtx& c, const ArkTask& t) {{
   const int group = ark_warp() / 4, first = ark_tid() % 128 == 0;
   ark_u32 used = ark_matrix.used[group];
@@ -134,6 +136,8 @@ def _give(sig: Signature) -> str:
     m, n, _ = dims(sig)
     columns, out = sig.params["tile"][1], sig.operands[2]
     start = text.offset(sig, 2, place_names(sig, "m0", "n0"))
+    if sig.params.get("gated"):
+        return _give_gated(sig)
     if sig.params.get("expr") is None:
         return (
             f"  ark_matrix_give<{out.ctype}, {columns}>(\n"
@@ -158,6 +162,27 @@ def _give(sig: Signature) -> str:
         f"{body}  }};\n"
         f"  ark_matrix_each<{columns}>(c, d, {m} - m0, {n} - n0, eight);\n"
     )
+
+
+def _give_gated(sig: Signature) -> str:
+    """Stores what neighbouring columns, gates and what they let pass, make."""
+    m, n, _ = dims(sig)
+    columns, out = sig.params["tile"][1], sig.operands[2]
+    aligned = "ark_aligned(reinterpret_cast<ark_u64>(po))" if out.strides[-2] % 8 == 0 else "false"
+    return f"""  const auto eight = [&](int at_row, int at_column, const float* v, int left) {{
+      {out.ctype}* to = po + static_cast<ark_i64>(m0 + at_row) * {out.strides[-2]};
+      to += (n0 + at_column) / 2;
+      ArkPack<{out.ctype}, 4> made;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) ark_put(made.v, j, ark_swiglu(v[2 * j], v[2 * j + 1]));
+      if (left == 8 && {aligned}) {{
+        ark_store_pack<4>(to, made);
+      }} else {{
+        for (int j = 0; 2 * j < left; ++j) to[j] = made.v[j];
+      }}
+  }};
+  ark_matrix_each<{columns}>(c, d, {m} - m0, {n} - n0, eight);
+"""
 
 
 def _packed(sig: Signature) -> list[int] | None:
