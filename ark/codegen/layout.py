@@ -39,7 +39,8 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("operand", "u64", RECORD_OPERANDS),
     ),
     # A wait (value = threshold within an iteration, step = increments per iteration) or a signal
-    # (value = increment). flags: bit 0 = peers take part (system scope), bit 1 = iteration barrier.
+    # (value = increment). flags: bit 0 = peers take part (system scope), bit 1 = iteration
+    # barrier, bit 2 = on another host.
     "ArkCounterOp": (
         ("address", "u64", 1),
         ("value", "u32", 1),
@@ -143,6 +144,7 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
 
 COUNTER_OP_SYSTEM = 1
 COUNTER_OP_BARRIER = 2
+COUNTER_OP_FAR = 4
 
 # Why a wait gave up, as ArkHost.error says it.
 ERROR_KINDS = {

@@ -153,8 +153,12 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
     scratch = check_shared_memory(plan, machine, dialect, phases)
     stream = dialect.stream if machine.ring_bytes else device_text("stream_direct.h")
     roles = dialect.roles if leads else ""
+    far = bool(plan.meta.get("hosts"))
+    if far:
+        headers.setdefault(device_text("proxy.h"))
     parts = [
         f"// ark loop kernel, dialect {dialect.name}\n",
+        "#define ARK_REMOTE 1\n" if far else "",
         _constants(machine, plan, scratch, phases),
         dialect.prelude,
         layout.declarations(),

@@ -142,7 +142,7 @@ class PackingEntry(_Entry, frozen=True):
 
 class MetaEntry(_Entry, frozen=True, omit_defaults=True):
     """What the plan was made from. processor_ranges: by op, where it was asked to stay.
-    contexts: by op, which it was asked for in.
+    contexts: by op, which it was asked for in. hosts: by rank a number, equal on one host.
     """
 
     model: Name | None = None
@@ -151,6 +151,7 @@ class MetaEntry(_Entry, frozen=True, omit_defaults=True):
     packing: tuple[PackingEntry, ...] | None = None
     processor_ranges: tuple[tuple[Index, Index] | None, ...] | None = None
     contexts: tuple[Index | None, ...] | None = None
+    hosts: tuple[Index, ...] | None = None
 
 
 class PlanFile(_Entry, frozen=True):

@@ -175,6 +175,9 @@ def _counter_op(
     flags = layout.COUNTER_OP_SYSTEM if entry.system else 0
     if entry.name == "iteration barrier" and counter == ITERATION_BARRIER:
         flags |= layout.COUNTER_OP_BARRIER
+    hosts = plan.meta.get("hosts")
+    if hosts and hosts[entry.rank] != hosts[plan.rank]:
+        flags |= layout.COUNTER_OP_FAR
     return addresses[counter], value, entry.step, counter, flags
 
 

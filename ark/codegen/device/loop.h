@@ -246,6 +246,22 @@ ARK_DEVICE bool ark_wait_task(ArkTeam team, ArkLoop& loop, ark_u32 i) {
   return ok;
 }
 
+#if defined(ARK_REMOTE)
+// Counters of ranks on other hosts: device/proxy.h.
+ARK_COLD bool ark_proxy_push(ArkCtx& c, ark_u64 source, ark_u64 target, ark_u32 size,
+                             ark_u32& behind);
+#endif
+ARK_DEVICE void ark_signal(ArkCtx& c, const ArkCounterOp& e) {
+#if defined(ARK_REMOTE)
+  ark_u32 behind = 0u;
+  if ((e.flags & 4u) != 0u) {
+    ark_proxy_push(c, e.value, e.address, 0u, behind);
+    return;
+  }
+#endif
+  (void)c;
+  ark_add_release(ark_words(e.address), e.value, (e.flags & 1u) != 0u);
+}
 ARK_DEVICE void ark_signal_task(ArkTeam team, ArkLoop& loop, ark_u32 i, ark_u32 iteration) {
   const ArkTask& task = loop.tasks[i % ARK_SLOTS];
   ARK_BLOCK_ARRIVED();
@@ -258,7 +274,7 @@ ARK_DEVICE void ark_signal_task(ArkTeam team, ArkLoop& loop, ark_u32 i, ark_u32 
     const bool last = loop.ctx.phase == ARK_PHASES - 1u;
     ark_u32* done = &ark_host(ARK_PARAMS(loop.ctx))->done;
     if (tells && !last) ark_store_host(done, iteration + 1u);
-    ark_add_release(ark_words(e.address), e.value, (e.flags & 1u) != 0u);
+    ark_signal(loop.ctx, e);
     if (tells && last) ark_store_host(done, iteration + 1u);
   }
 }

@@ -127,11 +127,20 @@ def _check_names(plan: Plan) -> None:
 
 
 def _check_ops(rank_set: RankSet, plan: Plan) -> None:
+    hosts = plan.meta.get("hosts") or [0] * plan.world_size
+    if len(hosts) != plan.world_size or any(type(h) is not int for h in hosts):
+        raise refuse(f"its hosts are {hosts!r}, expected a number for each rank")
     for op in plan.ops:
         kinds.get(op.kind)
         for tensor in (*op.operands, *op.after):
             if not 0 <= tensor < len(plan.tensors):
                 raise refuse(f"op {op.name!r} uses tensor {tensor}, which does not exist")
+        owners = {plan.buffers[plan.tensors[t].buffer].rank for t in op.operands}
+        if op.kind != "transfer" and any(hosts[o] != hosts[plan.rank] for o in owners):
+            raise refuse(
+                f"op {op.name!r} of kind {op.kind!r} touches memory of another host; only "
+                "transfers reach there"
+            )
 
 
 def _check_counters(rank_set: RankSet, plan: Plan) -> None:
