@@ -147,7 +147,7 @@ def _plans(case: CommCase, key: Key, world: int, device: Device) -> list[Plan]:
             target = graph.tensor((count,), case.dtype, arena=arena, name=name)
             graph.add("collective", [source], [target], attrs, key.collective)
             source = target
-        made.append(make_plan(graph, machine))
+        made.append(make_plan(graph, machine, {"together": True}))
     verify(made)
     return made
 
