@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -230,14 +231,28 @@ class Executor:
         for rank, data in enumerate(self.ranks.all_gather(json.dumps(mine).encode())):
             if rank != self.plan.rank:
                 entry = json.loads(data)
-                if rank in self._far and self._proxy is not None:
-                    memory = self._proxy.connect(rank, entry["network"])
-                else:
-                    memory = self.device.map_peer(bytes.fromhex(entry["handle"]))
-                self._peers[rank] = (memory, entry)
+                self._peers[rank] = (self._reach(rank, entry), entry)
                 for target, name in entry["signals"]:
                     if target == self.plan.rank:
                         self._signallers.setdefault(name, []).append(rank)
+
+    def _reach(self, rank: int, entry: Mapping[str, Any]) -> Memory:
+        """A peer's memory, mapped or by the network. SystemError names the rank, and says that it
+        has ended if it has, which may be known a moment later.
+        """
+        try:
+            if rank in self._far and self._proxy is not None:
+                return self._proxy.connect(rank, entry["network"])
+            return self.device.map_peer(bytes.fromhex(entry["handle"]))
+        except SystemError as error:
+            assert self.ranks is not None
+            end = time.monotonic() + 1.0
+            while self.ranks.failure() is None and time.monotonic() < end:
+                time.sleep(0.01)
+            failed = self.ranks.failure()
+            if failed is not None:
+                raise SystemError(failed) from error
+            raise SystemError(f"the memory of rank {rank} is out of reach: {error}") from error
 
     def _peer_address(self, rank: int, table: str, name: str) -> int:
         memory, entry = self._peers[rank]
