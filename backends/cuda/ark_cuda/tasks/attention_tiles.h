@@ -102,6 +102,17 @@ ARK_DEVICE float ark_attention_power(float v) {
   return result;
 }
 
+// The warpgroups take turns: one multiplies while the other makes powers of its scores. A barrier
+// is whose turn it is.
+ARK_DEVICE void ark_attention_turn(int group) {
+  __syncwarp();
+  asm volatile("barrier.sync %0, 256;" ::"r"(14 + group) : "memory");
+}
+ARK_DEVICE void ark_attention_pass(int group) {
+  __syncwarp();
+  asm volatile("barrier.arrive %0, 256;" ::"r"(14 + group) : "memory");
+}
+
 // A row's statistics: a thread has two rows, which four lanes share.
 struct ArkAttentionRows {
   float top[2];     // largest score so far, times log2(e)
@@ -220,8 +231,10 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
       finish(last);
       ark_attention_round<T, BN>(s, p);
       ark_matrix_filled(c, used);
+      if (group == 1 && least < last) ark_attention_pass(0);
 #pragma unroll 1
       for (int block = last - 1; block >= least; --block) {
+        ark_attention_turn(group);
         ark_matrix_hold(s);
         ark_matrix_fence();
         W::scores(s, a, ark_matrix_operand(ark_attention_stage<R, Q>(c, used), 1));
@@ -231,6 +244,7 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
         ark_matrix_fence();
         W::values(o, p, ark_matrix_operand(ark_attention_stage<R, Q>(c, used + 1u), BN * 8));
         ark_matrix_commit();
+        if (group == 0 || block > least) ark_attention_pass(1 - group);
         ark_matrix_wait<1>();
         ark_matrix_hold(s);
         release(used);
