@@ -133,7 +133,7 @@ def test_too_little_address_space(endless: Path) -> None:
 
 
 def test_a_small_stack() -> None:
-    """Threads that run processors have stacks of their own size; less than this gcc itself needs."""
+    """Threads that run processors have stacks of their own; with much less gcc itself ends."""
     done = subprocess.run(
         argv(NOAH, "--max-new-tokens", "2"),
         capture_output=True,
