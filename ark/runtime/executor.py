@@ -165,13 +165,24 @@ class Executor:
 
     def rebind(self, externals: Mapping[int, int]) -> None:
         """Moves external buffers to other addresses, by buffer id; nothing may be running."""
+        moved = {b: a - self._externals[b] for b, a in externals.items() if a != self._externals[b]}
         self._externals.update(externals)
         if self._proxy is not None:
-            for number, address in externals.items():
+            for number in moved:
+                address = self._externals[number]
                 self._proxy.allow(address, self.plan.buffers[number].nbytes)
-        self.tables = self._build_tables()
-        for name, memory in self._arrays.items():
-            self.device.write(memory.address, getattr(self.tables, name))
+        if self._cells is None:
+            self._cells = tables.cells(self.plan, self.tables)
+        if any(b in self._cells and self._cells[b] is None for b in moved):
+            self.tables = self._build_tables()
+            for name, memory in self._arrays.items():
+                self.device.write(memory.address, getattr(self.tables, name))
+            return
+        words = self.tables.tasks.view(np.int64)
+        for buffer, distance in moved.items():
+            if buffer in self._cells:
+                words[self._cells[buffer]] += distance
+        self.device.write(self._arrays["tasks"].address, self.tables.tasks)
 
     def _build_tables(self) -> tables.Tables:
         """The tables for the present addresses; box maps are written to the device first."""
