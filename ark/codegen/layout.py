@@ -33,11 +33,11 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("fetch_end", "u32", 1),
         ("coord", "i32", MAX_COORDS),
         ("index", "u32", 1),
-        ("pad", "u32", 1),
+        ("early", "u32", 1),
         ("operand", "u64", RECORD_OPERANDS),
     ),
     # A wait (value = threshold within an iteration, step = increments per iteration) or a signal
-    # (value = increment). flags: bit 0 = peers take part (system scope), bit 1 = iteration barrier.
+    # (value = increment). flags: bit 0 = peers take part (system scope).
     "ArkCounterOp": (
         ("address", "u64", 1),
         ("value", "u32", 1),
@@ -88,6 +88,7 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
     ),
     # Kernel parameters; every address is valid on the device. first, end: the iterations of a
     # launch that goes on where the one before ended; end is 0 for others, which the limit ends.
+    # together: signals that open the iteration barrier, some of them from peers if peers is 1.
     "ArkParams": (
         ("tasks", "u64", 1),
         ("counter_ops", "u64", 1),
@@ -105,11 +106,12 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("idle_ns", "u64", 1),
         ("first", "u32", 1),
         ("end", "u32", 1),
+        ("peers", "u32", 1),
+        ("pad", "u32", 1),
     ),
 }
 
 COUNTER_OP_SYSTEM = 1
-COUNTER_OP_BARRIER = 2
 
 # Why a wait gave up, as ArkHost.error says it.
 ERROR_KINDS = {

@@ -53,7 +53,8 @@ def choose(
     return machine.using(names[0])
 
 
-LEAST_TILE, LEAST_WORK = (128, 64), 1 << 28  # of a product worth a variant of its own
+LEAST_TILE, LEAST_WORK = (16, 64), 1 << 26  # of a product worth a variant of its own
+HALVED = 64  # of so many rows warpgroups share the columns, twice as many at least
 
 
 def _multiplies(graph: Graph) -> bool:
@@ -73,6 +74,7 @@ def _boxes(node: Node) -> bool:
     return (
         len(out.shape) <= FOLDED
         and all(n >= least for n, least in zip(out.shape[-2:], LEAST_TILE, strict=True))
+        and (out.shape[-2] > HALVED or out.shape[-1] >= 2 * HALVED)
         and math.prod(out.shape) * depth >= LEAST_WORK
         and len({t.dtype.name for t in (*node.inputs, out)}) == 1
         and all(

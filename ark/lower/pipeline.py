@@ -34,7 +34,7 @@ from ark.plan.packing import Packing, to_meta
 from ark.plan.schedule import Schedule
 from ark.plan.types import INITIAL, Phase, Plan, PlanBuffer, PlanOp, PlanTensor
 
-OPTIONS = ("external", "fuse", "pack", "packets", "variant")
+OPTIONS = ("cuts", "external", "fuse", "pack", "packets", "variant")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +87,8 @@ def plan(
     options: `external` (ids of buffers whose memory the caller provides and may read and write
     between launches), `packets` (False keeps every dependence on counters), `fuse` (False keeps
     every op apart from its neighbours), `pack` (False keeps the model's weights as they are),
-    `variant` (the kernel variant by name). Raises InvalidUsageError for any other.
+    `variant` (the kernel variant by name), `cuts` (how products are cut, by shape: ark.lower.cuts).
+    Raises InvalidUsageError for any other.
     """
     return plan_prepared(prepare(graph, machine, options), meta)
 
@@ -104,7 +105,9 @@ def plan_prepared(
     phase's tasks on one processor; a compiler may begin.
     """
     private, machine, chosen = prepared.graph, prepared.machine, prepared.options
-    groups = _ended(lower_nodes(private, machine, chosen, prepared.pipelined))
+    groups = lower_nodes(private, machine, chosen, prepared.pipelined)
+    if private.world_size > 1 or len(private.phases) > 1:
+        groups = _ended(groups)
     packed = machine.has("packets") and chosen.get("packets", True)
     templates = Templates()
     packets: set[int] = set()
@@ -122,6 +125,7 @@ def plan_prepared(
         private.world_size,
         templates,
         together,
+        len(private.phases),
     )
     members: list[list[tuple[int, Group]]] = [[] for _ in private.phases]
     for i, group in enumerate(groups):

@@ -359,6 +359,7 @@ class Executor:
         params["trace_capacity"] = self._trace_records
         params["processors"] = self.plan.processors
         params["together"] = self.plan.counters[ITERATION_BARRIER].step
+        params["peers"] = int(self.plan.counters[ITERATION_BARRIER].system)
         params["persistent"] = int(persistent)
         params["budget_ns"] = int(self.budget_s * 1e9)
         idle_s = IDLE_S if self.plan.world_size == 1 else IDLE_RANKS_S
