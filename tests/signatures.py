@@ -201,6 +201,33 @@ def _sums(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Plan]]
     return found
 
 
+def _channels(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Plan]]:
+    """Both ends of a channel, by every way that bytes have."""
+    found = []
+    for dtype in types:
+        pair = []
+        for rank in range(2):
+            model = Model(rank, 2)
+            with use_model(model):
+                shared = ark.comm.symmetric([999], dtype)
+                channel = ark.comm.channel(1 - rank)
+                if rank == 0:
+                    x = ark.tensor([999], dtype)
+                    channel.put(x, shared, signal=True)
+                    channel.wait()
+                    channel.reduce(x, shared)
+                    channel.get(shared)
+                    channel.send(x)
+                else:
+                    kept = ark.copy(*channel.wait(shared), output=ark.tensor([999], dtype))
+                    channel.signal(after=[kept])
+                    channel.recv(ark.tensor([999], dtype))
+            pair.append(plan(model.graph, machine))
+        verify(pair)
+        found += [(f"channel{p.rank}-{dtype.name}", p) for p in pair]
+    return found
+
+
 @cache
 def plans(machine: Machine, types: tuple[DataType, ...] = ALL) -> list[tuple[str, Plan]]:
     """Verified plans for `machine`, each with a name; the same ones in the same order each time."""
@@ -213,7 +240,9 @@ def plans(machine: Machine, types: tuple[DataType, ...] = ALL) -> list[tuple[str
             made = plan(model.graph, machine)
             verify([made])
             found.append((f"{case}-{dtype.name}", made))
-    return found + _sums(machine, types) + _llama(machine, types)
+    for ranks in (_sums, _llama, _channels):
+        found += ranks(machine, types)
+    return found
 
 
 def types_for(arch: str, archs: Sequence[str]) -> tuple[DataType, ...]:

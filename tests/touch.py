@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,7 @@ from ark_cpu import backend
 from ark_cpu.compiler import find_compiler
 
 from ark.codegen import layout
+from ark.codegen.dialect import Dialect
 from ark.codegen.writer import write
 from ark.ir.dtype import by_name
 from ark.plan.serialize import machine_of
@@ -98,9 +100,19 @@ def _fill(plan: Plan, buffer: int, values: np.ndarray, rng: np.random.Generator)
 
 
 class Bench:
-    """A plan in memory, its tasks ready to run one at a time."""
+    """A plan in memory, its tasks ready to run one at a time.
 
-    def __init__(self, plan: Plan, seed: int) -> None:
+    dialect: of the source, the CPU's if it is not given; with `ark_touch`, which runs the task that
+    the first range names. host: what is done to the source before it is compiled.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        seed: int,
+        dialect: Dialect | None = None,
+        host: Callable[[str], str] = str,
+    ) -> None:
         self.plan = plan
         self.rng = np.random.default_rng(seed)
         self.tasks = [t for phase in plan.phases for tasks in phase.processors for t in tasks]
@@ -108,10 +120,11 @@ class Bench:
         machine = dataclasses.replace(machine_of(plan), processors=1)
         entry = {**plan.machine, "processors": 1}
         flat = dataclasses.replace(plan, phases=(Phase("all", (alone,)),), machine=entry)
-        dialect = dataclasses.replace(backend.dialect(machine.arch), entry=ENTRY)
+        if dialect is None:
+            dialect = dataclasses.replace(backend.dialect(machine.arch), entry=ENTRY)
         self.emitted = write(flat, machine, dialect)
         self._lay_out()
-        self.library = _library(self.emitted.source.text)
+        self.library = _library(host(self.emitted.source.text))
         counters = np.zeros(len(plan.counters) + 1, np.uint32)
         self.lists = np.zeros(max(1, tables.listed(flat)), np.uint64)
         self.tables = tables.build(

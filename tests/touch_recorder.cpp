@@ -87,5 +87,6 @@ PLAIN(1) PLAIN(2) PLAIN(4) PLAIN(8) PLAIN(16)
   }
 ATOMIC(32) ATOMIC(64)
 void __tsan_atomic_thread_fence(int) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+void __tsan_atomic_signal_fence(int) {}
 
 }  // extern "C"

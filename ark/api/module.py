@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -11,7 +11,10 @@ import numpy as np
 from ark import log
 from ark.errors import InvalidUsageError, UnsupportedError
 from ark.frontend.model import Model
-from ark.frontend.tensor import Parameter, Tensor, is_torch
+from ark.frontend.tensor import Parameter, Tensor, as_tensor, is_torch
+from ark.gradients import grad
+from ark.ir import values as ir
+from ark.ir.dtype import FLOATS
 
 Hook = Callable[["Module", Any], Any]
 
@@ -27,6 +30,7 @@ class Module:
         self.parameters: dict[str, Parameter] = {}
         self._hooks: list[Hook] = []
         self._name = ""
+        self._called: tuple[list[ir.Tensor], list[ir.Tensor]] | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -116,9 +120,29 @@ class Module:
         """What calling the module does; subclasses write it."""
         raise UnsupportedError(f"{type(self).__name__} has no forward; write one")
 
-    def backward(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises UnsupportedError: ark does not train."""
-        raise UnsupportedError("backward is not built: ark has no automatic differentiation")
+    def backward(self, *grad_outputs: Any) -> Any:
+        """Adds the gradients of the module's last call: by its parameters, which keep theirs
+        (Parameter.update_gradient), and by the tensors of fp32, fp16 or bf16 that it was called
+        with, which are returned (None, one tensor, or a tuple).
+
+        grad_outputs: a gradient for each tensor that the call returned; None for an output of one
+        element. Subclasses may write their own, as they write forward. Errors as of ark.grad.
+        """
+        if self._called is None:
+            raise InvalidUsageError(
+                f"{type(self).__name__} was not called; call it before backward"
+            )
+        inputs, outputs = (
+            [Tensor(t, Model.get_model()) for t in listed if t.dtype in FLOATS]
+            for listed in self._called
+        )
+        parameters = list(self.params_dict().values())
+        given = grad_outputs or [None] * len(outputs)
+        found = grad(outputs, [*parameters, *inputs], given)
+        for parameter, gradient in zip(parameters, found, strict=False):
+            parameter.update_gradient(gradient)
+        made = found[len(parameters) :]
+        return tuple(made) if len(made) > 1 else made[0] if made else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         graph = Model.get_model().graph
@@ -126,4 +150,16 @@ class Module:
             made = self.forward(*args, **kwargs)
             for hook in self._hooks:
                 made = hook(self, made)
+        self._called = _tensors([*args, *kwargs.values()]), _tensors([made])
         return made
+
+
+def _tensors(values: Iterable[Any]) -> list[ir.Tensor]:
+    """The tensors among values and lists of them; without handles, which would keep memory."""
+    found: list[ir.Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(as_tensor(value).ir)
+        elif isinstance(value, (list, tuple)):
+            found += _tensors(value)
+    return found

@@ -3,8 +3,8 @@ collectives on NumPy arrays and torch tensors, outside of a model.
 
 Users import `topology` and `synthesize` from here; `ark topo` is the same on the command line. The
 package stands on its own, and the plan takes its programs as it takes any other collective. What
-works on arrays (`ark.comm.all_reduce(x)`) lies above the runtime, in ark.distributed; it is named
-here and loaded when asked for.
+works on arrays (`ark.comm.all_reduce(x)`) lies above the runtime, in ark.distributed, and channels
+that a model names in ark.ops.channels; they are named here and loaded when asked for.
 """
 
 import importlib
@@ -24,12 +24,15 @@ _ON_ARRAYS = (
     "reduce_scatter",
     "send",
 )
+_IN_MODELS = ("channel", "symmetric")
 
 
 def __getattr__(name: str) -> object:
     if name in _ON_ARRAYS:
         return getattr(importlib.import_module("ark.distributed.functions"), name)
+    if name in _IN_MODELS:
+        return getattr(importlib.import_module("ark.ops.channels"), name)
     raise AttributeError(f"module 'ark.comm' has no attribute {name!r}")
 
 
-__all__ = ["algorithms", "synthesize", "topology", *_ON_ARRAYS]
+__all__ = ["algorithms", "synthesize", "topology", *_ON_ARRAYS, *_IN_MODELS]

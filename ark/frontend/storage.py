@@ -8,6 +8,8 @@ ark.api.runtime.
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -97,8 +99,9 @@ class Storage:
         box[...] = values
         device.write(self.address, to_memory(whole, tensor.dtype))
 
-    def __del__(self) -> None:
-        if self._memory is not None and self.device is not None:
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # An interpreter that ends has taken the driver's functions apart; memory goes with it.
+        if self._memory is not None and self.device is not None and not finalizing():
             self.device.free(self._memory)
             self._memory = None
 

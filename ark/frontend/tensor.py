@@ -226,15 +226,25 @@ for _name, _op in (("neg", "neg"), ("abs", "abs"), ("invert", "logical_not")):
 
 
 class Parameter(Tensor):
-    """A tensor that a Module collects under the name of its attribute."""
+    """A tensor that a Module collects under the name of its attribute.
+
+    gradient: what `update_gradient` was given last.
+    """
+
+    gradient: Tensor | None = None
 
     def __init__(self, tensor: Any, from_torch: bool = False) -> None:
         base = Tensor.from_torch(tensor.detach()) if from_torch else as_tensor(tensor)
         super().__init__(base.ir, base.model, base.initializer)
 
     def update_gradient(self, ark_tensor: Tensor) -> None:
-        """Raises UnsupportedError: ark does not train."""
-        raise UnsupportedError("update_gradient is not built: ark has no automatic differentiation")
+        """Makes a tensor of the parameter's shape its `gradient`, for an optimizer's step."""
+        if ark_tensor.ir.shape != self.ir.shape:
+            raise InvalidUsageError(
+                f"the gradient has shape {ark_tensor.shape()}, the parameter {self.shape()}; they "
+                "must be equal"
+            )
+        self.gradient = ark_tensor
 
 
 def as_tensor(value: Any) -> Tensor:

@@ -61,6 +61,7 @@ class Graph:
         self.hints: Hints | None = None
         self.context: int | None = None
         self.scopes: list[str] = []
+        self.detached: set[int] = set()  # ids of tensors that are constants to differentiation
         self._depends: dict[int, tuple[Tensor, ...]] = {}
 
     @contextmanager
@@ -144,6 +145,12 @@ class Graph:
         )
         self.depend(made, self.depends(target))
         return made
+
+    def inherit(self, view: Tensor, source: Tensor) -> None:
+        """A view of a tensor: what the source comes after and whether it is a constant holds."""
+        self.depend(view, self.depends(source))
+        if source.id in self.detached:
+            self.detached.add(view.id)
 
     def depend(self, tensor: Tensor, on: Sequence[Tensor]) -> None:
         """Whoever uses `tensor` comes after `on` has been written."""

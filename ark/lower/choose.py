@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ark.errors import PlanError
 from ark.ir.fold import FOLDED
 from ark.ir.graph import Graph, Node
+from ark.ir.values import Tensor
 from ark.lower.fuse import fuse
 from ark.lower.tiling import row_bytes
 from ark.machine import Machine
@@ -48,7 +49,8 @@ def choose(
             continue
         made = fuse(graph, target, kept)
         last = [n for n in made.nodes if n.phase == len(made.phases) - 1]
-        if _fits(last, target) and (variant.name == wanted or (streams and _decodes(last))):
+        decodes = streams and _decodes(last) and _settled(made.nodes)
+        if _fits(last, target) and (variant.name == wanted or decodes):
             return target
     return machine.using(names[0])
 
@@ -96,6 +98,24 @@ def _decodes(nodes: list[Node]) -> bool:
         and all(n.outputs[0].shape[0] == 1 for n in nodes if n.type == "attention")
         and not any(n.type == "matmul" for n in nodes)
     )
+
+
+def _settled(nodes: Sequence[Node]) -> bool:
+    """Is what bodies read before they wait older than the iteration? Its residual and caches a
+    kind reads so only where they are.
+    """
+    made: set[tuple[int, int]] = set()  # (phase, buffer)
+    for node in nodes:
+        early: Sequence[Tensor] = ()
+        if node.type == "linear":
+            early = node.inputs[2 : -1 if node.attrs["epilogue"] == "add" else None]
+        elif node.type == "attention":
+            early = node.inputs[3:4]
+        if any((node.phase, t.buffer.id) in made for t in early):
+            return False
+        if not node.virtual:
+            made |= {(node.phase, t.buffer.id) for t in node.outputs}
+    return True
 
 
 def _fits(nodes: list[Node], machine: Machine) -> bool:

@@ -6,6 +6,7 @@ transfer; a caller may name one. docs/channels.md describes them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ark.errors import UnsupportedError
@@ -37,21 +38,31 @@ ENGINES = {
 # Transfers up to so many bytes travel as packets. One thread writes packets word by word.
 PACKET_BYTES = 512 << 10
 PACKET_BYTES_SINGLE = 2 << 10
+# What can move a message, with its own signal, and what memory that the peer has in any case.
+MESSAGES = (PACKET, THREADS)
+TRANSFERS = (THREADS,)
 PART_BYTES, PARTS = 64 << 10, 8  # of a processor's share: the least, and how many at most
 
 
-def choose_engine(machine: Machine, nbytes: int, asked: str = AUTO) -> Engine:
-    """The engine of a transfer of so many bytes; UnsupportedError if the asked one is not there."""
+def choose_engine(
+    machine: Machine, nbytes: int, asked: str = AUTO, among: Sequence[str] = MESSAGES
+) -> Engine:
+    """The engine of a transfer of so many bytes; UnsupportedError if the asked one is not there or
+    cannot do it (among: those that can).
+    """
+    able = [ENGINES[name] for name in among]
+    able = [e for e in able if not e.needs or machine.has(e.needs)]
     if asked != AUTO:
-        engine = ENGINES.get(asked)
-        if engine is None or (engine.needs and not machine.has(engine.needs)):
-            there = [e.name for e in ENGINES.values() if not e.needs or machine.has(e.needs)]
+        engine = next((e for e in able if e.name == asked), None)
+        if engine is None:
+            there = [e.name for e in able]
             raise UnsupportedError(
-                f"{machine.name} moves nothing by the engine {asked!r}; it has {', '.join(there)}"
+                f"{machine.name} does not move this by the engine {asked!r}; it has "
+                f"{', '.join(there)}"
             )
         return engine
     limit = PACKET_BYTES_SINGLE if machine.has("single_thread") else PACKET_BYTES
-    packets = machine.has(ENGINES[PACKET].needs) and nbytes <= limit
+    packets = ENGINES[PACKET] in able and nbytes <= limit
     return ENGINES[PACKET if packets else THREADS]
 
 

@@ -22,6 +22,7 @@ def pipelined(graph: Graph) -> bool:
     """
     nodes = [n for n in graph.nodes if not n.virtual]
     together = any(registry.get(n.type).iteration_barrier for n in nodes)
+    together = together or any(b.arena == "symmetric" for b in graph.buffers)
     return graph.world_size > 1 and len(graph.phases) == 1 and not together
 
 

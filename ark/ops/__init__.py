@@ -3,6 +3,7 @@ reference and how it becomes tile tasks; importing this package registers them a
 """
 
 from ark.frontend.tensor import provided
+from ark.ops import channels as channels
 from ark.ops import decoder as decoder
 from ark.ops import programs as programs
 from ark.ops import views
@@ -79,6 +80,7 @@ from ark.ops.lookup import (
     scatter_elements,
     scatter_nd,
 )
+from ark.ops.losses import cross_entropy, log_softmax
 from ark.ops.math import (
     abs,
     acos,
@@ -133,7 +135,7 @@ from ark.ops.reductions import (
     softmax,
 )
 from ark.ops.tokens import TokenState, advance, embed, sample
-from ark.ops.views import identity, noop, parameter, placeholder, reshape, sharding, tensor
+from ark.ops.views import detach, identity, noop, parameter, placeholder, reshape, sharding, tensor
 from ark.ops.windows import (
     avg_pool,
     conv,
@@ -179,9 +181,11 @@ __all__ = [
     "copy",
     "cos",
     "cosh",
+    "cross_entropy",
     "cumprod",
     "cumsum",
     "dequantize",
+    "detach",
     "div",
     "elu",
     "embed",
@@ -220,6 +224,7 @@ __all__ = [
     "linear",
     "ln",
     "log_sigmoid",
+    "log_softmax",
     "logical_and",
     "logical_not",
     "logical_or",

@@ -121,7 +121,7 @@ def refer(base: Tensor, shape: Sequence[int], offsets: Sequence[int], name: str 
         offsets=[o + s for o, s in zip(source.offsets, offsets, strict=True)],
         name=name or source.name,
     )
-    graph.depend(made, graph.depends(source))
+    graph.inherit(made, source)
     return Tensor(made, base.model)
 
 
@@ -166,7 +166,7 @@ def reshape(input: Any, shape: Sequence[int], allowzero: bool = False, name: str
         offsets=offsets,
         name=name or base.ir.name,
     )
-    graph.depend(made, graph.depends(base.ir))
+    graph.inherit(made, base.ir)
     return Tensor(made, base.model)
 
 
@@ -175,6 +175,14 @@ def identity(input: Any, deps: Sequence[Any] = (), name: str = "") -> Tensor:
     base = as_tensor(input)
     made = refer(base, base.ir.shape, [0] * len(base.ir.shape), name)
     base.model.graph.depend(made.ir, [as_tensor(d).ir for d in deps])
+    return made
+
+
+def detach(input: Any, name: str = "") -> Tensor:
+    """The same tensor, through which no gradient passes."""
+    base = as_tensor(input)
+    made = refer(base, base.ir.shape, [0] * len(base.ir.shape), name)
+    base.model.graph.detached.add(made.ir.id)
     return made
 
 

@@ -88,6 +88,13 @@ class TaskKind(ABC):
         """
         return frozenset()
 
+    def early(self, sig: Signature) -> frozenset[int]:
+        """Operands that a body may read before its task's waits are met, in variants whose bodies
+        begin so early (docs/loop-kernel.md): packets, for which reading is waiting, and what no
+        task writes earlier in the iteration. The verifier refuses plans where one does.
+        """
+        return frozenset()
+
     @abstractmethod
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         """A C++ function `ARK_BODY void name(ArkCtx& c, const ArkTask& t)`."""

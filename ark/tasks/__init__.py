@@ -18,6 +18,7 @@ from ark.tasks import (
     remap,
     rotary,
     rows,
+    token,
     tokens,
     windows,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "remap",
     "rotary",
     "rows",
+    "token",
     "tokens",
     "windows",
 ]

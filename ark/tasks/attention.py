@@ -110,6 +110,10 @@ class Attention(TaskKind):
     def packets(self, sig: Signature) -> frozenset[int]:
         return frozenset({0, 4, FRESH})
 
+    def early(self, sig: Signature) -> frozenset[int]:
+        # Without a newest row of its own the iteration writes what the caches are read for.
+        return frozenset({1, 2, 3} if len(sig.operands) > FRESH else {3})
+
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
         p = sig.params
         context = sig.operands[1].shape[1]

@@ -80,37 +80,33 @@ ARK_DEVICE ArkRmsNormed<W> ark_rms_normed(W weight, float eps) {
 }
 
 // What is done to the sums, WIDTH neighbouring rows of the weights at once. A thread prepares
-// `ahead` while its weights are on the way, for R rows from row n on, of which `rows` are there;
-// with EARLY that reads only what is older than the input; with ENTERED it is plain memory, which
-// other processors may have written in this iteration: the task's waits come first.
+// `ahead` while its weights are on the way, for R rows from row n on, of which `rows` are there.
+// With WAITS that comes behind the task's waits; else it reads packets, or what is older than the
+// iteration, and may come before (TaskKind.early says which operands these are).
 template <class O>
 struct ArkStoreSums {
   static constexpr int WIDTH = 1;
-  static constexpr bool EARLY = false;
-  static constexpr bool ENTERED = false;
+  static constexpr bool WAITS = false;
   O output;
 };
 template <class O, class A>
 struct ArkAddSums {
   static constexpr int WIDTH = 1;
-  static constexpr bool EARLY = true;
-  static constexpr bool ENTERED = !A::packets;
+  static constexpr bool WAITS = !A::packets;
   O output;
   A residual;
 };
 template <class O>
 struct ArkSwigluSums {
   static constexpr int WIDTH = 2;
-  static constexpr bool EARLY = false;
-  static constexpr bool ENTERED = false;
+  static constexpr bool WAITS = false;
   O output;
 };
 // R: rows of a stage; the TILES tasks share STAGES stages.
 template <int R, int TILES, int STAGES, class O, class C>
 struct ArkSampleSums {
   static constexpr int WIDTH = 1;
-  static constexpr bool EARLY = false;
-  static constexpr bool ENTERED = false;
+  static constexpr bool WAITS = false;
   O output;
   C candidates;
   ArkSampler sampler;
@@ -118,8 +114,7 @@ struct ArkSampleSums {
 template <class R>
 struct ArkRopeSums {
   static constexpr int WIDTH = 2;
-  static constexpr bool EARLY = false;
-  static constexpr bool ENTERED = false;
+  static constexpr bool WAITS = false;
   R rope;
 };
 template <class O>

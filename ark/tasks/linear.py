@@ -73,6 +73,8 @@ StageRows = Annotated[int, msgspec.Meta(ge=1, le=64)]
 MAX_SUMS = 4096  # of a task, held by a lane: rows of x times rows of a stage
 
 
+# Of the epilogue's operands, those that are asked for while the weights are on the way.
+AHEAD = {"store": (), "add": (0,), "swiglu": (), "rope_kv": (0, 1), "sample": (0, 1)}
 EXTRA = {"store": (0,), "add": (1,), "swiglu": (0,), "rope_kv": (4, 5), "sample": (3,)}
 
 
@@ -193,6 +195,13 @@ class Linear(TaskKind):
             found.add(first)
         if sig.params["epilogue"] == "rope_kv" and has_fresh(sig, first):
             found.add(first + 4)
+        return frozenset(found)
+
+    def early(self, sig: Signature) -> frozenset[int]:
+        first, epilogue = first_extra(sig), sig.params["epilogue"]
+        found = {3} if sig.params["prologue"] == "rmsnorm" else set()
+        if epilogue != "add" or sig.operands[first].packet:
+            found.update(first + n for n in AHEAD[epilogue])
         return frozenset(found)
 
     def scratch(self, sig: Signature, machine: Machine) -> int:

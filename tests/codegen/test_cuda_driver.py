@@ -69,7 +69,7 @@ def unpacked(version: str, wheels: Path) -> Path:
 
 def check(stand_in: Path, *words: str, first: str = "", **environment: str) -> str:
     packages = ["backends/cpu", "backends/cuda", "backends/rocm", "tests"]
-    path = [first, str(ROOT), *(str(ROOT / p) for p in packages)]
+    path = [first, str(ROOT), *(str(ROOT / p) for p in packages), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         [sys.executable, str(HERE / "driver_check.py"), *words],
         env={

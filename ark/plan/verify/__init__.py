@@ -3,8 +3,9 @@
 All ranks' plans are checked together, one for all that do the same (symmetry): that every name and
 box is in range (structure), that every op is one that its kind can do, and is done wholly (work),
 that counters add up and waits cannot cycle (order), that whatever touches the same memory is
-ordered as the program orders it (conflicts), nothing is read before it is written (reads), and
-ranks that begin iterations by themselves do not meet each other's (iterations). The order is
+ordered as the program orders it (conflicts), nothing is read before it is written (reads), not even
+by bodies that read before they wait (early), and ranks that begin iterations by themselves do not
+meet each other's (iterations). The order is
 derived from the finished plan alone; nothing that the planner believed is used.
 """
 
@@ -15,10 +16,11 @@ from collections.abc import Sequence
 from ark.plan.collector import paused
 from ark.plan.types import Plan
 from ark.plan.verify.conflicts import Own, check_conflicts, foreign_packets, foreign_touches
+from ark.plan.verify.early import check_early
 from ark.plan.verify.iterations import check_iterations
 from ark.plan.verify.order import order_phase
 from ark.plan.verify.rank_set import RankSet
-from ark.plan.verify.reads import check_delivered, missing_reads
+from ark.plan.verify.reads import check_delivered, check_fetched, missing_reads
 from ark.plan.verify.structure import check_ranks, check_structure, check_tasks
 from ark.plan.verify.symmetry import symmetry_of
 from ark.plan.verify.work import check_work
@@ -49,6 +51,8 @@ def _check_phase(rank_set: RankSet, number: int) -> None:
     for rank in rank_set.checked:
         missing = missing_reads(rank_set, rank, number)
         check_delivered(rank_set, order, number, rank, missing, foreign[rank])
+        check_early(rank_set, number, rank, foreign[rank])
+        check_fetched(rank_set, order, number, rank, owns[rank], foreign[rank])
     check_iterations(rank_set, number)
 
 

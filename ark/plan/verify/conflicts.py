@@ -190,8 +190,8 @@ def _check_foreign(
 ) -> None:
     """Compares peers' touches of a rank's memory with everything there, and with each other.
 
-    Between ranks there is no program order: the write must come first, or nobody knows what is
-    read.
+    Between ranks there is no program order: one must come before the other. That something is there
+    when it is read is checked apart (ark.plan.verify.reads); what comes as packets is written once.
     """
     listed = rank_set.listing(owner, number)
     base = int(order.bases[owner])
@@ -222,12 +222,12 @@ def _compare(
     if a.rank == b.rank and a.region.op != b.region.op:
         first, second = (a, b) if a.region.op < b.region.op else (b, a)
         needs.add(first.region, second.region, first.nodes, second.nodes)
-    elif same_op or (a.region.write and b.region.write):
-        pairs = _meeting(a.region, b.region, a.nodes, b.nodes)
-        _check_either(rank_set, order, number, a.region, b.region, *pairs, owner)
-    else:
+    elif (a.region.packet or b.region.packet) and a.region.write != b.region.write:
         first, second = (a, b) if a.region.write else (b, a)
         needs.add(first.region, second.region, first.nodes, second.nodes)
+    else:
+        pairs = _meeting(a.region, b.region, a.nodes, b.nodes)
+        _check_either(rank_set, order, number, a.region, b.region, *pairs, owner)
 
 
 def _span(region: Region) -> tuple[int, int]:
@@ -245,6 +245,8 @@ def _check_either(
     owner: int,
 ) -> None:
     """One must come before the other, no matter which."""
+    if not len(firsts):
+        return
     fine = order.before(firsts, seconds, must(first)) | order.before(seconds, firsts, must(second))
     if not fine.all():
         at = int(np.flatnonzero(~fine)[0])

@@ -12,7 +12,7 @@ import numpy as np
 
 from ark.plan.access import Region
 from ark.plan.types import PlanBuffer
-from ark.plan.verify.conflicts import Touch, task_at
+from ark.plan.verify.conflicts import Own, Touch, task_at
 from ark.plan.verify.needs import must
 from ark.plan.verify.order import Order, spans
 from ark.plan.verify.rank_set import RankSet, refuse
@@ -118,6 +118,40 @@ def check_delivered(
                 raise refuse(
                     f"tile {list(task.coord)} of op {rank_set.plan(rank).ops[task.op].name!r} on "
                     f"rank {rank} reads bytes of {buffer.name!r} that nobody has written"
+                )
+
+
+def check_fetched(
+    rank_set: RankSet,
+    order: Order,
+    number: int,
+    rank: int,
+    own: Own,
+    foreign: Sequence[Touch],
+) -> None:
+    """What peers read of a rank's memory, it or its peers have written before."""
+    plan = rank_set.plan(rank)
+    by_op, base = rank_set.listing(rank, number).by_op, int(order.bases[rank])
+    local = [
+        Touch(rank, r, by_op[r.op][0] + base) for listed in own.by_space.values() for r in listed
+    ]
+    writers = [t for t in (*foreign, *local) if t.region.write]
+    for touch in foreign:
+        region = touch.region
+        buffer = plan.buffers[int(region.memory)]  # type: ignore[call-overload]
+        if region.write or region.pretended or buffer.initial:
+            continue
+        near = [t for t in writers if t.region.same_frame(region)]
+        tasks, starts = region.boxes.by_box
+        for box in range(len(region.boxes.lo)):
+            readers = touch.nodes[tasks[starts[box] : starts[box + 1]]]
+            late = _undelivered(order, region, box, readers, near)
+            if late is not None:
+                reader, task = task_at(rank_set, order, number, late)
+                raise refuse(
+                    f"tile {list(task.coord)} of op {rank_set.plan(reader).ops[task.op].name!r} on "
+                    f"rank {reader} reads bytes of {buffer.name!r} on rank {rank} that nobody has "
+                    "written"
                 )
 
 

@@ -45,6 +45,7 @@ class NvrtcCompiler:
             arch=target.arch,
             ptxas_options="-v",
             diag_suppress=_UNUSED,
+            no_cache=True,  # ark keeps binaries itself; NVRTC's own come without the log
         )
         try:
             program = Program(source.text, "c++", options)

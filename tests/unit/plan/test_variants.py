@@ -7,13 +7,15 @@ import dataclasses
 import pytest
 
 from ark.errors import PlanError
-from ark.ir.dtype import by_name
+from ark.ir.dtype import DataType, by_name
 from ark.ir.graph import Graph
+from ark.ir.values import Tensor
 from ark.lower.pipeline import plan
 from ark.machine import Machine
 from ark.models.build import Shape
 from ark.models.generate import make_plans
 from ark.plan.serialize import from_json, machine_of, to_json
+from ark.plan.verify import verify
 from ark.variant import COMMUNICATE, COMPUTE, LOAD, Role, Variant, block
 from tests.unit.plan.shapes import CONFIG, decoder_plans, machine
 
@@ -59,3 +61,44 @@ def test_a_variant_can_be_asked_for_and_must_exist() -> None:
     assert decoder_plans(offers_roles(), chunk=0, variant="block")[0].variant == "block"
     with pytest.raises(PlanError, match="no kernel variant 'matrix', but block, roles"):
         decoder_plans(offers_roles(), chunk=0, variant="matrix")
+
+
+def with_a_computed(what: str) -> Graph:
+    """A linear layer of one row behind a norm whose weight is made in the iteration, or attention
+    at a position that is.
+    """
+    fp32, int32 = by_name("fp32"), by_name("int32")
+    graph = Graph(0, 1)
+
+    def tensor(shape: tuple[int, ...], arena: str = "parameter", dtype: DataType = fp32) -> Tensor:
+        return graph.tensor(shape, dtype, arena=arena)
+
+    x, scale, w = tensor((1, 64), "state"), tensor((64,)), tensor((64, 64))
+    position = tensor((1,), "state", int32)
+    if what == "weight":
+        scale = graph.tensor((64,), fp32)
+        graph.add("add", [tensor((64,)), tensor((64,))], [scale], {}, "made")
+    if what == "position":
+        now = graph.tensor((1,), int32)
+        graph.add("add", [position, tensor((1,), "state", int32)], [now], {}, "made")
+        position = now
+    normed, product, out = (graph.tensor((1, 64), fp32) for _ in range(3))
+    graph.add("rmsnorm", [x, scale], [normed], {"eps": 1e-5}, "norm")
+    transposed = {"transpose_a": False, "transpose_b": True}
+    graph.add("matmul", [normed, w], [product], transposed, "layer")
+    caches = [tensor((2, 32, 16), "state") for _ in range(2)]
+    shape = {"heads": 4, "kv_heads": 2, "head_dim": 16, "scale": 0.25}
+    graph.add("attention", [product, *caches, position], [out], shape, "attention")
+    return graph
+
+
+def test_a_body_may_not_read_before_it_waits_what_its_iteration_makes() -> None:
+    target = offers_roles()
+    (fine,) = [plan(with_a_computed("nothing"), target)]
+    assert fine.variant == "roles"
+    verify([fine])
+    for what in ("weight", "position"):
+        assert plan(with_a_computed(what), target).variant == "block"
+        (made,) = [plan(with_a_computed(what), target, {"variant": "roles"})]
+        with pytest.raises(PlanError, match="before they wait, but op 'made' writes it"):
+            verify([made])

@@ -135,7 +135,7 @@ ARK_DEVICE void ark_linear_slices(ArkCtx& c, const ArkTask& t, X input, const N&
   const int slice = ark_warp() * (K / P / ARK_WARPS);
   float x[P][V];
   float early[1][WIDTH] = {};  // of a thread's first rows, asked for before it waits for the input
-  if constexpr (S::EARLY) {
+  if constexpr (!S::WAITS) {
     const int first = WIDTH * ark_tid();
     if (first < t.coord[1] - t.coord[0] && first < PITCH) {
       ark_sums_ahead(c, epilogue, t.coord[0] + first, WIDTH, early);
@@ -187,7 +187,7 @@ ARK_DEVICE void ark_linear_slices(ArkCtx& c, const ArkTask& t, X input, const N&
       float sum[WIDTH], ahead[1][WIDTH] = {};
 #pragma unroll
       for (int r = 0; r < WIDTH; ++r) sum[r] = scale * ark_slices(part + i + r, PITCH);
-      if (S::EARLY && begin == t.coord[0] && i < WIDTH * ARK_THREADS) {
+      if (!S::WAITS && begin == t.coord[0] && i < WIDTH * ARK_THREADS) {
 #pragma unroll
         for (int r = 0; r < WIDTH; ++r) ahead[0][r] = early[0][r];
       } else {

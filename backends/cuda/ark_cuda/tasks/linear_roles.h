@@ -140,11 +140,11 @@ ARK_DEVICE bool ark_linear_roles(ArkCtx& c, const ArkTask& t, X input, const N& 
   const auto prepare = [&](int row) {
     if (lead && row < end) ark_sums_ahead(c, epilogue, row, 1, ahead);
   };
-  if constexpr (!S::ENTERED) prepare(row_of(first));
+  if constexpr (!S::WAITS) prepare(row_of(first));
   float factor[N::norm ? 2 * ARK_ROW_PAIRS<K> : 1];
   if constexpr (N::norm) ark_row_factors<K>(prologue.weight.p, factor);
   if (!ark_enter(c)) return false;
-  if constexpr (S::ENTERED) prepare(row_of(first));
+  if constexpr (S::WAITS) prepare(row_of(first));
   if constexpr (P > 1) {
     for (int i = ark_tid(); i < TASK_ROWS; i += ARK_THREADS) counts[i] = 0u;
   }

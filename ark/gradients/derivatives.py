@@ -1,0 +1,194 @@
+"""Derivatives of expression trees (ark.tasks.expression): one more tree for each operand.
+
+A line of DERIVATIVES says a function's partial derivatives, over its own arguments as operands 0,
+1, 2. Called by the rule of elementwise ops; checked against torch in tests/gradients.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ark.ir.dtype import INTEGERS
+from ark.tasks.expression import Tree, leaf, number, substitute
+
+A, B, C = leaf(0), leaf(1), leaf(2)
+ZERO, ONE = number(0.0), number(1.0)
+
+
+def add(x: Tree, y: Tree) -> Tree:
+    """x + y, simplified."""
+    if x == ZERO:
+        return y
+    return x if y == ZERO else ["add", x, y]
+
+
+def mul(x: Tree, y: Tree) -> Tree:
+    """x * y, simplified."""
+    if ZERO in (x, y):
+        return ZERO
+    if x == ONE:
+        return y
+    return x if y == ONE else ["mul", x, y]
+
+
+def _neg(x: Tree) -> Tree:
+    return ["neg", x]
+
+
+def _square(x: Tree) -> Tree:
+    return ["mul", x, x]
+
+
+def _share(chosen: str) -> tuple[Tree, Tree]:
+    """Of maximum and minimum: all of it to the chosen argument, halves to equal ones."""
+    half: Tree = ["where", ["equal", A, B], number(0.5), ZERO]
+    return (
+        ["where", [chosen, A, B], ONE, half],
+        ["where", [chosen, B, A], ONE, half],
+    )
+
+
+_SIGMOID = ["sigmoid", A]
+_SILU = ["mul", _SIGMOID, ["add", ONE, ["mul", A, ["sub", ONE, _SIGMOID]]]]
+_ROOT = math.sqrt(2.0 / math.pi)
+_INNER = ["mul", number(_ROOT), ["add", A, ["mul", number(0.044715), ["mul", A, _square(A)]]]]
+_TANH = ["tanh", _INNER]
+_GELU = [
+    "add",
+    ["mul", number(0.5), ["add", ONE, _TANH]],
+    [
+        "mul",
+        ["mul", number(0.5), A],
+        [
+            "mul",
+            ["sub", ONE, _square(_TANH)],
+            ["mul", number(_ROOT), ["add", ONE, ["mul", number(3 * 0.044715), _square(A)]]],
+        ],
+    ],
+]
+# A power whose base is 0 has the logarithm of nothing; its share is 0.
+_LOG = ["where", ["greater", A, ZERO], ["log", ["maximum", A, number(1e-38)]], ZERO]
+
+DERIVATIVES: dict[str, tuple[Tree, ...]] = {
+    "copy": (ONE,),
+    "exp": (["exp", A],),
+    "log": (["reciprocal", A],),
+    "sqrt": (["div", number(0.5), ["sqrt", A]],),
+    "rsqrt": (["mul", number(-0.5), ["div", ["rsqrt", A], A]],),
+    "reciprocal": (_neg(["reciprocal", _square(A)]),),
+    "relu": (["where", ["greater", A, ZERO], ONE, ZERO],),
+    "gelu": (_GELU,),
+    "sigmoid": (["mul", _SIGMOID, ["sub", ONE, _SIGMOID]],),
+    "silu": (_SILU,),
+    "swiglu": (["mul", B, _SILU], ["silu", A]),
+    "add": (ONE, ONE),
+    "sub": (ONE, number(-1.0)),
+    "rsub": (number(-1.0), ONE),
+    "mul": (B, A),
+    "div": (["reciprocal", B], _neg(["div", A, _square(B)])),
+    "rdiv": (_neg(["div", B, _square(A)]), ["reciprocal", A]),
+    "pow": (
+        ["mul", B, ["pow", A, ["sub", B, ONE]]],
+        ["mul", ["pow", A, B], _LOG],
+    ),
+    "mod": (ONE, _neg(["floor", ["div", A, B]])),
+    "fmod": (ONE, _neg(["div", ["sub", A, ["fmod", A, B]], B])),
+    "maximum": _share("greater"),
+    "minimum": _share("less"),
+    "neg": (number(-1.0),),
+    "abs": (["sign", A],),
+    "tanh": (["sub", ONE, _square(["tanh", A])],),
+    "erf": (["mul", number(2 / math.sqrt(math.pi)), ["exp", _neg(_square(A))]],),
+    "sin": (["cos", A],),
+    "cos": (_neg(["sin", A]),),
+    "tan": (["add", ONE, _square(["tan", A])],),
+    "atan": (["reciprocal", ["add", ONE, _square(A)]],),
+    "asin": (["rsqrt", ["mul", ["sub", ONE, A], ["add", ONE, A]]],),
+    "acos": (_neg(["rsqrt", ["mul", ["sub", ONE, A], ["add", ONE, A]]]),),
+    "sinh": (["cosh", A],),
+    "cosh": (["sinh", A],),
+    "asinh": (["rsqrt", ["add", ONE, _square(A)]],),
+    "acosh": (["rsqrt", ["mul", ["sub", A, ONE], ["add", A, ONE]]],),
+    "atanh": (["reciprocal", ["mul", ["sub", ONE, A], ["add", ONE, A]]],),
+    "sign": (ZERO,),
+    "floor": (ZERO,),
+    "ceil": (ZERO,),
+    "round": (ZERO,),
+}
+
+STEPS = (
+    "less",
+    "less_equal",
+    "greater",
+    "greater_equal",
+    "equal",
+    "not_equal",
+    "isnan",
+    "isinf",
+    "logical_and",
+    "logical_or",
+    "logical_xor",
+    "logical_not",
+    "bitwise_and",
+    "bitwise_or",
+    "bitwise_xor",
+    "bitwise_not",
+    "shift_left",
+    "shift_right",
+)
+"""Functions whose value is a bool or a whole number: nothing passes through them."""
+
+
+def partials(tree: Tree) -> list[tuple[int, Tree]]:
+    """Derivatives of a tree's outermost function: (place of the argument in the tree, derivative).
+
+    Arguments that cannot vary (conditions, limits) are left out.
+    """
+    head, *arguments = tree
+    if head in ("input", "number", "index") or head in STEPS:
+        return []
+    if head == "cast":
+        return [] if tree[1] in _WHOLE else [(2, ONE)]
+    if head == "where":
+        return [
+            (2, ["where", arguments[0], ONE, ZERO]),
+            (3, ["where", arguments[0], ZERO, ONE]),
+        ]
+    fixed = [i for i, part in enumerate(arguments) if not reads(part)]
+    if head in ("maximum", "minimum") and len(fixed) == 1:  # a limit: what lies on it is within
+        other = 1 - fixed[0]
+        within = "greater_equal" if head == "maximum" else "less_equal"
+        return [(1 + other, ["where", [within, arguments[other], arguments[fixed[0]]], ONE, ZERO])]
+    return [(1 + i, substitute(slope, arguments)) for i, slope in enumerate(DERIVATIVES[head])]
+
+
+_WHOLE = (*(t.name for t in INTEGERS), "bool")
+
+
+def reads(tree: Tree, operand: int | None = None) -> bool:
+    """Does the tree read an operand, or any?"""
+    if tree[0] == "input":
+        return operand is None or tree[1] == operand
+    if tree[0] in ("number", "index"):
+        return False
+    return any(reads(part, operand) for part in (tree[2:] if tree[0] == "cast" else tree[1:]))
+
+
+def derivative(tree: Tree, operand: int) -> Tree:
+    """The derivative of a tree by an operand, which must be floating point."""
+    if tree[0] == "input":
+        return ONE if tree[1] == operand else ZERO
+    total: Tree = ZERO
+    for place, slope in partials(tree):
+        if reads(tree[place], operand):
+            total = add(total, _through(slope, derivative(tree[place], operand)))
+    return total
+
+
+def _through(slope: Tree, inner: Tree) -> Tree:
+    """slope * inner; a slope that is 1 or 0 by a condition chooses, so that 0 * inf is 0."""
+    if slope[0] == "where" and slope[2:] == [ONE, ZERO] and inner != ZERO:
+        return ["where", slope[1], inner, ZERO]
+    if slope[0] == "where" and slope[2:] == [ZERO, ONE] and inner != ZERO:
+        return ["where", slope[1], ZERO, inner]
+    return mul(slope, inner)

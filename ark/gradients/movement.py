@@ -1,0 +1,221 @@
+"""Rules of ops that move elements: gradients move back, and where one element went to several
+places, they are added up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ark.frontend.tensor import Tensor
+from ark.gradients.pointwise import computed, unbroadcast
+from ark.gradients.table import Call, Gradients, refuse, rule
+from ark.ir.dtype import DataType, fp32, int64
+from ark.ops.elementwise import add, cast, div, mul, sub, zeros
+from ark.ops.logic import clip, iota, mod
+from ark.ops.lookup import cumsum, gather, gather_elements, scatter_elements
+from ark.ops.movement import rope, transpose
+from ark.ops.views import reshape
+from ark.tasks.expression import Tree, index, leaf, number
+
+
+@rule("reshape")
+def _reshape(call: Call) -> Gradients:
+    return [reshape(call.gradient(), call.shape(0))]
+
+
+@rule("transpose")
+def _transpose(call: Call) -> Gradients:
+    order = list(call.attrs["perm"])
+    return [transpose(call.gradient(), [order.index(d) for d in range(len(order))])]
+
+
+@rule("concat")
+def _concat(call: Call) -> Gradients:
+    axis, at, made = call.attrs["axis"], 0, []
+    for tensor in call.node.inputs:
+        whole = [slice(None)] * len(tensor.shape)
+        whole[axis] = slice(at, at + tensor.shape[axis])
+        made.append(call.gradient()[tuple(whole)])
+        at += tensor.shape[axis]
+    return made
+
+
+def scattered(
+    shape: Sequence[int], ids: Tensor, updates: Tensor, axis: int, dtype: DataType
+) -> Tensor:
+    """Zeros of a shape with updates added at indices along an axis; summed in fp32."""
+    wide = updates if updates.ir.dtype == fp32 else cast(updates, fp32)
+    made = scatter_elements(zeros(shape, fp32), ids, wide, axis, "add")
+    return made if dtype == fp32 else cast(made, dtype)
+
+
+@rule("embedding")
+def _embedding(call: Call) -> Gradients:
+    table = call.node.inputs[1]
+    return [None, rows_added(table.shape, call.input(0), call.gradient(), table.dtype)]
+
+
+def rows_added(shape: Sequence[int], ids: Tensor, updates: Tensor, dtype: DataType) -> Tensor:
+    """A table's gradient from those of the rows that were read: ids (...), updates (..., dim)."""
+    many = ids.ir.elements
+    flat = reshape(updates, [many, shape[1]])
+    return scattered(shape, reshape(ids, [many, 1]), flat, 0, dtype)
+
+
+@rule("gather")
+def _gather(call: Call) -> Gradients:
+    shape, axis, ids = call.shape(0), call.attrs["axis"], call.input(1)
+    outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+    many = ids.ir.elements
+    flat = reshape(call.gradient(), [outer, many, inner])
+    places = reshape(ids, [1, many, 1])
+    made = scattered([outer, shape[axis], inner], places, flat, 1, call.node.inputs[0].dtype)
+    return [reshape(made, shape), None]
+
+
+@rule("gather_elements")
+def _gather_elements(call: Call) -> Gradients:
+    source, axis = call.node.inputs[0], call.attrs["axis"]
+    return [scattered(source.shape, call.input(1), call.gradient(), axis, source.dtype), None]
+
+
+@rule("scatter_elements")
+def _scatter_elements(call: Call) -> Gradients:
+    """Of several updates of one element each counts as the one that stayed, as in torch."""
+    axis, function = call.attrs["axis"], call.attrs["function"]
+    if function not in ("set", "add"):
+        raise refuse(call, f"a reduction {function!r}")
+    given, ids = call.gradient(), call.input(1)
+    shape = call.shape(2)
+    wide = computed(leaf(0), [ids], shape, ids.ir.dtype) if ids.ir.shape != shape else ids
+    before = after = None
+    if call.wanted[0]:
+        nothing = zeros(shape, given.ir.dtype)
+        before = given if function == "add" else scatter_elements(given, ids, nothing, axis)
+    if call.wanted[2]:
+        box = tuple(slice(None) if d == axis else slice(0, n) for d, n in enumerate(shape))
+        after = gather_elements(given[box], wide, axis)
+    return [before, None, after]
+
+
+@rule("scan")
+def _scan(call: Call) -> Gradients:
+    """Sums from the other end; of products the same of gradient times result, over the input,
+    which is no number where an element is 0.
+    """
+    axis, given = call.attrs["axis"], call.gradient()
+    exclusive, reverse = call.attrs["exclusive"], not call.attrs["reverse"]
+    if call.attrs["function"] == "add":
+        return [cumsum(given, axis, exclusive, reverse)]
+    weighted = cumsum(mul(given, call.output()), axis, exclusive, reverse)
+    return [div(weighted, call.input(0))]
+
+
+@rule("rope")
+def _rope(call: Call) -> Gradients:
+    """A product of complex numbers: each gradient is the other's conjugate times what is given."""
+    made: list[Tensor | None] = []
+    for place in (0, 1):
+        tensor = call.node.inputs[place]
+        if not call.wanted[place]:
+            made.append(None)
+            continue
+        odd = ["equal", ["mod", index(-1), number(2)], number(1)]
+        turned: Tree = ["where", odd, ["neg", leaf(0)], leaf(0)]
+        other = call.input(1 - place)
+        conjugate = computed(turned, [other], other.ir.shape, other.ir.dtype)
+        made.append(unbroadcast(rope(call.gradient(), conjugate), tensor.shape, tensor.dtype))
+    return made
+
+
+@rule("topk")
+def _topk(call: Call) -> Gradients:
+    source = call.node.inputs[0]
+    return [scattered(source.shape, call.output(1), call.gradient(0), 1, source.dtype)]
+
+
+def places_of(count: int, start: Tensor, limit: int) -> tuple[Tensor, Tensor]:
+    """The indices start, start + 1, ... (count,) int64, those past a limit as the last one; and 1
+    (fp32) for each that is not past it, else 0.
+    """
+    at = add(iota([count], 0, int64), cast(start, int64))
+    within: Tree = [
+        "cast",
+        "fp32",
+        ["logical_and", ["less", leaf(0), number(limit)], ["greater_equal", leaf(0), number(0)]],
+    ]
+    return clip(at, 0, limit - 1), computed(within, [at], [count], fp32)
+
+
+@rule("embed")
+def _embed(call: Call) -> Gradients:
+    """Past the text's end it is token 0's row."""
+    table, rows, text = call.node.inputs[1], call.attrs["rows"], call.input(0)
+    at, within = places_of(rows, call.input(2), text.ir.shape[0])
+    ids = gather(text, at)
+    chosen = computed(
+        ["cast", "int32", ["mul", ["cast", "fp32", leaf(0)], leaf(1)]],
+        [ids, within],
+        [rows],
+        ids.ir.dtype,
+    )
+    return [None, rows_added(table.shape, chosen, call.gradient(), table.dtype), None]
+
+
+@rule("kv_append")
+def _kv_append(call: Call) -> Gradients:
+    rows, heads, context, width = call.shape(0)[0], *call.shape(2)
+    given, position = call.gradient(), call.input(1)
+    fresh = before = None
+    if call.wanted[0]:
+        at, within = places_of(rows, position, context)
+        taken = mul(cast(gather(given, at, 1), fp32), reshape(within, [rows, 1]))
+        fresh = reshape(transpose(taken, [1, 0, 2]), [rows, heads * width])
+        fresh = call.fitted(fresh, 0)
+    if call.wanted[2]:
+        age = ["sub", index(-2), leaf(1)]
+        new = ["logical_and", ["greater_equal", age, number(0)], ["less", age, number(rows)]]
+        tree: Tree = ["where", new, number(0.0), leaf(0)]
+        before = computed(tree, [given, position], given.ir.shape, given.ir.dtype)
+    return [fresh, None, before]
+
+
+@rule("kv_cache_slot")
+def _kv_cache_slot(call: Call) -> Gradients:
+    shape, position = call.shape(2), call.input(1)
+    token = before = None
+    if call.wanted[0]:
+        token = call.gradient(1)
+        if call.given[0] is not None:
+            at, within = places_of(1, position, shape[0])
+            slot = reshape(gather(call.gradient(0), at), shape[1:])
+            token = add(token, mul(slot, call.fitted(within, 0)))
+    if call.wanted[2] and call.given[0] is not None:
+        given = call.gradient(0)
+        new = ["equal", index(-len(shape)), leaf(1)]
+        tree: Tree = ["where", new, number(0.0), leaf(0)]
+        before = computed(tree, [given, position], shape, given.ir.dtype)
+    return [token, None, before]
+
+
+def along(rule_of_axis: Sequence[object], size: int, limit: int) -> tuple[Tensor, Tensor]:
+    """Where the elements of a remapped axis came from (size,) int64, and 1 for each that did."""
+    terms, shift, divide, edge = rule_of_axis
+    factor = terms[0][1] if terms else 0  # type: ignore[index]
+    at = add(mul(iota([size], 0, int64), factor), shift)
+    rest = mod(at, divide)
+    at = div(sub(at, rest), divide)
+    inside: Tree = ["greater_equal", leaf(0), number(0)]
+    inside = ["logical_and", inside, ["less", leaf(0), number(limit)]]
+    if edge == "exact":
+        inside = ["logical_and", inside, ["equal", leaf(1), number(0)]]
+    if edge not in ("fill", "exact"):
+        inside = ["less_equal", number(0), number(0)]
+    within = computed(["cast", "fp32", inside], [at, rest], [size], fp32)
+    if edge == "wrap":
+        at = mod(at, limit)
+    elif edge == "reflect":
+        turned = mod(add(at, limit - 1), max(1, 2 * limit - 2))
+        at = computed(["abs", ["sub", leaf(0), number(limit - 1)]], [turned], [size], int64)
+    return clip(at, 0, limit - 1), within

@@ -1,0 +1,176 @@
+"""Optimizers as graphs: `step` adds the nodes that update parameters in place, so that forward,
+gradients and update are one iteration of one kernel.
+
+State lives on the device from iteration to iteration; it begins with zeros. The formulas are those
+of torch.optim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ark.errors import InvalidUsageError
+from ark.frontend.tensor import Tensor, as_tensor
+from ark.gradients.products import wide
+from ark.ir.dtype import fp32
+from ark.ops.elementwise import add, cast, copy, div, exp, mul, sqrt, sub
+from ark.ops.logic import clip
+from ark.ops.reductions import reduce_sum
+from ark.ops.views import reshape, tensor
+
+Rate = float | Tensor
+
+
+class Optimizer:
+    """What the optimizers share. parameters: tensors, or a module's params_dict().
+
+    lr: the learning rate, a number, or a tensor of one fp32 that the host or the graph changes.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor] | Iterable[Tensor], lr: Rate) -> None:
+        listed = parameters.values() if isinstance(parameters, Mapping) else parameters
+        self.parameters = list(listed)
+        if not self.parameters:
+            raise InvalidUsageError("the optimizer was given no parameters")
+        if not isinstance(lr, Tensor) and not 0 <= lr < math.inf:
+            raise InvalidUsageError(f"the learning rate is {lr}; it must be 0 or more")
+        self.lr = lr
+
+    def step(self, gradients: Sequence[Tensor] | None = None) -> None:
+        """Adds the update of every parameter. gradients: in the parameters' order, as ark.grad
+        gives them; default what Module.backward left at them.
+        """
+        found = gradients
+        if found is None:
+            found = [g for g in (getattr(p, "gradient", None) for p in self.parameters) if g]
+        if len(found) != len(self.parameters):
+            raise InvalidUsageError(
+                f"{len(self.parameters)} parameters have {len(found)} gradients; pass one for "
+                "each, or call Module.backward first"
+            )
+        self._begin()
+        for place, (parameter, gradient) in enumerate(zip(self.parameters, found, strict=True)):
+            target = as_tensor(parameter)
+            made = self._updated(place, wide(target), wide(gradient))
+            if target.ir.dtype == fp32:
+                copy(made, target, "update")
+            else:
+                cast(made, target.ir.dtype, target, "update")
+
+    def _begin(self) -> None:
+        """What is done once a step."""
+
+    def _updated(self, place: int, value: Tensor, gradient: Tensor) -> Tensor:
+        """A parameter's new value; all in fp32."""
+        raise NotImplementedError
+
+
+class SGD(Optimizer):
+    """Stochastic gradient descent, with momentum (Sutskever et al. 2013) and weight decay."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor] | Iterable[Tensor],
+        lr: Rate = 1e-3,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+    ) -> None:
+        super().__init__(parameters, lr)
+        if nesterov and not momentum:
+            raise InvalidUsageError("nesterov needs a momentum above 0")
+        self.momentum, self.weight_decay, self.nesterov = momentum, weight_decay, nesterov
+        self.velocity = [tensor(p.shape(), fp32) for p in self.parameters if momentum]
+
+    def _updated(self, place: int, value: Tensor, gradient: Tensor) -> Tensor:
+        if self.weight_decay:
+            gradient = add(gradient, mul(value, self.weight_decay))
+        if self.momentum:
+            held = as_tensor(self.velocity[place])
+            velocity = add(mul(held, self.momentum), gradient, held)
+            moved = add(gradient, mul(velocity, self.momentum)) if self.nesterov else velocity
+            gradient = moved
+        return sub(value, mul(gradient, self.lr))
+
+
+class Adam(Optimizer):
+    """Adam (Kingma and Ba 2015); weight_decay is added to the gradient."""
+
+    decoupled = False
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor] | Iterable[Tensor],
+        lr: Rate = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(parameters, lr)
+        if not all(0 <= beta < 1 for beta in betas):
+            raise InvalidUsageError(f"the betas are {betas}; both must be from 0 to below 1")
+        self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
+        self.steps = tensor([1], fp32)
+        self.means = [tensor(p.shape(), fp32) for p in self.parameters]
+        self.squares = [tensor(p.shape(), fp32) for p in self.parameters]
+        self._corrections: tuple[Tensor, Tensor] | None = None
+
+    def _begin(self) -> None:
+        """1 - beta^t for both."""
+        held = as_tensor(self.steps)
+        steps = add(held, 1.0, held)
+        first, second = (
+            sub(1.0, exp(mul(steps, math.log(beta)))) if beta else add(mul(steps, 0.0), 1.0)
+            for beta in self.betas
+        )
+        self._corrections = first, second
+
+    def _updated(self, place: int, value: Tensor, gradient: Tensor) -> Tensor:
+        assert self._corrections is not None
+        first, second = self._corrections
+        if self.weight_decay and not self.decoupled:
+            gradient = add(gradient, mul(value, self.weight_decay))
+        mean, square = as_tensor(self.means[place]), as_tensor(self.squares[place])
+        one, two = self.betas
+        mean = add(mul(mean, one), mul(gradient, 1 - one), mean)
+        square = add(mul(square, two), mul(mul(gradient, gradient), 1 - two), square)
+        if self.weight_decay and self.decoupled:
+            value = sub(value, mul(mul(value, self.weight_decay), self.lr))
+        size = add(sqrt(div(square, second)), self.eps)
+        return sub(value, mul(div(div(mean, first), size), self.lr))
+
+
+class AdamW(Adam):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
+
+    decoupled = True
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor] | Iterable[Tensor],
+        lr: Rate = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+    ) -> None:
+        super().__init__(parameters, lr, betas, eps, weight_decay)
+
+
+def clip_grad_norm(gradients: Sequence[Tensor], max_norm: float) -> tuple[list[Tensor], Tensor]:
+    """The gradients scaled so that their common 2-norm is at most `max_norm`, and that norm (1,)
+    before, as torch.nn.utils.clip_grad_norm_ (Pascanu et al. 2013).
+    """
+    total: Any = None
+    for gradient in gradients:
+        flat = wide(reshape(gradient, [gradient.ir.elements]))
+        square = reduce_sum(mul(flat, flat), 0)
+        total = square if total is None else add(total, square)
+    norm = sqrt(total)
+    scale = clip(div(max_norm, add(norm, 1e-6)), maximum=1.0)
+    return [mul(g, _like(scale, g)) for g in gradients], norm
+
+
+def _like(value: Tensor, other: Tensor) -> Tensor:
+    return value if value.ir.dtype == other.ir.dtype else cast(value, other.ir.dtype)

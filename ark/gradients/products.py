@@ -1,0 +1,101 @@
+"""Rules of matrix products and of attention."""
+
+from __future__ import annotations
+
+import math
+
+from ark.frontend.tensor import Tensor
+from ark.gradients.pointwise import computed, unbroadcast
+from ark.gradients.table import Call, Gradients, refuse, rule
+from ark.ir.dtype import fp32
+from ark.ops.decoder import rotary_embedding
+from ark.ops.elementwise import cast, mul, sub
+from ark.ops.linear_algebra import matmul
+from ark.ops.math import neg
+from ark.ops.movement import transpose
+from ark.ops.reductions import reduce_sum, softmax
+from ark.ops.views import reshape
+from ark.tasks.expression import Tree, index, leaf, number
+
+
+def _as(tensor: Tensor, like: Tensor) -> Tensor:
+    return tensor if tensor.ir.dtype == like.ir.dtype else cast(tensor, like.ir.dtype)
+
+
+@rule("matmul")
+def _matmul(call: Call) -> Gradients:
+    """C = A B: the gradients are dC B^T and A^T dC, with the operands turned as they were."""
+    given = call.gradient()
+    turned_a, turned_b = call.attrs["transpose_a"], call.attrs["transpose_b"]
+    left = right = None
+    if call.wanted[0]:
+        b = _as(call.input(1), given)
+        if turned_a:
+            left = matmul(b, given, transpose_input=turned_b, transpose_other=True)
+        else:
+            left = matmul(given, b, transpose_other=not turned_b)
+        left = unbroadcast(left, call.shape(0), call.node.inputs[0].dtype)
+    if call.wanted[1]:
+        a, back = _as(call.input(0), given), given
+        shape = call.shape(1)
+        if math.prod(shape[:-2]) == 1 and not turned_a:  # one product, its sum is over all rows
+            a = reshape(a, [-1, a.ir.shape[-1]])
+            back = reshape(given, [-1, given.ir.shape[-1]])
+        if turned_b:
+            right = matmul(back, a, transpose_input=True, transpose_other=turned_a)
+        else:
+            right = matmul(a, back, transpose_input=not turned_a)
+        right = unbroadcast(right, shape, call.node.inputs[1].dtype)
+    return [left, right]
+
+
+@rule("rotary_embedding")
+def _rotary(call: Call) -> Gradients:
+    """A rotation's transpose turns the other way."""
+    if call.wanted[2]:
+        raise refuse(call, "the frequencies")
+    back = neg(call.input(2))
+    turned = rotary_embedding(
+        call.gradient(), call.input(1), back, interleaved=call.attrs["interleaved"]
+    )
+    return [turned, None, None]
+
+
+@rule("attention")
+def _attention(call: Call) -> Gradients:
+    """The weights are computed again; then as Dao et al. 2022, appendix B.2, in fp32."""
+    heads, width, scale = call.attrs["heads"], call.attrs["head_dim"], call.attrs["scale"]
+    kv_heads = call.shape(1)[0]
+    rows, group = call.shape(0)[0], heads // kv_heads
+
+    def by_head(flat: Tensor) -> Tensor:
+        """(rows, heads * width) as (kv_heads, group * rows, width), in fp32."""
+        split = transpose(reshape(flat, [rows, kv_heads, group, width]), [1, 2, 0, 3])
+        return wide(reshape(split, [kv_heads, group * rows, width]))
+
+    query, key, value = by_head(call.input(0)), wide(call.input(1)), wide(call.input(2))
+    given = by_head(call.gradient())
+    last = ["add", leaf(1), ["mod", index(-2), number(rows)]]
+    seen: Tree = ["less_equal", index(-1), last]
+    masked: Tree = ["where", seen, ["mul", leaf(0), number(scale)], number(-1e30)]
+    scores = matmul(query, key, transpose_other=True)
+    weights = softmax(computed(masked, [scores, call.input(3)], scores.ir.shape, fp32))
+    made: list[Tensor | None] = [None] * 4
+    if call.wanted[2]:
+        made[2] = call.fitted(matmul(weights, given, transpose_input=True), 2)
+    if call.wanted[0] or call.wanted[1]:
+        back = matmul(given, value, transpose_other=True)
+        mean = reduce_sum(mul(back, weights), -1)
+        slope = mul(mul(weights, sub(back, mean)), scale)
+        if call.wanted[0]:
+            turned = reshape(matmul(slope, key), [kv_heads, group, rows, width])
+            flat = reshape(transpose(turned, [2, 0, 1, 3]), call.shape(0))
+            made[0] = call.fitted(flat, 0)
+        if call.wanted[1]:
+            made[1] = call.fitted(matmul(slope, query, transpose_input=True), 1)
+    return made
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """The tensor in fp32."""
+    return tensor if tensor.ir.dtype == fp32 else cast(tensor, fp32)

@@ -1,0 +1,85 @@
+"""Rules of reductions and of what normalises rows."""
+
+from __future__ import annotations
+
+from ark.frontend.tensor import Tensor
+from ark.gradients.products import wide
+from ark.gradients.table import Call, Gradients, constant, rule
+from ark.ops.elementwise import add, cast, div, mul, rsqrt, sub
+from ark.ops.indexing import expand
+from ark.ops.logic import equal
+from ark.ops.lookup import cumprod
+from ark.ops.reductions import reduce_mean, reduce_sum
+from ark.ops.views import reshape
+
+constant("argmax", "sample", "advance", "noop")
+
+
+def _kept(call: Call, tensor: Tensor) -> Tensor:
+    """A reduced tensor with a 1 in the place of the axis."""
+    shape = list(call.shape(0))
+    shape[call.attrs["axis"]] = 1
+    return reshape(tensor, shape)
+
+
+@rule("reduce_sum")
+def _sum(call: Call) -> Gradients:
+    return [expand(_kept(call, call.gradient()), call.shape(0))]
+
+
+@rule("reduce_mean")
+def _mean(call: Call) -> Gradients:
+    share = mul(_kept(call, call.gradient()), 1.0 / call.shape(0)[call.attrs["axis"]])
+    return [expand(share, call.shape(0))]
+
+
+@rule("reduce_max", "reduce_min")
+def _extreme(call: Call) -> Gradients:
+    """Elements that equal the extreme share its gradient, as in torch.amax."""
+    source = call.input(0)
+    hits = cast(equal(source, _kept(call, call.output())), source.ir.dtype)
+    share = div(_kept(call, call.gradient()), reduce_sum(hits, call.attrs["axis"]))
+    return [mul(hits, share)]
+
+
+@rule("reduce_prod")
+def _product(call: Call) -> Gradients:
+    """Each element's slope is the product of the others: of those before and those behind it."""
+    source, axis = call.input(0), call.attrs["axis"]
+    before = cumprod(source, axis, exclusive=True)
+    behind = cumprod(source, axis, exclusive=True, reverse=True)
+    return [mul(mul(before, behind), _kept(call, call.gradient()))]
+
+
+@rule("softmax")
+def _softmax(call: Call) -> Gradients:
+    made, given = wide(call.output()), wide(call.gradient())
+    mean = reduce_sum(mul(made, given), -1)
+    return [call.fitted(mul(made, sub(given, mean)), 0)]
+
+
+@rule("layernorm")
+def _layernorm(call: Call) -> Gradients:
+    source, made, given = (wide(t) for t in (call.input(0), call.output(), call.gradient()))
+    centred = sub(source, reduce_mean(source, -1))
+    scale = rsqrt(add(reduce_mean(mul(centred, centred), -1), call.attrs["eps"]))
+    along = mul(made, reduce_mean(mul(given, made), -1))
+    back = mul(scale, sub(sub(given, reduce_mean(given, -1)), along))
+    return [call.fitted(back, 0)]
+
+
+@rule("rmsnorm")
+def _rmsnorm(call: Call) -> Gradients:
+    source, weight, given = (wide(t) for t in (call.input(0), call.input(1), call.gradient()))
+    scale = rsqrt(add(reduce_mean(mul(source, source), -1), call.attrs["eps"]))
+    normed = mul(source, scale)
+    back = slope = None
+    if call.wanted[0]:
+        weighted = mul(given, weight)
+        along = mul(normed, reduce_mean(mul(weighted, normed), -1))
+        back = call.fitted(mul(scale, sub(weighted, along)), 0)
+    if call.wanted[1]:
+        rows = list(range(len(call.shape(0)) - 1))
+        total = reduce_sum(mul(given, normed), rows) if rows else mul(given, normed)
+        slope = call.fitted(reshape(total, call.shape(1)), 1)
+    return [back, slope]

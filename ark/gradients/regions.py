@@ -1,0 +1,169 @@
+"""Gradients by memory: what is known of the gradient of a buffer's boxes, while ops are undone.
+
+Tensors are boxes in buffers, and views make no node; so a gradient belongs to a box. What an op
+wrote is taken out: the gradient of its box, from all boxes that meet it, and what lies beside is
+kept. Called by ark.gradients.reverse.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ark.frontend.tensor import Tensor
+from ark.ir import values as ir
+from ark.ops.elementwise import add
+from ark.ops.indexing import concat, pad
+from ark.ops.views import reshape
+
+Box = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A box of a buffer of these extents, and its gradient, of the box's shape."""
+
+    extents: tuple[int, ...]
+    box: Box
+    gradient: Tensor
+
+
+def _box(tensor: ir.Tensor) -> Box:
+    return tuple((o, o + n) for o, n in zip(tensor.offsets, tensor.shape, strict=True))
+
+
+def _meet(a: Box, b: Box) -> Box | None:
+    """What two boxes share."""
+    both = tuple((max(x[0], y[0]), min(x[1], y[1])) for x, y in zip(a, b, strict=True))
+    return both if all(x < y for x, y in both) else None
+
+
+def _cut(part: _Part, box: Box) -> _Part:
+    """A box within a part's."""
+    if box == part.box:
+        return part
+    inner = tuple(
+        slice(x[0] - start[0], x[1] - start[0]) for x, start in zip(box, part.box, strict=True)
+    )
+    return _Part(part.extents, box, part.gradient[inner])
+
+
+def _beside(part: _Part, box: Box) -> list[_Part]:
+    """The part without a box, as parts."""
+    left, found = part.box, []
+    for d, (low, high) in enumerate(box):
+        for begin, end in ((left[d][0], low), (high, left[d][1])):
+            if begin < end:
+                found.append(_cut(part, (*left[:d], (begin, end), *left[d + 1 :])))
+        left = (*left[:d], (low, high), *left[d + 1 :])
+    return found
+
+
+def _filled(part: _Part, box: Box) -> Tensor:
+    """The gradient of a larger box, zero beside the part."""
+    pads = [(x[0] - y[0], y[1] - x[1]) for x, y in zip(part.box, box, strict=True)]
+    return pad(part.gradient, pads) if any(p != (0, 0) for p in pads) else part.gradient
+
+
+def _seen(part: _Part, tensor: ir.Tensor) -> _Part:
+    """The part as a box of the tensor's extents."""
+    if part.extents == tensor.extents:
+        return part
+    shape = tuple(high - low for low, high in part.box)
+    plain = ir.Tensor(
+        0,
+        tensor.dtype,
+        shape,
+        part.extents,
+        tuple(low for low, _ in part.box),
+        shape,
+        tensor.buffer,
+    )
+    row = math.prod(tensor.extents[1:])
+    for wanted in (tensor.shape, (plain.elements // row, *tensor.extents[1:])):
+        layout = ir.dense_view(plain, wanted)
+        if layout is not None and layout[0] == tensor.extents:
+            box = tuple((o, o + n) for o, n in zip(layout[1], wanted, strict=True))
+            return _Part(tensor.extents, box, reshape(part.gradient, wanted))
+    whole = _filled(part, tuple((0, n) for n in part.extents))
+    return _Part(
+        tensor.extents, tuple((0, n) for n in tensor.extents), reshape(whole, tensor.extents)
+    )
+
+
+class Regions:
+    """The gradients of one model's buffers."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, list[_Part]] = {}
+
+    def put(self, tensor: ir.Tensor, gradient: Tensor) -> None:
+        """Adds to a tensor's gradient."""
+        parts = self._parts.setdefault(tensor.buffer.id, [])
+        parts.append(_Part(tensor.extents, _box(tensor), gradient))
+
+    def look(self, tensor: ir.Tensor) -> Tensor | None:
+        """A tensor's gradient; None where nothing depends on it."""
+        return self._find(tensor)[0]
+
+    def take(self, tensor: ir.Tensor) -> Tensor | None:
+        """As look; the box then has none any more."""
+        found, rest = self._find(tensor)
+        self._parts[tensor.buffer.id] = rest
+        return found
+
+    def drop(self, tensor: ir.Tensor) -> None:
+        """Forgets the gradient of a tensor's box."""
+        if self._parts.get(tensor.buffer.id):
+            self._parts[tensor.buffer.id] = self._split(tensor)[1]
+
+    def _find(self, tensor: ir.Tensor) -> tuple[Tensor | None, list[_Part]]:
+        """The gradient of a tensor's box, and the parts without it."""
+        inside, rest = self._split(tensor)
+        return _sum(inside, _box(tensor)), rest
+
+    def _split(self, tensor: ir.Tensor) -> tuple[list[_Part], list[_Part]]:
+        """The parts cut in two: what lies in a tensor's box, and what lies beside it."""
+        wanted = _box(tensor)
+        inside: list[_Part] = []
+        rest: list[_Part] = []
+        for part in self._parts.get(tensor.buffer.id, []):
+            part = _seen(part, tensor)
+            shared = _meet(part.box, wanted)
+            if shared is None:
+                rest.append(part)
+                continue
+            inside.append(_cut(part, shared))
+            rest += _beside(part, shared)
+        return inside, rest
+
+
+def _sum(parts: Sequence[_Part], box: Box) -> Tensor | None:
+    """The sum of parts within a box: equal boxes are added, then laid side by side or filled up."""
+    groups: dict[Box, Tensor] = {}
+    for part in parts:
+        found = groups.get(part.box)
+        groups[part.box] = part.gradient if found is None else add(found, part.gradient)
+    axis = _row(list(groups), box)
+    if axis is not None:
+        return concat([groups[inner] for inner in sorted(groups)], axis)
+    total: Tensor | None = None
+    for inner, gradient in groups.items():
+        whole = _filled(_Part((), inner, gradient), box)
+        total = whole if total is None else add(total, whole)
+    return total
+
+
+def _row(boxes: Sequence[Box], whole: Box) -> int | None:
+    """The axis along which the boxes, one behind the other, are all of a box; None if they are
+    not, or are alone.
+    """
+    for axis in range(len(whole)):
+        ends = sorted(box[axis] for box in boxes)
+        alike = all(b[:axis] + b[axis + 1 :] == whole[:axis] + whole[axis + 1 :] for b in boxes)
+        joined = all(x[1] == y[0] for x, y in itertools.pairwise(ends))
+        if len(boxes) > 1 and alike and joined and (ends[0][0], ends[-1][1]) == whole[axis]:
+            return axis
+    return None

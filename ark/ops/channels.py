@@ -1,0 +1,330 @@
+"""Channels between two ranks, named in a model: put, get, reduce, signal, wait, flush on memory
+that both see, and whole messages. What a collective does with tasks of its own, for any pattern.
+
+    inbox = ark.comm.symmetric([1024])      # every rank has one, and peers see it
+    to = ark.comm.channel(peer=1)
+    to.put(x, inbox)                        # on rank 0: into rank 1's
+    to.signal()
+    (arrived,) = ark.comm.channel(peer=0).wait(inbox)  # on rank 1
+
+Order, as everywhere in a plan, is what the verifier proves. A signal comes after all that its
+channel has put, got or reduced before (relaxed: after the last flush); what a rank does with the
+tensors that `wait` returns, or on the channel after it, comes after the peer's signal. Everything
+else that ranks do to each other's memory is unordered, and a plan in which that matters is refused.
+docs/channels.md has examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ark.errors import InvalidUsageError, ModelError, UnsupportedError
+from ark.frontend.model import Model
+from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.ir.dtype import DataType, fp32, uint32
+from ark.ir.graph import Node
+from ark.ir.values import Buffer
+from ark.ir.values import Tensor as IrTensor
+from ark.lower.context import Lowering
+from ark.lower.engines import AUTO, MESSAGES, PACKET, TRANSFERS, choose_engine, tile_bytes
+from ark.lower.registry import register
+from ark.ops.base import check_dims, result
+from ark.ops.communication import copy_box, dense
+from ark.ops.views import refer
+from ark.plan.groups import Group
+from ark.tasks.combine import OPS, moved, tiles, words
+
+PREFIX = "symmetric."
+
+
+def symmetric(shape: Sequence[int], dtype: DataType = fp32, name: str = "") -> Tensor:
+    """Memory that every rank has and peers reach by channels. Holds nothing until it is written.
+
+    All ranks call it with equal arguments. name: what it is called on all of them, by default the
+    number of the call. InvalidUsageError for a name that is taken.
+    """
+    dims = check_dims("symmetric", shape)
+    if not isinstance(dtype, DataType):
+        raise InvalidUsageError(f"symmetric: {dtype!r} is no data type; pass for example ark.fp16")
+    model = Model.get_model()
+    taken = [b.name for b in model.graph.buffers if b.arena == "symmetric" and b.rank < 0]
+    label = PREFIX + (name or str(len(taken)))
+    if label in taken:
+        raise InvalidUsageError(
+            f"symmetric: there is memory called {name!r} already; choose another name"
+        )
+    return Tensor(model.graph.tensor(dims, dtype, arena="symmetric", name=label), model)
+
+
+class Channel:
+    """This rank's end of a channel to `peer`; the peer's end has the same tag.
+
+    engine: how bytes travel (docs/channels.md), by default what suits the machine and the size.
+    """
+
+    def __init__(self, peer: int, tag: int = 0, engine: str = AUTO) -> None:
+        self._model = Model.get_model()
+        graph = self._model.graph
+        if not 0 <= peer < graph.world_size or peer == graph.rank:
+            raise InvalidUsageError(
+                f"channel: the peer is {peer}, but this is rank {graph.rank} of "
+                f"{graph.world_size}; a channel leads to another rank"
+            )
+        self.peer, self.tag, self.engine = int(peer), int(tag), engine
+        self._arrived: tuple[IrTensor, ...] = ()  # what follows comes after these are written
+        self._moved: tuple[IrTensor, ...] = ()  # what was written since the last signal or flush
+
+    def put(self, source: Any, target: Any, signal: bool = False) -> None:
+        """Copies `source` into the peer's `target`, a symmetric tensor or a part of one.
+
+        signal: the peer's next `wait` ends when it is there, and all that was moved before.
+        ModelError for another shape or type, or a target that is not symmetric.
+        """
+        x, place = as_tensor(source), self._symmetric("put", target)
+        _alike("put", x.ir, place.ir)
+        there = self._at_peer(place)
+        self._add("channel_put", [x.ir], there)
+        self._moved += (there,)
+        if signal:
+            self.signal()
+
+    def get(self, source: Any, target: Any = NullTensor) -> Tensor:
+        """Copies the peer's `source`, a symmetric tensor or a part of one, into `target` or a new
+        tensor, which is returned. The peer must have signalled that it is there.
+        """
+        place = self._symmetric("get", source)
+        there = self._at_peer(place)
+        made = result("channel_get", [Tensor(there, self._model)], there.shape, there.dtype,
+                      target, self._attrs(), f"get{self.peer}")  # fmt: skip
+        self._moved += (made.ir,)
+        return made
+
+    def reduce(self, source: Any, target: Any, op: str = "sum") -> None:
+        """Combines `source` with the peer's `target`, in place: sum, product, max or min.
+
+        No one else may do so at the same time: the verifier asks for an order.
+        """
+        if op not in OPS:
+            raise InvalidUsageError(f"reduce: there is no {op!r}; there are {', '.join(OPS)}")
+        x, place = as_tensor(source), self._symmetric("reduce", target)
+        _alike("reduce", x.ir, place.ir)
+        there = self._at_peer(place)
+        self._add("channel_reduce", [x.ir], there, {"op": op})
+        self._moved += (there,)
+
+    def signal(self, after: Sequence[Any] = (), relaxed: bool = False) -> None:
+        """Lets the peer's next `wait` end: once for each signal, in their order.
+
+        It comes after everything that was moved on this channel before, and after `after` was
+        made (say what was computed from memory that the peer may now overwrite). relaxed: not
+        after what was moved since the last flush.
+        """
+        self._flag("channel_signal", () if relaxed else self._moved, after)
+        if not relaxed:
+            self._moved = ()
+
+    def wait(self, *tensors: Any) -> tuple[Tensor, ...]:
+        """Waits for the peer's next signal. The tensors, as ops may use them that come after it."""
+        token = self._flag("channel_wait", (), ())
+        self._arrived = (token,)
+        return tuple(self._behind(t, token) for t in tensors)
+
+    def flush(self, *tensors: Any) -> tuple[Tensor, ...]:
+        """Completes what was moved on this channel: visible to the peer once a signal tells it.
+
+        What follows on the channel comes after it, relaxed signals too; so do users of the tensors
+        that are returned. What was put from may be overwritten without it: plans see to that.
+        """
+        token = self._flag("channel_flush", self._moved, ())
+        self._arrived, self._moved = (*self._arrived, token), ()
+        return tuple(self._behind(t, token) for t in tensors)
+
+    def send(self, source: Any) -> None:
+        """Sends a message to the peer, whose next `recv` gets it: put, signal and wait in one.
+
+        What is small travels as packets, which need no signal of their own.
+        """
+        tensor = as_tensor(source)
+        self._model.graph.add("channel_send", [tensor.ir], [], self._attrs())
+
+    def recv(self, output: Any) -> Tensor:
+        """Receives the peer's next message into `output`, of its shape and type."""
+        tensor = as_tensor(output)
+        return result("channel_recv", [], tensor.ir.shape, tensor.ir.dtype, tensor, self._attrs())
+
+    def _attrs(self, more: dict[str, Any] | None = None) -> dict[str, Any]:
+        return {"peer": self.peer, "tag": self.tag, "engine": self.engine, **(more or {})}
+
+    def _add(
+        self, type: str, inputs: Sequence[IrTensor], output: IrTensor, more: Any = None
+    ) -> None:
+        name = f"{type.removeprefix('channel_')}{self.peer}"
+        self._model.graph.add(type, inputs, [output], self._attrs(more), name)
+
+    def _flag(self, type: str, moved: Sequence[IrTensor], after: Sequence[Any]) -> IrTensor:
+        graph = self._model.graph
+        name = f"channel{self.tag}.{self.peer}.token.{len(graph.tensors)}"
+        token = graph.tensor((1,), uint32, name=name)
+        graph.depend(token, [*self._arrived, *moved, *(as_tensor(t).ir for t in after)])
+        self._add(type, [], token)
+        return token
+
+    def _behind(self, given: Any, token: IrTensor) -> Tensor:
+        tensor = as_tensor(given)
+        made = refer(tensor, tensor.ir.shape, [0] * len(tensor.ir.shape))
+        self._model.graph.depend(made.ir, [token])
+        return made
+
+    def _symmetric(self, what: str, given: Any) -> Tensor:
+        tensor = as_tensor(given)
+        if tensor.ir.buffer.arena != "symmetric":
+            raise ModelError(
+                f"{what}: {tensor.ir.name or 'the tensor'!r} is memory of this rank alone; peers "
+                "reach what ark.comm.symmetric makes"
+            )
+        return tensor
+
+    def _at_peer(self, place: Tensor) -> IrTensor:
+        """The same part of the peer's memory; users come after what those of `place` do."""
+        graph, own = self._model.graph, place.ir
+        buffer = _buffer_at(self._model, own.buffer, self.peer)
+        made = graph.tensor(
+            own.shape,
+            own.dtype,
+            buffer=buffer,
+            extents=own.extents,
+            offsets=own.offsets,
+            padded=own.padded,
+            name=f"{own.name}@{self.peer}",
+        )
+        graph.depend(made, [*self._arrived, *graph.depends(own)])
+        return made
+
+
+channel = Channel
+
+
+def _buffer_at(model: Model, own: Buffer, peer: int) -> Buffer:
+    for buffer in model.graph.buffers:
+        if (buffer.arena, buffer.rank, buffer.name) == ("symmetric", peer, own.name):
+            return buffer
+    return model.graph.buffer("symmetric", own.nbytes, peer, own.name)
+
+
+def _alike(what: str, source: IrTensor, target: IrTensor) -> None:
+    if (source.shape, source.dtype) != (target.shape, target.dtype):
+        raise ModelError(
+            f"{what}: the source is {source.dtype.name}{list(source.shape)}, the peer's memory "
+            f"{target.dtype.name}{list(target.shape)}; they must be alike"
+        )
+
+
+# How they become tasks.
+
+
+def _transfer(lowering: Lowering, source: IrTensor, target: IrTensor, asked: str) -> None:
+    """Moves a tensor to or from a peer's memory by tasks of its own."""
+    machine = lowering.machine
+    engine = choose_engine(machine, source.nbytes, asked, TRANSFERS)
+    if source.dtype.packed or not (source.dense and target.dense):
+        copy_box(lowering, source, target, "")
+        return
+    coords = tiles(
+        source.elements, source.dtype.itemsize, tile_bytes(engine, machine, source.nbytes)
+    )
+    params = {"element": moved(source.dtype)}
+    lowering.emit("combine", params, [lowering.flat(source), lowering.flat(target)], coords)
+
+
+def _lower_put(lowering: Lowering, node: Node) -> None:
+    _transfer(lowering, node.inputs[0], node.outputs[0], node.attrs["engine"])
+
+
+def _lower_reduce(lowering: Lowering, node: Node) -> None:
+    source = lowering.flat(dense(lowering, node.inputs[0], ".dense", fill=True))
+    target = node.outputs[0]
+    if not target.dense:
+        raise UnsupportedError(
+            f"reduce into a strided part of {target.name!r} is not built; take whole rows"
+        )
+    there = lowering.flat(target)
+    engine = choose_engine(lowering.machine, source.nbytes, node.attrs["engine"], TRANSFERS)
+    nbytes = tile_bytes(engine, lowering.machine, source.nbytes)
+    params = {"element": source.dtype.name, "op": node.attrs["op"]}
+    coords = tiles(source.elements, source.dtype.itemsize, nbytes)
+    lowering.emit("combine", params, [there, source, there], coords)
+
+
+def _name(lowering: Lowering, node: Node, source: int, target: int, what: str) -> str:
+    """What both ends call the next of this kind on the channel."""
+    key = f"channel{node.attrs['tag']}.{source}.{target}.{what}"
+    return f"{key}.{lowering.number(key)}"
+
+
+def _lower_flag(lowering: Lowering, node: Node) -> None:
+    """A signal, a wait or a flush: one task that moves nothing."""
+    group = lowering.emit("token", {}, [node.outputs[0]], [(0,)])
+    rank, peer = lowering.graph.rank, node.attrs["peer"]
+    if node.type == "channel_signal":
+        name = _name(lowering, node, rank, peer, "signal")
+        group.sends = [(lowering.semaphore(peer, name),)]
+    elif node.type == "channel_wait":
+        name = _name(lowering, node, peer, rank, "signal")
+        group.awaits = [((lowering.semaphore(rank, name), 1),)]
+
+
+def _message(
+    lowering: Lowering, node: Node, tensor: IrTensor, owner: int, name: str
+) -> tuple[IrTensor, list[tuple[int, int]], bool]:
+    """The receive buffer of a message, the tiles it travels in, and whether as packets."""
+    engine = choose_engine(lowering.machine, tensor.nbytes, node.attrs["engine"], MESSAGES)
+    packets = engine.name == PACKET
+    count, dtype = (words(tensor.nbytes), uint32) if packets else (tensor.elements, tensor.dtype)
+    made = lowering.graph.tensor((count,), dtype, arena="symmetric", rank=owner, name=name)
+    nbytes = tile_bytes(engine, lowering.machine, tensor.nbytes)
+    return made, tiles(tensor.elements, tensor.dtype.itemsize, nbytes), packets
+
+
+def _received(group: Group, buffer: IrTensor, packets: bool) -> Group:
+    group.received = frozenset({buffer.buffer.id} if packets else ())
+    return group
+
+
+def _lower_send(lowering: Lowering, node: Node) -> None:
+    source = lowering.flat(dense(lowering, node.inputs[0], ".dense", fill=True))
+    peer = node.attrs["peer"]
+    name = _name(lowering, node, lowering.graph.rank, peer, "message")
+    target, coords, packets = _message(lowering, node, source, peer, name)
+    params = {"element": moved(source.dtype)}
+    group = _received(lowering.emit("combine", params, [source, target], coords), target, packets)
+    if not packets:
+        group.sends = [(lowering.semaphore(peer, f"{name}.{i}"),) for i in range(len(coords))]
+
+
+def _lower_recv(lowering: Lowering, node: Node) -> None:
+    out = dense(lowering, node.outputs[0], ".dense", fill=False)
+    target = lowering.flat(out)
+    rank = lowering.graph.rank
+    name = _name(lowering, node, node.attrs["peer"], rank, "message")
+    source, coords, packets = _message(lowering, node, target, -1, name)
+    params = {"element": moved(target.dtype)}
+    group = _received(lowering.emit("combine", params, [source, target], coords), source, packets)
+    if not packets:
+        counters = [lowering.semaphore(rank, f"{name}.{i}") for i in range(len(coords))]
+        group.awaits = [((counter, 1),) for counter in counters]
+    if out is not node.outputs[0]:
+        copy_box(lowering, out, node.outputs[0], ".out")
+
+
+for _type, _lower in (
+    ("put", _lower_put),
+    ("get", _lower_put),
+    ("reduce", _lower_reduce),
+    ("signal", _lower_flag),
+    ("wait", _lower_flag),
+    ("flush", _lower_flag),
+    ("send", _lower_send),
+    ("recv", _lower_recv),
+):
+    register(f"channel_{_type}", None, _lower, names_ranks=True, iteration_barrier=True)

@@ -1,0 +1,52 @@
+"""Losses, composed of other ops: log_softmax and cross_entropy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ark.errors import ModelError
+from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.ir.dtype import fp32
+from ark.ops.base import float_dtype, index_dtype
+from ark.ops.elementwise import cast, div, exp, mul, sub
+from ark.ops.logic import equal, not_equal, where
+from ark.ops.lookup import gather_elements
+from ark.ops.math import ln, neg
+from ark.ops.reductions import reduce_max, reduce_sum
+from ark.ops.views import detach, reshape
+
+
+def log_softmax(input: Any, output: Any = NullTensor, name: str = "") -> Tensor:
+    """Logarithm of the softmax over the last dimension; fp32, fp16, bf16."""
+    tensor = as_tensor(input)
+    float_dtype("log_softmax", tensor)
+    # Whatever is subtracted, the result is the same: the largest element is a constant.
+    shifted = sub(tensor, detach(reduce_max(tensor, -1)))
+    return sub(shifted, ln(reduce_sum(exp(shifted), -1)), output, name or "log_softmax")
+
+
+def cross_entropy(
+    input: Any, target: Any, ignore_index: int = -100, output: Any = NullTensor, name: str = ""
+) -> Tensor:
+    """Mean of -log softmax(input)[target] over rows, in fp32, as torch.nn.functional.cross_entropy.
+
+    input (rows, classes) of fp32, fp16 or bf16; target (rows,) int32 or int64. Rows whose target is
+    `ignore_index` do not count; where none counts, the result is no number. A target that is no
+    class ends the run with a GpuError that names it. Result (1,) fp32.
+    """
+    logits, ids = as_tensor(input), as_tensor(target)
+    float_dtype("cross_entropy", logits)
+    index_dtype("cross_entropy", ids)
+    shape = logits.ir.shape
+    if len(shape) != 2 or ids.ir.shape != shape[:1]:
+        raise ModelError(
+            f"cross_entropy: the input has shape {list(shape)} and the target "
+            f"{list(ids.ir.shape)}; expected (rows, classes) and (rows,)"
+        )
+    wide = logits if logits.ir.dtype == fp32 else cast(logits, fp32)
+    column = reshape(ids, [shape[0], 1])
+    safe = where(equal(column, ignore_index), 0, column)
+    counted = cast(not_equal(column, ignore_index), fp32)
+    picked = mul(gather_elements(log_softmax(wide), safe, 1), counted)
+    total = div(reduce_sum(picked, 0), reduce_sum(counted, 0))
+    return neg(reshape(total, [1]), output, name or "cross_entropy")

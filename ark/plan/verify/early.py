@@ -1,0 +1,54 @@
+"""Fifth part of the verifier: reads before a task's waits are met.
+
+Where a variant has communicating warps, computing warps begin a task before it may run, and their
+bodies read what its kind says (`TaskKind.early`). No counter orders such a read: it must be of
+packets, or of memory that holds the right bytes since the iteration began.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+
+from ark.plan import kind as kinds
+from ark.plan.access import Region
+from ark.plan.serialize import machine_of
+from ark.plan.verify.conflicts import Touch
+from ark.plan.verify.rank_set import RankSet, refuse
+from ark.variant import COMMUNICATE
+
+
+def check_early(rank_set: RankSet, number: int, rank: int, foreign: Sequence[Touch]) -> None:
+    """Raises PlanError for the first early read of what a rank's earlier op, or a peer, writes."""
+    plan = rank_set.plan(rank)
+    if not machine_of(plan).variant.role(COMMUNICATE):
+        return
+    made: dict[Hashable, list[tuple[str, Region]]] = defaultdict(list)
+    for touch in foreign:
+        if touch.region.write:
+            made[touch.region.memory].append((f"rank {touch.rank}", touch.region))
+    for touched in rank_set.touches(rank, number):
+        for region in touched:
+            sig = rank_set.signatures(rank)[region.op]
+            if region.write or region.packet or region.pretended:
+                continue
+            if region.boxes.operand not in kinds.get(sig.kind).early(sig):
+                continue
+            writer = "its owner" if region.space is None else _writer(made[region.memory], region)
+            if writer is not None:
+                buffer = plan.buffers[int(region.memory)]  # type: ignore[call-overload]
+                raise refuse(
+                    f"tasks of op {plan.ops[region.op].name!r} read {buffer.name!r} before they "
+                    f"wait, but {writer} writes it in the same iteration; plan for another variant "
+                    f"than {plan.variant!r}"
+                )
+        for region in touched:
+            if region.write and not region.packet:
+                made[region.memory].append((f"op {plan.ops[region.op].name!r}", region))
+
+
+def _writer(made: Sequence[tuple[str, Region]], read: Region) -> str | None:
+    for name, write in made:
+        if write.meets(read) and len(write.overlaps(read)[0]):
+            return name
+    return None

@@ -1,0 +1,57 @@
+"""Training: forward, gradients and update as iterations of one kernel, with torch's loss curve."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ark
+from tests.training import perceptron, torch_perceptron
+
+torch = pytest.importorskip("torch")
+
+OPTIMIZERS: dict[str, tuple[Any, Any]] = {
+    "sgd": (lambda p: ark.optim.SGD(p, 0.3), lambda p: torch.optim.SGD(p, 0.3)),
+    "momentum": (
+        lambda p: ark.optim.SGD(p, 0.1, 0.9, 0.01),
+        lambda p: torch.optim.SGD(p, 0.1, 0.9, weight_decay=0.01),
+    ),
+    "nesterov": (
+        lambda p: ark.optim.SGD(p, 0.1, 0.9, nesterov=True),
+        lambda p: torch.optim.SGD(p, 0.1, 0.9, nesterov=True),
+    ),
+    "adam": (
+        lambda p: ark.optim.Adam(p, 0.02, weight_decay=0.02),
+        lambda p: torch.optim.Adam(p, 0.02, weight_decay=0.02),
+    ),
+    "adamw": (
+        lambda p: ark.optim.AdamW(p, 0.02, (0.8, 0.95), weight_decay=0.1),
+        lambda p: torch.optim.AdamW(p, 0.02, (0.8, 0.95), weight_decay=0.1),
+    ),
+}
+
+
+def test_optimizers(backend: str) -> None:
+    """Five perceptrons learn side by side in one kernel, 30 steps, each as torch's does."""
+    steps = 30
+    random = np.random.default_rng(5)
+    data = [random.normal(size=(12, 8)), random.integers(0, 4, 12)]
+    data[1][3] = -100  # a row that does not count
+    made = {name: perceptron(ours, steps) for name, (ours, _) in OPTIMIZERS.items()}
+    starts = {}
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        for name, (module, given, _) in made.items():
+            shapes = {n: p.shape() for n, p in module.params_dict().items()}
+            starts[name] = {n: random.normal(size=s) * 0.4 for n, s in shapes.items()}
+            module.load_state_dict(starts[name])
+            for tensor, array in zip(given, data, strict=True):
+                tensor.from_numpy(array)
+        runtime.run(steps)
+        for name, (_, _, curve) in made.items():
+            want = torch_perceptron(starts[name], data, OPTIMIZERS[name][1], steps)
+            got = curve.values.to_numpy()
+            np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-5, err_msg=name)
+            assert want[-1] < want[0] / 2

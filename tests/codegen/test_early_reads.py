@@ -1,0 +1,72 @@
+"""What bodies read before their task's waits are met: what their kinds declare, and nothing else.
+
+The verifier believes `TaskKind.early`; here the bodies that begin early are run as far as they come
+without waiting (tests/cuda_on_host.py), with a recorder in front of every access to memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from ark_cuda import backend
+
+from ark.ir.dtype import by_name
+from ark.models.build import Shape
+from ark.models.generate import make_plans
+from ark.plan import kind as kinds
+from ark.plan.types import Plan
+from tests import cuda_on_host
+from tests.touch import READ, Bench
+from tests.unit.plan.shapes import CONFIG
+from tests.unit.tasks.test_accesses import masks
+
+POSITION = 40  # of 64: there are old rows in the caches, and room for a new one
+
+
+def decoders(dtype: str, chunk: int, ranks: int, **options: object) -> list[Plan]:
+    """The small decoder on an H100 of few processors, by rank; chunk: rows of its prompts."""
+    machine = dataclasses.replace(backend.machine("h100"), processors=4)
+    shape = Shape(CONFIG, by_name(dtype), 64, chunk, 0, ranks)
+    return list(make_plans(shape, machine, {"variant": "roles", **options}))
+
+
+def early_reads(plan: Plan) -> dict[int, set[int]]:
+    """Operands by op that some thread of some task reads before it waits."""
+    bench = Bench(plan, 0, cuda_on_host.dialect(plan), cuda_on_host.on_host)
+    for op in plan.ops:
+        for index, tensor in enumerate(op.operands):
+            if (plan.tensors[tensor].dtype, plan.tensors[tensor].shape) == ("int32", (1,)):
+                bench.operand(op.id, index)[0] = POSITION
+    found: dict[int, set[int]] = {op.id: set() for op in plan.ops}
+    for number, task in enumerate(bench.tasks):
+        touched = bench.run(number)
+        op = plan.ops[task.op]
+        sig = kinds.signature(plan, op)
+        for access in kinds.get(op.kind).accesses(sig, task.coord):
+            if access.write:
+                continue
+            ((buffer, _), mask) = next(iter(masks(plan, op.id, [access]).items()))
+            if np.any(mask & ((touched.marks[buffer] & READ) != 0)):
+                found[op.id].add(access.operand)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("dtype", "chunk", "ranks", "options"),
+    [("bf16", 4, 1, {}), ("fp32", 0, 1, {"packets": False}), ("fp16", 0, 2, {})],
+)
+def test_a_body_reads_before_it_waits_what_its_kind_declares(dtype, chunk, ranks, options):
+    plan = decoders(dtype, chunk, ranks, **options)[-1]
+    assert plan.variant == "roles"
+    reads = early_reads(plan)
+    begun = set()
+    for op in plan.ops:
+        sig = kinds.signature(plan, op)
+        declared = kinds.get(op.kind).early(sig)
+        assert reads[op.id] <= declared, f"{op.name} reads {sorted(reads[op.id])} early"
+        if reads[op.id]:
+            begun.add((op.kind, sig.params.get("epilogue")))
+            assert reads[op.id] == declared, f"{op.name} reads only {sorted(reads[op.id])} early"
+    assert begun >= {("linear", "rope_kv"), ("linear", "swiglu"), ("attention", None)}

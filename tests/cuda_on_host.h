@@ -1,0 +1,87 @@
+// What the CUDA device code asks of its compiler, for a C++ compiler on a CPU. One thread at a time
+// runs, number `host_thread` of its block: shuffles give a lane its own value and nobody waits for
+// others. That is enough to see which memory a thread reads before it waits, and nothing more; sums
+// over lanes are wrong.
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __noinline__ __attribute__((noinline))
+#define __align__(n) __attribute__((aligned(n)))
+#define __shared__
+#define __launch_bounds__(...)
+#define __grid_constant__
+
+struct HostIndex {
+  unsigned x, y, z;
+};
+static HostIndex threadIdx, blockIdx;
+
+struct uint2 {
+  unsigned x, y;
+};
+struct uint4 {
+  unsigned x, y, z, w;
+};
+struct float2 {
+  float x, y;
+};
+struct float4 {
+  float x, y, z, w;
+};
+static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+static float2 make_float2(float x, float y) { return {x, y}; }
+static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+template <typename T>
+static T __shfl_sync(unsigned, T v, int, int = 32) {
+  return v;
+}
+template <typename T>
+static T __shfl_xor_sync(unsigned, T v, int, int = 32) {
+  return v;
+}
+static unsigned __ballot_sync(unsigned, bool v) { return v ? 1u << (threadIdx.x & 31u) : 0u; }
+static int __all_sync(unsigned, int v) { return v; }
+static int __ffs(int v) { return __builtin_ffs(v); }
+static void __syncwarp(unsigned = 0xffffffffu) {}
+static void __syncthreads() {}
+static void __threadfence_block() {}
+static void __nanosleep(unsigned) {}
+static float __uint_as_float(unsigned v) {
+  float to;
+  std::memcpy(&to, &v, 4);
+  return to;
+}
+static unsigned __float_as_uint(float v) {
+  unsigned to;
+  std::memcpy(&to, &v, 4);
+  return to;
+}
+static size_t __cvta_generic_to_shared(const void* p) { return reinterpret_cast<size_t>(p); }
+static unsigned atomicAdd(unsigned* p, unsigned v) {
+  const unsigned before = *p;
+  *p += v;
+  return before;
+}
+
+// Inline assembly: what loads reads as many bytes as its results have, anything else takes what it
+// is given and gives zeros, which the compiler does not know.
+static volatile char host_taken;
+static volatile int host_zero = 0;
+template <typename... T>
+static void host_take(const T&... given) {
+  ((host_taken = reinterpret_cast<const volatile char&>(given)), ...);
+}
+template <typename P, typename... T>
+static void host_load(P from, T&... to) {
+  const char* at = reinterpret_cast<const char*>(from);
+  ((std::memcpy(&to, at, sizeof(T)), at += sizeof(T)), ...);
+}
+template <typename... T>
+static void host_give(T&... to) {
+  ((to = static_cast<T>(host_zero)), ...);
+}

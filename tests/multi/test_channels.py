@@ -1,0 +1,384 @@
+"""Channels that a model names: what arrives is what was sent, in every iteration, on every backend;
+and a plan in which an order is missing is refused before it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import ark
+from ark.backend import registry
+from ark.errors import InvalidUsageError, ModelError, PlanError, UnsupportedError
+from ark.frontend.model import Model, use_model
+from ark.ir.dtype import bf16, fp16, fp32, int8, int32
+from ark.lower.pipeline import plan as make_plan
+from ark.plan.types import Plan
+from ark.plan.verify import verify
+from ark.runtime.executor import Executor
+from tests.multi.test_collectives import CPU_2, build, devices
+from tests.ranks import ThreadRanks, run_ranks
+
+N = 30_000  # elements: several tiles on several processors
+ITERATIONS = 20
+Body = Callable[[int], None]
+
+
+def counting(n: int = N) -> ark.Tensor:
+    """0, 1, 2, ... plus how many iterations there were; another number in each."""
+    x = ark.tensor([n], int32, name="x")
+    return ark.add(x, 1, output=x)
+
+
+def add_up(arrived: ark.Tensor) -> None:
+    """Adds what has arrived to `total`: something old or unfinished in any iteration would show."""
+    total = ark.tensor([arrived.shape()[0]], arrived.dtype(), name="total")
+    ark.add(total, arrived, output=total)
+
+
+def put_then_signal(rank: int) -> None:
+    """The message-passing litmus test."""
+    x, inbox = counting(), ark.comm.symmetric([N], int32, name="inbox")
+    channel = ark.comm.channel(1 - rank)
+    if rank == 0:
+        channel.put(x, inbox)
+        channel.signal()
+    else:
+        (inbox,) = channel.wait(inbox)
+        add_up(inbox)
+
+
+def signal_with_put(rank: int) -> None:
+    x, inbox = counting(7), ark.comm.symmetric([7], int32)
+    channel = ark.comm.channel(1 - rank, tag=3)
+    if rank == 0:
+        channel.put(x, inbox, signal=True)
+    else:
+        add_up(*channel.wait(inbox))
+
+
+def flush_then_relaxed(rank: int) -> None:
+    """A flush completes what was put, so that a signal without order may follow."""
+    x, inbox = counting(), ark.comm.symmetric([N], int32)
+    channel = ark.comm.channel(1 - rank)
+    if rank == 0:
+        channel.put(x, inbox)
+        channel.flush()
+        channel.signal(relaxed=True)
+    else:
+        add_up(*channel.wait(inbox))
+
+
+def parts(rank: int) -> None:
+    """Two puts into parts of one memory, one of them strided, and one signal."""
+    x = ark.reshape(counting(600), [20, 30])
+    inbox = ark.comm.symmetric([20, 40], int32)
+    channel = ark.comm.channel(1 - rank)
+    if rank == 0:
+        channel.put(x, inbox[:, 10:])
+        channel.put(x[:, :10], inbox[:, :10])
+        channel.signal()
+    else:
+        (inbox,) = channel.wait(inbox)
+        add_up(ark.reshape(ark.copy(inbox[:, 10:]), [600]))
+
+
+def get(rank: int) -> None:
+    """The peer says that it is there; then it is fetched."""
+    x, shared = counting(), ark.comm.symmetric([N], int32)
+    channel = ark.comm.channel(1 - rank)
+    if rank == 0:
+        shared = ark.copy(x, output=shared)
+        channel.signal(after=[shared])
+    else:
+        channel.wait()
+        add_up(channel.get(shared))
+
+
+def reduce(rank: int) -> None:
+    """Added to what the peer has there; it looks at the sum when it is told."""
+    x, sums = counting(), ark.comm.symmetric([N], int32)
+    channel = ark.comm.channel(1 - rank)
+    if rank == 1:
+        sums = ark.mul(x, 0, output=sums)
+        channel.signal(after=[sums])
+        add_up(*channel.wait(sums))
+    else:
+        channel.wait()
+        channel.reduce(x, sums)
+        channel.signal()
+
+
+def twice(rank: int) -> None:
+    """One memory used twice in an iteration: the second put waits until the first was read."""
+    x, inbox = counting(), ark.comm.symmetric([N], int32)
+    channel = ark.comm.channel(1 - rank)
+    if rank == 0:
+        channel.put(ark.mul(x, -2), inbox, signal=True)
+        channel.wait()
+        channel.put(ark.mul(x, 3), inbox, signal=True)
+    else:
+        (first,) = channel.wait(inbox)
+        kept = ark.copy(first)
+        channel.signal(after=[kept])
+        (second,) = channel.wait(inbox)
+        add_up(ark.add(kept, second))
+
+
+def messages(rank: int) -> None:
+    """There and back, small and large, by packets and by plain memory."""
+    channel = ark.comm.channel(1 - rank, tag=8)
+    x = counting()
+    if rank == 0:
+        channel.send(x)
+        channel.send(x[:99])
+        channel.recv(ark.tensor([3], int32))
+    else:
+        all_of_it = channel.recv(ark.tensor([N], int32))
+        channel.recv(ark.tensor([99], int32))
+        channel.send(all_of_it[:3])
+        add_up(all_of_it)
+
+
+PROGRAMS = (
+    put_then_signal,
+    signal_with_put,
+    flush_then_relaxed,
+    parts,
+    get,
+    reduce,
+    twice,
+    messages,
+)
+
+
+def run(plans: list[Plan], backend: str, opened: list, iterations: int = ITERATIONS) -> np.ndarray:
+    """What rank 1 has added up."""
+
+    def work(ranks: ThreadRanks) -> np.ndarray:
+        plan, device = plans[ranks.rank], opened[ranks.rank]
+        named = {t.name for t in plan.tensors}
+        chosen = registry.get(backend)
+        with Executor(plan, chosen, device, ranks=ranks, budget_s=30.0) as executor:
+            if "x" in named:
+                x = executor.find("x")
+                executor.write("x", np.arange(x.shape[0], dtype=np.int32))
+            executor.start(iterations).wait(60.0)
+            found = executor.read("total") if "total" in named else np.zeros(0)
+            ranks.barrier()
+            return found
+
+    return run_ranks(len(plans), work)[1]
+
+
+def wanted(n: int, iterations: int = ITERATIONS) -> np.ndarray:
+    return sum((np.arange(n) + i for i in range(1, iterations + 1)), np.zeros(n)).astype(np.int32)
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda", "rocm"])
+def test_what_arrives_is_what_was_sent(name: str) -> None:
+    """In every iteration, by puts, gets, reductions and messages."""
+    with devices(name, 2) as (opened, machine):
+        for body in PROGRAMS:
+            plans = build(2, body, machine)
+            verify(plans)
+            iterations = 4 if name == "rocm" else ITERATIONS
+            got = run(plans, name, opened, iterations)
+            np.testing.assert_array_equal(got, wanted(len(got), iterations), body.__name__)
+            assert len(got)
+
+
+@pytest.mark.parametrize("world", [3, 8])
+def test_a_ring_of_channels(world: int) -> None:
+    """Each rank puts to the next one what the one before it has put: x comes round to rank 1."""
+
+    def body(rank: int) -> None:
+        x, inbox = counting(), ark.comm.symmetric([N], int32)
+        to = ark.comm.channel((rank + 1) % world)
+        before = ark.comm.channel((rank - 1) % world)
+        if rank == 1:
+            to.put(x, inbox, signal=True)
+            add_up(*before.wait(inbox))
+        else:
+            (arrived,) = before.wait(inbox)
+            to.put(arrived, inbox, signal=True)
+
+    with devices("cpu", world) as (opened, machine):
+        plans = build(world, body, machine)
+        verify(plans)
+        np.testing.assert_array_equal(run(plans, "cpu", opened), wanted(N))
+
+
+@pytest.mark.parametrize("engine", ["packet", "threads"])
+@pytest.mark.parametrize("dtype", [fp32, fp16, bf16, int8], ids=lambda d: d.name)
+def test_messages_of_any_size_and_type(engine: str, dtype: ark.DataType) -> None:
+    sizes = (1, 3, 4099)
+
+    def body(rank: int) -> None:
+        channel = ark.comm.channel(1 - rank, engine=engine)
+        for n in sizes:
+            kept = ark.tensor([n], dtype, name=f"kept{n}")
+            if rank == 0:
+                channel.send(kept)
+            else:
+                channel.recv(kept)
+
+    plans = build(2, body)
+    verify(plans)
+    random = np.random.default_rng(5)
+    sent = {n: random.integers(-99, 99, n).astype(dtype.numpy) for n in sizes}
+    backend = registry.get("cpu")
+
+    def work(ranks: ThreadRanks) -> list[np.ndarray]:
+        plan = plans[ranks.rank]
+        with Executor(plan, backend, backend.open(0), ranks=ranks, budget_s=30.0) as executor:
+            names = {t.name.split(".")[0]: t.name for t in plan.tensors}
+            if ranks.rank == 0:
+                for n in sizes:
+                    executor.write(names[f"kept{n}"], sent[n])
+            executor.start(2).wait(60.0)
+            found = [executor.read(names[f"kept{n}"]) for n in sizes]
+            ranks.barrier()
+            return found
+
+    for n, got in zip(sizes, run_ranks(2, work)[1], strict=True):
+        np.testing.assert_array_equal(got.view(np.uint8), sent[n].view(np.uint8))
+
+
+def relaxed_too_early(rank: int) -> None:
+    x, inbox = counting(), ark.comm.symmetric([N], int32)
+    channel = ark.comm.channel(1 - rank)
+    if rank == 0:
+        channel.put(x, inbox)
+        channel.signal(relaxed=True)
+        counting(8)  # the last task of an iteration comes after all others
+    else:
+        add_up(*channel.wait(inbox))
+
+
+def signal_before_put(rank: int) -> None:
+    x, inbox = counting(), ark.comm.symmetric([N], int32)
+    channel = ark.comm.channel(1 - rank)
+    if rank == 0:
+        channel.signal()
+        channel.put(x, inbox)
+    else:
+        add_up(*channel.wait(inbox))
+
+
+def read_without_waiting(rank: int) -> None:
+    x, inbox = counting(), ark.comm.symmetric([N], int32)
+    channel = ark.comm.channel(1 - rank)
+    if rank == 0:
+        channel.put(x, inbox, signal=True)
+    else:
+        channel.wait(inbox)
+        add_up(inbox)
+
+
+def get_without_waiting(rank: int) -> None:
+    x, shared = counting(), ark.comm.symmetric([N], int32)
+    if rank == 0:
+        ark.copy(x, output=shared)
+    else:
+        add_up(ark.comm.channel(0).get(shared))
+
+
+def get_what_nobody_wrote(rank: int) -> None:
+    x, shared = counting(), ark.comm.symmetric([N], int32)
+    channel = ark.comm.channel(1 - rank)
+    if rank == 0:
+        half = ark.copy(x[: N // 2], output=shared[: N // 2])
+        channel.signal(after=[half])
+    else:
+        channel.wait()
+        add_up(channel.get(shared))
+
+
+def overwrite_what_is_read(rank: int) -> None:
+    x, inbox = counting(), ark.comm.symmetric([N], int32)
+    channel = ark.comm.channel(1 - rank)
+    if rank == 0:
+        channel.put(x, inbox, signal=True)
+        channel.put(ark.mul(x, 3), inbox, signal=True)
+    else:
+        (first,) = channel.wait(inbox)
+        kept = ark.copy(first, output=ark.tensor([N], int32))
+        (second,) = channel.wait(inbox)
+        add_up(ark.add(kept, second))
+
+
+def two_reduce_at_once(rank: int) -> None:
+    x, sums = counting(), ark.comm.symmetric([N], int32)
+    if rank == 1:
+        sums = ark.mul(x, 0, output=sums)
+        channels = [ark.comm.channel(0), ark.comm.channel(2)]
+        for channel in channels:
+            channel.signal(after=[sums])
+        for channel in channels:
+            (sums,) = channel.wait(sums)
+        add_up(sums)
+    else:
+        channel = ark.comm.channel(1)
+        channel.wait()
+        channel.reduce(x, sums)
+        channel.signal()
+
+
+def never_signalled(rank: int) -> None:
+    x, inbox = counting(), ark.comm.symmetric([N], int32)
+    channel = ark.comm.channel(1 - rank)
+    if rank == 0:
+        channel.put(x, inbox)
+    else:
+        add_up(*channel.wait(inbox))
+
+
+def both_wait_first(rank: int) -> None:
+    x, inbox = counting(), ark.comm.symmetric([N], int32)
+    channel = ark.comm.channel(1 - rank)
+    (arrived,) = channel.wait(inbox)
+    add_up(arrived)
+    channel.put(x, inbox, signal=True)
+
+
+REFUSED = {
+    relaxed_too_early: "nothing makes the second wait for the first",
+    signal_before_put: "nothing makes the second wait for the first",
+    read_without_waiting: "nothing makes the second wait for the first",
+    get_without_waiting: "nothing makes the second wait for the first",
+    get_what_nobody_wrote: "that nobody has written",
+    overwrite_what_is_read: "nothing makes the second wait for the first",
+    two_reduce_at_once: "nothing makes the second wait for the first",
+    never_signalled: "awaited, never signalled|lacks",
+    both_wait_first: "cannot all be met",
+}
+
+
+@pytest.mark.parametrize("body", REFUSED, ids=lambda b: b.__name__)
+def test_a_missing_order_is_refused(body: Body) -> None:
+    """On processors of more than one; where a rank has one, its list orders what it does."""
+    world = 3 if body is two_reduce_at_once else 2
+    with pytest.raises(PlanError, match=REFUSED[body]):
+        verify(build(world, body))
+
+
+def test_what_cannot_be_is_said() -> None:
+    with use_model(Model(0, 2)):
+        inbox = ark.comm.symmetric([8], name="inbox")
+        with pytest.raises(InvalidUsageError, match="already"):
+            ark.comm.symmetric([8], name="inbox")
+        with pytest.raises(InvalidUsageError, match="this is rank 0 of 2"):
+            ark.comm.channel(0)
+        channel = ark.comm.channel(1)
+        with pytest.raises(ModelError, match="memory of this rank alone"):
+            channel.put(ark.tensor([8]), ark.tensor([8]))
+        with pytest.raises(ModelError, match=r"fp32\[7\], the peer's memory fp32\[8\]"):
+            channel.put(ark.tensor([7]), inbox)
+        with pytest.raises(InvalidUsageError, match="no 'xor'"):
+            channel.reduce(ark.tensor([8]), inbox, op="xor")
+        ark.comm.channel(1, engine="carrier pigeon").put(ark.tensor([8]), inbox)
+        with pytest.raises(UnsupportedError, match=r"carrier pigeon.*it has threads"):
+            make_plan(Model.get_model().graph, CPU_2)
