@@ -175,6 +175,7 @@ struct ArkLoop {
   ArkCtx ctx;
 };
 static_assert(sizeof(ArkLoop) <= ARK_LOOP_BYTES, "the loop's share of scratch");
+static_assert(sizeof(ArkTask) <= 256 && sizeof(ArkCounterOp) * ARK_SLOT_COUNTER_OPS <= 256, "");
 
 #ifndef ARK_HAS_COPY_AHEAD
 // 8 bytes from memory to shared memory; there after ark_copies_done() and a barrier.
@@ -192,8 +193,11 @@ ARK_DEVICE ArkTeam ark_block_team() {
 }
 
 ARK_DEVICE void ark_copy_words(ArkTeam team, void* to, const void* from, ark_u32 words) {
+  // What is copied has fewer words than a warp of 32 lanes: no loop, whose code would be in the way
+  // of the tasks' own.
   for (ark_u32 i = team.thread; i < words; i += team.threads) {
     ark_copy_ahead(reinterpret_cast<ark_u64*>(to) + i, reinterpret_cast<const ark_u64*>(from) + i);
+    if (ARK_LANES >= 32) break;
   }
 }
 ARK_DEVICE void ark_task_ahead(ArkTeam team, ArkLoop& loop, const ArkParams* p, ark_u32 i) {
@@ -246,18 +250,16 @@ ARK_COLD void ark_leave(ArkCtx& c) {
 }
 
 // Leader only: may this processor begin the iteration? The barrier opens when all of the iteration
-// before it is done on the ranks that begin it together: all of them, or this one. Once an
-// iteration processor 0 asks the host whether to leave; the answer is looked at an iteration later,
-// so that nobody waits for it (`asked` starts as 0). In persistent mode it also asks for the
-// iteration. The last processor, which often has least to do, tells the host which iterations are
-// done; only in persistent mode the host may read results before the launch ends.
+// before it is done on the ranks that begin it together: all of them, or this one. Once in eight
+// iterations processor 0 asks the host whether to leave; the answer is looked at an iteration later
+// (`asked` starts as 0). In persistent mode it also asks for the iteration. The last processor,
+// which often has least to do, tells the host which iterations are done; only in persistent mode
+// the host may read results before the launch ends.
 ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration, ark_u32& asked) {
   const bool tells = c.processor + 1u == ARK_PARAMS(c)->processors;
   const bool over = ARK_PARAMS(c)->end != 0u && iteration == ARK_PARAMS(c)->end;
   if (over && !tells) return false;
   ArkControl* control = ark_control(ARK_PARAMS(c));
-  const ark_u32 leave = asked;
-  if (c.processor == 0u) asked = ark_peek_host(&ark_host(ARK_PARAMS(c))->abort);
   const bool system = ARK_PARAMS(c)->peers != 0u;
   const ark_u32 want = iteration * ARK_PARAMS(c)->together;
   // Longer than a task waits: whoever is stuck should report, not those who wait for its iteration.
@@ -268,10 +270,13 @@ ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration, ark_u32& asked) {
     ARK_PARAMS(c)->persistent ? ark_store_host(done, iteration) : ark_post_host(done, iteration);
   }
   if (over) return false;
-  if (leave != 0u) {
+  if (asked != 0u) {
     ark_leave(c);
     return false;
   }
+  // An answer takes a trip to the host, and tasks that are short should not wait for it.
+  if (c.processor == 0u && (iteration & 7u) == 0u)
+    asked = ark_peek_host(&ark_host(ARK_PARAMS(c))->abort);
   if (ARK_PARAMS(c)->persistent && c.processor == 0u) {
     ArkHost* host = ark_host(ARK_PARAMS(c));
     ArkSpin spin{0u, 0u};

@@ -11,17 +11,22 @@ constexpr int ARK_MATRIX_GROUPS = ARK_WARPS / 4;
 static_assert(ARK_MATRIX_GROUPS == 2, "a tile is shared by two warpgroups");
 static_assert(ARK_MATRIX_STAGES * ARK_MATRIX_STAGE <= ARK_MATRIX_ROOM, "stages fit");
 
-// The number of the next stage. After so many they begin again behind the first round, where slots
-// and the phases of their barriers stand alike.
-constexpr ark_u32 ARK_MATRIX_PERIOD = (1u << 30) / (2u * ARK_MATRIX_STAGES) * 2u * ARK_MATRIX_STAGES;
-ARK_DEVICE ark_u32 ark_matrix_next(ark_u32 n) {
-  return n + 1u == 2u * ARK_MATRIX_PERIOD ? ARK_MATRIX_PERIOD : n + 1u;
+// A place in the ring: a slot, and the parity of its barriers' phase. Kept, not divided out: the
+// time between two products counts.
+struct ArkMatrixSlot {
+  ark_u32 slot, parity;
+};
+ARK_DEVICE void ark_matrix_next(ArkMatrixSlot& at) {
+  if (++at.slot == ARK_MATRIX_STAGES) {
+    at.slot = 0u;
+    at.parity ^= 1u;
+  }
 }
 
 struct ArkMatrixRing {
   ark_u64 full[ARK_MATRIX_STAGES];
   ark_u64 empty[ARK_MATRIX_STAGES];
-  ark_u32 used[ARK_MATRIX_GROUPS];  // stages that a warpgroup has consumed since launch
+  ark_u32 used[ARK_MATRIX_GROUPS];  // a warpgroup's next slot and its parity
   ark_u64 begun;                    // one more than the running task's place in time, 0 before
   ark_u32 leave;                    // the computing warps have left the loop
   ark_u32 stopped;                  // the loading thread has given up a wait
@@ -29,9 +34,9 @@ struct ArkMatrixRing {
 
 __shared__ ArkMatrixRing ark_matrix;
 
-ARK_DEVICE char* ark_matrix_stage(ArkCtx& c, ark_u32 n) {
+ARK_DEVICE char* ark_matrix_stage(ArkCtx& c, ark_u32 slot) {
   const ark_u64 base = (reinterpret_cast<ark_u64>(ARK_SCRATCH(c)) + 1023u) & ~1023ull;
-  return reinterpret_cast<char*>(base) + n % ARK_MATRIX_STAGES * ARK_MATRIX_STAGE;
+  return reinterpret_cast<char*>(base) + slot * ARK_MATRIX_STAGE;
 }
 ARK_DEVICE char* ark_matrix_slab(ArkCtx& c, int warp) {
   return ark_matrix_stage(c, 0u) + ARK_MATRIX_ROOM + warp * ARK_MATRIX_SLAB;
@@ -73,33 +78,59 @@ ARK_DEVICE void ark_task_begins(ArkCtx& c) {
   *const_cast<volatile ark_u64*>(&ark_matrix.begun) = ark_matrix_place(c.iteration, at) + 1u;
 }
 
-// Waits for a stage without a call, which would part the products before it from those behind. What
-// the loading thread itself waits for has a budget and sees the abort word; when it stops, it says
-// so. The warps then go on with what lies there, and stay together until the vote at the task's
-// end.
-ARK_DEVICE void ark_matrix_filled(ArkCtx& c, ark_u32 n) {
-  ark_u64* barrier = &ark_matrix.full[n % ARK_MATRIX_STAGES];
-  while (!ark_barrier_passed(barrier, n / ARK_MATRIX_STAGES & 1u)) {
+// Waits for a stage without a call, which would part the products before it from those behind.
+// full: the address of the stage's barrier. What the loading thread itself waits for has a budget
+// and sees the abort word; when it stops, it says so. The warps then go on with what lies there,
+// and stay together until the vote at the task's end.
+ARK_DEVICE bool ark_matrix_passed(ark_u32 barrier, ark_u32 parity) {
+  ark_u32 passed;
+  asm volatile(
+      "{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      " selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(passed)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return passed != 0u;
+}
+ARK_DEVICE void ark_matrix_filled(ArkCtx& c, ark_u32 full, ark_u32 parity) {
+  while (!ark_matrix_passed(full, parity)) {
     if (ark_shared_word(&ark_matrix.stopped) == 0u) continue;
     ark_give_up(c);
     break;
   }
 }
+// Gives a stage back. empty: the address of its barrier.
+ARK_DEVICE void ark_matrix_release(ark_u32 empty) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(empty) : "memory");
+}
+// A warpgroup's place in the ring, kept from task to task.
+ARK_DEVICE ArkMatrixSlot ark_matrix_place_of(int group) {
+  const ark_u32 used = ark_matrix.used[group];
+  return ArkMatrixSlot{used >> 1, used & 1u};
+}
+ARK_DEVICE void ark_matrix_keep_place(int group, const ArkMatrixSlot& at) {
+  ark_matrix.used[group] = at.slot << 1 | at.parity;
+}
+
+// What a task's loading half gets: the next stage, and how many were issued, up to a round.
+struct ArkMatrixLoad {
+  ArkMatrixSlot at;
+  ark_u32 issued;
+  bool stopped;
+};
 // Loader: the stage that used the slot before has been given back; false when there is no use for
 // more.
-ARK_DEVICE bool ark_matrix_free(ark_u32 n) {
-  ark_u64* barrier = &ark_matrix.empty[n % ARK_MATRIX_STAGES];
-  while (!ark_barrier_passed(barrier, (n / ARK_MATRIX_STAGES + 1u) & 1u)) {
+ARK_DEVICE bool ark_matrix_free(const ArkMatrixLoad& load) {
+  const ark_u32 empty = ark_shared_address(&ark_matrix.empty[load.at.slot]);
+  while (!ark_matrix_passed(empty, load.at.parity ^ 1u)) {
     if (ark_shared_word(&ark_matrix.leave) != 0u) return false;
   }
   return true;
 }
-
-// What a task's loading half gets: the running number of the next stage.
-struct ArkMatrixLoad {
-  ark_u32 issued;
-  bool stopped;
-};
+ARK_DEVICE void ark_matrix_issued(ArkMatrixLoad& load) {
+  ark_matrix_next(load.at);
+  if (load.issued < ARK_MATRIX_STAGES) ++load.issued;
+}
 
 // What others have written by ordinary stores is there for copies too.
 ARK_DEVICE void ark_proxy_fence() { asm volatile("fence.proxy.async;" ::: "memory"); }
@@ -140,16 +171,16 @@ ARK_DEVICE bool ark_matrix_ready(const ArkParams* p, const ArkTask& t, ark_u64 p
 }
 
 // The loading thread's whole life. It calls no function: what the compiler makes of one may use
-// registers that this warpgroup has given up; of the rest of its warpgroup nobody is needed. It goes
-// through the list by itself. What a task reads of operands that nothing writes during the launch is
-// copied as soon as there are free stages, in the iteration before if need be, so that the barrier
-// between them costs no trip to memory; never behind a task that uses the stages' memory for
-// something else. Other operands wait for their task to begin, or for its counters if the task
-// before it is of the same op and has begun.
+// registers that this warpgroup has given up; of the rest of its warpgroup nobody is needed. It
+// goes through the list by itself. What a task reads of operands that nothing writes during the
+// launch is copied as soon as there are free stages, in the iteration before if need be, so that
+// the barrier between them costs no trip to memory; never behind a task that uses the stages'
+// memory for something else. Other operands wait for their task to begin, or for its counters if
+// the task before it is of the same op and has begun.
 ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scratch) {
   ArkCtx& c = reinterpret_cast<ArkLoop*>(scratch)->ctx;
   const ArkPhases phases = ark_phases(p);
-  ArkMatrixLoad load{0u, false};
+  ArkMatrixLoad load{{0u, 0u}, 0u, false};
   ark_u64 spared = 0u;  // the last task that uses the stages' memory has ended when this has begun
   const ark_u32 ahead = p->persistent != 0u ? 0u : 1u;  // the host may write between iterations
   for (ark_u32 iteration = p->first; !load.stopped; ++iteration) {
@@ -179,10 +210,10 @@ ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scra
   }
   *const_cast<volatile ark_u32*>(&ark_matrix.stopped) = 1u;
   // A block must not end while copies into its shared memory are under way.
-  const ark_u32 behind = load.issued < ARK_MATRIX_STAGES ? load.issued : ARK_MATRIX_STAGES;
-  for (ark_u32 n = load.issued - behind; n != load.issued; ++n) {
-    while (
-        !ark_barrier_passed(&ark_matrix.full[n % ARK_MATRIX_STAGES], n / ARK_MATRIX_STAGES & 1u)) {
+  for (ark_u32 slot = 0u; slot < load.issued; ++slot) {
+    const ark_u32 full = ark_shared_address(&ark_matrix.full[slot]);
+    const ark_u32 parity = slot < load.at.slot ? load.at.parity : load.at.parity ^ 1u;
+    while (!ark_matrix_passed(full, parity)) {
     }
   }
 }
@@ -210,12 +241,11 @@ ARK_DEVICE void ark_matrix_expect(ark_u64* barrier, ark_u32 bytes) {
       : "memory");
 }
 
-// wgmma's description of an operand in shared memory: rows of 128 bytes, swizzled, in blocks of
-// eight rows; `lead` is the distance of blocks of 64 elements side by side, in 16 bytes.
-ARK_DEVICE ark_u64 ark_matrix_operand(const char* at, ark_u32 lead) {
-  return (ark_shared_address(at) & 0x3ffffu) >> 4 | static_cast<ark_u64>(lead) << 16 | 64ull << 32 |
-         1ull << 62;
-}
+// The lower word of wgmma's description of an operand in shared memory: rows of 128 bytes,
+// swizzled, in blocks of eight rows; `lead` is the distance of blocks of 64 elements side by side,
+// in 16 bytes. The upper word, ARK_MATRIX_ROWS, is the same for all.
+#define ARK_MATRIX_ROWS "0x40000040"
+ARK_DEVICE ark_u32 ark_matrix_operand(ark_u32 at, ark_u32 lead) { return at >> 4 | lead << 16; }
 ARK_DEVICE ark_u32 ark_pack_pair(ark_bf16*, float low, float high) {
   ark_u32 pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
@@ -226,8 +256,8 @@ ARK_DEVICE ark_u32 ark_pack_pair(ark_f16*, float low, float high) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
-// A warp's 16 rows of up to 64 columns of sums, rounded, into its slab; 16-byte pieces of a row of 128
-// bytes change places with the row, so that no access meets a bank twice.
+// A warp's 16 rows of up to 64 columns of sums, rounded, into its slab; 16-byte pieces of a row of
+// 128 bytes change places with the row, so that no access meets a bank twice.
 template <typename T, int COLUMNS>
 ARK_DEVICE void ark_matrix_slab_fill(char* slab, const float* d) {
   const int lane = ark_lane(), row = lane & 15;
