@@ -27,6 +27,7 @@ class Machine:
     capabilities: words by which bodies and forms are chosen: "mma_sync", "wgmma", "mfma", "wmma"
     (matrix units), "named_barriers" (some warps of a block can meet apart from the others),
     "packets" (small activations may travel as {value, epoch}), "peer_packets" (the same to peers),
+    "proxy" (the host can copy for the device),
     "single_thread" (a processor runs a task in one thread, so bodies are loops that the compiler
     vectorises).
     """

@@ -204,7 +204,7 @@ def _sums(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Plan]]
 def _channels(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Plan]]:
     """Both ends of a channel, by every way that bytes have."""
     found = []
-    for dtype in types:
+    for dtype in types[:1]:
         pair = []
         for rank in range(2):
             model = Model(rank, 2)

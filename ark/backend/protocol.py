@@ -115,6 +115,24 @@ class BoxMapper(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Copies:
+    """How the host's proxy copies a device's memory. header: C++ text of a class `Copies`, made of
+    the other two (ark/runtime/proxy/module.cpp uses it). library: the driver's, by path or name.
+    """
+
+    header: str
+    library: str = ""
+    index: int = 0
+
+
+@runtime_checkable
+class ProxiedDevice(Protocol):
+    """A device whose memory the host's proxy can copy while a kernel runs."""
+
+    def copies(self) -> Copies: ...
+
+
 class Device(Protocol):
     """An opened device: memory, programs, launches, peers.
 

@@ -31,6 +31,7 @@ COMMANDS = {
     "bench": "measure decoding beside a peer",
     "cache": "show or clear the program cache",
     "layout": "find the cheapest collectives from one layout of a tensor to another",
+    "parallelize": "predict how a model is best split over ranks",
     "tessel": "find the pipeline schedule of the shortest period",
     "topo": "show, solve, synthesize and simulate collectives on a network topology",
 }

@@ -16,6 +16,7 @@ RECORD_OPERANDS = 12
 MAX_COORDS = 6
 MAP_BYTES = 128  # of a box map in the hardware's form
 MAX_PHASES = 8
+FIFO_SLOTS = 1024  # of triggers for the proxy; a power of two
 
 _NUMPY = {"u32": "<u4", "i32": "<i4", "u64": "<u8"}
 
@@ -56,13 +57,14 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
     ),
     # Device memory that steers the loop. limit: iterations to run (a stop token lowers it);
     # go: iterations released so far (persistent mode raises it); phase_end: the
-    # iteration at which each phase but the last ends.
+    # iteration at which each phase but the last ends; fifo_head: triggers pushed so far.
     "ArkControl": (
         ("abort", "u32", 1),
         ("error", "u32", 1),
         ("limit", "u32", 1),
         ("go", "u32", 1),
         ("phase_end", "u32", MAX_PHASES),
+        ("fifo_head", "u32", 1),
     ),
     # Host-mapped memory: what the host tells (target, quit, abort) and what it reads.
     "ArkHost": (
@@ -79,6 +81,21 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("error_processor", "u32", 1),
         ("error_iteration", "u32", 1),
         ("pad", "u32", 4),
+    ),
+    # What a device asks of the host's proxy: to copy `size` bytes (31 bits; bit 31 is the parity of
+    # the lap), or with none to add the source's low word to the counter at target. high: bits 32 to
+    # 47 of both addresses.
+    "ArkTrigger": (
+        ("source", "u32", 1),
+        ("target", "u32", 1),
+        ("high", "u32", 1),
+        ("size", "u32", 1),
+    ),
+    # Host-mapped memory: triggers as words, and how many have been served.
+    "ArkFifo": (
+        ("done", "u32", 1),
+        ("pad", "u32", 15),
+        ("words", "u32", 4 * FIFO_SLOTS),
     ),
     "ArkTrace": (
         ("task", "u32", 1),
@@ -108,6 +125,7 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("end", "u32", 1),
         ("peers", "u32", 1),
         ("pad", "u32", 1),
+        ("fifo", "u64", 1),
     ),
 }
 
@@ -121,6 +139,7 @@ ERROR_KINDS = {
     4: "iteration barrier",
     5: "index",
     6: "logits",
+    7: "proxy",
 }
 
 

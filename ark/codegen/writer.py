@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from importlib import resources
 
-from ark.codegen import layout
+from ark.codegen import device_text, layout
 from ark.codegen.dialect import BoxMap, Dialect, Source
 from ark.errors import PlanError
 from ark.machine import Machine
@@ -32,10 +31,6 @@ class Emitted:
     scratch_bytes: int
     bodies: tuple[str, ...]
     maps: tuple[tuple[BoxMap, ...], ...] = ()
-
-
-def _device_text(name: str) -> str:
-    return resources.files("ark.codegen").joinpath("device").joinpath(name).read_text()
 
 
 def _constants(machine: Machine, plan: Plan, scratch: int) -> str:
@@ -143,18 +138,18 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
             maps.append(rule(sig, machine) if rule else ())
         opcode.append(code)
     scratch = check_shared_memory(plan, machine, dialect)
-    stream = dialect.stream if machine.ring_bytes else _device_text("stream_direct.h")
+    stream = dialect.stream if machine.ring_bytes else device_text("stream_direct.h")
     roles = dialect.roles if leads else ""
     parts = [
         f"// ark loop kernel, dialect {dialect.name}\n",
         _constants(machine, plan, scratch),
         dialect.prelude,
         layout.declarations(),
-        _device_text("loop.h"),
-        _device_text("common.h"),
-        _device_text("math.h"),
-        _device_text("pack.h"),
-        _device_text("operand.h"),
+        device_text("loop.h"),
+        device_text("common.h"),
+        device_text("math.h"),
+        device_text("pack.h"),
+        device_text("operand.h"),
         stream,
         roles,
         dialect.loader(signatures, machine) if loads and dialect.loader else "",

@@ -15,15 +15,20 @@ from ark.machine import Machine
 AUTO = "auto"
 PACKET = "packet"
 THREADS = "threads"
+DMA = "dma"
 
 
 @dataclass(frozen=True)
 class Engine:
-    """needs: a capability of the machine, if any. tile_bytes: what a task moves, at least."""
+    """needs: a capability of the machine, if any. tile_bytes: what a task moves, at least.
+
+    proxied: the host's proxy moves it.
+    """
 
     name: str
     needs: str
     tile_bytes: int
+    proxied: bool = False
 
 
 ENGINES = {
@@ -33,14 +38,16 @@ ENGINES = {
         Engine(PACKET, "peer_packets", 4 << 10),
         # 16-byte stores, then a counter.
         Engine(THREADS, "", 16 << 10),
+        # Copy engines, which the host's proxy starts.
+        Engine(DMA, "proxy", 4 << 20, proxied=True),
     )
 }
 # Transfers up to so many bytes travel as packets. One thread writes packets word by word.
 PACKET_BYTES = 512 << 10
 PACKET_BYTES_SINGLE = 2 << 10
 # What can move a message, with its own signal, and what memory that the peer has in any case.
-MESSAGES = (PACKET, THREADS)
-TRANSFERS = (THREADS,)
+MESSAGES = (PACKET, THREADS, DMA)
+TRANSFERS = (THREADS, DMA)
 PART_BYTES, PARTS = 64 << 10, 8  # of a processor's share: the least, and how many at most
 
 

@@ -30,18 +30,27 @@ def plan_ranks(
     ark.lower.pipeline.plan. drafted: as there, for each rank; the plan is that rank's or one that
     ark.plan.rotated.on_rank makes it of.
     """
-    tell = drafted or (lambda rank, plan: None)
     first, *others = graphs
     prepared = prepare(first, machine, options)
     if others and all(_alike(first, other) for other in others) and _counts_from_itself(prepared):
-
-        def draft(plan: Plan) -> None:
-            for rank in range(len(graphs)):
-                tell(rank, plan)
-
-        return Rotated(plan_prepared(prepared, meta, draft))
+        return Rotated(plan_prepared(prepared, meta, _for_all(drafted, len(graphs))))
     each = [prepared, *(prepare(other, machine, options) for other in others)]
-    return [plan_prepared(p, meta, partial(tell, rank)) for rank, p in enumerate(each)]
+    tell = [partial(drafted, rank) if drafted else None for rank in range(len(graphs))]
+    return [plan_prepared(p, meta, told) for p, told in zip(each, tell, strict=True)]
+
+
+def _for_all(
+    drafted: Callable[[int, Plan], None] | None, world: int
+) -> Callable[[Plan], None] | None:
+    """Tells of one plan for each rank."""
+    if drafted is None:
+        return None
+
+    def tell(plan: Plan) -> None:
+        for rank in range(world):
+            drafted(rank, plan)
+
+    return tell
 
 
 def _counts_from_itself(prepared: Prepared) -> bool:

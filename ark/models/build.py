@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+import ark
 from ark.frontend.model import Model, use_model
 from ark.ir import values as ir
 from ark.ir.dtype import DataType, fp32
@@ -69,6 +70,22 @@ def build(shape: Shape) -> Built:
         constants = {p.ir.name: p.initializer for p in parameters if p.initializer}
     lasting = {t.name: t for n in model.graph.nodes for t in n.inputs if _names_buffer(t)}
     return Built(model.graph, lasting, {p.ir.name: s for p, s in shares.items()}, constants)
+
+
+def whole_pass(config: LlamaConfig, dtype: DataType, rows: int) -> Graph:
+    """One pass over a sequence of `rows` tokens, logits of all of them: what training computes of a
+    sequence, and what plans for many ranks are made of.
+    """
+    model = Model(0, 1)
+    with use_model(model):
+        decoder = registry.decoder(config.architecture)(config, dtype)
+        decoder.name_tensors()
+        decoder.setup(rows)
+        decoder.name_tensors()
+        with model.graph.entry("forward"):
+            hidden = decoder(TokenState.make(rows), rows)
+            decoder.head(ark.rmsnorm(hidden, decoder.norm, decoder.eps))
+    return model.graph
 
 
 def _names_buffer(tensor: ir.Tensor) -> bool:

@@ -303,7 +303,19 @@ LLAMA_3_1_8B = replace(
     tie_word_embeddings=False,
 )
 
-BUILTIN_CONFIGS = {"llama-3.2-1b": LLAMA_3_2_1B, "llama-3.1-8b": LLAMA_3_1_8B}
+LLAMA_3_1_70B = replace(
+    LLAMA_3_1_8B,
+    hidden_size=8192,
+    intermediate_size=28672,
+    num_hidden_layers=80,
+    num_attention_heads=64,
+)
+
+BUILTIN_CONFIGS = {
+    "llama-3.2-1b": LLAMA_3_2_1B,
+    "llama-3.1-8b": LLAMA_3_1_8B,
+    "llama-3.1-70b": LLAMA_3_1_70B,
+}
 
 
 def builtin_config(name: str) -> LlamaConfig:

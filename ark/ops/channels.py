@@ -27,12 +27,19 @@ from ark.ir.graph import Node
 from ark.ir.values import Buffer
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
-from ark.lower.engines import AUTO, MESSAGES, PACKET, TRANSFERS, choose_engine, tile_bytes
+from ark.lower.engines import (
+    AUTO,
+    MESSAGES,
+    PACKET,
+    TRANSFERS,
+    Engine,
+    choose_engine,
+    tile_bytes,
+)
 from ark.lower.registry import register
 from ark.ops.base import check_dims, result
-from ark.ops.communication import copy_box, dense
+from ark.ops.communication import copy_box, dense, move
 from ark.ops.views import refer
-from ark.plan.groups import Group
 from ark.tasks.combine import OPS, moved, tiles, words
 
 PREFIX = "symmetric."
@@ -233,8 +240,7 @@ def _transfer(lowering: Lowering, source: IrTensor, target: IrTensor, asked: str
     coords = tiles(
         source.elements, source.dtype.itemsize, tile_bytes(engine, machine, source.nbytes)
     )
-    params = {"element": moved(source.dtype)}
-    lowering.emit("combine", params, [lowering.flat(source), lowering.flat(target)], coords)
+    move(lowering, engine, source, target, coords)
 
 
 def _lower_put(lowering: Lowering, node: Node) -> None:
@@ -276,29 +282,25 @@ def _lower_flag(lowering: Lowering, node: Node) -> None:
 
 def _message(
     lowering: Lowering, node: Node, tensor: IrTensor, owner: int, name: str
-) -> tuple[IrTensor, list[tuple[int, int]], bool]:
-    """The receive buffer of a message, the tiles it travels in, and whether as packets."""
+) -> tuple[IrTensor, list[tuple[int, int]], Engine]:
+    """The receive buffer of a message, the tiles it travels in, and the engine."""
     engine = choose_engine(lowering.machine, tensor.nbytes, node.attrs["engine"], MESSAGES)
     packets = engine.name == PACKET
     count, dtype = (words(tensor.nbytes), uint32) if packets else (tensor.elements, tensor.dtype)
     made = lowering.graph.tensor((count,), dtype, arena="symmetric", rank=owner, name=name)
     nbytes = tile_bytes(engine, lowering.machine, tensor.nbytes)
-    return made, tiles(tensor.elements, tensor.dtype.itemsize, nbytes), packets
-
-
-def _received(group: Group, buffer: IrTensor, packets: bool) -> Group:
-    group.received = frozenset({buffer.buffer.id} if packets else ())
-    return group
+    return made, tiles(tensor.elements, tensor.dtype.itemsize, nbytes), engine
 
 
 def _lower_send(lowering: Lowering, node: Node) -> None:
     source = lowering.flat(dense(lowering, node.inputs[0], ".dense", fill=True))
     peer = node.attrs["peer"]
     name = _name(lowering, node, lowering.graph.rank, peer, "message")
-    target, coords, packets = _message(lowering, node, source, peer, name)
-    params = {"element": moved(source.dtype)}
-    group = _received(lowering.emit("combine", params, [source, target], coords), target, packets)
-    if not packets:
+    target, coords, engine = _message(lowering, node, source, peer, name)
+    group = move(lowering, engine, source, target, coords)
+    if engine.name == PACKET:
+        group.received = frozenset({target.buffer.id})
+    else:
         group.sends = [(lowering.semaphore(peer, f"{name}.{i}"),) for i in range(len(coords))]
 
 
@@ -307,10 +309,12 @@ def _lower_recv(lowering: Lowering, node: Node) -> None:
     target = lowering.flat(out)
     rank = lowering.graph.rank
     name = _name(lowering, node, node.attrs["peer"], rank, "message")
-    source, coords, packets = _message(lowering, node, target, -1, name)
+    source, coords, engine = _message(lowering, node, target, -1, name)
     params = {"element": moved(target.dtype)}
-    group = _received(lowering.emit("combine", params, [source, target], coords), source, packets)
-    if not packets:
+    group = lowering.emit("combine", params, [source, target], coords)
+    if engine.name == PACKET:
+        group.received = frozenset({source.buffer.id})
+    else:
         counters = [lowering.semaphore(rank, f"{name}.{i}") for i in range(len(coords))]
         group.awaits = [((counter, 1),) for counter in counters]
     if out is not node.outputs[0]:

@@ -11,7 +11,7 @@ barrier between iterations sees to that.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ark.errors import InvalidUsageError, PlanError, UnsupportedError
@@ -20,11 +20,12 @@ from ark.ir.dtype import uint32
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
-from ark.lower.engines import PACKET, choose_engine, tile_bytes
+from ark.lower.engines import PACKET, Engine, choose_engine, tile_bytes
 from ark.lower.merge import bytes_of
 from ark.lower.registry import register
 from ark.lower.tiling import box_coords, box_tile
 from ark.ops.base import result
+from ark.plan.groups import Group
 from ark.plan.types import MAX_OPERANDS
 from ark.tasks.combine import moved, tiles, words
 from ark.tasks.pointwise import copy_params
@@ -48,6 +49,21 @@ def dense(lowering: Lowering, tensor: IrTensor, suffix: str, fill: bool) -> IrTe
     if fill:
         copy_box(lowering, tensor, made, suffix)
     return made
+
+
+def move(
+    lowering: Lowering,
+    engine: Engine,
+    source: IrTensor,
+    target: IrTensor,
+    coords: Sequence[tuple[int, int]],
+    suffix: str = "",
+) -> Group:
+    """Tasks that copy a dense tensor to or from a peer's memory by an engine."""
+    flat = [lowering.flat(bytes_of(source)), lowering.flat(bytes_of(target))]
+    if engine.proxied:
+        return lowering.emit("transfer", {}, flat, coords, suffix)
+    return lowering.emit("combine", {"element": moved(source.dtype)}, flat, coords, suffix)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,8 +105,7 @@ def _exchange(
         peer = (rank + step) % world
         found.append(buffer(step, -1))
         target = buffer(world - step, peer)
-        params = {"element": moved(share.dtype)}
-        group = lowering.emit("combine", params, [found[0], target], coords, f".put+{step}")
+        group = move(lowering, engine, found[0], target, coords, f".put+{step}")
         group.received = frozenset({target.buffer.id} & received)
         if not packets:
             group.sends = [

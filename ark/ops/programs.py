@@ -20,7 +20,7 @@ from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
 from ark.lower.engines import AUTO, PACKET, Engine, choose_engine, tile_bytes
 from ark.lower.registry import register
-from ark.ops.communication import copy_box, dense
+from ark.ops.communication import copy_box, dense, move
 from ark.plan.groups import Group, RemoteSemaphore
 from ark.plan.types import MAX_OPERANDS
 from ark.tasks.combine import ELEMENTS, moved, tiles, words
@@ -146,10 +146,32 @@ class _Writer:
             else:
                 target = self._place(value, piece)
             divide = 1 if rest else value.divide
-            group = self._combine(taken, piece, target, value, suffix, partial, divide)
+            group = self._put(taken, piece, target, value, suffix, partial, divide)
             partial = [target]
         if value.origin is Origin.PUT and self.engine.name != PACKET:
             group.sends = [(s,) for s in self._semaphores(value, piece, len(group.coords))]
+
+    def _put(
+        self,
+        sources: Sequence[Value],
+        piece: int,
+        target: IrTensor,
+        value: Value,
+        suffix: str,
+        partial: Sequence[IrTensor],
+        divide: int,
+    ) -> Group:
+        """As _combine; where the proxy moves what goes to a peer, it moves what was combined."""
+        if not self.engine.proxied or target.buffer.rank < 0:
+            return self._combine(sources, piece, target, value, suffix, partial, divide)
+        source = None if partial or len(sources) > 1 or divide != 1 else sources[0]
+        if source is not None and source.origin is not Origin.PUT:
+            ready = self._place(source, piece)
+        else:
+            ready = self.lowering.temp(target.shape, target.dtype, f"{self.name}.ready")
+            self._combine(sources, piece, ready, value, suffix, partial, divide)
+        coords = self._tiles(target.elements)
+        return move(self.lowering, self.engine, ready, target, coords, suffix)
 
     def _combine(
         self,

@@ -28,6 +28,42 @@ Pairs = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True, eq=False)
+class Groups:
+    """Tasks that meet the same tasks of another op: group i's are mine[i], those that they meet
+    theirs[i], each rising.
+    """
+
+    theirs: list[np.ndarray]
+    mine: list[np.ndarray]
+
+    @cached_property
+    def my_names(self) -> list[bytes]:
+        """Each group's own tasks as bytes."""
+        return [tasks.tobytes() for tasks in self.mine]
+
+    @cached_property
+    def their_names(self) -> list[bytes]:
+        """Each group's other tasks as bytes."""
+        return [tasks.tobytes() for tasks in self.theirs]
+
+    @cached_property
+    def mine_listed(self) -> list[list[int]]:
+        """Each group's own tasks."""
+        return [tasks.tolist() for tasks in self.mine]
+
+    @cached_property
+    def joined(self) -> tuple[Pairs, Pairs]:
+        """The others' tasks and the own ones, each with the number of its group."""
+        return _joined(self.theirs), _joined(self.mine)
+
+
+def _joined(lists: Sequence[np.ndarray]) -> Pairs:
+    if not lists:
+        return NONE, NONE
+    return np.concatenate(lists), np.repeat(np.arange(len(lists)), [len(x) for x in lists])
+
+
+@dataclass(frozen=True, eq=False)
 class Region:
     """The accesses of one op to one operand in one direction.
 
@@ -110,6 +146,20 @@ class Region:
         if key not in self.boxes.met:
             self.boxes.met[key] = self._group(other)
         return cast("list[tuple[int, np.ndarray, bytes]]", self.boxes.met[key])
+
+    def tasks_after(self, other: Region) -> Groups:
+        """Which tasks touch bytes that tasks of the other touch."""
+        key = ("groups", other.boxes, other.base - self.base, self._frame_shift(other))
+        if key not in self.boxes.met:
+            tasks, starts = self.boxes.by_box
+            found: dict[bytes, tuple[np.ndarray, list[np.ndarray]]] = {}
+            for box, met, name in self.tasks_met(other):
+                found.setdefault(name, (met, []))[1].append(tasks[starts[box] : starts[box + 1]])
+            self.boxes.met[key] = Groups(
+                [met for met, _ in found.values()],
+                [np.unique(np.concatenate(parts)) for _, parts in found.values()],
+            )
+        return cast(Groups, self.boxes.met[key])
 
     def _group(self, other: Region) -> list[tuple[int, np.ndarray, bytes]]:
         rows, columns = self.overlaps(other)

@@ -15,6 +15,7 @@ import numpy as np
 
 RAN, SEEN = 0, 1
 START = 0  # the row of those who know nothing
+NOBODY = frozenset[int]()
 
 
 class Clocks:
@@ -34,17 +35,23 @@ class Clocks:
 
     def missing(self, row: int, lanes: np.ndarray, ends: np.ndarray) -> frozenset[int]:
         """Processors with tasks that a row does not cover; ends: places behind these tasks."""
+        if len(lanes) == 1:
+            lane = lanes.item()
+            return NOBODY if self._rows[row].item(lane) >= ends.item() else frozenset((lane,))
         covered = self._rows[row][lanes] >= ends
-        if covered.all():
-            return frozenset()
-        return frozenset(lanes[~covered].tolist())
+        return NOBODY if covered.all() else frozenset(lanes[~covered].tolist())
 
-    def join(self, row: int, others: Iterable[int], lanes: np.ndarray, ends: np.ndarray) -> int:
+    def after(self, rows: Iterable[int], lanes: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """What is known after waiting for tasks, given by the rows that they began with, their
         processors (each once) and the places behind them there.
         """
-        made = self._rows[row].copy()
+        first, *others = rows
+        made = self._rows[first].copy()
         for other in others:
             np.maximum(made, self._rows[other], out=made)
         made[lanes] = np.maximum(made[lanes], ends)
-        return self._number(made)
+        return made
+
+    def join(self, row: int, after: np.ndarray) -> int:
+        """What is known to one who knew a row, and waited."""
+        return self._number(np.maximum(self._rows[row], after))

@@ -1,73 +1,27 @@
 """Scheduling: who runs a task and what it waits for.
 
-Tasks are dealt to processors in program order. For every task the set of earlier tasks that it
-conflicts with is computed from the regions they touch; tasks with the same set share one counter.
-What is already known to be complete when a task starts is a vector with one entry per processor
-(a vector clock, Mattern 1989; ark.plan.clocks); a set that the vector covers needs no wait. Tasks
-of an op that need the same sets and know the same share one decision.
+Tasks are dealt to processors in program order. Which earlier tasks they must wait for says
+ark.plan.ordering; tasks that wait for the same set share one counter.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from ark.machine import Machine
 from ark.plan.access import Region, region
 from ark.plan.boxes import Templates
-from ark.plan.clocks import RAN, SEEN, START, Clocks
-from ark.plan.frontier import Frontier
+from ark.plan.clocks import SEEN, START
 from ark.plan.groups import Group
 from ark.plan.kind import OperandType, Signature
+from ark.plan.ordering import Clock, Decision, Needs, OpRun, Ordering
 from ark.plan.types import ITERATION_BARRIER, PlanBuffer, PlanCounter, PlanOp, PlanTensor, Task
 from ark.variant import COMMUNICATE
 
-NOTHING = np.zeros(0, np.int64)
-NOBODY = (frozenset[int](), frozenset[int]())
-Need = tuple[int, int, int]  # earlier op; PACKETS, WRITTEN or READ; set
-Clock = tuple[int, int]  # what has run, what is seen
-PACKETS, WRITTEN, READ = 0, 1, 2  # whose packets are read, what must be seen, what have run
-
-
-@dataclass(frozen=True, eq=False)
-class _Set:
-    """Tasks of one earlier op that tasks of a later one come after: their numbers, their
-    processors (each once), the places behind the last of them there, and the clocks that they
-    began with.
-    """
-
-    op: int
-    members: np.ndarray
-    lanes: np.ndarray
-    ends: np.ndarray
-    clocks: tuple[frozenset[int], frozenset[int]]
-
-
-@dataclass
-class _OpRun:
-    """The tasks of an op: the number of the first, and by task its processor, the place behind it
-    there and the clock that it began with.
-    """
-
-    first: int
-    lanes: np.ndarray
-    ends: np.ndarray
-    clocks: list[Clock]
-
-
-@dataclass(frozen=True)
-class _Decision:
-    """The sets that tasks with equal needs and knowledge wait for, and what they know then.
-
-    special: processors that know of their own tasks what the others do not.
-    """
-
-    waits: tuple[int, ...]
-    clock: Clock
-    special: frozenset[int]
+Waits = tuple[tuple[int, int], ...]  # counters and thresholds
 
 
 @dataclass
@@ -76,14 +30,6 @@ class _Counter:
     step: int
     rank: int
     system: bool
-
-
-@dataclass
-class _Draft:
-    """A task while its waits and signals are being placed."""
-
-    waits: dict[int, int] = field(default_factory=dict)
-    signals: list[int] = field(default_factory=list)
 
 
 class Schedule:
@@ -177,57 +123,56 @@ class _PhaseRun:
         self.number = number
         processors = schedule.machine.processors
         self.lists: list[list[int]] = [[] for _ in range(processors)]
-        self.clocks = Clocks(processors)
+        self.order = Ordering(processors)
         self.now: list[Clock] = [
             (START, START)
         ] * processors  # the clock that each processor's next task starts with
-        self.frontier = Frontier()
         self.rotation = 0
-        self.drafts: list[_Draft] = []
         self.groups: list[tuple[PlanOp, Group, Signature]] = []
-        self.runs: dict[int, _OpRun] = {}
-        self.sets: list[_Set] = []
-        self.set_ids: dict[tuple[int, bytes], int] = {}
+        self.waits: list[Waits] = []  # by task
+        self.signals: list[list[int]] = []
         self.set_counters: dict[int, int] = {}
-        self.missing: dict[tuple[int, int], frozenset[int]] = {}  # by row and set
-        self.joined: dict[tuple[int, int, int], int] = {}  # by row, set and kind of row
 
     def add(self, op: PlanOp, group: Group) -> None:
         """Deals the group's tasks and places their waits."""
-        first, count = len(self.drafts), len(group.coords)
+        first, count = len(self.waits), len(group.coords)
         sig = self.s.signature(op)
         self.groups.append((op, group, sig))
-        self.drafts += [_Draft() for _ in range(count)]
+        self.waits += [()] * count
+        self.signals += [[] for _ in range(count)]
         mine = self._regions(op, sig, tuple(group.coords))
-        needs = self._needs(mine, count)
+        needs = self.order.needs(mine, count)
         lanes = self._follow(group, needs)
         if lanes is None:
             lanes = self._deal(group, count)
-        run = _OpRun(first, lanes, np.zeros(count, np.int64), [])
-        self.runs[op.id] = run
-        decisions: dict[tuple[Clock, tuple[Need, ...]], _Decision] = {}
-        self.missing.clear()
-        self.joined.clear()
+        run = OpRun(first, lanes, np.zeros(count, np.int64), [])
+        self.order.begin(op.id, run)
+        decisions: dict[tuple[Clock, Needs], Decision] = {}
+        counters: dict[Decision, Waits] = {}
         for i, lane in enumerate(lanes.tolist()):
-            clock = self.now[lane]
-            if needs[i]:
-                decision = decisions.get((clock, needs[i]))
+            clock, needed = self.now[lane], needs[i]
+            if needed is not None:
+                decision = decisions.get((clock, needed))
                 if decision is None:
-                    decision = self._decide(clock, needs[i], -1)
-                    decisions[clock, needs[i]] = decision
+                    decision = decisions[clock, needed] = self.order.decide(clock, needed, -1)
                 if lane in decision.special:
-                    decision = self._decide(clock, needs[i], lane)
-                draft = self.drafts[first + i]
-                for number in decision.waits:
-                    draft.waits[self._counter(number)] = len(self.sets[number].members)
+                    decision = self.order.decide(clock, needed, lane)
+                if decision not in counters:
+                    counters[decision] = self._counters(decision)
+                self.waits[first + i] = counters[decision]
                 clock = self.now[lane] = decision.clock
             self.lists[lane].append(first + i)
             run.ends[i] = len(self.lists[lane])
             run.clocks.append(clock)
         self._pair(group, first)
-        self.frontier.add(mine)
+        self.order.frontier.add(mine)
 
-    def _follow(self, group: Group, needs: Sequence[tuple[Need, ...]]) -> np.ndarray | None:
+    def _counters(self, decision: Decision) -> Waits:
+        """What a decision is as counters and thresholds."""
+        pairs = [(self._counter(n), len(self.order.sets[n].members)) for n in decision.waits]
+        return tuple(sorted(pairs))
+
+    def _follow(self, group: Group, needs: Sequence[Needs | None]) -> np.ndarray | None:
         """The processors where each task comes right behind the only one that it needs, so that a
         chain of small ops hands nothing over; None where tasks need more, or share what they need.
         """
@@ -236,9 +181,11 @@ class _PhaseRun:
             return None
         lanes: list[int] = []
         for need in needs:
-            makers = {m for _, _, number in need for m in self.sets[number].members.tolist()}
-            found = {lane for _, _, number in need for lane in self.sets[number].lanes.tolist()}
-            if len(found) != 1 or self.lists[min(found)][-1] not in makers:
+            sets = [self.order.sets[number] for number in need.sets] if need else []
+            found = {lane for needed in sets for lane in needed.lanes.tolist()}
+            if len(found) != 1 or not any(
+                self.lists[min(found)][-1] in needed.members for needed in sets
+            ):
                 return None
             lanes += found
         return np.array(lanes, np.int64) if len(set(lanes)) == len(lanes) else None
@@ -262,12 +209,10 @@ class _PhaseRun:
     def _pair(self, group: Group, first: int) -> None:
         """The waits and signals between ranks, which the lowering named."""
         for i, awaited in enumerate(group.awaits):
-            for far, threshold in awaited:
-                counter = self.s.semaphore(far.rank, far.name, max(threshold, 1))
-                self.drafts[first + i].waits[counter] = threshold
+            far = ((self.s.semaphore(a.rank, a.name, max(n, 1)), n) for a, n in awaited)
+            self.waits[first + i] = tuple(sorted((*self.waits[first + i], *far)))
         for i, sent in enumerate(group.sends):
-            signals = [self.s.semaphore(far.rank, far.name, 0) for far in sent]
-            self.drafts[first + i].signals += signals
+            self.signals[first + i] += (self.s.semaphore(a.rank, a.name, 0) for a in sent)
 
     def _regions(
         self, op: PlanOp, sig: Signature, coords: tuple[tuple[int, ...], ...]
@@ -282,117 +227,16 @@ class _PhaseRun:
             found.append(region(op.id, boxes, tensor, self.s.buffers[tensor.buffer], True))
         return found
 
-    def _needs(self, mine: Sequence[Region], count: int) -> list[tuple[Need, ...]]:
-        """By task what it must come after, latest op first."""
-        found: list[dict[tuple[int, int], set[int]]] = [{} for _ in range(count)]
-        for own in mine:
-            boxes = own.boxes
-            by_box: dict[tuple[int, int], dict[int, set[int]]] = {}
-            for other in self.frontier.conflicts(own):
-                kind = PACKETS if own.packet and not own.write else READ
-                kind = WRITTEN if other.write and kind == READ else kind
-                sets = by_box.setdefault((other.op, kind), {})
-                for box, tasks, key in own.tasks_met(other):
-                    sets.setdefault(box, set()).add(self._set(other.op, tasks, key))
-            if not by_box:
-                continue
-            rows = list(zip(boxes.tasks.tolist(), boxes.box.tolist(), strict=True))
-            for need, sets in by_box.items():
-                for task, box in rows:
-                    if box in sets:
-                        found[task].setdefault(need, set()).update(sets[box])
-        joined: dict[tuple[int, ...], int] = {}
-        return [self._sorted(each, joined) for each in found]
-
-    def _sorted(
-        self, needs: dict[tuple[int, int], set[int]], joined: dict[tuple[int, ...], int]
-    ) -> tuple[Need, ...]:
-        listed = []
-        for (op, kind), sets in needs.items():
-            key = tuple(sorted(sets))
-            if len(key) == 1:
-                number = key[0]
-            elif key in joined:
-                number = joined[key]
-            else:
-                number = joined[key] = self._union(op, key)
-            listed.append((op, kind, number))
-        return tuple(sorted(listed, key=lambda n: (n[1] != PACKETS, -n[0], n[1])))
-
-    def _set(self, op: int, tasks: np.ndarray, key: bytes) -> int:
-        """The number of a set of an op's tasks, given by their places in it, also as bytes."""
-        number = self.set_ids.get((op, key))
-        if number is None:
-            number = self.set_ids[op, key] = len(self.sets)
-            run = self.runs[op]
-            clocks = [run.clocks[t] for t in tasks.tolist()]
-            rows = frozenset(c[RAN] for c in clocks), frozenset(c[SEEN] for c in clocks)
-            # Tasks of one op on one processor follow each other: the last of them counts.
-            last = np.ones(len(tasks), bool)
-            lanes, ends = run.lanes[tasks], run.ends[tasks]
-            if len(set(lanes.tolist())) < len(tasks):
-                order = np.lexsort((ends, lanes))
-                lanes, ends = lanes[order], ends[order]
-                last[:-1] = lanes[1:] != lanes[:-1]
-            self.sets.append(_Set(op, tasks + run.first, lanes[last], ends[last], rows))
-        return number
-
-    def _union(self, op: int, numbers: Sequence[int]) -> int:
-        """The number of the set of all tasks of an op that are in one of the sets."""
-        members = np.unique(np.concatenate([self.sets[s].members for s in numbers]))
-        tasks = members - self.runs[op].first
-        return self._set(op, tasks, tasks.tobytes())
-
-    def _decide(self, clock: Clock, needs: tuple[Need, ...], lane: int) -> _Decision:
-        """What a task on processor `lane` waits for; -1: one that is not special."""
-        ran, seen = clock
-        waits: list[int] = []
-        special: set[int] = set()
-        for (packets, op), listed in itertools.groupby(
-            needs, key=lambda n: (n[1] == PACKETS, n[0])
-        ):
-            missing = []
-            for _, kind, number in listed:
-                if packets:
-                    ran = self._join(ran, number, RAN)
-                    continue
-                lacking = self._missing(seen if kind == WRITTEN else ran, number)
-                if len(lacking) == 1:
-                    special |= lacking
-                if lacking - {lane}:
-                    missing.append(number)
-            if missing:
-                number = missing[0] if len(missing) == 1 else self._union(op, missing)
-                waits.append(number)
-                ran, seen = self._join(ran, number, RAN), self._join(seen, number, SEEN)
-        return _Decision(tuple(waits), (ran, seen), frozenset(special))
-
-    def _missing(self, row: int, number: int) -> frozenset[int]:
-        found = self.missing.get((row, number))
-        if found is None:
-            needed = self.sets[number]
-            found = self.clocks.missing(row, needed.lanes, needed.ends)
-            self.missing[row, number] = found
-        return found
-
-    def _join(self, row: int, number: int, which: int) -> int:
-        found = self.joined.get((row, number, which))
-        if found is None:
-            needed = self.sets[number]
-            found = self.clocks.join(row, needed.clocks[which], needed.lanes, needed.ends)
-            self.joined[row, number, which] = found
-        return found
-
     def _counter(self, number: int) -> int:
         """The counter that all tasks of a set signal."""
         counter = self.set_counters.get(number)
         if counter is None:
-            needed = self.sets[number]
+            needed = self.order.sets[number]
             name = f"{self.number}.{needed.op}.{len(self.set_counters)}"
             counter = self.s.counter(name, len(needed.members), self.s.rank, False)
             self.set_counters[number] = counter
             for member in needed.members.tolist():
-                self.drafts[member].signals.append(counter)
+                self.signals[member].append(counter)
         return counter
 
     def finish(self) -> tuple[tuple[Task, ...], ...]:
@@ -402,9 +246,8 @@ class _PhaseRun:
         for op, group, sig in self.groups:
             coords = tuple(group.coords)
             for coord, fetches in zip(coords, self.s.templates.streams(sig, coords), strict=True):
-                draft = self.drafts[len(made)]
-                waits, signals = tuple(sorted(draft.waits.items())), tuple(sorted(draft.signals))
-                made.append(Task(op.id, coord, waits, signals, fetches))
+                waits, signals = self.waits[len(made)], self.signals[len(made)]
+                made.append(Task(op.id, coord, waits, tuple(sorted(signals)), fetches))
         return tuple(tuple(made[i] for i in indices) for indices in self.lists)
 
     def _barrier(self) -> None:
@@ -425,28 +268,24 @@ class _PhaseRun:
         ends = np.array([len(self.lists[lane]) for lane in tails], np.int64)
         openers = frozenset(tails)
         for row in {self.now[lane][SEEN] for lane in tails}:
-            openers &= self.clocks.missing(row, lanes, ends)
+            openers &= self.order.clocks.missing(row, lanes, ends)
         for lane in sorted(openers):
-            self.drafts[tails[lane]].signals += self.s.barriers
+            self.signals[tails[lane]] += self.s.barriers
         self.s.counter_list[ITERATION_BARRIER].step = len(openers)
 
     def _open_at_the_end(self) -> None:
-        last, run = len(self.drafts) - 1, next(reversed(self.runs.values()))
+        number, run = next(reversed(self.order.runs.items()))
         mine = int(run.lanes[-1])
         tails = [
             indices[-1]
             for lane, indices in enumerate(self.lists)
             if indices
             and lane != mine
-            and self.clocks.missing(
+            and self.order.clocks.missing(
                 run.clocks[-1][SEEN], np.array([lane]), np.array([len(indices)])
             )
         ]
-        draft = self.drafts[last]
         if tails:
-            number = len(self.sets)
-            self.sets.append(
-                _Set(next(reversed(self.runs)), np.array(tails), NOTHING, NOTHING, NOBODY)
-            )
-            draft.waits[self._counter(number)] = len(tails)
-        draft.signals += self.s.barriers
+            wait = self._counter(self.order.add_set(number, np.array(tails))), len(tails)
+            self.waits[-1] = tuple(sorted((*self.waits[-1], wait)))
+        self.signals[-1] += self.s.barriers

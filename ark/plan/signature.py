@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from ark.ir.dtype import by_name
@@ -45,7 +46,7 @@ class Signature:
     params: Mapping[str, Any]
     operands: tuple[OperandType, ...]
 
-    @property
+    @cached_property
     def key(self) -> tuple[Any, ...]:
         """Hashable and sortable identity."""
         return (self.kind, repr(sorted(self.params.items())), self.operands)

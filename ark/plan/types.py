@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from ark.ir.dtype import by_name
@@ -77,12 +78,12 @@ class PlanTensor:
     buffer: int
     packet: bool = False
 
-    @property
+    @cached_property
     def itemsize(self) -> int:
         """Bytes of an item: an element, or the byte that elements of 4 bits share."""
         return 8 if self.packet else by_name(self.dtype).itemsize
 
-    @property
+    @cached_property
     def items(self) -> Items:
         """The tensor as a box of items."""
         each = 1 if self.packet else by_name(self.dtype).per_item
@@ -94,17 +95,17 @@ class PlanTensor:
             (*self.offsets[:-1], self.offsets[-1] // each),
         )
 
-    @property
+    @cached_property
     def strides(self) -> tuple[int, ...]:
         """Element strides per dimension."""
         return row_major(self.extents)
 
-    @property
+    @cached_property
     def start(self) -> int:
         """Elements from the buffer's start to element [0, ...]."""
         return sum(o * s for o, s in zip(self.offsets, self.strides, strict=True))
 
-    @property
+    @cached_property
     def first_byte(self) -> int:
         """Bytes from the buffer's start to element [0, ...]."""
         return self.items.start * self.itemsize
@@ -126,7 +127,7 @@ class PlanOp:
     after: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PlanCounter:
     """A counter that only grows, by `step` an iteration. A peer's counter is found by its name.
 
@@ -141,7 +142,7 @@ class PlanCounter:
     system: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Fetch:
     """Consecutive bytes of an operand that the stream copies in stages of `stage` bytes."""
 
@@ -151,7 +152,7 @@ class Fetch:
     stage: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Task:
     """One tile of an op on one processor."""
 

@@ -10,6 +10,7 @@ Called by ark.runtime.program, ark.runtime.executor and ark.models.generate.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import hmac
 import os
@@ -18,6 +19,7 @@ import secrets
 import stat
 import tempfile
 import time
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -28,7 +30,9 @@ PROGRAMS, PLANS = KINDS = ("programs", "plans")
 KEY = "key"
 _DIGEST = 32
 _NAME = re.compile(r"[0-9a-f]{64}")
-_PARTIAL = ".partial-"
+_PARTIAL, _MAKING = ".partial-", ".making-"
+# How long one that makes an entry is waited for, and how often is looked.
+_PATIENCE_S, _POLL_S = 60.0, 0.01
 # An unfinished file of a process that was killed is removed after so long.
 _STALE_S = 3600.0
 
@@ -111,6 +115,45 @@ def store(kind: str, name: str, data: bytes) -> None:
         _without(str(error))
 
 
+@contextlib.contextmanager
+def making(kind: str, name: str) -> Iterator[None]:
+    """Held by whoever makes an entry, so that ranks that want the same one make it once: look again
+    inside. Who has waited for long (its maker was stopped, say) goes on without.
+    """
+    held = _held(folder() / kind / f"{_MAKING}{name}")
+    try:
+        yield
+    finally:
+        if held is not None:
+            with contextlib.suppress(OSError):
+                (folder() / kind / f"{_MAKING}{name}").unlink()
+            os.close(held)
+
+
+def _held(path: Path) -> int | None:
+    """The locked file, which its holder removes; None where it cannot be had."""
+    end = time.monotonic() + _PATIENCE_S
+    handle = None
+    try:
+        _secret(path.parent.parent, make=True)
+        path.parent.mkdir(exist_ok=True, mode=0o700)
+        while time.monotonic() < end:
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            handle = os.open(path, flags, 0o600)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.stat(path).st_ino == os.fstat(handle).st_ino:
+                    return handle
+            except (BlockingIOError, FileNotFoundError):
+                time.sleep(_POLL_S)
+            os.close(handle)
+            handle = None
+    except (OSError, RuntimeError):
+        if handle is not None:
+            os.close(handle)
+    return None
+
+
 def secret() -> bytes:
     """A key of this user's, the same in all his processes that share the cache folder.
 
@@ -148,7 +191,8 @@ def clear() -> tuple[int, int]:
 def _files() -> list[Path]:
     """Entries and what killed processes left of some."""
     found = [p for kind in KINDS for p in (folder() / kind).glob("*") if p.is_file()]
-    return sorted(p for p in found if _NAME.fullmatch(p.name) or p.name.startswith(_PARTIAL))
+    ours = (_PARTIAL, _MAKING)
+    return sorted(p for p in found if _NAME.fullmatch(p.name) or p.name.startswith(ours))
 
 
 def _digest(own: bytes, kind: str, name: str, data: bytes) -> bytes:

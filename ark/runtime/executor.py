@@ -26,6 +26,7 @@ from ark.plan.types import ITERATION_BARRIER, Plan, PlanTensor
 from ark.runtime import live, tables
 from ark.runtime.faults import explain
 from ark.runtime.program import Program, load
+from ark.runtime.proxy import Proxy
 from ark.runtime.run import Ranks, Run
 
 COUNTER_STRIDE = 64  # bytes: counters of different producers do not share a cache line
@@ -74,6 +75,7 @@ class Executor:
         self.machine = machine_of(plan)
         self._memory: list[Memory] = []
         self._run: Run | None = None
+        self._proxy: Proxy | None = None
         self._resumed: int | None = None  # iterations so far of launches that go on
         self._params = np.zeros(1, layout.dtype("ArkParams"))
         self._peers: dict[int, tuple[Memory, dict[str, Any]]] = {}
@@ -121,15 +123,33 @@ class Executor:
         }
         self._control = self._alloc(layout.dtype("ArkControl").itemsize)
         self._host = self._alloc(layout.dtype("ArkHost").itemsize, "host")
+        self._proxy = self._start_proxy()
         self._trace_records = trace_records
         record = layout.dtype("ArkTrace").itemsize
         self._trace = (
             self._alloc(trace_records * plan.processors * record) if trace_records else None
         )
 
+    def _start_proxy(self) -> Proxy | None:
+        """The proxy, where tasks ask the host to copy, with all memory that these may name."""
+        if not any(op.kind == "transfer" for op in self.plan.ops):
+            return None
+        assert self._host.host is not None
+        at = layout.dtype("ArkHost").fields
+        assert at is not None
+        made = Proxy(self.device, self._host.host.ctypes.data + int(at["abort"][1]))
+        for memory in (*self._arenas.values(), self._shared, *(m for m, _ in self._peers.values())):
+            made.allow(memory.address, memory.nbytes)
+        for number, address in self._externals.items():
+            made.allow(address, self.plan.buffers[number].nbytes)
+        return made
+
     def rebind(self, externals: Mapping[int, int]) -> None:
         """Moves external buffers to other addresses, by buffer id; nothing may be running."""
         self._externals.update(externals)
+        if self._proxy is not None:
+            for number, address in externals.items():
+                self._proxy.allow(address, self.plan.buffers[number].nbytes)
         self.tables = self._build_tables()
         for name, memory in self._arrays.items():
             self.device.write(memory.address, getattr(self.tables, name))
@@ -346,6 +366,8 @@ class Executor:
         self.device.write(self._control.address, control.view(np.uint8))
         assert self._host.host is not None
         self._host.host[:] = 0
+        if self._proxy is not None:
+            self._proxy.restart()
         self._meet("the launch")
 
     def _parameters(self, persistent: bool) -> np.ndarray:
@@ -357,6 +379,7 @@ class Executor:
         params["host"] = self._host.address
         params["trace"] = self._trace.address if self._trace else 0
         params["trace_capacity"] = self._trace_records
+        params["fifo"] = self._proxy.fifo.address if self._proxy is not None else 0
         params["processors"] = self.plan.processors
         params["together"] = self.plan.counters[ITERATION_BARRIER].step
         params["peers"] = int(self.plan.counters[ITERATION_BARRIER].system)
@@ -377,7 +400,12 @@ class Executor:
             stream,
         )
         assert self._host.host is not None
-        self._run = Run(launch, self._host.host, end, self.ranks, self.budget_s, self._explain)
+        if self._proxy is not None:
+            self._proxy.wake()
+        trouble = self._proxy.error if self._proxy is not None else None
+        self._run = Run(
+            launch, self._host.host, end, self.ranks, self.budget_s, self._explain, trouble
+        )
         return self._run
 
     def _explain(self, record: Any) -> str:
@@ -417,6 +445,9 @@ class Executor:
             return False
         if self._run is not None:
             self._run.detach()
+        if self._proxy is not None:
+            self._proxy.close()
+            self._proxy = None
         peers, own = [m for m, _ in self._peers.values()], self._memory
         if peers and not together:
             own = [m for m in own if m.kind != "symmetric"]

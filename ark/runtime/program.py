@@ -40,7 +40,8 @@ def load(plan: Plan, machine: Machine, backend: Backend, device: Device) -> tupl
     return program, device.load(program.binary)
 
 
-_begun: dict[str, Future[Binary]] = {}  # by name in the cache, until somebody builds that
+Made = tuple[Binary, bool]  # and whether it was in the cache
+_begun: dict[str, Future[Made]] = {}  # by name in the cache, until somebody builds that
 
 
 def begin(plan: Plan, machine: Machine, backend: Backend, arch: str) -> None:
@@ -51,10 +52,10 @@ def begin(plan: Plan, machine: Machine, backend: Backend, arch: str) -> None:
         emitted, target, name = _emitted(plan, machine, backend, arch)
     except BaseError:
         return
-    if name in _begun or cache.load(cache.PROGRAMS, name) is not None:
+    if name in _begun or _kept(name) is not None:
         return
     worker = ThreadPoolExecutor(1, "ark-compile")
-    _begun[name] = worker.submit(backend.compiler().compile, emitted.source, target)
+    _begun[name] = worker.submit(_made, name, emitted, target, backend)
     worker.shutdown(wait=False)
 
 
@@ -62,14 +63,30 @@ def build(plan: Plan, machine: Machine, backend: Backend, arch: str) -> Program:
     """Emits and compiles; the key is the source, the compiler with its flags, and the target."""
     emitted, target, name = _emitted(plan, machine, backend, arch)
     begun = _begun.pop(name, None)
-    data = cache.load(cache.PROGRAMS, name) if begun is None else None
-    if data is not None:
-        suffix, _, content = data.partition(b"\0")
-        return Program(emitted, Binary(content, suffix.decode()), True, name)
-    compiler = backend.compiler()
-    binary = begun.result() if begun else compiler.compile(emitted.source, target)
-    cache.store(cache.PROGRAMS, name, binary.suffix.encode() + b"\0" + binary.data)
-    return Program(emitted, binary, False, name)
+    binary, cached = begun.result() if begun else _made(name, emitted, target, backend)
+    return Program(emitted, binary, cached, name)
+
+
+def _made(name: str, emitted: Emitted, target: Target, backend: Backend) -> Made:
+    """The binary, from the cache if it is there. Ranks of one host compile the same source once."""
+    found = _kept(name)
+    if found is not None:
+        return found, True
+    with cache.making(cache.PROGRAMS, name):
+        found = _kept(name)
+        if found is not None:
+            return found, True
+        binary = backend.compiler().compile(emitted.source, target)
+        cache.store(cache.PROGRAMS, name, binary.suffix.encode() + b"\0" + binary.data)
+        return binary, False
+
+
+def _kept(name: str) -> Binary | None:
+    data = cache.load(cache.PROGRAMS, name)
+    if data is None:
+        return None
+    suffix, _, content = data.partition(b"\0")
+    return Binary(content, suffix.decode())
 
 
 def _emitted(

@@ -41,6 +41,7 @@ class Run:
 
     iterations: what it was launched for. ranks: the job's ranks, for several. budget_s: a
     device-side wait's budget. explain: makes the error's text from the host block's record.
+    trouble: what stopped the proxy, if anything did.
     """
 
     def __init__(
@@ -51,12 +52,14 @@ class Run:
         ranks: Ranks | None,
         budget_s: float,
         explain: Callable[[Any], str],
+        trouble: Callable[[], str] | None = None,
     ) -> None:
         self._launch = launch
         self.iterations = iterations
         self._ranks = ranks
         self._budget_s = budget_s
         self._explain = explain
+        self._trouble = trouble
         self.host = host.view(layout.dtype("ArkHost"))
         self._failed = False
         self._asked_to_quit = False
@@ -114,14 +117,22 @@ class Run:
                 self.abort()
                 self._launch.wait(self._budget_s + 5.0)
                 raise GpuError(message)
-        if int(self.host["error"][0]) != 0 and not self._failed:
-            self._failed = True
-            self._launch.wait(self._budget_s + 5.0)
-            text = self._explain(self.host[0])
-            if ranks is not None:
-                with contextlib.suppress(Exception):
-                    ranks.abort(text)
-            raise GpuError(text)
+        if self._failed:
+            return
+        if self._trouble is not None and self._trouble():
+            self._give_up(f"the host's proxy stopped: {self._trouble()}")
+        if int(self.host["error"][0]) != 0:
+            self._give_up("")
+
+    def _give_up(self, text: str) -> None:
+        """Waits for the kernel to leave and tells the other ranks; raises GpuError."""
+        self._failed = True
+        self._launch.wait(self._budget_s + 5.0)
+        text = text or self._explain(self.host[0])
+        if self._ranks is not None:
+            with contextlib.suppress(Exception):
+                self._ranks.abort(text)
+        raise GpuError(text)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Waits for the kernel to end; False if the time ran out first. Raises GpuError."""

@@ -20,6 +20,7 @@ from ark.tasks import (
     rows,
     token,
     tokens,
+    transfer,
     windows,
 )
 
@@ -39,5 +40,6 @@ __all__ = [
     "rows",
     "token",
     "tokens",
+    "transfer",
     "windows",
 ]

@@ -19,6 +19,9 @@ from tests.codegen.test_rocm_compile import ARCHS, assembly, machine_for
 pytest.importorskip("ark_rocm_emulator")
 from ark_rocm_emulator.lint import TARGETS, Expectations, Finding, lint
 
+# Processors of a device, and the host or peers: every hand-over of the loop is marked with its own.
+SCOPES = ("agent", "system")
+
 # Decoding with prompts, unfused so that matrix units serve the prompt, and a rank with peers.
 PLANS = ("llama-bf16-unfused", "llama-bf16-rank0")
 
@@ -36,7 +39,8 @@ def findings(arch: str, name: str, source: Source | None = None) -> list[Finding
         threads=machine.threads,
         dynamic_lds=emitted.scratch_bytes,
         matrix=name.endswith("unfused"),
-        unordered=True,
+        marked=SCOPES,
+        completed_barriers=True,
         kernels=("ark_loop",),
     )
     text = assembly(source or emitted.source, arch)

@@ -198,7 +198,8 @@ def test_a_spin_loop_without_markers_is_judged_by_what_is_read_after() -> None:
     assert rules(text, "gfx942") == set()
     stale = without(text, r"buffer_inv sc0 sc1")
     assert rules(stale, "gfx942") == {"acquire-invalidate"}
-    assert rules(stale, "gfx942", Expectations(unordered=True)) == set()
+    marked = Expectations(marked=("agent", "system"))
+    assert rules(stale, "gfx942", marked) == {"marker"}
 
 
 def test_a_barrier_with_lds_stores_in_flight_is_found() -> None:

@@ -100,6 +100,11 @@ struct ArkSpin {
 
 enum ArkVerdict { ARK_KEEP, ARK_TIMEOUT, ARK_ABORTED };
 
+// Says to a reader of the machine code that all stores of the block have arrived here.
+#if !defined(ARK_BLOCK_ARRIVED)
+#define ARK_BLOCK_ARRIVED()
+#endif
+
 // The clock of budgets. A backend whose processors can be stopped says another, which leaves out
 // the time for which they were.
 #if !defined(ARK_SPIN_TIME)
@@ -235,6 +240,7 @@ ARK_DEVICE bool ark_wait_task(ArkTeam team, ArkLoop& loop, ark_u32 i) {
 
 ARK_DEVICE void ark_signal_task(ArkTeam team, ArkLoop& loop, ark_u32 i) {
   const ArkTask& task = loop.tasks[i % ARK_SLOTS];
+  ARK_BLOCK_ARRIVED();
   for (ark_u32 s = task.signal_begin + team.thread; s < task.signal_end; s += team.threads) {
     const ArkCounterOp e = ark_counter_op(loop, i, s);
     ark_add_release(ark_words(e.address), e.value, (e.flags & 1u) != 0u);

@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from ark.collective import CollectiveProgram
 from ark.comm.page.data import page_data
@@ -17,7 +18,7 @@ from ark.comm.simulate import SimulationResult
 from ark.comm.topology import Topology
 from ark.errors import InvalidUsageError
 
-__all__ = ["render_page", "write_page"]
+__all__ = ["fill", "render_page", "write_page"]
 
 _SCRIPTS = ("draw.js", "network.js", "tree.js", "timeline.js", "main.js")
 
@@ -46,12 +47,16 @@ def render_page(
     html = (assets / "page.html").read_text(encoding="utf-8")
     style = (assets / "page.css").read_text(encoding="utf-8")
     script = "\n".join((assets / name).read_text(encoding="utf-8") for name in _SCRIPTS)
-    data = json.dumps(page_data(topology, runs, bound_us), separators=(",", ":"))
+    return fill(html, style, script, page_data(topology, runs, bound_us))
+
+
+def fill(html: str, style: str, script: str, data: Any) -> str:
+    """A page of one file: style, script and data (as JSON, read by no script engine) put in."""
+    text = json.dumps(data, separators=(",", ":"))
     # A "<" in a name could end the script element; "\u003c" is the same text to a JSON reader.
-    safe = data.replace("<", "\\u003c")
-    parts = {"/*STYLE*/": style, "/*SCRIPT*/": script, "/*DATA*/": safe}
-    for mark, text in parts.items():
-        html = html.replace(mark, text)
+    safe = text.replace("<", "\\u003c")
+    for mark, part in {"/*STYLE*/": style, "/*SCRIPT*/": script, "/*DATA*/": safe}.items():
+        html = html.replace(mark, part)
     return html
 
 

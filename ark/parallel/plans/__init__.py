@@ -1,6 +1,7 @@
 """Plans that have names, plans of the user's, and the search for the best: `parallelize`."""
 
-from ark.parallel.plans.parallelize import PLANS, Parallelized, parallelize
+from ark.parallel.plans.parallelize import Parallelized, parallelize
 from ark.parallel.plans.pipelined import pipelined
+from ark.parallel.plans.rules import PLANS
 
 __all__ = ["PLANS", "Parallelized", "parallelize", "pipelined"]

@@ -1,8 +1,9 @@
 """What a plan may choose for each op, and what that costs: by which letter an axis of the mesh
 splits it, or that all ranks of the axis compute it alike.
 
-The cost model of ark.parallel.plans.search: arithmetic or memory traffic of a rank, whichever is
-longer, and what changes of layout move, by ring volumes. Coarse on purpose: it ranks plans.
+The cost model of ark.parallel.plans: arithmetic or memory traffic of a rank, whichever is longer,
+and what changes of layout move, by ring volumes. Coarse on purpose: it ranks plans. In training
+each op's gradient costs twice the op, and gradients change layout the other way round.
 """
 
 from __future__ import annotations
@@ -36,19 +37,44 @@ class Rates:
 
 @dataclass(frozen=True)
 class Option:
-    """A node under a choice: what its operands must be like, what its output is, what it costs."""
+    """A node under a choice: what its operands must be like, what its output is, what it costs.
+
+    grads: how the operands' gradients lie. us: forward; saved: bytes of its output on a rank.
+    """
 
     choice: Choice
     inputs: tuple[State, ...]
     output: State
     us: float
+    grads: tuple[State, ...] = ()
+    saved: int = 0
+
+
+@dataclass(frozen=True)
+class Move:
+    """A collective among the ranks of one axis. bytes: what each of them sends."""
+
+    op: str
+    axis: int
+    bytes: float
+    us: float
 
 
 class Costs:
-    """Options of nodes on a mesh, and what changes between their states cost."""
+    """Options of nodes on a mesh, and what changes between their states cost.
 
-    def __init__(self, mesh: Sequence[int], rates: Rates) -> None:
-        self.mesh, self.rates = tuple(mesh), rates
+    links: bytes a microsecond along each axis, where they differ. training: gradients are counted.
+    """
+
+    def __init__(
+        self,
+        mesh: Sequence[int],
+        rates: Rates,
+        links: Sequence[float] | None = None,
+        training: bool = False,
+    ) -> None:
+        self.mesh, self.rates, self.training = tuple(mesh), rates, training
+        self.links = tuple(links or (rates.link_bytes_per_us,) * len(self.mesh))
 
     def options(self, node: Node) -> list[Option]:
         """Every way to split a node; one that splits nothing is always among them."""
@@ -56,16 +82,17 @@ class Costs:
             annotation = annotate(node)
         except UnsupportedError:
             whole: State = ("R",) * len(self.mesh)
-            tensors = (*node.inputs, *node.outputs)
-            us = self._us(sum(t.elements for t in tensors), sum(t.nbytes for t in tensors))
-            return [Option((None,) * len(self.mesh), (whole,) * len(node.inputs), whole, us)]
-        sizes = letter_sizes(node, annotation)
+            inputs = (whole,) * len(node.inputs)
+            out = sum(t.nbytes for t in node.outputs)
+            us = self._us(_flops(node), sum(_touched(node)))
+            return [Option((None,) * len(self.mesh), inputs, whole, us, inputs, out)]
+        sizes = annotation.sizes([t.shape for t in (*node.inputs, *node.outputs)])
         free = sorted(set(sizes) - annotation.frozen - {"1"})
         made = []
         for choice in itertools.product((None, *free), repeat=len(self.mesh)):
             parts = self._parts(choice)
             if all(sizes[letter] % count == 0 for letter, count in parts.items()):
-                made.append(self._option(node, annotation, choice, parts, sizes))
+                made.append(self._option(node, annotation, choice, parts))
         return made
 
     def _parts(self, choice: Choice) -> dict[str, int]:
@@ -76,31 +103,37 @@ class Costs:
         return parts
 
     def _option(
-        self,
-        node: Node,
-        annotation: Annotation,
-        choice: Choice,
-        parts: dict[str, int],
-        sizes: dict[str, int],
+        self, node: Node, annotation: Annotation, choice: Choice, parts: dict[str, int]
     ) -> Option:
-        states = []
-        for at, letters in enumerate(annotation.operands):
-            last = at == len(annotation.operands) - 1
-            states.append(
+        def states(otherwise: str) -> list[State]:
+            return [
                 tuple(
-                    str(letters.index(letter))
-                    if letter in letters
-                    else ("V" if last and letter in annotation.summed else "R")
+                    "R"
+                    if letter is None
+                    else otherwise
+                    if letter not in letters
+                    else str(letters.index(letter))
                     for letter in choice
                 )
-            )
-        work = math.prod(sizes.values()) / math.prod(parts.values())
-        moved = sum(
-            self.local(tensor, state) * tensor.dtype.itemsize
-            for tensor, state in zip((*node.inputs, *node.outputs), states, strict=True)
+                for letters in annotation.operands
+            ]
+
+        inputs, grads = states("R"), states("V")
+        output = tuple(
+            "V" if letter in annotation.summed else state
+            for letter, state in zip(choice, inputs[-1], strict=True)
         )
-        us = self._us((2 if node.type == "matmul" else 1) * work, moved)
-        return Option(choice, tuple(states[:-1]), states[-1], us)
+        work = _flops(node) / math.prod(parts.values())
+        moved = sum(
+            touched * self.local(tensor, state) / tensor.elements
+            for tensor, state, touched in zip(
+                (*node.inputs, *node.outputs), (*inputs[:-1], output), _touched(node), strict=True
+            )
+        )
+        out = node.outputs[0]
+        saved = self.local(out, output) * out.dtype.itemsize
+        us = self._us(work, moved)
+        return Option(choice, tuple(inputs[:-1]), output, us, tuple(grads[:-1]), saved)
 
     def _us(self, flops: float, moved: float) -> float:
         return max(flops / self.rates.flops_per_us, moved / self.rates.memory_bytes_per_us)
@@ -110,11 +143,11 @@ class Costs:
         cuts = [n for n, kind in zip(self.mesh, state, strict=True) if kind not in ("R", "V")]
         return tensor.elements // math.prod(cuts)
 
-    def change_us(self, tensor: Tensor, have: State, want: State) -> float:
-        """What it takes to bring a tensor from one state to another, axis by axis."""
-        total, held = 0.0, float(self.local(tensor, have))
-        for count, before, after in zip(self.mesh, have, want, strict=True):
-            if before == after or before == "R":
+    def moves(self, tensor: Tensor, have: State, want: State) -> list[Move]:
+        """The collectives that bring a tensor from one state to another, axis by axis."""
+        made, held = [], float(self.local(tensor, have))
+        for axis, (count, before, after) in enumerate(zip(self.mesh, have, want, strict=True)):
+            if before == after or before == "R" or count == 1:
                 held /= count if before == "R" != after else 1
                 continue
             cut = after not in ("R", "V")
@@ -122,19 +155,40 @@ class Costs:
                 op = "reduce_scatter" if cut else "all_reduce"
             else:
                 op = "all_to_all" if cut else "all_gather"
-            elements = ring_volume(op, count, 1) * held / count
-            total += self.rates.step_us
-            total += elements * tensor.dtype.itemsize / self.rates.link_bytes_per_us
+            sent = ring_volume(op, count, 1) * held / count * tensor.dtype.itemsize
+            made.append(Move(op, axis, sent, self.rates.step_us + sent / self.links[axis]))
             held *= count if op == "all_gather" else 1
             held /= count if op == "reduce_scatter" else 1
-        return total
+        return made
+
+    def change_us(self, tensor: Tensor, have: State, want: State) -> float:
+        """What it takes to bring a tensor from one state to another."""
+        return sum(move.us for move in self.moves(tensor, have, want))
 
 
-def letter_sizes(node: Node, annotation: Annotation) -> dict[str, int]:
-    """The size of every letter of a node."""
-    tensors = (*node.inputs, *node.outputs)
-    return {
-        letter: size
-        for letters, tensor in zip(annotation.operands, tensors, strict=True)
-        for letter, size in zip(letters, tensor.shape, strict=True)
-    }
+def of_gradient(state: State) -> State:
+    """How the gradient of a value in a state is wanted: of partial sums all, otherwise alike."""
+    return tuple("R" if kind == "V" else kind for kind in state)
+
+
+def _flops(node: Node) -> float:
+    """Arithmetic of a node; causal attention does half of all pairs."""
+    out = node.outputs[0] if node.outputs else node.inputs[0]
+    if node.type == "matmul":
+        return 2.0 * out.elements * node.inputs[0].shape[-2 if node.attrs["transpose_a"] else -1]
+    if node.type == "expert_linear":
+        return 2.0 * out.elements * node.inputs[1].shape[-1]
+    if node.type == "attention":
+        return 2.0 * out.elements * node.inputs[1].shape[-2]
+    return float(max(t.elements for t in (*node.inputs, *node.outputs)))
+
+
+def _touched(node: Node) -> list[float]:
+    """Bytes of each operand and result that a node reads or writes."""
+    tensors = [*node.inputs, *node.outputs]
+    found = [float(t.nbytes) for t in tensors]
+    if node.type == "embed":
+        found[1] = found[-1]
+    if node.type == "kv_append":
+        found[-1] = found[2] = found[0]
+    return found

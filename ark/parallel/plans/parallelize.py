@@ -17,76 +17,13 @@ from ark.errors import InvalidUsageError
 from ark.frontend.model import Model
 from ark.ir.graph import Graph, Node
 from ark.machine import Machine
-from ark.parallel.plans.choices import Choice, Costs, Option, Rates
-from ark.parallel.plans.search import Found, search
+from ark.parallel.plans.choices import Choice, Costs, Rates
+from ark.parallel.plans.rules import PLANS, allowed
+from ark.parallel.plans.search import Found, Memory, search
 from ark.parallel.transform import ParallelGraph, Piece, RankGraphs, materialise
-from ark.parallel.transform.materialise import RESULTS
 
 LINK_GBPS = 50.0
 UserPlan = Callable[[ParallelGraph], None]
-Rule = Callable[[Node, str], bool]
-
-
-def _weights(node: Node) -> bool:
-    """Is it a product with a parameter?"""
-    return node.type == "matmul" and any(t.buffer.arena == "parameter" for t in node.inputs)
-
-
-def _last(node: Node) -> str:
-    """The last dimension of a node's result, as a state."""
-    return str(len(node.outputs[0].shape) - 1)
-
-
-def _replicated(node: Node, state: str) -> bool:
-    """Every rank computes everything."""
-    return state == "R"
-
-
-def _data(node: Node, state: str) -> bool:
-    """Each rank some rows of every result."""
-    return state == "0"
-
-
-def _column(node: Node, state: str) -> bool:
-    """Products with parameters by the columns of their result."""
-    return state == _last(node) if _weights(node) else True
-
-
-def _row(node: Node, state: str) -> bool:
-    """Products with parameters by what they sum over: partial sums."""
-    return state == "V" if _weights(node) else True
-
-
-def _megatron(node: Node, state: str) -> bool:
-    """Products with parameters by columns or as partial sums, the rest whole or by columns.
-
-    What the caller reads is whole on every rank.
-    """
-    if node.outputs[0].buffer.arena in RESULTS:
-        return state == "R"
-    return state in ("V" if _weights(node) else "R", _last(node))
-
-
-def _sequence(node: Node, state: str) -> bool:
-    """As megatron, but the rest is split too: what it would do alike on all ranks, by rows."""
-    return state in ("V", _last(node)) if _weights(node) else state not in ("R", "V")
-
-
-def _auto(node: Node, state: str) -> bool:
-    """Whatever is fastest."""
-    return True
-
-
-PLANS: dict[str, Rule] = {
-    "replicated": _replicated,
-    "data": _data,
-    "column": _column,
-    "row": _row,
-    "megatron": _megatron,
-    "sequence": _sequence,
-    "auto": _auto,
-}
-"""By name: may a node's result lie so along an axis of the mesh?"""
 
 
 @dataclass(frozen=True)
@@ -145,20 +82,11 @@ def parallelize(
         raise InvalidUsageError(f"link_gbps is {link_gbps}; give more than 0")
     flops, bandwidth = (machine.tflops, machine.bandwidth_gbps) if machine else (0.1, 10.0)
     costs = Costs(axes, Rates(flops * 1e6, bandwidth * 1e3, link_gbps * 1e3))
-    allowed = {node.id: _allowed(node, costs.options(node), names) for node in made.nodes}
-    found = search(made.nodes, allowed, costs, memory_bytes)
+    able = {node.id: allowed(node, costs.options(node), names) for node in made.nodes}
+    found = search(made.nodes, able, costs, None if memory_bytes is None else Memory(memory_bytes))
     for node in made.nodes:
         _split(made, node, found.choices[node.id], axes)
     return Parallelized(made, materialise(made), found)
-
-
-def _allowed(node: Node, options: Sequence[Option], names: Sequence[str]) -> list[Option]:
-    """The options that each axis' plan allows; where it allows none, the axis splits nothing."""
-    kept = list(options)
-    for axis, name in enumerate(names):
-        able = [o for o in kept if PLANS[name](node, o.output[axis])]
-        kept = able or [o for o in kept if o.choice[axis] is None]
-    return kept
 
 
 def _split(plan: ParallelGraph, node: Node, choice: Choice, mesh: Sequence[int]) -> None:

@@ -1,12 +1,14 @@
 """The best choices for all ops of a graph together, under rules that named plans set, by CP-SAT.
 
-One choice a node; a value that is wanted in a state it is not in costs its change once for each
-such state. The sum of both is the least there is where the solver proves it.
+One choice a node, or one for all nodes that are alike (layers of a model); a value that is wanted
+in a state it is not in costs its change once for each such state, and so does its gradient. The
+sum is the least there is where the solver proves it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +16,7 @@ from ark.comm.packages import require
 from ark.errors import PlanError
 from ark.ir.graph import Node
 from ark.ir.values import Tensor
-from ark.parallel.plans.choices import Choice, Costs, Option, State
+from ark.parallel.plans.choices import Choice, Costs, Move, Option, State, of_gradient
 
 SCALE = 1000  # the solver counts in nanoseconds
 EFFORT = 30.0  # CP-SAT's deterministic time, about seconds
@@ -30,26 +32,71 @@ class Found:
     optimal: bool
 
 
-def evaluate(nodes: Sequence[Node], chosen: Mapping[int, Option], costs: Costs) -> Found:
-    """What given choices cost; `search` minimises the same."""
-    us, held = 0.0, 0
-    writers = {node.outputs[0].buffer.id: node for node in nodes}
-    changes: dict[tuple[int, State], float] = {}
-    parameters: dict[tuple[int, State], int] = {}
+@dataclass(frozen=True)
+class Change:
+    """A value that moves between two ops. reader: the first that wants it so. us: of all moves."""
+
+    tensor: Tensor
+    writer: int
+    reader: int
+    have: State
+    want: State
+    backward: bool
+    moves: tuple[Move, ...]
+
+    @property
+    def us(self) -> float:
+        return sum(move.us for move in self.moves)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a rank has in bytes, and what a byte of parameters and of saved results takes of it."""
+
+    bytes: int
+    parameters: float = 1.0
+    saved: float = 0.0
+
+
+def changes(nodes: Sequence[Node], chosen: Mapping[int, Option], costs: Costs) -> list[Change]:
+    """What moves under given choices, in the order of the readers."""
+    writers = {node.outputs[0].buffer.id: node for node in nodes if node.outputs}
+    made: dict[tuple[int, State, bool], Change] = {}
     for node in nodes:
         option = chosen[node.id]
-        us += option.us
-        for tensor, want in zip(node.inputs, option.inputs, strict=True):
+        for at, tensor in enumerate(node.inputs):
             writer = writers.get(tensor.buffer.id)
-            if writer is not None:
-                have = chosen[writer.id].output
-                out = writer.outputs[0]
-                changes[out.buffer.id, want] = costs.change_us(out, have, want)
-            elif tensor.buffer.arena == "parameter":
+            if writer is None or writer.id >= node.id:
+                continue
+            out, have = writer.outputs[0], chosen[writer.id].output
+            want = option.inputs[at]
+            moves = tuple(costs.moves(out, have, want))
+            key = (out.buffer.id, want, False)
+            made.setdefault(key, Change(out, writer.id, node.id, have, want, False, moves))
+            if costs.training:
+                grad, target = option.grads[at], of_gradient(have)
+                moves = tuple(costs.moves(out, grad, target))
+                key = (out.buffer.id, grad, True)
+                made.setdefault(key, Change(out, writer.id, node.id, grad, target, True, moves))
+    return [change for change in made.values() if change.moves]
+
+
+def evaluate(nodes: Sequence[Node], chosen: Mapping[int, Option], costs: Costs) -> Found:
+    """What given choices cost; `search` minimises the same."""
+    parameters: dict[tuple[int, State], int] = {}
+    for node in nodes:
+        for tensor, want in zip(node.inputs, chosen[node.id].inputs, strict=True):
+            if tensor.buffer.arena == "parameter":
                 parameters[tensor.buffer.id, want] = _bytes(tensor, want, costs)
-    us += sum(changes.values())
+    us = passes(costs) * sum(chosen[node.id].us for node in nodes)
+    us += sum(change.us for change in changes(nodes, chosen, costs))
     held = sum(parameters.values())
     return Found({n.id: chosen[n.id].choice for n in nodes}, us, held, False)
+
+
+def passes(costs: Costs) -> float:
+    """How often an op's time counts: with its gradients, which cost twice as much, three times."""
+    return 3.0 if costs.training else 1.0
 
 
 def _bytes(tensor: Tensor, state: State, costs: Costs) -> int:
@@ -60,42 +107,49 @@ def search(
     nodes: Sequence[Node],
     allowed: Mapping[int, Sequence[Option]],
     costs: Costs,
-    memory_bytes: int | None = None,
+    memory: Memory | None = None,
+    alike: Mapping[int, int] | None = None,
 ) -> Found:
     """The cheapest of the allowed options; PlanError if none fits into the memory.
 
-    memory_bytes: what a rank has for parameters; None: enough.
+    alike: by node id, the node of whose choice it shares; none: each has its own.
     """
+    same = {n.id: (alike or {}).get(n.id, n.id) for n in nodes}
+    count = Counter(same.values())
     cp: Any = require("ortools.sat.python.cp_model", "parallel")
     model = cp.CpModel()
-    pick = {n.id: [model.new_bool_var("") for _ in allowed[n.id]] for n in nodes}
-    terms = []
-    for node in nodes:
-        model.add_exactly_one(pick[node.id])
-        terms += [
-            round(o.us * SCALE) * x for o, x in zip(allowed[node.id], pick[node.id], strict=True)
-        ]
-    held = []
-    for tensor, writer, wants in _values(nodes):
-        for state, users in _states(wants, allowed, pick).items():
-            wanted = model.new_bool_var("")
-            for literals in users:
-                model.add(sum(literals) <= wanted)
-            if writer is None:
-                if tensor.buffer.arena == "parameter":
-                    held.append(_bytes(tensor, state, costs) * wanted)
+    pick = {i: [model.new_bool_var("") for _ in allowed[i]] for i in count}
+    terms, held = [], []
+    for i, number in count.items():
+        model.add_exactly_one(pick[i])
+        for option, x in zip(allowed[i], pick[i], strict=True):
+            terms.append(round(option.us * passes(costs) * SCALE) * number * x)
+            if memory and memory.saved:
+                held.append(round(option.saved * memory.saved) * number * x)
+    for (wants, writer), (tensor, number) in _values(nodes, same).items():
+        for state, users in _states(wants, allowed, pick, _wanted).items():
+            parameter = writer is None and tensor.buffer.arena == "parameter"
+            if writer is None and not parameter:
                 continue
+            wanted = _any(model, users)
+            if parameter:
+                if memory:
+                    bytes_ = _bytes(tensor, state, costs) * memory.parameters
+                    held.append(round(bytes_) * number * wanted)
+                continue
+            assert writer is not None
+            prices = [costs.change_us(tensor, o.output, state) for o in allowed[writer]]
+            terms += _price(model, prices, pick[writer], wanted, number)
+        if writer is None or not costs.training:
+            continue
+        for state, users in _states(wants, allowed, pick, _gradient).items():
             prices = [
-                round(costs.change_us(writer.outputs[0], option.output, state) * SCALE)
-                for option in allowed[writer.id]
+                costs.change_us(tensor, state, of_gradient(o.output)) for o in allowed[writer]
             ]
             if any(prices):
-                price = model.new_int_var(0, max(prices), "")
-                paid = sum(p * x for p, x in zip(prices, pick[writer.id], strict=True))
-                model.add(price >= paid).only_enforce_if(wanted)
-                terms.append(price)
-    if memory_bytes is not None and held:
-        model.add(sum(held) <= memory_bytes)
+                terms += _price(model, prices, pick[writer], _any(model, users), number)
+    if memory and held:
+        model.add(sum(held) <= memory.bytes)
     model.minimize(sum(terms))
     solver = cp.CpSolver()
     solver.parameters.num_workers = 1
@@ -103,46 +157,86 @@ def search(
     solver.parameters.max_deterministic_time = EFFORT
     status = solver.solve(model)
     if status not in (cp.OPTIMAL, cp.FEASIBLE):
+        limit = memory.bytes if memory else 0
         raise PlanError(
             f"no split of the model over a mesh of {'x'.join(map(str, costs.mesh))} ranks keeps "
-            f"parameters below {memory_bytes} bytes a rank; use more ranks or give more memory"
+            f"parameters below {limit} bytes a rank; use more ranks or give more memory"
         )
-    chosen = {
-        node.id: next(
-            o
-            for o, x in zip(allowed[node.id], pick[node.id], strict=True)
-            if solver.boolean_value(x)
-        )
-        for node in nodes
+    found = {
+        i: next(o for o, x in zip(allowed[i], pick[i], strict=True) if solver.boolean_value(x))
+        for i in count
     }
-    found = evaluate(nodes, chosen, costs)
-    return Found(found.choices, found.us, found.parameter_bytes, status == cp.OPTIMAL)
+    made = evaluate(nodes, {n.id: found[same[n.id]] for n in nodes}, costs)
+    return Found(made.choices, made.us, made.parameter_bytes, status == cp.OPTIMAL)
+
+
+def _any(model: Any, users: Sequence[Sequence[Any]]) -> Any:
+    """A literal that is true if any reader's option is taken."""
+    wanted = model.new_bool_var("")
+    for literals in users:
+        model.add(sum(literals) <= wanted)
+    return wanted
+
+
+def _price(
+    model: Any, prices: Sequence[float], pick: Sequence[Any], wanted: Any, number: int
+) -> list[Any]:
+    """What a change costs if it is wanted, by the writer's option."""
+    whole = [round(p * SCALE) for p in prices]
+    if not any(whole):
+        return []
+    price = model.new_int_var(0, max(whole), "")
+    paid = sum(p * x for p, x in zip(whole, pick, strict=True))
+    model.add(price >= paid).only_enforce_if(wanted)
+    return [number * price]
+
+
+Wants = tuple[tuple[int, int], ...]
 
 
 def _values(
-    nodes: Sequence[Node],
-) -> list[tuple[Tensor, Node | None, list[tuple[Node, int]]]]:
-    """For each buffer that is read: a tensor on it, who writes it, and (reader, operand)."""
-    writers = {node.outputs[0].buffer.id: node for node in nodes}
-    found: dict[int, tuple[Tensor, Node | None, list[tuple[Node, int]]]] = {}
+    nodes: Sequence[Node], same: Mapping[int, int]
+) -> dict[tuple[Wants, int | None], tuple[Tensor, int]]:
+    """By who reads (class and operand) and who writes a value: a tensor of it, and how many there
+    are of the kind.
+    """
+    writers = {node.outputs[0].buffer.id: node for node in nodes if node.outputs}
+    readers: dict[int, tuple[Tensor, Node | None, list[tuple[int, int]]]] = {}
     for node in nodes:
         for at, tensor in enumerate(node.inputs):
-            key = tensor.buffer.id
-            found.setdefault(key, (tensor, writers.get(key), []))[2].append((node, at))
-    return list(found.values())
+            writer = writers.get(tensor.buffer.id)
+            if writer is not None and writer.id >= node.id:
+                writer = None  # what it reads is from the iteration before, or its own memory
+            shown = writer.outputs[0] if writer else tensor
+            entry = readers.setdefault(tensor.buffer.id, (shown, writer, []))
+            entry[2].append((same[node.id], at))
+    found: dict[tuple[Wants, int | None], tuple[Tensor, int]] = {}
+    for tensor, writer, wants in readers.values():
+        key = (tuple(dict.fromkeys(wants)), None if writer is None else same[writer.id])
+        found[key] = (tensor, found.get(key, (tensor, 0))[1] + 1)
+    return found
+
+
+def _wanted(option: Option, at: int) -> State:
+    return option.inputs[at]
+
+
+def _gradient(option: Option, at: int) -> State:
+    return option.grads[at]
 
 
 def _states(
-    wants: Sequence[tuple[Node, int]],
+    wants: Wants,
     allowed: Mapping[int, Sequence[Option]],
     pick: Mapping[int, Sequence[Any]],
+    state_of: Callable[[Option, int], State],
 ) -> dict[State, list[list[Any]]]:
     """The states in which readers want a value: for each reader, the literals that ask for it."""
     found: dict[State, list[list[Any]]] = {}
-    for node, at in wants:
+    for i, at in wants:
         by_state: dict[State, list[Any]] = {}
-        for option, literal in zip(allowed[node.id], pick[node.id], strict=True):
-            by_state.setdefault(option.inputs[at], []).append(literal)
+        for option, literal in zip(allowed[i], pick[i], strict=True):
+            by_state.setdefault(state_of(option, at), []).append(literal)
         for state, literals in by_state.items():
             found.setdefault(state, []).append(literals)
     return found

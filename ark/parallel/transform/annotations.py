@@ -2,21 +2,26 @@
 
 "m k+, n k+ -> m n" says that a matrix product can be cut along m and n, which gives parts of the
 result, and along k, which gives partial sums of all of it. A letter with ^ is not cut: every
-element along it is needed at once. A 1 is a dimension of one element that others broadcast over.
+element along it is needed at once. h/64 is cut between groups of 64 elements only (a head's); its
+other operands may count the groups. A 1 is a dimension of one element that others broadcast over.
 After nnScaler (Lin et al., OSDI 2024). Asked by ark.parallel.transform.pieces.
 """
 
 from __future__ import annotations
 
+import math
+import re
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ark.errors import ModelError, UnsupportedError
 from ark.ir.graph import Node
 from ark.tasks.functions import FUNCTIONS
 
 LETTERS = string.ascii_lowercase
+WORD = re.compile(r"([a-z1])(\+|\^|/[1-9][0-9]{0,8})?")
 
 
 @dataclass(frozen=True)
@@ -24,33 +29,49 @@ class Annotation:
     """operands: for each input, and last the output, a letter a dimension ("1": broadcast).
 
     summed: letters along which parts are partial sums. frozen: letters that are not cut.
+    groups: elements that stay together, for each letter of the operands.
     """
 
     operands: tuple[tuple[str, ...], ...]
     summed: frozenset[str]
     frozen: frozenset[str]
+    groups: tuple[tuple[int, ...], ...]
 
     @classmethod
     def parse(cls, text: str) -> Annotation:
         """Reads "m k+, n k+ -> m n"; ModelError for anything else."""
         left, arrow, right = text.partition("->")
-        words = [part.split() for part in (*left.split(","), right)]
-        if not arrow or not all(
-            w[0] in LETTERS + "1" and w[1:] in ("", "+", "^") for p in words for w in p
-        ):
+        parts = [part.split() for part in (*left.split(","), right)]
+        found = [[WORD.fullmatch(w) for w in part] for part in parts]
+        if not arrow or not all(m for part in found for m in part):
             raise ModelError(f"{text!r} is no annotation; write letters as in 'm k+, n k+ -> m n'")
-        marked = {(w[0], w[1:]) for part in words for w in part}
+        words = [[(m[1], m[2] or "") for m in part if m] for part in found]
+        marked = {word for part in words for word in part}
         return cls(
-            tuple(tuple(w[0] for w in part) for part in words),
+            tuple(tuple(letter for letter, _ in part) for part in words),
             frozenset(letter for letter, mark in marked if mark == "+"),
             frozenset(letter for letter, mark in marked if mark == "^"),
+            tuple(tuple(int(m[1:]) if m[:1] == "/" else 1 for _, m in part) for part in words),
         )
 
-    def __str__(self) -> str:
-        def word(letter: str) -> str:
-            return letter + "+" * (letter in self.summed) + "^" * (letter in self.frozen)
+    def sizes(self, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
+        """By letter, what its operands of these shapes can be cut into: elements, or groups."""
+        found: dict[str, int] = {}
+        for letters, groups, shape in zip(self.operands, self.groups, shapes, strict=True):
+            for letter, group, size in zip(letters, groups, shape, strict=True):
+                units = size // group if size % group == 0 else 1
+                found[letter] = math.gcd(found.get(letter, units), units)
+        return found
 
-        parts = [" ".join(word(letter) for letter in part) for part in self.operands]
+    def __str__(self) -> str:
+        def word(letter: str, group: int) -> str:
+            mark = "+" * (letter in self.summed) + "^" * (letter in self.frozen)
+            return letter + (mark or (f"/{group}" if group > 1 else ""))
+
+        parts = [
+            " ".join(word(*pair) for pair in zip(part, groups, strict=True))
+            for part, groups in zip(self.operands, self.groups, strict=True)
+        ]
         return f"{', '.join(parts[:-1])} -> {parts[-1]}"
 
 
@@ -122,6 +143,32 @@ def _transpose(node: Node) -> str:
     return f"{' '.join(names)} -> {' '.join(names[p] for p in node.attrs['perm'])}"
 
 
+def _heads(node: Node) -> str:
+    """Rows of heads, which are turned by position: rows stay whole, since they count from it."""
+    return f"x^ h/{node.attrs['head_dim']}, 1, d^ -> x^ h/{node.attrs['head_dim']}"
+
+
+def _attention(node: Node) -> str:
+    head = f"h/{node.attrs['head_dim']}"
+    return f"x^ {head}, h c^ d^, h c^ d^, 1 -> x^ {head}"
+
+
+def _append(node: Node) -> str:
+    return f"x^ h/{node.outputs[0].shape[-1]}, 1, h c^ d^ -> h c^ d^"
+
+
+def _embed(node: Node) -> str:
+    """Looks up rows by tokens from a position on."""
+    return "t^, v^ y, 1 -> x^ y"
+
+
+def local_attrs(node: Node, output: Sequence[int]) -> Mapping[str, Any]:
+    """A node's attributes for a piece of it whose result has this shape."""
+    if node.type == "attention":
+        return {**node.attrs, "heads": output[-1] // node.attrs["head_dim"]}
+    return node.attrs
+
+
 def _embedding(node: Node) -> str:
     names = " ".join(LETTERS[: len(node.inputs[0].shape)])
     return f"{names}, y^ x -> {names} x"
@@ -140,4 +187,8 @@ RULES: dict[str, Callable[[Node], str]] = {
     "reduce_min": _reduce,
     "transpose": _transpose,
     "embedding": _embedding,
+    "embed": _embed,
+    "rotary_embedding": _heads,
+    "attention": _attention,
+    "kv_append": _append,
 }

@@ -18,6 +18,7 @@ import numpy as np
 from ark.errors import ModelError
 from ark.ir.graph import Graph
 from ark.ir.values import Buffer, Tensor
+from ark.parallel.transform.annotations import local_attrs
 from ark.parallel.transform.pieces import ParallelGraph, Piece
 from ark.parallel.transform.views import Box, View, meeting
 
@@ -82,7 +83,8 @@ class _Writer:
             if (rank, first) in self.local
         ]
         graph.depend(out, earlier)
-        graph.add(piece.node.type, inputs, [out], piece.node.attrs, piece.node.name)
+        attrs = local_attrs(piece.node, out.shape)
+        graph.add(piece.node.type, inputs, [out], attrs, piece.node.name)
         self.local[rank, piece] = out
 
     def _name(self, rank: int, buffer: Buffer) -> str:

@@ -98,11 +98,7 @@ class ParallelGraph:
         self._known(piece)
         annotation = piece.annotation or annotate(piece.node)
         views = (*piece.inputs, piece.output)
-        sizes = {
-            name: size
-            for letters, view in zip(annotation.operands, views, strict=True)
-            for name, size in zip(letters, view.shape, strict=True)
-        }
+        sizes = annotation.sizes([view.shape for view in views])
         where = f"{piece.node.name} ({annotation})"
         if letter not in sizes or letter == "1":
             raise InvalidUsageError(f"{where} has no dimension {letter!r} to split along")

@@ -15,10 +15,11 @@ from collections.abc import Sequence
 
 from ark.plan.collector import paused
 from ark.plan.types import Plan
-from ark.plan.verify.conflicts import Own, check_conflicts, foreign_packets, foreign_touches
+from ark.plan.verify.conflicts import Own, check_conflicts, foreign_touches
 from ark.plan.verify.early import check_early
 from ark.plan.verify.iterations import check_iterations
-from ark.plan.verify.order import order_phase
+from ark.plan.verify.order import first_nodes, order_phase
+from ark.plan.verify.packets import awaited_packets
 from ark.plan.verify.rank_set import RankSet
 from ark.plan.verify.reads import check_delivered, check_fetched, missing_reads
 from ark.plan.verify.structure import check_ranks, check_structure, check_tasks
@@ -45,8 +46,9 @@ def check(rank_set: RankSet) -> None:
 def _check_phase(rank_set: RankSet, number: int) -> None:
     owns = {rank: Own(rank_set, rank, number) for rank in rank_set.checked}
     foreign = foreign_touches(rank_set, number)
-    between = foreign_packets(rank_set, number, owns, foreign)
-    order = order_phase(rank_set, number, [own.packets for own in owns.values()], between)
+    bases = first_nodes(rank_set, number)
+    packets = awaited_packets(rank_set, number, owns, foreign, bases)
+    order = order_phase(rank_set, number, packets)
     check_conflicts(rank_set, order, number, owns, foreign)
     for rank in rank_set.checked:
         missing = missing_reads(rank_set, rank, number)

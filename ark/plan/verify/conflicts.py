@@ -20,8 +20,9 @@ from ark.plan.access import Region
 from ark.plan.boxes import candidates
 from ark.plan.frontier import Frontier
 from ark.plan.types import PlanBuffer, Task
+from ark.plan.verify.execution import spans
 from ark.plan.verify.needs import Frozen, Needs, must, unmet
-from ark.plan.verify.order import Between, Order, Packets, first_nodes, spans
+from ark.plan.verify.order import Order, first_nodes
 from ark.plan.verify.rank_set import RankSet, refuse
 
 ByOp = dict[int, tuple[np.ndarray, tuple[tuple[int, ...], ...]]]
@@ -44,28 +45,28 @@ class Own:
         listed = rank_set.listing(rank, number)
         self.needs = Needs()
         self.either: list[Pairs] = []
-        self.packets: list[Packets] = []
+        self.packets: list[Region] = []  # what is made or read as packets
         self.by_space: dict[Hashable, list[Region]] = defaultdict(list)
         frontier = Frontier()
-        written: dict[Hashable, list[Region]] = defaultdict(list)
-        read: list[Region] = []
         for touched in rank_set.touches(rank, number):
             mine = [r for r in touched if r.space is not None]
             for region in mine:
                 for other in frontier.conflicts(region):
                     nodes = listed.by_op[other.op][0], listed.by_op[region.op][0]
-                    self.needs.add(other, region, *nodes)
+                    if not _comes_as_packets(other, region):
+                        self.needs.add(other, region, *nodes)
                 self.by_space[region.space].append(region)
                 if region.packet and not region.pretended:
-                    (written[region.memory] if region.write else read).append(region)
+                    self.packets.append(region)
             self.either += _inside(mine, listed.by_op)
             frontier.add(mine)
-        self.reads: list[Region] = read
-        for region in read:
-            for other in written[region.memory]:
-                nodes = listed.by_op[other.op][0], listed.by_op[region.op][0]
-                self.packets += _groups(region, other, *nodes)
-        self.frozen: Frozen = self.needs.freeze(listed.lane, listed.position)
+        self.frozen: Frozen = self.needs.freeze(listed.lane)
+
+
+def _comes_as_packets(made: Region, read: Region) -> bool:
+    """Does the execution let readers wait for makers (ark.plan.verify.packets)?"""
+    here = made.packet and read.packet and made.memory == read.memory
+    return here and made.write and not read.write and not read.pretended
 
 
 def _inside(mine: Sequence[Region], by_op: ByOp) -> list[Pairs]:
@@ -101,30 +102,6 @@ def _meeting(
     return first[first != second], second[first != second]
 
 
-def _groups(
-    reader: Region, writer: Region, producers: np.ndarray, readers: np.ndarray
-) -> list[Packets]:
-    """Who reads packets, and who makes those: each reader waits for all of them.
-
-    producers, readers: the nodes of the regions' ops.
-    """
-    rows, columns = reader.overlaps(writer)
-    if not len(rows):
-        return []
-    order = np.argsort(rows, kind="stable")
-    rows, columns = rows[order], columns[order]
-    made, starts = writer.boxes.by_box
-    read, firsts = reader.boxes.by_box
-    groups: dict[bytes, tuple[np.ndarray, list[np.ndarray]]] = {}
-    cuts = np.flatnonzero(np.diff(rows)) + 1
-    for row, met in zip(rows[np.r_[0, cuts]], np.split(columns, cuts), strict=True):
-        met = np.sort(met)
-        tasks = np.unique(made[spans(starts[met], starts[met + 1])])
-        entry = groups.setdefault(tasks.tobytes(), (producers[tasks], []))
-        entry[1].append(readers[read[firsts[row] : firsts[row + 1]]])
-    return [(who, np.unique(np.concatenate(parts))) for who, parts in groups.values()]
-
-
 def check_conflicts(
     rank_set: RankSet,
     order: Order,
@@ -148,27 +125,6 @@ def check_conflicts(
         _check_lifetimes(rank_set, rank, own, foreign[rank])
         if foreign[rank]:
             _check_foreign(rank_set, order, number, rank, own, foreign[rank])
-
-
-def foreign_packets(
-    rank_set: RankSet, number: int, owns: Mapping[int, Own], foreign: Mapping[int, Sequence[Touch]]
-) -> list[Between]:
-    """Packets that peers make in a checked rank's memory and who reads them there."""
-    found: list[Between] = []
-    bases = first_nodes(rank_set, number)
-    for rank, own in owns.items():
-        made: dict[Hashable, list[Touch]] = defaultdict(list)
-        for touch in foreign[rank]:
-            region = touch.region
-            if region.packet and region.write and not region.pretended:
-                made[region.memory].append(touch)
-        by_op = rank_set.listing(rank, number).by_op
-        for region in own.reads if made else ():
-            for touch in made[region.memory]:
-                nodes = touch.nodes - int(bases[touch.rank])
-                for producers, readers in _groups(region, touch.region, nodes, by_op[region.op][0]):
-                    found.append((touch.rank, producers, rank, readers))
-    return found
 
 
 def foreign_touches(rank_set: RankSet, number: int) -> dict[int, list[Touch]]:
@@ -205,7 +161,7 @@ def _check_foreign(
             for i, j in zip(rows.tolist(), columns.tolist(), strict=True):
                 if j >= i:  # each pair of peers' touches once
                     _compare(rank_set, order, number, needs, owner, peers[i], everyone[j])
-    bad = unmet(needs.freeze(order.lane, order.position), order, 0)
+    bad = unmet(needs.freeze(order.lane), order, 0)
     if bad is not None:
         first, second = needs.pair(bad[2])
         raise refuse(_describe(rank_set, order, number, first, second, bad[0], bad[1], owner))

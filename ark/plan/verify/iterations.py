@@ -18,19 +18,12 @@ import numpy as np
 
 from ark.plan.boxes import candidates
 from ark.plan.types import ITERATION_BARRIER
-from ark.plan.verify.conflicts import Own, Touch, foreign_packets, foreign_touches
+from ark.plan.verify.conflicts import Own, Touch, foreign_touches
+from ark.plan.verify.counters import Counters, counters_of
+from ark.plan.verify.execution import RAN, Awaited, Lanes, Run
 from ark.plan.verify.needs import Needs, unmet
-from ark.plan.verify.order import (
-    RAN,
-    Between,
-    Counters,
-    Lanes,
-    Order,
-    Packets,
-    Run,
-    counters_of,
-    first_nodes,
-)
+from ark.plan.verify.order import Order, first_nodes
+from ark.plan.verify.packets import awaited_packets
 from ark.plan.verify.rank_set import RankSet, refuse
 from ark.plan.verify.symmetry import alone
 
@@ -52,9 +45,10 @@ def check_iterations(given: RankSet, number: int) -> None:
     rank_set = RankSet(given.plans, alone(given.world), given.templates)
     owns = {rank: Own(rank_set, rank, number) for rank in rank_set.checked}
     foreign = foreign_touches(rank_set, number)
-    between = foreign_packets(rank_set, number, owns, foreign)
+    bases = first_nodes(rank_set, number)
+    packets = awaited_packets(rank_set, number, owns, foreign, bases)
     counters = counters_of(rank_set, number)
-    two = _execute(rank_set, number, counters, [own.packets for own in owns.values()], between)
+    two = _execute(rank_set, number, counters, packets, bases)
     _check_signals(rank_set, counters, two)
     for rank in rank_set.checked:
         _check_memory(rank_set, number, rank, owns[rank], foreign, two)
@@ -64,8 +58,8 @@ def _execute(
     rank_set: RankSet,
     number: int,
     counters: Counters,
-    packets: Sequence[Sequence[Packets]],
-    between: Sequence[Between],
+    packets: Sequence[Awaited],
+    bases: np.ndarray,
 ) -> _Two:
     lists = [rank_set.listing(rank, number) for rank in range(rank_set.world)]
     lengths = np.concatenate([x.lengths for x in lists])
@@ -73,7 +67,6 @@ def _execute(
     lane = np.concatenate([x.lane + at for x, at in zip(lists, lanes.starts[:-1], strict=True)])
     position = np.concatenate([x.position for x in lists])
     rank = np.repeat(np.arange(rank_set.world), [len(x.tasks) for x in lists])
-    bases = first_nodes(rank_set, number)
     # On each lane the first iteration's tasks, then the second's.
     once = np.arange(len(lane)) + (np.cumsum(lengths) - lengths)[lane]
     twice = (once, once + lengths[lane])
@@ -82,14 +75,8 @@ def _execute(
     position2 = np.concatenate((position, position + lengths[lane]))[order_of]
     run = Run(lane2, position2, 2 * lengths, lanes)
     run.add_counters(_unrolled(rank_set, counters, twice, lane, position))
-    for again in twice:
-        for owner, groups in enumerate(packets):
-            for producers, readers in groups:
-                at = int(bases[owner])
-                run.add_packets(again[producers + at], again[readers + at], owner)
-        for maker, producers, owner, readers in between:
-            made, read = producers + int(bases[maker]), readers + int(bases[owner])
-            run.add_packets(again[made], again[read], maker)
+    run.add_packets(packets, lambda rank, nodes: twice[0][bases[rank] + nodes])
+    run.add_packets(packets, lambda rank, nodes: twice[1][bases[rank] + nodes])
     stuck = run.execute()
     if stuck is not None:
         raise refuse(
@@ -178,7 +165,7 @@ def _check_memory(
                     firsts, seconds = two.twice[0][first.nodes], two.twice[1][second.nodes]
                     needs.add(first.region, second.region, firsts, seconds)
                     named.append((first, second))
-    bad = unmet(needs.freeze(two.order.lane, two.order.position), two.order, 0)
+    bad = unmet(needs.freeze(two.order.lane), two.order, 0)
     if bad is None:
         return
     regions = needs.pair(bad[2])

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ark.plan.access import Region
-from ark.plan.verify.order import RAN, SEEN, Order, spans
+from ark.plan.verify.execution import RAN, SEEN, spans
+from ark.plan.verify.order import Order
 
 CHUNK = 1 << 22
 
@@ -50,43 +51,36 @@ class Needs:
         """Where the regions overlap, the second's tasks come after the first's. firsts, seconds:
         their ops' nodes.
         """
-        rows, columns = second.overlaps(first)
-        if not len(rows):
+        groups = second.tasks_after(first)
+        if not groups.mine:
             return
-        boxes = second.boxes
-        tasks, starts = first.boxes.by_box
-        if first.boxes.single:
-            self._entries.append(np.repeat(rows, len(tasks)) + self._count)
-            self._earlier.append(np.tile(firsts[tasks], len(rows)))
-        elif len(tasks) == len(first.boxes.lo):
-            self._entries.append(rows + self._count)
-            self._earlier.append(firsts[tasks[columns]])
-        else:
-            many = starts[columns + 1] - starts[columns]
-            self._entries.append(np.repeat(rows, many) + self._count)
-            self._earlier.append(firsts[tasks[spans(starts[columns], starts[columns + 1])]])
-        self._later.append(seconds[boxes.tasks])
-        self._need.append(boxes.box + self._count)
+        (earlier, of_earlier), (later, of_later) = groups.joined
+        self._entries.append(of_earlier + self._count)
+        self._earlier.append(firsts[earlier])
+        self._later.append(seconds[later])
+        self._need.append(of_later + self._count)
         self._pairs.append((first, second))
         self._firsts.append(self._count)
         self._which.append(must(first))
-        self._sizes.append(len(boxes.lo))
-        self._count += len(boxes.lo)
+        self._sizes.append(len(groups.mine))
+        self._count += len(groups.mine)
 
     def pair(self, need: int) -> tuple[Region, Region]:
         """The (first, second) regions that a need comes from."""
         return self._pairs[bisect_right(self._firsts, need) - 1]
 
-    def freeze(self, order_lane: np.ndarray, order_position: np.ndarray) -> Frozen:
-        """The arrays; lane and position of the nodes say which entries imply others."""
+    def freeze(self, order_lane: np.ndarray) -> Frozen:
+        """The arrays; lanes of the nodes say which entries imply others."""
         if not self._count:
             none = np.zeros(0, np.int64)
             return Frozen(none, none, np.zeros(1, np.int64), none, none)
         entry, earlier = np.concatenate(self._entries), np.concatenate(self._earlier)
+        # Nodes are counted lane by lane: the last of each lane stands for those before it.
+        codes = entry * len(order_lane) + earlier
+        codes.sort()
+        entry, earlier = np.divmod(codes, len(order_lane))
         lane = order_lane[earlier]
-        rank = np.lexsort((order_position[earlier], lane, entry))
-        entry, earlier, lane = entry[rank], earlier[rank], lane[rank]
-        last = np.ones(len(entry), bool)
+        last = np.ones(len(codes), bool)
         last[:-1] = (entry[:-1] != entry[1:]) | (lane[:-1] != lane[1:])
         entry, earlier = entry[last], earlier[last]
         return Frozen(

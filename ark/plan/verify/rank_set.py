@@ -33,6 +33,7 @@ class RankSet:
     plans: Sequence[Plan]
     symmetry: Symmetry
     templates: Templates = field(default_factory=Templates)
+    _checked: dict[int, Plan] = field(default_factory=dict)
     _listings: dict[Key, Listing] = field(default_factory=dict)
     _touches: dict[Key, list[list[Region]]] = field(default_factory=dict)
     _signatures: dict[int, tuple[Signature, ...]] = field(default_factory=dict)
@@ -49,7 +50,13 @@ class RankSet:
 
     @property
     def checked_plans(self) -> tuple[Plan, ...]:
-        return tuple(self.plans[rank] for rank in self.checked)
+        return tuple(self.plan_of(rank) for rank in self.checked)
+
+    def plan_of(self, rank: int) -> Plan:
+        """The plan of a rank that is checked."""
+        if rank not in self._checked:
+            self._checked[rank] = self.plans[rank]
+        return self._checked[rank]
 
     def plan(self, rank: int) -> Plan:
         """A plan with a rank's buffers, counters and names, if perhaps another's idea of peers."""
@@ -58,7 +65,7 @@ class RankSet:
     def signatures(self, rank: int) -> tuple[Signature, ...]:
         """By op of a checked rank."""
         if rank not in self._signatures:
-            plan = self.plans[rank]
+            plan = self.plan_of(rank)
             self._signatures[rank] = tuple(kinds.signature(plan, op) for op in plan.ops)
         return self._signatures[rank]
 
@@ -70,7 +77,7 @@ class RankSet:
 
     def buffer_of(self, rank: int, buffer: int) -> Key:
         """(rank, buffer id) of the memory that a checked rank's buffer entry names."""
-        entry = self.plans[rank].buffers[buffer]
+        entry = self.plan_of(rank).buffers[buffer]
         if entry.rank == rank:
             return rank, buffer
         if entry.rank not in self._named_buffers:
@@ -81,7 +88,7 @@ class RankSet:
 
     def counter_of(self, rank: int, counter: int) -> Key:
         """(rank, counter id) of the counter that a checked rank's entry names."""
-        entry = self.plans[rank].counters[counter]
+        entry = self.plan_of(rank).counters[counter]
         if entry.rank == rank:
             return rank, counter
         if entry.rank not in self._named_counters:
@@ -94,7 +101,7 @@ class RankSet:
         """The arrays of a rank's phase."""
         key = (self.symmetry.twin[rank], number)
         if key not in self._listings:
-            self._listings[key] = listing(self.plans[key[0]].phases[number])
+            self._listings[key] = listing(self.plan_of(key[0]).phases[number])
         return self._listings[key]
 
     def touches(self, rank: int, number: int) -> list[list[Region]]:
@@ -105,7 +112,7 @@ class RankSet:
         """
         key = (self.symmetry.twin[rank], number)
         if key not in self._touches:
-            plan = self.plans[key[0]]
+            plan = self.plan_of(key[0])
             listed = self.listing(*key)
             self._touches[key] = [
                 self._regions(plan, op, coords) for op, (_, coords) in listed.by_op.items()

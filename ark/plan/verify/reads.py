@@ -13,8 +13,9 @@ import numpy as np
 from ark.plan.access import Region
 from ark.plan.types import PlanBuffer
 from ark.plan.verify.conflicts import Own, Touch, task_at
+from ark.plan.verify.execution import spans
 from ark.plan.verify.needs import must
-from ark.plan.verify.order import Order, spans
+from ark.plan.verify.order import Order
 from ark.plan.verify.rank_set import RankSet, refuse
 
 Missing = tuple[Region, np.ndarray]  # a read, and which of its boxes the rank has not written

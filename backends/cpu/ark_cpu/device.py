@@ -8,12 +8,13 @@ import os
 import tempfile
 import threading
 import time
+from importlib import resources
 from pathlib import Path
 from weakref import WeakSet
 
 import numpy as np
 
-from ark.backend.protocol import Binary, Memory, MemoryKind
+from ark.backend.protocol import Binary, Copies, Memory, MemoryKind
 from ark.errors import SystemError
 from ark_cpu import machines
 from ark_cpu.memory import available_bytes, memory_bytes
@@ -170,6 +171,9 @@ class CpuDevice:
         launch = CpuLaunch(program, params, processors)
         self._launches.add(launch)
         return launch
+
+    def copies(self) -> Copies:
+        return Copies(resources.files("ark_cpu").joinpath("copies.h").read_text())
 
     def export(self, memory: Memory) -> bytes:
         _, handle = self._maps[memory.address]

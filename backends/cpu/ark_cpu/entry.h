@@ -1,22 +1,44 @@
-// The loop kernel's entry point on a CPU: one thread per processor, all running at once.
+// The loop kernel's entry point on a CPU: one thread per processor, all running at once. The caller
+// is processor 0's; the others have stacks of a size that does not depend on the user's limits.
+
+constexpr size_t ARK_STACK_BYTES = size_t{8} << 20;
+
+struct ArkWorker {
+  const ArkParams* params;
+  ark_u32 processor;
+  pthread_t thread;
+};
+
+static void* ark_work(void* given) {
+  const ArkWorker* worker = static_cast<const ArkWorker*>(given);
+  void* scratch = aligned_alloc(64, (ARK_SCRATCH_BYTES + 127) / 64 * 64);
+  ark_run(worker->params, worker->processor, static_cast<char*>(scratch));
+  free(scratch);
+  return nullptr;
+}
 
 extern "C" int ark_loop(const ArkParams* params, int processors) {
-  std::vector<std::thread> threads;
-  threads.reserve(static_cast<size_t>(processors));
-  const auto work = [params](int processor) {
-    void* scratch = std::aligned_alloc(64, (ARK_SCRATCH_BYTES + 127) / 64 * 64);
-    ark_run(params, static_cast<ark_u32>(processor), static_cast<char*>(scratch));
-    std::free(scratch);
-  };
-  try {
-    for (int i = 1; i < processors; ++i) threads.emplace_back(work, i);
-  } catch (const std::system_error&) {
+  ArkWorker* workers = static_cast<ArkWorker*>(calloc(processors, sizeof(ArkWorker)));
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  pthread_attr_setstacksize(&attributes, ARK_STACK_BYTES);
+  int running = 1;
+  for (; workers != nullptr && running < processors; ++running) {
+    ArkWorker& worker = workers[running];
+    worker.params = params;
+    worker.processor = static_cast<ark_u32>(running);
+    if (pthread_create(&worker.thread, &attributes, ark_work, &worker) != 0) break;
+  }
+  pthread_attr_destroy(&attributes);
+  const bool all = workers != nullptr && running == processors;
+  ArkWorker first{params, 0u, {}};
+  if (all) {
+    ark_work(&first);
+  } else {
     // Not every processor can be resident: raise the abort word so that the others leave.
     ark_add_release(&ark_control(params)->abort, 1u, false);
-    for (auto& thread : threads) thread.join();
-    return 1;
   }
-  work(0);
-  for (auto& thread : threads) thread.join();
-  return 0;
+  while (--running > 0) pthread_join(workers[running].thread, nullptr);
+  free(workers);
+  return all ? 0 : 1;
 }

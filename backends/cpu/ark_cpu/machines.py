@@ -36,7 +36,7 @@ def model(processors: int, memory_bytes: int = 0) -> Machine:
         bandwidth_gbps=12.0 * processors,
         tflops=0.05 * processors,
         signal_us=0.3,
-        capabilities=("single_thread", "peer_packets"),
+        capabilities=("single_thread", "peer_packets", "proxy"),
     )
 
 

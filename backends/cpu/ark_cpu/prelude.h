@@ -1,15 +1,11 @@
 // The device ABI on a CPU: a processor is one thread, a warp has one lane, shared memory is the
-// thread's own buffer.
-#include <atomic>
-#include <chrono>
-#include <cmath>
-#include <cstdint>
-#include <cstdlib>
-#include <cstring>
+// thread's own buffer. Only C's headers: those of C++ took longer to compile than a small kernel.
+#include <pthread.h>
 #include <sched.h>
-#include <system_error>
-#include <thread>
-#include <vector>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
 
 typedef uint32_t ark_u32;
 typedef int32_t ark_i32;
@@ -82,9 +78,9 @@ ARK_DEVICE void ark_packet_store(ark_u64* p, ark_u64 v, bool) {
   __atomic_store_n(p, v, __ATOMIC_RELAXED);
 }
 ARK_DEVICE ark_u64 ark_time_ns() {
-  return static_cast<ark_u64>(std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                  std::chrono::steady_clock::now().time_since_epoch())
-                                  .count());
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<ark_u64>(now.tv_sec) * 1000000000u + static_cast<ark_u64>(now.tv_nsec);
 }
 // The clock of budgets: a process that is stopped (SIGSTOP, a debugger) is not late. A wait looks
 // at it every tenth of a second or so; of a longer gap one second counts.
@@ -101,7 +97,8 @@ ARK_DEVICE ark_u64 ark_waited_ns() {
 ARK_DEVICE void ark_pause(ark_u32 spins) {
   if (spins > 20000u) {
     // Some ten milliseconds of nothing: an idle loop, or a peer that is not there yet.
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    const timespec nap{0, 50000};
+    nanosleep(&nap, nullptr);
   } else if (spins > 200u) {
     sched_yield();
   } else {
@@ -113,12 +110,12 @@ ARK_DEVICE void ark_pause(ark_u32 spins) {
 
 ARK_DEVICE float ark_bits_float(ark_u32 bits) {
   float value;
-  std::memcpy(&value, &bits, 4);
+  memcpy(&value, &bits, 4);
   return value;
 }
 ARK_DEVICE ark_u32 ark_float_bits(float value) {
   ark_u32 bits;
-  std::memcpy(&bits, &value, 4);
+  memcpy(&bits, &value, 4);
   return bits;
 }
 ARK_DEVICE float ark_float(ark_bf16 v) {
@@ -184,9 +181,9 @@ ARK_DEVICE float ark_exp(float v) {
   const float second = ark_bits_float(static_cast<ark_u32>(n - half + 127) << 23);
   return p * first * second;
 }
-ARK_DEVICE float ark_log(float v) { return std::log(v); }
-ARK_DEVICE float ark_sqrt(float v) { return std::sqrt(v); }
-ARK_DEVICE float ark_rsqrt(float v) { return 1.0f / std::sqrt(v); }
+ARK_DEVICE float ark_log(float v) { return __builtin_logf(v); }
+ARK_DEVICE float ark_sqrt(float v) { return __builtin_sqrtf(v); }
+ARK_DEVICE float ark_rsqrt(float v) { return 1.0f / __builtin_sqrtf(v); }
 // A series near 0, where the closed form loses digits; both are computed, so that it vectorises.
 ARK_DEVICE float ark_tanh(float v) {
   const float a = v < 0.0f ? -v : v;
@@ -201,11 +198,11 @@ ARK_DEVICE float ark_tanh(float v) {
   const float far = (1.0f - e) / (1.0f + e);
   return a < 0.35f ? near : v < 0.0f ? -far : far;
 }
-ARK_DEVICE float ark_sin(float v) { return std::sin(v); }
-ARK_DEVICE float ark_cos(float v) { return std::cos(v); }
+ARK_DEVICE float ark_sin(float v) { return __builtin_sinf(v); }
+ARK_DEVICE float ark_cos(float v) { return __builtin_cosf(v); }
 ARK_DEVICE float ark_floor(float v) { return __builtin_floorf(v); }
 ARK_DEVICE float ark_round(float v) { return __builtin_rintf(v); }
-ARK_DEVICE float ark_inf() { return HUGE_VALF; }
+ARK_DEVICE float ark_inf() { return __builtin_inff(); }
 
 ARK_DEVICE float ark_scalar(const float* p, int i) { return p[i]; }
 ARK_DEVICE float ark_scalar(const ark_f16* p, int i) { return ark_float(p[i]); }

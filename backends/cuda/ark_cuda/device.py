@@ -11,12 +11,13 @@ import contextlib
 import ctypes
 import time
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any
 from weakref import WeakSet
 
 import numpy as np
 
-from ark.backend.protocol import Binary, Memory, MemoryKind
+from ark.backend.protocol import Binary, Copies, Memory, MemoryKind
 from ark.codegen.dialect import BoxMap
 from ark.errors import GpuError, SystemError
 from ark.machine import Machine
@@ -300,6 +301,10 @@ class CudaDevice:
                 f"{doing}: only {resident} blocks can be resident at once, and every block of a "
                 f"loop kernel must be; make the plan for at most {resident} processors"
             )
+
+    def copies(self) -> Copies:
+        header = resources.files("ark_cuda").joinpath("copies.h").read_text()
+        return Copies(header, "libcuda.so.1", int(self._handle))
 
     def export(self, memory: Memory) -> bytes:
         if memory.kind != "symmetric" or not memory.owned:

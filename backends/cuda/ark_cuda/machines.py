@@ -75,7 +75,7 @@ def _machine(
     )
 
 
-_COMMON = ("mma_sync", "named_barriers", "packets", "peer_packets")
+_COMMON = ("mma_sync", "named_barriers", "packets", "peer_packets", "proxy")
 _HOPPER = (*_COMMON, "wgmma")
 
 MODELS = {

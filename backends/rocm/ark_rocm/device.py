@@ -13,12 +13,13 @@ import os
 import socket
 import time
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any
 from weakref import WeakSet
 
 import numpy as np
 
-from ark.backend.protocol import Binary, Memory, MemoryKind
+from ark.backend.protocol import Binary, Copies, Memory, MemoryKind
 from ark.errors import GpuError, InvalidUsageError, SystemError
 from ark_rocm import driver, machines
 from ark_rocm.driver import call, device_properties
@@ -207,6 +208,10 @@ class Device:
                 f"on each of {self.machine.processors} compute units at once; make the plan for "
                 f"this machine"
             )
+
+    def copies(self) -> Copies:
+        header = resources.files("ark_rocm").joinpath("copies.h").read_text()
+        return Copies(header, driver.library(), self.index)
 
     def export(self, memory: Memory) -> bytes:
         self._select()

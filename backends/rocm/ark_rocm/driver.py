@@ -6,6 +6,7 @@ and 10.x differ in the modules behind the names, which is why all imports stand 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from importlib import metadata
 from typing import Any
@@ -45,6 +46,16 @@ def _import(name: str) -> Any:
             f"the rocm backend needs the package hip-python, which cannot be imported ({error}); "
             f"install it with `{INSTALL}`"
         ) from error
+
+
+def library() -> str:
+    """The HIP library that hip-python has opened, by path; else the name that it goes by."""
+    with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
+        for line in maps:
+            path = line.split(maxsplit=5)[-1].strip()
+            if "libamdhip64" in path:
+                return path
+    return "libamdhip64.so"
 
 
 def package_version() -> str:

@@ -88,7 +88,7 @@ def machine(name: str, model: Model) -> Machine:
         tflops=model.tflops,
         signal_us=model.signal_us,
         tile=TILE,
-        capabilities=(arch.unit, "peer_packets"),
+        capabilities=(arch.unit, "peer_packets", "proxy"),
     )
 
 
@@ -111,5 +111,5 @@ def opened(name: str, arch: str, processors: int, shared_bytes: int, memory: int
         tflops=like.tflops * scale,
         signal_us=like.signal_us,
         tile=TILE,
-        capabilities=(ARCHS[plain].unit, "peer_packets"),
+        capabilities=(ARCHS[plain].unit, "peer_packets", "proxy"),
     )

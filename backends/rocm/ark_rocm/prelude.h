@@ -153,10 +153,25 @@ ARK_DEVICE float ark_warp_reduce(float v) {
 ARK_DEVICE float ark_warp_sum(float v) { return ark_warp_reduce<ArkAdd>(v); }
 ARK_DEVICE float ark_warp_max(float v) { return ark_warp_reduce<ArkMax>(v); }
 
+// Words in the assembly that emit nothing: an acquire has happened, what follows publishes, it has
+// published, the stores of the whole block have arrived. The lint of the machine code asks at each
+// for the waits and cache operations that it needs.
+#define ARK_ACQUIRED(scope) asm volatile("; ark.acquire " scope::: "memory")
+#define ARK_RELEASES(scope) asm volatile("; ark.release " scope::: "memory")
+#define ARK_RELEASED(scope) asm volatile("; ark.released " scope::: "memory")
+#define ARK_BLOCK_ARRIVED() asm volatile("; ark.arrived workgroup" ::: "memory")
+
 ARK_DEVICE ark_u32 ark_load_acquire(const ark_u32* p, bool system) {
   const auto* g = ark_to_global(p);
-  return system ? __hip_atomic_load(g, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM)
-                : __hip_atomic_load(g, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT);
+  ark_u32 value;
+  if (system) {
+    value = __hip_atomic_load(g, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM);
+    ARK_ACQUIRED("system");
+  } else {
+    value = __hip_atomic_load(g, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT);
+    ARK_ACQUIRED("agent");
+  }
+  return value;
 }
 // A release is written out as fence, wait and relaxed operation: clang 22 leaves out the wait
 // behind a cache write-back when the wave itself has nothing under way (mended in llvm-project PR
@@ -164,25 +179,31 @@ ARK_DEVICE ark_u32 ark_load_acquire(const ark_u32* p, bool system) {
 ARK_DEVICE void ark_release_to_device() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
   ark_drain();
+  ARK_RELEASES("agent");
 }
 ARK_DEVICE void ark_release_to_system() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "");
   ark_drain();
+  ARK_RELEASES("system");
 }
 ARK_DEVICE void ark_add_release(ark_u32* p, ark_u32 v, bool system) {
   auto* g = ark_to_global(p);
   if (system) {
     ark_release_to_system();
     __hip_atomic_fetch_add(g, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+    ARK_RELEASED("system");
   } else {
     ark_release_to_device();
     __hip_atomic_fetch_add(g, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+    ARK_RELEASED("agent");
   }
 }
 ARK_DEVICE ark_u32 ark_cas(ark_u32* p, ark_u32 expected, ark_u32 desired) {
   ark_release_to_device();
   __hip_atomic_compare_exchange_strong(ark_to_global(p), &expected, desired, __ATOMIC_ACQUIRE,
                                        __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT);
+  ARK_RELEASED("agent");
+  ARK_ACQUIRED("agent");
   return expected;
 }
 ARK_DEVICE ark_u32 ark_load_host(const ark_u32* p) { return ark_load_acquire(p, true); }
@@ -195,6 +216,7 @@ ARK_DEVICE void ark_post_host(ark_u32* p, ark_u32 v) {
 ARK_DEVICE void ark_store_host(ark_u32* p, ark_u32 v) {
   ark_release_to_system();
   __hip_atomic_store(ark_to_global(p), v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+  ARK_RELEASED("system");
 }
 // A word that the lanes of one wave share, with no order.
 ARK_DEVICE ark_u32 ark_warp_load(const ark_u32* p) {

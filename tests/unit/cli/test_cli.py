@@ -171,7 +171,11 @@ def test_plans_for_machines_that_are_not_here(
 
 @pytest.mark.parametrize(
     ("backend", "arch", "mark"),
-    [("cpu", None, "std::thread"), ("cuda", "sm_90a", "__global__"), ("rocm", "gfx942", "amdgcn")],
+    [
+        ("cpu", None, "pthread_create"),
+        ("cuda", "sm_90a", "__global__"),
+        ("rocm", "gfx942", "amdgcn"),
+    ],
 )
 def test_emit_writes_the_source(
     backend: str, arch: str | None, mark: str, plan_file: Path, tmp_path: Path

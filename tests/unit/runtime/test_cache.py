@@ -233,3 +233,36 @@ def test_two_processes_make_one_key(place: Path) -> None:
     assert [p.wait(60) for p in started] == [0] * 4
     assert all(cache.load("plans", cache.key(str(n))) == b"x" for n in range(4))
     assert np.all([p.parent.name == "plans" for p in cache.entries()])
+
+
+def test_who_wants_the_same_entry_makes_it_once(place: Path) -> None:
+    text = (
+        "import time\nfrom ark.runtime import cache\n"
+        "with cache.making('programs', 'a' * 64):\n"
+        "    if cache.load('programs', 'a' * 64) is None:\n"
+        "        time.sleep(0.2)\n"
+        "        cache.store('programs', 'a' * 64, b'x')\n"
+        "        print('made')\n"
+    )
+    words = [sys.executable, "-c", text]
+    started = [subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE) for _ in range(4)]
+    said = [p.communicate(timeout=60)[0] for p in started]
+    assert sorted(said) == [b"", b"", b"", b"made\n"]
+    assert [p.name for p in place.glob("programs/*")] == ["a" * 64]
+    assert not list(place.glob("programs/.making-*"))
+
+
+def test_one_that_makes_for_too_long_is_not_waited_for(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "_PATIENCE_S", 0.1)
+    order = []
+    with cache.making("programs", "b" * 64):
+        with cache.making("programs", "b" * 64):  # a second opening of the file: another's lock
+            order.append("second")
+        order.append("first")
+    assert order == ["second", "first"]
+    with cache.making("programs", "b" * 64):
+        assert len(list(place.glob("programs/.making-*"))) == 1
+        assert cache.clear() == (0, 0)
+    assert not list(place.glob("programs/*"))

@@ -8,9 +8,11 @@ must not be there. The required sequences are those of the memory model tables i
 Guide for AMDGPU Backend", section "Memory Model".
 
 The points are found in two ways. Markers, assembly comments ``; ark.release <scope>`` before a
-publication and ``; ark.acquire <scope>`` after a wait, state the intent exactly. Without markers,
-instructions that carry their scope are judged: a store or atomic with scope bits publishes what
-was written before, and a load polled in a spin loop acquires what is read after.
+publication and ``; ark.released <scope>`` after it, ``; ark.acquire <scope>`` after a wait, and
+``; ark.arrived workgroup`` where the stores of all waves must have arrived, state the intent
+exactly. Without markers (and unless ``Expectations.marked`` promises some), instructions that carry
+their scope are judged: a store or atomic with scope bits publishes what was written before, and a
+load polled in a spin loop acquires what is read after.
 """
 
 from __future__ import annotations
@@ -113,8 +115,12 @@ class Coherence:
         rules = self._rules
         if inst.is_marker:
             scope = inst.operands[0]
+            if inst.mnemonic == "arrived":
+                return facts
             if inst.mnemonic == "release":
                 return facts | {f"release:{scope}"}
+            if inst.mnemonic == "released":
+                return frozenset(f for f in facts if not f.startswith("release:"))
             return facts | {f"unread:{wide}" for wide in SCOPES[1:]}
         counters = waited(inst)
         if counters:
@@ -167,6 +173,9 @@ class Coherence:
         if inst.mnemonic == "acquire" and inst.is_marker:
             yield from self._judge_acquire(inst, facts)
             return
+        if inst.mnemonic == "arrived" and inst.is_marker:
+            yield from self._judge_others(inst, facts)
+            return
         if inst.mnemonic == "s_barrier" and "lds-out" in facts:
             yield self._finding(
                 "lds-wait",
@@ -180,7 +189,7 @@ class Coherence:
             scope = _scope(inst, self._rules)
             exact = self._rules.exact_bits
             explicit = scope == "system" or (kind == "store" and scope == "agent")
-            if exact and explicit and not self._expected.unordered:
+            if exact and explicit and not self._expected.marked:
                 asked.add(scope)
             # Whatever comes next is what the write-back was for: no bits are needed to tell.
             if "write-back-out" in facts:
@@ -201,7 +210,7 @@ class Coherence:
                     )
         if (
             kind == "load"
-            and not self._expected.unordered
+            and not self._expected.marked
             and _scope(inst, self._rules) == "workgroup"
         ):
             spun = sorted(f.split(":")[1] for f in facts if f.startswith("spun:"))
@@ -230,7 +239,11 @@ class Coherence:
                 f"earlier stores may not be written back for {scope} scope. Expected "
                 f"{self._spelling('release', dirty)} before this publication.",
             )
-        if "others-out" in facts and self._expected.completed_barriers:
+        if self._expected.completed_barriers and not self._expected.marked:
+            yield from self._judge_others(inst, facts)
+
+    def _judge_others(self, inst: Instruction, facts: _Facts) -> Iterator[Finding]:
+        if "others-out" in facts:
             yield self._finding(
                 "release-barrier-wait",
                 inst,
@@ -278,4 +291,25 @@ def check_coherence(function: Function, rules: CacheRules, expected: Expectation
     the text does not tell from a publication.
     """
     found = list(Coherence(function, rules, expected).findings())
+    found += _missing_markers(function, expected)
     return sorted(found, key=lambda finding: (finding.line, finding.rule))
+
+
+def _missing_markers(function: Function, expected: Expectations) -> Iterator[Finding]:
+    """A kernel whose markers were lost would pass everything: it must have those that it owes."""
+    there = {
+        (i.mnemonic, i.operands[0])
+        for block in function.blocks
+        for i in block.instructions
+        if i.is_marker
+    }
+    owed = [(side, scope) for scope in expected.marked for side in ("acquire", "release")]
+    if expected.marked and expected.completed_barriers:
+        owed.append(("arrived", "workgroup"))
+    for side, scope in owed:
+        if (side, scope) not in there:
+            message = (
+                f"no `ark.{side} {scope}` marker is left of the source's; nothing shows that "
+                "such hand-overs are ordered."
+            )
+            yield Finding("marker", function.name, 0, "", message)

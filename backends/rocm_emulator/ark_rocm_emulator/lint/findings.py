@@ -11,8 +11,9 @@ class Expectations:
 
     ``threads`` and ``dynamic_lds`` (bytes) are one workgroup's at launch; ``workgroups_per_cu``
     must be resident at once (a loop kernel's are). ``matrix`` asks for MFMA or WMMA instructions.
-    ``unordered`` says that scoped accesses without a fence are meant (packets that carry their
-    epoch); then only the markers are judged. ``completed_barriers`` also asks that a wave's stores
+    ``marked`` says that markers of these scopes stand at every hand-over: they must be there, and
+    scoped accesses without one are meant to be so (packets that carry their epoch).
+    ``completed_barriers`` also asks that a wave's stores
     have completed at a barrier after which another wave publishes them: clang leaves that out on
     CDNA, and LLVM added it for RDNA's CU mode (llvm-project pull request 160501). ``kernels``
     limits the lint to these functions.
@@ -23,7 +24,7 @@ class Expectations:
     workgroups_per_cu: int = 1
     matrix: bool = False
     allow_scratch: bool = False
-    unordered: bool = False
+    marked: tuple[str, ...] = ()
     completed_barriers: bool = False
     kernels: tuple[str, ...] = ()
 

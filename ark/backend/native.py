@@ -1,0 +1,101 @@
+"""The host's C++ compiler: $CXX, the system's, else the ziglang wheel's. Called by the CPU backend,
+which compiles loop kernels with it, and by the proxy.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from ark.errors import SystemError
+
+TIMEOUT_S = 300
+
+
+@cache
+def find_compiler() -> tuple[str, ...] | None:
+    """The command that compiles C++: $CXX, c++, g++, clang++, or zig; None if there is none."""
+    named = os.environ.get("CXX")
+    for candidate in (named, "c++", "g++", "clang++"):
+        # $CXX may be several words: `ccache g++`.
+        try:
+            words = shlex.split(candidate) if candidate else []
+        except ValueError as error:
+            raise SystemError(
+                f"CXX is {candidate!r}, which is no command: {error}; set it to a C++ compiler and "
+                "its options, or unset it"
+            ) from error
+        if words and shutil.which(words[0]):
+            return (shutil.which(words[0]) or words[0], *words[1:])
+    if importlib.util.find_spec("ziglang"):
+        return (sys.executable, "-m", "ziglang", "c++")
+    return None
+
+
+@cache
+def version(command: tuple[str, ...]) -> str:
+    """What a compiler says of itself."""
+    done = subprocess.run(
+        [*command, "--version"], capture_output=True, text=True, timeout=60, check=False
+    )
+    return done.stdout.strip()
+
+
+def complaint(done: subprocess.CompletedProcess[str]) -> str:
+    """Why a compiler failed: its own first words, or how it ended where it said nothing."""
+    said = done.stderr.strip() or done.stdout.strip()
+    if said:
+        return f"it said: {said[:2000]}"
+    if done.returncode < 0:
+        return (
+            f"it was ended by signal {-done.returncode} ({signal.Signals(-done.returncode).name}) "
+            "without a word, as the system does where memory runs out"
+        )
+    return f"it ended with code {done.returncode} and made nothing, without a word"
+
+
+def shared_library(
+    command: Sequence[str], files: Mapping[str, str], options: Sequence[str], what: str
+) -> tuple[bytes, str]:
+    """Compiles C++ to a shared library: its bytes, and what the compiler said.
+
+    files: texts by name, the first of which is compiled and may include the others. options: for
+    the compiler, those that name libraries too. what: names the text in errors. SystemError if it
+    cannot.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix="ark-") as folder:
+            for name, text in files.items():
+                Path(folder, name).write_text(text)
+            out = Path(folder, "made.so")
+            first = str(Path(folder, next(iter(files))))
+            done = _run([*command, first, "-o", str(out), *options])
+            if done.returncode != 0 or not out.is_file():
+                raise SystemError(
+                    f"the C++ compiler {' '.join(command)} refused {what}: {complaint(done)}; set "
+                    "CXX to one that compiles C++17"
+                )
+            return out.read_bytes(), done.stderr
+    except OSError as error:
+        raise SystemError(
+            f"{what}'s source cannot be written for the compiler: {error}; free some space in the "
+            "folder for temporary files, or name another in TMPDIR"
+        ) from error
+
+
+def _run(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SystemError(
+            f"the C++ compiler {words[0]} could not be run: {error}; set CXX to one that works"
+        ) from error

@@ -1,0 +1,179 @@
+"""`ark parallelize`: predicts how a model is best split over ranks, as text, JSON or a picture."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from ark.backend import registry
+from ark.cli.common import positive, write_file
+from ark.errors import InvalidUsageError
+from ark.ir.dtype import DataType, by_name
+from ark.models.build import whole_pass
+from ark.models.checkpoint import Checkpoint
+from ark.models.config import builtin_config
+from ark.parallel.plans.auto import best
+from ark.parallel.plans.predict import NAMES, Prediction, Splits, Target, Work, predict
+
+MOST_RANKS = 4096
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+def register(subparsers: Any) -> None:
+    """Adds `ark parallelize`."""
+    parser = subparsers.add_parser(
+        "parallelize",
+        help="predict how a model is best split over ranks",
+        description="A plan names what each axis of the mesh does: a pipeline (1f1b, interleaved, "
+        "zero-bubble, ...), copies of the model on other data (data, zero1, zero2, zero3, "
+        "co-shard), or a way to split ops (megatron, sequence, column, row, expert, ...). A "
+        "micro-batch is one sequence. Nothing is run.",
+    )
+    parser.set_defaults(func=run)
+    parser.add_argument("source", help="checkpoint directory, or llama-3.1-70b ...")
+    parser.add_argument("--mesh", required=True, metavar="NxM", help="ranks along each axis")
+    parser.add_argument("--machine", required=True, help="machine model, for example h100")
+    parser.add_argument(
+        "--plan",
+        default="auto",
+        metavar="NAME,...",
+        help=f"one name an axis: {', '.join(NAMES)}; auto alone: the fastest of all (default)",
+    )
+    parser.add_argument("--keep-mesh", action="store_true", help="auto: the mesh's axes as given")
+    parser.add_argument("--memory", metavar="BYTES", help="of a rank, as 80G (the machine's)")
+    parser.add_argument("--batch", type=positive, default=64, metavar="N", help="sequences a step")
+    parser.add_argument("--sequence", type=positive, metavar="N", help="tokens (4096 at most)")
+    parser.add_argument("--inference", action="store_true", help="no gradients, no optimizer")
+    parser.add_argument("--recompute", action="store_true", help="keep only what enters a layer")
+    parser.add_argument("--link-gbps", type=float, default=450.0, metavar="N", help="within a host")
+    parser.add_argument("--network-gbps", type=float, default=50.0, metavar="N", help="of a rank")
+    parser.add_argument("--host-ranks", type=positive, default=8, metavar="N")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--html", metavar="FILE", help="write the plan as a page")
+
+
+def parse_mesh(text: str) -> tuple[int, ...]:
+    """A mesh such as "2x4"; InvalidUsageError for anything else."""
+    known = re.fullmatch(r"\d{1,5}(x\d{1,5}){0,3}", text)
+    sizes = tuple(int(n) for n in text.split("x")) if known else ()
+    if not sizes or not 1 <= math.prod(sizes) <= MOST_RANKS:
+        raise InvalidUsageError(
+            f"{text[:40]!r} is no mesh; write 1 to 4 numbers as in 2x4, at most {MOST_RANKS} ranks"
+        )
+    return sizes
+
+
+def parse_bytes(text: str) -> int:
+    """A number of bytes such as 80G; InvalidUsageError for anything else."""
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)([KMGT]?)B?", text)
+    if not found or not float(found[1]):
+        raise InvalidUsageError(f"{text[:40]!r} is no number of bytes; write as in 80G")
+    return int(float(found[1]) * UNITS[found[2]])
+
+
+def run(args: argparse.Namespace) -> int:
+    mesh, machine = parse_mesh(args.mesh), registry.machine(args.machine)
+    memory = parse_bytes(args.memory) if args.memory else machine.memory_bytes or None
+    for name in ("link_gbps", "network_gbps"):
+        if not 0 < getattr(args, name) < 1e9:
+            raise InvalidUsageError(f"--{name.replace('_', '-')} must be more than 0")
+    target = Target(machine, args.link_gbps, args.network_gbps, args.host_ranks)
+    work = Work(not args.inference, args.batch, args.recompute)
+    splits = Splits(_graph(args))
+    names = tuple(args.plan.split(","))
+    if names == ("auto",):
+        keep = mesh if args.keep_mesh else None
+        made, _ = best(splits, math.prod(mesh), target, work, memory, keep)
+    else:
+        made = predict(splits, mesh, names, target, work, memory)
+    if args.html:
+        from ark.parallel.page import render_page
+
+        write_file(args.html, render_page(made, f"{Path(args.source).name} on {args.machine}"))
+    if args.json:
+        print(json.dumps(_object(made)))
+    else:
+        _show(made, memory)
+    return 0
+
+
+def _graph(args: argparse.Namespace) -> Any:
+    """One pass over a sequence of the model that the command line names."""
+    source = str(args.source)
+    if Path(source).is_dir() or "/" in source:
+        checkpoint = Checkpoint.open(source)
+        config, dtype = checkpoint.config, DataType.from_numpy(checkpoint.dtype)
+    else:
+        config, dtype = builtin_config(source), by_name("bf16")
+    rows = args.sequence or min(4096, config.max_position_embeddings)
+    if rows > config.max_position_embeddings:
+        raise InvalidUsageError(
+            f"a sequence of {rows} tokens was asked for; the model has "
+            f"{config.max_position_embeddings} positions at most"
+        )
+    return whole_pass(config, dtype, rows)
+
+
+def _object(made: Prediction) -> dict[str, Any]:
+    return {
+        "mesh": list(made.mesh),
+        "plan": list(made.names),
+        "recompute": made.work.recompute,
+        "us": made.us,
+        "bytes": made.peak,
+        "memory": [dataclasses.asdict(m) for m in made.memory],
+        "stages": list(made.stage_of),
+        "gradients": {"bytes": made.synced_bytes, "us": made.synced_us},
+        "send": {"bytes": made.send_bytes, "us": made.send_us},
+        "update_us": made.update_us,
+        "blocks": [
+            {
+                "name": cost.block.name,
+                "forward_us": cost.forward_us,
+                "backward_us": cost.backward_us,
+                "parameter_bytes": cost.parameter_bytes,
+                "ops": [
+                    {
+                        "name": node.name,
+                        "split": list(made.options[node.id].choice),
+                        "layout": list(made.options[node.id].output),
+                    }
+                    for node in cost.block.nodes
+                ],
+                "moves": [
+                    {**dataclasses.asdict(m), "backward": c.backward}
+                    for c in cost.changes
+                    for m in c.moves
+                ],
+            }
+            for cost in made.blocks
+        ],
+    }
+
+
+def _show(made: Prediction, memory: int | None) -> None:
+    plan = " x ".join(f"{n} {name}" for n, name in zip(made.mesh, made.names, strict=True))
+    again = ", recomputing" if made.work.recompute else ""
+    print(f"{plan}{again}: {made.us / 1e3:.1f} ms a step (predicted)")
+    room = f" of {memory / 1e9:.1f}" if memory else ""
+    for place, held in enumerate(made.memory):
+        stage = f"stage {place}" if len(made.memory) > 1 else "each rank"
+        print(
+            f"{stage}: {held.total / 1e9:.1f} GB{room} (parameters {held.parameters / 1e9:.1f}, "
+            f"gradients {held.gradients / 1e9:.1f}, optimizer {held.optimizer / 1e9:.1f}, "
+            f"activations {held.activations / 1e9:.1f})"
+        )
+    layer = max(made.blocks, key=lambda b: len(b.block.nodes))
+    moved = ", ".join(
+        f"{m.op.replace('_', ' ')} {m.bytes / 1e6:.1f} MB" for c in layer.changes for m in c.moves
+    )
+    print(f"{layer.block.name}: {layer.forward_us:.0f} us; moves {moved or 'nothing'}")
+    print(
+        f"{made.send_bytes / 1e6:.1f} MB between stages, {made.synced_bytes / 1e6:.1f} MB of "
+        "gradients sent by a rank"
+    )

@@ -1,0 +1,309 @@
+"""Pipeline schedules that have names, made block by block as their papers describe them.
+
+A name is a placement, what its devices hold, and which ready block goes first; `list_schedule`
+does the rest, in time with the blocks. `tessel` searches for what these prescribe. Called by
+ark.parallel.plans.
+
+GPipe (Huang et al. 2019), 1F1B (PipeDream-flush, Narayanan et al. 2021), interleaved 1F1B
+(Narayanan et al. 2021), zero bubble H1 (Qi et al. 2024), Chimera (Li and Hoefler 2021), interlaced
+pipelines and 3F1B (nnScaler, Lin et al. 2024).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from ark.errors import InvalidUsageError, PlanError
+from ark.parallel.pipeline.placement import MOST_DEVICES, Block, Placement
+from ark.parallel.pipeline.schedule import MOST_ENTRIES, Entry, Schedule
+from ark.parallel.pipeline.unroll import makespan_bound
+
+Turn = Callable[[str, int], tuple[int, ...]]
+"""From a block's name and its micro-batch to its turn: of what is ready, the least comes first."""
+CHUNKS = 2  # stages of a device in an interleaved pipeline
+PASSES = 3  # forward passes of 3F1B
+
+
+@dataclass(frozen=True)
+class Named:
+    """A placement, what each device may hold (None: everything), and whose turn it is."""
+
+    placement: Placement
+    memory: tuple[int | None, ...]
+    turn: Turn
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Times of a stage: forward, backward, and the part of backward that is weights' gradients."""
+
+    forward: int = 1
+    backward: int = 2
+    weights: int = 1
+    shared: int = 1
+
+
+def _both(stages: Sequence[tuple[str, tuple[int, ...]]], spans: Spans) -> list[Block]:
+    """Forward through the stages, each holding a unit, and back, each giving it back."""
+    made: list[Block] = []
+    last: tuple[str, ...] = ()
+    for way, span, held in (("f", spans.forward, 1), ("b", spans.backward, -1)):
+        for name, devices in stages if way == "f" else stages[::-1]:
+            made.append(Block(way + name, span, held, devices, last))
+            last = (way + name,)
+    return made
+
+
+def _v(devices: int, spans: Spans) -> list[Block]:
+    return _both([(str(d), (d,)) for d in range(devices)], spans)
+
+
+def _backward_first(name: str, batch: int) -> tuple[int, ...]:
+    return (0 if name[0] == "b" else 2 if name[0] == "w" else 1, batch)
+
+
+def _gpipe(devices: int, spans: Spans) -> Named:
+    """All forward, then all backward."""
+
+    def turn(name: str, batch: int) -> tuple[int, ...]:
+        return (int(name[0] == "b"), batch)
+
+    return Named(Placement(devices, tuple(_v(devices, spans))), (None,) * devices, turn)
+
+
+def _1f1b(devices: int, spans: Spans) -> Named:
+    """Backward as soon as it can be; a stage holds as many micro-batches as stages follow it."""
+    held = tuple(devices - d for d in range(devices))
+    return Named(Placement(devices, tuple(_v(devices, spans))), held, _backward_first)
+
+
+def _interleaved(devices: int, spans: Spans) -> Named:
+    """Each device has several stages, every so many devices one; 1F1B through all of them."""
+    count = devices * CHUNKS
+    blocks = _both([(str(i), (i % devices,)) for i in range(count)], spans)
+
+    def turn(name: str, batch: int) -> tuple[int, ...]:
+        chunk, device = divmod(int(name[1:]), devices)
+        group, rest = divmod(batch, devices)
+        if name[0] == "b":
+            chunk = CHUNKS - 1 - chunk
+        index = (group * CHUNKS + chunk) * devices + rest
+        ahead = 2 * (devices - device - 1) + (CHUNKS - 1) * devices
+        return (2 * index + 1 if name[0] == "b" else 2 * max(0, index - ahead), index)
+
+    held = tuple(2 * (devices - d - 1) + (CHUNKS - 1) * devices + 1 for d in range(devices))
+    return Named(Placement(devices, tuple(blocks)), held, turn)
+
+
+def _zero_bubble(devices: int, spans: Spans) -> Named:
+    """1F1B whose backward is two blocks: what the stage before waits for, and the weights' part,
+    which fills what would be idle (ZB-H1: no more memory than 1F1B)."""
+    made = []
+    for block in _v(devices, spans):
+        if block.name[0] == "f":
+            made.append(block)
+            continue
+        inner = max(1, spans.backward - spans.weights)
+        made.append(Block(block.name, inner, 0, block.devices, block.after))
+        weights = "w" + block.name[1:]
+        made.append(Block(weights, spans.weights, -1, block.devices, (block.name,)))
+
+    def turn(name: str, batch: int) -> tuple[int, ...]:
+        if name[0] == "w":
+            return (1, 0, batch)
+        ahead = devices - int(name[1:]) - 1
+        return (0, 2 * batch + 1 if name[0] == "b" else 2 * max(0, batch - ahead), batch)
+
+    return Named(Placement(devices, tuple(made)), (devices,) * devices, turn)
+
+
+def _chimera(devices: int, spans: Spans) -> Named:
+    """Two pipelines, one from either end; each device has a stage of both."""
+    down = [(f"{d}.down", (d,)) for d in range(devices)]
+    up = [(f"{d}.up", (d,)) for d in reversed(range(devices))]
+    blocks = [*_both(down, spans), *_both(up, spans)]
+
+    def turn(name: str, batch: int) -> tuple[int, ...]:
+        number, _, way = name[1:].partition(".")
+        at = int(number) if way == "down" else devices - 1 - int(number)
+        return (batch if name[0] == "b" else max(0, batch - devices + at), -at)
+
+    held = (devices + devices // 2,) * devices
+    return Named(Placement(devices, tuple(blocks)), held, turn)
+
+
+def _interlaced(devices: int, spans: Spans) -> Named:
+    """A first layer on all devices (a large embedding), in between 1F1B of the others."""
+    every = tuple(range(devices))
+    blocks = _both([("in", every), *((str(d), (d,)) for d in range(devices))], spans)
+    made = [
+        Block(b.name, spans.shared, 0, b.devices, b.after) if b.name[1:] == "in" else b
+        for b in blocks
+    ]
+    held = tuple(devices - d for d in range(devices))
+    return Named(Placement(devices, tuple(made)), held, _backward_first)
+
+
+def _3f1b(devices: int, spans: Spans) -> Named:
+    """Three forward passes, of which the last is gone back through (recycling, as AlphaFold2)."""
+    made: list[Block] = []
+    last: tuple[str, ...] = ()
+    for number in range(PASSES - 1):
+        for d in range(devices):
+            made.append(Block(f"{'ghij'[number]}{d}", spans.forward, 0, (d,), last))
+            last = (made[-1].name,)
+    blocks = _v(devices, spans)
+    made += [Block(b.name, b.span, b.memory, b.devices, b.after or last) for b in blocks]
+
+    def turn(name: str, batch: int) -> tuple[int, ...]:
+        return ("bfhg".index(name[0]), batch)
+
+    return Named(Placement(devices, tuple(made)), tuple(devices - d for d in range(devices)), turn)
+
+
+PIPELINES: dict[str, Callable[[int, Spans], Named]] = {
+    "gpipe": _gpipe,
+    "1f1b": _1f1b,
+    "interleaved": _interleaved,
+    "zero-bubble": _zero_bubble,
+    "chimera": _chimera,
+    "interlaced": _interlaced,
+    "3f1b": _3f1b,
+}
+
+
+def named(name: str, devices: int, spans: Spans | None = None, inference: bool = False) -> Named:
+    """The pipeline of that name; InvalidUsageError for names and sizes that there are not.
+
+    inference: nothing goes back, and nothing is held.
+    """
+    if name not in PIPELINES:
+        raise InvalidUsageError(f"there is no pipeline {name!r}; there are {', '.join(PIPELINES)}")
+    if not 1 <= devices <= MOST_DEVICES // 4:
+        raise InvalidUsageError(
+            f"the pipeline {name} was asked for {devices} devices; use 1 to {MOST_DEVICES // 4}"
+        )
+    made = PIPELINES[name](devices, spans or Spans())
+    if not inference:
+        return made
+    kept = [replace(b, memory=0) for b in made.placement.blocks if b.name[0] not in "bw"]
+    return Named(Placement(devices, tuple(kept)), made.memory, made.turn)
+
+
+def list_schedule(plan: Named, micro_batches: int) -> Schedule:
+    """Each device runs, whenever it is free, the ready block whose turn it is and that fits.
+
+    Deterministic. The period is what each further micro-batch takes of the busiest device.
+    PlanError if nothing that is ready fits; InvalidUsageError for a number out of range.
+    """
+    placement = plan.placement.checked()
+    blocks = placement.blocks
+    if not 1 <= micro_batches <= MOST_ENTRIES // len(blocks):
+        raise InvalidUsageError(
+            f"{micro_batches} micro-batches were asked for; give 1 to "
+            f"{MOST_ENTRIES // len(blocks)} for this pipeline"
+        )
+    followers: list[list[int]] = [[] for _ in blocks]
+    for a, b in placement.edges():
+        followers[a].append(b)
+    missing = {
+        (i, m): len(set(b.after)) for i, b in enumerate(blocks) for m in range(micro_batches)
+    }
+    ready: list[list[tuple[tuple[int, ...], int, int]]] = [[] for _ in range(placement.devices)]
+
+    def offer(i: int, m: int) -> None:
+        for d in blocks[i].devices:
+            heapq.heappush(ready[d], (plan.turn(blocks[i].name, m), m, i))
+
+    for i, block in enumerate(blocks):
+        if not block.after:
+            offer(i, 0)  # the next micro-batch's when this one has started
+    free = [0] * placement.devices
+    held = [0] * placement.devices
+    started: dict[tuple[int, int], int] = {}
+    ending: list[tuple[int, int, int]] = []
+    now = 0
+    while len(started) < len(missing):
+        again = True
+        while again:
+            again = False
+            for d in range(placement.devices):
+                if free[d] > now or not ready[d]:
+                    continue
+                for _, m, i in sorted(ready[d]):
+                    block = blocks[i]
+                    if any(free[e] > now or _full(plan, held, e, block) for e in block.devices):
+                        continue
+                    started[i, m] = now
+                    heapq.heappush(ending, (now + block.span, i, m))
+                    entry = (plan.turn(block.name, m), m, i)
+                    for e in block.devices:
+                        free[e] = now + block.span
+                        held[e] += block.memory
+                        ready[e].remove(entry)
+                        heapq.heapify(ready[e])
+                    if not block.after and m + 1 < micro_batches:
+                        offer(i, m + 1)
+                    again = True
+                    break
+        if not ending:
+            raise PlanError(
+                "the pipeline stands still: nothing that is ready fits into what devices may hold; "
+                "give more memory"
+            )
+        now = ending[0][0]
+        while ending and ending[0][0] == now:
+            _, i, m = heapq.heappop(ending)
+            for j in followers[i]:
+                missing[j, m] -= 1
+                if not missing[j, m]:
+                    offer(j, m)
+    entries = tuple(
+        Entry(blocks[i].name, m, at, blocks[i].span, blocks[i].devices, "named")
+        for (i, m), at in sorted(
+            started.items(), key=lambda s: (s[1], blocks[s[0][0]].devices, s[0])
+        )
+    )
+    return _schedule(placement, micro_batches, entries)
+
+
+def replay(made: Schedule, placement: Placement, micro_batches: int) -> Schedule:
+    """The same order on every device with other spans: those of `placement`, whose blocks are the
+    schedule's. Each block starts as soon as what it waits for and its devices are done.
+    """
+    blocks = {b.name: b for b in placement.blocks}
+    free = [0] * placement.devices
+    ends: dict[tuple[str, int], int] = {}
+    entries = []
+    for e in made.entries:
+        block = blocks[e.block]
+        start = max(
+            *(free[d] for d in e.devices), 0, *(ends[name, e.micro_batch] for name in block.after)
+        )
+        ends[e.block, e.micro_batch] = start + block.span
+        for d in e.devices:
+            free[d] = start + block.span
+        entries.append(Entry(e.block, e.micro_batch, start, block.span, e.devices, e.phase))
+    entries.sort(key=lambda e: (e.start, e.devices, e.micro_batch))
+    return _schedule(placement, micro_batches, tuple(entries))
+
+
+def _schedule(placement: Placement, micro_batches: int, entries: tuple[Entry, ...]) -> Schedule:
+    period = max(placement.load(d) for d in range(placement.devices))
+    return Schedule(
+        period=period,
+        makespan=max(e.start + e.span for e in entries),
+        optimal=False,
+        entries=entries,
+        period_bound=period,
+        makespan_bound=makespan_bound(placement, micro_batches),
+    )
+
+
+def _full(plan: Named, held: Sequence[int], device: int, block: Block) -> bool:
+    limit = plan.memory[device]
+    return limit is not None and block.memory > 0 and held[device] + block.memory > limit

@@ -1,0 +1,508 @@
+"""What a plan over a whole mesh takes: a pipeline, copies of the model on other data, and splits of
+its ops, together. Time, memory of every rank, what moves, and a timeline; nothing is run.
+
+A micro-batch is what the graph computes. Along an axis with a pipeline's name each rank has some
+of the blocks; along one of `COPIES` each works on other micro-batches; along the others ops are
+split (ark.parallel.plans.rules). Costs are those of ark.parallel.plans.choices; sends count to the
+block that sends, gradients are summed after the last backward, nothing overlaps. Called by
+`ark parallelize` and ark.parallel.plans.auto.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ark.errors import InvalidUsageError, PlanError
+from ark.ir.graph import Graph
+from ark.machine import Machine
+from ark.parallel.layout.moves import ring_volume
+from ark.parallel.pipeline.named import (
+    CHUNKS,
+    PIPELINES,
+    Named,
+    list_schedule,
+    named,
+    replay,
+)
+from ark.parallel.pipeline.placement import Placement
+from ark.parallel.pipeline.schedule import Schedule
+from ark.parallel.plans.blocks import ModelBlock, alike, blocks_of
+from ark.parallel.plans.choices import Costs, Option, Rates
+from ark.parallel.plans.rules import PLANS, allowed
+from ark.parallel.plans.search import Change, Memory, changes, search
+from ark.parallel.plans.stages import partition
+
+COPIES: dict[str, tuple[int, int, int]] = {
+    "data": (0, 0, 0),
+    "zero1": (0, 0, 1),
+    "zero2": (0, 1, 1),
+    "zero3": (1, 1, 1),
+    "co-shard": (0, 0, 0),
+}
+"""Of parameters, gradients and the optimizer's state: does each rank of the axis keep but a part?
+ZeRO's stages (Rajbhandari et al. 2020). co-shard (nnScaler): as data, and a block's ops run in
+`PARTS` pieces one after the other on the same rank, and again for their gradients."""
+PARTS = 2
+IDLE = {"1f1b": 1.0, "gpipe": 1.0, "interleaved": 0.5, "zero-bubble": 0.25}
+"""At the ends of a step, micro-batches' time for each stage after the first."""
+MOST = 0.8  # of an equal share: stages are equal in time, nearly so in what they keep
+TICKS = 50_000  # of the longest block: the grain of a schedule's times
+NAMES = tuple(dict.fromkeys((*PLANS, *COPIES, *PIPELINES)))
+
+
+@dataclass(frozen=True)
+class Target:
+    """Ranks and what joins them. link_gbps: GB/s of a rank within a host; network_gbps: between
+    hosts of `host_ranks` ranks. Ranks are numbered row by row over the mesh.
+    """
+
+    machine: Machine
+    link_gbps: float = 50.0
+    network_gbps: float = 50.0
+    host_ranks: int = 8
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is done with the model. batch: micro-batches of a step, over all ranks. recompute: keep
+    only what enters a block, and compute the rest of it again for its gradients.
+    """
+
+    training: bool = False
+    batch: int = 8
+    recompute: bool = False
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Bytes of a rank, by what they hold."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.gradients + self.optimizer + self.activations
+
+
+@dataclass(frozen=True)
+class BlockCost:
+    """A block under a plan: microseconds of a micro-batch, what is kept of it, what moves."""
+
+    block: ModelBlock
+    forward_us: float
+    backward_us: float
+    parameter_bytes: int
+    saved_bytes: int
+    output_bytes: int
+    changes: tuple[Change, ...]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A plan and what it takes.
+
+    us: of a step. bound_us: what no order of its blocks can be below. stage_of: by block, the
+    pipeline's stage (-1: all ranks share it). memory: by stage's rank. schedule and tick_us: the
+    timeline of the pipeline's ranks. synced_bytes, synced_us: gradients that a rank sends.
+    """
+
+    mesh: tuple[int, ...]
+    names: tuple[str, ...]
+    work: Work
+    us: float
+    blocks: tuple[BlockCost, ...]
+    options: Mapping[int, Option] = field(repr=False)
+    stage_of: tuple[int, ...]
+    rank_of: tuple[int, ...]
+    memory: tuple[RankMemory, ...]
+    schedule: Schedule = field(repr=False)
+    tick_us: float
+    send_bytes: int
+    send_us: float
+    synced_bytes: int
+    synced_us: float
+    update_us: float
+    optimal: bool
+
+    @property
+    def depth(self) -> int:
+        """Ranks of the pipeline."""
+        return len(self.memory)
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The axes along which ops are split."""
+        return tuple(i for i, name in enumerate(self.names) if name in PLANS and name not in COPIES)
+
+    @property
+    def peak(self) -> int:
+        """Bytes of the rank that has most."""
+        return max(m.total for m in self.memory)
+
+
+class Splits:
+    """How a graph's ops are split over some axes; found once for each question.
+
+    itemsize: bytes of an element of the largest parameter; 4 where there is none.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.nodes = [n for n in graph.nodes if not n.virtual]
+        self.blocks = blocks_of(self.nodes)
+        self.same = alike(self.blocks)
+        parameters = [t for n in self.nodes for t in n.inputs if t.buffer.arena == "parameter"]
+        largest = max(parameters, key=lambda t: t.nbytes, default=None)
+        self.itemsize = largest.dtype.itemsize if largest else 4
+        self._found: dict[tuple[object, ...], tuple[dict[int, Option], list[Change], bool]] = {}
+        self._costs: dict[tuple[object, ...], list[BlockCost]] = {}
+        self._orders: dict[tuple[object, ...], tuple[Named, Schedule]] = {}
+        self._stages: dict[tuple[object, ...], list[int]] = {}
+
+    def find(
+        self, costs: Costs, names: Sequence[str], work: Work, memory: Memory | None = None
+    ) -> tuple[dict[int, Option], list[BlockCost], bool]:
+        """The option of each node, what blocks take, and whether there is nothing faster."""
+        key = (costs.mesh, costs.links, costs.training, tuple(names), memory)
+        if key not in self._found:
+            first = [n for n in self.nodes if self.same[n.id] == n.id]
+            able = {n.id: allowed(n, costs.options(n), names) for n in first}
+            found = search(self.nodes, able, costs, memory, self.same)
+            chosen = {
+                n.id: next(o for o in able[self.same[n.id]] if o.choice == found.choices[n.id])
+                for n in self.nodes
+            }
+            self._found[key] = (chosen, changes(self.nodes, chosen, costs), found.optimal)
+        chosen, moved, optimal = self._found[key]
+        how = (*key, work.recompute)
+        if how not in self._costs:
+            self._costs[how] = block_costs(self, chosen, moved, costs, work)
+        return chosen, self._costs[how], optimal
+
+    def order(
+        self, pipeline: str, depth: int, count: int, inference: bool
+    ) -> tuple[Named, Schedule]:
+        """A pipeline with equal stages, whose order on each device is kept with other times."""
+        key = (pipeline, depth, count, inference)
+        if key not in self._orders:
+            plan = named(pipeline, depth, inference=inference)
+            self._orders[key] = (plan, list_schedule(plan, count))
+        return self._orders[key]
+
+    def stages(self, loads: tuple[float, ...], count: int, shared: tuple[bool, ...]) -> list[int]:
+        """The stage of each block (`partition`)."""
+        key = (loads, count, shared)
+        if key not in self._stages:
+            self._stages[key] = partition(loads, count, shared)
+        return self._stages[key]
+
+
+def link_rates(mesh: Sequence[int], target: Target) -> list[float]:
+    """Bytes a microsecond along each axis: of the network where a group leaves its host."""
+    made = []
+    for axis, count in enumerate(mesh):
+        span = math.prod(mesh[axis + 1 :]) * count
+        inside = span <= target.host_ranks
+        made.append((target.link_gbps if inside else target.network_gbps) * 1e3)
+    return made
+
+
+def state_factors(work: Work, itemsize: int, copies: str, ranks: int) -> tuple[float, float, float]:
+    """Bytes of parameters, gradients and optimizer for each byte of a parameter.
+
+    In training gradients have the parameters' type; Adam keeps two fp32 moments and, of parameters
+    of a smaller type, an fp32 copy.
+    """
+    if not work.training:
+        return 1.0, 0.0, 0.0
+    optimizer = (8 if itemsize >= 4 else 12) / itemsize
+    parts = [ranks if cut else 1 for cut in COPIES[copies]]
+    return 1.0 / parts[0], 1.0 / parts[1], optimizer / parts[2]
+
+
+def predict(
+    splits: Splits,
+    mesh: Sequence[int],
+    names: Sequence[str],
+    target: Target,
+    work: Work,
+    memory_bytes: int | None = None,
+    refit: bool = True,
+) -> Prediction:
+    """What the plan `names`, one an axis, takes.
+
+    refit: where "auto" does not fit into the memory, look for splits of ops that do.
+
+    Raises:
+        InvalidUsageError: names or numbers that do not go together. PlanError: it does not fit
+        into memory_bytes of a rank.
+    """
+    mesh, names = tuple(mesh), tuple(names)
+    shape = _Shape(splits, mesh, names, target, work)
+    made = shape.attempt(None)
+    if memory_bytes is None or made.peak <= memory_bytes:
+        return made
+    if refit and "auto" in shape.rules:
+        made = shape.attempt(shape.memory(memory_bytes))
+        if made.peak <= memory_bytes:
+            return made
+    raise PlanError(
+        f"the plan {','.join(names)} over {'x'.join(map(str, mesh))} takes {made.peak / 1e9:.1f} "
+        f"GB of a rank that has {memory_bytes / 1e9:.1f}; use more ranks, give more memory, or "
+        "another plan (zero3, more stages, recomputation)"
+    )
+
+
+def bounds(
+    splits: Splits, mesh: Sequence[int], names: Sequence[str], target: Target, work: Work
+) -> tuple[float, float]:
+    """Microseconds and bytes of a rank below which a plan cannot be; InvalidUsageError as predict.
+
+    The time of a step's blocks, shared equally, with the idle ends that the pipeline must have; the
+    state of parameters and most of what the first stage keeps.
+    """
+    shape = _Shape(splits, tuple(mesh), tuple(names), target, work)
+    _, blocks, _ = splits.find(shape.costs, shape.rules, work)
+    whole = sum(b.forward_us + b.backward_us for b in blocks) / shape.depth
+    chunks = 2 if shape.pipeline == "chimera" else 1
+    idle = IDLE.get(shape.pipeline, 0.0) * (shape.depth - 1)
+    own = sum(b.parameter_bytes for b in blocks) * chunks / shape.depth
+    held = own * sum(shape.factors)
+    if work.training:
+        kept = sum(b.output_bytes if shape.work.recompute else b.saved_bytes for b in blocks)
+        held += MOST * min(shape.count, shape.depth) * kept / shape.depth
+    return (shape.count * chunks + idle) * whole, held
+
+
+class _Shape:
+    """A plan taken apart: which axis does what, how many copies, stages and micro-batches."""
+
+    def __init__(
+        self,
+        splits: Splits,
+        mesh: tuple[int, ...],
+        names: tuple[str, ...],
+        target: Target,
+        work: Work,
+    ) -> None:
+        _check(mesh, names, work)
+        rates = link_rates(mesh, target)
+        pipe = next((i for i, name in enumerate(names) if name in PIPELINES), None)
+        copy = next((i for i, name in enumerate(names) if name in COPIES), None)
+        inner = [i for i, name in enumerate(names) if name in PLANS and name not in COPIES]
+        self.splits, self.mesh, self.names = splits, mesh, names
+        self.depth = mesh[pipe] if pipe is not None else 1
+        self.copies = mesh[copy] if copy is not None else 1
+        self.pipeline = names[pipe] if pipe is not None and self.depth > 1 else "1f1b"
+        self.copied = names[copy] if copy is not None else "data"
+        recompute = work.training and (work.recompute or self.copied == "co-shard")
+        self.work = Work(work.training, work.batch, recompute)
+        self.stages = self.depth * (CHUNKS if self.pipeline == "interleaved" else 1)
+        shared = self.copies * (2 if self.pipeline == "chimera" else 1)
+        self.count = work.batch // shared
+        if work.batch % shared:
+            pairs = ", two pipelines each" if self.pipeline == "chimera" else ""
+            raise InvalidUsageError(
+                f"{work.batch} micro-batches cannot be shared by {self.copies} copies of the "
+                f"model{pairs}; use a multiple of {shared}"
+            )
+        machine = target.machine
+        self.own = Rates(machine.tflops * 1e6, machine.bandwidth_gbps * 1e3, 1.0)
+        links = [rates[i] for i in inner] or [1.0]
+        self.costs = Costs([mesh[i] for i in inner] or [1], self.own, links, work.training)
+        self.rules = [names[i] for i in inner] or ["replicated"]
+        self.factors = state_factors(work, splits.itemsize, self.copied, self.copies)
+        self.pipe_rate = rates[pipe] if pipe is not None else 1.0
+        self.copy_rate = rates[copy] if copy is not None else 1.0
+
+    def memory(self, limit: int) -> Memory:
+        """What the search is told of the fullest stage."""
+        twice = 2 if self.pipeline == "chimera" else 1
+        flying = min(self.count, self.depth) if self.work.training else 0
+        kept = 0 if self.work.recompute else flying * twice / self.depth
+        return Memory(limit, sum(self.factors) * twice / self.depth, kept)
+
+    def attempt(self, memory: Memory | None) -> Prediction:
+        """The plan with its ops split as is fastest within that memory."""
+        work, own = self.work, self.own
+        chosen, blocks, optimal = self.splits.find(self.costs, self.rules, work, memory)
+        shared = [self.pipeline == "interlaced" and not b.block.numbered for b in blocks]
+        loads = [b.forward_us + b.backward_us for b in blocks]
+        stage_of = self.splits.stages(tuple(loads), self.stages, tuple(shared))
+        pairs = zip(blocks, stage_of, stage_of[1:], strict=False)
+        send_bytes = max((b.output_bytes for b, s, t in pairs if s != t), default=0)
+        send_us = own.step_us + send_bytes / self.pipe_rate if self.depth > 1 else 0.0
+        forward, backward, shared_us = self._stage_times(blocks, stage_of, send_us)
+        tick = max(*forward, *backward, shared_us) / TICKS or 1.0
+        order = self.splits.order(self.pipeline, self.depth, self.count, not work.training)
+        placement = _timed(order[0].placement, forward, backward, shared_us, tick)
+        schedule = replay(order[1], placement, self.count)
+        kept = self._memory(blocks, stage_of, schedule)
+        sent = synced = update = 0.0
+        if work.training:
+            grads = max(m.parameters for m in kept) / self.factors[0]
+            if self.copies > 1:
+                sent = ring_volume("all_reduce", self.copies, 1) * grads / self.copies
+                synced = own.step_us + sent / self.copy_rate
+            state = max(m.parameters + m.gradients + m.optimizer for m in kept)
+            update = 2 * state / own.memory_bytes_per_us
+        return Prediction(
+            self.mesh,
+            self.names,
+            work,
+            schedule.makespan * tick + synced + update,
+            tuple(blocks),
+            chosen,
+            tuple(stage_of),
+            tuple(stage % self.depth for stage in range(self.stages)),
+            kept,
+            schedule,
+            tick,
+            send_bytes,
+            send_us,
+            round(sent),
+            synced,
+            update,
+            optimal,
+        )
+
+    def _stage_times(
+        self, blocks: Sequence[BlockCost], stage_of: Sequence[int], send_us: float
+    ) -> tuple[list[float], list[float], float]:
+        """Forward and backward of each stage, and of what all ranks share."""
+        start = send_us + self._gather_us(blocks) / self.stages
+        forward, backward, shared = [start] * self.stages, [start] * self.stages, 0.0
+        for block, stage in zip(blocks, stage_of, strict=True):
+            if stage < 0:
+                both = block.forward_us + block.backward_us
+                shared += both / self.depth / (1 + self.work.training)
+                continue
+            forward[stage] += block.forward_us
+            backward[stage] += block.backward_us
+        return forward, backward, shared
+
+    def _gather_us(self, blocks: Sequence[BlockCost]) -> float:
+        """ZeRO 3 collects the parameters for each use of them."""
+        if self.copied != "zero3" or self.copies == 1:
+            return 0.0
+        whole = sum(b.parameter_bytes for b in blocks)
+        sent = ring_volume("all_gather", self.copies, 1) * whole / self.copies
+        return len(blocks) * self.own.step_us + sent / self.copy_rate
+
+    def _memory(
+        self, blocks: Sequence[BlockCost], stage_of: Sequence[int], schedule: Schedule
+    ) -> tuple[RankMemory, ...]:
+        """Of each rank of the pipeline, what its stages keep at the schedule's fullest moment."""
+        work = self.work
+        held, saved = [0.0] * self.stages, [0.0] * self.stages
+        widest, shared = [0.0] * self.depth, 0.0
+        for block, stage in zip(blocks, stage_of, strict=True):
+            if stage < 0:
+                shared += block.parameter_bytes / self.depth
+                continue
+            held[stage] += block.parameter_bytes
+            saved[stage] += block.output_bytes if work.recompute else block.saved_bytes
+            whole = block.saved_bytes / (PARTS if self.copied == "co-shard" else 1)
+            widest[stage % self.depth] = max(widest[stage % self.depth], whole)
+        ends = "w" if self.pipeline == "zero-bubble" else "b"
+        made = []
+        for rank in range(self.depth):
+            parameters = shared + sum(held[rank :: self.depth])
+            if self.pipeline == "chimera":
+                parameters += held[self.depth - 1 - rank]
+            now = peak = 0.0
+            for entry in schedule.entries:
+                if work.training and rank in entry.devices and entry.block[1:] != "in":
+                    stage = _stage(entry.block, self.depth)
+                    now += saved[stage] * ((entry.block[0] == "f") - (entry.block[0] == ends))
+                    peak = max(peak, now)
+            if work.recompute or not work.training:
+                peak += widest[rank]
+            state = [round(parameters * f) for f in self.factors]
+            made.append(RankMemory(state[0], state[1], state[2], round(peak)))
+        return tuple(made)
+
+
+def _stage(block: str, depth: int) -> int:
+    """The stage of a pipeline's block; Chimera's other direction counts from the other end."""
+    number, _, way = block[1:].partition(".")
+    return depth - 1 - int(number) if way == "up" else int(number)
+
+
+def _check(mesh: tuple[int, ...], names: tuple[str, ...], work: Work) -> None:
+    unknown = [name for name in names if name not in NAMES]
+    if unknown or len(names) != len(mesh):
+        raise InvalidUsageError(
+            f"the plan {','.join(names)} is none for a mesh of {len(mesh)} axes; give one of "
+            f"{', '.join(NAMES)} for each"
+        )
+    for kind, what in ((PIPELINES, "pipelines"), (COPIES, "kinds of copies")):
+        if sum(name in kind for name in names) > 1:
+            raise InvalidUsageError(f"the plan {','.join(names)} has two {what}; one axis has one")
+    if not 1 <= work.batch <= 1 << 16:
+        raise InvalidUsageError(f"the batch is {work.batch} micro-batches; give 1 to {1 << 16}")
+    if not work.training and any(name in ("zero1", "zero2", "co-shard", "3f1b") for name in names):
+        raise InvalidUsageError(
+            f"the plan {','.join(names)} is one for training; leave --inference away"
+        )
+
+
+def block_costs(
+    splits: Splits,
+    chosen: Mapping[int, Option],
+    changed: Sequence[Change],
+    costs: Costs,
+    work: Work,
+) -> list[BlockCost]:
+    """Each block under the options of its nodes; what moves counts to the block that reads."""
+    by_reader: dict[int, list[Change]] = {}
+    for change in changed:
+        by_reader.setdefault(change.reader, []).append(change)
+    seen: set[tuple[int, object]] = set()
+    made = []
+    for block in splits.blocks:
+        moved = tuple(c for n in block.nodes for c in by_reader.get(n.id, ()))
+        computed = sum(chosen[n.id].us for n in block.nodes)
+        forward = computed + sum(c.us for c in moved if not c.backward)
+        backward = 0.0
+        if work.training:
+            backward = 2 * computed + sum(c.us for c in moved if c.backward)
+            backward += forward if work.recompute else 0.0
+        held = 0
+        for node in block.nodes:
+            for tensor, want in zip(node.inputs, chosen[node.id].inputs, strict=True):
+                key = (tensor.buffer.id, want)
+                if tensor.buffer.arena == "parameter" and key not in seen:
+                    seen.add(key)
+                    held += costs.local(tensor, want) * tensor.dtype.itemsize
+        saved = sum(chosen[n.id].saved for n in block.nodes)
+        last = chosen[block.nodes[-1].id].saved
+        made.append(BlockCost(block, forward, backward, held, saved, last, moved))
+    return made
+
+
+def _timed(
+    placement: Placement,
+    forward: Sequence[float],
+    backward: Sequence[float],
+    shared: float,
+    tick: float,
+) -> Placement:
+    """The placement with the stages' own times, in ticks."""
+    halves = any(b.name[0] == "w" for b in placement.blocks)
+    made = []
+    for block in placement.blocks:
+        back = block.name[0] in "bw"
+        if block.name[1:] == "in":
+            us = shared
+        else:
+            us = (backward if back else forward)[_stage(block.name, placement.devices)]
+            us = us / 2 if back and halves else us
+        made.append(msgspec.structs.replace(block, span=max(1, round(us / tick))))
+    return msgspec.structs.replace(placement, blocks=tuple(made))

@@ -1,0 +1,45 @@
+"""Which blocks are a stage of a pipeline: consecutive ones, the slowest stage as fast as can be.
+
+Dynamic programming over blocks; exact. Called by ark.parallel.plans.predict.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from ark.errors import InvalidUsageError
+
+
+def partition(loads: Sequence[float], stages: int, shared: Sequence[bool]) -> list[int]:
+    """The stage of each block; -1 for those that all ranks share.
+
+    loads: time of each block. InvalidUsageError where there are fewer blocks than stages.
+    """
+    own = [i for i, all_ranks in enumerate(shared) if not all_ranks]
+    if len(own) < stages:
+        raise InvalidUsageError(
+            f"a pipeline of {stages} stages was asked for, and the model has {len(own)} blocks; "
+            "use fewer stages"
+        )
+    sums = [0.0, *itertools.accumulate(loads[i] for i in own)]
+    count = len(own)
+    best = [0.0] + [math.inf] * count
+    cuts: list[list[int]] = []
+    for _ in range(stages):
+        after, cut = [math.inf] * (count + 1), [0] * (count + 1)
+        for end in range(1, count + 1):
+            for begin in range(end):
+                slowest = max(best[begin], sums[end] - sums[begin])
+                if slowest < after[end]:
+                    after[end], cut[end] = slowest, begin
+        best, cuts = after, [*cuts, cut]
+    found = [-1] * len(loads)
+    end = count
+    for stage in reversed(range(stages)):
+        begin = cuts[stage][end]
+        for i in own[begin:end]:
+            found[i] = stage
+        end = begin
+    return found

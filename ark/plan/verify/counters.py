@@ -1,0 +1,89 @@
+"""Who signals and who waits for each counter, over all ranks. Called by ark.plan.verify.order and
+ark.plan.verify.iterations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ark.plan.types import ITERATION_BARRIER
+from ark.plan.verify.rank_set import RankSet, refuse
+
+
+@dataclass(frozen=True, eq=False)
+class Counters:
+    """Who signals and who waits for each counter of a checked rank. Counters are numbered one rank
+    behind the other, rank r's from offsets[r]. Rows of `signals` are (counter, executed node, rank
+    on which its image signals), of `waits` (counter, executed node, threshold).
+    """
+
+    offsets: dict[int, int]
+    signals: np.ndarray
+    waits: np.ndarray
+
+    def check(self, rank_set: RankSet) -> None:
+        """Steps must be what is signalled in an iteration, and no wait may ask for more."""
+        total = sum(len(plan.counters) for plan in rank_set.checked_plans)
+        many = np.bincount(self.signals[:, 0], minlength=total)
+        asked = np.full(total, -1)
+        np.maximum.at(asked, self.waits[:, 0], self.waits[:, 2])
+        for plan in rank_set.checked_plans:
+            at = self.offsets[plan.rank]
+            part = slice(at, at + len(plan.counters))
+            step = np.array([c.step for c in plan.counters], np.int64)
+            own = np.array([c.rank == plan.rank for c in plan.counters])
+            system = np.array([c.system for c in plan.counters])
+            far = np.zeros(len(plan.counters), bool)
+            foreign = self.signals[self.signals[:, 2] != plan.rank, 0] - at
+            far[foreign[(foreign >= 0) & (foreign < len(far))]] = True
+            wrong = (many[part] > 0) & (many[part] != step)
+            wrong |= ((asked[part] >= 0) & (many[part] == 0)) | (asked[part] > step)
+            wrong |= far & ~system
+            wrong[ITERATION_BARRIER] |= many[at + ITERATION_BARRIER] != step[ITERATION_BARRIER]
+            for i in np.flatnonzero(wrong & own)[:1].tolist():
+                self._refuse(rank_set, plan.rank, i, int(many[at + i]), int(asked[at + i]))
+
+    def _refuse(self, rank_set: RankSet, rank: int, number: int, many: int, asked: int) -> None:
+        counter = rank_set.plan(rank).counters[number]
+        what = f"counter {counter.name!r} of rank {rank}"
+        if number == ITERATION_BARRIER and many != counter.step:
+            raise refuse(
+                f"the iteration barrier of rank {rank} is signalled {many} times in an iteration"
+            )
+        if many and many != counter.step:
+            raise refuse(
+                f"{what} is signalled {many} times in an iteration, but its step is {counter.step}"
+            )
+        if asked >= 0 and not many:
+            raise refuse(f"{what} is awaited, never signalled")
+        if asked > counter.step:
+            raise refuse(f"{what} is awaited for {asked} of {counter.step} signals")
+        raise refuse(f"{what} has signals of peers, but device scope")
+
+
+def counters_of(rank_set: RankSet, number: int) -> Counters:
+    """The counters of a phase, whose executed nodes are those of the checked ranks."""
+    offsets, first, total, nodes = {}, {}, 0, 0
+    for plan in rank_set.checked_plans:
+        offsets[plan.rank], first[plan.rank] = total, nodes
+        total += len(plan.counters)
+        nodes += len(rank_set.listing(plan.rank, number).tasks)
+    signals, waits = [], []
+    owners = {}
+    for plan in rank_set.checked_plans:
+        named = [rank_set.counter_of(plan.rank, c.id) for c in plan.counters]
+        owners[plan.rank] = np.array(named, np.int64).reshape(-1, 2)
+        listed = rank_set.listing(plan.rank, number)
+        waits.append(listed.waits[:, [1, 0, 2]] + [offsets[plan.rank], first[plan.rank], 0])
+    start = np.array([offsets.get(rank, -1) for rank in range(rank_set.world)])
+    for rank, twin in enumerate(rank_set.symmetry.twin):
+        node, counter = rank_set.listing(rank, number).signals.T
+        owner, there = owners[twin][counter].T
+        owner = np.array(rank_set.symmetry.renaming[rank])[owner]
+        kept = start[owner] >= 0
+        node, owner, there = node[kept], owner[kept], there[kept]
+        rows = (start[owner] + there, node + first[twin], np.full(len(node), rank))
+        signals.append(np.stack(rows, axis=1))
+    return Counters(offsets, np.concatenate(signals), np.concatenate(waits))

@@ -1,0 +1,254 @@
+"""The abstract execution of a phase, on all ranks at once: a task runs when the one before it on
+its processor has run and its waits are met. Called by ark.plan.verify.order and
+ark.plan.verify.iterations, which say why that proves something.
+
+All tasks that can run do so in one step, with array operations. What is known are two rows of a
+vector clock (Mattern 1989); tasks that know the same share them (a lane's knowledge of itself is
+its position and left out), so rows grow with the different things that are waited for, not with
+tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ark.plan.verify.counters import Counters
+from ark.plan.verify.rank_set import RankSet
+
+RAN, SEEN = 0, 1
+REMEMBERED = 1 << 12  # what is known after so many events
+
+
+@dataclass(frozen=True, eq=False)
+class Lanes:
+    """The processors of all ranks, numbered one rank behind the other. starts: each rank's first,
+    and one past the last; moved[r, q]: what to add to a lane of rank q to have it as r's twin sees
+    it.
+    """
+
+    starts: np.ndarray
+    moved: np.ndarray
+
+    @classmethod
+    def of(cls, rank_set: RankSet, lengths: Sequence[int]) -> Lanes:
+        starts = np.cumsum([0, *lengths])
+        moved = np.zeros((rank_set.world, rank_set.world), np.int64)
+        for rank, renaming in enumerate(rank_set.symmetry.renaming):
+            for old, new in enumerate(renaming):
+                moved[rank, new] = starts[old] - starts[new]
+        return cls(starts, moved)
+
+    def seen_by(self, rank: int) -> np.ndarray | None:
+        """By lane the one that it is for the rank's twin; None if that is the rank itself."""
+        shift = np.repeat(self.moved[rank], np.diff(self.starts))
+        return np.arange(len(shift)) + shift if shift.any() else None
+
+
+@dataclass(frozen=True, eq=False)
+class Awaited:
+    """All readers, nodes of a checked rank, wait for all makers: (rank, nodes of it)."""
+
+    rank: int
+    readers: np.ndarray
+    makers: list[tuple[int, np.ndarray]]
+
+
+class Run:
+    """The abstract execution. An event is a counter or the packets that somebody reads."""
+
+    def __init__(
+        self, lane: np.ndarray, position: np.ndarray, lengths: np.ndarray, lanes: Lanes
+    ) -> None:
+        self.lane, self.position, self.lengths = lane, position, lengths
+        self.lanes = lanes
+        small = np.uint16 if lengths.max(initial=0) < 1 << 16 else np.uint32
+        self.rows = np.zeros((64, len(lengths)), small)
+        self.known = 1
+        self.clock = np.zeros((2, len(lane)), np.int64)
+        self._numbers: dict[int, int] = {hash(self.rows[0].tobytes()): 0}
+        self._events = 0
+        self._packet: list[bool] = []
+        self._signals: list[np.ndarray] = []  # event, node, rank
+        self._waits: list[np.ndarray] = []  # event, node: for all of the signals
+        self._partial: dict[int, list[tuple[int, int]]] = {}  # thresholds and nodes, falling
+        self._known_after: dict[tuple[int, int], np.ndarray] = {}
+        self._columns = [lanes.seen_by(rank) for rank in range(len(lanes.moved))]
+
+    def add_counters(self, counters: Counters) -> None:
+        """An event for each counter that is signalled. Waits for the iteration before are met."""
+        used, event = np.unique(counters.signals[:, 0], return_inverse=True)
+        event = event.reshape(-1)
+        many = np.bincount(event, minlength=len(used))
+        self._signals.append(np.column_stack((event, counters.signals[:, 1:])))
+        waits = counters.waits[counters.waits[:, 2] > 0]
+        numbers = np.searchsorted(used, waits[:, 0])
+        rows = np.column_stack((numbers, waits[:, 1:]))
+        full = rows[:, 2] >= many[numbers]
+        self._waits.append(rows[full, :2])
+        for number, node, threshold in rows[~full].tolist():
+            self._partial.setdefault(number, []).append((threshold, node))
+        for listed in self._partial.values():
+            listed.sort(reverse=True)
+        self._events = len(used)
+        self._packet = [False] * len(used)
+
+    def add_packets(
+        self,
+        awaited: Sequence[Awaited],
+        executed: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    ) -> None:
+        """An event for each. executed: from ranks and nodes of theirs to executed nodes."""
+        if not awaited:
+            return
+        numbers = np.arange(self._events, self._events + len(awaited))
+        sizes = [len(a.readers) for a in awaited]
+        ranks = np.repeat([a.rank for a in awaited], sizes)
+        readers = executed(ranks, np.concatenate([a.readers for a in awaited]))
+        self._waits.append(np.column_stack((np.repeat(numbers, sizes), readers)))
+        many = [sum(len(nodes) for _, nodes in a.makers) for a in awaited]
+        parts = [part for a in awaited for part in a.makers]
+        ranks = np.repeat([rank for rank, _ in parts], [len(nodes) for _, nodes in parts])
+        makers = executed(ranks, np.concatenate([nodes for _, nodes in parts]))
+        self._signals.append(np.column_stack((np.repeat(numbers, many), makers, ranks)))
+        self._events += len(awaited)
+        self._packet += [True] * len(awaited)
+
+    def execute(self) -> tuple[int, int] | None:
+        """Runs everything; (how many tasks never start, the first of them) if it stops."""
+        nodes = len(self.lane)
+        signalled = np.concatenate([*self._signals, np.zeros((0, 3), np.int64)])
+        waiting = np.concatenate([*self._waits, np.zeros((0, 2), np.int64)])
+        self._index_signals(signalled)
+        signals = _Lists(signalled[:, [1, 0]], nodes)
+        waiters = _Lists(waiting, self._events)
+        counters = waiting[~np.array(self._packet, bool)[waiting[:, 0]]]
+        needs = [_Lists(w[:, ::-1], nodes).distinct() for w in (waiting, counters)]
+        pending = np.bincount(waiting[:, 1], minlength=nodes) + (self.position > 0)
+        for listed in self._partial.values():
+            np.add.at(pending, [node for _, node in listed], 1)
+        totals = np.bincount(signalled[:, 0], minlength=self._events)
+        counts = np.zeros(self._events, np.int64)
+        now = np.zeros((2, len(self.lengths)), np.int64)  # the rows of each lane
+        ready = np.flatnonzero(pending == 0)
+        started = 0
+        while len(ready):
+            started += len(ready)
+            lanes = self.lane[ready]
+            for which, (needed, sets) in enumerate(needs):
+                rows = now[which, lanes]
+                wait = np.flatnonzero(needed[ready])
+                if len(wait):
+                    codes = rows[wait] * len(sets) + needed[ready[wait]]
+                    distinct, back = np.unique(codes, return_inverse=True)
+                    known = (divmod(code, len(sets)) for code in distinct.tolist())
+                    joined = [self._join(which, old, sets[number]) for old, number in known]
+                    rows[wait] = np.array(joined, np.int64)[back]
+                now[which, lanes] = self.clock[which, ready] = rows
+            events = signals.of(ready)
+            np.add.at(counts, events, 1)
+            events = np.unique(events)
+            met = [waiters.of(events[counts[events] == totals[events]])]
+            if self._partial:
+                met.append(self._meet_partial(events, counts))
+            met.append(ready[self.position[ready] + 1 < self.lengths[lanes]] + 1)
+            reached = np.concatenate(met)
+            np.subtract.at(pending, reached, 1)
+            ready = np.unique(reached[pending[reached] == 0])
+        if started == nodes:
+            return None
+        return nodes - started, int(np.flatnonzero(pending > 0)[0])
+
+    def _meet_partial(self, events: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        found = []
+        for event in events.tolist():
+            listed = self._partial.get(event, [])
+            while listed and listed[-1][0] <= counts[event]:
+                found.append(listed.pop()[1])
+        return np.array(found, np.int64)
+
+    def _index_signals(self, signalled: np.ndarray) -> None:
+        """By event who signals, and behind which places of which lanes they are the last."""
+        event, node, rank = signalled.T
+        at_home = self.lane[node]
+        home = np.searchsorted(self.lanes.starts, at_home, "right") - 1
+        # The lane of the image: what the twin has as its own, the rank has as this one.
+        start = self.lanes.starts
+        lane = at_home - start[home] + start[rank]
+        end = self.position[node] + 1
+        order = np.lexsort((end, lane, event))
+        event, lane, end = event[order], lane[order], end[order]
+        last = np.ones(len(event), bool)
+        last[:-1] = (event[1:] != event[:-1]) | (lane[1:] != lane[:-1])
+        self._last = lane[last], end[last]
+        self._last_starts = np.searchsorted(event[last], np.arange(self._events + 1)).tolist()
+        self._members = node[order], rank[order]
+        self._member_starts = np.searchsorted(event, np.arange(self._events + 1)).tolist()
+
+    def _after(self, event: int, which: int) -> np.ndarray:
+        """What everybody knows who waited for all of an event."""
+        found = self._known_after.get((event, which))
+        if found is not None:
+            return found
+        if len(self._known_after) == REMEMBERED:
+            self._known_after.clear()
+        made = np.zeros(self.rows.shape[1], self.rows.dtype)
+        part = slice(self._member_starts[event], self._member_starts[event + 1])
+        nodes, ranks = (values[part] for values in self._members)
+        rows = self.clock[which, nodes].tolist()
+        for other, rank in set(zip(rows, ranks.tolist(), strict=True)):
+            columns = self._columns[rank]
+            theirs = self.rows[other] if columns is None else self.rows[other][columns]
+            np.maximum(made, theirs, out=made)
+        part = slice(self._last_starts[event], self._last_starts[event + 1])
+        lanes, ends = (values[part] for values in self._last)
+        made[lanes] = np.maximum(made[lanes], ends)
+        self._known_after[event, which] = made
+        return made
+
+    def _join(self, which: int, row: int, events: Sequence[int]) -> int:
+        """The row of who knew `row` and waited for all of some events."""
+        made = self.rows[row].copy()
+        for event in events:
+            np.maximum(made, self._after(event, which), out=made)
+        key = hash(made.tobytes())
+        number = self._numbers.get(key)
+        if number is None or not np.array_equal(self.rows[number], made):
+            number = self._numbers[key] = self.known
+            self.known += 1
+            if number == len(self.rows):
+                self.rows.resize((number + number // 4, len(made)), refcheck=False)
+            self.rows[number] = made
+        return number
+
+
+class _Lists:
+    """Lists of numbers by key, from rows of (key, number)."""
+
+    def __init__(self, rows: np.ndarray, keys: int) -> None:
+        order = np.argsort(rows[:, 0], kind="stable")
+        self.values = rows[order, 1]
+        self.starts = np.searchsorted(rows[order, 0], np.arange(keys + 1))
+
+    def of(self, keys: np.ndarray) -> np.ndarray:
+        """All numbers of some keys."""
+        return self.values[spans(self.starts[keys], self.starts[keys + 1])]
+
+    def distinct(self) -> tuple[np.ndarray, list[tuple[int, ...]]]:
+        """By key the number of its list among the different lists; the empty one is 0."""
+        known: dict[tuple[int, ...], int] = {(): 0}
+        found = np.zeros(len(self.starts) - 1, np.int64)
+        values, starts = self.values.tolist(), self.starts.tolist()
+        for key in np.flatnonzero(np.diff(self.starts)).tolist():
+            listed = tuple(sorted(set(values[starts[key] : starts[key + 1]])))
+            found[key] = known.setdefault(listed, len(known))
+        return found, list(known)
+
+
+def spans(first: np.ndarray, last: np.ndarray) -> np.ndarray:
+    """All numbers from first[i] to last[i], one range behind the other."""
+    many = last - first
+    ends = np.cumsum(many)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(first - ends + many, many)

@@ -1,0 +1,186 @@
+// The host's side of the engines that need one: a thread for each device takes triggers from the
+// FIFO that device/proxy.h fills, starts copies, and counts them when they are complete. No Python
+// runs in it.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace ark {
+
+// ArkTrigger and ArkFifo of ark/codegen/layout.py.
+struct Trigger {
+  uint32_t source, target, high, size;
+};
+struct Fifo {
+  uint32_t done;
+  uint32_t pad[15];
+  Trigger slots[];
+};
+
+// Memory that triggers may name. peer: the rank on another host that has it, -1 for what this
+// process reaches itself; there, `there` is the address that the peer knows.
+struct Range {
+  uint64_t begin, end;
+  int peer;
+  uint64_t there;
+};
+
+// Who moves bytes. Calls come from the proxy's thread alone. start and add begin one operation
+// each; completed tells how many of those have ended, counted in the order of their starts.
+class Engine {
+ public:
+  virtual ~Engine() = default;
+  virtual void open() {}
+  virtual void copy(const Range& from, const Range& to, uint64_t source, uint64_t target,
+                    uint64_t size) = 0;
+  virtual void add(const Range& to, uint64_t target, uint32_t value) = 0;
+  virtual uint32_t completed() = 0;
+  // Nothing is to do: waits for at most so long, less where there is something from outside.
+  virtual void rest(std::chrono::microseconds most) { std::this_thread::sleep_for(most); }
+  virtual void close() {}
+};
+
+class Proxy {
+ public:
+  Proxy(uint64_t fifo, uint32_t slots, uint64_t abort, Engine& engine)
+      : fifo_(reinterpret_cast<Fifo*>(fifo)),
+        slots_(slots),
+        abort_(reinterpret_cast<uint32_t*>(abort)),
+        engine_(engine) {}
+  ~Proxy() { stop(); }
+
+  void allow(const Range& range) { ranges_.push_back(range); }
+
+  // The FIFO must be as new: no trigger, none served.
+  void start() {
+    stop();
+    stopping_ = false;
+    thread_ = std::thread([this] { run(); });
+  }
+
+  // Copies under way are completed; triggers that were not taken are left.
+  void stop() {
+    stopping_ = true;
+    if (thread_.joinable()) thread_.join();
+  }
+
+  // Something will be asked for soon.
+  void wake() { hurry_ = true; }
+
+  std::string error() {
+    std::lock_guard<std::mutex> hold(lock_);
+    return error_;
+  }
+  uint32_t served() const { return served_.load(); }
+  uint64_t rests() const { return rests_.load(); }
+
+ private:
+  void run() {
+    try {
+      engine_.open();
+      serve();
+    } catch (const std::exception& error) {
+      {
+        std::lock_guard<std::mutex> hold(lock_);
+        error_ = error.what();
+      }
+      // The device learns of it as of any abort; nothing here is waited for any more.
+      if (abort_ != nullptr) __atomic_store_n(abort_, 1u, __ATOMIC_RELEASE);
+    }
+    engine_.close();
+  }
+
+  void serve() {
+    uint32_t taken = 0, done = 0;
+    auto last = std::chrono::steady_clock::now();
+    for (uint32_t idle = 0;; ++idle) {
+      if (take(taken)) {
+        ++taken;
+        idle = 0;
+      }
+      const uint32_t complete = engine_.completed();
+      if (complete != done) {
+        done = complete;
+        served_ = done;
+        __atomic_store_n(&fifo_->done, done, __ATOMIC_RELEASE);
+        idle = 0;
+      }
+      if (idle == 0) last = std::chrono::steady_clock::now();
+      if (stopping_) {
+        // Who waits for a dead peer's answer waits no longer than this.
+        if (taken == done || std::chrono::steady_clock::now() - last > std::chrono::seconds(2)) {
+          return;
+        }
+      }
+      if (idle > 64) pause(last, idle, taken != done);
+    }
+  }
+
+  // Spins for a while, then gives the core away, then sleeps longer the longer there is nothing.
+  void pause(std::chrono::steady_clock::time_point last, uint32_t& idle, bool busy) {
+    if (hurry_.exchange(false)) {
+      idle = 0;
+      return;
+    }
+    const auto since = std::chrono::steady_clock::now() - last;
+    using std::chrono::microseconds;
+    using std::chrono::milliseconds;
+    if (busy || since < milliseconds(2)) {
+      std::this_thread::yield();
+    } else if (since < milliseconds(200)) {
+      ++rests_;
+      engine_.rest(microseconds(50));
+    } else {
+      ++rests_;
+      engine_.rest(milliseconds(2));
+    }
+  }
+
+  bool take(uint32_t at) {
+    Trigger& slot = fifo_->slots[at % slots_];
+    const uint32_t last = __atomic_load_n(&slot.size, __ATOMIC_ACQUIRE);
+    const uint32_t lap = (at / slots_ & 1u) ^ 1u;
+    if (last >> 31 != lap) return false;
+    const uint64_t source = slot.source | static_cast<uint64_t>(slot.high & 0xffffu) << 32;
+    const uint64_t target = slot.target | static_cast<uint64_t>(slot.high >> 16) << 32;
+    const uint64_t size = last & 0x7fffffffu;
+    if (size == 0) {
+      engine_.add(find(target, 4), target, static_cast<uint32_t>(source));
+    } else {
+      engine_.copy(find(source, size), find(target, size), source, target, size);
+    }
+    return true;
+  }
+
+  const Range& find(uint64_t address, uint64_t size) const {
+    for (const Range& range : ranges_) {
+      if (range.begin <= address && size <= range.end - range.begin &&
+          address - range.begin <= range.end - range.begin - size) {
+        return range;
+      }
+    }
+    throw std::runtime_error("a trigger names " + std::to_string(size) + " bytes at " +
+                             std::to_string(address) + ", which is no memory of the plan");
+  }
+
+  Fifo* fifo_;
+  uint32_t slots_;
+  uint32_t* abort_;
+  Engine& engine_;
+  std::vector<Range> ranges_;
+  std::thread thread_;
+  std::mutex lock_;
+  std::string error_;
+  std::atomic<bool> stopping_{false}, hurry_{false};
+  std::atomic<uint32_t> served_{0};
+  std::atomic<uint64_t> rests_{0};
+};
+
+}  // namespace ark

@@ -1,0 +1,63 @@
+"""A copy that the host's proxy makes: by copy engines, or to a rank on another host.
+
+operands: source, target, both of one dense dimension and one type. coord: first and last+1 element.
+The task hands the proxy a trigger and ends when the bytes are there, so its accesses are those of a
+copy that it makes itself. Emitted by lowerings that ask for the engines `dma` and `nic`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ark.codegen import device_text
+from ark.ir.dtype import by_name
+from ark.machine import Machine
+from ark.plan.kind import Access, Signature, TaskKind, register
+from ark.plan.params import Places, count, is_dense, need
+from ark.tasks import text
+
+MOST = (1 << 31) - 1  # bytes of a trigger
+
+
+class Transfer(TaskKind):
+    name = "transfer"
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        count(sig, 2)
+        source, target = sig.operands
+        need(
+            len(source.shape) == 1 and is_dense(source) and is_dense(target),
+            f"operands have shapes {list(source.shape)} and {list(target.shape)}, expected one "
+            "dense dimension",
+        )
+        need(
+            (source.dtype, source.shape) == (target.dtype, target.shape),
+            f"the source is {source.dtype}{list(source.shape)}, the target "
+            f"{target.dtype}{list(target.shape)}",
+        )
+        need(by_name(source.dtype).per_item == 1, f"{source.dtype} shares bytes among elements")
+        need(source.itemsize * source.shape[0] <= MOST, f"more than {MOST} bytes")
+
+    def places(self, sig: Signature) -> Places:
+        return Places((range(0, sig.operands[0].shape[0]),), span=True)
+
+    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        begin, end = coord
+        return [Access(0, (begin,), (end,)), Access(1, (begin,), (end,), write=True)]
+
+    def headers(self) -> tuple[str, ...]:
+        return (device_text("proxy.h"),)
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        size = sig.operands[0].itemsize
+        body = (
+            f"  const ark_u64 first = static_cast<ark_u64>(t.coord[0]) * {size}u;\n"
+            f"  const ark_u32 many = static_cast<ark_u32>(t.coord[1] - t.coord[0]) * {size}u;\n"
+            f"  ark_proxy_copy(c, {text.address(sig, 0)} + first, {text.address(sig, 1)} + first, "
+            "many);\n"
+        )
+        return text.function(name, body)
+
+
+register(Transfer())

@@ -1,0 +1,131 @@
+"""Faults planted in the AMD prelude, one at a time: the lint of the machine code finds each.
+
+Interpretation is sequentially consistent and the hardware is not here, so this is what stands
+behind the loop's hand-overs there. On gfx942, which has every rule; ARK_EMULATOR_SWEEP=1 takes all
+architectures.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+
+import pytest
+from ark_rocm import backend, compiler
+
+from ark.codegen.dialect import Source
+from ark.codegen.writer import write
+from ark.ir.dtype import bf16
+from tests import signatures
+from tests.codegen.test_rocm_compile import ARCHS, assembly, machine_for
+
+pytest.importorskip("ark_rocm_emulator")
+from ark_rocm_emulator.lint import TARGETS, Expectations, lint
+
+SWEEP = os.environ.get("ARK_EMULATOR_SWEEP") == "1"
+CDNA3 = ("gfx942", "gfx950")  # scopes are bits of an access; elsewhere only caches know them
+CDNA = ("gfx90a", *CDNA3)
+
+ACQUIRE, ADD, CAS = "ark_u32 ark_load_acquire(", "void ark_add_release(", "ark_u32 ark_cas("
+DEVICE, SYSTEM = "void ark_release_to_device(", "void ark_release_to_system("
+FENCE = '__builtin_amdgcn_fence(__ATOMIC_RELEASE, "{}");'
+AGENT, ALL = "__HIP_MEMORY_SCOPE_AGENT", "__HIP_MEMORY_SCOPE_SYSTEM"
+
+# Name: the function of the prelude, what is replaced in it by what, the architectures on which that
+# makes a difference, and the rule that is broken. Where a fence goes and the drain stays, that
+# alone is enough on architectures whose stores write through.
+MUTANTS: dict[str, tuple[str, str, str, tuple[str, ...], str]] = {
+    "an acquire in the device is relaxed": (
+        ACQUIRE, f"__ATOMIC_ACQUIRE, {AGENT}", f"__ATOMIC_RELAXED, {AGENT}", ARCHS,
+        "acquire-invalidate",
+    ),
+    "an acquire from peers is relaxed": (
+        ACQUIRE, f"__ATOMIC_ACQUIRE, {ALL}", f"__ATOMIC_RELAXED, {ALL}", ARCHS,
+        "acquire-invalidate",
+    ),
+    "an acquire from peers has the device's scope": (ACQUIRE, ALL, AGENT, ARCHS, "acquire-scope"),
+    "an acquire in the device has a block's scope": (
+        ACQUIRE, AGENT, "__HIP_MEMORY_SCOPE_WORKGROUP", ARCHS, "acquire-invalidate",
+    ),
+    "an exchange does not acquire": (
+        CAS, "__ATOMIC_ACQUIRE", "__ATOMIC_RELAXED", ARCHS, "acquire-invalidate",
+    ),
+    "a release in the device has no fence": (
+        DEVICE, FENCE.format("agent"), "", CDNA3, "release-write-back",
+    ),
+    "a release in the device has a block's fence": (
+        DEVICE, FENCE.format("agent"), FENCE.format("workgroup"), CDNA3, "release-write-back",
+    ),
+    "a release to peers has no fence": (SYSTEM, FENCE.format(""), "", CDNA, "release-write-back"),
+    "a release to peers has the device's fence": (
+        SYSTEM, FENCE.format(""), FENCE.format("agent"), CDNA, "release-write-back",
+    ),
+    "a release in the device does not wait for its write-back": (
+        DEVICE, "ark_drain();", "", CDNA3, "release-write-back-wait",
+    ),
+    "a release to peers does not wait for its write-back": (
+        SYSTEM, "ark_drain();", "", CDNA, "release-write-back-wait",
+    ),
+    "a release in the device is none": (
+        DEVICE, FENCE.format("agent") + "\n  ark_drain();", "", ARCHS, "release-wait",
+    ),
+    "a release to peers is none": (
+        SYSTEM, FENCE.format("") + "\n  ark_drain();", "", ARCHS, "release-wait",
+    ),
+    "the barrier after a task does not drain": (
+        "bool ark_all(", "ark_drain();", "", CDNA, "release-barrier-wait",
+    ),
+    "a counter of peers is added to in the device's scope": (
+        ADD, ALL, AGENT, CDNA3, "release-scope",
+    ),
+    "the host is told in the device's scope": (
+        "void ark_store_host(", ALL, AGENT, CDNA3, "release-scope",
+    ),
+    "nobody marks an acquire": (ACQUIRE, "ARK_ACQUIRED(", "(void)sizeof(", ARCHS, "marker"),
+}  # fmt: skip
+
+CASES = [
+    pytest.param(arch, name, id=f"{arch}-{name.replace(' ', '-')}")
+    for arch in (ARCHS if SWEEP else ("gfx942",))
+    for name, (*_, archs, _) in MUTANTS.items()
+    if arch in archs
+]
+
+
+@pytest.fixture(autouse=True)
+def _plain_clang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "_hiprtc_version", lambda: "")
+
+
+@cache
+def source(arch: str) -> str:
+    """A loop kernel whose bodies store in several forms."""
+    machine = machine_for(arch)
+    plan = dict(signatures.plans(machine, (bf16,)))["movement-bf16"]
+    return write(plan, machine, backend.dialect(arch)).source.text
+
+
+def broken(arch: str, text: str) -> set[str]:
+    expected = Expectations(
+        threads=machine_for(arch).threads,
+        marked=("agent", "system"),
+        completed_barriers=True,
+        kernels=("ark_loop",),
+    )
+    return {f.rule for f in lint(assembly(Source(text), arch), TARGETS[arch], expected)}
+
+
+@pytest.mark.parametrize(("arch", "name"), CASES)
+def test_the_lint_finds(arch: str, name: str) -> None:
+    function, old, new, _, rule = MUTANTS[name]
+    text = source(arch)
+    begin = text.index(f"ARK_DEVICE {function}")
+    end = text.index("\n}\n", begin)
+    body = text[begin:end]
+    assert old in body
+    assert rule in broken(arch, text[:begin] + body.replace(old, new) + text[end:])
+
+
+@pytest.mark.parametrize("arch", ARCHS if SWEEP else ("gfx942",))
+def test_without_a_fault_it_finds_nothing(arch: str) -> None:
+    assert not broken(arch, source(arch))

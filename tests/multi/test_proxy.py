@@ -1,0 +1,205 @@
+"""The host's proxy: what it moves arrives, in order; it sleeps when idle, stops, refuses what is no
+memory of the plan, and is missed by the engine `dma` alone where it cannot be built.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import ark
+from ark.backend import native, registry
+from ark.codegen import layout
+from ark.errors import GpuError, SystemError
+from ark.ir.dtype import int32
+from ark.plan.verify import verify
+from ark.runtime import proxy as proxies
+from ark.runtime.executor import Executor
+from ark.runtime.proxy import Proxy
+from tests.multi import test_channels as channels
+from tests.multi.test_collectives import build, devices
+from tests.ranks import ThreadRanks, run_ranks
+
+MANY = 3 * layout.FIFO_SLOTS // 2  # triggers: the slots are used a second time
+
+
+def put_and_send(rank: int) -> None:
+    """A part of a symmetric memory, a get, and a message, all by the proxy."""
+    x, inbox = channels.counting(), ark.comm.symmetric([channels.N + 5], int32)
+    channel = ark.comm.channel(1 - rank, engine="dma")
+    if rank == 0:
+        channel.put(x, inbox[5:], signal=True)
+        channel.send(x)
+    else:
+        (arrived,) = channel.wait(inbox)
+        message = channel.recv(ark.tensor([channels.N], int32))
+        channels.add_up(ark.sub(ark.mul(message, 2), arrived[5:]))
+
+
+def fetch(rank: int) -> None:
+    x, shared = channels.counting(), ark.comm.symmetric([channels.N], int32)
+    channel = ark.comm.channel(1 - rank, engine="dma")
+    if rank == 0:
+        channel.signal(after=[ark.copy(x, output=shared)])
+    else:
+        channel.wait()
+        channels.add_up(channel.get(shared))
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda", "rocm"])
+def test_copies_of_the_proxy_arrive(name: str) -> None:
+    with devices(name, 2) as (opened, machine):
+        for body in (put_and_send, fetch):
+            plans = build(2, body, machine)
+            verify(plans)
+            assert "transfer" in {op.kind for p in plans for op in p.ops}
+            iterations = 3 if name == "rocm" else 20
+            got = channels.run(plans, name, opened, iterations)
+            np.testing.assert_array_equal(got, channels.wanted(channels.N, iterations))
+
+
+def test_a_plan_that_forgets_the_proxys_copy_is_refused() -> None:
+    """A transfer is verified like any copy: without the wait, the reader is not ordered."""
+
+    def body(rank: int) -> None:
+        x, inbox = channels.counting(), ark.comm.symmetric([channels.N], int32)
+        channel = ark.comm.channel(1 - rank, engine="dma")
+        if rank == 0:
+            channel.put(x, inbox)
+            channel.signal(relaxed=True)
+            channels.counting(8)
+        else:
+            channels.add_up(*channel.wait(inbox))
+
+    with pytest.raises(ark.errors.PlanError, match="nothing makes the second wait"):
+        verify(build(2, body))
+
+
+@pytest.mark.parametrize("algorithm", ["one_shot", "ring", "double_binary_tree"])
+def test_collectives_by_the_proxy(algorithm: str) -> None:
+    world, count = 4, 4099
+
+    def body(rank: int) -> None:
+        x = channels.counting(count)
+        total = ark.all_reduce(x, rank, world, algorithm=algorithm, engine="dma")
+        ark.copy(total, output=ark.tensor([count], int32, name="total"))
+
+    with devices("cpu", world) as (opened, machine):
+        plans = build(world, body, machine)
+        verify(plans)
+        backend = registry.get("cpu")
+        xs = np.random.default_rng(1).integers(-99, 99, (world, count)).astype(np.int32)
+
+        def work(ranks: ThreadRanks) -> np.ndarray:
+            plan = plans[ranks.rank]
+            with Executor(plan, backend, opened[ranks.rank], ranks=ranks, budget_s=30.0) as ready:
+                ready.write("x", xs[ranks.rank])
+                ready.start(2).wait(60.0)
+                found = ready.read("total")
+                ranks.barrier()
+                return found
+
+        for found in run_ranks(world, work):
+            np.testing.assert_array_equal(found, (xs + 2).sum(0))
+
+
+@pytest.fixture
+def alone() -> Iterator[tuple[Proxy, np.ndarray, np.ndarray]]:
+    """A proxy without a kernel: the test writes triggers itself. And the memory that it may copy,
+    and the word by which a kernel would be told to leave.
+    """
+    device = registry.get("cpu").open(0)
+    abort = device.alloc(4, "host")
+    memory = device.alloc(1 << 16, "device")
+    made = Proxy(device, abort.address)
+    made.allow(memory.address, memory.nbytes)
+    made.restart()
+    assert memory.host is not None and abort.host is not None
+    yield made, memory.host, abort.host.view(np.uint32)
+    made.close()
+    device.close()
+
+
+def push(proxy: Proxy, at: int, source: int, target: int, size: int) -> None:
+    assert proxy.fifo.host is not None
+    words = proxy.fifo.host.view(layout.dtype("ArkFifo"))["words"][0].reshape(-1, 4)
+    slot = words[at % layout.FIFO_SLOTS]
+    high = source >> 32 | (target >> 32) << 16
+    slot[:3] = source & 0xFFFFFFFF, target & 0xFFFFFFFF, high
+    slot[3] = size | (at // layout.FIFO_SLOTS & 1 ^ 1) << 31
+
+
+def served(proxy: Proxy, count: int) -> bool:
+    assert proxy.fifo.host is not None
+    done = proxy.fifo.host.view(np.uint32)
+    end = time.monotonic() + 20.0
+    while int(done[0]) < count and time.monotonic() < end and not proxy.error():
+        time.sleep(0)
+    return int(done[0]) == count == proxy.served()
+
+
+def test_slots_are_used_again_without_being_cleared(alone: tuple) -> None:
+    proxy, memory, _ = alone
+    memory[:4] = 7
+    base = memory.ctypes.data
+    for at in range(MANY):
+        push(proxy, at, base + at, base + at + 4, 4)  # each copies what the one before has copied
+        assert served(proxy, at + 1)
+    assert (memory[: MANY + 4] == 7).all() and not memory[MANY + 7 : MANY + 100].any()
+
+
+def test_idle_it_sleeps_and_then_serves_at_once(alone: tuple) -> None:
+    proxy, memory, _ = alone
+    time.sleep(0.4)
+    before, rests = time.process_time(), proxy.rests()
+    time.sleep(0.5)
+    assert proxy.rests() > rests  # it slept, again and again
+    assert time.process_time() - before < 0.25  # and did not spin a core meanwhile
+    memory[:8] = 9
+    push(proxy, 0, memory.ctypes.data, memory.ctypes.data + 8, 8)
+    assert served(proxy, 1)
+    assert (memory[8:16] == 9).all()
+
+
+@pytest.mark.parametrize("offset", [-1, (1 << 16) - 3, 1 << 40])
+def test_other_memory_is_refused_and_the_kernel_told_to_leave(alone: tuple, offset: int) -> None:
+    proxy, memory, abort = alone
+    push(proxy, 0, memory.ctypes.data + offset, memory.ctypes.data, 4)
+    assert not served(proxy, 1)
+    assert "which is no memory of the plan" in proxy.error()
+    assert abort[0] == 1
+
+
+def test_what_stops_the_proxy_ends_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The executor forgets to tell which memory may be copied: an error in words, on all ranks."""
+    monkeypatch.setattr(Proxy, "allow", lambda *_: None)
+    plans = build(2, put_and_send)
+    verify(plans)
+    begin = time.monotonic()
+    with (
+        devices("cpu", 2) as (opened, _),
+        pytest.raises(GpuError, match=r"proxy stopped.*no memory"),
+    ):
+        channels.run(plans, "cpu", opened)
+    assert time.monotonic() - begin < 25.0
+
+
+@pytest.mark.parametrize("missing", ["pybind11", "compiler"])
+def test_without_what_it_needs_only_its_engines_are_missed(
+    monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    proxies._built.cache_clear()
+    if missing == "pybind11":
+        monkeypatch.setattr(proxies.importlib.util, "find_spec", lambda name: None)
+    else:
+        monkeypatch.setattr(native, "find_compiler", lambda: None)
+    plans = build(2, put_and_send)
+    with devices("cpu", 2) as (opened, _):
+        with pytest.raises(SystemError, match="the proxy needs"):
+            channels.run(plans, "cpu", opened, 1)
+        others = build(2, channels.put_then_signal)
+        got = channels.run(others, "cpu", opened, 2)
+    np.testing.assert_array_equal(got, channels.wanted(channels.N, 2))

@@ -1,0 +1,101 @@
+"""Pipelines that have names: their published makespans, and schedules that the checker accepts."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from ark.errors import InvalidUsageError, PlanError
+from ark.parallel.pipeline import Schedule, shape, tessel, verify
+from ark.parallel.pipeline.named import (
+    CHUNKS,
+    PIPELINES,
+    Named,
+    Spans,
+    list_schedule,
+    named,
+    replay,
+)
+
+SPANS = (Spans(1, 2, 1), Spans(1, 3, 1), Spans(2, 4, 2))
+
+
+def wrong(plan: Named, made: Schedule, count: int) -> str | None:
+    memory = [10**9 if m is None else m for m in plan.memory]
+    return verify(plan.placement, memory, count, made.entries)
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("inference", [False, True])
+def test_every_schedule_is_one(name: str, inference: bool) -> None:
+    for devices, spans, count in itertools.product((1, 2, 4), SPANS, (1, 2, 4, 8)):
+        plan = named(name, devices, spans, inference)
+        made = list_schedule(plan, count)
+        assert wrong(plan, made, count) is None
+        assert made.makespan_bound <= made.makespan
+
+
+@pytest.mark.parametrize("devices", [2, 4, 8])
+@pytest.mark.parametrize("spans", SPANS)
+@pytest.mark.parametrize("count", [8, 16])
+def test_makespans_are_the_published_ones(devices: int, spans: Spans, count: int) -> None:
+    """1F1B and GPipe: p - 1 micro-batches idle; interleaved: by chunks; ZB-H1: (p-1)(F + B - W)."""
+    both, weights = spans.forward + spans.backward, spans.weights
+    idle = {
+        "gpipe": (devices - 1) * both,
+        "1f1b": (devices - 1) * both,
+        "interleaved": (devices - 1) * both,
+        "zero-bubble": (devices - 1) * (both - 2 * weights),
+    }
+    for name, ends in idle.items():
+        chunks = CHUNKS if name == "interleaved" else 1
+        made = list_schedule(named(name, devices, spans), count)
+        assert made.makespan == count * chunks * both + ends
+
+
+def test_1f1b_is_what_tessel_finds() -> None:
+    found = tessel(shape("V", 4), 4, 8)
+    made = list_schedule(named("1f1b", 4, Spans(1, 3)), 8)
+    assert (made.makespan, made.period) == (found.makespan, found.period) == (44, 4)
+
+
+def test_chimera_is_near_its_bound() -> None:
+    for spans in SPANS:
+        made = list_schedule(named("chimera", 4, spans), 8)
+        assert made.makespan <= 1.05 * made.makespan_bound
+
+
+def test_three_passes_come_before_the_way_back() -> None:
+    made = list_schedule(named("3f1b", 4), 6)
+    starts = {(e.block, e.micro_batch): e.start for e in made.entries}
+    for m in range(6):
+        assert starts["g3", m] < starts["h0", m] < starts["h3", m] < starts["f0", m]
+        assert starts["f3", m] < starts["b3", m] < starts["b0", m]
+
+
+def test_an_order_is_kept_with_other_times() -> None:
+    plan = named("interleaved", 4)
+    made = list_schedule(plan, 8)
+    other = named("interleaved", 4, Spans(3, 4, 1))
+    again = replay(made, other.placement, 8)
+    assert wrong(other, again, 8) is None
+    for device in range(4):
+        first, second = (
+            [(e.block, e.micro_batch) for e in s.entries if device in e.devices]
+            for s in (made, again)
+        )
+        assert first == second
+    assert replay(made, plan.placement, 8).makespan <= made.makespan
+
+
+def test_refused_with_a_reason() -> None:
+    with pytest.raises(InvalidUsageError, match="there is no pipeline"):
+        named("2f2b", 4)
+    with pytest.raises(InvalidUsageError, match="65 devices"):
+        named("1f1b", 65)
+    with pytest.raises(InvalidUsageError, match="0 micro-batches"):
+        list_schedule(named("1f1b", 4), 0)
+    plan = named("1f1b", 2)
+    with pytest.raises(PlanError, match="stands still"):
+        list_schedule(Named(plan.placement, (0, 0), plan.turn), 2)
