@@ -82,6 +82,10 @@ class Machine:
         found = [v for v in self.variants if v.name == name]
         return dataclasses.replace(self, variants=tuple(found)) if found else self
 
+    def under(self, place: int) -> Machine:
+        """The machine with only the variant at that place."""
+        return dataclasses.replace(self, variants=(self.variants[place],))
+
     def shaped(self, **changes: Any) -> Machine:
         """The machine with these fields of all its variants changed."""
         made = tuple(dataclasses.replace(v, **changes) for v in self.variants)

@@ -93,6 +93,8 @@ def _movement(dtype: DataType) -> None:
     rows = ark.tensor((3, 32), dtype)
     keys, values = (ark.kv_append(cache, rows, position) for cache in caches)
     ark.attention(ark.tensor((3, 64), dtype), keys, values, position)
+    sinks = ark.tensor((4,), fp32)
+    ark.attention(ark.tensor((9, 64), dtype), keys, values, position, window=5, sinks=sinks)
     ark.kv_cache_slot(ark.tensor((6, 2, 16), dtype), ark.tensor((2, 16), dtype), position)
     for interleaved in (False, True):
         ark.rotary_embedding(rows, position, ark.tensor((8,)), interleaved)

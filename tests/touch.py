@@ -129,7 +129,7 @@ class Bench:
         self.lists = np.zeros(max(1, tables.listed(flat)), np.uint64)
         self.tables = tables.build(
             flat,
-            self.emitted,
+            self.emitted.opcode,
             lambda b: self.base + self.places[b],
             lambda c: counters.ctypes.data,
             list_address=self.lists.ctypes.data,

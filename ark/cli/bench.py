@@ -137,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
             if args.processors:
                 machine = machine.with_processors(args.processors)
             if args.prompt:
-                shape = dataclasses.replace(shape, chunk=args.chunk or usual_chunk(machine))
+                shape = dataclasses.replace(shape, chunk=args.chunk or usual_chunk(machine, dtype))
             peers: tuple[str, ...] = ()
             if args.vs:
                 peers = ("eager",) if backend.name == registry.FALLBACK else ("compiled",)

@@ -7,11 +7,12 @@ import dataclasses
 from pathlib import Path
 
 from ark.backend import registry
-from ark.backend.protocol import Target
+from ark.backend.protocol import Backend, Target
 from ark.cli.common import read_file, write_file
 from ark.codegen.writer import write
 from ark.errors import SystemError
 from ark.plan.serialize import from_json, machine_of
+from ark.plan.types import Plan
 from ark.runtime.admission import admit
 
 
@@ -37,22 +38,31 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise SystemError(f"{folder} cannot be made: {error}; choose another place") from error
     for plan in plans:
-        machine = machine_of(plan)
-        own = machine.backend == backend.name
-        arch = args.arch or (machine.arch if own else backend.default_arch())
-        machine = dataclasses.replace(machine, arch=arch, backend=backend.name)
-        dialect = backend.dialect(arch)
-        emitted = write(plan, machine, dialect)
         stem = "loop" if len(plans) == 1 else f"loop.{plan.rank}"
-        path = folder / f"{stem}{dialect.suffix}"
-        write_file(str(path), emitted.source.text)
-        print(
-            f"{path}: {len(emitted.source.text):,} bytes, {len(emitted.bodies)} task bodies, "
-            f"for {backend.name} {arch}"
-        )
-        if args.binary:
-            binary = backend.compiler().compile(emitted.source, Target(arch, machine.threads))
-            out = folder / f"{stem}{binary.suffix}"
-            write_file(str(out), binary.data)
-            print(f"{out}: {len(binary.data):,} bytes, compiled")
+        for phases in plan.kernels:
+            more = f".{plan.phases[phases[0]].name}" if phases[-1] < len(plan.phases) - 1 else ""
+            _emit(args, backend, plan, phases, folder, stem + more)
     return 0
+
+
+def _emit(
+    args: argparse.Namespace, backend: Backend, plan: Plan, phases: range, folder: Path, stem: str
+) -> None:
+    """Writes the kernel of these phases."""
+    machine = machine_of(plan, phases[0])
+    own = machine.backend == backend.name
+    arch = args.arch or (machine.arch if own else backend.default_arch())
+    machine = dataclasses.replace(machine, arch=arch, backend=backend.name)
+    dialect = backend.dialect(arch)
+    emitted = write(plan, machine, dialect, phases)
+    path = folder / f"{stem}{dialect.suffix}"
+    write_file(str(path), emitted.source.text)
+    print(
+        f"{path}: {len(emitted.source.text):,} bytes, {len(emitted.bodies)} task bodies, "
+        f"for {backend.name} {arch}"
+    )
+    if args.binary:
+        binary = backend.compiler().compile(emitted.source, Target(arch, machine.threads))
+        out = folder / f"{stem}{binary.suffix}"
+        write_file(str(out), binary.data)
+        print(f"{out}: {len(binary.data):,} bytes, compiled")

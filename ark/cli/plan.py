@@ -70,7 +70,7 @@ def make(args: argparse.Namespace) -> list[Plan]:
     else:
         config, dtype = builtin_config(source), by_name("bf16")
         context = args.context or 1024
-    chunk = usual_chunk(machine) if args.chunk is None else args.chunk
+    chunk = usual_chunk(machine, dtype) if args.chunk is None else args.chunk
     if chunk < 0:
         raise InvalidUsageError(f"--chunk is {chunk}; it must be at least 0")
     shape = Shape(config, dtype, context, min(chunk, context), 0, args.ranks)

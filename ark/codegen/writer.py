@@ -14,7 +14,7 @@ from ark.codegen.dialect import BoxMap, Dialect, Source
 from ark.errors import PlanError
 from ark.machine import Machine
 from ark.plan import kind as kinds
-from ark.plan.types import Plan
+from ark.plan.types import Plan, PlanOp
 from ark.variant import COMMUNICATE, LOAD
 
 
@@ -22,8 +22,9 @@ from ark.variant import COMMUNICATE, LOAD
 class Emitted:
     """The source, and what the runtime needs to fill task records.
 
-    opcode: the task kind number of each op, by op id. scratch_bytes: shared memory besides the
-    ring. bodies: function names by opcode, for traces and listings. maps: box maps by opcode.
+    opcode: the task kind number of each op, by op id; -1 for ops of other kernels. scratch_bytes:
+    shared memory besides the ring. bodies: function names by opcode, for traces and listings. maps:
+    box maps by opcode.
     """
 
     source: Source
@@ -33,14 +34,14 @@ class Emitted:
     maps: tuple[tuple[BoxMap, ...], ...] = ()
 
 
-def _constants(machine: Machine, plan: Plan, scratch: int) -> str:
+def _constants(machine: Machine, plan: Plan, scratch: int, last: int) -> str:
     phases = len(plan.phases)
     if phases > layout.MAX_PHASES:
         raise PlanError(
             f"the plan has {phases} phases; a launch has at most {layout.MAX_PHASES}. Give the "
             "model fewer entry points"
         )
-    lists = plan.phases[-1].processors
+    lists = plan.phases[last].processors
     streamed = sum(f.nbytes for tasks in lists for task in tasks for f in task.fetches)
     values = {
         "LANES": machine.lanes,
@@ -57,9 +58,20 @@ def _constants(machine: Machine, plan: Plan, scratch: int) -> str:
     return "".join(f"constexpr int ARK_{name} = {value};\n" for name, value in values.items())
 
 
-def scratch_bytes(plan: Plan, machine: Machine, dialect: Dialect) -> int:
-    """Shared memory that the loop and the largest task of the plan need, 16-byte rounded."""
-    signatures = (kinds.signature(plan, op) for op in plan.ops)
+def _ops(plan: Plan, phases: range | None) -> list[PlanOp]:
+    """The ops of these phases; all, if no phases are given or the kernel runs all of them."""
+    if phases is None or len(phases) == len(plan.phases):
+        return list(plan.ops)
+    lists = (tasks for i in phases for tasks in plan.phases[i].processors)
+    used = {task.op for tasks in lists for task in tasks}
+    return [op for op in plan.ops if op.id in used]
+
+
+def scratch_bytes(
+    plan: Plan, machine: Machine, dialect: Dialect, phases: range | None = None
+) -> int:
+    """Shared memory that the loop and the largest task of the phases need, 16-byte rounded."""
+    signatures = (kinds.signature(plan, op) for op in _ops(plan, phases))
     needs = [256, *(_scratch(sig, machine, dialect) for sig in signatures)]
     return layout.LOOP_BYTES + (max(needs) + 15) // 16 * 16
 
@@ -71,9 +83,11 @@ def _scratch(sig: kinds.Signature, machine: Machine, dialect: Dialect) -> int:
     return max(common, own(sig, machine)) if own else common
 
 
-def check_shared_memory(plan: Plan, machine: Machine, dialect: Dialect) -> int:
+def check_shared_memory(
+    plan: Plan, machine: Machine, dialect: Dialect, phases: range | None = None
+) -> int:
     """What scratch_bytes gives; PlanError if a processor has not so much besides its ring."""
-    needed = scratch_bytes(plan, machine, dialect)
+    needed = scratch_bytes(plan, machine, dialect, phases)
     room = machine.shared_bytes - machine.ring_bytes + layout.LOOP_BYTES
     if needed > room:
         raise PlanError(
@@ -83,12 +97,14 @@ def check_shared_memory(plan: Plan, machine: Machine, dialect: Dialect) -> int:
     return needed
 
 
-def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
+def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None = None) -> Emitted:
     """Emits the loop kernel of `plan` for `machine` in `dialect`.
 
-    PlanError if it asks for more shared memory than a processor has.
+    phases: those that it runs, by default all. PlanError if it asks for more shared memory than a
+    processor has.
     """
-    opcode: list[int] = []
+    phases = phases or range(len(plan.phases))
+    opcode = [-1] * len(plan.ops)
     bodies: list[str] = []
     texts: list[str] = []
     headers: dict[str, None] = {}  # in order of first use
@@ -101,8 +117,9 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
     maps: list[tuple[BoxMap, ...]] = []
     seen: dict[tuple[object, ...], int] = {}
     written: dict[str, int] = {}  # by text, of bodies that are the same for all vendors
-    signatures = [kinds.signature(plan, op) for op in plan.ops]
-    for op, sig in zip(plan.ops, signatures, strict=True):
+    ops = _ops(plan, phases)
+    signatures = [kinds.signature(plan, op) for op in ops]
+    for op, sig in zip(ops, signatures, strict=True):
         code = seen.get(sig.key)
         if code is None:
             code = len(bodies)
@@ -112,7 +129,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
             common = "" if text else kinds.get(op.kind).source(name, sig, machine)
             alike = common.replace(name, "")
             if alike in written:  # another signature, but the same function
-                opcode.append(seen.setdefault(sig.key, written[alike]))
+                opcode[op.id] = seen.setdefault(sig.key, written[alike])
                 continue
             seen[sig.key] = code
             if common:
@@ -136,13 +153,13 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
                 spares.add(code)
             rule = dialect.maps.get(op.kind)
             maps.append(rule(sig, machine) if rule else ())
-        opcode.append(code)
-    scratch = check_shared_memory(plan, machine, dialect)
+        opcode[op.id] = code
+    scratch = check_shared_memory(plan, machine, dialect, phases)
     stream = dialect.stream if machine.ring_bytes else device_text("stream_direct.h")
     roles = dialect.roles if leads else ""
     parts = [
         f"// ark loop kernel, dialect {dialect.name}\n",
-        _constants(machine, plan, scratch),
+        _constants(machine, plan, scratch, phases[-1]),
         dialect.prelude,
         layout.declarations(),
         device_text("loop.h"),
@@ -160,7 +177,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect) -> Emitted:
             bodies,
             polls if leads else None,
             "  ark_task_begins(c);\n" if loads else "",
-            _seldom(plan, opcode) if leads else (),
+            _seldom(plan, opcode, phases[-1]) if leads else (),
         ),
         _dispatch_load(bodies, halves, spares) if loads else "",
         dialect.entry,
@@ -185,10 +202,10 @@ def _dispatch_load(bodies: Sequence[str], halves: set[int], spares: set[int]) ->
     )
 
 
-def _seldom(plan: Plan, opcode: Sequence[int]) -> set[int]:
-    """Bodies that no task of the last phase runs: a prompt's, beside a decoder's."""
-    used = {opcode[t.op] for tasks in plan.phases[-1].processors for t in tasks}
-    return set(opcode) - used
+def _seldom(plan: Plan, opcode: Sequence[int], last: int) -> set[int]:
+    """Bodies that no task of the kernel's last phase runs: a prompt's, beside a decoder's."""
+    used = {opcode[t.op] for tasks in plan.phases[last].processors for t in tasks}
+    return set(opcode) - used - {-1}
 
 
 def _dispatch(

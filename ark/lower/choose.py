@@ -17,15 +17,56 @@ from ark.ir.values import Tensor
 from ark.lower.fuse import fuse
 from ark.lower.tiling import row_bytes
 from ark.machine import Machine
-from ark.variant import COMMUNICATE, LOAD
+from ark.variant import COMMUNICATE, LOAD, Variant
 
 HELD = 1024  # bytes that such a layer keeps beside its input
 
 
 def choose(
     graph: Graph, machine: Machine, options: Mapping[str, Any], kept: frozenset[int]
+) -> tuple[Machine, ...]:
+    """By phase, the machine with the one variant that it will run under.
+
+    All phases have one variant, but those that read prompts before others: in one with a loader
+    for warpgroups where the machine has that. kept: as in fuse.
+    """
+    found = _choose(graph, machine, options, kept)
+    machines = [found] * len(graph.phases)
+    if options.get("variant") is None and options.get("fuse", True):
+        for phase in range(len(machines) - 1):
+            nodes = [n for n in graph.nodes if n.phase == phase and not n.virtual]
+            variant = next((v for v in machine.variants if _boxed(v)), None)
+            if variant is not None and _reads_prompts(nodes):
+                machines[phase] = dataclasses.replace(machine, variants=(variant,))
+    return tuple(machines)
+
+
+def _boxed(variant: Variant) -> bool:
+    """Does it load boxes of matrices instead of a stream?"""
+    return bool(variant.role(LOAD)) and not variant.stages
+
+
+def _reads_prompts(nodes: list[Node]) -> bool:
+    """Are there products, all of many rows with weights of 16 bits, that box copies can load?"""
+    products = [n for n in nodes if n.type == "matmul"]
+    return (
+        bool(products)
+        and not any(n.hints or n.type == "expert_linear" for n in nodes)
+        and all(
+            n.inputs[0].shape[0] >= LEAST_TILE[0]
+            and len(n.inputs[1].shape) == 2
+            and n.inputs[1].dtype.name in ("bf16", "fp16")
+            and n.inputs[1].shape[-1] % 8 == 0
+            and n.inputs[1].dense
+            for n in products
+        )
+    )
+
+
+def _choose(
+    graph: Graph, machine: Machine, options: Mapping[str, Any], kept: frozenset[int]
 ) -> Machine:
-    """The machine with the one variant that the plan will run under.
+    """The machine with the variant of the last phase.
 
     The option `variant` names one; PlanError if the machine has none of that name. Otherwise it is
     the one with communicating warps where the last phase decodes: its products are linear layers of
@@ -43,8 +84,9 @@ def choose(
     for variant in machine.variants:
         target = dataclasses.replace(machine, variants=(variant,))
         if not variant.role(COMMUNICATE):
-            loads = bool(variant.role(LOAD)) and not variant.stages
-            if variant.name == wanted or (wanted is None and loads and _multiplies(graph)):
+            if variant.name == wanted or (
+                wanted is None and _boxed(variant) and _multiplies(graph)
+            ):
                 return target
             continue
         made = fuse(graph, target, kept)
@@ -55,17 +97,35 @@ def choose(
     return machine.using(names[0])
 
 
-LEAST_TILE, LEAST_WORK = (16, 64), 1 << 26  # of a product worth a variant of its own
+LEAST_TILE = (128, 64)  # of prompts, for the same
+LEAST_ROWS, LEAST_WORK = 16, 1 << 26  # of a product worth a variant of its own
 HALVED = 64  # of so many rows warpgroups share the columns, twice as many at least
 
 
 def _multiplies(graph: Graph) -> bool:
-    """Is all work products of matrices of 16-bit types, which box copies can load?"""
+    """Is all work products of matrices of 16-bit types, or attention of many rows of such types,
+    which box copies can load?
+    """
     nodes = [n for n in graph.nodes if not n.virtual]
-    products = [n for n in nodes if n.type == "matmul"]
-    return bool(products) and all(
-        (n.type != "attention" and n.type != "linear") if n.type != "matmul" else _boxes(n)
-        for n in nodes
+    products = [n for n in nodes if n.type in ("matmul", "attention", "linear")]
+    fits = {"matmul": _boxes, "attention": _attends, "linear": lambda n: False}
+    return bool(products) and all(fits[n.type](n) for n in products)
+
+
+def _attends(node: Node) -> bool:
+    """Attention of at least a tile of rows, of one 16-bit type."""
+    types = {t.dtype.name for t in (*node.inputs[:3], node.outputs[0])}
+    return (
+        len(types) == 1
+        and types <= {"bf16", "fp16"}
+        and node.inputs[0].shape[-2] >= LEAST_TILE[0]
+        and node.attrs["head_dim"] % 8 == 0
+        and node.attrs["head_dim"] <= 256
+        and all(
+            s % 8 == 0
+            for t in (node.inputs[0], node.outputs[0])
+            for s in (*t.strides[:-1], _start(t))
+        )
     )
 
 
@@ -75,17 +135,23 @@ def _boxes(node: Node) -> bool:
     depth = node.inputs[0].shape[-2 if node.attrs["transpose_a"] else -1]
     return (
         len(out.shape) <= FOLDED
-        and all(n >= least for n, least in zip(out.shape[-2:], LEAST_TILE, strict=True))
+        and out.shape[-2] >= LEAST_ROWS
+        and out.shape[-1] >= LEAST_TILE[1]
         and (out.shape[-2] > HALVED or out.shape[-1] >= 2 * HALVED)
         and math.prod(out.shape) * depth >= LEAST_WORK
         and len({t.dtype.name for t in (*node.inputs, out)}) == 1
         and all(
             t.dtype.name in ("bf16", "fp16")
             and all(s % 8 == 0 for s in t.strides[:-1])
-            and sum(o * s for o, s in zip(t.offsets, t.strides, strict=True)) % 8 == 0
+            and _start(t) % 8 == 0
             for t in (*node.inputs, out)
         )
     )
+
+
+def _start(tensor: Tensor) -> int:
+    """Elements from the buffer's start to the tensor's first."""
+    return sum(o * s for o, s in zip(tensor.offsets, tensor.strides, strict=True))
 
 
 def _decodes(nodes: list[Node]) -> bool:

@@ -2,6 +2,8 @@
 activation, a scale or a cast behind a matmul become the matmul's own expression, so that the
 product is neither written nor read. Within it values are fp32, as in joined chains.
 
+In a gated layer it is what two neighbouring columns make (silu(gate) * up).
+
 Only where the product's body takes expressions: under the variant for large products and where a
 processor has one thread. Called by ark.lower.pipeline after chains are joined.
 """
@@ -26,6 +28,7 @@ def join_epilogues(graph: Graph, machine: Machine, kept: frozenset[int] = frozen
     if machine.variant.name != "matrix" and not machine.has("single_thread"):
         return graph
     private = read_once(graph, kept)
+    gates = machine.variant.name == "matrix"
     products: dict[int, tuple[int, Node]] = {}  # by tensor: place and node
     written: dict[int, int] = {}  # by buffer: place of the last write
     nodes: list[Node | None] = []
@@ -38,6 +41,17 @@ def join_epilogues(graph: Graph, machine: Machine, kept: frozenset[int] = frozen
                 if current <= at and _fits(product, node):
                     nodes[at] = None
                     node = _join(product, node)
+        elif node.type == "swiglu_pairs" and gates and node.inputs[0].id in products:
+            at, product = products[node.inputs[0].id]
+            current = max((written.get(t.buffer.id, -1) for t in product.inputs), default=-1)
+            if current <= at and _gates(product, node):
+                nodes[at] = None
+                attrs = {**product.attrs, "gated": True}
+                after = (*product.after, *node.after)
+                outputs, number = node.outputs, node.id
+                node = dataclasses.replace(
+                    product, id=number, outputs=outputs, attrs=attrs, after=after
+                )
         elif node.type == "matmul" and "finish" not in node.attrs and not node.hints:
             out = node.outputs[0]
             if private(out):
@@ -61,6 +75,21 @@ def _fits(product: Node, node: Node) -> bool:
         and not expression.places(expression_of(node))
         and len({t.id for t in node.inputs}) <= OTHERS
         # Tiles of the joined op read whole rows and columns of both sides.
+        and out.buffer.id not in {t.buffer.id for t in product.inputs}
+    )
+
+
+def _gates(product: Node, node: Node) -> bool:
+    """May the product apply the gate between its neighbouring columns itself?"""
+    out = node.outputs[0]
+    return (
+        product.placement == node.placement
+        and not node.hints
+        and len(product.inputs[0].shape) == len(product.inputs[1].shape) == 2
+        and product.outputs[0].shape[1] >= 64
+        and out.dtype in FLOATS
+        and out.dense
+        and out.shape[1] % 8 == 0
         and out.buffer.id not in {t.buffer.id for t in product.inputs}
     )
 

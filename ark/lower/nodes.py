@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ark.errors import PlanError
@@ -27,14 +27,16 @@ def pipelined(graph: Graph) -> bool:
 
 
 def lower_nodes(
-    graph: Graph, machine: Machine, options: Mapping[str, Any], pipelined: bool = False
+    graph: Graph, machines: Sequence[Machine], options: Mapping[str, Any], pipelined: bool = False
 ) -> list[Group]:
-    """The groups of every node that makes tasks. `graph` is a private copy and grows."""
-    lowering = Lowering(graph, machine, options, pipelined)
+    """The groups of every node that makes tasks. `graph` is a private copy and grows. machines: by
+    phase.
+    """
+    lowering = Lowering(graph, machines[0], options, pipelined)
     for node in list(graph.nodes):
         if node.virtual:
             continue
-        lowering.node = node
+        lowering.node, lowering.machine = node, machines[node.phase]
         op = registry.get(node.type)
         lowering.cut = False
         if op.aliasing == "any":

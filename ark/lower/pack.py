@@ -99,7 +99,8 @@ class _Finder:
 
     def attention(self, node: Node) -> _Match | None:
         """attention over caches to which rotated keys, and values, have just been appended."""
-        if len(node.inputs) != 4 or node.inputs[0].dtype != fp32:
+        usual = set(node.attrs) == {"heads", "head_dim", "scale"}
+        if len(node.inputs) != 4 or node.inputs[0].dtype != fp32 or not usual:
             return None
         query, keys, values, position = node.inputs
         appends = [self.maker("kv_append", t) for t in (keys, values)]

@@ -23,7 +23,7 @@ PACKET_READ_POLLED = 1 << 14  # the same where a body polls only after one packe
 
 def choose_packets(
     groups: Sequence[Group],
-    machine: Machine,
+    machines: Sequence[Machine],
     options: Mapping[str, Any],
     templates: Templates,
     received: frozenset[int] = frozenset(),
@@ -32,8 +32,8 @@ def choose_packets(
     them can read that.
 
     A buffer qualifies if all its tensors are whole dense fp32 views, its bytes stay small, and
-    no task reads much of it: a packet costs 8 bytes an element, and polls more. received: ids of
-    buffers between ranks that hold packets in any case.
+    no task reads much of it: a packet costs 8 bytes an element, and polls more. machines: by phase.
+    received: ids of buffers between ranks that hold packets in any case.
     """
     found: set[int] = set()
     barred: set[int] = set(options.get("external", ()))
@@ -52,7 +52,7 @@ def choose_packets(
             whole = tensor.dense and tensor.nbytes == tensor.buffer.nbytes
             if i not in able or not whole or tensor.dtype.name != "fp32":
                 barred.add(tensor.buffer.id)
-        limit = _most_read(group, machine)
+        limit = _most_read(group, machines[group.phase])
         for access in kind.accesses(sig, group.coords[0]):
             size = math.prod(h - lo for lo, h in zip(access.lo, access.hi, strict=True))
             if not access.write and size > limit:

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ark.errors import InvalidUsageError, PlanError
-from ark.ir.graph import Graph
+from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.chains import join_chains
 from ark.lower.choose import choose
 from ark.lower.epilogues import join_epilogues
 from ark.lower.fuse import fuse
 from ark.lower.gathers import own_first
+from ark.lower.narrow import narrow
 from ark.lower.nodes import lower_nodes, pipelined
 from ark.lower.pack import pack
 from ark.lower.packets import choose_packets
@@ -41,12 +43,12 @@ OPTIONS = ("cuts", "external", "fuse", "pack", "packets", "variant")
 class Prepared:
     """A graph as it will be lowered. received: ids of the buffers between ranks that hold packets.
 
-    machine: with the one variant that the plan runs under. pipelined: ranks begin iterations by
-    themselves.
+    machines: by phase, with the one variant that it runs under. pipelined: ranks begin iterations
+    by themselves.
     """
 
     graph: Graph
-    machine: Machine
+    machines: tuple[Machine, ...]
     options: Mapping[str, Any]
     packings: tuple[Packing, ...]
     received: frozenset[int]
@@ -67,13 +69,34 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
     if chosen.get("pack", True):
         private, packings = pack(private, external)
     _check_ranges(private, machine)
-    machine = choose(private, machine, chosen, external)
-    if chosen.get("fuse", True):
-        private = join_chains(fuse(private, machine, external), external)
-        private = own_first(join_epilogues(private, machine, external), external)
+    machines = choose(private, machine, chosen, external)
+    received: frozenset[int] = frozenset()
     alone = pipelined(private)
-    private, received = spread(private, machine, chosen, external)
-    return Prepared(private, machine, chosen, tuple(packings), received, alone)
+    nodes: list[Node] = []
+    for part, target, kept in _kernels(private, machines, external):
+        if chosen.get("fuse", True):
+            part = narrow(join_chains(fuse(part, target, kept), kept), target, kept)
+            part = own_first(join_epilogues(part, target, kept), kept)
+        part, more = spread(part, target, chosen, kept)
+        nodes += part.nodes
+        received |= more
+    private.nodes = nodes
+    return Prepared(private, machines, chosen, tuple(packings), received, alone)
+
+
+def _kernels(
+    graph: Graph, machines: Sequence[Machine], external: frozenset[int]
+) -> Iterator[tuple[Graph, Machine, frozenset[int]]]:
+    """The phases of each kernel as a graph of their own, with the machine that they run on and the
+    ids of the buffers that somebody else reads.
+    """
+    for machine, run in itertools.groupby(range(len(machines)), machines.__getitem__):
+        phases = set(run)
+        part = copy.copy(graph)
+        part.nodes = [n for n in graph.nodes if n.phase in phases]
+        others = (n for n in graph.nodes if n.phase not in phases)
+        touched = {t.buffer.id for n in others for t in (*n.inputs, *n.outputs)}
+        yield part, machine, external | touched
 
 
 def plan(
@@ -104,21 +127,21 @@ def plan_prepared(
     drafted: is given the plan before it is scheduled, with all that its source depends on and each
     phase's tasks on one processor; a compiler may begin.
     """
-    private, machine, chosen = prepared.graph, prepared.machine, prepared.options
-    groups = lower_nodes(private, machine, chosen, prepared.pipelined)
+    private, machines, chosen = prepared.graph, prepared.machines, prepared.options
+    groups = lower_nodes(private, machines, chosen, prepared.pipelined)
     if private.world_size > 1 or len(private.phases) > 1:
         groups = _ended(groups)
-    packed = machine.has("packets") and chosen.get("packets", True)
+    packed = machines[-1].has("packets") and chosen.get("packets", True)
     templates = Templates()
     packets: set[int] = set()
     if packed:
-        packets = choose_packets(groups, machine, chosen, templates, prepared.received)
+        packets = choose_packets(groups, machines, chosen, templates, prepared.received)
     packets |= {t.id for g in groups for t in g.operands if t.buffer.id in g.received}
     external = frozenset(chosen.get("external", ()))
     tables = _Tables(private, groups, packets, external)
     together = 1 if prepared.pipelined else private.world_size
     schedule = Schedule(
-        machine,
+        machines,
         tables.tensors,
         tables.buffers,
         private.rank,
@@ -130,10 +153,12 @@ def plan_prepared(
     members: list[list[tuple[int, Group]]] = [[] for _ in private.phases]
     for i, group in enumerate(groups):
         members[group.phase].append((i, group))
+    variants = tuple(dict.fromkeys(m.variant for m in reversed(machines)))
+    places = [variants.index(m.variant) for m in machines]
     draft = Plan(
         rank=private.rank,
         world_size=private.world_size,
-        machine=_machine_entry(machine),
+        machine=_machine_entry(dataclasses.replace(machines[-1], variants=variants)),
         buffers=tuple(tables.buffers),
         tensors=tuple(tables.tensors),
         ops=tuple(tables.ops),
@@ -144,12 +169,12 @@ def plan_prepared(
     )
     if drafted is not None:
         unscheduled = [
-            Phase(name, (schedule.unscheduled(listed, tables.ops),))
-            for name, listed in zip(private.phases, members, strict=True)
+            Phase(name, (schedule.unscheduled(listed, tables.ops),), place)
+            for name, listed, place in zip(private.phases, members, places, strict=True)
         ]
         drafted(dataclasses.replace(draft, phases=tuple(unscheduled)))
     phases = [
-        Phase(name, schedule.phase(number, listed, tables.ops))
+        Phase(name, schedule.phase(number, listed, tables.ops), places[number])
         for number, (name, listed) in enumerate(zip(private.phases, members, strict=True))
     ]
     return dataclasses.replace(draft, phases=tuple(phases), counters=schedule.counters())

@@ -26,7 +26,7 @@ from ark.models.checkpoint import Checkpoint
 from ark.models.load import check_plan, weights
 from ark.ops.tokens import MAX_STOPS
 from ark.plan.rotated import Rotated, on_rank
-from ark.plan.serialize import from_json, machine_of, to_json
+from ark.plan.serialize import from_json, to_json
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime import cache
@@ -141,8 +141,13 @@ def _short(tokens: Sequence[int]) -> str:
     return f"{len(tokens)} tokens of hash {name}"
 
 
-def usual_chunk(machine: Machine) -> int:
-    """Prompt tokens an iteration where nobody says how many: more where they fill matrix units."""
+def usual_chunk(machine: Machine, dtype: DataType) -> int:
+    """Prompt tokens an iteration where nobody says how many: more where they fill matrix units.
+
+    dtype: of the weights. Warpgroups take tiles of 128 rows, and four of them busy a GPU.
+    """
+    if machine.has("wgmma") and dtype.name in ("bf16", "fp16"):
+        return 512
     return 64 if machine.has("mma_sync") else 16
 
 
@@ -197,10 +202,10 @@ class Generator:
         if plan is not None:
             limit = checkpoint.config.max_position_embeddings
             context, chunk = context or min(plan_context(plan), limit), plan_chunk(plan)
-        if chunk is None:
-            chunk = usual_chunk(machine or device.machine)
-        self.context = choose_context(checkpoint, context)
         dtype = DataType.from_numpy(checkpoint.dtype)
+        if chunk is None:
+            chunk = usual_chunk(machine or device.machine, dtype)
+        self.context = choose_context(checkpoint, context)
         self.shape = Shape(
             checkpoint.config, dtype, self.context, min(chunk, self.context), rank, world_size
         )
@@ -209,7 +214,7 @@ class Generator:
 
             def drafted(number: int, draft: Plan) -> None:
                 if number == rank:  # compiled beside scheduling and the proof
-                    begin(on_rank(draft, rank), machine_of(draft), backend, device.arch)
+                    begin(on_rank(draft, rank), backend, device.arch)
 
             everyone = plans(self.shape, machine or device.machine, drafted=drafted)
             self._agree(

@@ -134,37 +134,87 @@ def attention(
     query: Any,
     key: Any,
     value: Any,
-    position: Any,
+    position: Any = None,
     scale: float | None = None,
     output: Any = NullTensor,
     name: str = "",
+    *,
+    causal: bool = True,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: Any = None,
 ) -> Tensor:
-    """Causal grouped-query attention over a cache (Ainslie et al. 2023).
+    """Grouped-query attention (Vaswani et al. 2017, Ainslie et al. 2023).
 
-    query (rows, heads * width), key and value caches (kv_heads, context, width), position (1,)
-    int32: row r attends to positions 0 .. position + r. scale: default width ** -0.5. Result (rows,
-    heads * width) of the query's type. heads must be a multiple of kv_heads.
+    query ([batch,] rows, heads * width), keys and values ([batch,] kv_heads, context, width), as a
+    cache has them; heads must be a multiple of kv_heads. Row r stands at position + r and, if
+    causal, sees keys 0 to there, else all of them. position: (1,) int32, 0 without it. window: of
+    the keys that it sees the last so many, 0 for all. scale: of scores, by default width ** -0.5.
+    softcap: above 0, scores become softcap * tanh(score / softcap) (Gemma 2). sinks: (heads,) fp32,
+    scores that take their share of a row's weights and have no value (GPT-OSS). What nobody sees of
+    keys and values must be finite numbers. Result of the query's shape and type, fp32, fp16 or
+    bf16; sums and exponentials are in fp32. ModelError for what does not fit.
     """
-    q, k, v, at = (as_tensor(t) for t in (query, key, value, position))
+    q, k, v = (as_tensor(t) for t in (query, key, value))
     dtype = float_dtype("attention", q)
-    kv_heads, _, width = check_cache("attention", k, at)
-    if v.ir.shape != k.ir.shape or v.ir.dtype != k.ir.dtype or not v.ir.dense:
+    float_dtype("attention", k)
+    shape, columns = k.ir.shape, q.ir.shape[-1]
+    batch = q.ir.shape[:-2]
+    if len(q.ir.shape) not in (2, 3) or len(shape) != len(batch) + 3 or shape[:-3] != batch:
         raise ModelError(
-            f"attention: keys are {k.ir.dtype.name} {list(k.ir.shape)}, values are "
-            f"{v.ir.dtype.name} {list(v.ir.shape)}; they must be alike"
+            f"attention: the query has shape {list(q.ir.shape)} and the keys {list(shape)}; "
+            "expected ([batch,] rows, heads * width) and ([batch,] kv_heads, context, width)"
         )
-    columns = q.ir.shape[-1]
-    if len(q.ir.shape) != 2 or columns % (kv_heads * width):
+    if v.ir.shape != shape or v.ir.dtype != k.ir.dtype or not (v.ir.dense and k.ir.dense):
+        raise ModelError(
+            f"attention: keys are {k.ir.dtype.name} {list(shape)}, values are "
+            f"{v.ir.dtype.name} {list(v.ir.shape)}; they must be alike, and dense"
+        )
+    kv_heads, _, width = shape[-3:]
+    if columns % (kv_heads * width):
         raise ModelError(
             f"attention: the query has shape {list(q.ir.shape)}; expected (rows, heads * {width}) "
             f"with heads a multiple of {kv_heads}"
         )
-    attrs = {
-        "heads": columns // width,
+    if window < 0 or softcap < 0 or (window and not causal):
+        raise ModelError(
+            f"attention: the window is {window}, the soft cap {softcap}, causal {causal}; both are "
+            "at least 0, and a window is of the past: it needs causal=True"
+        )
+    heads = columns // width
+    attrs: dict[str, Any] = {
+        "heads": heads,
         "head_dim": width,
         "scale": float(width**-0.5 if scale is None else scale),
     }
-    return result("attention", [q, k, v, at], q.ir.shape, dtype, output, attrs, name)
+    more = {"causal": bool(causal), "window": int(window), "softcap": float(softcap)}
+    attrs |= {k: v for k, v in more.items() if v != _PLAIN[k]}
+    inputs = [q, k, v]
+    if position is not None:
+        inputs.append(as_tensor(position))
+        check_position("attention", inputs[-1])
+    else:
+        attrs["placed"] = False
+    if sinks is not None:
+        extra = as_tensor(sinks)
+        if extra.ir.shape != (heads,) or extra.ir.dtype != fp32:
+            raise ModelError(
+                f"attention: the sinks are {extra.ir.dtype.name} {list(extra.ir.shape)}; expected "
+                f"fp32 ({heads},), one a head"
+            )
+        inputs.append(extra)
+        attrs["sinks"] = True
+    return result("attention", inputs, q.ir.shape, dtype, output, attrs, name)
+
+
+_PLAIN: dict[str, Any] = {
+    "causal": True,
+    "window": 0,
+    "softcap": 0.0,
+    "placed": True,
+    "sinks": False,
+}
+"""What a node's attributes are where it does not say; only such a one decodes by splits."""
 
 
 def attention_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
@@ -172,23 +222,67 @@ def attention_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) 
 
     A fifth input holds the keys and values of a lone row (ark.lower.pack), (1, 2 kv_heads width).
     """
-    q, key, value, position, *fresh = inputs
-    if fresh:  # the newest row, which the caches need not have yet
-        newest = np.split(fresh[0].reshape(-1, attrs["head_dim"]), 2)
+    q, key, value, *rest = inputs
+    how = {name: attrs.get(name, plain) for name, plain in _PLAIN.items()}
+    position = int(rest.pop(0)[0]) if how["placed"] else 0
+    sinks = rest.pop(0) if how["sinks"] else None
+    if rest:  # the newest row, which the caches need not have yet
+        newest = np.split(rest[0].reshape(-1, attrs["head_dim"]), 2)
         key, value = (c.copy() for c in (key, value))
         for cache, row in zip((key, value), newest, strict=True):
-            cache[:, int(position[0])] = row
-    heads, width = attrs["heads"], attrs["head_dim"]
+            cache[:, position] = row
+    if q.ndim == 3:
+        options = {**attrs, "placed": True}
+        extra = [np.array([position]), *([] if sinks is None else [sinks])]
+        rows = zip(q, key, value, strict=True)
+        return [np.stack([attention_reference([*row, *extra], options)[0] for row in rows])]
+    heads, width, context = attrs["heads"], attrs["head_dim"], key.shape[1]
     group = heads // key.shape[0]
     out = np.zeros(q.shape)
     for r in range(len(q)):
-        count = min(int(position[0]) + r + 1, key.shape[1])
+        end = min(position + r + 1, context) if how["causal"] else context
+        begin = max(0, position + r + 1 - how["window"]) if how["window"] else 0
         for h in range(heads):
             part = slice(h * width, (h + 1) * width)
-            scores = key[h // group, :count] @ q[r, part] * attrs["scale"]
+            scores = key[h // group, begin:end] @ q[r, part] * attrs["scale"]
+            if how["softcap"]:
+                scores = how["softcap"] * np.tanh(scores / how["softcap"])
+            if sinks is not None:
+                scores = np.append(scores, sinks[h])
+            if not len(scores):
+                continue
             weights = np.exp(scores - scores.max())
-            out[r, part] = weights / weights.sum() @ value[h // group, :count]
+            seen = weights[: max(0, end - begin)]
+            out[r, part] = seen / weights.sum() @ value[h // group, begin:end]
     return [out]
+
+
+TILED_ROWS = 8  # queries from which on a task takes tiles of them
+L2_SHARE = 16 << 20  # bytes of keys and values that are read together
+
+
+def _lower_tiles(lowering: Lowering, node: Node) -> None:
+    """Tiles of queries; where loads run ahead, a processor has all its tiles as one task."""
+    q, key, value, *rest = node.inputs
+    out, machine = node.outputs[0], lowering.machine
+    how = {name: node.attrs.get(name, plain) for name, plain in _PLAIN.items()}
+    width, length = node.attrs["head_dim"], q.shape[-2]
+    rows = 128 if machine.variant.name == "matrix" else 32 if width <= 128 else 16
+    rows = min(rows, length)
+    heads, batch = node.attrs["heads"], q.shape[0] if len(q.shape) == 3 else 1
+    params = {**node.attrs, **how, "kv_heads": key.shape[-3], "rows": rows}
+    tiles = batch * heads * -(-length // rows)
+    each = 2 * key.shape[-2] * width * key.dtype.itemsize * key.shape[-3] / heads
+    # Heads together: what L2 holds, and enough for tiles of all lengths to be dealt at once.
+    enough = -(-2 * machine.processors * rows // length)
+    params["group"] = max(1, min(batch * heads, max(enough, int(L2_SHARE / each))))
+    if machine.variant.name == "matrix" and lowering.graph.world_size == 1:
+        params["tasks"] = min(tiles, machine.processors)
+        coords: list[tuple[int, ...]] = [(t,) for t in range(params["tasks"])]
+    else:
+        starts = range(0, length, rows)
+        coords = [(b, h, r) for b in range(batch) for h in range(heads) for r in starts]
+    lowering.emit("attention_tiles", params, [q, key, value, out, *rest], coords)
 
 
 def attention_splits(
@@ -203,6 +297,11 @@ def attention_splits(
 
 
 def _lower_attention(lowering: Lowering, node: Node) -> None:
+    """One row of a cache by splits of its positions, all else by tiles of queries."""
+    plain = all(node.attrs.get(name, usual) == usual for name, usual in _PLAIN.items())
+    if not plain or len(node.inputs[0].shape) == 3 or node.inputs[0].shape[0] >= TILED_ROWS:
+        _lower_tiles(lowering, node)
+        return
     q, key, value, position, *fresh = node.inputs
     out = node.outputs[0]
     rows = out.shape[0]

@@ -98,6 +98,8 @@ def _matmul_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) ->
     b = np.swapaxes(b, -1, -2) if attrs["transpose_b"] else b
     if "finish" in attrs:
         return [expression.evaluate(attrs["finish"], [a @ b, *others])]
+    if attrs.get("gated"):
+        return _defined("swiglu_pairs", [a @ b], attrs)
     return [a @ b]
 
 
@@ -106,10 +108,12 @@ def _lower_matmul(lowering: Lowering, node: Node) -> None:
     if len(node.outputs[0].shape) > FOLDED:
         tensors = _merge_batch(tensors)
     machine = lowering.machine
-    if machine.variant.name == "matrix":
-        _lower_large(lowering, node, tensors)
-        return
     shape = fold(tensors[-1].shape)
+    if node.attrs.get("gated"):
+        shape = (*shape[:3], 2 * shape[3])
+    if machine.variant.name == "matrix":
+        _lower_large(lowering, node, tensors, shape)
+        return
     asked = lowering.tile(shape, fixed=(0, 1), shown=_shown(node))
     tile = tuple(asked[2:]) if asked else _tile(shape, machine)
     params = _product(node) | {"tile": list(tile)}
@@ -139,19 +143,28 @@ def _emit_product(
     left, right, *others, out = tensors
     if "finish" in node.attrs:
         params["expr"] = node.attrs["finish"]
+    elif node.attrs.get("gated"):
+        params["gated"] = True
+    elif lowering.machine.variant.name == "matrix" and out.dtype not in (left.dtype, fp32):
+        params["expr"] = expression.leaf(0)  # the sums as they are
     lowering.emit("matmul", params, [left, right, out, *others], coords)
 
 
-def _lower_large(lowering: Lowering, node: Node, tensors: Sequence[IrTensor]) -> None:
-    """For warpgroups: tiles in an order that shares L2, parts of k where tiles are few."""
-    machine, shape, a = lowering.machine, fold(tensors[-1].shape), node.inputs[0]
+def _lower_large(
+    lowering: Lowering, node: Node, tensors: Sequence[IrTensor], shape: Sequence[int]
+) -> None:
+    """For warpgroups: tiles in an order that shares L2, parts of k where tiles are few.
+
+    shape: the product's.
+    """
+    machine, a = lowering.machine, node.inputs[0]
     depth = a.shape[-2] if node.attrs["transpose_a"] else a.shape[-1]
     asked = lowering.tile(shape, fixed=(0, 1), shown=_shown(node))
     alone = lowering.graph.world_size == 1 and not node.hints
     if asked:
         cut = Cut(asked[2], asked[3])
     else:
-        several = alone and all(len(t.shape) <= 2 for t in tensors)
+        several = alone and all(len(t.shape) <= 2 for t in tensors) and "gated" not in node.attrs
         narrow = bool(node.attrs["transpose_b"])  # half of 64 rows of b is whole rows
         measured = lowering.options.get("cuts", {})
         cut = choose_cut(shape, depth, a.dtype.itemsize, machine, several, narrow, measured)

@@ -20,12 +20,14 @@ def _lines(plan: Plan, tasks: bool) -> Iterator[str]:
         f"machine {machine['name']} ({machine['arch']}): {machine['processors']} processors, "
         f"{machine['shared_bytes']} bytes of shared memory"
     )
-    variant = machine["variants"][0]
-    roles = ", ".join(f"{r['warps']} {r['name']}" for r in variant["roles"])
-    yield (
-        f"variant {plan.variant}: warps of {machine['lanes']} lanes: {roles}; ring of "
-        f"{variant['stages']} x {variant['stage_bytes']} bytes, {variant['in_flight']} in flight"
-    )
+    for place, variant in enumerate(machine["variants"]):
+        roles = ", ".join(f"{r['warps']} {r['name']}" for r in variant["roles"])
+        names = ", ".join(p.name for p in plan.phases if p.variant == place)
+        yield (
+            f"variant {variant['name']} of {names}: warps of {machine['lanes']} lanes: {roles}; "
+            f"ring of {variant['stages']} x {variant['stage_bytes']} bytes, "
+            f"{variant['in_flight']} in flight"
+        )
     yield "memory"
     for arena, nbytes in sorted(plan.arenas.items()):
         count = sum(b.arena == arena and b.rank == plan.rank for b in plan.buffers)

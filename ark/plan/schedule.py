@@ -37,7 +37,7 @@ class Schedule:
 
     def __init__(
         self,
-        machine: Machine,
+        machines: Sequence[Machine],
         tensors: Sequence[PlanTensor],
         buffers: Sequence[PlanBuffer],
         rank: int,
@@ -46,10 +46,10 @@ class Schedule:
         together: int,
         phases: int = 1,
     ) -> None:
-        """together: how many ranks begin an iteration together: all, or this one alone.
-        phases: how many the plan has.
+        """machines: by phase. together: how many ranks begin an iteration together: all, or this
+        one alone. phases: how many the plan has.
         """
-        self.machine = machine
+        self.machines = machines
         self.tensors = tensors
         self.buffers = buffers
         self.rank = rank
@@ -121,7 +121,8 @@ class _PhaseRun:
     def __init__(self, schedule: Schedule, number: int) -> None:
         self.s = schedule
         self.number = number
-        processors = schedule.machine.processors
+        self.machine = schedule.machines[number]
+        processors = self.machine.processors
         self.lists: list[list[int]] = [[] for _ in range(processors)]
         self.order = Ordering(processors)
         self.now: list[Clock] = [
@@ -177,7 +178,7 @@ class _PhaseRun:
         chain of small ops hands nothing over; None where tasks need more, or share what they need.
         """
         placed = group.processors or group.granularity is not None or group.sends or group.awaits
-        if placed or len(needs) > len(self.lists) or self.s.machine.variant.role(COMMUNICATE):
+        if placed or len(needs) > len(self.lists) or self.machine.variant.role(COMMUNICATE):
             return None
         lanes: list[int] = []
         for need in needs:

@@ -28,6 +28,7 @@ from ark.plan.types import (
     PlanTensor,
     Task,
 )
+from ark.variant import COMPUTE
 
 FORMAT = 1
 
@@ -118,6 +119,7 @@ class TaskRow(_Row, frozen=True):
 class PhaseEntry(_Entry, frozen=True):
     name: Name
     processors: tuple[tuple[TaskRow, ...], ...]
+    variant: Index = 0
 
 
 class PackingEntry(_Entry, frozen=True):
@@ -183,7 +185,9 @@ def read(data: Any) -> Plan:
             for i, c in enumerate(file.counters)
         ),
         phases=tuple(
-            Phase(p.name, tuple(tuple(_task(t) for t in tasks) for tasks in p.processors))
+            Phase(
+                p.name, tuple(tuple(_task(t) for t in tasks) for tasks in p.processors), p.variant
+            )
             for p in file.phases
         ),
     )
@@ -201,7 +205,9 @@ def read_machine(fields: Mapping[str, Any]) -> Machine:
         unknown = _unknown(machine, fields)
         if unknown:
             raise msgspec.ValidationError(f"it has no field {unknown!r}")
-        if not machine.variants or not machine.warps or machine.variant.warps > 64:
+        if not machine.variants or any(
+            not v.role(COMPUTE) or v.warps > 64 for v in machine.variants
+        ):
             raise msgspec.ValidationError("it has no kernel variant of 1 to 64 warps that computes")
         if not math.isfinite(machine.bandwidth_gbps + machine.tflops + machine.signal_us):
             raise msgspec.ValidationError("its rates must be numbers")

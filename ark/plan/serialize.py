@@ -13,9 +13,13 @@ from ark.plan.schema import FORMAT
 from ark.plan.types import Plan, Task
 
 
-def machine_of(plan: Plan) -> Machine:
-    """The machine model that a plan was made for; PlanError if it is none."""
-    return schema.read_machine(plan.machine)
+def machine_of(plan: Plan, phase: int | None = None) -> Machine:
+    """The machine model that a plan was made for; PlanError if it is none.
+
+    phase: with only the variant that this phase runs under; else with all that the plan uses.
+    """
+    machine = schema.read_machine(plan.machine)
+    return machine if phase is None else machine.under(plan.phases[phase].variant)
 
 
 def to_dict(plan: Plan) -> dict[str, Any]:
@@ -47,7 +51,11 @@ def to_dict(plan: Plan) -> dict[str, Any]:
         ],
         "counters": [[c.name, c.step, c.rank, int(c.system)] for c in plan.counters],
         "phases": [
-            {"name": p.name, "processors": [[_task(t) for t in tasks] for tasks in p.processors]}
+            {
+                "name": p.name,
+                "variant": p.variant,
+                "processors": [[_task(t) for t in tasks] for tasks in p.processors],
+            }
             for p in plan.phases
         ],
     }
@@ -76,7 +84,8 @@ def to_json(plan: Plan) -> str:
             else "[]"
             for tasks in phase["processors"]
         )
-        parts.append(f'{{"name":{json.dumps(phase["name"])},"processors":[\n{lists}\n]}}')
+        head_of = f'"name":{json.dumps(phase["name"])},"variant":{phase["variant"]}'
+        parts.append(f'{{{head_of},"processors":[\n{lists}\n]}}')
     return head + ',"phases":[' + ",".join(parts) + "]}\n"
 
 

@@ -165,10 +165,13 @@ class Task:
 
 @dataclass(frozen=True)
 class Phase:
-    """What one iteration does: an ordered task list per processor."""
+    """What one iteration does: an ordered task list per processor. variant: the place, in the
+    machine's variants, of the one that its tasks run under.
+    """
 
     name: str
     processors: tuple[tuple[Task, ...], ...]
+    variant: int = 0
 
 
 @dataclass(frozen=True)
@@ -192,5 +195,21 @@ class Plan:
 
     @property
     def variant(self) -> str:
-        """The kernel variant that all tasks run under, by name."""
-        return str(self.machine["variants"][0]["name"])
+        """The kernel variant of the last phase, by name."""
+        return self.variant_of(len(self.phases) - 1)
+
+    def variant_of(self, phase: int) -> str:
+        """The kernel variant that a phase's tasks run under, by name."""
+        place = self.phases[phase].variant if self.phases else 0
+        return str(self.machine["variants"][place]["name"])
+
+    @property
+    def kernels(self) -> tuple[range, ...]:
+        """The phases of each kernel: consecutive ones under one variant."""
+        starts = [
+            i
+            for i, phase in enumerate(self.phases)
+            if i == 0 or phase.variant != self.phases[i - 1].variant
+        ]
+        ends = [*starts[1:], len(self.phases)]
+        return tuple(range(a, b) for a, b in zip(starts, ends, strict=True))

@@ -32,8 +32,10 @@ def admit(plans: Sequence[Plan], device: Machine | None = None) -> None:
         check_machine(machine_of(plan), device)
     verify(plans)
     for plan in plans:
-        machine = machine_of(plan)
-        check_shared_memory(plan, machine, registry.get(machine.backend).dialect(machine.arch))
+        for phases in plan.kernels:
+            machine = machine_of(plan, phases[0])
+            dialect = registry.get(machine.backend).dialect(machine.arch)
+            check_shared_memory(plan, machine, dialect, phases)
 
 
 def check_machine(made_for: Machine, device: Machine | None) -> None:

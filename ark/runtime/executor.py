@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ark.backend.protocol import Backend, BoxMapper, Device, Memory
+from ark.backend.protocol import Backend, BoxMapper, Device, Launch, Memory
 from ark.codegen import layout
-from ark.codegen.dialect import BoxMap
 from ark.errors import BaseError, InvalidUsageError, SystemError
 from ark.ir.dtype import by_name
 from ark.ir.packed import from_memory, to_memory
@@ -25,7 +24,8 @@ from ark.plan.serialize import machine_of
 from ark.plan.types import ITERATION_BARRIER, Plan, PlanTensor
 from ark.runtime import live, tables
 from ark.runtime.faults import explain
-from ark.runtime.program import Program, load
+from ark.runtime.kernels import Launches, box_maps, load_kernels, opcodes
+from ark.runtime.program import Program
 from ark.runtime.proxy import Proxy
 from ark.runtime.run import Ranks, Run
 
@@ -81,14 +81,17 @@ class Executor:
         self._peers: dict[int, tuple[Memory, dict[str, Any]]] = {}
         self._signallers: dict[str, list[int]] = {}  # by counter: the peers that signal it
         self._externals = dict(externals or {})
-        self.program: Program
-        self._loaded: object
-        self.program, self._loaded = load(plan, self.machine, backend, device)
+        self.kernels = load_kernels(plan, backend, device)
         try:
             self._allocate(trace_records)
         except BaseException:
             self.close(together=False)
             raise
+
+    @property
+    def program(self) -> Program:
+        """The kernel of the last phase."""
+        return self.kernels[-1].program
 
     def _alloc(self, nbytes: int, kind: Any = "device") -> Memory:
         made = self.device.alloc(max(nbytes, 256), kind)
@@ -112,7 +115,7 @@ class Executor:
         ends = (b.offset + b.nbytes for b in own if b.id in received)
         self._received_bytes = max(ends, default=0)
         self._connect(symmetric)
-        count = sum(len(m) for m in self._maps())
+        count = sum(len(m) for m in box_maps(self.kernels))
         self._map_memory = self._alloc(count * layout.MAP_BYTES) if count else None
         listed = tables.listed(plan)
         self._lists = self._alloc(8 * listed) if listed else None
@@ -126,9 +129,9 @@ class Executor:
         self._proxy = self._start_proxy()
         self._trace_records = trace_records
         record = layout.dtype("ArkTrace").itemsize
-        self._trace = (
-            self._alloc(trace_records * plan.processors * record) if trace_records else None
-        )
+        self._trace_bytes = trace_records * plan.processors * record  # of one kernel
+        wanted = self._trace_bytes * len(self.kernels)
+        self._trace = self._alloc(wanted) if trace_records else None
 
     def _start_proxy(self) -> Proxy | None:
         """The proxy, where tasks ask the host to copy, with all memory that these may name."""
@@ -154,14 +157,9 @@ class Executor:
         for name, memory in self._arrays.items():
             self.device.write(memory.address, getattr(self.tables, name))
 
-    def _maps(self) -> list[tuple[BoxMap, ...]]:
-        """Box maps by op."""
-        emitted = self.program.emitted
-        return [emitted.maps[code] if emitted.maps else () for code in emitted.opcode]
-
     def _build_tables(self) -> tables.Tables:
         """The tables for the present addresses; box maps are written to the device first."""
-        maps = self._maps()
+        maps = box_maps(self.kernels)
         first: list[int] = []
         images: list[bytes] = []
         for op, wanted in zip(self.plan.ops, maps, strict=True):
@@ -178,9 +176,10 @@ class Executor:
         base = memory.address if memory is not None else 0
         made = tables.build(
             self.plan,
-            self.program.emitted,
+            opcodes(self.kernels),
             self.buffer_address,
             self._counter_address,
+            maps,
             lambda op, i: base + (first[op] + i) * layout.MAP_BYTES,
             self._lists.address if self._lists is not None else 0,
         )
@@ -313,10 +312,15 @@ class Executor:
                 f"iterations of {len(each)} phases were asked for ({each}); the plan has {phases}, "
                 "each of which runs none or some"
             )
+        if persistent and len(self.kernels) > 1:
+            raise InvalidUsageError(
+                "the plan's phases are different kernels, which cannot run persistently; make it "
+                "with the option variant='block'"
+            )
         ends = list(itertools.accumulate(each))
         self.phase_ends = ends[:-1]
         self._reset(ends)
-        return self._launch(self._parameters(persistent), ends[-1])
+        return self._launch(self._parameters(persistent), ends)
 
     def resume(self, iterations: int = 1, stream: int | None = None) -> Run:
         """Launches so many iterations more: counters and epochs go on from where they stand.
@@ -345,7 +349,7 @@ class Executor:
             self._run.detach()  # what it would say is said by the launches behind it
         first, self._resumed = self._resumed, self._resumed + iterations
         self._params["first"], self._params["end"] = first, self._resumed
-        return self._launch(self._params, self._resumed, stream)
+        return self._launch(self._params, [self._resumed], stream)
 
     def _reset(self, ends: Sequence[int]) -> None:
         """Sets everything back to before the first iteration, on all ranks together."""
@@ -389,22 +393,38 @@ class Executor:
         params["idle_ns"] = int(idle_s * 1e9)
         return params
 
-    def _launch(self, params: np.ndarray, end: int, stream: int | None = None) -> Run:
-        shared = self.program.emitted.scratch_bytes + self.machine.ring_bytes
-        launch = self.device.launch(
-            self._loaded,
-            params.tobytes(),
-            self.plan.processors,
-            self.machine.threads,
-            shared,
-            stream,
-        )
+    def _launch(self, params: np.ndarray, ends: Sequence[int], stream: int | None = None) -> Run:
+        """Launches the kernels that have something to do. ends: of the phases, in iterations."""
+        begin = int(params["first"][0])
+        launches: list[Launch] = []
+        for number, kernel in enumerate(self.kernels):
+            end, last = ends[kernel.phases[-1]], number == len(self.kernels) - 1
+            if end == begin and not (last and not launches):
+                continue
+            own = params.copy()
+            own["first"] = begin
+            if not last:
+                own["end"] = end
+            if self._trace is not None:
+                own["trace"] += number * self._trace_bytes
+            launches.append(
+                self.device.launch(
+                    kernel.loaded,
+                    own.tobytes(),
+                    self.plan.processors,
+                    kernel.machine.threads,
+                    kernel.shared_bytes,
+                    stream,
+                )
+            )
+            begin = end
+        launch = launches[0] if len(launches) == 1 else Launches(launches)
         assert self._host.host is not None
         if self._proxy is not None:
             self._proxy.wake()
         trouble = self._proxy.error if self._proxy is not None else None
         self._run = Run(
-            launch, self._host.host, end, self.ranks, self.budget_s, self._explain, trouble
+            launch, self._host.host, ends[-1], self.ranks, self.budget_s, self._explain, trouble
         )
         return self._run
 
@@ -424,8 +444,8 @@ class Executor:
             raise InvalidUsageError("tracing is off; make the executor with trace_records > 0")
         kind = layout.dtype("ArkTrace")
         data = self.device.read(self._trace.address, self._trace.nbytes).view(kind)
-        rows = data.reshape(self.plan.processors, self._trace_records)
-        return [row[row["end"] != 0] for row in rows]
+        rows = data.reshape(len(self.kernels), self.plan.processors, self._trace_records)
+        return [row[row["end"] != 0] for row in np.concatenate(rows, axis=1)]
 
     def _meet(self, what: str) -> None:
         if self.ranks is not None and self.plan.world_size > 1:
@@ -452,16 +472,16 @@ class Executor:
         if peers and not together:
             own = [m for m in own if m.kind != "symmetric"]
         self._peers, self._memory, self._run = {}, [], None
-        program, self._loaded = self._loaded, None
+        kernels, self.kernels = self.kernels, []
         try:
             self._free(peers, together)
             if peers and together:
                 self._meet("the end")
         finally:
             self._free(own, together)
-            if program is not None:
+            for kernel in kernels:
                 with contextlib.suppress(*_tolerated(together)):
-                    self.device.unload(program)
+                    self.device.unload(kernel.loaded)
         return True
 
     def _free(self, memories: Sequence[Memory], strict: bool) -> None:

@@ -10,6 +10,7 @@ from ark.backend.protocol import Backend, Binary, Device, Target
 from ark.codegen.writer import Emitted, write
 from ark.errors import BaseError
 from ark.machine import Machine
+from ark.plan.serialize import machine_of
 from ark.plan.types import Plan
 from ark.runtime import cache
 
@@ -24,19 +25,21 @@ class Program:
     name: str
 
 
-def load(plan: Plan, machine: Machine, backend: Backend, device: Device) -> tuple[Program, object]:
+def load(
+    plan: Plan, machine: Machine, backend: Backend, device: Device, phases: range | None = None
+) -> tuple[Program, object]:
     """Builds the loop kernel and loads it; one from the cache that cannot be loaded is made again.
 
-    The second is what Device.load returned.
+    phases: those that it runs, by default all. The second is what Device.load returned.
     """
-    program = build(plan, machine, backend, device.arch)
+    program = build(plan, machine, backend, device.arch, phases)
     try:
         return program, device.load(program.binary)
     except BaseError:
         if not program.cached:
             raise
     cache.drop(cache.PROGRAMS, program.name)
-    program = build(plan, machine, backend, device.arch)
+    program = build(plan, machine, backend, device.arch, phases)
     return program, device.load(program.binary)
 
 
@@ -44,12 +47,18 @@ Made = tuple[Binary, bool]  # and whether it was in the cache
 _begun: dict[str, Future[Made]] = {}  # by name in the cache, until somebody builds that
 
 
-def begin(plan: Plan, machine: Machine, backend: Backend, arch: str) -> None:
-    """Starts compiling beside the caller what `build` will want; a plan's draft will do. What fails
-    here fails again there, where somebody asks for it.
+def begin(plan: Plan, backend: Backend, arch: str) -> None:
+    """Starts compiling beside the caller all kernels that `build` will want; a plan's draft will
+    do. What fails here fails again there, where somebody asks for it.
     """
+    for phases in plan.kernels:
+        _begin(plan, backend, arch, phases)
+
+
+def _begin(plan: Plan, backend: Backend, arch: str, phases: range) -> None:
     try:
-        emitted, target, name = _emitted(plan, machine, backend, arch)
+        machine = machine_of(plan, phases[0])
+        emitted, target, name = _emitted(plan, machine, backend, arch, phases)
     except BaseError:
         return
     if name in _begun or _kept(name) is not None:
@@ -59,9 +68,11 @@ def begin(plan: Plan, machine: Machine, backend: Backend, arch: str) -> None:
     worker.shutdown(wait=False)
 
 
-def build(plan: Plan, machine: Machine, backend: Backend, arch: str) -> Program:
+def build(
+    plan: Plan, machine: Machine, backend: Backend, arch: str, phases: range | None = None
+) -> Program:
     """Emits and compiles; the key is the source, the compiler with its flags, and the target."""
-    emitted, target, name = _emitted(plan, machine, backend, arch)
+    emitted, target, name = _emitted(plan, machine, backend, arch, phases)
     begun = _begun.pop(name, None)
     binary, cached = begun.result() if begun else _made(name, emitted, target, backend)
     return Program(emitted, binary, cached, name)
@@ -90,10 +101,10 @@ def _kept(name: str) -> Binary | None:
 
 
 def _emitted(
-    plan: Plan, machine: Machine, backend: Backend, arch: str
+    plan: Plan, machine: Machine, backend: Backend, arch: str, phases: range | None
 ) -> tuple[Emitted, Target, str]:
     """The source, what it is for, and its name in the cache."""
-    emitted = write(plan, machine, backend.dialect(arch))
+    emitted = write(plan, machine, backend.dialect(arch), phases)
     target = Target(arch, machine.threads)
     flags = backend.compiler().key(target)
     key = (__version__, backend.name, emitted.source.text, flags, repr(target))

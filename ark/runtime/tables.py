@@ -6,13 +6,13 @@ Called by the executor once memory is allocated and peers are known.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ark.codegen import layout
-from ark.codegen.writer import Emitted
+from ark.codegen.dialect import BoxMap
 from ark.errors import PlanError
 from ark.plan import kind as kinds
 from ark.plan.boxes import Templates
@@ -33,20 +33,22 @@ class Tables:
 
 def build(
     plan: Plan,
-    emitted: Emitted,
+    opcode: Sequence[int],
     buffer_address: Callable[[int], int],
     counter_address: Callable[[int], int],
+    box_maps: Sequence[Sequence[BoxMap]] = (),
     map_address: Callable[[int, int], int] | None = None,
     list_address: int = 0,
 ) -> Tables:
-    """buffer_address and counter_address give device addresses by id in the plan, map_address that
-    of an op's box map by the op's id and the map's place. list_address: where `lists` will lie.
+    """opcode and box_maps: by op, in its kernel. buffer_address and counter_address give device
+    addresses by id in the plan, map_address that of an op's box map by the op's id and the map's
+    place. list_address: where `lists` will lie.
     """
     operands, limits = _operands(plan, buffer_address)
     counters = [counter_address(c.id) for c in plan.counters]
-    maps = _map_addresses(plan, emitted, map_address)
+    maps = _map_addresses(plan, box_maps, map_address)
     rows, lists = _rows(operands, maps, list_address)
-    early = _early(plan, emitted)
+    early = _early(plan, box_maps)
     listing: list[tuple[int, int, Task]] = []
     records: list[tuple[object, ...]] = []
     counter_ops: list[tuple[int, int, int, int, int]] = []
@@ -84,7 +86,7 @@ def build(
                 coord = (*task.coord, *([0] * (layout.MAX_COORDS - len(task.coord))))
                 records.append(
                     (
-                        emitted.opcode[task.op],
+                        opcode[task.op],
                         task.op,
                         wait_begin,
                         signal_begin,
@@ -114,14 +116,14 @@ def build(
     )
 
 
-def _early(plan: Plan, emitted: Emitted) -> frozenset[int]:
+def _early(plan: Plan, box_maps: Sequence[Sequence[BoxMap]]) -> frozenset[int]:
     """Ops whose box maps are of memory that nothing writes during a launch, so that they may be
     loaded before their tasks begin.
     """
     mapped = {
-        op.id: {op.operands[m.operand] for m in emitted.maps[emitted.opcode[op.id]]}
-        for op in plan.ops
-        if emitted.maps and emitted.maps[emitted.opcode[op.id]]
+        op.id: {op.operands[m.operand] for m in maps}
+        for op, maps in zip(plan.ops, box_maps, strict=bool(box_maps))
+        if maps
     }
     if not mapped:
         return frozenset()
@@ -144,12 +146,12 @@ def _early(plan: Plan, emitted: Emitted) -> frozenset[int]:
 
 
 def _map_addresses(
-    plan: Plan, emitted: Emitted, map_address: Callable[[int, int], int] | None
+    plan: Plan, box_maps: Sequence[Sequence[BoxMap]], map_address: Callable[[int, int], int] | None
 ) -> list[list[int]]:
     """By op: the addresses of its box maps."""
     found: list[list[int]] = []
     for op in plan.ops:
-        count = len(emitted.maps[emitted.opcode[op.id]]) if emitted.maps and map_address else 0
+        count = len(box_maps[op.id]) if box_maps and map_address else 0
         if count and len(op.operands) + count > layout.RECORD_OPERANDS:
             raise PlanError(
                 f"op {op.name!r} has {len(op.operands)} operands and {count} maps; a task record "

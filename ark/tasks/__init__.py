@@ -7,6 +7,7 @@ touches is always decided here, because the verifier relies on it.
 from ark.tasks import (
     along,
     attention,
+    attention_tiles,
     combine,
     experts,
     iteration,
@@ -27,6 +28,7 @@ from ark.tasks import (
 __all__ = [
     "along",
     "attention",
+    "attention_tiles",
     "combine",
     "experts",
     "iteration",

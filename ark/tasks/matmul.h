@@ -30,3 +30,20 @@ ARK_DEVICE void ark_matmul_alone(ArkCtx& c, const ArkTask&, int m0, int n0, int 
     for (int n = n0; n < n1; ++n) finish(m, n, sums[n - n0]);
   }
 }
+
+// Neighbouring columns are a gate and what it lets pass; finish has the result's column.
+template <int ROWS, int COLUMNS, int M, int N, int K, class A, class B, class Finish>
+ARK_DEVICE void ark_matmul_gated(ArkCtx&, const ArkTask&, int m0, int n0, const A& a, const B& b,
+                                 const Finish& finish) {
+  for (int e = ark_tid(); e < ROWS * COLUMNS / 2; e += ARK_THREADS) {
+    const int m = m0 + e / (COLUMNS / 2), n = n0 + e % (COLUMNS / 2) * 2;
+    if (m >= M || n >= N) continue;
+    float gate = 0.0f, up = 0.0f;
+    for (int k = 0; k < K; ++k) {
+      const float left = ark_get(a(m, k), 0);
+      gate += left * ark_get(b(k, n), 0);
+      up += left * ark_get(b(k, n + 1), 0);
+    }
+    finish(m, n / 2, ark_swiglu(gate, up));
+  }
+}

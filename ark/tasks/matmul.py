@@ -4,6 +4,8 @@ params: transpose_a, transpose_b, tile (rows, columns). operands: a, b, output. 
 of the output's dimensions 0 and 1, first row, first column.
 With the param expr, a tree of ark.tasks.expression over the product (the tree's operand 0, in fp32)
 and the operands behind the output, which broadcast to it, that is what is stored.
+With the param gated neighbouring columns of the product are a gate and what it lets pass, and the
+output, of half as many columns, is silu(gate) * passed; there is one matrix then and no expr.
 With the params tasks and group a task has several tiles: tiles are numbered down `group` rows of
 tiles, then along the columns, then on to the next rows and the next matrix, and the task with coord
 (r,) has tile r, r + tasks and so on, so that tasks which run together share what they read.
@@ -38,6 +40,7 @@ class MatmulParams(Params, frozen=True):
     tasks: Annotated[int, msgspec.Meta(ge=0, le=INT_MAX)] = 0
     group: Size = 1
     splits: Size = 1
+    gated: bool = False
 
 
 class Matmul(TaskKind):
@@ -58,6 +61,9 @@ class Matmul(TaskKind):
         a, b, out = (typed(sig, index).shape for index in range(3))
         need(min(len(a), len(b), len(out)) >= 2, "an operand has fewer than 2 dimensions")
         m, n, k = dims(sig)
+        if sig.params.get("gated"):
+            need(tree is None and len(out) == 2, "gated products are one matrix without expression")
+            need(sig.params["tile"][1] % 2 == 0, "a tile of gated products ends within a pair")
         left = a[-2:][::-1] if sig.params["transpose_a"] else a[-2:]
         right = b[-2:][::-1] if sig.params["transpose_b"] else b[-2:]
         need(
@@ -82,7 +88,8 @@ class Matmul(TaskKind):
     def places(self, sig: Signature) -> Places:
         if sig.params.get("tasks"):
             return Places((range(sig.params["tasks"]),))
-        return box(fold(sig.operands[2].shape), (1, 1, *sig.params["tile"]))
+        shape = fold(sig.operands[2].shape)
+        return box((*shape[:2], *dims(sig)[:2]), (1, 1, *sig.params["tile"]))
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         found: dict[Access, None] = {}  # tiles of one task may share a row's or a column's part
@@ -107,6 +114,9 @@ class Matmul(TaskKind):
             Access(i, *self._batched(sig, i, coord, box), write=False)
             for i, box in ((0, a_box), (1, b_box))
         ]
+        if sig.params.get("gated"):
+            box = ((coord[2], coord[3] // 2), (m1, n1 // 2))
+            return [*found, Access(2, *box, write=True)]
         lo, hi = unfold(sig.operands[2].shape, coord, (coord[0] + 1, coord[1] + 1, m1, n1))
         found += [broadcast_access(sig, i, lo, hi) for i in range(3, len(sig.operands))]
         out_box = ((coord[2], coord[3]), (m1, n1))
@@ -137,10 +147,11 @@ class Matmul(TaskKind):
         return 2.0 * rows * columns * min(part_of_k(sig), k) * many, super().cost(sig, coord)[1]
 
     def headers(self) -> tuple[str, ...]:
-        return (text.header("matmul.h"),)
+        return (text.header("rotary.h"), text.header("matmul.h"))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        alone = machine.has("single_thread") and not sig.params["transpose_b"]
+        gated = bool(sig.params.get("gated"))
+        alone = not gated and machine.has("single_thread") and not sig.params["transpose_b"]
         arguments = (
             "m0",
             "n0",
@@ -149,7 +160,7 @@ class Matmul(TaskKind):
             _place(sig, 1, "k", "n", bool(sig.params["transpose_b"])),
             f"[&](int m, int n, float sum) {{\n{finish(sig, 'sum', 'm', 'n')}  }}",
         )
-        callee = "ark_matmul_alone" if alone else "ark_matmul"
+        callee = "ark_matmul_gated" if gated else "ark_matmul_alone" if alone else "ark_matmul"
         shape = (*sig.params["tile"], *dims(sig)[:2])
         body = f"  {text.called(callee, shape, arguments)};\n"
         return text.function(name, outputs(sig) + each_tile(sig, body))
@@ -222,7 +233,8 @@ def grid(sig: Signature) -> tuple[int, int, int, int]:
     """How many tiles there are: of the two batch dimensions, down and across."""
     shape = fold(sig.operands[2].shape)
     rows, columns = sig.params["tile"]
-    return shape[0], shape[1], -(-shape[2] // rows), -(-shape[3] // columns)
+    m, n, _ = dims(sig)
+    return shape[0], shape[1], -(-m // rows), -(-n // columns)
 
 
 def tiles(sig: Signature, coord: Sequence[int]) -> list[tuple[int, ...]]:
@@ -274,7 +286,7 @@ def dims(sig: Signature) -> tuple[int, int, int]:
     """(m, n, k) of the product."""
     a, out = sig.operands[0].shape, sig.operands[2].shape
     k = a[-2] if sig.params["transpose_a"] else a[-1]
-    return out[-2], out[-1], k
+    return out[-2], 2 * out[-1] if sig.params.get("gated") else out[-1], k
 
 
 def _place(sig: Signature, index: int, row: str, column: str, transposed: bool) -> str:

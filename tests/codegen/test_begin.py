@@ -73,7 +73,7 @@ def test_what_was_begun_is_compiled_once(
 
     def drafted(rank: int, draft: Plan) -> None:
         for _ in range(2):
-            program.begin(draft, machine_of(draft), backend, target.arch)
+            program.begin(draft, backend, target.arch)
 
     (plan,) = make_plans(shape, target, None, drafted)
     if fault:

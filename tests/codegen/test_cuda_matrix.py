@@ -161,7 +161,8 @@ def test_what_is_written_is_not_loaded_early() -> None:
     made = chained(H100)
     assert made.variant == "matrix"
     emitted = write(made, machine_of(made), backend.dialect("sm_90a"))
-    tables = build(made, emitted, lambda _: 0, lambda _: 0, lambda _op, _map: 0)
+    maps = [emitted.maps[code] for code in emitted.opcode]
+    tables = build(made, emitted.opcode, lambda _: 0, lambda _: 0, maps, lambda _op, _map: 0)
     early = {made.ops[t["op"]].name for t in tables.tasks if t["early"]}
     assert "first" in early and not {n for n in early if n.startswith("second")}
     opcode = {op.name: emitted.opcode[op.id] for op in made.ops}

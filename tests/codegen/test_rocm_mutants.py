@@ -27,13 +27,14 @@ CDNA3 = ("gfx942", "gfx950")  # scopes are bits of an access; elsewhere only cac
 CDNA = ("gfx90a", *CDNA3)
 
 ACQUIRE, ADD, CAS = "ark_u32 ark_load_acquire(", "void ark_add_release(", "ark_u32 ark_cas("
+POLL, POLLED = "ark_u32 ark_poll(", "void ark_polled("
 DEVICE, SYSTEM = "void ark_release_to_device(", "void ark_release_to_system("
 FENCE = '__builtin_amdgcn_fence(__ATOMIC_RELEASE, "{}");'
 AGENT, ALL = "__HIP_MEMORY_SCOPE_AGENT", "__HIP_MEMORY_SCOPE_SYSTEM"
 
-# Name: the function of the prelude, what is replaced in it by what, the architectures on which that
-# makes a difference, and the rule that is broken. Where a fence goes and the drain stays, that
-# alone is enough on architectures whose stores write through.
+# Name: the function of the prelude ("": the whole source), what is replaced in it by what, the
+# architectures on which that makes a difference, and the rule that is broken. Where a fence goes
+# and the drain stays, that alone is enough on architectures whose stores write through.
 MUTANTS: dict[str, tuple[str, str, str, tuple[str, ...], str]] = {
     "an acquire in the device is relaxed": (
         ACQUIRE, f"__ATOMIC_ACQUIRE, {AGENT}", f"__ATOMIC_RELAXED, {AGENT}", ARCHS,
@@ -43,10 +44,24 @@ MUTANTS: dict[str, tuple[str, str, str, tuple[str, ...], str]] = {
         ACQUIRE, f"__ATOMIC_ACQUIRE, {ALL}", f"__ATOMIC_RELAXED, {ALL}", ARCHS,
         "acquire-invalidate",
     ),
-    "an acquire from peers has the device's scope": (ACQUIRE, ALL, AGENT, ARCHS, "acquire-scope"),
+    "an acquire from peers has the device's scope": (
+        ACQUIRE, ALL, AGENT, CDNA, "acquire-invalidate",
+    ),
     "an acquire in the device has a block's scope": (
         ACQUIRE, AGENT, "__HIP_MEMORY_SCOPE_WORKGROUP", ARCHS, "acquire-invalidate",
     ),
+    "a wait in the device does not acquire": (
+        POLLED, '__builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");', "", ARCHS,
+        "acquire-invalidate",
+    ),
+    "a wait for peers does not acquire": (
+        POLLED, '__builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "");', "", ARCHS, "acquire-invalidate",
+    ),
+    "a wait for peers acquires from the device": (
+        POLLED, '(__ATOMIC_ACQUIRE, "")', '(__ATOMIC_ACQUIRE, "agent")', CDNA,
+        "acquire-invalidate",
+    ),
+    "a wait for peers polls the device's cache": (POLL, ALL, AGENT, CDNA3, "acquire-scope"),
     "an exchange does not acquire": (
         CAS, "__ATOMIC_ACQUIRE", "__ATOMIC_RELAXED", ARCHS, "acquire-invalidate",
     ),
@@ -81,7 +96,7 @@ MUTANTS: dict[str, tuple[str, str, str, tuple[str, ...], str]] = {
     "the host is told in the device's scope": (
         "void ark_store_host(", ALL, AGENT, CDNA3, "release-scope",
     ),
-    "nobody marks an acquire": (ACQUIRE, "ARK_ACQUIRED(", "(void)sizeof(", ARCHS, "marker"),
+    "nobody marks an acquire": ("", "; ark.acquire ", "; ", ARCHS, "marker"),
 }  # fmt: skip
 
 CASES = [
@@ -119,8 +134,8 @@ def broken(arch: str, text: str) -> set[str]:
 def test_the_lint_finds(arch: str, name: str) -> None:
     function, old, new, _, rule = MUTANTS[name]
     text = source(arch)
-    begin = text.index(f"ARK_DEVICE {function}")
-    end = text.index("\n}\n", begin)
+    begin = text.index(f"ARK_DEVICE {function}") if function else 0
+    end = text.index("\n}\n", begin) if function else len(text)
     body = text[begin:end]
     assert old in body
     assert rule in broken(arch, text[:begin] + body.replace(old, new) + text[end:])

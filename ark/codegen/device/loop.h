@@ -125,13 +125,25 @@ ARK_DEVICE ArkVerdict ark_spin(const ArkParams* p, ArkSpin& s, ark_u64 budget_ns
   return s.start > 1u ? ARK_KEEP : s.start == 1u ? ARK_TIMEOUT : ARK_ABORTED;
 }
 
+// One poll of a counter, and what follows the one that found it. Where an acquire costs caches
+// their contents, a poll is none, and the last one becomes one.
+#if !defined(ARK_HAS_POLL)
+ARK_DEVICE ark_u32 ark_poll(const ark_u32* word, bool system) {
+  return ark_load_acquire(word, system);
+}
+ARK_DEVICE void ark_polled(bool) {}
+#endif
+
 // Waits until a counter has reached `want` (wrap-safe); false after a failure.
 ARK_DEVICE bool ark_wait(ArkCtx& c, ark_u32* word, ark_u32 want, bool system, ark_u32 why,
                          ark_u32 counter, ark_u64 budget_ns) {
   ArkSpin spin{0u, 0u};
   for (;;) {
-    const ark_u32 seen = ark_load_acquire(word, system);
-    if (static_cast<ark_i32>(seen - want) >= 0) return true;
+    const ark_u32 seen = ark_poll(word, system);
+    if (static_cast<ark_i32>(seen - want) >= 0) {
+      ark_polled(system);
+      return true;
+    }
     const ArkVerdict verdict = ark_spin(ARK_PARAMS(c), spin, budget_ns);
     if (verdict == ARK_KEEP) continue;
     if (verdict == ARK_TIMEOUT) ark_fail(c, why, counter, want, seen);

@@ -162,7 +162,10 @@ def _check_lists(rank_set: RankSet, plan: Plan) -> None:
     """Every processor has a task list in every phase, every op that is named exists."""
     phase_of: dict[int, int] = {}
     processors = machine_of(plan).processors
+    offered = len(plan.machine["variants"])
     for number, phase in enumerate(plan.phases):
+        if phase.variant >= offered:
+            raise refuse(f"phase {phase.name!r} runs under variant {phase.variant} of {offered}")
         if len(phase.processors) != processors:
             raise refuse(
                 f"phase {phase.name!r} has {len(phase.processors)} task lists for "
@@ -214,8 +217,8 @@ def _check_edges(plan: Plan, listed: Listing) -> None:
 
 def _check_streams(rank_set: RankSet, plan: Plan, written: set[Key]) -> None:
     """Streamed operands are only read by the loop, and the stream copies what the body reads."""
-    machine = machine_of(plan)
     for number in range(len(plan.phases)):
+        machine = machine_of(plan, number)
         listed = rank_set.listing(plan.rank, number)
         for op_id, (nodes, coords) in listed.by_op.items():
             op, sig = plan.ops[op_id], rank_set.signatures(plan.rank)[op_id]
@@ -250,8 +253,14 @@ def _written(rank_set: RankSet) -> set[Key]:
 
 
 def _check_shared_memory(rank_set: RankSet, plan: Plan) -> None:
-    machine = machine_of(plan)
+    machines = [machine_of(plan, number) for number in range(len(plan.phases))]
+    phase_of = {
+        op: number
+        for number in range(len(plan.phases))
+        for op in rank_set.listing(plan.rank, number).by_op
+    }
     for op, sig in zip(plan.ops, rank_set.signatures(plan.rank), strict=True):
+        machine = machines[phase_of.get(op.id, -1)]
         needed = kinds.get(op.kind).scratch(sig, machine) + machine.ring_bytes
         if needed > machine.shared_bytes:
             raise refuse(

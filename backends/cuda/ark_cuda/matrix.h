@@ -184,6 +184,7 @@ ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scra
   ark_u64 spared = 0u;  // the last task that uses the stages' memory has ended when this has begun
   const ark_u32 ahead = p->persistent != 0u ? 0u : 1u;  // the host may write between iterations
   for (ark_u32 iteration = p->first; !load.stopped; ++iteration) {
+    if (p->end != 0u && iteration == p->end) break;  // what follows is another kernel's
     const bool first = iteration == p->first && ahead != 0u;
     if (!first && !ark_matrix_await(ark_matrix_place(iteration - ahead, 0u))) break;
     const ArkRange range = ark_range(p, processor, iteration, phases);

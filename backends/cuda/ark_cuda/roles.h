@@ -158,7 +158,7 @@ ARK_DEVICE void ark_lead(const ArkParams* p, ark_u32 processor, char* scratch) {
   const bool leader = ark_lane() == 0;
   const ArkPhases phases = ark_phases(p);
   ark_u32 stage_base = 0u, traced = 0u, handshakes = 0u, asked = 0u;
-  for (ark_u32 iteration = 0u;; ++iteration) {
+  for (ark_u32 iteration = p->first;; ++iteration) {
     const ArkRange range = ark_range(p, processor, iteration, phases);
     const ark_u32 end = range.task_end;
     if (range.task_begin < end) ark_task_ahead(team, loop, p, range.task_begin);

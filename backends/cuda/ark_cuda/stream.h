@@ -72,7 +72,7 @@ ARK_DEVICE bool ark_left() { return *const_cast<volatile ark_u32*>(&ark_ring.lea
 // later leaves at most a ring of unused stages.
 ARK_DEVICE bool ark_stream_may_begin(const ArkParams* p, ark_u32 iteration) {
   ArkControl* control = ark_control(p);
-  if (ark_left()) return false;
+  if (ark_left() || (p->end != 0u && iteration == p->end)) return false;
   if (!p->persistent) return iteration < ark_load_acquire(&control->limit, false);
   if (ark_load_host(&ark_host(p)->target) > iteration) return true;
   // Ends when the computing warps leave, which their own budgets see to.
@@ -188,7 +188,7 @@ ARK_DEVICE void ark_stream_run(const ArkParams* p, ark_u32 processor) {
   ArkCtx c;
   c.p = p;
   c.processor = processor;
-  c.iteration = 0u;
+  c.iteration = p->first;
   c.warps[ark_warp()] = ARK_NO_TASK;
   const ArkPhases phases = ark_phases(p);
   const ArkRange* ranges = reinterpret_cast<const ArkRange*>(p->ranges);

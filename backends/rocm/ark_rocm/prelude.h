@@ -153,9 +153,10 @@ ARK_DEVICE float ark_warp_reduce(float v) {
 ARK_DEVICE float ark_warp_sum(float v) { return ark_warp_reduce<ArkAdd>(v); }
 ARK_DEVICE float ark_warp_max(float v) { return ark_warp_reduce<ArkMax>(v); }
 
-// Words in the assembly that emit nothing: an acquire has happened, what follows publishes, it has
-// published, the stores of the whole block have arrived. The lint of the machine code asks at each
-// for the waits and cache operations that it needs.
+// Words in the assembly that emit nothing: a flag was read, an acquire has happened, what follows
+// publishes, it has published, the stores of the whole block have arrived. The lint of the machine
+// code asks at each for the waits and cache operations that it needs.
+#define ARK_READ(scope) asm volatile("; ark.read " scope::: "memory")
 #define ARK_ACQUIRED(scope) asm volatile("; ark.acquire " scope::: "memory")
 #define ARK_RELEASES(scope) asm volatile("; ark.release " scope::: "memory")
 #define ARK_RELEASED(scope) asm volatile("; ark.released " scope::: "memory")
@@ -166,12 +167,38 @@ ARK_DEVICE ark_u32 ark_load_acquire(const ark_u32* p, bool system) {
   ark_u32 value;
   if (system) {
     value = __hip_atomic_load(g, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM);
+    ARK_READ("system");
     ARK_ACQUIRED("system");
   } else {
     value = __hip_atomic_load(g, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT);
+    ARK_READ("agent");
     ARK_ACQUIRED("agent");
   }
   return value;
+}
+// An acquire invalidates the processor's caches: polls do without, the one that succeeds has a
+// fence.
+#define ARK_HAS_POLL 1
+ARK_DEVICE ark_u32 ark_poll(const ark_u32* p, bool system) {
+  const auto* g = ark_to_global(p);
+  ark_u32 value;
+  if (system) {
+    value = __hip_atomic_load(g, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+    ARK_READ("system");
+  } else {
+    value = __hip_atomic_load(g, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+    ARK_READ("agent");
+  }
+  return value;
+}
+ARK_DEVICE void ark_polled(bool system) {
+  if (system) {
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "");
+    ARK_ACQUIRED("system");
+  } else {
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
+    ARK_ACQUIRED("agent");
+  }
 }
 // A release is written out as fence, wait and relaxed operation: clang 22 leaves out the wait
 // behind a cache write-back when the wave itself has nothing under way (mended in llvm-project PR

@@ -38,6 +38,7 @@ LARGER = {
     "advance": "it reads two of the settings",
     "argmax": "of a single column nothing need be read",
     "attention": "the position says how much of the cache is in the past",
+    "attention_tiles": "masks leave keys out, and the position says which",
     "choose": "one token is appended; only top-k looks at the logits again",
     "embedding": "the ids say which rows of the table",
     "expert_linear": "the experts say whose weights",
@@ -257,6 +258,10 @@ def _caches(d: Draw, dtype: DataType) -> None:
     fresh = d.tensor([rows, kv_heads * width], dtype)
     keys, values = (ark.kv_append(cache, fresh, position) for cache in caches)
     ark.attention(d.tensor([rows, kv_heads * group * width], dtype), keys, values, position)
+    many, causal = d.int(1, 40), d.one((False, True))
+    queries = d.tensor([2, many, kv_heads * group * width], dtype)
+    plain = [ark.tensor([2, kv_heads, d.one((7, 70)), width], dtype)] * 2
+    ark.attention(queries, *plain, causal=causal, window=d.int(0, 9) * causal)
 
 
 def _experts(d: Draw, dtype: DataType) -> None:

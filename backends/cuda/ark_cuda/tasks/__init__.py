@@ -11,17 +11,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ark.codegen.dialect import BodyWriter, HeaderRule, LoaderRule, MapRule, ScratchRule
-from ark_cuda.tasks import attention, linear, matmul, wgmma
+from ark_cuda.tasks import attention, attention_tiles, linear, matmul, wgmma
 
 BODIES: Mapping[str, BodyWriter] = {
     "attention": attention.write,
     "attention_merge": attention.merge,
+    "attention_tiles": attention_tiles.write,
     "linear": linear.write,
     "matmul": matmul.write,
 }
 HEADERS: Mapping[str, HeaderRule] = {
     "attention": attention.headers,
     "attention_merge": attention.headers,
+    "attention_tiles": attention_tiles.headers,
     "linear": linear.headers,
 }
 POLLS: Mapping[str, BodyWriter] = {
@@ -29,11 +31,12 @@ POLLS: Mapping[str, BodyWriter] = {
     "attention_merge": attention.merge_poll,
     "linear": linear.poll,
 }
-LOADS: Mapping[str, BodyWriter] = {"matmul": wgmma.load}
+LOADS: Mapping[str, BodyWriter] = {"attention_tiles": attention_tiles.load, "matmul": wgmma.load}
 LOADER: LoaderRule = wgmma.loader
-MAPS: Mapping[str, MapRule] = {"matmul": wgmma.maps}
+MAPS: Mapping[str, MapRule] = {"attention_tiles": attention_tiles.maps, "matmul": wgmma.maps}
 SCRATCH: Mapping[str, ScratchRule] = {
     "attention": attention.scratch,
+    "attention_tiles": attention_tiles.scratch,
     "linear": linear.scratch,
     "matmul": matmul.scratch,
 }

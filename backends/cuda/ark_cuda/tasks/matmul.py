@@ -42,7 +42,9 @@ class _Shape:
 def _shape(sig: Signature, machine: Machine) -> _Shape | None:
     """The largest chunk that fits; None where the common body serves."""
     a, b, out = sig.operands[:3]
-    if sig.params.get("expr") is not None or sig.params.get("splits", 1) > 1:
+    if sig.params.get("expr") is not None or sig.params.get("gated"):
+        return None
+    if sig.params.get("splits", 1) > 1:
         return None
     rows, columns = sig.params["tile"]
     if not machine.has("mma_sync") or rows < _MIN_ROWS or a.packet or b.packet or out.packet:

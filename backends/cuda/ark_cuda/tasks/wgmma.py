@@ -25,19 +25,19 @@ ROOM = 4 * 49152  # bytes of all stages; ARK_MATRIX_ROOM
 MOST_STAGES = 16
 # The stages, a slab of 16 by 64 results a warp, and room to begin at a multiple of 1024.
 SCRATCH = ROOM + 8 * 2048 + 1024
-_KINDS = {"bf16": "bf16", "fp16": "f16"}
+KINDS = {"bf16": "bf16", "fp16": "f16"}
 
 
 def serves(sig: Signature, machine: Machine) -> bool:
     """Does this body compute the signature's tiles?"""
     rows, columns = sig.params["tile"]
     left, right, out = sig.operands[:3]
-    plain = sig.params.get("expr") is None
+    plain = sig.params.get("expr") is None and not sig.params.get("gated")
     return (
         machine.has("wgmma")
         and machine.variant.name == "matrix"
         and left.dtype == right.dtype
-        and left.dtype in _KINDS
+        and left.dtype in KINDS
         and (out.dtype in (left.dtype, "fp32") or not plain)
         and (rows in HEIGHTS or rows == dims(sig)[0] < HEIGHTS[-1])
         and columns in WIDTHS
@@ -51,6 +51,8 @@ def serves(sig: Signature, machine: Machine) -> bool:
 def loader(signatures: Sequence[Signature], machine: Machine) -> str:
     """The ring's shape for a plan's products, and the loading thread's code."""
     stage = max((_stage(s) for s in signatures if _matmul_here(s, machine)), default=ROOM // 4)
+    if any(s.kind == "attention_tiles" for s in signatures):
+        stage = ROOM // 4  # beside its queries four stages fit
     stages = min(MOST_STAGES, ROOM // stage)
     files = resources.files("ark_cuda")
     return (
@@ -120,7 +122,7 @@ def _map(operand: OperandType, index: int, rows: int, flat: bool) -> BoxMap:
     return BoxMap(index, operand.dtype, sizes, steps, (LINE // operand.itemsize, rows, 1, 1))
 
 
-def _multiply(columns: int, kind: str, transposes: tuple[int, int]) -> str:
+def multiply(columns: int, kind: str, transposes: tuple[int, int]) -> str:
     """One instruction: 64 rows, `columns` columns, 32 bytes deep."""
     count = columns // 2
     registers = ", ".join(f"%{i}" for i in range(count))
@@ -145,7 +147,7 @@ ARK_DEVICE void ark_wgmma_{name}(float (&d)[{count}], ark_u32 a, ark_u32 b, ark_
 def write(name: str, sig: Signature, machine: Machine) -> str:
     """The computing half."""
     rows, wide = _height(sig), _wide(sig)
-    kind = _KINDS[sig.operands[0].dtype]
+    kind = KINDS[sig.operands[0].dtype]
     across = (int(sig.params["transpose_a"]), int(not sig.params["transpose_b"]))
     # Where k is the inner dimension, 16 of it are 32 bytes of a row; else 16 rows of 128 bytes.
     a_step, b_step = (128 if t else 2 for t in across)
@@ -153,7 +155,7 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
     # A warpgroup's half of the rows of a, or of the columns of b: these are rows, or boxes.
     a_half = "group * 8192" if rows == 128 else "0"
     b_half = "0" if rows == 128 else f"group * {wide * LINE}"
-    multiply = f"ark_wgmma_{wide}_{kind}_{across[0]}{across[1]}"
+    call = f"ark_wgmma_{wide}_{kind}_{across[0]}{across[1]}"
     wait = '    asm volatile("wgmma.wait_group.sync.aligned {};" ::: "memory");\n'
     release = "    if (first) ark_matrix_release({});\n"
     if _overlaps(sig):
@@ -163,7 +165,9 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
         last = wait.format(0) + release.format("before")
     else:
         each, last = wait.format(0) + release.format("empty + 8u * at.slot"), ""
-    body = f"""  float d[{wide // 2}];
+    # Cleared although the first product overwrites them: what is read before it is written would
+    # be alive in all other bodies of the loop too.
+    body = f"""  float d[{wide // 2}] = {{}};
   const ark_u32 steps = {_steps(sig)};
   {"ark_u32 before = 0u;" if last else ""}
   for (ark_u32 k = 0u; k < steps; ++k) {{
@@ -171,10 +175,10 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
     const ark_u32 a = left + at.slot * (ARK_MATRIX_STAGE >> 4);
     const ark_u32 b = right + at.slot * (ARK_MATRIX_STAGE >> 4);
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-    {multiply}(d, a, b, k);
-    {multiply}(d, a + {a_step}, b + {b_step}, 1u);
-    {multiply}(d, a + {2 * a_step}, b + {2 * b_step}, 1u);
-    {multiply}(d, a + {3 * a_step}, b + {3 * b_step}, 1u);
+    {call}(d, a, b, k);
+    {call}(d, a + {a_step}, b + {b_step}, 1u);
+    {call}(d, a + {2 * a_step}, b + {2 * b_step}, 1u);
+    {call}(d, a + {3 * a_step}, b + {3 * b_step}, 1u);
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 {each}    ark_matrix_next(at);
   }}
@@ -183,7 +187,7 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
 {_give(sig)}"""
     # Inlined: the compiler would wait for each instruction of a function that is called.
     return (
-        _multiply(wide, kind, across)
+        multiply(wide, kind, across)
         + f"""ARK_DEVICE void {name}(ArkCtx& c, const ArkTask& t) {{
   const int group = ark_warp() / 4, first = ark_tid() % 128 == 0;
   ark_u32 full = ark_shared_address(ark_matrix.full);
@@ -222,12 +226,10 @@ def _steps(sig: Signature) -> str:
 def _give(sig: Signature) -> str:
     """Stores a tile's sums, or what the expression makes of them."""
     m, n, _ = dims(sig)
-    rows, wide, out = _height(sig), _wide(sig), sig.operands[2]
-    # A warp's first row of the tile, and a warpgroup's first column.
-    place = (
-        f"  const int top = 16 * (ark_warp() % {rows // 16});\n"
-        f"  const int left0 = n0 + {'0' if rows == 128 else f'group * {wide}'};\n"
-    )
+    if sig.params.get("gated"):
+        return _give_gated(sig)
+    wide, out = _wide(sig), sig.operands[2]
+    place = _corner(sig)
     start = text.offset(sig, 2, place_names(sig, "m0", "left0"))
     if sig.params.get("expr") is None and out.dtype == "fp32":
         return (
@@ -258,6 +260,37 @@ def _give(sig: Signature) -> str:
         f"{body}  }};\n"
         f"  ark_matrix_each<{wide}>(c, d, top, {m} - m0, {n} - left0, eight);\n"
     )
+
+
+def _corner(sig: Signature) -> str:
+    """A warp's first row of the tile, and a warpgroup's first column."""
+    rows = _height(sig)
+    return (
+        f"  const int top = 16 * (ark_warp() % {rows // 16});\n"
+        f"  const int left0 = n0 + {'0' if rows == 128 else f'group * {_wide(sig)}'};\n"
+    )
+
+
+def _give_gated(sig: Signature) -> str:
+    """Stores what neighbouring columns, gates and what they let pass, make."""
+    m, n, _ = dims(sig)
+    out = sig.operands[2]
+    aligned = "ark_aligned(reinterpret_cast<ark_u64>(po))" if out.strides[-2] % 8 == 0 else "false"
+    return f"""{_corner(sig)}\
+  const auto eight = [&](int at_row, int at_column, const float* v, int left) {{
+      {out.ctype}* to = po + static_cast<ark_i64>(m0 + at_row) * {out.strides[-2]};
+      to += (left0 + at_column) / 2;
+      ArkPack<{out.ctype}, 4> made;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) ark_put(made.v, j, ark_swiglu(v[2 * j], v[2 * j + 1]));
+      if (left == 8 && {aligned}) {{
+        ark_store_pack<4>(to, made);
+      }} else {{
+        for (int j = 0; 2 * j < left; ++j) to[j] = made.v[j];
+      }}
+  }};
+  ark_matrix_each<{_wide(sig)}>(c, d, top, {m} - m0, {n} - left0, eight);
+"""
 
 
 def _packed(sig: Signature) -> list[int] | None:

@@ -22,7 +22,9 @@ def serves(sig: Signature, machine: Machine) -> bool:
     """Whether this body takes the signature."""
     if not (machine.has("mfma") or machine.has("wmma")):
         return False
-    if sig.params.get("expr") is not None or sig.params.get("splits", 1) > 1:
+    if sig.params.get("expr") is not None or sig.params.get("gated"):
+        return False
+    if sig.params.get("splits", 1) > 1:
         return False
     a, b, out = sig.operands
     plain = not (a.packet or b.packet or out.packet)

@@ -8,7 +8,8 @@ must not be there. The required sequences are those of the memory model tables i
 Guide for AMDGPU Backend", section "Memory Model".
 
 The points are found in two ways. Markers, assembly comments ``; ark.release <scope>`` before a
-publication and ``; ark.released <scope>`` after it, ``; ark.acquire <scope>`` after a wait, and
+publication and ``; ark.released <scope>`` after it, ``; ark.acquire <scope>`` after a wait (and
+``; ark.read <scope>`` after the flag's load, where a fence elsewhere makes it an acquire), and
 ``; ark.arrived workgroup`` where the stores of all waves must have arrived, state the intent
 exactly. Without markers (and unless ``Expectations.marked`` promises some), instructions that carry
 their scope are judged: a store or atomic with scope bits publishes what was written before, and a
@@ -71,6 +72,9 @@ class Coherence:
         self._pieces = frozenset().union(*rules.release.values())
         self._caches = frozenset().union(*rules.acquire.values())
         self._spins = self._spinning_loads()
+        self._reads = any(
+            i.is_marker and i.mnemonic == "read" for b in function.blocks for i in b.instructions
+        )
 
     def _spinning_loads(self) -> frozenset[int]:
         """Lines of the scoped loads in loops that do nothing else with global memory or LDS."""
@@ -115,7 +119,7 @@ class Coherence:
         rules = self._rules
         if inst.is_marker:
             scope = inst.operands[0]
-            if inst.mnemonic == "arrived":
+            if inst.mnemonic == "arrived" or (inst.mnemonic == "acquire" and self._reads):
                 return facts
             if inst.mnemonic == "release":
                 return facts | {f"release:{scope}"}
@@ -170,6 +174,8 @@ class Coherence:
         return facts
 
     def _judge(self, inst: Instruction, facts: _Facts) -> Iterator[Finding]:
+        if inst.is_marker and inst.mnemonic == ("read" if self._reads else "acquire"):
+            yield from self._judge_read(inst, facts)
         if inst.mnemonic == "acquire" and inst.is_marker:
             yield from self._judge_acquire(inst, facts)
             return
@@ -252,7 +258,7 @@ class Coherence:
                 f"Expected a wait for {self._rules.stores_wait_on} before that barrier.",
             )
 
-    def _judge_acquire(self, inst: Instruction, facts: _Facts) -> Iterator[Finding]:
+    def _judge_read(self, inst: Instruction, facts: _Facts) -> Iterator[Finding]:
         scope = inst.operands[0]
         if f"unread:{scope}" in facts:
             yield self._finding(
@@ -261,6 +267,9 @@ class Coherence:
                 f"a {scope}-scope acquire is reached without a load or atomic of that scope since "
                 "the last one; the flag may be read from a cache that no other writer updates.",
             )
+
+    def _judge_acquire(self, inst: Instruction, facts: _Facts) -> Iterator[Finding]:
+        scope = inst.operands[0]
         stale = sorted(c for c in self._rules.acquire[scope] if f"stale:{c}" in facts)
         if stale:
             yield self._finding(

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 _CACHE_BITS = frozenset({"glc", "slc", "dlc", "sc0", "sc1", "nt"})
 _LABEL = re.compile(r"^([A-Za-z_.$][\w.$@]*):")
-_MARKER = re.compile(r"^\s*;\s*ark\.(acquire|released?|arrived) (workgroup|agent|system)\s*$")
+MARKERS = ("read", "acquire", "release", "released", "arrived")
+_MARKER = re.compile(rf"^\s*;\s*ark\.({'|'.join(MARKERS)}) (workgroup|agent|system)\s*$")
 _COUNTER = re.compile(r"\b(vmcnt|lgkmcnt|expcnt)\((\d+)\)")
 _LISTED = re.compile(r"^([0-9a-f]+): ((?:[0-9a-f]{8} )+) ?(\S.*)$")
 _BRANCH = re.compile(r"^(s_c?branch\w*) (-?\d+)$")
@@ -24,9 +25,8 @@ _KERNEL_KEY = re.compile(r"^ {4}\.(\w+):\s*(.+?)\s*$")
 class Instruction:
     """One machine instruction, or a marker comment that names an intended synchronisation.
 
-    ``mnemonic`` has no encoding suffix; a marker has the mnemonic ``acquire``, ``release``,
-    ``released`` or ``arrived`` and the scope in ``operands``. ``line`` counts from 1 in the text
-    that was given.
+    ``mnemonic`` has no encoding suffix; a marker has one of ``MARKERS`` as its mnemonic and
+    the scope in ``operands``. ``line`` counts from 1 in the text that was given.
     """
 
     mnemonic: str
@@ -37,7 +37,7 @@ class Instruction:
 
     @property
     def is_marker(self) -> bool:
-        return self.mnemonic in ("acquire", "release", "released", "arrived")
+        return self.mnemonic in MARKERS
 
 
 @dataclass

@@ -1,0 +1,86 @@
+"""The kernels of a plan on a device, and a launch that runs one behind the other.
+
+Phases under different variants are different kernels, one behind the other in the device's queue:
+counters, packets and positions go on from where the one before has left them. Called by the
+executor.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ark.backend.protocol import Backend, Device, Launch
+from ark.codegen.dialect import BoxMap
+from ark.machine import Machine
+from ark.plan.serialize import machine_of
+from ark.plan.types import Plan
+from ark.runtime.program import Program, load
+
+
+@dataclass
+class Kernel:
+    """The loop kernel of some phases, loaded. loaded: what Device.load returned."""
+
+    phases: range
+    machine: Machine
+    program: Program
+    loaded: object
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.program.emitted.scratch_bytes + self.machine.ring_bytes
+
+
+def load_kernels(plan: Plan, backend: Backend, device: Device) -> list[Kernel]:
+    """All kernels of a plan, in the order of its phases; none stays loaded where one fails."""
+    found: list[Kernel] = []
+    try:
+        for phases in plan.kernels:
+            machine = machine_of(plan, phases[0])
+            found.append(Kernel(phases, machine, *load(plan, machine, backend, device, phases)))
+    except BaseException:
+        for kernel in found:
+            device.unload(kernel.loaded)
+        raise
+    return found
+
+
+def opcodes(kernels: Sequence[Kernel]) -> list[int]:
+    """By op, the number of its body in its kernel."""
+    each = zip(*(k.program.emitted.opcode for k in kernels), strict=True)
+    return [max(codes) for codes in each]
+
+
+def box_maps(kernels: Sequence[Kernel]) -> list[tuple[BoxMap, ...]]:
+    """By op, its box maps."""
+    found: list[tuple[BoxMap, ...]] = [()] * len(kernels[0].program.emitted.opcode)
+    for emitted in (k.program.emitted for k in kernels):
+        for op, code in enumerate(emitted.opcode):
+            if code >= 0 and emitted.maps:
+                found[op] = emitted.maps[code]
+    return found
+
+
+class Launches:
+    """Kernels that follow each other in the device's queue, seen as one launch."""
+
+    def __init__(self, each: Sequence[Launch]) -> None:
+        self._each = each
+
+    def done(self) -> bool:
+        """True once all have left the device."""
+        return all(launch.done() for launch in self._each)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """See Launch.wait."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        for launch in self._each:
+            if not launch.wait(None if end is None else max(0.0, end - time.monotonic())):
+                return False
+        return True
+
+    def elapsed_ms(self) -> float:
+        """Milliseconds on the device, without what lies between two kernels."""
+        return sum(launch.elapsed_ms() for launch in self._each)

@@ -1,0 +1,221 @@
+#ifndef ARK_ATTENTION_TILES
+#define ARK_ATTENTION_TILES
+// Attention of tiles of queries with a running softmax. What a task computes and touches is said in
+// attention_tiles.py.
+
+template <int BATCH, int HEADS, int KV_HEADS, int WIDTH, int LENGTH, int CONTEXT_, int TILE,
+          bool CAUSAL_, int WINDOW_, bool CAPPED_, int TASKS_, int GROUP>
+struct ArkAttentionShape {
+  static constexpr int D = WIDTH, ROWS = TILE, M = LENGTH, CONTEXT = CONTEXT_, WINDOW = WINDOW_;
+  static constexpr int PER_KV = HEADS / KV_HEADS, TASKS = TASKS_,
+                       BLOCKS = (LENGTH + TILE - 1) / TILE;
+  static constexpr int HEADS_OF = HEADS, ALL = BATCH * HEADS, SECTION = GROUP;
+  static constexpr bool CAUSAL = CAUSAL_, CAPPED = CAPPED_;
+};
+
+// A tile: its place, and the keys that any of its rows sees, `begin` to `end`.
+struct ArkAttentionTile {
+  int batch, head, row, place, begin, end;
+};
+
+// The part of a tile that begins `at` rows further on.
+template <class S>
+ARK_DEVICE ArkAttentionTile ark_attention_part(const ArkAttentionTile& of, int at, int rows) {
+  ArkAttentionTile tile{of.batch, of.head, of.row + at, of.place + at, 0, S::CONTEXT};
+  if (S::CAUSAL && tile.place + rows < S::CONTEXT) tile.end = tile.place + rows;
+  if (S::WINDOW > 0 && tile.place - S::WINDOW >= 0) tile.begin = tile.place - S::WINDOW + 1;
+  if (tile.end < 0) tile.end = 0;
+  if (tile.begin > tile.end) tile.begin = tile.end;
+  return tile;
+}
+template <class S>
+ARK_DEVICE ArkAttentionTile ark_attention_tile(int batch, int head, int row, int position) {
+  const int rows = row + S::ROWS < S::M ? S::ROWS : S::M - row;
+  return ark_attention_part<S>({batch, head, row, position + row, 0, 0}, 0, rows);
+}
+
+// Calls work(tile) for each tile of the task.
+template <class S, class P, class Work>
+ARK_DEVICE void ark_attention_each(const ArkTask& t, P position, const Work& work) {
+  int place = 0;
+  if constexpr (P::given) place = position.p[0];
+  if constexpr (S::TASKS == 0) {
+    work(ark_attention_tile<S>(t.coord[0], t.coord[1], t.coord[2], place));
+  } else {
+    bool back = false;
+    for (int first = 0; first < S::ALL * S::BLOCKS; first += S::TASKS, back = !back) {
+      const int number = first + (back ? S::TASKS - 1 - t.coord[0] : t.coord[0]);
+      if (number >= S::ALL * S::BLOCKS) continue;
+      constexpr int SECTIONS = (S::ALL + S::SECTION - 1) / S::SECTION;
+      const int section = number / (S::SECTION * S::BLOCKS), begin = section * S::SECTION;
+      const int within = number % (S::SECTION * S::BLOCKS);
+      const int high = begin + S::SECTION < S::ALL ? S::SECTION : S::ALL - begin;
+      const int head = begin + within % high, block = within / high;
+      const bool falling = (SECTIONS - 1 - section) % 2 == 0;
+      const int row = (falling ? S::BLOCKS - 1 - block : block) * S::ROWS;
+      work(ark_attention_tile<S>(head / S::HEADS_OF, head % S::HEADS_OF, row, place));
+    }
+  }
+}
+
+// The keys that the row at `place` sees: from first to end.
+template <class S>
+ARK_DEVICE int ark_attention_first(int place) {
+  return S::WINDOW > 0 && place - S::WINDOW >= 0 ? place - S::WINDOW + 1 : 0;
+}
+template <class S>
+ARK_DEVICE int ark_attention_end(int place) {
+  return S::CAUSAL && place + 1 < S::CONTEXT ? place + 1 : S::CONTEXT;
+}
+
+// Shared memory of the common body: R rows of queries at a time, scores of C keys, sums; by one
+// thread also C keys, turned.
+template <class S, int C, int R>
+struct ArkAttentionTileScratch {
+  float query[R * S::D];
+  float sum[R * S::D];
+  float score[R * C];
+  float top[R], weight[R], keep[R];
+  float keys[ARK_THREADS == 1 ? C * S::D : 1];
+};
+
+// Scores of `many` keys from `first` on; what a row does not see is -inf.
+template <class S, int C, int R, class K>
+ARK_DEVICE void ark_attention_tile_scores(ArkAttentionTileScratch<S, C, R>& s, K keys,
+                                          const ArkAttentionTile& tile, float cap, int rows,
+                                          int first, int many) {
+  const int kv = tile.head / S::PER_KV;
+  const auto finish = [&](int r, int e, float v) {
+    const int key = first + e, place = tile.place + r;
+    const bool seen =
+        e < many && key >= ark_attention_first<S>(place) && key < ark_attention_end<S>(place);
+    if (S::CAPPED) v = cap * ark_tanh(v / cap);
+    return seen ? v : -ark_inf();
+  };
+  if constexpr (ARK_THREADS == 1) {
+    for (int e = 0; e < C; ++e) {
+      const auto* row = ark_address(keys, tile.batch, kv, e < many ? first + e : first, 0);
+      for (int d = 0; d < S::D; ++d) s.keys[d * C + e] = ark_get(row, d);
+    }
+    for (int r = 0; r < rows; ++r) {
+      float sums[C];
+      for (int e = 0; e < C; ++e) sums[e] = 0.0f;
+      for (int d = 0; d < S::D; ++d) {
+        const float q = s.query[r * S::D + d];
+        for (int e = 0; e < C; ++e) sums[e] += q * s.keys[d * C + e];
+      }
+      for (int e = 0; e < C; ++e) s.score[r * C + e] = finish(r, e, sums[e]);
+    }
+  } else {
+    for (int i = ark_tid(); i < rows * C; i += ARK_THREADS) {
+      const int r = i / C, e = i % C;
+      float v = 0.0f;
+      if (e < many) {
+        const auto* row = ark_address(keys, tile.batch, kv, first + e, 0);
+        for (int d = 0; d < S::D; ++d) v += s.query[r * S::D + d] * ark_get(row, d);
+      }
+      s.score[i] = finish(r, e, v);
+    }
+  }
+}
+
+// Scores to exponentials against the running maximum.
+template <class S, int C, int R>
+ARK_DEVICE void ark_attention_tile_softmax(ArkAttentionTileScratch<S, C, R>& s, int rows) {
+  for (int r = ark_warp(); r < rows; r += ARK_WARPS) {
+    float m = s.top[r];
+    for (int e = ark_lane(); e < C; e += ARK_LANES) {
+      const float v = s.score[r * C + e];
+      m = v > m ? v : m;
+    }
+    m = ark_warp_max(m);
+    float sum = 0.0f;
+    for (int e = ark_lane(); e < C; e += ARK_LANES) {
+      const float v = ark_exp(s.score[r * C + e] - m);
+      s.score[r * C + e] = v;
+      sum += v;
+    }
+    sum = ark_warp_sum(sum);
+    if (ark_lane() == 0) {
+      s.keep[r] = ark_exp(s.top[r] - m);
+      s.weight[r] = s.weight[r] * s.keep[r] + sum;
+      s.top[r] = m;
+    }
+  }
+}
+
+template <class S, int C, int R, class V>
+ARK_DEVICE void ark_attention_tile_values(ArkAttentionTileScratch<S, C, R>& s, V values,
+                                          const ArkAttentionTile& tile, int rows, int first,
+                                          int many) {
+  const int kv = tile.head / S::PER_KV;
+  if constexpr (ARK_THREADS == 1) {
+    for (int e = 0; e < many; ++e) {  // the block's values once more as floats, in the keys' place
+      const auto* row = ark_address(values, tile.batch, kv, first + e, 0);
+      for (int d = 0; d < S::D; ++d) s.keys[e * S::D + d] = ark_get(row, d);
+    }
+    for (int r = 0; r < rows; ++r) {
+      float* sum = s.sum + r * S::D;
+      for (int d = 0; d < S::D; ++d) sum[d] *= s.keep[r];
+      for (int e = 0; e < many; ++e) {
+        const float p = s.score[r * C + e];
+        if (p == 0.0f) continue;
+        for (int d = 0; d < S::D; ++d) sum[d] += p * s.keys[e * S::D + d];
+      }
+    }
+  } else {
+    for (int i = ark_tid(); i < rows * S::D; i += ARK_THREADS) {
+      const int r = i / S::D, d = i % S::D;
+      float sum = s.sum[i] * s.keep[r];
+      for (int e = 0; e < many; ++e) {
+        const float p = s.score[r * C + e];
+        if (p != 0.0f) sum += p * ark_get(ark_address(values, tile.batch, kv, first + e, 0), d);
+      }
+      s.sum[i] = sum;
+    }
+  }
+}
+
+template <class S, int C, int R, class Q, class K, class V, class O, class P, class N>
+ARK_DEVICE void ark_attention_tiles(ArkCtx& c, const ArkTask& t, float scale, float cap, Q query,
+                                    K keys, V values, O output, P position, N sinks) {
+  auto& s = *reinterpret_cast<ArkAttentionTileScratch<S, C, R>*>(ARK_SCRATCH(c));
+  ark_attention_each<S>(t, position, [&](const ArkAttentionTile& whole) {
+    const int left = whole.row + S::ROWS < S::M ? S::ROWS : S::M - whole.row;
+    for (int strip = 0; strip < left; strip += R) {
+      const int rows = strip + R < left ? R : left - strip;
+      const ArkAttentionTile tile = ark_attention_part<S>(whole, strip, rows);
+      for (int i = ark_tid(); i < rows * S::D; i += ARK_THREADS) {
+        const int column = tile.head * S::D + i % S::D;
+        s.query[i] = ark_load(c, query, 0, tile.batch, tile.row + i / S::D, column) * scale;
+        s.sum[i] = 0.0f;
+      }
+      for (int r = ark_tid(); r < rows; r += ARK_THREADS) {
+        s.top[r] = -1e30f;
+        s.weight[r] = 0.0f;
+        if constexpr (N::given) {
+          s.top[r] = sinks.p[tile.head];
+          s.weight[r] = 1.0f;
+        }
+      }
+      ark_sync();
+      for (int first = tile.begin; first < tile.end; first += C) {
+        const int many = tile.end - first < C ? tile.end - first : C;
+        ark_attention_tile_scores<S, C, R>(s, keys, tile, cap, rows, first, many);
+        ark_sync();
+        ark_attention_tile_softmax<S, C, R>(s, rows);
+        ark_sync();
+        ark_attention_tile_values<S, C, R>(s, values, tile, rows, first, many);
+        ark_sync();
+      }
+      for (int i = ark_tid(); i < rows * S::D; i += ARK_THREADS) {
+        const float weight = s.weight[i / S::D];
+        const int column = tile.head * S::D + i % S::D;
+        ark_publish(c, output, 0, tile.batch, tile.row + i / S::D, column,
+                    weight > 0.0f ? s.sum[i] / weight : 0.0f);
+      }
+      ark_sync();
+    }
+  });
+}
+#endif

@@ -1,0 +1,203 @@
+"""Attention of many rows: a task has tiles of queries of one head and walks the keys in blocks with
+a running softmax (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022).
+
+`attention_tiles` params: heads, kv_heads, head_dim, rows (of a tile), scale, causal, window,
+softcap, placed, sinks, tasks, group. operands: q ([batch,] m, heads * head_dim), keys and values
+([batch,] kv_heads, context, head_dim), output, [position (1,) where placed], [sinks (heads,) fp32
+where sinks]. Row r stands at position + r (r where it is not placed) and sees, if causal, keys up
+to its own position, else all; of these, with a window, the last `window`. Scores q k scale become
+softcap * tanh(score / softcap) where softcap is not 0. A head's sink is a score without a value. A
+row that sees nothing gives zeros.
+
+coord: batch, head, first row. With tasks, one task has several tiles: tiles are numbered by
+sections of `group` heads that share the L2 cache; within the last section from the last rows, which
+see most keys, to the first, within the one before the other way round, and so on, so that what
+tiles cost rises and falls without a step. They are dealt to the tasks to and fro, so that all get
+about as much. coord is then the task's number.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+
+from ark.machine import Machine
+from ark.plan.kind import Access, OperandType, Signature, TaskKind, register, whole
+from ark.plan.params import INT_MAX, Heads, Params, Places, Size, need, shaped, typed
+from ark.plan.params import count as counted
+from ark.tasks import text
+
+Whole = Annotated[int, msgspec.Meta(ge=0, le=INT_MAX)]
+
+
+class AttentionTilesParams(Params, frozen=True):
+    heads: Heads
+    kv_heads: Heads
+    head_dim: Heads
+    rows: Size
+    scale: float
+    causal: bool
+    window: Whole
+    softcap: float
+    placed: bool
+    sinks: bool
+    tasks: Whole = 0
+    group: Size = 1
+
+
+class AttentionTiles(TaskKind):
+    name = "attention_tiles"
+    params = AttentionTilesParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        p = sig.params
+        counted(sig, 4 + p["placed"] + p["sinks"])
+        heads, kv_heads, width = p["heads"], p["kv_heads"], p["head_dim"]
+        need(heads % kv_heads == 0, f"{heads} heads do not share {kv_heads} evenly")
+        need(p["softcap"] >= 0.0, "a soft cap is at least 0")
+        query, keys = typed(sig, 0), typed(sig, 1)
+        need(len(query.shape) in (2, 3), f"the queries have shape {list(query.shape)}")
+        batch = query.shape[:-2]
+        need(query.shape[-1] == heads * width, f"{query.shape[-1]} columns are not its heads")
+        need(len(keys.shape) == len(batch) + 3, f"the keys have shape {list(keys.shape)}")
+        context = keys.shape[-2]
+        for index in (1, 2):
+            shaped(sig, index, (*batch, kv_heads, context, width), keys.dtype, dense=True)
+        shaped(sig, 3, query.shape)
+        need(context + query.shape[-2] <= INT_MAX, "it is too large")
+        if p["placed"]:
+            shaped(sig, 4, (1,), "int32")
+        if p["sinks"]:
+            shaped(sig, 4 + p["placed"], (heads,), "fp32", dense=True)
+        need(p.get("tasks", 0) <= number_of_tiles(sig), "it has more tasks than tiles")
+
+    def places(self, sig: Signature) -> Places:
+        p = sig.params
+        if p.get("tasks"):
+            return Places((range(p["tasks"]),))
+        rows = sig.operands[0].shape[-2]
+        return Places((range(_batch(sig)), range(p["heads"]), range(0, rows, p["rows"])))
+
+    def wide(self, sig: Signature) -> frozenset[int]:
+        row = sig.params["head_dim"] * sig.operands[1].itemsize
+        return frozenset({1, 2} if row % 16 == 0 else ())
+
+    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        found: dict[Access, None] = {}
+        for tile in tiles(sig, coord):
+            found.update(dict.fromkeys(self._touched(sig, *tile)))
+        return list(found)
+
+    def _touched(self, sig: Signature, batch: int, head: int, row: int) -> list[Access]:
+        p, query = sig.params, sig.operands[0]
+        width, context = p["head_dim"], sig.operands[1].shape[-2]
+        rows = query.shape[-2]
+        end = min(row + p["rows"], rows)
+        lead = ((), ()) if len(query.shape) == 2 else ((batch,), (batch + 1,))
+        box = (*lead[0], row, head * width), (*lead[1], end, (head + 1) * width)
+        kv = head // (p["heads"] // p["kv_heads"])
+        seen = context if p["placed"] or not p["causal"] else min(context, end)
+        cache = (*lead[0], kv, 0, 0), (*lead[1], kv + 1, seen, width)
+        found = [Access(0, *box), Access(1, *cache), Access(2, *cache), Access(3, *box, write=True)]
+        return [*found, *(whole(i, sig.operands[i]) for i in range(4, len(sig.operands)))]
+
+    def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
+        p, context = sig.params, sig.operands[1].shape[-2]
+        seen = context / 2 if p["causal"] else context
+        each = 4.0 * p["rows"] * p["head_dim"] * (min(seen, p["window"]) if p["window"] else seen)
+        return each * len(tiles(sig, coord)), super().cost(sig, coord)[1]
+
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        p = sig.params
+        chunk, strip = _cut(sig, machine)
+        keys = chunk * p["head_dim"] if machine.has("single_thread") else 1
+        return 4 * (strip * (2 * p["head_dim"] + chunk + 3) + keys)
+
+    def headers(self) -> tuple[str, ...]:
+        return (text.header("attention_tiles.h"),)
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        return text.call(name, "ark_attention_tiles", (shape(sig), *_cut(sig, machine)), given(sig))
+
+
+def _cut(sig: Signature, machine: Machine) -> tuple[int, int]:
+    """Keys and rows that the common body takes at a time."""
+    chunk, strip = (64, 32) if machine.has("single_thread") else (32, 16)
+    return chunk, min(strip, int(sig.params["rows"]))
+
+
+def shape(sig: Signature) -> str:
+    """The type that holds what a signature fixes."""
+    p = sig.params
+    fixed = (
+        _batch(sig),
+        p["heads"],
+        p["kv_heads"],
+        p["head_dim"],
+        sig.operands[0].shape[-2],
+        sig.operands[1].shape[-2],
+        p["rows"],
+        str(bool(p["causal"])).lower(),
+        p["window"],
+        str(p["softcap"] > 0.0).lower(),
+        p.get("tasks", 0),
+        p.get("group", 1),
+    )
+    return f"ArkAttentionShape<{', '.join(str(v) for v in fixed)}>"
+
+
+def given(sig: Signature) -> tuple[str, ...]:
+    """The call's arguments: scale, soft cap, operands."""
+    p = sig.params
+    placed, sinks = bool(p["placed"]), bool(p["sinks"])
+    return (
+        text.literal(p["scale"]),
+        text.literal(p["softcap"]),
+        *(text.given(sig, i, const=i != 3) for i in range(4)),
+        text.given(sig, 4) if placed else "ArkNoOperand{}",
+        text.given(sig, 4 + placed) if sinks else "ArkNoOperand{}",
+    )
+
+
+def _batch(sig: Signature) -> int:
+    query: OperandType = sig.operands[0]
+    return query.shape[0] if len(query.shape) == 3 else 1
+
+
+def _blocks(sig: Signature) -> int:
+    return -(-sig.operands[0].shape[-2] // int(sig.params["rows"]))
+
+
+def number_of_tiles(sig: Signature) -> int:
+    return _batch(sig) * int(sig.params["heads"]) * _blocks(sig)
+
+
+def tiles(sig: Signature, coord: Sequence[int]) -> list[tuple[int, int, int]]:
+    """(batch, head, first row) of each tile of the task at `coord`."""
+    p = sig.params
+    tasks, group = p.get("tasks", 0), p.get("group", 1)
+    if not tasks:
+        return [(coord[0], coord[1], coord[2])]
+    total, blocks = _batch(sig) * p["heads"], _blocks(sig)
+    sections = -(-total // group)
+    found: list[tuple[int, int, int]] = []
+    for turn in itertools.count():
+        number = turn * tasks + (tasks - 1 - coord[0] if turn % 2 else coord[0])
+        if turn * tasks >= total * blocks:
+            return found
+        if number >= total * blocks:
+            continue
+        section, within = divmod(number, group * blocks)
+        high = min(group, total - section * group)
+        head = section * group + within % high
+        falling = (sections - 1 - section) % 2 == 0
+        row = (blocks - 1 - within // high if falling else within // high) * p["rows"]
+        found.append((head // p["heads"], head % p["heads"], row))
+    return found
+
+
+register(AttentionTiles())

@@ -1,0 +1,289 @@
+// Attention of 128 queries on warpgroups: each has 64 rows, whose scores and sums stay in
+// registers. The loading thread brings the queries once and keys and values in blocks of BN through
+// the ring of the variant `matrix`; the scores of a block are multiplied while the values of the
+// one before are, and what becomes of them is computed meanwhile (FlashAttention-3, Shah et al.
+// 2024). What a task computes is said in ark/tasks/attention_tiles.py.
+
+// Shared memory: DP columns of a head (zeros beyond its own), BN keys a stage, Q tiles of queries.
+template <int DP, int BN, int Q>
+struct ArkAttentionRing {
+  static constexpr int BOXES = DP / 64;
+  static constexpr ark_u32 QUERIES = 128u * DP * 2u, STAGE = BN * DP * 2u;
+  static_assert(Q * QUERIES + ARK_MATRIX_STAGES * STAGE <= ARK_MATRIX_STAGES * ARK_MATRIX_STAGE,
+                "shared memory");
+};
+template <class R, int Q>
+ARK_DEVICE char* ark_attention_queries(ArkCtx& c, int turn) {
+  return ark_matrix_stage(c, 0u) + turn % Q * R::QUERIES;
+}
+template <class R, int Q>
+ARK_DEVICE char* ark_attention_stage(ArkCtx& c, ark_u32 slot) {
+  return ark_matrix_stage(c, 0u) + Q * R::QUERIES + slot * R::STAGE;
+}
+ARK_DEVICE ark_u32 ark_attention_operand(const char* at, ark_u32 lead) {
+  return ark_matrix_operand(ark_shared_address(at), lead);
+}
+
+// Loader: all that was loaded has been consumed.
+ARK_DEVICE bool ark_attention_drained(const ArkMatrixLoad& load) {
+  bool fine = true;
+  ArkMatrixLoad each = load;
+  for (ark_u32 i = 0u; i < ARK_MATRIX_STAGES; ++i) {
+    fine = fine && ark_matrix_free(each);
+    ark_matrix_next(each.at);
+  }
+  return fine;
+}
+// Loader: BOXES boxes of 64 columns side by side.
+template <int BOXES, ark_u32 BYTES>
+ARK_DEVICE void ark_attention_boxes(char* to, ark_u64 map, int x, int y, int z, ark_u64* full) {
+#pragma unroll
+  for (int i = 0; i < BOXES; ++i) ark_box_load(to + i * BYTES, map, 64 * i, x, y, z, full);
+}
+
+// The loading half. Stages: the keys of the first block, then the keys of each next block and the
+// values of the one before, then the last block's values. Blocks go from the last keys to the
+// first.
+template <class S, int DP, int BN, int Q, class P>
+ARK_DEVICE void ark_attention_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load,
+                                   ark_u64 queries, ark_u64 keys, ark_u64 values, P position) {
+  typedef ArkAttentionRing<DP, BN, Q> R;
+  int turn = 0;
+  if (!ark_attention_drained(load)) load.stopped = true;
+  ark_attention_each<S>(t, position, [&](const ArkAttentionTile& tile) {
+    const int last = (tile.end + BN - 1) / BN - 1, first = tile.begin / BN,
+              kv = tile.head / S::PER_KV;
+    if (load.stopped || tile.begin >= tile.end) return;
+    if (Q == 1 && turn > 0 && !ark_attention_drained(load)) load.stopped = true;
+    for (int b = last; b >= first - 1; --b) {
+#pragma unroll
+      for (int value = 0; value < 2; ++value) {
+        const int block = b + value;  // of values the one before
+        if (load.stopped || block < first || block > last) continue;
+        if (!ark_matrix_free(load)) {
+          load.stopped = true;
+          return;
+        }
+        ark_u64* full = &ark_matrix.full[load.at.slot];
+        const bool begins = value == 0 && block == last;
+        ark_matrix_expect(full, R::STAGE + (begins ? R::QUERIES : 0u));
+        if (begins) {
+          ark_attention_boxes<R::BOXES, 16384u>(ark_attention_queries<R, Q>(c, turn), queries,
+                                                tile.head, tile.row, tile.batch, full);
+        }
+        ark_attention_boxes<R::BOXES, BN * 128u>(ark_attention_stage<R, Q>(c, load.at.slot),
+                                                 value == 0 ? keys : values, BN * block, kv,
+                                                 tile.batch, full);
+        ark_matrix_issued(load);
+      }
+    }
+    ++turn;
+  });
+}
+
+// The compiler may not move these registers' uses past this place.
+template <int N>
+ARK_DEVICE void ark_matrix_hold(float (&v)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "+f"(v[i])::"memory");
+}
+template <int N>
+ARK_DEVICE void ark_matrix_hold(ark_u32 (&v)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "+r"(v[i])::"memory");
+}
+ARK_DEVICE void ark_matrix_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+ARK_DEVICE void ark_matrix_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int LEFT>
+ARK_DEVICE void ark_matrix_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+
+// 2^v, to a few units in the last place.
+ARK_DEVICE float ark_attention_power(float v) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(v));
+  return result;
+}
+
+// A row's statistics: a thread has two rows, which four lanes share.
+struct ArkAttentionRows {
+  float top[2];     // largest score so far, times log2(e)
+  float weight[2];  // this lane's share of the sum of powers
+};
+
+// Scores to powers against the running maximum; keep: what the new maximum leaves of the sums
+// before. Scores come times `factor` (log2(e) and the scale).
+template <int BN>
+ARK_DEVICE void ark_attention_powers(float (&s)[BN / 2], ArkAttentionRows& rows, float factor,
+                                     float (&keep)[2]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float m = -ark_inf();
+#pragma unroll
+    for (int j = 0; j < BN / 8; ++j) {
+      m = fmaxf(m, fmaxf(s[4 * j + 2 * half], s[4 * j + 2 * half + 1]));
+    }
+    m = fmaxf(m, ark_shfl_xor(m, 1));
+    m = fmaxf(m, ark_shfl_xor(m, 2));
+    m = fmaxf(m * factor, rows.top[half]);
+    keep[half] = ark_attention_power(rows.top[half] - m);
+    rows.top[half] = m;
+    float sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < BN / 8; ++j) {
+#pragma unroll
+      for (int i = 4 * j + 2 * half; i < 4 * j + 2 * half + 2; ++i) {
+        s[i] = ark_attention_power(fmaf(s[i], factor, -m));
+        sum += s[i];
+      }
+    }
+    rows.weight[half] = fmaf(rows.weight[half], keep[half], sum);
+  }
+}
+
+// The soft cap, and -inf for keys that a row does not see. row: the thread's first one in the tile.
+template <class S, int BN>
+ARK_DEVICE void ark_attention_mask(float (&s)[BN / 2], int place, int key) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int first = ark_attention_first<S>(place + 8 * half) - key;
+    const int end = ark_attention_end<S>(place + 8 * half) - key;
+#pragma unroll
+    for (int j = 0; j < BN / 8; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int at = 8 * j + ark_lane() % 4 * 2 + i;
+        if (at < first || at >= end) s[4 * j + 2 * half + i] = -ark_inf();
+      }
+    }
+  }
+}
+
+template <typename T, int BN>
+ARK_DEVICE void ark_attention_round(const float (&s)[BN / 2], ark_u32 (&p)[BN / 4]) {
+  T* type = nullptr;
+#pragma unroll
+  for (int i = 0; i < BN / 4; ++i) p[i] = ark_pack_pair(type, s[2 * i], s[2 * i + 1]);
+}
+
+// The computing half. W: the multiplications, of queries with keys and of powers with values.
+template <class S, class W, int DP, int BN, int Q, class O, class P, class N>
+ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scale, float cap,
+                                         O output, P position, N sinks) {
+  typedef ArkAttentionRing<DP, BN, Q> R;
+  typedef typename W::type T;
+  constexpr float LOG2E = 1.44269504f;
+  const int group = ark_warp() / 4, first = ark_tid() % 128 == 0;
+  const int own = 16 * ark_warp() + ark_lane() / 4;  // the thread's first row
+  ArkMatrixSlot used = ark_matrix_place_of(group);
+  const ark_u32 full = ark_shared_address(ark_matrix.full);
+  const ark_u32 empty = ark_shared_address(ark_matrix.empty);
+  const auto filled = [&](const ArkMatrixSlot& at) {
+    ark_matrix_filled(c, full + 8u * at.slot, at.parity);
+  };
+  int turn = 0;
+  const float factor = S::CAPPED ? LOG2E : scale * LOG2E;
+  ark_attention_each<S>(t, position, [&](const ArkAttentionTile& tile) {
+    float o[DP / 2];
+    ArkAttentionRows rows;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      rows.top[half] = -1e30f;
+      rows.weight[half] = 0.0f;
+      if constexpr (N::given) {
+        rows.top[half] = sinks.p[tile.head] * LOG2E;
+        rows.weight[half] = ark_lane() % 4 == 0 ? 1.0f : 0.0f;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < DP / 2; ++i) o[i] = 0.0f;
+    const int last = (tile.end + BN - 1) / BN - 1, least = tile.begin / BN;
+    if (tile.begin < tile.end) {
+      const int place = tile.place + own;
+      const ark_u32 a =
+          ark_attention_operand(ark_attention_queries<R, Q>(c, turn) + group * 8192, 1u);
+      // Gives a stage back and goes on to the next one.
+      const auto release = [&](ArkMatrixSlot& at) {
+        if (first) ark_matrix_release(empty + 8u * at.slot);
+        ark_matrix_next(at);
+      };
+      float s[BN / 2] = {}, keep[2];
+      ark_u32 p[BN / 4];
+      // What happens to a block's scores before they are powers.
+      const auto finish = [&](int block) {
+        if constexpr (S::CAPPED) {
+#pragma unroll
+          for (int i = 0; i < BN / 2; ++i) s[i] = cap * ark_tanh(s[i] * scale / cap);
+        }
+        const int key = block * BN, above = tile.place + 64 * group;
+        const bool whole = key + BN <= ark_attention_end<S>(above) &&
+                           (S::WINDOW == 0 || key >= ark_attention_first<S>(above + 63));
+        if (!whole) ark_attention_mask<S, BN>(s, place, key);
+        ark_attention_powers<BN>(s, rows, factor, keep);
+      };
+      filled(used);
+      ark_matrix_fence();
+      W::scores(s, a, ark_attention_operand(ark_attention_stage<R, Q>(c, used.slot), 1u));
+      ark_matrix_commit();
+      ark_matrix_wait<0>();
+      ark_matrix_hold(s);
+      release(used);
+      finish(last);
+      ark_attention_round<T, BN>(s, p);
+      filled(used);
+#pragma unroll 1
+      for (int block = last - 1; block >= least; --block) {
+        ark_matrix_hold(s);
+        ark_matrix_fence();
+        W::scores(s, a, ark_attention_operand(ark_attention_stage<R, Q>(c, used.slot), 1u));
+        ark_matrix_commit();
+        ArkMatrixSlot second = used;
+        ark_matrix_next(second);
+        filled(second);
+        ark_matrix_hold(o);
+        ark_matrix_fence();
+        W::values(o, p, ark_attention_operand(ark_attention_stage<R, Q>(c, second.slot), BN * 8));
+        ark_matrix_commit();
+        ark_matrix_wait<1>();
+        ark_matrix_hold(s);
+        release(used);
+        finish(block);
+        // Values are multiplied meanwhile. This loop keeps the powers above the next wait.
+        ark_matrix_hold(s);
+        ark_matrix_next(second);
+        filled(second);
+        ark_matrix_wait<0>();
+        ark_matrix_hold(o);
+        ark_matrix_hold(p);
+        release(used);
+#pragma unroll
+        for (int i = 0; i < DP / 2; ++i) o[i] *= keep[i / 2 % 2];
+        ark_attention_round<T, BN>(s, p);
+      }
+      ark_matrix_hold(o);
+      ark_matrix_fence();
+      W::values(o, p, ark_attention_operand(ark_attention_stage<R, Q>(c, used.slot), BN * 8));
+      ark_matrix_commit();
+      ark_matrix_wait<0>();
+      ark_matrix_hold(o);
+      release(used);
+      ++turn;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float all = rows.weight[half];
+      all += ark_shfl_xor(all, 1);
+      all += ark_shfl_xor(all, 2);
+      rows.weight[half] = all > 0.0f ? 1.0f / all : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < DP / 2; ++i) o[i] *= rows.weight[i / 2 % 2];
+    T* to = ark_address(output, 0, tile.batch, tile.row, tile.head * S::D);
+    ark_matrix_give<T, DP>(c, o, to, ark_at(output, 0, 0, 1, 0), 16 * ark_warp(), S::M - tile.row,
+                           S::D);
+  });
+  if (first) ark_matrix_keep_place(group, used);
+}

@@ -1,0 +1,157 @@
+"""Attention of many rows on warpgroups (wgmma), in the variant `matrix`: bf16 and fp16, heads of up
+to 256 elements, multiples of 8. attention_tiles.h has the device side. Called by the writer through
+the dialect.
+"""
+
+from __future__ import annotations
+
+from ark.codegen.dialect import BoxMap
+from ark.machine import Machine
+from ark.plan.kind import Signature
+from ark.tasks import text
+from ark.tasks.attention_tiles import given, shape
+from ark_cuda.tasks import inline, wgmma
+
+ROWS = 128
+_LAYOUTS = {64: (128, 2), 128: (128, 2), 192: (64, 2), 256: (64, 1)}
+"""By padded columns of a head: keys of a block, and tiles of queries in shared memory."""
+
+
+def serves(sig: Signature, machine: Machine) -> bool:
+    """Does this body compute the signature's tiles?"""
+    width = sig.params["head_dim"]
+    kinds = {o.dtype for o in sig.operands[:4]}
+    return (
+        machine.has("wgmma")
+        and machine.variant.name == "matrix"
+        and sig.params["rows"] == ROWS
+        and len(kinds) == 1
+        and kinds <= set(wgmma.KINDS)
+        and width % 8 == 0
+        and width <= 256
+        and sig.params["scale"] > 0.0
+        and all(s * 2 % 16 == 0 for i in (0, 3) for s in sig.operands[i].strides[:-1])
+    )
+
+
+def _layout(sig: Signature) -> tuple[int, int, int]:
+    """Padded columns of a head, keys of a block, tiles of queries in shared memory."""
+    padded = -(-sig.params["head_dim"] // 64) * 64
+    return (padded, *_LAYOUTS[padded])
+
+
+def maps(sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
+    """The tensor maps of queries, keys and values: (columns of a head, ..., batch)."""
+    if not serves(sig, machine):
+        return ()
+    p, (_, keys, _) = sig.params, _layout(sig)
+    width, heads = p["head_dim"], p["heads"]
+    query, cache = sig.operands[0], sig.operands[1]
+    batch = query.shape[0] if len(query.shape) == 3 else 1
+    row, step = query.strides[-2] * 2, (query.strides[0] * 2 if batch > 1 else 16)
+    context, kv_heads = cache.shape[-2], p["kv_heads"]
+    return (
+        BoxMap(
+            0,
+            query.dtype,
+            (width, heads, query.shape[-2], batch),
+            (width * 2, row, step),
+            (64, 1, ROWS, 1),
+        ),
+        *(
+            BoxMap(
+                index,
+                cache.dtype,
+                (width, context, kv_heads, batch),
+                (width * 2, context * width * 2, kv_heads * context * width * 2),
+                (64, keys, 1, 1),
+            )
+            for index in (1, 2)
+        ),
+    )
+
+
+def scratch(sig: Signature, machine: Machine) -> int:
+    """Shared memory, in bytes."""
+    return wgmma.SCRATCH if serves(sig, machine) else 0
+
+
+def headers(machine: Machine) -> tuple[str, ...]:
+    """The device code that the bodies instantiate."""
+    if not machine.has("wgmma") or machine.variant.name != "matrix":
+        return ()
+    return (text.header("attention_tiles.h"), inline.header("attention_tiles.h"))
+
+
+def _products(sig: Signature) -> tuple[str, str]:
+    """The name of the struct that multiplies, and its source."""
+    padded, keys, _ = _layout(sig)
+    kind = wgmma.KINDS[sig.operands[0].dtype]
+    name = f"ArkAttentionProducts_{padded}_{kind}"
+    ctype = sig.operands[0].ctype
+    registers = ", ".join(f"%{i}" for i in range(padded // 2))
+    results = ", ".join(f'"+f"(d[{i}])' for i in range(padded // 2))
+    at = padded // 2
+    return (
+        name,
+        wgmma.multiply(keys, kind, (0, 0))
+        + f"""#ifndef ARK_ATTENTION_{padded}_{kind}
+#define ARK_ATTENTION_{padded}_{kind}
+struct {name} {{
+  typedef {ctype} type;
+  ARK_DEVICE_MEMBER static void scores(float (&d)[{keys // 2}], ark_u32 a, ark_u32 b) {{
+#pragma unroll
+    for (int i = 0; i < {padded // 16}; ++i) {{
+      ark_wgmma_{keys}_{kind}_00(d, a + i / 4 * 1024 + i % 4 * 2,
+                                 b + i / 4 * {keys * 8} + i % 4 * 2, i > 0);
+    }}
+  }}
+  ARK_DEVICE_MEMBER static void value(float (&d)[{padded // 2}], ark_u32 a0, ark_u32 a1, ark_u32 a2,
+                                      ark_u32 a3, ark_u32 b) {{
+    asm volatile(
+        "{{\\n .reg .b64 y;\\n mov.b64 y, {{%{at + 4}, " ARK_MATRIX_ROWS "}};\\n"
+        " wgmma.mma_async.sync.aligned.m64n{padded}k16.f32.{kind}.{kind} {{{registers}}}, "
+        "{{%{at}, %{at + 1}, %{at + 2}, %{at + 3}}}, y, 1, 1, 1, 1;\\n}}"
+        : {results}
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b));
+  }}
+  ARK_DEVICE_MEMBER static void values(float (&d)[{padded // 2}], ark_u32 (&p)[{keys // 4}],
+                                       ark_u32 b) {{
+#pragma unroll
+    for (int i = 0; i < {keys // 16}; ++i) {{
+      value(d, p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3], b + 128 * i);
+    }}
+  }}
+}};
+#endif
+""",
+    )
+
+
+def write(name: str, sig: Signature, machine: Machine) -> str | None:
+    """The computing half; None where the common body serves."""
+    if not serves(sig, machine):
+        return None
+    padded, keys, held = _layout(sig)
+    products, source = _products(sig)
+    scale, cap, _, _, _, output, position, sinks = given(sig)
+    arguments = (scale, cap, output, position, sinks)
+    call = text.called(
+        "ark_attention_warpgroups", (shape(sig), products, padded, keys, held), arguments
+    )
+    # Inlined, as products are.
+    return f"{source}ARK_DEVICE void {name}(ArkCtx& c, const ArkTask& t) {{\n  {call};\n}}\n"
+
+
+def load(name: str, sig: Signature, machine: Machine) -> str | None:
+    """The loading half, run by one thread."""
+    if not serves(sig, machine):
+        return None
+    padded, keys, held = _layout(sig)
+    first = len(sig.operands)
+    addresses = ", ".join(f"t.operand[{first + i}]" for i in range(3))
+    constants = ", ".join(str(v) for v in (shape(sig), padded, keys, held))
+    return (
+        f"ARK_DEVICE void {name}_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load) {{\n"
+        f"  ark_attention_load<{constants}>(c, t, load, {addresses}, {given(sig)[6]});\n}}\n"
+    )
