@@ -17,8 +17,9 @@ ARK_DEVICE char* ark_attention_queries(ArkCtx& c, int turn) {
   return ark_matrix_stage(c, 0u) + turn % Q * R::QUERIES;
 }
 template <class R, int Q>
-ARK_DEVICE char* ark_attention_stage(ArkCtx& c, ark_u32 slot) {
-  return ark_matrix_stage(c, 0u) + Q * R::QUERIES + slot * R::STAGE;
+ARK_DEVICE char* ark_attention_stage(ArkCtx& c, ark_u32 n) {
+  static_assert(ARK_MATRIX_STAGES == 4u, "a number may wrap");
+  return ark_matrix_stage(c, 0u) + Q * R::QUERIES + n % ARK_MATRIX_STAGES * R::STAGE;
 }
 ARK_DEVICE ark_u32 ark_attention_operand(const char* at, ark_u32 lead) {
   return ark_matrix_operand(ark_shared_address(at), lead);
@@ -178,11 +179,12 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
   constexpr float LOG2E = 1.44269504f;
   const int group = ark_warp() / 4, first = ark_tid() % 128 == 0;
   const int own = 16 * ark_warp() + ark_lane() / 4;  // the thread's first row
-  ArkMatrixSlot used = ark_matrix_place_of(group);
-  const ark_u32 full = ark_shared_address(ark_matrix.full);
-  const ark_u32 empty = ark_shared_address(ark_matrix.empty);
-  const auto filled = [&](const ArkMatrixSlot& at) {
-    ark_matrix_filled(c, full + 8u * at.slot, at.parity);
+  // A running number, of which slot and parity follow, takes one register.
+  const ArkMatrixSlot begun = ark_matrix_place_of(group);
+  ark_u32 used = begun.slot + begun.parity * ARK_MATRIX_STAGES;
+  const auto filled = [&](ark_u32 n) {
+    ark_matrix_filled(c, ark_shared_address(&ark_matrix.full[n % ARK_MATRIX_STAGES]),
+                      n / ARK_MATRIX_STAGES & 1u);
   };
   int turn = 0;
   const float factor = S::CAPPED ? LOG2E : scale * LOG2E;
@@ -205,10 +207,10 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
       const int place = tile.place + own;
       const ark_u32 a =
           ark_attention_operand(ark_attention_queries<R, Q>(c, turn) + group * 8192, 1u);
-      // Gives a stage back and goes on to the next one.
-      const auto release = [&](ArkMatrixSlot& at) {
-        if (first) ark_matrix_release(empty + 8u * at.slot);
-        ark_matrix_next(at);
+      const auto release = [&](ark_u32 n) {
+        if (first) {
+          ark_matrix_release(ark_shared_address(&ark_matrix.empty[n % ARK_MATRIX_STAGES]));
+        }
       };
       float s[BN / 2] = {}, keep[2];
       ark_u32 p[BN / 4];
@@ -226,11 +228,11 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
       };
       filled(used);
       ark_matrix_fence();
-      W::scores(s, a, ark_attention_operand(ark_attention_stage<R, Q>(c, used.slot), 1u));
+      W::scores(s, a, ark_attention_operand(ark_attention_stage<R, Q>(c, used), 1u));
       ark_matrix_commit();
       ark_matrix_wait<0>();
       ark_matrix_hold(s);
-      release(used);
+      release(used++);
       finish(last);
       ark_attention_round<T, BN>(s, p);
       filled(used);
@@ -238,14 +240,12 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
       for (int block = last - 1; block >= least; --block) {
         ark_matrix_hold(s);
         ark_matrix_fence();
-        W::scores(s, a, ark_attention_operand(ark_attention_stage<R, Q>(c, used.slot), 1u));
+        W::scores(s, a, ark_attention_operand(ark_attention_stage<R, Q>(c, used), 1u));
         ark_matrix_commit();
-        ArkMatrixSlot second = used;
-        ark_matrix_next(second);
-        filled(second);
+        filled(used + 1u);
         ark_matrix_hold(o);
         ark_matrix_fence();
-        W::values(o, p, ark_attention_operand(ark_attention_stage<R, Q>(c, second.slot), BN * 8));
+        W::values(o, p, ark_attention_operand(ark_attention_stage<R, Q>(c, used + 1u), BN * 8));
         ark_matrix_commit();
         ark_matrix_wait<1>();
         ark_matrix_hold(s);
@@ -253,23 +253,23 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
         finish(block);
         // Values are multiplied meanwhile. This loop keeps the powers above the next wait.
         ark_matrix_hold(s);
-        ark_matrix_next(second);
-        filled(second);
+        filled(used + 2u);
         ark_matrix_wait<0>();
         ark_matrix_hold(o);
         ark_matrix_hold(p);
-        release(used);
+        release(used + 1u);
+        used += 2u;
 #pragma unroll
         for (int i = 0; i < DP / 2; ++i) o[i] *= keep[i / 2 % 2];
         ark_attention_round<T, BN>(s, p);
       }
       ark_matrix_hold(o);
       ark_matrix_fence();
-      W::values(o, p, ark_attention_operand(ark_attention_stage<R, Q>(c, used.slot), BN * 8));
+      W::values(o, p, ark_attention_operand(ark_attention_stage<R, Q>(c, used), BN * 8));
       ark_matrix_commit();
       ark_matrix_wait<0>();
       ark_matrix_hold(o);
-      release(used);
+      release(used++);
       ++turn;
     }
 #pragma unroll
@@ -285,5 +285,8 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
     ark_matrix_give<T, DP>(c, o, to, ark_at(output, 0, 0, 1, 0), 16 * ark_warp(), S::M - tile.row,
                            S::D);
   });
-  if (first) ark_matrix_keep_place(group, used);
+  if (first) {
+    ark_matrix_keep_place(group,
+                          ArkMatrixSlot{used % ARK_MATRIX_STAGES, used / ARK_MATRIX_STAGES & 1u});
+  }
 }
