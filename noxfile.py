@@ -6,6 +6,7 @@ tests on a machine that must have what the row names, or fails.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import nox
@@ -14,12 +15,6 @@ nox.options.sessions = ["lint", "types", "tests"]
 nox.options.reuse_existing_virtualenvs = True
 
 BUILD_EMULATOR = "import ark_rocm_emulator as e; e.activate('emulated:gfx942')"
-# The words of ci/matrix.toml for tests on emulated devices.
-TESTS = {
-    "all": ("tests/backend",),
-    "some": ("tests/backend/test_ops.py", "tests/backend/test_faults.py"),
-    "synchronising": ("tests/backend/test_programs.py", "tests/backend/test_faults.py"),
-}
 # What the sweep runs beside the kernel suite.
 CHECKED = [
     {"arch": "gfx942", "seed": 1, "checks": True, "tests": "all"},
@@ -78,17 +73,7 @@ def tests(session: nox.Session) -> None:
 
 
 def _emulate(session: nox.Session, runs: list[dict]) -> None:
-    for run in runs:
-        environment = {
-            "ARK_ROCM_DEVICE": f"emulated:{run['arch']}",
-            "ARK_ROCM_EMULATOR_SEED": str(run["seed"]),
-            "ARK_ROCM_EMULATOR_CHECKS": str(int(run["checks"])),
-            "ARK_REQUIRE": "rocm:1",
-        }
-        # Two workers are worth their start for all tests only.
-        workers = WORKERS if run["tests"] == "all" else ()
-        words = ("-q", *workers, "-k", "rocm", *TESTS[run["tests"]])
-        session.run("pytest", *words, env=environment)
+    session.run("python", "ci/emulated.py", json.dumps(runs))
 
 
 @nox.session
@@ -135,6 +120,13 @@ def onnx(session: nox.Session) -> None:
     """All of onnx's backend node tests on the CPU, with counts; a crash fails the session."""
     session.install("-e", ".[dev]")
     session.run("python", "-m", "tests.interop.node_suite", *session.posargs)
+
+
+@nox.session
+def training(session: nox.Session) -> None:
+    """200 steps of training the shipped model on the CPU, with torch's loss curve."""
+    session.install("-e", ".[dev]")
+    session.run("python", "-m", "tests.training", *session.posargs)
 
 
 @nox.session

@@ -222,8 +222,8 @@ def __getattr__(name: str) -> object:
         return importlib.import_module(f"ark.{name}")
     if name == "parallelize":
         return importlib.import_module("ark.parallel").parallelize
-    if name == "from_onnx":
-        return importlib.import_module("ark.interop").from_onnx
+    if name in ("from_onnx", "from_torch"):
+        return getattr(importlib.import_module("ark.interop"), name)
     if name in _NOT_BUILT:
         raise UnsupportedError(f"ark.{name} is not built yet")
     raise AttributeError(f"module 'ark' has no attribute {name!r}")

@@ -278,7 +278,7 @@ def united(machine: Machine, types: tuple[DataType, ...], share: int = 24) -> li
                     dataclasses.replace(tensor, id=len(tensors), buffer=len(buffers) - 1)
                 )
             operands = tuple(range(first, len(tensors)))
-            ops.append(dataclasses.replace(op, id=len(ops), operands=operands))
+            ops.append(dataclasses.replace(op, id=len(ops) % share, operands=operands))
     common = {"tensors": tuple(tensors), "buffers": tuple(buffers)}
     return [
         dataclasses.replace(made[0], ops=tuple(ops[at : at + share]), **common)

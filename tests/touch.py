@@ -180,6 +180,7 @@ class Bench:
             ("tasks", self.tables.tasks),
             ("counter_ops", self.tables.counter_ops),
             ("fetches", self.tables.fetches),
+            ("growths", self.tables.growths),
             ("ranges", ranges),
             ("barrier", barrier),
             ("control", control),

@@ -1,13 +1,27 @@
-"""Training steps as one kernel, beside torch: the loss of every step, on the device and there."""
+"""Training steps as one kernel, beside torch: the loss of every step, on the device and there.
+
+    python -m tests.training --steps 200
+
+trains the shipped checkpoint on the text of docs/ and fails where the curves part.
+"""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import ark
+from ark.models.checkpoint import Checkpoint
+from ark.models.config import LlamaConfig
+from ark.models.llama import Llama
+
+ROOT = Path(__file__).resolve().parents[1]
+SHIPPED = ROOT / "examples" / "noah"
+TOLERANCE = 2e-3
 
 
 class Curve:
@@ -65,3 +79,97 @@ def torch_perceptron(
         made.step()
         losses.append(loss.item())
     return losses
+
+
+def decoder(
+    directory: Path, steps: int, rows: int, optimizer: Callable[[Any], Any]
+) -> tuple[Any, ark.Tensor, Curve]:
+    """(the module, the text (steps, rows + 1), the curve) of a checkpoint's decoder that learns a
+    row of the text a step; it predicts each token from those before it. Weights are fp32.
+    """
+    config = LlamaConfig.from_directory(directory)
+    model = Llama(config, ark.fp32)
+    model.setup(rows)
+    text, curve = ark.tensor([steps, rows + 1], ark.int32), Curve(steps)
+    tokens = ark.reshape(ark.gather(text, curve.at), [rows + 1])
+    start = ark.tensor([1], ark.int32)
+    state = ark.TokenState(tokens[0:rows], start, start, start, start)
+    hidden = ark.rmsnorm(model(state, rows), model.norm, model.eps)
+    loss = ark.cross_entropy(model.head(hidden), tokens[1 : rows + 1])
+    made = optimizer(model.params_dict())
+    gradients, _ = ark.optim.clip_grad_norm(ark.grad(loss, made.parameters), 1.0)
+    curve.record(loss)
+    made.step(gradients)
+    return model, text, curve
+
+
+def torch_decoder(
+    directory: Path, text: np.ndarray, optimizer: Callable[[Any], Any]
+) -> list[float]:
+    """The same with transformers."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    made = optimizer(list(model.parameters()))
+    losses = []
+    for row in torch.from_numpy(text.astype(np.int64)):
+        logits = model(row[None, :-1]).logits[0]
+        loss = torch.nn.functional.cross_entropy(logits, row[1:])
+        made.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        made.step()
+        losses.append(loss.item())
+    return losses
+
+
+def words(directory: Path, steps: int, rows: int) -> np.ndarray:
+    """Rows (steps, rows + 1) of the documentation's tokens."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    text = "\n".join(p.read_text() for p in sorted((ROOT / "docs").glob("*.md")))
+    ids = tokenizer.encode(text).ids[: steps * (rows + 1)]
+    return np.array(ids, np.int32).reshape(steps, rows + 1)
+
+
+def learn(steps: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """The losses of the shipped model's first steps under AdamW: ark's, and torch's."""
+    import torch
+
+    model, text, curve = decoder(SHIPPED, steps, rows, lambda p: ark.optim.AdamW(p, 2e-4))
+    given, checkpoint = words(SHIPPED, steps, rows), Checkpoint.open(SHIPPED)
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        for name, parameter in model.params_dict().items():
+            if parameter.initializer is not None:
+                parameter.initialize()
+            elif name != "head.weight":  # the embedding
+                parameter.from_numpy(checkpoint.read(name))
+        text.from_numpy(given)
+        runtime.run(steps)
+        ours = curve.values.to_numpy()
+    theirs = torch_decoder(SHIPPED, given, lambda p: torch.optim.AdamW(p, 2e-4))
+    return ours, np.array(theirs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--backend", default="cpu")
+    args = parser.parse_args()
+    ark.init(backend=args.backend)
+    ours, theirs = learn(args.steps, args.rows)
+    apart = np.abs(ours / theirs - 1)
+    for step in range(0, args.steps, max(1, args.steps // 10)):
+        print(f"step {step:4d}: {ours[step]:.5f}, torch {theirs[step]:.5f}")
+    print(f"step {args.steps - 1:4d}: {ours[-1]:.5f}, torch {theirs[-1]:.5f}")
+    print(f"largest relative difference of {args.steps} steps: {apart.max():.2e}")
+    if not apart.max() < TOLERANCE:
+        raise SystemExit(f"the curves part by more than {TOLERANCE}")
+
+
+if __name__ == "__main__":
+    main()

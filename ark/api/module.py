@@ -121,9 +121,9 @@ class Module:
         raise UnsupportedError(f"{type(self).__name__} has no forward; write one")
 
     def backward(self, *grad_outputs: Any) -> Any:
-        """Adds the gradients of the module's last call: by its parameters, which keep theirs
-        (Parameter.update_gradient), and by the tensors of fp32, fp16 or bf16 that it was called
-        with, which are returned (None, one tensor, or a tuple).
+        """Adds the gradients of the module's last call: by its parameters with requires_grad, which
+        keep theirs (Parameter.update_gradient), and by the tensors of fp32, fp16 or bf16 that it
+        was called with, which are returned (None, one tensor, or a tuple).
 
         grad_outputs: a gradient for each tensor that the call returned; None for an output of one
         element. Subclasses may write their own, as they write forward. Errors as of ark.grad.
@@ -136,7 +136,7 @@ class Module:
             [Tensor(t, Model.get_model()) for t in listed if t.dtype in FLOATS]
             for listed in self._called
         )
-        parameters = list(self.params_dict().values())
+        parameters = [p for p in self.params_dict().values() if p.requires_grad]
         given = grad_outputs or [None] * len(outputs)
         found = grad(outputs, [*parameters, *inputs], given)
         for parameter, gradient in zip(parameters, found, strict=False):

@@ -153,7 +153,7 @@ def decode(
 def streamed_bytes(plan: Plan) -> int:
     """Bytes of weights that the stream copies for one token."""
     lists = plan.phases[-1].processors
-    return sum(f.nbytes for tasks in lists for task in tasks for f in task.fetches)
+    return sum(task.streamed for tasks in lists for task in tasks)
 
 
 def _load(

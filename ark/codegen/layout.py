@@ -22,7 +22,9 @@ _NUMPY = {"u32": "<u4", "i32": "<i4", "u64": "<u8"}
 
 STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
     # One tile task. wait/signal/fetch are index ranges into counter_ops and into the processor's
-    # fetches; the signals lie behind the waits (signal_begin == wait_end).
+    # fetches; the signals lie behind the waits (signal_begin == wait_end). growth: 1 + the place of
+    # its growing fetch among all growths, 0 without one; where boxes are loaded and nothing grows,
+    # 1 if a task's may be loaded before it begins.
     "ArkTask": (
         ("kind", "u32", 1),
         ("op", "u32", 1),
@@ -34,11 +36,11 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("fetch_end", "u32", 1),
         ("coord", "i32", MAX_COORDS),
         ("index", "u32", 1),
-        ("early", "u32", 1),
+        ("growth", "u32", 1),
         ("operand", "u64", RECORD_OPERANDS),
     ),
     # A wait (value = threshold within an iteration, step = increments per iteration) or a signal
-    # (value = increment). flags: bit 0 = peers take part (system scope).
+    # (value = increment). flags: bit 0 = peers take part (system scope), bit 2 = on another host.
     "ArkCounterOp": (
         ("address", "u64", 1),
         ("value", "u32", 1),
@@ -46,8 +48,21 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("counter", "u32", 1),
         ("flags", "u32", 1),
     ),
-    # One fetch of the operand stream.
-    "ArkFetch": (("address", "u64", 1), ("bytes", "u32", 1), ("pad", "u32", 1)),
+    # One stage of the operand stream; or, with a growth (1 + its place), as many as that says.
+    "ArkFetch": (("address", "u64", 1), ("bytes", "u32", 1), ("growth", "u32", 1)),
+    # A fetch of rows that iterations append (ark.plan.types.Growth). address, beside: of the first
+    # rows. length: address of the number of rows. row: bytes. rows: room. step: rows of a stage.
+    "ArkGrowth": (
+        ("address", "u64", 1),
+        ("beside", "u64", 1),
+        ("length", "u64", 1),
+        ("row", "u32", 1),
+        ("rows", "u32", 1),
+        ("step", "u32", 1),
+        ("part", "u32", 1),
+        ("parts", "u32", 1),
+        ("pad", "u32", 1),
+    ),
     # begin/end of a processor's tasks and fetches in one phase.
     "ArkRange": (
         ("task_begin", "u32", 1),
@@ -110,6 +125,7 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("tasks", "u64", 1),
         ("counter_ops", "u64", 1),
         ("fetches", "u64", 1),
+        ("growths", "u64", 1),
         ("ranges", "u64", 1),
         ("barrier", "u64", 1),
         ("control", "u64", 1),
@@ -130,6 +146,7 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
 }
 
 COUNTER_OP_SYSTEM = 1
+COUNTER_OP_FAR = 4
 
 # Why a wait gave up, as ArkHost.error says it.
 ERROR_KINDS = {

@@ -34,15 +34,17 @@ class Emitted:
     maps: tuple[tuple[BoxMap, ...], ...] = ()
 
 
-def _constants(machine: Machine, plan: Plan, scratch: int, last: int) -> str:
+def _constants(machine: Machine, plan: Plan, scratch: int, run: range) -> str:
     phases = len(plan.phases)
     if phases > layout.MAX_PHASES:
         raise PlanError(
             f"the plan has {phases} phases; a launch has at most {layout.MAX_PHASES}. Give the "
             "model fewer entry points"
         )
-    lists = plan.phases[last].processors
-    streamed = sum(f.nbytes for tasks in lists for task in tasks for f in task.fetches)
+    lists = plan.phases[run[-1]].processors
+    streamed = sum(task.streamed for tasks in lists for task in tasks)
+    every = (task for i in run for tasks in plan.phases[i].processors for task in tasks)
+    grows = any(f.growth for task in every for f in task.fetches)
     values = {
         "LANES": machine.lanes,
         "WARPS": machine.warps,
@@ -54,6 +56,7 @@ def _constants(machine: Machine, plan: Plan, scratch: int, last: int) -> str:
         "STAGE_BYTES": machine.stage_bytes,
         "IN_FLIGHT": machine.in_flight,
         "STREAM_MIB": streamed >> 20,
+        "STREAM_GROWS": int(grows),
     }
     return "".join(f"constexpr int ARK_{name} = {value};\n" for name, value in values.items())
 
@@ -157,9 +160,13 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
     scratch = check_shared_memory(plan, machine, dialect, phases)
     stream = dialect.stream if machine.ring_bytes else device_text("stream_direct.h")
     roles = dialect.roles if leads else ""
+    far = bool(plan.meta.get("hosts"))
+    if far:
+        headers.setdefault(device_text("proxy.h"))
     parts = [
         f"// ark loop kernel, dialect {dialect.name}\n",
-        _constants(machine, plan, scratch, phases[-1]),
+        "#define ARK_REMOTE 1\n" if far else "",
+        _constants(machine, plan, scratch, phases),
         dialect.prelude,
         layout.declarations(),
         device_text("loop.h"),

@@ -8,6 +8,7 @@ size, so that one compiled kernel serves all sizes. Called by ark.distributed.gr
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,8 +78,8 @@ def machine_for(device: Machine, world: int, key: Key) -> Machine:
     return machine.with_processors(max(1, min(most, -(-moved // share))))
 
 
-def plans_for(key: Key, world: int, device: Machine) -> list[Plan]:
-    """The verified plans of all ranks."""
+def plans_for(key: Key, world: int, device: Machine, hosts: Sequence[int] = ()) -> list[Plan]:
+    """The verified plans of all ranks. hosts: as the planner's option."""
     machine = machine_for(device, world, key)
     unit = uint32 if key.itemsize % 4 == 0 else uint8
     how = choose_program(
@@ -93,7 +94,7 @@ def plans_for(key: Key, world: int, device: Machine) -> list[Plan]:
             for name, nbytes in (("x", key.nbytes), ("y", key.out_bytes(world)))
         )
         graph.add("collective", [x], [y], attrs, key.collective)
-        made.append(make_plan(graph, machine))
+        made.append(make_plan(graph, machine, {"hosts": hosts}))
     verify(made)
     return made
 
@@ -103,9 +104,9 @@ class Call:
 
     def __init__(
         self, key: Key, ranks: Ranks, rank: int, world: int, backend: Backend, device: Device,
-        budget_s: float,
+        budget_s: float, hosts: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        plan = plans_for(key, world, device.machine)[rank]
+        plan = plans_for(key, world, device.machine, hosts)[rank]
         self._views: dict[tuple[type, int], Any] = {}
         self.device = device
         self.source = device.alloc(key.nbytes, "device")

@@ -22,6 +22,7 @@ from ark.distributed.members import Members
 from ark.errors import BaseError, InvalidUsageError, UnsupportedError
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import BUDGET_S
+from ark.runtime.hosts import hosts_of
 
 REDUCTIONS = ("sum", "product", "min", "max", "mean")
 KEPT = 64  # calls that a group keeps loaded, and as many for each pair that sends
@@ -210,7 +211,8 @@ class Group:
         else:
             members = Members(self._job, pair, "a send between")
             rank, world = members.rank, 2
-        made = Call(key, members, rank, world, self._backend, self._device, self._budget_s)
+        hosts = hosts_of(members)
+        made = Call(key, members, rank, world, self._backend, self._device, self._budget_s, hosts)
         calls[key] = made
         return made
 

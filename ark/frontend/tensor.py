@@ -228,9 +228,10 @@ for _name, _op in (("neg", "neg"), ("abs", "abs"), ("invert", "logical_not")):
 class Parameter(Tensor):
     """A tensor that a Module collects under the name of its attribute.
 
-    gradient: what `update_gradient` was given last.
+    gradient: what `update_gradient` was given last. requires_grad: does Module.backward want it?
     """
 
+    requires_grad = True
     gradient: Tensor | None = None
 
     def __init__(self, tensor: Any, from_torch: bool = False) -> None:

@@ -1,10 +1,12 @@
 """Gradients of graphs: `ark.grad`, and a rule for every op; docs/training.md.
 
 reverse walks a graph backwards, regions knows gradients by memory, the other modules hold the
-rules: pointwise (with derivatives), movement, windows, reductions, products. optim: optimizers.
+rules: pointwise (with derivatives), movement, windows, reductions, products,
+ranks. optim: optimizers.
 """
 
 from ark.gradients import optim
+from ark.gradients import ranks as ranks
 from ark.gradients import reductions as reductions
 from ark.gradients import windows as windows
 from ark.gradients.reverse import grad

@@ -24,14 +24,16 @@ Rate = float | Tensor
 
 
 class Optimizer:
-    """What the optimizers share. parameters: tensors, or a module's params_dict().
+    """What the optimizers share. parameters: tensors, or a module's params_dict(), of which those
+    count that ask for gradients (requires_grad); one that is there twice counts once.
 
     lr: the learning rate, a number, or a tensor of one fp32 that the host or the graph changes.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor] | Iterable[Tensor], lr: Rate) -> None:
-        listed = parameters.values() if isinstance(parameters, Mapping) else parameters
-        self.parameters = list(listed)
+        if isinstance(parameters, Mapping):
+            parameters = [p for p in parameters.values() if p.requires_grad]
+        self.parameters = list(dict.fromkeys(parameters))
         if not self.parameters:
             raise InvalidUsageError("the optimizer was given no parameters")
         if not isinstance(lr, Tensor) and not 0 <= lr < math.inf:

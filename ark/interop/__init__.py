@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ark.comm.packages import require
 
 if TYPE_CHECKING:
     from ark.interop.onnx.model import OnnxModel
+    from ark.interop.torch import Module
 
 
 def from_onnx(path: Any, dims: Mapping[str, int] | None = None) -> OnnxModel:
@@ -24,4 +25,18 @@ def from_onnx(path: Any, dims: Mapping[str, int] | None = None) -> OnnxModel:
     return load(path, dims)
 
 
-__all__ = ["from_onnx"]
+def from_torch(module: Any, example: Sequence[Any], dynamic_shapes: Any = None) -> Module:
+    """A torch module as a torch module that computes in one kernel, by torch.export; inference.
+
+    example: a tuple of tensors of the shapes and types that it will be called with.
+    dynamic_shapes: sizes that may vary and their bounds, as torch.export takes them. Parameters are
+    shared, not copied. UnsupportedError that lists every operator that ark lacks, SystemError where
+    torch is missing.
+    """
+    require("torch", "torch")
+    from ark.interop.torch import from_torch as load
+
+    return load(module, example, dynamic_shapes)
+
+
+__all__ = ["from_onnx", "from_torch"]

@@ -15,6 +15,7 @@ from ark.ir.dtype import DataType
 from ark.ir.fold import FOLDED, is_block
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor, dense_view
+from ark.lower.engines import AUTO, FAR, MESSAGES, NIC, Engine, choose_engine
 from ark.lower.tiling import hinted_tile
 from ark.machine import Machine
 from ark.plan.groups import Group, RemoteSemaphore
@@ -94,6 +95,20 @@ class Lowering:
             )
         self.cut = self.cut or found is not None
         return found
+
+    def far(self, *peers: int) -> bool:
+        """Is one of these ranks on another host? The option `hosts` says; -1 is this rank."""
+        hosts = self.options.get("hosts") or ()
+        here = self.graph.rank
+        return bool(hosts) and any(hosts[p] != hosts[here] for p in peers if p >= 0)
+
+    def engine(
+        self, nbytes: int, asked: str = AUTO, peers: Sequence[int] = (), among: Sequence[str] = ()
+    ) -> Engine:
+        """How so many bytes travel to peers, all ranks by default; see choose_engine."""
+        if self.far(*(peers or range(self.graph.world_size))):
+            return choose_engine(self.machine, nbytes, NIC if asked == AUTO else asked, FAR)
+        return choose_engine(self.machine, nbytes, asked, among or MESSAGES)
 
     def semaphore(self, rank: int, name: str) -> RemoteSemaphore:
         """The counter called `name` on `rank`."""

@@ -16,6 +16,7 @@ AUTO = "auto"
 PACKET = "packet"
 THREADS = "threads"
 DMA = "dma"
+NIC = "nic"
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ ENGINES = {
         Engine(THREADS, "", 16 << 10),
         # Copy engines, which the host's proxy starts.
         Engine(DMA, "proxy", 4 << 20, proxied=True),
+        # To other hosts, by the proxy; to ranks of this one as `threads`.
+        Engine(NIC, "proxy", 1 << 20),
     )
 }
 # Transfers up to so many bytes travel as packets. One thread writes packets word by word.
@@ -48,6 +51,7 @@ PACKET_BYTES_SINGLE = 2 << 10
 # What can move a message, with its own signal, and what memory that the peer has in any case.
 MESSAGES = (PACKET, THREADS, DMA)
 TRANSFERS = (THREADS, DMA)
+FAR = (NIC,)  # what reaches other hosts
 PART_BYTES, PARTS = 64 << 10, 8  # of a processor's share: the least, and how many at most
 
 

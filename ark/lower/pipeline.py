@@ -36,7 +36,7 @@ from ark.plan.packing import Packing, to_meta
 from ark.plan.schedule import Schedule
 from ark.plan.types import INITIAL, Phase, Plan, PlanBuffer, PlanOp, PlanTensor
 
-OPTIONS = ("cuts", "external", "fuse", "pack", "packets", "variant")
+OPTIONS = ("cuts", "external", "fuse", "hosts", "pack", "packets", "variant")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +62,11 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
     if unknown:
         raise InvalidUsageError(
             f"the planner has no option {unknown[0]!r}; its options are {', '.join(OPTIONS)}"
+        )
+    hosts = chosen.get("hosts") or ()
+    if hosts and len(hosts) != graph.world_size:
+        raise InvalidUsageError(
+            f"hosts names {len(hosts)} of {graph.world_size} ranks; give a number for each"
         )
     private = _private_copy(graph)
     external = frozenset(chosen.get("external", ()))
@@ -110,8 +115,9 @@ def plan(
     options: `external` (ids of buffers whose memory the caller provides and may read and write
     between launches), `packets` (False keeps every dependence on counters), `fuse` (False keeps
     every op apart from its neighbours), `pack` (False keeps the model's weights as they are),
-    `variant` (the kernel variant by name), `cuts` (how products are cut, by shape: ark.lower.cuts).
-    Raises InvalidUsageError for any other.
+    `variant` (the kernel variant by name), `cuts` (how products are cut, by shape: ark.lower.cuts),
+    `hosts` (a number for each rank, equal where ranks share memory; all by default). Raises
+    InvalidUsageError for any other.
     """
     return plan_prepared(prepare(graph, machine, options), meta)
 
@@ -165,7 +171,7 @@ def plan_prepared(
         counters=(),
         phases=(),
         arenas=tables.arenas,
-        meta={**(meta or {}), **to_meta(prepared.packings), **_ranges(groups)},
+        meta={**(meta or {}), **to_meta(prepared.packings), **_ranges(groups), **_hosts(chosen)},
     )
     if drafted is not None:
         unscheduled = [
@@ -178,6 +184,12 @@ def plan_prepared(
         for number, (name, listed) in enumerate(zip(private.phases, members, strict=True))
     ]
     return dataclasses.replace(draft, phases=tuple(phases), counters=schedule.counters())
+
+
+def _hosts(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Which ranks share a host, if not all do."""
+    hosts = options.get("hosts") or ()
+    return {"hosts": list(hosts)} if len(set(hosts)) > 1 else {}
 
 
 def _ended(groups: Sequence[Group]) -> list[Group]:

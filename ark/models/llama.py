@@ -114,6 +114,7 @@ class Llama(ark.Module):
         self.embedding = ark.parameter((c.vocab_size, c.hidden_size), dtype)
         self.frequencies = ark.parameter((c.head_dim // 2,), ark.fp32)
         self.frequencies.initializer = lambda: rope_inverse_frequencies(c)
+        self.frequencies.requires_grad = False
         self.layers = [self.layer(c, dtype) for _ in range(c.num_hidden_layers)]
         self.norm = ark.parameter((c.hidden_size,), dtype)
         self.head = Head(c, dtype)

@@ -12,14 +12,17 @@ import numpy as np
 from ark.errors import ModelError
 from ark.frontend.model import Model
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor, is_torch
+from ark.ir import values as ir
 from ark.ir.dtype import fp32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.registry import register
+from ark.machine import Machine
 from ark.ops.base import float_dtype, result, same_dtype
 from ark.ops.communication import copy_box
 from ark.ops.movement import whole_view
 from ark.ops.tokens import check_position
+from ark.tasks.attention import staged_bytes
 from ark.variant import COMMUNICATE
 
 
@@ -257,6 +260,8 @@ def attention_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) 
     return [out]
 
 
+STREAMED, MOST_STREAMED = 8, 64  # positions that matrix units take at once, and a warp holds
+MOST_GROUP = 8  # query heads of a key/value head that they take at once
 TILED_ROWS = 8  # queries from which on a task takes tiles of them
 L2_SHARE = 16 << 20  # bytes of keys and values that are read together
 
@@ -296,6 +301,32 @@ def attention_splits(
     return min(wanted, max(1, context // least))
 
 
+def _older(lowering: Lowering, node: Node) -> bool:
+    """Is what the stream would take older than the iteration: caches that are only appended to, up
+    to a position that is not written before?
+    """
+    _, key, value, position, *_ = (t.buffer.id for t in node.inputs)
+    phase = [n for n in lowering.graph.nodes if n.phase == node.phase]
+    written = {t.buffer.id for n in phase for t in n.outputs}
+    before = {t.buffer.id for n in phase if n.id < node.id for t in n.outputs}
+    return not {key, value} & written and position not in before
+
+
+def _streamed(cache: ir.Tensor, group: int, machine: Machine) -> int:
+    """Positions whose keys and values fill a stage of the operand stream; 0 where bodies read the
+    caches in place.
+    """
+    width, row = cache.shape[-1], cache.dtype.nbytes(cache.shape[-1])
+    if cache.dtype.name not in ("bf16", "fp16") or width not in (32, 64, 128):
+        return 0
+    rows = min(machine.stage_bytes // (2 * row) // STREAMED * STREAMED, MOST_STREAMED)
+    if not machine.ring_bytes:
+        return rows
+    room = machine.shared_bytes - machine.ring_bytes
+    fits = group <= MOST_GROUP and staged_bytes(group, width, machine.warps) <= room
+    return rows if fits and machine.variant.role(COMMUNICATE) else 0
+
+
 def _lower_attention(lowering: Lowering, node: Node) -> None:
     """One row of a cache by splits of its positions, all else by tiles of queries."""
     plain = all(node.attrs.get(name, usual) == usual for name, usual in _PLAIN.items())
@@ -310,6 +341,8 @@ def _lower_attention(lowering: Lowering, node: Node) -> None:
     least = 32 if machine.variant.role(COMMUNICATE) else 64
     splits = attention_splits(rows, kv_heads, context, machine.processors, least)
     params = {**node.attrs, "kv_heads": kv_heads, "splits": splits}
+    if fresh and _older(lowering, node):
+        params["streamed"] = _streamed(key, node.attrs["heads"] // kv_heads, machine)
     coords = [(r, h, s) for s in range(splits) for r in range(rows) for h in range(kv_heads)]
     if splits == 1:
         lowering.emit("attention", params, [q, key, value, position, out, *fresh], coords)

@@ -29,7 +29,6 @@ from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
 from ark.lower.engines import (
     AUTO,
-    MESSAGES,
     PACKET,
     TRANSFERS,
     Engine,
@@ -233,7 +232,15 @@ def _alike(what: str, source: IrTensor, target: IrTensor) -> None:
 def _transfer(lowering: Lowering, source: IrTensor, target: IrTensor, asked: str) -> None:
     """Moves a tensor to or from a peer's memory by tasks of its own."""
     machine = lowering.machine
-    engine = choose_engine(machine, source.nbytes, asked, TRANSFERS)
+    peers = [t.buffer.rank for t in (source, target) if t.buffer.rank >= 0]
+    engine = lowering.engine(source.nbytes, asked, peers, TRANSFERS)
+    far = lowering.far(*peers)
+    if far and not target.dense:
+        raise UnsupportedError(
+            f"a strided part of {target.name!r} on another host is not built; take whole rows"
+        )
+    if far:
+        source = dense(lowering, source, ".dense", fill=True)
     if source.dtype.packed or not (source.dense and target.dense):
         copy_box(lowering, source, target, "")
         return
@@ -255,6 +262,11 @@ def _lower_reduce(lowering: Lowering, node: Node) -> None:
             f"reduce into a strided part of {target.name!r} is not built; take whole rows"
         )
     there = lowering.flat(target)
+    if lowering.far(node.attrs["peer"]):
+        raise UnsupportedError(
+            f"reduce into {target.name!r} on another host is not built; put it there, and let that "
+            "rank add"
+        )
     engine = choose_engine(lowering.machine, source.nbytes, node.attrs["engine"], TRANSFERS)
     nbytes = tile_bytes(engine, lowering.machine, source.nbytes)
     params = {"element": source.dtype.name, "op": node.attrs["op"]}
@@ -284,7 +296,7 @@ def _message(
     lowering: Lowering, node: Node, tensor: IrTensor, owner: int, name: str
 ) -> tuple[IrTensor, list[tuple[int, int]], Engine]:
     """The receive buffer of a message, the tiles it travels in, and the engine."""
-    engine = choose_engine(lowering.machine, tensor.nbytes, node.attrs["engine"], MESSAGES)
+    engine = lowering.engine(tensor.nbytes, node.attrs["engine"], (node.attrs["peer"],))
     packets = engine.name == PACKET
     count, dtype = (words(tensor.nbytes), uint32) if packets else (tensor.elements, tensor.dtype)
     made = lowering.graph.tensor((count,), dtype, arena="symmetric", rank=owner, name=name)

@@ -20,7 +20,7 @@ from ark.ir.dtype import uint32
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
-from ark.lower.engines import PACKET, Engine, choose_engine, tile_bytes
+from ark.lower.engines import PACKET, Engine, tile_bytes
 from ark.lower.merge import bytes_of
 from ark.lower.registry import register
 from ark.lower.tiling import box_coords, box_tile
@@ -31,7 +31,7 @@ from ark.tasks.combine import moved, tiles, words
 from ark.tasks.pointwise import copy_params
 
 
-def copy_box(lowering: Lowering, source: IrTensor, target: IrTensor, suffix: str) -> Any:
+def copy_box(lowering: Lowering, source: IrTensor, target: IrTensor, suffix: str) -> Group:
     """Copies in tiles that follow from the shape alone, so that both ends of a channel agree."""
     source, target = bytes_of(source), bytes_of(target)
     tile = box_tile(target.shape, lowering.machine)
@@ -61,7 +61,7 @@ def move(
 ) -> Group:
     """Tasks that copy a dense tensor to or from a peer's memory by an engine."""
     flat = [lowering.flat(bytes_of(source)), lowering.flat(bytes_of(target))]
-    if engine.proxied:
+    if engine.proxied or lowering.far(source.buffer.rank, target.buffer.rank):
         return lowering.emit("transfer", {}, flat, coords, suffix)
     return lowering.emit("combine", {"element": moved(source.dtype)}, flat, coords, suffix)
 
@@ -87,7 +87,7 @@ def _exchange(
     ranks' tasks are the same but for that, and no receiver is everybody's first.
     """
     rank, world = lowering.graph.rank, lowering.graph.world_size
-    engine = choose_engine(lowering.machine, share.nbytes)
+    engine = lowering.engine(share.nbytes)
     packets = engine.name == PACKET
     size = share.dtype.itemsize
     coords = tiles(share.elements, size, tile_bytes(engine, lowering.machine, share.nbytes))
@@ -176,14 +176,27 @@ def _channel(lowering: Lowering, source: int, target: int, tag: int) -> str:
     return f"{key}.{lowering.number(key)}"
 
 
+def _message(lowering: Lowering, peer: int, source: IrTensor, target: IrTensor) -> Group:
+    """A copy into a receive buffer, or out of it, in the same tiles at both ends."""
+    if not lowering.far(peer):
+        return copy_box(lowering, source, target, "")
+    engine = lowering.engine(source.nbytes, peers=(peer,))
+    source, target = bytes_of(source), bytes_of(target)
+    nbytes = tile_bytes(engine, lowering.machine, source.nbytes)
+    coords = tiles(source.elements, source.dtype.itemsize, nbytes)
+    return move(lowering, engine, source, target, coords)
+
+
 def _lower_send(lowering: Lowering, node: Node) -> None:
     peer, tag = node.attrs["remote_rank"], node.attrs["tag"]
     name = _channel(lowering, lowering.graph.rank, peer, tag)
     source = node.inputs[0]
+    if lowering.far(peer):
+        source = dense(lowering, source, ".dense", fill=True)
     target = lowering.graph.tensor(
         source.shape, source.dtype, arena="symmetric", rank=peer, name=name
     )
-    group = copy_box(lowering, source, target, "")
+    group = _message(lowering, peer, source, target)
     tiles = range(len(group.coords))
     group.sends = [(lowering.semaphore(peer, f"{name}.{i}"),) for i in tiles]
     if lowering.pipelined:  # not before the tile of the iteration before has been read
@@ -195,13 +208,16 @@ def _lower_recv(lowering: Lowering, node: Node) -> None:
     peer, tag = node.attrs["remote_rank"], node.attrs["tag"]
     rank = lowering.graph.rank
     name = _channel(lowering, peer, rank, tag)
-    target = node.outputs[0]
+    out = node.outputs[0]
+    target = dense(lowering, out, ".dense", fill=False) if lowering.far(peer) else out
     received = lowering.graph.tensor(target.shape, target.dtype, arena="symmetric", name=name)
-    group = copy_box(lowering, received, target, "")
+    group = _message(lowering, peer, received, target)
     tiles = range(len(group.coords))
     group.awaits = [((lowering.semaphore(rank, f"{name}.{i}"), 1),) for i in tiles]
     if lowering.pipelined:
         group.sends = [(lowering.semaphore(peer, f"{name}.{i}.read"),) for i in tiles]
+    if target is not out:
+        copy_box(lowering, target, out, ".out")
 
 
 register("all_reduce", None, _lower_all_reduce, iteration_barrier=True)

@@ -18,7 +18,7 @@ from ark.ir.dtype import uint32
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
-from ark.lower.engines import AUTO, PACKET, Engine, choose_engine, tile_bytes
+from ark.lower.engines import AUTO, PACKET, Engine, tile_bytes
 from ark.lower.registry import register
 from ark.ops.communication import copy_box, dense, move
 from ark.plan.groups import Group, RemoteSemaphore
@@ -45,7 +45,7 @@ class _Writer:
         shares = self.program.buffer_by_name["in"].slots // self.flow.parts
         self.elements = self.share.elements // shares
         cut = self.elements * self.itemsize // (self.flow.parts * self.program.pieces)
-        self.engine: Engine = choose_engine(lowering.machine, cut, node.attrs.get("engine") or AUTO)
+        self.engine: Engine = lowering.engine(cut, node.attrs.get("engine") or AUTO)
         self.homes: dict[int, int] = {}  # by value that is made here and stays: its slot of `out`
         for (rank, slot), value in self.flow.final.items():
             if rank == self.rank and value.origin is Origin.REDUCE:
@@ -162,7 +162,8 @@ class _Writer:
         divide: int,
     ) -> Group:
         """As _combine; where the proxy moves what goes to a peer, it moves what was combined."""
-        if not self.engine.proxied or target.buffer.rank < 0:
+        owner = target.buffer.rank
+        if owner < 0 or not (self.engine.proxied or self.lowering.far(owner)):
             return self._combine(sources, piece, target, value, suffix, partial, divide)
         source = None if partial or len(sources) > 1 or divide != 1 else sources[0]
         if source is not None and source.origin is not Origin.PUT:

@@ -46,7 +46,7 @@ def _phase(plan: Plan, phase: Phase) -> Iterator[str]:
             by_op[task.op].append(task)
     total = sum(len(t) for t in by_op.values())
     waits = sum(len(t.waits) for listed in by_op.values() for t in listed)
-    streamed = sum(f.nbytes for listed in by_op.values() for t in listed for f in t.fetches)
+    streamed = sum(t.streamed for listed in by_op.values() for t in listed)
     yield f"phase {phase.name}: {total} tasks, {waits} waits, {streamed:,} bytes streamed"
     yield "  op    tasks  waits  kind             name -> results, from operands"
     for op_id, listed in sorted(by_op.items()):
@@ -76,9 +76,9 @@ def _tasks(plan: Plan, phase: Phase) -> Iterator[str]:
                 + (f"@{plan.counters[c].rank}" if plan.counters[c].rank != plan.rank else "")
                 for c in task.signals
             )
-            fetched = sum(f.nbytes for f in task.fetches)
             parts = [f"    {plan.ops[task.op].name} {list(task.coord)}"]
             parts += [f"wait {waits}"] if waits else []
-            parts += [f"fetch {fetched:,}"] if fetched else []
+            parts += [f"fetch {task.streamed:,}"] if task.streamed else []
+            parts += [f"fetch up to {f.nbytes:,}" for f in task.fetches if f.growth]
             parts += [f"signal {signals}"] if signals else []
             yield "; ".join(parts)

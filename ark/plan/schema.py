@@ -20,6 +20,7 @@ from ark.machine import Machine
 from ark.plan.types import (
     MAX_OPERANDS,
     Fetch,
+    Growth,
     Phase,
     Plan,
     PlanBuffer,
@@ -101,11 +102,20 @@ class CounterRow(_Row, frozen=True):
     system: Flag
 
 
+class GrowthRow(_Row, frozen=True):
+    length: Index
+    row: Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
+    part: Index
+    parts: Annotated[int, Meta(ge=1, le=1 << 16)]
+    beside: Index
+
+
 class FetchRow(_Row, frozen=True):
     operand: Index
     offset: Bytes
     nbytes: Annotated[int, Meta(ge=1, le=1 << 44)]
     stage: Annotated[int, Meta(ge=1, le=1 << 31)]
+    growth: GrowthRow | None = None
 
 
 class TaskRow(_Row, frozen=True):
@@ -132,7 +142,7 @@ class PackingEntry(_Entry, frozen=True):
 
 class MetaEntry(_Entry, frozen=True, omit_defaults=True):
     """What the plan was made from. processor_ranges: by op, where it was asked to stay.
-    contexts: by op, which it was asked for in.
+    contexts: by op, which it was asked for in. hosts: by rank a number, equal on one host.
     """
 
     model: Name | None = None
@@ -141,6 +151,7 @@ class MetaEntry(_Entry, frozen=True, omit_defaults=True):
     packing: tuple[PackingEntry, ...] | None = None
     processor_ranges: tuple[tuple[Index, Index] | None, ...] | None = None
     contexts: tuple[Index | None, ...] | None = None
+    hosts: tuple[Index, ...] | None = None
 
 
 class PlanFile(_Entry, frozen=True):
@@ -194,8 +205,13 @@ def read(data: Any) -> Plan:
 
 
 def _task(row: TaskRow) -> Task:
-    fetches = tuple(Fetch(f.operand, f.offset, f.nbytes, f.stage) for f in row.fetches)
-    return Task(row.op, row.coord, row.waits, row.signals, fetches)
+    return Task(row.op, row.coord, row.waits, row.signals, tuple(map(_fetch, row.fetches)))
+
+
+def _fetch(row: FetchRow) -> Fetch:
+    g = row.growth
+    growth = None if g is None else Growth(g.length, g.row, g.part, g.parts, g.beside)
+    return Fetch(row.operand, row.offset, row.nbytes, row.stage, growth)
 
 
 def read_machine(fields: Mapping[str, Any]) -> Machine:

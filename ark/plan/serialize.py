@@ -10,7 +10,7 @@ from ark.errors import PlanError
 from ark.machine import Machine
 from ark.plan import schema
 from ark.plan.schema import FORMAT
-from ark.plan.types import Plan, Task
+from ark.plan.types import Fetch, Plan, Task
 
 
 def machine_of(plan: Plan, phase: int | None = None) -> Machine:
@@ -67,8 +67,14 @@ def _task(task: Task) -> list[Any]:
         list(task.coord),
         [list(w) for w in task.waits],
         list(task.signals),
-        [[f.operand, f.offset, f.nbytes, f.stage] for f in task.fetches],
+        [_fetch(f) for f in task.fetches],
     ]
+
+
+def _fetch(fetch: Fetch) -> list[Any]:
+    row: list[Any] = [fetch.operand, fetch.offset, fetch.nbytes, fetch.stage]
+    g = fetch.growth
+    return row if g is None else [*row, [g.length, g.row, g.part, g.parts, g.beside]]
 
 
 def to_json(plan: Plan) -> str:

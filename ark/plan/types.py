@@ -143,13 +143,36 @@ class PlanCounter:
 
 
 @dataclass(frozen=True, slots=True)
+class Growth:
+    """What makes a fetch one of rows that iterations append, as many as there are when it runs.
+
+    length: operand, one int32: the rows that earlier iterations have appended; this iteration adds
+    one. row: bytes of a row. part, parts: which share of all of them, this iteration's among them,
+    is the task's. beside: an operand of the same layout, whose bytes follow in each stage.
+    """
+
+    length: int
+    row: int
+    part: int
+    parts: int
+    beside: int
+
+
+@dataclass(frozen=True, slots=True)
 class Fetch:
-    """Consecutive bytes of an operand that the stream copies in stages of `stage` bytes."""
+    """Consecutive bytes of an operand that the stream copies in stages of `stage` bytes.
+
+    With `growth` they are the room for the operand's rows. Of n rows, at most as many as there is
+    room for, the task takes those from n * part / parts to n * (part + 1) / parts, rounded down,
+    in as many stages of whole rows as they fill; the newest is not copied, since this iteration
+    makes it. Such a copy waits until the iteration may begin.
+    """
 
     operand: int
     offset: int
     nbytes: int
     stage: int
+    growth: Growth | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +184,11 @@ class Task:
     waits: tuple[tuple[int, int], ...] = ()
     signals: tuple[int, ...] = ()
     fetches: tuple[Fetch, ...] = ()
+
+    @property
+    def streamed(self) -> int:
+        """Bytes that it takes from the operand stream in every iteration."""
+        return sum(f.nbytes for f in self.fetches if f.growth is None)
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,8 @@ class Executor:
         self._params = np.zeros(1, layout.dtype("ArkParams"))
         self._peers: dict[int, tuple[Memory, dict[str, Any]]] = {}
         self._signallers: dict[str, list[int]] = {}  # by counter: the peers that signal it
+        hosts = plan.meta.get("hosts") or [0] * plan.world_size
+        self._far = {r for r, host in enumerate(hosts) if host != hosts[plan.rank]}
         self._externals = dict(externals or {})
         self.kernels = load_kernels(plan, backend, device)
         try:
@@ -114,7 +116,10 @@ class Executor:
         own = (b for b in plan.buffers if b.arena == "symmetric" and b.rank == plan.rank)
         ends = (b.offset + b.nbytes for b in own if b.id in received)
         self._received_bytes = max(ends, default=0)
+        self._host = self._alloc(layout.dtype("ArkHost").itemsize, "host")
+        self._proxy = self._make_proxy()
         self._connect(symmetric)
+        self._allow()
         count = sum(len(m) for m in box_maps(self.kernels))
         self._map_memory = self._alloc(count * layout.MAP_BYTES) if count else None
         listed = tables.listed(plan)
@@ -122,30 +127,39 @@ class Executor:
         self.tables = self._build_tables()
         self._arrays = {
             name: self._upload(getattr(self.tables, name))
-            for name in ("tasks", "counter_ops", "fetches", "ranges")
+            for name in ("tasks", "counter_ops", "fetches", "growths", "ranges")
         }
         self._control = self._alloc(layout.dtype("ArkControl").itemsize)
-        self._host = self._alloc(layout.dtype("ArkHost").itemsize, "host")
-        self._proxy = self._start_proxy()
         self._trace_records = trace_records
         record = layout.dtype("ArkTrace").itemsize
         self._trace_bytes = trace_records * plan.processors * record  # of one kernel
         wanted = self._trace_bytes * len(self.kernels)
         self._trace = self._alloc(wanted) if trace_records else None
 
-    def _start_proxy(self) -> Proxy | None:
-        """The proxy, where tasks ask the host to copy, with all memory that these may name."""
-        if not any(op.kind == "transfer" for op in self.plan.ops):
+    def _make_proxy(self) -> Proxy | None:
+        """The proxy, where tasks ask the host to copy or peers are on other hosts."""
+        if not self._far and not any(op.kind == "transfer" for op in self.plan.ops):
             return None
+        variants = {kernel.machine.variant.name for kernel in self.kernels}
+        if self._far and variants != {"block"}:
+            raise InvalidUsageError(
+                f"the plan is of the kernel variants {', '.join(sorted(variants))}; only 'block' "
+                "signals counters on other hosts: plan with the option variant='block'"
+            )
         assert self._host.host is not None
         at = layout.dtype("ArkHost").fields
         assert at is not None
-        made = Proxy(self.device, self._host.host.ctypes.data + int(at["abort"][1]))
-        for memory in (*self._arenas.values(), self._shared, *(m for m, _ in self._peers.values())):
-            made.allow(memory.address, memory.nbytes)
+        return Proxy(self.device, self._host.host.ctypes.data + int(at["abort"][1]))
+
+    def _allow(self) -> None:
+        """Tells the proxy all memory that triggers may name."""
+        if self._proxy is None:
+            return
+        near = [m for rank, (m, _) in self._peers.items() if rank not in self._far]
+        for memory in (*self._arenas.values(), self._shared, *near):
+            self._proxy.allow(memory.address, memory.nbytes)
         for number, address in self._externals.items():
-            made.allow(address, self.plan.buffers[number].nbytes)
-        return made
+            self._proxy.allow(address, self.plan.buffers[number].nbytes)
 
     def rebind(self, externals: Mapping[int, int]) -> None:
         """Moves external buffers to other addresses, by buffer id; nothing may be running."""
@@ -196,8 +210,10 @@ class Executor:
         """Exchanges memory handles and the names by which peers refer to buffers and counters."""
         if self.ranks is None or self.plan.world_size == 1:
             return
+        network = self._proxy.network(self._shared) if self._far and self._proxy else None
         mine = {
             "handle": self.device.export(self._shared).hex(),
+            "network": network,
             "buffers": {
                 b.name: b.offset
                 for b in self.plan.buffers
@@ -213,7 +229,11 @@ class Executor:
         for rank, data in enumerate(self.ranks.all_gather(json.dumps(mine).encode())):
             if rank != self.plan.rank:
                 entry = json.loads(data)
-                self._peers[rank] = (self.device.map_peer(bytes.fromhex(entry["handle"])), entry)
+                if rank in self._far and self._proxy is not None:
+                    memory = self._proxy.connect(rank, entry["network"])
+                else:
+                    memory = self.device.map_peer(bytes.fromhex(entry["handle"]))
+                self._peers[rank] = (memory, entry)
                 for target, name in entry["signals"]:
                     if target == self.plan.rank:
                         self._signallers.setdefault(name, []).append(rank)
@@ -354,6 +374,7 @@ class Executor:
     def _reset(self, ends: Sequence[int]) -> None:
         """Sets everything back to before the first iteration, on all ranks together."""
         # Until its kernel has ended, a peer may still signal the launch before this one.
+        self._drain()
         self._meet("the end of the launch before")
         self._resumed = None
         self.device.zero(self._counters, self._counter_bytes)
@@ -373,6 +394,14 @@ class Executor:
         if self._proxy is not None:
             self._proxy.restart()
         self._meet("the launch")
+
+    def _drain(self) -> None:
+        """Waits until the proxy has served what the launch before has asked for."""
+        if self._proxy is not None and self._run is not None:
+            at = layout.dtype("ArkControl").fields
+            assert at is not None
+            head = self.device.read(self._control.address + int(at["fifo_head"][1]), 4)
+            self._proxy.drain(int(head.view(np.uint32)[0]), self.budget_s)
 
     def _parameters(self, persistent: bool) -> np.ndarray:
         params = np.zeros(1, layout.dtype("ArkParams"))
@@ -463,12 +492,16 @@ class Executor:
         if self._run is not None and not self._run.stop():
             live.keep("a kernel did not leave its device after it was told to", self)
             return False
+        if self._far and together:  # peers' last signals pass through this rank's proxy
+            self._drain()
+            self._meet("the end of the launch before")
         if self._run is not None:
             self._run.detach()
         if self._proxy is not None:
             self._proxy.close()
             self._proxy = None
-        peers, own = [m for m, _ in self._peers.values()], self._memory
+        peers = [m for rank, (m, _) in self._peers.items() if rank not in self._far]
+        own = self._memory
         if peers and not together:
             own = [m for m in own if m.kind != "symmetric"]
         self._peers, self._memory, self._run = {}, [], None

@@ -16,7 +16,7 @@ from ark.codegen.dialect import BoxMap
 from ark.errors import PlanError
 from ark.plan import kind as kinds
 from ark.plan.boxes import Templates
-from ark.plan.types import Plan, Task
+from ark.plan.types import Fetch, Growth, Plan, Task
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Tables:
     tasks: np.ndarray
     counter_ops: np.ndarray
     fetches: np.ndarray
+    growths: np.ndarray
     ranges: np.ndarray
     lists: np.ndarray  # addresses of operands that records have no room for
     listing: tuple[tuple[int, int, Task], ...]  # (phase, processor, task) by task index
@@ -54,28 +55,34 @@ def build(
     counter_ops: list[tuple[int, int, int, int, int]] = []
     fetch_addresses: list[np.ndarray] = []
     fetch_sizes: list[np.ndarray] = []
+    fetch_growths: list[np.ndarray] = []
+    growths: list[tuple[int, ...]] = []
     ranges: list[tuple[int, int, int, int]] = []
     fetched = 0
     for number, phase in enumerate(plan.phases):
         for processor, tasks in enumerate(phase.processors):
             first_task, first_fetch = len(records), fetched
             for task in tasks:
-                stage = fetched - first_fetch
+                stage, growing = fetched - first_fetch, 0
                 for fetch in task.fetches:
                     operand = operands[task.op][fetch.operand]
-                    if (
-                        fetch.offset < 0
-                        or fetch.offset + fetch.nbytes > limits[task.op][fetch.operand]
-                    ):
+                    room = limits[task.op][fetch.operand]
+                    if fetch.growth is not None:
+                        room = min(room, limits[task.op][fetch.growth.beside])
+                    if fetch.offset < 0 or fetch.offset + fetch.nbytes > room:
                         raise PlanError(
                             f"op {plan.ops[task.op].name!r} fetches past the end of its operand; "
                             "the plan is damaged"
                         )
                     starts = np.arange(0, fetch.nbytes, fetch.stage, dtype=np.uint64)
+                    sizes = np.minimum(fetch.stage, fetch.nbytes - starts.astype(np.int64))
+                    if fetch.growth is not None:
+                        growths.append(_growth(fetch, fetch.growth, operands[task.op]))
+                        growing = len(growths)
+                        starts, sizes = starts[:1], sizes[:1]  # one record, whatever it grows to
                     fetch_addresses.append(starts + np.uint64(operand + fetch.offset))
-                    fetch_sizes.append(
-                        np.minimum(fetch.stage, fetch.nbytes - starts.astype(np.int64))
-                    )
+                    fetch_sizes.append(sizes)
+                    fetch_growths.append(np.full(len(starts), growing if fetch.growth else 0))
                     fetched += len(starts)
                 wait_begin = len(counter_ops)
                 for counter, threshold in task.waits:
@@ -96,7 +103,7 @@ def build(
                         fetched - first_fetch,
                         coord,
                         len(records),
-                        int(task.op in early),
+                        growing or int(task.op in early),
                         rows[task.op],
                     )
                 )
@@ -106,10 +113,12 @@ def build(
     if fetched:
         fetches["address"] = np.concatenate(fetch_addresses)
         fetches["bytes"] = np.concatenate(fetch_sizes)
+        fetches["growth"] = np.concatenate(fetch_growths)
     return Tables(
         tasks=np.array(records, layout.dtype("ArkTask")),
         counter_ops=np.array(counter_ops or [(0, 0, 0, 0, 0)], layout.dtype("ArkCounterOp")),
         fetches=fetches,
+        growths=np.array(growths or [(0,) * 9], layout.dtype("ArkGrowth")),
         ranges=np.array(ranges, layout.dtype("ArkRange")),
         lists=lists,
         listing=tuple(listing),
@@ -143,6 +152,13 @@ def _early(plan: Plan, box_maps: Sequence[Sequence[BoxMap]]) -> frozenset[int]:
         return buffer.id not in written and buffer.arena in kept and buffer.rank == plan.rank
 
     return frozenset(op for op, tensors in mapped.items() if all(map(still, tensors)))
+
+
+def _growth(fetch: Fetch, growth: Growth, operands: list[int]) -> tuple[int, ...]:
+    """An ArkGrowth. operands: the addresses of the op's."""
+    row, rows, step = growth.row, fetch.nbytes // growth.row, fetch.stage // growth.row
+    first, beside = (operands[i] + fetch.offset for i in (fetch.operand, growth.beside))
+    return (first, beside, operands[growth.length], row, rows, step, growth.part, growth.parts, 0)
 
 
 def _map_addresses(
@@ -189,6 +205,9 @@ def _counter_op(
 ) -> tuple[int, int, int, int, int]:
     entry = plan.counters[counter]
     flags = layout.COUNTER_OP_SYSTEM if entry.system else 0
+    hosts = plan.meta.get("hosts")
+    if hosts and hosts[entry.rank] != hosts[plan.rank]:
+        flags |= layout.COUNTER_OP_FAR
     return addresses[counter], value, entry.step, counter, flags
 
 

@@ -1,9 +1,11 @@
 """Causal grouped-query attention over a key/value cache, in one task per (row, kv head, split).
 
-`attention` params: heads, kv_heads, head_dim, splits, scale. operands: q (m, heads * head_dim),
-key cache and value cache (kv_heads, context, head_dim), position (1,), output, [fresh (1, 2 *
-kv_heads * head_dim)]. Row r attends to positions 0 .. position + r. With `fresh` there is one row,
-its own key and value come from there, and only earlier ones from the caches. coord: row, kv head,
+`attention` params: heads, kv_heads, head_dim, splits, scale, streamed. operands: q (m, heads *
+head_dim), key cache and value cache (kv_heads, context, head_dim), position (1,), output, [fresh
+(1, 2 * kv_heads * head_dim)]. Row r attends to positions 0 .. position + r. With `fresh` there is
+one row, its own key and value come from there, and only earlier ones from the caches; then the
+caches may come through the operand stream, `streamed` positions of keys and values in a stage (0:
+they are read in place). coord: row, kv head,
 split. With one split the output is (m, heads * head_dim); with more it is a partial (m, heads,
 splits, head_dim + 2): the unnormalised sum, then maximum and denominator, and `attention_merge`
 joins the splits (flash-decoding, Dao et al. 2023). `attention_merge` params: heads, head_dim,
@@ -15,6 +17,9 @@ the context.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
 
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register, whole
@@ -30,6 +35,7 @@ from ark.plan.params import (
     shaped,
     typed,
 )
+from ark.plan.types import Fetch, Growth
 from ark.tasks import text
 
 CHUNK = 256
@@ -42,6 +48,7 @@ class AttentionParams(Params, frozen=True):
     head_dim: Heads
     splits: Splits
     scale: float
+    streamed: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)] = 0
 
 
 class Attention(TaskKind):
@@ -72,6 +79,9 @@ class Attention(TaskKind):
         if len(sig.operands) > FRESH:
             need(rows == 1, f"{rows} rows cannot have one fresh key")
             shaped(sig, FRESH, (1, 2 * kv_heads * width))
+        if p.get("streamed", 0):
+            need(len(sig.operands) > FRESH, "what it streams is not older than the iteration")
+            need(width * cache.itemsize % 16 == 0, "rows of the cache are no whole 16 bytes")
 
     def places(self, sig: Signature) -> Places:
         p, rows = sig.params, sig.operands[0].shape[0]
@@ -107,6 +117,16 @@ class Attention(TaskKind):
                 found.append(Access(FRESH, (0, first * width), (1, (first + 1) * width)))
         return found
 
+    def stream(self, sig: Signature, coord: Sequence[int]) -> tuple[Fetch, ...]:
+        rows, (_, head, split) = sig.params.get("streamed", 0), coord[:3]
+        if not rows:
+            return ()
+        cache = sig.operands[1]
+        row = sig.params["head_dim"] * cache.itemsize
+        room = cache.shape[1] * row
+        growth = Growth(3, row, split, sig.params["splits"], beside=2)
+        return (Fetch(1, head * room, room, rows * row, growth),)
+
     def packets(self, sig: Signature) -> frozenset[int]:
         return frozenset({0, 4, FRESH})
 
@@ -135,6 +155,14 @@ class Attention(TaskKind):
         constants = (group, p["kv_heads"], p["head_dim"], context, p["splits"], CHUNK)
         operands = [text.given(sig, i, const=i != 4) for i in range(FRESH + 1)]
         return text.call(name, "ark_attention", constants, (text.literal(p["scale"]), *operands))
+
+
+def staged_bytes(group: int, width: int, warps: int) -> int:
+    """Shared memory of a body whose warps take positions from stages: queries, the newest key and
+    value, and each warp's part of the result, in bytes.
+    """
+    own = -(-group * (width + 2) // 4) * 4
+    return 4 * ((group + 2) * width + warps * own)
 
 
 class AttentionMergeParams(Params, frozen=True):

@@ -463,8 +463,6 @@ def test_every_op_has_a_rule_or_is_a_constant() -> None:
 
 # What only the compiler makes, what ranks say to each other, and what is not built.
 NO_RULE = {
-    "all_reduce",
-    "collective",
     "expert_linear",
     "gather_own_first",
     "linear",

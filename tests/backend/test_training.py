@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ark
-from tests.training import perceptron, torch_perceptron
+from tests.training import TOLERANCE, learn, perceptron, torch_perceptron
 
 torch = pytest.importorskip("torch")
 
@@ -55,3 +55,9 @@ def test_optimizers(backend: str) -> None:
             got = curve.values.to_numpy()
             np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-5, err_msg=name)
             assert want[-1] < want[0] / 2
+
+
+def test_the_shipped_model_learns(backend: str) -> None:
+    """Its first steps under AdamW with clipped gradients; `nox -s training` takes 200."""
+    ours, theirs = learn(3, 8)
+    np.testing.assert_allclose(ours, theirs, rtol=TOLERANCE)

@@ -44,3 +44,13 @@ def test_the_tasks_by_hand_compile(variant):
     blocks, threads, shared = made.job.start()
     assert len(device.compiled) == 1 and blocks == 4
     assert threads == machine.threads and shared > machine.ring_bytes
+
+
+def test_the_form_for_racecheck_lets_every_lane_arrive():
+    from tests.sanitizer.model import every_lane
+
+    dialect = registry.get("cuda").dialect("sm_90a")
+    made = every_lane(dialect)
+    alone = "if (ark_lane() == 0) ark_barrier_arrive(&ark_handshake"
+    assert dialect.roles.count(alone) == 3 and alone not in made.roles
+    assert made.roles.count("32u * ARK_WARPS)") == 2 and "32u * ARK_WARPS)" in made.stream

@@ -163,7 +163,7 @@ def test_what_is_written_is_not_loaded_early() -> None:
     emitted = write(made, machine_of(made), backend.dialect("sm_90a"))
     maps = [emitted.maps[code] for code in emitted.opcode]
     tables = build(made, emitted.opcode, lambda _: 0, lambda _: 0, maps, lambda _op, _map: 0)
-    early = {made.ops[t["op"]].name for t in tables.tasks if t["early"]}
+    early = {made.ops[t["op"]].name for t in tables.tasks if t["growth"]}
     assert "first" in early and not {n for n in early if n.startswith("second")}
     opcode = {op.name: emitted.opcode[op.id] for op in made.ops}
     spares = emitted.source.text.split("ark_spares_stages(ark_u32 kind) {")[1].split("}")[0]

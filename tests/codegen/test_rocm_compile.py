@@ -128,7 +128,8 @@ def test_scopes_become_cache_control_on_rdna3(listing: dict[str, str]) -> None:
     text = listing["gfx1100"]
     acquire = r"global_load_b32 .* glc\n\ts_waitcnt vmcnt\(0\)\n\tbuffer_gl1_inv\n\tbuffer_gl0_inv"
     assert re.search(acquire, text)
-    drained = r"s_waitcnt_vscnt null, 0x0\n\t;;#ASMEND\n\tglobal_atomic_add_u32"
+    marked = r"\t;;#ASMSTART\n\t; ark.release \w+\n\t;;#ASMEND\n"
+    drained = rf"s_waitcnt_vscnt null, 0x0\n\t;;#ASMEND\n{marked}\tglobal_atomic_add_u32"
     assert re.search(drained, text)
 
 

@@ -23,6 +23,7 @@ MAY_NAME = {
     "ark/comm/topology/boxes.py",
     "ark/distributed/arrays.py",
     "ark/distributed/torch.py",
+    "ark/interop/torch/program.py",
 }
 BACKENDS = {"cpu": "ark_cpu", "cuda": "ark_cuda", "rocm": "ark_rocm"}
 SHARED_ROOMS = {

@@ -250,12 +250,28 @@ ARK_DEVICE bool ark_wait_task(ArkTeam team, ArkLoop& loop, ark_u32 i) {
   return ok;
 }
 
+#if defined(ARK_REMOTE)
+// Counters of ranks on other hosts: device/proxy.h.
+ARK_COLD bool ark_proxy_push(ArkCtx& c, ark_u64 source, ark_u64 target, ark_u32 size,
+                             ark_u32& behind);
+#endif
+ARK_DEVICE void ark_signal(ArkCtx& c, const ArkCounterOp& e) {
+#if defined(ARK_REMOTE)
+  ark_u32 behind = 0u;
+  if ((e.flags & 4u) != 0u) {
+    ark_proxy_push(c, e.value, e.address, 0u, behind);
+    return;
+  }
+#endif
+  (void)c;
+  ark_add_release(ark_words(e.address), e.value, (e.flags & 1u) != 0u);
+}
 ARK_DEVICE void ark_signal_task(ArkTeam team, ArkLoop& loop, ark_u32 i) {
   const ArkTask& task = loop.tasks[i % ARK_SLOTS];
   ARK_BLOCK_ARRIVED();
   for (ark_u32 s = task.signal_begin + team.thread; s < task.signal_end; s += team.threads) {
     const ArkCounterOp e = ark_counter_op(loop, i, s);
-    ark_add_release(ark_words(e.address), e.value, (e.flags & 1u) != 0u);
+    ark_signal(loop.ctx, e);
   }
 }
 
@@ -372,8 +388,9 @@ ARK_DEVICE const ArkRange& ark_range(const ArkParams* p, ark_u32 processor, ark_
   const ark_u32 first = ark_phase(phases, iteration) * p->processors;
   return ARK_POINTER(const ArkRange, p->ranges)[first + processor];
 }
-ARK_DEVICE ark_u32 ark_next_stage(ark_u32 stage_base, const ArkRange& range) {
-  stage_base += range.fetch_end - range.fetch_begin;
+// grown: what growing fetches have taken beyond one stage each.
+ARK_DEVICE ark_u32 ark_next_stage(ark_u32 stage_base, const ArkRange& range, ark_u32 grown = 0u) {
+  stage_base += range.fetch_end - range.fetch_begin + grown;
   return stage_base >= ARK_STAGE_PERIOD ? stage_base - ARK_STAGE_PERIOD : stage_base;
 }
 

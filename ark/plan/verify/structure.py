@@ -14,9 +14,10 @@ from ark.plan import kind as kinds
 from ark.plan.memory import ALIGN
 from ark.plan.rotated import Rotated
 from ark.plan.serialize import machine_of
-from ark.plan.types import ARENAS, INITIAL, ITERATION_BARRIER, Plan
+from ark.plan.types import ARENAS, INITIAL, ITERATION_BARRIER, Fetch, Plan
 from ark.plan.verify.listing import Listing
 from ark.plan.verify.rank_set import Key, RankSet, refuse
+from ark.variant import COMMUNICATE
 
 
 def check_ranks(plans: Sequence[Plan]) -> None:
@@ -51,9 +52,11 @@ def check_tasks(rank_set: RankSet) -> None:
     """Raises PlanError for the first task that reaches, waits or fetches where it may not."""
     for plan in rank_set.checked_plans:
         _check_tasks(rank_set, plan)
-    written = _written(rank_set)
+    phases = range(len(rank_set.checked_plans[0].phases))
+    written = set().union(*(_written(rank_set, number) for number in phases))
+    rewritten = [_written(rank_set, number, appended=False) for number in phases]
     for plan in rank_set.checked_plans:
-        _check_streams(rank_set, plan, written)
+        _check_streams(rank_set, plan, written, rewritten)
         _check_shared_memory(rank_set, plan)
 
 
@@ -124,11 +127,20 @@ def _check_names(plan: Plan) -> None:
 
 
 def _check_ops(rank_set: RankSet, plan: Plan) -> None:
+    hosts = plan.meta.get("hosts") or [0] * plan.world_size
+    if len(hosts) != plan.world_size or any(type(h) is not int for h in hosts):
+        raise refuse(f"its hosts are {hosts!r}, expected a number for each rank")
     for op in plan.ops:
         kinds.get(op.kind)
         for tensor in (*op.operands, *op.after):
             if not 0 <= tensor < len(plan.tensors):
                 raise refuse(f"op {op.name!r} uses tensor {tensor}, which does not exist")
+        owners = {plan.buffers[plan.tensors[t].buffer].rank for t in op.operands}
+        if op.kind != "transfer" and any(hosts[o] != hosts[plan.rank] for o in owners):
+            raise refuse(
+                f"op {op.name!r} of kind {op.kind!r} touches memory of another host; only "
+                "transfers reach there"
+            )
 
 
 def _check_counters(rank_set: RankSet, plan: Plan) -> None:
@@ -215,8 +227,13 @@ def _check_edges(plan: Plan, listed: Listing) -> None:
         raise refuse(f"a task of op {name!r} signals a counter that does not exist")
 
 
-def _check_streams(rank_set: RankSet, plan: Plan, written: set[Key]) -> None:
-    """Streamed operands are only read by the loop, and the stream copies what the body reads."""
+def _check_streams(
+    rank_set: RankSet, plan: Plan, written: set[Key], rewritten: Sequence[set[Key]]
+) -> None:
+    """Streamed operands are only read by the loop, and the stream copies what the body reads.
+
+    rewritten: by phase what tasks write otherwise than by appending.
+    """
     for number in range(len(plan.phases)):
         machine = machine_of(plan, number)
         listed = rank_set.listing(plan.rank, number)
@@ -225,30 +242,79 @@ def _check_streams(rank_set: RankSet, plan: Plan, written: set[Key]) -> None:
             found = tuple(listed.tasks[i].fetches for i in nodes.tolist())
             if found != rank_set.templates.streams(sig, coords):
                 raise refuse(f"a task of op {op.name!r} fetches what it does not use")
+            grow = any(fetch.growth for fetches in found for fetch in fetches)
+            if grow and any(len(fetches) != 1 for fetches in found):
+                raise refuse(f"op {op.name!r} has other fetches beside one that grows")
             for fetch in {fetch for fetches in found for fetch in fetches}:
-                tensor = plan.tensors[op.operands[fetch.operand]]
-                buffer = plan.buffers[tensor.buffer]
-                room = buffer.nbytes - tensor.first_byte
-                if not buffer.initial or rank_set.buffer_of(plan.rank, buffer.id) in written:
-                    raise refuse(f"op {op.name!r} streams {buffer.name!r}, which the loop writes")
-                if fetch.offset < 0 or fetch.offset + fetch.nbytes > room or fetch.stage <= 0:
-                    raise refuse(f"op {op.name!r} streams past the end of {buffer.name!r}")
-                if machine.ring_bytes and fetch.stage > machine.stage_bytes:
+                growth = fetch.growth
+                sources = (fetch.operand,) if growth is None else (fetch.operand, growth.beside)
+                for operand in sources:
+                    tensor = plan.tensors[op.operands[operand]]
+                    buffer = plan.buffers[tensor.buffer]
+                    room = buffer.nbytes - tensor.first_byte
+                    memory = rank_set.buffer_of(plan.rank, buffer.id)
+                    # What only grows is written, but never where it is read.
+                    bad = written if growth is None else rewritten[number]
+                    if not buffer.initial or memory in bad:
+                        raise refuse(
+                            f"op {op.name!r} streams {buffer.name!r}, which the loop writes"
+                        )
+                    if fetch.offset < 0 or fetch.offset + fetch.nbytes > room or fetch.stage <= 0:
+                        raise refuse(f"op {op.name!r} streams past the end of {buffer.name!r}")
+                    if growth is not None and (tensor.first_byte + fetch.offset) % COPIED:
+                        raise refuse(f"op {op.name!r} streams from the midst of {COPIED} bytes")
+                size = len(sources) * fetch.stage
+                if machine.ring_bytes and size > machine.stage_bytes:
                     raise refuse(
-                        f"op {op.name!r} streams {fetch.stage} bytes at once; a stage of the ring "
+                        f"op {op.name!r} streams {size} bytes at once; a stage of the ring "
                         f"holds {machine.stage_bytes}"
                     )
+                _check_growth(rank_set, plan, number, op_id, fetch)
 
 
-def _written(rank_set: RankSet) -> set[Key]:
-    """(rank, buffer) of all memory that tasks write, by what is checked of them."""
+COPIED = 16  # bytes: what bulk copies move at least, and where they begin
+
+
+def _check_growth(rank_set: RankSet, plan: Plan, number: int, op_id: int, fetch: Fetch) -> None:
+    """Whole rows in whole stages, as many as a number says that is there when the iteration begins
+    and stays until the task is done. number: the phase's.
+    """
+    op, growth, machine = plan.ops[op_id], fetch.growth, machine_of(plan, number)
+    if growth is None:
+        return
+    tensor = plan.tensors[op.operands[growth.length]]
+    if machine.ring_bytes and not machine.variant.role(COMMUNICATE):
+        raise refuse(f"op {op.name!r} has a fetch that grows, but nobody leads who counts stages")
+    if tensor.dtype != "int32" or math.prod(tensor.shape) != 1:
+        raise refuse(f"op {op.name!r} streams as many rows as {tensor.name!r} says, no int32")
+    whole = fetch.stage % growth.row == fetch.nbytes % growth.row == growth.row % COPIED == 0
+    if not whole or growth.part >= growth.parts:
+        raise refuse(f"op {op.name!r} streams no whole rows of {growth.row} bytes")
+    buffer = plan.buffers[tensor.buffer]
+    touched = rank_set.touches(plan.rank, number)
+    regions = [r for listed_op in touched for r in listed_op if r.memory == buffer.id]
+    if not any(r.op == op_id and not r.write for r in regions):
+        raise refuse(f"op {op.name!r} streams as many rows as {buffer.name!r} says, unread")
+    if not buffer.initial or any(r.write and r.op < op_id for r in regions):
+        raise refuse(
+            f"op {op.name!r} streams as many rows as {buffer.name!r} says, which the iteration "
+            "writes before"
+        )
+
+
+def _written(rank_set: RankSet, number: int, appended: bool = True) -> set[Key]:
+    """(rank, buffer) of all memory that tasks of a phase write, by what is checked of them.
+
+    appended: also by appending.
+    """
     found = set()
     for plan in rank_set.checked_plans:
-        for number in range(len(plan.phases)):
-            for region in (r for op in rank_set.touches(plan.rank, number) for r in op if r.write):
-                owner, buffer = rank_set.buffer_of(plan.rank, int(region.memory))  # type: ignore[call-overload]
-                renamings = zip(rank_set.symmetry.twin, rank_set.symmetry.renaming, strict=True)
-                found |= {(new[owner], buffer) for twin, new in renamings if twin == plan.rank}
+        for region in (r for op in rank_set.touches(plan.rank, number) for r in op if r.write):
+            if region.boxes.append_only and not appended:
+                continue
+            owner, buffer = rank_set.buffer_of(plan.rank, int(region.memory))  # type: ignore[call-overload]
+            renamings = zip(rank_set.symmetry.twin, rank_set.symmetry.renaming, strict=True)
+            found |= {(new[owner], buffer) for twin, new in renamings if twin == plan.rank}
     return found
 
 

@@ -8,16 +8,20 @@ It needs pybind11 and a compiler; without them everything but the engines `dma` 
 from __future__ import annotations
 
 import importlib.util
+import mmap
 import os
 import sys
 import sysconfig
 import tempfile
 import threading
+import time
 from functools import cache
 from importlib import resources
 from importlib.machinery import ExtensionFileLoader
 from types import ModuleType
 from typing import Any
+
+import numpy as np
 
 from ark._version import __version__
 from ark.backend import native
@@ -26,9 +30,20 @@ from ark.codegen import layout
 from ark.errors import SystemError
 from ark.runtime import cache as kept
 
-FILES = ("module.cpp", "proxy.h")
+FILES = ("module.cpp", "proxy.h", "ucx.h")
 FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-w")
 REMEDY = "or leave the engines `dma` and `nic` out"
+
+
+@cache
+def has_ucx(command: tuple[str, ...]) -> bool:
+    """Can the compiler make programs with UCX (its headers and libucp)?"""
+    text = "#include <ucp/api/ucp.h>\nint main() { ucp_get_version_string(); }\n"
+    try:
+        native.shared_library(command, {"ucx.cpp": text}, ("-fPIC", "-lucp", "-lucs"), "a probe")
+    except SystemError:
+        return False
+    return True
 
 
 _building = threading.Lock()
@@ -57,8 +72,9 @@ def _built(header: str) -> ModuleType:
     folder = resources.files("ark.runtime.proxy")
     files = {name: folder.joinpath(name).read_text() for name in FILES}
     files["copies.h"] = header
+    network = ("-DARK_UCX", "-lucp", "-lucs") if has_ucx(command) else ()
     includes = (pybind11.get_include(), sysconfig.get_paths()["include"])
-    options = (*FLAGS, *(f"-I{path}" for path in includes), "-ldl")
+    options = (*FLAGS, *(f"-I{path}" for path in includes), *network, "-ldl")
     key = kept.key(
         "proxy", __version__, sys.version, pybind11.__version__, native.version(command),
         *command, *options, *files.values(),
@@ -103,6 +119,7 @@ class Proxy:
         copies: Copies = device.copies()
         module = _module(copies.header)
         self._device = device
+        self._places: list[np.ndarray] = []
         self.fifo: Memory = device.alloc(layout.dtype("ArkFifo").itemsize, "host")
         assert self.fifo.host is not None
         address = self.fifo.host.ctypes.data
@@ -117,6 +134,48 @@ class Proxy:
     def allow(self, address: int, nbytes: int) -> None:
         """Memory that triggers may name: all else makes the launch fail."""
         self._proxy.allow(address, nbytes, -1, 0)
+
+    def network(self, memory: Memory) -> dict[str, Any]:
+        """Registers memory for peers on other hosts: what they need to reach it, as JSON."""
+        if not hasattr(self._proxy, "network"):
+            raise SystemError(
+                "ranks on other hosts are reached by UCX, whose headers and libraries were not "
+                "found; install them (`apt install libucx-dev`) on every host"
+            )
+        try:
+            address, key = self._proxy.network(memory.address, memory.nbytes)
+        except RuntimeError as error:
+            raise SystemError(f"{error}; `ucx_info -d` lists what UCX can use here") from error
+        return {
+            "address": address.hex(),
+            "key": key.hex(),
+            "begin": memory.address,
+            "nbytes": memory.nbytes,
+        }
+
+    def connect(self, rank: int, peer: dict[str, Any] | None) -> Memory:
+        """Reaches a peer's memory: addresses that stand for it, which only the proxy may use."""
+        if peer is None:
+            raise SystemError(f"rank {rank} is on another host and offers no way to its memory")
+        nbytes = int(peer["nbytes"])
+        place = mmap.mmap(-1, nbytes, prot=mmap.PROT_READ)  # taken, so that nothing else lies there
+        view = np.frombuffer(place, np.uint8)
+        self._places.append(view)
+        address = int(view.ctypes.data)
+        try:
+            there = (bytes.fromhex(peer["address"]), bytes.fromhex(peer["key"]))
+            self._proxy.connect(rank, *there)
+        except RuntimeError as error:
+            raise SystemError(f"rank {rank} cannot be reached: {error}") from error
+        self._proxy.allow(address, nbytes, rank, int(peer["begin"]))
+        return Memory(address, nbytes, "symmetric", None, owned=False)
+
+    def drain(self, count: int, timeout_s: float) -> None:
+        """Waits until so many triggers have been served, or it has failed, or the time is up."""
+        end = time.monotonic() + timeout_s
+        while self.served() != count and not self.error() and time.monotonic() < end:
+            self._proxy.wake()
+            time.sleep(1e-4)
 
     def restart(self) -> None:
         """Begins anew with an empty FIFO; nothing may be running on the device."""

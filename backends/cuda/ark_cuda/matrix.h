@@ -199,7 +199,7 @@ ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scra
         continue;
       }
       bool fine = ark_matrix_await(spared);
-      if (fine && task.early == 0u) {
+      if (fine && task.growth == 0u) {
         fine = ark_matrix_await(follows ? place - 1u : place) &&
                ark_matrix_ready(p, task, place, ark_phase_iteration(phases, iteration));
       }

@@ -151,6 +151,22 @@ ARK_DEVICE void ark_poll_packet(ArkCtx&, const T*, bool) {}
 
 ARK_DEVICE void ark_dispatch_poll(ArkCtx& c, const ArkTask& task);
 
+// What growing fetches have beyond one stage each, counted by the lead warp while a task runs.
+struct ArkGrowing {
+  ark_u64 lengths;  // address of the number that is known
+  ark_u32 length;
+  ark_u32 stages;  // of this iteration's tasks so far
+};
+ARK_DEVICE void ark_count_growth(const ArkParams* p, const ArkTask& task, ArkGrowing& growing) {
+  if (!ARK_STREAM_GROWS || task.growth == 0u) return;
+  const ArkGrowth& g = ARK_POINTER(const ArkGrowth, p->growths)[task.growth - 1u];
+  if (g.length != growing.lengths) {
+    growing.lengths = g.length;
+    growing.length = *ARK_POINTER(const ark_u32, g.length);
+  }
+  growing.stages += ark_grown_stages(g, growing.length) - 1u;
+}
+
 ARK_DEVICE void ark_lead(const ArkParams* p, ark_u32 processor, char* scratch) {
   ArkLoop& loop = *reinterpret_cast<ArkLoop*>(scratch);
   ArkCtx& c = loop.ctx;
@@ -175,7 +191,12 @@ ARK_DEVICE void ark_lead(const ArkParams* p, ark_u32 processor, char* scratch) {
       ark_open_iteration(c, iteration, phases, range, stage_base);
       *const_cast<volatile ark_u32*>(&ark_handshake.begin) = range.task_begin;
       *const_cast<volatile ark_u32*>(&ark_handshake.end) = end;
+      if (ARK_STREAM_GROWS) {
+        __threadfence();  // the loader takes over what this lane has seen
+        *const_cast<volatile ark_u32*>(&ark_ring.begun) = iteration + 1u;
+      }
     }
+    ArkGrowing growing{0u, 0u, 0u};
     // An iteration begins with a handshake of its own, for no task.
     ark_open_handshake(false);
     if (!ark_close_handshake(c, handshakes)) break;
@@ -191,6 +212,7 @@ ARK_DEVICE void ark_lead(const ArkParams* p, ark_u32 processor, char* scratch) {
       ark_dispatch_poll(c, task);
       const ark_u64 begin = p->trace ? ark_time_ns() : 0u;
       ark_open_handshake(false);
+      ark_count_growth(p, task, growing);
       if (i + 1u < end) ark_counter_ops_ahead(team, loop, p, i + 1u);
       if (i + 2u < end) ark_task_ahead(team, loop, p, i + 2u);
       fine = ark_close_handshake(c, handshakes);
@@ -200,7 +222,7 @@ ARK_DEVICE void ark_lead(const ArkParams* p, ark_u32 processor, char* scratch) {
       __syncwarp();
     }
     if (!fine) break;
-    stage_base = ark_next_stage(stage_base, range);
+    stage_base = ark_next_stage(stage_base, range, growing.stages);
   }
   ark_open_handshake(true);
 }
@@ -212,6 +234,7 @@ ARK_DEVICE void ark_follow(char* scratch) {
   while (ark_enter(c)) {
     const ark_u32 begin = *const_cast<volatile ark_u32*>(&ark_handshake.begin);
     const ark_u32 end = *const_cast<volatile ark_u32*>(&ark_handshake.end);
+    ark_warp_store(&ark_ring.grown[ark_warp()], 0u);
     ark_end_handshake(c);
     for (ark_u32 i = begin; i < end; ++i) {
       ark_warp_store(&c.warps[ark_warp()], i);

@@ -17,10 +17,15 @@ static_assert(ARK_STAGE_BYTES % 128 == 0, "slots are 128-byte aligned");
 constexpr ark_u64 ARK_STREAM_POLICY =
     ARK_STREAM_MIB > 64 ? 0x12f0000000000000ull : 0x1000000000000000ull;
 
+constexpr ark_u64 ARK_GROWTH_POLICY = 0x1000000000000000ull;
+
 struct ArkRing {
   ark_u64 full[ARK_RING_DEPTH];   // the loader arrives once a stage, with its bytes
   ark_u64 empty[ARK_RING_DEPTH];  // the owning warp arrives for all, or each warp for itself
   ark_u32 leave;                  // the computing warps have left the loop
+  ark_u32 begun;                  // 1 + the iteration that may begin, once it may
+  ark_u32
+      grown[ARK_WARPS];  // each warp's own: stages beyond one of the iteration's growing fetches
 };
 
 __shared__ ArkRing ark_ring;
@@ -31,6 +36,7 @@ ARK_DEVICE char* ark_slot(ark_u32 slot) { return ark_shared + slot * ARK_STAGE_B
 // of a warp call it: each must see the barrier to see what the copy wrote.
 ARK_DEVICE bool ark_slot_filled(ArkCtx& c, ark_u32 slot, ark_u32 round) {
   // The instruction sleeps by itself: first without a nap, which would delay the next copy.
+#pragma unroll 1
   for (int tries = 0; tries < 64; ++tries) {
     if (ark_barrier_passed(&ark_ring.full[slot], round & 1u)) return true;
   }
@@ -45,12 +51,16 @@ ARK_DEVICE bool ark_slot_filled(ArkCtx& c, ark_u32 slot, ark_u32 round) {
   return true;
 }
 
+// Stages since launch before this task's count begins.
+ARK_DEVICE ark_u32 ark_stages_before(const ArkCtx& c) {
+  return c.stage_base + (ARK_STREAM_GROWS ? ark_warp_load(&ark_ring.grown[ark_warp()]) : 0u);
+}
 ARK_DEVICE bool ark_stage_mine(const ArkCtx& c, ark_u32 stage) {
-  const ark_u32 slot = (c.stage_base + stage) % ARK_RING_DEPTH;
+  const ark_u32 slot = (ark_stages_before(c) + stage) % ARK_RING_DEPTH;
   return slot % ARK_WARPS == static_cast<ark_u32>(ark_warp());
 }
 ARK_DEVICE const char* ark_stage(ArkCtx& c, ark_u32 stage) {
-  const ark_u32 index = c.stage_base + stage;
+  const ark_u32 index = ark_stages_before(c) + stage;
   const ark_u32 slot = index % ARK_RING_DEPTH;
   if (!ark_slot_filled(c, slot, index / ARK_RING_DEPTH)) ark_give_up(c);
   return ark_slot(slot);
@@ -58,7 +68,7 @@ ARK_DEVICE const char* ark_stage(ArkCtx& c, ark_u32 stage) {
 ARK_DEVICE void ark_stage_left(ArkCtx& c, ark_u32 stage, ark_u32 warps) {
   __syncwarp();
   if (ark_lane() == 0) {
-    ark_barrier_arrive(&ark_ring.empty[(c.stage_base + stage) % ARK_RING_DEPTH], warps);
+    ark_barrier_arrive(&ark_ring.empty[(ark_stages_before(c) + stage) % ARK_RING_DEPTH], warps);
   }
 }
 ARK_DEVICE void ark_stage_done(ArkCtx& c, ark_u32 stage) { ark_stage_left(c, stage, ARK_WARPS); }
@@ -66,6 +76,30 @@ ARK_DEVICE void ark_stage_done(ArkCtx& c, ark_u32 stage) { ark_stage_left(c, sta
 ARK_DEVICE void ark_stage_shared_done(ArkCtx& c, ark_u32 stage) { ark_stage_left(c, stage, 1u); }
 
 ARK_DEVICE bool ark_left() { return *const_cast<volatile ark_u32*>(&ark_ring.leave) != 0u; }
+
+// The rows of a growing fetch's share, of `length` and the newest, and how many of them are older.
+struct ArkGrown {
+  ark_u32 begin;
+  ark_u32 end;
+  ark_u32 newest;
+};
+ARK_DEVICE ArkGrown ark_grown(ark_u32 length, ark_u32 rows, ark_u32 part, ark_u32 parts) {
+  const ark_u32 all = length < rows ? length + 1u : rows;
+  return ArkGrown{static_cast<ark_u32>(static_cast<ark_u64>(all) * part / parts),
+                  static_cast<ark_u32>(static_cast<ark_u64>(all) * (part + 1u) / parts), all - 1u};
+}
+ARK_DEVICE ark_u32 ark_grown_stages(const ArkGrowth& g, ark_u32 length) {
+  const ArkGrown rows = ark_grown(length, g.rows, g.part, g.parts);
+  return (rows.end - rows.begin + g.step - 1u) / g.step;
+}
+// Each computing warp, at the end of a task whose fetch has grown to so many stages.
+ARK_DEVICE void ark_stages_grown(ark_u32 stages) {
+  ark_u32* mine = &ark_ring.grown[ark_warp()];
+  const ark_u32 before = ark_warp_load(mine);
+  __syncwarp();
+  ark_warp_store(mine, before + stages - 1u);
+  __syncwarp();
+}
 
 // May the loader fetch for this iteration? Beyond the limit there is nothing to run; in persistent
 // mode operands may change until the host asks for the iteration. A limit that a stop token lowers
@@ -112,17 +146,19 @@ ARK_DEVICE bool ark_prepare_slot(ArkCtx& c, ark_u32 slot, ark_u64 address, ark_u
   }
   return true;
 }
+// One lane: starts a copy of whole 16 bytes to shared memory, which completes on a barrier.
+ARK_DEVICE void ark_bulk_copy(char* to, ark_u64 from, ark_u32 bytes, ark_u64* barrier,
+                              ark_u64 policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(ark_shared_address(to)),
+      "l"(from), "r"(bytes), "r"(ark_shared_address(barrier)), "l"(policy)
+      : "memory");
+}
 ARK_DEVICE void ark_fill_slot(ark_u32 slot, ark_u64 address, ark_u32 bytes) {
   ark_u64* barrier = &ark_ring.full[slot];
   if (ark_slot_engine(address, bytes)) {
-    if (ark_lane() == 0) {
-      const ark_u32 full = ark_shared_address(barrier);
-      asm volatile(
-          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-          "[%0], [%1], %2, [%3], %4;" ::"r"(ark_shared_address(ark_slot(slot))),
-          "l"(address), "r"(bytes), "r"(full), "l"(ARK_STREAM_POLICY)
-          : "memory");
-    }
+    if (ark_lane() == 0) ark_bulk_copy(ark_slot(slot), address, bytes, barrier, ARK_STREAM_POLICY);
     return;
   }
   // The copy engine moves 16-byte units; anything else goes through registers. The proxy fence
@@ -143,6 +179,55 @@ ARK_DEVICE bool ark_stream_landed(ArkCtx& c, ark_u32 issued, ark_u32 back) {
   return ark_slot_filled(c, index % ARK_RING_DEPTH, index / ARK_RING_DEPTH);
 }
 
+// A record as another lane of the warp has it.
+ARK_DEVICE ArkGrowth ark_from_lane(const ArkGrowth& g, ark_u32 lane) {
+  ArkGrowth made;
+  made.address = __shfl_sync(0xffffffffu, g.address, lane);
+  made.beside = __shfl_sync(0xffffffffu, g.beside, lane);
+  made.length = __shfl_sync(0xffffffffu, g.length, lane);
+  made.row = __shfl_sync(0xffffffffu, g.row, lane);
+  made.rows = __shfl_sync(0xffffffffu, g.rows, lane);
+  made.step = __shfl_sync(0xffffffffu, g.step, lane);
+  made.part = __shfl_sync(0xffffffffu, g.part, lane);
+  made.parts = __shfl_sync(0xffffffffu, g.parts, lane);
+  made.pad = 0u;
+  return made;
+}
+// The iteration may begin: the computing side has said so, and what was written before is there for
+// copies too. False if it has left; its own waits have budgets.
+ARK_DEVICE bool ark_stream_begun(const ArkCtx& c) {
+  const volatile ark_u32* begun = const_cast<const volatile ark_u32*>(&ark_ring.begun);
+  while (static_cast<ark_i32>(*begun - (c.iteration + 1u)) < 0) {
+    if (ark_left()) return false;
+    __nanosleep(20);
+  }
+  __threadfence();
+  asm volatile("fence.proxy.async;" ::: "memory");
+  return true;
+}
+// A growing fetch: rows of two operands in each stage, as far as they are older than the iteration.
+// Caches are small beside the weights, or read but once: they keep the ordinary place in L2.
+ARK_DEVICE bool ark_stream_growth(ArkCtx& c, const ArkGrowth& g, ark_u32 length, ark_u32& issued) {
+  const ArkGrown rows = ark_grown(length, g.rows, g.part, g.parts);
+  for (ark_u32 first = rows.begin; first < rows.end; first += g.step) {
+    const ark_u32 slot = issued % ARK_RING_DEPTH;
+    const ark_u32 end = rows.end < rows.newest ? rows.end : rows.newest;
+    const ark_u32 left = first < end ? end - first : 0u;
+    const ark_u32 bytes = (left < g.step ? left : g.step) * g.row;
+    if (!ark_slot_free(slot, issued / ARK_RING_DEPTH)) return false;
+    if (!ark_prepare_slot(c, slot, g.address, 2u * bytes)) return false;
+    if (!ark_stream_landed(c, issued, ARK_IN_FLIGHT)) return false;
+    if (ark_lane() == 0 && bytes != 0u) {
+      const ark_u64 at = static_cast<ark_u64>(first) * g.row;
+      ark_u64* full = &ark_ring.full[slot];
+      ark_bulk_copy(ark_slot(slot), g.address + at, bytes, full, ARK_GROWTH_POLICY);
+      ark_bulk_copy(ark_slot(slot) + g.step * g.row, g.beside + at, bytes, full, ARK_GROWTH_POLICY);
+    }
+    if (++issued == 2u * ARK_STAGE_PERIOD) issued = ARK_STAGE_PERIOD;
+  }
+  return true;
+}
+
 // One iteration's fetches, `issued` stages after the launch; false when there is no use for more.
 // Records are read 32 at a time, one a lane, and the next 32 are on their way while these are used.
 ARK_DEVICE bool ark_stream_iteration(ArkCtx& c, const ArkRange& range, ark_u32& issued) {
@@ -150,12 +235,27 @@ ARK_DEVICE bool ark_stream_iteration(ArkCtx& c, const ArkRange& range, ark_u32& 
   const ark_u32 lane = static_cast<ark_u32>(ark_lane());
   const ark_u32 end = range.fetch_end;
   uint4 next = make_uint4(0u, 0u, 0u, 0u);
+  const ArkGrowth* growths = reinterpret_cast<const ArkGrowth*>(c.p->growths);
+  ArkGrowth growth = {};
+  ark_u64 lengths = 0u;  // address of the number that is known
+  ark_u32 length = 0u;
   if (range.fetch_begin + lane < end) next = records[range.fetch_begin + lane];
   for (ark_u32 first = range.fetch_begin; first < end; first += 32u) {
     const uint4 mine = next;
     if (first + 32u + lane < end) next = records[first + 32u + lane];
     const ark_u32 count = end - first < 32u ? end - first : 32u;
+    if (ARK_STREAM_GROWS && mine.w != 0u) growth = growths[mine.w - 1u];
     for (ark_u32 k = 0u; k < count; ++k) {
+      if (ARK_STREAM_GROWS && __shfl_sync(0xffffffffu, mine.w, k) != 0u) {
+        const ArkGrowth g = ark_from_lane(growth, k);
+        if (g.length != lengths) {
+          if (!ark_stream_begun(c)) return false;
+          lengths = g.length;
+          length = *reinterpret_cast<const volatile ark_u32*>(lengths);
+        }
+        if (!ark_stream_growth(c, g, length, issued)) return false;
+        continue;
+      }
       const ark_u32 slot = issued % ARK_RING_DEPTH;
       const ark_u64 low = __shfl_sync(0xffffffffu, mine.x, k);
       const ark_u64 high = __shfl_sync(0xffffffffu, mine.y, k);
@@ -218,7 +318,8 @@ ARK_DEVICE void ark_stream_open() {
       ark_barrier_init(&ark_ring.full[slot], 1u);
       ark_barrier_init(&ark_ring.empty[slot], ARK_WARPS);
     }
-    ark_ring.leave = 0u;
+    ark_ring.leave = ark_ring.begun = 0u;
+    for (int w = 0; w < ARK_WARPS; ++w) ark_ring.grown[w] = 0u;
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   }

@@ -14,13 +14,9 @@ struct ArkAttentionParts {
 // shared memory. In the variant `roles` this waits for the task; false if the processor is to
 // leave. load() asks for the warp's first rows, which may go first where they are older.
 #if defined(ARK_HAS_HANDSHAKE)
-template <int G, int KV_HEADS, int D, int W, class Q, class F, class L>
-ARK_DEVICE bool ark_attention_inputs(ArkCtx& c, ArkAttentionParts<G, D, W>& s, int row, int head,
-                                     bool newest, float scale, Q query, F fresh, const L& load) {
-  // Without a newest row of its own the iteration writes what the cache is read for.
-  if (F::given) load();
-  if (!ark_enter(c)) return false;
-  if (!F::given) load();
+template <int G, int KV_HEADS, int D, class Q, class F>
+ARK_DEVICE void ark_attention_gather(ArkCtx& c, float* to, int row, int head, bool newest,
+                                     float scale, Q query, F fresh) {
   // Queries first, then the new key, then its value: all asked for together.
   constexpr int N = ((G + 2) * D / 2 + ARK_THREADS - 1) / ARK_THREADS;
   float loaded[2 * N];
@@ -35,7 +31,6 @@ ARK_DEVICE bool ark_attention_inputs(ArkCtx& c, ArkAttentionParts<G, D, W>& s, i
     return nullptr;
   };
   ark_load_pairs<N>(c, query.p, at, loaded, Q::system);
-  float* to = reinterpret_cast<float*>(&s);  // queries, then the current key and value
 #pragma unroll
   for (int n = 0; n < N; ++n) {
     const int i = 2 * (n * ARK_THREADS + ark_tid());
@@ -44,6 +39,16 @@ ARK_DEVICE bool ark_attention_inputs(ArkCtx& c, ArkAttentionParts<G, D, W>& s, i
     to[i] = loaded[2 * n] * factor;
     to[i + 1] = loaded[2 * n + 1] * factor;
   }
+}
+template <int G, int KV_HEADS, int D, int W, class Q, class F, class L>
+ARK_DEVICE bool ark_attention_inputs(ArkCtx& c, ArkAttentionParts<G, D, W>& s, int row, int head,
+                                     bool newest, float scale, Q query, F fresh, const L& load) {
+  // Without a newest row of its own the iteration writes what the cache is read for.
+  if (F::given) load();
+  if (!ark_enter(c)) return false;
+  if (!F::given) load();
+  ark_attention_gather<G, KV_HEADS, D>(c, reinterpret_cast<float*>(&s), row, head, newest, scale,
+                                       query, fresh);
   return true;
 }
 #else

@@ -10,12 +10,14 @@ through the dialect.
 
 from __future__ import annotations
 
+from ark.errors import PlanError
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.attention import FRESH
+from ark.tasks.attention import FRESH, staged_bytes
 from ark_cuda.tasks import inline
 
+MAX_STAGED = 64  # positions of a stage whose scores a warp holds
 MAX_GROUP = 8  # query heads of a key/value head; their sums are held in registers
 
 
@@ -45,19 +47,52 @@ def _warps(sig: Signature, machine: Machine) -> int:
     return warps
 
 
+def _staged(sig: Signature, machine: Machine) -> int:
+    """Positions in a stage of the ring; 0 where the caches are read in place."""
+    rows = int(sig.params.get("streamed", 0)) if machine.ring_bytes else 0
+    group, width = _shape(sig)
+    taken = (
+        inline.leads(machine)
+        and rows % 8 == 0
+        and rows <= MAX_STAGED
+        and group <= MAX_GROUP
+        and width in (32, 64, 128)
+        and sig.operands[1].dtype in ("fp16", "bf16")
+    )
+    if rows and not taken:
+        raise PlanError(
+            f"attention takes {rows} positions of {group} heads of {width} {sig.operands[1].dtype} "
+            "from a stage of the ring; this backend has a body for multiples of 8 up to "
+            f"{MAX_STAGED} under the variant roles, of up to {MAX_GROUP} heads of 32 to 128 fp16 "
+            "or bf16"
+        )
+    return rows
+
+
 def scratch(sig: Signature, machine: Machine) -> int:
     """Queries, the newest key and value, and the warps' parts, in bytes."""
+    rows = _staged(sig, machine)
+    if rows:
+        return staged_bytes(*_shape(sig), machine.warps)
     warps = _warps(sig, machine)
     return _bytes(sig, warps) if warps else 0
 
 
 def headers(machine: Machine) -> tuple[str, ...]:
     """The device code that `write` instantiates."""
-    return (inline.header("packets.h"), inline.header("attention.h"))
+    names = (
+        "packets.h",
+        "attention.h",
+        *(("attention_stream.h",) if inline.leads(machine) else ()),
+    )
+    return tuple(map(inline.header, names))
 
 
 def write(name: str, sig: Signature, machine: Machine) -> str | None:
     """The body's source, or None where the common body serves."""
+    rows = _staged(sig, machine)
+    if rows:
+        return _write_staged(name, sig, machine, rows)
     warps = _warps(sig, machine)
     if not warps:
         return None
@@ -71,9 +106,20 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
     return inline.inlined(name, call, machine, often=sig.operands[0].shape[0] == 1)
 
 
+def _write_staged(name: str, sig: Signature, machine: Machine, rows: int) -> str:
+    """The body that takes keys and values from the ring."""
+    group, width = _shape(sig)
+    p, cache = sig.params, sig.operands[1]
+    constants = (cache.ctype, group, p["kv_heads"], width, cache.shape[1], p["splits"], rows)
+    operands = [text.given(sig, i, const=i != 4) for i in (0, 3, 4, FRESH)]
+    call = text.called("ark_attention_staged", constants, (text.literal(p["scale"]), *operands))
+    # Called: in the loop it would take registers from the other bodies, which then spill.
+    return inline.inlined(name, call, machine, often=False)
+
+
 def poll(name: str, sig: Signature, machine: Machine) -> str | None:
     """In the variant `roles`: waits for the head's last query; None if `write` gives none."""
-    if not _warps(sig, machine):
+    if not _warps(sig, machine) and not _staged(sig, machine):
         return None
     group, width = _shape(sig)
     call = text.called("ark_attention_poll", (group * width,), (text.given(sig, 0),))

@@ -2,18 +2,6 @@
 // shared memory together, in the weights' type (as matrix units take it), then each warp takes its
 // own stages of the ring, folds a stage's rows and publishes them, and goes on to the next.
 
-ARK_DEVICE void ark_narrow(float* to, float a, float b) { to[0] = a, to[1] = b; }
-ARK_DEVICE void ark_narrow(ark_bf16* to, float a, float b) {
-  ark_u32 pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(b), "f"(a));
-  *reinterpret_cast<ark_u32*>(to) = pair;
-}
-ARK_DEVICE void ark_narrow(ark_f16* to, float a, float b) {
-  ark_u32 pair;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(b), "f"(a));
-  *reinterpret_cast<ark_u32*>(to) = pair;
-}
-
 // Pairs of a row that a thread loads.
 template <int K>
 constexpr int ARK_ROW_PAIRS = (K / 2 + ARK_THREADS - 1) / ARK_THREADS;
@@ -132,9 +120,9 @@ ARK_DEVICE bool ark_linear_roles(ArkCtx& c, const ArkTask& t, X input, const N& 
   ark_u32* counts = reinterpret_cast<ark_u32*>(parts + TASK_ROWS * P);
   const int end = t.coord[1];
   const bool lead = ark_lane() % STEP == 0;
-  const int first = static_cast<int>(
-      (static_cast<ark_u32>(ark_warp()) + ARK_WARPS - (c.stage_base + t.fetch_begin) % ARK_WARPS) %
-      ARK_WARPS);
+  const int first = static_cast<int>((static_cast<ark_u32>(ark_warp()) + ARK_WARPS -
+                                      (ark_stages_before(c) + t.fetch_begin) % ARK_WARPS) %
+                                     ARK_WARPS);
   const auto row_of = [&](int j) { return t.coord[0] + j / P * R + ark_lane() / STEP; };
   float ahead[1][WIDTH] = {};
   const auto prepare = [&](int row) {

@@ -1,0 +1,224 @@
+"""torch.compile(model, backend="ark"), ark.from_torch and ark.torch.Module.
+
+Graphs come from torch (Dynamo and AOTAutograd, or torch.export), decomposed into what ark has. Runs
+of operators that ark has become kernels; the others stay in torch, and one line says which and why.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._decomp import core_aten_decompositions
+from torch._dynamo.backends.common import aot_autograd
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+from torch.fx.passes.operator_support import OperatorSupportBase
+
+from ark import log
+from ark.errors import InvalidUsageError, UnsupportedError
+from ark.interop.torch.graph import drop_checks, name_of, why_not
+from ark.interop.torch.program import Program
+from ark.interop.torch.values import TABLE
+
+MOST_SHAPES = 64  # kernels of one graph, for as many combinations of sizes
+LEAST_NODES = 1  # operators that are worth a kernel beside others in torch
+
+
+def decompositions() -> dict[Any, Any]:
+    """torch's decompositions into core ATen operators, of those that ark does not have itself."""
+    return {op: f for op, f in core_aten_decompositions().items() if name_of(op) not in TABLE}
+
+
+class _Support(OperatorSupportBase):
+    """Tells the partitioner what ark has; keeps why it has not."""
+
+    def __init__(self) -> None:
+        self.reasons: dict[fx.Node, str | None] = {}
+
+    def is_node_supported(self, submodules: Any, node: fx.Node) -> bool:
+        if node not in self.reasons:
+            self.reasons[node] = why_not(node)
+        return self.reasons[node] is None
+
+
+class _Kernel(torch.nn.Module):
+    """A kernel in the place of a part of a torch graph."""
+
+    def __init__(self, program: Program, single: bool) -> None:
+        super().__init__()
+        self.program, self.single = program, single
+
+    def forward(self, *given: Any) -> Any:
+        made = self.program(*given)
+        return made[0] if self.single else tuple(made)
+
+
+def compile_graph(module: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+    """A function of the graph's inputs that gives its results, in a list or as the graph does.
+
+    A graph of sizes that vary is compiled for the sizes of each call, once for each.
+    """
+    if any(_varies(e) for e in examples) or any(_varies(v) for v in _values(module)):
+        return _Sized(module)
+    drop_checks(module)
+    support = _Support()
+    calls = [n for n in module.graph.nodes if n.op == "call_function"]
+    missing = [n for n in calls if not support.is_node_supported({}, n)]
+    _tell(missing, support, len(calls))
+    if not missing and calls:
+        return _listed(module, Program(module, examples))
+    partitioner = CapabilityBasedPartitioner(module, support, allows_single_node_partition=True)
+    fused = partitioner.partition_and_fuse()
+    for name, part in list(fused.named_children()):
+        if isinstance(part, fx.GraphModule) and name.startswith("fused"):
+            inner = [n.meta.get("val") for n in part.graph.nodes if n.op == "placeholder"]
+            (ends,) = next(n for n in part.graph.nodes if n.op == "output").args
+            single = not isinstance(ends, (list, tuple))
+            setattr(fused, name, _Kernel(Program(part, inner), single))
+    fused.recompile()
+    return fused
+
+
+def _listed(module: fx.GraphModule, program: Program) -> Callable[..., Any]:
+    (ends,) = next(n for n in module.graph.nodes if n.op == "output").args
+    if isinstance(ends, (list, tuple)):
+        return program
+    return lambda *given: program(*given)[0]
+
+
+def _tell(missing: Sequence[fx.Node], support: _Support, count: int) -> None:
+    """One line on what stays in torch."""
+    if not missing:
+        return
+    found = Counter(
+        f"{name_of(n.target) or n.target}: {(support.reasons[n] or '').splitlines()[0]}"
+        for n in missing
+    )
+    said = "; ".join(f"{what} ({times}x)" if times > 1 else what for what, times in found.items())
+    log.warn(f"{len(missing)} of {count} operators stay in torch: {said}")
+
+
+def _values(module: fx.GraphModule) -> list[Any]:
+    return [n.meta.get("val") for n in module.graph.nodes if n.op == "placeholder"]
+
+
+def _varies(value: Any) -> bool:
+    """Is it a size that is known at a call only, or a tensor of one?"""
+    if isinstance(value, torch.Tensor):
+        return any(not isinstance(n, int) for n in value.shape)
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+class _Sized:
+    """A graph of sizes that vary: a kernel for each combination that is called."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self._module = module
+        self._made: dict[Any, Callable[..., Any]] = {}
+
+    def __call__(self, *given: Any) -> Any:
+        key = tuple(tuple(g.shape) if isinstance(g, torch.Tensor) else g for g in given)
+        if key not in self._made:
+            if len(self._made) == MOST_SHAPES:
+                self._made.pop(next(iter(self._made)))
+            traced = make_fx(self._module, tracing_mode="fake")(*given)
+            tensors = [g for g in given if isinstance(g, torch.Tensor)]
+            self._made[key] = _without_numbers(traced, given, tensors)
+        return self._made[key](*given)
+
+
+def _without_numbers(
+    traced: fx.GraphModule, given: Sequence[Any], tensors: Sequence[torch.Tensor]
+) -> Callable[..., Any]:
+    """The compiled graph, which takes no sizes any more."""
+    for node, value in zip(list(traced.graph.nodes), given, strict=False):
+        if not isinstance(value, torch.Tensor):
+            traced.graph.erase_node(node)
+    traced.recompile()
+    inner = compile_graph(traced, tensors)
+    return lambda *call: inner(*(g for g in call if isinstance(g, torch.Tensor)))
+
+
+def _compile_traced(module: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+    """What AOTAutograd calls: the result is called with a list, as it says of itself."""
+    from functorch.compile import make_boxed_func
+
+    return make_boxed_func(compile_graph(module, examples))  # type: ignore[no-any-return]
+
+
+def backend(module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
+    """The backend "ark" of torch.compile; forward, and backward where gradients are asked for."""
+    compiled = aot_autograd(
+        fw_compiler=_compile_traced,
+        bw_compiler=_compile_traced,
+        inference_compiler=_compile_traced,
+        decompositions=decompositions(),
+    )
+    return compiled(module, examples)  # type: ignore[no-any-return]
+
+
+class Module(torch.nn.Module):
+    """A torch module that computes in one kernel; it keeps the module's parameters in place.
+
+    module: exported for `example`, a tuple of tensors, with torch.export. Called as the module is;
+    inference only. dynamic_shapes: sizes that may vary, with their bounds, as torch.export takes
+    them; there is a kernel for each size that is called. InvalidUsageError for other shapes and
+    types than those. UnsupportedError lists every operator that ark lacks, with its reason.
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, example: Sequence[Any], dynamic_shapes: Any = None
+    ) -> None:
+        super().__init__()
+        was = module.training
+        try:
+            with torch.no_grad():
+                exported = torch.export.export(
+                    module.eval(), tuple(example), dynamic_shapes=dynamic_shapes
+                )
+        finally:
+            module.train(was)
+        self._exported = exported.run_decompositions(decompositions())
+        self.module = module
+        graph = self._exported.graph_module
+        drop_checks(graph)
+        if not any(_varies(v) for v in _values(graph)):
+            _refuse_missing(graph)
+        self._run = compile_graph(graph, _values(graph))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module computes."""
+        exported = self._exported
+        try:
+            flat = exported._graph_module_flat_inputs(args, kwargs)
+        except (RuntimeError, ValueError) as error:
+            raise InvalidUsageError(
+                f"the module was exported for other inputs: {str(error).splitlines()[0]}"
+            ) from error
+        made = self._run(*(t for t in flat if isinstance(t, torch.Tensor)))
+        return torch.utils._pytree.tree_unflatten(made, exported.call_spec.out_spec)
+
+
+def _refuse_missing(graph: fx.GraphModule) -> None:
+    """UnsupportedError that lists every operator of a graph that ark lacks."""
+    refused = [
+        f"{n.name} ({n.target}): {reason}"
+        for n in graph.graph.nodes
+        if n.op == "call_function" and (reason := why_not(n)) is not None
+    ]
+    if refused:
+        raise UnsupportedError(f"{len(refused)} operators are not built: {'; '.join(refused)}")
+
+
+def from_torch(
+    module: torch.nn.Module, example: Sequence[Any], dynamic_shapes: Any = None
+) -> Module:
+    """A torch module as one kernel; see Module."""
+    return Module(module, example, dynamic_shapes)
+
+
+torch._dynamo.register_backend(backend, name="ark")  # type: ignore[attr-defined]

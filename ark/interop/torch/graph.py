@@ -1,0 +1,168 @@
+"""From a torch graph of ATen operators to a graph of ark; which nodes can, and why others cannot.
+
+A node is tried on its own, on tensors of the shapes that torch says, before anything is built; so
+the reason why one stays in torch is the error that building it gives.
+"""
+
+from __future__ import annotations
+
+import operator as python
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import fx
+
+import ark
+from ark.errors import BaseError, UnsupportedError
+from ark.interop.torch import elementwise as elementwise
+from ark.interop.torch import movement as movement
+from ark.interop.torch import products as products
+from ark.interop.torch import reductions as reductions
+from ark.interop.torch.values import TABLE, Call, Value, fitted, input_of
+
+
+def drop_checks(module: fx.GraphModule) -> None:
+    """Takes out nodes that only assert what torch's shape propagation has found already."""
+    for node in list(module.graph.nodes):
+        if name_of(node.target) == "_assert_tensor_metadata.default":
+            module.graph.erase_node(node)
+    module.recompile()
+
+
+def name_of(target: Any) -> str:
+    """An ATen overload's name as the table has it ("add.Tensor"); empty for anything else."""
+    if isinstance(target, torch._ops.OpOverload) and target.namespace == "aten":
+        return str(target).removeprefix("aten.")
+    return ""
+
+
+def results_of(node: fx.Node) -> list[Any]:
+    """What torch's shape propagation says of a node's results."""
+    value: Any = node.meta.get("val")
+    return list(value) if _several(node) else [value]
+
+
+def _several(node: fx.Node) -> bool:
+    """Does the node give a list?"""
+    return isinstance(node.meta.get("val"), (list, tuple))
+
+
+def _known(value: Any) -> tuple[tuple[int, ...], torch.dtype]:
+    """A result's shape and type."""
+    if value is None:
+        return (), torch.float32
+    if not isinstance(value, torch.Tensor):
+        raise UnsupportedError(f"a result of the type {type(value).__name__} is not built")
+    if any(not isinstance(n, int) for n in value.shape):
+        raise UnsupportedError(f"a result of unknown shape {list(value.shape)} is not built")
+    return tuple(value.shape), value.dtype
+
+
+def _used(node: fx.Node) -> list[bool]:
+    """Which of a node's results somebody reads."""
+    results = results_of(node)
+    if not _several(node):
+        return [True]
+    used = [False] * len(results)
+    for user in node.users:
+        if user.target is python.getitem:
+            used[cast(int, user.args[1])] = True
+        else:
+            used = [True] * len(results)
+    return used
+
+
+def call_node(node: fx.Node, arguments: Mapping[fx.Node, Any]) -> Any:
+    """A node's results as values of the current model: one, or a list."""
+    whole: Any = (node.args, node.kwargs)
+    given, named = cast(Any, fx.node.map_arg(whole, lambda n: arguments[n]))
+    if node.target is python.getitem:
+        return given[0][given[1]]
+    name = name_of(node.target)
+    if name not in TABLE:
+        raise UnsupportedError(f"{name or node.target} is not built")
+    used = _used(node)
+    expected = [
+        _known(v) if u else ((), torch.float32) for v, u in zip(results_of(node), used, strict=True)
+    ]
+    made = TABLE[name](Call(expected, used), *given, **named)
+    if not _several(node):
+        return fitted(made, *expected[0])
+    return [
+        fitted(t, *e) if t is not None and u else None
+        for t, e, u in zip(made, expected, used, strict=True)
+    ]
+
+
+def why_not(node: fx.Node) -> str | None:
+    """Why a node cannot be one of ark's; None if it can."""
+    if node.op != "call_function":
+        return f"{node.op} is not built"
+    try:
+        with ark.use_model(ark.Model(0, 1)):
+            arguments: dict[fx.Node, Any] = {}
+            for source in node.all_input_nodes:
+                found = [
+                    input_of(*_known(v)) if u else None
+                    for v, u in zip(results_of(source), _used(source), strict=True)
+                ]
+                arguments[source] = found if _several(source) else found[0]
+            call_node(node, arguments)
+    except BaseError as error:
+        return str(error)
+    except (TypeError, ValueError, IndexError, KeyError, AttributeError) as error:
+        return f"its arguments are of a form that is not built ({error})"
+    return None
+
+
+@dataclass
+class Built:
+    """A graph: its inputs, in the torch graph's order, and what it gives: values, or what is known
+    beforehand (None, numbers).
+    """
+
+    model: ark.Model
+    inputs: list[Value]
+    outputs: list[Any]
+
+
+def build(
+    module: fx.GraphModule,
+    examples: Sequence[Any],
+    into: ark.Model | None = None,
+) -> Built:
+    """The graph of a module all of whose nodes are ark's. examples: tensors, or fake ones; tensors
+    that the module holds are inputs too, behind the others, in the order of `held`.
+    """
+    with ark.use_model(into or ark.Model(0, 1)) as model:
+        values: dict[fx.Node, Any] = {}
+        inputs: list[Value] = []
+        given = iter(examples)
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                values[node] = value = input_of(*_known(next(given)))
+                inputs.append(value)
+        for node, tensor in held(module):
+            values[node] = value = input_of(tuple(tensor.shape), tensor.dtype)
+            inputs.append(value)
+        for node in module.graph.nodes:
+            if node.op == "call_function":
+                values[node] = call_node(node, values)
+        (ends,) = next(n for n in module.graph.nodes if n.op == "output").args
+        listed = ends if isinstance(ends, (list, tuple)) else [ends]
+        outputs = [values[end] if isinstance(end, fx.Node) else end for end in listed]
+    return Built(model, inputs, outputs)
+
+
+def held(module: fx.GraphModule) -> list[tuple[fx.Node, torch.Tensor]]:
+    """The tensors that a module holds, by the node that names one."""
+    found = []
+    for node in module.graph.nodes:
+        if node.op == "get_attr":
+            owner: Any = module
+            for part in str(node.target).split("."):
+                owner = getattr(owner, part)
+            found.append((node, owner))
+    return found

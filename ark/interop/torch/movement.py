@@ -1,0 +1,274 @@
+"""ATen operators that move elements, look them up, or make them from indices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import ark
+from ark.interop.torch.values import Call, Value, axis_of, cast, operator, refuse
+
+_VIEWS = (
+    "view",
+    "_unsafe_view",
+    "reshape",
+    "_reshape_copy",
+    "flatten",
+    "squeeze",
+    "squeeze_copy",
+    "unsqueeze",
+    "unsqueeze_copy",
+    "view_copy",
+)
+
+
+@operator(
+    *(f"{name}.default" for name in _VIEWS),
+    "squeeze.dim",
+    "squeeze.dims",
+    "flatten.using_ints",
+)
+def _view(call: Call, x: Value, *_: Any, **__: Any) -> Any:
+    """The driver brings the tensor to the shape that torch says."""
+    return x.tensor
+
+
+@operator("permute.default", "permute_copy.default")
+def _permute(call: Call, x: Value, order: Sequence[int]) -> Any:
+    if not x.shape:
+        return x.tensor
+    return ark.transpose(x.tensor, [axis_of(d, len(x.shape)) for d in order])
+
+
+@operator("t.default")
+def _t(call: Call, x: Value) -> Any:
+    return ark.transpose(x.tensor, [1, 0]) if len(x.shape) == 2 else x.tensor
+
+
+@operator("transpose.int")
+def _transpose(call: Call, x: Value, a: int, b: int) -> Any:
+    order = list(range(len(x.shape)))
+    if not order:
+        return x.tensor
+    order[a], order[b] = order[b], order[a]
+    return ark.transpose(x.tensor, order)
+
+
+@operator("expand.default", "expand_copy.default")
+def _expand(call: Call, x: Value, sizes: Sequence[int], implicit: bool = False) -> Any:
+    return ark.expand(x.tensor, list(call.shape) or [1])
+
+
+@operator("slice.Tensor", "slice_copy.Tensor")
+def _slice(
+    call: Call,
+    x: Value,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Any:
+    axis = axis_of(dim, len(x.shape))
+    begin, _, stride = slice(start, end, step).indices(x.shape[axis])
+    if stride != 1:
+        begins = [begin if d == axis else 0 for d in range(len(x.shape))]
+        steps = [stride if d == axis else 1 for d in range(len(x.shape))]
+        return ark.strided_slice(x.tensor, begins, call.shape, steps)
+    return _part(x.tensor, axis, begin, call.shape[axis])
+
+
+def _part(tensor: ark.Tensor, axis: int, begin: int, count: int) -> ark.Tensor:
+    whole = [slice(None)] * len(tensor.ir.shape)
+    whole[axis] = slice(begin, begin + count)
+    return tensor[tuple(whole)]
+
+
+@operator("select.int", "select_copy.int")
+def _select(call: Call, x: Value, dim: int, index: int) -> Any:
+    axis = axis_of(dim, len(x.shape))
+    return _part(x.tensor, axis, index % x.shape[axis], 1)
+
+
+@operator("narrow.default")
+def _narrow(call: Call, x: Value, dim: int, start: int, length: int) -> Any:
+    return _part(x.tensor, axis_of(dim, len(x.shape)), start, length)
+
+
+@operator("split_with_sizes.default", "split.Tensor", "split_with_sizes_copy.default")
+def _split(call: Call, x: Value, sizes: Any, dim: int = 0) -> list[Any]:
+    axis, found, at = axis_of(dim, len(x.shape)), [], 0
+    for shape, _ in call.expected:
+        found.append(_part(x.tensor, axis, at, shape[axis]))
+        at += shape[axis]
+    return found
+
+
+@operator("unbind.int", "unbind_copy.int")
+def _unbind(call: Call, x: Value, dim: int = 0) -> list[Any]:
+    axis = axis_of(dim, len(x.shape))
+    return [_part(x.tensor, axis, at, 1) for at in range(x.shape[axis])]
+
+
+@operator("cat.default")
+def _cat(call: Call, values: Sequence[Value], dim: int = 0) -> Any:
+    return ark.concat([cast(v, call.dtype) for v in values], axis_of(dim, len(call.shape)))
+
+
+@operator("stack.default")
+def _stack(call: Call, values: Sequence[Value], dim: int = 0) -> Any:
+    axis = axis_of(dim, len(call.shape))
+    shape = list(values[0].shape)
+    wide = [ark.reshape(cast(v, call.dtype), [*shape[:axis], 1, *shape[axis:]]) for v in values]
+    return ark.concat(wide, axis)
+
+
+def _pairs(pads: Sequence[int], rank: int) -> list[tuple[int, int]]:
+    """torch's pads, the last dimension first, as pairs by dimension."""
+    found = [(0, 0)] * rank
+    for place in range(len(pads) // 2):
+        found[rank - 1 - place] = (pads[2 * place], pads[2 * place + 1])
+    return found
+
+
+@operator("constant_pad_nd.default")
+def _constant_pad(call: Call, x: Value, pads: Sequence[int], value: float = 0) -> Any:
+    return ark.pad(x.tensor, _pairs(pads, len(x.shape)), value=float(value))
+
+
+for _count in (1, 2, 3):
+
+    @operator(f"reflection_pad{_count}d.default")
+    def _reflect(call: Call, x: Value, pads: Sequence[int]) -> Any:
+        return ark.pad(x.tensor, _pairs(pads, len(x.shape)), "reflect")
+
+    @operator(f"replication_pad{_count}d.default")
+    def _replicate(call: Call, x: Value, pads: Sequence[int]) -> Any:
+        return ark.pad(x.tensor, _pairs(pads, len(x.shape)), "edge")
+
+
+@operator("flip.default")
+def _flip(call: Call, x: Value, dims: Sequence[int]) -> Any:
+    return ark.flip(x.tensor, [axis_of(d, len(x.shape)) for d in dims])
+
+
+@operator("roll.default")
+def _roll(call: Call, x: Value, shifts: Any, dims: Any = ()) -> Any:
+    listed = [shifts] if isinstance(shifts, int) else list(shifts)
+    axes = [dims] if isinstance(dims, int) else list(dims)
+    tensor = x.tensor if axes else ark.reshape(x.tensor, [math.prod(x.shape)])
+    for shift, dim in zip(listed, axes or [0], strict=True):
+        axis = axis_of(dim, len(tensor.ir.shape))
+        n = tensor.ir.shape[axis]
+        at = -shift % n
+        if at:
+            parts = [_part(tensor, axis, at, n - at), _part(tensor, axis, 0, at)]
+            tensor = ark.concat(parts, axis)
+    return tensor
+
+
+@operator("repeat.default")
+def _repeat(call: Call, x: Value, repeats: Sequence[int]) -> Any:
+    lead = [1] * (len(repeats) - len(x.shape))
+    return ark.tile(ark.reshape(x.tensor, [*lead, *x.shape] or [1]), list(repeats) or [1])
+
+
+@operator("tril.default")
+def _tril(call: Call, x: Value, diagonal: int = 0) -> Any:
+    return ark.tril(x.tensor, diagonal)
+
+
+@operator("triu.default")
+def _triu(call: Call, x: Value, diagonal: int = 0) -> Any:
+    return ark.triu(x.tensor, diagonal)
+
+
+@operator("embedding.default")
+def _embedding(call: Call, weight: Value, ids: Value, *_: Any, **__: Any) -> Any:
+    return ark.embedding(ids.tensor, weight.tensor)
+
+
+@operator("index_select.default")
+def _index_select(call: Call, x: Value, dim: int, ids: Value) -> Any:
+    return ark.gather(x.tensor, ids.tensor, axis_of(dim, len(x.shape)))
+
+
+@operator("gather.default")
+def _gather(call: Call, x: Value, dim: int, ids: Value, **_: Any) -> Any:
+    return ark.gather_elements(x.tensor, ids.tensor, axis_of(dim, len(x.shape)))
+
+
+@operator("index.Tensor", "_unsafe_index.Tensor")
+def _index(call: Call, x: Value, indices: Sequence[Value | None]) -> Any:
+    """Indices of neighbouring dimensions, broadcast together, as one index of them together."""
+    places = [d for d, i in enumerate(indices) if i is not None]
+    found = [i for i in indices if i is not None]
+    if any(i.dtype.is_floating_point or cast(i, ark.bool) is i.tensor for i in found):
+        raise refuse("an index of bool")
+    first, last = places[0], places[-1]
+    if places != list(range(first, last + 1)):
+        raise refuse("an index of dimensions that are not neighbours")
+    total: Any = None
+    for place, value in zip(places, found, strict=True):
+        n = x.shape[place]
+        at = cast(value, ark.int64)
+        at = ark.where(ark.less(at, 0), ark.add(at, n), at)
+        total = at if total is None else ark.add(ark.mul(total, n), at)
+    many = math.prod(x.shape[first : last + 1])
+    table = ark.reshape(x.tensor, [*x.shape[:first], many, *x.shape[last + 1 :]])
+    return ark.gather(table, total, first)
+
+
+def _scattered(reduction: str) -> Any:
+    def run(call: Call, x: Value, dim: int, ids: Value, source: Any) -> Any:
+        shape = list(ids.shape) or [1]
+        if isinstance(source, Value):
+            new = source.tensor
+            for d, n in enumerate(shape):
+                new = _part(new, d, 0, n) if new.ir.shape[d] != n else new
+        else:
+            new = ark.constant(source, shape, call.dtype)
+        axis = axis_of(dim, len(x.shape))
+        return ark.scatter_elements(x.tensor, ids.tensor, new, axis, reduction)
+
+    return run
+
+
+operator("scatter.src", "scatter.value")(_scattered("set"))
+operator("scatter_add.default")(_scattered("add"))
+
+
+@operator("select_scatter.default")
+def _select_scatter(call: Call, x: Value, source: Value, dim: int, index: int) -> Any:
+    axis = axis_of(dim, len(x.shape))
+    at = index % x.shape[axis]
+    wide = [1 if d == axis else n for d, n in enumerate(x.shape)]
+    return _replaced(x.tensor, ark.reshape(source.tensor, wide), axis, at)
+
+
+@operator("slice_scatter.default")
+def _slice_scatter(
+    call: Call,
+    x: Value,
+    source: Value,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Any:
+    axis = axis_of(dim, len(x.shape))
+    begin, _, stride = slice(start, end, step).indices(x.shape[axis])
+    if stride != 1:
+        raise refuse("a slice_scatter with steps")
+    return _replaced(x.tensor, source.tensor, axis, begin)
+
+
+def _replaced(tensor: ark.Tensor, new: ark.Tensor, axis: int, begin: int) -> ark.Tensor:
+    """The tensor with a part of an axis replaced."""
+    n, count = tensor.ir.shape[axis], new.ir.shape[axis]
+    parts = [new]
+    if begin:
+        parts.insert(0, _part(tensor, axis, 0, begin))
+    if begin + count < n:
+        parts.append(_part(tensor, axis, begin + count, n - begin - count))
+    return ark.concat(parts, axis) if len(parts) > 1 else ark.copy(new)

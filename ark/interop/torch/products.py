@@ -1,0 +1,227 @@
+"""ATen operators that are matrix products, convolutions, attention, pools or resizings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import ark
+from ark.interop.torch.values import Call, Value, cast, operator, refuse
+
+
+@operator("mm.default", "bmm.default")
+def _mm(call: Call, a: Value, b: Value) -> Any:
+    return ark.matmul(a.tensor, b.tensor)
+
+
+@operator("mv.default")
+def _mv(call: Call, a: Value, b: Value) -> Any:
+    return ark.matmul(a.tensor, ark.reshape(b.tensor, [b.shape[0], 1]))
+
+
+@operator("dot.default")
+def _dot(call: Call, a: Value, b: Value) -> Any:
+    return ark.matmul(ark.reshape(a.tensor, [1, -1]), ark.reshape(b.tensor, [-1, 1]))
+
+
+@operator("matmul.default")
+def _matmul(call: Call, a: Value, b: Value) -> Any:
+    left = ark.reshape(a.tensor, [1, -1]) if len(a.shape) == 1 else a.tensor
+    right = ark.reshape(b.tensor, [-1, 1]) if len(b.shape) == 1 else b.tensor
+    return ark.matmul(left, right)
+
+
+@operator("addmm.default", "baddbmm.default", "addmv.default")
+def _addmm(call: Call, x: Value, a: Value, b: Value, *, beta: float = 1, alpha: float = 1) -> Any:
+    if not x.dtype.is_floating_point:
+        raise refuse("a product of integers")
+    made = _mv(call, a, b) if len(b.shape) == 1 else _mm(call, a, b)
+    made = ark.reshape(made, list(call.shape))
+    made = made if alpha == 1 else ark.mul(made, float(alpha))
+    if beta == 0:
+        return made
+    return ark.add(made, x.tensor if beta == 1 else ark.mul(x.tensor, float(beta)))
+
+
+@operator("linear.default")
+def _linear(call: Call, x: Value, weight: Value, bias: Value | None = None) -> Any:
+    rows = ark.reshape(x.tensor, [-1, x.tensor.ir.shape[-1]])
+    made = ark.linear(rows, ark.reshape(weight.tensor, [-1, rows.ir.shape[1]]))
+    return made if bias is None else ark.add(made, bias.tensor)
+
+
+@operator("convolution.default")
+def _convolution(
+    call: Call,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Any:
+    count = len(x.shape) - 2
+
+    def each(values: Sequence[int]) -> list[int]:
+        return list(values) * count if len(values) == 1 else list(values)
+
+    given = None if bias is None else bias.tensor
+    steps, pads, spread = each(stride), each(padding), each(dilation)
+    if transposed:
+        return ark.conv_transpose(
+            x.tensor, weight.tensor, given, steps, pads, each(output_padding), spread, groups
+        )
+    return ark.conv(x.tensor, weight.tensor, given, steps, pads, spread, groups)
+
+
+def _attention(
+    query: Value, key: Value, value: Value, mask: Any, is_causal: bool, scale: float | None
+) -> Any:
+    """Scaled dot-product attention by its definition."""
+    q, k, v = query.tensor, key.tensor, value.tensor
+    if q.ir.shape[:-2] != k.ir.shape[:-2]:
+        raise refuse("attention whose queries and keys differ in heads")
+    scale = q.ir.shape[-1] ** -0.5 if scale is None else scale
+    scores = ark.matmul(ark.mul(q, float(scale)), k, transpose_other=True)
+    if is_causal:
+        shape = list(scores.ir.shape)
+        rows, columns = (ark.iota(shape[-2:], d, ark.int32) for d in (0, 1))
+        scores = ark.where(ark.less_equal(columns, rows), scores, float("-inf"))
+    if mask is not None and mask.tensor.ir.dtype == ark.bool:
+        scores = ark.where(mask.tensor, scores, float("-inf"))
+    elif mask is not None:
+        scores = ark.add(scores, cast(mask, scores.ir.dtype))
+    return ark.matmul(ark.softmax(scores), v)
+
+
+@operator("_scaled_dot_product_flash_attention_for_cpu.default")
+def _flash(
+    call: Call,
+    query: Value,
+    key: Value,
+    value: Value,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Value | None = None,
+    scale: float | None = None,
+) -> list[Any]:
+    if dropout_p or call.wants(1):
+        raise refuse("attention with dropout or its logsumexp")
+    return [_attention(query, key, value, attn_mask, is_causal, scale), None]
+
+
+@operator("scaled_dot_product_attention.default")
+def _attend(
+    call: Call,
+    query: Value,
+    key: Value,
+    value: Value,
+    attn_mask: Value | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    if dropout_p or enable_gqa:
+        raise refuse("attention with dropout or grouped queries")
+    return _attention(query, key, value, attn_mask, is_causal, scale)
+
+
+def _images(x: Value, count: int) -> ark.Tensor:
+    """The tensor with a batch dimension."""
+    lead = [1] * (count + 2 - len(x.shape))
+    return ark.reshape(x.tensor, [*lead, *x.shape])
+
+
+def _max_pool(
+    call: Call,
+    x: Value,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> Any:
+    count = len(kernel) if len(kernel) > 1 else 2
+
+    def each(values: Any) -> list[int]:
+        listed = [values] if isinstance(values, int) else list(values)
+        return listed * count if len(listed) == 1 else listed
+
+    sizes = each(kernel)
+    steps = each(stride) if stride else sizes
+    return ark.max_pool(
+        _images(x, count), sizes, steps, each(padding), each(dilation), bool(ceil_mode)
+    )
+
+
+@operator("max_pool2d_with_indices.default", "max_pool3d_with_indices.default")
+def _max_pool_with_indices(call: Call, x: Value, *rest: Any, **named: Any) -> list[Any]:
+    if call.wants(1):
+        raise refuse("the indices of a pool")
+    return [_max_pool(call, x, *rest, **named), None]
+
+
+operator("max_pool2d.default", "max_pool3d.default")(_max_pool)
+
+
+@operator("avg_pool1d.default", "avg_pool2d.default", "avg_pool3d.default")
+def _avg_pool(
+    call: Call,
+    x: Value,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Any:
+    if divisor_override is not None or (ceil_mode and count_include_pad):
+        raise refuse("an average pool with a divisor of its own, or with ceil_mode over padding")
+    count = len(kernel)
+    pads = [padding] * count if isinstance(padding, int) else list(padding)
+    pads = pads * count if len(pads) == 1 else pads
+    steps = list(stride) or list(kernel)
+    return ark.avg_pool(
+        _images(x, count),
+        list(kernel),
+        steps * count if len(steps) == 1 else steps,
+        pads,
+        1,
+        bool(ceil_mode),
+        bool(count_include_pad),
+    )
+
+
+@operator("_adaptive_avg_pool2d.default", "_adaptive_avg_pool3d.default")
+def _adaptive_avg_pool(call: Call, x: Value, sizes: Sequence[int]) -> Any:
+    count = len(sizes)
+    found = x.shape[-count:]
+    if any(n % m for n, m in zip(found, sizes, strict=True)):
+        raise refuse(f"an adaptive pool from {list(found)} to {list(sizes)}")
+    return ark.avg_pool(_images(x, count), [n // m for n, m in zip(found, sizes, strict=True)])
+
+
+@operator("upsample_nearest2d.vec", "upsample_nearest2d.default", "upsample_nearest1d.vec")
+def _nearest(call: Call, x: Value, *_: Any) -> Any:
+    sizes = call.shape[2:]
+    if any(m % n for n, m in zip(x.shape[2:], sizes, strict=True)):
+        raise refuse("nearest resizing by no whole number")
+    return ark.resize(x.tensor, sizes, "nearest", "half_pixel")
+
+
+@operator("upsample_bilinear2d.vec")
+def _bilinear(call: Call, x: Value, size: Any, align_corners: bool, scales: Any) -> Any:
+    if size is None and any(
+        math.floor(n * s) != n * s for n, s in zip(x.shape[2:], scales, strict=True)
+    ):
+        raise refuse("linear resizing by scales that leave a rest")
+    return ark.resize(
+        x.tensor, call.shape[2:], "linear", "align_corners" if align_corners else "half_pixel"
+    )

@@ -1,0 +1,231 @@
+"""ATen operators that reduce dimensions, run along an axis, or normalise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ark
+from ark.interop.torch.values import Call, Value, axes_of, axis_of, cast, floating, operator, refuse
+
+
+def _reduced(function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(call: Call, x: Value, dims: Any = None, keepdim: bool = False, **_: Any) -> Any:
+        return function(cast(x, call.dtype), axes_of(dims, len(x.shape)))
+
+    return run
+
+
+operator("sum.default", "sum.dim_IntList")(_reduced(ark.reduce_sum))
+operator("mean.default", "mean.dim")(_reduced(ark.reduce_mean))
+operator("amax.default", "max.default")(_reduced(ark.reduce_max))
+operator("amin.default", "min.default")(_reduced(ark.reduce_min))
+operator("prod.default", "prod.dim_int")(_reduced(ark.reduce_prod))
+
+
+@operator("any.default", "any.dim", "any.dims")
+def _any(call: Call, x: Value, dims: Any = None, keepdim: bool = False) -> Any:
+    flags = ark.cast(cast(x, ark.bool), ark.uint8)
+    return ark.cast(ark.reduce_max(flags, axes_of(dims, len(x.shape))), ark.bool)
+
+
+@operator("all.default", "all.dim", "all.dims")
+def _all(call: Call, x: Value, dims: Any = None, keepdim: bool = False) -> Any:
+    flags = ark.cast(cast(x, ark.bool), ark.uint8)
+    return ark.cast(ark.reduce_min(flags, axes_of(dims, len(x.shape))), ark.bool)
+
+
+def _extreme(reduce: Callable[..., Any], place: Callable[..., Any]) -> Callable[..., Any]:
+    def run(call: Call, x: Value, dim: int, keepdim: bool = False) -> list[Any]:
+        axis = axis_of(dim, len(x.shape))
+        values = reduce(x.tensor, axis) if call.wants(0) else None
+        return [values, place(x.tensor, axis=axis, dtype=ark.int64) if call.wants(1) else None]
+
+    return run
+
+
+operator("max.dim")(_extreme(ark.reduce_max, ark.argmax))
+operator("min.dim")(_extreme(ark.reduce_min, ark.argmin))
+
+
+def _arg(function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(call: Call, x: Value, dim: int | None = None, keepdim: bool = False) -> Any:
+        tensor = x.tensor
+        if dim is None:
+            tensor = ark.reshape(tensor, [math.prod(x.shape)])
+        return function(tensor, axis=axis_of(dim or 0, len(tensor.ir.shape)), dtype=ark.int64)
+
+    return run
+
+
+operator("argmax.default")(_arg(ark.argmax))
+operator("argmin.default")(_arg(ark.argmin))
+
+
+def _moments(x: Value, axes: Sequence[int], correction: Any) -> tuple[Any, Any]:
+    """(variance, mean) over axes, which stay as 1."""
+    tensor = floating(x)
+    count = math.prod(tensor.ir.shape[a] for a in axes)
+    mean = ark.reduce_mean(tensor, axes)
+    apart = ark.sub(tensor, mean)
+    less = 1 if correction is None else correction
+    if count - less <= 0:
+        raise refuse(f"a variance of {count} elements with a correction of {less}")
+    return ark.mul(ark.reduce_sum(ark.mul(apart, apart), axes), 1.0 / (count - less)), mean
+
+
+@operator("var.correction", "var.dim", "var.default")
+def _var(
+    call: Call, x: Value, dims: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> Any:
+    return _moments(x, axes_of(dims, len(x.shape)), correction)[0]
+
+
+@operator("std.correction")
+def _std(
+    call: Call, x: Value, dims: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> Any:
+    return ark.sqrt(_moments(x, axes_of(dims, len(x.shape)), correction)[0])
+
+
+@operator("var_mean.correction")
+def _var_mean(
+    call: Call, x: Value, dims: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> list[Any]:
+    return list(_moments(x, axes_of(dims, len(x.shape)), correction))
+
+
+@operator("cumsum.default")
+def _cumsum(call: Call, x: Value, dim: int, **_: Any) -> Any:
+    return ark.cumsum(cast(x, call.dtype), axis_of(dim, len(x.shape)))
+
+
+@operator("cumprod.default")
+def _cumprod(call: Call, x: Value, dim: int, **_: Any) -> Any:
+    return ark.cumprod(cast(x, call.dtype), axis_of(dim, len(x.shape)))
+
+
+def along_last(tensor: ark.Tensor, axis: int, function: Callable[[Any], Any]) -> Any:
+    """What a function of the last dimension makes of another one."""
+    rank = len(tensor.ir.shape)
+    if axis == rank - 1:
+        return function(tensor)
+    order = [d for d in range(rank) if d != axis] + [axis]
+    back = [order.index(d) for d in range(rank)]
+    return ark.transpose(function(ark.transpose(tensor, order)), back)
+
+
+@operator("_softmax.default", "softmax.int", "_safe_softmax.default")
+def _softmax(call: Call, x: Value, dim: int, *_: Any, **__: Any) -> Any:
+    return along_last(cast(x, call.dtype), axis_of(dim, len(x.shape)), ark.softmax)
+
+
+@operator("_log_softmax.default", "log_softmax.int")
+def _log_softmax(call: Call, x: Value, dim: int, *_: Any, **__: Any) -> Any:
+    return along_last(cast(x, call.dtype), axis_of(dim, len(x.shape)), ark.log_softmax)
+
+
+@operator("logsumexp.default")
+def _logsumexp(call: Call, x: Value, dims: Any, keepdim: bool = False) -> Any:
+    axes, tensor = axes_of(dims, len(x.shape)), floating(x)
+    most = ark.reduce_max(tensor, axes)
+    return ark.add(ark.ln(ark.reduce_sum(ark.exp(ark.sub(tensor, most)), axes)), most)
+
+
+@operator("topk.default")
+def _topk(
+    call: Call, x: Value, k: int, dim: int = -1, largest: bool = True, ordered: bool = True
+) -> list[Any]:
+    axis = axis_of(dim, len(x.shape))
+    if axis != max(len(x.shape), 1) - 1 or not x.dtype.is_floating_point:
+        raise refuse("topk of another dimension than the last, or of integers")
+    rows = ark.reshape(x.tensor, [-1, x.tensor.ir.shape[-1]])
+    values, places = ark.topk(rows if largest else ark.neg(rows), k)
+    return [values if largest else ark.neg(values), ark.cast(places, ark.int64)]
+
+
+def _scaled(tensor: Any, weight: Value | None, bias: Value | None, shape: Sequence[int]) -> Any:
+    """tensor * weight + bias, both in a shape that broadcasts."""
+    if weight is not None:
+        tensor = ark.mul(tensor, ark.reshape(weight.tensor, list(shape)))
+    return tensor if bias is None else ark.add(tensor, ark.reshape(bias.tensor, list(shape)))
+
+
+@operator("native_layer_norm.default")
+def _layer_norm(
+    call: Call, x: Value, sizes: Sequence[int], weight: Value | None, bias: Value | None, eps: float
+) -> list[Any]:
+    columns = math.prod(sizes)
+    rows = ark.reshape(x.tensor, [-1, columns])
+    out = _scaled(ark.layernorm(rows, eps), weight, bias, [1, columns])
+    mean = ark.reduce_mean(rows, 1) if call.wants(1) or call.wants(2) else None
+    scale = None
+    if call.wants(2):
+        apart = ark.sub(rows, mean)
+        scale = ark.rsqrt(ark.add(ark.reduce_mean(ark.mul(apart, apart), 1), eps))
+    return [out, mean, scale]
+
+
+@operator("_fused_rms_norm.default")
+def _rms_norm(
+    call: Call, x: Value, sizes: Sequence[int], weight: Value | None, eps: float | None
+) -> list[Any]:
+    columns = math.prod(sizes)
+    rows = ark.reshape(x.tensor, [-1, columns])
+    eps = 1.1920928955078125e-07 if eps is None else eps
+    scale = ark.rsqrt(ark.add(ark.reduce_mean(ark.mul(rows, rows), 1), eps))
+    return [_scaled(ark.mul(rows, scale), weight, None, [1, columns]), scale]
+
+
+@operator("native_group_norm.default")
+def _group_norm(
+    call: Call,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    n: int,
+    channels: int,
+    places: int,
+    groups: int,
+    eps: float,
+) -> list[Any]:
+    if call.wants(1) or call.wants(2):
+        raise refuse("the statistics of a group norm")
+    scale, shift = (None if v is None else v.tensor for v in (weight, bias))
+    return [ark.group_norm(x.tensor, groups, scale, shift, eps), None, None]
+
+
+@operator("_native_batch_norm_legit_no_training.default")
+def _batch_norm(
+    call: Call,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    mean: Value,
+    variance: Value,
+    momentum: float,
+    eps: float,
+) -> list[Any]:
+    shape = [x.shape[1]]
+    ones = ark.ones(shape, call.dtype) if weight is None else weight.tensor
+    zeros = ark.zeros(shape, call.dtype) if bias is None else bias.tensor
+    middle, spread = (cast(v, call.dtype) for v in (mean, variance))
+    return [ark.batch_norm(x.tensor, ones, zeros, middle, spread, eps), None, None]
+
+
+@operator("native_batch_norm.default")
+def _native_batch_norm(
+    call: Call,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    mean: Value | None,
+    variance: Value | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> list[Any]:
+    if training or mean is None or variance is None:
+        raise refuse("a batch norm in training")
+    return _batch_norm(call, x, weight, bias, mean, variance, momentum, eps)

@@ -1,0 +1,148 @@
+"""What flows through the conversion of a torch graph: values, calls, and the table of operators.
+
+ark's tensors have at least one dimension, torch's may have none; so a value has torch's shape
+beside its tensor. An entry of the table takes a `Call` and the operator's arguments as its schema
+has them, values for tensors; what it returns is brought to the shapes and types that torch's own
+shape propagation gave.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import ark
+from ark.errors import InvalidUsageError, UnsupportedError
+from ark.ir.dtype import DataType
+
+
+@dataclass
+class Value:
+    """A tensor of the graph, with torch's shape and type."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    tensor: ark.Tensor
+
+
+@dataclass
+class Call:
+    """One node: the shapes and types of its results, and whether each is used."""
+
+    expected: Sequence[tuple[tuple[int, ...], torch.dtype]]
+    used: Sequence[bool]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The first result's shape."""
+        return self.expected[0][0]
+
+    @property
+    def dtype(self) -> DataType:
+        """The first result's type."""
+        return data_type(self.expected[0][1])
+
+    def wants(self, place: int) -> bool:
+        """Is that result used?"""
+        return self.used[place]
+
+
+Operator = Callable[..., Any]
+TABLE: dict[str, Operator] = {}
+
+
+def operator(*names: str) -> Callable[[Operator], Operator]:
+    """Enters a function under names of ATen overloads ("add.Tensor")."""
+
+    def enter(function: Operator) -> Operator:
+        for name in names:
+            TABLE[name] = function
+        return function
+
+    return enter
+
+
+def refuse(what: str) -> UnsupportedError:
+    """The error for a form of an operator that is not built."""
+    return UnsupportedError(f"{what} is not built")
+
+
+def data_type(dtype: torch.dtype) -> DataType:
+    """ark's type of a torch type; UnsupportedError if it has none."""
+    try:
+        return DataType.from_torch(dtype)
+    except InvalidUsageError as error:
+        raise UnsupportedError(f"the type {dtype} is not built") from error
+
+
+def input_of(shape: Sequence[int], dtype: torch.dtype) -> Value:
+    """A value on memory that the caller owns; UnsupportedError for what ark has no tensor for."""
+    sizes = tuple(int(n) for n in shape)
+    if math.prod(sizes) == 0:
+        raise refuse(f"a tensor without elements, of shape {list(sizes)},")
+    return Value(sizes, dtype, ark.placeholder(list(sizes) or [1], data_type(dtype)))
+
+
+def fitted(tensor: ark.Tensor, shape: Sequence[int], dtype: torch.dtype) -> Value:
+    """A value of torch's shape and type on a tensor that may have other ones."""
+    wanted = data_type(dtype)
+    if math.prod(shape) == 0:
+        raise refuse(f"a tensor without elements, of shape {list(shape)},")
+    if tensor.ir.dtype != wanted:
+        tensor = ark.cast(tensor, wanted)
+    sizes = tuple(shape) or (1,)
+    if tensor.ir.shape != sizes:
+        tensor = ark.reshape(tensor, list(sizes))
+    return Value(tuple(shape), dtype, tensor)
+
+
+def cast(value: Any, dtype: DataType) -> Any:
+    """A value's tensor in a type; numbers as they are."""
+    if not isinstance(value, Value):
+        return value
+    return value.tensor if value.tensor.ir.dtype == dtype else ark.cast(value.tensor, dtype)
+
+
+def floating(value: Value) -> ark.Tensor:
+    """A value's tensor, in fp32 where it is no floating-point type."""
+    return value.tensor if value.dtype.is_floating_point else ark.cast(value.tensor, ark.fp32)
+
+
+def promoted(*values: Any) -> DataType:
+    """The type in which torch computes with values and numbers together."""
+    total: Any = None
+    for value in values:
+        one = value
+        if isinstance(value, Value):
+            one = torch.empty([1] * min(1, len(value.shape)), dtype=value.dtype, device="meta")
+        total = (
+            one
+            if total is None
+            else torch.empty(
+                [1] * max(_rank(total), _rank(one)),
+                dtype=torch.result_type(total, one),
+                device="meta",
+            )
+        )
+    if not isinstance(total, torch.Tensor):
+        total = torch.tensor(total)
+    return data_type(total.dtype)
+
+
+def _rank(value: Any) -> int:
+    return value.dim() if isinstance(value, torch.Tensor) else 0
+
+
+def axis_of(axis: int, rank: int) -> int:
+    """A non-negative axis."""
+    return axis % rank if rank else 0
+
+
+def axes_of(axes: Any, rank: int) -> list[int]:
+    """Non-negative axes; none or no list: all of them."""
+    listed = [axes] if isinstance(axes, int) else list(axes or [])
+    return sorted({axis_of(a, rank) for a in listed}) or list(range(max(rank, 1)))

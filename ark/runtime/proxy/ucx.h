@@ -1,0 +1,201 @@
+// Ranks on other hosts, through UCX: puts and counters over whatever it finds (TCP, InfiniBand,
+// RoCE). Memory is registered once; what arrives names no code and nothing but registered memory.
+#pragma once
+
+#include <poll.h>
+#include <ucp/api/ucp.h>
+
+#include <cstring>
+#include <deque>
+#include <map>
+#include <stdexcept>
+#include <string>
+
+#include "proxy.h"
+
+namespace ark {
+
+class Ucx {
+ public:
+  Ucx() {
+    ucp_config_t* config = nullptr;
+    check(ucp_config_read(nullptr, nullptr, &config), "reading UCX's settings");
+    ucp_params_t params = {};
+    params.field_mask = UCP_PARAM_FIELD_FEATURES;
+    params.features = UCP_FEATURE_RMA | UCP_FEATURE_AMO32 | UCP_FEATURE_WAKEUP;
+    const ucs_status_t made = ucp_init(&params, config, &context_);
+    ucp_config_release(config);
+    check(made, "opening UCX");
+    ucp_worker_params_t worker = {};
+    worker.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+    worker.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // one thread after another
+    check(ucp_worker_create(context_, &worker, &worker_), "opening a UCX worker");
+    check(ucp_worker_get_efd(worker_, &events_), "asking UCX for its events");
+  }
+  ~Ucx() {
+    for (auto& [rank, peer] : peers_) {
+      if (peer.key != nullptr) ucp_rkey_destroy(peer.key);
+      void* request = ucp_ep_close_nb(peer.end, UCP_EP_CLOSE_MODE_FORCE);
+      for (int i = 0; UCS_PTR_IS_PTR(request) && i < 100000; ++i) {
+        if (ucp_request_check_status(request) != UCS_INPROGRESS) break;
+        ucp_worker_progress(worker_);
+      }
+      if (UCS_PTR_IS_PTR(request)) ucp_request_free(request);
+    }
+    for (ucp_mem_h memory : memory_) ucp_mem_unmap(context_, memory);
+    ucp_worker_destroy(worker_);
+    ucp_cleanup(context_);
+  }
+
+  // Where this rank is reached.
+  std::string address() {
+    ucp_address_t* address = nullptr;
+    size_t length = 0;
+    check(ucp_worker_get_address(worker_, &address, &length), "asking UCX for its address");
+    const std::string made(reinterpret_cast<char*>(address), length);
+    ucp_worker_release_address(worker_, address);
+    return made;
+  }
+
+  // Memory that peers may write, and the key that they need.
+  std::string expose(uint64_t begin, uint64_t size) {
+    ucp_mem_map_params_t params = {};
+    params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH;
+    params.address = reinterpret_cast<void*>(begin);
+    params.length = size;
+    ucp_mem_h memory = nullptr;
+    check(ucp_mem_map(context_, &params, &memory), "registering memory");
+    memory_.push_back(memory);
+    void* key = nullptr;
+    size_t length = 0;
+    check(ucp_rkey_pack(context_, memory, &key, &length), "packing a key of memory");
+    const std::string made(static_cast<char*>(key), length);
+    ucp_rkey_buffer_release(key);
+    return made;
+  }
+
+  void connect(int rank, const std::string& address, const std::string& key) {
+    Peer& peer = peers_[rank];
+    peer.owner = this;
+    peer.rank = rank;
+    ucp_ep_params_t params = {};
+    params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                        UCP_EP_PARAM_FIELD_ERR_HANDLER;
+    params.address = reinterpret_cast<const ucp_address_t*>(address.data());
+    params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+    params.err_handler.cb = [](void* given, ucp_ep_h, ucs_status_t status) {
+      Peer& lost = *static_cast<Peer*>(given);
+      lost.owner->lost_ = "the connection to rank " + std::to_string(lost.rank) +
+                          " broke: " + ucs_status_string(status);
+    };
+    params.err_handler.arg = &peer;
+    check(ucp_ep_create(worker_, &params, &peer.end), "connecting to a peer");
+    check(ucp_ep_rkey_unpack(peer.end, key.data(), &peer.key), "taking a peer's key");
+  }
+
+  void put(int rank, uint64_t source, uint64_t there, uint64_t size) {
+    Peer& peer = known(rank);
+    const ucp_request_param_t none = {};
+    keep(ucp_put_nbx(peer.end, reinterpret_cast<void*>(source), size, there, peer.key, &none),
+         "a put");
+    finish(peer);
+  }
+
+  void get(int rank, uint64_t target, uint64_t there, uint64_t size) {
+    Peer& peer = known(rank);
+    const ucp_request_param_t none = {};
+    keep(ucp_get_nbx(peer.end, reinterpret_cast<void*>(target), size, there, peer.key, &none),
+         "a get");
+    finish(peer);
+  }
+
+  void add(int rank, uint64_t there, uint32_t value) {
+    Peer& peer = known(rank);
+    values_.push_back(value);  // must stay until the request has ended
+    ucp_request_param_t params = {};
+    params.op_attr_mask = UCP_OP_ATTR_FIELD_DATATYPE;
+    params.datatype = ucp_dt_make_contig(sizeof(uint32_t));
+    keep(ucp_atomic_op_nbx(peer.end, UCP_ATOMIC_OP_ADD, &values_.back(), 1, there, peer.key,
+                           &params),
+         "a signal");
+    finish(peer);
+  }
+
+  // Moves things on; operations that have ended, those of this host among them.
+  uint32_t completed() {
+    while (ucp_worker_progress(worker_) != 0) {
+    }
+    if (!lost_.empty()) throw std::runtime_error(lost_);
+    while (!flying_.empty() && ended(flying_.front().request)) {
+      if (flying_.front().counts) ++done_;
+      flying_.pop_front();
+    }
+    if (flying_.empty()) values_.clear();
+    return done_;
+  }
+
+  void rest(std::chrono::microseconds most) {
+    if (ucp_worker_arm(worker_) != UCS_OK) return;  // something has come
+    struct pollfd waited = {events_, POLLIN, 0};
+    const struct timespec limit = {0, static_cast<long>(most.count()) * 1000};
+    ppoll(&waited, 1, &limit, nullptr);
+  }
+
+  void begin() {
+    flying_.clear();
+    done_ = 0;
+  }
+
+ private:
+  struct Peer {
+    Ucx* owner = nullptr;
+    int rank = -1;
+    ucp_ep_h end = nullptr;
+    ucp_rkey_h key = nullptr;
+  };
+  struct Flying {
+    void* request;
+    bool counts;
+  };
+
+  Peer& known(int rank) {
+    const auto found = peers_.find(rank);
+    if (found == peers_.end()) throw std::runtime_error("there is no way to that host");
+    return found->second;
+  }
+  void keep(void* request, const char* what) {
+    if (UCS_PTR_IS_ERR(request)) check(UCS_PTR_STATUS(request), what);
+    flying_.push_back({request, false});
+  }
+  // An operation has ended when what it has brought is in the peer's memory.
+  void finish(Peer& peer) {
+    const ucp_request_param_t none = {};
+    void* request = ucp_ep_flush_nbx(peer.end, &none);
+    if (UCS_PTR_IS_ERR(request)) check(UCS_PTR_STATUS(request), "a flush");
+    flying_.push_back({request, true});
+  }
+  bool ended(void* request) {
+    if (request == nullptr) return true;
+    const ucs_status_t status = ucp_request_check_status(request);
+    if (status == UCS_INPROGRESS) return false;
+    ucp_request_free(request);
+    check(status, "an operation over UCX");
+    return true;
+  }
+  static void check(ucs_status_t status, const char* what) {
+    if (status == UCS_OK) return;
+    throw std::runtime_error(std::string(what) + " failed: " + ucs_status_string(status));
+  }
+
+  ucp_context_h context_ = nullptr;
+  ucp_worker_h worker_ = nullptr;
+  int events_ = -1;
+  std::map<int, Peer> peers_;
+  std::vector<ucp_mem_h> memory_;
+  std::deque<Flying> flying_;
+  std::deque<uint32_t> values_;
+  std::string lost_;
+  uint32_t done_ = 0;
+};
+
+}  // namespace ark

@@ -1,0 +1,300 @@
+// Attention with the cache's keys and values coming through the ring, in the variant `roles`: a
+// stage has keys of STEP positions and their values. Up to four warps share it, so that a slot is
+// soon free again and a short context is several warps' work too. Scores are products of matrix
+// units, of queries split in two parts of the keys' type, which keep what fp32 has of them; values
+// are added up in fp32. What a task computes and touches is said in ark/tasks/attention.py.
+
+// d += a b for a tile of 16 by 8, 16 deep.
+ARK_DEVICE void ark_multiply_tile(const ark_bf16*, float (&d)[4], const uint4& a, ark_u32 b0,
+                                  ark_u32 b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+ARK_DEVICE void ark_multiply_tile(const ark_f16*, float (&d)[4], const uint4& a, ark_u32 b0,
+                                  ark_u32 b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+
+// Two values in the type's precision, and what is left of them.
+template <typename T>
+ARK_DEVICE void ark_split_pair(const T*, float a, float b, ark_u32& high, ark_u32& low) {
+  T pair[2];
+  ark_narrow(pair, a, b);
+  high = *reinterpret_cast<const ark_u32*>(pair);
+  const float2 taken = ark_pair(static_cast<const T*>(nullptr), high);
+  ark_narrow(pair, a - taken.x, b - taken.y);
+  low = *reinterpret_cast<const ark_u32*>(pair);
+}
+
+// Shared memory of a task. own: of each warp the powers of its positions, then its part: sum,
+// maximum, denominator of each query head.
+template <int G, int D>
+struct ArkStagedAttention {
+  float query[G * D];
+  float current[2 * D];  // this iteration's key and value
+  float own[ARK_WARPS][(G * (D + 2) + 3) / 4 * 4];
+};
+
+// N neighbouring floats of shared memory that begin at a multiple of 16 bytes where N is one of 4.
+template <int N>
+ARK_DEVICE void ark_floats(const float* from, float (&to)[N]) {
+  if constexpr (N % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < N; i += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(from + i);
+      to[i] = four.x, to[i + 1] = four.y, to[i + 2] = four.z, to[i + 3] = four.w;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) to[i] = from[i];
+  }
+}
+
+// Queries as the matrix units take them, 32 elements of a head at a time. Rows 0 to 7 of a tile are
+// the heads in the keys' type, rows 8 to 15 what is left of them. Lane l has the eight elements
+// from 8 (l % 4) on of head l / 4, in an order that 16 bytes of a key have too.
+template <int G, int D, typename T>
+ARK_DEVICE void ark_query_tiles(const float* query, uint4 (&a)[D / 32][2]) {
+  const int head = ark_lane() / 4;
+#pragma unroll
+  for (int p = 0; p < D / 32; ++p) {
+    float q[8] = {};
+    if (head < G) ark_floats(query + head * D + 32 * p + ark_lane() % 4 * 8, q);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const T* type = nullptr;
+      ark_split_pair(type, q[4 * i], q[4 * i + 1], a[p][i].x, a[p][i].y);
+      ark_split_pair(type, q[4 * i + 2], q[4 * i + 3], a[p][i].z, a[p][i].w);
+    }
+  }
+}
+
+// Scores of N positions, of ROWS at most: lane l gets those of head l / 4 for two positions of
+// every eight, from 2 (l % 4) on. Lanes of odd positions take pairs of 16-byte pieces in the other
+// order, so that eight lanes touch all banks of shared memory.
+template <int D, int ROWS, typename T>
+ARK_DEVICE void ark_stage_scores(const T* keys, const uint4 (&a)[D / 32][2], int n,
+                                 float (&s)[ROWS / 4]) {
+  const int row = ark_lane() / 4, other = D > 32 && (row & 1) != 0 ? 32 : 0;
+#pragma unroll
+  for (int tile = 0; tile < ROWS / 8; ++tile) {
+    float d[2][4] = {};
+    if (8 * tile < n) {
+      const T* key = keys + (8 * tile + row) * D + ark_lane() % 4 * 8;
+#pragma unroll
+      for (int p = 0; p < D / 32; p += D > 32 ? 2 : 1) {
+        uint4 k = *reinterpret_cast<const uint4*>(key + 32 * p + other);
+        if constexpr (D > 32) {
+          const uint4 second = *reinterpret_cast<const uint4*>(key + 32 * p + 32 - other);
+          const uint4 first = k;
+          k = other != 0 ? second : first;
+          const uint4 l = other != 0 ? first : second;
+          ark_multiply_tile(keys, d[1], a[p + 1][0], l.x, l.y);
+          ark_multiply_tile(keys, d[1], a[p + 1][1], l.z, l.w);
+        }
+        ark_multiply_tile(keys, d[0], a[p][0], k.x, k.y);
+        ark_multiply_tile(keys, d[0], a[p][1], k.z, k.w);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const bool there = 8 * tile + ark_lane() % 4 * 2 + i < n;
+      const float sum = (d[0][i] + d[0][2 + i]) + (d[1][i] + d[1][2 + i]);
+      s[2 * tile + i] = there ? sum : -1e30f;
+    }
+  }
+}
+
+// A warp's running softmax: lane l has maximum and denominator of head l / 4 (the denominator's
+// share of its own positions), and of the sums eight elements of every head, over the positions of
+// its row of lanes.
+template <int G>
+struct ArkStagedSoftmax {
+  float top;
+  float den;
+  float o[8 * G];
+};
+
+// N positions, of ROWS at most. powers: shared memory of the warp.
+template <int G, int D, int ROWS, typename T>
+ARK_DEVICE void ark_stage_attend(const T* keys, const T* values, const uint4 (&a)[D / 32][2], int n,
+                                 float* powers, ArkStagedSoftmax<G>& r) {
+  constexpr int LANES = D / 8;
+  float s[ROWS / 4];
+  ark_stage_scores<D, ROWS>(keys, a, n, s);
+  float m = r.top;
+#pragma unroll
+  for (int i = 0; i < ROWS / 4; ++i) m = fmaxf(m, s[i]);
+  m = fmaxf(m, ark_shfl_xor(m, 1));
+  m = fmaxf(m, ark_shfl_xor(m, 2));
+  const float keep = ark_exp2(r.top - m);
+  r.top = m;
+  r.den *= keep;
+  const int head = ark_lane() / 4;
+#pragma unroll
+  for (int i = 0; i < ROWS / 4; ++i) {
+    const float power = ark_exp2(s[i] - m);
+    r.den += power;
+    if (head < G) powers[(i / 2 * 8 + ark_lane() % 4 * 2 + i % 2) * G + head] = power;
+  }
+  if (__any_sync(0xffffffffu, keep != 1.0f)) {
+#pragma unroll
+    for (int g = 0; g < G; ++g) {
+      const float factor = __shfl_sync(0xffffffffu, keep, 4 * g);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) r.o[8 * g + i] *= factor;
+    }
+  }
+  __syncwarp();
+  const T* row = values + ark_lane() % LANES * 8;
+#pragma unroll 2
+  for (int e = ark_lane() / LANES; e < n; e += 32 / LANES) {
+    float v[8], p[G];
+    ark_unpack(v, *reinterpret_cast<const uint4*>(row + e * D), values);
+    ark_floats(powers + e * G, p);
+#pragma unroll
+    for (int g = 0; g < G; ++g) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) r.o[8 * g + i] = fmaf(p[g], v[i], r.o[8 * g + i]);
+    }
+  }
+  __syncwarp();
+}
+
+// The totals of N sums over groups of lanes, LANES and more apart, of which each group gets its
+// share: they halve the sums among them. Returns the number of its first one.
+template <int LANES, int N, int MASK = 16>
+ARK_DEVICE int ark_fold_groups(float* v) {
+  if constexpr (MASK < LANES) {
+    return 0;
+  } else {
+    const bool upper = (ark_lane() & MASK) != 0;
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) {
+      const float send = upper ? v[i] : v[i + N / 2];
+      v[i] = (upper ? v[i + N / 2] : v[i]) + ark_shfl_xor(send, MASK);
+    }
+    return (upper ? N / 2 : 0) + ark_fold_groups<LANES, N / 2, MASK / 2>(v);
+  }
+}
+
+// A warp's part, to its own shared memory: the sum of each head, then maximum and denominator.
+template <int G, int D>
+ARK_DEVICE void ark_stage_part(ArkStagedSoftmax<G>& r, float* part) {
+  constexpr int LANES = D / 8;
+  constexpr float LN2 = 0.693147181f;
+  r.den += ark_shfl_xor(r.den, 1);
+  r.den += ark_shfl_xor(r.den, 2);
+  const int first = ark_fold_groups<LANES, 8 * G>(r.o);
+#pragma unroll
+  for (int i = 0; i < G * LANES / 4; ++i) {
+    const int at = first + i;
+    part[at / 8 * (D + 2) + ark_lane() % LANES * 8 + at % 8] = r.o[i];
+  }
+  const int head = ark_lane() / 4;
+  if (ark_lane() % 4 == 0 && head < G) {
+    part[head * (D + 2) + D] = r.top * LN2;
+    part[head * (D + 2) + D + 1] = r.den;
+  }
+}
+
+// This iteration's key or value to its row of a stage.
+template <int D, typename T>
+ARK_DEVICE void ark_stage_newest(T* row, const float* current) {
+  for (int i = 2 * ark_lane(); i < D; i += 64) ark_narrow(row + i, current[i], current[i + 1]);
+}
+
+// Joins and publishes the parts of W warps; a thread takes pairs of elements.
+template <int W, int G, int D, int SPLITS, class O>
+ARK_DEVICE void ark_staged_join(ArkCtx& c, const ArkTask& t, const ArkStagedAttention<G, D>& s,
+                                O output, int thread, int threads) {
+  const int row = t.coord[0], head = t.coord[1], split = t.coord[2];
+#pragma unroll 1
+  for (int i = 2 * thread; i < G * D; i += 2 * threads) {
+    const int g = i / D, d = i % D, base = g * (D + 2);
+    float m = s.own[0][base + D], sum[2] = {}, all = 0.0f;
+#pragma unroll
+    for (int w = 1; w < W; ++w) m = fmaxf(m, s.own[w][base + D]);
+#pragma unroll
+    for (int w = 0; w < W; ++w) {
+      const float share = ark_exp(s.own[w][base + D] - m);
+      sum[0] = fmaf(share, s.own[w][base + d], sum[0]);
+      sum[1] = fmaf(share, s.own[w][base + d + 1], sum[1]);
+      all = fmaf(share, s.own[w][base + D + 1], all);
+    }
+    if constexpr (SPLITS == 1) {
+      ark_publish(c, output, 0, 0, row, head * (G * D) + i, sum[0] / all);
+      ark_publish(c, output, 0, 0, row, head * (G * D) + i + 1, sum[1] / all);
+    } else {
+      ark_publish(c, output, row, head * G + g, split, d, sum[0]);
+      ark_publish(c, output, row, head * G + g, split, d + 1, sum[1]);
+      if (d == 0) {
+        ark_publish(c, output, row, head * G + g, split, D, m);
+        ark_publish(c, output, row, head * G + g, split, D + 1, all);
+      }
+    }
+  }
+}
+
+// coord: row, key/value head, split. False if the processor is to leave.
+template <typename T, int G, int KV_HEADS, int D, int CONTEXT, int SPLITS, int STEP, class Q,
+          class P, class O, class F>
+ARK_DEVICE bool ark_attention_staged(ArkCtx& c, const ArkTask& t, float scale, Q query, P position,
+                                     O output, F fresh) {
+  constexpr float LOG2E = 1.44269504f;
+  constexpr int SHARERS = STEP % 32 == 0 ? 4 : 1, ROWS = STEP / SHARERS;
+  auto& s = *reinterpret_cast<ArkStagedAttention<G, D>*>(ARK_SCRATCH(c));
+  const int head = t.coord[1], split = t.coord[2];
+  const ArkGrown grown =
+      ark_grown(static_cast<ark_u32>(position.p[0]), CONTEXT, static_cast<ark_u32>(split), SPLITS);
+  const int begin = static_cast<int>(grown.begin), end = static_cast<int>(grown.end);
+  const int newest = static_cast<int>(grown.newest);
+  if (!ark_enter(c)) return false;
+  ark_attention_gather<G, KV_HEADS, D>(c, s.query, t.coord[0], head, newest < end, scale * LOG2E,
+                                       query, fresh);
+  ark_gathered();
+  uint4 a[D / 32][2];
+  ark_query_tiles<G, D, T>(s.query, a);
+  ArkStagedSoftmax<G> r = {};
+  r.top = -1e30f;
+  float* own = s.own[ark_warp()];
+  const int units = (end - begin + ROWS - 1) / ROWS;
+  for (int unit = ark_warp(); unit < units; unit += ARK_WARPS) {
+    const int j = unit / SHARERS, place = unit % SHARERS;
+    const int at = begin + unit * ROWS, n = end - at < ROWS ? end - at : ROWS;
+    T* keys = reinterpret_cast<T*>(const_cast<char*>(ark_stage(c, t.fetch_begin + j)));
+    keys += place * ROWS * D;
+    T* values = keys + STEP * D;
+    const bool patched = at + n > newest;
+    if (patched) {
+      ark_stage_newest<D>(keys + (newest - at) * D, s.current);
+      ark_stage_newest<D>(values + (newest - at) * D, s.current + D);
+      __syncwarp();
+    }
+    ark_stage_attend<G, D, ROWS, T>(keys, values, a, n, own, r);
+    // The slot's next copy comes after these stores.
+    if (patched) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    // The first of those who share the stage gives it back for all who do not.
+    const int left = units - j * SHARERS, sharers = left < SHARERS ? left : SHARERS;
+    const ark_u32 warps = place == 0 ? static_cast<ark_u32>(ARK_WARPS + 1 - sharers) : 1u;
+    ark_stage_left(c, t.fetch_begin + j, warps);
+  }
+  ark_stages_grown(static_cast<ark_u32>((end - begin + STEP - 1) / STEP));
+  // What one warp has done alone it publishes alone; else each has a part, if an empty one.
+  if (units <= 1) {
+    if (ark_warp() != 0) return true;
+    ark_stage_part<G, D>(r, own);
+    __syncwarp();
+    ark_staged_join<1, G, D, SPLITS>(c, t, s, output, ark_lane(), 32);
+  } else {
+    ark_stage_part<G, D>(r, own);
+    ark_gathered();
+    ark_staged_join<ARK_WARPS, G, D, SPLITS>(c, t, s, output, ark_tid(), ARK_THREADS);
+  }
+  return true;
+}

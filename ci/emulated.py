@@ -1,0 +1,71 @@
+"""Runs ark's backend tests on emulated AMD devices, two runs side by side: `nox` calls it.
+
+The argument is a JSON list of runs as in ci/matrix.toml under [[emulated]]. A run is one pytest
+process; its output is printed whole when it ends. The exit code is 1 if any run failed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Any
+
+# The words of ci/matrix.toml for tests on emulated devices, the longest first.
+TESTS = {
+    "all": ("tests/backend",),
+    "some": ("tests/backend/test_ops.py", "tests/backend/test_faults.py"),
+    "synchronising": ("tests/backend/test_programs.py", "tests/backend/test_faults.py"),
+}
+SIDE_BY_SIDE = 2
+
+
+def command(run: dict[str, Any]) -> list[str]:
+    """What runs the tests of one entry."""
+    # Each keeps its own notes of the last run.
+    cache = f"cache_dir=.pytest_cache/{run['arch']}-{run['seed']}"
+    return [sys.executable, "-m", "pytest", "-q", "-o", cache, "-k", "rocm", *TESTS[run["tests"]]]
+
+
+def environment(run: dict[str, Any]) -> dict[str, str]:
+    """The device that its tests see."""
+    return {
+        **os.environ,
+        "ARK_ROCM_DEVICE": f"emulated:{run['arch']}",
+        "ARK_ROCM_EMULATOR_SEED": str(run["seed"]),
+        "ARK_ROCM_EMULATOR_CHECKS": str(int(run["checks"])),
+        "ARK_REQUIRE": "rocm:1",
+    }
+
+
+def one(run: dict[str, Any]) -> tuple[dict[str, Any], int, str, float]:
+    began = time.monotonic()
+    done = subprocess.run(
+        command(run),
+        env=environment(run),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return run, done.returncode, done.stdout, time.monotonic() - began
+
+
+def main(runs: list[dict[str, Any]]) -> int:
+    ordered = sorted(runs, key=lambda run: list(TESTS).index(run["tests"]))
+    failed = []
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        for future in as_completed([pool.submit(one, run) for run in ordered]):
+            run, code, said, seconds = future.result()
+            print(f"\n--- {json.dumps(run)}: {seconds:.0f} s, exit code {code}\n{said}", flush=True)
+            failed += [run] if code else []
+    for run in failed:
+        print(f"failed: {json.dumps(run)}", flush=True)
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1])))

@@ -1,0 +1,110 @@
+"""torch modules through torch.compile and torch.export, on the CPU, beside torch itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ark
+
+torch = pytest.importorskip("torch")
+from ark.interop.torch import backend  # noqa: E402
+from tests.interop import graphs  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu() -> None:
+    ark.init(backend="cpu")
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+def close(got: Any, want: Any) -> None:
+    torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
+
+
+def test_calls_with_other_memory_and_other_sizes() -> None:
+    """Every call has tensors of its own; two batch sizes become a graph of a size that varies."""
+    module, _ = graphs.networks()["mlp"]
+    compiled = torch.compile(module.eval(), backend=backend)
+    kept = []
+    with torch.no_grad():
+        for rows in (3, 3, 5, 4, 3):
+            x = torch.randn(rows, 16)
+            kept.append(x)
+            close(compiled(x), module(x))
+        strided = torch.randn(16, 3).T
+        close(compiled(strided), module(strided))
+
+
+def test_what_ark_lacks_stays_in_torch(capsys: pytest.CaptureFixture[str]) -> None:
+    """Results go to and fro; one line names the operator and says why."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(torch.sort(x * 2.0, -1)[0] + 1.0)
+
+    x = torch.randn(4, 6)
+    close(torch.compile(function, backend=backend)(x), function(x))
+    said = capsys.readouterr().err
+    assert "1 of 5 operators stay in torch: sort.default: sort.default is not built" in said
+    wide = x.double()
+    close(torch.compile(function, backend=backend)(wide), function(wide))
+    assert "float64 is not built" in capsys.readouterr().err
+
+
+def test_gradients_through_torch_compile() -> None:
+    """Forward and backward graphs are ark's; torch's optimizers see the gradients."""
+    module, x = graphs.networks()["mlp"]
+    module.train()
+    torch.compile(module, backend=backend)(x).square().sum().backward()
+    got = [p.grad.clone() for p in module.parameters()]
+    module.zero_grad()
+    module(x).square().sum().backward()
+    for mine, parameter in zip(got, module.parameters(), strict=True):
+        close(mine, parameter.grad)
+
+
+def test_a_module_from_torch_shares_its_parameters() -> None:
+    module, x = graphs.networks()["attention"]
+    made = ark.from_torch(module, (x,))
+    with torch.no_grad():
+        close(made(x), module(x))
+        module.out.bias.add_(1.0)
+        close(made(x), module(x))
+    assert isinstance(made, ark.torch.Module)
+    assert made.state_dict().keys() == {f"module.{n}" for n in module.state_dict()}
+    with pytest.raises(ark.InvalidUsageError, match="to be equal to 6"):
+        made(torch.randn(2, 7, 32))
+
+
+def test_sizes_within_bounds() -> None:
+    module, _ = graphs.networks()["mlp"]
+    rows = torch.export.Dim("rows", min=2, max=8)
+    made = ark.from_torch(module, (torch.randn(3, 16),), dynamic_shapes=({0: rows},))
+    for count in (2, 5, 2):
+        x = torch.randn(count, 16)
+        close(made(x), module(x).detach())
+    with pytest.raises(ark.InvalidUsageError, match="to be <= 8"):
+        made(torch.randn(9, 16))
+
+
+def test_all_that_a_module_lacks_is_said_at_once() -> None:
+    class Lacking(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.sort(x)[0] + torch.linalg.inv(x)
+
+    with pytest.raises(ark.UnsupportedError, match=r"sort.*\n?.*inv"):
+        ark.from_torch(Lacking(), (torch.eye(3),))
+
+
+def test_numpy_sees_what_the_kernel_wrote() -> None:
+    """Results are torch's own memory; ark wrote there, and nothing was copied."""
+    made = ark.from_torch(torch.nn.Softmax(-1), (torch.zeros(2, 4),))
+    x = torch.randn(2, 4)
+    first = made(x)
+    second = made(x * 2)
+    assert first.data_ptr() != second.data_ptr()
+    np.testing.assert_allclose(first.numpy().sum(-1), 1.0, rtol=1e-6)
+    close(second, torch.softmax(x * 2, -1))

@@ -1,0 +1,249 @@
+"""Ranks on two hosts: collectives and channels over UCX on TCP, between network namespaces; killed
+peers, slow and broken links, strangers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from functools import cache
+
+import numpy as np
+import pytest
+
+import ark
+from ark.backend import native
+from ark.errors import InvalidUsageError, PlanError, UnsupportedError
+from ark.frontend.model import Model, use_model
+from ark.ir.dtype import int32
+from ark.lower.pipeline import plan as make_plan
+from ark.plan.types import Plan
+from ark.plan.verify import verify
+from ark.runtime.hosts import NAME, hosts_of
+from ark.runtime.proxy import has_ucx
+from tests.multi import test_channels as channels
+from tests.multi.hosts import Hosts, two_hosts, why_not
+from tests.multi.test_collectives import CPU_2, devices
+from tests.ranks import run_ranks
+
+WORK = """
+import json, sys
+import numpy as np
+import ark
+ark.init(backend="cpu")
+rank, world = ark.Model.get_rank(), ark.Model.get_world_size()
+right = 0
+for n in (1, 3, 4099, 200_000):
+    for dtype in (np.float32, np.float16, np.int64):
+        shares = [(np.arange(n) % 11 + r).astype(dtype) for r in range(world)]
+        mine = shares[rank]
+        right += bool((ark.comm.all_reduce(mine) == sum(shares)).all())
+        right += bool((ark.comm.all_reduce(mine, "max") == shares[-1]).all())
+        right += bool((ark.comm.all_gather(mine) == np.concatenate(shares)).all())
+        right += bool((ark.comm.broadcast(mine, world - 1) == shares[-1]).all())
+    parts = [np.arange(world * n) + 1000 * r for r in range(world)]
+    swapped = np.concatenate([p[rank * n : (rank + 1) * n] for p in parts])
+    right += bool((ark.comm.all_to_all(parts[rank]) == swapped).all())
+    summed = sum(parts)[rank * n : (rank + 1) * n]
+    right += bool((ark.comm.reduce_scatter(parts[rank]) == summed).all())
+    if rank == 0:
+        ark.comm.send(mine, world - 1)
+    elif rank == world - 1:
+        right += bool((ark.comm.recv(np.empty_like(mine), 0) == shares[0]).all())
+ark.comm.barrier()
+print(right)
+"""
+ENDLESS = """
+import numpy as np
+import ark
+ark.init(backend="cpu")
+x = np.ones(5000, np.float32)
+ark.comm.all_reduce(x)
+print("running", flush=True)
+while True:
+    ark.comm.all_reduce(x)
+"""
+
+
+@cache
+def reason() -> str:
+    command = native.find_compiler()
+    if command is None or not has_ucx(command):
+        return "needs UCX"
+    return why_not()
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    if reason():
+        pytest.skip(reason())
+    with two_hosts() as made:
+        yield made
+
+
+def start(hosts: Hosts, code: str, ranks: int = 2, **more: str) -> list[subprocess.Popen[str]]:
+    """Ranks dealt to the hosts in halves."""
+    common = {
+        "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": hosts.addresses[0],
+        "MASTER_PORT": "23456",
+        "ARK_JOB_SECRET": "a secret of this test",
+        "ARK_LISTEN_ADDR": hosts.addresses[0],
+    }
+    return [
+        hosts.start(
+            rank * 2 // ranks,
+            ["-c", code],
+            {**common, "RANK": str(rank), "LOCAL_RANK": str(rank % max(1, ranks // 2)), **more},
+        )
+        for rank in range(ranks)
+    ]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_collective_between_hosts(hosts: Hosts, ranks: int) -> None:
+    """Four ranks: two on each host, who share memory, and reach the others by TCP."""
+    started = start(hosts, WORK, ranks)
+    said = [p.communicate(timeout=300) for p in started]
+    assert [p.returncode for p in started] == [0] * ranks, said
+    assert [int(out) for out, _ in said] == [56] * (ranks - 1) + [60]
+
+
+def test_a_slow_link_that_loses_packets(hosts: Hosts) -> None:
+    try:
+        hosts.delay(2.0, lost=1.0)
+    except (OSError, subprocess.SubprocessError) as error:
+        pytest.skip(f"tc cannot do this here: {error}")
+    started = start(hosts, WORK)
+    said = [p.communicate(timeout=300) for p in started]
+    assert [p.returncode for p in started] == [0, 0], said
+    assert [int(out) for out, _ in said] == [56, 60]
+
+
+def rank_process(started: subprocess.Popen[str]) -> int:
+    """`ip netns exec` becomes the process that it starts."""
+    return started.pid
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_ends_the_others_who_name_it(hosts: Hosts, victim: int) -> None:
+    started = start(hosts, ENDLESS)
+    for process in started:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "running\n", process.communicate(timeout=60)
+    os.kill(rank_process(started[victim]), signal.SIGKILL)
+    begin = time.monotonic()
+    _, said = started[1 - victim].communicate(timeout=60)
+    started[victim].communicate(timeout=60)
+    assert time.monotonic() - begin < 30.0
+    assert started[1 - victim].returncode not in (0, None)
+    assert f"rank {victim}" in said, said
+
+
+def test_a_cable_that_is_pulled_ends_both(hosts: Hosts) -> None:
+    started = start(hosts, ENDLESS)
+    for process in started:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "running\n", process.communicate(timeout=60)
+    hosts.cut()
+    begin = time.monotonic()
+    said = [p.communicate(timeout=90)[1] for p in started]
+    assert time.monotonic() - begin < 60.0
+    assert all(p.returncode not in (0, None) for p in started)
+    assert "rank 1" in said[0] and "rank 0" in said[1], said
+
+
+def test_a_stranger_is_turned_away(hosts: Hosts) -> None:
+    """A process on the other host that does not know the job's secret."""
+    place = {"MASTER_ADDR": hosts.addresses[0], "MASTER_PORT": "23456", "ARK_JOIN_TIMEOUT": "8"}
+    job = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "ARK_JOB_SECRET": "another"}
+    stranger = hosts.start(1, ["-c", WORK], {**place, **job})
+    own = start(hosts, WORK)
+    said = [p.communicate(timeout=300) for p in own]
+    assert [p.returncode for p in own] == [0, 0], said
+    out, _ = stranger.communicate(timeout=60)
+    assert stranger.returncode != 0 and not out
+
+
+# Plans for several hosts, run by threads that reach each other through UCX as if on two hosts.
+
+
+def plans_of(body: channels.Body, hosts: list[int]) -> list[Plan]:
+    made = []
+    for rank in range(len(hosts)):
+        model = Model(rank, len(hosts))
+        with use_model(model):
+            body(rank)
+        made.append(make_plan(model.graph, CPU_2, {"hosts": hosts}))
+    verify(made)
+    return made
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        channels.put_then_signal,
+        channels.signal_with_put,
+        channels.get,
+        channels.twice,
+        channels.messages,
+    ],
+    ids=lambda b: b.__name__,
+)
+def test_channels_between_hosts(monkeypatch: pytest.MonkeyPatch, body: channels.Body) -> None:
+    command = native.find_compiler()
+    if command is None or not has_ucx(command):
+        pytest.skip("needs UCX")
+    monkeypatch.setenv("UCX_TLS", "tcp,self")
+    plans = plans_of(body, [0, 1])
+    assert "transfer" in {op.kind for p in plans for op in p.ops}
+    with devices("cpu", 2) as (opened, _):
+        got = channels.run(plans, "cpu", opened)
+    np.testing.assert_array_equal(got, channels.wanted(len(got)))
+
+
+def test_what_cannot_go_to_another_host_is_said() -> None:
+    with pytest.raises(UnsupportedError, match=r"reduce into .* on another host is not built"):
+        plans_of(channels.reduce, [0, 1])
+    with pytest.raises(UnsupportedError, match=r"strided part"):
+        plans_of(channels.parts, [0, 1])
+    model = Model(0, 2)
+    with use_model(model):
+        channels.put_then_signal(0)
+    with pytest.raises(InvalidUsageError, match="hosts names 3 of 2 ranks"):
+        make_plan(model.graph, CPU_2, {"hosts": [0, 1, 1]})
+
+    def packets(rank: int) -> None:
+        x = ark.tensor([8], int32)
+        ark.all_reduce(x, rank, 2, algorithm="one_shot", engine="packet")
+
+    with pytest.raises(UnsupportedError, match="'packet'; it has nic"):
+        plans_of(packets, [0, 1])
+
+
+def test_a_plan_that_stores_to_another_host_is_refused() -> None:
+    """A plan for one host, said to be for two."""
+    made = []
+    for rank in range(2):
+        model = Model(rank, 2)
+        with use_model(model):
+            channels.put_then_signal(rank)
+        made.append(make_plan(model.graph, CPU_2))
+    apart = [dataclasses.replace(p, meta={**p.meta, "hosts": [0, 1]}) for p in made]
+    with pytest.raises(PlanError, match="only transfers reach there"):
+        verify(apart)
+
+
+def test_ranks_know_who_shares_their_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_ranks(2, hosts_of) == [(0, 0), (0, 0)]
+    monkeypatch.setenv(NAME, "named")
+
+    class Named:
+        def all_gather(self, data: bytes) -> list[bytes]:
+            return [b"other", data, b"other"]
+
+    assert hosts_of(Named()) == (0, 1, 0)  # type: ignore[arg-type]

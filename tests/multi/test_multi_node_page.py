@@ -1,0 +1,44 @@
+"""The launchers' environments on the page about several hosts, read as a rank would read them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ark.runtime.rank_info import rank_from_environment
+
+PAGE = Path(__file__).parents[2] / "docs" / "multi-node.md"
+ROWS = re.findall(r"^\| ([^|]+) \| [^|]+ \| `([A-Z_]+=[^`]+)` \|$", PAGE.read_text(), re.M)
+
+
+def test_there_is_a_line_for_each() -> None:
+    assert [name for name, _ in ROWS] == [
+        "torchrun",
+        "Open MPI",
+        "MPICH, Intel MPI",
+        "Slurm",
+        "Ray Train",
+    ]
+
+
+@pytest.mark.parametrize(("name", "line"), ROWS, ids=[name for name, _ in ROWS])
+def test_its_environment_says_where_the_rank_stands(name: str, line: str) -> None:
+    environment = dict(word.split("=", 1) for word in line.split())
+    found = rank_from_environment(environment)
+    assert (found.rank, found.world_size, found.local_rank) == (3, 4, 1)
+    assert found.address == "node0"
+    assert found.port > 0
+
+
+@pytest.mark.parametrize(("name", "line"), ROWS, ids=[name for name, _ in ROWS])
+def test_two_jobs_do_not_meet(name: str, line: str) -> None:
+    """Another number, secret or port of the job is another job."""
+    environment = dict(word.split("=", 1) for word in line.split())
+    other = dict(environment)
+    told = ("ARK_JOB_SECRET", "PMIX_NAMESPACE", "SLURM_JOB_ID", "MASTER_PORT")
+    key = next(k for k in told if k in other)
+    other[key] = str(int(other[key]) + 1) if other[key].isdigit() else other[key] + "x"
+    a, b = rank_from_environment(environment), rank_from_environment(other)
+    assert (a.job, a.port) != (b.job, b.port)

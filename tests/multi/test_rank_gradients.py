@@ -1,0 +1,51 @@
+"""Gradients through collectives: those of the sum of both ranks' outputs, computed by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import ark
+
+WORLD = 2
+
+
+def differentiate() -> None:
+    """Each collective's result is weighted by numbers that differ from rank to rank."""
+    ark.init(backend="cpu")
+    rank = ark.Model.get_rank()
+    shares = np.arange(WORLD * 4, dtype=np.float32).reshape(WORLD, 4)
+    weights = {n: np.random.default_rng(n).normal(size=(WORLD, n)) for n in (2, 4, 8)}
+    x = ark.tensor([4])
+    calls = {
+        "all_reduce": ark.all_reduce(x, rank, WORLD),
+        "mean": ark.all_reduce(x, rank, WORLD, reduction="mean"),
+        "all_gather": ark.all_gather(x, rank, WORLD),
+        "reduce_scatter": ark.reduce_scatter(x, rank, WORLD),
+        "all_to_all": ark.all_to_all(x, rank, WORLD),
+        "broadcast": ark.broadcast(x, rank, WORLD, root=1),
+    }
+    given = {name: ark.tensor(made.shape()) for name, made in calls.items()}
+    found = {name: ark.grad(made, x, given[name]) for name, made in calls.items()}
+    four, eight, two = weights[4], weights[8], weights[2]
+    want = {
+        "all_reduce": four.sum(0),
+        "mean": four.sum(0) / WORLD,
+        "all_gather": eight.sum(0).reshape(WORLD, 4)[rank],
+        "reduce_scatter": two.reshape(-1),
+        "all_to_all": four.reshape(WORLD, WORLD, 2)[:, rank].reshape(-1),
+        "broadcast": four.sum(0) if rank == 1 else np.zeros(4),
+    }
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        x.from_numpy(shares[rank])
+        for tensor in given.values():
+            tensor.from_numpy(weights[tensor.shape()[0]][rank])
+        runtime.barrier()
+        runtime.run()
+        for name, gradient in found.items():
+            np.testing.assert_allclose(gradient.to_numpy(), want[name], rtol=1e-5, err_msg=name)
+        runtime.barrier()
+
+
+def test_gradients_of_collectives() -> None:
+    assert ark.launch(WORLD, differentiate) == 0

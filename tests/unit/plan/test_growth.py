@@ -1,0 +1,177 @@
+"""Fetches of rows that iterations append: what plans say of them, and what the verifier refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import ark
+from ark.errors import PlanError
+from ark.frontend.model import Model, use_model
+from ark.ir.dtype import bf16, fp32
+from ark.ir.graph import Graph
+from ark.lower.pipeline import plan as plan_graph
+from ark.machine import Machine
+from ark.models.build import Shape
+from ark.models.generate import make_plans
+from ark.models.llama import Llama
+from ark.ops.tokens import TokenState
+from ark.plan.serialize import from_json, to_json
+from ark.plan.types import Growth, Plan, Task
+from ark.plan.verify import verify
+from ark.runtime import tables
+from ark.variant import COMMUNICATE, COMPUTE, LOAD, Role, Variant, block
+from tests.unit.plan.shapes import CONFIG, machine, replace_task
+
+WIDE = dataclasses.replace(CONFIG, hidden_size=128, head_dim=32)
+ROLES = Variant("roles", (Role(COMPUTE, 6), Role(COMMUNICATE, 1), Role(LOAD, 1)), 6, 4096, 2)
+ROOM = 64
+
+
+def offers_roles() -> Machine:
+    made = machine(4, "packets", warps=8)
+    return dataclasses.replace(made, variants=(block(8, 1, stages=6, stage_bytes=4096), ROLES))
+
+
+def decoder(target: Machine, chunk: int = 0, dtype: ark.DataType = bf16, **options: object) -> Plan:
+    (made,) = make_plans(Shape(WIDE, dtype, ROOM, chunk), target, dict(options))
+    return made
+
+
+def growing(plan: Plan) -> list[tuple[tuple[int, int, int], Task]]:
+    """(phase, processor, position) of tasks whose fetch grows."""
+    return [
+        ((number, processor, i), task)
+        for number, phase in enumerate(plan.phases)
+        for processor, own in enumerate(phase.processors)
+        for i, task in enumerate(own)
+        if any(f.growth for f in task.fetches)
+    ]
+
+
+@pytest.mark.parametrize("chunk", [0, 4])
+def test_a_decoder_streams_its_caches_and_the_file_says_so(chunk: int) -> None:
+    for target in (offers_roles(), machine(4, "packets")):
+        made = decoder(target, chunk)
+        tasks = growing(made)
+        splits = {made.ops[t.op].params["splits"] for _, t in tasks}
+        assert len(splits) == 1 and len(tasks) == 2 * 2 * splits.pop()  # layers, heads
+        for (phase, _, _), task in tasks:
+            assert phase == len(made.phases) - 1  # a prompt's own rows are not older than it
+            (fetch,) = task.fetches
+            assert (fetch.nbytes, fetch.growth.row, fetch.stage % 64) == (ROOM * 64, 64, 0)
+            assert task.streamed == 0
+        again = from_json(to_json(made))
+        assert again == made
+        verify([again])
+
+
+@pytest.mark.parametrize("dtype", [fp32, bf16])
+def test_who_reads_in_place_streams_nothing(dtype: ark.DataType) -> None:
+    """In the variant without a lead nobody counts stages; fp32 is nothing for matrix units."""
+    options = {"variant": "block"} if dtype is bf16 else {}
+    assert not growing(decoder(offers_roles(), dtype=dtype, **options))
+
+
+CHANGES: dict[str, Callable[[Growth], Growth]] = {
+    "length": lambda g: dataclasses.replace(g, length=0),
+    "row": lambda g: dataclasses.replace(g, row=g.row // 2),
+    "part": lambda g: dataclasses.replace(g, part=g.part + 1),
+    "parts": lambda g: dataclasses.replace(g, parts=g.parts + 1),
+    "beside": lambda g: dataclasses.replace(g, beside=g.beside + 1),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_growth_is_refused(change: str) -> None:
+    made = decoder(offers_roles())
+    place, task = growing(made)[0]
+    (fetch,) = task.fetches
+    other = dataclasses.replace(fetch, growth=CHANGES[change](fetch.growth))
+    with pytest.raises(PlanError, match="fetches what it does not use"):
+        verify([replace_task(made, place, fetches=(other,))])
+
+
+def _graph(before: Callable[[Llama, TokenState], None]) -> Graph:
+    """A decoder whose iteration does something else first."""
+    model = Model(0, 1)
+    with use_model(model):
+        made = Llama(WIDE, bf16)
+        made.name_tensors()
+        made.setup(ROOM)
+        made.name_tensors()
+        state = TokenState.make(ROOM)
+        with model.graph.entry("decode"):
+            before(made, state)
+            made.decode(state)
+    return model.graph
+
+
+def _advance(_: Llama, state: TokenState) -> None:
+    ark.advance(state, 1)
+
+
+def _rewrite(made: Llama, _: TokenState) -> None:
+    keys = made.layers[0].attention.keys
+    ark.mul(keys, 0.5, output=keys)
+
+
+FIRST = {
+    "which the iteration writes before": _advance,
+    "layers.0.attention.keys.*which the loop writes": _rewrite,
+}
+
+
+@pytest.mark.parametrize("message", FIRST)
+def test_what_the_iteration_changes_first_is_read_in_place(
+    message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lowering sees it; and a plan that streams it nevertheless does not pass."""
+    target = machine(4, "packets")
+    made = plan_graph(_graph(FIRST[message]), target)
+    verify([made])
+    assert len(growing(made)) < len(growing(decoder(target)))
+    lowering = sys.modules["ark.ops.attention"]  # the package's name is the op's function
+    monkeypatch.setattr(lowering, "_older", lambda *_: True)
+    forged = plan_graph(_graph(FIRST[message]), target)
+    with pytest.raises(PlanError, match=message):
+        verify([forged])
+
+
+def test_stages_that_a_ring_cannot_hold_are_refused() -> None:
+    made = decoder(offers_roles())
+    variant = {**made.machine["variants"][0], "stage_bytes": 2048}
+    changed = dataclasses.replace(made, machine={**made.machine, "variants": (variant,)})
+    with pytest.raises(PlanError, match="streams 4096 bytes at once; a stage of the ring holds"):
+        verify([changed])
+
+
+def test_a_growing_fetch_is_one_record_and_what_it_grows_by() -> None:
+    """Against the plan: where rows begin, how many there may be, whose share they are."""
+    made = decoder(machine(4, "packets"), chunk=4)
+    built = tables.build(made, [0] * len(made.ops), lambda b: b << 32, lambda c: 64 * c)
+    tasks = [t for p in made.phases for own in p.processors for t in own]
+    assert len(built.growths) == len(growing(made))
+    for record, task in zip(built.tasks, tasks, strict=True):
+        if not any(f.growth for f in task.fetches):
+            assert record["growth"] == 0
+            continue
+        (fetch,) = task.fetches
+        assert record["fetch_end"] - record["fetch_begin"] == 1
+        row = built.growths[record["growth"] - 1]
+        keys, values, place = (
+            made.tensors[made.ops[task.op].operands[i]]
+            for i in (fetch.operand, fetch.growth.beside, fetch.growth.length)
+        )
+        head = task.coord[1]
+        assert row["address"] == (keys.buffer << 32) + head * ROOM * 64
+        assert row["beside"] == (values.buffer << 32) + head * ROOM * 64
+        assert row["length"] == place.buffer << 32
+        assert (row["row"], row["rows"], row["step"]) == (64, ROOM, fetch.stage // 64)
+        assert (row["part"], row["parts"]) == (task.coord[2], fetch.growth.parts)
+    starts = np.flatnonzero(built.fetches["growth"])
+    assert len(starts) == len(built.growths)
