@@ -190,11 +190,10 @@ def _measure(
 
 
 def _measure_prompt(executor: Executor, shape: Shape, length: int, repeats: int) -> PromptFigures:
-    chunks = -(-(length - 1) // shape.chunk)
     runs = []
     for _ in range(repeats + 1):
         _write_state(executor, _text(length), 0, length + 1)
-        run: Run = executor.start([chunks, 1])
+        run: Run = executor.start(shape.iterations(length, 1))
         run.wait()
         runs.append(run.elapsed_ms() / 1e3)
     del runs[0]

@@ -47,8 +47,10 @@ def _boxed(variant: Variant) -> bool:
 
 
 def _reads_prompts(nodes: list[Node]) -> bool:
-    """Are there products, all of many rows with weights of 16 bits, that box copies can load?"""
-    products = [n for n in nodes if n.type == "matmul"]
+    """Are there products, all of many rows with weights of 16 bits, that box copies can load? One
+    of a single row, a head's, may be among them.
+    """
+    products = [n for n in nodes if n.type == "matmul" and n.inputs[0].shape[0] != 1]
     return (
         bool(products)
         and not any(n.hints or n.type == "expert_linear" for n in nodes)

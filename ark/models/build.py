@@ -19,6 +19,7 @@ from ark.models.config import LlamaConfig
 from ark.models.shard import Share, check_ranks, split
 from ark.ops.tokens import TokenState
 
+BEGINS = 128  # tokens of a chunk from which on the last one also draws the first token
 LASTING = ("parameter", "state", "host")  # arenas that live from launch to launch
 
 
@@ -26,6 +27,9 @@ LASTING = ("parameter", "state", "host")  # arenas that live from launch to laun
 class Shape:
     """What one rank of a model computes. context: positions the cache holds. chunk: prompt tokens
     an iteration, 0 for a model that only decodes.
+
+    A chunk of at least BEGINS tokens takes less time than two tokens one by one: then the prompt's
+    last chunk is an entry point of its own, which also draws the first token.
     """
 
     config: LlamaConfig
@@ -34,6 +38,19 @@ class Shape:
     chunk: int
     rank: int = 0
     world_size: int = 1
+
+    @property
+    def begins(self) -> bool:
+        """Is there an entry point for the prompt's last chunk?"""
+        return self.chunk >= BEGINS
+
+    def iterations(self, prompt: int, new: int) -> list[int]:
+        """How often each phase runs for a prompt of so many tokens and so many new ones."""
+        if not self.chunk:
+            return [new]
+        if not self.begins:
+            return [-(-(prompt - 1) // self.chunk), new]
+        return [-(-prompt // self.chunk) - 1, 1, new - 1] if prompt > 1 else [0, 0, new]
 
     def __post_init__(self) -> None:
         check_ranks(self.config, self.world_size)
@@ -52,7 +69,7 @@ class Built:
 
 
 def build(shape: Shape) -> Built:
-    """The graph of one rank, with an entry point for the prompt (if any) and one for decoding."""
+    """The graph of one rank, with entry points for the prompt (if any) and one for decoding."""
     model = Model(shape.rank, shape.world_size)
     with use_model(model):
         decoder = registry.decoder(shape.config.architecture)(shape.config, shape.dtype)
@@ -64,6 +81,9 @@ def build(shape: Shape) -> Built:
         if shape.chunk:
             with model.graph.entry("prompt"):
                 decoder.prompt(state, shape.chunk)
+        if shape.begins:
+            with model.graph.entry("begin"):
+                decoder.begin(state, shape.chunk)
         with model.graph.entry("decode"):
             decoder.decode(state)
         parameters = decoder.params_dict().values()

@@ -332,11 +332,10 @@ class Generator:
         )
         total = min(len(prompt) + max_new_tokens, self.context)
         self._write_state(prompt, total, how, stops)
-        first = self._prompt_iterations(len(prompt))
         output = self.executor.host_view("output")
         output[:] = -1
         new = total - len(prompt)
-        run = self.executor.start([first, new] if self.shape.chunk else new)
+        run = self.executor.start(self.shape.iterations(len(prompt), new))
         try:
             last = -1
             for last in self._read(run, output, len(prompt), total):
@@ -352,10 +351,6 @@ class Generator:
         if tokens and tokens[-1] in self.checkpoint.config.eos_token_ids:
             return "stop"
         return "context" if prompt + len(tokens) >= self.context else "length"
-
-    def _prompt_iterations(self, length: int) -> int:
-        """Iterations of the prompt phase: all but the last token, in chunks."""
-        return -(-(length - 1) // self.shape.chunk) if length > 1 else 0
 
     def _write_state(
         self, prompt: Sequence[int], total: int, how: Sampling, stops: Sequence[int]

@@ -91,7 +91,7 @@ class Head(ark.Module):
 
 
 class Llama(ark.Module):
-    """The decoder. Its entry points are `prompt` and `decode`."""
+    """The decoder. Its entry points are `prompt`, `begin` and `decode`."""
 
     WEIGHTS: ClassVar[dict[str, str]] = {
         "embedding": "model.embed_tokens.weight",
@@ -146,6 +146,12 @@ class Llama(ark.Module):
         """Takes a chunk of the prompt."""
         self(state, rows)
         ark.advance(state, rows)
+
+    def begin(self, state: ark.TokenState, rows: int) -> None:
+        """Takes the prompt's last chunk and draws the first token."""
+        h = ark.last_row(self(state, rows), state)
+        ark.advance(state, rows)
+        ark.sample(self.head(ark.rmsnorm(h, self.norm, self.eps)), state)
 
     def decode(self, state: ark.TokenState) -> None:
         """Takes one token and draws the next."""

@@ -18,7 +18,7 @@ from ark.ops.collectives import (
     reduce_scatter,
 )
 from ark.ops.communication import recv, send, send_done
-from ark.ops.decoder import rope_kv, rotary_embedding
+from ark.ops.decoder import last_row, rope_kv, rotary_embedding
 from ark.ops.elementwise import (
     add,
     cast,
@@ -217,6 +217,7 @@ __all__ = [
     "isnan",
     "kv_append",
     "kv_cache_slot",
+    "last_row",
     "layernorm",
     "leaky_relu",
     "less",

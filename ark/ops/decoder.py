@@ -1,5 +1,6 @@
-"""What stands around attention in a decoder: rotary embedding, and the forms in which the compiler
-joins such ops with the product before them (ark.lower.pack): rope_kv and swiglu_pairs.
+"""What stands around attention in a decoder: rotary embedding, the row that the next token comes
+from, and the forms in which the compiler joins such ops with the product before them
+(ark.lower.pack): rope_kv and swiglu_pairs.
 
 In a joined form the two elements that meet are neighbours in memory, so that one thread has both.
 """
@@ -21,7 +22,11 @@ from ark.lower.registry import register
 from ark.lower.tiling import split
 from ark.ops.attention import check_cache
 from ark.ops.base import float_dtype, result
-from ark.ops.tokens import check_position
+from ark.ops.elementwise import sub
+from ark.ops.logic import minimum
+from ark.ops.lookup import gather
+from ark.ops.tokens import TokenState, check_position
+from ark.tasks.tokens import SETTINGS
 
 
 def rotary_embedding(
@@ -86,6 +91,16 @@ def rope_kv(
     model.graph.add("rope_kv", [t.ir for t in tensors], [query], attrs, name)
     made = (query, *(model.graph.rewrite(t.ir) for t in (key, value)))
     return tuple(Tensor(t, model) for t in made)  # type: ignore[return-value]
+
+
+def last_row(rows: Any, state: TokenState, name: str = "") -> Tensor:
+    """The row (1, width) of the text's last token among rows (n, width) of those from the position
+    on; of the last of these if it is further on.
+    """
+    tensor = as_tensor(rows)
+    last = as_tensor(state.settings)[SETTINGS.index("last") : SETTINGS.index("last") + 1]
+    index = minimum(sub(last, state.position), tensor.ir.shape[0] - 1)
+    return gather(tensor, index, 0, name=name or "last_row")
 
 
 def _head_width(what: str, frequencies: Tensor) -> int:

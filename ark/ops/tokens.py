@@ -204,7 +204,9 @@ def _lower_sample(lowering: Lowering, node: Node) -> None:
     logits, settings, position, tokens, output, stops = node.inputs
     vocabulary = logits.shape[1]
     product = lowering.groups[-1] if lowering.groups else None
-    if product is not None and _makes(product, logits, node):
+    # Who makes logits asks for the position before it waits.
+    moved = any(g.kind == "advance" and g.phase == node.phase for g in lowering.groups)
+    if product is not None and not moved and _makes(product, logits, node):
         # Who makes the logits also finds the best of its own.
         tiles = len(product.coords)
         candidates = lowering.temp((tiles, 2), fp32, f"{node.name}.candidates")

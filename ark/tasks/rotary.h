@@ -57,14 +57,30 @@ ARK_DEVICE void ark_rope_store(ArkCtx& c, const R& rope, int m, int column, floa
 // coord: first and last+1 column of x, for all rows.
 template <int ROWS, class X, class R>
 ARK_DEVICE void ark_rope_kv(ArkCtx& c, const ArkTask& t, X x, const R& rope) {
+  constexpr int BATCH = ROWS > 1 && ARK_THREADS > 1 ? 8 : 1;  // pairs that are asked for together
   const int pairs = (t.coord[1] - t.coord[0]) / 2;
-  for (int e = ark_tid(); e < pairs * ROWS; e += ARK_THREADS) {
-    const int m = e / pairs, column = t.coord[0] + e % pairs * 2;
-    float a = ark_load(c, x, 0, 0, m, column);
-    float b = ark_load(c, x, 0, 0, m, column + 1);
-    const float angle = ark_rope_angle(rope, m, column);
-    if (column < R::ROTATED) ark_rotate(a, b, ark_sin(angle), ark_cos(angle));
-    ark_rope_store(c, rope, m, column, a, b);
+  for (int first = ark_tid(); first < pairs * ROWS; first += BATCH * ARK_THREADS) {
+    float a[BATCH], b[BATCH];
+#pragma unroll
+    for (int i = 0; i < BATCH; ++i) {
+      const int e = first + i * ARK_THREADS;
+      if (e >= pairs * ROWS) break;
+      a[i] = ark_load(c, x, 0, 0, e / pairs, t.coord[0] + e % pairs * 2);
+      b[i] = ark_load(c, x, 0, 0, e / pairs, t.coord[0] + e % pairs * 2 + 1);
+    }
+#pragma unroll
+    for (int i = 0; i < BATCH; ++i) {
+      const int e = first + i * ARK_THREADS;
+      if (e >= pairs * ROWS) break;
+      const int m = e / pairs, column = t.coord[0] + e % pairs * 2;
+      const float angle = ark_rope_angle(rope, m, column);
+      if (column < R::ROTATED) {
+        float sine, cosine;
+        ark_sincos(angle, sine, cosine);
+        ark_rotate(a[i], b[i], sine, cosine);
+      }
+      ark_rope_store(c, rope, m, column, a[i], b[i]);
+    }
   }
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shutil
 from pathlib import Path
@@ -111,6 +112,28 @@ def test_chunks_and_prompt_lengths_do_not_change_the_tokens(generator: Generator
     for n, made in with_history.items():
         again = list(generator.stream(prompt[:n] + made[:3], 3, stop_tokens=()))
         assert again == made[3:6], n
+
+
+def test_a_large_chunk_draws_the_first_token_itself(backend: str, tmp_path: Path) -> None:
+    """The prompt's last chunk is an entry point of its own: its row may be any of the chunk."""
+    directory = make_checkpoint(
+        tmp_path / "long", layers=1, hidden=32, intermediate=48, context=300
+    )
+    chosen, _ = registry.choose(backend)
+    model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    prompt = [int(t) for t in np.random.default_rng(1).integers(0, 320, 260)]
+    with (
+        contextlib.closing(chosen.open(0)) as device,
+        Generator(Checkpoint.open(directory), chosen, device, chunk=128) as generator,
+    ):
+        assert [p.name for p in generator.executor.plan.phases] == ["prompt", "begin", "decode"]
+        for length in (1, 2, 127, 128, 129, 256, 257):
+            made = list(generator.stream(prompt[:length], 3, stop_tokens=()))
+            assert len(made) == 3
+            same_up_to_ties(model, prompt[:length], made, 0.01)
+        first = next(iter(generator.stream(prompt[:130], 1, stop_tokens=())))
+        ended = list(generator.stream(prompt[:130], 9, stop_tokens=[first]))
+        assert ended == [first]  # by the chunk that drew it: no kernel behind it does anything
 
 
 def test_a_stop_token_ends_the_loop_on_the_device(generator: Generator) -> None:

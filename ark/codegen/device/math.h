@@ -81,6 +81,13 @@ ARK_DEVICE float ark_atan(float v) {
   return v < 0.0f ? -made : made;
 }
 
+#if !defined(ARK_HAS_SINCOS)
+ARK_DEVICE void ark_sincos(float v, float& sine, float& cosine) {
+  sine = ark_sin(v);
+  cosine = ark_cos(v);
+}
+#endif
+
 // Where the definition by exponentials loses digits, the series.
 ARK_DEVICE float ark_sinh(float v) {
   const float s = v * v;

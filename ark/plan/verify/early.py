@@ -21,7 +21,7 @@ from ark.variant import COMMUNICATE
 def check_early(rank_set: RankSet, number: int, rank: int, foreign: Sequence[Touch]) -> None:
     """Raises PlanError for the first early read of what a rank's earlier op, or a peer, writes."""
     plan = rank_set.plan(rank)
-    if not machine_of(plan).variant.role(COMMUNICATE):
+    if not machine_of(plan, number).variant.role(COMMUNICATE):
         return
     made: dict[Hashable, list[tuple[str, Region]]] = defaultdict(list)
     for touch in foreign:
@@ -40,7 +40,7 @@ def check_early(rank_set: RankSet, number: int, rank: int, foreign: Sequence[Tou
                 raise refuse(
                     f"tasks of op {plan.ops[region.op].name!r} read {buffer.name!r} before they "
                     f"wait, but {writer} writes it in the same iteration; plan for another variant "
-                    f"than {plan.variant!r}"
+                    f"than {plan.variant_of(number)!r}"
                 )
         for region in touched:
             if region.write and not region.packet:

@@ -117,6 +117,7 @@ struct ArkMatrixLoad {
   ArkMatrixSlot at;
   ark_u32 issued;
   bool stopped;
+  bool whole;  // set by a half whose task uses the stages' memory in a way of its own
 };
 // Loader: the stage that used the slot before has been given back; false when there is no use for
 // more.
@@ -180,7 +181,7 @@ ARK_DEVICE bool ark_matrix_ready(const ArkParams* p, const ArkTask& t, ark_u64 p
 ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scratch) {
   ArkCtx& c = reinterpret_cast<ArkLoop*>(scratch)->ctx;
   const ArkPhases phases = ark_phases(p);
-  ArkMatrixLoad load{{0u, 0u}, 0u, false};
+  ArkMatrixLoad load{{0u, 0u}, 0u, false, false};
   ark_u64 spared = 0u;  // the last task that uses the stages' memory has ended when this has begun
   const ark_u32 ahead = p->persistent != 0u ? 0u : 1u;  // the host may write between iterations
   for (ark_u32 iteration = p->first; !load.stopped; ++iteration) {
@@ -206,7 +207,9 @@ ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scra
       load.stopped = !fine;
       if (!fine) break;
       ark_proxy_fence();
+      load.whole = false;
       ark_dispatch_load(c, task, load);
+      if (load.whole) spared = place + 1u;
     }
   }
   *const_cast<volatile ark_u32*>(&ark_matrix.stopped) = 1u;

@@ -202,6 +202,14 @@ ARK_DEVICE float ark_rsqrt(float v) { return 1.0f / sqrtf(v); }
 ARK_COLD float ark_tanh(float v) { return tanhf(v); }
 ARK_COLD float ark_sin(float v) { return sinf(v); }
 ARK_COLD float ark_cos(float v) { return cosf(v); }
+// Of angles up to some 10,000 turns, to 2^-21: less than what rounding the angle costs.
+#define ARK_HAS_SINCOS 1
+ARK_DEVICE void ark_sincos(float v, float& sine, float& cosine) {
+  const float turns = rintf(v * 0.159154943f);
+  const float rest = fmaf(turns, 1.74845553e-7f, fmaf(turns, -6.28318548f, v));
+  sine = __sinf(rest);
+  cosine = __cosf(rest);
+}
 #define ARK_HAS_RECIPROCAL 1
 ARK_DEVICE float ark_reciprocal(float v) {
   float result;

@@ -50,6 +50,7 @@ ARK_DEVICE void ark_attention_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& l
                                    ark_u64 queries, ark_u64 keys, ark_u64 values, P position) {
   typedef ArkAttentionRing<DP, BN, Q> R;
   int turn = 0;
+  load.whole = true;
   if (!ark_attention_drained(load)) load.stopped = true;
   ark_attention_each<S>(t, position, [&](const ArkAttentionTile& tile) {
     const int last = (tile.end + BN - 1) / BN - 1, first = tile.begin / BN,
@@ -107,6 +108,17 @@ ARK_DEVICE float ark_attention_power(float v) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(v));
   return result;
+}
+
+// The warpgroups take turns: one multiplies while the other makes powers of its scores. A barrier
+// is whose turn it is.
+ARK_DEVICE void ark_attention_turn(int group) {
+  __syncwarp();
+  asm volatile("barrier.sync %0, 256;" ::"r"(14 + group) : "memory");
+}
+ARK_DEVICE void ark_attention_pass(int group) {
+  __syncwarp();
+  asm volatile("barrier.arrive %0, 256;" ::"r"(14 + group) : "memory");
 }
 
 // A row's statistics: a thread has two rows, which four lanes share.
@@ -236,8 +248,10 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
       finish(last);
       ark_attention_round<T, BN>(s, p);
       filled(used);
+      if (group == 1 && least < last) ark_attention_pass(0);
 #pragma unroll 1
       for (int block = last - 1; block >= least; --block) {
+        ark_attention_turn(group);
         ark_matrix_hold(s);
         ark_matrix_fence();
         W::scores(s, a, ark_attention_operand(ark_attention_stage<R, Q>(c, used), 1u));
@@ -247,6 +261,7 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
         ark_matrix_fence();
         W::values(o, p, ark_attention_operand(ark_attention_stage<R, Q>(c, used + 1u), BN * 8));
         ark_matrix_commit();
+        if (group == 0 || block > least) ark_attention_pass(1 - group);
         ark_matrix_wait<1>();
         ark_matrix_hold(s);
         release(used);

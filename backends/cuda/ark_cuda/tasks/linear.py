@@ -74,4 +74,7 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
     sizes = (params["rows"], params["split_k"], vector, _pitch(sig, machine))
     constants = (sig.operands[1].ctype, k, *sizes)
     operands = (text.given(sig, 0), prologue(sig), epilogue(sig))
-    return inline.inlined(name, text.called("ark_linear_slices", constants, operands), machine)
+    # Beside large products it runs once a prompt.
+    often = machine.variant.name != "matrix"
+    call = text.called("ark_linear_slices", constants, operands)
+    return inline.inlined(name, call, machine, often=often)
