@@ -141,6 +141,16 @@ def plan_fuzz(session: nox.Session) -> None:
 
 
 @nox.session
+def training_ranks(session: nox.Session) -> None:
+    """100 steps of a small Llama under every plan on 1, 2 and 4 CPU ranks, beside torch's loss."""
+    session.install("-e", ".[dev]")
+    script = ("python", "examples/train/ranks.py", "--steps", "100", "--vs", "torch")
+    for ranks in ("1", "2", "4"):
+        for plan in ("data", "tensor", "zero1", "zero3", "1f1b", "tessel"):
+            session.run(*script, "--plan", plan, "--ranks", ranks)
+
+
+@nox.session
 def shim(session: nox.Session) -> None:
     """The suite's synchronising kernels as HIP source on an NVIDIA GPU; needs cuda:1."""
     session.install("-e", ".[dev]")

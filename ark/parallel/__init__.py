@@ -8,7 +8,7 @@ it fits together.
 
 from ark.parallel.layout import Layout, change, table
 from ark.parallel.pipeline import Placement, shape, tessel
-from ark.parallel.plans import parallelize, pipelined
+from ark.parallel.plans import parallelize, pipelined, spread
 from ark.parallel.transform import ParallelGraph, materialise
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "parallelize",
     "pipelined",
     "shape",
+    "spread",
     "table",
     "tessel",
 ]

@@ -83,6 +83,7 @@ class Executor:
         hosts = plan.meta.get("hosts") or [0] * plan.world_size
         self._far = {r for r, host in enumerate(hosts) if host != hosts[plan.rank]}
         self._externals = dict(externals or {})
+        self._cells: dict[int, np.ndarray | None] | None = None
         self.kernels = load_kernels(plan, backend, device)
         try:
             self._allocate(trace_records)

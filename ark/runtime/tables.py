@@ -29,6 +29,7 @@ class Tables:
     growths: np.ndarray
     ranges: np.ndarray
     lists: np.ndarray  # addresses of operands that records have no room for
+    mapped: frozenset[int]  # ops that have box maps
     listing: tuple[tuple[int, int, Task], ...]  # (phase, processor, task) by task index
 
 
@@ -121,6 +122,7 @@ def build(
         growths=np.array(growths or [(0,) * 9], layout.dtype("ArkGrowth")),
         ranges=np.array(ranges, layout.dtype("ArkRange")),
         lists=lists,
+        mapped=frozenset(i for i, found in enumerate(maps) if found),
         listing=tuple(listing),
     )
 
@@ -152,6 +154,53 @@ def _early(plan: Plan, box_maps: Sequence[Sequence[BoxMap]]) -> frozenset[int]:
         return buffer.id not in written and buffer.arena in kept and buffer.rank == plan.rank
 
     return frozenset(op for op, tensors in mapped.items() if all(map(still, tensors)))
+
+
+def cells(plan: Plan, built: Tables) -> dict[int, np.ndarray | None]:
+    """By external buffer: which 64-bit words of `tasks` hold addresses in it, so that it can be
+    moved; None where other tables or box maps hold some too, which must be built again.
+    """
+    of_op: dict[int, list[tuple[int, int]]] = {}
+    found: dict[int, list[np.ndarray] | None] = {}
+    external = {b.id for b in plan.buffers if b.arena == "external"}
+    for op in plan.ops:
+        for place, tensor in enumerate(op.operands):
+            buffer = plan.tensors[tensor].buffer
+            if buffer in external:
+                of_op.setdefault(op.id, []).append((place, buffer))
+                found.setdefault(buffer, [])
+    kind = layout.dtype("ArkTask")
+    fields = kind.fields
+    assert fields is not None
+    first, size = fields["operand"][1] // 8, kind.itemsize // 8
+    rows = np.argsort(built.tasks["op"], kind="stable")
+    bounds = np.searchsorted(built.tasks["op"][rows], np.arange(len(plan.ops) + 1))
+    fetched = {
+        (task.op, operand)
+        for phase in plan.phases
+        for tasks in phase.processors
+        for task in tasks
+        for fetch in task.fetches
+        for operand in _fetched(fetch)
+    }
+    for op_id, places in of_op.items():
+        operands = len(plan.ops[op_id].operands)
+        elsewhere = operands > layout.RECORD_OPERANDS or op_id in built.mapped
+        tasks = rows[bounds[op_id] : bounds[op_id + 1]]
+        for place, buffer in places:
+            listed = found[buffer]
+            if elsewhere or (op_id, place) in fetched:
+                found[buffer] = None
+            elif listed is not None:
+                listed.append(tasks * size + first + place)
+    return {b: None if c is None else np.concatenate(c) for b, c in found.items()}
+
+
+def _fetched(fetch: Fetch) -> tuple[int, ...]:
+    """The operands whose addresses a fetch's records hold."""
+    if fetch.growth is None:
+        return (fetch.operand,)
+    return fetch.operand, fetch.growth.beside, fetch.growth.length
 
 
 def _growth(fetch: Fetch, growth: Growth, operands: list[int]) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from ark.interop.onnx import elementwise as elementwise
 from ark.interop.onnx import movement as movement
 from ark.interop.onnx import norms as norms
 from ark.interop.onnx import products as products
+from ark.interop.onnx import recurrent as recurrent
 from ark.interop.onnx import reductions as reductions
 from ark.interop.onnx.load import OPSETS
 from ark.interop.onnx.values import TABLE, Call, NeedsContents, Value, data_type

@@ -3,5 +3,6 @@
 from ark.parallel.plans.parallelize import Parallelized, parallelize
 from ark.parallel.plans.pipelined import pipelined
 from ark.parallel.plans.rules import PLANS
+from ark.parallel.plans.spread import spread
 
-__all__ = ["PLANS", "Parallelized", "parallelize", "pipelined"]
+__all__ = ["PLANS", "Parallelized", "parallelize", "pipelined", "spread"]

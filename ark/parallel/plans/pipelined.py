@@ -16,12 +16,13 @@ from ark.parallel.transform import ParallelGraph, Piece
 
 
 def pipelined(
-    schedule: Schedule, block_of: Callable[[Node], tuple[str, int]]
+    schedule: Schedule, block_of: Callable[[Node], tuple[str, int] | int]
 ) -> Callable[[ParallelGraph], None]:
     """A plan for `parallelize`: each node runs where and when its block does.
 
     schedule: of as many devices as there are ranks (`ark.parallel.tessel`). block_of: the block's
-    name and the micro-batch that a node belongs to. A block on several devices is computed by each.
+    name and the micro-batch that a node belongs to, or the rank of a node that belongs to none (the
+    update of a stage's parameters). A block on several devices is computed by each.
 
     The plan raises ModelError for a node whose block the schedule has not, and where the order of
     the schedule contradicts the graph's data.
@@ -32,6 +33,10 @@ def pipelined(
         pieces: dict[tuple[str, int], list[Piece]] = {key: [] for key in entries}
         for node in graph.nodes:
             key = block_of(node)
+            if isinstance(key, int):
+                for piece in graph.pieces(node):
+                    graph.op_assign(piece, key)
+                continue
             if key not in entries:
                 raise ModelError(
                     f"{node.name} belongs to block {key[0]!r} of micro-batch {key[1]}, which the "
@@ -47,8 +52,22 @@ def pipelined(
             busy = [pieces[e.block, e.micro_batch] for e in here]
             busy = [found for found in busy if found]
             for before, after in itertools.pairwise(busy):
-                for first in before:
-                    for then in after:
+                for first in _ends(before, True):
+                    for then in _ends(after, False):
                         graph.op_order(first, then)
 
     return plan
+
+
+def _ends(pieces: list[Piece], last: bool) -> list[Piece]:
+    """Those of a block's pieces that none of it waits for (last), or that wait for none of it."""
+    writers: dict[int, list[Piece]] = {}
+    for piece in pieces:
+        writers.setdefault(piece.output.buffer, []).append(piece)
+    inner: set[Piece] = set()
+    for piece in pieces:
+        for view in piece.inputs:
+            for other in writers.get(view.buffer, ()):
+                if other.output.meets(view):
+                    inner.add(other if last else piece)
+    return [piece for piece in pieces if piece not in inner]

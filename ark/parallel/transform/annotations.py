@@ -78,7 +78,9 @@ class Annotation:
 def annotate(node: Node) -> Annotation:
     """The annotation of a node; UnsupportedError for ops that have none."""
     rule = RULES.get(node.type, _pointwise if node.type in FUNCTIONS else None)
-    if rule is None or "expr" in node.attrs or "shape" in node.attrs or len(node.outputs) != 1:
+    whole = "shape" in node.attrs and "expr" not in node.attrs
+    indexed = _reads_index(node.attrs.get("expr", []))
+    if rule is None or whole or indexed or len(node.outputs) != 1:
         raise UnsupportedError(
             f"{node.name} is a {node.type}, of which it is not known how to split it; such an op "
             "runs whole, on as many ranks as it is assigned to"
@@ -89,6 +91,13 @@ def annotate(node: Node) -> Annotation:
         for letters, t in zip(made.operands, (*node.inputs, *node.outputs), strict=True)
     )
     return made
+
+
+def _reads_index(tree: Sequence[Any]) -> bool:
+    """Does an expression (ark.tasks.expression) depend on where its element is?"""
+    return bool(tree) and (
+        tree[0] == "index" or any(_reads_index(t) for t in tree[1:] if isinstance(t, (list, tuple)))
+    )
 
 
 def _pointwise(node: Node) -> str:
@@ -166,7 +175,28 @@ def local_attrs(node: Node, output: Sequence[int]) -> Mapping[str, Any]:
     """A node's attributes for a piece of it whose result has this shape."""
     if node.type == "attention":
         return {**node.attrs, "heads": output[-1] // node.attrs["head_dim"]}
-    return node.attrs
+    return {**node.attrs, "shape": tuple(output)} if "expr" in node.attrs else node.attrs
+
+
+def _reshape(node: Node) -> str:
+    """Dimensions in runs of equal products; a run may be cut along the first of either side."""
+    sides = [list(node.inputs[0].shape), list(node.outputs[0].shape)]
+    words: list[list[str]] = [[], []]
+    names = iter(LETTERS)
+    while any(sides):
+        runs = [[side.pop(0)] if side else [1] for side in sides]
+        while math.prod(runs[0]) != math.prod(runs[1]):
+            short = int(math.prod(runs[1]) < math.prod(runs[0]))
+            runs[short].append(sides[short].pop(0))
+        shared, begun = next(names), [False, False]
+        for k, run in enumerate(runs):
+            for size in run:
+                first = size > 1 and not begun[k]
+                begun[k] |= first
+                words[k].append(shared if first else "1" if size == 1 else next(names) + "^")
+    shapes = (node.inputs[0].shape, node.outputs[0].shape)
+    made = [" ".join(w[: len(shape)]) for w, shape in zip(words, shapes, strict=True)]
+    return " -> ".join(made)
 
 
 def _embedding(node: Node) -> str:
@@ -188,6 +218,9 @@ RULES: dict[str, Callable[[Node], str]] = {
     "transpose": _transpose,
     "embedding": _embedding,
     "embed": _embed,
+    "expand": _pointwise,
+    "pointwise": _pointwise,
+    "reshape": _reshape,
     "rotary_embedding": _heads,
     "attention": _attention,
     "kv_append": _append,

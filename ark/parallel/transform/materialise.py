@@ -15,14 +15,16 @@ from fractions import Fraction
 
 import numpy as np
 
-from ark.errors import ModelError
+from ark.errors import ModelError, UnsupportedError
 from ark.ir.graph import Graph
-from ark.ir.values import Buffer, Tensor
+from ark.ir.values import Buffer, Tensor, dense_view
 from ark.parallel.transform.annotations import local_attrs
+from ark.parallel.transform.normal import RESHAPE
 from ark.parallel.transform.pieces import ParallelGraph, Piece
 from ark.parallel.transform.views import Box, View, meeting
 
 RESULTS = ("state", "external")  # arenas of what a caller reads
+IN_PLACE = ("kv_append", "kv_cache_slot")  # ops that write into a part of an operand
 TAG = 0
 
 
@@ -54,10 +56,19 @@ class _Writer:
                 self.source.setdefault(tensor.buffer.id, tensor)
         self.producers: dict[int, list[Piece]] = {}
         self.wanted: dict[View, set[int]] = {}
+        self.twin_of = {written: twin for twin, written in plan.twins.items()}
         for piece in self.order:
             self.producers.setdefault(piece.output.buffer, []).append(piece)
             for view in piece.inputs:
                 self.wanted.setdefault(view, set()).update(plan.ranks_of(piece))
+        self.lasting = {
+            (rank, view.buffer): self._box_around(rank, view.buffer)
+            for view, ranks in list(self.wanted.items())
+            if view.buffer in plan.twins
+            for rank in ranks
+        }
+        for (rank, twin), box in self.lasting.items():
+            self.wanted.setdefault(View(plan.twins[twin], box), set()).add(rank)
         self.local: dict[tuple[int, Piece], Tensor] = {}
         self.fetched: dict[tuple[int, View], Tensor] = {}
         self.given: dict[tuple[int, int], tuple[Tensor, Box]] = {}
@@ -67,25 +78,79 @@ class _Writer:
             for rank in self.plan.ranks_of(piece):
                 inputs = [self._operand(rank, view) for view in piece.inputs]
                 self._emit(rank, piece, inputs)
+        for (rank, twin), box in sorted(self.lasting.items()):
+            self._bring_up_to_date(rank, twin, box)
         return self.made
 
+    def _bring_up_to_date(self, rank: int, twin: int, box: Box) -> None:
+        """What a rank keeps of memory that others have written, or it has written elsewhere."""
+        new = self._operand(rank, View(self.plan.twins[twin], box))
+        kept = self._given(rank, View(twin, box))
+        if new.buffer.id != kept.buffer.id:
+            graph = self.made.graphs[rank]
+            graph.add("copy", [new], [graph.rewrite(kept)], {}, "keep")
+
     def _emit(self, rank: int, piece: Piece, inputs: Sequence[Tensor]) -> None:
-        graph, source = self.made.graphs[rank], self.source[piece.output.buffer]
-        lasting = source.buffer.arena in RESULTS
-        name = self._name(rank, source.buffer) if lasting else source.name
-        arena = source.buffer.arena if lasting else "activation"
-        out = graph.tensor(piece.output.shape, source.dtype, arena=arena, name=name)
-        if lasting:
-            self.made.held[rank][name] = piece.output
+        graph = self.made.graphs[rank]
+        out = self._place(rank, piece)
         earlier = [
             self.local[rank, first]
             for first in self.plan.earlier(piece)
             if (rank, first) in self.local
         ]
+        if piece.node.type == RESHAPE:
+            out = self._reshaped(rank, inputs[0], out)
+            graph.depend(out, earlier)
+            self.local[rank, piece] = out
+            return
         graph.depend(out, earlier)
         attrs = local_attrs(piece.node, out.shape)
         graph.add(piece.node.type, inputs, [out], attrs, piece.node.name)
         self.local[rank, piece] = out
+
+    def _place(self, rank: int, piece: Piece) -> Tensor:
+        """A tensor for what a piece writes on a rank: in what it keeps, where it is all of that."""
+        graph, source, view = self.made.graphs[rank], self.source[piece.output.buffer], piece.output
+        twin = self.twin_of.get(view.buffer)
+        here = twin is not None and self.lasting.get((rank, twin)) == view.box
+        if here and view.share == (0, 1):
+            assert twin is not None
+            return graph.rewrite(self._given(rank, View(twin, view.box)))
+        if piece.node.type in IN_PLACE:
+            raise UnsupportedError(
+                f"{piece.node.name} writes into memory in place, so the ranks that hold it must "
+                "compute it in the parts that they hold; split what reads it alike"
+            )
+        if source.buffer.arena not in RESULTS or twin is not None:
+            return graph.tensor(view.shape, source.dtype, name=source.name)
+        name = self._name(rank, source.buffer)
+        self.made.held[rank][name] = view
+        arena = source.buffer.arena
+        return graph.tensor(view.shape, source.dtype, arena=arena, name=name)
+
+    def _reshaped(self, rank: int, tensor: Tensor, shaped: Tensor) -> Tensor:
+        """The tensor in another shape: seen so, or copied where it is no row of elements or where
+        its memory is written over later.
+        """
+        graph = self.made.graphs[rank]
+        lasting = any(tensor.buffer.id == t.buffer.id for t, _ in self.given.values())
+        layout = None if lasting else dense_view(tensor, shaped.shape)
+        if layout is None:
+            dense = graph.tensor(tensor.shape, tensor.dtype, name=tensor.name)
+            graph.add("copy", [tensor], [dense], {}, "copy")
+            tensor, layout = dense, dense_view(dense, shaped.shape)
+            assert layout is not None
+        extents, offsets = layout
+        made = graph.tensor(
+            shaped.shape,
+            tensor.dtype,
+            buffer=tensor.buffer,
+            extents=extents,
+            offsets=offsets,
+            name=tensor.name,
+        )
+        graph.depend(made, graph.depends(tensor))
+        return made
 
     def _name(self, rank: int, buffer: Buffer) -> str:
         """The buffer's name; with a number where a rank holds several parts of it."""
@@ -108,23 +173,23 @@ class _Writer:
         """A part of what the caller fills: each rank has the box around all that it reads of it."""
         key = (rank, view.buffer)
         if key not in self.given:
-            boxes = [
-                v.box
-                for v, ranks in self.wanted.items()
-                if v.buffer == view.buffer and rank in ranks
-            ]
-            sides = zip(*boxes, strict=True)
-            box = tuple((min(b for b, _ in side), max(e for _, e in side)) for side in sides)
+            box = self._box_around(rank, view.buffer)
             source = self.source[view.buffer]
             shape = tuple(end - begin for begin, end in box)
             name = source.buffer.name
             made = self.made.graphs[rank].tensor(
                 shape, source.dtype, arena=source.buffer.arena, name=name
             )
-            self.made.held[rank][name] = View(view.buffer, box)
+            self.made.held[rank][name] = View(self.plan.twins.get(view.buffer, view.buffer), box)
             self.given[key] = (made, box)
         whole, box = self.given[key]
         return self._part(rank, whole, box, view.box)
+
+    def _box_around(self, rank: int, buffer: int) -> Box:
+        """The box around all that a rank reads of a buffer."""
+        boxes = [v.box for v, ranks in self.wanted.items() if v.buffer == buffer and rank in ranks]
+        sides = zip(*boxes, strict=True)
+        return tuple((min(b for b, _ in side), max(e for _, e in side)) for side in sides)
 
     def _part(self, rank: int, whole: Tensor, box: Box, wanted: Box) -> Tensor:
         """The box `wanted` of a tensor that holds `box`."""

@@ -8,6 +8,7 @@ logical tensors that it reads and writes; every plan is legal by construction or
 from __future__ import annotations
 
 import dataclasses
+import heapq
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
@@ -15,6 +16,7 @@ from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.parallel.transform.annotations import Annotation, annotate
+from ark.parallel.transform.normal import normal
 from ark.parallel.transform.views import View
 
 
@@ -35,7 +37,7 @@ def view_of(tensor: Tensor) -> View:
 
 
 class ParallelGraph:
-    """A one-device graph on its way to several ranks.
+    """A one-device graph on its way to several ranks, in normal form (`graph`).
 
     Pieces are made of nodes by `op_trans`, replicated and given to ranks by `op_assign`, put in
     order by `op_order`. `ranks` is how many there are.
@@ -48,11 +50,12 @@ class ParallelGraph:
             raise InvalidUsageError(
                 f"the graph is one of {graph.world_size} ranks; write the model for one device"
             )
-        self.graph, self.ranks = graph, ranks
+        made = normal(graph)
+        self.graph, self.twins, self.ranks = made.graph, made.twins, ranks
         self._pieces: dict[int, list[Piece]] = {}
         self._at: dict[Piece, list[int]] = {}
-        self._orders: list[tuple[Piece, Piece]] = []
-        written: dict[int, Node] = {}
+        self._orders: dict[Piece, list[Piece]] = {}
+        written: dict[int, list[tuple[Node, View]]] = {}
         extents: dict[int, tuple[int, ...]] = {}
         for node in self.nodes:
             if len(node.outputs) != 1 or node.phase:
@@ -67,18 +70,20 @@ class ParallelGraph:
                         f"{list(tensor.extents)}, another op in {list(extents[tensor.buffer.id])}; "
                         "a tensor that is split is seen in one shape, so copy it"
                     )
-            if node.outputs[0].buffer.id in written:
-                raise UnsupportedError(
-                    f"{node.name} writes to the memory of {written[node.outputs[0].buffer.id].name}"
-                    "; in a graph that is split every op writes to memory of its own"
-                )
-            written[node.outputs[0].buffer.id] = node
+            made_view = view_of(node.outputs[0])
+            for other, view in written.get(made_view.buffer, []):
+                if view.meets(made_view):
+                    raise UnsupportedError(
+                        f"{node.name} writes to the memory of {other.name}; in a graph that is "
+                        "split every op writes to memory of its own"
+                    )
+            written.setdefault(made_view.buffer, []).append((node, made_view))
             views = tuple(view_of(t) for t in node.inputs)
             try:
                 annotation = annotate(node)
             except UnsupportedError:
                 annotation = None
-            self._pieces[node.id] = [Piece(node, views, view_of(node.outputs[0]), annotation)]
+            self._pieces[node.id] = [Piece(node, views, made_view, annotation)]
 
     @property
     def nodes(self) -> list[Node]:
@@ -139,7 +144,7 @@ class ParallelGraph:
         """`first` comes before `then` on the ranks that compute both."""
         self._known(first)
         self._known(then)
-        self._orders.append((first, then))
+        self._orders.setdefault(then, []).append(first)
 
     def ranks_of(self, piece: Piece) -> list[int]:
         """Where a piece runs; ModelError if nobody has said it."""
@@ -156,7 +161,7 @@ class ParallelGraph:
 
     def earlier(self, piece: Piece) -> list[Piece]:
         """What a piece was put after by op_order."""
-        return [first for first, then in self._orders if then is piece]
+        return list(self._orders.get(piece, ()))
 
     def in_order(self) -> list[Piece]:
         """All pieces, each after what it reads and what was put before it; program order otherwise.
@@ -168,12 +173,18 @@ class ParallelGraph:
         by_buffer: dict[int, list[Piece]] = {}
         for piece in pieces:
             by_buffer.setdefault(piece.output.buffer, []).append(piece)
+        readers: dict[int, list[Piece]] = {}
+        for piece in pieces:
+            for view in piece.inputs:
+                if view.buffer in self.twins:
+                    readers.setdefault(self.twins[view.buffer], []).append(piece)
         before: dict[int, set[int]] = {}
         for i, piece in enumerate(pieces):
             read = [
                 p for v in piece.inputs for p in by_buffer.get(v.buffer, ()) if p.output.meets(v)
             ]
-            before[i] = {number[p] for p in (*read, *self.earlier(piece))}
+            replaced = readers.get(piece.output.buffer, ())  # they read what this one writes over
+            before[i] = {number[p] for p in (*read, *self.earlier(piece), *replaced)} - {i}
         sorter = TopologicalSorter(before)
         try:
             sorter.prepare()
@@ -184,12 +195,14 @@ class ParallelGraph:
                 "leave an op_order away"
             ) from None
         found: list[Piece] = []
-        ready = sorted(sorter.get_ready())
+        ready = list(sorter.get_ready())
+        heapq.heapify(ready)
         while ready:
-            chosen = ready.pop(0)
+            chosen = heapq.heappop(ready)
             found.append(pieces[chosen])
             sorter.done(chosen)
-            ready = sorted([*ready, *sorter.get_ready()])
+            for other in sorter.get_ready():
+                heapq.heappush(ready, other)
         return found
 
     def _known(self, piece: Piece) -> None:

@@ -33,6 +33,7 @@ class Ranks:
         """One iteration; AssertionError if all ranks wait."""
         at = [0] * len(self.graphs)
         reduced = [0] * len(self.graphs)
+        self.shares.clear()
         while any(i < len(g.nodes) for i, g in zip(at, self.graphs, strict=True)):
             before = list(at)
             for rank, graph in enumerate(self.graphs):

@@ -311,5 +311,12 @@ def test_graphs_that_cannot_be_split_are_refused() -> None:
 
     with pytest.raises(UnsupportedError, match="memory of its own"):
         ParallelGraph(traced(in_place), 2)
+
+    def two_shapes() -> Any:
+        y = ark.tensor(X)
+        ark.relu(ark.tensor((2, 12)), output=y[0:2])
+        ark.relu(ark.tensor((6, 4)), output=ark.reshape(y, (12, 4))[6:12])
+        return y
+
     with pytest.raises(UnsupportedError, match="seen in one shape"):
-        ParallelGraph(traced(lambda: ark.reshape(ark.relu(ark.tensor(X)), (12, 4))), 2)
+        ParallelGraph(traced(two_shapes), 2)

@@ -113,8 +113,7 @@ def _write_staged(name: str, sig: Signature, machine: Machine, rows: int) -> str
     constants = (cache.ctype, group, p["kv_heads"], width, cache.shape[1], p["splits"], rows)
     operands = [text.given(sig, i, const=i != 4) for i in (0, 3, 4, FRESH)]
     call = text.called("ark_attention_staged", constants, (text.literal(p["scale"]), *operands))
-    # Called: in the loop it would take registers from the other bodies, which then spill.
-    return inline.inlined(name, call, machine, often=False)
+    return inline.inlined(name, call, machine)
 
 
 def poll(name: str, sig: Signature, machine: Machine) -> str | None:

@@ -1,0 +1,82 @@
+"""Plans that follow from how a few tensors are cut: data and tensor parallelism, ZeRO, experts.
+
+Each op is cut along the letter by which an operand comes in cut, and hands its result on so (the
+sharding propagation of GSPMD, Xu et al. 2021, on op_trans). Where the letter is one that is summed
+over the result is partial sums, and who reads it next reads the sum.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from ark.errors import InvalidUsageError, UnsupportedError
+from ark.ir.graph import Node
+from ark.parallel.transform import ParallelGraph, annotate
+
+
+def spread(cuts: Mapping[str, int]) -> Callable[[ParallelGraph], None]:
+    """A plan for `parallelize`: all ranks in one row, `cuts` says what comes in cut over them.
+
+    cuts: by the name of a buffer (`tensor.ir.buffer.name`) the dimension along which it is cut.
+    data: what differs from example to example, by its batch; tensor: parameters, and what an
+    optimizer keeps of them; ZeRO 1 and 2: the batch, and what the optimizer keeps (gradients are
+    then added up in parts); ZeRO 3: parameters too, where the model reads them by `ark.copy`.
+
+    The plan raises InvalidUsageError for names that the graph does not read, and dimensions that
+    are not divided by the number of ranks.
+    """
+
+    def plan(graph: ParallelGraph) -> None:
+        cut = _seeds(graph, cuts)
+        everybody = range(graph.ranks)
+        for node in graph.nodes:
+            (whole,) = graph.pieces(node)
+            letter = _letter(node, cut, graph.ranks)
+            if letter is None:
+                graph.op_assign(whole, *everybody)
+                continue
+            for rank, piece in enumerate(graph.op_trans(whole, letter, graph.ranks)):
+                graph.op_assign(piece, rank)
+            assert whole.annotation is not None
+            result = whole.annotation.operands[-1]
+            if letter in result:
+                cut[node.outputs[0].buffer.id] = result.index(letter)
+
+    return plan
+
+
+def _seeds(graph: ParallelGraph, cuts: Mapping[str, int]) -> dict[int, int]:
+    """The dimension by buffer; InvalidUsageError for what cannot be cut so."""
+    written = {n.outputs[0].buffer.id for n in graph.nodes}
+    read = {t.buffer.id: t for n in graph.nodes for t in n.inputs if t.buffer.id not in written}
+    found = {}
+    for name, dimension in cuts.items():
+        named = [t for t in read.values() if t.buffer.name == name]
+        if not named:
+            raise InvalidUsageError(f"nothing that the graph is given is called {name!r}")
+        for tensor in named:
+            extents = tensor.extents
+            if not 0 <= dimension < len(extents) or extents[dimension] % graph.ranks:
+                raise InvalidUsageError(
+                    f"{name} of shape {list(extents)} cannot be cut along dimension {dimension} "
+                    f"over {graph.ranks} ranks; use one whose size they divide"
+                )
+            found[tensor.buffer.id] = dimension
+    return found
+
+
+def _letter(node: Node, cut: Mapping[int, int], ranks: int) -> str | None:
+    """The letter by which most elements of a node's operands come in cut, or None."""
+    try:
+        annotation = annotate(node)
+    except UnsupportedError:
+        return None
+    sizes = annotation.sizes([t.shape for t in (*node.inputs, *node.outputs)])
+    votes: Counter[str] = Counter()
+    for tensor, letters in zip(node.inputs, annotation.operands, strict=False):
+        if tensor.buffer.id in cut:
+            letter = letters[cut[tensor.buffer.id]]
+            if letter != "1" and letter not in annotation.frozen and sizes[letter] % ranks == 0:
+                votes[letter] += tensor.elements
+    return max(sorted(votes), key=lambda v: votes[v]) if votes else None

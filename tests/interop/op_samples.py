@@ -1,0 +1,177 @@
+"""torch's own samples of its operators (OpInfo), forward in fp32, through ark on the CPU.
+
+    python -m tests.interop.op_samples [NAMES] [--most 4]
+
+Every sample is traced into ATen operators as torch.compile would; those of which ark has all
+run, many in one kernel, and are compared with what torch computes. Exit code 1 where one differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+import ark
+from ark.interop.torch.compile import decompositions
+from ark.interop.torch.graph import Built, build, drop_checks, held, why_not
+
+TOLERANCE = 1e-4
+TOGETHER = 40  # samples in a kernel
+SAMPLE = ("add", "nn.functional.gelu", "sum", "nn.functional.conv2d", "cat", "where", "clamp")
+
+
+@dataclass
+class Sample:
+    """A call of an operator: the graph, the tensors that go in, and what torch gives."""
+
+    name: str
+    graph: Any
+    inputs: list[Any]
+    wanted: list[Any]
+    built: Built | None = None
+
+
+def samples(name: str, call: Any, given: Any, place: int) -> Sample | str:
+    """A sample as a graph, or why ark does not run it."""
+    whole = (given.input, given.args, given.kwargs)
+    flat, spec = pytree.tree_flatten(whole)
+    tensors = [t.detach() for t in flat if isinstance(t, torch.Tensor)]
+
+    def function(*tensors: Any) -> Any:
+        rest = iter(tensors)
+        filled = [next(rest) if isinstance(t, torch.Tensor) else t for t in flat]
+        first, args, kwargs = pytree.tree_unflatten(filled, spec)
+        return pytree.tree_leaves(call(first, *args, **kwargs))
+
+    if not tensors or any(t.numel() == 0 for t in tensors):
+        return "no elements"
+    try:
+        with torch.no_grad():
+            wanted = function(*(t.clone() for t in tensors))
+            graph = make_fx(function, decompositions())(*tensors)
+    except Exception as error:
+        return f"torch does not trace it ({type(error).__name__})"
+    if not all(isinstance(t, torch.Tensor) for t in wanted):
+        return "a result that is no tensor"
+    drop_checks(graph)
+    nodes = [n for n in graph.graph.nodes if n.op == "call_function"]
+    if not nodes:
+        return "no operators"
+    for node in nodes:
+        reason = why_not(node)
+        if reason is not None:
+            return reason.splitlines()[0]
+    inputs = [t.contiguous() for t in (*tensors, *(t for _, t in held(graph)))]
+    return Sample(f"{name} {place}", graph, inputs, wanted)
+
+
+def found(names: Sequence[str], most: int) -> Iterator[tuple[str, Sample | str]]:
+    """By operator: samples that ark runs, at most so many of one, and reasons for the others."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    for info in op_db:
+        if (names and info.name not in names) or torch.float32 not in info.dtypes:
+            continue
+        label = f"{info.name}.{info.variant_test_name}".rstrip(".")
+        taken = 0
+        with contextlib.suppress(Exception):
+            for place, given in enumerate(info.sample_inputs("cpu", torch.float32)):
+                made = samples(label, info.op, given, place)
+                taken += isinstance(made, Sample)
+                yield label, made
+                if taken >= most or place >= 4 * most:
+                    break
+
+
+def check(batch: Sequence[Sample]) -> dict[str, str]:
+    """Runs samples in one kernel; by name what is wrong with those that differ."""
+    wrong: dict[str, str] = {}
+    with ark.use_model(ark.Model(0, 1)) as model:
+        ready = []
+        for sample in batch:
+            try:
+                sample.built = build(sample.graph, sample.inputs, model)
+                ready.append(sample)
+            except ark.BaseError as error:
+                wrong[sample.name] = f"it is refused when built: {error}"
+        kept = [v for s in ready if s.built for v in s.built.outputs]
+        with ark.Runtime() as runtime:
+            for sample in ready:
+                assert sample.built is not None
+                for value, tensor in zip(sample.built.inputs, sample.inputs, strict=True):
+                    value.tensor.bind(tensor)
+            runtime.launch(ark.Planner(-1, model).plan(), loop_mode=False)
+            runtime.run()
+            for sample in ready:
+                assert sample.built is not None
+                for value, want in zip(sample.built.outputs, sample.wanted, strict=True):
+                    said = differs(value, want)
+                    if said:
+                        wrong[sample.name] = said
+        del kept
+    return wrong
+
+
+def differs(value: Any, want: Any) -> str:
+    """What is wrong with a result; empty if nothing."""
+    got = value.tensor.to_numpy().reshape(value.shape)
+    want = want.contiguous().numpy() if want.dtype != torch.bfloat16 else want.float().numpy()
+    if got.shape != want.shape or got.dtype != want.dtype:
+        return f"{got.dtype} {list(got.shape)} instead of {want.dtype} {list(want.shape)}"
+    if want.dtype.kind != "f":
+        return "" if (got == want).all() else f"{int((got != want).sum())} elements differ"
+    with np.errstate(all="ignore"):
+        close = np.isclose(got, want, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
+    if close.all():
+        return ""
+    return (
+        f"{int((~close).sum())} of {close.size} differ, as {got[~close][0]} from {want[~close][0]}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--most", type=int, default=4, help="samples of an operator")
+    parser.add_argument("--reasons", action="store_true", help="why samples do not run")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    ark.init(backend="cpu")
+    ready: list[Sample] = []
+    refused: Counter[str] = Counter()
+    operators = set()
+    for name, made in found(args.names, args.most):
+        if isinstance(made, Sample):
+            ready.append(made)
+            operators.add(name)
+        else:
+            refused[f"{name}: {made}" if args.reasons else made.split(" of ")[0]] += 1
+    wrong: dict[str, str] = {}
+    for begin in range(0, len(ready), TOGETHER):
+        wrong |= check(ready[begin : begin + TOGETHER])
+        print(f"{min(begin + TOGETHER, len(ready))} of {len(ready)} ran", flush=True)
+    for name, said in wrong.items():
+        print(f"wrong: {name}: {said}")
+    for reason, count in refused.most_common(None if args.reasons else 12):
+        print(f"not run, {count}: {reason}")
+    agreed = len(ready) - len(wrong)
+    print(
+        f"{agreed} samples of {len(operators)} operators agree, {len(wrong)} differ, "
+        f"{sum(refused.values())} were not run"
+    )
+    if wrong:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
