@@ -60,8 +60,8 @@ def tests(session: nox.Session) -> None:
     """The default test run: no GPU needed, at most 8 minutes on two idle cores.
 
     After everything else the backend tests run once more on emulated AMD devices: all of them on
-    one architecture of each family, ops and faults on the others, and what synchronises with more
-    seeds of the emulator's scheduler and all its checks.
+    gfx942, ops and faults on the others, and what synchronises with more seeds of the emulator's
+    scheduler and all its checks.
     """
     session.install("-e", ".[dev]")
     session.run("python", "-c", BUILD_EMULATOR)
@@ -69,7 +69,7 @@ def tests(session: nox.Session) -> None:
         session.run("pytest", *session.posargs)
         return
     session.run("pytest", *WORKERS)
-    _emulate(session, MATRIX["emulated"])
+    _emulate(session, [run for run in MATRIX["emulated"] if run.get("session") != "slow"])
 
 
 def _emulate(session: nox.Session, runs: list[dict]) -> None:
@@ -90,11 +90,18 @@ def emulator_sweep(session: nox.Session) -> None:
 
 
 @nox.session
-def compile_all(session: nox.Session) -> None:
-    """Every task kind in every type for every architecture; in `tests` they share the types."""
+def slow(session: nox.Session) -> None:
+    """What the default run leaves out because it is slow and rarely fails: every task kind in every
+    type for every architecture, collectives on 8 ranks, and all backend tests on one more emulated
+    architecture.
+    """
     session.install("-e", ".[dev]")
     files = ["tests/codegen/test_cuda_bodies.py", "tests/codegen/test_rocm_compile.py"]
-    session.run("pytest", *WORKERS, *files, *session.posargs, env={"ARK_COMPILE_ALL": "1"})
+    environment = {"ARK_SLOW_TESTS": "1"}
+    session.run("pytest", *WORKERS, *files, *session.posargs, env=environment)
+    words = ("tests/multi/test_collectives.py", "-k", "cpu-8")
+    session.run("pytest", *words, *session.posargs, env=environment)
+    _emulate(session, [run for run in MATRIX["emulated"] if run.get("session") == "slow"])
 
 
 @nox.session

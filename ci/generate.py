@@ -59,9 +59,13 @@ def prove(
     if row["runner"][0] != "self-hosted":
         return "executed", "the default test run, in every change"
     compiled = "every task kind compiled"
-    runs = dict.fromkeys(TESTS[e["tests"]] for e in emulated if e["arch"] == row["arch"])
+    mine = [e for e in emulated if e["arch"] == row["arch"]]
+    runs = dict.fromkeys(TESTS[e["tests"]] for e in mine if "session" not in e)
+    more = "".join(
+        f"{TESTS[e['tests']]} in `nox -s {e['session']}`; " for e in mine if "session" in e
+    )
     if runs:
-        return "emulated", f"{'; '.join(runs)} in the default test run; {compiled}"
+        return "emulated", f"{'; '.join(runs)} in the default test run; {more}{compiled}"
     return "compiled", f"{compiled} in the default test run"
 
 
@@ -76,6 +80,10 @@ def workflow(matrix: list[dict[str, Any]]) -> str:
         "    steps:\n      - uses: actions/checkout@v4\n      - uses: actions/setup-python@v5\n"
         "        with:\n          python-version: ${{ matrix.python }}\n"
         "      - run: bash .ci/run\n"
+        "  slow:\n    runs-on: ubuntu-24.04\n    if: github.event_name == 'push'\n"
+        "    timeout-minutes: 90\n    steps:\n      - uses: actions/checkout@v4\n"
+        "      - run: python3 -m venv .venv && .venv/bin/pip install nox\n"
+        "      - run: .venv/bin/nox -s slow\n"
     )
     for row in matrix:
         labels = ", ".join(row["runner"])

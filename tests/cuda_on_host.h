@@ -46,10 +46,12 @@ static T __shfl_xor_sync(unsigned, T v, int, int = 32) {
 }
 static unsigned __ballot_sync(unsigned, bool v) { return v ? 1u << (threadIdx.x & 31u) : 0u; }
 static int __all_sync(unsigned, int v) { return v; }
+static int __any_sync(unsigned, int v) { return v; }
 static int __ffs(int v) { return __builtin_ffs(v); }
 static void __syncwarp(unsigned = 0xffffffffu) {}
 static void __syncthreads() {}
 static void __threadfence_block() {}
+static void __threadfence() {}
 static void __nanosleep(unsigned) {}
 static float __uint_as_float(unsigned v) {
   float to;

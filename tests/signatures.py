@@ -1,16 +1,16 @@
 """Small plans that together use every task kind in every data type: the codegen tests of each
 backend emit and compile them, so a kind that a dialect cannot spell is found without its hardware.
 
-Compiling is what costs. The architectures of a backend share the types by default; with
-ARK_COMPILE_ALL=1 (`nox -s compile_all`) each is compiled in every type. What was compiled is kept
-in ark's cache by its source, so the next session compiles what has changed.
+Compiling is what costs. The architectures of a backend share the types by default, and most bodies
+that are alike for all vendors; with ARK_SLOW_TESTS=1 (`nox -s slow`) each is compiled in every
+type. What was compiled is kept in ark's cache by its source, so the next session compiles what has
+changed.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 
 import ark
@@ -26,6 +26,7 @@ from ark.plan import kind as kinds
 from ark.plan.types import Plan, PlanBuffer, PlanOp, PlanTensor
 from ark.plan.verify import verify
 from ark.runtime import cache as kept
+from tests.slow import SLOW
 
 __all__ = ["compiled", "plans", "tasks", "types_for", "united"]
 
@@ -249,7 +250,7 @@ def plans(machine: Machine, types: tuple[DataType, ...] = ALL) -> list[tuple[str
 
 def types_for(arch: str, archs: Sequence[str]) -> tuple[DataType, ...]:
     """The types to compile an architecture's bodies in: one float and its share of the others."""
-    if os.environ.get("ARK_COMPILE_ALL") == "1":
+    if SLOW:
         return ALL
     at = archs.index(arch)
     floats = [t for t in ALL if t in FLOATS]
@@ -257,10 +258,19 @@ def types_for(arch: str, archs: Sequence[str]) -> tuple[DataType, ...]:
     return (floats[(at + 1) % len(floats)], *others[at :: len(archs)])
 
 
-def united(machine: Machine, types: tuple[DataType, ...], share: int = 24) -> list[Plan]:
-    """Plans of at most `share` ops that together have every signature of `plans` once."""
+def united(
+    machine: Machine,
+    types: tuple[DataType, ...],
+    own: Collection[str] = (),
+    half: int = 0,
+    share: int = 24,
+) -> list[Plan]:
+    """Plans of at most `share` ops that together have signatures of `plans` once: all of kinds with
+    a body of the backend's own; of the others, whose text is the same for all, each kind's first
+    and of the rest every second, the odd or the even ones as `half` is. In the slow run all.
+    """
     made = [plan for _, plan in plans(machine, types)]
-    seen = set()
+    seen, common_kinds, others = set(), set(), 0
     tensors: list[PlanTensor] = []
     buffers: list[PlanBuffer] = []
     ops: list[PlanOp] = []
@@ -270,6 +280,11 @@ def united(machine: Machine, types: tuple[DataType, ...], share: int = 24) -> li
             if key in seen:
                 continue
             seen.add(key)
+            if op.kind not in own:
+                others += 1
+                if not SLOW and op.kind in common_kinds and (others + half) % 2:
+                    continue
+                common_kinds.add(op.kind)
             first = len(tensors)
             for tensor in (one.tensors[i] for i in op.operands):
                 buffer = one.buffers[tensor.buffer]

@@ -32,7 +32,7 @@ from ark.runtime.executor import Executor
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 CHAIN, FEW = 32, 8  # dependent collectives of an iteration; of large ones
-LARGE = 4 << 20  # bytes
+LARGE, HUGE = 4 << 20, 64 << 20  # bytes; of a huge one, planning a chain takes minutes
 
 
 @dataclass
@@ -147,7 +147,7 @@ def _plans(case: CommCase, key: Key, world: int, device: Device) -> list[Plan]:
             target = graph.tensor((count,), case.dtype, arena=arena, name=name)
             graph.add("collective", [source], [target], attrs, key.collective)
             source = target
-        made.append(make_plan(graph, machine))
+        made.append(make_plan(graph, machine, {"together": True}))
     verify(made)
     return made
 
@@ -186,6 +186,8 @@ def _chain(key: Key) -> int:
     """Collectives of an iteration: many, where the result can be the next one's input."""
     if key.collective not in ("all_reduce", "all_to_all", "broadcast"):
         return 1
+    if key.nbytes >= HUGE:
+        return 2
     return FEW if key.nbytes >= LARGE else CHAIN
 
 

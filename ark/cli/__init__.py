@@ -23,6 +23,7 @@ from ark.errors import BaseError
 
 COMMANDS = {
     "info": "show backends, devices and versions, or require some",
+    "doctor": "check what the loop kernel needs of a device",
     "generate": "generate text from a checkpoint directory",
     "run": "run an ONNX model on NumPy arrays",
     "plan": "make, read and check a plan without any device",

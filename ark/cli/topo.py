@@ -305,6 +305,29 @@ def _tuned(
     return tune_pieces(program, topology, size, most_operations=_MOST_OPERATIONS)
 
 
+def _agrees(args: argparse.Namespace, program: CollectiveProgram) -> None:
+    """Raises InvalidUsageError for an option that says something else than the program's file."""
+    collective = None if args.collective == "all_gather" else args.collective  # the default
+    for option, given, found in (
+        ("--collective", collective, program.collective.value),
+        ("--reduction", args.reduction, program.reduction),
+        ("--root", args.root, program.root),
+        ("--pieces", args.pieces, program.pieces),
+    ):
+        if given is not None and given != found:
+            has = "none" if found is None else repr(found)
+            raise InvalidUsageError(
+                f"{option} says {given!r}, but the program {args.program} has {has}; leave "
+                f"{option} out, or synthesize another program"
+            )
+    made_by = (("--k", args.k), ("--sketch", args.sketch), ("--window", args.window or None))
+    for option, given in made_by:
+        if given is not None:
+            raise InvalidUsageError(
+                f"{option} says how a program is made, and {args.program} is made; leave it out"
+            )
+
+
 def _program(args: argparse.Namespace, topology: Topology) -> CollectiveProgram:
     if getattr(args, "program", None):
         try:
@@ -315,6 +338,8 @@ def _program(args: argparse.Namespace, topology: Topology) -> CollectiveProgram:
                 f"the program {args.program} cannot be read: {error}."
             ) from None
         check(program)
+        _agrees(args, program)
+        args.root = program.root
         return program
     return synthesize(
         topology,

@@ -34,6 +34,26 @@ class Emitted:
     maps: tuple[tuple[BoxMap, ...], ...] = ()
 
 
+def constants(
+    machine: Machine, phases: int, scratch: int, streamed: int = 0, grows: bool = False
+) -> str:
+    """What preludes and device code know of machine and kernel; scratch, streamed: in bytes."""
+    values = {
+        "LANES": machine.lanes,
+        "WARPS": machine.warps,
+        "BLOCK_WARPS": machine.variant.warps,
+        "PHASES": phases,
+        "SCRATCH_BYTES": scratch,
+        "LOOP_BYTES": layout.LOOP_BYTES,
+        "RING_BYTES": machine.ring_bytes,
+        "STAGE_BYTES": machine.stage_bytes,
+        "IN_FLIGHT": machine.in_flight,
+        "STREAM_MIB": streamed >> 20,
+        "STREAM_GROWS": int(grows),
+    }
+    return "".join(f"constexpr int ARK_{name} = {value};\n" for name, value in values.items())
+
+
 def _constants(machine: Machine, plan: Plan, scratch: int, run: range) -> str:
     phases = len(plan.phases)
     if phases > layout.MAX_PHASES:
@@ -45,20 +65,7 @@ def _constants(machine: Machine, plan: Plan, scratch: int, run: range) -> str:
     streamed = sum(task.streamed for tasks in lists for task in tasks)
     every = (task for i in run for tasks in plan.phases[i].processors for task in tasks)
     grows = any(f.growth for task in every for f in task.fetches)
-    values = {
-        "LANES": machine.lanes,
-        "WARPS": machine.warps,
-        "BLOCK_WARPS": machine.variant.warps,
-        "PHASES": len(plan.phases),
-        "SCRATCH_BYTES": scratch,
-        "LOOP_BYTES": layout.LOOP_BYTES,
-        "RING_BYTES": machine.ring_bytes,
-        "STAGE_BYTES": machine.stage_bytes,
-        "IN_FLIGHT": machine.in_flight,
-        "STREAM_MIB": streamed >> 20,
-        "STREAM_GROWS": int(grows),
-    }
-    return "".join(f"constexpr int ARK_{name} = {value};\n" for name, value in values.items())
+    return constants(machine, phases, scratch, streamed, grows)
 
 
 def _ops(plan: Plan, phases: range | None) -> list[PlanOp]:

@@ -9,6 +9,7 @@ that a model names in ark.ops.channels; they are named here and loaded when aske
 
 import importlib
 
+from ark.collective.language import program
 from ark.comm import topology
 from ark.comm.synthesis import algorithms, synthesize
 
@@ -35,4 +36,4 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module 'ark.comm' has no attribute {name!r}")
 
 
-__all__ = ["algorithms", "synthesize", "topology", *_ON_ARRAYS, *_IN_MODELS]
+__all__ = ["algorithms", "program", "synthesize", "topology", *_ON_ARRAYS, *_IN_MODELS]

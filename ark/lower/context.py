@@ -25,12 +25,12 @@ class Lowering:
     """Collects groups in program order. `graph` is a private copy: temporaries may be added."""
 
     def __init__(
-        self, graph: Graph, machine: Machine, options: Mapping[str, Any], pipelined: bool = False
+        self, graph: Graph, machine: Machine, options: Mapping[str, Any], alone: bool = False
     ) -> None:
         self.graph = graph
         self.machine = machine
         self.options = options
-        self.pipelined = pipelined  # do ranks begin iterations by themselves?
+        self.alone = alone  # do ranks begin iterations by themselves?
         self.groups: list[Group] = []
         self.node: Node | None = None  # the one that is being lowered
         self.cut = False  # were its tasks cut as its hints say?

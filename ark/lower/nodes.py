@@ -15,10 +15,11 @@ from ark.machine import Machine
 from ark.plan.groups import Group
 
 
-def pipelined(graph: Graph) -> bool:
-    """May each rank begin its next iteration by itself, because ranks do but send and receive?
+def begins_alone(graph: Graph) -> bool:
+    """May each rank begin its next iteration by itself? Edges between iterations then see to it
+    that nothing is overwritten which a peer still reads.
 
-    All ranks of a model find the same, as all take part in anything else.
+    All ranks of a model find the same, as all take part in what forbids it.
     """
     nodes = [n for n in graph.nodes if not n.virtual]
     together = any(registry.get(n.type).iteration_barrier for n in nodes)
@@ -26,13 +27,18 @@ def pipelined(graph: Graph) -> bool:
     return graph.world_size > 1 and len(graph.phases) == 1 and not together
 
 
+def meets_peers(graph: Graph) -> bool:
+    """Is there anything in which all ranks take part?"""
+    return any(registry.get(n.type).all_ranks for n in graph.nodes if not n.virtual)
+
+
 def lower_nodes(
-    graph: Graph, machines: Sequence[Machine], options: Mapping[str, Any], pipelined: bool = False
+    graph: Graph, machines: Sequence[Machine], options: Mapping[str, Any], alone: bool = False
 ) -> list[Group]:
     """The groups of every node that makes tasks. `graph` is a private copy and grows. machines: by
     phase.
     """
-    lowering = Lowering(graph, machines[0], options, pipelined)
+    lowering = Lowering(graph, machines[0], options, alone)
     for node in list(graph.nodes):
         if node.virtual:
             continue

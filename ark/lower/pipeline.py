@@ -23,7 +23,7 @@ from ark.lower.epilogues import join_epilogues
 from ark.lower.fuse import fuse
 from ark.lower.gathers import own_first
 from ark.lower.narrow import narrow
-from ark.lower.nodes import lower_nodes, pipelined
+from ark.lower.nodes import begins_alone, lower_nodes, meets_peers
 from ark.lower.pack import pack
 from ark.lower.packets import choose_packets
 from ark.lower.spread import spread
@@ -36,15 +36,15 @@ from ark.plan.packing import Packing, to_meta
 from ark.plan.schedule import Schedule
 from ark.plan.types import INITIAL, Phase, Plan, PlanBuffer, PlanOp, PlanTensor
 
-OPTIONS = ("cuts", "external", "fuse", "hosts", "pack", "packets", "variant")
+OPTIONS = ("cuts", "external", "fuse", "hosts", "pack", "packets", "together", "variant")
 
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
     """A graph as it will be lowered. received: ids of the buffers between ranks that hold packets.
 
-    machines: by phase, with the one variant that it runs under. pipelined: ranks begin iterations
-    by themselves.
+    machines: by phase, with the one variant that it runs under. alone: the rank begins iterations
+    by itself. ended: its peers wait for the end of an iteration.
     """
 
     graph: Graph
@@ -52,7 +52,8 @@ class Prepared:
     options: Mapping[str, Any]
     packings: tuple[Packing, ...]
     received: frozenset[int]
-    pipelined: bool
+    alone: bool
+    ended: bool
 
 
 def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = None) -> Prepared:
@@ -76,7 +77,8 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
     _check_ranges(private, machine)
     machines = choose(private, machine, chosen, external)
     received: frozenset[int] = frozenset()
-    alone = pipelined(private)
+    alone = begins_alone(private) and not chosen.get("together", False)
+    ended = alone and meets_peers(private)
     nodes: list[Node] = []
     for part, target, kept in _kernels(private, machines, external):
         if chosen.get("fuse", True):
@@ -86,7 +88,7 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
         nodes += part.nodes
         received |= more
     private.nodes = nodes
-    return Prepared(private, machines, chosen, tuple(packings), received, alone)
+    return Prepared(private, machines, chosen, tuple(packings), received, alone, ended)
 
 
 def _kernels(
@@ -116,7 +118,8 @@ def plan(
     between launches), `packets` (False keeps every dependence on counters), `fuse` (False keeps
     every op apart from its neighbours), `pack` (False keeps the model's weights as they are),
     `variant` (the kernel variant by name), `cuts` (how products are cut, by shape: ark.lower.cuts),
-    `hosts` (a number for each rank, equal where ranks share memory; all by default). Raises
+    `hosts` (a number for each rank, equal where ranks share memory; all by default), `together`
+    (True: all ranks begin an iteration together, also where each could do so by itself). Raises
     InvalidUsageError for any other.
     """
     return plan_prepared(prepare(graph, machine, options), meta)
@@ -134,7 +137,7 @@ def plan_prepared(
     phase's tasks on one processor; a compiler may begin.
     """
     private, machines, chosen = prepared.graph, prepared.machines, prepared.options
-    groups = lower_nodes(private, machines, chosen, prepared.pipelined)
+    groups = lower_nodes(private, machines, chosen, prepared.alone)
     if private.world_size > 1 or len(private.phases) > 1:
         groups = _ended(groups)
     packed = machines[-1].has("packets") and chosen.get("packets", True)
@@ -145,7 +148,6 @@ def plan_prepared(
     packets |= {t.id for g in groups for t in g.operands if t.buffer.id in g.received}
     external = frozenset(chosen.get("external", ()))
     tables = _Tables(private, groups, packets, external)
-    together = 1 if prepared.pipelined else private.world_size
     schedule = Schedule(
         machines,
         tables.tensors,
@@ -153,7 +155,8 @@ def plan_prepared(
         private.rank,
         private.world_size,
         templates,
-        together,
+        1 if prepared.alone else private.world_size,
+        prepared.ended,
         len(private.phases),
     )
     members: list[list[tuple[int, Group]]] = [[] for _ in private.phases]

@@ -29,6 +29,8 @@ class OpDef:
     "exact": an output may be exactly an input, because each element depends on its own place only.
     "none": outputs lie elsewhere. Lowering sends other outputs through temporaries.
     iteration_barrier: what peers write of it is safe only if all ranks begin an iteration together.
+    all_ranks: every rank takes part, and writes to peers; what a peer has received is read by then
+    when its iteration ends.
     names_ranks: its lowering depends on the rank otherwise than by counting peers from there
     (ark.lower.ranks).
     """
@@ -39,6 +41,7 @@ class OpDef:
     aliasing: Aliasing = "any"
     names_ranks: bool = False
     iteration_barrier: bool = False
+    all_ranks: bool = False
 
 
 _OPS: dict[str, OpDef] = {}
@@ -51,10 +54,11 @@ def register(
     aliasing: Aliasing = "any",
     names_ranks: bool = False,
     iteration_barrier: bool = False,
+    all_ranks: bool = False,
 ) -> OpDef:
     if name in _OPS:
         raise InternalError(f"the op {name!r} is registered twice")
-    made = OpDef(name, reference, lower, aliasing, names_ranks, iteration_barrier)
+    made = OpDef(name, reference, lower, aliasing, names_ranks, iteration_barrier, all_ranks)
     _OPS[name] = made
     return made
 

@@ -95,8 +95,10 @@ def make_plans(
 ) -> Sequence[Plan]:
     """What `plans` gives, planned and verified anew."""
     graphs = [build(replace(shape, rank=rank)).graph for rank in range(shape.world_size)]
+    # Shards of a decoder meet in every layer: one barrier costs less than edges between iterations.
+    chosen = {"together": True, **(options or {})}
     meta = {"model": shape.config.architecture, "context": shape.context, "chunk": shape.chunk}
-    made = plan_ranks(graphs, machine, options, meta, drafted)
+    made = plan_ranks(graphs, machine, chosen, meta, drafted)
     verify(made)
     return made
 

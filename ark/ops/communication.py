@@ -3,9 +3,9 @@ that puts every share to every peer. ark.ops.collectives has the algorithms that
 
 A put is a copy whose output lies on a peer; the counter that it signals there is named alike on
 both ranks, tile by tile, so a tile is used as soon as it has arrived. Receive buffers belong to one
-op each. Where all that ranks do with each other is to send and receive, each begins its next
-iteration by itself, and a put waits until what the last one brought has been read; elsewhere the
-barrier between iterations sees to that.
+op each. Where ranks begin iterations by themselves, a message's put waits until the receiver has
+read the one of the iteration before; that of a collective waits until the receiver has ended that
+iteration (ark.plan.schedule). Elsewhere the barrier between iterations sees to both.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def _lower_send(lowering: Lowering, node: Node) -> None:
     group = _message(lowering, peer, source, target)
     tiles = range(len(group.coords))
     group.sends = [(lowering.semaphore(peer, f"{name}.{i}"),) for i in tiles]
-    if lowering.pipelined:  # not before the tile of the iteration before has been read
+    if lowering.alone:  # not before the tile of the iteration before has been read
         read = (lowering.semaphore(lowering.graph.rank, f"{name}.{i}.read") for i in tiles)
         group.awaits = [((counter, 0),) for counter in read]
 
@@ -214,14 +214,14 @@ def _lower_recv(lowering: Lowering, node: Node) -> None:
     group = _message(lowering, peer, received, target)
     tiles = range(len(group.coords))
     group.awaits = [((lowering.semaphore(rank, f"{name}.{i}"), 1),) for i in tiles]
-    if lowering.pipelined:
+    if lowering.alone:
         group.sends = [(lowering.semaphore(peer, f"{name}.{i}.read"),) for i in tiles]
     if target is not out:
         copy_box(lowering, target, out, ".out")
 
 
-register("all_reduce", None, _lower_all_reduce, iteration_barrier=True)
-register("gather_own_first", None, _lower_gather, aliasing="none", iteration_barrier=True)
+register("all_reduce", None, _lower_all_reduce, all_ranks=True)
+register("gather_own_first", None, _lower_gather, aliasing="none", all_ranks=True)
 register("send", None, _lower_send, names_ranks=True)
 register("recv", None, _lower_recv, names_ranks=True)
 

@@ -210,4 +210,4 @@ def _lower(lowering: Lowering, node: Node) -> None:
         copy_box(lowering, writer.result, node.outputs[0], ".out")
 
 
-register("collective", None, _lower, aliasing="none", names_ranks=True, iteration_barrier=True)
+register("collective", None, _lower, aliasing="none", names_ranks=True, all_ranks=True)

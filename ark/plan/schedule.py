@@ -44,10 +44,12 @@ class Schedule:
         world_size: int,
         templates: Templates,
         together: int,
+        ended: bool = False,
         phases: int = 1,
     ) -> None:
         """machines: by phase. together: how many ranks begin an iteration together: all, or this
-        one alone. phases: how many the plan has.
+        one alone. ended: peers hear of the end of each iteration, before which they do not write
+        here for the next. phases: how many the plan has.
         """
         self.machines = machines
         self.tensors = tensors
@@ -63,6 +65,11 @@ class Schedule:
             self.counter("iteration barrier", 0, (rank + step) % world_size, True)
             for step in range(1, together)
         ]
+        self.ended: dict[int, int] = {}  # by peer the counter of its ended iterations
+        for step in range(1, world_size if ended else 1):
+            peer = (rank + step) % world_size
+            self.ended[peer] = self.counter(f"ended+{step}", 1, rank, True)
+            self.barriers.append(self.counter(f"ended+{world_size - step}", 0, peer, True))
 
     def counters(self) -> tuple[PlanCounter, ...]:
         return tuple(
@@ -133,6 +140,7 @@ class _PhaseRun:
         self.waits: list[Waits] = []  # by task
         self.signals: list[list[int]] = []
         self.set_counters: dict[int, int] = {}
+        self.met: set[tuple[int, int]] = set()  # processors that waited for a peer's last iteration
 
     def add(self, op: PlanOp, group: Group) -> None:
         """Deals the group's tasks and places their waits."""
@@ -166,6 +174,7 @@ class _PhaseRun:
             run.ends[i] = len(self.lists[lane])
             run.clocks.append(clock)
         self._pair(group, first)
+        self._hold_back(mine, run)
         self.order.frontier.add(mine)
 
     def _counters(self, decision: Decision) -> Waits:
@@ -215,6 +224,22 @@ class _PhaseRun:
         for i, sent in enumerate(group.sends):
             self.signals[first + i] += (self.s.semaphore(a.rank, a.name, 0) for a in sent)
 
+    def _hold_back(self, mine: Sequence[Region], run: OpRun) -> None:
+        """What writes to a peer waits until the peer has ended the iteration before, unless a wait
+        of its own says what has been read there.
+        """
+        for touched in (r for r in mine if r.write):
+            peer = self.s.buffers[int(touched.memory)].rank  # type: ignore[call-overload]
+            if peer not in self.s.ended:
+                continue
+            for task in sorted(set(touched.boxes.tasks.tolist())):
+                lane, number = int(run.lanes[task]), run.first + task
+                lags = any(threshold == 0 for _, threshold in self.waits[number])
+                if not lags and (lane, peer) not in self.met:
+                    self.met.add((lane, peer))
+                    wait = self.s.ended[peer], 0
+                    self.waits[number] = tuple(sorted((*self.waits[number], wait)))
+
     def _regions(
         self, op: PlanOp, sig: Signature, coords: tuple[tuple[int, ...], ...]
     ) -> list[Region]:
@@ -241,7 +266,7 @@ class _PhaseRun:
         return counter
 
     def finish(self) -> tuple[tuple[Task, ...], ...]:
-        """Adds the signals of the iteration barrier to the last task and freezes the lists."""
+        """Adds the signals of the iteration's end to the last task and freezes the lists."""
         self._barrier()
         made: list[Task] = []
         for op, group, sig in self.groups:

@@ -131,8 +131,10 @@ class Attention(TaskKind):
         return frozenset({0, 4, FRESH})
 
     def early(self, sig: Signature) -> frozenset[int]:
-        # Without a newest row of its own the iteration writes what the caches are read for.
-        return frozenset({1, 2, 3} if len(sig.operands) > FRESH else {3})
+        # Without a newest row of its own the iteration writes what the caches are read for; what
+        # the stream brings no body reads.
+        older = len(sig.operands) > FRESH and not sig.params.get("streamed", 0)
+        return frozenset({1, 2, 3} if older else {3})
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
         p = sig.params

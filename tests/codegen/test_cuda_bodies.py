@@ -47,7 +47,8 @@ def test_every_kind_compiles(arch):
     for name, made in signatures.plans(machine, types):
         shared = write(made, machine, backend.dialect(arch)).scratch_bytes + machine.ring_bytes
         assert shared <= machine.shared_bytes + machines.RESERVED, name
-    for made in signatures.united(machine, types):
+    own, half = backend.dialect(arch).bodies, backend.archs().index(arch)
+    for made in signatures.united(machine, types, own, half):
         program = build(made, machine, backend, arch)
         assert b"ark_loop\0" in program.binary.data, program.emitted.bodies
 
@@ -106,12 +107,18 @@ def test_matmul_on_tensor_cores(left, right, transposes, types):
 
 
 def _decoder(
-    which: Backend, config: LlamaConfig, dtype: DataType, prompt: np.ndarray, new: int
+    which: Backend,
+    config: LlamaConfig,
+    dtype: DataType,
+    prompt: np.ndarray,
+    new: int,
+    chunk: int = 16,
 ) -> dict[str, np.ndarray]:
     """Runs a random model and returns its tokens, the caches' used part and the last logits."""
     rng = np.random.default_rng(11)
     with contextlib.closing(which.open(0)) as device:
-        made = llama_plans(Shape(config, dtype, 320, 16), device.machine)[0]
+        shape = Shape(config, dtype, 320, chunk)
+        made = llama_plans(shape, device.machine)[0]
         with Executor(made, which, device) as executor:
             names = {t.name: t for t in made.tensors}
             for tensor in sorted(names.values(), key=lambda t: t.name):
@@ -128,8 +135,7 @@ def _decoder(
             executor.write("position", np.zeros(1))
             executor.write("settings", np.array([0, 0, 0, len(prompt) - 1, total, 0]))
             executor.write("stops", np.full(MAX_STOPS, -1))
-            first = -(-(len(prompt) - 1) // 16)
-            executor.start([first, new]).wait(120)
+            executor.start(shape.iterations(len(prompt), new)).wait(120)
             caches = {
                 f"{i}.{kind}": executor.read(f"layers.{i}.attention.{kind}")[:, : total - 1].astype(
                     np.float64
@@ -138,6 +144,31 @@ def _decoder(
                 for kind in ("keys", "values")
             }
             return {"tokens": executor.read("tokens")[:total], **caches}
+
+
+@needs_gpu
+@pytest.mark.parametrize(("dtype", "width", "chunk"), [(bf16, 64, 128), (fp16, 128, 256)])
+def test_a_prompt_in_a_kernel_of_its_own_agrees_with_the_cpu(dtype, width, chunk):
+    """Activations are rounded to 16 bits before each product; the caches show what it does."""
+    from ark_cpu import backend as cpu
+
+    config = LlamaConfig(
+        hidden_size=512,
+        intermediate_size=1024,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=width,
+        vocab_size=777,
+        max_position_embeddings=512,
+    )
+    prompt = np.random.default_rng(2).integers(0, 777, 290)
+    got = _decoder(backend, config, dtype, prompt, 1, chunk)
+    want = _decoder(cpu, config, dtype, prompt, 1)
+    np.testing.assert_array_equal(got.pop("tokens"), want.pop("tokens"))
+    for name, values in want.items():
+        error = np.linalg.norm(got[name] - values) / np.linalg.norm(values)
+        assert error < {"fp16": 3e-3, "bf16": 2e-2}[dtype.name], name
 
 
 @needs_gpu

@@ -13,6 +13,7 @@ import pytest
 from ark.backend.protocol import Target
 from ark.codegen.dialect import Source
 from ark.codegen.writer import write
+from ark.doctor import bench as doctor
 from ark.errors import SystemError
 from ark.ir.dtype import by_name
 from ark.models.build import Shape
@@ -218,3 +219,11 @@ def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     found = probe.probe()
     assert "cuda-python" in found.reason and "pip install" in found.remedy
+
+
+@pytest.mark.parametrize("name", ["a100", "h100", "b200"])
+def test_the_doctors_kernel_compiles(name):
+    machine = backend.machine(name)
+    machine = dataclasses.replace(machine, variants=(block(machine.variant.role(COMPUTE)),))
+    target = Target(machine.arch, machine.threads)
+    assert backend.compiler().compile(doctor.source(machine, backend), target).data

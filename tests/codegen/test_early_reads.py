@@ -25,10 +25,14 @@ from tests.unit.tasks.test_accesses import masks
 POSITION = 40  # of 64: there are old rows in the caches, and room for a new one
 
 
-def decoders(dtype: str, chunk: int, ranks: int, **options: object) -> list[Plan]:
-    """The small decoder on an H100 of few processors, by rank; chunk: rows of its prompts."""
+def decoders(dtype: str, chunk: int, ranks: int, width: int, **options: object) -> list[Plan]:
+    """The small decoder on an H100 of few processors, by rank.
+
+    chunk: rows of its prompts. width: elements of a head; of 32 on, caches come by the stream.
+    """
     machine = dataclasses.replace(backend.machine("h100"), processors=4)
-    shape = Shape(CONFIG, by_name(dtype), 64, chunk, 0, ranks)
+    config = dataclasses.replace(CONFIG, head_dim=width)
+    shape = Shape(config, by_name(dtype), 64, chunk, 0, ranks)
     return list(make_plans(shape, machine, {"variant": "roles", **options}))
 
 
@@ -54,12 +58,14 @@ def early_reads(plan: Plan) -> dict[int, set[int]]:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "chunk", "ranks", "options"),
-    [("bf16", 4, 1, {}), ("fp32", 0, 1, {"packets": False}), ("fp16", 0, 2, {})],
+    ("dtype", "chunk", "ranks", "width", "options"),
+    [("bf16", 4, 1, 16, {}), ("fp32", 0, 1, 16, {"packets": False}), ("fp16", 0, 2, 32, {})],
 )
-def test_a_body_reads_before_it_waits_what_its_kind_declares(dtype, chunk, ranks, options):
-    plan = decoders(dtype, chunk, ranks, **options)[-1]
+def test_a_body_reads_before_it_waits_what_its_kind_declares(dtype, chunk, ranks, width, options):
+    plan = decoders(dtype, chunk, ranks, width, **options)[-1]
     assert plan.variant == "roles"
+    streamed = {op.params.get("streamed", 0) > 0 for op in plan.ops if op.kind == "attention"}
+    assert (True in streamed) == (width >= 32)
     reads = early_reads(plan)
     begun = set()
     for op in plan.ops:

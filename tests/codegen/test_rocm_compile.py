@@ -193,7 +193,9 @@ def test_other_matmuls_keep_to_the_common_body(dtype: str, shape: tuple[int, int
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_every_task_kind_compiles(arch: str) -> None:
-    for plan in signatures.united(machine_for(arch), signatures.types_for(arch, ARCHS)):
+    own, half = backend.dialect(arch).bodies, 1 + ARCHS.index(arch)
+    types = signatures.types_for(arch, ARCHS)
+    for plan in signatures.united(machine_for(arch), types, own, half):
         emitted = emit(arch, plan)
         text = assembly(emitted.source, arch)
         what = f"one of {emitted.bodies}"

@@ -27,6 +27,7 @@ from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from tests.ranks import ThreadRanks, run_ranks
+from tests.slow import slow
 from tests.unit.plan.oracle import tasks
 from tests.unit.plan.shapes import replace_task
 
@@ -142,7 +143,15 @@ def devices(name: str, world: int) -> Iterator[tuple[list[Device], Machine]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "world"), [("cpu", 2), ("cpu", 4), ("cpu", 8), ("cuda", 2), ("cuda", 4), ("rocm", 2)]
+    ("name", "world"),
+    [
+        ("cpu", 2),
+        ("cpu", 4),
+        pytest.param("cpu", 8, marks=slow),
+        ("cuda", 2),
+        ("cuda", 4),
+        ("rocm", 2),
+    ],
 )
 def test_every_collective_gives_the_right_result(name: str, world: int) -> None:
     with devices(name, world) as (opened, machine):

@@ -132,6 +132,19 @@ def test_too_little_address_space(endless: Path) -> None:
             assert "ark: " in done.stderr
 
 
+def test_a_small_stack() -> None:
+    """Threads that run processors have stacks of their own; with much less gcc itself ends."""
+    done = subprocess.run(
+        argv(NOAH, "--max-new-tokens", "2"),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=ROOT,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_STACK, (256 << 10, 256 << 10)),
+    )
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr
+
+
 @pytest.fixture
 def group() -> Iterator[Path]:
     """A control group of this test's own whose memory is limited to 200 MB."""

@@ -1,24 +1,29 @@
-"""Ranks that do but send and receive begin their iterations by themselves: a pipeline has several
-micro-batches in flight, and what a stage has not yet read is not overwritten.
+"""Ranks begin their iterations by themselves: a pipeline has several micro-batches in flight, and
+what a stage has not yet read is not overwritten, be it a message or a share of a collective.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 
 import ark
 from ark.backend import registry
+from ark.backend.protocol import Device
+from ark.codegen.writer import write
 from ark.errors import PlanError
 from ark.frontend.model import Model, use_model
+from ark.ir.graph import Graph
 from ark.lower.ranks import plan_ranks
+from ark.machine import Machine
 from ark.plan.types import ITERATION_BARRIER, Plan, Task
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
+from tests.multi.test_collectives import devices
 from tests.ranks import ThreadRanks, run_ranks
 from tests.unit.plan.oracle import tasks
 from tests.unit.plan.shapes import replace_task
@@ -27,7 +32,7 @@ WIDTH, ITERATIONS = 3000, 40
 Place = tuple[int, int, int]
 
 
-def stage(rank: int, slow: int, world: int) -> None:
+def stage(rank: int, slow: int, world: int, work: int = 300) -> None:
     """Rank 0 counts micro-batches and sends their number in every element; each rank adds up what
     comes and passes it on. A stage of number `slow` has more to do.
     """
@@ -40,8 +45,8 @@ def stage(rank: int, slow: int, world: int) -> None:
         batch = ark.recv(batch, rank - 1, tag=0)
     total = ark.tensor([WIDTH], name="total")
     if rank == slow:
-        work = ark.mul(ark.matmul(ark.tensor([300, 300]), ark.tensor([300, 300])), 0.0)
-        row = ark.reduce_sum(ark.reduce_sum(work, axis=0), axis=1)
+        product = ark.matmul(ark.tensor([work, work]), ark.tensor([work, work]))
+        row = ark.reduce_sum(ark.reduce_sum(ark.mul(product, 0.0), axis=0), axis=1)
         ark.add(total, ark.add(batch, ark.reshape(row, (1,))), output=total)
     else:
         ark.add(total, batch, output=total)
@@ -49,26 +54,40 @@ def stage(rank: int, slow: int, world: int) -> None:
         ark.send(batch, rank + 1, tag=0)
 
 
-def build(world: int, slow: int, machine: str = "cpu-1") -> list[Plan]:
+def build(world: int, slow: int, machine: Machine | str = "cpu-1", work: int = 300) -> list[Plan]:
     graphs = []
     for rank in range(world):
         model = Model(rank, world)
         with use_model(model):
-            stage(rank, slow, world)
+            stage(rank, slow, world, work)
         graphs.append(model.graph)
-    return list(plan_ranks(graphs, registry.machine(machine)))
+    return planned(graphs, machine)
 
 
-def run(plans: list[Plan], iterations: int, trace: int = 0) -> list[tuple[np.ndarray, list]]:
-    backend, _ = registry.choose("cpu")
+def planned(graphs: list[Graph], machine: Machine | str, together: bool = False) -> list[Plan]:
+    made = registry.machine(machine) if isinstance(machine, str) else machine
+    return list(plan_ranks(graphs, made, {"together": together}))
+
+
+def run(
+    plans: list[Plan],
+    iterations: int,
+    trace: int = 0,
+    width: int = WIDTH,
+    name: str = "cpu",
+    opened: Sequence[Device] = (),
+) -> list[tuple[np.ndarray, list]]:
+    """What is added up on each rank, and its trace. opened: a device for each rank."""
+    backend, _ = registry.choose(name)
 
     def work(ranks: ThreadRanks) -> tuple[np.ndarray, list]:
         plan = plans[ranks.rank]
+        device = opened[ranks.rank] if opened else backend.open(0)
         with Executor(
-            plan, backend, backend.open(0), ranks=ranks, budget_s=30.0, trace_records=trace
+            plan, backend, device, ranks=ranks, budget_s=30.0, trace_records=trace
         ) as executor:
             for name in ("batch", "total"):
-                executor.write(name, np.zeros(WIDTH, np.float32))
+                executor.write(name, np.zeros(width, np.float32))
             executor.start(iterations).wait(120.0)
             found = executor.read("total"), executor.trace() if trace else []
             ranks.barrier()
@@ -100,6 +119,21 @@ def test_two_stages_work_on_different_iterations_at_the_same_time() -> None:
     begun = [ahead["begin"][ahead["iteration"] == i].min() for i in range(12)]
     ended = [behind["end"][behind["iteration"] == i].max() for i in range(12)]
     assert any(begun[i + 1] < ended[i] for i in range(11))
+
+
+@pytest.mark.parametrize("name", ["cuda", "rocm"])
+def test_neither_runs_ahead_on_a_gpu(name: str) -> None:
+    """A stage behind another one that is faster, and ranks that are only told, AMD's emulated."""
+    with devices(name, 2) as (opened, machine):
+        for plans, width in (
+            (build(2, 1, machine, 40), WIDTH),
+            (build_broadcast(2, 40, "one_shot", machine, 40), 40),
+            (build_broadcast(2, WIDTH, "ring", machine, 40), WIDTH),
+        ):
+            verify(plans)
+            assert any(waiting(p) for p in plans)
+            for total, _ in run(plans, 6, width=width, name=name, opened=opened):
+                np.testing.assert_array_equal(total, np.full(width, 21, np.float32))
 
 
 def waiting(plan: Plan) -> list[tuple[Place, Task]]:
@@ -164,18 +198,153 @@ def test_every_mutation_is_refused(
             verify(changed)
 
 
-def test_ranks_that_add_up_begin_together() -> None:
+def reduce_stage(rank: int, world: int, width: int, algorithm: str) -> None:
+    """Every rank counts iterations, adds up what all ranks have, and then rank 1 works for long."""
+    place = (rank, world)
+    batch = ark.tensor([width], name="batch")
+    ark.add(batch, 1.0, output=batch)
+    mine = ark.mul(batch, float(rank + 1))
+    summed = ark.all_reduce(mine, *place, algorithm=algorithm)
+    gathered = ark.all_gather(ark.reshape(summed, (1, width)), *place)
+    last = ark.copy(ark.reshape(gathered, (-1, width))[world - 1 : world])
+    last = ark.reshape(last, (width,))
+    total = ark.tensor([width], name="total")
+    if rank == 1:
+        work = ark.mul(ark.matmul(ark.tensor([300, 300]), ark.tensor([300, 300])), 0.0)
+        row = ark.reduce_sum(ark.reduce_sum(work, axis=0), axis=1)
+        ark.add(total, ark.add(last, ark.reshape(row, (1,))), output=total)
+    else:
+        ark.add(total, last, output=total)
+
+
+def build_reduce(
+    world: int,
+    width: int,
+    algorithm: str = "one_shot",
+    machine: str = "cpu-2",
+    together: bool = False,
+) -> list[Plan]:
+    graphs = []
+    for rank in range(world):
+        model = Model(rank, world)
+        with use_model(model):
+            reduce_stage(rank, world, width, algorithm)
+        graphs.append(model.graph)
+    return planned(graphs, machine, together)
+
+
+# The first travels as packets, the second with counters.
+@pytest.mark.parametrize("width", [40, WIDTH])
+@pytest.mark.parametrize("algorithm", ["one_shot", "ring", "double_binary_tree"])
+def test_sums_are_right_though_ranks_begin_by_themselves(width: int, algorithm: str) -> None:
+    """Each element adds up 1 + 2 + 3 shares of 1 to 40, with one rank slower than the others."""
+    plans = build_reduce(3, width, algorithm)
+    verify(plans)
+    assert {p.counters[ITERATION_BARRIER].step for p in plans} == {1}
+    for total, _ in run(plans, ITERATIONS, width=width):
+        want = np.full(width, 6 * ITERATIONS * (ITERATIONS + 1) / 2, np.float32)
+        np.testing.assert_array_equal(total, want)
+
+
+def test_a_rank_begins_while_a_peer_is_in_the_iteration_before() -> None:
+    """Rank 0 has added up, and begins the next iteration while rank 1 still works."""
+    plans = build_reduce(2, WIDTH)
+    (_, first), (_, second) = run(plans, 12, trace=4000)
+    ahead, behind = np.concatenate(first), np.concatenate(second)
+    begun = [ahead["begin"][ahead["iteration"] == i].min() for i in range(12)]
+    ended = [behind["end"][behind["iteration"] == i].max() for i in range(12)]
+    assert any(begun[i + 1] < ended[i] for i in range(11))
+
+
+@pytest.mark.parametrize("width", [40, WIDTH])
+def test_ranks_begin_together_where_that_is_asked_for(width: int) -> None:
+    plans = build_reduce(3, width, together=True)
+    verify(plans)
+    assert {p.counters[ITERATION_BARRIER].step for p in plans} == {3}
+    assert not any(waiting(p) for p in plans)
+
+
+def end_before_the_end(plan: Plan, rng: random.Random) -> Plan:
+    """Rank 0 hears of an iteration's end before what it told is read."""
+    return never_end(plan, rng, moved=True)
+
+
+def never_end(plan: Plan, rng: random.Random, moved: bool = False) -> Plan:
+    ended = {c.id for c in plan.counters if c.name.startswith("ended+") and c.rank == 0}
+    place, task = next((k, t) for k, t in tasks(plan).items() if set(t.signals) & ended)
+    changed = replace_task(plan, place, signals=tuple(c for c in task.signals if c not in ended))
+    if not moved:
+        return changed
+    first = next(k for k, t in tasks(plan).items() if t.op == 0)
+    return replace_task(changed, first, signals=(*tasks(changed)[first].signals, *ended))
+
+
+def build_broadcast(
+    world: int, width: int, algorithm: str, machine: Machine | str = "cpu-2", work: int = 300
+) -> list[Plan]:
+    """Rank 0 tells the others what iteration it is, and hears nothing of them."""
+    graphs = []
+    for rank in range(world):
+        model = Model(rank, world)
+        with use_model(model):
+            batch, total = (ark.tensor([width], name=name) for name in ("batch", "total"))
+            ark.add(batch, 1.0, output=batch)
+            told = ark.broadcast(batch, rank, world, algorithm=algorithm)
+            if rank == 1:
+                ark.matmul(ark.tensor([work, work]), ark.tensor([work, work]))
+            ark.add(total, told, output=total)
+        graphs.append(model.graph)
+    return planned(graphs, machine)
+
+
+@pytest.mark.parametrize("width", [40, WIDTH])
+@pytest.mark.parametrize("algorithm", ["one_shot", "double_binary_tree"])
+def test_who_only_tells_does_not_run_ahead(width: int, algorithm: str) -> None:
+    """Each rank adds up 1 to 40, though nothing ever comes back to rank 0."""
+    plans = build_broadcast(3, width, algorithm)
+    verify(plans)
+    for total, _ in run(plans, ITERATIONS, width=width):
+        want = np.full(width, ITERATIONS * (ITERATIONS + 1) / 2, np.float32)
+        np.testing.assert_array_equal(total, want)
+
+
+@pytest.mark.parametrize(
+    ("rank", "mutate"), [(0, forget_the_reader), (1, end_before_the_end), (2, never_end)]
+)
+@pytest.mark.parametrize("width", [40, WIDTH])
+@pytest.mark.parametrize("algorithm", ["one_shot", "double_binary_tree"])
+def test_every_mutation_of_a_broadcast_is_refused(
+    rank: int, mutate: Callable[[Plan, random.Random], Plan], width: int, algorithm: str
+) -> None:
+    plans = build_broadcast(3, width, algorithm)
+    for seed in range(4):
+        changed = list(plans)
+        changed[rank] = mutate(plans[rank], random.Random(seed))
+        with pytest.raises(PlanError, match="the plan is refused"):
+            verify(changed)
+
+
+def test_the_source_is_the_same_text_for_both_forms() -> None:
+    backend = registry.get("cuda")
+    machine, dialect = registry.machine("h100"), backend.dialect("sm_90a")
+    alone, together = (
+        write(build_reduce(2, WIDTH, machine="h100", together=both)[0], machine, dialect)
+        for both in (False, True)
+    )
+    assert alone.source == together.source
+
+
+def test_memory_that_peers_see_keeps_the_barrier() -> None:
+    """Nobody knows when a peer has read what one-sided puts bring."""
     graphs = []
     for rank in range(2):
         model = Model(rank, 2)
         with use_model(model):
-            stage(rank, 0, 2)
-            ark.all_reduce(ark.tensor([8], name="more"), rank, 2)
+            place = ark.comm.symmetric([8], name="place")
+            ark.comm.channel(1 - rank).put(ark.tensor([8], name="x"), place)
         graphs.append(model.graph)
     plans = plan_ranks(graphs, registry.machine("cpu-2"))
-    verify(plans)
     assert {p.counters[ITERATION_BARRIER].step for p in plans} == {2}
-    assert not any(waiting(p) for p in plans)
 
 
 def test_an_all_reduce_without_the_barrier_of_all_ranks_is_refused() -> None:
@@ -186,7 +355,7 @@ def test_an_all_reduce_without_the_barrier_of_all_ranks_is_refused() -> None:
             ark.all_reduce(ark.tensor([8], name="more"), rank, 2)
         graphs.append(model.graph)
     broken = []
-    for plan in plan_ranks(graphs, registry.machine("cpu-2")):
+    for plan in plan_ranks(graphs, registry.machine("cpu-2"), {"together": True}):
         barriers = [
             c.id for c in plan.counters if c.name == "iteration barrier" and c.rank != plan.rank
         ]

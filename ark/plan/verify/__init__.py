@@ -55,7 +55,7 @@ def _check_phase(rank_set: RankSet, number: int) -> None:
         check_delivered(rank_set, order, number, rank, missing, foreign[rank])
         check_early(rank_set, number, rank, foreign[rank])
         check_fetched(rank_set, order, number, rank, owns[rank], foreign[rank])
-    check_iterations(rank_set, number)
+    check_iterations(rank_set, number, owns, foreign)
 
 
 __all__ = ["check", "verify"]

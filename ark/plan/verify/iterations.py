@@ -38,13 +38,19 @@ class _Two:
     twice: tuple[np.ndarray, np.ndarray]
 
 
-def check_iterations(given: RankSet, number: int) -> None:
-    """Raises PlanError where an iteration of one rank may meet another one of a peer."""
+def check_iterations(
+    given: RankSet, number: int, known: Mapping[int, Own], touched: Mapping[int, Sequence[Touch]]
+) -> None:
+    """Raises PlanError where an iteration of one rank may meet another one of a peer. known,
+    touched: what the checked ranks do to their own memory, and peers to that.
+    """
     if given.world == 1 or given.plan(0).counters[ITERATION_BARRIER].step == given.world:
         return
-    rank_set = RankSet(given.plans, alone(given.world), given.templates)
-    owns = {rank: Own(rank_set, rank, number) for rank in rank_set.checked}
-    foreign = foreign_touches(rank_set, number)
+    rank_set, foreign = given, touched
+    if len(given.checked) < given.world:
+        rank_set = RankSet(given.plans, alone(given.world), given.templates)
+        foreign = foreign_touches(rank_set, number)
+    owns = {rank: known[twin] for rank, twin in enumerate(given.symmetry.twin)}
     bases = first_nodes(rank_set, number)
     packets = awaited_packets(rank_set, number, owns, foreign, bases)
     counters = counters_of(rank_set, number)

@@ -62,6 +62,24 @@ def test_synthesized_programs_are_read_back(capsys, tmp_path):
     assert "of the optimum" in out
 
 
+def test_options_that_contradict_a_programs_file_are_refused(capsys, tmp_path):
+    path = str(tmp_path / "program.json")
+    words = ("--collective", "reduce", "--root", "2", "--reduction", "max")
+    assert run(capsys, "synthesize", "ring4", *words, "--format", "json", "--out", path)[0] == 0
+    simulate = ("simulate", "ring4", "--program", path)
+    assert run(capsys, *simulate, *words)[1] == run(capsys, *simulate)[1] != ""
+    for option, other, says in (
+        ("--reduction", "sum", "--reduction says 'sum', but the program"),
+        ("--root", "1", "has 2; leave --root out"),
+        ("--collective", "broadcast", "has 'reduce'"),
+        ("--pieces", "3", "has 1"),
+        ("--k", "1", "--k says how a program is made"),
+        ("--window", "2", "--window says how"),
+    ):
+        code, out, err = run(capsys, *simulate, option, other)
+        assert (code, out) == (2, "") and says in " ".join(err.split())
+
+
 def test_formats(capsys):
     assert run(capsys, "synthesize", "star4")[1].startswith("program forestcoll k=1 all_gather")
     assert run(capsys, "synthesize", "star4", "--format", "xml")[1].startswith("<algo")

@@ -29,7 +29,7 @@ def tasks(plan: Plan) -> dict[Node, Task]:
 
 def touched(plan: Plan, task: Task) -> list[tuple[str, frozenset[int], bool, bool]]:
     """(space, bytes, write, append_only) of every access of a task. What its op merely comes after
-    counts as read whole; external buffers are spaces of their own.
+    counts as read whole; external buffers and peers' are spaces of their own.
     """
     op = plan.ops[task.op]
     sig = kinds.signature(plan, op)
@@ -54,7 +54,8 @@ def touched(plan: Plan, task: Task) -> list[tuple[str, frozenset[int], bool, boo
             elements = (elements[:, None] + axis[None, :]).ravel()
         first = elements * size + buffer.offset
         every = (first[:, None] + np.arange(size)[None, :]).ravel()
-        space = f"external {buffer.id}" if buffer.arena == "external" else buffer.arena
+        alone = buffer.arena == "external" or buffer.rank != plan.rank
+        space = f"{buffer.arena} {buffer.rank} {buffer.id}" if alone else buffer.arena
         found.append((space, frozenset(every.tolist()), write, append_only))
     return found
 

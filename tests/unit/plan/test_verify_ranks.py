@@ -61,17 +61,20 @@ def put_to_a_wrong_rank(plan: Plan, rng: random.Random) -> Plan:
 
 
 def put_into_its_own_buffer(plan: Plan, rng: random.Random) -> Plan:
-    """The put writes a receive buffer of as many elements on its own rank: memory that exists."""
+    """The put writes a receive buffer of as many elements on its own rank: memory that exists. One
+    of the same name only if there is no other: where all ranks do so, it is theirs alone, and safe.
+    """
     _, task = rng.choice(puts(plan))
     wanted = plan.tensors[plan.ops[task.op].operands[-1]]
     own = [
-        t.id
+        t
         for t in plan.tensors
         if (t.shape, t.dtype) == (wanted.shape, wanted.dtype)
         and plan.buffers[t.buffer].arena == "symmetric"
         and not remote(plan, t.id)
     ]
-    return with_target(plan, task.op, rng.choice(own))
+    others = [t for t in own if t.name != wanted.name]
+    return with_target(plan, task.op, rng.choice(others or own).id)
 
 
 def put_into_another_buffer(plan: Plan, rng: random.Random) -> Plan:

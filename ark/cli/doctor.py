@@ -1,0 +1,61 @@
+"""`ark doctor`: asks a device for everything that the loop kernel relies on, one verdict each."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from typing import Any
+
+from rich.console import Console
+
+from ark.backend import registry
+from ark.doctor.bench import Bench
+from ark.doctor.checks import Finding, examine
+from ark.errors import InvalidUsageError
+
+
+def register(subparsers: Any) -> None:
+    """Adds `ark doctor`."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="check what the loop kernel needs of a device",
+        description="Runs small kernels on a device, one for each thing that the loop kernel "
+        "relies on: residency, order of messages, packets, host words, copies, clock, peers, "
+        "bandwidth. Exit code 1 if one fails.",
+    )
+    parser.set_defaults(func=run)
+    parser.add_argument("--backend", metavar="NAME", help="default: the first with a device")
+    parser.add_argument("--device", type=int, default=0, metavar="N", help="default: 0")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    backend, probe = registry.choose(args.backend)
+    if not 0 <= args.device < len(probe.devices):
+        raise InvalidUsageError(
+            f"there is no device {args.device} of {backend.name!r}; it has {len(probe.devices)}, "
+            "counted from 0"
+        )
+    info = probe.devices[args.device]
+    console = Console(markup=False, highlight=False, soft_wrap=True)
+    if not args.json:
+        console.print(f"{backend.name} device {info.index}: {info.name} ({info.arch})")
+        for note in probe.notes:
+            console.print(note)
+
+    def shown(finding: Finding) -> None:
+        if not args.json:
+            console.print(f"{finding.verdict}  {finding.check:18} {finding.text}")
+
+    with Bench(backend, args.device) as bench:
+        found = examine(bench, shown)
+    if args.json:
+        report = {
+            "backend": backend.name,
+            "device": {"index": info.index, "name": info.name, "arch": info.arch},
+            "notes": list(probe.notes),
+            "checks": [dataclasses.asdict(f) for f in found],
+        }
+        print(json.dumps(report, indent=2))
+    return int(any(f.verdict == "fail" for f in found))

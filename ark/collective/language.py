@@ -1,0 +1,140 @@
+"""A language for collective programs, in chunks: `ark.comm.program`.
+
+    @ark.comm.program("all_gather", ranks=4)
+    def ring(p):
+        for rank in p.ranks:
+            p.input(rank).to(p.output(rank, rank))
+        for hop in range(len(p.ranks) - 1):
+            for rank in p.ranks:
+                shard = (rank - hop) % 4
+                p.output(rank, shard).to(p.output((rank + 1) % 4, shard))
+
+The function states moves and reductions in an order that would be right one by one; what depends on
+what follows (ark.collective.builder). The result is a checked CollectiveProgram, which every
+collective of ark takes as its `algorithm`, on the caller's ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from ark.collective.builder import IN, OUT, ProgramBuilder
+from ark.collective.checker import check
+from ark.collective.types import Collective, CollectiveProgram, Span
+from ark.errors import InvalidUsageError
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive slots of a rank's buffer."""
+
+    rank: int
+    span: Span
+    program: Program = field(repr=False, compare=False)
+
+    def to(self, place: Chunk) -> Chunk:
+        """Copies it to a place of as many slots, here or on another rank; returns the place."""
+        self.program.moved(self, place)
+        return place
+
+    def __iter__(self) -> Iterator[Chunk]:
+        """Its slots, one by one."""
+        for slot in self.span.slots():
+            yield Chunk(self.rank, Span(self.span.buffer, slot), self.program)
+
+
+class Program:
+    """What a function of the language is given. ranks: their numbers."""
+
+    def __init__(self, builder: ProgramBuilder, scratch: int) -> None:
+        self._builder = builder
+        self._scratch = builder.scratch(scratch) if scratch else ""
+        self.ranks = range(builder.ranks)
+        self.root = builder.root
+        self.chunks = builder.chunks
+
+    def input(self, rank: int, slot: int = 0, count: int = 1) -> Chunk:
+        """What the rank brings: all chunks of a reduction or all-to-all, its own of a gather."""
+        return self._place(rank, IN, slot, count)
+
+    def output(self, rank: int, slot: int = 0, count: int = 1) -> Chunk:
+        """Where the rank's result is put together."""
+        return self._place(rank, OUT, slot, count)
+
+    def scratch(self, rank: int, slot: int = 0, count: int = 1) -> Chunk:
+        """Memory for what is under way; InvalidUsageError where the program asked for none."""
+        if not self._scratch:
+            raise InvalidUsageError(
+                "the program has no scratch memory; say how many chunks it needs: "
+                "ark.comm.program(..., scratch=N)"
+            )
+        return self._place(rank, self._scratch, slot, count)
+
+    def reduce(self, *parts: Chunk, into: Chunk) -> Chunk:
+        """Folds chunks of one rank from left to right into one of its own; returns that.
+
+        What goes to the output is final: a mean is divided there.
+        """
+        if {p.rank for p in parts} != {into.rank} or not parts:
+            raise InvalidUsageError(
+                f"rank {into.rank} was to reduce {[p.rank for p in parts]}; a rank reduces what it "
+                "has: move the chunks there first"
+            )
+        self._alike(*parts, into)
+        spans = [p.span for p in parts]
+        self._builder.reduce(into.rank, spans, into.span, final=into.span.buffer == OUT)
+        return into
+
+    def moved(self, chunk: Chunk, place: Chunk) -> None:
+        """See Chunk.to."""
+        self._alike(chunk, place)
+        if chunk.rank == place.rank:
+            self._builder.copy(chunk.rank, chunk.span, place.span)
+        else:
+            self._builder.put(chunk.rank, place.rank, chunk.span, place.span)
+
+    def _place(self, rank: int, buffer: str, slot: int, count: int) -> Chunk:
+        if rank not in self.ranks:
+            raise InvalidUsageError(
+                f"rank {rank} was named, but the program has {len(self.ranks)}, numbered from 0"
+            )
+        return Chunk(rank, Span(buffer, slot, count), self)
+
+    @staticmethod
+    def _alike(*chunks: Chunk) -> None:
+        if len({c.span.count for c in chunks}) > 1:
+            raise InvalidUsageError(
+                f"chunks of {[c.span.count for c in chunks]} slots were given; they must be of one "
+                "size"
+            )
+
+
+def program(
+    collective: Collective | str,
+    ranks: int,
+    chunks: int | None = None,
+    *,
+    scratch: int = 0,
+    reduction: str | None = None,
+    root: int | None = None,
+    pieces: int = 1,
+    name: str = "",
+) -> Callable[[Callable[[Program], object]], CollectiveProgram]:
+    """Makes a checked program of the function below it.
+
+    chunks: into how many the data are cut, by default one for each rank. scratch: slots of scratch
+    memory a rank. root: of a broadcast or reduce. pieces: independent copies on pieces of every
+    chunk. name: by default the function's. Raises PlanError with the first fault of the program.
+    """
+
+    def made(function: Callable[[Program], object]) -> CollectiveProgram:
+        label = name or str(getattr(function, "__name__", "program"))
+        count = ranks if chunks is None else chunks
+        builder = ProgramBuilder(label, collective, ranks, count, reduction, root, pieces)
+        function(Program(builder, scratch))
+        built = builder.build()
+        check(built)
+        return built
+
+    return made

@@ -1,0 +1,132 @@
+"""A device opened for the doctor: its kernel, words, data, results, and one launch at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from importlib import resources
+from types import TracebackType
+
+import numpy as np
+
+from ark.backend.protocol import Backend, Launch, Memory, MemoryKind, Target
+from ark.codegen import layout
+from ark.codegen.dialect import Source
+from ark.codegen.writer import constants
+from ark.errors import GpuError
+from ark.machine import Machine
+from ark.variant import COMPUTE, block
+
+STRIDE = 128  # bytes between words that different processors poll
+CHECKS = ("meet", "message", "packets", "host", "clock", "add", "read")
+BUDGET_S = 20.0
+
+
+def source(machine: Machine, backend: Backend) -> Source:
+    """The doctor's kernel for a machine without a ring: prelude, structures, checks, entry."""
+    dialect = backend.dialect(machine.arch)
+    checks = resources.files("ark.doctor").joinpath("checks.h").read_text()
+    parts = (
+        constants(machine, 1, layout.LOOP_BYTES),
+        dialect.prelude,
+        layout.declarations(),
+        checks,
+        dialect.entry,
+    )
+    return Source("\n".join(parts))
+
+
+class Bench:
+    """One device and the doctor's kernel on it. words: memory of the kind that counters use."""
+
+    def __init__(self, backend: Backend, index: int) -> None:
+        self.backend = backend
+        self.device = backend.open(index)
+        made = self.device.machine
+        variant = block(made.variant.role(COMPUTE))
+        self.machine = dataclasses.replace(made, variants=(variant,))
+        target = Target(self.machine.arch, self.machine.threads)
+        binary = backend.compiler().compile(source(self.machine, backend), target)
+        self.program = self.device.load(binary)
+        self.host = self.device.alloc(layout.dtype("ArkHost").itemsize, "host")
+        assert self.host.host is not None
+        self.mail = self.host.host.view(layout.dtype("ArkHost"))[0]
+        self.control = self.device.alloc(layout.dtype("ArkControl").itemsize, "device")
+        self.results = self.device.alloc(64, "device")
+        self.kept: list[Memory] = [self.host, self.control, self.results]
+
+    @property
+    def processors(self) -> int:
+        return self.machine.processors
+
+    def alloc(self, nbytes: int, kind: MemoryKind = "device") -> Memory:
+        """Zeroed memory, given back at the end."""
+        memory = self.device.alloc(nbytes, kind)
+        self.kept.append(memory)
+        return memory
+
+    def words(self, count: int, kind: MemoryKind = "device") -> Memory:
+        """Words that are polled or added to, each on a line of its own."""
+        return self.alloc(count * STRIDE, kind)
+
+    def start(
+        self,
+        check: str,
+        data: int = 0,
+        words: int = 0,
+        count: int = 0,
+        rounds: int = 1,
+        system: bool = False,
+        lasts_s: float = 0.0,
+        processors: int = 0,
+    ) -> Launch:
+        """Launches a check. data, words: addresses; count: 4-byte words of data; system: with the
+        scope of peers and host.
+        """
+        self.device.zero(self.results.address, self.results.nbytes)
+        assert self.host.host is not None
+        self.host.host[:] = 0
+        params = np.zeros(1, layout.dtype("ArkParams"))
+        params["first"] = CHECKS.index(check)
+        params["tasks"], params["counter_ops"] = data, words
+        params["fetches"], params["control"] = self.results.address, self.control.address
+        params["host"], params["trace_capacity"] = self.host.address, count
+        params["processors"] = processors or self.processors
+        params["together"], params["persistent"] = rounds, int(system)
+        params["budget_ns"], params["idle_ns"] = int(BUDGET_S * 1e9), int(lasts_s * 1e9)
+        return self.device.launch(
+            self.program,
+            params.tobytes(),
+            processors or self.processors,
+            self.machine.threads,
+            layout.LOOP_BYTES,
+        )
+
+    def finish(self, launch: Launch) -> np.ndarray:
+        """The results, 16 words; GpuError if the kernel does not leave."""
+        if not launch.wait(2 * BUDGET_S):
+            raise GpuError(f"the kernel did not leave within {2 * BUDGET_S:.0f} s")
+        return self.device.read(self.results.address, self.results.nbytes).view(np.uint32)
+
+    def tell(self, number: int) -> bool:
+        """Releases round `number` of a running `host` check; True when the kernel has answered."""
+        self.mail["target"] = number
+        deadline = time.monotonic() + BUDGET_S
+        while self.mail["done"] != number:
+            if time.monotonic() > deadline:
+                return False
+        return True
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for memory in self.kept:
+            self.device.free(memory)
+        self.device.unload(self.program)
+        self.device.close()

@@ -1,0 +1,65 @@
+"""`ark doctor`: a sound device passes, planted faults fail, and the command says so."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ark.backend import registry
+from ark.cli import main
+from ark.codegen.dialect import Source
+from ark.doctor import bench as benches
+from ark.doctor import checks
+from ark.doctor.bench import Bench
+
+FAULTS = {
+    # check: what is written instead of what in the kernel
+    "messages": ("data[i] = ark_expected(round, i)", "data[i] = ark_expected(round - 1u, i)"),
+    "packets": ("high | ark_expected(epoch, 0u)", "high | ark_expected(epoch - 1u, 0u)"),
+    "additions": (
+        "ark_add_release(ark_word(p, 0u), 1u, p->persistent != 0u);\n  }\n}",
+        "if (round != 0u) ark_add_release(ark_word(p, 0u), 1u, p->persistent != 0u);\n  }\n}",
+    ),
+    "residency": ("round * p->processors, start)) return;\n    ark_count(p, 0u, 1u)",
+                  "round * p->processors + 1u, start)) return;\n    ark_count(p, 0u, 1u)"),
+    "host_words": ("ark_store_host(&ark_host(p)->done, round)", ""),
+    "clock": ("= ark_time_ns();\n    ark_add", "= ~ark_time_ns();\n    ark_add"),
+}  # fmt: skip
+
+
+def test_a_sound_device_passes(backend: str) -> None:
+    found: list[checks.Finding] = []
+    with Bench(registry.get(backend), 0) as bench:
+        checks.examine(bench, found.append)
+    assert [f for f in found if f.verdict == "fail"] == []
+    assert len(found) == len(checks.ALL) and len({f.check for f in found}) == len(found)
+
+
+@pytest.mark.parametrize("check", FAULTS)
+def test_a_fault_fails(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = benches.source
+    old, new = FAULTS[check]
+
+    def faulty(*args: object) -> Source:
+        text = made(*args).text  # type: ignore[arg-type]
+        assert text.count(old) == 1
+        return Source(text.replace(old, new))
+
+    monkeypatch.setattr(benches, "source", faulty)
+    monkeypatch.setattr(benches, "BUDGET_S", 1.0)
+    with Bench(registry.get("cpu"), 0) as bench:
+        assert getattr(checks, check)(bench).verdict == "fail"
+
+
+def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(checks, "ALL", (checks.residency, checks.additions))
+    assert main(["doctor", "--backend", "cpu", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [c["verdict"] for c in report["checks"]] == ["pass", "pass"]
+    failing = checks.Finding("residency", "fail", "nobody came")
+    monkeypatch.setattr(checks, "ALL", (lambda bench: failing,))
+    assert main(["doctor", "--backend", "cpu"]) == 1
+    assert "nobody came" in capsys.readouterr().out
+    assert main(["doctor", "--backend", "cpu", "--device", "7"]) == 2
+    assert "it has 1" in " ".join(capsys.readouterr().err.split())

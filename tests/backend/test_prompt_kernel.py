@@ -1,0 +1,84 @@
+"""What the planner makes of a prompt for matrix units that take one 16-bit type.
+
+Products of rounded activations, gates in their epilogues, tiles of queries dealt to processors, the
+first token from the last chunk. A CPU executes such a plan by the common bodies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from ark.backend import registry
+from ark.backend.protocol import Device
+from ark.ir.dtype import DataType, by_name
+from ark.models.build import Shape
+from ark.models.checkpoint import Checkpoint
+from ark.models.generate import make_plans
+from ark.models.load import weights
+from ark.ops.tokens import MAX_STOPS
+from ark.plan.types import Plan
+from ark.runtime.executor import Executor
+from ark.variant import COMPUTE, Role, Variant
+from tests.checkpoints import make_checkpoint
+
+LENGTHS = (2, 127, 128, 129, 250)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sizes: dict[str, Any] = {"layers": 2, "hidden": 64, "intermediate": 96, "context": 300}
+    return make_checkpoint(tmp_path_factory.mktemp("prompts"), dtype="bfloat16", **sizes)
+
+
+def planned(shape: Shape, device: Device) -> Plan:
+    """The plan that a machine with the variant `matrix` gets, for this CPU."""
+    machine = device.machine
+    matrix = Variant("matrix", (Role(COMPUTE, 1),))
+    machine = dataclasses.replace(machine, variants=(*machine.variants, matrix))
+    (plan,) = make_plans(shape, machine, {"variant": "matrix"})
+    return plan
+
+
+def test_a_prompt_for_matrix_units_gives_the_models_tokens(directory: Path) -> None:
+    backend, _ = registry.choose("cpu")
+    checkpoint = Checkpoint.open(directory)
+    model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    prompt = [int(t) for t in np.random.default_rng(3).integers(0, 320, 260)]
+    with contextlib.closing(backend.open(0)) as device:
+        dtype = DataType.from_numpy(checkpoint.dtype)
+        assert dtype == by_name("bf16")
+        shape = Shape(checkpoint.config, dtype, 280, 128)
+        plan = planned(shape, device)
+        kinds = {op.kind for op in plan.ops}
+        products = [op for op in plan.ops if op.kind == "matmul"]
+        assert "attention_tiles" in kinds and any(op.params.get("gated") for op in products)
+        assert all(plan.tensors[op.operands[0]].dtype == "bf16" for op in products)
+        with Executor(plan, backend, device) as executor:
+            for name, array in weights(checkpoint, shape, plan):
+                executor.write(name, array)
+            executor.write("stops", np.full(MAX_STOPS, -1))
+            for length in LENGTHS:
+                executor.write("tokens", np.array(prompt[:length]))
+                executor.write("position", np.zeros(1))
+                executor.write("settings", np.array([0, 0, 0, length - 1, length + 3, 0]))
+                executor.start(shape.iterations(length, 3)).wait(60)
+                made = executor.read("tokens")[length : length + 3].tolist()
+                _near(model, prompt[:length], made)
+
+
+def _near(model: LlamaForCausalLM, prompt: list[int], made: list[int]) -> None:
+    """Each token's logit is as good as the best one's within the rounding of bf16."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + made])).logits[0].float()
+    for i, token in enumerate(made):
+        row = logits[len(prompt) - 1 + i]
+        spread = float(row.std())
+        assert float(row.max() - row[token]) <= 0.05 * spread, (len(prompt), i, token)
