@@ -340,6 +340,9 @@ def _lower_attention(lowering: Lowering, node: Node) -> None:
     machine = lowering.machine
     least = 32 if machine.variant.role(COMMUNICATE) else 64
     splits = attention_splits(rows, kv_heads, context, machine.processors, least)
+    # All parts of a head are in shared memory when they are merged.
+    part = 4 * (node.attrs["head_dim"] + 2)
+    splits = max(1, min(splits, (machine.shared_bytes - machine.ring_bytes) // part))
     params = {**node.attrs, "kv_heads": kv_heads, "splits": splits}
     if fresh and _older(lowering, node):
         params["streamed"] = _streamed(key, node.attrs["heads"] // kv_heads, machine)

@@ -8,13 +8,14 @@ it fits together.
 
 from ark.parallel.layout import Layout, change, table
 from ark.parallel.pipeline import Placement, shape, tessel
-from ark.parallel.plans import parallelize, pipelined, spread
+from ark.parallel.plans import autotune, parallelize, pipelined, spread
 from ark.parallel.transform import ParallelGraph, materialise
 
 __all__ = [
     "Layout",
     "ParallelGraph",
     "Placement",
+    "autotune",
     "change",
     "materialise",
     "parallelize",

@@ -14,7 +14,7 @@ from graphlib import CycleError, TopologicalSorter
 
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.ir.graph import Graph, Node
-from ark.ir.values import Tensor
+from ark.ir.values import Buffer, Tensor
 from ark.parallel.transform.annotations import Annotation, annotate
 from ark.parallel.transform.normal import normal
 from ark.parallel.transform.views import View
@@ -145,6 +145,62 @@ class ParallelGraph:
         self._known(first)
         self._known(then)
         self._orders.setdefault(then, []).append(first)
+
+    def op_copy(self, node: Node) -> Node:
+        """A copy of a node's result, which everybody who reads that reads instead.
+
+        It is one piece, on no rank yet. UnsupportedError for results that last.
+        """
+        out = node.outputs[0]
+        if out.buffer.arena != "activation":
+            raise UnsupportedError(
+                f"the result of {node.name} lasts, and what lasts is written by one op; copy "
+                "something before it"
+            )
+        made = self.graph.tensor(out.extents, out.dtype, name=out.name)
+        zeros = (0,) * len(out.extents)
+        whole = dataclasses.replace(
+            out, shape=out.extents, offsets=zeros, padded=out.extents, id=len(self.graph.tensors)
+        )
+        self.graph.tensors.append(whole)
+        number = 1 + max(n.id for n in self.graph.nodes)
+        copy = Node(number, "copy", f"{node.name}.copy", (whole,), (made,), phase=node.phase)
+        pieces: dict[int, list[Piece]] = {}
+        nodes: list[Node] = []
+        for other in self.graph.nodes:
+            moved = self._reading(other, out.buffer, made.buffer)
+            nodes.append(moved)
+            if other.id in self._pieces:
+                pieces[other.id] = self._pieces[other.id]
+            if other.id == node.id:
+                nodes.append(copy)
+                views = (view_of(whole),)
+                pieces[number] = [Piece(copy, views, view_of(made), annotate(copy))]
+        self.graph.nodes, self._pieces = nodes, pieces
+        return copy
+
+    def _reading(self, node: Node, old: Buffer, new: Buffer) -> Node:
+        """The node, and its pieces, reading another buffer instead of one."""
+        if all(t.buffer.id != old.id for t in node.inputs):
+            return node
+        inputs = tuple(
+            dataclasses.replace(t, buffer=new) if t.buffer.id == old.id else t for t in node.inputs
+        )
+        moved = dataclasses.replace(node, inputs=inputs)
+        changed = {}
+        for piece in self._pieces[node.id]:
+            views = tuple(
+                dataclasses.replace(v, buffer=new.id) if v.buffer == old.id else v
+                for v in piece.inputs
+            )
+            changed[piece] = dataclasses.replace(piece, node=moved, inputs=views)
+        self._pieces[node.id] = list(changed.values())
+        self._at = {changed.get(p, p): ranks for p, ranks in self._at.items()}
+        self._orders = {
+            changed.get(then, then): [changed.get(p, p) for p in firsts]
+            for then, firsts in self._orders.items()
+        }
+        return moved
 
     def ranks_of(self, piece: Piece) -> list[int]:
         """Where a piece runs; ModelError if nobody has said it."""

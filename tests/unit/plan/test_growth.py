@@ -77,6 +77,16 @@ def test_who_reads_in_place_streams_nothing(dtype: ark.DataType) -> None:
     assert not growing(decoder(offers_roles(), dtype=dtype, **options))
 
 
+def test_a_head_has_no_more_parts_than_can_be_merged() -> None:
+    """Many processors for few heads, beside a ring that leaves little: 24 parts of 34 floats."""
+    target = dataclasses.replace(offers_roles().with_processors(64), shared_bytes=6 * 4096 + 3264)
+    (made,) = make_plans(Shape(WIDE, bf16, 2048, 0), target, {"variant": "roles"})
+    assert {op.params["splits"] for op in made.ops if op.kind == "attention"} == {24}
+    more = dataclasses.replace(target, shared_bytes=1 << 20)
+    (made,) = make_plans(Shape(WIDE, bf16, 2048, 0), more, {"variant": "roles"})
+    assert {op.params["splits"] for op in made.ops if op.kind == "attention"} == {32}
+
+
 CHANGES: dict[str, Callable[[Growth], Growth]] = {
     "length": lambda g: dataclasses.replace(g, length=0),
     "row": lambda g: dataclasses.replace(g, row=g.row // 2),

@@ -1,0 +1,251 @@
+"""Transforms of computation and communication, after CoCoNet (Jangda et al., ASPLOS 2022).
+
+Functions on a `ParallelGraph` of ranks in one row. A value is Local where each rank has a partial
+sum of it, Replicated where each has all of it, Sliced(d) where each has a part along dimension d;
+who reads a Local value reads its sum, so an all-reduce is a read. Each transform checks its side
+conditions and leaves the result as it was; `autotune` takes the fastest of several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ark.errors import BaseError, ModelError, PlanError
+from ark.ir.graph import Node
+from ark.parallel.layout.moves import ring_volume
+from ark.parallel.plans.choices import Rates
+from ark.parallel.transform import ParallelGraph, Piece, RankGraphs, annotate, materialise
+
+LOCAL, REPLICATED, OTHER = "local", "replicated", "other"
+
+
+def layout(plan: ParallelGraph, node: Node) -> str | int:
+    """How a node's result lies: LOCAL, REPLICATED, the dimension that is sliced, or OTHER."""
+    pieces = plan.pieces(node)
+    ranks = [plan.ranks_of(piece) for piece in pieces]
+    whole = tuple((0, n) for n in node.outputs[0].extents)
+    everybody = list(range(plan.ranks))
+    if len(pieces) == 1 and sorted(ranks[0]) == everybody and pieces[0].output.share == (0, 1):
+        return REPLICATED
+    if sorted(ranks) != [[rank] for rank in everybody]:
+        return OTHER
+    if all(p.output.box == whole for p in pieces):
+        return LOCAL
+    cut = [d for d, side in enumerate(whole) if pieces[0].output.box[d] != side]
+    return cut[0] if len(cut) == 1 and all(p.output.share == (0, 1) for p in pieces) else OTHER
+
+
+def split(plan: ParallelGraph, node: Node, dimension: int = 0) -> Node:
+    """AllReduce into ReduceScatter and AllGather: the sum of a Local value is made in parts along a
+    dimension, and its readers collect them. Returns the node of the parts.
+
+    ModelError unless the value is Local and the ranks divide the dimension.
+    """
+    if layout(plan, node) != LOCAL:
+        raise ModelError(
+            f"{node.name} has no all-reduce to split: its result is {layout(plan, node)}; split "
+            "the op along a letter that is summed over"
+        )
+    made = plan.op_copy(node)
+    _slice(plan, made, dimension)
+    return made
+
+
+def _slice(plan: ParallelGraph, node: Node, dimension: int) -> None:
+    """Each rank an equal part of a node's result."""
+    (whole,) = plan.pieces(node)
+    letter = annotate(node).operands[-1][dimension]
+    for rank, piece in enumerate(plan.op_trans(whole, letter, plan.ranks)):
+        plan.op_assign(piece, rank)
+
+
+def reorder(plan: ParallelGraph, gathered: Node, computations: Sequence[Node]) -> None:
+    """Computations before the AllGather: what reads a Sliced value's collected parts, and what
+    reads that, is computed by each rank for its part; who reads the results collects them.
+
+    ModelError where a computation is not Replicated, does not read what is sliced, needs all of it
+    at once, or has a Local operand.
+    """
+    dimension = layout(plan, gathered)
+    if not isinstance(dimension, int):
+        raise ModelError(f"{gathered.name} is {dimension}, and not sliced; split it first")
+    cut = {gathered.outputs[0].buffer.id: dimension}
+    inside = {n.id for n in computations}
+    writers = {n.outputs[0].buffer.id: n for n in plan.nodes}
+    chosen: list[tuple[Piece, str]] = []
+    for node in (n for n in plan.nodes if n.id in inside):
+        if layout(plan, node) != REPLICATED:
+            raise ModelError(f"{node.name} is not computed by all ranks alike; leave it as it is")
+        annotation = annotate(node)
+        letters = set()
+        for tensor, names in zip(node.inputs, annotation.operands, strict=False):
+            writer = writers.get(tensor.buffer.id)
+            if writer and writer.id not in inside and layout(plan, writer) == LOCAL:
+                raise ModelError(
+                    f"{node.name} reads {writer.name}, which is Local: it cannot be computed "
+                    "before the gather; split that one too"
+                )
+            if tensor.buffer.id in cut:
+                letters.add(names[cut[tensor.buffer.id]])
+        if len(letters) != 1 or letters & (annotation.frozen | {"1"}):
+            raise ModelError(
+                f"{node.name} ({annotation}) does not read the sliced value by one letter that can "
+                "be cut; leave it behind the gather"
+            )
+        (letter,) = letters
+        chosen.append((plan.pieces(node)[0], letter))
+        if letter in annotation.operands[-1]:
+            cut[node.outputs[0].buffer.id] = annotation.operands[-1].index(letter)
+    for whole, letter in chosen:
+        for rank, piece in enumerate(plan.op_trans(whole, letter, plan.ranks)):
+            plan.op_assign(piece, rank)
+
+
+def as_slice(plan: ParallelGraph, name: str, dimension: int = 0) -> int:
+    """Shards a Replicated state: each rank keeps its slice; returns the elements of one.
+
+    What all ranks compute alike of the state is computed for the slice too. Ranks keep what they
+    read, so nothing else is to be done. ModelError names who still reads more than the slice.
+    """
+    kept = 0
+    for node in plan.nodes:
+        for at, tensor in enumerate(node.inputs):
+            if tensor.buffer.name != name:
+                continue
+            annotation = annotate(node)
+            letter = annotation.operands[at][dimension]
+            if layout(plan, node) == REPLICATED and letter in annotation.operands[-1]:
+                _slice(plan, node, annotation.operands[-1].index(letter))
+            part = tensor.extents[dimension] // plan.ranks
+            for piece in plan.pieces(node):
+                side = piece.inputs[at].box[dimension]
+                for rank in plan.ranks_of(piece):
+                    if side != (rank * part, (rank + 1) * part):
+                        raise ModelError(
+                            f"{name} cannot be kept in slices: {node.name} reads {list(side)} of "
+                            f"it on rank {rank}; reorder that op before the gather"
+                        )
+            kept = max(kept, part * tensor.elements // tensor.shape[dimension])
+    if not kept:
+        raise ModelError(f"nothing that the graph reads is called {name!r}")
+    return kept
+
+
+def fuse(plan: ParallelGraph, nodes: Sequence[Node]) -> None:
+    """One run of tasks: on each rank nothing else comes between the nodes' pieces.
+
+    A loop kernel is one kernel anyway; elementwise neighbours become one op when the graph is
+    lowered. ModelError where something else stands between them (a circle).
+    """
+    inside = {n.id for n in nodes}
+    readers: dict[int, list[Node]] = {}
+    for node in plan.nodes:
+        for tensor in node.inputs:
+            readers.setdefault(tensor.buffer.id, []).append(node)
+    after: set[int] = set()
+    for node in plan.nodes:
+        read = {t.buffer.id for t in node.inputs}
+        written = [n for n in plan.nodes if n.outputs[0].buffer.id in read]
+        follows = any(n.id in inside or n.id in after for n in written)
+        if node.id not in inside and follows:
+            after.add(node.id)
+        elif node.id in inside and any(n.id in after for n in written):
+            between = next(n.name for n in written if n.id in after)
+            raise ModelError(
+                f"{node.name} cannot be fused with what comes before {between}, which it reads; "
+                "fuse that too"
+            )
+    own = [p for n in plan.nodes if n.id in inside for p in plan.pieces(n)]
+    for node in plan.nodes:
+        if node.id not in inside:
+            for piece in plan.pieces(node):
+                for other in own:
+                    first, then = (other, piece) if node.id in after else (piece, other)
+                    if node.id in after or node.id < other.node.id:
+                        plan.op_order(first, then)
+
+
+def overlap(
+    plan: ParallelGraph, producer: Node, consumer: Node, dimension: int, parts: int
+) -> None:
+    """In chunks along a dimension of the producer's result: a chunk leaves when it is made.
+
+    ModelError unless the consumer reads the producer, and gives for a chunk a chunk.
+    """
+    at = [i for i, t in enumerate(consumer.inputs) if t.buffer.id == producer.outputs[0].buffer.id]
+    if len(at) != 1:
+        raise ModelError(f"{consumer.name} does not read {producer.name} once; nothing overlaps")
+    first, then = annotate(producer), annotate(consumer)
+    letters = first.operands[-1][dimension], then.operands[at[0]][dimension]
+    if letters[0] in first.frozen | {"1"} or letters[1] not in then.operands[-1]:
+        raise ModelError(
+            f"{consumer.name} ({then}) needs all of {producer.name} ({first}) along dimension "
+            f"{dimension} at once; overlap them along another"
+        )
+    if letters[1] in then.frozen:
+        raise ModelError(f"{consumer.name} ({then}) is not cut along {letters[1]}")
+    for node, letter in ((producer, letters[0]), (consumer, letters[1])):
+        for piece in plan.pieces(node):
+            ranks = plan.ranks_of(piece)
+            for chunk in plan.op_trans(piece, letter, parts):
+                plan.op_assign(chunk, *ranks)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The fastest of several ways. us: by name, predicted. refused: by name, why not."""
+
+    name: str
+    ranks: RankGraphs
+    us: dict[str, float]
+    refused: dict[str, str]
+
+
+def cost_us(made: RankGraphs, rates: Rates) -> float:
+    """Predicted microseconds of the slowest rank: traffic of memory and arithmetic of its ops one
+    after the other, rings for all-reduces, and what it sends.
+    """
+    ranks, slowest = len(made.graphs), 0.0
+    for graph in made.graphs:
+        total = 0.0
+        for node in graph.nodes:
+            moved = sum(t.nbytes for t in (*node.inputs, *node.outputs))
+            if node.type == "all_reduce":
+                sent = ring_volume("all_reduce", ranks, 1) * node.inputs[0].nbytes / ranks
+                total += rates.step_us + sent / rates.link_bytes_per_us
+            elif node.type == "send":
+                total += rates.step_us / ranks + moved / rates.link_bytes_per_us
+            elif node.type == "matmul":
+                flops = 2.0 * node.outputs[0].elements * node.inputs[0].shape[-1]
+                total += max(flops / rates.flops_per_us, moved / rates.memory_bytes_per_us)
+            else:
+                total += moved / rates.memory_bytes_per_us
+        slowest = max(slowest, total)
+    return slowest
+
+
+def autotune(
+    start: Callable[[], ParallelGraph],
+    ways: Mapping[str, Callable[[ParallelGraph], None]],
+    rates: Rates,
+) -> Tuned:
+    """The fastest of several sequences of transforms, each applied to a plan of its own.
+
+    start: makes the plan. ways: by name, what transforms it. PlanError if all are refused.
+    """
+    found: dict[str, tuple[float, RankGraphs]] = {}
+    refused: dict[str, str] = {}
+    for name, transform in ways.items():
+        plan = start()
+        try:
+            transform(plan)
+            made = materialise(plan)
+        except BaseError as error:
+            refused[name] = str(error)
+            continue
+        found[name] = (cost_us(made, rates), made)
+    if not found:
+        raise PlanError(f"every way was refused: {refused}")
+    best = min(found, key=lambda name: found[name][0])
+    return Tuned(best, found[best][1], {n: us for n, (us, _) in found.items()}, refused)

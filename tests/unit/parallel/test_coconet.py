@@ -1,0 +1,298 @@
+"""CoCoNet's transforms: equal results on integers bit for bit, side conditions, what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ark
+from ark.errors import ModelError
+from ark.frontend.model import Model, use_model
+from ark.ir.graph import Graph, Node
+from ark.parallel import ParallelGraph, autotune, materialise, spread
+from ark.parallel.plans import coconet
+from ark.parallel.plans.choices import Rates
+from ark.parallel.transform import part_of, whole_of
+from tests.unit.parallel.ranks_in_numpy import Ranks
+from tests.unit.parallel.test_transform import on_cpu_ranks
+
+ROWS, WIDTH, RANKS = 8, 12, 4
+
+
+def update(kind: str) -> Graph:
+    """Gradients of rows, summed over the ranks' shares of them, and a state that follows."""
+    model = Model(0, 1)
+    with use_model(model):
+        x, y = ark.tensor((ROWS, WIDTH), name="x"), ark.tensor((ROWS, 16), name="y")
+        weight, state = ark.parameter((16, WIDTH), name="w"), ark.tensor((16, WIDTH), name="state")
+        gradient = ark.matmul(y, x, transpose_input=True, name="gradient")
+        if kind == "momentum":
+            held = ark.add(ark.mul(state, 2.0), gradient, output=state)
+            ark.copy(ark.sub(weight, held), output=weight)
+        elif kind == "adam":
+            square = ark.tensor((16, WIDTH), name="square")
+            mean = ark.add(ark.mul(state, 0.9), ark.mul(gradient, 0.1), output=state)
+            wide = ark.mul(ark.mul(gradient, gradient), 0.01)
+            second = ark.add(ark.mul(square, 0.99), wide, output=square)
+            moved = ark.div(mean, ark.add(ark.sqrt(second), 1.0))
+            ark.copy(ark.sub(weight, moved), output=weight)
+        else:  # LAMB: the step of a tensor follows the norms of weight and update
+            moved = ark.add(ark.mul(state, 0.9), gradient, output=state)
+
+            def norm(t: Any) -> Any:
+                return ark.sqrt(ark.reduce_sum(ark.reduce_sum(ark.mul(t, t), 1), 0))
+
+            trust = ark.div(norm(weight), ark.add(norm(moved), 1.0))
+            ark.copy(ark.sub(weight, ark.mul(moved, trust)), output=weight)
+    return model.graph
+
+
+def named(plan: ParallelGraph, name: str) -> Node:
+    return next(n for n in plan.nodes if n.name == name)
+
+
+def started(kind: str) -> ParallelGraph:
+    graph = update(kind)
+    plan = ParallelGraph(graph, RANKS)
+    names = {t.name: t.buffer.name for t in graph.tensors}
+    spread({names["x"]: 0, names["y"]: 0})(plan)
+    return plan
+
+
+def nothing(plan: ParallelGraph) -> None:
+    """AR, then all ranks compute alike."""
+
+
+def scattered(plan: ParallelGraph) -> None:
+    """RS, AG, then all ranks compute alike."""
+    coconet.split(plan, named(plan, "gradient"))
+
+
+def reordered(plan: ParallelGraph) -> None:
+    """RS, each rank computes its slice and keeps its slice of the moments, AG."""
+    parts = coconet.split(plan, named(plan, "gradient"))
+    reads, chosen = {parts.outputs[0].buffer.id}, []
+    for node in plan.nodes:
+        if any(t.buffer.id in reads for t in node.inputs):
+            chosen.append(node)
+            reads.add(node.outputs[0].buffer.id)
+    coconet.reorder(plan, parts, chosen)
+    for name in {t.buffer.name for t in plan.graph.tensors if t.name in ("state", "square")}:
+        coconet.as_slice(plan, name)
+
+
+WAYS: dict[str, Callable[[ParallelGraph], None]] = {
+    "AR-compute": nothing,
+    "RS-AG-compute": scattered,
+    "RS-compute-AG": reordered,
+}
+
+
+def result(plan: ParallelGraph, steps: int = 2) -> dict[str, np.ndarray]:
+    """What lasts, after some iterations in NumPy, by name."""
+    made = materialise(plan)
+    ranks, random = Ranks(made.graphs), np.random.default_rng(1)
+    whole: dict[str, np.ndarray] = {}
+    for tensor in plan.graph.tensors:
+        if tensor.buffer.arena != "activation" and tensor.shape == tensor.extents:
+            whole.setdefault(tensor.buffer.name, random.integers(-3, 4, tensor.shape) * 1.0)
+    for name in whole:
+        if "square" in name:
+            whole[name] = np.abs(whole[name])
+    for rank, held in enumerate(made.held):
+        for name, view in held.items():
+            ranks.fill(rank, name, part_of(whole[name], view))
+    for _ in range(steps):
+        ranks.run()
+    found: dict[str, np.ndarray] = {}
+    for buffer in {v.buffer for held in made.held for v in held.values()}:
+        parts = [
+            (v, ranks.read(r, n))
+            for r, held in enumerate(made.held)
+            for n, v in held.items()
+            if v.buffer == buffer
+        ]
+        name = next(t.name for t in plan.graph.tensors if t.buffer.id == buffer)
+        found[name] = whole_of(plan.graph, parts)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["momentum", "adam"])
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_gives_the_same(kind: str, way: str) -> None:
+    plan, want = started(kind), result(started(kind))
+    WAYS[way](plan)
+    got = result(plan)
+    assert set(got) == set(want) and {"w", "state"} <= set(got)
+    for name, array in want.items():
+        if kind == "momentum":
+            np.testing.assert_array_equal(got[name], array)
+        np.testing.assert_allclose(got[name], array, rtol=1e-12)
+
+
+def test_lamb_sums_its_norms_in_parts() -> None:
+    plan, want = started("lamb"), result(started("lamb"))
+    parts = coconet.split(plan, named(plan, "gradient"))
+    moved = next(n for n in plan.nodes if n.type == "add" and n.outputs[0].name == "state")
+    new = moved.outputs[0].buffer.id
+    square = next(n for n in plan.nodes if [t.buffer.id for t in n.inputs] == [new, new])
+    rows = next(n for n in plan.nodes if n.inputs[0].buffer.id == square.outputs[0].buffer.id)
+    whole = next(n for n in plan.nodes if n.inputs[0].buffer.id == rows.outputs[0].buffer.id)
+    coconet.reorder(plan, parts, [moved, square, rows, whole])
+    assert coconet.layout(plan, whole) == coconet.LOCAL
+    for name, array in result(plan).items():
+        np.testing.assert_allclose(array, want[name], rtol=1e-12)
+
+
+def test_optimizer_memory_is_divided() -> None:
+    """2N elements of moments become 2N / n, each rank's all that it keeps of them."""
+    plan = started("adam")
+    reordered(plan)
+    names = {t.name: t.buffer.name for t in plan.graph.tensors}
+    whole = 16 * WIDTH
+    kept = coconet.as_slice(plan, names["state"]) + coconet.as_slice(plan, names["square"])
+    assert kept == 2 * whole // RANKS
+    for held in materialise(plan).held:
+        sizes = [np.prod(held[names[n]].shape) for n in ("state", "square")]
+        assert sizes == [whole // RANKS] * 2
+    np.testing.assert_allclose(result(plan)["w"], result(started("adam"))["w"], rtol=1e-12)
+    with pytest.raises(ModelError, match="cannot be kept in slices"):
+        coconet.as_slice(product(), "x.0", 0)
+    with pytest.raises(ModelError, match="nothing that the graph reads"):
+        coconet.as_slice(plan, "nobody")
+
+
+def product() -> ParallelGraph:
+    """x weight^T over shares of k, and what follows."""
+    model = Model(0, 1)
+    with use_model(model):
+        made = ark.linear(
+            ark.tensor((ROWS, WIDTH), name="x"), ark.parameter((16, WIDTH)), name="product"
+        )
+        ark.copy(ark.relu(made, name="relu"), output=ark.tensor((ROWS, 16), name="result"))
+    plan = ParallelGraph(model.graph, RANKS)
+    for node in plan.nodes:
+        (piece,) = plan.pieces(node)
+        if node.name != "product":
+            plan.op_assign(piece, *range(RANKS))
+            continue
+        for rank, part in enumerate(plan.op_trans(piece, "z", RANKS)):
+            plan.op_assign(part, rank)
+    return plan
+
+
+def test_a_product_and_its_all_reduce_in_chunks() -> None:
+    plan = product()
+    want = result(product())["result"]
+    coconet.overlap(plan, named(plan, "product"), named(plan, "relu"), 0, 2)
+    np.testing.assert_array_equal(result(plan)["result"], want)
+    for graph in materialise(plan).graphs:
+        assert [n.type for n in graph.nodes].count("all_reduce") == 2
+        order = [n.type for n in graph.nodes if n.type in ("matmul", "all_reduce")]
+        assert order == ["matmul", "matmul", "all_reduce", "all_reduce"]
+
+
+def test_slices_are_sent_down_a_pipeline() -> None:
+    """Two stages on two ranks each: what a stage has alike on both, each sends half of."""
+    model = Model(0, 1)
+    with use_model(model):
+        first = ark.relu(ark.tensor((ROWS, WIDTH), name="x"), name="first")
+        then = ark.mul(first, 3.0, name="then")
+        ark.copy(then, output=ark.tensor((ROWS, WIDTH), name="result"))
+    plan = ParallelGraph(model.graph, 4)
+    for node in plan.nodes:
+        at = (0, 1) if node.name == "first" else (2, 3)
+        plan.op_assign(plan.pieces(node)[0], *at)
+    want = result(plan)["result"]
+    sent = plan.op_copy(named(plan, "first"))
+    for i, part in enumerate(plan.op_trans(plan.pieces(sent)[0], "a", 2)):
+        plan.op_assign(part, i)
+    np.testing.assert_array_equal(result(plan)["result"], want)
+    for rank in (0, 1):
+        graph = materialise(plan).graphs[rank]
+        shapes = [n.inputs[0].shape for n in graph.nodes if n.type == "send"]
+        assert shapes == [(ROWS // 2, WIDTH)] * 2
+
+
+def test_fused_ops_stand_together_and_circles_are_refused() -> None:
+    plan = started("momentum")
+    moved = [n for n in plan.nodes if n.type in ("mul", "add", "sub")]
+    coconet.fuse(plan, moved)
+    order = [p.node.id for p in plan.in_order()]
+    places = [order.index(n.id) for n in moved]
+    assert max(places) - min(places) == len(moved) - 1
+    with pytest.raises(ModelError, match="fuse that too"):
+        coconet.fuse(plan, [moved[0], moved[-1]])
+
+
+def test_side_conditions() -> None:
+    plan = started("momentum")
+    gradient, add = named(plan, "gradient"), named(plan, "add")
+    with pytest.raises(ModelError, match="no all-reduce to split"):
+        coconet.split(plan, add)
+    with pytest.raises(ModelError, match="not sliced"):
+        coconet.reorder(plan, add, [])
+    both = product()
+    with pytest.raises(ModelError, match="at once"):
+        coconet.overlap(both, named(both, "product"), _summed(both), 1, 2)
+    parts = coconet.split(plan, gradient)
+    with pytest.raises(ModelError, match="does not read the sliced value"):
+        coconet.reorder(plan, parts, [n for n in plan.nodes if n.type == "mul"])
+
+
+def _summed(plan: ParallelGraph) -> Node:
+    """A reader that sums over the columns."""
+    tensor = named(plan, "product").outputs[0]
+    out = plan.graph.tensor((ROWS, 1), tensor.dtype)
+    attrs = {"function": "sum", "axis": 1, "keepdims": True}
+    return plan.graph.add("reduce_sum", [tensor], [out], attrs)
+
+
+def test_a_local_operand_is_refused() -> None:
+    model = Model(0, 1)
+    with use_model(model):
+        x, y = ark.tensor((ROWS, WIDTH), name="x"), ark.tensor((ROWS, 16), name="y")
+        one = ark.matmul(y, x, transpose_input=True, name="one")
+        two = ark.matmul(y, ark.relu(x), transpose_input=True, name="two")
+        ark.copy(ark.mul(one, two, name="both"), output=ark.tensor((16, WIDTH), name="result"))
+    plan = ParallelGraph(model.graph, RANKS)
+    names = {t.name: t.buffer.name for t in plan.graph.tensors}
+    spread({names["x"]: 0, names["y"]: 0})(plan)
+    parts = coconet.split(plan, named(plan, "one"))
+    with pytest.raises(ModelError, match="which is Local"):
+        coconet.reorder(plan, parts, [named(plan, "both")])
+
+
+def test_autotune_takes_what_moves_less() -> None:
+    """Slices update a quarter each; without them one all-reduce has fewer steps than two halves."""
+    slow_memory = autotune(lambda: started("adam"), WAYS, Rates(1e6, 1.0, 1e9, 0.0))
+    assert slow_memory.name == "RS-compute-AG" and len(slow_memory.us) == 3
+    two = {name: WAYS[name] for name in ("AR-compute", "RS-AG-compute")}
+    dear_steps = autotune(lambda: started("adam"), two, Rates(1e6, 1e9, 1e9, 10.0))
+    assert dear_steps.name == "AR-compute"
+
+    def wrong(plan: ParallelGraph) -> None:
+        coconet.split(plan, plan.nodes[-1])
+
+    tuned = autotune(lambda: started("adam"), {**WAYS, "wrong": wrong}, Rates(1e6, 1.0, 1e9))
+    assert "no all-reduce" in tuned.refused["wrong"]
+
+
+def test_on_cpu_ranks() -> None:
+    plan = product()
+    want = result(product(), 1)["result"]
+    parts = coconet.split(plan, named(plan, "product"))
+    coconet.reorder(plan, parts, [named(plan, "relu")])
+    made = materialise(plan)
+    random = np.random.default_rng(1)
+    inputs = {}
+    for tensor in plan.graph.tensors:
+        if tensor.buffer.arena != "activation" and tensor.shape == tensor.extents:
+            inputs.setdefault(tensor.buffer.name, random.integers(-3, 4, tensor.shape) * 1.0)
+    inputs = {n: a.astype(np.float32) for n, a in inputs.items() if "result" not in n}
+    target = {n.outputs[0].buffer.id for n in plan.nodes if n.outputs[0].name == "result"}
+    for view, array in on_cpu_ranks(made, inputs, target):
+        np.testing.assert_array_equal(array, part_of(want, view))
