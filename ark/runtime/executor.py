@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -163,13 +164,24 @@ class Executor:
 
     def rebind(self, externals: Mapping[int, int]) -> None:
         """Moves external buffers to other addresses, by buffer id; nothing may be running."""
+        moved = {b: a - self._externals[b] for b, a in externals.items() if a != self._externals[b]}
         self._externals.update(externals)
         if self._proxy is not None:
-            for number, address in externals.items():
+            for number in moved:
+                address = self._externals[number]
                 self._proxy.allow(address, self.plan.buffers[number].nbytes)
-        self.tables = self._build_tables()
-        for name, memory in self._arrays.items():
-            self.device.write(memory.address, getattr(self.tables, name))
+        if self._cells is None:
+            self._cells = tables.cells(self.plan, self.tables)
+        if any(b in self._cells and self._cells[b] is None for b in moved):
+            self.tables = self._build_tables()
+            for name, memory in self._arrays.items():
+                self.device.write(memory.address, getattr(self.tables, name))
+            return
+        words = self.tables.tasks.view(np.int64)
+        for buffer, distance in moved.items():
+            if buffer in self._cells:
+                words[self._cells[buffer]] += distance
+        self.device.write(self._arrays["tasks"].address, self.tables.tasks)
 
     def _build_tables(self) -> tables.Tables:
         """The tables for the present addresses; box maps are written to the device first."""
@@ -220,14 +232,28 @@ class Executor:
         for rank, data in enumerate(self.ranks.all_gather(json.dumps(mine).encode())):
             if rank != self.plan.rank:
                 entry = json.loads(data)
-                if rank in self._far and self._proxy is not None:
-                    memory = self._proxy.connect(rank, entry["network"])
-                else:
-                    memory = self.device.map_peer(bytes.fromhex(entry["handle"]))
-                self._peers[rank] = (memory, entry)
+                self._peers[rank] = (self._reach(rank, entry), entry)
                 for target, name in entry["signals"]:
                     if target == self.plan.rank:
                         self._signallers.setdefault(name, []).append(rank)
+
+    def _reach(self, rank: int, entry: Mapping[str, Any]) -> Memory:
+        """A peer's memory, mapped or by the network. SystemError names the rank, and says that it
+        has ended if it has, which may be known a moment later.
+        """
+        try:
+            if rank in self._far and self._proxy is not None:
+                return self._proxy.connect(rank, entry["network"])
+            return self.device.map_peer(bytes.fromhex(entry["handle"]))
+        except SystemError as error:
+            assert self.ranks is not None
+            end = time.monotonic() + 1.0
+            while self.ranks.failure() is None and time.monotonic() < end:
+                time.sleep(0.01)
+            failed = self.ranks.failure()
+            if failed is not None:
+                raise SystemError(failed) from error
+            raise SystemError(f"the memory of rank {rank} is out of reach: {error}") from error
 
     def _peer_address(self, rank: int, table: str, name: str) -> int:
         memory, entry = self._peers[rank]
@@ -406,6 +432,7 @@ class Executor:
         params["fifo"] = self._proxy.fifo.address if self._proxy is not None else 0
         params["processors"] = self.plan.processors
         params["together"] = self.plan.counters[ITERATION_BARRIER].step
+        params["peers"] = int(self.plan.counters[ITERATION_BARRIER].system)
         params["persistent"] = int(persistent)
         params["budget_ns"] = int(self.budget_s * 1e9)
         idle_s = IDLE_S if self.plan.world_size == 1 else IDLE_RANKS_S
