@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ark.backend.protocol import Backend, BoxMapper, Device, Launch, Memory
+from ark.backend.protocol import Backend, Device, Memory
 from ark.codegen import layout
 from ark.errors import BaseError, InvalidUsageError, SystemError
 from ark.ir.dtype import by_name
@@ -24,7 +25,7 @@ from ark.plan.serialize import machine_of
 from ark.plan.types import ITERATION_BARRIER, Plan, PlanTensor
 from ark.runtime import live, tables
 from ark.runtime.faults import explain
-from ark.runtime.kernels import Launches, box_maps, load_kernels, opcodes
+from ark.runtime.kernels import box_maps, launch_all, load_kernels, map_images, opcodes
 from ark.runtime.program import Program
 from ark.runtime.proxy import Proxy
 from ark.runtime.run import Ranks, Run
@@ -132,10 +133,9 @@ class Executor:
         }
         self._control = self._alloc(layout.dtype("ArkControl").itemsize)
         self._trace_records = trace_records
-        record = layout.dtype("ArkTrace").itemsize
-        self._trace_bytes = trace_records * plan.processors * record  # of one kernel
-        wanted = self._trace_bytes * len(self.kernels)
-        self._trace = self._alloc(wanted) if trace_records else None
+        self._trace_bytes = trace_records * plan.processors * layout.dtype("ArkTrace").itemsize
+        traced = self._trace_bytes * len(self.kernels)
+        self._trace = self._alloc(traced) if traced else None
 
     def _make_proxy(self) -> Proxy | None:
         """The proxy, where tasks ask the host to copy or peers are on other hosts."""
@@ -186,19 +186,10 @@ class Executor:
     def _build_tables(self) -> tables.Tables:
         """The tables for the present addresses; box maps are written to the device first."""
         maps = box_maps(self.kernels)
-        first: list[int] = []
-        images: list[bytes] = []
-        for op, wanted in zip(self.plan.ops, maps, strict=True):
-            first.append(len(images))
-            for box in wanted:
-                tensor = self.plan.tensors[op.operands[box.operand]]
-                start = tensor.first_byte
-                address = self.buffer_address(tensor.buffer) + start
-                assert isinstance(self.device, BoxMapper)
-                images.append(self.device.box_map(box, address))
+        first, images = map_images(self.plan, maps, self.device, self.tensor_address)
         memory = self._map_memory
         if memory is not None:
-            self.device.write(memory.address, np.frombuffer(b"".join(images), np.uint8))
+            self.device.write(memory.address, np.frombuffer(images, np.uint8))
         base = memory.address if memory is not None else 0
         made = tables.build(
             self.plan,
@@ -241,14 +232,28 @@ class Executor:
         for rank, data in enumerate(self.ranks.all_gather(json.dumps(mine).encode())):
             if rank != self.plan.rank:
                 entry = json.loads(data)
-                if rank in self._far and self._proxy is not None:
-                    memory = self._proxy.connect(rank, entry["network"])
-                else:
-                    memory = self.device.map_peer(bytes.fromhex(entry["handle"]))
-                self._peers[rank] = (memory, entry)
+                self._peers[rank] = (self._reach(rank, entry), entry)
                 for target, name in entry["signals"]:
                     if target == self.plan.rank:
                         self._signallers.setdefault(name, []).append(rank)
+
+    def _reach(self, rank: int, entry: Mapping[str, Any]) -> Memory:
+        """A peer's memory, mapped or by the network. SystemError names the rank, and says that it
+        has ended if it has, which may be known a moment later.
+        """
+        try:
+            if rank in self._far and self._proxy is not None:
+                return self._proxy.connect(rank, entry["network"])
+            return self.device.map_peer(bytes.fromhex(entry["handle"]))
+        except SystemError as error:
+            assert self.ranks is not None
+            end = time.monotonic() + 1.0
+            while self.ranks.failure() is None and time.monotonic() < end:
+                time.sleep(0.01)
+            failed = self.ranks.failure()
+            if failed is not None:
+                raise SystemError(failed) from error
+            raise SystemError(f"the memory of rank {rank} is out of reach: {error}") from error
 
     def _peer_address(self, rank: int, table: str, name: str) -> int:
         memory, entry = self._peers[rank]
@@ -333,10 +338,7 @@ class Executor:
         persistent: runs until told to quit; iterations are released by `Run.release`. Raises
         InvalidUsageError while the launch before is running.
         """
-        if self._run is not None and self._run.running():
-            raise InvalidUsageError(
-                "the launch before is still running; wait for its end or stop it (Run.stop)"
-            )
+        self._check_idle()
         phases = len(self.plan.phases)
         each = [*[0] * (phases - 1), iterations] if isinstance(iterations, int) else [*iterations]
         if len(each) != phases or min(each) < 0:
@@ -349,10 +351,15 @@ class Executor:
                 "the plan's phases are different kernels, which cannot run persistently; make it "
                 "with the option variant='block'"
             )
-        ends = list(itertools.accumulate(each))
-        self.phase_ends = ends[:-1]
+        *self.phase_ends, _ = ends = list(itertools.accumulate(each))
         self._reset(ends)
         return self._launch(self._parameters(persistent), ends)
+
+    def _check_idle(self) -> None:
+        if self._run is not None and self._run.running():
+            raise InvalidUsageError(
+                "the launch before is still running; wait for its end or stop it (Run.stop)"
+            )
 
     def resume(self, iterations: int = 1, stream: int | None = None) -> Run:
         """Launches so many iterations more: counters and epochs go on from where they stand.
@@ -369,10 +376,8 @@ class Executor:
                 "a launch cannot go on from the one before: the plan has several phases, a ring or "
                 f"the kernel variant {variant.name!r}; start it anew (Executor.start)"
             )
-        if stream is None and self._run is not None and self._run.running():
-            raise InvalidUsageError(
-                "the launch before is still running; wait for its end or stop it (Run.stop)"
-            )
+        if stream is None:
+            self._check_idle()
         if self._resumed is None:
             self._reset([MOST_ITERATIONS])
             self._resumed = 0
@@ -427,6 +432,7 @@ class Executor:
         params["fifo"] = self._proxy.fifo.address if self._proxy is not None else 0
         params["processors"] = self.plan.processors
         params["together"] = self.plan.counters[ITERATION_BARRIER].step
+        params["peers"] = int(self.plan.counters[ITERATION_BARRIER].system)
         params["persistent"] = int(persistent)
         params["budget_ns"] = int(self.budget_s * 1e9)
         idle_s = IDLE_S if self.plan.world_size == 1 else IDLE_RANKS_S
@@ -435,30 +441,7 @@ class Executor:
 
     def _launch(self, params: np.ndarray, ends: Sequence[int], stream: int | None = None) -> Run:
         """Launches the kernels that have something to do. ends: of the phases, in iterations."""
-        begin = int(params["first"][0])
-        launches: list[Launch] = []
-        for number, kernel in enumerate(self.kernels):
-            end, last = ends[kernel.phases[-1]], number == len(self.kernels) - 1
-            if end == begin and not (last and not launches):
-                continue
-            own = params.copy()
-            own["first"] = begin
-            if not last:
-                own["end"] = end
-            if self._trace is not None:
-                own["trace"] += number * self._trace_bytes
-            launches.append(
-                self.device.launch(
-                    kernel.loaded,
-                    own.tobytes(),
-                    self.plan.processors,
-                    kernel.machine.threads,
-                    kernel.shared_bytes,
-                    stream,
-                )
-            )
-            begin = end
-        launch = launches[0] if len(launches) == 1 else Launches(launches)
+        launch = launch_all(self.kernels, self.device, params, ends, self._trace_bytes, stream)
         assert self._host.host is not None
         if self._proxy is not None:
             self._proxy.wake()
