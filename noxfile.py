@@ -130,6 +130,14 @@ def onnx(session: nox.Session) -> None:
 
 
 @nox.session
+def torch_operators(session: nox.Session) -> None:
+    """torch's samples of its operators (OpInfo) and five models, on the CPU; a difference fails."""
+    session.install("-e", ".[dev]", "onnxscript>=0.5")
+    session.run("python", "-m", "tests.interop.models")
+    session.run("python", "-m", "tests.interop.op_samples", *session.posargs)
+
+
+@nox.session
 def training(session: nox.Session) -> None:
     """200 steps of training the shipped model on the CPU, with torch's loss curve."""
     session.install("-e", ".[dev]")

@@ -8,6 +8,7 @@ trains the shipped checkpoint on the text of docs/ and fails where the curves pa
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,12 +83,11 @@ def torch_perceptron(
 
 
 def decoder(
-    directory: Path, steps: int, rows: int, optimizer: Callable[[Any], Any]
+    config: LlamaConfig, steps: int, rows: int, optimizer: Callable[[Any], Any]
 ) -> tuple[Any, ark.Tensor, Curve]:
-    """(the module, the text (steps, rows + 1), the curve) of a checkpoint's decoder that learns a
-    row of the text a step; it predicts each token from those before it. Weights are fp32.
+    """(the module, the text (steps, rows + 1), the curve) of a decoder that learns a row of the
+    text a step; it predicts each token from those before it. Weights are fp32.
     """
-    config = LlamaConfig.from_directory(directory)
     model = Llama(config, ark.fp32)
     model.setup(rows)
     text, curve = ark.tensor([steps, rows + 1], ark.int32), Curve(steps)
@@ -104,13 +104,15 @@ def decoder(
 
 
 def torch_decoder(
-    directory: Path, text: np.ndarray, optimizer: Callable[[Any], Any]
+    directory: Path, layers: int, text: np.ndarray, optimizer: Callable[[Any], Any]
 ) -> list[float]:
     """The same with transformers."""
     import torch
     from transformers import LlamaForCausalLM
 
-    model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    model = LlamaForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, num_hidden_layers=layers
+    )
     made = optimizer(list(model.parameters()))
     losses = []
     for row in torch.from_numpy(text.astype(np.int64)):
@@ -134,11 +136,15 @@ def words(directory: Path, steps: int, rows: int) -> np.ndarray:
     return np.array(ids, np.int32).reshape(steps, rows + 1)
 
 
-def learn(steps: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """The losses of the shipped model's first steps under AdamW: ark's, and torch's."""
+def learn(steps: int, rows: int, layers: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """The losses of the shipped model's first steps under AdamW: ark's, and torch's. layers: so
+    many of its first ones only.
+    """
     import torch
 
-    model, text, curve = decoder(SHIPPED, steps, rows, lambda p: ark.optim.AdamW(p, 2e-4))
+    whole = LlamaConfig.from_directory(SHIPPED)
+    config = dataclasses.replace(whole, num_hidden_layers=layers or whole.num_hidden_layers)
+    model, text, curve = decoder(config, steps, rows, lambda p: ark.optim.AdamW(p, 2e-4))
     given, checkpoint = words(SHIPPED, steps, rows), Checkpoint.open(SHIPPED)
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=False)
@@ -150,7 +156,9 @@ def learn(steps: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
         text.from_numpy(given)
         runtime.run(steps)
         ours = curve.values.to_numpy()
-    theirs = torch_decoder(SHIPPED, given, lambda p: torch.optim.AdamW(p, 2e-4))
+    theirs = torch_decoder(
+        SHIPPED, config.num_hidden_layers, given, lambda p: torch.optim.AdamW(p, 2e-4)
+    )
     return ours, np.array(theirs)
 
 

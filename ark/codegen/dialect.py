@@ -6,7 +6,7 @@ the task bodies and the loop, and ends with `entry`. Nothing else differs betwee
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ark.machine import Machine
@@ -46,6 +46,9 @@ BodyWriter = Callable[[str, Signature, Machine], "str | None"]
 # Device code that a vendor's own bodies of a kind stand on; each text is emitted once.
 HeaderRule = Callable[[Machine], "tuple[str, ...]"]
 
+# The loop of a loading thread, for the signatures of a plan's ops.
+LoaderRule = Callable[[Sequence[Signature], Machine], str]
+
 # Shared memory, in bytes, that a vendor's own body needs for a signature; 0 where it serves none.
 ScratchRule = Callable[[Signature, Machine], int]
 
@@ -64,8 +67,8 @@ class Dialect:
     polls: by task kind, writers of `void NAME_poll(ArkCtx&, const ArkTask&)`, with which the lead
     warp there waits for a task's input; where one writes None, the body is in block form. loads: by
     task kind, writers of NAME_load, the half of a body that a loading thread runs in variants that
-    have loading warps but no ring; loader: source text of their loop. maps: by task kind, the box
-    maps of its operands.
+    have loading warps but no ring; loader: writes the source text of their loop, for the signatures
+    of all ops. maps: by task kind, the box maps of its operands.
     """
 
     name: str
@@ -80,4 +83,4 @@ class Dialect:
     roles: str = ""
     loads: Mapping[str, BodyWriter] = field(default_factory=dict)
     maps: Mapping[str, MapRule] = field(default_factory=dict)
-    loader: str = ""
+    loader: LoaderRule | None = None

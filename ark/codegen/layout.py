@@ -23,7 +23,8 @@ _NUMPY = {"u32": "<u4", "i32": "<i4", "u64": "<u8"}
 STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
     # One tile task. wait/signal/fetch are index ranges into counter_ops and into the processor's
     # fetches; the signals lie behind the waits (signal_begin == wait_end). growth: 1 + the place of
-    # its growing fetch among all growths, 0 without one.
+    # its growing fetch among all growths, 0 without one; where boxes are loaded and nothing grows,
+    # 1 if a task's may be loaded before it begins.
     "ArkTask": (
         ("kind", "u32", 1),
         ("op", "u32", 1),
@@ -39,8 +40,7 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("operand", "u64", RECORD_OPERANDS),
     ),
     # A wait (value = threshold within an iteration, step = increments per iteration) or a signal
-    # (value = increment). flags: bit 0 = peers take part (system scope), bit 1 = iteration
-    # barrier, bit 2 = on another host.
+    # (value = increment). flags: bit 0 = peers take part (system scope), bit 2 = on another host.
     "ArkCounterOp": (
         ("address", "u64", 1),
         ("value", "u32", 1),
@@ -120,6 +120,7 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
     ),
     # Kernel parameters; every address is valid on the device. first, end: the iterations of a
     # launch that goes on where the one before ended; end is 0 for others, which the limit ends.
+    # together: signals that open the iteration barrier, some of them from peers if peers is 1.
     "ArkParams": (
         ("tasks", "u64", 1),
         ("counter_ops", "u64", 1),
@@ -138,12 +139,13 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("idle_ns", "u64", 1),
         ("first", "u32", 1),
         ("end", "u32", 1),
+        ("peers", "u32", 1),
+        ("pad", "u32", 1),
         ("fifo", "u64", 1),
     ),
 }
 
 COUNTER_OP_SYSTEM = 1
-COUNTER_OP_BARRIER = 2
 COUNTER_OP_FAR = 4
 
 # Why a wait gave up, as ArkHost.error says it.

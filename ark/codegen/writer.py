@@ -81,13 +81,16 @@ def scratch_bytes(
     plan: Plan, machine: Machine, dialect: Dialect, phases: range | None = None
 ) -> int:
     """Shared memory that the loop and the largest task of the phases need, 16-byte rounded."""
-    needs = [256]
-    for op in _ops(plan, phases):
-        sig = kinds.signature(plan, op)
-        needs.append(kinds.get(op.kind).scratch(sig, machine))
-        if op.kind in dialect.scratch:
-            needs.append(dialect.scratch[op.kind](sig, machine))
+    signatures = (kinds.signature(plan, op) for op in _ops(plan, phases))
+    needs = [256, *(_scratch(sig, machine, dialect) for sig in signatures)]
     return layout.LOOP_BYTES + (max(needs) + 15) // 16 * 16
+
+
+def _scratch(sig: kinds.Signature, machine: Machine, dialect: Dialect) -> int:
+    """The same for the tasks of one signature, without the loop's."""
+    own = dialect.scratch.get(sig.kind)
+    common = kinds.get(sig.kind).scratch(sig, machine)
+    return max(common, own(sig, machine)) if own else common
 
 
 def check_shared_memory(
@@ -120,11 +123,13 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
     leads = bool(machine.variant.role(COMMUNICATE))
     loads = bool(machine.variant.role(LOAD)) and not machine.ring_bytes
     halves: set[int] = set()  # bodies with a loading half
+    spares: set[int] = set()  # bodies that use no shared memory
     maps: list[tuple[BoxMap, ...]] = []
     seen: dict[tuple[object, ...], int] = {}
     written: dict[str, int] = {}  # by text, of bodies that are the same for all vendors
-    for op in _ops(plan, phases):
-        sig = kinds.signature(plan, op)
+    ops = _ops(plan, phases)
+    signatures = [kinds.signature(plan, op) for op in ops]
+    for op, sig in zip(ops, signatures, strict=True):
         code = seen.get(sig.key)
         if code is None:
             code = len(bodies)
@@ -154,6 +159,8 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
             if loading:
                 halves.add(code)
                 texts.append(loading)
+            if not _scratch(sig, machine, dialect):
+                spares.add(code)
             rule = dialect.maps.get(op.kind)
             maps.append(rule(sig, machine) if rule else ())
         opcode[op.id] = code
@@ -176,30 +183,34 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
         device_text("operand.h"),
         stream,
         roles,
-        dialect.loader if loads else "",
+        dialect.loader(signatures, machine) if loads and dialect.loader else "",
         *own_headers,
         *headers,
         *texts,
         _dispatch(
             bodies,
             polls if leads else None,
-            "  ark_task_begins(c, t);\n" if loads else "",
+            "  ark_task_begins(c);\n" if loads else "",
             _seldom(plan, opcode, phases[-1]) if leads else (),
         ),
-        _dispatch_load(bodies, halves) if loads else "",
+        _dispatch_load(bodies, halves, spares) if loads else "",
         dialect.entry,
     ]
     text = "\n".join(part for part in parts if part)
     return Emitted(Source(text), tuple(opcode), scratch, tuple(bodies), tuple(maps))
 
 
-def _dispatch_load(bodies: Sequence[str], halves: set[int]) -> str:
-    """Which kinds have loading halves, and the switch over them."""
+def _any_of(codes: Collection[int]) -> str:
+    return " || ".join(f"kind == {i}u" for i in sorted(codes)) or "false"
+
+
+def _dispatch_load(bodies: Sequence[str], halves: set[int], spares: set[int]) -> str:
+    """Which kinds have loading halves, which others use no shared memory, and the switch."""
     found = sorted(halves)
-    asked = " || ".join(f"kind == {i}u" for i in found) or "false"
     lines = "".join(f"    case {i}u: {bodies[i]}_load(c, t, load); return;\n" for i in found)
     return (
-        f"ARK_DEVICE bool ark_loads(ark_u32 kind) {{ return {asked}; }}\n"
+        f"ARK_DEVICE bool ark_loads(ark_u32 kind) {{ return {_any_of(halves)}; }}\n"
+        f"ARK_DEVICE bool ark_spares_stages(ark_u32 kind) {{ return {_any_of(spares)}; }}\n"
         "ARK_DEVICE void ark_dispatch_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load) {\n"
         f"  switch (t.kind) {{\n{lines}    default: return;\n  }}\n}}\n"
     )

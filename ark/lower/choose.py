@@ -99,7 +99,9 @@ def _choose(
     return machine.using(names[0])
 
 
-LEAST_TILE, LEAST_WORK = (128, 64), 1 << 28  # of a product worth a variant of its own
+LEAST_TILE = (128, 64)  # of prompts, for the same
+LEAST_ROWS, LEAST_WORK = 16, 1 << 26  # of a product worth a variant of its own
+HALVED = 64  # of so many rows warpgroups share the columns, twice as many at least
 
 
 def _multiplies(graph: Graph) -> bool:
@@ -135,7 +137,9 @@ def _boxes(node: Node) -> bool:
     depth = node.inputs[0].shape[-2 if node.attrs["transpose_a"] else -1]
     return (
         len(out.shape) <= FOLDED
-        and all(n >= least for n, least in zip(out.shape[-2:], LEAST_TILE, strict=True))
+        and out.shape[-2] >= LEAST_ROWS
+        and out.shape[-1] >= LEAST_TILE[1]
+        and (out.shape[-2] > HALVED or out.shape[-1] >= 2 * HALVED)
         and math.prod(out.shape) * depth >= LEAST_WORK
         and len({t.dtype.name for t in (*node.inputs, out)}) == 1
         and all(

@@ -36,7 +36,7 @@ from ark.plan.packing import Packing, to_meta
 from ark.plan.schedule import Schedule
 from ark.plan.types import INITIAL, Phase, Plan, PlanBuffer, PlanOp, PlanTensor
 
-OPTIONS = ("external", "fuse", "hosts", "pack", "packets", "together", "variant")
+OPTIONS = ("cuts", "external", "fuse", "hosts", "pack", "packets", "together", "variant")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,9 +117,10 @@ def plan(
     options: `external` (ids of buffers whose memory the caller provides and may read and write
     between launches), `packets` (False keeps every dependence on counters), `fuse` (False keeps
     every op apart from its neighbours), `pack` (False keeps the model's weights as they are),
-    `variant` (the kernel variant by name), `hosts` (a number for each rank, equal where ranks share
-    memory; all by default), `together` (True: all ranks begin an iteration together, also where
-    each could do so by itself). Raises InvalidUsageError for any other.
+    `variant` (the kernel variant by name), `cuts` (how products are cut, by shape: ark.lower.cuts),
+    `hosts` (a number for each rank, equal where ranks share memory; all by default), `together`
+    (True: all ranks begin an iteration together, also where each could do so by itself). Raises
+    InvalidUsageError for any other.
     """
     return plan_prepared(prepare(graph, machine, options), meta)
 
@@ -136,7 +137,9 @@ def plan_prepared(
     phase's tasks on one processor; a compiler may begin.
     """
     private, machines, chosen = prepared.graph, prepared.machines, prepared.options
-    groups = _ended(lower_nodes(private, machines, chosen, prepared.alone))
+    groups = lower_nodes(private, machines, chosen, prepared.alone)
+    if private.world_size > 1 or len(private.phases) > 1:
+        groups = _ended(groups)
     packed = machines[-1].has("packets") and chosen.get("packets", True)
     templates = Templates()
     packets: set[int] = set()
@@ -154,6 +157,7 @@ def plan_prepared(
         templates,
         1 if prepared.alone else private.world_size,
         prepared.ended,
+        len(private.phases),
     )
     members: list[list[tuple[int, Group]]] = [[] for _ in private.phases]
     for i, group in enumerate(groups):

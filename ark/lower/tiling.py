@@ -141,31 +141,6 @@ def side_by_side(coords: Sequence[tuple[int, ...]], processors: int) -> list[tup
     return [coord for share in shares for coord in share]
 
 
-BAND = 16 << 20  # bytes of a product's left side that stay in L2 while its columns pass by
-MOST_GROUP = 16  # rows of tiles: about as high as wide is what runs together
-
-
-def matrix_group(rows: int, depth: int, itemsize: int) -> int:
-    """Rows of tiles of a product whose columns follow each other, so that they share L2.
-
-    rows: of a tile. depth: of the product. itemsize: bytes of an element.
-    """
-    return max(1, min(MOST_GROUP, BAND // (rows * depth * itemsize)))
-
-
-def matrix_tile(shape: Sequence[int], machine: Machine) -> tuple[int, int]:
-    """Rows and columns of a product's tile in the variant `matrix`: what ends first, where a step
-    of fewer columns takes longer than its share, because less is reused of what is loaded.
-    """
-    rows = 128
-
-    def time(columns: int) -> float:
-        tiles = shape[0] * shape[1] * -(-shape[2] // rows) * -(-shape[3] // columns)
-        return -(-tiles // machine.processors) * (columns + 64.0)
-
-    return rows, min((w for w in (256, 128, 64) if w <= shape[3]), key=time)
-
-
 def flat_tile(elements: int, machine: Machine, least: int) -> int:
     """Elements of a tile of one dimension: a processor's share, whole lines, not below `least`."""
     share = max(least, -(-elements // machine.processors))

@@ -14,18 +14,18 @@ from ark.ir.fold import FOLDED, fold
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
-from ark.lower.merge import join, joins, widen
+from ark.lower.cuts import Cut, choose_cut, matrix_group
+from ark.lower.merge import join, joins, part, widen
 from ark.lower.registry import get, register
 from ark.lower.tiling import (
     PAIRED,
     box_coords,
-    matrix_group,
-    matrix_tile,
     side_by_side,
     split,
     split_k,
     stage_rows,
 )
+from ark.machine import Machine
 from ark.ops.base import broadcast, float_dtype, result, same_dtype
 from ark.tasks import expression
 
@@ -107,45 +107,114 @@ def _lower_matmul(lowering: Lowering, node: Node) -> None:
     tensors = [*node.inputs, *node.outputs]
     if len(node.outputs[0].shape) > FOLDED:
         tensors = _merge_batch(tensors)
-    shape = fold(tensors[-1].shape)
-    gated = bool(node.attrs.get("gated"))
-    if gated:
-        shape = (*shape[:3], 2 * shape[3])
     machine = lowering.machine
-    grouped = machine.variant.name == "matrix"
-    product = node.hints.product if node.hints else None
-    asked = lowering.tile(shape, fixed=(0, 1), shown=product)
-    if asked:
-        tile = asked[2], asked[3]
-    elif grouped:
-        tile = matrix_tile(shape, machine)
-    else:
-        tile = machine.matmul_tile(shape[2], shape[3], shape[0] * shape[1])
-    params: dict[str, Any] = {
-        "transpose_a": bool(node.attrs["transpose_a"]),
-        "transpose_b": bool(node.attrs["transpose_b"]),
-        "tile": list(tile),
-    }
-    coords = box_coords(shape, (1, 1, *tile))
-    a = node.inputs[0]
-    depth = a.shape[-2] if node.attrs["transpose_a"] else a.shape[-1]
-    group = matrix_group(tile[0], depth, a.dtype.itemsize)
-    if grouped and lowering.graph.world_size == 1 and not node.hints:
-        # A processor's tiles are one task: it loads one while it stores another.
-        begin, end = node.processors or (0, machine.processors)
-        params |= {"tasks": min(len(coords), end - begin), "group": group}
-        coords = [(r,) for r in range(params["tasks"])]
-    elif grouped:
-        coords.sort(key=lambda c: (*c[:2], c[2] // (group * tile[0]), c[3], c[2]))
-        coords = side_by_side(coords, machine.processors)
+    shape = fold(tensors[-1].shape)
+    if node.attrs.get("gated"):
+        shape = (*shape[:3], 2 * shape[3])
+    if machine.variant.name == "matrix":
+        _lower_large(lowering, node, tensors, shape)
+        return
+    asked = lowering.tile(shape, fixed=(0, 1), shown=_shown(node))
+    tile = tuple(asked[2:]) if asked else _tile(shape, machine)
+    params = _product(node) | {"tile": list(tile)}
+    _emit_product(lowering, node, params, tensors, box_coords(shape, (1, 1, *tile)))
+
+
+def _tile(shape: Sequence[int], machine: Machine) -> tuple[int, int]:
+    return machine.matmul_tile(shape[2], shape[3], shape[0] * shape[1])
+
+
+def _shown(node: Node) -> tuple[int, ...] | None:
+    return node.hints.product if node.hints else None
+
+
+def _product(node: Node) -> dict[str, Any]:
+    """A product's parameters but for its tiles."""
+    return {name: bool(node.attrs[name]) for name in ("transpose_a", "transpose_b")}
+
+
+def _emit_product(
+    lowering: Lowering,
+    node: Node,
+    params: dict[str, Any],
+    tensors: Sequence[IrTensor],
+    coords: Sequence[tuple[int, ...]],
+) -> None:
     left, right, *others, out = tensors
     if "finish" in node.attrs:
         params["expr"] = node.attrs["finish"]
-    elif gated:
+    elif node.attrs.get("gated"):
         params["gated"] = True
-    elif grouped and out.dtype != left.dtype:
+    elif lowering.machine.variant.name == "matrix" and out.dtype not in (left.dtype, fp32):
         params["expr"] = expression.leaf(0)  # the sums as they are
     lowering.emit("matmul", params, [left, right, out, *others], coords)
+
+
+def _lower_large(
+    lowering: Lowering, node: Node, tensors: Sequence[IrTensor], shape: Sequence[int]
+) -> None:
+    """For warpgroups: tiles in an order that shares L2, parts of k where tiles are few.
+
+    shape: the product's.
+    """
+    machine, a = lowering.machine, node.inputs[0]
+    depth = a.shape[-2] if node.attrs["transpose_a"] else a.shape[-1]
+    asked = lowering.tile(shape, fixed=(0, 1), shown=_shown(node))
+    alone = lowering.graph.world_size == 1 and not node.hints
+    if asked:
+        cut = Cut(asked[2], asked[3])
+    else:
+        several = alone and all(len(t.shape) <= 2 for t in tensors) and "gated" not in node.attrs
+        narrow = bool(node.attrs["transpose_b"])  # half of 64 rows of b is whole rows
+        measured = lowering.options.get("cuts", {})
+        cut = choose_cut(shape, depth, a.dtype.itemsize, machine, several, narrow, measured)
+    tile = min(cut.rows, shape[2]), cut.columns
+    group = matrix_group(tile[0], depth, a.dtype.itemsize)
+    params = _product(node) | {"tile": list(tile)}
+    coords = box_coords(shape, (1, 1, *tile))
+    if not alone:
+        coords.sort(key=lambda c: (*c[:2], c[2] // (group * tile[0]), c[3], c[2]))
+        coords = side_by_side(coords, machine.processors)
+        _emit_product(lowering, node, params, tensors, coords)
+        return
+    # A processor's tiles are one task: it loads one while it stores another.
+    begin, end = node.processors or (0, machine.processors)
+    params |= {"tasks": min(len(coords) * cut.parts, end - begin), "group": group}
+    coords = [(r,) for r in range(params["tasks"])]
+    if cut.parts == 1:
+        _emit_product(lowering, node, params, tensors, coords)
+        return
+    left, right, *others, out = tensors
+    m, n = shape[2:]
+    sums = lowering.temp((cut.parts, m, n), fp32, f"{node.name}.parts")
+    lowering.emit("matmul", params | {"splits": cut.parts}, [left, right, sums], coords)
+    _add_parts(lowering, node, sums, others, out, cut)
+
+
+def _add_parts(
+    lowering: Lowering,
+    node: Node,
+    sums: IrTensor,
+    others: Sequence[IrTensor],
+    out: IrTensor,
+    cut: Cut,
+) -> None:
+    """Adds the parts of a product up, in order, and does what follows it. A tile's parts are added
+    by as many tasks as made them.
+    """
+    parts, m, n = sums.shape
+    views = [part(sums, 0, i, 1) for i in range(parts)]
+    tree = expression.leaf(0)
+    for i in range(1, parts):
+        tree = ["add", tree, expression.leaf(i)]
+    if "finish" in node.attrs:
+        leaves = [tree, *(expression.leaf(parts + i) for i in range(len(others)))]
+        tree = expression.substitute(node.attrs["finish"], leaves)
+    wide = [widen(t, 3) if len(t.shape) < 3 else t for t in (*others, out)]
+    tile = [1, 1, -(-min(cut.rows, m) // parts), min(cut.columns, n)]
+    coords = box_coords(fold(wide[-1].shape), tile)
+    params = {"expr": tree, "tile": tile}
+    lowering.emit("pointwise", params, [*views, *wide], coords, ".sum")
 
 
 def _merge_batch(tensors: Sequence[IrTensor]) -> list[IrTensor]:

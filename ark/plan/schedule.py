@@ -45,16 +45,18 @@ class Schedule:
         templates: Templates,
         together: int,
         ended: bool = False,
+        phases: int = 1,
     ) -> None:
         """machines: by phase. together: how many ranks begin an iteration together: all, or this
         one alone. ended: peers hear of the end of each iteration, before which they do not write
-        here for the next.
+        here for the next. phases: how many the plan has.
         """
         self.machines = machines
         self.tensors = tensors
         self.buffers = buffers
         self.rank = rank
         self.templates = templates
+        self.only = world_size == 1 and phases == 1
         self.counter_list: list[_Counter] = [
             _Counter("iteration barrier", together, rank, together > 1)
         ]
@@ -275,7 +277,29 @@ class _PhaseRun:
         return tuple(tuple(made[i] for i in indices) for indices in self.lists)
 
     def _barrier(self) -> None:
-        """The last task of an iteration waits for the last task of every processor."""
+        """Whoever opens the next iteration comes after everything in this one.
+
+        Where one rank has one phase, all last tasks that no other last one has seen open it
+        together. Else, so that one signal a rank will do in every phase, the last task does, which
+        waits for the last of every processor.
+        """
+        if self.s.only:
+            self._open_together()
+        else:
+            self._open_at_the_end()
+
+    def _open_together(self) -> None:
+        tails = {lane: listed[-1] for lane, listed in enumerate(self.lists) if listed}
+        lanes = np.array(list(tails), np.int64)
+        ends = np.array([len(self.lists[lane]) for lane in tails], np.int64)
+        openers = frozenset(tails)
+        for row in {self.now[lane][SEEN] for lane in tails}:
+            openers &= self.order.clocks.missing(row, lanes, ends)
+        for lane in sorted(openers):
+            self.signals[tails[lane]] += self.s.barriers
+        self.s.counter_list[ITERATION_BARRIER].step = len(openers)
+
+    def _open_at_the_end(self) -> None:
         number, run = next(reversed(self.order.runs.items()))
         mine = int(run.lanes[-1])
         tails = [

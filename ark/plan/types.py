@@ -26,7 +26,8 @@ INITIAL = ("parameter", "state", "external", "host")
 MAX_OPERANDS = 64  # of an op
 
 # The id of the iteration barrier's counter, which opens the next iteration. Its step says how many
-# ranks begin it together: all, or the rank alone.
+# ranks begin it together: all, or the rank alone. In a plan of one rank it says how many tasks open
+# it together.
 ITERATION_BARRIER = 0
 
 

@@ -14,7 +14,9 @@ import numpy as np
 from ark.codegen import layout
 from ark.codegen.dialect import BoxMap
 from ark.errors import PlanError
-from ark.plan.types import ITERATION_BARRIER, Fetch, Growth, Plan, Task
+from ark.plan import kind as kinds
+from ark.plan.boxes import Templates
+from ark.plan.types import Fetch, Growth, Plan, Task
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ def build(
     counters = [counter_address(c.id) for c in plan.counters]
     maps = _map_addresses(plan, box_maps, map_address)
     rows, lists = _rows(operands, maps, list_address)
+    early = _early(plan, box_maps)
     listing: list[tuple[int, int, Task]] = []
     records: list[tuple[object, ...]] = []
     counter_ops: list[tuple[int, int, int, int, int]] = []
@@ -101,7 +104,7 @@ def build(
                         fetched - first_fetch,
                         coord,
                         len(records),
-                        growing,
+                        growing or int(task.op in early),
                         rows[task.op],
                     )
                 )
@@ -122,6 +125,35 @@ def build(
         mapped=frozenset(i for i, found in enumerate(maps) if found),
         listing=tuple(listing),
     )
+
+
+def _early(plan: Plan, box_maps: Sequence[Sequence[BoxMap]]) -> frozenset[int]:
+    """Ops whose box maps are of memory that nothing writes during a launch, so that they may be
+    loaded before their tasks begin.
+    """
+    mapped = {
+        op.id: {op.operands[m.operand] for m in maps}
+        for op, maps in zip(plan.ops, box_maps, strict=bool(box_maps))
+        if maps
+    }
+    if not mapped:
+        return frozenset()
+    coords: dict[int, list[tuple[int, ...]]] = {}
+    for phase in plan.phases:
+        for task in (t for tasks in phase.processors for t in tasks):
+            coords.setdefault(task.op, []).append(task.coord)
+    templates, written = Templates(), set()
+    for op in plan.ops:
+        boxes = templates.boxes(kinds.signature(plan, op), tuple(coords.get(op.id, ())))
+        written |= {plan.tensors[op.operands[b.operand]].buffer for b in boxes if b.write}
+    given = any(plan.buffers[b].arena == "external" for b in written)  # which may be any memory
+    kept = ("parameter", "state") if given else ("parameter", "state", "external")
+
+    def still(tensor: int) -> bool:
+        buffer = plan.buffers[plan.tensors[tensor].buffer]
+        return buffer.id not in written and buffer.arena in kept and buffer.rank == plan.rank
+
+    return frozenset(op for op, tensors in mapped.items() if all(map(still, tensors)))
 
 
 def cells(plan: Plan, built: Tables) -> dict[int, np.ndarray | None]:
@@ -222,8 +254,6 @@ def _counter_op(
 ) -> tuple[int, int, int, int, int]:
     entry = plan.counters[counter]
     flags = layout.COUNTER_OP_SYSTEM if entry.system else 0
-    if entry.name == "iteration barrier" and counter == ITERATION_BARRIER:
-        flags |= layout.COUNTER_OP_BARRIER
     hosts = plan.meta.get("hosts")
     if hosts and hosts[entry.rank] != hosts[plan.rank]:
         flags |= layout.COUNTER_OP_FAR

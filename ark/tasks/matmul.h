@@ -1,28 +1,29 @@
 // Products of any matrices, for machines or signatures without a body on matrix units: the tile of
 // ROWS by COLUMNS that begins at m0, n0. a(m, k) and b(k, n) give the place of an element,
-// finish(m, n, sum) stores the result's.
+// finish(m, n, sum) stores the result's; sums are over
+// k0 to k1.
 
-template <int ROWS, int COLUMNS, int M, int N, int K, class A, class B, class Finish>
-ARK_DEVICE void ark_matmul(ArkCtx&, const ArkTask&, int m0, int n0, const A& a, const B& b,
-                           const Finish& finish) {
+template <int ROWS, int COLUMNS, int M, int N, class A, class B, class Finish>
+ARK_DEVICE void ark_matmul(ArkCtx&, const ArkTask&, int m0, int n0, int k0, int k1, const A& a,
+                           const B& b, const Finish& finish) {
   for (int e = ark_tid(); e < ROWS * COLUMNS; e += ARK_THREADS) {
     const int m = m0 + e / COLUMNS, n = n0 + e % COLUMNS;
     if (m >= M || n >= N) continue;
     float sum = 0.0f;
-    for (int k = 0; k < K; ++k) sum += ark_get(a(m, k), 0) * ark_get(b(k, n), 0);
+    for (int k = k0; k < k1; ++k) sum += ark_get(a(m, k), 0) * ark_get(b(k, n), 0);
     finish(m, n, sum);
   }
 }
 
 // By one thread: rows of b are consecutive, so they are added up row by row.
-template <int ROWS, int COLUMNS, int M, int N, int K, class A, class B, class Finish>
-ARK_DEVICE void ark_matmul_alone(ArkCtx& c, const ArkTask&, int m0, int n0, const A& a, const B& b,
-                                 const Finish& finish) {
+template <int ROWS, int COLUMNS, int M, int N, class A, class B, class Finish>
+ARK_DEVICE void ark_matmul_alone(ArkCtx& c, const ArkTask&, int m0, int n0, int k0, int k1,
+                                 const A& a, const B& b, const Finish& finish) {
   float* sums = reinterpret_cast<float*>(ARK_SCRATCH(c));
   const int m1 = m0 + ROWS < M ? m0 + ROWS : M, n1 = n0 + COLUMNS < N ? n0 + COLUMNS : N;
   for (int m = m0; m < m1; ++m) {
     for (int j = 0; j < COLUMNS; ++j) sums[j] = 0.0f;
-    for (int k = 0; k < K; ++k) {
+    for (int k = k0; k < k1; ++k) {
       const float left = ark_get(a(m, k), 0);
       for (int n = n0; n < n1; ++n) sums[n - n0] += left * ark_get(b(k, n), 0);
     }

@@ -9,6 +9,8 @@ output, of half as many columns, is silu(gate) * passed; there is one matrix the
 With the params tasks and group a task has several tiles: tiles are numbered down `group` rows of
 tiles, then along the columns, then on to the next rows and the next matrix, and the task with coord
 (r,) has tile r, r + tasks and so on, so that tasks which run together share what they read.
+With the param splits k is cut into so many parts, each of which is a matrix of fp32 sums of the
+output's last dimension but two: what follows adds them up. Parts begin at multiples of STEP bytes.
 This is the common body; vendors replace it where their matrix units serve the signature.
 """
 
@@ -27,6 +29,8 @@ from ark.plan.params import INT_MAX, Params, Places, Size, box, count, fits, nee
 from ark.tasks import expression, text
 from ark.tasks.pointwise import broadcast_access, broadcasts
 
+STEP = 128  # bytes: parts of k begin at multiples of it
+
 
 class MatmulParams(Params, frozen=True):
     transpose_a: bool
@@ -35,6 +39,7 @@ class MatmulParams(Params, frozen=True):
     expr: list[Any] | None = None
     tasks: Annotated[int, msgspec.Meta(ge=0, le=INT_MAX)] = 0
     group: Size = 1
+    splits: Size = 1
     gated: bool = False
 
 
@@ -72,6 +77,7 @@ class Matmul(TaskKind):
                 f"the batch of {list(shape)} does not broadcast to {list(out)}",
             )
         fits(sig.params["tile"], (m, n))
+        _check_splits(sig, k)
         many = math.prod(grid(sig))
         need(many <= INT_MAX, f"{many} tiles are more than can be counted")
         need(
@@ -95,12 +101,15 @@ class Matmul(TaskKind):
         m, n, k = dims(sig)
         rows, columns = sig.params["tile"]
         m1, n1 = min(coord[2] + rows, m), min(coord[3] + columns, n)
-        a_box = ((coord[2], 0), (m1, k))
-        b_box = ((0, coord[3]), (k, n1))
+        k0, k1 = 0, k
+        if (part := part_of_k(sig)) < k:
+            k0, k1 = coord[1] * part, min((coord[1] + 1) * part, k)
+        a_box = ((coord[2], k0), (m1, k1))
+        b_box = ((k0, coord[3]), (k1, n1))
         if sig.params["transpose_a"]:
-            a_box = ((0, coord[2]), (k, m1))
+            a_box = ((k0, coord[2]), (k1, m1))
         if sig.params["transpose_b"]:
-            b_box = ((coord[3], 0), (n1, k))
+            b_box = ((coord[3], k0), (n1, k1))
         found = [
             Access(i, *self._batched(sig, i, coord, box), write=False)
             for i, box in ((0, a_box), (1, b_box))
@@ -135,7 +144,7 @@ class Matmul(TaskKind):
         _, _, k = dims(sig)
         rows, columns = sig.params["tile"]
         many = len(tiles(sig, coord))
-        return 2.0 * rows * columns * k * many, super().cost(sig, coord)[1]
+        return 2.0 * rows * columns * min(part_of_k(sig), k) * many, super().cost(sig, coord)[1]
 
     def headers(self) -> tuple[str, ...]:
         return (text.header("rotary.h"), text.header("matmul.h"))
@@ -146,13 +155,51 @@ class Matmul(TaskKind):
         arguments = (
             "m0",
             "n0",
+            *k_range(sig),
             _place(sig, 0, "m", "k", bool(sig.params["transpose_a"])),
             _place(sig, 1, "k", "n", bool(sig.params["transpose_b"])),
             f"[&](int m, int n, float sum) {{\n{finish(sig, 'sum', 'm', 'n')}  }}",
         )
         callee = "ark_matmul_gated" if gated else "ark_matmul_alone" if alone else "ark_matmul"
-        body = f"  {text.called(callee, (*sig.params['tile'], *dims(sig)), arguments)};\n"
+        shape = (*sig.params["tile"], *dims(sig)[:2])
+        body = f"  {text.called(callee, shape, arguments)};\n"
         return text.function(name, outputs(sig) + each_tile(sig, body))
+
+
+def _check_splits(sig: Signature, k: int) -> None:
+    splits, out = sig.params.get("splits", 1), sig.operands[2]
+    if splits == 1:
+        return
+    need(
+        len(out.shape) == 3
+        and out.shape[0] == splits
+        and out.dtype == "fp32"
+        and sig.params.get("expr") is None
+        and max(len(sig.operands[i].shape) for i in (0, 1)) == 2,
+        f"{splits} parts of k are not matrices of fp32 sums of {list(out.shape)}",
+    )
+    need(
+        (splits - 1) * part_of_k(sig) < k,
+        f"of {splits} parts of {k} elements some would have none",
+    )
+
+
+def part_of_k(sig: Signature) -> int:
+    """Elements of k in a task's part; the last part may have fewer."""
+    splits = sig.params.get("splits", 1)
+    _, _, k = dims(sig)
+    step = STEP // sig.operands[0].itemsize
+    return k if splits == 1 else math.ceil(math.ceil(k / step) / splits) * step
+
+
+def k_range(sig: Signature) -> tuple[str, str]:
+    """Texts of the first element of k in the part i1, and of the one behind the last."""
+    _, _, k = dims(sig)
+    part = part_of_k(sig)
+    if part >= k:
+        return "0", str(k)
+    end = f"(i1 + 1) * {part}"
+    return f"i1 * {part}", end if k % part == 0 else f"({end} < {k} ? {end} : {k})"
 
 
 def outputs(sig: Signature) -> str:

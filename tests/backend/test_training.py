@@ -58,6 +58,8 @@ def test_optimizers(backend: str) -> None:
 
 
 def test_the_shipped_model_learns(backend: str) -> None:
-    """Its first steps under AdamW with clipped gradients; `nox -s training` takes 200."""
-    ours, theirs = learn(3, 8)
+    """Two steps of its first layer under AdamW with clipped gradients; `nox -s training` has 200
+    of all layers.
+    """
+    ours, theirs = learn(2, 8, layers=1)
     np.testing.assert_allclose(ours, theirs, rtol=TOLERANCE)

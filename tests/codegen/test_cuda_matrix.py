@@ -21,6 +21,7 @@ from ark.plan.serialize import machine_of
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
+from ark.runtime.tables import build
 
 pytest.importorskip("cuda.bindings.nvrtc")
 
@@ -42,6 +43,10 @@ CASES = [
     ((), (), 136, 3000, 1000, (False, True), fp16),
     ((3,), (3,), 256, 512, 1024, (False, True), bf16),
     ((2, 1), (1, 3), 200, 328, 1032, (False, False), bf16),
+    ((), (), 16, 4096, 1096, (False, True), bf16),  # few rows, parts of k
+    ((), (), 40, 1096, 4096, (True, False), fp16),
+    ((), (), 100, 1000, 2056, (False, False), bf16),
+    ((), (), 128, 1024, 4096, (True, True), bf16),
 ]
 ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11}
 
@@ -87,7 +92,7 @@ def test_the_compiler_does_not_wait_between_instructions(
 
 @pytest.mark.parametrize(
     ("m", "n", "k", "dtype"),
-    [(64, 4096, 4096, bf16), (512, 512, 512, fp32), (512, 500, 2048, bf16)],
+    [(8, 4096, 4096, bf16), (512, 512, 512, fp32), (512, 500, 2048, bf16)],
 )
 def test_what_boxes_cannot_bring_stays_in_the_block_variant(m, n, k, dtype) -> None:
     assert product(H100, (), (), m, n, k, (False, False), dtype).variant == "block"
@@ -132,6 +137,65 @@ def test_products_are_numpys(left, right, m, n, k, transposes, dtype) -> None:
     assert runs[0][0].tobytes() == runs[1][0].tobytes()
 
 
+def chained(machine: Machine) -> Plan:
+    """A plan of c = a b^T, e = softmax(c), g = e f^T: g's left side is computed, and softmax uses
+    the stages' memory.
+    """
+    graph = Graph()
+    shapes = {"a": (256, 1024), "b": (1024, 1024), "f": (512, 1024)}
+    a, b, f = (graph.tensor(s, bf16, arena="state", name=n) for n, s in shapes.items())
+    c, e, g = (
+        graph.tensor((256, n), bf16, arena="state", name=name)
+        for name, n in (("c", 1024), ("e", 1024), ("g", 512))
+    )
+    by_rows = {"transpose_a": False, "transpose_b": True}
+    graph.add("matmul", [a, b], [c], by_rows, "first")
+    graph.add("softmax", [c], [e], {}, "softmax")
+    graph.add("matmul", [e, f], [g], by_rows, "second")
+    made = plan(graph, machine)
+    verify([made])
+    return made
+
+
+def test_what_is_written_is_not_loaded_early() -> None:
+    made = chained(H100)
+    assert made.variant == "matrix"
+    emitted = write(made, machine_of(made), backend.dialect("sm_90a"))
+    maps = [emitted.maps[code] for code in emitted.opcode]
+    tables = build(made, emitted.opcode, lambda _: 0, lambda _: 0, maps, lambda _op, _map: 0)
+    early = {made.ops[t["op"]].name for t in tables.tasks if t["growth"]}
+    assert "first" in early and not {n for n in early if n.startswith("second")}
+    opcode = {op.name: emitted.opcode[op.id] for op in made.ops}
+    spares = emitted.source.text.split("ark_spares_stages(ark_u32 kind) {")[1].split("}")[0]
+    assert f"{opcode['softmax']}u" not in spares
+
+
+@needs_gpu
+def test_a_chain_of_products_is_numpys() -> None:
+    device = backend.open(0)
+    rng = np.random.default_rng(5)
+    with contextlib.closing(device):
+        made = chained(device.machine)
+        with Executor(made, backend, device) as executor:
+            found = {}
+            for tensor in "abf":
+                shape = executor.read(tensor).shape
+                found[tensor] = rng.standard_normal(shape).astype(bf16.numpy)
+                executor.write(tensor, found[tensor])
+            runs = []
+            for iterations in (1, 50):
+                executor.start(iterations).wait(60)
+                runs.append([executor.read(n).copy() for n in "ceg"])
+    a, b, f = (found[t].astype(np.float64) for t in "abf")
+    c, e, g = (x.astype(np.float64) for x in runs[0])
+    np.testing.assert_allclose(c, a @ b.T, rtol=2**-7, atol=0.05)
+    power = np.exp(c - c.max(-1, keepdims=True))
+    np.testing.assert_allclose(e, power / power.sum(-1, keepdims=True), rtol=2**-7, atol=1e-6)
+    np.testing.assert_allclose(g, e @ f.T, rtol=2**-7, atol=2**-8)
+    for x, y in zip(*runs, strict=True):
+        assert x.tobytes() == y.tobytes()
+
+
 def fused(machine: Machine, m: int, n: int, k: int, dtype: DataType) -> Plan:
     """A plan of c = relu(a b^T + bias) * column + rest, where c is fp32, and rest has rows that
     begin anywhere if m is odd.
@@ -156,18 +220,21 @@ def fused(machine: Machine, m: int, n: int, k: int, dtype: DataType) -> Plan:
     return found
 
 
-FUSED = [(512, 1096, 520, bf16), (999, 1096, 520, fp16)]
+FUSED = [(512, 1096, 520, bf16), (999, 1096, 520, fp16), (33, 1096, 4096, bf16)]
 
 
 @pytest.mark.parametrize(("m", "n", "k", "dtype"), FUSED)
 def test_what_follows_is_compiled_into_the_product(m, n, k, dtype) -> None:
     made = fused(H100, m, n, k, dtype)
     assert made.variant == "matrix"
-    assert [op.kind for op in made.ops] == ["matmul", "iteration_end"]
+    parts = made.ops[0].params.get("splits", 1) > 1
+    assert [op.kind for op in made.ops] == ["matmul", *(["pointwise"] if parts else [])]
     machine = machine_of(made)
     emitted = write(made, machine, backend.dialect("sm_90a"))
     binary = backend.compiler().compile(emitted.source, Target("sm_90a", machine.threads))
-    assert "ark_matrix_each" in emitted.source.text and "serialized" not in binary.log
+    called = "ark_matrix_give_whole<" if parts else "ark_matrix_each<"
+    assert called in emitted.source.text.split("task_0_matmul(ArkCtx")[1]
+    assert "serialized" not in binary.log
 
 
 @needs_gpu

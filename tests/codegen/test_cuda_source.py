@@ -91,7 +91,8 @@ def test_prompts_are_a_kernel_of_their_own_whose_products_are_not_serialized():
     assert all(f"_{kind}_load(" in source.text for kind in ("matmul", "attention_tiles"))
     log = backend.compiler().compile(source, Target(machine.arch, target.threads)).log
     loop = re.search(r"(\d+) bytes spill stores", log)
-    assert loop and int(loop[1]) <= 60 and "serialized" not in log, log
+    # What the loop itself keeps, stored once a task or an iteration; nothing within a product.
+    assert loop and int(loop[1]) <= 160 and "serialized" not in log, log
 
 
 def test_a_decoder_compiles_under_roles_without_spills():

@@ -11,7 +11,7 @@ import ark
 
 torch = pytest.importorskip("torch")
 from ark.interop.torch import backend  # noqa: E402
-from tests.interop import graphs  # noqa: E402
+from tests.interop import graphs, op_samples  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -108,3 +108,10 @@ def test_numpy_sees_what_the_kernel_wrote() -> None:
     assert first.data_ptr() != second.data_ptr()
     np.testing.assert_allclose(first.numpy().sum(-1), 1.0, rtol=1e-6)
     close(second, torch.softmax(x * 2, -1))
+
+
+def test_some_of_torchs_own_samples() -> None:
+    """One sample each of a few operators; `nox -s torch_operators` has the rest."""
+    ready = [m for _, m in op_samples.found(op_samples.SAMPLE, 1) if not isinstance(m, str)]
+    assert len(ready) == len(op_samples.SAMPLE)
+    assert op_samples.check(ready) == {}

@@ -192,6 +192,7 @@ struct ArkLoop {
   ArkCtx ctx;
 };
 static_assert(sizeof(ArkLoop) <= ARK_LOOP_BYTES, "the loop's share of scratch");
+static_assert(sizeof(ArkTask) <= 256 && sizeof(ArkCounterOp) * ARK_SLOT_COUNTER_OPS <= 256, "");
 
 #ifndef ARK_HAS_COPY_AHEAD
 // 8 bytes from memory to shared memory; there after ark_copies_done() and a barrier.
@@ -209,8 +210,11 @@ ARK_DEVICE ArkTeam ark_block_team() {
 }
 
 ARK_DEVICE void ark_copy_words(ArkTeam team, void* to, const void* from, ark_u32 words) {
+  // What is copied has fewer words than a warp of 32 lanes: no loop, whose code would be in the way
+  // of the tasks' own.
   for (ark_u32 i = team.thread; i < words; i += team.threads) {
     ark_copy_ahead(reinterpret_cast<ark_u64*>(to) + i, reinterpret_cast<const ark_u64*>(from) + i);
+    if (ARK_LANES >= 32) break;
   }
 }
 ARK_DEVICE void ark_task_ahead(ArkTeam team, ArkLoop& loop, const ArkParams* p, ark_u32 i) {
@@ -262,20 +266,12 @@ ARK_DEVICE void ark_signal(ArkCtx& c, const ArkCounterOp& e) {
   (void)c;
   ark_add_release(ark_words(e.address), e.value, (e.flags & 1u) != 0u);
 }
-ARK_DEVICE void ark_signal_task(ArkTeam team, ArkLoop& loop, ark_u32 i, ark_u32 iteration) {
+ARK_DEVICE void ark_signal_task(ArkTeam team, ArkLoop& loop, ark_u32 i) {
   const ArkTask& task = loop.tasks[i % ARK_SLOTS];
   ARK_BLOCK_ARRIVED();
   for (ark_u32 s = task.signal_begin + team.thread; s < task.signal_end; s += team.threads) {
     const ArkCounterOp e = ark_counter_op(loop, i, s);
-    // The host learns of an iteration's end before the iteration barrier lets the next one begin,
-    // or after: in the last phase it is always the same processor that tells, and the others need
-    // not wait for that.
-    const bool tells = (e.flags & 2u) != 0u;
-    const bool last = loop.ctx.phase == ARK_PHASES - 1u;
-    ark_u32* done = &ark_host(ARK_PARAMS(loop.ctx))->done;
-    if (tells && !last) ark_store_host(done, iteration + 1u);
     ark_signal(loop.ctx, e);
-    if (tells && last) ark_store_host(done, iteration + 1u);
   }
 }
 
@@ -288,22 +284,33 @@ ARK_COLD void ark_leave(ArkCtx& c) {
 }
 
 // Leader only: may this processor begin the iteration? The barrier opens when all of the iteration
-// before it is done on the ranks that begin it together: all of them, or this one. Once an
-// iteration processor 0 asks the host whether to leave, before it waits for the barrier, so that
-// the answer comes while it waits; in persistent mode it also asks for the iteration.
-ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration) {
-  if (ARK_PARAMS(c)->end != 0u && iteration == ARK_PARAMS(c)->end) return false;
+// before it is done on the ranks that begin it together: all of them, or this one. Once in eight
+// iterations processor 0 asks the host whether to leave; the answer is looked at an iteration later
+// (`asked` starts as 0). In persistent mode it also asks for the iteration. The last processor,
+// which often has least to do, tells the host which iterations are done; only in persistent mode
+// the host may read results before the launch ends.
+ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration, ark_u32& asked) {
+  const bool tells = c.processor + 1u == ARK_PARAMS(c)->processors;
+  const bool over = ARK_PARAMS(c)->end != 0u && iteration == ARK_PARAMS(c)->end;
+  if (over && !tells) return false;
   ArkControl* control = ark_control(ARK_PARAMS(c));
-  const ark_u32 leave = c.processor == 0u ? ark_peek_host(&ark_host(ARK_PARAMS(c))->abort) : 0u;
-  const bool system = ARK_PARAMS(c)->together > 1u;
+  const bool system = ARK_PARAMS(c)->peers != 0u;
   const ark_u32 want = iteration * ARK_PARAMS(c)->together;
   // Longer than a task waits: whoever is stuck should report, not those who wait for its iteration.
   const ark_u64 budget = ARK_PARAMS(c)->budget_ns / 4u * 5u;
   if (!ark_wait(c, ark_words(ARK_PARAMS(c)->barrier), want, system, 4u, 0u, budget)) return false;
-  if (leave != 0u) {
+  if (tells && iteration != 0u) {
+    ark_u32* done = &ark_host(ARK_PARAMS(c))->done;
+    ARK_PARAMS(c)->persistent ? ark_store_host(done, iteration) : ark_post_host(done, iteration);
+  }
+  if (over) return false;
+  if (asked != 0u) {
     ark_leave(c);
     return false;
   }
+  // An answer takes a trip to the host, and tasks that are short should not wait for it.
+  if (c.processor == 0u && (iteration & 7u) == 0u)
+    asked = ark_peek_host(&ark_host(ARK_PARAMS(c))->abort);
   if (ARK_PARAMS(c)->persistent && c.processor == 0u) {
     ArkHost* host = ark_host(ARK_PARAMS(c));
     ArkSpin spin{0u, 0u};
@@ -358,14 +365,20 @@ ARK_DEVICE ark_u32 ark_phase(const ArkPhases& phases, ark_u32 iteration) {
   for (ark_u32 i = 0u; i + 1u < ARK_PHASES; ++i) phase += iteration >= phases.end[i] ? 1u : 0u;
   return phase;
 }
+// The iteration, counted since its phase began.
+ARK_DEVICE ark_u32 ark_phase_iteration(const ArkPhases& phases, ark_u32 iteration) {
+  const ark_u32 phase = ark_phase(phases, iteration);
+  ark_u32 begun = 0u;
+  for (ark_u32 i = 0u; i + 1u < ARK_PHASES; ++i) {
+    if (i + 1u == phase) begun = phases.end[i];
+  }
+  return iteration - begun;
+}
 ARK_DEVICE void ark_open_iteration(ArkCtx& c, ark_u32 iteration, const ArkPhases& phases,
                                    const ArkRange& range, ark_u32 stage_base) {
   c.iteration = iteration;
   c.phase = ark_phase(phases, iteration);
-  c.phase_iteration = iteration;
-  for (ark_u32 i = 0u; i + 1u < ARK_PHASES; ++i) {
-    if (i + 1u == c.phase) c.phase_iteration = iteration - phases.end[i];
-  }
+  c.phase_iteration = ark_phase_iteration(phases, iteration);
   c.task_end = range.task_end;
   c.fetches = ARK_POINTER(const ArkFetch, ARK_PARAMS(c)->fetches) + range.fetch_begin;
   c.stage_base = stage_base;
@@ -404,19 +417,24 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
   const ArkPhases phases = ark_phases(p);
   ark_u32 stage_base = 0u;
   ark_u32 traced = 0u;
+  ark_u32 asked = 0u;
+  ark_u32 held = ARK_NO_TASK;  // the first task of a list that the slots still hold as a whole
   for (ark_u32 iteration = p->first;; ++iteration) {
     // What the list says is known before the iteration may begin.
     const ArkRange range = ark_range(p, processor, iteration, phases);
     const ark_u32 end = range.task_end;
-    if (range.task_begin < end) ark_task_ahead(team, loop, p, range.task_begin);
-    if (range.task_begin + 1u < end) ark_task_ahead(team, loop, p, range.task_begin + 1u);
-    ark_copies_done();
-    ark_sync();
-    if (range.task_begin < end) ark_counter_ops_ahead(team, loop, p, range.task_begin);
-    ark_copies_done();
+    if (range.task_begin != held) {
+      if (range.task_begin < end) ark_task_ahead(team, loop, p, range.task_begin);
+      if (range.task_begin + 1u < end) ark_task_ahead(team, loop, p, range.task_begin + 1u);
+      ark_copies_done();
+      ark_sync();
+      if (range.task_begin < end) ark_counter_ops_ahead(team, loop, p, range.task_begin);
+      ark_copies_done();
+      held = end - range.task_begin <= ARK_SLOTS ? range.task_begin : ARK_NO_TASK;
+    }
     bool go = true;
     if (leader) {
-      go = ark_may_begin(c, iteration);
+      go = ark_may_begin(c, iteration, asked);
       if (go) ark_open_iteration(c, iteration, phases, range, stage_base);
     }
     if (!ark_all(go)) return;
@@ -431,7 +449,7 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
       ark_dispatch(c, task);
       ark_copies_done();
       if (!ark_all(!ark_failed(c))) return;
-      ark_signal_task(team, loop, i, iteration);
+      ark_signal_task(team, loop, i);
       if (p->trace && leader) ark_trace(c, task, traced, begin);
       if (p->trace) ark_sync();
     }

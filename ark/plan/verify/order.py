@@ -110,6 +110,7 @@ def _check_barrier(rank_set: RankSet, order: Order, number: int, rank: int) -> N
     first = int(order.bases[rank])
     together = rank_set.plan(rank).counters[ITERATION_BARRIER].step
     others = range(rank_set.world) if together > 1 else (rank,)
+    several = rank_set.world == 1  # one rank's tasks may open it together
     openers: dict[int, list[int]] = {other: [] for other in others}
     named = [rank_set.counter_of(rank, c.id) for c in rank_set.plan_of(rank).counters]
     for node, counter in rank_set.listing(rank, number).signals.tolist():
@@ -119,13 +120,13 @@ def _check_barrier(rank_set: RankSet, order: Order, number: int, rank: int) -> N
     own = slice(int(order.lanes.starts[rank]), int(order.lanes.starts[rank + 1]))
     lengths = rank_set.listing(rank, number).lengths
     for other, nodes in openers.items():
-        if len(nodes) != 1:
+        if len(nodes) != 1 and not (several and nodes):
             raise refuse(
                 f"rank {rank} must signal the iteration barrier of rank {other} once an iteration"
             )
-        row = order.clocks(SEEN, np.array(nodes))[0]
-        complete = order.rows[row, own].astype(np.int64)
-        complete[order.lane[nodes[0]] - own.start] = order.position[nodes[0]] + 1
+        rows = order.rows[np.unique(order.clocks(SEEN, np.array(nodes))), own]
+        complete = rows.max(axis=0).astype(np.int64)
+        np.maximum.at(complete, order.lane[nodes] - own.start, order.position[nodes] + 1)
         if (complete < lengths).any():
             raise refuse(
                 f"the iteration barrier of rank {rank} opens before its iteration is complete"

@@ -32,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(ARK_BLOCK_THREADS, 1)
   ark_matrix_open();
   if (ark_warp() >= ARK_WARPS) {
     ark_matrix_loads_only();
-    if (threadIdx.x == 32 * ARK_WARPS) ark_matrix_run(&shared_params, ark_shared);
+    if (threadIdx.x == 32 * ARK_WARPS) ark_matrix_run(&shared_params, blockIdx.x, ark_shared);
     return;
   }
   ark_matrix_computes();

@@ -3,31 +3,43 @@
 // list's order it goes no further: what another op has written on this processor has no counter.
 
 #define ARK_HAS_LOADER 1
-constexpr ark_u32 ARK_MATRIX_STAGES = 4u;
-constexpr ark_u32 ARK_MATRIX_STAGE = 49152u;  // bytes: 128 rows of a, up to 256 of b, 64 deep
-constexpr ark_u32 ARK_MATRIX_SLAB = 2048u;    // 16 by 64 elements on their way out, one a warp
+// ARK_MATRIX_STAGES slots of ARK_MATRIX_STAGE bytes (ark_cuda.tasks.wgmma): 128 bytes of k of the
+// rows of a and of b that the plan's largest tile has. Behind them the slabs.
+constexpr ark_u32 ARK_MATRIX_ROOM = 196608u;
+constexpr ark_u32 ARK_MATRIX_SLAB = 2048u;  // 16 by 64 elements on their way out, one a warp
 constexpr int ARK_MATRIX_GROUPS = ARK_WARPS / 4;
-static_assert(ARK_MATRIX_GROUPS == 2, "a tile has 128 rows");
+static_assert(ARK_MATRIX_GROUPS == 2, "a tile is shared by two warpgroups");
+static_assert(ARK_MATRIX_STAGES * ARK_MATRIX_STAGE <= ARK_MATRIX_ROOM, "stages fit");
+
+// A place in the ring: a slot, and the parity of its barriers' phase. Kept, not divided out: the
+// time between two products counts.
+struct ArkMatrixSlot {
+  ark_u32 slot, parity;
+};
+ARK_DEVICE void ark_matrix_next(ArkMatrixSlot& at) {
+  if (++at.slot == ARK_MATRIX_STAGES) {
+    at.slot = 0u;
+    at.parity ^= 1u;
+  }
+}
 
 struct ArkMatrixRing {
   ark_u64 full[ARK_MATRIX_STAGES];
   ark_u64 empty[ARK_MATRIX_STAGES];
-  ark_u32 used[ARK_MATRIX_GROUPS];  // stages that a warpgroup has consumed since launch
-  ark_u64 begun;    // how many tasks have begun since launch, and the running one's place
-  ark_u32 kind;     // that one's
-  ark_u32 count;    // tasks begun, the computing warps' own
-  ark_u32 leave;    // they have left the loop
-  ark_u32 stopped;  // the loading thread has given up a wait
+  ark_u32 used[ARK_MATRIX_GROUPS];  // a warpgroup's next slot and its parity
+  ark_u64 begun;                    // one more than the running task's place in time, 0 before
+  ark_u32 leave;                    // the computing warps have left the loop
+  ark_u32 stopped;                  // the loading thread has given up a wait
 };
 
 __shared__ ArkMatrixRing ark_matrix;
 
-ARK_DEVICE char* ark_matrix_stage(ArkCtx& c, ark_u32 n) {
+ARK_DEVICE char* ark_matrix_stage(ArkCtx& c, ark_u32 slot) {
   const ark_u64 base = (reinterpret_cast<ark_u64>(ARK_SCRATCH(c)) + 1023u) & ~1023ull;
-  return reinterpret_cast<char*>(base) + n % ARK_MATRIX_STAGES * ARK_MATRIX_STAGE;
+  return reinterpret_cast<char*>(base) + slot * ARK_MATRIX_STAGE;
 }
 ARK_DEVICE char* ark_matrix_slab(ArkCtx& c, int warp) {
-  return ark_matrix_stage(c, 0u) + ARK_MATRIX_STAGES * ARK_MATRIX_STAGE + warp * ARK_MATRIX_SLAB;
+  return ark_matrix_stage(c, 0u) + ARK_MATRIX_ROOM + warp * ARK_MATRIX_SLAB;
 }
 
 ARK_DEVICE ark_u32 ark_shared_word(const ark_u32* p) {
@@ -43,7 +55,6 @@ ARK_DEVICE void ark_matrix_open() {
     }
     ark_matrix.used[0] = ark_matrix.used[1] = ark_matrix.leave = ark_matrix.stopped = 0u;
     ark_matrix.begun = 0u;
-    ark_matrix.count = 0u;
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   }
@@ -56,73 +67,104 @@ ARK_DEVICE void ark_matrix_computes() { asm volatile("setmaxnreg.inc.sync.aligne
 ARK_DEVICE void ark_matrix_close() {
   if (threadIdx.x == 0) *const_cast<volatile ark_u32*>(&ark_matrix.leave) = 1u;
 }
-// Called by them when a task begins: everything before it in the list is done. `begun` is 0 while
-// its kind is written, so that the loading thread sees both of one task.
-ARK_DEVICE void ark_task_begins(ArkCtx& c, const ArkTask& t) {
+// A task's place in time: its iteration, and its place in the table.
+ARK_DEVICE ark_u64 ark_matrix_place(ark_u32 iteration, ark_u32 at) {
+  return static_cast<ark_u64>(iteration) << 32 | at;
+}
+// Called by them when a task begins: everything before it in the list is done.
+ARK_DEVICE void ark_task_begins(ArkCtx& c) {
   if (threadIdx.x != 0) return;
-  volatile ark_u64* begun = &ark_matrix.begun;
-  const ark_u64 number = ++ark_matrix.count;
   const ark_u32 at = ark_warp_load(&c.warps[0]) & ~ARK_GAVE_UP;
-  *begun = 0u;
-  __threadfence_block();
-  *const_cast<volatile ark_u32*>(&ark_matrix.kind) = t.kind;
-  __threadfence_block();
-  *begun = number << 32 | at;
+  *const_cast<volatile ark_u64*>(&ark_matrix.begun) = ark_matrix_place(c.iteration, at) + 1u;
 }
 
-// Waits for a stage without a call, which would part the products before it from those behind. What
-// the loading thread itself waits for has a budget and sees the abort word; when it stops, it says
-// so. The warps then go on with what lies there, and stay together until the vote at the task's
-// end.
-ARK_DEVICE void ark_matrix_filled(ArkCtx& c, ark_u32 n) {
-  ark_u64* barrier = &ark_matrix.full[n % ARK_MATRIX_STAGES];
-  while (!ark_barrier_passed(barrier, n / ARK_MATRIX_STAGES & 1u)) {
+// Waits for a stage without a call, which would part the products before it from those behind.
+// full: the address of the stage's barrier. What the loading thread itself waits for has a budget
+// and sees the abort word; when it stops, it says so. The warps then go on with what lies there,
+// and stay together until the vote at the task's end.
+ARK_DEVICE bool ark_matrix_passed(ark_u32 barrier, ark_u32 parity) {
+  ark_u32 passed;
+  asm volatile(
+      "{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      " selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(passed)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return passed != 0u;
+}
+ARK_DEVICE void ark_matrix_filled(ArkCtx& c, ark_u32 full, ark_u32 parity) {
+  while (!ark_matrix_passed(full, parity)) {
     if (ark_shared_word(&ark_matrix.stopped) == 0u) continue;
     ark_give_up(c);
     break;
   }
 }
+// Gives a stage back. empty: the address of its barrier.
+ARK_DEVICE void ark_matrix_release(ark_u32 empty) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(empty) : "memory");
+}
+// A warpgroup's place in the ring, kept from task to task.
+ARK_DEVICE ArkMatrixSlot ark_matrix_place_of(int group) {
+  const ark_u32 used = ark_matrix.used[group];
+  return ArkMatrixSlot{used >> 1, used & 1u};
+}
+ARK_DEVICE void ark_matrix_keep_place(int group, const ArkMatrixSlot& at) {
+  ark_matrix.used[group] = at.slot << 1 | at.parity;
+}
+
+// What a task's loading half gets: the next stage, and how many were issued, up to a round.
+struct ArkMatrixLoad {
+  ArkMatrixSlot at;
+  ark_u32 issued;
+  bool stopped;
+  bool whole;  // set by a half whose task uses the stages' memory in a way of its own
+};
 // Loader: the stage that used the slot before has been given back; false when there is no use for
 // more.
-ARK_DEVICE bool ark_matrix_free(ark_u32 n) {
-  ark_u64* barrier = &ark_matrix.empty[n % ARK_MATRIX_STAGES];
-  while (!ark_barrier_passed(barrier, (n / ARK_MATRIX_STAGES + 1u) & 1u)) {
+ARK_DEVICE bool ark_matrix_free(const ArkMatrixLoad& load) {
+  const ark_u32 empty = ark_shared_address(&ark_matrix.empty[load.at.slot]);
+  while (!ark_matrix_passed(empty, load.at.parity ^ 1u)) {
     if (ark_shared_word(&ark_matrix.leave) != 0u) return false;
   }
   return true;
 }
-
-// What a task's loading half gets: the running number of the next stage.
-struct ArkMatrixLoad {
-  ark_u32 issued;
-  bool stopped;
-};
-
-// The running task's place, as far as the loader can see.
-ARK_DEVICE ark_u32 ark_matrix_begun() {
-  const volatile ark_u64* begun = const_cast<const volatile ark_u64*>(&ark_matrix.begun);
-  ark_u64 now = *begun;
-  while (now == 0u) now = *begun;
-  return static_cast<ark_u32>(now);
+ARK_DEVICE void ark_matrix_issued(ArkMatrixLoad& load) {
+  ark_matrix_next(load.at);
+  if (load.issued < ARK_MATRIX_STAGES) ++load.issued;
 }
+
 // What others have written by ordinary stores is there for copies too.
 ARK_DEVICE void ark_proxy_fence() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
-// Has a kind a loading half? Then runs it.
+// Has a kind a loading half, and does one without leave the stages' memory alone?
 ARK_DEVICE bool ark_loads(ark_u32 kind);
+ARK_DEVICE bool ark_spares_stages(ark_u32 kind);
 ARK_DEVICE void ark_dispatch_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load);
 
+// Loader: the task at a place, or a later one, has begun.
+ARK_DEVICE bool ark_matrix_begun(ark_u64 place) {
+  return *const_cast<const volatile ark_u64*>(&ark_matrix.begun) > place;
+}
+// Loader: waits for that; false if the computing warps have left.
+ARK_DEVICE bool ark_matrix_await(ark_u64 place) {
+  while (!ark_matrix_begun(place)) {
+    if (ark_shared_word(&ark_matrix.leave) != 0u) return false;
+    __nanosleep(20);
+  }
+  return true;
+}
 // The waits of a task that the loader takes ahead of the computing warps; false if they have left.
 // It needs no budget: in time they come to the same waits, and theirs has one.
-ARK_DEVICE bool ark_matrix_ready(const ArkCtx& c, const ArkTask& t, ark_u32 at) {
-  const ArkCounterOp* ops = ARK_POINTER(const ArkCounterOp, ARK_PARAMS(c)->counter_ops);
+ARK_DEVICE bool ark_matrix_ready(const ArkParams* p, const ArkTask& t, ark_u64 place,
+                                 ark_u32 phase_iteration) {
+  const ArkCounterOp* ops = ARK_POINTER(const ArkCounterOp, p->counter_ops);
   for (ark_u32 w = t.wait_begin; w < t.wait_end; ++w) {
     const ArkCounterOp e = ops[w];
-    const ark_u32 want = e.step * c.phase_iteration + e.value;
+    const ark_u32 want = e.step * phase_iteration + e.value;
     const bool system = (e.flags & 1u) != 0u;
     while (static_cast<ark_i32>(ark_load_acquire(ark_words(e.address), system) - want) < 0) {
       if (ark_shared_word(&ark_matrix.leave) != 0u) return false;
-      if (ark_matrix_begun() == at) return true;
+      if (ark_matrix_begun(place)) return true;
       __nanosleep(20);
     }
   }
@@ -130,56 +172,52 @@ ARK_DEVICE bool ark_matrix_ready(const ArkCtx& c, const ArkTask& t, ark_u32 at) 
 }
 
 // The loading thread's whole life. It calls no function: what the compiler makes of one may use
-// registers that this warpgroup has given up. It follows the computing warps from task to task and
-// runs ahead while the tiles are of one op; of the rest of its warpgroup nobody is needed. A task's
-// record is in its slot from when the task before it begins.
-ARK_DEVICE void ark_matrix_run(const ArkParams* p, char* scratch) {
-  ArkLoop& loop = *reinterpret_cast<ArkLoop*>(scratch);
-  ArkCtx& c = loop.ctx;
-  const volatile ark_u64* running = const_cast<const volatile ark_u64*>(&ark_matrix.begun);
-  ArkMatrixLoad load{0u, false};
-  ark_u32 handled = 0u;
-  while (!load.stopped && ark_shared_word(&ark_matrix.leave) == 0u) {
-    const ark_u64 begun = *running;
-    const ark_u32 number = static_cast<ark_u32>(begun >> 32);
-    if (begun == 0u || static_cast<ark_i32>(number - handled) <= 0) {
-      __nanosleep(20);
-      continue;
-    }
-    // A task with a loading half waits for it; others may pass by, and the iteration with them.
-    __threadfence_block();
-    ark_u32 at = static_cast<ark_u32>(begun);
-    const ark_u32 kind = ark_shared_word(&ark_matrix.kind);
-    const ark_u32 end = ark_shared_word(&c.task_end);
-    __threadfence_block();
-    if (*running != begun) continue;
-    handled = number;
-    if (!ark_loads(kind)) continue;
-    const ark_u32 op = loop.tasks[at % ARK_SLOTS].op;
-    ark_proxy_fence();
-    ark_dispatch_load(c, loop.tasks[at % ARK_SLOTS], load);
-    for (++at; at < end && !load.stopped; ++at, ++handled) {
-      // Never far: `at` is of the iteration that runs, and the one before it has stages to wait
-      // for.
-      while (ark_shared_word(&ark_matrix.leave) == 0u && ark_matrix_begun() + 1u < at) {
+// registers that this warpgroup has given up; of the rest of its warpgroup nobody is needed. It
+// goes through the list by itself. What a task reads of operands that nothing writes during the
+// launch is copied as soon as there are free stages, in the iteration before if need be, so that
+// the barrier between them costs no trip to memory; never behind a task that uses the stages'
+// memory for something else. Other operands wait for their task to begin, or for its counters if
+// the task before it is of the same op and has begun.
+ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scratch) {
+  ArkCtx& c = reinterpret_cast<ArkLoop*>(scratch)->ctx;
+  const ArkPhases phases = ark_phases(p);
+  ArkMatrixLoad load{{0u, 0u}, 0u, false, false};
+  ark_u64 spared = 0u;  // the last task that uses the stages' memory has ended when this has begun
+  const ark_u32 ahead = p->persistent != 0u ? 0u : 1u;  // the host may write between iterations
+  for (ark_u32 iteration = p->first; !load.stopped; ++iteration) {
+    if (p->end != 0u && iteration == p->end) break;  // what follows is another kernel's
+    const bool first = iteration == p->first && ahead != 0u;
+    if (!first && !ark_matrix_await(ark_matrix_place(iteration - ahead, 0u))) break;
+    const ArkRange range = ark_range(p, processor, iteration, phases);
+    ark_u32 op = ARK_NO_TASK;
+    for (ark_u32 at = range.task_begin; at < range.task_end && !load.stopped; ++at) {
+      const ArkTask& task = ARK_POINTER(const ArkTask, p->tasks)[at];
+      const ark_u64 place = ark_matrix_place(iteration, at);
+      const bool follows = task.op == op;
+      op = task.op;
+      if (!ark_loads(task.kind)) {
+        if (!ark_spares_stages(task.kind)) spared = place + 1u;
+        continue;
       }
-      __threadfence_block();
-      const ArkTask& next = loop.tasks[at % ARK_SLOTS];
-      if (next.op != op) break;
-      if (!ark_matrix_ready(c, next, at)) {
-        load.stopped = true;
-        break;
+      bool fine = ark_matrix_await(spared);
+      if (fine && task.growth == 0u) {
+        fine = ark_matrix_await(follows ? place - 1u : place) &&
+               ark_matrix_ready(p, task, place, ark_phase_iteration(phases, iteration));
       }
+      load.stopped = !fine;
+      if (!fine) break;
       ark_proxy_fence();
-      ark_dispatch_load(c, next, load);
+      load.whole = false;
+      ark_dispatch_load(c, task, load);
+      if (load.whole) spared = place + 1u;
     }
   }
   *const_cast<volatile ark_u32*>(&ark_matrix.stopped) = 1u;
   // A block must not end while copies into its shared memory are under way.
-  const ark_u32 behind = load.issued < ARK_MATRIX_STAGES ? load.issued : ARK_MATRIX_STAGES;
-  for (ark_u32 n = load.issued - behind; n != load.issued; ++n) {
-    while (
-        !ark_barrier_passed(&ark_matrix.full[n % ARK_MATRIX_STAGES], n / ARK_MATRIX_STAGES & 1u)) {
+  for (ark_u32 slot = 0u; slot < load.issued; ++slot) {
+    const ark_u32 full = ark_shared_address(&ark_matrix.full[slot]);
+    const ark_u32 parity = slot < load.at.slot ? load.at.parity : load.at.parity ^ 1u;
+    while (!ark_matrix_passed(full, parity)) {
     }
   }
 }
@@ -207,12 +245,11 @@ ARK_DEVICE void ark_matrix_expect(ark_u64* barrier, ark_u32 bytes) {
       : "memory");
 }
 
-// wgmma's description of an operand in shared memory: rows of 128 bytes, swizzled, in blocks of
-// eight rows; `lead` is the distance of blocks of 64 elements side by side, in 16 bytes.
-ARK_DEVICE ark_u64 ark_matrix_operand(const char* at, ark_u32 lead) {
-  return (ark_shared_address(at) & 0x3ffffu) >> 4 | static_cast<ark_u64>(lead) << 16 | 64ull << 32 |
-         1ull << 62;
-}
+// The lower word of wgmma's description of an operand in shared memory: rows of 128 bytes,
+// swizzled, in blocks of eight rows; `lead` is the distance of blocks of 64 elements side by side,
+// in 16 bytes. The upper word, ARK_MATRIX_ROWS, is the same for all.
+#define ARK_MATRIX_ROWS "0x40000040"
+ARK_DEVICE ark_u32 ark_matrix_operand(ark_u32 at, ark_u32 lead) { return at >> 4 | lead << 16; }
 ARK_DEVICE ark_u32 ark_pack_pair(ark_bf16*, float low, float high) {
   ark_u32 pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
@@ -223,14 +260,14 @@ ARK_DEVICE ark_u32 ark_pack_pair(ark_f16*, float low, float high) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
-// A warp's 16 rows of 64 columns of sums, rounded, into its slab; 16-byte pieces of a row of 128
-// bytes change places with the row, so that no access meets a bank twice.
-template <typename T>
+// A warp's 16 rows of up to 64 columns of sums, rounded, into its slab; 16-byte pieces of a row of
+// 128 bytes change places with the row, so that no access meets a bank twice.
+template <typename T, int COLUMNS>
 ARK_DEVICE void ark_matrix_slab_fill(char* slab, const float* d) {
   const int lane = ark_lane(), row = lane & 15;
   T* type = nullptr;
 #pragma unroll
-  for (int j = 0; j < 8; j += 2) {
+  for (int j = 0; j < COLUMNS / 8; j += 2) {
     const int chunk = j + (lane >> 4);
     const ark_u32 to = ark_shared_address(slab) + row * 128 + ((chunk ^ (row & 7)) << 4);
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
@@ -241,22 +278,23 @@ ARK_DEVICE void ark_matrix_slab_fill(char* slab, const float* d) {
                  : "memory");
   }
 }
-// Stores a tile of COLUMNS columns: each warp its 16 rows, in whole lines, without waiting for
-// anybody. out: the tile's first element; rows, columns: how many of the result follow it.
+// Stores COLUMNS columns of a tile: each warp its 16 rows from `first` on, in whole lines, without
+// waiting for anybody. out: the tile's first element; rows, columns: how many of the result follow.
 template <typename T, int COLUMNS>
-ARK_DEVICE void ark_matrix_give(ArkCtx& c, const float* d, T* out, ark_i64 pitch, int rows,
-                                int columns) {
+ARK_DEVICE void ark_matrix_give(ArkCtx& c, const float* d, T* out, ark_i64 pitch, int first,
+                                int rows, int columns) {
   char* slab = ark_matrix_slab(c, ark_warp());
   const bool wide = ark_aligned(reinterpret_cast<ark_u64>(out));
 #pragma unroll
   for (int q = 0; q < COLUMNS; q += 64) {
     __syncwarp();
-    ark_matrix_slab_fill<T>(slab, d + q / 2);
+    ark_matrix_slab_fill<T, (COLUMNS < 64 ? COLUMNS : 64)>(slab, d + q / 2);
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int local = 4 * i + ark_lane() / 8, piece = ark_lane() % 8;
-      const int row = 16 * ark_warp() + local, column = q + 8 * piece;
+      const int row = first + local, column = q + 8 * piece;
+      if (column >= COLUMNS) continue;
       const ArkPack<T, 8> pack = *reinterpret_cast<const ArkPack<T, 8>*>(
           slab + local * 128 + ((piece ^ (local & 7)) << 4));
       if (row >= rows) continue;
@@ -268,11 +306,35 @@ ARK_DEVICE void ark_matrix_give(ArkCtx& c, const float* d, T* out, ark_i64 pitch
     }
   }
 }
+// The same for sums that stay as they are: each lane its pairs, of which four fill a sector.
+template <int COLUMNS, typename T>
+ARK_DEVICE void ark_matrix_give_whole(const T* d, T* out, ark_i64 pitch, int first, int rows,
+                                      int columns) {
+  static_assert(sizeof(T) == 4, "accumulators");
+  const int lane = ark_lane();
+  const bool wide = (reinterpret_cast<ark_u64>(out) & 7u) == 0u && pitch % 2 == 0;
+#pragma unroll
+  for (int j = 0; j < COLUMNS / 8; ++j) {
+#pragma unroll
+    for (int high = 0; high < 2; ++high) {
+      const T* pair = d + 4 * j + 2 * high;
+      const int row = first + lane / 4 + 8 * high, column = 8 * j + lane % 4 * 2;
+      if (row >= rows || column >= columns) continue;
+      T* to = out + row * pitch + column;
+      if (wide && column + 1 < columns) {
+        ark_store_pack<2>(to, ArkPack<T, 2>{{pair[0], pair[1]}});
+        continue;
+      }
+      to[0] = pair[0];
+      if (column + 1 < columns) to[1] = pair[1];
+    }
+  }
+}
 // Eight neighbouring results at a time for `eight(row, column, values, how many are there)`: each
 // warp's 16 rows of 32 columns go through its slab unrounded.
 template <int COLUMNS, class Eight>
-ARK_DEVICE void ark_matrix_each(ArkCtx& c, float (&d)[COLUMNS / 2], int rows, int columns,
-                                const Eight& eight) {
+ARK_DEVICE void ark_matrix_each(ArkCtx& c, float (&d)[COLUMNS / 2], int first, int rows,
+                                int columns, const Eight& eight) {
   char* slab = ark_matrix_slab(c, ark_warp());
   const int lane = ark_lane();
   // Pieces of 16 bytes change places so that neither four rows of pairs nor two rows of eights
@@ -298,7 +360,7 @@ ARK_DEVICE void ark_matrix_each(ArkCtx& c, float (&d)[COLUMNS / 2], int rows, in
     __syncwarp();
 #pragma unroll 1
     for (int i = 0; i < 2; ++i) {
-      const int local = 8 * i + lane / 4, row = 16 * ark_warp() + local, column = q + lane % 4 * 8;
+      const int local = 8 * i + lane / 4, row = first + local, column = q + lane % 4 * 8;
       const float4 low = *reinterpret_cast<const float4*>(piece(local, lane % 4 * 2));
       const float4 high = *reinterpret_cast<const float4*>(piece(local, lane % 4 * 2 + 1));
       const float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};

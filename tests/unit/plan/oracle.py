@@ -108,7 +108,7 @@ def order(plan: Plan, number: int) -> nx.DiGraph:
 
 def faults(plan: Plan, number: int) -> list[tuple[Node, Node]]:
     """Pairs of conflicting tasks of one phase that are not in the order of their ops, and tasks
-    that the barrier does not wait for.
+    that nobody who opens the barrier comes after.
     """
     graph = order(plan, number)
     if not nx.is_directed_acyclic_graph(graph):
@@ -127,6 +127,7 @@ def faults(plan: Plan, number: int) -> list[tuple[Node, Node]]:
         hows = conflicts(touches[first], touches[second])
         if any(second not in after[how][first] for how in hows):
             found.append((first, second))
-    for barrier in (k for k, t in listed.items() if ITERATION_BARRIER in t.signals):
-        found += [(k, barrier) for k in listed if k != barrier and barrier not in after["wrote"][k]]
+    openers = [k for k, t in listed.items() if ITERATION_BARRIER in t.signals]
+    reached = set(openers).union(*(nx.ancestors(seen, k) for k in openers))
+    found += [(k, openers[0]) for k in listed if k not in reached]
     return found

@@ -2,7 +2,7 @@
 
 BODIES: their writers. HEADERS: the device code that they stand on. POLLS: what the lead warp of the
 variant `roles` waits for. SCRATCH: the shared memory that they need. LOADS: the halves that the
-loading thread of the variant `matrix` runs. MAPS: the tensor maps of their operands.
+loading thread of the variant `matrix` runs; LOADER: its loop. MAPS: their operands' tensor maps.
 Called through the dialect.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ark.codegen.dialect import BodyWriter, HeaderRule, MapRule, ScratchRule
+from ark.codegen.dialect import BodyWriter, HeaderRule, LoaderRule, MapRule, ScratchRule
 from ark_cuda.tasks import attention, attention_tiles, linear, matmul, wgmma
 
 BODIES: Mapping[str, BodyWriter] = {
@@ -32,6 +32,7 @@ POLLS: Mapping[str, BodyWriter] = {
     "linear": linear.poll,
 }
 LOADS: Mapping[str, BodyWriter] = {"attention_tiles": attention_tiles.load, "matmul": wgmma.load}
+LOADER: LoaderRule = wgmma.loader
 MAPS: Mapping[str, MapRule] = {"attention_tiles": attention_tiles.maps, "matmul": wgmma.maps}
 SCRATCH: Mapping[str, ScratchRule] = {
     "attention": attention.scratch,

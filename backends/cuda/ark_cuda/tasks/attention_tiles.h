@@ -18,13 +18,21 @@ ARK_DEVICE char* ark_attention_queries(ArkCtx& c, int turn) {
 }
 template <class R, int Q>
 ARK_DEVICE char* ark_attention_stage(ArkCtx& c, ark_u32 n) {
+  static_assert(ARK_MATRIX_STAGES == 4u, "a number may wrap");
   return ark_matrix_stage(c, 0u) + Q * R::QUERIES + n % ARK_MATRIX_STAGES * R::STAGE;
+}
+ARK_DEVICE ark_u32 ark_attention_operand(const char* at, ark_u32 lead) {
+  return ark_matrix_operand(ark_shared_address(at), lead);
 }
 
 // Loader: all that was loaded has been consumed.
 ARK_DEVICE bool ark_attention_drained(const ArkMatrixLoad& load) {
   bool fine = true;
-  for (ark_u32 i = 0u; i < ARK_MATRIX_STAGES; ++i) fine = fine && ark_matrix_free(load.issued + i);
+  ArkMatrixLoad each = load;
+  for (ark_u32 i = 0u; i < ARK_MATRIX_STAGES; ++i) {
+    fine = fine && ark_matrix_free(each);
+    ark_matrix_next(each.at);
+  }
   return fine;
 }
 // Loader: BOXES boxes of 64 columns side by side.
@@ -42,6 +50,7 @@ ARK_DEVICE void ark_attention_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& l
                                    ark_u64 queries, ark_u64 keys, ark_u64 values, P position) {
   typedef ArkAttentionRing<DP, BN, Q> R;
   int turn = 0;
+  load.whole = true;
   if (!ark_attention_drained(load)) load.stopped = true;
   ark_attention_each<S>(t, position, [&](const ArkAttentionTile& tile) {
     const int last = (tile.end + BN - 1) / BN - 1, first = tile.begin / BN,
@@ -53,22 +62,21 @@ ARK_DEVICE void ark_attention_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& l
       for (int value = 0; value < 2; ++value) {
         const int block = b + value;  // of values the one before
         if (load.stopped || block < first || block > last) continue;
-        const ark_u32 n = load.issued;
-        if (!ark_matrix_free(n)) {
+        if (!ark_matrix_free(load)) {
           load.stopped = true;
           return;
         }
-        ark_u64* full = &ark_matrix.full[n % ARK_MATRIX_STAGES];
+        ark_u64* full = &ark_matrix.full[load.at.slot];
         const bool begins = value == 0 && block == last;
         ark_matrix_expect(full, R::STAGE + (begins ? R::QUERIES : 0u));
         if (begins) {
           ark_attention_boxes<R::BOXES, 16384u>(ark_attention_queries<R, Q>(c, turn), queries,
                                                 tile.head, tile.row, tile.batch, full);
         }
-        ark_attention_boxes<R::BOXES, BN * 128u>(ark_attention_stage<R, Q>(c, n),
+        ark_attention_boxes<R::BOXES, BN * 128u>(ark_attention_stage<R, Q>(c, load.at.slot),
                                                  value == 0 ? keys : values, BN * block, kv,
                                                  tile.batch, full);
-        load.issued = n + 1u;
+        ark_matrix_issued(load);
       }
     }
     ++turn;
@@ -183,7 +191,13 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
   constexpr float LOG2E = 1.44269504f;
   const int group = ark_warp() / 4, first = ark_tid() % 128 == 0;
   const int own = 16 * ark_warp() + ark_lane() / 4;  // the thread's first row
-  ark_u32 used = ark_matrix.used[group];
+  // A running number, of which slot and parity follow, takes one register.
+  const ArkMatrixSlot begun = ark_matrix_place_of(group);
+  ark_u32 used = begun.slot + begun.parity * ARK_MATRIX_STAGES;
+  const auto filled = [&](ark_u32 n) {
+    ark_matrix_filled(c, ark_shared_address(&ark_matrix.full[n % ARK_MATRIX_STAGES]),
+                      n / ARK_MATRIX_STAGES & 1u);
+  };
   int turn = 0;
   const float factor = S::CAPPED ? LOG2E : scale * LOG2E;
   ark_attention_each<S>(t, position, [&](const ArkAttentionTile& tile) {
@@ -203,9 +217,12 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
     const int last = (tile.end + BN - 1) / BN - 1, least = tile.begin / BN;
     if (tile.begin < tile.end) {
       const int place = tile.place + own;
-      const ark_u64 a = ark_matrix_operand(ark_attention_queries<R, Q>(c, turn) + group * 8192, 1);
+      const ark_u32 a =
+          ark_attention_operand(ark_attention_queries<R, Q>(c, turn) + group * 8192, 1u);
       const auto release = [&](ark_u32 n) {
-        if (first) ark_barrier_arrive(&ark_matrix.empty[n % ARK_MATRIX_STAGES], 1u);
+        if (first) {
+          ark_matrix_release(ark_shared_address(&ark_matrix.empty[n % ARK_MATRIX_STAGES]));
+        }
       };
       float s[BN / 2] = {}, keep[2];
       ark_u32 p[BN / 4];
@@ -221,28 +238,28 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
         if (!whole) ark_attention_mask<S, BN>(s, place, key);
         ark_attention_powers<BN>(s, rows, factor, keep);
       };
-      ark_matrix_filled(c, used);
+      filled(used);
       ark_matrix_fence();
-      W::scores(s, a, ark_matrix_operand(ark_attention_stage<R, Q>(c, used), 1));
+      W::scores(s, a, ark_attention_operand(ark_attention_stage<R, Q>(c, used), 1u));
       ark_matrix_commit();
       ark_matrix_wait<0>();
       ark_matrix_hold(s);
       release(used++);
       finish(last);
       ark_attention_round<T, BN>(s, p);
-      ark_matrix_filled(c, used);
+      filled(used);
       if (group == 1 && least < last) ark_attention_pass(0);
 #pragma unroll 1
       for (int block = last - 1; block >= least; --block) {
         ark_attention_turn(group);
         ark_matrix_hold(s);
         ark_matrix_fence();
-        W::scores(s, a, ark_matrix_operand(ark_attention_stage<R, Q>(c, used), 1));
+        W::scores(s, a, ark_attention_operand(ark_attention_stage<R, Q>(c, used), 1u));
         ark_matrix_commit();
-        ark_matrix_filled(c, used + 1u);
+        filled(used + 1u);
         ark_matrix_hold(o);
         ark_matrix_fence();
-        W::values(o, p, ark_matrix_operand(ark_attention_stage<R, Q>(c, used + 1u), BN * 8));
+        W::values(o, p, ark_attention_operand(ark_attention_stage<R, Q>(c, used + 1u), BN * 8));
         ark_matrix_commit();
         if (group == 0 || block > least) ark_attention_pass(1 - group);
         ark_matrix_wait<1>();
@@ -251,7 +268,7 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
         finish(block);
         // Values are multiplied meanwhile. This loop keeps the powers above the next wait.
         ark_matrix_hold(s);
-        ark_matrix_filled(c, used + 2u);
+        filled(used + 2u);
         ark_matrix_wait<0>();
         ark_matrix_hold(o);
         ark_matrix_hold(p);
@@ -263,7 +280,7 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
       }
       ark_matrix_hold(o);
       ark_matrix_fence();
-      W::values(o, p, ark_matrix_operand(ark_attention_stage<R, Q>(c, used), BN * 8));
+      W::values(o, p, ark_attention_operand(ark_attention_stage<R, Q>(c, used), BN * 8));
       ark_matrix_commit();
       ark_matrix_wait<0>();
       ark_matrix_hold(o);
@@ -280,7 +297,11 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
 #pragma unroll
     for (int i = 0; i < DP / 2; ++i) o[i] *= rows.weight[i / 2 % 2];
     T* to = ark_address(output, 0, tile.batch, tile.row, tile.head * S::D);
-    ark_matrix_give<T, DP>(c, o, to, ark_at(output, 0, 0, 1, 0), S::M - tile.row, S::D);
+    ark_matrix_give<T, DP>(c, o, to, ark_at(output, 0, 0, 1, 0), 16 * ark_warp(), S::M - tile.row,
+                           S::D);
   });
-  if (first) ark_matrix.used[group] = used;
+  if (first) {
+    ark_matrix_keep_place(group,
+                          ArkMatrixSlot{used % ARK_MATRIX_STAGES, used / ARK_MATRIX_STAGES & 1u});
+  }
 }

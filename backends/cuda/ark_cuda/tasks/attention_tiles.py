@@ -99,23 +99,24 @@ def _products(sig: Signature) -> tuple[str, str]:
 #define ARK_ATTENTION_{padded}_{kind}
 struct {name} {{
   typedef {ctype} type;
-  ARK_DEVICE_MEMBER static void scores(float (&d)[{keys // 2}], ark_u64 a, ark_u64 b) {{
+  ARK_DEVICE_MEMBER static void scores(float (&d)[{keys // 2}], ark_u32 a, ark_u32 b) {{
 #pragma unroll
     for (int i = 0; i < {padded // 16}; ++i) {{
-      ark_wgmma_{kind}_00(d, a + i / 4 * 1024 + i % 4 * 2, b + i / 4 * {keys * 8} + i % 4 * 2,
-                          i > 0);
+      ark_wgmma_{keys}_{kind}_00(d, a + i / 4 * 1024 + i % 4 * 2,
+                                 b + i / 4 * {keys * 8} + i % 4 * 2, i > 0);
     }}
   }}
   ARK_DEVICE_MEMBER static void value(float (&d)[{padded // 2}], ark_u32 a0, ark_u32 a1, ark_u32 a2,
-                                      ark_u32 a3, ark_u64 b) {{
+                                      ark_u32 a3, ark_u32 b) {{
     asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n{padded}k16.f32.{kind}.{kind} {{{registers}}}, "
-        "{{%{at}, %{at + 1}, %{at + 2}, %{at + 3}}}, %{at + 4}, 1, 1, 1, 1;"
+        "{{\\n .reg .b64 y;\\n mov.b64 y, {{%{at + 4}, " ARK_MATRIX_ROWS "}};\\n"
+        " wgmma.mma_async.sync.aligned.m64n{padded}k16.f32.{kind}.{kind} {{{registers}}}, "
+        "{{%{at}, %{at + 1}, %{at + 2}, %{at + 3}}}, y, 1, 1, 1, 1;\\n}}"
         : {results}
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b));
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b));
   }}
   ARK_DEVICE_MEMBER static void values(float (&d)[{padded // 2}], ark_u32 (&p)[{keys // 4}],
-                                       ark_u64 b) {{
+                                       ark_u32 b) {{
 #pragma unroll
     for (int i = 0; i < {keys // 16}; ++i) {{
       value(d, p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3], b + 128 * i);

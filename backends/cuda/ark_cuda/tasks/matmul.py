@@ -44,6 +44,8 @@ def _shape(sig: Signature, machine: Machine) -> _Shape | None:
     a, b, out = sig.operands[:3]
     if sig.params.get("expr") is not None or sig.params.get("gated"):
         return None
+    if sig.params.get("splits", 1) > 1:
+        return None
     rows, columns = sig.params["tile"]
     if not machine.has("mma_sync") or rows < _MIN_ROWS or a.packet or b.packet or out.packet:
         return None

@@ -24,6 +24,8 @@ def serves(sig: Signature, machine: Machine) -> bool:
         return False
     if sig.params.get("expr") is not None or sig.params.get("gated"):
         return False
+    if sig.params.get("splits", 1) > 1:
+        return False
     a, b, out = sig.operands
     plain = not (a.packet or b.packet or out.packet)
     kinds = (a.dtype, b.dtype) in _PARTS and out.dtype in _OUTPUTS

@@ -1,0 +1,107 @@
+"""How a large product is cut in the variant `matrix`: rows and columns of its tiles, and in how
+many parts of k. What is predicted to end first, by rates that were measured on an H100
+(docs/matmul.md has the table of shapes); a cut that was measured for a shape (`ark tune`) comes
+before any prediction.
+
+Called by the lowering of matmul.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ark.machine import Machine
+
+LINE = 128  # bytes of k in a step
+MOST_PARTS = 8
+# Microseconds, and bytes a microsecond, of one processor of an H100.
+FULL_STEP_US = 0.58  # 128 by 256, 128 bytes deep, on the matrix units
+LEAST_STEP_US = 0.14  # wait for a stage, multiply, give it back
+LOAD_RATE = 68e3  # what a processor loads while all do: L2 gives 8.7 TB/s
+FOLD_US, EACH_PART_US = 2.0, 0.1  # parts are handed over to those who add them up
+KEPT, FOLD_RATE = 6e6, 1.6e6  # bytes of parts that L2 keeps, and what is written and read of more
+
+
+@dataclass(frozen=True)
+class Cut:
+    """rows, columns: of a tile. parts: of k."""
+
+    rows: int
+    columns: int
+    parts: int = 1
+
+
+def candidates(
+    shape: Sequence[int], depth: int, itemsize: int, parts: bool, narrow: bool
+) -> list[Cut]:
+    """The cuts of a product of this shape (batch, batch, rows, columns) that kernels exist for.
+
+    depth: elements of k. parts: may k be cut? narrow: are there tiles of 64 by 64?
+    """
+    steps = -(-depth * itemsize // LINE)
+    several = parts and shape[0] == shape[1] == 1
+    counts = [p for p in (1, 2, 3, 4, 6, 8) if p == 1 or several]
+    found = [
+        Cut(rows, columns, many)
+        for rows, columns, many in itertools.product((128, 64), (256, 128, 64), counts)
+        if (many - 1) * -(-steps // many) < steps and columns <= shape[3]
+    ]
+    least = 128 if narrow else 192
+    return [c for c in found if (c.rows == 64 or shape[2] > 64) and c.rows + c.columns >= least]
+
+
+def predicted_us(
+    cut: Cut, shape: Sequence[int], depth: int, itemsize: int, machine: Machine
+) -> float:
+    """About how long the product takes; only comparisons of cuts mean something."""
+    rows, columns = shape[2], shape[3]
+    tiles = shape[0] * shape[1] * -(-rows // cut.rows) * -(-columns // cut.columns) * cut.parts
+    high = min(cut.rows, -(-rows // 8) * 8)
+    step = max(
+        FULL_STEP_US * cut.rows * cut.columns / (128 * 256),
+        LINE * (high + cut.columns) / LOAD_RATE,
+        LEAST_STEP_US,
+    )
+    steps = math.ceil(math.ceil(depth * itemsize / LINE) / cut.parts)
+    fold = 0.0
+    if cut.parts > 1:
+        moved = 8.0 * cut.parts * rows * columns
+        fold = FOLD_US + EACH_PART_US * cut.parts + max(0.0, moved - KEPT) / FOLD_RATE
+    return -(-tiles // machine.processors) * steps * step + fold
+
+
+def choose_cut(
+    shape: Sequence[int],
+    depth: int,
+    itemsize: int,
+    machine: Machine,
+    parts: bool,
+    narrow: bool,
+    measured: Mapping[str, Sequence[int]],
+) -> Cut:
+    """The cut of a product; measured: cuts by `key`, for what they were found to be fastest."""
+    able = candidates(shape, depth, itemsize, parts, narrow)
+    known = measured.get(key(shape, depth, itemsize))
+    if known is not None and Cut(*known) in able:
+        return Cut(*known)
+    return min(able, key=lambda c: predicted_us(c, shape, depth, itemsize, machine))
+
+
+def key(shape: Sequence[int], depth: int, itemsize: int) -> str:
+    """What a measured cut is good for."""
+    return "x".join(str(n) for n in (*shape, depth, itemsize))
+
+
+BAND = 16 << 20  # bytes of a product's left side that stay in L2 while its columns pass by
+MOST_GROUP = 16  # rows of tiles: about as high as wide is what runs together
+
+
+def matrix_group(rows: int, depth: int, itemsize: int) -> int:
+    """Rows of tiles of a product whose columns follow each other, so that they share L2.
+
+    rows: of a tile. depth: of the product. itemsize: bytes of an element.
+    """
+    return max(1, min(MOST_GROUP, BAND // (rows * depth * itemsize)))
