@@ -348,13 +348,22 @@ class Executor:
             self._proxy.restart()
         self._meet("the launch")
 
+    def end(self) -> int:
+        """How many iterations the last launch, which has ended, was to run: what it was started
+        for, or fewer where a task ended the loop (ark.sample), or 0 where it was aborted.
+        """
+        return int(self._control_word("limit"))
+
+    def _control_word(self, name: str) -> np.uint32:
+        at = layout.dtype("ArkControl").fields
+        assert at is not None
+        word = self.device.read(self._control.address + int(at[name][1]), 4)
+        return word.view(np.uint32)[0]
+
     def _drain(self) -> None:
         """Waits until the proxy has served what the launch before has asked for."""
         if self._proxy is not None and self._run is not None:
-            at = layout.dtype("ArkControl").fields
-            assert at is not None
-            head = self.device.read(self._control.address + int(at["fifo_head"][1]), 4)
-            self._proxy.drain(int(head.view(np.uint32)[0]), self.budget_s)
+            self._proxy.drain(int(self._control_word("fifo_head")), self.budget_s)
 
     def _parameters(self, persistent: bool) -> np.ndarray:
         params = np.zeros(1, layout.dtype("ArkParams"))
