@@ -57,7 +57,7 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """The default test run: no GPU needed, at most 8 minutes on two idle cores.
+    """The default test run: no GPU needed.
 
     After everything else the backend tests run once more on emulated AMD devices: all of them on
     gfx942, ops and faults on the others, and what synchronises with more seeds of the emulator's
