@@ -166,7 +166,10 @@ class Runtime:
         non_blocking: bool = False,
         tensor_mappings: Mapping[Tensor, Any] | None = None,
     ) -> None:
-        """Runs so many iterations; returns at once if non_blocking. Raises GpuError."""
+        """Runs so many iterations; returns at once if non_blocking. Raises GpuError.
+
+        Without loop_mode an iteration that draws a stop token (ark.sample) is the last.
+        """
         if self._plan is None:
             raise InvalidUsageError("nothing is launched; call Runtime.launch() before run()")
         if tensor_mappings:
@@ -231,7 +234,9 @@ class Runtime:
                     )
             else:
                 self._run.wait()
-                self._run.check_complete()
+                assert self.executor is not None
+                if not 0 < self.executor.end() == self._run.iterations_done:
+                    self._run.check_complete()
                 self._run = None
         except BaseException:
             self._abandon()

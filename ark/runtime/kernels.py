@@ -8,14 +8,16 @@ executor.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ark.backend.protocol import Backend, Device, Launch
+import numpy as np
+
+from ark.backend.protocol import Backend, BoxMapper, Device, Launch
 from ark.codegen.dialect import BoxMap
 from ark.machine import Machine
 from ark.plan.serialize import machine_of
-from ark.plan.types import Plan
+from ark.plan.types import Plan, PlanTensor
 from ark.runtime.program import Program, load
 
 
@@ -61,6 +63,58 @@ def box_maps(kernels: Sequence[Kernel]) -> list[tuple[BoxMap, ...]]:
             if code >= 0 and emitted.maps:
                 found[op] = emitted.maps[code]
     return found
+
+
+def map_images(
+    plan: Plan,
+    maps: Sequence[Sequence[BoxMap]],
+    device: Device,
+    tensor_address: Callable[[PlanTensor], int],
+) -> tuple[list[int], bytes]:
+    """By op, the number of its first box map; and all of them in the hardware's form."""
+    first: list[int] = []
+    images: list[bytes] = []
+    for op, wanted in zip(plan.ops, maps, strict=True):
+        first.append(len(images))
+        for box in wanted:
+            assert isinstance(device, BoxMapper)
+            address = tensor_address(plan.tensors[op.operands[box.operand]])
+            images.append(device.box_map(box, address))
+    return first, b"".join(images)
+
+
+def launch_all(
+    kernels: Sequence[Kernel],
+    device: Device,
+    params: np.ndarray,
+    ends: Sequence[int],
+    trace_bytes: int,
+    stream: int | None,
+) -> Launch:
+    """Launches the kernels that have something to do, the last one if none has.
+
+    params: ArkParams of the first. ends: of the phases, in iterations. trace_bytes: how far apart
+    the kernels' traces lie.
+    """
+    begin = int(params["first"][0])
+    launches: list[Launch] = []
+    for number, kernel in enumerate(kernels):
+        end, last = ends[kernel.phases[-1]], number == len(kernels) - 1
+        if end == begin and not (last and not launches):
+            continue
+        own = params.copy()
+        own["first"] = begin
+        own["trace"] += number * trace_bytes
+        if not last:
+            own["end"] = end
+        processors, threads = int(params["processors"][0]), kernel.machine.threads
+        launches.append(
+            device.launch(
+                kernel.loaded, own.tobytes(), processors, threads, kernel.shared_bytes, stream
+            )
+        )
+        begin = end
+    return launches[0] if len(launches) == 1 else Launches(launches)
 
 
 class Launches:

@@ -112,10 +112,7 @@ class AttentionTiles(TaskKind):
         return each * len(tiles(sig, coord)), super().cost(sig, coord)[1]
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        p = sig.params
-        chunk, strip = _cut(sig, machine)
-        keys = chunk * p["head_dim"] if machine.has("single_thread") else 1
-        return 4 * (strip * (2 * p["head_dim"] + chunk + 3) + keys)
+        return _scratch(sig, machine, *_cut(sig, machine))
 
     def headers(self) -> tuple[str, ...]:
         return (text.header("attention_tiles.h"),)
@@ -124,10 +121,20 @@ class AttentionTiles(TaskKind):
         return text.call(name, "ark_attention_tiles", (shape(sig), *_cut(sig, machine)), given(sig))
 
 
+def _scratch(sig: Signature, machine: Machine, chunk: int, strip: int) -> int:
+    width = int(sig.params["head_dim"])
+    keys = chunk * width if machine.has("single_thread") else 1
+    return 4 * (strip * (2 * width + chunk + 3) + keys)
+
+
 def _cut(sig: Signature, machine: Machine) -> tuple[int, int]:
-    """Keys and rows that the common body takes at a time."""
+    """Keys and rows that the common body takes at a time; fewer rows where the ring leaves less."""
     chunk, strip = (64, 32) if machine.has("single_thread") else (32, 16)
-    return chunk, min(strip, int(sig.params["rows"]))
+    strip = min(strip, int(sig.params["rows"]))
+    room = machine.shared_bytes - machine.ring_bytes
+    while strip > 1 and _scratch(sig, machine, chunk, strip) > room:
+        strip = -(-strip // 2)
+    return chunk, strip
 
 
 def shape(sig: Signature) -> str:

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from ark.backend import registry
 from ark.errors import PlanError
 from ark.ir.dtype import DataType, by_name
 from ark.ir.graph import Graph
@@ -13,7 +14,9 @@ from ark.ir.values import Tensor
 from ark.lower.pipeline import plan
 from ark.machine import Machine
 from ark.models.build import Shape
+from ark.models.config import builtin_config
 from ark.models.generate import make_plans
+from ark.plan import kind as kinds
 from ark.plan.serialize import from_json, machine_of, to_json
 from ark.plan.verify import verify
 from ark.variant import COMMUNICATE, COMPUTE, LOAD, Role, Variant, block
@@ -102,3 +105,14 @@ def test_a_body_may_not_read_before_it_waits_what_its_iteration_makes() -> None:
         (made,) = [plan(with_a_computed(what), target, {"variant": "roles"})]
         with pytest.raises(PlanError, match="before they wait, but op 'made' writes it"):
             verify([made])
+
+
+def test_a_prompt_takes_no_more_shared_memory_than_the_ring_leaves() -> None:
+    """Heads of 128 and a decode phase of one row on two ranks: both phases run beside the ring."""
+    config = dataclasses.replace(builtin_config("llama-3.1-8b"), num_hidden_layers=1)
+    made = make_plans(Shape(config, by_name("bf16"), 64, 16, 0, 2), registry.machine("h100"))
+    target = machine_of(made[0], 0)
+    signatures = [kinds.signature(made[0], op) for op in made[0].ops]
+    needed = max(kinds.get(sig.kind).scratch(sig, target) for sig in signatures)
+    assert target.variant.name == "roles"
+    assert 0 < needed <= target.shared_bytes - target.ring_bytes
