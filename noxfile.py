@@ -124,9 +124,15 @@ def fuzz(session: nox.Session) -> None:
 
 @nox.session
 def onnx(session: nox.Session) -> None:
-    """All of onnx's backend node tests on the CPU, with counts; a crash fails the session."""
+    """All of onnx's backend node tests on the CPU, with counts; a crash fails the session. Then 40
+    of them on an emulated AMD device, which must pass.
+    """
     session.install("-e", ".[dev]")
     session.run("python", "-m", "tests.interop.node_suite", *session.posargs)
+    session.run("python", "-c", BUILD_EMULATOR)
+    words = ("--sample", "--backend", "rocm")
+    environment = {"ARK_ROCM_DEVICE": "emulated:gfx942"}
+    session.run("python", "-m", "tests.interop.node_suite", *words, env=environment)
 
 
 @nox.session

@@ -4,6 +4,9 @@
 ci/matrix.toml and writes ci/results/cuda-h100.json: the devices, the versions of drivers and
 packages, the date, and the counts of pytest's own report. A run in which a test failed, or none ran
 on a device of the row, writes nothing. ci/generate.py reads the files back through the same schema.
+
+A suite that others wrote (onnx's node tests) has a runner of its own, which hands its counts to
+`write_suite`; such files are in ci/results/suites.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ else:
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "ci/results"
+SUITES = RESULTS / "suites"
 # Whose versions decide what a run shows.
 PACKAGES = (
     "cuda-bindings",
@@ -77,6 +81,82 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     on_device: Annotated[int, msgspec.Meta(ge=1)]
     total: Counts
     files: dict[Word, Counts]
+
+
+class SuiteCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What came of a suite's tests. refused: by name, as nothing that ark has; refused_otherwise:
+    with another error for people.
+    """
+
+    passed: Count
+    refused: Count
+    refused_otherwise: Count
+    wrong: Count
+    crashed: Count
+
+
+class SuiteResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One run of a suite. tests: how many it has. selection: which of them were run."""
+
+    suite: Word
+    version: Word
+    backend: Word
+    device: Word
+    emulated: bool
+    date: Date
+    source: Digest
+    system: Word
+    python: Word
+    packages: dict[Word, Word]
+    tests: Annotated[int, msgspec.Meta(ge=1)]
+    selection: Word
+    counts: SuiteCounts
+
+
+def read_suite(path: Path) -> SuiteResult:
+    """A suite's result file; ValueError, naming the file, if it is none or does not add up."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=SuiteResult)
+    except (msgspec.DecodeError, OSError) as error:
+        raise ValueError(f"{path.name} is no suite's result file: {error}") from error
+    done = sum(msgspec.structs.astuple(found.counts))
+    if not 0 < done <= found.tests or (found.selection == "all") != (done == found.tests):
+        raise ValueError(f"{path.name}: the counts do not add up; run the suite again")
+    if found.counts.crashed:
+        raise ValueError(f"{path.name}: {found.counts.crashed} tests crashed; that is no evidence")
+    return found
+
+
+def write_suite(
+    path: Path, suite: str, backend: str, tests: int, selection: str, counts: SuiteCounts
+) -> None:
+    """Writes what came of a run on a backend, the suite being the package of that name."""
+    from ark.backend import registry
+    from ark.runtime.cache import code_digest
+
+    probe = registry.probe(backend)
+    made = SuiteResult(
+        suite=f"{suite}: backend node tests",
+        version=metadata.version(suite),
+        backend=backend,
+        device=_word(f"{probe.devices[0].name} ({probe.devices[0].arch})"),
+        emulated="emulat" in " ".join([*probe.notes, probe.devices[0].name]).lower(),
+        date=datetime.date.today().isoformat(),
+        source=code_digest()[:16],
+        system=f"{platform.system()} {platform.machine()}",
+        python=platform.python_version(),
+        packages=_packages(),
+        tests=tests,
+        selection=selection,
+        counts=counts,
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(made), indent=2) + b"\n")
+    try:
+        read_suite(path)
+    except ValueError:
+        path.unlink()
+        raise
 
 
 def read(path: Path) -> Result:
@@ -127,6 +207,11 @@ def _word(text: object) -> str:
     return re.sub(r"[^\w .,:;()+/@~#-]", "-", str(text))[:120] or "unknown"
 
 
+def _packages() -> dict[str, str]:
+    installed = {_canonical(d.metadata["Name"]): d.version for d in metadata.distributions()}
+    return {p: _word(installed[_canonical(p)]) for p in PACKAGES if _canonical(p) in installed}
+
+
 def describe(row: dict[str, Any], report: Path) -> Result:
     """What the run whose report this is shows; ValueError if it shows nothing."""
     from ark.backend import registry
@@ -147,8 +232,6 @@ def describe(row: dict[str, Any], report: Path) -> Result:
     total = add(files.values())
     if total.failed or not on_device:
         raise ValueError(f"{total.failed} tests failed, {on_device} passed on {row['backend']}")
-    installed = {_canonical(d.metadata["Name"]): d.version for d in metadata.distributions()}
-    packages = {p: installed[_canonical(p)] for p in PACKAGES if _canonical(p) in installed}
     return Result(
         row=row["name"],
         backend=row["backend"],
@@ -159,7 +242,7 @@ def describe(row: dict[str, Any], report: Path) -> Result:
         python=platform.python_version(),
         devices=[_word(d.name) for d in devices],
         versions={_word(k): _word(v) for k, v in sorted(probe.versions.items())},
-        packages={k: _word(v) for k, v in packages.items()},
+        packages=_packages(),
         on_device=on_device,
         total=total,
         files={_word(k): v for k, v in sorted(files.items())},

@@ -16,7 +16,7 @@ else:
     import tomli as tomllib
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from evidence import RESULTS, Result, read
+from evidence import RESULTS, SUITES, Result, SuiteResult, read, read_suite
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
@@ -120,12 +120,41 @@ def coverage(matrix: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def suites(folder: Path = SUITES) -> str:
+    """The table of what others' test suites gave, from their runners' files."""
+    lines = [
+        "",
+        "## Suites of others",
+        "",
+        "Unchanged, as their packages give them. *refused*: with an error for people, nearly "
+        "always as an operator, opset or type that is not built, by name. None crashed; a run with "
+        "a crash writes no file. `python -m tests.interop.node_suite --write FILE` writes these.",
+        "",
+        "| suite | backend | proof | date | run of | passed | refused | wrong |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for found in (read_suite(path) for path in sorted(folder.glob("*.json"))):
+        lines.append(_suite(found))
+    return "\n".join(lines) + "\n"
+
+
+def _suite(found: SuiteResult) -> str:
+    counts = found.counts
+    done = counts.passed + counts.refused + counts.refused_otherwise + counts.wrong
+    return (
+        f"| {found.suite} {found.version} | {found.backend}, {found.device}, "
+        f"Python {found.python} | **{'emulated' if found.emulated else 'executed'}** | "
+        f"{found.date} | {done:,} of {found.tests:,} | {counts.passed:,} | "
+        f"{counts.refused + counts.refused_otherwise:,} | {counts.wrong:,} |"
+    )
+
+
 def outputs() -> dict[Path, str]:
     """File contents by path."""
     matrix = rows()
     return {
         ROOT / ".github/workflows/ci.yml": workflow(matrix),
-        ROOT / "ci/coverage.md": coverage(matrix),
+        ROOT / "ci/coverage.md": coverage(matrix) + suites(),
     }
 
 

@@ -1,7 +1,6 @@
 // Products of any matrices, for machines or signatures without a body on matrix units: the tile of
 // ROWS by COLUMNS that begins at m0, n0. a(m, k) and b(k, n) give the place of an element,
-// finish(m, n, sum) stores the result's; sums are over
-// k0 to k1.
+// finish(m, n, sum) stores the result's; sums are over k0 to k1.
 
 template <int ROWS, int COLUMNS, int M, int N, class A, class B, class Finish>
 ARK_DEVICE void ark_matmul(ArkCtx&, const ArkTask&, int m0, int n0, int k0, int k1, const A& a,
@@ -32,14 +31,14 @@ ARK_DEVICE void ark_matmul_alone(ArkCtx& c, const ArkTask&, int m0, int n0, int 
 }
 
 // Neighbouring columns are a gate and what it lets pass; finish has the result's column.
-template <int ROWS, int COLUMNS, int M, int N, int K, class A, class B, class Finish>
-ARK_DEVICE void ark_matmul_gated(ArkCtx&, const ArkTask&, int m0, int n0, const A& a, const B& b,
-                                 const Finish& finish) {
+template <int ROWS, int COLUMNS, int M, int N, class A, class B, class Finish>
+ARK_DEVICE void ark_matmul_gated(ArkCtx&, const ArkTask&, int m0, int n0, int k0, int k1,
+                                 const A& a, const B& b, const Finish& finish) {
   for (int e = ark_tid(); e < ROWS * COLUMNS / 2; e += ARK_THREADS) {
     const int m = m0 + e / (COLUMNS / 2), n = n0 + e % (COLUMNS / 2) * 2;
     if (m >= M || n >= N) continue;
     float gate = 0.0f, up = 0.0f;
-    for (int k = 0; k < K; ++k) {
+    for (int k = k0; k < k1; ++k) {
       const float left = ark_get(a(m, k), 0);
       gate += left * ark_get(b(k, n), 0);
       up += left * ark_get(b(k, n + 1), 0);

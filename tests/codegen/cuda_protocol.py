@@ -324,7 +324,7 @@ class Streams:
             last = {
                 "op": 4, "operands": [], "coord": [end],
                 "waits": [(counter + 1, processors, processors)],
-                "signals": [(0, layout.COUNTER_OP_BARRIER)],
+                "signals": [(0, 0)],
             }  # fmt: skip
             return [gather] + ([last] if p == 0 else [])
 

@@ -143,7 +143,7 @@ def test_conversions_round_as_numpy_does(device):
     back = upload(device, np.zeros(2 * len(x), np.float32))
     task = {
         "op": 0, "operands": [upload(device, x), half, bfloat, back], "coord": [len(x)],
-        "signals": [(0, layout.COUNTER_OP_BARRIER)],
+        "signals": [(0, 0)],
     }  # fmt: skip
     Job(device, [("probe_convert", {})], [[[task]]]).run()
     with np.errstate(over="ignore"):

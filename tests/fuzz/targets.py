@@ -20,6 +20,9 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
+
+import ark
 from ark.backend import registry
 from ark.collective import check, from_json, to_json, to_xml
 from ark.comm import synthesize
@@ -36,7 +39,7 @@ from ark.plan import serialize
 from ark.plan.types import Plan
 from ark.runtime import rendezvous
 from ark.runtime.admission import admit
-from tests.fuzz import mutate
+from tests.fuzz import mutate, mutate_onnx
 from tests.fuzz.execute import compare
 from tests.fuzz.task_plans import run_task_plan, task_plan
 
@@ -307,6 +310,14 @@ def command_line(rng: random.Random, keep: Keep) -> bool:
 
 def run_command_line(words: list[str]) -> bool:
     """True for exit code 0; 1 and 2 are refusals in a paragraph."""
+    code, _ = _command([w for w in words if w != "--debug"])
+    if code not in (0, 1, 2):
+        raise WrongResult(f"exit code {code}")
+    return code == 0
+
+
+def _command(words: list[str]) -> tuple[int, str]:
+    """The exit code of ark's command in an empty folder, and what it says on standard error."""
     from ark.cli import main
 
     before = os.getcwd()
@@ -316,7 +327,7 @@ def run_command_line(words: list[str]) -> bool:
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
-                code = main([w for w in words if w != "--debug"])
+                code = main(words)
             except SystemExit as end:  # argparse, or --help
                 code = int(end.code or 0)
     finally:
@@ -324,9 +335,23 @@ def run_command_line(words: list[str]) -> bool:
         shutil.rmtree(folder, ignore_errors=True)
     if "Traceback" in err.getvalue():
         raise WrongResult(err.getvalue()[-2000:])
-    if code not in (0, 1, 2):
-        raise WrongResult(f"exit code {code}")
-    return code == 0
+    return code, err.getvalue()
+
+
+def onnx_file(rng: random.Random, keep: Keep) -> bool:
+    """A mutated ONNX file: run, or refused by exit code 2 and one paragraph."""
+    data = mutate_onnx.of_model(rng)
+    keep(repr(data))
+    with tempfile.TemporaryDirectory(prefix="ark-fuzz-") as folder:
+        Path(folder, "m.onnx").write_bytes(data)
+        np.save(Path(folder, "x.npy"), np.arange(8, dtype=np.float32).reshape(2, 4))
+        words = ["run", f"{folder}/m.onnx", "--input", f"{folder}/x.npy", "--backend", "cpu"]
+        code, said = _command(words)
+    if code == 0:
+        return True
+    if code != 2 or not said.startswith("ark: ") or "\n\n" in said or len(said) > 3000:
+        raise WrongResult(f"exit code {code}: {said[-2000:]}")
+    return False
 
 
 class _Served:
@@ -377,6 +402,7 @@ TARGETS: dict[str, Target] = {
     "placement": placement,
     "program": program,
     "command_line": command_line,
+    "onnx_file": onnx_file,
     "bootstrap": bootstrap,
 }
 # How a corpus text is handed in again.

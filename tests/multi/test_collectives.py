@@ -46,13 +46,15 @@ def names(world: int, collective: str) -> list[str]:
 CPU_2 = registry.machine("cpu-2")
 
 
-def build(world: int, body: Callable[[int], object], machine: Machine = CPU_2) -> list[Plan]:
+def build(
+    world: int, body: Callable[[int], object], machine: Machine = CPU_2, **options: bool
+) -> list[Plan]:
     made = []
     for rank in range(world):
         model = Model(rank, world)
         with use_model(model):
             body(rank)
-        made.append(make_plan(model.graph, machine))
+        made.append(make_plan(model.graph, machine, options))
     return made
 
 
@@ -225,7 +227,9 @@ def test_ranks_as_processes() -> None:
 
 @cache
 def forest_plans(world: int, network: str, engine: str) -> list[Plan]:
-    """All-reduce and all-gather by trees, with a processor for many of the tasks."""
+    """All-reduce and all-gather by trees, with a processor for many of the tasks. Iterations begin
+    together: waits that keep them apart are the business of test_pipeline.
+    """
 
     def body(rank: int) -> None:
         x = ark.mul(ark.tensor([600], name="x"), 2.0)
@@ -233,7 +237,7 @@ def forest_plans(world: int, network: str, engine: str) -> list[Plan]:
         keep(ark.all_reduce(x, rank, world, **how), "sum")
         keep(ark.all_gather(x, rank, world, **how), "all")
 
-    plans = build(world, body, registry.machine("cpu-64"))
+    plans = build(world, body, registry.machine("cpu-64"), together=True)
     verify(plans)
     return plans
 

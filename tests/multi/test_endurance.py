@@ -84,7 +84,7 @@ def test_many_collectives_leave_nothing_behind() -> None:
         out, err = process.communicate(timeout=3000)
         assert process.returncode == 0, err
         before, files, threads, after, files_now, threads_now = map(int, out.split())
-        assert (files_now, threads_now) == (files, threads)
+        assert files_now <= files and threads_now <= threads
         assert after - before < 4 << 20, f"{after - before} bytes after {COLLECTIVES} collectives"
     assert len(started) == 2
 

@@ -167,3 +167,42 @@ def test_wheels_are_those_that_pyproject_names() -> None:
     assert set(wanted) < set(everything) and not any("ark-gpu" in w for w in everything)
     with pytest.raises(ValueError, match="no extra 'gpu'"):
         wheels.requirements(["gpu"], [])
+
+
+SUITE: dict[str, Any] = {
+    "suite": "a suite",
+    "version": "1.0",
+    "backend": "cpu",
+    "device": "a processor",
+    "emulated": False,
+    "date": "2026-01-31",
+    "source": "0123456789abcdef",
+    "system": "Linux x86_64",
+    "python": "3.12.3",
+    "packages": {},
+    "tests": 10,
+    "selection": "all",
+    "counts": {"passed": 6, "refused": 2, "refused_otherwise": 1, "wrong": 1, "crashed": 0},
+}
+
+
+def test_a_suite_s_counts_are_in_the_table(tmp_path: Path) -> None:
+    (tmp_path / "s.json").write_text(json.dumps(SUITE))
+    assert "| 10 of 10 | 6 | 3 | 1 |" in generate.suites(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("tests", 11, "do not add up"),
+        ("selection", "9 tests", "do not add up"),
+        ("date", "today", "no suite's result"),
+        ("counts", {**SUITE["counts"], "crashed": 1, "passed": 5}, "crashed"),
+    ],
+)
+def test_a_suite_s_file_that_is_no_evidence_is_refused(
+    tmp_path: Path, key: str, value: object, said: str
+) -> None:
+    (tmp_path / "s.json").write_text(json.dumps({**SUITE, key: value}))
+    with pytest.raises(ValueError, match=said):
+        generate.suites(tmp_path)

@@ -60,8 +60,7 @@ def build(
     with ark.use_model(into or ark.Model(0, 1)) as model:
         values: dict[str, Value] = {}
         for tensor in proto.graph.initializer:
-            array = onnx.numpy_helper.to_array(tensor)
-            values[tensor.name] = Value(array.shape, array=array)
+            values[tensor.name] = _weight(tensor)
         made = Built(model, {}, {})
         for name, (shape, dtype) in inputs.items():
             if name in known or 0 in shape:
@@ -82,6 +81,14 @@ def build(
         for output in proto.graph.output:
             made.results[output.name] = values[output.name]
     return made
+
+
+def _weight(tensor: onnx.TensorProto) -> Value:
+    try:
+        array = onnx.numpy_helper.to_array(tensor)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ModelError(f"the weight {tensor.name!r} is malformed: {error}") from error
+    return Value(array.shape, array=array)
 
 
 def _input(name: str, shape: tuple[int, ...], dtype: Any) -> Value:

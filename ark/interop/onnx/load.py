@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,9 @@ def check(model: onnx.ModelProto, name: str, folder: Path | None) -> None:
     try:
         if folder is not None:
             _check_places(model, name)
-            load_external_data_for_model(model, str(folder))
+            with warnings.catch_warnings():  # keys of it that onnx does not know are no matter
+                warnings.simplefilter("ignore", UserWarning)
+                load_external_data_for_model(model, str(folder))
         checker.check_model(model)
         shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
     except (checker.ValidationError, shape_inference.InferenceError, OSError) as error:

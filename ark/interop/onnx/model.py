@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 import ark
-from ark.errors import InvalidUsageError, UnsupportedError
+from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.interop.onnx import load
 from ark.interop.onnx.convert import Built, build
 from ark.interop.onnx.values import TABLE, NeedsContents
@@ -28,7 +28,13 @@ class Port:
                 "are built"
             )
         tensor = info.type.tensor_type
-        self.dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+        try:
+            self.dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+        except KeyError as error:
+            raise ModelError(
+                f"the {what} {info.name!r} has the element type {tensor.elem_type}, which ONNX "
+                "does not have; export the model again"
+            ) from error
         self.shape: tuple[int | str, ...] | None = None
         if tensor.HasField("shape"):
             self.shape = tuple(
