@@ -22,7 +22,6 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-import ark
 from ark.backend import registry
 from ark.collective import check, from_json, to_json, to_xml
 from ark.comm import synthesize
