@@ -40,6 +40,7 @@ LARGER = {
     "attention": "the position says how much of the cache is in the past",
     "attention_tiles": "masks leave keys out, and the position says which",
     "choose": "one token is appended; only top-k looks at the logits again",
+    "choose_each": "as choose; a sequence that has ended, or is within its prompt, draws nothing",
     "embedding": "the ids say which rows of the table",
     "expert_linear": "the experts say whose weights",
     "kv_append": "the position says which rows of the cache",
@@ -143,6 +144,15 @@ def _prepare(bench: Bench, op: int, rng: np.random.Generator) -> int | None:
         chosen[1] = rng.choice([0, 3])
         chosen[4] = rng.integers(1, 300)
         chosen[5] = rng.integers(0, shapes[6][0] + 1) if entry.kind == "choose" else 0
+    if entry.kind == "choose_each":
+        context = shapes[4][0] // shapes[2][0]
+        settings = bench.operand(op, 1).reshape(-1, 6)
+        settings[:, 0] = np.float32(rng.choice([0.0, 0.7])).view(np.int32)
+        settings[:, 1] = rng.choice([0, 3])
+        settings[:, 3:5] = rng.integers(-1, context, settings[:, 3:5].shape)
+        settings[:, 5] = rng.integers(0, shapes[6][0] + 1)
+        bench.operand(op, 2)[...] = rng.integers(0, context, shapes[2])
+        return None
     caches = [s for s, d in zip(shapes, kinds_of, strict=True) if len(s) == 3]
     limit = caches[0][1] if caches else shapes[4][0] if entry.kind == "choose" else 4
     found = None
