@@ -40,7 +40,8 @@ POOL = 1 << 22
 class ContextFigures:
     """Decoding from `context` positions on. per_token: seconds for one token of each sequence, the
     median of `runs`. tokens: of the first sequence. read_bytes: weights and, at the middle of the
-    run, cached keys and values that these tokens need. peer_s: the peers' seconds a token. fidelity: by who computed the logits, "ark" or a peer.
+    run, cached keys and values that these tokens need. peer_s: the peers' seconds a token.
+    fidelity: by who computed the logits, "ark" or a peer.
     """
 
     context: int

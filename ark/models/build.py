@@ -65,6 +65,11 @@ class Shape:
                 f"a batch of {self.batch} sequences was asked for; from 1 to {MAX_BATCH} are "
                 "decoded together"
             )
+        if self.batch > 1 and self.chunk:
+            raise InvalidUsageError(
+                f"chunks of {self.chunk} prompt tokens and a batch of {self.batch} sequences were "
+                "asked for, but several prompts are read a token an iteration; leave the chunk away"
+            )
         if self.batch > 1 and self.world_size > 1:
             raise InvalidUsageError(
                 f"a batch of {self.batch} sequences on {self.world_size} ranks was asked for, but "

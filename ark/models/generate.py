@@ -218,13 +218,17 @@ class Generator:
             batch = plan_batch(plan)
             context, chunk = context or min(plan_context(plan), limit), plan_chunk(plan)
         dtype = DataType.from_numpy(checkpoint.dtype)
-        if batch > 1:
-            chunk = 0
-        elif chunk is None:
-            chunk = usual_chunk(machine or device.machine, dtype)
+        if chunk is None:
+            chunk = usual_chunk(machine or device.machine, dtype) if batch == 1 else 0
         self.context = choose_context(checkpoint, context)
         self.shape = Shape(
-            checkpoint.config, dtype, self.context, min(chunk, self.context), rank, world_size, batch
+            checkpoint.config,
+            dtype,
+            self.context,
+            min(chunk, self.context),
+            rank,
+            world_size,
+            batch,
         )
         tell("planning", 0, 0)
         if plan is None:

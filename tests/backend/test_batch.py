@@ -73,6 +73,8 @@ def test_each_sequence_gives_what_transformers_gives(generator: Generator, small
     assert len(ends[2]) <= 4 < max(map(len, ends))
     firsts = [row[0] for row in right]
     assert together(generator, PROMPTS, 12, firsts) == [[token] for token in firsts]
+    # On the device as well, which moved no sequence past its stop.
+    assert generator.executor.read("position").tolist() == list(LENGTHS)
 
 
 def test_each_sequence_draws_as_it_does_alone(backend: str, small: Path) -> None:
@@ -98,10 +100,19 @@ def test_too_many_prompts_are_refused(generator: Generator) -> None:
             together(generator, prompts, 1)
 
 
-def test_a_batch_on_ranks_is_refused(small: Path) -> None:
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"world_size": 2}, "on one rank only"),
+        ({"chunk": 4}, "leave the chunk away"),
+        ({"batch": 65}, "from 1 to 64"),
+        ({"batch": 0}, "from 1 to 64"),
+    ],
+)
+def test_what_a_batch_cannot_have_is_refused(small: Path, asked: dict, words: str) -> None:
     chosen, _ = registry.choose("cpu")
     with (
         closing(chosen.open(0)) as device,
-        pytest.raises(InvalidUsageError, match="on one rank only"),
+        pytest.raises(InvalidUsageError, match=words),
     ):
-        Generator(Checkpoint.open(small), chosen, device, batch=2, world_size=2)
+        Generator(Checkpoint.open(small), chosen, device, **({"batch": 2} | asked))
