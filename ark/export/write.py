@@ -67,7 +67,6 @@ def files(
     arch: what the compiler makes code for, as it spells it. Raises UnsupportedError where the plan
     or the backend cannot be exported.
     """
-    check(plan)
     if not isinstance(backend, SourceBackend):
         raise UnsupportedError(
             f"models for {backend.name!r} cannot be exported yet; export one for a backend that "
@@ -79,6 +78,7 @@ def files(
             f"the plan was made for {machine.name} of {machine.backend!r}, not for "
             f"{backend.name!r}; make it again with a machine model of that backend"
         )
+    check(plan)
     emitted = emit(plan, machine, backend.dialect(machine.arch))
     # Several models may be linked into one program.
     source = replace(emitted.source, text=f"#define ark_loop {name}_loop\n{emitted.source.text}")
