@@ -95,7 +95,8 @@ class Runtime:
         if hasattr(stream, "synchronize"):
             stream.synchronize()
         self._device = device(device_id)
-        chosen = (plan or planner.Planner(device_id).plan()).built(self._device.machine)
+        given = plan or planner.Planner(device_id).plan()
+        chosen = given.built(self._device.machine, self._members)
         model = chosen.model or Model.get_model()
         self._held = list(model.storages.values())
         for storage in self._held:
@@ -115,12 +116,7 @@ class Runtime:
         assert plan.inner is not None and self._device is not None
         members = None
         if plan.world_size > 1:
-            members = self._ranks or ranks()
-            if members is None:
-                raise InvalidUsageError(
-                    f"the plan is for {plan.world_size} ranks, but this process is alone; start it "
-                    "with ark.launch or torchrun"
-                )
+            members = self._members(plan.world_size)
             texts = members.all_gather(str(plan).encode())
             admit([from_json(text.decode()) for text in texts], self._device.machine)
         elif plan.model is None:
@@ -135,6 +131,16 @@ class Runtime:
         )
         if self.loop_mode:
             self._start()
+
+    def _members(self, world_size: int) -> Ranks:
+        """The job's ranks, for a plan of so many; InvalidUsageError for a lone process."""
+        members = self._ranks or ranks()
+        if members is None:
+            raise InvalidUsageError(
+                f"the plan is for {world_size} ranks, but this process is alone; start it with "
+                "ark.launch or torchrun"
+            )
+        return members
 
     def _addresses(self, plan: planner.Plan, model: Model) -> dict[int, int]:
         """By plan buffer: where the memory of a buffer lies that a tensor or the caller holds."""
