@@ -116,3 +116,42 @@ def norm_and_product() -> dict[str, Any]:
             ],
         }
     )
+
+
+def _on(entry: dict[str, Any], **buffer: Any) -> dict[str, Any]:
+    """The tensor, with what its buffer says changed."""
+    return {**entry, "Buffer": {**entry["Buffer"], **buffer}}
+
+
+def ring(rank: int, world: int, shape: tuple[int, ...] = (3, 700)) -> dict[str, Any]:
+    """A rank's plan of: y = (rank + 1) x goes to the next rank, and z = y + what came. The numbers
+    of x, y, r (received) and z are 0, 2, 4, 6; each message has its sender's rank for a tag.
+    """
+    after, before = (rank + 1) % world, (rank - 1) % world
+    dims = list(shape)
+    x, y = tensor(0, 0, dims), _on(tensor(2, 1, dims), SendTags=[[after, rank]])
+    received = _on(tensor(4, 2, dims), RecvTags=[[before, before]])
+    there = _on(tensor(8, 4, dims), Rank=after, RecvTags=[[-1, rank]])
+    source = _on(tensor(10, 5, dims), Rank=before, SendTags=[[-1, before]])
+    total = tensor(6, 3, dims)
+    by_proxy = {"ChannelType": "Proxy", "NumTasks": 1}
+    done = {**op("SendDone", [{**there, "Id": 9}], there, by_proxy), "WriteTensors": []}
+    ops = [
+        op("ScalarMul", [x], y, {"NumTasks": 1}, {"Factor": {"FLOAT": rank + 1.0}}),
+        op("Send", [{**y, "Id": 3}], there, {**by_proxy, "Signal": True}),
+        done,
+        op("Recv", [source], received, by_proxy),
+        op("Add", [{**y, "Id": 3}, {**received, "Id": 5}], total, {"NumTasks": 1}),
+    ]
+    infos = [{"Id": i, "NumWarps": 1, "SramBytes": 0, "Ops": [one]} for i, one in enumerate(ops)]
+    return copy.deepcopy(
+        {
+            "Rank": rank,
+            "WorldSize": world,
+            "Architecture": "ANY",
+            "NumProcessors": 1,
+            "NumWarpsPerProcessor": 8,
+            "TaskInfos": infos,
+            "ProcessorGroups": [group([(i, 1)], [0, 1]) for i in range(len(ops))],
+        }
+    )

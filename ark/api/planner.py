@@ -29,6 +29,7 @@ from ark.machine import Machine
 from ark.plan import serialize
 from ark.plan import types as inner
 from ark.plan.verify import verify
+from ark.runtime.run import Ranks
 
 _EMPTY: Mapping[str, Any] = {
     "Rank": 0,
@@ -82,14 +83,14 @@ class Plan:
     def __str__(self) -> str:
         return serialize.to_json(self.inner) if self.inner else json.dumps(self._head)
 
-    def built(self, machine: Machine) -> Plan:
+    def built(self, machine: Machine, members: Callable[[int], Ranks] | None = None) -> Plan:
         """The plan as one of ark's for a machine; itself where it is one, or has no tasks.
 
-        Tensors of the current model keep their memory. Errors as ark.api.task_plan.build.
+        Tensors of the current model keep their memory. members, errors: as ark.api.task_plan.build.
         """
         if self.inner is not None or self._tasks is None or not self._tasks.task_infos:
             return self
-        return Plan(task_plan.build(self._tasks, Model.get_model(), machine))
+        return Plan(task_plan.build(self._tasks, Model.get_model(), machine, members))
 
     @property
     def rank(self) -> int:

@@ -95,7 +95,8 @@ class Runtime:
         if hasattr(stream, "synchronize"):
             stream.synchronize()
         self._device = device(device_id)
-        chosen = (plan or planner.Planner(device_id).plan()).built(self._device.machine)
+        given = plan or planner.Planner(device_id).plan()
+        chosen = given.built(self._device.machine, self._members)
         model = chosen.model or Model.get_model()
         self._held = list(model.storages.values())
         for storage in self._held:
@@ -115,12 +116,7 @@ class Runtime:
         assert plan.inner is not None and self._device is not None
         members = None
         if plan.world_size > 1:
-            members = self._ranks or ranks()
-            if members is None:
-                raise InvalidUsageError(
-                    f"the plan is for {plan.world_size} ranks, but this process is alone; start it "
-                    "with ark.launch or torchrun"
-                )
+            members = self._members(plan.world_size)
             texts = members.all_gather(str(plan).encode())
             admit([from_json(text.decode()) for text in texts], self._device.machine)
         elif plan.model is None:
@@ -135,6 +131,16 @@ class Runtime:
         )
         if self.loop_mode:
             self._start()
+
+    def _members(self, world_size: int) -> Ranks:
+        """The job's ranks, for a plan of so many; InvalidUsageError for a lone process."""
+        members = self._ranks or ranks()
+        if members is None:
+            raise InvalidUsageError(
+                f"the plan is for {world_size} ranks, but this process is alone; start it with "
+                "ark.launch or torchrun"
+            )
+        return members
 
     def _addresses(self, plan: planner.Plan, model: Model) -> dict[int, int]:
         """By plan buffer: where the memory of a buffer lies that a tensor or the caller holds."""
@@ -166,7 +172,10 @@ class Runtime:
         non_blocking: bool = False,
         tensor_mappings: Mapping[Tensor, Any] | None = None,
     ) -> None:
-        """Runs so many iterations; returns at once if non_blocking. Raises GpuError."""
+        """Runs so many iterations; returns at once if non_blocking. Raises GpuError.
+
+        Without loop_mode an iteration that draws a stop token (ark.sample) is the last.
+        """
         if self._plan is None:
             raise InvalidUsageError("nothing is launched; call Runtime.launch() before run()")
         if tensor_mappings:
@@ -231,7 +240,9 @@ class Runtime:
                     )
             else:
                 self._run.wait()
-                self._run.check_complete()
+                assert self.executor is not None
+                if not 0 < self.executor.end() == self._run.iterations_done:
+                    self._run.check_complete()
                 self._run = None
         except BaseException:
             self._abandon()

@@ -4,20 +4,21 @@ ARK writes what is computed as TaskInfos (ops with tensors, arguments and a conf
 as ProcessorGroups. The ops are added to a new graph through ark's public ops, which check shapes
 and types; ranges of processors, tiles, numbers of tasks and granularities become hints; ark's
 planner then places the counters, and its verifier checks the result. Tensors of the current model
-keep their memory where the plan's ops are the model's. Called by ark.api.planner.
+keep their memory where the plan's ops are the model's. Messages between ranks are compared by
+ark.api.task_messages. Called by ark.api.planner.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
-import msgspec
 
 from ark import ops
+from ark.api import task_messages
 from ark.api.config import check_config, hints_of
+from ark.api.task_ops import CALLS, Arguments
 from ark.api.task_schema import OpEntry, TaskEntry, TaskPlan, TensorEntry
 from ark.errors import BaseError, PlanError, UnsupportedError
 from ark.frontend.model import Model, use_model
@@ -30,125 +31,54 @@ from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
 from ark.plan.types import Plan
 from ark.plan.verify import verify
+from ark.runtime.run import Ranks
 
 
-class _Arguments:
-    """An op's arguments by any of the names that they have."""
-
-    def __init__(self, op: OpEntry) -> None:
-        self._op = op
-
-    def __call__(self, kind: Any, *names: str) -> Any:
-        for name in names:
-            if name in self._op.args:
-                (value,) = self._op.args[name].values()
-                try:
-                    return msgspec.convert(value, kind, strict=True)
-                except msgspec.ValidationError as error:
-                    raise PlanError(f"op {self._op.name!r}: {name} is wrong: {error}") from error
-        raise PlanError(f"op {self._op.name!r} of type {self._op.type} has no argument {names[0]}")
-
-    def has(self, *names: str) -> bool:
-        return any(name in self._op.args for name in names)
-
-
-Call = Callable[[Sequence[Tensor], Any, _Arguments, str], Tensor]
-_SCALAR = ("Factor", "scalar")
-
-
-def _op(name: str) -> Any:
-    return getattr(ops, name)
-
-
-def _plain(name: str) -> Call:
-    return lambda reads, out, args, label: _op(name)(*reads, output=out, name=label)
-
-
-def _binary(name: str) -> Call:
-    def call(reads: Sequence[Tensor], out: Any, args: _Arguments, label: str) -> Tensor:
-        given = [*reads, args(float, *_SCALAR)] if args.has(*_SCALAR) else reads
-        return _op(name)(*given, output=out, name=label)  # type: ignore[no-any-return]
-
-    return call
-
-
-def _reduction(name: str) -> Call:
-    def call(reads: Sequence[Tensor], out: Any, args: _Arguments, label: str) -> Tensor:
-        axis, keep = args(int, "Axis", "axis"), args(bool, "KeepDim", "keepdims")
-        return _op(name)(*reads, axis, keep, output=out, name=label)  # type: ignore[no-any-return]
-
-    return call
-
-
-def _matmul(reads: Sequence[Tensor], out: Any, args: _Arguments, label: str) -> Tensor:
-    left = args(bool, "TransposeInput", "transpose_a")
-    right = args(bool, "TransposeOther", "transpose_b")
-    return _op("matmul")(*reads, out, left, right, name=label)  # type: ignore[no-any-return]
-
-
-def _normed(name: str) -> Call:
-    def call(reads: Sequence[Tensor], out: Any, args: _Arguments, label: str) -> Tensor:
-        eps = args(float, "Eps", "eps")
-        return _op(name)(*reads, eps, output=out, name=label)  # type: ignore[no-any-return]
-
-    return call
-
-
-_BINARY, _REDUCTIONS = ("add", "sub", "mul", "div"), ("reduce_sum", "reduce_max", "reduce_mean")
-_PLAIN = (
-    *("copy", "exp", "sqrt", "rsqrt", "relu", "gelu", "sigmoid", "silu", "swiglu", "softmax"),
-    *("rope", "embedding", "argmax"),
-)
-
-
-def _type(name: str) -> str:
-    return "".join(word.capitalize() for word in name.split("_"))
-
-
-CALLS: dict[str, Call] = {
-    **{_type(name): _plain(name) for name in _PLAIN},
-    **{_type(name): _binary(name) for name in _BINARY},
-    **{f"Scalar{_type(name)}": _binary(name) for name in _BINARY},
-    **{_type(name): _reduction(name) for name in _REDUCTIONS},
-    **{_type(name): _normed(name) for name in ("layernorm", "rmsnorm")},
-    "Matmul": _matmul,
-    "Transpose": lambda reads, out, args, label: _op("transpose")(
-        *reads, args(list[int], "Permutation", "perm"), output=out, name=label
-    ),
-    "Cast": lambda reads, out, args, label: _op("cast")(*reads, out.ir.dtype, out, name=label),
-    "ScalarAssign": lambda reads, out, args, label: _op("copy")(
-        args(float, "Val", *_SCALAR), out, name=label
-    ),
-    "Constant": lambda reads, out, args, label: _op("copy")(
-        args(float, "Val", *_SCALAR), out, name=label
-    ),
-}
-
-
-def build(plan: TaskPlan, model: Model, machine: Machine) -> Plan:
+def build(
+    plan: TaskPlan,
+    model: Model,
+    machine: Machine,
+    members: Callable[[int], Ranks] | None = None,
+) -> Plan:
     """ark's plan of it for a machine, verified where one rank runs alone.
 
-    model: whose tensors keep their memory. Raises PlanError or UnsupportedError, naming the op, for
-    what the plan says wrongly or ark cannot run.
+    model: whose tensors keep their memory. members: the job's ranks, by their number; asked if they
+    are several, to compare this plan with theirs. Raises PlanError or UnsupportedError, naming the
+    op, for what the plan says wrongly or ark cannot run; PlanError for what another rank says.
     """
+    ranks = members(plan.world_size) if members and plan.world_size > 1 else None
+    try:
+        inner, messages = _build(plan, model, machine)
+    except BaseError as error:
+        if ranks is not None:  # the others are not left waiting
+            with contextlib.suppress(PlanError):
+                task_messages.tell(plan, (), error, ranks)
+        raise
+    if ranks is not None:
+        task_messages.tell(plan, messages, None, ranks)
+    if plan.world_size == 1:
+        verify([inner])
+    return inner
+
+
+def _build(
+    plan: TaskPlan, model: Model, machine: Machine
+) -> tuple[Plan, list[task_messages.Message]]:
+    """The plan, and what it sends and receives, in order."""
     _check_architecture(plan, machine)
     for task in plan.task_infos:
         for op in task.ops:
             check_config(op.config, f"the configuration of op {op.name!r}")
     order = _order(plan)
-    shared = _shared(plan, model)
     fresh = Model(plan.rank, plan.world_size)
-    made = _Graph(fresh, plan, shared)
+    made = _Graph(fresh, plan, _shared(plan, model))
     with use_model(fresh):
         for place in order:
             for op in place.task.ops:
-                if not op.is_virtual and op.type != "Noop":
+                if op.works:
                     made.add(op, place)
     external = {b.id for b in made.buffers.values() if b.name in made.held}
-    inner = make_plan(fresh.graph, machine, {"external": sorted(external)})
-    if plan.world_size == 1:
-        verify([inner])
-    return inner
+    return make_plan(fresh.graph, machine, {"external": sorted(external)}), made.messages
 
 
 def _check_architecture(plan: TaskPlan, machine: Machine) -> None:
@@ -212,7 +142,7 @@ def _span(value: Sequence[int], what: str, most: int | None) -> tuple[int, int]:
 
 def _check_whole(task: TaskEntry, spans: Sequence[tuple[int, int]]) -> None:
     asked = {op.config["NumTasks"] for op in task.ops if "NumTasks" in op.config}
-    real = any(not op.is_virtual and op.type != "Noop" for op in task.ops)
+    real = any(op.works for op in task.ops)
     ends = [0, *(end for _, end in spans)]
     gaps = any(begin != end for (begin, _), end in zip(spans, ends, strict=False))
     if real and (gaps or not spans or (asked and asked != {ends[-1]})):
@@ -230,30 +160,33 @@ def _shared(plan: TaskPlan, model: Model) -> dict[int, ir.Buffer]:
     are that have the plan's numbers.
     """
     nodes = [n for n in model.graph.nodes if not n.virtual]
-    ops = [op for t in plan.task_infos for op in t.ops if not op.is_virtual and op.type != "Noop"]
+    ops = [op for t in plan.task_infos for op in t.ops if op.works]
     if len(nodes) == len(ops):
         found: dict[int, ir.Buffer] = {}
-        if all(_same_op(op, node, found) for op, node in zip(ops, nodes, strict=True)):
+        pairs = zip(ops, nodes, strict=True)
+        if all(_same_op(op, node, found, plan.rank) for op, node in pairs):
             return found
     numbered = {t.id: t for t in model.graph.tensors}
     found = {}
     for op in ops:
         for entry in (*op.read_tensors, *op.write_tensors, *op.result_tensors):
             tensor = numbered.get(entry.id)
-            if tensor is not None and _alike(entry, tensor):
+            far = task_messages.is_far(entry.buffer, plan.rank)
+            if tensor is not None and not far and _alike(entry, tensor):
                 found.setdefault(entry.buffer.id, tensor.buffer)
     return found
 
 
-def _same_op(op: OpEntry, node: Node, found: dict[int, ir.Buffer]) -> bool:
-    """Is the node this op, on buffers that agree with those found so far?"""
+def _same_op(op: OpEntry, node: Node, found: dict[int, ir.Buffer], rank: int) -> bool:
+    """Is the node this op, on buffers of this rank that agree with those found so far?"""
     type_of_node = str(op_entry(node)["Type"])
     names = (type_of_node, f"Scalar{type_of_node}")
     if op.type not in names and {op.type, type_of_node} != {"ScalarAssign", "Constant"}:
         return False
-    pairs = [*zip(op.read_tensors, node.inputs, strict=False)]
+    reads = [t for t in op.read_tensors if not task_messages.is_far(t.buffer, rank)]
+    pairs = [*zip(reads, node.inputs, strict=False)]
     pairs += zip(op.result_tensors, node.outputs, strict=False)
-    return len(op.read_tensors) == len(node.inputs) and all(
+    return len(reads) == len(node.inputs) and all(
         _alike(entry, tensor) and found.setdefault(entry.buffer.id, tensor.buffer) is tensor.buffer
         for entry, tensor in pairs
     )
@@ -268,21 +201,27 @@ def _alike(entry: TensorEntry, tensor: ir.Tensor) -> bool:
 
 
 class _Graph:
-    """Adds a plan's ops to a new model. buffers: by the plan's number. held: names of buffers that
-    the user's model has.
+    """Adds a plan's ops to a new model. buffers: by the plan's number, of this rank. held: names of
+    buffers that the user's model has. messages: what the ops added so far send and receive.
     """
 
     def __init__(self, model: Model, plan: TaskPlan, shared: Mapping[int, ir.Buffer]) -> None:
         self._model = model
+        self._plan = plan
         self._shared = shared
         self._written: set[int] = set()
         self.buffers: dict[int, ir.Buffer] = {}
         self.held = {b.name for b in shared.values()}
+        self.messages: list[task_messages.Message] = []
         sizes: dict[int, int] = {}
+        owners: dict[int, int] = {}
         for task in plan.task_infos:
             for op in task.ops:
                 for entry in (*op.read_tensors, *op.write_tensors, *op.result_tensors):
                     _check_layout(op, entry)
+                    _check_owner(op, entry, plan, owners)
+                    if task_messages.is_far(entry.buffer, plan.rank):
+                        continue
                     nbytes = math.prod(entry.strides) * _dtype(entry).itemsize
                     sizes[entry.buffer.id] = max(sizes.get(entry.buffer.id, 0), nbytes)
         for number, nbytes in sizes.items():
@@ -305,29 +244,60 @@ class _Graph:
 
     def add(self, op: OpEntry, place: _Place) -> None:
         """One op, where its task info runs."""
+        graph = self._model.graph
+        graph.processors, graph.context = place.processors, place.context
+        granularity = {"Granularity": place.granularity}
+        if op.type in task_messages.TYPES:  # both ends cut it alike, whatever their configurations
+            graph.hints = hints_of(granularity)
+            self._pass_on(op)
+        else:
+            graph.hints = hints_of({**op.config, **granularity})
+            self._compute(op)
+
+    def _pass_on(self, op: OpEntry) -> None:
+        """A Send or a Recv."""
+        message = task_messages.message(op, self._plan)
+        self.messages.append(message)
+        if message.sends:
+            (source,) = op.read_tensors
+            self._check_known(op, source)
+            ops.send(self._tensor(source), message.peer, message.tag, name=op.name)
+        else:
+            (target,) = op.write_tensors
+            ops.recv(self._tensor(target), message.peer, message.tag, op.name)
+            self._written.add(target.buffer.id)
+
+    def _check_known(self, op: OpEntry, entry: TensorEntry) -> None:
+        number = entry.buffer.id
+        if number not in self._written and number not in self._shared:
+            raise PlanError(
+                f"op {op.name!r} reads tensor {entry.id}, which no op before it writes and the "
+                "current model does not have; build the model that the plan was made from, "
+                "then launch"
+            )
+
+    def _compute(self, op: OpEntry) -> None:
         call = CALLS.get(op.type)
         if call is None:
             raise UnsupportedError(
                 f"op {op.name!r} is of type {op.type}, which ark does not run from a plan in ARK's "
-                f"layout; it runs {', '.join(sorted(CALLS))}"
+                f"layout; it runs {', '.join(sorted((*CALLS, *task_messages.TYPES)))}"
             )
-        for entry in op.read_tensors:
-            number = entry.buffer.id
-            if number not in self._written and number not in self._shared:
+        for entry in (*op.read_tensors, *op.write_tensors):
+            if task_messages.is_far(entry.buffer, self._plan.rank):
                 raise PlanError(
-                    f"op {op.name!r} reads tensor {entry.id}, which no op before it writes and the "
-                    "current model does not have; build the model that the plan was made from, "
-                    "then launch"
+                    f"op {op.name!r} of type {op.type} uses tensor {entry.id} on rank "
+                    f"{entry.buffer.rank}; on rank {self._plan.rank} only Send and Recv name "
+                    "memory of other ranks"
                 )
-        graph = self._model.graph
-        graph.hints = hints_of({**op.config, "Granularity": place.granularity})
-        graph.processors, graph.context = place.processors, place.context
+        for entry in op.read_tensors:
+            self._check_known(op, entry)
         reads = [self._tensor(entry) for entry in op.read_tensors]
         outputs = [self._tensor(entry) for entry in op.write_tensors]
         if len(outputs) != 1:
             raise PlanError(f"op {op.name!r} writes {len(outputs)} tensors; it must write one")
         try:
-            call(reads, outputs[0], _Arguments(op), op.name)
+            call(reads, outputs[0], Arguments(op), op.name)
         except TypeError as error:  # too many or too few operands
             raise PlanError(f"op {op.name!r}: {op.type} is not of {len(reads)} tensors") from error
         except PlanError:
@@ -335,6 +305,18 @@ class _Graph:
         except BaseError as error:
             raise PlanError(f"op {op.name!r}: {error}") from error
         self._written.add(op.write_tensors[0].buffer.id)
+
+
+def _check_owner(op: OpEntry, entry: TensorEntry, plan: TaskPlan, owners: dict[int, int]) -> None:
+    """A buffer is of one rank of the plan's. owners: by buffer, as found so far."""
+    buffer = entry.buffer
+    owner = buffer.rank if task_messages.is_far(buffer, plan.rank) else plan.rank
+    if owner >= plan.world_size or owners.setdefault(buffer.id, owner) != owner:
+        raise PlanError(
+            f"tensor {entry.id} of op {op.name!r} lies in buffer {buffer.id} of Rank {owner}; it "
+            f"must be of one of the plan's {plan.world_size} ranks, from 0, and of no other "
+            "elsewhere in the plan"
+        )
 
 
 def _check_layout(op: OpEntry, entry: TensorEntry) -> None:

@@ -20,6 +20,9 @@ Dims = Annotated[list[Size], Meta(min_length=1, max_length=ir.MAX_DIMS)]
 Name = Annotated[str, Meta(max_length=256, pattern=r"^[^\x00-\x1f\x7f-\x9f\ud800-\udfff]*$")]
 Word = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_]{1,64}$")]
 Range = Annotated[list[Index], Meta(min_length=2, max_length=3)]
+Offsets = Annotated[list[Index], Meta(min_length=1, max_length=ir.MAX_DIMS)]
+Tag = Index
+Tags = Annotated[list[tuple[Annotated[int, Meta(ge=-1, lt=1 << 12)], Tag]], Meta(max_length=4096)]
 
 
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="pascal"):
@@ -27,10 +30,12 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="pa
 
 
 class BufferEntry(_Entry, frozen=True):
+    """Memory of a rank, -1: of the plan's own. Tags: pairs of a peer (-1: whoever) and a tag."""
+
     id: Index
-    rank: Annotated[int, Meta(ge=-1, le=1 << 12)] = -1
-    send_tags: list[Any] = []
-    recv_tags: list[Any] = []
+    rank: Annotated[int, Meta(ge=-1, lt=1 << 12)] = -1
+    send_tags: Tags = []
+    recv_tags: Tags = []
     is_external: bool = False
 
 
@@ -39,7 +44,7 @@ class TensorEntry(_Entry, frozen=True):
     data_type: Word
     shape: Dims
     strides: Dims
-    offsets: Annotated[list[Index], Meta(min_length=1, max_length=ir.MAX_DIMS)]
+    offsets: Offsets
     padded_shape: Dims
     buffer: BufferEntry
 
@@ -53,6 +58,11 @@ class OpEntry(_Entry, frozen=True):
     result_tensors: Annotated[list[TensorEntry], Meta(max_length=64)]
     args: dict[Word, Annotated[dict[Word, Any], Meta(min_length=1, max_length=1)]] = {}
     config: dict[str, Any] = {}
+
+    @property
+    def works(self) -> bool:
+        """Has it anything to do? A put has ended with its task: nothing is left to wait for."""
+        return not self.is_virtual and self.type not in ("Noop", "SendDone")
 
 
 class TaskEntry(_Entry, frozen=True):

@@ -42,6 +42,8 @@ from ark.errors import BaseError, InvalidUsageError, UnsupportedError
 
 _WIDTH = 110
 _MOST_OPERATIONS = 140_000
+_MOST_COMPARED = 1 << 18  # operations of all programs that `compare` makes together
+_MOST_IN_WINDOWS = 1 << 16  # a program with more is compared with all its puts under way only
 _WINDOWS = (0, 2)
 _WINDOW_HELP = "puts to pass on under way at a time; 0 is all (forestcoll)"
 _FORMATS = {"text": dump, "json": to_json, "xml": to_xml}
@@ -235,9 +237,12 @@ def _compare(args: argparse.Namespace) -> int:
         title, "algorithm", "time us", "algbw GB/s", "of optimum", "steps", "puts", "pieces"
     )
     runs, failures = [], []
+    left = _MOST_COMPARED
     for name, k in _candidates(args, topology):
         try:
-            runs.append(_best(args, topology, name, k, size))
+            best, made = _best(args, topology, name, k, size, left)
+            runs.append(best)
+            left -= made
         except BaseError as error:
             failures.append(f"{name} is left out: {error}")
     if not runs:
@@ -276,11 +281,19 @@ def _candidates(args: argparse.Namespace, topology: Topology) -> Iterator[tuple[
 
 
 def _best(
-    args: argparse.Namespace, topology: Topology, name: str, k: int | None, size: int
-) -> tuple[CollectiveProgram, SimulationResult]:
-    """Returns the fastest variant of an algorithm, by the simulator's word."""
+    args: argparse.Namespace,
+    topology: Topology,
+    name: str,
+    k: int | None,
+    size: int,
+    most_operations: int,
+) -> tuple[tuple[CollectiveProgram, SimulationResult], int]:
+    """Returns the fastest variant of an algorithm, by the simulator's word, and all operations."""
     variants = []
+    made = 0
     for window in _WINDOWS if name == FORESTCOLL else _WINDOWS[:1]:
+        if made > min(_MOST_IN_WINDOWS, most_operations - made):
+            break
         program = synthesize(
             topology,
             args.collective,
@@ -291,9 +304,11 @@ def _best(
             window=window,
             size_bytes=size,
             time_limit_s=args.time_limit,
+            most_operations=most_operations - made,
         )
+        made += sum(len(operations) for operations in program.operations)
         variants.append(_tuned(program, topology, size))
-    return min(variants, key=lambda run: run[1].time_us)
+    return min(variants, key=lambda run: run[1].time_us), made
 
 
 def _tuned(

@@ -20,7 +20,7 @@ from ark.collective.types import (
     Span,
     io_slots,
 )
-from ark.errors import InvalidUsageError
+from ark.errors import InvalidUsageError, UnsupportedError
 
 IN = "in"
 OUT = "out"
@@ -29,7 +29,8 @@ OUT = "out"
 class ProgramBuilder:
     """Collects the operations of one program; `build()` freezes them.
 
-    The buffers `in` and `out` exist from the start; `scratch()` and `dots()` add more.
+    The buffers `in` and `out` exist from the start; `scratch()` and `dots()` add more. Raises
+    UnsupportedError for an operation more than `most_operations`, where that is given.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class ProgramBuilder:
         reduction: str | None = None,
         root: int | None = None,
         pieces: int = 1,
+        most_operations: int | None = None,
     ) -> None:
         self.name = name
         self.collective = Collective(collective)
@@ -62,6 +64,7 @@ class ProgramBuilder:
         in_slots, out_slots = io_slots(self.collective, ranks, chunks)
         self._buffers = [Buffer(IN, Role.IN, in_slots), Buffer(OUT, Role.OUT, out_slots)]
         self._operations: list[list[Operation]] = [[] for _ in range(ranks)]
+        self._most, self._count = most_operations, 0
         self._writer: dict[tuple[int, str, int], OpRef] = {}
         self._readers: dict[tuple[int, str, int], list[OpRef]] = {}
 
@@ -138,6 +141,12 @@ class ProgramBuilder:
         route: tuple[str, ...] = (),
         after: Iterable[OpRef] = (),
     ) -> OpRef:
+        self._count += 1
+        if self._most is not None and self._count > self._most:
+            raise UnsupportedError(
+                f"{self.name} needs more operations for {self.collective.value} over {self.ranks} "
+                f"ranks than the {self._most} allowed."
+            )
         ref = OpRef(rank, len(self._operations[rank]))
         deps = set(after)
         for span in srcs:

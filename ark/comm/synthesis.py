@@ -11,7 +11,7 @@ from ark.comm.classics.order import widest_ring
 from ark.comm.exchange import exchange_program
 from ark.comm.forestcoll import COLLECTIVES, forest, lower
 from ark.comm.topology import Topology, load
-from ark.errors import InvalidUsageError
+from ark.errors import InvalidUsageError, UnsupportedError
 
 FORESTCOLL = "forestcoll"
 TACCL = "taccl"
@@ -43,6 +43,7 @@ def synthesize(
     sketch: taccl.Sketch | None = None,
     size_bytes: int | None = None,
     time_limit_s: float = 60.0,
+    most_operations: int | None = None,
 ) -> CollectiveProgram:
     """Returns a program that has passed the checker.
 
@@ -58,10 +59,11 @@ def synthesize(
         pieces: pieces that every chunk is cut into, so that long paths are pipelined.
         window: puts under way at a time, see `ark.comm.forestcoll.lower` (forestcoll).
         sketch, size_bytes, time_limit_s: those of `ark.comm.taccl.synthesize_taccl`.
+        most_operations: no limit by default.
 
     Raises:
         InvalidUsageError: an unknown name, or options that do not fit. TopologyError: the topology
-        is at fault. UnsupportedError: too many ranks for trees.
+        is at fault. UnsupportedError: too many ranks for trees, or too many operations.
     """
     if isinstance(topology, str):
         topology = load(topology)
@@ -98,8 +100,14 @@ def synthesize(
             )
         root_id = None if root is None else topology.ranks[root]
         made = forest(topology, collective, k, root_id)
-        program = lower(made, reduction or "sum", pieces, window)
+        program = lower(made, reduction or "sum", pieces, window, most_operations)
     elif algorithm == TACCL:
+        puts = len(topology.ranks) * (len(topology.ranks) - 1)
+        if most_operations is not None and puts > most_operations:
+            raise UnsupportedError(
+                f"taccl puts at least {puts} chunks for {collective} over {len(topology.ranks)} "
+                f"ranks, more than the {most_operations} operations allowed."
+            )
         program = taccl.synthesize_taccl(
             topology, sketch, asked, time_limit_s, size_bytes, reduction, pieces
         ).program
@@ -118,6 +126,7 @@ def synthesize(
             root=root,
             parts=parts,
             pieces=pieces,
+            most_operations=most_operations,
         )
     check(program)
     return program

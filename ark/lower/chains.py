@@ -33,7 +33,8 @@ def expression_of(node: Node) -> expression.Tree:
     if scalar is not None:
         arguments.append(expression.number(scalar))
     if node.type == "constant":
-        return arguments[0]
+        truth = node.outputs[0].dtype.name == "bool"
+        return ["cast", "bool", arguments[0]] if truth else arguments[0]
     if node.type == "cast":
         dtype = node.outputs[0].dtype
         # Elements that share bytes are converted where they are stored.

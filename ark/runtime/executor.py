@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +16,7 @@ import numpy as np
 
 from ark.backend.protocol import Backend, Device, Memory
 from ark.codegen import layout
-from ark.errors import BaseError, InvalidUsageError, SystemError
+from ark.errors import BaseError, InvalidUsageError
 from ark.ir.dtype import by_name
 from ark.ir.packed import from_memory, to_memory
 from ark.plan.serialize import machine_of
@@ -26,6 +24,7 @@ from ark.plan.types import ITERATION_BARRIER, Plan, PlanTensor
 from ark.runtime import live, tables
 from ark.runtime.faults import explain
 from ark.runtime.kernels import box_maps, launch_all, load_kernels, map_images, opcodes
+from ark.runtime.peers import Peers
 from ark.runtime.program import Program
 from ark.runtime.proxy import Proxy
 from ark.runtime.run import Ranks, Run
@@ -79,10 +78,7 @@ class Executor:
         self._proxy: Proxy | None = None
         self._resumed: int | None = None  # iterations so far of launches that go on
         self._params = np.zeros(1, layout.dtype("ArkParams"))
-        self._peers: dict[int, tuple[Memory, dict[str, Any]]] = {}
-        self._signallers: dict[str, list[int]] = {}  # by counter: the peers that signal it
-        hosts = plan.meta.get("hosts") or [0] * plan.world_size
-        self._far = {r for r, host in enumerate(hosts) if host != hosts[plan.rank]}
+        self._peers = Peers.of(plan)
         self._externals = dict(externals or {})
         self._cells: dict[int, np.ndarray | None] | None = None
         self.kernels = load_kernels(plan, backend, device)
@@ -119,7 +115,8 @@ class Executor:
         ends = (b.offset + b.nbytes for b in own if b.id in received)
         self._received_bytes = max(ends, default=0)
         self._host = self._alloc(layout.dtype("ArkHost").itemsize, "host")
-        self._proxy = self._make_proxy()
+        variants = {kernel.machine.variant.name for kernel in self.kernels}
+        self._proxy = self._peers.proxy(self.device, variants, self._host)
         self._connect(symmetric)
         self._allow()
         count = sum(len(m) for m in box_maps(self.kernels))
@@ -137,27 +134,11 @@ class Executor:
         traced = self._trace_bytes * len(self.kernels)
         self._trace = self._alloc(traced) if traced else None
 
-    def _make_proxy(self) -> Proxy | None:
-        """The proxy, where tasks ask the host to copy or peers are on other hosts."""
-        if not self._far and not any(op.kind == "transfer" for op in self.plan.ops):
-            return None
-        variants = {kernel.machine.variant.name for kernel in self.kernels}
-        if self._far and variants != {"block"}:
-            raise InvalidUsageError(
-                f"the plan is of the kernel variants {', '.join(sorted(variants))}; only 'block' "
-                "signals counters on other hosts: plan with the option variant='block'"
-            )
-        assert self._host.host is not None
-        at = layout.dtype("ArkHost").fields
-        assert at is not None
-        return Proxy(self.device, self._host.host.ctypes.data + int(at["abort"][1]))
-
     def _allow(self) -> None:
         """Tells the proxy all memory that triggers may name."""
         if self._proxy is None:
             return
-        near = [m for rank, (m, _) in self._peers.items() if rank not in self._far]
-        for memory in (*self._arenas.values(), self._shared, *near):
+        for memory in (*self._arenas.values(), self._shared, *self._peers.near):
             self._proxy.allow(memory.address, memory.nbytes)
         for number, address in self._externals.items():
             self._proxy.allow(address, self.plan.buffers[number].nbytes)
@@ -210,65 +191,20 @@ class Executor:
         return memory
 
     def _connect(self, symmetric: int) -> None:
-        """Exchanges memory handles and the names by which peers refer to buffers and counters."""
-        if self.ranks is None or self.plan.world_size == 1:
-            return
-        network = self._proxy.network(self._shared) if self._far and self._proxy else None
-        mine = {
-            "handle": self.device.export(self._shared).hex(),
-            "network": network,
-            "buffers": {
-                b.name: b.offset
-                for b in self.plan.buffers
-                if b.arena == "symmetric" and b.rank == self.plan.rank
-            },
-            "counters": {
+        """Learns where peers' buffers and counters lie."""
+        if self.ranks is not None and self.plan.world_size > 1:
+            counters = {
                 c.name: symmetric + c.id * COUNTER_STRIDE
                 for c in self.plan.counters
                 if c.rank == self.plan.rank and c.system
-            },
-            "signals": [[c.rank, c.name] for c in self.plan.counters if c.rank != self.plan.rank],
-        }
-        for rank, data in enumerate(self.ranks.all_gather(json.dumps(mine).encode())):
-            if rank != self.plan.rank:
-                entry = json.loads(data)
-                self._peers[rank] = (self._reach(rank, entry), entry)
-                for target, name in entry["signals"]:
-                    if target == self.plan.rank:
-                        self._signallers.setdefault(name, []).append(rank)
-
-    def _reach(self, rank: int, entry: Mapping[str, Any]) -> Memory:
-        """A peer's memory, mapped or by the network. SystemError names the rank, and says that it
-        has ended if it has, which may be known a moment later.
-        """
-        try:
-            if rank in self._far and self._proxy is not None:
-                return self._proxy.connect(rank, entry["network"])
-            return self.device.map_peer(bytes.fromhex(entry["handle"]))
-        except SystemError as error:
-            assert self.ranks is not None
-            end = time.monotonic() + 1.0
-            while self.ranks.failure() is None and time.monotonic() < end:
-                time.sleep(0.01)
-            failed = self.ranks.failure()
-            if failed is not None:
-                raise SystemError(failed) from error
-            raise SystemError(f"the memory of rank {rank} is out of reach: {error}") from error
-
-    def _peer_address(self, rank: int, table: str, name: str) -> int:
-        memory, entry = self._peers[rank]
-        if name not in entry[table]:
-            raise SystemError(
-                f"rank {self.plan.rank} refers to {name!r} on rank {rank}, but that rank's plan "
-                "has no such entry; all ranks must run plans that were made together"
-            )
-        return memory.address + int(entry[table][name])
+            }
+            self._peers.connect(self.ranks, self.device, self._proxy, self._shared, counters)
 
     def buffer_address(self, buffer_id: int) -> int:
         """The device address of a buffer of the plan."""
         buffer = self.plan.buffers[buffer_id]
         if buffer.rank != self.plan.rank:
-            return self._peer_address(buffer.rank, "buffers", buffer.name)
+            return self._peers.address(buffer.rank, "buffers", buffer.name)
         if buffer.arena == "external":
             if buffer_id not in self._externals:
                 raise InvalidUsageError(
@@ -283,7 +219,7 @@ class Executor:
     def _counter_address(self, counter: int) -> int:
         entry = self.plan.counters[counter]
         if entry.rank != self.plan.rank:
-            return self._peer_address(entry.rank, "counters", entry.name)
+            return self._peers.address(entry.rank, "counters", entry.name)
         return self._counters + counter * COUNTER_STRIDE
 
     def tensor_address(self, tensor: PlanTensor) -> int:
@@ -412,13 +348,22 @@ class Executor:
             self._proxy.restart()
         self._meet("the launch")
 
+    def end(self) -> int:
+        """How many iterations the last launch, which has ended, was to run: what it was started
+        for, or fewer where a task ended the loop (ark.sample), or 0 where it was aborted.
+        """
+        return int(self._control_word("limit"))
+
+    def _control_word(self, name: str) -> np.uint32:
+        at = layout.dtype("ArkControl").fields
+        assert at is not None
+        word = self.device.read(self._control.address + int(at[name][1]), 4)
+        return word.view(np.uint32)[0]
+
     def _drain(self) -> None:
         """Waits until the proxy has served what the launch before has asked for."""
         if self._proxy is not None and self._run is not None:
-            at = layout.dtype("ArkControl").fields
-            assert at is not None
-            head = self.device.read(self._control.address + int(at["fifo_head"][1]), 4)
-            self._proxy.drain(int(head.view(np.uint32)[0]), self.budget_s)
+            self._proxy.drain(int(self._control_word("fifo_head")), self.budget_s)
 
     def _parameters(self, persistent: bool) -> np.ndarray:
         params = np.zeros(1, layout.dtype("ArkParams"))
@@ -453,7 +398,12 @@ class Executor:
 
     def _explain(self, record: Any) -> str:
         return explain(
-            self.plan, self.tables, record, self.counter_values(), self.phase_ends, self._signallers
+            self.plan,
+            self.tables,
+            record,
+            self.counter_values(),
+            self.phase_ends,
+            self._peers.signallers,
         )
 
     def counter_values(self) -> list[int]:
@@ -486,7 +436,7 @@ class Executor:
         if self._run is not None and not self._run.stop():
             live.keep("a kernel did not leave its device after it was told to", self)
             return False
-        if self._far and together:  # peers' last signals pass through this rank's proxy
+        if self._peers.far and together:  # peers' last signals pass through this rank's proxy
             self._drain()
             self._meet("the end of the launch before")
         if self._run is not None:
@@ -494,11 +444,10 @@ class Executor:
         if self._proxy is not None:
             self._proxy.close()
             self._proxy = None
-        peers = [m for rank, (m, _) in self._peers.items() if rank not in self._far]
-        own = self._memory
+        peers, own = self._peers.clear(), self._memory
         if peers and not together:
             own = [m for m in own if m.kind != "symmetric"]
-        self._peers, self._memory, self._run = {}, [], None
+        self._memory, self._run = [], None
         kernels, self.kernels = self.kernels, []
         try:
             self._free(peers, together)

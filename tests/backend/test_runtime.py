@@ -331,6 +331,22 @@ def test_a_fault_leaves_the_process_usable(backend: str) -> None:
         assert out.to_numpy().shape == (4, 8)
 
 
+def test_a_stop_token_ends_the_run(backend: str) -> None:
+    """The device decides how many iterations there are; the next run starts anew."""
+    counter = ark.tensor([1, 1])
+    ark.add(counter, 1.0, output=counter)
+    state = ark.TokenState.make(12)
+    ark.sample(ark.concat([ark.constant(3.5, [1, 1], ark.fp32), counter], 1), state)
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        state.settings.from_numpy(np.array([0, 0, 0, 0, 12, 1], np.int32))
+        state.stops.from_numpy(np.array([1] + [-1] * 15, np.int32))
+        runtime.run(9)
+        assert (counter.to_numpy().item(), state.position.to_numpy().item()) == (4.0, 4)
+        runtime.run(9)
+        assert counter.to_numpy().item() == 5.0
+
+
 def test_stopping_needs_no_second_thread(backend: str) -> None:
     """init, or leaving the block, ends a persistent kernel within moments."""
     x = ark.tensor([4])

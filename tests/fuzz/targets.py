@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import ark
 from ark.backend import registry
 from ark.collective import check, from_json, to_json, to_xml
 from ark.comm import synthesize
@@ -39,7 +38,7 @@ from ark.runtime import rendezvous
 from ark.runtime.admission import admit
 from tests.fuzz import mutate
 from tests.fuzz.execute import compare
-from tests.task_plans import COLUMNS, OUT, ROWS, norm_and_product
+from tests.fuzz.task_plans import run_task_plan, task_plan
 
 CORPUS = Path(__file__).parent.parent / "corpus"
 NOAH = Path(__file__).parent.parent.parent / "examples" / "noah"
@@ -109,28 +108,6 @@ def run_plan(text: str) -> bool | str:
 def _worth_running(made: Plan) -> bool:
     """Is it another plan than the one that everything began with?"""
     return json.loads(serialize.to_json(made)) != _plan()[0]
-
-
-def task_plan(rng: random.Random, keep: Keep) -> bool:
-    """A mutated plan in ARK's layout, for the model that it was made from."""
-    text = mutate.text_of(mutate.of_json(norm_and_product(), rng))
-    keep(text)
-    return run_task_plan(text)
-
-
-def run_task_plan(text: str) -> bool:
-    ark.init()
-    x, w = ark.tensor([1, ROWS, COLUMNS], ark.fp16), ark.tensor([COLUMNS, OUT])
-    wide = ark.cast(x, ark.fp32)
-    ark.matmul(ark.div(wide, ark.reduce_mean(ark.mul(wide, wide), axis=2)), w)
-    try:
-        made = ark.Plan.from_str(text).built(registry.machine("cpu-2")).inner
-        if made is None:
-            return False
-        admit([made], registry.machine("cpu-2"))
-    except BaseError:
-        return False
-    return True
 
 
 def topology(rng: random.Random, keep: Keep) -> bool:

@@ -284,16 +284,17 @@ ARK_COLD void ark_leave(ArkCtx& c) {
 }
 
 // Leader only: may this processor begin the iteration? The barrier opens when all of the iteration
-// before it is done on the ranks that begin it together: all of them, or this one. Once in eight
-// iterations processor 0 asks the host whether to leave; the answer is looked at an iteration later
-// (`asked` starts as 0). In persistent mode it also asks for the iteration. The last processor,
-// which often has least to do, tells the host which iterations are done; only in persistent mode
-// the host may read results before the launch ends.
-ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration, ark_u32& asked) {
+// before it is done on the ranks that begin it together: all of them, or this one. Once an
+// iteration processor 0 asks the host whether to leave, before it waits for the barrier, so that
+// the answer comes while it waits; in persistent mode it also asks for the iteration. The last
+// processor, which often has least to do, tells the host which iterations are done; only in
+// persistent mode the host may read results before the launch ends.
+ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration) {
   const bool tells = c.processor + 1u == ARK_PARAMS(c)->processors;
   const bool over = ARK_PARAMS(c)->end != 0u && iteration == ARK_PARAMS(c)->end;
   if (over && !tells) return false;
   ArkControl* control = ark_control(ARK_PARAMS(c));
+  const ark_u32 leave = c.processor == 0u ? ark_peek_host(&ark_host(ARK_PARAMS(c))->abort) : 0u;
   const bool system = ARK_PARAMS(c)->peers != 0u;
   const ark_u32 want = iteration * ARK_PARAMS(c)->together;
   // Longer than a task waits: whoever is stuck should report, not those who wait for its iteration.
@@ -304,13 +305,10 @@ ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration, ark_u32& asked) {
     ARK_PARAMS(c)->persistent ? ark_store_host(done, iteration) : ark_post_host(done, iteration);
   }
   if (over) return false;
-  if (asked != 0u) {
+  if (leave != 0u) {
     ark_leave(c);
     return false;
   }
-  // An answer takes a trip to the host, and tasks that are short should not wait for it.
-  if (c.processor == 0u && (iteration & 7u) == 0u)
-    asked = ark_peek_host(&ark_host(ARK_PARAMS(c))->abort);
   if (ARK_PARAMS(c)->persistent && c.processor == 0u) {
     ArkHost* host = ark_host(ARK_PARAMS(c));
     ArkSpin spin{0u, 0u};
@@ -417,7 +415,6 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
   const ArkPhases phases = ark_phases(p);
   ark_u32 stage_base = 0u;
   ark_u32 traced = 0u;
-  ark_u32 asked = 0u;
   ark_u32 held = ARK_NO_TASK;  // the first task of a list that the slots still hold as a whole
   for (ark_u32 iteration = p->first;; ++iteration) {
     // What the list says is known before the iteration may begin.
@@ -434,7 +431,7 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
     }
     bool go = true;
     if (leader) {
-      go = ark_may_begin(c, iteration, asked);
+      go = ark_may_begin(c, iteration);
       if (go) ark_open_iteration(c, iteration, phases, range, stage_base);
     }
     if (!ark_all(go)) return;

@@ -227,6 +227,7 @@ def build(
     root: int | None = None,
     parts: int = 1,
     pieces: int = 1,
+    most_operations: int | None = None,
 ) -> CollectiveProgram:
     """Returns the program of a known algorithm.
 
@@ -241,7 +242,8 @@ def build(
         pieces: see `ark.collective.types`; more pieces pipeline long paths.
 
     Raises:
-        InvalidUsageError: there is no such algorithm, or it does not fit.
+        InvalidUsageError: there is no such algorithm, or it does not fit. UnsupportedError: it has
+        more than `most_operations`.
     """
     if algorithm not in ALGORITHMS:
         raise InvalidUsageError(
@@ -270,6 +272,7 @@ def build(
         reduction=reduction,
         root=(root or 0) if wanted.rooted else None,
         pieces=pieces,
+        most_operations=most_operations,
     )
     if ranks == 1:
         b.copy(0, Span(IN, 0, b.chunks), Span(OUT, 0, b.chunks))

@@ -29,15 +29,17 @@ def draw(net: Network, symmetry: Symmetry, scale: Fraction, k: int) -> tuple[Tre
 
     With all their images they load no link with more than scale times its bandwidth. As many
     copies of each tree are taken as fit; where that leaves no room for the rest, one of each.
+    Where there are no switches, ways with most left go first.
     """
-    boxes = net.topology.equal_boxes() or [list(range(net.ranks))]
+    boxes = net.topology.equal_boxes() or _neighbours(net)
+    grow = _grow if net.topology.switches else _grow_evenly
     for copies in (True, False):
         budget = _Budget(net, symmetry, scale)
         trees: list[Tree] = []
         for root in map(int, np.unique(symmetry.representative)):
             missing = k
             while missing:
-                ways = _grow(net, budget, boxes, root)
+                ways = grow(net, budget, boxes, root)
                 if ways is None:
                     break
                 count = 1 + (budget.take_copies(ways, missing - 1) if copies else 0)
@@ -48,6 +50,18 @@ def draw(net: Network, symmetry: Symmetry, scale: Fraction, k: int) -> tuple[Tre
         else:
             return tuple(trees)
     return None
+
+
+def _neighbours(net: Network) -> list[list[int]]:
+    """Returns the ranks in groups that hang on the same nodes: those below one leaf switch."""
+    sends: list[list[int]] = [[] for _ in range(net.ranks)]
+    for tail, head in zip(map(int, net.tails), map(int, net.heads), strict=True):
+        if tail < net.ranks:
+            sends[tail].append(head)
+    groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for rank, heads in enumerate(sends):
+        groups[tuple(sorted(heads))].append(rank)
+    return list(groups.values())
 
 
 def _tree(topology: Topology, root: int, ways: list[_Way], count: int) -> Tree:
@@ -91,6 +105,10 @@ class _Budget:
         """Tells whether a link may be used once more."""
         return self._left[self._orbit[tail, head]] > 0
 
+    def left(self, way: _Way) -> int:
+        """Returns how often the link of a way that has least left may still be used."""
+        return min(self._left[self._orbit[link]] for link in itertools.pairwise(way))
+
     def take(self, way: _Way) -> bool:
         """Uses the links of a way once each; returns False, using none, where one has no more."""
         uses = self._uses([way])
@@ -131,6 +149,24 @@ def _grow(net: Network, budget: _Budget, boxes: list[list[int]], root: int) -> l
                     entered.add(box[end])
                     queue.append(end)
                     ways.append(way)
+    return ways if len(reached) == net.ranks else None
+
+
+def _grow_evenly(
+    net: Network, budget: _Budget, boxes: list[list[int]], root: int
+) -> list[_Way] | None:
+    """Returns a tree's edges, drawn level by level over the ways with most left."""
+    reached = {root}
+    level = [root]
+    ways: list[_Way] = []
+    while level and len(reached) < net.ranks:
+        found = [way for rank in level for way in _ways(budget, net.ranks, rank)]
+        level = []
+        for way in sorted(found, key=budget.left, reverse=True):
+            if way[-1] not in reached and budget.take(way):
+                reached.add(way[-1])
+                level.append(way[-1])
+                ways.append(way)
     return ways if len(reached) == net.ranks else None
 
 

@@ -19,9 +19,13 @@ from ark.comm.forestcoll.tree import Edge, Tree
 
 
 def lower(
-    forest: Forest, reduction: str = "sum", pieces: int = 1, window: int = 0
+    forest: Forest,
+    reduction: str = "sum",
+    pieces: int = 1,
+    window: int = 0,
+    most_operations: int | None = None,
 ) -> CollectiveProgram:
-    """Returns the program of a forest.
+    """Returns the program of a forest; UnsupportedError beyond `most_operations`.
 
     Args:
         forest: the trees.
@@ -47,6 +51,7 @@ def lower(
         reduction=reduction if forest.reducing else None,
         root=everything[0].root if rooted else None,
         pieces=pieces,
+        most_operations=most_operations,
     )
     writer = _Writer(builder, forest, unit, places)
     if forest.reducing:

@@ -39,7 +39,7 @@ class Program:
         with ark.use_model(built.model) as model:
             self._inputs = built.inputs
             taken: set[int] = set()
-            self._outputs = [_own(v, taken) if isinstance(v, Value) else v for v in built.outputs]
+            self._outputs = [own(v, taken) if isinstance(v, Value) else v for v in built.outputs]
         self._device = device()
         places = [v for v in (*self._inputs, *self._outputs) if isinstance(v, Value)]
         self._buffers = [v.tensor.ir.buffer for v in places]
@@ -118,7 +118,7 @@ class Program:
             self._executor = None
 
 
-def _own(value: Value, taken: set[int]) -> Value:
+def own(value: Value, taken: set[int]) -> Value:
     """A result on memory of its own: a copy where it is an input, a view, or there twice. taken:
     buffers of the results before.
     """

@@ -156,6 +156,8 @@ def _scaled(tensor: Any, weight: Value | None, bias: Value | None, shape: Sequen
 def _layer_norm(
     call: Call, x: Value, sizes: Sequence[int], weight: Value | None, bias: Value | None, eps: float
 ) -> list[Any]:
+    if eps < 0:
+        raise refuse(f"a norm with eps {eps}")
     columns = math.prod(sizes)
     rows = ark.reshape(x.tensor, [-1, columns])
     out = _scaled(ark.layernorm(rows, eps), weight, bias, [1, columns])
@@ -190,8 +192,8 @@ def _group_norm(
     groups: int,
     eps: float,
 ) -> list[Any]:
-    if call.wants(1) or call.wants(2):
-        raise refuse("the statistics of a group norm")
+    if call.wants(1) or call.wants(2) or eps < 0:
+        raise refuse("a group norm's statistics, or one with a negative eps,")
     scale, shift = (None if v is None else v.tensor for v in (weight, bias))
     return [ark.group_norm(x.tensor, groups, scale, shift, eps), None, None]
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ark.comm.page import fill
-from ark.parallel.plans.predict import BlockCost, Prediction
+from ark.parallel.plans.prediction import BlockCost, Prediction
 from ark.parallel.plans.rules import PLANS
 
 __all__ = ["page_data", "render_page"]

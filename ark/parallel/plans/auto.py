@@ -12,7 +12,8 @@ import math
 from collections.abc import Iterator, Sequence
 
 from ark.errors import BaseError, PlanError
-from ark.parallel.plans.predict import Prediction, Splits, Target, Work, bounds, predict
+from ark.parallel.plans.predict import Splits, bounds, predict
+from ark.parallel.plans.prediction import Prediction, Target, Work
 
 SCHEDULES = ("1f1b", "interleaved", "zero-bubble", "gpipe", "chimera", "interlaced")
 COPIED = ("data", "zero1", "zero2", "zero3")

@@ -173,7 +173,7 @@ ARK_DEVICE void ark_lead(const ArkParams* p, ark_u32 processor, char* scratch) {
   const ArkTeam team{static_cast<ark_u32>(ark_lane()), 32u};
   const bool leader = ark_lane() == 0;
   const ArkPhases phases = ark_phases(p);
-  ark_u32 stage_base = 0u, traced = 0u, handshakes = 0u, asked = 0u;
+  ark_u32 stage_base = 0u, traced = 0u, handshakes = 0u;
   for (ark_u32 iteration = p->first;; ++iteration) {
     const ArkRange range = ark_range(p, processor, iteration, phases);
     const ark_u32 end = range.task_end;
@@ -185,7 +185,7 @@ ARK_DEVICE void ark_lead(const ArkParams* p, ark_u32 processor, char* scratch) {
     ark_copies_done();
     __syncwarp();
     bool go = true;
-    if (leader) go = ark_may_begin(c, iteration, asked);
+    if (leader) go = ark_may_begin(c, iteration);
     if (!__shfl_sync(0xffffffffu, go, 0)) break;
     if (leader) {
       ark_open_iteration(c, iteration, phases, range, stage_base);

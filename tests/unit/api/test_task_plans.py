@@ -10,7 +10,7 @@ import pytest
 
 import ark
 from ark.backend import registry
-from tests.task_plans import COLUMNS, OUT, ROWS, norm_and_product
+from tests.task_plans import COLUMNS, OUT, ROWS, norm_and_product, ring
 
 Data = dict[str, Any]
 
@@ -107,6 +107,82 @@ def test_a_wrong_plan_is_refused(name: str, model: Any) -> None:
     with pytest.raises(ark.BaseError, match=words) as caught:
         ark.Plan.from_str(json.dumps(data)).built(registry.machine("cpu-2"))
     assert isinstance(caught.value, (ark.PlanError, ark.UnsupportedError, ark.InvalidUsageError))
+
+
+def of(data: Data, number: int, which: str) -> Data:
+    """The tensor that the op of that number reads or writes."""
+    found: Data = data["TaskInfos"][number]["Ops"][0][which][0]
+    return found
+
+
+SEND, RECV, ADD = 1, 3, 4
+MESSAGES: dict[str, tuple[Callable[[Data], object], str]] = {
+    "a send to itself": (
+        lambda d: of(d, SEND, "WriteTensors")["Buffer"].update(Rank=0),
+        "on rank 0 it must write to another rank",
+    ),
+    "a buffer of two ranks": (
+        lambda d: of(d, RECV, "ReadTensors")["Buffer"].update(Id=0),
+        "lies in buffer 0 of Rank 1",
+    ),
+    "a rank beyond the world": (
+        lambda d: of(d, RECV, "ReadTensors")["Buffer"].update(Rank=2),
+        "of Rank 2; it must be of one of the plan's 2 ranks",
+    ),
+    "received from itself": (
+        lambda d: of(d, RECV, "ReadTensors")["Buffer"].update(Rank=-1),
+        "on rank 0 it must read from another rank",
+    ),
+    "no tag in common": (
+        lambda d: of(d, SEND, "ReadTensors")["Buffer"].update(SendTags=[[1, 3]]),
+        r"SendTags of its own buffer has the tags \[3\] for rank 1, and RecvTags .* has \[0\]",
+    ),
+    "a tag for another peer": (
+        lambda d: of(d, RECV, "WriteTensors")["Buffer"].update(RecvTags=[[2, 1]]),
+        r"RecvTags of its own buffer has the tags \[\] for rank 1",
+    ),
+    "two tags in common": (
+        lambda d: [
+            of(d, RECV, "WriteTensors")["Buffer"].update(RecvTags=[[1, 1], [1, 2]]),
+            of(d, RECV, "ReadTensors")["Buffer"].update(SendTags=[[-1, 1], [-1, 2]]),
+        ],
+        "they must have exactly one in common",
+    ),
+    "code in a tag": (
+        lambda d: of(d, SEND, "ReadTensors")["Buffer"].update(SendTags=[[1, "0; //"]]),
+        "SendTags",
+    ),
+    "types that differ": (
+        lambda d: of(d, SEND, "WriteTensors").update(DataType="FP16"),
+        r"reads FP32\[3, 700\] and writes FP16\[3, 700\]",
+    ),
+    "nothing written": (
+        lambda d: d["TaskInfos"][SEND]["Ops"][0].update(WriteTensors=[]),
+        "reads 1 tensors and writes 0",
+    ),
+    "an add of another rank's memory": (
+        lambda d: d["TaskInfos"][ADD]["Ops"][0].update(
+            ReadTensors=[of(d, RECV, "ReadTensors")] * 2
+        ),
+        "only Send and Recv name memory of other ranks",
+    ),
+    "a packet": (
+        lambda d: d["TaskInfos"][SEND]["Ops"][0].update(Type="SendPacket"),
+        "of type SendPacket, which ark does not run",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_a_wrong_message_is_refused(name: str) -> None:
+    change, words = MESSAGES[name]
+    ark.init()
+    tensors = [ark.tensor([3, 700]) for _ in range(8)]
+    data = ring(0, 2)
+    assert ark.Plan(data).built(registry.machine("cpu-2")).inner is not None, tensors
+    change(data)
+    with pytest.raises((ark.PlanError, ark.UnsupportedError), match=words):
+        ark.Plan.from_str(json.dumps(data)).built(registry.machine("cpu-2"))
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,17 @@
 """Thousands of ranks through symmetry, against the direct solution where that is quick enough."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
-from ark.comm.forestcoll import Forest, optimal
+from ark.comm.forestcoll import Forest, forest, optimal
 from ark.comm.forestcoll.forest import check
+from ark.comm.forestcoll.isomorphic import draw
 from ark.comm.forestcoll.network import network
+from ark.comm.forestcoll.symmetry import find_symmetry
 from ark.comm.scale import forest_by_symmetry, optimal_by_symmetry
-from ark.comm.topology import named
+from ark.comm.topology import Link, Topology, named
 from ark.errors import UnsupportedError
 from tests.unit.comm.networks import random_eulerian, verify
 
@@ -63,6 +66,55 @@ def test_1024_ranks_and_samples_of_their_trees():
                 assert all(pair in links for pair in itertools.pairwise(path))
 
 
+def _fat_tree(pods, leaves, ranks, aggregates=2, cores=2):
+    """Returns three tiers: half of what enters a leaf leaves it, and a half of that its pod."""
+    count = pods * leaves * ranks
+    links = []
+
+    def wire(a, b, bandwidth):
+        links.extend((Link(a, b, bandwidth), Link(b, a, bandwidth)))
+
+    for rank in range(count):
+        wire(f"g{rank}", f"leaf{rank // ranks}", 8)
+    for leaf in range(pods * leaves):
+        for each in range(aggregates):
+            wire(f"leaf{leaf}", f"agg{leaf // leaves}.{each}", 4 * ranks // aggregates)
+    for pod, each, core in itertools.product(range(pods), range(aggregates), range(cores)):
+        wire(f"agg{pod}.{each}", f"core{each}.{core}", 2 * ranks * leaves // aggregates // cores)
+    switches = list(dict.fromkeys(end for link in links for end in (link.src, link.dst)))
+    rank_ids = tuple(f"g{rank}" for rank in range(count))
+    return Topology(
+        "fat", rank_ids, tuple(s for s in switches if not s.startswith("g")), tuple(links)
+    )
+
+
+def _without(topology, src, dst):
+    """Returns the network with a dead link, both ways."""
+    alive = tuple(link for link in topology.links if {link.src, link.dst} != {src, dst})
+    assert len(alive) == len(topology.links) - 2
+    return replace(topology, links=alive)
+
+
+@pytest.mark.parametrize(
+    ("topology", "height"),
+    [
+        (_fat_tree(4, 4, 4), 3),
+        (_without(_fat_tree(4, 4, 4), "leaf3", "agg0.1"), 3),
+        (_without(named("torus6x6"), "g0", "g1"), 6),
+        (named("torus4x4x4"), 6),
+        (named("hypercube6"), 6),
+    ],
+    ids=["fat tree", "fat tree, dead link", "torus, dead link", "torus", "cube"],
+)
+def test_trees_are_drawn_without_packing(topology, height):
+    net, best = network(topology), optimal(topology)
+    base = draw(net, find_symmetry(net), best.scale, best.k)
+    assert base is not None
+    made = forest(topology)
+    assert made.height == height == max(tree.height for tree in base)
+    verify(topology, made)
+
+
 def test_trees_that_intertwine_are_refused():
     with pytest.raises(UnsupportedError, match="too intertwined"):
-        forest_by_symmetry(named("hypercube3"))
+        forest_by_symmetry(named("dgx1v"))

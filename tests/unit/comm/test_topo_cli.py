@@ -117,6 +117,17 @@ def test_compare_lists_every_algorithm(capsys, tmp_path, monkeypatch):
     assert "dgx1v" in page
 
 
+def test_compare_says_what_is_too_large_for_it(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ark.cli.topo._MOST_COMPARED", 100)  # operations of all programs together
+    code, out, _ = run(capsys, "compare", "ring8", "--size", "1M", "--time-limit", "5")
+    out = " ".join(out.split())
+    assert code == 0
+    assert "forestcoll k=1 " in out and "recursive_doubling " in out  # 64 and 32 operations
+    assert "taccl is left out: taccl puts at least 56 chunks" in out
+    assert "one_shot is left out: one_shot needs more operations for all_gather over 8" in out
+
+
 @pytest.mark.parametrize(
     "words, says",
     [

@@ -20,7 +20,8 @@ from ark.models.build import whole_pass
 from ark.models.config import builtin_config
 from ark.parallel.page import page_data, render_page
 from ark.parallel.plans.auto import best
-from ark.parallel.plans.predict import NAMES, Splits, Target, Work, predict
+from ark.parallel.plans.predict import NAMES, Splits, predict
+from ark.parallel.plans.prediction import Target, Work
 from ark.parallel.plans.stages import partition
 
 ROWS = 2048

@@ -1,0 +1,196 @@
+"""What ranks tell each other of plans in ARK's own layout before these run: their messages.
+
+Each rank reads a plan file of its own. A Send there names the peer by the Rank of the buffer that
+it writes, and the message by a tag that stands in SendTags of what it reads and in RecvTags of what
+it writes; a Recv does so from the other side. Ranks give each other the list of their messages, and
+all of them refuse, with the same words, what does not fit. Called by ark.api.task_plan.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from ark.api.task_schema import (
+    BufferEntry,
+    Dims,
+    Name,
+    Offsets,
+    OpEntry,
+    Tag,
+    TaskPlan,
+    TensorEntry,
+    Word,
+)
+from ark.errors import BaseError, PlanError
+from ark.runtime.run import Ranks
+
+TYPES = ("Recv", "Send")
+_Rank = Annotated[int, Meta(ge=0, lt=1 << 12)]
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One Send or Recv of a rank, with the layout of the receiver's tensor as this rank knows it.
+
+    sends: to the peer, else received from it.
+    """
+
+    op: Name
+    sends: bool
+    peer: _Rank
+    tag: Tag
+    data_type: Word
+    shape: Dims
+    strides: Dims
+    offsets: Offsets
+
+
+class _Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a rank tells the others. refused: why its own plan cannot run; empty if it can."""
+
+    rank: _Rank
+    world_size: Annotated[int, Meta(ge=1, le=1 << 12)]
+    refused: Annotated[str, Meta(max_length=1 << 16)]
+    messages: Annotated[list[Message], Meta(max_length=1 << 20)]
+
+
+def is_far(buffer: BufferEntry, rank: int) -> bool:
+    """Does the buffer lie on another rank than this one?"""
+    return buffer.rank not in (-1, rank)
+
+
+def message(op: OpEntry, plan: TaskPlan) -> Message:
+    """What a Send or Recv says; PlanError where it does not name one peer and one tag."""
+    sends = op.type == "Send"
+    what = f"op {op.name!r} of type {op.type}"
+    if len(op.read_tensors) != 1 or len(op.write_tensors) != 1:
+        raise PlanError(
+            f"{what} reads {len(op.read_tensors)} tensors and writes {len(op.write_tensors)}; it "
+            "must read one and write one, of which one lies on the peer"
+        )
+    read, written = op.read_tensors[0], op.write_tensors[0]
+    own, far = (read, written) if sends else (written, read)
+    if is_far(own.buffer, plan.rank) or not is_far(far.buffer, plan.rank):
+        raise PlanError(
+            f"{what} reads a buffer of Rank {read.buffer.rank} and writes one of Rank "
+            f"{written.buffer.rank}; on rank {plan.rank} it must "
+            + ("write to another rank" if sends else "read from another rank")
+        )
+    if (read.data_type, read.shape) != (written.data_type, written.shape):
+        raise PlanError(
+            f"{what} reads {_type(read)} and writes {_type(written)}; both must be the same"
+        )
+    peer = far.buffer.rank
+    buffer = own.buffer
+    ours = {tag for rank, tag in (buffer.send_tags if sends else buffer.recv_tags) if rank == peer}
+    buffer = far.buffer
+    theirs = {
+        tag
+        for rank, tag in (buffer.recv_tags if sends else buffer.send_tags)
+        if rank in (-1, plan.rank)
+    }
+    if len(ours & theirs) != 1:
+        mine, other = ("SendTags", "RecvTags") if sends else ("RecvTags", "SendTags")
+        raise PlanError(
+            f"{what}, to rank {peer} on rank {plan.rank}: {mine} of its own buffer has the tags "
+            f"{sorted(ours)} for rank {peer}, and {other} of the buffer there has {sorted(theirs)};"
+            " they must have exactly one in common, so give each message buffers of its own"
+        )
+    (tag,) = ours & theirs
+    return Message(
+        op.name,
+        sends,
+        peer,
+        tag,
+        written.data_type,
+        written.shape,
+        written.strides,
+        written.offsets,
+    )
+
+
+def _type(entry: TensorEntry | Message) -> str:
+    return f"{entry.data_type}{entry.shape}"
+
+
+def tell(
+    plan: TaskPlan, messages: Sequence[Message], refused: BaseError | None, ranks: Ranks
+) -> None:
+    """Exchanges messages, in the order in which the ranks' ops run, and compares them. Every rank
+    raises PlanError if one refuses its plan, or if messages do not fit.
+
+    refused: why this rank cannot run its own plan.
+    """
+    words = str(refused)[:2000] if refused else ""
+    said = _Said(plan.rank, plan.world_size, words, list(messages))
+    check(ranks.all_gather(msgspec.json.encode(said)))
+
+
+def check(texts: Sequence[bytes]) -> None:
+    """Raises PlanError, naming the ranks, where what all ranks say is not one job's plans."""
+    everyone = [_read(rank, text) for rank, text in enumerate(texts)]
+    for rank, said in enumerate(everyone):
+        if (said.rank, said.world_size) != (rank, len(texts)):
+            raise PlanError(
+                f"rank {rank} of {len(texts)} was given the plan of rank {said.rank} of "
+                f"{said.world_size}; each rank reads the plan file that was made for it"
+            )
+    for rank, said in enumerate(everyone):
+        if said.refused:
+            raise PlanError(f"rank {rank} cannot run its plan: {said.refused}")
+    sent: dict[tuple[int, int, int], list[Message]] = defaultdict(list)
+    received: dict[tuple[int, int, int], list[Message]] = defaultdict(list)
+    for rank, said in enumerate(everyone):
+        for one in said.messages:
+            if one.sends:
+                sent[rank, one.peer, one.tag].append(one)
+            else:
+                received[one.peer, rank, one.tag].append(one)
+    for key in sorted({*sent, *received}):
+        _check_pairs(key, sent[key], received[key])
+
+
+def _read(rank: int, text: bytes) -> _Said:
+    try:
+        return msgspec.json.decode(text, type=_Said, strict=True)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise PlanError(
+            f"rank {rank} did not tell its messages as a plan in ARK's layout has them ({error}); "
+            "start every rank with its own file of one plan, and with the same version of ark"
+        ) from error
+
+
+def _check_pairs(
+    key: tuple[int, int, int], sent: Sequence[Message], received: Sequence[Message]
+) -> None:
+    source, target, tag = key
+    for one, other in zip(sent, received, strict=False):
+        if (one.data_type, one.shape) != (other.data_type, other.shape):
+            raise PlanError(
+                f"under tag {tag}, rank {source} sends {_type(one)} to rank {target} (op "
+                f"{one.op!r}), but rank {target} receives {_type(other)} (op {other.op!r}); both "
+                "plans must give the same type and shape"
+            )
+        if (one.strides, one.offsets) != (other.strides, other.offsets):
+            raise PlanError(
+                f"under tag {tag}, rank {source} sends to a tensor of Strides {one.strides} and "
+                f"Offsets {one.offsets} on rank {target} (op {one.op!r}), but rank {target} "
+                f"receives into Strides {other.strides} and Offsets {other.offsets} (op "
+                f"{other.op!r}); both plans must describe that tensor alike"
+            )
+    if len(sent) != len(received):
+        raise PlanError(
+            f"under tag {tag}, rank {source} sends {_count(sent)} to rank {target}, but rank "
+            f"{target} receives {_count(received)} from rank {source}; each Send needs a Recv of "
+            "the same tag on the other rank"
+        )
+
+
+def _count(messages: Sequence[Message]) -> str:
+    names = ", ".join(repr(m.op) for m in messages[:4])
+    number = f"{len(messages)} message{'s' * (len(messages) != 1)}" if messages else "nothing"
+    return f"{number} ({names})" if names else number

@@ -1,0 +1,120 @@
+"""What a prediction is asked for and what it says: ranks, work, costs of blocks, memory, the whole.
+
+Made by ark.parallel.plans.predict, drawn by ark.parallel.page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ark.machine import Machine
+from ark.parallel.pipeline.schedule import Schedule
+from ark.parallel.plans.blocks import ModelBlock
+from ark.parallel.plans.choices import Option
+from ark.parallel.plans.rules import PLANS
+from ark.parallel.plans.search import Change
+
+COPIES: dict[str, tuple[int, int, int]] = {
+    "data": (0, 0, 0),
+    "zero1": (0, 0, 1),
+    "zero2": (0, 1, 1),
+    "zero3": (1, 1, 1),
+    "co-shard": (0, 0, 0),
+}
+"""Of parameters, gradients and the optimizer's state: does each rank of the axis keep but a part?
+ZeRO's stages (Rajbhandari et al. 2020). co-shard (nnScaler): as data, and a block's ops run in
+several pieces one after the other on the same rank, and again for their gradients."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Ranks and what joins them. link_gbps: GB/s of a rank within a host; network_gbps: between
+    hosts of `host_ranks` ranks. Ranks are numbered row by row over the mesh.
+    """
+
+    machine: Machine
+    link_gbps: float = 50.0
+    network_gbps: float = 50.0
+    host_ranks: int = 8
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is done with the model. batch: micro-batches of a step, over all ranks. recompute: keep
+    only what enters a block, and compute the rest of it again for its gradients.
+    """
+
+    training: bool = False
+    batch: int = 8
+    recompute: bool = False
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Bytes of a rank, by what they hold."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.gradients + self.optimizer + self.activations
+
+
+@dataclass(frozen=True)
+class BlockCost:
+    """A block under a plan: microseconds of a micro-batch, what is kept of it, what moves."""
+
+    block: ModelBlock
+    forward_us: float
+    backward_us: float
+    parameter_bytes: int
+    saved_bytes: int
+    output_bytes: int
+    changes: tuple[Change, ...]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A plan and what it takes.
+
+    us: of a step. bound_us: what no order of its blocks can be below. stage_of: by block, the
+    pipeline's stage (-1: all ranks share it). memory: by stage's rank. schedule and tick_us: the
+    timeline of the pipeline's ranks. synced_bytes, synced_us: gradients that a rank sends.
+    """
+
+    mesh: tuple[int, ...]
+    names: tuple[str, ...]
+    work: Work
+    us: float
+    blocks: tuple[BlockCost, ...]
+    options: Mapping[int, Option] = field(repr=False)
+    stage_of: tuple[int, ...]
+    rank_of: tuple[int, ...]
+    memory: tuple[RankMemory, ...]
+    schedule: Schedule = field(repr=False)
+    tick_us: float
+    send_bytes: int
+    send_us: float
+    synced_bytes: int
+    synced_us: float
+    update_us: float
+    optimal: bool
+
+    @property
+    def depth(self) -> int:
+        """Ranks of the pipeline."""
+        return len(self.memory)
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The axes along which ops are split."""
+        return tuple(i for i, name in enumerate(self.names) if name in PLANS and name not in COPIES)
+
+    @property
+    def peak(self) -> int:
+        """Bytes of the rank that has most."""
+        return max(m.total for m in self.memory)

@@ -1,0 +1,127 @@
+"""What a rank knows of its peers' memory: mapped on this host, reached by the proxy on others.
+Made by the executor when a plan is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+from ark.backend.protocol import Device, Memory
+from ark.codegen import layout
+from ark.errors import InvalidUsageError, SystemError
+from ark.plan.types import Plan
+from ark.runtime.proxy import Proxy
+from ark.runtime.run import Ranks
+
+
+@dataclass
+class Peers:
+    """far: ranks on other hosts. signallers: by counter of this rank, the peers that signal it."""
+
+    plan: Plan
+    far: frozenset[int]
+    signallers: dict[str, list[int]] = field(default_factory=dict)
+    _entries: dict[int, tuple[Memory, dict[str, Any]]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, plan: Plan) -> Peers:
+        """None known yet."""
+        hosts = plan.meta.get("hosts") or [0] * plan.world_size
+        return cls(plan, frozenset(r for r, h in enumerate(hosts) if h != hosts[plan.rank]))
+
+    @property
+    def near(self) -> list[Memory]:
+        """The memory of peers that is mapped here."""
+        return [memory for rank, (memory, _) in self._entries.items() if rank not in self.far]
+
+    def proxy(self, device: Device, variants: Set[str], host: Memory) -> Proxy | None:
+        """The proxy, where tasks ask the host to copy or peers are on other hosts.
+
+        variants: of the plan's kernels. host: where the ArkHost lies.
+        """
+        if not self.far and not any(op.kind == "transfer" for op in self.plan.ops):
+            return None
+        if self.far and variants != {"block"}:
+            raise InvalidUsageError(
+                f"the plan is of the kernel variants {', '.join(sorted(variants))}; only 'block' "
+                "signals counters on other hosts: plan with the option variant='block'"
+            )
+        at = layout.dtype("ArkHost").fields
+        assert host.host is not None and at is not None
+        return Proxy(device, host.host.ctypes.data + int(at["abort"][1]))
+
+    def connect(
+        self,
+        ranks: Ranks,
+        device: Device,
+        proxy: Proxy | None,
+        shared: Memory,
+        counters: Mapping[str, int],
+    ) -> None:
+        """Exchanges memory handles and the names by which peers refer to buffers and counters.
+
+        counters: by name, bytes from the start of `shared`.
+        """
+        plan = self.plan
+        mine = {
+            "handle": device.export(shared).hex(),
+            "network": proxy.network(shared) if self.far and proxy is not None else None,
+            "buffers": {
+                b.name: b.offset
+                for b in plan.buffers
+                if b.arena == "symmetric" and b.rank == plan.rank
+            },
+            "counters": dict(counters),
+            "signals": [[c.rank, c.name] for c in plan.counters if c.rank != plan.rank],
+        }
+        for rank, data in enumerate(ranks.all_gather(json.dumps(mine).encode())):
+            if rank != plan.rank:
+                entry = json.loads(data)
+                self._entries[rank] = (self._reach(rank, entry, ranks, device, proxy), entry)
+                for target, name in entry["signals"]:
+                    if target == plan.rank:
+                        self.signallers.setdefault(name, []).append(rank)
+
+    def _reach(
+        self,
+        rank: int,
+        entry: Mapping[str, Any],
+        ranks: Ranks,
+        device: Device,
+        proxy: Proxy | None,
+    ) -> Memory:
+        """A peer's memory. SystemError names the rank, and says that it has ended if it has, which
+        may be known a moment later.
+        """
+        try:
+            if rank in self.far and proxy is not None:
+                return proxy.connect(rank, entry["network"])
+            return device.map_peer(bytes.fromhex(entry["handle"]))
+        except SystemError as error:
+            end = time.monotonic() + 1.0
+            while ranks.failure() is None and time.monotonic() < end:
+                time.sleep(0.01)
+            failed = ranks.failure()
+            if failed is not None:
+                raise SystemError(failed) from error
+            raise SystemError(f"the memory of rank {rank} is out of reach: {error}") from error
+
+    def address(self, rank: int, table: str, name: str) -> int:
+        """Where a peer's buffer or counter of that name lies; table: "buffers" or "counters"."""
+        memory, entry = self._entries[rank]
+        if name not in entry[table]:
+            raise SystemError(
+                f"rank {self.plan.rank} refers to {name!r} on rank {rank}, but that rank's plan "
+                "has no such entry; all ranks must run plans that were made together"
+            )
+        return memory.address + int(entry[table][name])
+
+    def clear(self) -> list[Memory]:
+        """Forgets them; what was mapped of them here."""
+        mapped = self.near
+        self._entries.clear()
+        return mapped

@@ -1,0 +1,234 @@
+"""Adasum: how ranks' steps are combined so that more ranks need no other learning rate.
+
+Every rank takes its optimizer's step on a batch of its own; what is combined is the step (the delta
+optimizer of Maleki et al., MLSys 2021): by sum, by average, or by Adasum as a tree or by vector
+halving. All of them learn scikit-learn's digits in one launch of one kernel a rank.
+
+    python -m examples.adasum.adasum --ranks 4
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ark
+from examples.common.plot import Panel, page
+
+HIDDEN, PIXELS, CLASSES, TRAINED_ON = 32, 64, 10, 1500
+METHODS = ("sum", "average", "tree", "halving")
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "SGD": lambda p: ark.optim.SGD(p, lr=1.0),
+    "momentum": lambda p: ark.optim.SGD(p, lr=0.4, momentum=0.9),
+    "Adam": lambda p: ark.optim.Adam(p, lr=0.04),
+}
+
+
+def pair(a: Any, b: Any, dots: Any) -> Any:
+    """Adasum of two tensors. dots (3,): a.b, a.a, b.b; where a norm vanishes, its factor is 1."""
+
+    def factor(norm: Any) -> Any:
+        share = ark.div(dots[0:1], ark.mul(norm, 2.0))
+        return ark.sub(1.0, ark.where(ark.greater(norm, 0.0), share, ark.mul(norm, 0.0)))
+
+    return ark.add(ark.mul(a, factor(dots[1:2])), ark.mul(b, factor(dots[2:3])))
+
+
+def products(a: Any, b: Any) -> Any:
+    """a.b, a.a and b.b of vectors, (3,)."""
+    return ark.concat([ark.reduce_sum(ark.mul(x, y), 0) for x, y in ((a, b), (a, a), (b, b))], 0)
+
+
+def tree(every: Sequence[Any]) -> Any:
+    """Adasum of the ranks' vectors, by pairs of pairs; each rank has all of them."""
+    level = list(every)
+    while len(level) > 1:
+        pairs = zip(level[::2], level[1::2], strict=True)
+        level = [pair(a, b, products(a, b)) for a, b in pairs]
+    return level[0]
+
+
+def halving(own: Any, rank: int, world: int, tag: int) -> Any:
+    """The same by vector halving and distance doubling: at every level a rank gives away half of
+    its vector, and the dot products are summed over the ranks that share the vectors.
+    """
+    held, pieces = own, [0] * world  # pieces: where a rank's part of the result begins
+    for level in range(world.bit_length() - 1):
+        half, upper = held.shape()[0] // 2, rank >> level & 1
+        low, high = held[0:half], held[half : 2 * half]
+        kept, given = (high, low) if upper else (low, high)
+        ark.send(given, rank ^ 1 << level, tag + level)
+        theirs = ark.recv(ark.tensor([half]), rank ^ 1 << level, tag + level)
+        first, second = (theirs, kept) if upper else (kept, theirs)
+        group = 2 << level
+        # Every group of ranks has a row of its own in one sum over all ranks.
+        rows = [ark.zeros([3], ark.fp32)] * (world // group)
+        rows[rank // group] = products(first, second)
+        dots = ark.all_reduce(ark.concat(rows, 0), rank, world)
+        begin = 3 * (rank // group)
+        held = pair(first, second, dots[begin : begin + 3])
+        pieces = [at + (r >> level & 1) * half for r, at in enumerate(pieces)]
+    found, size = ark.all_gather(held, rank, world), held.shape()[0]
+    order = sorted(range(world), key=pieces.__getitem__)
+    return ark.concat([found[r * size : (r + 1) * size] for r in order], 0)
+
+
+class Curves:
+    """What a run keeps of every step, on the device."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps, self.at = steps, ark.tensor([1], ark.int32)
+        self.here = ark.equal(ark.iota([steps], 0, ark.int32), self.at)
+        self.kept: dict[str, Any] = {}
+
+    def record(self, name: str, value: Any) -> None:
+        self.kept[name] = ark.tensor([self.steps])
+        ark.where(self.here, value, self.kept[name], output=self.kept[name])
+
+    def end_step(self) -> None:
+        ark.add(self.at, 1, output=self.at)
+
+
+def learner(
+    method: str, optimizer: str, given: dict[str, Any], curves: Curves, rank: int, world: int
+) -> list[Any]:
+    """Adds a perceptron that learns by such steps; its weights."""
+    name = f"{optimizer} {method}"
+    weights = [ark.parameter([HIDDEN, PIXELS]), ark.parameter([CLASSES, HIDDEN])]
+
+    def logits(x: Any) -> Any:
+        return ark.linear(ark.relu(ark.linear(x, weights[0])), weights[1])
+
+    loss = ark.cross_entropy(logits(given["x"]), given["y"])
+    before = [ark.copy(w) for w in weights]
+    OPTIMIZERS[optimizer](weights).step(ark.grad(loss, weights))
+    for number, (weight, old) in enumerate(zip(weights, before, strict=True)):
+        size = int(np.prod(weight.shape()))
+        step = ark.reshape(ark.sub(weight, old), [size])
+        found = ark.all_gather(step, rank, world)
+        every = [found[r * size : (r + 1) * size] for r in range(world)]
+        if method == "tree":
+            total = tree(every)
+        elif method == "halving":
+            total = halving(step, rank, world, 8 * len(curves.kept))
+        else:
+            total = ark.all_reduce(step, rank, world)
+            total = total if method == "sum" else ark.mul(total, 1.0 / world)
+        length = ark.reduce_sum(ark.mul(total, total), 0)
+        lengths = ark.reduce_sum(ark.mul(found, found), 0)
+        curves.record(f"{name} orthogonality {number}", ark.div(length, lengths))
+        ark.copy(ark.add(old, ark.reshape(total, weight.shape())), output=weight)
+    drawn = ark.reshape(ark.argmax(logits(given["test x"])), given["test y"].shape())
+    right = ark.equal(drawn, given["test y"])
+    curves.record(f"{name} accuracy", ark.reduce_mean(ark.cast(right, ark.fp32), 0))
+    return weights
+
+
+def digits() -> dict[str, np.ndarray]:
+    """scikit-learn's digits, shuffled: x and y to learn from, test x and test y."""
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    order = np.random.default_rng(0).permutation(len(found.data))
+    x = (found.data[order] / 16).astype(np.float32)
+    x[:, 0] = 1.0  # a pixel that is always empty; now the bias
+    y = found.target[order].astype(np.int32)
+    cut = TRAINED_ON
+    return {"x": x[:cut], "y": y[:cut], "test x": x[cut:], "test y": y[cut:]}
+
+
+def train(
+    data: dict[str, np.ndarray],
+    steps: int,
+    batch: int,
+    methods: Sequence[str] = METHODS,
+    optimizers: Sequence[str] = tuple(OPTIMIZERS),
+) -> tuple[dict[str, np.ndarray], dict[str, list[np.ndarray]]]:
+    """A rank's part: the curves by name, and the weights in the end by optimizer and method."""
+    rank, world = ark.Model.get_rank(), ark.Model.get_world_size()
+    whole = {n: ark.tensor(a.shape, ark.DataType.from_numpy(a.dtype)) for n, a in data.items()}
+    picks = ark.tensor([steps, batch], ark.int32)
+    curves = Curves(steps)
+    now = ark.reshape(ark.gather(picks, curves.at), [batch])
+    given = {**whole, "x": ark.gather(whole["x"], now), "y": ark.gather(whole["y"], now)}
+    weights = {
+        f"{o} {m}": learner(m, o, given, curves, rank, world) for o in optimizers for m in methods
+    }
+    curves.end_step()
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        for name, tensor in whole.items():
+            tensor.from_numpy(data[name])
+        drawn = np.random.default_rng([1, rank]).integers(0, len(data["x"]), (steps, batch))
+        picks.from_numpy(drawn.astype(np.int32))
+        for made in weights.values():
+            start = np.random.default_rng(2)
+            for weight in made:
+                shape = weight.shape()
+                weight.from_numpy(start.normal(size=shape) * (2 / shape[1]) ** 0.5)
+        runtime.barrier()
+        runtime.run(steps)
+        found = {name: kept.to_numpy() for name, kept in curves.kept.items()}
+        ended = {name: [w.to_numpy() for w in made] for name, made in weights.items()}
+        runtime.barrier()
+    return found, ended
+
+
+def work(backend: str, steps: int, batch: int, path: str, figure: str) -> None:
+    """A rank's process; rank 0 writes what was found."""
+    ark.init(backend=backend)
+    found, ended = train(digits(), steps, batch)
+    if ark.Model.get_rank() != 0:
+        return
+    accuracy = {n: found[f"{n} accuracy"] for n in ended}
+    apart = max(
+        float(np.abs(a - b).max())
+        for o in OPTIMIZERS
+        for a, b in zip(ended[f"{o} tree"], ended[f"{o} halving"], strict=True)
+    )
+    report = {
+        "accuracy in the end": {n: round(float(a[-1]), 4) for n, a in accuracy.items()},
+        "steps to 90%": {n: 1 + int(np.argmax(a >= 0.9)) if a.max() >= 0.9 else None
+                         for n, a in accuracy.items()},
+        "largest difference of weights, tree and halving": apart,
+    }  # fmt: skip
+    print(json.dumps(report, indent=1))
+    if path:
+        Path(path).write_text(json.dumps({n: c.tolist() for n, c in found.items()}))
+    if figure:
+        Path(figure).write_text(drawn(found, ark.Model.get_world_size()), encoding="utf-8")
+
+
+def drawn(found: dict[str, np.ndarray], world: int) -> str:
+    """An SVG: accuracy by method, and how orthogonal the ranks' steps are, layer by layer."""
+    at = range(len(next(iter(found.values()))))
+    panels = [
+        Panel(f"{o}: accuracy", {m: (at, found[f"{o} {m} accuracy"]) for m in METHODS[:3]})
+        for o in OPTIMIZERS
+    ]
+    for o in OPTIMIZERS:
+        layers = {f"layer {i}": (at, found[f"{o} tree orthogonality {i}"]) for i in (0, 1)}
+        panels.append(Panel(f"{o}: orthogonality", layers))
+    return page(f"Digits on {world} ranks: 1 is orthogonal, {1 / world:g} is parallel", panels)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backend", default="cpu")
+    parser.add_argument("--ranks", type=int, default=4, help="a power of two")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--batch", type=int, default=128, help="of a rank")
+    parser.add_argument("--curves", default="", help="a file to write all curves to, as JSON")
+    parser.add_argument("--figure", default=str(Path(__file__).with_name("adasum.svg")))
+    args = parser.parse_args()
+    given = (args.backend, args.steps, args.batch, args.curves, args.figure)
+    raise SystemExit(ark.launch(args.ranks, work, *given))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""Pose by total least squares, in batches: b = A r + p with noise in r and in b, covariances full.
+
+Gauss-Newton iterations run in one launch until every problem of the batch has converged; the device
+decides how many. `algebra.py` has the step, which NumPy arrays run as well as ark's tensors.
+
+    python -m examples.pose.pose
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import ark
+from examples.common import dense
+from examples.common.plot import Panel, page
+from examples.pose import algebra
+
+STEPS = 20  # no problem of a sensible size needs more
+TOLERANCE = 1e-5  # of a step: radians, and units of length
+ROW, COLUMN = np.triu_indices(6)
+
+
+@dataclass
+class Problems:
+    """first, second (3, points, batch): r and b. covariance (21, points, batch): the upper
+    triangle, row by row, of what the noise of (r, b) has.
+    """
+
+    first: np.ndarray
+    second: np.ndarray
+    covariance: np.ndarray
+
+
+@dataclass
+class Poses:
+    """rotation (batch, 3, 3): A. position (batch, 3): p. cost (batch,): J, half the sum of squares.
+    information (batch, 6, 6): the inverse of the Cramer-Rao bound of (rotation vector, position).
+    iterations: how many the batch took.
+    """
+
+    rotation: np.ndarray
+    position: np.ndarray
+    cost: np.ndarray
+    information: np.ndarray
+    iterations: int
+
+    def bound(self) -> np.ndarray:
+        """The Cramer-Rao bound (batch, 6, 6)."""
+        return np.linalg.inv(self.information)
+
+
+def draw(
+    points: int, batch: int, seed: int, sigma: float = 0.01
+) -> tuple[Problems, np.ndarray, np.ndarray]:
+    """Noisy observations of one scene, and the true A and p. Every point has a covariance of its
+    own, about sigma squared, with correlations in r, in b and between them.
+    """
+    random = np.random.default_rng(seed)
+    scene = random.uniform(-1, 1, (points, 3))
+    rotation = np.array(algebra.to_matrix(random.normal(size=4)))
+    position = random.uniform(-0.5, 0.5, 3)
+    mixing = sigma * (np.eye(6) + 0.4 * random.normal(size=(points, 6, 6)))
+    noise = np.einsum("nij,bnj->inb", mixing, random.normal(size=(batch, points, 6)))
+    first = scene.T[:, :, None] + noise[:3]
+    second = (scene @ rotation.T + position).T[:, :, None] + noise[3:]
+    triangle = (mixing @ mixing.transpose(0, 2, 1))[:, ROW, COLUMN].T[:, :, None]
+    full = np.broadcast_to(triangle, (21, points, batch))
+    made = (np.ascontiguousarray(a, np.float32) for a in (first, second, full))
+    return Problems(*made), rotation, position
+
+
+def kabsch(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Where to start (7, batch): quaternion and position of the least squares of second - A first,
+    the covariances ignored (Kabsch 1976).
+    """
+    r, b = (np.moveaxis(a, -1, 0).astype(np.float64) for a in (first, second))
+    mean_r, mean_b = r.mean(2, keepdims=True), b.mean(2, keepdims=True)
+    left, _, right = np.linalg.svd((b - mean_b) @ (r - mean_r).transpose(0, 2, 1))
+    left[:, :, 2] *= np.linalg.det(left @ right)[:, None]
+    rotation = left @ right
+    position = (mean_b - rotation @ mean_r)[:, :, 0]
+    return np.concatenate([algebra.to_quaternion(rotation), position], 1).T.astype(np.float32)
+
+
+def solve(problems: Problems) -> tuple[Poses, float]:
+    """The poses, and the seconds that the launch took (compilation and the start are before it)."""
+    _, points, batch = problems.first.shape
+    ark.Model.reset()
+    first, second = ark.tensor([3, points, batch]), ark.tensor([3, points, batch])
+    covariance = ark.tensor([21, points, batch])
+    pose = ark.tensor([7, 1, batch])
+    parts = [[t[i] for i in range(t.shape()[0])] for t in (first, second, covariance, pose)]
+    triangle, gradient, squares = algebra.normal_equations(
+        *parts, total=lambda x: ark.reduce_sum(x, 1)
+    )
+    information, cost = ark.concat(triangle, 0), ark.mul(squares, 0.5)
+    step = dense.solve(triangle, gradient)
+    for new, old in zip(algebra.moved(parts[3], step), parts[3], strict=True):
+        ark.copy(new, output=old)
+    # Token 1 is drawn, which ends the launch, once no step is larger than the tolerance.
+    largest = ark.reduce_max(ark.abs(ark.concat(step, 0)), [0, 1, 2])
+    limit = ark.constant(TOLERANCE, [1, 1], ark.fp32)
+    state = ark.TokenState.make(STEPS + 2)
+    ark.sample(ark.concat([ark.reshape(largest, [1, 1]), limit], 1), state)
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        first.from_numpy(problems.first)
+        second.from_numpy(problems.second)
+        covariance.from_numpy(problems.covariance)
+        pose.from_numpy(kabsch(problems.first, problems.second).reshape(7, 1, batch))
+        state.settings.from_numpy(np.array([0, 0, 0, 0, STEPS + 2, 1], np.int32))
+        state.stops.from_numpy(np.array([1] + [-1] * 15, np.int32))
+        begin = time.perf_counter()
+        runtime.run(STEPS)
+        seconds = time.perf_counter() - begin
+        result = pose.to_numpy().reshape(7, batch).astype(np.float64)
+        square = np.zeros((batch, 6, 6))
+        square[:, ROW, COLUMN] = information.to_numpy().reshape(21, batch).T
+        square[:, COLUMN, ROW] = square[:, ROW, COLUMN]
+        poses = Poses(
+            np.moveaxis(np.array(algebra.to_matrix(result[:4])), -1, 0),
+            result[4:].T,
+            cost.to_numpy().reshape(batch),
+            square,
+            int(state.position.to_numpy()[0]),
+        )
+    return poses, seconds
+
+
+def in_numpy(problems: Problems, start: np.ndarray) -> tuple[np.ndarray, int]:
+    """The same iterations over NumPy arrays: pose (7, batch), and how many there were."""
+    pose = list(start[:, None])
+    given = [list(a) for a in (problems.first, problems.second, problems.covariance)]
+    done, largest = 0, np.inf
+    while largest > TOLERANCE and done < STEPS:
+        found = algebra.normal_equations(*given, pose, total=lambda x: x.sum(0, keepdims=True))
+        step = dense.solve(*found[:2])
+        pose = algebra.moved(pose, step)
+        done, largest = done + 1, max(np.abs(s).max() for s in step)
+    return np.concatenate(pose), done
+
+
+def errors(poses: Poses, rotation: np.ndarray, position: np.ndarray) -> np.ndarray:
+    """What is between the poses and the truth (batch, 6): a small turn's vector, and position."""
+    between = poses.rotation @ rotation.T
+    turn = np.stack([between[:, k, j] - between[:, j, k] for j, k in dense.AXES], 1) / 2
+    return np.concatenate([turn, poses.position - position], 1)
+
+
+def figure(scaled: np.ndarray) -> str:
+    """An SVG: how the six errors over their bounds are spread, and the normal density."""
+    names = (
+        "turn about x",
+        "turn about y",
+        "turn about z",
+        "position x",
+        "position y",
+        "position z",
+    )
+    edges = np.linspace(-4, 4, 41)
+    middle = (edges[1:] + edges[:-1]) / 2
+    normal = np.exp(-(middle**2) / 2) / np.sqrt(2 * np.pi)
+    panels = []
+    for name, values in zip(names, scaled.T, strict=True):
+        density = np.histogram(values, edges, density=True)[0]
+        curves = {"found": (middle, density), "N(0, 1)": (middle, normal)}
+        panels.append(Panel(f"{name}: sigma {values.std():.3f}", curves, high=0.5))
+    return page("Errors over their Cramer-Rao bounds", panels)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backend", default="cpu")
+    parser.add_argument("--points", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--figure", type=Path, default=Path(__file__).with_name("pose.svg"))
+    args = parser.parse_args()
+    ark.init(backend=args.backend)
+    problems, rotation, position = draw(args.points, args.batch, args.seed)
+    poses, seconds = solve(problems)
+    scaled = errors(poses, rotation, position)
+    scaled /= np.sqrt(np.diagonal(poses.bound(), axis1=1, axis2=2))
+    start = kabsch(problems.first, problems.second)
+    begin = time.perf_counter()
+    _, iterations = in_numpy(problems, start)
+    numpy_seconds = time.perf_counter() - begin
+    args.figure.write_text(figure(scaled), encoding="utf-8")
+    report = {
+        "iterations": poses.iterations,
+        "sigma_over_bound": scaled.std(0).round(4).tolist(),
+        "twice_cost_mean": round(2 * float(poses.cost.mean()), 3),
+        "expected": 3 * args.points - 6,
+        "problems_per_second": round(args.batch / seconds),
+        "numpy_iterations": iterations,
+        "numpy_problems_per_second": round(args.batch / numpy_seconds),
+    }
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

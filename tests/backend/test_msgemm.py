@@ -1,0 +1,51 @@
+"""examples/msgemm: bit for bit NumPy's products of integers, by tables and by multiplying."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ark
+from examples.msgemm import msgemm as example
+
+
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_integers_are_exact(backend: str, d: int) -> None:
+    weight, _, _ = example.draw(24, 12, 3, 12)
+    x = np.random.default_rng(1).integers(-1000, 1000, (12, 3)).astype(np.int32)
+    found, _ = example.run(example.by_tables(weight, x, d, None))
+    np.testing.assert_array_equal(found, weight.astype(np.int64) @ x)
+
+
+def test_both_ways_are_exact_where_scales_are_powers_of_two(backend: str) -> None:
+    weight, _, _ = example.draw(32, 128, 4, 64)
+    random = np.random.default_rng(2)
+    x = random.integers(-100, 100, (128, 4)).astype(np.float32)
+    scales = (2.0 ** random.integers(-2, 3, (32, 2))).astype(np.float32)
+    want = (weight * np.repeat(scales, 64, 1)).astype(np.float64) @ x
+    np.testing.assert_array_equal(example.run(example.by_multiplying(weight, x, scales))[0], want)
+    np.testing.assert_array_equal(example.run(example.by_tables(weight, x, 2, scales))[0], want)
+
+
+def test_unsigned_weights_and_any_numbers(backend: str) -> None:
+    weight, x, scales = example.draw(32, 128, 4, 64)
+    weight = weight + 8
+    want = (weight * np.repeat(scales, 64, 1)).astype(np.float64) @ x
+    for build in (
+        example.by_multiplying(weight, x, scales, ark.uint4),
+        example.by_tables(weight, x, 2, scales, ark.uint4),
+    ):
+        np.testing.assert_allclose(example.run(build)[0], want, rtol=1e-4, atol=2e-3)
+
+
+def test_codes_are_the_bytes_of_the_type() -> None:
+    """Two weights a code: what a packed int4 tensor has in memory, the first in the low half."""
+    weight = np.array([[1, -1, 7, -8]], np.int8)
+    assert example.packed(weight, 2).tolist() == [[0xF1, 0x87]]
+    with pytest.raises(ValueError, match="no groups of 3"):
+        example.packed(weight, 3)
+
+
+def test_operations_are_those_of_the_paper() -> None:
+    counted = [round(example.formulas(12288, d), 3) for d in (2, 3, 4)]
+    assert counted == [1.959, 2.25, 0.632]

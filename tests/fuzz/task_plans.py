@@ -1,0 +1,95 @@
+"""Mutated plans in ARK's layout: of one rank, for the model that the plan was made from, and of one
+of two ranks, whose peer has the plan that it was made with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+import ark
+from ark.backend import registry
+from ark.errors import BaseError
+from ark.plan.types import Plan
+from ark.runtime.admission import admit
+from ark.runtime.run import Ranks
+from tests.fuzz import mutate
+from tests.task_plans import COLUMNS, OUT, ROWS, norm_and_product, ring
+
+_T = TypeVar("_T")
+
+
+def task_plan(rng: random.Random, keep: Callable[[str], None]) -> bool:
+    """The target: a mutated plan."""
+    base = norm_and_product() if rng.randrange(2) else ring(rng.randrange(2), 2)
+    text = mutate.text_of(mutate.of_json(base, rng))
+    keep(text)
+    return run_task_plan(text)
+
+
+def run_task_plan(text: str) -> bool:
+    """Is the plan accepted, together with that of its peer if it has one?"""
+    machine = registry.machine("cpu-2")
+    rank = _rank_of_pair(text)
+    ark.init()
+    if rank is None:
+        x, w = ark.tensor([1, ROWS, COLUMNS], ark.fp16), ark.tensor([COLUMNS, OUT])
+        wide = ark.cast(x, ark.fp32)
+        ark.matmul(ark.div(wide, ark.reduce_mean(ark.mul(wide, wide), axis=2)), w)
+    else:
+        pair = _Pair(rank)
+    try:
+        plan = ark.Plan.from_str(text)
+        made = plan.built(machine, None if rank is None else pair.members).inner
+        if made is None:
+            return False
+        admit([made] if rank is None else pair.both(made), machine)
+    except BaseError:
+        return False
+    return True
+
+
+def _rank_of_pair(text: str) -> int | None:
+    try:
+        data = json.loads(text)
+        rank, world = data["Rank"], data["WorldSize"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return rank if type(rank) is int and rank in (0, 1) and world == 2 else None
+
+
+class _Heard(Exception):
+    """The other rank has said its messages: there is nobody to answer it."""
+
+
+class _Pair:
+    """One of two ranks, as it meets the other, whose plan is whole."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._said: bytes | None = None
+        for _ in range(8):  # tensors of the plan's numbers
+            ark.tensor([3, 700])
+        machine, plan = registry.machine("cpu-2"), ark.Plan(ring(1 - rank, 2))
+        with contextlib.suppress(_Heard):
+            plan.built(machine, self.members)
+        self._other = plan.built(machine).inner
+
+    def members(self, _: int) -> Ranks:
+        return cast(Ranks, self)
+
+    def all_gather(self, data: bytes) -> list[bytes]:
+        if self._said is None:
+            self._said = data
+            raise _Heard
+        return self._in_order(data, self._said)
+
+    def both(self, plan: Plan) -> list[Plan]:
+        assert self._other is not None
+        return self._in_order(plan, self._other)
+
+    def _in_order(self, mine: _T, other: _T) -> list[_T]:
+        return [mine, other] if self._rank == 0 else [other, mine]

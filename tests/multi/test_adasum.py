@@ -1,0 +1,113 @@
+"""examples/adasum: the weights are those of torch in one process, combined in float64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+import ark
+from examples.adasum import adasum as example
+from tests.slow import slow
+
+STEPS, BATCH = 4, 16
+
+
+def torch_weights(
+    data: dict[str, np.ndarray], world: int, method: str, optimizer: Any, steps: int, batch: int
+) -> list[np.ndarray]:
+    """What the weights are after so many steps of `world` ranks, in one process, in float64."""
+    import torch
+
+    torch.manual_seed(0)
+    random = np.random.default_rng(2)
+    shapes = ([example.HIDDEN, example.PIXELS], [example.CLASSES, example.HIDDEN])
+    start = [random.normal(size=s) * (2 / s[1]) ** 0.5 for s in shapes]
+    start = [torch.tensor(w.astype(np.float32), dtype=torch.float64) for w in start]
+    ranks = [[w.clone().requires_grad_() for w in start] for _ in range(world)]
+    made = [optimizer(weights) for weights in ranks]
+    count = len(data["x"])
+    picks = [np.random.default_rng([1, r]).integers(0, count, (steps, batch)) for r in range(world)]
+    x, y = torch.tensor(data["x"], dtype=torch.float64), torch.tensor(data["y"]).long()
+    for step in range(steps):
+        old = [w.detach().clone() for w in ranks[0]]
+        for weights, own, drawn in zip(ranks, made, picks, strict=True):
+            at = torch.tensor(drawn[step])
+            logits = torch.relu(x[at] @ weights[0].T) @ weights[1].T
+            own.zero_grad()
+            torch.nn.functional.cross_entropy(logits, y[at]).backward()
+            own.step()
+        for layer, before in enumerate(old):
+            moved = [weights[layer].detach() - before for weights in ranks]
+            while len(moved) > 1 and method == "adasum":
+                moved = [_blend(a, b) for a, b in zip(moved[::2], moved[1::2], strict=True)]
+            total = sum(moved) / (world if method == "average" else 1)
+            for weights in ranks:
+                weights[layer].data.copy_(before + total)
+    return [w.detach().numpy() for w in ranks[0]]
+
+
+def _blend(a: Any, b: Any) -> Any:
+    inner = (a * b).sum()
+    return (1 - inner / (2 * (a * a).sum())) * a + (1 - inner / (2 * (b * b).sum())) * b
+
+
+def small_data() -> dict[str, np.ndarray]:
+    random = np.random.default_rng(3)
+    x = random.normal(size=(60, example.PIXELS)).astype(np.float32)
+    y = random.integers(0, example.CLASSES, 60).astype(np.int32)
+    return {"x": x[:40], "y": y[:40], "test x": x[40:], "test y": y[40:]}
+
+
+def on_a_rank(folder: str) -> None:
+    ark.init(backend="cpu")
+    _, ended = example.train(small_data(), STEPS, BATCH, optimizers=("momentum",))
+    flat = {f"{name}.{i}": w for name, made in ended.items() for i, w in enumerate(made)}
+    np.savez(Path(folder) / f"{ark.Model.get_rank()}.npz", **flat)
+
+
+@pytest.mark.parametrize("world", [pytest.param(1, marks=slow), pytest.param(2, marks=slow), 4])
+def test_weights_are_those_of_torch(world: int, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    assert ark.launch(world, on_a_rank, str(tmp_path)) == 0
+    found = [np.load(tmp_path / f"{rank}.npz") for rank in range(world)]
+    for method in example.METHODS:
+        like = {"tree": "adasum", "halving": "adasum"}.get(method, method)
+        want = torch_weights(
+            small_data(), world, like, lambda p: torch.optim.SGD(p, 0.4, 0.9), STEPS, BATCH
+        )
+        for layer, wanted in enumerate(want):
+            name = f"momentum {method}.{layer}"
+            np.testing.assert_allclose(found[0][name], wanted, atol=2e-5, err_msg=name)
+            for other in found[1:]:
+                np.testing.assert_array_equal(other[name], found[0][name])
+
+
+def adasum_of(a: list[float], b: list[float]) -> list[float]:
+    ark.init(backend="cpu")
+    first, second = ark.tensor([2]), ark.tensor([2])
+    made = example.tree([first, second])
+    with ark.Runtime() as runtime:
+        runtime.launch()
+        first.from_numpy(np.array(a, np.float32))
+        second.from_numpy(np.array(b, np.float32))
+        runtime.run()
+        return [float(x) for x in made.to_numpy()]
+
+
+def test_what_the_paper_says_of_pairs() -> None:
+    assert adasum_of([1, 0], [1, 1]) == [1.25, 0.75]
+    assert adasum_of([2, 0], [0, 3]) == [2, 3]  # orthogonal: the sum
+    assert adasum_of([1, 2], [1, 2]) == [1, 2]  # parallel: the mean
+    assert adasum_of([0, 0], [1, 2]) == [1, 2]  # nothing from one
+
+
+def test_the_figure_is_an_svg() -> None:
+    names = [f"{o} {m}" for o in example.OPTIMIZERS for m in example.METHODS]
+    kinds = ("accuracy", "orthogonality 0", "orthogonality 1")
+    curves = {f"{name} {kind}": np.linspace(0, 1, 5) for name in names for kind in kinds}
+    curves["SGD sum accuracy"][2] = np.nan
+    assert len(ElementTree.fromstring(example.drawn(curves, 4))) > 6 * 6

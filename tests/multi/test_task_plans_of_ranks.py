@@ -1,0 +1,172 @@
+"""Plans in ARK's own layout of several ranks: each process reads its own file. The messages between
+them run, or are refused on every rank with the same words.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ark
+from tests.task_plans import ring
+
+SHAPE = (3, 700)
+Plans = list[dict[str, Any]]
+
+
+def share(rank: int) -> np.ndarray:
+    return np.random.default_rng(rank).standard_normal(SHAPE).astype(np.float32)
+
+
+def write(folder: Path, plans: Plans) -> str:
+    for rank, plan in enumerate(plans):
+        (folder / f"plan.{rank}.json").write_text(json.dumps(plan))
+    return str(folder)
+
+
+def run_own_file(folder: str, world: int, backend: str, of_model: bool) -> None:
+    """What each rank does. of_model: the current model is what the plan was made from, else it has
+    tensors of the plan's numbers only.
+    """
+    ark.init(backend=backend)
+    rank = ark.Model.get_rank()
+    after, before = (rank + 1) % world, (rank - 1) % world
+    x, y = ark.tensor(SHAPE), ark.tensor(SHAPE)
+    if of_model:
+        y = ark.mul(x, rank + 1.0, output=y)
+        ark.send_done(ark.send(y, after, tag=rank))
+        received = ark.recv(ark.tensor(SHAPE), before, tag=before)
+        z = ark.add(y, received)
+    else:
+        numbered = {t.ir.id: t for t in (x, y, *(ark.tensor(SHAPE) for _ in range(8)))}
+        x, z = numbered[0], numbered[6]
+    plan = ark.Plan.from_file(Path(folder) / f"plan.{rank}.json")
+    assert (plan.rank, plan.world_size) == (rank, world)
+    for loop_mode in (True, False):
+        with ark.Runtime() as runtime:
+            runtime.launch(plan=plan, loop_mode=loop_mode)
+            x.from_numpy(share(rank))
+            runtime.barrier()
+            runtime.run(3)
+            want = (rank + 1) * share(rank) + (before + 1) * share(before)
+            np.testing.assert_allclose(z.to_numpy(), want, rtol=1e-6)
+            runtime.barrier()
+
+
+def refuse(folder: str) -> None:
+    """What each rank does with plans that do not fit: every rank says so, none waits."""
+    ark.init(backend="cpu")
+    rank = ark.Model.get_rank()
+    plan = ark.Plan.from_file(Path(folder) / f"plan.{rank}.json")
+    x = plan.task_infos[0]["Ops"][0]["ReadTensors"][0]
+    dtype = ark.DataType.from_name(x["DataType"].lower())
+    tensors = [ark.tensor(x["Shape"], dtype) for _ in range(10)]
+    try:
+        with ark.Runtime() as runtime:
+            runtime.launch(plan=plan)
+    except ark.BaseError as error:
+        (Path(folder) / f"said.{rank}").write_text(str(error))
+        return
+    raise AssertionError(f"{len(tensors)} tensors, and the plan was launched")
+
+
+@pytest.mark.parametrize("of_model", [True, False])
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_run_their_own_plan_files(world: int, of_model: bool, tmp_path: Path) -> None:
+    folder = write(tmp_path, [ring(rank, world, SHAPE) for rank in range(world)])
+    assert ark.launch(world, run_own_file, folder, world, "cpu", of_model) == 0
+
+
+def test_two_emulated_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """put, signal and wait between two processes' emulated gfx942 devices."""
+    pytest.importorskip("ark_rocm_emulator")
+    pytest.importorskip("hip")
+    monkeypatch.setenv("ARK_ROCM_DEVICE", "emulated:gfx942,2")
+    folder = write(tmp_path, [ring(rank, 2, SHAPE) for rank in range(2)])
+    assert ark.launch(2, run_own_file, folder, 2, "rocm", True) == 0
+
+
+def op(plans: Plans, rank: int, name: str) -> dict[str, Any]:
+    ops = [op for task in plans[rank]["TaskInfos"] for op in task["Ops"]]
+    return next(op for op in ops if op["Name"] == name)
+
+
+def tags(plans: Plans, rank: int, tag: int) -> None:
+    """The rank receives under that tag."""
+    received = op(plans, rank, "recv")
+    received["ReadTensors"][0]["Buffer"]["SendTags"] = [[-1, tag]]
+    received["WriteTensors"][0]["Buffer"]["RecvTags"] = [[1 - rank, tag]]
+
+
+def smaller(plans: Plans) -> None:
+    plans[1] = ring(1, 2, (3, 600))
+
+
+def half(plans: Plans) -> None:
+    for task in plans[1]["TaskInfos"]:
+        for one in task["Ops"]:
+            for entry in (*one["ReadTensors"], *one["WriteTensors"], *one["ResultTensors"]):
+                entry["DataType"] = "FP16"
+
+
+def elsewhere(plans: Plans) -> None:
+    (there,) = op(plans, 0, "send")["WriteTensors"]
+    there.update(Strides=[3, 800], Offsets=[0, 50])
+
+
+def twice(plans: Plans) -> None:
+    plans[1] = ring(0, 2)
+
+
+def late(plans: Plans) -> None:
+    """Both ranks receive before they send: each waits for the other."""
+    for plan in plans:
+        infos = plan["TaskInfos"]
+        infos[0]["Ops"][0]["ReadTensors"] = op(plans, plan["Rank"], "recv")["ResultTensors"]
+        groups = plan["ProcessorGroups"]
+        groups.insert(0, groups.pop(3))
+
+
+WRONG: dict[str, tuple[Callable[[Plans], object], str]] = {
+    "another tag": (
+        lambda p: tags(p, 1, 7),
+        "under tag 0, rank 0 sends 1 message ('send') to rank 1, but rank 1 receives nothing",
+    ),
+    "another size": (
+        smaller,
+        "under tag 0, rank 0 sends FP32[3, 700] to rank 1 (op 'send'), but rank 1 receives "
+        "FP32[3, 600] (op 'recv')",
+    ),
+    "another type": (half, "but rank 1 receives FP16[3, 700] (op 'recv')"),
+    "another place": (
+        elsewhere,
+        "rank 0 sends to a tensor of Strides [3, 800] and Offsets [0, 50] on rank 1 (op 'send'), "
+        "but rank 1 receives into Strides [3, 700] and Offsets [0, 0] (op 'recv')",
+    ),
+    "another's plan": (twice, "rank 1 of 2 was given the plan of rank 0 of 2"),
+    "nobody sends first": (late, "rank"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_plans_that_do_not_fit_are_refused_on_every_rank(name: str, tmp_path: Path) -> None:
+    plans = [ring(rank, 2) for rank in range(2)]
+    change, words = WRONG[name]
+    change(plans)
+    assert ark.launch(2, refuse, write(tmp_path, plans)) == 0
+    said = [(tmp_path / f"said.{rank}").read_text() for rank in range(2)]
+    assert said[0] == said[1] and words in said[0], said
+
+
+def test_a_rank_that_refuses_its_own_plan_tells_the_others(tmp_path: Path) -> None:
+    plans = [ring(rank, 2) for rank in range(2)]
+    op(plans, 1, "add")["Type"] = "Conv"
+    assert ark.launch(2, refuse, write(tmp_path, plans)) == 0
+    first, second = ((tmp_path / f"said.{rank}").read_text() for rank in range(2))
+    assert second.startswith("op 'add' is of type Conv")
+    assert first == f"rank 1 cannot run its plan: {second}"

@@ -1,0 +1,14 @@
+"""Constants that are joined with what reads them keep their type."""
+
+from __future__ import annotations
+
+import ark
+
+
+def test_a_constant_condition_is_a_bool() -> None:
+    """A bool constant within a chain is a bool, so that `where` takes it."""
+    ark.init(backend="cpu")
+    sides = ark.zeros([3, 6]), ark.constant(-1.0, [3, 6])
+    kept = ark.where(ark.tril(ark.constant(1, [3, 6], ark.bool)), *sides)
+    plan = ark.Planner(-1).plan().inner
+    assert plan is not None and kept.shape() == [3, 6]
