@@ -92,8 +92,8 @@ def emulator_sweep(session: nox.Session) -> None:
 @nox.session
 def slow(session: nox.Session) -> None:
     """What the default run leaves out because it is slow and rarely fails: every task kind in every
-    type for every architecture, collectives on 8 ranks, and all backend tests on one more emulated
-    architecture.
+    type for every architecture, collectives on 8 ranks, ranks on two hosts (whose times a busy
+    machine does not keep), and all backend tests on one more emulated architecture.
     """
     session.install("-e", ".[dev]")
     files = ["tests/codegen/test_cuda_bodies.py", "tests/codegen/test_rocm_compile.py"]
@@ -101,6 +101,7 @@ def slow(session: nox.Session) -> None:
     session.run("pytest", *WORKERS, *files, *session.posargs, env=environment)
     words = ("tests/multi/test_collectives.py", "-k", "cpu-8")
     session.run("pytest", *words, *session.posargs, env=environment)
+    session.run("pytest", "tests/multi/test_hosts.py", *session.posargs, env=environment)
     _emulate(session, [run for run in MATRIX["emulated"] if run.get("session") == "slow"])
 
 
