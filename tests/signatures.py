@@ -185,6 +185,8 @@ def _llama(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Plan]
         for fused in (True, False):
             name = f"llama-{dtype.name}-{'fused' if fused else 'unfused'}"
             found.append((name, llama_plans(shape, machine, {"fuse": fused})[0]))
+        batch = Shape(config, dtype, 192, 0, batch=2)
+        found.append((f"llama-{dtype.name}-batch", llama_plans(batch, machine)[0]))
         pair = Shape(config, dtype, 192, 16, 0, 2)
         found += [(f"llama-{dtype.name}-rank{p.rank}", p) for p in llama_plans(pair, machine)]
     return found

@@ -242,3 +242,14 @@ class Backend(Protocol):
         ...
 
     def open(self, index: int) -> Device: ...
+
+
+@runtime_checkable
+class SourceBackend(Backend, Protocol):
+    """A vendor whose loop kernels are the host's own code, so that a program can be linked with
+    them (ark.export).
+    """
+
+    def source_flags(self) -> tuple[str, ...]:
+        """What a C++ compiler is told beside -march."""
+        ...

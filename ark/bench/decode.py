@@ -7,6 +7,7 @@ by `ark bench decode`.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -37,9 +38,10 @@ POOL = 1 << 22
 
 @dataclass
 class ContextFigures:
-    """Decoding from `context` positions on. per_token: seconds, the median of `runs`. read_bytes:
-    weights and, at the middle of the run, cached keys and values that a token needs. peer_s: the
-    peers' seconds a token. fidelity: by who computed the logits, "ark" or a peer.
+    """Decoding from `context` positions on. per_token: seconds for one token of each sequence, the
+    median of `runs`. tokens: of the first sequence. read_bytes: weights and, at the middle of the
+    run, cached keys and values that these tokens need. peer_s: the peers' seconds a token.
+    fidelity: by who computed the logits, "ark" or a peer.
     """
 
     context: int
@@ -66,6 +68,7 @@ class Figures:
     """What was measured; times in seconds, sizes in bytes, a rate in bytes a second."""
 
     variant: str
+    batch: int
     plan_s: float
     build_s: float
     cached: bool
@@ -131,6 +134,7 @@ def decode(
     with Executor(plan, backend, device, ranks=ranks) as executor:
         figures = Figures(
             variant=executor.machine.variant.name,
+            batch=shape.batch,
             plan_s=planned - start,
             build_s=time.perf_counter() - planned,
             cached=executor.program.cached,
@@ -180,19 +184,20 @@ def _measure(
     made: list[int] = []
     text = _text(context + 1)
     for _ in range(repeats + 1):
-        seconds, made = _run(executor, text, tokens)
+        seconds, made = _run(executor, shape, text, tokens)
         runs.append(seconds / tokens)
     del runs[0]
     c = shape.config
     each = 2 * c.num_hidden_layers * c.kv_size // shape.world_size * shape.dtype.itemsize
-    read = streamed_bytes(executor.plan) + each * (context + tokens // 2)
+    cached = shape.batch * each * (context + tokens // 2)
+    read = streamed_bytes(executor.plan) + cached
     return ContextFigures(context, sorted(runs)[len(runs) // 2], runs, made, read)
 
 
 def _measure_prompt(executor: Executor, shape: Shape, length: int, repeats: int) -> PromptFigures:
     runs = []
     for _ in range(repeats + 1):
-        _write_state(executor, _text(length), 0, length + 1)
+        _write_state(executor, shape, _text(length), 0, length + 1)
         run: Run = executor.start(shape.iterations(length, 1))
         run.wait()
         runs.append(run.elapsed_ms() / 1e3)
@@ -204,16 +209,26 @@ def _text(length: int) -> list[int]:
     return [i * 31 % 97 + 1 for i in range(length)]
 
 
-def _write_state(executor: Executor, text: Sequence[int], position: int, total: int) -> None:
-    executor.write("tokens", np.array(text, np.int32))
-    executor.write("position", np.array([position], np.int32))
-    executor.write("settings", np.array([0, 0, 0, len(text) - 1, total, 0], np.int32))
+def _write_state(
+    executor: Executor, shape: Shape, text: Sequence[int], position: int, total: int
+) -> None:
+    """The same for all sequences of the batch."""
+    tokens = np.zeros((shape.batch, shape.context), np.int32)
+    tokens[:, : len(text)] = text
+    executor.write("tokens", tokens.ravel())
+    executor.write("position", np.full(shape.batch, position, np.int32))
+    settings = [0, 0, 0, len(text) - 1, total, 0]
+    executor.write("settings", np.array(settings * shape.batch, np.int32))
     executor.write("stops", np.full(MAX_STOPS, -1, np.int32))
 
 
-def _run(executor: Executor, text: Sequence[int], tokens: int) -> tuple[float, list[int]]:
-    """Seconds of a launch that reads the last token of the text and makes so many, and these."""
-    _write_state(executor, text, len(text) - 1, len(text) + tokens)
+def _run(
+    executor: Executor, shape: Shape, text: Sequence[int], tokens: int
+) -> tuple[float, list[int]]:
+    """Seconds of a launch in which each sequence reads the last token of the text and makes so
+    many, and those of the first one.
+    """
+    _write_state(executor, shape, text, len(text) - 1, len(text) + tokens)
     run: Run = executor.start(tokens)
     run.wait()
     made = executor.read("tokens")[len(text) : len(text) + tokens].tolist()
@@ -224,7 +239,7 @@ def _fill_caches(executor: Executor, plan: Plan) -> None:
     """Random keys and values, so that attention reads real numbers."""
     pool = np.random.default_rng(1).standard_normal(POOL, np.float32)
     for tensor in plan.tensors:
-        if tensor.name.endswith((".keys", ".values")):
+        if re.fullmatch(r".*\.(keys|values)(\.\d+)?", tensor.name):
             values = np.resize(pool, int(np.prod(tensor.shape)))
             executor.write(tensor.name, values.astype(dtype_by_name(tensor.dtype).numpy))
 
@@ -259,14 +274,16 @@ def _compare(
         for peer in peers:
             first = _text(row.context + 1)[-1]
             row.peer_s[peer] = decoder.run(first, row.context, tokens, peer == "compiled")
-        row.fidelity = _fidelity(executor, decoder, row.context)
+        row.fidelity = _fidelity(executor, shape, decoder, row.context)
     for prompt in figures.prompts:
         decoder = TorchDecoder(shape.config, torch_weights, prompt.length, place)
         name = "graph" if accelerated else "eager"
         prompt.peer_s[name] = decoder.prompt(prompt.length, accelerated)
 
 
-def _fidelity(executor: Executor, decoder: TorchDecoder, context: int) -> dict[str, Fidelity]:
+def _fidelity(
+    executor: Executor, shape: Shape, decoder: TorchDecoder, context: int
+) -> dict[str, Fidelity]:
     """ark's rows of logits, and the peer's, beside torch's in fp32 from the same caches."""
     torch = import_torch()
     config, weights, place = decoder.config, decoder.weights, decoder.device
@@ -276,7 +293,7 @@ def _fidelity(executor: Executor, decoder: TorchDecoder, context: int) -> dict[s
     text = _text(context + 1)
 
     def ours(token: int, position: int) -> np.ndarray:
-        _run(executor, [*text[:-1], *[0] * (position - context), token], 1)
+        _run(executor, shape, [*text[:-1], *[0] * (position - context), token], 1)
         return executor.read("decode.head.logits").astype(np.float32).ravel()
 
     read, rows = greedy(ours, text[-1], context)

@@ -28,6 +28,7 @@ COMMANDS = {
     "run": "run an ONNX model on NumPy arrays",
     "plan": "make, read and check a plan without any device",
     "emit": "write a plan's loop kernel as source for a backend",
+    "export": "write a model as a C library that needs no Python",
     "trace": "draw a plan's planned and measured timeline",
     "bench": "measure decoding beside a peer",
     "cache": "show or clear the program cache",

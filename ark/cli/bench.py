@@ -62,6 +62,13 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     d.add_argument(
         "--chunk", type=positive, help="prompt tokens an iteration (default: the machine's)"
     )
+    d.add_argument(
+        "--batch",
+        type=listed,
+        default=[1],
+        metavar="N,...",
+        help="sequences decoded together, a plan for each number (1)",
+    )
     d.add_argument("--tokens", type=positive, default=128)
     d.add_argument("--repeats", type=positive, default=5)
     d.add_argument("--backend")
@@ -123,6 +130,11 @@ def run(args: argparse.Namespace) -> int:
     after = max(tokens, STEPS if args.vs else 0)
     context = max(*(c + after + 1 for c in contexts), *(n + 1 for n in args.prompt), 0)
     shape = Shape(config, dtype, context, 0, rank_info.rank, world)
+    batches = [dataclasses.replace(shape, batch=n) for n in args.batch]
+    if args.batch != [1] and (args.vs or args.prompt):
+        raise InvalidUsageError(
+            "--batch measures decoding alone; leave --vs and --prompt away beside it"
+        )
     if args.vs:
         check_peer(config, world)
     backend, probe = registry.choose(args.backend)
@@ -137,23 +149,27 @@ def run(args: argparse.Namespace) -> int:
             if args.processors:
                 machine = machine.with_processors(args.processors)
             if args.prompt:
-                shape = dataclasses.replace(shape, chunk=args.chunk or usual_chunk(machine, dtype))
+                chunk = args.chunk or usual_chunk(machine, dtype)
+                batches = [dataclasses.replace(shape, chunk=chunk)]
             peers: tuple[str, ...] = ()
             if args.vs:
                 peers = ("eager",) if backend.name == registry.FALLBACK else ("compiled",)
-            figures = decode(
-                shape,
-                backend,
-                device,
-                contexts=contexts,
-                tokens=tokens,
-                prompts=args.prompt,
-                repeats=args.repeats,
-                checkpoint=checkpoint,
-                machine=machine,
-                ranks=ranks,
-                peers=peers,
-            )
+            measured = [
+                decode(
+                    one,
+                    backend,
+                    device,
+                    contexts=contexts,
+                    tokens=tokens,
+                    prompts=args.prompt,
+                    repeats=args.repeats,
+                    checkpoint=checkpoint,
+                    machine=machine,
+                    ranks=ranks,
+                    peers=peers,
+                )
+                for one in batches
+            ]
         finally:
             device.close()
     name = probe.devices[index].name
@@ -161,14 +177,15 @@ def run(args: argparse.Namespace) -> int:
         name = f"{world} ranks, {name}; sizes are one rank's"
     if rank_info.rank != 0:
         return 0
-    if args.json:
-        row = {"device": name, "config": args.config, "notes": list(probe.notes)}
-        print(json.dumps({**row, **dataclasses.asdict(figures)}))
-    else:
-        show(figures, name, probe.notes)
+    for figures in measured:
+        if args.json:
+            row = {"device": name, "config": args.config, "notes": list(probe.notes)}
+            print(json.dumps({**row, **dataclasses.asdict(figures)}))
+        else:
+            show(figures, name, probe.notes)
     failed = [
         c.context
-        for c in figures.contexts
+        for c in measured[0].contexts
         if "ark" in c.fidelity and not c.fidelity["ark"].passes(dtype.name)
     ]
     if failed:
@@ -218,7 +235,9 @@ def show(figures: Figures, name: str, notes: tuple[str, ...]) -> None:
     console = Console(markup=False)
     for note in notes:
         console.print(note, style="yellow")
-    table = Table(title=f"decode on {name}, variant {figures.variant}", show_header=False)
+    together = f"{figures.batch} sequences, " if figures.batch > 1 else ""
+    title = f"decode on {name}, {together}variant {figures.variant}"
+    table = Table(title=title, show_header=False)
     for row in figures.contexts:
         _show_context(table, row, figures)
     for prompt in figures.prompts:
@@ -250,9 +269,10 @@ def show(figures: Figures, name: str, notes: tuple[str, ...]) -> None:
 
 def _show_context(table: Table, row: ContextFigures, figures: Figures) -> None:
     low, high = min(row.runs) * 1e6, max(row.runs) * 1e6
+    each = " of each sequence" if figures.batch > 1 else ""
     table.add_row(
         f"from {row.context} positions on",
-        f"{row.per_token * 1e6:.1f} us a token (median of {len(row.runs)}; {low:.1f} to "
+        f"{row.per_token * 1e6:.1f} us a token{each} (median of {len(row.runs)}; {low:.1f} to "
         f"{high:.1f})",
     )
     rate = row.read_bytes / row.per_token

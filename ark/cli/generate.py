@@ -38,7 +38,12 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         description="Generates text with a Hugging Face Llama directory, in one kernel launch.",
     )
     p.add_argument("directory", help="config.json, safetensors and tokenizer.json")
-    p.add_argument("--prompt", required=True, help="the text to continue; - reads standard input")
+    p.add_argument(
+        "--prompt",
+        required=True,
+        action="append",
+        help="the text to continue; - reads standard input; several are decoded together",
+    )
     p.add_argument("--max-new-tokens", type=positive, default=128, metavar="N")
     p.add_argument("--temperature", type=float, default=0.0, help="0 (the default) is greedy")
     p.add_argument("--top-k", type=int, default=0, metavar="K", help="0 (the default) is off")
@@ -72,9 +77,11 @@ def run(args: argparse.Namespace) -> int:
     if to_be_started(args.ranks, rank_info):
         # The checkpoint's and the model's errors are one process's to tell.
         checkpoint = Checkpoint.open(args.directory)
-        check_ranks(checkpoint, args.ranks)
+        check_ranks(checkpoint, args.ranks, len(args.prompt))
         argv = [sys.executable, "-m", "ark", *args.words]
-        return launch_command(args.ranks, argv, stdin=args.prompt == "-")
+        return launch_command(args.ranks, argv, stdin="-" in args.prompt)
+    if args.prompt.count("-") > 1:
+        raise InvalidUsageError("--prompt - was given twice, but standard input is one text")
     if not 0 < args.budget <= MOST_BUDGET_S:
         raise InvalidUsageError(
             f"the budget is {args.budget} s; it must be above 0 and at most {MOST_BUDGET_S:g}"
@@ -90,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         errors.print(note, style="yellow")
     with ExitStack() as stack:
         ranks = stack.enter_context(Bootstrap.from_environment(rank_info=rank_info))
-        prompt = tokenizer.encode(prompt_text(args.prompt, ranks))
+        prompts = [tokenizer.encode(prompt_text(text, ranks)) for text in args.prompt]
         device = backend.open(device_index(args.device, rank_info, len(probe.devices)))
         try:
             machine = registry.machine(args.machine) if args.machine else device.machine
@@ -107,6 +114,7 @@ def run(args: argparse.Namespace) -> int:
                     device,
                     context=args.context,
                     chunk=args.chunk,
+                    batch=len(prompts),
                     ranks=ranks,
                     rank=rank_info.rank,
                     world_size=rank_info.world_size,
@@ -116,7 +124,9 @@ def run(args: argparse.Namespace) -> int:
                     progress=tell,
                 )
             with generator:
-                return answer(args, generator, tokenizer, prompt, sampling, leader)
+                if len(prompts) > 1:
+                    return answer_batch(args, generator, tokenizer, prompts, sampling)
+                return answer(args, generator, tokenizer, prompts[0], sampling, leader)
         finally:
             device.close()
 
@@ -139,12 +149,12 @@ def prompt_text(asked: str, ranks: Bootstrap) -> str:
     return text.decode()
 
 
-def check_ranks(checkpoint: Checkpoint, ranks: int) -> None:
-    """Refuses a number of ranks that cannot share the model, before any of them starts."""
+def check_ranks(checkpoint: Checkpoint, ranks: int, batch: int) -> None:
+    """Refuses a number of ranks that cannot share the work, before any of them starts."""
     from ark.ir.dtype import DataType
     from ark.models.build import Shape
 
-    Shape(checkpoint.config, DataType.from_numpy(checkpoint.dtype), 1, 0, 0, ranks)
+    Shape(checkpoint.config, DataType.from_numpy(checkpoint.dtype), 1, 0, 0, ranks, batch)
 
 
 def answer(
@@ -199,6 +209,41 @@ def answer(
             f"the context is full: {generator.context} positions hold {len(prompt)} tokens of the "
             f"prompt and {len(tokens)} new ones; raise --context for more",
             style="yellow",
+        )
+    return 0
+
+
+def answer_batch(
+    args: argparse.Namespace,
+    generator: Generator,
+    tokenizer: Tokenizer,
+    prompts: list[list[int]],
+    sampling: Sampling,
+) -> int:
+    """Prints the texts, or their JSON lines, in the order of the prompts when all have ended; what
+    was made before an interrupt or an error as well.
+    """
+    made: list[list[int]] = [[] for _ in prompts]
+    begin = time.monotonic()
+    try:
+        with closing(generator.stream_batch(prompts, args.max_new_tokens, sampling)) as stream:
+            for sequence, token in stream:
+                made[sequence].append(token)
+    finally:
+        seconds = time.monotonic() - begin
+        for number, (prompt, tokens) in enumerate(zip(prompts, made, strict=True), 1):
+            pieces = tokenizer.stream(prompt)
+            text = "".join([*(pieces.push(token) for token in tokens), pieces.finish()])
+            if args.json and any(made):
+                print(json.dumps({"text": text, "tokens": tokens}), flush=True)
+            elif any(made):
+                print(f"[{number}] {visible(text)}", flush=True)
+    total = sum(map(len, made))
+    if not args.json:
+        errors.print(
+            f"{total} new tokens of {len(prompts)} prompts in {seconds:.2f} s, "
+            f"{total / max(seconds, 1e-9):.1f} tokens/s",
+            style="dim",
         )
     return 0
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import ark
+from ark.errors import InvalidUsageError
 from ark.frontend.model import Model, use_model
 from ark.ir import values as ir
 from ark.ir.dtype import DataType, fp32
@@ -18,6 +19,7 @@ from ark.models import registry
 from ark.models.config import LlamaConfig
 from ark.models.shard import Share, check_ranks, split
 from ark.ops.tokens import TokenState
+from ark.tasks.sequences import MAX_BATCH
 
 BEGINS = 128  # tokens of a chunk from which on the last one also draws the first token
 LASTING = ("parameter", "state", "host")  # arenas that live from launch to launch
@@ -26,7 +28,8 @@ LASTING = ("parameter", "state", "host")  # arenas that live from launch to laun
 @dataclass(frozen=True)
 class Shape:
     """What one rank of a model computes. context: positions the cache holds. chunk: prompt tokens
-    an iteration, 0 for a model that only decodes.
+    an iteration, 0 for a model that only decodes. batch: sequences that are decoded together; their
+    prompts go through the decoding phase, a token an iteration, so that chunk is 0.
 
     A chunk of at least BEGINS tokens takes less time than two tokens one by one: then the prompt's
     last chunk is an entry point of its own, which also draws the first token.
@@ -38,6 +41,7 @@ class Shape:
     chunk: int
     rank: int = 0
     world_size: int = 1
+    batch: int = 1
 
     @property
     def begins(self) -> bool:
@@ -46,6 +50,8 @@ class Shape:
 
     def iterations(self, prompt: int, new: int) -> list[int]:
         """How often each phase runs for a prompt of so many tokens and so many new ones."""
+        if self.batch > 1:
+            return [prompt - 1 + new]
         if not self.chunk:
             return [new]
         if not self.begins:
@@ -54,6 +60,21 @@ class Shape:
 
     def __post_init__(self) -> None:
         check_ranks(self.config, self.world_size)
+        if not 1 <= self.batch <= MAX_BATCH:
+            raise InvalidUsageError(
+                f"a batch of {self.batch} sequences was asked for; from 1 to {MAX_BATCH} are "
+                "decoded together"
+            )
+        if self.batch > 1 and self.chunk:
+            raise InvalidUsageError(
+                f"chunks of {self.chunk} prompt tokens and a batch of {self.batch} sequences were "
+                "asked for, but several prompts are read a token an iteration; leave the chunk away"
+            )
+        if self.batch > 1 and self.world_size > 1:
+            raise InvalidUsageError(
+                f"a batch of {self.batch} sequences on {self.world_size} ranks was asked for, but "
+                "several sequences are decoded on one rank only; leave the batch or the ranks away"
+            )
 
 
 @dataclass(frozen=True)
@@ -75,9 +96,9 @@ def build(shape: Shape) -> Built:
         decoder = registry.decoder(shape.config.architecture)(shape.config, shape.dtype)
         decoder.name_tensors()
         shares = split(decoder, shape.rank, shape.world_size) if shape.world_size > 1 else {}
-        decoder.setup(shape.context)
+        decoder.setup(shape.context, shape.batch)
         decoder.name_tensors()
-        state = TokenState.make(shape.context)
+        state = TokenState.make(shape.context, shape.batch)
         if shape.chunk:
             with model.graph.entry("prompt"):
                 decoder.prompt(state, shape.chunk)

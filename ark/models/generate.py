@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Generator as Made
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +34,7 @@ from ark.runtime import cache
 from ark.runtime.executor import BUDGET_S, Executor, Ranks
 from ark.runtime.program import begin
 from ark.runtime.run import Run
+from ark.tasks.tokens import SETTINGS
 
 COLDEST, HOTTEST = 1e-5, 1e5
 
@@ -98,6 +100,8 @@ def make_plans(
     # Shards of a decoder meet in every layer: one barrier costs less than edges between iterations.
     chosen = {"together": True, **(options or {})}
     meta = {"model": shape.config.architecture, "context": shape.context, "chunk": shape.chunk}
+    if shape.batch > 1:
+        meta["batch"] = shape.batch
     made = plan_ranks(graphs, machine, chosen, meta, drafted)
     verify(made)
     return made
@@ -155,7 +159,13 @@ def usual_chunk(machine: Machine, dtype: DataType) -> int:
 
 def plan_context(plan: Plan) -> int:
     """The positions that a decoder's plan was made for."""
-    return next((t.shape[0] for t in plan.tensors if t.name == "tokens"), 0)
+    tokens = next((t.shape[0] for t in plan.tensors if t.name == "tokens"), 0)
+    return tokens // plan_batch(plan)
+
+
+def plan_batch(plan: Plan) -> int:
+    """The sequences that a decoder's plan decodes together."""
+    return next((t.shape[0] for t in plan.tensors if t.name == "position"), 1)
 
 
 def plan_chunk(plan: Plan) -> int:
@@ -181,6 +191,7 @@ class Generator:
         *,
         context: int | None = None,
         chunk: int | None = None,
+        batch: int = 1,
         ranks: Ranks | None = None,
         rank: int = 0,
         world_size: int = 1,
@@ -190,7 +201,8 @@ class Generator:
         budget_s: float = BUDGET_S,
         progress: Callable[[str, int, int], None] | None = None,
     ) -> None:
-        """chunk: prompt tokens an iteration, by default usual_chunk's.
+        """chunk: prompt tokens an iteration, by default usual_chunk's. batch: sequences decoded
+        together, for `stream_batch`; their prompts are read a token an iteration, without chunks.
 
         progress(what, done, total) is called while weights are loaded (bytes) and once per step
         of unknown length (total 0).
@@ -203,13 +215,20 @@ class Generator:
         self._ranks = ranks
         if plan is not None:
             limit = checkpoint.config.max_position_embeddings
+            batch = plan_batch(plan)
             context, chunk = context or min(plan_context(plan), limit), plan_chunk(plan)
         dtype = DataType.from_numpy(checkpoint.dtype)
         if chunk is None:
-            chunk = usual_chunk(machine or device.machine, dtype)
+            chunk = usual_chunk(machine or device.machine, dtype) if batch == 1 else 0
         self.context = choose_context(checkpoint, context)
         self.shape = Shape(
-            checkpoint.config, dtype, self.context, min(chunk, self.context), rank, world_size
+            checkpoint.config,
+            dtype,
+            self.context,
+            min(chunk, self.context),
+            rank,
+            world_size,
+            batch,
         )
         tell("planning", 0, 0)
         if plan is None:
@@ -280,7 +299,7 @@ class Generator:
             raise InvalidUsageError(
                 f"{max_new_tokens} new tokens were asked for; ask for at least 1"
             )
-        if len(prompt) > 1 and not self.shape.chunk:
+        if len(prompt) > 1 and not self.shape.chunk and self.shape.batch == 1:
             raise InvalidUsageError(
                 "the plan has no prompt phase (it was made with --chunk 0), so a prompt has one "
                 f"token, not {len(prompt)}; make the plan again with --chunk 1 or more"
@@ -306,8 +325,32 @@ class Generator:
         stop_tokens: default the checkpoint's end tokens. Raises GpuError if the kernel gave up or
         ended early, InvalidUsageError while another stream is open.
         """
+        with closing(self.stream_batch([prompt], max_new_tokens, sampling, stop_tokens)) as made:
+            for _, token in made:
+                yield token
+
+    def stream_batch(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        sampling: Sampling | None = None,
+        stop_tokens: Sequence[int] | None = None,
+    ) -> Made[tuple[int, int], None, None]:
+        """Yields (number of the prompt, new token) as the device makes them, for as many prompts as
+        the generator's `batch` at most; one launch, in which each sequence ends by itself.
+
+        Tokens of a sequence come in order, and are those that `stream` gives for its prompt alone
+        up to rounding. Each draws with its own noise: sequence b with seed + b. Otherwise as
+        `stream`.
+        """
         how = sampling or Sampling()
-        self.check_prompt(prompt, max_new_tokens)
+        if not 1 <= len(prompts) <= self.shape.batch:
+            raise InvalidUsageError(
+                f"{len(prompts)} prompts were given to a Generator with batch={self.shape.batch}; "
+                "give at least one and at most so many, or make a Generator of a larger batch"
+            )
+        for prompt in prompts:
+            self.check_prompt(prompt, max_new_tokens)
         stops = list(self.checkpoint.config.eos_token_ids if stop_tokens is None else stop_tokens)
         if len(stops) > MAX_STOPS:
             raise InvalidUsageError(f"{len(stops)} stop tokens were given; at most {MAX_STOPS} fit")
@@ -317,33 +360,39 @@ class Generator:
                 "overwrite; read that one to its end or close() it, or make a second Generator"
             )
         try:
-            yield from self._stream(prompt, max_new_tokens, how, stops)
+            yield from self._stream(prompts, max_new_tokens, how, stops)
         finally:
             self._streaming.release()
 
     def _stream(
-        self, prompt: Sequence[int], max_new_tokens: int, how: Sampling, stops: Sequence[int]
-    ) -> Iterator[int]:
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        how: Sampling,
+        stops: Sequence[int],
+    ) -> Iterator[tuple[int, int]]:
         self._agree(
             {
-                "the prompt's tokens": _short(prompt),
+                "the prompt's tokens": _short([t for prompt in prompts for t in prompt]),
                 "the number of new tokens": str(max_new_tokens),
                 "the sampling": str(how),
                 "the stop tokens": _short(stops),
             }
         )
-        total = min(len(prompt) + max_new_tokens, self.context)
-        self._write_state(prompt, total, how, stops)
+        totals = [min(len(prompt) + max_new_tokens, self.context) for prompt in prompts]
+        self._write_state(prompts, totals, how, stops)
         output = self.executor.host_view("output")
         output[:] = -1
-        new = total - len(prompt)
-        run = self.executor.start(self.shape.iterations(len(prompt), new))
+        starts = [len(prompt) for prompt in prompts]
+        total, start = max(zip(totals, starts, strict=True))
+        run = self.executor.start(self.shape.iterations(start, total - start))
         try:
-            last = -1
-            for last in self._read(run, output, len(prompt), total):
-                yield last
+            last = [-1] * len(prompts)
+            for sequence, token in self._read(run, output, starts, totals, stops):
+                last[sequence] = token
+                yield sequence, token
             run.wait()
-            if last not in stops:
+            if not set(last) & set(stops):
                 run.check_complete()
         finally:
             run.stop()
@@ -355,28 +404,62 @@ class Generator:
         return "context" if prompt + len(tokens) >= self.context else "length"
 
     def _write_state(
-        self, prompt: Sequence[int], total: int, how: Sampling, stops: Sequence[int]
+        self,
+        prompts: Sequence[Sequence[int]],
+        totals: Sequence[int],
+        how: Sampling,
+        stops: Sequence[int],
     ) -> None:
-        write = self.executor.write
-        write("tokens", np.array(prompt, np.int32))
-        write("position", np.zeros(1, np.int32))
+        """Sequences without a prompt have ended before they begin: their limit is 0."""
+        batch, context = self.shape.batch, self.context
+        tokens = np.zeros((batch, context), np.int32)
+        settings = np.zeros((batch, len(SETTINGS)), np.int32)
+        settings[:, SETTINGS.index("last")] = -1
         temperature = np.float32(how.temperature).view(np.int32)
-        seed = np.uint32(how.seed & 0xFFFFFFFF).view(np.int32)
-        row = [int(temperature), how.top_k, int(seed), len(prompt) - 1, total, len(stops)]
-        write("settings", np.array(row, np.int32))
+        for b, (prompt, total) in enumerate(zip(prompts, totals, strict=True)):
+            tokens[b, : len(prompt)] = prompt
+            seed = np.uint32((how.seed + b) & 0xFFFFFFFF).view(np.int32)
+            row = [int(temperature), how.top_k, int(seed), len(prompt) - 1, total, len(stops)]
+            settings[b] = row
+        write = self.executor.write
+        write("tokens", tokens.ravel())
+        write("position", np.zeros(batch, np.int32))
+        write("settings", settings.ravel())
         write("stops", np.array([*stops, *([-1] * (MAX_STOPS - len(stops)))], np.int32))
 
-    def _read(self, run: Run, output: np.ndarray, start: int, total: int) -> Iterator[int]:
-        """Tokens from host-mapped memory; -1 marks a place that is not written yet."""
-        for place in range(start, total):
-            pause = 2e-5
-            while _token(run, output, place) < 0:
-                run.check()
-                if not run.running() and _token(run, output, place) < 0:
-                    return
-                time.sleep(pause)
-                pause = min(pause * 1.5, 1e-3)
-            yield _token(run, output, place)
+    def _read(
+        self,
+        run: Run,
+        output: np.ndarray,
+        starts: Sequence[int],
+        totals: Sequence[int],
+        stops: Sequence[int],
+    ) -> Iterator[tuple[int, int]]:
+        """Tokens from host-mapped memory, with their sequence; -1 marks a place that is not written
+        yet. Places of sequences follow each other.
+        """
+        places = dict(enumerate(starts))
+        pause, over = 2e-5, False
+        while places:
+            found = False
+            for sequence, place in list(places.items()):
+                token = _token(run, output, sequence * self.context + place)
+                if token < 0:
+                    continue
+                found = True
+                places[sequence] = place + 1
+                yield sequence, token
+                if token in stops or place + 1 == totals[sequence]:
+                    del places[sequence]
+            if found:
+                pause = 2e-5
+                continue
+            run.check()
+            if over:
+                return
+            over = not run.running()  # what it wrote until then is read once more
+            time.sleep(pause)
+            pause = min(pause * 1.5, 1e-3)
 
     def close(self, together: bool = True) -> None:
         """Stops the device and frees everything; together: see Executor.close."""

@@ -5,11 +5,13 @@ Written for one rank and op by op; docs/models.md says who makes it fast and who
 
 from __future__ import annotations
 
+import functools
 from typing import ClassVar
 
 import ark
 from ark.models.config import LlamaConfig, read_llama, rope_inverse_frequencies
 from ark.models.fields import Fields
+from ark.ops.tokens import share
 
 
 class Attention(ark.Module):
@@ -23,20 +25,30 @@ class Attention(ark.Module):
         self.value = ark.parameter((c.kv_size, c.hidden_size), dtype)
         self.output = ark.parameter((c.hidden_size, c.query_size), dtype)
 
-    def setup(self, context: int) -> None:
-        """Makes the caches, for `context` positions."""
-        shape = (self.kv_heads, context, self.head_dim)
+    def setup(self, context: int, batch: int = 1) -> None:
+        """Makes the caches, for `context` positions of each of `batch` sequences."""
+        shape = (batch * self.kv_heads, context, self.head_dim)
         self.keys = ark.tensor(shape, self.dtype)
         self.values = ark.tensor(shape, self.dtype)
 
     def forward(self, x: ark.Tensor, position: ark.Tensor, frequencies: ark.Tensor) -> ark.Tensor:
-        """x (rows, hidden), position (1,) int32, frequencies (head_dim / 2,): (rows, hidden)."""
+        """x (rows, hidden), position (1,) int32, frequencies (head_dim / 2,): (rows, hidden).
+
+        Several positions are those of as many sequences, each of which has a row.
+        """
         query, key, value = self.projections(x)
-        query = ark.rotary_embedding(query, position, frequencies)
-        key = ark.rotary_embedding(key, position, frequencies)
-        keys = ark.kv_append(self.keys, key, position)
-        values = ark.kv_append(self.values, value, position)
-        return ark.linear(ark.attention(query, keys, values, position), self.output)
+        batch = position.shape()[0]
+        parts = []
+        for b in range(batch):
+            of = functools.partial(share, batch=batch, sequence=b)
+            at = of(position)
+            q = ark.rotary_embedding(of(query), at, frequencies)
+            k = ark.rotary_embedding(of(key), at, frequencies)
+            keys = ark.kv_append(of(self.keys), k, at)
+            values = ark.kv_append(of(self.values), of(value), at)
+            parts.append(ark.attention(q, keys, values, at))
+        rows = parts[0] if batch == 1 else ark.concat(parts, 0)
+        return ark.linear(rows, self.output)
 
     def projections(self, x: ark.Tensor) -> tuple[ark.Tensor, ark.Tensor, ark.Tensor]:
         """Queries, keys and values of rows, (rows, heads * head_dim) each."""
@@ -130,14 +142,19 @@ class Llama(ark.Module):
         """The shape of a model from its config.json; errors name what is not computed here."""
         return read_llama(fields)
 
-    def setup(self, context: int) -> None:
-        """Reserves `context` positions in all layers."""
+    def setup(self, context: int, batch: int = 1) -> None:
+        """Reserves `context` positions of each of `batch` sequences in all layers."""
         for layer in self.layers:
-            layer.attention.setup(context)
+            layer.attention.setup(context, batch)
 
     def forward(self, state: ark.TokenState, rows: int) -> ark.Tensor:
-        """Hidden values (rows, hidden) of the tokens from the position on; fills the caches."""
-        h = ark.embed(state.tokens, self.embedding, state.position, rows)
+        """Hidden values (rows, hidden) of the tokens from the position on; fills the caches.
+
+        Of several sequences those of one token each, (batch, hidden).
+        """
+        own = [state.of(b) for b in range(state.batch)]
+        parts = [ark.embed(s.tokens, self.embedding, s.position, rows) for s in own]
+        h = parts[0] if state.batch == 1 else ark.concat(parts, 0)
         for layer in self.layers:
             h = layer(h, state.position, self.frequencies)
         return h
@@ -154,6 +171,6 @@ class Llama(ark.Module):
         ark.sample(self.head(ark.rmsnorm(h, self.norm, self.eps)), state)
 
     def decode(self, state: ark.TokenState) -> None:
-        """Takes one token and draws the next."""
+        """Takes one token, of each sequence, and draws the next."""
         h = self(state, 1)
         ark.sample(self.head(ark.rmsnorm(h, self.norm, self.eps)), state)

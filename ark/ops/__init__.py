@@ -6,6 +6,7 @@ from ark.frontend.tensor import provided
 from ark.ops import channels as channels
 from ark.ops import decoder as decoder
 from ark.ops import programs as programs
+from ark.ops import sequences as sequences
 from ark.ops import views
 from ark.ops.attention import attention, kv_append, kv_cache_slot
 from ark.ops.collectives import (

@@ -22,7 +22,7 @@ from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.registry import register
 from ark.ops.base import float_dtype, result
-from ark.ops.views import new_tensor
+from ark.ops.views import new_tensor, refer
 from ark.plan.groups import Group
 from ark.tasks.tokens import SETTINGS
 
@@ -36,6 +36,9 @@ class TokenState:
     tokens (context,) int32: the text so far. position (1,) int32: of the next token to read.
     settings int32: ark.tasks.tokens.SETTINGS. stops (16,) int32: tokens that end the text. output
     (context,) int32: new tokens where the host sees them as they are made.
+
+    Of several sequences, tokens, position, settings and output have each one's elements one behind
+    the other; `of` gives a sequence's own.
     """
 
     tokens: Tensor
@@ -45,8 +48,8 @@ class TokenState:
     output: Tensor
 
     @classmethod
-    def make(cls, context: int) -> TokenState:
-        """The state of the current model, for texts of at most `context` tokens."""
+    def make(cls, context: int, batch: int = 1) -> TokenState:
+        """The state of the current model, for `batch` texts of at most `context` tokens each."""
 
         def state(name: str, size: int, arena: str = "state") -> Tensor:
             made = new_tensor("TokenState", arena, (size,), int32, (), (), (), name)
@@ -54,12 +57,40 @@ class TokenState:
             return made
 
         return cls(
-            state("tokens", context),
-            state("position", 1),
-            state("settings", len(SETTINGS)),
+            state("tokens", batch * context),
+            state("position", batch),
+            state("settings", batch * len(SETTINGS)),
             state("stops", MAX_STOPS),
-            state("output", context, "host"),
+            state("output", batch * context, "host"),
         )
+
+    @property
+    def batch(self) -> int:
+        """How many sequences there are."""
+        return self.position.ir.shape[0]
+
+    def of(self, sequence: int) -> TokenState:
+        """The state of one of the sequences."""
+
+        def own(tensor: Tensor) -> Tensor:
+            return share(tensor, self.batch, sequence)
+
+        return TokenState(
+            own(self.tokens),
+            own(self.position),
+            own(self.settings),
+            self.stops,
+            own(self.output),
+        )
+
+
+def share(tensor: Tensor, batch: int, sequence: int) -> Tensor:
+    """What a sequence has of a tensor whose first dimension is cut equally; the tensor of one."""
+    if batch == 1:
+        return tensor
+    size, *others = tensor.ir.shape
+    offsets = (sequence * (size // batch), *(0 for _ in others))
+    return refer(tensor, (size // batch, *others), offsets, f"{tensor.ir.name}.{sequence}")
 
 
 def check_position(what: str, position: Tensor) -> None:
@@ -107,18 +138,22 @@ def sample(logits: Any, state: TokenState, name: str = "") -> None:
     count): the maximum of logit / temperature + Gumbel noise (Gumbel 1954), the noise a hash of
     seed, position and token, so every backend draws the same. A stop token, or the limit of
     positions, ends the run.
+
+    Of several sequences logits have a row each, (batch, vocabulary). One that is still within its
+    prompt only moves on, and the run ends when all have ended.
     """
     tensor = as_tensor(logits)
     float_dtype("sample", tensor)
-    if len(tensor.ir.shape) != 2 or tensor.ir.shape[0] != 1:
+    if len(tensor.ir.shape) != 2 or tensor.ir.shape[0] != state.batch:
         raise ModelError(
-            f"sample: the logits have shape {list(tensor.ir.shape)}; expected (1, vocabulary)"
+            f"sample: the logits have shape {list(tensor.ir.shape)}; expected ({state.batch}, "
+            "vocabulary)"
         )
     model = Model.get_model()
     kept = (state.settings, state.position, state.tokens, state.output, state.stops)
     inputs = [tensor.ir, *(as_tensor(t).ir for t in kept)]
     outputs = [model.graph.rewrite(t) for t in inputs[2:5]]
-    model.graph.add("sample", inputs, outputs, {}, name)
+    model.graph.add("sample" if state.batch == 1 else "sample_each", inputs, outputs, {}, name)
 
 
 def _embed(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
@@ -156,7 +191,7 @@ def _scores(
     return scores
 
 
-def _sample(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+def sample_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     """New position, tokens and output; the run's end is the loop's to see."""
     logits, settings, position, tokens, output, _ = inputs
     row = np.asarray(settings, np.int64).astype(np.int32)
@@ -232,4 +267,4 @@ def _lower_sample(lowering: Lowering, node: Node) -> None:
 
 register("embed", _embed, _lower_embed)
 register("advance", _advance, _lower_advance)
-register("sample", _sample, _lower_sample)
+register("sample", sample_reference, _lower_sample)

@@ -253,8 +253,8 @@ def test_a_kernel_that_ends_early_is_an_error(generator: Generator) -> None:
     """Not a shorter text: the device's own limit is lowered behind the host's back."""
     real = generator._write_state
 
-    def lower(prompt: Any, total: int, how: Any, stops: Any) -> None:
-        real(prompt, total - 4, how, stops)
+    def lower(prompts: Any, totals: list[int], how: Any, stops: Any) -> None:
+        real(prompts, [total - 4 for total in totals], how, stops)
 
     generator._write_state = lower  # type: ignore[method-assign]
     made = []

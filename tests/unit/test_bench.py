@@ -31,6 +31,16 @@ def test_contexts_and_prompts_of_one_plan(capsys: pytest.CaptureFixture[str]) ->
     assert made["prompts"][0]["length"] == 40 and made["prompts"][0]["seconds"] > 0
 
 
+def test_batches(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--json", "--context", "16", "--tokens", "8", "--batch", "1,3"]
+    assert main([*BENCH, *words]) == 0
+    one, three = map(json.loads, capsys.readouterr().out.splitlines())
+    assert [one["batch"], three["batch"]] == [1, 3]
+    assert one["weight_bytes"] == three["weight_bytes"] > 0
+    keys = [f["contexts"][0]["read_bytes"] - f["weight_bytes"] for f in (one, three)]
+    assert keys[1] == 3 * keys[0] > 0
+
+
 def test_every_row_is_beside_torch(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     made = figures(capsys, "--context", "12", "--tokens", "4", "--vs", "torch")

@@ -9,7 +9,7 @@ from ark.backend.protocol import Device, Probe
 from ark.codegen.dialect import Dialect
 from ark.machine import Machine
 from ark_cpu import machines
-from ark_cpu.compiler import CpuCompiler
+from ark_cpu.compiler import FLAGS, CpuCompiler
 from ark_cpu.device import CpuDevice
 from ark_cpu.dialect import dialect
 from ark_cpu.probe import probe
@@ -40,6 +40,9 @@ class CpuBackend:
 
     def archs(self) -> tuple[str, ...]:
         return (machines.host_arch(),)
+
+    def source_flags(self) -> tuple[str, ...]:
+        return FLAGS
 
     def open(self, index: int) -> Device:
         return CpuDevice(index)

@@ -16,7 +16,6 @@ FLAGS = (
     "-std=c++17",
     "-O3",
     "-fPIC",
-    "-shared",
     "-pthread",
     "-fno-math-errno",
     "-fno-trapping-math",
@@ -54,7 +53,7 @@ class CpuCompiler:
         return "|".join((*command, native.version(command), *FLAGS, target.arch, _features()))
 
     def compile(self, source: Source, target: Target) -> Binary:
-        options = (*FLAGS, "-march=native")
+        options = (*FLAGS, "-shared", "-march=native")
         data, said = native.shared_library(
             self._command(), {"loop.cpp": source.text}, options, "the loop kernel"
         )

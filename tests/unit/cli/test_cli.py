@@ -74,6 +74,18 @@ def test_generate_streams_the_text_that_json_reports(capsys: pytest.CaptureFixtu
     assert len(answer["tokens"]) == 12
 
 
+def test_several_prompts_give_what_each_gives_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = ("David", "And God said")
+    argv = ["generate", NOAH, "--backend", "cpu", "--json", "--max-new-tokens", "8"]
+    alone = []
+    for prompt in prompts:
+        assert main([*argv, "--prompt", prompt]) == 0
+        alone.append(capsys.readouterr().out)
+    given = [word for prompt in prompts for word in ("--prompt", prompt)]
+    assert main([*argv, *given]) == 0
+    assert capsys.readouterr().out == "".join(alone)
+
+
 def test_generate_says_how_fast_it_was_and_that_the_context_is_full(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -229,6 +241,8 @@ def test_cache_clear(
         (["generate", NOAH, "--prompt", "x", "--temperature", "nan"], "temperature is nan"),
         (["generate", NOAH, "--prompt", "x", "--context", "9999"], "allows 1 to 512"),
         (["generate", NOAH, "--prompt", "x", "--ranks", "3"], "3 ranks cannot share"),
+        (["generate", NOAH, "--prompt", "x", "--prompt", "y", "--ranks", "2"], "on one rank only"),
+        (["generate", NOAH, "--prompt", "-", "--prompt", "-"], "standard input is one text"),
         (["generate", NOAH, "--prompt", "x", "--device", "7"], "no CPU device 7"),
         (["generate", NOAH, "--prompt", "x", "--budget", "0"], "budget is 0"),
         (["plan", NOAH], "--machine"),

@@ -40,6 +40,7 @@ LARGER = {
     "attention": "the position says how much of the cache is in the past",
     "attention_tiles": "masks leave keys out, and the position says which",
     "choose": "one token is appended; only top-k looks at the logits again",
+    "choose_each": "as choose; a sequence that has ended, or is within its prompt, draws nothing",
     "embedding": "the ids say which rows of the table",
     "expert_linear": "the experts say whose weights",
     "kv_append": "the position says which rows of the cache",
@@ -138,11 +139,20 @@ def _prepare(bench: Bench, op: int, rng: np.random.Generator) -> int | None:
         ids, data = (1, 0) if entry.kind == "gather" else (0, 2)
         bench.operand(op, ids)[...] %= shapes[data][entry.params["axis"]]
     if entry.kind in ("sample", "choose"):
-        chosen = bench.operand(op, 1)
+        chosen = bench.operand(op, 1).reshape(-1, 6).T  # of each sequence
         chosen[0] = np.float32(rng.choice([0.0, 0.7])).view(np.int32)
         chosen[1] = rng.choice([0, 3])
         chosen[4] = rng.integers(1, 300)
         chosen[5] = rng.integers(0, shapes[6][0] + 1) if entry.kind == "choose" else 0
+    if entry.kind == "choose_each":
+        context = shapes[4][0] // shapes[2][0]
+        settings = bench.operand(op, 1).reshape(-1, 6)
+        settings[:, 0] = np.float32(rng.choice([0.0, 0.7])).view(np.int32)
+        settings[:, 1] = rng.choice([0, 3])
+        settings[:, 3:5] = rng.integers(-1, context, settings[:, 3:5].shape)
+        settings[:, 5] = rng.integers(0, shapes[6][0] + 1)
+        bench.operand(op, 2)[...] = rng.integers(0, context, shapes[2])
+        return None
     caches = [s for s, d in zip(shapes, kinds_of, strict=True) if len(s) == 3]
     limit = caches[0][1] if caches else shapes[4][0] if entry.kind == "choose" else 4
     found = None
@@ -150,7 +160,7 @@ def _prepare(bench: Bench, op: int, rng: np.random.Generator) -> int | None:
         if dtype == "int32" and shape == (1,) and entry.kind not in PLAIN:
             found = int(rng.choice([0, 1, limit // 2, limit - 2, limit - 1]))
             found = max(0, found)
-            bench.operand(op, i)[0] = found
+            bench.operand(op, i)[...] = found  # of all sequences
     return found
 
 
@@ -405,6 +415,26 @@ def decoder_plan(seed: int) -> Plan:
     return make_plans(shape, machine, {"fuse": seed % 2 == 0})[-1]
 
 
+def batch_plan(seed: int) -> Plan:
+    """A small random decoder's plan for several sequences; odd seeds are not fused."""
+    draw = Draw(seed)
+    heads = draw.int(1, 3)
+    config = LlamaConfig(
+        hidden_size=2 * draw.int(2, 20),
+        intermediate_size=2 * draw.int(2, 20),
+        num_hidden_layers=1,
+        num_attention_heads=heads * draw.int(1, 3),
+        num_key_value_heads=heads,
+        head_dim=2 * draw.int(1, 5),
+        vocab_size=draw.int(17, 70),
+        max_position_embeddings=1024,
+        eos_token_ids=(3,),
+    )
+    shape = Shape(config, draw.one(FLOATS), (9, 300)[seed // 2 % 2], 0, batch=draw.int(2, 4))
+    machine = target(draw.int(2, 7), packets=seed % 4 < 2)
+    return make_plans(shape, machine, {"fuse": seed % 2 == 0})[0]
+
+
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.__name__.strip("_"))
 def test_public_ops_touch_what_they_declare(family: Family, seed: int) -> None:
@@ -426,13 +456,18 @@ def test_decoders_touch_what_they_declare(seed: int) -> None:
     check(decoder_plan(seed), seed, runs=3)
 
 
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_batches_touch_what_they_declare(seed: int) -> None:
+    check(batch_plan(seed), seed, runs=8)
+
+
 def test_every_kind_is_among_them() -> None:
     """A new kind needs a call above that makes tasks of it. Transfers touch nothing themselves: the
     host's proxy does.
     """
     plans = [family_plan(family, 0) for family in FAMILIES]
     plans += [sum_plan(seed) for seed in range(2)] + [decoder_plan(seed) for seed in range(4)]
-    plans.append(channel_plan(0))
+    plans += [channel_plan(0), batch_plan(0)]
     used = {op.kind for made in plans for op in made.ops}
     assert used == set(kinds.names()) - {"transfer"}
 

@@ -1,0 +1,72 @@
+"""`ark export DIR|plan.json --backend NAME -o OUT`: a C library of a model, without Python."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from ark.backend import registry
+from ark.cli.common import positive, read_file
+from ark.errors import InvalidUsageError
+from ark.export.write import files, identifier, save
+from ark.ir.dtype import DataType
+from ark.models.build import Shape
+from ark.models.checkpoint import Checkpoint
+from ark.models.generate import choose_context, plans, usual_chunk
+from ark.plan.serialize import from_json
+from ark.runtime.admission import admit
+
+
+def register(subparsers: argparse._SubParsersAction) -> None:
+    p = subparsers.add_parser(
+        "export",
+        help="write a model as a C library that needs no Python",
+        description="Writes a C header, sources, the loop kernel as source and compiled, weights, "
+        "a CMakeLists.txt and, of a checkpoint, a program that generates tokens.",
+    )
+    p.add_argument("source", help="checkpoint directory, or plan.json (without weights)")
+    p.add_argument("--backend", required=True)
+    p.add_argument(
+        "--arch",
+        default="native",
+        help="what the C++ compiler makes code for, its -march (default: native)",
+    )
+    p.add_argument("--machine", help="machine model to plan for (default: this machine's)")
+    p.add_argument("--context", type=positive, metavar="N", help="positions to reserve")
+    p.add_argument("--chunk", type=positive, metavar="N", help="prompt tokens an iteration")
+    p.add_argument("--name", help="the model's name in C (default: the source's)")
+    p.add_argument("-o", "--output", required=True, metavar="DIR")
+    p.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    backend = registry.get(args.backend)
+    if not re.fullmatch(r"[A-Za-z0-9_.+-]{1,64}", args.arch):
+        raise InvalidUsageError(
+            f"--arch is {args.arch!r}; it must be a word that the C++ compiler's -march knows"
+        )
+    source = Path(args.source)
+    name = identifier(source.resolve().stem, args.name)
+    if source.suffix == ".json":
+        if args.machine or args.context or args.chunk:
+            raise InvalidUsageError(
+                "--machine, --context and --chunk are for checkpoints; a plan says them itself"
+            )
+        plan = from_json(read_file(args.source, "a plan"))
+        admit([plan])
+        made = files(plan, backend, args.arch, name)
+    else:
+        checkpoint = Checkpoint.open(args.source)
+        # A backend's own name is the machine model of this machine where it has one.
+        machine = registry.machine(args.machine or args.backend)
+        context = choose_context(checkpoint, args.context)
+        dtype = DataType.from_numpy(checkpoint.dtype)
+        chunk = args.chunk or usual_chunk(machine, dtype)
+        shape = Shape(checkpoint.config, dtype, context, min(chunk, context), 0, 1)
+        plan = plans(shape, machine)[0]
+        made = files(plan, backend, args.arch, name, checkpoint, shape)
+    save(made, Path(args.output))
+    for file, content in made.items():
+        print(f"{Path(args.output, file)}: {len(content):,} bytes")
+    return 0

@@ -1,0 +1,72 @@
+// What an exported model consists of. The generated source defines one; ark.c walks it.
+#ifndef ARK_MODEL_H
+#define ARK_MODEL_H
+
+#include "ark.h"
+#include "layout.h"
+
+// In tables, addresses are (segment + 1) << ARK_SEGMENT_SHIFT plus the offset there.
+#define ARK_SEGMENT_SHIFT 48
+
+// One piece of memory. external: the caller's. clear: bytes zeroed before every launch.
+typedef struct {
+  const char* name;
+  uint64_t nbytes;
+  uint64_t clear;
+  int external;
+} ark_segment;
+
+// dtype: as safetensors spells it. parameter: it comes from the weights file.
+typedef struct {
+  const char* name;
+  const char* dtype;
+  uint64_t offset, nbytes;
+  const uint64_t* shape;
+  uint32_t rank, segment;
+  int parameter;
+} ark_tensor;
+
+// stops: tokens that end a text. begins: a phase of its own takes the prompt's last chunk.
+typedef struct {
+  uint32_t context, chunk, vocabulary, begins, stop_count, stop_room;
+  const int32_t* stops;
+} ark_decoder;
+
+struct ark_model {
+  int (*loop)(const struct ArkParams* params, int processors);
+  const ark_segment* segments;
+  const ark_tensor* tensors;
+  const char* const* op_names;
+  const uint64_t *tasks, *counter_ops, *fetches, *growths, *ranges, *lists;
+  uint32_t segment_count, tensor_count, op_count;
+  uint32_t task_count, counter_op_count, fetch_count, growth_count, range_count, list_count;
+  uint32_t counter_count, counter_stride, barrier_counter, together, processors, phase_count;
+  uint64_t budget_ns;
+  const ark_decoder* decoder;  // null where the model is none
+};
+
+struct ark_instance {
+  const ark_model* model;
+  unsigned char** bases;  // by segment; null where an external one has no memory
+  unsigned char* loaded;  // by tensor: 1 where a parameter has its value
+  struct ArkTask* tasks;
+  struct ArkCounterOp* counter_ops;
+  struct ArkFetch* fetches;
+  struct ArkGrowth* growths;
+  struct ArkRange* ranges;
+  uint64_t* lists;
+  unsigned char* counters;
+  struct ArkControl* control;
+  struct ArkHost* host;
+  int placed;  // do the tables hold the present addresses?
+  char error[512];
+};
+
+// Keeps the paragraph and gives the status back.
+int ark_fail(ark_instance* instance, int status, const char* format, ...)
+#if defined(__GNUC__)
+    __attribute__((format(printf, 3, 4)))
+#endif
+    ;
+
+#endif

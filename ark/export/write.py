@@ -1,0 +1,168 @@
+"""Puts the folder of an exported model together. Called by `ark export`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import safetensors.numpy
+
+from ark.backend.protocol import Backend, SourceBackend, Target
+from ark.codegen.writer import write as emit
+from ark.errors import InvalidUsageError, SystemError, UnsupportedError
+from ark.export.description import Decoder, check, declarations, describe, named, stored
+from ark.ir.dtype import by_name
+from ark.ir.packed import to_memory
+from ark.models.build import Shape
+from ark.models.checkpoint import Checkpoint
+from ark.models.load import weights
+from ark.ops.tokens import MAX_STOPS
+from ark.plan.serialize import machine_of
+from ark.plan.types import Plan
+
+Files = dict[str, "str | bytes"]
+_IDENTIFIER = re.compile(r"[a-z][a-z0-9_]{0,62}")
+# Files that every folder has.
+_TAKEN = frozenset(("ark", "decoder", "generate", "layout", "model", "safetensors"))
+
+
+def identifier(name: str, wanted: str | None) -> str:
+    """A model's name in C: as asked, or made of a file's or folder's."""
+    if wanted is None:
+        made = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")[:50]
+        free = _IDENTIFIER.fullmatch(made) and made not in _TAKEN
+        return made if free else f"exported_{made}".rstrip("_")
+    if not _IDENTIFIER.fullmatch(wanted) or wanted in _TAKEN:
+        raise InvalidUsageError(
+            f"the name {wanted!r} was asked for; it must begin with a-z, have only a-z, 0-9 and _, "
+            f"at most 63 of them, and be none of {', '.join(sorted(_TAKEN))}"
+        )
+    return wanted
+
+
+def decoder_of(checkpoint: Checkpoint, shape: Shape) -> Decoder:
+    """What the token loop in C must know."""
+    stops = checkpoint.config.eos_token_ids
+    if len(stops) > MAX_STOPS:
+        raise InvalidUsageError(f"the checkpoint has {len(stops)} end tokens; {MAX_STOPS} fit")
+    vocabulary = checkpoint.config.vocab_size
+    begins = bool(shape.chunk) and shape.begins
+    return Decoder(shape.context, shape.chunk, vocabulary, begins, tuple(stops))
+
+
+def files(
+    plan: Plan,
+    backend: Backend,
+    arch: str,
+    name: str,
+    checkpoint: Checkpoint | None = None,
+    shape: Shape | None = None,
+) -> Files:
+    """All files by name. checkpoint, shape: of a decoder, whose weights and token loop are added.
+
+    arch: what the compiler makes code for, as it spells it. Raises UnsupportedError where the plan
+    or the backend cannot be exported.
+    """
+    if not isinstance(backend, SourceBackend):
+        raise UnsupportedError(
+            f"models for {backend.name!r} cannot be exported yet; export one for a backend that "
+            "the host's C++ compiler serves (--backend cpu)"
+        )
+    machine = machine_of(plan)
+    if machine.backend != backend.name:
+        raise UnsupportedError(
+            f"the plan was made for {machine.name} of {machine.backend!r}, not for "
+            f"{backend.name!r}; make it again with a machine model of that backend"
+        )
+    check(plan)
+    emitted = emit(plan, machine, backend.dialect(machine.arch))
+    # Several models may be linked into one program.
+    source = replace(emitted.source, text=f"#define ark_loop {name}_loop\n{emitted.source.text}")
+    binary = backend.compiler().compile(source, Target(machine.arch, machine.threads))
+    decoder = decoder_of(checkpoint, shape) if checkpoint and shape else None
+    folder = resources.files("ark.export").joinpath("c")
+    wanted = ["ark.h", "ark.c", "model.h", "safetensors.c", "decoder.c"]
+    made: Files = {file: folder.joinpath(file).read_text() for file in wanted}
+    made["layout.h"] = declarations()
+    made[f"{name}.h"] = _header(name)
+    made[f"{name}.c"] = describe(plan, emitted.opcode, name, decoder)
+    made[f"{name}_loop.cpp"] = source.text
+    made[f"lib{name}_loop{binary.suffix}"] = binary.data
+    made["CMakeLists.txt"] = _cmake(
+        name, arch, backend.source_flags(), binary.suffix, decoder is not None
+    )
+    if checkpoint and shape:
+        program = folder.joinpath("generate.c").read_text()
+        made["generate.c"] = program.replace("exported.h", f"{name}.h").replace(
+            "EXPORTED_MODEL", f"{name}_model"
+        )
+        made[f"{name}.safetensors"] = _weights(checkpoint, shape, plan)
+    return made
+
+
+def _weights(checkpoint: Checkpoint, shape: Shape, plan: Plan) -> bytes:
+    """The plan's parameters as they lie in memory, as a safetensors file."""
+    tensors = {t.name: t for t in named(plan)}
+    arrays: dict[str, np.ndarray] = {}
+    for name, array in weights(checkpoint, shape, plan):
+        code, extents, _ = stored(tensors[name])
+        data = to_memory(array, by_name(tensors[name].dtype))
+        arrays[name] = (data.view(np.uint8) if code == "U8" else data).reshape(extents)
+    return safetensors.numpy.save(arrays)
+
+
+def _header(name: str) -> str:
+    guard = f"ARK_EXPORTED_{name.upper()}_H"
+    return (
+        f"// An exported model; ark.h says what can be done with it.\n#ifndef {guard}\n"
+        f'#define {guard}\n#include "ark.h"\n#ifdef __cplusplus\nextern "C" {{\n#endif\n'
+        f"extern const ark_model {name}_model;\n#ifdef __cplusplus\n}}\n#endif\n#endif\n"
+    )
+
+
+def _cmake(name: str, arch: str, flags: tuple[str, ...], suffix: str, program: bool) -> str:
+    lines = [
+        "cmake_minimum_required(VERSION 3.16)",
+        f"project({name} C CXX)",
+        "set(CMAKE_C_STANDARD 11)",
+        f'set(ARK_ARCH "{arch}" CACHE STRING "what -march is given for the loop kernel")',
+        'option(ARK_PREBUILT "link the loop kernel that was compiled at export" OFF)',
+        "find_package(Threads REQUIRED)",
+        f"add_library({name} STATIC ark.c safetensors.c decoder.c {name}.c)",
+        f"target_include_directories({name} PUBLIC ${{CMAKE_CURRENT_SOURCE_DIR}})",
+        f"target_link_libraries({name} PUBLIC Threads::Threads)",
+        "if(ARK_PREBUILT)",
+        f"  add_library({name}_loop SHARED IMPORTED)",
+        f"  set_target_properties({name}_loop PROPERTIES IMPORTED_NO_SONAME TRUE",
+        f"    IMPORTED_LOCATION ${{CMAKE_CURRENT_SOURCE_DIR}}/lib{name}_loop{suffix})",
+        f"  target_link_libraries({name} PUBLIC {name}_loop)",
+        "else()",
+        f"  target_sources({name} PRIVATE {name}_loop.cpp)",
+        f"  set_source_files_properties({name}_loop.cpp PROPERTIES",
+        f'    COMPILE_OPTIONS "{";".join(flags)};-march=${{ARK_ARCH}}")',
+        "endif()",
+    ]
+    if program:
+        lines += [
+            f"add_executable({name}_generate generate.c)",
+            f"target_link_libraries({name}_generate PRIVATE {name})",
+            "enable_testing()",
+            f"add_test(NAME generate COMMAND {name}_generate",
+            f"  ${{CMAKE_CURRENT_SOURCE_DIR}}/{name}.safetensors 8 0)",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def save(made: Mapping[str, str | bytes], folder: Path) -> None:
+    """Writes the files; SystemError where that cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, content in made.items():
+            data = content.encode() if isinstance(content, str) else content
+            folder.joinpath(file).write_bytes(data)
+    except OSError as error:
+        raise SystemError(f"{folder} cannot be written: {error}; choose another place") from error

@@ -1,0 +1,90 @@
+"""Several sequences decoded together: each draws its own next token, the run ends with the last.
+
+`choose_each` params: tiles, batch. operands: as of `choose` (ark.tasks.tokens), with a row (logits)
+or consecutive elements (settings, position, candidates, tokens, output) for each sequence; the stop
+tokens are everybody's. A sequence within its prompt only moves its position on, because its next
+token is known; one that has ended stays where it is. Whether it has follows from its settings, its
+position and its last token, so that no state says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+
+from ark.machine import Machine
+from ark.plan.kind import Access, Signature, TaskKind, register, whole
+from ark.plan.params import (
+    INT_MAX,
+    Params,
+    Places,
+    Splits,
+    count,
+    is_dense,
+    matrix,
+    need,
+    shaped,
+    typed,
+)
+from ark.tasks import text
+from ark.tasks.tokens import HEADERS, SETTINGS
+
+MAX_BATCH = 64
+"""Sequences that one plan decodes."""
+WRITTEN = (2, 4, 5)  # position, tokens, output
+
+
+class ChooseEachParams(Params, frozen=True):
+    tiles: Splits
+    batch: Annotated[int, msgspec.Meta(ge=1, le=MAX_BATCH)]
+
+
+class ChooseEach(TaskKind):
+    name = "choose_each"
+    params = ChooseEachParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        count(sig, 7)
+        tiles, batch = sig.params["tiles"], sig.params["batch"]
+        rows, vocabulary = matrix(sig, 0)
+        need(rows == batch, f"there are {rows} rows of logits for {batch} sequences")
+        need(is_dense(sig.operands[0]), "the rows of logits do not follow each other")
+        need(tiles <= vocabulary and vocabulary + tiles <= INT_MAX, f"there are {tiles} tiles")
+        shaped(sig, 1, (batch * len(SETTINGS),), "int32", dense=True)
+        shaped(sig, 2, (batch,), "int32", dense=True)
+        shaped(sig, 3, (batch * tiles, 2), "fp32", dense=True)
+        tokens, stops = (typed(sig, index, "int32").shape for index in (4, 6))
+        need(len(tokens) == len(stops) == 1, "tokens and stops have one dimension")
+        need(tokens[0] % batch == 0, f"{tokens[0]} tokens are not those of {batch} sequences")
+        shaped(sig, 4, tokens, "int32", dense=True)
+        shaped(sig, 5, tokens, "int32", dense=True)
+
+    def places(self, sig: Signature) -> Places:
+        return Places((range(1),))
+
+    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        return [whole(i, sig.operands[i]) for i in range(7)] + [
+            whole(i, sig.operands[i], write=True) for i in WRITTEN
+        ]
+
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        return 8 * machine.warps
+
+    def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
+        return 0.0, 8.0 * sig.params["tiles"] * sig.params["batch"]
+
+    def headers(self) -> tuple[str, ...]:
+        return (*HEADERS, text.header("sequences.h"))
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        batch, tiles = sig.params["batch"], sig.params["tiles"]
+        context, stops = sig.operands[4].shape[0] // batch, sig.operands[6].shape[0]
+        constants = (sig.operands[0].shape[1], tiles, context, stops, batch, len(SETTINGS))
+        operands = [text.given(sig, i, const=i not in WRITTEN) for i in range(7)]
+        return text.call(name, "ark_choose_each", constants, operands)
+
+
+register(ChooseEach())

@@ -1,0 +1,118 @@
+"""Several sequences in one plan: each gives the tokens that it gives alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from ark.backend import registry
+from ark.errors import InvalidUsageError
+from ark.models.checkpoint import Checkpoint
+from ark.models.generate import Generator, Sampling
+from tests.checkpoints import make_checkpoint
+
+LENGTHS = (1, 9, 4)
+PROMPTS = [[int(t) for t in np.random.default_rng(n).integers(0, 320, n)] for n in LENGTHS]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("small"), layers=2, hidden=32, intermediate=48)
+
+
+@pytest.fixture
+def generator(backend: str, small: Path) -> Iterator[Generator]:
+    """With room for three sequences."""
+    chosen, _ = registry.choose(backend)
+    with ExitStack() as stack:
+        device = stack.enter_context(closing(chosen.open(0)))
+        made = Generator(Checkpoint.open(small), chosen, device, batch=3, budget_s=5.0)
+        yield stack.enter_context(made)
+
+
+def together(
+    generator: Generator,
+    prompts: Sequence[Sequence[int]],
+    count: int,
+    stops: Sequence[int] = (),
+    how: Sampling | None = None,
+) -> list[list[int]]:
+    found: list[list[int]] = [[] for _ in prompts]
+    for sequence, token in generator.stream_batch(prompts, count, how, stops):
+        found[sequence].append(token)
+    return found
+
+
+def test_each_sequence_gives_what_transformers_gives(generator: Generator, small: Path) -> None:
+    model = LlamaForCausalLM.from_pretrained(small, dtype=torch.float32).eval()
+    right = []
+    for prompt in PROMPTS:
+        with torch.inference_mode():
+            text = model.generate(
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt)),
+                max_new_tokens=12,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+            )[0].tolist()
+        right.append(text[len(prompt) :])
+    assert together(generator, PROMPTS, 12) == right
+    assert together(generator, PROMPTS[1:], 12) == right[1:]
+    assert list(generator.stream(PROMPTS[1], 12, stop_tokens=())) == right[1]
+    # The first stop of one ends only that one; all that end early end the launch.
+    stop = right[2][3]
+    ends = [row[: row.index(stop) + 1] if stop in row else row for row in right]
+    assert together(generator, PROMPTS, 12, [stop]) == ends
+    assert len(ends[2]) <= 4 < max(map(len, ends))
+    firsts = [row[0] for row in right]
+    assert together(generator, PROMPTS, 12, firsts) == [[token] for token in firsts]
+    # On the device as well, which moved no sequence past its stop.
+    assert generator.executor.read("position").tolist() == list(LENGTHS)
+
+
+def test_each_sequence_draws_as_it_does_alone(backend: str, small: Path) -> None:
+    """With its own seed, and up to its own end of the context."""
+    chosen, _ = registry.choose(backend)
+    how = Sampling(temperature=1.0, top_k=40, seed=5)
+    with closing(chosen.open(0)) as device:
+        checkpoint = Checkpoint.open(small)
+        with Generator(checkpoint, chosen, device, context=16, batch=3) as generator:
+            drawn = together(generator, PROMPTS, 12, how=how)
+        with Generator(checkpoint, chosen, device, context=16, chunk=4) as generator:
+            alone = [
+                list(generator.stream(p, 12, Sampling(1.0, 40, 5 + b), ()))
+                for b, p in enumerate(PROMPTS)
+            ]
+    assert drawn == alone
+    assert [len(row) for row in drawn] == [12, 7, 12]
+
+
+def test_too_many_prompts_are_refused(generator: Generator) -> None:
+    for prompts in ([], [[1]] * 4):
+        with pytest.raises(InvalidUsageError, match=r"batch=3; give at least one"):
+            together(generator, prompts, 1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"world_size": 2}, "on one rank only"),
+        ({"chunk": 4}, "leave the chunk away"),
+        ({"batch": 65}, "from 1 to 64"),
+        ({"batch": 0}, "from 1 to 64"),
+    ],
+)
+def test_what_a_batch_cannot_have_is_refused(small: Path, asked: dict, words: str) -> None:
+    chosen, _ = registry.choose("cpu")
+    with (
+        closing(chosen.open(0)) as device,
+        pytest.raises(InvalidUsageError, match=words),
+    ):
+        Generator(Checkpoint.open(small), chosen, device, **({"batch": 2} | asked))

@@ -1,0 +1,284 @@
+"""Models as C libraries: the tokens of `ark generate` without Python, under sanitizers; weights
+that are not the model's are refused; the functions' error codes; a plan of an own graph.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ark.backend import registry
+from ark.cli import main
+from ark.models.checkpoint import Checkpoint
+from ark.models.generate import Generator
+
+NOAH = Path(__file__).resolve().parents[2] / "examples/noah"
+PARTS = ("ark.c", "safetensors.c", "decoder.c")
+STRICT = ("-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-g", "-O1")
+ADDRESSES = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+# As c/ark.h numbers them.
+BAD_ARGUMENT, BAD_FILE, NO_TENSOR, BAD_SIZE, NOT_LOADED, NOT_BOUND = 1, 3, 4, 5, 6, 7
+
+
+def compile_c(folder: Path, name: str, out: str, *options: str) -> Path:
+    """Compiles a folder's C files, linked with the loop kernel that was compiled at export."""
+    system = shutil.which("gcc")
+    command = [system] if system else [sys.executable, "-m", "ziglang", "cc"]
+    if not system:  # its wheel has no runtime of the address sanitizer
+        options = tuple("-fsanitize=undefined" if o == ADDRESSES[0] else o for o in options)
+    library = str(folder / f"lib{name}_loop.so")
+    words = [*command, *STRICT, *options, *PARTS, f"{name}.c", library, "-pthread", "-o", out]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder / out
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exported")
+    assert main(["export", str(NOAH), "--backend", "cpu", "-o", str(folder), "--name", "noah"]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def program(exported: Path) -> Path:
+    return compile_c(exported, "noah", "generate", *ADDRESSES, "generate.c")
+
+
+def run(program: Path, weights: Path, *numbers: int) -> subprocess.CompletedProcess[str]:
+    words = [str(program), str(weights), *map(str, numbers)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert "Sanitizer" not in done.stderr and "runtime error" not in done.stderr, done.stderr
+    return done
+
+
+def test_the_program_makes_the_tokens_of_generate(exported: Path, program: Path) -> None:
+    """One token, some, more than a chunk, and a text that runs into the context's end."""
+    prompts = [[0], [0, 48, 79, 361, 1083, 260, 754], [0, *range(100, 137)], [5] * 500]
+    backend = registry.get("cpu")
+    device = backend.open(0)
+    with Generator(Checkpoint.open(NOAH), backend, device) as generator:
+        for prompt in prompts:
+            expected = list(generator.stream(prompt, 24))
+            done = run(program, exported / "noah.safetensors", 24, *prompt)
+            assert done.returncode == 0, done.stderr
+            assert [int(word) for word in done.stdout.split()] == expected
+    device.close()
+
+
+def test_the_program_stops_at_a_stop_token(exported: Path, tmp_path: Path) -> None:
+    """The checkpoint's end token is there; with another one the text ends at its third token."""
+    folder = tmp_path / "ends"
+    shutil.copytree(exported, folder)
+    source = (folder / "noah.c").read_text()
+    assert "stops[] = {1, -1, " in source  # config.json's
+    (folder / "noah.c").write_text(source.replace("stops[] = {1, ", "stops[] = {298, "))
+    program = compile_c(folder, "noah", "ends", *ADDRESSES, "generate.c")
+    prompt = (0, 48, 79, 361, 1083, 260, 754)
+    done = run(program, folder / "noah.safetensors", 24, *prompt)
+    assert (done.returncode, done.stdout) == (0, "13 538 298\n"), done.stderr
+
+
+def test_prompts_that_cannot_be_served_are_refused(exported: Path, program: Path) -> None:
+    for numbers, said in (((4, 2048), "the token 2048"), ((4, *[1] * 512), "at most 511")):
+        done = run(program, exported / "noah.safetensors", *numbers)
+        assert done.returncode == 1 and said in done.stderr
+    assert run(program, exported / "noah.safetensors", 0, 1).returncode == 2
+
+
+Header = dict[str, dict[str, object]]
+
+
+def _swap_type(h: Header) -> None:
+    h["norm"]["dtype"] = "F32"
+
+
+def _reshape(h: Header) -> None:
+    h["norm"]["shape"] = [1, 256]
+
+
+def _rename(h: Header) -> None:
+    h["stranger"] = h.pop("norm")
+
+
+def _drop(h: Header) -> None:
+    del h["norm"]
+
+
+def _overlap(h: Header) -> None:
+    h["norm"]["data_offsets"] = h["layers.0.attention_norm"]["data_offsets"]
+
+
+def _beyond(h: Header) -> None:
+    h["norm"]["data_offsets"] = [1 << 63, (1 << 63) + 512]
+
+
+def _negative(h: Header) -> None:
+    h["norm"]["data_offsets"] = [-512, 0]
+
+
+def _extra(h: Header) -> None:
+    h["norm"]["stride"] = 1
+
+
+def _nested(h: Header) -> None:
+    h["__metadata__"] = {"a": {"b": "c"}}
+
+
+CHANGES: dict[str, tuple[Callable[[Header], None], str]] = {
+    "type": (_swap_type, "another type"),
+    "shape": (_reshape, "another shape"),
+    "unknown": (_rename, "the model has not"),
+    "missing": (_drop, "is missing"),
+    "overlap": (_overlap, "overlap or leave a hole"),
+    "beyond": (_beyond, "overlap or leave a hole"),
+    "negative": (_negative, "offsets"),
+    "field": (_extra, "unknown field"),
+    "metadata": (_nested, "metadata"),
+}
+
+
+def parts(path: Path) -> tuple[bytes, bytes]:
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    return data[8 : 8 + length], data[8 + length :]
+
+
+def whole(header: bytes, data: bytes) -> bytes:
+    return len(header).to_bytes(8, "little") + header + data
+
+
+def refused(program: Path, path: Path, content: bytes) -> str:
+    path.write_bytes(content)
+    done = run(program, path, 1, 0)
+    assert done.returncode == 1 and done.stdout == ""
+    return done.stderr
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_weights_of_another_header_are_refused(
+    exported: Path, program: Path, tmp_path: Path, change: str
+) -> None:
+    header, data = parts(exported / "noah.safetensors")
+    entries = json.loads(header)
+    apply, said = CHANGES[change]
+    apply(entries)
+    assert said in refused(program, tmp_path / "bad", whole(json.dumps(entries).encode(), data))
+
+
+def test_damaged_weights_are_refused(exported: Path, program: Path, tmp_path: Path) -> None:
+    header, data = parts(exported / "noah.safetensors")
+    name = next(iter(json.loads(header)))
+    again = header.rstrip()[:-1] + b"," + header.strip()[1:]
+    for content, said in (
+        (b"", "shorter than 8"),
+        (b"\xff" * 64, "longer than the file"),
+        (whole(b"", data), "no JSON object"),
+        (whole(header, data[:-1]), "more or fewer bytes"),
+        (whole(header, data + b"\0"), "more or fewer bytes"),
+        (whole(header + b"x", data), "goes on behind"),
+        (whole(again, data), "is there twice"),
+        (whole(header.replace(name.encode(), b"\\u0061", 1), data), "cannot be read"),
+        (whole(b'{"a":' * 100_000, data), "the model has not"),
+        (whole(header[: len(header) // 2], data), "not this model's"),
+    ):
+        assert said in refused(program, tmp_path / "bad", content)
+    assert "cannot be opened" in run(program, tmp_path / "none", 1, 0).stderr
+
+
+def test_a_header_with_any_byte_changed_is_read_or_refused(
+    exported: Path, program: Path, tmp_path: Path
+) -> None:
+    header, data = parts(exported / "noah.safetensors")
+    rng = random.Random(7)
+    for _ in range(25):
+        changed = bytearray(header)
+        changed[rng.randrange(len(header.rstrip()))] = rng.choice(b'{}[],:"\\09a\0\xff')
+        (tmp_path / "bad").write_bytes(whole(bytes(changed), data))
+        assert run(program, tmp_path / "bad", 1, 0).returncode in (0, 1)
+
+
+class Library:
+    """The functions of a compiled export, on one instance."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.c = ctypes.CDLL(str(path))
+        self.c.ark_error.restype = self.c.ark_status_text.restype = ctypes.c_char_p
+        self.instance = ctypes.c_void_p()
+        model = ctypes.byref(ctypes.c_char.in_dll(self.c, f"{name}_model"))
+        assert self.c.ark_create(model, ctypes.byref(self.instance)) == 0
+
+    def __call__(self, function: str, *arguments: object) -> int:
+        return int(getattr(self.c, function)(self.instance, *arguments))
+
+    def execute(self, iterations: Sequence[int]) -> int:
+        each = (ctypes.c_uint32 * len(iterations))(*iterations)
+        return self("ark_execute", each, ctypes.c_size_t(len(iterations)), None)
+
+    def array(self, function: str, name: str, values: np.ndarray) -> int:
+        memory = ctypes.c_void_p(values.ctypes.data)
+        return self(function, name.encode(), memory, ctypes.c_size_t(values.nbytes))
+
+
+def test_wrong_calls_get_codes_and_texts(exported: Path) -> None:
+    library = Library(compile_c(exported, "noah", "noah.so", "-fPIC", "-shared"), "noah")
+    assert library.execute([1, 1]) == NOT_LOADED
+    assert b"ark_load first" in library.c.ark_error(library.instance)
+    assert library.execute([1]) == BAD_ARGUMENT
+    assert library("ark_load", b"/nowhere/weights") == BAD_FILE
+    assert library.array("ark_write", "nothing", np.zeros(1)) == NO_TENSOR
+    assert library.array("ark_write", "norm", np.zeros(255, np.int16)) == BAD_SIZE
+    assert library.array("ark_read", "position", np.zeros(2, np.int32)) == BAD_SIZE
+    assert library.array("ark_bind", "norm", np.zeros(256, np.int16)) == BAD_ARGUMENT
+    texts = {library.c.ark_status_text(status) for status in range(11)}
+    assert len(texts) == 11
+    library("ark_destroy")
+
+
+def test_a_plan_of_external_tensors_computes_what_numpy_does(tmp_path: Path) -> None:
+    script, plan = tmp_path / "model.py", tmp_path / "linear.json"
+    script.write_text(
+        "import ark\n"
+        "x = ark.placeholder([4, 32], ark.fp32, name='x')\n"
+        "w = ark.parameter([16, 32], ark.fp32, name='w')\n"
+        "y = ark.relu(ark.linear(x, w), name='y')\n"
+    )
+    assert main(["plan", str(script), "--machine", "cpu-2", "-o", str(plan)]) == 0
+    assert main(["export", str(plan), "--backend", "cpu", "-o", str(tmp_path)]) == 0
+    library = Library(compile_c(tmp_path, "linear", "made.so", "-fPIC", "-shared"), "linear")
+    rng = np.random.default_rng(3)
+    w, y = rng.normal(size=(16, 32)).astype(np.float32), np.zeros((4, 16), np.float32)
+    assert library.execute([1]) == NOT_BOUND
+    for _ in range(2):  # the second time from other memory
+        x = rng.normal(size=(4, 32)).astype(np.float32)
+        bound = [library.array("ark_bind", n, a) for n, a in (("x", x), ("w", w), ("y", y))]
+        assert bound == [0, 0, 0]
+        assert library.execute([1]) == 0
+        np.testing.assert_allclose(y, np.maximum(x @ w.T, 0), rtol=1e-5, atol=1e-5)
+    library("ark_destroy")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--name", "1x"], "must begin with a-z"),
+        (["--name", "layout"], "none of ark"),
+        (["--arch", "a b;c"], "-march"),
+        (["--machine", "h100"], "made for"),
+    ],
+)
+def test_exports_that_cannot_be_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert main(["export", str(NOAH), "--backend", "cpu", "-o", str(tmp_path / "o"), *words]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "o").exists()
