@@ -289,7 +289,7 @@ def _best(
     most_operations: int,
 ) -> tuple[tuple[CollectiveProgram, SimulationResult], int]:
     """Returns the fastest variant of an algorithm, by the simulator's word, and all operations."""
-    variants = []
+    variants: list[tuple[CollectiveProgram, SimulationResult]] = []
     made = 0
     for window in _WINDOWS if name == FORESTCOLL else _WINDOWS[:1]:
         if variants and made > min(_MOST_IN_WINDOWS, most_operations - made):
