@@ -242,7 +242,7 @@ def _compare(args: argparse.Namespace) -> int:
         try:
             best, made = _best(args, topology, name, k, size, left)
             runs.append(best)
-            left -= made
+            left = max(0, left - made)
         except BaseError as error:
             failures.append(f"{name} is left out: {error}")
     if not runs:
@@ -289,10 +289,10 @@ def _best(
     most_operations: int,
 ) -> tuple[tuple[CollectiveProgram, SimulationResult], int]:
     """Returns the fastest variant of an algorithm, by the simulator's word, and all operations."""
-    variants = []
+    variants: list[tuple[CollectiveProgram, SimulationResult]] = []
     made = 0
     for window in _WINDOWS if name == FORESTCOLL else _WINDOWS[:1]:
-        if made > min(_MOST_IN_WINDOWS, most_operations - made):
+        if variants and made > min(_MOST_IN_WINDOWS, most_operations - made):
             break
         program = synthesize(
             topology,

@@ -102,7 +102,8 @@ def synthesize(
         made = forest(topology, collective, k, root_id)
         program = lower(made, reduction or "sum", pieces, window, most_operations)
     elif algorithm == TACCL:
-        puts = len(topology.ranks) * (len(topology.ranks) - 1)
+        phases = 2 if asked is Collective.ALL_REDUCE else 1
+        puts = phases * len(topology.ranks) * (len(topology.ranks) - 1)
         if most_operations is not None and puts > most_operations:
             raise UnsupportedError(
                 f"taccl puts at least {puts} chunks for {collective} over {len(topology.ranks)} "

@@ -126,6 +126,9 @@ def test_compare_says_what_is_too_large_for_it(capsys, tmp_path, monkeypatch):
     assert "forestcoll k=1 " in out and "recursive_doubling " in out  # 64 and 32 operations
     assert "taccl is left out: taccl puts at least 56 chunks" in out
     assert "one_shot is left out: one_shot needs more operations for all_gather over 8" in out
+    monkeypatch.setattr("ark.cli.topo._MOST_COMPARED", 0)
+    code, _, err = run(capsys, "compare", "ring8", "--size", "1M")
+    assert code == 2 and "no algorithm does all_gather" in err
 
 
 @pytest.mark.parametrize(
