@@ -108,8 +108,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _complain(text: str) -> None:
     """A paragraph on standard error; where that cannot be written, the exit code says enough."""
-    with contextlib.suppress(OSError, ValueError):
+    try:
         print(text, file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        # What is left of it goes nowhere, or the end of the process would fail too.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def _open_what_is_closed() -> None:

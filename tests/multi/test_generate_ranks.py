@@ -36,7 +36,9 @@ BACKENDS = [
 
 
 def start(directory: Path, *extra: str, **environment: str) -> subprocess.Popen[str]:
-    argv = [sys.executable, "-m", "ark", "generate", str(directory), "--prompt", PROMPT, *extra]
+    argv = [sys.executable, "-m", "ark", "generate", str(directory), *extra]
+    if "--prompt" not in extra:
+        argv += ["--prompt", PROMPT]
     return subprocess.Popen(
         argv,
         stdout=subprocess.PIPE,

@@ -8,30 +8,31 @@ access to memory, and run task by task.
 from __future__ import annotations
 
 import dataclasses
-import os
-import random
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from ark_cpu import machines
 
-import ark
-from ark.frontend.model import Model, use_model
-from ark.ir.dtype import FLOATS, DataType, by_name, int4, int32, int64
+from ark.ir.dtype import by_name
 from ark.lower import tiling
-from ark.lower.pipeline import plan as make_plan
-from ark.machine import Machine
-from ark.models.build import Shape
-from ark.models.config import LlamaConfig
-from ark.models.generate import make_plans
 from ark.plan import kind as kinds
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan
-from ark.plan.verify import verify
 from tests.touch import READ, WRITTEN, Bench, Touched
+from tests.unit.tasks.random_plans import (
+    FAMILIES,
+    SEEDS,
+    Family,
+    batch_plan,
+    caches,
+    channel_plan,
+    decoder_plan,
+    family_plan,
+    movement,
+    sum_plan,
+)
 
 # Kinds whose tasks may touch less than they declare; all others touch exactly that.
 LARGER = {
@@ -179,260 +180,9 @@ def check(plan: Plan, seed: int = 0, runs: int = 1) -> dict[str, list[int]]:
     return sums
 
 
-def target(processors: int, packets: bool = False) -> Machine:
-    made = machines.model(processors)
-    words = (*made.capabilities, "packets") if packets else made.capabilities
-    return dataclasses.replace(made, tile=(5, 6), capabilities=words)
-
-
-class Draw:
-    """Random operands: tensors, some of them boxes of larger ones."""
-
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-        self.int = self.random.randint
-        self.one = self.random.choice
-
-    def shape(self, low: int = 1, high: int = 4, most: int = 9) -> list[int]:
-        return [self.int(1, most) for _ in range(self.int(low, high))]
-
-    def tensor(self, shape: Sequence[int], dtype: DataType) -> ark.Tensor:
-        if not self.one((False, False, True)):
-            return ark.tensor(list(shape), dtype)
-        before = [self.int(0, 2) for _ in shape]
-        whole = ark.tensor(
-            [b + n + self.int(0, 2) for b, n in zip(before, shape, strict=True)], dtype
-        )
-        return whole[tuple(slice(b, b + n) for b, n in zip(before, shape, strict=True))]
-
-
-def _elementwise(d: Draw, dtype: DataType) -> None:
-    shape = d.shape()
-    a = d.tensor([1 if d.one((False, False, True)) else n for n in shape], dtype)
-    b = d.tensor([1 if d.one((False, False, True)) else n for n in shape], dtype)
-    d.one((ark.add, ark.sub, ark.mul, ark.div))(a, b)
-    ark.add(a, 2)
-    ark.cast(b, d.one((*FLOATS, int32)))
-    ark.constant(3, shape, dtype)
-    ark.copy(b, output=d.tensor(b.shape(), dtype))
-    if dtype is not int32:
-        d.one((ark.exp, ark.gelu, ark.silu, ark.rsqrt))(a, output=a)
-
-
-def _matmul(d: Draw, dtype: DataType) -> None:
-    if dtype is int32:
-        return
-    m, n, k = d.int(1, 13), d.int(1, 14), d.int(1, 20)
-    ta, tb = d.one((False, True)), d.one((False, True))
-    left, right = d.one((([], []), ([2], [2]), ([2, 1], [1, 3]), ([3, 1], [2])))
-    a = d.tensor([*left, *((k, m) if ta else (m, k))], dtype)
-    b = d.tensor([*right, *((n, k) if tb else (k, n))], dtype)
-    ark.matmul(a, b, transpose_input=ta, transpose_other=tb)
-    if not left:
-        ark.matmul(
-            ark.tensor([m, k], dtype), ark.parameter([2 * n, k], dtype), transpose_other=True
-        )
-
-
-def _rows(d: Draw, dtype: DataType) -> None:
-    a = d.tensor(d.shape(), dtype)
-    axis = d.int(0, len(a.shape()) - 1)
-    d.one((ark.reduce_sum, ark.reduce_max))(a, axis, keepdims=d.one((False, True)))
-    if dtype is int32:
-        return
-    ark.reduce_mean(a, axis)
-    d.one((ark.softmax, ark.layernorm))(a)
-    ark.rmsnorm(a, ark.tensor(a.shape()[-1:], dtype))
-    ark.argmax(a)
-
-
-def _movement(d: Draw, dtype: DataType) -> None:
-    a = d.tensor(d.shape(2), dtype)
-    ark.transpose(a, d.random.sample(range(len(a.shape())), len(a.shape())))
-    if dtype is int32:
-        return
-    shape = d.shape(2)
-    shape[-1] *= 2
-    other = [1 if d.one((False, True)) else n for n in shape[:-1]]
-    ark.rope(d.tensor(shape, dtype), d.tensor([*other, shape[-1]], dtype))
-    ark.embedding(d.tensor(d.shape(1, 2, 5), int32), d.tensor([9, d.int(1, 40)], dtype))
-
-
-def _caches(d: Draw, dtype: DataType) -> None:
-    if dtype is int32:
-        return
-    kv_heads, group, width = d.int(1, 3), d.int(1, 3), d.int(1, 9)
-    rows, context = d.int(1, 4), d.one((5, 40, 530))
-    position = ark.tensor([1], int32)
-    caches = [ark.tensor([kv_heads, context, width], dtype) for _ in range(2)]
-    fresh = d.tensor([rows, kv_heads * width], dtype)
-    keys, values = (ark.kv_append(cache, fresh, position) for cache in caches)
-    ark.attention(d.tensor([rows, kv_heads * group * width], dtype), keys, values, position)
-    many, causal = d.int(1, 40), d.one((False, True))
-    queries = d.tensor([2, many, kv_heads * group * width], dtype)
-    plain = [ark.tensor([2, kv_heads, d.one((7, 70)), width], dtype)] * 2
-    ark.attention(queries, *plain, causal=causal, window=d.int(0, 9) * causal)
-
-
-def _experts(d: Draw, dtype: DataType) -> None:
-    if dtype is int32:
-        return
-    rows, slots, n, k = (d.int(1, 4) for _ in range(4))
-    chosen = d.tensor([rows, slots], int32)
-    weight = ark.tensor([9, 3 * n, 5 * k], dtype)
-    ark.expert_linear(d.tensor(d.one(([rows, 5 * k], [rows, slots, 5 * k])), dtype), weight, chosen)
-    ark.topk(d.tensor([rows, 3 + n], dtype), d.int(1, 3))
-
-
-def _rotary(d: Draw, dtype: DataType) -> None:
-    if dtype is int32:
-        return
-    heads, pairs = d.int(1, 4), d.int(1, 5)
-    x = d.tensor([d.int(1, 4), heads * 2 * pairs], dtype)
-    position, frequencies = ark.tensor([1], int32), ark.tensor([pairs])
-    ark.rotary_embedding(x, position, frequencies, interleaved=d.one((False, True)))
-
-
-def _indexing(d: Draw, dtype: DataType) -> None:
-    a = d.tensor(d.shape(2, 5, 5), dtype)
-    shape = a.shape()
-    axis = d.int(0, len(shape) - 1)
-    pads = [(d.int(0, 3), d.int(0, 3)) for _ in shape]
-    ark.pad(a, pads, d.one(("constant", "edge", "reflect", "wrap")))
-    ark.flip(a, axis)
-    ark.concat([a, a], axis)
-    ids = d.tensor([min(n, 2) for n in shape], d.one((int32, int64)))
-    ark.gather(a, d.tensor(d.shape(1, 2, 3), int32), axis)
-    ark.gather_elements(a, ids, axis)
-    ark.scatter_elements(a, ids, d.tensor(ids.shape(), dtype), axis, d.one(("set", "add")))
-    ark.cumsum(a, axis, exclusive=d.one((False, True)), reverse=d.one((False, True)))
-
-
-def _windows(d: Draw, dtype: DataType) -> None:
-    if dtype is int32:
-        return
-    image = d.tensor([2, 4, d.int(5, 9), d.int(5, 9)], dtype)
-    stride, padding = d.int(1, 3), d.int(0, 1)
-    ark.max_pool(image, d.int(2, 3), stride, padding)
-    ark.avg_pool(image, 3, stride, padding, dilation=d.int(1, 2))
-    kernel = ark.tensor([6, 2, d.int(1, 3), 2], dtype)
-    ark.conv(image, kernel, stride=stride, padding=padding, groups=2)
-    weight = ark.tensor([d.int(1, 20), 48], d.one((int4, ark.uint4, ark.fp4, ark.int8)))
-    scales = ark.tensor([weight.shape()[0], 3], dtype)
-    ark.quantized_linear(d.tensor([d.int(1, 3), 48], dtype), weight, scales)
-    ark.cast(ark.dequantize(weight, scales, scales), int4)
-
-
-Family = Callable[[Draw, DataType], None]
-FAMILIES: tuple[Family, ...] = (
-    _elementwise,
-    _matmul,
-    _rows,
-    _movement,
-    _caches,
-    _experts,
-    _rotary,
-    _indexing,
-    _windows,
-)
-SEEDS = int(os.environ.get("ARK_ACCESS_SEEDS", "1"))
-
-
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiling, "MIN_TILE", 7)
-
-
-def family_plan(family: Family, seed: int) -> Plan:
-    """A model of many random calls: compiling is what costs."""
-    model, draw = Model(), Draw(seed)
-    with use_model(model):
-        for dtype in (*FLOATS, int32):
-            for _ in range(4):
-                family(draw, dtype)
-    made = make_plan(model.graph, target(3))
-    verify([made])
-    return made
-
-
-def sum_plan(seed: int) -> Plan:
-    """The last rank's plan of sums over two or three ranks."""
-    draw = Draw(seed)
-    world, packets = draw.int(2, 3), draw.one((False, True))
-    calls = [(draw.shape(1, 3), draw.one((*FLOATS, int32))) for _ in range(3)]
-    made = []
-    for rank in range(world):
-        model = Model(rank, world)
-        with use_model(model):
-            for shape, dtype in calls:
-                ark.all_reduce(ark.tensor(shape, dtype), rank, world)
-        made.append(make_plan(model.graph, target(3, packets)))
-    verify(made)
-    return made[-1]
-
-
-def channel_plan(seed: int) -> Plan:
-    """The last rank's end of a channel."""
-    draw = Draw(seed)
-    shape, dtype = draw.shape(1, 3), draw.one((*FLOATS, int32))
-    made = []
-    for rank in range(2):
-        model = Model(rank, 2)
-        with use_model(model):
-            shared, channel = ark.comm.symmetric(shape, dtype), ark.comm.channel(1 - rank)
-            if rank == 0:
-                (there,) = channel.wait(shared)
-                channel.signal(after=[ark.copy(there, output=ark.tensor(shape, dtype))])
-                channel.recv(ark.tensor(shape, dtype))
-            else:
-                channel.put(ark.tensor(shape, dtype), shared, signal=True)
-                channel.wait()
-                channel.reduce(ark.tensor(shape, dtype), shared)
-                channel.flush()
-                channel.send(ark.tensor(shape, dtype))
-        made.append(make_plan(model.graph, target(3)))
-    verify(made)
-    return made[-1]
-
-
-def decoder_plan(seed: int) -> Plan:
-    """The last rank's plan of a small random decoder; odd seeds are not fused."""
-    draw = Draw(seed)
-    world, kv_heads, group = draw.int(1, 2), draw.int(1, 2), draw.int(1, 3)
-    config = LlamaConfig(
-        hidden_size=2 * draw.int(2, 20),
-        intermediate_size=2 * draw.int(2, 20),
-        num_hidden_layers=1,
-        num_attention_heads=world * kv_heads * group,
-        num_key_value_heads=world * kv_heads,
-        head_dim=2 * draw.int(1, 5),
-        vocab_size=draw.int(17, 70),
-        max_position_embeddings=1024,
-        eos_token_ids=(3,),
-    )
-    shape = Shape(config, draw.one(FLOATS), (9, 300)[seed // 2 % 2], 3 * (seed % 3), 0, world)
-    machine = target(draw.int(2, 7), packets=seed % 4 < 2)
-    return make_plans(shape, machine, {"fuse": seed % 2 == 0})[-1]
-
-
-def batch_plan(seed: int) -> Plan:
-    """A small random decoder's plan for several sequences; odd seeds are not fused."""
-    draw = Draw(seed)
-    heads = draw.int(1, 3)
-    config = LlamaConfig(
-        hidden_size=2 * draw.int(2, 20),
-        intermediate_size=2 * draw.int(2, 20),
-        num_hidden_layers=1,
-        num_attention_heads=heads * draw.int(1, 3),
-        num_key_value_heads=heads,
-        head_dim=2 * draw.int(1, 5),
-        vocab_size=draw.int(17, 70),
-        max_position_embeddings=1024,
-        eos_token_ids=(3,),
-    )
-    shape = Shape(config, draw.one(FLOATS), (9, 300)[seed // 2 % 2], 0, batch=draw.int(2, 4))
-    machine = target(draw.int(2, 7), packets=seed % 4 < 2)
-    return make_plans(shape, machine, {"fuse": seed % 2 == 0})[0]
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -480,7 +230,7 @@ def _smaller(access: kinds.Access) -> kinds.Access:
 def test_a_declaration_that_is_too_small_is_found(
     which: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = family_plan(_movement, 0)
+    made = family_plan(movement, 0)
     kind, true = kinds.get("transpose"), kinds.get("transpose").accesses
 
     def less(sig: kinds.Signature, coord: Sequence[int]) -> list[kinds.Access]:
@@ -495,7 +245,7 @@ def test_a_declaration_that_is_too_small_is_found(
 def test_declarations_that_are_too_large_or_in_the_future_are_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = family_plan(_caches, 0)
+    made = family_plan(caches, 0)
     kind, true = kinds.get("attention"), kinds.get("attention").accesses
 
     def past(sig: kinds.Signature, coord: Sequence[int]) -> list[kinds.Access]:
