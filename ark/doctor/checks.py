@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from ark.backend.protocol import MemoryKind
 from ark.doctor.bench import BUDGET_S, Bench
 from ark.errors import BaseError
 
@@ -53,9 +54,8 @@ def _message(bench: Bench, system: bool) -> Finding:
     pairs = bench.processors // 2
     if not pairs:
         return Finding(name, "note", "one processor has nobody to send to")
-    kind = "symmetric" if system else "device"
-    words = bench.words(2 * pairs, "symmetric" if system else "device")
-    data = bench.alloc(4 * WORDS * pairs, kind)  # type: ignore[arg-type]
+    kind: MemoryKind = "symmetric" if system else "device"
+    words, data = bench.words(2 * pairs, kind), bench.alloc(4 * WORDS * pairs, kind)
     found = bench.finish(bench.start("message", data.address, words.address, WORDS, ROUNDS, system))
     if found[1]:
         return Finding(
