@@ -25,7 +25,7 @@ from ark_rocm_emulator.compile import TARGETS, CompileError, assemble, to_assemb
 
 VARIABLE = "ARK_ROCM_DEVICE"
 _PREFIX = "emulated:"
-_OPTIONS = ("seed", "checks", "compute_units")
+_OPTIONS = ("seed", "checks", "stale", "compute_units")
 _COMPILE = ctypes.CFUNCTYPE(
     ctypes.c_int,
     ctypes.c_void_p,
@@ -199,7 +199,7 @@ def activate(request: str | None = None) -> Activation | None:
 
     Args:
         request: "emulated:gfx942[,2]"; default: the environment's ARK_ROCM_DEVICE. The variables
-            ARK_ROCM_EMULATOR_SEED, _CHECKS and _COMPUTE_UNITS are heeded too.
+            ARK_ROCM_EMULATOR_SEED, _CHECKS, _STALE and _COMPUTE_UNITS are heeded too.
 
     Returns:
         What is emulated now (activating twice changes nothing), or None if nothing was asked for.
@@ -227,8 +227,8 @@ def emulated(arch: str = "gfx942", count: int = 1, **options: int) -> Iterator[A
     Args:
         arch: one of gfx90a, gfx942, gfx950, gfx1100.
         count: devices, 1 to 64.
-        options: seed (of the wave scheduler), checks (0 or 1), compute_units (per device), parallel
-            (0 or 1), max_slice and step_budget (wave-instructions), external_wait_ms, report (0 or
+        options: seed (of the wave scheduler), checks (0 or 1), stale (0 or 1: caches hold old values;
+            without checks), compute_units (per device), parallel (0 or 1), max_slice and step_budget (wave-instructions), external_wait_ms, report (0 or
             1: print failures when they happen).
 
     What was emulated before waits untouched and is back at the end of the block; handles and

@@ -80,7 +80,7 @@ LaunchResult run_launch(Memory& memory, const LaunchDesc& desc, const std::atomi
     Grid grid(memory, desc);
     try {
       grid.prepare(0);
-      if (!desc.options.checks && grid.independent()) {
+      if (!desc.options.checks && !desc.options.stale && grid.independent()) {
         result = run_groups(memory, desc, cancel);
       } else {
         Grid whole(memory, desc);

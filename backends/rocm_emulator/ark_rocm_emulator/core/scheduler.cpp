@@ -6,6 +6,7 @@
 
 #include "fp_mode.h"
 #include "grid.h"
+#include "stale.h"
 #include "ops.h"
 
 namespace ark_emu {
@@ -20,7 +21,11 @@ const char* error_kind_name(ErrorKind kind) {
 }
 
 void Grid::populate() {
-  if (desc.options.checks) checks = begin_checks(*this);
+  if (desc.options.checks) {
+    checks = begin_checks(*this);
+  } else if (desc.options.stale) {
+    stale = std::make_shared<StaleGrid>(*this, memory.caches(device, program->arch()));
+  }
   for (uint32_t k = 0; k < desc.grid.count(); k++) make_group(k, k);
 }
 
@@ -88,16 +93,33 @@ void Grid::execute_checked(Wave& w, const Inst*& current) {
   }
 }
 
+// Memory operations take effect when they were issued or later.
+void Grid::execute_stale(Wave& w, const Inst*& current) {
+  while (w.slice > 0) {
+    const Inst& inst = program->at(w.pc);
+    current = &inst;
+    w.pc = inst.next;
+    w.slice--;
+    w.executed++;
+    const uint32_t flags = inst.op != nullptr ? inst.op->flags : 0;
+    const FpMode scope((flags & kOwnRounding) != 0 ? 0xf0 : w.mode, (flags & kMode64) != 0);
+    if (!stale->issue(w, inst)) inst.run(w, inst);
+  }
+}
+
 void Grid::run_slice(Wave& w, int32_t instructions) {
+  if (stale != nullptr) stale->progress();
   const Inst* current = nullptr;
   const uint64_t before = w.executed;
   w.slice = instructions;
   w.changed = false;
   try {
-    if (w.checks == nullptr) {
-      execute(w, current);
-    } else {
+    if (w.checks != nullptr) {
       execute_checked(w, current);
+    } else if (w.stale != nullptr) {
+      execute_stale(w, current);
+    } else {
+      execute(w, current);
     }
   } catch (const Fault& fault) {
     clock += w.executed - before;

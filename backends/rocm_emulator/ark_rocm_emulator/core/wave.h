@@ -16,6 +16,7 @@ struct Grid;
 struct Workgroup;
 struct PollLog;
 struct WaveChecks;
+struct StaleWave;
 
 // Thrown by handlers; the grid turns it into a LaunchResult.
 struct Fault {
@@ -52,6 +53,7 @@ struct Wave {
   uint8_t* scratch = nullptr;           // this wave's private memory, dword-interleaved by lane
   uint64_t scratch_size = 0;            // bytes for all lanes
   WaveChecks* checks = nullptr;         // null when checks are off
+  StaleWave* stale = nullptr;           // null unless values may be stale
   PollLog* watched = nullptr;           // set while the wave is watched for a deadlock
   uint64_t executed = 0;
   bool changed = false;                 // this slice changed memory: others may go on
