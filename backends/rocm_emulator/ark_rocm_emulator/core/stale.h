@@ -134,6 +134,7 @@ struct Flight {
 // One first-level cache. Its operations on one line take effect in the order of their issue.
 struct ComputeUnit {
   Cache cache;
+  unsigned part = 0;                    // whose inner cache lies behind it
   std::unordered_map<uint64_t, std::deque<Flight*>> waiting;   // by line, oldest first
 };
 
@@ -169,7 +170,7 @@ class StaleGrid {
   void perform(Flight& f);
   void run(Flight& f);
   void control(Wave& w, const Inst& i);
-  void invalidate(Wave& w, const Inst& i);
+  void pull(uint64_t line, Placement place);
   Placement placement(Wave& w, uint64_t address) const;
   const uint8_t* content(Wave& w, uint64_t line, uint64_t address, Reach reach, bool scalar);
   Grid& grid_;

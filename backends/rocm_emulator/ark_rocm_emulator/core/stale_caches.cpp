@@ -4,6 +4,7 @@
 //   gfx90a  L1 of a CU        -                                     L2
 //   CDNA3+  L1 of a CU        L2 of an XCD                          what agent scope reaches
 //   RDNA3   L0 of a CU        L1 of a shader array, no stores       L2
+#include <algorithm>
 #include <bit>
 #include <cstring>
 
@@ -16,8 +17,9 @@ constexpr uint32_t kInnerLines = 32768, kOuterLines = 65536;
 constexpr uint64_t kForgets = 64;   // one hit of so many finds that the line has just gone
 constexpr ByteMask kAll = ~ByteMask{0};
 
+// `bytes` from 1 on.
 ByteMask bytes_mask(uint64_t offset, int bytes) {
-  return ((ByteMask{1} << bytes) - 1) << offset;
+  return (kAll >> (static_cast<int>(kStaleLine) - bytes)) << offset;
 }
 
 // Memory in pieces that other threads see whole.

@@ -19,7 +19,8 @@ namespace {
 
 constexpr uint32_t kFirstLines = 1024;
 constexpr uint64_t kForgets = 64;      // one hit of so many finds that the line has just gone
-constexpr uint64_t kDeferred = 2;      // one operation of so many takes effect later
+constexpr uint64_t kDeferred = 2;
+constexpr uint64_t kPulls = 3;         // one store of so many finds its line in some first cache
 constexpr uint64_t kProgress = 3;      // ... in one slice of so many, unless it is waited for
 
 bool is_cdna3(const Wave& w) {
@@ -86,10 +87,11 @@ void StaleGrid::add_wave(Wave& w, bool wgp) {
   while (units_.size() <= number) {
     units_.push_back(std::make_unique<ComputeUnit>());
     units_.back()->cache.make(kFirstLines, grid_.desc.options.seed + units_.size());
+    units_.back()->part = grid_.desc.grid.count() > 1 ? index % 8 : 0;
   }
   auto s = std::make_unique<StaleWave>();
   s->unit = units_[number].get();
-  s->part = grid_.desc.grid.count() > 1 ? index % 8 : 0;
+  s->part = s->unit->part;
   w.stale = s.get();
   waves_.push_back(std::move(s));
 }
@@ -147,12 +149,22 @@ void StaleGrid::load(Wave& w, const Inst& i, const Addresses& a, int bytes, uint
   }
 }
 
+// Some compute unit reads the line just before it changes, as another of its waves might have.
+void StaleGrid::pull(uint64_t line, Placement place) {
+  ComputeUnit& unit = *units_[random_.below(units_.size())];
+  CacheLine& at = unit.cache.claim(line, false, [](CacheLine&) {});
+  if (at.valid == ~ByteMask{0}) return;
+  caches_.read(unit.part, line, place, Reach::Group, random_, at.data);
+  at.valid = ~ByteMask{0};
+}
+
 bool StaleGrid::store(Wave& w, const Inst& i, const Addresses& a, int bytes,
                       const uint32_t* rows) {
   const std::lock_guard lock(caches_.mutex);
   StaleWave& s = *w.stale;
   const Reach reach = reach_of(w, i);
   bool changed = false;
+  uint64_t pulled = ~0ull;
   for (uint64_t rest = a.active; rest != 0; rest &= rest - 1) {
     const int l = std::countr_zero(rest);
     uint8_t element[16];
@@ -160,11 +172,14 @@ bool StaleGrid::store(Wave& w, const Inst& i, const Addresses& a, int bytes,
     for (uint64_t k = 0; k < static_cast<uint64_t>(bytes);) {
       const uint64_t address = a.at[l] + k, offset = address % kStaleLine;
       const uint64_t step = std::min(static_cast<uint64_t>(bytes) - k, kStaleLine - offset);
-      if (CacheLine* at = s.unit->cache.find(address / kStaleLine); at != nullptr) {
+      const uint64_t line = address / kStaleLine;
+      const Placement place = placement(w, address);
+      if (line != pulled && random_.below(kPulls) == 0) pull(line, place);
+      pulled = line;
+      if (CacheLine* at = s.unit->cache.find(line); at != nullptr) {
         std::memcpy(at->data + offset, element + k, step);
       }
-      changed |= caches_.write(s.part, address, element + k, static_cast<int>(step),
-                               placement(w, address), reach);
+      changed |= caches_.write(s.part, address, element + k, static_cast<int>(step), place, reach);
       k += step;
     }
   }
