@@ -84,7 +84,7 @@ def emulator_sweep(session: nox.Session) -> None:
     session.install("-e", ".[dev]")
     suite = "tests/rocm_emulator/"
     files = [f"{suite}test_kernels.py", f"{suite}test_defects.py", f"{suite}test_random_kernels.py"]
-    files.append("tests/codegen/test_rocm_mutants.py")
+    files += [f"{suite}test_stale.py", "tests/codegen/test_rocm_mutants.py"]
     session.run("pytest", "-q", *WORKERS, *files, *session.posargs, env={"ARK_EMULATOR_SWEEP": "1"})
     _emulate(session, CHECKED)
 

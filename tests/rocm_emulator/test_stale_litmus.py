@@ -26,6 +26,7 @@ HEAD = """
 #define AGENT __HIP_MEMORY_SCOPE_AGENT
 #define LOAD(order, at) __hip_atomic_load(w + (at), __ATOMIC_##order, AGENT)
 #define STORE(order, at, v) __hip_atomic_store(w + (at), v, __ATOMIC_##order, AGENT)
+#define PAUSE asm volatile(".rept 12\\ns_nop 0\\n.endr" ::: "memory")
 static __device__ __forceinline__ void meet(unsigned* counter, unsigned until) {
   __hip_atomic_fetch_add(counter, 1u, __ATOMIC_RELAXED, AGENT);
   while (__hip_atomic_load(counter, __ATOMIC_RELAXED, AGENT) < until) {
@@ -82,11 +83,11 @@ def _iriw(order: str, forbidden: bool, all_seen: bool) -> Litmus:
     store = "SEQ_CST" if order == "SEQ_CST" else "RELAXED"
     readers = tuple(
         f"unsigned a = LOAD({order}, {p}); unsigned b = LOAD({order}, {q}); "
-        f"SET({2 * k}, a); SET({2 * k + 1}, b);"
+        f"PAUSE; SET({2 * k}, a); SET({2 * k + 1}, b);"
         for k, (p, q) in enumerate(((X, Y), (Y, X)))
     )
     return Litmus(
-        (f"STORE({store}, {X}, 1u);", f"STORE({store}, {Y}, 1u);", *readers),
+        (f"PAUSE; STORE({store}, {X}, 1u);", f"PAUSE; STORE({store}, {Y}, 1u);", *readers),
         every(4, ((1, 0, 1, 0),) if forbidden else ()),
         4,
         all_seen,

@@ -227,9 +227,10 @@ def emulated(arch: str = "gfx942", count: int = 1, **options: int) -> Iterator[A
     Args:
         arch: one of gfx90a, gfx942, gfx950, gfx1100.
         count: devices, 1 to 64.
-        options: seed (of the wave scheduler), checks (0 or 1), stale (0 or 1: caches hold old values;
-            without checks), compute_units (per device), parallel (0 or 1), max_slice and step_budget (wave-instructions), external_wait_ms, report (0 or
-            1: print failures when they happen).
+        options: seed (of the wave scheduler), checks (0 or 1), stale (0 or 1: caches hold old
+            values; not beside checks, which go first), compute_units (per device), parallel (0 or
+            1), max_slice and step_budget (wave-instructions), external_wait_ms, report (0 or 1:
+            print failures when they happen).
 
     What was emulated before waits untouched and is back at the end of the block; handles and
     pointers from inside the block are void then. Child processes find the devices in

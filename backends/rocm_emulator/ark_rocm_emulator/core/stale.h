@@ -104,6 +104,7 @@ class DeviceCaches {
   uint8_t* cell(unsigned part, uint64_t address, int bytes, Placement place, Reach reach);
   void write_back(unsigned part, Reach reach);
   void invalidate(unsigned part, Reach reach);
+  void drop_clean();
   void settle();      // everything is written back, nothing is held
 
  private:
@@ -153,7 +154,7 @@ class StaleGrid {
   // True if the instruction was dealt with: issued for later, or cache control.
   bool issue(Wave& w, const Inst& i);
   void progress();            // some operation may take effect
-  void settle();              // all do, and nothing stale is left
+  void settle();              // all do, and what was read is forgotten
   // From access.cpp, when an operation takes effect.
   void load(Wave& w, const Inst& i, const Addresses& a, int bytes, uint32_t* rows);
   bool store(Wave& w, const Inst& i, const Addresses& a, int bytes, const uint32_t* rows);

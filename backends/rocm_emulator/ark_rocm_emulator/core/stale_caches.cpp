@@ -179,7 +179,8 @@ void DeviceCaches::read_outer(uint64_t line, Placement place, Reach reach, Rando
 
 void DeviceCaches::read(unsigned part, uint64_t line, Placement place, Reach reach, Random& random,
                         uint8_t* out) {
-  if (arch_ == Arch::gfx90a || !place.inner) return read_outer(line, place, reach, random, out);
+  const bool held = arch_ == Arch::gfx1100 || (cdna3() && place.inner);
+  if (!held) return read_outer(line, place, reach, random, out);
   CacheLine& at = claim_inner(part, line, place);
   if (reach >= Reach::Agent || random.below(kForgets) == 0) at.valid = at.dirty;
   if (at.valid != kAll) {
@@ -260,13 +261,15 @@ void DeviceCaches::invalidate(unsigned part, Reach reach) {
   if (reach == Reach::System) outer_.drop_foreign();
 }
 
-void DeviceCaches::settle() {
-  for (Cache& cache : inner_) {
-    cache.write_back([this](CacheLine& at) { to_outer(at); });
-    cache.drop_clean();
-  }
-  outer_.write_back(line_home);
+void DeviceCaches::drop_clean() {
+  for (Cache& cache : inner_) cache.drop_clean();
   outer_.drop_clean();
+}
+
+void DeviceCaches::settle() {
+  for (Cache& cache : inner_) cache.write_back([this](CacheLine& at) { to_outer(at); });
+  outer_.write_back(line_home);
+  drop_clean();
 }
 
 }  // namespace ark_emu

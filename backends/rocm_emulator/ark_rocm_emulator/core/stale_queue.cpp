@@ -332,7 +332,7 @@ void StaleGrid::settle() {
   while (!pending_.empty()) perform(*pending_.back());
   const std::lock_guard lock(caches_.mutex);
   for (const auto& unit : units_) unit->cache.drop_clean();
-  caches_.settle();
+  caches_.drop_clean();
 }
 
 // ---------------------------------------------------------------- issue
