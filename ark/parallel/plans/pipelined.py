@@ -63,11 +63,12 @@ def _ends(pieces: list[Piece], last: bool) -> list[Piece]:
     """Those of a block's pieces that none of it waits for (last), or that wait for none of it."""
     writers: dict[int, list[Piece]] = {}
     for piece in pieces:
-        writers.setdefault(piece.output.buffer, []).append(piece)
+        for written in piece.written:
+            writers.setdefault(written.buffer, []).append(piece)
     inner: set[Piece] = set()
     for piece in pieces:
         for view in piece.inputs:
             for other in writers.get(view.buffer, ()):
-                if other.output.meets(view):
+                if any(written.meets(view) for written in other.written):
                     inner.add(other if last else piece)
     return [piece for piece in pieces if piece not in inner]
