@@ -85,7 +85,7 @@ def parallelize(
         raise InvalidUsageError(f"link_gbps is {link_gbps}; give more than 0")
     flops, bandwidth = (machine.tflops, machine.bandwidth_gbps) if machine else (0.1, 10.0)
     costs = Costs(axes, Rates(flops * 1e6, bandwidth * 1e3, link_gbps * 1e3))
-    options = {node.id: costs.options(node) for node in made.nodes}
+    options = {n.id: costs.options(n, made.carried.get(n.id)) for n in made.nodes}
     able = {node.id: allowed(node, options[node.id], names) for node in made.nodes}
     kept = _kept(made)
     _agree(kept, able, options)

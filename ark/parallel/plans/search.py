@@ -152,8 +152,8 @@ def search(
             ]
             if any(prices):
                 terms += _price(model, prices, pick[writer], _any(model, users), number)
-    for users in kept:
-        _in_one_state(model, users, allowed, {n: pick[same[n]] for n, _ in users})
+    for uses in kept:
+        _in_one_state(model, [(same[n], at) for n, at in uses], allowed, pick)
     if memory and held:
         model.add(sum(held) <= memory.bytes)
     model.minimize(sum(terms))

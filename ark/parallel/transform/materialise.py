@@ -126,7 +126,7 @@ class _Writer:
             graph.depend(out, earlier)
             self.local[rank, piece, view.buffer] = out
         if piece.node.type != RESHAPE:
-            attrs = local_attrs(piece.node, outs[0].shape)
+            attrs = local_attrs(piece.node, piece.inputs, outs[0].shape)
             graph.add(piece.node.type, inputs, outs, attrs, piece.node.name)
 
     def _place(self, rank: int, piece: Piece, view: View) -> Tensor:
@@ -184,6 +184,11 @@ class _Writer:
         if (rank, view) not in self.fetched:
             if view.buffer in self.producers:
                 self._fetch(rank, view)
+            elif view.share != (0, 1):
+                raise ModelError(
+                    "the plan reads a share of what the caller fills, which is whole; split the "
+                    "op along a dimension"
+                )
             else:
                 self.fetched[rank, view] = self._given(rank, view)
         return self.fetched[rank, view]
@@ -232,12 +237,11 @@ class _Writer:
     def _fetch(self, rank: int, view: View) -> None:
         sources = [(p, w) for p, w in self.producers[view.buffer] if w.meets(view)]
         for piece, written in sources:
-            if (rank, piece, view.buffer) in self.local and written.share == (0, 1):
-                if meeting(written.box, view.box) == view.box:
-                    made = self.local[rank, piece, view.buffer]
-                    found = self._part(rank, made, written.box, view.box)
-                    self.fetched[rank, view] = found
-                    return
+            made = self.local.get((rank, piece, view.buffer))
+            inside = meeting(written.box, view.box) == view.box
+            if made is not None and inside and written.share == view.share:
+                self.fetched[rank, view] = self._part(rank, made, written.box, view.box)
+                return
         if self._reduced_everywhere(view, sources):
             for other, piece in enumerate(self._by_rank(sources)):
                 graph = self.made.graphs[other]
@@ -250,7 +254,8 @@ class _Writer:
         whole = None
         for cell in cells:
             parts = [
-                self._bring(rank, *chosen, cell) for chosen in self._cover(rank, cell, sources)
+                self._bring(rank, *chosen, cell)
+                for chosen in self._cover(rank, cell, view.interval, sources)
             ]
             if len(cells) == 1 and len(parts) == 1:
                 whole = parts[0]
@@ -268,6 +273,7 @@ class _Writer:
         ranks = [self.plan.ranks_of(piece) for piece, _ in sources]
         return (
             len(sources) == self.plan.ranks > 1
+            and view.share == (0, 1)
             and sorted(ranks) == [[rank] for rank in range(self.plan.ranks)]
             and all(written.box == view.box for _, written in sources)
             and sorted(written.share for _, written in sources)
@@ -278,8 +284,16 @@ class _Writer:
     def _by_rank(self, sources: Sequence[Written]) -> list[Piece]:
         return sorted((piece for piece, _ in sources), key=lambda p: self.plan.ranks_of(p)[0])
 
-    def _cover(self, rank: int, cell: Box, sources: Sequence[Written]) -> list[Chosen]:
-        """(rank, piece) whose shares add up to the cell's value, the rank's own where it can be."""
+    def _cover(
+        self,
+        rank: int,
+        cell: Box,
+        interval: tuple[Fraction, Fraction],
+        sources: Sequence[Written],
+    ) -> list[Chosen]:
+        """(rank, piece) whose shares add up to that interval of the cell's value, the rank's own
+        where it can be.
+        """
         able = [
             ((other - rank) % self.plan.ranks, other, piece, written)
             for piece, written in sources
@@ -289,7 +303,7 @@ class _Writer:
         able.sort(key=lambda entry: entry[0])
 
         def rest(start: Fraction) -> list[Chosen] | None:
-            if start == 1:
+            if start == interval[1]:
                 return []
             for _, other, piece, written in able:
                 if written.interval[0] == start:
@@ -298,7 +312,7 @@ class _Writer:
                         return [(other, piece, written), *later]
             return None
 
-        found = rest(Fraction(0))
+        found = rest(interval[0])
         if found is None:
             raise ModelError(
                 f"nothing that the plan computes adds up to the part {list(cell)} that rank {rank} "

@@ -16,6 +16,7 @@ from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Buffer, Tensor
 from ark.parallel.transform.annotations import Annotation, annotate
+from ark.parallel.transform.carried import VALUE, carried
 from ark.parallel.transform.normal import normal
 from ark.parallel.transform.views import View, meeting
 
@@ -61,7 +62,7 @@ class ParallelGraph:
             )
         made = normal(graph)
         self.graph, self.twins, self.versions = made.graph, made.twins, made.versions
-        self.ranks = ranks
+        self.ranks, self.carried = ranks, carried(self.nodes)
         self._pieces: dict[int, list[Piece]] = {}
         self._at: dict[Piece, list[int]] = {}
         self._orders: dict[Piece, list[Piece]] = {}
@@ -111,12 +112,16 @@ class ParallelGraph:
 
         InvalidUsageError with the reason where it cannot be: no such letter, one that must stay
         whole, or a size that `parts` does not divide. UnsupportedError for ops without annotation.
+        Along "+" an op is split into shares of what comes to it in shares (carried.py).
         """
         self._known(piece)
+        through = self.carried.get(piece.node.id, {}).get(letter, frozenset())
         annotation = piece.annotation or annotate(piece.node)
         views = (*piece.inputs, piece.output)
         sizes = annotation.sizes([view.shape for view in views])
         where = f"{piece.node.name} ({annotation})"
+        if letter == VALUE and through and parts >= 1:
+            sizes[letter] = parts
         if letter not in sizes or letter == "1":
             raise InvalidUsageError(f"{where} has no dimension {letter!r} to split along")
         if letter in annotation.frozen:
@@ -132,7 +137,9 @@ class ParallelGraph:
                 view.cut(letters.index(letter), index, parts) if letter in letters else view
                 for letters, view in zip(annotation.operands, views, strict=True)
             ]
-            if letter in annotation.summed:
+            for at in through:
+                cut[at] = cut[at].partial(index, parts)
+            if letter in annotation.summed or letter == VALUE:
                 cut[-1] = cut[-1].partial(index, parts)
             inputs = tuple(cut[:-1])
             made.append(dataclasses.replace(piece, inputs=inputs, output=cut[-1]))
