@@ -243,9 +243,16 @@ class _Writer:
                 self.fetched[rank, view] = self._part(rank, made, written.box, view.box)
                 return
         if self._reduced_everywhere(view, sources):
-            for other, piece in enumerate(self._by_rank(sources)):
-                graph = self.made.graphs[other]
-                share = self.local[other, piece, view.buffer]
+            for other, graph in enumerate(self.made.graphs):
+                own = [
+                    self.local[other, piece, view.buffer]
+                    for piece, _ in sources
+                    if self.plan.ranks_of(piece) == [other]
+                ]
+                share = own[0]
+                if len(own) > 1:
+                    share = graph.tensor(view.shape, own[0].dtype, name=own[0].name)
+                    self._add_up(other, own, share)
                 total = graph.tensor(view.shape, share.dtype, name=share.name)
                 graph.add("all_reduce", [share], [total], {"packet": False}, "all_reduce")
                 self.fetched[other, view] = total
@@ -269,20 +276,17 @@ class _Writer:
         self.fetched[rank, view] = whole
 
     def _reduced_everywhere(self, view: View, sources: Sequence[Written]) -> bool:
-        """Does each rank have one share of exactly this box, and want all of it?"""
-        ranks = [self.plan.ranks_of(piece) for piece, _ in sources]
+        """Does each rank have shares of exactly this box, and want all of it?"""
+        ranks = {tuple(self.plan.ranks_of(piece)) for piece, _ in sources}
         return (
-            len(sources) == self.plan.ranks > 1
+            self.plan.ranks > 1
             and view.share == (0, 1)
-            and sorted(ranks) == [[rank] for rank in range(self.plan.ranks)]
+            and ranks == {(rank,) for rank in range(self.plan.ranks)}
             and all(written.box == view.box for _, written in sources)
             and sorted(written.share for _, written in sources)
             == [(i, len(sources)) for i in range(len(sources))]
             and len(self.wanted[view]) == self.plan.ranks
         )
-
-    def _by_rank(self, sources: Sequence[Written]) -> list[Piece]:
-        return sorted((piece for piece, _ in sources), key=lambda p: self.plan.ranks_of(p)[0])
 
     def _cover(
         self,
