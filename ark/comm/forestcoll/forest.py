@@ -179,7 +179,8 @@ def _gathering(
     if (net.demand > 0).sum() * (net.ranks - 1) > _MOST_EDGES:
         raise UnsupportedError(
             f"{topology.name} has {net.ranks} ranks; a tree for each has {net.ranks - 1} edges, "
-            f"and together they would be more than {_MOST_EDGES}. The optimum alone has no such limit."
+            f"and together they would be more than {_MOST_EDGES}; the optimum alone has no such "
+            "limit."
         )
     result = _isomorphic(net, optimum)
     if result is None:
