@@ -20,12 +20,17 @@ def least_us(
 
     Sizes are those of `ark.comm.simulate.simulate`; `root` is a rank's number, for broadcast and
     reduce. The bounds: cuts for gathering and scattering (ForestColl), for one root (Edmonds 1973),
-    weighted roots for an all-reduce, multicommodity flow for an all-to-all. Raises UnsupportedError
+    weighted roots for an all-reduce (where switches sum, the cuts between any two ranks), and
+    multicommodity flow for an all-to-all. Raises UnsupportedError
     where the network is too large for the last.
     """
     asked = Collective(collective)
     ranks = len(topology.ranks)
-    if asked is Collective.ALL_REDUCE:
+    if asked is Collective.ALL_REDUCE and topology.reduces:
+        # Of any ranks, what the others hear, or say, of every sum crosses once.
+        both = (topology, topology.reverse())
+        seconds = max(optimal(each, roots={topology.ranks[0]: 1}).lower_bound for each in both)
+    elif asked is Collective.ALL_REDUCE:
         seconds = 1 / optimal_all_reduce(topology).bound
     elif asked is Collective.ALL_TO_ALL:
         seconds = exchange(topology).lower_bound / ranks
