@@ -1,7 +1,8 @@
 """One fixture that gives a backend with a device: the same test bodies run on each.
 
 A backend without a device is skipped, with the probe's reason, unless ARK_REQUIRE promises it:
-ARK_REQUIRE=cuda:1 (several separated by commas) turns the skip into a failure.
+ARK_REQUIRE=cuda:1 (several separated by commas) turns the skip into a failure. Simulated backends
+take part only where it names them; test_mesh.py has what a default run sees of one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import ark
 from ark.backend import registry
 
 NAMES = ("cpu", "cuda", "rocm")
+SIMULATED = ("mesh",)
 
 
 def required(name: str) -> int:
@@ -26,7 +28,7 @@ def required(name: str) -> int:
     return 0
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=(*NAMES, *(name for name in SIMULATED if required(name))))
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """The name of a backend that ark was initialised with."""
     name = str(request.param)
