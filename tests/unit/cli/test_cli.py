@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import ark
+from ark.backend import registry
 from ark.backend.protocol import Probe
 from ark.cli import COMMANDS, main
 from tests.checkpoints import make_checkpoint
