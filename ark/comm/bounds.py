@@ -21,8 +21,8 @@ def least_us(
     Sizes are those of `ark.comm.simulate.simulate`; `root` is a rank's number, for broadcast and
     reduce. The bounds: cuts for gathering and scattering (ForestColl), for one root (Edmonds 1973),
     weighted roots for an all-reduce, and multicommodity flow for an all-to-all. Where switches
-    multicast or sum, the cuts between any two ranks stand for an all-reduce. Raises UnsupportedError
-    where the network is too large for the last.
+    multicast or sum, the cuts between any two ranks stand for an all-reduce. Raises
+    UnsupportedError where the network is too large for the flow.
     """
     asked = Collective(collective)
     ranks = len(topology.ranks)

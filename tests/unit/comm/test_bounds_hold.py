@@ -21,7 +21,7 @@ SIZE = 1 << 24
 
 
 def network(seed):
-    """A random network without latency; every third has weaker links, every fourth able switches."""
+    """A random network without latency: every third with weak links, every fourth able switches."""
     topology = random_eulerian(seed)
     rng = random.Random(seed)
     weak = Fraction(1, rng.randint(1, 4)) if seed % 3 == 0 else Fraction(1)
