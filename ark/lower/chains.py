@@ -33,8 +33,10 @@ def expression_of(node: Node) -> expression.Tree:
     if scalar is not None:
         arguments.append(expression.number(scalar))
     if node.type == "constant":
-        truth = node.outputs[0].dtype.name == "bool"
-        return ["cast", "bool", arguments[0]] if truth else arguments[0]
+        # A whole number is floating point, or bool, as its tensor is.
+        dtype = node.outputs[0].dtype.name
+        typed = dtype == "bool" or (dtype in expression.FLOATS and float(scalar).is_integer())
+        return ["cast", dtype, arguments[0]] if typed else arguments[0]
     if node.type == "cast":
         dtype = node.outputs[0].dtype
         # Elements that share bytes are converted where they are stored.
