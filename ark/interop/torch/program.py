@@ -21,7 +21,7 @@ from ark.interop.torch.graph import build, held
 from ark.interop.torch.values import Value
 from ark.lower.pipeline import plan as make_plan
 from ark.plan.verify import verify
-from ark.runtime.executor import Executor
+from ark.runtime.runner import Runner, load
 
 HOST = 1  # DLPack's number for the host's memory
 
@@ -49,7 +49,7 @@ class Program:
         by_name = {b.name: b.id for b in self._plan.buffers if b.arena == "external"}
         self._ids = [by_name.get(b.name) for b in self._buffers]
         self._addresses: list[int] = []
-        self._executor: Executor | None = None
+        self._executor: Runner | None = None
         self._checked = False
 
     def __call__(self, *given: Any) -> list[Any]:
@@ -95,7 +95,7 @@ class Program:
         """Tells the kernel where the tensors of this call lie."""
         found = {i: a for i, a in zip(self._ids, addresses, strict=True) if i is not None}
         if self._executor is None:
-            self._executor = Executor(self._plan, backend(), self._device, externals=found)
+            self._executor = load(self._plan, backend(), self._device, externals=found)
         else:
             self._executor.rebind(found)
         self._addresses = list(addresses)

@@ -208,8 +208,6 @@ def test_what_cannot_be_asked():
         forest(ring(4), "broadcast", root="g9")
     with pytest.raises(InvalidUsageError, match="one rank"):
         optimal(Topology("one", ("g0",), (), ()))
-    with pytest.raises(UnsupportedError, match="at most 512"):
-        forest(named("ring600"))
 
 
 def test_bandwidths_too_fine_for_64_bits_are_refused():

@@ -435,6 +435,27 @@ def test_the_default_sketch_joins_all_ranks_of_mixed_networks(seed):
         check(made.program)
 
 
+@pytest.mark.parametrize("inside", ["switch", "none"])
+def test_detours_where_shortest_paths_share_a_thin_link(inside):
+    topology = named("ndv2x4")  # whose eight ranks a box share one NIC
+    every = {"strategy": "switch", "switches": [list(range(8))]}
+    raw = {
+        "nnodes": 4,
+        "intranode_sketch": every if inside == "switch" else {"strategy": "none"},
+        "internode_sketch": {"strategy": "relay", "internode_conn": "fully-connected"},
+        "symmetry_offsets": [[8, 32]],
+    }
+    made = synthesize_taccl(topology, Sketch.from_json(raw), "all_gather", 60, 1 << 30)
+    assert "detours" in made.paths
+    assert made.routing_us < 1.1 * least_us(topology, "all_gather", 1 << 30)  # 8 without detours
+    prove(made.program, topology)
+
+
+def test_optimal_says_of_what():
+    made = synthesize_taccl(named("ring4"), None, "all_gather", 10)
+    assert made.optimal and made.paths == "paths at most 1 longer than the shortest"
+
+
 @pytest.mark.parametrize("name", ["mi250", "mi250x2", "dgx1v", "a100x2+h100x2", "mesh2x3"])
 def test_the_default_sketch_comes_near_the_bound(name):
     topology = named(name)
