@@ -193,7 +193,7 @@ class _Builder:
         rates = self._train(results, kept) if self.rates is not None else []
         outputs = [self._result([r[i] for r in results]) for i in range(len(results[0]))]
         if self.at is not None:
-            after = self.at + 1
+            after = ark.add(self.at, 1)
             ark.where(ark.less(after, count), after, 0, output=self.at)
         return Program(model, [*inputs, *rates, *kept.values()], outputs, tensors)
 
@@ -290,18 +290,18 @@ class _Builder:
             )
         total = losses[0].tensor
         for loss in losses[1:]:
-            total = total + loss.tensor
+            total = ark.add(total, loss.tensor)
         names = {
             spec.target: spec.arg.name
             for spec in self.exported.graph_signature.input_specs
             if spec.kind == InputKind.PARAMETER
         }
-        values = {
+        values: dict[torch.Tensor, ark.Tensor] = {
             tensor: kept[names[name]].tensor
             for name, tensor in self.module.named_parameters()
             if name in names
         }
-        return self.rates.step(total * (1.0 / len(losses)), values)
+        return self.rates.step(ark.mul(total, 1.0 / len(losses)), values)
 
     def _result(self, parts: Sequence[Value]) -> Value:
         """What a call gives of a result, on memory of its own. parts: by batch."""
@@ -316,14 +316,13 @@ class _Builder:
         target = ark.reshape(made.tensor, [groups, size])
         flat = ark.reshape(each, [1, size])
         if self.mode == "sum" and self.at is not None:
-            ark.where(ark.equal(self.at, 0), flat, target + flat, output=target)
+            ark.where(ark.equal(self.at, 0), flat, ark.add(target, flat), output=target)
         elif groups == 1:
             ark.copy(flat, target)
         else:
-            begin = ark.iota([groups, 1], 0, ark.int32) * (count // groups)
-            here = ark.logical_and(
-                ark.greater_equal(self.at, begin), ark.less(self.at, begin + count // groups)
-            )
+            begin = ark.mul(ark.iota([groups, 1], 0, ark.int32), count // groups)
+            end = ark.add(begin, count // groups)
+            here = ark.logical_and(ark.greater_equal(self.at, begin), ark.less(self.at, end))
             ark.where(here, flat, target, output=target)
         return made
 

@@ -58,8 +58,7 @@ class Rates:
         if self._name == "SGD":
             momentum, nesterov = float(group["momentum"]), bool(group["nesterov"])
             return ark.optim.SGD(parameters, rate, momentum, decay, nesterov)
-        betas = tuple(float(b) for b in group["betas"])
-        kind = ark.optim.AdamW
-        if self._name == "Adam" and not group.get("decoupled_weight_decay"):
-            kind = ark.optim.Adam
-        return kind(parameters, rate, betas, float(group["eps"]), decay)
+        first, second = group["betas"]
+        coupled = self._name == "Adam" and not group.get("decoupled_weight_decay")
+        kind: type[ark.optim.Adam] = ark.optim.Adam if coupled else ark.optim.AdamW
+        return kind(parameters, rate, (float(first), float(second)), float(group["eps"]), decay)
