@@ -30,7 +30,8 @@ ARK_DEVICE void ark_topk(ArkCtx& c, const ArkTask& t, X x, V values, I indices) 
 
 // coord: row, slot, first and last+1 output. The input has a row a slot (SLOTS) or one for all. The
 // weight has EXPERTS experts from FIRST on, of OF; the results of the others are zeros.
-template <int EXPERTS, int N, int K, bool SLOTS, int FIRST, int OF, class X, class W, class E, class O>
+template <int EXPERTS, int N, int K, bool SLOTS, int FIRST, int OF, class X, class W, class E,
+          class O>
 ARK_DEVICE void ark_expert_linear(ArkCtx& c, const ArkTask& t, X x, W weight, E experts, O output) {
   const int row = t.coord[0], slot = t.coord[1];
   float* xs = reinterpret_cast<float*>(ARK_SCRATCH(c));
