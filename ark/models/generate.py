@@ -31,9 +31,10 @@ from ark.plan.serialize import from_json, to_json
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime import cache
-from ark.runtime.executor import BUDGET_S, Executor, Ranks
+from ark.runtime.executor import BUDGET_S
 from ark.runtime.program import begin
-from ark.runtime.run import Run
+from ark.runtime.run import Ranks, Run
+from ark.runtime.runner import load
 from ark.tasks.tokens import SETTINGS
 
 COLDEST, HOTTEST = 1e-5, 1e5
@@ -192,6 +193,7 @@ class Generator:
         context: int | None = None,
         chunk: int | None = None,
         batch: int = 1,
+        split: str = "",
         ranks: Ranks | None = None,
         rank: int = 0,
         world_size: int = 1,
@@ -203,6 +205,7 @@ class Generator:
     ) -> None:
         """chunk: prompt tokens an iteration, by default usual_chunk's. batch: sequences decoded
         together, for `stream_batch`; their prompts are read a token an iteration, without chunks.
+        split: how ranks share the model, as of ark.models.build.Shape.
 
         progress(what, done, total) is called while weights are loaded (bytes) and once per step
         of unknown length (total 0).
@@ -229,6 +232,7 @@ class Generator:
             rank,
             world_size,
             batch,
+            split,
         )
         tell("planning", 0, 0)
         if plan is None:
@@ -252,7 +256,7 @@ class Generator:
             check_plan(plan, expected, self.shape)
         self._check_memory(plan, device)
         tell("compiling", 0, 0)
-        self.executor = Executor(
+        self.executor = load(
             plan, backend, device, ranks=ranks, trace_records=trace_records, budget_s=budget_s
         )
         total = plan.arenas["parameter"]
