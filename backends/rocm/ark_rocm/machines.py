@@ -38,6 +38,7 @@ ARCHS = {
 }
 
 WARPS = 8
+STAGE_BYTES = 4096  # of weights read in place: tasks are cut between rows, or pairs, of them
 TILE = (128, 128)  # of a matmul; two steps of both sides take 40 KB of shared memory
 
 
@@ -82,7 +83,7 @@ def machine(name: str, model: Model) -> Machine:
         processors=model.processors,
         lanes=arch.lanes,
         shared_bytes=arch.lds - RESERVED,
-        variants=(block(WARPS),),
+        variants=(block(WARPS, stage_bytes=STAGE_BYTES),),
         memory_bytes=model.memory_gib << 30,
         bandwidth_gbps=model.bandwidth_gbps,
         tflops=model.tflops,
@@ -105,7 +106,7 @@ def opened(name: str, arch: str, processors: int, shared_bytes: int, memory: int
         processors=processors,
         lanes=ARCHS[plain].lanes,
         shared_bytes=shared_bytes - RESERVED,
-        variants=(block(WARPS),),
+        variants=(block(WARPS, stage_bytes=STAGE_BYTES),),
         memory_bytes=memory,
         bandwidth_gbps=like.bandwidth_gbps * scale,
         tflops=like.tflops * scale,
