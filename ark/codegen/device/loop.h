@@ -190,6 +190,7 @@ struct ArkLoop {
   ArkTask tasks[ARK_SLOTS];
   ArkCounterOp counter_ops[ARK_SLOTS][ARK_SLOT_COUNTER_OPS];
   ArkCtx ctx;
+  ark_u64 begun;  // when the running task had been waited for, if that is traced
 };
 static_assert(sizeof(ArkLoop) <= ARK_LOOP_BYTES, "the loop's share of scratch");
 static_assert(sizeof(ArkTask) <= 256 && sizeof(ArkCounterOp) * ARK_SLOT_COUNTER_OPS <= 256, "");
@@ -419,7 +420,9 @@ ARK_DEVICE bool ark_enter_task(ArkLoop& loop, ark_u32 i) {
 #if defined(ARK_BODIES_ENTER)
 ARK_DEVICE bool ark_enter(ArkCtx& c) {
   ArkLoop& loop = *reinterpret_cast<ArkLoop*>(ARK_SCRATCH(c) - ARK_LOOP_BYTES);
-  return ark_enter_task(loop, ark_warp_load(&c.warps[ark_warp()]));
+  const bool go = ark_enter_task(loop, ark_warp_load(&c.warps[ark_warp()]));
+  if (ARK_PARAMS(c)->trace && ark_tid() == 0) loop.begun = ark_time_ns();
+  return go;
 }
 #endif
 
@@ -460,8 +463,8 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
       if (i + 2u < end) ark_task_ahead(team, loop, p, i + 2u);
       ark_warp_store(&c.warps[ark_warp()], i);
 #if defined(ARK_BODIES_ENTER)
-      const ark_u64 begin = p->trace ? ark_time_ns() : 0u;
       if (!ark_dispatch(c, task)) return;
+      const ark_u64 begin = loop.begun;
 #else
       if (!ark_enter_task(loop, i)) return;
       const ark_u64 begin = p->trace ? ark_time_ns() : 0u;

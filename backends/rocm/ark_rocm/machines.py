@@ -39,6 +39,7 @@ ARCHS = {
 
 WARPS = 8
 STAGE_BYTES = 4096  # of weights read in place: tasks are cut between rows, or pairs, of them
+CAPABILITIES = ("packets", "packet_gate", "peer_packets", "proxy")
 TILE = (128, 128)  # of a matmul; two steps of both sides take 40 KB of shared memory
 
 
@@ -89,7 +90,7 @@ def machine(name: str, model: Model) -> Machine:
         tflops=model.tflops,
         signal_us=model.signal_us,
         tile=TILE,
-        capabilities=(arch.unit, "peer_packets", "proxy"),
+        capabilities=(arch.unit, *CAPABILITIES),
     )
 
 
@@ -112,5 +113,5 @@ def opened(name: str, arch: str, processors: int, shared_bytes: int, memory: int
         tflops=like.tflops * scale,
         signal_us=like.signal_us,
         tile=TILE,
-        capabilities=(ARCHS[plain].unit, "peer_packets", "proxy"),
+        capabilities=(ARCHS[plain].unit, *CAPABILITIES),
     )

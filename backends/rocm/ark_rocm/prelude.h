@@ -129,7 +129,7 @@ template <int CONTROL>
 ARK_DEVICE float ark_row_move(float v) {
   const int bits = static_cast<int>(ark_float_bits(v));
   return ark_bits_float(
-      static_cast<ark_u32>(__builtin_amdgcn_update_dpp(bits, bits, CONTROL, 0xf, 0xf, false)));
+      static_cast<ark_u32>(__builtin_amdgcn_update_dpp(0, bits, CONTROL, 0xf, 0xf, true)));
 }
 ARK_DEVICE float ark_lane_value(float v, int lane) {
   return ark_bits_float(

@@ -63,6 +63,15 @@ ARK_DEVICE ark_u32x4 ark_piece_at(const T* p) {
   return *(const ark_global<ark_u32x4>*)p;
 }
 
+// Sums over the groups of GROUP lanes in each half of 32 lanes, lane by lane.
+template <int GROUP>
+ARK_DEVICE float ark_half_sum(float v) {
+  if (GROUP <= 4) v += ark_row_move<0x124>(v);  // row_ror 4
+  if (GROUP <= 8) v += ark_row_move<0x128>(v);  // row_ror 8
+  return v + ark_bits_float(static_cast<ark_u32>(__builtin_amdgcn_ds_swizzle(
+                 static_cast<int>(ark_float_bits(v)), 0x401f)));  // the other row of 16
+}
+
 // Sums over the lanes of a position: 4, 8 or 16 neighbours; the same in each of them.
 template <int LANES>
 ARK_DEVICE float ark_group_sum(float v) {
@@ -84,6 +93,7 @@ ARK_DEVICE bool ark_row_attention(ArkCtx& c, const ArkTask& t, const T* type, fl
   constexpr int GROUP = D / N;                  // lanes of a position
   constexpr int TOGETHER = ARK_LANES / GROUP;   // positions of a load
   constexpr int STRIDE = TOGETHER * ARK_WARPS;  // of the block's loads
+  constexpr int WIDE = D + 2, HALVES = ARK_LANES / 32;
   float* parts = reinterpret_cast<float*>(ARK_SCRATCH(c));  // by wave, head: sums, top, weight
   const int row = t.coord[0], head = t.coord[1], split = t.coord[2];
   const int seen = position.p[0] + row + 1;
@@ -103,20 +113,25 @@ ARK_DEVICE bool ark_row_attention(ArkCtx& c, const ArkTask& t, const T* type, fl
     value[a] = fetch(values, mine + a * STRIDE);
   }
   if (!ark_enter(c)) return false;
-  float q[G][N], current[2][N] = {};
-  const bool newest = cached < end && ark_warp() == ARK_WARPS - 1;  // its lanes take it too
-#pragma unroll
-  for (int n = 0; n < N; ++n) {
+  float* given = parts + ARK_WARPS * HALVES * G * WIDE;  // queries, then the newest key and value
+  constexpr int QUERIES = G * D, GIVEN = QUERIES + (F::given ? 2 * D : 0);
+  for (int i = ark_tid(); i < GIVEN; i += ARK_THREADS) {
+    if (i < QUERIES) {
+      given[i] = ark_load(c, query, 0, 0, row, head * QUERIES + i) * (scale * ARK_LOG2_E);
+    }
     if constexpr (F::given) {
-      if (newest) {
-        current[0][n] = ark_load(c, fresh, 0, 0, 0, head * D + d + n);
-        current[1][n] = ark_load(c, fresh, 0, 0, 0, (KV_HEADS + head) * D + d + n);
-      }
+      const int e = i - QUERIES;
+      const int column = e < D ? head * D + e : (KV_HEADS + head - 1) * D + e;
+      if (e >= 0) given[i] = ark_load(c, fresh, 0, 0, 0, column);
     }
+  }
+  ark_sync();
+  const bool newest = cached < end && ark_warp() == ARK_WARPS - 1;  // its lanes take it too
+  float q[G][N];
 #pragma unroll
-    for (int g = 0; g < G; ++g) {
-      q[g][n] = ark_load(c, query, 0, 0, row, (head * G + g) * D + d + n) * (scale * ARK_LOG2_E);
-    }
+  for (int g = 0; g < G; ++g) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) q[g][n] = given[g * D + d + n];
   }
   ArkRowState<G, N> state;
   state.clear();
@@ -144,33 +159,35 @@ ARK_DEVICE bool ark_row_attention(ArkCtx& c, const ArkTask& t, const T* type, fl
     for (int g = 0; g < G; ++g) state.add(g, score[g], v);
   }
   if (newest) {
-    float v[1][N];
+    float k[N], v[1][N];
 #pragma unroll
-    for (int n = 0; n < N; ++n) v[0][n] = current[1][n];
+    for (int n = 0; n < N; ++n) {
+      k[n] = given[QUERIES + d + n];
+      v[0][n] = given[QUERIES + D + d + n];
+    }
 #pragma unroll
     for (int g = 0; g < G; ++g) {
-      const float score[1] = {ark_lane() < GROUP ? dot(g, current[0]) : -1e30f};
+      const float score[1] = {ark_lane() < GROUP ? dot(g, k) : -1e30f};
       state.add(g, score, v);
     }
   }
+  // One maximum for the wave, so that only sums are left to be joined: within rows of 16 lanes here,
+  // across rows of 32 by a shuffle, the rest in shared memory.
 #pragma unroll
-  for (int mask = GROUP; mask < ARK_LANES; mask *= 2) {
+  for (int g = 0; g < G; ++g) {
+    state.lower(g, ark_warp_max(state.top[g]));
+    state.weight[g] = ark_half_sum<GROUP>(state.weight[g]);
 #pragma unroll
-    for (int g = 0; g < G; ++g) {
-      state.lower(g, __builtin_fmaxf(ark_shfl_xor(state.top[g], mask), state.top[g]));
-      state.weight[g] += ark_shfl_xor(state.weight[g], mask);
-#pragma unroll
-      for (int n = 0; n < N; ++n) state.sum[g][n] += ark_shfl_xor(state.sum[g][n], mask);
-    }
+    for (int n = 0; n < N; ++n) state.sum[g][n] = ark_half_sum<GROUP>(state.sum[g][n]);
   }
-  constexpr int WIDE = D + 2;
-  if (ark_lane() < GROUP) {
+  const int half = ark_lane() / 32;
+  if (ark_lane() % 32 < GROUP) {
 #pragma unroll
     for (int g = 0; g < G; ++g) {
-      float* part = parts + (ark_warp() * G + g) * WIDE;
+      float* part = parts + ((ark_warp() * HALVES + half) * G + g) * WIDE;
 #pragma unroll
       for (int n = 0; n < N; ++n) part[d + n] = state.sum[g][n];
-      if (ark_lane() == 0) {
+      if (ark_lane() % 32 == 0) {
         part[D] = state.top[g];
         part[D + 1] = state.weight[g];
       }
@@ -181,11 +198,11 @@ ARK_DEVICE bool ark_row_attention(ArkCtx& c, const ArkTask& t, const T* type, fl
     const int g = i / D, e = i % D;
     float most = -1e30f, sum = 0.0f, weight = 0.0f;
 #pragma unroll
-    for (int w = 0; w < ARK_WARPS; ++w) {
+    for (int w = 0; w < ARK_WARPS * HALVES; ++w) {
       most = __builtin_fmaxf(most, parts[(w * G + g) * WIDE + D]);
     }
 #pragma unroll
-    for (int w = 0; w < ARK_WARPS; ++w) {
+    for (int w = 0; w < ARK_WARPS * HALVES; ++w) {
       const float* part = parts + (w * G + g) * WIDE;
       const float keep = ark_exp2(part[D] - most);
       sum += keep * part[e];

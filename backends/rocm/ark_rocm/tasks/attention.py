@@ -26,7 +26,9 @@ def _group(sig: Signature) -> int:
 
 
 def _bytes(sig: Signature, machine: Machine) -> int:
-    return 4 * machine.warps * _group(sig) * (sig.params["head_dim"] + 2)
+    width, group = sig.params["head_dim"], _group(sig)
+    halves = machine.warps * machine.lanes // 32
+    return 4 * (halves * group * (width + 2) + (group + 2) * width)
 
 
 def serves(sig: Signature, machine: Machine) -> bool:
@@ -47,7 +49,7 @@ def headers(machine: Machine) -> tuple[str, ...]:
 
 
 def scratch(sig: Signature, machine: Machine) -> int:
-    """The waves' results, in bytes; 0 where the common body serves."""
+    """The waves' results and what the task reads of this iteration, in bytes; 0 where the common body serves."""
     return _bytes(sig, machine) if serves(sig, machine) else 0
 
 

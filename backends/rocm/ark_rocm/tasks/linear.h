@@ -1,9 +1,13 @@
 // Linear layers of one input row in which every wave of the block has an equal share of a task's
 // weights, whatever the number of rows: rows are cut along k into parts of a wave's 16-byte loads,
-// dealt to the waves in turn. A wave's first AHEAD loads are under way before the task waits for
+// dealt to the waves in turn. A wave's first four loads, 32 KB a block of eight waves, are under way before the task waits for
 // its input; registers are the ring.
 
-// A lane's products of 16 bytes of weights, nothing beyond the row's end.
+// Defined in ark/tasks/fused.h, which follows.
+template <int S, int FIRST, int M, class A>
+struct ArkSummed;
+
+// The weights of a task's rows in parts, and a lane's products with them.
 template <typename T, int K, int PARTS>
 struct ArkSplitRows {
   static constexpr int PIECE = static_cast<int>(16 / sizeof(T));
@@ -11,19 +15,39 @@ struct ArkSplitRows {
   static constexpr bool WHOLE = K % SPAN == 0;
   const ark_global<T>* weights;
   int count;  // parts of all rows
+  int lane;
 
-  ARK_METHOD int k(int part) const { return part % PARTS * SPAN + ark_lane() * PIECE; }
+  // Beyond the last part, or the row's end, something that is there comes again: a load that
+  // depends on a branch would make the next wait one for all that are under way.
   ARK_METHOD ark_u32x4 load(int part) const {
-    const int at = k(part);
-    if (part >= count || (!WHOLE && at >= K)) return ark_u32x4(0u);
-    return __builtin_nontemporal_load(
-        (const ark_global<ark_u32x4>*)(weights + static_cast<ark_i64>(part / PARTS) * K + at));
+    const int known = part < count ? part : count - 1;
+    const ark_i64 start = WHOLE ? static_cast<ark_i64>(known) * SPAN
+                                : static_cast<ark_i64>(known / PARTS) * K + within(known) - at();
+    return __builtin_nontemporal_load((const ark_global<ark_u32x4>*)(weights + start + at()));
   }
   ARK_METHOD float dot(int part, ark_u32x4 piece, const float* xs) const {
-    const int at = WHOLE || k(part) < K ? k(part) : 0;
-    return ark_warp_sum(ark_piece_dot(static_cast<const T*>(nullptr), piece, xs + at));
+    const float sum = ark_piece_dot(static_cast<const T*>(nullptr), piece, xs + within(part));
+    return WHOLE || part % PARTS * SPAN + at() < K ? sum : 0.0f;
+  }
+  ARK_METHOD int at() const { return lane * PIECE; }
+  ARK_METHOD int within(int part) const {
+    const int k = part % PARTS * SPAN + at();
+    return WHOLE || k < K ? k : 0;
   }
 };
+
+// Sums of four values over the wave, all at once: lane l has that of v[l % 4].
+ARK_DEVICE float ark_sum_four(const float (&v)[4], int lane) {
+  const bool odd = (lane & 1) != 0, upper = (lane & 2) != 0;
+  const float low = (odd ? v[1] : v[0]) + ark_row_move<0xb1>(odd ? v[0] : v[1]);
+  const float high = (odd ? v[3] : v[2]) + ark_row_move<0xb1>(odd ? v[2] : v[3]);
+  float sum = (upper ? high : low) + ark_row_move<0x4e>(upper ? low : high);
+  sum += ark_row_move<0x124>(sum);  // row_ror 4
+  sum += ark_row_move<0x128>(sum);  // row_ror 8
+#pragma unroll
+  for (int mask = 16; mask < ARK_LANES; mask *= 2) sum += ark_shfl_xor(sum, mask);
+  return sum;
+}
 
 // The input row to shared memory, times the norm's weights if there are any; the norm's scale.
 template <int K, class X, class P>
@@ -49,22 +73,43 @@ ARK_DEVICE float ark_split_input(ArkCtx& c, X x, const P& prologue, float* xs, f
   }
 }
 
+// Where the input is packets one wave waits for one of them, before all threads ask for theirs: many
+// that poll at once are in each other's way, and in the way of the weights.
+template <int K, typename T, ark_i64 S0, ark_i64 S1, ark_i64 S2, ark_i64 S3, bool SYSTEM>
+ARK_DEVICE bool ark_gate(ArkCtx& c, const ArkOperand<T, S0, S1, S2, S3, SYSTEM>& x) {
+  if constexpr (ark_packets<T>) {
+    if (ark_warp() == 0) {
+      const int k = static_cast<int>(c.processor * 61u % static_cast<ark_u32>(K));
+      ark_wait_packet(c, ark_address(x, 0, 0, 0, k), SYSTEM);
+    }
+    return ark_agree(!ark_failed(c));
+  } else {
+    return true;
+  }
+}
+template <int K, int S, int FIRST, int M, class A>
+ARK_DEVICE bool ark_gate(ArkCtx& c, const ArkSummed<S, FIRST, M, A>& x) {
+  return ark_gate<K>(c, x.shares);
+}
+
 // coord: first and last+1 row of the weights; at most ROWS. False if the processor is to leave.
-template <typename T, int K, int PARTS, int ROWS, int AHEAD, class X, class P, class E>
+template <typename T, int K, int PARTS, int ROWS, class X, class P, class E>
 ARK_DEVICE bool ark_linear_split(ArkCtx& c, const ArkTask& t, const T* weights, X x,
                                  const P& prologue, E epilogue) {
-  constexpr int WIDTH = E::WIDTH;
+  constexpr int AHEAD = 4, WIDTH = E::WIDTH;
   constexpr int OWN = (ROWS / WIDTH + ARK_THREADS - 1) / ARK_THREADS;  // of a thread
   float* xs = reinterpret_cast<float*>(ARK_SCRATCH(c));
   float* sums = xs + K;
-  float* red = sums + ROWS * PARTS;
+  float* red = sums + ROWS * PARTS + AHEAD * ARK_WARPS;  // the last round may exceed the rows
   const int first = t.coord[0], rows = t.coord[1] - first;
   const ArkSplitRows<T, K, PARTS> split{
-      ark_to_global(weights) + static_cast<ark_i64>(first) * K, rows * PARTS};
+      ark_to_global(weights) + static_cast<ark_i64>(first) * K, rows * PARTS, ark_lane()};
+  const int warp = ark_warp();
   ark_u32x4 ring[AHEAD];
 #pragma unroll
-  for (int a = 0; a < AHEAD; ++a) ring[a] = split.load(ark_warp() + a * ARK_WARPS);
+  for (int a = 0; a < AHEAD; ++a) ring[a] = split.load(warp + a * ARK_WARPS);
   if (!ark_enter(c)) return false;
+  if (!ark_gate<K>(c, x)) return false;
   float ahead[OWN][1][WIDTH] = {};
 #pragma unroll
   for (int o = 0; o < OWN; ++o) {
@@ -74,14 +119,16 @@ ARK_DEVICE bool ark_linear_split(ArkCtx& c, const ArkTask& t, const T* weights, 
   const float scale = ark_split_input<K>(c, x, prologue, xs, red);
   ark_sync();
 #pragma unroll 1
-  for (int part = ark_warp(); part < split.count; part += AHEAD * ARK_WARPS) {
+  for (int part = warp; part < split.count; part += AHEAD * ARK_WARPS) {
+    float sum[AHEAD];
 #pragma unroll
     for (int a = 0; a < AHEAD; ++a) {
       const int at = part + a * ARK_WARPS;
-      const float sum = split.dot(at, ring[a], xs);
+      sum[a] = split.dot(at, ring[a], xs);
       ring[a] = split.load(at + AHEAD * ARK_WARPS);
-      if (at < split.count && ark_lane() == 0) sums[at] = sum;
     }
+    const float total = ark_sum_four(sum, split.lane);
+    if (split.lane < AHEAD) sums[part + split.lane * ARK_WARPS] = total;
   }
   ark_sync();
 #pragma unroll

@@ -15,7 +15,7 @@ from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.linear import epilogue, prologue
 
-LOADS_AHEAD = 4  # of 16 bytes a lane: 32 KB a block of eight waves of 64
+LOADS_AHEAD = 4  # of a wave, AHEAD of linear.h
 _TYPES = ("fp32", "fp16", "bf16")
 
 
@@ -35,7 +35,8 @@ def _rows(sig: Signature, machine: Machine) -> int:
 def _bytes(sig: Signature, machine: Machine) -> int:
     """The input row, the parts' sums, and what reductions over the block take."""
     k = sig.operands[0].shape[1]
-    return 4 * (k + _rows(sig, machine) * _parts(sig, machine) + 2 * machine.warps)
+    sums = _rows(sig, machine) * _parts(sig, machine) + LOADS_AHEAD * machine.warps
+    return 4 * (k + sums + 2 * machine.warps)
 
 
 def serves(sig: Signature, machine: Machine) -> bool:
@@ -71,7 +72,6 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
         k,
         _parts(sig, machine),
         _rows(sig, machine),
-        LOADS_AHEAD,
     )
     weights = f"{text.given(sig, 1)}.p"
     operands = (weights, text.given(sig, 0), prologue(sig), epilogue(sig))

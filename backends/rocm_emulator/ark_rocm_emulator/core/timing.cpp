@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <bit>
 #include <cstdlib>
+#include <fstream>
 #include <string>
 
 #include "access.h"
+#include "disasm.h"
 #include "grid.h"
 #include "wave.h"
 
@@ -72,6 +74,24 @@ Timing::Timing(const TimingModel& model, Grid& grid)
   for (size_t k = 0; k < count; k++) units_.emplace_back(model.l1_lines);
   simds_.resize(count * 4);
   for (int k = 0; k < model.dies; k++) dies_.emplace_back(model.l2_lines);
+}
+
+Timing::~Timing() {
+  const char* path = std::getenv("ARK_ROCM_EMULATOR_PROFILE");
+  if (path == nullptr) return;
+  std::ofstream file(path);
+  for (uint32_t pc = 0; pc < spent_.size(); pc++) {
+    if (spent_[pc] == 0) continue;
+    file << std::hex << pc * 4 << std::dec << '\t' << static_cast<uint64_t>(spent_[pc]) << '\t'
+         << disassemble(grid_.program->at(pc), model_.arch) << '\n';
+  }
+}
+
+// Books the time since the last mark to the instruction that took it.
+void Timing::spend(WaveTiming& t) {
+  if (t.at >= spent_.size()) spent_.resize(t.at + 1024);
+  spent_[t.at] += t.now - t.mark;
+  t.mark = t.now;
 }
 
 void Timing::add(Wave& w) {
@@ -284,6 +304,8 @@ double Timing::operands_ready(const Wave& w, const Inst& i) const {
 
 void Timing::before(Wave& w, const Inst& i) {
   WaveTiming& t = *w.timing;
+  spend(t);   // what a barrier took
+  t.at = i.pc;
   const Cost cost = known(i);
   Simd& simd = simds_[t.simd];
   switch (cost.unit) {
@@ -357,6 +379,7 @@ void Timing::after(Wave& w, const Inst& i) {
   WaveTiming& t = *w.timing;
   if (w.pc != i.next && costs_[i.pc].unit == Unit::Branch) t.now += model_.taken_branch;
   latest_ = std::max(latest_, t.now);
+  spend(t);
 }
 
 void Timing::released(Workgroup& group) {

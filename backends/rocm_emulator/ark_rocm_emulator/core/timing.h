@@ -94,6 +94,8 @@ struct Cost {
 
 struct WaveTiming {
   double now = 0;
+  double mark = 0;                    // up to where its time is in the profile
+  uint32_t at = 0;                    // the instruction that runs, or ran last
   bool queued = false;
   double matrix_until = 0;            // no register is pending from then on
   uint32_t unit = 0, simd = 0;        // over all units
@@ -104,6 +106,7 @@ struct WaveTiming {
 class Timing {
  public:
   Timing(const TimingModel& model, Grid& grid);
+  ~Timing();                          // writes the profile that ARK_ROCM_EMULATOR_PROFILE asks for
   void add(Wave& w);
   // The wave that is furthest behind, taken out of the queue; null if none can run.
   Wave* next();
@@ -150,6 +153,7 @@ class Timing {
   double lds_cycles(Wave& w, const Inst& i, const Cost& cost) const;
   void wait(WaveTiming& t, uint32_t imm) const;
   double operands_ready(const Wave& w, const Inst& i) const;
+  void spend(WaveTiming& t);
 
   const TimingModel& model_;
   Grid& grid_;
@@ -160,6 +164,7 @@ class Timing {
   Server mall_port_, memory_;
   std::unordered_map<uint64_t, Shared> shared_;
   std::vector<std::unique_ptr<WaveTiming>> waves_;
+  std::vector<double> spent_;          // cycles of all waves, by instruction
   std::vector<Cost> costs_;
   std::priority_queue<Turn> turns_;
   uint64_t order_ = 0;
