@@ -70,10 +70,10 @@ class Dialect:
     polls: by task kind, writers of `void NAME_poll(ArkCtx&, const ArkTask&)`, with which the lead
     warp there waits for a task's input; where one writes None, the body is in block form. loads: by
     task kind, writers of NAME_load, the half of a body that a loading thread runs in variants that
-    have loading warps but no ring; enters: by task kind, whether the vendor's own body of the
-    variant `block` begins before its task's waits and calls ark_enter itself; it returns a bool
-    then, and until that call reads nothing but what the stream fetches. loader: writes the source text of their loop, for the signatures
-    of all ops. maps: by task kind, the box maps of its operands.
+    have loading warps but no ring; loader: writes the source text of their loop, for the signatures
+    of all ops. enters: by task kind, whether the vendor's own body of the variant `block` begins
+    before its task's waits and calls ark_enter itself; it returns a bool then, and until that call
+    reads nothing but what the stream fetches. maps: by task kind, the box maps of its operands.
     """
 
     name: str

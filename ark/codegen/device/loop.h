@@ -464,7 +464,7 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
       ark_warp_store(&c.warps[ark_warp()], i);
 #if defined(ARK_BODIES_ENTER)
       if (!ark_dispatch(c, task)) return;
-      const ark_u64 begin = loop.begun;
+      const ark_u64 begin = p->trace && leader ? loop.begun : 0u;
 #else
       if (!ark_enter_task(loop, i)) return;
       const ark_u64 begin = p->trace ? ark_time_ns() : 0u;

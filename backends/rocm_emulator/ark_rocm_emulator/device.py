@@ -214,8 +214,9 @@ def activate(request: str | None = None) -> Activation | None:
     """Put emulated devices under hip-python if they are asked for; build the stand-in if need be.
 
     Args:
-        request: "emulated:gfx942[,2]", or "emulated:mi300x" with predicted times; default: the environment's ARK_ROCM_DEVICE. The variables
-            ARK_ROCM_EMULATOR_SEED, _CHECKS and _COMPUTE_UNITS are heeded too.
+        request: "emulated:gfx942[,2]", or "emulated:mi300x" with predicted times; default: the
+            environment's ARK_ROCM_DEVICE. The variables ARK_ROCM_EMULATOR_SEED, _CHECKS and
+            _COMPUTE_UNITS are heeded too.
 
     Returns:
         What is emulated now (activating twice changes nothing), or None if nothing was asked for.

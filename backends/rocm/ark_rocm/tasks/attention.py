@@ -49,7 +49,7 @@ def headers(machine: Machine) -> tuple[str, ...]:
 
 
 def scratch(sig: Signature, machine: Machine) -> int:
-    """The waves' results and what the task reads of this iteration, in bytes; 0 where the common body serves."""
+    """The waves' results and what a task reads of its iteration, in bytes; 0 where not served."""
     return _bytes(sig, machine) if serves(sig, machine) else 0
 
 

@@ -19,6 +19,9 @@ namespace {
 
 constexpr double kSlack = 64;   // cycles that a wave may run ahead of the others
 constexpr uint64_t kLine = 128;
+// A coherent access beside an ordinary one that the memory-side cache answers: what makes a counter's
+// hand-over as long as it was measured.
+constexpr double kCoherent = 1.7;
 
 bool has(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
@@ -198,7 +201,7 @@ double Timing::fetch(WaveTiming& t, uint64_t line, double at, bool through_l1) {
 // there: it counts as asked again where it came too early.
 double Timing::coherent(WaveTiming& t, uint64_t line, double at, bool writes, bool changes) {
   Die& die = dies_[t.unit % static_cast<uint32_t>(model_.dies)];
-  const double way = model_.mall_latency / 2;
+  const double way = kCoherent * model_.mall_latency / 2;
   at = die.fabric.serve(die.l2_port.serve(at, kLine / model_.l2_width),
                         32 / model_.fabric_width);
   Shared& shared = shared_[line];
