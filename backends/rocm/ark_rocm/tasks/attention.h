@@ -135,7 +135,7 @@ ARK_DEVICE bool ark_row_attention(ArkCtx& c, const ArkTask& t, const T* type, fl
   }
   ArkRowState<G, N> state;
   state.clear();
-  const auto dot = [&](int g, const float(&k)[N]) {
+  const auto dot = [&](int g, const float (&k)[N]) {
     float sum = 0.0f;
 #pragma unroll
     for (int n = 0; n < N; ++n) sum += k[n] * q[g][n];
@@ -171,8 +171,8 @@ ARK_DEVICE bool ark_row_attention(ArkCtx& c, const ArkTask& t, const T* type, fl
       state.add(g, score, v);
     }
   }
-  // One maximum for the wave, so that only sums are left to be joined: within rows of 16 lanes here,
-  // across rows of 32 by a shuffle, the rest in shared memory.
+  // One maximum for the wave, so that only sums are left to be joined: within rows of 16 lanes
+  // here, across rows of 32 by a shuffle, the rest in shared memory.
 #pragma unroll
   for (int g = 0; g < G; ++g) {
     state.lower(g, ark_warp_max(state.top[g]));
@@ -217,5 +217,6 @@ ARK_DEVICE bool ark_row_attention(ArkCtx& c, const ArkTask& t, const T* type, fl
         ark_publish(c, output, row, head * G + g, split, D + 1, weight);
       }
     }
-  }  return true;
+  }
+  return true;
 }

@@ -1,7 +1,7 @@
 // Linear layers of one input row in which every wave of the block has an equal share of a task's
 // weights, whatever the number of rows: rows are cut along k into parts of a wave's 16-byte loads,
-// dealt to the waves in turn. A wave's first four loads, 32 KB a block of eight waves, are under way before the task waits for
-// its input; registers are the ring.
+// dealt to the waves in turn. A wave's first four loads, 32 KB a block of eight waves, are under
+// way before the task waits for its input; registers are the ring.
 
 // Defined in ark/tasks/fused.h, which follows.
 template <int S, int FIRST, int M, class A>
@@ -73,8 +73,8 @@ ARK_DEVICE float ark_split_input(ArkCtx& c, X x, const P& prologue, float* xs, f
   }
 }
 
-// Where the input is packets one wave waits for one of them, before all threads ask for theirs: many
-// that poll at once are in each other's way, and in the way of the weights.
+// Where the input is packets one wave waits for one of them, before all threads ask for theirs:
+// many that poll at once are in each other's way, and in the way of the weights.
 template <int K, typename T, ark_i64 S0, ark_i64 S1, ark_i64 S2, ark_i64 S3, bool SYSTEM>
 ARK_DEVICE bool ark_gate(ArkCtx& c, const ArkOperand<T, S0, S1, S2, S3, SYSTEM>& x) {
   if constexpr (ark_packets<T>) {
@@ -102,8 +102,8 @@ ARK_DEVICE bool ark_linear_split(ArkCtx& c, const ArkTask& t, const T* weights, 
   float* sums = xs + K;
   float* red = sums + ROWS * PARTS + AHEAD * ARK_WARPS;  // the last round may exceed the rows
   const int first = t.coord[0], rows = t.coord[1] - first;
-  const ArkSplitRows<T, K, PARTS> split{
-      ark_to_global(weights) + static_cast<ark_i64>(first) * K, rows * PARTS, ark_lane()};
+  const ArkSplitRows<T, K, PARTS> split{ark_to_global(weights) + static_cast<ark_i64>(first) * K,
+                                        rows * PARTS, ark_lane()};
   const int warp = ark_warp();
   ark_u32x4 ring[AHEAD];
 #pragma unroll
