@@ -12,6 +12,7 @@ coord: the tile's first index of the shape with one index along the axis (four, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -34,7 +35,7 @@ from ark.plan.params import (
     typed,
 )
 from ark.tasks import expression, text
-from ark.tasks.pointwise import NAMES, tile_box
+from ark.tasks.pointwise import NAMES, loops, tile_box
 
 
 def lines(shape: Sequence[int], axis: int) -> tuple[int, ...]:
@@ -181,18 +182,24 @@ class Scatter(TaskKind):
         target = text.offset(sig, 2, names)
         compute = expression.value_type(out.dtype)
         now = text.load(sig, 2, "p2", target) if sig.params["function"] != "set" else "0"
-        body = (
-            f"    for (int n = 0; n < {ids.shape[axis]}; ++n) {{\n"
-            f"      const int k = ark_looked_up(c, p0[{own[0]}], {out.shape[axis]});\n"
+        look = f"      const int k = ark_looked_up(c, p0[{own[0]}], {out.shape[axis]});\n"
+        update = (
             f"      const {compute} x = {text.load(sig, 1, 'p1', own[1])};\n"
             f"      const {compute} now = {now};\n      (void)now;\n"
             f"{joined(sig.params['function'], out, 'now', 'x')}"
-            f"      {text.store(sig, 2, 'p2', target, 'v')}\n    }}\n"
+            f"      {text.store(sig, 2, 'p2', target, 'v')}\n"
         )
         declare = text.operand(sig, 0, "p0") + text.operand(sig, 1, "p1")
         declare += text.operand(sig, 2, "p2", const=False)
-        frame = fold(lines(out.shape, axis))
-        return text.function(name, declare + each(frame, sig.params["tile"], body))
+        frame, tile = fold(lines(out.shape, axis)), sig.params["tile"]
+        every = f"    for (int n = 0; n < {ids.shape[axis]}; ++n) {{\n"
+        if not machine.has("single_thread"):
+            body = each(frame, tile, f"{every}{look}{update}    }}\n")
+        elif math.prod(lines(ids.shape, axis)) == 1:  # one lookup for a row of neighbours
+            body = f"{every}{look}{loops(frame, tile, update)}    }}\n"
+        else:
+            body = f"{every}{loops(frame, tile, look + update)}    }}\n"
+        return text.function(name, declare + body)
 
 
 register(Scan())

@@ -70,6 +70,27 @@ def tile_box(
     return unfold(shape, coord, hi)
 
 
+def loops(
+    shape: Sequence[int], tile: Sequence[int], body: str, coord: Sequence[str] = COORD
+) -> str:
+    """Runs `body` for i0 to i3 of the tile at `coord`, clipped, in one thread: a loop for each of
+    the four dimensions, the innermost one for vectors, so that no turn may need another's result.
+    """
+    inner = True
+    for d in range(3, -1, -1):
+        if shape[d] == 1:
+            body = f"  {{ const int i{d} = 0; (void)i{d};\n{body}  }}\n"
+            continue
+        end = f"{coord[d]} + {tile[d]}"
+        body = (
+            f"  const int e{d} = {end} < {shape[d]} ? {end} : {shape[d]};\n"
+            + ("ARK_VECTOR_LOOP\n" if inner else "")
+            + f"  for (int i{d} = {coord[d]}; i{d} < e{d}; ++i{d}) {{\n{body}  }}\n"
+        )
+        inner = False
+    return body
+
+
 class PointwiseParams(Params, frozen=True):
     expr: list[Any]
     tile: Tile
@@ -223,19 +244,7 @@ class _Box:
         """Loops over the dimensions, the innermost one for vectors."""
         values = [self._value(i) for i in range(self.out)]
         body = self._compute(values, f"p{self.out}@{self._at(self.out)}")
-        inner = True
-        for d in range(3, -1, -1):
-            if self.shape[d] == 1:
-                body = f"  {{ const int i{d} = 0; (void)i{d};\n{body}  }}\n"
-                continue
-            end = f"{self.coord[d]} + {self.tile[d]}"
-            body = (
-                f"  const int e{d} = {end} < {self.shape[d]} ? {end} : {self.shape[d]};\n"
-                + ("ARK_VECTOR_LOOP\n" if inner else "")
-                + f"  for (int i{d} = {self.coord[d]}; i{d} < e{d}; ++i{d}) {{\n{body}  }}\n"
-            )
-            inner = False
-        return body
+        return loops(self.shape, self.tile, body, self.coord)
 
     def flat(self, pack: int, packed: frozenset[int], machine: Machine) -> str:
         """One loop of all threads over the tile's packs, several of them under way in each."""

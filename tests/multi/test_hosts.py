@@ -8,6 +8,7 @@ import dataclasses
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from functools import cache
@@ -210,6 +211,43 @@ def test_channels_between_hosts(monkeypatch: pytest.MonkeyPatch, body: channels.
     with devices("cpu", 2) as (opened, _):
         got = channels.run(plans, "cpu", opened)
     np.testing.assert_array_equal(got, channels.wanted(len(got)))
+
+
+NOTHING_IN_COMMON = """
+import os
+from ark.backend import registry
+from ark.errors import SystemError
+from ark.runtime.proxy import Proxy
+
+device = registry.get("cpu").open(0)
+made = []
+for transport in ("self", "tcp"):
+    os.environ["UCX_TLS"] = transport
+    proxy = Proxy(device, 0)
+    made.append((proxy, proxy.network(device.alloc(4096, "symmetric"))))
+try:
+    made[1][0].connect(0, made[0][1])
+except SystemError as error:
+    print(error, flush=True)
+for proxy, _ in made:
+    proxy.close()
+del proxy, made
+print("closed")
+"""
+
+
+def test_hosts_that_have_no_transport_in_common() -> None:
+    """Said; and the proxy of a connection that failed can be closed."""
+    command = native.find_compiler()
+    if command is None or not has_ucx(command):
+        pytest.skip("needs UCX")
+    done = subprocess.run(
+        [sys.executable, "-c", NOTHING_IN_COMMON], capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert "rank 0 cannot be reached: connecting to a peer failed: Destination" in said[0]
+    assert "UCX_TLS" in said[0] and said[1] == "closed"
 
 
 def test_what_cannot_go_to_another_host_is_said() -> None:
