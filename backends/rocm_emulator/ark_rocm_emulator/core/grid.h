@@ -23,6 +23,7 @@ namespace ark_emu {
 class LoadedCodeImpl;
 struct KernelDescriptor;
 class StaleGrid;
+class Timing;
 
 struct Workgroup {
   uint32_t id[3] = {0, 0, 0};
@@ -90,6 +91,7 @@ struct Grid {
   uint64_t kernarg = 0, packet = 0;      // addresses in the arguments region
   GridChecksPtr checks;
   std::shared_ptr<StaleGrid> stale;      // null unless values may be stale
+  std::unique_ptr<Timing> timing;        // null without a timing model
   Random random{0};
   uint64_t clock = 0;                    // wave-instructions executed by finished slices
   bool ended = false;
@@ -107,6 +109,8 @@ struct Grid {
   void execute(Wave& wave, const Inst*& current);
   void execute_checked(Wave& wave, const Inst*& current);
   void execute_stale(Wave& wave, const Inst*& current);
+  void execute_timed(Wave& wave, const Inst*& current);
+  void step_timed();
   void release_barrier(Workgroup& group);
   void forget(Wave& wave);               // takes it out of `ready`
   void put_to_sleep(Wave& wave, uint64_t executed);

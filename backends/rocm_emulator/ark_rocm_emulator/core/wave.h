@@ -17,6 +17,7 @@ struct Workgroup;
 struct PollLog;
 struct WaveChecks;
 struct StaleWave;
+struct WaveTiming;
 
 // Thrown by handlers; the grid turns it into a LaunchResult.
 struct Fault {
@@ -52,6 +53,7 @@ struct Wave {
   Grid* grid = nullptr;
   uint8_t* scratch = nullptr;           // this wave's private memory, dword-interleaved by lane
   uint64_t scratch_size = 0;            // bytes for all lanes
+  WaveTiming* timing = nullptr;         // null without a timing model
   WaveChecks* checks = nullptr;         // null when checks are off
   StaleWave* stale = nullptr;           // null unless values may be stale
   PollLog* watched = nullptr;           // set while the wave is watched for a deadlock
