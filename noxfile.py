@@ -93,6 +93,26 @@ def emulator_sweep(session: nox.Session) -> None:
 
 
 @nox.session
+def second_clang(session: nox.Session) -> None:
+    """The kernel suite and the random kernels compiled by clang 21, of an older `ziglang` wheel, on
+    the emulator: where a result is wrong that clang 22's code gets right, or the other way round,
+    the compiler is at fault.
+    """
+    session.install("-e", ".[dev]")
+    folder = Path(session.create_tmp()).resolve()
+    session.install("--target", str(folder / "wheel"), "ziglang==0.16.0")
+    environment = {"ARK_EMULATOR_SWEEP": "1"}
+    for variable, name in (("ARK_ROCM_CLANG", "clang"), ("ARK_ROCM_LLD", "ld.lld")):
+        program = folder / name
+        program.write_text(f'#!/bin/sh\nexec "{folder}/wheel/ziglang/zig" {name} "$@"\n')
+        program.chmod(0o755)
+        environment[variable] = str(program)
+    suite = "tests/rocm_emulator/"
+    files = ("test_kernels.py", "test_random_kernels.py", "test_second_clang.py")
+    session.run("pytest", "-q", *WORKERS, *(suite + f for f in files), env=environment)
+
+
+@nox.session
 def slow(session: nox.Session) -> None:
     """What the default run leaves out because it is slow and rarely fails: the tests marked slow
     (tests/slow.py), alone those of processes that are stopped and of slow networks, whose times a
