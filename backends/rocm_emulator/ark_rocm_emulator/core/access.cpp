@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "checks.h"
+#include "checks_state.h"
 #include "decode.h"
 #include "floats.h"
 #include "grid.h"
@@ -293,7 +294,9 @@ void store_lanes(Wave& w, const Inst& i, const Addresses& a, int bytes, const ui
   {
     const CheckedAccess checked(w);
     if (w.checks != nullptr) {
+      w.checks->storing = rows;
       check_access(w, i, a, AccessKind::Write, bytes);
+      w.checks->storing = nullptr;
       check_lanes(w, i, a, bytes, rows);
     }
     bool changed = false;

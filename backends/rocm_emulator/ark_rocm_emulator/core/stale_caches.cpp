@@ -166,7 +166,7 @@ void DeviceCaches::read_outer(uint64_t line, Placement place, Reach reach, Rando
   if (reach == Reach::System && cdna3() && !place.local) {
     line_home(at);
     at.valid = 0;
-  } else if (random.below(kForgets) == 0) {
+  } else if (!place.local && random.below(kForgets) == 0) {
     at.valid = at.dirty;
   }
   if (at.valid != kAll) {
@@ -263,13 +263,14 @@ void DeviceCaches::invalidate(unsigned part, Reach reach) {
 
 void DeviceCaches::drop_clean() {
   for (Cache& cache : inner_) cache.drop_clean();
-  outer_.drop_clean();
+  outer_.drop_foreign();
 }
 
 void DeviceCaches::settle() {
   for (Cache& cache : inner_) cache.write_back([this](CacheLine& at) { to_outer(at); });
   outer_.write_back(line_home);
-  drop_clean();
+  for (Cache& cache : inner_) cache.drop_clean();
+  outer_.drop_clean();
 }
 
 }  // namespace ark_emu
