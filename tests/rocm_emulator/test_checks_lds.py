@@ -55,13 +55,13 @@ KERNEL stored_flag(unsigned* out) {
   unsigned t = threadIdx.x;
   if (t == 0) ready = 0;
   __syncthreads();
-  if (t < 64) {
+  if (t < __builtin_amdgcn_wavefrontsize()) {
     data[t] = t + 1;
     STORE(&ready, 1u, RELEASE);
   } else {
     while (LOAD(&ready, ACQUIRE) == 0) {
     }
-    out[t] = data[t % 64];
+    out[t] = data[t % __builtin_amdgcn_wavefrontsize()];
   }
 }
 KERNEL stored_flag_unread(unsigned* out) {
@@ -69,11 +69,11 @@ KERNEL stored_flag_unread(unsigned* out) {
   unsigned t = threadIdx.x;
   if (t == 0) ready = 0;
   __syncthreads();
-  if (t < 64) {
+  if (t < __builtin_amdgcn_wavefrontsize()) {
     data[t] = t + 1;
     STORE(&ready, 1u, RELEASE);
   } else {
-    out[t] = data[t % 64];
+    out[t] = data[t % __builtin_amdgcn_wavefrontsize()];
   }
 }
 

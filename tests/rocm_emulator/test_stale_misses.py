@@ -123,7 +123,7 @@ def hands_over(arch: str, kernel: str, seed: int) -> bool:
 @pytest.mark.parametrize("arch", ["gfx90a", "gfx942", "gfx950"])
 def test_stores_of_other_waves_must_arrive_before_the_barrier(arch: str) -> None:
     assert all(hands_over(arch, "hand_over", seed) for seed in SEEDS)
-    assert not all(hands_over(arch, "hand_over_no_drain", seed) for seed in SEEDS)
+    assert not all(hands_over(arch, "hand_over_no_drain", seed) for seed in range(100))
 
 
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])

@@ -206,6 +206,9 @@ bool doubtful(const Access& x, uint64_t index, uint32_t slot, uint32_t pc, const
   GridChecks& grid = *x.w.grid->checks;
   if (grid.expects.contains(pc)) return true;
   std::vector<LdsDoubt>& doubts = grid.groups[x.w.group].doubts;
+  for (const LdsDoubt& known : doubts) {
+    if (known.index == index && known.slot == slot && known.pc == pc) return true;
+  }
   if (doubts.size() >= kMaxDoubts) return false;
   doubts.push_back({index, slot, pc, found});
   return true;

@@ -21,7 +21,7 @@ constexpr uint32_t kFirstLines = 1024;
 constexpr uint64_t kForgets = 64;      // one hit of so many finds that the line has just gone
 constexpr uint64_t kDeferred = 2;
 constexpr uint64_t kPulls = 3;         // one store of so many finds its line in some first cache
-constexpr uint64_t kProgress = 3;      // ... in one slice of so many, unless it is waited for
+constexpr uint64_t kProgress = 12;     // ... in one slice of so many, unless it is waited for
 
 bool is_cdna3(const Wave& w) {
   const Arch arch = w.grid->program->arch();
