@@ -1,7 +1,8 @@
-"""Code that clang 22 of the `ziglang` wheel 0.17 compiles wrongly, run on the emulator.
+"""Small code that one clang compiles wrongly and another one does not, run on the emulator.
 
-Each is an expected failure with that compiler, and must be right with another one: `nox -s
-second_clang` compiles with clang 21. ark compiles at -O3 and uses none of these at -O0.
+clang 22 of the `ziglang` wheel 0.17 swaps the bytes of 64 bits wrongly at -O0 for gfx1100: an
+expected failure with that compiler only. `nox -s second_clang` compiles with clang 21. ark compiles
+at -O3.
 """
 
 from __future__ import annotations
@@ -52,5 +53,8 @@ def check(arch: str, level: str, kernel: str) -> None:
 @pytest.mark.parametrize("arch", ["gfx90a", "gfx942", "gfx950", "gfx1100"])
 @pytest.mark.parametrize("level", ["-O0", "-O3"])
 @pytest.mark.parametrize("kernel", ["divide", "swap"])
-def test_a_small_kernel(kernel: str, level: str, arch: str) -> None:
+def test_a_small_kernel(kernel: str, level: str, arch: str, request: pytest.FixtureRequest) -> None:
+    if PINNED and (kernel, level, arch) == ("swap", "-O0", "gfx1100"):
+        reason = "clang 22 compiles it wrongly"
+        request.node.add_marker(pytest.mark.xfail(reason=reason, strict=True))
     check(arch, level, kernel)
