@@ -32,7 +32,11 @@ def plan_ranks(
     """
     first, *others = graphs
     prepared = prepare(first, machine, options)
-    if others and all(_alike(first, other) for other in others) and _counts_from_itself(prepared):
+    if (
+        others
+        and all(_isomorphic(first, other) for other in others)
+        and _counts_from_itself(prepared)
+    ):
         return Rotated(plan_prepared(prepared, meta, _for_all(drafted, len(graphs))))
     each = [prepared, *(prepare(other, machine, options) for other in others)]
     tell = [partial(drafted, rank) if drafted else None for rank in range(len(graphs))]
@@ -58,6 +62,6 @@ def _counts_from_itself(prepared: Prepared) -> bool:
     return not any(registry.get(n.type).names_ranks for n in nodes)
 
 
-def _alike(a: Graph, b: Graph) -> bool:
+def _isomorphic(a: Graph, b: Graph) -> bool:
     """Are two ranks' graphs the same?"""
     return {**vars(a), "rank": 0} == {**vars(b), "rank": 0}

@@ -29,7 +29,6 @@ from ark.runtime.program import Program
 from ark.runtime.proxy import Proxy
 from ark.runtime.run import Ranks, Run
 
-COUNTER_STRIDE = 64  # bytes: counters of different producers do not share a cache line
 BUDGET_S = 10.0
 MOST_BUDGET_S = 1e9  # in nanoseconds, it must fit 64 bits
 # How long a persistent kernel waits for the host before it leaves the device. Short, because other
@@ -104,7 +103,7 @@ class Executor:
         for arena, nbytes in sorted(plan.arenas.items()):
             if nbytes and arena != "symmetric":
                 self._arenas[arena] = self._alloc(nbytes, "host" if arena == "host" else "device")
-        self._counter_bytes = len(plan.counters) * COUNTER_STRIDE
+        self._counter_bytes = len(plan.counters) * self.machine.line_bytes
         symmetric = plan.arenas.get("symmetric", 0)
         kind = "symmetric" if plan.world_size > 1 else "device"
         self._shared = self._alloc(symmetric + self._counter_bytes, kind)
@@ -194,7 +193,7 @@ class Executor:
         """Learns where peers' buffers and counters lie."""
         if self.ranks is not None and self.plan.world_size > 1:
             counters = {
-                c.name: symmetric + c.id * COUNTER_STRIDE
+                c.name: symmetric + c.id * self.machine.line_bytes
                 for c in self.plan.counters
                 if c.rank == self.plan.rank and c.system
             }
@@ -220,7 +219,7 @@ class Executor:
         entry = self.plan.counters[counter]
         if entry.rank != self.plan.rank:
             return self._peers.address(entry.rank, "counters", entry.name)
-        return self._counters + counter * COUNTER_STRIDE
+        return self._counters + counter * self.machine.line_bytes
 
     def tensor_address(self, tensor: PlanTensor) -> int:
         """The device address of a tensor's first element."""
@@ -369,7 +368,7 @@ class Executor:
         params = np.zeros(1, layout.dtype("ArkParams"))
         for name, memory in self._arrays.items():
             params[name] = memory.address
-        params["barrier"] = self._counters + ITERATION_BARRIER * COUNTER_STRIDE
+        params["barrier"] = self._counters + ITERATION_BARRIER * self.machine.line_bytes
         params["control"] = self._control.address
         params["host"] = self._host.address
         params["trace"] = self._trace.address if self._trace else 0
@@ -409,7 +408,7 @@ class Executor:
     def counter_values(self) -> list[int]:
         """All counters of this rank, by id."""
         words = self.device.read(self._counters, self._counter_bytes).view(np.uint32)
-        return [int(v) for v in words[:: COUNTER_STRIDE // 4]]
+        return [int(v) for v in words[:: self.machine.line_bytes // 4]]
 
     def trace(self) -> list[np.ndarray]:
         """The records of the last run, one array per processor."""

@@ -79,10 +79,10 @@ class _Writer:
                 inputs = [self._operand(rank, view) for view in piece.inputs]
                 self._emit(rank, piece, inputs)
         for (rank, twin), box in sorted(self.lasting.items()):
-            self._bring_up_to_date(rank, twin, box)
+            self._refresh(rank, twin, box)
         return self.made
 
-    def _bring_up_to_date(self, rank: int, twin: int, box: Box) -> None:
+    def _refresh(self, rank: int, twin: int, box: Box) -> None:
         """What a rank keeps of memory that others have written, or it has written elsewhere."""
         new = self._operand(rank, View(self.plan.twins[twin], box))
         kept = self._given(rank, View(twin, box))
@@ -227,9 +227,7 @@ class _Writer:
         cells = list(_cells(view.box, [p.output.box for p in sources]))
         whole = None
         for cell in cells:
-            parts = [
-                self._bring(rank, *chosen, cell) for chosen in self._cover(rank, cell, sources)
-            ]
+            parts = [self._load(rank, *chosen, cell) for chosen in self._cover(rank, cell, sources)]
             if len(cells) == 1 and len(parts) == 1:
                 whole = parts[0]
                 break
@@ -284,7 +282,7 @@ class _Writer:
             )
         return found
 
-    def _bring(self, rank: int, owner: int, piece: Piece, cell: Box) -> Tensor:
+    def _load(self, rank: int, owner: int, piece: Piece, cell: Box) -> Tensor:
         """The cell of what a piece wrote on `owner`, on `rank`."""
         part = self._part(owner, self.local[owner, piece], piece.output.box, cell)
         if owner == rank:

@@ -184,7 +184,7 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
   }}
 {last}#pragma unroll
   for (int i = 0; i < {wide // 2}; ++i) asm volatile("" : "+f"(d[i]) : : "memory");
-{_give(sig)}"""
+{_store(sig)}"""
     # Inlined: the compiler would wait for each instruction of a function that is called.
     return (
         multiply(wide, kind, across)
@@ -223,22 +223,22 @@ def _steps(sig: Signature) -> str:
     return f"static_cast<ark_u32>(({k1} - {k0} + {deep - 1}) / {deep})"
 
 
-def _give(sig: Signature) -> str:
+def _store(sig: Signature) -> str:
     """Stores a tile's sums, or what the expression makes of them."""
     m, n, _ = dims(sig)
     if sig.params.get("gated"):
-        return _give_gated(sig)
+        return _store_gated(sig)
     wide, out = _wide(sig), sig.operands[2]
     place = _corner(sig)
     start = text.offset(sig, 2, place_names(sig, "m0", "left0"))
     if sig.params.get("expr") is None and out.dtype == "fp32":
         return (
-            f"{place}  ark_matrix_give_whole<{wide}>(\n"
+            f"{place}  ark_matrix_store_whole<{wide}>(\n"
             f"      d, po + {start}, {out.strides[-2]}, top, {m} - m0, {n} - left0);\n"
         )
     if sig.params.get("expr") is None:
         return (
-            f"{place}  ark_matrix_give<{out.ctype}, {wide}>(\n"
+            f"{place}  ark_matrix_store<{out.ctype}, {wide}>(\n"
             f"      c, d, po + {start}, {out.strides[-2]}, top, {m} - m0, {n} - left0);\n"
         )
     single = "const int row = m0 + at_row, column = left0 + at_column + j;\n" + finish(
@@ -271,7 +271,7 @@ def _corner(sig: Signature) -> str:
     )
 
 
-def _give_gated(sig: Signature) -> str:
+def _store_gated(sig: Signature) -> str:
     """Stores what neighbouring columns, gates and what they let pass, make."""
     m, n, _ = dims(sig)
     out = sig.operands[2]
