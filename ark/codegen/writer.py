@@ -184,8 +184,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
         stream,
         roles,
         dialect.loader(signatures, machine) if loads and dialect.loader else "",
-        *dialect_headers,
-        *headers,
+        *dict.fromkeys((*dialect_headers, *headers)),
         *texts,
         _dispatch(
             bodies,

@@ -201,7 +201,8 @@ class Region:
     def _meet(self, other: Region, rows: np.ndarray, columns: np.ndarray, distance: int) -> Pairs:
         """Those of the pairs of boxes that share bytes."""
         a, b = self.boxes, other.boxes
-        met = (a.begin[rows] < b.end[columns] + distance) & (b.begin[columns] + distance < a.end[rows])
+        begin, end = b.begin[columns] + distance, b.end[columns] + distance
+        met = (a.begin[rows] < end) & (begin < a.end[rows])
         rows, columns = rows[met], columns[met]
         if (a.all_solid and b.all_solid) or not len(rows):
             return rows, columns

@@ -19,9 +19,9 @@ def dialect(arch: str) -> Dialect:
     return Dialect(
         name="rocm",
         suffix=".hip",
-        prelude=f"constexpr unsigned ARK_TICKS_NS = {ticks};\n"
-        f"{_text('prelude.h')}\n{_text('tasks/matrix.h')}",
+        prelude=f"constexpr unsigned ARK_TICKS_NS = {ticks};\n{_text('prelude.h')}",
         entry=_text("entry.h"),
         bodies={"matmul": matmul.write},
+        headers={"matmul": matmul.headers},
         scratch={"matmul": matmul.scratch},
     )

@@ -297,8 +297,8 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
 #pragma unroll
     for (int i = 0; i < DP / 2; ++i) o[i] *= rows.weight[i / 2 % 2];
     T* to = ark_address(output, 0, tile.batch, tile.row, tile.head * S::D);
-    ark_matrix_give<T, DP>(c, o, to, ark_at(output, 0, 0, 1, 0), 16 * ark_warp(), S::M - tile.row,
-                           S::D);
+    ark_matrix_store<T, DP>(c, o, to, ark_at(output, 0, 0, 1, 0), 16 * ark_warp(), S::M - tile.row,
+                            S::D);
   });
   if (first) {
     ark_matrix_keep_place(group,
