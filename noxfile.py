@@ -25,6 +25,9 @@ CHECKED = [
 # through ark's cache, between workers and between sessions.
 WORKERS = ("-n", "2", "--dist", "worksteal")
 
+# Side by side, a library's own threads only take the cores from each other.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
 MATRIX = nox.project.load_toml("ci/matrix.toml")
 
 
@@ -68,12 +71,12 @@ def tests(session: nox.Session) -> None:
     if session.posargs:
         session.run("pytest", *session.posargs)
         return
-    session.run("pytest", *WORKERS)
+    session.run("pytest", *WORKERS, env=ONE_THREAD)
     _emulate(session, [run for run in MATRIX["emulated"] if run.get("session") != "slow"])
 
 
 def _emulate(session: nox.Session, runs: list[dict]) -> None:
-    session.run("python", "ci/emulated.py", json.dumps(runs))
+    session.run("python", "ci/emulated.py", json.dumps(runs), env=ONE_THREAD)
 
 
 @nox.session
@@ -91,17 +94,17 @@ def emulator_sweep(session: nox.Session) -> None:
 
 @nox.session
 def slow(session: nox.Session) -> None:
-    """What the default run leaves out because it is slow and rarely fails: every task kind in every
-    type for every architecture, collectives on 8 ranks, ranks on two hosts (whose times a busy
-    machine does not keep), and all backend tests on one more emulated architecture.
+    """What the default run leaves out because it is slow and rarely fails: the tests marked slow
+    (tests/slow.py), alone those of processes that are stopped and of slow networks, whose times a
+    busy machine does not keep; all random cases and all types for every architecture, of which the
+    default run has a part; and more backend tests on emulated architectures.
     """
     session.install("-e", ".[dev]")
-    files = ["tests/codegen/test_cuda_bodies.py", "tests/codegen/test_rocm_compile.py"]
-    environment = {"ARK_SLOW_TESTS": "1"}
-    session.run("pytest", *WORKERS, *files, *session.posargs, env=environment)
-    words = ("tests/multi/test_collectives.py", "-k", "cpu-8")
-    session.run("pytest", *words, *session.posargs, env=environment)
-    session.run("pytest", "tests/multi/test_hosts.py", *session.posargs, env=environment)
+    environment = {**ONE_THREAD, "ARK_SLOW_TESTS": "1"}
+    alone = ("tests/multi/test_hosts.py", "tests/multi/test_machine_trouble.py")
+    more = [str(p) for p in Path("tests").rglob("test_*.py") if "tests.slow" in p.read_text()]
+    session.run("pytest", *WORKERS, "-m", "", *sorted({*more} - {*alone}), env=environment)
+    session.run("pytest", "-m", "slow", *alone, env=environment)
     _emulate(session, [run for run in MATRIX["emulated"] if run.get("session") == "slow"])
 
 

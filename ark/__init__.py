@@ -86,6 +86,7 @@ from ark.ops import (
     dequantize,
     detach,
     div,
+    dropout,
     elu,
     embed,
     embedding,
@@ -148,6 +149,9 @@ from ark.ops import (
     pow,
     quantize,
     quantized_linear,
+    random_bits,
+    random_normal,
+    random_uniform,
     reciprocal,
     recv,
     reduce_max,
@@ -223,7 +227,7 @@ def __getattr__(name: str) -> object:
         return importlib.import_module(f"ark.{name}")
     if name == "parallelize":
         return importlib.import_module("ark.parallel").parallelize
-    if name in ("from_onnx", "from_torch"):
+    if name in ("from_onnx", "from_torch", "inference_model", "training_model"):
         return getattr(importlib.import_module("ark.interop"), name)
     if name in _NOT_BUILT:
         raise UnsupportedError(f"ark.{name} is not built yet")
@@ -297,6 +301,7 @@ __all__ = [
     "dequantize",
     "detach",
     "div",
+    "dropout",
     "elu",
     "embed",
     "embedding",
@@ -373,6 +378,9 @@ __all__ = [
     "pow",
     "quantize",
     "quantized_linear",
+    "random_bits",
+    "random_normal",
+    "random_uniform",
     "reciprocal",
     "recv",
     "reduce_max",

@@ -14,9 +14,15 @@ import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
+# What generates with a model, by file; of the models those that the slow session runs alone.
+MODELS = ("batch", "decoders", "generate", "models_page", "prompt_kernel", "stopping")
+FILES = [f"tests/backend/test_{name}.py" for name in MODELS]
+RARE = ("sharded-untied", "tied-mha", "odd-sizes", "rocm-fp16", "plain-scores", "qwen3-tied")
 # The words of ci/matrix.toml for tests on emulated devices, the longest first.
-TESTS = {
+TESTS: dict[str, tuple[str, ...]] = {
     "all": ("tests/backend",),
+    "models": (*FILES, "-k", f"rocm and not ({' or '.join(RARE)})"),
+    "operations": ("tests/backend", *(f"--ignore={file}" for file in FILES)),
     "some": ("tests/backend/test_ops.py", "tests/backend/test_faults.py"),
     "synchronising": ("tests/backend/test_programs.py", "tests/backend/test_faults.py"),
 }
@@ -26,8 +32,9 @@ SIDE_BY_SIDE = 2
 def command(run: dict[str, Any]) -> list[str]:
     """What runs the tests of one entry."""
     # Each keeps its own notes of the last run.
-    cache = f"cache_dir=.pytest_cache/{run['arch']}-{run['seed']}"
-    return [sys.executable, "-m", "pytest", "-q", "-o", cache, "-k", "rocm", *TESTS[run["tests"]]]
+    cache = f"cache_dir=.pytest_cache/{run['arch']}-{run['seed']}-{run['tests']}"
+    words = TESTS[run["tests"]]  # a second -k counts, the first does not
+    return [sys.executable, "-m", "pytest", "-q", "-o", cache, "-k", "rocm", *words]
 
 
 def environment(run: dict[str, Any]) -> dict[str, str]:

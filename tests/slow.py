@@ -1,4 +1,8 @@
-"""What is slow and rarely fails: the default run leaves it out, `nox -s slow` runs it."""
+"""What the default run leaves out, or does less of, because it is slow and rarely fails.
+
+`slow` marks a test that only `nox -s slow` runs (`pytest -m slow`); `examples` says how many random
+cases a test looks at, all of them in that session, a part in the default run.
+"""
 
 from __future__ import annotations
 
@@ -7,4 +11,9 @@ import os
 import pytest
 
 SLOW = os.environ.get("ARK_SLOW_TESTS") == "1"
-slow = pytest.mark.skipif(not SLOW, reason="slow: nox -s slow runs it")
+slow = pytest.mark.slow
+
+
+def examples(count: int) -> int:
+    """So many random cases in the slow session, a third of them in the default run."""
+    return count if SLOW else -(-count // 3)

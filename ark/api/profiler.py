@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from ark.api.planner import Plan
 from ark.api.runtime import Runtime
 from ark.errors import BaseError
+from ark.runtime.executor import Executor
 
 __all__ = ["Plan", "Profiler", "main", "timeit"]
 
@@ -68,6 +69,7 @@ class Profiler:
             runtime.launch(plan=self.plan, loop_mode=False, record=True)
             if runtime.executor is None:
                 return found
+            assert isinstance(runtime.executor, Executor)  # who records has one
             runtime.run(iter=iterations)
             listing = runtime.executor.tables.listing
             counted = 1

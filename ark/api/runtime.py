@@ -26,8 +26,8 @@ from ark.plan.serialize import from_json
 from ark.plan.types import Plan
 from ark.runtime import live
 from ark.runtime.admission import admit
-from ark.runtime.executor import Executor, Ranks
-from ark.runtime.run import Run
+from ark.runtime.run import Ranks, Run
+from ark.runtime.runner import Runner, load
 
 FOREVER = 1 << 31  # iterations of a persistent launch: `run` never releases so many
 TRACE_RECORDS = 1 << 16
@@ -44,7 +44,7 @@ class Runtime:
 
     def __init__(self, ranks: Ranks | None = None) -> None:
         self.loop_mode = True
-        self.executor: Executor | None = None
+        self.executor: Runner | None = None
         self._ranks = ranks
         self._plan: planner.Plan | None = None
         self._run: Run | None = None
@@ -121,7 +121,7 @@ class Runtime:
             admit([from_json(text.decode()) for text in texts], self._device.machine)
         elif plan.model is None:
             admit([plan.inner], self._device.machine)
-        self.executor = Executor(
+        self.executor = load(
             plan.inner,
             backend(),
             self._device,

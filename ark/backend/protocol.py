@@ -1,7 +1,9 @@
 """What a backend package must offer; the planner, the writer and the runtime see vendors only so.
 
 A backend is an import package found through the entry-point group `ark.backends`. It exposes one
-module-level object `backend` that satisfies `Backend`. Everything here is vendor-neutral: a fourth
+module-level object `backend`. All satisfy `Backend`; those whose processors share memory satisfy
+`KernelBackend`, run by the loop kernel of ark.codegen and ark.runtime.executor; one that runs plans
+itself satisfies ark.runtime.runner.PlanBackend. Everything here is vendor-neutral: a further
 vendor implements these classes in a package of its own. Called by ark.runtime and ark.cli.
 """
 
@@ -34,7 +36,7 @@ class Probe:
 
     `reason` is empty when there are devices; otherwise it says, in a sentence, why there are none.
     `remedy` is the command or step that mends it. `notes` hold what a user should know, such as
-    that the devices are emulated.
+    that the devices are emulated. simulated: nobody gets them who has not named the backend.
     """
 
     devices: tuple[DeviceInfo, ...] = ()
@@ -42,6 +44,7 @@ class Probe:
     remedy: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    simulated: bool = False
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,7 @@ class ProxiedDevice(Protocol):
 
 
 class Device(Protocol):
-    """An opened device: memory, programs, launches, peers.
+    """An opened device: what the host can address of it.
 
     dlpack: (device type, index) as DLPack numbers them, by which torch and others find the memory.
     """
@@ -163,6 +166,22 @@ class Device(Protocol):
         ...
 
     def zero(self, address: int, nbytes: int) -> None: ...
+
+    def free_bytes(self) -> int:
+        """Device memory free now, in bytes."""
+        ...
+
+    def close(self) -> None:
+        """Lets the device go. Freeing memory or dropping a launch afterwards does nothing.
+
+        A device on which a launch is still running stays as it is: nothing is freed under a kernel.
+        """
+        ...
+
+
+@runtime_checkable
+class KernelDevice(Device, Protocol):
+    """A device that runs loop kernels: its processors, and peers, share memory."""
 
     def load(self, binary: Binary) -> object:
         """Loads a compiled loop kernel; the result goes to `launch` and, in the end, `unload`."""
@@ -197,17 +216,6 @@ class Device(Protocol):
         """Maps a peer's exported memory; raises SystemError if the peer cannot be reached."""
         ...
 
-    def free_bytes(self) -> int:
-        """Device memory free now, in bytes."""
-        ...
-
-    def close(self) -> None:
-        """Lets the device go. Freeing memory or dropping a launch afterwards does nothing.
-
-        A device on which a launch is still running stays as it is: nothing is freed under a kernel.
-        """
-        ...
-
 
 @runtime_checkable
 class Backend(Protocol):
@@ -219,16 +227,23 @@ class Backend(Protocol):
         """Looks for devices; creates no context and never raises."""
         ...
 
-    def dialect(self, arch: str) -> Dialect:
-        """The source dialect for one architecture."""
-        ...
-
     def machine(self, name: str) -> Machine | None:
         """The machine model of that name, for planning without the device; None if not ours."""
         ...
 
     def machine_names(self) -> tuple[str, ...]:
         """Names that `machine` knows, for help texts; a pattern is spelt like `cpu-N`."""
+        ...
+
+    def open(self, index: int) -> Device: ...
+
+
+@runtime_checkable
+class KernelBackend(Backend, Protocol):
+    """A vendor whose devices run loop kernels."""
+
+    def dialect(self, arch: str) -> Dialect:
+        """The source dialect for one architecture."""
         ...
 
     def compiler(self) -> Compiler: ...
@@ -241,11 +256,11 @@ class Backend(Protocol):
         """The architectures that this backend's tests compile for."""
         ...
 
-    def open(self, index: int) -> Device: ...
+    def open(self, index: int) -> KernelDevice: ...
 
 
 @runtime_checkable
-class SourceBackend(Backend, Protocol):
+class SourceBackend(KernelBackend, Protocol):
     """A vendor whose loop kernels are the host's own code, so that a program can be linked with
     them (ark.export).
     """

@@ -9,8 +9,8 @@ import importlib
 from functools import cache
 from importlib.metadata import entry_points
 
-from ark.backend.protocol import Backend, Probe
-from ark.errors import InvalidUsageError, SystemError
+from ark.backend.protocol import Backend, KernelBackend, Probe
+from ark.errors import InvalidUsageError, SystemError, UnsupportedError
 from ark.machine import Machine
 
 GROUP = "ark.backends"
@@ -71,12 +71,23 @@ def choose(name: str | None = None) -> tuple[Backend, Probe]:
         if not seen.devices:
             raise unavailable(name, seen)
         return backend, seen
-    able = [n for n in names() if n != FALLBACK and probe(n).devices]
+    probes = {n: probe(n) for n in names() if n != FALLBACK}
+    able = [n for n, seen in probes.items() if seen.devices and not seen.simulated]
     if len(able) > 1:
         raise InvalidUsageError(
             f"devices of several backends were found ({', '.join(able)}); name one of them"
         )
     return choose(able[0] if able else FALLBACK)
+
+
+def with_kernels(backend: Backend) -> KernelBackend:
+    """The backend as one of loop kernels; UnsupportedError for one that runs plans itself."""
+    if not isinstance(backend, KernelBackend):
+        raise UnsupportedError(
+            f"the backend {backend.name!r} has no loop kernels, so there is no source, binary, "
+            "trace or timing of one; name another backend"
+        )
+    return backend
 
 
 def machine(name: str) -> Machine:

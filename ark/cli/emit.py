@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 
 from ark.backend import registry
-from ark.backend.protocol import Backend, Target
+from ark.backend.protocol import KernelBackend, Target
 from ark.cli.common import read_file, write_file
 from ark.codegen.writer import write
 from ark.errors import SystemError
@@ -31,7 +31,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> int:
     plans = [from_json(read_file(path, "a plan")) for path in args.plan]
     admit(plans)
-    backend = registry.get(args.backend)
+    backend = registry.with_kernels(registry.get(args.backend))
     folder = Path(args.output)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _emit(
-    args: argparse.Namespace, backend: Backend, plan: Plan, phases: range, folder: Path, stem: str
+    args: argparse.Namespace,
+    backend: KernelBackend,
+    plan: Plan,
+    phases: range,
+    folder: Path,
+    stem: str,
 ) -> None:
     """Writes the kernel of these phases."""
     machine = machine_of(plan, phases[0])

@@ -76,11 +76,15 @@ def register(subparsers: Any) -> None:
         if name in ("optimal", "synthesize", "simulate"):
             command.add_argument("--k", type=int, metavar="N", help="trees a root (forestcoll)")
         if name in ("synthesize", "simulate", "compare"):
-            command.add_argument("--collective", default="all_gather", metavar="NAME")
+            # A program's file says both: `simulate` must see whether they are given.
+            usual = name != "simulate"
+            default = "all_gather" if usual else None
+            command.add_argument("--collective", default=default, metavar="NAME")
             command.add_argument("--reduction", metavar="NAME", help="sum (default), max, min, ...")
             command.add_argument("--root", type=int, metavar="RANK", help="broadcast and reduce")
         if name in ("synthesize", "simulate"):
-            command.add_argument("--algorithm", default="forestcoll", metavar="NAME")
+            default = "forestcoll" if usual else None
+            command.add_argument("--algorithm", default=default, metavar="NAME")
             command.add_argument("--sketch", metavar="FILE", help="a TACCL sketch (taccl)")
             command.add_argument("--window", type=int, default=0, metavar="N", help=_WINDOW_HELP)
             command.add_argument("--pieces", type=int, metavar="N", help="pieces a chunk is cut in")
@@ -322,9 +326,8 @@ def _tuned(
 
 def _agrees(args: argparse.Namespace, program: CollectiveProgram) -> None:
     """Raises InvalidUsageError for an option that says something else than the program's file."""
-    collective = None if args.collective == "all_gather" else args.collective  # the default
     for option, given, found in (
-        ("--collective", collective, program.collective.value),
+        ("--collective", args.collective, program.collective.value),
         ("--reduction", args.reduction, program.reduction),
         ("--root", args.root, program.root),
         ("--pieces", args.pieces, program.pieces),
@@ -335,7 +338,12 @@ def _agrees(args: argparse.Namespace, program: CollectiveProgram) -> None:
                 f"{option} says {given!r}, but the program {args.program} has {has}; leave "
                 f"{option} out, or synthesize another program"
             )
-    made_by = (("--k", args.k), ("--sketch", args.sketch), ("--window", args.window or None))
+    made_by = (
+        ("--algorithm", args.algorithm),
+        ("--k", args.k),
+        ("--sketch", args.sketch),
+        ("--window", args.window or None),
+    )
     for option, given in made_by:
         if given is not None:
             raise InvalidUsageError(
@@ -358,8 +366,8 @@ def _program(args: argparse.Namespace, topology: Topology) -> CollectiveProgram:
         return program
     return synthesize(
         topology,
-        args.collective,
-        args.algorithm,
+        args.collective or "all_gather",
+        args.algorithm or "forestcoll",
         k=args.k,
         root=args.root,
         reduction=args.reduction,

@@ -46,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
             for _ in generator.stream(prompt, args.max_new_tokens, Sampling()):
                 pass
             events = planned_events(generator.executor.plan)
+            assert isinstance(generator.executor, Executor)  # who traces has one
             events += measured_events(generator.executor)
     finally:
         device.close()

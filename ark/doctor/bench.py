@@ -9,7 +9,8 @@ from types import TracebackType
 
 import numpy as np
 
-from ark.backend.protocol import Backend, Launch, Memory, MemoryKind, Target
+from ark.backend import registry
+from ark.backend.protocol import Backend, KernelBackend, Launch, Memory, MemoryKind, Target
 from ark.codegen import layout
 from ark.codegen.dialect import Source
 from ark.codegen.writer import constants
@@ -22,7 +23,7 @@ CHECKS = ("meet", "message", "packets", "host", "clock", "add", "read")
 BUDGET_S = 20.0
 
 
-def source(machine: Machine, backend: Backend) -> Source:
+def source(machine: Machine, backend: KernelBackend) -> Source:
     """The doctor's kernel for a machine without a ring: prelude, structures, checks, entry."""
     dialect = backend.dialect(machine.arch)
     checks = resources.files("ark.doctor").joinpath("checks.h").read_text()
@@ -39,8 +40,8 @@ def source(machine: Machine, backend: Backend) -> Source:
 class Bench:
     """One device and the doctor's kernel on it. words: memory of the kind that counters use."""
 
-    def __init__(self, backend: Backend, index: int) -> None:
-        self.backend = backend
+    def __init__(self, chosen: Backend, index: int) -> None:
+        self.backend = backend = registry.with_kernels(chosen)
         self.device = backend.open(index)
         made = self.device.machine
         variant = block(made.variant.role(COMPUTE))

@@ -133,6 +133,7 @@ STEPS = (
     "bitwise_or",
     "bitwise_xor",
     "bitwise_not",
+    "philox",
     "shift_left",
     "shift_right",
 )

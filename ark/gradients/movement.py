@@ -13,7 +13,7 @@ from ark.gradients.table import Call, Gradients, refuse, rule
 from ark.ir.dtype import DataType, fp32, int64
 from ark.ops.elementwise import add, cast, div, mul, sub, zeros
 from ark.ops.logic import clip, iota, mod
-from ark.ops.lookup import cumsum, gather, gather_elements, scatter_elements
+from ark.ops.lookup import cumprod, cumsum, gather, gather_elements, scatter_elements
 from ark.ops.movement import rope, transpose
 from ark.ops.views import reshape
 from ark.tasks.expression import Tree, index, leaf, number
@@ -101,15 +101,29 @@ def _scatter_elements(call: Call) -> Gradients:
 
 @rule("scan")
 def _scan(call: Call) -> Gradients:
-    """Sums from the other end; of products the same of gradient times result, over the input,
-    which is no number where an element is 0.
+    """Sums from the other end; of products the same of gradient times result, over the input.
+
+    Before the first 0 of a line that is the slope. At it, it is the sum of gradients times the
+    products of all but it, which are those of the line with a 1 in its place; behind it, it is 0.
     """
     axis, given = call.attrs["axis"], call.gradient()
-    exclusive, reverse = call.attrs["exclusive"], not call.attrs["reverse"]
+    exclusive, backward = call.attrs["exclusive"], call.attrs["reverse"]
     if call.attrs["function"] == "add":
-        return [cumsum(given, axis, exclusive, reverse)]
-    weighted = cumsum(mul(given, call.output()), axis, exclusive, reverse)
-    return [div(weighted, call.input(0))]
+        return [cumsum(given, axis, exclusive, not backward)]
+    source = call.input(0)
+    shape, dtype = source.ir.shape, source.ir.dtype
+    nought: Tree = ["equal", leaf(0), number(0.0)]
+    nothing = computed(["cast", "fp32", nought], [source], shape, fp32)
+    zeros_so_far = cumsum(nothing, axis, False, backward)
+    first: Tree = ["logical_and", nought, ["equal", leaf(1), number(1.0)]]
+    others = computed(["where", first, number(1.0), leaf(0)], [source, zeros_so_far], shape, dtype)
+    weighted = cumsum(mul(given, call.output()), axis, exclusive, not backward)
+    without = cumprod(others, axis, exclusive, backward)
+    at_first = cumsum(mul(given, without), axis, exclusive, not backward)
+    before: Tree = ["equal", leaf(1), number(0.0)]
+    slope: Tree = ["div", leaf(2), ["where", before, leaf(0), number(1.0)]]
+    slope = ["where", before, slope, ["where", first, leaf(3), number(0.0)]]
+    return [computed(slope, [source, zeros_so_far, weighted, at_first], shape, dtype)]
 
 
 @rule("rope")

@@ -29,18 +29,20 @@ def expression_of(node: Node) -> expression.Tree:
     if "expr" in node.attrs:
         return node.attrs["expr"]  # type: ignore[no-any-return]
     scalar = node.attrs.get("scalar")
+    dtype = node.outputs[0].dtype
     arguments: list[expression.Tree] = [expression.leaf(i) for i in range(len(node.inputs))]
     if scalar is not None:
         arguments.append(expression.number(scalar))
     if node.type == "constant":
-        truth = node.outputs[0].dtype.name == "bool"
-        return ["cast", "bool", arguments[0]] if truth else arguments[0]
+        # A whole number is floating point, or bool, as its tensor is.
+        whole = float(node.attrs["scalar"]).is_integer()
+        typed = dtype.name == "bool" or (dtype.name in expression.FLOATS and whole)
+        return ["cast", dtype.name, arguments[0]] if typed else arguments[0]
     if node.type == "cast":
-        dtype = node.outputs[0].dtype
         # Elements that share bytes are converted where they are stored.
         return arguments[0] if dtype.packed else ["cast", dtype.name, *arguments]
     made = arguments[0] if node.type == "copy" else [node.type, *arguments]
-    return expression.narrowed(made, node.outputs[0].dtype.name)
+    return expression.narrowed(made, dtype.name)
 
 
 def read_once(graph: Graph, kept: frozenset[int]) -> Callable[[Tensor], bool]:

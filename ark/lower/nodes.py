@@ -11,6 +11,7 @@ from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower import registry
 from ark.lower.context import Lowering
+from ark.lower.registry import Aliasing
 from ark.machine import Machine
 from ark.plan.groups import Group
 
@@ -49,7 +50,7 @@ def lower_nodes(
             op.lower(lowering, node)
             _followed(lowering, node)
             continue
-        private, moves = _break_aliasing(lowering, node, op.aliasing == "exact")
+        private, moves = _break_aliasing(lowering, node, op.aliasing)
         op.lower(lowering, private)
         _followed(lowering, node)
         for source, target in moves:
@@ -73,19 +74,20 @@ def _followed(lowering: Lowering, node: Node) -> None:
 
 
 def _break_aliasing(
-    lowering: Lowering, node: Node, exact_allowed: bool
+    lowering: Lowering, node: Node, aliasing: Aliasing
 ) -> tuple[Node, list[tuple[Tensor, Tensor]]]:
     """Sends outputs that lie on an input's memory through temporaries.
 
     Tasks of one op are not ordered among themselves, so none may overwrite what another still
-    reads. Where each output element depends on its own place only (`exact_allowed`), an output that
-    is exactly an input is safe.
+    reads. Where each output element depends on its own place only ("exact", of the first input
+    "first"), an output that is exactly that input is safe.
     """
+    safe = {"exact": len(node.inputs), "first": 1}.get(aliasing, 0)
     outputs, moves = [], []
     for out in node.outputs:
         aliased = any(
-            t.buffer.id == out.buffer.id and not (exact_allowed and _same_place(t, out))
-            for t in node.inputs
+            t.buffer.id == out.buffer.id and not (i < safe and _same_place(t, out))
+            for i, t in enumerate(node.inputs)
         )
         if aliased:
             temp = lowering.temp(out.shape, out.dtype, f"{node.name}.unaliased")

@@ -17,7 +17,7 @@ from ark.errors import InternalError, UnsupportedError
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
 
-Aliasing = Literal["any", "exact", "none"]
+Aliasing = Literal["any", "exact", "first", "none"]
 Reference = Callable[[Sequence[np.ndarray], Mapping[str, Any]], list[np.ndarray]]
 
 
@@ -27,6 +27,7 @@ class OpDef:
 
     aliasing: how its outputs may lie on its inputs' memory. "any": the op orders its own accesses.
     "exact": an output may be exactly an input, because each element depends on its own place only.
+    "first": it may be exactly the first input, which is then updated in place.
     "none": outputs lie elsewhere. Lowering sends other outputs through temporaries.
     iteration_barrier: what peers write of it is safe only if all ranks begin an iteration together.
     all_ranks: every rank takes part, and writes to peers; what a peer has received is read by then

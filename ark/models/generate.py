@@ -31,9 +31,10 @@ from ark.plan.serialize import from_json, to_json
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime import cache
-from ark.runtime.executor import BUDGET_S, Executor, Ranks
+from ark.runtime.executor import BUDGET_S
 from ark.runtime.program import begin
-from ark.runtime.run import Run
+from ark.runtime.run import Ranks, Run
+from ark.runtime.runner import load
 from ark.tasks.tokens import SETTINGS
 
 COLDEST, HOTTEST = 1e-5, 1e5
@@ -252,7 +253,7 @@ class Generator:
             check_plan(plan, expected, self.shape)
         self._check_memory(plan, device)
         tell("compiling", 0, 0)
-        self.executor = Executor(
+        self.executor = load(
             plan, backend, device, ranks=ranks, trace_records=trace_records, budget_s=budget_s
         )
         total = plan.arenas["parameter"]

@@ -122,6 +122,7 @@ from ark.ops.quantize import (
     quantize,
     quantized_linear,
 )
+from ark.ops.random import dropout, random_bits, random_normal, random_uniform
 from ark.ops.reductions import (
     argmax,
     argmin,
@@ -188,6 +189,7 @@ __all__ = [
     "dequantize",
     "detach",
     "div",
+    "dropout",
     "elu",
     "embed",
     "embedding",
@@ -250,6 +252,9 @@ __all__ = [
     "pow",
     "quantize",
     "quantized_linear",
+    "random_bits",
+    "random_normal",
+    "random_uniform",
     "reciprocal",
     "recv",
     "reduce_max",

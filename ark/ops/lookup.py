@@ -166,7 +166,9 @@ def scatter_elements(
     """The input with result[i, indices[i, j, ...], ...] = updates[i, j, ...] (for axis 1).
 
     reduction: set, or add, mul, maximum, minimum with what is there; of equal indices along the
-    axis the updates are applied in order. updates: of the indices' shape and the input's type.
+    axis the updates are applied in order. updates: of the indices' shape and the input's type; the
+    indices may be one wide where the updates are wider. output: the input itself is updated in
+    place.
     """
     tensor, ids, new = as_tensor(input), as_tensor(indices), as_tensor(updates)
     index_dtype("scatter_elements", ids)
@@ -193,10 +195,13 @@ def scatter_elements(
 
 
 def _lower_scatter(lowering: Lowering, node: Node) -> None:
-    """A copy of the input, then the updates into the part of it that they can reach."""
+    """A copy of the input, unless the output is there, then the updates into the part of it that
+    they can reach.
+    """
     source, ids, updates = node.inputs
     out, axis = node.outputs[0], node.attrs["axis"]
-    copy_box(lowering, source, out, ".copy")
+    if source.buffer.id != out.buffer.id:
+        copy_box(lowering, source, out, ".copy")
     for d, n in enumerate(updates.shape):
         if d != axis:
             out = part(out, d, 0, n)
@@ -316,5 +321,5 @@ def _scan_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> l
 
 register("gather", _gather, _lower_gather, aliasing="none")
 register("gather_elements", _gather_elements, _lower_gather_elements, aliasing="none")
-register("scatter_elements", _scatter, _lower_scatter, aliasing="none")
+register("scatter_elements", _scatter, _lower_scatter, aliasing="first")
 register("scan", _scan_reference, _lower_scan, aliasing="none")

@@ -20,7 +20,7 @@ from ark.lower.registry import register
 from ark.lower.tiling import box_coords, box_tile
 from ark.ops.base import float_dtype, result, same_dtype
 from ark.ops.elementwise import add
-from ark.ops.indexing import Rule, remap, same
+from ark.ops.indexing import Rule, pad, remap, same
 from ark.ops.linear_algebra import matmul
 from ark.ops.movement import transpose
 from ark.ops.reductions import reduce_max, reduce_mean
@@ -220,6 +220,15 @@ def _pool(
                 f"{what}: a window of {size} with padding {pads} does not fit "
                 f"{list(tensor.ir.shape)}"
             )
+    shape = (*tensor.ir.shape[:2], *sizes)
+    room_of = zip(tensor.ir.shape[2:], sizes, size, steps, spread, pads, strict=True)
+    if counted and any(
+        (m - 1) * s + (k - 1) * d + 1 > n + a + b for n, m, k, s, d, (a, b) in room_of
+    ):
+        # A window reaches past the padding, and what lies there does not count: the padding
+        # becomes a part of the input, which alone counts.
+        tensor = pad(tensor, [(0, 0), (0, 0), *pads])
+        pads, counted = [(0, 0)] * count, False
     attrs = {
         "function": function,
         "size": size,
@@ -229,7 +238,6 @@ def _pool(
         "sizes": sizes,
         "counted": bool(counted),
     }
-    shape = (*tensor.ir.shape[:2], *sizes)
     return result("pool", [tensor], shape, dtype, NullTensor, attrs, name or what)
 
 
@@ -260,7 +268,9 @@ def avg_pool(
     count_include_pad: bool = True,
     name: str = "",
 ) -> Tensor:
-    """Mean of a window; as max_pool. count_include_pad: padding takes part, as zeros."""
+    """Mean of a window; as max_pool. count_include_pad: padding takes part, as zeros; what
+    lies past it in a last window that is not whole does not, as in torch.
+    """
     return _pool("mean", input, kernel, stride, padding, dilation, ceil, count_include_pad, name)
 
 

@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from ark.backend import registry
+from ark.backend.protocol import KernelBackend
 from ark.codegen.writer import check_shared_memory
 from ark.errors import InvalidUsageError, PlanError
 from ark.machine import Machine
@@ -43,7 +44,10 @@ def admit(plans: Sequence[Plan], device: Machine | None = None) -> None:
     for plan in plans:
         for phases in plan.kernels:
             machine = machine_of(plan, phases[0])
-            dialect = registry.get(machine.backend).dialect(machine.arch)
+            backend = registry.get(machine.backend)
+            if not isinstance(backend, KernelBackend):
+                continue  # which counts its own memory when it loads the plan
+            dialect = backend.dialect(machine.arch)
             check_shared_memory(plan, machine, dialect, phases)
 
 

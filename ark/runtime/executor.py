@@ -14,16 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from ark.backend.protocol import Backend, Device, Memory
+from ark.backend import registry
+from ark.backend.protocol import Backend, Device, KernelDevice, Memory
 from ark.codegen import layout
-from ark.errors import BaseError, InvalidUsageError
-from ark.ir.dtype import by_name
-from ark.ir.packed import from_memory, to_memory
+from ark.errors import InvalidUsageError
 from ark.plan.serialize import machine_of
-from ark.plan.types import ITERATION_BARRIER, Plan, PlanTensor
+from ark.plan.types import ITERATION_BARRIER, Plan
 from ark.runtime import live, tables
 from ark.runtime.faults import explain
 from ark.runtime.kernels import box_maps, launch_all, load_kernels, map_images, opcodes
+from ark.runtime.memory import PlanMemory, tolerated
 from ark.runtime.peers import Peers
 from ark.runtime.program import Program
 from ark.runtime.proxy import Proxy
@@ -38,8 +38,10 @@ IDLE_RANKS_S = 600.0
 MOST_ITERATIONS = (1 << 32) - 1
 
 
-class Executor:
+class Executor(PlanMemory):
     """One plan on one device. A context manager; `close` gives all memory back."""
+
+    device: KernelDevice
 
     def __init__(
         self,
@@ -61,8 +63,9 @@ class Executor:
                 f"the plan is for {plan.world_size} ranks, but this process is alone; start it "
                 f"with `--ranks {plan.world_size}`, ark.launch or torchrun"
             )
-        self.plan = plan
-        self.device = device
+        chosen = registry.with_kernels(backend)
+        assert isinstance(device, KernelDevice)
+        super().__init__(plan, device, externals)
         self.ranks = ranks
         if not 0 < budget_s <= MOST_BUDGET_S:
             raise InvalidUsageError(
@@ -72,15 +75,13 @@ class Executor:
         self.budget_s = budget_s
         self.phase_ends: list[int] = []
         self.machine = machine_of(plan)
-        self._memory: list[Memory] = []
         self._run: Run | None = None
         self._proxy: Proxy | None = None
         self._resumed: int | None = None  # iterations so far of launches that go on
         self._params = np.zeros(1, layout.dtype("ArkParams"))
         self._peers = Peers.of(plan)
-        self._externals = dict(externals or {})
         self._cells: dict[int, np.ndarray | None] | None = None
-        self.kernels = load_kernels(plan, backend, device)
+        self.kernels = load_kernels(plan, chosen, device)
         try:
             self._allocate(trace_records)
         except BaseException:
@@ -92,17 +93,9 @@ class Executor:
         """The kernel of the last phase."""
         return self.kernels[-1].program
 
-    def _alloc(self, nbytes: int, kind: Any = "device") -> Memory:
-        made = self.device.alloc(max(nbytes, 256), kind)
-        self._memory.append(made)
-        return made
-
     def _allocate(self, trace_records: int) -> None:
         plan = self.plan
-        self._arenas: dict[str, Memory] = {}
-        for arena, nbytes in sorted(plan.arenas.items()):
-            if nbytes and arena != "symmetric":
-                self._arenas[arena] = self._alloc(nbytes, "host" if arena == "host" else "device")
+        self._allocate_arenas(elsewhere=("symmetric",))
         self._counter_bytes = len(plan.counters) * self.machine.line_bytes
         symmetric = plan.arenas.get("symmetric", 0)
         kind = "symmetric" if plan.world_size > 1 else "device"
@@ -204,66 +197,15 @@ class Executor:
         buffer = self.plan.buffers[buffer_id]
         if buffer.rank != self.plan.rank:
             return self._peers.address(buffer.rank, "buffers", buffer.name)
-        if buffer.arena == "external":
-            if buffer_id not in self._externals:
-                raise InvalidUsageError(
-                    f"the external buffer {buffer.name!r} has no memory; pass its tensor in "
-                    "tensor_mappings or give the placeholder data"
-                )
-            return self._externals[buffer_id]
         if buffer.arena == "symmetric":
             return self._shared.address + buffer.offset
-        return self._arenas[buffer.arena].address + buffer.offset
+        return super().buffer_address(buffer_id)
 
     def _counter_address(self, counter: int) -> int:
         entry = self.plan.counters[counter]
         if entry.rank != self.plan.rank:
             return self._peers.address(entry.rank, "counters", entry.name)
         return self._counters + counter * self.machine.line_bytes
-
-    def tensor_address(self, tensor: PlanTensor) -> int:
-        """The device address of a tensor's first element."""
-        return self.buffer_address(tensor.buffer) + tensor.first_byte
-
-    def find(self, name: str) -> PlanTensor:
-        """The plan's tensor of that name."""
-        for tensor in self.plan.tensors:
-            if tensor.name == name:
-                return tensor
-        raise InvalidUsageError(f"the plan has no tensor {name!r}")
-
-    def write(self, name: str, values: np.ndarray) -> None:
-        """Writes a dense tensor of the plan by name; values are cast to its type."""
-        tensor = self.find(name)
-        array = np.asarray(values)
-        if array.size > np.prod(tensor.shape):
-            raise InvalidUsageError(
-                f"{array.size} values do not fit tensor {name!r} of shape {list(tensor.shape)}"
-            )
-        self.device.write(self.tensor_address(tensor), to_memory(array, by_name(tensor.dtype)))
-
-    def read(self, name: str) -> np.ndarray:
-        """Reads a dense tensor of the plan by name."""
-        tensor = self.find(name)
-        kind = by_name(tensor.dtype)
-        nbytes = int(np.prod(tensor.items.shape)) * tensor.itemsize
-        data = self.device.read(self.tensor_address(tensor), nbytes)
-        return from_memory(data, tensor.shape, kind)
-
-    def host_view(self, name: str) -> np.ndarray:
-        """A live view of a tensor in host-mapped memory."""
-        tensor = self.find(name)
-        buffer = self.plan.buffers[tensor.buffer]
-        arena = self._arenas[buffer.arena]
-        if arena.host is None:
-            raise InvalidUsageError(f"tensor {name!r} is not in host-mapped memory")
-        kind = by_name(tensor.dtype)
-        view = arena.host[buffer.offset : buffer.offset + buffer.nbytes]
-        return view.view(kind.numpy).reshape(tensor.shape)
-
-    def device_bytes(self) -> int:
-        """Device memory held, in bytes."""
-        return sum(m.nbytes for m in self._memory if m.kind != "host")
 
     def start(self, iterations: int | Sequence[int], persistent: bool = False) -> Run:
         """Launches the loop kernel for so many iterations of each phase, in the plan's order.
@@ -274,13 +216,7 @@ class Executor:
         InvalidUsageError while the launch before is running.
         """
         self._check_idle()
-        phases = len(self.plan.phases)
-        each = [*[0] * (phases - 1), iterations] if isinstance(iterations, int) else [*iterations]
-        if len(each) != phases or min(each) < 0:
-            raise InvalidUsageError(
-                f"iterations of {len(each)} phases were asked for ({each}); the plan has {phases}, "
-                "each of which runs none or some"
-            )
+        each = self.phase_iterations(iterations)
         if persistent and len(self.kernels) > 1:
             raise InvalidUsageError(
                 "the plan's phases are different kernels, which cannot run persistently; make it "
@@ -455,21 +391,12 @@ class Executor:
         finally:
             self._free(own, together)
             for kernel in kernels:
-                with contextlib.suppress(*_tolerated(together)):
+                with contextlib.suppress(*tolerated(together)):
                     self.device.unload(kernel.loaded)
         return True
-
-    def _free(self, memories: Sequence[Memory], strict: bool) -> None:
-        for memory in memories:
-            with contextlib.suppress(*_tolerated(strict)):
-                self.device.free(memory)
 
     def __enter__(self) -> Executor:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         self.close(together=kind is None)
-
-
-def _tolerated(strict: bool) -> tuple[type[BaseException], ...]:
-    return () if strict else (BaseError,)

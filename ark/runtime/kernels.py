@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ark.backend.protocol import Backend, BoxMapper, Device, Launch
+from ark.backend.protocol import BoxMapper, KernelBackend, KernelDevice, Launch
 from ark.codegen.dialect import BoxMap
 from ark.machine import Machine
 from ark.plan.serialize import machine_of
@@ -35,7 +35,7 @@ class Kernel:
         return self.program.emitted.scratch_bytes + self.machine.ring_bytes
 
 
-def load_kernels(plan: Plan, backend: Backend, device: Device) -> list[Kernel]:
+def load_kernels(plan: Plan, backend: KernelBackend, device: KernelDevice) -> list[Kernel]:
     """All kernels of a plan, in the order of its phases; none stays loaded where one fails."""
     found: list[Kernel] = []
     try:
@@ -68,7 +68,7 @@ def box_maps(kernels: Sequence[Kernel]) -> list[tuple[BoxMap, ...]]:
 def map_images(
     plan: Plan,
     maps: Sequence[Sequence[BoxMap]],
-    device: Device,
+    device: KernelDevice,
     tensor_address: Callable[[PlanTensor], int],
 ) -> tuple[list[int], bytes]:
     """By op, the number of its first box map; and all of them in the hardware's form."""
@@ -85,7 +85,7 @@ def map_images(
 
 def launch_all(
     kernels: Sequence[Kernel],
-    device: Device,
+    device: KernelDevice,
     params: np.ndarray,
     ends: Sequence[int],
     trace_bytes: int,

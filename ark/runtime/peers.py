@@ -10,7 +10,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from ark.backend.protocol import Device, Memory
+from ark.backend.protocol import KernelDevice, Memory
 from ark.codegen import layout
 from ark.errors import InvalidUsageError, SystemError
 from ark.plan.types import Plan
@@ -38,7 +38,7 @@ class Peers:
         """The memory of peers that is mapped here."""
         return [memory for rank, (memory, _) in self._entries.items() if rank not in self.far]
 
-    def proxy(self, device: Device, variants: Set[str], host: Memory) -> Proxy | None:
+    def proxy(self, device: KernelDevice, variants: Set[str], host: Memory) -> Proxy | None:
         """The proxy, where tasks ask the host to copy or peers are on other hosts.
 
         variants: of the plan's kernels. host: where the ArkHost lies.
@@ -57,7 +57,7 @@ class Peers:
     def connect(
         self,
         ranks: Ranks,
-        device: Device,
+        device: KernelDevice,
         proxy: Proxy | None,
         shared: Memory,
         counters: Mapping[str, int],
@@ -91,7 +91,7 @@ class Peers:
         rank: int,
         entry: Mapping[str, Any],
         ranks: Ranks,
-        device: Device,
+        device: KernelDevice,
         proxy: Proxy | None,
     ) -> Memory:
         """A peer's memory. SystemError names the rank, and says that it has ended if it has, which

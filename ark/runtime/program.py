@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from ark._version import __version__
-from ark.backend.protocol import Backend, Binary, Device, Target
+from ark.backend.protocol import Backend, Binary, KernelBackend, KernelDevice, Target
 from ark.codegen.writer import Emitted, write
 from ark.errors import BaseError
 from ark.machine import Machine
@@ -26,7 +26,11 @@ class Program:
 
 
 def load(
-    plan: Plan, machine: Machine, backend: Backend, device: Device, phases: range | None = None
+    plan: Plan,
+    machine: Machine,
+    backend: KernelBackend,
+    device: KernelDevice,
+    phases: range | None = None,
 ) -> tuple[Program, object]:
     """Builds the loop kernel and loads it; one from the cache that cannot be loaded is made again.
 
@@ -51,11 +55,13 @@ def begin(plan: Plan, backend: Backend, arch: str) -> None:
     """Starts compiling beside the caller all kernels that `build` will want; a plan's draft will
     do. What fails here fails again there, where somebody asks for it.
     """
+    if not isinstance(backend, KernelBackend):
+        return
     for phases in plan.kernels:
         _begin(plan, backend, arch, phases)
 
 
-def _begin(plan: Plan, backend: Backend, arch: str, phases: range) -> None:
+def _begin(plan: Plan, backend: KernelBackend, arch: str, phases: range) -> None:
     try:
         machine = machine_of(plan, phases[0])
         emitted, target, name = _emitted(plan, machine, backend, arch, phases)
@@ -69,7 +75,7 @@ def _begin(plan: Plan, backend: Backend, arch: str, phases: range) -> None:
 
 
 def build(
-    plan: Plan, machine: Machine, backend: Backend, arch: str, phases: range | None = None
+    plan: Plan, machine: Machine, backend: KernelBackend, arch: str, phases: range | None = None
 ) -> Program:
     """Emits and compiles; the key is the source, the compiler with its flags, and the target."""
     emitted, target, name = _emitted(plan, machine, backend, arch, phases)
@@ -78,7 +84,7 @@ def build(
     return Program(emitted, binary, cached, name)
 
 
-def _made(name: str, emitted: Emitted, target: Target, backend: Backend) -> Made:
+def _made(name: str, emitted: Emitted, target: Target, backend: KernelBackend) -> Made:
     """The binary, from the cache if it is there. Ranks of one host compile the same source once."""
     found = _kept(name)
     if found is not None:
@@ -101,7 +107,7 @@ def _kept(name: str) -> Binary | None:
 
 
 def _emitted(
-    plan: Plan, machine: Machine, backend: Backend, arch: str, phases: range | None
+    plan: Plan, machine: Machine, backend: KernelBackend, arch: str, phases: range | None
 ) -> tuple[Emitted, Target, str]:
     """The source, what it is for, and its name in the cache."""
     emitted = write(plan, machine, backend.dialect(arch), phases)

@@ -13,14 +13,10 @@ ARK_DEVICE void ark_scan_line(T start, const Load& load, const Join& join, const
   }
 }
 
-// N updates in order: update(n) is joined with what is there, now(k), at place k = id(n) of SIZE.
-template <int N, int SIZE, class Id, class Update, class Now, class Join, class Store>
-ARK_DEVICE void ark_scatter_line(ArkCtx& c, const Id& id, const Update& update, const Now& now,
-                                 const Join& join, const Store& store) {
-  for (int n = 0; n < N; ++n) {
-    const int k = ark_looked_up(c, id(n), SIZE);
-    store(k, join(now(k), update(n)));
-  }
+// body(n, k) for N updates in order, of which the n-th is for place k = id(n) of SIZE.
+template <int N, int SIZE, class Id, class Body>
+ARK_DEVICE void ark_each_update(ArkCtx& c, const Id& id, const Body& body) {
+  for (int n = 0; n < N; ++n) body(n, ark_looked_up(c, id(n), SIZE));
 }
 
 // body(x) for each of SIZE places of a window, DILATION apart, that lies in the N elements; the

@@ -12,6 +12,7 @@ coord: the tile's first index of the shape with one index along the axis (four, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -34,7 +35,7 @@ from ark.plan.params import (
     typed,
 )
 from ark.tasks import expression, text
-from ark.tasks.pointwise import HEADERS, NAMES, each_index, tile_box
+from ark.tasks.pointwise import HEADERS, NAMES, each_index, in_order, tile_box
 
 
 def lines(shape: Sequence[int], axis: int) -> tuple[int, ...]:
@@ -171,18 +172,30 @@ class Scatter(TaskKind):
         target = text.offset(sig, 2, names)
         compute = expression.value_type(out.dtype)
         now = text.load(sig, 2, "p2", target) if sig.params["function"] != "set" else "0"
-        body = (
-            f"    ark_scatter_line<{ids.shape[axis]}, {out.shape[axis]}>(c,\n"
-            f"        [&](int n) {{ (void)n; return p0[{at[0]}]; }},\n"
-            f"        [&](int n) -> {compute} {{ return {text.load(sig, 1, 'p1', at[1])}; }},\n"
-            f"        [&](int k) -> {compute} {{ (void)k; return {now}; }},\n"
-            f"        {join(sig.params['function'], out)},\n"
-            f"        [&](int k, {compute} v) {{ {text.store(sig, 2, 'p2', target, 'v')} }});\n"
+        update = (
+            f"      const {compute} v = {join(sig.params['function'], out)}\n"
+            f"          ({now}, {text.load(sig, 1, 'p1', at[1])});\n"
+            f"      {text.store(sig, 2, 'p2', target, 'v')}\n"
         )
         declare = text.operand(sig, 0, "p0") + text.operand(sig, 1, "p1")
         declare += text.operand(sig, 2, "p2", const=False)
-        frame = fold(lines(out.shape, axis))
-        return text.function(name, declare + each_index(sig.params["tile"], frame, body))
+        frame, tile = fold(lines(out.shape, axis)), sig.params["tile"]
+        many, size = ids.shape[axis], out.shape[axis]
+        every = (
+            f"  ark_each_update<{many}, {size}>(c, [&](int n) {{ (void)n; return p0[{at[0]}]; }}"
+        )
+        every += ", [&](int n, int k) {\n      (void)n; (void)k;\n"
+        if not machine.has("single_thread"):
+            body = each_index(tile, frame, f"{every}{update}  }});\n")
+        elif math.prod(lines(ids.shape, axis)) == 1:  # one lookup for a row of neighbours
+            body = f"{every}{in_order(tile, frame, update)}  }});\n"
+        else:
+            look = f"      const int k = ark_looked_up(c, p0[{at[0]}], {size});\n"
+            body = (
+                f"  for (int n = 0; n < {many}; ++n) {{\n"
+                f"{in_order(tile, frame, look + update)}  }}\n"
+            )
+        return text.function(name, declare + body)
 
 
 register(Scan())

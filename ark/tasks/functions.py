@@ -77,6 +77,20 @@ def _erf(a: np.ndarray) -> np.ndarray:
     return np.vectorize(math.erf, otypes=[np.float64])(a)
 
 
+def _philox(at: np.ndarray, key: np.ndarray, stream: np.ndarray) -> np.ndarray:
+    """Philox4x32-10, as ark_philox."""
+    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    place, keys, more = (v.astype(np.int64).astype(np.uint64) for v in (at, key, stream))
+    block = place >> np.uint64(2)
+    c = list(np.broadcast_arrays(block & low, block >> half, more & low, more >> half))
+    k = [keys & low, keys >> half]
+    for _ in range(10):
+        first, second = np.uint64(0xD2511F53) * c[0], np.uint64(0xCD9E8D57) * c[2]
+        c = [second >> half ^ c[1] ^ k[0], second & low, first >> half ^ c[3] ^ k[1], first & low]
+        k = [k[0] + np.uint64(0x9E3779B9) & low, k[1] + np.uint64(0xBB67AE85) & low]
+    return np.choose((place & np.uint64(3)).astype(np.int64), c).astype(np.int64)
+
+
 _HALF_PI = f"{math.pi / 2:.9g}f"
 
 FUNCTIONS: dict[str, Function] = {
@@ -153,6 +167,7 @@ FUNCTIONS: dict[str, Function] = {
         _bits("bitwise_not", "(~a)", np.bitwise_not),
         _bits("shift_left", "ark_int_left(a, b)", np.left_shift),
         _bits("shift_right", "ark_int_right(a, b)", np.right_shift),
+        Function("philox", "ark_philox(a, b, c)", _philox, "ark_philox(a, b, c)", floating=False),
         Function("where", "(a ? b : c)", np.where, "(a ? b : c)"),
     )
 }

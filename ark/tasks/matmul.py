@@ -29,6 +29,9 @@ from ark.plan.params import INT_MAX, Params, Places, Size, box, count, fits, nee
 from ark.tasks import expression, text
 from ark.tasks.pointwise import broadcast_access, broadcasts
 
+FEW_ROWS = 4  # fewer are not worth packing, in one thread
+DEPTH = 256  # elements of k that one thread packs at a time
+MOST_PANEL = 64  # elements of a panel's width
 STEP = 128  # bytes: parts of k begin at multiples of it
 
 
@@ -138,7 +141,12 @@ class Matmul(TaskKind):
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         rows, columns = sig.params["tile"]
-        return 4 * rows * columns if machine.has("single_thread") else 0
+        if not machine.has("single_thread"):
+            return 0
+        if rows < FEW_ROWS:
+            return 4 * rows * columns
+        rows, columns = rows + MOST_PANEL, columns + MOST_PANEL  # the last panels are whole
+        return 4 * (rows * columns + DEPTH * (rows + columns))
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
         _, _, k = dims(sig)
@@ -147,11 +155,18 @@ class Matmul(TaskKind):
         return 2.0 * rows * columns * min(part_of_k(sig), k) * many, super().cost(sig, coord)[1]
 
     def headers(self) -> tuple[str, ...]:
-        return (text.header("rotary.h"), text.header("tiles.h"), text.header("matmul.h"))
+        headers = ("rotary.h", "tiles.h", "matmul.h", "matmul_blocked.h")
+        return tuple(text.header(name) for name in headers)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         gated = bool(sig.params.get("gated"))
-        alone = not gated and machine.has("single_thread") and not sig.params["transpose_b"]
+        shape: tuple[Any, ...] = (*sig.params["tile"], *dims(sig)[:2])
+        callee = "ark_matmul_gated" if gated else "ark_matmul"
+        if machine.has("single_thread") and sig.params["tile"][0] >= FEW_ROWS:
+            turned = (bool(sig.params[name]) for name in ("transpose_a", "transpose_b"))
+            callee, shape = "ark_matmul_blocked", (*shape, DEPTH, gated, *turned)
+        elif machine.has("single_thread") and not gated and not sig.params["transpose_b"]:
+            callee = "ark_matmul_alone"
         arguments = (
             "m0",
             "n0",
@@ -160,8 +175,6 @@ class Matmul(TaskKind):
             _place(sig, 1, "k", "n", bool(sig.params["transpose_b"])),
             f"[&](int m, int n, float sum) {{\n{finish(sig, 'sum', 'm', 'n')}  }}",
         )
-        callee = "ark_matmul_gated" if gated else "ark_matmul_alone" if alone else "ark_matmul"
-        shape = (*sig.params["tile"], *dims(sig)[:2])
         body = f"  {text.called(callee, shape, arguments)};\n"
         return text.function(name, outputs(sig) + each_tile(sig, body))
 

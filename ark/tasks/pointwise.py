@@ -228,7 +228,7 @@ class _Box:
 
     def nested(self) -> str:
         """By one thread, in order."""
-        return _loop("ark_each_in_order", self.box, "", NAMES, self._element())
+        return in_order(self.tile, self.shape, self._element())
 
     def flat(self, pack: int, packed: frozenset[int], machine: Machine) -> str:
         """By all threads, in packs of which several are under way in each."""
@@ -292,6 +292,13 @@ def tile_type(tile: Sequence[int], shape: Sequence[int]) -> str:
 def each_index(tile: Sequence[int], shape: Sequence[int], body: str) -> str:
     """Statements that all threads run for each index i0 to i3 of the task's tile of a shape."""
     return _loop("ark_each_index", tile_type(tile, shape), "", NAMES, body)
+
+
+def in_order(tile: Sequence[int], shape: Sequence[int], body: str) -> str:
+    """Statements that one thread runs for i0 to i3 of the task's tile, in order but for the last
+    dimension, whose indices may be done side by side.
+    """
+    return _loop("ark_each_in_order", tile_type(tile, shape), "", NAMES, body)
 
 
 def _declared(names: Sequence[str]) -> str:

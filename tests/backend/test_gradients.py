@@ -113,6 +113,8 @@ def test_functions_of_several_tensors(backend: str) -> None:
 
 def test_views_and_movement(backend: str) -> None:
     a = values(4, 6, seed=1)
+    zero = a.copy()
+    zero[1, 2] = zero[2, 0] = zero[2, 3] = zero[3, 5] = 0.0
     ids = np.array([[3, 0], [3, 1]], np.int32)
     few = np.array([[1, 5, 1], [0, 0, 2]], np.int32)
 
@@ -234,6 +236,20 @@ def test_views_and_movement(backend: str) -> None:
                 [np.abs(a) + 0.3],
                 lambda x: ark.cumprod(x, 0),
                 lambda x: x.cumprod(0),
+                1e-4,
+            ),
+            Case(
+                "cumprod with none, one and two zeros in a line",
+                [zero],
+                lambda x: ark.cumprod(x, 1),
+                lambda x: x.cumprod(1),
+                1e-4,
+            ),
+            Case(
+                "cumprod of those behind",
+                [zero],
+                lambda x: ark.cumprod(x, 1, exclusive=True, reverse=True),
+                lambda x: torch.cat([x[:, 1:], torch.ones(4, 1)], 1).flip(1).cumprod(1).flip(1),
                 1e-4,
             ),
             Case("topk", [a], lambda x: ark.topk(x, 2)[0], lambda x: x.topk(2)[0]),

@@ -284,24 +284,25 @@ def windows(draw: Any) -> list[Case]:
                     ),
                 )
             )
-            found.append(
-                Case(
-                    f"avg {name} {ceil}",
-                    [(x, ark.fp32)],
-                    lambda a, k=kernel, s=stride, p=half, c=ceil: ark.avg_pool(
-                        a, k, s, p, ceil=c, count_include_pad=False
-                    ),
-                    lambda a, n=count, k=kernel, s=stride, p=half, c=ceil: apply(
-                        f"avg_pool{n}d",
-                        a,
-                        kernel_size=k,
-                        stride=s,
-                        padding=p,
-                        ceil_mode=c,
-                        count_include_pad=False,
-                    ),
+            for counted in (False, True):
+                found.append(
+                    Case(
+                        f"avg {name} {ceil} {counted}",
+                        [(x, ark.fp32)],
+                        lambda a, k=kernel, s=stride, p=half, c=ceil, w=counted: ark.avg_pool(
+                            a, k, s, p, ceil=c, count_include_pad=w
+                        ),
+                        lambda a, n=count, k=kernel, s=stride, p=half, c=ceil, w=counted: apply(
+                            f"avg_pool{n}d",
+                            a,
+                            kernel_size=k,
+                            stride=s,
+                            padding=p,
+                            ceil_mode=c,
+                            count_include_pad=w,
+                        ),
+                    )
                 )
-            )
     return found
 
 

@@ -25,6 +25,7 @@ from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from ark.runtime.program import build
 from tests import signatures
+from tests.slow import slow
 
 pytest.importorskip("cuda.bindings.nvrtc")
 
@@ -41,7 +42,10 @@ def model_of(arch: str) -> Machine:
     return next(m for m in machines.MODELS.values() if m.arch == arch)
 
 
-@pytest.mark.parametrize("arch", backend.archs())
+# The default run compiles for one architecture; what the others have of their own is tested apart.
+@pytest.mark.parametrize(
+    "arch", [pytest.param(a, marks=[slow] * (a != "sm_90a")) for a in backend.archs()]
+)
 def test_every_kind_compiles(arch):
     machine, types = model_of(arch), signatures.types_for(arch, backend.archs())
     for name, made in signatures.plans(machine, types):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import struct
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -26,6 +27,8 @@ from ark.variant import COMPUTE, block
 pytest.importorskip("cuda.bindings.nvrtc")
 
 from ark_cuda import backend, machines, probe
+
+from tests.slow import slow
 
 MODELS = sorted(machines.MODELS)
 
@@ -66,7 +69,9 @@ def test_the_loop_compiles(name):
 SPILLS = {("block", 0): (128, 128), ("block", 64): (212, 1428), ("roles", 64): (176, 756)}
 
 
-@pytest.mark.parametrize(("variant", "chunk"), SPILLS)
+@pytest.mark.parametrize(
+    ("variant", "chunk"), [pytest.param(*k, marks=[slow] * (k[0] == "block")) for k in SPILLS]
+)
 def test_the_kernels_of_a_real_model_spill_no_more_than_they_did(variant, chunk):
     shape = Shape(builtin_config("llama-3.2-1b"), by_name("bf16"), 612, chunk)
     shape = dataclasses.replace(
@@ -119,6 +124,31 @@ def test_the_same_source_gives_the_same_bytes():
     machine = backend.machine("h100")
     first, second = (compile_for(machine, empty_plan(machine)).data for _ in range(2))
     assert first == second
+
+
+SIDE_BY_SIDE = """
+import threading
+from ark.backend.protocol import Target
+from ark.codegen.dialect import Source
+from ark_cuda import backend
+source = Source('extern "C" __global__ void ark_loop() {}')
+made, ready = [], threading.Barrier(4)
+def work():
+    ready.wait()
+    made.append(backend.compiler().compile(source, Target("sm_90a", 32)).data[:4])
+threads = [threading.Thread(target=work) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert made == [b"\\x7fELF"] * 4, made
+"""
+
+
+def test_kernels_are_compiled_side_by_side_from_the_first_on():
+    """In a process that has not imported the compiler's package yet."""
+    done = subprocess.run([sys.executable, "-c", SIDE_BY_SIDE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_compilers_words_reach_the_user():

@@ -16,6 +16,7 @@ from ark.errors import SystemError, UnsupportedError
 from ark.machine import Machine
 from ark.plan.types import Phase, Plan, PlanBuffer, PlanOp, PlanTensor
 from tests import signatures
+from tests.slow import slow
 
 ARCHS = backend.archs()
 MACHINES = {model.arch: name for name, model in machines.MODELS.items()}
@@ -191,7 +192,10 @@ def test_other_matmuls_keep_to_the_common_body(dtype: str, shape: tuple[int, int
     assert "mfma" not in assembly(emitted.source, "gfx942")
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+# The default run compiles for one architecture of each family.
+@pytest.mark.parametrize(
+    "arch", [pytest.param(a, marks=[slow] * (a not in ("gfx942", "gfx1100"))) for a in ARCHS]
+)
 def test_every_task_kind_compiles(arch: str) -> None:
     own, half = backend.dialect(arch).bodies, 1 + ARCHS.index(arch)
     types = signatures.types_for(arch, ARCHS)

@@ -24,8 +24,9 @@ _HARMLESS = ("accepted", "refused", "executed", "ended alike")  # the last two a
 
 def work(target: str, seed: int, first: int, cases: int, until: float, folder: Path) -> None:
     """Runs cases first, first + 1, ... of a target; tells how it goes in `folder`."""
+    from tests.fuzz import WrongResult
     from tests.fuzz.execute import sanitize
-    from tests.fuzz.targets import TARGETS, WrongResult
+    from tests.fuzz.targets import TARGETS
 
     if "libasan" in os.environ.get("LD_PRELOAD", ""):
         sanitize()

@@ -18,13 +18,10 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 
 from ark.backend import registry
-from ark.collective import check, from_json, to_json, to_xml
-from ark.comm import synthesize
 from ark.comm import topology as networks
 from ark.comm.forestcoll import optimal
 from ark.comm.taccl import Sketch
@@ -38,7 +35,7 @@ from ark.plan import serialize
 from ark.plan.types import Plan
 from ark.runtime import rendezvous
 from ark.runtime.admission import admit
-from tests.fuzz import mutate, mutate_onnx
+from tests.fuzz import WrongResult, collectives, mutate, mutate_onnx
 from tests.fuzz.execute import compare
 from tests.fuzz.task_plans import run_task_plan, task_plan
 
@@ -47,10 +44,6 @@ NOAH = Path(__file__).parent.parent.parent / "examples" / "noah"
 
 # Keeps what is about to run where the parent finds it if this process dies.
 Keep = Callable[[str], None]
-
-
-class WrongResult(Exception):
-    """An accepted input that gives something else than its definition."""
 
 
 def seeds(name: str) -> list[str]:
@@ -190,28 +183,6 @@ def run_placement(text: str) -> bool:
             tessel(made, 4, 3, time_limit_s=2.0)
     except InternalError as error:
         raise WrongResult(str(error)) from error
-    except BaseError:
-        return False
-    return True
-
-
-@cache
-def _program() -> Any:
-    return json.loads(to_json(synthesize(networks.full_mesh(3), "all_reduce", "ring")))
-
-
-def program(rng: random.Random, keep: Keep) -> bool:
-    """A mutated collective program; one that is accepted is written as MSCCL XML and read back."""
-    text = mutate.text_of(mutate.of_json(_program(), rng))
-    keep(text)
-    return run_program(text)
-
-
-def run_program(text: str) -> bool:
-    try:
-        made = from_json(text)
-        check(made)
-        ElementTree.fromstring(to_xml(made))
     except BaseError:
         return False
     return True
@@ -399,7 +370,9 @@ TARGETS: dict[str, Target] = {
     "topology": topology,
     "sketch": sketch,
     "placement": placement,
-    "program": program,
+    "program": collectives.program,
+    "xml": collectives.xml,
+    "execution_plan": collectives.execution_plan,
     "command_line": command_line,
     "onnx_file": onnx_file,
     "bootstrap": bootstrap,
@@ -410,6 +383,6 @@ REPLAY: dict[str, Callable[[str], bool | str]] = {
     "task_plan": run_task_plan,
     "topology": run_topology,
     "sketch": run_sketch,
-    "program": run_program,
+    "program": collectives.run_program,
     "command_line": lambda text: run_command_line(json.loads(text)),
 }

@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -40,6 +41,17 @@ class Hosts:
             _ip("-n", name, "addr", "add", f"{address}/24", "dev", end)
             _ip("-n", name, "link", "set", end, "up")
         self.ends = ends
+        self._wait()
+
+    def _wait(self) -> None:
+        """Until both ends have a carrier: before, UCX finds no device that reaches the other."""
+        end = time.monotonic() + 20.0
+        for name, own in zip(self.names, self.ends, strict=True):
+            words = ["ip", "-n", name, "-o", "link", "show", own]
+            while b"state UP" not in subprocess.check_output(words, timeout=20):
+                if time.monotonic() > end:
+                    raise OSError(f"the link {own} does not come up")
+                time.sleep(0.02)
 
     def start(
         self, host: int, argv: Sequence[str], environment: Mapping[str, str]

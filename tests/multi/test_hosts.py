@@ -8,6 +8,7 @@ import dataclasses
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from functools import cache
@@ -29,7 +30,7 @@ from tests.multi import test_channels as channels
 from tests.multi.hosts import Hosts, two_hosts, why_not
 from tests.multi.test_collectives import CPU_2, devices
 from tests.ranks import run_ranks
-from tests.slow import SLOW
+from tests.slow import slow
 
 WORK = """
 import json, sys
@@ -80,8 +81,8 @@ def reason() -> str:
 
 @pytest.fixture
 def hosts() -> Iterator[Hosts]:
-    if reason() or not SLOW:
-        pytest.skip(reason() or "a busy machine does not keep its times: nox -s slow runs it")
+    if reason():
+        pytest.skip(reason())
     with two_hosts() as made:
         yield made
 
@@ -105,6 +106,7 @@ def start(hosts: Hosts, code: str, ranks: int = 2, **more: str) -> list[subproce
     ]
 
 
+@slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_every_collective_between_hosts(hosts: Hosts, ranks: int) -> None:
     """Four ranks: two on each host, who share memory, and reach the others by TCP."""
@@ -114,6 +116,7 @@ def test_every_collective_between_hosts(hosts: Hosts, ranks: int) -> None:
     assert [int(out) for out, _ in said] == [56] * (ranks - 1) + [60]
 
 
+@slow
 def test_a_slow_link_that_loses_packets(hosts: Hosts) -> None:
     try:
         hosts.delay(2.0, lost=1.0)
@@ -130,6 +133,7 @@ def rank_process(started: subprocess.Popen[str]) -> int:
     return started.pid
 
 
+@slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_rank_ends_the_others_who_name_it(hosts: Hosts, victim: int) -> None:
     started = start(hosts, ENDLESS)
@@ -145,6 +149,7 @@ def test_a_killed_rank_ends_the_others_who_name_it(hosts: Hosts, victim: int) ->
     assert f"rank {victim}" in said, said
 
 
+@slow
 def test_a_cable_that_is_pulled_ends_both(hosts: Hosts) -> None:
     started = start(hosts, ENDLESS)
     for process in started:
@@ -158,6 +163,7 @@ def test_a_cable_that_is_pulled_ends_both(hosts: Hosts) -> None:
     assert "rank 1" in said[0] and "rank 0" in said[1], said
 
 
+@slow
 def test_a_stranger_is_turned_away(hosts: Hosts) -> None:
     """A process on the other host that does not know the job's secret."""
     place = {"MASTER_ADDR": hosts.addresses[0], "MASTER_PORT": "23456", "ARK_JOIN_TIMEOUT": "8"}
@@ -205,6 +211,43 @@ def test_channels_between_hosts(monkeypatch: pytest.MonkeyPatch, body: channels.
     with devices("cpu", 2) as (opened, _):
         got = channels.run(plans, "cpu", opened)
     np.testing.assert_array_equal(got, channels.wanted(len(got)))
+
+
+NOTHING_IN_COMMON = """
+import os
+from ark.backend import registry
+from ark.errors import SystemError
+from ark.runtime.proxy import Proxy
+
+device = registry.get("cpu").open(0)
+made = []
+for transport in ("self", "tcp"):
+    os.environ["UCX_TLS"] = transport
+    proxy = Proxy(device, 0)
+    made.append((proxy, proxy.network(device.alloc(4096, "symmetric"))))
+try:
+    made[1][0].connect(0, made[0][1])
+except SystemError as error:
+    print(error, flush=True)
+for proxy, _ in made:
+    proxy.close()
+del proxy, made
+print("closed")
+"""
+
+
+def test_hosts_that_have_no_transport_in_common() -> None:
+    """Said; and the proxy of a connection that failed can be closed."""
+    command = native.find_compiler()
+    if command is None or not has_ucx(command):
+        pytest.skip("needs UCX")
+    done = subprocess.run(
+        [sys.executable, "-c", NOTHING_IN_COMMON], capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert "rank 0 cannot be reached: connecting to a peer failed: Destination" in said[0]
+    assert "UCX_TLS" in said[0] and said[1] == "closed"
 
 
 def test_what_cannot_go_to_another_host_is_said() -> None:

@@ -16,6 +16,7 @@ from ark.errors import InvalidUsageError
 from ark.runtime import launch as launching
 from ark.runtime.launch import launch, launch_command
 from ark.runtime.rank_info import RankInfo, first_host, rank_from_environment
+from tests.slow import slow
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -144,6 +145,7 @@ def test_less_than_one_rank() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch's launcher")
+@slow
 def test_under_torchrun(tmp_path: Path) -> None:
     script = tmp_path / "meet.py"
     script.write_text(MEET)

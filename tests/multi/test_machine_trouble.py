@@ -20,6 +20,7 @@ import pytest
 from ark_cpu import memory
 
 from tests.checkpoints import make_endless
+from tests.slow import slow
 
 ROOT = Path(__file__).resolve().parents[2]
 NOAH = ROOT / "examples/noah"
@@ -60,6 +61,7 @@ def children(pid: int) -> list[int]:
     return [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+@slow
 def test_a_process_that_was_stopped_goes_on(endless: Path) -> None:
     """Time for which it did not run is no time in which a wait failed."""
     long = ("--context", str(LONG), "--max-new-tokens", "6000", "--budget", "3")
@@ -76,6 +78,7 @@ def test_a_process_that_was_stopped_goes_on(endless: Path) -> None:
     assert len(text) > 6000
 
 
+@slow
 def test_a_rank_that_is_stopped_is_named(endless: Path) -> None:
     long = ("--context", str(LONG), "--max-new-tokens", str(LONG), "--budget", "3")
     process = begin(endless, *long, "--ranks", "2")
@@ -93,6 +96,7 @@ def test_a_rank_that_is_stopped_is_named(endless: Path) -> None:
     )
 
 
+@slow
 def test_a_killed_process_leaves_nothing_that_disturbs_the_next(tmp_path: Path) -> None:
     own = {"ARK_CACHE_DIR": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
     for pause in (0.6, 1.2, 2.4):
@@ -103,6 +107,7 @@ def test_a_killed_process_leaves_nothing_that_disturbs_the_next(tmp_path: Path) 
     assert tokens(**own) == tokens()
 
 
+@slow
 def test_a_rank_that_the_system_kills(endless: Path) -> None:
     long = ("--context", str(LONG), "--max-new-tokens", str(LONG))
     process = begin(endless, *long, "--ranks", "2")
@@ -113,6 +118,7 @@ def test_a_rank_that_the_system_kills(endless: Path) -> None:
     assert process.returncode != 0 and "rank 1" in err and "Traceback" not in err
 
 
+@slow
 def test_too_little_address_space(endless: Path) -> None:
     """Half of what the command needs, then a little more: never a traceback, never a signal."""
     for limit in (0.45, 0.7, 1.0, 1.4):
@@ -132,6 +138,7 @@ def test_too_little_address_space(endless: Path) -> None:
             assert "ark: " in done.stderr
 
 
+@slow
 def test_a_small_stack() -> None:
     """Threads that run processors have stacks of their own; with much less gcc itself ends."""
     done = subprocess.run(
@@ -161,6 +168,7 @@ def group() -> Iterator[Path]:
     own.rmdir()
 
 
+@slow
 def test_a_memory_limit_is_seen_before_it_kills(group: Path, tmp_path: Path) -> None:
     """A model that fits the machine, but not the container."""
     directory = make_endless(tmp_path / "model", 4_000_000)
@@ -227,6 +235,7 @@ time_t time(time_t *at) {
 """
 
 
+@slow
 def test_a_clock_that_jumps(tmp_path: Path) -> None:
     """By more than a year to and fro at every look; nothing waits by the wall clock."""
     compiler = shutil.which("cc") or shutil.which("gcc")

@@ -20,6 +20,7 @@ from ark.plan.types import Plan, Task
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from tests.ranks import ThreadRanks, run_ranks
+from tests.slow import slow
 
 SHAPE = (3, 700)
 
@@ -68,7 +69,7 @@ def reduce_body(world: int, dtype: ark.DataType, whole: bool) -> Callable[[int],
     return body
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=slow)])
 def test_all_reduce_gives_the_same_bits_everywhere(world: int) -> None:
     for dtype, whole in ((ark.fp32, True), (ark.bf16, False)):
         plans = build(world, reduce_body(world, dtype, whole), f"cpu-{4 // world}")

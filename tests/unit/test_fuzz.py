@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz.__main__ import _sanitizer
 from tests.fuzz.targets import CORPUS, REPLAY, TARGETS, run_command_line
+from tests.slow import slow
 
 FEW = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 CASES = [(kind, path) for kind in sorted(REPLAY) for path in sorted((CORPUS / kind).iterdir())]
@@ -39,6 +40,7 @@ def test_what_once_did_harm(kind: str, path: Path) -> None:
     REPLAY[kind](path.read_text())
 
 
+@slow
 def test_the_oracle_sees_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan that computes something else than its program is a finding."""
     import dataclasses

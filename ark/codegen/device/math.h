@@ -139,6 +139,30 @@ ARK_DEVICE T ark_int_right(T a, T b) {
   return b < 0 || b >= static_cast<T>(8 * sizeof(T)) ? (a < 0 ? -1 : 0) : a >> b;
 }
 
+// Word `at` % 4 of Philox4x32-10's block number `at` / 4 of a stream (Salmon et al., SC 2011,
+// "Parallel random numbers: as easy as 1, 2, 3", section 4.2).
+ARK_DEVICE ark_i64 ark_philox(ark_i64 at, ark_i64 key, ark_i64 stream) {
+  const ark_u64 block = static_cast<ark_u64>(at) >> 2;
+  ark_u32 c0 = static_cast<ark_u32>(block), c1 = static_cast<ark_u32>(block >> 32);
+  ark_u32 c2 = static_cast<ark_u32>(stream);
+  ark_u32 c3 = static_cast<ark_u32>(static_cast<ark_u64>(stream) >> 32);
+  ark_u32 k0 = static_cast<ark_u32>(key);
+  ark_u32 k1 = static_cast<ark_u32>(static_cast<ark_u64>(key) >> 32);
+#pragma unroll
+  for (int round = 0; round < 10; ++round) {
+    const ark_u64 first = static_cast<ark_u64>(0xd2511f53u) * c0;
+    const ark_u64 second = static_cast<ark_u64>(0xcd9e8d57u) * c2;
+    c0 = static_cast<ark_u32>(second >> 32) ^ c1 ^ k0;
+    c1 = static_cast<ark_u32>(second);
+    c2 = static_cast<ark_u32>(first >> 32) ^ c3 ^ k1;
+    c3 = static_cast<ark_u32>(first);
+    k0 += 0x9e3779b9u;
+    k1 += 0xbb67ae85u;
+  }
+  const ark_u32 low = at & 1 ? c1 : c0, high = at & 1 ? c3 : c2;
+  return at & 2 ? high : low;
+}
+
 // Places in a dimension of n indices: quotients rounded down; the nearest index; reflected without
 // repeating the edge; counted on from the other end.
 ARK_DEVICE int ark_floor_div(int a, int b) { return a >= 0 ? a / b : -((b - 1 - a) / b); }

@@ -29,7 +29,8 @@ from ark.comm.topology import Topology
 from ark.errors import InternalError, InvalidUsageError, UnsupportedError
 
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce")
-_MOST_RANKS = 512
+_MOST_PACKED = 1 << 21  # ranks times links of a network whose trees are packed one by one
+_MOST_EDGES = 1 << 21  # of all trees together
 _MOST_TREES = 1 << 14
 
 
@@ -87,7 +88,8 @@ def forest(
     """Returns trees that run the collective at the optimal rate or, with k trees a root, the best.
 
     `root`, a rank's id, is for broadcast and reduce only. Raises TopologyError for a topology at
-    fault, UnsupportedError beyond 512 ranks (`ark.comm.scale` goes further through symmetry).
+    fault, UnsupportedError for one so large that its trees would not fit memory, or that is too
+    large to pack (2^21 ranks times links) and has too little symmetry to do without.
     """
     if collective not in COLLECTIVES:
         raise InvalidUsageError(
@@ -97,12 +99,6 @@ def forest(
     if rooted != (root is not None):
         raise InvalidUsageError(
             f"{collective} was given root {root}; broadcast and reduce need one, others take none."
-        )
-    if len(topology.ranks) > _MOST_RANKS:
-        raise UnsupportedError(
-            f"{topology.name} has {len(topology.ranks)} ranks; trees are packed for at most "
-            f"{_MOST_RANKS}. The optimum alone has no such limit, and ark.comm.scale makes the "
-            "trees of larger symmetric networks."
         )
     roots = None if root is None else {root: 1}
     turned = topology.reverse()
@@ -146,7 +142,7 @@ def _weighted(topology: Topology) -> Forest | None:
     can be had: exchanging all capacity through switches needs links that balance at every node.
     """
     best = optimal_all_reduce(topology)
-    if best.uniform:
+    if best.uniform or len(topology.ranks) * len(topology.links) > _MOST_PACKED:
         return None
     fractions = (*best.weights, *best.gather, *best.reduce)
     units = math.lcm(*(each.denominator for each in fractions))
@@ -180,11 +176,29 @@ def _gathering(
     optimum = optimal(topology, k, roots)
     net = balanced(network(topology, roots))
     demand = net.demand * optimum.k
-    result = _isomorphic(net, optimum) or _pack(
-        net, whole_units(net, net.capacity(optimum.scale)), demand
-    )
+    if (net.demand > 0).sum() * (net.ranks - 1) > _MOST_EDGES:
+        raise UnsupportedError(
+            f"{topology.name} has {net.ranks} ranks; a tree for each has {net.ranks - 1} edges, "
+            f"and together they would be more than {_MOST_EDGES}; the optimum alone has no such "
+            "limit."
+        )
+    result = _isomorphic(net, optimum)
+    if result is None:
+        _check_packable(net)
+        result = _pack(net, whole_units(net, net.capacity(optimum.scale)), demand)
     check(net, optimum.scale, demand, result)
     return optimum, result
+
+
+def _check_packable(net: Network) -> None:
+    size = net.ranks * len(net.tails)
+    if size > _MOST_PACKED:
+        raise UnsupportedError(
+            f"{net.topology.name} has {net.ranks} ranks and {len(net.tails)} links; its trees are "
+            f"too intertwined to be images of one, and are packed for at most {_MOST_PACKED} ranks "
+            "times links. The optimum alone has no such limit; a smaller k, or a network of equal "
+            "boxes, may do."
+        )
 
 
 def _isomorphic(net: Network, optimum: Optimum) -> tuple[Tree, ...] | None:

@@ -3,7 +3,7 @@
 In networks of equal boxes this gives the shallowest trees, and needs no maximum flow: a link's load
 over all images is the drawn trees' use of its orbit, so only uses have to be counted. It may fail
 where trees must intertwine; then the trees are packed one by one. `ark.comm.forestcoll.forest`
-tries it first, `ark.comm.scale` relies on it for thousands of ranks.
+tries it first, and has nothing else for a thousand ranks.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ Ranks of boxes, rails, grids and cubes are numbered so that shifts of digits of 
 symmetries. Such groups are proposed, largest first, and tested on every capacity; nothing is
 assumed. No element but the identity leaves any rank in place, so all orbits of ranks have the
 group's size. The packing draws isomorphic trees at once with a `Group`;
-`ark.comm.forestcoll.isomorphic` and `ark.comm.scale` expand one root's trees to all with a
-`Symmetry`.
+`ark.comm.forestcoll.isomorphic` expands one root's trees to all with a `Symmetry`.
 """
 
 from __future__ import annotations

@@ -48,7 +48,9 @@ class Synthesis:
     """A program and how good TACCL's own alpha-beta model finds it.
 
     `time_us` is the ordered schedule's time; `routing_us` the relaxed time of the routes, at most
-    `gap` (0 to 1) above the least possible under the sketch; `optimal` says that the gap is closed.
+    `gap` (0 to 1) above the least possible; `optimal` says that the gap is closed. Least possible
+    is meant under the sketch, over the `paths` that its model has, and before ordering; what the
+    network itself allows says `ark.comm.bounds.least_us`.
     """
 
     program: CollectiveProgram
@@ -56,6 +58,7 @@ class Synthesis:
     routing_us: float
     gap: float
     optimal: bool
+    paths: str
 
 
 def synthesize_taccl(
@@ -123,6 +126,7 @@ def synthesize_taccl(
         routing_us=routing_us,
         gap=1 - bound_us / routing_us if routing_us else 0.0,
         optimal=all(routing.optimal for _, routing, _ in plans),
+        paths=max((routing.paths for _, routing, _ in plans), key=len),
     )
 
 

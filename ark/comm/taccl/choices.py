@@ -13,6 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from ark.comm.taccl.detours import least_loaded
 from ark.comm.taccl.logical import Edge, Logical, Permutation, symmetries
 from ark.errors import ModelError
 
@@ -62,10 +63,36 @@ class Choices:
         self._demand_routes()
         self.elements = symmetries(graph)
         self._find_leaders()
-        slack = 1
-        if sum(self._allowed(c, slack).sum() for c in self.leaders) > _WIDE_MODEL:
-            slack = 0
-        self._fill_table(slack)
+        pair = {(e.src, e.dst): i for i, e in enumerate(self.edges)}
+        self.moved = {
+            p: np.array([pair[p[e.src], p[e.dst]] for e in self.edges], int) for p in self.elements
+        }
+        self.slack = 1
+        if sum(self._allowed(c, self.slack).sum() for c in self.leaders) > _WIDE_MODEL:
+            self.slack = 0
+        self._fill_table({})
+
+    def add_detours(self, deadline: float) -> list[bool] | None:
+        """Lets every leader also take the way that the links' loads suggest, however long.
+
+        Returns the solution of these ways; None, with nothing changed, where symmetries leave
+        chunks in place or `deadline` of time.monotonic() passes.
+        """
+        if any(self.stabilisers.values()):
+            return None
+        ways = least_loaded(self, deadline)
+        if ways is None:
+            return None
+        self._fill_table(ways)
+        used = [False] * self.variables
+        for number, links in ways.items():
+            for i in links:
+                used[self.table[number, i]] = True
+        return used
+
+    def add_none(self) -> None:
+        """Takes the detours back."""
+        self._fill_table({})
 
     def _distances(self, start: int, ways: list[list[int]]) -> list[float]:
         away = [math.inf] * self.graph.ranks
@@ -94,7 +121,8 @@ class Choices:
             f"{self.graph.topology.name}; allow more connections inside or between boxes."
         )
 
-    def _permitted(self, chunk: Chunk, edge: Edge) -> bool:
+    def permitted(self, chunk: Chunk, edge: Edge) -> bool:
+        """Whether the sketch lets the chunk cross the link at all."""
         size = self.graph.per_box
         if edge.dst == chunk.owner or edge.src == chunk.wanted_by:
             return False
@@ -105,7 +133,7 @@ class Choices:
     def _allowed(self, number: int, slack: int) -> np.ndarray:
         """Which links a chunk may cross: permitted ones on paths at most `slack` too long."""
         chunk = self.chunks[number]
-        usable = [i for i, e in enumerate(self.edges) if self._permitted(chunk, e)]
+        usable = [i for i, e in enumerate(self.edges) if self.permitted(chunk, e)]
         ways_out: list[list[int]] = [[] for _ in range(self.graph.ranks)]
         ways_in: list[list[int]] = [[] for _ in range(self.graph.ranks)]
         for i in usable:
@@ -150,23 +178,21 @@ class Choices:
                     self.stabilisers[number].append(p)
                 self.leader_of.setdefault(image, (number, p))
 
-    def _fill_table(self, slack: int) -> None:
+    def _fill_table(self, detours: dict[int, list[int]]) -> None:
         """Numbers the variables: leaders' own first, then every other chunk's by symmetry."""
-        pair = {(e.src, e.dst): i for i, e in enumerate(self.edges)}
-        moved: dict[Permutation, np.ndarray] = {}
-        for p in self.elements:
-            moved[p] = np.array([pair[p[e.src], p[e.dst]] for e in self.edges], int)
         self.table = np.full((len(self.chunks), len(self.edges)), -1, np.int32)
         count = 0
         for number in self.leaders:
-            for i in np.flatnonzero(self._allowed(number, slack)):
+            allowed = self._allowed(number, self.slack)
+            allowed[detours.get(number, [])] = True
+            for i in np.flatnonzero(allowed):
                 if self.table[number, i] < 0:
-                    images = [moved[p][i] for p in self.stabilisers[number]]
+                    images = [self.moved[p][i] for p in self.stabilisers[number]]
                     self.table[number, [i, *images]] = count
                     count += 1
         self.variables = count
         for number, (leader, p) in self.leader_of.items():
-            self.table[number, moved[p]] = self.table[leader]
+            self.table[number, self.moved[p]] = self.table[leader]
 
     def loads(self) -> list[tuple[np.ndarray, np.ndarray, int]]:
         """Sums that bound the time: (variables, how often each, ticks each), each sum once."""

@@ -26,7 +26,8 @@ class Routing:
     """What stage 1 returns: for each chunk the logical links it crosses, parents first.
 
     `time_us` is the model's relaxed time, `bound_us` the least that the solver could not rule out,
-    `gap` = 1 - bound/time; `optimal` says that the gap is closed.
+    `gap` = 1 - bound/time; `optimal` says that the gap is closed. All three are relative to the
+    sketch and to the `paths` that the model had; other sketches and paths may do better.
     """
 
     chunks: tuple[Chunk, ...]
@@ -34,6 +35,7 @@ class Routing:
     time_us: float
     bound_us: float
     optimal: bool
+    paths: str
 
     @property
     def gap(self) -> float:
@@ -66,15 +68,33 @@ class _Model:
     def __init__(self, choices: Choices) -> None:
         self.choices = choices
         self.graph, self.chunks = choices.graph, choices.chunks
-        self.edges, self.table = choices.edges, choices.table
-        self.cost = choices.cost
+        self.edges, self.cost = choices.edges, choices.cost
+
+    @property
+    def table(self) -> np.ndarray:
+        """The number of the variable of every chunk and link; detours add some."""
+        return self.choices.table
+
+    def _start(self, deadline: float) -> tuple[list[bool], str]:
+        """Returns a first solution, by shortest paths or else past the links that they fill, and
+        says which paths the model has."""
+        paths = f"paths at most {self.choices.slack} longer than the shortest"
+        shortest = self.choices.greedy()
+        relaxed = self._result(shortest, 0, False, paths).time_us
+        longer = self.choices.add_detours(deadline)
+        if longer is not None:
+            if self._result(longer, 0, False, paths).time_us < relaxed:
+                return longer, f"{paths}, and detours past full links"
+            self.choices.add_none()
+        return shortest, paths
 
     def solve(self, deadline: float) -> Routing:
         """Builds and solves the CP-SAT model."""
         cp_model = require("ortools.sat.python.cp_model")
         model = cp_model.CpModel()
+        now = time.monotonic()
+        first, paths = self._start(now + (deadline - now) / 4)
         sent = [model.new_bool_var(f"s{i}") for i in range(self.choices.variables)]
-        first = self.choices.greedy()
         loads = self.choices.loads()
         most = max(int(times.sum()) * cost for _, times, cost in loads)
         most = max(most, max(self.cost) * self.graph.ranks)
@@ -98,13 +118,13 @@ class _Model:
             chosen = [bool(solver.value(v)) for v in sent]
             bound, optimal = solver.best_objective_bound, status == cp_model.OPTIMAL
             better = self._connections(cp_model, model, sent, total, solver, chosen)
-            return self._result(better or chosen, bound, optimal)
+            return self._result(better or chosen, bound, optimal, paths)
         if any(self.choices.stabilisers.values()):
             raise PlanError(
                 f"No routes were found in {time_limit_s:g} s under the sketch's symmetries; give "
                 "more time or fewer symmetries."
             )
-        return self._result(first, max(solver.best_objective_bound, 0), False)
+        return self._result(first, max(solver.best_objective_bound, 0), False, paths)
 
     def _connections(
         self, cp_model: Any, model: Any, sent: list, total: Any, solver: Any, chosen: list[bool]
@@ -179,7 +199,7 @@ class _Model:
             ]
             model.add(sum(doors) >= 1)
 
-    def _result(self, chosen: list[bool], bound: float, optimal: bool) -> Routing:
+    def _result(self, chosen: list[bool], bound: float, optimal: bool, paths: str) -> Routing:
         picked = np.array([*chosen, False])
         links = []
         latest = 0
@@ -209,7 +229,7 @@ class _Model:
         time = max([latest, *loads])
         tick_us = self.choices.tick_ns / 1e3
         bound_us = min(bound, time) * tick_us
-        return Routing(self.chunks, tuple(links), time * tick_us, bound_us, optimal)
+        return Routing(self.chunks, tuple(links), time * tick_us, bound_us, optimal, paths)
 
     def _path(self, chunk: Chunk, mine: dict[int, int]) -> list[int]:
         path = []

@@ -121,8 +121,6 @@ def _pool(function: Callable[..., Any], mean: bool) -> Callable[[Call], Value]:
             "dilation": list(call.attribute("dilations", [1] * len(kernel))),
             "ceil": bool(call.attribute("ceil_mode", 0)),
         }
-        if mean and words["ceil"] and call.attribute("count_include_pad", 0):
-            raise refuse("AveragePool with ceil_mode and count_include_pad")
         if mean:
             words["count_include_pad"] = bool(call.attribute("count_include_pad", 0))
         tensor = function(call.tensor(0), kernel, **words)

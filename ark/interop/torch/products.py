@@ -182,8 +182,8 @@ def _avg_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Any:
-    if divisor_override is not None or (ceil_mode and count_include_pad):
-        raise refuse("an average pool with a divisor of its own, or with ceil_mode over padding")
+    if divisor_override is not None:
+        raise refuse("an average pool with a divisor of its own")
     count = len(kernel)
     pads = [padding] * count if isinstance(padding, int) else list(padding)
     pads = pads * count if len(pads) == 1 else pads

@@ -79,6 +79,8 @@ def _built(header: str) -> ModuleType:
         "proxy", __version__, sys.version, pybind11.__version__, native.version(command),
         *command, *options, *files.values(),
     )  # fmt: skip
+    # UCX would write on standard output, which is the user's; its errors are raised here.
+    os.environ.setdefault("UCX_LOG_LEVEL", "fatal")
     data = kept.load(kept.PROGRAMS, key)
     if data is None:
         data, _ = native.shared_library(command, files, options, "the proxy")
@@ -166,7 +168,11 @@ class Proxy:
             there = (bytes.fromhex(peer["address"]), bytes.fromhex(peer["key"]))
             self._proxy.connect(rank, *there)
         except RuntimeError as error:
-            raise SystemError(f"rank {rank} cannot be reached: {error}") from error
+            raise SystemError(
+                f"rank {rank} cannot be reached: {error}; `ucx_info -d` lists the transports of "
+                "each host, of which UCX_TLS and UCX_NET_DEVICES must leave both one in common; "
+                "UCX_LOG_LEVEL=error says more"
+            ) from error
         self._proxy.allow(address, nbytes, rank, int(peer["begin"]))
         return Memory(address, nbytes, "symmetric", None, owned=False)
 

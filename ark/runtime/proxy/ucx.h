@@ -34,6 +34,7 @@ class Ucx {
   }
   ~Ucx() {
     for (auto& [rank, peer] : peers_) {
+      if (peer.end == nullptr) continue;  // it was never reached
       if (peer.key != nullptr) ucp_rkey_destroy(peer.key);
       void* request = ucp_ep_close_nb(peer.end, UCP_EP_CLOSE_MODE_FORCE);
       for (int i = 0; UCS_PTR_IS_PTR(request) && i < 100000; ++i) {

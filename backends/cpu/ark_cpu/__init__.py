@@ -5,7 +5,7 @@ ark.backend.protocol; all backends have the same files.
 
 from __future__ import annotations
 
-from ark.backend.protocol import Device, Probe
+from ark.backend.protocol import KernelDevice, Probe
 from ark.codegen.dialect import Dialect
 from ark.machine import Machine
 from ark_cpu import machines
@@ -44,7 +44,7 @@ class CpuBackend:
     def source_flags(self) -> tuple[str, ...]:
         return FLAGS
 
-    def open(self, index: int) -> Device:
+    def open(self, index: int) -> KernelDevice:
         return CpuDevice(index)
 
 

@@ -32,6 +32,7 @@ def model(processors: int, memory_bytes: int = 0) -> Machine:
         lanes=1,
         shared_bytes=1 << 30,
         variants=(block(1),),
+        tile=(192, 256),
         memory_bytes=memory_bytes,
         bandwidth_gbps=12.0 * processors,
         tflops=0.05 * processors,

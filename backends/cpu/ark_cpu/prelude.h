@@ -28,6 +28,17 @@ struct ark_bf16 {
 #else
 #define ARK_VECTOR_LOOP _Pragma("GCC ivdep")
 #endif
+// The widest vectors, and how many rows' sums fit into the registers of two of them.
+#if defined(__AVX512F__)
+#define ARK_VECTOR_BYTES 64
+#define ARK_PANEL_ROWS 12
+#elif defined(__AVX2__)
+#define ARK_VECTOR_BYTES 32
+#define ARK_PANEL_ROWS 6
+#else
+#define ARK_VECTOR_BYTES 16
+#define ARK_PANEL_ROWS 8
+#endif
 #define ARK_HOST_CHECK 0u
 // The compiler is allowed to reorder sums, but for these.
 #if defined(__clang__)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import io
 import re
+import threading
+from typing import Any
 
 from ark.backend.protocol import Binary, Target
 from ark.codegen.dialect import Source
@@ -15,6 +17,9 @@ from ark.errors import SystemError
 
 # No plan uses every helper of the device ABI.
 _UNUSED = 177
+# The kernels of a plan are compiled side by side, and cuda.core is no package that two threads can
+# import at once: one of them gets half of it.
+_IMPORTING = threading.Lock()
 
 
 class NvrtcCompiler:
@@ -32,14 +37,13 @@ class NvrtcCompiler:
         NVRTC, or NVRTC is not installed.
         """
         _version()
-        from cuda.core import Program, ProgramOptions
-
+        core = _core()
         if not re.fullmatch(r"sm_\d{2,3}[af]?", target.arch):
             raise SystemError(
                 f"{target.arch!r} is no architecture of an NVIDIA GPU; it is spelt like sm_90a"
             )
         log = io.StringIO()
-        options = ProgramOptions(
+        options = core.ProgramOptions(
             name=f"{source.entry}.cu",
             std="c++17",
             arch=target.arch,
@@ -48,13 +52,19 @@ class NvrtcCompiler:
             no_cache=True,  # ark keeps binaries itself; NVRTC's own come without the log
         )
         try:
-            program = Program(source.text, "c++", options)
+            program = core.Program(source.text, "c++", options)
             code = program.compile("cubin", logs=log).code
         except Exception as error:  # cuda.core raises its own types, the log inside the message
             raise SystemError(
                 f"NVRTC cannot compile the loop kernel for {target.arch}: {error}\n{log.getvalue()}"
             ) from error
         return Binary(bytes(code), ".cubin", log.getvalue())
+
+
+def _core() -> Any:
+    with _IMPORTING:
+        import cuda.core
+    return cuda.core
 
 
 def _version() -> tuple[int, int]:

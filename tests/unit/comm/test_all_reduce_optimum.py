@@ -12,6 +12,7 @@ from ark.comm.forestcoll import forest, optimal, optimal_all_reduce
 from ark.comm.packages import require
 from ark.comm.simulate import simulate, tune_pieces
 from ark.comm.topology import Link, Topology, named
+from tests.slow import slow
 from tests.unit.comm.networks import random_eulerian
 
 # The rate in GB/s and how much of it two phases of equal roots reach. Totals by hand: every piece
@@ -116,7 +117,7 @@ def test_on_random_networks_the_trees_attain_what_is_claimed_and_nobody_beats_th
                 assert simulate(program, topology, 1 << 20).algbw <= float(best.bound) * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("name", ["mesh4x4", "mesh2x3", "mesh3x3"])
+@pytest.mark.parametrize("name", [pytest.param("mesh4x4", marks=slow), "mesh2x3", "mesh3x3"])
 def test_weighted_roots_make_right_programs_that_come_near_the_bound(name):
     topology = named(name)
     best = optimal_all_reduce(topology)

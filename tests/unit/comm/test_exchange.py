@@ -12,6 +12,7 @@ from ark.comm.exchange import exchange
 from ark.comm.simulate import simulate, tune_pieces
 from ark.comm.topology import named
 from ark.errors import InvalidUsageError, UnsupportedError
+from tests.slow import slow
 from tests.unit.comm.networks import random_eulerian
 
 # Seconds for one GB a pair. Rings: sum of distances over links; mesh4x4: 8 * 8 pairs cross the 4
@@ -67,7 +68,9 @@ def test_on_random_networks_the_bound_is_above_every_cut_and_below_every_program
             assert simulate(program, topology, size).time_us >= least * (1 - 1e-9)
 
 
-@pytest.mark.parametrize("name", ["ring8", "mesh2x3", "dgx1v", "mi250", "hypercube3"])
+@pytest.mark.parametrize(
+    "name", ["ring8", "mesh2x3", "dgx1v", pytest.param("mi250", marks=slow), "hypercube3"]
+)
 def test_programs_are_right_and_come_near_the_bound(name):
     topology = named(name)
     program = synthesize(topology, "all_to_all", "flow")

@@ -7,6 +7,7 @@ import pytest
 from ark.collective import check
 from ark.comm.forestcoll import COLLECTIVES, forest, lower, optimal
 from ark.comm.topology import named
+from tests.slow import examples, slow
 from tests.unit.comm.networks import brute_force, random_eulerian, verify
 
 KNOWN = [
@@ -25,6 +26,9 @@ KNOWN = [
 ]
 
 
+LARGE = ("mi300xx2", "mi250x2")  # in trees
+
+
 @pytest.mark.parametrize("name, inv_x, k", KNOWN)
 def test_known_optima(name, inv_x, k):
     best = optimal(named(name))
@@ -36,14 +40,16 @@ def test_full_mesh_of_8_reaches_512_gb_a_second():
     assert optimal(named("mi300x")).algbw == 512
 
 
-@pytest.mark.parametrize("name", [name for name, _, _ in KNOWN])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[slow] * (n in LARGE)) for n, _, _ in KNOWN]
+)
 def test_trees_of_known_topologies(name):
     topology = named(name)
     made = forest(topology)
     verify(topology, made)
 
 
-@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize("block", range(examples(10)))
 def test_random_eulerian_networks_against_all_cuts(block):
     for seed in range(block * 50, block * 50 + 50):
         topology = random_eulerian(seed)
@@ -65,7 +71,7 @@ def test_random_networks_have_worst_cuts_of_all_sizes():
     assert sum(inside < b.roots - 1 for inside, b in zip(ranks, best, strict=True)) > 80
 
 
-@pytest.mark.parametrize("seed", range(0, 60))
+@pytest.mark.parametrize("seed", range(examples(60)))
 def test_random_networks_run_every_collective(seed):
     topology = random_eulerian(1000 + seed)
     root = topology.ranks[seed % len(topology.ranks)]

@@ -27,6 +27,7 @@ from ark.comm.taccl import (
 from ark.comm.taccl.ordering import MOST_TOGETHER
 from ark.comm.topology import Link, Topology, load, named
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
+from tests.slow import examples, slow
 from tests.unit.comm.networks import random_eulerian
 
 MB = 1 << 20
@@ -131,7 +132,7 @@ def test_routing_is_optimal_by_brute_force(seed):
     assert routing.time_us == pytest.approx(best / 1e3)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from(COLLECTIVES), st.integers(1, 2))
 def test_programs_on_random_networks(seed, collective, chunkup):
     topology = random_topology(seed)
@@ -163,7 +164,9 @@ def test_known_optima_are_reached():
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
-@pytest.mark.parametrize("raw", [DGX2X2, NDV2X2], ids=["dgx2x2", "ndv2x2"])
+@pytest.mark.parametrize(
+    "raw", [pytest.param(DGX2X2, marks=slow), NDV2X2], ids=["dgx2x2", "ndv2x2"]
+)
 def test_the_papers_sketches(raw, collective):
     topology = load("dgx2x2" if raw is DGX2X2 else "ndv2x2")
     sketch = Sketch.from_json(json.dumps(raw))
@@ -200,6 +203,7 @@ def test_symmetric_chunks_take_symmetric_routes():
         assert sets[(owner + 16) % 32, index] == {((a + 16) % 32, (b + 16) % 32) for a, b in links}
 
 
+@slow
 def test_senders_and_relay_map_say_the_same():
     raw = json.loads(json.dumps(DGX2X2))
     del raw["internode_sketch"]["gpus_to_sender_rev_map"]
@@ -435,7 +439,37 @@ def test_the_default_sketch_joins_all_ranks_of_mixed_networks(seed):
         check(made.program)
 
 
-@pytest.mark.parametrize("name", ["mi250", "mi250x2", "dgx1v", "a100x2+h100x2", "mesh2x3"])
+@pytest.mark.parametrize("inside", ["switch", pytest.param("none", marks=slow)])
+def test_detours_where_shortest_paths_share_a_thin_link(inside):
+    topology = named("ndv2x4")  # whose eight ranks a box share one NIC
+    every = {"strategy": "switch", "switches": [list(range(8))]}
+    raw = {
+        "nnodes": 4,
+        "intranode_sketch": every if inside == "switch" else {"strategy": "none"},
+        "internode_sketch": {"strategy": "relay", "internode_conn": "fully-connected"},
+        "symmetry_offsets": [[8, 32]],
+    }
+    made = synthesize_taccl(topology, Sketch.from_json(raw), "all_gather", 60, 1 << 30)
+    assert "detours" in made.paths
+    assert made.routing_us < 1.1 * least_us(topology, "all_gather", 1 << 30)  # 8 without detours
+    prove(made.program, topology)
+
+
+def test_optimal_says_of_what():
+    made = synthesize_taccl(named("ring4"), None, "all_gather", 10)
+    assert made.optimal and made.paths == "paths at most 1 longer than the shortest"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("mi250", marks=slow),
+        pytest.param("mi250x2", marks=slow),
+        "dgx1v",
+        pytest.param("a100x2+h100x2", marks=slow),
+        "mesh2x3",
+    ],
+)
 def test_the_default_sketch_comes_near_the_bound(name):
     topology = named(name)
     made = synthesize_taccl(topology, None, "all_gather", 10, size_bytes=256 * MB)

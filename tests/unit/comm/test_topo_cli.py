@@ -72,6 +72,8 @@ def test_options_that_contradict_a_programs_file_are_refused(capsys, tmp_path):
         ("--reduction", "sum", "--reduction says 'sum', but the program"),
         ("--root", "1", "has 2; leave --root out"),
         ("--collective", "broadcast", "has 'reduce'"),
+        ("--collective", "all_gather", "has 'reduce'"),  # the usual one, where nothing is said
+        ("--algorithm", "forestcoll", "--algorithm says how"),
         ("--pieces", "3", "has 1"),
         ("--k", "1", "--k says how a program is made"),
         ("--window", "2", "--window says how"),

@@ -28,6 +28,7 @@ from ark.comm.topology import (
     torus,
 )
 from ark.errors import InvalidUsageError, SystemError
+from tests.slow import examples
 
 
 def duplex_json(*pairs, bandwidth=1):
@@ -149,7 +150,7 @@ topologies = st.integers(2, 6).flatmap(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(topologies)
 def test_json_round_trip(topology):
     assert from_json(to_json(topology)) == topology
@@ -163,7 +164,7 @@ def test_json_of_duplex_links_round_trips_on_half_the_lines(name):
     assert to_json(topology).count('"src"') == len(topology.links) // 2
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.text(max_size=40) | st.from_regex(r"[a-z]{2,6}[0-9x+:=,]{0,9}", fullmatch=True))
 def test_any_name_gives_a_topology_or_one_clear_sentence(name):
     try:
@@ -179,7 +180,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.fixed_dictionaries(
         {"nodes": st.lists(json_values, max_size=3), "links": st.lists(json_values, max_size=3)}

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ark.models.checkpoint import Checkpoint
 from ark.models.tokenizer import Tokenizer
+from tests.slow import slow
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 NOAH = EXAMPLES / "noah"
@@ -74,6 +75,7 @@ def test_it_predicts_sentences_better_than_their_words_in_disorder() -> None:
         assert loss(verse) < 3.5 < 5.0 < loss(" ".join(reversed(verse.split())))
 
 
+@slow
 def test_greedy_text_is_made_of_words_of_the_language() -> None:
     model = AutoModelForCausalLM.from_pretrained(NOAH, dtype=torch.float32)
     tokenizer = Tokenizer.open(NOAH)

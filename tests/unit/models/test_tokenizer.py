@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.models.tokenizer import Tokenizer
 from tests.checkpoints import BOS, EOS, make_tokenizer
+from tests.slow import examples
 
 TEXTS = (
     "",
@@ -96,7 +97,7 @@ def test_truncation_and_padding_in_the_file_do_not_apply(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(data=st.data())
 def test_streamed_text_is_the_text_of_all_tokens(kind: str, data: st.DataObject) -> None:
     tokenizer = Tokenizer(BACKENDS[kind])

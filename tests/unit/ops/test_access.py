@@ -12,6 +12,7 @@ from ark.plan.access import region
 from ark.plan.boxes import pack
 from ark.plan.kind import Access
 from ark.plan.types import PlanBuffer, PlanTensor
+from tests.slow import examples
 
 NBYTES = 480
 
@@ -46,7 +47,7 @@ def bytes_of(tensor: PlanTensor, itemsize: int, box: Access, start: int) -> set[
 
 
 @given(left=touched(), right=touched(), shift=st.integers(0, 40))
-@settings(max_examples=1000, deadline=None, derandomize=True)
+@settings(max_examples=examples(1000), deadline=None, derandomize=True)
 def test_overlaps_are_exact(left: Any, right: Any, shift: int) -> None:
     """In one buffer, or in two that lie `shift` bytes apart in one arena."""
     made = []

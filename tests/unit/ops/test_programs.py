@@ -16,9 +16,10 @@ from ark.lower import tiling
 from ark.lower.pipeline import plan as make_plan
 from ark.plan.verify import verify
 from tests.programs import build, contents, interpret, reference
+from tests.slow import examples
 
 relaxed = settings(
-    max_examples=300,
+    max_examples=examples(300),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

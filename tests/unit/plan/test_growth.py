@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import ark
+from ark.backend import registry
 from ark.errors import PlanError
 from ark.frontend.model import Model, use_model
 from ark.ir.dtype import bf16, fp32
@@ -150,6 +151,20 @@ def test_what_the_iteration_changes_first_is_read_in_place(
     forged = plan_graph(_graph(FIRST[message]), target)
     with pytest.raises(PlanError, match=message):
         verify([forged])
+
+
+@pytest.mark.parametrize("message", FIRST)
+def test_a_decoder_whose_iteration_changes_something_first_gets_another_variant(
+    message: str,
+) -> None:
+    """Bodies of roles would read it too early; nobody has to name a variant."""
+    target = registry.machine("h100")
+    usual, other = (
+        plan_graph(_graph(lambda *_: None), target),
+        plan_graph(_graph(FIRST[message]), target),
+    )
+    assert (usual.variant_of(0), other.variant_of(0)) == ("roles", "block")
+    verify([other])
 
 
 def test_stages_that_a_ring_cannot_hold_are_refused() -> None:

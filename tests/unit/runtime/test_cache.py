@@ -21,6 +21,7 @@ from ark.models.build import Shape
 from ark.models.generate import plans
 from ark.runtime import cache
 from ark.runtime.executor import Executor
+from tests.slow import slow
 from tests.unit.plan.shapes import CONFIG
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -185,6 +186,7 @@ def generate(*wrapper: str, **environment: str) -> subprocess.CompletedProcess[s
     )
 
 
+@slow
 def test_no_disk_for_the_cache() -> None:
     done = generate(ARK_CACHE_DIR="/dev/null/cache")
     assert done.returncode == 0 and len(json.loads(done.stdout)["tokens"]) == 4
@@ -216,6 +218,7 @@ def test_a_full_disk_under_the_cache(tmp_path: Path) -> None:
     assert ".partial" not in done.stderr
 
 
+@slow
 def test_a_full_disk_under_the_compiler(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     done = generate(*full_disk(disk, "4k"), TMPDIR=str(disk))

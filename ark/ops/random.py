@@ -1,0 +1,148 @@
+"""Random numbers made on the device, by counting: Philox4x32-10 (Salmon et al., SC 2011).
+
+An element's number is a function of its place, the seed and the step, and of nothing else: the same
+on every backend, in every order and however a tensor is tiled or sharded. Where numbers must differ
+from one iteration of a launch to the next, the step is a tensor that the graph counts up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ark.errors import InvalidUsageError, ModelError
+from ark.frontend.tensor import Tensor, as_tensor
+from ark.ir.dtype import FLOATS, INTEGERS, DataType, fp32, uint32
+from ark.ops.base import check_dims, float_dtype, result
+from ark.ops.elementwise import composed, mul, scalar
+from ark.ops.views import reshape
+from ark.tasks.expression import Tree, index, leaf, number
+
+_TOP = 1 << 63
+
+
+class _Numbers:
+    """What a random op counts with: the inputs of its node, and words of its elements."""
+
+    def __init__(self, what: str, shape: Sequence[int], seed: Any, step: Any) -> None:
+        self.shape = check_dims(what, shape)
+        self.inputs: list[Tensor] = []
+        self._key, self._stream = (
+            self._given(what, name, value) for name, value in (("seed", seed), ("step", step))
+        )
+
+    def _given(self, what: str, name: str, value: Any) -> Tree:
+        if type(value) is int:
+            if not -_TOP <= value < _TOP:
+                raise InvalidUsageError(f"{what}: the {name} {value} has more than 64 bits")
+            return number(value)
+        tensor = as_tensor(value)
+        if tensor.ir.dtype not in INTEGERS or tensor.ir.elements != 1:
+            raise ModelError(
+                f"{what}: the {name} is {tensor.ir.dtype.name} {list(tensor.ir.shape)}; expected "
+                "an int, or integers of shape [1]"
+            )
+        self.inputs.append(tensor)
+        return leaf(len(self.inputs) - 1)
+
+    def word(self, words: int = 1, which: int = 0) -> Tree:
+        """Word `which` of the `words` that an element has."""
+        at: Tree = ["cast", "int64", index(-1)]
+        if words > 1:
+            at = ["add", ["mul", at, number(words)], number(which)]
+        return ["philox", at, *(["cast", "int64", t] for t in (self._key, self._stream))]
+
+    def uniform(self, words: int = 1, which: int = 0) -> Tree:
+        """A number of 24 bits in [0, 1)."""
+        bits: Tree = ["shift_right", self.word(words, which), number(8)]
+        return ["mul", ["cast", "fp32", bits], number(2.0**-24)]
+
+    def flat(self, op: str, tree: Tree, dtype: DataType, name: str) -> Tensor:
+        """The op's result, of one dimension: an element's index is its place."""
+        dims = (math.prod(self.shape),)
+        attrs = {"expr": tree, "shape": dims}
+        return result(op, self.inputs, dims, dtype, attrs=attrs, name=name)
+
+    def tensor(self, op: str, tree: Tree, dtype: DataType, name: str) -> Tensor:
+        """The op's result."""
+        return reshape(self.flat(op, tree, dtype, name), self.shape)
+
+
+def _floating(what: str, dtype: DataType) -> None:
+    if dtype not in FLOATS:
+        raise ModelError(f"{what}: the type is {dtype.name}; expected floating point")
+
+
+def random_bits(shape: Sequence[int], seed: Any, step: Any = 0, name: str = "") -> Tensor:
+    """uint32 of 32 random bits: element i is word i % 4 of the Philox block whose counter is i // 4
+    (low half) and the step (high half), under the seed as key.
+
+    seed, step: ints of 64 bits, or integer tensors of shape [1].
+    """
+    numbers = _Numbers("random_bits", shape, seed, step)
+    tree: Tree = ["cast", "uint32", numbers.word()]
+    return numbers.tensor("random_bits", tree, uint32, name)
+
+
+def random_uniform(
+    shape: Sequence[int],
+    seed: Any,
+    step: Any = 0,
+    low: float = 0.0,
+    high: float = 1.0,
+    dtype: DataType = fp32,
+    name: str = "",
+) -> Tensor:
+    """Uniform numbers of [low, high): the upper 24 of each element's random_bits.
+
+    Rounding to a type of fewer bits may give `high` itself.
+    """
+    _floating("random_uniform", dtype)
+    low, high = (scalar("random_uniform", v, dtype) for v in (low, high))
+    numbers = _Numbers("random_uniform", shape, seed, step)
+    tree = numbers.uniform()
+    if (low, high) != (0.0, 1.0):
+        tree = ["add", ["mul", tree, number(float(high - low))], number(float(low))]
+    return numbers.tensor("random_uniform", tree, dtype, name)
+
+
+def random_normal(
+    shape: Sequence[int],
+    seed: Any,
+    step: Any = 0,
+    mean: float = 0.0,
+    std: float = 1.0,
+    dtype: DataType = fp32,
+    name: str = "",
+) -> Tensor:
+    """Normal numbers by Box and Muller's method, each of two words of its own; |z| < 5.8."""
+    _floating("random_normal", dtype)
+    mean, std = (scalar("random_normal", v, dtype) for v in (mean, std))
+    numbers = _Numbers("random_normal", shape, seed, step)
+    first: Tree = ["sub", number(1.0), numbers.uniform(2, 0)]  # in (0, 1]
+    angle: Tree = ["mul", numbers.uniform(2, 1), number(2.0 * math.pi)]
+    radius: Tree = ["sqrt", ["mul", ["log", first], number(-2.0)]]
+    tree: Tree = ["mul", radius, ["cos", angle]]
+    if (mean, std) != (0.0, 1.0):
+        tree = ["add", ["mul", tree, number(float(std))], number(float(mean))]
+    return numbers.tensor("random_normal", tree, dtype, name)
+
+
+def dropout(input: Any, rate: float, seed: Any, step: Any = 0, name: str = "") -> Tensor:
+    """Each element with probability `rate` 0, else divided by 1 - rate; which ones, says the same
+    random_uniform in the gradient.
+    """
+    tensor = as_tensor(input)
+    float_dtype("dropout", tensor)
+    if not 0.0 <= rate < 1.0:
+        raise InvalidUsageError(f"dropout: the rate is {rate}; expected one of [0, 1)")
+    numbers = _Numbers("dropout", tensor.ir.shape, seed, step)
+    kept: Tree = ["greater_equal", numbers.uniform(), number(float(rate))]
+    tree: Tree = ["where", kept, number(1.0 / (1.0 - rate)), number(0.0)]
+    mask = numbers.flat("dropout", tree, tensor.ir.dtype, name and f"{name}.mask")
+    return reshape(mul(reshape(tensor, mask.shape()), mask, name=name), numbers.shape)
+
+
+for _name in ("random_bits", "random_uniform", "random_normal", "dropout"):
+    composed(_name)

@@ -1,0 +1,118 @@
+"""Memory of a plan on a device: its arenas, and tensors in them by name.
+
+The part of running a plan that every backend shares, whatever its processors are. Called by the
+executor of loop kernels and by backends that run plans themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ark.backend.protocol import Device, Memory
+from ark.errors import BaseError, InvalidUsageError
+from ark.ir.dtype import by_name
+from ark.ir.packed import from_memory, to_memory
+from ark.plan.types import Plan, PlanTensor
+
+
+class PlanMemory:
+    """The arenas of one rank's plan. externals: device addresses of external buffers by id."""
+
+    def __init__(self, plan: Plan, device: Device, externals: Mapping[int, int] | None) -> None:
+        self.plan = plan
+        self.device = device
+        self._memory: list[Memory] = []
+        self._arenas: dict[str, Memory] = {}
+        self._externals = dict(externals or {})
+
+    def _alloc(self, nbytes: int, kind: Any = "device") -> Memory:
+        made = self.device.alloc(max(nbytes, 256), kind)
+        self._memory.append(made)
+        return made
+
+    def _allocate_arenas(self, elsewhere: Sequence[str] = ()) -> None:
+        """elsewhere: arenas that lie in memory of another kind."""
+        for arena, nbytes in sorted(self.plan.arenas.items()):
+            if nbytes and arena not in elsewhere:
+                self._arenas[arena] = self._alloc(nbytes, "host" if arena == "host" else "device")
+
+    def buffer_address(self, buffer_id: int) -> int:
+        """The device address of a buffer of the plan."""
+        buffer = self.plan.buffers[buffer_id]
+        if buffer.arena == "external":
+            if buffer_id not in self._externals:
+                raise InvalidUsageError(
+                    f"the external buffer {buffer.name!r} has no memory; pass its tensor in "
+                    "tensor_mappings or give the placeholder data"
+                )
+            return self._externals[buffer_id]
+        return self._arenas[buffer.arena].address + buffer.offset
+
+    def tensor_address(self, tensor: PlanTensor) -> int:
+        """The device address of a tensor's first element."""
+        return self.buffer_address(tensor.buffer) + tensor.first_byte
+
+    def find(self, name: str) -> PlanTensor:
+        """The plan's tensor of that name."""
+        for tensor in self.plan.tensors:
+            if tensor.name == name:
+                return tensor
+        raise InvalidUsageError(f"the plan has no tensor {name!r}")
+
+    def write(self, name: str, values: np.ndarray) -> None:
+        """Writes a dense tensor of the plan by name; values are cast to its type."""
+        tensor = self.find(name)
+        array = np.asarray(values)
+        if array.size > np.prod(tensor.shape):
+            raise InvalidUsageError(
+                f"{array.size} values do not fit tensor {name!r} of shape {list(tensor.shape)}"
+            )
+        self.device.write(self.tensor_address(tensor), to_memory(array, by_name(tensor.dtype)))
+
+    def read(self, name: str) -> np.ndarray:
+        """Reads a dense tensor of the plan by name."""
+        tensor = self.find(name)
+        kind = by_name(tensor.dtype)
+        nbytes = int(np.prod(tensor.items.shape)) * tensor.itemsize
+        data = self.device.read(self.tensor_address(tensor), nbytes)
+        return from_memory(data, tensor.shape, kind)
+
+    def host_view(self, name: str) -> np.ndarray:
+        """A live view of a tensor in host-mapped memory."""
+        tensor = self.find(name)
+        buffer = self.plan.buffers[tensor.buffer]
+        arena = self._arenas[buffer.arena]
+        if arena.host is None:
+            raise InvalidUsageError(f"tensor {name!r} is not in host-mapped memory")
+        kind = by_name(tensor.dtype)
+        view = arena.host[buffer.offset : buffer.offset + buffer.nbytes]
+        return view.view(kind.numpy).reshape(tensor.shape)
+
+    def device_bytes(self) -> int:
+        """Device memory held, in bytes."""
+        return sum(m.nbytes for m in self._memory if m.kind != "host")
+
+    def _free(self, memories: Sequence[Memory], strict: bool) -> None:
+        for memory in memories:
+            with contextlib.suppress(*tolerated(strict)):
+                self.device.free(memory)
+
+    def phase_iterations(self, iterations: int | Sequence[int]) -> list[int]:
+        """By phase, the iterations of a launch; a number alone is the last phase's."""
+        phases = len(self.plan.phases)
+        each = [*[0] * (phases - 1), iterations] if isinstance(iterations, int) else [*iterations]
+        if len(each) != phases or min(each) < 0:
+            raise InvalidUsageError(
+                f"iterations of {len(each)} phases were asked for ({each}); the plan has {phases}, "
+                "each of which runs none or some"
+            )
+        return each
+
+
+def tolerated(strict: bool) -> tuple[type[BaseException], ...]:
+    """Errors that do not stop memory from being given back."""
+    return () if strict else (BaseError,)

@@ -1,0 +1,98 @@
+"""A plan that is loaded and can be run, whoever runs it: a loop kernel, or a backend by itself.
+
+`load` is what everybody calls who has a plan and a backend: ark.api.runtime, ark.models.generate,
+ark.interop and ark.bench.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from ark.backend.protocol import Backend, Device
+from ark.machine import Machine
+from ark.plan.types import Plan, PlanTensor
+from ark.runtime.executor import BUDGET_S, Executor
+from ark.runtime.run import Ranks, Run
+
+
+class Runner(Protocol):
+    """A loaded plan. Each method does what that of ark.runtime.executor.Executor does, whose
+    docstrings say it.
+    """
+
+    plan: Plan
+    machine: Machine
+
+    def start(self, iterations: int | Sequence[int], persistent: bool = False) -> Run: ...
+
+    def resume(self, iterations: int = 1, stream: int | None = None) -> Run: ...
+
+    def rebind(self, externals: Mapping[int, int]) -> None: ...
+
+    def end(self) -> int: ...
+
+    def buffer_address(self, buffer_id: int) -> int: ...
+
+    def tensor_address(self, tensor: PlanTensor) -> int: ...
+
+    def find(self, name: str) -> PlanTensor: ...
+
+    def write(self, name: str, values: np.ndarray) -> None: ...
+
+    def read(self, name: str) -> np.ndarray: ...
+
+    def host_view(self, name: str) -> np.ndarray: ...
+
+    def device_bytes(self) -> int: ...
+
+    def close(self, together: bool = True) -> bool: ...
+
+
+@runtime_checkable
+class PlanBackend(Backend, Protocol):
+    """A vendor that runs plans without a loop kernel, because its processors share no memory: it
+    takes ops, what their tasks touch, and which processor runs them, and orders the rest itself.
+    """
+
+    def executor(
+        self,
+        plan: Plan,
+        device: Device,
+        *,
+        externals: Mapping[int, int] | None = None,
+        trace_records: int = 0,
+        budget_s: float = BUDGET_S,
+    ) -> Runner:
+        """The plan, loaded. Raises UnsupportedError for what the hardware does not have, and
+        SystemError if memory or a compiler fails, before anything runs.
+        """
+        ...
+
+
+def load(
+    plan: Plan,
+    backend: Backend,
+    device: Device,
+    *,
+    ranks: Ranks | None = None,
+    externals: Mapping[int, int] | None = None,
+    trace_records: int = 0,
+    budget_s: float = BUDGET_S,
+) -> Runner:
+    """Loads a plan; arguments and errors as those of ark.runtime.executor.Executor."""
+    if isinstance(backend, PlanBackend):
+        return backend.executor(
+            plan, device, externals=externals, trace_records=trace_records, budget_s=budget_s
+        )
+    return Executor(
+        plan,
+        backend,
+        device,
+        ranks=ranks,
+        externals=externals,
+        trace_records=trace_records,
+        budget_s=budget_s,
+    )

@@ -1,0 +1,61 @@
+"""A simulated mesh as a device: what the host can address is its own memory, which lies beside the
+mesh; the cores' private memories belong to whoever runs a plan (ark_mesh.executor).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+import numpy as np
+from ark_cpu.device import CpuDevice
+
+from ark.backend.protocol import Memory, MemoryKind
+from ark.errors import InvalidUsageError, SystemError
+from ark_mesh import machines
+
+DEFAULT_CORES = 16
+
+
+def wanted_cores() -> int:
+    """Cores of the mesh: ARK_MESH_CORES, or 16."""
+    text = os.environ.get("ARK_MESH_CORES", str(DEFAULT_CORES))
+    if not re.fullmatch(r"[1-9]\d?", text) or int(text) > machines.MOST_CORES:
+        raise InvalidUsageError(
+            f"ARK_MESH_CORES is {text!r}; set it to a number of cores from 1 to "
+            f"{machines.MOST_CORES}, or unset it"
+        )
+    return int(text)
+
+
+class MeshDevice:
+    """The mesh. Memory that is allocated here is the host's; a launch copies it in and out."""
+
+    def __init__(self, index: int) -> None:
+        if index != 0:
+            raise SystemError(f"there is no mesh {index}; the only one is 0")
+        self.machine = machines.model(wanted_cores())
+        self.arch = self.machine.arch
+        self.host = CpuDevice(0)
+        self.dlpack = self.host.dlpack
+
+    def alloc(self, nbytes: int, kind: MemoryKind) -> Memory:
+        return self.host.alloc(nbytes, kind)
+
+    def free(self, memory: Memory) -> None:
+        self.host.free(memory)
+
+    def write(self, address: int, data: np.ndarray) -> None:
+        self.host.write(address, data)
+
+    def read(self, address: int, nbytes: int) -> np.ndarray:
+        return self.host.read(address, nbytes)
+
+    def zero(self, address: int, nbytes: int) -> None:
+        self.host.zero(address, nbytes)
+
+    def free_bytes(self) -> int:
+        return self.host.free_bytes()
+
+    def close(self) -> None:
+        self.host.close()

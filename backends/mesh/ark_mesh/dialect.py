@@ -1,0 +1,17 @@
+"""A core runs one task at a time, as a CPU's thread does: the CPU's dialect with another entry."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+from importlib import resources
+
+from ark_cpu.dialect import dialect as cpu
+
+from ark.codegen.dialect import Dialect
+
+
+@cache
+def dialect() -> Dialect:
+    entry = resources.files("ark_mesh").joinpath("entry.h").read_text()
+    return dataclasses.replace(cpu(), name="mesh", entry=entry)

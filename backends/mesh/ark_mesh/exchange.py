@@ -1,0 +1,309 @@
+"""From a plan to supersteps: in each, cores compute on private memory; between them, they exchange.
+
+The tasks of a phase are walked in program order. For every item of memory that some task writes it
+is known who wrote it last, who holds a copy, and in which supersteps that happened; a read of an
+item that its core does not hold becomes a message, and the task goes to the superstep behind it. A
+plan's counters are not looked at: program order and what tasks touch say everything. Called by
+ark_mesh.executor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ark.ir.values import row_major
+from ark.plan import kind as kinds
+from ark.plan.boxes import Boxes, Templates
+from ark.plan.types import INITIAL, Plan, PlanTensor, Task
+
+HOST = -1  # the last writer of what an iteration has not written yet
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Bytes of a buffer on a core: ranges from begin[i] to end[i]."""
+
+    core: int
+    buffer: int
+    begin: np.ndarray
+    end: np.ndarray
+
+    @property
+    def nbytes(self) -> int:
+        return int((self.end - self.begin).sum())
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    """A piece that its core sends to another one. changed: only those bytes are delivered that the
+    source has changed since the iteration began, because others append to the same box.
+    """
+
+    piece: Piece
+    target: int
+    changed: bool = False
+
+
+@dataclass
+class Supersteps:
+    """One phase. tasks: by core, (superstep, task) in the order in which they run. exchanges: the
+    messages behind each superstep; the last ones make all copies of lasting data equal again.
+    written: where an iteration's results are when it has ended, in the order in which buffers were
+    written last, because buffers share the host's memory by lifetimes. last: by buffer, that op.
+    """
+
+    tasks: list[list[tuple[int, Task]]]
+    exchanges: list[list[Message]] = field(default_factory=list)
+    written: list[Piece] = field(default_factory=list)
+    last: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass
+class _Items:
+    """A buffer that tasks write, by item of `size` bytes. Sets of cores are bits of a word.
+
+    holders: who has the present contents; homes: who has them when an iteration begins. source:
+    the last writer. wrote, read: supersteps of the last write and of the last read since. appended:
+    who appended to the item in this iteration, and `late` the last superstep of these.
+    """
+
+    size: int
+    holders: np.ndarray
+    homes: np.ndarray
+    source: np.ndarray
+    wrote: np.ndarray
+    read: np.ndarray
+    appended: np.ndarray
+    late: np.ndarray
+
+    @classmethod
+    def of(cls, nbytes: int, size: int) -> _Items:
+        count = -(-nbytes // size)
+        holders, homes, appended = (np.zeros(count, np.uint64) for _ in range(3))
+        source, wrote, read, late = (np.full(count, -1, np.int32) for _ in range(4))
+        return cls(size, holders, homes, source, wrote, read, appended, late)
+
+    def begin(self) -> None:
+        """Before an iteration: nobody has written, and homes hold everything."""
+        self.holders[:] = 0
+        self.appended[:] = 0
+        for array in (self.source, self.wrote, self.read, self.late):
+            array[:] = -1
+
+
+def _bit(core: int) -> np.uint64:
+    return np.uint64(1 << core)
+
+
+class Exchange:
+    """The supersteps of all phases of a plan, and which bytes of which buffers a core touches.
+
+    windows: by core and buffer, the first and the end byte.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.windows: list[dict[int, tuple[int, int]]] = [{} for _ in range(plan.processors)]
+        self.shared: list[Piece] = []  # what cores append to
+        self._items: dict[int, _Items] = {}
+        self._lasting = {b.id for b in plan.buffers if b.initial or b.arena in INITIAL}
+        self._signatures = [kinds.signature(plan, op) for op in plan.ops]
+        self._templates = Templates()
+        self._sizes = self._item_sizes()
+        coords = [self._coords(phase) for phase in range(len(plan.phases))]
+        for number in range(len(plan.phases)):
+            for op, where in coords[number].items():
+                self._open(op, where)
+        self.phases = []
+        ends: list[dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]] = []
+        for number in range(len(plan.phases)):
+            self.phases.append(self._walk(number, coords[number]))
+            ends.append(
+                {
+                    b: (i.source.copy(), i.holders.copy(), i.appended.copy())
+                    for b, i in self._items.items()
+                }
+            )
+        for steps, end in zip(self.phases, ends, strict=True):
+            self._finish(steps, end)
+
+    def _item_sizes(self) -> dict[int, int]:
+        """By buffer, the largest item that all its tensors consist of."""
+        found: dict[int, int] = {}
+        for tensor in self.plan.tensors:
+            size = np.gcd(tensor.itemsize, tensor.first_byte)
+            found[tensor.buffer] = int(np.gcd(found.get(tensor.buffer, 0), size))
+        return found
+
+    def _coords(self, phase: int) -> dict[int, tuple[tuple[int, ...], ...]]:
+        found: dict[int, list[tuple[int, ...]]] = {}
+        for tasks in self.plan.phases[phase].processors:
+            for task in tasks:
+                found.setdefault(task.op, []).append(task.coord)
+        return {op: tuple(where) for op, where in found.items()}
+
+    def _open(self, op: int, where: tuple[tuple[int, ...], ...]) -> None:
+        """Makes room for what is known of the buffers that an op writes."""
+        for boxes in self._templates.boxes(self._signatures[op], where):
+            buffer = self.plan.tensors[self.plan.ops[op].operands[boxes.operand]].buffer
+            if boxes.write and buffer not in self._items:
+                nbytes = self.plan.buffers[buffer].nbytes
+                self._items[buffer] = _Items.of(nbytes, self._sizes[buffer])
+
+    def _walk(self, number: int, coords: dict[int, tuple[tuple[int, ...], ...]]) -> Supersteps:
+        """Deals the tasks of a phase to supersteps."""
+        for items in self._items.values():
+            items.begin()
+        lists = self.plan.phases[number].processors
+        steps = Supersteps([[] for _ in lists])
+        reached = [0] * len(lists)  # by core, the superstep of its last task
+        tasks = [(task.op, core, task) for core, own in enumerate(lists) for task in own]
+        tasks.sort(key=lambda entry: entry[0])  # stable: program order, whoever runs it
+        touched = {op: self._touched(op, where) for op, where in coords.items()}
+        for op, core, task in tasks:
+            accesses = touched[op].get(task.coord, [])
+            needs = [self._need(core, *access) for access in accesses]
+            step = max([reached[core], *(first for first, _ in needs)])
+            while len(steps.exchanges) <= step:
+                steps.exchanges.append([])
+            for _, messages in needs:
+                if messages:
+                    steps.exchanges[step - 1] += messages
+            for access in accesses:
+                self._note(core, step, *access)
+                buffer, _, write, _ = access
+                if write:
+                    steps.last[buffer] = op
+            steps.tasks[core].append((step, task))
+            reached[core] = step
+        return steps
+
+    def _touched(
+        self, op: int, where: tuple[tuple[int, ...], ...]
+    ) -> dict[tuple[int, ...], list[tuple[int, np.ndarray, bool, bool]]]:
+        """By coordinates: (buffer, items, write, append_only) of each access, reads first."""
+        found: dict[tuple[int, ...], list[tuple[int, np.ndarray, bool, bool]]] = {}
+        boxes_of = self._templates.boxes(self._signatures[op], where)
+        for boxes in sorted(boxes_of, key=lambda b: b.write):
+            tensor = self.plan.tensors[self.plan.ops[op].operands[boxes.operand]]
+            size = self._sizes[tensor.buffer]
+            places = [_places(tensor, boxes, row, size) for row in range(len(boxes.lo))]
+            for task, row in zip(boxes.tasks.tolist(), boxes.box.tolist(), strict=True):
+                access = (tensor.buffer, places[row], boxes.write, boxes.append_only)
+                found.setdefault(where[task], []).append(access)
+        return found
+
+    def _need(
+        self, core: int, buffer: int, at: np.ndarray, write: bool, append_only: bool
+    ) -> tuple[int, list[Message]]:
+        """The first superstep in which the core may touch the items, and messages before it.
+
+        A write of a part of what the buffer holds needs the rest, so it is a read as well.
+        """
+        items = self._items.get(buffer)
+        if items is None:
+            return 0, []
+        first = 0
+        if write:
+            first = int(max(first, items.wrote[at].max(), items.read[at].max()))
+            first = first if append_only else int(max(first, items.late[at].max()))
+        source = items.source[at]
+        missing = (source != HOST) & (items.holders[at] & _bit(core) == 0)
+        found: list[Message] = []
+        if missing.any():
+            first = max(first, int(items.wrote[at][missing].max()) + 1)
+            for origin in np.unique(source[missing]).tolist():
+                sent = self._piece(origin, buffer, at[missing & (source == origin)])
+                found.append(Message(sent, core))
+        if not append_only:
+            for origin in _cores(items.appended[at] & ~_bit(core)):
+                from_it = items.appended[at] & _bit(origin) != 0
+                first = max(first, int(items.late[at][from_it].max()) + 1)
+                sent = self._piece(origin, buffer, at[from_it])
+                found.append(Message(sent, core, changed=True))
+        return first, found
+
+    def _note(
+        self, core: int, step: int, buffer: int, at: np.ndarray, write: bool, append_only: bool
+    ) -> None:
+        """Writes down that the core touches the items in that superstep."""
+        items, size = self._items.get(buffer), self._sizes[buffer]
+        low, high = self.windows[core].get(buffer, (1 << 62, 0))
+        low, high = min(low, int(at[0]) * size), max(high, int(at[-1] + 1) * size)
+        self.windows[core][buffer] = low, high
+        if items is None:
+            return
+        untouched = at[items.source[at] == HOST]
+        if buffer in self._lasting:
+            items.homes[untouched] |= _bit(core)
+        if not write:
+            items.holders[at] |= _bit(core)
+            items.read[at] = np.maximum(items.read[at], step)
+        elif append_only:
+            items.appended[at] |= _bit(core)
+            items.late[at] = np.maximum(items.late[at], step)
+        else:
+            items.source[at], items.holders[at] = core, _bit(core)
+            items.wrote[at], items.read[at] = step, step
+            items.appended[at], items.late[at] = 0, -1
+
+    def _finish(
+        self, steps: Supersteps, end: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]
+    ) -> None:
+        """The last exchange of an iteration, and where what it wrote lies then."""
+        last: list[Message] = []
+        for buffer, (source, holders, appended) in end.items():
+            items = self._items[buffer]
+            for origin in np.unique(source[source != HOST]).tolist():
+                theirs = np.flatnonzero(source == origin)
+                wanted = items.homes[theirs] & ~holders[theirs]
+                for home in _cores(wanted):
+                    stale = theirs[wanted & _bit(home) != 0]
+                    last.append(Message(self._piece(origin, buffer, stale), home))
+                alone = theirs[appended[theirs] == 0]
+                if len(alone):
+                    steps.written.append(self._piece(origin, buffer, alone))
+            for origin in _cores(appended):
+                theirs = np.flatnonzero(appended & _bit(origin))
+                wanted = (items.homes[theirs] | appended[theirs]) & ~_bit(origin)
+                for sets in np.unique(wanted):
+                    piece = self._piece(origin, buffer, theirs[wanted == sets])
+                    last += [Message(piece, home, True) for home in _cores(sets[None])]
+                self.shared.append(self._piece(origin, buffer, theirs))
+                lowest = theirs[appended[theirs] & (_bit(origin) - np.uint64(1)) == 0]
+                if len(lowest):
+                    steps.written.append(self._piece(origin, buffer, lowest))
+        steps.written.sort(key=lambda piece: steps.last[piece.buffer])
+        if not steps.exchanges:
+            steps.exchanges.append([])
+        steps.exchanges[-1] += last
+
+    def _piece(self, core: int, buffer: int, at: np.ndarray) -> Piece:
+        """Items that rise, at least one, as consecutive bytes."""
+        size = self._sizes[buffer]
+        breaks = np.flatnonzero(np.diff(at) != 1)
+        begin = at[np.concatenate(([0], breaks + 1))] * size
+        end = (at[np.concatenate((breaks, [len(at) - 1]))] + 1) * size
+        return Piece(core, buffer, begin, end)
+
+
+def _places(tensor: PlanTensor, boxes: Boxes, row: int, size: int) -> np.ndarray:
+    """The items of a box in its buffer, rising; of `size` bytes."""
+    strides = np.zeros(boxes.dims, np.int64)
+    extents = tensor.items.extents
+    strides[boxes.dims - len(extents) :] = row_major(extents)
+    per = boxes.itemsize // size
+    at = np.zeros(1, np.int64)
+    for low, high, stride in zip(boxes.lo[row], boxes.hi[row], strides, strict=True):
+        at = (at[:, None] + np.arange(low, high) * stride).ravel()
+    if per > 1:
+        at = (at[:, None] * per + np.arange(per)).ravel()
+    return at + tensor.first_byte // size
+
+
+def _cores(sets: np.ndarray) -> list[int]:
+    """The cores that are in any of the sets, rising."""
+    union = int(np.bitwise_or.reduce(sets)) if len(sets) else 0
+    return [core for core in range(union.bit_length()) if union >> core & 1]

@@ -1,0 +1,132 @@
+"""Private memories: what each core holds of which buffer, and the tables that it walks.
+
+Called by ark_mesh.executor, for one plan and its supersteps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ark.backend.protocol import Memory
+from ark.errors import SystemError
+from ark.plan.types import INITIAL, Phase, Plan
+from ark.runtime import tables
+from ark_mesh.device import MeshDevice
+from ark_mesh.exchange import Exchange, Message, Piece
+from ark_mesh.machines import CORE_BYTES
+
+ALIGN = 64
+MESSAGE = np.dtype([("from", "<u8"), ("to", "<u8"), ("bytes", "<u4"), ("changed", "<u4")])
+POISON = 0xFF  # private memory before anything was delivered: NaN, or -1
+
+
+class Cores:
+    """The memories of a mesh's cores. A core's lies behind the other's, and behind all of them as
+    much again for what they remember of an iteration's beginning.
+    """
+
+    def __init__(self, plan: Plan, exchange: Exchange, device: MeshDevice) -> None:
+        self.plan = plan
+        self.exchange = exchange
+        self._lists: list[np.ndarray] = []  # that tables point to
+        self._places: list[dict[int, int]] = []  # by core and buffer, from the memory's start
+        self.bytes: list[int] = []  # that each core uses
+        at = 0
+        for core, windows in enumerate(exchange.windows):
+            begin, places = at, {}
+            for buffer, (low, high) in sorted(windows.items()):
+                places[buffer] = at - low // ALIGN * ALIGN
+                at += (high - low // ALIGN * ALIGN + 2 * ALIGN - 1) // ALIGN * ALIGN
+            self._places.append(places)
+            self.bytes.append(at - begin)
+            if at - begin > CORE_BYTES:
+                raise SystemError(
+                    f"core {core} of the mesh would hold {(at - begin) / 1e6:.1f} MB of the plan, "
+                    f"but a core has {CORE_BYTES / 1e6:.1f} MB; use more cores (ARK_MESH_CORES) or "
+                    "a smaller model"
+                )
+        self.remembered = at
+        self._memory = device.alloc(2 * at + ALIGN, "device")
+        self.own: list[Memory] = [self._memory]
+        assert self._memory.host is not None
+        self._memory.host[:] = POISON
+
+    def address(self, core: int, buffer: int) -> int:
+        """Where a core sees the buffer's first byte; 0 for one that it does not touch."""
+        place = self._places[core].get(buffer)
+        return 0 if place is None else self._memory.address + place
+
+    def tables(self, core: int, opcode: Sequence[int]) -> tables.Tables:
+        """The tasks of one core, in the order of supersteps, with addresses in its memory."""
+        phases = []
+        for phase, steps in zip(self.plan.phases, self.exchange.phases, strict=True):
+            order = sorted(steps.tasks[core], key=lambda entry: entry[0])
+            own = tuple(dataclasses.replace(t, waits=(), signals=()) for _, t in order)
+            phases.append(Phase(phase.name, (own,), phase.variant))
+        plan = dataclasses.replace(self.plan, phases=tuple(phases), counters=())
+        listed = tables.listed(plan)
+        lists = np.zeros(max(1, listed), np.uint64)
+        self._lists.append(lists)
+        made = tables.build(
+            plan,
+            opcode,
+            lambda buffer: self.address(core, buffer),
+            lambda counter: 0,
+            list_address=lists.ctypes.data,
+        )
+        lists[:listed] = made.lists
+        return made
+
+    def bounds(self) -> np.ndarray:
+        """By phase, core and superstep, the number of the first task; and the end of each row."""
+        rows: list[np.ndarray] = []
+        begun = [0] * len(self._places)
+        for steps in self.exchange.phases:
+            for core, own in enumerate(steps.tasks):
+                places = np.sort(np.array([step for step, _ in own], np.int64))
+                found = np.searchsorted(places, np.arange(len(steps.exchanges) + 1))
+                rows.append(begun[core] + found)
+                begun[core] += len(own)
+        return np.concatenate(rows).astype(np.uint32)
+
+    def messages(self, found: Sequence[Message]) -> np.ndarray:
+        """Messages between cores, in the entry point's form."""
+        made = [np.zeros(0, MESSAGE)]
+        for m in found:
+            target = self.address(m.target, m.piece.buffer)
+            made.append(self._moves(m.piece, target, out=True))
+            made[-1]["changed"] = m.changed
+        return np.concatenate(made)
+
+    def transfers(
+        self, pieces: Sequence[Piece], host: Mapping[int, int] | None, out: bool
+    ) -> np.ndarray:
+        """Messages between cores and the host's memory, whose addresses by buffer are given; with
+        none, from a core to what it remembers.
+        """
+        made = [np.zeros(0, MESSAGE)]
+        for piece in pieces:
+            own = self.address(piece.core, piece.buffer)
+            other = own + self.remembered if host is None else host[piece.buffer]
+            made.append(self._moves(piece, other, out))
+        return np.concatenate(made)
+
+    def _moves(self, piece: Piece, other: int, out: bool) -> np.ndarray:
+        """Between a core and a buffer that begins at an address."""
+        made = np.zeros(len(piece.begin), MESSAGE)
+        made["from" if out else "to"] = self.address(piece.core, piece.buffer) + piece.begin
+        made["to" if out else "from"] = other + piece.begin
+        made["bytes"] = piece.end - piece.begin
+        return made
+
+    def initial(self) -> list[Piece]:
+        """What cores hold before the first iteration."""
+        return [
+            Piece(core, buffer, np.array([low]), np.array([high]))
+            for core, windows in enumerate(self.exchange.windows)
+            for buffer, (low, high) in sorted(windows.items())
+            if self.plan.buffers[buffer].initial or self.plan.buffers[buffer].arena in INITIAL
+        ]

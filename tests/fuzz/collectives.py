@@ -1,0 +1,150 @@
+"""Mutated collective programs, in the three forms that are read: ark's own JSON, MSCCL XML and
+MSCCL++ execution plans. One that is accepted must do what its collective says, in NumPy, in several
+of the orders that it allows, and what it is written as must be read again.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from functools import cache
+from xml.etree import ElementTree
+
+import numpy as np
+
+from ark.collective import (
+    CollectiveProgram,
+    check,
+    execute,
+    from_execution_plan,
+    from_json,
+    from_xml,
+    reference_result,
+    to_execution_plan,
+    to_json,
+    to_xml,
+)
+from ark.comm import synthesize
+from ark.comm import topology as networks
+from ark.errors import BaseError
+from tests.fuzz import WrongResult, mutate
+
+Keep = Callable[[str], None]
+MOST_OPERATIONS = 2000  # of programs that are executed
+
+
+@cache
+def _programs() -> tuple[CollectiveProgram, ...]:
+    mesh = networks.full_mesh(3)
+    names = (("all_reduce", "ring"), ("all_gather", "ring"), ("all_reduce", "forestcoll"))
+    return tuple(synthesize(mesh, collective, how) for collective, how in names)
+
+
+def program(rng: random.Random, keep: Keep) -> bool:
+    """A program in ark's own form."""
+    base = json.loads(to_json(rng.choice(_programs())))
+    text = mutate.text_of(mutate.of_json(base, rng))
+    keep(text)
+    return run_program(text)
+
+
+def run_program(text: str) -> bool:
+    try:
+        made = from_json(text)
+        check(made)
+        ElementTree.fromstring(to_xml(made))
+    except BaseError:
+        return False
+    _try(made)
+    return True
+
+
+def xml(rng: random.Random, keep: Keep) -> bool:
+    """MSCCL XML."""
+    text = to_xml(rng.choice(_programs()))
+    if rng.random() < 0.85:
+        root = ElementTree.fromstring(text)
+        for _ in range(rng.choice((1, 1, 2, 3))):
+            _change(root, rng)
+        text = ElementTree.tostring(root, encoding="unicode")
+    else:
+        text = mutate.of_bytes(text.encode(), rng).decode("utf-8", "replace")
+    keep(text)
+    return run_xml(text)
+
+
+def _change(root: ElementTree.Element, rng: random.Random) -> None:
+    """An attribute near, odd or dropped; an element dropped, doubled or moved."""
+    parent = rng.choice([e for e in root.iter() if len(e)] or [root])
+    element = rng.choice([*parent, root])
+    move = rng.random()
+    if move < 0.7 and element.attrib:
+        name = rng.choice(sorted(element.attrib))
+        old = element.get(name, "")
+        if move < 0.1:
+            del element.attrib[name]
+        elif move < 0.4 and old.lstrip("-").isdecimal():
+            element.set(name, str(int(old) + rng.choice((-1, 1, 2, 64, 1 << 20))))
+        elif move < 0.55:
+            element.set(name, rng.choice(["s", "r", "rrc", "cpy", "nop", "i", "o", "0", "1"]))
+        else:
+            odd = (n for n in (*mutate.NUMBERS, -1, "", "²", "a" * 5000, "nan", " 1", "1_0"))
+            element.set(name, str(rng.choice(list(odd))))
+    elif element is root:
+        element.set("extra", "1")
+    elif move < 0.8:
+        parent.remove(element)
+    elif move < 0.9:
+        parent.append(element)
+    else:
+        parent.remove(element)
+        parent.insert(rng.randrange(len(parent) + 1), element)
+
+
+def run_xml(text: str) -> bool:
+    try:
+        made = from_xml(text)
+    except BaseError:
+        return False
+    _try(made)
+    check(from_json(to_json(made)))
+    return True
+
+
+def execution_plan(rng: random.Random, keep: Keep) -> bool:
+    """An MSCCL++ execution plan."""
+    base = json.loads(to_execution_plan(rng.choice(_programs()[:2])))
+    text = mutate.text_of(mutate.of_json(base, rng))
+    keep(text)
+    return run_execution_plan(text)
+
+
+def run_execution_plan(text: str) -> bool:
+    try:
+        made = from_execution_plan(text)
+    except BaseError:
+        return False
+    _try(made)
+    check(from_json(to_json(made)))
+    return True
+
+
+def _try(made: CollectiveProgram) -> None:
+    """Executes it in three orders, where it is small enough for that."""
+    if made.ranks > 8 or sum(len(own) for own in made.operations) > MOST_OPERATIONS:
+        return
+    size = made.ranks * 6
+    inputs = [np.arange(size) * (r + 2) % 13 + r for r in range(made.ranks)]
+    reduction = made.reduction or "sum"
+    try:
+        wanted = reference_result(made.collective, inputs, reduction, made.root)
+        for order in (None, 0, 1):
+            found = execute(made, inputs, order)
+            if any(
+                w is not None and (f is None or not np.array_equal(f, w))
+                for f, w in zip(found, wanted, strict=True)
+            ):
+                raise WrongResult(f"{made.name}: {found} instead of {wanted}"[:1000])
+    except BaseError as error:
+        raise WrongResult(f"{made.name} was accepted, and ends with: {error}") from error
