@@ -19,7 +19,7 @@ from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import INT_MAX, Params, Places, Tile, box, count, covers, need, shaped, typed
 from ark.tasks import text
 from ark.tasks.along import indices
-from ark.tasks.pointwise import HEADERS, each_index, tile_box
+from ark.tasks.pointwise import HEADERS, each_index, in_order, tile_box
 
 Step = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
 Steps = Annotated[tuple[Step, ...], msgspec.Meta(min_length=1, max_length=3)]
@@ -112,7 +112,8 @@ class Pool(TaskKind):
             f"    {text.store(sig, 1, 'p1', text.offset(sig, 1, names), result)}\n"
         )
         declare = text.operand(sig, 0, "p0") + text.operand(sig, 1, "p1", const=False)
-        return text.function(name, declare + each_index(p["tile"], fold(out), body))
+        each = in_order if machine.has("single_thread") else each_index
+        return text.function(name, declare + each(p["tile"], fold(out), body))
 
 
 register(Pool())
