@@ -193,6 +193,7 @@ class Generator:
         context: int | None = None,
         chunk: int | None = None,
         batch: int = 1,
+        split: str = "",
         ranks: Ranks | None = None,
         rank: int = 0,
         world_size: int = 1,
@@ -204,6 +205,7 @@ class Generator:
     ) -> None:
         """chunk: prompt tokens an iteration, by default usual_chunk's. batch: sequences decoded
         together, for `stream_batch`; their prompts are read a token an iteration, without chunks.
+        split: how ranks share the model, as of ark.models.build.Shape.
 
         progress(what, done, total) is called while weights are loaded (bytes) and once per step
         of unknown length (total 0).
@@ -230,6 +232,7 @@ class Generator:
             rank,
             world_size,
             batch,
+            split,
         )
         tell("planning", 0, 0)
         if plan is None:
