@@ -86,19 +86,25 @@ def _broken(change):
 
 BROKEN = {
     "not json": (lambda r: None, "valid JSON"),
-    "format": (lambda r: r.update(format="x"), "no collective program"),
-    "unknown field": (lambda r: r.update(colour=1), '"colour"'),
-    "unknown op field": (lambda r: r["operations"][1][0].update(x=1), "rank 1 operation 0"),
-    "no ranks": (lambda r: r.pop("ranks"), '"ranks"'),
-    "text ranks": (lambda r: r.update(ranks="3"), "must be int"),
-    "true chunks": (lambda r: r.update(chunks=True), "must be int"),
-    "collective": (lambda r: r.update(collective="all_sum"), "all_gather"),
-    "kind": (lambda r: r["operations"][0][0].update(kind="get"), "put, copy"),
-    "span": (lambda r: r["operations"][0][0].update(dst=["in", 0]), "span"),
-    "deps": (lambda r: r["operations"][0][0].update(deps=[1]), "dependencies"),
-    "route": (lambda r: r["operations"][0][0].update(route=[1]), "route"),
-    "operations": (lambda r: r.update(operations=[1]), "list"),
-    "buffer": (lambda r: r.update(buffers=[{"name": "in", "role": "in"}]), '"slots"'),
+    "format": (lambda r: r.update(format="x"), "format: Invalid enum value"),
+    "unknown field": (lambda r: r.update(colour=1), "'colour'"),
+    "unknown op field": (lambda r: r["operations"][1][0].update(x=1), r"operations\[1\]\[0\]"),
+    "no ranks": (lambda r: r.pop("ranks"), "'ranks'"),
+    "text ranks": (lambda r: r.update(ranks="3"), "ranks: Expected .int."),
+    "true chunks": (lambda r: r.update(chunks=True), "chunks: Expected .int."),
+    "collective": (
+        lambda r: r.update(collective="all_sum"),
+        "collective: Invalid enum value .all_sum.",
+    ),
+    "kind": (
+        lambda r: r["operations"][0][0].update(kind="get"),
+        r"\[0\][.]kind: Invalid enum value .get.",
+    ),
+    "span": (lambda r: r["operations"][0][0].update(dst=["in", 0]), r"\[0\][.]dst: Expected"),
+    "deps": (lambda r: r["operations"][0][0].update(deps=[1]), r"\[0\][.]deps"),
+    "route": (lambda r: r["operations"][0][0].update(route=[1]), r"\[0\][.]route"),
+    "operations": (lambda r: r.update(operations=[1]), r"operations\[0\]: Expected .array."),
+    "buffer": (lambda r: r.update(buffers=[{"name": "in", "role": "in"}]), "'slots'"),
 }
 
 
