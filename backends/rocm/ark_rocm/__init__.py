@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import resources
 
 from ark.backend.protocol import Probe
@@ -44,6 +45,11 @@ class RocmBackend:
 
     def open(self, index: int) -> Device:
         return Device(index)
+
+    def predict(self, name: str) -> None:
+        """See ark.backend.protocol.PredictingBackend; the emulator has the models."""
+        os.environ[probe.VARIABLE] = f"emulated:{name}"
+        probe.prepare()
 
 
 backend = RocmBackend()
