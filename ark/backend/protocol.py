@@ -260,6 +260,19 @@ class KernelBackend(Backend, Protocol):
 
 
 @runtime_checkable
+class PredictingBackend(KernelBackend, Protocol):
+    """A vendor with a timing model of products that need not be there (`ark bench --model`)."""
+
+    def predict(self, name: str) -> None:
+        """From now on this process' devices are stand-ins for the product of that name, and the
+        times of launches are predictions of a model.
+
+        Raises InvalidUsageError if there is no timing model of that name.
+        """
+        ...
+
+
+@runtime_checkable
 class SourceBackend(KernelBackend, Protocol):
     """A vendor whose loop kernels are the host's own code, so that a program can be linked with
     them (ark.export).

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from ark.backend.protocol import Probe
 from ark.codegen.dialect import Dialect
 from ark.machine import Machine
@@ -39,6 +41,11 @@ class RocmBackend:
 
     def open(self, index: int) -> Device:
         return Device(index)
+
+    def predict(self, name: str) -> None:
+        """See ark.backend.protocol.PredictingBackend; the emulator has the models."""
+        os.environ[probe.VARIABLE] = f"emulated:{name}"
+        probe.prepare()
 
 
 backend = RocmBackend()
