@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ark.backend.protocol import Backend, Device
 from ark.bench.comm import measure
-from ark.bench.comm_peer import CommCase
+from ark.bench.comm_peer import GRAPH, CommCase
 from ark.collective import Collective
 from ark.comm.classics import build
 from ark.comm.topology.measured import Line, Pair, fit
@@ -29,8 +29,8 @@ def measure_pair(
     """Measures this job's two ranks, which stand for the ranks `one` and `other` of a network."""
     dtype = by_name("fp32")
 
-    def seconds(collective: str, nbytes: int, engine: str, parts: int = 1) -> float:
-        program = build("one_shot", collective, 2, parts=parts)
+    def seconds(collective: str, nbytes: int, engine: str, pieces: int = 1) -> float:
+        program = build("one_shot", collective, 2, pieces=pieces)
         case = CommCase(collective, nbytes, dtype, GRAPH, program, engine, repeats)
         return measure(case, job, backend, device, None).seconds
 
