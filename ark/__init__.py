@@ -227,7 +227,7 @@ def __getattr__(name: str) -> object:
         return importlib.import_module(f"ark.{name}")
     if name == "parallelize":
         return importlib.import_module("ark.parallel").parallelize
-    if name in ("from_onnx", "from_torch"):
+    if name in ("from_onnx", "from_torch", "inference_model", "training_model"):
         return getattr(importlib.import_module("ark.interop"), name)
     if name in _NOT_BUILT:
         raise UnsupportedError(f"ark.{name} is not built yet")

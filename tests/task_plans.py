@@ -143,6 +143,17 @@ def ring(rank: int, world: int, shape: tuple[int, ...] = (3, 700)) -> dict[str, 
         op("Recv", [source], received, by_proxy),
         op("Add", [{**y, "Id": 3}, {**received, "Id": 5}], total, {"NumTasks": 1}),
     ]
+    return _plan_of(rank, world, ops)
+
+
+def _packets(number: int, nbytes: int, at: int = 0, slots: int = 1, **buffer: Any) -> Any:
+    """Bytes in which packets of so many bytes arrive: a slot of a buffer."""
+    one = 2 * nbytes
+    held = _on(tensor(number, number, [one], "UINT8"), **buffer)
+    return {**held, "Strides": [slots * one], "Offsets": [at * one]}
+
+
+def _plan_of(rank: int, world: int, ops: list[dict[str, Any]]) -> dict[str, Any]:
     infos = [{"Id": i, "NumWarps": 1, "SramBytes": 0, "Ops": [one]} for i, one in enumerate(ops)]
     return copy.deepcopy(
         {
@@ -155,3 +166,63 @@ def ring(rank: int, world: int, shape: tuple[int, ...] = (3, 700)) -> dict[str, 
             "ProcessorGroups": [group([(i, 1)], [0, 1]) for i in range(len(ops))],
         }
     )
+
+
+_BY_PACKETS = {"NumTasks": 1, "Tile": [1, 128], "PacketType": "mscclpp::LL16Packet"}
+FLAG = {"Flag": {"UINT32": 1}}
+
+
+def packet_ring(rank: int, world: int, shape: tuple[int, ...] = (3, 700)) -> dict[str, Any]:
+    """What `ring` does, with packets, whose tag stands where they arrive alone."""
+    after, before = (rank + 1) % world, (rank - 1) % world
+    dims, nbytes = list(shape), 4 * shape[0] * shape[1]
+    x, y, received, total = (tensor(2 * i, i, dims) for i in range(4))
+    there = _packets(8, nbytes, Rank=after, RecvTags=[[-1, rank]])
+    here = _packets(9, nbytes, RecvTags=[[before, before]])
+    source = _on(tensor(10, 10, dims), Rank=before)
+    ops = [
+        op("ScalarMul", [x], y, {"NumTasks": 1}, {"Factor": {"FLOAT": rank + 1.0}}),
+        op("SendPacket", [{**y, "Id": 3}], there, _BY_PACKETS, FLAG),
+        op("RecvPacket", [source, here], received, _BY_PACKETS, FLAG),
+        op("Add", [{**y, "Id": 3}, {**received, "Id": 5}], total, {"NumTasks": 1}),
+    ]
+    return _plan_of(rank, world, ops)
+
+
+def packet_sum(rank: int, world: int, size: int = 96) -> dict[str, Any]:
+    """The sum of x over the ranks in y, as ARK's two-step all-reduce by packets: every rank adds up
+    its part of all, and gives it to all. x has world * size elements and the number 0, its parts
+    those that follow, y and its parts those behind.
+    """
+    others = [r for r in range(world) if r != rank]
+
+    def part(buffer: int, index: int) -> dict[str, Any]:
+        whole = tensor(buffer * (world + 1) + 1 + index, buffer, [world * size])
+        return {**whole, "Shape": [size], "Offsets": [index * size], "PaddedShape": [size]}
+
+    def held(number: int, owner: int, sender: int, tag: int) -> dict[str, Any]:
+        """Where rank `owner` has what comes from `sender`, a slot for each peer."""
+        slot = sender - (sender > owner)
+        tags = [[-1, tag]] if owner != rank else [[r, tag] for r in others]
+        at = {"at": slot, "slots": world - 1}
+        return _packets(number, 4 * size, **at, Rank=owner if owner != rank else -1, RecvTags=tags)
+
+    ops = [
+        op("SendPacket", [part(0, r)], held(20 + r, r, rank, 0), _BY_PACKETS, FLAG) for r in others
+    ]
+    peers = {"NPeers": {"UINT32": len(others)}, "NElemsPerRank": {"UINT64": size}}
+    scattered = [held(10, rank, r, 0) for r in others]
+    gathered = [held(30 + r, r, rank, 1) for r in others]
+    reduced = op(
+        "RecvReduceSendPacket",
+        [part(0, rank), *scattered],
+        part(1, rank),
+        _BY_PACKETS,
+        {**FLAG, **peers, "Rank": {"INT": rank}},
+    )
+    ops.append({**reduced, "WriteTensors": [part(1, rank), *gathered]})
+    for r in others:
+        source = _on(tensor(40 + r, 40 + r, [size]), Rank=r)
+        reads = [source, held(11, rank, r, 1)]
+        ops.append(op("RecvPacket", reads, part(1, r), _BY_PACKETS, FLAG))
+    return _plan_of(rank, world, ops)

@@ -2,19 +2,22 @@
 
 Each rank reads a plan file of its own. A Send there names the peer by the Rank of the buffer that
 it writes, and the message by a tag that stands in SendTags of what it reads and in RecvTags of what
-it writes; a Recv does so from the other side. Ranks give each other the list of their messages, and
-all of them refuse, with the same words, what does not fit. Called by ark.api.task_plan.
+it writes; a Recv does so from the other side. The packet forms name the bytes in which packets
+arrive instead, by RecvTags alone. Ranks give each other the list of their messages, and all of them
+refuse, with the same words, what does not fit. Called by ark.api.task_plan.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
+from ark.api.task_ops import Arguments
 from ark.api.task_schema import (
     BufferEntry,
     Dims,
@@ -27,16 +30,19 @@ from ark.api.task_schema import (
     Word,
 )
 from ark.errors import BaseError, PlanError
+from ark.ir import dtype as dtypes
 from ark.runtime.run import Ranks
 
-TYPES = ("Recv", "Send")
+TYPES = ("Recv", "RecvPacket", "RecvReduceSendPacket", "Send", "SendPacket")
+PACKED = 2  # bytes of packets for each that they carry: beside each value stands a flag
 _Rank = Annotated[int, Meta(ge=0, lt=1 << 12)]
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One Send or Recv of a rank, with the layout of the receiver's tensor as this rank knows it.
 
-    sends: to the peer, else received from it.
+    sends: to the peer, else received from it. flag: of its packets, which arrive in bytes of that
+    layout; None if it is none of packets.
     """
 
     op: Name
@@ -47,6 +53,7 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shape: Dims
     strides: Dims
     offsets: Offsets
+    flag: Annotated[int, Meta(ge=0, lt=1 << 32)] | None = None
 
 
 class _Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,7 +70,89 @@ def is_far(buffer: BufferEntry, rank: int) -> bool:
     return buffer.rank not in (-1, rank)
 
 
-def message(op: OpEntry, plan: TaskPlan) -> Message:
+def messages(op: OpEntry, plan: TaskPlan) -> list[Message]:
+    """What an op of TYPES receives, then what it sends, by peer; PlanError where it does not name
+    one peer and one tag for each.
+    """
+    if "Packet" not in op.type:
+        return [_message(op, plan)]
+    what = f"op {op.name!r} of type {op.type}"
+    reads, writes = op.read_tensors, op.write_tensors
+    fits, expected = _FORMS[op.type]
+    if not fits(len(reads), len(writes)):
+        raise PlanError(
+            f"{what} reads {len(reads)} tensors and writes {len(writes)}; it must {expected}"
+        )
+    if op.type == "SendPacket":
+        return [_packets(op, plan, reads[0], writes[0].buffer.rank, writes[0], sends=True)]
+    if op.type == "RecvPacket":
+        return [_packets(op, plan, writes[0], reads[0].buffer.rank, reads[1], sends=False)]
+    args = Arguments(op)
+    if (args(int, "NPeers"), args(int, "Rank")) != (len(writes) - 1, plan.rank):
+        raise PlanError(
+            f"{what} is for {args(int, 'NPeers')} peers of rank {args(int, 'Rank')}, but it writes "
+            f"to {len(writes) - 1}, on rank {plan.rank}"
+        )
+    if (reads[0].data_type, reads[0].shape) != (writes[0].data_type, writes[0].shape):
+        raise PlanError(
+            f"{what} reads {_type(reads[0])} and writes {_type(writes[0])}; both must be the same"
+        )
+    pairs = list(zip(reads[1:], writes[1:], strict=True))
+    return [
+        *(_packets(op, plan, writes[0], to.buffer.rank, own, sends=False) for own, to in pairs),
+        *(_packets(op, plan, writes[0], to.buffer.rank, to, sends=True) for _, to in pairs),
+    ]
+
+
+_FORMS: dict[str, tuple[Callable[[int, int], bool], str]] = {
+    "SendPacket": (
+        lambda reads, writes: (reads, writes) == (1, 1),
+        "read one and write one, which holds the packets on the peer",
+    ),
+    "RecvPacket": (
+        lambda reads, writes: (reads, writes) == (2, 1),
+        "read the peer's and one that holds the packets, and write one",
+    ),
+    "RecvReduceSendPacket": (
+        lambda reads, writes: reads == writes > 1,
+        "read its own and one that holds packets for each peer, and write its own and one that "
+        "holds packets on each peer",
+    ),
+}
+
+
+def _packets(
+    op: OpEntry, plan: TaskPlan, own: TensorEntry, peer: int, held: TensorEntry, sends: bool
+) -> Message:
+    """own: what is sent, or received into. held: the bytes in which packets arrive."""
+    what = f"op {op.name!r} of type {op.type}"
+    where = held.buffer.rank if sends else own.buffer.rank
+    if peer in (-1, plan.rank) or is_far(own.buffer, plan.rank) or is_far(held.buffer, where):
+        raise PlanError(
+            f"{what} passes packets between rank {plan.rank} and rank {peer} through a buffer of "
+            f"Rank {held.buffer.rank}; it must be of the rank that receives, and the peer another"
+        )
+    nbytes = math.prod(own.shape) * dtypes.by_name(own.data_type.lower()).itemsize
+    if held.data_type not in ("UINT8", "BYTE") or math.prod(held.shape) < PACKED * nbytes:
+        raise PlanError(
+            f"{what} passes packets of {_type(own)} through {_type(held)}; they need {PACKED} "
+            f"bytes for each that they carry: UINT8[{PACKED * nbytes}]"
+        )
+    whose = (-1, plan.rank) if sends else (peer,)
+    tags = {tag for rank, tag in held.buffer.recv_tags if rank in whose}
+    if len(tags) != 1:
+        raise PlanError(
+            f"{what}: RecvTags of the buffer that holds packets from rank "
+            f"{plan.rank if sends else peer} has the tags {sorted(tags)} for it; it must have "
+            "exactly one, so give each message buffers of its own"
+        )
+    flag = Arguments(op)(Annotated[int, Meta(ge=0, lt=1 << 32)], "Flag")
+    (tag,) = tags
+    layout = (own.data_type, own.shape, held.strides, held.offsets)
+    return Message(op.name, sends, peer, tag, *layout, flag)
+
+
+def _message(op: OpEntry, plan: TaskPlan) -> Message:
     """What a Send or Recv says; PlanError where it does not name one peer and one tag."""
     sends = op.type == "Send"
     what = f"op {op.name!r} of type {op.type}"
@@ -175,6 +264,12 @@ def _check_pairs(
                 f"{one.op!r}), but rank {target} receives {_type(other)} (op {other.op!r}); both "
                 "plans must give the same type and shape"
             )
+        if one.flag != other.flag:
+            raise PlanError(
+                f"under tag {tag}, rank {source} sends {_form(one)} to rank {target} (op "
+                f"{one.op!r}), but rank {target} receives {_form(other)} (op {other.op!r}); both "
+                "plans must say the same"
+            )
         if (one.strides, one.offsets) != (other.strides, other.offsets):
             raise PlanError(
                 f"under tag {tag}, rank {source} sends to a tensor of Strides {one.strides} and "
@@ -188,6 +283,10 @@ def _check_pairs(
             f"{target} receives {_count(received)} from rank {source}; each Send needs a Recv of "
             "the same tag on the other rank"
         )
+
+
+def _form(message: Message) -> str:
+    return "without packets" if message.flag is None else f"packets of Flag {message.flag}"
 
 
 def _count(messages: Sequence[Message]) -> str:

@@ -22,7 +22,7 @@ from ark.api.task_ops import CALLS, Arguments
 from ark.api.task_schema import OpEntry, TaskEntry, TaskPlan, TensorEntry
 from ark.errors import BaseError, PlanError, UnsupportedError
 from ark.frontend.model import Model, use_model
-from ark.frontend.tensor import Tensor
+from ark.frontend.tensor import NullTensor, Tensor
 from ark.ir import dtype as dtypes
 from ark.ir import values as ir
 from ark.ir.export import op_entry
@@ -172,7 +172,7 @@ def _shared(plan: TaskPlan, model: Model) -> dict[int, ir.Buffer]:
         for entry in (*op.read_tensors, *op.write_tensors, *op.result_tensors):
             tensor = numbered.get(entry.id)
             far = task_messages.is_far(entry.buffer, plan.rank)
-            if tensor is not None and not far and _alike(entry, tensor):
+            if tensor is not None and not far and _same_layout(entry, tensor):
                 found.setdefault(entry.buffer.id, tensor.buffer)
     return found
 
@@ -180,19 +180,21 @@ def _shared(plan: TaskPlan, model: Model) -> dict[int, ir.Buffer]:
 def _same_op(op: OpEntry, node: Node, found: dict[int, ir.Buffer], rank: int) -> bool:
     """Is the node this op, on buffers of this rank that agree with those found so far?"""
     type_of_node = str(op_entry(node)["Type"])
-    names = (type_of_node, f"Scalar{type_of_node}")
+    names = (type_of_node, f"Scalar{type_of_node}", f"{type_of_node}Packet")
     if op.type not in names and {op.type, type_of_node} != {"ScalarAssign", "Constant"}:
         return False
     reads = [t for t in op.read_tensors if not task_messages.is_far(t.buffer, rank)]
+    reads = [] if op.type == "RecvPacket" else reads  # the bytes of packets are no tensor of ark's
     pairs = [*zip(reads, node.inputs, strict=False)]
     pairs += zip(op.result_tensors, node.outputs, strict=False)
     return len(reads) == len(node.inputs) and all(
-        _alike(entry, tensor) and found.setdefault(entry.buffer.id, tensor.buffer) is tensor.buffer
+        _same_layout(entry, tensor)
+        and found.setdefault(entry.buffer.id, tensor.buffer) is tensor.buffer
         for entry, tensor in pairs
     )
 
 
-def _alike(entry: TensorEntry, tensor: ir.Tensor) -> bool:
+def _same_layout(entry: TensorEntry, tensor: ir.Tensor) -> bool:
     return entry.data_type.lower() == tensor.dtype.name and (
         entry.shape,
         entry.strides,
@@ -255,17 +257,33 @@ class _Graph:
             self._compute(op)
 
     def _pass_on(self, op: OpEntry) -> None:
-        """A Send or a Recv."""
-        message = task_messages.message(op, self._plan)
-        self.messages.append(message)
-        if message.sends:
-            (source,) = op.read_tensors
-            self._check_known(op, source)
-            ops.send(self._tensor(source), message.peer, message.tag, name=op.name)
+        """A Send or a Recv, or what stands for several of them."""
+        found = task_messages.messages(op, self._plan)
+        self.messages += found
+        own = op.read_tensors[0] if op.type.startswith("Send") else op.write_tensors[0]
+        if op.type.startswith("RecvReduceSend"):
+            self._reduce(op, found)
+        elif found[0].sends:
+            self._check_known(op, own)
+            ops.send(self._tensor(own), found[0].peer, found[0].tag, name=op.name)
         else:
-            (target,) = op.write_tensors
-            ops.recv(self._tensor(target), message.peer, message.tag, op.name)
-            self._written.add(target.buffer.id)
+            ops.recv(self._tensor(own), found[0].peer, found[0].tag, op.name)
+            self._written.add(own.buffer.id)
+
+    def _reduce(self, op: OpEntry, messages: Sequence[task_messages.Message]) -> None:
+        """Adds up its own and what comes, and sends the sum to all."""
+        source, target = op.read_tensors[0], op.write_tensors[0]
+        self._check_known(op, source)
+        total = self._tensor(source)
+        received = [m for m in messages if not m.sends]
+        for number, message in enumerate(received, 1):
+            came = Tensor(self._model.graph.tensor(target.shape, _dtype(target)), self._model)
+            ops.recv(came, message.peer, message.tag, op.name)
+            output = self._tensor(target) if number == len(received) else NullTensor
+            total = ops.add(total, came, output=output, name=op.name)
+        self._written.add(target.buffer.id)
+        for message in messages[len(received) :]:
+            ops.send(total, message.peer, message.tag, name=op.name)
 
     def _check_known(self, op: OpEntry, entry: TensorEntry) -> None:
         number = entry.buffer.id

@@ -1,5 +1,6 @@
 """What ARK's module `ark.torch` offers: torch itself where it is installed, and whether it is not;
-and `ark.torch.Module`, a torch module that computes in one of ark's kernels.
+and ark's own: `Module`, a torch module that computes in one of ark's kernels, `Options` and `block`
+of ark.inference_model and ark.training_model.
 
 torch is imported when one of its names is asked for, not before.
 """
@@ -15,7 +16,7 @@ _no_torch = importlib.util.find_spec("torch") is None
 def __getattr__(name: str) -> Any:
     if name.startswith("__") or _no_torch:
         raise AttributeError(f"module 'ark.torch' has no attribute {name!r}")
-    if name == "Module":
-        return importlib.import_module("ark.interop.torch").Module
+    if name in ("Module", "Options", "block"):
+        return getattr(importlib.import_module("ark.interop.torch"), name)
     module = importlib.import_module("torch")
     return module if name == "torch" else getattr(module, name)

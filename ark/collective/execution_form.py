@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from ark.collective.json_reader import Closed
 from ark.collective.types import Collective
 
 COLLECTIVES = {
@@ -34,7 +35,7 @@ Place = Literal["i", "o", "s"]
 ChannelType = Literal["memory", "port", "none", "switch"]
 
 
-class _Form(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class _Form(Closed, frozen=True, omit_defaults=True):
     """What every object of the form is: closed, and without fields that say nothing."""
 
 

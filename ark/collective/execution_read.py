@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
-import msgspec
-
 from ark.collective import execution_form as form
 from ark.collective.builder import IN, OUT
 from ark.collective.checker import check
+from ark.collective.json_reader import read
 from ark.collective.types import (
     Buffer,
     Collective,
@@ -50,10 +49,7 @@ def from_execution_plan(text: str, reduction: str = "sum", root: int = 0) -> Col
     """
     if len(text) > _MOST_BYTES:
         raise ModelError(f"the execution plan is longer than {_MOST_BYTES} characters")
-    try:
-        plan = msgspec.json.decode(text, type=form.ExecutionPlan, strict=True)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise ModelError(f"the execution plan does not fit its schema: {error}") from error
+    plan = read(text, form.ExecutionPlan, "the execution plan")
     if plan.protocol != "Simple":
         raise UnsupportedError("plans of packets (protocol LL) are not read, only Simple ones.")
     program = _Reader(plan, reduction, root).read()

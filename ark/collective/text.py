@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Literal
 
+from ark.collective.json_reader import Closed, read
 from ark.collective.order import show, steps
 from ark.collective.types import (
     Buffer,
@@ -19,7 +20,6 @@ from ark.collective.types import (
     Role,
     Span,
 )
-from ark.errors import ModelError
 
 FORMAT = "ark.collective_program"
 
@@ -98,116 +98,65 @@ def _operation(op: Operation) -> dict[str, Any]:
     return result
 
 
+class _Buffer(Closed, frozen=True):
+    name: str
+    role: Role
+    slots: int
+
+
+class _Operation(Closed, frozen=True):
+    kind: Kind
+    srcs: tuple[tuple[str, int, int], ...]
+    dst: tuple[str, int, int]
+    peer: int | None = None
+    deps: tuple[tuple[int, int], ...] = ()
+    reduce: str | None = None
+    divide: int = 1
+    route: tuple[str, ...] = ()
+
+
+class _Program(Closed, frozen=True):
+    format: Literal["ark.collective_program"]
+    name: str
+    collective: Literal[
+        "all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce", "all_to_all"
+    ]
+    ranks: int
+    chunks: int
+    buffers: tuple[_Buffer, ...]
+    operations: tuple[tuple[_Operation, ...], ...]
+    pieces: int = 1
+    reduction: str | None = None
+    root: int | None = None
+
+
 def from_json(text: str) -> CollectiveProgram:
     """Reads what `to_json` writes; run `check` on the result before trusting it.
 
     Raises ModelError, naming the place, on anything that is not such a program.
     """
-    try:
-        raw = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ModelError(f"The collective program is not valid JSON: {error}.") from error
-    top = _Reader(raw, "the program")
-    if top.get("format", str) != FORMAT:
-        raise ModelError(f'The file is no collective program: its "format" is not "{FORMAT}".')
-    program = CollectiveProgram(
-        name=top.get("name", str),
-        collective=top.choice("collective", Collective),
-        ranks=top.get("ranks", int),
-        chunks=top.get("chunks", int),
-        pieces=top.get("pieces", int, 1),
-        reduction=top.get("reduction", str, None),
-        root=top.get("root", int, None),
-        buffers=tuple(_read_buffer(b, i) for i, b in enumerate(top.get("buffers", list))),
-        operations=tuple(
-            tuple(_read_operation(op, rank, i) for i, op in enumerate(_list(ops, f"rank {rank}")))
-            for rank, ops in enumerate(top.get("operations", list))
-        ),
+    form = read(text, _Program, "the collective program")
+    return CollectiveProgram(
+        name=form.name,
+        collective=Collective(form.collective),
+        ranks=form.ranks,
+        chunks=form.chunks,
+        pieces=form.pieces,
+        reduction=form.reduction,
+        root=form.root,
+        buffers=tuple(Buffer(b.name, b.role, b.slots) for b in form.buffers),
+        operations=tuple(tuple(map(_read_operation, ops)) for ops in form.operations),
     )
-    top.end()
-    return program
 
 
-_REQUIRED = object()
-
-
-class _Reader:
-    """Takes the fields of a JSON object one by one and complains about what is left."""
-
-    def __init__(self, raw: Any, where: str) -> None:
-        if not isinstance(raw, dict):
-            raise ModelError(f"In {where} an object was expected, but there is {_brief(raw)}.")
-        self.raw, self.where = dict(raw), where
-
-    def get(self, key: str, kind: type, default: Any = _REQUIRED) -> Any:
-        value = self.raw.pop(key, default)
-        if value is _REQUIRED:
-            raise ModelError(f'{self.where[0].upper()}{self.where[1:]} lacks the field "{key}".')
-        if value is default or (isinstance(value, kind) and not isinstance(value, bool)):
-            return value
-        if value is None and default is None:
-            return None
-        raise ModelError(
-            f'In {self.where} the field "{key}" must be {kind.__name__}, not {_brief(value)}.'
-        )
-
-    def choice(self, key: str, kind: Any) -> Any:
-        value = self.get(key, str)
-        names = [item.value for item in kind]
-        if value not in names:
-            raise ModelError(
-                f'In {self.where} the field "{key}" is {_brief(value)}; it must be one of '
-                f"{', '.join(names)}."
-            )
-        return kind(value)
-
-    def end(self) -> None:
-        if self.raw:
-            raise ModelError(f"In {self.where} there is the unknown field {_brief(min(self.raw))}.")
-
-
-def _brief(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 40 else text[:37] + "..."
-
-
-def _list(raw: Any, where: str) -> list[Any]:
-    if not isinstance(raw, list):
-        raise ModelError(f"In {where} a list was expected, but there is {_brief(raw)}.")
-    return raw
-
-
-def _read_buffer(raw: Any, index: int) -> Buffer:
-    reader = _Reader(raw, f"buffer {index}")
-    buffer = Buffer(reader.get("name", str), reader.choice("role", Role), reader.get("slots", int))
-    reader.end()
-    return buffer
-
-
-def _read_span(raw: Any, where: str) -> Span:
-    if not isinstance(raw, list) or [type(x) for x in raw] != [str, int, int]:
-        raise ModelError(f"In {where} a span [buffer, start, count] must not be {_brief(raw)}.")
-    return Span(*raw)
-
-
-def _read_operation(raw: Any, rank: int, index: int) -> Operation:
-    where = f"rank {rank} operation {index}"
-    reader = _Reader(raw, where)
-    deps = reader.get("deps", list, [])
-    if any(not isinstance(d, list) or [type(x) for x in d] != [int, int] for d in deps):
-        raise ModelError(f"In {where} the dependencies must be a list of [rank, operation].")
-    route = reader.get("route", list, [])
-    if any(not isinstance(node, str) for node in route):
-        raise ModelError(f"In {where} the route must be a list of node names.")
-    op = Operation(
-        kind=reader.choice("kind", Kind),
-        srcs=tuple(_read_span(s, where) for s in reader.get("srcs", list)),
-        dst=_read_span(reader.get("dst", list), where),
-        peer=reader.get("peer", int, None),
-        deps=tuple(OpRef(*d) for d in deps),
-        reduce=reader.get("reduce", str, None),
-        divide=reader.get("divide", int, 1),
-        route=tuple(route),
+def _read_operation(op: _Operation) -> Operation:
+    return Operation(
+        kind=op.kind,
+        srcs=tuple(Span(*span) for span in op.srcs),
+        dst=Span(*op.dst),
+        peer=op.peer,
+        deps=tuple(OpRef(*dep) for dep in op.deps),
+        reduce=op.reduce,
+        divide=op.divide,
+        route=op.route,
     )
-    reader.end()
-    return op

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from ark.collective import Collective
 from ark.comm.exchange import exchange
-from ark.comm.forestcoll import optimal, optimal_all_reduce
+from ark.comm.forestcoll import cut_bound, optimal, optimal_all_reduce
 from ark.comm.topology import Topology
 
 
@@ -20,19 +20,24 @@ def least_us(
 
     Sizes are those of `ark.comm.simulate.simulate`; `root` is a rank's number, for broadcast and
     reduce. The bounds: cuts for gathering and scattering (ForestColl), for one root (Edmonds 1973),
-    weighted roots for an all-reduce, multicommodity flow for an all-to-all. Raises UnsupportedError
-    where the network is too large for the last.
+    weighted roots for an all-reduce, and multicommodity flow for an all-to-all. Where switches
+    multicast or sum, the cuts between any two ranks stand for an all-reduce. Raises
+    UnsupportedError where the network is too large for the flow.
     """
     asked = Collective(collective)
     ranks = len(topology.ranks)
-    if asked is Collective.ALL_REDUCE:
-        seconds = 1 / optimal_all_reduce(topology).bound
-    elif asked is Collective.ALL_TO_ALL:
+    able = bool(topology.multicast or topology.reduces)
+    if asked is Collective.ALL_TO_ALL:
         seconds = exchange(topology).lower_bound / ranks
-    elif asked.rooted:
-        network = topology.reverse() if asked.reduces else topology
-        seconds = optimal(network, roots={topology.ranks[root or 0]: 1}).lower_bound
+    elif asked is Collective.ALL_REDUCE and not able:
+        seconds = 1 / optimal_all_reduce(topology).bound
+    elif asked is Collective.ALL_REDUCE:
+        # What some ranks hear from the others, and tell them, of every sum crosses once.
+        one = {topology.ranks[0]: 1}
+        seconds = max(cut_bound(topology, one), cut_bound(topology.reverse(), one))
     else:
         network = topology.reverse() if asked.reduces else topology
-        seconds = optimal(network).lower_bound / ranks
+        roots = {topology.ranks[root or 0]: 1} if asked.rooted else None
+        seconds = cut_bound(network, roots) if able else optimal(network, roots=roots).lower_bound
+        seconds /= 1 if asked.rooted else ranks
     return float(Fraction(size_bytes) * seconds) / 1e3

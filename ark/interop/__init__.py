@@ -39,4 +39,27 @@ def from_torch(module: Any, example: Sequence[Any], dynamic_shapes: Any = None) 
     return load(module, example, dynamic_shapes)
 
 
-__all__ = ["from_onnx", "from_torch"]
+def inference_model(module: Any, options: Any = None) -> Any:
+    """A torch module of which a call runs options.device_iterations iterations in one launch.
+
+    options: an ark.torch.Options. SystemError where torch is missing.
+    """
+    require("torch", "torch")
+    from ark.interop.torch import inference_model as make
+
+    return make(module, options)
+
+
+def training_model(module: Any, options: Any, optimizer: Any) -> Any:
+    """A torch module of which a call trains for options.device_iterations steps in one launch.
+
+    Its last result is the loss. optimizer: torch's SGD, Adam or AdamW over its parameters. options:
+    an ark.torch.Options. SystemError where torch is missing.
+    """
+    require("torch", "torch")
+    from ark.interop.torch import training_model as make
+
+    return make(module, options, optimizer)
+
+
+__all__ = ["from_onnx", "from_torch", "inference_model", "training_model"]

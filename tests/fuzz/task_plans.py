@@ -8,7 +8,7 @@ import contextlib
 import json
 import random
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import ark
 from ark.backend import registry
@@ -17,14 +17,15 @@ from ark.plan.types import Plan
 from ark.runtime.admission import admit
 from ark.runtime.run import Ranks
 from tests.fuzz import mutate
-from tests.task_plans import COLUMNS, OUT, ROWS, norm_and_product, ring
+from tests.task_plans import COLUMNS, OUT, ROWS, norm_and_product, packet_ring, packet_sum, ring
 
 _T = TypeVar("_T")
 
 
 def task_plan(rng: random.Random, keep: Callable[[str], None]) -> bool:
     """The target: a mutated plan."""
-    base = norm_and_product() if rng.randrange(2) else ring(rng.randrange(2), 2)
+    form = rng.choice((None, None, ring, packet_ring, packet_sum))
+    base = form(rng.randrange(2), 2) if form else norm_and_product()
     text = mutate.text_of(mutate.of_json(base, rng))
     keep(text)
     return run_task_plan(text)
@@ -40,7 +41,7 @@ def run_task_plan(text: str) -> bool:
         wide = ark.cast(x, ark.fp32)
         ark.matmul(ark.div(wide, ark.reduce_mean(ark.mul(wide, wide), axis=2)), w)
     else:
-        pair = _Pair(rank)
+        pair = _Pair(rank, _form(text))
     try:
         plan = ark.Plan.from_str(text)
         made = plan.built(machine, None if rank is None else pair.members).inner
@@ -61,6 +62,13 @@ def _rank_of_pair(text: str) -> int | None:
     return rank if type(rank) is int and rank in (0, 1) and world == 2 else None
 
 
+def _form(text: str) -> Callable[[int, int], Any]:
+    """What the plan began as."""
+    if "RecvReduceSend" in text:
+        return packet_sum
+    return packet_ring if "SendPacket" in text or "RecvPacket" in text else ring
+
+
 class _Heard(Exception):
     """The other rank has said its messages: there is nobody to answer it."""
 
@@ -68,12 +76,14 @@ class _Heard(Exception):
 class _Pair:
     """One of two ranks, as it meets the other, whose plan is whole."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, form: Callable[[int, int], Any]) -> None:
         self._rank = rank
         self._said: bytes | None = None
+        if form is packet_sum:
+            ark.sharding(ark.tensor([2 * 96]), 0, 96)
         for _ in range(8):  # tensors of the plan's numbers
             ark.tensor([3, 700])
-        machine, plan = registry.machine("cpu-2"), ark.Plan(ring(1 - rank, 2))
+        machine, plan = registry.machine("cpu-2"), ark.Plan(form(1 - rank, 2))
         with contextlib.suppress(_Heard):
             plan.built(machine, self.members)
         self._other = plan.built(machine).inner

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import ark
-from tests.task_plans import ring
+from tests.task_plans import packet_ring, packet_sum, ring
 
 SHAPE = (3, 700)
 Plans = list[dict[str, Any]]
@@ -75,11 +75,42 @@ def refuse(folder: str) -> None:
     raise AssertionError(f"{len(tensors)} tensors, and the plan was launched")
 
 
+def run_sum(folder: str, world: int, backend: str, size: int) -> None:
+    """What each rank does with `packet_sum`: three times, on other values."""
+    ark.init(backend=backend)
+    rank = ark.Model.get_rank()
+    x = ark.tensor([world * size])
+    parts = ark.sharding(x, 0, size)
+    y = ark.tensor([world * size])
+    parts += ark.sharding(y, 0, size)
+    assert [t.ir.id for t in (x, y, *parts)][:2] == [0, world + 1]
+    plan = ark.Plan.from_file(Path(folder) / f"plan.{rank}.json")
+    with ark.Runtime() as runtime:
+        runtime.launch(plan=plan)
+        for number in range(3):
+            shares = np.random.default_rng(number).standard_normal((world, world * size))
+            x.from_numpy(shares[rank].astype(np.float32))
+            runtime.barrier()
+            runtime.run(2)
+            np.testing.assert_allclose(y.to_numpy(), shares.sum(0), 1e-4, 1e-5)
+            runtime.barrier()
+
+
+@pytest.mark.parametrize("form", [ring, packet_ring])
 @pytest.mark.parametrize("of_model", [True, False])
 @pytest.mark.parametrize("world", [2, 3])
-def test_ranks_run_their_own_plan_files(world: int, of_model: bool, tmp_path: Path) -> None:
-    folder = write(tmp_path, [ring(rank, world, SHAPE) for rank in range(world)])
+def test_ranks_run_their_own_plan_files(
+    world: int, of_model: bool, form: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    folder = write(tmp_path, [form(rank, world, SHAPE) for rank in range(world)])
     assert ark.launch(world, run_own_file, folder, world, "cpu", of_model) == 0
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_an_all_reduce_by_packets(world: int, tmp_path: Path) -> None:
+    """ARK's two steps: RecvReduceSendPacket between what each sends to all and gets from all."""
+    folder = write(tmp_path, [packet_sum(rank, world, 96) for rank in range(world)])
+    assert ark.launch(world, run_sum, folder, world, "cpu", 96) == 0
 
 
 def test_two_emulated_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,6 +163,11 @@ def late(plans: Plans) -> None:
         groups.insert(0, groups.pop(3))
 
 
+def flags(plans: Plans) -> None:
+    plans[:] = [packet_ring(rank, 2) for rank in range(2)]
+    op(plans, 1, "recvpacket")["Args"] = {"Flag": {"UINT32": 2}}
+
+
 WRONG: dict[str, tuple[Callable[[Plans], object], str]] = {
     "another tag": (
         lambda p: tags(p, 1, 7),
@@ -150,6 +186,11 @@ WRONG: dict[str, tuple[Callable[[Plans], object], str]] = {
     ),
     "another's plan": (twice, "rank 1 of 2 was given the plan of rank 0 of 2"),
     "nobody sends first": (late, "rank"),
+    "another flag": (
+        flags,
+        "rank 0 sends packets of Flag 1 to rank 1 (op 'sendpacket'), but rank 1 receives packets "
+        "of Flag 2 (op 'recvpacket')",
+    ),
 }
 
 

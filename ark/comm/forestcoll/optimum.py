@@ -73,6 +73,15 @@ def optimal(
     return best if k is None else _fixed(net, best, k)
 
 
+def cut_bound(topology: Topology, roots: Mapping[str, int] | None = None) -> Fraction:
+    """Returns the time that cuts alone prove, as `Optimum.lower_bound`, whatever switches can do.
+
+    Less than that of `optimal` only where switches receive more than they send on, or the other way
+    round, and neither multicast nor sum.
+    """
+    return _newton(network(topology, roots)).inv_x
+
+
 def unbalanced(net: Network) -> bool:
     """Tells whether some switch receives more than it can send on, or the other way round."""
     passing = [Fraction(0)] * len(net.topology.nodes)
@@ -128,8 +137,10 @@ def _newton(net: Network) -> Optimum:
 
 
 def _ratio(net: Network, capacity: Ints, side: Mask) -> Fraction:
-    leaving = int(capacity[side[net.tails] & ~side[net.heads]].sum())
-    return Fraction(int(net.demand[side[: net.ranks]].sum()), leaving)
+    demand = int(net.demand[side[: net.ranks]].sum())
+    if not demand:
+        return Fraction(0)  # all but the one root, which nothing need reach
+    return Fraction(demand, int(capacity[side[net.tails] & ~side[net.heads]].sum()))
 
 
 def _fixed(net: Network, best: Optimum, k: int) -> Optimum:

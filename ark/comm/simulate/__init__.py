@@ -4,12 +4,11 @@
 to cut chunks. What a time compares with is in `ark.comm.bounds`.
 """
 
-from ark.comm.simulate.engine import CostModel, simulate, tune_pieces
+from ark.comm.simulate.engine import simulate, tune_pieces
 from ark.comm.simulate.result import Event, SimulationResult
 from ark.comm.simulate.routes import Routes
 
 __all__ = [
-    "CostModel",
     "Event",
     "Routes",
     "SimulationResult",

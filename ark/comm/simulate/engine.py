@@ -4,7 +4,8 @@ Alpha-beta with congestion. A put crosses all links of its route at once, as a f
 its max-min fair share of the links (and node ports, if limited); its data are visible at the peer
 one route latency after its last byte left. Puts of one sender to one receiver over one route go one
 after the other, earlier pieces of the data first and then in the order in which they became ready;
-everything else flows at the same time.
+everything else flows at the same time. Puts that a switch can make one (`in_network`) wait for each
+other and flow as one.
 Local operations take no time unless the cost model says so.
 """
 
@@ -13,38 +14,20 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import itertools
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from fractions import Fraction
 
 import numpy as np
 
 from ark.collective import REDUCTIONS, CollectiveProgram, Kind, Operation, OpRef, Role
 from ark.comm.simulate.fair import fair_rates
+from ark.comm.simulate.in_network import Hop, crossings, hops, joined
 from ark.comm.simulate.result import Event, SimulationResult
 from ark.comm.simulate.routes import Routes
-from ark.comm.topology import Topology
+from ark.comm.topology import CostModel, Protocol, Topology
 from ark.errors import InvalidUsageError, PlanError
 
 DOTS_BYTES = 24.0
 MOST_INSTANCES = 1 << 22
 _SLACK = 1e-9  # of a put's bytes: what rounding may leave over
-
-
-@dataclass(frozen=True)
-class CostModel:
-    """What the links do not say.
-
-    Attributes:
-        put_overhead_us: time that every put holds its channel before its first byte, microseconds.
-        local_gbps: GB/s at which a rank copies and reduces, counting bytes read and written; None
-            for no time at all.
-        ports: per node id, the most GB/s that may enter it, and that may leave it.
-    """
-
-    put_overhead_us: float = 0.0
-    local_gbps: float | None = None
-    ports: Mapping[str, Fraction | float] = field(default_factory=dict)
 
 
 def simulate(
@@ -56,7 +39,8 @@ def simulate(
     """Predicts the time of `program` on `topology` for data of `size_bytes` (M in the papers).
 
     M is the all-gather's output, the reduce-scatter's input, the vector of an all-reduce, broadcast
-    or reduce, and what one rank sends and keeps in an all-to-all.
+    or reduce, and what one rank sends and keeps in an all-to-all. Costs are those of `model`, else
+    the topology's own, else none.
 
     Raises:
         InvalidUsageError: sizes do not fit. ModelError: a put has no way. PlanError: a deadlock.
@@ -74,7 +58,8 @@ def simulate(
             f"The program {program.name} in {program.pieces} pieces has {instances} operations; at "
             f"most {MOST_INSTANCES} are simulated: use fewer pieces."
         )
-    return _Engine(program, topology, size_bytes, model or CostModel()).run()
+    costs = model or topology.costs or CostModel()
+    return _Engine(program, topology, size_bytes, costs).run()
 
 
 def tune_pieces(
@@ -121,7 +106,10 @@ class _Engine:
                 self.followers[number[dep]].append(i)
         self.missing = [len(set(op.deps)) for op in self.ops] * program.pieces
         self.bytes = [self._bytes(op) for op in self.ops]
+        self.members = [[i] for i in range(len(self.ops))]  # of the flow that an operation leads
+        self.leader = list(range(len(self.ops)))
         self._make_channels()
+        self.absent = [len(members) for members in self.members] * program.pieces
         self.now = 0.0
         self.start = [0.0] * len(self.missing)
         self.left_at = [0.0] * len(self.missing)
@@ -146,26 +134,33 @@ class _Engine:
                 ports[node, way] = len(capacity)
                 capacity.append(float(limit) * 1e3)
         self.capacity = np.array(capacity)
-        names: dict[tuple[int, tuple[str, ...]], int] = {}
+        self.route_of = [
+            self.routes.of_put(self.program, ref) if op.kind is Kind.PUT else ()
+            for ref, op in zip(self.refs, self.ops, strict=True)
+        ]
+        flows = self._flows()
+        names: dict[object, int] = {}
         self.channel_of: list[int] = []
-        self.route_of: list[tuple[str, ...]] = []
         crossed: list[list[int]] = []
-        for ref, op in zip(self.refs, self.ops, strict=True):
+        for i, (ref, op) in enumerate(zip(self.refs, self.ops, strict=True)):
             if op.kind is not Kind.PUT:
                 self.channel_of.append(-1)
-                self.route_of.append(())
                 continue
-            route = self.routes.of_put(self.program, ref)
-            key = (ref.rank, route)
+            flow = flows.get(self.leader[i])
+            key = (ref.rank, self.route_of[i]) if flow is None else self.leader[i]
             if key not in names:
                 names[key] = len(names)
-                hops = list(itertools.pairwise(route))
-                used = [links[hop] for hop in hops]
-                used += [ports[a, "out"] for a, _ in hops if (a, "out") in ports]
-                used += [ports[b, "in"] for _, b in hops if (b, "in") in ports]
+                used = []
+                for hop, times in (hops(self.route_of[i]) if flow is None else flow).items():
+                    used += [links[hop]] * times
+                    for port in ((hop[0], "out"), (hop[1], "in")):
+                        used += [ports[port]] * times if port in ports else []
                 crossed.append(used)
             self.channel_of.append(names[key])
-            self.route_of.append(route)
+        self.flows = flows
+        self.protocol_of = [
+            self._protocol(i) if op.kind is Kind.PUT else None for i, op in enumerate(self.ops)
+        ]
         self.channels = len(crossed)
         self.entry_channel = np.array([c for c, used in enumerate(crossed) for _ in used], int)
         self.entry_link = np.array([i for used in crossed for i in used], int)
@@ -175,6 +170,31 @@ class _Engine:
         self.left = np.zeros(self.channels)
         self.rate = np.zeros(self.channels)
         self.stale = False
+
+    def _flows(self) -> dict[int, dict[Hop, int]]:
+        """Joins the puts that switches make one; by their leaders, the links of their flows."""
+        number = {ref: i for i, ref in enumerate(self.refs)}
+        found = {}
+        for group in joined(self.program, self.topology):
+            members = [number[ref] for ref in group]
+            copying = len({ref.rank for ref in group}) == 1
+            capable = self.topology.multicast if copying else self.topology.reduces
+            routes = [self.route_of[i] for i in members]
+            flow = crossings(routes, copying, frozenset(capable))
+            if sum(flow.values()) < sum(len(route) - 1 for route in routes):
+                found[members[0]] = flow
+                self.members[members[0]] = members
+                for i in members:
+                    self.leader[i] = members[0]
+        return found
+
+    def _protocol(self, i: int) -> Protocol:
+        narrowest = min(self.routes.capacity[hop] for hop in itertools.pairwise(self.route_of[i]))
+        return self.model.protocol(self.bytes[i], float(narrowest))
+
+    def _wire_bytes(self, i: int) -> float:
+        protocol = self.protocol_of[i]
+        return self.bytes[i] if protocol is None else self.bytes[i] / protocol.share
 
     def run(self) -> SimulationResult:
         for instance, count in enumerate(self.missing):
@@ -202,7 +222,7 @@ class _Engine:
         self.now = soonest
         for channel in flowing:
             instance = self.current[channel]
-            size = self.bytes[instance % len(self.ops)]
+            size = self._wire_bytes(instance % len(self.ops))
             if self.left[channel] <= _SLACK * size + self.rate[channel] * 1e-9:
                 self._leave(int(channel), instance)
         while self.heap and self.heap[0][0] <= self.now + 1e-9:
@@ -236,7 +256,11 @@ class _Engine:
                 duration = moved / (self.model.local_gbps * 1e3)
             heapq.heappush(self.heap, (self.now + duration, instance, False))
             return
-        piece = instance // len(self.ops)
+        piece, operation = divmod(instance, len(self.ops))
+        instance += self.leader[operation] - operation
+        self.absent[instance] -= 1
+        if self.absent[instance]:
+            return
         heapq.heappush(self.queue[channel], (piece, self.now, instance))
         if self.current[channel] < 0:
             self._begin(channel)
@@ -244,7 +268,8 @@ class _Engine:
     def _begin(self, channel: int) -> None:
         *_, instance = heapq.heappop(self.queue[channel])
         self.current[channel] = instance
-        self.start[instance] = self.now
+        for member in self._members(instance):
+            self.start[member] = self.now
         if self.model.put_overhead_us > 0:
             heapq.heappush(self.heap, (self.now + self.model.put_overhead_us, instance, True))
         else:
@@ -252,15 +277,19 @@ class _Engine:
 
     def _flow(self, instance: int) -> None:
         channel = self.channel_of[instance % len(self.ops)]
-        self.left[channel] = self.bytes[instance % len(self.ops)]
+        self.left[channel] = self._wire_bytes(instance % len(self.ops))
         if not self.active[channel]:
             self.active[channel] = True
             self.stale = True
 
     def _leave(self, channel: int, instance: int) -> None:
-        self.left_at[instance] = self.now
-        latency = self.routes.latency_us(self.route_of[instance % len(self.ops)])
-        heapq.heappush(self.heap, (self.now + latency, instance, False))
+        for member in self._members(instance):
+            operation = member % len(self.ops)
+            protocol = self.protocol_of[operation]
+            latency = self.routes.latency_us(self.route_of[operation])
+            latency += 0.0 if protocol is None else protocol.latency_us
+            self.left_at[member] = self.now
+            heapq.heappush(self.heap, (self.now + latency, member, False))
         self.current[channel] = -1
         if self.queue[channel]:
             if self.model.put_overhead_us > 0:
@@ -270,6 +299,11 @@ class _Engine:
         else:
             self.active[channel] = False
             self.stale = True
+
+    def _members(self, instance: int) -> list[int]:
+        """The operations, of the same piece, whose flow this one leads."""
+        operation = instance % len(self.ops)
+        return [instance - operation + member for member in self.members[operation]]
 
     def _complete(self, instance: int) -> None:
         self.end[instance] = self.now
@@ -284,10 +318,10 @@ class _Engine:
 
     def _result(self) -> SimulationResult:
         carried = dict.fromkeys(self.routes.capacity, 0.0)
-        for op, (route, size) in enumerate(zip(self.route_of, self.bytes, strict=True)):
-            if self.channel_of[op] >= 0:
-                for hop in itertools.pairwise(route):
-                    carried[hop] += size * self.program.pieces
+        for op, route in enumerate(self.route_of):
+            if self.channel_of[op] >= 0 and self.leader[op] == op:
+                for hop, times in self.flows.get(op, hops(route)).items():
+                    carried[hop] += times * self._wire_bytes(op) * self.program.pieces
         total = max(self.end, default=0.0)
         busy = {
             pair: bytes_ / (float(self.routes.capacity[pair]) * 1e3 * total) if total else 0.0

@@ -75,10 +75,11 @@ class Choices:
     def add_detours(self, deadline: float) -> list[bool] | None:
         """Lets every leader also take the way that the links' loads suggest, however long.
 
-        Returns the solution of these ways; None, with nothing changed, where symmetries leave
-        chunks in place or `deadline` of time.monotonic() passes.
+        Returns the solution of these ways; None, with nothing changed, in a model small enough to
+        stray from shortest paths anyway, where symmetries leave chunks in place, or where
+        `deadline` of time.monotonic() passes.
         """
-        if any(self.stabilisers.values()):
+        if self.slack or any(self.stabilisers.values()):
             return None
         ways = least_loaded(self, deadline)
         if ways is None:

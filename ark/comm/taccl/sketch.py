@@ -24,12 +24,14 @@ one from the topology alone. `ark.comm.taccl.logical` turns a sketch into logica
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
+
+from ark.collective.json_reader import Closed, read
 from ark.errors import ModelError
 
 Connections = tuple[tuple[int, tuple[int, ...]], ...]
@@ -80,122 +82,70 @@ class Sketch:
     @classmethod
     def from_json(cls, source: str | Mapping[str, Any]) -> Sketch:
         """Reads a sketch from JSON text or the object it holds; ModelError names what is wrong."""
-        if isinstance(source, str):
-            try:
-                source = json.loads(source)
-            except (json.JSONDecodeError, RecursionError) as error:
-                raise ModelError(f"The sketch is not valid JSON: {error}.") from error
-        return _parse(_Fields(source, "the sketch"))
+        return _sketch(read(source, _File, "the sketch"))
 
 
-class _Fields:
-    """A JSON object whose fields are taken one by one; what is left over is an error."""
-
-    def __init__(self, raw: Any, where: str) -> None:
-        if not isinstance(raw, Mapping):
-            raise ModelError(f"{where[0].upper()}{where[1:]} must be an object, not {raw!r:.40}.")
-        self.raw, self.where = dict(raw), where
-
-    def fail(self, key: str, wanted: str, value: Any) -> ModelError:
-        return ModelError(f'In {self.where} "{key}" must be {wanted}, not {value!r:.60}.')
-
-    def whole(self, key: str, default: int, most: int) -> int:
-        value = self.raw.pop(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-            raise self.fail(key, f"a whole number from 1 to {most}", value)
-        return value
-
-    def word(self, key: str, choices: tuple[str, ...], default: str) -> str:
-        value = self.raw.pop(key, default)
-        if value not in choices:
-            raise self.fail(key, f"one of {', '.join(choices)}", value)
-        return value
-
-    def lists(self, key: str) -> tuple[tuple[int, ...], ...]:
-        value = self.raw.pop(key, [])
-        if not isinstance(value, list) or not all(_are_ranks(row) for row in value):
-            raise self.fail(key, "a list of lists of rank numbers", value)
-        return tuple(tuple(row) for row in value)
-
-    def table(self, key: str) -> Connections:
-        value = self.raw.pop(key, {})
-        good = isinstance(value, Mapping) and all(
-            _is_rank(k) and _are_ranks(v) for k, v in value.items()
-        )
-        if not good:
-            raise self.fail(key, 'an object {"rank": [rank, ...]}', value)
-        return tuple(sorted((int(k), tuple(v)) for k, v in value.items()))
-
-    def end(self) -> None:
-        if self.raw:
-            raise ModelError(f'In {self.where} there is an unknown field "{min(self.raw)}".')
+_Ranks = tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
+_Digits = Annotated[str, msgspec.Meta(pattern="^[0-9]{1,9}$")]
+_Table = dict[_Digits, _Ranks]
+_Number = Annotated[int, msgspec.Meta(ge=1)]
 
 
-def _is_rank(key: Any) -> bool:
-    return isinstance(key, str) and re.fullmatch(r"[0-9]{1,9}", key) is not None
+class _Intra(Closed, frozen=True):
+    strategy: Literal["none", "switch", "relay"] = "none"
+    switches: tuple[_Ranks, ...] = ()
+    switch_hyperedge_strategy: tuple[Literal["uc-min", "uc-max"], ...] = ()
+    intranode_conn: _Table = msgspec.field(default_factory=dict)
 
 
-def _are_ranks(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(x, int) and not isinstance(x, bool) and x >= 0 for x in value
-    )
+class _Inter(Closed, frozen=True):
+    strategy: Literal["relay"] = "relay"
+    internode_conn: _Table | Literal["direct-map", "fully-connected"] = "direct-map"
+    gpus_to_sender_rev_map: _Table = msgspec.field(default_factory=dict)
+    chunk_to_relay_map: tuple[_Number, Annotated[int, msgspec.Meta(ge=0)]] | None = None
+    beta_split: dict[_Digits, _Number] = msgspec.field(default_factory=dict)
+    enforce_ordering: bool = False
 
 
-def _parse(top: _Fields) -> Sketch:
-    nnodes = top.whole("nnodes", 1, 1 << 16)
-    intra = _Fields(top.raw.pop("intranode_sketch", {}), "the sketch's intranode_sketch")
-    inter = _Fields(top.raw.pop("internode_sketch", {}), "the sketch's internode_sketch")
-    hyper = _Fields(top.raw.pop("hyperparameters", {}), "the sketch's hyperparameters")
-    offsets = top.lists("symmetry_offsets")
-    if any(len(pair) != 2 or not 0 < pair[0] < pair[1] for pair in offsets):
-        raise top.fail("symmetry_offsets", "pairs [offset, group] with 0 < offset < group", offsets)
-    top.end()
-    intranode = intra.word("strategy", ("none", "switch", "relay"), "none")
-    switches = intra.lists("switches")
-    hyperedges = intra.raw.pop("switch_hyperedge_strategy", [])
-    if not isinstance(hyperedges, list) or any(h not in ("uc-min", "uc-max") for h in hyperedges):
-        raise intra.fail("switch_hyperedge_strategy", "a list of uc-min or uc-max", hyperedges)
-    if hyperedges and len(hyperedges) != len(switches):
-        raise intra.fail("switch_hyperedge_strategy", "as long as switches", hyperedges)
-    intranode_conn = intra.table("intranode_conn")
-    intra.end()
-    inter.word("strategy", ("relay",), "relay")
-    conn: Connections | str = "direct-map"
-    if isinstance(inter.raw.get("internode_conn"), str):
-        conn = inter.word("internode_conn", ("direct-map", "fully-connected"), "direct-map")
-    elif "internode_conn" in inter.raw:
-        conn = inter.table("internode_conn")
-    senders = inter.table("gpus_to_sender_rev_map")
-    relay = inter.raw.pop("chunk_to_relay_map", None)
-    if relay is not None and not (_are_ranks(relay) and len(relay) == 2 and relay[0] > 0):
-        raise inter.fail("chunk_to_relay_map", "a pair [r1, r2] with r1 above 0", relay)
-    split = inter.raw.pop("beta_split", {})
-    good_split = isinstance(split, Mapping) and all(
-        _is_rank(k) and isinstance(v, int) and v > 0 for k, v in split.items()
-    )
-    if not good_split:
-        raise inter.fail("beta_split", 'an object {"rank": n} with n above 0', split)
-    ordering = inter.raw.pop("enforce_ordering", False)
-    if not isinstance(ordering, bool):
-        raise inter.fail("enforce_ordering", "true or false", ordering)
-    inter.end()
-    chunkup = hyper.whole("input_chunkup", 1, 1024)
-    size = hyper.raw.pop("input_size", None)
-    hyper.end()
+class _Hyper(Closed, frozen=True):
+    input_chunkup: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
+    input_size: int | str | None = None
+
+
+class _File(Closed, frozen=True):
+    nnodes: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)] = 1
+    intranode_sketch: _Intra = _Intra()
+    internode_sketch: _Inter = _Inter()
+    symmetry_offsets: tuple[tuple[_Number, _Number], ...] = ()
+    hyperparameters: _Hyper = _Hyper()
+
+
+def _connections(table: dict[str, _Ranks]) -> Connections:
+    return tuple(sorted((int(rank), peers) for rank, peers in table.items()))
+
+
+def _sketch(file: _File) -> Sketch:
+    intra, inter, hyper = file.intranode_sketch, file.internode_sketch, file.hyperparameters
+    if any(offset >= group for offset, group in file.symmetry_offsets):
+        raise ModelError("The sketch's symmetry_offsets must be pairs with 0 < offset < group.")
+    hyperedges = intra.switch_hyperedge_strategy
+    if hyperedges and len(hyperedges) != len(intra.switches):
+        raise ModelError("The sketch's switch_hyperedge_strategy must be as long as switches.")
+    conn = inter.internode_conn
     return Sketch(
-        nnodes=nnodes,
-        intranode=intranode,
-        switches=switches,
-        hyperedges=tuple(hyperedges),
-        intranode_conn=intranode_conn,
-        internode_conn=conn,
-        senders=senders,
-        relay_map=None if relay is None else (relay[0], relay[1]),
-        beta_split=tuple(sorted((int(k), v) for k, v in split.items())),
-        enforce_ordering=ordering,
-        symmetry_offsets=tuple((o, g) for o, g in offsets),
-        input_chunkup=chunkup,
-        input_size=None if size is None else parse_size(size),
+        nnodes=file.nnodes,
+        intranode=intra.strategy,
+        switches=intra.switches,
+        hyperedges=hyperedges,
+        intranode_conn=_connections(intra.intranode_conn),
+        internode_conn=conn if isinstance(conn, str) else _connections(conn),
+        senders=_connections(inter.gpus_to_sender_rev_map),
+        relay_map=inter.chunk_to_relay_map,
+        beta_split=tuple(sorted((int(rank), n) for rank, n in inter.beta_split.items())),
+        enforce_ordering=inter.enforce_ordering,
+        symmetry_offsets=file.symmetry_offsets,
+        input_chunkup=hyper.input_chunkup,
+        input_size=None if hyper.input_size is None else parse_size(hyper.input_size),
     )
 
 

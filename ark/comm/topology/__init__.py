@@ -1,6 +1,7 @@
 """Networks to plan collectives for: the type, its JSON form, builders, names and detection."""
 
 from ark.comm.topology.boxes import BOXES, Box, nvlink_boxes, topology_of_boxes
+from ark.comm.topology.costs import TYPICAL, CostModel, Protocol
 from ark.comm.topology.json_form import from_json, to_json
 from ark.comm.topology.model import Link, Topology, TopologyError
 from ark.comm.topology.names import GRAMMAR, load, named
@@ -9,8 +10,11 @@ from ark.comm.topology.shapes import full_mesh, hypercube, mesh, ring, star, tor
 __all__ = [
     "BOXES",
     "GRAMMAR",
+    "TYPICAL",
     "Box",
+    "CostModel",
     "Link",
+    "Protocol",
     "Topology",
     "TopologyError",
     "from_json",

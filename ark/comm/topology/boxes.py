@@ -7,6 +7,7 @@ words such as "a100x2" into calls. Bandwidths are the usual data-sheet figures i
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -16,6 +17,7 @@ from ark.comm.topology.shapes import duplex
 from ark.errors import InvalidUsageError
 
 FABRICS = ("flat", "rail", "leafspine")
+ABILITIES = ("plain", "multicast", "reducing")
 DIRECT_LATENCY_US = 0.7
 SWITCH_HOP_LATENCY_US = 0.35
 NIC_HOP_LATENCY_US = 0.85
@@ -137,13 +139,20 @@ def customise(
 
 
 def topology_of_boxes(
-    boxes: Sequence[Box], fabric: str = "flat", oversubscription: Fraction | int = 1
+    boxes: Sequence[Box],
+    fabric: str = "flat",
+    oversubscription: Fraction | int = 1,
+    inside: str = "plain",
+    between: str = "plain",
 ) -> Topology:
     """Returns the boxes, of any mix of kinds, on one fabric; a single box has none.
 
     Fabrics: "flat", one switch "net" that every NIC reaches; "rail", a switch "rail<i>" that joins
     NIC i of all boxes; "leafspine", a switch "leaf<b>" a box whose uplink to "spine" carries the
     sum of the box's NICs divided by `oversubscription`.
+
+    inside, between: what the switches of boxes, and those of the fabric, do with data: "plain",
+    "multicast", or "reducing", which multicast and sum (NVLS inside, SHARP between).
     """
     if not boxes:
         raise InvalidUsageError("a topology of boxes needs at least one box.")
@@ -154,6 +163,11 @@ def topology_of_boxes(
             f"oversubscription {oversubscription} on a {fabric} fabric; expected 1 or more, and "
             "more than 1 only on leafspine."
         )
+    for ability in (inside, between):
+        if ability not in ABILITIES:
+            raise InvalidUsageError(
+                f"switches cannot be {ability!r}; they are one of {', '.join(ABILITIES)}."
+            )
     ranks: list[str] = []
     switches: list[str] = []
     links: list[Link] = []
@@ -185,7 +199,16 @@ def topology_of_boxes(
             links += duplex(f"leaf{number}", "spine", uplink, NIC_HOP_LATENCY_US)
     kinds = [(kind, len(list(run))) for kind, run in itertools.groupby(box.kind for box in boxes)]
     name = "+".join(kind if count == 1 else f"{kind}x{count}" for kind, count in kinds)
-    return Topology(name, tuple(ranks), tuple(switches), tuple(links), tuple(members))
+    able = {s: inside if re.fullmatch(r"s\d+", s) else between for s in switches}
+    return Topology(
+        name,
+        tuple(ranks),
+        tuple(switches),
+        tuple(links),
+        tuple(members),
+        tuple(s for s in switches if able[s] != "plain" and not s.startswith("nic")),
+        tuple(s for s in switches if able[s] == "reducing" and not s.startswith("nic")),
+    )
 
 
 def _nics(

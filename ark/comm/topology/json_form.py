@@ -3,7 +3,8 @@
 {"name": "pair", "nodes": [{"id": "g0", "kind": "rank"}, ...], "links": [{"src": "g0", "dst": "s0",
 "bandwidth": 300, "latency_us": 0.7, "duplex": true}, ...]}. A bandwidth is an integer or "a/b", in
 GB/s; `duplex` adds the reverse link. `boxes`, lists of rank ids, says which ranks share a machine.
-`name`, `latency_us` (0), `duplex` (false) and `boxes` (none) may be left out.
+A switch may say `multicast` and `reduces`; `costs` is a `CostModel` without ports. `name`,
+`latency_us` (0), `duplex` (false), `boxes` (none) and `costs` (none) may be left out.
 """
 
 from __future__ import annotations
@@ -11,11 +12,56 @@ from __future__ import annotations
 import json
 import re
 from fractions import Fraction
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
+
+from ark.collective.json_reader import Closed, FormError, read
+from ark.comm.topology.costs import CostModel, Protocol
 from ark.comm.topology.model import Link, Topology, TopologyError, exact_bandwidth
 
 _FRACTION = re.compile(r"[+-]?\d+(/\d+)?")
+_Us = Annotated[float, msgspec.Meta(ge=0)]
+_Above0 = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class _Node(Closed, frozen=True):
+    id: str
+    kind: Literal["rank", "switch"]
+    multicast: bool = False
+    reduces: bool = False
+
+
+class _Link(Closed, frozen=True):
+    src: str
+    dst: str
+    bandwidth: int | float | str
+    latency_us: float = 0.0
+    duplex: bool = False
+
+
+class _Protocol(Closed, frozen=True):
+    name: str
+    share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    latency_us: _Us = 0.0
+
+
+class _Costs(Closed, frozen=True):
+    put_overhead_us: _Us = 0.0
+    local_gbps: _Above0 | None = None
+    protocols: Annotated[tuple[_Protocol, ...], msgspec.Meta(min_length=1)] = (_Protocol("simple"),)
+
+
+class _Network(Closed, frozen=True):
+    nodes: tuple[_Node, ...]
+    links: tuple[_Link, ...]
+    name: str | None = None
+    boxes: tuple[tuple[str, ...], ...] = ()
+    costs: _Costs | None = None
+
+
+# Faults that a place says more about than its type.
+_FAULTS = {"kind": "unknown kind", "bandwidth": "bad bandwidth", "latency_us": "bad latency"}
 
 
 def from_json(source: str | dict[str, Any], name: str = "topology") -> Topology:
@@ -23,36 +69,28 @@ def from_json(source: str | dict[str, Any], name: str = "topology") -> Topology:
 
     name: its name where the JSON gives none.
     """
-    if isinstance(source, str):
-        try:
-            source = json.loads(source)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise TopologyError("not JSON", f"the topology cannot be parsed: {error}.") from error
-    top = _fields(
-        source, "the topology", {"nodes": list, "links": list}, {"name": str, "boxes": list}
+    try:
+        form = read(source, _Network, "the topology")
+    except FormError as error:
+        fault = error.fault
+        if fault == "bad field":
+            fault = _FAULTS.get(error.place.rpartition(".")[2], fault)
+            fault = "bad boxes" if error.place.startswith("$.boxes") else fault
+        raise TopologyError(fault, f"{error.message}.") from None
+    costs = None
+    if form.costs is not None:
+        protocols = tuple(Protocol(p.name, p.share, p.latency_us) for p in form.costs.protocols)
+        costs = CostModel(form.costs.put_overhead_us, form.costs.local_gbps, protocols)
+    return Topology(
+        form.name if form.name is not None else name,
+        tuple(node.id for node in form.nodes if node.kind == "rank"),
+        tuple(node.id for node in form.nodes if node.kind == "switch"),
+        tuple(link for entry in form.links for link in _links(entry)),
+        form.boxes,
+        tuple(node.id for node in form.nodes if node.multicast),
+        tuple(node.id for node in form.nodes if node.reduces),
+        costs,
     )
-    ranks: list[str] = []
-    switches: list[str] = []
-    for index, entry in enumerate(top["nodes"]):
-        node = _fields(entry, f"nodes[{index}]", {"id": str, "kind": str}, {})
-        if node["kind"] not in ("rank", "switch"):
-            raise TopologyError(
-                "unknown kind",
-                f"node {node['id']!r} is of kind {node['kind']!r}; expected 'rank' or 'switch'.",
-            )
-        (ranks if node["kind"] == "rank" else switches).append(node["id"])
-    links: list[Link] = []
-    for index, entry in enumerate(top["links"]):
-        links.extend(_links(entry, f"links[{index}]"))
-    name = top.get("name", name)
-    return Topology(name, tuple(ranks), tuple(switches), tuple(links), _boxes(top.get("boxes", [])))
-
-
-def _boxes(value: list[Any]) -> tuple[tuple[str, ...], ...]:
-    for box in value:
-        if not isinstance(box, list) or not all(isinstance(rank, str) for rank in box):
-            raise TopologyError("bad boxes", f"boxes has {box!r:.60}; expected a list of rank ids.")
-    return tuple(tuple(box) for box in value)
 
 
 def to_json(topology: Topology) -> str:
@@ -60,8 +98,11 @@ def to_json(topology: Topology) -> str:
 
     One node or link a line; a link and its equal reverse share one.
     """
-    nodes = [{"id": node, "kind": "rank"} for node in topology.ranks]
-    nodes += [{"id": node, "kind": "switch"} for node in topology.switches]
+    nodes: list[dict[str, Any]] = [{"id": node, "kind": "rank"} for node in topology.ranks]
+    for node in topology.switches:
+        nodes.append({"id": node, "kind": "switch"})
+        nodes[-1].update({"multicast": True} if node in topology.multicast else {})
+        nodes[-1].update({"reduces": True} if node in topology.reduces else {})
     links: list[dict[str, Any]] = []
     index = 0
     while index < len(topology.links):
@@ -80,23 +121,27 @@ def to_json(topology: Topology) -> str:
     lines.append(",\n".join(f"  {json.dumps(node)}" for node in nodes))
     lines.append('], "links": [')
     lines.append(",\n".join(f"  {json.dumps(link)}" for link in links))
-    lines.append("]}" if not topology.boxes else f'], "boxes": {json.dumps(topology.boxes)}}}')
+    boxes = f', "boxes": {json.dumps(topology.boxes)}' if topology.boxes else ""
+    lines.append(f"]{boxes}{_costs(topology.costs)}}}")
     return "\n".join(lines) + "\n"
 
 
-def _links(entry: Any, where: str) -> list[Link]:
-    fields = _fields(
-        entry,
-        where,
-        {"src": str, "dst": str, "bandwidth": (int, float, str)},
-        {"latency_us": (int, float), "duplex": bool},
+def _costs(costs: CostModel | None) -> str:
+    if costs is None:
+        return ""
+    form = _Costs(
+        costs.put_overhead_us,
+        costs.local_gbps,
+        tuple(_Protocol(p.name, p.share, p.latency_us) for p in costs.protocols),
     )
-    src, dst = fields["src"], fields["dst"]
-    bandwidth = parse_bandwidth(fields["bandwidth"], f"link {src} -> {dst}")
-    latency = float(fields.get("latency_us", 0.0))
-    links = [Link(src, dst, bandwidth, latency)]
-    if fields.get("duplex", False):
-        links.append(Link(dst, src, bandwidth, latency))
+    return f', "costs": {msgspec.json.encode(form).decode()}'
+
+
+def _links(entry: _Link) -> list[Link]:
+    bandwidth = parse_bandwidth(entry.bandwidth, f"link {entry.src} -> {entry.dst}")
+    links = [Link(entry.src, entry.dst, bandwidth, entry.latency_us)]
+    if entry.duplex:
+        links.append(Link(entry.dst, entry.src, bandwidth, entry.latency_us))
     return links
 
 
@@ -113,26 +158,3 @@ def parse_bandwidth(value: int | float | str, where: str) -> Fraction:
             "bad bandwidth",
             f'{where} has {value!r:.60}; expected an integer or "a/b" in GB/s, 1/10^9 to 10^9.',
         ) from None
-
-
-def _fields(
-    entry: Any, where: str, required: dict[str, Any], optional: dict[str, Any]
-) -> dict[str, Any]:
-    """Returns `entry` after checking that it is an object with just these fields and types."""
-    if not isinstance(entry, dict):
-        raise TopologyError("bad field", f"{where} is {entry!r}; expected a JSON object.")
-    allowed = {**required, **optional}
-    for key in entry:
-        if key not in allowed:
-            raise TopologyError(
-                "unknown field", f"{where} has {key!r}; expected only {', '.join(allowed)}."
-            )
-    for key in required:
-        if key not in entry:
-            raise TopologyError("missing field", f"{where} has no {key!r}.")
-    for key, value in entry.items():
-        kinds = allowed[key] if isinstance(allowed[key], tuple) else (allowed[key],)
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            names = " or ".join(kind.__name__ for kind in kinds)
-            raise TopologyError("bad field", f"{where} has {key} {value!r}; expected {names}.")
-    return entry

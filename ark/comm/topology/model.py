@@ -10,11 +10,12 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from ark.comm.packages import require
+from ark.comm.topology.costs import CostModel
 from ark.errors import ModelError
 
 if TYPE_CHECKING:
@@ -76,7 +77,9 @@ def exact_bandwidth(value: object, where: str) -> Fraction:
 class Topology:
     """A network; the position of an id in `ranks` is its rank number.
 
-    `boxes` lists the ids of ranks that share a machine, a tuple a machine, where that is known.
+    `boxes` lists the ids of ranks that share a machine, a tuple a machine, where that is known;
+    `multicast` and `reduces` the switches that copy data to several links, and that sum what
+    several links bring; `costs` what was measured of puts and sums.
     Raises TopologyError when ids repeat, a link names an unknown node, joins a node to itself, or
     has no positive bandwidth, or boxes do not hold every rank once. What an algorithm further
     needs, `validate` checks.
@@ -87,6 +90,9 @@ class Topology:
     switches: tuple[str, ...]
     links: tuple[Link, ...]
     boxes: tuple[tuple[str, ...], ...] = ()
+    multicast: tuple[str, ...] = ()
+    reduces: tuple[str, ...] = ()
+    costs: CostModel | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         counts = Counter(self.nodes)
@@ -100,6 +106,11 @@ class Topology:
                 "bad boxes",
                 "the boxes, taken together, must name every rank once and nothing else.",
             )
+        for able in (*self.multicast, *self.reduces):
+            if able not in self.switches:
+                raise TopologyError(
+                    "unknown node", f"{able!r} should multicast or reduce, and is no switch."
+                )
         for link in self.links:
             where = f"link {link.src} -> {link.dst}"
             for end in (link.src, link.dst):
@@ -156,7 +167,7 @@ class Topology:
     def reverse(self) -> Topology:
         """Returns the topology with every link turned round (reductions run on it)."""
         links = tuple(Link(k.dst, k.src, k.bandwidth, k.latency_us) for k in self.links)
-        return replace(self, links=links)
+        return replace(self, links=links, multicast=self.reduces, reduces=self.multicast)
 
     def equal_boxes(self) -> list[list[int]] | None:
         """Returns the rank numbers of each box where there are two or more, of one size above one.

@@ -10,6 +10,7 @@ from typing import Any
 
 from ark.comm.topology import shapes
 from ark.comm.topology.boxes import (
+    ABILITIES,
     BOXES,
     FABRICS,
     Box,
@@ -28,7 +29,8 @@ a JSON file, or a name:
       N boxes of a kind, or of several kinds in turn, on one fabric
       BOX  {", ".join(BOXES)}
       KEY  fabric ({", ".join(FABRICS)}), oversubscription (leafspine; 2 or 3/2),
-           gpus, nics (a box), link, nic (GB/s; 25 or 25/2)
+           gpus, nics (a box), link, nic (GB/s; 25 or 25/2),
+           inside, between ({", ".join(ABILITIES)}; what the switches of boxes and of the fabric do)
   ringN, fullN, starN, hypercubeD, meshAxB[xC...], torusAxB[xC...][:bandwidth=GB/s,latency=us]
       N ranks in a cycle, all linked, on one switch; 2^D ranks; grids
   detect
@@ -105,15 +107,20 @@ def _boxes(name: str, body: str, options: dict[str, str]) -> Topology:
     changes: dict[str, Any] = {}
     fabric = options.pop("fabric", "flat")
     oversubscription = Fraction(1)
+    able = {}
     for key, value in options.items():
         if key in ("gpus", "nics"):
             changes[key] = _number(name, key, value, int)
         elif key in ("link", "nic"):
             changes[key] = parse_bandwidth(value, f"{name}: {key}")
+        elif key in ("inside", "between"):
+            able[key] = value
         elif key == "oversubscription":
             oversubscription = parse_bandwidth(value, f"{name}: {key}")
         else:
-            raise _unknown(name, key, "fabric, oversubscription, gpus, nics, link and nic")
+            raise _unknown(
+                name, key, "fabric, oversubscription, gpus, nics, link, nic, inside and between"
+            )
     for word in body.split("+"):
         found = re.fullmatch(rf"({'|'.join(BOXES)})(?:x(\d{{1,6}}))?", word)
         if not found:
@@ -127,7 +134,7 @@ def _boxes(name: str, body: str, options: dict[str, str]) -> Topology:
             raise InvalidUsageError(f"{name}: {count} boxes were asked for; the least is 1.")
         _check_size(name, count * box.gpus)
         boxes += [box] * count
-    return topology_of_boxes(boxes, fabric, oversubscription)
+    return topology_of_boxes(boxes, fabric, oversubscription, **able)
 
 
 def _options(name: str, tail: str) -> dict[str, str]:

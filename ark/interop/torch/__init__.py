@@ -1,9 +1,19 @@
 """torch's modules and graphs as kernels of ark; docs/torch.md.
 
 compile holds what users call; graph walks a torch graph, program runs a kernel on torch's tensors.
-The operators are a table (values) that elementwise, movement, reductions and products fill.
+iterate runs several iterations a call. The operators are a table (values) that elementwise,
+movement, reductions and products fill.
 """
 
 from ark.interop.torch.compile import Module, backend, from_torch
+from ark.interop.torch.iterate import Options, block, inference_model, training_model
 
-__all__ = ["Module", "backend", "from_torch"]
+__all__ = [
+    "Module",
+    "Options",
+    "backend",
+    "block",
+    "from_torch",
+    "inference_model",
+    "training_model",
+]

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._decomp import core_aten_decompositions
+from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
@@ -30,7 +30,8 @@ LEAST_NODES = 1  # operators that are worth a kernel beside others in torch
 
 def decompositions() -> dict[Any, Any]:
     """torch's decompositions into core ATen operators, of those that ark does not have itself."""
-    return {op: f for op, f in core_aten_decompositions().items() if name_of(op) not in TABLE}
+    found = {op: f for op, f in core_aten_decompositions().items() if name_of(op) not in TABLE}
+    return {**found, **get_decompositions([torch.ops.aten._native_batch_norm_legit_functional])}
 
 
 class _Support(OperatorSupportBase):
@@ -70,7 +71,7 @@ def compile_graph(module: fx.GraphModule, examples: Sequence[Any]) -> Callable[.
     missing = [n for n in calls if not support.is_node_supported({}, n)]
     _tell(missing, support, len(calls))
     if not missing and calls:
-        return _listed(module, Program(module, examples))
+        return _listed(module, Program.of(module, examples))
     partitioner = CapabilityBasedPartitioner(module, support, allows_single_node_partition=True)
     fused = partitioner.partition_and_fuse()
     for name, part in list(fused.named_children()):
@@ -78,7 +79,7 @@ def compile_graph(module: fx.GraphModule, examples: Sequence[Any]) -> Callable[.
             inner = [n.meta.get("val") for n in part.graph.nodes if n.op == "placeholder"]
             (ends,) = next(n for n in part.graph.nodes if n.op == "output").args
             single = not isinstance(ends, (list, tuple))
-            setattr(fused, name, _Kernel(Program(part, inner), single))
+            setattr(fused, name, _Kernel(Program.of(part, inner), single))
     fused.recompile()
     return fused
 
@@ -187,7 +188,7 @@ class Module(torch.nn.Module):
         graph = self._exported.graph_module
         drop_checks(graph)
         if not any(_varies(v) for v in _values(graph)):
-            _refuse_missing(graph)
+            refuse_missing(graph)
         self._run = compile_graph(graph, _values(graph))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -203,7 +204,7 @@ class Module(torch.nn.Module):
         return torch.utils._pytree.tree_unflatten(made, exported.call_spec.out_spec)
 
 
-def _refuse_missing(graph: fx.GraphModule) -> None:
+def refuse_missing(graph: fx.GraphModule) -> None:
     """UnsupportedError that lists every operator of a graph that ark lacks."""
     refused = [
         f"{n.name} ({n.target}): {reason}"
@@ -219,6 +220,3 @@ def from_torch(
 ) -> Module:
     """A torch module as one kernel; see Module."""
     return Module(module, example, dynamic_shapes)
-
-
-torch._dynamo.register_backend(backend, name="ark")  # type: ignore[attr-defined]

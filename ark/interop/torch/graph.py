@@ -7,7 +7,8 @@ the reason why one stays in torch is the error that building it gives.
 from __future__ import annotations
 
 import operator as python
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -147,13 +148,34 @@ def build(
         for node, tensor in held(module):
             values[node] = value = input_of(tuple(tensor.shape), tensor.dtype)
             inputs.append(value)
-        for node in module.graph.nodes:
-            if node.op == "call_function":
-                values[node] = call_node(node, values)
-        (ends,) = next(n for n in module.graph.nodes if n.op == "output").args
-        listed = ends if isinstance(ends, (list, tuple)) else [ends]
-        outputs = [values[end] if isinstance(end, fx.Node) else end for end in listed]
+        outputs = _walk(module, values, nullcontext)
     return Built(model, inputs, outputs)
+
+
+def apply(
+    module: fx.GraphModule,
+    given: Sequence[Value],
+    within: Callable[[fx.Node], AbstractContextManager[Any]] = nullcontext,
+) -> list[Any]:
+    """What a module that holds no tensors gives for values of the current model. within: what each
+    node is built in.
+    """
+    places = [node for node in module.graph.nodes if node.op == "placeholder"]
+    return _walk(module, dict(zip(places, given, strict=True)), within)
+
+
+def _walk(
+    module: fx.GraphModule,
+    values: dict[fx.Node, Any],
+    within: Callable[[fx.Node], AbstractContextManager[Any]],
+) -> list[Any]:
+    for node in module.graph.nodes:
+        if node.op == "call_function":
+            with within(node):
+                values[node] = call_node(node, values)
+    (ends,) = next(n for n in module.graph.nodes if n.op == "output").args
+    listed = ends if isinstance(ends, (list, tuple)) else [ends]
+    return [values[end] if isinstance(end, fx.Node) else end for end in listed]
 
 
 def held(module: fx.GraphModule) -> list[tuple[fx.Node, torch.Tensor]]:

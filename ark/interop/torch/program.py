@@ -27,19 +27,22 @@ HOST = 1  # DLPack's number for the host's memory
 
 
 class Program:
-    """A torch graph of ark's operators as one kernel, for tensors of fixed shapes.
+    """A graph as a kernel on torch's tensors of fixed shapes. It is planned when it is made and
+    compiled at the first call.
 
-    Called with the graph's inputs; returns its results as new tensors. The kernel is planned when
-    it is made and compiled at the first call.
+    inputs: values on the caller's memory. outputs: values, or what is known beforehand. held:
+    tensors for the last inputs, the same ones in every call.
     """
 
-    def __init__(self, module: fx.GraphModule, examples: Sequence[Any]) -> None:
-        self._held = [t.detach().contiguous() for _, t in held(module)]
-        built = build(module, examples)
-        with ark.use_model(built.model) as model:
-            self._inputs = built.inputs
-            taken: set[int] = set()
-            self._outputs = [own(v, taken) if isinstance(v, Value) else v for v in built.outputs]
+    def __init__(
+        self,
+        model: ark.Model,
+        inputs: Sequence[Value],
+        outputs: Sequence[Any],
+        held: Sequence[torch.Tensor] = (),
+    ) -> None:
+        self._held = held
+        self._inputs, self._outputs = list(inputs), list(outputs)
         self._device = device()
         places = [v for v in (*self._inputs, *self._outputs) if isinstance(v, Value)]
         self._buffers = [v.tensor.ir.buffer for v in places]
@@ -52,7 +55,18 @@ class Program:
         self._executor: Runner | None = None
         self._checked = False
 
-    def __call__(self, *given: Any) -> list[Any]:
+    @classmethod
+    def of(cls, module: fx.GraphModule, examples: Sequence[Any]) -> Program:
+        """A torch graph of ark's operators. examples: tensors like its inputs, or fake ones."""
+        built = build(module, examples)
+        with ark.use_model(built.model):
+            taken: set[int] = set()
+            outputs = [own(v, taken) if isinstance(v, Value) else v for v in built.outputs]
+        kept = [t.detach().contiguous() for _, t in held(module)]
+        return cls(built.model, built.inputs, outputs, kept)
+
+    def __call__(self, *given: Any, iterations: int = 1) -> list[Any]:
+        """The graph's results as new tensors, behind one launch of so many iterations."""
         if len(given) + len(self._held) != len(self._inputs):
             raise InvalidUsageError(
                 f"{len(given)} tensors were given; expected {len(self._inputs) - len(self._held)}"
@@ -69,10 +83,10 @@ class Program:
         if addresses != self._addresses:
             self._move(addresses)
         assert self._executor is not None
-        if self._device.dlpack[0] == HOST:  # type: ignore[attr-defined]
-            self._executor.resume().wait()
+        if self._device.dlpack[0] == HOST:
+            self._executor.resume(iterations).wait()
         else:
-            self._on_stream(where)
+            self._on_stream(where, iterations)
         return made
 
     def _check(self, inputs: Sequence[torch.Tensor]) -> None:
@@ -84,7 +98,7 @@ class Program:
                     f"{value.dtype} {list(value.shape)}"
                 )
             kind = int(tensor.__dlpack_device__()[0])
-            if kind != self._device.dlpack[0]:  # type: ignore[attr-defined]
+            if kind != self._device.dlpack[0]:
                 raise InvalidUsageError(
                     f"a tensor lies on {tensor.device}, but ark runs on {backend().name}; move the "
                     "module and its inputs there, or call ark.init(backend=...)"
@@ -100,7 +114,7 @@ class Program:
             self._executor.rebind(found)
         self._addresses = list(addresses)
 
-    def _on_stream(self, where: torch.device) -> None:
+    def _on_stream(self, where: torch.device, iterations: int) -> None:
         """Behind what the caller has queued, as DLPack's stream rule asks."""
         if torch.cuda.is_current_stream_capturing():
             raise UnsupportedError(
@@ -109,7 +123,7 @@ class Program:
             )
         stream = torch.cuda.current_stream(where)
         assert self._executor is not None
-        self._executor.resume(1, int(stream.cuda_stream))
+        self._executor.resume(iterations, int(stream.cuda_stream))
 
     def close(self) -> None:
         """Gives the kernel's memory back."""

@@ -50,12 +50,14 @@ class Message:
 class Supersteps:
     """One phase. tasks: by core, (superstep, task) in the order in which they run. exchanges: the
     messages behind each superstep; the last ones make all copies of lasting data equal again.
-    written: where an iteration's results are when it has ended.
+    written: where an iteration's results are when it has ended, in the order in which buffers were
+    written last, because buffers share the host's memory by lifetimes. last: by buffer, that op.
     """
 
     tasks: list[list[tuple[int, Task]]]
     exchanges: list[list[Message]] = field(default_factory=list)
     written: list[Piece] = field(default_factory=list)
+    last: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -171,6 +173,9 @@ class Exchange:
                     steps.exchanges[step - 1] += messages
             for access in accesses:
                 self._note(core, step, *access)
+                buffer, _, write, _ = access
+                if write:
+                    steps.last[buffer] = op
             steps.tasks[core].append((step, task))
             reached[core] = step
         return steps
@@ -270,6 +275,7 @@ class Exchange:
                 lowest = theirs[appended[theirs] & (_bit(origin) - np.uint64(1)) == 0]
                 if len(lowest):
                     steps.written.append(self._piece(origin, buffer, lowest))
+        steps.written.sort(key=lambda piece: steps.last[piece.buffer])
         if not steps.exchanges:
             steps.exchanges.append([])
         steps.exchanges[-1] += last

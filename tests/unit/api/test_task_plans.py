@@ -10,7 +10,7 @@ import pytest
 
 import ark
 from ark.backend import registry
-from tests.task_plans import COLUMNS, OUT, ROWS, norm_and_product, ring
+from tests.task_plans import COLUMNS, OUT, ROWS, norm_and_product, packet_ring, packet_sum, ring
 
 Data = dict[str, Any]
 
@@ -166,9 +166,13 @@ MESSAGES: dict[str, tuple[Callable[[Data], object], str]] = {
         ),
         "only Send and Recv name memory of other ranks",
     ),
-    "a packet": (
+    "a fused collective": (
+        lambda d: d["TaskInfos"][SEND]["Ops"][0].update(Type="AllReducePacketFused"),
+        "of type AllReducePacketFused, which ark does not run",
+    ),
+    "no packets behind a packet form": (
         lambda d: d["TaskInfos"][SEND]["Ops"][0].update(Type="SendPacket"),
-        "of type SendPacket, which ark does not run",
+        r"through FP32\[3, 700\]; they need 2 bytes for each that they carry: UINT8\[16800\]",
     ),
 }
 
@@ -179,6 +183,78 @@ def test_a_wrong_message_is_refused(name: str) -> None:
     ark.init()
     tensors = [ark.tensor([3, 700]) for _ in range(8)]
     data = ring(0, 2)
+    assert ark.Plan(data).built(registry.machine("cpu-2")).inner is not None, tensors
+    change(data)
+    with pytest.raises((ark.PlanError, ark.UnsupportedError), match=words):
+        ark.Plan.from_str(json.dumps(data)).built(registry.machine("cpu-2"))
+
+
+def op_of(data: Data, number: int) -> Data:
+    found: Data = data["TaskInfos"][number]["Ops"][0]
+    return found
+
+
+PACKET_RECV, REDUCE = 2, 1  # of packet_ring, of packet_sum
+PACKETS: dict[str, tuple[Callable[[int, int], Data], Callable[[Data], object], str]] = {
+    "too little room": (
+        packet_ring,
+        lambda d: of(d, SEND, "WriteTensors").update(
+            Shape=[16799], Strides=[16799], PaddedShape=[16799]
+        ),
+        "they need 2 bytes for each",
+    ),
+    "no flag": (packet_ring, lambda d: op_of(d, SEND).update(Args={}), "has no argument Flag"),
+    "a flag that is no number": (
+        packet_ring,
+        lambda d: op_of(d, SEND).update(Args={"Flag": {"INT": "1"}}),
+        "Flag is wrong",
+    ),
+    "packets to itself": (
+        packet_ring,
+        lambda d: of(d, SEND, "WriteTensors")["Buffer"].update(Rank=-1),
+        "passes packets between rank 0 and rank -1",
+    ),
+    "packets that arrive elsewhere": (
+        packet_ring,
+        lambda d: op_of(d, PACKET_RECV)["ReadTensors"][1]["Buffer"].update(Rank=1),
+        "it must be of the rank that receives",
+    ),
+    "no tag": (
+        packet_ring,
+        lambda d: op_of(d, PACKET_RECV)["ReadTensors"][1]["Buffer"].update(RecvTags=[]),
+        r"packets from rank 1 has the tags \[\] for it",
+    ),
+    "nothing that holds packets": (
+        packet_ring,
+        lambda d: op_of(d, PACKET_RECV)["ReadTensors"].pop(),
+        "it must read the peer's and one that holds the packets",
+    ),
+    "fewer peers": (
+        packet_sum,
+        lambda d: op_of(d, REDUCE)["Args"].update(NPeers={"INT": 2}),
+        "is for 2 peers of rank 0, but it writes to 1, on rank 0",
+    ),
+    "a sum of two types": (
+        packet_sum,
+        lambda d: of(d, REDUCE, "ReadTensors").update(DataType="INT32"),
+        r"reads INT32\[96\] and writes FP32\[96\]",
+    ),
+    "one peer's packets missing": (
+        packet_sum,
+        lambda d: op_of(d, REDUCE)["ReadTensors"].pop(),
+        "one that holds packets for each peer",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PACKETS)
+def test_a_wrong_message_of_packets_is_refused(name: str) -> None:
+    form, change, words = PACKETS[name]
+    ark.init()
+    if form is packet_sum:
+        ark.sharding(ark.tensor([2 * 96]), 0, 96)
+    tensors = [ark.tensor([3, 700]) for _ in range(8)]
+    data = form(0, 2)
     assert ark.Plan(data).built(registry.machine("cpu-2")).inner is not None, tensors
     change(data)
     with pytest.raises((ark.PlanError, ark.UnsupportedError), match=words):

@@ -27,6 +27,7 @@ from ark.collective import (
     to_json,
     to_xml,
 )
+from ark.collective.values import coarsened, flow
 from ark.comm import classics, synthesize
 from ark.comm.topology import named
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
@@ -86,19 +87,25 @@ def _broken(change):
 
 BROKEN = {
     "not json": (lambda r: None, "valid JSON"),
-    "format": (lambda r: r.update(format="x"), "no collective program"),
-    "unknown field": (lambda r: r.update(colour=1), '"colour"'),
-    "unknown op field": (lambda r: r["operations"][1][0].update(x=1), "rank 1 operation 0"),
-    "no ranks": (lambda r: r.pop("ranks"), '"ranks"'),
-    "text ranks": (lambda r: r.update(ranks="3"), "must be int"),
-    "true chunks": (lambda r: r.update(chunks=True), "must be int"),
-    "collective": (lambda r: r.update(collective="all_sum"), "all_gather"),
-    "kind": (lambda r: r["operations"][0][0].update(kind="get"), "put, copy"),
-    "span": (lambda r: r["operations"][0][0].update(dst=["in", 0]), "span"),
-    "deps": (lambda r: r["operations"][0][0].update(deps=[1]), "dependencies"),
-    "route": (lambda r: r["operations"][0][0].update(route=[1]), "route"),
-    "operations": (lambda r: r.update(operations=[1]), "list"),
-    "buffer": (lambda r: r.update(buffers=[{"name": "in", "role": "in"}]), '"slots"'),
+    "format": (lambda r: r.update(format="x"), "format: Invalid enum value"),
+    "unknown field": (lambda r: r.update(colour=1), "'colour'"),
+    "unknown op field": (lambda r: r["operations"][1][0].update(x=1), r"operations\[1\]\[0\]"),
+    "no ranks": (lambda r: r.pop("ranks"), "'ranks'"),
+    "text ranks": (lambda r: r.update(ranks="3"), "ranks: Expected .int."),
+    "true chunks": (lambda r: r.update(chunks=True), "chunks: Expected .int."),
+    "collective": (
+        lambda r: r.update(collective="all_sum"),
+        "collective: Invalid enum value .all_sum.",
+    ),
+    "kind": (
+        lambda r: r["operations"][0][0].update(kind="get"),
+        r"\[0\][.]kind: Invalid enum value .get.",
+    ),
+    "span": (lambda r: r["operations"][0][0].update(dst=["in", 0]), r"\[0\][.]dst: Expected"),
+    "deps": (lambda r: r["operations"][0][0].update(deps=[1]), r"\[0\][.]deps"),
+    "route": (lambda r: r["operations"][0][0].update(route=[1]), r"\[0\][.]route"),
+    "operations": (lambda r: r.update(operations=[1]), r"operations\[0\]: Expected .array."),
+    "buffer": (lambda r: r.update(buffers=[{"name": "in", "role": "in"}]), "'slots'"),
 }
 
 
@@ -310,3 +317,16 @@ def test_xml_refuses_what_it_cannot_say():
     b._add(2, Kind.COPY, Span(OUT, 0), (Span(OUT, 0),), after=[far])
     with pytest.raises(UnsupportedError, match="no signals without data"):
         to_xml(b.build())
+
+
+@pytest.mark.parametrize("collective", ["all_gather", "all_reduce", "all_to_all"])
+def test_spans_that_nobody_cuts_become_one_slot(collective):
+    program = classics.build("one_shot", collective, 4, parts=6)
+    whole = coarsened(program)
+    assert whole == dataclasses.replace(
+        classics.build("one_shot", collective, 4), name=program.name
+    )
+    assert all(op.dst.count in (1, 4) for ops in whole.operations for op in ops)
+    assert len(flow(whole).values) * 6 == len(flow(program).values)
+    ring = classics.build("bidirectional_ring", "all_gather", 4)
+    assert coarsened(ring) is ring  # which sends one half each way

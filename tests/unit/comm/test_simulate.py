@@ -13,9 +13,20 @@ from hypothesis import strategies as st
 from ark.collective import IN, OUT, Kind, ProgramBuilder, Span, check
 from ark.comm import classics
 from ark.comm.bounds import least_us
-from ark.comm.simulate import CostModel, Routes, simulate, tune_pieces
+from ark.comm.simulate import Routes, simulate, tune_pieces
 from ark.comm.simulate.fair import fair_rates
-from ark.comm.topology import Link, Topology, TopologyError, from_json, load, named, to_json
+from ark.comm.topology import (
+    CostModel,
+    Link,
+    Protocol,
+    Topology,
+    TopologyError,
+    from_json,
+    load,
+    named,
+    star,
+    to_json,
+)
 from ark.errors import InvalidUsageError, ModelError
 from tests.unit.comm.programs import any_program
 
@@ -223,3 +234,54 @@ def test_bad_input_gives_one_sentence():
         simulate(wrong, line(("g0", "g1", 1, 0), ("g1", "g0", 1, 0)), MB)
     with pytest.raises(ModelError, match="no path leads from g0 to g1"):
         simulate(broadcast(2, [(0, 1)]), line(("g1", "g0", 1, 0)), MB)
+
+
+def test_protocols_trade_latency_for_bandwidth():
+    slow, fast = Protocol("flags in words", 0.5, 0.0), Protocol("signal", 1.0, 3.0)
+    model = CostModel(protocols=(slow, fast))
+    topology = star(2, 10, 0.5)
+    program = classics.build("one_shot", "broadcast", 2)
+    for size, expected in ((1000, 0.2 + 1), (10**6, 100 + 1 + 3)):  # 10 GB/s is 10,000 bytes a us
+        assert simulate(program, topology, size, model).time_us == pytest.approx(expected)
+    measured = dataclasses.replace(topology, costs=model)
+    assert simulate(program, measured, 1000).time_us == pytest.approx(1.2)
+    assert from_json(to_json(measured)) == measured
+
+
+def test_switches_that_multicast_and_sum():
+    """Eight ranks of 8 GB/s on a switch: the textbook's 2(N-1)/N halves where the switch sums."""
+    size = 8 * 10**6
+    for ability, all_reduce, broadcast in (
+        ("plain", 1.75e3, 7e3),
+        ("multicast", 1e3, 1e3),
+        ("reducing", 1e3, 1e3),
+    ):
+        topology = named(f"h100:link=8,inside={ability}")
+        topology = dataclasses.replace(
+            topology, links=tuple(dataclasses.replace(k, latency_us=0.0) for k in topology.links)
+        )
+        result = simulate(classics.build("one_shot", "broadcast", 8), topology, size)
+        assert result.time_us == pytest.approx(broadcast)
+        program = classics.build("two_shot", "all_reduce", 8)
+        pieces = dataclasses.replace(program, pieces=64)
+        time = simulate(pieces, topology, size).time_us
+        if ability == "reducing":
+            assert time == pytest.approx(all_reduce, rel=0.05)
+            up = simulate(program, topology, size).link_bytes["g0", "s0"]
+            assert up == pytest.approx(size)
+        elif ability == "plain":
+            assert time == pytest.approx(all_reduce, rel=0.01)
+        assert time >= least_us(topology, "all_reduce", size) * (1 - 1e-9)
+
+
+def test_switches_in_a_tree_sum_on_the_way():
+    """A sum of four ranks below two leaves crosses the spine once for each leaf."""
+    links = [(f"g{i}", f"l{i // 2}") for i in range(4)] + [("l0", "t"), ("l1", "t")]
+    both = tuple(Link(*ends, 1) for a, b in links for ends in ((a, b), (b, a)))
+    plain = Topology("tree", ("g0", "g1", "g2", "g3"), ("l0", "l1", "t"), both)
+    sums = dataclasses.replace(plain, reduces=("l0", "l1", "t"))
+    program = classics.build("one_shot", "reduce", 4, root=0)
+    for topology, over_spine, to_root in ((plain, 2, 3), (sums, 1, 1)):
+        carried = simulate(program, topology, 1000).link_bytes
+        assert carried["l1", "t"] == 1000 * over_spine
+        assert carried["l0", "g0"] == 1000 * to_root

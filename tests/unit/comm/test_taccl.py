@@ -322,21 +322,45 @@ def test_other_reductions(reduction):
 
 BAD_SKETCHES = {
     "json": ("{", "valid JSON"),
-    "list": ("[]", "must be an object"),
-    "unknown": ({"colour": 1}, '"colour"'),
-    "unknown inside": ({"internode_sketch": {"conn": {}}}, '"conn"'),
-    "nnodes": ({"nnodes": 0}, "from 1 to"),
-    "strategy": ({"intranode_sketch": {"strategy": "magic"}}, "none, switch, relay"),
-    "switches": ({"intranode_sketch": {"switches": [[0, "1"]]}}, "lists of rank numbers"),
-    "hyperedge": ({"intranode_sketch": {"switch_hyperedge_strategy": ["x"]}}, "uc-min"),
+    "list": ("[]", "Expected .object."),
+    "unknown": ({"colour": 1}, "'colour'"),
+    "unknown inside": ({"internode_sketch": {"conn": {}}}, "internode_sketch: .*'conn'"),
+    "nnodes": ({"nnodes": 0}, "nnodes: Expected .int. >= 1"),
+    "strategy": (
+        {"intranode_sketch": {"strategy": "magic"}},
+        "strategy: Invalid enum value .magic.",
+    ),
+    "switches": (
+        {"intranode_sketch": {"switches": [[0, "1"]]}},
+        r"switches\[0\]\[1\]: Expected .int.",
+    ),
+    "hyperedge": (
+        {"intranode_sketch": {"switch_hyperedge_strategy": ["x"]}},
+        "strategy.*Invalid enum value .x.",
+    ),
     "hyperedges": ({"intranode_sketch": {"switch_hyperedge_strategy": ["uc-min"]}}, "as long"),
-    "conn": ({"internode_sketch": {"internode_conn": {"a": [1]}}}, "internode_conn"),
-    "conn word": ({"internode_sketch": {"internode_conn": "all"}}, "direct-map"),
-    "relay map": ({"internode_sketch": {"chunk_to_relay_map": [0, 1]}}, "r1 above 0"),
-    "beta split": ({"internode_sketch": {"beta_split": {"1": 0}}}, "above 0"),
-    "ordering": ({"internode_sketch": {"enforce_ordering": 1}}, "true or false"),
+    "conn": (
+        {"internode_sketch": {"internode_conn": {"a": [1]}}},
+        "internode_conn",
+    ),
+    "conn word": (
+        {"internode_sketch": {"internode_conn": "all"}},
+        "internode_conn: Invalid enum value .all.",
+    ),
+    "relay map": (
+        {"internode_sketch": {"chunk_to_relay_map": [0, 1]}},
+        r"chunk_to_relay_map\[0\]: Expected .int. >= 1",
+    ),
+    "beta split": (
+        {"internode_sketch": {"beta_split": {"1": 0}}},
+        "beta_split.*Expected .int. >= 1",
+    ),
+    "ordering": (
+        {"internode_sketch": {"enforce_ordering": 1}},
+        "enforce_ordering: Expected .bool.",
+    ),
     "symmetry": ({"symmetry_offsets": [[4, 2]]}, "0 < offset < group"),
-    "chunkup": ({"hyperparameters": {"input_chunkup": 10**9}}, "from 1 to 1024"),
+    "chunkup": ({"hyperparameters": {"input_chunkup": 10**9}}, "chunkup: Expected .int. <= 1024"),
     "size": ({"hyperparameters": {"input_size": "1X"}}, "not understood"),
 }
 

@@ -204,7 +204,7 @@ def with_link(**changes):
     "value, fault",
     [
         ("{", "not JSON"),
-        ("[" * 100_000, "not JSON"),
+        ("[" * 100_000, "bad field"),
         ([], "bad field"),
         ({"links": []}, "missing field"),
         ({"nodes": [], "links": [], "extra": 1}, "unknown field"),
@@ -219,7 +219,7 @@ def with_link(**changes):
         (with_link(bandwidth=1.5), "bad bandwidth"),
         (with_link(bandwidth=10**40), "bad bandwidth"),
         (with_link(bandwidth=float("inf")), "bad bandwidth"),
-        (with_link(bandwidth=True), "bad field"),
+        (with_link(bandwidth=True), "bad bandwidth"),
         (with_link(bandwidth="1/0"), "bad bandwidth"),
         (with_link(bandwidth="fast"), "bad bandwidth"),
         (with_link(latency_us=-1), "bad latency"),

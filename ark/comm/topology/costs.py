@@ -1,0 +1,64 @@
+"""What a put and a reduction cost beside the links: the part of small messages that latency hides.
+
+A measured topology carries its own `CostModel` (`ark topo measure`); `TYPICAL` is for the others.
+The simulator applies it; without one, nothing but links takes time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How a put's data and its signal travel.
+
+    Attributes:
+        name: a word, for tables.
+        share: of the bytes on the wire, those that are data, above 0 and at most 1.
+        latency_us: what fences, the signal and the wait add to a put, microseconds.
+    """
+
+    name: str
+    share: float = 1.0
+    latency_us: float = 0.0
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """What the links do not say.
+
+    Attributes:
+        put_overhead_us: time that every put holds its channel before its first byte, microseconds.
+        local_gbps: GB/s at which a rank copies and reduces, counting bytes read and written; None
+            for no time at all.
+        protocols: every put takes the one that is soonest through on links of its own.
+        ports: per node id, the most GB/s that may enter it, and that may leave it.
+    """
+
+    put_overhead_us: float = 0.0
+    local_gbps: float | None = None
+    protocols: tuple[Protocol, ...] = (Protocol("simple"),)
+    ports: Mapping[str, Fraction | float] = field(default_factory=dict)
+
+    def protocol(self, nbytes: float, gbps: float) -> Protocol:
+        """Returns the protocol for a put of `nbytes` over links of `gbps` GB/s."""
+        return min(self.protocols, key=lambda p: p.latency_us + nbytes / p.share / gbps / 1e3)
+
+
+# Data with their flags in 8-byte words, in 128-byte lines, and data with a signal behind a fence.
+# Shares follow from the forms. Latencies are the differences between the three in the tuning tables
+# of NCCL 2 for a hop of a ring on NVLink (0.6, 1.9 and 3.4 us); the links have the first already.
+# A put's overhead and the speed of sums (two reads and a write of memory, on a part of the
+# processors) are round figures for present accelerators, not measured here.
+TYPICAL = CostModel(
+    put_overhead_us=0.1,
+    local_gbps=1000.0,
+    protocols=(
+        Protocol("LL", 0.5, 0.0),
+        Protocol("LL128", 120 / 128, 1.3),
+        Protocol("simple", 1.0, 2.8),
+    ),
+)

@@ -1,0 +1,350 @@
+"""ark.inference_model and ark.training_model: a torch module whose calls run k iterations in one
+launch, with PopTorch's options (deviceIterations, replication, gradient accumulation, output modes,
+pipeline blocks).
+
+Iterations, replicas and accumulated gradients take consecutive rows of what a call is given. An
+iteration takes its rows by a counter on the device, so the host has no part in it; replicas and
+accumulated batches are copies of the graph within an iteration, which share parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import torch
+from torch import fx
+from torch.export.graph_signature import InputKind, OutputKind
+
+import ark
+from ark.api.session import device
+from ark.errors import InvalidUsageError, UnsupportedError
+from ark.interop.torch.compile import decompositions, refuse_missing
+from ark.interop.torch.graph import apply, drop_checks
+from ark.interop.torch.optimizers import Rates
+from ark.interop.torch.program import Program
+from ark.interop.torch.values import Value, input_of
+
+MODES = ("all", "final", "sum", "every")
+_STAGE = "_ark_stage"
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a call is run; PopTorch's names in brackets.
+
+    device_iterations [deviceIterations]: iterations of one launch. replication [replicationFactor]:
+    copies of the model that take rows of their own; their gradients are averaged.
+    gradient_accumulation [Training.gradientAccumulation]: batches whose gradients are averaged for
+    one update. output_mode [outputMode]: of which iterations results are given: "all", the "final"
+    one, their "sum", or of "every" `every`-th one; default all, or the final one in training.
+    """
+
+    device_iterations: int = 1
+    replication: int = 1
+    gradient_accumulation: int = 1
+    output_mode: Literal["all", "final", "sum", "every"] | None = None
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("device_iterations", "replication", "gradient_accumulation", "every"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 31:
+                raise InvalidUsageError(f"{name} is {value!r}; it must be a number from 1")
+        if self.output_mode not in (None, *MODES):
+            raise InvalidUsageError(
+                f"output_mode is {self.output_mode!r}; it must be one of {', '.join(MODES)}"
+            )
+        if self.every > 1 and self.output_mode != "every":
+            raise InvalidUsageError('every is for output_mode="every" alone')
+        if self.device_iterations % self.every:
+            raise InvalidUsageError(
+                f"results of every {self.every} iterations were asked for, which must divide "
+                f"device_iterations, {self.device_iterations}"
+            )
+
+    @property
+    def shares(self) -> int:
+        """Batches of an iteration."""
+        return self.replication * self.gradient_accumulation
+
+
+def block(module: torch.nn.Module, stage: int) -> torch.nn.Module:
+    """Annotates a module as part of a pipeline's stage, from 0, and returns it.
+
+    The device's processors are dealt to the stages in equal parts, and a stage's forward ops stay
+    on its own; batches of one iteration (options) then pass through the stages side by side.
+    """
+    if isinstance(stage, bool) or not isinstance(stage, int) or stage < 0:
+        raise InvalidUsageError(f"a pipeline stage is {stage!r}; it must be a number from 0")
+    setattr(module, _STAGE, stage)
+    return module
+
+
+class Executor:
+    """A module that is called as the module is, with the rows of all iterations, replicas and
+    batches behind each other in every input's first dimension. Compiled at the first call; calls
+    must have the same shapes. Results have their rows in the same order.
+
+    optimizer: for training; then the last result of the module must be the loss, and a call updates
+    the module's parameters in place, once an iteration.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        options: Options | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
+        self.options = options or Options()
+        self.module = module
+        self._rates = Rates(optimizer) if optimizer is not None else None
+        if self._rates is None and self.options.gradient_accumulation != 1:
+            raise InvalidUsageError("gradient_accumulation is for training_model alone")
+        self._program: Program | None = None
+        self._shapes: list[tuple[tuple[int, ...], torch.dtype]] = []
+
+    @property
+    def _training(self) -> bool:
+        return self._rates is not None
+
+    @property
+    def _mode(self) -> str:
+        return self.options.output_mode or ("final" if self._training else "all")
+
+    def __call__(self, *given: torch.Tensor) -> Any:
+        """Runs all iterations in one launch. InvalidUsageError for other shapes and types than
+        those of the first call; UnsupportedError that lists every operator that ark lacks.
+        """
+        shapes = [(tuple(t.shape), t.dtype) for t in given]
+        if self._program is None:
+            self._program = self._compile(given)
+            self._shapes = shapes
+        elif shapes != self._shapes:
+            raise InvalidUsageError(
+                f"the model was compiled for {self._shapes}, but was called with {shapes}; make "
+                "another one for other sizes"
+            )
+        count = self.options.device_iterations
+        whole = [t.reshape(count, -1, *t.shape[1:]) for t in given]
+        rates = self._rates.now(given[0].device) if self._rates is not None else []
+        made = self._program(*whole, *rates, iterations=count)
+        return torch.utils._pytree.tree_unflatten(made, self._structure)
+
+    def _compile(self, given: Sequence[torch.Tensor]) -> Program:
+        examples = self._examples(given)
+        was = self.module.training
+        try:
+            with torch.set_grad_enabled(self._training):
+                exported = torch.export.export(self.module.train(self._training), examples)
+        finally:
+            self.module.train(was)
+        exported = exported.run_decompositions(decompositions())
+        graph, self._structure = exported.graph_module, exported.call_spec.out_spec
+        drop_checks(graph)
+        refuse_missing(graph)
+        with ark.use_model(ark.Model(0, 1)) as model:
+            return _Builder(self, exported, given).build(model)
+
+    def _examples(self, given: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The rows of one batch."""
+        parts = self.options.device_iterations * self.options.shares
+        rows = {t.shape[0] if t.dim() else 0 for t in given}
+        if len(rows) != 1 or not min(rows) or min(rows) % parts:
+            raise InvalidUsageError(
+                f"the inputs have {sorted(rows)} rows; all must have the same number, a multiple "
+                f"of {parts} (device_iterations times replication times gradient_accumulation)"
+            )
+        each = min(rows) // parts
+        return tuple(t[:each].clone() for t in given)
+
+    def close(self) -> None:
+        """Gives the kernel's memory back."""
+        if self._program is not None:
+            self._program.close()
+            self._program = None
+
+
+class _Builder:
+    """One iteration as a graph of ark."""
+
+    def __init__(self, executor: Executor, exported: Any, given: Sequence[torch.Tensor]) -> None:
+        self.options, self.mode = executor.options, executor._mode
+        self.rates = executor._rates
+        self.module = executor.module
+        self.exported = exported
+        self.given = given
+        self.at: ark.Tensor | None = None
+
+    def build(self, model: ark.Model) -> Program:
+        count, shares = self.options.device_iterations, self.options.shares
+        if count > 1:
+            self.at = ark.tensor([1], ark.int32, name="iteration")
+        inputs = [input_of((count, t.shape[0] // count, *t.shape[1:]), t.dtype) for t in self.given]
+        kept, tensors = self._kept()
+        batches = [self._rows(value) for value in inputs]
+        results: list[list[Value]] = []
+        for share in range(shares):
+            rows = [_part(batch, share, shares) for batch in batches]
+            results.append(self._share(rows, kept))
+        rates = self._train(results, kept) if self.rates is not None else []
+        outputs = [self._result([r[i] for r in results]) for i in range(len(results[0]))]
+        if self.at is not None:
+            after = ark.add(self.at, 1)
+            ark.where(ark.less(after, count), after, 0, output=self.at)
+        return Program(model, [*inputs, *rates, *kept.values()], outputs, tensors)
+
+    def _kept(self) -> tuple[dict[str, Value], list[torch.Tensor]]:
+        """Parameters, buffers and constants by the name of their placeholder."""
+        held = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        kept: dict[str, Value] = {}
+        tensors = []
+        for spec in self.exported.graph_signature.input_specs:
+            if spec.kind == InputKind.USER_INPUT:
+                continue
+            found = held.get(spec.target)
+            tensor = found if found is not None else self.exported.constants[spec.target]
+            if not tensor.is_contiguous():
+                raise UnsupportedError(
+                    f"{spec.target!r} of the module is strided; it is used in place, so make it "
+                    "contiguous"
+                )
+            kept[spec.arg.name] = input_of(tuple(tensor.shape), tensor.dtype)
+            tensors.append(tensor.detach())
+        return kept, tensors
+
+    def _rows(self, value: Value) -> Value:
+        """This iteration's rows of an input (iterations, rows, ...)."""
+        count, *shape = value.shape
+        if self.at is None:
+            rows = value.tensor
+        else:
+            flat = ark.reshape(value.tensor, [count, math.prod(shape)])
+            rows = ark.gather(flat, self.at)
+        return Value(tuple(shape), value.dtype, ark.reshape(rows, shape))
+
+    def _share(self, rows: Sequence[Value], kept: dict[str, Value]) -> list[Value]:
+        """The module's results for one batch; what it writes to its buffers is written."""
+        given = iter(rows)
+        signature = self.exported.graph_signature
+        values = [
+            next(given) if spec.kind == InputKind.USER_INPUT else kept[spec.arg.name]
+            for spec in signature.input_specs
+        ]
+        made = apply(self.exported.graph_module, values, self._within())
+        results = []
+        names = {spec.target: spec.arg.name for spec in signature.input_specs}
+        for spec, value in zip(signature.output_specs, made, strict=True):
+            if spec.kind == OutputKind.USER_OUTPUT and isinstance(value, Value):
+                results.append(value)
+            elif spec.kind == OutputKind.BUFFER_MUTATION:
+                ark.copy(value.tensor, kept[names[spec.target]].tensor)
+            else:
+                raise UnsupportedError(
+                    f"a result of the kind {spec.kind.name} is not built; return tensors alone"
+                )
+        return results
+
+    def _within(self) -> Callable[[fx.Node], AbstractContextManager[Any]]:
+        """Where the nodes of pipeline stages are placed."""
+        stages = [getattr(m, _STAGE) for m in self.module.modules() if hasattr(m, _STAGE)]
+        if not stages:
+            return lambda node: nullcontext()
+        count, processors = max(stages) + 1, device().machine.processors
+        if count > processors:
+            raise InvalidUsageError(
+                f"the pipeline has {count} stages, but the device has {processors} processors"
+            )
+
+        def within(node: fx.Node) -> AbstractContextManager[Any]:
+            stage = self._stage(node)
+            if stage is None:
+                return nullcontext()
+            span = [stage * processors // count, (stage + 1) * processors // count]
+            return cast(AbstractContextManager[Any], ark.PlannerContext(processor_range=span))
+
+        return within
+
+    def _stage(self, node: fx.Node) -> int | None:
+        """The stage of the innermost annotated module that a node belongs to."""
+        for path, _ in reversed(list(node.meta.get("nn_module_stack", {}).values())):
+            owner: Any = self.module
+            for part in [p for p in path.split(".") if p]:
+                owner = getattr(owner, part, None)
+            stage = getattr(owner, _STAGE, None)
+            if stage is not None:
+                return int(stage)
+        return None
+
+    def _train(self, results: Sequence[Sequence[Value]], kept: dict[str, Value]) -> list[Value]:
+        """Gradients of the mean loss, and the update; the learning rates' values."""
+        assert self.rates is not None
+        losses = [r[-1] for r in results]
+        if math.prod(losses[0].shape) != 1:
+            raise InvalidUsageError(
+                f"the module's last result has the shape {list(losses[0].shape)}; in training it "
+                "must be the loss, of one element"
+            )
+        total = losses[0].tensor
+        for loss in losses[1:]:
+            total = ark.add(total, loss.tensor)
+        names = {
+            spec.target: spec.arg.name
+            for spec in self.exported.graph_signature.input_specs
+            if spec.kind == InputKind.PARAMETER
+        }
+        values: dict[torch.Tensor, ark.Tensor] = {
+            tensor: kept[names[name]].tensor
+            for name, tensor in self.module.named_parameters()
+            if name in names
+        }
+        return self.rates.step(ark.mul(total, 1.0 / len(losses)), values)
+
+    def _result(self, parts: Sequence[Value]) -> Value:
+        """What a call gives of a result, on memory of its own. parts: by batch."""
+        count, every = self.options.device_iterations, self.options.every
+        first = parts[0]
+        shape = first.shape or (1,)
+        tensors = [ark.reshape(p.tensor, list(shape)) for p in parts]
+        each = tensors[0] if len(tensors) == 1 else ark.concat(tensors, 0)
+        rows, size = shape[0] * len(parts), math.prod(shape) * len(parts)
+        groups = {"all": count, "every": count // every}.get(self.mode, 1)
+        made = input_of((groups * rows, *shape[1:]), first.dtype)
+        target = ark.reshape(made.tensor, [groups, size])
+        flat = ark.reshape(each, [1, size])
+        if self.mode == "sum" and self.at is not None:
+            ark.where(ark.equal(self.at, 0), flat, ark.add(target, flat), output=target)
+        elif groups == 1:
+            ark.copy(flat, target)
+        else:
+            begin = ark.mul(ark.iota([groups, 1], 0, ark.int32), count // groups)
+            end = ark.add(begin, count // groups)
+            here = ark.logical_and(ark.greater_equal(self.at, begin), ark.less(self.at, end))
+            ark.where(here, flat, target, output=target)
+        return made
+
+
+def _part(batch: Value, share: int, shares: int) -> Value:
+    """The rows of one batch of an iteration's."""
+    rows = batch.shape[0] // shares
+    shape = (rows, *batch.shape[1:])
+    if shares == 1:
+        return batch
+    return Value(shape, batch.dtype, batch.tensor[share * rows : (share + 1) * rows])
+
+
+def inference_model(module: torch.nn.Module, options: Options | None = None) -> Executor:
+    """The module in eval mode; a call is one launch of options.device_iterations iterations."""
+    return Executor(module, options)
+
+
+def training_model(
+    module: torch.nn.Module, options: Options | None, optimizer: torch.optim.Optimizer
+) -> Executor:
+    """The module in training mode, whose last result is the loss; an iteration of a call is a step
+    of the optimizer (SGD, Adam or AdamW of torch, whose learning rates are read at every call).
+    """
+    return Executor(module, options, optimizer)

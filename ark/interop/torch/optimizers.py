@@ -1,0 +1,64 @@
+"""torch's optimizers as graphs of ark (ark.optim), for ark.training_model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+import ark
+from ark.errors import InvalidUsageError, UnsupportedError
+from ark.interop.torch.values import Value, input_of
+
+
+class Rates:
+    """An optimizer of torch, whose learning rates a kernel reads at every call; its state (moments)
+    lives with the kernel, not in the optimizer.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._name = type(optimizer).__name__
+        if type(optimizer) not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
+            raise UnsupportedError(
+                f"the optimizer {self._name} is not built; use torch's SGD, Adam or AdamW"
+            )
+        for group in optimizer.param_groups:
+            for setting in ("dampening", "amsgrad", "maximize"):
+                if group.get(setting):
+                    raise UnsupportedError(f"{self._name} with {setting} is not built")
+
+    def now(self, where: torch.device) -> list[torch.Tensor]:
+        """The present learning rates, by group."""
+        return [
+            torch.full((1,), float(group["lr"]), device=where)
+            for group in self._optimizer.param_groups
+        ]
+
+    def step(self, loss: ark.Tensor, values: Mapping[torch.Tensor, ark.Tensor]) -> list[Value]:
+        """Adds gradients and update to the current model; gives the learning rates' values."""
+        groups = [
+            [values[p] for p in group["params"] if p in values and p.requires_grad]
+            for group in self._optimizer.param_groups
+        ]
+        if not any(groups):
+            raise InvalidUsageError("the optimizer has none of the module's parameters")
+        gradients = iter(ark.grad(loss, [p for group in groups for p in group]))
+        rates = []
+        for group, parameters in zip(self._optimizer.param_groups, groups, strict=True):
+            rates.append(input_of((1,), torch.float32))
+            if parameters:
+                made = self._made(parameters, rates[-1].tensor, group)
+                made.step([next(gradients) for _ in parameters])
+        return rates
+
+    def _made(self, parameters: list[ark.Tensor], rate: ark.Tensor, group: dict[str, Any]) -> Any:
+        decay = float(group["weight_decay"])
+        if self._name == "SGD":
+            momentum, nesterov = float(group["momentum"]), bool(group["nesterov"])
+            return ark.optim.SGD(parameters, rate, momentum, decay, nesterov)
+        first, second = group["betas"]
+        coupled = self._name == "Adam" and not group.get("decoupled_weight_decay")
+        kind: type[ark.optim.Adam] = ark.optim.Adam if coupled else ark.optim.AdamW
+        return kind(parameters, rate, (float(first), float(second)), float(group["eps"]), decay)

@@ -1,0 +1,223 @@
+"""ark.inference_model and ark.training_model beside torch: k iterations are one launch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import ark
+from ark.errors import InvalidUsageError, UnsupportedError
+
+torch = pytest.importorskip("torch")
+from ark_cpu.device import CpuDevice, CpuLaunch  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu() -> None:
+    ark.init(backend="cpu")
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One entry a launch."""
+    found: list[int] = []
+    launch: Callable[..., CpuLaunch] = CpuDevice.launch
+
+    def counted(*args: Any, **named: Any) -> CpuLaunch:
+        found.append(1)
+        return launch(*args, **named)
+
+    monkeypatch.setattr(CpuDevice, "launch", counted)
+    return found
+
+
+def close(got: Any, want: Any) -> None:
+    torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(6, 16), torch.nn.Linear(16, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.second(torch.nn.functional.silu(self.first(x)))
+
+
+class Learner(Net):
+    def forward(self, x: Any, y: Any) -> Any:
+        made = super().forward(x)
+        return made, torch.nn.functional.cross_entropy(made, y)
+
+
+MODES: dict[str, tuple[dict[str, Any], Callable[[Any], Any]]] = {
+    "all": ({"output_mode": "all"}, lambda each: torch.cat(each)),
+    "final": ({"output_mode": "final"}, lambda each: each[-1]),
+    "sum": ({"output_mode": "sum"}, lambda each: torch.stack(each).sum(0)),
+    "every": ({"output_mode": "every", "every": 3}, lambda each: torch.cat(each[2::3])),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_device_iterations_are_one_launch(mode: str, launches: list[int]) -> None:
+    words, expected = MODES[mode]
+    net = Net()
+    model = ark.inference_model(net, ark.torch.Options(device_iterations=6, **words))
+    with torch.no_grad():
+        for call in range(3):
+            x = torch.randn(12, 6)
+            got = model(x)
+            close(got, expected([net(rows) for rows in x.split(2)]))
+            assert len(launches) == call + 1
+    runner = model._program._executor
+    assert runner._run.iterations_done == 18  # counted on from launch to launch
+    assert runner.counter_values()[0] == 18 * runner.plan.counters[0].step
+    model.close()
+
+
+def test_replicas_take_rows_of_their_own(launches: list[int]) -> None:
+    """A softmax over the batch sees who is in it."""
+
+    class Share(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.softmax(x, 0), x.sum()
+
+    model = ark.inference_model(Share(), ark.torch.Options(device_iterations=2, replication=3))
+    x = torch.randn(24, 5)
+    got, sums = model(x)
+    close(got, torch.cat([torch.softmax(rows, 0) for rows in x.split(4)]))
+    close(sums, torch.stack([rows.sum() for rows in x.split(4)]))
+    assert len(launches) == 1
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, 0.3, momentum=0.9, weight_decay=0.01),
+    "adam": lambda p: torch.optim.Adam(p, 0.02),
+    "adamw": lambda p: torch.optim.AdamW(
+        [{"params": p[:2], "lr": 0.02}, {"params": p[2:], "lr": 0.01, "weight_decay": 0.1}]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_training_steps_are_those_of_torch(name: str, launches: list[int]) -> None:
+    """Two calls of 3 steps, each of 2 accumulated batches of 2 replicas, at other rates."""
+    ours = Learner()
+    theirs = copy.deepcopy(ours)
+    mine, other = (OPTIMIZERS[name](list(m.parameters())) for m in (ours, theirs))
+    options = ark.torch.Options(
+        device_iterations=3, replication=2, gradient_accumulation=2, output_mode="all"
+    )
+    model = ark.training_model(ours, options, mine)
+    for call in range(2):
+        x, y = torch.randn(60, 6), torch.randint(0, 4, (60,))
+        _, losses = model(x, y)
+        want = []
+        for rows, labels in zip(x.split(20), y.split(20), strict=True):
+            other.zero_grad()
+            for part in zip(rows.split(5), labels.split(5), strict=True):
+                loss = theirs(*part)[1]
+                (loss / 4).backward()
+                want.append(loss.detach())
+            other.step()
+        close(losses, torch.stack(want))
+        for left, right in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(left, right, rtol=2e-4, atol=2e-5)
+        assert len(launches) == call + 1
+        for group in (*mine.param_groups, *other.param_groups):
+            group["lr"] *= 0.5
+
+
+def test_the_last_loss_is_what_training_gives_by_itself() -> None:
+    net = Learner()
+    before = net.first.weight.detach().clone()
+    made = torch.optim.SGD(net.parameters(), 0.1)
+    model = ark.training_model(net, ark.torch.Options(device_iterations=4), made)
+    out, loss = model(torch.randn(12, 6), torch.randint(0, 4, (12,)))
+    assert out.shape == (3, 4) and loss.shape == (1,)
+    assert (net.first.weight != before).any()  # in place
+
+
+def test_pipeline_stages_have_processors_of_their_own() -> None:
+    """Two stages on two processors; results do not change."""
+    net = Net()
+    plain = net(x := torch.randn(8, 6)).detach()
+    ark.torch.block(net.first, 0)
+    ark.torch.block(net.second, 1)
+    model = ark.inference_model(net, ark.torch.Options(replication=4))
+    if ark.api.session.device().machine.processors < 2:
+        with pytest.raises(InvalidUsageError, match="2 stages"):
+            model(x)
+        return
+    close(model(x), plain)
+    plan = model._program._plan
+    where: dict[str, set[int]] = {}
+    for processor, tasks in enumerate(plan.phases[0].processors):
+        for task in tasks:
+            op = plan.ops[task.op]
+            shapes = {plan.tensors[i].shape for i in op.operands}
+            for stage, weight in (("first", (16, 6)), ("second", (4, 16))):
+                if weight in shapes:
+                    where.setdefault(stage, set()).add(processor)
+    half = plan.processors // 2
+    assert max(where["first"]) < half <= min(where["second"])
+
+
+def test_running_statistics_of_a_batch_norm_are_kept() -> None:
+    class Normed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.out = torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 1)
+
+        def forward(self, x: Any) -> Any:
+            return self.out(self.norm(x)).square().mean()
+
+    ours = Normed()
+    theirs = copy.deepcopy(ours)
+    mine, other = (torch.optim.SGD(m.parameters(), 0.1) for m in (ours, theirs))
+    x = torch.randn(24, 6) * 3 + 1
+    ark.training_model(ours, ark.torch.Options(device_iterations=3), mine)(x)
+    for rows in x.split(8):
+        other.zero_grad()
+        theirs(rows).backward()
+        other.step()
+    for (name, left), right in zip(
+        ours.state_dict().items(), theirs.state_dict().values(), strict=True
+    ):
+        torch.testing.assert_close(left, right, rtol=2e-4, atol=2e-5, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"device_iterations": 0}, "device_iterations is 0"),
+        ({"output_mode": "some"}, "must be one of all, final, sum, every"),
+        ({"output_mode": "every", "every": 4, "device_iterations": 6}, "must divide"),
+        ({"every": 2, "device_iterations": 4}, "alone"),
+    ],
+)
+def test_bad_options(words: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidUsageError, match=said):
+        ark.torch.Options(**words)
+
+
+def test_what_is_refused() -> None:
+    net = Net()
+    model = ark.inference_model(net, ark.torch.Options(device_iterations=5))
+    with pytest.raises(InvalidUsageError, match=r"\[12\] rows; .* a multiple of 5"):
+        model(torch.randn(12, 6))
+    model(torch.randn(10, 6))
+    with pytest.raises(InvalidUsageError, match="make another one for other sizes"):
+        model(torch.randn(20, 6))
+    with pytest.raises(UnsupportedError, match="RMSprop is not built"):
+        ark.training_model(net, None, torch.optim.RMSprop(net.parameters()))
+    with pytest.raises(InvalidUsageError, match="must be the loss"):
+        ark.training_model(net, None, torch.optim.SGD(net.parameters(), 0.1))(torch.randn(2, 6))
+    with pytest.raises(InvalidUsageError, match="training_model alone"):
+        ark.inference_model(net, ark.torch.Options(gradient_accumulation=2))
+    with pytest.raises(InvalidUsageError, match="a pipeline stage is -1"):
+        ark.torch.block(net, -1)
