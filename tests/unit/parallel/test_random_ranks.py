@@ -1,4 +1,4 @@
-"""Random graphs, plans and layouts executed on 2 to 8 CPU ranks: equal to one device, bit for bit."""
+"""Random graphs, plans and layouts executed on 2 to 8 CPU ranks equal one device, bit for bit."""
 
 from __future__ import annotations
 
