@@ -1,4 +1,4 @@
-"""A plan that a user writes in twenty lines: the one that docs/parallel.md shows, run from there."""
+"""A plan that a user writes in twenty lines: the one of docs/parallel.md, run from there."""
 
 from __future__ import annotations
 
