@@ -41,7 +41,7 @@ def every_mesh(ranks: int) -> list[tuple[int, int, int]]:
         ("llama-3.2-1b", 8, "h100", 25.0, 16e9, Work(True, 16)),
         pytest.param("llama-3.2-1b", 8, "h100", 450.0, 80e9, Work(False, 8), marks=slow),
         pytest.param("llama-3.1-8b", 8, "h100", 450.0, 80e9, Work(True, 32), marks=slow),
-        pytest.param("llama-3.1-8b", 16, "gfx942", 50.0, 190e9, Work(True, 32), marks=slow),
+        pytest.param("llama-3.1-8b", 16, "mi300x", 50.0, 190e9, Work(True, 32), marks=slow),
     ],
 )
 def test_auto_is_within_a_twentieth_of_every_name(
