@@ -178,7 +178,7 @@ def training_ranks(session: nox.Session) -> None:
     script = ("python", "examples/train/ranks.py", "--vs", "torch")
     for ranks in ("1", "2", "4"):
         for plan in TRAINED:
-            # Recycling doubles rounding again and again: torch's fp32 is as far from its fp64.
+            # Recycled passes differ from torch's by up to 2.5e-4 from about the 80th step on.
             steps = "50" if plan == "3f1b" else "100"
             session.run(*script, "--steps", steps, "--plan", plan, "--ranks", ranks)
 
