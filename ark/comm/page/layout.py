@@ -152,8 +152,8 @@ def _in_boxes(topology: Topology, boxes: list[list[int]]) -> dict[str, complex]:
         centres.append(complex(spot.real * wide, spot.imag))
         for i, rank in enumerate(box):
             name = topology.ranks[rank]
-            turn = -math.pi / 2 + 2 * math.pi * (i + 0.5) / len(box)
-            places[name] = centres[-1] + cmath.rect(radius, turn)
+            angle = -math.pi / 2 + 2 * math.pi * (i + 0.5) / len(box)
+            places[name] = centres[-1] + cmath.rect(radius, angle)
     hubs: set[int] = set()
     for switch in topology.switches:
         if switch in fabric:
@@ -191,8 +191,8 @@ def _by_distance(topology: Topology) -> dict[str, complex]:
             seen.update(frontier)
             depth += 1
     weight = np.where(hops > 0, 1 / np.maximum(hops, 1) ** 2, 0)
-    turn = 2 * np.pi * np.arange(n) / n - np.pi / 2
-    z = np.exp(1j * turn) * n / 6
+    angle = 2 * np.pi * np.arange(n) / n - np.pi / 2
+    z = np.exp(1j * angle) * n / 6
     for _ in range(120):
         gap = z[:, None] - z[None, :]
         away = np.maximum(np.abs(gap), 1e-9)
