@@ -43,7 +43,7 @@ from ark.comm.topology import to_json as topology_json
 from ark.errors import BaseError, InvalidUsageError, UnsupportedError
 
 _WIDTH = 110
-_MOST_OPERATIONS = 140_000
+_MOST_OPERATIONS = 1 << 16  # of a program in the pieces that are tried
 _MOST_COMPARED = 1 << 18  # operations of all programs that `compare` makes together
 _MOST_IN_WINDOWS = 1 << 16  # a program with more is compared with all its puts under way only
 _WINDOWS = (0, 2)
