@@ -165,13 +165,19 @@ def plan_fuzz(session: nox.Session) -> None:
     session.run("pytest", *WORKERS, *tests_of_plans, *session.posargs, env=environment)
 
 
+TRAINED = (
+    *("data", "tensor", "zero1", "zero3", "co-shard", "gpipe", "1f1b", "interleaved"),
+    *("zero-bubble", "chimera", "interlaced", "3f1b", "tessel"),
+)
+
+
 @nox.session
 def training_ranks(session: nox.Session) -> None:
     """100 steps of a small Llama under every plan on 1, 2 and 4 CPU ranks, beside torch's loss."""
     session.install("-e", ".[dev]")
     script = ("python", "examples/train/ranks.py", "--steps", "100", "--vs", "torch")
     for ranks in ("1", "2", "4"):
-        for plan in ("data", "tensor", "zero1", "zero3", "1f1b", "tessel"):
+        for plan in TRAINED:
             session.run(*script, "--plan", plan, "--ranks", ranks)
 
 

@@ -26,7 +26,8 @@ class Machine:
     tile: rows and columns of a matmul tile.
     capabilities: words by which bodies and forms are chosen: "mma_sync", "wgmma", "mfma", "wmma"
     (matrix units), "named_barriers" (some warps of a block can meet apart from the others),
-    "packets" (small activations may travel as {value, epoch}), "peer_packets" (the same to peers),
+    "packets" (small activations may travel as {value, epoch}), "packet_gate" (linear layers of one
+    row wait for one packet before they ask for the others), "peer_packets" (the same to peers),
     "proxy" (the host can copy for the device),
     "single_thread" (a processor runs a task in one thread, so bodies are loops that the compiler
     vectorises).

@@ -260,7 +260,29 @@ class KernelBackend(Backend, Protocol):
 
 
 @runtime_checkable
-class SourceBackend(KernelBackend, Protocol):
+class PredictingBackend(KernelBackend, Protocol):
+    """A vendor with a timing model of products that need not be there (`ark bench --model`)."""
+
+    def predict(self, name: str) -> None:
+        """From now on this process' devices are stand-ins for the product of that name, and the
+        times of launches are predictions of a model.
+
+        Raises InvalidUsageError if there is no timing model of that name.
+        """
+        ...
+
+
+@runtime_checkable
+class ExportBackend(KernelBackend, Protocol):
+    """A vendor for which models leave as C libraries (ark.export)."""
+
+    def export_source(self) -> str:
+        """C source of the functions of ark/export/c/device.h, for C11 without extensions."""
+        ...
+
+
+@runtime_checkable
+class SourceBackend(ExportBackend, Protocol):
     """A vendor whose loop kernels are the host's own code, so that a program can be linked with
     them (ark.export).
     """

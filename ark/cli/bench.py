@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ark.backend import registry
+from ark.backend.protocol import PredictingBackend
 from ark.bench.decode import ContextFigures, Figures, decode
 from ark.bench.fidelity import STEPS, TOLERANCE
 from ark.cli import bench_comm, bench_ops
@@ -88,6 +89,11 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         help="measure torch and the read ceiling in the same run, and check each row of logits of "
         "16 greedy steps against torch in fp32; the code is 1 if one is too far away",
     )
+    d.add_argument(
+        "--model",
+        metavar="NAME",
+        help="predict the times for this product with the backend's timing model, no device needed",
+    )
     d.add_argument("--json", action="store_true")
     d.set_defaults(func=run)
 
@@ -137,6 +143,8 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.vs:
         check_peer(config, world)
+    if args.model:
+        predict(args.backend, args.model)
     backend, probe = registry.choose(args.backend)
     if to_be_started(args.ranks, rank_info):
         return launch_command(args.ranks, [sys.executable, "-m", "ark", *args.words])
@@ -173,6 +181,8 @@ def run(args: argparse.Namespace) -> int:
         finally:
             device.close()
     name = probe.devices[index].name
+    if args.model:
+        name = f"{args.model}, predicted by a timing model ({name})"
     if world > 1:
         name = f"{world} ranks, {name}; sizes are one rank's"
     if rank_info.rank != 0:
@@ -196,6 +206,20 @@ def run(args: argparse.Namespace) -> int:
             style="red",
         )
     return 1 if failed else 0
+
+
+def predict(name: str | None, model: str) -> None:
+    """Puts a product's timing model in the place of devices.
+
+    InvalidUsageError if the backend has none.
+    """
+    backend = registry.get(name or registry.FALLBACK)
+    if not isinstance(backend, PredictingBackend):
+        raise InvalidUsageError(
+            f"--model {model}: the backend {backend.name!r} has no timing model; name one that has "
+            "with --backend"
+        )
+    backend.predict(model)
 
 
 def listed(text: str) -> list[int]:

@@ -55,6 +55,12 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     p.add_argument("--backend", help="cpu, or an installed accelerator's name; default: automatic")
     p.add_argument("--device", type=int, default=None, metavar="I", help="device index")
     p.add_argument("--ranks", type=positive, default=1, metavar="N", help="tensor parallel ranks")
+    p.add_argument(
+        "--split",
+        default="",
+        metavar="NAME",
+        help="share the model by this plan of `ark parallelize`: megatron, sequence, expert, auto",
+    )
     p.add_argument("--machine", help="plan for this machine model instead of the device's own")
     p.add_argument("--plan", metavar="FILE", help="run this plan (one rank)")
     p.add_argument(
@@ -77,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     if to_be_started(args.ranks, rank_info):
         # The checkpoint's and the model's errors are one process's to tell.
         checkpoint = Checkpoint.open(args.directory)
-        check_ranks(checkpoint, args.ranks, len(args.prompt))
+        check_ranks(checkpoint, args.ranks, len(args.prompt), args.split)
         argv = [sys.executable, "-m", "ark", *args.words]
         return launch_command(args.ranks, argv, stdin="-" in args.prompt)
     if args.prompt.count("-") > 1:
@@ -115,6 +121,7 @@ def run(args: argparse.Namespace) -> int:
                     context=args.context,
                     chunk=args.chunk,
                     batch=len(prompts),
+                    split=args.split,
                     ranks=ranks,
                     rank=rank_info.rank,
                     world_size=rank_info.world_size,
@@ -149,12 +156,12 @@ def prompt_text(asked: str, ranks: Bootstrap) -> str:
     return text.decode()
 
 
-def check_ranks(checkpoint: Checkpoint, ranks: int, batch: int) -> None:
+def check_ranks(checkpoint: Checkpoint, ranks: int, batch: int, split: str) -> None:
     """Refuses a number of ranks that cannot share the work, before any of them starts."""
     from ark.ir.dtype import DataType
     from ark.models.build import Shape
 
-    Shape(checkpoint.config, DataType.from_numpy(checkpoint.dtype), 1, 0, 0, ranks, batch)
+    Shape(checkpoint.config, DataType.from_numpy(checkpoint.dtype), 1, 0, 0, ranks, batch, split)
 
 
 def answer(

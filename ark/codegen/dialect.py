@@ -49,6 +49,9 @@ HeaderRule = Callable[[Machine], "tuple[str, ...]"]
 # The loop of a loading thread, for the signatures of a plan's ops.
 LoaderRule = Callable[[Sequence[Signature], Machine], str]
 
+# Does the vendor's own body of the variant `block` wait for its task itself?
+EnterRule = Callable[[Signature, Machine], bool]
+
 # Shared memory, in bytes, that a vendor's own body needs for a signature; 0 where it serves none.
 ScratchRule = Callable[[Signature, Machine], int]
 
@@ -68,7 +71,9 @@ class Dialect:
     warp there waits for a task's input; where one writes None, the body is in block form. loads: by
     task kind, writers of NAME_load, the half of a body that a loading thread runs in variants that
     have loading warps but no ring; loader: writes the source text of their loop, for the signatures
-    of all ops. maps: by task kind, the box maps of its operands.
+    of all ops. enters: by task kind, whether the vendor's own body of the variant `block` begins
+    before its task's waits and calls ark_enter itself; it returns a bool then, and until that call
+    reads nothing but what the stream fetches. maps: by task kind, the box maps of its operands.
     """
 
     name: str
@@ -82,5 +87,6 @@ class Dialect:
     polls: Mapping[str, BodyWriter] = field(default_factory=dict)
     roles: str = ""
     loads: Mapping[str, BodyWriter] = field(default_factory=dict)
+    enters: Mapping[str, EnterRule] = field(default_factory=dict)
     maps: Mapping[str, MapRule] = field(default_factory=dict)
     loader: LoaderRule | None = None

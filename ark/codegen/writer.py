@@ -120,6 +120,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
     headers: dict[str, None] = {}  # in order of first use
     own_headers: dict[str, None] = {}  # of the dialect's own bodies
     polls: set[int] = set()  # bodies that are no block form
+    entering: set[int] = set()  # bodies in block form that wait for their tasks themselves
     leads = bool(machine.variant.role(COMMUNICATE))
     loads = bool(machine.variant.role(LOAD)) and not machine.ring_bytes
     halves: set[int] = set()  # bodies with a loading half
@@ -153,6 +154,9 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
             if polling:
                 polls.add(code)
                 texts.append(polling)
+            enters = dialect.enters.get(op.kind) if machine.variant.name == "block" else None
+            if text and enters and enters(sig, machine):
+                entering.add(code)
             texts.append(text or common)
             half = dialect.loads[op.kind] if loads and op.kind in dialect.loads else None
             loading = half(name, sig, machine) if half else None
@@ -173,6 +177,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
     parts = [
         f"// ark loop kernel, dialect {dialect.name}\n",
         "#define ARK_REMOTE 1\n" if far else "",
+        "#define ARK_BODIES_ENTER 1\n" if entering else "",
         _constants(machine, plan, scratch, phases),
         dialect.prelude,
         layout.declarations(),
@@ -190,6 +195,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
         _dispatch(
             bodies,
             polls if leads else None,
+            entering,
             "  ark_task_begins(c);\n" if loads else "",
             _seldom(plan, opcode, phases[-1]) if leads else (),
         ),
@@ -223,25 +229,31 @@ def _seldom(plan: Plan, opcode: Sequence[int], last: int) -> set[int]:
 
 
 def _dispatch(
-    bodies: Sequence[str], polls: set[int] | None, first: str = "", seldom: Collection[int] = ()
+    bodies: Sequence[str],
+    polls: set[int] | None,
+    entering: set[int],
+    first: str = "",
+    seldom: Collection[int] = (),
 ) -> str:
     """The switches over kinds. polls: with the variant `roles`, bodies that the
-    lead warp polls for and that enter by themselves.
+    lead warp polls for and that enter by themselves. entering: the same in the variant `block`.
     first: what happens before any body. seldom: bodies behind a call of their own, so that what
     they need is not kept in registers, or spilled, where others run.
     """
     lines: dict[bool, list[str]] = {False: [], True: []}
     polling = []
     for i, name in enumerate(bodies):
-        if polls is None:
+        if polls is None and not entering:
             run = f"{name}(c, t); return true;"
-        elif i in polls:
+        elif i in entering:
+            run = f"return {name}(c, t);"
+        elif polls is not None and i in polls:
             run = f"return {name}(c, t);"
             polling.append(f"    case {i}u: {name}_poll(c, t); break;")
         else:
             run = f"if (!ark_enter(c)) return false; {name}(c, t); return true;"
         lines[i in seldom].append(f"    case {i}u: {run}\n")
-    enter = "" if polls is None else "      if (!ark_enter(c)) return false;\n"
+    enter = "" if polls is None and not entering else "      if (!ark_enter(c)) return false;\n"
     unknown = f"{enter}      ark_fail(c, 5u, 0u, {len(bodies)}u, t.kind);\n      return true;\n"
     made = ""
     if lines[True]:

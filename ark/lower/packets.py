@@ -69,7 +69,8 @@ def choose_packets(
 
 def _most_read(group: Group, machine: Machine) -> int:
     """Elements that one task may read as packets."""
-    gated = machine.variant.role(COMMUNICATE) and group.kind == "linear"
+    polls = machine.variant.role(COMMUNICATE) > 0 or machine.has("packet_gate")
+    gated = polls and group.kind == "linear"
     return PACKET_READ_POLLED if gated and group.operands[2].shape[0] == 1 else PACKET_READ
 
 

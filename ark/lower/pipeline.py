@@ -136,6 +136,34 @@ def plan_prepared(
     drafted: is given the plan before it is scheduled, with all that its source depends on and each
     phase's tasks on one processor; a compiler may begin.
     """
+    draft, schedule, members, places = _lowered(prepared, meta)
+    listed = list(zip(prepared.graph.phases, members, places, strict=True))
+    if drafted is not None:
+        unscheduled = [
+            Phase(name, (schedule.unscheduled(groups, draft.ops),), place)
+            for name, groups, place in listed
+        ]
+        drafted(dataclasses.replace(draft, phases=tuple(unscheduled)))
+    phases = [
+        Phase(name, schedule.phase(number, groups, draft.ops), place)
+        for number, (name, groups, place) in enumerate(listed)
+    ]
+    return dataclasses.replace(draft, phases=tuple(phases), counters=schedule.counters())
+
+
+@paused()
+def unscheduled(prepared: Prepared, meta: Mapping[str, Any] | None = None) -> Plan:
+    """The plan of a graph that is prepared, without phases and counters."""
+    return _lowered(prepared, meta)[0]
+
+
+_Members = list[list[tuple[int, Group]]]  # by phase, with each group's place in the program
+
+
+def _lowered(
+    prepared: Prepared, meta: Mapping[str, Any] | None
+) -> tuple[Plan, Schedule, _Members, list[int]]:
+    """Lowers and places: the plan without phases, what makes them, and each one's variant."""
     private, machines, chosen = prepared.graph, prepared.machines, prepared.options
     groups = lower_nodes(private, machines, chosen, prepared.alone)
     if private.world_size > 1 or len(private.phases) > 1:
@@ -159,7 +187,7 @@ def plan_prepared(
         prepared.ended,
         len(private.phases),
     )
-    members: list[list[tuple[int, Group]]] = [[] for _ in private.phases]
+    members: _Members = [[] for _ in private.phases]
     for i, group in enumerate(groups):
         members[group.phase].append((i, group))
     variants = tuple(dict.fromkeys(m.variant for m in reversed(machines)))
@@ -176,17 +204,7 @@ def plan_prepared(
         arenas=tables.arenas,
         meta={**(meta or {}), **to_meta(prepared.packings), **_ranges(groups), **_hosts(chosen)},
     )
-    if drafted is not None:
-        unscheduled = [
-            Phase(name, (schedule.unscheduled(listed, tables.ops),), place)
-            for name, listed, place in zip(private.phases, members, places, strict=True)
-        ]
-        drafted(dataclasses.replace(draft, phases=tuple(unscheduled)))
-    phases = [
-        Phase(name, schedule.phase(number, listed, tables.ops), places[number])
-        for number, (name, listed) in enumerate(zip(private.phases, members, strict=True))
-    ]
-    return dataclasses.replace(draft, phases=tuple(phases), counters=schedule.counters())
+    return draft, schedule, members, places
 
 
 def _hosts(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,21 +1,24 @@
 """The plans of all ranks of a model. Ranks that do the same are planned once.
 
 Two ranks do the same if their graphs are equal and no op's lowering depends on the rank but by
-counting peers from it: then every rank's tasks are another's with the peers renamed. Called by
-ark.models.generate and benchmarks.
+counting peers from it: then every rank's tasks are another's with the peers renamed. A parameter
+that each rank holds whole may be looked at further on by each rank than by the one before. Called
+by ark.models.generate and benchmarks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from ark.ir.graph import Graph
+from ark.ir.values import Tensor
 from ark.lower import registry
-from ark.lower.pipeline import Prepared, plan_prepared, prepare
+from ark.lower.pipeline import Prepared, plan_prepared, prepare, unscheduled
 from ark.machine import Machine
-from ark.plan.rotated import Rotated
+from ark.plan.rotated import Moved, Rotated, on_rank
 from ark.plan.types import Plan
 
 
@@ -32,8 +35,11 @@ def plan_ranks(
     """
     first, *others = graphs
     prepared = prepare(first, machine, options)
-    if others and all(_alike(first, other) for other in others) and _counts_from_itself(prepared):
-        return Rotated(plan_prepared(prepared, meta, _for_all(drafted, len(graphs))))
+    if others and _counts_from_itself(prepared):
+        moved = _moved(graphs, prepared, machine)
+        if moved is not None:
+            made = plan_prepared(prepared, meta, _for_all(drafted, len(graphs)))
+            return Rotated(made, moved)
     each = [prepared, *(prepare(other, machine, options) for other in others)]
     tell = [partial(drafted, rank) if drafted else None for rank in range(len(graphs))]
     return [plan_prepared(p, meta, told) for p, told in zip(each, tell, strict=True)]
@@ -58,6 +64,60 @@ def _counts_from_itself(prepared: Prepared) -> bool:
     return not any(registry.get(n.type).names_ranks for n in nodes)
 
 
-def _alike(a: Graph, b: Graph) -> bool:
-    """Are two ranks' graphs the same?"""
-    return {**vars(a), "rank": 0} == {**vars(b), "rank": 0}
+def _moved(graphs: Sequence[Graph], prepared: Prepared, machine: Machine) -> Moved | None:
+    """How tensors of the first rank's plan move from rank to rank; None if the ranks do not do the
+    same.
+    """
+    first, second, *others = graphs
+    steps = _steps(first, second)
+    if steps is None:
+        return None
+    for rank, other in enumerate(others, 2):
+        further = {t: tuple(rank * s for s in step) for t, step in steps.items()}
+        if _steps(first, other) != further:
+            return None
+    if not steps:
+        return {}
+    # Lowering may see a view in other dimensions: which way it moves there, the next rank's says.
+    mine = unscheduled(prepared)
+    theirs = unscheduled(prepare(second, machine, prepared.options))
+    if len(mine.tensors) != len(theirs.tensors):
+        return None
+    pairs = zip(mine.tensors, theirs.tensors, strict=True)
+    moved = {
+        a.id: tuple(n - o for o, n in zip(a.offsets, b.offsets, strict=True))
+        for a, b in pairs
+        if a.offsets != b.offsets and len(a.offsets) == len(b.offsets)
+    }
+    return moved if on_rank(mine, 1, moved) == theirs else None
+
+
+def _steps(a: Graph, b: Graph) -> dict[int, tuple[int, ...]] | None:
+    """By tensor of a parameter that nobody writes, how far apart its views begin in two graphs that
+    are the same in all else; None if they are not.
+    """
+    written = {t.buffer.id for n in a.nodes if not n.virtual for t in n.outputs}
+    found: dict[int, tuple[int, ...]] = {}
+    for mine, theirs in zip(a.tensors, b.tensors, strict=False):
+        constant = mine.buffer.arena == "parameter" and mine.buffer.id not in written
+        if constant and mine.offsets != theirs.offsets and len(mine.shape) == len(theirs.shape):
+            ends = zip(mine.offsets, theirs.offsets, strict=True)
+            found[mine.id] = tuple(end - begin for begin, end in ends)
+
+    def back(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        if found.keys().isdisjoint(t.id for t in tensors):
+            return tensors
+        return tuple(
+            replace(t, offsets=tuple(o - s for o, s in zip(t.offsets, found[t.id], strict=True)))
+            if t.id in found
+            else t
+            for t in tensors
+        )
+
+    nodes = [
+        replace(n, inputs=back(n.inputs), outputs=back(n.outputs), after=back(n.after))
+        for n in b.nodes
+    ]
+    tensors = list(back(tuple(b.tensors)))
+    same = {**vars(a), "rank": 0} == {**vars(b), "rank": 0, "nodes": nodes, "tensors": tensors}
+    return found if same else None

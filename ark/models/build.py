@@ -5,7 +5,7 @@ points. Called by ark.models.generate for plans and by ark.models.load for what 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,7 +29,8 @@ LASTING = ("parameter", "state", "host")  # arenas that live from launch to laun
 class Shape:
     """What one rank of a model computes. context: positions the cache holds. chunk: prompt tokens
     an iteration, 0 for a model that only decodes. batch: sequences that are decoded together; their
-    prompts go through the decoding phase, a token an iteration, so that chunk is 0.
+    prompts go through the decoding phase, a token an iteration, so that chunk is 0. split: how the
+    ranks share the model: empty by ark.models.shard, or a name of ark.parallel.plans.PLANS.
 
     A chunk of at least BEGINS tokens takes less time than two tokens one by one: then the prompt's
     last chunk is an entry point of its own, which also draws the first token.
@@ -42,6 +43,7 @@ class Shape:
     rank: int = 0
     world_size: int = 1
     batch: int = 1
+    split: str = ""
 
     @property
     def begins(self) -> bool:
@@ -59,7 +61,10 @@ class Shape:
         return [-(-prompt // self.chunk) - 1, 1, new - 1] if prompt > 1 else [0, 0, new]
 
     def __post_init__(self) -> None:
-        check_ranks(self.config, self.world_size)
+        if not self.split:
+            check_ranks(self.config, self.world_size)
+        else:
+            _check_split(self.split)
         if not 1 <= self.batch <= MAX_BATCH:
             raise InvalidUsageError(
                 f"a batch of {self.batch} sequences was asked for; from 1 to {MAX_BATCH} are "
@@ -91,6 +96,8 @@ class Built:
 
 def build(shape: Shape) -> Built:
     """The graph of one rank, with entry points for the prompt (if any) and one for decoding."""
+    if shape.split and shape.world_size > 1:
+        return _by_plan(shape)
     model = Model(shape.rank, shape.world_size)
     with use_model(model):
         decoder = registry.decoder(shape.config.architecture)(shape.config, shape.dtype)
@@ -111,6 +118,32 @@ def build(shape: Shape) -> Built:
         constants = {p.ir.name: p.initializer for p in parameters if p.initializer}
     lasting = {t.name: t for n in model.graph.nodes for t in n.inputs if _names_buffer(t)}
     return Built(model.graph, lasting, {p.ir.name: s for p, s in shares.items()}, constants)
+
+
+def _check_split(name: str) -> None:
+    """InvalidUsageError unless ranks can share a model by a plan of that name."""
+    from ark.parallel.plans import PLANS
+
+    if name not in PLANS:
+        raise InvalidUsageError(
+            f"there is no plan {name!r} by which ranks share a model; there are {', '.join(PLANS)}"
+        )
+
+
+def _by_plan(shape: Shape) -> Built:
+    """A rank's graph of the one-device model under a plan that has a name (ark.parallel)."""
+    from ark.parallel import parallelize
+
+    one = build(replace(shape, rank=0, world_size=1, split=""))
+    ranks = parallelize(one.graph, shape.world_size, shape.split).ranks
+    graph, held = ranks.graphs[shape.rank], ranks.held[shape.rank]
+    lasting = {t.name: t for t in graph.tensors if t.name in held and _names_buffer(t)}
+    shares = {
+        name: tuple(slice(*side) for side in view.box)
+        for name, view in held.items()
+        if view.shape != one.lasting[name].shape
+    }
+    return Built(graph, lasting, shares, one.constants)
 
 
 def whole_pass(config: LlamaConfig, dtype: DataType, rows: int) -> Graph:

@@ -7,6 +7,7 @@ tokens as they appear in host-mapped memory. Called by the command line and by a
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -81,8 +82,7 @@ def plans(
     data = cache.load(cache.PLANS, name)
     if data is not None:
         try:
-            made = [from_json(text) for text in data.decode().split("\0")]
-            return made if len(made) == made[0].world_size else Rotated(made[0])
+            return _from_texts(data.decode().split("\0"))
         except PlanError:
             cache.drop(cache.PLANS, name)
     found = make_plans(shape, machine, options, drafted)
@@ -109,8 +109,19 @@ def make_plans(
 
 
 def _texts(made: Sequence[Plan]) -> list[str]:
-    """The plans as JSON; one where it stands for all."""
-    return [to_json(plan) for plan in ([made.first] if isinstance(made, Rotated) else made)]
+    """The plans as JSON; where one stands for all, that one and what moves from rank to rank."""
+    if isinstance(made, Rotated):
+        return [to_json(made.first), json.dumps(sorted(made.moved.items()))]
+    return ["", *(to_json(plan) for plan in made)]
+
+
+def _from_texts(texts: Sequence[str]) -> Sequence[Plan]:
+    """The plans that `_texts` wrote."""
+    first, *others = texts
+    if not first:
+        return [from_json(text) for text in others]
+    moved = {tensor: tuple(steps) for tensor, steps in json.loads(others[0])}
+    return Rotated(from_json(first), moved)
 
 
 def digest(made: Sequence[Plan]) -> str:
@@ -193,6 +204,7 @@ class Generator:
         context: int | None = None,
         chunk: int | None = None,
         batch: int = 1,
+        split: str = "",
         ranks: Ranks | None = None,
         rank: int = 0,
         world_size: int = 1,
@@ -204,6 +216,7 @@ class Generator:
     ) -> None:
         """chunk: prompt tokens an iteration, by default usual_chunk's. batch: sequences decoded
         together, for `stream_batch`; their prompts are read a token an iteration, without chunks.
+        split: how ranks share the model, as of ark.models.build.Shape.
 
         progress(what, done, total) is called while weights are loaded (bytes) and once per step
         of unknown length (total 0).
@@ -230,6 +243,7 @@ class Generator:
             rank,
             world_size,
             batch,
+            split,
         )
         tell("planning", 0, 0)
         if plan is None:

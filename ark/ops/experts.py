@@ -44,7 +44,13 @@ def topk(input: Any, k: int, name: str = "") -> tuple[Tensor, Tensor]:
 
 
 def expert_linear(
-    input: Any, weight: Any, experts: Any, output: Any = NullTensor, name: str = ""
+    input: Any,
+    weight: Any,
+    experts: Any,
+    output: Any = NullTensor,
+    name: str = "",
+    first: int = 0,
+    of: int | None = None,
 ) -> Tensor:
     """Products of rows with the weights of the experts that they were given.
 
@@ -52,6 +58,7 @@ def expert_linear(
     experts (rows, slots) int32. Result (rows, slots, n) of the input's type: [r, s] = weight[
     experts[r, s]] input[r]. The weight is of the input's type, or of any floating-point type where
     the input is fp32. An expert that there is not ends the run with a GpuError that names it.
+    first, of: the weight has the experts from `first` on, of so many; the results of others are 0.
     """
     x, w, chosen = as_tensor(input), as_tensor(weight), as_tensor(experts)
     dtype = float_dtype("expert_linear", x)
@@ -73,11 +80,18 @@ def expert_linear(
             f"the experts {list(shapes[2])}; expected (rows, k) or (rows, slots, k), (experts, n, "
             "k) and (rows, slots)"
         )
+    held, count = w.ir.shape[0], w.ir.shape[0] if of is None else of
+    if not 0 <= first <= count - held:
+        raise InvalidUsageError(
+            f"expert_linear: the weight has {held} experts from {first} on, of {count}; these are "
+            f"to be among 0 to {count - 1}"
+        )
     if not w.ir.dense:
         raise ModelError("expert_linear: the weight must be dense; ark.copy it")
     label = name or w.ir.name.rpartition(".")[2]
     shape = (*chosen.ir.shape, w.ir.shape[1])
-    return result("expert_linear", [x, w, chosen], shape, dtype, output, name=label)
+    attrs = {"first": int(first), "of": int(count)} if count > held else {}
+    return result("expert_linear", [x, w, chosen], shape, dtype, output, attrs=attrs, name=label)
 
 
 def _topk(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
@@ -90,7 +104,12 @@ def _expert_linear(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> li
     x, weight, experts = inputs
     if x.ndim == 2:
         x = np.broadcast_to(x[:, None], (*experts.shape, x.shape[-1]))
-    return [np.einsum("rsk,rsnk->rsn", x, weight[experts.astype(np.int64)])]
+    own = experts.astype(np.int64) - attrs.get("first", 0)
+    held = (own >= 0) & (own < len(weight))
+    if "of" not in attrs:
+        held |= True  # an expert that there is not is an IndexError
+    made = np.einsum("rsk,rsnk->rsn", x, weight[np.where(held, own, 0)])
+    return [np.where(held[..., None], made, 0)]
 
 
 def _lower_topk(lowering: Lowering, node: Node) -> None:
@@ -103,7 +122,7 @@ def _lower_expert_linear(lowering: Lowering, node: Node) -> None:
     rows, slots, n = node.outputs[0].shape
     parts = split(n, -(-lowering.machine.processors // (rows * slots)))
     coords = [(r, s, a, b) for r in range(rows) for s in range(slots) for a, b in parts]
-    lowering.emit("expert_linear", {}, [*node.inputs, *node.outputs], coords)
+    lowering.emit("expert_linear", node.attrs, [*node.inputs, *node.outputs], coords)
 
 
 register("topk", _topk, _lower_topk, aliasing="none")

@@ -5,19 +5,31 @@ proves one rank and by that all (ark.plan.verify.symmetry).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import overload
 
 from ark.plan import kind as kinds
-from ark.plan.types import Plan
+from ark.plan.types import Plan, PlanTensor
+
+Moved = Mapping[int, tuple[int, ...]]
+"""By tensor, how many elements further in each dimension it begins on the next rank: shares of a
+parameter that every rank holds whole.
+"""
 
 
 @dataclass(frozen=True)
 class Rotated(Sequence[Plan]):
-    """first: rank 0's plan. Rank r's is the same with every rank it names counted r further."""
+    """first: rank 0's plan. Rank r's is the same with every rank it names counted r further, and r
+    times further in its parameters where `moved` says so.
+    """
 
     first: Plan
+    moved: Moved = field(default_factory=dict)
+
+    def everywhere(self, tensor: PlanTensor) -> list[PlanTensor]:
+        """A tensor of the first plan as each rank has it."""
+        return [_moved(tensor, rank, self.moved) for rank in range(len(self))]
 
     def __len__(self) -> int:
         return self.first.world_size
@@ -28,13 +40,15 @@ class Rotated(Sequence[Plan]):
     def __getitem__(self, index: slice) -> list[Plan]: ...
     def __getitem__(self, index: int | slice) -> Plan | list[Plan]:
         ranks = range(len(self))[index]
-        return on_rank(self.first, ranks) if isinstance(ranks, int) else [self[r] for r in ranks]
+        if isinstance(ranks, int):
+            return on_rank(self.first, ranks, self.moved)
+        return [self[r] for r in ranks]
 
     def __hash__(self) -> int:
         return id(self.first)
 
 
-def on_rank(plan: Plan, rank: int) -> Plan:
+def on_rank(plan: Plan, rank: int, moved: Moved | None = None) -> Plan:
     """The plan that a rank has if all ranks do what `plan` does on its own."""
     by, world = rank - plan.rank, plan.world_size
     if not by:
@@ -42,7 +56,16 @@ def on_rank(plan: Plan, rank: int) -> Plan:
     return replace(
         plan,
         rank=rank,
+        tensors=tuple(_moved(t, by, moved) for t in plan.tensors) if moved else plan.tensors,
         buffers=tuple(replace(b, rank=(b.rank + by) % world) for b in plan.buffers),
         ops=tuple(replace(op, params=kinds.get(op.kind).on_rank(op.params, by)) for op in plan.ops),
         counters=tuple(replace(c, rank=(c.rank + by) % world) for c in plan.counters),
     )
+
+
+def _moved(tensor: PlanTensor, by: int, moved: Moved) -> PlanTensor:
+    steps = moved.get(tensor.id)
+    if steps is None:
+        return tensor
+    offsets = tuple(o + by * s for o, s in zip(tensor.offsets, steps, strict=True))
+    return replace(tensor, offsets=offsets)

@@ -101,7 +101,11 @@ class Executor(PlanMemory):
         symmetric = plan.arenas.get("symmetric", 0)
         kind = "symmetric" if plan.world_size > 1 else "device"
         self._shared = self._alloc(symmetric + self._counter_bytes, kind)
-        self._counters = self._shared.address + symmetric
+        # By whether peers signal it: the rank's own counters may be cached, peers' may not.
+        self._counters = {True: self._shared.address + symmetric}
+        self._counters[False] = self._counters[True]
+        if plan.world_size > 1:
+            self._counters[False] = self._alloc(self._counter_bytes).address
         # Receive buffers of packets: what a launch before has left there is none of this one's.
         received = {t.buffer for t in plan.tensors if t.packet}
         own = (b for b in plan.buffers if b.arena == "symmetric" and b.rank == plan.rank)
@@ -206,7 +210,7 @@ class Executor(PlanMemory):
         entry = self.plan.counters[counter]
         if entry.rank != self.plan.rank:
             return self._peers.address(entry.rank, "counters", entry.name)
-        return self._counters + counter * COUNTER_STRIDE
+        return self._counters[entry.system] + counter * COUNTER_STRIDE
 
     def start(self, iterations: int | Sequence[int], persistent: bool = False) -> Run:
         """Launches the loop kernel for so many iterations of each phase, in the plan's order.
@@ -266,7 +270,8 @@ class Executor(PlanMemory):
         self._drain()
         self._meet("the end of the launch before")
         self._resumed = None
-        self.device.zero(self._counters, self._counter_bytes)
+        for address in set(self._counters.values()):
+            self.device.zero(address, self._counter_bytes)
         packets = self._arenas.get("packet")
         if packets is not None:
             self.device.zero(packets.address, packets.nbytes)
@@ -305,7 +310,7 @@ class Executor(PlanMemory):
         params = np.zeros(1, layout.dtype("ArkParams"))
         for name, memory in self._arrays.items():
             params[name] = memory.address
-        params["barrier"] = self._counters + ITERATION_BARRIER * COUNTER_STRIDE
+        params["barrier"] = self._counter_address(ITERATION_BARRIER)
         params["control"] = self._control.address
         params["host"] = self._host.address
         params["trace"] = self._trace.address if self._trace else 0
@@ -344,8 +349,12 @@ class Executor(PlanMemory):
 
     def counter_values(self) -> list[int]:
         """All counters of this rank, by id."""
-        words = self.device.read(self._counters, self._counter_bytes).view(np.uint32)
-        return [int(v) for v in words[:: COUNTER_STRIDE // 4]]
+        read = {
+            system: self.device.read(address, self._counter_bytes).view(np.uint32)
+            for system, address in self._counters.items()
+        }
+        stride = COUNTER_STRIDE // 4
+        return [int(read[c.system][c.id * stride]) for c in self.plan.counters]
 
     def trace(self) -> list[np.ndarray]:
         """The records of the last run, one array per processor."""

@@ -28,8 +28,10 @@ ARK_DEVICE void ark_topk(ArkCtx& c, const ArkTask& t, X x, V values, I indices) 
   }
 }
 
-// coord: row, slot, first and last+1 output. The input has a row a slot (SLOTS) or one for all.
-template <int EXPERTS, int N, int K, bool SLOTS, class X, class W, class E, class O>
+// coord: row, slot, first and last+1 output. The input has a row a slot (SLOTS) or one for all. The
+// weight has EXPERTS experts from FIRST on, of OF; the results of the others are zeros.
+template <int EXPERTS, int N, int K, bool SLOTS, int FIRST, int OF, class X, class W, class E,
+          class O>
 ARK_DEVICE void ark_expert_linear(ArkCtx& c, const ArkTask& t, X x, W weight, E experts, O output) {
   const int row = t.coord[0], slot = t.coord[1];
   float* xs = reinterpret_cast<float*>(ARK_SCRATCH(c));
@@ -37,11 +39,18 @@ ARK_DEVICE void ark_expert_linear(ArkCtx& c, const ArkTask& t, X x, W weight, E 
     xs[i] = ark_get(SLOTS ? ark_address(x, 0, row, slot, i) : ark_address(x, 0, 0, row, i), 0);
   }
   int expert = *ark_address(experts, 0, 0, row, slot);
-  if (expert < 0 || expert >= EXPERTS) {
+  if (expert < 0 || expert >= OF) {
     if (ark_tid() == 0) {
-      ark_fail(c, 5u, 0u, static_cast<ark_u32>(EXPERTS), static_cast<ark_u32>(expert));
+      ark_fail(c, 5u, 0u, static_cast<ark_u32>(OF), static_cast<ark_u32>(expert));
     }
-    expert = 0;
+    expert = FIRST;
+  }
+  expert -= FIRST;
+  if (OF > EXPERTS && (expert < 0 || expert >= EXPERTS)) {
+    for (int i = t.coord[2] + ark_tid(); i < t.coord[3]; i += ARK_THREADS) {
+      ark_put(ark_address(output, 0, row, slot, i), 0, 0.0f);
+    }
+    return;
   }
   const auto* w = weight.p + static_cast<ark_i64>(expert) * N * K;
   ark_sync();

@@ -2,13 +2,17 @@
 
 `topk` params: k. operands: input (rows, n), values (rows, k), indices (rows, k). coord: row.
 `expert_linear` operands: input (rows, k) or (rows, slots, k), weight (experts, n, k) dense, experts
-(rows, slots), output (rows, slots, n). coord: row, slot, first and last+1 output. Which expert's
-weights a task reads is known only when it runs, so they are no stream and count as all of them.
+(rows, slots), output (rows, slots, n). coord: row, slot, first and last+1 output. params: the
+weight has the experts from `first` on, of `of` (0: all there are); others give zeros. Whose weights
+a task reads is known only when it runs, so they are no stream and count as all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
 
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
@@ -69,8 +73,14 @@ class TopK(TaskKind):
         return text.call(name, "ark_topk", constants, operands)
 
 
+class ExpertLinearParams(Params, frozen=True):
+    first: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)] = 0
+    of: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)] = 0
+
+
 class ExpertLinear(TaskKind):
     name = "expert_linear"
+    params = ExpertLinearParams
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -81,7 +91,9 @@ class ExpertLinear(TaskKind):
             len(weight.shape) == 3 and is_dense(weight),
             f"the weights have shape {list(weight.shape)}, expected (experts, n, k), dense",
         )
-        _, n, k = weight.shape
+        held, n, k = weight.shape
+        first, of = _share(sig)
+        need(first + held <= of, f"{held} experts from {first} on are not among {of}")
         shaped(sig, 0, (rows, k) if len(sig.operands[0].shape) == 2 else (rows, slots, k))
         shaped(sig, 3, (rows, slots, n))
 
@@ -112,9 +124,14 @@ class ExpertLinear(TaskKind):
         return HEADERS
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        constants = (*sig.operands[1].shape, len(sig.operands[0].shape) == 3)
+        constants = (*sig.operands[1].shape, len(sig.operands[0].shape) == 3, *_share(sig))
         operands = [text.given(sig, i, const=i != 3) for i in range(4)]
         return text.call(name, "ark_expert_linear", constants, operands)
+
+
+def _share(sig: Signature) -> tuple[int, int]:
+    """The first expert of the weight, and how many experts there are."""
+    return sig.params.get("first", 0), sig.params.get("of") or sig.operands[1].shape[0]
 
 
 register(TopK())

@@ -190,6 +190,7 @@ struct ArkLoop {
   ArkTask tasks[ARK_SLOTS];
   ArkCounterOp counter_ops[ARK_SLOTS][ARK_SLOT_COUNTER_OPS];
   ArkCtx ctx;
+  ark_u64 begun;  // when the running task had been waited for, if that is traced
 };
 static_assert(sizeof(ArkLoop) <= ARK_LOOP_BYTES, "the loop's share of scratch");
 static_assert(sizeof(ArkTask) <= 256 && sizeof(ArkCounterOp) * ARK_SLOT_COUNTER_OPS <= 256, "");
@@ -404,6 +405,27 @@ ARK_DEVICE void ark_trace(const ArkCtx& c, const ArkTask& task, ark_u32& traced,
   record->end = ark_time_ns();
 }
 
+// A vote behind which no stores need have arrived. A backend may have one that waits for less.
+#if !defined(ARK_HAS_AGREE)
+ARK_DEVICE bool ark_agree(bool v) { return ark_all(v); }
+#endif
+
+// Waits for the running task: all computing threads; false if the processor is to leave. Of a
+// vendor's own bodies some call it themselves (ARK_BODIES_ENTER), with loads under way.
+ARK_DEVICE bool ark_enter_task(ArkLoop& loop, ark_u32 i) {
+  const ArkTask& task = loop.tasks[i % ARK_SLOTS];
+  if (task.wait_begin == task.wait_end) return true;
+  return ark_agree(ark_wait_task(ark_block_team(), loop, i));
+}
+#if defined(ARK_BODIES_ENTER)
+ARK_DEVICE bool ark_enter(ArkCtx& c) {
+  ArkLoop& loop = *reinterpret_cast<ArkLoop*>(ARK_SCRATCH(c) - ARK_LOOP_BYTES);
+  const bool go = ark_enter_task(loop, ark_warp_load(&c.warps[ark_warp()]));
+  if (ARK_PARAMS(c)->trace && ark_tid() == 0) loop.begun = ark_time_ns();
+  return go;
+}
+#endif
+
 // The loop of the variant `block`: all computing threads take each task together.
 ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
   ArkLoop& loop = *reinterpret_cast<ArkLoop*>(scratch);
@@ -440,10 +462,14 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
       if (i + 1u < end) ark_counter_ops_ahead(team, loop, p, i + 1u);
       if (i + 2u < end) ark_task_ahead(team, loop, p, i + 2u);
       ark_warp_store(&c.warps[ark_warp()], i);
-      const bool waits = task.wait_begin != task.wait_end;
-      if (waits && !ark_all(ark_wait_task(team, loop, i))) return;
+#if defined(ARK_BODIES_ENTER)
+      if (!ark_dispatch(c, task)) return;
+      const ark_u64 begin = p->trace && leader ? loop.begun : 0u;
+#else
+      if (!ark_enter_task(loop, i)) return;
       const ark_u64 begin = p->trace ? ark_time_ns() : 0u;
       ark_dispatch(c, task);
+#endif
       ark_copies_done();
       if (!ark_all(!ark_failed(c))) return;
       ark_signal_task(team, loop, i);

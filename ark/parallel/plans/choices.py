@@ -18,7 +18,9 @@ from ark.ir.graph import Node
 from ark.ir.values import Tensor
 from ark.parallel.layout.moves import ring_volume
 from ark.parallel.transform import Annotation, annotate
+from ark.parallel.transform.carried import VALUE, Carried
 
+NEVER_US = 1e9  # a value that is whole is not taken apart into shares of it
 Choice = tuple[str | None, ...]
 """A letter for each axis of the mesh, or None: its ranks all compute the same."""
 State = tuple[str, ...]
@@ -76,8 +78,11 @@ class Costs:
         self.mesh, self.rates, self.training = tuple(mesh), rates, training
         self.links = tuple(links or (rates.link_bytes_per_us,) * len(self.mesh))
 
-    def options(self, node: Node) -> list[Option]:
-        """Every way to split a node; one that splits nothing is always among them."""
+    def options(self, node: Node, through: Carried | None = None) -> list[Option]:
+        """Every way to split a node; one that splits nothing is always among them.
+
+        through: operands that may come in shares (ark.parallel.transform.carried).
+        """
         try:
             annotation = annotate(node)
         except UnsupportedError:
@@ -87,12 +92,13 @@ class Costs:
             us = self._us(_flops(node), sum(_touched(node)))
             return [Option((None,) * len(self.mesh), inputs, whole, us, inputs, out)]
         sizes = annotation.sizes([t.shape for t in (*node.inputs, *node.outputs)])
-        free = sorted(set(sizes) - annotation.frozen - {"1"})
+        through = through or {}
+        free = sorted((set(sizes) | set(through)) - annotation.frozen - {"1"})
         made = []
         for choice in itertools.product((None, *free), repeat=len(self.mesh)):
             parts = self._parts(choice)
-            if all(sizes[letter] % count == 0 for letter, count in parts.items()):
-                made.append(self._option(node, annotation, choice, parts))
+            if all(sizes.get(letter, 0) % count == 0 for letter, count in parts.items()):
+                made.append(self._option(node, annotation, choice, parts, through))
         return made
 
     def _parts(self, choice: Choice) -> dict[str, int]:
@@ -103,7 +109,12 @@ class Costs:
         return parts
 
     def _option(
-        self, node: Node, annotation: Annotation, choice: Choice, parts: dict[str, int]
+        self,
+        node: Node,
+        annotation: Annotation,
+        choice: Choice,
+        parts: dict[str, int],
+        through: Carried,
     ) -> Option:
         def states(otherwise: str) -> list[State]:
             return [
@@ -119,11 +130,17 @@ class Costs:
             ]
 
         inputs, grads = states("R"), states("V")
+        for axis, letter in enumerate(choice):
+            for at in through.get(letter or "", ()):
+                inputs[at] = (*inputs[at][:axis], "V", *inputs[at][axis + 1 :])
+                if letter == VALUE:
+                    grads[at] = (*grads[at][:axis], "R", *grads[at][axis + 1 :])
         output = tuple(
-            "V" if letter in annotation.summed else state
+            "V" if letter == VALUE or letter in annotation.summed else state
             for letter, state in zip(choice, inputs[-1], strict=True)
         )
-        work = _flops(node) / math.prod(parts.values())
+        # Shares of a value are as large as the value.
+        work = _flops(node) / math.prod(n for letter, n in parts.items() if letter != VALUE)
         moved = sum(
             touched * self.local(tensor, state) / tensor.elements
             for tensor, state, touched in zip(
@@ -147,6 +164,9 @@ class Costs:
         """The collectives that bring a tensor from one state to another, axis by axis."""
         made, held = [], float(self.local(tensor, have))
         for axis, (count, before, after) in enumerate(zip(self.mesh, have, want, strict=True)):
+            if before == "R" and after == "V" and count > 1:
+                made.append(Move("value_split", axis, 0.0, NEVER_US))
+                continue
             if before == after or before == "R" or count == 1:
                 held /= count if before == "R" != after else 1
                 continue

@@ -7,7 +7,7 @@ leaves open, and all of "auto", is searched for the least predicted time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -17,10 +17,12 @@ from ark.errors import InvalidUsageError
 from ark.frontend.model import Model
 from ark.ir.graph import Graph, Node
 from ark.machine import Machine
-from ark.parallel.plans.choices import Choice, Costs, Rates
+from ark.parallel.plans.blocks import alike, blocks_of
+from ark.parallel.plans.choices import Choice, Costs, Option, Rates
 from ark.parallel.plans.rules import PLANS, allowed
-from ark.parallel.plans.search import Found, Memory, search
+from ark.parallel.plans.search import Found, Kept, Memory, search
 from ark.parallel.transform import ParallelGraph, Piece, RankGraphs, materialise
+from ark.parallel.transform.materialise import IN_PLACE
 
 LINK_GBPS = 50.0
 UserPlan = Callable[[ParallelGraph], None]
@@ -51,7 +53,8 @@ def parallelize(
     """Splits a one-device model over ranks.
 
     Args:
-        model: a model with one entry whose ops write to memory of their own.
+        model: whose ops write to memory of their own, or to what lasts; several entry points, as a
+            decoder has, are split alike where they share memory.
         mesh: how many ranks, or how many along each axis; ranks are numbered row by row.
         plan: a name of `PLANS`, for all axes or one an axis; "auto" for the least predicted time;
             or a function that splits and assigns the pieces of a `ParallelGraph`.
@@ -82,11 +85,43 @@ def parallelize(
         raise InvalidUsageError(f"link_gbps is {link_gbps}; give more than 0")
     flops, bandwidth = (machine.tflops, machine.bandwidth_gbps) if machine else (0.1, 10.0)
     costs = Costs(axes, Rates(flops * 1e6, bandwidth * 1e3, link_gbps * 1e3))
-    able = {node.id: allowed(node, costs.options(node), names) for node in made.nodes}
-    found = search(made.nodes, able, costs, None if memory_bytes is None else Memory(memory_bytes))
+    options = {n.id: costs.options(n, made.carried.get(n.id)) for n in made.nodes}
+    able = {node.id: allowed(node, options[node.id], names) for node in made.nodes}
+    kept = _kept(made)
+    _agree(kept, able, options)
+    memory = None if memory_bytes is None else Memory(memory_bytes)
+    like = alike(blocks_of(made.nodes))
+    found = search(made.nodes, able, costs, memory, like, kept)
     for node in made.nodes:
         _split(made, node, found.choices[node.id], axes)
     return Parallelized(made, materialise(made), found)
+
+
+def _kept(plan: ParallelGraph) -> list[Kept]:
+    """Memory that ops write into in place, in all entry points: who reads and writes it."""
+    users: dict[int, list[tuple[int, int | None]]] = {}
+    for node in plan.nodes:
+        uses = [*enumerate(node.inputs), *((None, t) for t in node.outputs)]
+        for at, tensor in uses:
+            buffer = tensor.buffer.id
+            twin = plan.versions[buffer][0] if buffer in plan.versions else buffer
+            if twin in plan.twins:
+                users.setdefault(twin, []).append((node.id, at))
+    ops = {node.id: node.type for node in plan.nodes}
+    return [found for found in users.values() if any(ops[i] in IN_PLACE for i, _ in found)]
+
+
+def _agree(
+    kept: Sequence[Kept], able: dict[int, list[Option]], options: Mapping[int, Sequence[Option]]
+) -> None:
+    """Leaves memory whole on all ranks that the plan would split differently for its users."""
+    for users in kept:
+        states = [
+            {o.output if at is None else o.inputs[at] for o in able[node]} for node, at in users
+        ]
+        if not set.intersection(*states):
+            for node, _ in users:
+                able[node] = [o for o in options[node] if not any(o.choice)]
 
 
 def _split(plan: ParallelGraph, node: Node, choice: Choice, mesh: Sequence[int]) -> None:

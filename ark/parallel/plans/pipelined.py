@@ -7,7 +7,7 @@ computes of a micro-batch waits for its data alone, and on a rank the schedule's
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ark.errors import ModelError
 from ark.ir.graph import Node
@@ -16,13 +16,14 @@ from ark.parallel.transform import ParallelGraph, Piece
 
 
 def pipelined(
-    schedule: Schedule, block_of: Callable[[Node], tuple[str, int] | int]
+    schedule: Schedule, block_of: Callable[[Node], tuple[str, int] | Sequence[int]]
 ) -> Callable[[ParallelGraph], None]:
     """A plan for `parallelize`: each node runs where and when its block does.
 
     schedule: of as many devices as there are ranks (`ark.parallel.tessel`). block_of: the block's
-    name and the micro-batch that a node belongs to, or the rank of a node that belongs to none (the
-    update of a stage's parameters). A block on several devices is computed by each.
+    name and the micro-batch that a node belongs to, or the ranks of a node that belongs to none
+    (the update of a stage's parameters). A block on several devices is computed by each; what has
+    been split for them into as many pieces, a piece by each.
 
     The plan raises ModelError for a node whose block the schedule has not, and where the order of
     the schedule contradicts the graph's data.
@@ -33,17 +34,19 @@ def pipelined(
         pieces: dict[tuple[str, int], list[Piece]] = {key: [] for key in entries}
         for node in graph.nodes:
             key = block_of(node)
-            if isinstance(key, int):
+            if not isinstance(key[0], str):
                 for piece in graph.pieces(node):
-                    graph.op_assign(piece, key)
+                    graph.op_assign(piece, *key)
                 continue
             if key not in entries:
                 raise ModelError(
                     f"{node.name} belongs to block {key[0]!r} of micro-batch {key[1]}, which the "
                     "schedule has not; make it for the graph's blocks and micro-batches"
                 )
-            for piece in graph.pieces(node):
-                graph.op_assign(piece, *entries[key].devices)
+            devices, own = entries[key].devices, graph.pieces(node)
+            for number, piece in enumerate(own):
+                at = devices if len(own) == 1 else (devices[number % len(devices)],)
+                graph.op_assign(piece, *at)
                 pieces[key].append(piece)
         for device in range(graph.ranks):
             here = sorted(
@@ -52,22 +55,23 @@ def pipelined(
             busy = [pieces[e.block, e.micro_batch] for e in here]
             busy = [found for found in busy if found]
             for before, after in itertools.pairwise(busy):
-                for first in _ends(before, True):
-                    for then in _ends(after, False):
+                for first in ends(before, True):
+                    for then in ends(after, False):
                         graph.op_order(first, then)
 
     return plan
 
 
-def _ends(pieces: list[Piece], last: bool) -> list[Piece]:
+def ends(pieces: list[Piece], last: bool) -> list[Piece]:
     """Those of a block's pieces that none of it waits for (last), or that wait for none of it."""
     writers: dict[int, list[Piece]] = {}
     for piece in pieces:
-        writers.setdefault(piece.output.buffer, []).append(piece)
+        for written in piece.written:
+            writers.setdefault(written.buffer, []).append(piece)
     inner: set[Piece] = set()
     for piece in pieces:
         for view in piece.inputs:
             for other in writers.get(view.buffer, ()):
-                if other.output.meets(view):
+                if any(written.meets(view) for written in other.written):
                     inner.add(other if last else piece)
     return [piece for piece in pieces if piece not in inner]

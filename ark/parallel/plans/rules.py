@@ -9,8 +9,10 @@ from collections.abc import Callable, Sequence
 
 from ark.ir.graph import Node
 from ark.parallel.plans.choices import Option
+from ark.parallel.transform.carried import EXPERT, VALUE
 
-Rule = Callable[[Node, str], bool]
+Rule = Callable[[Node, str, str | None], bool]
+"""From an op, how its result lies and by which letter that is, to whether it may."""
 RESULTS = ("state", "external")  # arenas of what a caller reads
 
 
@@ -24,27 +26,27 @@ def _last(node: Node) -> str:
     return str(len(node.outputs[0].shape) - 1)
 
 
-def _replicated(node: Node, state: str) -> bool:
+def _replicated(node: Node, state: str, letter: str | None) -> bool:
     """Every rank computes everything."""
     return state == "R"
 
 
-def _data(node: Node, state: str) -> bool:
+def _data(node: Node, state: str, letter: str | None) -> bool:
     """Each rank some rows of every result."""
     return state == "0"
 
 
-def _column(node: Node, state: str) -> bool:
+def _column(node: Node, state: str, letter: str | None) -> bool:
     """Products with parameters by the columns of their result."""
     return state == _last(node) if _weights(node) else True
 
 
-def _row(node: Node, state: str) -> bool:
+def _row(node: Node, state: str, letter: str | None) -> bool:
     """Products with parameters by what they sum over: partial sums."""
     return state == "V" if _weights(node) else True
 
 
-def _megatron(node: Node, state: str) -> bool:
+def _megatron(node: Node, state: str, letter: str | None) -> bool:
     """Products with parameters by columns or as partial sums, the rest whole or by columns.
 
     What the caller reads is whole on every rank.
@@ -57,21 +59,24 @@ def _megatron(node: Node, state: str) -> bool:
     )
 
 
-def _sequence(node: Node, state: str) -> bool:
+def _sequence(node: Node, state: str, letter: str | None) -> bool:
     """As megatron, but the rest is split too: what it would do alike on all ranks, by rows."""
     return state in ("V", _last(node)) if _weights(node) else state not in ("R", "V")
 
 
-def _expert(node: Node, state: str) -> bool:
+def _expert(node: Node, state: str, letter: str | None) -> bool:
     """Each rank some of the experts: of products with a parameter a matrix an expert; of the rest
-    what has experts along its first dimension, sums over them as partial sums."""
+    what has experts along its first dimension, sums over them as partial sums. Where rows go to
+    experts of their own, what comes of these is a share until somebody adds it to something."""
+    if node.type == "expert_linear" or letter == VALUE:
+        return letter in (EXPERT, VALUE)
     experts = [t for t in node.inputs if t.buffer.arena == "parameter" and len(t.shape) == 3]
     if experts or (node.inputs and len(node.inputs[0].shape) == 3):
         return state == ("V" if len(node.outputs[0].shape) == 2 else "0")
     return state == "R"
 
 
-def _auto(node: Node, state: str) -> bool:
+def _auto(node: Node, state: str, letter: str | None) -> bool:
     """Whatever is fastest."""
     return True
 
@@ -93,6 +98,6 @@ def allowed(node: Node, options: Sequence[Option], names: Sequence[str]) -> list
     """The options that each axis' plan allows; where it allows none, the axis splits nothing."""
     kept = list(options)
     for axis, name in enumerate(names):
-        able = [o for o in kept if PLANS[name](node, o.output[axis])]
+        able = [o for o in kept if PLANS[name](node, o.output[axis], o.choice[axis])]
         kept = able or [o for o in kept if o.choice[axis] is None]
     return kept

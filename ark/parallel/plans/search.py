@@ -19,6 +19,8 @@ from ark.ir.values import Tensor
 from ark.parallel.plans.choices import Choice, Costs, Move, Option, State, of_gradient
 
 SCALE = 1000  # the solver counts in nanoseconds
+Kept = Sequence[tuple[int, int | None]]
+"""Of memory that lasts, who uses it: by node id and operand, or None for the result."""
 EFFORT = 30.0  # CP-SAT's deterministic time, about seconds
 
 
@@ -60,15 +62,15 @@ class Memory:
 
 def changes(nodes: Sequence[Node], chosen: Mapping[int, Option], costs: Costs) -> list[Change]:
     """What moves under given choices, in the order of the readers."""
-    writers = {node.outputs[0].buffer.id: node for node in nodes if node.outputs}
+    writers = {t.buffer.id: (node, t) for node in nodes for t in node.outputs}
     made: dict[tuple[int, State, bool], Change] = {}
     for node in nodes:
         option = chosen[node.id]
         for at, tensor in enumerate(node.inputs):
-            writer = writers.get(tensor.buffer.id)
+            writer, out = writers.get(tensor.buffer.id, (None, tensor))
             if writer is None or writer.id >= node.id:
                 continue
-            out, have = writer.outputs[0], chosen[writer.id].output
+            have = chosen[writer.id].output
             want = option.inputs[at]
             moves = tuple(costs.moves(out, have, want))
             key = (out.buffer.id, want, False)
@@ -109,10 +111,12 @@ def search(
     costs: Costs,
     memory: Memory | None = None,
     alike: Mapping[int, int] | None = None,
+    kept: Sequence[Kept] = (),
 ) -> Found:
     """The cheapest of the allowed options; PlanError if none fits into the memory.
 
-    alike: by node id, the node of whose choice it shares; none: each has its own.
+    alike: by node id, the node of whose choice it shares; none: each has its own. kept: for memory
+    that ops write in place, who reads and writes it; all are to have it in one state.
     """
     same = {n.id: (alike or {}).get(n.id, n.id) for n in nodes}
     count = Counter(same.values())
@@ -148,6 +152,8 @@ def search(
             ]
             if any(prices):
                 terms += _price(model, prices, pick[writer], _any(model, users), number)
+    for uses in kept:
+        _in_one_state(model, [(same[n], at) for n, at in uses], allowed, pick)
     if memory and held:
         model.add(sum(held) <= memory.bytes)
     model.minimize(sum(terms))
@@ -157,10 +163,15 @@ def search(
     solver.parameters.max_deterministic_time = EFFORT
     status = solver.solve(model)
     if status not in (cp.OPTIMAL, cp.FEASIBLE):
-        limit = memory.bytes if memory else 0
+        mesh = "x".join(map(str, costs.mesh))
+        if memory is None:
+            raise PlanError(
+                f"the plan splits memory that lasts over a mesh of {mesh} ranks in one way where "
+                "it is written and in another where it is read; choose another plan"
+            )
         raise PlanError(
-            f"no split of the model over a mesh of {'x'.join(map(str, costs.mesh))} ranks keeps "
-            f"parameters below {limit} bytes a rank; use more ranks or give more memory"
+            f"no split of the model over a mesh of {mesh} ranks keeps parameters below "
+            f"{memory.bytes} bytes a rank; use more ranks or give more memory"
         )
     found = {
         i: next(o for o, x in zip(allowed[i], pick[i], strict=True) if solver.boolean_value(x))
@@ -168,6 +179,25 @@ def search(
     }
     made = evaluate(nodes, {n.id: found[same[n.id]] for n in nodes}, costs)
     return Found(made.choices, made.us, made.parameter_bytes, status == cp.OPTIMAL)
+
+
+def _in_one_state(
+    model: Any,
+    users: Kept,
+    allowed: Mapping[int, Sequence[Option]],
+    pick: Mapping[int, Sequence[Any]],
+) -> None:
+    """Whoever reads or writes it has it in the same state."""
+    by_state: list[dict[State, list[Any]]] = []
+    for node, at in users:
+        found: dict[State, list[Any]] = {}
+        for option, literal in zip(allowed[node], pick[node], strict=True):
+            state = option.output if at is None else option.inputs[at]
+            found.setdefault(state, []).append(literal)
+        by_state.append(found)
+    for state in sorted(set().union(*by_state)):
+        for found in by_state[1:]:
+            model.add(sum(by_state[0].get(state, ())) == sum(found.get(state, ())))
 
 
 def _any(model: Any, users: Sequence[Sequence[Any]]) -> Any:
@@ -200,14 +230,14 @@ def _values(
     """By who reads (class and operand) and who writes a value: a tensor of it, and how many there
     are of the kind.
     """
-    writers = {node.outputs[0].buffer.id: node for node in nodes if node.outputs}
+    writers = {t.buffer.id: (node, t) for node in nodes for t in node.outputs}
     readers: dict[int, tuple[Tensor, Node | None, list[tuple[int, int]]]] = {}
     for node in nodes:
         for at, tensor in enumerate(node.inputs):
-            writer = writers.get(tensor.buffer.id)
+            writer, shown = writers.get(tensor.buffer.id, (None, tensor))
             if writer is not None and writer.id >= node.id:
-                writer = None  # what it reads is from the iteration before, or its own memory
-            shown = writer.outputs[0] if writer else tensor
+                # What it reads is from the iteration before, or its own memory.
+                writer, shown = None, tensor
             entry = readers.setdefault(tensor.buffer.id, (shown, writer, []))
             entry[2].append((same[node.id], at))
     found: dict[tuple[Wants, int | None], tuple[Tensor, int]] = {}

@@ -7,21 +7,29 @@ over the result is partial sums, and who reads it next reads the sum.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping
 
 from ark.errors import InvalidUsageError, UnsupportedError
 from ark.ir.graph import Node
-from ark.parallel.transform import ParallelGraph, annotate
+from ark.parallel.plans.pipelined import ends
+from ark.parallel.transform import ParallelGraph, Piece, annotate
 
 
-def spread(cuts: Mapping[str, int]) -> Callable[[ParallelGraph], None]:
+def spread(
+    cuts: Mapping[str, int],
+    parts: int = 1,
+    among: Callable[[Node], bool] = lambda node: True,
+) -> Callable[[ParallelGraph], None]:
     """A plan for `parallelize`: all ranks in one row, `cuts` says what comes in cut over them.
 
     cuts: by the name of a buffer (`tensor.ir.buffer.name`) the dimension along which it is cut.
     data: what differs from example to example, by its batch; tensor: parameters, and what an
     optimizer keeps of them; ZeRO 1 and 2: the batch, and what the optimizer keeps (gradients are
     then added up in parts); ZeRO 3: parameters too, where the model reads them by `ark.copy`.
+    parts: pieces of a rank, of which it computes one after the other through a layer (co-shard).
+    among: the nodes that the plan is for; others are left as they are.
 
     The plan raises InvalidUsageError for names that the graph does not read, and dimensions that
     are not divided by the number of ranks.
@@ -29,21 +37,36 @@ def spread(cuts: Mapping[str, int]) -> Callable[[ParallelGraph], None]:
 
     def plan(graph: ParallelGraph) -> None:
         cut = _seeds(graph, cuts)
-        everybody = range(graph.ranks)
-        for node in graph.nodes:
+        pieces: dict[tuple[str, int], dict[int, list[Piece]]] = {}
+        everybody, count = range(graph.ranks), graph.ranks * parts
+        for node in filter(among, graph.nodes):
             (whole,) = graph.pieces(node)
-            letter = _letter(node, cut, graph.ranks)
+            letter = _letter(node, cut, count) or _letter(node, cut, graph.ranks)
             if letter is None:
                 graph.op_assign(whole, *everybody)
                 continue
-            for rank, piece in enumerate(graph.op_trans(whole, letter, graph.ranks)):
+            fine = count if _letter(node, cut, count) == letter else graph.ranks
+            for number, piece in enumerate(graph.op_trans(whole, letter, fine)):
+                rank, part = divmod(number, fine // graph.ranks)
                 graph.op_assign(piece, rank)
+                pieces.setdefault((_layer(node), rank), {}).setdefault(part, []).append(piece)
             assert whole.annotation is not None
             result = whole.annotation.operands[-1]
             if letter in result:
                 cut[node.outputs[0].buffer.id] = result.index(letter)
+        for own in pieces.values():
+            for before, after in itertools.pairwise(own[part] for part in sorted(own)):
+                for first, then in itertools.product(ends(before, True), ends(after, False)):
+                    graph.op_order(first, then)
 
     return plan
+
+
+def _layer(node: Node) -> str:
+    """A node's scopes up to the first that has a number."""
+    scopes = node.name.split(".")[:-1]
+    numbered = [i for i, scope in enumerate(scopes) if any(c.isdigit() for c in scope)]
+    return ".".join(scopes[: numbered[0] + 1] if numbered else scopes)
 
 
 def _seeds(graph: ParallelGraph, cuts: Mapping[str, int]) -> dict[int, int]:

@@ -18,6 +18,8 @@ from typing import Any
 
 from ark.errors import ModelError, UnsupportedError
 from ark.ir.graph import Node
+from ark.parallel.transform.carried import EXPERT
+from ark.parallel.transform.views import View
 from ark.tasks.functions import FUNCTIONS
 
 LETTERS = string.ascii_lowercase
@@ -162,6 +164,12 @@ def _attention(node: Node) -> str:
     return f"x^ {head}, h c^ d^, h c^ d^, 1 -> x^ {head}"
 
 
+def _expert_linear(node: Node) -> str:
+    """By experts: each part has zeros for the rows that went to others."""
+    rows = "r s k+" if len(node.inputs[0].shape) == 3 else "r k+"
+    return f"{rows}, {EXPERT}+ n k+, r s -> r s n"
+
+
 def _append(node: Node) -> str:
     return f"x^ h/{node.outputs[0].shape[-1]}, 1, h c^ d^ -> h c^ d^"
 
@@ -171,8 +179,13 @@ def _embed(node: Node) -> str:
     return "t^, v^ y, 1 -> x^ y"
 
 
-def local_attrs(node: Node, output: Sequence[int]) -> Mapping[str, Any]:
-    """A node's attributes for a piece of it whose result has this shape."""
+def local_attrs(node: Node, inputs: Sequence[View], output: Sequence[int]) -> Mapping[str, Any]:
+    """A node's attributes for a piece of it that reads these views and makes this shape."""
+    if node.type == "expert_linear":
+        experts = node.inputs[1].shape[0]
+        first, last = inputs[1].box[0]
+        own = {"first": first, "of": experts} if last - first < experts else {}
+        return {**node.attrs, **own}
     if node.type == "attention":
         return {**node.attrs, "heads": output[-1] // node.attrs["head_dim"]}
     return {**node.attrs, "shape": tuple(output)} if "expr" in node.attrs else node.attrs
@@ -223,5 +236,6 @@ RULES: dict[str, Callable[[Node], str]] = {
     "reshape": _reshape,
     "rotary_embedding": _heads,
     "attention": _attention,
+    "expert_linear": _expert_linear,
     "kv_append": _append,
 }

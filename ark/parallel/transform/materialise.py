@@ -24,8 +24,14 @@ from ark.parallel.transform.pieces import ParallelGraph, Piece
 from ark.parallel.transform.views import Box, View, meeting
 
 RESULTS = ("state", "external")  # arenas of what a caller reads
-IN_PLACE = ("kv_append", "kv_cache_slot")  # ops that write into a part of an operand
+IN_PLACE = ("kv_append", "kv_cache_slot", "sample", "sample_each")
+"""Ops that write into a part of an operand."""
+ENDS = ("sample", "sample_each")  # ops that may end the run, which all ranks must do together
 TAG = 0
+Written = tuple[Piece, View]
+"""A piece, and what it writes of a buffer."""
+Chosen = tuple[int, Piece, View]
+"""The same on a rank."""
 
 
 @dataclass
@@ -54,11 +60,13 @@ class _Writer:
         for node in plan.nodes:
             for tensor in (*node.inputs, *node.outputs):
                 self.source.setdefault(tensor.buffer.id, tensor)
-        self.producers: dict[int, list[Piece]] = {}
+        self.producers: dict[int, list[Written]] = {}
         self.wanted: dict[View, set[int]] = {}
-        self.twin_of = {written: twin for twin, written in plan.twins.items()}
+        for graph in self.made.graphs:
+            graph.phases = plan.graph.phases
         for piece in self.order:
-            self.producers.setdefault(piece.output.buffer, []).append(piece)
+            for view in piece.written:
+                self.producers.setdefault(view.buffer, []).append((piece, view))
             for view in piece.inputs:
                 self.wanted.setdefault(view, set()).update(plan.ranks_of(piece))
         self.lasting = {
@@ -67,54 +75,65 @@ class _Writer:
             if view.buffer in plan.twins
             for rank in ranks
         }
+        self.versions: dict[tuple[int, int], int] = {
+            (twin, phase): version for version, (twin, phase) in plan.versions.items()
+        }
         for (rank, twin), box in self.lasting.items():
-            self.wanted.setdefault(View(plan.twins[twin], box), set()).add(rank)
-        self.local: dict[tuple[int, Piece], Tensor] = {}
+            for (other, _), version in self.versions.items():
+                if other == twin:
+                    self.wanted.setdefault(View(version, box), set()).add(rank)
+        self.local: dict[tuple[int, Piece, int], Tensor] = {}  # what a piece writes on a buffer
         self.fetched: dict[tuple[int, View], Tensor] = {}
         self.given: dict[tuple[int, int], tuple[Tensor, Box]] = {}
 
     def write(self) -> RankGraphs:
-        for piece in self.order:
-            for rank in self.plan.ranks_of(piece):
-                inputs = [self._operand(rank, view) for view in piece.inputs]
-                self._emit(rank, piece, inputs)
-        for (rank, twin), box in sorted(self.lasting.items()):
-            self._bring_up_to_date(rank, twin, box)
+        for phase, pieces in itertools.groupby(self.order, key=lambda piece: piece.node.phase):
+            for graph in self.made.graphs:
+                graph.phase = phase
+            for piece in pieces:
+                for rank in self.plan.ranks_of(piece):
+                    inputs = [self._operand(rank, view) for view in piece.inputs]
+                    self._emit(rank, piece, inputs)
+            for (rank, twin), box in sorted(self.lasting.items()):
+                if (twin, phase) in self.versions:
+                    self._bring_up_to_date(rank, twin, View(self.versions[twin, phase], box))
         return self.made
 
-    def _bring_up_to_date(self, rank: int, twin: int, box: Box) -> None:
+    def _bring_up_to_date(self, rank: int, twin: int, written: View) -> None:
         """What a rank keeps of memory that others have written, or it has written elsewhere."""
-        new = self._operand(rank, View(self.plan.twins[twin], box))
-        kept = self._given(rank, View(twin, box))
+        new = self._operand(rank, written)
+        kept = self._given(rank, View(twin, written.box))
         if new.buffer.id != kept.buffer.id:
             graph = self.made.graphs[rank]
             graph.add("copy", [new], [graph.rewrite(kept)], {}, "keep")
 
     def _emit(self, rank: int, piece: Piece, inputs: Sequence[Tensor]) -> None:
         graph = self.made.graphs[rank]
-        out = self._place(rank, piece)
+        if piece.node.type in ENDS and len(self.plan.ranks_of(piece)) < self.plan.ranks:
+            raise UnsupportedError(
+                f"{piece.node.name} may end the run, and then all ranks must end it; op_assign it "
+                "to all of them"
+            )
+        outs = [self._place(rank, piece, view) for view in piece.written]
         earlier = [
-            self.local[rank, first]
+            self.local[rank, first, first.output.buffer]
             for first in self.plan.earlier(piece)
-            if (rank, first) in self.local
+            if (rank, first, first.output.buffer) in self.local
         ]
         if piece.node.type == RESHAPE:
-            out = self._reshaped(rank, inputs[0], out)
+            outs = [self._reshaped(rank, inputs[0], outs[0])]
+        for view, out in zip(piece.written, outs, strict=True):
             graph.depend(out, earlier)
-            self.local[rank, piece] = out
-            return
-        graph.depend(out, earlier)
-        attrs = local_attrs(piece.node, out.shape)
-        graph.add(piece.node.type, inputs, [out], attrs, piece.node.name)
-        self.local[rank, piece] = out
+            self.local[rank, piece, view.buffer] = out
+        if piece.node.type != RESHAPE:
+            attrs = local_attrs(piece.node, piece.inputs, outs[0].shape)
+            graph.add(piece.node.type, inputs, outs, attrs, piece.node.name)
 
-    def _place(self, rank: int, piece: Piece) -> Tensor:
+    def _place(self, rank: int, piece: Piece, view: View) -> Tensor:
         """A tensor for what a piece writes on a rank: in what it keeps, where it is all of that."""
-        graph, source, view = self.made.graphs[rank], self.source[piece.output.buffer], piece.output
-        twin = self.twin_of.get(view.buffer)
-        here = twin is not None and self.lasting.get((rank, twin)) == view.box
-        if here and view.share == (0, 1):
-            assert twin is not None
+        graph, source = self.made.graphs[rank], self.source[view.buffer]
+        twin, _ = self.plan.versions.get(view.buffer, (None, 0))
+        if twin is not None and view.share == (0, 1) and self.lasting.get((rank, twin)) == view.box:
             return graph.rewrite(self._given(rank, View(twin, view.box)))
         if piece.node.type in IN_PLACE:
             raise UnsupportedError(
@@ -165,6 +184,11 @@ class _Writer:
         if (rank, view) not in self.fetched:
             if view.buffer in self.producers:
                 self._fetch(rank, view)
+            elif view.share != (0, 1):
+                raise ModelError(
+                    "the plan reads a share of what the caller fills, which is whole; split the "
+                    "op along a dimension"
+                )
             else:
                 self.fetched[rank, view] = self._given(rank, view)
         return self.fetched[rank, view]
@@ -183,7 +207,10 @@ class _Writer:
             self.made.held[rank][name] = View(self.plan.twins.get(view.buffer, view.buffer), box)
             self.given[key] = (made, box)
         whole, box = self.given[key]
-        return self._part(rank, whole, box, view.box)
+        part = self._part(rank, whole, box, view.box)
+        if part is not whole:  # a plan knows what is an operand; by the whole's name it is filled
+            self.made.graphs[rank].depend(part, [whole])
+        return part
 
     def _box_around(self, rank: int, buffer: int) -> Box:
         """The box around all that a rank reads of a buffer."""
@@ -202,33 +229,40 @@ class _Writer:
             buffer=whole.buffer,
             extents=whole.extents,
             offsets=[o + w[0] - b[0] for o, w, b in zip(whole.offsets, wanted, box, strict=True)],
-            name=whole.name,
+            name=whole.name and f"{whole.name}.part",
         )
         graph.depend(made, graph.depends(whole))
         return made
 
     def _fetch(self, rank: int, view: View) -> None:
-        sources = [p for p in self.producers[view.buffer] if p.output.meets(view)]
-        for piece in sources:
-            if (rank, piece) in self.local and piece.output.share == (0, 1):
-                box = piece.output.box
-                if meeting(box, view.box) == view.box:
-                    found = self._part(rank, self.local[rank, piece], box, view.box)
-                    self.fetched[rank, view] = found
-                    return
+        sources = [(p, w) for p, w in self.producers[view.buffer] if w.meets(view)]
+        for piece, written in sources:
+            made = self.local.get((rank, piece, view.buffer))
+            inside = meeting(written.box, view.box) == view.box
+            if made is not None and inside and written.share == view.share:
+                self.fetched[rank, view] = self._part(rank, made, written.box, view.box)
+                return
         if self._reduced_everywhere(view, sources):
-            for other, piece in enumerate(self._by_rank(sources)):
-                graph = self.made.graphs[other]
-                share = self.local[other, piece]
+            for other, graph in enumerate(self.made.graphs):
+                own = [
+                    self.local[other, piece, view.buffer]
+                    for piece, _ in sources
+                    if self.plan.ranks_of(piece) == [other]
+                ]
+                share = own[0]
+                if len(own) > 1:
+                    share = graph.tensor(view.shape, own[0].dtype, name=own[0].name)
+                    self._add_up(other, own, share)
                 total = graph.tensor(view.shape, share.dtype, name=share.name)
                 graph.add("all_reduce", [share], [total], {"packet": False}, "all_reduce")
                 self.fetched[other, view] = total
             return
-        cells = list(_cells(view.box, [p.output.box for p in sources]))
+        cells = list(_cells(view.box, [written.box for _, written in sources]))
         whole = None
         for cell in cells:
             parts = [
-                self._bring(rank, *chosen, cell) for chosen in self._cover(rank, cell, sources)
+                self._bring(rank, *chosen, cell)
+                for chosen in self._cover(rank, cell, view.interval, sources)
             ]
             if len(cells) == 1 and len(parts) == 1:
                 whole = parts[0]
@@ -241,42 +275,48 @@ class _Writer:
         assert whole is not None
         self.fetched[rank, view] = whole
 
-    def _reduced_everywhere(self, view: View, sources: Sequence[Piece]) -> bool:
-        """Does each rank have one share of exactly this box, and want all of it?"""
-        ranks = [self.plan.ranks_of(piece) for piece in sources]
+    def _reduced_everywhere(self, view: View, sources: Sequence[Written]) -> bool:
+        """Does each rank have shares of exactly this box, and want all of it?"""
+        ranks = {tuple(self.plan.ranks_of(piece)) for piece, _ in sources}
         return (
-            len(sources) == self.plan.ranks > 1
-            and sorted(ranks) == [[rank] for rank in range(self.plan.ranks)]
-            and all(p.output.box == view.box for p in sources)
-            and sorted(p.output.share for p in sources)
+            self.plan.ranks > 1
+            and view.share == (0, 1)
+            and ranks == {(rank,) for rank in range(self.plan.ranks)}
+            and all(written.box == view.box for _, written in sources)
+            and sorted(written.share for _, written in sources)
             == [(i, len(sources)) for i in range(len(sources))]
             and len(self.wanted[view]) == self.plan.ranks
         )
 
-    def _by_rank(self, sources: Sequence[Piece]) -> list[Piece]:
-        return sorted(sources, key=lambda piece: self.plan.ranks_of(piece)[0])
-
-    def _cover(self, rank: int, cell: Box, sources: Sequence[Piece]) -> list[tuple[int, Piece]]:
-        """(rank, piece) whose shares add up to the cell's value, the rank's own where it can be."""
+    def _cover(
+        self,
+        rank: int,
+        cell: Box,
+        interval: tuple[Fraction, Fraction],
+        sources: Sequence[Written],
+    ) -> list[Chosen]:
+        """(rank, piece) whose shares add up to that interval of the cell's value, the rank's own
+        where it can be.
+        """
         able = [
-            ((other - rank) % self.plan.ranks, other, piece)
-            for piece in sources
-            if meeting(piece.output.box, cell) == cell
+            ((other - rank) % self.plan.ranks, other, piece, written)
+            for piece, written in sources
+            if meeting(written.box, cell) == cell
             for other in self.plan.ranks_of(piece)
         ]
         able.sort(key=lambda entry: entry[0])
 
-        def rest(start: Fraction) -> list[tuple[int, Piece]] | None:
-            if start == 1:
+        def rest(start: Fraction) -> list[Chosen] | None:
+            if start == interval[1]:
                 return []
-            for _, other, piece in able:
-                if piece.output.interval[0] == start:
-                    later = rest(piece.output.interval[1])
+            for _, other, piece, written in able:
+                if written.interval[0] == start:
+                    later = rest(written.interval[1])
                     if later is not None:
-                        return [(other, piece), *later]
+                        return [(other, piece, written), *later]
             return None
 
-        found = rest(Fraction(0))
+        found = rest(interval[0])
         if found is None:
             raise ModelError(
                 f"nothing that the plan computes adds up to the part {list(cell)} that rank {rank} "
@@ -284,9 +324,10 @@ class _Writer:
             )
         return found
 
-    def _bring(self, rank: int, owner: int, piece: Piece, cell: Box) -> Tensor:
+    def _bring(self, rank: int, owner: int, piece: Piece, written: View, cell: Box) -> Tensor:
         """The cell of what a piece wrote on `owner`, on `rank`."""
-        part = self._part(owner, self.local[owner, piece], piece.output.box, cell)
+        made = self.local[owner, piece, written.buffer]
+        part = self._part(owner, made, written.box, cell)
         if owner == rank:
             return part
         here, there = self.made.graphs[rank], self.made.graphs[owner]

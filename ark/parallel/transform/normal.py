@@ -3,7 +3,8 @@ this iteration writes.
 
 Views make no node, and optimizers write parameters in place. Here a view of another shape becomes
 a node `reshape` on a tensor of its own, and a read of memory that the iteration writes later reads
-a twin: what the iteration before left. ark.parallel.transform.materialise brings twins up to date.
+a twin: what the iteration before left. Each entry point that writes such memory has a version of
+its own. ark.parallel.transform.materialise brings twins up to date.
 """
 
 from __future__ import annotations
@@ -13,18 +14,21 @@ from dataclasses import dataclass
 
 from ark.errors import UnsupportedError
 from ark.ir.graph import Graph, Node
-from ark.ir.values import Tensor
+from ark.ir.values import Buffer, Tensor
 
-LASTING = ("parameter", "state", "external")
+LASTING = ("parameter", "state", "external", "host")
 RESHAPE = "reshape"
 
 
 @dataclass(frozen=True)
 class Normal:
-    """graph: with the buffers of the one it was made of. twins: by a twin's buffer, the written."""
+    """graph: with the buffers of the one it was made of. twins: by a twin's buffer, the buffer of
+    that graph. versions: by a buffer that an iteration of a phase writes, (twin, phase).
+    """
 
     graph: Graph
     twins: dict[int, int]
+    versions: dict[int, tuple[int, int]]
 
 
 def normal(graph: Graph) -> Normal:
@@ -41,56 +45,102 @@ class _Normal:
         self.made = Graph(graph.rank, graph.world_size)
         self.made.buffers, self.made.tensors = list(graph.buffers), list(graph.tensors)
         self.made.phases = graph.phases
-        self.first: dict[int, int] = {}
+        self.first: dict[tuple[int, int], int] = {}  # by phase and buffer
+        self.phases: dict[int, set[int]] = {}  # that write a buffer
         self.extents: dict[int, tuple[int, ...]] = {}
         self.twins: dict[int, int] = {}
         self.twin_of: dict[int, int] = {}
-        self.shaped: dict[tuple[int, tuple[int, ...]], Tensor] = {}
+        self.versions: dict[int, tuple[int, int]] = {}
+        self.version_of: dict[tuple[int, int], Buffer] = {}
+        self.shaped: dict[tuple[int, tuple[int, ...], int], Tensor] = {}
 
     def run(self) -> Normal:
         for number, node in enumerate(self.nodes):
             for out in node.outputs:
-                self.first.setdefault(out.buffer.id, number)
+                self.first.setdefault((node.phase, out.buffer.id), number)
+                self.phases.setdefault(out.buffer.id, set()).add(node.phase)
                 self.extents.setdefault(out.buffer.id, out.extents)
         for node in self.nodes:
             for tensor in node.inputs:
                 self.extents.setdefault(tensor.buffer.id, tensor.extents)
         for number, node in enumerate(self.nodes):
+            for tensor in node.inputs:
+                if self._reads_before(number, node, tensor.buffer):
+                    self._twin(node, tensor)
+        for number, node in enumerate(self.nodes):
             inputs = tuple(self._input(number, node, t) for t in node.inputs)
+            outputs = tuple(self._on(t, self._version(node, t.buffer)) for t in node.outputs)
             self.made.nodes.append(
-                dataclasses.replace(node, id=len(self.made.nodes), inputs=inputs)
+                dataclasses.replace(node, id=len(self.made.nodes), inputs=inputs, outputs=outputs)
             )
-        return Normal(self.made, self.twins)
+        return Normal(self.made, self.twins, self.versions)
+
+    def _reads_before(self, number: int, node: Node, buffer: Buffer) -> bool:
+        """Does the node read what an iteration before has left of memory that is written?"""
+        if buffer.arena not in LASTING or buffer.id not in self.phases:
+            return False
+        return number <= self.first.get((node.phase, buffer.id), len(self.nodes))
+
+    def _twin(self, node: Node, tensor: Tensor) -> None:
+        """Sees to it that a buffer has a twin, and a version for each phase that writes it."""
+        buffer = tensor.buffer
+        if buffer.id in self.twin_of:
+            return
+        for phase in self.phases[buffer.id]:
+            writes = [
+                o
+                for n in self.nodes
+                for o in n.outputs
+                if n.phase == phase and o.buffer.id == buffer.id
+            ]
+            if len(writes) != 1 or writes[0].shape != writes[0].extents:
+                raise UnsupportedError(
+                    f"{node.name} reads {tensor.name or 'memory'} that is later written in parts "
+                    "or more than once; in a graph that is split every op writes to memory of its "
+                    "own, and one op all of what lasts"
+                )
+        twin = self._another(buffer)
+        self.twin_of[buffer.id] = twin.id
+        self.twins[twin.id] = buffer.id
+        for number, phase in enumerate(sorted(self.phases[buffer.id])):
+            version = self._another(buffer) if number else buffer
+            self.versions[version.id] = (twin.id, phase)
+            self.version_of[buffer.id, phase] = version
+
+    def _another(self, buffer: Buffer) -> Buffer:
+        made = self.made.buffer(buffer.arena, buffer.nbytes, name=buffer.name)
+        self.extents[made.id] = self.extents[buffer.id]
+        return made
+
+    def _version(self, node: Node, buffer: Buffer) -> Buffer:
+        """What the node's phase writes of a buffer. UnsupportedError where several phases write
+        memory of which nobody reads what was there.
+        """
+        if len(self.phases.get(buffer.id, ())) > 1 and buffer.id not in self.twin_of:
+            raise UnsupportedError(
+                f"{node.name} writes memory that another entry writes too and none reads; in a "
+                "graph that is split an entry writes to memory of its own"
+            )
+        return self.version_of.get((buffer.id, node.phase), buffer)
+
+    def _on(self, tensor: Tensor, buffer: Buffer) -> Tensor:
+        if tensor.buffer.id == buffer.id:
+            return tensor
+        return self._add(dataclasses.replace(tensor, buffer=buffer))
 
     def _input(self, number: int, node: Node, tensor: Tensor) -> Tensor:
         buffer = tensor.buffer
-        if number <= self.first.get(buffer.id, -1) and buffer.arena in LASTING:
-            tensor = self._before(node, tensor)
-        if tensor.extents != self.extents[buffer.id]:
+        if self._reads_before(number, node, buffer):
+            tensor = self._on(tensor, self.made.buffers[self.twin_of[buffer.id]])
+        elif buffer.id in self.phases:
+            tensor = self._on(tensor, self._version(node, buffer))
+        if tensor.extents != self.extents[tensor.buffer.id]:
             tensor = self._shaped(node, tensor)
         return tensor
 
-    def _before(self, node: Node, tensor: Tensor) -> Tensor:
-        """The tensor on the twin of its memory."""
-        buffer = tensor.buffer
-        writes = [o for n in self.nodes for o in n.outputs if o.buffer.id == buffer.id]
-        if len(writes) != 1 or writes[0].shape != writes[0].extents:
-            raise UnsupportedError(
-                f"{node.name} reads {tensor.name or 'memory'} that is later written in parts or "
-                "more than once; in a graph that is split every op writes to memory of its own, "
-                "and one op all of what lasts"
-            )
-        if buffer.id not in self.twin_of:
-            twin = self.made.buffer(buffer.arena, buffer.nbytes, name=buffer.name)
-            self.twin_of[buffer.id] = twin.id
-            self.twins[twin.id] = buffer.id
-            self.extents[twin.id] = self.extents[buffer.id]
-        twin = self.made.buffers[self.twin_of[buffer.id]]
-        return self._add(dataclasses.replace(tensor, buffer=twin))
-
     def _shaped(self, node: Node, tensor: Tensor) -> Tensor:
         """The tensor on a reshaped copy of all of its memory."""
-        key = (tensor.buffer.id, tensor.extents)
+        key = (tensor.buffer.id, tensor.extents, node.phase)
         if key not in self.shaped:
             extents = self.extents[tensor.buffer.id]
             zeros = (0,) * len(extents)

@@ -16,18 +16,28 @@ from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Buffer, Tensor
 from ark.parallel.transform.annotations import Annotation, annotate
+from ark.parallel.transform.carried import VALUE, carried
 from ark.parallel.transform.normal import normal
-from ark.parallel.transform.views import View
+from ark.parallel.transform.views import View, meeting
 
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A part of a node: which views it reads, and which it writes. Pieces are known by identity."""
+    """A part of a node: which views it reads, and which it writes. Pieces are known by identity.
+
+    others: what an op of several outputs, which is not split, writes beside the first.
+    """
 
     node: Node
     inputs: tuple[View, ...]
     output: View
     annotation: Annotation | None
+    others: tuple[View, ...] = ()
+
+    @property
+    def written(self) -> tuple[View, ...]:
+        """Everything that it writes."""
+        return (self.output, *self.others)
 
 
 def view_of(tensor: Tensor) -> View:
@@ -51,17 +61,17 @@ class ParallelGraph:
                 f"the graph is one of {graph.world_size} ranks; write the model for one device"
             )
         made = normal(graph)
-        self.graph, self.twins, self.ranks = made.graph, made.twins, ranks
+        self.graph, self.twins, self.versions = made.graph, made.twins, made.versions
+        self.ranks, self.carried = ranks, carried(self.nodes)
         self._pieces: dict[int, list[Piece]] = {}
         self._at: dict[Piece, list[int]] = {}
         self._orders: dict[Piece, list[Piece]] = {}
         written: dict[int, list[tuple[Node, View]]] = {}
         extents: dict[int, tuple[int, ...]] = {}
         for node in self.nodes:
-            if len(node.outputs) != 1 or node.phase:
+            if not node.outputs:
                 raise UnsupportedError(
-                    f"{node.name} has {len(node.outputs)} outputs or belongs to a further entry; a "
-                    "graph that is split has one entry, and ops of one output"
+                    f"{node.name} has no output; a graph that is split has ops that make something"
                 )
             for tensor in (*node.inputs, *node.outputs):
                 if extents.setdefault(tensor.buffer.id, tensor.extents) != tensor.extents:
@@ -70,20 +80,23 @@ class ParallelGraph:
                         f"{list(tensor.extents)}, another op in {list(extents[tensor.buffer.id])}; "
                         "a tensor that is split is seen in one shape, so copy it"
                     )
-            made_view = view_of(node.outputs[0])
-            for other, view in written.get(made_view.buffer, []):
-                if view.meets(made_view):
-                    raise UnsupportedError(
-                        f"{node.name} writes to the memory of {other.name}; in a graph that is "
-                        "split every op writes to memory of its own"
-                    )
-            written.setdefault(made_view.buffer, []).append((node, made_view))
+            written_views = tuple(view_of(t) for t in node.outputs)
+            for view in written_views:
+                for other, earlier in written.get(view.buffer, []):
+                    if earlier.meets(view):
+                        raise UnsupportedError(
+                            f"{node.name} writes to the memory of {other.name}; in a graph that is "
+                            "split every op writes to memory of its own"
+                        )
+                written.setdefault(view.buffer, []).append((node, view))
             views = tuple(view_of(t) for t in node.inputs)
             try:
                 annotation = annotate(node)
             except UnsupportedError:
                 annotation = None
-            self._pieces[node.id] = [Piece(node, views, made_view, annotation)]
+            self._pieces[node.id] = [
+                Piece(node, views, written_views[0], annotation, written_views[1:])
+            ]
 
     @property
     def nodes(self) -> list[Node]:
@@ -99,12 +112,16 @@ class ParallelGraph:
 
         InvalidUsageError with the reason where it cannot be: no such letter, one that must stay
         whole, or a size that `parts` does not divide. UnsupportedError for ops without annotation.
+        Along "+" an op is split into shares of what comes to it in shares (carried.py).
         """
         self._known(piece)
+        through = self.carried.get(piece.node.id, {}).get(letter, frozenset())
         annotation = piece.annotation or annotate(piece.node)
         views = (*piece.inputs, piece.output)
         sizes = annotation.sizes([view.shape for view in views])
         where = f"{piece.node.name} ({annotation})"
+        if letter == VALUE and through and parts >= 1:
+            sizes[letter] = parts
         if letter not in sizes or letter == "1":
             raise InvalidUsageError(f"{where} has no dimension {letter!r} to split along")
         if letter in annotation.frozen:
@@ -120,7 +137,9 @@ class ParallelGraph:
                 view.cut(letters.index(letter), index, parts) if letter in letters else view
                 for letters, view in zip(annotation.operands, views, strict=True)
             ]
-            if letter in annotation.summed:
+            for at in through:
+                cut[at] = cut[at].partial(index, parts)
+            if letter in annotation.summed or letter == VALUE:
                 cut[-1] = cut[-1].partial(index, parts)
             inputs = tuple(cut[:-1])
             made.append(dataclasses.replace(piece, inputs=inputs, output=cut[-1]))
@@ -141,9 +160,17 @@ class ParallelGraph:
         self._at[piece] = list(ranks)
 
     def op_order(self, first: Piece, then: Piece) -> None:
-        """`first` comes before `then` on the ranks that compute both."""
+        """`first` comes before `then` on the ranks that compute both.
+
+        InvalidUsageError where they belong to different entry points, which do not meet.
+        """
         self._known(first)
         self._known(then)
+        if first.node.phase != then.node.phase:
+            raise InvalidUsageError(
+                f"{first.node.name} and {then.node.name} belong to different entry points, which "
+                "run one after the other; put pieces of one entry in order"
+            )
         self._orders.setdefault(then, []).append(first)
 
     def op_copy(self, node: Node) -> Node:
@@ -213,7 +240,12 @@ class ParallelGraph:
 
     def producers(self, view: View) -> list[Piece]:
         """The pieces that write what a view reads."""
-        return [p for pieces in self._pieces.values() for p in pieces if p.output.meets(view)]
+        return [
+            p
+            for pieces in self._pieces.values()
+            for p in pieces
+            if any(written.meets(view) for written in p.written)
+        ]
 
     def earlier(self, piece: Piece) -> list[Piece]:
         """What a piece was put after by op_order."""
@@ -226,21 +258,23 @@ class ParallelGraph:
         """
         pieces = [piece for found in self._pieces.values() for piece in found]
         number = {piece: i for i, piece in enumerate(pieces)}
-        by_buffer: dict[int, list[Piece]] = {}
-        for piece in pieces:
-            by_buffer.setdefault(piece.output.buffer, []).append(piece)
-        readers: dict[int, list[Piece]] = {}
-        for piece in pieces:
+        writes: dict[int, list[tuple[View, int]]] = {}
+        readers: dict[tuple[int, int], list[tuple[View, int]]] = {}
+        for i, piece in enumerate(pieces):
+            for view in piece.written:
+                writes.setdefault(view.buffer, []).append((view, i))
             for view in piece.inputs:
                 if view.buffer in self.twins:
-                    readers.setdefault(self.twins[view.buffer], []).append(piece)
+                    readers.setdefault((view.buffer, piece.node.phase), []).append((view, i))
         before: dict[int, set[int]] = {}
         for i, piece in enumerate(pieces):
-            read = [
-                p for v in piece.inputs for p in by_buffer.get(v.buffer, ()) if p.output.meets(v)
-            ]
-            replaced = readers.get(piece.output.buffer, ())  # they read what this one writes over
-            before[i] = {number[p] for p in (*read, *self.earlier(piece), *replaced)} - {i}
+            found = {n for v in piece.inputs for w, n in writes.get(v.buffer, ()) if w.meets(v)}
+            found |= {number[p] for p in self.earlier(piece)}
+            for view in piece.written:  # readers of what was there, which this one writes over
+                for read, n in readers.get(self.versions.get(view.buffer, (-1, 0)), ()):
+                    if meeting(read.box, view.box):
+                        found.add(n)
+            before[i] = found - {i}
         sorter = TopologicalSorter(before)
         try:
             sorter.prepare()
@@ -250,16 +284,16 @@ class ParallelGraph:
                 f"the plan goes round in a circle: {names}; data already orders some of these, so "
                 "leave an op_order away"
             ) from None
-        found: list[Piece] = []
+        order: list[Piece] = []
         ready = list(sorter.get_ready())
         heapq.heapify(ready)
         while ready:
             chosen = heapq.heappop(ready)
-            found.append(pieces[chosen])
+            order.append(pieces[chosen])
             sorter.done(chosen)
             for other in sorter.get_ready():
                 heapq.heappush(ready, other)
-        return found
+        return order
 
     def _known(self, piece: Piece) -> None:
         if all(piece is not p for p in self._pieces.get(piece.node.id, ())):

@@ -11,7 +11,7 @@ from ark.plan.access import Region
 from ark.plan.boxes import Templates
 from ark.plan.kind import Access, Signature
 from ark.plan.rotated import Rotated
-from ark.plan.types import Plan, PlanBuffer, Task
+from ark.plan.types import Plan, PlanBuffer, PlanTensor, Task
 from ark.plan.verify.listing import Listing, listing
 from ark.plan.verify.symmetry import Symmetry
 
@@ -61,6 +61,12 @@ class RankSet:
     def plan(self, rank: int) -> Plan:
         """A plan with a rank's buffers, counters and names, if perhaps another's idea of peers."""
         return self.plans.first if isinstance(self.plans, Rotated) else self.plans[rank]
+
+    def first_bytes(self, tensor: PlanTensor) -> list[int]:
+        """Where a checked rank's tensor begins in its buffer, on all ranks that it stands for."""
+        if not isinstance(self.plans, Rotated):
+            return [tensor.first_byte]
+        return [there.first_byte for there in self.plans.everywhere(tensor)]
 
     def signatures(self, rank: int) -> tuple[Signature, ...]:
         """By op of a checked rank."""

@@ -10,13 +10,15 @@ import numpy as np
 from ark.errors import PlanError
 from ark.ir.dtype import by_name
 from ark.ir.values import MAX_DIMS
+from ark.machine import Machine
 from ark.plan import kind as kinds
 from ark.plan.memory import ALIGN
 from ark.plan.rotated import Rotated
 from ark.plan.serialize import machine_of
-from ark.plan.types import ARENAS, INITIAL, ITERATION_BARRIER, Fetch, Plan
+from ark.plan.types import ARENAS, INITIAL, ITERATION_BARRIER, Fetch, Plan, PlanTensor
 from ark.plan.verify.listing import Listing
 from ark.plan.verify.rank_set import Key, RankSet, refuse
+from ark.plan.verify.work import WIDEST
 from ark.variant import COMMUNICATE
 
 
@@ -55,6 +57,8 @@ def check_tasks(rank_set: RankSet) -> None:
     phases = range(len(rank_set.checked_plans[0].phases))
     written = set().union(*(_written(rank_set, number) for number in phases))
     rewritten = [_written(rank_set, number, appended=False) for number in phases]
+    if isinstance(rank_set.plans, Rotated):
+        _check_moved(rank_set.plans, written)
     for plan in rank_set.checked_plans:
         _check_streams(rank_set, plan, written, rewritten)
         _check_shared_memory(rank_set, plan)
@@ -87,19 +91,53 @@ def _check_memory(rank_set: RankSet, plan: Plan) -> None:
                 f"buffer {b.name!r} lies at byte {b.offset}, expected a multiple of {ALIGN}"
             )
     for t in plan.tensors:
-        if not 0 <= t.buffer < len(plan.buffers):
-            raise refuse(f"tensor {t.name!r} is on buffer {t.buffer}, which does not exist")
-        inside = 1 <= len(t.shape) == len(t.extents) == len(t.offsets) <= MAX_DIMS and all(
-            o >= 0 and s > 0 and o + s <= e
-            for o, s, e in zip(t.offsets, t.shape, t.extents, strict=True)
-        )
-        if not inside or math.prod(t.items.extents) * t.itemsize > plan.buffers[t.buffer].nbytes:
-            raise refuse(f"tensor {t.name!r} does not fit its buffer")
-        if t.offsets[-1] % by_name(t.dtype).per_item or t.extents[-1] % by_name(t.dtype).per_item:
-            raise refuse(f"rows of tensor {t.name!r} do not begin at whole bytes")
-        arena = plan.buffers[t.buffer].arena
-        if arena != "symmetric" and t.packet != (arena == "packet"):
-            raise refuse(f"tensor {t.name!r} mixes packets and plain memory")
+        _check_tensor(plan, t)
+
+
+def _check_tensor(plan: Plan, t: PlanTensor) -> None:
+    if not 0 <= t.buffer < len(plan.buffers):
+        raise refuse(f"tensor {t.name!r} is on buffer {t.buffer}, which does not exist")
+    inside = 1 <= len(t.shape) == len(t.extents) == len(t.offsets) <= MAX_DIMS and all(
+        o >= 0 and s > 0 and o + s <= e
+        for o, s, e in zip(t.offsets, t.shape, t.extents, strict=True)
+    )
+    if not inside or math.prod(t.items.extents) * t.itemsize > plan.buffers[t.buffer].nbytes:
+        raise refuse(f"tensor {t.name!r} does not fit its buffer")
+    if t.offsets[-1] % by_name(t.dtype).per_item or t.extents[-1] % by_name(t.dtype).per_item:
+        raise refuse(f"rows of tensor {t.name!r} do not begin at whole bytes")
+    arena = plan.buffers[t.buffer].arena
+    if arena != "symmetric" and t.packet != (arena == "packet"):
+        raise refuse(f"tensor {t.name!r} mixes packets and plain memory")
+
+
+def _check_moved(plans: Rotated, written: set[Key]) -> None:
+    """What begins elsewhere on each rank is there as well, in memory that nobody writes: then only
+    its address is another.
+    """
+    first = plans.first
+    changed = [first.buffers[b] for rank, b in written if rank == first.rank]
+    for number in plans.moved:
+        if not 0 <= number < len(first.tensors):
+            raise refuse(f"tensor {number}, which moves from rank to rank, does not exist")
+        tensor = first.tensors[number]
+        own = first.buffers[tensor.buffer]
+        begin, end = own.offset, own.offset + own.nbytes
+        if (
+            own.arena != "parameter"
+            or own.rank != first.rank
+            or any(
+                b.arena == own.arena and b.offset < end and begin < b.offset + b.nbytes
+                for b in changed
+            )
+        ):
+            raise refuse(f"tensor {tensor.name!r} moves from rank to rank in memory that changes")
+        for there in plans.everywhere(tensor):
+            _check_tensor(first, there)
+            if (there.first_byte - tensor.first_byte) % WIDEST:
+                raise refuse(
+                    f"tensor {tensor.name!r} moves from rank to rank by no multiple of {WIDEST} "
+                    "bytes"
+                )
 
 
 def _check_forms(rank_set: RankSet) -> None:
@@ -251,7 +289,7 @@ def _check_streams(
                 for operand in sources:
                     tensor = plan.tensors[op.operands[operand]]
                     buffer = plan.buffers[tensor.buffer]
-                    room = buffer.nbytes - tensor.first_byte
+                    room = buffer.nbytes - max(rank_set.first_bytes(tensor))
                     memory = rank_set.buffer_of(plan.rank, buffer.id)
                     # What only grows is written, but never where it is read.
                     bad = written if growth is None else rewritten[number]
@@ -269,17 +307,19 @@ def _check_streams(
                         f"op {op.name!r} streams {size} bytes at once; a stage of the ring "
                         f"holds {machine.stage_bytes}"
                     )
-                _check_growth(rank_set, plan, number, op_id, fetch)
+                _check_growth(rank_set, plan, machine, number, op_id, fetch)
 
 
 COPIED = 16  # bytes: what bulk copies move at least, and where they begin
 
 
-def _check_growth(rank_set: RankSet, plan: Plan, number: int, op_id: int, fetch: Fetch) -> None:
+def _check_growth(
+    rank_set: RankSet, plan: Plan, machine: Machine, number: int, op_id: int, fetch: Fetch
+) -> None:
     """Whole rows in whole stages, as many as a number says that is there when the iteration begins
     and stays until the task is done. number: the phase's.
     """
-    op, growth, machine = plan.ops[op_id], fetch.growth, machine_of(plan, number)
+    op, growth = plan.ops[op_id], fetch.growth
     if growth is None:
         return
     tensor = plan.tensors[op.operands[growth.length]]

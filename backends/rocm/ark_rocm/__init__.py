@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from importlib import resources
+
 from ark.backend.protocol import Probe
 from ark.codegen.dialect import Dialect
 from ark.machine import Machine
@@ -37,8 +40,16 @@ class RocmBackend:
     def archs(self) -> tuple[str, ...]:
         return tuple(machines.ARCHS)
 
+    def export_source(self) -> str:
+        return resources.files("ark_rocm").joinpath("export.c").read_text()
+
     def open(self, index: int) -> Device:
         return Device(index)
+
+    def predict(self, name: str) -> None:
+        """See ark.backend.protocol.PredictingBackend; the emulator has the models."""
+        os.environ[probe.VARIABLE] = f"emulated:{name}"
+        probe.prepare()
 
 
 backend = RocmBackend()

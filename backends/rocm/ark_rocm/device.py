@@ -306,10 +306,11 @@ class Launch:
         self._end = call("hipEventCreate", hip.hipEventCreate)
         stream = device._loop_stream
         call("hipEventRecord", hip.hipEventRecord, self._begin, stream)
-        # Cooperative: the driver refuses the launch unless all blocks are resident together.
+        # A plain launch: a cooperative one may share one queue with every copy of the process,
+        # and that all blocks are resident together has been checked.
         call(
-            "hipModuleLaunchCooperativeKernel",
-            hip.hipModuleLaunchCooperativeKernel,
+            "hipModuleLaunchKernel",
+            hip.hipModuleLaunchKernel,
             program.function,
             processors,
             1,
@@ -320,6 +321,7 @@ class Launch:
             shared_bytes,
             stream,
             [ctypes.addressof(self._params)],
+            None,
             doing=f"starting {processors} blocks of {threads} threads",
         )
         call("hipEventRecord", hip.hipEventRecord, self._end, stream)

@@ -6,7 +6,7 @@ from importlib import resources
 
 from ark.codegen.dialect import Dialect
 from ark_rocm import machines
-from ark_rocm.tasks import matmul
+from ark_rocm.tasks import attention, linear, matmul
 
 
 def _text(name: str) -> str:
@@ -22,6 +22,16 @@ def dialect(arch: str) -> Dialect:
         prelude=f"constexpr unsigned ARK_TICKS_NS = {ticks};\n"
         f"{_text('prelude.h')}\n{_text('tasks/matrix.h')}",
         entry=_text("entry.h"),
-        bodies={"matmul": matmul.write},
-        scratch={"matmul": matmul.scratch},
+        bodies={
+            "attention": attention.write,
+            "linear": linear.write,
+            "matmul": matmul.write,
+        },
+        headers={"attention": attention.headers, "linear": linear.headers},
+        scratch={
+            "attention": attention.scratch,
+            "linear": linear.scratch,
+            "matmul": matmul.scratch,
+        },
+        enters={"attention": attention.serves, "linear": linear.serves},
     )

@@ -38,6 +38,8 @@ ARCHS = {
 }
 
 WARPS = 8
+STAGE_BYTES = 4096  # of weights read in place: tasks are cut between rows, or pairs, of them
+CAPABILITIES = ("packets", "packet_gate", "peer_packets", "proxy")
 TILE = (128, 128)  # of a matmul; two steps of both sides take 40 KB of shared memory
 
 
@@ -82,13 +84,13 @@ def machine(name: str, model: Model) -> Machine:
         processors=model.processors,
         lanes=arch.lanes,
         shared_bytes=arch.lds - RESERVED,
-        variants=(block(WARPS),),
+        variants=(block(WARPS, stage_bytes=STAGE_BYTES),),
         memory_bytes=model.memory_gib << 30,
         bandwidth_gbps=model.bandwidth_gbps,
         tflops=model.tflops,
         signal_us=model.signal_us,
         tile=TILE,
-        capabilities=(arch.unit, "peer_packets", "proxy"),
+        capabilities=(arch.unit, *CAPABILITIES),
     )
 
 
@@ -105,11 +107,11 @@ def opened(name: str, arch: str, processors: int, shared_bytes: int, memory: int
         processors=processors,
         lanes=ARCHS[plain].lanes,
         shared_bytes=shared_bytes - RESERVED,
-        variants=(block(WARPS),),
+        variants=(block(WARPS, stage_bytes=STAGE_BYTES),),
         memory_bytes=memory,
         bandwidth_gbps=like.bandwidth_gbps * scale,
         tflops=like.tflops * scale,
         signal_us=like.signal_us,
         tile=TILE,
-        capabilities=(ARCHS[plain].unit, "peer_packets", "proxy"),
+        capabilities=(ARCHS[plain].unit, *CAPABILITIES),
     )

@@ -92,9 +92,11 @@ ARK_DEVICE bool ark_warp_all(bool v) {
 
 ARK_SHARED ark_u32 ark_votes[ARK_WARPS];
 
-ARK_DEVICE bool ark_all(bool v) {
+// A vote of the block. ark_all waits for all that the wave has under way, so that a release behind
+// it covers the block's stores; ark_agree leaves loads under way.
+#define ARK_HAS_AGREE 1
+ARK_DEVICE bool ark_agree(bool v) {
   const bool mine = ark_warp_all(v);
-  ark_drain();
   if (ARK_WARPS == 1) {
     ark_sync();
     return mine;
@@ -105,6 +107,10 @@ ARK_DEVICE bool ark_all(bool v) {
   for (int w = 0; w < ARK_WARPS; ++w) all &= ark_votes[w];
   ark_sync();
   return __builtin_amdgcn_readfirstlane(all) != 0u;
+}
+ARK_DEVICE bool ark_all(bool v) {
+  ark_drain();
+  return ark_agree(v);
 }
 
 ARK_DEVICE float ark_bits_float(ark_u32 bits) { return __builtin_bit_cast(float, bits); }
@@ -123,7 +129,7 @@ template <int CONTROL>
 ARK_DEVICE float ark_row_move(float v) {
   const int bits = static_cast<int>(ark_float_bits(v));
   return ark_bits_float(
-      static_cast<ark_u32>(__builtin_amdgcn_update_dpp(bits, bits, CONTROL, 0xf, 0xf, false)));
+      static_cast<ark_u32>(__builtin_amdgcn_update_dpp(0, bits, CONTROL, 0xf, 0xf, true)));
 }
 ARK_DEVICE float ark_lane_value(float v, int lane) {
   return ark_bits_float(

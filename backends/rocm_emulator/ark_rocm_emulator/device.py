@@ -26,6 +26,8 @@ from ark_rocm_emulator.compile import TARGETS, CompileError, assemble, to_assemb
 VARIABLE = "ARK_ROCM_DEVICE"
 _PREFIX = "emulated:"
 _OPTIONS = ("seed", "checks", "compute_units")
+# Products that the timing model knows: architecture, number in core/timing_models.cpp, units.
+TIMED = {"mi300x": ("gfx942", 1, 304), "mi355x": ("gfx950", 2, 256)}
 _COMPILE = ctypes.CFUNCTYPE(
     ctypes.c_int,
     ctypes.c_void_p,
@@ -38,14 +40,23 @@ _COMPILE = ctypes.CFUNCTYPE(
 
 @dataclass(frozen=True)
 class Activation:
-    """What is emulated: `count` devices of `arch`, served by the shared library `library`."""
+    """What is emulated: `count` devices of `arch`, served by the shared library `library`; their
+    times are host time, or a timing model's predictions for the product `model`.
+    """
 
     arch: str
     count: int
     library: Path
+    model: str = ""
 
     def __str__(self) -> str:
         devices = "device" if self.count == 1 else "devices"
+        if self.model:
+            return (
+                f"{self.count} emulated {self.arch} {devices}: AMD machine code interpreted on the "
+                f"CPU, no GPU; times are predictions of a timing model of {self.model}, nothing "
+                f"was measured"
+            )
         return (
             f"{self.count} emulated {self.arch} {devices}: AMD machine code interpreted on the "
             f"CPU, no GPU; times and sizes are the emulation's"
@@ -83,7 +94,8 @@ _active: Activation | None = None
 
 
 def parse_request(request: str) -> tuple[str, int] | None:
-    """Read "emulated:gfx942[,2]" as (arch, count); None if it asks for no emulated device.
+    """Read "emulated:gfx942[,2]" as (arch or product, count); None if it asks for no emulated
+    device.
 
     Raises:
         InvalidUsageError: it starts with "emulated:" and goes on wrongly.
@@ -92,10 +104,11 @@ def parse_request(request: str) -> tuple[str, int] | None:
         return None
     found = re.fullmatch(r"emulated:(\w+)(?:,(\d+))?", request)
     arch, count = (found[1], int(found[2] or 1)) if found else ("", 0)
-    if arch not in TARGETS or not 1 <= count <= 64:
+    if arch not in (*TARGETS, *TIMED) or not 1 <= count <= 64:
         raise InvalidUsageError(
             f"{VARIABLE}={request} names no device that can be emulated. Expected "
-            f"emulated:<arch>[,<count>] with arch one of {', '.join(TARGETS)} and 1 to 64 devices."
+            f"emulated:<arch>[,<count>] with arch one of {', '.join(TARGETS)}, or one of "
+            f"{', '.join(TIMED)} (times are predicted), and 1 to 64 devices."
         )
     return arch, count
 
@@ -174,8 +187,9 @@ def _lead_hip_python_to(path: Path) -> None:
         )
 
 
-def _enter(arch: str, count: int) -> Activation:
+def _enter(name: str, count: int) -> Activation:
     library, path = _library()
+    arch, model, units = TIMED.get(name, (name, 0, 0))
     why = library.ark_emulator_enter(arch.encode(), count, _hip_version())
     if why:
         raise SystemError(f"No emulated {arch} device could be made: {why.decode()}.")
@@ -184,7 +198,9 @@ def _enter(arch: str, count: int) -> Activation:
     except BaseException:
         library.ark_emulator_leave()
         raise
-    return Activation(arch, count, path)
+    if model:
+        _set_options({"timing": model, "compute_units": units})
+    return Activation(arch, count, path, name if model else "")
 
 
 def _set_options(options: dict[str, int]) -> None:
@@ -198,8 +214,9 @@ def activate(request: str | None = None) -> Activation | None:
     """Put emulated devices under hip-python if they are asked for; build the stand-in if need be.
 
     Args:
-        request: "emulated:gfx942[,2]"; default: the environment's ARK_ROCM_DEVICE. The variables
-            ARK_ROCM_EMULATOR_SEED, _CHECKS and _COMPUTE_UNITS are heeded too.
+        request: "emulated:gfx942[,2]", or "emulated:mi300x" with predicted times; default: the
+            environment's ARK_ROCM_DEVICE. The variables ARK_ROCM_EMULATOR_SEED, _CHECKS and
+            _COMPUTE_UNITS are heeded too.
 
     Returns:
         What is emulated now (activating twice changes nothing), or None if nothing was asked for.
@@ -225,7 +242,7 @@ def emulated(arch: str = "gfx942", count: int = 1, **options: int) -> Iterator[A
     """Emulate `count` devices of `arch` for the length of a `with` block.
 
     Args:
-        arch: one of gfx90a, gfx942, gfx950, gfx1100.
+        arch: one of gfx90a, gfx942, gfx950, gfx1100, or a product that is timed (TIMED).
         count: devices, 1 to 64.
         options: seed (of the wave scheduler), checks (0 or 1), compute_units (per device), parallel
             (0 or 1), max_slice and step_budget (wave-instructions), external_wait_ms, report (0 or

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,19 +16,23 @@ import ark
 from ark.backend import registry
 from ark.errors import PlanError
 from ark.frontend.model import Model, use_model
+from ark.ir.dtype import by_name
 from ark.lower import registry as operations
 from ark.lower.pipeline import plan as make_plan
 from ark.lower.ranks import plan_ranks
+from ark.models.build import Shape
+from ark.models.generate import plans as plans_of
 from ark.ops.tokens import TokenState
 from ark.plan.rotated import Rotated
 from ark.plan.types import Plan
 from ark.plan.verify import check, verify
 from ark.plan.verify.rank_set import RankSet
+from ark.plan.verify.structure import _check_moved
 from ark.plan.verify.symmetry import alone, symmetry_of
 from ark.tasks.tokens import SETTINGS
 from tests.multi.test_rank_plans import execute
 from tests.unit.plan import test_verify, test_verify_ranks
-from tests.unit.plan.shapes import decoder_graphs, machine
+from tests.unit.plan.shapes import CONFIG, decoder_graphs, machine
 
 MACHINES = {
     "one": machine(1),
@@ -54,11 +59,86 @@ def test_one_plan_stands_for_what_each_rank_would_plan(ranks: int, name: str) ->
     verify(found)
 
 
-def test_a_tied_head_is_another_view_on_each_rank_and_planned_there() -> None:
-    found = plan_ranks(decoder_graphs(2, tied=True), MACHINES["five"])
-    assert not isinstance(found, Rotated)
-    assert symmetry_of(found) == alone(2)
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", sorted(MACHINES))
+def test_a_tied_head_is_the_same_view_further_on(ranks: int, name: str) -> None:
+    """Each rank's share of the logits is of its own rows of the embedding, which it holds whole."""
+    graphs = decoder_graphs(ranks, tied=True)
+    found = plan_ranks(graphs, MACHINES[name])
+    assert isinstance(found, Rotated) and len(found.moved) == 1
+    assert list(found) == [make_plan(graph, MACHINES[name]) for graph in graphs]
+    heads = [plan.tensors[next(iter(found.moved))] for plan in found]
+    assert [h.offsets for h in heads] == [(640 // ranks * rank, 0) for rank in range(ranks)]
     verify(found)
+    verify(list(found))
+
+
+def tied() -> Rotated:
+    found = plan_ranks(decoder_graphs(4, tied=True), MACHINES["five"])
+    assert isinstance(found, Rotated)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [((161, 0), "does not fit"), ((-1, 0), "does not fit"), ((160, 1), "does not fit")],
+)
+def test_a_view_that_leaves_its_memory_on_some_rank_is_refused(
+    steps: tuple[int, int], words: str
+) -> None:
+    """The first rank's own plan is right in all of these."""
+    plans = tied()
+    (tensor,) = plans.moved
+    with pytest.raises(PlanError, match=words):
+        verify(Rotated(plans.first, {tensor: steps}))
+
+
+def test_what_changes_does_not_move_from_rank_to_rank() -> None:
+    plans = tied()
+    memory = {t.id: plans.first.buffers[t.buffer] for t in plans.first.tensors}
+    for arena in ("activation", "state"):
+        other = next(t for t, b in memory.items() if b.arena == arena)
+        steps = (0,) * len(plans.first.tensors[other].shape)
+        with pytest.raises(PlanError, match="in memory that changes"):
+            verify(Rotated(plans.first, {**plans.moved, other: steps}))
+    # The same memory under another name, which a task writes.
+    (tensor,) = plans.moved
+    head = plans.first.tensors[tensor]
+    at = plans.first.buffers[head.buffer].offset
+    buffers = [
+        dataclasses.replace(b, offset=at, arena="parameter", initial=True)
+        if b.arena == "state"
+        else b
+        for b in plans.first.buffers
+    ]
+    changed = dataclasses.replace(plans.first, buffers=tuple(buffers))
+    with pytest.raises(PlanError):
+        verify(Rotated(changed, plans.moved))
+
+
+def test_a_view_of_half_a_wide_read_is_refused() -> None:
+    """Bodies read 16 bytes at once; what begins there on one rank must on all."""
+    plans = tied()
+    (tensor,) = plans.moved
+    shorter = dataclasses.replace(plans.first.tensors[tensor], shape=(160, 62))
+    tensors = tuple(shorter if t.id == tensor else t for t in plans.first.tensors)
+    changed = Rotated(dataclasses.replace(plans.first, tensors=tensors), {tensor: (160, 0)})
+    rank_set = RankSet(changed, symmetry_of(changed))
+    _check_moved(changed, set())
+    with pytest.raises(PlanError, match="multiple of 16"):
+        _check_moved(Rotated(changed.first, {tensor: (150, 1)}), set())
+    assert max(rank_set.first_bytes(shorter)) == 480 * 64 * 4
+
+
+def test_plans_with_a_moved_view_come_back_from_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ARK_CACHE_DIR", str(tmp_path))
+    shape = Shape(CONFIG, by_name("fp32"), 64, 4, 0, 2)
+    made = plans_of(shape, MACHINES["five"])
+    again = plans_of(shape, MACHINES["five"])
+    assert again is not made and list(again) == list(made)
+    assert isinstance(again, Rotated) and again.moved == made.moved and again.moved
 
 
 def test_the_symmetry_is_found_again_in_the_plans_of_all_ranks(alike: Rotated) -> None:

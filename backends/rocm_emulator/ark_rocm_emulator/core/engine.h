@@ -128,6 +128,7 @@ struct LaunchOptions {
   bool checks = false;          // shadow memory, hazards, races (slower)
   bool parallel = true;         // may spread independent workgroups over threads
   uint32_t max_slice = 256;     // most instructions a wave runs before another one is picked
+  uint32_t timing = 0;          // number of a timing model (timing.h); 0: none
   uint64_t step_budget = 0;     // wave-instructions before giving up; 0: none
   uint32_t external_wait_ms = 30000;  // no progress for so long while waiting for memory that the
                                       // host or another device may still write: deadlock
@@ -180,6 +181,7 @@ struct LaunchResult {
   std::vector<WaveWhere> waves; // Deadlock: every live wave
   uint64_t instructions = 0;    // wave-instructions executed
   double seconds = 0;           // wall clock, host
+  double nanoseconds = 0;       // predicted by the timing model, if there is one
   bool ok() const { return kind == ErrorKind::None; }
 };
 

@@ -5,6 +5,7 @@
 #include "checks.h"
 #include "grid.h"
 #include "ops.h"
+#include "timing.h"
 #include "wave.h"
 
 namespace ark_emu {
@@ -165,8 +166,10 @@ void register_sopp(Ops& ops) {
   ops.add("s_memtime", "b64=", [](Wave& w, const Inst& i) {
     w.put_scalar64(i.dst[0], w.grid->clock + w.executed);
   });
-  ops.add("s_memrealtime", "b64=",
-          [](Wave& w, const Inst& i) { w.put_scalar64(i.dst[0], host_ticks()); });
+  ops.add("s_memrealtime", "b64=", [](Wave& w, const Inst& i) {
+    const bool timed = w.timing != nullptr;
+    w.put_scalar64(i.dst[0], timed ? w.grid->timing->ticks(w) : host_ticks());
+  });
   ops.add("s_getreg_b32", "b32=", [](Wave& w, const Inst& i) {
     const RegisterField field = register_field(i.imm);
     const uint32_t mask = field.width == 32 ? ~0u : (1u << field.width) - 1;

@@ -10,6 +10,7 @@
 
 #include "code_object.h"
 #include "decode.h"
+#include "timing.h"
 
 namespace ark_emu {
 namespace {
@@ -206,6 +207,7 @@ Workgroup& Grid::make_group(uint32_t index, uint32_t slot) {
     init_wave(*group, *wave, slot * waves_per_group + k, descriptor);
     group->waves.push_back(wave.get());
     ready.push_back(wave.get());
+    if (timing != nullptr) timing->add(*wave);
     waves.push_back(std::move(wave));
   }
   live_waves += waves_per_group;

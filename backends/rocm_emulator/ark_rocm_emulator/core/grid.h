@@ -20,6 +20,7 @@ namespace ark_emu {
 
 class LoadedCodeImpl;
 struct KernelDescriptor;
+class Timing;
 
 // splitmix64: small, good enough to order waves, the same everywhere.
 struct Random {
@@ -111,6 +112,7 @@ struct Grid {
   std::priority_queue<Sleeper> sleepers; // waves in s_sleep
   uint64_t kernarg = 0, packet = 0;      // addresses in the arguments region
   GridChecksPtr checks;
+  std::unique_ptr<Timing> timing;        // null without a timing model
   Random random{0};
   uint64_t clock = 0;                    // wave-instructions executed by finished slices
   bool ended = false;
@@ -127,6 +129,8 @@ struct Grid {
   void run_slice(Wave& wave, int32_t instructions);
   void execute(Wave& wave, const Inst*& current);
   void execute_checked(Wave& wave, const Inst*& current);
+  void execute_timed(Wave& wave, const Inst*& current);
+  void step_timed();
   void release_barrier(Workgroup& group);
   void forget(Wave& wave);               // takes it out of `ready`
   void put_to_sleep(Wave& wave, uint64_t executed);

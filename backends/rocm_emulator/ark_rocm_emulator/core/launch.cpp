@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "grid.h"
+#include "timing.h"
 
 namespace ark_emu {
 namespace {
@@ -80,7 +81,7 @@ LaunchResult run_launch(Memory& memory, const LaunchDesc& desc, const std::atomi
     Grid grid(memory, desc);
     try {
       grid.prepare(0);
-      if (!desc.options.checks && grid.independent()) {
+      if (!desc.options.checks && desc.options.timing == 0 && grid.independent()) {
         result = run_groups(memory, desc, cancel);
       } else {
         Grid whole(memory, desc);
@@ -89,6 +90,7 @@ LaunchResult run_launch(Memory& memory, const LaunchDesc& desc, const std::atomi
         whole.run(cancel, hook);
         result = whole.result;
         result.instructions = whole.clock;
+        if (whole.timing != nullptr) result.nanoseconds = whole.timing->nanoseconds();
       }
     } catch (const Fault& fault) {
       grid.finish(fault, nullptr, 0);

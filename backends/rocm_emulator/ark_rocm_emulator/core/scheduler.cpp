@@ -7,6 +7,7 @@
 #include "fp_mode.h"
 #include "grid.h"
 #include "ops.h"
+#include "timing.h"
 
 namespace ark_emu {
 
@@ -21,6 +22,10 @@ const char* error_kind_name(ErrorKind kind) {
 
 void Grid::populate() {
   if (desc.options.checks) checks = begin_checks(*this);
+  const TimingModel* model = timing_model(desc.options.timing);
+  if (model != nullptr && model->arch == program->arch()) {
+    timing = std::make_unique<Timing>(*model, *this);
+  }
   for (uint32_t k = 0; k < desc.grid.count(); k++) make_group(k, k);
 }
 
@@ -42,8 +47,19 @@ void Grid::wake_sleepers(bool all) {
   }
 }
 
+void Grid::step_timed() {
+  Wave* wave = timing->next();
+  if (wave == nullptr || wave->status != WaveStatus::Ready) return;
+  run_slice(*wave, static_cast<int32_t>(desc.options.max_slice));
+  if (!ended && wave->status == WaveStatus::Ready) timing->queue(*wave);
+}
+
 bool Grid::step() {
   if (ended) return false;
+  if (timing != nullptr) {
+    step_timed();
+    return !ended;
+  }
   wake_sleepers(false);
   const uint64_t pick = random.next();
   Wave& wave = *ready[((pick >> 32) * ready.size()) >> 32];
@@ -88,13 +104,33 @@ void Grid::execute_checked(Wave& w, const Inst*& current) {
   }
 }
 
+void Grid::execute_timed(Wave& w, const Inst*& current) {
+  while (w.slice > 0) {
+    const Inst& inst = program->at(w.pc);
+    current = &inst;
+    timing->before(w, inst);
+    w.pc = inst.next;
+    w.slice--;
+    w.executed++;
+    {
+      const uint32_t flags = inst.op != nullptr ? inst.op->flags : 0;
+      const FpMode scope((flags & kOwnRounding) != 0 ? 0xf0 : w.mode, (flags & kMode64) != 0);
+      inst.run(w, inst);
+    }
+    timing->after(w, inst);
+    if (timing->ahead(w)) break;
+  }
+}
+
 void Grid::run_slice(Wave& w, int32_t instructions) {
   const Inst* current = nullptr;
   const uint64_t before = w.executed;
   w.slice = instructions;
   w.changed = false;
   try {
-    if (w.checks == nullptr) {
+    if (w.timing != nullptr && w.watched == nullptr) {
+      execute_timed(w, current);
+    } else if (w.checks == nullptr) {
       execute(w, current);
     } else {
       execute_checked(w, current);
@@ -105,7 +141,7 @@ void Grid::run_slice(Wave& w, int32_t instructions) {
     return;
   }
   clock += w.executed - before;
-  if (std::exchange(w.sleeps, false) && w.watched == nullptr) put_to_sleep(w, w.executed - before);
+  if (std::exchange(w.sleeps, false) && w.watched == nullptr && timing == nullptr) put_to_sleep(w, w.executed - before);
   if (w.changed || w.status != WaveStatus::Ready) last_change = clock;
   const uint64_t budget = desc.options.step_budget;
   if (budget != 0 && clock > budget && !ended) {
@@ -125,6 +161,7 @@ void Grid::forget(Wave& wave) {
 void Grid::release_barrier(Workgroup& group) {
   if (group.at_barrier == 0 || group.at_barrier < group.live) return;
   if (checks != nullptr) check_barrier_passed(group);
+  if (timing != nullptr) timing->released(group);
   for (Wave* wave : group.waves) {
     if (wave->status != WaveStatus::Barrier) continue;
     wave->status = WaveStatus::Ready;

@@ -16,6 +16,7 @@ struct Grid;
 struct Workgroup;
 struct PollLog;
 struct WaveChecks;
+struct WaveTiming;
 
 // Thrown by handlers; the grid turns it into a LaunchResult.
 struct Fault {
@@ -51,6 +52,7 @@ struct Wave {
   Grid* grid = nullptr;
   uint8_t* scratch = nullptr;           // this wave's private memory, dword-interleaved by lane
   uint64_t scratch_size = 0;            // bytes for all lanes
+  WaveTiming* timing = nullptr;         // null without a timing model
   WaveChecks* checks = nullptr;         // null when checks are off
   PollLog* watched = nullptr;           // set while the wave is watched for a deadlock
   uint64_t executed = 0;

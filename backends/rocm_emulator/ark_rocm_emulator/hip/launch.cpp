@@ -103,6 +103,7 @@ hipError_t launch(hipFunction_t handle, ark_emu::Dim3 grid, ark_emu::Dim3 block,
                   .checks = s.checks,
                   .parallel = s.parallel,
                   .max_slice = s.max_slice,
+                  .timing = s.timing,
                   .step_budget = s.step_budget,
                   .external_wait_ms = s.external_wait_ms};
   {
@@ -129,6 +130,7 @@ hipError_t launch(hipFunction_t handle, ark_emu::Dim3 grid, ark_emu::Dim3 block,
     std::lock_guard<std::mutex> hold(rt->lock);
     rt->instructions += result.instructions;
     rt->launches += 1;
+    rt->devices[size_t(device)]->predicted += result.nanoseconds;
     if (!result.ok() && result.kind != ark_emu::ErrorKind::Cancelled) {
       rt->failures.push_back({result.message, int(result.kind), device});
       if (rt->settings.report) fprintf(stderr, "ark_rocm_emulator: %s\n", result.message.c_str());

@@ -205,6 +205,8 @@ HIP_EXPORT int ark_emulator_set(const char* name, uint64_t value) {
       s.compute_units = int(value);
     else if (key == "max_slice")
       s.max_slice = uint32_t(value);
+    else if (key == "timing")
+      s.timing = uint32_t(value);
     else if (key == "step_budget")
       s.step_budget = value;
     else if (key == "external_wait_ms")

@@ -36,6 +36,7 @@ struct Settings {
   int compute_units = 8;           // per device: few, because every workgroup is interpreted
   uint32_t max_slice = 256;
   uint64_t step_budget = 0;
+  uint32_t timing = 0;             // number of a timing model of the core; 0: host time
   uint32_t external_wait_ms = 120000;
   int version = 0;                 // what hipRuntimeGetVersion answers
 };
@@ -58,6 +59,7 @@ struct Op {
   std::condition_variable changed;
   bool done = false;
   Clock::time_point finished{};
+  double predicted = 0;            // the device's time then, in ns, where a model times it
   std::shared_ptr<ark_emu::Launch> launch;  // while a kernel runs
 
   void wait();
@@ -128,6 +130,7 @@ struct Device {
   std::unordered_set<Stream*> streams;
   std::set<int> peers;       // devices whose memory this one may reach
   hipError_t sticky = hipSuccess;
+  double predicted = 0;      // ns that a timing model has counted
 };
 
 class SdmaQueue;

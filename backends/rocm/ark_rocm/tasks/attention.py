@@ -1,0 +1,66 @@
+"""Attention of one row over a cache of 16-bit elements that is read in place.
+
+Serves decoding: heads of 32, 64 or 128 elements, of caches that are older than the iteration but
+for the newest row (they are on the operand stream); the body begins before its task's waits
+(Dialect.enters). Everything else is the common body's. attention.h has the device side. Called by
+the writer through the dialect.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+
+from ark.machine import Machine
+from ark.plan.kind import Signature
+from ark.tasks import text
+from ark.tasks.attention import FRESH
+
+LOADS_AHEAD = 4  # of keys, and as many of values
+MOST_HEADS = 8  # query heads of a key, whose sums a lane keeps in registers
+_WIDTHS = (32, 64, 128)
+
+
+def _group(sig: Signature) -> int:
+    heads: int = sig.params["heads"] // sig.params["kv_heads"]
+    return heads
+
+
+def _bytes(sig: Signature, machine: Machine) -> int:
+    width, group = sig.params["head_dim"], _group(sig)
+    halves = machine.warps * machine.lanes // 32
+    return 4 * (halves * group * (width + 2) + (group + 2) * width)
+
+
+def serves(sig: Signature, machine: Machine) -> bool:
+    """Whether this body takes the signature."""
+    return (
+        machine.variant.name == "block"
+        and sig.params.get("streamed", 0) > 0
+        and sig.params["head_dim"] in _WIDTHS
+        and sig.operands[1].dtype in ("bf16", "fp16")
+        and _group(sig) <= MOST_HEADS
+        and _bytes(sig, machine) <= machine.shared_bytes
+    )
+
+
+def headers(machine: Machine) -> tuple[str, ...]:
+    """The device code that `write` instantiates."""
+    return ((resources.files("ark_rocm") / "tasks/attention.h").read_text(),)
+
+
+def scratch(sig: Signature, machine: Machine) -> int:
+    """The waves' results and what a task reads of its iteration, in bytes; 0 where not served."""
+    return _bytes(sig, machine) if serves(sig, machine) else 0
+
+
+def write(name: str, sig: Signature, machine: Machine) -> str | None:
+    """The body's source, or None where the common body serves."""
+    if not serves(sig, machine):
+        return None
+    p, cache = sig.params, sig.operands[1]
+    sizes = (_group(sig), p["kv_heads"], p["head_dim"], cache.shape[1], p["splits"], LOADS_AHEAD)
+    operands = [text.given(sig, i, const=i != 4) for i in range(FRESH + 1)]
+    kind = f"static_cast<const {cache.ctype}*>(nullptr)"
+    arguments = (kind, text.literal(p["scale"]), *operands)
+    call = text.called("ark_row_attention", sizes, arguments)
+    return f"ARK_BODY bool {name}(ArkCtx& c, const ArkTask& t) {{\n  return {call};\n}}\n"

@@ -1,0 +1,400 @@
+#include "timing.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+
+#include "access.h"
+#include "disasm.h"
+#include "grid.h"
+#include "wave.h"
+
+namespace ark_emu {
+
+Addresses flat_addresses(Wave& w, const Inst& i);   // exec_mem.cpp
+
+namespace {
+
+constexpr double kSlack = 64;   // cycles that a wave may run ahead of the others
+constexpr uint64_t kLine = 128;
+// A coherent access beside an ordinary one that the memory-side cache answers: what makes a counter's
+// hand-over as long as it was measured.
+constexpr double kCoherent = 1.7;
+
+bool has(std::string_view text, std::string_view part) {
+  return text.find(part) != std::string_view::npos;
+}
+
+uint8_t access_bytes(std::string_view name) {
+  if (has(name, "dwordx4") || has(name, "b128")) return 16;
+  if (has(name, "dwordx3") || has(name, "b96")) return 12;
+  if (has(name, "dwordx2") || has(name, "b64") || has(name, "_x2") || has(name, "f64")) return 8;
+  return 4;
+}
+
+// Multiplications and additions of v_mfma_f32_32x32x8_2b_..., times the rate of its operands beside
+// that of 16-bit ones.
+double matrix_work(std::string_view name) {
+  double shape[4] = {1, 1, 1, 1};
+  const size_t x = name.find('x');
+  size_t at = x;
+  while (at > 0 && name[at - 1] >= '0' && name[at - 1] <= '9') at--;
+  const std::string text(name.substr(at));
+  const char* p = text.c_str();
+  for (double& n : shape) {
+    char* end = nullptr;
+    const auto value = static_cast<double>(std::strtoul(p, &end, 10));
+    if (end == p) break;
+    n = value;
+    if (*end != 'x' && *end != '_') break;
+    p = end + 1;
+  }
+  const std::string_view types(name.substr(x));
+  double slow = 1;
+  if (has(types, "f64")) slow = 8;
+  else if (has(types, "xf32")) slow = 2;
+  else if (has(types, "f32")) slow = 8;
+  else if (has(types, "i8") || has(types, "f8")) slow = 0.5;
+  const bool blocks = has(types, "_2b") || has(types, "_4b") || has(types, "_16b");
+  return 2 * shape[0] * shape[1] * shape[2] * (blocks ? shape[3] : 1) * slow;
+}
+
+bool quarter_rate(std::string_view name) {
+  for (const char* word : {"v_exp_", "v_log_", "v_rcp_", "v_rsq_", "v_sqrt_", "v_sin_", "v_cos_"}) {
+    if (name.starts_with(word)) return true;
+  }
+  return has(name, "mul_lo_u32") || has(name, "mul_hi_u32") || has(name, "mul_hi_i32");
+}
+
+}  // namespace
+
+Timing::Timing(const TimingModel& model, Grid& grid)
+    : model_(model), grid_(grid), mall_(model.mall_lines) {
+  const auto count = static_cast<size_t>(model.units);
+  units_.reserve(count);
+  for (size_t k = 0; k < count; k++) units_.emplace_back(model.l1_lines);
+  simds_.resize(count * 4);
+  for (int k = 0; k < model.dies; k++) dies_.emplace_back(model.l2_lines);
+}
+
+Timing::~Timing() {
+  const char* path = std::getenv("ARK_ROCM_EMULATOR_PROFILE");
+  if (path == nullptr) return;
+  std::ofstream file(path);
+  for (uint32_t pc = 0; pc < spent_.size(); pc++) {
+    if (spent_[pc] == 0) continue;
+    file << std::hex << pc * 4 << std::dec << '\t' << static_cast<uint64_t>(spent_[pc]) << '\t'
+         << disassemble(grid_.program->at(pc), model_.arch) << '\n';
+  }
+}
+
+// Books the time since the last mark to the instruction that took it.
+void Timing::spend(WaveTiming& t) {
+  if (t.at >= spent_.size()) spent_.resize(t.at + 1024);
+  spent_[t.at] += t.now - t.mark;
+  t.mark = t.now;
+}
+
+void Timing::add(Wave& w) {
+  WaveTiming& t = *waves_.emplace_back(std::make_unique<WaveTiming>());
+  w.timing = &t;
+  t.unit = w.group->index % static_cast<uint32_t>(model_.units);
+  t.simd = t.unit * 4 + w.id_in_group % 4;
+  queue(w);
+}
+
+Wave* Timing::next() {
+  if (turns_.empty()) return nullptr;
+  Wave* wave = turns_.top().wave;
+  turns_.pop();
+  wave->timing->queued = false;
+  return wave;
+}
+
+void Timing::queue(Wave& w) {
+  if (w.timing->queued) return;
+  w.timing->queued = true;
+  turns_.push({w.timing->now, order_++, &w});
+}
+
+bool Timing::ahead(const Wave& w) const {
+  return !turns_.empty() && w.timing->now > turns_.top().time + kSlack;
+}
+
+uint64_t Timing::ticks(const Wave& w) const {
+  return static_cast<uint64_t>(w.timing->now / model_.ghz / 10) + 1;
+}
+
+Cost Timing::cost_of(const Inst& i) const {
+  Cost cost;
+  cost.known = true;
+  const std::string_view name = i.op != nullptr ? std::string_view(i.op->name) : "";
+  switch (i.format) {
+    case Format::SOP1: case Format::SOP2: case Format::SOPC: case Format::SOPK:
+      cost.unit = Unit::Scalar;
+      break;
+    case Format::SOPP:
+      if (name == "s_waitcnt") cost.unit = Unit::Wait;
+      else if (name == "s_sleep") cost.unit = Unit::Sleep;
+      else if (has(name, "branch")) cost.unit = Unit::Branch;
+      else if (name == "s_nop") cost.issue = static_cast<float>((i.imm & 15) + 1);
+      break;
+    case Format::SMEM:
+      cost.unit = name == "s_dcache_inv" ? Unit::Other : Unit::ScalarLoad;
+      break;
+    case Format::VOP1: case Format::VOP2: case Format::VOPC: case Format::VOP3:
+    case Format::VOP3P: case Format::VOPD:
+      cost.unit = Unit::Vector;
+      if (has(name, "mfma") || has(name, "smfmac")) {
+        cost.unit = Unit::Matrix;
+        cost.latency = static_cast<float>(matrix_work(name) / model_.matrix_flops);
+      } else if (quarter_rate(name)) {
+        cost.issue = 16;
+      }
+      break;
+    case Format::DS:
+      cost.unit = Unit::Lds;
+      cost.bytes = access_bytes(name);
+      break;
+    case Format::FLAT: case Format::GLOBAL: case Format::SCRATCH: case Format::MUBUF:
+      if (has(name, "wbl2")) cost.unit = Unit::Flush;
+      else if (has(name, "inv")) cost.unit = Unit::Invalidate;
+      else if (has(name, "atomic")) cost.unit = Unit::Atomic;
+      else if (has(name, "store")) cost.unit = Unit::Store;
+      else cost.unit = Unit::Load;
+      cost.bytes = access_bytes(name);
+      break;
+    default: break;
+  }
+  return cost;
+}
+
+Cost& Timing::known(const Inst& i) {
+  if (i.pc >= costs_.size()) costs_.resize(i.pc + 1024);
+  Cost& cost = costs_[i.pc];
+  if (!cost.known) cost = cost_of(i);
+  return cost;
+}
+
+// A line of 128 bytes on its way through the caches; when it is there.
+double Timing::fetch(WaveTiming& t, uint64_t line, double at, bool through_l1) {
+  ComputeUnit& unit = units_[t.unit];
+  if (through_l1) {
+    if (unit.l1.find(line)) return at + model_.l1_latency;
+    unit.l1.fill(line);
+  }
+  Die& die = dies_[t.unit % static_cast<uint32_t>(model_.dies)];
+  constexpr double kBytes = kLine;
+  at = die.l2_port.serve(at, kBytes / model_.l2_width);
+  if (die.l2.find(line)) return at + model_.l2_latency;
+  die.l2.fill(line);
+  at = die.fabric.serve(at, kBytes / model_.fabric_width);
+  at = mall_port_.serve(at, kBytes / model_.mall_width);
+  if (mall_.find(line)) return at + model_.mall_latency;
+  mall_.fill(line);
+  return memory_.serve(at, kBytes / model_.memory_width) + model_.memory_latency;
+}
+
+// An access that is made at the memory side, one line's behind each other. What a load has seen was
+// there: it counts as asked again where it came too early.
+double Timing::coherent(WaveTiming& t, uint64_t line, double at, bool writes, bool changes) {
+  Die& die = dies_[t.unit % static_cast<uint32_t>(model_.dies)];
+  const double way = kCoherent * model_.mall_latency / 2;
+  at = die.fabric.serve(die.l2_port.serve(at, kLine / model_.l2_width),
+                        32 / model_.fabric_width);
+  Shared& shared = shared_[line];
+  const double arrives = at + way;
+  double served = shared.server.serve(arrives, writes ? model_.atomic_step : model_.poll_step);
+  if (changes) shared.visible = served;
+  if (!writes) served = std::max(served, shared.visible);
+  return served + way;
+}
+
+void Timing::access(Wave& w, const Inst& i, const Cost& cost) {
+  WaveTiming& t = *w.timing;
+  ComputeUnit& unit = units_[t.unit];
+  const bool load = cost.unit == Unit::Load;
+  double done = t.now + model_.l2_latency;
+  if (i.format == Format::GLOBAL || i.format == Format::FLAT) {
+    const Addresses a = flat_addresses(w, i);
+    uint64_t lines[2 * kLanes];
+    int count = 0;
+    for (uint64_t rest = a.active; rest != 0; rest &= rest - 1) {
+      const uint64_t at = a.at[std::countr_zero(rest)];
+      for (uint64_t line = at / kLine; line <= (at + cost.bytes - 1) / kLine; line++) {
+        if (count > 0 && lines[count - 1] == line) continue;
+        if (std::find(lines, lines + count, line) == lines + count) lines[count++] = line;
+      }
+    }
+    const double address =
+        unit.addresses.serve(t.now, std::max(4.0, count * double{kLine} / model_.l1_width));
+    done = address;
+    Die& die = dies_[t.unit % static_cast<uint32_t>(model_.dies)];
+    // sc1: beyond this die's L2. Atomics are made at the memory side, as dies share no L2.
+    const bool outside = i.scc_bit || cost.unit == Unit::Atomic;
+    for (int k = 0; k < count; k++) {
+      double there;
+      if (outside) {
+        there = coherent(t, lines[k], address, !load, !load);
+      } else if (load) {
+        there = fetch(t, lines[k], address, !i.glc && !i.slc);
+      } else {
+        there = die.l2_port.serve(address, kLine / model_.l2_width) + model_.l2_latency;
+        if (!die.l2.find(lines[k])) die.l2.fill(lines[k]);
+        die.dirty++;
+      }
+      done = std::max(done, there);
+    }
+  }
+  if (!t.vector_queue.empty()) done = std::max(done, t.vector_queue.back());
+  t.vector_queue.push_back(done);
+}
+
+// How long the LDS is busy: lanes that want different dwords of one bank take turns.
+double Timing::lds_cycles(Wave& w, const Inst& i, const Cost& cost) const {
+  const auto banks = static_cast<uint32_t>(model_.lds_width / 4);
+  const uint32_t dwords = std::max(1, cost.bytes / 4);
+  const uint32_t at_once = std::max(1u, banks / dwords);   // lanes
+  if (i.src[0].kind != Kind::Vgpr) return 4;
+  const uint32_t* address = w.row(i.src[0].reg);
+  const uint64_t active = w.exec();
+  double cycles = 0;
+  for (uint32_t first = 0; first < static_cast<uint32_t>(w.lanes); first += at_once) {
+    uint8_t load[64] = {};
+    uint32_t held[64] = {};
+    uint8_t most = 0;
+    for (uint32_t l = first; l < first + at_once && l < static_cast<uint32_t>(w.lanes); l++) {
+      if (((active >> l) & 1) == 0) continue;
+      const uint32_t word = address[l] / 4, bank = word % banks;
+      if (load[bank] != 0 && held[bank] == word) continue;   // one dword serves all who want it
+      held[bank] = word;
+      most = std::max(most, ++load[bank]);
+    }
+    cycles += most;
+  }
+  return std::max(cycles, 1.0);
+}
+
+void Timing::wait(WaveTiming& t, uint32_t imm) const {
+  const size_t vector = (imm & 15) | ((imm >> 14) & 3) << 4, scalar = (imm >> 8) & 15;
+  const auto drain = [&t](std::vector<double>& queue, size_t left) {
+    if (queue.size() <= left) return;
+    const auto over = static_cast<ptrdiff_t>(queue.size() - left);
+    t.now = std::max(t.now, queue[static_cast<size_t>(over) - 1]);
+    queue.erase(queue.begin(), queue.begin() + over);
+  };
+  if (vector < 63) drain(t.vector_queue, vector);
+  if (scalar < 15) drain(t.scalar_queue, scalar);
+}
+
+// When the registers of a vector instruction have what matrix instructions write.
+double Timing::operands_ready(const Wave& w, const Inst& i) const {
+  const WaveTiming& t = *w.timing;
+  double ready = t.now;
+  if (t.matrix_until <= t.now) return ready;
+  const auto look = [&](const Operand& operand) {
+    if (operand.kind != Kind::Vgpr) return;
+    for (unsigned r = 0; r < std::max<unsigned>(1, operand.dwords); r++) {
+      if (operand.reg + r < 512u) ready = std::max(ready, t.ready[operand.reg + r]);
+    }
+  };
+  for (const Operand& operand : i.src) look(operand);
+  for (const Operand& operand : i.dst) look(operand);
+  return ready;
+}
+
+void Timing::before(Wave& w, const Inst& i) {
+  WaveTiming& t = *w.timing;
+  spend(t);   // what a barrier took
+  t.at = i.pc;
+  const Cost cost = known(i);
+  Simd& simd = simds_[t.simd];
+  switch (cost.unit) {
+    case Unit::Wait: wait(t, static_cast<uint32_t>(i.imm)); break;
+    case Unit::Sleep: t.now += 64.0 * (i.imm & 127); break;
+    case Unit::Scalar: case Unit::Branch: case Unit::Other:
+      t.now = simd.scalar.serve(t.now, cost.issue);
+      return;
+    case Unit::Vector: {
+      t.now = operands_ready(w, i);
+      t.now = simd.vector.serve(t.now, cost.issue);
+      return;
+    }
+    case Unit::Matrix: {
+      t.now = operands_ready(w, i);
+      const double end = simd.matrix.serve(t.now, cost.latency);
+      t.now = std::max(t.now, end - cost.latency) + cost.issue;
+      const Operand& to = i.dst[0];
+      for (unsigned r = 0; r < to.dwords && to.reg + r < 512u; r++) t.ready[to.reg + r] = end;
+      t.matrix_until = std::max(t.matrix_until, end);
+      return;
+    }
+    case Unit::Lds: {
+      t.now = operands_ready(w, i);
+      const double end = units_[t.unit].lds.serve(t.now, lds_cycles(w, i, cost));
+      t.now += cost.issue;
+      t.scalar_queue.push_back(std::max(end + model_.lds_latency,
+                                        t.scalar_queue.empty() ? 0 : t.scalar_queue.back()));
+      return;
+    }
+    case Unit::ScalarLoad: {
+      ComputeUnit& unit = units_[t.unit];
+      double done = t.now + model_.scalar_latency;
+      if (i.src[0].kind == Kind::Sgpr) {
+        const uint64_t line = (w.s64(i.src[0].reg) + static_cast<uint64_t>(i.imm)) / kLine;
+        if (!unit.scalar.find(line)) {
+          unit.scalar.fill(line);
+          done = fetch(t, line, t.now, false);
+        }
+      }
+      t.now += cost.issue;
+      t.scalar_queue.push_back(
+          std::max(done, t.scalar_queue.empty() ? 0 : t.scalar_queue.back()));
+      return;
+    }
+    case Unit::Load: case Unit::Store: case Unit::Atomic:
+      t.now = operands_ready(w, i);
+      access(w, i, cost);
+      break;
+    case Unit::Flush: {
+      Die& die = dies_[t.unit % static_cast<uint32_t>(model_.dies)];
+      const double bytes = static_cast<double>(die.dirty) * double{kLine};
+      const double end = die.fabric.serve(t.now, bytes / model_.fabric_width) + model_.flush;
+      die.dirty = 0;
+      t.vector_queue.push_back(
+          std::max(end, t.vector_queue.empty() ? 0 : t.vector_queue.back()));
+      break;
+    }
+    case Unit::Invalidate: {
+      units_[t.unit].l1.clear();
+      if (i.scc_bit) dies_[t.unit % static_cast<uint32_t>(model_.dies)].l2.clear();
+      t.vector_queue.push_back(std::max(t.now + model_.invalidate,
+                                        t.vector_queue.empty() ? 0 : t.vector_queue.back()));
+      break;
+    }
+  }
+  t.now += cost.issue;
+}
+
+void Timing::after(Wave& w, const Inst& i) {
+  WaveTiming& t = *w.timing;
+  if (w.pc != i.next && costs_[i.pc].unit == Unit::Branch) t.now += model_.taken_branch;
+  latest_ = std::max(latest_, t.now);
+  spend(t);
+}
+
+void Timing::released(Workgroup& group) {
+  double last = 0;
+  for (const Wave* wave : group.waves) {
+    if (wave->status == WaveStatus::Barrier) last = std::max(last, wave->timing->now);
+  }
+  for (Wave* wave : group.waves) {
+    if (wave->status != WaveStatus::Barrier) continue;
+    wave->timing->now = last + model_.barrier;
+    queue(*wave);
+  }
+}
+
+}  // namespace ark_emu

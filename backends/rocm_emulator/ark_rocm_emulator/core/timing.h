@@ -1,0 +1,174 @@
+// A timing model beside the semantics: when each instruction would issue and each access would
+// return on a named product. The emulator then runs the wave that is furthest behind, so polls,
+// hand-overs and queues fall where they would on the device. A prediction, not a measurement: what
+// it knows and where its numbers come from is said in timing_models.cpp and docs/rocm-timing.md.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <queue>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "engine.h"
+#include "inst.h"
+
+namespace ark_emu {
+
+struct Grid;
+struct Wave;
+struct Workgroup;
+
+// A product. Times in cycles of its clock, widths in bytes a cycle.
+struct TimingModel {
+  const char* name;
+  Arch arch;
+  double ghz;
+  int units, dies;                    // compute units; dies with an L2 each
+  double matrix_flops;                // of a SIMD's matrix unit with 16-bit operands, a cycle
+  double lds_width, l1_width;         // of a compute unit
+  double l2_width, fabric_width;      // of a die: its L2, its way to the memory side
+  double mall_width, memory_width;    // of the device: memory-side cache, memory as it is reached
+  double lds_latency, scalar_latency, l1_latency, l2_latency, mall_latency, memory_latency;
+  double atomic_step, poll_step;      // one line's read-modify-writes and coherent loads in a row
+  double flush, invalidate;           // an L2's write-back with nothing to write; an invalidation
+  double barrier;                     // s_barrier, from the last arrival
+  double taken_branch;
+  uint32_t l1_lines, l2_lines, mall_lines;   // of 128 bytes
+};
+// By number, from 1 on; null if there is none such.
+const TimingModel* timing_model(uint32_t number);
+
+// A cache of lines: tags with the epoch in which they were filled, sets of 16 ways, first in first
+// out.
+class LineCache {
+ public:
+  explicit LineCache(uint32_t lines) : sets_(lines / kWays), tags_(lines), next_(lines / kWays) {}
+  bool find(uint64_t line) const {
+    const uint64_t* set = &tags_[place(line)];
+    for (uint32_t w = 0; w < kWays; w++) {
+      if (set[w] == key(line)) return true;
+    }
+    return false;
+  }
+  void fill(uint64_t line) {
+    const size_t at = place(line);
+    uint8_t& next = next_[at / kWays];
+    tags_[at + next] = key(line);
+    next = (next + 1) % kWays;
+  }
+  void clear() { epoch_++; }
+
+ private:
+  static constexpr uint32_t kWays = 16;
+  size_t place(uint64_t line) const {
+    return ((line * 0x9e3779b97f4a7c15ull) >> 33) % sets_ * kWays;
+  }
+  uint64_t key(uint64_t line) const { return line << 24 | (epoch_ & 0xffffff); }
+  uint32_t sets_;
+  std::vector<uint64_t> tags_;
+  std::vector<uint8_t> next_;
+  uint64_t epoch_ = 1;
+};
+
+// What serves one request after another. Returns when this one has been served.
+struct Server {
+  double free = 0;
+  double serve(double from, double cost) {
+    free = (free > from ? free : from) + cost;
+    return free;
+  }
+};
+
+enum class Unit : uint8_t { Other, Scalar, Vector, Matrix, Lds, Load, Store, Atomic, ScalarLoad,
+                            Flush, Invalidate, Wait, Sleep, Branch };
+
+// What is known of an instruction once it is decoded.
+struct Cost {
+  bool known = false;
+  Unit unit = Unit::Other;
+  float issue = 4, latency = 0;
+  uint8_t bytes = 4;                  // an access, by lane
+};
+
+struct WaveTiming {
+  double now = 0;
+  double mark = 0;                    // up to where its time is in the profile
+  uint32_t at = 0;                    // the instruction that runs, or ran last
+  bool queued = false;
+  double matrix_until = 0;            // no register is pending from then on
+  uint32_t unit = 0, simd = 0;        // over all units
+  std::vector<double> vector_queue, scalar_queue;   // when accesses under way will be done
+  double ready[512] = {};
+};
+
+class Timing {
+ public:
+  Timing(const TimingModel& model, Grid& grid);
+  ~Timing();                          // writes the profile that ARK_ROCM_EMULATOR_PROFILE asks for
+  void add(Wave& w);
+  // The wave that is furthest behind, taken out of the queue; null if none can run.
+  Wave* next();
+  void queue(Wave& w);
+  bool ahead(const Wave& w) const;    // of those in the queue, by more than a moment
+  void before(Wave& w, const Inst& i);
+  void after(Wave& w, const Inst& i);
+  void released(Workgroup& group);    // a barrier has opened
+  double nanoseconds() const { return latest_ / model_.ghz; }
+  uint64_t ticks(const Wave& w) const;   // of 10 ns
+
+ private:
+  struct ComputeUnit {
+    explicit ComputeUnit(uint32_t lines) : l1(lines), scalar(256) {}
+    LineCache l1, scalar;
+    Server lds, addresses;
+  };
+  struct Simd {
+    Server vector, matrix, scalar;
+  };
+  struct Die {
+    explicit Die(uint32_t lines) : l2(lines) {}
+    LineCache l2;
+    Server l2_port, fabric;
+    uint64_t dirty = 0;
+  };
+  struct Shared {                      // a line that coherent accesses touch
+    Server server;
+    double visible = 0;                // when the last write can be seen
+  };
+  struct Turn {
+    double time;
+    uint64_t order;
+    Wave* wave;
+    bool operator<(const Turn& other) const {
+      return time != other.time ? time > other.time : order > other.order;
+    }
+  };
+  Cost cost_of(const Inst& i) const;
+  Cost& known(const Inst& i);
+  double fetch(WaveTiming& t, uint64_t line, double at, bool through_l1);
+  void access(Wave& w, const Inst& i, const Cost& cost);
+  double coherent(WaveTiming& t, uint64_t line, double at, bool writes, bool changes);
+  double lds_cycles(Wave& w, const Inst& i, const Cost& cost) const;
+  void wait(WaveTiming& t, uint32_t imm) const;
+  double operands_ready(const Wave& w, const Inst& i) const;
+  void spend(WaveTiming& t);
+
+  const TimingModel& model_;
+  Grid& grid_;
+  std::vector<ComputeUnit> units_;
+  std::vector<Simd> simds_;
+  std::vector<Die> dies_;
+  LineCache mall_;
+  Server mall_port_, memory_;
+  std::unordered_map<uint64_t, Shared> shared_;
+  std::vector<std::unique_ptr<WaveTiming>> waves_;
+  std::vector<double> spent_;          // cycles of all waves, by instruction
+  std::vector<Cost> costs_;
+  std::priority_queue<Turn> turns_;
+  uint64_t order_ = 0;
+  double latest_ = 0;
+};
+
+}  // namespace ark_emu

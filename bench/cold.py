@@ -1,0 +1,88 @@
+"""What a decoder costs before its first token on an empty cache, part by part, without a device.
+
+`python bench/cold.py [CONFIG] [--machine h100] [--chunk N]` plans, verifies, emits and compiles as
+ark.models.generate does: kernels are compiled by threads of their own from the moment the plan is
+drafted. CPU seconds of each part hold on a busy machine, the clock's only on an idle one of two
+cores or more. Chunk 0 is decoding alone; left out, it is what `ark generate` takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from typing import Any
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("config", nargs="?", default="llama-3.2-1b")
+    parser.add_argument("--machine", default="h100")
+    parser.add_argument("--chunk", type=int)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="ark-cold-") as folder:
+        os.environ["ARK_CACHE_DIR"] = folder
+        measure(args.config, args.machine, args.chunk)
+
+
+def measure(name: str, machine_name: str, chunk: int | None) -> None:
+    """Prints a line for each part."""
+    began, cpu = time.monotonic(), time.thread_time()
+
+    def tell(what: str) -> None:
+        nonlocal cpu
+        now = time.thread_time()
+        print(f"{what:22} {now - cpu:6.2f} CPU s, {time.monotonic() - began:6.2f} s since it began")
+        cpu = now
+
+    from ark.backend import registry
+    from ark.ir.dtype import by_name
+    from ark.lower.ranks import plan_ranks
+    from ark.models.build import Shape, build
+    from ark.models.config import builtin_config
+    from ark.models.generate import usual_chunk
+    from ark.plan.serialize import machine_of
+    from ark.plan.types import Plan
+    from ark.plan.verify import verify
+    from ark.runtime import program
+
+    machine = registry.machine(machine_name)
+    backend = registry.get(machine.backend)
+    compiler = type(backend.compiler())
+    plain, compiled = compiler.compile, []
+
+    def timed(self: Any, source: Any, target: Any) -> Any:
+        start = time.thread_time()
+        made = plain(self, source, target)
+        compiled.append(time.thread_time() - start)
+        return made
+
+    compiler.compile = timed
+    dtype = by_name("bf16")
+    chunk = usual_chunk(machine, dtype) if chunk is None else chunk
+    tell("imports")
+    graph = build(Shape(builtin_config(name), dtype, 4096, chunk)).graph
+    tell("graph")
+
+    def drafted(rank: int, draft: Plan) -> None:
+        tell("draft")
+        program.begin(draft, backend, machine.arch)
+        tell("emit")
+
+    plans = plan_ranks([graph], machine, {"together": True}, None, drafted)
+    tell("schedule")
+    verify(plans)
+    tell("verify")
+    for phases in plans[0].kernels:
+        program.build(plans[0], machine_of(plans[0], phases[0]), backend, machine.arch, phases)
+    tell("what was left")
+    for seconds in compiled:
+        print(f"{'compile a kernel':22} {seconds:6.2f} CPU s, in a thread of its own")
+    print(
+        f"in all {time.process_time():.2f} CPU s, {time.monotonic() - began:.2f} s, chunk {chunk}"
+    )
+
+
+if __name__ == "__main__":
+    main()

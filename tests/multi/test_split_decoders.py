@@ -1,0 +1,37 @@
+"""`ark generate --split NAME`: a decoder that op_trans splits gives the tokens of one device.
+
+Both of its entry points are split, with the caches that they share.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.backend.test_decoders import CASES as DECODERS
+from tests.checkpoints import make_checkpoint
+from tests.multi.test_generate_ranks import NOAH, answer
+
+CASES = {**DECODERS, "mixtral-of-four": {**DECODERS["mixtral"], "num_local_experts": 4}}
+COMMON = ("--backend", "cpu", "--max-new-tokens", "16", "--context", "96")
+
+
+@pytest.mark.parametrize("split", ["megatron", "sequence", "auto"])
+def test_the_shipped_model(split: str) -> None:
+    assert answer(NOAH, *COMMON, "--ranks", "2", "--split", split) == answer(NOAH, *COMMON)
+
+
+@pytest.mark.parametrize(
+    ("case", "ranks", "split"),
+    [("mixtral-of-four", "4", "expert"), ("qwen3-tied-wide-heads", "2", "row")],
+)
+def test_other_decoders(case: str, ranks: str, split: str, tmp_path: Path) -> None:
+    directory = make_checkpoint(tmp_path / case, **CASES[case])
+    want = answer(directory, *COMMON)
+    assert answer(directory, *COMMON, "--ranks", ranks, "--split", split) == want
+
+
+def test_a_name_that_is_none(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(AssertionError, match="no plan 'nothing'"):
+        answer(NOAH, *COMMON, "--ranks", "2", "--split", "nothing")
