@@ -397,7 +397,6 @@ REPLAY: dict[str, Callable[[str], bool | str]] = {
     "topology": run_topology,
     "sketch": run_sketch,
     "program": collectives.run_program,
-    "xml": collectives.run_xml,
     "execution_plan": collectives.run_execution_plan,
     "command_line": lambda text: run_command_line(json.loads(text)),
 }
