@@ -7,12 +7,14 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from ark.cli import topo_measure
 from ark.cli.common import write_file
 from ark.collective import (
     REDUCTIONS,
@@ -36,7 +38,7 @@ from ark.comm.page import render_page
 from ark.comm.simulate import SimulationResult, simulate, tune_pieces
 from ark.comm.synthesis import FORESTCOLL
 from ark.comm.taccl import Sketch, parse_size
-from ark.comm.topology import GRAMMAR, Topology, load
+from ark.comm.topology import GRAMMAR, TYPICAL, Topology, load
 from ark.comm.topology import to_json as topology_json
 from ark.errors import BaseError, InvalidUsageError, UnsupportedError
 
@@ -59,6 +61,9 @@ def register(subparsers: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="topo_command", metavar="COMMAND", required=True)
+    command = commands.add_parser("measure", help="latency, bandwidth and costs of this machine")
+    command.set_defaults(func=topo_measure.run)
+    topo_measure.add_arguments(command)
     for name, function, summary in (
         ("show", _show, "nodes and links"),
         ("optimal", _optimal, "the optimum 1/x* with the cut that proves it"),
@@ -103,6 +108,12 @@ def register(subparsers: Any) -> None:
             command.add_argument("--html", metavar="FILE", default=page, help="draw a page")
         if name in ("synthesize", "simulate", "compare"):
             command.add_argument("--size", default="256M", help="bytes, or 64K, 256M, 1G")
+            command.add_argument(
+                "--costs",
+                choices=("typical", "none"),
+                help="of puts and sums: typical ones, or none; by default the topology's own, if "
+                "it was measured, else typical ones",
+            )
             command.add_argument(
                 "--time-limit",
                 type=float,
@@ -207,7 +218,7 @@ def _read(text: str) -> CollectiveProgram:
 
 
 def _simulate(args: argparse.Namespace) -> int:
-    topology = load(args.topology)
+    topology = _with_costs(args, load(args.topology))
     size = parse_size(args.size)
     program = _program(args, topology)
     if args.pieces is None and args.program is None:
@@ -231,7 +242,7 @@ def _simulate(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    topology = load(args.topology)
+    topology = _with_costs(args, load(args.topology))
     size = parse_size(args.size)
     bound = _bound(args, topology, args.collective, size)
     title = f"{args.collective} of {args.size} bytes on {topology.name} (predicted)"
@@ -274,6 +285,13 @@ def _compare(args: argparse.Namespace) -> int:
     write_file(args.html, render_page(topology, runs, bound))
     print(f"The page {args.html} draws the links' load, the trees and the steps.")
     return 0
+
+
+def _with_costs(args: argparse.Namespace, topology: Topology) -> Topology:
+    """Returns the topology with the costs that times are predicted with."""
+    if args.costs is None:
+        return replace(topology, costs=topology.costs or TYPICAL)
+    return replace(topology, costs=TYPICAL if args.costs == "typical" else None)
 
 
 def _candidates(args: argparse.Namespace, topology: Topology) -> Iterator[tuple[str, int | None]]:

@@ -13,9 +13,10 @@ from ark.codegen import layout
 from ark.errors import UnsupportedError
 from ark.ir.dtype import by_name
 from ark.ops.tokens import MAX_STOPS
+from ark.plan.serialize import machine_of
 from ark.plan.types import ITERATION_BARRIER, Plan, PlanTensor
 from ark.runtime import tables
-from ark.runtime.executor import BUDGET_S, COUNTER_STRIDE
+from ark.runtime.executor import BUDGET_S
 
 SEGMENT_SHIFT = 48
 # As safetensors spells them; other types are bytes there.
@@ -174,13 +175,13 @@ def describe(
     """The C source that defines `NAME_model`. opcode: by op, the number of its body. image: the
     loop kernel, where the host's cores do not run it.
     """
-    segments = _Segments(plan)
+    segments, stride = _Segments(plan), machine_of(plan).line_bytes
     counters, lists = (len(segments.rows) + n << SEGMENT_SHIFT for n in (1, 2))
     built = tables.build(
         plan,
         opcode,
         segments.address,
-        lambda counter: counters + counter * COUNTER_STRIDE,
+        lambda counter: counters + counter * stride,
         list_address=lists,
     )
     arrays = ("tasks", "counter_ops", "fetches", "growths", "ranges", "lists")
@@ -237,7 +238,7 @@ def describe(
         ),
         f"    .list_count = {len(built.lists)},",
         f"    .counter_count = {len(plan.counters)},",
-        f"    .counter_stride = {COUNTER_STRIDE},",
+        f"    .counter_stride = {stride},",
         f"    .barrier_counter = {ITERATION_BARRIER},",
         f"    .together = {barrier.step},",
         f"    .processors = {plan.processors},",

@@ -44,13 +44,13 @@ def _lower_transpose(lowering: Lowering, node: Node) -> None:
         source, out = bytes_of(source), bytes_of(out)
     elif source.dtype.packed:
         made = unpacked(lowering, out, fill=False)
-        _turn(lowering, unpacked(lowering, source), made, order)
+        _permute(lowering, unpacked(lowering, source), made, order)
         convert(lowering, made, out)
         return
-    _turn(lowering, source, out, order)
+    _permute(lowering, source, out, order)
 
 
-def _turn(lowering: Lowering, source: IrTensor, out: IrTensor, order: list[int]) -> None:
+def _permute(lowering: Lowering, source: IrTensor, out: IrTensor, order: list[int]) -> None:
     hinted = lowering.tile(fold(out.shape))
     if len(order) > FOLDED and hinted is None:
         source, out, order = merge_turned(source, out, order)

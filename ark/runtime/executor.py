@@ -29,7 +29,6 @@ from ark.runtime.program import Program
 from ark.runtime.proxy import Proxy
 from ark.runtime.run import Ranks, Run
 
-COUNTER_STRIDE = 64  # bytes: counters of different producers do not share a cache line
 BUDGET_S = 10.0
 MOST_BUDGET_S = 1e9  # in nanoseconds, it must fit 64 bits
 # How long a persistent kernel waits for the host before it leaves the device. Short, because other
@@ -97,7 +96,7 @@ class Executor(PlanMemory):
     def _allocate(self, trace_records: int) -> None:
         plan = self.plan
         self._allocate_arenas(elsewhere=("symmetric",))
-        self._counter_bytes = len(plan.counters) * COUNTER_STRIDE
+        self._counter_bytes = len(plan.counters) * self.machine.line_bytes
         symmetric = plan.arenas.get("symmetric", 0)
         kind = "symmetric" if plan.world_size > 1 else "device"
         self._shared = self._alloc(symmetric + self._counter_bytes, kind)
@@ -191,7 +190,7 @@ class Executor(PlanMemory):
         """Learns where peers' buffers and counters lie."""
         if self.ranks is not None and self.plan.world_size > 1:
             counters = {
-                c.name: symmetric + c.id * COUNTER_STRIDE
+                c.name: symmetric + c.id * self.machine.line_bytes
                 for c in self.plan.counters
                 if c.rank == self.plan.rank and c.system
             }
@@ -210,7 +209,7 @@ class Executor(PlanMemory):
         entry = self.plan.counters[counter]
         if entry.rank != self.plan.rank:
             return self._peers.address(entry.rank, "counters", entry.name)
-        return self._counters[entry.system] + counter * COUNTER_STRIDE
+        return self._counters[entry.system] + counter * self.machine.line_bytes
 
     def start(self, iterations: int | Sequence[int], persistent: bool = False) -> Run:
         """Launches the loop kernel for so many iterations of each phase, in the plan's order.
@@ -353,7 +352,7 @@ class Executor(PlanMemory):
             system: self.device.read(address, self._counter_bytes).view(np.uint32)
             for system, address in self._counters.items()
         }
-        stride = COUNTER_STRIDE // 4
+        stride = self.machine.line_bytes // 4
         return [int(read[c.system][c.id * stride]) for c in self.plan.counters]
 
     def trace(self) -> list[np.ndarray]:

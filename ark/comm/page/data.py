@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import base64
 import bisect
 import itertools
+import json
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -29,8 +32,8 @@ def page_data(
 ) -> dict[str, Any]:
     """Returns the page's data; times are in microseconds.
 
-    A run lists its puts once, under `ops`, and under `times` every piece of them: the put's number,
-    the piece, the start and the duration in ticks of the run's time.
+    A run lists its puts once, and every piece of them: the put's number, the piece, the start and
+    the duration in ticks of the run's time. The two lists are its `packed`.
     """
     index = {node: i for i, node in enumerate(topology.nodes)}
     places = layout(topology)
@@ -89,6 +92,12 @@ def carried(program: CollectiveProgram) -> Carried:
     return result
 
 
+def pack(value: Any) -> str:
+    """Returns JSON, deflated, as base64 text: the browser inflates the run that is chosen."""
+    text = json.dumps(value, separators=(",", ":"))
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+
+
 def _run(
     program: CollectiveProgram,
     result: SimulationResult,
@@ -137,7 +146,6 @@ def _run(
             round(sum(latency[hop] for hop in itertools.pairwise(route)), 3) for route in routes
         ],
         "ticks": TICKS,
-        "ops": ops,
-        "times": times,
+        "packed": pack([ops, times]),
         "shown": shown,
     }

@@ -96,10 +96,10 @@ class _Writer:
                     self._emit(rank, piece, inputs)
             for (rank, twin), box in sorted(self.lasting.items()):
                 if (twin, phase) in self.versions:
-                    self._bring_up_to_date(rank, twin, View(self.versions[twin, phase], box))
+                    self._refresh(rank, twin, View(self.versions[twin, phase], box))
         return self.made
 
-    def _bring_up_to_date(self, rank: int, twin: int, written: View) -> None:
+    def _refresh(self, rank: int, twin: int, written: View) -> None:
         """What a rank keeps of memory that others have written, or it has written elsewhere."""
         new = self._operand(rank, written)
         kept = self._given(rank, View(twin, written.box))
@@ -261,7 +261,7 @@ class _Writer:
         whole = None
         for cell in cells:
             parts = [
-                self._bring(rank, *chosen, cell)
+                self._load(rank, *chosen, cell)
                 for chosen in self._cover(rank, cell, view.interval, sources)
             ]
             if len(cells) == 1 and len(parts) == 1:
@@ -324,7 +324,7 @@ class _Writer:
             )
         return found
 
-    def _bring(self, rank: int, owner: int, piece: Piece, written: View, cell: Box) -> Tensor:
+    def _load(self, rank: int, owner: int, piece: Piece, written: View, cell: Box) -> Tensor:
         """The cell of what a piece wrote on `owner`, on `rank`."""
         made = self.local[owner, piece, written.buffer]
         part = self._part(owner, made, written.box, cell)

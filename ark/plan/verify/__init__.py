@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from ark.plan.collector import paused
 from ark.plan.types import Plan
-from ark.plan.verify.conflicts import Own, check_conflicts, foreign_touches
+from ark.plan.verify.conflicts import LocalTouches, check_conflicts, foreign_touches
 from ark.plan.verify.early import check_early
 from ark.plan.verify.iterations import check_iterations
 from ark.plan.verify.order import first_nodes, order_phase
@@ -44,18 +44,18 @@ def check(rank_set: RankSet) -> None:
 
 
 def _check_phase(rank_set: RankSet, number: int) -> None:
-    owns = {rank: Own(rank_set, rank, number) for rank in rank_set.checked}
+    local = {rank: LocalTouches(rank_set, rank, number) for rank in rank_set.checked}
     foreign = foreign_touches(rank_set, number)
     bases = first_nodes(rank_set, number)
-    packets = awaited_packets(rank_set, number, owns, foreign, bases)
+    packets = awaited_packets(rank_set, number, local, foreign, bases)
     order = order_phase(rank_set, number, packets)
-    check_conflicts(rank_set, order, number, owns, foreign)
+    check_conflicts(rank_set, order, number, local, foreign)
     for rank in rank_set.checked:
         missing = missing_reads(rank_set, rank, number)
         check_delivered(rank_set, order, number, rank, missing, foreign[rank])
         check_early(rank_set, number, rank, foreign[rank])
-        check_fetched(rank_set, order, number, rank, owns[rank], foreign[rank])
-    check_iterations(rank_set, number, owns, foreign)
+        check_fetched(rank_set, order, number, rank, local[rank], foreign[rank])
+    check_iterations(rank_set, number, local, foreign)
 
 
 __all__ = ["check", "verify"]
