@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -196,7 +196,7 @@ def _reduce(
     dtype = tensor.ir.dtype
     if dtype not in INTEGERS or function == "mean":
         float_dtype(what, tensor)
-    if not isinstance(axis, int):
+    if isinstance(axis, Iterable) and not isinstance(axis, str):
         return _reduce_axes(function, tensor, axis, keepdims, output, name)
     axis = positive_axis(what, axis, len(tensor.ir.shape))
     shape = list(tensor.ir.shape)
