@@ -10,7 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from ark.ranges import Bytes, Count, MemoryBytes, Name, Rate, Threads, Word, Words
+from ark.ranges import Bytes, Count, LineBytes, MemoryBytes, Name, Rate, Threads, Word, Words
 from ark.variant import COMPUTE, Variant
 
 
@@ -23,7 +23,8 @@ class Machine:
     shared_bytes: shared memory (LDS) that tasks and the ring may use, without what the loop keeps
     for itself (ark.codegen.layout.LOOP_BYTES). variants: kernel variants that it can run, the one
     to use first. bandwidth_gbps, tflops: for the cost model. signal_us: one counter hand-over.
-    tile: rows and columns of a matmul tile.
+    line_bytes: a cache line; counters of different producers lie so far apart. tile: rows and
+    columns of a matmul tile.
     capabilities: words by which bodies and forms are chosen: "mma_sync", "wgmma", "mfma", "wmma"
     (matrix units), "named_barriers" (some warps of a block can meet apart from the others),
     "packets" (small activations may travel as {value, epoch}), "packet_gate" (linear layers of one
@@ -44,6 +45,7 @@ class Machine:
     bandwidth_gbps: Rate = 10.0
     tflops: Rate = 0.1
     signal_us: Rate = 1.0
+    line_bytes: LineBytes = 64
     tile: tuple[Count, Count] = (64, 64)
     capabilities: Words = ()
 

@@ -16,6 +16,7 @@ Name = Annotated[str, Meta(max_length=128, pattern=r"^[^\x00-\x1f\x7f-\x9f\ud800
 Bytes = Annotated[int, Meta(ge=0, le=1 << 30)]
 StageBytes = Annotated[int, Meta(ge=16, le=1 << 24)]
 MemoryBytes = Annotated[int, Meta(ge=0, le=1 << 44)]
+LineBytes = Annotated[int, Meta(ge=4, le=4096, multiple_of=4)]
 Count = Annotated[int, Meta(ge=1, le=1 << 14)]
 Few = Annotated[int, Meta(ge=0, le=1 << 10)]
 Threads = Annotated[int, Meta(ge=1, le=64)]

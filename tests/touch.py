@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -27,7 +27,7 @@ from ark.codegen.writer import write
 from ark.ir.dtype import by_name
 from ark.plan.serialize import machine_of
 from ark.plan.types import Phase, Plan, Task
-from ark.runtime import tables
+from ark.runtime import cache, tables
 
 READ, WRITTEN = 1, 2
 MARGIN = 1 << 10  # bytes between buffers
@@ -60,7 +60,7 @@ def _compile(arguments: list[str]) -> None:
     assert done.returncode == 0, done.stderr[:4000]
 
 
-@cache
+@functools.cache
 def _recorder() -> tuple[TemporaryDirectory[str], str]:
     folder = TemporaryDirectory(prefix="ark-touch-")
     path = f"{folder.name}/recorder.o"
@@ -69,13 +69,20 @@ def _recorder() -> tuple[TemporaryDirectory[str], str]:
 
 
 def _library(text: str) -> ctypes.CDLL:
+    """Compiled once for all tests and workers: it is kept in ark's cache."""
+    name = cache.key("touch", text, RECORDER.read_text(), *(find_compiler() or ()))
+    data = cache.load(cache.PROGRAMS, name)
     with TemporaryDirectory(prefix="ark-touch-") as folder:
-        source, part, whole = (f"{folder}/loop.{end}" for end in ("cpp", "o", "so"))
-        Path(source).write_text(text)
-        # Not optimised: a read that is in the source is a read.
-        _compile(["-O1", "-fsanitize=thread", "-c", source, "-o", part])
-        _compile(["-shared", "-pthread", part, _recorder()[1], "-o", whole])
-        return ctypes.CDLL(whole)
+        source, part, whole = (Path(folder, f"loop.{end}") for end in ("cpp", "o", "so"))
+        if data is None:
+            source.write_text(text)
+            # Not optimised: a read that is in the source is a read.
+            _compile(["-O1", "-fsanitize=thread", "-c", str(source), "-o", str(part)])
+            _compile(["-shared", "-pthread", str(part), _recorder()[1], "-o", str(whole)])
+            cache.store(cache.PROGRAMS, name, whole.read_bytes())
+        else:
+            whole.write_bytes(data)
+        return ctypes.CDLL(str(whole))
 
 
 def _fill(plan: Plan, buffer: int, values: np.ndarray, rng: np.random.Generator) -> None:

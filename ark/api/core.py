@@ -6,7 +6,7 @@ import random
 
 from ark.frontend.tensor import NullTensor
 from ark.ir.dtype import bf16, byte, fp16, fp32, int8, int32, uint8, uint32
-from ark.ir.values import MAX_DIMS
+from ark.ir.values import MAX_DIMS, whole
 
 DIMS_LEN = MAX_DIMS
 FP32, FP16, BF16 = fp32, fp16, bf16
@@ -30,7 +30,8 @@ class Dims(tuple[int, ...]):
 
     def __new__(cls, *sizes: object) -> Dims:
         values = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
-        return super().__new__(cls, tuple(int(n) for n in values))  # type: ignore[attr-defined]
+        dims = tuple(whole("Dims", n) for n in values)  # type: ignore[attr-defined]
+        return super().__new__(cls, dims)
 
     def ndims(self) -> int:
         """Number of dimensions."""

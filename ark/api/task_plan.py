@@ -172,7 +172,7 @@ def _shared(plan: TaskPlan, model: Model) -> dict[int, ir.Buffer]:
         for entry in (*op.read_tensors, *op.write_tensors, *op.result_tensors):
             tensor = numbered.get(entry.id)
             far = task_messages.is_far(entry.buffer, plan.rank)
-            if tensor is not None and not far and _alike(entry, tensor):
+            if tensor is not None and not far and _same_layout(entry, tensor):
                 found.setdefault(entry.buffer.id, tensor.buffer)
     return found
 
@@ -188,12 +188,13 @@ def _same_op(op: OpEntry, node: Node, found: dict[int, ir.Buffer], rank: int) ->
     pairs = [*zip(reads, node.inputs, strict=False)]
     pairs += zip(op.result_tensors, node.outputs, strict=False)
     return len(reads) == len(node.inputs) and all(
-        _alike(entry, tensor) and found.setdefault(entry.buffer.id, tensor.buffer) is tensor.buffer
+        _same_layout(entry, tensor)
+        and found.setdefault(entry.buffer.id, tensor.buffer) is tensor.buffer
         for entry, tensor in pairs
     )
 
 
-def _alike(entry: TensorEntry, tensor: ir.Tensor) -> bool:
+def _same_layout(entry: TensorEntry, tensor: ir.Tensor) -> bool:
     return entry.data_type.lower() == tensor.dtype.name and (
         entry.shape,
         entry.strides,

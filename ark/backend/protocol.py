@@ -273,7 +273,16 @@ class PredictingBackend(KernelBackend, Protocol):
 
 
 @runtime_checkable
-class SourceBackend(KernelBackend, Protocol):
+class ExportBackend(KernelBackend, Protocol):
+    """A vendor for which models leave as C libraries (ark.export)."""
+
+    def export_source(self) -> str:
+        """C source of the functions of ark/export/c/device.h, for C11 without extensions."""
+        ...
+
+
+@runtime_checkable
+class SourceBackend(ExportBackend, Protocol):
     """A vendor whose loop kernels are the host's own code, so that a program can be linked with
     them (ark.export).
     """

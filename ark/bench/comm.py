@@ -99,7 +99,7 @@ def measure(
         elements,
         case.dtype.name,
         case.way,
-        algorithm(key, world),
+        str(algorithm(key, world)),
         case.engine,
         world,
         slowest,

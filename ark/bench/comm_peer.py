@@ -16,6 +16,7 @@ import numpy as np
 
 from ark.backend.protocol import Device
 from ark.bench.peer import import_torch, repeated
+from ark.collective import CollectiveProgram
 from ark.ir.dtype import DataType
 from ark.lower.engines import AUTO
 from ark.runtime.bootstrap import Bootstrap
@@ -25,13 +26,16 @@ GRAPH, ALONE = "graph", "alone"
 
 @dataclass(frozen=True)
 class CommCase:
-    """nbytes: as nccl-tests counts: of a rank's larger side, input or result."""
+    """nbytes: as nccl-tests counts: of a rank's larger side, input or result.
+
+    algorithm: a name, or a program for these ranks.
+    """
 
     collective: str
     nbytes: int
     dtype: DataType
     way: str = GRAPH
-    algorithm: str = "auto"
+    algorithm: str | CollectiveProgram = "auto"
     engine: str = AUTO
     repeats: int = 5
 

@@ -40,10 +40,10 @@ def compare(rows: np.ndarray, reference: np.ndarray) -> Fidelity:
     """Both (rows, vocabulary), of any float type."""
     ours, right = rows.astype(np.float64), reference.astype(np.float64)
     off = np.abs(ours - right)
-    apart = np.linalg.norm(ours - right, axis=1) / np.linalg.norm(right, axis=1)
+    distances = np.linalg.norm(ours - right, axis=1) / np.linalg.norm(right, axis=1)
     same = ours.argmax(1) == right.argmax(1)
     # A row that is no number is as far away as can be.
-    distance = float(np.nan_to_num(apart, nan=np.inf).max())
+    distance = float(np.nan_to_num(distances, nan=np.inf).max())
     return Fidelity(len(ours), float(off.mean()), float(off.max()), distance, int(same.sum()))
 
 

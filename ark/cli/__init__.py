@@ -19,7 +19,7 @@ import threading
 from collections.abc import Sequence
 
 from ark._version import __version__
-from ark.errors import BaseError
+from ark.errors import BaseError, InvalidUsageError
 
 COMMANDS = {
     "info": "show backends, devices and versions, or require some",
@@ -75,6 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.command is None:
             parser.print_help()
             return 2
+        _check_given(args, words)
         code = int(args.func(args))
         sys.stdout.flush()
         return code
@@ -104,6 +105,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         _complain(f"ark: the operating system refused: {error}; see that there is room and access")
         return 2
+
+
+def _check_given(args: argparse.Namespace, words: Sequence[str]) -> None:
+    """InvalidUsageError for values that no command can mean; an empty prompt is one."""
+    for name, value in vars(args).items():
+        if value == "" and name != "prompt":
+            raise InvalidUsageError(f"the value of {name!r} is empty; give one, or leave it out")
+    if any("\0" in word for word in words):
+        raise InvalidUsageError("an argument has a character of code 0, which no path or name has")
 
 
 def _complain(text: str) -> None:

@@ -114,8 +114,12 @@ def write_file(path: str, data: str | bytes) -> None:
 
 
 def read_file(path: str, what: str) -> str:
-    """Reads a text file; InvalidUsageError naming what it should be if it cannot be read."""
+    """Reads a text file; InvalidUsageError naming what it should be if it cannot be read, or is a
+    pipe that nobody may ever write to; those that a shell makes, below /dev and /proc, are read.
+    """
     try:
+        if Path(path).is_fifo() and not path.startswith(("/dev/", "/proc/")):
+            raise OSError("it is a pipe")
         with open(path, encoding="utf-8") as source:
             text = source.read(MOST_TEXT + 1)
         if len(text) > MOST_TEXT:

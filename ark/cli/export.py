@@ -7,15 +7,18 @@ import re
 from pathlib import Path
 
 from ark.backend import registry
+from ark.backend.protocol import Backend, SourceBackend
 from ark.cli.common import positive, read_file
 from ark.errors import InvalidUsageError
-from ark.export.write import files, identifier, save
+from ark.export.write import exporting, files, identifier, save
 from ark.ir.dtype import DataType
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
 from ark.models.generate import choose_context, plans, usual_chunk
 from ark.plan.serialize import from_json
 from ark.runtime.admission import admit
+
+CHUNK = 16  # prompt tokens an iteration, where nobody says
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
@@ -30,7 +33,8 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     p.add_argument(
         "--arch",
         default="native",
-        help="what the C++ compiler makes code for, its -march (default: native)",
+        help="what the loop kernel is compiled for: the C++ compiler's -march (default: native), "
+        "or a device's architecture",
     )
     p.add_argument("--machine", help="machine model to plan for (default: this machine's)")
     p.add_argument("--context", type=positive, metavar="N", help="positions to reserve")
@@ -41,7 +45,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    backend = registry.get(args.backend)
+    backend = exporting(registry.get(args.backend))
     if not re.fullmatch(r"[A-Za-z0-9_.+-]{1,64}", args.arch):
         raise InvalidUsageError(
             f"--arch is {args.arch!r}; it must be a word that the C++ compiler's -march knows"
@@ -58,11 +62,11 @@ def run(args: argparse.Namespace) -> int:
         made = files(plan, backend, args.arch, name)
     else:
         checkpoint = Checkpoint.open(args.source)
-        # A backend's own name is the machine model of this machine where it has one.
-        machine = registry.machine(args.machine or args.backend)
+        machine = registry.machine(args.machine or _machine(backend, args.arch))
         context = choose_context(checkpoint, args.context)
         dtype = DataType.from_numpy(checkpoint.dtype)
-        chunk = args.chunk or usual_chunk(machine, dtype)
+        # An exported program has one kernel, and long chunks may want another one than tokens.
+        chunk = args.chunk or min(usual_chunk(machine, dtype), CHUNK)
         shape = Shape(checkpoint.config, dtype, context, min(chunk, context), 0, 1)
         plan = plans(shape, machine)[0]
         made = files(plan, backend, args.arch, name, checkpoint, shape)
@@ -70,3 +74,18 @@ def run(args: argparse.Namespace) -> int:
     for file, content in made.items():
         print(f"{Path(args.output, file)}: {len(content):,} bytes")
     return 0
+
+
+def _machine(backend: Backend, arch: str) -> str:
+    """The name of a machine model of an architecture; a backend's own name is this machine's."""
+    if not isinstance(backend, SourceBackend):
+        for name in backend.machine_names():
+            found = backend.machine(name)
+            if found is not None and found.arch == arch:
+                return name
+        if arch != "native":
+            raise InvalidUsageError(
+                f"no machine model of {backend.name!r} is {arch!r}; name one with --machine: "
+                f"{', '.join(backend.machine_names())}"
+            )
+    return backend.name

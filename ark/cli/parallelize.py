@@ -81,8 +81,10 @@ def run(args: argparse.Namespace) -> int:
     mesh, machine = parse_mesh(args.mesh), registry.machine(args.machine)
     memory = parse_bytes(args.memory) if args.memory else machine.memory_bytes or None
     for name in ("link_gbps", "network_gbps"):
-        if not 0 < getattr(args, name) < 1e9:
-            raise InvalidUsageError(f"--{name.replace('_', '-')} must be more than 0")
+        if not 1e-3 <= getattr(args, name) <= 1e9:
+            raise InvalidUsageError(
+                f"--{name.replace('_', '-')} is {getattr(args, name)}; it must be 0.001 to 1e9"
+            )
     target = Target(machine, args.link_gbps, args.network_gbps, args.host_ranks)
     work = Work(not args.inference, args.batch, args.recompute)
     splits = Splits(_graph(args))

@@ -7,12 +7,14 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from ark.cli import topo_measure
 from ark.cli.common import write_file
 from ark.collective import (
     REDUCTIONS,
@@ -36,12 +38,12 @@ from ark.comm.page import render_page
 from ark.comm.simulate import SimulationResult, simulate, tune_pieces
 from ark.comm.synthesis import FORESTCOLL
 from ark.comm.taccl import Sketch, parse_size
-from ark.comm.topology import GRAMMAR, Topology, load
+from ark.comm.topology import GRAMMAR, TYPICAL, Topology, load
 from ark.comm.topology import to_json as topology_json
 from ark.errors import BaseError, InvalidUsageError, UnsupportedError
 
 _WIDTH = 110
-_MOST_OPERATIONS = 140_000
+_MOST_OPERATIONS = 1 << 16  # of a program in the pieces that are tried
 _MOST_COMPARED = 1 << 18  # operations of all programs that `compare` makes together
 _MOST_IN_WINDOWS = 1 << 16  # a program with more is compared with all its puts under way only
 _WINDOWS = (0, 2)
@@ -59,6 +61,9 @@ def register(subparsers: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="topo_command", metavar="COMMAND", required=True)
+    command = commands.add_parser("measure", help="latency, bandwidth and costs of this machine")
+    command.set_defaults(func=topo_measure.run)
+    topo_measure.add_arguments(command)
     for name, function, summary in (
         ("show", _show, "nodes and links"),
         ("optimal", _optimal, "the optimum 1/x* with the cut that proves it"),
@@ -69,6 +74,9 @@ def register(subparsers: Any) -> None:
         command = commands.add_parser(name, help=summary, description=f"{summary}.")
         command.set_defaults(func=function)
         command.add_argument("topology", metavar="TOPOLOGY", help="see `ark topo --help`")
+        command.add_argument(
+            "--group", metavar="RANKS", help="only these take part, such as 0-3,8; others relay"
+        )
         if name in ("show", "optimal"):
             command.add_argument("--json", action="store_true", help="print JSON")
         if name == "optimal":
@@ -104,6 +112,12 @@ def register(subparsers: Any) -> None:
         if name in ("synthesize", "simulate", "compare"):
             command.add_argument("--size", default="256M", help="bytes, or 64K, 256M, 1G")
             command.add_argument(
+                "--costs",
+                choices=("typical", "none"),
+                help="of puts and sums: typical ones, or none; by default the topology's own, if "
+                "it was measured, else typical ones",
+            )
+            command.add_argument(
                 "--time-limit",
                 type=float,
                 default=10.0,
@@ -127,7 +141,7 @@ def _table(title: str, *columns: str, left: int = 1) -> Table:
 
 
 def _show(args: argparse.Namespace) -> int:
-    topology = load(args.topology)
+    topology = _network(args)
     if args.json:
         print(topology_json(topology), end="")
         return 0
@@ -150,7 +164,7 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _optimal(args: argparse.Namespace) -> int:
-    topology = load(args.topology)
+    topology = _network(args)
     roots = None if args.root is None else {_rank(topology, args.root): 1}
     best = optimal(topology, args.k, roots)
     if args.json:
@@ -178,7 +192,7 @@ def optimum_json(best: Optimum) -> dict[str, Any]:
 
 
 def _synthesize(args: argparse.Namespace) -> int:
-    program = _program(args, load(args.topology))
+    program = _program(args, _network(args))
     text = _written(program, args.format, args.target)
     if args.out is None:
         print(text, end="")
@@ -207,7 +221,7 @@ def _read(text: str) -> CollectiveProgram:
 
 
 def _simulate(args: argparse.Namespace) -> int:
-    topology = load(args.topology)
+    topology = _with_costs(args, _network(args))
     size = parse_size(args.size)
     program = _program(args, topology)
     if args.pieces is None and args.program is None:
@@ -231,7 +245,7 @@ def _simulate(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    topology = load(args.topology)
+    topology = _with_costs(args, _network(args))
     size = parse_size(args.size)
     bound = _bound(args, topology, args.collective, size)
     title = f"{args.collective} of {args.size} bytes on {topology.name} (predicted)"
@@ -274,6 +288,27 @@ def _compare(args: argparse.Namespace) -> int:
     write_file(args.html, render_page(topology, runs, bound))
     print(f"The page {args.html} draws the links' load, the trees and the steps.")
     return 0
+
+
+def _network(args: argparse.Namespace) -> Topology:
+    """Returns the topology, or that of the group of its ranks that was named."""
+    topology = load(args.topology)
+    if args.group is None:
+        return topology
+    members: list[int] = []
+    for word in args.group.split(","):
+        ends = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", word)
+        if ends is None:
+            raise InvalidUsageError(f"--group {args.group!r} is no list such as 0-3,8.")
+        members += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
+    return topology.subgroup(members)
+
+
+def _with_costs(args: argparse.Namespace, topology: Topology) -> Topology:
+    """Returns the topology with the costs that times are predicted with."""
+    if args.costs is None:
+        return replace(topology, costs=topology.costs or TYPICAL)
+    return replace(topology, costs=TYPICAL if args.costs == "typical" else None)
 
 
 def _candidates(args: argparse.Namespace, topology: Topology) -> Iterator[tuple[str, int | None]]:

@@ -88,9 +88,9 @@ def scratch_bytes(
 
 def _scratch(sig: kinds.Signature, machine: Machine, dialect: Dialect) -> int:
     """The same for the tasks of one signature, without the loop's."""
-    own = dialect.scratch.get(sig.kind)
+    special = dialect.scratch.get(sig.kind)
     common = kinds.get(sig.kind).scratch(sig, machine)
-    return max(common, own(sig, machine)) if own else common
+    return max(common, special(sig, machine)) if special else common
 
 
 def check_shared_memory(
@@ -118,7 +118,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
     bodies: list[str] = []
     texts: list[str] = []
     headers: dict[str, None] = {}  # in order of first use
-    own_headers: dict[str, None] = {}  # of the dialect's own bodies
+    dialect_headers: dict[str, None] = {}  # of bodies that the dialect writes
     polls: set[int] = set()  # bodies that are no block form
     entering: set[int] = set()  # bodies in block form that wait for their tasks themselves
     leads = bool(machine.variant.role(COMMUNICATE))
@@ -135,20 +135,20 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
         if code is None:
             code = len(bodies)
             name = f"task_{code}_{op.kind}"
-            own = dialect.bodies.get(op.kind)
-            text = own(name, sig, machine) if own else None
+            special = dialect.bodies.get(op.kind)
+            text = special(name, sig, machine) if special else None
             common = "" if text else kinds.get(op.kind).source(name, sig, machine)
-            alike = common.replace(name, "")
-            if alike in written:  # another signature, but the same function
-                opcode[op.id] = seen.setdefault(sig.key, written[alike])
+            unnamed = common.replace(name, "")
+            if unnamed in written:  # another signature, but the same function
+                opcode[op.id] = seen.setdefault(sig.key, written[unnamed])
                 continue
             seen[sig.key] = code
             if common:
-                written[alike] = code
+                written[unnamed] = code
             bodies.append(name)
             headers.update(dict.fromkeys(kinds.get(op.kind).headers()))
             if text and op.kind in dialect.headers:
-                own_headers.update(dict.fromkeys(dialect.headers[op.kind](machine)))
+                dialect_headers.update(dict.fromkeys(dialect.headers[op.kind](machine)))
             poll = dialect.polls.get(op.kind) if leads and text else None
             polling = poll(name, sig, machine) if poll else None
             if polling:
@@ -189,8 +189,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
         stream,
         roles,
         dialect.loader(signatures, machine) if loads and dialect.loader else "",
-        *own_headers,
-        *headers,
+        *dict.fromkeys((*dialect_headers, *headers)),
         *texts,
         _dispatch(
             bodies,

@@ -286,7 +286,8 @@ class _Reader:
         return 2 * channel + (op.channel_type == "port")
 
     def _take(self, queues: list[deque[frozenset[OpRef]]], block: _Block) -> bool:
-        if not all(queues):
+        # An operation may name one queue several times, and then takes as many from it.
+        if any(len(queue) < sum(other is queue for other in queues) for queue in queues):
             return False
         for queue in queues:
             block.after |= queue.popleft()

@@ -81,14 +81,14 @@ class Program:
                 f"rank {into.rank} was to reduce {[p.rank for p in parts]}; a rank reduces what it "
                 "has: move the chunks there first"
             )
-        self._alike(*parts, into)
+        self._check_sizes(*parts, into)
         spans = [p.span for p in parts]
         self._builder.reduce(into.rank, spans, into.span, final=into.span.buffer == OUT)
         return into
 
     def moved(self, chunk: Chunk, place: Chunk) -> None:
         """See Chunk.to."""
-        self._alike(chunk, place)
+        self._check_sizes(chunk, place)
         if chunk.rank == place.rank:
             self._builder.copy(chunk.rank, chunk.span, place.span)
         else:
@@ -102,7 +102,7 @@ class Program:
         return Chunk(rank, Span(buffer, slot, count), self)
 
     @staticmethod
-    def _alike(*chunks: Chunk) -> None:
+    def _check_sizes(*chunks: Chunk) -> None:
         if len({c.span.count for c in chunks}) > 1:
             raise InvalidUsageError(
                 f"chunks of {[c.span.count for c in chunks]} slots were given; they must be of one "

@@ -7,12 +7,13 @@ readers read the source. What nobody needs for the end is left out. The plan's l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from ark.collective.order import in_order
-from ark.collective.types import CollectiveProgram, Kind
+from ark.collective.types import CollectiveProgram, Kind, Role, Span
 
 
 class Origin(Enum):
@@ -92,3 +93,34 @@ def flow(program: CollectiveProgram) -> Flow:
         if value.number in needed:
             needed.update(value.sources)
     return Flow(parts, {v.number: v for v in made if v.number in needed}, final)
+
+
+def coarsened(program: CollectiveProgram) -> CollectiveProgram:
+    """Returns the program with as many slots in one as all of its spans keep together.
+
+    A put of several slots then is one write, where every operation cuts the data at the same
+    places. Programs with slots of dot products are returned as they are.
+    """
+    if any(buffer.role is Role.DOTS for buffer in program.buffers):
+        return program
+    spans = [s for ops in program.operations for op in ops for s in (op.dst, *op.srcs)]
+    together = math.gcd(
+        program.shard if program.collective.sharded else program.chunks,
+        *(buffer.slots for buffer in program.buffers),
+        *(number for span in spans for number in (span.start, span.count)),
+    )
+    if together == 1:
+        return program
+
+    def shrunk(span: Span) -> Span:
+        return Span(span.buffer, span.start // together, span.count // together)
+
+    return replace(
+        program,
+        chunks=program.chunks // together,
+        buffers=tuple(replace(b, slots=b.slots // together) for b in program.buffers),
+        operations=tuple(
+            tuple(replace(op, dst=shrunk(op.dst), srcs=tuple(map(shrunk, op.srcs))) for op in ops)
+            for ops in program.operations
+        ),
+    )

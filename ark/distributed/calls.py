@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ark.backend.protocol import Backend, Device, Memory
-from ark.collective import Collective
+from ark.collective import Collective, CollectiveProgram
 from ark.distributed.arrays import Array
 from ark.ir.dtype import uint8, uint32
 from ark.ir.graph import Graph
@@ -41,7 +41,7 @@ class Key:
     elements: int
     reduction: str | None = None
     root: int | None = None
-    algorithm: str = "auto"
+    algorithm: str | CollectiveProgram = "auto"
     engine: str = AUTO
 
     @property
@@ -57,7 +57,7 @@ class Key:
         return self.nbytes
 
 
-def algorithm(key: Key, world: int) -> str:
+def algorithm(key: Key, world: int) -> str | CollectiveProgram:
     """The algorithm of a call that names none: the least hops while that moves no more bytes."""
     if key.algorithm != "auto":
         return key.algorithm

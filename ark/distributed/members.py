@@ -24,7 +24,7 @@ class Members:
         others = [r for r in self._ranks if r != self._job.rank]
         for other in others:
             self._job.post(other, self._label, data)
-        found = {r: self._job.take(r, self._label) for r in others}
+        found = {r: self._job.collect(r, self._label) for r in others}
         return [found.get(r, data) for r in self._ranks]
 
     def barrier(self, label: str = "barrier") -> None:

@@ -108,7 +108,7 @@ class ProcessGroupArk(dist.ProcessGroup):
         for tensor in tensors:
             whole = tensor.contiguous()
             self._group(tensor).all_reduce(whole, op, out=whole)
-            _give(tensor, whole)
+            _store(tensor, whole)
         return ArkWork(list(tensors))
 
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> ArkWork:
@@ -118,7 +118,7 @@ class ProcessGroupArk(dist.ProcessGroup):
         for tensor in tensors:
             whole = tensor.contiguous()
             self._group(tensor).broadcast(whole, opts.rootRank, out=whole)
-            _give(tensor, whole)
+            _store(tensor, whole)
         return ArkWork(list(tensors))
 
     def reduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> ArkWork:
@@ -146,7 +146,7 @@ class ProcessGroupArk(dist.ProcessGroup):
         whole = output.contiguous()
         flat = input.contiguous().reshape(-1)
         self._group(input).all_gather(flat, out=whole.view(-1))
-        _give(output, whole)
+        _store(output, whole)
         return ArkWork([output])
 
     def allgather_into_tensor_coalesced(
@@ -265,7 +265,7 @@ class ProcessGroupArk(dist.ProcessGroup):
         def receive() -> None:
             whole = tensor.contiguous()
             self._group(tensor).recv(whole, peer)
-            _give(tensor, whole)
+            _store(tensor, whole)
 
         return self._aside("recv", peer, tag, receive, tensors)
 
@@ -312,7 +312,7 @@ def _op(op: Any) -> str:
     raise UnsupportedError(f"the backend ark reduces by {', '.join(_OPS.values())}, not by {op}")
 
 
-def _give(tensor: torch.Tensor, whole: torch.Tensor) -> None:
+def _store(tensor: torch.Tensor, whole: torch.Tensor) -> None:
     """Fills a strided tensor from the dense copy that was worked on."""
     if whole is not tensor:
         tensor.copy_(whole)

@@ -51,7 +51,7 @@ class Bench:
         self.program = self.device.load(binary)
         self.host = self.device.alloc(layout.dtype("ArkHost").itemsize, "host")
         assert self.host.host is not None
-        self.mail = self.host.host.view(layout.dtype("ArkHost"))[0]
+        self.control = self.host.host.view(layout.dtype("ArkHost"))[0]
         self.control = self.device.alloc(layout.dtype("ArkControl").itemsize, "device")
         self.results = self.device.alloc(64, "device")
         self.kept: list[Memory] = [self.host, self.control, self.results]
@@ -111,9 +111,9 @@ class Bench:
 
     def tell(self, number: int) -> bool:
         """Releases round `number` of a running `host` check; True when the kernel has answered."""
-        self.mail["target"] = number
+        self.control["target"] = number
         deadline = time.monotonic() + BUDGET_S
-        while self.mail["done"] != number:
+        while self.control["done"] != number:
             if time.monotonic() > deadline:
                 return False
         return True

@@ -13,9 +13,10 @@ from ark.codegen import layout
 from ark.errors import UnsupportedError
 from ark.ir.dtype import by_name
 from ark.ops.tokens import MAX_STOPS
+from ark.plan.serialize import machine_of
 from ark.plan.types import ITERATION_BARRIER, Plan, PlanTensor
 from ark.runtime import tables
-from ark.runtime.executor import BUDGET_S, COUNTER_STRIDE
+from ark.runtime.executor import BUDGET_S
 
 SEGMENT_SHIFT = 48
 # As safetensors spells them; other types are bytes there.
@@ -146,15 +147,41 @@ def declarations() -> str:
     )
 
 
-def describe(plan: Plan, opcode: Sequence[int], name: str, decoder: Decoder | None) -> str:
-    """The C source that defines `NAME_model`. opcode: by op, the number of its body."""
-    segments = _Segments(plan)
+@dataclass(frozen=True)
+class Image:
+    """A loop kernel as machine code. made_for: what to say where it cannot be loaded."""
+
+    data: bytes
+    made_for: str
+    threads: int
+    shared_bytes: int
+
+
+def image_source(image: Image, name: str) -> str:
+    """The C source that holds the machine code, as words."""
+    padded = image.data + bytes(-len(image.data) % 8)
+    words = _words(f"{name}_image", np.frombuffer(padded, np.uint64)).removeprefix("static ")
+    declared = f"extern const uint64_t {name}_image[];"
+    return f"// The loop kernel: {image.made_for}.\n#include <stdint.h>\n{declared}\n{words}\n"
+
+
+def describe(
+    plan: Plan,
+    opcode: Sequence[int],
+    name: str,
+    decoder: Decoder | None,
+    image: Image | None = None,
+) -> str:
+    """The C source that defines `NAME_model`. opcode: by op, the number of its body. image: the
+    loop kernel, where the host's cores do not run it.
+    """
+    segments, stride = _Segments(plan), machine_of(plan).line_bytes
     counters, lists = (len(segments.rows) + n << SEGMENT_SHIFT for n in (1, 2))
     built = tables.build(
         plan,
         opcode,
         segments.address,
-        lambda counter: counters + counter * COUNTER_STRIDE,
+        lambda counter: counters + counter * stride,
         list_address=lists,
     )
     arrays = ("tasks", "counter_ops", "fetches", "growths", "ranges", "lists")
@@ -174,10 +201,15 @@ def describe(plan: Plan, opcode: Sequence[int], name: str, decoder: Decoder | No
         "// A plan as data: its tables, its memory, its names.",
         f'#include "{name}.h"',
         '#include "model.h"',
-        f"int {name}_loop(const struct ArkParams* params, int processors);",
+        f"extern const uint64_t {name}_image[];"
+        if image
+        else f"int {name}_loop(const struct ArkParams* params, int processors);",
         *(_words(array, getattr(built, array)) for array in arrays),
         "static const ark_segment segments[] = {",
-        *(f"    {{{text(n)}, {size}u, {clear}u, {ext}}}," for n, size, clear, ext in segments.rows),
+        *(
+            f"    {{{text(n)}, {size}u, {clear}u, {ext}, {int(n == 'host' and not ext)}}},"
+            for n, size, clear, ext in segments.rows
+        ),
         "};",
         *shapes,
         "static const ark_tensor tensors[] = {",
@@ -188,7 +220,7 @@ def describe(plan: Plan, opcode: Sequence[int], name: str, decoder: Decoder | No
         "};",
         *_decoder(decoder),
         f"const ark_model {name}_model = {{",
-        f"    .loop = {name}_loop,",
+        *_kernel(name, image),
         "    .segments = segments,",
         "    .tensors = tensors,",
         "    .op_names = op_names,",
@@ -206,7 +238,7 @@ def describe(plan: Plan, opcode: Sequence[int], name: str, decoder: Decoder | No
         ),
         f"    .list_count = {len(built.lists)},",
         f"    .counter_count = {len(plan.counters)},",
-        f"    .counter_stride = {COUNTER_STRIDE},",
+        f"    .counter_stride = {stride},",
         f"    .barrier_counter = {ITERATION_BARRIER},",
         f"    .together = {barrier.step},",
         f"    .processors = {plan.processors},",
@@ -217,6 +249,17 @@ def describe(plan: Plan, opcode: Sequence[int], name: str, decoder: Decoder | No
         "",
     ]
     return "\n".join(lines)
+
+
+def _kernel(name: str, image: Image | None) -> list[str]:
+    if image is None:
+        return [f"    .loop = {name}_loop,"]
+    return [
+        f"    .image = {name}_image,",
+        f"    .made_for = {text(image.made_for)},",
+        f"    .threads = {image.threads},",
+        f"    .shared_bytes = {image.shared_bytes},",
+    ]
 
 
 def _decoder(decoder: Decoder | None) -> list[str]:

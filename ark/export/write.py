@@ -11,12 +11,23 @@ from pathlib import Path
 import numpy as np
 import safetensors.numpy
 
-from ark.backend.protocol import Backend, SourceBackend, Target
+from ark.backend.protocol import Backend, ExportBackend, SourceBackend, Target
 from ark.codegen.writer import write as emit
 from ark.errors import InvalidUsageError, SystemError, UnsupportedError
-from ark.export.description import Decoder, check, declarations, describe, named, stored
+from ark.export import cmake
+from ark.export.description import (
+    Decoder,
+    Image,
+    check,
+    declarations,
+    describe,
+    image_source,
+    named,
+    stored,
+)
 from ark.ir.dtype import by_name
 from ark.ir.packed import to_memory
+from ark.machine import Machine
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
 from ark.models.load import weights
@@ -27,7 +38,7 @@ from ark.plan.types import Plan
 Files = dict[str, "str | bytes"]
 _IDENTIFIER = re.compile(r"[a-z][a-z0-9_]{0,62}")
 # Files that every folder has.
-_TAKEN = frozenset(("ark", "decoder", "generate", "layout", "model", "safetensors"))
+_TAKEN = frozenset(("ark", "decoder", "device", "generate", "layout", "model", "safetensors"))
 
 
 def identifier(name: str, wanted: str | None) -> str:
@@ -44,6 +55,16 @@ def identifier(name: str, wanted: str | None) -> str:
     return wanted
 
 
+def exporting(backend: Backend) -> ExportBackend:
+    """The backend as one whose models can be exported; UnsupportedError for others."""
+    if not isinstance(backend, ExportBackend):
+        raise UnsupportedError(
+            f"the backend {backend.name!r} has no way to run an exported model; export it for "
+            "another one (--backend cpu)"
+        )
+    return backend
+
+
 def decoder_of(checkpoint: Checkpoint, shape: Shape) -> Decoder:
     """What the token loop in C must know."""
     stops = checkpoint.config.eos_token_ids
@@ -56,7 +77,7 @@ def decoder_of(checkpoint: Checkpoint, shape: Shape) -> Decoder:
 
 def files(
     plan: Plan,
-    backend: Backend,
+    chosen: Backend,
     arch: str,
     name: str,
     checkpoint: Checkpoint | None = None,
@@ -67,11 +88,7 @@ def files(
     arch: what the compiler makes code for, as it spells it. Raises UnsupportedError where the plan
     or the backend cannot be exported.
     """
-    if not isinstance(backend, SourceBackend):
-        raise UnsupportedError(
-            f"models for {backend.name!r} cannot be exported yet; export one for a backend that "
-            "the host's C++ compiler serves (--backend cpu)"
-        )
+    backend = exporting(chosen)
     machine = machine_of(plan)
     if machine.backend != backend.name:
         raise UnsupportedError(
@@ -79,22 +96,17 @@ def files(
             f"{backend.name!r}; make it again with a machine model of that backend"
         )
     check(plan)
-    emitted = emit(plan, machine, backend.dialect(machine.arch))
-    # Several models may be linked into one program.
-    source = replace(emitted.source, text=f"#define ark_loop {name}_loop\n{emitted.source.text}")
-    binary = backend.compiler().compile(source, Target(machine.arch, machine.threads))
     decoder = decoder_of(checkpoint, shape) if checkpoint and shape else None
     folder = resources.files("ark.export").joinpath("c")
-    wanted = ["ark.h", "ark.c", "model.h", "safetensors.c", "decoder.c"]
+    wanted = ["ark.h", "ark.c", "device.h", "model.h", "safetensors.c", "decoder.c"]
     made: Files = {file: folder.joinpath(file).read_text() for file in wanted}
     made["layout.h"] = declarations()
     made[f"{name}.h"] = _header(name)
-    made[f"{name}.c"] = describe(plan, emitted.opcode, name, decoder)
-    made[f"{name}_loop.cpp"] = source.text
-    made[f"lib{name}_loop{binary.suffix}"] = binary.data
-    made["CMakeLists.txt"] = _cmake(
-        name, arch, backend.source_flags(), binary.suffix, decoder is not None
-    )
+    made["device.c"] = backend.export_source()
+    if isinstance(backend, SourceBackend):
+        made |= _with_source(plan, machine, backend, arch, name, decoder)
+    else:
+        made |= _with_image(plan, machine, backend, arch, name, decoder)
     if checkpoint and shape:
         program = folder.joinpath("generate.c").read_text()
         made["generate.c"] = program.replace("exported.h", f"{name}.h").replace(
@@ -102,6 +114,64 @@ def files(
         )
         made[f"{name}.safetensors"] = _weights(checkpoint, shape, plan)
     return made
+
+
+def _with_source(
+    plan: Plan,
+    machine: Machine,
+    backend: SourceBackend,
+    arch: str,
+    name: str,
+    decoder: Decoder | None,
+) -> Files:
+    """The loop kernel as C++ for the host's compiler, and as this one made it."""
+    emitted = emit(plan, machine, backend.dialect(machine.arch))
+    # Several models may be linked into one program.
+    source = replace(emitted.source, text=f"#define ark_loop {name}_loop\n{emitted.source.text}")
+    binary = backend.compiler().compile(source, Target(machine.arch, machine.threads))
+    return {
+        f"{name}.c": describe(plan, emitted.opcode, name, decoder),
+        f"{name}_loop.cpp": source.text,
+        f"lib{name}_loop{binary.suffix}": binary.data,
+        "CMakeLists.txt": cmake.of_source(
+            name, arch, backend.source_flags(), binary.suffix, decoder is not None
+        ),
+    }
+
+
+def _with_image(
+    plan: Plan,
+    machine: Machine,
+    backend: ExportBackend,
+    arch: str,
+    name: str,
+    decoder: Decoder | None,
+) -> Files:
+    """The loop kernel as machine code of the device, in a C array."""
+    if arch not in ("native", machine.arch):
+        raise UnsupportedError(
+            f"the plan was made for {machine.name}, which is {machine.arch}, not {arch}; name a "
+            "machine model of that architecture (--machine)"
+        )
+    emitted = emit(plan, machine, backend.dialect(machine.arch))
+    if any(emitted.maps):
+        raise UnsupportedError(
+            "the plan's matrix products copy boxes, which the exported program cannot describe to "
+            "the device; make the plan with the option variant='block', or with a smaller --chunk"
+        )
+    binary = backend.compiler().compile(emitted.source, Target(machine.arch, machine.threads))
+    image = Image(
+        binary.data,
+        f"loading the kernel, which is for {machine.arch}",
+        machine.threads,
+        emitted.scratch_bytes + machine.ring_bytes,
+    )
+    return {
+        f"{name}.c": describe(plan, emitted.opcode, name, decoder, image),
+        f"{name}_image.c": image_source(image, name),
+        f"{name}_loop{binary.suffix}": binary.data,
+        "CMakeLists.txt": cmake.of_image(name, decoder is not None),
+    }
 
 
 def _weights(checkpoint: Checkpoint, shape: Shape, plan: Plan) -> bytes:
@@ -122,39 +192,6 @@ def _header(name: str) -> str:
         f'#define {guard}\n#include "ark.h"\n#ifdef __cplusplus\nextern "C" {{\n#endif\n'
         f"extern const ark_model {name}_model;\n#ifdef __cplusplus\n}}\n#endif\n#endif\n"
     )
-
-
-def _cmake(name: str, arch: str, flags: tuple[str, ...], suffix: str, program: bool) -> str:
-    lines = [
-        "cmake_minimum_required(VERSION 3.16)",
-        f"project({name} C CXX)",
-        "set(CMAKE_C_STANDARD 11)",
-        f'set(ARK_ARCH "{arch}" CACHE STRING "what -march is given for the loop kernel")',
-        'option(ARK_PREBUILT "link the loop kernel that was compiled at export" OFF)',
-        "find_package(Threads REQUIRED)",
-        f"add_library({name} STATIC ark.c safetensors.c decoder.c {name}.c)",
-        f"target_include_directories({name} PUBLIC ${{CMAKE_CURRENT_SOURCE_DIR}})",
-        f"target_link_libraries({name} PUBLIC Threads::Threads)",
-        "if(ARK_PREBUILT)",
-        f"  add_library({name}_loop SHARED IMPORTED)",
-        f"  set_target_properties({name}_loop PROPERTIES IMPORTED_NO_SONAME TRUE",
-        f"    IMPORTED_LOCATION ${{CMAKE_CURRENT_SOURCE_DIR}}/lib{name}_loop{suffix})",
-        f"  target_link_libraries({name} PUBLIC {name}_loop)",
-        "else()",
-        f"  target_sources({name} PRIVATE {name}_loop.cpp)",
-        f"  set_source_files_properties({name}_loop.cpp PROPERTIES",
-        f'    COMPILE_OPTIONS "{";".join(flags)};-march=${{ARK_ARCH}}")',
-        "endif()",
-    ]
-    if program:
-        lines += [
-            f"add_executable({name}_generate generate.c)",
-            f"target_link_libraries({name}_generate PRIVATE {name})",
-            "enable_testing()",
-            f"add_test(NAME generate COMMAND {name}_generate",
-            f"  ${{CMAKE_CURRENT_SOURCE_DIR}}/{name}.safetensors 8 0)",
-        ]
-    return "\n".join(lines) + "\n"
 
 
 def save(made: Mapping[str, str | bytes], folder: Path) -> None:

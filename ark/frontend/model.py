@@ -53,7 +53,10 @@ class Model:
     @staticmethod
     def set_rank(rank: int) -> None:
         """Sets the rank of the current and of new models."""
-        Model._rank = int(rank)
+        rank = ir.whole("the rank", rank)
+        if rank < 0:
+            raise InvalidUsageError(f"the rank is {rank}; ranks are numbered from 0")
+        Model._rank = rank
         if Model._current is not None:
             Model._current.graph.rank = Model._rank
 
@@ -70,9 +73,10 @@ class Model:
     @staticmethod
     def set_world_size(world_size: int) -> None:
         """Sets the number of ranks of the current and of new models."""
+        world_size = ir.whole("the world size", world_size)
         if world_size < 1:
             raise InvalidUsageError(f"the world size is {world_size}; it must be at least 1")
-        Model._world_size = int(world_size)
+        Model._world_size = world_size
         if Model._current is not None:
             Model._current.graph.world_size = Model._world_size
 

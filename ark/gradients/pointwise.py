@@ -52,7 +52,7 @@ def _pointwise(call: Call) -> Gradients:
             call, slope, given, fp32 if tensor.shape != given.ir.shape else tensor.dtype
         )
         if found is None:
-            found = _apart(call, tree, place, given)
+            found = _by_function(call, tree, place, given)
         made.append(unbroadcast(found, tensor.shape, tensor.dtype))
     return made
 
@@ -71,7 +71,7 @@ def _weighted(call: Call, slope: Tree, given: Tensor, dtype: DataType) -> Tensor
     return computed(full, [*operands, given], given.ir.shape, dtype)
 
 
-def _apart(call: Call, tree: Tree, place: int, given: Tensor) -> Tensor:
+def _by_function(call: Call, tree: Tree, place: int, given: Tensor) -> Tensor:
     """The same, function by function of the expression, each an op of its own."""
     inputs = [call.input(i) if reads(tree, i) else given for i in range(len(call.node.inputs))]
     shape = given.ir.shape

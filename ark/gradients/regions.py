@@ -162,8 +162,8 @@ def _row(boxes: Sequence[Box], whole: Box) -> int | None:
     """
     for axis in range(len(whole)):
         ends = sorted(box[axis] for box in boxes)
-        alike = all(b[:axis] + b[axis + 1 :] == whole[:axis] + whole[axis + 1 :] for b in boxes)
+        aligned = all(b[:axis] + b[axis + 1 :] == whole[:axis] + whole[axis + 1 :] for b in boxes)
         joined = all(x[1] == y[0] for x, y in itertools.pairwise(ends))
-        if len(boxes) > 1 and alike and joined and (ends[0][0], ends[-1][1]) == whole[axis]:
+        if len(boxes) > 1 and aligned and joined and (ends[0][0], ends[-1][1]) == whole[axis]:
             return axis
     return None

@@ -87,7 +87,10 @@ class DataType:
     @staticmethod
     def from_numpy(np_type: Any) -> DataType:
         """The data type of a NumPy dtype; InvalidUsageError if ark has none."""
-        wanted = np.dtype(np_type)
+        try:
+            wanted = np.dtype(np_type)
+        except TypeError as error:
+            raise InvalidUsageError(f"{np_type!r:.60} is no NumPy dtype: {error}") from error
         for candidate in ALL:
             if np.dtype(candidate.numpy) == wanted:
                 return candidate

@@ -10,10 +10,23 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ark.errors import ModelError
+from ark.errors import InvalidUsageError, ModelError
 from ark.ir.dtype import DataType
 
 MAX_DIMS = 8
+
+
+def whole(what: str, value: object) -> int:
+    """The value as an int; InvalidUsageError, beginning with `what`, for what is no whole number:
+    nothing is rounded silently.
+    """
+    try:
+        made = int(value)  # type: ignore[call-overload]
+        if made == value:
+            return int(made)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise InvalidUsageError(f"{what}: {value!r:.60} is no whole number")
 
 
 def row_major(extents: Sequence[int]) -> tuple[int, ...]:

@@ -88,8 +88,8 @@ def merge(tensors: Sequence[Tensor]) -> list[Tensor]:
     found = [widen(t, rank) for t in tensors]
     for d in range(rank - 2, -1, -1):
         wanted = found[-1].shape[d : d + 2]
-        alike = all(t.shape[d : d + 2] in (wanted, (1, 1)) for t in found)
-        if alike and all(joins(t, d) for t in found):
+        matching = all(t.shape[d : d + 2] in (wanted, (1, 1)) for t in found)
+        if matching and all(joins(t, d) for t in found):
             found = [join(t, d) for t in found]
     return found
 

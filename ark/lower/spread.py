@@ -35,8 +35,8 @@ def spread(
     """
     gated = machine.variant.role(COMMUNICATE) > 0
     packed = machine.has("packets") and options.get("packets", True)
-    apart = len(set(options.get("hosts") or ())) > 1
-    if apart or graph.world_size == 1 or not packed or (machine.ring_bytes and not gated):
+    far = len(set(options.get("hosts") or ())) > 1
+    if far or graph.world_size == 1 or not packed or (machine.ring_bytes and not gated):
         return graph, frozenset()
     finder = _Finder(graph, PACKET_READ_POLLED if gated else PACKET_READ, kept)
     chosen = finder.choose()

@@ -10,7 +10,7 @@ from ark.frontend.model import Model
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
 from ark.ir import dtype as dtypes
 from ark.ir.dtype import DataType
-from ark.ir.values import MAX_DIMS
+from ark.ir.values import MAX_DIMS, whole
 
 
 def broadcast(a: Sequence[int], b: Sequence[int], what: str) -> tuple[int, ...]:
@@ -33,7 +33,7 @@ def check_dims(what: str, shape: Any) -> tuple[int, ...]:
     """A shape as a tuple; InvalidUsageError for no list of at most MAX_DIMS sizes above 0."""
     if not isinstance(shape, Sequence) or isinstance(shape, str):
         raise InvalidUsageError(f"{what}: the shape {shape!r} is no list of sizes")
-    dims = tuple(int(n) for n in shape)
+    dims = tuple(whole(what, n) for n in shape)
     if len(dims) > MAX_DIMS or any(n < 1 for n in dims):
         raise InvalidUsageError(
             f"{what}: the shape {list(dims)} must have at most {MAX_DIMS} dimensions, all of them "
@@ -109,6 +109,7 @@ def index_dtype(what: str, tensor: Tensor) -> DataType:
 
 def positive_axis(what: str, axis: int, rank: int) -> int:
     """A non-negative axis; InvalidUsageError if it is out of range."""
+    axis = whole(what, axis)
     if not -rank <= axis < rank:
         raise InvalidUsageError(f"{what}: axis {axis} is out of range for {rank} dimensions")
     return axis % rank

@@ -1,11 +1,11 @@
 """Channels between two ranks, named in a model: put, get, reduce, signal, wait, flush on memory
 that both see, and whole messages. What a collective does with tasks of its own, for any pattern.
 
-    inbox = ark.comm.symmetric([1024])      # every rank has one, and peers see it
+    received = ark.comm.symmetric([1024])      # every rank has one, and peers see it
     to = ark.comm.channel(peer=1)
-    to.put(x, inbox)                        # on rank 0: into rank 1's
+    to.put(x, received)                        # on rank 0: into rank 1's
     to.signal()
-    (arrived,) = ark.comm.channel(peer=0).wait(inbox)  # on rank 1
+    (arrived,) = ark.comm.channel(peer=0).wait(received)  # on rank 1
 
 Order, as everywhere in a plan, is what the verifier proves. A signal comes after all that its
 channel has put, got or reduced before (relaxed: after the last flush); what a rank does with the
@@ -88,7 +88,7 @@ class Channel:
         ModelError for another shape or type, or a target that is not symmetric.
         """
         x, place = as_tensor(source), self._symmetric("put", target)
-        _alike("put", x.ir, place.ir)
+        _check_alike("put", x.ir, place.ir)
         there = self._at_peer(place)
         self._add("channel_put", [x.ir], there)
         self._moved += (there,)
@@ -114,7 +114,7 @@ class Channel:
         if op not in OPS:
             raise InvalidUsageError(f"reduce: there is no {op!r}; there are {', '.join(OPS)}")
         x, place = as_tensor(source), self._symmetric("reduce", target)
-        _alike("reduce", x.ir, place.ir)
+        _check_alike("reduce", x.ir, place.ir)
         there = self._at_peer(place)
         self._add("channel_reduce", [x.ir], there, {"op": op})
         self._moved += (there,)
@@ -218,7 +218,7 @@ def _buffer_at(model: Model, own: Buffer, peer: int) -> Buffer:
     return model.graph.buffer("symmetric", own.nbytes, peer, own.name)
 
 
-def _alike(what: str, source: IrTensor, target: IrTensor) -> None:
+def _check_alike(what: str, source: IrTensor, target: IrTensor) -> None:
     if (source.shape, source.dtype) != (target.shape, target.dtype):
         raise ModelError(
             f"{what}: the source is {source.dtype.name}{list(source.shape)}, the peer's memory "

@@ -144,6 +144,10 @@ def scalar(what: str, value: float, dtype: DataType) -> float:
     """A number beside tensors of a type: an int where they are integers; ModelError if it cannot
     be one of them.
     """
+    try:
+        float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ModelError(f"{what}: {value!r:.60} is no number beside a tensor") from error
     if dtype in FLOATS or dtype.name == "fp4":
         return float(value)
     if not float(value).is_integer():

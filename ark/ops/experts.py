@@ -16,6 +16,7 @@ from ark.frontend.model import Model
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
 from ark.ir.dtype import fp32, int32
 from ark.ir.graph import Node
+from ark.ir.values import whole
 from ark.lower.context import Lowering
 from ark.lower.registry import register
 from ark.lower.tiling import split
@@ -33,13 +34,14 @@ def topk(input: Any, k: int, name: str = "") -> tuple[Tensor, Tensor]:
     if len(tensor.ir.shape) != 2:
         raise ModelError(f"topk: the input has shape {list(tensor.ir.shape)}; expected (rows, n)")
     rows, n = tensor.ir.shape
+    k = whole("topk", k)
     if not 1 <= k <= n:
         raise InvalidUsageError(f"topk: {k} of {n} elements were asked for; ask for 1 to {n}")
     model = Model.get_model()
     label = model.graph.scoped(name or "topk") if model.graph.scopes else name
     values = model.new_tensor((rows, k), dtype, name=label)
     indices = model.new_tensor((rows, k), int32, name=label and f"{label}.indices")
-    model.graph.add("topk", [tensor.ir], [values, indices], {"k": int(k)}, name)
+    model.graph.add("topk", [tensor.ir], [values, indices], {"k": k}, name)
     return Tensor(values, model), Tensor(indices, model)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from ark.errors import InvalidUsageError, ModelError
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
 from ark.ir.graph import Node
+from ark.ir.values import whole
 from ark.lower.context import Lowering
 from ark.lower.merge import part
 from ark.lower.registry import register
@@ -96,9 +97,10 @@ def pad(
         raise InvalidUsageError(
             f"pad: {len(pads)} pairs for {len(shape)} dimensions; give one for each"
         )
-    dims = [n + int(a) + int(b) for n, (a, b) in zip(shape, pads, strict=True)]
+    pads = [(whole("pad", a), whole("pad", b)) for a, b in pads]
+    dims = [n + a + b for n, (a, b) in zip(shape, pads, strict=True)]
     fill = scalar("pad", value, tensor.ir.dtype)
-    rules = [[[[d, 1]], -int(a), 1, MODES[mode]] for d, (a, _) in enumerate(pads)]
+    rules = [[[[d, 1]], -a, 1, MODES[mode]] for d, (a, _) in enumerate(pads)]
     return remap("pad", tensor, dims, rules, fill, output, name)
 
 

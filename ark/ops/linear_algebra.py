@@ -222,8 +222,8 @@ def _merge_batch(tensors: Sequence[IrTensor]) -> list[IrTensor]:
     found = [widen(t, len(tensors[-1].shape)) for t in tensors]
     for d in range(len(found[-1].shape) - 4, -1, -1):
         wanted = found[-1].shape[d : d + 2]
-        alike = all(t.shape[d : d + 2] in (wanted, (1, 1)) for t in found)
-        if alike and all(joins(t, d) for t in found):
+        matching = all(t.shape[d : d + 2] in (wanted, (1, 1)) for t in found)
+        if matching and all(joins(t, d) for t in found):
             found = [join(t, d) for t in found]
     return found
 

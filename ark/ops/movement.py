@@ -11,7 +11,7 @@ from ark.errors import InvalidUsageError, ModelError
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
 from ark.ir.fold import FOLDED, fold
 from ark.ir.graph import Node
-from ark.ir.values import MAX_DIMS, dense_view
+from ark.ir.values import MAX_DIMS, dense_view, whole
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
 from ark.lower.merge import bytes_of, merge_turned
@@ -27,7 +27,7 @@ def transpose(input: Any, perm: Sequence[int], output: Any = NullTensor, name: s
     shape = tensor.ir.shape
     if not isinstance(perm, Sequence) or isinstance(perm, str) or len(perm) > MAX_DIMS:
         raise InvalidUsageError(f"transpose: {perm!r} is no list of at most {MAX_DIMS} dimensions")
-    order = [int(p) for p in perm]
+    order = [whole("transpose", p) for p in perm]
     if sorted(order) != list(range(len(shape))):
         raise InvalidUsageError(
             f"transpose: {order} must name each of the {len(shape)} dimensions of {list(shape)} "
@@ -44,13 +44,13 @@ def _lower_transpose(lowering: Lowering, node: Node) -> None:
         source, out = bytes_of(source), bytes_of(out)
     elif source.dtype.packed:
         made = unpacked(lowering, out, fill=False)
-        _turn(lowering, unpacked(lowering, source), made, order)
+        _permute(lowering, unpacked(lowering, source), made, order)
         convert(lowering, made, out)
         return
-    _turn(lowering, source, out, order)
+    _permute(lowering, source, out, order)
 
 
-def _turn(lowering: Lowering, source: IrTensor, out: IrTensor, order: list[int]) -> None:
+def _permute(lowering: Lowering, source: IrTensor, out: IrTensor, order: list[int]) -> None:
     hinted = lowering.tile(fold(out.shape))
     if len(order) > FOLDED and hinted is None:
         source, out, order = merge_turned(source, out, order)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from ark.ops.logic import equal, iota, where
 from ark.ops.views import reshape
 
 REDUCE_COLUMNS = 64  # neighbouring results of a task where not the last dimension is reduced
-LEAST_PIECE = 16384  # elements
+LEAST_SPLIT = 16384  # elements
 
 
 def _insert(tensor: IrTensor, axis: int) -> IrTensor:
@@ -57,7 +57,7 @@ def _lower_reduce(lowering: Lowering, node: Node) -> None:
     if len(out.shape) < len(source.shape):
         out = _insert(out, axis)
     outer, inner = math.prod(source.shape[:axis]), math.prod(source.shape[axis + 1 :])
-    pieces = _pieces(outer, count, inner, lowering.machine)
+    pieces = _splits(outer, count, inner, lowering.machine)
     if node.hints is not None and node.hints.cuts:
         pieces = 1
     seen = dense_view(source, (outer, pieces, count // pieces, inner))
@@ -79,10 +79,10 @@ def _lower_reduce(lowering: Lowering, node: Node) -> None:
     _emit_reduce(lowering, function, 1, count, lowering.view(part, rest), out)
 
 
-def _pieces(outer: int, count: int, inner: int, machine: Machine) -> int:
+def _splits(outer: int, count: int, inner: int, machine: Machine) -> int:
     """Equal pieces of `count` elements: enough to busy the processors, none of them short."""
     tasks = outer * -(-inner // REDUCE_COLUMNS)
-    wanted = min(-(-machine.processors // tasks), count * min(inner, REDUCE_COLUMNS) // LEAST_PIECE)
+    wanted = min(-(-machine.processors // tasks), count * min(inner, REDUCE_COLUMNS) // LEAST_SPLIT)
     if 2 * tasks > machine.processors:
         return 1
     return next((p for p in range(wanted, 1, -1) if count % p == 0), 1)
@@ -196,7 +196,7 @@ def _reduce(
     dtype = tensor.ir.dtype
     if dtype not in INTEGERS or function == "mean":
         float_dtype(what, tensor)
-    if not isinstance(axis, int):
+    if isinstance(axis, Iterable) and not isinstance(axis, str):
         return _reduce_axes(function, tensor, axis, keepdims, output, name)
     axis = positive_axis(what, axis, len(tensor.ir.shape))
     shape = list(tensor.ir.shape)

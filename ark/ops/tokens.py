@@ -72,15 +72,15 @@ class TokenState:
     def of(self, sequence: int) -> TokenState:
         """The state of one of the sequences."""
 
-        def own(tensor: Tensor) -> Tensor:
+        def part(tensor: Tensor) -> Tensor:
             return share(tensor, self.batch, sequence)
 
         return TokenState(
-            own(self.tokens),
-            own(self.position),
-            own(self.settings),
+            part(self.tokens),
+            part(self.position),
+            part(self.settings),
             self.stops,
-            own(self.output),
+            part(self.output),
         )
 
 
@@ -235,7 +235,7 @@ def _lower_sample(lowering: Lowering, node: Node) -> None:
     begin with the rank's own (ark.lower.gathers).
     """
     shares = node.attrs.get("shares", 1)
-    turn = {"shares": shares, "first": lowering.graph.rank} if shares > 1 else {}
+    shared = {"shares": shares, "first": lowering.graph.rank} if shares > 1 else {}
     logits, settings, position, tokens, output, stops = node.inputs
     vocabulary = logits.shape[1]
     product = lowering.groups[-1] if lowering.groups else None
@@ -252,13 +252,13 @@ def _lower_sample(lowering: Lowering, node: Node) -> None:
         candidates = lowering.temp((tiles, 2), fp32, f"{node.name}.candidates")
         lowering.emit(
             "sample",
-            {"tiles": tiles, **turn},
+            {"tiles": tiles, **shared},
             [logits, settings, position, candidates],
             [(i,) for i in range(tiles)],
         )
     lowering.emit(
         "choose",
-        {"tiles": tiles, **turn},
+        {"tiles": tiles, **shared},
         [logits, settings, position, candidates, tokens, output, stops],
         [(0,)],
         ".choose",

@@ -18,7 +18,7 @@ from ark.frontend.model import Model
 from ark.frontend.tensor import Parameter, Tensor, as_tensor
 from ark.ir.dtype import DataType, fp32
 from ark.ir.graph import Node
-from ark.ir.values import MAX_DIMS, dense_view
+from ark.ir.values import MAX_DIMS, dense_view, whole
 from ark.lower.context import Lowering
 from ark.lower.registry import get, register
 from ark.lower.unpack import convert, unpacked
@@ -133,7 +133,7 @@ def reshape(input: Any, shape: Sequence[int], allowzero: bool = False, name: str
     base = as_tensor(input)
     if not isinstance(shape, Sequence) or isinstance(shape, str):
         raise InvalidUsageError(f"reshape: the shape {shape!r} is no list of sizes")
-    dims = [int(n) for n in shape]
+    dims = [whole("reshape", n) for n in shape]
     if len(dims) > MAX_DIMS:
         raise InvalidUsageError(f"reshape: {dims} has more than {MAX_DIMS} dimensions")
     old = base.ir.shape

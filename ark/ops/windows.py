@@ -15,6 +15,7 @@ import numpy as np
 from ark.errors import InvalidUsageError, ModelError
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
 from ark.ir.graph import Node
+from ark.ir.values import whole
 from ark.lower.context import Lowering
 from ark.lower.registry import register
 from ark.lower.tiling import box_coords, box_tile
@@ -31,7 +32,7 @@ Numbers = int | Sequence[int]
 
 def numbers(what: str, name: str, value: Numbers, count: int, least: int) -> list[int]:
     """One number a spatial dimension; InvalidUsageError if it is not that."""
-    found = [value] * count if isinstance(value, int) else [int(v) for v in value]
+    found = [value] * count if isinstance(value, int) else [whole(what, v) for v in value]
     if len(found) != count or any(v < least for v in found):
         raise InvalidUsageError(
             f"{what}: {name} is {value!r}; expected {count} numbers of at least {least}"

@@ -124,14 +124,14 @@ class Region:
     def overlaps(self, other: Region) -> Pairs:
         """(boxes of this, boxes of the other) that share bytes, in no particular order."""
         a, b = self.boxes, other.boxes
-        apart = other.base - self.base
+        distance = other.base - self.base
         solid = a.all_solid and b.all_solid
         if a.single and b.single and solid:
-            met = a.first < b.last + apart and b.first + apart < a.last
+            met = a.first < b.last + distance and b.first + distance < a.last
             return (ONE, ONE) if met else (NONE, NONE)
-        key = (b, apart, self._frame_shift(other))
+        key = (b, distance, self._frame_shift(other))
         if key not in a.met:
-            a.met[key] = self._find(other, apart)
+            a.met[key] = self._find(other, distance)
         return cast(Pairs, a.met[key])
 
     def _frame_shift(self, other: Region) -> object:
@@ -181,7 +181,7 @@ class Region:
             found.append((int(rows[begin]), *known[key]))
         return found
 
-    def _find(self, other: Region, apart: int) -> Pairs:
+    def _find(self, other: Region, distance: int) -> Pairs:
         a, b = self.boxes, other.boxes
         solid = a.all_solid and b.all_solid
         if len(a.lo) * len(b.lo) <= DENSE:
@@ -192,16 +192,17 @@ class Region:
             shift = self._padded(other.offsets)[d] - self._padded(self.offsets)[d]
             pieces = candidates(a.lo[:, d], a.hi[:, d], b.lo[:, d] + shift, b.hi[:, d] + shift)
         else:
-            pieces = candidates(a.begin, a.end, b.begin + apart, b.end + apart)
-        kept = [self._meet(other, rows, columns, apart) for rows, columns in pieces]
+            pieces = candidates(a.begin, a.end, b.begin + distance, b.end + distance)
+        kept = [self._meet(other, rows, columns, distance) for rows, columns in pieces]
         if len(kept) == 1:
             return kept[0]
         return np.concatenate([r for r, _ in kept]), np.concatenate([c for _, c in kept])
 
-    def _meet(self, other: Region, rows: np.ndarray, columns: np.ndarray, apart: int) -> Pairs:
+    def _meet(self, other: Region, rows: np.ndarray, columns: np.ndarray, distance: int) -> Pairs:
         """Those of the pairs of boxes that share bytes."""
         a, b = self.boxes, other.boxes
-        met = (a.begin[rows] < b.end[columns] + apart) & (b.begin[columns] + apart < a.end[rows])
+        begin, end = b.begin[columns] + distance, b.end[columns] + distance
+        met = (a.begin[rows] < end) & (begin < a.end[rows])
         rows, columns = rows[met], columns[met]
         if (a.all_solid and b.all_solid) or not len(rows):
             return rows, columns
@@ -214,7 +215,7 @@ class Region:
             return rows[met], columns[met]
         unsure = np.flatnonzero(~(a.solid[rows] & b.solid[columns]))
         met = np.ones(len(rows), bool)
-        met[unsure] = self._share(other, rows[unsure], columns[unsure], apart)
+        met[unsure] = self._share(other, rows[unsure], columns[unsure], distance)
         return rows[met], columns[met]
 
     def _padded(self, offsets: Sequence[int]) -> tuple[int, ...]:
@@ -252,18 +253,18 @@ class Region:
         """For pairs of boxes: do they share a byte, with the other base so much further on?"""
         *mine, simple1 = (v[rows] for v in self._combs)
         *theirs, simple2 = (v[columns] for v in other._combs)
-        apart = other.boxes.begin[columns] + distance - self.boxes.begin[rows]
+        gap = other.boxes.begin[columns] + distance - self.boxes.begin[rows]
         shared = np.zeros(len(rows), bool)
         same_step = (mine[0] == 1) | (theirs[0] == 1) | (mine[1] == theirs[1])
         shared[same_step] = _meet_combs(
-            [v[same_step] for v in mine], [v[same_step] for v in theirs], apart[same_step]
+            [v[same_step] for v in mine], [v[same_step] for v in theirs], gap[same_step]
         )
         # Combs of two steps: the ranges of the one with fewer, one at a time.
         unlike = np.flatnonzero(~same_step)
         fewer = mine[0][unlike] <= theirs[0][unlike]
         few = [np.where(fewer, a[unlike], b[unlike]) for a, b in zip(mine, theirs, strict=True)]
         more = [np.where(fewer, b[unlike], a[unlike]) for a, b in zip(mine, theirs, strict=True)]
-        ahead = np.where(fewer, apart[unlike], -apart[unlike])
+        ahead = np.where(fewer, gap[unlike], -gap[unlike])
         one = np.ones_like(ahead)
         for place in range(int(few[0].max(initial=0))):
             met = _meet_combs([one, few[1], few[2]], more, ahead - place * few[1])
@@ -287,13 +288,13 @@ class Region:
         return starts, length
 
 
-def _meet_combs(a: list[np.ndarray], b: list[np.ndarray], apart: np.ndarray) -> np.ndarray:
-    """(count, step, length) against the same, b `apart` bytes behind a, of one step or one range:
+def _meet_combs(a: list[np.ndarray], b: list[np.ndarray], gap: np.ndarray) -> np.ndarray:
+    """(count, step, length) against the same, b `gap` bytes behind a, of one step or one range:
     they meet where a whole number of steps between them brings two ranges together.
     """
     step = np.where(a[0] > 1, a[1], b[1])
-    least = np.maximum((apart - a[2]) // step + 1, 1 - b[0])
-    most = np.minimum(-((-(apart + b[2])) // step) - 1, a[0] - 1)
+    least = np.maximum((gap - a[2]) // step + 1, 1 - b[0])
+    most = np.minimum(-((-(gap + b[2])) // step) - 1, a[0] - 1)
     return np.asarray(least <= most)
 
 

@@ -39,7 +39,7 @@ def predict(plan: Plan, phase: int) -> list[Span]:
     flops_per_us = machine.tflops * 1e6 / machine.processors
     bytes_per_us = machine.bandwidth_gbps * 1e3 / machine.processors
     signatures = [kinds.signature(plan, op) for op in plan.ops]
-    waits, signals = _edges(plan, phase)
+    waits, signals = _waits_and_signals(plan, phase)
     left: dict[Hashable, int] = defaultdict(int)
     for events in signals.values():
         for event in events:
@@ -75,7 +75,7 @@ def predict(plan: Plan, phase: int) -> list[Span]:
     return sorted(spans, key=lambda span: (span.processor, span.position))
 
 
-def _edges(
+def _waits_and_signals(
     plan: Plan, phase: int
 ) -> tuple[dict[Place, list[Hashable]], dict[Place, list[Hashable]]]:
     """What each task waits for and what it signals: own counters by id, and sets of packets."""

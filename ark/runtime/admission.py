@@ -21,7 +21,16 @@ from ark.plan.types import Plan
 from ark.plan.verify import verify
 
 # What differs between devices of one model without changing what a plan means.
-_FREE = ("name", "processors", "memory_bytes", "bandwidth_gbps", "tflops", "signal_us", "tile")
+_FREE = (
+    "name",
+    "processors",
+    "memory_bytes",
+    "bandwidth_gbps",
+    "tflops",
+    "signal_us",
+    "line_bytes",
+    "tile",
+)
 
 
 def admit(plans: Sequence[Plan], device: Machine | None = None) -> None:

@@ -121,7 +121,7 @@ class Bootstrap:
         if self._link is None:
             return [payload]
         self._raise_if_failed()
-        self._send(rdv.GIVE, rdv.pack_gather(label, payload))
+        self._send(rdv.CONTRIBUTE, rdv.pack_gather(label, payload))
         self._wait(lambda: bool(self._results), time.monotonic() + timeout_s, repr(label))
         with self._changed:
             body = self._results.pop(0)
@@ -138,11 +138,11 @@ class Bootstrap:
         self.all_gather(b"", label, timeout_s)
 
     def post(self, rank: int, label: str, payload: bytes) -> None:
-        """Sends a message to one rank, which `take`s it; returns at once."""
+        """Sends a message to one rank, which `collect`s it; returns at once."""
         self._raise_if_failed()
         self._send(rdv.POST, rdv.pack_post(rank, label, payload))
 
-    def take(self, rank: int, label: str, timeout_s: float = 600.0) -> bytes:
+    def collect(self, rank: int, label: str, timeout_s: float = 600.0) -> bytes:
         """The next message of that label from a rank; a dead rank is not waited for."""
         key = (rank, label)
         deadline = time.monotonic() + timeout_s
@@ -233,7 +233,7 @@ class Bootstrap:
                         f"; another program answers at port {candidate}, or another job or user"
                     )
                     continue
-                self._take(kind, body)
+                self._handle(kind, body)
                 return link
             if time.monotonic() > deadline:
                 where = f"{port}" if ports == 1 else f"{port} to {port + ports - 1}"
@@ -250,14 +250,14 @@ class Bootstrap:
         assert self._link is not None
         try:
             while not self._closed:
-                self._take(*self._link.receive())
+                self._handle(*self._link.receive())
         except OSError as error:
             silent = isinstance(error, TimeoutError)
             how = f"was silent for {silence_s:g} s" if silent else "ended without a word"
             if not self._closed:
                 self._fail(f"rank 0 {how}; look at its own output for why")
 
-    def _take(self, kind: int, body: bytes) -> None:
+    def _handle(self, kind: int, body: bytes) -> None:
         if kind in (rdv.REFUSE, rdv.FAILURE):
             self._fail(body.decode())
         elif kind == rdv.BYE and not self._closed:

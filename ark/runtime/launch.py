@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import pickle
 import secrets
 import signal
 import socket
@@ -20,10 +21,12 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, Protocol
 
 from ark.errors import BaseError, InvalidUsageError
+from ark.ir.values import whole
 from ark.runtime.watchdog import tie_to
 
 _WATCHDOG = Path(__file__).with_name("watchdog.py")
@@ -50,6 +53,13 @@ def launch(ranks: int, function: Callable[..., Any], *args: Any) -> int:
     code of the rank that failed first after printing its error: 2 for an error of ark, else 1.
     """
     _check(ranks)
+    try:
+        ForkingPickler.dumps(function)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise InvalidUsageError(
+            f"launch: new processes cannot be given {function!r:.80}: {error}; "
+            "name a function of a module (no lambda, none within another)"
+        ) from error
     context = multiprocessing.get_context("spawn")
     started: list[_Rank] = []
     try:
@@ -95,7 +105,7 @@ def launch_command(ranks: int, argv: Sequence[str], *, stdin: bool = False) -> i
 
 
 def _check(ranks: int) -> None:
-    if ranks < 1:
+    if whole("launch", ranks) < 1:
         raise InvalidUsageError(f"cannot start {ranks} ranks; ask for at least 1")
 
 

@@ -30,7 +30,7 @@ NONCE = 16
 MAX_FRAME = 256 << 20
 HANDSHAKE_S = 10.0
 
-HELLO, PROVEN, WELCOME, REFUSE, GIVE, GATHERED, PING, FAILURE, BYE, POST = range(1, 11)
+HELLO, PROVEN, WELCOME, REFUSE, CONTRIBUTE, GATHERED, PING, FAILURE, BYE, POST = range(1, 11)
 
 _HEADER = struct.Struct("<BI")
 
@@ -193,8 +193,8 @@ class Server:
         try:
             while True:
                 kind, body = member.link.receive()
-                if kind == GIVE:
-                    self._give(rank, member, *unpack_gather(body))
+                if kind == CONTRIBUTE:
+                    self._contributed(rank, member, *unpack_gather(body))
                 elif kind == POST:
                     self._post(rank, *unpack_post(body))
                 elif kind == FAILURE:
@@ -256,7 +256,7 @@ class Server:
                     other.link.send(WELCOME)
         return rank, member
 
-    def _give(self, rank: int, member: _Member, label: str, payload: bytes) -> None:
+    def _contributed(self, rank: int, member: _Member, label: str, payload: bytes) -> None:
         trouble = ""
         ready: list[bytes] = []
         with self._lock:

@@ -35,7 +35,7 @@ from ark.plan.params import (
     typed,
 )
 from ark.tasks import expression, text
-from ark.tasks.pointwise import NAMES, loops, tile_box
+from ark.tasks.pointwise import HEADERS, NAMES, each_index, in_order, tile_box
 
 
 def lines(shape: Sequence[int], axis: int) -> tuple[int, ...]:
@@ -43,35 +43,19 @@ def lines(shape: Sequence[int], axis: int) -> tuple[int, ...]:
     return (*shape[:axis], 1, *shape[axis + 1 :])
 
 
-def each(shape: Sequence[int], tile: Sequence[int], body: str) -> str:
-    """Runs `body` for i0 to i3 of the tile at t.coord, clipped; `shape` is the four's."""
-    head = ""
-    for d in range(3, -1, -1):
-        head += f"    const int i{d} = t.coord[{d}] + r % {tile[d]}; r /= {tile[d]};\n" + (
-            f"    if (i{d} >= {shape[d]}) continue;\n" if shape[d] % tile[d] else ""
-        )
-    total = tile[0] * tile[1] * tile[2] * tile[3]
-    return (
-        f"  for (int e = ark_tid(); e < {total}; e += ARK_THREADS) {{\n    int r = e;\n{head}"
-        f"    (void)i0; (void)i1; (void)i2; (void)i3;\n{body}  }}\n"
-    )
-
-
 def indices(shape: Sequence[int]) -> list[str]:
     """Texts of the index in every dimension of a shape."""
     return text.indices(shape, NAMES)[-len(shape) :]
 
 
-def joined(function: str, operand: OperandType, now: str, more: str) -> str:
-    """The text of two values joined, as the operand's type computes."""
+def join(function: str, operand: OperandType) -> str:
+    """A function of two values that joins them as the operand's type computes."""
     compute = expression.value_type(operand.dtype)
     tree = ["input", 1] if function == "set" else [function, ["input", 0], ["input", 1]]
-    writer = expression.Writer([(now, compute), (more, compute)], text.literal)
+    writer = expression.Writer([("now", compute), ("more", compute)], text.literal)
     result, _ = writer.write(tree)
-    return (
-        "".join(f"      {line}\n" for line in writer.statements)
-        + f"      const auto v = {result};\n"
-    )
+    lines = "".join(f"{line} " for line in writer.statements)
+    return f"[&]({compute} now, {compute} more) {{ (void)now; {lines}return {result}; }}"
 
 
 class ScanParams(Params, frozen=True):
@@ -104,25 +88,28 @@ class Scan(TaskKind):
         hi = (*hi[:axis], shape[axis], *hi[axis + 1 :])
         return [Access(0, lo, hi), Access(1, lo, hi, write=True)]
 
+    def headers(self) -> tuple[str, ...]:
+        return (*HEADERS, text.header("along.h"))
+
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         shape, axis = sig.operands[1].shape, sig.params["axis"]
         names = indices(lines(shape, axis))
         names[axis] = "k"
-        own = [text.offset(sig, i, names) for i in range(2)]
+        at = [text.offset(sig, i, names) for i in range(2)]
         compute = expression.value_type(sig.operands[0].dtype)
-        at = f"{shape[axis] - 1} - n" if sig.params["reverse"] else "n"
+        flags = (sig.params["reverse"], sig.params["exclusive"])
+        constants = ", ".join([str(shape[axis]), *(str(f).lower() for f in flags), compute])
         start = "1" if sig.params["function"] == "mul" else "0"
-        store = text.store(sig, 1, "p1", own[1], "total")
-        add = f"{joined(sig.params['function'], sig.operands[0], 'total', 'x')}      total = v;\n"
-        load = f"      const {compute} x = {text.load(sig, 0, 'p0', own[0])};\n"
-        steps = f"      {store}\n{add}" if sig.params["exclusive"] else f"{add}      {store}\n"
         body = (
-            f"    {compute} total = {start};\n    for (int n = 0; n < {shape[axis]}; ++n) {{\n"
-            f"      const int k = {at};\n{load}{steps}    }}\n"
+            f"    ark_scan_line<{constants}>({start},\n"
+            f"        [&](int k) -> {compute} {{ return {text.load(sig, 0, 'p0', at[0])}; }},\n"
+            f"        {join(sig.params['function'], sig.operands[0])},\n"
+            f"        [&](int k, {compute} total) {{ {text.store(sig, 1, 'p1', at[1], 'total')} }}"
+            ");\n"
         )
         declare = text.operand(sig, 0, "p0") + text.operand(sig, 1, "p1", const=False)
         frame = fold(lines(shape, axis))
-        return text.function(name, declare + each(frame, sig.params["tile"], body))
+        return text.function(name, declare + each_index(sig.params["tile"], frame, body))
 
 
 class ScatterParams(Params, frozen=True):
@@ -172,33 +159,42 @@ class Scatter(TaskKind):
                 found.append(Access(i, low, high, write=True))
         return found
 
+    def headers(self) -> tuple[str, ...]:
+        return (*HEADERS, text.header("along.h"))
+
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         ids, _, out = sig.operands
         axis = sig.params["axis"]
         names = indices(lines(out.shape, axis))
         names[axis] = "n"
-        own = [text.offset(sig, i, names) for i in range(2)]
+        at = [text.offset(sig, i, names) for i in range(2)]
         names[axis] = "k"
         target = text.offset(sig, 2, names)
         compute = expression.value_type(out.dtype)
         now = text.load(sig, 2, "p2", target) if sig.params["function"] != "set" else "0"
-        look = f"      const int k = ark_looked_up(c, p0[{own[0]}], {out.shape[axis]});\n"
         update = (
-            f"      const {compute} x = {text.load(sig, 1, 'p1', own[1])};\n"
-            f"      const {compute} now = {now};\n      (void)now;\n"
-            f"{joined(sig.params['function'], out, 'now', 'x')}"
+            f"      const {compute} v = {join(sig.params['function'], out)}\n"
+            f"          ({now}, {text.load(sig, 1, 'p1', at[1])});\n"
             f"      {text.store(sig, 2, 'p2', target, 'v')}\n"
         )
         declare = text.operand(sig, 0, "p0") + text.operand(sig, 1, "p1")
         declare += text.operand(sig, 2, "p2", const=False)
         frame, tile = fold(lines(out.shape, axis)), sig.params["tile"]
-        every = f"    for (int n = 0; n < {ids.shape[axis]}; ++n) {{\n"
+        many, size = ids.shape[axis], out.shape[axis]
+        every = (
+            f"  ark_each_update<{many}, {size}>(c, [&](int n) {{ (void)n; return p0[{at[0]}]; }}"
+        )
+        every += ", [&](int n, int k) {\n      (void)n; (void)k;\n"
         if not machine.has("single_thread"):
-            body = each(frame, tile, f"{every}{look}{update}    }}\n")
+            body = each_index(tile, frame, f"{every}{update}  }});\n")
         elif math.prod(lines(ids.shape, axis)) == 1:  # one lookup for a row of neighbours
-            body = f"{every}{look}{loops(frame, tile, update)}    }}\n"
+            body = f"{every}{in_order(tile, frame, update)}  }});\n"
         else:
-            body = f"{every}{loops(frame, tile, look + update)}    }}\n"
+            look = f"      const int k = ark_looked_up(c, p0[{at[0]}], {size});\n"
+            body = (
+                f"  for (int n = 0; n < {many}; ++n) {{\n"
+                f"{in_order(tile, frame, look + update)}  }}\n"
+            )
         return text.function(name, declare + body)
 
 

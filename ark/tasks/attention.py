@@ -163,8 +163,8 @@ def staged_bytes(group: int, width: int, warps: int) -> int:
     """Shared memory of a body whose warps take positions from stages: queries, the newest key and
     value, and each warp's part of the result, in bytes.
     """
-    own = -(-group * (width + 2) // 4) * 4
-    return 4 * ((group + 2) * width + warps * own)
+    per_warp = -(-group * (width + 2) // 4) * 4
+    return 4 * ((group + 2) * width + warps * per_warp)
 
 
 class AttentionMergeParams(Params, frozen=True):

@@ -1,5 +1,3 @@
-#ifndef ARK_ATTENTION_TILES
-#define ARK_ATTENTION_TILES
 // Attention of tiles of queries with a running softmax. What a task computes and touches is said in
 // attention_tiles.py.
 
@@ -218,4 +216,3 @@ ARK_DEVICE void ark_attention_tiles(ArkCtx& c, const ArkTask& t, float scale, fl
     }
   });
 }
-#endif

@@ -192,9 +192,9 @@ def tiles(sig: Signature, coord: Sequence[int]) -> list[tuple[int, int, int]]:
     total, blocks = _batch(sig) * p["heads"], _blocks(sig)
     sections = -(-total // group)
     found: list[tuple[int, int, int]] = []
-    for turn in itertools.count():
-        number = turn * tasks + (tasks - 1 - coord[0] if turn % 2 else coord[0])
-        if turn * tasks >= total * blocks:
+    for step in itertools.count():
+        number = step * tasks + (tasks - 1 - coord[0] if step % 2 else coord[0])
+        if step * tasks >= total * blocks:
             return found
         if number >= total * blocks:
             continue

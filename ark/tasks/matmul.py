@@ -155,7 +155,7 @@ class Matmul(TaskKind):
         return 2.0 * rows * columns * min(part_of_k(sig), k) * many, super().cost(sig, coord)[1]
 
     def headers(self) -> tuple[str, ...]:
-        headers = ("rotary.h", "matmul.h", "matmul_blocked.h")
+        headers = ("rotary.h", "tiles.h", "matmul.h", "matmul_blocked.h")
         return tuple(text.header(name) for name in headers)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
@@ -268,31 +268,63 @@ def tiles(sig: Signature, coord: Sequence[int]) -> list[tuple[int, ...]]:
     return found
 
 
+def deal(sig: Signature) -> str:
+    """The type that says how tiles are dealt to tasks (tiles.h)."""
+    _, inner, down, across = grid(sig)
+    tasks, count = sig.params.get("tasks", 0), math.prod(grid(sig)) // (down * across)
+    group = sig.params["group"] if tasks else 1
+    constants = (tasks, count, inner, down, across, group, *sig.params["tile"])
+    return f"ArkDeal<{', '.join(map(str, constants))}>"
+
+
 def each_tile(sig: Signature, body: str, meet: bool = True) -> str:
     """Statements that run `body` for each tile of a task, whose place it knows as i0, i1, m0, n0.
 
-    meet: the threads meet between two tiles.
+    meet: the threads meet between two tiles. In the body `return false;` leaves the task.
     """
-    quiet = "  (void)i0;\n  (void)i1;\n"
-    tasks = sig.params.get("tasks", 0)
-    if not tasks:
-        return (
-            "  const int i0 = t.coord[0], i1 = t.coord[1], m0 = t.coord[2], n0 = t.coord[3];\n"
-            f"{quiet}{body}"
-        )
-    _, inner, down, across = grid(sig)
-    rows, columns = sig.params["tile"]
-    group = sig.params["group"]
     return (
-        f"  for (int tile = t.coord[0]; tile < {math.prod(grid(sig))}; tile += {tasks}) {{\n"
-        f"  const int matrix = tile / {down * across}, within = tile % {down * across};\n"
-        f"  const int band = within / {group * across} * {group};\n"
-        f"  const int high = band + {group} < {down} ? {group} : {down} - band;\n"
-        f"  const int m0 = (band + within % {group * across} % high) * {rows};\n"
-        f"  const int n0 = within % {group * across} / high * {columns};\n"
-        f"  const int i0 = matrix / {inner}, i1 = matrix % {inner};\n"
-        f"{quiet}{body}{'  ark_sync();' if meet else ''}\n  }}\n"
+        f"  ark_each_tile<{deal(sig)}, {str(meet).lower()}>(t, "
+        "[&](int i0, int i1, int m0, int n0) {\n"
+        f"  (void)i0; (void)i1;\n{body}  return true;\n  }});\n"
     )
+
+
+def matrix_tiles(sig: Signature, constants: Sequence[object]) -> str:
+    """A body that hands each tile to ark_matrix_tile<constants>, the vendor's."""
+    m, n, k = dims(sig)
+    rows, columns = sig.params["tile"]
+    places = place_names(sig, "0", "0")
+    starts = [text.offset(sig, i, places) for i in range(3)]
+    down, across = sig.operands[2].strides[-2:]
+    declared = "".join(text.operand(sig, i, f"p{i}", const=i != 2) for i in range(3))
+    body = (
+        f"  const auto a = ark_side<{rows}, {m}, {_side(sig, 0, k)}>(p0 + {starts[0]}, m0);\n"
+        f"  const auto b = ark_side<{columns}, {n}, {_side(sig, 1, k)}>(p1 + {starts[1]}, n0);\n"
+        f"  auto* out = p2 + {starts[2]} + static_cast<ark_i64>(m0) * {down} + "
+        f"static_cast<ark_i64>(n0) * {across};\n"
+        f"  ark_matrix_tile<{', '.join(str(c).lower() for c in constants)}>("
+        f"ARK_SCRATCH(c), a, b, out, {down}, {across});\n"
+    )
+    return declared + each_tile(sig, body)
+
+
+def side_strides(sig: Signature, index: int) -> tuple[int, int]:
+    """Elements from a row, or column, of the product to the next and along k, in operand 0 or 1."""
+    down, across = sig.operands[index].strides[-2:]
+    along = bool(sig.params["transpose_b"]) if index else not sig.params["transpose_a"]
+    return (down, across) if along else (across, down)
+
+
+def along_k(sig: Signature, index: int) -> bool:
+    """Is k, not the rows, what memory holds together?"""
+    row, k = side_strides(sig, index)
+    return not (row == 1 and k != 1)
+
+
+def _side(sig: Signature, index: int, depth: int) -> str:
+    row, k = side_strides(sig, index)
+    even = k == 1 and row % 8 == 0 and depth % 8 == 0
+    return f"{depth}, {row}, {k}, {str(even).lower()}"
 
 
 def dims(sig: Signature) -> tuple[int, int, int]:

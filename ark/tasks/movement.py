@@ -36,7 +36,7 @@ from ark.plan.params import (
     shaped,
     typed,
 )
-from ark.tasks import text
+from ark.tasks import pointwise, text
 from ark.tasks.pointwise import COPY, broadcast_access, broadcasts, tile_box, write_box
 from ark.tasks.rows import row_box, row_places
 
@@ -91,7 +91,7 @@ class Transpose(TaskKind):
         return SQUARE * (SQUARE * size + 4) if not machine.has("single_thread") else 0
 
     def headers(self) -> tuple[str, ...]:
-        return (text.header("transpose.h"),)
+        return (*pointwise.HEADERS, text.header("transpose.h"))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         perm, tile = sig.params["perm"], sig.params["tile"]
@@ -105,59 +105,25 @@ class Transpose(TaskKind):
         if perm[-1] == last:
             return text.function(name, write_box(sig, COPY, tile, machine, places={0: places}))
         # Squares of the target's last dimension and the one that is the source's last.
-        turned = perm.index(last) - (last - 3)
+        across = perm.index(last) - (last - 3)
         shape = fold(sig.operands[1].shape)
-        size = sig.operands[1].itemsize
-        from_row = text.pad4(sig.operands[0].strides, 0)[perm[-1]]
-        to_row = text.pad4(sig.operands[1].strides, 0)[perm.index(last)]
-        body = text.operand(sig, 0, "p0") + text.operand(sig, 1, "po", const=False)
-        index = ""
-        sides = []
-        for d in (turned, 3, *(d for d in (2, 1, 0) if d != turned)):
-            side = SQUARE if d in (turned, 3) else 1
-            left = f"{shape[d]} - t.coord[{d}]"
-            body += (
-                f"  const int n{d} = {tile[d]} < {left} ? {tile[d]} : {left};\n"
-                f"  const int s{d} = (n{d} + {side - 1}) / {side};\n"
-            )
-            index += f"    const int i{d} = t.coord[{d}] + s % s{d} * {side}; s /= s{d};\n"
-            sides.append(f"s{d}")
-        ctype = sig.operands[1].ctype
-        body += (
-            f"  const auto place = [=](int s) -> ArkSquare<{ctype}> {{\n{index}"
-            "    (void)i0; (void)i1; (void)i2; (void)i3;\n"
-            f"    const int rows = t.coord[3] + n3 - i3, columns = t.coord[{turned}] + n{turned} - "
-            f"i{turned};\n"
-            f"    return ArkSquare<{ctype}>{{p0 + {text.offset(sig, 0, places)}, "
-            f"po + {text.offset(sig, 1, names)}, rows < {SQUARE} ? rows : {SQUARE},\n"
-            f"        columns < {SQUARE} ? columns : {SQUARE}}};\n  }};\n"
-            f"  const int squares = {' * '.join(sides)};\n"
-        )
-        arguments = f"squares, {from_row}, {to_row}"
-        if machine.has("single_thread"):
-            body += f"  ark_transpose_alone<{SQUARE}, {ctype}>({arguments}, place);\n"
-            return text.function(name, body)
-
-        def call(pack: int) -> str:
-            packs = -(-SQUARE * SQUARE // (pack * machine.lanes * machine.warps))
-            many = max(1, 4 // packs) if pack > 1 else 1
-            return (
-                f"  ark_transpose<{SQUARE}, {pack}, {many}, {ctype}>"
-                f"({arguments}, ARK_SCRATCH(c), place);\n"
-            )
-
-        pack = min(8, 16 // size)
-        lengths = (shape[3], shape[turned], tile[3], tile[turned])
+        pack = min(8, 16 // sig.operands[1].itemsize)
+        lengths = (shape[3], shape[across], tile[3], tile[across])
         strides = [s for o in sig.operands for s in o.strides if s != 1]
         while pack > 1 and any(n % pack for n in (*lengths, *strides)):
             pack //= 2
-        if pack == 1:
-            return text.function(name, body + call(1))
-        body += (
-            f"  if (ark_aligned(t.operand[0] | t.operand[1])) {{\n{call(pack)}  }} else {{\n"
-            f"{call(1)}  }}\n"
+        packs = -(-SQUARE * SQUARE // (pack * machine.lanes * machine.warps))
+        many = max(1, 4 // packs) if pack > 1 else 1
+        box_type = pointwise.tile_type(tile, shape)
+        constants = (box_type, across, SQUARE, pack, many, sig.operands[1].ctype)
+        arguments = (
+            str(text.pad4(sig.operands[0].strides, 0)[perm[-1]]),
+            str(text.pad4(sig.operands[1].strides, 0)[perm.index(last)]),
+            text.place(sig, 0, NAMES, places),
+            text.place(sig, 1, NAMES, names, const=False),
+            f"{text.address(sig, 0)} | {text.address(sig, 1)}",
         )
-        return text.function(name, body)
+        return text.call(name, "ark_transpose_tile", constants, arguments)
 
 
 class RopeParams(Params, frozen=True):

@@ -7,7 +7,8 @@ exactly an input.
 
 Many threads: a thread has several packs of neighbouring elements under way, loaded by 16-byte
 accesses where layouts and addresses allow it. One thread: nested loops that compilers vectorise.
-Where elements of the output share bytes, a thread makes whole bytes.
+Where elements of the output share bytes, a thread makes whole bytes. box.h has the loops; what is
+written here is where an element of an operand lies, and the expression.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from ark.plan.params import Params, Places, Tile, box, covers, need
 from ark.tasks import expression, text
 
 NAMES = ("i0", "i1", "i2", "i3")
-COORD = tuple(f"t.coord[{d}]" for d in range(4))
 PACK_BYTES = 16
 THREAD_BYTES = 128  # of loads that a thread has under way
 MOST_BYTES = 256  # that a pack's loads may take
 PACKS = 4
 COPY = expression.leaf(0)
+HEADERS = (text.header("box.h"),)
 
 
 def copy_params(tile: Sequence[int]) -> dict[str, Any]:
@@ -70,27 +71,6 @@ def tile_box(
     return unfold(shape, coord, hi)
 
 
-def loops(
-    shape: Sequence[int], tile: Sequence[int], body: str, coord: Sequence[str] = COORD
-) -> str:
-    """Runs `body` for i0 to i3 of the tile at `coord`, clipped, in one thread: a loop for each of
-    the four dimensions, the innermost one for vectors, so that no turn may need another's result.
-    """
-    inner = True
-    for d in range(3, -1, -1):
-        if shape[d] == 1:
-            body = f"  {{ const int i{d} = 0; (void)i{d};\n{body}  }}\n"
-            continue
-        end = f"{coord[d]} + {tile[d]}"
-        body = (
-            f"  const int e{d} = {end} < {shape[d]} ? {end} : {shape[d]};\n"
-            + ("ARK_VECTOR_LOOP\n" if inner else "")
-            + f"  for (int i{d} = {coord[d]}; i{d} < e{d}; ++i{d}) {{\n{body}  }}\n"
-        )
-        inner = False
-    return body
-
-
 class PointwiseParams(Params, frozen=True):
     expr: list[Any]
     tile: Tile
@@ -125,6 +105,9 @@ class Pointwise(TaskKind):
         lo, hi = tile_box(sig.operands[out].shape, coord, sig.params["tile"])
         return [broadcast_access(sig, i, lo, hi, i == out) for i in range(out + 1)]
 
+    def headers(self) -> tuple[str, ...]:
+        return HEADERS
+
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         return text.function(name, write_box(sig, sig.params["expr"], sig.params["tile"], machine))
 
@@ -134,18 +117,17 @@ def write_box(
     expr: expression.Tree,
     tile: Sequence[int],
     machine: Machine,
-    coord: Sequence[str] = COORD,
     places: Mapping[int, Sequence[str]] | None = None,
     guard: tuple[str, str] = ("", ""),
 ) -> str:
-    """A body that computes `expr` for every index of the tile at `coord`.
+    """A body that computes `expr` for every index of the task's tile.
 
     places: by operand, texts of its own indices where they are not the output's. guard: a condition
     on the output's index under which operand 0 is read, and the value otherwise.
     """
     out = len(sig.operands) - 1
     declare = "".join(text.operand(sig, i, f"p{i}", const=i != out) for i in range(out + 1))
-    writer = _Box(sig, expr, tile, coord, dict(places or {}), guard)
+    writer = _Box(sig, expr, tile, dict(places or {}), guard)
     if sig.operands[out].per_item > 1:
         return declare + writer.shared()
     if machine.has("single_thread"):
@@ -162,23 +144,23 @@ def write_box(
 
 
 class _Box:
-    """Writes the loops of one body."""
+    """Writes what one body does at an index; box.h has the loops."""
 
     def __init__(
         self,
         sig: Signature,
         expr: expression.Tree,
         tile: Sequence[int],
-        coord: Sequence[str],
         places: dict[int, Sequence[str]],
         guard: tuple[str, str] = ("", ""),
     ) -> None:
-        self.sig, self.expr, self.tile, self.coord, self.places = sig, expr, tile, coord, places
+        self.sig, self.expr, self.tile, self.places = sig, expr, tile, places
         self.guard = guard
         self.out = len(sig.operands) - 1
         self.full = sig.operands[self.out].shape
         self.shape = fold(self.full)
         self.indices = text.indices(self.full, NAMES)
+        self.box = tile_type(tile, self.shape)
 
     def _at(self, index: int) -> str:
         return text.offset(self.sig, index, self.places.get(index, self.indices))
@@ -227,8 +209,8 @@ class _Box:
         other = f"static_cast<{kind}>({self.guard[1]})"
         return f"({self.guard[0]} ? static_cast<{kind}>({made}) : {other})"
 
-    def _compute(self, values: Sequence[str], target: str, step: str = "") -> str:
-        """Statements that compute one element from the texts of its inputs and store it.
+    def _compute(self, values: Sequence[str], to: str, at: str, step: str = "") -> str:
+        """Statements that compute one element from the texts of its inputs and store it at to[at].
 
         step: what is added to the last index.
         """
@@ -236,104 +218,102 @@ class _Box:
         indices = [*self.indices[:-1], self.indices[-1] + step]
         writer = expression.Writer(leaves, text.literal, indices)
         result, _ = writer.write(self.expr)
-        pointer, where = target.split("@")
-        lines = [*writer.statements, text.store(self.sig, self.out, pointer, where, result)]
-        return "".join(f"      {line}\n" for line in lines)
+        lines = [*writer.statements, text.store(self.sig, self.out, to, at, result)]
+        return "".join(f"    {line}\n" for line in lines)
+
+    def _element(self) -> str:
+        """Statements for one element of the result."""
+        values = [self._value(i) for i in range(self.out)]
+        return self._compute(values, f"p{self.out}", self._at(self.out))
 
     def nested(self) -> str:
-        """Loops over the dimensions, the innermost one for vectors."""
-        values = [self._value(i) for i in range(self.out)]
-        body = self._compute(values, f"p{self.out}@{self._at(self.out)}")
-        return loops(self.shape, self.tile, body, self.coord)
+        """By one thread, in order."""
+        return in_order(self.tile, self.shape, self._element())
 
     def flat(self, pack: int, packed: frozenset[int], machine: Machine) -> str:
-        """One loop of all threads over the tile's packs, several of them under way in each."""
+        """By all threads, in packs of which several are under way in each."""
         total = math.prod(self.tile) // pack
         threads = machine.lanes * machine.warps
         loaded = sum(pack * self.sig.operands[i].itemsize for i in packed if i != self.out)
         rounds = max(1, min(PACKS, THREAD_BYTES // max(16, loaded), total // threads))
-        rest = self.shape[3] % pack
-        index = [f"    int r = first + u * ARK_THREADS;\n    bool ok = r < {total};\n"]
-        sizes = [*self.tile[:3], self.tile[3] // pack]
-        for d in range(3, -1, -1):
-            outermost = math.prod(sizes[:d]) == 1
-            local = "r" if outermost else f"r % {sizes[d]}"
-            local = "0" if sizes[d] == 1 else local
-            scale = f" * {pack}" if d == 3 and pack > 1 else ""
-            index.append(f"    const int i{d} = {self.coord[d]} + ({local}){scale};\n")
-            if not outermost and sizes[d] > 1:
-                index.append(f"    r /= {sizes[d]};\n")
-            if self.shape[d] % self.tile[d]:
-                index.append(f"    ok = ok && i{d} < {self.shape[d] - (rest if d == 3 else 0)};\n")
-        place = "".join(index) + "    (void)i0; (void)i1; (void)i2; (void)i3;\n"
-        fetch, values = "", []
-        held = ""
+        held, fetch, values = "", "", []
         for i in range(self.out):
             operand = self.sig.operands[i]
             width = pack if i in packed else 1
             if width < operand.per_item or (i == 0 and self.guard[0]):
                 held += f"    {text.loaded(self.sig, i)} v{i}[{rounds}];\n"
-                fetch += f"      if (ok) v{i}[u] = {self._value(i)};\n"
+                fetch += f"      if (inside) v{i}[u] = {self._value(i)};\n"
                 values.append(f"v{i}[u]")
                 continue
             count = width // operand.per_item
             at = self._at(i) if operand.per_item == 1 else f"({self._at(i)}) / {operand.per_item}"
             held += f"    ArkPack<{operand.ctype}, {count}> v{i}[{rounds}];\n"
-            fetch += f"      if (ok) v{i}[u] = ark_load_pack<{count}>(p{i} + {at});\n"
+            fetch += f"      if (inside) v{i}[u] = ark_load_pack<{count}>(p{i} + {at});\n"
             values.append(text.load(self.sig, i, f"v{i}[u].v", "j" if width > 1 else "0"))
         made = self.sig.operands[self.out].ctype
-        body = (
-            f"    for (int first = ark_tid(); first < {total}; "
-            f"first += {rounds} * ARK_THREADS) {{\n{held}"
-        )
-        unroll = f"#pragma unroll\n    for (int u = 0; u < {rounds}; ++u) {{\n{place}"
+        compute = self._compute(values, "to", "j", " + j" if pack > 1 else "")
+        each = f"    ark_each_pack(round, [&](int u, bool inside, {_declared(NAMES)}) {{\n"
+        unused = f"      (void)u; {_unused(NAMES)}\n"
+        body = held
         if fetch:
-            body += f"{unroll}{fetch}    }}\n"
+            body += f"{each}{unused}{fetch}    }});\n"
         body += (
-            f"{unroll}      ArkPack<{made}, {pack}> w;\n"
-            f"#pragma unroll\n      for (int j = 0; j < {pack}; ++j) {{\n"
-            f"{self._compute(values, 'w.v@j', ' + j' if pack > 1 else '')}      }}\n"
-            f"      if (ok) ark_store_pack<{pack}>(p{self.out} + {self._at(self.out)}, w);\n"
-            "    }\n    }\n"
+            f"{each}{unused}      ark_store_made<{pack}>(inside, p{self.out} + "
+            f"{self._at(self.out)}, [&]({made}* to, int j) {{\n{compute}      }});\n    }});\n"
         )
-        return body + (self._rest(rest) if pack > 1 and rest else "")
+        box = f"{self.box}, {pack}"
+        body = _loop("ark_each_round", f"{box}, {rounds}", "const auto& round", (), body)
+        if pack == 1 or not self.shape[3] % pack:
+            return body
+        single = f"    const int i0 = 0, i1 = 0, i2 = 0; {_unused(NAMES)}\n{self._element()}"
+        return body + _loop("ark_each_left", box, "int i3", (), single)
 
     def shared(self) -> str:
-        """One loop of all threads over the tile's bytes, where the output's elements share them."""
-        each = self.sig.operands[self.out].per_item
-        sizes = [*self.tile[:3], -(-self.tile[3] // each)]
-        total = math.prod(sizes)
-        text_index = ""
-        for d in range(3, -1, -1):
-            scale = f" * {each}" if d == 3 else ""
-            name = "first" if d == 3 else f"i{d}"
-            text_index += (
-                f"    const int {name} = {self.coord[d]} + r % {sizes[d]}{scale}; "
-                f"r /= {sizes[d]};\n    if ({name} >= {self.shape[d]}) continue;\n"
-            )
+        """By all threads, a byte at a time, where elements of the output share them."""
+        operand = self.sig.operands[self.out]
         values = [self._value(i) for i in range(self.out)]
-        made = self.sig.operands[self.out].ctype
-        pair = self._compute(values, "&w@j")
         start = self._at(self.out).replace(NAMES[3], "first")
-        return (
-            f"  for (int e = ark_tid(); e < {total}; e += ARK_THREADS) {{\n    int r = e;\n"
-            f"{text_index}    (void)i0; (void)i1; (void)i2;\n    {made} w{{}};\n"
-            f"    for (int j = 0; j < {each}; ++j) {{\n"
-            f"      const int i3 = first + j < {self.shape[3]} ? first + j : first;\n{pair}    }}\n"
-            f"    p{self.out}[({start}) / {each}] = w;\n  }}\n"
+        body = (
+            f"    {operand.ctype} w{{}};\n"
+            f"    for (int j = 0; j < {operand.per_item}; ++j) {{\n"
+            "      const int i3 = first + j <= last ? first + j : first;\n"
+            f"{self._compute(values, '&w', 'j')}    }}\n"
+            f"    p{self.out}[({start}) / {operand.per_item}] = w;\n"
         )
+        names = (*NAMES[:3], "first", "last")
+        return _loop("ark_each_byte", f"{self.box}, {operand.per_item}", "", names, body)
 
-    def _rest(self, rest: int) -> str:
-        """The end of a single row that is no multiple of a pack, done with its last tile."""
-        first = self.shape[3] - rest
-        values = [self._value(i) for i in range(self.out)]
-        body = self._compute(values, f"p{self.out}@{self._at(self.out)}")
-        last = f"{self.coord[3]} + {self.tile[3]} >= {self.shape[3]}"
-        return (
-            f"    if ({last} && ark_tid() < {rest}) {{\n"
-            f"      const int i0 = 0, i1 = 0, i2 = 0, i3 = {first} + ark_tid();\n"
-            f"      (void)i0; (void)i1; (void)i2; (void)i3;\n{body}    }}\n"
-        )
+
+def tile_type(tile: Sequence[int], shape: Sequence[int]) -> str:
+    """The type that says the sizes of a tile and of the folded shape that it is of (box.h)."""
+    return f"ArkTile<{', '.join(map(str, (*tile, *shape)))}>"
+
+
+def each_index(tile: Sequence[int], shape: Sequence[int], body: str) -> str:
+    """Statements that all threads run for each index i0 to i3 of the task's tile of a shape."""
+    return _loop("ark_each_index", tile_type(tile, shape), "", NAMES, body)
+
+
+def in_order(tile: Sequence[int], shape: Sequence[int], body: str) -> str:
+    """Statements that one thread runs for i0 to i3 of the task's tile, in order but for the last
+    dimension, whose indices may be done side by side.
+    """
+    return _loop("ark_each_in_order", tile_type(tile, shape), "", NAMES, body)
+
+
+def _declared(names: Sequence[str]) -> str:
+    return ", ".join(f"int {name}" for name in names)
+
+
+def _unused(names: Sequence[str]) -> str:
+    return " ".join(f"(void){name};" for name in names)
+
+
+def _loop(callee: str, constants: str, parameters: str, names: Sequence[str], body: str) -> str:
+    """The call of a loop of box.h with a body that takes parameters, or indices by name."""
+    head = f"    {_unused(names)}\n" if names else ""
+    listed = parameters or _declared(names)
+    return f"  {callee}<{constants}>(t.coord, [&]({listed}) {{\n{head}{body}  }});\n"
 
 
 register(Pointwise())

@@ -40,7 +40,7 @@ from ark.plan.params import (
     shaped,
 )
 from ark.tasks import text
-from ark.tasks.pointwise import COPY, NAMES, tile_box, write_box
+from ark.tasks.pointwise import COPY, HEADERS, NAMES, tile_box, write_box
 
 Factor = Annotated[int, msgspec.Meta(ge=-(1 << 20), le=1 << 20)]
 Shift = Annotated[int, msgspec.Meta(ge=-(1 << 30), le=1 << 30)]
@@ -104,6 +104,9 @@ class Remap(TaskKind):
             low.append(min(max(first, 0), n - 1))
             high.append(min(max(last, 0), n - 1) + 1)
         return [Access(0, tuple(low), tuple(high)), Access(1, lo, hi, write=True)]
+
+    def headers(self) -> tuple[str, ...]:
+        return HEADERS
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         names = text.indices(sig.operands[1].shape, NAMES)[-len(sig.operands[1].shape) :]
@@ -192,6 +195,9 @@ class Gather(TaskKind):
             Access(1, *chosen),
             Access(2, lo, hi, write=True),
         ]
+
+    def headers(self) -> tuple[str, ...]:
+        return HEADERS
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         out = sig.operands[2].shape

@@ -1,17 +1,12 @@
-"""Row-wise tiles: softmax, layernorm, rmsnorm over the last dimension, and reductions over any.
+"""Row-wise tiles: softmax, layernorm, rmsnorm over the last dimension.
 
-`rownorm` params: function, eps, rows (rows of dimension 2 per task). operands: input, [weight],
-output. coord: first index of dimensions 0 to 2. A row is held in registers by a warp or the block
-where it fits, in shared memory where that holds it, and is read again where not.
-`reduce` params: function, axis (of 4, or of all where there are more), count (what a mean divides
-by), tile (4 sizes of the output, 1 along the axis; more dimensions are folded, ark.ir.fold).
-operands: input, output. coord: the tile's first index.
-rows.h has the device side.
+params: function, eps, rows (rows of dimension 2 per task). operands: input, [weight], output.
+coord: first index of dimensions 0 to 2. A row is held in registers by a warp or the block where it
+fits, in shared memory where that holds it, and is read again where not. rows.h has the device side.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -19,25 +14,17 @@ from ark.ir.fold import fold, unfold
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register, whole
 from ark.plan.params import (
-    FLOAT_NAMES,
-    INTEGER_NAMES,
-    Dim,
     Epsilon,
     Params,
     Places,
     Rows,
-    Size,
-    Tile,
     box,
     count,
-    covers,
     fits,
-    need,
     shaped,
     typed,
 )
-from ark.tasks import expression, text
-from ark.tasks.pointwise import tile_box
+from ark.tasks import text
 
 _ROW_OPS = {"softmax": "ArkSoftmax", "layernorm": "ArkLayerNorm", "rmsnorm": "ArkRmsNorm"}
 HELD = 32  # elements of a row that a thread keeps in registers, and bytes that wait for it there
@@ -134,265 +121,31 @@ class RowNorm(TaskKind):
         return None
 
     def headers(self) -> tuple[str, ...]:
-        return (text.header("rows.h"),)
+        return (text.header("folds.h"), text.header("rows.h"))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         out = len(sig.operands) - 1
         shape = fold(sig.operands[out].shape)
-        rows, columns = sig.params["rows"], shape[3]
-        names = text.indices(sig.operands[out].shape, ["i0", "i1", "(i2 + r)", "0"])
-        op, eps = _ROW_OPS[sig.params["function"]], text.literal(sig.params.get("eps", 0.0))
-        weight = "ArkOnes()" if out == 1 else "pw"
-        body = text.operand(sig, 0, "p0") + text.operand(sig, out, "po", const=False)
-        if out == 2:
-            body += text.operand(sig, 1, "pw")
-        folds = 2 * BATCH * 4 * machine.warps
-        body += (
-            "  const int i0 = t.coord[0], i1 = t.coord[1], i2 = t.coord[2];\n"
-            "  (void)i0; (void)i1;\n"
-            f"  const int rows = i2 + {rows} < {shape[2]} ? {rows} : {shape[2]} - i2;\n"
-            "  const auto at = [=](int r, ark_i64& from, ark_i64& to) {\n"
-            f"    from = {text.offset(sig, 0, names)};\n"
-            f"    to = {text.offset(sig, out, names)};\n  }};\n"
-            "  char* red = ARK_SCRATCH(c);\n"
+        names = text.indices(
+            sig.operands[out].shape, ["t.coord[0]", "t.coord[1]", "(t.coord[2] + r)", "0"]
         )
-        side = SIDE_BY_SIDE if machine.has("single_thread") else 1
-        keep = "true" if self._kept(sig, machine) else "false"
-        loose = (
-            f"  ark_rows_any<{op}, {side}, {keep}>(p0, po, {weight}, rows, {columns}, {eps}, red, "
-            f"reinterpret_cast<float*>(red + {folds}), at);\n"
+        constants = (
+            _ROW_OPS[sig.params["function"]],
+            sig.params["rows"],
+            *shape[2:],
+            SIDE_BY_SIDE if machine.has("single_thread") else 1,
+            self._kept(sig, machine),
+            2 * BATCH * 4 * machine.warps,
+            *(self._held(sig, machine) or (0, 0, 0, 0)),
         )
-        held = self._held(sig, machine)
-        if held is None:
-            return text.function(name, body + loose)
-        pack, packs, batch, team = held
-        tight = (
-            f"  ark_rows_held<{op}, {columns}, {pack}, {packs}, {batch}, {team}>"
-            f"(p0, po, {weight}, rows, {eps}, red, at);\n"
+        arguments = (
+            text.place(sig, 0, ("r",), names),
+            text.place(sig, out, ("r",), names, const=False),
+            "ArkOnes{}" if out == 1 else text.pointer(sig, 1),
+            text.literal(sig.params.get("eps", 0.0)),
+            " | ".join(text.address(sig, i) for i in range(out + 1)),
         )
-        if pack > 1:
-            addresses = " | ".join(f"t.operand[{i}]" for i in range(out + 1))
-            tight = f"  if (ark_aligned({addresses})) {{\n{tight}  }} else {{\n{loose}  }}\n"
-        return text.function(name, body + tight)
-
-
-_FOLDS = {
-    "sum": "ArkAddFold",
-    "mean": "ArkAddFold",
-    "max": "ArkMaxFold",
-    "min": "ArkMinFold",
-    "prod": "ArkMulFold",
-}
-COLUMNS = 64  # neighbouring results that a block reduces at once, where not the last dimension is
-DEEP_PACKS = 4  # packs that a thread adds up in a reduction while as many are under way
-
-
-def _compute(sig: Signature) -> str:
-    """The type that elements are joined in."""
-    return expression.value_type(sig.operands[0].dtype)
-
-
-class ReduceParams(Params, frozen=True):
-    function: Literal["sum", "mean", "max", "min", "prod"]
-    axis: Dim
-    count: Size
-    tile: Tile
-
-
-class Reduce(TaskKind):
-    name = "reduce"
-    params = ReduceParams
-
-    def check(self, sig: Signature) -> None:
-        super().check(sig)
-        count(sig, 2)
-        mean = sig.params["function"] == "mean"
-        source = typed(sig, 0, *FLOAT_NAMES, *(() if mean else INTEGER_NAMES))
-        axis = sig.params["axis"] - max(4, len(source.shape)) + len(source.shape)
-        need(
-            0 <= axis < len(source.shape),
-            f"the axis {sig.params['axis']} is none of {list(source.shape)}",
-        )
-        shape = (*source.shape[:axis], 1, *source.shape[axis + 1 :])
-        shaped(sig, 1, shape, *(INTEGER_NAMES if source.dtype in INTEGER_NAMES else FLOAT_NAMES))
-        covers(sig.params["tile"], shape)
-
-    def places(self, sig: Signature) -> Places:
-        return box(fold(sig.operands[1].shape), sig.params["tile"])
-
-    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
-        source, out = (o.shape for o in sig.operands)
-        lo, hi = tile_box(out, coord, sig.params["tile"])
-        axis = sig.params["axis"] - max(4, len(source)) + len(source)
-        return [
-            Access(
-                0, (*lo[:axis], 0, *lo[axis + 1 :]), (*hi[:axis], source[axis], *hi[axis + 1 :])
-            ),
-            Access(1, lo, hi, write=True),
-        ]
-
-    def scratch(self, sig: Signature, machine: Machine) -> int:
-        threads = machine.lanes * machine.warps
-        size = 8 if _compute(sig) == "ark_i64" else 4
-        if self._last(sig):
-            return 2 * size * machine.warps
-        if machine.has("single_thread"):
-            return size * int(sig.params["tile"][3])
-        pack, across = self._across(sig, machine)
-        return size * threads // across * across * pack
-
-    def _last(self, sig: Signature) -> bool:
-        """Is it the last dimension that is reduced?"""
-        return bool(sig.params["axis"] == max(4, len(sig.operands[0].shape)) - 1)
-
-    def _pack(self, sig: Signature) -> int:
-        source = sig.operands[0]
-        pack = min(8, 16 // source.itemsize)
-        while pack > 1 and any(s % pack for s in source.strides[:-1]):
-            pack //= 2
-        return pack
-
-    def _across(self, sig: Signature, machine: Machine) -> tuple[int, int]:
-        """(elements of a pack, packs side by side) for the columns of a tile."""
-        pack = self._pack(sig)
-        last, tile = sig.operands[1].shape[-1], int(sig.params["tile"][3])
-        while pack > 1 and (last % pack or tile % pack):
-            pack //= 2
-        threads = machine.lanes * machine.warps
-        count = text.pad4(sig.operands[0].shape, 1)[sig.params["axis"]]
-        # Where there is little to add up, threads stand side by side instead.
-        wide = min(tile, max(COLUMNS, threads * pack * DEEP_PACKS // count))
-        across = 1
-        while across * pack < wide and 2 * across <= threads:
-            across *= 2
-        return pack, across
-
-    def headers(self) -> tuple[str, ...]:
-        return (text.header("rows.h"),)
-
-    def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        tile = sig.params["tile"]
-        value = "v"
-        if sig.params["function"] == "mean":
-            value = f"v / {text.literal(sig.params['count'])}"
-        join, compute = _FOLDS[sig.params["function"]], _compute(sig)
-        declare = text.operand(sig, 0, "p0") + text.operand(sig, 1, "po", const=False)
-        declare += "  char* red = ARK_SCRATCH(c);\n"
-        if self._last(sig):
-            loops = self._rows(sig, tile, machine, join, compute, value)
-        else:
-            loops = self._columns(sig, tile, machine, join, compute, value)
-        return text.function(name, declare + loops)
-
-    def _rows(
-        self,
-        sig: Signature,
-        tile: Sequence[int],
-        machine: Machine,
-        join: str,
-        compute: str,
-        value: str,
-    ) -> str:
-        """Rows of the tile, numbered by their indices; each is a warp's if there are enough."""
-        shape = fold(sig.operands[0].shape)
-        text_rows = "".join(
-            f"  const int n{d} = t.coord[{d}] + {tile[d]} < {shape[d]} ? {tile[d]} : "
-            f"{shape[d]} - t.coord[{d}];\n"
-            for d in range(3)
-        )
-        split = (
-            "    const int i2 = t.coord[2] + r % n2; r /= n2;\n"
-            "    const int i1 = t.coord[1] + r % n1, i0 = t.coord[0] + r / n1;\n"
-            "    (void)i0; (void)i1; (void)i2;\n"
-        )
-        names = text.indices(sig.operands[1].shape, ["i0", "i1", "i2", "0"])
-        many = math.prod(tile[:3]) >= machine.warps
-        body = (
-            f"{text_rows}  const auto at = [=](int r) -> ark_i64 {{\n{split}"
-            f"    return {text.offset(sig, 0, names)};\n  }};\n"
-            f"  const auto finish = [=](int r, {compute} v) {{\n{split}"
-            f"    {text.store(sig, 1, 'po', text.offset(sig, 1, names), value)}\n  }};\n"
-        )
-        pack = self._pack(sig)
-        alone = machine.has("single_thread")
-
-        def call(width: int, rounds: int) -> str:
-            return (
-                f"  ark_reduce_rows<{join}, {compute}, {width}, {rounds}, {str(many).lower()}>"
-                f"(p0, n0 * n1 * n2, {shape[3]}, red, at, finish);\n"
-            )
-
-        if alone:
-            return body + call(SIDE_BY_SIDE, 1)
-        if pack == 1:
-            return body + call(1, DEEP_PACKS)
-        return (
-            f"{body}  if (ark_aligned(t.operand[0])) {{\n{call(pack, DEEP_PACKS)}"
-            f"  }} else {{\n{call(1, DEEP_PACKS)}  }}\n"
-        )
-
-    def _columns(
-        self,
-        sig: Signature,
-        tile: Sequence[int],
-        machine: Machine,
-        join: str,
-        compute: str,
-        value: str,
-    ) -> str:
-        """For each index of the outer dimensions, blocks of neighbouring columns."""
-        axis = sig.params["axis"]
-        count = text.pad4(sig.operands[0].shape, 1)[axis]
-        stride = text.pad4(sig.operands[0].strides, 0)[axis]
-        shape = fold(sig.operands[1].shape)
-        names = text.indices(sig.operands[1].shape, ["i0", "i1", "i2", "x"])
-        inner = list(names)
-        inner[axis] = "0"
-        alone = machine.has("single_thread")
-        pack, across = self._across(sig, machine)
-        block = tile[3] if alone else across * pack
-        end = f"t.coord[3] + {tile[3]} < {shape[3]} ? t.coord[3] + {tile[3]} : {shape[3]}"
-        body = (
-            f"  const int e3 = {end};\n"
-            f"  for (int x = t.coord[3]; x < e3; x += {block}) {{\n"
-            f"    const int columns = e3 - x < {block} ? e3 - x : {block};\n"
-            f"    const auto* from = p0 + {text.offset(sig, 0, inner)};\n"
-            f"    auto* to = po + {text.offset(sig, 1, names)};\n"
-            f"    const auto finish = [=](int k, {compute} v) {{ "
-            f"{text.store(sig, 1, 'to', 'k', value)} }};\n"
-        )
-        arguments = f"(from, {stride}, columns, {count}, red, finish);\n"
-        if alone:
-            body += f"    ark_reduce_columns_alone<{join}, {compute}>{arguments}"
-        else:
-
-            def call(width: int, wide: int) -> str:
-                return (
-                    f"    ark_reduce_columns<{join}, {compute}, {width}, {DEEP_PACKS}, {wide}>"
-                    + arguments
-                )
-
-            scalar = min(machine.lanes * machine.warps, across * pack)
-            if pack == 1 or scalar != across * pack:
-                body += call(1, scalar)
-            else:
-                body += (
-                    f"    if (ark_aligned(t.operand[0])) {{\n{call(pack, across)}"
-                    f"    }} else {{\n{call(1, scalar)}    }}\n"
-                )
-        body += "  }\n"
-        for d in (2, 1, 0):
-            if shape[d] == 1 or tile[d] == 1:
-                at = "0" if shape[d] == 1 else f"t.coord[{d}]"
-                body = f"  {{ const int i{d} = {at}; (void)i{d};\n{body}  }}\n"
-                continue
-            last = f"t.coord[{d}] + {tile[d]}"
-            body = (
-                f"  for (int i{d} = t.coord[{d}]; i{d} < {last} && i{d} < {shape[d]}; ++i{d}) {{\n"
-                f"{body}  }}\n"
-            )
-        return body
+        return text.call(name, "ark_row_norm", constants, arguments)
 
 
 register(RowNorm())
-register(Reduce())

@@ -31,12 +31,16 @@ def address(sig: Signature, index: int) -> str:
     return f"ARK_POINTER(const ark_u64, t.operand[{last}])[{index - last}]"
 
 
+def pointer(sig: Signature, index: int, const: bool = True) -> str:
+    """A typed pointer to operand `index`."""
+    pointed = f"{'const ' if const else ''}{sig.operands[index].ctype}"
+    return f"ARK_POINTER({pointed}, {address(sig, index)})"
+
+
 def operand(sig: Signature, index: int, name: str, const: bool = True) -> str:
     """Declares a typed pointer to operand `index`."""
-    ctype = sig.operands[index].ctype
-    qualifier = "const " if const else ""
-    pointed = f"{qualifier}{ctype}"
-    return f"  {pointed}* {name} = ARK_POINTER({pointed}, {address(sig, index)});\n"
+    pointed = f"{'const ' if const else ''}{sig.operands[index].ctype}"
+    return f"  {pointed}* {name} = {pointer(sig, index, const)};\n"
 
 
 def given(sig: Signature, index: int, const: bool = True) -> str:
@@ -49,8 +53,7 @@ def given(sig: Signature, index: int, const: bool = True) -> str:
     shape, strides = pad4(op.shape, 1), pad4(op.strides, 0)
     steps = ", ".join(str(s if n != 1 else 0) for s, n in zip(strides, shape, strict=True))
     scope = "true" if op.system else "false"
-    at = f"ARK_POINTER({pointed}, {address(sig, index)})"
-    return f"ArkOperand<{pointed}, {steps}, {scope}>{{{at}}}"
+    return f"ArkOperand<{pointed}, {steps}, {scope}>{{{pointer(sig, index, const)}}}"
 
 
 def call(name: str, callee: str, constants: Sequence[object], arguments: Sequence[str]) -> str:
@@ -76,10 +79,9 @@ def place(
     """A lambda from indices, the parameters, to where the element of operand `index` lies that has
     the variables as indices (as of `offset`); for operands of any number of dimensions.
     """
-    pointed = f"{'const ' if const else ''}{sig.operands[index].ctype}"
     listed = ", ".join(f"int {p}" for p in parameters)
     unused = "".join(f"(void){p}; " for p in parameters)
-    at = f"ARK_POINTER({pointed}, {address(sig, index)})"
+    at = pointer(sig, index, const)
     return f"[&]({listed}) {{ {unused}return {at} + ({offset(sig, index, variables)}); }}"
 
 

@@ -76,3 +76,42 @@ ARK_DEVICE void ark_transpose_alone(int squares, ark_i64 from_row, ark_i64 to_ro
     }
   }
 }
+
+// A task's tile in squares of its last dimension and of dimension ACROSS, which is the source's
+// last. from(i0, i1, i2, i3), to(i0, i1, i2, i3): where an element comes from and where it goes.
+template <class TILE, int ACROSS, int SIDE, int V, int COUNT, typename T, class From, class To>
+ARK_DEVICE void ark_transpose_tile(ArkCtx& c, const ArkTask& t, ark_i64 from_row, ark_i64 to_row,
+                                   const From& from, const To& to, ark_u64 addresses) {
+  const int end[4] = {ark_tile_end<TILE, 0>(t.coord), ark_tile_end<TILE, 1>(t.coord),
+                      ark_tile_end<TILE, 2>(t.coord), ark_tile_end<TILE, 3>(t.coord)};
+  int many[4], squares = 1;
+#pragma unroll
+  for (int d = 0; d < 4; ++d) {
+    const int side = d == ACROSS || d == 3 ? SIDE : 1;
+    many[d] = (end[d] - t.coord[d] + side - 1) / side;
+    squares *= many[d];
+  }
+  const auto place = [&](int s) -> ArkSquare<T> {
+    int i[4];
+    i[ACROSS] = t.coord[ACROSS] + s % many[ACROSS] * SIDE;
+    s /= many[ACROSS];
+    i[3] = t.coord[3] + s % many[3] * SIDE;
+    s /= many[3];
+#pragma unroll
+    for (int d = 2; d >= 0; --d) {
+      if (d == ACROSS) continue;
+      i[d] = t.coord[d] + s % many[d];
+      s /= many[d];
+    }
+    const int rows = end[3] - i[3], columns = end[ACROSS] - i[ACROSS];
+    return {from(i[0], i[1], i[2], i[3]), to(i[0], i[1], i[2], i[3]), rows < SIDE ? rows : SIDE,
+            columns < SIDE ? columns : SIDE};
+  };
+  if constexpr (ARK_THREADS == 1) {
+    ark_transpose_alone<SIDE, T>(squares, from_row, to_row, place);
+  } else if (V == 1 || ark_aligned(addresses)) {
+    ark_transpose<SIDE, V, COUNT, T>(squares, from_row, to_row, ARK_SCRATCH(c), place);
+  } else if constexpr (V > 1) {
+    ark_transpose<SIDE, 1, 1, T>(squares, from_row, to_row, ARK_SCRATCH(c), place);
+  }
+}

@@ -18,8 +18,8 @@ from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import INT_MAX, Params, Places, Tile, box, count, covers, need, shaped, typed
 from ark.tasks import text
-from ark.tasks.along import each, indices
-from ark.tasks.pointwise import tile_box
+from ark.tasks.along import indices
+from ark.tasks.pointwise import HEADERS, each_index, in_order, tile_box
 
 Step = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
 Steps = Annotated[tuple[Step, ...], msgspec.Meta(min_length=1, max_length=3)]
@@ -80,6 +80,9 @@ class Pool(TaskKind):
             high.append(max(min(last, n - 1), 0) + 1)
         return [Access(0, tuple(low), tuple(high)), Access(1, lo, hi, write=True)]
 
+    def headers(self) -> tuple[str, ...]:
+        return (*HEADERS, text.header("along.h"))
+
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         source, out = (o.shape for o in sig.operands)
         p = sig.params
@@ -90,11 +93,13 @@ class Pool(TaskKind):
         join = "total = v > total ? v : total;" if p["function"] == "max" else "total += v;"
         inner = f"      const float v = {load};\n      {join}\n      ++many;\n"
         for d in range(spatial - 1, -1, -1):
+            window = (
+                *(p[key][d] for key in ("size", "stride", "dilation", "before")),
+                source[2 + d],
+            )
             inner = (
-                f"      for (int w{d} = 0; w{d} < {p['size'][d]}; ++w{d}) {{\n"
-                f"      const int x{d} = ({names[2 + d]}) * {p['stride'][d]} - {p['before'][d]} + "
-                f"w{d} * {p['dilation'][d]};\n"
-                f"      if (x{d} < 0 || x{d} >= {source[2 + d]}) continue;\n{inner}      }}\n"
+                f"    ark_each_in_window<{', '.join(map(str, window))}>({names[2 + d]}, "
+                f"[&](int x{d}) {{\n{inner}    }});\n"
             )
         full = 1
         for n in p["size"]:
@@ -107,7 +112,8 @@ class Pool(TaskKind):
             f"    {text.store(sig, 1, 'p1', text.offset(sig, 1, names), result)}\n"
         )
         declare = text.operand(sig, 0, "p0") + text.operand(sig, 1, "p1", const=False)
-        return text.function(name, declare + each(fold(out), p["tile"], body))
+        each = in_order if machine.has("single_thread") else each_index
+        return text.function(name, declare + each(p["tile"], fold(out), body))
 
 
 register(Pool())

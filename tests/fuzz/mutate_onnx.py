@@ -107,6 +107,8 @@ def _outside(model: onnx.ModelProto, rng: random.Random) -> None:
 def _recursion(model: onnx.ModelProto, rng: random.Random) -> None:
     """A function calls itself."""
     for function in model.functions:
+        if not function.node:
+            continue
         function.node[0].op_type, function.node[0].domain = function.name, function.domain
 
 

@@ -254,14 +254,22 @@ WORDS: tuple[str, ...] = (
     *("processors=0", "lanes=-1", "--device", "--backend", "cpu", "cuda", "abacus", "--arch"),
     *("--require", "cpu:1", "cpu:²", "ring3", "ring99999999", "h100x2", "full3:bandwidth=1e999"),
     *("full3:bandwidth=0", "--k", "--root", "--size", "1K", "--time-limit", "--debug", "--help"),
+    *("--mesh", "2x2", "0x3", "1x1x1x1x1", "--batch", "--sequence", "--link-gbps", "--host-ranks"),
+    *("--inference", "--recompute", "--keep-mesh", "--html", "--dtype", "int4", "--topology"),
+    *("--devices", "--forward", "--backward", "--micro-batches", "--name", "int", "--input", "x="),
+    *("--dim", "n=0", "--from", "S0S0", "--to", "PR", "auto", "megatron"),
     *("--max-new-tokens", "--processors", "../x", "~nobody/x", "\udc80", "--tasks", "--version"),
+)
+COMMANDS = (
+    *("plan", "emit", "cache", "topo", "info", "generate", "bench", "trace"),
+    *("parallelize", "export", "layout", "tessel", "run"),
 )
 # What would run for long is given what it refuses.
 UNSAFE = {"generate", "bench", "trace"}
 
 
 def command_line(rng: random.Random, keep: Keep) -> bool:
-    words = [rng.choice(("plan", "emit", "cache", "topo", "info", "generate", "bench", "trace"))]
+    words = [rng.choice(COMMANDS)]
     if words[0] in UNSAFE:
         words.append("/nowhere" if words[0] != "bench" else "decode")
         if words[0] == "bench":
@@ -271,6 +279,11 @@ def command_line(rng: random.Random, keep: Keep) -> bool:
             "plan": [str(NOAH), "--machine", "cpu-2", "--context", "16"],
             "emit": ["/nowhere/plan.json", "--backend", "cpu", "-o", "/nowhere/x"],
             "topo": ["show", "full3"],
+            "parallelize": ["llama-3.1-8b", "--mesh", "2x2", "--machine", "h100"],
+            "export": ["/nowhere/plan.json", "--backend", "cpu", "-o", "/nowhere/x"],
+            "layout": ["--shape", "8x8", "--from", "S0R", "--to", "RS0"],
+            "tessel": ["V", "--memory", "4", "--micro-batches", "2", "--time-limit", "1"],
+            "run": ["/nowhere/model.onnx"],
         }.get(words[0], [])
     for _ in range(rng.randrange(5)):
         words.insert(rng.randrange(1, len(words) + 1), rng.choice(WORDS))
@@ -384,5 +397,6 @@ REPLAY: dict[str, Callable[[str], bool | str]] = {
     "topology": run_topology,
     "sketch": run_sketch,
     "program": collectives.run_program,
+    "execution_plan": collectives.run_execution_plan,
     "command_line": lambda text: run_command_line(json.loads(text)),
 }

@@ -25,6 +25,13 @@ def close(got: Any, want: Any) -> None:
     torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
 
 
+def test_torch_finds_the_backend_by_its_name() -> None:
+    """By the entry point, also where ark's own names were used before."""
+    assert callable(ark.torch.Module)
+    double = torch.compile(lambda x: x * 2.0, backend="ark")
+    close(double(torch.ones(3)), torch.full((3,), 2.0))
+
+
 def test_calls_with_other_memory_and_other_sizes() -> None:
     """Every call has tensors of its own; two batch sizes become a graph of a size that varies."""
     module, _ = graphs.networks()["mlp"]

@@ -12,6 +12,7 @@ from ark.bench.comm import COLLECTIVES, bus_factor, wrong_elements
 from ark.cli import main
 from ark.cli.bench_comm import sizes
 from ark.errors import InvalidUsageError
+from tests.slow import slow
 
 
 def test_sizes_rise_by_a_factor() -> None:
@@ -56,7 +57,7 @@ def test_wrong_elements_are_counted() -> None:
     assert wrong_elements("all_to_all", values, 0, np.array([3, 4, 5, 1, 1, 1.0]), None) == 3
 
 
-@pytest.mark.parametrize("way", ["graph", "alone"])
+@pytest.mark.parametrize("way", [pytest.param("graph", marks=slow), "alone"])
 def test_every_collective_is_measured_and_right(way: str, tmp_path: Path) -> None:
     out, chart = tmp_path / "figures.json", tmp_path / "chart.svg"
     names = COLLECTIVES if way == "graph" else COLLECTIVES[:2]

@@ -152,7 +152,7 @@ def devices(name: str, world: int) -> Iterator[tuple[list[Device], Machine]]:
         pytest.param("cpu", 8, marks=slow),
         ("cuda", 2),
         ("cuda", 4),
-        ("rocm", 2),
+        pytest.param("rocm", 2, marks=slow),
     ],
 )
 def test_every_collective_gives_the_right_result(name: str, world: int) -> None:

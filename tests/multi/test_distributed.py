@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import ark
+from tests.slow import slow
 
 COUNTS = (1, 3, 4099)
 
@@ -87,6 +88,7 @@ def arrays_in_processes() -> None:
     ark.comm.barrier()
 
 
+@slow
 def test_arrays_between_three_processes() -> None:
     assert ark.launch(3, arrays_in_processes) == 0
 
@@ -201,7 +203,7 @@ def until_one_is_killed(folder: str, victim: int, calls: int) -> None:
         raise
 
 
-@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=slow), 1, pytest.param(2, marks=slow)])
 def test_who_is_left_by_a_killed_rank_ends_and_names_it(victim: int, tmp_path: Path) -> None:
     calls = random.Random(victim).randrange(1, 40)
     assert ark.launch(3, until_one_is_killed, str(tmp_path), victim, calls) != 0

@@ -18,7 +18,7 @@ import pytest
 
 LONG = os.environ.get("ARK_ENDURANCE") == "1"
 COLLECTIVES = 100_000 if LONG else 1_500
-KILLS = 50 if LONG else 2
+KILLS = 50 if LONG else 1
 COUNTING = """
 import os, sys
 import numpy as np

@@ -25,6 +25,7 @@ from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from tests.multi.test_collectives import devices
 from tests.ranks import ThreadRanks, run_ranks
+from tests.slow import slow
 from tests.unit.plan.oracle import tasks
 from tests.unit.plan.shapes import replace_task
 
@@ -121,7 +122,7 @@ def test_two_stages_work_on_different_iterations_at_the_same_time() -> None:
     assert any(begun[i + 1] < ended[i] for i in range(11))
 
 
-@pytest.mark.parametrize("name", ["cuda", "rocm"])
+@pytest.mark.parametrize("name", ["cuda", pytest.param("rocm", marks=slow)])
 def test_neither_runs_ahead_on_a_gpu(name: str) -> None:
     """A stage behind another one that is faster, and ranks that are only told, AMD's emulated."""
     with devices(name, 2) as (opened, machine):

@@ -22,7 +22,7 @@ from ark.models.checkpoint import Checkpoint
 from ark.models.generate import Generator
 
 NOAH = Path(__file__).resolve().parents[2] / "examples/noah"
-PARTS = ("ark.c", "safetensors.c", "decoder.c")
+PARTS = ("ark.c", "device.c", "safetensors.c", "decoder.c")
 STRICT = ("-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-g", "-O1")
 ADDRESSES = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 # As c/ark.h numbers them.
@@ -239,8 +239,8 @@ def test_wrong_calls_get_codes_and_texts(exported: Path) -> None:
     assert library.array("ark_write", "norm", np.zeros(255, np.int16)) == BAD_SIZE
     assert library.array("ark_read", "position", np.zeros(2, np.int32)) == BAD_SIZE
     assert library.array("ark_bind", "norm", np.zeros(256, np.int16)) == BAD_ARGUMENT
-    texts = {library.c.ark_status_text(status) for status in range(11)}
-    assert len(texts) == 11
+    texts = {library.c.ark_status_text(status) for status in range(12)}
+    assert len(texts) == 12
     library("ark_destroy")
 
 

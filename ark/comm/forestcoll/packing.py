@@ -55,11 +55,11 @@ def pack(matrix: Ints, demand: Ints) -> list[Branching]:
     """
     families = _pack(matrix, demand, np.zeros_like(matrix))
     least = _eccentricity(matrix, demand)
-    for turn in range(_REPACKINGS if len(demand) <= _MOST_RANKS_REPACKED else 0):
+    for attempt in range(_REPACKINGS if len(demand) <= _MOST_RANKS_REPACKED else 0):
         height, _ = best = _heights(families)
         if height == least:
             break
-        random = np.random.default_rng(turn)
+        random = np.random.default_rng(attempt)
         out = [each[0].height == height or random.random() < 0.6 for each in families]
         kept = [each for each, removed in zip(families, out, strict=True) if not removed]
         residual, pending = matrix.copy(), demand.copy()

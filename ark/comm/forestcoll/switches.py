@@ -116,26 +116,26 @@ def _propose(matrix: Ints, switch: int, dead: Mask, parts: Ints) -> Ints:
     rows: list[Ints] = []
     for stage in ("apart", "near", "drop"):
         offsets = [0] if stage == "drop" else range(1, len(ports))
-        turns = []
+        levels = []
         for offset in offsets:
             u, t = ports, np.roll(ports, -offset)
             fits = ~dead[u, t]
             if stage != "drop":
                 fits &= (parts[u] != parts[t]) == (stage == "apart")
             if fits.any():
-                turns.append((u[fits], t[fits]))
-        _fill(into, out, turns, rows)
+                levels.append((u[fits], t[fits]))
+        _fill(into, out, levels, rows)
     return np.concatenate(rows) if rows else np.zeros((0, 3), dtype=np.int64)
 
 
-def _fill(into: Ints, out: Ints, turns: list[tuple[Ints, Ints]], rows: list[Ints]) -> None:
-    """Deals out what `into` and `out` have left over the turns, in rounds of equal shares."""
-    while turns:
-        left = np.concatenate([np.minimum(into[u], out[t]) for u, t in turns])
+def _fill(into: Ints, out: Ints, levels: list[tuple[Ints, Ints]], rows: list[Ints]) -> None:
+    """Deals out what `into` and `out` have left over the levels, in rounds of equal shares."""
+    while levels:
+        left = np.concatenate([np.minimum(into[u], out[t]) for u, t in levels])
         if not left.any():
             return
-        share = max(1, int(left[left > 0].min()) // len(turns))
-        for u, t in turns:
+        share = max(1, int(left[left > 0].min()) // len(levels))
+        for u, t in levels:
             units = np.minimum(np.minimum(into[u], out[t]), share)
             some = units > 0
             if some.any():

@@ -97,9 +97,9 @@ def shift(shape: Shape, axis: int) -> Ints:
     ranks = np.arange(math.prod(shape), dtype=np.int64).reshape(shape)
     if axis >= 0:
         return np.roll(ranks, 1, axis).reshape(-1)
-    turn = ranks.T.reshape(-1)  # the first rank of every box, then the second of every box, ...
-    image = np.empty_like(turn)
-    image[turn] = np.roll(turn, 1)
+    order = ranks.T.reshape(-1)  # the first rank of every box, then the second of every box, ...
+    image = np.empty_like(order)
+    image[order] = np.roll(order, 1)
     return image
 
 

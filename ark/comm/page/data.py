@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import base64
 import bisect
 import itertools
+import json
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +19,7 @@ from ark.comm.page.layout import layout
 from ark.comm.simulate import Routes, SimulationResult
 from ark.comm.topology import Topology
 
-MOST_EVENTS = 40000
+MOST_EVENTS = 40000  # of all runs together, but for the first piece of every chunk
 TICKS = 100_000  # of a run: the grain of the times on the page
 
 Carried = dict[OpRef, tuple[int, int, bool]]
@@ -29,8 +32,8 @@ def page_data(
 ) -> dict[str, Any]:
     """Returns the page's data; times are in microseconds.
 
-    A run lists its puts once, under `ops`, and under `times` every piece of them: the put's number,
-    the piece, the start and the duration in ticks of the run's time.
+    A run lists its puts once, and every piece of them: the put's number, the piece, the start and
+    the duration in ticks of the run's time. The two lists are its `packed`.
     """
     index = {node: i for i, node in enumerate(topology.nodes)}
     places = layout(topology)
@@ -55,7 +58,7 @@ def page_data(
         "rooted": program.collective.rooted,
         "size": result.size_bytes,
         "bound": None if bound_us is None else round(bound_us, 3),
-        "runs": [_run(p, r, index, latency) for p, r in runs],
+        "runs": [_run(p, r, index, latency, MOST_EVENTS // len(runs)) for p, r in runs],
     }
 
 
@@ -89,20 +92,27 @@ def carried(program: CollectiveProgram) -> Carried:
     return result
 
 
+def pack(value: Any) -> str:
+    """Returns JSON, deflated, as base64 text: the browser inflates the run that is chosen."""
+    text = json.dumps(value, separators=(",", ":"))
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+
+
 def _run(
     program: CollectiveProgram,
     result: SimulationResult,
     index: dict[str, int],
     latency: dict[tuple[str, str], float],
+    most: int,
 ) -> dict[str, Any]:
     step, cargo = steps(program), carried(program)
     puts = [e for e in result.events if e.route and e.ref in cargo]
     shown = program.pieces
-    if len(puts) > MOST_EVENTS:
+    if len(puts) > most:
         # All ranks, but of every chunk as many pieces as fit; trees need the first.
         counts = Counter(e.piece for e in puts)
         total = list(itertools.accumulate(counts[piece] for piece in range(program.pieces)))
-        shown = max(1, bisect.bisect_right(total, MOST_EVENTS))
+        shown = max(1, bisect.bisect_right(total, most))
         puts = [e for e in puts if e.piece < shown]
     routes: dict[tuple[str, ...], int] = {}
     numbers: dict[OpRef, int] = {}
@@ -137,7 +147,6 @@ def _run(
             round(sum(latency[hop] for hop in itertools.pairwise(route)), 3) for route in routes
         ],
         "ticks": TICKS,
-        "ops": ops,
-        "times": times,
+        "packed": pack([ops, times]),
         "shown": shown,
     }

@@ -1,4 +1,5 @@
-"""Where the page draws each node: boxes as rings of ranks round their switch, or by distances.
+"""Where the page draws each node: boxes as rings of ranks round their switch, grids as grids,
+fat trees in tiers, everything else by distances.
 
 Coordinates are in units in which neighbouring nodes are about one apart; the page scales them.
 """
@@ -6,6 +7,7 @@ Coordinates are in units in which neighbouring nodes are about one apart; the pa
 from __future__ import annotations
 
 import cmath
+import itertools
 import math
 
 import numpy as np
@@ -19,9 +21,16 @@ _ASPECT = 1.35  # of the ellipse that boxes stand on: the page is wider than hig
 def layout(topology: Topology) -> dict[str, Place]:
     """Returns a place for every node, rounded so that it is the same on every machine."""
     boxes = topology.equal_boxes()
-    if boxes is None and _star(topology):
-        boxes = [list(range(len(topology.ranks)))]
-    places = _in_boxes(topology, boxes) if boxes else _by_distance(topology)
+    if boxes:
+        places = _in_boxes(topology, boxes)
+    elif shape := _grid(topology):
+        places = _on_grid(topology, shape)
+    elif tiers := _tiers(topology):
+        places = _in_tiers(topology, tiers)
+    elif _star(topology):
+        places = _in_boxes(topology, [list(range(len(topology.ranks)))])
+    else:
+        places = _by_distance(topology)
     return {node: (round(p.real, 3), round(p.imag, 3)) for node, p in places.items()}
 
 
@@ -31,6 +40,88 @@ def _star(topology: Topology) -> bool:
     direct = sum(a in ranks and b in ranks for a, b in topology.capacities())
     n = len(ranks)
     return direct in (0, n * (n - 1))
+
+
+def _grid(topology: Topology) -> tuple[int, ...] | None:
+    """Returns the sides, the fastest last, of a mesh or torus of two or three dimensions."""
+    if topology.switches:
+        return None
+    number = {rank: i for i, rank in enumerate(topology.ranks)}
+    linked = {(number[a], number[b]) for a, b in topology.capacities()}
+    count = len(number)
+    sides = [side for side in range(2, count) if count % side == 0]
+    shapes: list[tuple[int, ...]] = [(side, count // side) for side in sides]
+    for a, b in itertools.product(sides, repeat=2):
+        if count % (a * b) == 0 and count > a * b:
+            shapes.append((a, b, count // (a * b)))
+    for shape in sorted(shapes, key=lambda each: (max(each) - min(each), len(each), each)):
+        steps = _steps(shape)
+        if steps[False] <= linked <= steps[True]:
+            return shape
+    return None
+
+
+def _steps(shape: tuple[int, ...]) -> dict[bool, set[tuple[int, int]]]:
+    """Returns the pairs of neighbours in a grid, and those with the links that wrap round."""
+    ranks = np.arange(math.prod(shape)).reshape(shape)
+    inner: set[tuple[int, int]] = set()
+    wrapped: set[tuple[int, int]] = set()
+    for axis, side in enumerate(shape):
+        after = np.roll(ranks, -1, axis)
+        last = np.take(ranks, [side - 1], axis).ravel()
+        for a, b in zip(ranks.ravel().tolist(), after.ravel().tolist(), strict=True):
+            wrapped |= {(a, b), (b, a)}
+            if a not in last:
+                inner |= {(a, b), (b, a)}
+    return {False: inner, True: wrapped}
+
+
+def _on_grid(topology: Topology, shape: tuple[int, ...]) -> dict[str, complex]:
+    """Rows and columns; planes of a third dimension stand beside each other, slightly lower."""
+    places = {}
+    for rank, name in enumerate(topology.ranks):
+        *plane, row, column = (int(i) for i in np.unravel_index(rank, shape))
+        shift = complex(shape[-1] + 0.6, 0.35) * plane[0] if plane else 0
+        places[name] = complex(column, row) + shift
+    return places
+
+
+def _tiers(topology: Topology) -> list[list[str]] | None:
+    """Returns the ranks and the switches by their hops from a rank, two tiers of switches or more.
+
+    None where a link stays within a tier, as in a network that is no tree of switches.
+    """
+    near = _neighbours(topology)
+    tier = dict.fromkeys(topology.ranks, 0)
+    level = list(topology.ranks)
+    tiers: list[list[str]] = []
+    while level:
+        tiers.append(level)
+        level = sorted({x for node in level for x in near[node]} - tier.keys())
+        tier.update(dict.fromkeys(level, len(tiers)))
+    flat = any(abs(tier[a] - tier[b]) != 1 for a, b in topology.capacities())
+    return None if flat or len(tiers) < 3 else tiers
+
+
+def _in_tiers(topology: Topology, tiers: list[list[str]]) -> dict[str, complex]:
+    """Ranks at the bottom, below their leaves; above them every switch in the middle of its own."""
+    near = _neighbours(topology)
+    up = {rank: sorted(near[rank]) for rank in tiers[0]}
+    row = sorted(tiers[0], key=lambda rank: (up[rank], topology.ranks.index(rank)))
+    width = len(row)
+    across = {node: float(i) for i, node in enumerate(row)}
+    places = {node: complex(across[node], 0.0) for node in row}
+    for height, tier in enumerate(tiers[1:], 1):
+        below = set(tiers[height - 1])
+        middle = {}
+        for node in tier:
+            xs = [across[other] for other in near[node] & below]
+            middle[node] = sum(xs) / len(xs)
+        order = sorted(tier, key=lambda node: (middle[node], node))
+        for i, node in enumerate(order):
+            across[node] = (i + 0.5) * width / len(order) - 0.5
+            places[node] = complex(across[node], -height * max(1.5, width / 9))
+    return places
 
 
 def _neighbours(topology: Topology) -> dict[str, set[str]]:
@@ -61,8 +152,8 @@ def _in_boxes(topology: Topology, boxes: list[list[int]]) -> dict[str, complex]:
         centres.append(complex(spot.real * wide, spot.imag))
         for i, rank in enumerate(box):
             name = topology.ranks[rank]
-            turn = -math.pi / 2 + 2 * math.pi * (i + 0.5) / len(box)
-            places[name] = centres[-1] + cmath.rect(radius, turn)
+            angle = -math.pi / 2 + 2 * math.pi * (i + 0.5) / len(box)
+            places[name] = centres[-1] + cmath.rect(radius, angle)
     hubs: set[int] = set()
     for switch in topology.switches:
         if switch in fabric:
@@ -100,8 +191,8 @@ def _by_distance(topology: Topology) -> dict[str, complex]:
             seen.update(frontier)
             depth += 1
     weight = np.where(hops > 0, 1 / np.maximum(hops, 1) ** 2, 0)
-    turn = 2 * np.pi * np.arange(n) / n - np.pi / 2
-    z = np.exp(1j * turn) * n / 6
+    angle = 2 * np.pi * np.arange(n) / n - np.pi / 2
+    z = np.exp(1j * angle) * n / 6
     for _ in range(120):
         gap = z[:, None] - z[None, :]
         away = np.maximum(np.abs(gap), 1e-9)

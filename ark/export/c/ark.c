@@ -1,5 +1,5 @@
 // An instance of an exported model: its memory, its tables with addresses in place, its launches.
-#include "model.h"
+#include "device.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -9,8 +9,6 @@
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "tables are written for little-endian machines"
 #endif
-
-#define ALIGNMENT 256
 
 const char* ark_status_text(int status) {
   switch (status) {
@@ -34,13 +32,17 @@ const char* ark_status_text(int status) {
       return "the system refused to start a thread for each processor";
     case ARK_GAVE_UP:
       return "a wait inside the loop kernel ran out of its time";
+    case ARK_NO_DEVICE:
+      return "the device or its driver is not there, or has failed";
     default:
       return "no status of this library";
   }
 }
 
+static _Thread_local char not_made[sizeof((ark_instance*)0)->error] = "there is no instance";
+
 const char* ark_error(const ark_instance* instance) {
-  return instance == NULL ? "there is no instance" : instance->error;
+  return instance == NULL ? not_made : instance->error;
 }
 
 int ark_fail(ark_instance* instance, int status, const char* format, ...) {
@@ -51,13 +53,45 @@ int ark_fail(ark_instance* instance, int status, const char* format, ...) {
   return status;
 }
 
-static void* zeroed(uint64_t nbytes) {
-  if (nbytes > SIZE_MAX - ALIGNMENT) return NULL;
-  const size_t size = nbytes == 0 ? ALIGNMENT : (size_t)nbytes;
-  const size_t whole = (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-  void* memory = aligned_alloc(ALIGNMENT, whole);
-  if (memory != NULL) memset(memory, 0, whole);
-  return memory;
+// A table of the model: its words, and how many bytes they are.
+typedef struct {
+  const uint64_t* words;
+  size_t nbytes;
+} table;
+
+static table table_of(const ark_model* m, int number) {
+  switch (number) {
+    case 0:
+      return (table){m->tasks, m->task_count * sizeof(struct ArkTask)};
+    case 1:
+      return (table){m->counter_ops, m->counter_op_count * sizeof(struct ArkCounterOp)};
+    case 2:
+      return (table){m->fetches, m->fetch_count * sizeof(struct ArkFetch)};
+    case 3:
+      return (table){m->growths, m->growth_count * sizeof(struct ArkGrowth)};
+    case 4:
+      return (table){m->ranges, m->range_count * sizeof(struct ArkRange)};
+    default:
+      return (table){m->lists, m->list_count * sizeof(uint64_t)};
+  }
+}
+
+static int allocate(ark_instance* i) {
+  const ark_model* m = i->model;
+  int status = ark_device_open(i);
+  for (int t = 0; status == ARK_OK && t < ARK_TABLES; ++t) {
+    status = ark_device_alloc(i, table_of(m, t).nbytes, 0, &i->tables[t]);
+  }
+  const uint64_t counters = (uint64_t)m->counter_count * m->counter_stride;
+  if (status == ARK_OK) status = ark_device_alloc(i, counters, 0, &i->counters);
+  if (status == ARK_OK) status = ark_device_alloc(i, sizeof(struct ArkControl), 0, &i->control);
+  if (status == ARK_OK) status = ark_device_alloc(i, sizeof(struct ArkHost), 1, &i->host);
+  for (uint32_t s = 0; status == ARK_OK && s < m->segment_count; ++s) {
+    const ark_segment* segment = &m->segments[s];
+    if (segment->external) continue;
+    status = ark_device_alloc(i, segment->nbytes, segment->mapped, &i->bases[s]);
+  }
+  return status;
 }
 
 int ark_create(const ark_model* model, ark_instance** made) {
@@ -69,46 +103,33 @@ int ark_create(const ark_model* model, ark_instance** made) {
   i->model = model;
   i->bases = calloc(model->segment_count + 1, sizeof *i->bases);
   i->loaded = calloc(model->tensor_count + 1, 1);
-  i->tasks = zeroed((uint64_t)model->task_count * sizeof *i->tasks);
-  i->counter_ops = zeroed((uint64_t)model->counter_op_count * sizeof *i->counter_ops);
-  i->fetches = zeroed((uint64_t)model->fetch_count * sizeof *i->fetches);
-  i->growths = zeroed((uint64_t)model->growth_count * sizeof *i->growths);
-  i->ranges = zeroed((uint64_t)model->range_count * sizeof *i->ranges);
-  i->lists = zeroed((uint64_t)model->list_count * sizeof *i->lists);
-  i->counters = zeroed((uint64_t)model->counter_count * model->counter_stride);
-  i->control = zeroed(sizeof *i->control);
-  i->host = zeroed(sizeof *i->host);
-  int whole = i->bases && i->loaded && i->tasks && i->counter_ops && i->fetches && i->growths &&
-              i->ranges && i->lists && i->counters && i->control && i->host;
-  for (uint32_t s = 0; whole && s < model->segment_count; ++s) {
-    if (model->segments[s].external) continue;
-    i->bases[s] = zeroed(model->segments[s].nbytes);
-    whole = i->bases[s] != NULL;
-  }
-  if (!whole) {
+  const int status =
+      i->bases && i->loaded ? allocate(i) : ark_fail(i, ARK_NO_MEMORY, "the system gave no memory");
+  if (status != ARK_OK) {
+    memcpy(not_made, i->error, sizeof not_made);
     ark_destroy(i);
-    return ARK_NO_MEMORY;
+    return status;
   }
   *made = i;
   return ARK_OK;
 }
 
+static void let_go(ark_instance* i, ark_memory* memory) {
+  if (memory->address != 0 || memory->host != NULL) ark_device_free(i, memory);
+}
+
 void ark_destroy(ark_instance* i) {
   if (i == NULL) return;
   for (uint32_t s = 0; i->bases != NULL && s < i->model->segment_count; ++s) {
-    if (!i->model->segments[s].external) free(i->bases[s]);
+    if (!i->model->segments[s].external) let_go(i, &i->bases[s]);
   }
+  for (int t = 0; t < ARK_TABLES; ++t) let_go(i, &i->tables[t]);
+  let_go(i, &i->counters);
+  let_go(i, &i->control);
+  let_go(i, &i->host);
+  ark_device_close(i);
   free(i->bases);
   free(i->loaded);
-  free(i->tasks);
-  free(i->counter_ops);
-  free(i->fetches);
-  free(i->growths);
-  free(i->ranges);
-  free(i->lists);
-  free(i->counters);
-  free(i->control);
-  free(i->host);
   free(i);
 }
 
@@ -138,7 +159,7 @@ int ark_bind(ark_instance* i, const char* name, void* memory, size_t nbytes) {
   if ((uintptr_t)memory % 16 != 0) {
     return ark_fail(i, ARK_BAD_ARGUMENT, "the memory for %s is not 16-byte aligned", name);
   }
-  i->bases[tensor->segment] = memory;
+  i->bases[tensor->segment].address = (uintptr_t)memory;
   i->placed = 0;
   return ARK_OK;
 }
@@ -151,21 +172,29 @@ int ark_write(ark_instance* i, const char* name, const void* values, size_t nbyt
     return ark_fail(i, ARK_BAD_SIZE, "%s has %llu bytes, but %zu were given", name,
                     (unsigned long long)tensor->nbytes, nbytes);
   }
-  unsigned char* base = i->bases[tensor->segment];
-  if (base == NULL) return ark_fail(i, ARK_NOT_BOUND, "%s has no memory; bind it first", name);
-  memcpy(base + tensor->offset, values, nbytes);
+  const ark_memory* base = &i->bases[tensor->segment];
+  if (base->address == 0) {
+    return ark_fail(i, ARK_NOT_BOUND, "%s has no memory; bind it first", name);
+  }
+  if (base->host != NULL) {
+    memcpy((unsigned char*)base->host + tensor->offset, values, nbytes);
+  } else {
+    const int status = ark_device_write(i, base->address + tensor->offset, values, nbytes);
+    if (status != ARK_OK) return status;
+  }
   i->loaded[tensor - i->model->tensors] = 1;
   return ARK_OK;
 }
 
-int ark_read(const ark_instance* i, const char* name, void* values, size_t nbytes) {
+int ark_read(ark_instance* i, const char* name, void* values, size_t nbytes) {
   if (i == NULL || values == NULL) return ARK_BAD_ARGUMENT;
   const ark_tensor* tensor = find(i, name);
   if (tensor == NULL) return ARK_NO_TENSOR;
   if (nbytes != tensor->nbytes) return ARK_BAD_SIZE;
-  const unsigned char* base = i->bases[tensor->segment];
-  if (base == NULL) return ARK_NOT_BOUND;
-  memcpy(values, base + tensor->offset, nbytes);
+  const ark_memory* base = &i->bases[tensor->segment];
+  if (base->address == 0) return ARK_NOT_BOUND;
+  if (base->host == NULL) return ark_device_read(i, values, base->address + tensor->offset, nbytes);
+  memcpy(values, (const unsigned char*)base->host + tensor->offset, nbytes);
   return ARK_OK;
 }
 
@@ -183,38 +212,57 @@ static uint64_t placed(const ark_instance* i, uint64_t word) {
   if (segment == 0) return 0;
   const uint64_t offset = word & (((uint64_t)1 << ARK_SEGMENT_SHIFT) - 1);
   // Behind the model's own segments: the counters, then the lists of operands.
-  if (segment == i->model->segment_count + 1u) return (uintptr_t)i->counters + offset;
-  if (segment == i->model->segment_count + 2u) return (uintptr_t)i->lists + offset;
-  return (uintptr_t)i->bases[segment - 1] + offset;
+  if (segment == i->model->segment_count + 1u) return i->counters.address + offset;
+  if (segment == i->model->segment_count + 2u) return i->tables[5].address + offset;
+  return i->bases[segment - 1].address + offset;
 }
 
-static void place_tables(ark_instance* i) {
+static void place_operands(const ark_instance* i, struct ArkTask* tasks) {
+  const size_t operands = sizeof tasks->operand / sizeof tasks->operand[0];
+  for (uint32_t n = 0; n < i->model->task_count; ++n) {
+    for (size_t o = 0; o < operands; ++o) tasks[n].operand[o] = placed(i, tasks[n].operand[o]);
+  }
+}
+
+static void place_growths(const ark_instance* i, struct ArkGrowth* growths) {
+  for (uint32_t n = 0; n < i->model->growth_count; ++n) {
+    growths[n].address = placed(i, growths[n].address);
+    growths[n].beside = placed(i, growths[n].beside);
+    growths[n].length = placed(i, growths[n].length);
+  }
+}
+
+// Puts addresses into a copy of a table.
+static void place_table(const ark_instance* i, int number, void* copy) {
   const ark_model* m = i->model;
-  memcpy(i->tasks, m->tasks, m->task_count * sizeof *i->tasks);
-  memcpy(i->counter_ops, m->counter_ops, m->counter_op_count * sizeof *i->counter_ops);
-  memcpy(i->fetches, m->fetches, m->fetch_count * sizeof *i->fetches);
-  memcpy(i->growths, m->growths, m->growth_count * sizeof *i->growths);
-  memcpy(i->ranges, m->ranges, m->range_count * sizeof *i->ranges);
-  const size_t operands = sizeof i->tasks->operand / sizeof i->tasks->operand[0];
-  for (uint32_t n = 0; n < m->task_count; ++n) {
-    for (size_t o = 0; o < operands; ++o) {
-      i->tasks[n].operand[o] = placed(i, i->tasks[n].operand[o]);
-    }
+  struct ArkCounterOp* counter_ops = copy;
+  struct ArkFetch* fetches = copy;
+  uint64_t* lists = copy;
+  if (number == 0) place_operands(i, copy);
+  for (uint32_t n = 0; number == 1 && n < m->counter_op_count; ++n) {
+    counter_ops[n].address = placed(i, counter_ops[n].address);
   }
-  for (uint32_t n = 0; n < m->counter_op_count; ++n) {
-    i->counter_ops[n].address = placed(i, i->counter_ops[n].address);
+  for (uint32_t n = 0; number == 2 && n < m->fetch_count; ++n) {
+    fetches[n].address = placed(i, fetches[n].address);
   }
-  for (uint32_t n = 0; n < m->fetch_count; ++n) {
-    i->fetches[n].address = placed(i, i->fetches[n].address);
+  if (number == 3) place_growths(i, copy);
+  for (uint32_t n = 0; number == 5 && n < m->list_count; ++n) lists[n] = placed(i, lists[n]);
+}
+
+static int place_tables(ark_instance* i) {
+  int status = ARK_OK;
+  for (int t = 0; status == ARK_OK && t < ARK_TABLES; ++t) {
+    const table from = table_of(i->model, t);
+    if (from.nbytes == 0) continue;
+    void* copy = malloc(from.nbytes);
+    if (copy == NULL) return ark_fail(i, ARK_NO_MEMORY, "no memory for the tables");
+    memcpy(copy, from.words, from.nbytes);
+    place_table(i, t, copy);
+    status = ark_device_write(i, i->tables[t].address, copy, from.nbytes);
+    free(copy);
   }
-  for (uint32_t n = 0; n < m->growth_count; ++n) {
-    struct ArkGrowth* growth = &i->growths[n];
-    growth->address = placed(i, growth->address);
-    growth->beside = placed(i, growth->beside);
-    growth->length = placed(i, growth->length);
-  }
-  for (uint32_t n = 0; n < m->list_count; ++n) i->lists[n] = placed(i, m->lists[n]);
-  i->placed = 1;
+  i->placed = status == ARK_OK;
+  return status;
 }
 
 // Whether everything that a launch reads has a value and a place.
@@ -227,7 +275,7 @@ static int check_ready(ark_instance* i) {
     }
   }
   for (uint32_t s = 0; s < m->segment_count; ++s) {
-    if (i->bases[s] == NULL) {
+    if (i->bases[s].address == 0) {
       return ark_fail(i, ARK_NOT_BOUND, "%s has no memory; call ark_bind first",
                       m->segments[s].name);
     }
@@ -236,7 +284,7 @@ static int check_ready(ark_instance* i) {
 }
 
 static int explain(ark_instance* i) {
-  const struct ArkHost* host = i->host;
+  const struct ArkHost* host = i->host.host;
   const char* kind = host->error < ARK_ERROR_KINDS ? ark_error_kinds[host->error] : "unknown";
   const char* op = host->error_op < i->model->op_count ? i->model->op_names[host->error_op] : "?";
   return ark_fail(i, ARK_GAVE_UP,
@@ -256,39 +304,43 @@ int ark_execute(ark_instance* i, const uint32_t* iterations, size_t phases, uint
   }
   const int ready = check_ready(i);
   if (ready != ARK_OK) return ready;
-  if (!i->placed) place_tables(i);
+  int status = i->placed ? ARK_OK : place_tables(i);
   uint64_t end = 0;
-  memset(i->control, 0, sizeof *i->control);
-  memset(i->host, 0, sizeof *i->host);
-  memset(i->counters, 0, (size_t)m->counter_count * m->counter_stride);
+  struct ArkControl control;
+  memset(&control, 0, sizeof control);
   for (size_t p = 0; p < phases; ++p) {
     end += iterations[p];
     if (end > UINT32_MAX) return ark_fail(i, ARK_BAD_ARGUMENT, "too many iterations");
-    if (p + 1 < phases) i->control->phase_end[p] = (uint32_t)end;
+    if (p + 1 < phases) control.phase_end[p] = (uint32_t)end;
   }
-  for (uint32_t s = 0; s < m->segment_count; ++s) {
-    memset(i->bases[s], 0, (size_t)m->segments[s].clear);
+  control.limit = (uint32_t)end;
+  struct ArkHost* host = i->host.host;
+  memset(host, 0, sizeof *host);
+  if (status == ARK_OK) {
+    status = ark_device_write(i, i->control.address, &control, sizeof control);
   }
-  i->control->limit = (uint32_t)end;
+  const size_t counters = (size_t)m->counter_count * m->counter_stride;
+  if (status == ARK_OK) status = ark_device_zero(i, i->counters.address, counters);
+  for (uint32_t s = 0; status == ARK_OK && s < m->segment_count; ++s) {
+    status = ark_device_zero(i, i->bases[s].address, (size_t)m->segments[s].clear);
+  }
   struct ArkParams params;
   memset(&params, 0, sizeof params);
-  params.tasks = (uintptr_t)i->tasks;
-  params.counter_ops = (uintptr_t)i->counter_ops;
-  params.fetches = (uintptr_t)i->fetches;
-  params.growths = (uintptr_t)i->growths;
-  params.ranges = (uintptr_t)i->ranges;
-  params.barrier = (uintptr_t)(i->counters + (size_t)m->barrier_counter * m->counter_stride);
-  params.control = (uintptr_t)i->control;
-  params.host = (uintptr_t)i->host;
+  params.tasks = i->tables[0].address;
+  params.counter_ops = i->tables[1].address;
+  params.fetches = i->tables[2].address;
+  params.growths = i->tables[3].address;
+  params.ranges = i->tables[4].address;
+  params.barrier = i->counters.address + (uint64_t)m->barrier_counter * m->counter_stride;
+  params.control = i->control.address;
+  params.host = i->host.address;
   params.processors = m->processors;
   params.together = m->together;
   params.budget_ns = m->budget_ns;
-  if (m->loop(&params, (int)m->processors) != 0) {
-    return ark_fail(i, ARK_NO_THREADS, "%u threads are needed, and the system refused one",
-                    m->processors);
-  }
-  if (done != NULL) *done = i->host->done;
-  if (i->host->error != 0) return explain(i);
+  if (status == ARK_OK) status = ark_device_run(i, &params);
+  if (status != ARK_OK) return status;
+  if (done != NULL) *done = host->done;
+  if (host->error != 0) return explain(i);
   i->error[0] = 0;
   return ARK_OK;
 }

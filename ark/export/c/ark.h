@@ -25,13 +25,15 @@ typedef enum ark_status {
   ARK_NOT_LOADED = 6,    // execute before every parameter has a value
   ARK_NOT_BOUND = 7,     // execute before every external tensor has memory
   ARK_NO_THREADS = 8,    // the system refused to start a thread for each processor
-  ARK_GAVE_UP = 9        // a wait inside the loop kernel ran out of its time
+  ARK_GAVE_UP = 9,       // a wait inside the loop kernel ran out of its time
+  ARK_NO_DEVICE = 10     // the device or its driver is not there, or has failed
 } ark_status;
 
 // A sentence about a status; never null.
 const char* ark_status_text(int status);
 
-// What went wrong last with this instance, "" if nothing did; valid until the next call.
+// What went wrong last with this instance, "" if nothing did; valid until the next call. Of a null
+// instance: why this thread's last ark_create made none.
 const char* ark_error(const ark_instance* instance);
 
 // Makes an instance with zeroed memory. On failure *made is null.
@@ -42,7 +44,8 @@ int ark_create(const ark_model* model, ark_instance** made);
 int ark_load(ark_instance* instance, const char* path);
 
 // Gives an external tensor its memory, which stays the caller's: nbytes of it, 16-byte aligned,
-// until the instance is destroyed or the tensor is bound anew.
+// until the instance is destroyed or the tensor is bound anew. It is memory of the device that the
+// model was compiled for.
 int ark_bind(ark_instance* instance, const char* name, void* memory, size_t nbytes);
 
 // Copies values into a tensor from its first element on: at most as many bytes as it has. A
@@ -50,7 +53,7 @@ int ark_bind(ark_instance* instance, const char* name, void* memory, size_t nbyt
 int ark_write(ark_instance* instance, const char* name, const void* values, size_t nbytes);
 
 // Copies a whole tensor out; nbytes must be its size.
-int ark_read(const ark_instance* instance, const char* name, void* values, size_t nbytes);
+int ark_read(ark_instance* instance, const char* name, void* values, size_t nbytes);
 
 // A tensor's size in bytes.
 int ark_size(const ark_instance* instance, const char* name, size_t* nbytes);

@@ -8,13 +8,23 @@
 // In tables, addresses are (segment + 1) << ARK_SEGMENT_SHIFT plus the offset there.
 #define ARK_SEGMENT_SHIFT 48
 
-// One piece of memory. external: the caller's. clear: bytes zeroed before every launch.
+// One piece of memory. external: the caller's. mapped: the host sees it too. clear: bytes zeroed
+// before every launch.
 typedef struct {
   const char* name;
   uint64_t nbytes;
   uint64_t clear;
   int external;
+  int mapped;
 } ark_segment;
+
+// Memory of the device. host: where the host sees it, null where it does not.
+typedef struct {
+  uint64_t address;
+  void* host;
+} ark_memory;
+
+typedef struct ark_device ark_device;  // what the device's own source keeps of it
 
 // dtype: as safetensors spells it. parameter: it comes from the weights file.
 typedef struct {
@@ -32,8 +42,14 @@ typedef struct {
   const int32_t* stops;
 } ark_decoder;
 
+// loop: the loop kernel where the host's cores run it; else image: its machine code, which is
+// loaded when an instance is made. made_for: what to say where that cannot be. threads,
+// shared_bytes: of a block.
 struct ark_model {
   int (*loop)(const struct ArkParams* params, int processors);
+  const void* image;
+  const char* made_for;
+  uint32_t threads, shared_bytes;
   const ark_segment* segments;
   const ark_tensor* tensors;
   const char* const* op_names;
@@ -45,19 +61,16 @@ struct ark_model {
   const ark_decoder* decoder;  // null where the model is none
 };
 
+// The arrays of tables that a model has, in the order of ArkParams' first members, and the lists.
+enum { ARK_TABLES = 6 };
+
 struct ark_instance {
   const ark_model* model;
-  unsigned char** bases;  // by segment; null where an external one has no memory
+  ark_device* device;
+  ark_memory* bases;      // by segment; address 0 where an external one has no memory
   unsigned char* loaded;  // by tensor: 1 where a parameter has its value
-  struct ArkTask* tasks;
-  struct ArkCounterOp* counter_ops;
-  struct ArkFetch* fetches;
-  struct ArkGrowth* growths;
-  struct ArkRange* ranges;
-  uint64_t* lists;
-  unsigned char* counters;
-  struct ArkControl* control;
-  struct ArkHost* host;
+  ark_memory tables[ARK_TABLES];
+  ark_memory counters, control, host;
   int placed;  // do the tables hold the present addresses?
   char error[512];
 };

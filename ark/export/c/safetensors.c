@@ -1,13 +1,14 @@
 // A strict reader of safetensors files: 8 bytes of length, a JSON header, the tensors' bytes
 // without holes. Nothing in the file is believed before it was compared with the model.
 #define _POSIX_C_SOURCE 200809L
-#include "model.h"
+#include "device.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define LONGEST_HEADER 100000000u
+#define PIECE ((size_t)1 << 20)  // bytes of a file that are on their way at once
 
 typedef struct {
   const char *at, *end;
@@ -197,8 +198,21 @@ static int by_begin(const void* left, const void* right) {
   return (a->end > b->end) - (a->end < b->end);
 }
 
+// Brings a tensor's bytes to the device, through `room`.
+static int read_tensor(Reader* r, FILE* file, const ark_tensor* tensor, char* room) {
+  const uint64_t base = r->instance->bases[tensor->segment].address + tensor->offset;
+  for (uint64_t at = 0; at < tensor->nbytes; at += PIECE) {
+    const uint64_t left = tensor->nbytes - at;
+    const size_t size = left < PIECE ? (size_t)left : PIECE;
+    if (fread(room, 1, size, file) != size) return bad(r, "its end could not be read");
+    const int status = ark_device_write(r->instance, base + at, room, size);
+    if (status != ARK_OK) return status;
+  }
+  return ARK_OK;
+}
+
 // Reads the tensors in the file's order, which has no holes and nothing twice.
-static int read_data(Reader* r, FILE* file, uint64_t nbytes) {
+static int read_data(Reader* r, FILE* file, uint64_t nbytes, char* room) {
   ark_instance* i = r->instance;
   uint64_t at = 0;
   if (r->count > 0) qsort(r->entries, r->count, sizeof *r->entries, by_begin);
@@ -212,10 +226,8 @@ static int read_data(Reader* r, FILE* file, uint64_t nbytes) {
   }
   for (uint32_t n = 0; n < r->count; ++n) {
     const ark_tensor* tensor = &i->model->tensors[r->entries[n].tensor];
-    unsigned char* target = i->bases[tensor->segment] + tensor->offset;
-    if (fread(target, 1, (size_t)tensor->nbytes, file) != tensor->nbytes) {
-      return bad(r, "its end could not be read");
-    }
+    const int status = read_tensor(r, file, tensor, room);
+    if (status != ARK_OK) return status;
   }
   for (uint32_t n = 0; n < r->count; ++n) i->loaded[r->entries[n].tensor] = 1;
   return ARK_OK;
@@ -243,7 +255,12 @@ static int read_file(Reader* r, FILE* file) {
     status = take_header(r, &cursor);
   }
   free(text);
-  return status == ARK_OK ? read_data(r, file, (uint64_t)size - 8 - header) : status;
+  if (status != ARK_OK) return status;
+  char* room = malloc(PIECE);
+  if (room == NULL) return ark_fail(r->instance, ARK_NO_MEMORY, "no memory to read the file");
+  status = read_data(r, file, (uint64_t)size - 8 - header, room);
+  free(room);
+  return status;
 }
 
 int ark_load(ark_instance* i, const char* path) {

@@ -220,6 +220,3 @@ def from_torch(
 ) -> Module:
     """A torch module as one kernel; see Module."""
     return Module(module, example, dynamic_shapes)
-
-
-torch._dynamo.register_backend(backend, name="ark")  # type: ignore[attr-defined]

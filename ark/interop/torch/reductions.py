@@ -68,11 +68,11 @@ def _moments(x: Value, axes: Sequence[int], correction: Any) -> tuple[Any, Any]:
     tensor = floating(x)
     count = math.prod(tensor.ir.shape[a] for a in axes)
     mean = ark.reduce_mean(tensor, axes)
-    apart = ark.sub(tensor, mean)
+    centred = ark.sub(tensor, mean)
     less = 1 if correction is None else correction
     if count - less <= 0:
         raise refuse(f"a variance of {count} elements with a correction of {less}")
-    return ark.mul(ark.reduce_sum(ark.mul(apart, apart), axes), 1.0 / (count - less)), mean
+    return ark.mul(ark.reduce_sum(ark.mul(centred, centred), axes), 1.0 / (count - less)), mean
 
 
 @operator("var.correction", "var.dim", "var.default")
@@ -164,8 +164,8 @@ def _layer_norm(
     mean = ark.reduce_mean(rows, 1) if call.wants(1) or call.wants(2) else None
     scale = None
     if call.wants(2):
-        apart = ark.sub(rows, mean)
-        scale = ark.rsqrt(ark.add(ark.reduce_mean(ark.mul(apart, apart), 1), eps))
+        centred = ark.sub(rows, mean)
+        scale = ark.rsqrt(ark.add(ark.reduce_mean(ark.mul(centred, centred), 1), eps))
     return [out, mean, scale]
 
 

@@ -22,19 +22,19 @@ from ark.parallel.pipeline.placement import MOST_DEVICES, Block, Placement
 from ark.parallel.pipeline.schedule import MOST_ENTRIES, Entry, Schedule
 from ark.parallel.pipeline.unroll import makespan_bound
 
-Turn = Callable[[str, int], tuple[int, ...]]
-"""From a block's name and its micro-batch to its turn: of what is ready, the least comes first."""
+Priority = Callable[[str, int], tuple[int, ...]]
+"""From a block's name and its micro-batch to a number; of what is ready, the least goes first."""
 CHUNKS = 2  # stages of a device in an interleaved pipeline
 PASSES = 3  # forward passes of 3F1B
 
 
 @dataclass(frozen=True)
 class Named:
-    """A placement, what each device may hold (None: everything), and whose turn it is."""
+    """A placement, what each device may hold (None: everything), and the priorities of blocks."""
 
     placement: Placement
     memory: tuple[int | None, ...]
-    turn: Turn
+    priority: Priority
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,10 @@ def _backward_first(name: str, batch: int) -> tuple[int, ...]:
 def _gpipe(devices: int, spans: Spans) -> Named:
     """All forward, then all backward."""
 
-    def turn(name: str, batch: int) -> tuple[int, ...]:
+    def priority(name: str, batch: int) -> tuple[int, ...]:
         return (int(name[0] == "b"), batch)
 
-    return Named(Placement(devices, tuple(_v(devices, spans))), (None,) * devices, turn)
+    return Named(Placement(devices, tuple(_v(devices, spans))), (None,) * devices, priority)
 
 
 def _1f1b(devices: int, spans: Spans) -> Named:
@@ -86,7 +86,7 @@ def _interleaved(devices: int, spans: Spans) -> Named:
     count = devices * CHUNKS
     blocks = _both([(str(i), (i % devices,)) for i in range(count)], spans)
 
-    def turn(name: str, batch: int) -> tuple[int, ...]:
+    def priority(name: str, batch: int) -> tuple[int, ...]:
         chunk, device = divmod(int(name[1:]), devices)
         group, rest = divmod(batch, devices)
         if name[0] == "b":
@@ -96,7 +96,7 @@ def _interleaved(devices: int, spans: Spans) -> Named:
         return (2 * index + 1 if name[0] == "b" else 2 * max(0, index - ahead), index)
 
     held = tuple(2 * (devices - d - 1) + (CHUNKS - 1) * devices + 1 for d in range(devices))
-    return Named(Placement(devices, tuple(blocks)), held, turn)
+    return Named(Placement(devices, tuple(blocks)), held, priority)
 
 
 def _zero_bubble(devices: int, spans: Spans) -> Named:
@@ -112,13 +112,13 @@ def _zero_bubble(devices: int, spans: Spans) -> Named:
         weights = "w" + block.name[1:]
         made.append(Block(weights, spans.weights, -1, block.devices, (block.name,)))
 
-    def turn(name: str, batch: int) -> tuple[int, ...]:
+    def priority(name: str, batch: int) -> tuple[int, ...]:
         if name[0] == "w":
             return (1, 0, batch)
         ahead = devices - int(name[1:]) - 1
         return (0, 2 * batch + 1 if name[0] == "b" else 2 * max(0, batch - ahead), batch)
 
-    return Named(Placement(devices, tuple(made)), (devices,) * devices, turn)
+    return Named(Placement(devices, tuple(made)), (devices,) * devices, priority)
 
 
 def _chimera(devices: int, spans: Spans) -> Named:
@@ -127,13 +127,13 @@ def _chimera(devices: int, spans: Spans) -> Named:
     up = [(f"{d}.up", (d,)) for d in reversed(range(devices))]
     blocks = [*_both(down, spans), *_both(up, spans)]
 
-    def turn(name: str, batch: int) -> tuple[int, ...]:
+    def priority(name: str, batch: int) -> tuple[int, ...]:
         number, _, way = name[1:].partition(".")
         at = int(number) if way == "down" else devices - 1 - int(number)
         return (batch if name[0] == "b" else max(0, batch - devices + at), -at)
 
     held = (devices + devices // 2,) * devices
-    return Named(Placement(devices, tuple(blocks)), held, turn)
+    return Named(Placement(devices, tuple(blocks)), held, priority)
 
 
 def _interlaced(devices: int, spans: Spans) -> Named:
@@ -159,10 +159,12 @@ def _3f1b(devices: int, spans: Spans) -> Named:
     blocks = _v(devices, spans)
     made += [Block(b.name, b.span, b.memory, b.devices, b.after or last) for b in blocks]
 
-    def turn(name: str, batch: int) -> tuple[int, ...]:
+    def priority(name: str, batch: int) -> tuple[int, ...]:
         return ("bfhg".index(name[0]), batch)
 
-    return Named(Placement(devices, tuple(made)), tuple(devices - d for d in range(devices)), turn)
+    return Named(
+        Placement(devices, tuple(made)), tuple(devices - d for d in range(devices)), priority
+    )
 
 
 PIPELINES: dict[str, Callable[[int, Spans], Named]] = {
@@ -191,11 +193,11 @@ def named(name: str, devices: int, spans: Spans | None = None, inference: bool =
     if not inference:
         return made
     kept = [replace(b, memory=0) for b in made.placement.blocks if b.name[0] not in "bw"]
-    return Named(Placement(devices, tuple(kept)), made.memory, made.turn)
+    return Named(Placement(devices, tuple(kept)), made.memory, made.priority)
 
 
 def list_schedule(plan: Named, micro_batches: int) -> Schedule:
-    """Each device runs, whenever it is free, the ready block whose turn it is and that fits.
+    """Each device runs, whenever it is free, the ready block of the least priority that fits.
 
     Deterministic. The period is what each further micro-batch takes of the busiest device.
     PlanError if nothing that is ready fits; InvalidUsageError for a number out of range.
@@ -217,7 +219,7 @@ def list_schedule(plan: Named, micro_batches: int) -> Schedule:
 
     def offer(i: int, m: int) -> None:
         for d in blocks[i].devices:
-            heapq.heappush(ready[d], (plan.turn(blocks[i].name, m), m, i))
+            heapq.heappush(ready[d], (plan.priority(blocks[i].name, m), m, i))
 
     for i, block in enumerate(blocks):
         if not block.after:
@@ -240,7 +242,7 @@ def list_schedule(plan: Named, micro_batches: int) -> Schedule:
                         continue
                     started[i, m] = now
                     heapq.heappush(ending, (now + block.span, i, m))
-                    entry = (plan.turn(block.name, m), m, i)
+                    entry = (plan.priority(block.name, m), m, i)
                     for e in block.devices:
                         free[e] = now + block.span
                         held[e] += block.memory

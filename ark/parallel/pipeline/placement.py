@@ -20,7 +20,8 @@ MOST_DEVICES = 256
 MOST_BLOCKS = 256
 
 Span = Annotated[int, Meta(ge=1, le=1 << 20)]
-Memory = Annotated[int, Meta(ge=-(1 << 40), le=1 << 40)]
+MOST_MEMORY = 1 << 40
+Memory = Annotated[int, Meta(ge=-MOST_MEMORY, le=MOST_MEMORY)]
 Device = Annotated[int, Meta(ge=0, lt=MOST_DEVICES)]
 
 
@@ -57,7 +58,13 @@ class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return made.checked()
 
     def checked(self) -> Placement:
-        """Itself; ModelError if names, devices or the order of blocks contradict themselves."""
+        """Itself; ModelError if names, devices or the order of blocks contradict themselves, or a
+        number is out of range.
+        """
+        try:
+            msgspec.convert(msgspec.to_builtins(self), Placement)
+        except (msgspec.ValidationError, OverflowError) as error:
+            raise ModelError(f"the placement is damaged: {error}") from error
         names = [block.name for block in self.blocks]
         for name in names:
             if names.count(name) > 1:
@@ -115,9 +122,11 @@ class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def limits(placement: Placement, memory: int | Sequence[int]) -> tuple[int, ...]:
     """The memory of each device; InvalidUsageError for anything but one number, or one a device."""
     given = [memory] * placement.devices if isinstance(memory, int) else list(memory)
-    if len(given) != placement.devices or any(not isinstance(m, int) or m < 0 for m in given):
+    if len(given) != placement.devices or any(
+        not isinstance(m, int) or not 0 <= m <= MOST_MEMORY for m in given
+    ):
         raise InvalidUsageError(
-            f"the memory is {memory!r}; give a whole number of at least 0, or one for each of the "
-            f"{placement.devices} devices"
+            f"the memory is {memory!r:.80}; give a whole number of at least 0 and at most "
+            f"{MOST_MEMORY}, or one for each of the {placement.devices} devices"
         )
     return tuple(given)

@@ -34,7 +34,7 @@ def blocks_of(nodes: Sequence[Node]) -> list[ModelBlock]:
     return [ModelBlock(name, tuple(own), numbered) for name, numbered, own in made]
 
 
-def alike(blocks: Sequence[ModelBlock]) -> dict[int, int]:
+def isomorphic(blocks: Sequence[ModelBlock]) -> dict[int, int]:
     """By node id, the id of the first node that is its like: the same op of an equal block."""
     first: dict[tuple[object, ...], ModelBlock] = {}
     same: dict[int, int] = {}

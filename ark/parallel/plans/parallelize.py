@@ -17,7 +17,7 @@ from ark.errors import InvalidUsageError
 from ark.frontend.model import Model
 from ark.ir.graph import Graph, Node
 from ark.machine import Machine
-from ark.parallel.plans.blocks import alike, blocks_of
+from ark.parallel.plans.blocks import blocks_of, isomorphic
 from ark.parallel.plans.choices import Choice, Costs, Option, Rates
 from ark.parallel.plans.rules import PLANS, allowed
 from ark.parallel.plans.search import Found, Kept, Memory, search
@@ -90,7 +90,7 @@ def parallelize(
     kept = _kept(made)
     _agree(kept, able, options)
     memory = None if memory_bytes is None else Memory(memory_bytes)
-    like = alike(blocks_of(made.nodes))
+    like = isomorphic(blocks_of(made.nodes))
     found = search(made.nodes, able, costs, memory, like, kept)
     for node in made.nodes:
         _split(made, node, found.choices[node.id], axes)

@@ -28,7 +28,7 @@ from ark.parallel.pipeline.named import (
 )
 from ark.parallel.pipeline.placement import Placement
 from ark.parallel.pipeline.schedule import Schedule
-from ark.parallel.plans.blocks import alike, blocks_of
+from ark.parallel.plans.blocks import blocks_of, isomorphic
 from ark.parallel.plans.choices import Costs, Option, Rates
 from ark.parallel.plans.prediction import COPIES, BlockCost, Prediction, RankMemory, Target, Work
 from ark.parallel.plans.rules import PLANS, allowed
@@ -52,7 +52,7 @@ class Splits:
     def __init__(self, graph: Graph) -> None:
         self.nodes = [n for n in graph.nodes if not n.virtual]
         self.blocks = blocks_of(self.nodes)
-        self.same = alike(self.blocks)
+        self.same = isomorphic(self.blocks)
         parameters = [t for n in self.nodes for t in n.inputs if t.buffer.arena == "parameter"]
         largest = max(parameters, key=lambda t: t.nbytes, default=None)
         self.itemsize = largest.dtype.itemsize if largest else 4

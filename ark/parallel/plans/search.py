@@ -110,15 +110,15 @@ def search(
     allowed: Mapping[int, Sequence[Option]],
     costs: Costs,
     memory: Memory | None = None,
-    alike: Mapping[int, int] | None = None,
+    shared: Mapping[int, int] | None = None,
     kept: Sequence[Kept] = (),
 ) -> Found:
     """The cheapest of the allowed options; PlanError if none fits into the memory.
 
-    alike: by node id, the node of whose choice it shares; none: each has its own. kept: for memory
+    shared: by node id, the node of whose choice it shares; none: each has its own. kept: for memory
     that ops write in place, who reads and writes it; all are to have it in one state.
     """
-    same = {n.id: (alike or {}).get(n.id, n.id) for n in nodes}
+    same = {n.id: (shared or {}).get(n.id, n.id) for n in nodes}
     count = Counter(same.values())
     cp: Any = require("ortools.sat.python.cp_model", "parallel")
     model = cp.CpModel()

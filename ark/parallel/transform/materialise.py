@@ -16,6 +16,7 @@ from fractions import Fraction
 import numpy as np
 
 from ark.errors import ModelError, UnsupportedError
+from ark.ir.dtype import fp32
 from ark.ir.graph import Graph
 from ark.ir.values import Buffer, Tensor, dense_view
 from ark.parallel.transform.annotations import local_attrs
@@ -96,10 +97,13 @@ class _Writer:
                     self._emit(rank, piece, inputs)
             for (rank, twin), box in sorted(self.lasting.items()):
                 if (twin, phase) in self.versions:
-                    self._bring_up_to_date(rank, twin, View(self.versions[twin, phase], box))
+                    self._refresh(rank, twin, View(self.versions[twin, phase], box))
+            for graph in self.made.graphs:
+                if not any(node.phase == phase for node in graph.nodes):
+                    _idle(graph)
         return self.made
 
-    def _bring_up_to_date(self, rank: int, twin: int, written: View) -> None:
+    def _refresh(self, rank: int, twin: int, written: View) -> None:
         """What a rank keeps of memory that others have written, or it has written elsewhere."""
         new = self._operand(rank, written)
         kept = self._given(rank, View(twin, written.box))
@@ -261,7 +265,7 @@ class _Writer:
         whole = None
         for cell in cells:
             parts = [
-                self._bring(rank, *chosen, cell)
+                self._load(rank, *chosen, cell)
                 for chosen in self._cover(rank, cell, view.interval, sources)
             ]
             if len(cells) == 1 and len(parts) == 1:
@@ -324,7 +328,7 @@ class _Writer:
             )
         return found
 
-    def _bring(self, rank: int, owner: int, piece: Piece, written: View, cell: Box) -> Tensor:
+    def _load(self, rank: int, owner: int, piece: Piece, written: View, cell: Box) -> Tensor:
         """The cell of what a piece wrote on `owner`, on `rank`."""
         made = self.local[owner, piece, written.buffer]
         part = self._part(owner, made, written.box, cell)
@@ -346,6 +350,12 @@ class _Writer:
             out = target if number == len(parts) else graph.tensor(target.shape, target.dtype)
             graph.add("add", [total, part], [out], {}, "add")
             total = out
+
+
+def _idle(graph: Graph) -> None:
+    """An op for a rank that a plan gives nothing to do, since an entry point has at least one."""
+    begin, end = (graph.tensor((1,), fp32, arena="state") for _ in range(2))
+    graph.add("copy", [begin], [end], {}, "idle")
 
 
 def _cells(box: Box, others: Sequence[Box]) -> Iterable[Box]:

@@ -38,7 +38,7 @@ class Touch:
     nodes: np.ndarray
 
 
-class Own:
+class LocalTouches:
     """What a rank's tasks do to its own memory in a phase, in nodes of that rank."""
 
     def __init__(self, rank_set: RankSet, rank: int, number: int) -> None:
@@ -106,25 +106,25 @@ def check_conflicts(
     rank_set: RankSet,
     order: Order,
     number: int,
-    owns: Mapping[int, Own],
+    local: Mapping[int, LocalTouches],
     foreign: Mapping[int, Sequence[Touch]],
 ) -> None:
     """Raises PlanError for the first conflict of a phase in the memory of a checked rank that is
     not ordered.
     """
-    for rank, own in owns.items():
+    for rank, touches in local.items():
         base = int(order.bases[rank])
-        bad = unmet(own.frozen, order, base)
+        bad = unmet(touches.frozen, order, base)
         if bad is not None:
-            first, second = own.needs.pair(bad[2])
+            first, second = touches.needs.pair(bad[2])
             raise refuse(_describe(rank_set, order, number, first, second, bad[0], bad[1], rank))
-        for first, second, firsts, seconds in own.either:
+        for first, second, firsts, seconds in touches.either:
             _check_either(
                 rank_set, order, number, first, second, firsts + base, seconds + base, rank
             )
-        _check_lifetimes(rank_set, rank, own, foreign[rank])
+        _check_lifetimes(rank_set, rank, touches, foreign[rank])
         if foreign[rank]:
-            _check_foreign(rank_set, order, number, rank, own, foreign[rank])
+            _check_foreign(rank_set, order, number, rank, touches, foreign[rank])
 
 
 def foreign_touches(rank_set: RankSet, number: int) -> dict[int, list[Touch]]:
@@ -142,7 +142,12 @@ def foreign_touches(rank_set: RankSet, number: int) -> dict[int, list[Touch]]:
 
 
 def _check_foreign(
-    rank_set: RankSet, order: Order, number: int, owner: int, own: Own, foreign: Sequence[Touch]
+    rank_set: RankSet,
+    order: Order,
+    number: int,
+    owner: int,
+    touches: LocalTouches,
+    foreign: Sequence[Touch],
 ) -> None:
     """Compares peers' touches of a rank's memory with everything there, and with each other.
 
@@ -154,7 +159,9 @@ def _check_foreign(
     needs = Needs()
     for space in sorted({t.region.space for t in foreign}, key=repr):
         peers = [t for t in foreign if t.region.space == space]
-        local = [Touch(owner, r, listed.by_op[r.op][0] + base) for r in own.by_space.get(space, ())]
+        local = [
+            Touch(owner, r, listed.by_op[r.op][0] + base) for r in touches.by_space.get(space, ())
+        ]
         everyone = [*peers, *local]
         ends = [np.array([_span(t.region) for t in part]).T for part in (peers, everyone)]
         for rows, columns in candidates(*ends[0], *ends[1]):
@@ -239,12 +246,14 @@ def task_at(rank_set: RankSet, order: Order, number: int, node: int) -> tuple[in
     return rank, rank_set.listing(rank, number).tasks[node - int(order.bases[rank])]
 
 
-def _check_lifetimes(rank_set: RankSet, rank: int, own: Own, foreign: Iterable[Touch]) -> None:
+def _check_lifetimes(
+    rank_set: RankSet, rank: int, touches: LocalTouches, foreign: Iterable[Touch]
+) -> None:
     """Buffers that share bytes are not alive at the same time; lasting ones share with nobody."""
     spans_of: dict[Hashable, dict[int, tuple[float, float]]] = defaultdict(dict)
     buffers = rank_set.plan(rank).buffers
     touched = (t.region for t in foreign)
-    for region in (r for part in (*own.by_space.values(), touched) for r in part):
+    for region in (r for part in (*touches.by_space.values(), touched) for r in part):
         number = int(region.memory)  # type: ignore[call-overload]
         known = spans_of[region.space]
         if buffers[number].initial:
@@ -253,10 +262,10 @@ def _check_lifetimes(rank_set: RankSet, rank: int, own: Own, foreign: Iterable[T
         first, last = known.get(number, (region.op, region.op))
         known[number] = (min(first, region.op), max(last, region.op))
     for _, alive in sorted(spans_of.items(), key=lambda kv: repr(kv[0])):
-        _check_apart([(buffers[b], *span) for b, span in alive.items()])
+        _check_disjoint([(buffers[b], *span) for b, span in alive.items()])
 
 
-def _check_apart(entries: Sequence[tuple[PlanBuffer, float, float]]) -> None:
+def _check_disjoint(entries: Sequence[tuple[PlanBuffer, float, float]]) -> None:
     """Sweeps over time with the buffers alive in order of their bytes: neighbours may not meet."""
     alive: list[tuple[int, int, int]] = []  # offset, end, number
     deaths = sorted((last, i) for i, (_, _, last) in enumerate(entries))

@@ -18,7 +18,7 @@ import numpy as np
 
 from ark.plan.boxes import candidates
 from ark.plan.types import ITERATION_BARRIER
-from ark.plan.verify.conflicts import Own, Touch, foreign_touches
+from ark.plan.verify.conflicts import LocalTouches, Touch, foreign_touches
 from ark.plan.verify.counters import Counters, counters_of
 from ark.plan.verify.execution import RAN, Awaited, Lanes, Run
 from ark.plan.verify.needs import Needs, unmet
@@ -39,7 +39,10 @@ class _Two:
 
 
 def check_iterations(
-    given: RankSet, number: int, known: Mapping[int, Own], touched: Mapping[int, Sequence[Touch]]
+    given: RankSet,
+    number: int,
+    known: Mapping[int, LocalTouches],
+    touched: Mapping[int, Sequence[Touch]],
 ) -> None:
     """Raises PlanError where an iteration of one rank may meet another one of a peer. known,
     touched: what the checked ranks do to their own memory, and peers to that.
@@ -50,14 +53,14 @@ def check_iterations(
     if len(given.checked) < given.world:
         rank_set = RankSet(given.plans, alone(given.world), given.templates)
         foreign = foreign_touches(rank_set, number)
-    owns = {rank: known[twin] for rank, twin in enumerate(given.symmetry.twin)}
+    local = {rank: known[twin] for rank, twin in enumerate(given.symmetry.twin)}
     bases = first_nodes(rank_set, number)
-    packets = awaited_packets(rank_set, number, owns, foreign, bases)
+    packets = awaited_packets(rank_set, number, local, foreign, bases)
     counters = counters_of(rank_set, number)
     two = _execute(rank_set, number, counters, packets, bases)
     _check_signals(rank_set, counters, two)
     for rank in rank_set.checked:
-        _check_memory(rank_set, number, rank, owns[rank], foreign, two)
+        _check_memory(rank_set, number, rank, local[rank], foreign, two)
 
 
 def _execute(
@@ -147,7 +150,7 @@ def _check_memory(
     rank_set: RankSet,
     number: int,
     owner: int,
-    own: Own,
+    touches: LocalTouches,
     foreign: Mapping[int, Sequence[Touch]],
     two: _Two,
 ) -> None:
@@ -157,7 +160,9 @@ def _check_memory(
     named: list[tuple[Touch, Touch]] = []
     for space in sorted({t.region.space for t in foreign[owner]}, key=repr):
         peers = [t for t in foreign[owner] if t.region.space == space]
-        local = [Touch(owner, r, listed.by_op[r.op][0] + base) for r in own.by_space.get(space, ())]
+        local = [
+            Touch(owner, r, listed.by_op[r.op][0] + base) for r in touches.by_space.get(space, ())
+        ]
         everyone = [*peers, *local]
         ends = [
             np.array([(t.region.begin, t.region.end) for t in part]).T for part in (peers, everyone)

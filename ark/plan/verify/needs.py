@@ -114,9 +114,9 @@ def unmet(frozen: Frozen, order: Order, base: int) -> tuple[int, int, int] | Non
     first, last = frozen.starts[need], frozen.starts[need + 1]
     # Tasks that know the same: what their clock implies holds for all of them.
     open_ = np.zeros(len(distinct), bool)
-    for piece in _pieces(last - first):
-        at = spans(first[piece], last[piece])
-        row = np.repeat(np.arange(piece.start, piece.stop), (last - first)[piece])
+    for chunk in _chunks(last - first):
+        at = spans(first[chunk], last[chunk])
+        row = np.repeat(np.arange(chunk.start, chunk.stop), (last - first)[chunk])
         earlier = frozen.earlier[at] + base
         open_[row[~order.known(rows[row], earlier, rank[row])]] = True
     if not open_.any():
@@ -125,9 +125,9 @@ def unmet(frozen: Frozen, order: Order, base: int) -> tuple[int, int, int] | Non
     later = np.flatnonzero(open_[back.reshape(-1)])
     need = frozen.need[later]
     first, last = frozen.starts[need], frozen.starts[need + 1]
-    for piece in _pieces(last - first):
-        at = spans(first[piece], last[piece])
-        row = np.repeat(np.arange(piece.start, piece.stop), (last - first)[piece])
+    for chunk in _chunks(last - first):
+        at = spans(first[chunk], last[chunk])
+        row = np.repeat(np.arange(chunk.start, chunk.stop), (last - first)[chunk])
         earlier, node = frozen.earlier[at] + base, frozen.later[later[row]] + base
         fine = order.before(earlier, node, frozen.which[need[row]])
         if not fine.all():
@@ -136,7 +136,7 @@ def unmet(frozen: Frozen, order: Order, base: int) -> tuple[int, int, int] | Non
     return None
 
 
-def _pieces(sizes: np.ndarray) -> list[slice]:
+def _chunks(sizes: np.ndarray) -> list[slice]:
     """Cuts rows of such sizes into pieces of about CHUNK entries."""
     ends = np.cumsum(sizes)
     cuts = [0]

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Mapping, Sequence
 import numpy as np
 
 from ark.plan.access import Region
-from ark.plan.verify.conflicts import Own, Touch
+from ark.plan.verify.conflicts import LocalTouches, Touch
 from ark.plan.verify.execution import Awaited
 from ark.plan.verify.rank_set import RankSet
 
@@ -18,16 +18,16 @@ from ark.plan.verify.rank_set import RankSet
 def awaited_packets(
     rank_set: RankSet,
     number: int,
-    owns: Mapping[int, Own],
+    local: Mapping[int, LocalTouches],
     foreign: Mapping[int, Sequence[Touch]],
     bases: np.ndarray,
 ) -> list[Awaited]:
     """The packets that are read in a phase, in the memory of each checked rank."""
     found: list[Awaited] = []
-    for rank, own in owns.items():
+    for rank, touches in local.items():
         by_op = rank_set.listing(rank, number).by_op
         written: dict[Hashable, list[tuple[int, Region, np.ndarray]]] = defaultdict(list)
-        for region in own.packets:
+        for region in touches.packets:
             if region.write:
                 written[region.memory].append((rank, region, by_op[region.op][0]))
         for touch in foreign[rank]:
@@ -36,7 +36,7 @@ def awaited_packets(
                 nodes = touch.nodes - int(bases[touch.rank])
                 written[region.memory].append((touch.rank, region, nodes))
         waits: dict[tuple[int, bytes], Awaited] = {}  # by op and its tasks
-        for read in (r for r in own.packets if not r.write):
+        for read in (r for r in touches.packets if not r.write):
             nodes = by_op[read.op][0]
             for maker, region, made in written[read.memory]:
                 met = read.tasks_after(region)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ark.plan.access import Region
 from ark.plan.types import PlanBuffer
-from ark.plan.verify.conflicts import Own, Touch, task_at
+from ark.plan.verify.conflicts import LocalTouches, Touch, task_at
 from ark.plan.verify.execution import spans
 from ark.plan.verify.needs import must
 from ark.plan.verify.order import Order
@@ -127,14 +127,16 @@ def check_fetched(
     order: Order,
     number: int,
     rank: int,
-    own: Own,
+    touches: LocalTouches,
     foreign: Sequence[Touch],
 ) -> None:
     """What peers read of a rank's memory, it or its peers have written before."""
     plan = rank_set.plan(rank)
     by_op, base = rank_set.listing(rank, number).by_op, int(order.bases[rank])
     local = [
-        Touch(rank, r, by_op[r.op][0] + base) for listed in own.by_space.values() for r in listed
+        Touch(rank, r, by_op[r.op][0] + base)
+        for listed in touches.by_space.values()
+        for r in listed
     ]
     writers = [t for t in (*foreign, *local) if t.region.write]
     for touch in foreign:

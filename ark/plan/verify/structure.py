@@ -201,11 +201,6 @@ def _check_counters(rank_set: RankSet, plan: Plan) -> None:
             f"{together} ranks begin an iteration of rank {plan.rank} together, expected all "
             f"{plan.world_size} everywhere, or 1 everywhere"
         )
-    if together < plan.world_size and len(plan.phases) > 1:
-        raise refuse(
-            f"rank {plan.rank} begins iterations of several phases by itself, but other ranks may "
-            "still be in the phase before"
-        )
 
 
 def _check_lists(rank_set: RankSet, plan: Plan) -> None:
@@ -234,7 +229,7 @@ def _check_lists(rank_set: RankSet, plan: Plan) -> None:
 
 def _check_tasks(rank_set: RankSet, plan: Plan) -> None:
     for number in range(len(plan.phases)):
-        _check_edges(plan, rank_set.listing(plan.rank, number))
+        _check_waits_and_signals(plan, rank_set.listing(plan.rank, number))
         try:
             touched = rank_set.touches(plan.rank, number)
         except PlanError as error:
@@ -246,7 +241,7 @@ def _check_tasks(rank_set: RankSet, plan: Plan) -> None:
                 raise refuse(f"the tiles of op {op.name!r} leave a part of {tensor.name!r} out")
 
 
-def _check_edges(plan: Plan, listed: Listing) -> None:
+def _check_waits_and_signals(plan: Plan, listed: Listing) -> None:
     own = np.array([c.rank == plan.rank for c in plan.counters])
     node, counter, threshold = listed.waits.T
     least = 0 if plan.counters[ITERATION_BARRIER].step < plan.world_size else 1

@@ -48,8 +48,8 @@ def symmetry_of(plans: Sequence[Plan]) -> Symmetry:
     """The orbits of the rank set under rotations of all ranks, of blocks and within blocks."""
     world = len(plans)
     if isinstance(plans, Rotated):  # on_rank names ranks so
-        turns = tuple(tuple((q + r) % world for q in range(world)) for r in range(world))
-        return Symmetry((0,) * world, turns)
+        rotations = tuple(tuple((q + r) % world for q in range(world)) for r in range(world))
+        return Symmetry((0,) * world, rotations)
     if world == 1:
         return alone(world)
     forms = _Forms(plans)

@@ -56,11 +56,13 @@ def _check_aliases(plan: Plan, operands: tuple[int, ...], sig: Signature, coords
     able = kind.in_place(sig)
     written = {a.operand for c in coords for a in kind.accesses(sig, c) if a.write}
     for i, j in pairs:
-        if i in written and not (j in able and j not in written and _alike(tensors[i], tensors[j])):
+        if i in written and not (
+            j in able and j not in written and _same_layout(tensors[i], tensors[j])
+        ):
             raise PlanError(f"its tasks write operand {i} over operand {j}, which they use")
 
 
-def _alike(a: PlanTensor, b: PlanTensor) -> bool:
+def _same_layout(a: PlanTensor, b: PlanTensor) -> bool:
     return (a.dtype, a.shape, a.extents, a.offsets) == (b.dtype, b.shape, b.extents, b.offsets)
 
 

@@ -30,7 +30,7 @@ from ark.codegen import layout
 from ark.errors import SystemError
 from ark.runtime import cache as kept
 
-FILES = ("module.cpp", "proxy.h", "ucx.h")
+FILES = ("module.cpp", "proxy.h", "driver_copies.h", "ucx.h")
 FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-w")
 REMEDY = "or leave the engines `dma` and `nic` out"
 

@@ -5,6 +5,8 @@ ark.backend.protocol; all backends have the same files.
 
 from __future__ import annotations
 
+from importlib import resources
+
 from ark.backend.protocol import KernelDevice, Probe
 from ark.codegen.dialect import Dialect
 from ark.machine import Machine
@@ -43,6 +45,9 @@ class CpuBackend:
 
     def source_flags(self) -> tuple[str, ...]:
         return FLAGS
+
+    def export_source(self) -> str:
+        return resources.files("ark_cpu").joinpath("export.c").read_text()
 
     def open(self, index: int) -> KernelDevice:
         return CpuDevice(index)

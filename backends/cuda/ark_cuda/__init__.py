@@ -6,6 +6,7 @@ cuda-python until a device is opened or a source compiled.
 
 from __future__ import annotations
 
+from importlib import resources
 from typing import TYPE_CHECKING
 
 from ark.backend.protocol import Backend, Compiler, Device, Probe
@@ -44,6 +45,9 @@ class CudaBackend:
 
     def archs(self) -> tuple[str, ...]:
         return ("sm_80", "sm_90a", "sm_100a", "sm_120")
+
+    def export_source(self) -> str:
+        return resources.files("ark_cuda").joinpath("export.c").read_text()
 
     def open(self, index: int) -> CudaDevice:
         from ark_cuda.device import CudaDevice

@@ -1,113 +1,53 @@
-// Copies by the copy engines, through the driver, on streams of their own beside the loop kernel.
+// Copies by the copy engines, as CUDA's driver names them (ark/runtime/proxy/driver_copies.h).
 #pragma once
 
-#include <dlfcn.h>
+#include "driver_copies.h"
 
-#include <cstdint>
-#include <deque>
-#include <stdexcept>
-#include <string>
-
-class Copies {
+class CudaDriver {
  public:
-  Copies(const std::string& library, int device) : device_(device) {
-    library_ = dlopen(library.c_str(), RTLD_NOW);
-    if (library_ == nullptr) throw std::runtime_error(dlerror());
-    find(retain_, "cuDevicePrimaryCtxRetain");
-    find(release_, "cuDevicePrimaryCtxRelease_v2");
-    find(enter_, "cuCtxSetCurrent");
-    find(stream_, "cuStreamCreate");
-    find(end_stream_, "cuStreamDestroy_v2");
-    find(copy_, "cuMemcpyAsync");
-    find(event_, "cuEventCreate");
-    find(end_event_, "cuEventDestroy_v2");
-    find(record_, "cuEventRecord");
-    find(query_, "cuEventQuery");
-    find(finish_, "cuStreamSynchronize");
-  }
-  ~Copies() { dlclose(library_); }
+  static constexpr int NOT_READY = 600;
 
-  void open() {
+  CudaDriver(const Library& library, int device) : device_(device) {
+    library.find(retain_, "cuDevicePrimaryCtxRetain");
+    library.find(release_, "cuDevicePrimaryCtxRelease_v2");
+    library.find(enter_, "cuCtxSetCurrent");
+    library.find(stream_, "cuStreamCreate");
+    library.find(end_stream, "cuStreamDestroy_v2");
+    library.find(finish, "cuStreamSynchronize");
+    library.find(copy, "cuMemcpyAsync");
+    library.find(event_, "cuEventCreate");
+    library.find(end_event, "cuEventDestroy_v2");
+    library.find(record, "cuEventRecord");
+    library.find(query, "cuEventQuery");
+  }
+
+  int open() {
     void* context = nullptr;
-    check(retain_(&context, device_), "cuDevicePrimaryCtxRetain");
-    open_ = true;
-    check(enter_(context), "cuCtxSetCurrent");
-    for (void*& queue : queues_) check(stream_(&queue, 1u), "cuStreamCreate");
+    const int code = retain_(&context, device_);
+    return code != 0 ? code : enter_(context);
   }
-
-  void start(uint64_t target, uint64_t source, uint64_t size) {
-    void* queue = queues_[started_++ % QUEUES];
-    check(copy_(target, source, size, queue), "cuMemcpyAsync");
-    void* event = nullptr;
-    if (spare_.empty()) {
-      check(event_(&event, 2u), "cuEventCreate");
-    } else {
-      event = spare_.back();
-      spare_.pop_back();
-    }
-    waiting_.push_back(event);
-    check(record_(event, queue), "cuEventRecord");
-  }
-
-  uint32_t completed() {
-    while (!waiting_.empty()) {
-      const int code = query_(waiting_.front());
-      if (code == NOT_READY) break;
-      check(code, "a copy");
-      spare_.push_back(waiting_.front());
-      waiting_.pop_front();
-      ++done_;
-    }
-    return done_;
-  }
-
   void close() {
-    if (!open_) return;
-    for (void*& queue : queues_) {
-      if (queue != nullptr) {
-        finish_(queue);
-        end_stream_(queue);
-      }
-      queue = nullptr;
-    }
-    for (void* event : waiting_) end_event_(event);
-    for (void* event : spare_) end_event_(event);
-    waiting_.clear();
-    spare_.clear();
-    started_ = done_ = 0;
     enter_(nullptr);
     release_(device_);
-    open_ = false;
   }
+  int stream(void** queue) { return stream_(queue, NON_BLOCKING); }
+  int event(void** event) { return event_(event, NO_TIMING); }
+
+  int (*end_stream)(void*);
+  int (*finish)(void*);
+  int (*end_event)(void*);
+  int (*record)(void*, void*);
+  int (*query)(void*);
+  int (*copy)(uint64_t, uint64_t, size_t, void*);
 
  private:
-  static constexpr int QUEUES = 4, NOT_READY = 600;
-  template <typename F>
-  void find(F& function, const char* name) {
-    function = reinterpret_cast<F>(dlsym(library_, name));
-    if (function == nullptr) throw std::runtime_error(std::string("the driver lacks ") + name);
-  }
-  static void check(int code, const char* what) {
-    if (code == 0) return;
-    throw std::runtime_error(std::string(what) + " failed with the driver's error " +
-                             std::to_string(code));
-  }
-
-  void* library_;
+  static constexpr unsigned NON_BLOCKING = 1, NO_TIMING = 2;
   int device_;
-  bool open_ = false;
   int (*retain_)(void**, int);
   int (*release_)(int);
   int (*enter_)(void*);
   int (*stream_)(void**, unsigned);
-  int (*end_stream_)(void*);
-  int (*copy_)(uint64_t, uint64_t, size_t, void*);
   int (*event_)(void**, unsigned);
-  int (*end_event_)(void*);
-  int (*record_)(void*, void*);
-  int (*query_)(void*);
-  int (*finish_)(void*);
-  void* queues_[QUEUES] = {};
-  std::deque<void*> waiting_, spare_;
-  uint32_t started_ = 0, done_ = 0;
 };
+
+using Copies = DriverCopies<CudaDriver>;

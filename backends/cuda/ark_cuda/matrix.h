@@ -281,8 +281,8 @@ ARK_DEVICE void ark_matrix_slab_fill(char* slab, const float* d) {
 // Stores COLUMNS columns of a tile: each warp its 16 rows from `first` on, in whole lines, without
 // waiting for anybody. out: the tile's first element; rows, columns: how many of the result follow.
 template <typename T, int COLUMNS>
-ARK_DEVICE void ark_matrix_give(ArkCtx& c, const float* d, T* out, ark_i64 pitch, int first,
-                                int rows, int columns) {
+ARK_DEVICE void ark_matrix_store(ArkCtx& c, const float* d, T* out, ark_i64 pitch, int first,
+                                 int rows, int columns) {
   char* slab = ark_matrix_slab(c, ark_warp());
   const bool wide = ark_aligned(reinterpret_cast<ark_u64>(out));
 #pragma unroll
@@ -308,8 +308,8 @@ ARK_DEVICE void ark_matrix_give(ArkCtx& c, const float* d, T* out, ark_i64 pitch
 }
 // The same for sums that stay as they are: each lane its pairs, of which four fill a sector.
 template <int COLUMNS, typename T>
-ARK_DEVICE void ark_matrix_give_whole(const T* d, T* out, ark_i64 pitch, int first, int rows,
-                                      int columns) {
+ARK_DEVICE void ark_matrix_store_whole(const T* d, T* out, ark_i64 pitch, int first, int rows,
+                                       int columns) {
   static_assert(sizeof(T) == 4, "accumulators");
   const int lane = ark_lane();
   const bool wide = (reinterpret_cast<ark_u64>(out) & 7u) == 0u && pitch % 2 == 0;

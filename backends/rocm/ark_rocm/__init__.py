@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib import resources
 
 from ark.backend.protocol import Probe
 from ark.codegen.dialect import Dialect
@@ -38,6 +39,9 @@ class RocmBackend:
 
     def archs(self) -> tuple[str, ...]:
         return tuple(machines.ARCHS)
+
+    def export_source(self) -> str:
+        return resources.files("ark_rocm").joinpath("export.c").read_text()
 
     def open(self, index: int) -> Device:
         return Device(index)

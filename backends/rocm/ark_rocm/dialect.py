@@ -19,15 +19,18 @@ def dialect(arch: str) -> Dialect:
     return Dialect(
         name="rocm",
         suffix=".hip",
-        prelude=f"constexpr unsigned ARK_TICKS_NS = {ticks};\n"
-        f"{_text('prelude.h')}\n{_text('tasks/matrix.h')}",
+        prelude=f"constexpr unsigned ARK_TICKS_NS = {ticks};\n{_text('prelude.h')}",
         entry=_text("entry.h"),
         bodies={
             "attention": attention.write,
             "linear": linear.write,
             "matmul": matmul.write,
         },
-        headers={"attention": attention.headers, "linear": linear.headers},
+        headers={
+            "attention": attention.headers,
+            "linear": linear.headers,
+            "matmul": matmul.headers,
+        },
         scratch={
             "attention": attention.scratch,
             "linear": linear.scratch,

@@ -38,6 +38,7 @@ ARCHS = {
 }
 
 WARPS = 8
+LINE = 128  # bytes of a line of the second-level cache, which CDNA and RDNA 3 share
 STAGE_BYTES = 4096  # of weights read in place: tasks are cut between rows, or pairs, of them
 CAPABILITIES = ("packets", "packet_gate", "peer_packets", "proxy")
 TILE = (128, 128)  # of a matmul; two steps of both sides take 40 KB of shared memory
@@ -89,6 +90,7 @@ def machine(name: str, model: Model) -> Machine:
         bandwidth_gbps=model.bandwidth_gbps,
         tflops=model.tflops,
         signal_us=model.signal_us,
+        line_bytes=LINE,
         tile=TILE,
         capabilities=(arch.unit, *CAPABILITIES),
     )
@@ -112,6 +114,7 @@ def opened(name: str, arch: str, processors: int, shared_bytes: int, memory: int
         bandwidth_gbps=like.bandwidth_gbps * scale,
         tflops=like.tflops * scale,
         signal_us=like.signal_us,
+        line_bytes=LINE,
         tile=TILE,
         capabilities=(ARCHS[plain].unit, *CAPABILITIES),
     )

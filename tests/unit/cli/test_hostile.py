@@ -19,6 +19,9 @@ NOAH = str(ROOT / "examples" / "noah")
 GENERATE = ["generate", NOAH, "--backend", "cpu", "--prompt", "The", "--max-new-tokens", "1"]
 BENCH = ["bench", "decode", "--backend", "cpu", "--config", NOAH, "--context", "8"]
 
+TESSEL = ["tessel", "V", "--memory", "4"]
+SPREAD = ["parallelize", "llama-3.1-8b", "--mesh", "2x2", "--machine", "h100"]
+
 
 @pytest.mark.parametrize(
     ("words", "said"),
@@ -34,6 +37,13 @@ BENCH = ["bench", "decode", "--backend", "cpu", "--config", NOAH, "--context", "
         ([*BENCH, "--set", "in_flight=²"], "is not understood"),
         (["topo", "show", "full3:bandwidth=" + "9" * 200], "expected 1/10^9 to 10^9"),
         (["topo", "synthesize", "full3", "--out", "/nowhere/x"], "cannot be written"),
+        ([*TESSEL, "--forward", "9" * 20], "Expected `int` <= 1048576"),
+        ([*TESSEL, "--backward", "9" * 20], "Expected `int` <= 1048576"),
+        (["tessel", "V", "--memory", "9" * 40], "at most 1099511627776"),
+        ([*SPREAD, "--link-gbps", "1e-320"], "it must be 0.001 to 1e9"),
+        ([*SPREAD, "--memory", ""], "the value of 'memory' is empty"),
+        (["export", NOAH, "--backend", "cpu", "-o", ""], "the value of 'output' is empty"),
+        (["export", NOAH, "--backend", "cpu", "-o", "\0"], "a character of code 0"),
     ],
     ids=lambda v: None if isinstance(v, str) else " ".join(v[-2:])[:40],
 )
@@ -43,6 +53,19 @@ def test_bad_words_are_refused(
     assert main(words) == 2
     err = " ".join(capsys.readouterr().err.split())
     assert said in err and "Traceback" not in err
+
+
+def test_a_pipe_that_nobody_writes_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not waited for; what a shell passes as a pipe is read."""
+    os.mkfifo(tmp_path / "pipe")
+    assert main(["tessel", str(tmp_path / "pipe"), "--memory", "4"]) == 2
+    assert "it is a pipe" in " ".join(capsys.readouterr().err.split())
+    ends = os.pipe()
+    os.write(ends[1], b"not JSON")
+    os.close(ends[1])
+    assert main(["tessel", f"/dev/fd/{ends[0]}", "--memory", "4"]) == 2
+    assert "the placement is damaged" in " ".join(capsys.readouterr().err.split())
+    os.close(ends[0])
 
 
 def test_a_failed_out_leaves_the_file_as_it_was(tmp_path: Path) -> None:

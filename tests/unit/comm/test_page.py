@@ -1,10 +1,12 @@
 """The page: one self-contained file with the data of its runs, safe, deterministic, drawn apart."""
 
+import base64
 import json
 import math
 import re
 import shutil
 import subprocess
+import zlib
 
 import pytest
 
@@ -34,9 +36,16 @@ def runs_of(topology, collective="all_reduce", names=("ring", "two_shot")):
 
 
 def embedded(html):
-    return json.loads(
+    data = json.loads(
         re.search(r'<script type="application/json" id="data">(.*?)</script>', html)[1]
     )
+    for run in data["runs"]:
+        run["ops"], run["times"] = unpacked(run)
+    return data
+
+
+def unpacked(run):
+    return json.loads(zlib.decompress(base64.b64decode(run["packed"])))
 
 
 def test_page_needs_nothing_from_outside():
@@ -144,13 +153,39 @@ def test_nodes_are_drawn_apart(name):
     assert gap > 0.2
 
 
+def test_grids_and_fat_trees_have_their_shape():
+    mesh = layout(load("mesh3x4"))
+    assert all(
+        mesh[f"g{4 * row + column}"] == (column, row) for row in range(3) for column in range(4)
+    )
+    cube = layout(load("torus2x3x4"))
+    assert len({cube[f"g{i}"] for i in range(24)}) == 24 and cube["g23"][0] > cube["g11"][0]
+    assert cube["g1"][0] - cube["g0"][0] == 1 and cube["g4"][1] - cube["g0"][1] == 1
+    links = [(f"g{i}", f"leaf{i // 2}") for i in range(8)]
+    links += [(f"leaf{i}", f"agg{i // 2}") for i in range(4)] + [("agg0", "core"), ("agg1", "core")]
+    switches = tuple(dict.fromkeys(b for _, b in links))
+    both = tuple(Link(*ends, 1) for a, b in links for ends in ((a, b), (b, a)))
+    fat = layout(Topology("fat", tuple(f"g{i}" for i in range(8)), switches, both))
+    heights = [fat[name][1] for name in ("g5", "leaf2", "agg1", "core")]
+    assert heights == sorted(heights, reverse=True) and len(set(heights)) == 4
+    assert fat["leaf2"][0] == pytest.approx((fat["g4"][0] + fat["g5"][0]) / 2)
+    assert fat["core"][0] == pytest.approx((fat["agg0"][0] + fat["agg1"][0]) / 2)
+
+
+def test_a_page_of_128_ranks_is_small():
+    topology = load("a100x16")
+    runs = runs_of(topology, "all_gather", ("one_shot",))
+    assert len(render_page(topology, runs, 12.5)) < 3e6 / 5
+
+
 def test_big_runs_show_whole_trees_and_all_ranks(monkeypatch):
     monkeypatch.setattr("ark.comm.page.data.MOST_EVENTS", 100)
     topology = load("ring8")
     (run,) = page_data(topology, runs_of(topology, names=("ring",)), None)["runs"]
     assert (run["shown"], run["pieces"]) == (1, 2)
-    assert {run["ops"][number][0] for number, *_ in run["times"]} == set(range(8))
-    assert sum(piece == 0 for _, piece, _, _ in run["times"]) == 2 * 7 * 8
+    ops, times = unpacked(run)
+    assert {ops[number][0] for number, *_ in times} == set(range(8))
+    assert sum(piece == 0 for _, piece, _, _ in times) == 2 * 7 * 8
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node checks the scripts' syntax")

@@ -27,6 +27,7 @@ from ark.collective import (
     to_json,
     to_xml,
 )
+from ark.collective.values import coarsened, flow
 from ark.comm import classics, synthesize
 from ark.comm.topology import named
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
@@ -316,3 +317,16 @@ def test_xml_refuses_what_it_cannot_say():
     b._add(2, Kind.COPY, Span(OUT, 0), (Span(OUT, 0),), after=[far])
     with pytest.raises(UnsupportedError, match="no signals without data"):
         to_xml(b.build())
+
+
+@pytest.mark.parametrize("collective", ["all_gather", "all_reduce", "all_to_all"])
+def test_spans_that_nobody_cuts_become_one_slot(collective):
+    program = classics.build("one_shot", collective, 4, parts=6)
+    whole = coarsened(program)
+    assert whole == dataclasses.replace(
+        classics.build("one_shot", collective, 4), name=program.name
+    )
+    assert all(op.dst.count in (1, 4) for ops in whole.operations for op in ops)
+    assert len(flow(whole).values) * 6 == len(flow(program).values)
+    ring = classics.build("bidirectional_ring", "all_gather", 4)
+    assert coarsened(ring) is ring  # which sends one half each way

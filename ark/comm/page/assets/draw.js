@@ -5,12 +5,16 @@ const $ = (id) => document.getElementById(id);
 const EVENT = { rank: 0, peer: 1, route: 2, chunk: 3, source: 4, reduced: 5, step: 6, piece: 7,
   start: 8, left: 9, end: 10, count: 11 };
 
-// From the compact form to one array an event, laid out as EVENT says; times in microseconds.
-for (const run of DATA.runs) {
+// Inflates a run's puts into one array an event, laid out as EVENT says; times in microseconds.
+async function unpack(run) {
+  if (run.events) return;
+  const bytes = Uint8Array.from(atob(run.packed), (c) => c.charCodeAt(0));
+  const inflated = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const [ops, times] = await new Response(inflated).json();
   const tick = run.time / run.ticks;
   run.reduces = DATA.reduction !== null;
-  run.events = run.times.map(([number, piece, start, length]) => {
-    const [rank, peer, route, chunk, source, reduced, step, count] = run.ops[number];
+  run.events = times.map(([number, piece, start, length]) => {
+    const [rank, peer, route, chunk, source, reduced, step, count] = ops[number];
     const left = (start + length) * tick;
     return [rank, peer, route, chunk, source, reduced, step, piece, start * tick, left,
       left + run.latency[route], count];

@@ -49,7 +49,8 @@ function comparison() {
   box.appendChild(list);
 }
 
-function choose(run) {
+async function choose(run) {
+  await unpack(run);
   State.run = run;
   State.time = Math.min(State.time, run.time);
   comparison();
@@ -71,6 +72,7 @@ function setMode(mode) {
 
 function setTime(time) {
   State.time = time;
+  if (time < Timeline.from || time > Timeline.from + Timeline.span()) Timeline.move(time);
   Timeline.paint();
   if (State.mode === "flow") Network.overlay();
 }
@@ -100,7 +102,7 @@ function setSpeed(seconds) {
   $("speed").textContent = `${State.seconds} s`;
 }
 
-function start() {
+async function start() {
   header();
   comparison();
   Network.build();
@@ -112,6 +114,8 @@ function start() {
   $("treeNext").addEventListener("click", () => { Trees.walk(false); Trees.step(1); });
   $("treePlay").addEventListener("click", () => Trees.walk(!Trees.timer));
   $("play").addEventListener("click", () => play(!State.playing));
+  $("zoomOut").addEventListener("click", () => Timeline.zoomTo(0.5));
+  $("zoomIn").addEventListener("click", () => Timeline.zoomTo(2));
   $("slower").addEventListener("click", () => setSpeed(State.seconds * 2));
   $("faster").addEventListener("click", () => setSpeed(State.seconds / 2));
   document.addEventListener("keydown", (event) => {
@@ -121,7 +125,7 @@ function start() {
     if (event.key === "ArrowRight") Trees.step(1);
   });
   Timeline.listen();
-  choose(DATA.runs[0]);
+  await choose(DATA.runs[0]);
   // #tree=3 or #time=0.4 opens the page on a tree or a moment (a share of the run).
   const [key, value] = location.hash.slice(1).split("=");
   setMode(key === "tree" ? "tree" : key === "time" ? "flow" : "load");

@@ -1,11 +1,13 @@
 // The timeline: a row a sending rank, a bar a put; the cursor is the moment that the network shows.
 const Timeline = {
-  bars: [], labels: 62, top: 22, hover: null,
+  bars: [], labels: 62, top: 22, hover: null, zoom: 1, from: 0,
 
   build() {
     const run = State.run, rows = DATA.ranks;
     const lanes = Array.from({ length: rows }, () => []);
     this.bars = [];
+    this.zoom = 1;
+    this.from = 0;
     for (const e of run.events) {
       const row = lanes[e[EVENT.rank]];
       let lane = row.findIndex((end) => end <= e[EVENT.start] + 1e-6);
@@ -23,16 +25,37 @@ const Timeline = {
     $("timelineNote").textContent = run.shown < run.pieces
       ? `the first ${run.shown} of ${run.pieces} pieces of each chunk are drawn`
       : "a row for each sender, a bar for each put";
+    this.show();
+  },
+
+  show() {
+    $("zoom").textContent = `${this.zoom < 10 ? Number(this.zoom.toPrecision(2)) : Math.round(this.zoom)}\u00d7`;
     this.paintBars();
     this.paint();
   },
 
+  // The time that the rows show begins at `from` and is 1/zoom of the run.
+  span() { return State.run.time / this.zoom; },
+
+  move(from) {
+    this.from = Math.max(0, Math.min(State.run.time - this.span(), from));
+    this.show();
+  },
+
+  zoomTo(factor, around = this.from + this.span() / 2) {
+    const share = (around - this.from) / this.span();
+    this.zoom = Math.max(1, Math.min(256, this.zoom * factor));
+    this.move(around - share * this.span());
+  },
+
   x(time) {
-    return this.labels + (time / State.run.time) * (this.view.width - this.labels - 12);
+    const width = this.view.width - this.labels - 12;
+    return this.labels + ((time - this.from) / this.span()) * width;
   },
 
   time(x) {
-    const t = ((x - this.labels) / (this.view.width - this.labels - 12)) * State.run.time;
+    const width = this.view.width - this.labels - 12;
+    const t = this.from + ((x - this.labels) / width) * this.span();
     return Math.max(0, Math.min(State.run.time, t));
   },
 
@@ -54,10 +77,10 @@ const Timeline = {
     c.font = "11px system-ui, sans-serif";
     c.fillStyle = colour("soft");
     c.textBaseline = "middle";
-    const rough = run.time / 8, power = 10 ** Math.floor(Math.log10(rough));
+    const rough = this.span() / 8, power = 10 ** Math.floor(Math.log10(rough));
     const tick = [1, 2, 5, 10].map((m) => m * power).find((t) => t >= rough);
     const optimum = DATA.bound && DATA.bound < run.time ? this.x(DATA.bound) : -1000;
-    for (let t = 0; t <= run.time; t += tick) {
+    for (let t = Math.ceil(this.from / tick) * tick; t <= this.from + this.span(); t += tick) {
       const x = this.x(t);
       c.fillStyle = colour("grid");
       c.fillRect(x, this.top - 4, 1, height - this.top);
@@ -71,13 +94,19 @@ const Timeline = {
       c.fillStyle = colour("soft");
       c.fillText(rankName(row), this.labels - 10, this.top + (row + 0.5) * this.rowHeight);
     }
+    c.save();
+    c.beginPath();
+    c.rect(this.labels, 0, width - this.labels, height);
+    c.clip();
     for (const bar of this.bars) {
+      if (bar.e[EVENT.left] < this.from || bar.e[EVENT.start] > this.from + this.span()) continue;
       c.fillStyle = ownerColour(Trees.ownerOf(bar.e));
       c.globalAlpha = State.run.reduces && !bar.e[EVENT.reduced] ? 0.62 : 0.92;
       c.fillRect(...this.rect(bar));
     }
+    c.restore();
     c.globalAlpha = 1;
-    if (optimum > 0) {
+    if (optimum > this.labels && optimum < width) {
       c.fillStyle = colour("good");
       c.fillRect(optimum, this.top - 6, 1.5, height - this.top + 4);
       c.textAlign = "center";
@@ -96,11 +125,13 @@ const Timeline = {
       context.strokeRect(...this.rect(this.hover));
     }
     const x = this.x(State.time);
-    context.fillStyle = colour("cursor");
-    context.fillRect(x - 0.75, this.top - 6, 1.5, height - this.top + 4);
-    context.beginPath();
-    context.arc(x, this.top - 7, 3.5, 0, 7);
-    context.fill();
+    if (x >= this.labels - 1 && x <= width) {
+      context.fillStyle = colour("cursor");
+      context.fillRect(x - 0.75, this.top - 6, 1.5, height - this.top + 4);
+      context.beginPath();
+      context.arc(x, this.top - 7, 3.5, 0, 7);
+      context.fill();
+    }
     const whole = State.run.time;
     $("clock").textContent = `${timeText(State.time, whole)} of ${timeText(whole)}`;
   },
@@ -146,6 +177,14 @@ const Timeline = {
       if (this.hover) this.tip(event, this.hover); else hideTip();
       return this.paint();
     });
+    canvas.addEventListener("wheel", (event) => {
+      if (!event.ctrlKey && !event.shiftKey) return;
+      event.preventDefault();
+      const turned = event.deltaY || event.deltaX;
+      const x = event.clientX - canvas.getBoundingClientRect().left;
+      if (event.ctrlKey) this.zoomTo(turned < 0 ? 1.25 : 0.8, this.time(x));
+      else this.move(this.from + Math.sign(turned) * this.span() / 10);
+    }, { passive: false });
     canvas.addEventListener("pointerleave", () => { this.hover = null; hideTip(); this.paint(); });
   },
 };

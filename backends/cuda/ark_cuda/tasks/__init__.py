@@ -25,6 +25,7 @@ HEADERS: Mapping[str, HeaderRule] = {
     "attention_merge": attention.headers,
     "attention_tiles": attention_tiles.headers,
     "linear": linear.headers,
+    "matmul": matmul.headers,
 }
 POLLS: Mapping[str, BodyWriter] = {
     "attention": attention.poll,

@@ -13,8 +13,8 @@ struct ArkAttentionRing {
                 "shared memory");
 };
 template <class R, int Q>
-ARK_DEVICE char* ark_attention_queries(ArkCtx& c, int turn) {
-  return ark_matrix_stage(c, 0u) + turn % Q * R::QUERIES;
+ARK_DEVICE char* ark_attention_queries(ArkCtx& c, int round) {
+  return ark_matrix_stage(c, 0u) + round % Q * R::QUERIES;
 }
 template <class R, int Q>
 ARK_DEVICE char* ark_attention_stage(ArkCtx& c, ark_u32 n) {
@@ -49,14 +49,14 @@ template <class S, int DP, int BN, int Q, class P>
 ARK_DEVICE void ark_attention_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load,
                                    ark_u64 queries, ark_u64 keys, ark_u64 values, P position) {
   typedef ArkAttentionRing<DP, BN, Q> R;
-  int turn = 0;
+  int round = 0;
   load.whole = true;
   if (!ark_attention_drained(load)) load.stopped = true;
   ark_attention_each<S>(t, position, [&](const ArkAttentionTile& tile) {
     const int last = (tile.end + BN - 1) / BN - 1, first = tile.begin / BN,
               kv = tile.head / S::PER_KV;
     if (load.stopped || tile.begin >= tile.end) return;
-    if (Q == 1 && turn > 0 && !ark_attention_drained(load)) load.stopped = true;
+    if (Q == 1 && round > 0 && !ark_attention_drained(load)) load.stopped = true;
     for (int b = last; b >= first - 1; --b) {
 #pragma unroll
       for (int value = 0; value < 2; ++value) {
@@ -70,7 +70,7 @@ ARK_DEVICE void ark_attention_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& l
         const bool begins = value == 0 && block == last;
         ark_matrix_expect(full, R::STAGE + (begins ? R::QUERIES : 0u));
         if (begins) {
-          ark_attention_boxes<R::BOXES, 16384u>(ark_attention_queries<R, Q>(c, turn), queries,
+          ark_attention_boxes<R::BOXES, 16384u>(ark_attention_queries<R, Q>(c, round), queries,
                                                 tile.head, tile.row, tile.batch, full);
         }
         ark_attention_boxes<R::BOXES, BN * 128u>(ark_attention_stage<R, Q>(c, load.at.slot),
@@ -79,7 +79,7 @@ ARK_DEVICE void ark_attention_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& l
         ark_matrix_issued(load);
       }
     }
-    ++turn;
+    ++round;
   });
 }
 
@@ -110,9 +110,9 @@ ARK_DEVICE float ark_attention_power(float v) {
   return result;
 }
 
-// The warpgroups take turns: one multiplies while the other makes powers of its scores. A barrier
-// is whose turn it is.
-ARK_DEVICE void ark_attention_turn(int group) {
+// Ping-pong: one warpgroup multiplies while the other makes powers of its scores. A barrier
+// says who may go on.
+ARK_DEVICE void ark_attention_pingpong(int group) {
   __syncwarp();
   asm volatile("barrier.sync %0, 256;" ::"r"(14 + group) : "memory");
 }
@@ -198,7 +198,7 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
     ark_matrix_filled(c, ark_shared_address(&ark_matrix.full[n % ARK_MATRIX_STAGES]),
                       n / ARK_MATRIX_STAGES & 1u);
   };
-  int turn = 0;
+  int round = 0;
   const float factor = S::CAPPED ? LOG2E : scale * LOG2E;
   ark_attention_each<S>(t, position, [&](const ArkAttentionTile& tile) {
     float o[DP / 2];
@@ -218,7 +218,7 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
     if (tile.begin < tile.end) {
       const int place = tile.place + own;
       const ark_u32 a =
-          ark_attention_operand(ark_attention_queries<R, Q>(c, turn) + group * 8192, 1u);
+          ark_attention_operand(ark_attention_queries<R, Q>(c, round) + group * 8192, 1u);
       const auto release = [&](ark_u32 n) {
         if (first) {
           ark_matrix_release(ark_shared_address(&ark_matrix.empty[n % ARK_MATRIX_STAGES]));
@@ -251,7 +251,7 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
       if (group == 1 && least < last) ark_attention_pass(0);
 #pragma unroll 1
       for (int block = last - 1; block >= least; --block) {
-        ark_attention_turn(group);
+        ark_attention_pingpong(group);
         ark_matrix_hold(s);
         ark_matrix_fence();
         W::scores(s, a, ark_attention_operand(ark_attention_stage<R, Q>(c, used), 1u));
@@ -285,7 +285,7 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
       ark_matrix_wait<0>();
       ark_matrix_hold(o);
       release(used++);
-      ++turn;
+      ++round;
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -297,8 +297,8 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
 #pragma unroll
     for (int i = 0; i < DP / 2; ++i) o[i] *= rows.weight[i / 2 % 2];
     T* to = ark_address(output, 0, tile.batch, tile.row, tile.head * S::D);
-    ark_matrix_give<T, DP>(c, o, to, ark_at(output, 0, 0, 1, 0), 16 * ark_warp(), S::M - tile.row,
-                           S::D);
+    ark_matrix_store<T, DP>(c, o, to, ark_at(output, 0, 0, 1, 0), 16 * ark_warp(), S::M - tile.row,
+                            S::D);
   });
   if (first) {
     ark_matrix_keep_place(group,

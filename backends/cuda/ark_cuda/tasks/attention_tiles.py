@@ -80,7 +80,8 @@ def headers(machine: Machine) -> tuple[str, ...]:
     """The device code that the bodies instantiate."""
     if not machine.has("wgmma") or machine.variant.name != "matrix":
         return ()
-    return (text.header("attention_tiles.h"), inline.header("attention_tiles.h"))
+    own = (inline.header("wgmma.h"), inline.header("attention_tiles.h"))
+    return (text.header("rotary.h"), text.header("tiles.h"), text.header("attention_tiles.h"), *own)
 
 
 def _products(sig: Signature) -> tuple[str, str]:
@@ -102,8 +103,8 @@ struct {name} {{
   ARK_DEVICE_MEMBER static void scores(float (&d)[{keys // 2}], ark_u32 a, ark_u32 b) {{
 #pragma unroll
     for (int i = 0; i < {padded // 16}; ++i) {{
-      ark_wgmma_{keys}_{kind}_00(d, a + i / 4 * 1024 + i % 4 * 2,
-                                 b + i / 4 * {keys * 8} + i % 4 * 2, i > 0);
+      ArkWgmma<{keys}, {ctype}, false, false>::multiply(
+          d, a + i / 4 * 1024 + i % 4 * 2, b + i / 4 * {keys * 8} + i % 4 * 2, i > 0);
     }}
   }}
   ARK_DEVICE_MEMBER static void value(float (&d)[{padded // 2}], ark_u32 a0, ark_u32 a1, ark_u32 a2,

@@ -1,18 +1,8 @@
-#ifndef ARK_MATRIX_TILE
-#define ARK_MATRIX_TILE
 // A tile of a matrix product on tensor cores (mma.sync m16n8k16, fp32 sums). The warps split the
 // tile's columns and, within a chunk, k: a warp has 32 elements of k. Rows of a go through shared
 // memory, converted; rows of b come straight into registers, eight elements a lane. Any assignment
 // of a step's elements of k to the instruction's places will do, as long as a and b agree: lane
 // l % 4 has elements 8 (l % 4) to 8 (l % 4) + 7, so that its loads are 16 bytes wide.
-
-template <typename T>
-struct ArkSide {
-  const T* at;
-  ark_i64 row, k;   // element strides
-  int rows, depth;  // of this tile
-  bool wide;        // 16-byte loads along k are aligned
-};
 
 ARK_DEVICE void ark_mma(float (&d)[4], ark_u32 a0, ark_u32 a1, ark_u32 a2, ark_u32 a3, ark_u32 b0,
                         ark_u32 b1, const ark_bf16*) {
@@ -49,9 +39,9 @@ ARK_COLD float4 ark_four_narrow(const float* from, ark_i64 stride, int left) {
 template <typename T>
 ARK_DEVICE uint4 ark_eight(const ArkSide<T>& s, int row, int k) {
   if (row >= s.rows || k >= s.depth) return make_uint4(0u, 0u, 0u, 0u);
-  const T* from = s.at + row * s.row + k * s.k;
+  const T* from = s.at + row * s.row_stride + k * s.k_stride;
   if (s.wide) return *reinterpret_cast<const uint4*>(from);
-  return ark_eight_narrow(from, s.k, s.depth - k);
+  return ark_eight_narrow(from, s.k_stride, s.depth - k);
 }
 
 // What a thread carries of a's next chunk: eight elements, and how they go to shared memory. fp32
@@ -70,14 +60,14 @@ struct ArkEight<float> {
   ARK_DEVICE_MEMBER void load(const ArkSide<float>& s, int row, int k) {
     first = second = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     if (row >= s.rows || k >= s.depth) return;
-    const float* from = s.at + row * s.row + k * s.k;
+    const float* from = s.at + row * s.row_stride + k * s.k_stride;
     if (s.wide) {
       first = reinterpret_cast<const float4*>(from)[0];
       second = reinterpret_cast<const float4*>(from)[1];
       return;
     }
-    first = ark_four_narrow(from, s.k, s.depth - k);
-    second = ark_four_narrow(from + 4 * s.k, s.k, s.depth - k - 4);
+    first = ark_four_narrow(from, s.k_stride, s.depth - k);
+    second = ark_four_narrow(from + 4 * s.k_stride, s.k_stride, s.depth - k - 4);
   }
   ARK_DEVICE_MEMBER void keep(char* to, int part) const {
     const float v[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
@@ -178,4 +168,3 @@ ARK_DEVICE void ark_matrix_tile(char* scratch, const ArkSide<TA>& a, const ArkSi
     ark_put(out, row * out_row + column * out_column, total);
   }
 }
-#endif

@@ -8,13 +8,12 @@ device side. Called by the writer through the dialect.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import resources
 
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.matmul import dims, each_tile
-from ark_cuda.tasks import wgmma
+from ark.tasks.matmul import along_k, matrix_tiles
+from ark_cuda.tasks import inline, wgmma
 
 _MIN_ROWS = 9
 _PAIRS = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "bf16"))
@@ -81,46 +80,13 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
     shape = _shape(sig, machine)
     if shape is None:
         return None
-    m, n, k = dims(sig)
-    tile_m, tile_n = sig.params["tile"]
-    a_row, a_k = _strides(sig, 0, bool(sig.params["transpose_a"]))
-    b_k, b_row = _strides(sig, 1, bool(sig.params["transpose_b"]))
-    o_row, o_column = sig.operands[2].strides[-2:]
-    places = text.indices(sig.operands[2].shape, ["i0", "i1", "0", "0"])
-    starts = [text.offset(sig, i, places) for i in range(3)]
-    declare = (
-        text.operand(sig, 0, "pa")
-        + text.operand(sig, 1, "pb")
-        + text.operand(sig, 2, "po", const=False)
-    )
-    body = f"""  const ark_i64 row0 = m0, column0 = n0;
-  const int rows = m0 + {tile_m} < {m} ? {tile_m} : {m} - m0;
-  const int columns = n0 + {tile_n} < {n} ? {tile_n} : {n} - n0;
-{_side(sig, 0, "a", "rows", a_row, a_k, k, f"pa + {starts[0]} + row0 * {a_row}")}
-{_side(sig, 1, "b", "columns", b_row, b_k, k, f"pb + {starts[1]} + column0 * {b_row}")}
-  ark_matrix_tile<{shape.blocks_m}, {shape.blocks_n}, {shape.warps_n}, {shape.slices}, \
-{"false" if a_row == 1 and a_k != 1 else "true"}>(
-      ARK_SCRATCH(c), a, b, po + {starts[2]} + row0 * {o_row} + column0 * {o_column}, {o_row},
-      {o_column});
-"""
-    header = resources.files("ark_cuda").joinpath("tasks/matmul.h").read_text()
-    return header + text.function(name, declare + each_tile(sig, body))
+    constants = (shape.blocks_m, shape.blocks_n, shape.warps_n, shape.slices, along_k(sig, 0))
+    return text.function(name, matrix_tiles(sig, constants))
 
 
-def _side(
-    sig: Signature, index: int, name: str, rows: str, row: int, k: int, depth: int, at: str
-) -> str:
-    operand = sig.operands[index]
-    even = k == 1 and row % 8 == 0 and depth % 8 == 0
-    wide = f"(reinterpret_cast<ark_u64>(at_{name}) & 15u) == 0u" if even else "false"
-    return (
-        f"  const {operand.ctype}* at_{name} = {at};\n"
-        f"  const ArkSide<{operand.ctype}> {name}{{at_{name}, {row}, {k}, {rows}, {depth},\n"
-        f"      {wide}}};"
-    )
-
-
-def _strides(sig: Signature, index: int, transposed: bool) -> tuple[int, int]:
-    """Element strides of the operand's matrix, down and across, as it is multiplied."""
-    down, across = sig.operands[index].strides[-2:]
-    return (across, down) if transposed else (down, across)
+def headers(machine: Machine) -> tuple[str, ...]:
+    """The device code that the bodies instantiate."""
+    own = [inline.header("matmul.h")] if machine.has("mma_sync") else []
+    if machine.has("wgmma") and machine.variant.name == "matrix":
+        own.append(inline.header("wgmma.h"))
+    return (text.header("rotary.h"), text.header("tiles.h"), *own)

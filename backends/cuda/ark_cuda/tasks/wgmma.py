@@ -17,7 +17,7 @@ from ark.codegen.dialect import BoxMap
 from ark.machine import Machine
 from ark.plan.kind import OperandType, Signature
 from ark.tasks import expression, text
-from ark.tasks.matmul import dims, each_tile, finish, k_range, outputs, place_names
+from ark.tasks.matmul import deal, dims, finish, k_range, outputs, place_names
 
 HEIGHTS, WIDTHS = (64, 128), (64, 128, 256)
 LINE = 128  # bytes of k in a stage, of each row
@@ -26,6 +26,7 @@ MOST_STAGES = 16
 # The stages, a slab of 16 by 64 results a warp, and room to begin at a multiple of 1024.
 SCRATCH = ROOM + 8 * 2048 + 1024
 KINDS = {"bf16": "bf16", "fp16": "f16"}
+TYPES = {"bf16": "ark_bf16", "f16": "ark_f16"}
 
 
 def serves(sig: Signature, machine: Machine) -> bool:
@@ -123,15 +124,18 @@ def _map(operand: OperandType, index: int, rows: int, flat: bool) -> BoxMap:
 
 
 def multiply(columns: int, kind: str, transposes: tuple[int, int]) -> str:
-    """One instruction: 64 rows, `columns` columns, 32 bytes deep."""
+    """One instruction: 64 rows, `columns` columns, 32 bytes deep; which operands' k is across."""
     count = columns // 2
     registers = ", ".join(f"%{i}" for i in range(count))
     results = ", ".join(f'"+f"(d[{i}])' for i in range(count))
     name = f"{columns}_{kind}_{transposes[0]}{transposes[1]}"
+    across = ", ".join(str(bool(t)).lower() for t in transposes)
     return f"""#ifndef ARK_WGMMA_{name}
 #define ARK_WGMMA_{name}
-ARK_DEVICE void ark_wgmma_{name}(float (&d)[{count}], ark_u32 a, ark_u32 b, ark_u32 add) {{
-  asm volatile(
+template <>
+struct ArkWgmma<{columns}, {TYPES[kind]}, {across}> {{
+  ARK_DEVICE void multiply(float (&d)[{count}], ark_u32 a, ark_u32 b, ark_u32 add) {{
+    asm volatile(
       "{{\\n .reg .pred p;\\n .reg .b64 x, y;\\n setp.ne.b32 p, %{count + 2}, 0;\\n"
       " mov.b64 x, {{%{count}, " ARK_MATRIX_ROWS "}};\\n"
       " mov.b64 y, {{%{count + 1}, " ARK_MATRIX_ROWS "}};\\n"
@@ -139,66 +143,33 @@ ARK_DEVICE void ark_wgmma_{name}(float (&d)[{count}], ark_u32 a, ark_u32 b, ark_
       "x, y, p, 1, 1, {transposes[0]}, {transposes[1]};\\n}}"
       : {results}
       : "r"(a), "r"(b), "r"(add));
-}}
+  }}
+}};
 #endif
 """
 
 
+def _product(sig: Signature) -> str:
+    """The type that describes a product to both halves."""
+    across = (bool(sig.params["transpose_a"]), not sig.params["transpose_b"])
+    numbers = (_height(sig), sig.params["tile"][1], _high(sig))
+    flags = (str(flag).lower() for flag in (*across, _overlaps(sig)))
+    listed = ", ".join((deal(sig), sig.operands[0].ctype, *map(str, numbers), *flags))
+    return f"ArkProduct<{listed}>"
+
+
 def write(name: str, sig: Signature, machine: Machine) -> str:
     """The computing half."""
-    rows, wide = _height(sig), _wide(sig)
-    kind = KINDS[sig.operands[0].dtype]
     across = (int(sig.params["transpose_a"]), int(not sig.params["transpose_b"]))
-    # Where k is the inner dimension, 16 of it are 32 bytes of a row; else 16 rows of 128 bytes.
-    a_step, b_step = (128 if t else 2 for t in across)
-    a_lead, b_lead = (512 if t else 1 for t in across)
-    # A warpgroup's half of the rows of a, or of the columns of b: these are rows, or boxes.
-    a_half = "group * 8192" if rows == 128 else "0"
-    b_half = "0" if rows == 128 else f"group * {wide * LINE}"
-    call = f"ark_wgmma_{wide}_{kind}_{across[0]}{across[1]}"
-    wait = '    asm volatile("wgmma.wait_group.sync.aligned {};" ::: "memory");\n'
-    release = "    if (first) ark_matrix_release({});\n"
-    if _overlaps(sig):
-        # The products of one stage are under way while the next one is waited for.
-        each = f"    if (k > 0u) {{\n{wait.format(1)}{release.format('before')}    }}\n"
-        each += "    before = empty + 8u * at.slot;\n"
-        last = wait.format(0) + release.format("before")
-    else:
-        each, last = wait.format(0) + release.format("empty + 8u * at.slot"), ""
-    # Cleared although the first product overwrites them: what is read before it is written would
-    # be alive in all other bodies of the loop too.
-    body = f"""  float d[{wide // 2}] = {{}};
-  const ark_u32 steps = {_steps(sig)};
-  {"ark_u32 before = 0u;" if last else ""}
-  for (ark_u32 k = 0u; k < steps; ++k) {{
-    ark_matrix_filled(c, full + 8u * at.slot, at.parity);
-    const ark_u32 a = left + at.slot * (ARK_MATRIX_STAGE >> 4);
-    const ark_u32 b = right + at.slot * (ARK_MATRIX_STAGE >> 4);
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-    {call}(d, a, b, k);
-    {call}(d, a + {a_step}, b + {b_step}, 1u);
-    {call}(d, a + {2 * a_step}, b + {2 * b_step}, 1u);
-    {call}(d, a + {3 * a_step}, b + {3 * b_step}, 1u);
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-{each}    ark_matrix_next(at);
-  }}
-{last}#pragma unroll
-  for (int i = 0; i < {wide // 2}; ++i) asm volatile("" : "+f"(d[i]) : : "memory");
-{_give(sig)}"""
     # Inlined: the compiler would wait for each instruction of a function that is called.
     return (
-        multiply(wide, kind, across)
+        multiply(_wide(sig), KINDS[sig.operands[0].dtype], across)
         + f"""ARK_DEVICE void {name}(ArkCtx& c, const ArkTask& t) {{
-  const int group = ark_warp() / 4, first = ark_tid() % 128 == 0;
-  ark_u32 full = ark_shared_address(ark_matrix.full);
-  ark_u32 empty = ark_shared_address(ark_matrix.empty);
-  asm volatile("" : "+r"(full), "+r"(empty));  // kept in registers: not found again at each step
-  const ark_u32 stages = ark_shared_address(ark_matrix_stage(c, 0u));
-  const ark_u32 left = ark_matrix_operand(stages + {a_half}, {a_lead}u);
-  const ark_u32 right = ark_matrix_operand(stages + {_high(sig) * LINE} + {b_half}, {b_lead}u);
-  ArkMatrixSlot at = ark_matrix_place_of(group);
-{outputs(sig)}{each_tile(sig, body, meet=False)}\
-  if (first) ark_matrix_keep_place(group, at);
+{outputs(sig)}  ark_matrix_product<{_product(sig)}>(
+      c, t, [&](int i1) {{ (void)i1; return {_steps(sig)}; }},
+      [&](int i0, int i1, int m0, int n0, int top, int left0, float (&d)[{_wide(sig) // 2}]) {{
+  (void)i0; (void)i1;
+{_store(sig)}      }});
 }}
 """
     )
@@ -223,22 +194,21 @@ def _steps(sig: Signature) -> str:
     return f"static_cast<ark_u32>(({k1} - {k0} + {deep - 1}) / {deep})"
 
 
-def _give(sig: Signature) -> str:
+def _store(sig: Signature) -> str:
     """Stores a tile's sums, or what the expression makes of them."""
     m, n, _ = dims(sig)
     if sig.params.get("gated"):
-        return _give_gated(sig)
+        return _store_gated(sig)
     wide, out = _wide(sig), sig.operands[2]
-    place = _corner(sig)
     start = text.offset(sig, 2, place_names(sig, "m0", "left0"))
     if sig.params.get("expr") is None and out.dtype == "fp32":
         return (
-            f"{place}  ark_matrix_give_whole<{wide}>(\n"
+            f"  ark_matrix_store_whole<{wide}>(\n"
             f"      d, po + {start}, {out.strides[-2]}, top, {m} - m0, {n} - left0);\n"
         )
     if sig.params.get("expr") is None:
         return (
-            f"{place}  ark_matrix_give<{out.ctype}, {wide}>(\n"
+            f"  ark_matrix_store<{out.ctype}, {wide}>(\n"
             f"      c, d, po + {start}, {out.strides[-2]}, top, {m} - m0, {n} - left0);\n"
         )
     single = "const int row = m0 + at_row, column = left0 + at_column + j;\n" + finish(
@@ -256,38 +226,21 @@ def _give(sig: Signature) -> str:
             f"    }} else {{\n{body}    }}\n"
         )
     return (
-        f"{place}  const auto eight = [&](int at_row, int at_column, const float* v, int left) {{\n"
+        f"  const auto eight = [&](int at_row, int at_column, const float* v, int left) {{\n"
         f"{body}  }};\n"
         f"  ark_matrix_each<{wide}>(c, d, top, {m} - m0, {n} - left0, eight);\n"
     )
 
 
-def _corner(sig: Signature) -> str:
-    """A warp's first row of the tile, and a warpgroup's first column."""
-    rows = _height(sig)
-    return (
-        f"  const int top = 16 * (ark_warp() % {rows // 16});\n"
-        f"  const int left0 = n0 + {'0' if rows == 128 else f'group * {_wide(sig)}'};\n"
-    )
-
-
-def _give_gated(sig: Signature) -> str:
+def _store_gated(sig: Signature) -> str:
     """Stores what neighbouring columns, gates and what they let pass, make."""
     m, n, _ = dims(sig)
     out = sig.operands[2]
     aligned = "ark_aligned(reinterpret_cast<ark_u64>(po))" if out.strides[-2] % 8 == 0 else "false"
-    return f"""{_corner(sig)}\
+    return f"""\
   const auto eight = [&](int at_row, int at_column, const float* v, int left) {{
       {out.ctype}* to = po + static_cast<ark_i64>(m0 + at_row) * {out.strides[-2]};
-      to += (left0 + at_column) / 2;
-      ArkPack<{out.ctype}, 4> made;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) ark_put(made.v, j, ark_swiglu(v[2 * j], v[2 * j + 1]));
-      if (left == 8 && {aligned}) {{
-        ark_store_pack<4>(to, made);
-      }} else {{
-        for (int j = 0; 2 * j < left; ++j) to[j] = made.v[j];
-      }}
+      ark_store_gated(to + (left0 + at_column) / 2, v, left, {aligned});
   }};
   ark_matrix_each<{_wide(sig)}>(c, d, top, {m} - m0, {n} - left0, eight);
 """
@@ -337,41 +290,17 @@ def load(name: str, sig: Signature, machine: Machine) -> str | None:
     """The loading half, run by one thread."""
     if not serves(sig, machine):
         return None
-    columns, high = sig.params["tile"][1], _high(sig)
-    deep = LINE // sig.operands[0].itemsize
     k0, k1 = k_range(sig)
-    flat = _flat(sig)
-
-    def boxes(index: int, rows: int, outer: bool, at: str) -> str:
-        """outer: k counts rows of the map, and boxes of 64 stand side by side."""
+    flat, first = _flat(sig), len(sig.operands)
+    batches = []
+    for index in (0, 1):
         shape = text.pad4(sig.operands[index].shape, 1)
-        batch = "" if flat else "".join(f", {'0' if shape[d] == 1 else f'i{d}'}" for d in (1, 0))
-        map_at, place = f"map{index}", ("m0", "n0")[index]
-        if not outer:
-            return f"    ark_box_load({at}, {map_at}, k, {place}{batch}, full);\n"
-        return "".join(
-            f"    ark_box_load({at} + {LINE * deep * i}, {map_at}, {place} + {deep * i}, k{batch}, "
-            "full);\n"
-            for i in range(rows // deep)
-        )
-
-    body = (
-        f"  const int end = {k1};\n"
-        f"  for (int k = {k0}; k < end; k += {deep}) {{\n"
-        "    if (!ark_matrix_free(load)) {\n      load.stopped = true;\n      return;\n    }\n"
-        "    ark_u64* full = &ark_matrix.full[load.at.slot];\n"
-        "    char* stage = ark_matrix_stage(c, load.at.slot);\n"
-        f"    ark_matrix_expect(full, {_stage(sig)}u);\n"
-        + boxes(0, high, bool(sig.params["transpose_a"]), "stage")
-        + boxes(1, columns, not sig.params["transpose_b"], f"stage + {high * LINE}")
-        + "    ark_matrix_issued(load);\n  }\n"
-    )
-    first = len(sig.operands)
-    body = (
-        f"  const ark_u64 map0 = t.operand[{first}], map1 = t.operand[{first + 1}];\n"
-        + each_tile(sig, body, meet=False)
-    )
+        flags = (flat, shape[0] > 1, shape[1] > 1)
+        batches.append(f"ArkBatch<{', '.join(str(f).lower() for f in flags)}>{{}}")
     return (
         f"ARK_DEVICE void {name}_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load) {{\n"
-        f"{body}}}\n"
+        f"  ark_matrix_load_product<{_product(sig)}>(\n"
+        f"      c, t, load, t.operand[{first}], t.operand[{first + 1}], "
+        f"[](int i1) {{ (void)i1; return {k0}; }},\n"
+        f"      [](int i1) {{ (void)i1; return {k1}; }}, {', '.join(batches)});\n}}\n"
     )

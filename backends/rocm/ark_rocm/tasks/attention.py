@@ -15,7 +15,7 @@ from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.attention import FRESH
 
-LOADS_AHEAD = 4  # of keys, and as many of values
+MOST_AHEAD = 4  # loads of keys, and as many of values, that a wave has under way
 MOST_HEADS = 8  # query heads of a key, whose sums a lane keeps in registers
 _WIDTHS = (32, 64, 128)
 
@@ -29,6 +29,16 @@ def _bytes(sig: Signature, machine: Machine) -> int:
     width, group = sig.params["head_dim"], _group(sig)
     halves = machine.warps * machine.lanes // 32
     return 4 * (halves * group * (width + 2) + (group + 2) * width)
+
+
+def _ahead(sig: Signature, machine: Machine) -> int:
+    """Loads that a wave has under way: as many as a full cache gives it, and no more, because each
+    round computes all of them.
+    """
+    p, cache = sig.params, sig.operands[1]
+    together = machine.warps * machine.lanes * 16 // (p["head_dim"] * cache.itemsize)
+    rounds: int = cache.shape[1] // p["splits"] // together
+    return max(1, min(rounds, MOST_AHEAD))
 
 
 def serves(sig: Signature, machine: Machine) -> bool:
@@ -58,7 +68,8 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
     if not serves(sig, machine):
         return None
     p, cache = sig.params, sig.operands[1]
-    sizes = (_group(sig), p["kv_heads"], p["head_dim"], cache.shape[1], p["splits"], LOADS_AHEAD)
+    ahead = _ahead(sig, machine)
+    sizes = (_group(sig), p["kv_heads"], p["head_dim"], cache.shape[1], p["splits"], ahead)
     operands = [text.given(sig, i, const=i != 4) for i in range(FRESH + 1)]
     kind = f"static_cast<const {cache.ctype}*>(nullptr)"
     arguments = (kind, text.literal(p["scale"]), *operands)

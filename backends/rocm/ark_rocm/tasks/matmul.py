@@ -7,10 +7,12 @@ common body does the rest. Called by the writer through the dialect; matrix.h ha
 
 from __future__ import annotations
 
+from importlib import resources
+
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.matmul import dims, each_tile
+from ark.tasks.matmul import along_k, matrix_tiles
 
 _PARTS = {("bf16", "bf16"): 1, ("fp16", "fp16"): 1, ("fp32", "bf16"): 3}  # of the left side
 _OUTPUTS = ("fp32", "bf16", "fp16")
@@ -43,36 +45,17 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
     """The body's source, or None where the common body serves."""
     if not serves(sig, machine):
         return None
-    m, n, k = dims(sig)
     rows, columns = _padded(sig)
-    waves_m, waves_n = _waves(rows // 16, columns // 16, machine.warps)
-    a_row, a_k = _strides(sig, 0, bool(sig.params["transpose_a"]))
-    b_k, b_row = _strides(sig, 1, bool(sig.params["transpose_b"]))
-    o_row, o_column = _strides(sig, 2, False)
-    tile_m, tile_n = sig.params["tile"]
-    left, right = sig.operands[0].ctype, sig.operands[1].ctype
-    places = text.indices(sig.operands[2].shape, ["i0", "i1", "0", "0"])
-    starts = [text.offset(sig, i, places) for i in range(3)]
-    along_a, along_b = _along_k(a_row, a_k), _along_k(b_row, b_k)
-    declare = (
-        text.operand(sig, 0, "pa")
-        + text.operand(sig, 1, "pb")
-        + text.operand(sig, 2, "po", const=False)
-    )
-    body = (
-        "  const ark_i64 row0 = m0, column0 = n0;\n"
-        f"  const int rows = m0 + {tile_m} < {m} ? {tile_m} : {m} - m0;\n"
-        f"  const int columns = n0 + {tile_n} < {n} ? {tile_n} : {n} - n0;\n"
-        f"  const ArkSide<{left}> a{{pa + {starts[0]} + row0 * {a_row}, {a_row}, {a_k}, rows, "
-        f"{k}}};\n"
-        f"  const ArkSide<{right}> b{{pb + {starts[1]} + column0 * {b_row}, {b_row}, {b_k}, "
-        f"columns, {k}}};\n"
-        f"  ark_matrix_tile<{rows}, {columns}, {waves_m}, {waves_n}, {_buffers(sig, machine)}, "
-        f"{along_a}, {along_b}>(\n"
-        f"      ARK_SCRATCH(c), a, b, po + {starts[2]} + row0 * {o_row} + column0 * {o_column}, "
-        f"{o_row}, {o_column});\n"
-    )
-    return text.function(name, declare + each_tile(sig, body))
+    waves = _waves(rows // 16, columns // 16, machine.warps)
+    along = (along_k(sig, 0), along_k(sig, 1))
+    constants = (rows, columns, *waves, _buffers(sig, machine), *along)
+    return text.function(name, matrix_tiles(sig, constants))
+
+
+def headers(machine: Machine) -> tuple[str, ...]:
+    """The device code of these bodies."""
+    own = resources.files("ark_rocm").joinpath("tasks/matrix.h").read_text()
+    return (text.header("tiles.h"), own)
 
 
 def _padded(sig: Signature) -> tuple[int, int]:
@@ -89,16 +72,6 @@ def _step_bytes(sig: Signature) -> int:
 def _buffers(sig: Signature, machine: Machine) -> int:
     """Two if shared memory has room, else one."""
     return 2 if 2 * _step_bytes(sig) <= machine.shared_bytes else 1
-
-
-def _strides(sig: Signature, index: int, transposed: bool) -> tuple[int, int]:
-    """Element strides of the operand's matrix: down and across, as it is multiplied."""
-    down, across = sig.operands[index].strides[-2:]
-    return (across, down) if transposed else (down, across)
-
-
-def _along_k(row_stride: int, k_stride: int) -> str:
-    return "false" if row_stride == 1 and k_stride != 1 else "true"
 
 
 def _waves(blocks_m: int, blocks_n: int, waves: int) -> tuple[int, int]:

@@ -1,11 +1,6 @@
 // Matrix-unit tiles for the vendor's matmul body: MFMA on CDNA, WMMA on RDNA 3. A wave multiplies
 // 16 x 16 blocks; which lane holds which element is said here and nowhere else.
 
-// Defined in ark/codegen/device/common.h, which follows.
-ARK_DEVICE void ark_put(float* p, ark_i64 i, float v);
-ARK_DEVICE void ark_put(ark_f16* p, ark_i64 i, float v);
-ARK_DEVICE void ark_put(ark_bf16* p, ark_i64 i, float v);
-
 #if defined(__GFX9__)
 // Element e of a block: row 4 * (lane / 16) + e, column lane % 16. Operands: row lane % 16,
 // consecutive k from the lane's group of 16.
@@ -100,24 +95,14 @@ ARK_DEVICE void ark_split(const ark_f32x8& piece, ark_u16x8* parts) {
   }
 }
 
-// One side of a product: element (row, k) at p[row * row_stride + k * k_stride].
-template <typename T>
-struct ArkSide {
-  const T* p;
-  ark_i64 row_stride;
-  ark_i64 k_stride;
-  int rows;  // valid rows and k; beyond them everything is zero
-  int k;
-};
-
 template <bool ALONG_K, typename T>
 ARK_DEVICE typename ArkElements<T>::piece ark_fetch_piece(const ArkSide<T>& side, int row, int k) {
   typedef typename ArkElements<T>::element element;
   typedef typename ArkElements<T>::piece whole;
   const auto* from =
-      (const ark_global<element>*)(side.p + row * side.row_stride + k * side.k_stride);
-  const bool inside = ALONG_K ? row < side.rows : k < side.k;
-  const int left = !inside ? 0 : ALONG_K ? side.k - k : side.rows - row;
+      (const ark_global<element>*)(side.at + row * side.row_stride + k * side.k_stride);
+  const bool inside = ALONG_K ? row < side.rows : k < side.depth;
+  const int left = !inside ? 0 : ALONG_K ? side.depth - k : side.rows - row;
   const ark_i64 stride = ALONG_K ? side.k_stride : side.row_stride;
   if (left >= ARK_PIECE && stride == 1 && (reinterpret_cast<ark_u64>(from) & 15u) == 0u) {
     return *(const ark_global<whole>*)from;
@@ -200,7 +185,7 @@ ARK_DEVICE void ark_matrix_tile(char* shared, const ArkSide<A>& a, const ArkSide
   ArkStep<TN, B_ALONG_K, B> step_b;
   step_a.fetch(a, 0, tid);
   step_b.fetch(b, 0, tid);
-  const int steps = (a.k + ARK_STEP_K - 1) / ARK_STEP_K;
+  const int steps = (a.depth + ARK_STEP_K - 1) / ARK_STEP_K;
 #pragma unroll 1
   for (int s = 0; s < steps; ++s) {
     ark_u16* tile_a = tiles + s % BUFFERS * STEP;
@@ -229,7 +214,7 @@ ARK_DEVICE void ark_matrix_tile(char* shared, const ArkSide<A>& a, const ArkSide
           const ark_part left = ark_load_part(tile_a + (part * TM + row) * ARK_PITCH + at + k);
 #pragma unroll
           for (int j = 0; j < BLOCKS_N; ++j) {
-            sums[i][j] = ark_multiply(b.p, left, parts[j], sums[i][j]);
+            sums[i][j] = ark_multiply(b.at, left, parts[j], sums[i][j]);
           }
         }
       }

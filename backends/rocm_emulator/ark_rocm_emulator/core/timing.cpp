@@ -188,13 +188,25 @@ double Timing::fetch(WaveTiming& t, uint64_t line, double at, bool through_l1) {
   Die& die = dies_[t.unit % static_cast<uint32_t>(model_.dies)];
   constexpr double kBytes = kLine;
   at = die.l2_port.serve(at, kBytes / model_.l2_width);
-  if (die.l2.find(line)) return at + model_.l2_latency;
+  // Lines that are on their way. What streams through (nt) nobody else asks for.
+  const uint64_t way = line | uint64_t{8 + t.unit % static_cast<uint32_t>(model_.dies)} << 59;
+  if (die.l2.find(line)) {
+    const auto found = shared_.find(way);
+    if (found == shared_.end()) return at + model_.l2_latency;
+    const double there = std::max(found->second.visible, at + model_.l2_latency);
+    if (there > found->second.visible) shared_.erase(found);
+    return there;
+  }
   die.l2.fill(line);
   at = die.fabric.serve(at, kBytes / model_.fabric_width);
   at = mall_port_.serve(at, kBytes / model_.mall_width);
-  if (mall_.find(line)) return at + model_.mall_latency;
-  mall_.fill(line);
-  return memory_.serve(at, kBytes / model_.memory_width) + model_.memory_latency;
+  double there = at + model_.mall_latency;
+  if (!mall_.find(line)) {
+    mall_.fill(line);
+    there = memory_.serve(at, kBytes / model_.memory_width) + model_.memory_latency;
+  }
+  if (through_l1) shared_[way].visible = there;
+  return there;
 }
 
 // An access that is made at the memory side, one line's behind each other. What a load has seen was

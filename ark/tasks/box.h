@@ -1,0 +1,140 @@
+// Loops over a task's tile: what is done at an index comes as a function of it.
+
+// A tile of T0 to T3 indices in four dimensions, of a result of N0 to N3.
+template <int T0, int T1, int T2, int T3, int N0, int N1, int N2, int N3>
+struct ArkTile {
+  static constexpr int tile[4] = {T0, T1, T2, T3}, size[4] = {N0, N1, N2, N3};
+};
+
+// The first index of dimension D in the tile that begins at `coord`, and the last one + 1.
+template <class TILE, int D>
+ARK_DEVICE int ark_tile_begin(const ark_i32* coord) {
+  constexpr int size = TILE::size[D];
+  return size == 1 ? 0 : coord[D];
+}
+template <class TILE, int D>
+ARK_DEVICE int ark_tile_end(const ark_i32* coord) {
+  constexpr int tile = TILE::tile[D], size = TILE::size[D];
+  if (size == 1) return 1;
+  return coord[D] + tile < size ? coord[D] + tile : size;
+}
+
+// Index D of place r of a tile, each PACK of the last dimension's being one place; r becomes what
+// is left for the dimensions before. OUTER: how many places those have. False behind the result.
+template <class TILE, int D, int PACK, int OUTER>
+ARK_DEVICE bool ark_tile_index(const ark_i32* coord, int& r, int& index) {
+  constexpr int size = TILE::size[D], tile = TILE::tile[D];
+  constexpr int pack = D == 3 ? PACK : 1, places = tile / pack;
+  index = coord[D] + (places == 1 ? 0 : OUTER == 1 ? r : r % places) * pack;
+  if (OUTER > 1 && places > 1) r /= places;
+  return size % tile == 0 || index < size - size % pack;
+}
+template <class TILE, int PACK>
+ARK_DEVICE bool ark_tile_place(const ark_i32* coord, int r, int& i0, int& i1, int& i2, int& i3) {
+  constexpr int t0 = TILE::tile[0], t1 = TILE::tile[1], t2 = TILE::tile[2];
+  bool ok = ark_tile_index<TILE, 3, PACK, t0 * t1 * t2>(coord, r, i3);
+  ok = ark_tile_index<TILE, 2, PACK, t0 * t1>(coord, r, i2) && ok;
+  ok = ark_tile_index<TILE, 1, PACK, t0>(coord, r, i1) && ok;
+  return ark_tile_index<TILE, 0, PACK, 1>(coord, r, i0) && ok;
+}
+
+// What one thread has under way at once: ROUNDS packs of neighbours, from place `first` on.
+template <class TILE, int PACK, int ROUNDS>
+struct ArkRound {
+  const ark_i32* coord;
+  int first;
+};
+// body(u, inside, i0, i1, i2, i3) for each of a round's packs, by its first index.
+template <class TILE, int PACK, int ROUNDS, class Body>
+ARK_DEVICE void ark_each_pack(const ArkRound<TILE, PACK, ROUNDS>& round, const Body& body) {
+  constexpr int total = TILE::tile[0] * TILE::tile[1] * TILE::tile[2] * (TILE::tile[3] / PACK);
+#pragma unroll
+  for (int u = 0; u < ROUNDS; ++u) {
+    const int r = round.first + u * ARK_THREADS;
+    int i0, i1, i2, i3;
+    const bool inside = ark_tile_place<TILE, PACK>(round.coord, r, i0, i1, i2, i3);
+    body(u, r < total && inside, i0, i1, i2, i3);
+  }
+}
+// The tile by all threads: body(round) for every round.
+template <class TILE, int PACK, int ROUNDS, class Body>
+ARK_DEVICE void ark_each_round(const ark_i32* coord, const Body& body) {
+  constexpr int total = TILE::tile[0] * TILE::tile[1] * TILE::tile[2] * (TILE::tile[3] / PACK);
+  for (int first = ark_tid(); first < total; first += ROUNDS * ARK_THREADS) {
+    body(ArkRound<TILE, PACK, ROUNDS>{coord, first});
+  }
+}
+// The end of a single row that is no multiple of a pack, with its last tile: body(i3).
+template <class TILE, int PACK, class Body>
+ARK_DEVICE void ark_each_left(const ark_i32* coord, const Body& body) {
+  constexpr int size = TILE::size[3], rest = size % PACK;
+  if (coord[3] + TILE::tile[3] >= size && ark_tid() < rest) body(size - rest + ark_tid());
+}
+
+// N neighbouring results as one pack: make(to, j) puts the j-th.
+template <int N, typename T, class Make>
+ARK_DEVICE void ark_store_made(bool inside, T* to, const Make& make) {
+  ArkPack<T, N> pack;
+#pragma unroll
+  for (int j = 0; j < N; ++j) make(pack.v, j);
+  if (inside) ark_store_pack<N>(to, pack);
+}
+
+// The tile by all threads, index by index: body(i0, i1, i2, i3).
+template <class TILE, class Body>
+ARK_DEVICE void ark_each_index(const ark_i32* coord, const Body& body) {
+  constexpr int total = TILE::tile[0] * TILE::tile[1] * TILE::tile[2] * TILE::tile[3];
+  for (int r = ark_tid(); r < total; r += ARK_THREADS) {
+    int i0, i1, i2, i3;
+    if (ark_tile_place<TILE, 1>(coord, r, i0, i1, i2, i3)) body(i0, i1, i2, i3);
+  }
+}
+
+// The tile by all threads, a byte of EACH elements at a time: body(i0, i1, i2, i3, last), of the
+// byte's first element; last is the row's last index, and no element behind it is there.
+template <class TILE, int EACH, class Body>
+ARK_DEVICE void ark_each_byte(const ark_i32* coord, const Body& body) {
+  constexpr int t1 = TILE::tile[1], t2 = TILE::tile[2];
+  constexpr int bytes = (TILE::tile[3] + EACH - 1) / EACH, total = TILE::tile[0] * t1 * t2 * bytes;
+  for (int e = ark_tid(); e < total; e += ARK_THREADS) {
+    const int i3 = coord[3] + e % bytes * EACH, i2 = coord[2] + e / bytes % t2;
+    const int i1 = coord[1] + e / (bytes * t2) % t1, i0 = coord[0] + e / (bytes * t2 * t1);
+    constexpr int n0 = TILE::size[0], n1 = TILE::size[1], n2 = TILE::size[2], n3 = TILE::size[3];
+    if (i0 < n0 && i1 < n1 && i2 < n2 && i3 < n3) body(i0, i1, i2, i3, n3 - 1);
+  }
+}
+
+// The tile by one thread, in order; the last dimension of more than one index is for vectors.
+template <class Body>
+ARK_DEVICE void ark_vector_loop(int begin, int end, const Body& body) {
+  ARK_VECTOR_LOOP
+  for (int i = begin; i < end; ++i) body(i);
+}
+template <class TILE, class Body>
+ARK_DEVICE void ark_each_in_order(const ark_i32* coord, const Body& body) {
+  const int b0 = ark_tile_begin<TILE, 0>(coord), e0 = ark_tile_end<TILE, 0>(coord);
+  const int b1 = ark_tile_begin<TILE, 1>(coord), e1 = ark_tile_end<TILE, 1>(coord);
+  const int b2 = ark_tile_begin<TILE, 2>(coord), e2 = ark_tile_end<TILE, 2>(coord);
+  const int b3 = ark_tile_begin<TILE, 3>(coord), e3 = ark_tile_end<TILE, 3>(coord);
+  if constexpr (TILE::size[3] > 1) {
+    for (int i0 = b0; i0 < e0; ++i0) {
+      for (int i1 = b1; i1 < e1; ++i1) {
+        for (int i2 = b2; i2 < e2; ++i2) {
+          ark_vector_loop(b3, e3, [&](int i3) { body(i0, i1, i2, i3); });
+        }
+      }
+    }
+  } else if constexpr (TILE::size[2] > 1) {
+    for (int i0 = b0; i0 < e0; ++i0) {
+      for (int i1 = b1; i1 < e1; ++i1) {
+        ark_vector_loop(b2, e2, [&](int i2) { body(i0, i1, i2, 0); });
+      }
+    }
+  } else if constexpr (TILE::size[1] > 1) {
+    for (int i0 = b0; i0 < e0; ++i0) {
+      ark_vector_loop(b1, e1, [&](int i1) { body(i0, i1, 0, 0); });
+    }
+  } else {
+    ark_vector_loop(b0, e0, [&](int i0) { body(i0, 0, 0, 0); });
+  }
+}

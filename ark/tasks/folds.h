@@ -1,0 +1,96 @@
+// How elements are joined over the threads of a block. All sums are trees whose form follows from
+// the shapes alone, so that results are the same bits in every run.
+
+struct ArkAddFold {
+  template <typename T>
+  ARK_DEVICE T none(T) {
+    return 0;
+  }
+  ARK_DEVICE float join(float a, float b) { return a + b; }
+  ARK_DEVICE ark_i32 join(ark_i32 a, ark_i32 b) {
+    return static_cast<ark_i32>(static_cast<ark_u32>(a) + static_cast<ark_u32>(b));
+  }
+  ARK_DEVICE ark_i64 join(ark_i64 a, ark_i64 b) {
+    return static_cast<ark_i64>(static_cast<ark_u64>(a) + static_cast<ark_u64>(b));
+  }
+};
+struct ArkMulFold {
+  template <typename T>
+  ARK_DEVICE T none(T) {
+    return 1;
+  }
+  ARK_DEVICE float join(float a, float b) { return a * b; }
+  ARK_DEVICE ark_i32 join(ark_i32 a, ark_i32 b) {
+    return static_cast<ark_i32>(static_cast<ark_u32>(a) * static_cast<ark_u32>(b));
+  }
+  ARK_DEVICE ark_i64 join(ark_i64 a, ark_i64 b) {
+    return static_cast<ark_i64>(static_cast<ark_u64>(a) * static_cast<ark_u64>(b));
+  }
+};
+struct ArkMaxFold {
+  ARK_DEVICE float none(float) { return -ark_inf(); }
+  ARK_DEVICE ark_i32 none(ark_i32) { return -2147483647 - 1; }
+  ARK_DEVICE ark_i64 none(ark_i64) { return -9223372036854775807ll - 1; }
+  template <typename T>
+  ARK_DEVICE T join(T a, T b) {
+    return b > a ? b : a;
+  }
+};
+struct ArkMinFold {
+  ARK_DEVICE float none(float) { return ark_inf(); }
+  ARK_DEVICE ark_i32 none(ark_i32) { return 2147483647; }
+  ARK_DEVICE ark_i64 none(ark_i64) { return 9223372036854775807ll; }
+  template <typename T>
+  ARK_DEVICE T join(T a, T b) {
+    return b < a ? b : a;
+  }
+};
+
+ARK_DEVICE ark_i32 ark_shfl_bits(ark_i32 v, int mask) {
+  return static_cast<ark_i32>(ark_shfl_xor(static_cast<ark_u32>(v), mask));
+}
+ARK_DEVICE float ark_shfl_bits(float v, int mask) { return ark_shfl_xor(v, mask); }
+ARK_DEVICE ark_i64 ark_shfl_bits(ark_i64 v, int mask) {
+  const ark_u64 bits = static_cast<ark_u64>(v);
+  const ark_u64 high = ark_shfl_xor(static_cast<ark_u32>(bits >> 32), mask);
+  return static_cast<ark_i64>(high << 32 | ark_shfl_xor(static_cast<ark_u32>(bits), mask));
+}
+
+// The warp's total in every lane.
+template <class F, typename T>
+ARK_DEVICE T ark_warp_fold(T v) {
+#pragma unroll
+  for (int mask = ARK_LANES / 2; mask > 0; mask >>= 1) v = F::join(v, ark_shfl_bits(v, mask));
+  return v;
+}
+
+// R totals over a team of TEAM warps, in each of its threads. `red` holds two times R values for
+// each warp of the block, used alternately, so that one barrier serves a fold. A team that is
+// neither a warp nor the block needs a backend that says ARK_HAS_TEAMS.
+#if !defined(ARK_HAS_TEAMS)
+template <int TEAM>
+ARK_DEVICE void ark_team_sync() {
+  ark_sync();
+}
+#endif
+template <class F, int TEAM, int R, typename T>
+ARK_DEVICE void ark_fold(T (&v)[R], T* red, int& parity) {
+#pragma unroll
+  for (int r = 0; r < R; ++r) v[r] = ark_warp_fold<F>(v[r]);
+  if (TEAM == 1) return;
+  const int team = TEAM == ARK_WARPS ? 0 : ark_warp() / TEAM;
+  T* mine = red + (parity * ARK_WARPS + team * TEAM) * R;
+  parity ^= 1;
+  if (ark_lane() == 0) {
+#pragma unroll
+    for (int r = 0; r < R; ++r) mine[r * TEAM + ark_warp() - team * TEAM] = v[r];
+  }
+  ark_team_sync<TEAM>();
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+    T total = mine[r * TEAM];
+#pragma unroll
+    for (int w = 1; w < TEAM; ++w) total = F::join(total, mine[r * TEAM + w]);
+    v[r] = total;
+  }
+}

@@ -1,0 +1,175 @@
+// Reductions over one dimension: of rows where it is the last, of columns where it is another.
+
+// The last dimension's reduction: a row of K elements is one warp's or the block's; U packs of V
+// are added up in a thread while the next U are under way. in(row): where a row begins; finish(row,
+// total) stores.
+template <class F, typename T, int K, int V, int U, bool WARP, class In, class Finish>
+ARK_DEVICE void ark_reduce_rows(int rows, char* red, const In& in, const Finish& finish) {
+  constexpr int WIDTH = WARP ? ARK_LANES : ARK_THREADS, REACH = (U - 1) * WIDTH * V;
+  const int me = WARP ? ark_lane() : ark_tid(), step = WARP ? ARK_WARPS : 1;
+  constexpr int bulk = K / V * V;
+  const bool deep = me * V + REACH < bulk;
+  decltype(ark_load_pack<V>(in(0))) ahead[U];
+  const auto load = [&](int r, int k) {
+    const auto* source = in(r) + k;
+#pragma unroll
+    for (int u = 0; u < U; ++u) ahead[u] = ark_load_pack<V>(source + u * WIDTH * V);
+  };
+  int parity = 0, r = WARP ? ark_warp() : 0;
+  if (deep && r < rows) load(r, me * V);
+  for (; r < rows; r += step) {
+    const auto* source = in(r);
+    T part[V];
+#pragma unroll
+    for (int j = 0; j < V; ++j) part[j] = F::none(T());
+    int k = me * V;
+    while (k + REACH < bulk) {
+      T value[U][V];
+#pragma unroll
+      for (int u = 0; u < U; ++u) {
+#pragma unroll
+        for (int j = 0; j < V; ++j) value[u][j] = T(ark_plain(ahead[u].v[j]));
+      }
+      k += U * WIDTH * V;
+      if (k + REACH < bulk) {
+        load(r, k);
+      } else if (r + step < rows) {
+        load(r + step, me * V);
+      }
+#pragma unroll
+      for (int u = 0; u < U; ++u) {
+#pragma unroll
+        for (int j = 0; j < V; ++j) part[j] = F::join(part[j], value[u][j]);
+      }
+    }
+    for (; k < bulk; k += WIDTH * V) {
+      const auto pack = ark_load_pack<V>(source + k);
+#pragma unroll
+      for (int j = 0; j < V; ++j) part[j] = F::join(part[j], T(ark_plain(pack.v[j])));
+    }
+    for (k = bulk + me; k < K; k += WIDTH) part[0] = F::join(part[0], T(ark_plain(source[k])));
+    T total[1] = {part[0]};
+#pragma unroll
+    for (int j = 1; j < V; ++j) total[0] = F::join(total[0], part[j]);
+    ark_fold<F, WARP ? 1 : ARK_WARPS>(total, reinterpret_cast<T*>(red), parity);
+    if (me == 0) finish(r, total[0]);
+  }
+}
+
+// Any other dimension's reduction, for `columns` neighbouring results: the threads stand ACROSS
+// packs of V wide, the rest of them divide the K elements, `stride` apart, among themselves.
+template <class F, typename T, int V, int U, int ACROSS, typename TI, class Finish>
+ARK_DEVICE void ark_reduce_columns(const TI* in, ark_i64 stride, int columns, int K, char* red,
+                                   const Finish& finish) {
+  constexpr int DEEP = ARK_THREADS / ACROSS;
+  const int column = ark_tid() % ACROSS * V, deep = ark_tid() / ACROSS;
+  const bool mine = column < columns && deep < DEEP;
+  T part[V];
+#pragma unroll
+  for (int j = 0; j < V; ++j) part[j] = F::none(T());
+  if (mine) {
+    const TI* source = in + column;
+    ArkPack<TI, V> ahead[U];
+    const auto load = [&](int k) {
+#pragma unroll
+      for (int u = 0; u < U; ++u) ahead[u] = ark_load_pack<V>(source + (k + u * DEEP) * stride);
+    };
+    int k = deep;
+    if (k + (U - 1) * DEEP < K) load(k);
+    while (k + (U - 1) * DEEP < K) {
+      ArkPack<TI, V> pack[U];
+#pragma unroll
+      for (int u = 0; u < U; ++u) pack[u] = ahead[u];
+      k += U * DEEP;
+      if (k + (U - 1) * DEEP < K) load(k);
+#pragma unroll
+      for (int u = 0; u < U; ++u) {
+#pragma unroll
+        for (int j = 0; j < V; ++j) part[j] = F::join(part[j], T(ark_plain(pack[u].v[j])));
+      }
+    }
+    for (; k < K; k += DEEP) {
+      const ArkPack<TI, V> pack = ark_load_pack<V>(source + k * stride);
+#pragma unroll
+      for (int j = 0; j < V; ++j) part[j] = F::join(part[j], T(ark_plain(pack.v[j])));
+    }
+  }
+  T* sums = reinterpret_cast<T*>(red);
+  ark_sync();
+  if (mine) {
+#pragma unroll
+    for (int j = 0; j < V; ++j) sums[deep * ACROSS * V + column + j] = part[j];
+  }
+  ark_sync();
+  for (int c = ark_tid(); c < columns; c += ARK_THREADS) {
+    T total = sums[c];
+    for (int d = 1; d < DEEP; ++d) total = F::join(total, sums[d * ACROSS * V + c]);
+    finish(c, total);
+  }
+}
+
+// The same by one thread: row after row is added to `columns` sums.
+template <class F, typename T, typename TI, class Finish>
+ARK_DEVICE void ark_reduce_columns_alone(const TI* in, ark_i64 stride, int columns, int K,
+                                         char* red, const Finish& finish) {
+  T* sums = reinterpret_cast<T*>(red);
+  for (int c = 0; c < columns; ++c) sums[c] = F::none(T());
+  for (int k = 0; k < K; ++k) {
+    ARK_VECTOR_LOOP
+    for (int c = 0; c < columns; ++c) sums[c] = F::join(sums[c], T(ark_plain(in[k * stride + c])));
+  }
+  for (int c = 0; c < columns; ++c) finish(c, sums[c]);
+}
+
+// A task's rows, numbered by their indices in a tile of the result; each is a warp's if there are
+// enough. in(i0, i1, i2): where a row begins; finish(i0, i1, i2, total) stores. V: elements of a
+// pack; a pack of NARROW where memory is not aligned.
+template <class F, typename T, class TILE, int K, int V, int NARROW, int U, bool WARP, class In,
+          class Finish>
+ARK_DEVICE void ark_reduce_last(ArkCtx& c, const ArkTask& t, const In& in, const Finish& finish,
+                                ark_u64 address) {
+  const int b0 = t.coord[0], b1 = t.coord[1], b2 = t.coord[2];
+  const int n0 = ark_tile_end<TILE, 0>(t.coord) - b0, n1 = ark_tile_end<TILE, 1>(t.coord) - b1;
+  const int n2 = ark_tile_end<TILE, 2>(t.coord) - b2;
+  const auto row = [&](int r) { return in(b0 + r / n2 / n1, b1 + r / n2 % n1, b2 + r % n2); };
+  const auto store = [&](int r, T v) {
+    finish(b0 + r / n2 / n1, b1 + r / n2 % n1, b2 + r % n2, v);
+  };
+  if (V == NARROW || ark_aligned(address)) {
+    ark_reduce_rows<F, T, K, V, U, WARP>(n0 * n1 * n2, ARK_SCRATCH(c), row, store);
+  } else if constexpr (V != NARROW) {
+    ark_reduce_rows<F, T, K, NARROW, U, WARP>(n0 * n1 * n2, ARK_SCRATCH(c), row, store);
+  }
+}
+
+// For each index of the tile's outer dimensions, blocks of BLOCK neighbouring columns. in and
+// out(i0, i1, i2, i3): where the K elements of a column, STRIDE apart, and the result lie;
+// finish(to, k, total) stores the k-th of a block's.
+template <class F, typename T, class TILE, int K, ark_i64 STRIDE, int V, int U, int ACROSS,
+          int NARROW, class In, class Out, class Finish>
+ARK_DEVICE void ark_reduce_across(ArkCtx& c, const ArkTask& t, const In& in, const Out& out,
+                                  const Finish& finish, ark_u64 address) {
+  constexpr int tile = TILE::tile[3], block = ARK_THREADS == 1 ? tile : ACROSS * V;
+  const int e0 = ark_tile_end<TILE, 0>(t.coord), e1 = ark_tile_end<TILE, 1>(t.coord);
+  const int e2 = ark_tile_end<TILE, 2>(t.coord), e3 = ark_tile_end<TILE, 3>(t.coord);
+  for (int i0 = t.coord[0]; i0 < e0; ++i0) {
+    for (int i1 = t.coord[1]; i1 < e1; ++i1) {
+      for (int i2 = t.coord[2]; i2 < e2; ++i2) {
+        for (int i3 = t.coord[3]; i3 < e3; i3 += block) {
+          const int columns = e3 - i3 < block ? e3 - i3 : block;
+          const auto* from = in(i0, i1, i2, i3);
+          auto* to = out(i0, i1, i2, i3);
+          const auto store = [&](int k, T v) { finish(to, k, v); };
+          char* red = ARK_SCRATCH(c);
+          if constexpr (ARK_THREADS == 1) {
+            ark_reduce_columns_alone<F, T>(from, STRIDE, columns, K, red, store);
+          } else if (V == 1 || ark_aligned(address)) {
+            ark_reduce_columns<F, T, V, U, ACROSS>(from, STRIDE, columns, K, red, store);
+          } else if constexpr (V > 1) {
+            ark_reduce_columns<F, T, 1, U, NARROW>(from, STRIDE, columns, K, red, store);
+          }
+        }
+      }
+    }
+  }
+}

@@ -1,0 +1,147 @@
+// Tiles of matrix products on warpgroups, in the variant `matrix`: both halves of the body. Python
+// writes the instructions (wgmma.py), which name each register of a tile's sums.
+
+// multiply(d, a, b, add): 64 rows, COLUMNS columns, 32 bytes deep; ACROSS_A, ACROSS_B: k is not the
+// inner dimension of that operand.
+template <int COLUMNS, typename T, bool ACROSS_A, bool ACROSS_B>
+struct ArkWgmma;
+
+// A product's tiles of ROWS (64 or 128) by COLUMNS. A warpgroup has half of the rows, or of the
+// columns. HIGH: rows of a that a stage brings. OVERLAP: the products of one stage are under way
+// while the next one is waited for.
+template <class DEAL, typename T_, int ROWS, int COLUMNS, int HIGH, bool ACROSS_A, bool ACROSS_B,
+          bool OVERLAP_>
+struct ArkProduct {
+  typedef DEAL deal;
+  typedef T_ T;
+  static constexpr bool TALL = ROWS == 128, OVERLAP = OVERLAP_;
+  static constexpr bool A_ACROSS = ACROSS_A, B_ACROSS = ACROSS_B;
+  static constexpr int WIDE = TALL ? COLUMNS : COLUMNS / 2;  // columns of a warpgroup
+  // Bytes of a line of k; elements of it; bytes of a in a stage, and of a stage.
+  static constexpr int LINE = 128, DEEP = LINE / static_cast<int>(sizeof(T)), A_BYTES = HIGH * LINE;
+  static constexpr int A_ROWS = HIGH, B_ROWS = COLUMNS, BYTES = LINE * (HIGH + COLUMNS);
+  // Where k is the inner dimension, 16 of it are 32 bytes of a row; else 16 rows of 128 bytes.
+  static constexpr ark_u32 A_STEP = ACROSS_A ? 128u : 2u, A_LEAD = ACROSS_A ? 512u : 1u;
+  static constexpr ark_u32 B_STEP = ACROSS_B ? 128u : 2u, B_LEAD = ACROSS_B ? 512u : 1u;
+  // A warpgroup's half of the rows of a, or of the columns of b: these are rows, or boxes.
+  static constexpr int A_HALF = TALL ? 8192 : 0, B_HALF = TALL ? 0 : WIDE * LINE;
+};
+
+template <int PENDING>
+ARK_DEVICE void ark_wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+// The computing half. steps(i1): stages that a tile takes. store(i0, i1, m0, n0, top, left, d)
+// stores a warp's sums, whose first row of the tile is `top` and first column `left`.
+template <class P, class Steps, class Store>
+ARK_DEVICE void ark_matrix_product(ArkCtx& c, const ArkTask& t, const Steps& steps_of,
+                                   const Store& store) {
+  typedef ArkWgmma<P::WIDE, typename P::T, P::A_ACROSS, P::B_ACROSS> W;
+  const int group = ark_warp() / 4, first = ark_tid() % 128 == 0;
+  ark_u32 full = ark_shared_address(ark_matrix.full);
+  ark_u32 empty = ark_shared_address(ark_matrix.empty);
+  asm volatile("" : "+r"(full), "+r"(empty));  // kept in registers: not found again at each step
+  const ark_u32 stages = ark_shared_address(ark_matrix_stage(c, 0u));
+  const ark_u32 left = ark_matrix_operand(stages + group * P::A_HALF, P::A_LEAD);
+  const ark_u32 right = ark_matrix_operand(stages + P::A_BYTES + group * P::B_HALF, P::B_LEAD);
+  ArkMatrixSlot at = ark_matrix_place_of(group);
+  ark_each_tile<typename P::deal, false>(t, [&](int i0, int i1, int m0, int n0) {
+    // Cleared although the first product overwrites them: what is read before it is written would
+    // be alive in all other bodies of the loop too.
+    float d[P::WIDE / 2] = {};
+    const ark_u32 steps = steps_of(i1);
+    ark_u32 before = 0u;
+    for (ark_u32 k = 0u; k < steps; ++k) {
+      ark_matrix_filled(c, full + 8u * at.slot, at.parity);
+      const ark_u32 a = left + at.slot * (ARK_MATRIX_STAGE >> 4);
+      const ark_u32 b = right + at.slot * (ARK_MATRIX_STAGE >> 4);
+      asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+      W::multiply(d, a, b, k);
+      W::multiply(d, a + P::A_STEP, b + P::B_STEP, 1u);
+      W::multiply(d, a + 2u * P::A_STEP, b + 2u * P::B_STEP, 1u);
+      W::multiply(d, a + 3u * P::A_STEP, b + 3u * P::B_STEP, 1u);
+      asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+      if (P::OVERLAP) {
+        if (k > 0u) {
+          ark_wgmma_wait<1>();
+          if (first) ark_matrix_release(before);
+        }
+        before = empty + 8u * at.slot;
+      } else {
+        ark_wgmma_wait<0>();
+        if (first) ark_matrix_release(empty + 8u * at.slot);
+      }
+      ark_matrix_next(at);
+    }
+    if (P::OVERLAP) {
+      ark_wgmma_wait<0>();
+      if (first) ark_matrix_release(before);
+    }
+#pragma unroll
+    for (int i = 0; i < P::WIDE / 2; ++i) asm volatile("" : "+f"(d[i]) : : "memory");
+    const int top = 16 * (ark_warp() % (P::TALL ? 8 : 4));
+    store(i0, i1, m0, n0, top, n0 + (P::TALL ? 0 : group * P::WIDE), d);
+    return true;
+  });
+  if (first) ark_matrix_keep_place(group, at);
+}
+
+// A matrix of a batch in a tensor map: which of the batch's dimensions it has; none: the map is of
+// two dimensions.
+template <bool FLAT, bool FIRST, bool SECOND>
+struct ArkBatch {};
+
+// The boxes of one operand of a stage: the ROWS rows from `row` on. ACROSS: k counts rows of the
+// map, and boxes of DEEP rows stand side by side.
+template <bool ACROSS, int ROWS, int DEEP, bool FLAT, bool FIRST, bool SECOND>
+ARK_DEVICE void ark_matrix_boxes(char* to, ark_u64 map, int row, int k, int i0, int i1,
+                                 ark_u64* full, ArkBatch<FLAT, FIRST, SECOND>) {
+#pragma unroll
+  for (int i = 0; i < (ACROSS ? ROWS / DEEP : 1); ++i) {
+    char* at = to + 128 * DEEP * i;
+    const int x = ACROSS ? row + DEEP * i : k, y = ACROSS ? k : row;
+    if constexpr (FLAT) {
+      ark_box_load(at, map, x, y, full);
+    } else {
+      ark_box_load(at, map, x, y, SECOND ? i1 : 0, FIRST ? i0 : 0, full);
+    }
+  }
+}
+
+// The loading half, run by one thread. begin(i1), end(i1): the elements of k of a tile.
+template <class P, class Begin, class End, class A, class B>
+ARK_DEVICE void ark_matrix_load_product(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load,
+                                        ark_u64 map_a, ark_u64 map_b, const Begin& begin,
+                                        const End& end, A batch_a, B batch_b) {
+  ark_each_tile<typename P::deal, false>(t, [&](int i0, int i1, int m0, int n0) {
+    const int last = end(i1);
+    for (int k = begin(i1); k < last; k += P::DEEP) {
+      if (!ark_matrix_free(load)) {
+        load.stopped = true;
+        return false;
+      }
+      ark_u64* full = &ark_matrix.full[load.at.slot];
+      char* stage = ark_matrix_stage(c, load.at.slot);
+      ark_matrix_expect(full, P::BYTES);
+      ark_matrix_boxes<P::A_ACROSS, P::A_ROWS, P::DEEP>(stage, map_a, m0, k, i0, i1, full, batch_a);
+      ark_matrix_boxes<P::B_ACROSS, P::B_ROWS, P::DEEP>(stage + P::A_BYTES, map_b, n0, k, i0, i1,
+                                                        full, batch_b);
+      ark_matrix_issued(load);
+    }
+    return true;
+  });
+}
+
+// Eight neighbouring results of a product whose columns are gates and what they let pass.
+template <typename T>
+ARK_DEVICE void ark_store_gated(T* to, const float* v, int left, bool aligned) {
+  ArkPack<T, 4> made;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) ark_put(made.v, j, ark_swiglu(v[2 * j], v[2 * j + 1]));
+  if (left == 8 && aligned) {
+    ark_store_pack<4>(to, made);
+  } else {
+    for (int j = 0; 2 * j < left; ++j) to[j] = made.v[j];
+  }
+}

@@ -1,0 +1,86 @@
+"""Texts for word vectors, as numbers: what gensim ships, or a made one whose topics are known."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+NOISE_TABLE = 1 << 18
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """vocabulary: frequent words first. words: the text, as indices. texts: which text each is of.
+    raw: words before rare ones were dropped. keep: chance of each word of the vocabulary to stay.
+    noise: words, each as often as its count to the power 3/4 asks.
+    """
+
+    vocabulary: list[str]
+    words: np.ndarray
+    texts: np.ndarray
+    raw: int
+    keep: np.ndarray
+    noise: np.ndarray
+
+    @classmethod
+    def of(cls, texts: Sequence[Sequence[str]], least: int = 5, sample: float = 1e-3) -> Corpus:
+        """least: words that are rarer are dropped. sample: words that are more frequent than this
+        share of the text are dropped by chance (Mikolov et al., 2013, section 2.3, as their code).
+        """
+        counts = Counter(word for text in texts for word in text)
+        vocabulary = [w for w, n in counts.most_common() if n >= least]
+        number = {w: i for i, w in enumerate(vocabulary)}
+        kept = [[number[w] for w in text if w in number] for text in texts]
+        often = np.array([counts[w] for w in vocabulary], np.float64)
+        level = sample * often.sum() / often
+        share = np.cumsum(often**0.75 / (often**0.75).sum())
+        return cls(
+            vocabulary,
+            np.concatenate([np.asarray(k, np.int32) for k in kept]),
+            np.repeat(np.arange(len(kept), dtype=np.int32), [len(k) for k in kept]),
+            sum(counts.values()),
+            np.minimum(np.sqrt(level) + level, 1.0).astype(np.float32),
+            np.searchsorted(share, (np.arange(NOISE_TABLE) + 0.5) / NOISE_TABLE).astype(np.int32),
+        )
+
+
+def encyclopedia() -> list[list[str]]:
+    """Articles of the English Wikipedia, an excerpt that gensim ships with its tests."""
+    from gensim.corpora import WikiCorpus
+    from gensim.test.utils import datapath
+
+    name = datapath("enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2")
+    return [list(text) for text in WikiCorpus(name, dictionary={}, processes=1).get_texts()]
+
+
+def topics(
+    count: int = 20, each: int = 20, texts: int = 400, length: int = 50, seed: int = 0
+) -> list[list[str]]:
+    """Texts of one topic each, whose words are drawn from the topic's own."""
+    random = np.random.default_rng(seed)
+    drawn = random.integers(0, each, (texts, length))
+    return [[f"{i % count}.{w}" for w in row] for i, row in enumerate(drawn)]
+
+
+def same_topic(corpus: Corpus, vectors: np.ndarray, most: int = 5) -> float:
+    """Of each word's nearest words, the share that is of its topic."""
+    of = np.array([word.split(".")[0] for word in corpus.vocabulary])
+    unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-9)
+    near = unit @ unit.T
+    np.fill_diagonal(near, -2)
+    found = np.argsort(-near, axis=1)[:, :most]
+    return float((of[found] == of[:, None]).mean())
+
+
+def similarity(corpus: Corpus, vectors: np.ndarray) -> float:
+    """Spearman's correlation with people's judgements (WordSim-353, which gensim ships)."""
+    from gensim.models import KeyedVectors
+    from gensim.test.utils import datapath
+
+    made = KeyedVectors(vectors.shape[1])
+    made.add_vectors(corpus.vocabulary, vectors)
+    _, spearman, _ = made.evaluate_word_pairs(datapath("wordsim353.tsv"))
+    return float(spearman[0])

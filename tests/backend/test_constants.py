@@ -1,0 +1,31 @@
+"""Expressions over constants alone: they are of the types of their tensors."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import ark
+
+
+def test_functions_of_constants(backend: str) -> None:
+    """Nothing of an expression over constants alone is an operand that says their type."""
+    ark.init(backend=backend)
+
+    def made(value: float, dtype: ark.DataType = ark.fp32) -> ark.Tensor:
+        return ark.constant(value, [4], dtype)
+
+    whole = ark.cast(made(3, ark.int32), ark.fp32)
+    found = {
+        2.0**0.5: ark.sqrt(made(2.0)),
+        3.5: ark.div(made(7.0), made(2.0)),
+        1.75: ark.div(ark.div(made(7.0), 2.0), ark.sqrt(made(4.0))),
+        10.5: ark.mul(whole, ark.div(made(7.0), made(2.0))),
+        3.0: ark.cast(ark.div(made(7, ark.int32), made(2, ark.int32)), ark.fp32),
+        256.0: ark.cast(made(257.0, ark.bf16), ark.fp32),
+        1.0: ark.exp(ark.zeros([4], ark.fp32)),
+    }
+    with ark.Runtime() as runtime:
+        runtime.launch()
+        runtime.run()
+        for wanted, tensor in found.items():
+            np.testing.assert_allclose(tensor.to_numpy(), [wanted] * 4, rtol=1e-6)

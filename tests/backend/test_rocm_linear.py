@@ -1,0 +1,84 @@
+"""AMD's linear layers of one row, executed on the emulator and compared with NumPy in double
+precision: parts that fill a wave's loads and parts that do not, rows that do not divide evenly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from ark_rocm import backend
+from ark_rocm.tasks import linear
+
+from ark.ir.dtype import DataType, bf16, fp16, fp32
+from ark.ir.graph import Graph
+from ark.lower.pipeline import plan
+from ark.plan import kind as kinds
+from ark.plan.verify import verify
+from ark.runtime.executor import Executor
+
+emulator = pytest.importorskip("ark_rocm_emulator")
+
+# (columns of the input, hidden columns, result's columns, type of the weights)
+CASES = [(1024, 520, 37, bf16), (520, 264, 100, fp16), (384, 96, 41, fp32), (72, 1024, 9, bf16)]
+
+
+@pytest.fixture(scope="module", params=["gfx942", "gfx1100"])
+def arch(request: pytest.FixtureRequest) -> Iterator[str]:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(emulator.emulated(request.param, checks=1))
+        yield request.param
+
+
+def values(shape: tuple[int, ...], dtype: DataType, seed: int) -> np.ndarray:
+    made = np.random.default_rng(seed).standard_normal(shape) / np.sqrt(shape[-1])
+    return made.astype(dtype.to_numpy())
+
+
+@pytest.mark.parametrize(("k", "hidden", "n", "dtype"), CASES)
+def test_a_gated_block(arch: str, k: int, hidden: int, n: int, dtype: DataType) -> None:
+    """y = x + down(silu(gate) * up), with gate and up of the normed x: two layers, of which the
+    second reads what the first one has just made.
+    """
+    del arch
+    shapes = {"x": (1, k), "norm": (k,), "first": (2 * hidden, k), "second": (n, hidden)}
+    shapes["residual"] = (1, n)
+    types = {"first": dtype, "second": dtype}
+    given = {
+        name: values(shape, types.get(name, fp32), i)
+        for i, (name, shape) in enumerate(shapes.items())
+    }
+    graph = Graph()
+    t = {
+        name: graph.tensor(shape, types.get(name, fp32), arena="state", name=name)
+        for name, shape in shapes.items()
+    }
+    middle = graph.tensor((1, hidden), fp32, name="middle")
+    out = graph.tensor((1, n), fp32, arena="state", name="y")
+    norm = {"prologue": "rmsnorm", "eps": 1e-5, "epilogue": "swiglu"}
+    graph.add("linear", [t["x"], t["first"], t["norm"]], [middle], norm, "up")
+    add = {"prologue": "none", "epilogue": "add"}
+    graph.add("linear", [middle, t["second"], t["residual"]], [out], add, "down")
+    device = backend.open(0)
+    try:
+        made = plan(graph, device.machine)
+        verify([made])
+        layers = [kinds.signature(made, op) for op in made.ops if op.kind == "linear"]
+        assert len(layers) == 2
+        assert all(linear.serves(sig, device.machine) for sig in layers)
+        assert any(t.packet for t in made.tensors)
+        with Executor(made, backend, device) as executor:
+            for name, array in given.items():
+                executor.write(name, array)
+            executor.start(2).wait()
+            got = executor.read("y")
+    finally:
+        device.close()
+    wide = {name: array.astype(np.float64) for name, array in given.items()}
+    x = wide["x"] / np.sqrt((wide["x"] ** 2).mean() + 1e-5) * wide["norm"]
+    both = x @ wide["first"].T
+    gate, up = both[:, 0::2], both[:, 1::2]
+    want = (gate / (1 + np.exp(-gate)) * up) @ wide["second"].T + wide["residual"]
+    np.testing.assert_allclose(got.reshape(want.shape), want, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,135 @@
+"""examples/word2vec: a chunk's steps are those of word2vec's pairs, one by one in float64; ranks
+combine them as asked; topics are found.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ark
+from ark.tasks.functions import FUNCTIONS
+from examples.word2vec import corpus, word2vec
+from examples.word2vec.corpus import Corpus
+from examples.word2vec.word2vec import Options
+
+SMALL = Options(size=8, chunk=64, block=16, noise=8, rate=0.2, epochs=1)
+Steps = dict[int, np.ndarray]
+
+
+def text() -> Corpus:
+    return Corpus.of(corpus.topics(4, 6, texts=20, length=13), least=1, sample=0.012)
+
+
+def drawn(count: int, options: Options, step: int) -> np.ndarray:
+    return FUNCTIONS["philox"].reference(
+        np.arange(count), np.asarray(options.seed), np.asarray(step)
+    )
+
+
+def uniform(count: int, options: Options, step: int) -> np.ndarray:
+    return (drawn(count, options, step) >> 8) * 2.0**-24
+
+
+def sigmoid(x: float) -> float:
+    return float(1 / (1 + np.exp(-x)))
+
+
+def chunk_steps(
+    given: Corpus, o: Options, step: int, chunks: int, tables: list[np.ndarray]
+) -> tuple[Steps, Steps]:
+    """The sums of what word2vec adds to the rows of both tables for every word and neighbour."""
+    at = step % chunks * o.chunk
+    words, texts = given.words[at : at + o.chunk], given.texts[at : at + o.chunk]
+    kept = uniform(o.chunk, o, 4 * step) < given.keep[words]
+    words, texts = words[kept], texts[kept]
+    reach = 1 + np.floor(uniform(o.chunk, o, 4 * step + 1) * o.window)
+    noise = given.noise[drawn(o.chunk // o.block * o.noise, o, 4 * step + 2) % len(given.noise)]
+    rate = o.rate * max(1 - step / (chunks * o.epochs), 1e-4)
+    vectors, contexts = tables
+    moved: tuple[Steps, Steps] = ({}, {})
+
+    def add(which: int, row: int, by: np.ndarray) -> None:
+        moved[which][row] = moved[which].get(row, 0.0) + by
+
+    for i, middle in enumerate(words):
+        for j in range(len(words)):
+            if j == i or abs(j - i) > reach[i] or texts[j] != texts[i]:
+                continue
+            x, y = vectors[words[j]], contexts[middle]
+            g = rate * (1 - sigmoid(x @ y))
+            add(0, words[j], g * y)
+            add(1, middle, g * x)
+            block = i // o.block
+            for word in noise[block * o.noise : (block + 1) * o.noise]:
+                z = contexts[word]
+                g = -rate * o.negative / o.noise * sigmoid(x @ z)
+                add(0, words[j], g * z)
+                add(1, word, g * x)
+    return moved
+
+
+def wanted(given: Corpus, o: Options, world: int, way: str) -> np.ndarray:
+    """The words' vectors after an epoch."""
+    shape = (len(given.vocabulary), o.size)
+    start = np.random.default_rng(o.seed).uniform(-0.5, 0.5, shape) / o.size
+    tables = [start.astype(np.float32).astype(np.float64), np.zeros(shape)]
+    chunks = len(given.words) // (o.chunk * world) * world
+    for first in range(0, chunks, world):
+        every = [chunk_steps(given, o, first + r, chunks, tables) for r in range(world)]
+        for which, table in enumerate(tables):
+            for row in {row for found in every for row in found[which]}:
+                parts = [found[which].get(row, np.zeros(o.size)) for found in every]
+                total = parts[0]
+                for part in parts[1:]:
+                    if way == "combiner" and total @ total > 0:
+                        part = part - (total @ part) / (total @ total) * total
+                    total = total + part
+                table[row] += total / world if way == "average" else total
+    return tables[0]
+
+
+def test_one_rank_does_what_word2vec_does() -> None:
+    ark.init(backend="cpu")
+    given = text()
+    assert 0.2 < given.keep.min() < 0.95
+    (found,) = word2vec.train(given, SMALL).vectors
+    want = wanted(given, SMALL, 1, "sum")
+    assert np.abs(want).max() > 2 / SMALL.size  # far from where it began
+    np.testing.assert_allclose(found, want, rtol=1e-3, atol=1e-4)
+
+
+def on_a_rank(folder: str) -> None:
+    ark.init(backend="cpu")
+    for way in word2vec.WAYS:
+        ark.Model.reset()
+        options = Options(**{**SMALL.__dict__, "way": way})
+        (found,) = word2vec.train(text(), options).vectors
+        np.save(Path(folder) / f"{way}.{ark.Model.get_rank()}.npy", found)
+
+
+def test_ranks_combine_rows_as_asked(tmp_path: Path) -> None:
+    assert ark.launch(2, on_a_rank, str(tmp_path)) == 0
+    for way in word2vec.WAYS:
+        first, second = (np.load(tmp_path / f"{way}.{rank}.npy") for rank in range(2))
+        np.testing.assert_array_equal(first, second)
+        want = wanted(text(), SMALL, 2, way)
+        np.testing.assert_allclose(first, want, rtol=1e-3, atol=1e-4, err_msg=way)
+
+
+def test_words_find_their_topic() -> None:
+    ark.init(backend="cpu")
+    given = Corpus.of(corpus.topics(), least=1)
+    options = Options(size=32, epochs=2)
+    made = word2vec.train(given, options)
+    assert corpus.same_topic(given, made.vectors[-1]) > 0.9
+
+
+def test_similarity_of_words_is_compared_with_people() -> None:
+    pytest.importorskip("gensim")
+    names = ["tiger", "cat", "car", "automobile", "king", "cabbage", "drink", "mouth"]
+    given = Corpus.of([names] * 5, least=5)
+    vectors = np.random.default_rng(0).normal(size=(len(names), 4)).astype(np.float32)
+    assert -1 <= corpus.similarity(given, vectors) <= 1

@@ -1,0 +1,82 @@
+"""Measured topologies: lines through times, links from pairs, costs, and what the file keeps."""
+
+import itertools
+
+import pytest
+
+from ark.cli import main
+from ark.comm import classics
+from ark.comm.simulate import Routes, simulate
+from ark.comm.topology import TYPICAL, from_json, load, named, to_json
+from ark.comm.topology.measured import Line, Pair, fit, measured
+
+
+def times(alpha, gbps, sizes):
+    return [alpha + n / gbps / 1e3 for n in sizes]
+
+
+def test_a_line_is_found_again():
+    sizes = (64, 4096, 1 << 20)
+    line = fit(sizes, times(3.5, 12.5, sizes))
+    assert (line.alpha_us, line.gbps) == pytest.approx((3.5, 12.5))
+    flat = fit(sizes, [2.0, 2.0, 2.0])  # nothing but latency: as fast as was seen, at least
+    assert flat.alpha_us == pytest.approx(2, rel=1e-6) and flat.gbps >= 524
+    steep = fit(sizes, [0.001, 1.0, 300.0])  # less than no latency is none
+    assert steep.alpha_us == 0 and 3 < steep.gbps < 70
+
+
+def test_pairs_become_links_and_costs():
+    """On a star of three, g2's port is half as fast; the others' are not blamed for it."""
+    topology = named("star3")
+    routes = Routes(topology)
+    ways = {
+        (a, b): routes.default(f"g{a}", f"g{b}") for a, b in itertools.permutations(range(3), 2)
+    }
+    pairs = []
+    for a, b in itertools.combinations(range(3), 2):
+        rate = 10.0 if b == 2 else 20.0
+        lines = {"packet": Line(2.0, rate / 2), "threads": Line(5.0, rate)}
+        pairs.append(Pair(a, b, lines, 0.25, None if b == 2 else 300.0))
+    made = measured(topology, pairs, ways)
+    assert {link.src: link.bandwidth for link in made.links if link.dst == "s0"} == {
+        "g0": 20,
+        "g1": 20,
+        "g2": 10,
+    }
+    assert {link.latency_us for link in made.links} == {1.0}
+    assert made.costs.put_overhead_us == 0.25 and made.costs.local_gbps == 300
+    assert [(p.name, p.share, p.latency_us) for p in made.costs.protocols] == [
+        ("packet", 0.5, 0.0),
+        ("threads", 1.0, 3.0),
+    ]
+    assert from_json(to_json(made)) == made
+    # A small put takes the packets' time, a large one the threads', as they were measured.
+    program = classics.build("one_shot", "broadcast", 3)
+    small, large = (simulate(program, made, size).time_us for size in (100, 1 << 24))
+    assert small == pytest.approx(2.0 + 0.25 + 100 * 2 / 10 / 1e3, rel=0.02)
+    copy = 2 * (1 << 24) / 300 / 1e3  # of the root, into its own output
+    assert large == pytest.approx(copy + 5.0 + 0.25 + (1 << 24) / 10 / 1e3, rel=1e-3)
+
+
+def test_small_sizes_rank_by_latency(capsys, tmp_path):
+    """Typical costs: the tree wins by steps, the ring by bytes, and small puts carry flags."""
+    h100 = load("h100")
+    ring, direct = (classics.build(name, "all_reduce", 8) for name in ("ring", "one_shot"))
+    ratio = {
+        size: simulate(ring, h100, size, TYPICAL).time_us
+        / simulate(direct, h100, size, TYPICAL).time_us
+        for size in (1 << 10, 1 << 30)
+    }
+    assert ratio[1 << 10] > 2 and ratio[1 << 30] < 1
+    words = ["topo", "simulate", "h100", "--collective", "all_reduce", "--algorithm", "one_shot"]
+    for costs in ("none", "typical"):
+        assert main([*words, "--size", "1K", "--costs", costs]) == 0
+    told = capsys.readouterr().out
+    assert told.count("time, us") == 2
+
+
+def test_what_cannot_be_measured_is_said(capsys):
+    assert main(["topo", "measure", "ring4", "--ranks", "3"]) == 2
+    assert "ring4 has 4 ranks, and --ranks says 3" in capsys.readouterr().err
+    assert main(["topo", "measure", "--pair", "x"]) == 2
+    assert "no pair of ranks" in capsys.readouterr().err
