@@ -43,7 +43,7 @@ from ark.comm.topology import to_json as topology_json
 from ark.errors import BaseError, InvalidUsageError, UnsupportedError
 
 _WIDTH = 110
-_MOST_OPERATIONS = 140_000
+_MOST_OPERATIONS = 1 << 16  # of a program in the pieces that are tried
 _MOST_COMPARED = 1 << 18  # operations of all programs that `compare` makes together
 _MOST_IN_WINDOWS = 1 << 16  # a program with more is compared with all its puts under way only
 _WINDOWS = (0, 2)
@@ -74,6 +74,9 @@ def register(subparsers: Any) -> None:
         command = commands.add_parser(name, help=summary, description=f"{summary}.")
         command.set_defaults(func=function)
         command.add_argument("topology", metavar="TOPOLOGY", help="see `ark topo --help`")
+        command.add_argument(
+            "--group", metavar="RANKS", help="only these take part, such as 0-3,8; others relay"
+        )
         if name in ("show", "optimal"):
             command.add_argument("--json", action="store_true", help="print JSON")
         if name == "optimal":
@@ -138,7 +141,7 @@ def _table(title: str, *columns: str, left: int = 1) -> Table:
 
 
 def _show(args: argparse.Namespace) -> int:
-    topology = load(args.topology)
+    topology = _network(args)
     if args.json:
         print(topology_json(topology), end="")
         return 0
@@ -161,7 +164,7 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _optimal(args: argparse.Namespace) -> int:
-    topology = load(args.topology)
+    topology = _network(args)
     roots = None if args.root is None else {_rank(topology, args.root): 1}
     best = optimal(topology, args.k, roots)
     if args.json:
@@ -189,7 +192,7 @@ def optimum_json(best: Optimum) -> dict[str, Any]:
 
 
 def _synthesize(args: argparse.Namespace) -> int:
-    program = _program(args, load(args.topology))
+    program = _program(args, _network(args))
     text = _written(program, args.format, args.target)
     if args.out is None:
         print(text, end="")
@@ -218,7 +221,7 @@ def _read(text: str) -> CollectiveProgram:
 
 
 def _simulate(args: argparse.Namespace) -> int:
-    topology = _with_costs(args, load(args.topology))
+    topology = _with_costs(args, _network(args))
     size = parse_size(args.size)
     program = _program(args, topology)
     if args.pieces is None and args.program is None:
@@ -242,7 +245,7 @@ def _simulate(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    topology = _with_costs(args, load(args.topology))
+    topology = _with_costs(args, _network(args))
     size = parse_size(args.size)
     bound = _bound(args, topology, args.collective, size)
     title = f"{args.collective} of {args.size} bytes on {topology.name} (predicted)"
@@ -285,6 +288,20 @@ def _compare(args: argparse.Namespace) -> int:
     write_file(args.html, render_page(topology, runs, bound))
     print(f"The page {args.html} draws the links' load, the trees and the steps.")
     return 0
+
+
+def _network(args: argparse.Namespace) -> Topology:
+    """Returns the topology, or that of the group of its ranks that was named."""
+    topology = load(args.topology)
+    if args.group is None:
+        return topology
+    members: list[int] = []
+    for word in args.group.split(","):
+        ends = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", word)
+        if ends is None:
+            raise InvalidUsageError(f"--group {args.group!r} is no list such as 0-3,8.")
+        members += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
+    return topology.subgroup(members)
 
 
 def _with_costs(args: argparse.Namespace, topology: Topology) -> Topology:

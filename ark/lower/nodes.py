@@ -25,7 +25,7 @@ def begins_alone(graph: Graph) -> bool:
     nodes = [n for n in graph.nodes if not n.virtual]
     together = any(registry.get(n.type).iteration_barrier for n in nodes)
     together = together or any(b.arena == "symmetric" for b in graph.buffers)
-    return graph.world_size > 1 and len(graph.phases) == 1 and not together
+    return graph.world_size > 1 and not together
 
 
 def meets_peers(graph: Graph) -> bool:

@@ -84,7 +84,7 @@ def plans(
     if data is not None:
         try:
             return _from_texts(data.decode().split("\0"))
-        except PlanError:
+        except (PlanError, ValueError, TypeError, IndexError):  # not as _texts writes them
             cache.drop(cache.PLANS, name)
     found = make_plans(shape, machine, options, drafted)
     cache.store(cache.PLANS, name, "\0".join(_texts(found)).encode())

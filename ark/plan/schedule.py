@@ -65,11 +65,16 @@ class Schedule:
             self.counter("iteration barrier", 0, (rank + step) % world_size, True)
             for step in range(1, together)
         ]
-        self.ended: dict[int, int] = {}  # by peer the counter of its ended iterations
-        for step in range(1, world_size if ended else 1):
-            peer = (rank + step) % world_size
-            self.ended[peer] = self.counter(f"ended+{step}", 1, rank, True)
-            self.barriers.append(self.counter(f"ended+{world_size - step}", 0, peer, True))
+        # By phase, and by peer the counter of its ended iterations; and whom a phase tells.
+        self.ended: list[dict[int, int]] = [{} for _ in range(phases)]
+        self.told: list[list[int]] = [[] for _ in range(phases)]
+        for number in range(phases):
+            of = f" of phase {number}" if phases > 1 else ""
+            for step in range(1, world_size if ended else 1):
+                peer = (rank + step) % world_size
+                self.ended[number][peer] = self.counter(f"ended+{step}{of}", 1, rank, True)
+                name = f"ended+{world_size - step}{of}"
+                self.told[number].append(self.counter(name, 0, peer, True))
 
     def counters(self) -> tuple[PlanCounter, ...]:
         return tuple(
@@ -230,14 +235,14 @@ class _PhaseRun:
         """
         for touched in (r for r in mine if r.write):
             peer = self.s.buffers[int(touched.memory)].rank  # type: ignore[call-overload]
-            if peer not in self.s.ended:
+            if peer not in self.s.ended[self.number]:
                 continue
             for task in sorted(set(touched.boxes.tasks.tolist())):
                 lane, number = int(run.lanes[task]), run.first + task
                 lags = any(threshold == 0 for _, threshold in self.waits[number])
                 if not lags and (lane, peer) not in self.met:
                     self.met.add((lane, peer))
-                    wait = self.s.ended[peer], 0
+                    wait = self.s.ended[self.number][peer], 0
                     self.waits[number] = tuple(sorted((*self.waits[number], wait)))
 
     def _regions(
@@ -314,4 +319,4 @@ class _PhaseRun:
         if tails:
             wait = self._counter(self.order.add_set(number, np.array(tails))), len(tails)
             self.waits[-1] = tuple(sorted((*self.waits[-1], wait)))
-        self.signals[-1] += self.s.barriers
+        self.signals[-1] += [*self.s.barriers, *self.s.told[self.number]]

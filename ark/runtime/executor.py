@@ -111,6 +111,8 @@ class Executor(PlanMemory):
         ends = (b.offset + b.nbytes for b in own if b.id in received)
         self._received_bytes = max(ends, default=0)
         self._host = self._alloc(layout.dtype("ArkHost").itemsize, "host")
+        assert self._host.host is not None
+        self._told = self._host.host.view(layout.dtype("ArkHost"))
         variants = {kernel.machine.variant.name for kernel in self.kernels}
         self._proxy = self._peers.proxy(self.device, variants, self._host)
         self._connect(symmetric)
@@ -140,24 +142,29 @@ class Executor(PlanMemory):
             self._proxy.allow(address, self.plan.buffers[number].nbytes)
 
     def rebind(self, externals: Mapping[int, int]) -> None:
-        """Moves external buffers to other addresses, by buffer id; nothing may be running."""
-        moved = {b: a - self._externals[b] for b, a in externals.items() if a != self._externals[b]}
-        self._externals.update(externals)
-        if self._proxy is not None:
-            for number in moved:
-                address = self._externals[number]
-                self._proxy.allow(address, self.plan.buffers[number].nbytes)
+        """Moves external buffers to other addresses, by buffer id. What runs is waited for."""
+        if self._run is not None and self._run.running():
+            self._run.wait()  # the tables are its
         if self._cells is None:
             self._cells = tables.cells(self.plan, self.tables)
-        if any(b in self._cells and self._cells[b] is None for b in moved):
+        words, cells, again = self.tables.tasks.view(np.int64), self._cells, False
+        for number, address in externals.items():
+            distance = address - self._externals[number]
+            if not distance:
+                continue
+            self._externals[number] = address
+            if self._proxy is not None:
+                self._proxy.allow(address, self.plan.buffers[number].nbytes)
+            places = cells.get(number, ())
+            if places is None:
+                again = True
+            elif len(places):
+                words[places] += distance
+        if again:
             self.tables = self._build_tables()
             for name, memory in self._arrays.items():
                 self.device.write(memory.address, getattr(self.tables, name))
             return
-        words = self.tables.tasks.view(np.int64)
-        for buffer, distance in moved.items():
-            if buffer in self._cells:
-                words[self._cells[buffer]] += distance
         self.device.write(self._arrays["tasks"].address, self.tables.tasks)
 
     def _build_tables(self) -> tables.Tables:
@@ -327,12 +334,11 @@ class Executor(PlanMemory):
     def _launch(self, params: np.ndarray, ends: Sequence[int], stream: int | None = None) -> Run:
         """Launches the kernels that have something to do. ends: of the phases, in iterations."""
         launch = launch_all(self.kernels, self.device, params, ends, self._trace_bytes, stream)
-        assert self._host.host is not None
         if self._proxy is not None:
             self._proxy.wake()
         trouble = self._proxy.error if self._proxy is not None else None
         self._run = Run(
-            launch, self._host.host, ends[-1], self.ranks, self.budget_s, self._explain, trouble
+            launch, self._told, ends[-1], self.ranks, self.budget_s, self._explain, trouble
         )
         return self._run
 

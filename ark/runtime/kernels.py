@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -30,9 +31,13 @@ class Kernel:
     program: Program
     loaded: object
 
-    @property
+    @cached_property
     def shared_bytes(self) -> int:
         return self.program.emitted.scratch_bytes + self.machine.ring_bytes
+
+    @cached_property
+    def threads(self) -> int:
+        return self.machine.threads
 
 
 def load_kernels(plan: Plan, backend: KernelBackend, device: KernelDevice) -> list[Kernel]:
@@ -96,6 +101,8 @@ def launch_all(
     params: ArkParams of the first. ends: of the phases, in iterations. trace_bytes: how far apart
     the kernels' traces lie.
     """
+    if len(kernels) == 1:
+        return _launch(kernels[0], device, params, stream)
     begin = int(params["first"][0])
     launches: list[Launch] = []
     for number, kernel in enumerate(kernels):
@@ -107,14 +114,16 @@ def launch_all(
         own["trace"] += number * trace_bytes
         if not last:
             own["end"] = end
-        processors, threads = int(params["processors"][0]), kernel.machine.threads
-        launches.append(
-            device.launch(
-                kernel.loaded, own.tobytes(), processors, threads, kernel.shared_bytes, stream
-            )
-        )
+        launches.append(_launch(kernel, device, own, stream))
         begin = end
     return launches[0] if len(launches) == 1 else Launches(launches)
+
+
+def _launch(kernel: Kernel, device: KernelDevice, params: np.ndarray, stream: int | None) -> Launch:
+    processors, data = int(params["processors"][0]), params.tobytes()
+    return device.launch(
+        kernel.loaded, data, processors, kernel.threads, kernel.shared_bytes, stream
+    )
 
 
 class Launches:

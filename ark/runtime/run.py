@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from ark.backend.protocol import Launch
-from ark.codegen import layout
 from ark.errors import BaseError, GpuError
 from ark.runtime import live
 
@@ -39,9 +38,9 @@ STOP_S = 10.0
 class Run:
     """A launch in progress.
 
-    iterations: what it was launched for. ranks: the job's ranks, for several. budget_s: a
-    device-side wait's budget. explain: makes the error's text from the host block's record.
-    trouble: what stopped the proxy, if anything did.
+    host: the ArkHost that it tells, an array of one. iterations: what it was launched for. ranks:
+    the job's ranks, for several. budget_s: a device-side wait's budget. explain: makes the error's
+    text from the host block's record. trouble: what stopped the proxy, if anything did.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class Run:
         self._budget_s = budget_s
         self._explain = explain
         self._trouble = trouble
-        self.host = host.view(layout.dtype("ArkHost"))
+        self.host = host
         self._failed = False
         self._asked_to_quit = False
         self.detached = False

@@ -23,6 +23,7 @@ import ark
 from ark.backend import registry
 from ark.ir.graph import Node
 from ark.lower.ranks import plan_ranks
+from ark.machine import Machine
 from ark.parallel import ParallelGraph, parallelize, pipelined, shape, spread, tessel
 from ark.parallel.pipeline import Schedule
 from ark.parallel.pipeline.named import CHUNKS, PASSES, PIPELINES, list_schedule, named
@@ -38,6 +39,7 @@ SPREAD = ("data", "tensor", "zero1", "zero3", "co-shard")
 PIPED = (*PIPELINES, "tessel")
 PLANS = ("one", *SPREAD, *PIPED)
 MICRO_BATCHES = 4
+SMALL = Config(vocab=24, hidden=16, inner=32, layers=2, heads=4, kv_heads=4, rows=3)
 CUTS = {"query": 0, "key": 0, "value": 0, "output": 1, "gate": 0, "up": 0, "down": 1}
 
 
@@ -123,14 +125,24 @@ def handing(nodes: list[Node], handed: set[int]) -> set[int]:
 
 
 def train_rank(
-    step: Step, made: RankGraphs, plans: Any, given: dict[str, np.ndarray], steps: int, ranks: Any
+    step: Step,
+    made: RankGraphs,
+    plans: Any,
+    given: dict[str, np.ndarray],
+    steps: int,
+    ranks: Any,
+    backend_name: str = "cpu",
 ) -> np.ndarray | None:
     """Runs a rank; the losses of all steps where this rank keeps them."""
-    backend, _ = registry.choose("cpu")
+    backend, probe = registry.choose(backend_name)
     held = made.held[ranks.rank]
     called = {buffer: name for name, buffer in step.names.items()}
     with Executor(
-        plans[ranks.rank], backend, backend.open(0), ranks=ranks, budget_s=60.0
+        plans[ranks.rank],
+        backend,
+        backend.open(ranks.rank % len(probe.devices)),
+        ranks=ranks,
+        budget_s=60.0,
     ) as executor:
         for buffer, view in held.items():
             if called.get(buffer) in given:
@@ -186,18 +198,32 @@ def torch_losses(
     return losses
 
 
-def work(plan: str, ranks: int, steps: int, versus: bool) -> None:
+def machine_of(backend: str, ranks: int) -> Machine:
+    """What a rank has: a device, or a processor of this machine."""
+    if backend == "cpu":
+        return registry.machine("cpu-1")
+    chosen, probe = registry.choose(backend)
+    if len(probe.devices) < ranks:
+        raise SystemExit(f"{ranks} ranks need as many devices, and there are {len(probe.devices)}")
+    device = chosen.open(0)
+    try:
+        return device.machine
+    finally:
+        device.close()
+
+
+def work(plan: str, ranks: int, steps: int, versus: bool, backend: str, small: bool) -> None:
     """One rank's process; rank 0 prints the losses, which another may keep, as JSON."""
-    c = Config()
+    c = SMALL if small else Config()
     if c.layers % shape_of(plan, ranks).stages:
         c = replace(c, layers=shape_of(plan, ranks).stages)
     step, made = make(c, plan, ranks, steps)
-    plans = plan_ranks(made.graphs, registry.machine("cpu-1"))
+    plans = plan_ranks(made.graphs, machine_of(backend, ranks))
     verify(plans)
     how = shape_of(plan, ranks)
     given, tokens = arrays(c, 1, how.micro_batches)
     with Bootstrap.from_environment() as own:
-        found = train_rank(step, made, plans, given, steps, own)
+        found = train_rank(step, made, plans, given, steps, own, backend)
         told = own.all_gather(b"" if found is None else found.astype(np.float32).tobytes())
         if own.rank == 0:
             losses = np.frombuffer(next(t for t in told if t), np.float32)
@@ -219,9 +245,14 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--vs", choices=("torch",))
+    parser.add_argument(
+        "--backend", default="cpu", help="cpu, or an accelerator with --ranks devices"
+    )
+    parser.add_argument("--small", action="store_true", help="a model of two layers, width 16")
     args = parser.parse_args()
     launch: Callable[..., int] = ark.launch
-    raise SystemExit(launch(args.ranks, work, args.plan, args.ranks, args.steps, bool(args.vs)))
+    how = (args.plan, args.ranks, args.steps, bool(args.vs), args.backend, args.small)
+    raise SystemExit(launch(args.ranks, work, *how))
 
 
 if __name__ == "__main__":

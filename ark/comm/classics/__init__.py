@@ -33,7 +33,7 @@ class Algorithm:
 
     `cut` is the number of parts that each rank's share (or the whole, where nothing is dealt) must
     have; `dealt` says that an all-reduce deals its chunks to the ranks; `ring_per_place` that boxes
-    multiply `cut` by their size, because every place in a box starts a ring of its own.
+    multiply `cut` by their size, because every place in a box starts a ring, or trees, of its own.
     """
 
     name: str
@@ -135,11 +135,12 @@ _ALGORITHMS = [
     Algorithm(
         "double_binary_tree",
         {
-            Collective.ALL_REDUCE: lambda b, _: trees.all_reduce_trees(b),
+            Collective.ALL_REDUCE: lambda b, boxes: trees.all_reduce_trees(b, boxes),
             Collective.BROADCAST: lambda b, _: trees.broadcast_trees(b, b.root or 0),
             Collective.REDUCE: lambda b, _: trees.reduce_trees(b, b.root or 0),
         },
         cut=2,
+        ring_per_place=True,
     ),
     Algorithm(
         "one_shot",
@@ -236,7 +237,7 @@ def build(
         collective: what to do; broadcast and reduce take `root` (0 if not given).
         ranks: how many ranks, at least 1.
         boxes: equal groups of ranks that share fast links; hierarchical forms need them, and rings
-            start from every place in a box if they are given. One group is the order of a ring.
+            and trees start from every place in a box if they are given. One group is an order.
         reduction: sum (the default), max, min, mean; adasum and combiner have their own forms.
         parts: chunks a rank's share is cut into, on top of what the algorithm needs.
         pieces: see `ark.collective.types`; more pieces pipeline long paths.
@@ -260,7 +261,7 @@ def build(
     dealt = wanted.sharded or (chosen.dealt and wanted is Collective.ALL_REDUCE)
     groups = [list(box) for box in boxes or [range(ranks)]]
     cut = chosen.cut
-    if chosen.ring_per_place and dealt:
+    if chosen.ring_per_place and not wanted.rooted:
         if why := _uneven(groups, ranks):
             raise InvalidUsageError(f"{algorithm} cannot do {wanted.value} here: {why}")
         cut *= len(groups[0]) if len(groups) > 1 else 1

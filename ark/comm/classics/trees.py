@@ -1,10 +1,15 @@
 """The double binary tree: two trees with half of the data each, so that all links work.
 
 Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan"
-(Parallel Computing 2009). `ark.comm.classics.build` calls these.
+(Parallel Computing 2009). Over boxes the trees join one rank a box, behind which the others stand
+in a chain, two trees for every place in a box, as NCCL builds them. `ark.comm.classics.build` calls
+these.
 """
 
 from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
 
 from ark.collective import IN, OUT, ProgramBuilder, Span
 
@@ -46,14 +51,12 @@ def top_down(tree: dict[int, int | None]) -> list[int]:
     return sorted(tree, key=lambda rank: (level(rank), rank))
 
 
-def _half(b: ProgramBuilder, index: int) -> tuple[int, int]:
-    half = b.chunks // 2
-    return index * half, half
-
-
-def reduce_up(b: ProgramBuilder, tree: dict[int, int | None], index: int, received: str) -> None:
-    """Half `index` of the data is summed towards the tree's root, into its `out`."""
-    start, half = _half(b, index)
+def reduce_up(
+    b: ProgramBuilder, tree: dict[int, int | None], index: int, received: str, trees: int = 2
+) -> None:
+    """Part `index` of the data, of as many as trees, is summed towards the root, into its `out`."""
+    half = b.chunks // trees
+    start = index * half
     children: dict[int, list[int]] = {rank: [] for rank in tree}
     for rank, parent in tree.items():
         if parent is not None:
@@ -73,24 +76,42 @@ def reduce_up(b: ProgramBuilder, tree: dict[int, int | None], index: int, receiv
             b.put(rank, parent, total, Span(received, number * b.chunks + start, half))
 
 
-def broadcast_down(b: ProgramBuilder, tree: dict[int, int | None], index: int) -> None:
-    """Half `index` of `out` goes from the tree's root to all."""
-    start, half = _half(b, index)
-    span = Span(OUT, start, half)
+def broadcast_down(
+    b: ProgramBuilder, tree: dict[int, int | None], index: int, trees: int = 2
+) -> None:
+    """Part `index` of `out`, of as many as trees, goes from the tree's root to all."""
+    size = b.chunks // trees
+    span = Span(OUT, index * size, size)
     for rank in top_down(tree):
         parent = tree[rank]
         if parent is not None:
             b.put(parent, rank, span, span)
 
 
-def all_reduce_trees(b: ProgramBuilder) -> None:
-    """Both halves are summed up their tree, then sent down."""
-    received = b.scratch(2 * b.chunks, "receive")
-    trees = two_trees(list(range(b.ranks)))
+def chained_trees(boxes: Sequence[Sequence[int]]) -> list[dict[int, int | None]]:
+    """Two trees for every place in a box: {rank: parent}.
+
+    The ranks at the place are joined by the trees; the rest of a box, in turn, hangs behind its
+    rank there in a chain. A single box has two trees over all its ranks.
+    """
+    if len(boxes) == 1:
+        return two_trees(list(boxes[0]))
+    found = []
+    for place in range(len(boxes[0])):
+        chains = [[*box[place:], *box[:place]] for box in boxes]
+        behind = {rank: before for chain in chains for before, rank in itertools.pairwise(chain)}
+        found += [{**tree, **behind} for tree in two_trees([chain[0] for chain in chains])]
+    return found
+
+
+def all_reduce_trees(b: ProgramBuilder, boxes: Sequence[Sequence[int]]) -> None:
+    """All parts are summed up their tree, then sent down."""
+    received = b.scratch((3 if len(boxes) > 1 else 2) * b.chunks, "receive")
+    trees = chained_trees(boxes)
     for index, tree in enumerate(trees):
-        reduce_up(b, tree, index, received)
+        reduce_up(b, tree, index, received, len(trees))
     for index, tree in enumerate(trees):
-        broadcast_down(b, tree, index)
+        broadcast_down(b, tree, index, len(trees))
 
 
 def _under_root(b: ProgramBuilder, root: int) -> list[dict[int, int | None]]:

@@ -19,7 +19,7 @@ from ark.comm.page.layout import layout
 from ark.comm.simulate import Routes, SimulationResult
 from ark.comm.topology import Topology
 
-MOST_EVENTS = 40000
+MOST_EVENTS = 40000  # of all runs together, but for the first piece of every chunk
 TICKS = 100_000  # of a run: the grain of the times on the page
 
 Carried = dict[OpRef, tuple[int, int, bool]]
@@ -58,7 +58,7 @@ def page_data(
         "rooted": program.collective.rooted,
         "size": result.size_bytes,
         "bound": None if bound_us is None else round(bound_us, 3),
-        "runs": [_run(p, r, index, latency) for p, r in runs],
+        "runs": [_run(p, r, index, latency, MOST_EVENTS // len(runs)) for p, r in runs],
     }
 
 
@@ -103,15 +103,16 @@ def _run(
     result: SimulationResult,
     index: dict[str, int],
     latency: dict[tuple[str, str], float],
+    most: int,
 ) -> dict[str, Any]:
     step, cargo = steps(program), carried(program)
     puts = [e for e in result.events if e.route and e.ref in cargo]
     shown = program.pieces
-    if len(puts) > MOST_EVENTS:
+    if len(puts) > most:
         # All ranks, but of every chunk as many pieces as fit; trees need the first.
         counts = Counter(e.piece for e in puts)
         total = list(itertools.accumulate(counts[piece] for piece in range(program.pieces)))
-        shown = max(1, bisect.bisect_right(total, MOST_EVENTS))
+        shown = max(1, bisect.bisect_right(total, most))
         puts = [e for e in puts if e.piece < shown]
     routes: dict[tuple[str, ...], int] = {}
     numbers: dict[OpRef, int] = {}

@@ -168,6 +168,7 @@ class _Engine:
         self.current = [-1] * self.channels
         self.active = np.zeros(self.channels, bool)
         self.left = np.zeros(self.channels)
+        self.sent = np.zeros(self.channels)  # bytes of the put that flows
         self.rate = np.zeros(self.channels)
         self.stale = False
 
@@ -220,11 +221,9 @@ class _Engine:
             soonest = min(soonest, float(ends.min()))
             self.left[flowing] -= self.rate[flowing] * (soonest - self.now)
         self.now = soonest
-        for channel in flowing:
-            instance = self.current[channel]
-            size = self._wire_bytes(instance % len(self.ops))
-            if self.left[channel] <= _SLACK * size + self.rate[channel] * 1e-9:
-                self._leave(int(channel), instance)
+        rounding = _SLACK * self.sent[flowing] + self.rate[flowing] * 1e-9
+        for channel in flowing[self.left[flowing] <= rounding].tolist():
+            self._leave(channel, self.current[channel])
         while self.heap and self.heap[0][0] <= self.now + 1e-9:
             _, instance, flows = heapq.heappop(self.heap)
             if flows:
@@ -277,7 +276,7 @@ class _Engine:
 
     def _flow(self, instance: int) -> None:
         channel = self.channel_of[instance % len(self.ops)]
-        self.left[channel] = self._wire_bytes(instance % len(self.ops))
+        self.left[channel] = self.sent[channel] = self._wire_bytes(instance % len(self.ops))
         if not self.active[channel]:
             self.active[channel] = True
             self.stale = True

@@ -9,14 +9,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from ark.comm.packages import require
 from ark.comm.topology.costs import CostModel
-from ark.errors import ModelError
+from ark.errors import InvalidUsageError, ModelError
 
 if TYPE_CHECKING:
     import networkx
@@ -168,6 +168,39 @@ class Topology:
         """Returns the topology with every link turned round (reductions run on it)."""
         links = tuple(Link(k.dst, k.src, k.bandwidth, k.latency_us) for k in self.links)
         return replace(self, links=links, multicast=self.reduces, reduces=self.multicast)
+
+    def subgroup(self, members: Sequence[int], relay: bool = True) -> Topology:
+        """Returns the network of a group of ranks, numbered in the order of `members`.
+
+        The others pass data on, as switches do, or with `relay` false drop out with their links.
+        Raises InvalidUsageError for members that are no ranks or repeat.
+        """
+        if len(set(members)) != len(members) or not set(members) <= set(range(len(self.ranks))):
+            raise InvalidUsageError(
+                f"the group {list(members)} of {self.name}; expected different ranks of 0 to "
+                f"{len(self.ranks) - 1}."
+            )
+        ranks = tuple(self.ranks[member] for member in members)
+        others = tuple(rank for rank in self.ranks if rank not in ranks)
+        kept = {*ranks, *self.switches, *(others if relay else ())}
+        links = tuple(link for link in self.links if {link.src, link.dst} <= kept)
+        if not relay:  # a switch below which no rank is left, or that none can reach, goes too
+            graph = require("networkx").DiGraph((link.src, link.dst) for link in links)
+            graph.add_nodes_from(kept)
+            far = require("networkx").descendants(graph, ranks[0]) if ranks else set()
+            kept = {*ranks, *far}
+            links = tuple(link for link in links if {link.src, link.dst} <= kept)
+        boxes = (tuple(rank for rank in box if rank in ranks) for box in self.boxes)
+        return replace(
+            self,
+            name=f"{self.name} ({len(ranks)} of {len(self.ranks)} ranks)",
+            ranks=ranks,
+            switches=tuple(s for s in (*self.switches, *(others if relay else ())) if s in kept),
+            links=links,
+            multicast=tuple(s for s in self.multicast if s in kept),
+            reduces=tuple(s for s in self.reduces if s in kept),
+            boxes=tuple(box for box in boxes if box),
+        )
 
     def equal_boxes(self) -> list[list[int]] | None:
         """Returns the rank numbers of each box where there are two or more, of one size above one.

@@ -16,6 +16,7 @@ from fractions import Fraction
 import numpy as np
 
 from ark.errors import ModelError, UnsupportedError
+from ark.ir.dtype import fp32
 from ark.ir.graph import Graph
 from ark.ir.values import Buffer, Tensor, dense_view
 from ark.parallel.transform.annotations import local_attrs
@@ -97,6 +98,9 @@ class _Writer:
             for (rank, twin), box in sorted(self.lasting.items()):
                 if (twin, phase) in self.versions:
                     self._refresh(rank, twin, View(self.versions[twin, phase], box))
+            for graph in self.made.graphs:
+                if not any(node.phase == phase for node in graph.nodes):
+                    _idle(graph)
         return self.made
 
     def _refresh(self, rank: int, twin: int, written: View) -> None:
@@ -346,6 +350,12 @@ class _Writer:
             out = target if number == len(parts) else graph.tensor(target.shape, target.dtype)
             graph.add("add", [total, part], [out], {}, "add")
             total = out
+
+
+def _idle(graph: Graph) -> None:
+    """An op for a rank that a plan gives nothing to do, since an entry point has at least one."""
+    begin, end = (graph.tensor((1,), fp32, arena="state") for _ in range(2))
+    graph.add("copy", [begin], [end], {}, "idle")
 
 
 def _cells(box: Box, others: Sequence[Box]) -> Iterable[Box]:

@@ -14,12 +14,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ark.plan.collector import paused
-from ark.plan.types import Plan
+from ark.plan.types import ITERATION_BARRIER, Plan
 from ark.plan.verify.conflicts import LocalTouches, check_conflicts, foreign_touches
 from ark.plan.verify.early import check_early
 from ark.plan.verify.iterations import check_iterations
 from ark.plan.verify.order import first_nodes, order_phase
 from ark.plan.verify.packets import awaited_packets
+from ark.plan.verify.phases import Touches, check_counters, check_memory
 from ark.plan.verify.rank_set import RankSet
 from ark.plan.verify.reads import check_delivered, check_fetched, missing_reads
 from ark.plan.verify.structure import check_ranks, check_structure, check_tasks
@@ -39,11 +40,18 @@ def check(rank_set: RankSet) -> None:
     check_structure(rank_set)
     check_work(rank_set)
     check_tasks(rank_set)
+    check_counters(rank_set)
+    barrier = rank_set.plan(0).counters[ITERATION_BARRIER]
+    found = []
     for number in range(len(rank_set.plan(0).phases)):
-        _check_phase(rank_set, number)
+        touches = _check_phase(rank_set, number)
+        if rank_set.world > 1 and barrier.step == 1:
+            found.append(touches)
+    check_memory(rank_set, found)
 
 
-def _check_phase(rank_set: RankSet, number: int) -> None:
+def _check_phase(rank_set: RankSet, number: int) -> Touches:
+    """What the checked ranks do to their own memory in a phase, and peers to that."""
     local = {rank: LocalTouches(rank_set, rank, number) for rank in rank_set.checked}
     foreign = foreign_touches(rank_set, number)
     bases = first_nodes(rank_set, number)
@@ -56,6 +64,7 @@ def _check_phase(rank_set: RankSet, number: int) -> None:
         check_early(rank_set, number, rank, foreign[rank])
         check_fetched(rank_set, order, number, rank, local[rank], foreign[rank])
     check_iterations(rank_set, number, local, foreign)
+    return local, foreign
 
 
 __all__ = ["check", "verify"]

@@ -201,11 +201,6 @@ def _check_counters(rank_set: RankSet, plan: Plan) -> None:
             f"{together} ranks begin an iteration of rank {plan.rank} together, expected all "
             f"{plan.world_size} everywhere, or 1 everywhere"
         )
-    if together < plan.world_size and len(plan.phases) > 1:
-        raise refuse(
-            f"rank {plan.rank} begins iterations of several phases by itself, but other ranks may "
-            "still be in the phase before"
-        )
 
 
 def _check_lists(rank_set: RankSet, plan: Plan) -> None:

@@ -185,7 +185,14 @@ class MeshExecutor(PlanMemory):
         self._phase_ends = ends[:-1]
         self._params["persistent"], self._params["first"] = int(persistent), first
         launch = self._processor.launch(self._loaded, self._params.tobytes(), 1, 1, 0)
-        self._run = Run(launch, self._host.host, ends[-1], None, self._budget_s, self._explain)
+        self._run = Run(
+            launch,
+            self._host.host.view(layout.dtype("ArkHost")),
+            ends[-1],
+            None,
+            self._budget_s,
+            self._explain,
+        )
         return self._run
 
     def _explain(self, record: Any) -> str:

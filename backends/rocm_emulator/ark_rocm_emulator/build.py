@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -120,6 +121,21 @@ def _one_at_a_time() -> Iterator[None]:
         yield
 
 
+def _headers_of(source: Path, folders: Sequence[Path]) -> list[Path]:
+    """The headers of this package that `source` includes, and those that they include, sorted."""
+    found: set[Path] = set()
+    waiting = [source]
+    while waiting:
+        file = waiting.pop()
+        for name in re.findall(r'^#include "(.+)"', file.read_text(), re.MULTILINE):
+            for folder in (file.parent, *folders):
+                header = folder / name
+                if header.exists() and header not in found:
+                    found.add(header)
+                    waiting.append(header)
+    return sorted(found)
+
+
 def shared_library(
     file_name: str,
     sources: Sequence[Path],
@@ -147,7 +163,7 @@ def shared_library(
         return (core,) if source in shared else (core, *includes)
 
     def object_of(source: Path) -> Path:
-        headers = sorted({*core.glob("*.h"), *source.parent.glob("*.h")})
+        headers = _headers_of(source, folders_of(source))
         name = hashlib.sha256(_compiler_identity().encode())
         # Where this package lies does not matter (its headers count by content): two checkouts of
         # the same sources share what was built.

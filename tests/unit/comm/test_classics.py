@@ -9,7 +9,7 @@ from ark.collective import Collective, Kind, check, execute, in_order
 from ark.comm import classics, synthesize
 from ark.comm.classics import trees
 from ark.comm.classics.order import widest_ring
-from ark.comm.simulate import simulate
+from ark.comm.simulate import simulate, tune_pieces
 from ark.comm.topology import named
 from ark.errors import InvalidUsageError
 from tests.unit.comm.programs import boxes_for
@@ -121,6 +121,24 @@ def test_two_trees_are_shallow_and_no_rank_works_in_both(ranks):
         assert max(map(len, children.values())) <= 2
         inner.append({r for r, below in children.items() if len(below) == 2})
     assert not inner[0] & inner[1]
+
+
+def test_trees_over_boxes_are_chains_behind_trees():
+    boxes = [list(range(8 * box, 8 * box + 8)) for box in range(4)]
+    found = trees.chained_trees(boxes)
+    assert len(found) == 16
+    for number, tree in enumerate(found):
+        assert sorted(tree) == list(range(32)) and list(tree.values()).count(None) == 1
+        across = [(r, p) for r, p in tree.items() if p is not None and r // 8 != p // 8]
+        assert len(across) == 3  # one edge into every other box, all at one place
+        assert {r % 8 for edge in across for r in edge} == {number // 2}
+        trees.top_down(tree)
+    program = classics.build("double_binary_tree", "all_reduce", 32, boxes=boxes)
+    check(program)
+    network = named("h100x4")
+    plain = classics.build("double_binary_tree", "all_reduce", 32)
+    times = [tune_pieces(p, network, 1 << 28)[1].time_us for p in (program, plain)]
+    assert times[0] < times[1] / 3  # eight NICs a box in place of one at a time
 
 
 def test_lists_are_issued_so_that_a_rank_in_order_does_not_wait_to_send_its_own():

@@ -174,8 +174,8 @@ def test_grids_and_fat_trees_have_their_shape():
 
 def test_a_page_of_128_ranks_is_small():
     topology = load("a100x16")
-    names = ("ring", "one_shot", "hierarchical", "recursive_doubling")
-    assert len(render_page(topology, runs_of(topology, "all_gather", names), 12.5)) < 3e6
+    runs = runs_of(topology, "all_gather", ("one_shot",))
+    assert len(render_page(topology, runs, 12.5)) < 3e6 / 5
 
 
 def test_big_runs_show_whole_trees_and_all_ranks(monkeypatch):

@@ -8,7 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ark.cli import main
+from ark.collective import check
+from ark.collective import from_json as from_json_program
 from ark.comm import packages
+from ark.comm.forestcoll import optimal
 from ark.comm.topology import (
     GRAMMAR,
     Link,
@@ -326,3 +330,31 @@ def test_a_missing_package_is_named(monkeypatch):
 
 def _no_module(name):
     raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def test_a_group_of_ranks_takes_part_and_the_others_relay():
+    six = named("ring6")
+    group = six.subgroup([0, 3, 1])
+    assert group.ranks == ("g0", "g3", "g1") and group.switches == ("g2", "g4", "g5")
+    assert group.links == six.links
+    # From g3 to the others there are both ways round, and to g3 as well.
+    assert optimal(group, roots={"g3": 1}).inv_x == Fraction(1, 2)
+    with pytest.raises(TopologyError, match="disconnected"):
+        six.subgroup([0, 3], relay=False).validate()
+    alone = named("a100x2").subgroup(range(8), relay=False)
+    assert alone.boxes == (tuple(f"g{i}" for i in range(8)),)
+    # Its NICs, 25 GB/s beside 300, still meet on the fabric.
+    assert optimal(alone).algbw == optimal(named("a100")).algbw * Fraction(325, 300)
+    for wrong in ([0, 0], [6], [-1]):
+        with pytest.raises(InvalidUsageError, match="different ranks of 0 to 5"):
+            six.subgroup(wrong)
+
+
+def test_programs_of_a_group_are_right(capsys):
+    words = ["topo", "synthesize", "dgx1v", "--group", "0,3-5,7", "--collective", "all_reduce"]
+    assert main([*words, "--format", "json"]) == 0
+    program = from_json_program(capsys.readouterr().out)
+    check(program)
+    assert program.ranks == 5
+    assert main(["topo", "show", "ring4", "--group", "a"]) == 2
+    assert "no list such as 0-3,8" in capsys.readouterr().err

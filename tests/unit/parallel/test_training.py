@@ -47,7 +47,7 @@ def _example() -> Any:
 
 
 example = _example()
-CONFIG = example.Config(vocab=24, hidden=16, inner=32, layers=2, heads=4, kv_heads=4, rows=3)
+CONFIG = example.SMALL
 
 
 def config_of(plan: str) -> Any:

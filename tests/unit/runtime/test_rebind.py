@@ -41,3 +41,23 @@ def test_moved_tables_are_those_that_would_be_built() -> None:
         np.testing.assert_allclose(by_name[y.ir.buffer.name].reshape(4, 16), want, rtol=1e-5)
     assert executor is not None
     executor.close()
+
+
+def test_a_launch_in_flight_keeps_its_memory() -> None:
+    """What runs has ended when the tables change, and none of it is written to the new place."""
+    ark.init(backend="cpu")
+    x, y = ark.placeholder([64]), ark.placeholder([64])
+    ark.add(x, 1.0, output=y)
+    plan = ark.Planner(-1).plan().inner
+    assert plan is not None
+    names = {b.name: b.id for b in plan.buffers if b.arena == "external"}
+    source, first, second = (np.full(64, v, np.float32) for v in (1.0, 0.0, 0.0))
+    ids = [names[t.ir.buffer.name] for t in (x, y)]
+    places = dict(zip(ids, (source.ctypes.data, first.ctypes.data), strict=True))
+    with Executor(plan, backend(), device(), externals=places) as executor:
+        run = executor.resume(20_000)
+        executor.rebind({ids[1]: second.ctypes.data})
+        assert not run.running() and run.iterations_done == 20_000
+        assert (first == 2.0).all() and (second == 0.0).all()
+        executor.resume().wait()
+        assert (second == 2.0).all()

@@ -56,8 +56,11 @@ const Network = {
       : element("rect",
         { x: x - s * 0.95, y: y - s * 0.8, width: s * 1.9, height: s * 1.6, rx: 4, fill }, group);
     const font = Math.min(s * 0.9, (s * 3) / Math.max(2, node.id.length));
-    if (font > 5.5) {
+    // A name that does not fit inside stands above, whole, where there is room between nodes.
+    if (font > 7) {
       element("text", { x, y: y + 0.5, "font-size": font }, group).textContent = node.id;
+    } else if (this.scale > 26) {
+      element("text", { x, y: y - s - 5, "font-size": 9 }, group).textContent = node.id;
     }
     group.addEventListener("mousemove", (event) => showTip(event,
       `<b>${escapeText(node.id)}</b> <span>${node.rank ? "rank" : "switch"}</span>`));

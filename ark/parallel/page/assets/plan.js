@@ -85,7 +85,12 @@ function drawBlock() {
     const group = element("g", { class: "op" }, svg);
     element("rect", { x: 50 + i * wide, y: top, width: wide - 10, height: 40, rx: 6,
       fill: `var(--${shown(op.state)})` }, group);
-    element("text", { x: place(i), y: top + 16 }, group).textContent = op.type.slice(0, 16);
+    const name = element("text", { x: place(i), y: top + 16 }, group);
+    name.textContent = op.type.slice(0, 20).replaceAll("_", " ");
+    if (op.type.length > 12) {
+      name.setAttribute("textLength", wide - 18);
+      name.setAttribute("lengthAdjust", "spacingAndGlyphs");
+    }
     element("text", { x: place(i), y: top + 31 }, group).textContent = op.state.join(" \u00d7 ");
     element("text", { x: place(i), y: top + 54, class: "soft" }, svg).textContent =
       `${op.shape.join("\u00d7")}, ${timeText(op.us)}`;

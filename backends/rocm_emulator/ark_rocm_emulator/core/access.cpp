@@ -3,13 +3,16 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <mutex>
 
 #include "checks.h"
+#include "checks_state.h"
 #include "decode.h"
 #include "floats.h"
 #include "grid.h"
 #include "half.h"
 #include "memory.h"
+#include "stale.h"
 
 namespace ark_emu {
 namespace {
@@ -244,6 +247,13 @@ uint64_t modify(uint8_t* cell, AtomicOp op, uint64_t data, uint64_t data2, bool&
   }
 }
 
+// Whether the access passes caches: not where the code and private memory lie, nor in a queue.
+bool is_stale(Wave& w, const Addresses& a) {
+  if (w.stale == nullptr || a.space != Space::Global) return false;
+  const RegionEntry* entry = w.grid->view.find(a.at[std::countr_zero(a.active)], 1);
+  return entry->region.kind != MemKind::Code && entry->region.kind != MemKind::Queue;
+}
+
 }  // namespace
 
 void load_lanes(Wave& w, const Inst& i, const Addresses& a, int bytes, uint32_t* rows) {
@@ -257,6 +267,7 @@ void load_lanes(Wave& w, const Inst& i, const Addresses& a, int bytes, uint32_t*
   const CheckedAccess checked(w);
   if (w.checks != nullptr) check_access(w, i, a, AccessKind::Read, bytes);
   if (w.watched != nullptr && a.space == Space::Global) note_polls(w, a, bytes);
+  if (is_stale(w, a)) return w.grid->stale->load(w, i, a, bytes, rows);
   if (bytes == 4 && a.active == w.full) {   // the common case, without a branch per lane
     const uint64_t base =
         a.space == Space::Lds ? reinterpret_cast<uint64_t>(w.group->lds.data()) : 0;
@@ -283,13 +294,19 @@ void store_lanes(Wave& w, const Inst& i, const Addresses& a, int bytes, const ui
   {
     const CheckedAccess checked(w);
     if (w.checks != nullptr) {
+      w.checks->storing = rows;
       check_access(w, i, a, AccessKind::Write, bytes);
+      w.checks->storing = nullptr;
       check_lanes(w, i, a, bytes, rows);
     }
     bool changed = false;
-    for (uint64_t rest = a.active; rest != 0; rest &= rest - 1) {
-      const int l = std::countr_zero(rest);
-      changed |= write_element(bytes_at(w, a, l), bytes, rows, l);
+    if (is_stale(w, a)) {
+      changed = w.grid->stale->store(w, i, a, bytes, rows);
+    } else {
+      for (uint64_t rest = a.active; rest != 0; rest &= rest - 1) {
+        const int l = std::countr_zero(rest);
+        changed |= write_element(bytes_at(w, a, l), bytes, rows, l);
+      }
     }
     w.changed |= changed;
   }   // doorbells ring outside: what they start may report writes of its own
@@ -332,9 +349,12 @@ void atomic_lanes(Wave& w, const Inst& i, const Addresses& a, AtomicOp op, int b
       return bytes == 4 ? rows[l] : rows[l] | static_cast<uint64_t>(rows[kLanes + l]) << 32;
     };
     bool changed = false;
+    const bool stale = is_stale(w, a);
+    std::unique_lock<std::mutex> held;
+    if (stale) held = std::unique_lock(w.grid->stale->caches().mutex);
     for (uint64_t rest = a.active; rest != 0; rest &= rest - 1) {
       const int l = std::countr_zero(rest);
-      uint8_t* cell = bytes_at(w, a, l);
+      uint8_t* cell = stale ? w.grid->stale->cell(w, i, a.at[l], bytes) : bytes_at(w, a, l);
       const uint64_t old =
           bytes == 4 ? modify<uint32_t>(cell, op, value(data, l), value(data2, l), changed)
                      : modify<uint64_t>(cell, op, value(data, l), value(data2, l), changed);

@@ -236,6 +236,11 @@ void check_wave_ended(Wave& w) {
   for (const Doubt& doubt : c.doubts) {
     if (!doubt.shadow->cell(doubt.index).flag) throw doubt.race;
   }
+  if (w.group->live == 1) {
+    for (const LdsDoubt& doubt : w.grid->checks->groups[w.group].doubts) {
+      if (!w.grid->checks->expects.contains(doubt.pc)) throw doubt.race;
+    }
+  }
   c.vm.clear();
   c.vs.clear();
   c.lgkm.clear();

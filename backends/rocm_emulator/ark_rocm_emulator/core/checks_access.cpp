@@ -61,6 +61,18 @@ void check_initialised(const Access& x, ShadowPages& shadow, uint64_t offset, in
               lane, at};
 }
 
+// MI200 does nothing for a floating-point atomic on memory that is not coarse-grained, and says
+// nothing (HIP's documentation, "Floating-point atomic operations").
+void check_float_atomic(const Access& x, const Region& region, int lane, uint64_t address) {
+  if (x.kind != AccessKind::Atomic || (x.i.op->flags & kFloat) == 0) return;
+  if (x.w.grid->program->arch() != Arch::gfx90a || region.kind == MemKind::Device) return;
+  throw Fault{ErrorKind::Race,
+              *x.i.name + " changes " + place(x, address) +
+                  ", which is fine-grained, uncached or host memory: on gfx90a floating-point " +
+                  "atomics have no effect there. Use coarse memory or a compare-and-swap",
+              lane, address};
+}
+
 void check_lanes(Wave& w, const Inst& i, const Addresses& a, int bytes, const uint32_t* rows) {
   const bool lds = a.space == Space::Lds;
   const auto size = static_cast<uint64_t>(bytes);

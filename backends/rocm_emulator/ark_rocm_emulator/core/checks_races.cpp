@@ -64,9 +64,42 @@ bool polls(const Wave& w, uint32_t pc) {
   return known->second;
 }
 
+// True if the poll at `pc` reads one place until its value changes: nothing in the loop writes the
+// address. A plain LDS store may be the flag that it waits for; what walks along LDS is no poll.
+bool spins(const Wave& w, uint32_t pc) {
+  auto [known, fresh] = w.grid->checks->spins.try_emplace(pc, false);
+  if (!fresh) return known->second;
+  if (!polls(w, pc)) return false;
+  Program& program = *w.grid->program;
+  const unsigned address = program.at(pc).src[0].reg;
+  const auto writes = [address](const Inst& inst) {
+    for (const Operand& to : inst.dst) {
+      if (to.kind == Kind::Vgpr && to.reg <= address && address < to.reg + to.dwords) return true;
+    }
+    return false;
+  };
+  uint32_t at = pc, target = pc + 1;
+  while (target > pc) {   // the branch back, which polls() has found
+    const Inst& inst = program.at(at);
+    target = (inst.op->flags & kBranch) != 0 && inst.format == Format::SOPP
+                 ? inst.next + static_cast<uint32_t>(inst.imm)
+                 : pc + 1;
+    at = inst.next;
+  }
+  bool stays = true;
+  for (uint32_t k = target; k < at && stays; k = program.at(k).next) {
+    const Inst& inst = program.at(k);
+    stays = inst.op != nullptr && !writes(inst) && (inst.second == nullptr || !writes(*inst.second));
+  }
+  w.grid->checks->spins[pc] = stays;
+  return stays;
+}
+
 // Two unordered accesses may still be two atomics that are meant to meet.
 bool may_meet(const Access& x, const Record& other, bool other_writes) {
   const bool atomic_other = other.stamp == Stamp::Atomic;
+  if (x.lds && x.kind == AccessKind::Read && other.stamp == Stamp::Plain) return spins(x.w, x.i.pc);
+  if (x.lds && x.stamp == Stamp::Plain && !other_writes) return spins(x.w, other.pc);
   if (x.stamp == Stamp::Atomic) {
     const bool polled = x.lds && !other_writes && polls(x.w, other.pc);
     return atomic_other || other.stamp == Stamp::MaybeAtomic || polled;
@@ -153,8 +186,44 @@ void contribute(const Access& x, ShadowPages& shadow, uint64_t index, const Cell
   if (sync != shadow.syncs.end()) sync->second.assign(1, mine);
 }
 
+// Two waves that store what is there already may both mean an atomic store.
+bool same_value(const Access& x, int lane, uint64_t element, uint64_t address, uint8_t bytes) {
+  const uint32_t* rows = x.w.checks->storing;
+  const bool may_be_atomic = x.lds ? x.i.format == Format::DS : x.stamp == Stamp::MaybeAtomic;
+  if (rows == nullptr || !may_be_atomic) return false;
+  const uint8_t* now = x.lds ? x.w.group->lds.data() + address
+                             : reinterpret_cast<const uint8_t*>(address);
+  for (int k = 0; k < std::popcount(bytes); k++) {
+    const uint64_t at = address - element + static_cast<uint64_t>(k);
+    const uint32_t row = rows[at / 4 * kLanes + static_cast<uint64_t>(lane)];
+    if (static_cast<uint8_t>(row >> (8 * (at % 4))) != now[k]) return false;
+  }
+  return true;
+}
+
+// An LDS load of slot `slot` and an atomic met: what the load was for shows later.
+bool doubtful(const Access& x, uint64_t index, uint32_t slot, uint32_t pc, const Fault& found) {
+  GridChecks& grid = *x.w.grid->checks;
+  if (grid.expects.contains(pc)) return true;
+  std::vector<LdsDoubt>& doubts = grid.groups[x.w.group].doubts;
+  for (const LdsDoubt& known : doubts) {
+    if (known.index == index && known.slot == slot && known.pc == pc) return true;
+  }
+  if (doubts.size() >= kMaxDoubts) return false;
+  doubts.push_back({index, slot, pc, found});
+  return true;
+}
+
+// The wave uses an atomic where it had loaded.
+void settle_doubts(const Access& x, uint64_t index) {
+  GridChecks& grid = *x.w.grid->checks;
+  for (const LdsDoubt& doubt : grid.groups[x.w.group].doubts) {
+    if (doubt.index == index && doubt.slot == x.w.checks->slot) grid.expects[doubt.pc] = true;
+  }
+}
+
 void check_cell(const Access& x, ShadowPages& shadow, uint64_t index, uint8_t bytes, int lane,
-                uint64_t address) {
+                uint64_t address, uint64_t element) {
   WaveChecks& c = *x.w.checks;
   CellState& cell = shadow.cell(index);
   cell.flag |= !x.lds && x.stamp == Stamp::Atomic;
@@ -167,7 +236,11 @@ void check_cell(const Access& x, ShadowPages& shadow, uint64_t index, uint8_t by
                   lane, address};
     }
     if (ordered(x, r) || may_meet(x, r, true)) continue;
+    const bool writes_too = x.kind == AccessKind::Write && r.stamp != Stamp::Dma;
+    if (writes_too && same_value(x, lane, element, address, bytes)) continue;
     const Fault found = race(x, lane, address, r, true);
+    const bool loads = x.lds && x.kind == AccessKind::Read && r.stamp == Stamp::Atomic;
+    if (loads && doubtful(x, index, c.slot, x.i.pc, found)) continue;
     if (x.stamp != Stamp::MaybeAtomic || r.stamp != Stamp::MaybeAtomic) throw found;
     if (!cell.flag && c.doubts.size() < kMaxDoubts) c.doubts.push_back({&shadow, index, found});
   }
@@ -175,12 +248,17 @@ void check_cell(const Access& x, ShadowPages& shadow, uint64_t index, uint8_t by
   if (writes) {
     for (const Record& r : cell.reads) {
       if ((r.bytes & bytes) == 0 || ordered(x, r) || may_meet(x, r, false)) continue;
-      throw race(x, lane, address, r, false);
+      const Fault found = race(x, lane, address, r, false);
+      const bool loaded = x.lds && x.kind == AccessKind::Atomic;
+      if (!loaded || !doubtful(x, index, r.slot, r.pc, found)) throw found;
     }
   }
+  if (x.lds && x.kind == AccessKind::Atomic) settle_doubts(x, index);
   const bool learns = x.kind == AccessKind::Atomic || x.coherent || x.lds;
   if (learns) {
-    const bool flag = x.kind == AccessKind::Atomic || x.coherent || shadow.syncs.contains(index);
+    const bool flag = x.kind == AccessKind::Atomic || x.coherent ||
+                      shadow.syncs.contains(index) ||
+                      (x.lds && x.kind == AccessKind::Read && spins(x.w, x.i.pc));
     const bool returns = x.kind != AccessKind::Atomic || x.i.glc || x.lds;
     if (flag && returns && x.kind != AccessKind::Write) acquire(x, shadow, index, cell);
   }
@@ -229,6 +307,7 @@ void check_access(Wave& w, const Inst& i, const Addresses& a, AccessKind kind, i
       }
       shadow = entry->shadow.get();
       offset = address - entry->region.base;
+      check_float_atomic(x, entry->region, lane, address);
     }
     check_alignment(x, address, bytes, lane);
     check_initialised(x, *shadow, offset, bytes, lane, address);
@@ -237,7 +316,7 @@ void check_access(Wave& w, const Inst& i, const Addresses& a, AccessKind kind, i
       const uint64_t count =
           std::min<uint64_t>(4 - in_cell, offset + static_cast<uint64_t>(bytes) - at);
       const auto mask = static_cast<uint8_t>(((1u << count) - 1) << in_cell);
-      check_cell(x, *shadow, at / 4, mask, lane, address + (at - offset));
+      check_cell(x, *shadow, at / 4, mask, lane, address + (at - offset), address);
       if (i.format == Format::SMEM) check_scalar_cache(x, *shadow, at / 4, mask, address);
       at += count;
     }

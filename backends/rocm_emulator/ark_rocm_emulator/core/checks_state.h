@@ -67,6 +67,14 @@ struct Record {
 
 struct ShadowPages;
 
+// An LDS load that met an atomic: sound if its wave goes on to use an atomic on the same cell (the
+// load gave the expected value), a race otherwise.
+struct LdsDoubt {
+  uint64_t index;
+  uint32_t slot, pc;                     // of the load
+  Fault race;
+};
+
 // Four bytes of memory or LDS: who wrote them last and who has read them since.
 struct CellState {
   std::vector<Record> writes, reads;
@@ -150,6 +158,7 @@ struct WaveChecks {
   SharedClock cleared, clearing;
   std::vector<PendingAcquire> acquires;
   std::vector<Doubt> doubts;             // reported when the wave ends
+  const uint32_t* storing = nullptr;     // rows of the store that is being checked
   std::unordered_map<uint64_t, uint32_t> joined;   // (slot, relation) -> epoch already joined
   std::array<RegisterPending, 512> vgprs;
   std::array<RegisterPending, 128> sgprs;
@@ -157,6 +166,7 @@ struct WaveChecks {
 
 struct GroupChecks {
   ShadowPages lds;
+  std::vector<LdsDoubt> doubts;          // reported when the last wave ends
   uint64_t cleared_at = 0;               // World::time when its scalar cache was last cleared
   bool clears = false;                   // one of its waves has done so
 };
@@ -167,6 +177,8 @@ struct GridChecks {
   std::vector<uint32_t> slots;
   std::unordered_map<const Workgroup*, GroupChecks> groups;
   std::unordered_map<uint32_t, bool> polls;   // by pc: is the load there part of a spin loop
+  std::unordered_map<uint32_t, bool> spins;   // ... of one place, whose address stays
+  std::unordered_map<uint32_t, bool> expects; // ... or gives an atomic its expected value
 };
 
 // An access of one wave, as far as all its lanes share it.
@@ -187,6 +199,7 @@ void check_alignment(const Access& x, uint64_t address, int bytes, int lane);
 void check_arguments(const Access& x, uint64_t address, int bytes, int lane);
 void check_initialised(const Access& x, ShadowPages& shadow, uint64_t offset, int bytes, int lane,
                        uint64_t address);
+void check_float_atomic(const Access& x, const Region& region, int lane, uint64_t address);
 // checks_scalar.cpp: before a scalar load reads a cell, and when it has brought in a line.
 void check_scalar_cache(const Access& x, ShadowPages& shadow, uint64_t index, uint8_t bytes,
                         uint64_t address);

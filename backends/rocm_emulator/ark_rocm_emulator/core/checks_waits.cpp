@@ -4,6 +4,7 @@
 #include "checks_state.h"
 #include "grid.h"
 #include "ops.h"
+#include "waits.h"
 
 namespace ark_emu {
 namespace {
@@ -179,20 +180,10 @@ void check_after(Wave& w, const Inst& i) {
 void check_wait(Wave& w, const Inst& i) {
   const std::lock_guard lock(World::get().mutex);
   WaveChecks& c = *w.checks;
-  const unsigned imm = static_cast<unsigned>(i.imm) & 0xffff;
-  if (i.format == Format::SOPK) {   // gfx11's one counter each
-    const std::string& name = i.op->name;
-    if (name == "s_waitcnt_vscnt") pop_until(c.vs, imm & 63, nullptr);
-    if (name == "s_waitcnt_vmcnt") wait_vm(w, imm & 63);
-    if (name == "s_waitcnt_lgkmcnt") wait_lgkm(w, imm & 63);
-  } else if (is_rdna(w)) {
-    if ((imm >> 10) < 63) wait_vm(w, imm >> 10);
-    if (((imm >> 4) & 63) < 63) wait_lgkm(w, (imm >> 4) & 63);
-  } else {
-    const unsigned vm = (imm & 15) | (imm >> 14) << 4, lgkm = (imm >> 8) & 15;
-    if (vm < 63) wait_vm(w, vm);
-    if (lgkm < 15) wait_lgkm(w, lgkm);
-  }
+  const WaitCounts counts = wait_counts(i, w.grid->program->arch());
+  if (counts.vs != kNoWait) pop_until(c.vs, counts.vs, nullptr);
+  if (counts.vm != kNoWait) wait_vm(w, counts.vm);
+  if (counts.lgkm != kNoWait) wait_lgkm(w, counts.lgkm);
   note_release(w);
 }
 

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "grid.h"
+#include "stale.h"
 
 namespace ark_emu {
 namespace {
@@ -109,6 +110,7 @@ bool Grid::look_for_deadlock() {
   if (clock < next_look) return false;
   next_look = clock + 100000 + 2000 * live_waves;
   wake_sleepers(true);
+  if (stale != nullptr) stale->settle();
   bool external = false;
   std::vector<std::pair<const Wave*, std::string>> states;
   const std::vector<Wave*> looked_at = ready;

@@ -126,6 +126,8 @@ struct Dim3 {
 struct LaunchOptions {
   uint64_t seed = 0;            // of the wave scheduler
   bool checks = false;          // shadow memory, hazards, races (slower)
+  bool stale = false;           // caches hold old values, operations overtake each other; not
+                                // together with checks, which go first
   bool parallel = true;         // may spread independent workgroups over threads
   uint32_t max_slice = 256;     // most instructions a wave runs before another one is picked
   uint32_t timing = 0;          // number of a timing model (timing.h); 0: none

@@ -33,6 +33,8 @@ Resource resource(const Wave& w, const Operand& operand) {
   return r;
 }
 
+}  // namespace
+
 // Addresses of the lanes that are in range; reads elsewhere give 0 and writes are dropped.
 Addresses buffer_addresses(Wave& w, const Inst& i, int bytes) {
   Addresses a;
@@ -66,6 +68,8 @@ Addresses buffer_addresses(Wave& w, const Inst& i, int bytes) {
   }
   return a;
 }
+
+namespace {
 
 // Private memory is reached dword by dword: consecutive dwords of a lane lie apart. What is not
 // aligned lies in two of them.

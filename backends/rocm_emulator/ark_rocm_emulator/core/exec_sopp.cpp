@@ -6,6 +6,7 @@
 #include "grid.h"
 #include "ops.h"
 #include "timing.h"
+#include "waits.h"
 #include "wave.h"
 
 namespace ark_emu {
@@ -139,6 +140,24 @@ void register_gpr_index(Ops& ops) {
 }
 
 }  // namespace
+
+WaitCounts wait_counts(const Inst& i, Arch arch) {
+  WaitCounts counts;
+  const unsigned imm = static_cast<unsigned>(i.imm) & 0xffff;
+  if (i.format == Format::SOPK) {   // gfx11's one counter each
+    const std::string& name = i.op->name;
+    if (name == "s_waitcnt_vscnt") counts.vs = imm & 63;
+    if (name == "s_waitcnt_vmcnt") counts.vm = imm & 63;
+    if (name == "s_waitcnt_lgkmcnt") counts.lgkm = imm & 63;
+    return counts;
+  }
+  const bool rdna = arch == Arch::gfx1100;
+  const unsigned vm = rdna ? imm >> 10 : (imm & 15) | (imm >> 14) << 4;
+  const unsigned lgkm = rdna ? (imm >> 4) & 63 : (imm >> 8) & 15;
+  if (vm < 63) counts.vm = vm;
+  if (lgkm < (rdna ? 63u : 15u)) counts.lgkm = lgkm;
+  return counts;
+}
 
 void register_sopp(Ops& ops) {
   register_branches(ops);

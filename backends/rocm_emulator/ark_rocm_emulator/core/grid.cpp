@@ -1,6 +1,7 @@
 // What a grid is made of: checks of the launch, kernel arguments, the initial state of waves as the
 // LLVM AMDGPU guide ("Initial kernel execution state") and the descriptor's bits say.
 #include "grid.h"
+#include "stale.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -61,6 +62,7 @@ Grid::Grid(Memory& memory_in, const LaunchDesc& launch)
 }
 
 Grid::~Grid() {
+  stale.reset();   // writes back
   if (arguments.data() != nullptr) memory.remove(reinterpret_cast<uint64_t>(arguments.data()));
   if (scratch.data() != nullptr) memory.remove(reinterpret_cast<uint64_t>(scratch.data()));
 }
@@ -243,6 +245,7 @@ void Grid::init_wave(Workgroup& group, Wave& w, uint32_t slot, const KernelDescr
     w.row(0)[l] = static_cast<uint32_t>(x | y << 10 | z << 20);
   }
   if (checks != nullptr) add_wave_checks(*this, w);
+  if (stale != nullptr) stale->add_wave(w, ((d.rsrc1 >> 29) & 1) != 0);
 }
 
 void Grid::init_sgprs(const Workgroup& group, Wave& w, const KernelDescriptor& d) {

@@ -12,27 +12,18 @@
 
 #include "checks.h"
 #include "engine.h"
+#include "lazy_pages.h"
 #include "memory.h"
 #include "program.h"
+#include "random.h"
 #include "wave.h"
 
 namespace ark_emu {
 
 class LoadedCodeImpl;
 struct KernelDescriptor;
+class StaleGrid;
 class Timing;
-
-// splitmix64: small, good enough to order waves, the same everywhere.
-struct Random {
-  uint64_t state;
-  uint64_t next() {
-    uint64_t z = (state += 0x9e3779b97f4a7c15ull);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return z ^ (z >> 31);
-  }
-  uint64_t below(uint64_t limit) { return ((next() >> 32) * limit) >> 32; }   // limit < 2^32
-};
 
 struct Workgroup {
   uint32_t id[3] = {0, 0, 0};
@@ -55,19 +46,6 @@ struct Sleeper {
 struct PollLog {
   std::vector<uint64_t> addresses;
   std::vector<uint32_t> values;
-};
-
-// Anonymous memory that is only paid for where it is touched.
-class LazyPages {
- public:
-  ~LazyPages();
-  uint8_t* map(size_t size);   // zeroed; throws Error
-  uint8_t* data() const { return data_; }
-  size_t size() const { return size_; }
-
- private:
-  uint8_t* data_ = nullptr;
-  size_t size_ = 0;
 };
 
 struct Grid {
@@ -112,6 +90,7 @@ struct Grid {
   std::priority_queue<Sleeper> sleepers; // waves in s_sleep
   uint64_t kernarg = 0, packet = 0;      // addresses in the arguments region
   GridChecksPtr checks;
+  std::shared_ptr<StaleGrid> stale;      // null unless values may be stale
   std::unique_ptr<Timing> timing;        // null without a timing model
   Random random{0};
   uint64_t clock = 0;                    // wave-instructions executed by finished slices
@@ -129,6 +108,7 @@ struct Grid {
   void run_slice(Wave& wave, int32_t instructions);
   void execute(Wave& wave, const Inst*& current);
   void execute_checked(Wave& wave, const Inst*& current);
+  void execute_stale(Wave& wave, const Inst*& current);
   void execute_timed(Wave& wave, const Inst*& current);
   void step_timed();
   void release_barrier(Workgroup& group);

@@ -81,7 +81,9 @@ LaunchResult run_launch(Memory& memory, const LaunchDesc& desc, const std::atomi
     Grid grid(memory, desc);
     try {
       grid.prepare(0);
-      if (!desc.options.checks && desc.options.timing == 0 && grid.independent()) {
+      const bool plain =
+          !desc.options.checks && !desc.options.stale && desc.options.timing == 0;
+      if (plain && grid.independent()) {
         result = run_groups(memory, desc, cancel);
       } else {
         Grid whole(memory, desc);

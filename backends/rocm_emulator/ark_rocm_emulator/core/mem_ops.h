@@ -10,6 +10,10 @@
 
 namespace ark_emu {
 
+// Where the lanes of FLAT, GLOBAL, SCRATCH and of MUBUF operations lie.
+Addresses flat_addresses(Wave& w, const Inst& i);
+Addresses buffer_addresses(Wave& w, const Inst& i, int bytes);
+
 // What becomes of a byte or short: extended to a dword, or put in one half of it.
 enum class Convert : uint8_t { Unsigned, Signed, Low, High, SignedLow, SignedHigh };
 

@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "checks.h"
+#include "stale.h"
 
 namespace ark_emu {
 namespace {
@@ -92,6 +93,13 @@ std::shared_ptr<const RegionEntry> Memory::find(uint64_t address) const {
 std::shared_ptr<const RegionList> Memory::snapshot() const {
   const std::lock_guard lock(mutex_);
   return regions_;
+}
+
+DeviceCaches& Memory::caches(int device, Arch arch) {
+  const std::lock_guard lock(mutex_);
+  auto& made = caches_[device];
+  if (made == nullptr) made = std::make_shared<DeviceCaches>(arch, static_cast<uint64_t>(device));
+  return *made;
 }
 
 void MemoryView::refresh() {

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -12,6 +13,7 @@
 
 namespace ark_emu {
 
+class DeviceCaches;   // stale.h
 struct ShadowPages;   // checks.h: what is known about each byte of a region
 
 // A registered region with what the checks know about it.
@@ -34,6 +36,8 @@ class Memory {
   void set_shared(uint64_t base);
   std::shared_ptr<const RegionEntry> find(uint64_t address) const;
   std::shared_ptr<const RegionList> snapshot() const;
+  // What the grids of a device share where values may be stale.
+  DeviceCaches& caches(int device, Arch arch);
   uint64_t version() const { return version_.load(std::memory_order_acquire); }
 
  private:
@@ -42,6 +46,7 @@ class Memory {
   mutable std::mutex mutex_;
   std::shared_ptr<const RegionList> regions_ = std::make_shared<RegionList>();
   std::atomic<uint64_t> version_{1};
+  std::map<int, std::shared_ptr<DeviceCaches>> caches_;   // by device
 };
 
 // One grid's view: remembers the last region, refreshes itself when regions changed.

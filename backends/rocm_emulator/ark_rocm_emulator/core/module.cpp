@@ -113,13 +113,21 @@ void bind_values(py::module_& m) {
       .def_readonly("instructions", &LaunchResult::instructions)
       .def_readonly("seconds", &LaunchResult::seconds);
   py::class_<LaunchOptions>(m, "LaunchOptions")
-      .def(py::init([](uint64_t seed, bool checks, bool parallel, uint32_t max_slice,
+      .def(py::init([](uint64_t seed, bool checks, bool stale, bool parallel, uint32_t max_slice,
                        uint64_t step_budget, uint32_t external_wait_ms) {
-             return LaunchOptions{seed, checks, parallel, max_slice, step_budget, external_wait_ms};
+             LaunchOptions options;
+             options.seed = seed;
+             options.checks = checks;
+             options.stale = stale;
+             options.parallel = parallel;
+             options.max_slice = max_slice;
+             options.step_budget = step_budget;
+             options.external_wait_ms = external_wait_ms;
+             return options;
            }),
            py::kw_only(), py::arg("seed") = 0, py::arg("checks") = false,
-           py::arg("parallel") = true, py::arg("max_slice") = 256, py::arg("step_budget") = 0,
-           py::arg("external_wait_ms") = 30000);
+           py::arg("stale") = false, py::arg("parallel") = true, py::arg("max_slice") = 256,
+           py::arg("step_budget") = 0, py::arg("external_wait_ms") = 30000);
 }
 
 void bind_machine(py::module_& m) {

@@ -7,6 +7,7 @@
 #include "fp_mode.h"
 #include "grid.h"
 #include "ops.h"
+#include "stale.h"
 #include "timing.h"
 
 namespace ark_emu {
@@ -25,6 +26,8 @@ void Grid::populate() {
   const TimingModel* model = timing_model(desc.options.timing);
   if (model != nullptr && model->arch == program->arch()) {
     timing = std::make_unique<Timing>(*model, *this);
+  } else if (desc.options.stale && checks == nullptr) {
+    stale = std::make_shared<StaleGrid>(*this, memory.caches(device, program->arch()));
   }
   for (uint32_t k = 0; k < desc.grid.count(); k++) make_group(k, k);
 }
@@ -104,6 +107,20 @@ void Grid::execute_checked(Wave& w, const Inst*& current) {
   }
 }
 
+// Memory operations take effect when they were issued or later.
+void Grid::execute_stale(Wave& w, const Inst*& current) {
+  while (w.slice > 0) {
+    const Inst& inst = program->at(w.pc);
+    current = &inst;
+    w.pc = inst.next;
+    w.slice--;
+    w.executed++;
+    const uint32_t flags = inst.op != nullptr ? inst.op->flags : 0;
+    const FpMode scope((flags & kOwnRounding) != 0 ? 0xf0 : w.mode, (flags & kMode64) != 0);
+    if (!stale->issue(w, inst)) inst.run(w, inst);
+  }
+}
+
 void Grid::execute_timed(Wave& w, const Inst*& current) {
   while (w.slice > 0) {
     const Inst& inst = program->at(w.pc);
@@ -123,6 +140,7 @@ void Grid::execute_timed(Wave& w, const Inst*& current) {
 }
 
 void Grid::run_slice(Wave& w, int32_t instructions) {
+  if (stale != nullptr) stale->progress();
   const Inst* current = nullptr;
   const uint64_t before = w.executed;
   w.slice = instructions;
@@ -130,10 +148,12 @@ void Grid::run_slice(Wave& w, int32_t instructions) {
   try {
     if (w.timing != nullptr && w.watched == nullptr) {
       execute_timed(w, current);
-    } else if (w.checks == nullptr) {
-      execute(w, current);
-    } else {
+    } else if (w.checks != nullptr) {
       execute_checked(w, current);
+    } else if (w.stale != nullptr) {
+      execute_stale(w, current);
+    } else {
+      execute(w, current);
     }
   } catch (const Fault& fault) {
     clock += w.executed - before;

@@ -16,6 +16,7 @@ struct Grid;
 struct Workgroup;
 struct PollLog;
 struct WaveChecks;
+struct StaleWave;
 struct WaveTiming;
 
 // Thrown by handlers; the grid turns it into a LaunchResult.
@@ -54,6 +55,7 @@ struct Wave {
   uint64_t scratch_size = 0;            // bytes for all lanes
   WaveTiming* timing = nullptr;         // null without a timing model
   WaveChecks* checks = nullptr;         // null when checks are off
+  StaleWave* stale = nullptr;           // null unless values may be stale
   PollLog* watched = nullptr;           // set while the wave is watched for a deadlock
   uint64_t executed = 0;
   bool changed = false;                 // this slice changed memory: others may go on

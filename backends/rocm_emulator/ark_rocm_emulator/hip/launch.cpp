@@ -101,6 +101,7 @@ hipError_t launch(hipFunction_t handle, ark_emu::Dim3 grid, ark_emu::Dim3 block,
   const Settings& s = rt->settings;
   desc.options = {.seed = s.seed,
                   .checks = s.checks,
+                  .stale = s.stale,
                   .parallel = s.parallel,
                   .max_slice = s.max_slice,
                   .timing = s.timing,

@@ -197,6 +197,8 @@ HIP_EXPORT int ark_emulator_set(const char* name, uint64_t value) {
       s.seed = value;
     else if (key == "checks")
       s.checks = value != 0;
+    else if (key == "stale")
+      s.stale = value != 0;
     else if (key == "parallel")
       s.parallel = value != 0;
     else if (key == "report")

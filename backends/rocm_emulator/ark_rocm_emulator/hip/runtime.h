@@ -31,6 +31,7 @@ struct Settings {
   std::vector<std::string> archs;  // one per device
   uint64_t seed = 0;
   bool checks = false;
+  bool stale = false;              // values may be stale (LaunchOptions::stale)
   bool parallel = true;
   bool report = true;              // print a kernel's failure to stderr when it happens
   int compute_units = 8;           // per device: few, because every workgroup is interpreted

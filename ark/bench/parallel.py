@@ -1,0 +1,152 @@
+"""A plan's predicted time beside its measured time: a decoder over several sequences, split over
+ranks by a plan that has a name.
+
+Micro-batches are sequences; all of a step's are in one launch. Predicted is what `ark parallelize
+--inference` says of the same model, mesh and links. Called by ark.cli.bench_parallel.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+
+import ark
+from ark.backend.protocol import Backend, Device
+from ark.bench.decode import random_weights
+from ark.errors import InvalidUsageError
+from ark.frontend.model import Model, use_model
+from ark.ir.dtype import DataType
+from ark.ir.graph import Graph, Node
+from ark.lower.ranks import plan_ranks
+from ark.machine import Machine
+from ark.models import registry
+from ark.models.build import whole_pass
+from ark.models.config import LlamaConfig
+from ark.ops.tokens import TokenState
+from ark.parallel import parallelize, pipelined
+from ark.parallel.pipeline.named import PIPELINES, list_schedule, named
+from ark.parallel.plans.predict import Splits, predict
+from ark.parallel.plans.prediction import Target, Work
+from ark.parallel.plans.rules import PLANS
+from ark.plan.verify import verify
+from ark.runtime.bootstrap import Bootstrap
+from ark.runtime.executor import Executor
+
+PIPED = ("gpipe", "1f1b", "interleaved", "zero-bubble")
+"""Pipelines that differ in nothing but their order where nothing goes back."""
+
+
+@dataclass(frozen=True)
+class ParallelCase:
+    """What is measured. sequence: tokens of a micro-batch. batch: micro-batches of a step."""
+
+    config: LlamaConfig
+    dtype: DataType
+    plan: str
+    sequence: int
+    batch: int
+    link_gbps: float
+    repeats: int = 5
+
+
+@dataclass(frozen=True)
+class ParallelFigures:
+    """Microseconds of a step; measured: the slowest rank's, the median of `runs`."""
+
+    plan: str
+    ranks: int
+    sequence: int
+    batch: int
+    predicted_us: float
+    measured_us: float
+    runs: tuple[float, ...]
+
+    @property
+    def ratio(self) -> float:
+        """What was measured, in what was predicted."""
+        return self.measured_us / self.predicted_us
+
+
+def predicted_us(case: ParallelCase, ranks: int, machine: Machine) -> float:
+    """A step's time as `ark parallelize --inference` predicts it."""
+    splits = Splits(whole_pass(case.config, case.dtype, case.sequence))
+    target = Target(machine, case.link_gbps, case.link_gbps, ranks)
+    work = Work(training=False, batch=case.batch)
+    return predict(splits, (ranks,), (case.plan,), target, work).us
+
+
+def graphs(case: ParallelCase, ranks: int, machine: Machine) -> list[Graph]:
+    """The step's graph on each rank; InvalidUsageError for plans that are not measured."""
+    if case.plan in PIPED:
+        stages = named(case.plan, ranks, inference=True).placement.blocks
+        graph = micro_batches(case, len(stages))
+        schedule = list_schedule(named(case.plan, ranks, inference=True), case.batch)
+        return parallelize(graph, ranks, pipelined(schedule, block_of)).ranks.graphs
+    if case.plan not in PLANS:
+        others = sorted(set(PIPELINES) - set(PIPED))
+        raise InvalidUsageError(
+            f"{case.plan!r} is not measured; give one of {', '.join((*PLANS, *PIPED))} "
+            f"({', '.join(others)} have other models)"
+        )
+    graph = micro_batches(case, 1)
+    how = {"machine": machine, "link_gbps": case.link_gbps}
+    return parallelize(graph, ranks, case.plan, **how).ranks.graphs  # type: ignore[arg-type]
+
+
+def micro_batches(case: ParallelCase, stages: int) -> Graph:
+    """A pass over each sequence, stage by stage in scopes of their own, up to the logits."""
+    c, model = case.config, Model(0, 1)
+    if stages > c.num_hidden_layers:
+        raise InvalidUsageError(
+            f"the model has {c.num_hidden_layers} layers, too few for {stages} stages"
+        )
+    with use_model(model):
+        decoder = registry.decoder(c.architecture)(c, case.dtype)
+        decoder.name_tensors()
+        for m in range(case.batch):
+            decoder.setup(case.sequence)
+            state = TokenState.make(case.sequence)
+            with model.graph.scope(f"f0-{m}"):
+                h = ark.embed(state.tokens, decoder.embedding, state.position, case.sequence)
+            for i, layer in enumerate(decoder.layers):
+                stage = i * stages // c.num_hidden_layers
+                with model.graph.scope(f"f{stage}-{m}"), model.graph.scope(f"layers.{i}"):
+                    h = layer(h, state.position, decoder.frequencies)
+            with model.graph.scope(f"f{stages - 1}-{m}"):
+                logits = decoder.head(ark.rmsnorm(h, decoder.norm, decoder.eps))
+                ark.copy(logits, output=ark.tensor(logits.shape(), logits.dtype()))
+    return model.graph
+
+
+def block_of(node: Node) -> tuple[str, int]:
+    """Scopes are called after stages and micro-batches."""
+    block, _, number = node.name.partition(".")[0].partition("-")
+    return block, int(number)
+
+
+def measure(
+    case: ParallelCase, job: Bootstrap, backend: Backend, device: Device, machine: Machine
+) -> ParallelFigures:
+    """Runs a step some times on all ranks; the same figures on each."""
+    predicted = predicted_us(case, job.world_size, machine)
+    plans = plan_ranks(graphs(case, job.world_size, machine), machine)
+    verify(plans)
+    plan = plans[job.rank]
+    with Executor(plan, backend, device, ranks=job) as executor:
+        for name, array in random_weights(plan, case.config):
+            executor.write(name, array)
+        executor.start(1).wait(600.0)
+        own = []
+        for _ in range(case.repeats):
+            job.barrier("a repeat")
+            run = executor.start(3)
+            run.wait(600.0)
+            own.append(run.elapsed_ms() * 1e3 / 3)
+        said = [json.loads(s) for s in job.all_gather(json.dumps(own).encode())]
+    runs = tuple(max(times) for times in zip(*said, strict=True))
+    median = float(np.median(runs))
+    return ParallelFigures(
+        case.plan, job.world_size, case.sequence, case.batch, predicted, median, runs
+    )

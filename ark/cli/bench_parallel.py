@@ -1,0 +1,102 @@
+"""`ark bench parallel`: what `ark parallelize` predicts of a plan beside what is measured."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ark.backend import registry
+from ark.bench.parallel import ParallelCase, ParallelFigures, measure
+from ark.cli.common import device_index, positive, share, to_be_started
+from ark.errors import InvalidUsageError
+from ark.ir.dtype import by_name
+from ark.models.checkpoint import Checkpoint
+from ark.models.config import builtin_config
+from ark.runtime.bootstrap import Bootstrap
+from ark.runtime.launch import launch_command
+from ark.runtime.rank_info import rank_from_environment
+
+
+def register(kinds: Any) -> None:
+    """Adds `ark bench parallel`."""
+    p = kinds.add_parser("parallel", help="a plan's predicted time beside its measured time")
+    p.add_argument(
+        "--config",
+        default="llama-3.1-8b",
+        help="a built-in shape, or a checkpoint's; random weights",
+    )
+    p.add_argument("--ranks", type=positive, default=1, metavar="N")
+    p.add_argument("--plan", default="megatron,1f1b", metavar="NAME,...", help="one after another")
+    p.add_argument("--sequence", type=positive, default=512, metavar="N", help="tokens of each")
+    p.add_argument("--batch", type=positive, default=8, metavar="N", help="sequences of a step")
+    p.add_argument("--layers", type=positive, metavar="N", help="of the shape's, only so many")
+    p.add_argument("--type", default="bf16", help="of the weights")
+    p.add_argument("--link-gbps", type=float, default=450.0, metavar="N", help="between ranks")
+    p.add_argument("--repeats", type=positive, default=5)
+    p.add_argument("--backend")
+    p.add_argument("--device", type=int, metavar="I", help="device index")
+    p.add_argument("--json", action="store_true", help="print JSON")
+    p.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    rank_info = rank_from_environment()
+    local = Path(args.config).is_dir()
+    config = Checkpoint.open(args.config).config if local else builtin_config(args.config)
+    if args.layers:
+        config = dataclasses.replace(config, num_hidden_layers=args.layers)
+    backend, probe = registry.choose(args.backend)
+    if args.ranks < 2 and rank_info.world_size < 2:
+        raise InvalidUsageError("a plan is for several ranks; say how many with --ranks N")
+    if to_be_started(args.ranks, rank_info):
+        return launch_command(args.ranks, [sys.executable, "-m", "ark", *args.words])
+    index = device_index(args.device, rank_info, len(probe.devices))
+    device = backend.open(index)
+    try:
+        machine = share(device.machine, backend.name, rank_info.world_size, len(probe.devices))
+        with Bootstrap.from_environment(rank_info=rank_info) as job:
+            rows = [
+                measure(
+                    ParallelCase(
+                        config,
+                        by_name(args.type),
+                        plan,
+                        args.sequence,
+                        args.batch,
+                        args.link_gbps,
+                        args.repeats,
+                    ),
+                    job,
+                    backend,
+                    device,
+                    machine,
+                )
+                for plan in args.plan.split(",")
+            ]
+    finally:
+        device.close()
+    if rank_info.rank == 0:
+        show(probe.devices[index].name, rows, args.json)
+    return 0
+
+
+def show(device: str, rows: list[ParallelFigures], as_json: bool) -> None:
+    if as_json:
+        found = [{**dataclasses.asdict(row), "ratio": row.ratio} for row in rows]
+        print(json.dumps({"device": device, "rows": found}))
+        return
+    console = Console(markup=False)
+    table = Table(title=f"a step of {rows[0].batch} x {rows[0].sequence} tokens, {device}")
+    for head in ("plan", "ranks", "predicted us", "measured us", "measured / predicted"):
+        table.add_column(head, justify="left" if head == "plan" else "right")
+    for row in rows:
+        times = f"{row.predicted_us:.1f}", f"{row.measured_us:.1f}", f"{row.ratio:.3f}"
+        table.add_row(row.plan, str(row.ranks), *times)
+    console.print(table)

@@ -1,0 +1,82 @@
+"""What ranks do to each other's memory in different phases, where each begins iterations by itself.
+
+A rank begins a phase when it has ended the one before, while peers may still be in that one, and no
+counter speaks of iterations of two phases. So phases have nothing in common but what a rank does to
+its own memory, in the order of its own barrier. Called by ark.plan.verify.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ark.plan.boxes import candidates
+from ark.plan.types import ITERATION_BARRIER
+from ark.plan.verify.conflicts import LocalTouches, Touch
+from ark.plan.verify.rank_set import Key, RankSet, refuse
+
+Touches = tuple[Mapping[int, LocalTouches], Mapping[int, Sequence[Touch]]]
+
+
+def check_counters(rank_set: RankSet) -> None:
+    """Raises PlanError for a counter that is signalled in two phases: waits count the iterations of
+    their own.
+    """
+    phase_of: dict[Key, int] = {}
+    for number in range(len(rank_set.plan(0).phases)):
+        for plan in rank_set.checked_plans:
+            listed = rank_set.listing(plan.rank, number)
+            for counter in np.unique(listed.signals[:, 1]).tolist():
+                owner, found = rank_set.counter_of(plan.rank, counter)
+                if (
+                    found == ITERATION_BARRIER
+                    or phase_of.setdefault((owner, found), number) == number
+                ):
+                    continue
+                first = plan.phases[phase_of[owner, found]].name
+                raise refuse(
+                    f"counter {plan.counters[counter].name!r} is signalled in the phases {first!r} "
+                    f"and {plan.phases[number].name!r}; it counts the iterations of one"
+                )
+
+
+def check_memory(rank_set: RankSet, touches: Sequence[Touches]) -> None:
+    """Raises PlanError where ranks touch the same bytes in different phases, one of them writing.
+
+    touches: by phase, what the checked ranks do to their own memory and peers to that.
+    """
+    for (_, foreign), (local, others) in itertools.permutations(touches, 2):
+        for owner in rank_set.checked:
+            _compare(rank_set, owner, foreign[owner], others[owner])
+            mine = [
+                Touch(owner, region, np.empty(0, np.int64))
+                for regions in local[owner].by_space.values()
+                for region in regions
+            ]
+            _compare(rank_set, owner, foreign[owner], mine)
+
+
+def _compare(
+    rank_set: RankSet, owner: int, peers: Sequence[Touch], others: Sequence[Touch]
+) -> None:
+    for space in sorted({t.region.space for t in peers}, key=repr):
+        left = [t for t in peers if t.region.space == space]
+        right = [t for t in others if t.region.space == space]
+        if not right:
+            continue
+        ends = [np.array([(t.region.begin, t.region.end) for t in p]).T for p in (left, right)]
+        for rows, columns in candidates(*ends[0], *ends[1]):
+            for i, j in zip(rows.tolist(), columns.tolist(), strict=True):
+                a, b = left[i], right[j]
+                if a.rank == b.rank or not a.region.meets(b.region):
+                    continue
+                if not len(a.region.overlaps(b.region)[0]):
+                    continue
+                names = [rank_set.plan(t.rank).ops[t.region.op].name for t in (a, b)]
+                raise refuse(
+                    f"op {names[0]!r} of rank {a.rank} and op {names[1]!r} of rank {b.rank}, in "
+                    f"another phase, touch the same memory of rank {owner}, whose iterations begin "
+                    "without each other"
+                )

@@ -1,0 +1,189 @@
+// Stale values: caches that hold lines until an instruction writes back or invalidates them, and
+// memory operations that take effect later than they were issued, in another order. What may be
+// seen is what the memory model of LLVM's "User Guide for AMDGPU Backend" leaves open; see
+// README.md, "Stale values". With LaunchOptions::stale off none of this exists.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "access.h"
+#include "engine.h"
+#include "lazy_pages.h"
+#include "random.h"
+#include "wave.h"
+
+namespace ark_emu {
+
+class Memory;
+
+constexpr uint64_t kStaleLine = 128;     // bytes
+using ByteMask = unsigned __int128;      // one bit a byte of a line
+
+// How far away the threads are for which an access, a write-back or an invalidation is meant.
+enum class Reach : uint8_t { Group, Agent, System };
+
+// Where memory of one kind may be held, seen from one device.
+struct Placement {
+  bool inner = false;     // in an XCD's L2, or in RDNA's cache of a shader array
+  bool through = false;   // ... where stores do not stay
+  bool outer = false;     // in what a device has one of
+  bool local = false;     // coarse memory of the device itself: no invalidation drops it there
+  bool peer = false;      // another device's
+};
+
+struct CacheLine {
+  uint64_t tag;           // number of the line + 1; 0: none
+  uint32_t round, foreign_round;   // Cache's when it was last touched
+  bool local, listed;     // Placement::local; is in Cache::dirty_
+  ByteMask valid, dirty;
+  alignas(16) uint8_t data[kStaleLine];
+};
+
+// Direct-mapped; where a line lies depends on the seed.
+class Cache {
+ public:
+  void make(uint32_t lines, uint64_t salt);   // a power of two
+  CacheLine* find(uint64_t line);             // null if nothing of it is held
+  // The line's place, emptied if it held another one, which goes to `evict` if it was dirty.
+  template <class F>
+  CacheLine& claim(uint64_t line, bool local, F evict) {
+    CacheLine& at = place(line);
+    if (at.tag != line + 1) {
+      if (at.tag != 0 && at.dirty != 0) evict(at);
+      take(at, line, local);
+    }
+    refresh(at);
+    return at;
+  }
+  void mark_dirty(CacheLine& at, ByteMask bytes);
+  // Dirty lines go to `write`, which cleans them.
+  template <class F>
+  void write_back(F write) {
+    for (const uint32_t index : dirty_) {
+      CacheLine& at = lines_[index];
+      at.listed = false;
+      if (at.tag != 0 && at.dirty != 0) write(at);
+      at.dirty = 0;
+    }
+    dirty_.clear();
+  }
+  void drop_clean() { round_++; }
+  void drop_foreign() { foreign_round_++; }   // clean lines but those that are local
+
+ private:
+  CacheLine& place(uint64_t line) {
+    return lines_[(line * 0x9e3779b97f4a7c15ull ^ salt_) >> shift_];
+  }
+  void take(CacheLine& at, uint64_t line, bool local);
+  void refresh(CacheLine& at);
+  LazyPages pages_;
+  CacheLine* lines_ = nullptr;
+  uint64_t salt_ = 0;
+  unsigned shift_ = 0;
+  uint32_t round_ = 1, foreign_round_ = 1;
+  std::vector<uint32_t> dirty_;
+};
+
+// What the grids of one device share.
+class DeviceCaches {
+ public:
+  DeviceCaches(Arch arch, uint64_t salt);
+  std::mutex mutex;   // held around everything below
+  // A line as it is seen behind the first cache, by a compute unit of `part`.
+  void read(unsigned part, uint64_t line, Placement place, Reach reach, Random& random,
+            uint8_t* out);
+  bool write(unsigned part, uint64_t address, const uint8_t* from, int bytes, Placement place,
+             Reach reach);   // true if something changed
+  // The bytes that an atomic changes, at the level where it is performed.
+  uint8_t* cell(unsigned part, uint64_t address, int bytes, Placement place, Reach reach);
+  void write_back(unsigned part, Reach reach);
+  void invalidate(unsigned part, Reach reach);
+  void drop_clean();
+  void settle();      // everything is written back, nothing is held
+
+ private:
+  bool cdna3() const { return arch_ == Arch::gfx942 || arch_ == Arch::gfx950; }
+  void read_outer(uint64_t line, Placement place, Reach reach, Random& random, uint8_t* out);
+  void to_outer(CacheLine& at);
+  CacheLine& claim_inner(unsigned part, uint64_t line, Placement place);
+  CacheLine& claim_outer(uint64_t line, Placement place);
+  Arch arch_;
+  std::array<Cache, 8> inner_;
+  Cache outer_;
+};
+
+struct ComputeUnit;
+
+// An operation that was issued and has not taken effect.
+struct Flight {
+  const Inst* inst = nullptr;
+  Wave* wave = nullptr;
+  ComputeUnit* unit = nullptr;
+  bool performed = false;
+  size_t place = 0;                     // in StaleGrid::pending_
+  std::vector<uint64_t> lines;          // that it touches
+  uint32_t s[sizeof(Wave::s) / 4];      // registers when it was issued
+  uint32_t address[2 * kLanes], data[4 * kLanes];
+};
+
+// One first-level cache. Its operations on one line take effect in the order of their issue.
+struct ComputeUnit {
+  Cache cache;
+  unsigned part = 0;                    // whose inner cache lies behind it
+  std::unordered_map<uint64_t, std::deque<Flight*>> waiting;   // by line, oldest first
+};
+
+struct StaleWave {
+  ComputeUnit* unit = nullptr;
+  unsigned part = 0;
+  std::deque<Flight*> loads, stores;    // by counter (one on CDNA); null: has taken effect
+};
+
+class StaleGrid {
+ public:
+  StaleGrid(Grid& grid, DeviceCaches& caches);
+  ~StaleGrid();
+  // `wgp`: its workgroup's waves run on two compute units (RDNA's WGP mode).
+  void add_wave(Wave& w, bool wgp);
+  // True if the instruction was dealt with: issued for later, or cache control.
+  bool issue(Wave& w, const Inst& i);
+  void progress();            // some operation may take effect
+  void settle();              // all do, and what was read is forgotten
+  // From access.cpp, when an operation takes effect.
+  void load(Wave& w, const Inst& i, const Addresses& a, int bytes, uint32_t* rows);
+  bool store(Wave& w, const Inst& i, const Addresses& a, int bytes, const uint32_t* rows);
+  uint8_t* cell(Wave& w, const Inst& i, uint64_t address, int bytes);
+  DeviceCaches& caches() { return caches_; }
+
+ private:
+  void wait(Wave& w, const Inst& i);
+  void drain(StaleWave& s);
+  void keep(std::deque<Flight*>& flights, size_t left);
+  bool lines_of(Wave& w, const Inst& i, std::vector<uint64_t>& lines);
+  void make_way(ComputeUnit& unit, const std::vector<uint64_t>& lines, const Flight* until);
+  void defer(Wave& w, const Inst& i, std::vector<uint64_t> lines);
+  void perform(Flight& f);
+  void run(Flight& f);
+  void control(Wave& w, const Inst& i);
+  void pull(uint64_t line, Placement place);
+  Placement placement(Wave& w, uint64_t address) const;
+  const uint8_t* content(Wave& w, uint64_t line, uint64_t address, Reach reach, bool scalar);
+  Grid& grid_;
+  DeviceCaches& caches_;
+  Random random_;
+  std::vector<std::unique_ptr<ComputeUnit>> units_;
+  std::vector<std::unique_ptr<StaleWave>> waves_;
+  std::vector<Flight*> pending_;
+  std::vector<std::unique_ptr<Flight>> flights_;
+  std::vector<Flight*> spare_;
+  std::vector<uint64_t> touched_;
+  alignas(16) uint8_t fetched_[kStaleLine];
+};
+
+}  // namespace ark_emu

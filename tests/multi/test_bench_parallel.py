@@ -1,0 +1,42 @@
+"""`ark bench parallel`: predicted beside measured, on processes of this machine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.multi.test_generate_ranks import NOAH
+
+
+def bench(*extra: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "ark", "bench", "parallel", "--backend", "cpu", "--config"]
+    argv += [str(NOAH), "--layers", "2", "--sequence", "8", "--repeats", "2", *extra]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=200, check=False)
+
+
+def test_plans_run_and_are_predicted() -> None:
+    done = bench("--ranks", "2", "--batch", "2", "--plan", "megatron,1f1b", "--json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout.splitlines()[-1])["rows"]
+    assert [row["plan"] for row in rows] == ["megatron", "1f1b"]
+    for row in rows:
+        assert (row["ranks"], row["sequence"], row["batch"], len(row["runs"])) == (2, 8, 2, 2)
+        assert row["predicted_us"] > 0 and min(row["runs"]) > 0
+        assert row["ratio"] == pytest.approx(row["measured_us"] / row["predicted_us"])
+
+
+@pytest.mark.parametrize(
+    ("extra", "says"),
+    [
+        ((), "for several ranks"),
+        (("--ranks", "2", "--plan", "chimera"), "is not measured"),
+        (("--ranks", "2", "--plan", "interleaved"), "too few for 4 stages"),
+    ],
+)
+def test_what_is_not_measured_is_said(extra: tuple[str, ...], says: str) -> None:
+    done = bench(*extra)
+    assert done.returncode != 0
+    assert says in " ".join(done.stderr.split()) and "Traceback" not in done.stderr

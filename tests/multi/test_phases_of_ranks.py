@@ -1,0 +1,135 @@
+"""Plans of several phases whose ranks begin their iterations by themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import ark
+from ark.errors import PlanError
+from ark.frontend.model import Model, use_model
+from ark.plan.types import ITERATION_BARRIER, Plan
+from ark.plan.verify import verify
+from tests.multi.test_pipeline import planned, run
+
+WIDTH, EACH = 3000, (4, 7)
+WANTED = float(sum(range(1, 5)) + sum(4 + 1000 * i for i in range(1, 8)))
+
+
+def messages(model: Model, rank: int, world: int, slow: int) -> None:
+    """Rank 0 counts, in the first phase by 1 and in the second by 1000, and sends what it has; each
+    rank adds up what comes and passes it on. Rank `slow` has more to do.
+    """
+    batch, total = ark.tensor([WIDTH], name="batch"), ark.tensor([WIDTH], name="total")
+    for number, step in enumerate((1.0, 1000.0)):
+        with model.graph.entry(f"phase{number}"):
+            if rank == 0:
+                ark.add(batch, step, output=batch)
+                here = batch
+            else:
+                here = ark.recv(batch, rank - 1, tag=number)
+            ark.add(total, _late(here) if rank == slow else here, output=total)
+            if rank + 1 < world:
+                ark.send(here, rank + 1, tag=number)
+
+
+def sums(model: Model, rank: int, world: int, slow: int) -> None:
+    """Every rank counts alike and adds up the mean of what all have."""
+    batch, total = ark.tensor([WIDTH], name="batch"), ark.tensor([WIDTH], name="total")
+    for number, step in enumerate((1.0, 1000.0)):
+        with model.graph.entry(f"phase{number}"):
+            ark.add(batch, step, output=batch)
+            here = ark.mul(ark.all_reduce(ark.copy(batch), rank, world), 1.0 / world)
+            ark.add(total, _late(here) if rank == slow else here, output=total)
+
+
+def _late(x: ark.Tensor) -> ark.Tensor:
+    product = ark.mul(ark.matmul(ark.tensor([200, 200]), ark.tensor([200, 200])), 0.0)
+    row = ark.reduce_sum(ark.reduce_sum(product, axis=0), axis=1)
+    return ark.add(x, ark.reshape(row, (1,)))
+
+
+Body = Callable[[Model, int, int, int], None]
+
+
+def build(body: Body, world: int, slow: int, machine: object = "cpu-2") -> list[Plan]:
+    graphs = []
+    for rank in range(world):
+        model = Model(rank, world)
+        with use_model(model):
+            body(model, rank, world, slow)
+        graphs.append(model.graph)
+    return planned(graphs, machine)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("body", [messages, sums])
+@pytest.mark.parametrize("slow", [0, 1])
+def test_each_phase_runs_on_every_rank_by_itself(body: Body, slow: int) -> None:
+    plans = build(body, 2, slow)
+    verify(plans)
+    assert [p.counters[ITERATION_BARRIER].step for p in plans] == [1, 1]
+    assert len(plans[0].phases) == 2
+    for total, _ in run(plans, EACH):  # type: ignore[arg-type]
+        np.testing.assert_array_equal(total, np.full(WIDTH, WANTED, np.float32))
+
+
+def test_a_phase_begins_while_a_peer_is_in_the_one_before() -> None:
+    plans = build(messages, 2, 1)
+    (_, first), (_, second) = run(plans, EACH, trace=4000)  # type: ignore[arg-type]
+    ahead, behind = np.concatenate(first), np.concatenate(second)
+    begun = ahead["begin"][ahead["iteration"] == EACH[0]].min()
+    ended = behind["end"][behind["iteration"] == EACH[0] - 1].max()
+    assert begun < ended
+
+
+def shared_receive_buffers(plan: Plan) -> Plan:
+    """The second phase's messages arrive where the first one's did."""
+    received = [b for b in plan.buffers if b.arena == "symmetric" and b.rank == plan.rank]
+    first, second = received
+    moved = dataclasses.replace(second, offset=first.offset)
+    return dataclasses.replace(
+        plan, buffers=tuple(moved if b is second else b for b in plan.buffers)
+    )
+
+
+def shared_counters(plan: Plan) -> Plan:
+    """A counter of the second phase becomes one of the first."""
+    signals = [
+        [c for tasks in phase.processors for t in tasks for c in t.signals if c]
+        for phase in plan.phases
+    ]
+    steps = {c.id: c.step for c in plan.counters if c.rank == plan.rank and not c.system}
+    old, new = next(
+        (b, a) for b in signals[1] for a in signals[0] if steps.get(a, 0) == steps.get(b, -1)
+    )
+    phase = plan.phases[1]
+    processors = tuple(
+        tuple(
+            dataclasses.replace(
+                t,
+                waits=tuple((new if c == old else c, n) for c, n in t.waits),
+                signals=tuple(new if c == old else c for c in t.signals),
+            )
+            for t in tasks
+        )
+        for tasks in phase.processors
+    )
+    changed = dataclasses.replace(phase, processors=processors)
+    return dataclasses.replace(plan, phases=(plan.phases[0], changed))
+
+
+@pytest.mark.parametrize(
+    ("mutate", "said"),
+    [
+        (shared_receive_buffers, "touch the same memory"),
+        (shared_counters, "signalled in the phases"),
+    ],
+)
+def test_what_phases_may_not_share_is_refused(mutate: Callable[[Plan], Plan], said: str) -> None:
+    plans = build(messages, 2, 1)
+    verify(plans)
+    with pytest.raises(PlanError, match=said):
+        verify([plans[0], mutate(plans[1])])
