@@ -21,6 +21,7 @@ import numpy as np
 from ark.backend.protocol import Backend, Device
 from ark.errors import InvalidUsageError, PlanError, SystemError
 from ark.ir.dtype import DataType
+from ark.ir.values import whole
 from ark.lower.ranks import plan_ranks
 from ark.machine import Machine
 from ark.models.build import Shape, build
@@ -302,15 +303,21 @@ class Generator:
     def check_prompt(self, prompt: Sequence[int], max_new_tokens: int) -> None:
         """Refuses prompts that cannot be served, before anything runs."""
         vocabulary = self.checkpoint.config.vocab_size
+        if not isinstance(prompt, Sequence) or isinstance(prompt, str | bytes):
+            raise InvalidUsageError(
+                f"the prompt is {prompt!r:.60}; give a list of tokens, as the checkpoint's "
+                "tokenizer makes it of a text"
+            )
         if not prompt:
             raise InvalidUsageError("the prompt has no tokens; give at least one character")
-        bad = [t for t in prompt if not 0 <= t < vocabulary]
+        tokens = [whole("a token of the prompt", t) for t in prompt]
+        bad = [t for t in tokens if not 0 <= t < vocabulary]
         if bad:
             raise InvalidUsageError(
                 f"the prompt has the token {bad[0]}, but the vocabulary has {vocabulary} tokens, 0 "
                 f"to {vocabulary - 1}; use the checkpoint's own tokenizer"
             )
-        if max_new_tokens < 1:
+        if whole("the number of new tokens", max_new_tokens) < 1:
             raise InvalidUsageError(
                 f"{max_new_tokens} new tokens were asked for; ask for at least 1"
             )

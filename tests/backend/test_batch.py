@@ -101,6 +101,22 @@ def test_too_many_prompts_are_refused(generator: Generator) -> None:
 
 
 @pytest.mark.parametrize(
+    ("prompts", "most", "words"),
+    [
+        ([1, 2], 4, "the prompt is 1; give a list of tokens"),
+        (["a", "b"], 4, "the prompt is 'a'; give a list"),
+        ([[1.5], [2]], 4, "a token of the prompt: 1.5 is no whole number"),
+        ([[1], [10**9]], 4, "has the token 1000000000"),
+        ([[1], [2]], 1.5, "the number of new tokens: 1.5 is no whole number"),
+        ([[1], []], 4, "has no tokens"),
+    ],
+)
+def test_prompts_that_are_none(generator: Generator, prompts: list, most: int, words: str) -> None:
+    with pytest.raises(InvalidUsageError, match=words):
+        together(generator, prompts, most)
+
+
+@pytest.mark.parametrize(
     ("asked", "words"),
     [
         ({"world_size": 2}, "on one rank only"),
