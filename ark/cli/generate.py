@@ -57,7 +57,6 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     p.add_argument("--ranks", type=positive, default=1, metavar="N", help="tensor parallel ranks")
     p.add_argument(
         "--split",
-        default="",
         metavar="NAME",
         help="share the model by this plan of `ark parallelize`: megatron, sequence, expert, auto",
     )
@@ -83,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     if to_be_started(args.ranks, rank_info):
         # The checkpoint's and the model's errors are one process's to tell.
         checkpoint = Checkpoint.open(args.directory)
-        check_ranks(checkpoint, args.ranks, len(args.prompt), args.split)
+        check_ranks(checkpoint, args.ranks, len(args.prompt), args.split or "")
         argv = [sys.executable, "-m", "ark", *args.words]
         return launch_command(args.ranks, argv, stdin="-" in args.prompt)
     if args.prompt.count("-") > 1:
@@ -121,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
                     context=args.context,
                     chunk=args.chunk,
                     batch=len(prompts),
-                    split=args.split,
+                    split=args.split or "",
                     ranks=ranks,
                     rank=rank_info.rank,
                     world_size=rank_info.world_size,

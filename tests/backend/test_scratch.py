@@ -34,11 +34,13 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     written = []
     dispatch = writer._dispatch
 
-    def poisoning(bodies: Sequence[str], polls: Any, first: str = "", seldom: Any = ()) -> str:
+    def poisoning(
+        bodies: Sequence[str], polls: Any, entering: Any, first: str = "", seldom: Any = ()
+    ) -> str:
         if first:
-            return dispatch(bodies, polls, first, seldom)
+            return dispatch(bodies, polls, entering, first, seldom)
         written.append(len(bodies))
-        return POISON + dispatch(bodies, polls, "  ark_poison_scratch(c);\n", seldom)
+        return POISON + dispatch(bodies, polls, entering, "  ark_poison_scratch(c);\n", seldom)
 
     monkeypatch.setattr(writer, "_dispatch", poisoning)
     yield
