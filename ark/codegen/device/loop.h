@@ -6,6 +6,11 @@
 #if !defined(ARK_POINTER)
 #define ARK_POINTER(type, address) reinterpret_cast<type*>(address)
 #endif
+// A copy of the structure at an address of device memory, where the other side of a branch takes it
+// from shared memory. A backend whose two memories have instructions of their own says how.
+#if !defined(ARK_DEVICE_COPY)
+#define ARK_DEVICE_COPY(type, address) (*ARK_POINTER(const type, address))
+#endif
 
 // After so many stages their count begins again: a multiple of what any stream's slots, the phases
 // of their barriers and the warps repeat by, so that 32 bits do for ever.
@@ -233,7 +238,8 @@ ARK_DEVICE void ark_counter_ops_ahead(ArkTeam team, ArkLoop& loop, const ArkPara
 ARK_DEVICE ArkCounterOp ark_counter_op(const ArkLoop& loop, ark_u32 i, ark_u32 number) {
   const ark_u32 at = number - loop.tasks[i % ARK_SLOTS].wait_begin;
   if (at < ARK_SLOT_COUNTER_OPS) return loop.counter_ops[i % ARK_SLOTS][at];
-  return ARK_POINTER(const ArkCounterOp, ARK_PARAMS(loop.ctx)->counter_ops)[number];
+  const ark_u64 ops = ARK_PARAMS(loop.ctx)->counter_ops;
+  return ARK_DEVICE_COPY(ArkCounterOp, ops + static_cast<ark_u64>(number) * sizeof(ArkCounterOp));
 }
 
 // This thread's waits of task i; the team must agree on the result.

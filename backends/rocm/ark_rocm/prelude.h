@@ -34,6 +34,21 @@ ARK_DEVICE ark_global<T>* ark_to_global(T* p) {
 }
 #define ARK_POINTER(type, address) ((type*)(ark_global<type>*)(address))
 
+// Word by word through a pointer that stays one of device memory: the compiler would make one flat
+// load of a load from shared memory on one side of a branch and from device memory on the other.
+template <typename T>
+ARK_DEVICE T ark_device_copy(ark_u64 address) {
+  static_assert(sizeof(T) % sizeof(ark_u64) == 0, "whole words");
+  struct {
+    ark_u64 word[sizeof(T) / sizeof(ark_u64)];
+  } words;
+  for (unsigned i = 0u; i < sizeof(T) / sizeof(ark_u64); ++i) {
+    words.word[i] = ((const ark_global<ark_u64>*)address)[i];
+  }
+  return __builtin_bit_cast(T, words);
+}
+#define ARK_DEVICE_COPY(type, address) ark_device_copy<type>(address)
+
 // Known without reading the context, so that the compiler sees shared memory as such.
 extern __attribute__((device, shared, aligned(16))) char ark_lds[];
 #define ARK_SCRATCH(ctx) (ark_lds + ARK_LOOP_BYTES)
