@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ark.collective import Kind, check, execute, from_json, reference_result, to_json, to_xml
 from ark.comm import taccl
 from ark.comm.bounds import least_us
-from ark.comm.simulate import simulate, tune_pieces
+from ark.comm.simulate import simulate
 from ark.comm.taccl import (
     Sketch,
     default_sketch,
@@ -25,10 +25,9 @@ from ark.comm.taccl import (
     synthesize_taccl,
 )
 from ark.comm.taccl.ordering import MOST_TOGETHER
-from ark.comm.topology import Link, Topology, load, named
+from ark.comm.topology import Link, Topology, load
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from tests.slow import examples, slow
-from tests.unit.comm.networks import random_eulerian
 
 MB = 1 << 20
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
@@ -451,51 +450,3 @@ def test_sizes_and_sketch_defaults():
     edges = logical(load("a100x2"), split).edges
     assert {e.gbps for e in edges if e.sender == 0} == {12.5}
     assert {e.gbps for e in edges if e.sender == 1} == {25.0}
-
-
-@pytest.mark.parametrize("seed", range(0, 60, 20))
-def test_the_default_sketch_joins_all_ranks_of_mixed_networks(seed):
-    for each in range(seed, seed + 20):
-        topology = random_eulerian(each)
-        if len(topology.ranks) < 2:
-            continue
-        made = synthesize_taccl(topology, None, "all_gather", 5, size_bytes=MB)
-        check(made.program)
-
-
-@pytest.mark.parametrize("inside", ["switch", pytest.param("none", marks=slow)])
-def test_detours_where_shortest_paths_share_a_thin_link(inside):
-    topology = named("ndv2x4")  # whose eight ranks a box share one NIC
-    every = {"strategy": "switch", "switches": [list(range(8))]}
-    raw = {
-        "nnodes": 4,
-        "intranode_sketch": every if inside == "switch" else {"strategy": "none"},
-        "internode_sketch": {"strategy": "relay", "internode_conn": "fully-connected"},
-        "symmetry_offsets": [[8, 32]],
-    }
-    made = synthesize_taccl(topology, Sketch.from_json(raw), "all_gather", 60, 1 << 30)
-    assert "detours" in made.paths
-    assert made.routing_us < 1.1 * least_us(topology, "all_gather", 1 << 30)  # 8 without detours
-    prove(made.program, topology)
-
-
-def test_optimal_says_of_what():
-    made = synthesize_taccl(named("ring4"), None, "all_gather", 10)
-    assert made.optimal and made.paths == "paths at most 1 longer than the shortest"
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("mi250", marks=slow),
-        pytest.param("mi250x2", marks=slow),
-        "dgx1v",
-        pytest.param("a100x2+h100x2", marks=slow),
-        "mesh2x3",
-    ],
-)
-def test_the_default_sketch_comes_near_the_bound(name):
-    topology = named(name)
-    made = synthesize_taccl(topology, None, "all_gather", 10, size_bytes=256 * MB)
-    _, result = tune_pieces(made.program, topology, 256 * MB)
-    assert result.time_us * 0.9 < least_us(topology, "all_gather", 256 * MB)

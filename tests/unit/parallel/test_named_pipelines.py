@@ -98,4 +98,4 @@ def test_refused_with_a_reason() -> None:
         list_schedule(named("1f1b", 4), 0)
     plan = named("1f1b", 2)
     with pytest.raises(PlanError, match="stands still"):
-        list_schedule(Named(plan.placement, (0, 0), plan.turn), 2)
+        list_schedule(Named(plan.placement, (0, 0), plan.priority), 2)
