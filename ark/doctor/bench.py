@@ -51,10 +51,11 @@ class Bench:
         self.program = self.device.load(binary)
         self.host = self.device.alloc(layout.dtype("ArkHost").itemsize, "host")
         assert self.host.host is not None
-        self.control = self.host.host.view(layout.dtype("ArkHost"))[0]
+        self.host_words = self.host.host.view(layout.dtype("ArkHost"))[0]
         self.control = self.device.alloc(layout.dtype("ArkControl").itemsize, "device")
         self.results = self.device.alloc(64, "device")
         self.kept: list[Memory] = [self.host, self.control, self.results]
+        self.launched: Launch | None = None
 
     @property
     def processors(self) -> int:
@@ -95,13 +96,14 @@ class Bench:
         params["processors"] = processors or self.processors
         params["together"], params["persistent"] = rounds, int(system)
         params["budget_ns"], params["idle_ns"] = int(BUDGET_S * 1e9), int(lasts_s * 1e9)
-        return self.device.launch(
+        self.launched = self.device.launch(
             self.program,
             params.tobytes(),
             processors or self.processors,
             self.machine.threads,
             layout.LOOP_BYTES,
         )
+        return self.launched
 
     def finish(self, launch: Launch) -> np.ndarray:
         """The results, 16 words; GpuError if the kernel does not leave."""
@@ -111,9 +113,9 @@ class Bench:
 
     def tell(self, number: int) -> bool:
         """Releases round `number` of a running `host` check; True when the kernel has answered."""
-        self.control["target"] = number
+        self.host_words["target"] = number
         deadline = time.monotonic() + BUDGET_S
-        while self.control["done"] != number:
+        while self.host_words["done"] != number:
             if time.monotonic() > deadline:
                 return False
         return True
@@ -127,6 +129,11 @@ class Bench:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Gives everything back, but nothing that a kernel still uses: a check that failed may have
+        left one running, which its budget ends.
+        """
+        if self.launched and not self.launched.wait(2 * BUDGET_S):
+            return
         for memory in self.kept:
             self.device.free(memory)
         self.device.unload(self.program)

@@ -52,6 +52,14 @@ def test_a_fault_fails(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert getattr(checks, check)(bench).verdict == "fail"
 
 
+def test_an_error_gives_back_nothing_that_a_kernel_uses() -> None:
+    with pytest.raises(KeyError), Bench(registry.get("cpu"), 0) as bench:
+        words, data = bench.words(2), bench.alloc(8 * bench.processors)
+        launch = bench.start("clock", data.address, words.address, lasts_s=0.3)
+        raise KeyError
+    assert launch.done()
+
+
 def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(checks, "ALL", (checks.residency, checks.additions))
     assert main(["doctor", "--backend", "cpu", "--json"]) == 0
