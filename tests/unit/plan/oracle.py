@@ -7,6 +7,7 @@ and simple; for small plans only.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping, Sequence
 
 import networkx as nx
 import numpy as np
@@ -16,6 +17,7 @@ from ark.plan import kind as kinds
 from ark.plan.types import ITERATION_BARRIER, Plan, Task
 
 Node = tuple[int, int, int]  # phase, processor, position
+RankNode = tuple[int, Node]
 
 
 def tasks(plan: Plan) -> dict[Node, Task]:
@@ -131,3 +133,65 @@ def faults(plan: Plan, number: int) -> list[tuple[Node, Node]]:
     reached = set(openers).union(*(nx.ancestors(seen, k) for k in openers))
     found += [(k, openers[0]) for k in listed if k not in reached]
     return found
+
+
+def meetings(plans: Sequence[Plan], number: int) -> list[tuple[RankNode, RankNode]]:
+    """Pairs of different ranks' tasks of a phase of which nothing orders the first in one iteration
+    before the second in the next, where they touch the same memory that peers see, one of them
+    writing, or signal the same counter. For ranks that begin iterations by themselves, without
+    packets.
+    """
+    listed = {(p.rank, k): t for p in plans for k, t in tasks(p).items() if k[0] == number}
+    signals: dict[tuple[int, str], list[RankNode]] = {}
+    memory: dict[tuple[int, str], list[tuple[RankNode, bool, frozenset[int]]]] = {}
+    for node, task in listed.items():
+        plan = plans[node[0]]
+        for counter in (plan.counters[c] for c in task.signals):
+            signals.setdefault((counter.rank, counter.name), []).append(node)
+        op = plan.ops[task.op]
+        for access in kinds.get(op.kind).accesses(kinds.signature(plan, op), task.coord):
+            tensor = plan.tensors[op.operands[access.operand]]
+            buffer = plan.buffers[tensor.buffer]
+            if buffer.arena != "symmetric":
+                continue
+            axes = zip(access.lo, access.hi, tensor.offsets, strict=True)
+            box = np.ix_(*(np.arange(lo + o, hi + o) for lo, hi, o in axes))
+            elements = frozenset(np.ravel_multi_index(box, tensor.extents).ravel().tolist())
+            touch = node, access.write, elements
+            memory.setdefault((buffer.rank, buffer.name), []).append(touch)
+    met = [
+        (a, b)
+        for touches in memory.values()
+        for a, b in itertools.permutations(touches, 2)
+        if (a[1] or b[1]) and a[2] & b[2]
+    ]
+    graph = _two_iterations(plans, listed, signals)
+    pairs = {(a[0], b[0]) for a, b in met}
+    for nodes in signals.values():
+        pairs |= set(itertools.permutations(nodes, 2))
+    after = {a: nx.descendants(graph, (0, a)) for a, _ in pairs}
+    return [(a, b) for a, b in sorted(pairs) if a[0] != b[0] and (1, b) not in after[a]]
+
+
+def _two_iterations(
+    plans: Sequence[Plan],
+    listed: Mapping[RankNode, Task],
+    signals: Mapping[tuple[int, str], Sequence[RankNode]],
+) -> nx.DiGraph:
+    """Happens-before of two iterations of all ranks, in nodes (iteration, (rank, node))."""
+    graph = nx.DiGraph()
+    for at, ((rank, (n, p, i)), task) in itertools.product((0, 1), listed.items()):
+        here = at, (rank, (n, p, i))
+        graph.add_node(here)
+        if i:
+            graph.add_edge((at, (rank, (n, p, i - 1))), here)
+        elif at:
+            barrier = signals[rank, plans[rank].counters[ITERATION_BARRIER].name]
+            graph.add_edges_from(((0, s), here) for s in barrier)
+        for counter, threshold in task.waits:
+            by = signals.get((rank, plans[rank].counters[counter].name), [])
+            if threshold >= len(by):
+                graph.add_edges_from(((at, s), here) for s in by)
+            elif threshold == 0 and at:
+                graph.add_edges_from(((0, s), here) for s in by)
+    return graph

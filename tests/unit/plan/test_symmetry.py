@@ -44,7 +44,8 @@ MUTATIONS = [*test_verify.MUTATIONS, *test_verify_ranks.MUTATIONS]
 
 @pytest.fixture(scope="module", params=sorted(MACHINES))
 def alike(request: pytest.FixtureRequest) -> Rotated:
-    found = plan_ranks(decoder_graphs(4), MACHINES[request.param])
+    """Plans as decoders have them, whose ranks begin iterations together: every wait counts."""
+    found = plan_ranks(decoder_graphs(4), MACHINES[request.param], {"together": True})
     assert isinstance(found, Rotated)
     return found
 
