@@ -16,6 +16,7 @@ from ark.plan.verify import verify
 from tests.multi.test_pipeline import planned, run
 
 WIDTH, EACH = 3000, (4, 7)
+LATE = 1000  # of a slow rank's product: far longer than a thread waits for a core
 WANTED = float(sum(range(1, 5)) + sum(4 + 1000 * i for i in range(1, 8)))
 
 
@@ -47,7 +48,7 @@ def sums(model: Model, rank: int, world: int, slow: int) -> None:
 
 
 def _late(x: ark.Tensor) -> ark.Tensor:
-    product = ark.mul(ark.matmul(ark.tensor([200, 200]), ark.tensor([200, 200])), 0.0)
+    product = ark.mul(ark.matmul(ark.tensor([LATE, LATE]), ark.tensor([LATE, LATE])), 0.0)
     row = ark.reduce_sum(ark.reduce_sum(product, axis=0), axis=1)
     return ark.add(x, ark.reshape(row, (1,)))
 

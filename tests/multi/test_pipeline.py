@@ -30,6 +30,7 @@ from tests.unit.plan.oracle import tasks
 from tests.unit.plan.shapes import replace_task
 
 WIDTH, ITERATIONS = 3000, 40
+LATE = 1000  # of a slow rank's product: far longer than a thread waits for a core
 Place = tuple[int, int, int]
 
 
@@ -113,7 +114,7 @@ def test_two_stages_work_on_different_iterations_at_the_same_time() -> None:
     """While the second stage is in one iteration, the first one has begun the next: with a barrier
     over all ranks that cannot be.
     """
-    plans = build(2, 1)
+    plans = build(2, 1, work=LATE)
     verify(plans)
     (_, first), (_, second) = run(plans, 12, trace=4000)
     ahead, behind = np.concatenate(first), np.concatenate(second)
@@ -199,7 +200,7 @@ def test_every_mutation_is_refused(
             verify(changed)
 
 
-def reduce_stage(rank: int, world: int, width: int, algorithm: str) -> None:
+def reduce_stage(rank: int, world: int, width: int, algorithm: str, work: int = 300) -> None:
     """Every rank counts iterations, adds up what all ranks have, and then rank 1 works for long."""
     place = (rank, world)
     batch = ark.tensor([width], name="batch")
@@ -211,8 +212,8 @@ def reduce_stage(rank: int, world: int, width: int, algorithm: str) -> None:
     last = ark.reshape(last, (width,))
     total = ark.tensor([width], name="total")
     if rank == 1:
-        work = ark.mul(ark.matmul(ark.tensor([300, 300]), ark.tensor([300, 300])), 0.0)
-        row = ark.reduce_sum(ark.reduce_sum(work, axis=0), axis=1)
+        product = ark.mul(ark.matmul(ark.tensor([work, work]), ark.tensor([work, work])), 0.0)
+        row = ark.reduce_sum(ark.reduce_sum(product, axis=0), axis=1)
         ark.add(total, ark.add(last, ark.reshape(row, (1,))), output=total)
     else:
         ark.add(total, last, output=total)
@@ -224,12 +225,13 @@ def build_reduce(
     algorithm: str = "one_shot",
     machine: str = "cpu-2",
     together: bool = False,
+    work: int = 300,
 ) -> list[Plan]:
     graphs = []
     for rank in range(world):
         model = Model(rank, world)
         with use_model(model):
-            reduce_stage(rank, world, width, algorithm)
+            reduce_stage(rank, world, width, algorithm, work)
         graphs.append(model.graph)
     return planned(graphs, machine, together)
 
@@ -249,7 +251,7 @@ def test_sums_are_right_though_ranks_begin_by_themselves(width: int, algorithm: 
 
 def test_a_rank_begins_while_a_peer_is_in_the_iteration_before() -> None:
     """Rank 0 has added up, and begins the next iteration while rank 1 still works."""
-    plans = build_reduce(2, WIDTH)
+    plans = build_reduce(2, WIDTH, work=LATE)
     (_, first), (_, second) = run(plans, 12, trace=4000)
     ahead, behind = np.concatenate(first), np.concatenate(second)
     begun = [ahead["begin"][ahead["iteration"] == i].min() for i in range(12)]
