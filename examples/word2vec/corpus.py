@@ -66,7 +66,10 @@ def topics(
 
 
 def same_topic(corpus: Corpus, vectors: np.ndarray, most: int = 5) -> float:
-    """Of each word's nearest words, the share that is of its topic."""
+    """Of each word's nearest words, the share that is of its topic; 0 of what is no number."""
+    vectors = vectors.astype(np.float64)
+    if not np.isfinite(vectors).all():
+        return 0.0
     of = np.array([word.split(".")[0] for word in corpus.vocabulary])
     unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-9)
     near = unit @ unit.T
