@@ -69,6 +69,13 @@ class _Numbers:
         return reshape(self.flat(op, tree, dtype, name), self.shape)
 
 
+def _scaled(tree: Tree, by: float, offset: float) -> Tree:
+    """The numbers times `by`, moved by `offset`; as they are where that changes nothing."""
+    if (by, offset) == (1.0, 0.0):
+        return tree
+    return ["add", ["mul", tree, number(float(by))], number(float(offset))]
+
+
 def _floating(what: str, dtype: DataType) -> None:
     if dtype not in FLOATS:
         raise ModelError(f"{what}: the type is {dtype.name}; expected floating point")
@@ -101,9 +108,7 @@ def random_uniform(
     _floating("random_uniform", dtype)
     low, high = (scalar("random_uniform", v, dtype) for v in (low, high))
     numbers = _Numbers("random_uniform", shape, seed, step)
-    tree = numbers.uniform()
-    if (low, high) != (0.0, 1.0):
-        tree = ["add", ["mul", tree, number(float(high - low))], number(float(low))]
+    tree = _scaled(numbers.uniform(), high - low, low)
     return numbers.tensor("random_uniform", tree, dtype, name)
 
 
@@ -123,9 +128,7 @@ def random_normal(
     first: Tree = ["sub", number(1.0), numbers.uniform(2, 0)]  # in (0, 1]
     angle: Tree = ["mul", numbers.uniform(2, 1), number(2.0 * math.pi)]
     radius: Tree = ["sqrt", ["mul", ["log", first], number(-2.0)]]
-    tree: Tree = ["mul", radius, ["cos", angle]]
-    if (mean, std) != (0.0, 1.0):
-        tree = ["add", ["mul", tree, number(float(std))], number(float(mean))]
+    tree = _scaled(["mul", radius, ["cos", angle]], std, mean)
     return numbers.tensor("random_normal", tree, dtype, name)
 
 
