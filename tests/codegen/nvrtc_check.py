@@ -21,13 +21,14 @@ TARGET = Target("sm_90a", H100.threads)
 
 
 def kernel(dtype: DataType) -> str:
-    """Compiles a product and a softmax; the variant's name."""
+    """Compiles a product, a softmax and a pointwise op; the variant's name."""
     graph = Graph()
     shapes = {"a": (256, 1024), "b": (1024, 1024)}
     a, b = (graph.tensor(s, dtype, arena="state", name=n) for n, s in shapes.items())
-    c, e = (graph.tensor((256, 1024), dtype, arena="state", name=n) for n in "ce")
+    c, e, f = (graph.tensor((256, 1024), dtype, arena="state", name=n) for n in "cef")
     graph.add("matmul", [a, b], [c], {"transpose_a": False, "transpose_b": True}, "product")
     graph.add("softmax", [c], [e], {}, "softmax")
+    graph.add("relu", [c], [f], {}, "relu")
     made = plan(graph, H100)
     source = write(made, machine_of(made), backend.dialect("sm_90a")).source
     backend.compiler().compile(source, TARGET)
