@@ -2,7 +2,7 @@
 
     python -m bench.applications pose --backend cuda --batch 250000      torch, NumPy
     python -m bench.applications word2vec --backend cpu --workers 2      gensim
-    python -m bench.applications msgemm --backend cuda --rows 12288      torch's kernel for int4 weights
+    python -m bench.applications msgemm --backend cuda --rows 12288      torch, int4 weights
 
 Times are the least of several; compilation, copies and starts are before them.
 """
