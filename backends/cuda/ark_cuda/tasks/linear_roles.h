@@ -95,8 +95,8 @@ ARK_DEVICE bool ark_row_total(float sum, int row, int number, float* parts, ark_
   return true;
 }
 
-// The lead warp's poll, of row ROW: the packet that a processor far from this one is expected to publish last;
-// of shares that of the rank itself and of the one before it.
+// The lead warp's poll, of row ROW: the packet that a processor far from this one is expected to
+// publish last; of shares that of the rank itself and of the one before it.
 template <int K, int SHARES, int ROW, int PROCESSORS, class X>
 ARK_DEVICE void ark_linear_poll(ArkCtx& c, const ArkTask&, X input) {
   const int far = (static_cast<int>(c.processor) + PROCESSORS / 2) % PROCESSORS;
