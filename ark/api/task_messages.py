@@ -3,8 +3,9 @@
 Each rank reads a plan file of its own. A Send there names the peer by the Rank of the buffer that
 it writes, and the message by a tag that stands in SendTags of what it reads and in RecvTags of what
 it writes; a Recv does so from the other side. The packet forms name the bytes in which packets
-arrive instead, by RecvTags alone; a fused all-reduce names no tags. Ranks give each other the list of their messages, and all of them
-refuse, with the same words, what does not fit. Called by ark.api.task_plan.
+arrive instead, by RecvTags alone; a fused all-reduce names no tags. Ranks give each other the list
+of their messages, and all of them refuse, with the same words, what does not fit. Called by
+ark.api.task_plan.
 """
 
 from __future__ import annotations

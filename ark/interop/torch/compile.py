@@ -171,7 +171,8 @@ class Module(torch.nn.Module):
     module: exported for `example`, a tuple of tensors, with torch.export. Called as the module is;
     inference only. dynamic_shapes: sizes that may vary, with their bounds, as torch.export takes
     them; there is a kernel for each size that is called. InvalidUsageError for other shapes and
-    types than those, and where torch.export cannot follow the module. UnsupportedError lists every operator that ark lacks, with its reason.
+    types than those, and where torch.export cannot follow the module. UnsupportedError lists every
+    operator that ark lacks, with its reason.
     """
 
     def __init__(
