@@ -25,7 +25,6 @@ from ark.interop.torch.program import Program
 from ark.interop.torch.values import TABLE
 
 MOST_SHAPES = 64  # kernels of one graph, for as many combinations of sizes
-LEAST_NODES = 1  # operators that are worth a kernel beside others in torch
 
 
 def decompositions() -> dict[Any, Any]:
