@@ -140,6 +140,26 @@ struct RegisterPending {
   uint32_t pc = 0;
 };
 
+// Wait states around matrix instructions (checks_matrix.cpp): what an instruction is to them, and
+// which one touched a register last.
+struct MatrixRole {
+  bool known = false;
+  bool matrix = false, vector = false, memory = false;
+  bool sparse = false;                   // adds to its destination
+  bool dot = false, fma64 = false, f64 = false;
+  bool xdl = false;                      // a matrix instruction of the units for small types
+  uint8_t passes = 0;
+};
+struct HazardTouch {
+  uint64_t state = 0;
+  const Inst* by = nullptr;
+};
+struct MatrixHistory {
+  uint64_t states = 0;                   // that have gone by
+  HazardTouch exec, f64;                 // EXEC written by a vector instruction; an f64 product
+  std::array<HazardTouch, 512> by_matrix, by_vector, by_dot, as_c;
+};
+
 struct WaveChecks {
   uint32_t slot = 0, epoch = 1, grid = 0;
   SharedClock seen, seen_lds;
@@ -162,6 +182,7 @@ struct WaveChecks {
   std::unordered_map<uint64_t, uint32_t> joined;   // (slot, relation) -> epoch already joined
   std::array<RegisterPending, 512> vgprs;
   std::array<RegisterPending, 128> sgprs;
+  MatrixHistory matrix;
 };
 
 struct GroupChecks {
@@ -178,6 +199,7 @@ struct GridChecks {
   std::unordered_map<const Workgroup*, GroupChecks> groups;
   std::unordered_map<uint32_t, bool> polls;   // by pc: is the load there part of a spin loop
   std::unordered_map<uint32_t, bool> spins;   // ... of one place, whose address stays
+  std::vector<MatrixRole> matrix_roles;       // by pc
   std::unordered_map<uint32_t, bool> expects; // ... or gives an atomic its expected value
 };
 
@@ -194,6 +216,8 @@ struct Access {
 bool is_rdna(const Wave& w);
 // What the instruction's bits say of an access; see README.md, "Checks".
 Stamp stamp_of(const Wave& w, const Inst& i, AccessKind kind, bool lds, int bytes);
+// Before an instruction: what touches a matrix instruction's registers too early.
+void check_matrix_hazards(Wave& w, const Inst& i);
 // checks_access.cpp: what one access shows by itself.
 void check_alignment(const Access& x, uint64_t address, int bytes, int lane);
 void check_arguments(const Access& x, uint64_t address, int bytes, int lane);
