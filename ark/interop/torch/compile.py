@@ -24,7 +24,6 @@ from ark.interop.torch.graph import drop_checks, name_of, why_not
 from ark.interop.torch.program import Program
 
 MOST_SHAPES = 64  # kernels of one graph, for as many combinations of sizes
-LEAST_NODES = 1  # operators that are worth a kernel beside others in torch
 
 
 class _Support(OperatorSupportBase):
