@@ -14,7 +14,8 @@ from ark.errors import InvalidUsageError, PlanError
 from ark.ir.graph import Graph
 from ark.parallel import ParallelGraph, parallelize
 from ark.parallel.plans import PLANS
-from ark.parallel.plans.choices import Costs, Rates
+from ark.parallel.plans.choices import Costs
+from ark.parallel.plans.times import Rates
 from ark.parallel.plans.search import evaluate, search
 from tests.unit.parallel.test_transform import (
     inputs_of,
