@@ -18,6 +18,7 @@ from ark.variant import COMMUNICATE
 MIN_TILE = 4096
 LINE = 64  # elements: where a dimension is cut, tiles begin on whole cache lines and packs
 SWEEP = 65536  # bytes of a tile of a large tensor: warps that drift apart scatter the accesses
+MOST_ROWS = 8  # of an input, beside weights whose rows are cut
 PAIRED = ("swiglu", "rope_kv")  # epilogues that need two neighbouring rows in one stage
 
 
@@ -173,10 +174,11 @@ def split_k(rows: int, weight: Tensor, machine: Machine) -> int:
         return 1
     if machine.variant.role(COMMUNICATE):
         # The parts are different warps' there, and the input is in shared memory.
-        least = -(-row_bytes(weight) // machine.stage_bytes) if rows == 1 else 0
-        units = row_bytes(weight) // 16
+        least = -(-row_bytes(weight) // machine.stage_bytes) if rows <= MOST_ROWS else 0
+        unit = 16 if rows == 1 else 64  # bytes that a part is a multiple of
+        units = row_bytes(weight) // unit
         fits = (p for p in range(least, units + 1) if least and units % p == 0)
-        return next(fits, 0) if row_bytes(weight) % 16 == 0 else 0
+        return next(fits, 0) if row_bytes(weight) % unit == 0 else 0
     share, rest = divmod(columns, machine.lanes * machine.warps)
     if rows != 1 or rest or share > machine.row_slice:
         return 0
