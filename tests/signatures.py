@@ -53,6 +53,20 @@ def _elementwise(dtype: DataType) -> None:
         ark.cast(a, other)
 
 
+def _regions(dtype: DataType) -> None:
+    """Results that several ops read, with a sum between them, or without; the last is in place."""
+    x, y = ark.tensor([3, 5, 130], dtype), ark.tensor([3, 1, 130], dtype)
+    for each in (x, y):
+        first, second = ark.mul(ark.cast(y, fp32), 0.5), ark.cast(each, fp32)
+        for _ in range(10):
+            first, second = second, ark.add(ark.mul(second, 0.25), first)
+        if each is x:
+            first, second = ark.reduce_sum(second, 1), ark.reduce_sum(first, 1)
+        made = ark.div(first, ark.add(ark.mul(second, second), 1.0))
+        if dtype is fp32:
+            ark.copy(made, output=y)
+
+
 def _matmuls(dtype: DataType) -> None:
     for ta in (False, True):
         for tb in (False, True):
@@ -158,6 +172,7 @@ def _experts(dtype: DataType) -> None:
 
 _CASES: tuple[tuple[str, Callable[[DataType], None], tuple[DataType, ...]], ...] = (
     ("elementwise", _elementwise, (fp32, fp16, bf16, int32)),
+    ("regions", _regions, (fp32, fp16, bf16)),
     ("matmul", _matmuls, FLOATS),
     ("rows", _rows, FLOATS),
     ("integers", _integers, (int32,)),
