@@ -53,7 +53,7 @@ class Program:
         self._ids = [by_name.get(b.name) for b in self._buffers]
         self._addresses: list[int] = []
         self._executor: Runner | None = None
-        self._checked = False
+        self._kinds: list[tuple[Any, ...]] | None = None  # of the call before
 
     @classmethod
     def of(cls, module: fx.GraphModule, examples: Sequence[Any]) -> Program:
@@ -71,9 +71,11 @@ class Program:
             raise InvalidUsageError(
                 f"{len(given)} tensors were given; expected {len(self._inputs) - len(self._held)}"
             )
+        kinds = [(t.shape, t.dtype, t.device, t.layout) for t in given]
+        if kinds != self._kinds:
+            self._check((*given, *self._held))
+            self._kinds = kinds
         inputs = [t if t.is_contiguous() else t.contiguous() for t in (*given, *self._held)]
-        if not self._checked:
-            self._check(inputs)
         where = inputs[0].device if inputs else torch.device("cpu")
         made = [
             torch.empty(v.shape, dtype=v.dtype, device=where) if isinstance(v, Value) else v
@@ -92,18 +94,20 @@ class Program:
     def _check(self, inputs: Sequence[torch.Tensor]) -> None:
         """The tensors' device is ark's, and shapes and types are those of the plan."""
         for tensor, value in zip(inputs, self._inputs, strict=True):
+            if tensor.layout != torch.strided:
+                raise InvalidUsageError(
+                    f"a tensor has the layout {tensor.layout}; call to_dense() on it before"
+                )
             if tuple(tensor.shape) != value.shape or tensor.dtype != value.dtype:
                 raise InvalidUsageError(
                     f"a tensor is {tensor.dtype} {list(tensor.shape)}; the kernel is made for "
                     f"{value.dtype} {list(value.shape)}"
                 )
-            kind = int(tensor.__dlpack_device__()[0])
-            if kind != self._device.dlpack[0]:
+            if _place(tensor) != self._device.dlpack[0]:
                 raise InvalidUsageError(
                     f"a tensor lies on {tensor.device}, but ark runs on {backend().name}; move the "
                     "module and its inputs there, or call ark.init(backend=...)"
                 )
-        self._checked = True
 
     def _move(self, addresses: Sequence[int]) -> None:
         """Tells the kernel where the tensors of this call lie."""
@@ -130,6 +134,14 @@ class Program:
         if self._executor is not None:
             self._executor.close()
             self._executor = None
+
+
+def _place(tensor: torch.Tensor) -> int:
+    """DLPack's number for the kind of device; -1 for one that has none, such as meta."""
+    try:
+        return int(tensor.__dlpack_device__()[0])
+    except (BufferError, ValueError, RuntimeError, NotImplementedError):
+        return -1
 
 
 def own(value: Value, taken: set[int]) -> Value:
