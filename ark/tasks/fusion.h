@@ -1,8 +1,8 @@
 // Loops around functions that are computed together. What a task computes is said in fusion.py.
 
-// For each index of the tile first(i0, i1, i2, i3, k, v, kept), then `each` for k of COUNT elements,
-// then `last`. kept[KEPT][LANES]: what they pass on, of which v is this index's place. One thread
-// that runs alone takes LANES neighbours at a time, for vectors.
+// For each index of the tile first(i0, i1, i2, i3, k, v, kept), then `each` for k of COUNT
+// elements, then `last`. kept[KEPT][LANES]: what they pass on, of which v is this index's place.
+// One thread that runs alone takes LANES neighbours at a time, for vectors.
 template <class TILE, int COUNT, int KEPT, int LANES, class First, class Each, class Last>
 ARK_DEVICE void ark_fused(const ark_i32* coord, const First& first, const Each& each,
                           const Last& last) {
