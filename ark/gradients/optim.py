@@ -173,9 +173,9 @@ class LAMB(AdamW):
         direction = self._direction(place, gradient)
         if self.weight_decay:
             direction = add(direction, mul(value, self.weight_decay))
-        lengths = [sqrt(_squares(t)) for t in (value, direction)]
-        known = greater(mul(*lengths), 0.0)
-        trust = where(known, div(*lengths), add(mul(lengths[0], 0.0), 1.0))
+        own, asked = sqrt(_squares(value)), sqrt(_squares(direction))
+        known = greater(mul(own, asked), 0.0)
+        trust = where(known, div(own, asked), add(mul(own, 0.0), 1.0))
         return sub(value, mul(direction, mul(trust, self.lr)))
 
 
