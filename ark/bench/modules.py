@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -86,7 +87,7 @@ def _peer(module: Any, example: Any, place: str, repeats: int) -> dict[str, Any]
                 for _ in range(4):
                     torch.compiler.cudagraph_mark_step_begin()
                     made(example)
-                call, latency, _ = _times(lambda: made(example), place, repeats)
+                call, latency, _ = _times(partial(made, example), place, repeats)
             except Exception as error:  # the compiler's own, of many kinds
                 found["peer_error"] = _line(error)
                 continue

@@ -77,8 +77,8 @@ class Layer(nn.Module):
 
     def attend(self, x: torch.Tensor) -> torch.Tensor:
         rows, length, width = x.shape
-        parts = self.qkv(x).view(rows, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        made = nn.functional.scaled_dot_product_attention(*parts, is_causal=self.first)
+        q, k, v = self.qkv(x).view(rows, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        made = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.first)
         return self.out(made.transpose(1, 2).reshape(rows, length, width))
 
     def feed(self, x: torch.Tensor) -> torch.Tensor:

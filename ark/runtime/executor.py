@@ -174,12 +174,12 @@ class Executor(PlanMemory):
                 self.device.write(memory.address, getattr(self.tables, name))
             self._placements.only(where, self._arrays["tasks"])
             return
-        memory = self._placements.find(where)
-        if memory is None:
+        table = self._placements.find(where)
+        if table is None:
             write = self.device.write
-            memory = self._placements.add(where, self.tables.tasks, write, self._wait_idle)
-        self._arrays["tasks"] = memory
-        self._params["tasks"] = memory.address
+            table = self._placements.add(where, self.tables.tasks, write, self._wait_idle)
+        self._arrays["tasks"] = table
+        self._params["tasks"] = table.address
 
     def _wait_idle(self) -> None:
         """Waits for what runs, whose tables are about to change."""
