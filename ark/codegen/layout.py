@@ -169,7 +169,7 @@ def dtype(name: str) -> np.dtype:
 
 
 # What the loop keeps in shared memory beside a task's scratch: records, waits and signals of the
-# tasks to come, and what bodies see of the loop (ArkLoop in loop.h).
+# tasks to come, and what bodies see of the loop (ArkLoop in task_slots.h).
 LOOP_BYTES = 1536
 
 

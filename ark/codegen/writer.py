@@ -17,6 +17,12 @@ from ark.plan import kind as kinds
 from ark.plan.types import Plan, PlanOp
 from ark.variant import COMMUNICATE, LOAD
 
+# What every kernel has of ark/codegen/device, in order.
+DEVICE = (
+    *("wait.h", "task_slots.h", "iteration.h", "loop.h"),
+    *("common.h", "math.h", "pack.h", "operand.h"),
+)
+
 
 @dataclass(frozen=True)
 class Emitted:
@@ -181,11 +187,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
         _constants(machine, plan, scratch, phases),
         dialect.prelude,
         layout.declarations(),
-        device_text("loop.h"),
-        device_text("common.h"),
-        device_text("math.h"),
-        device_text("pack.h"),
-        device_text("operand.h"),
+        *map(device_text, DEVICE),
         stream,
         roles,
         dialect.loader(signatures, machine) if loads and dialect.loader else "",

@@ -201,12 +201,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", default="cpu")
     parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--chunk", type=int, default=Options.chunk, help="words of an iteration")
     parser.add_argument("--ranks", type=int, default=4, help="of the comparison of combinations")
     parser.add_argument("--figure", default=str(Path(__file__).with_name("word2vec.svg")))
     args = parser.parse_args()
     ark.init(backend=args.backend)
     text = Corpus.of(corpus.encyclopedia())
-    made = train(text, Options(epochs=args.epochs))
+    made = train(text, Options(epochs=args.epochs, chunk=args.chunk))
     report = {
         "correlation with people's judgements": round(corpus.similarity(text, made.vectors[-1]), 3),
         "words/s": round(made.words),

@@ -1,4 +1,5 @@
-"""The CUDA backend's device object against every supported version of cuda-bindings, without a GPU.
+"""The CUDA backend's device object against every supported version of cuda-bindings, and its
+kernels against the oldest NVRTC, without a GPU.
 
 The bindings' structs and signatures change between minor versions. The unmodified bindings, oldest,
 newest and installed, run over a stand-in for libcuda (driver_stand_in.cpp) whose memory is the
@@ -21,6 +22,7 @@ pytest.importorskip("cuda.bindings.driver")
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 OLDEST = "13.0.0"
+OLDEST_NVRTC = "13.0.48"
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +57,14 @@ def pip(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, capture_output=True, text=True, timeout=250)
 
 
-def unpacked(version: str, wheels: Path) -> Path:
-    folder = wheels / f"{version}-{sys.implementation.cache_tag}"
+def unpacked(package: str, version: str, wheels: Path) -> Path:
+    folder = wheels / f"{package}-{version}-{sys.implementation.cache_tag}"
     if not folder.exists():
         partial = folder.with_suffix(f".{os.getpid()}")
         words = ("install", "-q", "--no-deps", "--no-compile", "--only-binary", ":all:")
-        done = pip(*words, "--target", str(partial), f"cuda-bindings=={version}")
+        done = pip(*words, "--target", str(partial), f"{package}=={version}")
         if done.returncode:
-            pytest.skip(f"cuda-bindings {version} cannot be had: {done.stderr.strip()[-200:]}")
+            pytest.skip(f"{package} {version} cannot be had: {done.stderr.strip()[-200:]}")
         partial.rename(folder)
     return folder
 
@@ -92,8 +94,28 @@ def test_the_device_object_fits_the_bindings(which: str, stand_in: Path, wheels:
         check(stand_in)
         return
     version = OLDEST if which == "oldest" else newest()
-    said = check(stand_in, first=str(unpacked(version, wheels)))
+    said = check(stand_in, first=str(unpacked("cuda-bindings", version, wheels)))
     assert said.split()[-1] == version
+
+
+def test_the_oldest_nvrtc_compiles_the_bodies(wheels: Path) -> None:
+    """13.0 takes a lambda in a kernel for a host function, and refuses it, unless it is told."""
+    folder = unpacked("nvidia-cuda-nvrtc", OLDEST_NVRTC, wheels)
+    (library,) = folder.rglob("libnvrtc.so.13")
+    path = [str(ROOT), str(ROOT / "backends/cuda"), os.environ.get("PYTHONPATH", "")]
+    done = subprocess.run(
+        [sys.executable, str(HERE / "nvrtc_check.py"), str(library)],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(p for p in path if p),
+            "LD_LIBRARY_PATH": str(library.parent),  # of its built-in declarations
+        },
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["nvrtc 13.0", "block", "matrix"]
 
 
 def test_modules_are_unloaded(stand_in: Path, tmp_path: Path) -> None:

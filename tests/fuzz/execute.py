@@ -13,7 +13,7 @@ import os
 from typing import Any
 
 import numpy as np
-from ark_cpu import backend, compiler
+from ark_cpu import backend
 
 from ark.errors import BaseError
 from ark.ir.dtype import by_name
@@ -27,8 +27,7 @@ _LASTING = ("state", "host", "external")
 
 def sanitize() -> None:
     """Compiles loop kernels with AddressSanitizer from now on, in this process."""
-    kept = tuple(f for f in compiler.FLAGS if f != "-O3")
-    compiler.FLAGS = (*kept, "-O1", "-fsanitize=address", "-fno-omit-frame-pointer")
+    os.environ["ARK_CPU_FLAGS"] = "-O1 -fsanitize=address -fno-omit-frame-pointer"
 
 
 def serial(plan: Plan) -> Plan:

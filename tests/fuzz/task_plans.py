@@ -17,14 +17,23 @@ from ark.plan.types import Plan
 from ark.runtime.admission import admit
 from ark.runtime.run import Ranks
 from tests.fuzz import mutate
-from tests.task_plans import COLUMNS, OUT, ROWS, norm_and_product, packet_ring, packet_sum, ring
+from tests.task_plans import (
+    COLUMNS,
+    OUT,
+    ROWS,
+    fused_sum,
+    norm_and_product,
+    packet_ring,
+    packet_sum,
+    ring,
+)
 
 _T = TypeVar("_T")
 
 
 def task_plan(rng: random.Random, keep: Callable[[str], None]) -> bool:
     """The target: a mutated plan."""
-    form = rng.choice((None, None, ring, packet_ring, packet_sum))
+    form = rng.choice((None, None, ring, packet_ring, packet_sum, fused_sum))
     base = form(rng.randrange(2), 2) if form else norm_and_product()
     text = mutate.text_of(mutate.of_json(base, rng))
     keep(text)
@@ -66,6 +75,8 @@ def _form(text: str) -> Callable[[int, int], Any]:
     """What the plan began as."""
     if "RecvReduceSend" in text:
         return packet_sum
+    if "Fused" in text:
+        return fused_sum
     return packet_ring if "SendPacket" in text or "RecvPacket" in text else ring
 
 
@@ -82,7 +93,7 @@ class _Pair:
         if form is packet_sum:
             ark.sharding(ark.tensor([2 * 96]), 0, 96)
         for _ in range(8):  # tensors of the plan's numbers
-            ark.tensor([3, 700])
+            _ = ark.tensor([96], ark.fp16) if form is fused_sum else ark.tensor([3, 700])
         machine, plan = registry.machine("cpu-2"), ark.Plan(form(1 - rank, 2))
         with contextlib.suppress(_Heard):
             plan.built(machine, self.members)

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
@@ -20,18 +19,11 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from ark import log
 from ark.errors import InvalidUsageError, UnsupportedError
+from ark.interop.torch.export import TRACING, decompositions, export
 from ark.interop.torch.graph import drop_checks, name_of, why_not
 from ark.interop.torch.program import Program
-from ark.interop.torch.values import TABLE
 
 MOST_SHAPES = 64  # kernels of one graph, for as many combinations of sizes
-LEAST_NODES = 1  # operators that are worth a kernel beside others in torch
-
-
-def decompositions() -> dict[Any, Any]:
-    """torch's decompositions into core ATen operators, of those that ark does not have itself."""
-    found = {op: f for op, f in core_aten_decompositions().items() if name_of(op) not in TABLE}
-    return {**found, **get_decompositions([torch.ops.aten._native_batch_norm_legit_functional])}
 
 
 class _Support(OperatorSupportBase):
@@ -134,7 +126,8 @@ class _Sized:
         if key not in self._made:
             if len(self._made) == MOST_SHAPES:
                 self._made.pop(next(iter(self._made)))
-            traced = make_fx(self._module, tracing_mode="fake")(*given)
+            with TRACING:
+                traced = make_fx(self._module, tracing_mode="fake")(*given)
             tensors = [g for g in given if isinstance(g, torch.Tensor)]
             self._made[key] = _without_numbers(traced, given, tensors)
         return self._made[key](*given)
@@ -169,8 +162,17 @@ def _compile_backward(module: fx.GraphModule, examples: Sequence[Any]) -> Callab
     return make_boxed_func(compile_graph(module, examples))  # type: ignore[no-any-return]
 
 
-def backend(module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
-    """The backend "ark" of torch.compile; forward, and backward where gradients are asked for."""
+def backend(module: fx.GraphModule, examples: Sequence[Any], **given: Any) -> Callable[..., Any]:
+    """The backend "ark" of torch.compile; forward, and backward where gradients are asked for.
+
+    InvalidUsageError where torch.compile is given a mode or options: it has none.
+    """
+    if given:
+        said = ", ".join(f"{name}={value!r:.60}" for name, value in given.items())
+        raise InvalidUsageError(
+            f"torch.compile was given {said}; the backend ark has no modes and no options: leave "
+            "that out"
+        )
     compiled = aot_autograd(
         fw_compiler=_compile_traced,
         bw_compiler=_compile_backward,
@@ -186,22 +188,15 @@ class Module(torch.nn.Module):
     module: exported for `example`, a tuple of tensors, with torch.export. Called as the module is;
     inference only. dynamic_shapes: sizes that may vary, with their bounds, as torch.export takes
     them; there is a kernel for each size that is called. InvalidUsageError for other shapes and
-    types than those. UnsupportedError lists every operator that ark lacks, with its reason.
+    types than those, and where torch.export cannot follow the module. UnsupportedError lists every
+    operator that ark lacks, with its reason.
     """
 
     def __init__(
         self, module: torch.nn.Module, example: Sequence[Any], dynamic_shapes: Any = None
     ) -> None:
         super().__init__()
-        was = module.training
-        try:
-            with torch.no_grad():
-                exported = torch.export.export(
-                    module.eval(), tuple(example), dynamic_shapes=dynamic_shapes
-                )
-        finally:
-            module.train(was)
-        self._exported = exported.run_decompositions(decompositions())
+        self._exported = export(module, example, False, dynamic_shapes)
         self.module = module
         graph = self._exported.graph_module
         drop_checks(graph)

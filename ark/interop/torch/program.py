@@ -65,7 +65,7 @@ class Program:
         self._loose: list[int | None] = []  # the plan's buffers of what moves
         self._captured: list[Executor] = []
         self._executor: Runner | None = None
-        self._checked = False
+        self._kinds: list[tuple[Any, ...]] | None = None  # of what moved in the call before
         PROGRAMS.add(self)
 
     @classmethod
@@ -85,11 +85,14 @@ class Program:
         if len(given) != self._given:
             raise InvalidUsageError(f"{len(given)} tensors were given; expected {self._given}")
         inputs = list(given)
+        moving = [inputs[i] for i in self._moving]
+        kinds = [(t.shape, t.dtype, t.device, t.layout) for t in moving]
+        if kinds != self._kinds or not lie_at(inputs, self._lie, self._fixed):
+            self._check(inputs)
+            self._kinds = kinds
         for i in self._moving:
             if not inputs[i].is_contiguous():
                 inputs[i] = inputs[i].contiguous()
-        if not self._checked or not lie_at(inputs, self._lie, self._fixed):
-            inputs = self._check(inputs)
         where = inputs[0].device if inputs else torch.device("cpu")
         made = [
             torch.empty(v.shape, dtype=v.dtype, device=where) if isinstance(v, Value) else v
@@ -105,31 +108,30 @@ class Program:
             self._on_stream(addresses, where, iterations)
         return made
 
-    def _check(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The inputs, whose device is ark's, and whose shapes and types are those of the plan.
-        Learns where the fixed ones lie.
+    def _check(self, inputs: Sequence[torch.Tensor]) -> None:
+        """The tensors' device is ark's, and shapes and types are those of the plan. Learns where
+        the fixed ones lie.
         """
-        strided = [i for i in self._fixed if not inputs[i].is_contiguous()]
-        if strided:  # copied in every call
-            self._fixed = [i for i in self._fixed if i not in strided]
-            self._moving = sorted({*self._moving, *strided})
-            inputs = [t.contiguous() for t in inputs]
         for tensor, value in zip((*inputs, *self._held), self._inputs, strict=True):
+            if tensor.layout != torch.strided:
+                raise InvalidUsageError(
+                    f"a tensor has the layout {tensor.layout}; call to_dense() on it before"
+                )
             if tuple(tensor.shape) != value.shape or tensor.dtype != value.dtype:
                 raise InvalidUsageError(
                     f"a tensor is {tensor.dtype} {list(tensor.shape)}; the kernel is made for "
                     f"{value.dtype} {list(value.shape)}"
                 )
-            kind = int(tensor.__dlpack_device__()[0])
-            if kind != self._device.dlpack[0]:
+            if _place(tensor) != self._device.dlpack[0]:
                 raise InvalidUsageError(
                     f"a tensor lies on {tensor.device}, but ark runs on {backend().name}; move the "
                     "module and its inputs there, or call ark.init(backend=...)"
                 )
+        strided = [i for i in self._fixed if not inputs[i].is_contiguous()]
+        self._fixed = [i for i in self._fixed if i not in strided]
+        self._moving = sorted({*self._moving, *strided})  # copied in every call
         self._lie = [inputs[i].data_ptr() for i in self._fixed]
         self._addresses = []
-        self._checked = True
-        return inputs
 
     def _places(self, addresses: Sequence[int]) -> dict[int, int]:
         """By external buffer of the plan: where it lies in this call. addresses: of the inputs that

@@ -49,6 +49,7 @@ class NvrtcCompiler:
             arch=target.arch,
             ptxas_options="-v",
             diag_suppress=_UNUSED,
+            device_as_default_execution_space=True,  # NVRTC 13.0 takes lambdas for host code
             no_cache=True,  # ark keeps binaries itself; NVRTC's own come without the log
         )
         try:

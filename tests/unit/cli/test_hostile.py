@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 from ark_cpu import compiler
+from ark_cpu.compiler import FLAGS, CpuCompiler, flags
 
+from ark.backend.protocol import Target
 from ark.cli import main
 from ark.cli.common import read_file, visible, write_file
+from ark.codegen.dialect import Source
 from ark.errors import InvalidUsageError, SystemError
 
 ROOT = Path(__file__).parents[3]
@@ -113,6 +116,21 @@ def test_escapes_in_a_models_text_are_shown() -> None:
 def test_what_never_ends_is_not_read() -> None:
     with pytest.raises(InvalidUsageError, match="characters"):
         read_file("/dev/zero", "a plan")
+
+
+def test_the_users_flags_come_behind_arks_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Target("x86_64", 1)
+    monkeypatch.delenv("ARK_CPU_FLAGS", raising=False)
+    plain = CpuCompiler().key(target)
+    monkeypatch.setenv("ARK_CPU_FLAGS", "-O1 -DNAME='two words'")
+    assert flags() == (*FLAGS, "-O1", "-DNAME=two words")
+    assert CpuCompiler().key(target) != plain, "a kernel of other flags would come from the cache"
+    monkeypatch.setenv("ARK_CPU_FLAGS", "-DNAME='open")
+    with pytest.raises(InvalidUsageError, match="cannot be split"):
+        flags()
+    monkeypatch.setenv("ARK_CPU_FLAGS", "--no-such-flag")
+    with pytest.raises(SystemError, match="no-such-flag"):
+        CpuCompiler().compile(Source("int main() {}"), target)
 
 
 def test_cxx_may_be_several_words(monkeypatch: pytest.MonkeyPatch) -> None:

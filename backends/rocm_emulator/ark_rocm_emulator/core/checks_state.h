@@ -66,6 +66,7 @@ struct Record {
 };
 
 struct ShadowPages;
+struct SharedCell;                       // checks_shared.h
 
 // An LDS load that met an atomic: sound if its wave goes on to use an atomic on the same cell (the
 // load gave the expected value), a race otherwise.
@@ -79,6 +80,7 @@ struct LdsDoubt {
 struct CellState {
   std::vector<Record> writes, reads;
   bool flag = false;                     // global memory: some wave has polled it or used an atomic
+  uint64_t version = 0;                  // SharedCell::version that this has taken in
 };
 
 struct Contributor {
@@ -110,6 +112,7 @@ struct ScalarHold {
 struct ShadowPages {
   static constexpr uint64_t kCells = 1024;
   bool track_init = false;
+  SharedCell* shared = nullptr;          // by cell, where other processes map the memory too
   uint64_t size = 0;
   std::vector<bool> initialised;         // by byte, made at the first checked access
   std::unordered_map<uint64_t, std::unique_ptr<std::array<CellState, kCells>>> pages;
@@ -140,6 +143,26 @@ struct RegisterPending {
   uint32_t pc = 0;
 };
 
+// Wait states around matrix instructions (checks_matrix.cpp): what an instruction is to them, and
+// which one touched a register last.
+struct MatrixRole {
+  bool known = false;
+  bool matrix = false, vector = false, memory = false;
+  bool sparse = false;                   // adds to its destination
+  bool dot = false, fma64 = false, f64 = false;
+  bool xdl = false;                      // a matrix instruction of the units for small types
+  uint8_t passes = 0;
+};
+struct HazardTouch {
+  uint64_t state = 0;
+  const Inst* by = nullptr;
+};
+struct MatrixHistory {
+  uint64_t states = 0;                   // that have gone by
+  HazardTouch exec, f64;                 // EXEC written by a vector instruction; an f64 product
+  std::array<HazardTouch, 512> by_matrix, by_vector, by_dot, as_c;
+};
+
 struct WaveChecks {
   uint32_t slot = 0, epoch = 1, grid = 0;
   SharedClock seen, seen_lds;
@@ -147,6 +170,10 @@ struct WaveChecks {
   uint32_t next_sequence = 1, vm_done = 0, lgkm_done = 0;
   // What this device, or every device, would see if the wave signalled now.
   Published released_agent, released_system;
+  // The same as it was last told to other processes, and under which number.
+  Published told;
+  uint32_t told_as = 0;
+  uint64_t started = 0;                  // world_time() then
   uint32_t last_store = 0;               // epoch of the last store that a cache may hold back
   struct WriteBack {
     Published what;
@@ -162,6 +189,7 @@ struct WaveChecks {
   std::unordered_map<uint64_t, uint32_t> joined;   // (slot, relation) -> epoch already joined
   std::array<RegisterPending, 512> vgprs;
   std::array<RegisterPending, 128> sgprs;
+  MatrixHistory matrix;
 };
 
 struct GroupChecks {
@@ -178,6 +206,7 @@ struct GridChecks {
   std::unordered_map<const Workgroup*, GroupChecks> groups;
   std::unordered_map<uint32_t, bool> polls;   // by pc: is the load there part of a spin loop
   std::unordered_map<uint32_t, bool> spins;   // ... of one place, whose address stays
+  std::vector<MatrixRole> matrix_roles;       // by pc
   std::unordered_map<uint32_t, bool> expects; // ... or gives an atomic its expected value
 };
 
@@ -194,6 +223,8 @@ struct Access {
 bool is_rdna(const Wave& w);
 // What the instruction's bits say of an access; see README.md, "Checks".
 Stamp stamp_of(const Wave& w, const Inst& i, AccessKind kind, bool lds, int bytes);
+// Before an instruction: what touches a matrix instruction's registers too early.
+void check_matrix_hazards(Wave& w, const Inst& i);
 // checks_access.cpp: what one access shows by itself.
 void check_alignment(const Access& x, uint64_t address, int bytes, int lane);
 void check_arguments(const Access& x, uint64_t address, int bytes, int lane);

@@ -151,6 +151,7 @@ void outer_invalidated(WaveChecks& c) {
 }  // namespace
 
 void check_before(Wave& w, const Inst& i) {
+  check_matrix_hazards(w, i);
   if (i.op == nullptr || (i.format == Format::SOPP && (i.op->flags & kBranch) == 0)) return;
   check_operands(w, i);
 }

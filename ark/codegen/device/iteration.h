@@ -1,0 +1,118 @@
+// Between iterations: whether the next one may begin, its phase and its list.
+
+// The host has told the loop to end: nobody begins another iteration, every wait gives up.
+ARK_COLD void ark_leave(ArkCtx& c) {
+  ArkControl* control = ark_control(ARK_PARAMS(c));
+  control->limit = 0u;
+  ark_add_release(&control->abort, 1u, false);
+  ark_add_release(&control->go, 0x40000000u, false);
+}
+
+// Leader only: may this processor begin the iteration? The barrier opens when all of the iteration
+// before it is done on the ranks that begin it together: all of them, or this one. Once an
+// iteration processor 0 asks the host whether to leave, before it waits for the barrier, so that
+// the answer comes while it waits; in persistent mode it also asks for the iteration. The last
+// processor, which often has least to do, tells the host which iterations are done; only in
+// persistent mode the host may read results before the launch ends.
+ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration) {
+  const bool tells = c.processor + 1u == ARK_PARAMS(c)->processors;
+  const bool over = ARK_PARAMS(c)->end != 0u && iteration == ARK_PARAMS(c)->end;
+  if (over && !tells) return false;
+  ArkControl* control = ark_control(ARK_PARAMS(c));
+  const ark_u32 leave = c.processor == 0u ? ark_peek_host(&ark_host(ARK_PARAMS(c))->abort) : 0u;
+  const bool system = ARK_PARAMS(c)->peers != 0u;
+  const ark_u32 want = iteration * ARK_PARAMS(c)->together;
+  // Longer than a task waits: whoever is stuck should report, not those who wait for its iteration.
+  const ark_u64 budget = ARK_PARAMS(c)->budget_ns / 4u * 5u;
+  if (!ark_wait(c, ark_words(ARK_PARAMS(c)->barrier), want, system, 4u, 0u, budget)) return false;
+  if (tells && iteration != 0u) {
+    ark_u32* done = &ark_host(ARK_PARAMS(c))->done;
+    ARK_PARAMS(c)->persistent ? ark_store_host(done, iteration) : ark_post_host(done, iteration);
+  }
+  if (over) return false;
+  if (leave != 0u) {
+    ark_leave(c);
+    return false;
+  }
+  if (ARK_PARAMS(c)->persistent && c.processor == 0u) {
+    ArkHost* host = ark_host(ARK_PARAMS(c));
+    ArkSpin spin{0u, 0u};
+    for (;;) {
+      const ark_u32 target = ark_load_host(&host->target);
+      if (target > iteration) {
+        ark_add_release(&control->go, 1u, false);
+        break;
+      }
+      const bool quit = (ark_load_host(&host->quit) | ark_peek_host(&host->abort)) != 0u;
+      if (quit || ark_spin(ARK_PARAMS(c), spin, ARK_PARAMS(c)->idle_ns) != ARK_KEEP) {
+        ark_add_release(&control->go, 0x40000000u, false);
+        ark_store_host(&host->quit, 1u);
+        return false;
+      }
+    }
+    return true;
+  }
+  if (ARK_PARAMS(c)->persistent) {
+    // The host may be silent for long: this wait ends when processor 0 releases or gives up.
+    ArkSpin spin{0u, 0u};
+    for (;;) {
+      const ark_u32 go = ark_load_acquire(&control->go, false);
+      if (go >= 0x40000000u) return false;
+      if (go > iteration) return true;
+      const ark_u64 patience = ARK_PARAMS(c)->idle_ns + ARK_PARAMS(c)->budget_ns;
+      if (ark_spin(ARK_PARAMS(c), spin, patience) != ARK_KEEP) return false;
+    }
+  }
+  return iteration < ark_load_acquire(&control->limit, false);
+}
+
+// One thread: what bodies see of the loop, before the first iteration and before each.
+ARK_DEVICE void ark_open_loop(ArkCtx& c, const ArkParams* p, ark_u32 processor, char* scratch) {
+  c.p = p;
+  c.scratch = scratch + ARK_LOOP_BYTES;
+  c.processor = processor;
+  c.iteration = 0u;
+  for (int w = 0; w < ARK_BLOCK_WARPS; ++w) c.warps[w] = ARK_NO_TASK;
+}
+// The iterations at which phases end. The last one's has no end but the loop's.
+struct ArkPhases {
+  ark_u32 end[ARK_PHASES];
+};
+ARK_DEVICE ArkPhases ark_phases(const ArkParams* p) {
+  ArkPhases phases = {};
+  for (ark_u32 i = 0u; i + 1u < ARK_PHASES; ++i) phases.end[i] = ark_control(p)->phase_end[i];
+  return phases;
+}
+ARK_DEVICE ark_u32 ark_phase(const ArkPhases& phases, ark_u32 iteration) {
+  ark_u32 phase = 0u;
+  for (ark_u32 i = 0u; i + 1u < ARK_PHASES; ++i) phase += iteration >= phases.end[i] ? 1u : 0u;
+  return phase;
+}
+// The iteration, counted since its phase began.
+ARK_DEVICE ark_u32 ark_phase_iteration(const ArkPhases& phases, ark_u32 iteration) {
+  const ark_u32 phase = ark_phase(phases, iteration);
+  ark_u32 begun = 0u;
+  for (ark_u32 i = 0u; i + 1u < ARK_PHASES; ++i) {
+    if (i + 1u == phase) begun = phases.end[i];
+  }
+  return iteration - begun;
+}
+ARK_DEVICE void ark_open_iteration(ArkCtx& c, ark_u32 iteration, const ArkPhases& phases,
+                                   const ArkRange& range, ark_u32 stage_base) {
+  c.iteration = iteration;
+  c.phase = ark_phase(phases, iteration);
+  c.phase_iteration = ark_phase_iteration(phases, iteration);
+  c.task_end = range.task_end;
+  c.fetches = ARK_POINTER(const ArkFetch, ARK_PARAMS(c)->fetches) + range.fetch_begin;
+  c.stage_base = stage_base;
+}
+ARK_DEVICE const ArkRange& ark_range(const ArkParams* p, ark_u32 processor, ark_u32 iteration,
+                                     const ArkPhases& phases) {
+  const ark_u32 first = ark_phase(phases, iteration) * p->processors;
+  return ARK_POINTER(const ArkRange, p->ranges)[first + processor];
+}
+// grown: what growing fetches have taken beyond one stage each.
+ARK_DEVICE ark_u32 ark_next_stage(ark_u32 stage_base, const ArkRange& range, ark_u32 grown = 0u) {
+  stage_base += range.fetch_end - range.fetch_begin + grown;
+  return stage_base >= ARK_STAGE_PERIOD ? stage_base - ARK_STAGE_PERIOD : stage_base;
+}

@@ -1,0 +1,98 @@
+// The next tasks of a processor's list in shared memory, their waits and their signals.
+
+// A task's record and counter operations are copied to shared memory while the tasks before it run,
+// so that no task begins with a trip to memory. Of four slots one is in use, the next two are
+// filled, and the fourth may still be read by threads that signal the task before.
+constexpr ark_u32 ARK_SLOTS = 4u;
+constexpr ark_u32 ARK_SLOT_COUNTER_OPS = 8u;
+
+struct ArkLoop {
+  ArkTask tasks[ARK_SLOTS];
+  ArkCounterOp counter_ops[ARK_SLOTS][ARK_SLOT_COUNTER_OPS];
+  ArkCtx ctx;
+  ark_u64 begun;  // when the running task had been waited for, if that is traced
+};
+static_assert(sizeof(ArkLoop) <= ARK_LOOP_BYTES, "the loop's share of scratch");
+static_assert(sizeof(ArkTask) <= 256 && sizeof(ArkCounterOp) * ARK_SLOT_COUNTER_OPS <= 256, "");
+
+#ifndef ARK_HAS_COPY_AHEAD
+// 8 bytes from memory to shared memory; there after ark_copies_done() and a barrier.
+ARK_DEVICE void ark_copy_ahead(ark_u64* to, const ark_u64* from) { *to = *from; }
+ARK_DEVICE void ark_copies_done() {}
+#endif
+
+// The threads that share a piece of the loop's own work: all computing ones, or a warp.
+struct ArkTeam {
+  ark_u32 thread;
+  ark_u32 threads;
+};
+ARK_DEVICE ArkTeam ark_block_team() {
+  return ArkTeam{static_cast<ark_u32>(ark_tid()), static_cast<ark_u32>(ARK_THREADS)};
+}
+
+ARK_DEVICE void ark_copy_words(ArkTeam team, void* to, const void* from, ark_u32 words) {
+  // What is copied has fewer words than a warp of 32 lanes: no loop, whose code would be in the way
+  // of the tasks' own.
+  for (ark_u32 i = team.thread; i < words; i += team.threads) {
+    ark_copy_ahead(reinterpret_cast<ark_u64*>(to) + i, reinterpret_cast<const ark_u64*>(from) + i);
+    if (ARK_LANES >= 32) break;
+  }
+}
+ARK_DEVICE void ark_task_ahead(ArkTeam team, ArkLoop& loop, const ArkParams* p, ark_u32 i) {
+  const ArkTask* task = ARK_POINTER(const ArkTask, p->tasks) + i;
+  ark_copy_words(team, &loop.tasks[i % ARK_SLOTS], task, sizeof(ArkTask) / 8u);
+}
+// A task's waits and signals lie behind each other; few have more than fit.
+ARK_DEVICE void ark_counter_ops_ahead(ArkTeam team, ArkLoop& loop, const ArkParams* p, ark_u32 i) {
+  const ArkTask& task = loop.tasks[i % ARK_SLOTS];
+  const ark_u32 count = task.signal_end - task.wait_begin;
+  const ArkCounterOp* ops = ARK_POINTER(const ArkCounterOp, p->counter_ops) + task.wait_begin;
+  const ark_u32 fit = count < ARK_SLOT_COUNTER_OPS ? count : ARK_SLOT_COUNTER_OPS;
+  ark_copy_words(team, loop.counter_ops[i % ARK_SLOTS], ops, fit * (sizeof(ArkCounterOp) / 8u));
+}
+ARK_DEVICE ArkCounterOp ark_counter_op(const ArkLoop& loop, ark_u32 i, ark_u32 number) {
+  const ark_u32 at = number - loop.tasks[i % ARK_SLOTS].wait_begin;
+  if (at < ARK_SLOT_COUNTER_OPS) return loop.counter_ops[i % ARK_SLOTS][at];
+  const ark_u64 ops = ARK_PARAMS(loop.ctx)->counter_ops;
+  return ARK_DEVICE_COPY(ArkCounterOp, ops + static_cast<ark_u64>(number) * sizeof(ArkCounterOp));
+}
+
+// This thread's waits of task i; the team must agree on the result.
+ARK_DEVICE bool ark_wait_task(ArkTeam team, ArkLoop& loop, ark_u32 i) {
+  ArkCtx& c = loop.ctx;
+  const ArkTask& task = loop.tasks[i % ARK_SLOTS];
+  const ark_u64 budget = ARK_PARAMS(c)->budget_ns;
+  bool ok = true;
+  for (ark_u32 w = task.wait_begin + team.thread; w < task.wait_end; w += team.threads) {
+    const ArkCounterOp e = ark_counter_op(loop, i, w);
+    const ark_u32 want = e.step * c.phase_iteration + e.value;
+    const bool system = (e.flags & 1u) != 0u;
+    ok = ok && ark_wait(c, ark_words(e.address), want, system, 1u, e.counter, budget);
+  }
+  return ok;
+}
+
+#if defined(ARK_REMOTE)
+// Counters of ranks on other hosts: device/proxy.h.
+ARK_COLD bool ark_proxy_push(ArkCtx& c, ark_u64 source, ark_u64 target, ark_u32 size,
+                             ark_u32& behind);
+#endif
+ARK_DEVICE void ark_signal(ArkCtx& c, const ArkCounterOp& e) {
+#if defined(ARK_REMOTE)
+  ark_u32 behind = 0u;
+  if ((e.flags & 4u) != 0u) {
+    ark_proxy_push(c, e.value, e.address, 0u, behind);
+    return;
+  }
+#endif
+  (void)c;
+  ark_add_release(ark_words(e.address), e.value, (e.flags & 1u) != 0u);
+}
+ARK_DEVICE void ark_signal_task(ArkTeam team, ArkLoop& loop, ark_u32 i) {
+  const ArkTask& task = loop.tasks[i % ARK_SLOTS];
+  ARK_BLOCK_ARRIVED();
+  for (ark_u32 s = task.signal_begin + team.thread; s < task.signal_end; s += team.threads) {
+    const ArkCounterOp e = ark_counter_op(loop, i, s);
+    ark_signal(loop.ctx, e);
+  }
+}

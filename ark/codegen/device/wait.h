@@ -1,0 +1,182 @@
+// What a task body sees of the loop, and every way to wait for memory: with a budget, an eye on the
+// abort word, and a record of the first failure for the host.
+
+// An address of device memory as a pointer. A backend may say more: that it is not shared memory.
+#if !defined(ARK_POINTER)
+#define ARK_POINTER(type, address) reinterpret_cast<type*>(address)
+#endif
+// A copy of the structure at an address of device memory, where the other side of a branch takes it
+// from shared memory. A backend whose two memories have instructions of their own says how.
+#if !defined(ARK_DEVICE_COPY)
+#define ARK_DEVICE_COPY(type, address) (*ARK_POINTER(const type, address))
+#endif
+
+// After so many stages their count begins again: a multiple of what any stream's slots, the phases
+// of their barriers and the warps repeat by, so that 32 bits do for ever.
+constexpr ark_u32 ARK_STAGE_UNIT =
+    2u * ARK_WARPS * (ARK_RING_BYTES > 0 ? ARK_RING_BYTES / ARK_STAGE_BYTES : 1);
+constexpr ark_u32 ARK_STAGE_PERIOD = (1u << 30) / ARK_STAGE_UNIT * ARK_STAGE_UNIT;
+
+// A warp's own word: the running task's place in the table, and whether a wait inside the body gave
+// up. No other warp touches it; they learn of a failure from the abort word, and from the vote at
+// the task's end.
+constexpr ark_u32 ARK_NO_TASK = 0x7fffffffu;
+constexpr ark_u32 ARK_GAVE_UP = 0x80000000u;
+
+// What a task body sees besides its task; one per processor, in its shared memory.
+struct ArkCtx {
+  const ArkParams* p;
+  char* scratch;            // shared memory of this processor, ARK_SCRATCH_BYTES
+  const ArkFetch* fetches;  // this processor's operand stream in this phase
+  ark_u32 processor;
+  ark_u32 iteration;  // since launch
+  ark_u32 phase;
+  ark_u32 phase_iteration;         // since the phase began
+  ark_u32 task_end;                // of this processor's list in this phase
+  ark_u32 stage_base;              // stages consumed in earlier iterations, up to ARK_STAGE_PERIOD
+  ark_u32 warps[ARK_BLOCK_WARPS];  // of all roles
+};
+
+// A backend may know without looking where shared memory and the parameters are.
+#if !defined(ARK_SCRATCH)
+#define ARK_SCRATCH(ctx) ((ctx).scratch)
+#define ARK_PARAMS(ctx) ((ctx).p)
+#endif
+
+ARK_DEVICE bool ark_failed(const ArkCtx& c) {
+  return (ark_warp_load(&c.warps[ark_warp()]) & ARK_GAVE_UP) != 0u;
+}
+ARK_DEVICE void ark_give_up(ArkCtx& c) {
+  ark_u32* mine = &c.warps[ark_warp()];
+  ark_warp_store(mine, ark_warp_load(mine) | ARK_GAVE_UP);
+}
+
+ARK_DEVICE const ArkFetch& ark_fetch(const ArkCtx& c, ark_u32 stage) {
+  return ARK_POINTER(const ArkFetch, reinterpret_cast<ark_u64>(c.fetches))[stage];
+}
+
+ARK_DEVICE ark_u32* ark_words(ark_u64 address) { return ARK_POINTER(ark_u32, address); }
+
+ARK_DEVICE ArkControl* ark_control(const ArkParams* p) {
+  return ARK_POINTER(ArkControl, p->control);
+}
+
+ARK_DEVICE ArkHost* ark_host(const ArkParams* p) { return ARK_POINTER(ArkHost, p->host); }
+
+// Records the first failure of this launch for the host and raises the abort word for everybody.
+ARK_COLD void ark_fail(ArkCtx& c, ark_u32 why, ark_u32 counter, ark_u32 expected, ark_u32 seen) {
+  ArkControl* control = ark_control(ARK_PARAMS(c));
+  if (ark_cas(&control->error, 0u, why) == 0u) {
+    ArkHost* host = ark_host(ARK_PARAMS(c));
+    const ark_u32 at = ark_warp_load(&c.warps[ark_warp()]) & ~ARK_GAVE_UP;
+    const ArkTask* task = ARK_POINTER(const ArkTask, ARK_PARAMS(c)->tasks) + at;
+    host->error_task = at == ARK_NO_TASK ? 0xffffffffu : task->index;
+    host->error_op = at == ARK_NO_TASK ? 0xffffffffu : task->op;
+    host->error_counter = counter;
+    host->error_expected = expected;
+    host->error_seen = seen;
+    host->error_processor = c.processor;
+    host->error_iteration = c.iteration;
+    ark_store_host(&host->error, why);
+  }
+  ark_add_release(&control->abort, 1u, false);
+  ark_give_up(c);
+}
+
+// Asking the host is slow, and slows everybody where many ask: once in so many polls. A backend
+// whose host memory is near says 0.
+#if !defined(ARK_HOST_CHECK)
+#define ARK_HOST_CHECK 0xffffu
+#endif
+
+ARK_DEVICE bool ark_aborted(const ArkParams* p, bool ask_host) {
+  if (ark_load_acquire(&ark_control(p)->abort, false) != 0u) return true;
+  if (!ask_host || ark_peek_host(&ark_host(p)->abort) == 0u) return false;
+  ark_add_release(&ark_control(p)->abort, 1u, false);
+  return true;
+}
+
+// A bounded spin: call once per failed poll; anything but ARK_KEEP means give up.
+struct ArkSpin {
+  ark_u32 spins;
+  ark_u64 start;
+};
+
+enum ArkVerdict { ARK_KEEP, ARK_TIMEOUT, ARK_ABORTED };
+
+// Says to a reader of the machine code that all stores of the block have arrived here.
+#if !defined(ARK_BLOCK_ARRIVED)
+#define ARK_BLOCK_ARRIVED()
+#endif
+
+// The clock of budgets. A backend whose processors can be stopped says another, which leaves out
+// the time for which they were.
+#if !defined(ARK_SPIN_TIME)
+#define ARK_SPIN_TIME() ark_time_ns()
+#endif
+
+// The rare part of a spin: when it began, 0 if aborted, 1 past the budget.
+ARK_COLD ark_u64 ark_spin_check(const ArkParams* p, ArkSpin s, ark_u64 budget_ns) {
+  if (ark_aborted(p, (s.spins & ARK_HOST_CHECK) == 0u)) return 0u;
+  const ark_u64 now = ARK_SPIN_TIME();
+  if (s.start == 0u) return now;
+  return now - s.start > budget_ns ? 1u : s.start;
+}
+ARK_DEVICE ArkVerdict ark_spin(const ArkParams* p, ArkSpin& s, ark_u64 budget_ns) {
+  ark_pause(s.spins);
+  if ((++s.spins & ARK_SPIN_CHECK) != 0u) return ARK_KEEP;
+  s.start = ark_spin_check(p, s, budget_ns);
+  return s.start > 1u ? ARK_KEEP : s.start == 1u ? ARK_TIMEOUT : ARK_ABORTED;
+}
+
+// One poll of a counter, and what follows the one that found it. Where an acquire costs caches
+// their contents, a poll is none, and the last one becomes one.
+#if !defined(ARK_HAS_POLL)
+ARK_DEVICE ark_u32 ark_poll(const ark_u32* word, bool system) {
+  return ark_load_acquire(word, system);
+}
+ARK_DEVICE void ark_polled(bool) {}
+#endif
+
+// Waits until a counter has reached `want` (wrap-safe); false after a failure.
+ARK_DEVICE bool ark_wait(ArkCtx& c, ark_u32* word, ark_u32 want, bool system, ark_u32 why,
+                         ark_u32 counter, ark_u64 budget_ns) {
+  ArkSpin spin{0u, 0u};
+  for (;;) {
+    const ark_u32 seen = ark_poll(word, system);
+    if (static_cast<ark_i32>(seen - want) >= 0) {
+      ark_polled(system);
+      return true;
+    }
+    const ArkVerdict verdict = ark_spin(ARK_PARAMS(c), spin, budget_ns);
+    if (verdict == ARK_KEEP) continue;
+    if (verdict == ARK_TIMEOUT) ark_fail(c, why, counter, want, seen);
+    return false;
+  }
+}
+
+// A packet {value, epoch} is of this iteration.
+ARK_DEVICE bool ark_packet_ready(const ArkCtx& c, ark_u64 seen) {
+  return static_cast<ark_u32>(seen >> 32) == c.iteration + 1u;
+}
+
+// Reads one packet: the load is the wait.
+ARK_COLD float ark_wait_packet(ArkCtx& c, const ark_u64* packet, bool system) {
+  ArkSpin spin{0u, 0u};
+  while (!ark_failed(c)) {
+    const ark_u64 seen = ark_packet_load(packet, system);
+    if (ark_packet_ready(c, seen)) return ark_bits_float(static_cast<ark_u32>(seen));
+    const ArkVerdict verdict = ark_spin(ARK_PARAMS(c), spin, ARK_PARAMS(c)->budget_ns);
+    if (verdict == ARK_KEEP) continue;
+    if (verdict == ARK_TIMEOUT) {
+      ark_fail(c, 2u, 0u, c.iteration + 1u, static_cast<ark_u32>(seen >> 32));
+    }
+    ark_give_up(c);
+  }
+  return 0.0f;
+}
+
+ARK_DEVICE void ark_publish_packet(ArkCtx& c, ark_u64* packet, float value, bool system) {
+  const ark_u64 word = (static_cast<ark_u64>(c.iteration + 1u) << 32) | ark_float_bits(value);
+  ark_packet_store(packet, word, system);
+}

@@ -1,0 +1,218 @@
+// Wait states around matrix instructions. Hardware does not hold back an instruction that touches
+// what a matrix instruction is still writing or reading: the program must have as many independent
+// instructions, or s_nop, in between as the tables say. Sources: AMD's CDNA2, CDNA3 and CDNA4
+// instruction set documents, "Dependency resolution: required independent instructions", and where
+// they leave out a case, what LLVM's AMDGPU back end keeps (its rules for gfx950 add one wait state
+// to most of gfx942's). An instruction is one wait state, s_nop as many as it says.
+#include <algorithm>
+#include <string_view>
+
+#include "checks_state.h"
+#include "grid.h"
+
+namespace ark_emu {
+namespace {
+
+enum class Touch : uint8_t { ReadC, ReadAB, Read, Write };   // of a matrix instruction; of others
+
+bool has(std::string_view text, std::string_view part) {
+  return text.find(part) != std::string_view::npos;
+}
+
+// Passes of four cycles until the result is written.
+uint8_t passes_of(std::string_view name, const Inst& i, Arch arch) {
+  const bool large = has(name, "_32x32x"), small = has(name, "_4x4x");
+  if (name.ends_with("f64")) {
+    if (small) return 4;
+    return arch == Arch::gfx950 ? 16 : 8;
+  }
+  if (small) return 2;
+  if (arch == Arch::gfx90a) return large ? 16 : 8;
+  if (has(name, "f8f6f4")) {   // formats 0 and 1 have 8 bits, the others run twice as fast
+    const bool wide = i.cbsz < 2 || i.blgp < 2;
+    return static_cast<uint8_t>((large ? 8 : 4) * (wide ? 2 : 1));
+  }
+  const bool single = name.ends_with("_f32") && !has(name, "xf32");
+  const bool blocks = has(name, "_2b_") || has(name, "_4b_");
+  const int passes = (large ? 8 : 4) * (single || blocks ? 2 : 1);
+  return static_cast<uint8_t>(passes);
+}
+
+MatrixRole role_of(const Inst& i, Arch arch) {
+  MatrixRole role;
+  role.known = true;
+  if (i.op == nullptr) return role;
+  const std::string_view name = i.op->name;
+  switch (i.format) {
+    case Format::FLAT: case Format::GLOBAL: case Format::SCRATCH: case Format::MUBUF:
+    case Format::DS:
+      role.memory = true;
+      return role;
+    case Format::VOP1: case Format::VOP2: case Format::VOPC: case Format::VOP3: case Format::VOP3P:
+      break;
+    default: return role;
+  }
+  role.sparse = has(name, "smfmac");
+  role.matrix = has(name, "mfma") || role.sparse;
+  role.vector = !role.matrix;
+  role.dot = name.starts_with("v_dot");
+  role.fma64 = name == "v_fma_f64" || name == "v_fmac_f64";
+  if (!role.matrix) return role;
+  role.passes = passes_of(name, i, arch);
+  role.f64 = name.ends_with("f64");
+  const bool single = name.ends_with("_f32") && !has(name, "xf32");
+  role.xdl = !role.f64 && (arch == Arch::gfx90a || !single);
+  return role;
+}
+
+// What gfx950 asks for beyond gfx942.
+int more(const MatrixRole& from, Arch arch) { return arch == Arch::gfx950 && from.passes != 2; }
+
+// Wait states between a matrix instruction that writes a register and one that reads it as C.
+int before_c(const MatrixRole& from, const MatrixRole& to, Arch arch, bool same, bool same_name) {
+  if (arch == Arch::gfx90a && from.f64 && !to.f64) return 0;
+  if (same) {   // results are handed on inside the unit
+    if (from.f64) return from.passes == 4 && same_name ? 4 : 0;
+    return arch != Arch::gfx90a && from.passes == 2 ? 2 : 0;
+  }
+  if (from.f64) {
+    if (to.xdl) return 0;
+    return from.passes == 4 ? 4 : from.passes + 1;
+  }
+  if (arch == Arch::gfx90a) return to.f64 ? from.passes + 1 : from.passes;
+  if (!from.xdl) return to.xdl ? 0 : from.passes;
+  return from.passes + 1 + (to.xdl ? arch == Arch::gfx950 : more(from, arch));
+}
+
+int after_write(const MatrixRole& from, const MatrixRole& to, Arch arch, Touch touch) {
+  if (from.f64) {
+    if (to.memory && touch != Touch::Write) return from.passes == 4 ? 9 : 18;
+    if (from.passes == 4) return 6;
+    return arch == Arch::gfx950 && touch == Touch::ReadAB ? 19 : 11;
+  }
+  if (arch != Arch::gfx90a && !from.xdl) return from.passes + 2;
+  return from.passes + 3 + more(from, arch);
+}
+
+class Checker {
+ public:
+  Checker(Wave& w, const Inst& i, const MatrixRole& role)
+      : w_(w), i_(i), role_(role), arch_(w.grid->program->arch()), c_(w.checks->matrix) {}
+
+  void all() {
+    for (const Operand& operand : i_.src) {
+      const Touch touch = role_.matrix ? Touch::ReadAB : Touch::Read;
+      const bool as_c = role_.matrix && &operand == &c_operand();
+      each(operand, [&](unsigned reg) { read(reg, operand, as_c ? Touch::ReadC : touch); });
+    }
+    if (role_.sparse) {
+      each(i_.dst[0], [&](unsigned reg) { read(reg, i_.dst[0], Touch::ReadC); });
+    }
+    // A matrix instruction's own results keep their order.
+    if (!role_.matrix) each(i_.dst[0], [&](unsigned reg) { write(reg); });
+    if (role_.matrix) need(4, c_.exec, "EXEC", "written by");
+    if (role_.fma64) need(2, c_.f64, "the f64 units", "used by");
+  }
+
+  void note() {
+    const HazardTouch now{c_.states, &i_};
+    each(i_.dst[0], [&](unsigned reg) {
+      if (role_.matrix) c_.by_matrix[reg] = now;
+      if (role_.dot) c_.by_dot[reg] = now;
+      if (role_.vector && !role_.dot) c_.by_vector[reg] = now;
+    });
+    if (role_.matrix && role_.f64) c_.f64 = now;
+    if (role_.vector && (i_.op->flags & kWritesExec) != 0) c_.exec = now;
+    const bool reads_late = role_.matrix && !role_.f64 && (arch_ == Arch::gfx90a || role_.xdl);
+    if (reads_late) each(c_operand(), [&](unsigned reg) { c_.as_c[reg] = now; });
+  }
+
+ private:
+  const Operand& c_operand() const { return role_.sparse ? i_.dst[0] : i_.src[2]; }
+
+  template <class F>
+  void each(const Operand& operand, F visit) const {
+    if (operand.kind != Kind::Vgpr) return;
+    const unsigned count = std::max<unsigned>(operand.dwords, 1);
+    for (unsigned k = 0; k < count && operand.reg + k < 512u; k++) visit(operand.reg + k);
+  }
+
+  const MatrixRole& role(const HazardTouch& touch) const {
+    return w_.grid->checks->matrix_roles[touch.by->pc];
+  }
+
+  void read(unsigned reg, const Operand& operand, Touch touch) const {
+    const HazardTouch& from = c_.by_matrix[reg];
+    if (from.by != nullptr) {
+      const Operand& to = from.by->dst[0];
+      const bool same = to.reg == operand.reg && to.dwords == operand.dwords;
+      const int states = touch == Touch::ReadC ? before_c(role(from), role_, arch_, same,
+                                                          from.by->op == i_.op)
+                                               : after_write(role(from), role_, arch_, touch);
+      need(states, from, name(reg), "written by");
+    }
+    const HazardTouch& dot = c_.by_dot[reg];
+    if (role_.matrix) {
+      need(2, c_.by_vector[reg], name(reg), "written by");
+    } else if (dot.by != nullptr) {
+      // Sums of one operation are handed on inside the unit.
+      const bool sum = &operand == &i_.src[2] || operand.ty == Ty::Tied;
+      if (dot.by->op != i_.op || !sum) need(3, dot, name(reg), "written by");
+    }
+  }
+
+  void write(unsigned reg) const {
+    const HazardTouch& from = c_.by_matrix[reg];
+    if (from.by != nullptr) {
+      need(after_write(role(from), role_, arch_, Touch::Write), from, name(reg), "written by");
+    }
+    const HazardTouch& reader = c_.as_c[reg];
+    if (reader.by != nullptr) {
+      need(role(reader).passes - 1, reader, name(reg), "read as C by");
+    }
+    const HazardTouch& dot = c_.by_dot[reg];
+    if (dot.by != nullptr && dot.by->op != i_.op) need(3, dot, name(reg), "written by");
+  }
+
+  static std::string name(unsigned reg) {
+    return (reg < 256 ? "v" : "a") + std::to_string(reg % 256);
+  }
+
+  void need(int states, const HazardTouch& from, const std::string& what, const char* how) const {
+    if (from.by == nullptr) return;
+    const uint64_t between = c_.states - from.state - 1;
+    if (between >= static_cast<uint64_t>(std::max(states, 0))) return;
+    throw Fault{ErrorKind::MissingWait,
+                *i_.name + " comes " + std::to_string(between) + " wait states after " +
+                    *from.by->name + " at " + w_.grid->where(w_, from.by->pc).function + "; " +
+                    what + ", " + how + " that, needs " + std::to_string(states) +
+                    " (independent instructions or s_nop)"};
+  }
+
+  Wave& w_;
+  const Inst& i_;
+  const MatrixRole& role_;
+  Arch arch_;
+  MatrixHistory& c_;
+};
+
+}  // namespace
+
+void check_matrix_hazards(Wave& w, const Inst& i) {
+  const Arch arch = w.grid->program->arch();
+  if (arch == Arch::gfx1100) return;   // its hardware waits by itself
+  std::vector<MatrixRole>& roles = w.grid->checks->matrix_roles;
+  if (i.pc >= roles.size()) roles.resize(i.pc + 1024);
+  MatrixRole& role = roles[i.pc];
+  if (!role.known) role = role_of(i, arch);
+  MatrixHistory& history = w.checks->matrix;
+  if (role.matrix || role.vector || role.memory) {
+    Checker checker(w, i, role);
+    checker.all();
+    checker.note();
+  }
+  const bool nop = i.op != nullptr && i.format == Format::SOPP && i.op->name == "s_nop";
+  history.states += nop ? static_cast<uint64_t>(i.imm & 15) + 1 : 1;
+}
+
+}  // namespace ark_emu
