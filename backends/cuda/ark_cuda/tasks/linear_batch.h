@@ -21,12 +21,35 @@ ARK_DEVICE void ark_multiply_rows(const ark_f16*, float (&d)[4], ark_u32 a0, ark
       : "r"(a0), "r"(a1), "r"(0u), "r"(b0), "r"(b1));
 }
 
+template <typename A, typename B>
+constexpr bool ark_same = false;
+template <typename A>
+constexpr bool ark_same<A, A> = true;
+
+// Copies M rows of K elements of the same type, which begin at multiples of 16 bytes.
+template <int M, int K, int PITCH>
+ARK_DEVICE void ark_batch_copy(const void* p, void* xs) {
+  constexpr int EACH = K / 8;
+  for (int i = ark_tid(); i < M * EACH; i += ARK_THREADS) {
+    const ark_u32 to = ark_shared_address(xs) + (i / EACH * PITCH + i % EACH * 8) * 2;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to),
+                 "l"(static_cast<const char*>(p) + 16 * i)
+                 : "memory");
+  }
+  ark_copies_done();
+}
+
 // Loads M rows of K elements, times `factor` if NORM, to xs, PITCH elements apart; adds this
 // thread's squares of each row to `square`.
 template <int M, int K, int PITCH, bool NORM, typename P, typename T, int F>
 ARK_DEVICE void ark_batch_rows(ArkCtx& c, const P* p, const float (&factor)[F], T* xs,
                                float (&square)[M], bool system) {
-  constexpr int EACH = ARK_ROW_PAIRS<K>, ALL = M * EACH, N = ALL < 12 ? ALL : 12;
+  if constexpr (ark_same<P, T> && !NORM) {
+    if (ark_aligned(reinterpret_cast<ark_u64>(p))) return ark_batch_copy<M, K, PITCH>(p, xs);
+  }
+  // Fewer warps have more registers, and fewer trips to memory do.
+  constexpr int MOST = ARK_WARPS > 9 ? 12 : 20;
+  constexpr int EACH = ARK_ROW_PAIRS<K>, ALL = M * EACH, N = ALL < MOST ? ALL : MOST;
   constexpr int ROUNDS = (ALL + N - 1) / N;
 #pragma unroll(NORM ? ROUNDS : 1)
   for (int first = 0; first < ALL; first += N) {
