@@ -195,6 +195,14 @@ class Program:
             self._executor = None
 
 
+def _place(tensor: torch.Tensor) -> int:
+    """DLPack's number for the kind of device; -1 for one that has none, such as meta."""
+    try:
+        return int(tensor.__dlpack_device__()[0])
+    except (BufferError, ValueError, RuntimeError, NotImplementedError):
+        return -1
+
+
 def lie_at(tensors: list[torch.Tensor], addresses: list[int], which: list[int]) -> bool:
     """Do those of the tensors still lie there?"""
     compare = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)  # not on every build
