@@ -25,7 +25,7 @@ from ark.machine import Machine
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
 from ark.models.config import LlamaConfig, builtin_config
-from ark.models.generate import usual_chunk
+from ark.models.plans import usual_chunk
 from ark.plan.schema import read_machine
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.launch import launch_command
