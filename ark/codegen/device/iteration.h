@@ -8,8 +8,10 @@ ARK_COLD void ark_leave(ArkCtx& c) {
   ark_add_release(&control->go, 0x40000000u, false);
 }
 
-// In other modes the host hears of every iteration of such a number.
-constexpr ark_u32 ARK_TOLD = 64u;
+// Where the host hears of iterations now and then: soon of the first ones, and regularly.
+ARK_DEVICE bool ark_told(ark_u32 iteration) {
+  return iteration % 64u == 0u || (iteration & (iteration - 1u)) == 0u;
+}
 
 // Leader only: may this processor begin the iteration? The barrier opens when all of the iteration
 // before it is done on the ranks that begin it together: all of them, or this one. Once an
@@ -31,7 +33,7 @@ ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration) {
   if (!ark_wait(c, ark_words(ARK_PARAMS(c)->barrier), want, system, 4u, 0u, budget)) return false;
   const bool persistent = ARK_PARAMS(c)->persistent != 0u;
   const bool more = !over && (persistent || iteration < ark_load_acquire(&control->limit, false));
-  if (tells && iteration != 0u && (persistent || !more || iteration % ARK_TOLD == 0u)) {
+  if (tells && iteration != 0u && (persistent || !more || ark_told(iteration))) {
     ark_u32* done = &ark_host(ARK_PARAMS(c))->done;
     persistent ? ark_store_host(done, iteration) : ark_post_host(done, iteration);
   }
