@@ -21,7 +21,7 @@ from ark.lower.pipeline import plan
 from ark.machine import Machine
 from ark.models.build import Shape
 from ark.models.config import LlamaConfig
-from ark.models.generate import plans as llama_plans
+from ark.models.plans import plans as llama_plans
 from ark.plan import kind as kinds
 from ark.plan.types import Plan, PlanBuffer, PlanOp, PlanTensor
 from ark.plan.verify import verify
@@ -51,6 +51,20 @@ def _elementwise(dtype: DataType) -> None:
     ark.constant(3, (5, 7), dtype)
     for other in (fp32, fp16, bf16, int32):
         ark.cast(a, other)
+
+
+def _regions(dtype: DataType) -> None:
+    """Results that several ops read, with a sum between them, or without; the last is in place."""
+    x, y = ark.tensor([3, 5, 130], dtype), ark.tensor([3, 1, 130], dtype)
+    for each in (x, y):
+        first, second = ark.mul(ark.cast(y, fp32), 0.5), ark.cast(each, fp32)
+        for _ in range(10):
+            first, second = second, ark.add(ark.mul(second, 0.25), first)
+        if each is x:
+            first, second = ark.reduce_sum(second, 1), ark.reduce_sum(first, 1)
+        made = ark.div(first, ark.add(ark.mul(second, second), 1.0))
+        if dtype is fp32:
+            ark.copy(made, output=y)
 
 
 def _matmuls(dtype: DataType) -> None:
@@ -158,6 +172,7 @@ def _experts(dtype: DataType) -> None:
 
 _CASES: tuple[tuple[str, Callable[[DataType], None], tuple[DataType, ...]], ...] = (
     ("elementwise", _elementwise, (fp32, fp16, bf16, int32)),
+    ("regions", _regions, (fp32, fp16, bf16)),
     ("matmul", _matmuls, FLOATS),
     ("rows", _rows, FLOATS),
     ("integers", _integers, (int32,)),

@@ -14,7 +14,7 @@ from ark.export.write import exporting, files, identifier, save
 from ark.ir.dtype import DataType
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
-from ark.models.generate import choose_context, plans, usual_chunk
+from ark.models.plans import choose_context, plans, usual_chunk
 from ark.plan.serialize import from_json
 from ark.runtime.admission import admit
 

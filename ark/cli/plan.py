@@ -13,7 +13,7 @@ from ark.ir.dtype import DataType, by_name
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
 from ark.models.config import builtin_config
-from ark.models.generate import choose_context, plans, usual_chunk
+from ark.models.plans import choose_context, plans, usual_chunk
 from ark.plan.dump import dump
 from ark.plan.serialize import from_json, to_json
 from ark.plan.types import Plan

@@ -18,7 +18,7 @@ from ark.lower.pipeline import plan
 from ark.machine import Machine
 from ark.models.build import Shape
 from ark.models.config import LlamaConfig
-from ark.models.generate import plans as llama_plans
+from ark.models.plans import plans as llama_plans
 from ark.ops.tokens import MAX_STOPS
 from ark.plan import kind as kinds
 from ark.plan.verify import verify

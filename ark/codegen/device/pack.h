@@ -82,7 +82,7 @@ ARK_DEVICE ark_i32 ark_get(const ark_int4* p, ark_i64 i) {
 ARK_DEVICE float ark_get(const ark_fp4* p, ark_i64 i) {
   const ark_u32 v = ark_half_byte(p, i), exponent = v >> 1 & 3u;
   const float size = exponent == 0u ? 0.5f * static_cast<float>(v & 1u)
-                                    : ark_bits_float(exponent + 126u << 23 | (v & 1u) << 22);
+                                    : ark_bits_float((exponent + 126u) << 23 | (v & 1u) << 22);
   return v & 8u ? -size : size;
 }
 template <typename V>
