@@ -7,6 +7,7 @@ from inspect import isfunction
 from ark.frontend.tensor import provided
 from ark.ops import channels as channels
 from ark.ops import decoder as decoder
+from ark.ops import fusion as fusion
 from ark.ops import programs as programs
 from ark.ops import sequences as sequences
 from ark.ops import views
