@@ -5,6 +5,7 @@ reference and how it becomes tile tasks; importing this package registers them a
 from ark.frontend.tensor import provided
 from ark.ops import channels as channels
 from ark.ops import decoder as decoder
+from ark.ops import fusion as fusion
 from ark.ops import programs as programs
 from ark.ops import sequences as sequences
 from ark.ops import views

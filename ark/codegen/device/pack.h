@@ -17,6 +17,19 @@ template <int N, typename T>
 ARK_DEVICE ArkPack<T, N> ark_load_pack(const T* p) {
   return *reinterpret_cast<const ArkPack<T, N>*>(p);
 }
+// The same of what this task reads once. A backend whose nearest cache is slow where a processor
+// has just written says how to load 16 bytes past it.
+template <int N, typename T>
+ARK_DEVICE ArkPack<T, N> ark_load_pack_once(const T* p) {
+#if defined(ARK_HAS_LOAD_ONCE)
+  if constexpr (sizeof(ArkPack<T, N>) == 16) {
+    ArkPack<T, N> pack;
+    ark_load_once(p, &pack);
+    return pack;
+  }
+#endif
+  return ark_load_pack<N>(p);
+}
 template <int N, typename T>
 ARK_DEVICE void ark_store_pack(T* p, const ArkPack<T, N>& pack) {
   *reinterpret_cast<ArkPack<T, N>*>(p) = pack;
