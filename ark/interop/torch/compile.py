@@ -50,8 +50,11 @@ class _Kernel(torch.nn.Module):
         return made[0] if self.single else tuple(made)
 
 
-def compile_graph(module: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+def compile_graph(
+    module: fx.GraphModule, examples: Sequence[Any], fixed: Sequence[int] = ()
+) -> Callable[..., Any]:
     """A function of the graph's inputs that gives its results, in a list or as the graph does.
+    fixed: places of inputs that are the same tensors in nearly every call.
 
     A graph of sizes that vary is compiled for the sizes of each call, once for each.
     """
@@ -63,15 +66,20 @@ def compile_graph(module: fx.GraphModule, examples: Sequence[Any]) -> Callable[.
     missing = [n for n in calls if not support.is_node_supported({}, n)]
     _tell(missing, support, len(calls))
     if not missing and calls:
-        return _listed(module, Program.of(module, examples))
+        return _listed(module, Program.of(module, examples, fixed))
+    places = [n for n in module.graph.nodes if n.op == "placeholder"]
+    parameters = {places[i] for i in fixed}
     partitioner = CapabilityBasedPartitioner(module, support, allows_single_node_partition=True)
     fused = partitioner.partition_and_fuse()
     for name, part in list(fused.named_children()):
         if isinstance(part, fx.GraphModule) and name.startswith("fused"):
-            inner = [n.meta.get("val") for n in part.graph.nodes if n.op == "placeholder"]
+            places = [n for n in part.graph.nodes if n.op == "placeholder"]
+            inner = [n.meta.get("val") for n in places]
+            (caller,) = (n for n in fused.graph.nodes if n.target == name)
+            kept = [i for i, n in enumerate(caller.args) if n in parameters]
             (ends,) = next(n for n in part.graph.nodes if n.op == "output").args
             single = not isinstance(ends, (list, tuple))
-            setattr(fused, name, _Kernel(Program.of(part, inner), single))
+            setattr(fused, name, _Kernel(Program.of(part, inner, kept), single))
     fused.recompile()
     return fused
 
@@ -141,6 +149,16 @@ def _compile_traced(module: fx.GraphModule, examples: Sequence[Any]) -> Callable
     """What AOTAutograd calls: the result is called with a list, as it says of itself."""
     from functorch.compile import make_boxed_func
 
+    context = torch._guards.TracingContext.try_get()
+    known = context.fw_metadata if context is not None else None
+    fixed = known.static_input_indices if known is not None else ()
+    return make_boxed_func(compile_graph(module, examples, fixed))  # type: ignore[no-any-return]
+
+
+def _compile_backward(module: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+    """The same for gradients, whose inputs are what the forward graph has kept."""
+    from functorch.compile import make_boxed_func
+
     return make_boxed_func(compile_graph(module, examples))  # type: ignore[no-any-return]
 
 
@@ -157,7 +175,7 @@ def backend(module: fx.GraphModule, examples: Sequence[Any], **given: Any) -> Ca
         )
     compiled = aot_autograd(
         fw_compiler=_compile_traced,
-        bw_compiler=_compile_traced,
+        bw_compiler=_compile_backward,
         inference_compiler=_compile_traced,
         decompositions=decompositions(),
     )
