@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from importlib import resources
 
@@ -55,12 +56,14 @@ class RocmBackend:
     def inspect(self, source: Source, arch: str) -> LoopFigures:
         """See ark.backend.protocol.InspectedBackend; the emulator's lint reads the assembly."""
         try:
-            from ark_rocm_emulator.lint.matrix_loop import matrix_loop
+            reader = importlib.import_module("ark_rocm_emulator.lint.matrix_loop")
         except ImportError:
             raise SystemError(
                 "reading AMD machine code needs the emulator: pip install 'ark-gpu[emulator]'"
             ) from None
-        return matrix_loop(assembly(source, Target(arch, 0)), arch, "ark_loop")
+        text = assembly(source, Target(arch, 0))
+        found: LoopFigures = reader.matrix_loop(text, arch, "ark_loop")
+        return found
 
 
 backend = RocmBackend()
