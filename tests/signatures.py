@@ -279,12 +279,12 @@ def united(
     machine: Machine,
     types: tuple[DataType, ...],
     own: Collection[str] = (),
-    half: int = 0,
+    quarter: int = 0,
     share: int = 24,
 ) -> list[Plan]:
     """Plans of at most `share` ops that together have signatures of `plans` once: all of kinds with
     a body of the backend's own; of the others, whose text is the same for all, each kind's first
-    and of the rest every second, the odd or the even ones as `half` is. In the slow run all.
+    and of the rest every fourth, which ones as `quarter` says. In the slow run all.
     """
     made = [plan for _, plan in plans(machine, types)]
     seen, common_kinds, others = set(), set(), 0
@@ -299,7 +299,7 @@ def united(
             seen.add(key)
             if op.kind not in own:
                 others += 1
-                if not SLOW and op.kind in common_kinds and (others + half) % 2:
+                if not SLOW and op.kind in common_kinds and (others + quarter) % 4:
                     continue
                 common_kinds.add(op.kind)
             first = len(tensors)
