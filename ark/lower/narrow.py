@@ -95,7 +95,7 @@ def _rounds(maker: Node) -> bool:
 
 
 def _few(node: Node) -> DataType | None:
-    """The same of the rows of a linear layer that take longer as packets than the wait for a counter
+    """The same of rows of a linear layer that take longer as packets than the wait for a counter
     and a quarter of the bytes.
     """
     if node.type != "linear" or node.attrs["prologue"] != "none":
