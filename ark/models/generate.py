@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Generator as Made
 from contextlib import closing
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
 from ark.models.load import check_plan, weights
 from ark.models.plans import (
+    choose_chunk,
     choose_context,
     digest,
     plan_batch,
@@ -33,6 +33,7 @@ from ark.models.plans import (
     plans,
     usual_chunk,
 )
+from ark.models.request import Sampling, check_arguments, check_stops
 from ark.ops.tokens import MAX_STOPS
 from ark.plan.rotated import on_rank
 from ark.plan.types import Plan
@@ -41,29 +42,6 @@ from ark.runtime.program import begin
 from ark.runtime.run import Ranks, Run
 from ark.runtime.runner import load
 from ark.tasks.tokens import SETTINGS
-
-COLDEST, HOTTEST = 1e-5, 1e5
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How the next token is drawn: temperature 0 is greedy, top_k 0 considers every token."""
-
-    temperature: float = 0.0
-    top_k: int = 0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        # Logits divided by it must stay numbers of fp32.
-        if self.temperature != 0 and not COLDEST <= self.temperature <= HOTTEST:
-            raise InvalidUsageError(
-                f"the temperature is {self.temperature}; it must be 0 (greedy) or from {COLDEST:g} "
-                f"to {HOTTEST:g}"
-            )
-        if not 0 <= self.top_k < 1 << 31:
-            raise InvalidUsageError(
-                f"top-k is {self.top_k}; it must be from 0 (off) to {(1 << 31) - 1}"
-            )
 
 
 def _token(run: Run, output: np.ndarray, place: int) -> int:
@@ -114,6 +92,21 @@ class Generator:
 
         Raises ark.errors with a paragraph for a person before anything runs.
         """
+        batch, rank, world_size, trace_records = check_arguments(
+            batch,
+            rank,
+            world_size,
+            budget_s,
+            trace_records,
+            checkpoint=checkpoint,
+            backend=backend,
+            device=device,
+            split=split,
+            ranks=ranks,
+            machine=machine,
+            plan=plan,
+            progress=progress,
+        )
         tell = progress or (lambda what, done, total: None)
         self.checkpoint = checkpoint
         self._streaming = threading.Lock()
@@ -123,14 +116,13 @@ class Generator:
             batch = plan_batch(plan)
             context, chunk = context or min(plan_context(plan), limit), plan_chunk(plan)
         dtype = DataType.from_numpy(checkpoint.dtype)
-        if chunk is None:
-            chunk = usual_chunk(machine or device.machine, dtype) if batch == 1 else 0
+        usual = usual_chunk(machine or device.machine, dtype) if batch == 1 else 0
         self.context = choose_context(checkpoint, context)
         self.shape = Shape(
             checkpoint.config,
             dtype,
             self.context,
-            min(chunk, self.context),
+            choose_chunk(chunk, self.context, usual),
             rank,
             world_size,
             batch,
@@ -255,7 +247,11 @@ class Generator:
         up to rounding. Each draws with its own noise: sequence b with seed + b. Otherwise as
         `stream`.
         """
-        how = sampling or Sampling()
+        how = Sampling() if sampling is None else sampling
+        if not isinstance(how, Sampling):
+            raise InvalidUsageError(
+                f"the sampling is {how!r:.60}; make it with ark.models.request.Sampling"
+            )
         if not 1 <= len(prompts) <= self.shape.batch:
             raise InvalidUsageError(
                 f"{len(prompts)} prompts were given to a Generator with batch={self.shape.batch}; "
@@ -263,9 +259,9 @@ class Generator:
             )
         for prompt in prompts:
             self.check_prompt(prompt, max_new_tokens)
-        stops = list(self.checkpoint.config.eos_token_ids if stop_tokens is None else stop_tokens)
-        if len(stops) > MAX_STOPS:
-            raise InvalidUsageError(f"{len(stops)} stop tokens were given; at most {MAX_STOPS} fit")
+        stops = check_stops(
+            self.checkpoint.config.eos_token_ids if stop_tokens is None else stop_tokens
+        )
         if not self._streaming.acquire(blocking=False):
             raise InvalidUsageError(
                 "this Generator is in the midst of another stream, whose cache this one would "

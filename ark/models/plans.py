@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ark import log
 from ark.errors import InvalidUsageError, PlanError
 from ark.ir.dtype import DataType
+from ark.ir.values import whole
 from ark.lower.ranks import plan_ranks
 from ark.machine import Machine
 from ark.models.build import Shape, build
@@ -95,12 +97,12 @@ def choose_context(checkpoint: Checkpoint, wanted: int | None) -> int:
     limit = checkpoint.config.max_position_embeddings
     if wanted is None:
         return min(limit, 4096)
-    if not 1 <= wanted <= limit:
+    if not 1 <= whole("the context", wanted) <= limit:
         raise InvalidUsageError(
             f"a context of {wanted} positions was asked for; the checkpoint allows 1 to {limit} "
             "(max_position_embeddings)"
         )
-    return wanted
+    return int(wanted)
 
 
 def usual_chunk(machine: Machine, dtype: DataType) -> int:
@@ -111,6 +113,23 @@ def usual_chunk(machine: Machine, dtype: DataType) -> int:
     if machine.has("wgmma") and dtype.name in ("bf16", "fp16"):
         return 512
     return 64 if machine.has("mma_sync") else 16
+
+
+def choose_chunk(wanted: int | None, context: int, usual: int) -> int:
+    """Prompt tokens an iteration: as asked, else the usual number; at most the context, which is
+    said where more were asked for.
+    """
+    if wanted is None:
+        return min(usual, context)
+    chunk = whole("the chunk", wanted)
+    if chunk < 0:
+        raise InvalidUsageError(f"the chunk is {chunk}; it must be 0 (no prompt phase) or more")
+    if chunk > context:
+        log.warn(
+            f"a chunk of {chunk} prompt tokens is more than the context of {context} positions; "
+            f"it is {context} now"
+        )
+    return min(chunk, context)
 
 
 def plan_context(plan: Plan) -> int:
