@@ -9,6 +9,8 @@ vendor implements these classes in a package of its own. Called by ark.runtime a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
@@ -214,6 +216,30 @@ class KernelDevice(Device, Protocol):
 
     def map_peer(self, handle: bytes) -> Memory:
         """Maps a peer's exported memory; raises SystemError if the peer cannot be reached."""
+        ...
+
+
+@runtime_checkable
+class GraphDevice(KernelDevice, Protocol):
+    """A device that can capture launches of a caller's stream as a graph and replay it."""
+
+    def recording(self) -> AbstractContextManager[None]:
+        """Memory may be allocated and copied, beside what is captured, while this is open."""
+        ...
+
+    def record(
+        self,
+        program: object,
+        params: bytes,
+        processors: int,
+        threads: int,
+        shared_bytes: int,
+        stream: int,
+        cleared: Sequence[tuple[int, int]],
+    ) -> None:
+        """Adds a launch to the graph that is being captured on the stream; before it these ranges
+        (address, bytes) are set to zero. The rest as `launch`.
+        """
         ...
 
 

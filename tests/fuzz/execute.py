@@ -30,6 +30,11 @@ def sanitize() -> None:
     os.environ["ARK_CPU_FLAGS"] = "-O1 -fsanitize=address -fno-omit-frame-pointer"
 
 
+def sanitized() -> bool:
+    """Was this process started with the sanitizer's library?"""
+    return "libasan" in os.environ.get("LD_PRELOAD", "")
+
+
 def serial(plan: Plan) -> Plan:
     """The plan as one processor would do it: every phase's tasks in program order, no waits."""
     phases = []
@@ -39,8 +44,15 @@ def serial(plan: Plan) -> Plan:
         if alone:
             alone[-1] = dataclasses.replace(alone[-1], signals=(ITERATION_BARRIER,))
         phases.append(Phase(phase.name, (tuple(alone),)))
+    # One task ends an iteration here, however many do in the plan.
+    once = (
+        dataclasses.replace(c, step=1) if c.id == ITERATION_BARRIER else c for c in plan.counters
+    )
     return dataclasses.replace(
-        plan, machine={**plan.machine, "processors": 1}, phases=tuple(phases)
+        plan,
+        machine={**plan.machine, "processors": 1},
+        counters=tuple(once),
+        phases=tuple(phases),
     )
 
 
@@ -101,7 +113,7 @@ def _sanitizer() -> Any:
 
 def _poison(executor: Executor) -> list[tuple[int, int]]:
     """Poisons what lies between buffers, where a sanitizer is there; returns the arenas."""
-    if "libasan" not in os.environ.get("LD_PRELOAD", ""):
+    if not sanitized():
         return []
     # Packets are zeroed as a whole before a launch.
     arenas = [(m.address, m.nbytes) for name, m in executor._arenas.items() if name != "packet"]

@@ -19,6 +19,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from ark import log
 from ark.errors import InvalidUsageError, UnsupportedError
+from ark.interop.torch.buckets import Padding
 from ark.interop.torch.export import TRACING, decompositions, export
 from ark.interop.torch.graph import drop_checks, name_of, why_not
 from ark.interop.torch.program import Program
@@ -50,8 +51,11 @@ class _Kernel(torch.nn.Module):
         return made[0] if self.single else tuple(made)
 
 
-def compile_graph(module: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+def compile_graph(
+    module: fx.GraphModule, examples: Sequence[Any], fixed: Sequence[int] = ()
+) -> Callable[..., Any]:
     """A function of the graph's inputs that gives its results, in a list or as the graph does.
+    fixed: places of inputs that are the same tensors in nearly every call.
 
     A graph of sizes that vary is compiled for the sizes of each call, once for each.
     """
@@ -63,15 +67,20 @@ def compile_graph(module: fx.GraphModule, examples: Sequence[Any]) -> Callable[.
     missing = [n for n in calls if not support.is_node_supported({}, n)]
     _tell(missing, support, len(calls))
     if not missing and calls:
-        return _listed(module, Program.of(module, examples))
+        return _listed(module, Program.of(module, examples, fixed))
+    places = [n for n in module.graph.nodes if n.op == "placeholder"]
+    parameters = {places[i] for i in fixed}
     partitioner = CapabilityBasedPartitioner(module, support, allows_single_node_partition=True)
     fused = partitioner.partition_and_fuse()
     for name, part in list(fused.named_children()):
         if isinstance(part, fx.GraphModule) and name.startswith("fused"):
-            inner = [n.meta.get("val") for n in part.graph.nodes if n.op == "placeholder"]
+            places = [n for n in part.graph.nodes if n.op == "placeholder"]
+            inner = [n.meta.get("val") for n in places]
+            (caller,) = (n for n in fused.graph.nodes if n.target == name)
+            kept = [i for i, n in enumerate(caller.args) if n in parameters]
             (ends,) = next(n for n in part.graph.nodes if n.op == "output").args
             single = not isinstance(ends, (list, tuple))
-            setattr(fused, name, _Kernel(Program.of(part, inner), single))
+            setattr(fused, name, _Kernel(Program.of(part, inner, kept), single))
     fused.recompile()
     return fused
 
@@ -107,19 +116,32 @@ def _varies(value: Any) -> bool:
 
 
 class _Sized:
-    """A graph of sizes that vary: a kernel for each combination that is called."""
+    """A graph of sizes that vary: a kernel for each combination that is called, of sizes that are
+    rounded up where the graph permits it (buckets.py).
+    """
 
     def __init__(self, module: fx.GraphModule) -> None:
         self._module = module
+        self._padding = Padding(module)
         self._made: dict[Any, Callable[..., Any]] = {}
+        for symbol, why in self._padding.reasons.items():
+            if why is not None:
+                log.info(f"the size {symbol} is not rounded up, a kernel for each: {why}")
 
     def __call__(self, *given: Any) -> Any:
+        now, up = self._padding.sizes(given)
+        if now == up:
+            return self._exactly(*given)
+        return self._padding.cut(self._exactly(*self._padding.pad(given, now, up)), now)
+
+    def _exactly(self, *given: Any) -> Any:
         key = tuple(tuple(g.shape) if isinstance(g, torch.Tensor) else g for g in given)
         if key not in self._made:
             if len(self._made) == MOST_SHAPES:
                 self._made.pop(next(iter(self._made)))
             with TRACING:
                 traced = make_fx(self._module, tracing_mode="fake")(*given)
+            traced.graph.eliminate_dead_code()
             tensors = [g for g in given if isinstance(g, torch.Tensor)]
             self._made[key] = _without_numbers(traced, given, tensors)
         return self._made[key](*given)
@@ -141,6 +163,16 @@ def _compile_traced(module: fx.GraphModule, examples: Sequence[Any]) -> Callable
     """What AOTAutograd calls: the result is called with a list, as it says of itself."""
     from functorch.compile import make_boxed_func
 
+    context = torch._guards.TracingContext.try_get()
+    known = context.fw_metadata if context is not None else None
+    fixed = known.static_input_indices if known is not None else ()
+    return make_boxed_func(compile_graph(module, examples, fixed))  # type: ignore[no-any-return]
+
+
+def _compile_backward(module: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+    """The same for gradients, whose inputs are what the forward graph has kept."""
+    from functorch.compile import make_boxed_func
+
     return make_boxed_func(compile_graph(module, examples))  # type: ignore[no-any-return]
 
 
@@ -157,7 +189,7 @@ def backend(module: fx.GraphModule, examples: Sequence[Any], **given: Any) -> Ca
         )
     compiled = aot_autograd(
         fw_compiler=_compile_traced,
-        bw_compiler=_compile_traced,
+        bw_compiler=_compile_backward,
         inference_compiler=_compile_traced,
         decompositions=decompositions(),
     )

@@ -16,7 +16,7 @@ from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
 from ark.models.build import Shape
 from ark.models.config import LlamaConfig
-from ark.models.generate import make_plans
+from ark.models.plans import make_plans
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 
