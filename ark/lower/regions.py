@@ -20,9 +20,10 @@ from ark.ir.values import Tensor
 from ark.lower.chains import expression_of, is_pointwise
 from ark.plan.types import MAX_OPERANDS
 from ark.tasks import expression
-from ark.tasks.fusion import LANES, MOST_VALUES, STAGES
+from ark.tasks.fusion import MOST_VALUES, STAGES
 
 LEAST_SHARED = 8  # results that several ops of a region read; chains would write them
+LEAST_WIDE = 64  # neighbours: less makes no vectors and leaves warps idle
 MOST_SUMMED = 1024  # elements that a thread adds up
 
 
@@ -108,7 +109,7 @@ class _Region:
             or out.dtype != fp32
             or any(t.dtype not in FLOATS or len(t.shape) > len(out.shape) for t in node.inputs)
             or not 1 <= len(out.shape) <= FOLDED
-            or out.shape[-1] < LANES
+            or out.shape[-1] < LEAST_WIDE
             or len(self.results) == MOST_VALUES
         ):
             return False
@@ -188,7 +189,8 @@ class _Region:
         stored = [
             number
             for number, t in enumerate(self.results)
-            if t.buffer.arena != "activation"
+            if not self._uses[number]
+            or t.buffer.arena != "activation"
             or t.buffer.id in kept
             or touched[t.buffer.id] > own[t.buffer.id]
         ]

@@ -27,7 +27,7 @@ from ark.tasks.pointwise import HEADERS, NAMES, broadcast_access, tile_box, tile
 
 STAGES = ("first", "each", "sums", "last")
 MOST_VALUES = 1024  # of a list
-LANES = 64  # neighbours whose values a thread that runs alone keeps between its loops
+LANES = 256  # neighbours whose values a thread that runs alone keeps between its loops
 
 Trees = Annotated[list[Any], msgspec.Meta(max_length=MOST_VALUES)]
 Numbers = Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)]

@@ -19,6 +19,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from ark import log
 from ark.errors import InvalidUsageError, UnsupportedError
+from ark.interop.torch.buckets import Padding
 from ark.interop.torch.export import TRACING, decompositions, export
 from ark.interop.torch.graph import drop_checks, name_of, why_not
 from ark.interop.torch.program import Program
@@ -115,19 +116,32 @@ def _varies(value: Any) -> bool:
 
 
 class _Sized:
-    """A graph of sizes that vary: a kernel for each combination that is called."""
+    """A graph of sizes that vary: a kernel for each combination that is called, of sizes that are
+    rounded up where the graph permits it (buckets.py).
+    """
 
     def __init__(self, module: fx.GraphModule) -> None:
         self._module = module
+        self._padding = Padding(module)
         self._made: dict[Any, Callable[..., Any]] = {}
+        for symbol, why in self._padding.reasons.items():
+            if why is not None:
+                log.info(f"the size {symbol} is not rounded up, a kernel for each: {why}")
 
     def __call__(self, *given: Any) -> Any:
+        now, up = self._padding.sizes(given)
+        if now == up:
+            return self._exactly(*given)
+        return self._padding.cut(self._exactly(*self._padding.pad(given, now, up)), now)
+
+    def _exactly(self, *given: Any) -> Any:
         key = tuple(tuple(g.shape) if isinstance(g, torch.Tensor) else g for g in given)
         if key not in self._made:
             if len(self._made) == MOST_SHAPES:
                 self._made.pop(next(iter(self._made)))
             with TRACING:
                 traced = make_fx(self._module, tracing_mode="fake")(*given)
+            traced.graph.eliminate_dead_code()
             tensors = [g for g in given if isinstance(g, torch.Tensor)]
             self._made[key] = _without_numbers(traced, given, tensors)
         return self._made[key](*given)
