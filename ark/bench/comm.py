@@ -19,7 +19,8 @@ import numpy as np
 from ark.backend.protocol import Backend, Device
 from ark.bench.comm_peer import GRAPH, CommCase, Peer, agreed
 from ark.bench.peer import import_torch, torch_device
-from ark.collective import Collective
+from ark.collective import Collective, CollectiveProgram
+from ark.comm.simulate import simulate
 from ark.distributed.calls import Key, algorithm, machine_for
 from ark.distributed.group import Group
 from ark.ir.graph import Graph
@@ -37,7 +38,10 @@ LARGE, HUGE = 4 << 20, 64 << 20  # bytes; of a huge one, planning a chain takes 
 
 @dataclass
 class CommFigures:
-    """Seconds are the slowest rank's, the median of the repeats; wrong: elements, of all ranks."""
+    """Seconds are the slowest rank's, the median of the repeats; wrong: elements, of all ranks.
+
+    predicted_seconds: the simulator's word, on the case's topology.
+    """
 
     collective: str
     nbytes: int
@@ -52,6 +56,7 @@ class CommFigures:
     busbw_gbps: float
     wrong: int
     peer_seconds: float | None = None
+    predicted_seconds: float | None = None
 
 
 def bus_factor(collective: str, ranks: int) -> float:
@@ -107,7 +112,19 @@ def measure(
         rate * bus_factor(case.collective, world),
         sum(s[1] for s in said),
         None if other is None else max(s[2] for s in said),
+        _predicted(case, key, world, moved),
     )
+
+
+def _program(case: CommCase, key: Key, world: int) -> CollectiveProgram:
+    how = algorithm(key, world)
+    return choose_program(key.collective, world, how, case.topology, key.root, key.reduction)
+
+
+def _predicted(case: CommCase, key: Key, world: int, nbytes: int) -> float | None:
+    if case.topology is None:
+        return None
+    return simulate(_program(case, key, world), case.topology, nbytes).time_us / 1e6
 
 
 def wrong_elements(
@@ -132,9 +149,7 @@ def wrong_elements(
 def _plans(case: CommCase, key: Key, world: int, device: Device) -> list[Plan]:
     """Collectives behind each other where the result can be the next one's input; else one."""
     machine = machine_for(device.machine, world, key)
-    how = choose_program(
-        key.collective, world, algorithm(key, world), None, key.root, key.reduction
-    )
+    how = _program(case, key, world)
     attrs = {"program": how, "element": key.element, "engine": key.engine}
     made = []
     for rank in range(world):

@@ -17,6 +17,7 @@ import numpy as np
 from ark.backend.protocol import Device
 from ark.bench.peer import import_torch, repeated
 from ark.collective import CollectiveProgram
+from ark.comm.topology import Topology
 from ark.ir.dtype import DataType
 from ark.lower.engines import AUTO
 from ark.runtime.bootstrap import Bootstrap
@@ -28,7 +29,8 @@ GRAPH, ALONE = "graph", "alone"
 class CommCase:
     """nbytes: as nccl-tests counts: of a rank's larger side, input or result.
 
-    algorithm: a name, or a program for these ranks.
+    algorithm: a name, or a program for these ranks. topology: of these ranks, what names are
+    synthesized for and times are predicted on; None for a full mesh without predictions.
     """
 
     collective: str
@@ -38,6 +40,7 @@ class CommCase:
     algorithm: str | CollectiveProgram = "auto"
     engine: str = AUTO
     repeats: int = 5
+    topology: Topology | None = None
 
 
 def agreed(job: Bootstrap, number: float) -> float:

@@ -16,6 +16,8 @@ from ark.bench.chart import bars
 from ark.bench.comm import COLLECTIVES, CommFigures, measure
 from ark.bench.comm_peer import ALONE, GRAPH, CommCase, Peer
 from ark.cli.common import device_index, positive, to_be_started
+from ark.comm import algorithms
+from ark.comm.topology import Topology, full_mesh, load
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import by_name
 from ark.lower.engines import AUTO, ENGINES
@@ -23,6 +25,7 @@ from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.launch import launch_command
 from ark.runtime.rank_info import rank_from_environment
 
+_WIDTH = 150  # of a table that is written to a file
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -41,7 +44,14 @@ def register(kinds: argparse._SubParsersAction) -> None:
         default=GRAPH,
         help="in one launch of a plan, or call by call on arrays",
     )
-    p.add_argument("--algorithm", default="auto", help="as `ark topo synthesize` names them")
+    p.add_argument(
+        "--algorithm", default="auto", help="as `ark topo synthesize` names them; all for each"
+    )
+    p.add_argument(
+        "--topology",
+        metavar="NET",
+        help="what the ranks are joined by, such as `ark topo measure` writes: predict times too",
+    )
     p.add_argument("--engine", choices=(AUTO, *ENGINES), default=AUTO)
     p.add_argument("--vs", choices=("nccl", "gloo"), help="measure torch's in the same run")
     p.add_argument("--repeats", type=positive, default=5)
@@ -72,6 +82,10 @@ def sizes(text: str, factor: int) -> list[int]:
     return found
 
 
+def _algorithms(asked: str, topology: Topology, collective: str) -> list[str]:
+    return algorithms(topology, collective) if asked == "all" else [asked]
+
+
 def run(args: argparse.Namespace) -> int:
     unknown = [n for n in args.names if n not in COLLECTIVES]
     if unknown:
@@ -82,16 +96,23 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidUsageError("--svg draws ratios to a peer; add --vs nccl or --vs gloo")
     rank_info = rank_from_environment()
     dtype = by_name(args.type)
-    cases = [
-        CommCase(name, nbytes, dtype, args.way, args.algorithm, args.engine, args.repeats)
-        for name in args.names or COLLECTIVES[:1]
-        for nbytes in sizes(args.sizes, args.factor)
-    ]
     backend, probe = registry.choose(args.backend)
     if args.ranks < 2 and rank_info.world_size < 2:
         raise InvalidUsageError("collectives need ranks; say how many with --ranks N")
     if to_be_started(args.ranks, rank_info):
         return launch_command(args.ranks, [sys.executable, "-m", "ark", *args.words])
+    world = rank_info.world_size
+    topology = None if args.topology is None else load(args.topology)
+    if args.way == ALONE and (topology is not None or args.algorithm != "auto"):
+        raise InvalidUsageError(
+            "--way alone measures calls as they are made; --topology and --algorithm are for graph"
+        )
+    cases = [
+        CommCase(name, nbytes, dtype, args.way, how, args.engine, args.repeats, topology)
+        for name in args.names or COLLECTIVES[:1]
+        for how in _algorithms(args.algorithm, topology or full_mesh(world), name)
+        for nbytes in sizes(args.sizes, args.factor)
+    ]
     index = device_index(args.device, rank_info, len(probe.devices))
     rows: list[CommFigures] = []
     with Bootstrap.from_environment(rank_info=rank_info) as job:
@@ -127,6 +148,8 @@ def run(args: argparse.Namespace) -> int:
 
 def show(name: str, notes: tuple[str, ...], rows: list[CommFigures], peer: str | None) -> None:
     console = Console(markup=False)
+    if not console.is_terminal:
+        console.width = max(console.width, _WIDTH)
     for note in notes:
         console.print(note, style="yellow")
     table = Table(title=f"{rows[0].way}, {rows[0].ranks} ranks, {name}; the slowest rank's time")
@@ -141,12 +164,16 @@ def show(name: str, notes: tuple[str, ...], rows: list[CommFigures], peer: str |
         "busbw",
         "wrong",
     ]
-    for head in [*heads, *((f"{peer} us", f"{peer} / ark") if peer else ())]:
+    predicted = rows[0].predicted_seconds is not None
+    more = ("predicted us", "predicted / us") if predicted else ()
+    for head in [*heads, *more, *((f"{peer} us", f"{peer} / ark") if peer else ())]:
         table.add_column(head, justify="left" if head == "collective" else "right")
     for r in rows:
         cells = [r.collective, str(r.nbytes), str(r.elements), r.dtype, r.algorithm]
         cells += [f"{r.seconds * 1e6:.2f}", f"{r.algbw_gbps:.2f}", f"{r.busbw_gbps:.2f}"]
         cells.append(str(r.wrong))
+        if r.predicted_seconds is not None:
+            cells += [f"{r.predicted_seconds * 1e6:.2f}", f"{r.predicted_seconds / r.seconds:.2f}"]
         if r.peer_seconds is not None:
             cells += [f"{r.peer_seconds * 1e6:.2f}", f"{r.peer_seconds / r.seconds:.2f}"]
         table.add_row(*cells)

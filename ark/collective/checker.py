@@ -258,6 +258,8 @@ def demanded(p: CollectiveProgram, rank: int, slot: int) -> Value:
 
 def complete(p: CollectiveProgram) -> Expr:
     """The expression of a finished reduction over all ranks."""
+    if p.reduction not in ("adasum", "combiner"):
+        return (1 << p.ranks) - 1
     leaves: list[Expr] = [1 << rank for rank in range(p.ranks)]
     if p.reduction == "adasum":
         while len(leaves) > 1:

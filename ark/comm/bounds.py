@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from ark.collective import Collective
 from ark.comm.exchange import exchange
-from ark.comm.forestcoll import cut_bound, optimal, optimal_all_reduce
+from ark.comm.forestcoll import cut_optimum, optimal, optimal_all_reduce
 from ark.comm.topology import Topology
 
 
@@ -21,23 +21,19 @@ def least_us(
     Sizes are those of `ark.comm.simulate.simulate`; `root` is a rank's number, for broadcast and
     reduce. The bounds: cuts for gathering and scattering (ForestColl), for one root (Edmonds 1973),
     weighted roots for an all-reduce, and multicommodity flow for an all-to-all. Where switches
-    multicast or sum, the cuts between any two ranks stand for an all-reduce. Raises
-    UnsupportedError where the network is too large for the flow.
+    multicast or sum, all of them let these do so. Raises UnsupportedError where the network is too
+    large for the flow.
     """
     asked = Collective(collective)
     ranks = len(topology.ranks)
     able = bool(topology.multicast or topology.reduces)
     if asked is Collective.ALL_TO_ALL:
         seconds = exchange(topology).lower_bound / ranks
-    elif asked is Collective.ALL_REDUCE and not able:
-        seconds = 1 / optimal_all_reduce(topology).bound
     elif asked is Collective.ALL_REDUCE:
-        # What some ranks hear from the others, and tell them, of every sum crosses once.
-        one = {topology.ranks[0]: 1}
-        seconds = max(cut_bound(topology, one), cut_bound(topology.reverse(), one))
+        seconds = 1 / optimal_all_reduce(topology, able).bound
     else:
         network = topology.reverse() if asked.reduces else topology
         roots = {topology.ranks[root or 0]: 1} if asked.rooted else None
-        seconds = cut_bound(network, roots) if able else optimal(network, roots=roots).lower_bound
-        seconds /= 1 if asked.rooted else ranks
+        best = cut_optimum(network, roots) if able else optimal(network, roots=roots)
+        seconds = best.lower_bound / (1 if asked.rooted else ranks)
     return float(Fraction(size_bytes) * seconds) / 1e3

@@ -15,11 +15,12 @@ from ark.ir.fold import FOLDED
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.fuse import fuse
-from ark.lower.tiling import row_bytes
+from ark.lower.tiling import split_k
 from ark.machine import Machine
+from ark.tasks.linear import MOST_NARROW, narrow_bytes, narrow_rows
 from ark.variant import COMMUNICATE, LOAD, Variant
 
-HELD = 1024  # bytes that such a layer keeps beside its input
+HELD = 1024  # bytes that such a layer keeps beside each row of its input
 
 
 def choose(
@@ -44,6 +45,12 @@ def choose(
 def _boxed(variant: Variant) -> bool:
     """Does it load boxes of matrices instead of a stream?"""
     return bool(variant.role(LOAD)) and not variant.stages
+
+
+def _is_prompt(graph: Graph) -> bool:
+    """Is there one phase, which reads sequences?"""
+    nodes = [n for n in graph.nodes if not n.virtual]
+    return len(graph.phases) == 1 and _reads_prompts(nodes)
 
 
 def _reads_prompts(nodes: list[Node]) -> bool:
@@ -72,7 +79,8 @@ def _choose(
 
     The option `variant` names one; PlanError if the machine has none of that name. Otherwise it is
     the one with communicating warps where the last phase decodes: its products are linear layers of
-    one row; the one that loads for warpgroups where all products are large and of 16-bit types.
+    one row; the one that loads for warpgroups where all products are large and of 16-bit types, or
+    where the only phase reads prompts.
     All else runs under the machine's first. kept: as in fuse.
     """
     names = tuple(dict.fromkeys(v.name for v in machine.variants))
@@ -87,13 +95,15 @@ def _choose(
         target = dataclasses.replace(machine, variants=(variant,))
         if not variant.role(COMMUNICATE):
             if variant.name == wanted or (
-                wanted is None and _boxed(variant) and _multiplies(graph)
+                wanted is None
+                and _boxed(variant)
+                and (_multiplies(graph) or (options.get("fuse", True) and _is_prompt(graph)))
             ):
                 return target
             continue
         made = fuse(graph, target, kept)
         last = [n for n in made.nodes if n.phase == len(made.phases) - 1]
-        decodes = streams and _decodes(last) and _settled(made.nodes)
+        decodes = streams and _decodes(last, target) and _settled(made.nodes)
         if _fits(last, target) and (variant.name == wanted or decodes):
             return target
     return machine.using(names[0])
@@ -156,16 +166,29 @@ def _start(tensor: Tensor) -> int:
     return sum(o * s for o, s in zip(tensor.offsets, tensor.strides, strict=True))
 
 
-def _decodes(nodes: list[Node]) -> bool:
-    """Are the products of these nodes, of which there are some, linear layers of one row?"""
+def _decodes(nodes: list[Node], machine: Machine) -> bool:
+    """Are the products of these nodes, of which there are some, linear layers of one row, or of
+    one of each of few sequences?
+    """
     layers = [n for n in nodes if n.type == "linear"]
+    rows = layers[0].inputs[0].shape[0] if layers else 0
+
+    def fits(weight: Tensor) -> bool:
+        return narrow_rows(rows, weight, split_k(rows, weight, machine) or 1)
+
     return (
         bool(layers)
-        and all(n.inputs[0].shape[0] == 1 and n.inputs[1].shape[1] % 8 == 0 for n in layers)
-        and all(n.inputs[1].dtype.name in ("fp32", "fp16", "bf16") for n in layers)
-        and all(n.outputs[0].shape[0] == 1 for n in nodes if n.type == "attention")
+        and all(n.inputs[0].shape[0] == rows and n.inputs[1].shape[1] % 8 == 0 for n in layers)
+        and all(fits(n.inputs[1]) for n in layers)
+        and all(_one_each(n, rows) for n in nodes if n.type == "attention")
         and not any(n.type == "matmul" for n in nodes)
     )
+
+
+def _one_each(node: Node, rows: int) -> bool:
+    """Is it attention of one row of each of so many sequences?"""
+    sequences = node.inputs[3].shape[0] if node.attrs.get("placed", True) else 1
+    return node.outputs[0].shape[0] == rows == sequences
 
 
 def _settled(nodes: Sequence[Node]) -> bool:
@@ -187,7 +210,10 @@ def _settled(nodes: Sequence[Node]) -> bool:
 
 
 def _fits(nodes: list[Node], machine: Machine) -> bool:
-    """Is there room beside the ring for the inputs of the linear layers of one row?"""
-    rows = [n.inputs[1] for n in nodes if n.type == "linear" and n.inputs[0].shape[0] == 1]
-    most = max((row_bytes(weight) for weight in rows), default=0)
-    return most + HELD <= machine.shared_bytes - machine.ring_bytes
+    """Is there room beside the ring for the inputs of the linear layers of few rows?"""
+    layers = [n for n in nodes if n.type == "linear" and n.inputs[0].shape[0] <= MOST_NARROW]
+    held = (
+        HELD * x.shape[0] + narrow_bytes(x.shape[0], weight.shape[1], weight.dtype.itemsize)
+        for x, weight, *_ in (n.inputs for n in layers)
+    )
+    return max(held, default=0) <= machine.shared_bytes - machine.ring_bytes

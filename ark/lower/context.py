@@ -130,6 +130,16 @@ class Lowering:
         """A dense tensor seen as one dimension."""
         return self.view(tensor, (tensor.elements,))
 
+    def part(self, tensor: Tensor, parts: int, number: int) -> Tensor:
+        """One of equal parts of a tensor's first dimension."""
+        if parts == 1:
+            return tensor
+        size, *rest = tensor.shape
+        shape = (size // parts, *rest)
+        offsets = (tensor.offsets[0] + number * shape[0], *tensor.offsets[1:])
+        name = f"{tensor.name}.{number}" if tensor.name else ""
+        return dataclasses.replace(tensor, shape=shape, offsets=offsets, padded=shape, name=name)
+
     def view(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
         """A dense tensor seen in another shape of as many elements; PlanError if it cannot be."""
         layout = dense_view(tensor, shape)

@@ -17,6 +17,7 @@ from ark.lower.pack import writes
 from ark.lower.tiling import PAIRED, row_bytes, split_k
 from ark.machine import Machine
 from ark.plan.types import MAX_OPERANDS
+from ark.tasks.linear import narrow_bytes, narrow_rows
 from ark.variant import COMMUNICATE
 
 EPILOGUES = {"add": "add", "swiglu_pairs": "swiglu", "rope_kv": "rope_kv"}
@@ -104,9 +105,10 @@ def _streams(node: Node, machine: Machine) -> bool:
 def _room(rows: int, weight: Tensor, machine: Machine) -> bool:
     """Can the ring take such rows of weights, and a processor the input rows?"""
     splits = split_k(rows, weight, machine)
-    narrow = rows == 1 and machine.variant.role(COMMUNICATE) > 0
-    each = weight.dtype.itemsize if narrow else 4
-    scratch = each * rows * weight.shape[1] + 4 * machine.warps
+    scratch = 4 * rows * weight.shape[1] + 4 * machine.warps
+    if machine.variant.role(COMMUNICATE) and splits and narrow_rows(rows, weight, splits):
+        held = narrow_bytes(rows, weight.shape[1], weight.dtype.itemsize)
+        return held <= machine.shared_bytes - machine.ring_bytes
     return splits > 1 or (splits == 1 and scratch <= machine.shared_bytes - machine.ring_bytes)
 
 

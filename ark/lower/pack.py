@@ -123,12 +123,14 @@ class _Finder:
         rows = query.shape[0]
 
         def rewrite(product: Tensor) -> dict[int, Node]:
-            sizes = {"heads": node.attrs["heads"], "kv_heads": keys.shape[0], "head_dim": width}
+            sequences = position.shape[0]
+            kv_heads = keys.shape[0] // sequences
+            sizes = {"heads": node.attrs["heads"], "kv_heads": kv_heads, "head_dim": width}
             end = max((first, second, key, value), key=lambda n: n.id)
             outputs, inputs = [query], [query, *caches, position]
-            if rows == 1:  # nobody has to wait for the caches
+            if rows == sequences:  # nobody has to wait for the caches
                 name = f"{node.name}.newest"
-                newest = self.graph.tensor((1, 2 * keys.shape[0] * width), fp32, name=name)
+                newest = self.graph.tensor((rows, 2 * kv_heads * width), fp32, name=name)
                 outputs.append(newest)
                 inputs.append(newest)
             joined = dataclasses.replace(

@@ -5,6 +5,7 @@ dependence needs no counter. Called by the pipeline where the machine has the ca
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from ark.plan.boxes import Templates
 from ark.plan.groups import Group
 from ark.plan.kind import OperandType, Signature
 from ark.plan.kind import get as task_kind
+from ark.tasks.linear import MOST_NARROW
 from ark.variant import COMMUNICATE
 
 PACKET_LIMIT = 1 << 18  # bytes of fp32 activations that may travel as packets
@@ -31,26 +33,27 @@ def choose_packets(
     """Ids of the tensors that carry their epoch: small activations, where everybody who touches
     them can read that.
 
-    A buffer qualifies if all its tensors are whole dense fp32 views, its bytes stay small, and
+    A buffer qualifies if all its tensors are dense fp32 views, its bytes stay small, and
     no task reads much of it: a packet costs 8 bytes an element, and polls more. machines: by phase.
     received: ids of buffers between ranks that hold packets in any case.
     """
     found: set[int] = set()
     barred: set[int] = set(options.get("external", ()))
-    written: set[int] = set()
+    written: dict[int, list[Tensor]] = defaultdict(list)  # by buffer
     touched: dict[int, list[Tensor]] = {}
     for group in groups:
         kind, sig = task_kind(group.kind), _signature(group)
         able = kind.packets(sig)
         boxes = templates.boxes(sig, tuple(group.coords))
         given = {b.operand for b in boxes if b.write}
-        again = {group.operands[i].buffer.id for i in given} & written
-        barred |= again  # a second write in an iteration would carry the same epoch
-        written.update(group.operands[i].buffer.id for i in given)
+        for tensor in (group.operands[i] for i in given):
+            # A second write in an iteration would carry the same epoch.
+            if any(_meet(tensor, other) for other in written[tensor.buffer.id]):
+                barred.add(tensor.buffer.id)
+            written[tensor.buffer.id].append(tensor)
         for i, tensor in enumerate(group.operands):
             touched.setdefault(tensor.buffer.id, []).append(tensor)
-            whole = tensor.dense and tensor.nbytes == tensor.buffer.nbytes
-            if i not in able or not whole or tensor.dtype.name != "fp32":
+            if i not in able or not tensor.dense or tensor.dtype.name != "fp32":
                 barred.add(tensor.buffer.id)
         limit = _most_read(group, machines[group.phase])
         for access in kind.accesses(sig, group.coords[0]):
@@ -69,9 +72,16 @@ def choose_packets(
 
 def _most_read(group: Group, machine: Machine) -> int:
     """Elements that one task may read as packets."""
-    polls = machine.variant.role(COMMUNICATE) > 0 or machine.has("packet_gate")
-    gated = polls and group.kind == "linear"
-    return PACKET_READ_POLLED if gated and group.operands[2].shape[0] == 1 else PACKET_READ
+    if group.kind != "linear":
+        return PACKET_READ
+    leads = machine.variant.role(COMMUNICATE) > 0
+    most = MOST_NARROW if leads else 1 if machine.has("packet_gate") else 0
+    return PACKET_READ_POLLED if group.operands[2].shape[0] <= most else PACKET_READ
+
+
+def _meet(a: Tensor, b: Tensor) -> bool:
+    """May two dense views of a buffer share an element?"""
+    return a.shape[1:] != b.shape[1:] or abs(a.offsets[0] - b.offsets[0]) < a.shape[0]
 
 
 def _signature(group: Group) -> Signature:

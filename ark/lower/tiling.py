@@ -18,6 +18,7 @@ from ark.variant import COMMUNICATE
 MIN_TILE = 4096
 LINE = 64  # elements: where a dimension is cut, tiles begin on whole cache lines and packs
 SWEEP = 65536  # bytes of a tile of a large tensor: warps that drift apart scatter the accesses
+MOST_ROWS = 8  # of an input, beside weights whose rows are cut
 PAIRED = ("swiglu", "rope_kv")  # epilogues that need two neighbouring rows in one stage
 
 
@@ -141,12 +142,6 @@ def side_by_side(coords: Sequence[tuple[int, ...]], processors: int) -> list[tup
     return [coord for share in shares for coord in share]
 
 
-def flat_tile(elements: int, machine: Machine, least: int) -> int:
-    """Elements of a tile of one dimension: a processor's share, whole lines, not below `least`."""
-    share = max(least, -(-elements // machine.processors))
-    return min(elements, -(-share // LINE) * LINE)
-
-
 def box_coords(shape: Sequence[int], tile: Sequence[int]) -> list[tuple[int, ...]]:
     """First indices of all tiles, the last dimension fastest; more than four are folded."""
     shape = fold(shape) if len(tile) == FOLDED else shape
@@ -173,10 +168,11 @@ def split_k(rows: int, weight: Tensor, machine: Machine) -> int:
         return 1
     if machine.variant.role(COMMUNICATE):
         # The parts are different warps' there, and the input is in shared memory.
-        least = -(-row_bytes(weight) // machine.stage_bytes) if rows == 1 else 0
-        units = row_bytes(weight) // 16
+        least = -(-row_bytes(weight) // machine.stage_bytes) if rows <= MOST_ROWS else 0
+        unit = 16 if rows == 1 else 64  # bytes that a part is a multiple of
+        units = row_bytes(weight) // unit
         fits = (p for p in range(least, units + 1) if least and units % p == 0)
-        return next(fits, 0) if row_bytes(weight) % 16 == 0 else 0
+        return next(fits, 0) if row_bytes(weight) % unit == 0 else 0
     share, rest = divmod(columns, machine.lanes * machine.warps)
     if rows != 1 or rest or share > machine.row_slice:
         return 0

@@ -5,13 +5,11 @@ Written for one rank and op by op; docs/models.md says who makes it fast and who
 
 from __future__ import annotations
 
-import functools
 from typing import ClassVar
 
 import ark
 from ark.models.config import LlamaConfig, read_llama, rope_inverse_frequencies
 from ark.models.fields import Fields
-from ark.ops.tokens import share
 
 
 class Attention(ark.Module):
@@ -37,18 +35,11 @@ class Attention(ark.Module):
         Several positions are those of as many sequences, each of which has a row.
         """
         query, key, value = self.projections(x)
-        batch = position.shape()[0]
-        parts = []
-        for b in range(batch):
-            of = functools.partial(share, batch=batch, sequence=b)
-            at = of(position)
-            q = ark.rotary_embedding(of(query), at, frequencies)
-            k = ark.rotary_embedding(of(key), at, frequencies)
-            keys = ark.kv_append(of(self.keys), k, at)
-            values = ark.kv_append(of(self.values), of(value), at)
-            parts.append(ark.attention(q, keys, values, at))
-        rows = parts[0] if batch == 1 else ark.concat(parts, 0)
-        return ark.linear(rows, self.output)
+        query = ark.rotary_embedding(query, position, frequencies)
+        key = ark.rotary_embedding(key, position, frequencies)
+        keys = ark.kv_append(self.keys, key, position)
+        values = ark.kv_append(self.values, value, position)
+        return ark.linear(ark.attention(query, keys, values, position), self.output)
 
     def projections(self, x: ark.Tensor) -> tuple[ark.Tensor, ark.Tensor, ark.Tensor]:
         """Queries, keys and values of rows, (rows, heads * head_dim) each."""
@@ -152,9 +143,7 @@ class Llama(ark.Module):
 
         Of several sequences those of one token each, (batch, hidden).
         """
-        own = [state.of(b) for b in range(state.batch)]
-        parts = [ark.embed(s.tokens, self.embedding, s.position, rows) for s in own]
-        h = parts[0] if state.batch == 1 else ark.concat(parts, 0)
+        h = ark.embed(state.tokens, self.embedding, state.position, rows)
         for layer in self.layers:
             h = layer(h, state.position, self.frequencies)
         return h

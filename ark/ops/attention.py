@@ -21,31 +21,36 @@ from ark.machine import Machine
 from ark.ops.base import float_dtype, result, same_dtype
 from ark.ops.communication import copy_box
 from ark.ops.movement import whole_view
-from ark.ops.tokens import check_position
+from ark.ops.tokens import by_sequence, check_position
 from ark.tasks.attention import staged_bytes
 from ark.variant import COMMUNICATE
 
 
-def check_cache(what: str, cache: Tensor, position: Tensor) -> tuple[int, int, int]:
-    """A cache's sizes (heads, context, width); ModelError if it or the position is none."""
+def check_cache(what: str, cache: Tensor, position: Tensor, rows: int = 1) -> tuple[int, int, int]:
+    """A cache's sizes (heads, context, width) for each sequence; ModelError if it or the position
+    is none. rows: with as many positions each is of a sequence of its own.
+    """
     float_dtype(what, cache)
     shape = cache.ir.shape
     if len(shape) != 3 or not cache.ir.dense:
         raise ModelError(
             f"{what}: the cache has shape {list(shape)}; expected (heads, context, width), dense"
         )
-    check_position(what, position)
-    return shape[0], shape[1], shape[2]
+    sequences = check_position(what, position, rows)
+    if shape[0] % sequences:
+        raise ModelError(f"{what}: {shape[0]} heads of a cache are not those of {sequences} texts")
+    return shape[0] // sequences, shape[1], shape[2]
 
 
 def kv_append(cache: Any, input: Any, position: Any, name: str = "") -> Tensor:
     """Writes rows into a cache from `position` on; returns the new tensor on the cache's memory.
 
     cache (heads, context, width), input (rows, heads * width), position (1,) int32. Rows past the
-    context are dropped.
+    context are dropped. With as many positions as rows each row is a sequence's, whose heads lie
+    one behind the other's in the cache, (rows * heads, context, width).
     """
     target, rows, at = as_tensor(cache), as_tensor(input), as_tensor(position)
-    heads, _, width = check_cache("kv_append", target, at)
+    heads, _, width = check_cache("kv_append", target, at, rows.ir.shape[0])
     float_dtype("kv_append", rows)
     if len(rows.ir.shape) != 2 or rows.ir.shape[1] != heads * width:
         raise ModelError(
@@ -60,13 +65,18 @@ def kv_append(cache: Any, input: Any, position: Any, name: str = "") -> Tensor:
 
 def _lower_append(lowering: Lowering, node: Node) -> None:
     rows, position, _ = node.inputs
-    cache = node.outputs[0]
-    coords = [(head,) for head in range(cache.shape[0])]
-    lowering.emit("kv_append", {}, [rows, position, cache], coords)
+    batch, cache = position.shape[0], node.outputs[0]
+    coords = [(head,) for head in range(cache.shape[0] // batch)]
+    for b in range(batch):
+        operands = [lowering.part(t, batch, b) for t in (rows, position, cache)]
+        lowering.emit("kv_append", {}, operands, coords)
 
 
 def _append(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     rows, position, cache = inputs
+    if len(position) > 1:
+        each = by_sequence(inputs, len(position), ())
+        return [np.concatenate([_append(one, attrs)[0] for one in each])]
     heads, context, width = cache.shape
     made = cache.copy()
     for r in range(len(rows)):
@@ -155,8 +165,10 @@ def attention(
     the keys that it sees the last so many, 0 for all. scale: of scores, by default width ** -0.5.
     softcap: above 0, scores become softcap * tanh(score / softcap) (Gemma 2). sinks: (heads,) fp32,
     scores that take their share of a row's weights and have no value (GPT-OSS). What nobody sees of
-    keys and values must be finite numbers. Result of the query's shape and type, fp32, fp16 or
-    bf16; sums and exponentials are in fp32. ModelError for what does not fit.
+    keys and values must be finite numbers. Where a query (rows, heads * width) has as many
+    positions as rows, each row is a sequence's with keys and values of its own, whose heads lie one
+    behind the other's (rows * kv_heads, context, width). Result of the query's shape and type,
+    fp32, fp16 or bf16; sums and exponentials are in fp32. ModelError for what does not fit.
     """
     q, k, v = (as_tensor(t) for t in (query, key, value))
     dtype = float_dtype("attention", q)
@@ -173,8 +185,11 @@ def attention(
             f"attention: keys are {k.ir.dtype.name} {list(shape)}, values are "
             f"{v.ir.dtype.name} {list(v.ir.shape)}; they must be alike, and dense"
         )
-    kv_heads, _, width = shape[-3:]
-    if columns % (kv_heads * width):
+    many = len(q.ir.shape) == 2 and position is not None
+    at = as_tensor(position) if position is not None else None
+    sequences = check_position("attention", at, q.ir.shape[0] if many else 1) if at else 1
+    width, kv_heads = shape[-1], shape[-3] // sequences
+    if columns % (kv_heads * width) or shape[-3] % sequences:
         raise ModelError(
             f"attention: the query has shape {list(q.ir.shape)}; expected (rows, heads * {width}) "
             f"with heads a multiple of {kv_heads}"
@@ -193,9 +208,8 @@ def attention(
     more = {"causal": bool(causal), "window": int(window), "softcap": float(softcap)}
     attrs |= {k: v for k, v in more.items() if v != _PLAIN[k]}
     inputs = [q, k, v]
-    if position is not None:
-        inputs.append(as_tensor(position))
-        check_position("attention", inputs[-1])
+    if at is not None:
+        inputs.append(at)
     else:
         attrs["placed"] = False
     if sinks is not None:
@@ -227,6 +241,9 @@ def attention_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) 
     """
     q, key, value, *rest = inputs
     how = {name: attrs.get(name, plain) for name, plain in _PLAIN.items()}
+    if how["placed"] and len(rest[0]) > 1:
+        each = by_sequence(inputs, len(rest[0]), (4,) if how["sinks"] else ())
+        return [np.concatenate([attention_reference(one, attrs)[0] for one in each])]
     position = int(rest.pop(0)[0]) if how["placed"] else 0
     sinks = rest.pop(0) if how["sinks"] else None
     if rest:  # the newest row, which the caches need not have yet
@@ -329,17 +346,35 @@ def _streamed(cache: ir.Tensor, group: int, machine: Machine) -> int:
 
 def _lower_attention(lowering: Lowering, node: Node) -> None:
     """One row of a cache by splits of its positions, all else by tiles of queries."""
+    batch = node.inputs[3].shape[0] if node.attrs.get("placed", True) else 1
+    sinks = node.inputs[4] if node.attrs.get("sinks") else None
+    merges = []
+    for b in range(batch):
+        inputs = [t if t is sinks else lowering.part(t, batch, b) for t in node.inputs]
+        outputs = (lowering.part(node.outputs[0], batch, b),)
+        one = dataclasses.replace(node, inputs=tuple(inputs), outputs=outputs)
+        merges.append(_lower_sequence(lowering, one, batch))
+    # No processor waits for one sequence's parts before it has made its own of all.
+    for partial, one in (m for m in merges if m is not None):
+        rows, heads, splits, _ = partial.shape
+        merge = {"heads": heads, "head_dim": node.attrs["head_dim"], "splits": splits}
+        coords = [(r, h) for r in range(rows) for h in range(heads)]
+        lowering.emit("attention_merge", merge, [partial, one.outputs[0]], coords, ".merge")
+
+
+def _lower_sequence(lowering: Lowering, node: Node, batch: int) -> tuple[ir.Tensor, Node] | None:
+    """Attention of one of `batch` sequences; its parts, if there are several, and the node."""
     plain = all(node.attrs.get(name, usual) == usual for name, usual in _PLAIN.items())
     if not plain or len(node.inputs[0].shape) == 3 or node.inputs[0].shape[0] >= TILED_ROWS:
         _lower_tiles(lowering, node)
-        return
+        return None
     q, key, value, position, *fresh = node.inputs
     out = node.outputs[0]
     rows = out.shape[0]
     kv_heads, context, _ = key.shape
     machine = lowering.machine
     least = 32 if machine.variant.role(COMMUNICATE) else 64
-    splits = attention_splits(rows, kv_heads, context, machine.processors, least)
+    splits = attention_splits(rows * batch, kv_heads, context, machine.processors, least)
     # All parts of a head are in shared memory when they are merged.
     part = 4 * (node.attrs["head_dim"] + 2)
     splits = max(1, min(splits, (machine.shared_bytes - machine.ring_bytes) // part))
@@ -349,19 +384,12 @@ def _lower_attention(lowering: Lowering, node: Node) -> None:
     coords = [(r, h, s) for s in range(splits) for r in range(rows) for h in range(kv_heads)]
     if splits == 1:
         lowering.emit("attention", params, [q, key, value, position, out, *fresh], coords)
-        return
+        return None
     heads, width = node.attrs["heads"], node.attrs["head_dim"]
     partial = lowering.temp((rows, heads, splits, width + 2), fp32, f"{node.name}.partial")
     operands = [q, key, value, position, partial, *fresh]
     lowering.emit("attention", params, operands, coords)
-    merge = {"heads": heads, "head_dim": width, "splits": splits}
-    lowering.emit(
-        "attention_merge",
-        merge,
-        [partial, out],
-        [(r, h) for r in range(rows) for h in range(heads)],
-        ".merge",
-    )
+    return partial, node
 
 
 register("attention", attention_reference, _lower_attention, aliasing="none")

@@ -25,7 +25,7 @@ from ark.ops.base import float_dtype, result
 from ark.ops.elementwise import sub
 from ark.ops.logic import minimum
 from ark.ops.lookup import gather
-from ark.ops.tokens import TokenState, check_position
+from ark.ops.tokens import TokenState, by_sequence, check_position
 from ark.tasks.tokens import SETTINGS
 
 
@@ -44,11 +44,12 @@ def rotary_embedding(
     input (rows, heads * width), position (1,) int32, frequencies (width / 2,) fp32 in radians a
     position: pair i of row r is rotated by (position + r) * frequencies[i]. A pair is the
     elements i and i + width / 2 of a head, as in Hugging Face's models, or 2i and 2i + 1 where
-    interleaved. Result of the input's shape and type.
+    interleaved. With as many positions as rows each row has its own. Result of the input's shape
+    and type.
     """
     x, at, freqs = as_tensor(input), as_tensor(position), as_tensor(frequencies)
     dtype = float_dtype("rotary_embedding", x)
-    check_position("rotary_embedding", at)
+    check_position("rotary_embedding", at, x.ir.shape[0])
     width = _head_width("rotary_embedding", freqs)
     if len(x.ir.shape) != 2 or x.ir.shape[1] % width:
         raise ModelError(
@@ -66,12 +67,13 @@ def rope_kv(
 
     input (rows, (heads + 2 kv_heads) * width): queries, keys, values one behind the other, pairs as
     neighbours. position and frequencies as for rotary_embedding (interleaved), keys and values
-    caches (kv_heads, context, width). Results: queries (rows, heads * width) fp32, both caches.
+    caches (kv_heads, context, width); with as many positions as rows, of as many sequences.
+    Results: queries (rows, heads * width) fp32, both caches.
     """
     tensors = [as_tensor(t) for t in (input, position, frequencies, keys, values)]
     x, at, freqs, key, value = tensors
     float_dtype("rope_kv", x)
-    kv_heads, _, width = check_cache("rope_kv", key, at)
+    kv_heads, _, width = check_cache("rope_kv", key, at, x.ir.shape[0])
     heads = x.ir.shape[-1] // width - 2 * kv_heads
     shapes = (value.ir.shape == key.ir.shape, value.ir.dtype == key.ir.dtype, value.ir.dense)
     if not all(shapes) or _head_width("rope_kv", freqs) != width:
@@ -127,12 +129,18 @@ def _rotated(
 
 def _rotary(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     x, position, frequencies = inputs
+    if len(position) > 1:
+        each = by_sequence(inputs, len(position), (2,))
+        return [np.concatenate([_rotary(one, attrs)[0] for one in each])]
     return [_rotated(x, int(position[0]), frequencies, attrs["interleaved"])]
 
 
 def rope_kv_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     """Queries, and where a lone row hands them on its keys and values; then the two new caches."""
     x, position, frequencies, keys, values = inputs
+    if len(position) > 1:
+        each = [rope_kv_reference(i, attrs) for i in by_sequence(inputs, len(position), (2,))]
+        return [np.concatenate(parts) for parts in zip(*each, strict=True)]
     at, width = int(position[0]), attrs["head_dim"]
     ends = np.cumsum([attrs["heads"] * width, attrs["kv_heads"] * width])
     query, key, value = np.split(x, ends, axis=1)
@@ -156,9 +164,12 @@ def _lower_rotary(lowering: Lowering, node: Node) -> None:
     """A task for some heads of a row."""
     rows, columns = node.outputs[0].shape
     parts = split(columns // node.attrs["head_dim"], -(-lowering.machine.processors // rows))
-    coords = [(r, a, b) for r in range(rows) for a, b in parts]
-    operands = [node.inputs[0], node.outputs[0], *node.inputs[1:]]
-    lowering.emit("rotary_embedding", node.attrs, operands, coords)
+    x, position, frequencies = node.inputs
+    batch = position.shape[0]
+    coords = [(r, a, b) for r in range(rows // batch) for a, b in parts]
+    for b in range(batch):
+        own = [lowering.part(t, batch, b) for t in (x, node.outputs[0], position)]
+        lowering.emit("rotary_embedding", node.attrs, [*own, frequencies], coords)
 
 
 def _lower_rope_kv(lowering: Lowering, node: Node) -> None:

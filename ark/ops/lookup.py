@@ -26,7 +26,9 @@ from ark.ops.elementwise import add, arithmetic, cast, mul
 from ark.ops.logic import iota, less, where
 from ark.ops.movement import move, whole_view
 from ark.ops.views import reshape
-from ark.tasks.along import lines
+from ark.tasks.along import lines, same_places
+
+LEAST_UPDATES = 8  # for each span of a table's places that a task writes to
 
 
 def gather(
@@ -206,9 +208,17 @@ def _lower_scatter(lowering: Lowering, node: Node) -> None:
         if d != axis:
             out = part(out, d, 0, n)
     frame = lines(updates.shape, axis)
-    tile = box_tile(frame, lowering.machine, updates.shape[axis])
-    params = {"axis": axis, "function": node.attrs["function"], "tile": tile}
-    lowering.emit("scatter", params, [ids, updates, out], box_coords(frame, tile))
+    count, size, spans = updates.shape[axis], out.shape[axis], 1
+    tile = box_tile(frame, lowering.machine, count)
+    if same_places(ids.shape, axis) and not lowering.machine.has("single_thread"):
+        tile = box_tile(frame, lowering.machine)
+        tasks = len(box_coords(frame, tile))
+        spans = max(1, min(lowering.machine.processors // tasks, count // LEAST_UPDATES))
+    span = -(-size // spans)
+    params = {"axis": axis, "function": node.attrs["function"], "tile": tile, "span": span}
+    places = range(0, size, span)
+    coords = [(*coord, place) for place in places for coord in box_coords(frame, tile)]
+    lowering.emit("scatter", params, [ids, updates, out], coords)
 
 
 def _scatter(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:

@@ -7,6 +7,7 @@ that no host takes part between the first token and the last.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -93,13 +94,26 @@ def share(tensor: Tensor, batch: int, sequence: int) -> Tensor:
     return refer(tensor, (size // batch, *others), offsets, f"{tensor.ir.name}.{sequence}")
 
 
-def check_position(what: str, position: Tensor) -> None:
-    """Raises ModelError unless it is one int32."""
-    if position.ir.shape != (1,) or position.ir.dtype != int32:
+def check_position(what: str, position: Tensor, rows: int = 1) -> int:
+    """How many positions there are: one, or one for each of `rows` rows, which are then those of
+    as many sequences. ModelError for anything else, or no int32.
+    """
+    count = position.ir.shape[0]
+    if position.ir.shape not in ((1,), (rows,)) or position.ir.dtype != int32:
+        each = f", or {rows} of them, one a row" if rows > 1 else ""
         raise ModelError(
             f"{what}: the position has shape {list(position.ir.shape)} and type "
-            f"{position.ir.dtype.name}; expected one int32"
+            f"{position.ir.dtype.name}; expected one int32{each}"
         )
+    return count
+
+
+def by_sequence(
+    inputs: Sequence[np.ndarray], count: int, shared: Sequence[int]
+) -> list[list[np.ndarray]]:
+    """The inputs of each of `count` sequences: equal parts of all but those numbered `shared`."""
+    parts = [[x] * count if i in shared else np.split(x, count) for i, x in enumerate(inputs)]
+    return [list(each) for each in zip(*parts, strict=True)]
 
 
 def embed(tokens: Any, weight: Any, position: Any, rows: int = 1, name: str = "") -> Tensor:
@@ -108,17 +122,22 @@ def embed(tokens: Any, weight: Any, position: Any, rows: int = 1, name: str = ""
     tokens (context,) int32, weight (vocabulary, dim) of fp32, fp16 or bf16, position (1,) int32;
     result (rows, dim) fp32. Past the text's end it is token 0's row. A token outside of the
     vocabulary ends the run with a GpuError that names it.
+
+    Of several texts tokens (batch * context,) lie one behind the other, each has its position,
+    (batch,), and a row of the result, (batch, dim).
     """
     ids, table, at = as_tensor(tokens), as_tensor(weight), as_tensor(position)
     float_dtype("embed", table)
-    check_position("embed", at)
+    batch = check_position("embed", at, at.ir.shape[0] if rows == 1 else 1)
+    if ids.ir.shape[0] % batch:
+        raise ModelError(f"embed: {ids.ir.shape[0]} tokens are not those of {batch} texts alike")
     if ids.ir.dtype != int32 or len(ids.ir.shape) != 1 or len(table.ir.shape) != 2 or rows < 1:
         raise ModelError(
             f"embed: {rows} rows of tokens {ids.ir.dtype.name} {list(ids.ir.shape)} in a table of "
             f"shape {list(table.ir.shape)}; expected at least one row, int32 tokens (context,) and "
             "a table (vocabulary, dim)"
         )
-    shape = (rows, table.ir.shape[1])
+    shape = (batch * rows, table.ir.shape[1])
     return result("embed", [ids, table, at], shape, fp32, attrs={"rows": rows}, name=name)
 
 
@@ -158,6 +177,9 @@ def sample(logits: Any, state: TokenState, name: str = "") -> None:
 
 def _embed(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     ids, table, position = inputs
+    if len(position) > 1:
+        each = by_sequence(inputs, len(position), (1,))
+        return [np.concatenate([_embed(one, attrs)[0] for one in each])]
     places = int(position[0]) + np.arange(attrs["rows"])
     tokens = np.where(places < len(ids), ids[np.minimum(places, len(ids) - 1)], 0)
     return [table[tokens.astype(np.int64)]]
@@ -209,8 +231,11 @@ def _lower_embed(lowering: Lowering, node: Node) -> None:
     pieces = max(1, min(width // 64, -(-lowering.machine.processors // rows)))
     columns = -(-width // pieces)
     params = {"rows": 1, "columns": columns, "dynamic": True}
-    coords = [(r, c) for r in range(rows) for c in range(0, width, columns)]
-    lowering.emit("embedding", params, [ids, table, out, position], coords)
+    batch = position.shape[0]
+    coords = [(r, c) for r in range(rows // batch) for c in range(0, width, columns)]
+    for b in range(batch):
+        of = functools.partial(lowering.part, parts=batch, number=b)
+        lowering.emit("embedding", params, [of(ids), table, of(out), of(position)], coords)
 
 
 def _lower_advance(lowering: Lowering, node: Node) -> None:

@@ -1,4 +1,11 @@
-// What one thread does along a line of a tensor.
+// What threads do along a line of a tensor: one alone, or all together.
+
+// Bits of x that are 1.
+ARK_DEVICE int ark_ones(ark_u64 x) {
+  x -= x >> 1 & 0x5555555555555555ull;
+  x = (x & 0x3333333333333333ull) + (x >> 2 & 0x3333333333333333ull);
+  return static_cast<int>(((x + (x >> 4)) & 0x0f0f0f0f0f0f0f0full) * 0x0101010101010101ull >> 56);
+}
 
 // The running joins of N elements from `start` on: store(k, total) with element k, or before it.
 template <int N, bool REVERSE, bool EXCLUSIVE, typename T, class Load, class Join, class Store>
@@ -13,10 +20,126 @@ ARK_DEVICE void ark_scan_line(T start, const Load& load, const Join& join, const
   }
 }
 
-// body(n, k) for N updates in order, of which the n-th is for place k = id(n) of SIZE.
+// The same for one line by all threads: each has a piece, whose total the next ones begin with.
+// start joined with anything changes nothing. red: ARK_THREADS totals.
+template <int N, bool REVERSE, bool EXCLUSIVE, typename T, class Load, class Join, class Store>
+ARK_DEVICE void ark_scan_line_together(T start, const Load& load, const Join& join,
+                                       const Store& store, char* red) {
+  constexpr int each = (N + ARK_THREADS - 1) / ARK_THREADS;
+  const int first = ark_tid() * each < N ? ark_tid() * each : N;
+  const int last = first + each < N ? first + each : N;
+  T* sums = reinterpret_cast<T*>(red);
+  T total = start;
+  for (int n = first; n < last; ++n) total = join(total, load(REVERSE ? N - 1 - n : n));
+  ark_sync();
+  sums[ark_tid()] = total;
+  ark_sync();
+  for (int before = 1; before < ARK_THREADS; before *= 2) {
+    if (ark_tid() >= before) total = join(sums[ark_tid() - before], total);
+    ark_sync();
+    sums[ark_tid()] = total;
+    ark_sync();
+  }
+  total = ark_tid() > 0 ? sums[ark_tid() - 1] : start;
+  for (int n = first; n < last; ++n) {
+    const int k = REVERSE ? N - 1 - n : n;
+    const T x = load(k);
+    if (EXCLUSIVE) store(k, total);
+    total = join(total, x);
+    if (!EXCLUSIVE) store(k, total);
+  }
+}
+
+// body(n, k) for those of N updates, in order, whose place k = id(n) of SIZE is in first..last - 1.
 template <int N, int SIZE, class Id, class Body>
-ARK_DEVICE void ark_each_update(ArkCtx& c, const Id& id, const Body& body) {
-  for (int n = 0; n < N; ++n) body(n, ark_looked_up(c, id(n), SIZE));
+ARK_DEVICE void ark_each_update(ArkCtx& c, int first, int last, const Id& id, const Body& body) {
+  for (int n = 0; n < N; ++n) {
+    const int k = ark_looked_up(c, id(n), SIZE);
+    if (k >= first && k < last) body(n, k);
+  }
+}
+
+// How many of N updates a round of all threads looks at, and the updates found: at[i] is the number
+// of one, to[i] its place.
+constexpr int ark_looks = 4, ark_round_updates = ark_looks * ARK_THREADS;
+struct ArkUpdates {
+  const int* at;
+  const int* to;
+  int count;
+};
+
+// The same by all threads: each(updates) for the updates that a round found, in order.
+// found: 2 ark_round_updates + ark_looks ARK_WARPS numbers.
+template <int N, int SIZE, class Id, class Each>
+ARK_DEVICE void ark_each_update_found(ArkCtx& c, int first, int last, const Id& id, char* found,
+                                      const Each& each) {
+  int* at = reinterpret_cast<int*>(found);
+  int* to = at + ark_round_updates;
+  int* counts = to + ark_round_updates;
+  for (int begin = 0; begin < N; begin += ark_round_updates) {
+    int place[ark_looks], before[ark_looks];
+#pragma unroll
+    for (int u = 0; u < ark_looks; ++u) {
+      const int n = begin + u * ARK_THREADS + ark_tid();
+      const int k = n < N ? ark_looked_up(c, id(n), SIZE) : -1;
+      place[u] = k >= first && k < last ? k : -1;
+    }
+    ark_sync();
+#pragma unroll
+    for (int u = 0; u < ark_looks; ++u) {
+      const ark_u64 mine = place[u] >= 0 ? 1ull << ark_lane() : 0ull;
+      const ark_u64 all =
+          static_cast<ark_u64>(ark_warp_fold<ArkAddFold>(static_cast<ark_i64>(mine)));
+      before[u] = ark_ones(all & ((1ull << ark_lane()) - 1));
+      if (ark_lane() == 0) counts[u * ARK_WARPS + ark_warp()] = ark_ones(all);
+    }
+    ark_sync();
+    int total = 0;
+    for (int w = 0; w < ark_looks * ARK_WARPS; ++w) {
+      if (w % ARK_WARPS == ark_warp()) {
+        const int u = w / ARK_WARPS, n = begin + u * ARK_THREADS + ark_tid();
+#pragma unroll
+        for (int v = 0; v < ark_looks; ++v) {
+          if (v != u || place[v] < 0) continue;
+          at[total + before[v]] = n;
+          to[total + before[v]] = place[v];
+        }
+      }
+      total += counts[w];
+    }
+    ark_sync();
+    each(ArkUpdates{at, to, total});
+  }
+}
+
+// Updates of one line, in order, a few under way at once: more(n) is the n-th, now(k) what is at
+// place k, join(now, more) what store(k, v) puts there.
+template <typename T, class More, class Now, class Join, class Store>
+ARK_DEVICE void ark_apply_updates(const ArkUpdates& updates, const More& more, const Now& now,
+                                  const Join& join, const Store& store) {
+  constexpr int U = 4;
+  for (int i = 0; i < updates.count; i += U) {
+    T x[U], made[U];
+    int k[U];
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      const int j = i + u < updates.count ? i + u : i;
+      k[u] = i + u < updates.count ? updates.to[j] : -1;
+      x[u] = more(updates.at[j]);
+      made[u] = now(updates.to[j]);
+    }
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      T old = made[u];
+#pragma unroll
+      for (int w = 0; w < u; ++w) old = k[w] == k[u] ? made[w] : old;
+      made[u] = join(old, x[u]);
+    }
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      if (k[u] >= 0) store(k[u], made[u]);
+    }
+  }
 }
 
 // body(x) for each of SIZE places of a window, DILATION apart, that lies in the N elements; the

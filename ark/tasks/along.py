@@ -1,13 +1,16 @@
-"""Tiles that walk along one axis, a thread a line: running sums, and stores at given indices.
+"""Tiles that walk along one axis: running sums, and stores at given indices. A line is one
+thread's, or all threads' of a block where there are few.
 
 `scan` params: axis (of the operands' own dimensions), function, exclusive, reverse, tile. operands:
 input, output, of one shape. `scatter` params: axis, function ("set", or how an update is joined
-with what is there), tile. operands: indices, updates (of the shape of indices, which may be one
-index wide and broadcast), output, which holds the data before and has the updates' shape beside the
-axis. Along a line updates are applied in order. Indices below 0 count from the end; one out of
-range ends the launch.
+with what is there), tile, span (places along the axis that a task writes to). operands: indices,
+updates (of the shape of indices, which may be one index wide and broadcast), output, which holds
+the data before and has the updates' shape beside the axis. Along a line updates are applied in
+order. Indices below 0 count from the end; one out of range ends the launch.
 
-coord: the tile's first index of the shape with one index along the axis (four, more are folded).
+coord: the tile's first index of the shape with one index along the axis (four, more are folded);
+for `scatter` also the first of its places. Only where all lines have the same indices are there
+several spans: a task looks at all indices and does what is for its own places.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from ark.plan.params import (
     Dim,
     Params,
     Places,
+    Size,
     Tile,
     box,
     count,
@@ -37,10 +41,18 @@ from ark.plan.params import (
 from ark.tasks import expression, text
 from ark.tasks.pointwise import HEADERS, NAMES, each_index, in_order, tile_box
 
+LOOKS = 4  # indices that a thread looks at in a round, as ark_looks of along.h
+ALONG = (*HEADERS, text.header("folds.h"), text.header("along.h"))
+
 
 def lines(shape: Sequence[int], axis: int) -> tuple[int, ...]:
     """The shape with one index along the axis."""
     return (*shape[:axis], 1, *shape[axis + 1 :])
+
+
+def same_places(shape: Sequence[int], axis: int) -> bool:
+    """Have all lines along the axis the same indices, which are of this shape?"""
+    return math.prod(lines(shape, axis)) == 1
 
 
 def indices(shape: Sequence[int]) -> list[str]:
@@ -89,7 +101,16 @@ class Scan(TaskKind):
         return [Access(0, lo, hi), Access(1, lo, hi, write=True)]
 
     def headers(self) -> tuple[str, ...]:
-        return (*HEADERS, text.header("along.h"))
+        return ALONG
+
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        size = 8 if expression.value_type(sig.operands[0].dtype) == "ark_i64" else 4
+        return size * machine.lanes * machine.warps if self._together(sig, machine) else 0
+
+    def _together(self, sig: Signature, machine: Machine) -> bool:
+        """Do all threads of a block share a line?"""
+        few = math.prod(sig.params["tile"]) < machine.warps
+        return few and sig.operands[1].shape[sig.params["axis"]] >= machine.lanes
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         shape, axis = sig.operands[1].shape, sig.params["axis"]
@@ -100,22 +121,26 @@ class Scan(TaskKind):
         flags = (sig.params["reverse"], sig.params["exclusive"])
         constants = ", ".join([str(shape[axis]), *(str(f).lower() for f in flags), compute])
         start = "1" if sig.params["function"] == "mul" else "0"
+        together = self._together(sig, machine)
+        callee = "ark_scan_line_together" if together else "ark_scan_line"
         body = (
-            f"    ark_scan_line<{constants}>({start},\n"
+            f"    {callee}<{constants}>({start},\n"
             f"        [&](int k) -> {compute} {{ return {text.load(sig, 0, 'p0', at[0])}; }},\n"
             f"        {join(sig.params['function'], sig.operands[0])},\n"
             f"        [&](int k, {compute} total) {{ {text.store(sig, 1, 'p1', at[1], 'total')} }}"
-            ");\n"
+            f"{', ARK_SCRATCH(c)' * together});\n"
         )
         declare = text.operand(sig, 0, "p0") + text.operand(sig, 1, "p1", const=False)
         frame = fold(lines(shape, axis))
-        return text.function(name, declare + each_index(sig.params["tile"], frame, body))
+        walk = in_order if together else each_index
+        return text.function(name, declare + walk(sig.params["tile"], frame, body))
 
 
 class ScatterParams(Params, frozen=True):
     axis: Dim
     function: Literal["set", "add", "mul", "maximum", "minimum"]
     tile: Tile
+    span: Size
 
 
 class Scatter(TaskKind):
@@ -142,29 +167,46 @@ class Scatter(TaskKind):
             f"{list(updates.shape)} at {list(ids.shape)} do not fit {list(out.shape)}",
         )
         covers(sig.params["tile"], lines(out.shape, axis))
+        span, size = sig.params["span"], out.shape[axis]
+        need(
+            span == size or (span < size and same_places(ids.shape, axis)),
+            f"{size} places are written to in spans of {span} at {list(ids.shape)}",
+        )
 
     def places(self, sig: Signature) -> Places:
-        return box(fold(lines(sig.operands[2].shape, sig.params["axis"])), sig.params["tile"])
+        shape, axis = sig.operands[2].shape, sig.params["axis"]
+        tiles = box(fold(lines(shape, axis)), sig.params["tile"])
+        return Places((*tiles.ranges, range(0, shape[axis], sig.params["span"])))
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         axis = sig.params["axis"]
-        lo, hi = tile_box(lines(sig.operands[2].shape, axis), coord, sig.params["tile"])
+        lo, hi = tile_box(lines(sig.operands[2].shape, axis), coord[:-1], sig.params["tile"])
         found = []
         for i, operand in enumerate(sig.operands):
             n = operand.shape
-            low = tuple(0 if n[d] == 1 else b for d, b in enumerate(lo))
-            high = tuple(n[d] if d == axis or n[d] == 1 else e for d, e in enumerate(hi))
+            first, last = (coord[-1], coord[-1] + sig.params["span"]) if i == 2 else (0, n[axis])
+            low = tuple(first if d == axis else min(b, n[d] - 1) for d, b in enumerate(lo))
+            high = tuple(min(last if d == axis else e, n[d]) for d, e in enumerate(hi))
             found.append(Access(i, low, high))
             if i == 2:
                 found.append(Access(i, low, high, write=True))
         return found
 
     def headers(self) -> tuple[str, ...]:
-        return (*HEADERS, text.header("along.h"))
+        return ALONG
+
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        together = self._together(sig, machine)
+        return 4 * LOOKS * machine.warps * (2 * machine.lanes + 1) if together else 0
+
+    def _together(self, sig: Signature, machine: Machine) -> bool:
+        """Do all threads of a block look for the updates of their places?"""
+        same = same_places(sig.operands[0].shape, sig.params["axis"])
+        return same and not machine.has("single_thread")
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         ids, _, out = sig.operands
-        axis = sig.params["axis"]
+        axis, tile = sig.params["axis"], sig.params["tile"]
         names = indices(lines(out.shape, axis))
         names[axis] = "n"
         at = [text.offset(sig, i, names) for i in range(2)]
@@ -172,23 +214,35 @@ class Scatter(TaskKind):
         target = text.offset(sig, 2, names)
         compute = expression.value_type(out.dtype)
         now = text.load(sig, 2, "p2", target) if sig.params["function"] != "set" else "0"
+        more, joined = text.load(sig, 1, "p1", at[1]), join(sig.params["function"], out)
         update = (
-            f"      const {compute} v = {join(sig.params['function'], out)}\n"
-            f"          ({now}, {text.load(sig, 1, 'p1', at[1])});\n"
+            f"      const {compute} v = {joined}\n          ({now}, {more});\n"
             f"      {text.store(sig, 2, 'p2', target, 'v')}\n"
         )
         declare = text.operand(sig, 0, "p0") + text.operand(sig, 1, "p1")
         declare += text.operand(sig, 2, "p2", const=False)
-        frame, tile = fold(lines(out.shape, axis)), sig.params["tile"]
-        many, size = ids.shape[axis], out.shape[axis]
-        every = (
-            f"  ark_each_update<{many}, {size}>(c, [&](int n) {{ (void)n; return p0[{at[0]}]; }}"
+        frame, many, size = fold(lines(out.shape, axis)), ids.shape[axis], out.shape[axis]
+        span = (
+            f"<{many}, {size}>(c, t.coord[4], t.coord[4] + {sig.params['span']}, "
+            f"[&](int n) {{ (void)n; return p0[{at[0]}]; }}, "
         )
-        every += ", [&](int n, int k) {\n      (void)n; (void)k;\n"
-        if not machine.has("single_thread"):
+        every = f"ark_each_update{span}[&](int n, int k) {{\n      (void)n; (void)k;\n"
+        if self._together(sig, machine):
+            apply = (
+                f"    ark_apply_updates<{compute}>(updates,\n"
+                f"        [&](int n) -> {compute} {{ (void)n; return {more}; }},\n"
+                f"        [&](int k) -> {compute} {{ (void)k; return {now}; }},\n"
+                f"        {joined},\n        [&](int k, {compute} v) {{ (void)k; "
+                f"{text.store(sig, 2, 'p2', target, 'v')} }});\n"
+            )
+            body = (
+                f"  ark_each_update_found{span}ARK_SCRATCH(c), [&](const ArkUpdates& updates) {{\n"
+                f"{each_index(tile, frame, apply)}  }});\n"
+            )
+        elif not machine.has("single_thread"):
             body = each_index(tile, frame, f"{every}{update}  }});\n")
-        elif math.prod(lines(ids.shape, axis)) == 1:  # one lookup for a row of neighbours
-            body = f"{every}{in_order(tile, frame, update)}  }});\n"
+        elif same_places(ids.shape, axis):  # one lookup for a row of neighbours
+            body = f"  {every}{in_order(tile, frame, update)}  }});\n"
         else:
             look = f"      const int k = ark_looked_up(c, p0[{at[0]}], {size});\n"
             body = (

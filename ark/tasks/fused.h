@@ -80,7 +80,8 @@ ARK_DEVICE ArkRmsNormed<W> ark_rms_normed(W weight, float eps) {
 }
 
 // What is done to the sums, WIDTH neighbouring rows of the weights at once. A thread prepares
-// `ahead` while its weights are on the way, for R rows from row n on, of which `rows` are there.
+// `ahead` while its weights are on the way, for M rows of the input from row `first` on and R rows
+// of the weights from row n on, of which `rows` are there.
 // With WAITS that comes behind the task's waits; else it reads packets, or what is older than the
 // iteration, and may come before (TaskKind.early says which operands these are).
 template <class O>
@@ -141,23 +142,23 @@ ARK_DEVICE ArkRopeSums<R> ark_rope_sums(R rope) {
 }
 
 template <class E, int M, int R>
-ARK_DEVICE void ark_sums_ahead(ArkCtx&, const E&, int, int, float (&)[M][R]) {}
+ARK_DEVICE void ark_sums_ahead(ArkCtx&, const E&, int, int, int, float (&)[M][R]) {}
 template <class O, class A, int M, int R>
-ARK_DEVICE void ark_sums_ahead(ArkCtx& c, const ArkAddSums<O, A>& e, int n, int rows,
+ARK_DEVICE void ark_sums_ahead(ArkCtx& c, const ArkAddSums<O, A>& e, int first, int n, int rows,
                                float (&ahead)[M][R]) {
   for (int m = 0; m < M; ++m) {
     for (int r = 0; r < R; ++r) {
-      if (r < rows) ahead[m][r] = ark_load(c, e.residual, 0, 0, m, n + r);
+      if (r < rows) ahead[m][r] = ark_load(c, e.residual, 0, 0, first + m, n + r);
     }
   }
 }
 template <class T, int M, int R>
-ARK_DEVICE void ark_sums_ahead(ArkCtx&, const ArkRopeSums<T>& e, int n, int rows,
+ARK_DEVICE void ark_sums_ahead(ArkCtx&, const ArkRopeSums<T>& e, int first, int n, int rows,
                                float (&ahead)[M][R]) {
   for (int m = 0; m < M; ++m) {
     for (int r = 0; r < R; r += 2) {
       if (r >= rows || n + r >= T::ROTATED) continue;
-      const float angle = ark_rope_angle(e.rope, m, n + r);
+      const float angle = ark_rope_angle(e.rope, first + m, n + r);
       ahead[m][r] = ark_sin(angle);
       ahead[m][r + 1] = ark_cos(angle);
     }

@@ -32,7 +32,7 @@ ARK_DEVICE void ark_linear(ArkCtx& c, const ArkTask& t, X x, const P& prologue, 
     if (!ark_stage_mine(c, stage)) continue;
     const int rows = t.coord[1] - n < R ? t.coord[1] - n : R;
     float ahead[M][R] = {};
-    if (ark_lane() == 0) ark_sums_ahead(c, epilogue, n, rows, ahead);
+    if (ark_lane() == 0) ark_sums_ahead(c, epilogue, 0, n, rows, ahead);
     const T* w = reinterpret_cast<const T*>(ark_stage(c, stage));
     float sum[M][R];
     for (int m = 0; m < M; ++m) {

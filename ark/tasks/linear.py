@@ -30,8 +30,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from ark.errors import PlanError
+from ark.ir.dtype import by_name
+from ark.ir.values import Tensor
 from ark.machine import Machine
-from ark.plan.kind import Access, Signature, TaskKind, register, whole
+from ark.plan.kind import Access, OperandType, Signature, TaskKind, register, whole
 from ark.plan.params import (
     Epsilon,
     Heads,
@@ -57,18 +59,35 @@ from ark.variant import COMMUNICATE
 
 
 def narrows(sig: Signature, machine: Machine) -> bool:
-    """Is the input a single row that a body for communicating warps keeps in the weights' type?"""
-    rows, k = sig.operands[2].shape[0], sig.operands[0].shape[1]
-    weight = sig.operands[1]
+    """Is the input a single row, or few that are no shares, which a body for communicating warps
+    keeps in the weights' type?
+    """
+    shares, rows = sig.operands[0].shape[0], sig.operands[2].shape[0]
     return (
         machine.variant.role(COMMUNICATE) > 0
-        and rows == 1
-        and weight.dtype in ("fp32", "fp16", "bf16")
-        and k % sig.params["split_k"] == 0
-        and k // sig.params["split_k"] * weight.itemsize % 16 == 0
+        and (rows == 1 or (rows == shares and is_dense(sig.operands[0])))
+        and narrow_rows(rows, sig.operands[1], sig.params["split_k"])
     )
 
 
+MOST_NARROW = 8  # rows that are the columns of one product of matrix units
+
+
+def narrow_rows(rows: int, weight: OperandType | Tensor, splits: int) -> bool:
+    """Can so many rows be multiplied by weights, cut in so many parts, out of shared memory?"""
+    kind = weight.dtype if isinstance(weight, OperandType) else weight.dtype.name
+    part, rest = divmod(weight.shape[1], splits)
+    if rows == 1:
+        return not rest and kind in FLOATS and part * by_name(kind).itemsize % 16 == 0
+    return not rest and rows <= MOST_NARROW and kind in FLOATS[1:] and part % 32 == 0
+
+
+def narrow_bytes(rows: int, k: int, itemsize: int) -> int:
+    """Shared memory of these rows: several begin at different banks."""
+    return rows * (k * itemsize + (64 if rows > 1 else 0))
+
+
+FLOATS = ("fp32", "fp16", "bf16")
 StageRows = Annotated[int, msgspec.Meta(ge=1, le=64)]
 MAX_SUMS = 4096  # of a task, held by a lane: rows of x times rows of a stage
 
@@ -208,7 +227,7 @@ class Linear(TaskKind):
         m, k = sig.operands[2].shape[0], sig.operands[0].shape[1]
         best = 8 * machine.warps if sig.params["epilogue"] == "sample" else 0
         if narrows(sig, machine):
-            return 4 * machine.warps + k * sig.operands[1].itemsize + best
+            return 4 * machine.warps * m + narrow_bytes(m, k, sig.operands[1].itemsize) + best
         return 4 * machine.warps + (4 * m * k if sig.params["split_k"] == 1 else 0) + best
 
     def stream(self, sig: Signature, coord: Sequence[int]) -> tuple[Fetch, ...]:

@@ -3,33 +3,42 @@
 
 // Where a projection's columns go: queries to the output; keys and values to the caches and, where
 // it is given, once more to `fresh`, for readers in the same iteration.
-template <int HEADS, int KV_HEADS, int WIDTH, int LENGTH, class O, class F, class K, class V,
-          class N>
+// SEQUENCES: 1, or as many as rows, each with its own position and heads of the caches.
+template <int HEADS, int KV_HEADS, int WIDTH, int LENGTH, int SEQUENCES, class O, class P, class F,
+          class K, class V, class N>
 struct ArkRope {
-  static constexpr int D = WIDTH;                         // elements of a head
-  static constexpr int CONTEXT = LENGTH;                  // positions in a cache
-  static constexpr int QUERIES = HEADS * D;               // columns of queries
-  static constexpr int ROTATED = (HEADS + KV_HEADS) * D;  // columns of queries and keys
+  static constexpr int D = WIDTH;                              // elements of a head
+  static constexpr int CONTEXT = LENGTH;                       // positions in a cache
+  static constexpr int QUERIES = HEADS * D;                    // columns of queries
+  static constexpr int ROTATED = (HEADS + KV_HEADS) * D;       // columns of queries and keys
+  static constexpr int CACHED = SEQUENCES > 1 ? KV_HEADS : 0;  // from one row's heads to the next's
   O output;
   F frequencies;
   K keys;
   V values;
   N fresh;
-  int position;
+  P positions;
+  int position;  // of the first row
 };
 
-template <int HEADS, int KV_HEADS, int D, int CONTEXT, class O, class P, class F, class K, class V,
-          class N>
-ARK_DEVICE ArkRope<HEADS, KV_HEADS, D, CONTEXT, O, F, K, V, N> ark_rope(O output, P position,
-                                                                        F frequencies, K keys,
-                                                                        V values, N fresh) {
-  return {output, frequencies, keys, values, fresh, position.p[0]};
+template <int HEADS, int KV_HEADS, int D, int CONTEXT, int SEQUENCES, class O, class P, class F,
+          class K, class V, class N>
+ARK_DEVICE ArkRope<HEADS, KV_HEADS, D, CONTEXT, SEQUENCES, O, P, F, K, V, N> ark_rope(
+    O output, P position, F frequencies, K keys, V values, N fresh) {
+  return {output, frequencies, keys, values, fresh, position, SEQUENCES > 1 ? 0 : position.p[0]};
+}
+
+// Where row m stands.
+template <class R>
+ARK_DEVICE int ark_rope_place(const R& rope, int m) {
+  if constexpr (R::CACHED > 0) return rope.positions.p[m];
+  return rope.position + m;
 }
 
 // The angle by which the pair of row m at this column is turned.
 template <class R>
 ARK_DEVICE float ark_rope_angle(const R& rope, int m, int column) {
-  return static_cast<float>(rope.position + m) * rope.frequencies.p[column % R::D / 2];
+  return static_cast<float>(ark_rope_place(rope, m)) * rope.frequencies.p[column % R::D / 2];
 }
 
 // Stores the pair of row m at this column where it belongs; rows outside the cache are dropped.
@@ -40,14 +49,15 @@ ARK_DEVICE void ark_rope_store(ArkCtx& c, const R& rope, int m, int column, floa
     ark_publish(c, rope.output, 0, 0, m, column + 1, b);
     return;
   }
-  if (rope.position < 0 || rope.position + m >= R::CONTEXT) return;
+  const int place = ark_rope_place(rope, m);
+  if (place < 0 || place >= R::CONTEXT) return;
   if constexpr (decltype(rope.fresh)::given) {
     ark_publish(c, rope.fresh, 0, 0, m, column - R::QUERIES, a);
     ark_publish(c, rope.fresh, 0, 0, m, column - R::QUERIES + 1, b);
   }
   const bool key = column < R::ROTATED;
   const int i = column - (key ? R::QUERIES : R::ROTATED);
-  const int head = i / R::D, place = rope.position + m;
+  const int head = i / R::D + m * R::CACHED;
   auto* to = key ? ark_address(rope.keys, 0, head, place, i % R::D)
                  : ark_address(rope.values, 0, head, place, i % R::D);
   ark_put(to, 0, a);

@@ -7,7 +7,8 @@ through the same functions (rotary.h).
 output q (m, heads * head_dim), position, frequencies, key cache and value cache (kv_heads, context,
 head_dim), [fresh (m, 2 * kv_heads * head_dim): the new keys and values once more, for readers in
 the same iteration]. coord: first and last+1 column of x, for all rows, because rows share the
-cache.
+cache. With m positions each row is a sequence's, and the caches are (m * kv_heads, context,
+head_dim).
 
 `rotary_embedding` params: head_dim, interleaved (pairs are neighbours, else the halves of a head).
 operands: x (m, heads * head_dim), output, position, frequencies. coord: row, first and last+1 head.
@@ -18,6 +19,7 @@ last+1 column of x.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ark.machine import Machine
@@ -29,6 +31,11 @@ from ark.tasks import text
 def has_fresh(sig: Signature, first: int) -> bool:
     """Are the new keys and values given once more, as the operand behind the caches?"""
     return len(sig.operands) > first + 4
+
+
+def sequences_of(sig: Signature, first: int) -> int:
+    """How many sequences the rows are of: all one's, or each that of its own."""
+    return math.prod(sig.operands[first].shape)
 
 
 def rotary_check(sig: Signature, out: int, first: int, shape: tuple[int, int]) -> None:
@@ -43,12 +50,14 @@ def rotary_check(sig: Signature, out: int, first: int, shape: tuple[int, int]) -
     need(width % 2 == 0, f"a head of {width} columns has no pairs")
     need(columns == queries + 2 * keys, f"{columns} columns are not {queries} + 2 * {keys}")
     shaped(sig, out, (rows, queries))
-    shaped(sig, first, (1,), "int32")
+    sequences = sequences_of(sig, first)
+    need(sequences in (1, rows), f"{rows} rows have {sequences} positions")
+    shaped(sig, first, (sequences,), "int32", dense=True)
     shaped(sig, first + 1, (width // 2,), "fp32", dense=True)
     cache = sig.operands[first + 2]
     need(len(cache.shape) == 3, "the cache has not 3 dimensions")
     for index in (first + 2, first + 3):
-        shaped(sig, index, (p["kv_heads"], cache.shape[1], width), dense=True)
+        shaped(sig, index, (sequences * p["kv_heads"], cache.shape[1], width), dense=True)
     need(cache.dtype == sig.operands[first + 3].dtype, "the caches are of two types")
     if has_fresh(sig, first):
         shaped(sig, first + 4, (rows, 2 * keys))
@@ -71,9 +80,12 @@ def rotary_accesses(sig: Signature, out: int, first: int, n0: int, n1: int) -> l
         for head in range(p["kv_heads"]):
             lo = max(n0, base + head * width)
             hi = min(n1, base + (head + 1) * width)
-            if lo < hi:
-                at = base + head * width
-                box = ((head, 0, lo - at), (head + 1, context, hi - at))
+            if lo >= hi:
+                continue
+            at = base + head * width
+            for s in range(sequences_of(sig, first)):
+                place = s * p["kv_heads"] + head
+                box = ((place, 0, lo - at), (place + 1, context, hi - at))
                 found.append(Access(cache, *box, write=True, append_only=True))
     return found
 
@@ -81,7 +93,8 @@ def rotary_accesses(sig: Signature, out: int, first: int, n0: int, n1: int) -> l
 def rope(sig: Signature, out: int, first: int) -> str:
     """The ArkRope of operands `first` on (the position) and of the output."""
     p = sig.params
-    constants = (p["heads"], p["kv_heads"], p["head_dim"], sig.operands[first + 2].shape[1])
+    sizes = (p["heads"], p["kv_heads"], p["head_dim"], sig.operands[first + 2].shape[1])
+    constants = (*sizes, sequences_of(sig, first))
     listed = ", ".join(str(n) for n in constants)
     operands = [text.given(sig, out, const=False)]
     operands += [text.given(sig, first + i) for i in (0, 1)]

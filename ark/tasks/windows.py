@@ -18,8 +18,8 @@ from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import INT_MAX, Params, Places, Tile, box, count, covers, need, shaped, typed
 from ark.tasks import text
-from ark.tasks.along import indices
-from ark.tasks.pointwise import HEADERS, each_index, in_order, tile_box
+from ark.tasks.along import ALONG, indices
+from ark.tasks.pointwise import each_index, in_order, tile_box
 
 Step = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
 Steps = Annotated[tuple[Step, ...], msgspec.Meta(min_length=1, max_length=3)]
@@ -81,7 +81,7 @@ class Pool(TaskKind):
         return [Access(0, tuple(low), tuple(high)), Access(1, lo, hi, write=True)]
 
     def headers(self) -> tuple[str, ...]:
-        return (*HEADERS, text.header("along.h"))
+        return ALONG
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         source, out = (o.shape for o in sig.operands)

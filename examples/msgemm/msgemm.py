@@ -23,6 +23,7 @@ from examples.common.plot import Panel, page
 
 BITS = 4
 VALUES = 1 << BITS
+ITERATIONS = 16  # of a launch that is timed
 
 
 def elements(dtype: Any) -> np.ndarray:
@@ -93,8 +94,8 @@ def run(build: Callable[[], tuple[Any, dict[Any, np.ndarray]]], repeats: int = 0
         runtime.run()
         for _ in range(repeats):
             begin = time.perf_counter()
-            runtime.run(4)
-            best = min(best, (time.perf_counter() - begin) / 4)
+            runtime.run(ITERATIONS)
+            best = min(best, (time.perf_counter() - begin) / ITERATIONS)
         return made.to_numpy(), best
 
 
@@ -150,10 +151,11 @@ def main() -> None:
     parser.add_argument("--backend", default="cpu")
     parser.add_argument("--k", type=int, default=192)
     parser.add_argument("--columns", type=int, default=8)
+    parser.add_argument("--rows", type=int, nargs="+", default=[256, 1024, 4096])
     parser.add_argument("--figure", type=Path, default=Path(__file__).with_name("msgemm.svg"))
     args = parser.parse_args()
     ark.init(backend=args.backend)
-    sizes, depths = (256, 1024, 4096), (1, 2, 3)
+    sizes, depths = args.rows, (1, 2, 3)
     seconds: dict[str, list[float]] = {}
     for rows in sizes:
         weight, x, scales = draw(rows, args.k, args.columns, args.k // 4)

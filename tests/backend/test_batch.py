@@ -14,7 +14,8 @@ from transformers import LlamaForCausalLM
 from ark.backend import registry
 from ark.errors import InvalidUsageError
 from ark.models.checkpoint import Checkpoint
-from ark.models.generate import Generator, Sampling
+from ark.models.generate import Generator
+from ark.models.request import Sampling
 from tests.checkpoints import make_checkpoint
 
 LENGTHS = (1, 9, 4)
@@ -92,6 +93,22 @@ def test_each_sequence_draws_as_it_does_alone(backend: str, small: Path) -> None
             ]
     assert drawn == alone
     assert [len(row) for row in drawn] == [12, 7, 12]
+
+
+def test_sequences_in_16_bits_give_what_each_gives_alone(backend: str, tmp_path: Path) -> None:
+    """Where matrix units multiply the rows of a batch, and one row is multiplied without them."""
+    wide = {"hidden": 64, "intermediate": 128, "head_dim": 32, "dtype": "bfloat16"}
+    checkpoint = Checkpoint.open(make_checkpoint(tmp_path / "bf16", **wide))  # type: ignore[arg-type]
+    chosen, _ = registry.choose(backend)
+    with closing(chosen.open(0)) as device:
+        with Generator(checkpoint, chosen, device, chunk=1, budget_s=5.0) as generator:
+            alone = [list(generator.stream(p, 12, stop_tokens=())) for p in PROMPTS]
+        offered = {v.name for v in device.machine.variants}
+        for batch in (2, 3, 8):
+            with Generator(checkpoint, chosen, device, batch=batch, budget_s=5.0) as generator:
+                name = generator.executor.machine.variant.name
+                assert name == ("roles" if "roles" in offered else "block")
+                assert together(generator, PROMPTS[:batch], 12) == alone[:batch]
 
 
 def test_too_many_prompts_are_refused(generator: Generator) -> None:

@@ -149,6 +149,49 @@ def test_moved(backend: str, drawn: list[Case]) -> None:
     check(drawn)
 
 
+@pytest.mark.parametrize("reduction", ["set", "add", "maximum"])
+def test_many_updates_of_few_lines(backend: str, reduction: str) -> None:
+    """Where a block's threads look for updates together, and tasks share the places."""
+    rng = np.random.default_rng(4)
+    cases = []
+    for shape, wide in (([300], 1), ([70, 5], 1), ([2, 9, 40], 1), ([40, 3], 3)):
+        axis = len(shape) - 2 if len(shape) > 1 else 0
+        many = [1200 if d == axis else n for d, n in enumerate(shape)]
+        size = [1200 if d == axis else wide if n == wide else 1 for d, n in enumerate(shape)]
+        ids = rng.integers(-shape[axis], shape[axis], size)
+        cases.append(
+            Case(
+                f"{reduction} {shape}",
+                [
+                    (values(rng, shape, ark.fp32), ark.fp32),
+                    (ids, ark.int32),
+                    (values(rng, many, ark.fp32), ark.fp32),
+                ],
+                lambda t, i, u, x=axis: ark.scatter_elements(t, i, u, x, reduction),
+                lambda a, i, u, x=axis: scattered(a, np.broadcast_to(i, u.shape), u, x, reduction),
+                tolerance=1e-3,
+            )
+        )
+    check(cases)
+
+
+def test_long_lines_are_summed_together(backend: str) -> None:
+    rng = np.random.default_rng(5)
+    check(
+        [
+            Case(
+                f"cumsum {shape} {axis} {exclusive} {reverse}",
+                [(rng.integers(-9, 9, shape), dtype)],
+                lambda t, x=axis, e=exclusive, r=reverse: ark.cumsum(t, x, e, r),
+                lambda a, x=axis, e=exclusive, r=reverse: summed(a, x, e, r),
+            )
+            for shape, axis in (([1025], 0), ([3, 700], 1), ([600, 2], 0))
+            for dtype in (ark.int32, ark.int64)
+            for exclusive, reverse in ((False, False), (True, True))
+        ]
+    )
+
+
 def test_tuples_of_indices(backend: str) -> None:
     rng = np.random.default_rng(3)
     data = rng.uniform(-1, 1, (3, 5, 4))

@@ -14,7 +14,7 @@ from ark_cuda import backend
 
 from ark.ir.dtype import by_name
 from ark.models.build import Shape
-from ark.models.generate import make_plans
+from ark.models.plans import make_plans
 from ark.plan import kind as kinds
 from ark.plan.types import Plan
 from tests import cuda_on_host
@@ -25,14 +25,17 @@ from tests.unit.tasks.test_accesses import masks
 POSITION = 40  # of 64: there are old rows in the caches, and room for a new one
 
 
-def decoders(dtype: str, chunk: int, ranks: int, width: int, **options: object) -> list[Plan]:
+def decoders(
+    dtype: str, chunk: int, ranks: int, width: int, batch: int = 1, **options: object
+) -> list[Plan]:
     """The small decoder on an H100 of few processors, by rank.
 
     chunk: rows of its prompts. width: elements of a head; of 32 on, caches come by the stream.
+    batch: sequences.
     """
     machine = dataclasses.replace(backend.machine("h100"), processors=4)
     config = dataclasses.replace(CONFIG, head_dim=width)
-    shape = Shape(config, by_name(dtype), 64, chunk, 0, ranks)
+    shape = Shape(config, by_name(dtype), 64, chunk, 0, ranks, batch=batch)
     return list(make_plans(shape, machine, {"variant": "roles", **options}))
 
 
@@ -41,8 +44,8 @@ def early_reads(plan: Plan) -> dict[int, set[int]]:
     bench = Bench(plan, 0, cuda_on_host.dialect(plan), cuda_on_host.on_host)
     for op in plan.ops:
         for index, tensor in enumerate(op.operands):
-            if (plan.tensors[tensor].dtype, plan.tensors[tensor].shape) == ("int32", (1,)):
-                bench.operand(op.id, index)[0] = POSITION
+            if plan.tensors[tensor].name.startswith("position"):
+                bench.operand(op.id, index)[:] = POSITION
     found: dict[int, set[int]] = {op.id: set() for op in plan.ops}
     for number, task in enumerate(bench.tasks):
         touched = bench.run(number)
@@ -59,7 +62,12 @@ def early_reads(plan: Plan) -> dict[int, set[int]]:
 
 @pytest.mark.parametrize(
     ("dtype", "chunk", "ranks", "width", "options"),
-    [("bf16", 4, 1, 16, {}), ("fp32", 0, 1, 16, {"packets": False}), ("fp16", 0, 2, 32, {})],
+    [
+        ("bf16", 4, 1, 16, {}),
+        ("fp32", 0, 1, 16, {"packets": False}),
+        ("fp16", 0, 2, 32, {}),
+        ("bf16", 0, 1, 32, {"batch": 3}),
+    ],
 )
 def test_a_body_reads_before_it_waits_what_its_kind_declares(dtype, chunk, ranks, width, options):
     plan = decoders(dtype, chunk, ranks, width, **options)[-1]

@@ -34,6 +34,7 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         ["comm", "all_reduce"],
         ["comm", "all_reduce", "--ranks", "2", "--svg", "x.svg"],
         ["comm", "all_reduce", "--ranks", "2", "--type", "int3"],
+        ["comm", "all_reduce", "--ranks", "2", "--way", "alone", "--algorithm", "ring"],
     ],
 )
 def test_bad_calls_end_with_a_sentence(words: list[str], capsys: pytest.CaptureFixture) -> None:

@@ -9,7 +9,7 @@ switches and packing (with drawing), then forest and lower.
 from ark.comm.forestcoll.all_reduce import AllReduceOptimum, optimal_all_reduce
 from ark.comm.forestcoll.forest import COLLECTIVES, Forest, forest, trees
 from ark.comm.forestcoll.lower import lower
-from ark.comm.forestcoll.optimum import Optimum, cut_bound, optimal
+from ark.comm.forestcoll.optimum import Optimum, cut_optimum, optimal
 from ark.comm.forestcoll.tree import Edge, Tree
 
 __all__ = [
@@ -19,7 +19,7 @@ __all__ = [
     "Forest",
     "Optimum",
     "Tree",
-    "cut_bound",
+    "cut_optimum",
     "forest",
     "lower",
     "optimal",

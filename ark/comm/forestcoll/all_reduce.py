@@ -50,8 +50,12 @@ class AllReduceOptimum:
         return float(1 - self.rate / self.bound)
 
 
-def optimal_all_reduce(topology: Topology) -> AllReduceOptimum:
-    """Returns the best rate of an all-reduce by trees, and the proof that none is better."""
+def optimal_all_reduce(topology: Topology, in_network: bool = False) -> AllReduceOptimum:
+    """Returns the best rate of an all-reduce by trees, and the proof that none is better.
+
+    With `in_network` switches multicast and sum where they can: no trees do better than `bound`;
+    whether some reach the rate, `ark.comm.forestcoll.forest` finds out by drawing them.
+    """
     net = network(topology)
     turned = topology.reverse()
     equal, backward = optimal(topology), optimal(turned)
@@ -68,7 +72,7 @@ def optimal_all_reduce(topology: Topology) -> AllReduceOptimum:
             tuple((1 - share) * each for each in balanced(network(turned)).bandwidth),
         ),
     )
-    programme = Programme(net, both=True)
+    programme = Programme(net, both=True, in_network=in_network)
     symmetry = find_symmetry(net)
     for optimum, reducing in ((equal, False), (backward, True)):
         side = np.array([node in optimum.cut for node in topology.nodes])
@@ -79,4 +83,5 @@ def optimal_all_reduce(topology: Topology) -> AllReduceOptimum:
     best = programme.solve(known)
     gather, reduce = best.shares
     uniform = best.rate == rate
-    return AllReduceOptimum(best.rate, best.bound, best.weights, gather, reduce, uniform)
+    weights = best.weights[: net.ranks]
+    return AllReduceOptimum(best.rate, best.bound, weights, gather, reduce, uniform)

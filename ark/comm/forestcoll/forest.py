@@ -7,7 +7,6 @@ checked against the topology before it is returned.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -18,12 +17,13 @@ import numpy as np
 
 from ark.comm.forestcoll.all_reduce import AllReduceOptimum, optimal_all_reduce
 from ark.comm.forestcoll.cuts import Ints
+from ark.comm.forestcoll.in_network import draw_joint, loads
 from ark.comm.forestcoll.isomorphic import draw
 from ark.comm.forestcoll.network import Network, network
-from ark.comm.forestcoll.optimum import Optimum, balanced, optimal, whole_units
+from ark.comm.forestcoll.optimum import Optimum, balanced, cut_optimum, optimal, whole_units
 from ark.comm.forestcoll.packing import Branching, pack
 from ark.comm.forestcoll.switches import Direct, remove_switches
-from ark.comm.forestcoll.symmetry import find_symmetry
+from ark.comm.forestcoll.symmetry import find_symmetry, unmoved
 from ark.comm.forestcoll.tree import Edge, Tree
 from ark.comm.topology import Topology
 from ark.errors import InternalError, InvalidUsageError, UnsupportedError
@@ -108,18 +108,39 @@ def forest(
     if collective in ("reduce_scatter", "reduce"):
         optimum, outward = _gathering(turned, k, roots)
         return Forest(topology, collective, optimum, reducing=_reversed(outward))
+    made = None
     if k is None:
-        made = _weighted(topology)
-        if made is not None:
-            return made
-    optimum, gathering = _gathering(topology, k, roots)
+        made = _joint(topology) or _weighted(topology)
+    return made or _in_two_phases(topology, k)
+
+
+def _in_two_phases(topology: Topology, k: int | None) -> Forest:
+    """Returns an all-reduce that is a reduce-scatter and then an all-gather."""
+    turned = topology.reverse()
+    optimum, gathering = _gathering(topology, k, None)
     other, outward = optimum, gathering
-    if turned.capacities() != topology.capacities():
-        other, outward = _gathering(turned, k, roots)
+    if turned.capacities() != topology.capacities() or turned.multicast != topology.multicast:
+        other, outward = _gathering(turned, k, None)
     trees_a_root = math.lcm(optimum.k, other.k)
     gathering = _finer(gathering, trees_a_root // optimum.k)
     reducing = _reversed(_finer(outward, trees_a_root // other.k))
-    return Forest(topology, collective, optimum, reducing, gathering, other)
+    return Forest(topology, "all_reduce", optimum, reducing, gathering, other)
+
+
+def _joint(topology: Topology) -> Forest | None:
+    """Returns an all-reduce for switches that multicast or sum; None where they do not help."""
+    if not (topology.multicast or topology.reduces):
+        return None
+    drawn = draw_joint(topology)
+    if drawn is None or drawn[0] <= optimal_all_reduce(topology).rate:
+        return None
+    rate, bound, found = drawn
+    net = network(topology)
+    k = sum(tree.count for tree in found) // net.ranks
+    check(net, net.ranks * k / rate, net.demand * k, found, topology.multicast)
+    even = (rate / net.ranks,) * net.ranks
+    optimum = AllReduceOptimum(rate, bound, even, (), (), True)
+    return Forest(topology, "all_reduce", optimum, _reversed(found), found)
 
 
 def _finer(trees: tuple[Tree, ...], times: int) -> tuple[Tree, ...]:
@@ -173,6 +194,12 @@ def _reversed(trees: tuple[Tree, ...]) -> tuple[Tree, ...]:
 def _gathering(
     topology: Topology, k: int | None, roots: dict[str, int] | None
 ) -> tuple[Optimum, tuple[Tree, ...]]:
+    if topology.multicast and k is None:
+        best, net = cut_optimum(topology, roots), network(topology, roots)
+        drawn = _isomorphic(net, best)
+        if drawn is not None:
+            check(net, best.scale, net.demand * best.k, drawn, topology.multicast)
+            return best, drawn
     optimum = optimal(topology, k, roots)
     net = balanced(network(topology, roots))
     demand = net.demand * optimum.k
@@ -186,7 +213,7 @@ def _gathering(
     if result is None:
         _check_packable(net)
         result = _pack(net, whole_units(net, net.capacity(optimum.scale)), demand)
-    check(net, optimum.scale, demand, result)
+    check(net, optimum.scale, demand, result, topology.multicast)
     return optimum, result
 
 
@@ -203,10 +230,11 @@ def _check_packable(net: Network) -> None:
 
 def _isomorphic(net: Network, optimum: Optimum) -> tuple[Tree, ...] | None:
     """Returns trees that are images of few under the network's symmetry, or None."""
-    if net.demand.min() != net.demand.max():
+    even = net.demand.min() == net.demand.max()
+    if not even and not net.topology.multicast:
         return None
-    symmetry = find_symmetry(net)
-    base = draw(net, symmetry, optimum.scale, optimum.k * int(net.demand[0]))
+    symmetry = find_symmetry(net) if even else unmoved(net)
+    base = draw(net, symmetry, optimum.scale, optimum.k)
     if base is None:
         return None
     nodes = net.topology.nodes
@@ -242,14 +270,20 @@ def _with_paths(topology: Topology, direct: Direct, branching: Branching) -> Tre
     return Tree(branching.root, branching.count, tuple(edges))
 
 
-def check(net: Network, scale: Fraction, demand: Ints, gathering: Sequence[Tree]) -> None:
+def check(
+    net: Network,
+    scale: Fraction,
+    demand: Ints,
+    gathering: Sequence[Tree],
+    multicast: Sequence[str] = (),
+) -> None:
     """Raises InternalError unless the trees do what is claimed of them.
 
     Each tree spans all ranks from its root, the trees of a root sum to its demand, and the trees on
-    every physical link are at most `scale` times its bandwidth.
+    every physical link are at most `scale` times its bandwidth; a switch in `multicast` sends on
+    what a tree brings it.
     """
     ranks, switches = net.topology.ranks, set(net.topology.switches)
-    load: Counter[tuple[str, str]] = Counter()
     rooted: Counter[int] = Counter()
     for tree in gathering:
         reached = {tree.root}
@@ -259,12 +293,10 @@ def check(net: Network, scale: Fraction, demand: Ints, gathering: Sequence[Tree]
             reached.add(edge.dst)
             if sum(units for _, units in edge.paths) != tree.count:
                 raise InternalError(f"the paths of {edge} do not carry {tree.count} units.")
-            for path, units in edge.paths:
+            for path, _ in edge.paths:
                 ends = (ranks[edge.src], ranks[edge.dst])
                 if (path[0], path[-1]) != ends or not switches.issuperset(path[1:-1]):
                     raise InternalError(f"a path of {edge} is no way from {ends[0]} to {ends[1]}.")
-                for link in itertools.pairwise(path):
-                    load[link] += units
         if len(reached) != len(ranks):
             raise InternalError(f"a tree of rank {tree.root} does not reach every rank.")
         rooted[tree.root] += tree.count
@@ -275,6 +307,6 @@ def check(net: Network, scale: Fraction, demand: Ints, gathering: Sequence[Tree]
     joined = zip(map(int, net.tails), map(int, net.heads), strict=True)
     names = ((nodes[tail], nodes[head]) for tail, head in joined)
     capacities = dict(zip(names, net.bandwidth, strict=True))
-    for link, units in load.items():
+    for link, units in loads(gathering, multicast).items():
         if link not in capacities or units > scale * capacities[link]:
             raise InternalError(f"link {link[0]} -> {link[1]} carries {units} trees, too many.")

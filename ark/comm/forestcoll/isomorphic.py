@@ -4,6 +4,8 @@ In networks of equal boxes this gives the shallowest trees, and needs no maximum
 over all images is the drawn trees' use of its orbit, so only uses have to be counted. It may fail
 where trees must intertwine; then the trees are packed one by one. `ark.comm.forestcoll.forest`
 tries it first, and has nothing else for a thousand ranks.
+
+Where a switch multicasts, ways of one sender that part there use the links before it once.
 """
 
 from __future__ import annotations
@@ -24,25 +26,29 @@ from ark.comm.topology import Topology
 _Way = tuple[int, ...]  # node numbers from a rank through switches to a rank
 
 
-def draw(net: Network, symmetry: Symmetry, scale: Fraction, k: int) -> tuple[Tree, ...] | None:
-    """Returns k trees, copies counted, of each orbit's least rank; None where none are found.
+def draw(
+    net: Network, symmetry: Symmetry, scale: Fraction, k: int, both: bool = False
+) -> tuple[Tree, ...] | None:
+    """Returns k trees per unit of demand, copies counted, of each orbit's least rank, or None.
 
     With all their images they load no link with more than scale times its bandwidth. As many
     copies of each tree are taken as fit; where that leaves no room for the rest, one of each.
-    Where there are no switches, ways with most left go first.
+    Where there are no switches, ways with most left go first. With `both` there is room for the
+    reversed trees too, over the reverse links, along which an all-reduce sums.
     """
     boxes = net.topology.equal_boxes() or _neighbours(net)
     grow = _grow if net.topology.switches else _grow_evenly
     for copies in (True, False):
-        budget = _Budget(net, symmetry, scale)
+        budget = _Budget(net, symmetry, scale, both)
         trees: list[Tree] = []
         for root in map(int, np.unique(symmetry.representative)):
-            missing = k
+            missing = k * int(net.demand[root])
             while missing:
+                budget.begin()
                 ways = grow(net, budget, boxes, root)
                 if ways is None:
                     break
-                count = 1 + (budget.take_copies(ways, missing - 1) if copies else 0)
+                count = 1 + (budget.take_copies(missing - 1) if copies else 0)
                 trees.append(_tree(net.topology, root, ways, count))
                 missing -= count
             if missing:
@@ -79,7 +85,10 @@ class _Budget:
     size over the orbit's.
     """
 
-    def __init__(self, net: Network, symmetry: Symmetry, scale: Fraction) -> None:
+    def __init__(self, net: Network, symmetry: Symmetry, scale: Fraction, both: bool) -> None:
+        able = net.topology.multicast, net.topology.reduces
+        number = {node: index for index, node in enumerate(net.topology.nodes)}
+        self._able = [frozenset(number[node] for node in nodes) for nodes in able[: 1 + both]]
         pairs = list(zip(map(int, net.tails), map(int, net.heads), strict=True))
         capacity = dict(zip(pairs, net.bandwidth, strict=True))
         self._orbit: dict[tuple[int, int], int] = {}
@@ -109,25 +118,36 @@ class _Budget:
         """Returns how often the link of a way that has least left may still be used."""
         return min(self._left[self._orbit[link]] for link in itertools.pairwise(way))
 
+    def begin(self) -> None:
+        """Starts a tree: its ways share links with none of those before."""
+        self._taken: set[_Way] = set()  # beginnings of its ways
+        self._used: Counter[int] = Counter()
+
     def take(self, way: _Way) -> bool:
-        """Uses the links of a way once each; returns False, using none, where one has no more."""
-        uses = self._uses([way])
+        """Uses the links of a way; returns False, using none, where one has no more."""
+        uses = Counter(self._orbit[link] for link in self._links(way))
         if any(self._left[orbit] < count for orbit, count in uses.items()):
             return False
         for orbit, count in uses.items():
             self._left[orbit] -= count
+        self._used += uses
+        self._taken.update(way[:length] for length in range(1, len(way) + 1))
         return True
 
-    def take_copies(self, ways: list[_Way], most: int) -> int:
-        """Uses all links of the ways again, as often as fits and at most `most` times."""
-        uses = self._uses(ways)
-        copies = min([most, *(self._left[orbit] // count for orbit, count in uses.items())])
-        for orbit, count in uses.items():
+    def take_copies(self, most: int) -> int:
+        """Uses all links of the tree again, as often as fits and at most `most` times."""
+        copies = min([most, *(self._left[orbit] // n for orbit, n in self._used.items())])
+        for orbit, count in self._used.items():
             self._left[orbit] -= count * copies
         return copies
 
-    def _uses(self, ways: list[_Way]) -> Counter[int]:
-        return Counter(self._orbit[link] for way in ways for link in itertools.pairwise(way))
+    def _links(self, way: _Way) -> Iterator[tuple[int, int]]:
+        """Yields the links that the tree uses once more, and those of the reversed tree."""
+        shared = max((n for n in range(1, len(way)) if way[:n] in self._taken), default=1)
+        for reverse, able in enumerate(self._able):
+            begin = shared - 1 if way[shared - 1] in able else 0
+            for tail, head in itertools.pairwise(way[begin:]):
+                yield (head, tail) if reverse else (tail, head)
 
 
 def _grow(net: Network, budget: _Budget, boxes: list[list[int]], root: int) -> list[_Way] | None:

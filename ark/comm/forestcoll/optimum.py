@@ -73,13 +73,13 @@ def optimal(
     return best if k is None else _fixed(net, best, k)
 
 
-def cut_bound(topology: Topology, roots: Mapping[str, int] | None = None) -> Fraction:
-    """Returns the time that cuts alone prove, as `Optimum.lower_bound`, whatever switches can do.
+def cut_optimum(topology: Topology, roots: Mapping[str, int] | None = None) -> Optimum:
+    """Returns the optimum that cuts alone prove, whatever switches can do.
 
-    Less than that of `optimal` only where switches receive more than they send on, or the other way
-    round, and neither multicast nor sum.
+    Better than that of `optimal` only where switches receive more than they send on, or the other
+    way round; trees that reach it must then be multicast.
     """
-    return _newton(network(topology, roots)).inv_x
+    return _newton(network(topology, roots))
 
 
 def unbalanced(net: Network) -> bool:

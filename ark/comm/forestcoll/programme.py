@@ -61,19 +61,34 @@ class Programme:
 
     With `demand` the roots' weights are a rate times it, and the rate is maximised; without, they
     are free and their sum is. With `both` every link is shared by gathering and reducing trees.
+    With `in_network` switches do what they can: one that multicasts may send gathering trees' data
+    on more often than it gets them, one that reduces may get the others' more often, and one that
+    does both may be a root. The rate is then a bound; trees that reach it are drawn elsewhere.
     """
 
-    def __init__(self, net: Network, demand: Ints | None = None, both: bool = False) -> None:
+    def __init__(
+        self,
+        net: Network,
+        demand: Ints | None = None,
+        both: bool = False,
+        in_network: bool = False,
+    ) -> None:
         self._net = net
         self._unit = max(net.bandwidth)
         self._tails, self._heads = net.tails, net.heads
         nodes = len(net.topology.nodes)
         ways = ((net.tails, net.heads), (net.heads, net.tails))[: 1 + both]
-        self._flows = [RootedCuts(nodes, net.ranks, *way) for way in ways]
+        number = {node: index for index, node in enumerate(net.topology.nodes)}
+        able = (net.topology.multicast, net.topology.reduces) if in_network else ((), ())
+        copying = [{number[node] for node in nodes_able} for nodes_able in able]
+        switch_roots = sorted(copying[0] & copying[1])
         # What root v sends is coefficients[v, i] of variable i, summed.
+        self._roots: Ints = np.array([*range(net.ranks), *switch_roots], dtype=np.int64)
         self._coefficients = (
-            np.eye(net.ranks, dtype=np.int64) if demand is None else demand[:, None]
+            np.eye(len(self._roots), dtype=np.int64) if demand is None else demand[:, None]
         )
+        teams = [[switch] for switch in switch_roots]
+        self._flows = [RootedCuts(nodes, net.ranks, *way, teams) for way in ways]
         pywraplp = require("ortools.linear_solver.pywraplp")
         self._solver = solver = pywraplp.Solver.CreateSolver("GLOP")
         self._infinity = solver.infinity()
@@ -86,7 +101,10 @@ class Programme:
             for links in self._links:
                 row.SetCoefficient(links[link], 1)
         switches = range(net.ranks, nodes)
-        self._kept = [[self._conserved(links, each) for each in switches] for links in self._links]
+        self._kept = [
+            {each: self._conserved(links, each) for each in switches if each not in free}
+            for links, free in zip(self._links, copying, strict=False)
+        ]
         objective = solver.Objective()
         for rate in self._rates:
             objective.SetCoefficient(rate, 1)
@@ -117,7 +135,7 @@ class Programme:
         row = self._solver.RowConstraint(0, self._infinity, "")
         for link in self._crossing(side, reducing):
             row.SetCoefficient(self._links[reducing][link], 1)
-        inside = self._coefficients[side[: self._net.ranks]].sum(axis=0)
+        inside = self._coefficients[side[self._roots]].sum(axis=0)
         for rate, count in zip(self._rates, inside, strict=True):
             if count:
                 row.SetCoefficient(rate, -float(count))
@@ -186,8 +204,8 @@ class Programme:
         for *given, bandwidth in zip(*shares, net.bandwidth, strict=True):
             if min(given) < 0 or sum(given) > bandwidth / self._unit:
                 return False
-        for each in shares:
-            for switch in range(net.ranks, len(net.topology.nodes)):
+        for each, kept in zip(shares, self._kept, strict=True):
+            for switch in kept:
                 passing = (
                     each[link] * (1 if self._tails[link] == switch else -1)
                     for link in np.flatnonzero((self._tails == switch) | (self._heads == switch))
@@ -220,14 +238,13 @@ class Programme:
         return max(min(proofs), hoped)
 
     def _proofs(self, largest: int) -> Iterator[Fraction]:
-        ranks = self._net.ranks
         counted = [Fraction(0)] * len(self._rates)
         through = [[Fraction(0)] * len(self._tails) for _ in self._links]
         for cut in self._cuts.values():
             weight = _near(abs(cut.row.dual_value()), largest)
             if not weight:
                 continue
-            for place, count in enumerate(self._coefficients[cut.side[:ranks]].sum(axis=0)):
+            for place, count in enumerate(self._coefficients[cut.side[self._roots]].sum(axis=0)):
                 counted[place] += weight * int(count)
             for link in self._crossing(cut.side, cut.reducing):
                 through[cut.reducing][link] += weight
@@ -237,8 +254,9 @@ class Programme:
         for sign in (1, -1):
             price = [Fraction(0)] * len(self._tails)
             for kept, weights in zip(self._kept, through, strict=True):
-                potential = [Fraction(0)] * ranks
-                potential += [sign * _near(row.dual_value(), largest) for row in kept]
+                potential = [Fraction(0)] * len(self._net.topology.nodes)
+                for switch, row in kept.items():
+                    potential[switch] = sign * _near(row.dual_value(), largest)
                 for link, weight in enumerate(weights):
                     rise = potential[self._heads[link]] - potential[self._tails[link]]
                     price[link] = max(price[link], weight + rise)

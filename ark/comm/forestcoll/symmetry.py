@@ -169,6 +169,11 @@ def find_symmetry(net: Network) -> Symmetry:
             generators.append(generator)
         else:
             return _symmetry(tuple(generators), net)
+    return unmoved(net)
+
+
+def unmoved(net: Network) -> Symmetry:
+    """Returns the group that moves nothing."""
     return _symmetry((), net)
 
 
@@ -233,5 +238,9 @@ def _extend(image: Ints, capacities: dict[tuple[int, int], Fraction], net: Netwo
         waiting = left
     for (tail, head), bandwidth in capacities.items():
         if capacities.get((moved[tail], moved[head])) != bandwidth:
+            return None
+    names = net.topology.nodes
+    for able in (net.topology.multicast, net.topology.reduces):
+        if any((names[moved[node]] in able) != (names[node] in able) for node in range(nodes)):
             return None
     return np.array([moved[node] for node in range(nodes)], dtype=np.int64)

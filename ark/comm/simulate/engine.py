@@ -21,7 +21,7 @@ from ark.collective import REDUCTIONS, CollectiveProgram, Kind, Operation, OpRef
 from ark.comm.simulate.fair import fair_rates
 from ark.comm.simulate.in_network import Hop, crossings, hops, joined
 from ark.comm.simulate.result import Event, SimulationResult
-from ark.comm.simulate.routes import Routes
+from ark.comm.simulate.routes import routes_of
 from ark.comm.topology import CostModel, Protocol, Topology
 from ark.errors import InvalidUsageError, PlanError
 
@@ -96,7 +96,7 @@ class _Engine:
         self, program: CollectiveProgram, topology: Topology, size_bytes: int, model: CostModel
     ) -> None:
         self.program, self.topology, self.size, self.model = program, topology, size_bytes, model
-        self.routes = Routes(topology)
+        self.routes = routes_of(topology)
         self.refs = program.refs()
         number = {ref: i for i, ref in enumerate(self.refs)}
         self.ops = [program.op(ref) for ref in self.refs]

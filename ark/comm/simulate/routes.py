@@ -5,17 +5,18 @@ The simulator loads the links of these routes; TACCL takes its paths from them t
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
+import math
 from collections import defaultdict
-from fractions import Fraction
 
 from ark.collective import CollectiveProgram, OpRef
 from ark.collective.order import describe
 from ark.comm.topology import Topology
 from ark.errors import ModelError
 
-Cost = tuple[int, int, Fraction]
+Cost = tuple[int, int, int]
 
 
 class Routes:
@@ -31,9 +32,11 @@ class Routes:
         for link in topology.links:
             pair = (link.src, link.dst)
             self.latency[pair] = min(self.latency.get(pair, link.latency_us), link.latency_us)
-        self._next: dict[str, list[tuple[str, Fraction]]] = defaultdict(list)
+        # Whole numbers in proportion to the inverse bandwidths: exact, and quick to add.
+        scale = math.lcm(*(bandwidth.numerator for bandwidth in self.capacity.values()))
+        self._next: dict[str, list[tuple[str, int]]] = defaultdict(list)
         for (src, dst), bandwidth in sorted(self.capacity.items()):
-            self._next[src].append((dst, 1 / bandwidth))
+            self._next[src].append((dst, int(scale / bandwidth)))
         self._ranks = frozenset(topology.ranks)
         self._trees: dict[str, dict[str, str]] = {}
 
@@ -76,7 +79,7 @@ class Routes:
 
     def _shortest(self, src: str) -> dict[str, str]:
         parent: dict[str, str] = {}
-        heap: list[tuple[Cost, str, str]] = [((0, 0, Fraction(0)), src, src)]
+        heap: list[tuple[Cost, str, str]] = [((0, 0, 0), src, src)]
         while heap:
             cost, node, before = heapq.heappop(heap)
             if node in parent:
@@ -88,3 +91,9 @@ class Routes:
                     total = (through, cost[1] + 1, cost[2] + inverse)
                     heapq.heappush(heap, (total, after, node))
         return parent
+
+
+@functools.lru_cache(maxsize=8)
+def routes_of(topology: Topology) -> Routes:
+    """Returns the routes of a topology; simulations of it share them."""
+    return Routes(topology)

@@ -138,7 +138,7 @@ ARK_DEVICE void ark_linear_slices(ArkCtx& c, const ArkTask& t, X input, const N&
   if constexpr (!S::WAITS) {
     const int first = WIDTH * ark_tid();
     if (first < t.coord[1] - t.coord[0] && first < PITCH) {
-      ark_sums_ahead(c, epilogue, t.coord[0] + first, WIDTH, early);
+      ark_sums_ahead(c, epilogue, 0, t.coord[0] + first, WIDTH, early);
     }
   }
   const auto load = [&] {
@@ -191,7 +191,7 @@ ARK_DEVICE void ark_linear_slices(ArkCtx& c, const ArkTask& t, X input, const N&
 #pragma unroll
         for (int r = 0; r < WIDTH; ++r) ahead[0][r] = early[0][r];
       } else {
-        ark_sums_ahead(c, epilogue, begin + i, WIDTH, ahead);
+        ark_sums_ahead(c, epilogue, 0, begin + i, WIDTH, ahead);
       }
       ark_sums_store(c, epilogue, 0, begin + i, WIDTH, sum, ahead[0]);
     }

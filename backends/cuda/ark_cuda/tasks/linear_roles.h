@@ -95,13 +95,13 @@ ARK_DEVICE bool ark_row_total(float sum, int row, int number, float* parts, ark_
   return true;
 }
 
-// The lead warp's poll: the packet that a processor far from this one is expected to publish last;
-// of shares that of the rank itself and of the one before it.
-template <int K, int SHARES, int PROCESSORS, class X>
+// The lead warp's poll, of row ROW: the packet that a processor far from this one is expected to
+// publish last; of shares that of the rank itself and of the one before it.
+template <int K, int SHARES, int ROW, int PROCESSORS, class X>
 ARK_DEVICE void ark_linear_poll(ArkCtx& c, const ArkTask&, X input) {
   const int far = (static_cast<int>(c.processor) + PROCESSORS / 2) % PROCESSORS;
   const auto* last =
-      input.p + (static_cast<ark_i64>(far + 1) * K + PROCESSORS - 1) / PROCESSORS - 1;
+      input.p + ROW * K + (static_cast<ark_i64>(far + 1) * K + PROCESSORS - 1) / PROCESSORS - 1;
   ark_poll_packet(c, last, X::system);
   if (SHARES > 1) ark_poll_packet(c, last + (SHARES - 1) * K, X::system);
 }
@@ -126,7 +126,7 @@ ARK_DEVICE bool ark_linear_roles(ArkCtx& c, const ArkTask& t, X input, const N& 
   const auto row_of = [&](int j) { return t.coord[0] + j / P * R + ark_lane() / STEP; };
   float ahead[1][WIDTH] = {};
   const auto prepare = [&](int row) {
-    if (lead && row < end) ark_sums_ahead(c, epilogue, row, 1, ahead);
+    if (lead && row < end) ark_sums_ahead(c, epilogue, 0, row, 1, ahead);
   };
   if constexpr (!S::WAITS) prepare(row_of(first));
   float factor[N::norm ? 2 * ARK_ROW_PAIRS<K> : 1];

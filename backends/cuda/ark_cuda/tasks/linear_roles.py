@@ -1,7 +1,7 @@
-"""Linear layers of one input row in the variant `roles`: a stage of weights is one warp's.
+"""Linear layers of one input row, or few, in the variant `roles`: a stage of weights is one warp's.
 
-Serves what ark.tasks.linear.narrows says; linear_roles.h has the device side. Called by
-ark_cuda.tasks.linear.
+Serves what ark.tasks.linear.narrows says; linear_roles.h and, for several rows, linear_batch.h have
+the device side. Called by ark_cuda.tasks.linear.
 """
 
 from __future__ import annotations
@@ -9,14 +9,20 @@ from __future__ import annotations
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.linear import epilogue, prologue
+from ark.tasks.linear import epilogue, narrow_bytes, prologue
 from ark_cuda.tasks import inline
 
 ALIGN = 16
 
 
 def _input_bytes(sig: Signature) -> int:
-    return -(-sig.operands[0].shape[1] * sig.operands[1].itemsize // ALIGN) * ALIGN
+    held = narrow_bytes(_rows(sig), sig.operands[0].shape[1], sig.operands[1].itemsize)
+    return -(-held // ALIGN) * ALIGN
+
+
+def _rows(sig: Signature) -> int:
+    """Of the input, and of the output."""
+    return sig.operands[2].shape[0]
 
 
 def _task_rows(sig: Signature, machine: Machine) -> int:
@@ -30,16 +36,17 @@ def scratch(sig: Signature, machine: Machine) -> int:
     """The input row, the warps' squares, and the parts' sums where rows are cut along k, in
     bytes.
     """
-    splits = sig.params["split_k"]
-    parts = 4 * (splits + 1) * _task_rows(sig, machine) if splits > 1 else 0
+    splits, rows = sig.params["split_k"], _rows(sig)
+    parts = 4 * (splits * rows + 1) * _task_rows(sig, machine) if splits > 1 else 0
     best = 8 * machine.warps if sig.params["epilogue"] == "sample" else 0
-    return _input_bytes(sig) + 4 * machine.warps + parts + best
+    return _input_bytes(sig) + 4 * machine.warps * rows + parts + best
 
 
 def poll(name: str, sig: Signature, machine: Machine) -> str:
     """What the lead warp waits for."""
-    shares, k = sig.operands[0].shape
-    constants = (k, shares, machine.processors)
+    given, k = sig.operands[0].shape
+    shares, last = (given, 0) if _rows(sig) == 1 else (1, given - 1)
+    constants = (k, shares, last, machine.processors)
     return inline.poll(name, text.called("ark_linear_poll", constants, (text.given(sig, 0),)))
 
 
@@ -48,7 +55,11 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
     k, params = sig.operands[0].shape[1], sig.params
     rows = _task_rows(sig, machine)
     shares = (sig.operands[0].shape[0], params.get("first", 0) % sig.operands[0].shape[0])
-    sizes = (params["rows"], params["split_k"], rows, _input_bytes(sig), *shares)
+    sizes = (params["rows"], params["split_k"], rows, _input_bytes(sig))
     constants = (sig.operands[1].ctype, k, *sizes)
     operands = (text.given(sig, 0), prologue(sig), epilogue(sig))
-    return inline.inlined(name, text.called("ark_linear_roles", constants, operands), machine)
+    if _rows(sig) > 1:
+        call = text.called("ark_linear_batch", (*constants, _rows(sig)), operands)
+    else:
+        call = text.called("ark_linear_roles", (*constants, *shares), operands)
+    return inline.inlined(name, call, machine)

@@ -114,7 +114,7 @@ ARK_DEVICE bool ark_linear_split(ArkCtx& c, const ArkTask& t, const T* weights, 
 #pragma unroll
   for (int o = 0; o < OWN; ++o) {
     const int row = (ark_tid() + o * ARK_THREADS) * WIDTH;
-    if (row < rows) ark_sums_ahead(c, epilogue, first + row, rows - row, ahead[o]);
+    if (row < rows) ark_sums_ahead(c, epilogue, 0, first + row, rows - row, ahead[o]);
   }
   const float scale = ark_split_input<K>(c, x, prologue, xs, red);
   ark_sync();

@@ -1,0 +1,226 @@
+"""The examples beside what else does their work, on this machine: a line of JSON for each.
+
+    python -m bench.applications pose --backend cuda --batch 250000      torch, NumPy
+    python -m bench.applications word2vec --backend cpu --workers 2      gensim
+    python -m bench.applications msgemm --backend cuda --rows 12288      torch, int4 weights
+
+Times are the least of several; compilation, copies and starts are before them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import ark
+from examples.common import dense, wikipedia
+from examples.msgemm import msgemm
+from examples.pose import algebra
+from examples.pose import pose as poses
+from examples.word2vec import corpus, word2vec
+
+BLOCK = 2000  # problems that NumPy takes at once where its arrays are to stay in cache
+GROUP = 128  # weights that share a scale
+
+
+def tell(what: str, **found: Any) -> None:
+    print(json.dumps({"what": what, **found}), flush=True)
+
+
+def least(run: Callable[[], Any], repeats: int = 3) -> float:
+    """Seconds of the fastest run."""
+    times = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - begin)
+    return min(times)
+
+
+def part(problems: poses.Problems, of: slice) -> poses.Problems:
+    fields = (problems.first, problems.second, problems.covariance)
+    return poses.Problems(*(np.ascontiguousarray(a[:, :, of]) for a in fields))
+
+
+def by_linalg(problems: poses.Problems, start: np.ndarray) -> np.ndarray:
+    """The same iterations over stacks of matrices, by einsum and numpy.linalg: pose (7, batch)."""
+    r, b = (np.ascontiguousarray(a.transpose(2, 1, 0)) for a in (problems.first, problems.second))
+    full = np.zeros((*r.shape[:2], 6, 6), np.float32)
+    full[..., poses.ROW, poses.COLUMN] = problems.covariance.transpose(2, 1, 0)
+    full[..., poses.COLUMN, poses.ROW] = problems.covariance.transpose(2, 1, 0)
+    rr, rb, bb = full[..., :3, :3], full[..., :3, 3:], full[..., 3:, 3:]
+    pose, largest, done = list(start), np.inf, 0
+    h = np.zeros((*r.shape[:2], 3, 6), np.float32)
+    h[..., 3:] = np.eye(3)
+    while largest > poses.TOLERANCE and done < poses.STEPS:
+        a = np.moveaxis(np.array(algebra.to_matrix(pose[:4])), -1, 0)[:, None]
+        a_rb = a @ rb
+        a_rr_a = a @ rr @ a.swapaxes(-1, -2)
+        w = np.linalg.inv(bb - a_rb - a_rb.swapaxes(-1, -2) + a_rr_a)
+        turned = np.einsum("nxij,npj->npi", a, r, optimize=True)
+        e = b - turned - np.stack(pose[4:], 1)[:, None]
+        pull = np.einsum("npij,npj->npi", w, e)
+        q = turned - np.einsum("npji,npj->npi", a_rb - a_rr_a, pull)
+        h[..., 0, 1], h[..., 1, 0] = q[..., 2], -q[..., 2]
+        h[..., 1, 2], h[..., 2, 1] = q[..., 0], -q[..., 0]
+        h[..., 2, 0], h[..., 0, 2] = q[..., 1], -q[..., 1]
+        weighted = h.swapaxes(-1, -2) @ w
+        matrix, right = (weighted @ h).sum(1), (weighted @ e[..., None]).sum(1)
+        step = np.linalg.solve(matrix, right)[..., 0]
+        pose = algebra.moved(pose, list(step.T))
+        largest, done = float(np.abs(step).max()), done + 1
+    return np.array(pose)
+
+
+def in_torch(
+    problems: poses.Problems, start: np.ndarray, device: str, compiled: bool
+) -> Callable[[], Any]:
+    """What runs the iterations with torch's tensors, the same algebra op by op or compiled."""
+    import torch
+
+    fields = (problems.first, problems.second, problems.covariance, start[:, None])
+    given = [list(torch.tensor(a, device=device)[:, None]) for a in fields]
+    given[3] = [t.reshape(1, 1, -1) for t in given[3]]
+
+    def total(x: Any) -> Any:
+        return x.sum(1, keepdim=True)
+
+    def iterate(pose: list[Any]) -> tuple[list[Any], Any]:
+        found = algebra.normal_equations(*given[:3], pose, total=total)
+        step = dense.solve(*found[:2])
+        return algebra.moved(pose, step), torch.stack(step).abs().max()
+
+    one = torch.compile(iterate) if compiled else iterate
+
+    def run() -> np.ndarray:
+        pose, largest, done = given[3], np.inf, 0
+        while largest > poses.TOLERANCE and done < poses.STEPS:
+            pose, size = one(pose)
+            largest, done = float(size), done + 1
+        return np.array([p.flatten().cpu().numpy() for p in pose])
+
+    return run
+
+
+def pose(args: argparse.Namespace) -> None:
+    problems, _, _ = poses.draw(args.points, args.batch, 1)
+    start = poses.kabsch(problems.first, problems.second)
+    found, seconds = poses.solve(problems, args.repeats)
+    tell("pose, ark", problems_per_second=round(args.batch / seconds), iterations=found.iterations)
+    device = "cuda" if args.backend == "cuda" else "cpu"
+    for compiled in (False, True)[: 1 + args.compile]:
+        run = in_torch(problems, start, device, compiled)
+        apart = np.abs(run()[4:].T - found.position).max()
+        rate = round(args.batch / least(run, args.repeats))
+        name = f"pose, torch on {device}{', compiled' * compiled}"
+        tell(name, problems_per_second=rate, largest_difference=float(apart))
+    if not args.numpy:
+        return
+    few = part(problems, slice(0, min(args.batch, 20_000)))
+    begins = start[:, : few.first.shape[2]]
+    cuts = [slice(i, i + BLOCK) for i in range(0, begins.shape[1], BLOCK)]
+    blocks = [(part(few, cut), np.ascontiguousarray(begins[:, cut])) for cut in cuts]
+    for name, run in {
+        "elementwise": lambda: poses.in_numpy(few, begins),
+        f"elementwise, {BLOCK} at once": lambda: [poses.in_numpy(*block) for block in blocks],
+        "einsum and linalg": lambda: by_linalg(few, begins),
+        f"einsum and linalg, {BLOCK} at once": lambda: [by_linalg(*block) for block in blocks],
+    }.items():
+        rate = round(begins.shape[1] / least(run, args.repeats))
+        tell(f"pose, NumPy, {name}", problems_per_second=rate)
+
+
+def words(args: argparse.Namespace) -> None:
+    texts = wikipedia.encyclopedia()
+    text = corpus.Corpus.of(texts)
+    for chunk in args.chunks:
+        ark.Model.reset()
+        made = word2vec.train(text, word2vec.Options(chunk=chunk))
+        score = wikipedia.similarity(text.vocabulary, made.vectors[-1])
+        tell("word2vec, ark", chunk=chunk, words_per_second=round(made.words), wordsim=score)
+    for workers in args.workers:
+        from gensim.models import Word2Vec
+
+        other = Word2Vec(vector_size=100, window=5, negative=5, sg=1, epochs=5, workers=workers)
+        other.build_vocab(texts)
+        begin = time.perf_counter()
+        other.train(texts, total_examples=other.corpus_count, epochs=other.epochs)
+        rate = 5 * text.raw / (time.perf_counter() - begin)
+        vectors = np.stack([other.wv[word] for word in text.vocabulary])
+        score = wikipedia.similarity(text.vocabulary, vectors)
+        tell("word2vec, gensim", workers=workers, words_per_second=round(rate), wordsim=score)
+
+
+def products(args: argparse.Namespace) -> None:
+    for rows in args.rows:
+        weight, x, scales = msgemm.draw(rows, args.k, args.columns, GROUP)
+        want, seconds = msgemm.run(msgemm.by_multiplying(weight, x, scales), args.repeats)
+        times = {"multiplied": seconds}
+        for d in (1, 2):
+            found, seconds = msgemm.run(msgemm.by_tables(weight, x, d, scales), args.repeats)
+            times[f"tables, d = {d}"] = seconds
+            assert np.abs(found - want).max() < 1e-3 * np.abs(want).max()
+        times["torch"] = torch_int4(weight, x, scales, want, args)
+        microseconds = {name: round(1e6 * s, 1) for name, s in times.items()}
+        tell("msgemm", rows=rows, k=args.k, columns=args.columns, microseconds=microseconds)
+
+
+def torch_int4(
+    weight: np.ndarray, x: np.ndarray, scales: np.ndarray, want: np.ndarray, args: Any
+) -> float:
+    """Seconds of torch's product of bf16 with int4 weights in groups; checked against `want`."""
+    import torch
+
+    aten = torch.ops.aten
+    cuda = args.backend == "cuda"
+    device = "cuda" if cuda else "cpu"
+    codes = torch.tensor(weight + 8, dtype=torch.int32)
+    if cuda:
+        bytes_of = (codes[:, ::2] << 4 | codes[:, 1::2]).to(torch.uint8).cuda()
+        packed = aten._convert_weight_to_int4pack(bytes_of, 8)
+        product = aten._weight_int4pack_mm
+    else:
+        packed = aten._convert_weight_to_int4pack_for_cpu(codes, 8)
+        product = aten._weight_int4pack_mm_for_cpu
+    factors = torch.tensor(scales.T.copy())
+    both = torch.stack([factors, torch.zeros_like(factors)], 2).to(device, torch.bfloat16)
+    held = torch.tensor(x.T.copy()).to(device, torch.bfloat16)
+    made = product(held, packed, GROUP, both).float().cpu().numpy().T
+    assert np.abs(made - want).max() < 0.05 * np.abs(want).max()
+
+    def run() -> None:
+        for _ in range(50):
+            product(held, packed, GROUP, both)
+        if cuda:
+            torch.cuda.synchronize()
+
+    run()
+    return least(run, args.repeats) / 50
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("example", choices=["pose", "word2vec", "msgemm"])
+    parser.add_argument("--backend", default="cpu")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--points", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=100_000)
+    parser.add_argument("--compile", action="store_true", help="torch.compile too")
+    parser.add_argument("--numpy", action="store_true", help="NumPy too")
+    parser.add_argument("--chunks", type=int, nargs="+", default=[word2vec.Options.chunk])
+    parser.add_argument("--workers", type=int, nargs="*", default=[1], help="of gensim")
+    parser.add_argument("--rows", type=int, nargs="+", default=[4096])
+    parser.add_argument("--k", type=int, default=4096)
+    parser.add_argument("--columns", type=int, default=8)
+    args = parser.parse_args()
+    ark.init(backend=args.backend)
+    {"pose": pose, "word2vec": words, "msgemm": products}[args.example](args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Ops with a position for each row: the rows are of as many sequences, each as if it were alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import ark
+from ark.lower import registry
+
+BATCH, HEADS, KV_HEADS, WIDTH, CONTEXT, VOCABULARY = 3, 4, 2, 16, 11, 9
+POSITIONS = np.array([0, 10, 4])
+
+
+def values(*shape: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+GIVEN = {
+    "tokens": np.arange(BATCH * CONTEXT) % VOCABULARY,
+    "table": values(VOCABULARY, 24, seed=1),
+    "position": POSITIONS,
+    "query": values(BATCH, HEADS * WIDTH, seed=2),
+    "key": values(BATCH, KV_HEADS * WIDTH, seed=3),
+    "frequencies": 10000.0 ** -np.linspace(0.0, 0.9, WIDTH // 2),
+    "keys": values(BATCH * KV_HEADS, CONTEXT, WIDTH, seed=4),
+    "values": values(BATCH * KV_HEADS, CONTEXT, WIDTH, seed=5),
+    "joined": values(BATCH, (HEADS + 2 * KV_HEADS) * WIDTH, seed=6),
+}
+SHARED = ("table", "frequencies")
+SIZES = {"heads": HEADS, "kv_heads": KV_HEADS, "head_dim": WIDTH}
+# By op: its inputs, and what its reference is told.
+OPS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "embed": (("tokens", "table", "position"), {"rows": 1}),
+    "rotary_embedding": (("query", "position", "frequencies"), {"interleaved": False}),
+    "kv_append": (("key", "position", "keys"), {}),
+    "attention": (("query", "keys", "values", "position"), {**SIZES, "scale": WIDTH**-0.5}),
+    "rope_kv": (("joined", "position", "frequencies", "keys", "values"), SIZES),
+}
+
+
+def alone(op: str) -> list[np.ndarray]:
+    """What the op's reference says of each sequence by itself, one behind the other."""
+    names, attrs = OPS[op]
+    made = []
+    for b in range(BATCH):
+        own = [GIVEN[n] if n in SHARED else np.split(GIVEN[n], BATCH)[b] for n in names]
+        made.append(registry.get(op).reference(own, attrs))  # type: ignore[misc]
+    return [np.concatenate(parts) for parts in zip(*made, strict=True)]
+
+
+def test_the_references_are_those_of_each_sequence() -> None:
+    for op, (names, attrs) in OPS.items():
+        together = registry.get(op).reference([GIVEN[n] for n in names], attrs)  # type: ignore[misc]
+        for got, want in zip(together, alone(op), strict=True):
+            np.testing.assert_array_equal(got, want, err_msg=op)
+
+
+def test_each_sequence_is_computed_as_if_alone(backend: str) -> None:
+    integers = ("tokens", "position")
+
+    def tensor(name: str) -> ark.Tensor:
+        return ark.tensor(GIVEN[name].shape, ark.int32 if name in integers else ark.fp32)
+
+    given: list[tuple[str, ark.Tensor]] = []
+
+    def inputs(op: str) -> list[ark.Tensor]:
+        made = [(name, tensor(name)) for name in OPS[op][0]]
+        given.extend(made)
+        return [t for _, t in made]
+
+    key, position, keys = inputs("kv_append")
+    turned = ark.rope_kv(*inputs("rope_kv"))
+    results = {
+        "embed": [ark.embed(*inputs("embed"))],
+        "rotary_embedding": [ark.rotary_embedding(*inputs("rotary_embedding"))],
+        "kv_append": [ark.kv_append(keys, key, position)],
+        "attention": [ark.attention(*inputs("attention"))],
+        "rope_kv": list(turned),
+    }
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        for name, made in given:
+            made.from_numpy(GIVEN[name].astype(made.dtype().numpy))
+        runtime.run()
+        for op, tensors in results.items():
+            wanted = alone(op)
+            if op == "rope_kv":  # beside them the newest keys and values, which nobody asked for
+                del wanted[1]
+            for got, want in zip(tensors, wanted, strict=True):
+                np.testing.assert_allclose(got.to_numpy(), want, 2e-5, 2e-5, err_msg=op)
