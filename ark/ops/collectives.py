@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ark.collective import Collective, CollectiveProgram, Kind, check
+from ark.collective.routed import routed
 from ark.collective.values import coarsened
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
@@ -78,7 +79,7 @@ def choose_program(
                 f"the program {program} reduces by {program.reduction}; a plan reduces element by "
                 f"element, so pass one of {', '.join(OPS)} or mean"
             )
-    return coarsened(program)
+    return coarsened(routed(program))
 
 
 def _placed(what: str, input: Any, rank: int, world_size: int) -> Tensor:
