@@ -1,4 +1,4 @@
-"""Routes that pass ranks become puts from rank to rank: right in all orders, over the same links."""
+"""Routes that pass ranks become puts from rank to rank: right in all orders, over equal links."""
 
 import dataclasses
 
