@@ -53,6 +53,11 @@ def choose_program(
                 f"{collective} over {world} ranks was given the program {algorithm}; pass one that "
                 "is made for this collective, this root and as many ranks"
             )
+        if algorithm.counts is not None:
+            raise UnsupportedError(
+                f"the program {algorithm} has parts of unequal length; a tensor of a model "
+                "has equal ones, and ark.comm.all_to_all_v takes arrays of any"
+            )
         check(algorithm)
         program = algorithm
     else:
