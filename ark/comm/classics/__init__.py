@@ -19,6 +19,7 @@ from ark.collective import (
     ProgramBuilder,
     Span,
 )
+from ark.collective.builder import OperationCounter
 from ark.comm.classics import direct, hierarchical, recursive, ring, trees, whole
 from ark.errors import InvalidUsageError
 
@@ -271,19 +272,24 @@ def build(
         if why := _uneven(groups, ranks):
             raise InvalidUsageError(f"{algorithm} cannot do {wanted.value} here: {why}")
         cut *= len(groups[0]) if len(groups) > 1 else 1
-    b = ProgramBuilder(
-        name=algorithm,
-        collective=wanted,
-        ranks=ranks,
-        chunks=max(parts, 1) * cut * (ranks if dealt else 1)
-        if counts is None
-        else max(map(sum, counts), default=0),
-        counts=counts,
-        reduction=reduction,
-        root=(root or 0) if wanted.rooted else None,
-        pieces=pieces,
-        most_operations=most_operations,
-    )
+    chunks = max(parts, 1) * cut * (ranks if dealt else 1)
+
+    def make(kind: type[ProgramBuilder]) -> ProgramBuilder:
+        return kind(
+            algorithm,
+            wanted,
+            ranks,
+            chunks if counts is None else max(map(sum, counts), default=0),
+            reduction,
+            (root or 0) if wanted.rooted else None,
+            pieces,
+            most_operations,
+            counts,
+        )
+
+    if most_operations is not None and ranks > 1:
+        chosen.writers[wanted](make(OperationCounter), groups)
+    b = make(ProgramBuilder)
     if ranks == 1 and counts is None:
         b.copy(0, Span(IN, 0, b.chunks), Span(OUT, 0, b.chunks))
     else:
