@@ -41,7 +41,7 @@ def measure(name: str, machine_name: str, chunk: int | None) -> None:
     from ark.lower.ranks import plan_ranks
     from ark.models.build import Shape, build
     from ark.models.config import builtin_config
-    from ark.models.generate import usual_chunk
+    from ark.models.plans import usual_chunk
     from ark.plan.serialize import machine_of
     from ark.plan.types import Plan
     from ark.plan.verify import verify

@@ -14,15 +14,27 @@ import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
-# What generates with a model, by file; of the models those that the slow session runs alone.
+# What generates with a model, by file; of the models those that the slow session runs alone, and
+# of the other tests: compositions of ops that others cover, and those that bring an emulated device
+# of their own, which need no second one.
 MODELS = ("batch", "decoders", "generate", "models_page", "prompt_kernel", "stopping")
 FILES = [f"tests/backend/test_{name}.py" for name in MODELS]
-RARE = ("sharded-untied", "tied-mha", "odd-sizes", "rocm-fp16", "plain-scores", "qwen3-tied")
+RARE = (
+    "sharded-untied",
+    "tied-mha",
+    "odd-sizes",
+    "rocm-fp16",
+    "plain-scores",
+    "qwen3-tied",
+    "16_bits",
+)
+SELDOM = ("gradients", "hints", "pose", "rocm_linear", "rocm_matmul")
+ELSEWHERE = [f"tests/backend/test_{name}.py" for name in SELDOM]
 # The words of ci/matrix.toml for tests on emulated devices, the longest first.
 TESTS: dict[str, tuple[str, ...]] = {
     "all": ("tests/backend",),
     "models": (*FILES, "-k", f"rocm and not ({' or '.join(RARE)})"),
-    "operations": ("tests/backend", *(f"--ignore={file}" for file in FILES)),
+    "operations": ("tests/backend", *(f"--ignore={file}" for file in (*FILES, *ELSEWHERE))),
     "some": ("tests/backend/test_ops.py", "tests/backend/test_faults.py"),
     "synchronising": ("tests/backend/test_programs.py", "tests/backend/test_faults.py"),
 }

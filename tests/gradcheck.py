@@ -1,4 +1,7 @@
-"""Gradients of many small graphs in one launch, each compared with torch.autograd in float64."""
+"""Gradients of many small graphs in one launch, each compared with torch.autograd in float64; on
+the CPU also the rules by themselves: the same graphs interpreted in float64, beside torch.autograd
+and beside differences of what the forward graph gives (as torch.autograd.gradcheck's fast mode).
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,15 @@ from typing import Any
 import numpy as np
 
 import ark
+from ark.api import session
+from tests.interpreter import Interpreter
 
 
 @dataclass
 class Case:
     """inputs: arrays of integers, or of numbers, which are differentiated unless their place is
-    among `fixed`. Both functions take one tensor for each and give one.
+    among `fixed`. Both functions take one tensor for each and give one. smooth: False where
+    differences say something else, as elements tie or no gradient passes.
     """
 
     name: str
@@ -24,6 +30,7 @@ class Case:
     tolerance: float = 2e-5
     dtype: ark.DataType = ark.fp32
     fixed: Sequence[int] = ()
+    smooth: bool = True
     made: list[Any] = field(default_factory=list)
     weight: Any = None
     found: list[Any] = field(default_factory=list)
@@ -38,8 +45,15 @@ def varied(case: Case) -> list[int]:
     return [i for i, a in enumerate(case.inputs) if a.dtype.kind == "f" and i not in case.fixed]
 
 
+STEP = 1e-6  # of the differences
+EXACT, DIFFERENCE = 1e-6, 1e-5  # relative; references of a few functions have constants in fp32
+
+
 def check(cases: Sequence[Case]) -> None:
     """All cases in one model and one launch."""
+    if session.backend().name == "cpu":
+        for case in cases:
+            check_rule(case)
     for case in cases:
         case.made = [
             ark.tensor(list(a.shape), case.dtype if a.dtype.kind == "f" else ark.int32)
@@ -58,6 +72,68 @@ def check(cases: Sequence[Case]) -> None:
         runtime.run()
         for case in cases:
             _compare(case, weights[case.name])
+
+
+def check_rule(case: Case) -> None:
+    """A case's graph in NumPy and float64: its gradients are torch's, and the inputs, moved along a
+    direction, change the result by as much as they say.
+    """
+    model = ark.Model(0, 1)
+    with ark.use_model(model):
+        inputs = [
+            ark.tensor(list(a.shape), case.dtype if a.dtype.kind == "f" else ark.int32)
+            for a in case.inputs
+        ]
+        out = case.build(*inputs)
+        weight = ark.tensor(out.shape(), case.dtype)
+        gradients = ark.grad(out, [inputs[i] for i in varied(case)], weight)
+    weights = values(*out.shape(), seed=7)
+    seen = [_rounded(a, case) for a in case.inputs]
+
+    def run(arrays: Sequence[np.ndarray]) -> Interpreter:
+        made = Interpreter()
+        for tensor, array in zip((*inputs, weight), (*arrays, weights), strict=True):
+            made.view(tensor.ir)[...] = array
+        made.run(model.graph, 0)
+        return made
+
+    memory = run(seen)
+    found = [memory.view(g.ir).copy() for g in gradients]
+    for got, want in zip(found, _by_torch(case, seen, weights), strict=True):
+        np.testing.assert_allclose(
+            got, want.reshape(got.shape), EXACT, EXACT, err_msg=f"{case.name} in float64"
+        )
+    random = np.random.default_rng(3)
+    for place, gradient in zip(varied(case), found, strict=True) if case.smooth else ():
+        along = random.uniform(-1, 1, seen[place].shape)
+        ends = []
+        for step in (STEP, -STEP):
+            moved = [a + step * along if i == place else a for i, a in enumerate(seen)]
+            ends.append(float((run(moved).view(out.ir) * weights).sum()))
+        slope, size = (ends[0] - ends[1]) / (2 * STEP), float(np.abs(gradient * along).sum())
+        said = float((gradient * along).sum())
+        assert abs(slope - said) <= DIFFERENCE * (1 + size), (case.name, place, slope, said)
+
+
+def _rounded(array: np.ndarray, case: Case) -> np.ndarray:
+    if array.dtype.kind != "f":
+        return array
+    return array.astype(case.dtype.numpy).astype(np.float64)
+
+
+def _by_torch(case: Case, arrays: Sequence[np.ndarray], weights: np.ndarray) -> list[np.ndarray]:
+    import torch
+
+    def seen(array: np.ndarray) -> Any:
+        if array.dtype.kind != "f":
+            return torch.from_numpy(array.astype(np.int64))
+        return torch.from_numpy(array.copy()).requires_grad_()
+
+    inputs = [seen(a) for a in arrays]
+    out = case.torch(*inputs)
+    out.backward(torch.from_numpy(weights).reshape(out.shape))
+    each = [inputs[i] for i in varied(case)]
+    return [np.zeros(t.shape) if t.grad is None else t.grad.numpy() for t in each]
 
 
 def _compare(case: Case, weight: np.ndarray) -> None:

@@ -21,7 +21,7 @@ from ark.lower.pipeline import plan
 from ark.machine import Machine
 from ark.models.build import Shape
 from ark.models.config import LlamaConfig
-from ark.models.generate import plans as llama_plans
+from ark.models.plans import plans as llama_plans
 from ark.plan import kind as kinds
 from ark.plan.types import Plan, PlanBuffer, PlanOp, PlanTensor
 from ark.plan.verify import verify
@@ -51,6 +51,20 @@ def _elementwise(dtype: DataType) -> None:
     ark.constant(3, (5, 7), dtype)
     for other in (fp32, fp16, bf16, int32):
         ark.cast(a, other)
+
+
+def _regions(dtype: DataType) -> None:
+    """Results that several ops read, with a sum between them, or without; the last is in place."""
+    x, y = ark.tensor([3, 5, 130], dtype), ark.tensor([3, 1, 130], dtype)
+    for each in (x, y):
+        first, second = ark.mul(ark.cast(y, fp32), 0.5), ark.cast(each, fp32)
+        for _ in range(10):
+            first, second = second, ark.add(ark.mul(second, 0.25), first)
+        if each is x:
+            first, second = ark.reduce_sum(second, 1), ark.reduce_sum(first, 1)
+        made = ark.div(first, ark.add(ark.mul(second, second), 1.0))
+        if dtype is fp32:
+            ark.copy(made, output=y)
 
 
 def _matmuls(dtype: DataType) -> None:
@@ -158,6 +172,7 @@ def _experts(dtype: DataType) -> None:
 
 _CASES: tuple[tuple[str, Callable[[DataType], None], tuple[DataType, ...]], ...] = (
     ("elementwise", _elementwise, (fp32, fp16, bf16, int32)),
+    ("regions", _regions, (fp32, fp16, bf16)),
     ("matmul", _matmuls, FLOATS),
     ("rows", _rows, FLOATS),
     ("integers", _integers, (int32,)),
@@ -264,12 +279,12 @@ def united(
     machine: Machine,
     types: tuple[DataType, ...],
     own: Collection[str] = (),
-    half: int = 0,
+    quarter: int = 0,
     share: int = 24,
 ) -> list[Plan]:
     """Plans of at most `share` ops that together have signatures of `plans` once: all of kinds with
     a body of the backend's own; of the others, whose text is the same for all, each kind's first
-    and of the rest every second, the odd or the even ones as `half` is. In the slow run all.
+    and of the rest every fourth, which ones as `quarter` says. In the slow run all.
     """
     made = [plan for _, plan in plans(machine, types)]
     seen, common_kinds, others = set(), set(), 0
@@ -284,7 +299,7 @@ def united(
             seen.add(key)
             if op.kind not in own:
                 others += 1
-                if not SLOW and op.kind in common_kinds and (others + half) % 2:
+                if not SLOW and op.kind in common_kinds and (others + quarter) % 4:
                     continue
                 common_kinds.add(op.kind)
             first = len(tensors)

@@ -226,3 +226,17 @@ def packet_sum(rank: int, world: int, size: int = 96) -> dict[str, Any]:
         reads = [source, held(11, rank, r, 1)]
         ops.append(op("RecvPacket", reads, part(1, r), _BY_PACKETS, FLAG))
     return _plan_of(rank, world, ops)
+
+
+def fused_sum(rank: int, world: int, size: int = 96) -> dict[str, Any]:
+    """The sum of x over the ranks in y, twice over, as ARK's fused all-reduce: x, y and z, which is
+    the sum of y, have the numbers 0, 2 and 4; y's sum names no bytes for packets.
+    """
+    x, y, z = (tensor(2 * i, i, [size], "FP16") for i in range(3))
+    scratch = tensor(6, 3, [size * 8], "UINT8")
+    peers = [_on(tensor(10 + r, 10 + r, [size * 8], "UINT8"), Rank=r) for r in range(world)]
+    args = {**FLAG, "Rank": {"INT": rank}, "RankNum": {"INT": world}}
+    first = op("AllReducePacketFused", [x, scratch], y, _BY_PACKETS, args)
+    first["WriteTensors"] += [peers[r] for r in range(world) if r != rank]
+    again = op("AllReducePacketFused", [{**y, "Id": 3}], z, _BY_PACKETS)
+    return _plan_of(rank, world, [first, again])

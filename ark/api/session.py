@@ -32,11 +32,29 @@ _state = _State()
 def select(name: str | None, arch: str | None) -> None:
     """Sets the backend (None keeps the one in use) and what the device must be (None: any).
 
-    Raises SystemError with the probe's reason if the named backend has no device.
+    Raises SystemError with the probe's reason if the named backend has no device, or none of that
+    architecture.
     """
     if name is not None:
         _state.backend, _ = registry.choose(name)
+    if arch is not None:
+        _check_arch(arch)
     _state.arch = arch or (None if name else _state.arch)
+
+
+def _check_arch(arch: str) -> None:
+    if not isinstance(arch, str):
+        raise InvalidUsageError(
+            f"the architecture is {arch!r:.60}; give a word, for example 'sm_90a' or 'gfx942'"
+        )
+    named = _state.backend.name if _state.backend is not None else None
+    chosen, probe = registry.choose(named)
+    there = sorted({info.arch for info in probe.devices})
+    if arch and arch not in there:
+        raise SystemError(
+            f"ark.init asked for the architecture {arch!r}, but the devices of {chosen.name!r} are "
+            f"{', '.join(map(repr, there))}; name one of those, another backend, or none"
+        )
 
 
 def backend() -> Backend:

@@ -3,8 +3,9 @@
 Each rank reads a plan file of its own. A Send there names the peer by the Rank of the buffer that
 it writes, and the message by a tag that stands in SendTags of what it reads and in RecvTags of what
 it writes; a Recv does so from the other side. The packet forms name the bytes in which packets
-arrive instead, by RecvTags alone. Ranks give each other the list of their messages, and all of them
-refuse, with the same words, what does not fit. Called by ark.api.task_plan.
+arrive instead, by RecvTags alone; a fused all-reduce names no tags. Ranks give each other the list
+of their messages, and all of them refuse, with the same words, what does not fit. Called by
+ark.api.task_plan.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ from ark.errors import BaseError, PlanError
 from ark.ir import dtype as dtypes
 from ark.runtime.run import Ranks
 
-TYPES = ("Recv", "RecvPacket", "RecvReduceSendPacket", "Send", "SendPacket")
+FUSED = "AllReducePacketFused"
+TYPES = (FUSED, "Recv", "RecvPacket", "RecvReduceSendPacket", "Send", "SendPacket")
+FUSED_TAGS = (1 << 31) - (1 << 16)  # and above: the first fused all-reduce of a plan, the second...
 PACKED = 2  # bytes of packets for each that they carry: beside each value stands a flag
 _Rank = Annotated[int, Meta(ge=0, lt=1 << 12)]
 
@@ -70,10 +73,21 @@ def is_far(buffer: BufferEntry, rank: int) -> bool:
     return buffer.rank not in (-1, rank)
 
 
-def messages(op: OpEntry, plan: TaskPlan) -> list[Message]:
+def messages(op: OpEntry, plan: TaskPlan, before: int) -> list[Message]:
     """What an op of TYPES receives, then what it sends, by peer; PlanError where it does not name
-    one peer and one tag for each.
+    one peer and one tag for each. before: fused all-reduces that the plan runs before.
     """
+    found = _messages(op, plan, before)
+    above = [m.tag for m in found if m.tag >= FUSED_TAGS]
+    if above and op.type != FUSED:
+        raise PlanError(
+            f"op {op.name!r} of type {op.type} has the tag {above[0]}; tags from {FUSED_TAGS} on "
+            f"are for {FUSED}, which names none: give it a smaller one"
+        )
+    return found
+
+
+def _messages(op: OpEntry, plan: TaskPlan, before: int) -> list[Message]:
     if "Packet" not in op.type:
         return [_message(op, plan)]
     what = f"op {op.name!r} of type {op.type}"
@@ -88,15 +102,14 @@ def messages(op: OpEntry, plan: TaskPlan) -> list[Message]:
     if op.type == "RecvPacket":
         return [_packets(op, plan, writes[0], reads[0].buffer.rank, reads[1], sends=False)]
     args = Arguments(op)
+    if op.type == FUSED:
+        return _all_to_all(op, plan, args, FUSED_TAGS + before)
     if (args(int, "NPeers"), args(int, "Rank")) != (len(writes) - 1, plan.rank):
         raise PlanError(
             f"{what} is for {args(int, 'NPeers')} peers of rank {args(int, 'Rank')}, but it writes "
             f"to {len(writes) - 1}, on rank {plan.rank}"
         )
-    if (reads[0].data_type, reads[0].shape) != (writes[0].data_type, writes[0].shape):
-        raise PlanError(
-            f"{what} reads {_type(reads[0])} and writes {_type(writes[0])}; both must be the same"
-        )
+    _check_alike(op)
     pairs = list(zip(reads[1:], writes[1:], strict=True))
     return [
         *(_packets(op, plan, writes[0], to.buffer.rank, own, sends=False) for own, to in pairs),
@@ -104,7 +117,63 @@ def messages(op: OpEntry, plan: TaskPlan) -> list[Message]:
     ]
 
 
+def _check_alike(op: OpEntry) -> None:
+    read, written = op.read_tensors[0], op.write_tensors[0]
+    if (read.data_type, read.shape) != (written.data_type, written.shape):
+        raise PlanError(
+            f"op {op.name!r} of type {op.type} reads {_type(read)} and writes {_type(written)}; "
+            "both must be the same"
+        )
+
+
+def _all_to_all(op: OpEntry, plan: TaskPlan, args: Arguments, tag: int) -> list[Message]:
+    """Of a fused all-reduce: what every other rank has comes here, and what is here goes to all.
+    Besides its input and its output it names bytes for packets, here and on every peer, or none.
+    """
+    what = f"op {op.name!r} of type {op.type}"
+    if tag > (1 << 31) - 1:
+        raise PlanError(f"{what}: a plan may have {(1 << 31) - FUSED_TAGS} of that type")
+    _check_alike(op)
+    own, made = op.read_tensors[0], op.write_tensors[0]
+    held = [*op.read_tensors[1:], *op.write_tensors[1:]]
+    if any(is_far(t.buffer, plan.rank) for t in (own, made)):
+        raise PlanError(f"{what} reads or writes a tensor of another rank than {plan.rank}")
+    if any(t.data_type not in ("UINT8", "BYTE") for t in held):
+        raise PlanError(
+            f"{what} names {', '.join(map(_type, held))} besides its input and its output; those "
+            "hold packets, so they must be of UINT8"
+        )
+    others = [rank for rank in range(plan.world_size) if rank != plan.rank]
+    far = sorted(t.buffer.rank for t in held if is_far(t.buffer, plan.rank))
+    if far not in ([], others):
+        raise PlanError(
+            f"{what} writes packets to the ranks {far}; on rank {plan.rank} of {plan.world_size} "
+            f"it must write to {others}"
+        )
+    for names, expected in (
+        (("Rank",), plan.rank),
+        (("RankNum", "NRanks", "WorldSize"), plan.world_size),
+        (("NPeers",), len(others)),
+    ):
+        if args.has(*names) and args(int, *names) != expected:
+            raise PlanError(
+                f"{what} has the {names[0]} {args(int, *names)} in a plan of rank {plan.rank} of "
+                f"{plan.world_size}"
+            )
+    flag = args(Annotated[int, Meta(ge=0, lt=1 << 32)], "Flag") if args.has("Flag") else 0
+    dense = [0] * len(own.shape)
+    return [
+        Message(op.name, sends, r, tag, own.data_type, own.shape, own.shape, dense, flag)
+        for sends in (False, True)
+        for r in others
+    ]
+
+
 _FORMS: dict[str, tuple[Callable[[int, int], bool], str]] = {
+    FUSED: (
+        lambda reads, writes: min(reads, writes) > 0,
+        "read its input and write its output",
+    ),
     "SendPacket": (
         lambda reads, writes: (reads, writes) == (1, 1),
         "read one and write one, which holds the packets on the peer",

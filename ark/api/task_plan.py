@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
@@ -184,7 +185,8 @@ def _same_op(op: OpEntry, node: Node, found: dict[int, ir.Buffer], rank: int) ->
     if op.type not in names and {op.type, type_of_node} != {"ScalarAssign", "Constant"}:
         return False
     reads = [t for t in op.read_tensors if not task_messages.is_far(t.buffer, rank)]
-    reads = [] if op.type == "RecvPacket" else reads  # the bytes of packets are no tensor of ark's
+    # The bytes of packets are no tensors of ark's.
+    reads = reads[: {"RecvPacket": 0, task_messages.FUSED: 1}.get(op.type, len(reads))]
     pairs = [*zip(reads, node.inputs, strict=False)]
     pairs += zip(op.result_tensors, node.outputs, strict=False)
     return len(reads) == len(node.inputs) and all(
@@ -215,6 +217,7 @@ class _Graph:
         self.buffers: dict[int, ir.Buffer] = {}
         self.held = {b.name for b in shared.values()}
         self.messages: list[task_messages.Message] = []
+        self._fused = 0  # all-reduces so far
         sizes: dict[int, int] = {}
         owners: dict[int, int] = {}
         for task in plan.task_infos:
@@ -258,8 +261,12 @@ class _Graph:
 
     def _pass_on(self, op: OpEntry) -> None:
         """A Send or a Recv, or what stands for several of them."""
-        found = task_messages.messages(op, self._plan)
+        found = task_messages.messages(op, self._plan, self._fused)
         self.messages += found
+        if op.type == task_messages.FUSED:
+            self._fused += 1
+            self._all_reduce(op, found)
+            return
         own = op.read_tensors[0] if op.type.startswith("Send") else op.write_tensors[0]
         if op.type.startswith("RecvReduceSend"):
             self._reduce(op, found)
@@ -269,6 +276,28 @@ class _Graph:
         else:
             ops.recv(self._tensor(own), found[0].peer, found[0].tag, op.name)
             self._written.add(own.buffer.id)
+
+    def _all_reduce(self, op: OpEntry, messages: Sequence[task_messages.Message]) -> None:
+        """Sends its own to all, and adds up what all have in the order of their ranks, so that the
+        sum has the same bits everywhere.
+        """
+        source, target = op.read_tensors[0], op.write_tensors[0]
+        self._check_known(op, source)
+        shares = {self._plan.rank: self._tensor(source)}
+        for message in messages:
+            if message.sends:
+                ops.send(shares[self._plan.rank], message.peer, message.tag, name=op.name)
+        for message in messages:
+            if not message.sends:
+                came = Tensor(self._model.graph.tensor(source.shape, _dtype(source)), self._model)
+                shares[message.peer] = ops.recv(came, message.peer, message.tag, op.name)
+        *first, last = (shares[rank] for rank in sorted(shares))
+        total = functools.reduce(functools.partial(ops.add, name=op.name), first) if first else None
+        self._written.add(target.buffer.id)
+        if total is None:
+            ops.copy(last, self._tensor(target), name=op.name)
+        else:
+            ops.add(total, last, output=self._tensor(target), name=op.name)
 
     def _reduce(self, op: OpEntry, messages: Sequence[task_messages.Message]) -> None:
         """Adds up its own and what comes, and sends the sum to all."""

@@ -9,6 +9,8 @@ vendor implements these classes in a package of its own. Called by ark.runtime a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
@@ -218,6 +220,30 @@ class KernelDevice(Device, Protocol):
 
 
 @runtime_checkable
+class GraphDevice(KernelDevice, Protocol):
+    """A device that can capture launches of a caller's stream as a graph and replay it."""
+
+    def recording(self) -> AbstractContextManager[None]:
+        """Memory may be allocated and copied, beside what is captured, while this is open."""
+        ...
+
+    def record(
+        self,
+        program: object,
+        params: bytes,
+        processors: int,
+        threads: int,
+        shared_bytes: int,
+        stream: int,
+        cleared: Sequence[tuple[int, int]],
+    ) -> None:
+        """Adds a launch to the graph that is being captured on the stream; before it these ranges
+        (address, bytes) are set to zero. The rest as `launch`.
+        """
+        ...
+
+
+@runtime_checkable
 class Backend(Protocol):
     """One vendor."""
 
@@ -268,6 +294,32 @@ class PredictingBackend(KernelBackend, Protocol):
         times of launches are predictions of a model.
 
         Raises InvalidUsageError if there is no timing model of that name.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class LoopFigures:
+    """What a compiler made of a kernel's busiest matrix loop. instructions: by kind. matrix_share:
+    of the issue slots of the loop, matrix units have so many. registers: vector registers a lane
+    of the whole kernel; spills: of them; scratch_bytes: a lane.
+    """
+
+    instructions: dict[str, int]
+    matrix_share: float
+    registers: int
+    spills: int
+    scratch_bytes: int
+
+
+@runtime_checkable
+class InspectedBackend(KernelBackend, Protocol):
+    """A vendor whose machine code can be read without its hardware (`ark bench ops --isa`)."""
+
+    def inspect(self, source: Source, arch: str) -> LoopFigures:
+        """Compiles for `arch` and looks at the loop that multiplies matrices.
+
+        Raises InvalidUsageError if there is none.
         """
         ...
 

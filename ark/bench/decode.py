@@ -26,8 +26,8 @@ from ark.machine import Machine
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
 from ark.models.config import LlamaConfig, rope_inverse_frequencies
-from ark.models.generate import plans
 from ark.models.load import weights
+from ark.models.plans import plans
 from ark.ops.tokens import MAX_STOPS
 from ark.plan.types import Plan
 from ark.runtime.executor import Executor, Ranks

@@ -8,7 +8,8 @@ Micro-batches are sequences; all of a step's are in one launch. Predicted is wha
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,13 +23,12 @@ from ark.ir.graph import Graph, Node
 from ark.lower.ranks import plan_ranks
 from ark.machine import Machine
 from ark.models import registry
-from ark.models.build import whole_pass
 from ark.models.config import LlamaConfig
 from ark.ops.tokens import TokenState
 from ark.parallel import parallelize, pipelined
 from ark.parallel.pipeline.named import PIPELINES, list_schedule, named
 from ark.parallel.plans.predict import Splits, predict
-from ark.parallel.plans.prediction import Target, Work
+from ark.parallel.plans.prediction import Prediction, Target, Work
 from ark.parallel.plans.rules import PLANS
 from ark.plan.verify import verify
 from ark.runtime.bootstrap import Bootstrap
@@ -69,19 +69,23 @@ class ParallelFigures:
         return self.measured_us / self.predicted_us
 
 
-def predicted_us(case: ParallelCase, ranks: int, machine: Machine) -> float:
-    """A step's time as `ark parallelize --inference` predicts it."""
-    splits = Splits(whole_pass(case.config, case.dtype, case.sequence))
+def predicted(case: ParallelCase, ranks: int, machine: Machine) -> Prediction:
+    """A step as `ark parallelize --inference` predicts it."""
+    one = micro_batches(replace(case, batch=1), [0] * case.config.num_hidden_layers, 0)
+    splits = Splits(one)
     target = Target(machine, case.link_gbps, case.link_gbps, ranks)
     work = Work(training=False, batch=case.batch)
-    return predict(splits, (ranks,), (case.plan,), target, work).us
+    return predict(splits, (ranks,), (case.plan,), target, work)
 
 
-def graphs(case: ParallelCase, ranks: int, machine: Machine) -> list[Graph]:
-    """The step's graph on each rank; InvalidUsageError for plans that are not measured."""
+def graphs(case: ParallelCase, ranks: int, machine: Machine, made: Prediction) -> list[Graph]:
+    """The step's graph on each rank; InvalidUsageError for plans that are not measured.
+
+    made: the prediction, whose stages are taken.
+    """
+    layers = [s for b, s in zip(made.blocks, made.stage_of, strict=True) if b.block.numbered]
+    graph = micro_batches(case, layers, max(made.stage_of))
     if case.plan in PIPED:
-        stages = named(case.plan, ranks, inference=True).placement.blocks
-        graph = micro_batches(case, len(stages))
         schedule = list_schedule(named(case.plan, ranks, inference=True), case.batch)
         return parallelize(graph, ranks, pipelined(schedule, block_of)).ranks.graphs
     if case.plan not in PLANS:
@@ -90,18 +94,15 @@ def graphs(case: ParallelCase, ranks: int, machine: Machine) -> list[Graph]:
             f"{case.plan!r} is not measured; give one of {', '.join((*PLANS, *PIPED))} "
             f"({', '.join(others)} have other models)"
         )
-    graph = micro_batches(case, 1)
     how = {"machine": machine, "link_gbps": case.link_gbps}
     return parallelize(graph, ranks, case.plan, **how).ranks.graphs  # type: ignore[arg-type]
 
 
-def micro_batches(case: ParallelCase, stages: int) -> Graph:
-    """A pass over each sequence, stage by stage in scopes of their own, up to the logits."""
+def micro_batches(case: ParallelCase, stage_of: Sequence[int], last: int) -> Graph:
+    """A pass over each sequence, stage by stage in scopes of their own, up to a sum of the logits,
+    so that nobody collects them where they are split. stage_of: by layer. last: the head's.
+    """
     c, model = case.config, Model(0, 1)
-    if stages > c.num_hidden_layers:
-        raise InvalidUsageError(
-            f"the model has {c.num_hidden_layers} layers, too few for {stages} stages"
-        )
     with use_model(model):
         decoder = registry.decoder(c.architecture)(c, case.dtype)
         decoder.name_tensors()
@@ -111,12 +112,11 @@ def micro_batches(case: ParallelCase, stages: int) -> Graph:
             with model.graph.scope(f"f0-{m}"):
                 h = ark.embed(state.tokens, decoder.embedding, state.position, case.sequence)
             for i, layer in enumerate(decoder.layers):
-                stage = i * stages // c.num_hidden_layers
-                with model.graph.scope(f"f{stage}-{m}"), model.graph.scope(f"layers.{i}"):
+                with model.graph.scope(f"f{stage_of[i]}-{m}"), model.graph.scope(f"layers.{i}"):
                     h = layer(h, state.position, decoder.frequencies)
-            with model.graph.scope(f"f{stages - 1}-{m}"):
+            with model.graph.scope(f"f{last}-{m}"):
                 logits = decoder.head(ark.rmsnorm(h, decoder.norm, decoder.eps))
-                ark.copy(logits, output=ark.tensor(logits.shape(), logits.dtype()))
+                ark.reduce_sum(logits, axis=1)
     return model.graph
 
 
@@ -130,23 +130,23 @@ def measure(
     case: ParallelCase, job: Bootstrap, backend: Backend, device: Device, machine: Machine
 ) -> ParallelFigures:
     """Runs a step some times on all ranks; the same figures on each."""
-    predicted = predicted_us(case, job.world_size, machine)
-    plans = plan_ranks(graphs(case, job.world_size, machine), machine)
+    made = predicted(case, job.world_size, machine)
+    plans = plan_ranks(graphs(case, job.world_size, machine, made), machine)
     verify(plans)
     plan = plans[job.rank]
     with Executor(plan, backend, device, ranks=job) as executor:
         for name, array in random_weights(plan, case.config):
             executor.write(name, array)
-        executor.start(1).wait(600.0)
         own = []
-        for _ in range(case.repeats):
+        for _ in range(case.repeats + 1):  # the first does not count
             job.barrier("a repeat")
-            run = executor.start(3)
+            run = executor.start(1)
             run.wait(600.0)
-            own.append(run.elapsed_ms() * 1e3 / 3)
+            own.append(run.elapsed_ms() * 1e3)
+        del own[0]
         said = [json.loads(s) for s in job.all_gather(json.dumps(own).encode())]
     runs = tuple(max(times) for times in zip(*said, strict=True))
     median = float(np.median(runs))
     return ParallelFigures(
-        case.plan, job.world_size, case.sequence, case.batch, predicted, median, runs
+        case.plan, job.world_size, case.sequence, case.batch, made.us, median, runs
     )

@@ -17,7 +17,7 @@ from ark.backend import registry
 from ark.backend.protocol import PredictingBackend
 from ark.bench.decode import ContextFigures, Figures, decode
 from ark.bench.fidelity import STEPS, TOLERANCE
-from ark.cli import bench_comm, bench_ops, bench_parallel
+from ark.cli import bench_comm, bench_ops, bench_parallel, bench_torch
 from ark.cli.common import device_index, errors, positive, share, to_be_started
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType, by_name
@@ -25,7 +25,7 @@ from ark.machine import Machine
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
 from ark.models.config import LlamaConfig, builtin_config
-from ark.models.generate import usual_chunk
+from ark.models.plans import usual_chunk
 from ark.plan.schema import read_machine
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.launch import launch_command
@@ -46,6 +46,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     bench_ops.register(kinds)
     bench_comm.register(kinds)
     bench_parallel.register(kinds)
+    bench_torch.register(kinds)
     d = kinds.add_parser("decode", help="time per token of one launch")
     d.add_argument(
         "--config",

@@ -14,7 +14,7 @@ from ark.export.write import exporting, files, identifier, save
 from ark.ir.dtype import DataType
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
-from ark.models.generate import choose_context, plans, usual_chunk
+from ark.models.plans import choose_chunk, choose_context, plans, usual_chunk
 from ark.plan.serialize import from_json
 from ark.runtime.admission import admit
 
@@ -66,8 +66,8 @@ def run(args: argparse.Namespace) -> int:
         context = choose_context(checkpoint, args.context)
         dtype = DataType.from_numpy(checkpoint.dtype)
         # An exported program has one kernel, and long chunks may want another one than tokens.
-        chunk = args.chunk or min(usual_chunk(machine, dtype), CHUNK)
-        shape = Shape(checkpoint.config, dtype, context, min(chunk, context), 0, 1)
+        chunk = choose_chunk(args.chunk, context, min(usual_chunk(machine, dtype), CHUNK))
+        shape = Shape(checkpoint.config, dtype, context, chunk, 0, 1)
         plan = plans(shape, machine)[0]
         made = files(plan, backend, args.arch, name, checkpoint, shape)
     save(made, Path(args.output))

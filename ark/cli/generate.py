@@ -21,7 +21,8 @@ from ark.cli.common import (
 )
 from ark.errors import InvalidUsageError
 from ark.models.checkpoint import Checkpoint
-from ark.models.generate import Generator, Sampling
+from ark.models.generate import Generator
+from ark.models.request import Sampling
 from ark.models.tokenizer import Tokenizer
 from ark.plan.serialize import from_json, machine_of
 from ark.runtime.admission import admit

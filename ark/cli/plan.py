@@ -13,7 +13,7 @@ from ark.ir.dtype import DataType, by_name
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
 from ark.models.config import builtin_config
-from ark.models.generate import choose_context, plans, usual_chunk
+from ark.models.plans import choose_chunk, choose_context, plans, usual_chunk
 from ark.plan.dump import dump
 from ark.plan.serialize import from_json, to_json
 from ark.plan.types import Plan
@@ -70,10 +70,8 @@ def make(args: argparse.Namespace) -> list[Plan]:
     else:
         config, dtype = builtin_config(source), by_name("bf16")
         context = args.context or 1024
-    chunk = usual_chunk(machine, dtype) if args.chunk is None else args.chunk
-    if chunk < 0:
-        raise InvalidUsageError(f"--chunk is {chunk}; it must be at least 0")
-    shape = Shape(config, dtype, context, min(chunk, context), 0, args.ranks)
+    chunk = choose_chunk(args.chunk, context, usual_chunk(machine, dtype))
+    shape = Shape(config, dtype, context, chunk, 0, args.ranks)
     return list(plans(shape, machine))
 
 

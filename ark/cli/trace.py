@@ -9,7 +9,8 @@ from typing import Any
 from ark.backend import registry
 from ark.cli.common import positive, write_file
 from ark.models.checkpoint import Checkpoint
-from ark.models.generate import Generator, Sampling
+from ark.models.generate import Generator
+from ark.models.request import Sampling
 from ark.models.tokenizer import Tokenizer
 from ark.plan.cost import predict
 from ark.plan.types import Plan, Task

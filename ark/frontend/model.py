@@ -1,10 +1,14 @@
-"""The model that op calls add to: ARK keeps a current one, and so does ark."""
+"""The model that op calls add to: ARK keeps a current one, and so does ark.
+
+One is current in the whole process; a with block of use_model has its own, in its thread alone.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from ark.errors import InvalidUsageError
@@ -18,7 +22,8 @@ from ark.ir.graph import Graph
 class Model:
     """A graph under construction, with its rank and the memory that Python reaches."""
 
-    _current: Model | None = None
+    _current: Model | None = None  # of the process
+    _within: ContextVar[Model | None] = ContextVar("within", default=None)  # a with block
     _rank = 0
     _world_size: int | None = None  # none: nobody has named one
     _device_id = 0
@@ -36,14 +41,22 @@ class Model:
     @staticmethod
     def get_model() -> Model:
         """The current model; made on first use."""
+        within = Model._within.get()
+        if within is not None:
+            return within
         if Model._current is None:
             Model._current = Model()
         return Model._current
 
     @staticmethod
+    def _all_current() -> tuple[Model, ...]:
+        """What the rank and the number of ranks are set of, besides new models."""
+        return tuple(m for m in (Model._within.get(), Model._current) if m is not None)
+
+    @staticmethod
     def reset() -> None:
         """Drops the current model."""
-        Model._current = None
+        set_model(None)
 
     @staticmethod
     def get_rank() -> int:
@@ -57,8 +70,8 @@ class Model:
         if rank < 0:
             raise InvalidUsageError(f"the rank is {rank}; ranks are numbered from 0")
         Model._rank = rank
-        if Model._current is not None:
-            Model._current.graph.rank = Model._rank
+        for model in Model._all_current():
+            model.graph.rank = Model._rank
 
     @staticmethod
     def get_world_size() -> int:
@@ -77,8 +90,8 @@ class Model:
         if world_size < 1:
             raise InvalidUsageError(f"the world size is {world_size}; it must be at least 1")
         Model._world_size = world_size
-        if Model._current is not None:
-            Model._current.graph.world_size = Model._world_size
+        for model in Model._all_current():
+            model.graph.world_size = Model._world_size
 
     @staticmethod
     def get_device_id() -> int:
@@ -170,8 +183,15 @@ class Model:
 
 
 def set_model(model: Model | None) -> None:
-    """Makes `model` the one that op calls add to; None: a fresh one, made on first use."""
-    Model._current = _checked(model)
+    """Makes `model` the one that op calls add to; None: a fresh one, made on first use.
+
+    Inside a with block of use_model it is so to the block's end, elsewhere in the whole process.
+    """
+    checked = _checked(model)
+    if Model._within.get() is not None:
+        Model._within.set(checked or Model())
+    else:
+        Model._current = checked
 
 
 def _checked(model: Model | None) -> Model | None:
@@ -189,10 +209,14 @@ def current_model() -> Model:
 
 @contextmanager
 def use_model(model: Model | None = None) -> Iterator[Model]:
-    """Makes `model` current inside a with block; None: a fresh one."""
-    before, inner = Model._current, _checked(model) or Model()
-    Model._current = inner
+    """Makes `model` current inside a with block; None: a fresh one.
+
+    It is so in this thread alone: models that several threads build at the same time each need such
+    a block, because one model takes the ops of one thread at a time.
+    """
+    before, inner = Model._within.get(), _checked(model) or Model()
+    Model._within.set(inner)
     try:
         yield inner
     finally:
-        Model._current = before
+        Model._within.set(before)

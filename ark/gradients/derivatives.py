@@ -1,7 +1,8 @@
 """Derivatives of expression trees (ark.tasks.expression): one more tree for each operand.
 
 A line of DERIVATIVES says a function's partial derivatives, over its own arguments as operands 0,
-1, 2. Called by the rule of elementwise ops; checked against torch in tests/gradients.
+1, 2. Called by the rule of elementwise ops; checked against torch in
+tests/backend/test_gradients.py.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 from ark.ir.dtype import INTEGERS
 from ark.tasks.expression import Tree, leaf, number, substitute
 
-A, B, C = leaf(0), leaf(1), leaf(2)
+A, B = leaf(0), leaf(1)
 ZERO, ONE = number(0.0), number(1.0)
 
 

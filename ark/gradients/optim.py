@@ -16,7 +16,7 @@ from ark.frontend.tensor import Tensor, as_tensor
 from ark.gradients.products import wide
 from ark.ir.dtype import fp32
 from ark.ops.elementwise import add, cast, copy, div, exp, mul, sqrt, sub
-from ark.ops.logic import clip
+from ark.ops.logic import clip, greater, where
 from ark.ops.reductions import reduce_sum
 from ark.ops.views import reshape, tensor
 
@@ -129,19 +129,23 @@ class Adam(Optimizer):
         )
         self._corrections = first, second
 
-    def _updated(self, place: int, value: Tensor, gradient: Tensor) -> Tensor:
+    def _direction(self, place: int, gradient: Tensor) -> Tensor:
+        """The mean gradient over the root of the mean square, both of them corrected."""
         assert self._corrections is not None
         first, second = self._corrections
-        if self.weight_decay and not self.decoupled:
-            gradient = add(gradient, mul(value, self.weight_decay))
         mean, square = as_tensor(self.means[place]), as_tensor(self.squares[place])
         one, two = self.betas
         mean = add(mul(mean, one), mul(gradient, 1 - one), mean)
         square = add(mul(square, two), mul(mul(gradient, gradient), 1 - two), square)
+        return div(div(mean, first), add(sqrt(div(square, second)), self.eps))
+
+    def _updated(self, place: int, value: Tensor, gradient: Tensor) -> Tensor:
+        if self.weight_decay and not self.decoupled:
+            gradient = add(gradient, mul(value, self.weight_decay))
+        direction = self._direction(place, gradient)
         if self.weight_decay and self.decoupled:
             value = sub(value, mul(mul(value, self.weight_decay), self.lr))
-        size = add(sqrt(div(square, second)), self.eps)
-        return sub(value, mul(div(div(mean, first), size), self.lr))
+        return sub(value, mul(direction, self.lr))
 
 
 class AdamW(Adam):
@@ -160,18 +164,38 @@ class AdamW(Adam):
         super().__init__(parameters, lr, betas, eps, weight_decay)
 
 
+class LAMB(AdamW):
+    """Adam's step, with decoupled weight decay, as long as the parameter's own 2-norm times the
+    rate (You et al. 2020, algorithm 2, phi(x) = x); plain where one of the two norms is 0.
+    """
+
+    def _updated(self, place: int, value: Tensor, gradient: Tensor) -> Tensor:
+        direction = self._direction(place, gradient)
+        if self.weight_decay:
+            direction = add(direction, mul(value, self.weight_decay))
+        own, asked = sqrt(_squares(value)), sqrt(_squares(direction))
+        known = greater(mul(own, asked), 0.0)
+        trust = where(known, div(own, asked), add(mul(own, 0.0), 1.0))
+        return sub(value, mul(direction, mul(trust, self.lr)))
+
+
 def clip_grad_norm(gradients: Sequence[Tensor], max_norm: float) -> tuple[list[Tensor], Tensor]:
     """The gradients scaled so that their common 2-norm is at most `max_norm`, and that norm (1,)
     before, as torch.nn.utils.clip_grad_norm_ (Pascanu et al. 2013).
     """
     total: Any = None
     for gradient in gradients:
-        flat = wide(reshape(gradient, [gradient.ir.elements]))
-        square = reduce_sum(mul(flat, flat), 0)
+        square = _squares(wide(gradient))
         total = square if total is None else add(total, square)
     norm = sqrt(total)
     scale = clip(div(max_norm, add(norm, 1e-6)), maximum=1.0)
     return [mul(g, _like(scale, g)) for g in gradients], norm
+
+
+def _squares(value: Tensor) -> Tensor:
+    """The sum of squares, (1,)."""
+    flat = reshape(value, [value.ir.elements])
+    return reduce_sum(mul(flat, flat), 0)
 
 
 def _like(value: Tensor, other: Tensor) -> Tensor:

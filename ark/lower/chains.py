@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
+from ark.lower.views import same_elements, seen_in
 from ark.tasks import expression
 from ark.tasks.functions import FUNCTIONS
 
@@ -46,15 +47,15 @@ def expression_of(node: Node) -> expression.Tree:
 
 
 def read_once(graph: Graph, kept: frozenset[int]) -> Callable[[Tensor], bool]:
-    """Tells whether one op reads a result and nothing else touches its buffer, so that the reader
-    may take in the op that makes it. kept: ids of buffers that somebody else reads.
+    """Tells whether nothing but one op touches a result's buffer beside the one that makes it, so
+    that this one, if it reads the result, may take in the other. kept: ids of buffers that somebody
+    else reads.
     """
-    uses = Counter(t.id for n in graph.nodes for t in (*n.inputs, *n.after))
     touched = Counter(t.buffer.id for n in graph.nodes for t in (*n.inputs, *n.outputs, *n.after))
 
     def private(out: Tensor) -> bool:
         own = out.buffer.arena == "activation" and out.buffer.id not in kept
-        return own and uses[out.id] == 1 and touched[out.buffer.id] == 2
+        return own and touched[out.buffer.id] == 2
 
     return private
 
@@ -62,30 +63,50 @@ def read_once(graph: Graph, kept: frozenset[int]) -> Callable[[Tensor], bool]:
 def join_chains(graph: Graph, kept: frozenset[int] = frozenset()) -> Graph:
     """A copy of the graph with chains joined. kept: ids of buffers that somebody else reads."""
     private = read_once(graph, kept)
-    producer: dict[int, tuple[int, Node]] = {}  # by tensor: place and node of a joinable result
+    producer: dict[int, tuple[int, Node]] = {}  # by buffer: place and node of a joinable result
     written: dict[int, int] = {}  # by buffer: place of the last write
     nodes: list[Node | None] = []
     for place, node in enumerate(graph.nodes):
         if is_pointwise(node):
             for tensor in node.inputs:
-                found = producer.get(tensor.id)
+                found = producer.get(tensor.buffer.id)
                 unlike = tensor.shape != node.outputs[0].shape or tensor.dtype.packed
                 if found is None or unlike:
                     continue
                 before = found[1]
                 current = max((written.get(t.buffer.id, -1) for t in before.inputs), default=-1)
-                joined = _join(before, node, tensor) if current <= found[0] else None
+                joined = _join_seen(before, node, tensor) if current <= found[0] else None
                 if joined is not None:
                     nodes[found[0]] = None
                     node = joined
             out = node.outputs[0]
             if private(out):
-                producer[out.id] = (place, node)
+                producer[out.buffer.id] = (place, node)
         for tensor in node.outputs:
             written[tensor.buffer.id] = place
         nodes.append(node)
     made = copy.copy(graph)
     made.nodes = [n for n in nodes if n is not None]
+    return made
+
+
+def _join_seen(before: Node, node: Node, read: Tensor) -> Node | None:
+    """Both as one node, one of them in the other's shape where these differ. read: what the second
+    reads of the first one's result.
+    """
+    between = before.outputs[0]
+    if between.shape == read.shape:
+        alike = (read.extents, read.offsets, read.dtype)
+        same = (between.extents, between.offsets, between.dtype) == alike
+        return _join(before, node, read) if same else None
+    placed = any(expression.places(expression_of(n)) for n in (before, node))
+    if placed or not same_elements(read, between):
+        return None
+    seen = seen_in(before, read.shape)
+    made = _join(seen, node, read) if seen is not None else None
+    if made is None:
+        later = seen_in(node, between.shape)
+        made = _join(before, later, read) if later is not None else None
     return made
 
 

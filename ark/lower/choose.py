@@ -47,6 +47,12 @@ def _boxed(variant: Variant) -> bool:
     return bool(variant.role(LOAD)) and not variant.stages
 
 
+def _is_prompt(graph: Graph) -> bool:
+    """Is there one phase, which reads sequences?"""
+    nodes = [n for n in graph.nodes if not n.virtual]
+    return len(graph.phases) == 1 and _reads_prompts(nodes)
+
+
 def _reads_prompts(nodes: list[Node]) -> bool:
     """Are there products, all of many rows with weights of 16 bits, that box copies can load? One
     of a single row, a head's, may be among them.
@@ -73,7 +79,8 @@ def _choose(
 
     The option `variant` names one; PlanError if the machine has none of that name. Otherwise it is
     the one with communicating warps where the last phase decodes: its products are linear layers of
-    one row; the one that loads for warpgroups where all products are large and of 16-bit types.
+    one row; the one that loads for warpgroups where all products are large and of 16-bit types, or
+    where the only phase reads prompts.
     All else runs under the machine's first. kept: as in fuse.
     """
     names = tuple(dict.fromkeys(v.name for v in machine.variants))
@@ -88,7 +95,9 @@ def _choose(
         target = dataclasses.replace(machine, variants=(variant,))
         if not variant.role(COMMUNICATE):
             if variant.name == wanted or (
-                wanted is None and _boxed(variant) and _multiplies(graph)
+                wanted is None
+                and _boxed(variant)
+                and (_multiplies(graph) or (options.get("fuse", True) and _is_prompt(graph)))
             ):
                 return target
             continue

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from ark.machine import Machine
 
 LINE = 128  # bytes of k in a step
-MOST_PARTS = 8
 # Microseconds, and bytes a microsecond, of one processor of an H100.
 FULL_STEP_US = 0.58  # 128 by 256, 128 bytes deep, on the matrix units
 LEAST_STEP_US = 0.14  # wait for a stage, multiply, give it back

@@ -4,8 +4,11 @@ product is neither written nor read. Within it values are fp32, as in joined cha
 
 In a gated layer it is what two neighbouring columns make (silu(gate) * up).
 
-Only where the product's body takes expressions: under the variant for large products and where a
-processor has one thread. Called by ark.lower.pipeline after chains are joined.
+Only where the product's body takes expressions: under the variant for large products, where a
+processor has one thread, and where both sides are fp32, which the common body multiplies on every
+machine. The elementwise op may see the product in another shape (a linear layer's rows by batch, a
+convolution's pixels as an image): what it reads beside it is then seen in the product's shape.
+Called by ark.lower.pipeline after chains are joined.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ import dataclasses
 from ark.codegen.layout import RECORD_OPERANDS
 from ark.ir.dtype import FLOATS
 from ark.ir.graph import Graph, Node
+from ark.ir.values import Tensor
 from ark.lower.chains import expression_of, is_pointwise, read_once
+from ark.lower.views import same_elements, seen_in
 from ark.machine import Machine
 from ark.tasks import expression
 
@@ -25,24 +30,24 @@ OTHERS = RECORD_OPERANDS - 5  # beside the product's operands and its two box ma
 
 def join_epilogues(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -> Graph:
     """A copy of the graph with joined products. kept: ids of buffers that somebody else reads."""
-    if machine.variant.name != "matrix" and not machine.has("single_thread"):
-        return graph
+    everywhere = machine.variant.name == "matrix" or machine.has("single_thread")
     private = read_once(graph, kept)
     gates = machine.variant.name == "matrix"
-    products: dict[int, tuple[int, Node]] = {}  # by tensor: place and node
+    products: dict[int, tuple[int, Node]] = {}  # by buffer: place and node
     written: dict[int, int] = {}  # by buffer: place of the last write
     nodes: list[Node | None] = []
     for place, node in enumerate(graph.nodes):
         if is_pointwise(node):
-            found = [products[t.id] for t in node.inputs if t.id in products]
-            if len(found) == 1:
-                at, product = found[0]
+            found = [(t, *products[t.buffer.id]) for t in node.inputs if t.buffer.id in products]
+            if found:
+                read, at, product = max(found, key=lambda f: f[1])
                 current = max((written.get(t.buffer.id, -1) for t in product.inputs), default=-1)
-                if current <= at and _fits(product, node):
+                seen = _seen(product, node, read) if current <= at else None
+                if seen is not None and _fits(product, seen):
                     nodes[at] = None
-                    node = _join(product, node)
-        elif node.type == "swiglu_pairs" and gates and node.inputs[0].id in products:
-            at, product = products[node.inputs[0].id]
+                    node = _join(product, seen, read)
+        elif node.type == "swiglu_pairs" and gates and _made(node.inputs[0], products):
+            at, product = products[node.inputs[0].buffer.id]
             current = max((written.get(t.buffer.id, -1) for t in product.inputs), default=-1)
             if current <= at and _gates(product, node):
                 nodes[at] = None
@@ -54,14 +59,37 @@ def join_epilogues(graph: Graph, machine: Machine, kept: frozenset[int] = frozen
                 )
         elif node.type == "matmul" and "finish" not in node.attrs and not node.hints:
             out = node.outputs[0]
-            if private(out):
-                products[out.id] = (place, node)
+            if private(out) and (everywhere or _scalar(node)):
+                products[out.buffer.id] = (place, node)
         for tensor in node.outputs:
             written[tensor.buffer.id] = place
         nodes.append(node)
     made = copy.copy(graph)
     made.nodes = [n for n in nodes if n is not None]
     return made
+
+
+def _scalar(node: Node) -> bool:
+    """Do no matrix units multiply these types on any machine?"""
+    return all(t.dtype.name == "fp32" for t in (*node.inputs, *node.outputs))
+
+
+def _made(tensor: Tensor, products: dict[int, tuple[int, Node]]) -> bool:
+    """Is it one of the products, in its own shape?"""
+    found = products.get(tensor.buffer.id)
+    return found is not None and found[1].outputs[0].id == tensor.id
+
+
+def _seen(product: Node, node: Node, read: Tensor) -> Node | None:
+    """The elementwise node in the product's shape; None if it cannot be seen so. read: what it
+    reads of the product, element by element.
+    """
+    between = product.outputs[0]
+    if read.shape != node.outputs[0].shape:
+        return None
+    if read.id == between.id and read.shape == between.shape:
+        return node
+    return seen_in(node, between.shape) if same_elements(read, between) else None
 
 
 def _fits(product: Node, node: Node) -> bool:
@@ -94,12 +122,9 @@ def _gates(product: Node, node: Node) -> bool:
     )
 
 
-def _join(product: Node, node: Node) -> Node:
-    between = product.outputs[0]
-    others = [t for t in node.inputs if t.id != between.id]
-    leaves = [
-        expression.leaf(0 if t.id == between.id else 1 + others.index(t)) for t in node.inputs
-    ]
+def _join(product: Node, node: Node, read: Tensor) -> Node:
+    others = [t for t in node.inputs if t.id != read.id]
+    leaves = [expression.leaf(0 if t.id == read.id else 1 + others.index(t)) for t in node.inputs]
     return dataclasses.replace(
         node,
         type="matmul",

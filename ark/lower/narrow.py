@@ -3,7 +3,8 @@ fp32 activations and weights of 16 bits.
 
 In the variant for large products the input of such a product, and the queries of attention over
 caches of such a type, are rounded to the weights' type where they are made, or by a cast of their
-own. Sums stay in fp32. Called by ark.lower.pipeline.
+own. Where few rows go through linear layers and are much for packets, whoever makes them rounds
+them if he can, as each reader would. Sums stay in fp32. Called by ark.lower.pipeline.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from collections import Counter
 from ark.ir.dtype import DataType, bf16, fp16, fp32
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
+from ark.lower.packets import PACKET_READ_POLLED
 from ark.machine import Machine
+from ark.tasks.linear import MOST_NARROW
+from ark.variant import COMMUNICATE
 
 ROUNDS = ("attention", "layernorm", "rmsnorm", "rope_kv", "rotary_embedding", "swiglu_pairs")
 """Ops whose first result may be of another type than its inputs."""
@@ -25,8 +29,10 @@ def narrow(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -
     """A copy of the graph in which such products read 16-bit inputs. kept: ids of buffers that
     somebody else reads.
     """
-    if machine.variant.name != "matrix":
+    matrix = machine.variant.name == "matrix"
+    if not matrix and not machine.variant.role(COMMUNICATE):
         return graph
+    wants = _dtype if matrix else _few
     made = copy.copy(graph)
     made.nodes = list(graph.nodes)
     uses = Counter(t.id for n in graph.nodes for t in (*n.inputs, *n.after))
@@ -34,7 +40,7 @@ def narrow(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -
     wanted: dict[int, list[Node]] = {}  # by tensor: the nodes that read it so
     tensors: dict[int, Tensor] = {}
     for node in graph.nodes:
-        if _dtype(node) is not None:
+        if wants(node) is not None:
             wanted.setdefault(node.inputs[0].id, []).append(node)
             tensors[node.inputs[0].id] = node.inputs[0]
     makers = {t.id: place for place, n in enumerate(made.nodes) for t in n.outputs}
@@ -43,7 +49,7 @@ def narrow(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -
     number = max((n.id for n in graph.nodes), default=0)
     places = {n.id: place for place, n in enumerate(made.nodes)}
     for key, readers in wanted.items():
-        old, kinds = tensors[key], {_dtype(n) for n in readers}
+        old, kinds = tensors[key], {wants(n) for n in readers}
         place = makers.get(key)
         maker = made.nodes[place] if place is not None else None
         alone = (
@@ -53,13 +59,14 @@ def narrow(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -
             and old.buffer.arena == "activation"
             and old.buffer.id not in kept
         )
-        for reader in readers:
-            dtype = _dtype(reader)
+        rounds = alone and maker is not None and _rounds(maker)
+        for reader in readers if matrix or rounds else ():
+            dtype = wants(reader)
             assert dtype is not None
             new = changed.get((key, dtype))
             if new is None:
                 new = changed[key, dtype] = made.tensor(old.shape, dtype, name=old.name)
-                if alone and place is not None and maker is not None and maker.type in ROUNDS:
+                if rounds and place is not None and maker is not None:
                     outputs = (new, *maker.outputs[1:])
                     made.nodes[place] = dataclasses.replace(maker, outputs=outputs)
                 else:
@@ -80,6 +87,23 @@ def narrow(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -
             made.nodes[at] = dataclasses.replace(now, inputs=(new, *now.inputs[1:]))
     made.nodes = [n for place, old in enumerate(made.nodes) for n in (*casts.get(place, ()), old)]
     return made
+
+
+def _rounds(maker: Node) -> bool:
+    """May the node's first result be of another type?"""
+    return maker.type in ROUNDS or maker.attrs.get("epilogue") == "swiglu"
+
+
+def _few(node: Node) -> DataType | None:
+    """The same of rows of a linear layer that take longer as packets than the wait for a counter
+    and a quarter of the bytes.
+    """
+    if node.type != "linear" or node.attrs["prologue"] != "none":
+        return None
+    x, weight = node.inputs[:2]
+    plain = x.dtype == fp32 and 1 < x.shape[0] <= MOST_NARROW and x.dense
+    many = x.elements > PACKET_READ_POLLED // 2
+    return weight.dtype if plain and many and weight.dtype in (bf16, fp16) else None
 
 
 def _dtype(node: Node) -> DataType | None:

@@ -26,6 +26,7 @@ from ark.lower.narrow import narrow
 from ark.lower.nodes import begins_alone, lower_nodes, meets_peers
 from ark.lower.pack import pack
 from ark.lower.packets import choose_packets
+from ark.lower.regions import join_regions
 from ark.lower.spread import spread
 from ark.machine import Machine
 from ark.plan import memory
@@ -82,7 +83,8 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
     nodes: list[Node] = []
     for part, target, kept in _kernels(private, machines, external):
         if chosen.get("fuse", True):
-            part = narrow(join_chains(fuse(part, target, kept), kept), target, kept)
+            part = join_regions(fuse(part, target, kept), kept)
+            part = narrow(join_chains(part, kept), target, kept)
             part = own_first(join_epilogues(part, target, kept), kept)
         part, more = spread(part, target, chosen, kept)
         nodes += part.nodes

@@ -3,7 +3,7 @@
 Two ranks do the same if their graphs are equal and no op's lowering depends on the rank but by
 counting peers from it: then every rank's tasks are another's with the peers renamed. A parameter
 that each rank holds whole may be looked at further on by each rank than by the one before. Called
-by ark.models.generate and benchmarks.
+by ark.models.plans and benchmarks.
 """
 
 from __future__ import annotations

@@ -142,12 +142,6 @@ def side_by_side(coords: Sequence[tuple[int, ...]], processors: int) -> list[tup
     return [coord for share in shares for coord in share]
 
 
-def flat_tile(elements: int, machine: Machine, least: int) -> int:
-    """Elements of a tile of one dimension: a processor's share, whole lines, not below `least`."""
-    share = max(least, -(-elements // machine.processors))
-    return min(elements, -(-share // LINE) * LINE)
-
-
 def box_coords(shape: Sequence[int], tile: Sequence[int]) -> list[tuple[int, ...]]:
     """First indices of all tiles, the last dimension fastest; more than four are folded."""
     shape = fold(shape) if len(tile) == FOLDED else shape

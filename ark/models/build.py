@@ -1,5 +1,5 @@
 """From a decoder's shape to the graph of one rank: makes the model, splits it, traces its entry
-points. Called by ark.models.generate for plans and by ark.models.load for what parameters hold.
+points. Called by ark.models.plans and by ark.models.load for what parameters hold.
 """
 
 from __future__ import annotations

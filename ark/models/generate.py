@@ -7,140 +7,41 @@ tokens as they appear in host-mapped memory. Called by the command line and by a
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Generator as Made
 from contextlib import closing
-from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from ark.backend.protocol import Backend, Device
-from ark.errors import InvalidUsageError, PlanError, SystemError
+from ark.errors import InvalidUsageError, SystemError
 from ark.ir.dtype import DataType
 from ark.ir.values import whole
-from ark.lower.ranks import plan_ranks
 from ark.machine import Machine
-from ark.models.build import Shape, build
+from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
 from ark.models.load import check_plan, weights
+from ark.models.plans import (
+    choose_chunk,
+    choose_context,
+    digest,
+    plan_batch,
+    plan_chunk,
+    plan_context,
+    plans,
+    usual_chunk,
+)
+from ark.models.request import Sampling, check_arguments, check_stops
 from ark.ops.tokens import MAX_STOPS
-from ark.plan.rotated import Rotated, on_rank
-from ark.plan.serialize import from_json, to_json
+from ark.plan.rotated import on_rank
 from ark.plan.types import Plan
-from ark.plan.verify import verify
-from ark.runtime import cache
 from ark.runtime.executor import BUDGET_S
 from ark.runtime.program import begin
 from ark.runtime.run import Ranks, Run
 from ark.runtime.runner import load
 from ark.tasks.tokens import SETTINGS
-
-COLDEST, HOTTEST = 1e-5, 1e5
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How the next token is drawn: temperature 0 is greedy, top_k 0 considers every token."""
-
-    temperature: float = 0.0
-    top_k: int = 0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        # Logits divided by it must stay numbers of fp32.
-        if self.temperature != 0 and not COLDEST <= self.temperature <= HOTTEST:
-            raise InvalidUsageError(
-                f"the temperature is {self.temperature}; it must be 0 (greedy) or from {COLDEST:g} "
-                f"to {HOTTEST:g}"
-            )
-        if not 0 <= self.top_k < 1 << 31:
-            raise InvalidUsageError(
-                f"top-k is {self.top_k}; it must be from 0 (off) to {(1 << 31) - 1}"
-            )
-
-
-Drafted = Callable[[int, Plan], None]
-
-
-def plans(
-    shape: Shape,
-    machine: Machine,
-    options: dict[str, Any] | None = None,
-    drafted: Drafted | None = None,
-) -> Sequence[Plan]:
-    """Verified plans of all ranks of a model; `shape.rank` is ignored. drafted: as for
-    ark.lower.ranks.plan_ranks, if they are made anew.
-
-    Plans that were verified once come from the cache, by the hash of the model's shape, the
-    machine, the options and ark's own source.
-    """
-    everyone = replace(shape, rank=0)
-    name = cache.key(cache.code_digest(), repr(everyone), repr(machine), repr(options))
-    data = cache.load(cache.PLANS, name)
-    if data is not None:
-        try:
-            return _from_texts(data.decode().split("\0"))
-        except (PlanError, ValueError, TypeError, IndexError):  # not as _texts writes them
-            cache.drop(cache.PLANS, name)
-    found = make_plans(shape, machine, options, drafted)
-    cache.store(cache.PLANS, name, "\0".join(_texts(found)).encode())
-    return found
-
-
-def make_plans(
-    shape: Shape,
-    machine: Machine,
-    options: dict[str, Any] | None = None,
-    drafted: Drafted | None = None,
-) -> Sequence[Plan]:
-    """What `plans` gives, planned and verified anew."""
-    graphs = [build(replace(shape, rank=rank)).graph for rank in range(shape.world_size)]
-    # Shards of a decoder meet in every layer: one barrier costs less than edges between iterations.
-    chosen = {"together": True, **(options or {})}
-    meta = {"model": shape.config.architecture, "context": shape.context, "chunk": shape.chunk}
-    if shape.batch > 1:
-        meta["batch"] = shape.batch
-    made = plan_ranks(graphs, machine, chosen, meta, drafted)
-    verify(made)
-    return made
-
-
-def _texts(made: Sequence[Plan]) -> list[str]:
-    """The plans as JSON; where one stands for all, that one and what moves from rank to rank."""
-    if isinstance(made, Rotated):
-        return [to_json(made.first), json.dumps(sorted(made.moved.items()))]
-    return ["", *(to_json(plan) for plan in made)]
-
-
-def _from_texts(texts: Sequence[str]) -> Sequence[Plan]:
-    """The plans that `_texts` wrote."""
-    first, *others = texts
-    if not first:
-        return [from_json(text) for text in others]
-    moved = {tensor: tuple(steps) for tensor, steps in json.loads(others[0])}
-    return Rotated(from_json(first), moved)
-
-
-def digest(made: Sequence[Plan]) -> str:
-    """A hash of plans; equal plans have equal hashes."""
-    return hashlib.sha256("".join(_texts(made)).encode()).hexdigest()[:16]
-
-
-def choose_context(checkpoint: Checkpoint, wanted: int | None) -> int:
-    """Positions to reserve: as asked, at most what the model was made for."""
-    limit = checkpoint.config.max_position_embeddings
-    if wanted is None:
-        return min(limit, 4096)
-    if not 1 <= wanted <= limit:
-        raise InvalidUsageError(
-            f"a context of {wanted} positions was asked for; the checkpoint allows 1 to {limit} "
-            "(max_position_embeddings)"
-        )
-    return wanted
 
 
 def _token(run: Run, output: np.ndarray, place: int) -> int:
@@ -158,39 +59,6 @@ def _short(tokens: Sequence[int]) -> str:
         return str(list(tokens))
     name = hashlib.sha256(np.array(tokens, np.int64).tobytes()).hexdigest()[:16]
     return f"{len(tokens)} tokens of hash {name}"
-
-
-def usual_chunk(machine: Machine, dtype: DataType) -> int:
-    """Prompt tokens an iteration where nobody says how many: more where they fill matrix units.
-
-    dtype: of the weights. Warpgroups take tiles of 128 rows, and four of them busy a GPU.
-    """
-    if machine.has("wgmma") and dtype.name in ("bf16", "fp16"):
-        return 512
-    return 64 if machine.has("mma_sync") else 16
-
-
-def plan_context(plan: Plan) -> int:
-    """The positions that a decoder's plan was made for."""
-    tokens = next((t.shape[0] for t in plan.tensors if t.name == "tokens"), 0)
-    return tokens // plan_batch(plan)
-
-
-def plan_batch(plan: Plan) -> int:
-    """The sequences that a decoder's plan decodes together."""
-    return next((t.shape[0] for t in plan.tensors if t.name == "position"), 1)
-
-
-def plan_chunk(plan: Plan) -> int:
-    """The prompt tokens that a decoder's plan takes an iteration; 0 if it has no prompt phase."""
-    chunks = {int(op.params["rows"]) for op in plan.ops if op.kind == "advance"}
-    said = plan.meta.get("chunk")
-    if len(chunks) > 1 or chunks != ({said} if said else set()):
-        raise InvalidUsageError(
-            f"the plan says that it takes {said} prompt tokens an iteration, but its tasks advance "
-            f"by {sorted(chunks) or 'none'}; make it again with `ark plan DIR --chunk N`"
-        )
-    return chunks.pop() if chunks else 0
 
 
 class Generator:
@@ -224,6 +92,21 @@ class Generator:
 
         Raises ark.errors with a paragraph for a person before anything runs.
         """
+        batch, rank, world_size, trace_records = check_arguments(
+            batch,
+            rank,
+            world_size,
+            budget_s,
+            trace_records,
+            checkpoint=checkpoint,
+            backend=backend,
+            device=device,
+            split=split,
+            ranks=ranks,
+            machine=machine,
+            plan=plan,
+            progress=progress,
+        )
         tell = progress or (lambda what, done, total: None)
         self.checkpoint = checkpoint
         self._streaming = threading.Lock()
@@ -233,14 +116,13 @@ class Generator:
             batch = plan_batch(plan)
             context, chunk = context or min(plan_context(plan), limit), plan_chunk(plan)
         dtype = DataType.from_numpy(checkpoint.dtype)
-        if chunk is None:
-            chunk = usual_chunk(machine or device.machine, dtype) if batch == 1 else 0
+        usual = usual_chunk(machine or device.machine, dtype) if batch == 1 else 0
         self.context = choose_context(checkpoint, context)
         self.shape = Shape(
             checkpoint.config,
             dtype,
             self.context,
-            min(chunk, self.context),
+            choose_chunk(chunk, self.context, usual),
             rank,
             world_size,
             batch,
@@ -365,7 +247,11 @@ class Generator:
         up to rounding. Each draws with its own noise: sequence b with seed + b. Otherwise as
         `stream`.
         """
-        how = sampling or Sampling()
+        how = Sampling() if sampling is None else sampling
+        if not isinstance(how, Sampling):
+            raise InvalidUsageError(
+                f"the sampling is {how!r:.60}; make it with ark.models.request.Sampling"
+            )
         if not 1 <= len(prompts) <= self.shape.batch:
             raise InvalidUsageError(
                 f"{len(prompts)} prompts were given to a Generator with batch={self.shape.batch}; "
@@ -373,9 +259,9 @@ class Generator:
             )
         for prompt in prompts:
             self.check_prompt(prompt, max_new_tokens)
-        stops = list(self.checkpoint.config.eos_token_ids if stop_tokens is None else stop_tokens)
-        if len(stops) > MAX_STOPS:
-            raise InvalidUsageError(f"{len(stops)} stop tokens were given; at most {MAX_STOPS} fit")
+        stops = check_stops(
+            self.checkpoint.config.eos_token_ids if stop_tokens is None else stop_tokens
+        )
         if not self._streaming.acquire(blocking=False):
             raise InvalidUsageError(
                 "this Generator is in the midst of another stream, whose cache this one would "

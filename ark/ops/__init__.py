@@ -2,13 +2,17 @@
 reference and how it becomes tile tasks; importing this package registers them all.
 """
 
+from inspect import isfunction
+
 from ark.frontend.tensor import provided
 from ark.ops import channels as channels
 from ark.ops import decoder as decoder
+from ark.ops import fusion as fusion
 from ark.ops import programs as programs
 from ark.ops import sequences as sequences
 from ark.ops import views
 from ark.ops.attention import attention, kv_append, kv_cache_slot
+from ark.ops.checked import checked
 from ark.ops.collectives import (
     all_gather,
     all_reduce,
@@ -304,6 +308,10 @@ __all__ = [
     "where",
     "zeros",
 ]
+
+for _name in __all__:
+    if isfunction(globals()[_name]):
+        globals()[_name] = checked(globals()[_name])
 
 provided.update({name: globals()[name] for name in __all__})
 provided["view"] = views.refer

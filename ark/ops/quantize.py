@@ -16,6 +16,7 @@ from ark.frontend.tensor import NullTensor, Tensor, as_tensor
 from ark.ir.dtype import PACKED, DataType, fp32, int4, int8, uint8
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
+from ark.lower.merge import part
 from ark.lower.registry import register
 from ark.lower.tiling import split
 from ark.ops.base import float_dtype, result
@@ -133,8 +134,17 @@ def quantized_linear(
 
 
 def _lower_quantized(lowering: Lowering, node: Node) -> None:
-    coords = split(node.inputs[1].shape[0], lowering.machine.processors)
-    lowering.emit("quantized_linear", node.attrs, [*node.inputs, *node.outputs], coords)
+    """As many rows of the input at once as a processor's shared memory holds."""
+    x, *others = node.inputs
+    out, machine = node.outputs[0], lowering.machine
+    coords = split(others[0].shape[0], machine.processors)
+    most = max(1, (machine.shared_bytes - machine.ring_bytes) // (4 * x.shape[1]))
+    for number, first in enumerate(range(0, x.shape[0], most)):
+        rows = min(most, x.shape[0] - first)
+        operands = [part(x, 0, first, rows), *others, part(out, 0, first, rows)]
+        lowering.emit(
+            "quantized_linear", node.attrs, operands, coords, f".{number}" if number else ""
+        )
 
 
 def _quantized(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from ark.backend import registry
-from ark.backend.protocol import Backend, Device, KernelDevice, Memory
+from ark.backend.protocol import Backend, Device, GraphDevice, KernelDevice, Memory
 from ark.codegen import layout
-from ark.errors import InvalidUsageError
+from ark.errors import GpuError, InvalidUsageError
 from ark.plan.serialize import machine_of
 from ark.plan.types import ITERATION_BARRIER, Plan
 from ark.runtime import live, tables
@@ -25,6 +25,7 @@ from ark.runtime.faults import explain
 from ark.runtime.kernels import box_maps, launch_all, load_kernels, map_images, opcodes
 from ark.runtime.memory import PlanMemory, tolerated
 from ark.runtime.peers import Peers
+from ark.runtime.placements import Placements
 from ark.runtime.program import Program
 from ark.runtime.proxy import Proxy
 from ark.runtime.run import Ranks, Run
@@ -81,6 +82,7 @@ class Executor(PlanMemory):
         self._params = np.zeros(1, layout.dtype("ArkParams"))
         self._peers = Peers.of(plan)
         self._cells: dict[int, np.ndarray | None] | None = None
+        self._placements: Placements | None = None
         self.kernels = load_kernels(plan, chosen, device)
         try:
             self._allocate(trace_records)
@@ -142,16 +144,19 @@ class Executor(PlanMemory):
             self._proxy.allow(address, self.plan.buffers[number].nbytes)
 
     def rebind(self, externals: Mapping[int, int]) -> None:
-        """Moves external buffers to other addresses, by buffer id. What runs is waited for."""
-        if self._run is not None and self._run.running():
-            self._run.wait()  # the tables are its
+        """Moves external buffers to other addresses, by buffer id. What runs keeps the tables that
+        it has; it is waited for where there is no room for another set of them.
+        """
+        moved = {n: a for n, a in externals.items() if a != self._externals[n]}
+        if not moved:
+            return
         if self._cells is None:
             self._cells = tables.cells(self.plan, self.tables)
+            first = self._arrays["tasks"]
+            self._placements = Placements(tuple(self._externals.values()), first, self._alloc)
         words, cells, again = self.tables.tasks.view(np.int64), self._cells, False
-        for number, address in externals.items():
+        for number, address in moved.items():
             distance = address - self._externals[number]
-            if not distance:
-                continue
             self._externals[number] = address
             if self._proxy is not None:
                 self._proxy.allow(address, self.plan.buffers[number].nbytes)
@@ -160,12 +165,26 @@ class Executor(PlanMemory):
                 again = True
             elif len(places):
                 words[places] += distance
-        if again:
+        where = tuple(self._externals.values())
+        assert self._placements is not None
+        if again:  # tables of which there is one copy hold addresses too
+            self._wait_idle()
             self.tables = self._build_tables()
             for name, memory in self._arrays.items():
                 self.device.write(memory.address, getattr(self.tables, name))
+            self._placements.only(where, self._arrays["tasks"])
             return
-        self.device.write(self._arrays["tasks"].address, self.tables.tasks)
+        table = self._placements.find(where)
+        if table is None:
+            write = self.device.write
+            table = self._placements.add(where, self.tables.tasks, write, self._wait_idle)
+        self._arrays["tasks"] = table
+        self._params["tasks"] = table.address
+
+    def _wait_idle(self) -> None:
+        """Waits for what runs, whose tables are about to change."""
+        if self._run is not None and self._run.running():
+            self._run.wait()
 
     def _build_tables(self) -> tables.Tables:
         """The tables for the present addresses; box maps are written to the device first."""
@@ -252,12 +271,7 @@ class Executor(PlanMemory):
         there; launches on one stream need not be waited for in between. Raises InvalidUsageError
         where the plan cannot or, without a stream, while the launch before is running.
         """
-        variant = self.machine.variant
-        if len(self.plan.phases) != 1 or variant.name != "block" or self.machine.ring_bytes:
-            raise InvalidUsageError(
-                "a launch cannot go on from the one before: the plan has several phases, a ring or "
-                f"the kernel variant {variant.name!r}; start it anew (Executor.start)"
-            )
+        self._check_counts_on()
         if stream is None:
             self._check_idle()
         if self._resumed is None:
@@ -269,6 +283,37 @@ class Executor(PlanMemory):
         first, self._resumed = self._resumed, self._resumed + iterations
         self._params["first"], self._params["end"] = first, self._resumed
         return self._launch(self._params, [self._resumed], stream)
+
+    def _check_counts_on(self) -> None:
+        variant = self.machine.variant
+        if len(self.plan.phases) != 1 or variant.name != "block" or self.machine.ring_bytes:
+            raise InvalidUsageError(
+                "a launch cannot go on from the one before: the plan has several phases, a ring or "
+                f"the kernel variant {variant.name!r}; start it anew (Executor.start)"
+            )
+
+    def record(self, iterations: int, stream: int) -> None:
+        """Puts so many first iterations into the graph that is being captured on a stream; see
+        ark.runtime.graphs. For plans that `resume` takes.
+        """
+        self._check_counts_on()
+        assert isinstance(self.device, GraphDevice)
+        self._reset([MOST_ITERATIONS])
+        params, kernel = self._parameters(persistent=False), self.kernels[0]
+        params["end"] = iterations
+        cleared = [(a, self._counter_bytes) for a in sorted(set(self._counters.values()))]
+        packets = self._arenas.get("packet")
+        if packets is not None:
+            cleared.append((packets.address, packets.nbytes))
+        blocks, data = self.plan.processors, params.tobytes()
+        self.device.record(
+            kernel.loaded, data, blocks, kernel.threads, kernel.shared_bytes, stream, cleared
+        )
+
+    def check(self) -> None:
+        """Raises GpuError if a wait of a graph's replay has given up."""
+        if int(self._told["error"][0]) != 0:
+            raise GpuError(self._explain(self._told[0]))
 
     def _reset(self, ends: Sequence[int]) -> None:
         """Sets everything back to before the first iteration, on all ranks together."""

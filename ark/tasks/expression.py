@@ -63,6 +63,13 @@ def places(tree: Tree) -> bool:
     return tree[0] == "index" or any(places(part) for part in _children(tree))
 
 
+def reads(tree: Tree) -> frozenset[int]:
+    """The operands that a checked tree reads."""
+    if tree[0] == "input":
+        return frozenset({tree[1]})
+    return frozenset().union(*(reads(part) for part in _children(tree)))
+
+
 def _children(tree: Tree) -> Sequence[Tree]:
     if tree[0] in ("input", "number", "index"):
         return ()
@@ -243,7 +250,7 @@ class Writer:
         text = re.sub(r"\bUINT\b", "ark_u" + compute[-2:], text)
         made = re.sub(r"\b[abc]\b", lambda m: names[m.group()], text)
         result = "bool" if function.predicate else compute
-        return self._let(result, made), result
+        return self.let(result, made), result
 
     def _number(self, value: float) -> tuple[str, str]:
         kinds = ["fp32" if kind == "float" else "int32" for _, kind in self._leaves]
@@ -256,21 +263,22 @@ class Writer:
 
     def _cast(self, value: tuple[str, str], name: str) -> tuple[str, str]:
         if name == "bool":
-            return self._let("bool", f"{value[0]} != 0"), "bool"
+            return self.let("bool", f"{value[0]} != 0"), "bool"
         if name in INTEGERS:
             ctype = by_name(name).storage
-            return self._let(ctype, f"static_cast<{ctype}>({value[0]})"), ctype
+            return self.let(ctype, f"static_cast<{ctype}>({value[0]})"), ctype
         text = _as(value, "float")
         if name == "fp32":
             return text, "float"
         rounding = "ark_half" if name == "fp16" else "ark_bfloat"
-        return self._let("float", f"ark_float({rounding}({text}))"), "float"
+        return self.let("float", f"ark_float({rounding}({text}))"), "float"
 
     def _named(self, ctype: str, text: str) -> str:
         """A name for a value that a function may use more than once."""
-        return text if re.fullmatch(r"x\d+", text) else self._let(ctype, text)
+        return text if re.fullmatch(r"x\d+", text) else self.let(ctype, text)
 
-    def _let(self, ctype: str, text: str) -> str:
+    def let(self, ctype: str, text: str) -> str:
+        """A constant of its own for a value."""
         name = f"x{len(self.statements)}"
         self.statements.append(f"const {ctype} {name} = {text};")
         return name

@@ -2,9 +2,30 @@
 // ROWS by COLUMNS that begins at m0, n0. a(m, k) and b(k, n) give the place of an element,
 // finish(m, n, sum) stores the result's; sums are over k0 to k1.
 
+// Lanes that share an element of a tile of so few that threads would be idle: a power of two.
+constexpr int ark_matmul_lanes(int elements) {
+  int lanes = 1;
+  while (2 * lanes * elements <= ARK_THREADS && 2 * lanes <= ARK_LANES) lanes *= 2;
+  return lanes;
+}
+
 template <int ROWS, int COLUMNS, int M, int N, class A, class B, class Finish>
 ARK_DEVICE void ark_matmul(ArkCtx&, const ArkTask&, int m0, int n0, int k0, int k1, const A& a,
                            const B& b, const Finish& finish) {
+  constexpr int LANES = ark_matmul_lanes(ROWS * COLUMNS);
+  if constexpr (LANES > 1) {
+    const int e = ark_tid() / LANES, m = m0 + e / COLUMNS, n = n0 + e % COLUMNS;
+    const bool here = e < ROWS * COLUMNS && m < M && n < N;
+    float sum = 0.0f;
+    if (here) {
+      for (int k = k0 + ark_tid() % LANES; k < k1; k += LANES) {
+        sum += ark_get(a(m, k), 0) * ark_get(b(k, n), 0);
+      }
+    }
+    for (int mask = 1; mask < LANES; mask *= 2) sum += ark_shfl_xor(sum, mask);
+    if (here && ark_tid() % LANES == 0) finish(m, n, sum);
+    return;
+  }
   for (int e = ark_tid(); e < ROWS * COLUMNS; e += ARK_THREADS) {
     const int m = m0 + e / COLUMNS, n = n0 + e % COLUMNS;
     if (m >= M || n >= N) continue;

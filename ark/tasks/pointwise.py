@@ -221,6 +221,12 @@ class _Box:
         lines = [*writer.statements, text.store(self.sig, self.out, to, at, result)]
         return "".join(f"    {line}\n" for line in lines)
 
+    def _once(self, index: int) -> bool:
+        """Does no other element of the result read what this operand gives for one?"""
+        shape, strides = self.sig.operands[index].shape, self.sig.operands[index].strides
+        spread = math.prod(shape) == math.prod(self.sig.operands[self.out].shape)
+        return spread and index not in self.places and all(strides)
+
     def _element(self) -> str:
         """Statements for one element of the result."""
         values = [self._value(i) for i in range(self.out)]
@@ -248,7 +254,8 @@ class _Box:
             count = width // operand.per_item
             at = self._at(i) if operand.per_item == 1 else f"({self._at(i)}) / {operand.per_item}"
             held += f"    ArkPack<{operand.ctype}, {count}> v{i}[{rounds}];\n"
-            fetch += f"      if (inside) v{i}[u] = ark_load_pack<{count}>(p{i} + {at});\n"
+            load = "ark_load_pack_once" if self._once(i) else "ark_load_pack"
+            fetch += f"      if (inside) v{i}[u] = {load}<{count}>(p{i} + {at});\n"
             values.append(text.load(self.sig, i, f"v{i}[u].v", "j" if width > 1 else "0"))
         made = self.sig.operands[self.out].ctype
         compute = self._compute(values, "to", "j", " + j" if pack > 1 else "")

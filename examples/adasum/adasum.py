@@ -26,6 +26,7 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "SGD": lambda p: ark.optim.SGD(p, lr=1.0),
     "momentum": lambda p: ark.optim.SGD(p, lr=0.4, momentum=0.9),
     "Adam": lambda p: ark.optim.Adam(p, lr=0.04),
+    "LAMB": lambda p: ark.optim.LAMB(p, lr=0.03),
 }
 
 
@@ -179,16 +180,18 @@ def train(
     return found, ended
 
 
-def work(backend: str, steps: int, batch: int, path: str, figure: str) -> None:
+def work(
+    backend: str, steps: int, batch: int, optimizers: list[str], path: str, figure: str
+) -> None:
     """A rank's process; rank 0 writes what was found."""
     ark.init(backend=backend)
-    found, ended = train(digits(), steps, batch)
+    found, ended = train(digits(), steps, batch, optimizers=optimizers)
     if ark.Model.get_rank() != 0:
         return
     accuracy = {n: found[f"{n} accuracy"] for n in ended}
     apart = max(
         float(np.abs(a - b).max())
-        for o in OPTIMIZERS
+        for o in optimizers
         for a, b in zip(ended[f"{o} tree"], ended[f"{o} halving"], strict=True)
     )
     report = {
@@ -201,17 +204,18 @@ def work(backend: str, steps: int, batch: int, path: str, figure: str) -> None:
     if path:
         Path(path).write_text(json.dumps({n: c.tolist() for n, c in found.items()}))
     if figure:
-        Path(figure).write_text(drawn(found, ark.Model.get_world_size()), encoding="utf-8")
+        world = ark.Model.get_world_size()
+        Path(figure).write_text(drawn(found, world, optimizers), encoding="utf-8")
 
 
-def drawn(found: dict[str, np.ndarray], world: int) -> str:
+def drawn(found: dict[str, np.ndarray], world: int, optimizers: Sequence[str]) -> str:
     """An SVG: accuracy by method, and how orthogonal the ranks' steps are, layer by layer."""
     at = range(len(next(iter(found.values()))))
     panels = [
         Panel(f"{o}: accuracy", {m: (at, found[f"{o} {m} accuracy"]) for m in METHODS[:3]})
-        for o in OPTIMIZERS
+        for o in optimizers
     ]
-    for o in OPTIMIZERS:
+    for o in optimizers:
         layers = {f"layer {i}": (at, found[f"{o} tree orthogonality {i}"]) for i in (0, 1)}
         panels.append(Panel(f"{o}: orthogonality", layers))
     return page(f"Digits on {world} ranks: 1 is orthogonal, {1 / world:g} is parallel", panels)
@@ -223,10 +227,11 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4, help="a power of two")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch", type=int, default=128, help="of a rank")
+    parser.add_argument("--optimizers", nargs="+", default=list(OPTIMIZERS), choices=OPTIMIZERS)
     parser.add_argument("--curves", default="", help="a file to write all curves to, as JSON")
     parser.add_argument("--figure", default=str(Path(__file__).with_name("adasum.svg")))
     args = parser.parse_args()
-    given = (args.backend, args.steps, args.batch, args.curves, args.figure)
+    given = (args.backend, args.steps, args.batch, args.optimizers, args.curves, args.figure)
     raise SystemExit(ark.launch(args.ranks, work, *given))
 
 

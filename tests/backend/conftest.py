@@ -19,6 +19,7 @@ from ark.errors import UnsupportedError
 
 NAMES = ("cpu", "cuda", "rocm")
 SIMULATED = ("mesh",)
+OPTIMISED = ("test_attention.py", "test_decoder_ops.py", "test_decoders.py", "test_ops.py")
 
 
 def required(name: str) -> int:
@@ -46,6 +47,13 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     ark.init(backend=name)
     yield name
     ark.init(backend=name)
+
+
+@pytest.fixture(autouse=True)
+def optimised(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some run what ark's own flags make also where all others are compiled quickly."""
+    if request.path.name in OPTIMISED:
+        monkeypatch.delenv("ARK_CPU_FLAGS", raising=False)
 
 
 @pytest.hookimpl(wrapper=True)

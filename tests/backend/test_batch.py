@@ -14,7 +14,8 @@ from transformers import LlamaForCausalLM
 from ark.backend import registry
 from ark.errors import InvalidUsageError
 from ark.models.checkpoint import Checkpoint
-from ark.models.generate import Generator, Sampling
+from ark.models.generate import Generator
+from ark.models.request import Sampling
 from tests.checkpoints import make_checkpoint
 
 LENGTHS = (1, 9, 4)

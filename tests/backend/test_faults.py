@@ -15,7 +15,7 @@ from ark.errors import GpuError, PlanError
 from ark.ir.dtype import by_name
 from ark.machine import Machine
 from ark.models.build import Shape
-from ark.models.generate import plans
+from ark.models.plans import plans
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor

@@ -19,7 +19,9 @@ from ark.errors import GpuError, InvalidUsageError, SystemError
 from ark.ir.dtype import DataType
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
-from ark.models.generate import COLDEST, HOTTEST, Generator, Sampling, plans
+from ark.models.generate import Generator
+from ark.models.plans import plans
+from ark.models.request import COLDEST, HOTTEST, Sampling
 from tests.checkpoints import LLAMA3_ROPE, make_checkpoint
 
 NOAH = Path(__file__).resolve().parents[2] / "examples/noah"

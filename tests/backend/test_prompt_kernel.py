@@ -21,8 +21,8 @@ from ark.backend.protocol import Device
 from ark.ir.dtype import DataType, by_name
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
-from ark.models.generate import make_plans
 from ark.models.load import weights
+from ark.models.plans import make_plans
 from ark.ops.tokens import MAX_STOPS
 from ark.plan.types import Plan
 from ark.runtime.executor import Executor

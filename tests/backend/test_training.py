@@ -11,6 +11,7 @@ import ark
 from tests.training import TOLERANCE, learn, perceptron, torch_perceptron
 
 torch = pytest.importorskip("torch")
+Lamb = pytest.importorskip("tests.lamb").Lamb
 
 OPTIMIZERS: dict[str, tuple[Any, Any]] = {
     "sgd": (lambda p: ark.optim.SGD(p, 0.3), lambda p: torch.optim.SGD(p, 0.3)),
@@ -30,11 +31,15 @@ OPTIMIZERS: dict[str, tuple[Any, Any]] = {
         lambda p: ark.optim.AdamW(p, 0.02, (0.8, 0.95), weight_decay=0.1),
         lambda p: torch.optim.AdamW(p, 0.02, (0.8, 0.95), weight_decay=0.1),
     ),
+    "lamb": (
+        lambda p: ark.optim.LAMB(p, 0.05, (0.8, 0.95), weight_decay=0.1),
+        lambda p: Lamb(p, 0.05, (0.8, 0.95), 0.1),
+    ),
 }
 
 
 def test_optimizers(backend: str) -> None:
-    """Five perceptrons learn side by side in one kernel, 30 steps, each as torch's does."""
+    """Six perceptrons learn side by side in one kernel, 30 steps, each as torch's does."""
     steps = 30
     random = np.random.default_rng(5)
     data = [random.normal(size=(12, 8)), random.integers(0, 4, 12)]

@@ -68,7 +68,7 @@ def leave_one_running() -> None:
     from ark.backend import registry
     from ark.ir.dtype import by_name
     from ark.models.build import Shape
-    from ark.models.generate import plans
+    from ark.models.plans import plans
     from ark.runtime import run
     from ark.runtime.executor import Executor
     from tests.unit.plan.shapes import CONFIG

@@ -17,7 +17,7 @@ from ark.errors import SystemError
 from ark.ir.dtype import by_name
 from ark.lower.ranks import plan_ranks
 from ark.models.build import Shape
-from ark.models.generate import make_plans
+from ark.models.plans import make_plans
 from ark.plan.collector import paused
 from ark.plan.rotated import on_rank
 from ark.plan.serialize import machine_of

@@ -18,7 +18,7 @@ from ark.lower.pipeline import plan
 from ark.machine import Machine
 from ark.models.build import Shape
 from ark.models.config import LlamaConfig
-from ark.models.generate import plans as llama_plans
+from ark.models.plans import plans as llama_plans
 from ark.ops.tokens import MAX_STOPS
 from ark.plan import kind as kinds
 from ark.plan.verify import verify
@@ -51,8 +51,8 @@ def test_every_kind_compiles(arch):
     for name, made in signatures.plans(machine, types):
         shared = write(made, machine, backend.dialect(arch)).scratch_bytes + machine.ring_bytes
         assert shared <= machine.shared_bytes + machines.RESERVED, name
-    own, half = backend.dialect(arch).bodies, backend.archs().index(arch)
-    for made in signatures.united(machine, types, own, half):
+    own, quarter = backend.dialect(arch).bodies, backend.archs().index(arch)
+    for made in signatures.united(machine, types, own, quarter):
         program = build(made, machine, backend, arch)
         assert b"ark_loop\0" in program.binary.data, program.emitted.bodies
 

@@ -19,7 +19,7 @@ from ark.errors import SystemError
 from ark.ir.dtype import by_name
 from ark.models.build import Shape
 from ark.models.config import builtin_config
-from ark.models.generate import plans as llama_plans
+from ark.models.plans import plans as llama_plans
 from ark.plan.serialize import machine_of
 from ark.plan.types import Phase, Plan, PlanCounter
 from ark.variant import COMPUTE, block

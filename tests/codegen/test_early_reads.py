@@ -14,7 +14,7 @@ from ark_cuda import backend
 
 from ark.ir.dtype import by_name
 from ark.models.build import Shape
-from ark.models.generate import make_plans
+from ark.models.plans import make_plans
 from ark.plan import kind as kinds
 from ark.plan.types import Plan
 from tests import cuda_on_host

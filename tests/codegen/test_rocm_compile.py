@@ -187,14 +187,12 @@ def test_other_matmuls_keep_to_the_common_body(dtype: str, shape: tuple[int, int
     assert "mfma" not in assembly(emitted.source, "gfx942")
 
 
-# The default run compiles for one architecture of each family.
-@pytest.mark.parametrize(
-    "arch", [pytest.param(a, marks=[slow] * (a not in ("gfx942", "gfx1100"))) for a in ARCHS]
-)
+# The default run compiles for one architecture; code for gfx942 is executed there (ci/matrix.toml).
+@pytest.mark.parametrize("arch", [pytest.param(a, marks=[slow] * (a != "gfx1100")) for a in ARCHS])
 def test_every_task_kind_compiles(arch: str) -> None:
-    own, half = backend.dialect(arch).bodies, 1 + ARCHS.index(arch)
+    own, quarter = backend.dialect(arch).bodies, ARCHS.index(arch)
     types = signatures.types_for(arch, ARCHS)
-    for plan in signatures.united(machine_for(arch), types, own, half):
+    for plan in signatures.united(machine_for(arch), types, own, quarter):
         emitted = emit(arch, plan)
         text = assembly(emitted.source, arch)
         what = f"one of {emitted.bodies}"

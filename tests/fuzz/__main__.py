@@ -19,16 +19,17 @@ from collections import Counter
 from pathlib import Path
 
 HANG_S = 120.0
+EXECUTED = ("plan", "task_plan")  # under the sanitizer
 _HARMLESS = ("accepted", "refused", "executed", "ended alike")  # the last two are of the accepted
 
 
 def work(target: str, seed: int, first: int, cases: int, until: float, folder: Path) -> None:
     """Runs cases first, first + 1, ... of a target; tells how it goes in `folder`."""
     from tests.fuzz import WrongResult
-    from tests.fuzz.execute import sanitize
+    from tests.fuzz.execute import sanitize, sanitized
     from tests.fuzz.targets import TARGETS
 
-    if "libasan" in os.environ.get("LD_PRELOAD", ""):
+    if sanitized():
         sanitize()
     counts: Counter[str] = Counter()
     done = first
@@ -68,7 +69,7 @@ def fuzz(target: str, seed: int, cases: int, seconds: float, folder: Path) -> Co
     total: Counter[str] = Counter()
     first, until = 0, time.time() + seconds
     environment = {**os.environ, "ARK_CACHE_DIR": str(folder / "cache")}
-    library = _sanitizer() if target == "plan" else ""
+    library = _sanitizer() if target in EXECUTED else ""
     if library:
         environment["LD_PRELOAD"] = library
         environment["ASAN_OPTIONS"] = "detect_leaks=0:abort_on_error=1"

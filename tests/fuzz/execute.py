@@ -13,7 +13,7 @@ import os
 from typing import Any
 
 import numpy as np
-from ark_cpu import backend, compiler
+from ark_cpu import backend
 
 from ark.errors import BaseError
 from ark.ir.dtype import by_name
@@ -27,8 +27,12 @@ _LASTING = ("state", "host", "external")
 
 def sanitize() -> None:
     """Compiles loop kernels with AddressSanitizer from now on, in this process."""
-    kept = tuple(f for f in compiler.FLAGS if f != "-O3")
-    compiler.FLAGS = (*kept, "-O1", "-fsanitize=address", "-fno-omit-frame-pointer")
+    os.environ["ARK_CPU_FLAGS"] = "-O1 -fsanitize=address -fno-omit-frame-pointer"
+
+
+def sanitized() -> bool:
+    """Was this process started with the sanitizer's library?"""
+    return "libasan" in os.environ.get("LD_PRELOAD", "")
 
 
 def serial(plan: Plan) -> Plan:
@@ -40,8 +44,15 @@ def serial(plan: Plan) -> Plan:
         if alone:
             alone[-1] = dataclasses.replace(alone[-1], signals=(ITERATION_BARRIER,))
         phases.append(Phase(phase.name, (tuple(alone),)))
+    # One task ends an iteration here, however many do in the plan.
+    once = (
+        dataclasses.replace(c, step=1) if c.id == ITERATION_BARRIER else c for c in plan.counters
+    )
     return dataclasses.replace(
-        plan, machine={**plan.machine, "processors": 1}, phases=tuple(phases)
+        plan,
+        machine={**plan.machine, "processors": 1},
+        counters=tuple(once),
+        phases=tuple(phases),
     )
 
 
@@ -102,7 +113,7 @@ def _sanitizer() -> Any:
 
 def _poison(executor: Executor) -> list[tuple[int, int]]:
     """Poisons what lies between buffers, where a sanitizer is there; returns the arenas."""
-    if "libasan" not in os.environ.get("LD_PRELOAD", ""):
+    if not sanitized():
         return []
     # Packets are zeroed as a whole before a launch.
     arenas = [(m.address, m.nbytes) for name, m in executor._arenas.items() if name != "packet"]

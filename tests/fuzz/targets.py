@@ -29,7 +29,7 @@ from ark.errors import BaseError, InternalError
 from ark.ir.dtype import by_name
 from ark.models.build import Shape
 from ark.models.config import LlamaConfig, Rope
-from ark.models.generate import make_plans
+from ark.models.plans import make_plans
 from ark.parallel.pipeline import Placement, tessel
 from ark.plan import serialize
 from ark.plan.types import Plan

@@ -20,64 +20,11 @@ import torch
 from torch import nn
 
 import ark
+from ark.bench import networks
+from ark.bench.networks import seasoned
 from ark.interop.torch import backend
 
 TOLERANCE = 2e-5
-
-
-class Block(nn.Module):
-    """A residual block of two convolutions (He et al. 2016)."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
-            nn.BatchNorm2d(outputs),
-            nn.ReLU(),
-            nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
-            nn.BatchNorm2d(outputs),
-        )
-        self.short: nn.Module = nn.Identity()
-        if stride > 1 or inputs != outputs:
-            conv = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-            self.short = nn.Sequential(conv, nn.BatchNorm2d(outputs))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(self.body(x) + self.short(x))
-
-
-class Inverted(nn.Module):
-    """An inverted residual with a depthwise convolution (Sandler et al. 2018)."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        wide = 4 * inputs
-        self.body = nn.Sequential(
-            nn.Conv2d(inputs, wide, 1, bias=False),
-            nn.BatchNorm2d(wide),
-            nn.ReLU6(),
-            nn.Conv2d(wide, wide, 3, stride, 1, groups=wide, bias=False),
-            nn.BatchNorm2d(wide),
-            nn.ReLU6(),
-            nn.Conv2d(wide, outputs, 1, bias=False),
-            nn.BatchNorm2d(outputs),
-        )
-        self.same = stride == 1 and inputs == outputs
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.body(x) if self.same else self.body(x)
-
-
-class Recurrent(nn.Module):
-    """An LSTM of two layers over a sequence, and what its last step says."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(12, 16, 2, batch_first=True)
-        self.head = nn.Linear(16, 5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.lstm(x)[0][:, -1])
 
 
 class First(nn.Module):
@@ -89,30 +36,6 @@ class First(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.model(tokens, use_cache=False, return_dict=False)[0]
-
-
-def resnet() -> tuple[nn.Module, torch.Tensor]:
-    """ResNet-18's shape: four stages of two blocks."""
-    widths, layers = (8, 16, 24, 32), []
-    before = 8
-    for stage, width in enumerate(widths):
-        layers += [Block(before, width, 2 if stage else 1), Block(width, width, 1)]
-        before = width
-    stem = [nn.Conv2d(3, 8, 7, 2, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU()]
-    ends = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)]
-    return nn.Sequential(*stem, nn.MaxPool2d(3, 2, 1), *layers, *ends), torch.randn(1, 3, 64, 64)
-
-
-def mobilenet() -> tuple[nn.Module, torch.Tensor]:
-    """MobileNet's shape."""
-    layers = [Inverted(8, 8, 1), Inverted(8, 12, 2), Inverted(12, 12, 1), Inverted(12, 16, 2)]
-    stem = [nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU6()]
-    ends = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)]
-    return nn.Sequential(*stem, *layers, *ends), torch.randn(1, 3, 32, 32)
-
-
-def lstm() -> tuple[nn.Module, torch.Tensor]:
-    return Recurrent(), torch.randn(2, 8, 12)
 
 
 def bert() -> tuple[nn.Module, torch.Tensor]:
@@ -139,9 +62,9 @@ def gpt2() -> tuple[nn.Module, torch.Tensor]:
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
-    "resnet": resnet,
-    "mobilenet": mobilenet,
-    "lstm": lstm,
+    "resnet": networks.resnet,
+    "mobilenet": networks.mobilenet,
+    "lstm": networks.lstm,
     "bert": bert,
     "gpt2": gpt2,
 }
@@ -151,11 +74,7 @@ def made(name: str) -> tuple[nn.Module, torch.Tensor]:
     """A model in eval mode whose batch norms have seen something, and its input."""
     torch.manual_seed(3)
     module, example = MODELS[name]()
-    for part in module.modules():
-        if isinstance(part, nn.BatchNorm2d):
-            part.running_mean.normal_(std=0.2)
-            part.running_var.uniform_(0.5, 1.5)
-    return module.eval(), example
+    return seasoned(module), example
 
 
 def compiled(module: nn.Module, example: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ import ark
 
 torch = pytest.importorskip("torch")
 from ark.interop.torch import backend  # noqa: E402
+from ark.interop.torch.program import PROGRAMS  # noqa: E402
 from tests.interop import graphs, op_samples  # noqa: E402
 
 
@@ -95,6 +96,80 @@ def test_sizes_within_bounds() -> None:
         close(made(x), module(x).detach())
     with pytest.raises(ark.InvalidUsageError, match="to be <= 8"):
         made(torch.randn(9, 16))
+
+
+class Causal(torch.nn.Module):
+    """Attention in which nobody sees what comes behind."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = x.unflatten(-1, (2, 8)).transpose(1, 2)
+        made = torch.nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+        return torch.tanh(made.transpose(1, 2).flatten(2)) + x.mean(-1, keepdim=True)
+
+
+class Batched(torch.nn.Module):
+    """Something of everything that permits padded batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = torch.nn.Sequential(
+            torch.nn.Conv2d(2, 4, 3, padding=1),
+            torch.nn.BatchNorm2d(4),
+            torch.nn.ReLU(),
+            torch.nn.MaxPool2d(2),
+            torch.nn.Flatten(),
+            torch.nn.Linear(16, 8),
+            torch.nn.LayerNorm(8),
+            torch.nn.Softmax(-1),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x) + x.amax((1, 2, 3), keepdim=True).flatten(1)
+
+
+SIZED: dict[str, tuple[Any, tuple[int, ...], int]] = {
+    # module, shape of one row, the dimension that varies
+    "batch": (Batched, (2, 4, 4), 0),
+    "sequence": (Causal, (2, 16), 1),
+}
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_twenty_sizes_have_few_kernels(name: str) -> None:
+    """Sizes are rounded up to powers of two where what is added changes nothing that is seen; a
+    bound that torch finds adds one.
+    """
+    made, row, dim = SIZED[name]
+    module = made().eval()
+    compiled = torch.compile(module, backend=backend, dynamic=True)
+    before = set(PROGRAMS)
+    kept = []
+    with torch.no_grad():
+        for size in range(2, 22):
+            x = torch.randn((size, *row) if dim == 0 else (row[0], size, *row[1:]))
+            got = compiled(x)
+            assert got.is_contiguous()
+            close(got, module(x))
+            kept.append(got)
+    assert 4 <= len(set(PROGRAMS) - before) <= 6
+
+
+def test_sizes_that_may_not_be_padded() -> None:
+    """Each of these sees what a padded dimension holds."""
+    cases: dict[str, Any] = {
+        "mean": lambda x: x.mean(0),
+        "product": lambda x: x.T @ x,
+        "turned": lambda x: x.flip(0) * 2.0,
+        "number": lambda x: x * x.shape[0],
+        "joined": lambda x: torch.cat([x, x], 0) + 1.0,
+        "cut": lambda x: x[-2:] * 2.0,
+    }
+    for name, function in cases.items():
+        torch._dynamo.reset()
+        compiled = torch.compile(function, backend=backend, dynamic=True)
+        for size in (3, 5, 6):
+            x = torch.randn(size, 4)
+            torch.testing.assert_close(compiled(x), function(x), rtol=2e-5, atol=2e-5, msg=name)
 
 
 def test_all_that_a_module_lacks_is_said_at_once() -> None:

@@ -110,4 +110,4 @@ def test_the_figure_is_an_svg() -> None:
     kinds = ("accuracy", "orthogonality 0", "orthogonality 1")
     curves = {f"{name} {kind}": np.linspace(0, 1, 5) for name in names for kind in kinds}
     curves["SGD sum accuracy"][2] = np.nan
-    assert len(ElementTree.fromstring(example.drawn(curves, 4))) > 6 * 6
+    assert len(ElementTree.fromstring(example.drawn(curves, 4, list(example.OPTIMIZERS)))) > 6 * 6

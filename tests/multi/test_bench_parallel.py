@@ -33,7 +33,7 @@ def test_plans_run_and_are_predicted() -> None:
     [
         ((), "for several ranks"),
         (("--ranks", "2", "--plan", "chimera"), "is not measured"),
-        (("--ranks", "2", "--plan", "interleaved"), "too few for 4 stages"),
+        (("--ranks", "4", "--plan", "interleaved", "--layers", "1"), "8 stages"),
     ],
 )
 def test_what_is_not_measured_is_said(extra: tuple[str, ...], says: str) -> None:

@@ -19,7 +19,7 @@ from ark.models.generate import Generator
 from ark.models.tokenizer import Tokenizer
 from tests.backend.test_decoders import CASES as DECODERS
 from tests.checkpoints import make_checkpoint
-from tests.slow import slow
+from tests.slow import SLOW, slow
 
 NOAH = Path(__file__).resolve().parents[2] / "examples/noah"
 PROMPT = "The king said to his servants,"
@@ -74,7 +74,8 @@ def test_two_ranks_give_the_tokens_of_one(backend: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["qwen3-tied-wide-heads", "mixtral", pytest.param("qwen3-moe", marks=slow)]
+    "case",
+    ["mixtral", *(pytest.param(c, marks=slow) for c in ("qwen3-tied-wide-heads", "qwen3-moe"))],
 )
 def test_ranks_share_other_decoders(case: str, tmp_path: Path) -> None:
     """Each holds half of the heads, of every expert and of the head's rows."""
@@ -102,7 +103,8 @@ def test_emulated_devices_give_the_tokens_of_the_cpu(ranks: str) -> None:
     """One and two emulated gfx942 devices and processes; put, signal and wait between them."""
     pytest.importorskip("ark_rocm_emulator")
     pytest.importorskip("hip")
-    common = ("--max-new-tokens", "12", "--budget", "120")
+    tokens = 12 if SLOW else 6
+    common = ("--max-new-tokens", str(tokens), "--budget", "120")
     process = start(
         NOAH,
         "--json",
@@ -116,7 +118,7 @@ def test_emulated_devices_give_the_tokens_of_the_cpu(ranks: str) -> None:
     out, err = process.communicate(timeout=280)
     assert process.returncode == 0, err
     assert "emulated" in err
-    assert json.loads(out.splitlines()[-1])["tokens"] == alone(NOAH, 12)
+    assert json.loads(out.splitlines()[-1])["tokens"] == alone(NOAH, tokens)
 
 
 @slow
@@ -148,11 +150,10 @@ CHANGES = {
     "the chunk": ("--chunk", "8"),
     "the weights": (),
 }
+FEW = ("the prompt's tokens", "the number of new tokens", "the weights")  # each by another way
 
 
-@pytest.mark.parametrize(
-    "what", [pytest.param(c, marks=[slow] * c.startswith("the sampling")) for c in CHANGES]
-)
+@pytest.mark.parametrize("what", [pytest.param(c, marks=[slow] * (c not in FEW)) for c in CHANGES])
 def test_ranks_that_disagree_both_end_with_an_error(what: str, tmp_path: Path) -> None:
     """Each would otherwise give text that no rank was asked for."""
     port = str(20000 + (os.getpid() + 7) % 20000)

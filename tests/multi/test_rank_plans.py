@@ -15,7 +15,7 @@ from ark.ir.dtype import fp32
 from ark.lower.pipeline import plan as make_plan
 from ark.models.build import Shape
 from ark.models.config import LlamaConfig
-from ark.models.generate import plans as llama_plans
+from ark.models.plans import plans as llama_plans
 from ark.plan.types import Plan, Task
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor

@@ -15,8 +15,9 @@ from ark.errors import PlanError
 from ark.ir.dtype import DataType
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
-from ark.models.generate import Generator, make_plans
+from ark.models.generate import Generator
 from ark.models.load import weights
+from ark.models.plans import make_plans
 from ark.ops.tokens import MAX_STOPS
 from ark.plan.kind import signature
 from ark.plan.types import Plan

@@ -4,6 +4,7 @@ them run, or are refused on every rank with the same words.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 import ark
-from tests.task_plans import packet_ring, packet_sum, ring
+from tests.task_plans import fused_sum, packet_ring, packet_sum, ring
 
 SHAPE = (3, 700)
 Plans = list[dict[str, Any]]
@@ -113,13 +114,50 @@ def test_an_all_reduce_by_packets(world: int, tmp_path: Path) -> None:
     assert ark.launch(world, run_sum, folder, world, "cpu", 96) == 0
 
 
-def test_two_emulated_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """put, signal and wait between two processes' emulated gfx942 devices."""
+def run_fused(folder: str, world: int, backend: str, of_model: bool) -> None:
+    """What each rank does with `fused_sum`; of_model: as in run_own_file."""
+    ark.init(backend=backend)
+    rank = ark.Model.get_rank()
+    x = ark.tensor([96], ark.fp16)
+    if of_model:
+        y = ark.all_reduce_packet(x, rank, world)
+        z = ark.all_reduce_packet(y, rank, world)
+    else:
+        numbered = {t.ir.id: t for t in (x, *(ark.tensor([96], ark.fp16) for _ in range(5)))}
+        y, z = numbered[2], numbered[4]
+    plan = ark.Plan.from_file(Path(folder) / f"plan.{rank}.json")
+    with ark.Runtime() as runtime:
+        runtime.launch(plan=plan)
+        shares = np.random.default_rng(0).standard_normal((world, 96)).astype(np.float16)
+        x.from_numpy(shares[rank])
+        runtime.barrier()
+        runtime.run(3)
+        want = functools.reduce(np.add, shares.astype(np.float32)).astype(np.float16)
+        np.testing.assert_array_equal(y.to_numpy(), want)
+        again = functools.reduce(np.add, [want.astype(np.float32)] * world).astype(np.float16)
+        np.testing.assert_array_equal(z.to_numpy(), again)
+        runtime.barrier()
+
+
+@pytest.mark.parametrize("of_model", [True, False])
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_a_fused_all_reduce(world: int, of_model: bool, tmp_path: Path) -> None:
+    """In one op of ARK's 2026 plans; every rank has the same bits."""
+    folder = write(tmp_path, [fused_sum(rank, world) for rank in range(world)])
+    assert ark.launch(world, run_fused, folder, world, "cpu", of_model) == 0
+
+
+@pytest.mark.parametrize("form", [ring, packet_ring, fused_sum])
+def test_two_emulated_devices(
+    form: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Puts, signals, waits and packets between two processes' emulated gfx942 devices."""
     pytest.importorskip("ark_rocm_emulator")
     pytest.importorskip("hip")
     monkeypatch.setenv("ARK_ROCM_DEVICE", "emulated:gfx942,2")
-    folder = write(tmp_path, [ring(rank, 2, SHAPE) for rank in range(2)])
-    assert ark.launch(2, run_own_file, folder, 2, "rocm", True) == 0
+    folder = write(tmp_path, [form(rank, 2) for rank in range(2)])
+    run = run_fused if form is fused_sum else run_own_file
+    assert ark.launch(2, run, folder, 2, "rocm", True) == 0
 
 
 def op(plans: Plans, rank: int, name: str) -> dict[str, Any]:

@@ -158,7 +158,7 @@ def _replace_nth(text: str, old: str, new: str, nth: int) -> str:
 
 
 @lru_cache(maxsize=256)
-def _broken(defect: Defect) -> bytes:
+def broken(defect: Defect) -> bytes:
     """The code object of the kernel's file with the defect in it."""
     file = CASES[defect.kernel].source if defect.kernel in CASES else "sync.hip"
     source = (KERNELS / file).read_text()
@@ -183,7 +183,7 @@ def _broken(defect: Defect) -> bytes:
 def _kinds_found(defect: Defect, seed: int) -> list[ErrorKind]:
     case = CASES[defect.kernel]
     with emulated(defect.arch, seed=seed, checks=1, external_wait_ms=3000, report=0):
-        module = check(hip.hipModuleLoadData(_broken(defect)))
+        module = check(hip.hipModuleLoadData(broken(defect)))
         function = check(hip.hipModuleGetFunction(module, defect.kernel.encode()))
         work = case.make(np.random.default_rng(seed), Target(defect.arch))
         try:
@@ -208,7 +208,7 @@ def test_defect_is_reported(defect: Defect) -> None:
 def test_defect_between_devices_is_reported(defect: Defect) -> None:
     with emulated(defect.arch, 2, seed=1, checks=1, external_wait_ms=5000, report=0):
         with pytest.raises(HipError):
-            exchange_between_devices(_broken(defect))
+            exchange_between_devices(broken(defect))
         assert failures()[0].kind in defect.kinds
 
 

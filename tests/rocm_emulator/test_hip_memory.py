@@ -7,13 +7,13 @@ import multiprocessing
 import os
 import subprocess
 import sys
-from multiprocessing.connection import Connection
 
 import numpy as np
 import pytest
 from ark_rocm_emulator import emulated, failures
 from hip import hip
 from hip_runner import TO_DEVICE, TO_HOST, Arguments, Buffers, check, code_object, download, launch
+from two_processes import exchange
 
 ERROR = hip.hipError_t
 
@@ -220,49 +220,5 @@ def test_a_forked_child_starts_over() -> None:
         assert child.exitcode == 0
 
 
-def _rank(pipe: Connection, rank: int, rounds: int) -> None:
-    """One of two processes: swap handles with the other, then put, signal and wait in a kernel."""
-    blocks, threads = 2, 64
-    n = blocks * threads
-    with emulated("gfx942", seed=rank, external_wait_ms=60000), Buffers() as buffers:
-        mine = buffers.upload(np.arange(n, dtype=np.int32) * (rank + 1))
-        own = buffers.empty(2 * n * 4, 3), buffers.upload(np.zeros(blocks, np.uint32), 3)
-        for pointer in own:
-            handle = check(hip.hipIpcGetMemHandle(pointer))
-            pipe.send(ctypes.string_at(handle.as_c_void_p().value, 64))
-        theirs = []
-        for _ in own:
-            handle = hip.hipIpcMemHandle_t.fromObj(bytearray(pipe.recv()))
-            theirs.append(check(hip.hipIpcOpenMemHandle(handle, 1)))
-        numbers = np.int32(rank), np.int32(rounds)
-        arguments = Arguments(mine, *theirs, *own, *numbers)
-        launch(_function("put_signal_wait", "sync.hip"), blocks, threads, arguments)
-        check(hip.hipDeviceSynchronize())
-        pipe.send(download(mine, (n,), np.int32))
-        pipe.recv()  # the other may still read what this process holds
-
-
 def test_kernels_of_two_processes_put_signal_and_wait() -> None:
-    rounds = 5
-    context = multiprocessing.get_context("spawn")
-    pipes = [context.Pipe() for _ in range(2)]
-    ranks = [
-        context.Process(target=_rank, args=(pipes[rank][1], rank, rounds)) for rank in range(2)
-    ]
-    for process in ranks:
-        process.start()
-    ends = [pipe[0] for pipe in pipes]
-    for _ in range(2):  # the handles: of inboxes, then of flags
-        sent = [end.recv() for end in ends]
-        for rank in range(2):
-            ends[1 - rank].send(sent[rank])
-    got = [end.recv() for end in ends]
-    for end, process in zip(ends, ranks, strict=True):
-        end.send(None)
-        process.join(60)
-        assert process.exitcode == 0
-    values = [np.arange(128) * (rank + 1) for rank in range(2)]
-    for r in range(1, rounds + 1):
-        values = [values[1] + 1 + r, values[0] + 0 + r]
-    for rank in range(2):
-        np.testing.assert_array_equal(got[rank], values[rank])
+    assert exchange("gfx942", code_object("sync.hip", "gfx942", ("-O3",))) == []

@@ -51,7 +51,7 @@ def test_sound_kernels_give_the_right_values(name: str, arch: str) -> None:
 def gives_wrong_values(defect: planted.Defect, seed: int) -> bool:
     case = CASES[defect.kernel]
     with emulated(defect.arch, seed=seed, **OPTIONS):
-        module = check(hip.hipModuleLoadData(planted._broken(defect)))
+        module = check(hip.hipModuleLoadData(planted.broken(defect)))
         function = check(hip.hipModuleGetFunction(module, defect.kernel.encode()))
         work = case.make(np.random.default_rng(seed), Target(defect.arch))
         try:
@@ -79,7 +79,7 @@ def test_a_scope_that_ends_at_the_device_is_not_seen_by_another() -> None:
     """The signal's: it stays in the caches of its device, and the other one waits without end."""
     defect = next(d for d in planted.DEVICE_DEFECTS if d.what == "signal's scope")
     with emulated(defect.arch, 2, seed=1, **OPTIONS), pytest.raises(HipError, match="deadlock"):
-        exchange_between_devices(planted._broken(defect))
+        exchange_between_devices(planted.broken(defect))
 
 
 def tokens(directory: Path, backend: str, count: int) -> list[int]:

@@ -1,11 +1,15 @@
-"""`python -m tests.sanitizer.model ARGUMENTS`: the command `ark ARGUMENTS` with a loop kernel in
-which every lane arrives at an mbarrier, where ark's own lets one lane arrive for its warp, and with
-line numbers. What racecheck reports of it is not for want of following that lane (tests.sanitizer).
+"""`python -m tests.sanitizer.model [--variant NAME] [--as-shipped] ARGUMENTS`: the command
+`ark ARGUMENTS` with a loop kernel in which every lane arrives at an mbarrier, where ark's own lets
+one lane arrive for its warp, and with line numbers. What racecheck reports of it is not for want of
+following that lane (tests.sanitizer). --variant: the decoder is planned for this kernel variant.
+--as-shipped: the loop is ark's own.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import functools
 import sys
 
 import cuda.core
@@ -13,6 +17,7 @@ from ark_cuda import backend
 
 from ark.cli import main as command
 from ark.codegen.dialect import Dialect
+from ark.models import generate
 
 # What is replaced in the source of the loop and the ring, each as often as it stands there.
 ROLES = (
@@ -45,10 +50,22 @@ def every_lane(made: Dialect) -> Dialect:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.sanitizer.model", description=__doc__)
+    parser.add_argument("--variant")
+    parser.add_argument("--as-shipped", action="store_true")
+    asked, words = parser.parse_known_args()
+    if asked.variant:
+        options = {"variant": asked.variant}
+        generate.plans = functools.partial(generate.plans, options=options)
+    if not asked.as_shipped:
+        _let_every_lane_arrive()
+    return int(command(words) or 0)
+
+
+def _let_every_lane_arrive() -> None:
     dialect, options = backend.dialect, cuda.core.ProgramOptions
     backend.dialect = lambda arch: every_lane(dialect(arch))
     cuda.core.ProgramOptions = lambda **words: options(**words, lineinfo=True)
-    return int(command(sys.argv[1:]) or 0)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ from ark.export.write import files, save
 from ark.ir.dtype import DataType
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
-from ark.models.generate import Generator, plans
+from ark.models.generate import Generator
+from ark.models.plans import plans
 
 NOAH = Path(__file__).resolve().parents[2] / "examples/noah"
 PARTS = ("ark.c", "device.c", "safetensors.c", "decoder.c", "generate.c")

@@ -33,17 +33,6 @@ ARK_DEVICE float ark_block_sum(float v, float* scratch) {
   return total;
 }
 
-ARK_DEVICE float ark_block_max(float v, float* scratch) {
-  v = ark_warp_max(v);
-  if (ARK_WARPS == 1) return v;
-  if (ark_lane() == 0) scratch[ark_warp()] = v;
-  ark_sync();
-  float best = scratch[0];
-  for (int w = 1; w < ARK_WARPS; ++w) best = scratch[w] > best ? scratch[w] : best;
-  ark_sync();
-  return best;
-}
-
 // An operand that is plain memory or packets: the same call reads (and waits for) either.
 template <typename T>
 ARK_DEVICE float ark_load(ArkCtx&, const T* p, ark_i64 i, bool) {

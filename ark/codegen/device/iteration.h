@@ -3,17 +3,23 @@
 // The host has told the loop to end: nobody begins another iteration, every wait gives up.
 ARK_COLD void ark_leave(ArkCtx& c) {
   ArkControl* control = ark_control(ARK_PARAMS(c));
-  control->limit = 0u;
+  ark_post_host(&control->limit, 0u);  // others are reading it
   ark_add_release(&control->abort, 1u, false);
   ark_add_release(&control->go, 0x40000000u, false);
+}
+
+// Where the host hears of iterations now and then: soon of the first ones, and regularly.
+ARK_DEVICE bool ark_told(ark_u32 iteration) {
+  return iteration % 64u == 0u || (iteration & (iteration - 1u)) == 0u;
 }
 
 // Leader only: may this processor begin the iteration? The barrier opens when all of the iteration
 // before it is done on the ranks that begin it together: all of them, or this one. Once an
 // iteration processor 0 asks the host whether to leave, before it waits for the barrier, so that
 // the answer comes while it waits; in persistent mode it also asks for the iteration. The last
-// processor, which often has least to do, tells the host which iterations are done; only in
-// persistent mode the host may read results before the launch ends.
+// processor, which often has least to do, tells the host which iterations are done: at the end and
+// now and then, as a store to the host can hold up iterations of some microseconds; each one only
+// in persistent mode, in which the host may read results before the launch ends.
 ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration) {
   const bool tells = c.processor + 1u == ARK_PARAMS(c)->processors;
   const bool over = ARK_PARAMS(c)->end != 0u && iteration == ARK_PARAMS(c)->end;
@@ -25,16 +31,19 @@ ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration) {
   // Longer than a task waits: whoever is stuck should report, not those who wait for its iteration.
   const ark_u64 budget = ARK_PARAMS(c)->budget_ns / 4u * 5u;
   if (!ark_wait(c, ark_words(ARK_PARAMS(c)->barrier), want, system, 4u, 0u, budget)) return false;
-  if (tells && iteration != 0u) {
+  const bool persistent = ARK_PARAMS(c)->persistent != 0u;
+  const bool more = !over && (persistent || iteration < ark_load_acquire(&control->limit, false));
+  if (tells && iteration != 0u && (persistent || !more || ark_told(iteration))) {
     ark_u32* done = &ark_host(ARK_PARAMS(c))->done;
-    ARK_PARAMS(c)->persistent ? ark_store_host(done, iteration) : ark_post_host(done, iteration);
+    persistent ? ark_store_host(done, iteration) : ark_post_host(done, iteration);
   }
-  if (over) return false;
+  if (!more) return false;
   if (leave != 0u) {
     ark_leave(c);
     return false;
   }
-  if (ARK_PARAMS(c)->persistent && c.processor == 0u) {
+  if (!persistent) return true;
+  if (c.processor == 0u) {
     ArkHost* host = ark_host(ARK_PARAMS(c));
     ArkSpin spin{0u, 0u};
     for (;;) {
@@ -52,18 +61,15 @@ ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration) {
     }
     return true;
   }
-  if (ARK_PARAMS(c)->persistent) {
-    // The host may be silent for long: this wait ends when processor 0 releases or gives up.
-    ArkSpin spin{0u, 0u};
-    for (;;) {
-      const ark_u32 go = ark_load_acquire(&control->go, false);
-      if (go >= 0x40000000u) return false;
-      if (go > iteration) return true;
-      const ark_u64 patience = ARK_PARAMS(c)->idle_ns + ARK_PARAMS(c)->budget_ns;
-      if (ark_spin(ARK_PARAMS(c), spin, patience) != ARK_KEEP) return false;
-    }
+  // The host may be silent for long: this wait ends when processor 0 releases or gives up.
+  ArkSpin spin{0u, 0u};
+  for (;;) {
+    const ark_u32 go = ark_load_acquire(&control->go, false);
+    if (go >= 0x40000000u) return false;
+    if (go > iteration) return true;
+    const ark_u64 patience = ARK_PARAMS(c)->idle_ns + ARK_PARAMS(c)->budget_ns;
+    if (ark_spin(ARK_PARAMS(c), spin, patience) != ARK_KEEP) return false;
   }
-  return iteration < ark_load_acquire(&control->limit, false);
 }
 
 // One thread: what bodies see of the loop, before the first iteration and before each.

@@ -17,6 +17,19 @@ template <int N, typename T>
 ARK_DEVICE ArkPack<T, N> ark_load_pack(const T* p) {
   return *reinterpret_cast<const ArkPack<T, N>*>(p);
 }
+// The same of what this task reads once. A backend whose nearest cache is slow where a processor
+// has just written says how to load 16 bytes past it.
+template <int N, typename T>
+ARK_DEVICE ArkPack<T, N> ark_load_pack_once(const T* p) {
+#if defined(ARK_HAS_LOAD_ONCE)
+  if constexpr (sizeof(ArkPack<T, N>) == 16) {
+    ArkPack<T, N> pack;
+    ark_load_once(p, &pack);
+    return pack;
+  }
+#endif
+  return ark_load_pack<N>(p);
+}
 template <int N, typename T>
 ARK_DEVICE void ark_store_pack(T* p, const ArkPack<T, N>& pack) {
   *reinterpret_cast<ArkPack<T, N>*>(p) = pack;
@@ -69,7 +82,7 @@ ARK_DEVICE ark_i32 ark_get(const ark_int4* p, ark_i64 i) {
 ARK_DEVICE float ark_get(const ark_fp4* p, ark_i64 i) {
   const ark_u32 v = ark_half_byte(p, i), exponent = v >> 1 & 3u;
   const float size = exponent == 0u ? 0.5f * static_cast<float>(v & 1u)
-                                    : ark_bits_float(exponent + 126u << 23 | (v & 1u) << 22);
+                                    : ark_bits_float((exponent + 126u) << 23 | (v & 1u) << 22);
   return v & 8u ? -size : size;
 }
 template <typename V>

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
@@ -20,18 +19,12 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from ark import log
 from ark.errors import InvalidUsageError, UnsupportedError
+from ark.interop.torch.buckets import Padding
+from ark.interop.torch.export import TRACING, decompositions, export
 from ark.interop.torch.graph import drop_checks, name_of, why_not
 from ark.interop.torch.program import Program
-from ark.interop.torch.values import TABLE
 
 MOST_SHAPES = 64  # kernels of one graph, for as many combinations of sizes
-LEAST_NODES = 1  # operators that are worth a kernel beside others in torch
-
-
-def decompositions() -> dict[Any, Any]:
-    """torch's decompositions into core ATen operators, of those that ark does not have itself."""
-    found = {op: f for op, f in core_aten_decompositions().items() if name_of(op) not in TABLE}
-    return {**found, **get_decompositions([torch.ops.aten._native_batch_norm_legit_functional])}
 
 
 class _Support(OperatorSupportBase):
@@ -58,8 +51,11 @@ class _Kernel(torch.nn.Module):
         return made[0] if self.single else tuple(made)
 
 
-def compile_graph(module: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+def compile_graph(
+    module: fx.GraphModule, examples: Sequence[Any], fixed: Sequence[int] = ()
+) -> Callable[..., Any]:
     """A function of the graph's inputs that gives its results, in a list or as the graph does.
+    fixed: places of inputs that are the same tensors in nearly every call.
 
     A graph of sizes that vary is compiled for the sizes of each call, once for each.
     """
@@ -71,15 +67,20 @@ def compile_graph(module: fx.GraphModule, examples: Sequence[Any]) -> Callable[.
     missing = [n for n in calls if not support.is_node_supported({}, n)]
     _tell(missing, support, len(calls))
     if not missing and calls:
-        return _listed(module, Program.of(module, examples))
+        return _listed(module, Program.of(module, examples, fixed))
+    places = [n for n in module.graph.nodes if n.op == "placeholder"]
+    parameters = {places[i] for i in fixed}
     partitioner = CapabilityBasedPartitioner(module, support, allows_single_node_partition=True)
     fused = partitioner.partition_and_fuse()
     for name, part in list(fused.named_children()):
         if isinstance(part, fx.GraphModule) and name.startswith("fused"):
-            inner = [n.meta.get("val") for n in part.graph.nodes if n.op == "placeholder"]
+            places = [n for n in part.graph.nodes if n.op == "placeholder"]
+            inner = [n.meta.get("val") for n in places]
+            (caller,) = (n for n in fused.graph.nodes if n.target == name)
+            kept = [i for i, n in enumerate(caller.args) if n in parameters]
             (ends,) = next(n for n in part.graph.nodes if n.op == "output").args
             single = not isinstance(ends, (list, tuple))
-            setattr(fused, name, _Kernel(Program.of(part, inner), single))
+            setattr(fused, name, _Kernel(Program.of(part, inner, kept), single))
     fused.recompile()
     return fused
 
@@ -115,18 +116,32 @@ def _varies(value: Any) -> bool:
 
 
 class _Sized:
-    """A graph of sizes that vary: a kernel for each combination that is called."""
+    """A graph of sizes that vary: a kernel for each combination that is called, of sizes that are
+    rounded up where the graph permits it (buckets.py).
+    """
 
     def __init__(self, module: fx.GraphModule) -> None:
         self._module = module
+        self._padding = Padding(module)
         self._made: dict[Any, Callable[..., Any]] = {}
+        for symbol, why in self._padding.reasons.items():
+            if why is not None:
+                log.info(f"the size {symbol} is not rounded up, a kernel for each: {why}")
 
     def __call__(self, *given: Any) -> Any:
+        now, up = self._padding.sizes(given)
+        if now == up:
+            return self._exactly(*given)
+        return self._padding.cut(self._exactly(*self._padding.pad(given, now, up)), now)
+
+    def _exactly(self, *given: Any) -> Any:
         key = tuple(tuple(g.shape) if isinstance(g, torch.Tensor) else g for g in given)
         if key not in self._made:
             if len(self._made) == MOST_SHAPES:
                 self._made.pop(next(iter(self._made)))
-            traced = make_fx(self._module, tracing_mode="fake")(*given)
+            with TRACING:
+                traced = make_fx(self._module, tracing_mode="fake")(*given)
+            traced.graph.eliminate_dead_code()
             tensors = [g for g in given if isinstance(g, torch.Tensor)]
             self._made[key] = _without_numbers(traced, given, tensors)
         return self._made[key](*given)
@@ -148,14 +163,33 @@ def _compile_traced(module: fx.GraphModule, examples: Sequence[Any]) -> Callable
     """What AOTAutograd calls: the result is called with a list, as it says of itself."""
     from functorch.compile import make_boxed_func
 
+    context = torch._guards.TracingContext.try_get()
+    known = context.fw_metadata if context is not None else None
+    fixed = known.static_input_indices if known is not None else ()
+    return make_boxed_func(compile_graph(module, examples, fixed))  # type: ignore[no-any-return]
+
+
+def _compile_backward(module: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+    """The same for gradients, whose inputs are what the forward graph has kept."""
+    from functorch.compile import make_boxed_func
+
     return make_boxed_func(compile_graph(module, examples))  # type: ignore[no-any-return]
 
 
-def backend(module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
-    """The backend "ark" of torch.compile; forward, and backward where gradients are asked for."""
+def backend(module: fx.GraphModule, examples: Sequence[Any], **given: Any) -> Callable[..., Any]:
+    """The backend "ark" of torch.compile; forward, and backward where gradients are asked for.
+
+    InvalidUsageError where torch.compile is given a mode or options: it has none.
+    """
+    if given:
+        said = ", ".join(f"{name}={value!r:.60}" for name, value in given.items())
+        raise InvalidUsageError(
+            f"torch.compile was given {said}; the backend ark has no modes and no options: leave "
+            "that out"
+        )
     compiled = aot_autograd(
         fw_compiler=_compile_traced,
-        bw_compiler=_compile_traced,
+        bw_compiler=_compile_backward,
         inference_compiler=_compile_traced,
         decompositions=decompositions(),
     )
@@ -168,22 +202,15 @@ class Module(torch.nn.Module):
     module: exported for `example`, a tuple of tensors, with torch.export. Called as the module is;
     inference only. dynamic_shapes: sizes that may vary, with their bounds, as torch.export takes
     them; there is a kernel for each size that is called. InvalidUsageError for other shapes and
-    types than those. UnsupportedError lists every operator that ark lacks, with its reason.
+    types than those, and where torch.export cannot follow the module. UnsupportedError lists every
+    operator that ark lacks, with its reason.
     """
 
     def __init__(
         self, module: torch.nn.Module, example: Sequence[Any], dynamic_shapes: Any = None
     ) -> None:
         super().__init__()
-        was = module.training
-        try:
-            with torch.no_grad():
-                exported = torch.export.export(
-                    module.eval(), tuple(example), dynamic_shapes=dynamic_shapes
-                )
-        finally:
-            module.train(was)
-        self._exported = exported.run_decompositions(decompositions())
+        self._exported = export(module, example, False, dynamic_shapes)
         self.module = module
         graph = self._exported.graph_module
         drop_checks(graph)

@@ -7,7 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 import ark
-from ark.interop.torch.values import Call, Value, cast, floating, operator, promoted, refuse
+from ark.interop.torch.values import (
+    TABLE,
+    Call,
+    Value,
+    cast,
+    floating,
+    operator,
+    promoted,
+    refuse,
+)
 
 
 def _trunc(tensor: Any) -> Any:
@@ -365,3 +374,8 @@ def _arange(call: Call, *bounds: Any, **_: Any) -> Any:
     start, step = (bounds[0] if len(bounds) > 1 else 0), (bounds[2] if len(bounds) > 2 else 1)
     places = ark.iota([call.shape[0]], 0, call.dtype)
     return ark.add(ark.mul(places, _number(step, call.dtype)), _number(start, call.dtype))
+
+
+# Operators whose results depend, element by element, on operands that are broadcast together.
+_INDICES = ("arange.start_step", "arange.default", "arange.start")
+ELEMENTWISE = frozenset(n for n, f in TABLE.items() if f.__module__ == __name__) - {*_INDICES}

@@ -22,7 +22,8 @@ from torch.export.graph_signature import InputKind, OutputKind
 import ark
 from ark.api.session import device
 from ark.errors import InvalidUsageError, UnsupportedError
-from ark.interop.torch.compile import decompositions, refuse_missing
+from ark.interop.torch.compile import refuse_missing
+from ark.interop.torch.export import check_module, export
 from ark.interop.torch.graph import apply, drop_checks
 from ark.interop.torch.optimizers import Rates
 from ark.interop.torch.program import Program
@@ -99,8 +100,12 @@ class Executor:
         options: Options | None = None,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
-        self.options = options or Options()
-        self.module = module
+        self.options = Options() if options is None else options
+        if not isinstance(self.options, Options):
+            raise InvalidUsageError(
+                f"the options are {type(options).__name__}; make them with ark.torch.Options"
+            )
+        self.module = check_module(module)
         self._rates = Rates(optimizer) if optimizer is not None else None
         if self._rates is None and self.options.gradient_accumulation != 1:
             raise InvalidUsageError("gradient_accumulation is for training_model alone")
@@ -119,6 +124,12 @@ class Executor:
         """Runs all iterations in one launch. InvalidUsageError for other shapes and types than
         those of the first call; UnsupportedError that lists every operator that ark lacks.
         """
+        for value in given:
+            if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+                layout = getattr(value, "layout", "")
+                raise InvalidUsageError(
+                    f"a dense tensor is expected, got {type(value).__name__} {layout}".rstrip()
+                )
         shapes = [(tuple(t.shape), t.dtype) for t in given]
         if self._program is None:
             self._program = self._compile(given)
@@ -136,13 +147,7 @@ class Executor:
 
     def _compile(self, given: Sequence[torch.Tensor]) -> Program:
         examples = self._examples(given)
-        was = self.module.training
-        try:
-            with torch.set_grad_enabled(self._training):
-                exported = torch.export.export(self.module.train(self._training), examples)
-        finally:
-            self.module.train(was)
-        exported = exported.run_decompositions(decompositions())
+        exported = export(self.module, examples, self._training)
         graph, self._structure = exported.graph_module, exported.call_spec.out_spec
         drop_checks(graph)
         refuse_missing(graph)
@@ -347,4 +352,9 @@ def training_model(
     """The module in training mode, whose last result is the loss; an iteration of a call is a step
     of the optimizer (SGD, Adam or AdamW of torch, whose learning rates are read at every call).
     """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InvalidUsageError(
+            f"the optimizer is {type(optimizer).__name__}; give one of torch's over the module's "
+            "parameters"
+        )
     return Executor(module, options, optimizer)

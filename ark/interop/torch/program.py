@@ -10,20 +10,24 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import fx
 
 import ark
 from ark.api.session import backend, device
-from ark.errors import InvalidUsageError, UnsupportedError
+from ark.errors import InvalidUsageError
 from ark.interop.torch.graph import build, held
 from ark.interop.torch.values import Value
 from ark.lower.pipeline import plan as make_plan
 from ark.plan.verify import verify
+from ark.runtime.executor import Executor
+from ark.runtime.graphs import record
 from ark.runtime.runner import Runner, load
 
 HOST = 1  # DLPack's number for the host's memory
+PROGRAMS: WeakSet[Program] = WeakSet()  # all that live, for who measures them
 
 
 class Program:
@@ -31,7 +35,8 @@ class Program:
     compiled at the first call.
 
     inputs: values on the caller's memory. outputs: values, or what is known beforehand. held:
-    tensors for the last inputs, the same ones in every call.
+    tensors for the last inputs, the same ones in every call. fixed: places of inputs that are the
+    same tensors in nearly every call (parameters); that they still are costs little to see.
     """
 
     def __init__(
@@ -40,8 +45,13 @@ class Program:
         inputs: Sequence[Value],
         outputs: Sequence[Any],
         held: Sequence[torch.Tensor] = (),
+        fixed: Sequence[int] = (),
     ) -> None:
-        self._held = held
+        self._held = list(held)
+        self._given = len(inputs) - len(held)
+        self._fixed = sorted(fixed)
+        self._moving = [i for i in range(self._given) if i not in set(fixed)]
+        self._lie: list[int] = []  # the addresses of the fixed inputs
         self._inputs, self._outputs = list(inputs), list(outputs)
         self._device = device()
         places = [v for v in (*self._inputs, *self._outputs) if isinstance(v, Value)]
@@ -51,85 +61,154 @@ class Program:
         verify([self._plan])
         by_name = {b.name: b.id for b in self._plan.buffers if b.arena == "external"}
         self._ids = [by_name.get(b.name) for b in self._buffers]
-        self._addresses: list[int] = []
+        self._addresses: list[int] = []  # in the last call, of what moves
+        self._loose: list[int | None] = []  # the plan's buffers of what moves
+        self._captured: list[Executor] = []
         self._executor: Runner | None = None
-        self._checked = False
+        self._kinds: list[tuple[Any, ...]] | None = None  # of what moved in the call before
+        PROGRAMS.add(self)
 
     @classmethod
-    def of(cls, module: fx.GraphModule, examples: Sequence[Any]) -> Program:
+    def of(
+        cls, module: fx.GraphModule, examples: Sequence[Any], fixed: Sequence[int] = ()
+    ) -> Program:
         """A torch graph of ark's operators. examples: tensors like its inputs, or fake ones."""
         built = build(module, examples)
         with ark.use_model(built.model):
             taken: set[int] = set()
             outputs = [own(v, taken) if isinstance(v, Value) else v for v in built.outputs]
         kept = [t.detach().contiguous() for _, t in held(module)]
-        return cls(built.model, built.inputs, outputs, kept)
+        return cls(built.model, built.inputs, outputs, kept, fixed)
 
     def __call__(self, *given: Any, iterations: int = 1) -> list[Any]:
         """The graph's results as new tensors, behind one launch of so many iterations."""
-        if len(given) + len(self._held) != len(self._inputs):
-            raise InvalidUsageError(
-                f"{len(given)} tensors were given; expected {len(self._inputs) - len(self._held)}"
-            )
-        inputs = [t if t.is_contiguous() else t.contiguous() for t in (*given, *self._held)]
-        if not self._checked:
+        if len(given) != self._given:
+            raise InvalidUsageError(f"{len(given)} tensors were given; expected {self._given}")
+        inputs = list(given)
+        moving = [inputs[i] for i in self._moving]
+        kinds = [(t.shape, t.dtype, t.device, t.layout) for t in moving]
+        if kinds != self._kinds or not lie_at(inputs, self._lie, self._fixed):
             self._check(inputs)
+            self._kinds = kinds
+        for i in self._moving:
+            if not inputs[i].is_contiguous():
+                inputs[i] = inputs[i].contiguous()
         where = inputs[0].device if inputs else torch.device("cpu")
         made = [
             torch.empty(v.shape, dtype=v.dtype, device=where) if isinstance(v, Value) else v
             for v in self._outputs
         ]
-        addresses = [t.data_ptr() for t in (*inputs, *made) if isinstance(t, torch.Tensor)]
-        if addresses != self._addresses:
-            self._move(addresses)
-        assert self._executor is not None
+        addresses = [
+            *[inputs[i].data_ptr() for i in self._moving],
+            *[t.data_ptr() for t in made if isinstance(t, torch.Tensor)],
+        ]
         if self._device.dlpack[0] == HOST:
-            self._executor.resume(iterations).wait()
+            self._placed(addresses).resume(iterations).wait()
         else:
-            self._on_stream(where, iterations)
+            self._on_stream(addresses, where, iterations)
         return made
 
     def _check(self, inputs: Sequence[torch.Tensor]) -> None:
-        """The tensors' device is ark's, and shapes and types are those of the plan."""
-        for tensor, value in zip(inputs, self._inputs, strict=True):
+        """The tensors' device is ark's, and shapes and types are those of the plan. Learns where
+        the fixed ones lie.
+        """
+        for tensor, value in zip((*inputs, *self._held), self._inputs, strict=True):
+            if tensor.layout != torch.strided:
+                raise InvalidUsageError(
+                    f"a tensor has the layout {tensor.layout}; call to_dense() on it before"
+                )
             if tuple(tensor.shape) != value.shape or tensor.dtype != value.dtype:
                 raise InvalidUsageError(
                     f"a tensor is {tensor.dtype} {list(tensor.shape)}; the kernel is made for "
                     f"{value.dtype} {list(value.shape)}"
                 )
-            kind = int(tensor.__dlpack_device__()[0])
-            if kind != self._device.dlpack[0]:
+            if _place(tensor) != self._device.dlpack[0]:
                 raise InvalidUsageError(
                     f"a tensor lies on {tensor.device}, but ark runs on {backend().name}; move the "
                     "module and its inputs there, or call ark.init(backend=...)"
                 )
-        self._checked = True
+        strided = [i for i in self._fixed if not inputs[i].is_contiguous()]
+        self._fixed = [i for i in self._fixed if i not in strided]
+        self._moving = sorted({*self._moving, *strided})  # copied in every call
+        self._lie = [inputs[i].data_ptr() for i in self._fixed]
+        self._addresses = []
 
-    def _move(self, addresses: Sequence[int]) -> None:
-        """Tells the kernel where the tensors of this call lie."""
-        found = {i: a for i, a in zip(self._ids, addresses, strict=True) if i is not None}
+    def _places(self, addresses: Sequence[int]) -> dict[int, int]:
+        """By external buffer of the plan: where it lies in this call. addresses: of the inputs that
+        move and of the results.
+        """
+        count = len(self._moving)
+        lie = dict(zip(self._moving, addresses[:count], strict=True))
+        lie.update(zip(self._fixed, self._lie, strict=True))
+        held = [t.data_ptr() for t in self._held]
+        each = [*[lie[i] for i in range(self._given)], *held, *addresses[count:]]
+        return {i: a for i, a in zip(self._ids, each, strict=True) if i is not None}
+
+    def _placed(self, addresses: list[int]) -> Runner:
+        """The kernel, which knows where the tensors of this call lie."""
         if self._executor is None:
-            self._executor = load(self._plan, backend(), self._device, externals=found)
+            places = self._places(addresses)
+            self._executor = load(self._plan, backend(), self._device, externals=places)
+        elif not self._addresses:
+            self._executor.rebind(self._places(addresses))
+        elif addresses != self._addresses:
+            each = zip(self._loose, addresses, self._addresses, strict=True)
+            self._executor.rebind({i: a for i, a, old in each if a != old and i is not None})
         else:
-            self._executor.rebind(found)
-        self._addresses = list(addresses)
+            return self._executor
+        self._addresses = addresses
+        if len(self._loose) != len(addresses):
+            self._loose = [*[self._ids[i] for i in self._moving], *self._ids[len(self._inputs) :]]
+        return self._executor
 
-    def _on_stream(self, where: torch.device, iterations: int) -> None:
-        """Behind what the caller has queued, as DLPack's stream rule asks."""
+    def _on_stream(self, addresses: list[int], where: torch.device, iterations: int) -> None:
+        """Behind what the caller has queued, as DLPack's stream rule asks; or into the graph that
+        the caller is capturing, which has a kernel with tables of its own.
+        """
+        stream = int(torch.cuda.current_stream(where).cuda_stream)
         if torch.cuda.is_current_stream_capturing():
-            raise UnsupportedError(
-                "ark's kernels count their launches, so a captured graph cannot replay one; call "
-                "the compiled module outside of the capture"
+            places = self._places(addresses)
+            self._captured.append(
+                record(self._plan, backend(), self._device, places, iterations, stream)
             )
-        stream = torch.cuda.current_stream(where)
+            return
+        for executor in self._captured:
+            executor.check()
+        self._placed(addresses).resume(iterations, stream)
+
+    def iteration_seconds(self, iterations: int = 200) -> float:
+        """What an iteration of the kernel takes, of many in one launch, on the last call's tensors,
+        which must still be there.
+        """
         assert self._executor is not None
-        self._executor.resume(iterations, int(stream.cuda_stream))
+        run = self._executor.resume(iterations)
+        run.wait()
+        return run.elapsed_ms() / 1e3 / iterations
 
     def close(self) -> None:
-        """Gives the kernel's memory back."""
+        """Gives the kernel's memory back; graphs that were captured must not be replayed then."""
+        for executor in self._captured:
+            executor.close()
+        self._captured.clear()
         if self._executor is not None:
             self._executor.close()
             self._executor = None
+
+
+def _place(tensor: torch.Tensor) -> int:
+    """DLPack's number for the kind of device; -1 for one that has none, such as meta."""
+    try:
+        return int(tensor.__dlpack_device__()[0])
+    except (BufferError, ValueError, RuntimeError, NotImplementedError):
+        return -1
+
+
+def lie_at(tensors: list[torch.Tensor], addresses: list[int], which: list[int]) -> bool:
+    """Do those of the tensors still lie there?"""
+    compare = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)  # not on every build
+    if compare is not None:
+        return bool(compare(tensors, addresses, which))
+    return [tensors[i].data_ptr() for i in which] == addresses
 
 
 def own(value: Value, taken: set[int]) -> Value:

@@ -1,9 +1,9 @@
 """What a plan may choose for each op, and what that costs: by which letter an axis of the mesh
 splits it, or that all ranks of the axis compute it alike.
 
-The cost model of ark.parallel.plans: arithmetic or memory traffic of a rank, whichever is longer,
-and what changes of layout move, by ring volumes. Coarse on purpose: it ranks plans. In training
-each op's gradient costs twice the op, and gradients change layout the other way round.
+The cost model of ark.parallel.plans: what an op takes (ark.parallel.plans.times), and what changes
+of layout move, by ring volumes. In training each op's gradient costs twice the op, and gradients
+change layout the other way round.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ark.errors import UnsupportedError
 from ark.ir.graph import Node
 from ark.ir.values import Tensor
 from ark.parallel.layout.moves import ring_volume
+from ark.parallel.plans.times import Rates, Times
 from ark.parallel.transform import Annotation, annotate
 from ark.parallel.transform.carried import VALUE, Carried
 
@@ -25,16 +26,6 @@ Choice = tuple[str | None, ...]
 """A letter for each axis of the mesh, or None: its ranks all compute the same."""
 State = tuple[str, ...]
 """How a tensor lies along each axis: "R", "V", or the number of the dimension that is cut."""
-
-
-@dataclass(frozen=True)
-class Rates:
-    """What a rank does in a microsecond. step_us: what every collective takes beside its bytes."""
-
-    flops_per_us: float
-    memory_bytes_per_us: float
-    link_bytes_per_us: float
-    step_us: float = 5.0
 
 
 @dataclass(frozen=True)
@@ -66,6 +57,7 @@ class Costs:
     """Options of nodes on a mesh, and what changes between their states cost.
 
     links: bytes a microsecond along each axis, where they differ. training: gradients are counted.
+    nodes: the graph's, where what stands beside an op decides what it takes.
     """
 
     def __init__(
@@ -74,8 +66,10 @@ class Costs:
         rates: Rates,
         links: Sequence[float] | None = None,
         training: bool = False,
+        nodes: Sequence[Node] = (),
     ) -> None:
         self.mesh, self.rates, self.training = tuple(mesh), rates, training
+        self.times = Times(rates, nodes)
         self.links = tuple(links or (rates.link_bytes_per_us,) * len(self.mesh))
 
     def options(self, node: Node, through: Carried | None = None) -> list[Option]:
@@ -89,7 +83,7 @@ class Costs:
             whole: State = ("R",) * len(self.mesh)
             inputs = (whole,) * len(node.inputs)
             out = sum(t.nbytes for t in node.outputs)
-            us = self._us(_flops(node), sum(_touched(node)))
+            us = self._us(node, _flops(node), sum(_touched(node)), inputs, whole)
             return [Option((None,) * len(self.mesh), inputs, whole, us, inputs, out)]
         sizes = annotation.sizes([t.shape for t in (*node.inputs, *node.outputs)])
         through = through or {}
@@ -149,11 +143,25 @@ class Costs:
         )
         out = node.outputs[0]
         saved = self.local(out, output) * out.dtype.itemsize
-        us = self._us(work, moved)
+        us = self._us(node, work, moved, inputs[:-1], output)
         return Option(choice, tuple(inputs[:-1]), output, us, tuple(grads[:-1]), saved)
 
-    def _us(self, flops: float, moved: float) -> float:
-        return max(flops / self.rates.flops_per_us, moved / self.rates.memory_bytes_per_us)
+    def _us(
+        self, node: Node, flops: float, moved: float, inputs: Sequence[State], output: State
+    ) -> float:
+        rows = columns = depth = 0.0
+        if node.type == "matmul":
+            out = node.outputs[0]
+            columns = out.shape[-1] / self._cuts(output, len(out.shape) - 1)
+            rows = self.local(out, output) / columns
+            depth = self.local(node.inputs[0], inputs[0]) / rows
+        return self.times.us(node, flops, moved, rows, columns, depth)
+
+    def _cuts(self, state: State, dimension: int) -> int:
+        """Into how many parts a state cuts a dimension."""
+        return math.prod(
+            n for n, kind in zip(self.mesh, state, strict=True) if kind == str(dimension)
+        )
 
     def local(self, tensor: Tensor, state: State) -> int:
         """Elements that a rank holds of a tensor in a state."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ark.errors import BaseError, ModelError, PlanError
 from ark.ir.graph import Node
 from ark.parallel.layout.moves import ring_volume
-from ark.parallel.plans.choices import Rates
+from ark.parallel.plans.times import Rates
 from ark.parallel.transform import ParallelGraph, Piece, RankGraphs, annotate, materialise
 
 LOCAL, REPLICATED, OTHER = "local", "replicated", "other"

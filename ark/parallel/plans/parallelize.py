@@ -18,9 +18,10 @@ from ark.frontend.model import Model
 from ark.ir.graph import Graph, Node
 from ark.machine import Machine
 from ark.parallel.plans.blocks import blocks_of, isomorphic
-from ark.parallel.plans.choices import Choice, Costs, Option, Rates
+from ark.parallel.plans.choices import Choice, Costs, Option
 from ark.parallel.plans.rules import PLANS, allowed
 from ark.parallel.plans.search import Found, Kept, Memory, search
+from ark.parallel.plans.times import Rates, rates_of
 from ark.parallel.transform import ParallelGraph, Piece, RankGraphs, materialise
 from ark.parallel.transform.materialise import IN_PLACE
 
@@ -83,8 +84,8 @@ def parallelize(
         )
     if not 0 < link_gbps < math.inf:
         raise InvalidUsageError(f"link_gbps is {link_gbps}; give more than 0")
-    flops, bandwidth = (machine.tflops, machine.bandwidth_gbps) if machine else (0.1, 10.0)
-    costs = Costs(axes, Rates(flops * 1e6, bandwidth * 1e3, link_gbps * 1e3))
+    rates = rates_of(machine, link_gbps) if machine else Rates(1e5, 1e4, link_gbps * 1e3)
+    costs = Costs(axes, rates, nodes=made.nodes)
     options = {n.id: costs.options(n, made.carried.get(n.id)) for n in made.nodes}
     able = {node.id: allowed(node, options[node.id], names) for node in made.nodes}
     kept = _kept(made)

@@ -29,11 +29,12 @@ from ark.parallel.pipeline.named import (
 from ark.parallel.pipeline.placement import Placement
 from ark.parallel.pipeline.schedule import Schedule
 from ark.parallel.plans.blocks import blocks_of, isomorphic
-from ark.parallel.plans.choices import Costs, Option, Rates
+from ark.parallel.plans.choices import Costs, Option
 from ark.parallel.plans.prediction import COPIES, BlockCost, Prediction, RankMemory, Target, Work
 from ark.parallel.plans.rules import PLANS, allowed
 from ark.parallel.plans.search import Change, Memory, changes, search
 from ark.parallel.plans.stages import partition
+from ark.parallel.plans.times import rates_of
 
 PARTS = 2  # in which co-shard runs a block's ops, one after the other on the same rank
 IDLE = {"1f1b": 1.0, "gpipe": 1.0, "interleaved": 0.5, "zero-bubble": 0.25}
@@ -209,9 +210,10 @@ class _Shape:
                 f"model{pairs}; use a multiple of {shared}"
             )
         machine = target.machine
-        self.own = Rates(machine.tflops * 1e6, machine.bandwidth_gbps * 1e3, 1.0)
+        self.own = rates_of(machine, target.link_gbps)
         links = [rates[i] for i in inner] or [1.0]
-        self.costs = Costs([mesh[i] for i in inner] or [1], self.own, links, work.training)
+        counts = [mesh[i] for i in inner] or [1]
+        self.costs = Costs(counts, self.own, links, work.training, splits.nodes)
         self.rules = [names[i] for i in inner] or ["replicated"]
         self.factors = state_factors(work, splits.itemsize, self.copied, self.copies)
         self.pipe_rate = rates[pipe] if pipe is not None else 1.0

@@ -47,14 +47,15 @@ def _row(node: Node, state: str, letter: str | None) -> bool:
 
 
 def _megatron(node: Node, state: str, letter: str | None) -> bool:
-    """Products with parameters by columns or as partial sums, the rest whole or by columns.
+    """Products with parameters by columns or as partial sums, the rest whole or by columns; sums
+    of what is cut as partial sums too, as those of logits by vocabulary.
 
     What the caller reads is whole on every rank.
     """
     if node.outputs[0].buffer.arena in RESULTS and node.type != "kv_append":
         return state == "R"
     return state in (
-        "V" if _weights(node) else "R",
+        "V" if _weights(node) or (letter is not None and node.type == "reduce_sum") else "R",
         "0" if node.type == "kv_append" else _last(node),
     )
 

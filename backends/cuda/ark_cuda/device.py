@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -95,8 +96,9 @@ class CudaDevice:
         self.dlpack = (2, index)
         self._peers: set[int] = set()
         self._events: dict[int, Any] = {}
+        self._free_events: list[Any] = []  # of launches that nobody asks about any more
         self._modules: dict[int, Any] = {}
-        self._admitted: set[tuple[int, ...]] = set()  # launches whose blocks can all be resident
+        self._admitted: dict[tuple[int, ...], str] = {}  # launches whose blocks can all be resident
         self._launches: WeakSet[CudaLaunch] = WeakSet()
         flags = cu.CUstream_flags.CU_STREAM_NON_BLOCKING
         with current(self._context):
@@ -227,7 +229,7 @@ class CudaDevice:
     def unload(self, program: object) -> None:
         if not isinstance(program, Program):
             raise TypeError("unload needs what load returned")
-        self._admitted = {s for s in self._admitted if s[0] != int(program.module)}
+        self._admitted = {s: t for s, t in self._admitted.items() if s[0] != int(program.module)}
         if self._modules.pop(int(program.module), None) is not None:
             with current(self._context):
                 check(cu.cuModuleUnload(program.module), f"unloading a kernel of {self.label}")
@@ -245,48 +247,103 @@ class CudaDevice:
         if not isinstance(program, Program):
             raise TypeError("launch needs what load returned")
         queue = self._stream if stream is None else cu.CUstream(stream)
-        doing = (
-            f"launching the loop kernel on {self.label} ({processors} blocks of {threads} threads "
-            f"with {program.registers} registers each and {shared_bytes} + {program.shared_bytes} "
-            "bytes of shared memory)"
-        )
         with current(self._context):
-            shape = (int(program.module), processors, threads, shared_bytes)
-            if shape not in self._admitted:
-                limit = _FUNCTION.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-                check(cu.cuFuncSetAttribute(program.function, limit, shared_bytes), doing)
-                self._check_resident(program, processors, threads, shared_bytes, doing)
-                self._admitted = {s for s in self._admitted if s[0] != shape[0]} | {shape}
+            doing = self._admit(program, processors, threads, shared_bytes)
             begin, end = self._event(doing), self._event(doing)
-            values = np.frombuffer(params, np.uint8)
-            pointers = np.array([values.ctypes.data], np.uint64)
             check(cu.cuEventRecord(begin, queue), doing)
-            check(
-                cu.cuLaunchCooperativeKernel(
-                    program.function,
-                    processors, 1, 1,
-                    threads, 1, 1,
-                    shared_bytes,
-                    queue,
-                    pointers.ctypes.data,
-                ),
-                doing,
-            )  # fmt: skip
+            self._enqueue(program, params, processors, threads, shared_bytes, queue, doing)
             check(cu.cuEventRecord(end, queue), doing)
         launch = CudaLaunch(self, begin, end)
         self._launches.add(launch)
         return launch
 
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """See GraphDevice.recording: what is not on the captured stream is none of the capture."""
+        relaxed = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        doing = f"making a kernel for a graph of {self.label}"
+        before = check(cu.cuThreadExchangeStreamCaptureMode(relaxed), doing)
+        try:
+            yield
+        finally:
+            cu.cuThreadExchangeStreamCaptureMode(before)
+
+    def record(
+        self,
+        program: object,
+        params: bytes,
+        processors: int,
+        threads: int,
+        shared_bytes: int,
+        stream: int,
+        cleared: Sequence[tuple[int, int]],
+    ) -> None:
+        """See GraphDevice.record. Events around a captured launch could not be asked."""
+        if not isinstance(program, Program):
+            raise TypeError("record needs what load returned")
+        queue = cu.CUstream(stream)
+        with current(self._context):
+            doing = self._admit(program, processors, threads, shared_bytes)
+            for address, nbytes in cleared:
+                check(cu.cuMemsetD8Async(address, 0, nbytes, queue), doing)
+            self._enqueue(program, params, processors, threads, shared_bytes, queue, doing)
+
+    def _admit(self, program: Program, processors: int, threads: int, shared_bytes: int) -> str:
+        """What errors of such a launch begin with. The first time it is seen to that all its blocks
+        can be resident.
+        """
+        shape = (int(program.module), processors, threads, shared_bytes)
+        if shape in self._admitted:
+            return self._admitted[shape]
+        doing = (
+            f"launching the loop kernel on {self.label} ({processors} blocks of {threads} threads "
+            f"with {program.registers} registers each and {shared_bytes} + {program.shared_bytes} "
+            "bytes of shared memory)"
+        )
+        limit = _FUNCTION.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        check(cu.cuFuncSetAttribute(program.function, limit, shared_bytes), doing)
+        self._check_resident(program, processors, threads, shared_bytes, doing)
+        self._admitted = {s: t for s, t in self._admitted.items() if s[0] != shape[0]}
+        self._admitted[shape] = doing
+        return doing
+
+    def _enqueue(
+        self,
+        program: Program,
+        params: bytes,
+        processors: int,
+        threads: int,
+        shared_bytes: int,
+        queue: Any,
+        doing: str,
+    ) -> None:
+        values = np.frombuffer(params, np.uint8)
+        pointers = np.array([values.ctypes.data], np.uint64)
+        check(
+            cu.cuLaunchCooperativeKernel(
+                program.function,
+                processors, 1, 1,
+                threads, 1, 1,
+                shared_bytes,
+                queue,
+                pointers.ctypes.data,
+            ),
+            doing,
+        )  # fmt: skip
+
     def _event(self, doing: str) -> Any:
+        if self._free_events:
+            return self._free_events.pop()
         event = check(cu.cuEventCreate(0), doing)
         self._events[int(event)] = event
         return event
 
     def release(self, *events: Any) -> None:
-        """Destroys a launch's events, unless closing the device has done so."""
-        for event in events:
-            if self._events.pop(int(event), None) is not None:
-                cu.cuEventDestroy(event)
+        """Takes a launch's events back, for launches to come. They may be recorded anew while the
+        launch is still running.
+        """
+        if self._context is not None:
+            self._free_events += events
 
     def _check_resident(
         self, program: Program, processors: int, threads: int, shared_bytes: int, doing: str
@@ -334,8 +391,9 @@ class CudaDevice:
         """Lets the context go. It stays alive while something else in the process uses it."""
         if self._context is None or self._busy():
             return
-        self.release(*self._events.values())
         with current(self._context):
+            for event in self._events.values():
+                cu.cuEventDestroy(event)
             for address in self._peers:
                 cu.cuIpcCloseMemHandle(address)
             for module in self._modules.values():
@@ -346,5 +404,7 @@ class CudaDevice:
                     raise GpuError(f"closing {self.label}: {words(code)}")
         self._peers.clear()
         self._modules.clear()
+        self._events.clear()
+        self._free_events.clear()
         self._context = None
         cu.cuDevicePrimaryCtxRelease(self._handle)

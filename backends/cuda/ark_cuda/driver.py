@@ -6,8 +6,6 @@ Called by device.py and peer.py only.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from ark.errors import GpuError, SystemError
@@ -73,11 +71,22 @@ def fill_struct(struct: Any, data: bytes) -> None:
     ctypes.memmove(int(struct.getPtr()), data, len(data))
 
 
-@contextmanager
-def current(context: Any) -> Iterator[None]:
-    """Makes a context current for the calling thread, and the one before current again after."""
-    check(cu.cuCtxPushCurrent(context), "entering the device's context")
-    try:
-        yield
-    finally:
-        cu.cuCtxPopCurrent()
+class current:
+    """Makes a context current for the calling thread, and the one before current again after; does
+    nothing where it is current, as it is in threads that use PyTorch.
+    """
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._pushed = False
+
+    def __enter__(self) -> None:
+        code, found = cu.cuCtxGetCurrent()
+        if code == cu.CUresult.CUDA_SUCCESS and int(found) == int(self._context):
+            return
+        check(cu.cuCtxPushCurrent(self._context), "entering the device's context")
+        self._pushed = True
+
+    def __exit__(self, *_: object) -> None:
+        if self._pushed:
+            cu.cuCtxPopCurrent()

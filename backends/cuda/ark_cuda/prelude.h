@@ -156,6 +156,15 @@ ARK_DEVICE void ark_packets_store(ark_u64* p, ark_u64 first, ark_u64 second, boo
                  : "memory");
   }
 }
+// 16 bytes past the L1 cache.
+#define ARK_HAS_LOAD_ONCE 1
+ARK_DEVICE void ark_load_once(const void* p, void* to) {
+  uint4 v;
+  asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p));
+  *static_cast<uint4*>(to) = v;
+}
 // Copies that run while a task does, without a register.
 #define ARK_HAS_COPY_AHEAD 1
 ARK_DEVICE void ark_copy_ahead(ark_u64* to, const ark_u64* from) {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -350,6 +351,28 @@ def test_models_are_models() -> None:
         assert isinstance(inner, ark.Model) and inner is not outer
         assert ark.current_model() is inner
     assert ark.current_model() is outer
+
+
+def test_threads_build_models_of_their_own() -> None:
+    """A with block is its thread's; what no thread has said is the process's."""
+    ark.init()
+    outer = ark.current_model()
+    everyone, found = threading.Barrier(4), []
+
+    def work() -> None:
+        seen = ark.current_model()
+        with ark.use_model(ark.Model()) as mine:
+            everyone.wait(60)
+            ark.relu(ark.tensor([4]))
+            everyone.wait(60)
+            found.append((seen is outer, ark.current_model() is mine, len(mine.graph.nodes)))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [(True, True, 1)] * 4 and not outer.graph.nodes
 
 
 def test_names_as_arks_scripts_use_them(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -9,8 +9,18 @@ from typing import Any
 import pytest
 
 import ark
+from ark.api.task_messages import FUSED_TAGS
 from ark.backend import registry
-from tests.task_plans import COLUMNS, OUT, ROWS, norm_and_product, packet_ring, packet_sum, ring
+from tests.task_plans import (
+    COLUMNS,
+    OUT,
+    ROWS,
+    fused_sum,
+    norm_and_product,
+    packet_ring,
+    packet_sum,
+    ring,
+)
 
 Data = dict[str, Any]
 
@@ -166,9 +176,16 @@ MESSAGES: dict[str, tuple[Callable[[Data], object], str]] = {
         ),
         "only Send and Recv name memory of other ranks",
     ),
-    "a fused collective": (
-        lambda d: d["TaskInfos"][SEND]["Ops"][0].update(Type="AllReducePacketFused"),
-        "of type AllReducePacketFused, which ark does not run",
+    "a collective that is none of ARK's": (
+        lambda d: d["TaskInfos"][SEND]["Ops"][0].update(Type="AllReduceTree"),
+        "of type AllReduceTree, which ark does not run",
+    ),
+    "a tag of fused all-reduces": (
+        lambda d: [
+            of(d, SEND, "ReadTensors")["Buffer"].update(SendTags=[[1, FUSED_TAGS]]),
+            of(d, SEND, "WriteTensors")["Buffer"].update(RecvTags=[[-1, FUSED_TAGS]]),
+        ],
+        "has the tag 2147418112; tags from 2147418112 on are for AllReducePacketFused",
     ),
     "no packets behind a packet form": (
         lambda d: d["TaskInfos"][SEND]["Ops"][0].update(Type="SendPacket"),
@@ -186,6 +203,50 @@ def test_a_wrong_message_is_refused(name: str) -> None:
     assert ark.Plan(data).built(registry.machine("cpu-2")).inner is not None, tensors
     change(data)
     with pytest.raises((ark.PlanError, ark.UnsupportedError), match=words):
+        ark.Plan.from_str(json.dumps(data)).built(registry.machine("cpu-2"))
+
+
+FUSED: dict[str, tuple[Callable[[Data], object], str]] = {
+    "another type": (
+        lambda d: of(d, 0, "WriteTensors").update(DataType="FP32"),
+        r"reads FP16\[96\] and writes FP32\[96\]",
+    ),
+    "an input elsewhere": (
+        lambda d: of(d, 0, "ReadTensors")["Buffer"].update(Rank=1),
+        "of another rank than 0|lies in buffer 0 of Rank",
+    ),
+    "packets of no bytes": (
+        lambda d: op_of(d, 0)["ReadTensors"][1].update(DataType="FP16"),
+        "those hold packets, so they must be of UINT8",
+    ),
+    "a peer left out": (
+        lambda d: op_of(d, 0)["WriteTensors"].pop(),
+        r"writes packets to the ranks \[1\]; on rank 0 of 3 it must write to \[1, 2\]",
+    ),
+    "another rank's": (
+        lambda d: op_of(d, 0)["Args"].update(Rank={"INT": 2}),
+        "has the Rank 2 in a plan of rank 0 of 3",
+    ),
+    "another world": (
+        lambda d: op_of(d, 0)["Args"].update(RankNum={"INT": 4}),
+        "has the RankNum 4 in a plan of rank 0 of 3",
+    ),
+    "no output": (
+        lambda d: op_of(d, 0).update(WriteTensors=[]),
+        "it must read its input and write its output",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_a_wrong_fused_all_reduce_is_refused(name: str) -> None:
+    change, words = FUSED[name]
+    ark.init()
+    tensors = [ark.tensor([96], ark.fp16) for _ in range(6)]
+    data = fused_sum(0, 3)
+    assert ark.Plan(data).built(registry.machine("cpu-2")).inner is not None, tensors
+    change(data)
+    with pytest.raises(ark.PlanError, match=words):
         ark.Plan.from_str(json.dumps(data)).built(registry.machine("cpu-2"))
 
 

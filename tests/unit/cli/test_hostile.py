@@ -9,10 +9,14 @@ from pathlib import Path
 
 import pytest
 from ark_cpu import compiler
+from ark_cpu.compiler import FLAGS, CpuCompiler, flags
 
+from ark.backend.protocol import Target
 from ark.cli import main
 from ark.cli.common import read_file, visible, write_file
+from ark.codegen.dialect import Source
 from ark.errors import InvalidUsageError, SystemError
+from ark.export.write import save
 
 ROOT = Path(__file__).parents[3]
 NOAH = str(ROOT / "examples" / "noah")
@@ -106,6 +110,29 @@ def test_surroundings(
     assert said in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("words", [["info"], ["doctor", "--backend", "cpu"]])
+def test_a_reader_that_has_gone(words: list[str]) -> None:
+    """The code of a process that a shell saw end by SIGPIPE, tables by rich among them."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "ark", *words],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_an_export_that_fails_leaves_no_files(tmp_path: Path) -> None:
+    tmp_path.joinpath("b.c").mkdir()
+    with pytest.raises(SystemError, match="cannot be written"):
+        save({"a.c": "int a;", "b.c": "int b;"}, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["b.c"]
+
+
 def test_escapes_in_a_models_text_are_shown() -> None:
     assert visible("a\x1b[2Jb\x07\r\n\tä 语\x9b") == "a\\x1b[2Jb\\x07\\r\n\tä 语\\x9b"
 
@@ -113,6 +140,21 @@ def test_escapes_in_a_models_text_are_shown() -> None:
 def test_what_never_ends_is_not_read() -> None:
     with pytest.raises(InvalidUsageError, match="characters"):
         read_file("/dev/zero", "a plan")
+
+
+def test_the_users_flags_come_behind_arks_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Target("x86_64", 1)
+    monkeypatch.delenv("ARK_CPU_FLAGS", raising=False)
+    plain = CpuCompiler().key(target)
+    monkeypatch.setenv("ARK_CPU_FLAGS", "-O1 -DNAME='two words'")
+    assert flags() == (*FLAGS, "-O1", "-DNAME=two words")
+    assert CpuCompiler().key(target) != plain, "a kernel of other flags would come from the cache"
+    monkeypatch.setenv("ARK_CPU_FLAGS", "-DNAME='open")
+    with pytest.raises(InvalidUsageError, match="cannot be split"):
+        flags()
+    monkeypatch.setenv("ARK_CPU_FLAGS", "--no-such-flag")
+    with pytest.raises(SystemError, match="no-such-flag"):
+        CpuCompiler().compile(Source("int main() {}"), target)
 
 
 def test_cxx_may_be_several_words(monkeypatch: pytest.MonkeyPatch) -> None:

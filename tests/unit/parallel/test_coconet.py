@@ -14,7 +14,7 @@ from ark.frontend.model import Model, use_model
 from ark.ir.graph import Graph, Node
 from ark.parallel import ParallelGraph, autotune, materialise, spread
 from ark.parallel.plans import coconet
-from ark.parallel.plans.choices import Rates
+from ark.parallel.plans.times import Rates
 from ark.parallel.transform import part_of, whole_of
 from tests.unit.parallel.ranks_in_numpy import Ranks
 from tests.unit.parallel.test_transform import on_cpu_ranks

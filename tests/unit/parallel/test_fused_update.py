@@ -16,7 +16,7 @@ from ark.errors import ModelError
 from ark.lower.ranks import plan_ranks
 from ark.parallel import ParallelGraph, autotune, materialise
 from ark.parallel.plans import coconet
-from ark.parallel.plans.choices import Rates
+from ark.parallel.plans.times import Rates
 from ark.plan.types import Plan
 from tests.interpreter import Interpreter
 from tests.unit.parallel import test_coconet as coco

@@ -14,8 +14,9 @@ from ark.errors import InvalidUsageError, PlanError
 from ark.ir.graph import Graph
 from ark.parallel import ParallelGraph, parallelize
 from ark.parallel.plans import PLANS
-from ark.parallel.plans.choices import Costs, Rates
+from ark.parallel.plans.choices import Costs
 from ark.parallel.plans.search import evaluate, search
+from ark.parallel.plans.times import Rates
 from tests.unit.parallel.test_transform import (
     inputs_of,
     on_ranks_in_numpy,

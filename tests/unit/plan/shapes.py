@@ -9,7 +9,7 @@ from ark.ir.graph import Graph
 from ark.machine import Machine
 from ark.models.build import Shape, build
 from ark.models.config import LlamaConfig, Rope
-from ark.models.generate import make_plans
+from ark.models.plans import make_plans
 from ark.plan.types import Plan
 from ark.variant import block
 

@@ -18,7 +18,7 @@ from ark.ir.graph import Graph
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
 from ark.models.build import Shape
-from ark.models.generate import make_plans
+from ark.models.plans import make_plans
 from ark.plan.program import difference
 from ark.plan.serialize import from_dict, from_json, machine_of, to_dict, to_json
 from ark.plan.verify import verify

@@ -18,8 +18,8 @@ from ark.ir.graph import Graph
 from ark.lower.pipeline import plan as plan_graph
 from ark.machine import Machine
 from ark.models.build import Shape
-from ark.models.generate import make_plans
 from ark.models.llama import Llama
+from ark.models.plans import make_plans
 from ark.ops.tokens import TokenState
 from ark.plan.serialize import from_json, to_json
 from ark.plan.types import Growth, Plan, Task

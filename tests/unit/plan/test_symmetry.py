@@ -21,7 +21,7 @@ from ark.lower import registry as operations
 from ark.lower.pipeline import plan as make_plan
 from ark.lower.ranks import plan_ranks
 from ark.models.build import Shape
-from ark.models.generate import plans as plans_of
+from ark.models.plans import plans as plans_of
 from ark.ops.tokens import TokenState
 from ark.plan.rotated import Rotated
 from ark.plan.types import Plan

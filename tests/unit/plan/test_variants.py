@@ -15,7 +15,7 @@ from ark.lower.pipeline import plan
 from ark.machine import Machine
 from ark.models.build import Shape
 from ark.models.config import builtin_config
-from ark.models.generate import make_plans
+from ark.models.plans import make_plans
 from ark.plan import kind as kinds
 from ark.plan.serialize import from_json, machine_of, to_json
 from ark.plan.verify import verify

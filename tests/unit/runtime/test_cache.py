@@ -18,7 +18,7 @@ import pytest
 from ark.backend import registry
 from ark.ir.dtype import by_name
 from ark.models.build import Shape
-from ark.models.generate import plans
+from ark.models.plans import plans
 from ark.runtime import cache
 from ark.runtime.executor import Executor
 from tests.slow import slow

@@ -6,7 +6,9 @@ import numpy as np
 
 import ark
 from ark.api.session import backend, device
+from ark.plan.types import Plan
 from ark.runtime.executor import Executor
+from ark.runtime.placements import MOST
 
 
 def test_moved_tables_are_those_that_would_be_built() -> None:
@@ -43,21 +45,51 @@ def test_moved_tables_are_those_that_would_be_built() -> None:
     executor.close()
 
 
-def test_a_launch_in_flight_keeps_its_memory() -> None:
-    """What runs has ended when the tables change, and none of it is written to the new place."""
+def _adding() -> tuple[Plan, list[int], list[np.ndarray]]:
+    """A plan that adds 1 to an external buffer, the ids of its two, and memory for 25 of them."""
     ark.init(backend="cpu")
     x, y = ark.placeholder([64]), ark.placeholder([64])
     ark.add(x, 1.0, output=y)
     plan = ark.Planner(-1).plan().inner
     assert plan is not None
     names = {b.name: b.id for b in plan.buffers if b.arena == "external"}
-    source, first, second = (np.full(64, v, np.float32) for v in (1.0, 0.0, 0.0))
     ids = [names[t.ir.buffer.name] for t in (x, y)]
+    return plan, ids, [np.full(64, 0.0, np.float32) for _ in range(25)]
+
+
+def test_a_launch_in_flight_keeps_its_memory() -> None:
+    """What runs writes where it was told to, and none of it to the new place."""
+    plan, ids, (source, first, second, *_) = _adding()
     places = dict(zip(ids, (source.ctypes.data, first.ctypes.data), strict=True))
     with Executor(plan, backend(), device(), externals=places) as executor:
         run = executor.resume(20_000)
         executor.rebind({ids[1]: second.ctypes.data})
-        assert not run.running() and run.iterations_done == 20_000
-        assert (first == 2.0).all() and (second == 0.0).all()
+        run.wait()
+        assert run.iterations_done == 20_000
+        assert (first == 1.0).all() and (second == 0.0).all()
         executor.resume().wait()
-        assert (second == 2.0).all()
+        assert (second == 1.0).all()
+
+
+def test_tables_of_the_last_addresses_are_kept() -> None:
+    """Memory that comes back needs no new table; more memory than is kept replaces the oldest."""
+    plan, ids, (source, *targets) = _adding()
+    places = dict(zip(ids, (source.ctypes.data, targets[0].ctypes.data), strict=True))
+    written: list[int] = []
+    with Executor(plan, backend(), device(), externals=places) as executor:
+        executor.resume().wait()
+        write = executor.device.write
+        executor.device.write = lambda *a: (written.append(1), write(*a))  # type: ignore
+        for call in range(6):
+            executor.rebind({ids[1]: targets[call % 3].ctypes.data})
+            executor.resume().wait()
+        assert len(written) == 2
+        held = executor.device_bytes()
+        for call, target in enumerate(targets * 2):
+            source[:] = call
+            executor.rebind({ids[1]: target.ctypes.data})
+            executor.resume().wait()
+            assert (target == call + 1).all()
+        assert len(executor._placements._copies) == MOST
+        assert executor.device_bytes() == held + (MOST - 3) * 256  # the least that is allocated
+        executor.device.write = write  # type: ignore[method-assign]

@@ -21,12 +21,35 @@ ARK_DEVICE void ark_multiply_rows(const ark_f16*, float (&d)[4], ark_u32 a0, ark
       : "r"(a0), "r"(a1), "r"(0u), "r"(b0), "r"(b1));
 }
 
+template <typename A, typename B>
+constexpr bool ark_same = false;
+template <typename A>
+constexpr bool ark_same<A, A> = true;
+
+// Copies M rows of K elements of the same type, which begin at multiples of 16 bytes.
+template <int M, int K, int PITCH>
+ARK_DEVICE void ark_batch_copy(const void* p, void* xs) {
+  constexpr int EACH = K / 8;
+  for (int i = ark_tid(); i < M * EACH; i += ARK_THREADS) {
+    const ark_u32 to = ark_shared_address(xs) + (i / EACH * PITCH + i % EACH * 8) * 2;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to),
+                 "l"(static_cast<const char*>(p) + 16 * i)
+                 : "memory");
+  }
+  ark_copies_done();
+}
+
 // Loads M rows of K elements, times `factor` if NORM, to xs, PITCH elements apart; adds this
 // thread's squares of each row to `square`.
 template <int M, int K, int PITCH, bool NORM, typename P, typename T, int F>
 ARK_DEVICE void ark_batch_rows(ArkCtx& c, const P* p, const float (&factor)[F], T* xs,
                                float (&square)[M], bool system) {
-  constexpr int EACH = ARK_ROW_PAIRS<K>, ALL = M * EACH, N = ALL < 12 ? ALL : 12;
+  if constexpr (ark_same<P, T> && !NORM) {
+    if (ark_aligned(reinterpret_cast<ark_u64>(p))) return ark_batch_copy<M, K, PITCH>(p, xs);
+  }
+  // Fewer warps have more registers, and fewer trips to memory do.
+  constexpr int MOST = ARK_WARPS > 9 ? 12 : 20;
+  constexpr int EACH = ARK_ROW_PAIRS<K>, ALL = M * EACH, N = ALL < MOST ? ALL : MOST;
   constexpr int ROUNDS = (ALL + N - 1) / N;
 #pragma unroll(NORM ? ROUNDS : 1)
   for (int first = 0; first < ALL; first += N) {
@@ -54,22 +77,43 @@ ARK_DEVICE void ark_batch_rows(ArkCtx& c, const P* p, const float (&factor)[F], 
 
 // Products of M rows of the input with R rows of the weights, both K long in shared memory, PITCH
 // and WIDTH apart: lane l gets those of input row l / 4 with weight rows l % 4 * 2 and the next.
+// A product takes long to come and shared memory too: DEEP pieces of 32 are asked for while those
+// before are multiplied, each piece's sums by themselves.
 template <int M, int R, int K, int PITCH, int WIDTH, typename T>
 ARK_DEVICE void ark_batch_dots(const T* w, const T* x, float (&sum)[2]) {
+  constexpr int ALL = K / 32, DEEP = ALL % 4 == 0 ? 4 : ALL % 2 == 0 ? 2 : 1;
   const int row = ark_lane() / 4, piece = ark_lane() % 4 * 8;
   const uint4* from = reinterpret_cast<const uint4*>(x + row * PITCH + piece);
   const uint4* by = reinterpret_cast<const uint4*>(w + row * WIDTH + piece);
-  float d[2][4] = {};
-#pragma unroll 4
-  for (int i = 0; i < K / 32; ++i) {
-    uint4 a = make_uint4(0u, 0u, 0u, 0u), b = a;
-    if (row < M) a = from[4 * i];
-    if (row < R) b = by[4 * i];
-    ark_multiply_rows(w, d[0], a.x, a.y, b.x, b.y);
-    ark_multiply_rows(w, d[1], a.z, a.w, b.z, b.w);
+  const uint4 none = make_uint4(0u, 0u, 0u, 0u);
+  float d[DEEP][2][4] = {};
+  uint4 a[DEEP], b[DEEP];
+  const auto ask = [&](int first) {
+#pragma unroll
+    for (int i = 0; i < DEEP; ++i) {
+      a[i] = row < M ? from[4 * (first + i)] : none;
+      b[i] = row < R ? by[4 * (first + i)] : none;
+    }
+  };
+  ask(0);
+#pragma unroll 1
+  for (int first = DEEP; first <= ALL; first += DEEP) {
+    uint4 x0[DEEP], w0[DEEP];
+#pragma unroll
+    for (int i = 0; i < DEEP; ++i) x0[i] = a[i], w0[i] = b[i];
+    if (first < ALL) ask(first);
+#pragma unroll
+    for (int i = 0; i < DEEP; ++i) {
+      ark_multiply_rows(w, d[i][0], x0[i].x, x0[i].y, w0[i].x, w0[i].y);
+      ark_multiply_rows(w, d[i][1], x0[i].z, x0[i].w, w0[i].z, w0[i].w);
+    }
   }
-  sum[0] = d[0][0] + d[1][0];
-  sum[1] = d[0][1] + d[1][1];
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    sum[e] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < DEEP; ++i) sum[e] += d[i][0][e] + d[i][1][e];
+  }
 }
 
 // As ark_row_total, of the M rows that lanes with `mine` have (row m) of a weights' row.

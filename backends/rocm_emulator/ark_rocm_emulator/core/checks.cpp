@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "checks_state.h"
+#include "checks_shared.h"
 #include "grid.h"
 #include "memory.h"
 
@@ -15,8 +15,12 @@ World& World::get() {
 }
 
 CheckedAccess::CheckedAccess(const Wave& w) {
-  if (w.checks != nullptr) lock_ = std::unique_lock(World::get().mutex);
+  if (w.checks == nullptr) return;
+  lock_ = std::unique_lock(World::get().mutex);
+  if (sharing()) shared_ = std::make_unique<SharedLock>();
 }
+
+CheckedAccess::~CheckedAccess() = default;
 
 void GridChecksDeleter::operator()(GridChecks* checks) const {
   World& world = World::get();
@@ -25,6 +29,7 @@ void GridChecksDeleter::operator()(GridChecks* checks) const {
     const uint32_t slot = checks->slots[k];
     if (k < checks->waves.size()) world.slots[slot].epoch = checks->waves[k]->epoch + 1;
     world.slots[slot].live = false;
+    ledger_end(slot);
     world.free_slots.push_back(slot);
   }
   delete checks;
@@ -72,6 +77,8 @@ void add_wave_checks(Grid& grid, Wave& w) {
   history.live = true;
   history.records.clear();
   history.start = c->epoch;
+  c->started = world_time();
+  ledger_begin(c->slot, c->epoch);
   const Published start = c->released_agent;
   history.records.push_back({c->epoch, start, start, start, {c->epoch - 1, c->seen_lds}, c->cleared});
   GroupChecks& group = checks.groups[w.group];
@@ -252,8 +259,14 @@ std::shared_ptr<ShadowPages> make_shadow(const Region& region) {
   if (region.kind == MemKind::Code) return nullptr;
   auto shadow = std::make_shared<ShadowPages>();
   shadow->size = region.size;
+  shadow->shared = static_cast<SharedCell*>(region.records);
   shadow->track_init = !region.initialised && region.kind != MemKind::Host;
   return shadow;
+}
+
+void shadow_share(ShadowPages& shadow, void* records) {
+  const std::lock_guard lock(World::get().mutex);
+  shadow.shared = static_cast<SharedCell*>(records);
 }
 
 // Written from outside: initialised, and nobody's earlier access conflicts with it.
@@ -271,6 +284,7 @@ void shadow_mark_written(ShadowPages& shadow, uint64_t offset, uint64_t size) {
     for (uint64_t k = begin; k < end; k++) (*page)[k - base] = CellState();
   }
   std::erase_if(shadow.syncs, [&](const auto& s) { return s.first >= first && s.first < last; });
+  if (shadow.shared != nullptr) clear_cells(shadow, first, last);
 }
 
 }  // namespace ark_emu

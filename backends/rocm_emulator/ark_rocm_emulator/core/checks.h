@@ -13,6 +13,7 @@
 namespace ark_emu {
 
 struct Grid;
+class SharedLock;
 struct ShadowPages;   // what is known about the bytes of a region
 struct Workgroup;
 
@@ -27,9 +28,11 @@ void check_after(Wave& w, const Inst& i);
 class CheckedAccess {
  public:
   explicit CheckedAccess(const Wave& w);
+  ~CheckedAccess();
 
  private:
   std::unique_lock<std::mutex> lock_;
+  std::unique_ptr<SharedLock> shared_;
 };
 
 // From the handlers; check_access inside a CheckedAccess.
@@ -52,6 +55,7 @@ GridChecksPtr begin_checks(Grid& grid);
 void add_wave_checks(Grid& grid, Wave& w);
 
 std::shared_ptr<ShadowPages> make_shadow(const Region& region);
+void shadow_share(ShadowPages& shadow, void* records);   // Region::records, from now on
 void shadow_mark_written(ShadowPages& shadow, uint64_t offset, uint64_t size);
 
 }  // namespace ark_emu

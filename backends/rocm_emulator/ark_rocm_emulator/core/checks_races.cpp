@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "checks_state.h"
+#include "checks_shared.h"
 #include "grid.h"
 #include "memory.h"
 
@@ -39,7 +39,8 @@ Fault race(const Access& x, int lane, uint64_t address, const Record& other, boo
 bool ordered(const Access& x, const Record& other) {
   const WaveChecks& c = *x.w.checks;
   if (other.slot == c.slot) return true;
-  return clock_at(x.lds ? c.seen_lds : c.seen, other.slot) >= other.epoch;
+  if (clock_at(x.lds ? c.seen_lds : c.seen, other.slot) >= other.epoch) return true;
+  return !x.lds && sharing() && ended_before(other.slot, other.epoch, c.started);
 }
 
 // True if the load at `pc` is the test of a small loop without stores or barriers: on LDS, where no
@@ -270,6 +271,7 @@ void check_cell(const Access& x, ShadowPages& shadow, uint64_t index, uint8_t by
   } else {
     remember(cell.reads, fresh, false);
   }
+  if (shadow.shared != nullptr) export_cell(x.w, shadow, index, cell, fresh, x.kind);
 }
 
 }  // namespace
@@ -309,6 +311,7 @@ void check_access(Wave& w, const Inst& i, const Addresses& a, AccessKind kind, i
       offset = address - entry->region.base;
       check_float_atomic(x, entry->region, lane, address);
     }
+    if (shadow->shared != nullptr) import_cells(*shadow, offset, static_cast<uint64_t>(bytes));
     check_alignment(x, address, bytes, lane);
     check_initialised(x, *shadow, offset, bytes, lane, address);
     for (uint64_t at = offset; at < offset + static_cast<uint64_t>(bytes);) {

@@ -66,6 +66,7 @@ struct Record {
 };
 
 struct ShadowPages;
+struct SharedCell;                       // checks_shared.h
 
 // An LDS load that met an atomic: sound if its wave goes on to use an atomic on the same cell (the
 // load gave the expected value), a race otherwise.
@@ -79,6 +80,7 @@ struct LdsDoubt {
 struct CellState {
   std::vector<Record> writes, reads;
   bool flag = false;                     // global memory: some wave has polled it or used an atomic
+  uint64_t version = 0;                  // SharedCell::version that this has taken in
 };
 
 struct Contributor {
@@ -110,6 +112,7 @@ struct ScalarHold {
 struct ShadowPages {
   static constexpr uint64_t kCells = 1024;
   bool track_init = false;
+  SharedCell* shared = nullptr;          // by cell, where other processes map the memory too
   uint64_t size = 0;
   std::vector<bool> initialised;         // by byte, made at the first checked access
   std::unordered_map<uint64_t, std::unique_ptr<std::array<CellState, kCells>>> pages;
@@ -167,6 +170,10 @@ struct WaveChecks {
   uint32_t next_sequence = 1, vm_done = 0, lgkm_done = 0;
   // What this device, or every device, would see if the wave signalled now.
   Published released_agent, released_system;
+  // The same as it was last told to other processes, and under which number.
+  Published told;
+  uint32_t told_as = 0;
+  uint64_t started = 0;                  // world_time() then
   uint32_t last_store = 0;               // epoch of the last store that a cache may hold back
   struct WriteBack {
     Published what;

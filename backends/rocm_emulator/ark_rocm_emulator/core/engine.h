@@ -55,10 +55,16 @@ struct Region {
   bool shared = false;      // mapped by another process too (IPC): a wait on it is never a deadlock
   bool initialised = false; // contents count as written (host memory, IPC imports)
   std::string name;         // for messages: "hipMalloc#3"
+  void* records = nullptr;  // of the checks, shared with the other processes: kRecordBytes for 4 bytes
   // Called by the emulating thread after a store to this region has been performed (doorbells).
   // Must be quick and must not call back into the Machine.
   std::function<void(uint64_t address, uint64_t value, int bytes)> on_store;
 };
+
+constexpr uint64_t kRecordBytes = 256;
+// Whether the checks of this process can tell those of others what it did to shared memory. Asked
+// before the first memory is shared.
+bool can_share_checks();
 
 // ---------------------------------------------------------------- code objects
 
@@ -212,7 +218,7 @@ class Machine {
   virtual void remove_region(uint64_t base) = 0;
   virtual void set_access(uint64_t base, uint64_t access_mask) = 0;
   // From now on another process maps it too (Region::shared).
-  virtual void set_shared(uint64_t base) = 0;
+  virtual void set_shared(uint64_t base, void* records) = 0;
   // The region that holds `address`; false if none.
   virtual bool find_region(uint64_t address, Region* out) const = 0;
   // Maps and registers `size` bytes (page-aligned, filled with 0xCB so that a read of memory nobody

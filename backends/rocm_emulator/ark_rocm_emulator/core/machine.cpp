@@ -47,8 +47,8 @@ class MachineImpl : public Machine, public std::enable_shared_from_this<MachineI
   void set_access(uint64_t base, uint64_t mask) override {
     memory_->set_access(base, mask);
   }
-  void set_shared(uint64_t base) override {
-    memory_->set_shared(base);
+  void set_shared(uint64_t base, void* records) override {
+    memory_->set_shared(base, records);
   }
   bool find_region(uint64_t address, Region* out) const override {
     const auto entry = memory_->find(address);

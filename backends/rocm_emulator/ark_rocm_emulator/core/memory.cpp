@@ -65,8 +65,13 @@ void Memory::set_access(uint64_t base, uint64_t mask) {
   change(base, [mask](Region& region) { region.access = mask; });
 }
 
-void Memory::set_shared(uint64_t base) {
-  change(base, [](Region& region) { region.shared = true; });
+void Memory::set_shared(uint64_t base, void* records) {
+  change(base, [records](Region& region) {
+    region.shared = true;
+    region.records = records;
+  });
+  const auto entry = find(base);
+  if (entry->shadow != nullptr) shadow_share(*entry->shadow, records);
 }
 
 void Memory::change(uint64_t base, const std::function<void(Region&)>& how) {

@@ -33,7 +33,7 @@ class Memory {
   void add(Region region);
   void remove(uint64_t base);
   void set_access(uint64_t base, uint64_t mask);
-  void set_shared(uint64_t base);
+  void set_shared(uint64_t base, void* records);
   std::shared_ptr<const RegionEntry> find(uint64_t address) const;
   std::shared_ptr<const RegionList> snapshot() const;
   // What the grids of a device share where values may be stale.

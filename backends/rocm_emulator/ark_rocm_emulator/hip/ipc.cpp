@@ -18,9 +18,31 @@ struct Handle {
   uint64_t magic, inode, offset, size;
   int32_t pid, fd;
   uint32_t kind;
-  uint32_t padding[5];
+  int32_t records_fd;
+  uint32_t padding[4];
 };
 static_assert(sizeof(Handle) == sizeof(hipIpcMemHandle_t), "a HIP handle is 64 bytes");
+
+// Where the checks of all who map memory at `offset` of the file's memory write who touched it; null
+// where they cannot, and then processes do not see each other's accesses.
+void* map_records(int fd, uint64_t offset, uint64_t size) {
+  constexpr uint64_t kPerByte = ark_emu::kRecordBytes / 4;
+  void* at = mmap(nullptr, size * kPerByte, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd,
+                  off_t(offset * kPerByte));
+  return at == MAP_FAILED ? nullptr : at;
+}
+
+// The file behind them, for a device's whole memory; -1 where there is none.
+int records_file(ark_hip::Arena& arena) {
+  if (arena.records_fd >= 0 || !ark_emu::can_share_checks()) return arena.records_fd;
+  const int fd = memfd_create("ark-emulated-records", MFD_CLOEXEC);
+  if (fd >= 0 && ftruncate(fd, off_t(arena.capacity / 4 * ark_emu::kRecordBytes)) != 0) {
+    close(fd);
+    return -1;
+  }
+  arena.records_fd = fd;
+  return fd;
+}
 
 uint64_t span_of(uint64_t size) { return (size + 4095) / 4096 * 4096; }
 
@@ -34,10 +56,17 @@ HIP_EXPORT hipError_t hipIpcGetMemHandle(hipIpcMemHandle_t* handle, void* pointe
   std::lock_guard<std::mutex> hold(rt->lock);
   const Allocation* found = find_allocation(*rt, uint64_t(pointer));
   if (!found || found->device < 0 || found->imported) return answer(hipErrorInvalidDevicePointer);
-  const Arena& arena = rt->devices[size_t(found->device)]->arena;
+  Arena& arena = rt->devices[size_t(found->device)]->arena;
   struct stat facts{};
   if (fstat(arena.fd, &facts) != 0) return answer(hipErrorOperatingSystem);
-  rt->machine->set_shared(found->base);
+  Allocation& shared = rt->allocations[found->base];
+  if (rt->settings.checks && shared.records == nullptr && records_file(arena) >= 0) {
+    const uint64_t span = span_of(shared.size);
+    shared.records = map_records(arena.records_fd, shared.arena_offset, span);
+    // What was there before belonged to memory that is gone.
+    if (shared.records) madvise(shared.records, span / 4 * ark_emu::kRecordBytes, MADV_REMOVE);
+  }
+  rt->machine->set_shared(shared.base, shared.records);
   Handle made{.magic = kMagic,
               .inode = facts.st_ino,
               .offset = found->arena_offset,
@@ -45,6 +74,7 @@ HIP_EXPORT hipError_t hipIpcGetMemHandle(hipIpcMemHandle_t* handle, void* pointe
               .pid = getpid(),
               .fd = arena.fd,
               .kind = uint32_t(found->kind),
+              .records_fd = arena.records_fd,
               .padding = {}};
   memcpy(handle, &made, sizeof made);
   return hipSuccess;
@@ -80,10 +110,21 @@ HIP_EXPORT hipError_t hipIpcOpenMemHandle(void** pointer, hipIpcMemHandle_t hand
     base = mmap(nullptr, span_of(given.size), PROT_READ | PROT_WRITE, MAP_SHARED, fd,
                 off_t(given.offset));
   close(fd);
+  void* records = nullptr;
+  if (base != MAP_FAILED && rt->settings.checks && given.records_fd >= 0 &&
+      ark_emu::can_share_checks()) {
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", given.pid, given.records_fd);
+    fd = open(path, O_RDWR | O_CLOEXEC);
+    const uint64_t end = (given.offset + span_of(given.size)) / 4 * ark_emu::kRecordBytes;
+    if (fd >= 0 && fstat(fd, &facts) == 0 && uint64_t(facts.st_size) >= end)
+      records = map_records(fd, given.offset, span_of(given.size));
+    if (fd >= 0) close(fd);
+  }
   if (base == MAP_FAILED) return answer(hipErrorMapFailed);
   Allocation made{.base = uint64_t(base), .size = given.size, .device = current_device};
   made.kind = ark_emu::MemKind(given.kind);
   made.imported = true;
+  made.records = records;
   made.handle = key;
   register_region(*rt, made, access_mask(*rt, current_device), "hipIpcOpenMemHandle");
   rt->allocations[made.base] = made;

@@ -132,6 +132,7 @@ void register_region(Runtime& rt, const Allocation& allocation, uint64_t access,
   region.kind = allocation.kind;
   region.access = access;
   region.shared = allocation.imported;
+  region.records = allocation.records;
   region.initialised = allocation.imported || allocation.device < 0;
   region.name = std::string(call) + "#" + std::to_string(++rt.names);
   rt.machine->add_region(std::move(region));

@@ -100,6 +100,7 @@ struct Allocation {
   unsigned flags = 0;
   ark_emu::MemKind kind = ark_emu::MemKind::Device;
   uint64_t arena_offset = 0;
+  void* records = nullptr;  // of the checks, where other processes have the memory too
   bool managed = false, registered = false, imported = false;
   int opened = 1;           // of an import: how often it was opened
   std::string handle{};       // of an import: which handle it came from
@@ -121,6 +122,7 @@ struct Function {
 // process by name.
 struct Arena {
   int fd = -1;
+  int records_fd = -1;       // ark_emu::Region::records of all of it; made when it is first shared
   uint64_t base = 0, capacity = 0, top = 0, used = 0;
 };
 

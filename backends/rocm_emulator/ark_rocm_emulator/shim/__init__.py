@@ -38,8 +38,18 @@ def _checked(answer: tuple[Any, ...], what: str) -> Any:
     return values[0] if values else None
 
 
-def _compile(source: str, arch: str, options: Sequence[str], kind: str) -> bytes:
-    """What NVRTC makes of ``source``; ``kind`` is "PTX" or "CUBIN"."""
+def compile_ptx(source: str, arch: str = "sm_90", options: Sequence[str] = ()) -> str:
+    """Compile HIP device source to PTX text.
+
+    Args:
+        source: HIP C++ device code that includes no header of its own.
+        arch: "sm_90" or another real architecture of NVRTC.
+        options: further options for NVRTC, such as "-DNAME=value".
+
+    Raises:
+        CompileError: NVRTC refused the source; the message holds its log.
+        SystemError: NVRTC is not installed.
+    """
     nvrtc = _nvrtc()
     whole = f'#line 1 "{HEADER.name}"\n{HEADER.read_text()}\n#line 1 "kernel.hip"\n{source}'
     program = _checked(
@@ -55,29 +65,8 @@ def _compile(source: str, arch: str, options: Sequence[str], kind: str) -> bytes
             _checked(nvrtc.nvrtcGetProgramLog(program, log), "reading its log")
             said = log.decode(errors="replace").rstrip("\0 \n")
             raise CompileError(f"NVRTC refused the source for {arch}:\n{said}")
-        measure, get = (getattr(nvrtc, f"nvrtcGet{kind}{end}") for end in ("Size", ""))
-        made = b" " * _checked(measure(program), "reading the result")
-        _checked(get(program, made), "reading the result")
-        return made
+        made = b" " * _checked(nvrtc.nvrtcGetPTXSize(program), "reading the result")
+        _checked(nvrtc.nvrtcGetPTX(program, made), "reading the result")
+        return made.decode().rstrip("\0")
     finally:
         nvrtc.nvrtcDestroyProgram(program)
-
-
-def compile_ptx(source: str, arch: str = "sm_90", options: Sequence[str] = ()) -> str:
-    """Compile HIP device source to PTX text.
-
-    Args:
-        source: HIP C++ device code that includes no header of its own.
-        arch: "sm_90" or another real architecture of NVRTC.
-        options: further options for NVRTC, such as "-DNAME=value".
-
-    Raises:
-        CompileError: NVRTC refused the source; the message holds its log.
-        SystemError: NVRTC is not installed.
-    """
-    return _compile(source, arch, options, "PTX").decode().rstrip("\0")
-
-
-def compile_cubin(source: str, arch: str = "sm_90", options: Sequence[str] = ()) -> bytes:
-    """Compile HIP device source to a CUBIN for exactly ``arch``; else as ``compile_ptx``."""
-    return _compile(source, arch, options, "CUBIN")

@@ -1,0 +1,308 @@
+"""Sizes that vary, rounded up: which dimensions of a torch graph may be padded, and how.
+
+A size may be rounded up where nothing that the caller sees depends on what the added elements hold:
+each operator either works along that dimension element by element, or leaves it alone. `paddable`
+says so of a graph, operator by operator; the table PERMITTED has what each operator permits, and an
+operator that is not in it permits nothing. Called by ark.interop.torch.compile.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ark.interop.torch.elementwise import ELEMENTWISE
+from ark.interop.torch.graph import name_of
+
+LEAST = 1
+
+
+def bucket(size: int, most: int | None) -> int:
+    """The power of two from `size` on, or the bound `most` if that is smaller."""
+    found = max(LEAST, 1 << (size - 1).bit_length())
+    return max(size, min(found, most)) if most is not None else found
+
+
+def symbols(value: Any) -> set[Any]:
+    """The symbols in a size or in a tensor's shape."""
+    if isinstance(value, torch.Tensor):
+        return set().union(*(symbols(n) for n in value.shape)) if value.dim() else set()
+    return set(value.node.expr.free_symbols) if isinstance(value, torch.SymInt) else set()
+
+
+def holding(value: Any, symbol: Any) -> set[int]:
+    """The dimensions of a tensor that depend on a symbol."""
+    if not isinstance(value, torch.Tensor):
+        return set()
+    return {d for d, n in enumerate(value.shape) if symbol in symbols(n)}
+
+
+def multiple(size: Any, symbol: Any) -> int | None:
+    """c where a size is c times the symbol."""
+    if not isinstance(size, torch.SymInt):
+        return None
+    rest = size.node.expr / symbol
+    return int(rest) if rest.is_Integer and rest > 0 else None
+
+
+class _Node:
+    """A node's operands, by place and by name, and the symbol that is asked about."""
+
+    def __init__(self, node: fx.Node, symbol: Any) -> None:
+        self.node, self.symbol = node, symbol
+
+    def value(self, place: int) -> Any:
+        found = self.node.args[place] if place < len(self.node.args) else None
+        return found.meta.get("val") if isinstance(found, fx.Node) else found
+
+    def given(self, place: int, name: str, default: Any = None) -> Any:
+        if place < len(self.node.args):
+            return self.node.args[place]
+        return self.node.kwargs.get(name, default)
+
+    def dims(self, place: int = 0) -> set[int]:
+        """The dimensions of an operand that depend on the symbol."""
+        return holding(self.value(place), self.symbol)
+
+    def rank(self, place: int = 0) -> int:
+        found = self.value(place)
+        return found.dim() if isinstance(found, torch.Tensor) else 0
+
+    def axes(self, found: Any) -> set[int]:
+        """Non-negative axes of the first operand; none or an empty list: all."""
+        rank = max(self.rank(), 1)
+        listed = [found] if isinstance(found, int) else list(found or range(rank))
+        return {a % rank for a in listed}
+
+
+Rule = Callable[[_Node], bool]
+
+
+def _anything(n: _Node) -> bool:
+    return True
+
+
+def _along(place: int, name: str, default: Any = None) -> Rule:
+    """Works along the axes that an argument names, which must not be padded."""
+    return lambda n: not n.dims() & n.axes(n.given(place, name, default))
+
+
+def _first(*leading: int) -> Rule:
+    """The first operand may be padded in these dimensions, no other one anywhere."""
+
+    def rule(n: _Node) -> bool:
+        others = range(1, len(n.node.args))
+        return n.dims() <= set(leading) and not any(n.dims(i) for i in others)
+
+    return rule
+
+
+def _product(left: int, right: int) -> Rule:
+    """A matrix product of two operands: padded rows, columns and batches become the result's."""
+
+    def rule(n: _Node) -> bool:
+        inner = n.rank(left) - 1, max(n.rank(right) - 2, 0)
+        return inner[0] not in n.dims(left) and inner[1] not in n.dims(right)
+
+    return rule
+
+
+def _attention(n: _Node) -> bool:
+    """Padded batches and heads; padded rows together with keys where keys lie before their rows."""
+    rank = n.rank()
+    apart = all(n.dims(i) <= set(range(rank - 2)) for i in range(3))
+    mask, causal = n.given(3, "attn_mask"), bool(n.given(5, "is_causal", False))
+    if "flash" in name_of(n.node.target):
+        mask, causal = n.node.kwargs.get("attn_mask"), bool(n.given(4, "is_causal", False))
+    if mask is not None:
+        return apart and not holding(getattr(mask, "meta", {}).get("val"), n.symbol)
+    together = all(rank - 2 in n.dims(i) and rank - 1 not in n.dims(i) for i in range(3))
+    return apart or (causal and together)
+
+
+def _norm(n: _Node) -> bool:
+    """Norms over the last dimensions."""
+    sizes = n.given(1, "normalized_shape")
+    rank = n.rank()
+    return not n.dims() & set(range(rank - len(sizes), rank))
+
+
+def _looked_up(n: _Node) -> bool:
+    return not n.dims(0)
+
+
+def _selected(n: _Node) -> bool:
+    axis = n.given(1, "dim", 0)
+    return not n.dims() & n.axes(axis)
+
+
+def _joined(n: _Node) -> bool:
+    axis = n.given(1, "dim", 0)
+    parts = [v.meta["val"] for v in n.node.args[0]]  # type: ignore[union-attr]
+    return not any(axis % v.dim() in holding(v, n.symbol) for v in parts)
+
+
+_VIEWS = (
+    *("view.default", "_unsafe_view.default", "reshape.default", "permute.default", "t.default"),
+    *("squeeze.dim", "squeeze.dims", "squeeze.default", "unsqueeze.default", "transpose.int"),
+    *("expand.default", "clone.default", "_to_copy.default", "alias.default", "detach.default"),
+    *("view_copy.default", "permute_copy.default", "unsqueeze_copy.default", "expand_copy.default"),
+)
+_INDICES = ("arange.start_step", "arange.default", "arange.start")
+_FILLED = ("full.default", "new_full.default", "empty.memory_format", "new_zeros.default")
+_ALONG = (
+    *("sum.dim_IntList", "mean.dim", "amax.default", "amin.default", "any.dim", "all.dim"),
+    *("var.correction", "var_mean.correction", "argmax.default", "argmin.default", "max.dim"),
+    *("min.dim", "cumsum.default", "logsumexp.default", "softmax.int", "_softmax.default"),
+    *("_log_softmax.default", "_safe_softmax.default"),
+)
+PERMITTED: dict[str, Rule] = {
+    **dict.fromkeys(_ALONG, _along(1, "dim")),
+    **dict.fromkeys((*_VIEWS, *_INDICES), _anything),
+    **dict.fromkeys(ELEMENTWISE, _anything),
+    **dict.fromkeys(("mm.default", "bmm.default", "matmul.default"), _product(0, 1)),
+    **dict.fromkeys(("addmm.default", "baddbmm.default"), _product(1, 2)),
+    "linear.default": lambda n: n.rank() - 1 not in n.dims() and not n.dims(1),
+    **dict.fromkeys(
+        ("sum.dim_IntList", "mean.dim", "amax.default", "amin.default"), _along(1, "dim")
+    ),
+    **dict.fromkeys(
+        ("var.correction", "var_mean.correction", "any.dim", "all.dim"), _along(1, "dim")
+    ),
+    **dict.fromkeys(
+        ("cumsum.default", "logsumexp.default", "_safe_softmax.default"), _along(1, "dim")
+    ),
+    "native_layer_norm.default": _norm,
+    "_fused_rms_norm.default": _norm,
+    "convolution.default": _first(0),
+    "_native_batch_norm_legit_no_training.default": _first(0, 2, 3),
+    "native_batch_norm.default": _first(0, 2, 3),
+    "native_group_norm.default": lambda n: False,
+    **dict.fromkeys(("max_pool2d_with_indices.default", "avg_pool2d.default"), _first(0)),
+    **dict.fromkeys(("_adaptive_avg_pool2d.default", "max_pool2d.default"), _first(0)),
+    "embedding.default": _looked_up,
+    "select.int": _selected,
+    "slice.Tensor": _selected,
+    "split_with_sizes.default": lambda n: not n.dims() & n.axes(n.given(2, "dim", 0)),
+    "cat.default": _joined,
+    "scaled_dot_product_attention.default": _attention,
+    "_scaled_dot_product_flash_attention_for_cpu.default": _attention,
+}
+
+
+def paddable(module: fx.GraphModule, symbol: Any) -> str | None:
+    """Why a graph's size must not be rounded up; None where it may be."""
+    for node in module.graph.nodes:
+        value = node.meta.get("val")
+        if node.op in ("placeholder", "output"):
+            tensors = [value] if node.op == "placeholder" else _ends(node)
+            for each in tensors:
+                for d in sorted(holding(each, symbol)):
+                    if multiple(each.shape[d], symbol) is None:
+                        return f"{node.name} has a dimension of {each.shape[d]}"
+            continue
+        if node.op != "call_function" or not _touches(node, symbol):
+            continue
+        name = name_of(node.target)
+        if node.target is operator.getitem:
+            continue
+        if isinstance(value, torch.SymInt) or name.startswith("sym_size"):
+            continue  # sizes: of shapes alone, or the next check finds who computes with them
+        rule = PERMITTED.get(name)
+        if rule is None:
+            return f"{name or node.target} does not permit it"
+        if _computes_with_sizes(node, name) or not rule(_Node(node, symbol)):
+            return f"{name} works along it"
+    return None
+
+
+def _touches(node: fx.Node, symbol: Any) -> bool:
+    values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
+    flat = [v for value in values for v in (value if isinstance(value, (list, tuple)) else [value])]
+    return any(symbol in symbols(v) for v in flat)
+
+
+def _computes_with_sizes(node: fx.Node, name: str) -> bool:
+    """Is a size an operand like a number, not a part of a shape?"""
+    numbers = node.args[2:] if name.startswith("new_") else node.args[1:]
+    numbers = numbers if name in _FILLED else node.args
+    found = (n.meta.get("val") for n in numbers if isinstance(n, fx.Node))
+    return name in ELEMENTWISE and any(isinstance(v, torch.SymInt) for v in found)
+
+
+def _ends(node: fx.Node) -> list[Any]:
+    listed = node.args[0] if isinstance(node.args[0], (list, tuple)) else [node.args[0]]
+    return [n.meta.get("val") if isinstance(n, fx.Node) else None for n in listed]
+
+
+class Padding:
+    """How a call's arguments are rounded up, and its results cut back."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        places = [n for n in module.graph.nodes if n.op == "placeholder"]
+        values = [n.meta.get("val") for n in places]
+        (output,) = (n for n in module.graph.nodes if n.op == "output")
+        found = set().union(*(symbols(v) for v in values)) if values else set()
+        self.reasons = {s: paddable(module, s) for s in sorted(found, key=str)}
+        self.padded = [s for s, why in self.reasons.items() if why is None]
+        self._bounds = {s: _upper(values, s) for s in self.padded}
+        self._inputs = [self._sizes(v) for v in values]
+        self._outputs = [self._sizes(v) for v in _ends(output)]
+
+    def _sizes(self, value: Any) -> list[tuple[int, Any, int]]:
+        """(dimension, symbol, c) of the dimensions to pad; dimension -1: the argument itself."""
+        shape = value.shape if isinstance(value, torch.Tensor) else [value]
+        first = 0 if isinstance(value, torch.Tensor) else -1
+        each = ((first + d, s, multiple(n, s)) for d, n in enumerate(shape) for s in self.padded)
+        return [(d, s, c) for d, s, c in each if c is not None]
+
+    def sizes(self, given: Sequence[Any]) -> tuple[dict[Any, int], dict[Any, int]]:
+        """By symbol: the size in this call, and the one it is rounded up to."""
+        now: dict[Any, int] = {}
+        for value, places in zip(given, self._inputs, strict=True):
+            for d, symbol, c in places:
+                now[symbol] = (value.shape[d] if d >= 0 else value) // c
+        return now, {s: bucket(n, self._bounds[s]) for s, n in now.items()}
+
+    def pad(self, given: Sequence[Any], now: dict[Any, int], up: dict[Any, int]) -> list[Any]:
+        """The arguments with rounded sizes; added elements are 0."""
+        made: list[Any] = []
+        for value, places in zip(given, self._inputs, strict=True):
+            places = [p for p in places if now[p[1]] != up[p[1]]]
+            if places and isinstance(value, torch.Tensor):
+                shape = list(value.shape)
+                for d, symbol, c in places:
+                    shape[d] = c * up[symbol]
+                wide = value.new_zeros(shape)
+                wide[tuple(slice(0, n) for n in value.shape)] = value
+                value = wide
+            elif places:
+                value = places[0][2] * up[places[0][1]]
+            made.append(value)
+        return made
+
+    def cut(self, made: Any, now: dict[Any, int]) -> Any:
+        """The results without what was added."""
+        found = []
+        for value, places in zip(made, self._outputs, strict=True):
+            for d, symbol, c in places:
+                if isinstance(value, torch.Tensor):
+                    value = value.narrow(d, 0, c * now[symbol])
+                else:
+                    value = c * now[symbol]
+            found.append(value.contiguous() if isinstance(value, torch.Tensor) else value)
+        return found
+
+
+def _upper(values: Sequence[Any], symbol: Any) -> int | None:
+    """The bound that torch knows of a size."""
+    for value in values:
+        for size in value.shape if isinstance(value, torch.Tensor) else [value]:
+            if isinstance(size, torch.SymInt) and symbol in symbols(size):
+                upper = size.node.shape_env.var_to_range[symbol].upper
+                return int(upper) if upper.is_finite and upper < 1 << 31 else None
+    return None

@@ -1,0 +1,252 @@
+"""Regions of elementwise ops become one op, with sums over one dimension between them, where chains
+(ark.lower.chains) would write and read what several ops use: small algebra in batches, written out
+number by number. Between the functions values are fp32, in registers.
+
+A region is a run of neighbouring nodes over tensors of one shape, of which some have one index in
+the dimension that is summed over. Called by ark.lower.pipeline before chains are joined.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Sequence
+
+from ark.errors import PlanError
+from ark.ir.dtype import FLOATS, fp32
+from ark.ir.fold import FOLDED
+from ark.ir.graph import Graph, Node
+from ark.ir.values import Tensor
+from ark.lower.chains import expression_of, is_pointwise
+from ark.plan.types import MAX_OPERANDS
+from ark.tasks import expression
+from ark.tasks.fusion import MOST_VALUES, STAGES
+
+LEAST_SHARED = 8  # results that several ops of a region read; chains would write them
+LEAST_WIDE = 64  # neighbours: less makes no vectors and leaves warps idle
+MOST_SUMMED = 1024  # elements that a thread adds up
+
+
+def join_regions(graph: Graph, kept: frozenset[int] = frozenset()) -> Graph:
+    """A copy of the graph with joined regions. kept: ids of buffers that somebody else reads."""
+    touched = Counter(t.buffer.id for n in graph.nodes for t in _touched(n))
+    nodes: list[Node] = []
+    run: list[Node] = []
+
+    def end() -> None:
+        nodes.extend(_joined(run, touched, kept))
+        run.clear()
+
+    region = _Region()
+    for node in graph.nodes:
+        if node.virtual:
+            nodes.append(node)
+            continue
+        if not region.add(node):
+            end()
+            region = _Region()
+            if not region.add(node):
+                region = _Region()
+                nodes.append(node)
+                continue
+        run.append(node)
+    end()
+    made = copy.copy(graph)
+    made.nodes = nodes
+    return made
+
+
+def _touched(node: Node) -> tuple[Tensor, ...]:
+    return (*node.inputs, *node.outputs, *node.after)
+
+
+def _joined(run: Sequence[Node], touched: Counter[int], kept: frozenset[int]) -> list[Node]:
+    """A run that fits together as one node, or as two if that is too many operands, or as it is."""
+    region = _Region()
+    for node in run:
+        region.add(node)
+    if region.shared() < LEAST_SHARED:
+        return list(run)
+    made = region.node(touched, kept)
+    if made is not None:
+        return [made]
+    half = len(run) // 2
+    return [*_joined(run[:half], touched, kept), *_joined(run[half:], touched, kept)]
+
+
+class _Region:
+    """Nodes that one body can compute. Values are numbered as they come: inputs from -1 down,
+    results from 0 up.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.inputs: list[Tensor] = []
+        self.trees: list[expression.Tree] = []  # by result
+        self.results: list[Tensor] = []
+        self.summed: list[bool] = []  # is it a sum?
+        self.after_sums: list[bool] = []  # does it depend on one?
+        self.axis = -1  # of `rank` dimensions
+        self.full: tuple[int, ...] = ()  # the shape of what is summed; of all, where nothing is
+        self._numbers: dict[int, int] = {}  # by tensor
+        self._uses: Counter[int] = Counter()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the results that can be stored."""
+        return tuple(1 if d == self.axis else n for d, n in enumerate(self.full))
+
+    def add(self, node: Node) -> bool:
+        """Takes the node in, if it fits."""
+        summing = node.type == "reduce_sum"
+        if not (summing and node.attrs["keepdims"]) and not is_pointwise(node):
+            return False
+        out = node.outputs[0]
+        first = self.nodes[0] if self.nodes else node
+        if (
+            node.hints is not None
+            or (node.placement, node.context) != (first.placement, first.context)
+            or out.dtype != fp32
+            or any(t.dtype not in FLOATS or len(t.shape) > len(out.shape) for t in node.inputs)
+            or not 1 <= len(out.shape) <= FOLDED
+            or out.shape[-1] < LEAST_WIDE
+            or len(self.results) == MOST_VALUES
+        ):
+            return False
+        axis, full = self._frame(node.inputs[0].shape if summing else out.shape)
+        if summing and axis < 0:
+            axis = node.attrs["axis"]
+        if not full or (summing and not self._sums(node, axis, full)):
+            return False
+        # What was written before is read as a result, or not at all; nothing is written twice.
+        fresh = [t for t in node.inputs if t.id not in self._numbers]
+        if any(_meet(t, r) for t in (*fresh, out) for r in self.results):
+            return False
+        if any(_meet(out, t) and not _same(out, t) for t in (*self.inputs, *fresh)):
+            return False
+        numbers = [self._number(t) for t in node.inputs]
+        late = summing or any(n >= 0 and self.after_sums[n] for n in numbers)
+        if late and not summing and axis >= 0 and out.shape == full:
+            return False
+        tree = expression.leaf(0) if summing else expression_of(node)
+        if not _floats(tree, len(numbers)):
+            return False
+        self.axis, self.full = axis, full
+        self._numbers[out.id] = len(self.results)
+        self._uses.update(set(numbers))
+        self.trees.append(expression.substitute(tree, [["input", n] for n in numbers]))
+        self.results.append(out)
+        self.summed.append(summing)
+        self.after_sums.append(late)
+        self.nodes.append(node)
+        return True
+
+    def _frame(self, shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+        """The axis and the full shape of the region with a tensor of this shape; () if none."""
+        if not self.full or shape in (self.full, self.shape):
+            return self.axis, self.full or shape
+        differ = [
+            d for d, pair in enumerate(zip(shape, self.full, strict=False)) if len({*pair}) > 1
+        ]
+        if self.axis >= 0 or len(shape) != len(self.full) or len(differ) != 1:
+            return -1, ()
+        sizes = shape[differ[0]], self.full[differ[0]]
+        fits = min(sizes) == 1 and max(sizes) <= MOST_SUMMED and differ[0] < len(shape) - 1
+        return (differ[0], max(shape, self.full)) if fits else (-1, ())
+
+    def _sums(self, node: Node, axis: int, full: tuple[int, ...]) -> bool:
+        source = node.inputs[0]
+        number = self._numbers.get(source.id, -1)
+        return (
+            node.attrs["axis"] == axis < len(full) - 1
+            and source.shape == full
+            and 1 < full[axis] <= MOST_SUMMED
+            and not (number >= 0 and self.after_sums[number])
+        )
+
+    def _number(self, tensor: Tensor) -> int:
+        """The value's number; what the region does not make becomes an input."""
+        if tensor.id in self._numbers:
+            return self._numbers[tensor.id]
+        if tensor not in self.inputs:
+            self.inputs.append(tensor)
+        return -1 - self.inputs.index(tensor)
+
+    def shared(self) -> int:
+        """How many results several nodes of the region read."""
+        return sum(uses > 1 for number, uses in self._uses.items() if number >= 0)
+
+    def _stage(self, number: int) -> str:
+        if self.summed[number]:
+            return "sums"
+        if self.axis >= 0 and self.results[number].shape == self.full:
+            return "each"
+        return "last" if self.after_sums[number] or not any(self.summed) else "first"
+
+    def node(self, touched: Counter[int], kept: frozenset[int]) -> Node | None:
+        """The region as one node; None where one body cannot do it."""
+        own = Counter(t.buffer.id for n in self.nodes for t in _touched(n))
+        stored = [
+            number
+            for number, t in enumerate(self.results)
+            if not self._uses[number]
+            or t.buffer.arena != "activation"
+            or t.buffer.id in kept
+            or touched[t.buffer.id] > own[t.buffer.id]
+        ]
+        stages = {s: [n for n in range(len(self.results)) if self._stage(n) == s] for s in STAGES}
+        if not stored or len(self.inputs) + len(stored) > MAX_OPERANDS:
+            return None
+        if any(n in stages["each"] for n in stored) or (stages["each"] and not stages["sums"]):
+            return None
+        order = [n for s in STAGES for n in stages[s]]
+        places = {n: len(self.inputs) + place for place, n in enumerate(order)}
+        places.update({-1 - i: i for i in range(len(self.inputs))})
+        last, rank = self.nodes[-1], len(self.full)
+        attrs: dict[str, object] = {
+            s: [_renumbered(self.trees[n], places) for n in stages[s]] for s in STAGES
+        }
+        attrs["axis"] = self.axis + FOLDED - rank if stages["sums"] else -1
+        attrs["count"] = self.full[self.axis] if stages["sums"] else 1
+        attrs["stores"] = [places[n] for n in stored]
+        return Node(
+            last.id,
+            "fusion",
+            last.name,
+            tuple(self.inputs),
+            tuple(self.results[n] for n in stored),
+            attrs,
+            tuple(t for n in self.nodes for t in n.after),
+            phase=last.phase,
+            processors=last.processors,
+            context=last.context,
+        )
+
+
+def _renumbered(tree: expression.Tree, places: dict[int, int]) -> list[object]:
+    if tree[0] == "input":
+        return ["input", places[tree[1]]]
+    return [_renumbered(part, places) if isinstance(part, list) else part for part in tree]
+
+
+def _floats(tree: expression.Tree, inputs: int) -> bool:
+    """Is it a floating-point function of its inputs alone?"""
+    try:
+        kind = expression.check(tree, ["fp32"] * inputs, FOLDED)
+    except PlanError:
+        return False
+    return kind == "float" and not expression.places(tree)
+
+
+def _meet(a: Tensor, b: Tensor) -> bool:
+    """May two tensors have memory in common?"""
+    if a.buffer.id != b.buffer.id:
+        return False
+    return a.extents != b.extents or all(
+        p < q + m and q < p + n
+        for p, n, q, m in zip(a.offsets, a.shape, b.offsets, b.shape, strict=True)
+    )
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return (a.extents, a.offsets, a.shape, a.dtype) == (b.extents, b.offsets, b.shape, b.dtype)

@@ -1,0 +1,82 @@
+"""Operands of an elementwise op seen in another shape of the same elements.
+
+Front ends see a tensor now by rows, now by batch, now as an image; which of these a value is
+written in is of no consequence. So where an op's elements are another op's, one of the two is seen
+in the other's shape, and they can be joined. Called by ark.lower.chains and ark.lower.epilogues.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+
+from ark.ir.graph import Node
+from ark.ir.values import Tensor, dense_view
+
+Shape = Sequence[int]
+
+
+def whole(tensor: Tensor) -> bool:
+    """Is it all of its buffer, element behind element?"""
+    return tensor.dense and tensor.nbytes == tensor.buffer.nbytes
+
+
+def same_elements(read: Tensor, written: Tensor) -> bool:
+    """Do both see all of one buffer as elements of one type?"""
+    one = read.buffer.id == written.buffer.id and read.dtype == written.dtype
+    return one and whole(read) and whole(written)
+
+
+def seen_in(node: Node, shape: Shape) -> Node | None:
+    """An elementwise node whose result has this shape; None where an operand cannot be seen so."""
+    out = node.outputs[0]
+    if out.shape == tuple(shape):
+        return node
+    if node.hints is not None or math.prod(shape) != out.elements:
+        return None
+    operands = [_seen(t, out.shape, shape) for t in (*node.inputs, out)]
+    if any(t is None for t in operands):
+        return None
+    *inputs, made = (t for t in operands if t is not None)
+    return dataclasses.replace(node, inputs=tuple(inputs), outputs=(made,))
+
+
+def _seen(tensor: Tensor, shape: Shape, wanted: Shape) -> Tensor | None:
+    """What broadcasts to `shape` as what broadcasts to `wanted`: along each group of dimensions
+    that hold the same elements it has all of them, or is repeated.
+    """
+    own = (1,) * (len(shape) - len(tensor.shape)) + tensor.shape
+    made: list[int] = []
+    for old, new in _groups(shape, wanted):
+        sizes = own[old.start : old.stop]
+        if sizes == tuple(shape[old.start : old.stop]):
+            made += wanted[new.start : new.stop]
+        elif all(n == 1 for n in sizes):
+            made += [1] * len(new)
+        else:
+            return None
+    view = dense_view(tensor, made)
+    if view is None or tensor.padded != tensor.shape:
+        return None
+    extents, offsets = view
+    size = tuple(made)
+    return dataclasses.replace(tensor, shape=size, extents=extents, offsets=offsets, padded=size)
+
+
+def _groups(a: Shape, b: Shape) -> Iterator[tuple[range, range]]:
+    """The dimensions of two shapes of as many elements, in the shortest runs of equal products."""
+    i = j = 0
+    while i < len(a) or j < len(b):
+        first, second = i, j
+        x = y = 1
+        if i < len(a):
+            x, i = a[i], i + 1
+        if j < len(b):
+            y, j = b[j], j + 1
+        while x != y:
+            if x < y:
+                x, i = x * a[i], i + 1
+            else:
+                y, j = y * b[j], j + 1
+        yield range(first, i), range(second, j)

@@ -1,0 +1,155 @@
+"""A decoder's plans: made from its shape, verified, kept on disk; and what a plan says of itself.
+
+Called by ark.models.generate, the benchmarks and the commands that plan, export or draw a model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ark import log
+from ark.errors import InvalidUsageError, PlanError
+from ark.ir.dtype import DataType
+from ark.ir.values import whole
+from ark.lower.ranks import plan_ranks
+from ark.machine import Machine
+from ark.models.build import Shape, build
+from ark.models.checkpoint import Checkpoint
+from ark.plan.rotated import Rotated
+from ark.plan.serialize import from_json, to_json
+from ark.plan.types import Plan
+from ark.plan.verify import verify
+from ark.runtime import cache
+
+Drafted = Callable[[int, Plan], None]
+
+
+def plans(
+    shape: Shape,
+    machine: Machine,
+    options: dict[str, Any] | None = None,
+    drafted: Drafted | None = None,
+) -> Sequence[Plan]:
+    """Verified plans of all ranks of a model; `shape.rank` is ignored. drafted: as for
+    ark.lower.ranks.plan_ranks, if they are made anew.
+
+    Plans that were verified once come from the cache, by the hash of the model's shape, the
+    machine, the options and ark's own source.
+    """
+    everyone = replace(shape, rank=0)
+    name = cache.key(cache.code_digest(), repr(everyone), repr(machine), repr(options))
+    data = cache.load(cache.PLANS, name)
+    if data is not None:
+        try:
+            return _from_texts(data.decode().split("\0"))
+        except (PlanError, ValueError, TypeError, IndexError):  # not as _texts writes them
+            cache.drop(cache.PLANS, name)
+    found = make_plans(shape, machine, options, drafted)
+    cache.store(cache.PLANS, name, "\0".join(_texts(found)).encode())
+    return found
+
+
+def make_plans(
+    shape: Shape,
+    machine: Machine,
+    options: dict[str, Any] | None = None,
+    drafted: Drafted | None = None,
+) -> Sequence[Plan]:
+    """What `plans` gives, planned and verified anew."""
+    graphs = [build(replace(shape, rank=rank)).graph for rank in range(shape.world_size)]
+    # Shards of a decoder meet in every layer: one barrier costs less than edges between iterations.
+    chosen = {"together": True, **(options or {})}
+    meta = {"model": shape.config.architecture, "context": shape.context, "chunk": shape.chunk}
+    if shape.batch > 1:
+        meta["batch"] = shape.batch
+    made = plan_ranks(graphs, machine, chosen, meta, drafted)
+    verify(made)
+    return made
+
+
+def _texts(made: Sequence[Plan]) -> list[str]:
+    """The plans as JSON; where one stands for all, that one and what moves from rank to rank."""
+    if isinstance(made, Rotated):
+        return [to_json(made.first), json.dumps(sorted(made.moved.items()))]
+    return ["", *(to_json(plan) for plan in made)]
+
+
+def _from_texts(texts: Sequence[str]) -> Sequence[Plan]:
+    """The plans that `_texts` wrote."""
+    first, *others = texts
+    if not first:
+        return [from_json(text) for text in others]
+    moved = {tensor: tuple(steps) for tensor, steps in json.loads(others[0])}
+    return Rotated(from_json(first), moved)
+
+
+def digest(made: Sequence[Plan]) -> str:
+    """A hash of plans; equal plans have equal hashes."""
+    return hashlib.sha256("".join(_texts(made)).encode()).hexdigest()[:16]
+
+
+def choose_context(checkpoint: Checkpoint, wanted: int | None) -> int:
+    """Positions to reserve: as asked, at most what the model was made for."""
+    limit = checkpoint.config.max_position_embeddings
+    if wanted is None:
+        return min(limit, 4096)
+    if not 1 <= whole("the context", wanted) <= limit:
+        raise InvalidUsageError(
+            f"a context of {wanted} positions was asked for; the checkpoint allows 1 to {limit} "
+            "(max_position_embeddings)"
+        )
+    return int(wanted)
+
+
+def usual_chunk(machine: Machine, dtype: DataType) -> int:
+    """Prompt tokens an iteration where nobody says how many: more where they fill matrix units.
+
+    dtype: of the weights. Warpgroups take tiles of 128 rows, and four of them busy a GPU.
+    """
+    if machine.has("wgmma") and dtype.name in ("bf16", "fp16"):
+        return 512
+    return 64 if machine.has("mma_sync") else 16
+
+
+def choose_chunk(wanted: int | None, context: int, usual: int) -> int:
+    """Prompt tokens an iteration: as asked, else the usual number; at most the context, which is
+    said where more were asked for.
+    """
+    if wanted is None:
+        return min(usual, context)
+    chunk = whole("the chunk", wanted)
+    if chunk < 0:
+        raise InvalidUsageError(f"the chunk is {chunk}; it must be 0 (no prompt phase) or more")
+    if chunk > context:
+        log.warn(
+            f"a chunk of {chunk} prompt tokens is more than the context of {context} positions; "
+            f"it is {context} now"
+        )
+    return min(chunk, context)
+
+
+def plan_context(plan: Plan) -> int:
+    """The positions that a decoder's plan was made for."""
+    tokens = next((t.shape[0] for t in plan.tensors if t.name == "tokens"), 0)
+    return tokens // plan_batch(plan)
+
+
+def plan_batch(plan: Plan) -> int:
+    """The sequences that a decoder's plan decodes together."""
+    return next((t.shape[0] for t in plan.tensors if t.name == "position"), 1)
+
+
+def plan_chunk(plan: Plan) -> int:
+    """The prompt tokens that a decoder's plan takes an iteration; 0 if it has no prompt phase."""
+    chunks = {int(op.params["rows"]) for op in plan.ops if op.kind == "advance"}
+    said = plan.meta.get("chunk")
+    if len(chunks) > 1 or chunks != ({said} if said else set()):
+        raise InvalidUsageError(
+            f"the plan says that it takes {said} prompt tokens an iteration, but its tasks advance "
+            f"by {sorted(chunks) or 'none'}; make it again with `ark plan DIR --chunk N`"
+        )
+    return chunks.pop() if chunks else 0

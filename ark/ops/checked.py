@@ -1,0 +1,101 @@
+"""Arguments of public ops are what their signatures say, before the op looks at them: a word where
+a number belongs is said in words, whichever op it is. Called by ark.ops, which wraps what it gives
+to users.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ark.errors import InvalidUsageError
+from ark.ir.dtype import DataType
+from ark.ir.values import whole
+from ark.ops.tokens import TokenState
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _is_number(value: Any) -> bool:
+    if value is None or isinstance(value, (str, bytes, bytearray)):
+        return False
+    try:
+        float(value)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return np.ndim(value) == 0
+
+
+def _are(value: Any, fits: Callable[[Any], bool] = lambda entry: True) -> bool:
+    """Is it a sequence of such?"""
+    if not isinstance(value, Iterable) or isinstance(value, (str, bytes, bytearray, dict)):
+        return False
+    return all(fits(entry) for entry in value)
+
+
+def _is_whole(value: Any) -> bool:
+    try:
+        whole("", value)
+    except InvalidUsageError:
+        return False
+    return np.ndim(value) == 0
+
+
+def _is_pair(value: Any) -> bool:
+    return _are(value, _is_whole) and len(list(value)) == 2
+
+
+# By what a signature says: the test, and what is expected. What is not here has an op's own check.
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "str": (lambda v: isinstance(v, str), "a word"),
+    "bool": (
+        lambda v: isinstance(v, (bool, np.bool_)) or (_is_whole(v) and v in (0, 1)),
+        "True or False",
+    ),
+    "int": (_is_whole, "a whole number"),
+    "float": (_is_number, "a number"),
+    "DataType": (lambda v: isinstance(v, DataType), "a data type, for example ark.fp16"),
+    "TokenState": (lambda v: isinstance(v, TokenState), "an ark.TokenState"),
+    "Sequence[int]": (lambda v: _are(v, _is_whole), "a sequence of whole numbers"),
+    "int | Sequence[int]": (
+        lambda v: _is_whole(v) or _are(v, _is_whole),
+        "a whole number or a sequence of them",
+    ),
+    "Sequence[Any]": (_are, "a sequence"),
+    "Sequence[tuple[int, int]]": (lambda v: _are(v, _is_pair), "a sequence of pairs of numbers"),
+}
+_OPTIONAL = " | None"
+
+
+def checked(op: _F) -> _F:
+    """The op, which raises InvalidUsageError for arguments of other kinds than it says."""
+    kinds: dict[str, tuple[Callable[[Any], bool], str]] = {}
+    signature = inspect.signature(op)
+    for name, parameter in signature.parameters.items():
+        said = str(parameter.annotation)
+        kind = _KINDS.get(said.removesuffix(_OPTIONAL))
+        if kind is not None:
+            kinds[name] = kind
+    names = list(signature.parameters)
+    defaults = {name: p.default for name, p in signature.parameters.items()}
+    optional = {
+        name for name, p in signature.parameters.items() if str(p.annotation).endswith(_OPTIONAL)
+    }
+
+    @functools.wraps(op)
+    def call(*given: Any, **named: Any) -> Any:
+        for name, value in (*zip(names, given, strict=False), *named.items()):
+            kind = kinds.get(name)
+            if kind is None or value is defaults[name] or (value is None and name in optional):
+                continue
+            if not kind[0](value):
+                raise InvalidUsageError(
+                    f"{op.__name__}: {name} is {value!r:.60}; expected {kind[1]}"
+                )
+        return op(*given, **named)
+
+    return call  # type: ignore[return-value]

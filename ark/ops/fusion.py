@@ -1,0 +1,39 @@
+"""The op that a region of elementwise ops becomes (ark.lower.regions); users do not write it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ark.ir.fold import FOLDED
+from ark.ir.graph import Node
+from ark.lower.context import Lowering
+from ark.lower.registry import register
+from ark.lower.tiling import box_coords, box_tile, swept
+from ark.tasks import expression
+from ark.tasks.fusion import STAGES
+
+
+def _lower(lowering: Lowering, node: Node) -> None:
+    """Tiles over the outputs' shape."""
+    shape = node.outputs[0].shape
+    work = len(node.attrs["last"]) + node.attrs["count"] * len(node.attrs["each"])
+    tile = box_tile(shape, lowering.machine, max(2, work))
+    params = {**node.attrs, "inputs": len(node.inputs), "tile": tile}
+    coords = swept(box_coords(shape, tile), lowering.machine)
+    lowering.emit("fusion", params, [*node.inputs, *node.outputs], coords)
+
+
+def _reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    values = list(inputs)
+    for stage in STAGES:
+        for tree in attrs[stage]:
+            made = expression.evaluate(tree, values)
+            along = attrs["axis"] - FOLDED + made.ndim
+            values.append(made.sum(along, keepdims=True) if stage == "sums" else made)
+    return [values[number] for number in attrs["stores"]]
+
+
+register("fusion", _reference, _lower)

@@ -1,0 +1,105 @@
+"""How long an op takes on a rank: arithmetic or memory traffic, whichever is longer.
+
+On machines whose kernels load boxes of matrices, products of 16-bit weights take what their cut
+into tiles is predicted to take (ark.lower.cuts), products of one input are one, as the lowering
+makes them, what is done to a product element by element costs nothing, and every other op and
+product has a beginning and an end in which processors wait. Called by ark.parallel.plans.choices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ark.ir.graph import Node
+from ark.lower.cuts import choose_cut, predicted_us
+from ark.machine import Machine
+from ark.variant import LOAD
+
+ENDS_US = 4.0  # of an op: its last tile's results, and the wait for them
+TILE_US = 1.5  # of a product's tile: its first load, and its store
+FREE = ("kv_append",)  # part of the op before
+JOINED = ("add", "mul", "sub", "swiglu", "gelu", "silu", "relu", "sigmoid")
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a rank does in a microsecond. step_us: what every collective takes beside its bytes.
+    tiled: the machine, under the variant that loads boxes of matrices, if it has one.
+    """
+
+    flops_per_us: float
+    memory_bytes_per_us: float
+    link_bytes_per_us: float
+    step_us: float = 5.0
+    tiled: Machine | None = None
+
+
+def rates_of(machine: Machine, link_gbps: float) -> Rates:
+    """A machine's; link_gbps: GB/s at which a rank sends."""
+    boxed = next((v for v in machine.variants if v.role(LOAD) and not v.stages), None)
+    tiled = dataclasses.replace(machine, variants=(boxed,)) if boxed else None
+    bandwidth = machine.bandwidth_gbps * 1e3
+    return Rates(machine.tflops * 1e6, bandwidth, link_gbps * 1e3, tiled=tiled)
+
+
+class Times:
+    """What the nodes of a graph take, alone or next to each other."""
+
+    def __init__(self, rates: Rates, nodes: Sequence[Node] = ()) -> None:
+        self.rates = rates
+        self.widths: dict[int, float] = {}
+        self.joined: set[int] = set()
+        if rates.tiled is None:
+            return
+        columns: Counter[int] = Counter()
+        uses = Counter(t.buffer.id for n in nodes for t in n.inputs)
+        products = set()
+        for node in nodes:
+            if _boxes(node):
+                columns[node.inputs[0].id] += node.outputs[0].shape[-1]
+                products.add(node.outputs[0].buffer.id)
+            elif node.type in JOINED:
+                made = (t.buffer.id for t in node.inputs)
+                if any(b in products and uses[b] == 1 for b in made):
+                    self.joined.add(node.id)
+        for node in nodes:
+            if _boxes(node):
+                self.widths[node.id] = columns[node.inputs[0].id] / node.outputs[0].shape[-1]
+
+    def us(
+        self, node: Node, flops: float, moved: float, rows: float, columns: float, depth: float
+    ) -> float:
+        """Microseconds of a node's share that does so much arithmetic and touches so many bytes.
+
+        rows, columns, depth: of the share, if it is a product.
+        """
+        rates = self.rates
+        plain = max(flops / rates.flops_per_us, moved / rates.memory_bytes_per_us)
+        if rates.tiled is None:
+            return plain
+        if node.id in self.joined:
+            return 0.0
+        if not _boxes(node):
+            return plain + (0.0 if node.type in FREE else ENDS_US)
+        wide = self.widths.get(node.id, 1.0)
+        shape = (1, 1, max(1, round(rows)), max(1, round(columns * wide)))
+        size = node.inputs[1].dtype.itemsize
+        cut = choose_cut(shape, round(depth), size, rates.tiled, False, True, {})
+        tiles = math.ceil(shape[2] / cut.rows) * math.ceil(shape[3] / cut.columns)
+        waves = math.ceil(tiles / rates.tiled.processors)
+        us = predicted_us(cut, shape, round(depth), size, rates.tiled) + waves * TILE_US + ENDS_US
+        return max(us / wide, moved / rates.memory_bytes_per_us)
+
+
+def _boxes(node: Node) -> bool:
+    """Is it a product of rows with a matrix of a 16-bit type?"""
+    return (
+        node.type == "matmul"
+        and node.inputs[1].dtype.itemsize == 2
+        and len(node.inputs[1].shape) == 2
+        and node.outputs[0].shape[-2] > 1
+    )

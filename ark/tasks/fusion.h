@@ -1,0 +1,35 @@
+// Loops around functions that are computed together. What a task computes is said in fusion.py.
+
+// For each index of the tile first(i0, i1, i2, i3, k, v, kept), then `each` for k of COUNT
+// elements, then `last`. kept[KEPT][LANES]: what they pass on, of which v is this index's place.
+// One thread that runs alone takes LANES neighbours at a time, for vectors.
+template <class TILE, int COUNT, int KEPT, int LANES, class First, class Each, class Last>
+ARK_DEVICE void ark_fused(const ark_i32* coord, const First& first, const Each& each,
+                          const Last& last) {
+  if constexpr (LANES == 1) {
+    ark_each_index<TILE>(coord, [&](int i0, int i1, int i2, int i3) {
+      float kept[KEPT][1];
+      first(i0, i1, i2, i3, 0, 0, kept);
+      for (int k = 0; k < COUNT; ++k) each(i0, i1, i2, i3, k, 0, kept);
+      last(i0, i1, i2, i3, 0, 0, kept);
+    });
+  } else {
+    const int e0 = ark_tile_end<TILE, 0>(coord), e1 = ark_tile_end<TILE, 1>(coord);
+    const int e2 = ark_tile_end<TILE, 2>(coord), e3 = ark_tile_end<TILE, 3>(coord);
+    for (int i0 = ark_tile_begin<TILE, 0>(coord); i0 < e0; ++i0) {
+      for (int i1 = ark_tile_begin<TILE, 1>(coord); i1 < e1; ++i1) {
+        for (int i2 = ark_tile_begin<TILE, 2>(coord); i2 < e2; ++i2) {
+          for (int i3 = ark_tile_begin<TILE, 3>(coord); i3 < e3; i3 += LANES) {
+            const int lanes = e3 - i3 < LANES ? e3 - i3 : LANES;
+            float kept[KEPT][LANES];
+            ark_vector_loop(0, lanes, [&](int v) { first(i0, i1, i2, i3 + v, 0, v, kept); });
+            for (int k = 0; k < COUNT; ++k) {
+              ark_vector_loop(0, lanes, [&](int v) { each(i0, i1, i2, i3 + v, k, v, kept); });
+            }
+            ark_vector_loop(0, lanes, [&](int v) { last(i0, i1, i2, i3 + v, 0, v, kept); });
+          }
+        }
+      }
+    }
+  }
+}

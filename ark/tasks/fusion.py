@@ -1,0 +1,229 @@
+"""Many elementwise functions as one body, with sums over one dimension between them: what several
+of them read stays in registers.
+
+params: inputs (how many of the operands are; the others are outputs), axis (of four: the dimension
+that is summed over; -1: none), count (its size, or 1), tile (4 sizes of the outputs'
+shape), and lists of expressions (ark.tasks.expression) in the order in which they are computed:
+first (once for an index of the outputs), each (for each of `count` elements), sums (over these),
+last (once, also from the sums). The inputs of a tree are numbers: the operands that are inputs,
+then all values of the lists. stores: which value each output gets. operands: inputs..., which
+broadcast, outputs..., of one shape, with one index along the axis. What is between is fp32. An
+output may be exactly an input. coord: the tile's first index. fusion.h has the loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+from ark.ir.fold import FOLDED, fold
+from ark.machine import Machine
+from ark.plan.kind import Access, Signature, TaskKind, register
+from ark.plan.params import FLOAT_NAMES, Params, Places, Size, Tile, box, covers, need, typed
+from ark.tasks import expression, text
+from ark.tasks.pointwise import HEADERS, NAMES, broadcast_access, tile_box, tile_type
+
+STAGES = ("first", "each", "sums", "last")
+MOST_VALUES = 1024  # of a list
+LANES = 256  # neighbours whose values a thread that runs alone keeps between its loops
+
+Trees = Annotated[list[Any], msgspec.Meta(max_length=MOST_VALUES)]
+Numbers = Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)]
+
+
+class FusionParams(Params, frozen=True):
+    inputs: Size
+    axis: Annotated[int, msgspec.Meta(ge=-1, le=FOLDED - 2)]
+    count: Size
+    tile: Tile
+    first: Trees
+    each: Trees
+    sums: Trees
+    last: Trees
+    stores: Numbers
+
+
+class Fusion(TaskKind):
+    name = "fusion"
+    params = FusionParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        inputs, stores = sig.params["inputs"], sig.params["stores"]
+        need(len(sig.operands) == inputs + len(stores), f"it has {len(sig.operands)} operands")
+        self._check_shapes(sig)
+        outside = [_along(sig, i) == 1 for i in range(inputs)]  # alike for all that is summed
+        read: set[int] = set()
+        for stage in STAGES:
+            reach = len(outside)
+            for tree in sig.params[stage]:
+                reach = reach if stage == "sums" else len(outside)
+                kind = expression.check(tree, ["fp32"] * reach, 0)
+                need(kind == "float", f"an expression of {stage!r} makes {kind}")
+                once = stage in ("first", "last")
+                need(
+                    not once or all(outside[i] for i in expression.reads(tree)),
+                    f"an expression of {stage!r} reads what differs from element to element",
+                )
+                read |= expression.reads(tree)
+                outside.append(stage != "each")
+        need(read.issuperset(range(inputs)), "an input is not read")
+        for number in stores:
+            fits = inputs <= number < len(outside) and outside[number]
+            need(fits, f"an output is to get value {number}, which cannot be stored")
+
+    def _check_shapes(self, sig: Signature) -> None:
+        params, out = sig.params, sig.operands[-1].shape
+        axis, count, inputs = params["axis"], params["count"], params["inputs"]
+        full = text.pad4(out, 1)
+        summed = axis >= 0
+        need((count > 1) == summed == bool(params["sums"]), f"no sums are of {count} elements")
+        need(summed or not params["each"], "it has elements that nothing sums")
+        need(len(full) == FOLDED and (not summed or full[axis] == 1), f"{list(out)} is no sum")
+        wide = (*full[:axis], count, *full[axis + 1 :]) if summed else full
+        for i, operand in enumerate(sig.operands):
+            typed(sig, i, *FLOAT_NAMES)
+            given = text.pad4(operand.shape, 1)
+            if i >= inputs:
+                need(operand.shape == out, f"the outputs differ in shape: operand {i}")
+                continue
+            need(
+                len(operand.shape) <= len(out)
+                and all(n in (1, m) for n, m in zip(given, wide, strict=True)),
+                f"operand {i} of shape {list(operand.shape)} does not broadcast to {list(wide)}",
+            )
+        covers(params["tile"], out)
+
+    def places(self, sig: Signature) -> Places:
+        return box(fold(sig.operands[-1].shape), sig.params["tile"])
+
+    def in_place(self, sig: Signature) -> frozenset[int]:
+        return frozenset(range(sig.params["inputs"]))
+
+    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        inputs, out = sig.params["inputs"], sig.operands[-1].shape
+        lo, hi = tile_box(out, coord, sig.params["tile"])
+        axis = sig.params["axis"] - FOLDED + len(out)
+        wide = hi if sig.params["axis"] < 0 else (*hi[:axis], sig.params["count"], *hi[axis + 1 :])
+        return [
+            broadcast_access(sig, i, lo, hi if i >= inputs else wide, i >= inputs)
+            for i in range(len(sig.operands))
+        ]
+
+    def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
+        params = sig.params
+        elements = 1.0
+        for size in params["tile"]:
+            elements *= size
+        each = len(params["each"]) + 2 * len(params["sums"])
+        once = len(params["first"]) + len(params["last"])
+        return elements * (once + each * params["count"]), super().cost(sig, coord)[1]
+
+    def headers(self) -> tuple[str, ...]:
+        return (*HEADERS, text.header("fusion.h"))
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        return text.function(name, _Body(sig).write(1 if machine.lanes > 1 else LANES))
+
+
+class _Body:
+    """Writes what is done at an index, as one function for each of the three loops."""
+
+    def __init__(self, sig: Signature) -> None:
+        self.sig, self.params = sig, sig.params
+        self.leaves: list[tuple[str, str]] = [("", "float")] * sig.params["inputs"]
+        self.writer = expression.Writer(self.leaves, text.literal)
+        self.kept: dict[int, int] = {}  # by number: the place of a value that loops pass on
+
+    def write(self, lanes: int) -> str:
+        sig, params = self.sig, self.params
+        declare = "".join(
+            text.operand(sig, i, f"p{i}", const=i < params["inputs"])
+            for i in range(len(sig.operands))
+        )
+        numbers = iter(range(params["inputs"], 5 * MOST_VALUES))
+        number = {stage: [next(numbers) for _ in params[stage]] for stage in STAGES}
+        later = [*params["each"], *params["sums"], *params["last"]]
+        used = set(params["stores"]).union(*(expression.reads(tree) for tree in later))
+        passed = [*(n for n in number["first"] if n in used), *number["sums"]]
+        self.kept = {n: place for place, n in enumerate(passed)}
+        bodies = [
+            self._first(number["first"], number["sums"]),
+            self._each(number["sums"]),
+            self._last(number["last"]),
+        ]
+        shape = fold(sig.operands[-1].shape)
+        tile = tile_type(params["tile"], shape)
+        constants = f"{tile}, {params['count'] if params['sums'] else 0}, {max(1, len(passed))}"
+        head = f"[&](int {', int '.join(NAMES)}, int k, int v, auto& kept) {{\n"
+        unused = "".join(f"(void){n}; " for n in (*NAMES, "k", "v", "kept"))
+        listed = ",\n".join(f"      {head}      {unused}\n{body}      }}" for body in bodies)
+        return f"{declare}  ark_fused<{constants}, {lanes}>(t.coord,\n{listed});\n"
+
+    def _at(self, index: int) -> str:
+        names: list[str] = list(NAMES)
+        if index < self.params["inputs"] and _along(self.sig, index) > 1:
+            names[self.params["axis"]] = "k"
+        return text.offset(self.sig, index, names)
+
+    def _compute(self, trees: Sequence[expression.Tree]) -> list[str]:
+        """The texts of the trees' values; inputs that they read are loaded first, each once."""
+        read = set().union(*(expression.reads(tree) for tree in trees)) if trees else set()
+        for i in sorted(i for i in read if i < self.params["inputs"]):
+            load = text.load(self.sig, i, f"p{i}", self._at(i))
+            self.leaves[i] = (self.writer.let("float", load), "float")
+        made = []
+        for tree in trees:
+            made.append(self.writer.write(tree)[0])
+            self.leaves.append((made[-1], "float"))
+        return made
+
+    def _taken(self, lines: Iterable[str]) -> str:
+        """The statements written since the last call, and these."""
+        start, self.begun = getattr(self, "begun", 0), len(self.writer.statements)
+        return "".join(f"        {s}\n" for s in (*self.writer.statements[start:], *lines))
+
+    def _pass_on(self) -> None:
+        for number, place in self.kept.items():
+            if number < len(self.leaves):
+                self.leaves[number] = (f"kept[{place}][v]", "float")
+
+    def _first(self, numbers: Sequence[int], sums: Sequence[int]) -> str:
+        made = dict(zip(numbers, self._compute(self.params["first"]), strict=True))
+        lines = [f"kept[{self.kept[n]}][v] = {t};" for n, t in made.items() if n in self.kept]
+        lines += [f"kept[{self.kept[n]}][v] = 0.0f;" for n in sums]
+        body = self._taken(lines)
+        self._pass_on()
+        return body
+
+    def _each(self, sums: Sequence[int]) -> str:
+        each, count = self.params["each"], len(self.leaves) + len(self.params["each"])
+        made = self._compute([*each, *self.params["sums"]])[len(each) :]
+        lines = [
+            f"kept[{self.kept[n]}][v] += {value};" for n, value in zip(sums, made, strict=True)
+        ]
+        body = self._taken(lines)
+        assert len(self.leaves) == count + len(sums)
+        self._pass_on()
+        return body
+
+    def _last(self, numbers: Sequence[int]) -> str:
+        self._compute(self.params["last"])
+        lines = []
+        for place, number in enumerate(self.params["stores"]):
+            index = self.params["inputs"] + place
+            to = self._at(index)
+            lines.append(text.store(self.sig, index, f"p{index}", to, self.leaves[number][0]))
+        return self._taken(lines)
+
+
+def _along(sig: Signature, index: int) -> int:
+    """The size of operand `index` in the dimension that is summed over; 1 if none is."""
+    if sig.params["axis"] < 0:
+        return 1
+    return int(text.pad4(sig.operands[index].shape, 1)[sig.params["axis"]])
+
+
+register(Fusion())

@@ -1,0 +1,55 @@
+// What the checks of several processes tell each other about memory that they share: beside the
+// memory a segment of cells, one for four bytes, that says who has touched them, and for each process
+// a ledger of its waves and of what they had released. See README.md, "Checks".
+#pragma once
+
+#include <cstdint>
+
+#include "checks_state.h"
+
+namespace ark_emu {
+
+// An access by a wave of any process.
+struct SharedRecord {
+  uint32_t process = 0;                  // 0: no record
+  int32_t ledger = -1;                   // descriptor of that process's ledger, in that process
+  uint32_t slot = 0, epoch = 0;
+  uint32_t release = 0;                  // number of what it published; 0: a plain access
+  uint32_t pc = 0;
+  uint8_t bytes = 0;
+  Stamp stamp = Stamp::Plain;
+  bool changes = false;                  // a read-modify-write: goes on with what was there
+};
+
+struct alignas(256) SharedCell {
+  uint64_t version = 0;                  // of the last change, from one count for all processes
+  uint32_t by = 0;                       // the process that made it
+  bool flag = false;
+  SharedRecord sync, writes[3], reads[3];
+};
+static_assert(sizeof(SharedCell) == 256, "cells of a page of memory fill whole pages");
+
+// Held over an access to shared memory and its records, by one wave of one process.
+class SharedLock {
+ public:
+  SharedLock();
+  ~SharedLock();
+  SharedLock(const SharedLock&) = delete;
+  SharedLock& operator=(const SharedLock&) = delete;
+};
+bool sharing();                          // some memory of this process is shared
+
+// Under the lock: the cells of these bytes learn what other processes did; a cell tells them what
+// this one did.
+void import_cells(ShadowPages& shadow, uint64_t offset, uint64_t bytes);
+void export_cell(Wave& w, ShadowPages& shadow, uint64_t index, const CellState& cell,
+                 const Record& mine, AccessKind kind);
+void clear_cells(ShadowPages& shadow, uint64_t first, uint64_t last);
+// True if that wave of another process had ended before this one began.
+bool ended_before(uint32_t slot, uint32_t epoch, uint64_t started);
+// Tells the ledger that a wave begins or has ended. `world_time` counts nanoseconds on this machine.
+void ledger_begin(uint32_t slot, uint32_t epoch);
+void ledger_end(uint32_t slot);
+uint64_t world_time();
+
+}  // namespace ark_emu

@@ -1,0 +1,106 @@
+"""Regions of elementwise ops that become one op: NumPy's numbers, and what must stay apart does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ark
+from ark.backend.registry import machine
+from ark.frontend.model import Model
+from ark.lower import registry
+from ark.lower.pipeline import plan, prepare
+from ark.ops.fusion import STAGES
+
+
+def kinds(build: Callable[[], Any]) -> list[str]:
+    """Kinds of the ops of a model's plan."""
+    ark.Model.reset()
+    build()
+    return [op.kind for op in plan(Model.get_model().graph, machine("cpu-2")).ops]
+
+
+def steps(x: Any, y: Any, sum_over: Callable[[Any], Any], width: int = 12) -> list[Any]:
+    """Numbers that all depend on each other, of arrays or tensors."""
+    values = [x * 0.5, x + y]
+    for _ in range(width):
+        values.append(values[-1] * 0.25 + values[-2] * y)
+    first, second = sum_over(values[-1]), sum_over(values[-2] * values[0])
+    return [first / (1.0 + second * second), second - y * first]
+
+
+@pytest.mark.parametrize("shape", [[3, 5, 70], [7, 300], [2, 3, 4, 64]])
+def test_sums_between_functions(backend: str, shape: list[int]) -> None:
+    axis = len(shape) - 2
+    small = [1 if d == axis else n for d, n in enumerate(shape)]
+    random = np.random.default_rng(1)
+    arrays = [random.uniform(-1, 1, s).astype(np.float32) for s in (shape, small)]
+    x, y = (ark.tensor(s) for s in (shape, small))
+    made = steps(x, y, lambda t: ark.reduce_sum(t, axis))
+    ark.copy(made[1], output=y)  # in place, of what all elements have read
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        x.from_numpy(arrays[0])
+        y.from_numpy(arrays[1])
+        runtime.run()
+        found = [made[0].to_numpy(), y.to_numpy()]
+    want = steps(*(a.astype(np.float64) for a in arrays), lambda t: t.sum(axis, keepdims=True))
+    for got, wanted in zip(found, want, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-5)
+
+
+def test_one_op_computes_them() -> None:
+    ark.init(backend="cpu")
+
+    def build(width: int) -> Callable[[], Any]:
+        return lambda: steps(
+            ark.tensor([3, 5, 70]), ark.tensor([3, 1, 70]), lambda t: ark.reduce_sum(t, 1), width
+        )
+
+    assert kinds(build(12)) == ["fusion"]
+    assert "fusion" not in kinds(build(2))  # few results are shared: chains do as well
+
+
+def test_what_is_overwritten_is_not_read_later() -> None:
+    """A region ends where an op reads memory, by its old name, that an op before it has written."""
+    ark.init(backend="cpu")
+    random = np.random.default_rng(2)
+    given = random.uniform(-1, 1, (2, 128)).astype(np.float32)
+    x = ark.tensor([2, 128])
+    values = [x * 0.5, x + 1.0]
+    for _ in range(12):
+        values.append(values[-1] * 0.25 + values[-2])
+    ark.copy(values[-1], output=x)
+    late = x * 2.0  # what is in x now
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        x.from_numpy(given)
+        runtime.run()
+        found, after = x.to_numpy(), late.to_numpy()
+    want = [given * 0.5, given + 1.0]
+    for _ in range(12):
+        want.append(want[-1] * 0.25 + want[-2])
+    np.testing.assert_allclose(found, want[-1], rtol=1e-5)
+    np.testing.assert_allclose(after, 2 * want[-1], rtol=1e-5)
+
+
+def test_the_reference_is_what_nodes_said() -> None:
+    """NumPy's meaning of a joined node, which tests of whole graphs use."""
+    ark.init(backend="cpu")
+    shapes = [3, 5, 70], [3, 1, 70]
+    made = steps(*(ark.tensor(s) for s in shapes), lambda t: ark.reduce_sum(t, 1))
+    assert len(made) == 2
+    prepared = prepare(Model.get_model().graph, machine("cpu-2")).graph
+    (node,) = (n for n in prepared.nodes if not n.virtual)
+    assert node.type == "fusion" and all(node.attrs[s] for s in STAGES if s != "first")
+    random = np.random.default_rng(3)
+    arrays = [random.uniform(-1, 1, t.shape) for t in node.inputs]
+    found = registry.get("fusion").reference(arrays, node.attrs)
+    by_shape = {a.shape: a for a in arrays}
+    x, y = (by_shape[tuple(s)] for s in shapes)
+    want = steps(x, y, lambda t: t.sum(1, keepdims=True))
+    for got, wanted in zip(found, want, strict=True):
+        np.testing.assert_allclose(got, wanted)

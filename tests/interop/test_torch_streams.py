@@ -1,0 +1,84 @@
+"""Kernels among torch's own work on a GPU: order on streams, memory that moves, captured graphs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import ark
+
+torch = pytest.importorskip("torch")
+from ark.interop.torch import backend  # noqa: E402
+from ark.interop.torch.program import PROGRAMS  # noqa: E402
+from tests.interop import graphs  # noqa: E402
+
+if not torch.cuda.is_available():
+    pytest.skip("torch has no GPU here", allow_module_level=True)
+
+
+@pytest.fixture(autouse=True)
+def on_the_gpu() -> None:
+    ark.init(backend="cuda")
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def network() -> Any:
+    module, _ = graphs.networks()["mlp"]
+    return module.eval().cuda()
+
+
+def test_behind_and_before_what_lies_on_the_stream(network: Any) -> None:
+    """Work that takes long makes the input, on streams of the caller's, and reads the result."""
+    compiled = torch.compile(network, backend=backend)
+    big = torch.randn(4096, 4096, device="cuda") / 64
+    x = torch.randn(8, 16, device="cuda")
+    with torch.no_grad():
+        compiled(x)
+        for _ in range(3):
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                slow = big
+                for _ in range(20):
+                    slow = slow @ big
+                given = x + slow[:8, :16] * 0.0 + 1.0
+                made = compiled(given) * 2.0
+            torch.cuda.current_stream().wait_stream(stream)
+            torch.testing.assert_close(made, network(x + 1.0) * 2.0, rtol=2e-4, atol=2e-4)
+
+
+def test_calls_that_are_not_waited_for(network: Any) -> None:
+    """Many calls in a row, whose results lie elsewhere each time, more than tables are kept for."""
+    compiled = torch.compile(network, backend=backend)
+    inputs = [torch.randn(8, 16, device="cuda") for _ in range(40)]
+    with torch.no_grad():
+        kept = [compiled(x) for _ in range(3) for x in inputs]
+        for got, x in zip(kept, inputs * 3, strict=True):
+            torch.testing.assert_close(got, network(x), rtol=2e-4, atol=2e-4)
+
+
+def test_captured_in_a_graph(network: Any) -> None:
+    """Two calls and torch's own work in one graph, replayed with other inputs; calls between."""
+    compiled = torch.compile(network, backend=backend)
+    x = torch.randn(8, 16, device="cuda")
+    with torch.no_grad():
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            compiled(x)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            first = compiled(x * 2.0)
+            second = compiled(x + 1.0) + first
+        for _ in range(5):
+            x.copy_(torch.randn(8, 16, device="cuda"))
+            graph.replay()
+            want = network(x * 2.0)
+            torch.testing.assert_close(first, want, rtol=2e-4, atol=2e-4)
+            torch.testing.assert_close(second, network(x + 1.0) + want, rtol=2e-4, atol=2e-4)
+            torch.testing.assert_close(compiled(x), network(x), rtol=2e-4, atol=2e-4)
+    assert sum(len(p._captured) for p in PROGRAMS) == 2

@@ -1,0 +1,29 @@
+"""Ranks in several processes share the clocks of the checks: the defects that are planted between
+two devices of one process must be reported there too, and sound kernels raise no alarm.
+"""
+
+from __future__ import annotations
+
+import kernel_cases
+import pytest
+from ark_rocm_emulator import ErrorKind
+from hip_runner import code_object
+from test_defects import DEVICE_DEFECTS, Defect, broken
+from two_processes import exchange
+
+
+@pytest.mark.parametrize("arch", kernel_cases.ALL)
+def test_a_sound_exchange_raises_no_alarm(arch: str) -> None:
+    assert exchange(arch, code_object("sync.hip", arch, ("-O3",)), checks=1) == []
+
+
+@pytest.mark.parametrize(
+    "defect", [pytest.param(d, id=d.what.replace(" ", "_")) for d in DEVICE_DEFECTS]
+)
+def test_a_defect_between_processes_is_reported(defect: Defect) -> None:
+    assert ErrorKind.RACE in exchange(defect.arch, broken(defect), checks=1)
+
+
+@pytest.mark.parametrize("defect", [DEVICE_DEFECTS[0]], ids=["signal's_scope"])
+def test_values_alone_do_not_tell(defect: Defect) -> None:
+    assert exchange(defect.arch, broken(defect)) == []

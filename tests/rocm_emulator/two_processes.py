@@ -1,0 +1,76 @@
+"""sync.hip's `put_signal_wait` by two processes that map each other's memory: what the tests of
+memory between processes, and of the checks there, share.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+from multiprocessing.connection import Connection
+
+import numpy as np
+from ark_rocm_emulator import ErrorKind, emulated, failures
+from hip import hip
+from hip_runner import Arguments, Buffers, HipError, check, download, launch
+
+BLOCKS, THREADS = 2, 64
+LANES = BLOCKS * THREADS
+UNCACHED = 3  # hipDeviceMallocUncached
+LIMIT = 60  # seconds for a process to come to its end
+
+
+def _rank(pipe: Connection, arch: str, binary: bytes, rank: int, rounds: int, checks: int) -> None:
+    """One process: swap handles with the other, run the kernel, send the row or what failed."""
+    settings = {"seed": rank, "checks": checks, "external_wait_ms": 3000, "report": 0}
+    with emulated(arch, **settings), Buffers() as buffers:
+        mine = buffers.upload(np.arange(LANES, dtype=np.int32) * (rank + 1))
+        flags = buffers.upload(np.zeros(BLOCKS, np.uint32), UNCACHED)
+        own = buffers.empty(2 * LANES * 4, UNCACHED), flags
+        for pointer in own:
+            handle = check(hip.hipIpcGetMemHandle(pointer))
+            pipe.send(ctypes.string_at(handle.as_c_void_p().value, 64))
+        theirs = []
+        for _ in own:
+            handle = hip.hipIpcMemHandle_t.fromObj(bytearray(pipe.recv()))
+            theirs.append(check(hip.hipIpcOpenMemHandle(handle, 1)))
+        module = check(hip.hipModuleLoadData(binary))
+        function = check(hip.hipModuleGetFunction(module, b"put_signal_wait"))
+        arguments = Arguments(mine, *theirs, *own, np.int32(rank), np.int32(rounds))
+        try:
+            launch(function, BLOCKS, THREADS, arguments)
+            check(hip.hipDeviceSynchronize())
+            pipe.send(download(mine, (LANES,), np.int32))
+        except HipError:
+            pipe.send([failure.kind for failure in failures()])
+        pipe.recv()  # the other may still read what this process holds
+
+
+def exchange(arch: str, binary: bytes, checks: int = 0, rounds: int = 5) -> list[ErrorKind]:
+    """What the emulator reported in either process; rows are compared where it is nothing."""
+    context = multiprocessing.get_context("spawn")
+    pipes = [context.Pipe() for _ in range(2)]
+    ranks = [
+        context.Process(target=_rank, args=(pipes[k][1], arch, binary, k, rounds, checks))
+        for k in range(2)
+    ]
+    for process in ranks:
+        process.start()
+    ends = [pipe[0] for pipe in pipes]
+    for _ in range(2):  # the handles: of what arrives, then of flags
+        sent = [end.recv() for end in ends]
+        for rank in range(2):
+            ends[1 - rank].send(sent[rank])
+    got = [end.recv() for end in ends]
+    for end, process in zip(ends, ranks, strict=True):
+        end.send(None)
+        process.join(LIMIT)
+        assert process.exitcode == 0
+    reported = [kind for answer in got if isinstance(answer, list) for kind in answer]
+    if reported:
+        return reported
+    values = [np.arange(LANES) * (rank + 1) for rank in range(2)]
+    for r in range(1, rounds + 1):
+        values = [values[1] + 1 + r, values[0] + 0 + r]
+    for rank in range(2):
+        np.testing.assert_array_equal(got[rank], values[rank])
+    return []

@@ -1,0 +1,68 @@
+"""Every public op, given something else than its signature says in each of its places: an error of
+ark's, whichever the op and the place. What is not refused is taken.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ark
+
+WRONG: list[Any] = [
+    *(None, "x", "", 1.5, -1, 0, 2**70, float("nan"), True, b"x", 1j, [], {}, [None], ["a"]),
+    *([1.5], [-1], [2**70], np.zeros(3), object(), len, ark.fp32, ark.Model),
+]
+OPS = sorted(
+    name
+    for name in ark.__all__
+    if inspect.isfunction(getattr(ark, name)) and getattr(ark, name).__module__[:7] == "ark.ops"
+)
+
+
+def plausible(parameter: inspect.Parameter) -> Any:
+    """Something that an op may take there."""
+    if parameter.name in ("index", "indices"):
+        return ark.tensor([4], ark.int32)
+    found = {"shape": [4, 8], "axis": 1, "dtype": ark.fp32, "perm": [1, 0], "kernel": [2, 2]}
+    if parameter.name in found:
+        return found[parameter.name]
+    return ark.tensor([4, 8]) if parameter.default is parameter.empty else parameter.default
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_it_is_taken_or_refused_in_words(op: str) -> None:
+    function = getattr(ark, op)
+    places = inspect.signature(function).parameters
+    for place in places:
+        for wrong in WRONG:
+            ark.init(backend="cpu")
+            given = {name: plausible(parameter) for name, parameter in places.items()}
+            try:
+                function(**{**given, place: wrong})
+            except ark.InternalError:
+                raise
+            except ark.BaseError as error:
+                assert str(error), (op, place, wrong)
+
+
+def test_there_are_ops() -> None:
+    assert len(OPS) > 130
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda x: ark.relu(x, name=3), "relu: name is 3; expected a word"),
+        (lambda x: ark.argmax(x, last="no"), "argmax: last is 'no'; expected True or False"),
+        (lambda x: ark.split(x, "ab", 0), "split: sizes is 'ab'; expected a sequence of whole"),
+        (lambda x: ark.elu(x, None), "elu: alpha is None; expected a number"),
+        (lambda x: ark.cast(x, "fp16"), "cast: dtype is 'fp16'; expected a data type"),
+    ],
+)
+def test_the_place_is_named(call: Any, said: str) -> None:
+    with pytest.raises(ark.InvalidUsageError, match=said):
+        call(ark.tensor([4, 8]))

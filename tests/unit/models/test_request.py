@@ -1,0 +1,89 @@
+"""Every argument of a Generator, of its streams and of a Sampling, given what it is not: refused in
+words before anything is planned, or taken as what it is.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ark
+from ark.backend import registry
+from ark.models.checkpoint import Checkpoint
+from ark.models.generate import Generator
+from ark.models.plans import choose_chunk
+from ark.models.request import Sampling
+
+NOAH = Path(__file__).parents[3] / "examples" / "noah"
+WRONG: list[Any] = ["2", 2.5, -1, 2**70, float("nan"), object(), b"x", [0.5]]
+SERVED = {("chunk", 2**70), ("budget_s", 2.5), ("temperature", 2.5), ("seed", -1), ("seed", 2**70)}
+
+
+@pytest.fixture(scope="module")
+def given() -> Iterator[dict[str, Any]]:
+    backend = registry.get("cpu")
+    device = backend.open(0)
+    yield {
+        "checkpoint": Checkpoint.open(NOAH),
+        "backend": backend,
+        "device": device,
+        "context": 16,
+    }
+    device.close()
+
+
+def is_served(name: str, wrong: Any) -> bool:
+    return not isinstance(wrong, (list, bytes)) and (name, wrong) in SERVED
+
+
+@pytest.mark.parametrize("name", list(inspect.signature(Generator).parameters))
+def test_a_generator(name: str, given: dict[str, Any]) -> None:
+    for wrong in WRONG:
+        if not is_served(name, wrong):
+            with pytest.raises(ark.BaseError):
+                Generator(**{**given, name: wrong})
+                pytest.fail(f"{wrong!r} was taken")
+
+
+@pytest.mark.parametrize("name", list(inspect.signature(Sampling).parameters))
+def test_a_sampling(name: str) -> None:
+    for wrong in WRONG:
+        if not is_served(name, wrong):
+            with pytest.raises(ark.InvalidUsageError):
+                Sampling(**{name: wrong})
+                pytest.fail(f"{wrong!r} was taken")
+
+
+def test_streams(given: dict[str, Any]) -> None:
+    with Generator(**given) as generator:
+        good: dict[str, Any] = {"prompt": [1, 2], "max_new_tokens": 2}
+        for name in inspect.signature(generator.stream).parameters:
+            for wrong in WRONG:
+                if (name, wrong) != ("max_new_tokens", 2**70):  # as many as there is room for
+                    with pytest.raises(ark.InvalidUsageError):
+                        list(generator.stream(**{**good, name: wrong}))
+                        pytest.fail(f"{name} = {wrong!r} was taken")
+        assert len(list(generator.stream(**good))) == 2
+
+
+def test_a_chunk_beyond_the_context_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (choose_chunk(None, 8, 16), choose_chunk(8, 8, 16)) == (8, 8)
+    assert not capsys.readouterr().err
+    assert choose_chunk(9, 8, 16) == 8
+    assert "9 prompt tokens is more than the context of 8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", [5, b"x", ["sm_90a"]])
+def test_an_architecture_is_a_word(wrong: Any) -> None:
+    with pytest.raises(ark.InvalidUsageError, match="the architecture is"):
+        ark.init(backend="cpu", arch=wrong)
+
+
+def test_an_architecture_that_no_device_has() -> None:
+    with pytest.raises(ark.SystemError, match="asked for the architecture 'sm_999', but"):
+        ark.init(backend="cpu", arch="sm_999")
+    ark.init(backend="cpu")
