@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -206,11 +207,16 @@ def _header(name: str) -> str:
 
 
 def save(made: Mapping[str, str | bytes], folder: Path) -> None:
-    """Writes the files; SystemError where that cannot be."""
+    """Writes the files; SystemError where that cannot be, and then none of them is left."""
+    begun: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for file, content in made.items():
             data = content.encode() if isinstance(content, str) else content
-            folder.joinpath(file).write_bytes(data)
+            begun.append(folder / file)
+            begun[-1].write_bytes(data)
     except OSError as error:
+        for path in begun:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
         raise SystemError(f"{folder} cannot be written: {error}; choose another place") from error
