@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import ark
-from examples.common import dense
+from examples.common import dense, wikipedia
 from examples.msgemm import msgemm
 from examples.pose import algebra
 from examples.pose import pose as poses
@@ -136,12 +136,12 @@ def pose(args: argparse.Namespace) -> None:
 
 
 def words(args: argparse.Namespace) -> None:
-    texts = corpus.encyclopedia()
+    texts = wikipedia.encyclopedia()
     text = corpus.Corpus.of(texts)
     for chunk in args.chunks:
         ark.Model.reset()
         made = word2vec.train(text, word2vec.Options(chunk=chunk))
-        score = corpus.similarity(text, made.vectors[-1])
+        score = wikipedia.similarity(text.vocabulary, made.vectors[-1])
         tell("word2vec, ark", chunk=chunk, words_per_second=round(made.words), wordsim=score)
     for workers in args.workers:
         from gensim.models import Word2Vec
@@ -152,7 +152,7 @@ def words(args: argparse.Namespace) -> None:
         other.train(texts, total_examples=other.corpus_count, epochs=other.epochs)
         rate = 5 * text.raw / (time.perf_counter() - begin)
         vectors = np.stack([other.wv[word] for word in text.vocabulary])
-        score = corpus.similarity(text, vectors)
+        score = wikipedia.similarity(text.vocabulary, vectors)
         tell("word2vec, gensim", workers=workers, words_per_second=round(rate), wordsim=score)
 
 

@@ -298,6 +298,32 @@ class PredictingBackend(KernelBackend, Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class LoopFigures:
+    """What a compiler made of a kernel's busiest matrix loop. instructions: by kind. matrix_share:
+    of the issue slots of the loop, matrix units have so many. registers: vector registers a lane
+    of the whole kernel; spills: of them; scratch_bytes: a lane.
+    """
+
+    instructions: dict[str, int]
+    matrix_share: float
+    registers: int
+    spills: int
+    scratch_bytes: int
+
+
+@runtime_checkable
+class InspectedBackend(KernelBackend, Protocol):
+    """A vendor whose machine code can be read without its hardware (`ark bench ops --isa`)."""
+
+    def inspect(self, source: Source, arch: str) -> LoopFigures:
+        """Compiles for `arch` and looks at the loop that multiplies matrices.
+
+        Raises InvalidUsageError if there is none.
+        """
+        ...
+
+
 @runtime_checkable
 class ExportBackend(KernelBackend, Protocol):
     """A vendor for which models leave as C libraries (ark.export)."""

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ark.backend.protocol import Backend, Device
+from ark.backend.protocol import Backend, Device, InspectedBackend, LoopFigures
 from ark.backend.registry import FALLBACK
 from ark.bench.cases import OpCase
 from ark.bench.peer import import_torch, repeated, torch_device
-from ark.errors import BaseError
+from ark.codegen.writer import write
+from ark.errors import BaseError, InvalidUsageError
 from ark.frontend.model import Model, use_model
 from ark.frontend.tensor import Tensor
 from ark.lower.pipeline import plan as make_plan
@@ -68,6 +69,22 @@ def planned(case: OpCase, machine: Machine) -> tuple[Plan, str]:
     op = made.ops[last.op]
     touched = kinds.get(op.kind).accesses(kinds.signature(made, op), last.coord)
     return made, made.tensors[op.operands[next(a.operand for a in touched if a.write)]].name
+
+
+def inspected(case: OpCase, backend: InspectedBackend, arch: str) -> LoopFigures:
+    """The matrix loop of the case's kernel for an architecture, which need not be there.
+
+    InvalidUsageError if no product of the backend has the architecture, or there is no such loop.
+    """
+    models = (backend.machine(name) for name in backend.machine_names())
+    machine = next((m for m in models if m is not None and m.arch == arch), None)
+    if machine is None:
+        raise InvalidUsageError(
+            f"no machine model of the backend {backend.name!r} has the architecture {arch!r}; "
+            f"it knows {', '.join(backend.archs())}"
+        )
+    plan, _ = planned(case, machine)
+    return backend.inspect(write(plan, machine, backend.dialect(arch)).source, arch)
 
 
 def measure(

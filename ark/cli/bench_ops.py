@@ -14,11 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 from ark.backend import registry
+from ark.backend.protocol import InspectedBackend
 from ark.bench.cases import OpCase, cases
 from ark.bench.chart import bars
-from ark.bench.ops import OpFigures, measure
+from ark.bench.ops import OpFigures, inspected, measure
 from ark.cli.common import positive
-from ark.errors import InvalidUsageError
+from ark.errors import InvalidUsageError, SystemError
 from ark.machine import Machine
 
 
@@ -31,6 +32,11 @@ def register(kinds: argparse._SubParsersAction) -> None:
     p.add_argument("--backend")
     p.add_argument("--device", type=int, default=0, metavar="I", help="device index")
     p.add_argument("--json", metavar="FILE", help="write the figures; - is the standard output")
+    p.add_argument(
+        "--isa",
+        metavar="ARCH",
+        help="read the machine code of products for this architecture, no device needed",
+    )
     p.add_argument("--svg", metavar="FILE", help="with --vs: write a chart of the ratios")
     p.set_defaults(func=run)
 
@@ -55,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
     if args.list:
         print("\n".join(c.name for c in cases()))
         return 0
+    if args.isa:
+        return _inspect(args)
     if args.svg and not args.vs:
         raise InvalidUsageError("--svg draws ratios to a peer; add --vs torch")
     backend, probe = registry.choose(args.backend)
@@ -87,6 +95,48 @@ def run(args: argparse.Namespace) -> int:
         Path(args.json).write_text(json.dumps(data, indent=1))
     _show(name, machine, rows)
     return 0
+
+
+def _inspect(args: argparse.Namespace) -> int:
+    """Prints what compilers made of the chosen products' loops."""
+    backend = _inspecting(args.backend, args.isa)
+    wanted = chosen(args.names or ["matmul-*"], False)
+    rows = {case.name: inspected(case, backend, args.isa) for case in wanted}
+    data = {name: dataclasses.asdict(figures) for name, figures in rows.items()}
+    if args.json == "-":
+        print(json.dumps(data))
+        return 0
+    if args.json:
+        Path(args.json).write_text(json.dumps(data, indent=1))
+    heads = (
+        "case",
+        "slots of matrix units",
+        "instructions of the loop",
+        "registers",
+        "spilled",
+    )
+    table = Table(*heads, title=f"matrix loops on {args.isa}: compiled, not run")
+    for name, row in rows.items():
+        kinds = sorted(row.instructions.items(), key=lambda item: -item[1])
+        made = ", ".join(f"{count} {kind}" for kind, count in kinds)
+        spilled = f"{row.spills} ({row.scratch_bytes} bytes a lane)"
+        table.add_row(name, f"{row.matrix_share:.0%}", made, str(row.registers), spilled)
+    Console(markup=False).print(table)
+    return 0
+
+
+def _inspecting(name: str | None, arch: str) -> InspectedBackend:
+    """The named backend, or the one that compiles for the architecture."""
+    for known in [name] if name else registry.names():
+        try:
+            backend = registry.get(known)
+        except SystemError:
+            continue
+        if isinstance(backend, InspectedBackend) and arch in backend.archs():
+            return backend
+    raise InvalidUsageError(
+        f"--isa {arch}: no installed backend reads machine code of that architecture"
+    )
 
 
 def _cells(row: OpFigures, machine: Machine) -> Iterator[str]:

@@ -3,7 +3,7 @@ fp32 activations and weights of 16 bits.
 
 In the variant for large products the input of such a product, and the queries of attention over
 caches of such a type, are rounded to the weights' type where they are made, or by a cast of their
-own. Where few rows go through linear layers and are too much for packets, whoever makes them rounds
+own. Where few rows go through linear layers and are much for packets, whoever makes them rounds
 them if he can, as each reader would. Sums stay in fp32. Called by ark.lower.pipeline.
 """
 
@@ -95,12 +95,14 @@ def _rounds(maker: Node) -> bool:
 
 
 def _few(node: Node) -> DataType | None:
-    """The same of the rows of a linear layer that are too many for packets."""
+    """The same of rows of a linear layer that take longer as packets than the wait for a counter
+    and a quarter of the bytes.
+    """
     if node.type != "linear" or node.attrs["prologue"] != "none":
         return None
     x, weight = node.inputs[:2]
     plain = x.dtype == fp32 and 1 < x.shape[0] <= MOST_NARROW and x.dense
-    many = x.elements > PACKET_READ_POLLED
+    many = x.elements > PACKET_READ_POLLED // 2
     return weight.dtype if plain and many and weight.dtype in (bf16, fp16) else None
 
 

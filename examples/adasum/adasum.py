@@ -26,7 +26,7 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "SGD": lambda p: ark.optim.SGD(p, lr=1.0),
     "momentum": lambda p: ark.optim.SGD(p, lr=0.4, momentum=0.9),
     "Adam": lambda p: ark.optim.Adam(p, lr=0.04),
-    "LAMB": lambda p: ark.optim.LAMB(p, lr=0.1),
+    "LAMB": lambda p: ark.optim.LAMB(p, lr=0.03),
 }
 
 

@@ -161,14 +161,7 @@ def errors(poses: Poses, rotation: np.ndarray, position: np.ndarray) -> np.ndarr
 
 def figure(scaled: np.ndarray) -> str:
     """An SVG: how the six errors over their bounds are spread, and the normal density."""
-    names = (
-        "turn about x",
-        "turn about y",
-        "turn about z",
-        "position x",
-        "position y",
-        "position z",
-    )
+    names = [f"{what} {axis}" for what in ("turn about", "position") for axis in "xyz"]
     edges = np.linspace(-4, 4, 41)
     middle = (edges[1:] + edges[:-1]) / 2
     normal = np.exp(-(middle**2) / 2) / np.sqrt(2 * np.pi)

@@ -1,4 +1,4 @@
-"""Texts for word vectors, as numbers: what gensim ships, or a made one whose topics are known."""
+"""Texts for word vectors, as numbers, and a made text whose topics are known."""
 
 from __future__ import annotations
 
@@ -47,20 +47,9 @@ class Corpus:
         )
 
 
-def encyclopedia() -> list[list[str]]:
-    """Articles of the English Wikipedia, an excerpt that gensim ships with its tests."""
-    from gensim.corpora import WikiCorpus
-    from gensim.test.utils import datapath
-
-    name = datapath("enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2")
-    return [list(text) for text in WikiCorpus(name, dictionary={}, processes=1).get_texts()]
-
-
-def topics(
-    count: int = 20, each: int = 20, texts: int = 400, length: int = 50, seed: int = 0
-) -> list[list[str]]:
+def topics(count: int = 20, each: int = 20, texts: int = 400, length: int = 50) -> list[list[str]]:
     """Texts of one topic each, whose words are drawn from the topic's own."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     drawn = random.integers(0, each, (texts, length))
     return [[f"{i % count}.{w}" for w in row] for i, row in enumerate(drawn)]
 
@@ -74,16 +63,4 @@ def same_topic(corpus: Corpus, vectors: np.ndarray, most: int = 5) -> float:
     unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-9)
     near = unit @ unit.T
     np.fill_diagonal(near, -2)
-    found = np.argsort(-near, axis=1)[:, :most]
-    return float((of[found] == of[:, None]).mean())
-
-
-def similarity(corpus: Corpus, vectors: np.ndarray) -> float:
-    """Spearman's correlation with people's judgements (WordSim-353, which gensim ships)."""
-    from gensim.models import KeyedVectors
-    from gensim.test.utils import datapath
-
-    made = KeyedVectors(vectors.shape[1])
-    made.add_vectors(corpus.vocabulary, vectors)
-    _, spearman, _ = made.evaluate_word_pairs(datapath("wordsim353.tsv"))
-    return float(spearman[0])
+    return float((of[np.argsort(-near, axis=1)[:, :most]] == of[:, None]).mean())

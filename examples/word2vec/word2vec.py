@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 import ark
+from examples.common import wikipedia
 from examples.common.plot import Panel, page
 from examples.word2vec import corpus
 from examples.word2vec.corpus import Corpus
@@ -78,13 +79,10 @@ def windows(given: dict[str, Any], options: Options, at: Any, step: Any) -> tupl
     rows, columns = [blocks, 1, wide], [blocks, b, 1]
     apart = ark.abs(ark.sub(ark.reshape(around, rows), ark.reshape(middle, columns)))
     alike = [ark.reshape(ark.gather(texts, at), s) for at, s in ((inside, rows), (middle, columns))]
-    pairs = ark.equal(*alike)
-    for rule in (
-        ark.greater(apart, 0),
-        ark.less_equal(ark.cast(apart, ark.fp32), ark.floor(reach)),
-        ark.reshape(ark.logical_and(ark.greater_equal(around, 0), ark.less(around, count)), rows),
-        ark.reshape(ark.less(middle, count), columns),
-    ):
+    pairs = ark.logical_and(ark.equal(*alike), ark.greater(apart, 0))
+    there = ark.logical_and(ark.greater_equal(around, 0), ark.less(around, count))
+    rules = [ark.less_equal(ark.cast(apart, ark.fp32), ark.floor(reach)), ark.reshape(there, rows)]
+    for rule in (*rules, ark.reshape(ark.less(middle, count), columns)):
         pairs = ark.logical_and(pairs, rule)
     return words[:n], ark.gather(words, inside), ark.cast(pairs, ark.fp32)
 
@@ -122,10 +120,7 @@ def combined(way: str, parts: list[Any]) -> Any:
     total = parts[0]
     for part in parts[1:]:
         if way == "combiner":
-            rows = [total.shape()[0], 1]
-            dot, norm = (
-                ark.reshape(ark.reduce_sum(ark.mul(total, t), 1), rows) for t in (part, total)
-            )
+            dot, norm = (ark.reduce_sum(ark.mul(total, t), 1) for t in (part, total))
             along = ark.where(ark.greater(norm, 0.0), ark.div(dot, norm), ark.mul(norm, 0.0))
             part = ark.sub(part, ark.mul(total, along))
         total = ark.add(total, part)
@@ -161,11 +156,9 @@ class Trained:
 def train(text: Corpus, options: Options) -> Trained:
     """A rank's part of the training; every rank has the same tables in the end."""
     rank, world = ark.Model.get_rank(), ark.Model.get_world_size()
-    chunks = max(1, len(text.words) // (options.chunk * world)) * world  # of an epoch
-    steps = chunks // world
-    arrays = {
-        "words": text.words, "texts": text.texts, "keep": text.keep, "noise": text.noise,
-    }  # fmt: skip
+    steps = max(1, len(text.words) // (options.chunk * world))  # of an epoch
+    chunks = steps * world
+    arrays = {name: getattr(text, name) for name in ("words", "texts", "keep", "noise")}
     given: dict[str, Any] = {
         name: ark.tensor(a.shape, ark.DataType.from_numpy(a.dtype)) for name, a in arrays.items()
     }
@@ -206,10 +199,12 @@ def main() -> None:
     parser.add_argument("--figure", default=str(Path(__file__).with_name("word2vec.svg")))
     args = parser.parse_args()
     ark.init(backend=args.backend)
-    text = Corpus.of(corpus.encyclopedia())
+    text = Corpus.of(wikipedia.encyclopedia())
     made = train(text, Options(epochs=args.epochs, chunk=args.chunk))
     report = {
-        "correlation with people's judgements": round(corpus.similarity(text, made.vectors[-1]), 3),
+        "correlation with people's judgements": round(
+            wikipedia.similarity(text.vocabulary, made.vectors[-1]), 3
+        ),
         "words/s": round(made.words),
     }
     print(json.dumps(report, indent=1))
@@ -228,11 +223,10 @@ def compare(backend: str, figure: str) -> None:
             found = [corpus.same_topic(text, v) for v in train(text, options).vectors]
             curves[way] = (range(1, len(found) + 1), found)
         panels.append(Panel(f"learning rate {rate}", curves))
-    world = ark.Model.get_world_size()
     if ark.Model.get_rank() == 0:
         for panel in panels:
             print(panel.title, {w: np.round(y, 3).tolist() for w, (_, y) in panel.curves.items()})
-        title = f"Nearest words of the same topic by epoch, {world} ranks"
+        title = f"Nearest words of the same topic, {ark.Model.get_world_size()} ranks"
         Path(figure).write_text(page(title, panels), encoding="utf-8")
 
 

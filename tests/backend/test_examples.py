@@ -29,7 +29,7 @@ def test_adasum(backend: str, optimizer: str) -> None:
     _, ended = adasum.train(data, steps, batch, methods, (optimizer,))
     peers = {
         "momentum": lambda p: torch.optim.SGD(p, 0.4, 0.9),
-        "LAMB": lambda p: lamb.Lamb(p, 0.1, (0.9, 0.999), 0.01),
+        "LAMB": lambda p: lamb.Lamb(p, 0.03, (0.9, 0.999), 0.01),
     }
     want = ranks_of_adasum.torch_weights(data, 1, "adasum", peers[optimizer], steps, batch)
     for method in methods:

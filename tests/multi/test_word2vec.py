@@ -11,6 +11,7 @@ import pytest
 
 import ark
 from ark.tasks.functions import FUNCTIONS
+from examples.common import wikipedia
 from examples.word2vec import corpus, word2vec
 from examples.word2vec.corpus import Corpus
 from examples.word2vec.word2vec import Options
@@ -132,4 +133,4 @@ def test_similarity_of_words_is_compared_with_people() -> None:
     names = ["tiger", "cat", "car", "automobile", "king", "cabbage", "drink", "mouth"]
     given = Corpus.of([names] * 5, least=5)
     vectors = np.random.default_rng(0).normal(size=(len(names), 4)).astype(np.float32)
-    assert -1 <= corpus.similarity(given, vectors) <= 1
+    assert -1 <= wikipedia.similarity(given.vocabulary, vectors) <= 1

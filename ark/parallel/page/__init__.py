@@ -64,6 +64,7 @@ def page_data(made: Prediction, title: str) -> dict[str, Any]:
 
 def _block(cost: BlockCost, stage: int, made: Prediction) -> dict[str, Any]:
     place = {node.id: i for i, node in enumerate(cost.block.nodes)}
+    counts = [made.mesh[axis] for axis in made.axes] or [1]
     return {
         "name": cost.block.name,
         "stage": stage,
@@ -74,7 +75,7 @@ def _block(cost: BlockCost, stage: int, made: Prediction) -> dict[str, Any]:
             {
                 "name": node.name.removeprefix(cost.block.name + "."),
                 "type": node.type,
-                "state": _kinds(made.options[node.id].output, node.outputs[0].shape),
+                "state": _kinds(made.options[node.id].output, counts, node.outputs[0].shape),
                 "shape": list(node.outputs[0].shape),
                 "us": round(made.options[node.id].us, 2),
             }
@@ -92,10 +93,13 @@ def _block(cost: BlockCost, stage: int, made: Prediction) -> dict[str, Any]:
     }
 
 
-def _kinds(state: tuple[str, ...], shape: tuple[int, ...]) -> list[str]:
-    """Along each split axis: "whole", "rows", "columns" or "sums"."""
+def _kinds(state: tuple[str, ...], counts: list[int], shape: tuple[int, ...]) -> list[str]:
+    """Along each split axis of so many ranks: "whole", "rows", "columns" or "sums"."""
     words = {"R": "whole", "V": "sums", str(len(shape) - 1): "columns"}
-    return [words.get(kind, "rows") for kind in state]
+    return [
+        words.get(kind, "rows") if count > 1 else "whole"
+        for kind, count in zip(state, counts, strict=True)
+    ]
 
 
 def render_page(made: Prediction, title: str) -> str:

@@ -14,7 +14,7 @@ from ark.comm.packages import require
 from ark.parallel.pipeline.placement import Placement
 from ark.parallel.pipeline.repetend import Repetend
 
-EFFORT = 6.0  # CP-SAT's deterministic time, about seconds, for the warm-up and for the cool-down
+EFFORT = 0.25  # CP-SAT's deterministic time, about seconds, for the warm-up and for the cool-down
 COPIES = 2  # of the core that the blocks around it see
 
 Times = dict[tuple[int, int], int]
@@ -60,6 +60,33 @@ def _from_zero(times: Times) -> Times:
     return {key: start - first for key, start in times.items()}
 
 
+def _pushed(placement: Placement, known: Times, free: set[tuple[int, int]], early: bool) -> Times:
+    """The free blocks in their order on each device, as early (late) as that order lets them: what
+    devices hold when a block starts stays what it was.
+    """
+    blocks, edges = placement.blocks, placement.edges()
+    made: Times = {}
+    at: dict[int, int] = {}  # by device: the end (start) of what was placed last
+    for m, b in sorted(known, key=lambda key: (known[key], key), reverse=not early):
+        if (m, b) not in free:
+            made[m, b] = known[m, b]
+        else:
+            span = blocks[b].span
+            if early:
+                beside = [(m, a) for a, after in edges if after == b] + [(m - 1, b)]
+                times = [made[k] + blocks[k[1]].span for k in beside if k in made]
+                times += [at[d] for d in blocks[b].devices if d in at]
+                made[m, b] = max(times, default=min(known.values()))
+            else:
+                beside = [(m, after) for a, after in edges if a == b] + [(m + 1, b)]
+                times = [made[k] for k in beside if k in made]
+                times += [at[d] for d in blocks[b].devices if d in at]
+                made[m, b] = min(times, default=max(known.values())) - span
+        for device in blocks[b].devices:
+            at[device] = made[m, b] + (blocks[b].span if early else 0)
+    return made
+
+
 def _place(
     placement: Placement,
     memory: Sequence[int],
@@ -75,6 +102,7 @@ def _place(
     """
     if not free:
         return known
+    known = _pushed(placement, known, free, early)
     cp: Any = require("ortools.sat.python.cp_model", "parallel")
     model, blocks = cp.CpModel(), placement.blocks
     low = min(known.values())

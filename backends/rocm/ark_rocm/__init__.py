@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from importlib import resources
 
-from ark.backend.protocol import Probe
-from ark.codegen.dialect import Dialect
+from ark.backend.protocol import LoopFigures, Probe, Target
+from ark.codegen.dialect import Dialect, Source
+from ark.errors import SystemError
 from ark.machine import Machine
 from ark_rocm import dialect, machines, probe
-from ark_rocm.compiler import Compiler
+from ark_rocm.compiler import Compiler, assembly
 from ark_rocm.device import Device
 
 
@@ -50,6 +52,18 @@ class RocmBackend:
         """See ark.backend.protocol.PredictingBackend; the emulator has the models."""
         os.environ[probe.VARIABLE] = f"emulated:{name}"
         probe.prepare()
+
+    def inspect(self, source: Source, arch: str) -> LoopFigures:
+        """See ark.backend.protocol.InspectedBackend; the emulator's lint reads the assembly."""
+        try:
+            reader = importlib.import_module("ark_rocm_emulator.lint.matrix_loop")
+        except ImportError:
+            raise SystemError(
+                "reading AMD machine code needs the emulator: pip install 'ark-gpu[emulator]'"
+            ) from None
+        text = assembly(source, Target(arch, 0))
+        found: LoopFigures = reader.matrix_loop(text, arch, "ark_loop")
+        return found
 
 
 backend = RocmBackend()

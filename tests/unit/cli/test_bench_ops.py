@@ -42,3 +42,58 @@ def test_a_result_with_operands_behind_it_is_the_one_compared() -> None:
 def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "ops", "no-such-case"]) != 0
     assert "no case is called 'no-such-case'" in capsys.readouterr().err
+
+
+LOOP = """
+kernel:
+	v_mov_b32 v0, 0
+.LBB0_1:
+	global_load_dwordx4 v[0:3], v8, s[0:1]
+	ds_read_b128 v[4:7], v9
+	s_waitcnt lgkmcnt(0)
+	v_mfma_f32_16x16x16_bf16 v[16:19], v[4:5], v[6:7], v[16:19]
+	v_mfma_f32_32x32x8_f16 v[20:35], v[4:5], v[6:7], v[20:35]
+	s_add_i32 s2, s2, -1
+	s_cmp_lg_u32 s2, 0
+	s_cbranch_scc1 .LBB0_1
+	s_endpgm
+	.amdgpu_metadata
+---
+amdhsa.kernels:
+  - .name: kernel
+    .private_segment_fixed_size: 0
+    .vgpr_count: 36
+    .vgpr_spill_count: 0
+...
+	.end_amdgpu_metadata
+"""
+
+
+def test_slots_of_a_loop_are_counted_by_passes() -> None:
+    """Counted by hand: products of four and eight passes beside six other instructions."""
+    lint = pytest.importorskip("ark_rocm_emulator.lint.matrix_loop")
+    found = lint.matrix_loop(LOOP, "gfx942", "kernel")
+    assert found.matrix_share == (4 + 8) / (4 + 8 + 6)
+    assert found.instructions == {
+        **{"memory": 1, "shared memory": 1, "wait": 1, "matrix": 2, "scalar": 2, "branch": 1}
+    }
+    assert (found.registers, found.spills, found.scratch_bytes) == (36, 0, 0)
+    older = lint.matrix_loop(LOOP, "gfx90a", "kernel")  # where these take eight and sixteen
+    assert older.matrix_share == (8 + 16) / (8 + 16 + 6)
+
+
+@pytest.mark.parametrize("arch", ["gfx90a", "gfx942", "gfx950", "gfx1100"])
+def test_products_on_amd_are_matrix_instructions_for_the_most_part(
+    arch: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("ark_rocm_emulator")
+    case = "matmul-4096x4096x4096-nt-bf16"
+    assert main(["bench", "ops", case, "--isa", arch, "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)[case]
+    assert found["matrix_share"] > 0.4
+    assert found["spills"] == found["scratch_bytes"] == 0
+
+
+def test_an_architecture_that_nobody_reads_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "ops", "--isa", "sm_90"]) == 2
+    assert "sm_90" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from ark_cpu import machines
 
 import ark
 from ark.frontend.model import Model, use_model
-from ark.ir.dtype import FLOATS, DataType, int4, int32, int64
+from ark.ir.dtype import FLOATS, DataType, fp32, int4, int32, int64
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
 from ark.models.build import Shape
@@ -150,6 +150,20 @@ def _indexing(d: Draw, dtype: DataType) -> None:
     ark.cumsum(a, axis, exclusive=d.one((False, True)), reverse=d.one((False, True)))
 
 
+def _regions(d: Draw, dtype: DataType) -> None:
+    """Results that many ops share, summed over one dimension or not; the last may be in place."""
+    count, wide = d.int(2, 5), d.int(64, 90)
+    few = d.tensor([d.int(1, 3), 1, wide], fp32)
+    many = d.tensor([few.shape()[0], d.one((count, 1)), d.one((wide, 1))], fp32)
+    values = [ark.mul(few, 0.5), ark.add(few, many)]
+    for _ in range(12):
+        values.append(ark.add(ark.mul(values[-1], 0.25), values[-2]))
+    end = values[-1]
+    if end.shape()[1] > 1:
+        end = ark.reduce_sum(end, 1)
+    ark.mul(end, few, output=d.one((few, ark.tensor(few.shape()))))
+
+
 def _windows(d: Draw, dtype: DataType) -> None:
     if dtype is int32:
         return
@@ -176,6 +190,7 @@ FAMILIES: tuple[Family, ...] = (
     _rotary,
     _indexing,
     _windows,
+    _regions,
 )
 SEEDS = int(os.environ.get("ARK_ACCESS_SEEDS", "1"))
 

@@ -115,6 +115,13 @@ ARK_DEVICE typename ArkElements<T>::piece ark_fetch_piece(const ArkSide<T>& side
   return piece;
 }
 
+// The same in all lanes, which the compiler does not know.
+ARK_DEVICE ark_u64 ark_uniform(ark_u64 v) {
+  const int low = __builtin_amdgcn_readfirstlane(static_cast<int>(v));
+  const int high = __builtin_amdgcn_readfirstlane(static_cast<int>(v >> 32));
+  return static_cast<ark_u64>(static_cast<ark_u32>(high)) << 32 | static_cast<ark_u32>(low);
+}
+
 // Brings ROWS x ARK_STEP_K elements from memory into registers, and from there into shared memory.
 template <int ROWS, bool ALONG_K, typename T>
 struct ArkStep {
@@ -122,7 +129,34 @@ struct ArkStep {
   static constexpr int MINE = (TOTAL + ARK_THREADS - 1) / ARK_THREADS;
   static constexpr int PARTS = ArkElements<T>::PARTS;
   typename ArkElements<T>::piece pieces[MINE];
+  // Where all of a step lies inside: of its first element, bytes between k, a piece's offset.
+  ark_u64 base, stride;
+  ark_u32 offsets[MINE];
 
+  ARK_METHOD static bool inside(const ArkSide<T>& side) {
+    const ark_i64 near = ALONG_K ? side.k_stride : side.row_stride;
+    const ark_i64 far = ALONG_K ? side.row_stride : side.k_stride;
+    const bool aligned = (reinterpret_cast<ark_u64>(side.at) & 15u) == 0u && far % ARK_PIECE == 0;
+    return near == 1 && aligned && far > 0 && far < (1 << 20) && side.rows >= ROWS &&
+           side.depth % ARK_STEP_K == 0 && TOTAL % ARK_THREADS == 0;
+  }
+  ARK_METHOD void begin_inside(const ArkSide<T>& side, int tid) {
+#pragma unroll
+    for (int i = 0; i < MINE; ++i) {
+      const int piece = tid + i * ARK_THREADS;
+      const ark_i64 at = row_of(piece) * side.row_stride + k_of(piece) * side.k_stride;
+      offsets[i] = static_cast<ark_u32>(at) * sizeof(T);
+    }
+    base = ark_uniform(reinterpret_cast<ark_u64>(side.at));
+    stride = sizeof(T) * (ALONG_K ? 1u : ark_uniform(static_cast<ark_u64>(side.k_stride)));
+  }
+  ARK_METHOD void fetch_inside(int k0) {
+    const auto* from = (const ark_global<char>*)(base + static_cast<ark_u64>(k0) * stride);
+#pragma unroll
+    for (int i = 0; i < MINE; ++i) {
+      pieces[i] = *(const ark_global<typename ArkElements<T>::piece>*)(from + offsets[i]);
+    }
+  }
   ARK_METHOD void fetch(const ArkSide<T>& side, int k0, int tid) {
 #pragma unroll
     for (int i = 0; i < MINE; ++i) {
@@ -183,20 +217,9 @@ ARK_DEVICE void ark_matrix_tile(char* shared, const ArkSide<A>& a, const ArkSide
   }
   ArkStep<TM, A_ALONG_K, A> step_a;
   ArkStep<TN, B_ALONG_K, B> step_b;
-  step_a.fetch(a, 0, tid);
-  step_b.fetch(b, 0, tid);
   const int steps = (a.depth + ARK_STEP_K - 1) / ARK_STEP_K;
-#pragma unroll 1
-  for (int s = 0; s < steps; ++s) {
-    ark_u16* tile_a = tiles + s % BUFFERS * STEP;
-    ark_u16* tile_b = tile_a + PARTS * TM * ARK_PITCH;
-    step_a.place(tile_a, tid);
-    step_b.place(tile_b, tid);
-    ark_sync();
-    if (s + 1 < steps) {
-      step_a.fetch(a, (s + 1) * ARK_STEP_K, tid);
-      step_b.fetch(b, (s + 1) * ARK_STEP_K, tid);
-    }
+  const auto multiply = [&](const ark_u16* tile_a) __attribute__((always_inline)) {
+    const ark_u16* tile_b = tile_a + PARTS * TM * ARK_PITCH;
 #pragma unroll
     for (int k = 0; k < ARK_STEP_K; k += ARK_BLOCK_K) {
       ark_part parts[BLOCKS_N];
@@ -219,7 +242,33 @@ ARK_DEVICE void ark_matrix_tile(char* shared, const ArkSide<A>& a, const ArkSide
         }
       }
     }
-    if (BUFFERS == 1) ark_sync();
+  };
+  const auto run = [&](auto fetch) __attribute__((always_inline)) {
+    fetch(0);
+#pragma unroll BUFFERS
+    for (int s = 0; s < steps; ++s) {
+      ark_u16* tile_a = tiles + s % BUFFERS * STEP;
+      step_a.place(tile_a, tid);
+      step_b.place(tile_a + PARTS * TM * ARK_PITCH, tid);
+      ark_sync();
+      if (s + 1 < steps) fetch((s + 1) * ARK_STEP_K);
+      multiply(tile_a);
+      if (BUFFERS == 1) ark_sync();
+    }
+  };
+  // Inside of both matrices a step's loads need no tests.
+  if (step_a.inside(a) && step_b.inside(b)) {
+    step_a.begin_inside(a, tid);
+    step_b.begin_inside(b, tid);
+    run([&](int k0) __attribute__((always_inline)) {
+      step_a.fetch_inside(k0);
+      step_b.fetch_inside(k0);
+    });
+  } else {
+    run([&](int k0) __attribute__((always_inline)) {
+      step_a.fetch(a, k0, tid);
+      step_b.fetch(b, k0, tid);
+    });
   }
   const int column0 = ark_lane() % 16;
 #pragma unroll

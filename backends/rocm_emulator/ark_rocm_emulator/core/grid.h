@@ -106,10 +106,8 @@ struct Grid {
   void init_wave(Workgroup& group, Wave& wave, uint32_t slot, const KernelDescriptor& descriptor);
   void init_sgprs(const Workgroup& group, Wave& wave, const KernelDescriptor& descriptor);
   void run_slice(Wave& wave, int32_t instructions);
-  void execute(Wave& wave, const Inst*& current);
-  void execute_checked(Wave& wave, const Inst*& current);
-  void execute_stale(Wave& wave, const Inst*& current);
-  void execute_timed(Wave& wave, const Inst*& current);
+  template <class Around>
+  void execute(Wave& wave, const Inst*& current, const Around& around);
   void step_timed();
   void release_barrier(Workgroup& group);
   void forget(Wave& wave);               // takes it out of `ready`

@@ -73,69 +73,61 @@ bool Grid::step() {
   return !ended;
 }
 
-void Grid::execute(Wave& w, const Inst*& current) {
-  while (w.slice > 0) {
+namespace {
+
+// What surrounds each instruction, by what the grid runs for. instead(): whether it was dealt with;
+// after(): whether the slice goes on.
+struct Plainly {
+  void before(Wave&, const Inst&) const {}
+  bool instead(Wave&, const Inst&) const { return false; }
+  bool after(Wave&, const Inst&) const { return true; }
+};
+
+struct Checked : Plainly {
+  void before(Wave& w, const Inst& inst) const { check_before(w, inst); }
+  bool after(Wave& w, const Inst& inst) const {
+    check_after(w, inst);
+    return true;
+  }
+};
+
+// Memory operations take effect when they were issued or later.
+struct Stale : Plainly {
+  StaleGrid& stale;
+  explicit Stale(StaleGrid& grid) : stale(grid) {}
+  bool instead(Wave& w, const Inst& inst) const { return stale.issue(w, inst); }
+};
+
+struct Timed : Plainly {
+  Timing& timing;
+  explicit Timed(Timing& model) : timing(model) {}
+  void before(Wave& w, const Inst& inst) const { timing.before(w, inst); }
+  bool after(Wave& w, const Inst& inst) const {
+    timing.after(w, inst);
+    return !timing.ahead(w);
+  }
+};
+
+}  // namespace
+
+template <class Around>
+void Grid::execute(Wave& w, const Inst*& current, const Around& around) {
+  bool goes_on = true;
+  while (w.slice > 0 && goes_on) {
     const Inst& inst = program->at(w.pc);
     current = &inst;
+    around.before(w, inst);
     w.pc = inst.next;
     w.slice--;
     w.executed++;
     if (w.default_mode) [[likely]] {
-      inst.run(w, inst);
+      if (!around.instead(w, inst)) inst.run(w, inst);
     } else {
       const uint32_t flags = inst.op != nullptr ? inst.op->flags : 0;
       const FpMode scope((flags & kOwnRounding) != 0 ? 0xf0 : w.mode, (flags & kMode64) != 0);
-      inst.run(w, inst);
+      if (!around.instead(w, inst)) inst.run(w, inst);
     }
-  }
-}
-
-void Grid::execute_checked(Wave& w, const Inst*& current) {
-  while (w.slice > 0) {
-    const Inst& inst = program->at(w.pc);
-    current = &inst;
-    check_before(w, inst);
-    w.pc = inst.next;
-    w.slice--;
-    w.executed++;
-    {
-      const uint32_t flags = inst.op != nullptr ? inst.op->flags : 0;
-      const FpMode scope((flags & kOwnRounding) != 0 ? 0xf0 : w.mode, (flags & kMode64) != 0);
-      inst.run(w, inst);
-    }
-    check_after(w, inst);
-  }
-}
-
-// Memory operations take effect when they were issued or later.
-void Grid::execute_stale(Wave& w, const Inst*& current) {
-  while (w.slice > 0) {
-    const Inst& inst = program->at(w.pc);
-    current = &inst;
-    w.pc = inst.next;
-    w.slice--;
-    w.executed++;
-    const uint32_t flags = inst.op != nullptr ? inst.op->flags : 0;
-    const FpMode scope((flags & kOwnRounding) != 0 ? 0xf0 : w.mode, (flags & kMode64) != 0);
-    if (!stale->issue(w, inst)) inst.run(w, inst);
-  }
-}
-
-void Grid::execute_timed(Wave& w, const Inst*& current) {
-  while (w.slice > 0) {
-    const Inst& inst = program->at(w.pc);
-    current = &inst;
-    timing->before(w, inst);
-    w.pc = inst.next;
-    w.slice--;
-    w.executed++;
-    {
-      const uint32_t flags = inst.op != nullptr ? inst.op->flags : 0;
-      const FpMode scope((flags & kOwnRounding) != 0 ? 0xf0 : w.mode, (flags & kMode64) != 0);
-      inst.run(w, inst);
-    }
-    timing->after(w, inst);
-    if (timing->ahead(w)) break;
+    goes_on = around.after(w, inst);
   }
 }
 
@@ -147,13 +139,13 @@ void Grid::run_slice(Wave& w, int32_t instructions) {
   w.changed = false;
   try {
     if (w.timing != nullptr && w.watched == nullptr) {
-      execute_timed(w, current);
+      execute(w, current, Timed(*timing));
     } else if (w.checks != nullptr) {
-      execute_checked(w, current);
+      execute(w, current, Checked());
     } else if (w.stale != nullptr) {
-      execute_stale(w, current);
+      execute(w, current, Stale(*stale));
     } else {
-      execute(w, current);
+      execute(w, current, Plainly());
     }
   } catch (const Fault& fault) {
     clock += w.executed - before;

@@ -1,0 +1,93 @@
+"""What the busiest loop of a kernel is made of: how many of its issue slots matrix units have.
+
+A compute unit's matrix unit works for as many slots of four cycles as an instruction has passes
+(AMD's instruction set documents); everything else takes one slot. So the share of the slots is the
+most that the matrix units could do of their peak if nothing had to wait. Called by the ROCm
+backend for `ark bench ops --isa`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+from ark.backend.protocol import LoopFigures
+from ark.errors import InvalidUsageError
+
+from .listing import Function, Instruction, parse
+from .loops import innermost_loops
+
+_SHAPE = re.compile(r"_(\d+)x(\d+)x\d+")
+_WMMA_SLOTS = 8  # 16x16x16 on RDNA 3: 32 cycles
+_KINDS = (
+    ("matrix", ("v_mfma", "v_smfmac", "v_wmma")),
+    ("shared memory", ("ds_",)),
+    ("memory", ("global_", "buffer_", "flat_", "scratch_")),
+    ("wait", ("s_waitcnt", "s_nop", "s_sleep")),
+    ("barrier", ("s_barrier",)),
+    ("branch", ("s_cbranch", "s_branch")),
+    ("scalar", ("s_",)),
+    ("vector", ("v_",)),
+)
+
+
+def _kind(inst: Instruction) -> str:
+    return next((k for k, starts in _KINDS if inst.mnemonic.startswith(starts)), "other")
+
+
+def slots(mnemonic: str, arch: str) -> int:
+    """Issue slots of four cycles that an instruction keeps its unit busy."""
+    if mnemonic.startswith("v_wmma"):
+        return _WMMA_SLOTS
+    shape = _SHAPE.search(mnemonic)
+    if shape is None or not mnemonic.startswith(("v_mfma", "v_smfmac")):
+        return 1
+    size = int(shape[1])
+    if size == 4:
+        return 2
+    if mnemonic.endswith("f64"):
+        return 16 if arch == "gfx950" else 8
+    single = mnemonic.endswith("f32") and not mnemonic.endswith("xf32")
+    blocks = re.search(r"_\d+b_", mnemonic) is not None
+    double = arch == "gfx90a" or single or blocks
+    return (8 if size == 32 else 4) * (2 if double else 1)
+
+
+def _loops(functions: Iterable[Function]) -> list[list[Instruction]]:
+    return [
+        [inst for k in sorted(loop) for inst in f.blocks[k].instructions if not inst.is_marker]
+        for f in functions
+        for loop in innermost_loops(f.blocks)
+    ]
+
+
+def matrix_loop(assembly: str, arch: str, kernel: str) -> LoopFigures:
+    """Figures of the innermost loop that keeps the matrix units busy longest; of several that do
+    the same, of the one with the fewest instructions.
+
+    Args:
+        assembly: text of optimised ``clang -S``.
+        arch: its target.
+        kernel: which function.
+
+    Raises:
+        InvalidUsageError: no loop of it has matrix instructions.
+    """
+    listing = parse(assembly)
+    functions = [f for f in listing.functions if f.name == kernel]
+
+    def busy(loop: list[Instruction]) -> int:
+        return sum(slots(i.mnemonic, arch) for i in loop if _kind(i) == "matrix")
+
+    found = max(_loops(functions), key=lambda loop: (busy(loop), -len(loop)), default=[])
+    if not found or busy(found) == 0:
+        raise InvalidUsageError(f"no loop of {kernel} has matrix instructions on {arch}")
+    used = listing.resources[kernel]
+    return LoopFigures(
+        instructions=dict(Counter(_kind(i) for i in found)),
+        matrix_share=busy(found) / sum(slots(i.mnemonic, arch) for i in found),
+        registers=used.vgprs,
+        spills=used.vgpr_spills,
+        scratch_bytes=used.scratch,
+    )

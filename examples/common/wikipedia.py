@@ -1,0 +1,25 @@
+"""What gensim ships to test word vectors with: a text, and people's judgements of words."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def encyclopedia() -> list[list[str]]:
+    """Articles of the English Wikipedia, an excerpt that gensim ships with its tests."""
+    from gensim.corpora import WikiCorpus
+    from gensim.test.utils import datapath
+
+    name = datapath("enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2")
+    return [list(text) for text in WikiCorpus(name, dictionary={}, processes=1).get_texts()]
+
+
+def similarity(vocabulary: list[str], vectors: np.ndarray) -> float:
+    """Spearman's correlation with people's judgements (WordSim-353, which gensim ships)."""
+    from gensim.models import KeyedVectors
+    from gensim.test.utils import datapath
+
+    made = KeyedVectors(vectors.shape[1])
+    made.add_vectors(vocabulary, vectors)
+    _, spearman, _ = made.evaluate_word_pairs(datapath("wordsim353.tsv"))
+    return float(spearman[0])
