@@ -7,6 +7,7 @@ memory is its own; imports are not counted. `--flows` compares maximum-flow solv
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import resource
 import subprocess
@@ -39,8 +40,20 @@ def _trees(name: str, k: int | None = None) -> str:
     return f"1/x {best.inv_x}, k {best.k}, height {made.height}, {len(made.gathering)} trees"
 
 
+def _weakened(name: str, src: str, dst: str) -> str:
+    network_of = named(name)
+    alive = tuple(link for link in network_of.links if {link.src, link.dst} != {src, dst})
+    made = forest(dataclasses.replace(network_of, links=alive))
+    return f"1/x {made.optimum.inv_x}, k {made.optimum.k}, height {made.height}"
+
+
 def _program(name: str) -> str:
     report = check(lower(forest(named(name), "all_reduce")))
+    return f"{report.operations} operations, {report.steps} steps"
+
+
+def _gather_program(name: str) -> str:
+    report = check(lower(forest(named(name), k=1)))
     return f"{report.operations} operations, {report.steps} steps"
 
 
@@ -63,6 +76,13 @@ CASES: dict[str, tuple[str, Callable[[], str]]] = {
     "1/x* of 4,096 H100": ("", lambda: _optimum("h100x512")),
     "trees 1,024 H100": ("", lambda: _trees("h100x128")),
     "trees 1,000 ranks of a torus": ("", lambda: _trees("torus10x10x10")),
+    "trees 512 ranks, fat tree": ("<= 30 s", lambda: _trees("fattree8x8x8")),
+    "trees 512 ranks, fat tree, dead link": (
+        "<= 30 s",
+        lambda: _weakened("fattree8x8x8", "leaf3", "agg0.1"),
+    ),
+    "trees of torus 8x8x8, dead link": ("<= 30 s", lambda: _weakened("torus8x8x8", "g0", "g1")),
+    "all-gather program 528 H100, checked": ("", lambda: _gather_program("h100x66")),
     "TACCL DGX-2 x2": ("<= 2 s", lambda: _taccl("dgx2x2", 60)),
     "TACCL 80 A100": ("<= 60 s", lambda: _taccl("a100x10", 60)),
 }

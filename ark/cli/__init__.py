@@ -95,6 +95,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # rich ends so where nobody reads on
+            return 141
+        raise
     except OSError as error:
         # Whatever is still to be written goes nowhere: the end of the process must not fail too.
         with contextlib.suppress(OSError, ValueError):

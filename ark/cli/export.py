@@ -1,4 +1,4 @@
-"""`ark export DIR|plan.json --backend NAME -o OUT`: a C library of a model, without Python."""
+"""`ark export DIR|model.onnx|plan.json --backend NAME -o OUT`: a model as a C library."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from ark.backend import registry
 from ark.backend.protocol import Backend, SourceBackend
 from ark.cli.common import positive, read_file
+from ark.cli.run import dimension
 from ark.errors import InvalidUsageError
 from ark.export.write import exporting, files, identifier, save
 from ark.ir.dtype import DataType
@@ -26,9 +27,12 @@ def register(subparsers: argparse._SubParsersAction) -> None:
         "export",
         help="write a model as a C library that needs no Python",
         description="Writes a C header, sources, the loop kernel as source and compiled, weights, "
-        "a CMakeLists.txt and, of a checkpoint, a program that generates tokens.",
+        "a CMakeLists.txt and a program: of a checkpoint it generates tokens, of model.onnx it "
+        "runs the network once.",
     )
-    p.add_argument("source", help="checkpoint directory, or plan.json (without weights)")
+    p.add_argument(
+        "source", help="checkpoint directory, model.onnx, or plan.json (without weights)"
+    )
     p.add_argument("--backend", required=True)
     p.add_argument(
         "--arch",
@@ -39,6 +43,9 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     p.add_argument("--machine", help="machine model to plan for (default: this machine's)")
     p.add_argument("--context", type=positive, metavar="N", help="positions to reserve")
     p.add_argument("--chunk", type=positive, metavar="N", help="prompt tokens an iteration")
+    p.add_argument(
+        "--dim", action="append", default=[], metavar="NAME=N", help="of model.onnx: an open size"
+    )
     p.add_argument("--name", help="the model's name in C (default: the source's)")
     p.add_argument("-o", "--output", required=True, metavar="DIR")
     p.set_defaults(func=run)
@@ -52,11 +59,19 @@ def run(args: argparse.Namespace) -> int:
         )
     source = Path(args.source)
     name = identifier(source.resolve().stem, args.name)
-    if source.suffix == ".json":
-        if args.machine or args.context or args.chunk:
-            raise InvalidUsageError(
-                "--machine, --context and --chunk are for checkpoints; a plan says them itself"
-            )
+    if args.dim and source.suffix != ".onnx":
+        raise InvalidUsageError("--dim is for model.onnx")
+    if source.suffix in (".json", ".onnx") and (args.context or args.chunk):
+        raise InvalidUsageError("--context and --chunk are for checkpoints")
+    if source.suffix == ".onnx":
+        from ark.export.network import network
+
+        machine = registry.machine(args.machine or _machine(backend, args.arch))
+        found = network(source, dict(dimension(text) for text in args.dim), machine)
+        made = files(found.plan, backend, args.arch, name, network=found)
+    elif source.suffix == ".json":
+        if args.machine:
+            raise InvalidUsageError("--machine is for models; a plan says its machine itself")
         plan = from_json(read_file(args.source, "a plan"))
         admit([plan])
         made = files(plan, backend, args.arch, name)

@@ -43,7 +43,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     ark.init(backend=args.backend)
-    model = from_onnx(args.model, dict(_dimension(text) for text in args.dim))
+    model = from_onnx(args.model, dict(dimension(text) for text in args.dim))
     given = _named(args.input, [p.name for p in model.inputs], "input")
     wanted = _named(args.output, [p.name for p in model.outputs], "output")
     results = model.run({name: _array(file) for name, file in given.items()})
@@ -58,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _dimension(text: str) -> tuple[str, int]:
+def dimension(text: str) -> tuple[str, int]:
+    """An open size and its number, of --dim NAME=N."""
     name, _, size = text.rpartition("=")
     if not name or not size.isascii() or not size.isdigit() or len(size) > 9:
         raise InvalidUsageError(f"--dim {text!r} is none; write it as NAME=N, for example batch=1")

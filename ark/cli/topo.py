@@ -20,6 +20,7 @@ from ark.collective import (
     REDUCTIONS,
     TARGETS,
     CollectiveProgram,
+    Counts,
     Kind,
     check,
     dump,
@@ -31,6 +32,7 @@ from ark.collective import (
     to_json,
     to_xml,
 )
+from ark.collective.json_reader import read as read_json
 from ark.comm import algorithms, synthesize
 from ark.comm.bounds import least_us
 from ark.comm.forestcoll import Optimum, optimal
@@ -90,6 +92,11 @@ def register(subparsers: Any) -> None:
             command.add_argument("--collective", default=default, metavar="NAME")
             command.add_argument("--reduction", metavar="NAME", help="sum (default), max, min, ...")
             command.add_argument("--root", type=int, metavar="RANK", help="broadcast and reduce")
+            command.add_argument(
+                "--counts",
+                metavar="FILE",
+                help="an all-to-all of unequal parts: rows of chunks from each rank to each (JSON)",
+            )
         if name in ("synthesize", "simulate"):
             default = "forestcoll" if usual else None
             command.add_argument("--algorithm", default=default, metavar="NAME")
@@ -231,7 +238,7 @@ def _simulate(args: argparse.Namespace) -> int:
     table = _table(f"{program.name} on {topology.name}, {args.size} bytes (predicted)", "", "")
     table.add_row("time, us", f"{result.time_us:.1f}")
     table.add_row("algbw, GB/s", f"{result.algbw:.1f}")
-    bound = _bound(args, topology, program.collective.value, size)
+    bound = _bound(args, topology, program.collective.value, size, program.counts)
     if bound:
         table.add_row("optimum without latency, us", f"{bound:.1f}")
         table.add_row("of the optimum", f"{bound / result.time_us:.1%}")
@@ -247,7 +254,7 @@ def _simulate(args: argparse.Namespace) -> int:
 def _compare(args: argparse.Namespace) -> int:
     topology = _with_costs(args, _network(args))
     size = parse_size(args.size)
-    bound = _bound(args, topology, args.collective, size)
+    bound = _bound(args, topology, args.collective, size, _counts(args))
     title = f"{args.collective} of {args.size} bytes on {topology.name} (predicted)"
     if bound:
         title += f"; the optimum without latency is {bound:.1f} us"
@@ -340,6 +347,7 @@ def _best(
             k=k,
             root=args.root,
             reduction=args.reduction,
+            counts=_counts(args),
             window=window,
             size_bytes=size,
             time_limit_s=args.time_limit,
@@ -374,6 +382,7 @@ def _agrees(args: argparse.Namespace, program: CollectiveProgram) -> None:
                 f"{option} out, or synthesize another program"
             )
     made_by = (
+        ("--counts", args.counts),
         ("--algorithm", args.algorithm),
         ("--k", args.k),
         ("--sketch", args.sketch),
@@ -406,6 +415,7 @@ def _program(args: argparse.Namespace, topology: Topology) -> CollectiveProgram:
         k=args.k,
         root=args.root,
         reduction=args.reduction,
+        counts=_counts(args),
         pieces=1 if args.pieces is None else args.pieces,
         window=args.window,
         sketch=None if args.sketch is None else Sketch.load(args.sketch),
@@ -415,13 +425,28 @@ def _program(args: argparse.Namespace, topology: Topology) -> CollectiveProgram:
 
 
 def _bound(
-    args: argparse.Namespace, topology: Topology, collective: str, size: int
+    args: argparse.Namespace,
+    topology: Topology,
+    collective: str,
+    size: int,
+    counts: Counts | None,
 ) -> float | None:
     """Returns the least time, us, that any schedule needs; None where it is too much to solve."""
     try:
-        return least_us(topology, collective, size, args.root)
+        return least_us(topology, collective, size, args.root, counts)
     except UnsupportedError:
         return None
+
+
+def _counts(args: argparse.Namespace) -> Counts | None:
+    """Returns the counts of the file that was named."""
+    if args.counts is None:
+        return None
+    try:
+        text = Path(args.counts).read_bytes()
+    except OSError as error:
+        raise InvalidUsageError(f"the counts {args.counts} cannot be read: {error}.") from None
+    return read_json(text, Counts, "the table of counts")
 
 
 def _rank(topology: Topology, number: int) -> str:

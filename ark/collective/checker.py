@@ -22,6 +22,7 @@ from ark.collective.types import (
     Operation,
     OpRef,
     Span,
+    exchanged,
 )
 from ark.errors import PlanError
 
@@ -126,7 +127,10 @@ class _Machine:
             if program.collective is Collective.BROADCAST and rank != program.root:
                 continue
             shift = rank * program.shard if program.collective is Collective.ALL_GATHER else 0
-            for slot in range(program.buffer_by_name["in"].slots):
+            slots = program.buffer_by_name["in"].slots
+            if program.counts is not None:
+                slots = sum(program.counts[rank])
+            for slot in range(slots):
                 self.memory[rank, "in", slot] = Value(slot + shift, 1 << rank)
 
     def run(self, order: list[OpRef]) -> None:
@@ -228,8 +232,12 @@ class _Machine:
         p = self.p
         if p.collective is Collective.REDUCE and rank != p.root:
             return
-        for slot in range(p.buffer_by_name["out"].slots):
-            wanted = demanded(p, rank, slot)
+        if p.counts is not None:
+            ends = _unequal_ends(p, rank)
+        else:
+            slots = range(p.buffer_by_name["out"].slots)
+            ends = [demanded(p, rank, slot) for slot in slots]
+        for slot, wanted in enumerate(ends):
             got = self.memory.get((rank, "out", slot))
             if got != wanted:
                 raise refusal(
@@ -237,6 +245,15 @@ class _Machine:
                     f"at the end rank {rank} must hold {_words(wanted)} in out[{slot}], "
                     f"but holds {_words(got)}.",
                 )
+
+
+def _unequal_ends(p: CollectiveProgram, rank: int) -> list[Value]:
+    """What an all-to-all of unequal parts wants in the first slots of out on `rank`."""
+    ends = []
+    for source in range(p.ranks):
+        here, _ = exchanged(p.ranks, p.chunks, p.counts, source, rank)
+        ends += [Value(slot, 1 << source) for slot in here.slots()]
+    return ends
 
 
 def ranks_in(expr: Expr) -> int:

@@ -14,7 +14,15 @@ import numpy as np
 
 from ark.collective.order import describe
 from ark.collective.reductions import REDUCTIONS, blend, divided, dot_products, reference
-from ark.collective.types import Collective, CollectiveProgram, Kind, Operation, OpRef, Span
+from ark.collective.types import (
+    Collective,
+    CollectiveProgram,
+    Counts,
+    Kind,
+    Operation,
+    OpRef,
+    Span,
+)
 from ark.errors import InvalidUsageError, PlanError
 
 Memory = list[dict[str, list[np.ndarray | None]]]
@@ -28,6 +36,7 @@ def execute(
     Args:
         program: a program that `check` accepts.
         inputs: one 1-D array a rank, all of one length and dtype; broadcast reads only the root's.
+            Of an all-to-all with counts, of lengths in proportion to what the ranks send.
             The length must be a multiple of the ranks for reduce_scatter and all_to_all; else any
             length will do, also one shorter than the number of chunks.
         seed: None runs ready operations first come, first served; a number picks among the ready
@@ -53,6 +62,7 @@ def reference_result(
     inputs: Sequence[np.ndarray],
     reduction: str = "sum",
     root: int | None = None,
+    counts: Counts | None = None,
 ) -> list[np.ndarray | None]:
     """What every rank must hold at the end, computed directly from all ranks' inputs."""
     collective, ranks = Collective(collective), len(inputs)
@@ -61,7 +71,11 @@ def reference_result(
     if collective is Collective.BROADCAST:
         return [inputs[root or 0].copy() for _ in range(ranks)]
     if collective is Collective.ALL_TO_ALL:
-        shards = [np.split(array, ranks) for array in inputs]
+        rows = counts or ((1,) * ranks,) * ranks
+        shards = [
+            np.split(array, [len(array) * end // max(1, sum(row)) for end in np.cumsum(row)[:-1]])
+            for array, row in zip(inputs, rows, strict=True)
+        ]
         return [np.concatenate([shards[s][r] for s in range(ranks)]) for r in range(ranks)]
     total = reference(reduction, inputs)
     if collective is Collective.REDUCE_SCATTER:
@@ -72,6 +86,15 @@ def reference_result(
 
 
 def _check_inputs(program: CollectiveProgram, inputs: Sequence[np.ndarray]) -> None:
+    if program.counts is not None:
+        sent = [sum(row) for row in program.counts]
+        unit = max(map(len, inputs), default=0) // max(sent)
+        if [len(array) for array in inputs] != [number * unit for number in sent]:
+            raise InvalidUsageError(
+                f"{program.name} needs arrays in the proportions {sent}, one a rank, but got "
+                f"{[len(array) for array in inputs]} elements."
+            )
+        return
     shapes = {(array.shape, array.dtype) for array in inputs}
     if len(inputs) != program.ranks or len(shapes) != 1 or inputs[0].ndim != 1:
         raise InvalidUsageError(
@@ -96,6 +119,12 @@ def _load(program: CollectiveProgram, inputs: Sequence[np.ndarray], piece: int) 
     memory: Memory = [{b.name: [None] * b.slots for b in program.buffers} for _ in inputs]
     dealt = program.collective in (Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL)
     slots = program.buffer_by_name["in"].slots
+    if program.counts is not None:
+        for rank, row in enumerate(program.counts):
+            chunks = _cut(inputs[rank], sum(row)) if any(row) else []
+            kept = [_cut(chunk, program.pieces)[piece].copy() for chunk in chunks]
+            memory[rank]["in"][: len(kept)] = kept
+        return memory
     for rank, array in enumerate(inputs):
         if program.collective is Collective.BROADCAST and rank != program.root:
             continue
@@ -109,7 +138,12 @@ def _store(program: CollectiveProgram, pieces: list[Memory], rank: int) -> np.nd
     if program.collective is Collective.REDUCE and rank != program.root:
         return None
     parts = []
-    for slot in range(program.buffer_by_name["out"].slots):
+    slots = program.buffer_by_name["out"].slots
+    if program.counts is not None:
+        slots = sum(row[rank] for row in program.counts)
+        if not slots:
+            return np.empty(0)
+    for slot in range(slots):
         for memory in pieces:
             part = memory[rank]["out"][slot]
             if part is None:

@@ -55,6 +55,8 @@ def to_execution_plan(program: CollectiveProgram) -> str:
         )
     if p.reduction not in (None, "sum"):
         raise UnsupportedError(f"MSCCL++ reduces by sum, and {p.name} by {p.reduction}.")
+    if p.counts is not None:
+        raise UnsupportedError(f"{p.name} has parts of unequal length; MSCCL++ knows equal ones.")
     for ref in in_order(p):
         if p.op(ref).kind not in (Kind.PUT, Kind.COPY, Kind.REDUCE):
             raise UnsupportedError(f"{describe(p, ref)}: MSCCL++ has no dot products of tensors.")

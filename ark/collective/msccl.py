@@ -134,6 +134,8 @@ def to_xml(program: CollectiveProgram, target: str = "rccl") -> str:
             f"{p.name} cuts its chunks in {p.pieces} pieces, which the XML form does not know; "
             "write it with pieces = 1, the runtime that reads it cuts chunks itself."
         )
+    if p.counts is not None:
+        raise UnsupportedError(f"{p.name} has parts of unequal length, which MSCCL XML cannot say.")
     writer = _Writer(p, TARGETS[target])
     for ref in in_order(p):
         writer.operation(ref)

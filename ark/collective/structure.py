@@ -30,7 +30,7 @@ def check_structure(p: CollectiveProgram) -> None:
             f"{len(p.operations)} ranks' operations; all must be at least 1 and the lists match.",
         )
     try:
-        in_slots, out_slots = io_slots(p.collective, p.ranks, p.chunks)
+        in_slots, out_slots = io_slots(p.collective, p.ranks, p.chunks, p.counts)
     except InvalidUsageError as error:
         raise refusal(p, str(error)) from error
     if p.collective.rooted != (p.root is not None) or not 0 <= (p.root or 0) < p.ranks:

@@ -14,6 +14,7 @@ from ark.collective.types import (
     Buffer,
     Collective,
     CollectiveProgram,
+    Counts,
     Kind,
     Operation,
     OpRef,
@@ -40,6 +41,7 @@ def dump(program: CollectiveProgram) -> str:
     head += "" if p.reduction is None else f" ({p.reduction})"
     head += "" if p.root is None else f" root {p.root}"
     lines = [head + f", {p.ranks} ranks, {p.chunks} chunks, {p.pieces} pieces"]
+    lines += [f"counts {p.counts}"] if p.counts is not None else []
     lines += [f"buffer {b.name}: {b.slots} slots, {b.role.value}" for b in p.buffers]
     for rank, ops in enumerate(p.operations):
         lines.append(f"rank {rank}")
@@ -69,6 +71,7 @@ def to_json(program: CollectiveProgram) -> str:
         "pieces": p.pieces,
         "reduction": p.reduction,
         "root": p.root,
+        **({} if p.counts is None else {"counts": p.counts}),
         "buffers": [{"name": b.name, "role": b.role.value, "slots": b.slots} for b in p.buffers],
     }
     text = json.dumps(head, indent=1)[:-2] + ',\n "operations": [\n'
@@ -128,6 +131,7 @@ class _Program(Closed, frozen=True):
     pieces: int = 1
     reduction: str | None = None
     root: int | None = None
+    counts: Counts | None = None
 
 
 def from_json(text: str) -> CollectiveProgram:
@@ -144,6 +148,7 @@ def from_json(text: str) -> CollectiveProgram:
         pieces=form.pieces,
         reduction=form.reduction,
         root=form.root,
+        counts=form.counts,
         buffers=tuple(Buffer(b.name, b.role, b.slots) for b in form.buffers),
         operations=tuple(tuple(map(_read_operation, ops)) for ops in form.operations),
     )

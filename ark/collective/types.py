@@ -16,6 +16,11 @@ three fp64 numbers instead of a chunk (see DOT). With R ranks and C chunks, K = 
     reduce          C slots                       C slots, reduced, demanded on root only
     all_to_all      C slots, slot sK+j for s      C slots, slot sK+j from s
 
+An all-to-all may have parts of unequal length: `counts[r][s]` chunks go from rank r to rank s. C is
+then the most that a rank sends. `in` holds the parts for rank 0, 1, ... one behind the other, `out`
+those from rank 0, 1, ..., with as many slots as the rank that sends, or gets, most; what a rank's
+own parts do not reach stays free.
+
 Operations. Each rank has an ordered list. An operation waits for its dependencies, reads `srcs`
 on its own rank, writes `dst`, and is then complete. In terms of put, signal and wait:
 
@@ -163,12 +168,16 @@ class Operation:
         return rank if self.peer is None else self.peer
 
 
+Counts = tuple[tuple[int, ...], ...]
+
+
 @dataclass(frozen=True)
 class CollectiveProgram:
     """A whole collective; see the module's docstring. Equal values dump to equal bytes.
 
     `reduction` names an entry of `ark.collective.reductions.REDUCTIONS` and is None where the
-    collective reduces nothing; `root` is set for broadcast and reduce only.
+    collective reduces nothing; `root` is set for broadcast and reduce only. `counts` is that of an
+    all-to-all whose parts differ.
     """
 
     name: str
@@ -180,6 +189,7 @@ class CollectiveProgram:
     reduction: str | None = None
     root: int | None = None
     pieces: int = 1
+    counts: Counts | None = None
     buffer_by_name: dict[str, Buffer] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -209,8 +219,49 @@ class CollectiveProgram:
         return size_bytes / self.chunks
 
 
-def io_slots(collective: Collective, ranks: int, chunks: int) -> tuple[int, int]:
+def exchanged(
+    ranks: int, chunks: int, counts: Counts | None, src: int, dst: int
+) -> tuple[Span, Span]:
+    """Returns where an all-to-all's part from `src` to `dst` begins in `in`, ends in `out`.
+
+    Spans of nothing where there is none.
+    """
+    if counts is None:
+        part = chunks // ranks
+        return Span("in", dst * part, part), Span("out", src * part, part)
+    count = counts[src][dst]
+    before = sum(row[dst] for row in counts[:src])
+    return Span("in", sum(counts[src][:dst]), count), Span("out", before, count)
+
+
+def check_counts(collective: Collective, ranks: int, counts: Counts) -> None:
+    """Raises InvalidUsageError unless these are the counts of an all-to-all over the ranks."""
+    square = len(counts) == ranks and all(len(row) == ranks for row in counts)
+    numbers = [number for row in counts for number in row]
+    if (
+        collective is not Collective.ALL_TO_ALL
+        or not square
+        or min(numbers) < 0
+        or not any(numbers)
+    ):
+        raise InvalidUsageError(
+            f"counts are for all_to_all, a row of {ranks} numbers for each of {ranks} ranks, 0 or "
+            f"more and not all 0; {collective.value} was given {str(counts)[:60]}."
+        )
+
+
+def io_slots(
+    collective: Collective, ranks: int, chunks: int, counts: Counts | None = None
+) -> tuple[int, int]:
     """Returns the number of slots that `in` and `out` have; see the table in the docstring."""
+    if counts is not None:
+        check_counts(collective, ranks, counts)
+        most = max(map(sum, counts))
+        if chunks != most:
+            raise InvalidUsageError(
+                f"the busiest rank sends {most} chunks by its counts, but {chunks} were given."
+            )
+        return most, max(map(sum, zip(*counts, strict=True)))
     if collective.sharded and chunks % ranks:
         raise InvalidUsageError(
             f"{collective.value} over {ranks} ranks was asked for with {chunks} chunks, but the "

@@ -105,9 +105,10 @@ def coarsened(program: CollectiveProgram) -> CollectiveProgram:
         return program
     spans = [s for ops in program.operations for op in ops for s in (op.dst, *op.srcs)]
     together = math.gcd(
-        program.shard if program.collective.sharded else program.chunks,
+        program.shard if program.collective.sharded and not program.counts else program.chunks,
         *(buffer.slots for buffer in program.buffers),
         *(number for span in spans for number in (span.start, span.count)),
+        *(number for row in program.counts or () for number in row),
     )
     if together == 1:
         return program
@@ -118,6 +119,7 @@ def coarsened(program: CollectiveProgram) -> CollectiveProgram:
     return replace(
         program,
         chunks=program.chunks // together,
+        counts=program.counts and tuple(tuple(n // together for n in r) for r in program.counts),
         buffers=tuple(replace(b, slots=b.slots // together) for b in program.buffers),
         operations=tuple(
             tuple(replace(op, dst=shrunk(op.dst), srcs=tuple(map(shrunk, op.srcs))) for op in ops)

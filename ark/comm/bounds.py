@@ -7,28 +7,33 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from ark.collective import Collective
+from ark.collective import Collective, Counts
 from ark.comm.exchange import exchange
 from ark.comm.forestcoll import cut_optimum, optimal, optimal_all_reduce
 from ark.comm.topology import Topology
 
 
 def least_us(
-    topology: Topology, collective: Collective | str, size_bytes: int, root: int | None = None
+    topology: Topology,
+    collective: Collective | str,
+    size_bytes: int,
+    root: int | None = None,
+    counts: Counts | None = None,
 ) -> float:
     """Returns the time in microseconds that no schedule beats, for data of `size_bytes`.
 
     Sizes are those of `ark.comm.simulate.simulate`; `root` is a rank's number, for broadcast and
-    reduce. The bounds: cuts for gathering and scattering (ForestColl), for one root (Edmonds 1973),
-    weighted roots for an all-reduce, and multicommodity flow for an all-to-all. Where switches
-    multicast or sum, all of them let these do so. Raises UnsupportedError where the network is too
-    large for the flow.
+    reduce, `counts` an all-to-all's of unequal parts. The bounds: cuts for gathering and scattering
+    (ForestColl), for one root (Edmonds 1973), weighted roots for an all-reduce, and multicommodity
+    flow for an all-to-all. Where switches multicast or sum, all of them let these do so. Raises
+    UnsupportedError where the network is too large for the flow.
     """
     asked = Collective(collective)
     ranks = len(topology.ranks)
     able = bool(topology.multicast or topology.reduces)
     if asked is Collective.ALL_TO_ALL:
-        seconds = exchange(topology).lower_bound / ranks
+        seconds = exchange(topology, counts).lower_bound
+        seconds /= ranks if counts is None else max(map(sum, counts))
     elif asked is Collective.ALL_REDUCE:
         seconds = 1 / optimal_all_reduce(topology, able).bound
     else:

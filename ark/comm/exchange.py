@@ -1,11 +1,12 @@
 """All-to-all at the rate of a multicommodity flow: its bound, its paths and its program.
 
-Every rank has as much for every other. The least time is that of the largest concurrent flow
-(Shahrokhi and Matula 1990), a linear programme with one flow a source. Its multipliers are lengths
-of links, and any lengths prove a bound: what all pairs have to travel, over what the links offer.
-They are turned into fractions, so that the bound is exact arithmetic whatever the solver did. The
-flow is cut into paths and these are rounded to equal parts of a pair's data; the loss is stated.
-`ark.comm.synthesize` calls `exchange_program`, the bounds of `ark.comm.bounds` call `exchange`.
+Every rank has as much for every other, or as many chunks as `counts` says. The least time is that
+of the largest concurrent flow (Shahrokhi and Matula 1990), a linear programme with one flow a
+source. Its multipliers are lengths of links, and any lengths prove a bound: what all pairs have to
+travel, over what the links offer. They are turned into fractions, so that the bound is exact
+arithmetic whatever the solver did. The flow is cut into paths and these are rounded to equal parts
+of a chunk; the loss is stated. `ark.comm.synthesize` calls `exchange_program`, the bounds of
+`ark.comm.bounds` call `exchange`.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
-from ark.collective import IN, OUT, CollectiveProgram, ProgramBuilder, Span
+from ark.collective import IN, OUT, Collective, CollectiveProgram, Counts, ProgramBuilder, Span
+from ark.collective.types import check_counts
 from ark.comm.forestcoll.network import Network, network
 from ark.comm.packages import require
 from ark.comm.topology import Topology
@@ -38,10 +40,11 @@ Shares = dict[tuple[int, int], list[tuple[Path, int]]]
 
 @dataclass(frozen=True)
 class Exchange:
-    """Paths of an all-to-all. Times are in seconds for one GB a pair of ranks.
+    """Paths of an all-to-all. Times are in seconds for chunks of one GB, of which a pair has one or
+    as many as `counts` says.
 
     No schedule is faster than `lower_bound`; the paths take `inv_rate`. `shares[s, t]` lists (path
-    of node numbers, how many of the pair's `parts` equal parts take it).
+    of node numbers, how many of the pair's parts take it), a chunk having `parts` of them.
     """
 
     topology: Topology
@@ -49,9 +52,10 @@ class Exchange:
     inv_rate: Fraction
     parts: int
     shares: Shares
+    counts: Counts
 
 
-def exchange(topology: Topology) -> Exchange:
+def exchange(topology: Topology, counts: Counts | None = None) -> Exchange:
     """Returns the paths and the bound; UnsupportedError where the network is too large for it."""
     net = network(topology)
     variables = net.ranks * len(net.tails)
@@ -60,17 +64,23 @@ def exchange(topology: Topology) -> Exchange:
             f"the flows of {topology.name} need {variables} variables; all-to-all is solved for at "
             f"most {_MOST_VARIABLES} (ranks times links). Ask for another algorithm."
         )
-    flows, lengths = _solve(net)
-    bound = max(_bound(net, lengths, largest) for largest in _DENOMINATORS)
+    rows = ((1,) * net.ranks,) * net.ranks if counts is None else counts
+    check_counts(Collective.ALL_TO_ALL, net.ranks, rows)
+    if not any(n for r, row in enumerate(rows) for s, n in enumerate(row) if r != s):
+        return Exchange(topology, Fraction(0), Fraction(0), 1, {}, rows)
+    flows, lengths = _solve(net, rows)
+    bound = max(_bound(net, lengths, largest, rows) for largest in _DENOMINATORS)
     paths = {
         (source, sink): each
         for source in range(net.ranks)
-        for sink, each in _paths(net, source, flows[source]).items()
+        for sink, each in _paths(net, source, flows[source], rows[source]).items()
     }
     best: Exchange | None = None
     for parts in _PARTS:
-        shares = {pair: _rounded(each, parts) for pair, each in paths.items()}
-        made = Exchange(topology, bound, _time(net, shares, parts), parts, shares)
+        shares = {
+            pair: _rounded(each, parts * rows[pair[0]][pair[1]]) for pair, each in paths.items()
+        }
+        made = Exchange(topology, bound, _time(net, shares, parts), parts, shares, rows)
         if best is None or made.inv_rate < best.inv_rate:
             best = made
         if best.inv_rate <= bound * _GOOD_ENOUGH:
@@ -79,8 +89,8 @@ def exchange(topology: Topology) -> Exchange:
     return best
 
 
-def _solve(net: Network) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the flow of every source on every link, for one unit a pair, and links' lengths."""
+def _solve(net: Network, counts: Counts) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the flow of every source on every link, in chunks, and links' lengths."""
     solver = require("ortools.linear_solver.pywraplp").Solver.CreateSolver("GLOP")
     infinity, links = solver.infinity(), len(net.tails)
     time = solver.NumVar(0, infinity, "")
@@ -97,7 +107,8 @@ def _solve(net: Network) -> tuple[np.ndarray, np.ndarray]:
         for node in range(len(net.topology.nodes)):
             if node == source:
                 continue
-            row = _kept(solver, net, flow[source], node, int(node < net.ranks))
+            stays = counts[source][node] if node < net.ranks else 0
+            row = _kept(solver, net, flow[source], node, stays)
     solver.Objective().SetCoefficient(time, 1)
     solver.Objective().SetMinimization()
     if solver.Solve() != solver.OPTIMAL:
@@ -123,7 +134,7 @@ def _kept(solver: Any, net: Network, flow: list[Any], node: int, stays: int) -> 
     return row
 
 
-def _bound(net: Network, lengths: np.ndarray, largest: int) -> Fraction:
+def _bound(net: Network, lengths: np.ndarray, largest: int, counts: Counts) -> Fraction:
     """Returns the exact bound that these lengths of links, as fractions, prove."""
     top = float(lengths.max())
     exact = [Fraction(float(each) / top).limit_denominator(largest) for each in lengths]
@@ -142,20 +153,23 @@ def _bound(net: Network, lengths: np.ndarray, largest: int) -> Fraction:
     for middle in range(count):
         through = distance[:, middle, None] + distance[None, middle, :]
         np.minimum(distance, through, out=distance)
-    return Fraction(int(distance[: net.ranks, : net.ranks].sum())) / offered
+    travelled = distance[: net.ranks, : net.ranks] * np.array(counts, dtype=object)
+    return Fraction(int(travelled.sum())) / offered
 
 
-def _paths(net: Network, source: int, flow: np.ndarray) -> dict[int, list[tuple[Path, float]]]:
-    """Returns, for every other rank, the paths of one unit of the source's flow to it."""
+def _paths(
+    net: Network, source: int, flow: np.ndarray, counts: Sequence[int]
+) -> dict[int, list[tuple[Path, float]]]:
+    """Returns, for every other rank, the paths of the source's flow to it."""
     left = flow.copy()
     out: list[list[int]] = [[] for _ in net.topology.nodes]
     for link in np.flatnonzero(flow > _LEAST):
         out[net.tails[link]].append(int(link))
     found: dict[int, list[tuple[Path, float]]] = {}
     for sink in range(net.ranks):
-        if sink == source:
+        if sink == source or not counts[sink]:
             continue
-        needed, each = 1.0, []
+        needed, each = float(counts[sink]), []
         while needed > _LEAST:
             links = _widest(net, out, left, source, sink)
             if links is None:
@@ -217,16 +231,20 @@ def _time(net: Network, shares: Shares, parts: int) -> Fraction:
     )
 
 
-def exchange_program(topology: Topology, pieces: int = 1) -> CollectiveProgram:
+def exchange_program(
+    topology: Topology, pieces: int = 1, counts: Counts | None = None
+) -> CollectiveProgram:
     """Returns the program of the paths; ranks on a path store what passes and send it on."""
-    made = exchange(topology)
+    made = exchange(topology, counts)
     ranks = len(topology.ranks)
+    finer = tuple(tuple(n * made.parts for n in row) for row in made.counts)
     builder = ProgramBuilder(
         f"flow all_to_all on {topology.name}",
         "all_to_all",
         ranks,
-        ranks * made.parts,
+        max(map(sum, finer)),
         pieces=pieces,
+        counts=None if counts is None else finer,
     )
     relayed = [0] * ranks
     jobs = []
@@ -240,13 +258,15 @@ def exchange_program(topology: Topology, pieces: int = 1) -> CollectiveProgram:
             relayed[hop[-1]] += count
     scratch = builder.scratch(max(relayed)) if any(relayed) else ""
     for rank in range(ranks):
-        own = rank * made.parts
-        builder.copy(rank, Span(IN, own, made.parts), Span(OUT, own, made.parts))
+        own, result = builder.exchanged(rank, rank)
+        if own.count:
+            builder.copy(rank, own, result)
     used = [0] * ranks
     waiting = []
     for source, sink, first, count, hops in jobs:
-        here = Span(IN, sink * made.parts + first, count)
-        waiting.append((source, here, Span(OUT, source * made.parts + first, count), hops))
+        sent, result = builder.exchanged(source, sink)
+        here = Span(IN, sent.start + first, count)
+        waiting.append((source, here, Span(OUT, result.start + first, count), hops))
     while waiting:  # hop by hop over all paths, the order in which they can run
         onward = []
         for rank, here, last, hops in waiting:

@@ -5,7 +5,8 @@ Users import it from `ark.comm`; the command line and the planner call it too.
 
 from __future__ import annotations
 
-from ark.collective import REDUCTIONS, Collective, CollectiveProgram, check
+from ark.collective import REDUCTIONS, Collective, CollectiveProgram, Counts, check
+from ark.collective.types import check_counts
 from ark.comm import classics, taccl
 from ark.comm.classics.order import widest_ring
 from ark.comm.exchange import exchange_program
@@ -44,6 +45,7 @@ def synthesize(
     size_bytes: int | None = None,
     time_limit_s: float = 60.0,
     most_operations: int | None = None,
+    counts: Counts | None = None,
 ) -> CollectiveProgram:
     """Returns a program that has passed the checker.
 
@@ -60,6 +62,8 @@ def synthesize(
         window: puts under way at a time, see `ark.comm.forestcoll.lower` (forestcoll).
         sketch, size_bytes, time_limit_s: those of `ark.comm.taccl.synthesize_taccl`.
         most_operations: no limit by default.
+        counts: chunks that go from each rank (row) to each, for an all-to-all of unequal parts
+            (flow, one_shot).
 
     Raises:
         InvalidUsageError: an unknown name, or options that do not fit. TopologyError: the topology
@@ -86,6 +90,12 @@ def synthesize(
         raise InvalidUsageError(
             f"there is no algorithm {algorithm!r}; choose one of {', '.join(known)}."
         )
+    if counts is not None:
+        check_counts(asked, len(topology.ranks), counts)
+        if algorithm not in (FLOW, classics.ONE_SHOT):
+            raise InvalidUsageError(
+                f"{algorithm} takes no counts; {FLOW} and {classics.ONE_SHOT} do."
+            )
     if algorithm == FLOW and asked is not Collective.ALL_TO_ALL:
         raise InvalidUsageError(f"flow does all_to_all only, not {collective}.")
     if algorithm != FORESTCOLL and (k is not None or window):
@@ -113,7 +123,7 @@ def synthesize(
             topology, sketch, asked, time_limit_s, size_bytes, reduction, pieces
         ).program
     elif algorithm == FLOW:
-        program = exchange_program(topology, pieces)
+        program = exchange_program(topology, pieces, counts)
     else:
         boxes = topology.equal_boxes()
         if boxes is None and classics.ALGORITHMS[algorithm].ring_per_place:
@@ -128,6 +138,7 @@ def synthesize(
             parts=parts,
             pieces=pieces,
             most_operations=most_operations,
+            counts=counts,
         )
     check(program)
     return program

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import OrderedDict, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ark.backend.protocol import Backend, Device
@@ -20,6 +20,7 @@ from ark.distributed.arrays import Array, wrap
 from ark.distributed.calls import LARGEST, Call, Key
 from ark.distributed.members import Members
 from ark.errors import BaseError, InvalidUsageError, UnsupportedError
+from ark.ir.values import whole
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import BUDGET_S
 from ark.runtime.hosts import hosts_of
@@ -93,15 +94,16 @@ class Group:
         receive[s]: those that come from rank s. What s sends here must be what is expected.
         """
         x = wrap(input)
-        _, *others = x.shape
+        first, *others = x.shape or (1,)
+        send, receive = _lengths("send", send), _lengths("receive", receive)
         if len(send) != self.world_size or len(receive) != self.world_size:
             raise InvalidUsageError(
                 f"all_to_all_v: {len(send)} and {len(receive)} lengths were given for "
                 f"{self.world_size} ranks; give one for each"
             )
-        if sum(send) != x.shape[0]:
+        if sum(send) != first:
             raise InvalidUsageError(
-                f"all_to_all_v: the parts have {sum(send)} rows together, the input {x.shape[0]}"
+                f"all_to_all_v: the parts have {sum(send)} rows together, the input {first}"
             )
         y = x.like(out, (sum(receive), *others))
         longest = wrap(x.numbers([max([*send, *receive])]))
@@ -125,7 +127,7 @@ class Group:
     def broadcast(self, input: Any, root: int = 0, out: Any = None) -> Any:
         """The array of rank `root`, on all ranks; the others' input gives shape and type."""
         x = wrap(input)
-        self._peer("broadcast", root)
+        root = self._peer("broadcast", root)
         y = x.like(out, x.shape)
         self._run(Collective.BROADCAST, x, y, root=root)
         return y.given
@@ -133,13 +135,13 @@ class Group:
     def send(self, input: Any, peer: int) -> None:
         """Sends to the rank `peer`, which receives as many bytes; in the order of the calls."""
         x = wrap(input)
-        self._peer("send", peer)
+        peer = self._peer("send", peer)
         self._pair(self.rank, peer, x, None)
 
     def recv(self, out: Any, peer: int) -> Any:
         """Receives into `out` what the rank `peer` sends."""
         y = wrap(out)
-        self._peer("recv", peer)
+        peer = self._peer("recv", peer)
         self._pair(peer, self.rank, y, y)
         return y.given
 
@@ -159,12 +161,14 @@ class Group:
             )
         return (first // self.world_size, *others)
 
-    def _peer(self, what: str, rank: int) -> None:
+    def _peer(self, what: str, rank: int) -> int:
+        rank = whole(f"{what}: the rank", rank)
         if not 0 <= rank < self.world_size:
             raise InvalidUsageError(
                 f"{what}: rank {rank} was named, but there are {self.world_size} ranks, numbered "
                 "from 0"
             )
+        return rank
 
     def _run(
         self,
@@ -242,6 +246,16 @@ class Group:
 
     def __exit__(self, kind: object, *_: object) -> None:
         self.close(together=kind is None)
+
+
+def _lengths(what: str, given: Sequence[int]) -> list[int]:
+    """Rows of parts; InvalidUsageError for what are none."""
+    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+        raise InvalidUsageError(f"all_to_all_v: {what} is {given!r:.60}; give a length for each")
+    made = [whole(f"all_to_all_v: a length of {what}", rows) for rows in given]
+    if any(rows < 0 for rows in made):
+        raise InvalidUsageError(f"all_to_all_v: {what} is {made}; no length may be below 0")
+    return made
 
 
 def _reduction(op: str) -> str:

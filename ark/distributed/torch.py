@@ -89,6 +89,11 @@ class ProcessGroupArk(dist.ProcessGroup):
     def _group(self, tensor: torch.Tensor) -> Group:
         """The group on the tensor's kind of device."""
         kind = tensor.device.type
+        if tensor.layout != torch.strided or kind not in ("cpu", "cuda"):
+            raise InvalidUsageError(
+                f"the backend ark takes dense tensors on the CPU or a GPU, not one of "
+                f"{tensor.layout} on {tensor.device}; call to_dense() or to(device) on it before"
+            )
         if kind not in self._groups:
             if kind == "cpu":
                 backend, index = registry.get(registry.FALLBACK), 0
@@ -106,8 +111,8 @@ class ProcessGroupArk(dist.ProcessGroup):
     def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> ArkWork:
         op = _op(opts.reduceOp if opts is not None else dist.ReduceOp.SUM)
         for tensor in tensors:
-            whole = tensor.contiguous()
-            self._group(tensor).all_reduce(whole, op, out=whole)
+            group, whole = self._group(tensor), tensor.contiguous()
+            group.all_reduce(whole, op, out=whole)
             _store(tensor, whole)
         return ArkWork(list(tensors))
 
@@ -116,8 +121,8 @@ class ProcessGroupArk(dist.ProcessGroup):
 
     def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any) -> ArkWork:
         for tensor in tensors:
-            whole = tensor.contiguous()
-            self._group(tensor).broadcast(whole, opts.rootRank, out=whole)
+            group, whole = self._group(tensor), tensor.contiguous()
+            group.broadcast(whole, opts.rootRank, out=whole)
             _store(tensor, whole)
         return ArkWork(list(tensors))
 
@@ -135,6 +140,11 @@ class ProcessGroupArk(dist.ProcessGroup):
         opts: Any = None,
     ) -> ArkWork:
         for parts, tensor in zip(outputs, inputs, strict=True):
+            if [p.numel() for p in parts] != [tensor.numel()] * self._size:
+                raise InvalidUsageError(
+                    f"all_gather was given {len(parts)} tensors of {[p.numel() for p in parts]} "
+                    f"elements; {self._size} ranks give {tensor.numel()} each"
+                )
             made = self._group(tensor).all_gather(tensor.contiguous().reshape(-1))
             for part, piece in zip(parts, made.chunk(self._size), strict=True):
                 part.copy_(piece.view(part.shape))

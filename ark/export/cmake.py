@@ -7,9 +7,9 @@ from collections.abc import Sequence
 _PARTS = "ark.c device.c safetensors.c decoder.c"
 
 
-def of_source(name: str, arch: str, flags: Sequence[str], suffix: str, program: bool) -> str:
+def of_source(name: str, arch: str, flags: Sequence[str], suffix: str, program: str) -> str:
     """For a loop kernel that the C++ compiler makes. arch: its -march; suffix: of the library that
-    was compiled at export.
+    was compiled at export. program: "generate", "run" or none.
     """
     lines = [
         "cmake_minimum_required(VERSION 3.16)",
@@ -36,7 +36,7 @@ def of_source(name: str, arch: str, flags: Sequence[str], suffix: str, program: 
     return "\n".join(lines) + "\n"
 
 
-def of_image(name: str, program: bool) -> str:
+def of_image(name: str, program: str) -> str:
     """For a loop kernel that is data; needs a C compiler alone."""
     lines = [
         "cmake_minimum_required(VERSION 3.16)",
@@ -50,13 +50,17 @@ def of_image(name: str, program: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _program(name: str, program: bool) -> list[str]:
+def _program(name: str, program: str) -> list[str]:
     if not program:
         return []
-    return [
-        f"add_executable({name}_generate generate.c)",
-        f"target_link_libraries({name}_generate PRIVATE {name})",
-        "enable_testing()",
-        f"add_test(NAME generate COMMAND {name}_generate",
-        f"  ${{CMAKE_CURRENT_SOURCE_DIR}}/{name}.safetensors 8 0)",
+    lines = [
+        f"add_executable({name}_{program} {program}.c)",
+        f"target_link_libraries({name}_{program} PRIVATE {name})",
     ]
+    if program == "generate":
+        lines += [
+            "enable_testing()",
+            f"add_test(NAME generate COMMAND {name}_generate",
+            f"  ${{CMAKE_CURRENT_SOURCE_DIR}}/{name}.safetensors 8 0)",
+        ]
+    return lines

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -24,7 +25,9 @@ from ark.export.description import (
     image_source,
     named,
     stored,
+    text,
 )
+from ark.export.network import Network
 from ark.ir.dtype import by_name
 from ark.ir.packed import to_memory
 from ark.machine import Machine
@@ -82,8 +85,10 @@ def files(
     name: str,
     checkpoint: Checkpoint | None = None,
     shape: Shape | None = None,
+    network: Network | None = None,
 ) -> Files:
     """All files by name. checkpoint, shape: of a decoder, whose weights and token loop are added.
+    network: whose plan it is, for its weights and a program that runs it once.
 
     arch: what the compiler makes code for, as it spells it. Raises UnsupportedError where the plan
     or the backend cannot be exported.
@@ -97,6 +102,7 @@ def files(
         )
     check(plan)
     decoder = decoder_of(checkpoint, shape) if checkpoint and shape else None
+    program = "generate" if decoder else "run" if network else ""
     folder = resources.files("ark.export").joinpath("c")
     wanted = ["ark.h", "ark.c", "device.h", "model.h", "safetensors.c", "decoder.c"]
     made: Files = {file: folder.joinpath(file).read_text() for file in wanted}
@@ -104,15 +110,19 @@ def files(
     made[f"{name}.h"] = _header(name)
     made["device.c"] = backend.export_source()
     if isinstance(backend, SourceBackend):
-        made |= _with_source(plan, machine, backend, arch, name, decoder)
+        made |= _with_source(plan, machine, backend, arch, name, decoder, program)
     else:
-        made |= _with_image(plan, machine, backend, arch, name, decoder)
+        made |= _with_image(plan, machine, backend, arch, name, decoder, program)
+    if program:
+        source = folder.joinpath(f"{program}.c").read_text().replace("exported.h", f"{name}.h")
+        made[f"{program}.c"] = source.replace("EXPORTED_MODEL", f"{name}_model")
     if checkpoint and shape:
-        program = folder.joinpath("generate.c").read_text()
-        made["generate.c"] = program.replace("exported.h", f"{name}.h").replace(
-            "EXPORTED_MODEL", f"{name}_model"
-        )
-        made[f"{name}.safetensors"] = _weights(checkpoint, shape, plan)
+        made[f"{name}.safetensors"] = _weights(weights(checkpoint, shape, plan), plan)
+    if network:
+        for word, names in (("INPUTS", network.inputs), ("OUTPUTS", network.outputs)):
+            listed = "".join(f"{text(n)}, " for n in names)
+            made["run.c"] = str(made["run.c"]).replace(f"EXPORTED_{word} ", listed)
+        made[f"{name}.safetensors"] = _weights(network.weights.items(), plan)
     return made
 
 
@@ -123,6 +133,7 @@ def _with_source(
     arch: str,
     name: str,
     decoder: Decoder | None,
+    program: str,
 ) -> Files:
     """The loop kernel as C++ for the host's compiler, and as this one made it."""
     emitted = emit(plan, machine, backend.dialect(machine.arch))
@@ -134,7 +145,7 @@ def _with_source(
         f"{name}_loop.cpp": source.text,
         f"lib{name}_loop{binary.suffix}": binary.data,
         "CMakeLists.txt": cmake.of_source(
-            name, arch, backend.source_flags(), binary.suffix, decoder is not None
+            name, arch, backend.source_flags(), binary.suffix, program
         ),
     }
 
@@ -146,6 +157,7 @@ def _with_image(
     arch: str,
     name: str,
     decoder: Decoder | None,
+    program: str,
 ) -> Files:
     """The loop kernel as machine code of the device, in a C array."""
     if arch not in ("native", machine.arch):
@@ -170,15 +182,15 @@ def _with_image(
         f"{name}.c": describe(plan, emitted.opcode, name, decoder, image),
         f"{name}_image.c": image_source(image, name),
         f"{name}_loop{binary.suffix}": binary.data,
-        "CMakeLists.txt": cmake.of_image(name, decoder is not None),
+        "CMakeLists.txt": cmake.of_image(name, program),
     }
 
 
-def _weights(checkpoint: Checkpoint, shape: Shape, plan: Plan) -> bytes:
+def _weights(parameters: Iterable[tuple[str, np.ndarray]], plan: Plan) -> bytes:
     """The plan's parameters as they lie in memory, as a safetensors file."""
     tensors = {t.name: t for t in named(plan)}
     arrays: dict[str, np.ndarray] = {}
-    for name, array in weights(checkpoint, shape, plan):
+    for name, array in parameters:
         code, extents, _ = stored(tensors[name])
         data = to_memory(array, by_name(tensors[name].dtype))
         arrays[name] = (data.view(np.uint8) if code == "U8" else data).reshape(extents)
@@ -195,11 +207,16 @@ def _header(name: str) -> str:
 
 
 def save(made: Mapping[str, str | bytes], folder: Path) -> None:
-    """Writes the files; SystemError where that cannot be."""
+    """Writes the files; SystemError where that cannot be, and then none of them is left."""
+    begun: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for file, content in made.items():
             data = content.encode() if isinstance(content, str) else content
-            folder.joinpath(file).write_bytes(data)
+            begun.append(folder / file)
+            begun[-1].write_bytes(data)
     except OSError as error:
+        for path in begun:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
         raise SystemError(f"{folder} cannot be written: {error}; choose another place") from error

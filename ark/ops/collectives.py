@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ark.collective import Collective, CollectiveProgram, Kind, check
+from ark.collective.routed import routed
 from ark.collective.values import coarsened
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
@@ -52,6 +53,11 @@ def choose_program(
                 f"{collective} over {world} ranks was given the program {algorithm}; pass one that "
                 "is made for this collective, this root and as many ranks"
             )
+        if algorithm.counts is not None:
+            raise UnsupportedError(
+                f"the program {algorithm} has parts of unequal length; a tensor of a model "
+                "has equal ones, and ark.comm.all_to_all_v takes arrays of any"
+            )
         check(algorithm)
         program = algorithm
     else:
@@ -78,7 +84,7 @@ def choose_program(
                 f"the program {program} reduces by {program.reduction}; a plan reduces element by "
                 f"element, so pass one of {', '.join(OPS)} or mean"
             )
-    return coarsened(program)
+    return coarsened(routed(program))
 
 
 def _placed(what: str, input: Any, rank: int, world_size: int) -> Tensor:

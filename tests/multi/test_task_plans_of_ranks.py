@@ -147,13 +147,17 @@ def test_a_fused_all_reduce(world: int, of_model: bool, tmp_path: Path) -> None:
     assert ark.launch(world, run_fused, folder, world, "cpu", of_model) == 0
 
 
-def test_two_emulated_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """put, signal and wait between two processes' emulated gfx942 devices."""
+@pytest.mark.parametrize("form", [ring, packet_ring, fused_sum])
+def test_two_emulated_devices(
+    form: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Puts, signals, waits and packets between two processes' emulated gfx942 devices."""
     pytest.importorskip("ark_rocm_emulator")
     pytest.importorskip("hip")
     monkeypatch.setenv("ARK_ROCM_DEVICE", "emulated:gfx942,2")
-    folder = write(tmp_path, [ring(rank, 2, SHAPE) for rank in range(2)])
-    assert ark.launch(2, run_own_file, folder, 2, "rocm", True) == 0
+    folder = write(tmp_path, [form(rank, 2) for rank in range(2)])
+    run = run_fused if form is fused_sum else run_own_file
+    assert ark.launch(2, run, folder, 2, "rocm", True) == 0
 
 
 def op(plans: Plans, rank: int, name: str) -> dict[str, Any]:

@@ -15,12 +15,15 @@ from ark.collective import (
     REDUCTIONS,
     Collective,
     CollectiveProgram,
+    Counts,
     ProgramBuilder,
     Span,
 )
+from ark.collective.builder import OperationCounter
 from ark.comm.classics import direct, hierarchical, recursive, ring, trees, whole
 from ark.errors import InvalidUsageError
 
+ONE_SHOT = "one_shot"  # the one that takes counts
 __all__ = ["ALGORITHMS", "build", "supported"]
 
 Boxes = Sequence[Sequence[int]]
@@ -229,6 +232,7 @@ def build(
     parts: int = 1,
     pieces: int = 1,
     most_operations: int | None = None,
+    counts: Counts | None = None,
 ) -> CollectiveProgram:
     """Returns the program of a known algorithm.
 
@@ -241,6 +245,7 @@ def build(
         reduction: sum (the default), max, min, mean; adasum and combiner have their own forms.
         parts: chunks a rank's share is cut into, on top of what the algorithm needs.
         pieces: see `ark.collective.types`; more pieces pipeline long paths.
+        counts: of an all-to-all of unequal parts (one_shot).
 
     Raises:
         InvalidUsageError: there is no such algorithm, or it does not fit. UnsupportedError: it has
@@ -258,6 +263,8 @@ def build(
         reduction = chosen.reductions[0]
     if why := _misfit(chosen, wanted, ranks, boxes, reduction):
         raise InvalidUsageError(f"{algorithm} cannot do {wanted.value} here: {why}")
+    if counts is not None and algorithm != ONE_SHOT:
+        raise InvalidUsageError(f"{algorithm} takes no counts; {ONE_SHOT} does.")
     dealt = wanted.sharded or (chosen.dealt and wanted is Collective.ALL_REDUCE)
     groups = [list(box) for box in boxes or [range(ranks)]]
     cut = chosen.cut
@@ -265,17 +272,25 @@ def build(
         if why := _uneven(groups, ranks):
             raise InvalidUsageError(f"{algorithm} cannot do {wanted.value} here: {why}")
         cut *= len(groups[0]) if len(groups) > 1 else 1
-    b = ProgramBuilder(
-        name=algorithm,
-        collective=wanted,
-        ranks=ranks,
-        chunks=max(parts, 1) * cut * (ranks if dealt else 1),
-        reduction=reduction,
-        root=(root or 0) if wanted.rooted else None,
-        pieces=pieces,
-        most_operations=most_operations,
-    )
-    if ranks == 1:
+    chunks = max(parts, 1) * cut * (ranks if dealt else 1)
+
+    def make(kind: type[ProgramBuilder]) -> ProgramBuilder:
+        return kind(
+            algorithm,
+            wanted,
+            ranks,
+            chunks if counts is None else max(map(sum, counts), default=0),
+            reduction,
+            (root or 0) if wanted.rooted else None,
+            pieces,
+            most_operations,
+            counts,
+        )
+
+    if most_operations is not None and ranks > 1:
+        chosen.writers[wanted](make(OperationCounter), groups)
+    b = make(ProgramBuilder)
+    if ranks == 1 and counts is None:
         b.copy(0, Span(IN, 0, b.chunks), Span(OUT, 0, b.chunks))
     else:
         chosen.writers[wanted](b, groups)

@@ -71,9 +71,12 @@ def reduce_direct(b: ProgramBuilder, root: int) -> None:
 
 def all_to_all_direct(b: ProgramBuilder) -> None:
     """Every rank puts to every other what is meant for it."""
-    shard = b.chunks // b.ranks
     for rank in range(b.ranks):
-        mine = Span(OUT, rank * shard, shard)
-        b.copy(rank, Span(IN, rank * shard, shard), mine)
-        for peer in others(b, rank):
-            b.put(rank, peer, Span(IN, peer * shard, shard), mine)
+        for peer in (rank, *others(b, rank)):
+            here, there = b.exchanged(rank, peer)
+            if not here.count:
+                continue
+            if peer == rank:
+                b.copy(rank, here, there)
+            else:
+                b.put(rank, peer, here, there)

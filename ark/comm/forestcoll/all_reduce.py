@@ -76,7 +76,7 @@ def optimal_all_reduce(topology: Topology, in_network: bool = False) -> AllReduc
     symmetry = find_symmetry(net)
     for optimum, reducing in ((equal, False), (backward, True)):
         side = np.array([node in optimum.cut for node in topology.nodes])
-        for moved in symmetry.elements():
+        for moved in symmetry.images:
             image = np.empty_like(side)
             image[moved] = side
             programme.add(image, reducing)

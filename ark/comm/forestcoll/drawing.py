@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from ark.comm.forestcoll.cuts import Ints, Mask, Violation, violated_in
-from ark.comm.forestcoll.symmetry import Group
+from ark.comm.groups import Group
 
 Edges = tuple[tuple[int, int], ...]
 _ENDLESS = 1 << 62

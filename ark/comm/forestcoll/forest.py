@@ -238,7 +238,7 @@ def _isomorphic(net: Network, optimum: Optimum) -> tuple[Tree, ...] | None:
     if base is None:
         return None
     nodes = net.topology.nodes
-    images = [tree.image(nodes, moved) for moved in symmetry.elements() for tree in base]
+    images = [tree.image(nodes, moved) for moved in symmetry.images for tree in base]
     return tuple(sorted(images, key=lambda tree: tree.root))
 
 

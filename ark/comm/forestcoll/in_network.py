@@ -61,7 +61,7 @@ def draw_joint(topology: Topology) -> tuple[Fraction, Fraction, tuple[Tree, ...]
             if base is None:
                 continue
             trees = tuple(
-                tree.image(topology.nodes, moved) for moved in symmetry.elements() for tree in base
+                tree.image(topology.nodes, moved) for moved in symmetry.images for tree in base
             )
             load = loads(trees, topology.multicast)
             for (src, dst), units in loads(trees, topology.reduces).items():

@@ -19,15 +19,15 @@ from fractions import Fraction
 import numpy as np
 
 from ark.comm.forestcoll.network import Network
-from ark.comm.forestcoll.symmetry import Symmetry
 from ark.comm.forestcoll.tree import Edge, Tree
+from ark.comm.groups import Group
 from ark.comm.topology import Topology
 
 _Way = tuple[int, ...]  # node numbers from a rank through switches to a rank
 
 
 def draw(
-    net: Network, symmetry: Symmetry, scale: Fraction, k: int, both: bool = False
+    net: Network, symmetry: Group, scale: Fraction, k: int, both: bool = False
 ) -> tuple[Tree, ...] | None:
     """Returns k trees per unit of demand, copies counted, of each orbit's least rank, or None.
 
@@ -41,7 +41,7 @@ def draw(
     for copies in (True, False):
         budget = _Budget(net, symmetry, scale, both)
         trees: list[Tree] = []
-        for root in map(int, np.unique(symmetry.representative)):
+        for root in map(int, np.unique(symmetry.least[: net.ranks])):
             missing = k * int(net.demand[root])
             while missing:
                 budget.begin()
@@ -85,7 +85,7 @@ class _Budget:
     size over the orbit's.
     """
 
-    def __init__(self, net: Network, symmetry: Symmetry, scale: Fraction, both: bool) -> None:
+    def __init__(self, net: Network, symmetry: Group, scale: Fraction, both: bool) -> None:
         able = net.topology.multicast, net.topology.reduces
         number = {node: index for index, node in enumerate(net.topology.nodes)}
         self._able = [frozenset(number[node] for node in nodes) for nodes in able[: 1 + both]]

@@ -20,7 +20,8 @@ import numpy as np
 
 from ark.comm.forestcoll.cuts import Ints, violated_in
 from ark.comm.forestcoll.drawing import Drawing, Pool
-from ark.comm.forestcoll.symmetry import Group, groups_of
+from ark.comm.forestcoll.symmetry import groups_of
+from ark.comm.groups import Group
 from ark.errors import InternalError
 
 _REPACKINGS = 16

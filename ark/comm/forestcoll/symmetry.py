@@ -3,8 +3,8 @@
 Ranks of boxes, rails, grids and cubes are numbered so that shifts of digits of the rank number are
 symmetries. Such groups are proposed, largest first, and tested on every capacity; nothing is
 assumed. No element but the identity leaves any rank in place, so all orbits of ranks have the
-group's size. The packing draws isomorphic trees at once with a `Group`;
-`ark.comm.forestcoll.isomorphic` expands one root's trees to all with a `Symmetry`.
+group's size. The packing draws isomorphic trees at once with a group of ranks (`groups_of`);
+`ark.comm.forestcoll.isomorphic` expands one root's trees to all with one of nodes.
 """
 
 from __future__ import annotations
@@ -12,37 +12,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 import numpy as np
 
 from ark.comm.forestcoll.cuts import Ints
 from ark.comm.forestcoll.network import Network
+from ark.comm.groups import Group, generated
 
 _MOST_DIGITS = 4
-
-
-@dataclass(frozen=True)
-class Group:
-    """`images[h, rank]` is where element h moves a rank; element 0 moves nothing."""
-
-    images: Ints
-
-    @property
-    def size(self) -> int:
-        """Returns the number of elements."""
-        return len(self.images)
-
-    def orbits(self) -> list[list[int]]:
-        """Returns the sets of ranks that are moved into each other, least rank first."""
-        return [sorted(map(int, orbit)) for orbit in np.unique(np.sort(self.images.T), axis=0)]
-
-
-def trivial(ranks: int) -> Group:
-    """Returns the group that moves nothing."""
-    return Group(np.arange(ranks, dtype=np.int64)[None])
 
 
 def groups_of(matrix: Ints, demand: Ints) -> Iterator[Group]:
@@ -51,8 +30,8 @@ def groups_of(matrix: Ints, demand: Ints) -> Iterator[Group]:
     for shape, moving in candidates(ranks):
         generators = [shift(shape, axis) for axis in moving]
         if all(_keeps(generator, matrix, demand) for generator in generators):
-            yield Group(_elements(shape, moving))
-    yield trivial(ranks)
+            yield _group(ranks, generators)
+    yield _group(ranks, [])
 
 
 Shape = tuple[int, ...]
@@ -107,53 +86,17 @@ def _keeps(image: Ints, matrix: Ints, demand: Ints) -> bool:
     return bool((demand[image] == demand).all() and (matrix[np.ix_(image, image)] == matrix).all())
 
 
-def _elements(shape: Shape, moving: tuple[int, ...]) -> Ints:
-    elements = np.arange(math.prod(shape), dtype=np.int64)[None]
-    for axis in moving:
-        generator = shift(shape, axis)
-        powers = [elements]
-        for _ in range(1, _size(shape, (axis,))):
-            powers.append(generator[powers[-1]])
-        elements = np.concatenate(powers)
-    return elements
+def _group(points: int, generators: Sequence[Ints], ranks: int | None = None) -> Group:
+    made = generated(points, generators, ranks)
+    assert made is not None
+    return made
 
 
-@dataclass(frozen=True)
-class Symmetry:
-    """A group of node permutations of a topology that leaves no rank in place but by identity.
+def find_symmetry(net: Network) -> Group:
+    """Returns the largest group of shifts of rank numbers that extends to all nodes and links.
 
-    `generators` are images of node numbers; element (p, q, ...) applies generator 0 p times and so
-    on, `orders` are the numbers of different powers. `element_of[rank]` moves the orbit's least
-    rank, `representative[rank]`, to the rank.
+    Its points are the nodes. No element but the first leaves any rank in place.
     """
-
-    nodes: int
-    generators: tuple[Ints, ...]
-    orders: tuple[int, ...]
-    representative: Ints
-    element_of: tuple[tuple[int, ...], ...]
-
-    @property
-    def size(self) -> int:
-        """Returns the number of elements."""
-        return math.prod(self.orders)
-
-    def image(self, element: tuple[int, ...]) -> Ints:
-        """Returns where the element moves every node."""
-        moved = np.arange(self.nodes)
-        for generator, power in zip(self.generators, element, strict=True):
-            for _ in range(power):
-                moved = generator[moved]
-        return moved
-
-    def elements(self) -> Iterator[Ints]:
-        """Yields the images of all elements, the identity first."""
-        for element in itertools.product(*map(range, self.orders)):
-            yield self.image(element)
-
-
-def find_symmetry(net: Network) -> Symmetry:
-    """Returns the largest group of shifts of rank numbers that extends to all nodes and links."""
     capacities = dict(
         zip(zip(map(int, net.tails), map(int, net.heads), strict=True), net.bandwidth, strict=True)
     )
@@ -168,40 +111,13 @@ def find_symmetry(net: Network) -> Symmetry:
                 break
             generators.append(generator)
         else:
-            return _symmetry(tuple(generators), net)
+            return _group(len(net.topology.nodes), generators, net.ranks)
     return unmoved(net)
 
 
-def unmoved(net: Network) -> Symmetry:
+def unmoved(net: Network) -> Group:
     """Returns the group that moves nothing."""
-    return _symmetry((), net)
-
-
-def _symmetry(generators: tuple[Ints, ...], net: Network) -> Symmetry:
-    ranks = net.ranks
-    orders = []
-    for generator in generators:
-        moved, order = generator, 1
-        while not (moved[:ranks] == np.arange(ranks)).all():
-            moved, order = generator[moved], order + 1
-        orders.append(order)
-    representative = np.full(ranks, -1, dtype=np.int64)
-    element_of: list[tuple[int, ...]] = [()] * ranks
-    for rank in range(ranks):
-        if representative[rank] >= 0:
-            continue
-        places = {rank: (0,) * len(generators)}
-        for axis, generator in enumerate(generators):
-            for start, element in list(places.items()):
-                place = start
-                for power in range(1, orders[axis]):
-                    place = int(generator[place])
-                    places[place] = (*element[:axis], power, *element[axis + 1 :])
-        for place, element in places.items():
-            representative[place] = rank
-            element_of[place] = element
-    nodes = len(net.topology.nodes)
-    return Symmetry(nodes, generators, tuple(orders), representative, tuple(element_of))
+    return _group(len(net.topology.nodes), [])
 
 
 def _extend(image: Ints, capacities: dict[tuple[int, int], Fraction], net: Network) -> Ints | None:

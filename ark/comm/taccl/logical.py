@@ -10,6 +10,9 @@ import dataclasses
 import itertools
 from dataclasses import dataclass
 
+import numpy as np
+
+from ark.comm.groups import generated
 from ark.comm.simulate import Routes
 from ark.comm.taccl.sketch import Sketch
 from ark.comm.topology import Topology
@@ -183,22 +186,13 @@ def symmetries(graph: Logical) -> list[Permutation]:
         if why := broken_symmetry(graph, permutation):
             raise ModelError(f"The sketch's symmetry [{offset}, {group}] does not hold: {why}.")
         generators.append(permutation)
-    identity = tuple(range(ranks))
-    found = {identity: None}
-    queue = [identity]
-    while queue:
-        element = queue.pop()
-        for generator in generators:
-            image = tuple(generator[x] for x in element)
-            if image not in found:
-                found[image] = None
-                queue.append(image)
-        if len(found) > _MOST_SYMMETRIES:
-            raise ModelError(
-                f"The sketch's symmetries generate more than {_MOST_SYMMETRIES} permutations; "
-                "use fewer or larger offsets."
-            )
-    return list(found)
+    made = generated(ranks, [np.array(each) for each in generators], most=_MOST_SYMMETRIES)
+    if made is None:
+        raise ModelError(
+            f"The sketch's symmetries generate more than {_MOST_SYMMETRIES} permutations; "
+            "use fewer or larger offsets."
+        )
+    return [tuple(map(int, image)) for image in made.images]
 
 
 def default_sketch(topology: Topology, chunkup: int | None = None) -> Sketch:

@@ -1,4 +1,4 @@
-"""Regular networks of ranks without boxes: rings, meshes, tori, hypercubes, full meshes, stars.
+"""Regular networks of ranks without boxes: rings, grids, hypercubes, full meshes, stars, fat trees.
 
 All links are duplex and alike: `bandwidth` in GB/s each way, `latency_us` in microseconds. Rank ids
 are "g0", "g1", ...; in grids the last dimension varies fastest.
@@ -71,6 +71,32 @@ def torus(
 ) -> Topology:
     """Returns a grid with wrap-around links; a dimension of 2 has one link, not two."""
     return _grid(name or "torus" + "x".join(map(str, shape)), shape, True, bandwidth, latency_us)
+
+
+def fat_tree(
+    shape: Sequence[int], bandwidth: Fraction | int = 1, latency_us: float = LATENCY_US / 2
+) -> Topology:
+    """Returns three tiers of switches over pods x leaves x ranks a leaf, each numbers >= 1.
+
+    `bandwidth` is a rank's. A pod has two switches "agg<pod>.<i>" that each of its leaves reaches,
+    and "core<i>.<j>" join agg<pod>.<i> of all pods. Half of what enters a leaf from below leaves it
+    upwards, and half of that its pod.
+    """
+    name = "fattree" + "x".join(map(str, shape))
+    if len(shape) != 3:
+        raise InvalidUsageError(f"{name}: a fat tree takes pods, leaves a pod and ranks a leaf.")
+    pods, leaves, below = (_at_least(name, size, 1) for size in shape)
+    ranks = [f"g{rank}" for rank in range(_at_least(name, math.prod(shape), 2))]
+    up = Fraction(bandwidth) * below / 4  # from a leaf to either switch of its pod
+    links = []
+    for rank, own in enumerate(ranks):
+        links += duplex(own, f"leaf{rank // below}", bandwidth, latency_us)
+    for leaf, each in itertools.product(range(pods * leaves), range(2)):
+        links += duplex(f"leaf{leaf}", f"agg{leaf // leaves}.{each}", up, latency_us)
+    for pod, each, core in itertools.product(range(pods), range(2), range(2)):
+        links += duplex(f"agg{pod}.{each}", f"core{each}.{core}", up * leaves / 4, latency_us)
+    switches = dict.fromkeys(link.dst for link in links if link.dst not in set(ranks))
+    return Topology(name, tuple(ranks), tuple(switches), tuple(links))
 
 
 def hypercube(

@@ -16,6 +16,7 @@ from ark.cli import main
 from ark.cli.common import read_file, visible, write_file
 from ark.codegen.dialect import Source
 from ark.errors import InvalidUsageError, SystemError
+from ark.export.write import save
 
 ROOT = Path(__file__).parents[3]
 NOAH = str(ROOT / "examples" / "noah")
@@ -107,6 +108,29 @@ def test_surroundings(
         )
     assert done.returncode == code, done.stderr
     assert said in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [["info"], ["doctor", "--backend", "cpu"]])
+def test_a_reader_that_has_gone(words: list[str]) -> None:
+    """The code of a process that a shell saw end by SIGPIPE, tables by rich among them."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "ark", *words],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_an_export_that_fails_leaves_no_files(tmp_path: Path) -> None:
+    tmp_path.joinpath("b.c").mkdir()
+    with pytest.raises(SystemError, match="cannot be written"):
+        save({"a.c": "int a;", "b.c": "int b;"}, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["b.c"]
 
 
 def test_escapes_in_a_models_text_are_shown() -> None:

@@ -1,7 +1,6 @@
 """Large networks: trees that are images of few under symmetries, and what is refused."""
 
 import importlib
-import itertools
 from dataclasses import replace
 
 import pytest
@@ -10,7 +9,7 @@ from ark.comm.forestcoll import forest, optimal
 from ark.comm.forestcoll.isomorphic import draw
 from ark.comm.forestcoll.network import network
 from ark.comm.forestcoll.symmetry import find_symmetry
-from ark.comm.topology import Link, Topology, named
+from ark.comm.topology import named
 from ark.errors import UnsupportedError
 from tests.unit.comm.networks import verify
 
@@ -18,28 +17,6 @@ from tests.unit.comm.networks import verify
 def test_more_than_512_ranks():
     made = forest(named("h100x66"))  # which checks the trees
     assert made.height == 2 and len({tree.root for tree in made.gathering}) == 528
-
-
-def _fat_tree(pods, leaves, ranks, aggregates=2, cores=2):
-    """Returns three tiers: half of what enters a leaf leaves it, and a half of that its pod."""
-    count = pods * leaves * ranks
-    links = []
-
-    def wire(a, b, bandwidth):
-        links.extend((Link(a, b, bandwidth), Link(b, a, bandwidth)))
-
-    for rank in range(count):
-        wire(f"g{rank}", f"leaf{rank // ranks}", 8)
-    for leaf in range(pods * leaves):
-        for each in range(aggregates):
-            wire(f"leaf{leaf}", f"agg{leaf // leaves}.{each}", 4 * ranks // aggregates)
-    for pod, each, core in itertools.product(range(pods), range(aggregates), range(cores)):
-        wire(f"agg{pod}.{each}", f"core{each}.{core}", 2 * ranks * leaves // aggregates // cores)
-    switches = list(dict.fromkeys(end for link in links for end in (link.src, link.dst)))
-    rank_ids = tuple(f"g{rank}" for rank in range(count))
-    return Topology(
-        "fat", rank_ids, tuple(s for s in switches if not s.startswith("g")), tuple(links)
-    )
 
 
 def _without(topology, src, dst):
@@ -52,8 +29,8 @@ def _without(topology, src, dst):
 @pytest.mark.parametrize(
     ("topology", "height"),
     [
-        (_fat_tree(4, 4, 4), 3),
-        (_without(_fat_tree(4, 4, 4), "leaf3", "agg0.1"), 3),
+        (named("fattree4x4x4"), 3),
+        (_without(named("fattree4x4x4"), "leaf3", "agg0.1"), 3),
         (_without(named("torus6x6"), "g0", "g1"), 6),
         (named("torus4x4x4"), 6),
         (named("hypercube6"), 6),

@@ -1,0 +1,84 @@
+"""Puts that pass other ranks, hop by hop: what a route asks of whoever runs the program.
+
+A put may name its way through the network. Which switch the bytes take is the fabric's matter, but
+where the way passes a rank, that rank receives them and puts them on. `ark.ops.collectives` calls
+`routed` before a program becomes tasks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import defaultdict
+
+from ark.collective.order import describe, in_order
+from ark.collective.structure import refusal
+from ark.collective.types import Buffer, CollectiveProgram, Kind, Operation, OpRef, Role, Span
+
+
+def routed(program: CollectiveProgram) -> CollectiveProgram:
+    """Returns the program with a put for every hop between ranks; slots between are new.
+
+    A node is known to be a rank where some put's route begins or ends there. Raises PlanError where
+    routes call one rank by two names, or two ranks by one.
+    """
+    ranks = _ranks(program)
+    passing = any(
+        node in ranks for ops in program.operations for op in ops for node in op.route[1:-1]
+    )
+    return _split(program, ranks) if passing else program
+
+
+def _ranks(program: CollectiveProgram) -> dict[str, int]:
+    """Returns the rank that each node of a route's ends is."""
+    found: dict[str, int] = {}
+    names: dict[int, str] = {}
+    for ref in program.refs():
+        op = program.op(ref)
+        for node, rank in zip((*op.route[:1], *op.route[-1:]), (ref.rank, op.peer), strict=False):
+            assert rank is not None
+            if found.setdefault(node, rank) != rank or names.setdefault(rank, node) != node:
+                raise refusal(
+                    program,
+                    f"{describe(program, ref)} calls rank {rank} {node!r}, but another route has "
+                    f"it as {names.get(rank, rank)!r} or {node!r} as rank {found[node]}.",
+                )
+    return found
+
+
+def _split(program: CollectiveProgram, ranks: dict[str, int]) -> CollectiveProgram:
+    lists: list[list[Operation]] = [[] for _ in range(program.ranks)]
+    moved: dict[OpRef, OpRef] = {}  # to where the last hop stands now
+    used: defaultdict[tuple[bool, int], int] = defaultdict(int)
+    number = len(program.buffers)
+    names = (f"relay{number}", f"relay{number + 1}")
+
+    def add(rank: int, op: Operation) -> OpRef:
+        lists[rank].append(op)
+        return OpRef(rank, len(lists[rank]) - 1)
+
+    for ref in in_order(program):
+        op = program.op(ref)
+        op = dataclasses.replace(op, deps=tuple(sorted(moved[dep] for dep in op.deps)))
+        dots = program.buffer_by_name[op.dst.buffer].role is Role.DOTS
+        stops = [i for i, node in enumerate(op.route) if node in ranks]
+        rank = ref.rank
+        for begin, end in itertools.pairwise(stops[:-1]) if op.kind is Kind.PUT else ():
+            peer = ranks[op.route[end]]
+            there = Span(names[dots], used[dots, peer], op.dst.count)
+            used[dots, peer] += op.dst.count
+            hop = dataclasses.replace(op, dst=there, peer=peer, route=op.route[begin : end + 1])
+            before = add(rank, hop)
+            rank = peer
+            op = dataclasses.replace(op, srcs=(there,), deps=(before,))
+        if len(stops) > 2:
+            op = dataclasses.replace(op, route=op.route[stops[-2] :])
+        moved[ref] = add(rank, op)
+    new = tuple(
+        Buffer(name, Role.DOTS if dots else Role.SCRATCH, slots)
+        for dots, name in enumerate(names)
+        if (slots := max((n for (kind, _), n in used.items() if kind == dots), default=0))
+    )
+    return dataclasses.replace(
+        program, buffers=(*program.buffers, *new), operations=tuple(map(tuple, lists))
+    )

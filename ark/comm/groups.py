@@ -1,0 +1,67 @@
+"""Finite groups of permutations: what leaves ranks, nodes or a search as they are.
+
+ForestColl draws and packs trees with their images under such a group, and TACCL shares variables
+between chunks that one moves to each other. They find their generators each in its own way.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Group:
+    """`images[h, point]` is where element h moves a point; element 0 moves nothing.
+
+    `generators` are images of elements that generate the others.
+    """
+
+    images: Ints
+    generators: tuple[Ints, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Returns the number of elements."""
+        return len(self.images)
+
+    @property
+    def least(self) -> Ints:
+        """Returns the least point of every point's orbit."""
+        return np.asarray(self.images.min(axis=0))
+
+    def orbits(self) -> list[list[int]]:
+        """Returns the sets of points that are moved into each other, least point first."""
+        return [sorted(set(map(int, orbit))) for orbit in np.unique(np.sort(self.images.T), axis=0)]
+
+
+def generated(
+    points: int, generators: Sequence[Ints], telling: int | None = None, most: int | None = None
+) -> Group | None:
+    """Returns the group of permutations of 0 .. points - 1; None where it has more than `most`.
+
+    telling: how many points, the first ones, tell elements apart; all by default. Powers of the
+    first generator come first, then these times powers of the next one, and so on.
+    """
+    elements = [np.arange(points, dtype=np.int64)]
+    known = {elements[0][:telling].tobytes()}
+    rounds = itertools.cycle(generators)
+    unchanged = 0
+    while unchanged < len(generators):
+        generator, size = next(rounds), len(elements)
+        waiting = list(elements)
+        while waiting:
+            waiting = [generator[element] for element in waiting]
+            waiting = [each for each in waiting if each[:telling].tobytes() not in known]
+            known.update(each[:telling].tobytes() for each in waiting)
+            elements += waiting
+            if most is not None and len(elements) > most:
+                return None
+        unchanged = unchanged + 1 if len(elements) == size else 0
+    return Group(np.array(elements), tuple(generators))

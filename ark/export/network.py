@@ -1,0 +1,70 @@
+"""A network of an ONNX file as a plan with named inputs and outputs. Called by `ark export`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import ark
+from ark.errors import InvalidUsageError, UnsupportedError
+from ark.export.description import named
+from ark.interop import from_onnx
+from ark.lower.pipeline import plan as make_plan
+from ark.machine import Machine
+from ark.plan.types import Plan
+from ark.plan.verify import verify
+
+
+@dataclass(frozen=True)
+class Network:
+    """inputs, outputs: names of the plan's tensors, in the file's order. weights: by name too."""
+
+    plan: Plan
+    weights: Mapping[str, np.ndarray]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def network(path: Path, dims: Mapping[str, int], machine: Machine) -> Network:
+    """The network for sizes that the file says, and `dims` its symbolic ones.
+
+    InvalidUsageError where a size is open; UnsupportedError where contents of an input decide about
+    shapes, or an output is known without a run.
+    """
+    model = from_onnx(path, dict(dims))
+    arrays = {}
+    for port in model.inputs:
+        if port.sizes is None:
+            raise InvalidUsageError(f"the input {port} has open sizes; give each with --dim NAME=N")
+        arrays[port.name] = np.zeros(port.sizes, port.dtype)
+    built = model.graph(arrays)
+    kept = []
+    with ark.use_model(built.model):
+        for name, value in built.results.items():
+            if value.tensor is None:
+                raise UnsupportedError(f"the output {name!r} does not depend on the inputs")
+            last = ark.tensor(value.tensor.shape(), value.tensor.ir.dtype)
+            ark.copy(value.tensor, last)
+            kept.append(last)
+    # One kernel, whose weights lie as the file has them.
+    options = {"pack": False, "variant": machine.variants[0].name}
+    plan = make_plan(built.model.graph, machine, options)
+    verify([plan])
+    names: dict[str, str] = {}  # by buffer
+    for lasting in named(plan):
+        names.setdefault(plan.buffers[lasting.buffer].name, lasting.name)
+    given = [built.inputs[n].tensor if n in built.inputs else None for n in arrays]
+    for name, tensor in zip(arrays, given, strict=True):
+        if tensor is None or tensor.ir.buffer.name not in names:
+            raise UnsupportedError(f"nothing of the network reads the input {name!r} as a tensor")
+    contents = {t.ir.buffer.name: a for t, a in built.constants}
+    weights = {
+        t.name: contents[plan.buffers[t.buffer].name]
+        for t in named(plan)
+        if plan.buffers[t.buffer].arena == "parameter"
+    }
+    inputs = tuple(names[t.ir.buffer.name] for t in given if t is not None)
+    return Network(plan, weights, inputs, tuple(names[t.ir.buffer.name] for t in kept))

@@ -1,0 +1,54 @@
+"""Collectives on arrays, given what they cannot take: every rank says so at once, and the next call
+works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import ark
+
+
+def wrong(rank: int) -> dict[str, Callable[[], Any]]:
+    x = np.ones(8, np.float32)
+    comm = ark.comm
+    return {
+        "nothing": lambda: comm.all_reduce(None),
+        "a list": lambda: comm.all_reduce([1.0]),
+        "complex numbers": lambda: comm.all_reduce(x.astype(np.complex64)),
+        "objects": lambda: comm.all_reduce(np.array([None])),
+        "a reduction": lambda: comm.all_reduce(x, op="median"),
+        "a short result": lambda: comm.all_reduce(x, out=x[:4]),
+        "a result of doubles": lambda: comm.all_reduce(x, out=np.ones(8)),
+        "a root beyond": lambda: comm.broadcast(x, root=9),
+        "a root that is a word": lambda: comm.broadcast(x, root="0"),
+        "half a root": lambda: comm.broadcast(x, root=0.5),
+        "a peer that is a word": lambda: comm.send(x, "1"),
+        "itself": lambda: comm.send(x, rank),
+        "seven rows": lambda: comm.all_to_all(x[:7]),
+        "lengths that are words": lambda: comm.all_to_all_v(x, "ab", "cd"),
+        "no lengths": lambda: comm.all_to_all_v(x, None, None),
+        "lengths below 0": lambda: comm.all_to_all_v(x, [-1, 9], [-1, 9]),
+        "halves of rows": lambda: comm.all_to_all_v(x, [4.5, 3.5], [4, 4]),
+        "three lengths": lambda: comm.all_to_all_v(x, [1, 2, 5], [4, 4]),
+    }
+
+
+def refuse_all() -> None:
+    import ark.comm
+
+    ark.init(backend="cpu")
+    for name, call in wrong(ark.Model.get_rank()).items():
+        try:
+            call()
+        except ark.InvalidUsageError:
+            continue
+        raise AssertionError(f"{name} was taken")
+    assert list(ark.comm.all_reduce(np.ones(8, np.float32))) == [2.0] * 8
+
+
+def test_what_no_collective_takes_is_refused_by_all() -> None:
+    assert ark.launch(2, refuse_all) == 0

@@ -1,0 +1,46 @@
+"""`ark export model.onnx`: the program's outputs are those of `ark run`, and torch's."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ark.cli import main
+from tests.unit.test_export import ADDRESSES, compile_c
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("onnx")
+from tests.interop import graphs  # noqa: E402
+
+
+@pytest.mark.parametrize("name", ["mlp", "convolutions"])
+def test_the_program_of_a_network_runs_it(name: str, tmp_path: Path) -> None:
+    module, example = graphs.networks()[name]
+    graphs.export(module, example, tmp_path / "net.onnx")
+    np.save(tmp_path / "x.npy", example.numpy())
+    (tmp_path / "x.bin").write_bytes(example.numpy().tobytes())
+    out = tmp_path / "out"
+    words = [str(tmp_path / "net.onnx"), "--backend", "cpu"]
+    assert main(["export", *words, "--name", "net", "-o", str(out)]) == 0
+    program = compile_c(out, "net", "net_run", *ADDRESSES, "run.c")
+    files = [out / "net.safetensors", tmp_path / "x.bin", tmp_path / "y.bin"]
+    done = subprocess.run(
+        [program, *files], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    got = np.frombuffer((tmp_path / "y.bin").read_bytes(), np.float32)
+    where = ["--input", str(tmp_path / "x.npy"), "--output", str(tmp_path / "y.npy")]
+    assert main(["run", *words, *where]) == 0
+    want = np.load(tmp_path / "y.npy")
+    np.testing.assert_allclose(got, want.reshape(-1), rtol=1e-6, atol=1e-6)
+    with torch.no_grad():
+        wanted = module(example).numpy().reshape(-1)
+    np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-5)
+    short = subprocess.run([program, *files[:2]], capture_output=True, text=True, check=False)
+    assert short.returncode == 2 and "usage" in short.stderr
+    (tmp_path / "x.bin").write_bytes(b"123")
+    bad = subprocess.run([program, *files], capture_output=True, text=True, check=False)
+    assert bad.returncode == 1 and "could not be read" in bad.stderr
