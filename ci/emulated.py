@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 # What generates with a model, by file; of the models those that the slow session runs alone, and
-# of the other tests: compositions of ops that others cover, and those that bring an emulated device
-# of their own, which need no second one.
+# of the other tests: compositions of ops that others cover, what bodies use of scratch memory, and
+# those that bring an emulated device of their own, which need no second one.
 MODELS = ("batch", "decoders", "generate", "models_page", "prompt_kernel", "stopping")
 FILES = [f"tests/backend/test_{name}.py" for name in MODELS]
 RARE = (
@@ -28,7 +28,7 @@ RARE = (
     "qwen3-tied",
     "16_bits",
 )
-SELDOM = ("gradients", "hints", "pose", "rocm_linear", "rocm_matmul")
+SELDOM = ("gradients", "hints", "pose", "rocm_linear", "rocm_matmul", "scratch", "training")
 ELSEWHERE = [f"tests/backend/test_{name}.py" for name in SELDOM]
 # The words of ci/matrix.toml for tests on emulated devices, the longest first.
 TESTS: dict[str, tuple[str, ...]] = {

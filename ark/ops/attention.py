@@ -346,8 +346,9 @@ def _streamed(cache: ir.Tensor, group: int, machine: Machine) -> int:
 
 def _lower_attention(lowering: Lowering, node: Node) -> None:
     """One row of a cache by splits of its positions, all else by tiles of queries."""
-    batch = node.inputs[3].shape[0] if node.attrs.get("placed", True) else 1
-    sinks = node.inputs[4] if node.attrs.get("sinks") else None
+    placed = node.attrs.get("placed", True)
+    batch = node.inputs[3].shape[0] if placed else 1
+    sinks = node.inputs[3 + placed] if node.attrs.get("sinks") else None
     merges = []
     for b in range(batch):
         inputs = [t if t is sinks else lowering.part(t, batch, b) for t in node.inputs]
