@@ -189,11 +189,12 @@ class _Region:
         stored = [
             number
             for number, t in enumerate(self.results)
-            if not self._uses[number]
-            or t.buffer.arena != "activation"
+            if t.buffer.arena != "activation"
             or t.buffer.id in kept
             or touched[t.buffer.id] > own[t.buffer.id]
         ]
+        # Of results that nobody reads none is kept beside others that somebody does.
+        stored = stored or [n for n in range(len(self.results)) if not self._uses[n]]
         stages = {s: [n for n in range(len(self.results)) if self._stage(n) == s] for s in STAGES}
         if not stored or len(self.inputs) + len(stored) > MAX_OPERANDS:
             return None

@@ -64,6 +64,19 @@ def test_one_op_computes_them() -> None:
     assert "fusion" not in kinds(build(2))  # few results are shared: chains do as well
 
 
+def test_what_nobody_reads_is_not_written() -> None:
+    ark.init(backend="cpu")
+
+    def build() -> Any:
+        x, y = ark.tensor([3, 5, 70]), ark.tensor([3, 1, 70])
+        dead = [x * float(i) for i in range(2, 80)]  # each would be an operand
+        made = steps(x, y, lambda t: ark.reduce_sum(t, 1))
+        ark.copy(made[1], output=y)
+        return dead
+
+    assert kinds(build) == ["fusion"]
+
+
 def test_what_is_overwritten_is_not_read_later() -> None:
     """A region ends where an op reads memory, by its old name, that an op before it has written."""
     ark.init(backend="cpu")

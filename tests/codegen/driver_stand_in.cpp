@@ -116,6 +116,7 @@ API cuDevicePrimaryCtxRelease(int) { return must_be_idle("context released"), kS
 API cuDeviceCanAccessPeer(int* can, int, int) { return *can = 1, kSuccess; }
 API cuCtxEnablePeerAccess(void*, unsigned) { return kSuccess; }
 API cuCtxPushCurrent(void*) { return kSuccess; }
+API cuCtxGetCurrent(void** context) { return *context = nullptr, kSuccess; }
 API cuCtxPopCurrent(void** context) {
   return *context = reinterpret_cast<void*>(0x10), kSuccess;
 }
@@ -239,7 +240,7 @@ const std::map<std::string, void*> kTable = {
     ENTRY(cuDeviceGetCount), ENTRY(cuDeviceGet), ENTRY(cuDeviceGetName), ENTRY(cuDeviceGetUuid),
     ENTRY(cuDeviceTotalMem), ENTRY(cuDeviceGetAttribute), ENTRY(cuDevicePrimaryCtxRetain),
     ENTRY(cuDevicePrimaryCtxRelease), ENTRY(cuDeviceCanAccessPeer), ENTRY(cuCtxEnablePeerAccess),
-    ENTRY(cuCtxPushCurrent), ENTRY(cuCtxPopCurrent), ENTRY(cuMemAlloc), ENTRY(cuMemFree),
+    ENTRY(cuCtxPushCurrent), ENTRY(cuCtxPopCurrent), ENTRY(cuCtxGetCurrent), ENTRY(cuMemAlloc), ENTRY(cuMemFree),
     ENTRY(cuMemHostAlloc), ENTRY(cuMemHostGetDevicePointer), ENTRY(cuMemFreeHost),
     ENTRY(cuMemGetInfo), ENTRY(cuMemcpyAsync), ENTRY(cuMemsetD8Async), ENTRY(cuIpcGetMemHandle),
     ENTRY(cuIpcOpenMemHandle), ENTRY(cuIpcCloseMemHandle), ENTRY(cuModuleLoadData),
