@@ -1,5 +1,8 @@
 """ark compiles a whole model into one persistent kernel per GPU; this is what users import."""
 
+from ark import _interrupt as _interrupt  # before all that takes time to load
+
+# isort: split
 import importlib
 import sys
 

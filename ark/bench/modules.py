@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ark.bench.networks import network
+from ark.bench.peer import waiting
 from ark.interop.torch import backend
 from ark.interop.torch.program import PROGRAMS
 
@@ -102,7 +103,7 @@ def _line(error: Exception) -> str:
 
 def _times(call: Callable[[], Any], place: str, repeats: int) -> tuple[float, float, float]:
     """(a call among many, a call that is waited for, until a call returns), medians of seconds."""
-    done = torch.cuda.synchronize if place != "cpu" else lambda: None
+    done = waiting(place != "cpu")
     for _ in range(3):
         call()
     done()

@@ -34,6 +34,14 @@ def torch_device(accelerated: bool) -> str:
     return "cuda" if accelerated else "cpu"
 
 
+def waiting(accelerated: bool) -> Callable[[], None]:
+    """A function that returns when torch's device has done all that was queued."""
+    if not accelerated:
+        return lambda: None
+    wait: Callable[[], None] = import_torch().cuda.synchronize
+    return wait
+
+
 def repeated(
     call: Callable[[], Any], accelerated: bool, stack: contextlib.ExitStack
 ) -> Callable[[int], float]:

@@ -18,6 +18,7 @@ import textwrap
 import threading
 from collections.abc import Sequence
 
+from ark import _interrupt
 from ark._version import __version__
 from ark.errors import BaseError, InvalidUsageError
 
@@ -69,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     try:
+        _interrupt.becomes_exception()
         parser = build_parser(words)
         args = parser.parse_args(words)
         args.words = words
@@ -94,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 2
     except KeyboardInterrupt:
-        return 130
+        return _interrupt.CODE
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # rich ends so where nobody reads on
             return 141

@@ -104,7 +104,8 @@ def _choose(
         made = fuse(graph, target, kept)
         last = [n for n in made.nodes if n.phase == len(made.phases) - 1]
         decodes = streams and _decodes(last, target) and _settled(made.nodes)
-        if _fits(last, target) and (variant.name == wanted or decodes):
+        fits = _fits(last, target) and not _starves(last, target, machine)
+        if fits and (variant.name == wanted or decodes):
             return target
     return machine.using(names[0])
 
@@ -207,6 +208,14 @@ def _settled(nodes: Sequence[Node]) -> bool:
         if not node.virtual:
             made |= {(node.phase, t.buffer.id) for t in node.outputs}
     return True
+
+
+def _starves(nodes: list[Node], target: Machine, machine: Machine) -> bool:
+    """Is there a layer of one row, which takes what its stream brings, beside a ring of fewer
+    slots than the machine's first variant has? Of several rows the products cost more.
+    """
+    single = any(n.type == "linear" and n.inputs[0].shape[0] == 1 for n in nodes)
+    return single and target.variant.stages < machine.variants[0].stages
 
 
 def _fits(nodes: list[Node], machine: Machine) -> bool:

@@ -39,6 +39,12 @@ IDLE_RANKS_S = 600.0
 MOST_ITERATIONS = (1 << 32) - 1
 
 
+def counts_on(plan: Plan) -> bool:
+    """Can launches of the plan's kernel go on from one another (`Executor.resume`)?"""
+    machine = machine_of(plan)
+    return len(plan.phases) == 1 and machine.variant.name == "block" and not machine.ring_bytes
+
+
 class Executor(PlanMemory):
     """One plan on one device. A context manager; `close` gives all memory back."""
 
@@ -285,11 +291,10 @@ class Executor(PlanMemory):
         return self._launch(self._params, [self._resumed], stream)
 
     def _check_counts_on(self) -> None:
-        variant = self.machine.variant
-        if len(self.plan.phases) != 1 or variant.name != "block" or self.machine.ring_bytes:
+        if not counts_on(self.plan):
             raise InvalidUsageError(
                 "a launch cannot go on from the one before: the plan has several phases, a ring or "
-                f"the kernel variant {variant.name!r}; start it anew (Executor.start)"
+                f"the kernel variant {self.machine.variant.name!r}; start it anew (Executor.start)"
             )
 
     def record(self, iterations: int, stream: int) -> None:

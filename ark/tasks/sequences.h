@@ -20,7 +20,7 @@ template <int VOCABULARY, int TILES, int CONTEXT, int STOPS, int BATCH, int SETT
 ARK_DEVICE void ark_choose_each(ArkCtx& c, const ArkTask& t, L logits, S settings, P position,
                                 C candidates, T tokens, H host, E stop_tokens) {
   ark_u32* limit = &ark_control(ARK_PARAMS(c))->limit;
-  const ark_u32 before = *limit;
+  const ark_u32 before = ark_peek_host(limit);  // as others read it, it is not stored plainly
   bool over = true;
   for (int b = 0; b < BATCH; ++b) {
     const bool ended = ark_ended<CONTEXT, STOPS>(settings, position, tokens, stop_tokens);
@@ -41,5 +41,5 @@ ARK_DEVICE void ark_choose_each(ArkCtx& c, const ArkTask& t, L logits, S setting
     tokens.p += CONTEXT;
     host.p += CONTEXT;
   }
-  if (ark_tid() == 0 && !over) *limit = before;
+  if (ark_tid() == 0 && !over) ark_post_host(limit, before);
 }

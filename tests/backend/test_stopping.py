@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,35 @@ def test_a_signal_ends_generation_and_keeps_the_text(
     rest, err = process.communicate(timeout=60)
     assert process.returncode == code, err
     assert (first + rest).endswith("\n") and "Traceback" not in err
+
+
+MOMENTS = ("importlib.resources", "numpy", "ark.plan", "ark.cli", "argparse", "ark.cli.doctor")
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("way", ["module", "script"])
+def test_an_interrupt_while_the_command_still_loads(tmp_path: Path, way: str, moment: str) -> None:
+    """The process gets SIGINT as it begins to import a module."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {moment!r} and 'ark' in sys.modules:\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+    )
+    paths = [str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    script = Path(sysconfig.get_path("scripts"), "ark")
+    argv = ["-m", "ark"] if way == "module" else [str(script)]
+    done = subprocess.run(
+        [sys.executable, *argv, "doctor", "--help"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_an_interrupt_keeps_the_tokens_of_json(backend: str, endless: Path) -> None:

@@ -197,3 +197,31 @@ def test_some_of_torchs_own_samples() -> None:
     ready = [m for _, m in op_samples.found(op_samples.SAMPLE, 1) if not isinstance(m, str)]
     assert len(ready) == len(op_samples.SAMPLE)
     assert op_samples.check(ready) == {}
+
+
+def test_results_of_16_bits_and_undefined_ones_among_the_samples() -> None:
+    """bfloat16 is compared as such, also where it is wrong; what is undefined is not compared."""
+    ready = [m for _, m in op_samples.found(("bfloat16",), 2) if not isinstance(m, str)]
+    assert len(ready) == 2
+    assert op_samples.check(ready) == {}
+    for sample in ready:
+        sample.wanted = [w + 1 for w in sample.wanted]
+    assert len(op_samples.check(ready)) == 2
+    reasons = [m for _, m in op_samples.found(("empty_like", "new_empty"), 2)]
+    assert len(reasons) == 2 and all("undefined" in str(m) for m in reasons)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_softmax_of_nothing_is_nothing(dim: int) -> None:
+    """Rows that are all -inf give 0 by _safe_softmax, and nan by softmax; nan stays nan."""
+
+    class Both(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return torch.ops.aten._safe_softmax(x, dim), torch.softmax(x, dim)
+
+    x = torch.randn(4, 4)
+    x[1], x[:, 2], x[3, 3], x[0, 0] = -torch.inf, -torch.inf, torch.nan, -3.4e38
+    got, want = ark.from_torch(Both(), (x,))(x), Both()(x)
+    assert (want[0].sum(dim) == 0).any() and want[1].isnan().any()
+    for mine, theirs in zip(got, want, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=2e-5, atol=2e-5, equal_nan=True)

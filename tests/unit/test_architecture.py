@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from ark.codegen import layout
+
 ROOT = Path(__file__).resolve().parents[2]
 ARK = sorted((ROOT / "ark").rglob("*.py")) + sorted((ROOT / "ark").rglob("*.h"))
 VENDOR_WORDS = re.compile(r"\b(nvidia|amd|cuda|rocm|hip|nvrtc|hiprtc|cubin|hsaco)\b", re.IGNORECASE)
@@ -78,6 +80,16 @@ def test_backends_have_the_same_rooms(vendor: str) -> None:
     folder = ROOT / "backends" / vendor / BACKENDS[vendor]
     missing = SHARED_ROOMS - {p.name for p in folder.iterdir()}
     assert not missing, f"{folder.name} lacks {sorted(missing)}"
+
+
+def test_device_code_stores_control_words_as_others_read_them() -> None:
+    """Other processors read these words meanwhile: a plain store would be a race."""
+    words = "|".join(name for name, *_ in layout.STRUCTS["ArkControl"])
+    stored = re.compile(rf"control\w*\(?[\w().]*\)*->(?:{words})\b(?:\[[^]]*\])?\s*[-+|&]?=[^=]")
+    folders = ("ark", "backends/cuda", "backends/rocm")
+    headers = [p for folder in folders for p in sorted((ROOT / folder).rglob("*.h"))]
+    plain = [f"{p.name}: {m.group(0)}" for p in headers for m in stored.finditer(p.read_text())]
+    assert headers and not plain
 
 
 def test_files_are_short() -> None:

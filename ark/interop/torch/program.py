@@ -22,6 +22,7 @@ from ark.interop.torch.graph import build, held
 from ark.interop.torch.values import Value
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
+from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from ark.runtime.graphs import record
@@ -58,9 +59,7 @@ class Program:
         self._device = device()
         places = [v for v in (*self._inputs, *self._outputs) if isinstance(v, Value)]
         self._buffers = [v.tensor.ir.buffer for v in places]
-        options = {"external": sorted({b.id for b in self._buffers})}
-        self._plan = make_plan(model.graph, _counting_on(self._device.machine), options)
-        verify([self._plan])
+        self._plan = planned(model, places, self._device.machine)
         by_name = {b.name: b.id for b in self._plan.buffers if b.arena == "external"}
         self._ids = [by_name.get(b.name) for b in self._buffers]
         self._addresses: list[int] = []  # in the last call, of what moves
@@ -195,6 +194,14 @@ class Program:
         if self._executor is not None:
             self._executor.close()
             self._executor = None
+
+
+def planned(model: ark.Model, places: Sequence[Value], machine: Machine) -> Plan:
+    """The plan for a machine, verified. places: inputs and results, which are the caller's."""
+    options = {"external": sorted({v.tensor.ir.buffer.id for v in places})}
+    plan = make_plan(model.graph, _counting_on(machine), options)
+    verify([plan])
+    return plan
 
 
 def _counting_on(machine: Machine) -> Machine:

@@ -116,9 +116,18 @@ def along_last(tensor: ark.Tensor, axis: int, function: Callable[[Any], Any]) ->
     return ark.transpose(function(ark.transpose(tensor, order)), back)
 
 
-@operator("_softmax.default", "softmax.int", "_safe_softmax.default")
+@operator("_softmax.default", "softmax.int")
 def _softmax(call: Call, x: Value, dim: int, *_: Any, **__: Any) -> Any:
     return along_last(cast(x, call.dtype), axis_of(dim, len(x.shape)), ark.softmax)
+
+
+@operator("_safe_softmax.default")
+def _safe_softmax(call: Call, x: Value, dim: int, *_: Any, **__: Any) -> Any:
+    """0 where all are -inf, as of attention whose mask leaves a row nothing."""
+    tensor, axis = cast(x, call.dtype), axis_of(dim, len(x.shape))
+    most = ark.reduce_max(tensor, axis)
+    nothing = ark.logical_and(ark.isinf(most), ark.less(most, 0.0))
+    return ark.where(nothing, 0.0, along_last(tensor, axis, ark.softmax))
 
 
 @operator("_log_softmax.default", "log_softmax.int")

@@ -1,0 +1,54 @@
+"""The five networks planned as torch programs for machines that are not here: what a device of such
+a model would be given must be a kernel whose launches go on from one another.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+import ark
+from ark.backend import registry
+from ark.lower.pipeline import plan as make_plan
+from ark.runtime.executor import counts_on
+
+torch = pytest.importorskip("torch")
+from ark.interop.torch.export import export  # noqa: E402
+from ark.interop.torch.graph import Built, build, drop_checks  # noqa: E402
+from ark.interop.torch.program import own, planned  # noqa: E402
+from ark.interop.torch.values import Value  # noqa: E402
+from tests.interop import models  # noqa: E402
+
+MACHINES = registry.get("cuda").machine_names()
+
+
+@cache
+def built(name: str) -> Built:
+    """The network as ark.from_torch builds it."""
+    module, example = models.made(name)
+    graph = export(module, (example,), False).graph_module
+    drop_checks(graph)
+    values = [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"]
+    made = build(graph, values)
+    taken: set[int] = set()
+    with ark.use_model(made.model):
+        made.outputs = [own(v, taken) if isinstance(v, Value) else v for v in made.outputs]
+    return made
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("name", models.MODELS)
+def test_launches_of_a_program_go_on_from_one_another(name: str, machine: str) -> None:
+    if name in ("bert", "gpt2"):
+        pytest.importorskip("transformers")
+    network = built(name)
+    places = [v for v in (*network.inputs, *network.outputs) if isinstance(v, Value)]
+    plan = planned(network.model, places, registry.machine(machine))
+    assert len(plan.ops) > 5
+    assert counts_on(plan)
+
+
+def test_a_plan_with_a_ring_does_not_count_on() -> None:
+    """As the machine's first variant would make it."""
+    assert not counts_on(make_plan(built("lstm").model.graph, registry.machine("h100")))
