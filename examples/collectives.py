@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import ark.comm
 from ark.collective import CollectiveProgram
-from ark.collective.language import Program
+from ark.collective.language import Chunk, Program
 
 
 def ring_all_gather(n: int) -> CollectiveProgram:
@@ -200,6 +200,198 @@ def direct_all_to_all(n: int) -> CollectiveProgram:
     return direct
 
 
+def bruck_all_gather(n: int) -> CollectiveProgram:
+    """What a rank has doubles in each step, for any n: it gets the next ranks' shards as one piece.
+
+    J. Bruck et al., "Efficient Algorithms for All-to-All Communications in Multiport
+    Message-Passing Systems". Shards lie in the order of distance until the end.
+    """
+
+    @ark.comm.program("all_gather", n, scratch=n)
+    def bruck(p: Program) -> None:
+        for rank in p.ranks:
+            p.input(rank).to(p.scratch(rank, 0))
+        had = 1
+        while had < n:
+            count = min(had, n - had)
+            for rank in p.ranks:
+                p.scratch(rank, 0, count).to(p.scratch((rank - had) % n, had, count))
+            had *= 2
+        for rank in p.ranks:
+            for distance, shard in enumerate(p.scratch(rank, 0, n)):
+                shard.to(p.output(rank, (rank + distance) % n))
+
+    return bruck
+
+
+def _halve(p: Program, home: Callable[[int], Chunk]) -> None:
+    """Pairs at distance n/2, n/4, ... exchange halves of what is left and add; scratch: 2n."""
+    n = len(p.ranks)
+    left, distance = p.input, n // 2
+    while distance:
+        for rank in p.ranks:
+            first = (rank ^ distance) // distance * distance
+            left(rank, first, distance).to(p.scratch(rank ^ distance, n + first, distance))
+        for rank in p.ranks:
+            first = rank // distance * distance
+            parts = left(rank, first, distance), p.scratch(rank, n + first, distance)
+            into = home(rank) if distance == 1 else p.scratch(rank, first, distance)
+            p.reduce(*parts, into=into)
+        left, distance = p.scratch, distance // 2
+
+
+def recursive_halving_reduce_scatter(n: int) -> CollectiveProgram:
+    """Half of the bytes in each step, log2 n steps; n is a power of two."""
+
+    @ark.comm.program("reduce_scatter", n, scratch=2 * n)
+    def recursive_halving(p: Program) -> None:
+        _halve(p, p.output)
+
+    return recursive_halving
+
+
+def rabenseifner_all_reduce(n: int) -> CollectiveProgram:
+    """Recursive halving, then recursive doubling: a ring's bytes in 2 log2 n steps."""
+
+    @ark.comm.program("all_reduce", n, scratch=2 * n)
+    def rabenseifner(p: Program) -> None:
+        _halve(p, lambda rank: p.output(rank, rank))
+        distance = 1
+        while distance < n:
+            for rank in p.ranks:
+                first = rank // distance * distance
+                p.output(rank, first, distance).to(p.output(rank ^ distance, first, distance))
+            distance *= 2
+
+    return rabenseifner
+
+
+def recursive_doubling_all_reduce(n: int) -> CollectiveProgram:
+    """Pairs at distance 1, 2, 4, ... exchange all and add: log2 n steps, for small data.
+
+    Both of a pair add the same two sums, so that all ranks get the same bits.
+    """
+
+    @ark.comm.program("all_reduce", n, chunks=1, scratch=2)
+    def recursive_doubling(p: Program) -> None:
+        held = [p.input(rank) for rank in p.ranks]
+        distance = 1
+        while distance < n:
+            for rank in p.ranks:
+                held[rank].to(p.scratch(rank ^ distance))
+            for rank in p.ranks:
+                into = p.output(rank) if 2 * distance == n else p.scratch(rank, 1)
+                held[rank] = p.reduce(held[rank], p.scratch(rank), into=into)
+            distance *= 2
+
+    return recursive_doubling
+
+
+def _parent(node: int, n: int) -> int:
+    """Of a node of the binary tree whose order is 1 to n; leaves are odd, the root a power of 2."""
+    lowest = node & -node
+    above = (node ^ lowest) | 2 * lowest
+    return above if above <= n else _parent(above, n)
+
+
+def double_binary_tree_all_reduce(n: int) -> CollectiveProgram:
+    """Half of the data up and down each of two trees; who adds in one is a leaf in the other.
+
+    P. Sanders, J. Speck, J. L. Traff, "Two-tree algorithms for full bandwidth broadcast, reduction
+    and scan". The other tree is the first one mirrored, or for odd n shifted.
+    """
+
+    @ark.comm.program("all_reduce", n, chunks=2, scratch=4)
+    def double_binary_tree(p: Program) -> None:
+        root = 1 << (n.bit_length() - 1)
+        from_leaves = sorted(range(1, n + 1), key=lambda node: node & -node)
+        other = [(n - node if n % 2 == 0 else node) % n for node in range(n + 1)]
+        for tree, rank_of in enumerate(([node - 1 for node in range(n + 1)], other)):
+            held = {node: [p.input(rank_of[node], tree)] for node in from_leaves}
+            for node in from_leaves:
+                mine, rank = held[node], rank_of[node]
+                into = p.output(rank, tree)
+                total = p.reduce(*mine, into=into) if len(mine) > 1 else mine[0]
+                if node != root:
+                    up = _parent(node, n)
+                    place = p.scratch(rank_of[up], 2 * tree + (node > up))
+                    held[up].append(total.to(place))
+            for node in from_leaves[::-1]:
+                if node != root:
+                    above = p.output(rank_of[_parent(node, n)], tree)
+                    above.to(p.output(rank_of[node], tree))
+
+    return double_binary_tree
+
+
+def hierarchical_all_reduce(n: int) -> CollectiveProgram:
+    """Two boxes of n/2: shards are added in each box, then across, then dealt out in the box.
+
+    Only a box's sums cross between the boxes, each over its own rank's link; n is even.
+    """
+    size = n // 2
+
+    @ark.comm.program("all_reduce", n, chunks=size, scratch=size + 2)
+    def hierarchical(p: Program) -> None:
+        for rank in p.ranks:
+            for shard in range(size):
+                p.input(rank, shard).to(p.scratch(rank // size * size + shard, rank % size))
+        for rank in p.ranks:
+            mine = p.scratch(rank, 0)
+            if size > 1:
+                mine = p.reduce(*p.scratch(rank, 0, size), into=p.scratch(rank, size))
+            mine.to(p.scratch((rank + size) % n, size + 1))
+        for rank in p.ranks:
+            box, shard = divmod(rank, size)
+            sums = [p.scratch(rank, size if size > 1 else 0), p.scratch(rank, size + 1)]
+            total = p.reduce(*sums, into=p.output(rank, shard))
+            for step in range(1, size):
+                total.to(p.output(box * size + (shard + step) % size, shard))
+
+    return hierarchical
+
+
+def bruck_all_to_all(n: int) -> CollectiveProgram:
+    """Parts travel their distance bit by bit: log2 n steps for any n, for small parts.
+
+    Bruck et al. as above. A part that a step moves changes between two halves of the scratch
+    memory, since the place that it goes to is being sent from.
+    """
+
+    @ark.comm.program("all_to_all", n, chunks=n, scratch=2 * n)
+    def bruck(p: Program) -> None:
+        for rank in p.ranks:
+            for distance in range(n):
+                p.input(rank, (rank + distance) % n).to(p.scratch(rank, distance))
+        side, bit = [0] * n, 1
+        while bit < n:
+            for distance in (d for d in range(n) if d & bit):
+                here, there = side[distance] * n, (1 - side[distance]) * n
+                for rank in p.ranks:
+                    to = p.scratch((rank + bit) % n, there + distance)
+                    p.scratch(rank, here + distance).to(to)
+                side[distance] = 1 - side[distance]
+            bit *= 2
+        for rank in p.ranks:
+            for distance in range(n):
+                place = p.output(rank, (rank - distance) % n)
+                p.scratch(rank, side[distance] * n + distance).to(place)
+
+    return bruck
+
+
+def pairwise_all_to_all(n: int) -> CollectiveProgram:
+    """In each step everybody exchanges with one peer, rank xor step; n is a power of two."""
+
+    @ark.comm.program("all_to_all", n, chunks=n)
+    def pairwise(p: Program) -> None:
+        for step in range(n):
+            for rank in p.ranks:
+                p.input(rank, rank ^ step).to(p.output(rank ^ step, rank))
+
+    return pairwise
+
+
 ALGORITHMS: tuple[Callable[[int], CollectiveProgram], ...] = (
     ring_all_gather,
     recursive_doubling_all_gather,
@@ -213,6 +405,14 @@ ALGORITHMS: tuple[Callable[[int], CollectiveProgram], ...] = (
     scatter_all_gather_broadcast,
     binomial_reduce,
     direct_all_to_all,
+    bruck_all_gather,
+    recursive_halving_reduce_scatter,
+    rabenseifner_all_reduce,
+    recursive_doubling_all_reduce,
+    double_binary_tree_all_reduce,
+    hierarchical_all_reduce,
+    bruck_all_to_all,
+    pairwise_all_to_all,
 )
 
 if __name__ == "__main__":

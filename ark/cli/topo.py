@@ -32,7 +32,6 @@ from ark.collective import (
     to_json,
     to_xml,
 )
-from ark.collective.json_reader import read as read_json
 from ark.comm import algorithms, synthesize
 from ark.comm.bounds import least_us
 from ark.comm.forestcoll import Optimum, optimal
@@ -43,6 +42,7 @@ from ark.comm.taccl import Sketch, parse_size
 from ark.comm.topology import GRAMMAR, TYPICAL, Topology, load
 from ark.comm.topology import to_json as topology_json
 from ark.errors import BaseError, InvalidUsageError, UnsupportedError
+from ark.json_reader import read as read_json
 
 _WIDTH = 110
 _MOST_OPERATIONS = 1 << 16  # of a program in the pieces that are tried

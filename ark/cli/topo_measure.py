@@ -13,11 +13,11 @@ import msgspec
 from ark.backend import registry
 from ark.bench.comm_links import measure_pair
 from ark.cli.common import positive, write_file
-from ark.collective.json_reader import read
 from ark.comm.simulate import Routes
 from ark.comm.topology import Topology, full_mesh, load, to_json
 from ark.comm.topology.measured import Pair, measured
 from ark.errors import InvalidUsageError
+from ark.json_reader import read
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.launch import launch_command
 from ark.runtime.rank_info import rank_from_environment

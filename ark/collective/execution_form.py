@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from ark.collective.json_reader import Closed
 from ark.collective.types import Collective
+from ark.json_reader import Closed
 
 COLLECTIVES = {
     Collective.ALL_GATHER: "allgather",

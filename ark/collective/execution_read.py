@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from ark.collective import execution_form as form
 from ark.collective.builder import IN, OUT
 from ark.collective.checker import check
-from ark.collective.json_reader import read
 from ark.collective.types import (
     Buffer,
     Collective,
@@ -27,6 +26,7 @@ from ark.collective.types import (
     io_slots,
 )
 from ark.errors import ModelError, UnsupportedError
+from ark.json_reader import read
 
 _MOST_BYTES, _MOST_OPERATIONS = 32 << 20, 1 << 18
 _COLLECTIVES = {name: collective for collective, name in form.COLLECTIVES.items()}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from typing import Any, Literal
 
-from ark.collective.json_reader import Closed, read
 from ark.collective.order import show, steps
 from ark.collective.types import (
     Buffer,
@@ -21,6 +20,7 @@ from ark.collective.types import (
     Role,
     Span,
 )
+from ark.json_reader import Closed, read
 
 FORMAT = "ark.collective_program"
 

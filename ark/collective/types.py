@@ -52,6 +52,7 @@ independent copies of itself, copy i on piece i of every slot. This is what pipe
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -92,6 +93,12 @@ class Collective(str, Enum):
     def sharded(self) -> bool:
         """Whether the chunks are dealt to the ranks, so that ranks must divide chunks."""
         return self in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL)
+
+
+def no_algorithm(asked: object, known: Iterable[str], task: str = "") -> InvalidUsageError:
+    """The error where no algorithm that is known has this name; `task` says for what."""
+    wanted = f"{asked!r} for {task}" if task else repr(asked)
+    return InvalidUsageError(f"there is no algorithm {wanted}; there are {', '.join(known)}.")
 
 
 class Kind(str, Enum):

@@ -6,7 +6,7 @@ Users import it from `ark.comm`; the command line and the planner call it too.
 from __future__ import annotations
 
 from ark.collective import REDUCTIONS, Collective, CollectiveProgram, Counts, check
-from ark.collective.types import check_counts
+from ark.collective.types import check_counts, no_algorithm
 from ark.comm import classics, taccl
 from ark.comm.classics.order import widest_ring
 from ark.comm.exchange import exchange_program
@@ -87,9 +87,7 @@ def synthesize(
     _check_reduction(asked, reduction)
     known = (FORESTCOLL, TACCL, FLOW, *classics.ALGORITHMS)
     if algorithm not in known:
-        raise InvalidUsageError(
-            f"there is no algorithm {algorithm!r}; choose one of {', '.join(known)}."
-        )
+        raise no_algorithm(algorithm, known)
     if counts is not None:
         check_counts(asked, len(topology.ranks), counts)
         if algorithm not in (FLOW, classics.ONE_SHOT):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ark.collective import Collective, CollectiveProgram, Kind, check
 from ark.collective.routed import routed
+from ark.collective.types import no_algorithm
 from ark.collective.values import coarsened
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
@@ -73,10 +74,8 @@ def choose_program(
             )
         known = algorithms(network, collective, reduction)
         if algorithm not in known:
-            raise InvalidUsageError(
-                f"there is no algorithm {algorithm!r} for {collective} over the {world} ranks of "
-                f"{network.name}; there are {', '.join(known)}"
-            )
+            task = f"{collective} over the {world} ranks of {network.name}"
+            raise no_algorithm(algorithm, known, task)
         program = _synthesized(network, collective, algorithm, root, reduction)
     for op in (op for ops in program.operations for op in ops):
         if op.kind in (Kind.DOT, Kind.BLEND) or op.reduce not in (None, *OPS):

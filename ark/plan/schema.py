@@ -15,7 +15,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from ark import json_reader
 from ark.errors import PlanError
+from ark.json_reader import Closed
 from ark.machine import Machine
 from ark.plan.types import (
     MAX_OPERANDS,
@@ -48,10 +50,6 @@ Arena = Literal["activation", "parameter", "state", "external", "symmetric", "ho
 
 class _Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A list of fixed length in the file."""
-
-
-class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An object in the file."""
 
 
 class BufferRow(_Row, frozen=True):
@@ -126,13 +124,13 @@ class TaskRow(_Row, frozen=True):
     fetches: tuple[FetchRow, ...]
 
 
-class PhaseEntry(_Entry, frozen=True):
+class PhaseEntry(Closed, frozen=True):
     name: Name
     processors: tuple[tuple[TaskRow, ...], ...]
     variant: Index = 0
 
 
-class PackingEntry(_Entry, frozen=True):
+class PackingEntry(Closed, frozen=True):
     """A parameter made of others: see ark.plan.packing."""
 
     name: Name
@@ -140,7 +138,7 @@ class PackingEntry(_Entry, frozen=True):
     interleave: bool
 
 
-class MetaEntry(_Entry, frozen=True, omit_defaults=True):
+class MetaEntry(Closed, frozen=True, omit_defaults=True):
     """What the plan was made from. processor_ranges: by op, where it was asked to stay.
     contexts: by op, which it was asked for in. hosts: by rank a number, equal on one host.
     """
@@ -154,7 +152,7 @@ class MetaEntry(_Entry, frozen=True, omit_defaults=True):
     hosts: tuple[Index, ...] | None = None
 
 
-class PlanFile(_Entry, frozen=True):
+class PlanFile(Closed, frozen=True):
     format: Literal[1]
     rank: Rank
     world_size: Annotated[int, Meta(ge=1, le=1 << 12)]
@@ -171,9 +169,11 @@ class PlanFile(_Entry, frozen=True):
 def read(data: Any) -> Plan:
     """A plan from JSON-able values; PlanError says what is wrong with them."""
     try:
-        file = msgspec.convert(data, PlanFile, strict=True)
-    except (msgspec.ValidationError, UnicodeError) as error:
-        raise PlanError(f"the plan is damaged: {error}; make it again with `ark plan`") from error
+        file = json_reader.read(data, PlanFile, "it")
+    except json_reader.FormError as error:
+        raise PlanError(
+            f"the plan is damaged: {error.message}; make it again with `ark plan`"
+        ) from error
     return Plan(
         rank=file.rank,
         world_size=file.world_size,
@@ -217,18 +217,18 @@ def _fetch(row: FetchRow) -> Fetch:
 def read_machine(fields: Mapping[str, Any]) -> Machine:
     """A plan's machine model; PlanError for unknown fields, wrong types and ranges."""
     try:
-        machine = msgspec.convert(dict(fields), Machine, strict=True)
-        unknown = _unknown(machine, fields)
-        if unknown:
-            raise msgspec.ValidationError(f"it has no field {unknown!r}")
-        if not machine.variants or any(
-            not v.role(COMPUTE) or v.warps > 64 for v in machine.variants
-        ):
-            raise msgspec.ValidationError("it has no kernel variant of 1 to 64 warps that computes")
-        if not math.isfinite(machine.bandwidth_gbps + machine.tflops + machine.signal_us):
-            raise msgspec.ValidationError("its rates must be numbers")
-    except (msgspec.ValidationError, UnicodeError) as error:
-        raise PlanError(f"the plan's machine is damaged: {error}") from error
+        machine = json_reader.read(dict(fields), Machine, "it")
+    except json_reader.FormError as error:
+        raise PlanError(f"the plan's machine is damaged: {error.message}") from error
+    fault = ""
+    if unknown := _unknown(machine, fields):
+        fault = f"it has no field {unknown!r}"
+    elif not machine.variants or any(not v.role(COMPUTE) or v.warps > 64 for v in machine.variants):
+        fault = "it has no kernel variant of 1 to 64 warps that computes"
+    elif not math.isfinite(machine.bandwidth_gbps + machine.tflops + machine.signal_us):
+        fault = "its rates must be numbers"
+    if fault:
+        raise PlanError(f"the plan's machine is damaged: {fault}")
     return machine
 
 

@@ -20,6 +20,7 @@ from ark.collective import (
     Span,
 )
 from ark.collective.builder import OperationCounter
+from ark.collective.types import no_algorithm
 from ark.comm.classics import direct, hierarchical, recursive, ring, trees, whole
 from ark.errors import InvalidUsageError
 
@@ -252,9 +253,7 @@ def build(
         more than `most_operations`.
     """
     if algorithm not in ALGORITHMS:
-        raise InvalidUsageError(
-            f"There is no algorithm {algorithm!r}; choose one of {', '.join(ALGORITHMS)}."
-        )
+        raise no_algorithm(algorithm, ALGORITHMS)
     chosen, wanted = ALGORITHMS[algorithm], Collective(collective)
     if wanted not in chosen.writers:
         names = ", ".join(c.value for c in chosen.writers)

@@ -17,7 +17,7 @@ import itertools
 
 import numpy as np
 
-from ark.collective import REDUCTIONS, CollectiveProgram, Kind, Operation, OpRef, Role
+from ark.collective import REDUCTIONS, CollectiveProgram, Kind, Operation, Role
 from ark.comm.simulate.fair import fair_rates
 from ark.comm.simulate.in_network import Hop, crossings, hops, joined
 from ark.comm.simulate.result import Event, SimulationResult
@@ -327,18 +327,19 @@ class _Engine:
             for pair, bytes_ in carried.items()
         }
         count = len(self.ops)
+        piece, place = np.divmod(np.arange(len(self.end)), max(count, 1))  # refs ascend by place
+        order = np.lexsort((piece, place, np.array(self.start)))
         events = [
             Event(
-                OpRef(*self.refs[i % count]),
+                self.refs[i % count],
                 i // count,
                 self.start[i],
                 self.left_at[i],
                 self.end[i],
                 self.route_of[i % count],
             )
-            for i in range(len(self.end))
+            for i in order.tolist()
         ]
-        events.sort(key=lambda e: (e.start_us, e.ref, e.piece))
         return SimulationResult(
             program=self.program.name,
             topology=self.topology.name,

@@ -31,9 +31,10 @@ def fair_rates(
         share[used] = left[used] / users[used]
         level = max(share.min(), 0.0)
         full = share <= level * (1 + 1e-9)
-        frozen = np.unique(flow[full[link]])
+        frozen = np.zeros(flows, dtype=bool)
+        frozen[flow[full[link]]] = True
         rate[frozen] = level
-        done = np.isin(flow_of, frozen) & open_entry
+        done = frozen[flow_of] & open_entry
         left -= level * np.bincount(link_of[done], minlength=len(capacity))
         open_entry &= ~done
     return rate

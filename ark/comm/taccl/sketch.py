@@ -31,8 +31,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ark.collective.json_reader import Closed, read
 from ark.errors import ModelError
+from ark.json_reader import Closed, read
 
 Connections = tuple[tuple[int, tuple[int, ...]], ...]
 

@@ -16,9 +16,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ark.collective.json_reader import Closed, FormError, read
 from ark.comm.topology.costs import CostModel, Protocol
 from ark.comm.topology.model import Link, Topology, TopologyError, exact_bandwidth
+from ark.json_reader import Closed, FormError, read
 
 _FRACTION = re.compile(r"[+-]?\d+(/\d+)?")
 _Us = Annotated[float, msgspec.Meta(ge=0)]

@@ -5,6 +5,7 @@ too, and what is wrong is refused in words.
 from __future__ import annotations
 
 import importlib.util
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -13,7 +14,7 @@ import pytest
 
 import ark
 from ark.backend import registry
-from ark.collective import CollectiveProgram, execute
+from ark.collective import CollectiveProgram, Kind, execute, steps
 from ark.collective.execute import reference_result
 from ark.errors import InvalidUsageError, PlanError
 from ark.frontend.model import Model, use_model
@@ -75,15 +76,65 @@ def test_it_becomes_a_plan_that_the_verifier_accepts(algorithm) -> None:
 
 def test_other_numbers_of_ranks() -> None:
     names = {a.__name__: a for a in EXAMPLES}
-    for name in ("ring_all_gather", "ring_all_reduce", "two_shot_all_reduce", "binomial_broadcast"):
+    for name in (
+        "ring_all_gather",
+        "ring_all_reduce",
+        "two_shot_all_reduce",
+        "binomial_broadcast",
+        "bruck_all_gather",
+        "bruck_all_to_all",
+        "double_binary_tree_all_reduce",
+    ):
         for ranks in (3, 5, 7):
-            inputs = [np.arange(30) + r for r in range(ranks)]
+            size = 6 * ranks if "all_to_all" in name else 30
+            inputs = [np.arange(size) + r for r in range(ranks)]
             program = names[name](ranks)
             got = execute(program, inputs)
             for mine, right in zip(
                 got, reference_result(program.collective, inputs, root=program.root), strict=True
             ):
                 np.testing.assert_array_equal(mine, right)
+
+
+@pytest.mark.parametrize(
+    ("name", "steps_taken", "sent"),
+    [
+        ("bruck_all_gather", 3, 7),
+        ("recursive_halving_reduce_scatter", 3, 7),
+        ("rabenseifner_all_reduce", 6, 14),
+        ("recursive_doubling_all_reduce", 3, 3),
+        ("bruck_all_to_all", 3, 12),
+        ("pairwise_all_to_all", 1, 7),
+        ("hierarchical_all_reduce", 3, 7),
+    ],
+)
+def test_steps_and_bytes_are_the_published_ones(name: str, steps_taken: int, sent: int) -> None:
+    """On 8 ranks: puts one after another, and chunks that each rank sends."""
+    program = {a.__name__: a for a in EXAMPLES}[name](8)
+    before = steps(program)
+    puts = [ref for ref in program.refs() if program.op(ref).kind is Kind.PUT]
+    assert 1 + max(before[ref] for ref in puts) == steps_taken
+    each = Counter[int]()
+    for ref in puts:
+        each[ref.rank] += program.op(ref).dst.count
+    assert each == dict.fromkeys(range(8), sent)
+
+
+@pytest.mark.parametrize(
+    "algorithm", [a for a in EXAMPLES if "all_reduce" in a.__name__], ids=lambda a: a.__name__
+)
+def test_all_ranks_get_the_same_bits(algorithm) -> None:
+    random = np.random.default_rng(5)
+    outputs = execute(algorithm(8), [random.normal(size=96) for _ in range(8)], seed=3)
+    for other in outputs[1:]:
+        assert other is not None and other.tobytes() == outputs[0].tobytes()
+
+
+@pytest.mark.parametrize("ranks", [6, 7, 8])
+def test_who_adds_in_one_of_two_trees_is_a_leaf_in_the_other(ranks: int) -> None:
+    program = {a.__name__: a for a in EXAMPLES}["double_binary_tree_all_reduce"](ranks)
+    for ops in program.operations:
+        assert sum(op.kind is Kind.REDUCE for op in ops) <= 1
 
 
 def test_what_is_forgotten_is_found() -> None:

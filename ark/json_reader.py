@@ -1,4 +1,4 @@
-"""The one strict reader of JSON in ark.collective and ark.comm: programs, networks, sketches.
+"""The one strict reader of plans, collective programs, networks and sketches.
 
 A form is a tree of closed msgspec structs; what is no JSON, lacks a field, has one too many or a
 value of another type is refused with its place in the file.
