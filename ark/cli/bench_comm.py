@@ -94,6 +94,10 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.svg and not args.vs:
         raise InvalidUsageError("--svg draws ratios to a peer; add --vs nccl or --vs gloo")
+    if args.way == ALONE and (args.topology is not None or args.algorithm != "auto"):
+        raise InvalidUsageError(
+            "--way alone measures calls as they are made; --topology and --algorithm are for graph"
+        )
     rank_info = rank_from_environment()
     dtype = by_name(args.type)
     backend, probe = registry.choose(args.backend)
@@ -103,10 +107,6 @@ def run(args: argparse.Namespace) -> int:
         return launch_command(args.ranks, [sys.executable, "-m", "ark", *args.words])
     world = rank_info.world_size
     topology = None if args.topology is None else load(args.topology)
-    if args.way == ALONE and (topology is not None or args.algorithm != "auto"):
-        raise InvalidUsageError(
-            "--way alone measures calls as they are made; --topology and --algorithm are for graph"
-        )
     cases = [
         CommCase(name, nbytes, dtype, args.way, how, args.engine, args.repeats, topology)
         for name in args.names or COLLECTIVES[:1]

@@ -16,6 +16,9 @@ from ark.ir.values import Tensor, dense_view
 
 Shape = Sequence[int]
 
+# Whose tensors nobody outside of the plan finds by name, in the shape that they have there.
+UNSEEN = ("activation", "external")
+
 
 def whole(tensor: Tensor) -> bool:
     """Is it all of its buffer, element behind element?"""
@@ -46,6 +49,8 @@ def _seen(tensor: Tensor, shape: Shape, wanted: Shape) -> Tensor | None:
     """What broadcasts to `shape` as what broadcasts to `wanted`: along each group of dimensions
     that hold the same elements it has all of them, or is repeated.
     """
+    if tuple(shape) != tuple(wanted) and tensor.buffer.arena not in UNSEEN:
+        return None
     own = (1,) * (len(shape) - len(tensor.shape)) + tensor.shape
     made: list[int] = []
     for old, new in _groups(shape, wanted):

@@ -60,7 +60,7 @@ def suite() -> Suite:
     product = _product(16, 4, 4, span(OUT, 4), _scales())
     for name, register in (("scale", SCALES + 1), ("element", A + 3), ("unused", A + 4)):
         fill = "ds_write_b32 v0, v0\ns_waitcnt lgkmcnt(0)"
-        body = f"{fill}\nds_read_b32 v{register}, v0\n{product}\ns_waitcnt lgkmcnt(0)"
+        body = f"{fill}\nds_read_b32 v{register}, v0\n{product}\ns_waitcnt lgkmcnt(0)\ns_nop 7"
         cases[f"waits_{name}"] = Case(body, 0, 4, OUT)
     return Suite("gfx950", cases)
 

@@ -3,6 +3,7 @@ memory, each alone in a kernel of forms.cu. Needs an NVIDIA GPU, nvcc and comput
 
 Forms named `one-` and `all-` differ in nothing but who arrives at an mbarrier: one lane for its
 warp, after __syncwarp (as the loop kernel does), or every lane. All compute the right result.
+Nothing is expected of them and of `polled-word`, whose lines say what the tool makes of the form.
 """
 
 from __future__ import annotations

@@ -20,11 +20,12 @@ enum Form {
   kAllBulk,
   kEarlyWrite,  // kAllStores whose writer does not wait for the reader: a race
   kEarlyRead,   // kAllStores whose reader does not wait for the writer: a race
+  kPolledWord,  // a growing word that one lane writes and others poll (ark_ring.begun)
   kForms
 };
-const char* const kNames[kForms] = {"named",    "one-stores",  "one-records",
-                                    "one-bulk", "all-stores",  "all-records",
-                                    "all-bulk", "early-write", "early-read"};
+const char* const kNames[kForms] = {"named",      "one-stores",  "one-records", "one-bulk",
+                                    "all-stores", "all-records", "all-bulk",    "early-write",
+                                    "early-read", "polled-word"};
 __host__ __device__ constexpr bool every(Form f) { return f >= kAllStores; }
 __host__ __device__ constexpr bool bulk(Form f) { return f == kOneBulk || f == kAllBulk; }
 __host__ __device__ constexpr bool records(Form f) { return f == kOneRecords || f == kAllRecords; }
@@ -33,6 +34,7 @@ __host__ __device__ constexpr bool race(Form f) { return f == kEarlyWrite || f =
 struct Shared {
   alignas(128) uint32_t slot[kSlots][kWords];
   uint64_t full[kSlots], empty[kSlots];
+  uint32_t begun;  // 1 + the round that may begin
 };
 
 __device__ uint32_t at(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
@@ -88,6 +90,37 @@ __device__ void fill(Shared& s, int slot, const uint32_t* from) {
   warp_arrive<F>(&s.full[slot]);
 }
 
+// Lane 0 of warp 0 says that a round may begin, and begins no other before all lanes of the polling
+// warps have arrived; so nothing is without an order but a poll that still finds the old word. The
+// lane and the pollers write and read as ark_lead and ark_stream_begun do.
+template <Form F>
+__device__ void polled(Shared& s, const uint32_t* from, uint32_t* to) {
+  const uint32_t warp = threadIdx.x / 32u, lane = threadIdx.x & 31u;
+  volatile uint32_t* begun = &s.begun;
+  uint32_t sum = 0u;
+  for (uint32_t i = 0u; i < kRounds; ++i) {
+    const uint32_t slot = i % kSlots, parity = i / kSlots & 1u;
+    if (warp == 0u) {
+      if (lane == 0u) {
+        __threadfence();
+        *begun = i + 1u;
+      }
+      await(&s.empty[slot], parity);
+      continue;
+    }
+    uint32_t seen = *begun;
+    while (static_cast<int32_t>(seen - (i + 1u)) < 0) {
+      __nanosleep(20);
+      seen = *begun;
+    }
+    __threadfence();
+    asm volatile("fence.proxy.async;" ::: "memory");
+    sum += from[i * kWords + (lane ^ 5u)] * seen;
+    warp_arrive<F>(&s.empty[slot]);
+  }
+  if (warp == 1u) to[lane] = sum;
+}
+
 // Warp 0 fills slots, warp 1 reads what the other lanes' words are; a third warp takes no part.
 template <Form F>
 __global__ void form(const uint32_t* from, uint32_t* to) {
@@ -96,12 +129,17 @@ __global__ void form(const uint32_t* from, uint32_t* to) {
   if (threadIdx.x == 0u) {
     for (int i = 0; i < kSlots; ++i) {
       init(&s.full[i], every(F) && !bulk(F) ? 32u : 1u);
-      init(&s.empty[i], every(F) ? 32u : 1u);
+      init(&s.empty[i], F == kPolledWord ? 32u * (kWarps - 1u) : every(F) ? 32u : 1u);
     }
+    s.begun = 0u;
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   }
   __syncthreads();
+  if constexpr (F == kPolledWord) {
+    polled<F>(s, from, to);
+    return;
+  }
   if (warp == 2u) return;
   uint32_t sum = 0u;
   for (int i = 0; i < kRounds; ++i) {

@@ -243,9 +243,11 @@ ARK_DEVICE void ark_matrix_tile(char* shared, const ArkSide<A>& a, const ArkSide
       }
     }
   };
+  // A step's buffer is known to the compiler where there are registers for it.
+  constexpr int ROUNDS = ARK_LANES == 64 ? BUFFERS : 1;
   const auto run = [&](auto fetch) __attribute__((always_inline)) {
     fetch(0);
-#pragma unroll BUFFERS
+#pragma unroll ROUNDS
     for (int s = 0; s < steps; ++s) {
       ark_u16* tile_a = tiles + s % BUFFERS * STEP;
       step_a.place(tile_a, tid);

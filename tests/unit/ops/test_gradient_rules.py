@@ -1,0 +1,30 @@
+"""No op and no function is without a word on its gradient."""
+
+from __future__ import annotations
+
+from ark.gradients.derivatives import DERIVATIVES, STEPS
+from ark.gradients.table import RULES
+from ark.lower import registry
+from ark.tasks.functions import FUNCTIONS
+
+
+def test_every_op_has_a_rule_or_is_a_constant() -> None:
+    """Who adds an op says what its gradient is; a function has a derivative or is a step."""
+    assert set(FUNCTIONS) == {*DERIVATIVES, *STEPS, "where"}
+    pointwise = registry.get("add").lower
+    left = {n for n, d in registry._OPS.items() if d.lower is not pointwise} - set(RULES)
+    assert {name for name in left if not name.startswith("channel_")} == NO_RULE
+
+
+# What only the compiler makes, what ranks say to each other, and what is not built.
+NO_RULE = {
+    "expert_linear",
+    "fusion",
+    "gather_own_first",
+    "linear",
+    "quantized_linear",
+    "recv",
+    "rope_kv",
+    "send",
+    "swiglu_pairs",
+}
