@@ -6,8 +6,9 @@ In a gated layer it is what two neighbouring columns make (silu(gate) * up).
 
 Only where the product's body takes expressions: under the variant for large products, where a
 processor has one thread, and where both sides are fp32, which the common body multiplies on every
-machine. The elementwise op may see the product in another shape (a linear layer's rows by batch, a
-convolution's pixels as an image): what it reads beside it is then seen in the product's shape.
+machine; but not under `roles`, where no such kernel is known to have run on a GPU. The elementwise
+op may see the product in another shape (a linear layer's rows by batch, a convolution's pixels as
+an image): what it reads beside it is then seen in the product's shape.
 Called by ark.lower.pipeline after chains are joined.
 """
 
@@ -30,6 +31,8 @@ OTHERS = RECORD_OPERANDS - 5  # beside the product's operands and its two box ma
 
 def join_epilogues(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -> Graph:
     """A copy of the graph with joined products. kept: ids of buffers that somebody else reads."""
+    if machine.variant.name == "roles":
+        return graph
     everywhere = machine.variant.name == "matrix" or machine.has("single_thread")
     private = read_once(graph, kept)
     gates = machine.variant.name == "matrix"

@@ -116,3 +116,17 @@ def test_a_prompt_takes_no_more_shared_memory_than_the_ring_leaves() -> None:
     needed = max(kinds.get(sig.kind).scratch(sig, target) for sig in signatures)
     assert target.variant.name == "roles"
     assert 0 < needed <= target.shared_bytes - target.ring_bytes
+
+
+def test_a_prompts_products_take_no_residual_under_roles() -> None:
+    """Nor the first token's: products of fp32, which the common body multiplies there."""
+    taken = {}
+    for name in ("roles", "block"):
+        shape = Shape(CONFIG, by_name("fp32"), 300, 128)
+        (made,) = make_plans(shape, registry.machine("h100"), {"variant": name})
+        assert [p.name for p in made.phases] == ["prompt", "begin", "decode"]
+        assert {machine_of(made, number).variant.name for number in range(3)} == {name}
+        products = [op for op in made.ops if op.kind == "matmul"]
+        assert products
+        taken[name] = any("expr" in op.params for op in products)
+    assert taken == {"roles": False, "block": True}
