@@ -1,5 +1,5 @@
-"""The page of 128 ranks in headless Chromium: small, drawn whole, in both themes (the dark one in the
-slow session), no complaints.
+"""The page of 128 ranks in headless Chromium: small, drawn whole, no complaints, in both themes, of
+which the dark one is drawn in the slow session.
 """
 
 import re
