@@ -27,6 +27,16 @@ def ring_all_gather(n: int) -> CollectiveProgram:
     return ring
 
 
+def _double(p: Program) -> None:
+    """Pairs at distance 1, 2, 4, ... exchange all parts that they have."""
+    distance = 1
+    while distance < len(p.ranks):
+        for rank in p.ranks:
+            first = rank // distance * distance
+            p.output(rank, first, distance).to(p.output(rank ^ distance, first, distance))
+        distance *= 2
+
+
 def recursive_doubling_all_gather(n: int) -> CollectiveProgram:
     """Pairs at distance 1, 2, 4, ... exchange all that they have; n is a power of two."""
 
@@ -34,12 +44,7 @@ def recursive_doubling_all_gather(n: int) -> CollectiveProgram:
     def recursive_doubling(p: Program) -> None:
         for rank in p.ranks:
             p.input(rank).to(p.output(rank, rank))
-        distance = 1
-        while distance < n:
-            for rank in p.ranks:
-                first = rank // distance * distance
-                p.output(rank, first, distance).to(p.output(rank ^ distance, first, distance))
-            distance *= 2
+        _double(p)
 
     return recursive_doubling
 
@@ -256,12 +261,7 @@ def rabenseifner_all_reduce(n: int) -> CollectiveProgram:
     @ark.comm.program("all_reduce", n, scratch=2 * n)
     def rabenseifner(p: Program) -> None:
         _halve(p, lambda rank: p.output(rank, rank))
-        distance = 1
-        while distance < n:
-            for rank in p.ranks:
-                first = rank // distance * distance
-                p.output(rank, first, distance).to(p.output(rank ^ distance, first, distance))
-            distance *= 2
+        _double(p)
 
     return rabenseifner
 
