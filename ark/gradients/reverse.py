@@ -85,16 +85,6 @@ def _start(end: Tensor, given: Any) -> Tensor:
     return tensor if tensor.ir.dtype == end.ir.dtype else cast(tensor, end.ir.dtype)
 
 
-def _overlap(a: ir.Tensor, b: ir.Tensor) -> bool:
-    """May two tensors share an element?"""
-    if a.buffer.id != b.buffer.id:
-        return False
-    if a.extents != b.extents:
-        return True
-    boxes = zip(a.offsets, a.shape, b.offsets, b.shape, strict=True)
-    return all(x < y + m and y < x + n for x, n, y, m in boxes)
-
-
 class _Reverse:
     """One walk. nodes: those of the forward graph, all that were there before."""
 
@@ -115,7 +105,7 @@ class _Reverse:
         places = [
             place
             for place, out in self.writers.get(tensor.buffer.id, [])
-            if out.id <= tensor.id and _overlap(out, tensor)
+            if out.id <= tensor.id and ir.overlap(out, tensor)
         ]
         return max(places, default=-1)
 
@@ -151,7 +141,7 @@ class _Reverse:
             uses = [
                 t.dtype in FLOATS
                 and t.id not in self.graph.detached
-                and any(_overlap(t, m) for m in moved.get(t.buffer.id, []))
+                and any(ir.overlap(t, m) for m in moved.get(t.buffer.id, []))
                 for t in node.inputs
             ]
             if any(uses) and not is_constant(node):
@@ -177,7 +167,7 @@ class _Reverse:
         """The handle of what a node read or made; ModelError where it is overwritten since."""
         for later, out in self.writers.get(tensor.buffer.id, []):
             written = later > place or (later == place and out.id != tensor.id)
-            if written and _overlap(out, tensor):
+            if written and ir.overlap(out, tensor):
                 raise ModelError(
                     f"the gradient of op {self.nodes[place].name!r} needs {tensor.name!r}, which "
                     f"op {self.nodes[later].name!r} overwrites in place; let that one make a "

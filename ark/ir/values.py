@@ -84,6 +84,16 @@ class Tensor:
         return row_major(self.extents)
 
 
+def overlap(a: Tensor, b: Tensor) -> bool:
+    """May two tensors share an element?"""
+    if a.buffer.id != b.buffer.id:
+        return False
+    if a.extents != b.extents:
+        return True
+    boxes = zip(a.offsets, a.shape, b.offsets, b.shape, strict=True)
+    return all(x < y + m and y < x + n for x, n, y, m in boxes)
+
+
 def dense_view(
     tensor: Tensor, shape: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:

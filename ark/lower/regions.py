@@ -16,7 +16,7 @@ from ark.errors import PlanError
 from ark.ir.dtype import FLOATS, fp32
 from ark.ir.fold import FOLDED
 from ark.ir.graph import Graph, Node
-from ark.ir.values import Tensor
+from ark.ir.values import Tensor, overlap
 from ark.lower.chains import expression_of, is_pointwise
 from ark.plan.types import MAX_OPERANDS
 from ark.tasks import expression
@@ -120,9 +120,9 @@ class _Region:
             return False
         # What was written before is read as a result, or not at all; nothing is written twice.
         fresh = [t for t in node.inputs if t.id not in self._numbers]
-        if any(_meet(t, r) for t in (*fresh, out) for r in self.results):
+        if any(overlap(t, r) for t in (*fresh, out) for r in self.results):
             return False
-        if any(_meet(out, t) and not _same(out, t) for t in (*self.inputs, *fresh)):
+        if any(overlap(out, t) and not _same(out, t) for t in (*self.inputs, *fresh)):
             return False
         numbers = [self._number(t) for t in node.inputs]
         late = summing or any(n >= 0 and self.after_sums[n] for n in numbers)
@@ -237,16 +237,6 @@ def _floats(tree: expression.Tree, inputs: int) -> bool:
     except PlanError:
         return False
     return kind == "float" and not expression.places(tree)
-
-
-def _meet(a: Tensor, b: Tensor) -> bool:
-    """May two tensors have memory in common?"""
-    if a.buffer.id != b.buffer.id:
-        return False
-    return a.extents != b.extents or all(
-        p < q + m and q < p + n
-        for p, n, q, m in zip(a.offsets, a.shape, b.offsets, b.shape, strict=True)
-    )
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
