@@ -28,6 +28,7 @@ from ark.lower.pack import pack
 from ark.lower.packets import choose_packets
 from ark.lower.regions import join_regions
 from ark.lower.spread import spread
+from ark.lower.windows import read_windows
 from ark.machine import Machine
 from ark.plan import memory
 from ark.plan.boxes import Templates
@@ -86,6 +87,7 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
             part = join_regions(fuse(part, target, kept), kept)
             part = narrow(join_chains(part, kept), target, kept)
             part = own_first(join_epilogues(part, target, kept), kept)
+            part = read_windows(part, target, kept)
         part, more = spread(part, target, chosen, kept)
         nodes += part.nodes
         received |= more
