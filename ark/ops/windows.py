@@ -71,7 +71,9 @@ def _windows(
     """The matrix of windows: (n, groups, channels of a group * kernel, places)."""
     n, channels = source.ir.shape[:2]
     each = channels // groups
-    if math.prod(kernel) == 1 and all(rule[0][1][1] == rule[2] == 1 and not rule[1] for rule in rules):
+    if math.prod(kernel) == 1 and all(
+        rule[0][1][1] == rule[2] == 1 and not rule[1] for rule in rules
+    ):
         return reshape(source, [n, groups, each, math.prod(sizes)])
     shape = [n, groups, each, *kernel, *sizes]
     if len(shape) > 8:  # the group and its channels as one dimension

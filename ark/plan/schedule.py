@@ -208,7 +208,9 @@ class _PhaseRun:
         for number in reversed(need.sets):
             needed = self.order.sets[number]
             for lane, end in zip(needed.lanes.tolist(), needed.ends.tolist(), strict=True):
-                if len(self.lists[lane]) == end and not self.order.waits(self.now[lane], need, lane):
+                if len(self.lists[lane]) == end and not self.order.waits(
+                    self.now[lane], need, lane
+                ):
                     return int(lane)
         return None
 
