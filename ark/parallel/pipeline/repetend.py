@@ -149,6 +149,7 @@ class _Model:
         solver = self.cp.CpSolver()
         solver.parameters.num_workers = 1
         solver.parameters.cp_model_presolve = False  # takes longer than what it saves here
+        solver.parameters.use_strong_propagation_in_disjunctive = True
         # Linear relaxations prove nothing of a period, but lead to short latencies.
         solver.parameters.linearization_level = 0 if effort is None else 2
         solver.parameters.random_seed = 1
