@@ -4,6 +4,7 @@ them for minutes or hours.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
@@ -14,6 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ark.backend import registry
+from ark.plan import kind, serialize
+from ark.runtime.admission import admit
+from tests.fuzz import plans
 from tests.fuzz.__main__ import _sanitizer
 from tests.fuzz.targets import CORPUS, REPLAY, TARGETS, run_command_line
 from tests.slow import slow
@@ -27,6 +32,22 @@ CASES = [(kind, path) for kind in sorted(REPLAY) for path in sorted((CORPUS / ki
 @given(seed=st.integers(0, 2**32 - 1))
 def test_hostile_input_is_accepted_or_refused(name: str, seed: int) -> None:
     TARGETS[name](random.Random(seed), lambda text: None)
+
+
+# What tasks of several ranks do for each other: no plan of one rank has it.
+BETWEEN_RANKS = {"combine", "iteration_end", "token", "transfer"}
+
+
+def test_mutations_begin_with_every_kind_of_task() -> None:
+    """All of which are read as they were written, and admitted."""
+    seen: set[str] = set()
+    for name in plans.NAMES:
+        data, _ = plans.base(name)
+        made = serialize.from_json(json.dumps(data))
+        assert json.loads(serialize.to_json(made)) == data
+        admit([made], registry.machine(plans.MACHINE))
+        seen |= {op.kind for op in made.ops}
+    assert set(kind.names()) - seen == BETWEEN_RANKS
 
 
 @settings(FEW, max_examples=10)
@@ -47,9 +68,9 @@ def test_the_oracle_sees_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None
     import json
 
     from ark.plan import serialize
-    from tests.fuzz import execute, targets
+    from tests.fuzz import execute, plans
 
-    made = serialize.from_json(json.dumps(targets._plan()[0]))
+    made = serialize.from_json(json.dumps(plans.base("decoder")[0]))
     assert execute.compare(made) == execute.Outcome(True, "")
     ops = list(made.ops)
     number = next(i for i, o in enumerate(ops) if o.kind == "attention")
@@ -75,9 +96,9 @@ def test_a_command_line_that_ends_in_a_traceback_is_a_finding(
 READ_BETWEEN_BUFFERS = """
 import dataclasses, json
 from ark.plan import serialize
-from tests.fuzz import execute, targets
+from tests.fuzz import execute, plans
 execute.sanitize()
-made = serialize.from_json(json.dumps(targets._plan()[0]))
+made = serialize.from_json(json.dumps(plans.base("decoder")[0]))
 assert execute.compare(made) == execute.Outcome(True, "")
 print("fine", flush=True)
 buffers = tuple(
