@@ -57,7 +57,7 @@ def _training(optimizer: Callable[[list[Any]], Any]) -> None:
 
         def forward(self, ids: ark.Tensor, y: ark.Tensor) -> ark.Tensor:
             x = ark.layernorm(ark.embedding(ids, self.table))
-            hidden = ark.gelu(ark.linear(x, self.first) + self.bias)
+            hidden = ark.gelu(ark.add(ark.linear(x, self.first), self.bias))
             return ark.cross_entropy(ark.linear(ark.softmax(hidden), self.second), y)
 
     module = Small()
@@ -129,7 +129,7 @@ def _attending() -> None:
     sinks = ark.tensor([2])
     ark.attention(ark.tensor([2, 32]), keys, values, position, window=5, sinks=sinks)
     many = [ark.tensor([1, 192, 16], ark.fp16) for _ in range(2)]
-    ark.attention(ark.tensor([1, 32], ark.fp16), *many, position)
+    ark.attention(ark.tensor([1, 32], ark.fp16), many[0], many[1], position)
     ark.rotary_embedding(rows, position, ark.tensor([8]), True)
     ark.rope(ark.tensor([2, 3, 8]), ark.tensor([3, 8]))
     ark.random_uniform([3, 4], 7, ark.tensor([1], ark.int64))

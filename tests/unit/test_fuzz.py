@@ -4,6 +4,8 @@ them for minutes or hours.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import os
 import random
@@ -16,7 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ark.backend import registry
+from ark.errors import PlanError
 from ark.plan import kind, serialize
+from ark.plan.verify import verify
 from ark.runtime.admission import admit
 from tests.fuzz import plans
 from tests.fuzz.__main__ import _sanitizer
@@ -50,6 +54,19 @@ def test_mutations_begin_with_every_kind_of_task() -> None:
     assert set(kind.names()) - seen == BETWEEN_RANKS
 
 
+@pytest.mark.parametrize("name", plans.NAMES)
+def test_ops_with_operands_too_few_or_too_many(name: str) -> None:
+    """Each op of a plan with every smaller number of operands, and two larger ones."""
+    made = serialize.from_json(json.dumps(plans.base(name)[0]))
+    for op in {(o.kind, len(o.operands)): o for o in made.ops}.values():
+        numbers = (*range(len(op.operands)), *(len(op.operands) + extra for extra in (1, 2)))
+        for number in numbers:
+            other = dataclasses.replace(op, operands=(op.operands * 3)[:number])
+            ops = tuple(other if o.id == op.id else o for o in made.ops)
+            with contextlib.suppress(PlanError):  # a few kinds do with one more or less
+                verify([dataclasses.replace(made, ops=ops)])
+
+
 @settings(FEW, max_examples=10)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_hostile_plans_are_refused_or_right(seed: int) -> None:
@@ -64,11 +81,7 @@ def test_what_once_did_harm(kind: str, path: Path) -> None:
 @slow
 def test_the_oracle_sees_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan that computes something else than its program is a finding."""
-    import dataclasses
-    import json
-
-    from ark.plan import serialize
-    from tests.fuzz import execute, plans
+    from tests.fuzz import execute
 
     made = serialize.from_json(json.dumps(plans.base("decoder")[0]))
     assert execute.compare(made) == execute.Outcome(True, "")
