@@ -188,11 +188,12 @@ class _PhaseRun:
         return tuple(sorted(pairs))
 
     def _follow(self, group: Group, needs: Sequence[Needs | None]) -> np.ndarray | None:
-        """The processors where each task comes right behind one that it needs and nothing is waited
-        for, so that a chain of small ops hands nothing over; None where there is none for a task, or
-        one for several.
+        """The processors where each task comes right behind one that it needs and waits for
+        nothing, so that a chain of small ops hands nothing over; None where a task has none, or
+        several have the same.
         """
-        placed = group.processors or group.granularity is not None or group.sends or group.awaits
+        asked = group.processors or group.granularity is not None or bool(group.lanes)
+        placed = asked or bool(group.sends) or bool(group.awaits)
         if placed or len(needs) > len(self.lists) or self.machine.variant.role(COMMUNICATE):
             return None
         lanes: list[int] = []
@@ -216,8 +217,10 @@ class _PhaseRun:
 
     def _deal(self, group: Group, count: int) -> np.ndarray:
         """The processor of each task: round robin, whole shares where there are many, or as many at
-        a time as was asked for.
+        a time as was asked for; or where the lowering put them.
         """
+        if group.lanes:
+            return np.array(group.lanes, np.int64)
         begin, end = group.processors or (0, len(self.lists))
         processors = end - begin
         share = np.arange(count, dtype=np.int64)

@@ -1,5 +1,5 @@
-"""Many small launches of one kernel on a caller's streams: what does not change from one to the next
-is found once, so that a launch costs the host little. Called by ark.interop.torch.
+"""Many small launches of one kernel on a caller's streams: what does not change from one to the
+next is found once, so that a launch costs the host little. Called by ark.interop.torch.
 """
 
 from __future__ import annotations
