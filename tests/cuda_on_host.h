@@ -69,6 +69,11 @@ static unsigned atomicAdd(unsigned* p, unsigned v) {
   *p += v;
   return before;
 }
+static unsigned atomicExch(unsigned* p, unsigned v) {
+  const unsigned before = *p;
+  *p = v;
+  return before;
+}
 
 // Inline assembly: what loads reads as many bytes as its results have, anything else takes what it
 // is given and gives zeros, which the compiler does not know.
