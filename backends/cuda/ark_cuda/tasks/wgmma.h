@@ -3,17 +3,18 @@
 
 // multiply(d, a, b, add): 64 rows, COLUMNS columns, 32 bytes deep; ACROSS_A, ACROSS_B: k is not the
 // inner dimension of that operand.
-template <int COLUMNS, typename T, bool ACROSS_A, bool ACROSS_B>
+template <int COLUMNS, typename A, typename B, bool ACROSS_A, bool ACROSS_B>
 struct ArkWgmma;
 
 // A product's tiles of ROWS (64 or 128) by COLUMNS. A warpgroup has half of the rows, or of the
 // columns. HIGH: rows of a that a stage brings. OVERLAP: the products of one stage are under way
 // while the next one is waited for.
-template <class DEAL, typename T_, int ROWS, int COLUMNS, int HIGH, bool ACROSS_A, bool ACROSS_B,
-          bool OVERLAP_>
+template <class DEAL, typename T_, typename T_B, int ROWS, int COLUMNS, int HIGH, bool ACROSS_A,
+          bool ACROSS_B, bool OVERLAP_>
 struct ArkProduct {
   typedef DEAL deal;
   typedef T_ T;
+  typedef T_B TB;
   static constexpr bool TALL = ROWS == 128, OVERLAP = OVERLAP_;
   static constexpr bool A_ACROSS = ACROSS_A, B_ACROSS = ACROSS_B;
   static constexpr int WIDE = TALL ? COLUMNS : COLUMNS / 2;  // columns of a warpgroup
@@ -32,12 +33,15 @@ ARK_DEVICE void ark_wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
+ARK_DEVICE void ark_wgmma_keep(float& sum) { asm volatile("" : "+f"(sum) : : "memory"); }
+ARK_DEVICE void ark_wgmma_keep(ark_i32& sum) { asm volatile("" : "+r"(sum) : : "memory"); }
+
 // The computing half. steps(i1): stages that a tile takes. store(i0, i1, m0, n0, top, left, d)
 // stores a warp's sums, whose first row of the tile is `top` and first column `left`.
 template <class P, class Steps, class Store>
 ARK_DEVICE void ark_matrix_product(ArkCtx& c, const ArkTask& t, const Steps& steps_of,
                                    const Store& store) {
-  typedef ArkWgmma<P::WIDE, typename P::T, P::A_ACROSS, P::B_ACROSS> W;
+  typedef ArkWgmma<P::WIDE, typename P::T, typename P::TB, P::A_ACROSS, P::B_ACROSS> W;
   const int group = ark_warp() / 4, first = ark_tid() % 128 == 0;
   ark_u32 full = ark_shared_address(ark_matrix.full);
   ark_u32 empty = ark_shared_address(ark_matrix.empty);
@@ -49,7 +53,7 @@ ARK_DEVICE void ark_matrix_product(ArkCtx& c, const ArkTask& t, const Steps& ste
   ark_each_tile<typename P::deal, false>(t, [&](int i0, int i1, int m0, int n0) {
     // Cleared although the first product overwrites them: what is read before it is written would
     // be alive in all other bodies of the loop too.
-    float d[P::WIDE / 2] = {};
+    typename W::Sum d[P::WIDE / 2] = {};
     const ark_u32 steps = steps_of(i1);
     ark_u32 before = 0u;
     for (ark_u32 k = 0u; k < steps; ++k) {
@@ -79,7 +83,7 @@ ARK_DEVICE void ark_matrix_product(ArkCtx& c, const ArkTask& t, const Steps& ste
       if (first) ark_matrix_release(before);
     }
 #pragma unroll
-    for (int i = 0; i < P::WIDE / 2; ++i) asm volatile("" : "+f"(d[i]) : : "memory");
+    for (int i = 0; i < P::WIDE / 2; ++i) ark_wgmma_keep(d[i]);
     const int top = 16 * (ark_warp() % (P::TALL ? 8 : 4));
     store(i0, i1, m0, n0, top, n0 + (P::TALL ? 0 : group * P::WIDE), d);
     return true;
