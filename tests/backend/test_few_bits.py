@@ -1,4 +1,4 @@
-"""Products of types of 8 bits and of fp32 as tf32, casts of 8-bit floats; NumPy and torch beside."""
+"""Products of 8-bit types and of fp32 as tf32, casts of 8-bit floats: beside NumPy and torch."""
 
 from __future__ import annotations
 
