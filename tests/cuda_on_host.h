@@ -69,9 +69,16 @@ static unsigned atomicAdd(unsigned* p, unsigned v) {
   *p += v;
   return before;
 }
-static unsigned atomicExch(unsigned* p, unsigned v) {
-  const unsigned before = *p;
+template <typename T>
+static T atomicExch(T* p, T v) {
+  const T before = *p;
   *p = v;
+  return before;
+}
+template <typename T>
+static T atomicCAS(T* p, T held, T v) {
+  const T before = *p;
+  if (before == held) *p = v;
   return before;
 }
 
