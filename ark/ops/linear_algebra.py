@@ -210,9 +210,8 @@ def _lower_large(
         cut = Cut(asked[2], asked[3])
     else:
         several = alone and all(len(t.shape) <= 2 for t in tensors) and "gated" not in node.attrs
-        narrow = bool(node.attrs["transpose_b"])  # half of 64 rows of b is whole rows
         measured = lowering.options.get("cuts", {})
-        cut = choose_cut(shape, depth, a.dtype.itemsize, machine, several, narrow, measured)
+        cut = choose_cut(shape, depth, a.dtype.itemsize, machine, several, measured)
     tile = min(cut.rows, shape[2]), cut.columns
     group = matrix_group(tile[0], depth, a.dtype.itemsize)
     params = _product(node) | {"tile": list(tile)}

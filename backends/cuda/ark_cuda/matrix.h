@@ -23,6 +23,13 @@ ARK_DEVICE void ark_matrix_next(ArkMatrixSlot& at) {
   }
 }
 
+ARK_DEVICE void ark_matrix_back(ArkMatrixSlot& at) {
+  if (at.slot-- == 0u) {
+    at.slot = ARK_MATRIX_STAGES - 1u;
+    at.parity ^= 1u;
+  }
+}
+
 struct ArkMatrixRing {
   ark_u64 full[ARK_MATRIX_STAGES];
   ark_u64 empty[ARK_MATRIX_STAGES];
@@ -99,9 +106,10 @@ ARK_DEVICE void ark_matrix_filled(ArkCtx& c, ark_u32 full, ark_u32 parity) {
     break;
   }
 }
-// Gives a stage back. empty: the address of its barrier.
+// Gives a stage back, for so many warpgroups. empty: the address of its barrier.
+template <ark_u32 GROUPS = 1u>
 ARK_DEVICE void ark_matrix_release(ark_u32 empty) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(empty) : "memory");
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(empty), "n"(GROUPS) : "memory");
 }
 // A warpgroup's place in the ring, kept from task to task.
 ARK_DEVICE ArkMatrixSlot ark_matrix_place_of(int group) {

@@ -1,7 +1,7 @@
 """Matrix products on warpgroups (wgmma), in the variant `matrix`: bf16 and fp16, any transposes;
 8-bit floats, int8 and tf32 with k side by side; batches, ragged edges, parts of k.
 
-Tiles of 128 rows, of which each warpgroup has half, or of 64, of which each has half the columns.
+Tiles of 128 rows, of which each warpgroup has half, or of 64, of which each has every other stage.
 The loading half copies boxes of both operands through tensor maps, swizzled so that wgmma reads
 them without bank conflicts; what lies outside of an operand arrives as zeros, and is not written.
 Called by ark_cuda.tasks.matmul.
@@ -43,8 +43,6 @@ def serves(sig: Signature, machine: Machine) -> bool:
         and (out.dtype in _stored(left.dtype) or not plain)
         and (rows in HEIGHTS or rows == dims(sig)[0] < HEIGHTS[-1])
         and columns in WIDTHS
-        # Half of 64 columns is less than a swizzled box of columns.
-        and (_height(sig) + columns > 128 or bool(sig.params["transpose_b"]))
         and all(_mappable(o) for o in ((left, right, out) if plain else (left, right)))
         and not any(o.packet for o in sig.operands)
     )
@@ -80,6 +78,8 @@ def loader(signatures: Sequence[Signature], machine: Machine) -> str:
     if any(s.kind == "attention_tiles" for s in signatures):
         stage = ROOM // 4  # beside its queries four stages fit
     stages = min(MOST_STAGES, ROOM // stage)
+    if any(_matmul_here(s, machine) and _height(s) == HEIGHTS[0] for s in signatures):
+        stages -= stages % 2  # each warpgroup has slots of its own
     files = resources.files("ark_cuda")
     return (
         f"{files.joinpath('barriers.h').read_text()}"
@@ -110,7 +110,7 @@ def _stage(sig: Signature) -> int:
 
 
 def _wide(sig: Signature) -> int:
-    """Columns of a tile that one warpgroup has."""
+    """Columns of a tile that one warpgroup stores."""
     columns: int = sig.params["tile"][1]
     return columns if _height(sig) == 128 else columns // 2
 
@@ -202,7 +202,7 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
     sums = f"{_sum(sig.operands[0])} (&d)[{_wide(sig) // 2}]"
     # Inlined: the compiler would wait for each instruction of a function that is called.
     return (
-        multiply(_wide(sig), (sig.operands[0], sig.operands[1]), across)
+        multiply(sig.params["tile"][1], (sig.operands[0], sig.operands[1]), across)
         + f"""ARK_DEVICE void {name}(ArkCtx& c, const ArkTask& t) {{
 {outputs(sig)}  ark_matrix_product<{_product(sig)}>(
       c, t, [&](int i1) {{ (void)i1; return {_steps(sig)}; }},
