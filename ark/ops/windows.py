@@ -326,7 +326,7 @@ def _lower_convolution(lowering: Lowering, node: Node) -> None:
     """Tiles of one n: places first, then rows of weights, then groups, as few as busy everybody."""
     weight, source, *others = node.inputs
     out, machine = node.outputs[0], lowering.machine
-    n, groups, rows, places = out.shape
+    _, groups, rows, places = out.shape
     work = out.elements * weight.shape[3]
     tasks = max(1, min(machine.processors, work // LEAST_WORK))
     share = -(-out.elements // tasks)
