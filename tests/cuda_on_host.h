@@ -69,6 +69,18 @@ static unsigned atomicAdd(unsigned* p, unsigned v) {
   *p += v;
   return before;
 }
+template <typename T>
+static T atomicExch(T* p, T v) {
+  const T before = *p;
+  *p = v;
+  return before;
+}
+template <typename T>
+static T atomicCAS(T* p, T held, T v) {
+  const T before = *p;
+  if (before == held) *p = v;
+  return before;
+}
 
 // Inline assembly: what loads reads as many bytes as its results have, anything else takes what it
 // is given and gives zeros, which the compiler does not know.

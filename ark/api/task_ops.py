@@ -27,7 +27,7 @@ class Arguments:
                 (value,) = self._op.args[name].values()
                 try:
                     return msgspec.convert(value, kind, strict=True)
-                except msgspec.ValidationError as error:
+                except (msgspec.ValidationError, UnicodeError) as error:
                     raise PlanError(f"op {self._op.name!r}: {name} is wrong: {error}") from error
         raise PlanError(f"op {self._op.name!r} of type {self._op.type} has no argument {names[0]}")
 

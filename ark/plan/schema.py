@@ -149,6 +149,7 @@ class MetaEntry(Closed, frozen=True, omit_defaults=True):
     model: Name | None = None
     context: Index | None = None
     chunk: Index | None = None
+    batch: Annotated[int, Meta(ge=1, le=1 << 16)] | None = None
     packing: tuple[PackingEntry, ...] | None = None
     processor_ranges: tuple[tuple[Index, Index] | None, ...] | None = None
     contexts: tuple[Index | None, ...] | None = None

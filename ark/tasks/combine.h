@@ -242,6 +242,23 @@ struct ArkShare<const ark_u64, SYSTEM> {
   const ark_u64* p;
 };
 
+// Several places of plain memory, which all get the result.
+template <typename T, int N>
+struct ArkEach {
+  T* p[N];
+};
+template <typename T, typename HOW, typename Q, bool SYSTEM>
+ARK_DEVICE void ark_give_chunk(ArkCtx& c, HOW how, const ArkShare<Q, SYSTEM>& out, ark_i64 chunk,
+                               const ArkChunks& at, const ArkChunk<T>& v) {
+  ark_store_chunk(c, how, out.p, chunk, at, SYSTEM, v);
+}
+template <typename T, typename HOW, int N>
+ARK_DEVICE void ark_give_chunk(ArkCtx& c, HOW how, const ArkEach<T, N>& out, ark_i64 chunk,
+                               const ArkChunks& at, const ArkChunk<T>& v) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) ark_store_chunk(c, how, out.p[i], chunk, at, true, v);
+}
+
 // The shares' chunks, those of plain memory or those of packets; AT is the number of the first.
 template <bool PACKETS, int AT, int BATCH, typename T, typename HOW, int SHARES>
 ARK_DEVICE void ark_load_shares(ArkCtx&, HOW, const ArkChunks&, ArkChunk<T> (&)[SHARES][BATCH]) {}
@@ -256,10 +273,9 @@ ARK_DEVICE void ark_load_shares(ArkCtx& c, HOW how, const ArkChunks& at,
   ark_load_shares<PACKETS, AT + 1, BATCH, T>(c, how, at, to, more...);
 }
 
-template <typename T, typename JOIN, int DIVIDE, int BATCH, typename HOW, typename Q, bool GIVES,
+template <typename T, typename JOIN, int DIVIDE, int BATCH, typename HOW, typename Out,
           typename... Shares>
-ARK_DEVICE void ark_combine_chunks(ArkCtx& c, HOW how, ArkChunks at, ArkShare<Q, GIVES> out,
-                                   Shares... shares) {
+ARK_DEVICE void ark_combine_chunks(ArkCtx& c, HOW how, ArkChunks at, Out out, Shares... shares) {
   typedef decltype(ark_term(T())) A;
   constexpr int MANY = static_cast<int>(16 / sizeof(T));
   constexpr int SHARES = static_cast<int>(sizeof...(Shares));
@@ -281,7 +297,7 @@ ARK_DEVICE void ark_combine_chunks(ArkCtx& c, HOW how, ArkChunks at, ArkShare<Q,
           ark_store_term(v[0][b].v[e], DIVIDE == 1 ? sum : sum / static_cast<A>(DIVIDE));
         }
       }
-      ark_store_chunk(c, how, out.p, chunk, at, GIVES, v[0][b]);
+      ark_give_chunk(c, how, out, chunk, at, v[0][b]);
     }
   }
 }

@@ -82,6 +82,7 @@ class Pointwise(TaskKind):
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
+        need(len(sig.operands) > 0, "it has no operand to write")
         out = len(sig.operands) - 1
         shape, tile = sig.operands[out].shape, sig.params["tile"]
         expression.check(sig.params["expr"], [o.dtype for o in sig.operands[:out]], len(shape))

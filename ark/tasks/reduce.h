@@ -108,6 +108,39 @@ ARK_DEVICE void ark_reduce_columns(const TI* in, ark_i64 stride, int columns, in
   }
 }
 
+// The same for a whole tile of few columns: a thread has a pack of neighbouring results to itself,
+// so that no thread waits for another. in and finish as for ark_reduce_across.
+template <class F, typename T, class TILE, int K, ark_i64 STRIDE, int V, int U, class In, class Out,
+          class Finish>
+ARK_DEVICE void ark_reduce_packs(const ArkTask& t, const In& in, const Out& out,
+                                 const Finish& finish) {
+  constexpr int packs = TILE::tile[0] * TILE::tile[1] * TILE::tile[2] * (TILE::tile[3] / V);
+  for (int r = ark_tid(); r < packs; r += ARK_THREADS) {
+    int i0, i1, i2, i3;
+    if (!ark_tile_place<TILE, V>(t.coord, r, i0, i1, i2, i3)) continue;
+    const auto* from = in(i0, i1, i2, i3);
+    T part[V];
+#pragma unroll
+    for (int j = 0; j < V; ++j) part[j] = F::none(T());
+    const auto join = [&](const auto& pack) {
+#pragma unroll
+      for (int j = 0; j < V; ++j) part[j] = F::join(part[j], T(ark_plain(pack.v[j])));
+    };
+    constexpr int bulk = K / U * U;
+    for (int k = 0; k < bulk; k += U) {
+      decltype(ark_load_pack<V>(from)) some[U];
+#pragma unroll
+      for (int u = 0; u < U; ++u) some[u] = ark_load_pack<V>(from + (k + u) * STRIDE);
+#pragma unroll
+      for (int u = 0; u < U; ++u) join(some[u]);
+    }
+    for (int k = bulk; k < K; ++k) join(ark_load_pack<V>(from + k * STRIDE));
+    auto* to = out(i0, i1, i2, i3);
+#pragma unroll
+    for (int j = 0; j < V; ++j) finish(to, j, part[j]);
+  }
+}
+
 // The same by one thread: row after row is added to `columns` sums.
 template <class F, typename T, typename TI, class Finish>
 ARK_DEVICE void ark_reduce_columns_alone(const TI* in, ark_i64 stride, int columns, int K,
@@ -144,11 +177,19 @@ ARK_DEVICE void ark_reduce_last(ArkCtx& c, const ArkTask& t, const In& in, const
 
 // For each index of the tile's outer dimensions, blocks of BLOCK neighbouring columns. in and
 // out(i0, i1, i2, i3): where the K elements of a column, STRIDE apart, and the result lie;
-// finish(to, k, total) stores the k-th of a block's.
+// finish(to, k, total) stores the k-th of a block's. ALONE: a thread has a result to itself.
 template <class F, typename T, class TILE, int K, ark_i64 STRIDE, int V, int U, int ACROSS,
-          int NARROW, class In, class Out, class Finish>
+          int NARROW, bool ALONE, class In, class Out, class Finish>
 ARK_DEVICE void ark_reduce_across(ArkCtx& c, const ArkTask& t, const In& in, const Out& out,
                                   const Finish& finish, ark_u64 address) {
+  if constexpr (ALONE) {
+    if (V == 1 || ark_aligned(address)) {
+      ark_reduce_packs<F, T, TILE, K, STRIDE, V, 2 * U>(t, in, out, finish);
+    } else if constexpr (V > 1) {
+      ark_reduce_packs<F, T, TILE, K, STRIDE, 1, 2 * U>(t, in, out, finish);
+    }
+    return;
+  }
   constexpr int tile = TILE::tile[3], block = ARK_THREADS == 1 ? tile : ACROSS * V;
   const int e0 = ark_tile_end<TILE, 0>(t.coord), e1 = ark_tile_end<TILE, 1>(t.coord);
   const int e2 = ark_tile_end<TILE, 2>(t.coord), e3 = ark_tile_end<TILE, 3>(t.coord);

@@ -26,16 +26,11 @@ from ark.comm import topology as networks
 from ark.comm.forestcoll import optimal
 from ark.comm.taccl import Sketch
 from ark.errors import BaseError, InternalError
-from ark.ir.dtype import by_name
-from ark.models.build import Shape
-from ark.models.config import LlamaConfig, Rope
-from ark.models.plans import make_plans
 from ark.parallel.pipeline import Placement, tessel
 from ark.plan import serialize
-from ark.plan.types import Plan
 from ark.runtime import rendezvous
 from ark.runtime.admission import admit
-from tests.fuzz import WrongResult, collectives, mutate, mutate_onnx
+from tests.fuzz import WrongResult, collectives, mutate, mutate_onnx, plans
 from tests.fuzz.execute import compare
 from tests.fuzz.task_plans import run_task_plan, task_plan
 
@@ -52,57 +47,28 @@ def seeds(name: str) -> list[str]:
     return [p.read_text() for p in sorted(folder.iterdir())] if folder.is_dir() else []
 
 
-@cache
-def _plan() -> tuple[Any, list[tuple[Any, ...]]]:
-    """A small decoder's plan as JSON, and its places, with those of the tasks thinned out."""
-    config = LlamaConfig(
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        vocab_size=64,
-        max_position_embeddings=32,
-        rope=Rope(theta=10000.0),
-        tie_word_embeddings=True,
-    )
-    shape = Shape(config, by_name("fp32"), 16, 2, 0, 1)
-    made = make_plans(shape, registry.machine("cpu-2"))[0]
-    data = json.loads(serialize.to_json(made))
-    return data, mutate.places(data)
-
-
 def plan(rng: random.Random, keep: Keep) -> bool | str:
     """A mutated plan: refused, or run under the sanitizer with the oracle's result."""
-    data, paths = _plan()
-    text = mutate.text_of(mutate.of_json(data, rng, paths))
-    if rng.random() < 0.1:
-        text = mutate.of_bytes(text.encode("utf-8", "replace"), rng).decode("utf-8", "replace")
+    text = plans.mutated(rng)
     keep(text)
     return run_plan(text)
 
 
 def run_plan(text: str) -> bool | str:
     """False if the plan is refused, "executed" if it was run and is right, "ended alike" if it and
-    its oracle end with one error, true if it is the plan that everything began with.
+    its oracle end with one error, true if it is a plan that mutations begin with.
     """
     try:
         made = serialize.from_json(text)
         admit([made], registry.machine("cpu-2"))
     except BaseError:
         return False
-    if _worth_running(made):
+    if not plans.is_base(made):
         found = compare(made)
         if found.wrong:
             raise WrongResult(found.wrong)
         return "executed" if found.ran else "ended alike"
     return True
-
-
-def _worth_running(made: Plan) -> bool:
-    """Is it another plan than the one that everything began with?"""
-    return json.loads(serialize.to_json(made)) != _plan()[0]
 
 
 def topology(rng: random.Random, keep: Keep) -> bool:

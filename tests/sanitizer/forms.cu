@@ -18,15 +18,18 @@ enum Form {
   kAllStores,   // the three again, but every lane arrives for itself
   kAllRecords,
   kAllBulk,
-  kEarlyWrite,  // kAllStores whose writer does not wait for the reader: a race
-  kEarlyRead,   // kAllStores whose reader does not wait for the writer: a race
-  kPolledWord,  // a growing word that one lane writes and others poll (ark_ring.begun)
+  kEarlyWrite,     // kAllStores whose writer does not wait for the reader: a race
+  kEarlyRead,      // kAllStores whose reader does not wait for the writer: a race
+  kPolledWord,     // a growing word that one lane writes and others poll, volatile on both sides
+  kPolledOrdered,  // the same by st.release and ld.acquire, one lane of a warp polling
+  kPolledAtomic,   // the same by atomics (ark_ring.begun)
   kForms
 };
-const char* const kNames[kForms] = {"named",      "one-stores",  "one-records", "one-bulk",
-                                    "all-stores", "all-records", "all-bulk",    "early-write",
-                                    "early-read", "polled-word"};
+const char* const kNames[kForms] = {"named",      "one-stores",  "one-records",    "one-bulk",
+                                    "all-stores", "all-records", "all-bulk",       "early-write",
+                                    "early-read", "polled-word", "polled-ordered", "polled-atomic"};
 __host__ __device__ constexpr bool every(Form f) { return f >= kAllStores; }
+__host__ __device__ constexpr bool polls(Form f) { return f >= kPolledWord; }
 __host__ __device__ constexpr bool bulk(Form f) { return f == kOneBulk || f == kAllBulk; }
 __host__ __device__ constexpr bool records(Form f) { return f == kOneRecords || f == kAllRecords; }
 __host__ __device__ constexpr bool race(Form f) { return f == kEarlyWrite || f == kEarlyRead; }
@@ -90,29 +93,54 @@ __device__ void fill(Shared& s, int slot, const uint32_t* from) {
   warp_arrive<F>(&s.full[slot]);
 }
 
+template <Form F>
+__device__ void say(uint32_t* word, uint32_t value) {
+  if (F == kPolledWord) *const_cast<volatile uint32_t*>(word) = value;
+  if (F == kPolledAtomic) atomicExch(word, value);
+  if (F == kPolledOrdered) {
+    asm volatile("st.release.cta.shared::cta.b32 [%0], %1;" ::"r"(at(word)), "r"(value) : "memory");
+  }
+}
+template <Form F>
+__device__ uint32_t said(uint32_t* word) {
+  uint32_t value = 0u;
+  if (F == kPolledWord) value = *const_cast<volatile uint32_t*>(word);
+  if (F == kPolledAtomic) value = atomicAdd(word, 0u);
+  if (F == kPolledOrdered) {
+    asm volatile("ld.acquire.cta.shared::cta.b32 %0, [%1];"
+                 : "=r"(value)
+                 : "r"(at(word))
+                 : "memory");
+  }
+  return value;
+}
+
 // Lane 0 of warp 0 says that a round may begin, and begins no other before all lanes of the polling
-// warps have arrived; so nothing is without an order but a poll that still finds the old word. The
-// lane and the pollers write and read as ark_lead and ark_stream_begun do.
+// warps have arrived; so nothing is without an order but a poll that still finds the old word.
 template <Form F>
 __device__ void polled(Shared& s, const uint32_t* from, uint32_t* to) {
   const uint32_t warp = threadIdx.x / 32u, lane = threadIdx.x & 31u;
-  volatile uint32_t* begun = &s.begun;
   uint32_t sum = 0u;
   for (uint32_t i = 0u; i < kRounds; ++i) {
     const uint32_t slot = i % kSlots, parity = i / kSlots & 1u;
     if (warp == 0u) {
       if (lane == 0u) {
+        __nanosleep(2000);
         __threadfence();
-        *begun = i + 1u;
+        say<F>(&s.begun, i + 1u);
       }
       await(&s.empty[slot], parity);
       continue;
     }
-    uint32_t seen = *begun;
-    while (static_cast<int32_t>(seen - (i + 1u)) < 0) {
-      __nanosleep(20);
-      seen = *begun;
+    uint32_t seen = i + 1u;
+    if (F == kPolledWord || lane == 0u) {
+      seen = said<F>(&s.begun);
+      while (static_cast<int32_t>(seen - (i + 1u)) < 0) {
+        __nanosleep(20);
+        seen = said<F>(&s.begun);
+      }
     }
+    __syncwarp();
     __threadfence();
     asm volatile("fence.proxy.async;" ::: "memory");
     sum += from[i * kWords + (lane ^ 5u)] * seen;
@@ -129,14 +157,14 @@ __global__ void form(const uint32_t* from, uint32_t* to) {
   if (threadIdx.x == 0u) {
     for (int i = 0; i < kSlots; ++i) {
       init(&s.full[i], every(F) && !bulk(F) ? 32u : 1u);
-      init(&s.empty[i], F == kPolledWord ? 32u * (kWarps - 1u) : every(F) ? 32u : 1u);
+      init(&s.empty[i], polls(F) ? 32u * (kWarps - 1u) : every(F) ? 32u : 1u);
     }
     s.begun = 0u;
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   }
   __syncthreads();
-  if constexpr (F == kPolledWord) {
+  if constexpr (polls(F)) {
     polled<F>(s, from, to);
     return;
   }

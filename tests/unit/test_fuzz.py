@@ -4,6 +4,9 @@ them for minutes or hours.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import json
 import os
 import random
 import subprocess
@@ -14,6 +17,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ark.backend import registry
+from ark.errors import PlanError
+from ark.plan import kind, serialize
+from ark.plan.verify import verify
+from ark.runtime.admission import admit
+from tests.fuzz import plans
 from tests.fuzz.__main__ import _sanitizer
 from tests.fuzz.targets import CORPUS, REPLAY, TARGETS, run_command_line
 from tests.slow import slow
@@ -27,6 +36,35 @@ CASES = [(kind, path) for kind in sorted(REPLAY) for path in sorted((CORPUS / ki
 @given(seed=st.integers(0, 2**32 - 1))
 def test_hostile_input_is_accepted_or_refused(name: str, seed: int) -> None:
     TARGETS[name](random.Random(seed), lambda text: None)
+
+
+# What tasks of several ranks do for each other: no plan of one rank has it.
+BETWEEN_RANKS = {"combine", "iteration_end", "token", "transfer"}
+
+
+def test_mutations_begin_with_every_kind_of_task() -> None:
+    """All of which are read as they were written, and admitted."""
+    seen: set[str] = set()
+    for name in plans.NAMES:
+        data, _ = plans.base(name)
+        made = serialize.from_json(json.dumps(data))
+        assert json.loads(serialize.to_json(made)) == data
+        admit([made], registry.machine(plans.MACHINE))
+        seen |= {op.kind for op in made.ops}
+    assert set(kind.names()) - seen == BETWEEN_RANKS
+
+
+@pytest.mark.parametrize("name", plans.NAMES)
+def test_ops_with_operands_too_few_or_too_many(name: str) -> None:
+    """Each op of a plan with every smaller number of operands, and two larger ones."""
+    made = serialize.from_json(json.dumps(plans.base(name)[0]))
+    for op in {(o.kind, len(o.operands)): o for o in made.ops}.values():
+        numbers = (*range(len(op.operands)), *(len(op.operands) + extra for extra in (1, 2)))
+        for number in numbers:
+            other = dataclasses.replace(op, operands=(op.operands * 3)[:number])
+            ops = tuple(other if o.id == op.id else o for o in made.ops)
+            with contextlib.suppress(PlanError):  # a few kinds do with one more or less
+                verify([dataclasses.replace(made, ops=ops)])
 
 
 @settings(FEW, max_examples=10)
@@ -43,13 +81,9 @@ def test_what_once_did_harm(kind: str, path: Path) -> None:
 @slow
 def test_the_oracle_sees_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan that computes something else than its program is a finding."""
-    import dataclasses
-    import json
+    from tests.fuzz import execute
 
-    from ark.plan import serialize
-    from tests.fuzz import execute, targets
-
-    made = serialize.from_json(json.dumps(targets._plan()[0]))
+    made = serialize.from_json(json.dumps(plans.base("decoder")[0]))
     assert execute.compare(made) == execute.Outcome(True, "")
     ops = list(made.ops)
     number = next(i for i, o in enumerate(ops) if o.kind == "attention")
@@ -75,9 +109,9 @@ def test_a_command_line_that_ends_in_a_traceback_is_a_finding(
 READ_BETWEEN_BUFFERS = """
 import dataclasses, json
 from ark.plan import serialize
-from tests.fuzz import execute, targets
+from tests.fuzz import execute, plans
 execute.sanitize()
-made = serialize.from_json(json.dumps(targets._plan()[0]))
+made = serialize.from_json(json.dumps(plans.base("decoder")[0]))
 assert execute.compare(made) == execute.Outcome(True, "")
 print("fine", flush=True)
 buffers = tuple(

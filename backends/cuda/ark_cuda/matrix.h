@@ -27,9 +27,9 @@ struct ArkMatrixRing {
   ark_u64 full[ARK_MATRIX_STAGES];
   ark_u64 empty[ARK_MATRIX_STAGES];
   ark_u32 used[ARK_MATRIX_GROUPS];  // a warpgroup's next slot and its parity
-  ark_u64 begun;                    // one more than the running task's place in time, 0 before
-  ark_u32 leave;                    // the computing warps have left the loop
-  ark_u32 stopped;                  // the loading thread has given up a wait
+  ark_u64 begun;    // one more than the running task's place in time, 0 before; polled, by atomics
+  ark_u32 leave;    // the computing warps have left the loop; polled, by atomics
+  ark_u32 stopped;  // the loading thread has given up a wait
 };
 
 __shared__ ArkMatrixRing ark_matrix;
@@ -65,7 +65,7 @@ ARK_DEVICE void ark_matrix_loads_only() { asm volatile("setmaxnreg.dec.sync.alig
 ARK_DEVICE void ark_matrix_computes() { asm volatile("setmaxnreg.inc.sync.aligned.u32 232;"); }
 // Called by the computing threads when they have left the loop.
 ARK_DEVICE void ark_matrix_close() {
-  if (threadIdx.x == 0) *const_cast<volatile ark_u32*>(&ark_matrix.leave) = 1u;
+  if (threadIdx.x == 0) atomicExch(&ark_matrix.leave, 1u);
 }
 // A task's place in time: its iteration, and its place in the table.
 ARK_DEVICE ark_u64 ark_matrix_place(ark_u32 iteration, ark_u32 at) {
@@ -75,7 +75,7 @@ ARK_DEVICE ark_u64 ark_matrix_place(ark_u32 iteration, ark_u32 at) {
 ARK_DEVICE void ark_task_begins(ArkCtx& c) {
   if (threadIdx.x != 0) return;
   const ark_u32 at = ark_warp_load(&c.warps[0]) & ~ARK_GAVE_UP;
-  *const_cast<volatile ark_u64*>(&ark_matrix.begun) = ark_matrix_place(c.iteration, at) + 1u;
+  atomicExch(&ark_matrix.begun, ark_matrix_place(c.iteration, at) + 1u);
 }
 
 // Waits for a stage without a call, which would part the products before it from those behind.
@@ -119,12 +119,14 @@ struct ArkMatrixLoad {
   bool stopped;
   bool whole;  // set by a half whose task uses the stages' memory in a way of its own
 };
+// Loader: the computing warps have left the loop.
+ARK_DEVICE bool ark_matrix_left() { return atomicAdd(&ark_matrix.leave, 0u) != 0u; }
 // Loader: the stage that used the slot before has been given back; false when there is no use for
 // more.
 ARK_DEVICE bool ark_matrix_free(const ArkMatrixLoad& load) {
   const ark_u32 empty = ark_shared_address(&ark_matrix.empty[load.at.slot]);
   while (!ark_matrix_passed(empty, load.at.parity ^ 1u)) {
-    if (ark_shared_word(&ark_matrix.leave) != 0u) return false;
+    if (ark_matrix_left()) return false;
   }
   return true;
 }
@@ -143,12 +145,12 @@ ARK_DEVICE void ark_dispatch_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& lo
 
 // Loader: the task at a place, or a later one, has begun.
 ARK_DEVICE bool ark_matrix_begun(ark_u64 place) {
-  return *const_cast<const volatile ark_u64*>(&ark_matrix.begun) > place;
+  return atomicCAS(&ark_matrix.begun, 0ull, 0ull) > place;
 }
 // Loader: waits for that; false if the computing warps have left.
 ARK_DEVICE bool ark_matrix_await(ark_u64 place) {
   while (!ark_matrix_begun(place)) {
-    if (ark_shared_word(&ark_matrix.leave) != 0u) return false;
+    if (ark_matrix_left()) return false;
     __nanosleep(20);
   }
   return true;
@@ -163,7 +165,7 @@ ARK_DEVICE bool ark_matrix_ready(const ArkParams* p, const ArkTask& t, ark_u64 p
     const ark_u32 want = e.step * phase_iteration + e.value;
     const bool system = (e.flags & 1u) != 0u;
     while (static_cast<ark_i32>(ark_load_acquire(ark_words(e.address), system) - want) < 0) {
-      if (ark_shared_word(&ark_matrix.leave) != 0u) return false;
+      if (ark_matrix_left()) return false;
       if (ark_matrix_begun(place)) return true;
       __nanosleep(20);
     }
@@ -212,7 +214,8 @@ ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scra
       if (load.whole) spared = place + 1u;
     }
   }
-  *const_cast<volatile ark_u32*>(&ark_matrix.stopped) = 1u;
+  // Who ends well has loaded all that somebody waits for; nobody waits who has left.
+  if (load.stopped && !ark_matrix_left()) *const_cast<volatile ark_u32*>(&ark_matrix.stopped) = 1u;
   // A block must not end while copies into its shared memory are under way.
   for (ark_u32 slot = 0u; slot < load.issued; ++slot) {
     const ark_u32 full = ark_shared_address(&ark_matrix.full[slot]);

@@ -193,7 +193,7 @@ ARK_DEVICE void ark_lead(const ArkParams* p, ark_u32 processor, char* scratch) {
       *const_cast<volatile ark_u32*>(&ark_handshake.end) = end;
       if (ARK_STREAM_GROWS) {
         __threadfence();  // the loader takes over what this lane has seen
-        *const_cast<volatile ark_u32*>(&ark_ring.begun) = iteration + 1u;
+        atomicExch(&ark_ring.begun, iteration + 1u);
       }
     }
     ArkGrowing growing{0u, 0u, 0u};

@@ -23,7 +23,8 @@ struct ArkRing {
   ark_u64 full[ARK_RING_DEPTH];   // the loader arrives once a stage, with its bytes
   ark_u64 empty[ARK_RING_DEPTH];  // the owning warp arrives for all, or each warp for itself
   ark_u32 leave;                  // the computing warps have left the loop
-  ark_u32 begun;                  // 1 + the iteration that may begin, once it may
+  ark_u32 begun;                  // 1 + the iteration that may begin, once it may; read and written
+                                  // by atomics, which racecheck takes for what they are
   ark_u32
       grown[ARK_WARPS];  // each warp's own: stages beyond one of the iteration's growing fetches
 };
@@ -215,12 +216,16 @@ ARK_DEVICE ArkGrowth ark_from_lane(const ArkGrowth& g, ark_u32 lane) {
 // The iteration may begin: the computing side has said so, and what was written before is there for
 // copies too. False if it has left; its own waits have budgets.
 ARK_DEVICE bool ark_stream_begun(const ArkCtx& c) {
-  const volatile ark_u32* begun = const_cast<const volatile ark_u32*>(&ark_ring.begun);
-  while (static_cast<ark_i32>(*begun - (c.iteration + 1u)) < 0) {
-    if (ark_left()) return false;
-    __nanosleep(20);
+  bool begun = true;
+  if (ark_lane() == 0) {
+    while (begun && static_cast<ark_i32>(atomicAdd(&ark_ring.begun, 0u) - (c.iteration + 1u)) < 0) {
+      begun = !ark_left();
+      __nanosleep(20);
+    }
+    __threadfence();
   }
-  __threadfence();
+  if (!__shfl_sync(0xffffffffu, begun, 0)) return false;
+  __syncwarp();
   asm volatile("fence.proxy.async;" ::: "memory");
   return true;
 }
