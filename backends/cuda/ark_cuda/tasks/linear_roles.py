@@ -64,17 +64,17 @@ def poll(name: str, sig: Signature, machine: Machine) -> str:
 def write(name: str, sig: Signature, machine: Machine) -> str:
     """The computing warps' part."""
     k, params, rows = sig.operands[0].shape[1], sig.params, _rows(sig)
-    constants = (sig.operands[1].ctype, k, params["rows"], params["split_k"])
+    sizes = (sig.operands[1].ctype, k, params["rows"], params["split_k"])
     operands = (text.given(sig, 0), prologue(sig), epilogue(sig))
     if rows == 1:
         given = sig.operands[0].shape[0]
         shares = (given, params.get("first", 0) % given)
-        constants = (*constants, _task_rows(sig, machine), _input_bytes(sig), *shares)
+        constants = (*sizes, _task_rows(sig, machine), _input_bytes(sig), *shares)
         return inline.inlined(name, text.called("ark_linear_roles", constants, operands), machine)
-    constants = (*constants, kept_stages(machine.warps, params["split_k"]))
+    several = (*sizes, kept_stages(machine.warps, params["split_k"]))
     if reads_apart(sig):
         apart = (operands[0], operands[2])
-        call = text.called("ark_linear_apart", (*constants, rows), apart)
+        call = text.called("ark_linear_apart", (*several, rows), apart)
     else:
-        call = text.called("ark_linear_batch", (*constants, _input_bytes(sig), rows), operands)
+        call = text.called("ark_linear_batch", (*several, _input_bytes(sig), rows), operands)
     return inline.inlined(name, call, machine)
