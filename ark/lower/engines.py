@@ -53,6 +53,7 @@ MESSAGES = (PACKET, THREADS, DMA)
 TRANSFERS = (THREADS, DMA)
 FAR = (NIC,)  # what reaches other hosts
 PART_BYTES, PARTS = 64 << 10, 8  # of a processor's share: the least, and how many at most
+PUT_BYTES = 128 << 10  # of tiles that are put at once: peers begin when all of it is there
 
 
 def choose_engine(
@@ -84,3 +85,11 @@ def tile_bytes(engine: Engine, machine: Machine, nbytes: int) -> int:
     share = -(-nbytes // machine.processors)
     share = max(min(share, PART_BYTES), -(-share // PARTS))
     return max(engine.tile_bytes, -(-share // 128) * 128)
+
+
+def joined_tiles(machine: Machine, tiles: int, nbytes: int, peers: int) -> int:
+    """How many tiles of so many bytes one task puts where all of them go to each of several peers:
+    as many as give each processor one put, in puts of at most PUT_BYTES.
+    """
+    each = max(1, machine.processors // max(1, peers))
+    return max(1, min(-(-tiles // each), PUT_BYTES // nbytes))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 
+from ark.ir.dtype import FLOATS
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.pack import writes
@@ -77,7 +78,7 @@ def fuse(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -> 
             and not _holds_pairs(weight, machine)
         ):
             last = None
-        while (norm or last) and not _still(graph, norm, node, last):
+        while (norm or last) and not still(graph, norm, node, last):
             norm, last = (norm, None) if last else (None, None)
         if {node.inputs[0].buffer.id} & {t.buffer.id for t in node.outputs}:
             continue
@@ -94,6 +95,8 @@ def _streams(node: Node, machine: Machine) -> bool:
     return (
         weight.buffer.arena == "parameter"
         and weight.dense
+        and x.dtype in FLOATS
+        and weight.dtype in FLOATS
         and len(x.shape) == len(weight.shape) == 2
         and bool(node.attrs["transpose_b"])
         and not node.attrs["transpose_a"]
@@ -130,7 +133,7 @@ def _others(node: Node, product: Tensor) -> tuple[Tensor, ...]:
     return tuple(t for t in node.inputs if t.id != product.id)
 
 
-def _still(graph: Graph, norm: Node | None, node: Node, last: Node | None) -> bool:
+def still(graph: Graph, norm: Node | None, node: Node, last: Node | None) -> bool:
     """Do the joined node's operands hold at its end what they held where each part stood?
 
     Nobody in between may write what the parts read, nor may the result lie where all tasks read.
@@ -159,7 +162,7 @@ def _adds_residual(
         and _epilogue(added, node.outputs[0], uses)
         and (residual := _others(added, node.outputs[0])[0]).dense
         and residual.dtype == added.outputs[0].dtype == node.outputs[0].dtype
-        and _still(graph, None, node, added)
+        and still(graph, None, node, added)
     )
 
 

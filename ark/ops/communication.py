@@ -20,7 +20,7 @@ from ark.ir.dtype import uint32
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
-from ark.lower.engines import PACKET, Engine, tile_bytes
+from ark.lower.engines import PACKET, Engine, joined_tiles, tile_bytes
 from ark.lower.merge import bytes_of
 from ark.lower.registry import register
 from ark.lower.tiling import box_coords, box_tile
@@ -69,19 +69,27 @@ def move(
 @dataclasses.dataclass(frozen=True)
 class _Exchanged:
     """All ranks' shares, the rank's own first, then the next rank's and so on round; the tiles that
-    they came in; the buffers that hold packets, for which no counter is waited.
+    they are worked on in, `joined` of which came as one put; the buffers that hold packets, for
+    which no counter is waited.
     """
 
     shares: list[IrTensor]
-    coords: list[tuple[int, ...]]
+    coords: list[tuple[int, int]]
+    joined: int
     received: frozenset[int]
+
+    @property
+    def puts(self) -> list[tuple[int, int]]:
+        """The tiles that they came in."""
+        parts = [self.coords[i : i + self.joined] for i in range(0, len(self.coords), self.joined)]
+        return [(part[0][0], part[-1][1]) for part in parts]
 
 
 def _exchange(
     lowering: Lowering, share: IrTensor, name: str, counter: Callable[[int, int], str]
 ) -> _Exchanged:
     """Every rank puts its dense share into a receive buffer on each peer. counter(step, i): what
-    the put of tile i to the peer `step` ranks on signals.
+    put i to the peer `step` ranks on signals.
 
     Peers are counted from the rank itself, in names too (`from+1` is the next rank's share): all
     ranks' tasks are the same but for that, and no receiver is everybody's first.
@@ -90,8 +98,11 @@ def _exchange(
     engine = lowering.engine(share.nbytes)
     packets = engine.name == PACKET
     size = share.dtype.itemsize
-    coords = tiles(share.elements, size, tile_bytes(engine, lowering.machine, share.nbytes))
-    found, received = [lowering.flat(share)], set()
+    nbytes = tile_bytes(engine, lowering.machine, share.nbytes)
+    coords = tiles(share.elements, size, nbytes)
+    joined = joined_tiles(lowering.machine, len(coords), nbytes, world - 1)
+    got = _Exchanged([lowering.flat(share)], coords, joined, frozenset())
+    received = set()
 
     def buffer(step: int, owner: int) -> IrTensor:
         label = f"{name}.from+{step}"
@@ -103,15 +114,15 @@ def _exchange(
 
     for step in range(1, world):
         peer = (rank + step) % world
-        found.append(buffer(step, -1))
+        got.shares.append(buffer(step, -1))
         target = buffer(world - step, peer)
-        group = move(lowering, engine, found[0], target, coords, f".put+{step}")
+        group = move(lowering, engine, got.shares[0], target, got.puts, f".put+{step}")
         group.received = frozenset({target.buffer.id} & received)
         if not packets:
             group.sends = [
-                (lowering.semaphore(peer, counter(step, i)),) for i in range(len(coords))
+                (lowering.semaphore(peer, counter(step, i)),) for i in range(len(got.puts))
             ]
-    return _Exchanged(found, [*coords], frozenset(received))
+    return dataclasses.replace(got, received=frozenset(received))
 
 
 def _lower_all_reduce(lowering: Lowering, node: Node) -> None:
@@ -138,7 +149,8 @@ def _lower_all_reduce(lowering: Lowering, node: Node) -> None:
     group.received = got.received
     if world > 1 and not got.received:
         group.awaits = [
-            ((lowering.semaphore(rank, f"{name}.{i}"), world - 1),) for i in range(len(got.coords))
+            ((lowering.semaphore(rank, f"{name}.{i // got.joined}"), world - 1),)
+            for i in range(len(got.coords))
         ]
     if out is not node.outputs[0]:
         copy_box(lowering, out, node.outputs[0], ".out")
@@ -161,10 +173,10 @@ def _lower_gather(lowering: Lowering, node: Node) -> None:
             out, shape=size, offsets=(offset,), padded=size, name=f"{out.name}.from+{step}"
         )
         params = {"element": moved(share.dtype)}
-        group = lowering.emit("combine", params, [source, place], got.coords, f".out+{step}")
+        group = lowering.emit("combine", params, [source, place], got.puts, f".out+{step}")
         group.received = frozenset({source.buffer.id}) & got.received
         if step and not got.received:
-            names = (counter(world - step, i) for i in range(len(got.coords)))
+            names = (counter(world - step, i) for i in range(len(got.puts)))
             group.awaits = [((lowering.semaphore(rank, label), 1),) for label in names]
 
 

@@ -28,7 +28,7 @@ from ark.ops.math import round as nearest
 from ark.ops.reductions import reduce_max
 from ark.ops.views import reshape
 from ark.tasks.expression import Tree, leaf
-from ark.tasks.quantized import MOST_ROWS, STEP
+from ark.tasks.quantized import MOST_ROWS, STEP, most_rows
 
 TYPES = (*PACKED, int8, uint8)
 
@@ -134,11 +134,11 @@ def quantized_linear(
 
 
 def _lower_quantized(lowering: Lowering, node: Node) -> None:
-    """As many rows of the input at once as a processor's shared memory holds."""
+    """As many rows of the input at once as a processor has the shared memory for."""
     x, *others = node.inputs
     out, machine = node.outputs[0], lowering.machine
     coords = split(others[0].shape[0], machine.processors)
-    most = max(1, (machine.shared_bytes - machine.ring_bytes) // (4 * x.shape[1]))
+    most = most_rows(x.shape[1], machine)
     for number, first in enumerate(range(0, x.shape[0], most)):
         rows = min(most, x.shape[0] - first)
         operands = [part(x, 0, first, rows), *others, part(out, 0, first, rows)]

@@ -191,7 +191,8 @@ class _PhaseRun:
         """The processors where each task comes right behind the only one that it needs, so that a
         chain of small ops hands nothing over; None where tasks need more, or share what they need.
         """
-        placed = group.processors or group.granularity is not None or group.sends or group.awaits
+        asked = group.processors or group.granularity is not None or bool(group.lanes)
+        placed = asked or bool(group.sends) or bool(group.awaits)
         if placed or len(needs) > len(self.lists) or self.machine.variant.role(COMMUNICATE):
             return None
         lanes: list[int] = []
@@ -207,8 +208,10 @@ class _PhaseRun:
 
     def _deal(self, group: Group, count: int) -> np.ndarray:
         """The processor of each task: round robin, whole shares where there are many, or as many at
-        a time as was asked for.
+        a time as was asked for; or where the lowering put them.
         """
+        if group.lanes:
+            return np.array(group.lanes, np.int64)
         begin, end = group.processors or (0, len(self.lists))
         processors = end - begin
         share = np.arange(count, dtype=np.int64)

@@ -6,6 +6,7 @@ touches is always decided here, because the verifier relies on it.
 
 from ark.tasks import (
     along,
+    arrival,
     attention,
     attention_tiles,
     combine,
@@ -30,6 +31,7 @@ from ark.tasks import (
 
 __all__ = [
     "along",
+    "arrival",
     "attention",
     "attention_tiles",
     "combine",

@@ -87,9 +87,7 @@ ARK_DEVICE void ark_each_update_found(ArkCtx& c, int first, int last, const Id& 
     ark_sync();
 #pragma unroll
     for (int u = 0; u < ark_looks; ++u) {
-      const ark_u64 mine = place[u] >= 0 ? 1ull << ark_lane() : 0ull;
-      const ark_u64 all =
-          static_cast<ark_u64>(ark_warp_fold<ArkAddFold>(static_cast<ark_i64>(mine)));
+      const ark_u64 all = ark_ballot(place[u] >= 0);
       before[u] = ark_ones(all & ((1ull << ark_lane()) - 1));
       if (ark_lane() == 0) counts[u * ARK_WARPS + ark_warp()] = ark_ones(all);
     }
@@ -138,6 +136,72 @@ ARK_DEVICE void ark_apply_updates(const ArkUpdates& updates, const More& more, c
 #pragma unroll
     for (int u = 0; u < U; ++u) {
       if (k[u] >= 0) store(k[u], made[u]);
+    }
+  }
+}
+
+// The same of lines that lie side by side, the tile TILE of them, by warps: each applies the
+// updates of its own places, k with k % ARK_WARPS its number, and has all elements of the tile
+// under way. more(n, i), now(k, i) and store(k, v, i) take four indices of the tile too. listed:
+// ark_round_updates + ARK_WARPS numbers.
+template <typename T, class TILE, class More, class Now, class Join, class Store>
+ARK_DEVICE void ark_apply_updates_by_place(const ark_i32* coord, const ArkUpdates& updates,
+                                           char* listed, const More& more, const Now& now,
+                                           const Join& join, const Store& store) {
+  constexpr int total = TILE::tile[0] * TILE::tile[1] * TILE::tile[2] * TILE::tile[3];
+  constexpr int C = (total + ARK_LANES - 1) / ARK_LANES, U = 4;
+  int* mine = reinterpret_cast<int*>(listed);
+  int* counts = mine + ark_round_updates;
+  const auto each_own = [&](const auto& body) {
+    int found = 0;
+    for (int begin = 0; begin < updates.count; begin += ARK_LANES) {
+      const int j = begin + ark_lane();
+      const bool own = j < updates.count && updates.to[j] % ARK_WARPS == ark_warp();
+      const ark_u64 all = ark_ballot(own);
+      if (own) body(found + ark_ones(all & ((1ull << ark_lane()) - 1)), j);
+      found += ark_ones(all);
+    }
+    return found;
+  };
+  const int count = each_own([](int, int) {});
+  if (ark_lane() == 0) counts[ark_warp()] = count;
+  ark_sync();
+  for (int w = 0; w < ark_warp(); ++w) mine += counts[w];
+  each_own([&](int n, int j) { mine[n] = j; });
+  ark_sync();
+  int at[C][4];
+  bool inside[C];
+#pragma unroll
+  for (int e = 0; e < C; ++e) {
+    const int r = e * ARK_LANES + ark_lane();
+    inside[e] = ark_tile_place<TILE, 1>(coord, r, at[e][0], at[e][1], at[e][2], at[e][3]);
+    inside[e] = r < total && inside[e];
+  }
+  for (int i = 0; i < count; i += U) {
+    T x[U][C], made[U][C];
+    int k[U];
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      const int j = mine[i + u < count ? i + u : i];
+      k[u] = updates.to[j];
+#pragma unroll
+      for (int e = 0; e < C; ++e) {
+        if (inside[e]) x[u][e] = more(updates.at[j], at[e][0], at[e][1], at[e][2], at[e][3]);
+        if (inside[e]) made[u][e] = now(k[u], at[e][0], at[e][1], at[e][2], at[e][3]);
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      if (i + u >= count) break;
+#pragma unroll
+      for (int e = 0; e < C; ++e) {
+        if (!inside[e]) continue;
+        T old = made[u][e];
+#pragma unroll
+        for (int w = 0; w < u; ++w) old = k[w] == k[u] ? made[w][e] : old;
+        made[u][e] = join(old, x[u][e]);
+        store(k[u], made[u][e], at[e][0], at[e][1], at[e][2], at[e][3]);
+      }
     }
   }
 }

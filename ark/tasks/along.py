@@ -39,9 +39,10 @@ from ark.plan.params import (
     typed,
 )
 from ark.tasks import expression, text
-from ark.tasks.pointwise import HEADERS, NAMES, each_index, in_order, tile_box
+from ark.tasks.pointwise import HEADERS, NAMES, each_index, in_order, tile_box, tile_type
 
 LOOKS = 4  # indices that a thread looks at in a round, as ark_looks of along.h
+SIDE_BY_SIDE = 4  # elements of an update that a lane has under way at once, at most
 ALONG = (*HEADERS, text.header("folds.h"), text.header("along.h"))
 
 
@@ -196,13 +197,21 @@ class Scatter(TaskKind):
         return ALONG
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        together = self._together(sig, machine)
-        return 4 * LOOKS * machine.warps * (2 * machine.lanes + 1) if together else 0
+        if not self._together(sig, machine):
+            return 0
+        found = LOOKS * machine.warps * (2 * machine.lanes + 1)
+        listed = LOOKS * machine.warps * machine.lanes + machine.warps
+        return 4 * (found + listed * self._by_place(sig, machine))
 
     def _together(self, sig: Signature, machine: Machine) -> bool:
         """Do all threads of a block look for the updates of their places?"""
         same = same_places(sig.operands[0].shape, sig.params["axis"])
         return same and not machine.has("single_thread")
+
+    def _by_place(self, sig: Signature, machine: Machine) -> bool:
+        """Has each warp places of its own? Else a thread has elements of all places."""
+        few = math.prod(sig.params["tile"]) <= SIDE_BY_SIDE * machine.lanes
+        return few and sig.params["span"] >= machine.warps
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         ids, _, out = sig.operands
@@ -227,7 +236,20 @@ class Scatter(TaskKind):
             f"[&](int n) {{ (void)n; return p0[{at[0]}]; }}, "
         )
         every = f"ark_each_update{span}[&](int n, int k) {{\n      (void)n; (void)k;\n"
-        if self._together(sig, machine):
+        if self._together(sig, machine) and self._by_place(sig, machine):
+            at4 = ", ".join(f"int {name}" for name in NAMES)
+            unused = "".join(f"(void){name}; " for name in NAMES)
+            room = f"ARK_SCRATCH(c) + {4 * LOOKS * machine.warps * (2 * machine.lanes + 1)}"
+            body = (
+                f"  ark_each_update_found{span}ARK_SCRATCH(c), [&](const ArkUpdates& updates) {{\n"
+                f"    ark_apply_updates_by_place<{compute}, {tile_type(tile, frame)}>(\n"
+                f"        t.coord, updates, {room},\n"
+                f"        [&](int n, {at4}) -> {compute} {{ (void)n; {unused}return {more}; }},\n"
+                f"        [&](int k, {at4}) -> {compute} {{ (void)k; {unused}return {now}; }},\n"
+                f"        {joined},\n        [&](int k, {compute} v, {at4}) {{ (void)k; {unused}"
+                f"{text.store(sig, 2, 'p2', target, 'v')} }});\n  }});\n"
+            )
+        elif self._together(sig, machine):
             apply = (
                 f"    ark_apply_updates<{compute}>(updates,\n"
                 f"        [&](int n) -> {compute} {{ (void)n; return {more}; }},\n"

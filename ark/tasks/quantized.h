@@ -10,34 +10,160 @@ ARK_DEVICE float ark_zero_point(const Z& zeros, int row, int group) {
   }
 }
 
-// coord: first and last+1 row of the weights. M rows of K elements; a lane takes eight weights at
-// once, which fill ITEMS of the weights' storage type; a row of them has PITCH.
-template <int M, int K, int GROUP, int ITEMS, int PITCH, class X, class W, class S, class Z,
-          class O>
+// Eight elements of few bits as they lie in memory, from `p` on, and element j of them as a float.
+template <int ITEMS, typename T>
+ARK_DEVICE ArkPack<T, ITEMS> ark_load_few(const T* p) {
+  return ark_load_pack<ITEMS>(p);
+}
+template <typename T, int ITEMS>
+ARK_DEVICE float ark_few_bits(const ArkPack<T, ITEMS>& pack, int j) {
+  return static_cast<float>(ark_element(pack.v, j));
+}
+// Of four bits they are a word. A code put into the mantissa of 2^23 makes that larger by as much,
+// which takes fewer instructions than a conversion does. A sign's weight, 8, is flipped and taken
+// off again.
+template <int SIGN>
+struct ArkFourBits {
+  ark_u32 word;
+};
+template <int ITEMS>
+ARK_DEVICE ArkFourBits<0> ark_load_few(const ark_uint4* p) {
+  return {*reinterpret_cast<const ark_u32*>(p)};
+}
+template <int ITEMS>
+ARK_DEVICE ArkFourBits<8> ark_load_few(const ark_int4* p) {
+  return {*reinterpret_cast<const ark_u32*>(p)};
+}
+template <int SIGN>
+ARK_DEVICE float ark_few_bits(const ArkFourBits<SIGN>& few, int j) {
+  const ark_u32 code = (few.word ^ SIGN * 0x11111111u) >> 4 * j & 15u;
+  return ark_bits_float(code | 0x4b000000u) - (8388608.0f + SIGN);
+}
+
+constexpr int ark_quantized_step =
+    8;  // STEP of quantized.py: elements of a weight's row that a lane takes at once
+
+// Where shared memory has element k of row m: V rows side by side, beside them what the other lanes
+// take at the same time, so that a warp reads whole lines.
+template <int V, int GROUPS>
+ARK_DEVICE int ark_quantized_place(int m, int k) {
+  constexpr int STEP = ark_quantized_step, WIDE = ARK_LANES * STEP;
+  const int line = (k / WIDE * STEP + k % STEP) * GROUPS + m / V;
+  return (line * ARK_LANES + k / STEP % ARK_LANES) * V + m % V;
+}
+
+// sum[r] += w[r][j] times line j of x, each of GROUPS times V elements.
+template <int R, int GROUPS, int V>
+ARK_DEVICE void ark_quantized_products(const float (&w)[R][ark_quantized_step], const float* line,
+                                       float (&sum)[R][GROUPS * V]) {
+#if defined(ARK_VECTOR_BYTES)
+  typedef float Line __attribute__((vector_size(4 * GROUPS * V), aligned(4)));
+  Line total[R];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) total[r] = *reinterpret_cast<const Line*>(sum[r]);
+#pragma GCC unroll 8
+  for (int j = 0; j < ark_quantized_step; ++j) {
+    const Line some = *reinterpret_cast<const Line*>(line + j * GROUPS * V);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) total[r] += w[r][j] * some;
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) *reinterpret_cast<Line*>(sum[r]) = total[r];
+#else
+#pragma unroll
+  for (int j = 0; j < ark_quantized_step; ++j) {
+#pragma unroll
+    for (int g = 0; g < GROUPS; ++g) {
+      const auto some = ark_load_pack<V>(line + (j * GROUPS + g) * ARK_LANES * V);
+#pragma unroll
+      for (int r = 0; r < R; ++r) {
+#pragma unroll
+        for (int v = 0; v < V; ++v) sum[r][g * V + v] += w[r][j] * some.v[v];
+      }
+    }
+  }
+#endif
+}
+
+// coord: first and last+1 row of the weights. M rows of K elements, CHUNK of each at a time in
+// shared memory, the next ones on their way meanwhile. A warp takes R rows of the weights at once,
+// a lane eight elements of each, which fill ITEMS of the weights' storage type; a row has PITCH.
+template <int M, int K, int CHUNK, int R, int GROUP, int ITEMS, int PITCH, class X, class W,
+          class S, class Z, class O>
 ARK_DEVICE void ark_quantized_linear(ArkCtx& c, const ArkTask& t, X x, W weights, S scales, Z zeros,
                                      O output) {
-  constexpr int STEP = 8;
+  constexpr int STEP = ark_quantized_step, WIDE = ARK_LANES * STEP, PARTS = (K + CHUNK - 1) / CHUNK;
+  constexpr int V = M > 2 ? 4 : M, GROUPS = (M + V - 1) / V, SIZE = GROUPS * V * CHUNK;
+  constexpr int EACH = PARTS > 1 ? (M * CHUNK + ARK_THREADS - 1) / ARK_THREADS : 1;
+  typedef decltype(ark_load_few<ITEMS>(weights.p)) Pack;
   float* xs = reinterpret_cast<float*>(ARK_SCRATCH(c));
-  for (int i = ark_tid(); i < M * K; i += ARK_THREADS) xs[i] = ark_load(c, x, 0, 0, i / K, i % K);
-  ark_sync();
-  for (int n = t.coord[0] + ark_warp(); n < t.coord[1]; n += ARK_WARPS) {
-    const auto* row = weights.p + static_cast<ark_i64>(n) * PITCH;
-    float sum[M] = {};
-    for (int k = ark_lane() * STEP; k < K; k += ARK_LANES * STEP) {
-      const auto pack = ark_load_pack<ITEMS>(row + k / STEP * ITEMS);
-      const float scale = ark_get(ark_address(scales, 0, 0, n, k / GROUP), 0);
-      const float zero = ark_zero_point(zeros, n, k / GROUP);
+  const auto element = [&](int part, int i) -> float {
+    const int k = part * CHUNK + i % CHUNK;
+    return i < M * CHUNK && k < K ? ark_load(c, x, 0, 0, i / CHUNK, k) : 0.0f;
+  };
+  const auto keep = [&](int part, int i, float v) {
+    const int at = ark_quantized_place<V, GROUPS>(i / CHUNK, i % CHUNK);
+    if (i < M * CHUNK) xs[(part & 1) * SIZE + at] = v;
+  };
+  for (int first = t.coord[0]; first < t.coord[1]; first += ARK_WARPS * R) {
+    const int row = first + ark_warp() * R;
+    int n[R];
 #pragma unroll
-      for (int j = 0; j < STEP; ++j) {
-        const float w = (static_cast<float>(ark_element(pack.v, j)) - zero) * scale;
+    for (int r = 0; r < R; ++r) n[r] = row + r < t.coord[1] ? row + r : t.coord[1] - 1;
+    Pack ahead[R];
+    float factor[R], zero[R], sum[R][GROUPS * V] = {};
+    const auto fetch = [&](int k) {
 #pragma unroll
-        for (int m = 0; m < M; ++m) sum[m] += w * xs[m * K + k + j];
+      for (int r = 0; r < R; ++r) {
+        ahead[r] =
+            ark_load_few<ITEMS>(weights.p + static_cast<ark_i64>(n[r]) * PITCH + k / STEP * ITEMS);
+        factor[r] = ark_get(ark_address(scales, 0, 0, n[r], k / GROUP), 0);
+        zero[r] = ark_zero_point(zeros, n[r], k / GROUP);
+      }
+    };
+    int k = ark_lane() * STEP;
+    if (k < K) fetch(k);
+    for (int part = 0; part < PARTS; ++part) {
+      if (part == 0 && (PARTS > 1 || first == t.coord[0])) {
+        ark_sync();
+        for (int i = ark_tid(); i < M * CHUNK; i += ARK_THREADS) keep(0, i, element(0, i));
+        ark_sync();
+      }
+      float held[EACH];
+      if (part + 1 < PARTS) {
+#pragma unroll
+        for (int e = 0; e < EACH; ++e) held[e] = element(part + 1, e * ARK_THREADS + ark_tid());
+      }
+      const float* here = xs + (part & 1) * SIZE + ark_lane() * V;
+      const int last = (part + 1) * CHUNK < K ? (part + 1) * CHUNK : K;
+      for (; k < last && row < t.coord[1]; k += WIDE) {
+        float w[R][STEP];
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+          const Pack pack = ahead[r];
+          const float scale = factor[r], least = zero[r];
+          ARK_VECTOR_LOOP
+          for (int j = 0; j < STEP; ++j) w[r][j] = (ark_few_bits(pack, j) - least) * scale;
+        }
+        if (k + WIDE < K) fetch(k + WIDE);
+        const float* line = here + (k - part * CHUNK) / WIDE * (WIDE * GROUPS * V);
+        ark_quantized_products<R, GROUPS, V>(w, line, sum);
+      }
+      if (part + 1 < PARTS) {
+#pragma unroll
+        for (int e = 0; e < EACH; ++e) keep(part + 1, e * ARK_THREADS + ark_tid(), held[e]);
+        ark_sync();
       }
     }
 #pragma unroll
-    for (int m = 0; m < M; ++m) {
-      const float total = ark_warp_sum(sum[m]);
-      if (ark_lane() == 0) ark_publish(c, output, 0, 0, m, n, total);
+    for (int r = 0; r < R; ++r) {
+#pragma unroll
+      for (int m = 0; m < M; ++m) {
+        const float total = ark_warp_sum(sum[r][m]);
+        if (ark_lane() == 0 && row + r < t.coord[1]) {
+          ark_publish(c, output, 0, 0, m, row + r, total);
+        }
+      }
     }
   }
 }

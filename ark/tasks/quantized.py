@@ -18,6 +18,28 @@ from ark.tasks import text
 WEIGHTS = ("int4", "uint4", "fp4", "int8", "uint8")
 MOST_ROWS = 8
 STEP = 8  # elements of a weight's row that a lane takes at once
+MOST_SIDE_BY_SIDE = 4  # rows of the weights that a warp takes at once
+MOST_HELD = 8  # elements of the next chunk that a thread holds meanwhile
+
+
+def _padded(rows: int) -> int:
+    """Rows as shared memory holds them: by fours from three on."""
+    return rows if rows < 3 else -(-rows // 4) * 4
+
+
+def _chunk(rows: int, k: int, machine: Machine) -> int:
+    """Elements of each row that are in shared memory at once; all, or two chunks; 0: no room."""
+    room = (machine.shared_bytes - machine.ring_bytes) // (4 * _padded(rows))
+    wide = STEP * machine.lanes
+    all_of_them = -(-k // wide) * wide
+    if all_of_them <= room:
+        return all_of_them
+    return min(room // 2, MOST_HELD * machine.lanes * machine.warps // rows) // wide * wide
+
+
+def most_rows(k: int, machine: Machine) -> int:
+    """How many rows of k elements a task has the shared memory for, at least 1."""
+    return max(m for m in range(1, MOST_ROWS + 1) if m == 1 or _chunk(m, k, machine))
 
 
 class QuantizedParams(Params, frozen=True):
@@ -56,7 +78,8 @@ class QuantizedLinear(TaskKind):
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         m, k = sig.operands[0].shape
-        return 4 * m * k
+        chunk = _chunk(m, k, machine)
+        return (1 if chunk >= k else 2) * 4 * _padded(m) * chunk
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
         m, k = sig.operands[0].shape
@@ -73,7 +96,10 @@ class QuantizedLinear(TaskKind):
         operands.append(text.given(sig, 3) if out == 4 else "ArkNoOperand{}")
         operands.append(text.given(sig, out, const=False))
         each = sig.operands[1].per_item
-        constants = (m, k, sig.params["group"], STEP // each, k // each)
+        rows, warps = -(-sig.operands[1].shape[0] // machine.processors), machine.warps
+        side_by_side = -(-rows // (warps * -(-rows // (warps * MOST_SIDE_BY_SIDE))))
+        head = (m, k, _chunk(m, k, machine), side_by_side)
+        constants = (*head, sig.params["group"], STEP // each, k // each)
         return text.call(name, "ark_quantized_linear", constants, operands)
 
 

@@ -9,11 +9,11 @@ ARK_DEVICE void ark_reduce_rows(int rows, char* red, const In& in, const Finish&
   const int me = WARP ? ark_lane() : ark_tid(), step = WARP ? ARK_WARPS : 1;
   constexpr int bulk = K / V * V;
   const bool deep = me * V + REACH < bulk;
-  decltype(ark_load_pack<V>(in(0))) ahead[U];
+  decltype(ark_held<V>(in(0))) ahead[U];
   const auto load = [&](int r, int k) {
     const auto* source = in(r) + k;
 #pragma unroll
-    for (int u = 0; u < U; ++u) ahead[u] = ark_load_pack<V>(source + u * WIDTH * V);
+    for (int u = 0; u < U; ++u) ark_hold(ahead[u], source + u * WIDTH * V);
   };
   int parity = 0, r = WARP ? ark_warp() : 0;
   if (deep && r < rows) load(r, me * V);
@@ -27,8 +27,9 @@ ARK_DEVICE void ark_reduce_rows(int rows, char* red, const In& in, const Finish&
       T value[U][V];
 #pragma unroll
       for (int u = 0; u < U; ++u) {
+        const auto pack = ark_unpacked(ahead[u]);
 #pragma unroll
-        for (int j = 0; j < V; ++j) value[u][j] = T(ark_plain(ahead[u].v[j]));
+        for (int j = 0; j < V; ++j) value[u][j] = T(ark_plain(pack.v[j]));
       }
       k += U * WIDTH * V;
       if (k + REACH < bulk) {
@@ -69,17 +70,17 @@ ARK_DEVICE void ark_reduce_columns(const TI* in, ark_i64 stride, int columns, in
   for (int j = 0; j < V; ++j) part[j] = F::none(T());
   if (mine) {
     const TI* source = in + column;
-    ArkPack<TI, V> ahead[U];
+    ArkHeld<TI, V> ahead[U];
     const auto load = [&](int k) {
 #pragma unroll
-      for (int u = 0; u < U; ++u) ahead[u] = ark_load_pack<V>(source + (k + u * DEEP) * stride);
+      for (int u = 0; u < U; ++u) ark_hold(ahead[u], source + (k + u * DEEP) * stride);
     };
     int k = deep;
     if (k + (U - 1) * DEEP < K) load(k);
     while (k + (U - 1) * DEEP < K) {
       ArkPack<TI, V> pack[U];
 #pragma unroll
-      for (int u = 0; u < U; ++u) pack[u] = ahead[u];
+      for (int u = 0; u < U; ++u) pack[u] = ark_unpacked(ahead[u]);
       k += U * DEEP;
       if (k + (U - 1) * DEEP < K) load(k);
 #pragma unroll
@@ -105,6 +106,39 @@ ARK_DEVICE void ark_reduce_columns(const TI* in, ark_i64 stride, int columns, in
     T total = sums[c];
     for (int d = 1; d < DEEP; ++d) total = F::join(total, sums[d * ACROSS * V + c]);
     finish(c, total);
+  }
+}
+
+// The same for a whole tile of few columns: a thread has a pack of neighbouring results to itself,
+// so that no thread waits for another. in and finish as for ark_reduce_across.
+template <class F, typename T, class TILE, int K, ark_i64 STRIDE, int V, int U, class In, class Out,
+          class Finish>
+ARK_DEVICE void ark_reduce_packs(const ArkTask& t, const In& in, const Out& out,
+                                 const Finish& finish) {
+  constexpr int packs = TILE::tile[0] * TILE::tile[1] * TILE::tile[2] * (TILE::tile[3] / V);
+  for (int r = ark_tid(); r < packs; r += ARK_THREADS) {
+    int i0, i1, i2, i3;
+    if (!ark_tile_place<TILE, V>(t.coord, r, i0, i1, i2, i3)) continue;
+    const auto* from = in(i0, i1, i2, i3);
+    T part[V];
+#pragma unroll
+    for (int j = 0; j < V; ++j) part[j] = F::none(T());
+    const auto join = [&](const auto& pack) {
+#pragma unroll
+      for (int j = 0; j < V; ++j) part[j] = F::join(part[j], T(ark_plain(pack.v[j])));
+    };
+    constexpr int bulk = K / U * U;
+    for (int k = 0; k < bulk; k += U) {
+      decltype(ark_load_pack<V>(from)) some[U];
+#pragma unroll
+      for (int u = 0; u < U; ++u) some[u] = ark_load_pack<V>(from + (k + u) * STRIDE);
+#pragma unroll
+      for (int u = 0; u < U; ++u) join(some[u]);
+    }
+    for (int k = bulk; k < K; ++k) join(ark_load_pack<V>(from + k * STRIDE));
+    auto* to = out(i0, i1, i2, i3);
+#pragma unroll
+    for (int j = 0; j < V; ++j) finish(to, j, part[j]);
   }
 }
 
@@ -144,11 +178,19 @@ ARK_DEVICE void ark_reduce_last(ArkCtx& c, const ArkTask& t, const In& in, const
 
 // For each index of the tile's outer dimensions, blocks of BLOCK neighbouring columns. in and
 // out(i0, i1, i2, i3): where the K elements of a column, STRIDE apart, and the result lie;
-// finish(to, k, total) stores the k-th of a block's.
+// finish(to, k, total) stores the k-th of a block's. ALONE: a thread has a result to itself.
 template <class F, typename T, class TILE, int K, ark_i64 STRIDE, int V, int U, int ACROSS,
-          int NARROW, class In, class Out, class Finish>
+          int NARROW, bool ALONE, class In, class Out, class Finish>
 ARK_DEVICE void ark_reduce_across(ArkCtx& c, const ArkTask& t, const In& in, const Out& out,
                                   const Finish& finish, ark_u64 address) {
+  if constexpr (ALONE) {
+    if (V == 1 || ark_aligned(address)) {
+      ark_reduce_packs<F, T, TILE, K, STRIDE, V, 2 * U>(t, in, out, finish);
+    } else if constexpr (V > 1) {
+      ark_reduce_packs<F, T, TILE, K, STRIDE, 1, 2 * U>(t, in, out, finish);
+    }
+    return;
+  }
   constexpr int tile = TILE::tile[3], block = ARK_THREADS == 1 ? tile : ACROSS * V;
   const int e0 = ark_tile_end<TILE, 0>(t.coord), e1 = ark_tile_end<TILE, 1>(t.coord);
   const int e2 = ark_tile_end<TILE, 2>(t.coord), e3 = ark_tile_end<TILE, 3>(t.coord);

@@ -42,6 +42,7 @@ _FOLDS = {
     "prod": "ArkMulFold",
 }
 COLUMNS = 64  # neighbouring results that a block reduces at once, where not the last dimension is
+LOADS_OF_BARRIERS = 16  # loads that a thread makes one after another while a block meets twice
 DEEP_PACKS = 4  # packs that a thread adds up in a reduction while as many are under way
 
 
@@ -172,7 +173,12 @@ class Reduce(TaskKind):
             pack, across = 1, scalar
         count = text.pad4(sig.operands[0].shape, 1)[axis]
         stride = text.pad4(sig.operands[0].strides, 0)[axis]
-        constants = (*self._forms(sig), count, stride, pack, DEEP_PACKS, across, scalar)
+        tile = sig.params["tile"]
+        outer, packs = math.prod(tile[:3]), math.prod(tile) // pack
+        rounds = -(-packs // (machine.lanes * machine.warps))
+        # Else the block reduces one outer index after the other, with two barriers for each.
+        alone = not machine.has("single_thread") and outer * LOADS_OF_BARRIERS > rounds * count
+        constants = (*self._forms(sig), count, stride, pack, DEEP_PACKS, across, scalar, alone)
         arguments = (
             text.place(sig, 0, NAMES, inner),
             text.place(sig, 1, NAMES, names, const=False),

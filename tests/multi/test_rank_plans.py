@@ -93,6 +93,26 @@ def test_all_reduce_gives_the_same_bits_everywhere(world: int) -> None:
             )
 
 
+def test_neighbouring_tiles_go_to_a_peer_as_one_put() -> None:
+    """Four tiles of 64 KB, the last one cut off; two of them make the largest put, 128 KB."""
+    n, world = 60_001, 3
+
+    def body(rank: int) -> None:
+        x = ark.tensor((n,), name="x")
+        ark.mul(ark.all_reduce(ark.mul(x, 1.0), rank, world), 2.0, ark.tensor((n,), name="y"))
+
+    plans = build(world, body, "cpu-1")
+    verify(plans)
+    ops = {op.name: op.id for op in plans[0].ops}
+    tasks = [t.op for listed in plans[0].phases[0].processors for t in listed]
+    counts = [tasks.count(ops[f"all_reduce{which}"]) for which in (".put+1", ".put+2", "")]
+    assert counts == [2, 2, 4]
+    x = np.random.default_rng(0).standard_normal((world, n)).astype(np.float32)
+    inputs = [{"x": row} for row in x]
+    for found in execute(plans, inputs, [["y"]] * world):
+        np.testing.assert_allclose(found["y"], 2 * x.sum(axis=0), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("case", "ops"), [("plain", 1), ("strided", 2), ("broadcast", 2), ("used twice", 3)]
 )

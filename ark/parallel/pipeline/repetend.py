@@ -20,7 +20,7 @@ from ark.errors import PlanError
 from ark.parallel.pipeline.placement import Placement
 
 MOST_PAIRS = 200  # of dependent blocks of a device: more are left to the solver
-LATENCY_EFFORT = 0.9  # CP-SAT's deterministic time, about seconds, for the shortest latency
+LATENCY_EFFORT = 0.3  # CP-SAT's deterministic time, about seconds, for the shortest latency
 
 
 @dataclass(frozen=True)
@@ -148,6 +148,8 @@ class _Model:
         """("found" and the starts) or ("impossible" or "unknown" and none)."""
         solver = self.cp.CpSolver()
         solver.parameters.num_workers = 1
+        solver.parameters.cp_model_presolve = False  # takes longer than what it saves here
+        solver.parameters.use_strong_propagation_in_disjunctive = True
         # Linear relaxations prove nothing of a period, but lead to short latencies.
         solver.parameters.linearization_level = 0 if effort is None else 2
         solver.parameters.random_seed = 1

@@ -138,6 +138,10 @@ def _place(
     solver = cp.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 1
+    # More of a presolve takes longer than what it saves.
+    solver.parameters.max_presolve_iterations = 1
+    solver.parameters.cp_model_probing_level = 0
+    solver.parameters.symmetry_level = 0
     solver.parameters.max_deterministic_time = EFFORT
     if solver.solve(model) not in (cp.OPTIMAL, cp.FEASIBLE):
         return known

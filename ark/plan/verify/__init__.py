@@ -63,7 +63,7 @@ def _check_phase(rank_set: RankSet, number: int) -> Touches:
         check_delivered(rank_set, order, number, rank, missing, foreign[rank])
         check_early(rank_set, number, rank, foreign[rank])
         check_fetched(rank_set, order, number, rank, local[rank], foreign[rank])
-    check_iterations(rank_set, number, local, foreign)
+    check_iterations(rank_set, number, local, foreign, packets, order)
     return local, foreign
 
 

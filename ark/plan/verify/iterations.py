@@ -13,51 +13,50 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from ark.plan.boxes import candidates
 from ark.plan.types import ITERATION_BARRIER
-from ark.plan.verify.conflicts import LocalTouches, Touch, foreign_touches
+from ark.plan.verify.conflicts import LocalTouches, Touch
 from ark.plan.verify.counters import Counters, counters_of
-from ark.plan.verify.execution import RAN, Awaited, Lanes, Run
+from ark.plan.verify.execution import RAN, Awaited, Run
 from ark.plan.verify.needs import Needs, unmet
-from ark.plan.verify.order import Order, first_nodes
-from ark.plan.verify.packets import awaited_packets
+from ark.plan.verify.order import Order
 from ark.plan.verify.rank_set import RankSet, refuse
-from ark.plan.verify.symmetry import alone
 
 ALL = 1 << 40  # more signals than any counter gets
 
 
 @dataclass(frozen=True, eq=False)
 class _Two:
-    """Two iterations in one order. twice[k][i]: the node of a phase's node i in iteration k."""
+    """Two iterations in one order. twice[k][i]: the node of a phase's node i in iteration k;
+    home[r]: what to add to rank r's node i for its twin's among those of one that were executed.
+    """
 
     order: Order
     twice: tuple[np.ndarray, np.ndarray]
+    home: np.ndarray
 
 
 def check_iterations(
-    given: RankSet,
+    rank_set: RankSet,
     number: int,
-    known: Mapping[int, LocalTouches],
-    touched: Mapping[int, Sequence[Touch]],
+    local: Mapping[int, LocalTouches],
+    foreign: Mapping[int, Sequence[Touch]],
+    packets: Sequence[Awaited],
+    once: Order,
 ) -> None:
-    """Raises PlanError where an iteration of one rank may meet another one of a peer. known,
-    touched: what the checked ranks do to their own memory, and peers to that.
+    """Raises PlanError where an iteration of one rank may meet another one of a peer. local,
+    foreign: what the checked ranks do to their own memory, and peers to that; once: the order of
+    one iteration.
     """
-    if given.world == 1 or given.plan(0).counters[ITERATION_BARRIER].step == given.world:
+    barrier = rank_set.plan(0).counters[ITERATION_BARRIER]
+    if rank_set.world == 1 or barrier.step == rank_set.world:
         return
-    rank_set, foreign = given, touched
-    if len(given.checked) < given.world:
-        rank_set = RankSet(given.plans, alone(given.world), given.templates)
-        foreign = foreign_touches(rank_set, number)
-    local = {rank: known[twin] for rank, twin in enumerate(given.symmetry.twin)}
-    bases = first_nodes(rank_set, number)
-    packets = awaited_packets(rank_set, number, local, foreign, bases)
     counters = counters_of(rank_set, number)
-    two = _execute(rank_set, number, counters, packets, bases)
+    two = _execute(rank_set, number, counters, packets, once)
     _check_signals(rank_set, counters, two)
     for rank in rank_set.checked:
         _check_memory(rank_set, number, rank, local[rank], foreign, two)
@@ -68,63 +67,68 @@ def _execute(
     number: int,
     counters: Counters,
     packets: Sequence[Awaited],
-    bases: np.ndarray,
+    once: Order,
 ) -> _Two:
-    lists = [rank_set.listing(rank, number) for rank in range(rank_set.world)]
-    lengths = np.concatenate([x.lengths for x in lists])
-    lanes = Lanes.of(rank_set, [len(x.lengths) for x in lists])
-    lane = np.concatenate([x.lane + at for x, at in zip(lists, lanes.starts[:-1], strict=True)])
-    position = np.concatenate([x.position for x in lists])
-    rank = np.repeat(np.arange(rank_set.world), [len(x.tasks) for x in lists])
+    """Of ranks that do the same one is executed, for the reason that one iteration's order has."""
+    lengths = np.concatenate([rank_set.listing(r, number).lengths for r in range(rank_set.world)])
+    bases, home = 2 * once.bases, 2 * once.home
     # On each lane the first iteration's tasks, then the second's.
-    once = np.arange(len(lane)) + (np.cumsum(lengths) - lengths)[lane]
-    twice = (once, once + lengths[lane])
+    first = np.arange(len(once.lane)) + (np.cumsum(lengths) - lengths)[once.lane]
+    twice = (first, first + lengths[once.lane])
     order_of = np.argsort(np.concatenate(twice))
-    lane2, rank2 = np.tile(lane, 2)[order_of], np.tile(rank, 2)[order_of]
-    position2 = np.concatenate((position, position + lengths[lane]))[order_of]
-    run = Run(lane2, position2, 2 * lengths, lanes)
-    run.add_counters(_unrolled(rank_set, counters, twice, lane, position))
-    run.add_packets(packets, lambda rank, nodes: twice[0][bases[rank] + nodes])
-    run.add_packets(packets, lambda rank, nodes: twice[1][bases[rank] + nodes])
+    lane, rank = np.tile(once.lane, 2)[order_of], np.tile(once.rank, 2)[order_of]
+    position = np.concatenate((once.position, once.position + lengths[once.lane]))[order_of]
+
+    def nodes_of(starts: np.ndarray) -> np.ndarray:
+        return np.concatenate([np.arange(starts[r], starts[r + 1]) for r in rank_set.checked])
+
+    part, begun = nodes_of(bases), nodes_of(once.bases)
+    run = Run(lane[part], position[part], 2 * lengths, once.lanes)
+    executed = [again[begun] + home[once.rank[begun]] for again in twice]
+    begins = np.flatnonzero(once.position[begun] == 0)
+    barriers = np.array([counters.offsets[r] for r in once.rank[begun[begins]].tolist()], np.int64)
+    opened = np.column_stack(
+        (barriers + ITERATION_BARRIER, executed[1][begins], np.full(len(begins), ALL))
+    )
+    run.add_counters(_unrolled(rank_set, counters, executed, opened))
+    first_of = once.bases[:-1] + once.home
+    for again in executed:
+        run.add_packets(packets, partial(_moved, again, first_of))
     stuck = run.execute()
     if stuck is not None:
         raise refuse(
             f"its waits for other iterations cannot all be met: {stuck[0]} tasks of two iterations "
             "never start"
         )
-    rows, home = run.rows[: run.known], np.zeros(rank_set.world, np.int64)
-    order = Order(2 * bases, rank2, lane2, position2, run.clock, rows, home, lanes)
-    return _Two(order, twice)
+    rows = run.rows[: run.known]
+    order = Order(bases, rank, lane, position, run.clock, rows, home, once.lanes)
+    return _Two(order, twice, once.home)
+
+
+def _moved(
+    again: np.ndarray, first_of: np.ndarray, rank: np.ndarray, nodes: np.ndarray
+) -> np.ndarray:
+    return np.asarray(again[first_of[rank] + nodes])
 
 
 def _unrolled(
-    rank_set: RankSet,
-    counters: Counters,
-    twice: tuple[np.ndarray, np.ndarray],
-    lane: np.ndarray,
-    position: np.ndarray,
+    rank_set: RankSet, counters: Counters, executed: Sequence[np.ndarray], opened: np.ndarray
 ) -> Counters:
-    """The counters of both iterations, the second's numbered behind the first's."""
+    """The counters of both iterations, the second's numbered behind the first's. executed: by
+    iteration what the nodes of one become; opened: waits for the first iteration's barriers.
+    """
     total = sum(len(plan.counters) for plan in rank_set.checked_plans)
     signals: list[np.ndarray] = []
-    waits: list[np.ndarray] = []
+    waits = [opened]
     lags = counters.waits[:, 2] == 0
-    for number, again in enumerate(twice):
+    for number, again in enumerate(executed):
         for rows, found in ((counters.signals, signals), (counters.waits[~lags], waits)):
             moved = rows.copy()
             moved[:, 0] += number * total
             moved[:, 1] = again[rows[:, 1]]
             found.append(moved)
     late = counters.waits[lags]
-    waits.append(np.column_stack((late[:, 0], twice[1][late[:, 1]], np.full(len(late), ALL))))
-    begins = np.flatnonzero(position == 0)
-    ranks = np.searchsorted(
-        np.cumsum([len(p.phases[0].processors) for p in rank_set.checked_plans]),
-        lane[begins],
-        "right",
-    )
-    barriers = np.array([counters.offsets[r] for r in ranks.tolist()]) + ITERATION_BARRIER
-    waits.append(np.column_stack((barriers, twice[1][begins], np.full(len(begins), ALL))))
+    waits.append(np.column_stack((late[:, 0], executed[1][late[:, 1]], np.full(len(late), ALL))))
     return Counters(counters.offsets, np.concatenate(signals), np.concatenate(waits))
 
 
@@ -135,8 +139,9 @@ def _check_signals(rank_set: RankSet, counters: Counters, two: _Two) -> None:
     for part in np.split(rows, np.flatnonzero(np.diff(rows[:, 0])) + 1):
         if len(set(part[:, 2].tolist())) < 2:
             continue
-        first = np.repeat(two.twice[0][part[:, 1]], len(part))
-        second = np.tile(two.twice[1][part[:, 1]], len(part))
+        nodes = part[:, 1] - two.home[part[:, 2]]
+        first = np.repeat(two.twice[0][nodes], len(part))
+        second = np.tile(two.twice[1][nodes], len(part))
         if not two.order.before(first, second, RAN).all():
             owner = max(r for r, at in counters.offsets.items() if at <= part[0, 0])
             name = rank_set.plan(owner).counters[part[0, 0] - counters.offsets[owner]].name
@@ -155,7 +160,7 @@ def _check_memory(
     two: _Two,
 ) -> None:
     """What different ranks do to a rank's memory, in two iterations, in either order of these."""
-    listed, base = rank_set.listing(owner, number), int(first_nodes(rank_set, number)[owner])
+    listed, base = rank_set.listing(owner, number), int(two.order.bases[owner]) // 2
     needs = Needs()
     named: list[tuple[Touch, Touch]] = []
     for space in sorted({t.region.space for t in foreign[owner]}, key=repr):

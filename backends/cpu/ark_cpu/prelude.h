@@ -63,6 +63,7 @@ ARK_DEVICE void ark_sync() {}
 ARK_DEVICE bool ark_all(bool v) { return v; }
 ARK_DEVICE float ark_warp_sum(float v) { return v; }
 ARK_DEVICE float ark_warp_max(float v) { return v; }
+ARK_DEVICE ark_u64 ark_ballot(bool v) { return v ? 1u : 0u; }
 ARK_DEVICE float ark_shfl_xor(float v, int) { return v; }
 ARK_DEVICE ark_u32 ark_shfl_xor(ark_u32 v, int) { return v; }
 

@@ -59,6 +59,7 @@ ARK_DEVICE bool ark_all(bool v) {
   return all != 0u;
 }
 
+ARK_DEVICE ark_u64 ark_ballot(bool v) { return __ballot_sync(0xffffffffu, v); }
 ARK_DEVICE float ark_shfl_xor(float v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 ARK_DEVICE ark_u32 ark_shfl_xor(ark_u32 v, int mask) {
   return __shfl_xor_sync(0xffffffffu, v, mask);

@@ -97,13 +97,14 @@ ARK_DEVICE void ark_drain() {
 #endif
 }
 
-ARK_DEVICE bool ark_warp_all(bool v) {
+ARK_DEVICE ark_u64 ark_ballot(bool v) {
 #if defined(__GFX9__)
-  return __builtin_amdgcn_ballot_w64(!v) == 0u;
+  return __builtin_amdgcn_ballot_w64(v);
 #else
-  return __builtin_amdgcn_ballot_w32(!v) == 0u;
+  return __builtin_amdgcn_ballot_w32(v);
 #endif
 }
+ARK_DEVICE bool ark_warp_all(bool v) { return ark_ballot(!v) == 0u; }
 
 ARK_SHARED ark_u32 ark_votes[ARK_WARPS];
 

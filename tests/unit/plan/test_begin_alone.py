@@ -9,7 +9,9 @@ import pytest
 from ark.errors import PlanError
 from ark.lower.ranks import plan_ranks
 from ark.plan.types import ITERATION_BARRIER, Plan
-from ark.plan.verify import verify
+from ark.plan.verify import check, verify
+from ark.plan.verify.rank_set import RankSet
+from ark.plan.verify.symmetry import Symmetry, alone, symmetry_of
 from tests.multi.test_phases_of_ranks import build, messages, sums
 from tests.unit.plan.oracle import meetings, tasks
 from tests.unit.plan.shapes import decoder_graphs, machine, replace_task
@@ -35,9 +37,12 @@ def without_lags(plan: Plan) -> list[Plan]:
     ]
 
 
-def accepted(plans: list[Plan]) -> bool:
+def accepted(plans: list[Plan], symmetry: Symmetry | None = None) -> bool:
     try:
-        verify(plans)
+        if symmetry is None:
+            verify(plans)
+        else:
+            check(RankSet(plans, symmetry))
     except PlanError as error:
         assert "nothing makes" in str(error)
         return False
@@ -61,3 +66,17 @@ def test_a_wait_is_missed_if_brute_force_misses_it(name: str, needed: bool) -> N
         assert accepted(others) == sound
         found.append(not sound)
     assert found and set(found) == {needed}
+
+
+def test_one_rank_stands_for_all_that_lack_the_same_wait() -> None:
+    """Two iterations are executed for one rank of those that do the same, as one iteration is."""
+    plans = build(sums, 3, slow=-1)
+    assert symmetry_of(plans).checked == (0,)
+    found = []
+    for changed in zip(*(without_lags(plan) for plan in plans), strict=True):
+        others, symmetry = list(changed), symmetry_of(list(changed))
+        assert symmetry.checked == (0,)
+        sound = not any(meetings(others, n) for n in range(len(others[0].phases)))
+        assert accepted(others, symmetry) == accepted(others, alone(3)) == sound
+        found.append(sound)
+    assert found == [False] * 4

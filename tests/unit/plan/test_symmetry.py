@@ -170,6 +170,19 @@ def test_a_mutation_of_all_ranks_alike_is_refused_by_one_rank_as_by_all(
 
 
 @pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda f: f.__name__)
+def test_so_it_is_where_ranks_begin_iterations_by_themselves(
+    mutate: Callable[[Plan, random.Random], Plan],
+) -> None:
+    """Of such plans some waits are more than is needed, so that a mutation may be accepted."""
+    plans = plan_ranks(decoder_graphs(2), MACHINES["five"])
+    assert isinstance(plans, Rotated)
+    for seed in range(2 * test_verify.MORE):
+        changed = Rotated(mutate(plans.first, random.Random(seed)))
+        by_one = accepted(RankSet(changed, symmetry_of(changed)))
+        assert by_one == accepted(RankSet(list(changed), alone(2)))
+
+
+@pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda f: f.__name__)
 def test_a_mutation_of_one_rank_ends_the_symmetry_and_is_refused(
     alike: Rotated, mutate: Callable[[Plan, random.Random], Plan]
 ) -> None:

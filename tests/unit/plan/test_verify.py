@@ -39,9 +39,9 @@ def drop_wait(plan: Plan, rng: random.Random) -> Plan:
 
 
 def lower_threshold(plan: Plan, rng: random.Random) -> Plan:
-    places = [(k, t) for k, t in tasks(plan).items() if t.waits]
-    place, task = rng.choice(places)
-    i = rng.randrange(len(task.waits))
+    places = [(k, i) for k, t in tasks(plan).items() for i, (_, n) in enumerate(t.waits) if n]
+    place, i = rng.choice(places)
+    task = tasks(plan)[place]
     counter, threshold = task.waits[i]
     waits = list(task.waits)
     waits[i] = (counter, rng.randrange(threshold))
