@@ -20,7 +20,7 @@ from ark.variant import COMMUNICATE, LOAD
 # What every kernel has of ark/codegen/device, in order.
 DEVICE = (
     *("wait.h", "task_slots.h", "iteration.h", "loop.h"),
-    *("common.h", "math.h", "pack.h", "operand.h"),
+    *("common.h", "math.h", "small_floats.h", "pack.h", "operand.h"),
 )
 
 

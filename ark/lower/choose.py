@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ark.errors import PlanError
+from ark.ir.dtype import SMALL_FLOATS, bf16, fp16, int8
 from ark.ir.fold import FOLDED
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
@@ -116,6 +117,7 @@ def _choose(
     return machine.using(names[0])
 
 
+LINE = 16  # bytes at whose multiples rows begin that box copies load
 LEAST_TILE = (128, 64)  # of prompts, for the same
 LEAST_ROWS, LEAST_WORK = 16, 1 << 26  # of a product worth a variant of its own
 HALVED = 64  # of so many rows warpgroups share the columns, twice as many at least
@@ -149,7 +151,7 @@ def _attends(node: Node) -> bool:
 
 
 def _boxes(node: Node) -> bool:
-    """Rows that begin at multiples of 16 bytes, and enough of them."""
+    """Types of matrix units, rows that begin at multiples of 16 bytes, and enough of them."""
     out = node.outputs[0]
     depth = node.inputs[0].shape[-2 if node.attrs["transpose_a"] else -1]
     return (
@@ -158,14 +160,21 @@ def _boxes(node: Node) -> bool:
         and out.shape[-1] >= LEAST_TILE[1]
         and (out.shape[-2] > HALVED or out.shape[-1] >= 2 * HALVED)
         and math.prod(out.shape) * depth >= LEAST_WORK
-        and len({t.dtype.name for t in (*node.inputs, out)}) == 1
+        and _unit_types(node)
         and all(
-            t.dtype.name in ("bf16", "fp16")
-            and all(s % 8 == 0 for s in t.strides[:-1])
-            and _start(t) % 8 == 0
+            all(s * t.dtype.itemsize % LINE == 0 for s in (*t.strides[:-1], _start(t)))
             for t in (*node.inputs, out)
         )
     )
+
+
+def _unit_types(node: Node) -> bool:
+    """Types that warpgroups multiply: one of 16 bits, 8-bit floats, int8, or fp32 as tf32."""
+    left, right = (t.dtype for t in node.inputs[:2])
+    if left in (bf16, fp16):
+        return all(t.dtype == left for t in (*node.inputs, *node.outputs))
+    small = left in SMALL_FLOATS and right in SMALL_FLOATS
+    return small or left == right == int8 or bool(node.attrs.get("tf32"))
 
 
 def _start(tensor: Tensor) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 
+from ark.ir.dtype import FLOATS
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.pack import writes
@@ -99,6 +100,8 @@ def _streams(node: Node, machine: Machine, apart: bool) -> bool:
     return (
         weight.buffer.arena == "parameter"
         and weight.dense
+        and x.dtype in FLOATS
+        and weight.dtype in FLOATS
         and len(x.shape) == len(weight.shape) == 2
         and bool(node.attrs["transpose_b"])
         and not node.attrs["transpose_a"]

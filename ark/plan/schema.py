@@ -68,6 +68,8 @@ class TensorRow(_Row, frozen=True):
         "fp32",
         "fp16",
         "bf16",
+        "fp8_e4m3",
+        "fp8_e5m2",
         "int64",
         "int32",
         "uint32",
