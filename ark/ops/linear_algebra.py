@@ -19,12 +19,10 @@ from ark.lower.cuts import Cut, choose_cut, matrix_group
 from ark.lower.merge import join, joins, part, widen
 from ark.lower.registry import get, register
 from ark.lower.tiling import (
-    PAIRED,
     box_coords,
     side_by_side,
     split,
-    split_k,
-    stage_rows,
+    stage_tile,
 )
 from ark.machine import Machine
 from ark.ops.base import broadcast, float_dtype, result, same_dtype
@@ -296,8 +294,7 @@ def _lower_linear(lowering: Lowering, node: Node) -> None:
     machine = lowering.machine
     weight = node.inputs[1]
     n = weight.shape[0]
-    rows = stage_rows(weight, machine, node.attrs["epilogue"] in PAIRED)
-    splits = split_k(node.outputs[0].shape[0], weight, machine)
+    rows, splits = stage_tile(node, machine)
     if not weight.dense:
         raise ModelError(f"the weight {weight.name!r} must be dense to be streamed")
     x, w, *rest = node.inputs
