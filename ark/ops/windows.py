@@ -359,7 +359,7 @@ def _convolution(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list
             wide[3 + d] = count
             seen = taken * inside.reshape(wide)
         flat = seen.reshape(n, groups, parts.shape[2], places)
-        made += np.einsum("gmc,ngcp->ngmp", taps[(..., *tap)], flat)
+        made += np.einsum("gmc,ngcp->ngmp", taps[(slice(None),) * 3 + tap], flat)
     if "finish" in attrs:
         return [expression.evaluate(attrs["finish"], [made, *others])]
     return [made]
