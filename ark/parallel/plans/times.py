@@ -88,7 +88,7 @@ class Times:
         wide = self.widths.get(node.id, 1.0)
         shape = (1, 1, max(1, round(rows)), max(1, round(columns * wide)))
         size = node.inputs[1].dtype.itemsize
-        cut = choose_cut(shape, round(depth), size, rates.tiled, False, True, {})
+        cut = choose_cut(shape, round(depth), size, rates.tiled, False, {})
         tiles = math.ceil(shape[2] / cut.rows) * math.ceil(shape[3] / cut.columns)
         waves = math.ceil(tiles / rates.tiled.processors)
         us = predicted_us(cut, shape, round(depth), size, rates.tiled) + waves * TILE_US + ENDS_US
