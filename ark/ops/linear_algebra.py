@@ -14,7 +14,7 @@ from ark.ir.fold import FOLDED, fold
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
-from ark.lower.cuts import Cut, choose_cut, matrix_group
+from ark.lower.cuts import Cut, choose_cut, choose_tile, matrix_group
 from ark.lower.merge import join, joins, part, widen
 from ark.lower.registry import get, register
 from ark.lower.tiling import (
@@ -25,7 +25,6 @@ from ark.lower.tiling import (
     split_k,
     stage_rows,
 )
-from ark.machine import Machine
 from ark.ops.base import broadcast, float_dtype, result, same_dtype
 from ark.ops.movement import transpose
 from ark.tasks import expression
@@ -159,13 +158,18 @@ def _lower_matmul(lowering: Lowering, node: Node) -> None:
         _lower_large(lowering, node, tensors, shape)
         return
     asked = lowering.tile(shape, fixed=(0, 1), shown=_shown(node))
-    tile = tuple(asked[2:]) if asked else _tile(shape, machine)
+    if asked:
+        tile = asked[2], asked[3]
+    else:
+        measured = lowering.options.get("cuts", {})
+        tile = choose_tile(shape, _depth(node), node.inputs[0].dtype.itemsize, machine, measured)
     params = _product(node) | {"tile": list(tile)}
     _emit_product(lowering, node, params, tensors, box_coords(shape, (1, 1, *tile)))
 
 
-def _tile(shape: Sequence[int], machine: Machine) -> tuple[int, int]:
-    return machine.matmul_tile(shape[2], shape[3], shape[0] * shape[1])
+def _depth(node: Node) -> int:
+    """Elements of k."""
+    return node.inputs[0].shape[-2 if node.attrs["transpose_a"] else -1]
 
 
 def _shown(node: Node) -> tuple[int, ...] | None:
@@ -203,7 +207,7 @@ def _lower_large(
     shape: the product's.
     """
     machine, a = lowering.machine, node.inputs[0]
-    depth = a.shape[-2] if node.attrs["transpose_a"] else a.shape[-1]
+    depth = _depth(node)
     asked = lowering.tile(shape, fixed=(0, 1), shown=_shown(node))
     alone = lowering.graph.world_size == 1 and not node.hints
     if asked:
