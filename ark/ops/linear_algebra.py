@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,16 +15,14 @@ from ark.ir.fold import FOLDED, fold
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
-from ark.lower.cuts import Cut, choose_cut, choose_tile, matrix_group
+from ark.lower.cuts import Cut, choose_cut, choose_tile, matrix_group, tiles_together
 from ark.lower.merge import join, joins, part, widen
 from ark.lower.registry import get, register
 from ark.lower.tiling import (
-    PAIRED,
     box_coords,
     side_by_side,
     split,
-    split_k,
-    stage_rows,
+    stage_tile,
 )
 from ark.ops.base import broadcast, float_dtype, result, same_dtype
 from ark.ops.movement import transpose
@@ -164,7 +163,12 @@ def _lower_matmul(lowering: Lowering, node: Node) -> None:
         measured = lowering.options.get("cuts", {})
         tile = choose_tile(shape, _depth(node), node.inputs[0].dtype.itemsize, machine, measured)
     params = _product(node) | {"tile": list(tile)}
-    _emit_product(lowering, node, params, tensors, box_coords(shape, (1, 1, *tile)))
+    coords: Sequence[tuple[int, ...]] = box_coords(shape, (1, 1, *tile))
+    together = tiles_together(math.prod(tile) * _depth(node), machine) if node.hints is None else 1
+    if len(coords) > 1 and together > 1:  # several small ones are a task
+        params |= {"tasks": -(-len(coords) // together), "group": 1}
+        coords = [(r,) for r in range(params["tasks"])]
+    _emit_product(lowering, node, params, tensors, coords)
 
 
 def _depth(node: Node) -> int:
@@ -282,8 +286,7 @@ def _lower_linear(lowering: Lowering, node: Node) -> None:
     machine = lowering.machine
     weight = node.inputs[1]
     n = weight.shape[0]
-    rows = stage_rows(weight, machine, node.attrs["epilogue"] in PAIRED)
-    splits = split_k(node.outputs[0].shape[0], weight, machine)
+    rows, splits = stage_tile(node, machine)
     if not weight.dense:
         raise ModelError(f"the weight {weight.name!r} must be dense to be streamed")
     x, w, *rest = node.inputs
