@@ -22,6 +22,7 @@ from ark.codegen.writer import write
 from ark.errors import BaseError, InvalidUsageError
 from ark.frontend.model import Model, use_model
 from ark.frontend.tensor import Tensor
+from ark.ir.dtype import INTEGERS
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
 from ark.plan import kind as kinds
@@ -110,6 +111,7 @@ def _measure(
     plan, result = planned(case, machine)
     plan_s = time.perf_counter() - start
     pool = np.random.default_rng(0).uniform(-1.0, 1.0, POOL).astype(np.float32)
+    pool *= 127.0 if case.dtype in INTEGERS else 1.0
     arrays = [
         np.resize(np.roll(pool, 977 * i), s).astype(case.dtype.numpy)
         for i, s in enumerate(case.shapes)

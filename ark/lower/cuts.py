@@ -18,7 +18,8 @@ from ark.machine import Machine
 LINE = 128  # bytes of k in a step
 # Microseconds, and bytes a microsecond, of one processor of an H100.
 FULL_STEP_US = 0.58  # 128 by 256, 128 bytes deep, on the matrix units
-LEAST_STEP_US = 0.14  # wait for a stage, multiply, give it back
+LEAST_STEP_US = 0.21  # wait for a stage, multiply, give it back
+LEAST_SHARED_STEP_US = 0.12  # the same where warpgroups take turns, not measured
 LOAD_RATE = 68e3  # what a processor loads while all do: L2 gives 8.7 TB/s
 FOLD_US, EACH_PART_US = 2.0, 0.1  # parts are handed over to those who add them up
 KEPT, FOLD_RATE = 6e6, 1.6e6  # bytes of parts that L2 keeps, and what is written and read of more
@@ -33,12 +34,10 @@ class Cut:
     parts: int = 1
 
 
-def candidates(
-    shape: Sequence[int], depth: int, itemsize: int, parts: bool, narrow: bool
-) -> list[Cut]:
+def candidates(shape: Sequence[int], depth: int, itemsize: int, parts: bool) -> list[Cut]:
     """The cuts of a product of this shape (batch, batch, rows, columns) that kernels exist for.
 
-    depth: elements of k. parts: may k be cut? narrow: are there tiles of 64 by 64?
+    depth: elements of k. parts: may k be cut?
     """
     steps = -(-depth * itemsize // LINE)
     several = parts and shape[0] == shape[1] == 1
@@ -48,8 +47,7 @@ def candidates(
         for rows, columns, many in itertools.product((128, 64), (256, 128, 64), counts)
         if (many - 1) * -(-steps // many) < steps and columns <= shape[3]
     ]
-    least = 128 if narrow else 192
-    return [c for c in found if (c.rows == 64 or shape[2] > 64) and c.rows + c.columns >= least]
+    return [c for c in found if c.rows == 64 or shape[2] > 64]
 
 
 def predicted_us(
@@ -62,7 +60,7 @@ def predicted_us(
     step = max(
         FULL_STEP_US * cut.rows * cut.columns / (128 * 256),
         LINE * (high + cut.columns) / LOAD_RATE,
-        LEAST_STEP_US,
+        LEAST_STEP_US if cut.rows == 128 else LEAST_SHARED_STEP_US,
     )
     steps = math.ceil(math.ceil(depth * itemsize / LINE) / cut.parts)
     fold = 0.0
@@ -78,11 +76,10 @@ def choose_cut(
     itemsize: int,
     machine: Machine,
     parts: bool,
-    narrow: bool,
     measured: Mapping[str, Sequence[int]],
 ) -> Cut:
     """The cut of a product; measured: cuts by `key`, for what they were found to be fastest."""
-    able = candidates(shape, depth, itemsize, parts, narrow)
+    able = candidates(shape, depth, itemsize, parts)
     known = measured.get(key(shape, depth, itemsize))
     if known is not None and Cut(*known) in able:
         return Cut(*known)

@@ -61,7 +61,6 @@ class Product:
             a.dtype.itemsize,
             machine,
             False,
-            bool(self.node.attrs["transpose_b"]),
             self.lowering.options.get("cuts", {}),
         )
         return cut.rows, cut.columns
