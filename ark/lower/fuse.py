@@ -53,8 +53,10 @@ def fuse(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -> 
                 replaced[added.id] = _sum(node, added)
                 dropped.add(node.id)
             continue
+        if node.type != "matmul" or node.hints:
+            continue
         apart = getattr(by_output.get(node.inputs[0].id), "type", "") in APART
-        if node.type != "matmul" or node.hints or not _streams(node, machine, apart):
+        if not _streams(node, machine, apart):
             continue
         if node.inputs[1].buffer.id in written or node.id in replaced:
             continue
