@@ -55,8 +55,8 @@ def fuse(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -> 
             continue
         if node.type != "matmul" or node.hints:
             continue
-        apart = getattr(by_output.get(node.inputs[0].id), "type", "") in APART
-        if not _streams(node, machine, apart):
+        maker = by_output.get(node.inputs[0].id)
+        if not _streams(node, machine, maker is not None and maker.type in APART):
             continue
         if node.inputs[1].buffer.id in written or node.id in replaced:
             continue

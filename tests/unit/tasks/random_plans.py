@@ -208,7 +208,7 @@ def family_plan(family: Family, seed: int) -> Plan:
 
 
 def sum_plan(seed: int) -> Plan:
-    """The last rank's plan of sums over two or three ranks, one of them of a product, one normed."""
+    """The last rank's plan of sums over two or three ranks, one of a product, one normed."""
     draw = Draw(seed)
     world, packets = draw.int(2, 3), draw.one((False, True))
     calls = [(draw.shape(1, 3), draw.one((*FLOATS, int32))) for _ in range(3)]
