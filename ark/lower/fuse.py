@@ -53,8 +53,10 @@ def fuse(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -> 
                 replaced[added.id] = _sum(node, added)
                 dropped.add(node.id)
             continue
-        apart = getattr(by_output.get(node.inputs[0].id), "type", "") in APART
-        if node.type != "matmul" or node.hints or not _streams(node, machine, apart):
+        if node.type != "matmul" or node.hints:
+            continue
+        maker = by_output.get(node.inputs[0].id)
+        if not _streams(node, machine, maker is not None and maker.type in APART):
             continue
         if node.inputs[1].buffer.id in written or node.id in replaced:
             continue
