@@ -237,6 +237,7 @@ def channel_plan(seed: int) -> Plan:
         model = Model(rank, 2)
         with use_model(model):
             shared, channel = ark.comm.symmetric(shape, dtype), ark.comm.channel(1 - rank)
+            other = ark.comm.symmetric(shape, dtype)
             if rank == 0:
                 (there,) = channel.wait(shared)
                 channel.signal(after=[ark.copy(there, output=ark.tensor(shape, dtype))])
@@ -247,7 +248,10 @@ def channel_plan(seed: int) -> Plan:
                 channel.reduce(ark.tensor(shape, dtype), shared)
                 channel.flush()
                 channel.send(ark.tensor(shape, dtype))
-        made.append(make_plan(model.graph, target(3)))
+                ark.comm.channel(0, 1, "bulk").put(ark.tensor(shape, dtype), other)
+        machine = target(3)
+        able = (*machine.capabilities, "peer_bulk")
+        made.append(make_plan(model.graph, dataclasses.replace(machine, capabilities=able)))
     verify(made)
     return made[-1]
 
