@@ -35,6 +35,8 @@ _TYPES = {
     "I64": np.int64,
     "F16": np.float16,
     "BF16": ml_dtypes.bfloat16,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E5M2": ml_dtypes.float8_e5m2,
     "F32": np.float32,
     "F64": np.float64,
 }

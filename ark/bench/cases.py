@@ -4,13 +4,14 @@ in torch. Called by ark.bench.ops.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ark
-from ark.ir.dtype import DataType, bf16, fp32
+from ark.ir.dtype import DataType, bf16, fp8_e4m3, fp8_e5m2, fp32, int8
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,43 @@ def _matmul(m: int, n: int, k: int, transposes: str = "nt", on_cpu: bool = False
     return OpCase(name, bf16, shapes, build, peer, 2.0 * m * n * k, moved, on_cpu)
 
 
+def _fewer_bits(m: int, n: int, k: int, dtype: DataType) -> OpCase:
+    """A product with a weight of (n, k): 8-bit floats to bf16, int8 to int32, fp32 as tf32."""
+    tf32 = dtype == fp32
+
+    def build(a: Any, b: Any) -> Any:
+        return ark.matmul(a, b, transpose_other=True, tf32=tf32)
+
+    def peer(a: Any, b: Any) -> Any:
+        torch = _torch()
+        if dtype == int8:
+            return torch._int_mm(a, b.t())
+        if tf32:
+            torch.backends.cuda.matmul.allow_tf32 = True
+            return a @ b.t()
+        one = _one(str(a.device))
+        return torch._scaled_mm(
+            a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+        )
+
+    itemsize, out = dtype.itemsize, 2 if dtype.bits == 8 and dtype != int8 else 4
+    moved = float(itemsize * (m * k + n * k) + out * m * n)
+    name = f"matmul-{m}x{n}x{k}-nt-{'tf32' if tf32 else dtype.name}"
+    return OpCase(name, dtype, ((m, k), (n, k)), build, peer, 2.0 * m * n * k, moved, False)
+
+
+@functools.cache
+def _one(device: str) -> Any:
+    """A scale, made once: not in each replay of a graph."""
+    return _torch().ones((), device=device)
+
+
+def _torch() -> Any:
+    import torch
+
+    return torch
+
+
 def _linear_gelu(m: int, n: int, k: int) -> OpCase:
     """A layer with bias and activation."""
 
@@ -78,9 +116,7 @@ def _linear_gelu(m: int, n: int, k: int) -> OpCase:
 
 
 def _functional() -> Any:
-    import torch
-
-    return torch.nn.functional
+    return _torch().nn.functional
 
 
 def _chain(a: Any, b: Any) -> Any:
@@ -170,6 +206,12 @@ def cases() -> tuple[OpCase, ...]:
         ]
     for size in (8192, 4096, 2048):
         found += [_matmul(size, size, size, t) for t in ("nt", "nn", "tn", "tt")]
+    found += [
+        _fewer_bits(size, size, size, dtype)
+        for size in (8192, 4096)
+        for dtype in (fp8_e4m3, fp8_e5m2, int8, fp32)
+        if size == 8192 or dtype != fp8_e5m2
+    ]
     found += [
         _linear_gelu(4096, 4096, 4096),
         _matmul(128, 4096, 4096),

@@ -19,14 +19,14 @@ from ark.bench.decode import random_weights
 from ark.errors import InvalidUsageError
 from ark.frontend.model import Model, use_model
 from ark.ir.dtype import DataType
-from ark.ir.graph import Graph, Node
+from ark.ir.graph import Graph
 from ark.lower.ranks import plan_ranks
 from ark.machine import Machine
 from ark.models import registry
 from ark.models.config import LlamaConfig
 from ark.ops.tokens import TokenState
-from ark.parallel import parallelize, pipelined
-from ark.parallel.pipeline.named import PIPELINES, list_schedule, named
+from ark.parallel import parallelize
+from ark.parallel.pipeline.named import PIPELINES
 from ark.parallel.plans.predict import Splits, predict
 from ark.parallel.plans.prediction import Prediction, Target, Work
 from ark.parallel.plans.rules import PLANS
@@ -86,8 +86,7 @@ def graphs(case: ParallelCase, ranks: int, machine: Machine, made: Prediction) -
     layers = [s for b, s in zip(made.blocks, made.stage_of, strict=True) if b.block.numbered]
     graph = micro_batches(case, layers, max(made.stage_of))
     if case.plan in PIPED:
-        schedule = list_schedule(named(case.plan, ranks, inference=True), case.batch)
-        return parallelize(graph, ranks, pipelined(schedule, block_of)).ranks.graphs
+        return parallelize(graph, ranks, case.plan).ranks.graphs
     if case.plan not in PLANS:
         others = sorted(set(PIPELINES) - set(PIPED))
         raise InvalidUsageError(
@@ -118,12 +117,6 @@ def micro_batches(case: ParallelCase, stage_of: Sequence[int], last: int) -> Gra
                 logits = decoder.head(ark.rmsnorm(h, decoder.norm, decoder.eps))
                 ark.reduce_sum(logits, axis=1)
     return model.graph
-
-
-def block_of(node: Node) -> tuple[str, int]:
-    """Scopes are called after stages and micro-batches."""
-    block, _, number = node.name.partition(".")[0].partition("-")
-    return block, int(number)
 
 
 def measure(

@@ -272,12 +272,13 @@ def is_torch(value: Any) -> bool:
 
 
 def torch_to_numpy(value: Any) -> np.ndarray:
-    """A torch tensor of any device as a NumPy array (bf16 as ml_dtypes.bfloat16)."""
+    """A torch tensor of any device as a NumPy array (bf16 and fp8 as ml_dtypes has them)."""
     host = value.detach().cpu().contiguous()
-    if str(host.dtype) == "torch.bfloat16":
-        import ml_dtypes
-
-        return host.view(_torch().int16).numpy().view(ml_dtypes.bfloat16)
+    named = str(host.dtype)
+    if named == "torch.bfloat16" or named.startswith("torch.float8"):
+        kind = DataType.from_torch(host.dtype)
+        word = _torch().int16 if kind.bits == 16 else _torch().uint8
+        return host.view(word).numpy().view(kind.numpy)  # type: ignore[no-any-return]
     return host.numpy()
 
 

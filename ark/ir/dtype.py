@@ -2,6 +2,7 @@
 
 A type of 4 bits is stored two elements to a byte, the first in the low half; rows (the last
 dimension of a buffer) begin at whole bytes. In NumPy it has a byte an element, as ml_dtypes has it.
+Floats of 8 bits are those of the Open Compute Project (OCP), on every vendor.
 """
 
 from __future__ import annotations
@@ -120,6 +121,8 @@ class DataType:
 fp32 = DataType("fp32", 32, "float", np.float32)
 fp16 = DataType("fp16", 16, "ark_f16", np.float16)
 bf16 = DataType("bf16", 16, "ark_bf16", ml_dtypes.bfloat16)
+fp8_e4m3 = DataType("fp8_e4m3", 8, "ark_e4m3", ml_dtypes.float8_e4m3fn)
+fp8_e5m2 = DataType("fp8_e5m2", 8, "ark_e5m2", ml_dtypes.float8_e5m2)
 int64 = DataType("int64", 64, "ark_i64", np.int64)
 int32 = DataType("int32", 32, "ark_i32", np.int32)
 uint32 = DataType("uint32", 32, "ark_u32", np.uint32)
@@ -131,16 +134,19 @@ int4 = DataType("int4", 4, "ark_int4", ml_dtypes.int4)
 uint4 = DataType("uint4", 4, "ark_uint4", ml_dtypes.uint4)
 fp4 = DataType("fp4", 4, "ark_fp4", ml_dtypes.float4_e2m1fn)
 
-FLOATS = (fp32, fp16, bf16)
+FLOATS = (fp32, fp16, bf16)  # that every op computes with
+SMALL_FLOATS = (fp8_e4m3, fp8_e5m2)  # that are stored, moved, cast and multiplied
 INTEGERS = (int64, int32, uint32, int8, uint8, byte)
 PACKED = (int4, uint4, fp4)
-ALL = (*FLOATS, *INTEGERS, bool_, *PACKED)
+ALL = (*FLOATS, *SMALL_FLOATS, *INTEGERS, bool_, *PACKED)
 INDICES = (int32, int64)
 
 _TORCH = {
     "fp32": "float32",
     "fp16": "float16",
     "bf16": "bfloat16",
+    "fp8_e4m3": "float8_e4m3fn",
+    "fp8_e5m2": "float8_e5m2",
     "int64": "int64",
     "int32": "int32",
     "uint32": "uint32",

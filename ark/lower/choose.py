@@ -11,16 +11,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ark.errors import PlanError
+from ark.ir.dtype import SMALL_FLOATS, bf16, fp16, int8
 from ark.ir.fold import FOLDED
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.fuse import fuse
-from ark.lower.tiling import split_k
+from ark.lower.narrow import narrow
+from ark.lower.tiling import split_k, stage_tile, stays_apart
 from ark.machine import Machine
-from ark.tasks.linear import MOST_NARROW, narrow_bytes, narrow_rows
+from ark.tasks.linear import (
+    MOST_NARROW,
+    narrow_bytes,
+    narrow_rows,
+    sums_bytes,
+)
 from ark.variant import COMMUNICATE, LOAD, Variant
 
-HELD = 1024  # bytes that such a layer keeps beside each row of its input
+HELD = 1024  # bytes that one row's sums take, or what else several need
 
 
 def choose(
@@ -101,15 +108,16 @@ def _choose(
             ):
                 return target
             continue
-        made = fuse(graph, target, kept)
+        made = narrow(fuse(graph, target, kept), target, kept)
         last = [n for n in made.nodes if n.phase == len(made.phases) - 1]
         decodes = streams and _decodes(last, target) and _settled(made.nodes)
-        fits = _fits(last, target) and not _starves(last, target, machine)
+        fits = _fits(made.nodes, target) and not _starves(last, target, machine)
         if fits and (variant.name == wanted or decodes):
             return target
     return machine.using(names[0])
 
 
+LINE = 16  # bytes at whose multiples rows begin that box copies load
 LEAST_TILE = (128, 64)  # of prompts, for the same
 LEAST_ROWS, LEAST_WORK = 16, 1 << 26  # of a product worth a variant of its own
 HALVED = 64  # of so many rows warpgroups share the columns, twice as many at least
@@ -143,7 +151,7 @@ def _attends(node: Node) -> bool:
 
 
 def _boxes(node: Node) -> bool:
-    """Rows that begin at multiples of 16 bytes, and enough of them."""
+    """Types of matrix units, rows that begin at multiples of 16 bytes, and enough of them."""
     out = node.outputs[0]
     depth = node.inputs[0].shape[-2 if node.attrs["transpose_a"] else -1]
     return (
@@ -152,14 +160,21 @@ def _boxes(node: Node) -> bool:
         and out.shape[-1] >= LEAST_TILE[1]
         and (out.shape[-2] > HALVED or out.shape[-1] >= 2 * HALVED)
         and math.prod(out.shape) * depth >= LEAST_WORK
-        and len({t.dtype.name for t in (*node.inputs, out)}) == 1
+        and _unit_types(node)
         and all(
-            t.dtype.name in ("bf16", "fp16")
-            and all(s % 8 == 0 for s in t.strides[:-1])
-            and _start(t) % 8 == 0
+            all(s * t.dtype.itemsize % LINE == 0 for s in (*t.strides[:-1], _start(t)))
             for t in (*node.inputs, out)
         )
     )
+
+
+def _unit_types(node: Node) -> bool:
+    """Types that warpgroups multiply: one of 16 bits, 8-bit floats, int8, or fp32 as tf32."""
+    left, right = (t.dtype for t in node.inputs[:2])
+    if left in (bf16, fp16):
+        return all(t.dtype == left for t in (*node.inputs, *node.outputs))
+    small = left in SMALL_FLOATS and right in SMALL_FLOATS
+    return small or left == right == int8 or bool(node.attrs.get("tf32"))
 
 
 def _start(tensor: Tensor) -> int:
@@ -221,8 +236,15 @@ def _starves(nodes: list[Node], target: Machine, machine: Machine) -> bool:
 def _fits(nodes: list[Node], machine: Machine) -> bool:
     """Is there room beside the ring for the inputs of the linear layers of few rows?"""
     layers = [n for n in nodes if n.type == "linear" and n.inputs[0].shape[0] <= MOST_NARROW]
-    held = (
-        HELD * x.shape[0] + narrow_bytes(x.shape[0], weight.shape[1], weight.dtype.itemsize)
-        for x, weight, *_ in (n.inputs for n in layers)
-    )
-    return max(held, default=0) <= machine.shared_bytes - machine.ring_bytes
+    held = (_held(n, machine) for n in layers)
+    return HELD + max(held, default=0) <= machine.shared_bytes - machine.ring_bytes
+
+
+def _held(node: Node, machine: Machine) -> int:
+    """Bytes of shared memory that a linear layer of few rows takes, but what one row's sums do."""
+    (rows, k), dtype = node.inputs[0].shape, node.inputs[1].dtype
+    if rows == 1:
+        return narrow_bytes(1, k, dtype.itemsize)
+    held, splits = stage_tile(node, machine)
+    own = 0 if stays_apart(node) else narrow_bytes(rows, k, dtype.itemsize)
+    return own + sums_bytes(machine.warps, rows, held, splits)

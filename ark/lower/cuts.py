@@ -1,7 +1,7 @@
-"""How a large product is cut in the variant `matrix`: rows and columns of its tiles, and in how
-many parts of k. What is predicted to end first, by rates that were measured on an H100
-(docs/matmul.md has the table of shapes); a cut that was measured for a shape (`ark tune`) comes
-before any prediction.
+"""How a product is cut: rows and columns of its tiles, and in the variant `matrix` also in how many
+parts of k. There what is predicted to end first, by rates that were measured on an H100
+(docs/matmul.md has the table of shapes); elsewhere the machine's tile. A cut that was measured for
+a shape (`ark tune`) comes before any prediction.
 
 Called by the lowering of matmul.
 """
@@ -18,7 +18,8 @@ from ark.machine import Machine
 LINE = 128  # bytes of k in a step
 # Microseconds, and bytes a microsecond, of one processor of an H100.
 FULL_STEP_US = 0.58  # 128 by 256, 128 bytes deep, on the matrix units
-LEAST_STEP_US = 0.14  # wait for a stage, multiply, give it back
+LEAST_STEP_US = 0.21  # wait for a stage, multiply, give it back
+LEAST_SHARED_STEP_US = 0.12  # the same where warpgroups take turns, not measured
 LOAD_RATE = 68e3  # what a processor loads while all do: L2 gives 8.7 TB/s
 FOLD_US, EACH_PART_US = 2.0, 0.1  # parts are handed over to those who add them up
 KEPT, FOLD_RATE = 6e6, 1.6e6  # bytes of parts that L2 keeps, and what is written and read of more
@@ -33,12 +34,10 @@ class Cut:
     parts: int = 1
 
 
-def candidates(
-    shape: Sequence[int], depth: int, itemsize: int, parts: bool, narrow: bool
-) -> list[Cut]:
+def candidates(shape: Sequence[int], depth: int, itemsize: int, parts: bool) -> list[Cut]:
     """The cuts of a product of this shape (batch, batch, rows, columns) that kernels exist for.
 
-    depth: elements of k. parts: may k be cut? narrow: are there tiles of 64 by 64?
+    depth: elements of k. parts: may k be cut?
     """
     steps = -(-depth * itemsize // LINE)
     several = parts and shape[0] == shape[1] == 1
@@ -48,8 +47,7 @@ def candidates(
         for rows, columns, many in itertools.product((128, 64), (256, 128, 64), counts)
         if (many - 1) * -(-steps // many) < steps and columns <= shape[3]
     ]
-    least = 128 if narrow else 192
-    return [c for c in found if (c.rows == 64 or shape[2] > 64) and c.rows + c.columns >= least]
+    return [c for c in found if c.rows == 64 or shape[2] > 64]
 
 
 def predicted_us(
@@ -62,7 +60,7 @@ def predicted_us(
     step = max(
         FULL_STEP_US * cut.rows * cut.columns / (128 * 256),
         LINE * (high + cut.columns) / LOAD_RATE,
-        LEAST_STEP_US,
+        LEAST_STEP_US if cut.rows == 128 else LEAST_SHARED_STEP_US,
     )
     steps = math.ceil(math.ceil(depth * itemsize / LINE) / cut.parts)
     fold = 0.0
@@ -78,15 +76,51 @@ def choose_cut(
     itemsize: int,
     machine: Machine,
     parts: bool,
-    narrow: bool,
     measured: Mapping[str, Sequence[int]],
 ) -> Cut:
     """The cut of a product; measured: cuts by `key`, for what they were found to be fastest."""
-    able = candidates(shape, depth, itemsize, parts, narrow)
+    able = candidates(shape, depth, itemsize, parts)
     known = measured.get(key(shape, depth, itemsize))
     if known is not None and Cut(*known) in able:
         return Cut(*known)
     return min(able, key=lambda c: predicted_us(c, shape, depth, itemsize, machine))
+
+
+FEW = 1 << 15  # multiplications that a processor does in the time of a hand-over
+MOST_TOGETHER = 4  # tiles, one behind the other
+
+
+def tiles_together(many: int, machine: Machine) -> int:
+    """How many tiles of so many multiplications take no longer than handing one of them over."""
+    return 0 if machine.has("single_thread") else min(MOST_TOGETHER, FEW // many)
+
+
+def tiles(shape: Sequence[int], depth: int, machine: Machine) -> list[Cut]:
+    """The cuts to try where the variant is another: the usual one first, then tiles a quarter,
+    half, as large and twice as high and wide.
+    """
+    rows, columns = machine.matmul_tile(shape[2], shape[3], shape[0] * shape[1])
+    while columns < shape[3] and tiles_together(2 * rows * columns * depth, machine):
+        columns = min(2 * columns, shape[3])
+    found = {Cut(rows, columns): None}
+    for high, wide in itertools.product((1.0, 0.5, 0.25, 2.0), repeat=2):
+        sizes = max(1, int(rows * high)), max(1, int(columns * wide))
+        found[Cut(min(sizes[0], shape[2]), min(sizes[1], shape[3]))] = None
+    return list(found)
+
+
+def choose_tile(
+    shape: Sequence[int],
+    depth: int,
+    itemsize: int,
+    machine: Machine,
+    measured: Mapping[str, Sequence[int]],
+) -> tuple[int, int]:
+    """Rows and columns of the tiles of a product in any variant but `matrix`."""
+    able = tiles(shape, depth, machine)
+    known = measured.get(key(shape, depth, itemsize))
+    cut = Cut(*known) if known is not None and Cut(*known) in able else able[0]
+    return cut.rows, cut.columns
 
 
 def key(shape: Sequence[int], depth: int, itemsize: int) -> str:

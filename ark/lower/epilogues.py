@@ -18,7 +18,7 @@ import copy
 import dataclasses
 
 from ark.codegen.layout import RECORD_OPERANDS
-from ark.ir.dtype import FLOATS
+from ark.ir.dtype import FLOATS, SMALL_FLOATS
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.chains import expression_of, is_pointwise, read_once
@@ -101,7 +101,7 @@ def _fits(product: Node, node: Node) -> bool:
         product.placement == node.placement
         and not node.hints
         and between.shape == out.shape
-        and out.dtype in FLOATS
+        and out.dtype in (*FLOATS, *SMALL_FLOATS)
         and not any(t.dtype.packed for t in node.inputs)
         and not expression.places(expression_of(node))
         and len({t.id for t in node.inputs}) <= OTHERS

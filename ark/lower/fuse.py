@@ -11,9 +11,11 @@ from __future__ import annotations
 import copy
 from collections import Counter
 
+from ark.ir.dtype import FLOATS
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.pack import writes
+from ark.lower.packets import PACKET_READ_FEW
 from ark.lower.tiling import PAIRED, row_bytes, split_k
 from ark.machine import Machine
 from ark.plan.types import MAX_OPERANDS
@@ -22,6 +24,8 @@ from ark.variant import COMMUNICATE
 
 EPILOGUES = {"add": "add", "swiglu_pairs": "swiglu", "rope_kv": "rope_kv"}
 """Ops that a linear task does where its sums end, and the task's name for each."""
+APART = ("attention", "swiglu_pairs")
+"""Ops whose result each reader reads piece by piece where it is too much for packets."""
 MAX_STREAM_ROWS = 8  # more input rows than this fill matrix units, where a machine has them
 
 
@@ -49,7 +53,10 @@ def fuse(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -> 
                 replaced[added.id] = _sum(node, added)
                 dropped.add(node.id)
             continue
-        if node.type != "matmul" or node.hints or not _streams(node, machine):
+        if node.type != "matmul" or node.hints:
+            continue
+        maker = by_output.get(node.inputs[0].id)
+        if not _streams(node, machine, maker is not None and maker.type in APART):
             continue
         if node.inputs[1].buffer.id in written or node.id in replaced:
             continue
@@ -77,7 +84,7 @@ def fuse(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -> 
             and not _holds_pairs(weight, machine)
         ):
             last = None
-        while (norm or last) and not _still(graph, norm, node, last):
+        while (norm or last) and not still(graph, norm, node, last):
             norm, last = (norm, None) if last else (None, None)
         if {node.inputs[0].buffer.id} & {t.buffer.id for t in node.outputs}:
             continue
@@ -87,27 +94,31 @@ def fuse(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -> 
     return made
 
 
-def _streams(node: Node, machine: Machine) -> bool:
+def _streams(node: Node, machine: Machine, apart: bool) -> bool:
+    """apart: may its input be rounded where it is made, and stay in memory?"""
     x, weight = node.inputs
     rows = x.shape[0]
     limit = 64 if machine.has("single_thread") else MAX_STREAM_ROWS
     return (
         weight.buffer.arena == "parameter"
         and weight.dense
+        and x.dtype in FLOATS
+        and weight.dtype in FLOATS
         and len(x.shape) == len(weight.shape) == 2
         and bool(node.attrs["transpose_b"])
         and not node.attrs["transpose_a"]
         and rows <= limit
-        and _room(rows, weight, machine)
+        and _room(rows, weight, machine, apart)
     )
 
 
-def _room(rows: int, weight: Tensor, machine: Machine) -> bool:
+def _room(rows: int, weight: Tensor, machine: Machine, apart: bool) -> bool:
     """Can the ring take such rows of weights, and a processor the input rows?"""
     splits = split_k(rows, weight, machine)
     scratch = 4 * rows * weight.shape[1] + 4 * machine.warps
     if machine.variant.role(COMMUNICATE) and splits and narrow_rows(rows, weight, splits):
-        held = narrow_bytes(rows, weight.shape[1], weight.dtype.itemsize)
+        wide = apart and rows > 1 and rows * weight.shape[1] > PACKET_READ_FEW
+        held = 0 if wide else narrow_bytes(rows, weight.shape[1], weight.dtype.itemsize)
         return held <= machine.shared_bytes - machine.ring_bytes
     return splits > 1 or (splits == 1 and scratch <= machine.shared_bytes - machine.ring_bytes)
 
@@ -130,7 +141,7 @@ def _others(node: Node, product: Tensor) -> tuple[Tensor, ...]:
     return tuple(t for t in node.inputs if t.id != product.id)
 
 
-def _still(graph: Graph, norm: Node | None, node: Node, last: Node | None) -> bool:
+def still(graph: Graph, norm: Node | None, node: Node, last: Node | None) -> bool:
     """Do the joined node's operands hold at its end what they held where each part stood?
 
     Nobody in between may write what the parts read, nor may the result lie where all tasks read.
@@ -159,7 +170,7 @@ def _adds_residual(
         and _epilogue(added, node.outputs[0], uses)
         and (residual := _others(added, node.outputs[0])[0]).dense
         and residual.dtype == added.outputs[0].dtype == node.outputs[0].dtype
-        and _still(graph, None, node, added)
+        and still(graph, None, node, added)
     )
 
 

@@ -24,10 +24,14 @@ from ark.lower.fuse import fuse
 from ark.lower.gathers import own_first
 from ark.lower.narrow import narrow
 from ark.lower.nodes import begins_alone, lower_nodes, meets_peers
+from ark.lower.normed import join_norms
+from ark.lower.overlap import overlap
 from ark.lower.pack import pack
 from ark.lower.packets import choose_packets
 from ark.lower.regions import join_regions
 from ark.lower.spread import spread
+from ark.lower.turned import read_turned
+from ark.lower.windows import read_windows
 from ark.machine import Machine
 from ark.plan import memory
 from ark.plan.boxes import Templates
@@ -37,7 +41,7 @@ from ark.plan.packing import Packing, to_meta
 from ark.plan.schedule import Schedule
 from ark.plan.types import INITIAL, Phase, Plan, PlanBuffer, PlanOp, PlanTensor
 
-OPTIONS = ("cuts", "external", "fuse", "hosts", "pack", "packets", "together", "variant")
+OPTIONS = ("cuts", "external", "fuse", "hosts", "overlap", "pack", "packets", "together", "variant")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,8 +74,8 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
         raise InvalidUsageError(
             f"hosts names {len(hosts)} of {graph.world_size} ranks; give a number for each"
         )
-    private = _private_copy(graph)
     external = frozenset(chosen.get("external", ()))
+    private = read_turned(_private_copy(graph), external)
     packings: list[Packing] = []
     if chosen.get("pack", True):
         private, packings = pack(private, external)
@@ -86,6 +90,8 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
             part = join_regions(fuse(part, target, kept), kept)
             part = narrow(join_chains(part, kept), target, kept)
             part = own_first(join_epilogues(part, target, kept), kept)
+            part = read_windows(part, target, kept)
+            part = join_norms(overlap(part, chosen, kept))
         part, more = spread(part, target, chosen, kept)
         nodes += part.nodes
         received |= more
@@ -121,8 +127,9 @@ def plan(
     every op apart from its neighbours), `pack` (False keeps the model's weights as they are),
     `variant` (the kernel variant by name), `cuts` (how products are cut, by shape: ark.lower.cuts),
     `hosts` (a number for each rank, equal where ranks share memory; all by default), `together`
-    (True: all ranks begin an iteration together, also where each could do so by itself). Raises
-    InvalidUsageError for any other.
+    (True: all ranks begin an iteration together, also where each could do so by itself), `overlap`
+    (False keeps products apart from the collectives that they meet; True joins them in graphs of
+    several phases too). Raises InvalidUsageError for any other.
     """
     return plan_prepared(prepare(graph, machine, options), meta)
 

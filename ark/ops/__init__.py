@@ -8,6 +8,7 @@ from ark.frontend.tensor import provided
 from ark.ops import channels as channels
 from ark.ops import decoder as decoder
 from ark.ops import fusion as fusion
+from ark.ops import overlapped as overlapped
 from ark.ops import programs as programs
 from ark.ops import sequences as sequences
 from ark.ops import views

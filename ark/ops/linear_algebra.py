@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,24 +10,22 @@ import numpy as np
 
 from ark.errors import ModelError
 from ark.frontend.tensor import NullTensor, Tensor, as_tensor
-from ark.ir.dtype import fp32
+from ark.ir.dtype import FLOATS, SMALL_FLOATS, DataType, bf16, fp32, int8, int32
 from ark.ir.fold import FOLDED, fold
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
-from ark.lower.cuts import Cut, choose_cut, matrix_group
+from ark.lower.cuts import Cut, choose_cut, choose_tile, matrix_group, tiles_together
 from ark.lower.merge import join, joins, part, widen
 from ark.lower.registry import get, register
 from ark.lower.tiling import (
-    PAIRED,
     box_coords,
     side_by_side,
     split,
-    split_k,
-    stage_rows,
+    stage_tile,
 )
-from ark.machine import Machine
 from ark.ops.base import broadcast, float_dtype, result, same_dtype
+from ark.ops.movement import transpose
 from ark.tasks import expression
 
 EPILOGUES = {"add": "add", "swiglu": "swiglu_pairs", "rope_kv": "rope_kv"}
@@ -40,15 +39,27 @@ def matmul(
     transpose_input: bool = False,
     transpose_other: bool = False,
     name: str = "",
+    dtype: DataType | None = None,
+    tf32: bool = False,
 ) -> Tensor:
     """Matrix product over the last two dimensions, leading dimensions broadcast.
 
     input (..., m, k) or, transposed, (..., k, m); other (..., k, n) or (..., n, k); result
-    (..., m, n) of the inputs' type, accumulated in fp32. ModelError if the inner sizes differ.
+    (..., m, n). ModelError if the inner sizes differ.
+
+    fp32, fp16, bf16: both of one type, which is the result's, accumulated in fp32. fp8_e4m3 and
+    fp8_e5m2, in any pair: accumulated in fp32, or by matrix units that keep fewer digits of their
+    sums (Hopper's about 14 bits); the result is of `dtype`, fp32, fp16 or bf16 (the default). int8:
+    accumulated in int32, which is the result's type. What 8-bit types are scaled by is multiplied
+    to the result, which costs nothing.
+    tf32: of fp32 inputs the matrix units may read 10 bits of mantissa only, where they do so; the
+    default is exact fp32.
     """
     a, b = as_tensor(input), as_tensor(other)
-    float_dtype("matmul", a)
-    dtype = same_dtype("matmul", a, b)
+    dtype = _result_type(a, b, dtype, tf32)
+    if a.ir.dtype.bits == 8 or tf32:  # matrix units want k side by side
+        a, transpose_input = (_turned(a), False) if transpose_input else (a, False)
+        b, transpose_other = (b, True) if transpose_other else (_turned(b), True)
     left, right = a.ir.shape, b.ir.shape
     if len(left) < 2 or len(right) < 2:
         raise ModelError(
@@ -64,7 +75,38 @@ def matmul(
         )
     shape = (*broadcast(left[:-2], right[:-2], "matmul"), m, n)
     attrs = {"transpose_a": transpose_input, "transpose_b": transpose_other}
+    if tf32:
+        attrs["tf32"] = True
     return result("matmul", [a, b], shape, dtype, output, attrs, name)
+
+
+def _result_type(a: Tensor, b: Tensor, asked: DataType | None, tf32: bool) -> DataType:
+    """The type of a product; ModelError where there is none."""
+    small = {t.name for t in SMALL_FLOATS}
+    types = {a.ir.dtype.name, b.ir.dtype.name}
+    if tf32 and types != {"fp32"}:
+        raise ModelError(f"matmul: tf32 is a precision of fp32 inputs, not of {sorted(types)}")
+    if types <= small:
+        if asked not in (None, *FLOATS):
+            raise ModelError(f"matmul of 8-bit floats gives fp32, fp16 or bf16, not {asked!r}")
+        return asked or bf16
+    if types == {"int8"}:
+        made = int32
+    else:
+        float_dtype("matmul", a)
+        made = same_dtype("matmul", a, b)
+    if asked not in (None, made):
+        raise ModelError(
+            f"matmul of {made.name if made != int32 else 'int8'} gives {made.name}, not {asked!r}; "
+            "use ark.cast"
+        )
+    return made
+
+
+def _turned(tensor: Tensor) -> Tensor:
+    """The matrices turned, in memory; of fewer than 2 dimensions as they are."""
+    rank = len(tensor.ir.shape)
+    return transpose(tensor, [*range(rank - 2), rank - 1, rank - 2]) if rank > 1 else tensor
 
 
 def linear(input: Any, weight: Any, output: Any = NullTensor, name: str = "") -> Tensor:
@@ -115,13 +157,23 @@ def _lower_matmul(lowering: Lowering, node: Node) -> None:
         _lower_large(lowering, node, tensors, shape)
         return
     asked = lowering.tile(shape, fixed=(0, 1), shown=_shown(node))
-    tile = tuple(asked[2:]) if asked else _tile(shape, machine)
+    if asked:
+        tile = asked[2], asked[3]
+    else:
+        measured = lowering.options.get("cuts", {})
+        tile = choose_tile(shape, _depth(node), node.inputs[0].dtype.itemsize, machine, measured)
     params = _product(node) | {"tile": list(tile)}
-    _emit_product(lowering, node, params, tensors, box_coords(shape, (1, 1, *tile)))
+    coords: Sequence[tuple[int, ...]] = box_coords(shape, (1, 1, *tile))
+    together = tiles_together(math.prod(tile) * _depth(node), machine) if node.hints is None else 1
+    if len(coords) > 1 and together > 1:  # several small ones are a task
+        params |= {"tasks": -(-len(coords) // together), "group": 1}
+        coords = [(r,) for r in range(params["tasks"])]
+    _emit_product(lowering, node, params, tensors, coords)
 
 
-def _tile(shape: Sequence[int], machine: Machine) -> tuple[int, int]:
-    return machine.matmul_tile(shape[2], shape[3], shape[0] * shape[1])
+def _depth(node: Node) -> int:
+    """Elements of k."""
+    return node.inputs[0].shape[-2 if node.attrs["transpose_a"] else -1]
 
 
 def _shown(node: Node) -> tuple[int, ...] | None:
@@ -130,7 +182,8 @@ def _shown(node: Node) -> tuple[int, ...] | None:
 
 def _product(node: Node) -> dict[str, Any]:
     """A product's parameters but for its tiles."""
-    return {name: bool(node.attrs[name]) for name in ("transpose_a", "transpose_b")}
+    params = {name: bool(node.attrs[name]) for name in ("transpose_a", "transpose_b")}
+    return params | ({"tf32": True} if node.attrs.get("tf32") else {})
 
 
 def _emit_product(
@@ -145,7 +198,7 @@ def _emit_product(
         params["expr"] = node.attrs["finish"]
     elif node.attrs.get("gated"):
         params["gated"] = True
-    elif lowering.machine.variant.name == "matrix" and out.dtype not in (left.dtype, fp32):
+    elif lowering.machine.variant.name == "matrix" and out.dtype not in (left.dtype, fp32, int32):
         params["expr"] = expression.leaf(0)  # the sums as they are
     lowering.emit("matmul", params, [left, right, out, *others], coords)
 
@@ -158,16 +211,15 @@ def _lower_large(
     shape: the product's.
     """
     machine, a = lowering.machine, node.inputs[0]
-    depth = a.shape[-2] if node.attrs["transpose_a"] else a.shape[-1]
+    depth = _depth(node)
     asked = lowering.tile(shape, fixed=(0, 1), shown=_shown(node))
     alone = lowering.graph.world_size == 1 and not node.hints
     if asked:
         cut = Cut(asked[2], asked[3])
     else:
         several = alone and all(len(t.shape) <= 2 for t in tensors) and "gated" not in node.attrs
-        narrow = bool(node.attrs["transpose_b"])  # half of 64 rows of b is whole rows
         measured = lowering.options.get("cuts", {})
-        cut = choose_cut(shape, depth, a.dtype.itemsize, machine, several, narrow, measured)
+        cut = choose_cut(shape, depth, a.dtype.itemsize, machine, several, measured)
     tile = min(cut.rows, shape[2]), cut.columns
     group = matrix_group(tile[0], depth, a.dtype.itemsize)
     params = _product(node) | {"tile": list(tile)}
@@ -186,7 +238,8 @@ def _lower_large(
         return
     left, right, *others, out = tensors
     m, n = shape[2:]
-    sums = lowering.temp((cut.parts, m, n), fp32, f"{node.name}.parts")
+    whole = int32 if left.dtype == int8 else fp32
+    sums = lowering.temp((cut.parts, m, n), whole, f"{node.name}.parts")
     lowering.emit("matmul", params | {"splits": cut.parts}, [left, right, sums], coords)
     _add_parts(lowering, node, sums, others, out, cut)
 
@@ -233,8 +286,7 @@ def _lower_linear(lowering: Lowering, node: Node) -> None:
     machine = lowering.machine
     weight = node.inputs[1]
     n = weight.shape[0]
-    rows = stage_rows(weight, machine, node.attrs["epilogue"] in PAIRED)
-    splits = split_k(node.outputs[0].shape[0], weight, machine)
+    rows, splits = stage_tile(node, machine)
     if not weight.dense:
         raise ModelError(f"the weight {weight.name!r} must be dense to be streamed")
     x, w, *rest = node.inputs

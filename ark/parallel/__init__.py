@@ -8,7 +8,7 @@ it fits together.
 
 from ark.parallel.layout import Layout, change, table
 from ark.parallel.pipeline import Placement, shape, tessel
-from ark.parallel.plans import autotune, parallelize, pipelined, spread
+from ark.parallel.plans import autotune, parallelize, pipelined, place_of, spread
 from ark.parallel.transform import ParallelGraph, materialise
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "materialise",
     "parallelize",
     "pipelined",
+    "place_of",
     "shape",
     "spread",
     "table",

@@ -21,7 +21,8 @@ class RemoteSemaphore:
 @dataclass
 class Group:
     """The tasks of one lowered op. sends, awaits: one entry per task, or none at all. granularity,
-    context: see ark.ir. received: ids of the buffers between ranks that hold packets. What is
+    context: see ark.ir. received: ids of the buffers between ranks that hold packets. lanes: the
+    processor of each task, where the lowering chose them. What is
     awaited 0 times in an iteration is awaited once for the iteration before.
     """
 
@@ -36,5 +37,6 @@ class Group:
     granularity: int | None = None
     context: int | None = None
     received: frozenset[int] = frozenset()
+    lanes: list[int] = field(default_factory=list)
     sends: list[tuple[RemoteSemaphore, ...]] = field(default_factory=list)
     awaits: list[tuple[tuple[RemoteSemaphore, int], ...]] = field(default_factory=list)

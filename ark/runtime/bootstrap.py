@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
+from ark.backend import threads
 from ark.errors import InvalidUsageError, SystemError
 from ark.runtime import cache
 from ark.runtime import rendezvous as rdv
@@ -85,8 +86,8 @@ class Bootstrap:
                 address, ports = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(own, own), 1
             self._link = self._join(address, port, ports, job, deadline)
             self._link.sock.settimeout(silence_s)
-            threading.Thread(target=self._listen_to, args=(silence_s,), daemon=True).start()
-            threading.Thread(target=self._beat, args=(silence_s / 5,), daemon=True).start()
+            threads.start(self._listen_to, silence_s)
+            threads.start(self._beat, silence_s / 5)
             # Rank 0 names who is missing; the others give it a moment to do so.
             grace = 0.0 if rank == 0 else 1.0
             self._wait(lambda: self._welcome, deadline + grace, "the start", self._who_is_missing)

@@ -25,7 +25,8 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, Protocol
 
-from ark.errors import BaseError, InvalidUsageError
+from ark.backend import threads
+from ark.errors import BaseError, InvalidUsageError, SystemError
 from ark.ir.values import whole
 from ark.runtime.watchdog import tie_to
 
@@ -95,6 +96,10 @@ def launch_command(ranks: int, argv: Sequence[str], *, stdin: bool = False) -> i
             )
             started.append(_CommandRank(process))
         return _supervise(started)
+    except BlockingIOError as error:
+        raise SystemError(
+            f"the system refused to start {ranks} processes; raise the limit on them (`ulimit -u`)"
+        ) from error
     except (OSError, ValueError) as error:  # a NUL in a word, or too many of them
         raise InvalidUsageError(
             f"the ranks cannot be started with these words: {error}; give a prompt that no command "
@@ -168,8 +173,7 @@ class _CommandRank:
         self._tail = b""
         self._reader: threading.Thread | None = None
         if process.stderr is not None:
-            self._reader = threading.Thread(target=self._read, daemon=True)
-            self._reader.start()
+            self._reader = threads.start(self._read)
 
     def _read(self) -> None:
         assert self._process.stderr is not None

@@ -25,6 +25,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ark.backend import threads
+from ark.errors import SystemError
+
 MAGIC = b"ark-rdv2"
 NONCE = 16
 MAX_FRAME = 256 << 20
@@ -140,7 +143,7 @@ class Server:
 
     @staticmethod
     def _spawn(target: Callable[..., None], *args: Any) -> None:
-        threading.Thread(target=target, args=args, name="ark-rendezvous", daemon=True).start()
+        threads.start(target, *args, name="ark-rendezvous")
 
     def missing(self) -> list[int]:
         """Ranks that have not come."""
@@ -180,7 +183,10 @@ class Server:
                 continue
             except OSError:
                 return
-            self._spawn(self._serve, sock, f"{address[0]}:{address[1]}")
+            try:
+                self._spawn(self._serve, sock, f"{address[0]}:{address[1]}")
+            except SystemError:  # too many at once; a rank tries again
+                sock.close()
 
     def _serve(self, sock: socket.socket, peer: str) -> None:
         sock.settimeout(HANDSHAKE_S)

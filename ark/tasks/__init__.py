@@ -6,9 +6,12 @@ touches is always decided here, because the verifier relies on it.
 
 from ark.tasks import (
     along,
+    arrival,
     attention,
     attention_tiles,
     combine,
+    combine_norm,
+    convolution,
     experts,
     fusion,
     iteration,
@@ -30,9 +33,12 @@ from ark.tasks import (
 
 __all__ = [
     "along",
+    "arrival",
     "attention",
     "attention_tiles",
     "combine",
+    "combine_norm",
+    "convolution",
     "experts",
     "fusion",
     "iteration",

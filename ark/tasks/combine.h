@@ -1,50 +1,12 @@
 // Shares combined element by element, 16 bytes at a time. A share, and the result, is plain memory
 // or packets {word, epoch}, four of which hold 16 bytes of elements; loading packets is waiting.
 
-struct ark_e4m3 {
-  unsigned char bits;
-};
-struct ark_e5m2 {
-  unsigned char bits;
-};
-
-// Floats of 8 bits with MANTISSA bits of mantissa, as the Open Compute Project has them; what is
-// too large becomes OVER (not a number, or infinity).
-template <int MANTISSA, int BIAS, ark_u32 LARGEST, ark_u32 OVER>
-ARK_DEVICE unsigned char ark_small_bits(float v) {
-  const ark_u32 sign = (ark_float_bits(v) >> 24) & 0x80u;
-  const ark_u32 bits = ark_float_bits(v) & 0x7fffffffu;
-  if (bits > 0x7f800000u) return static_cast<unsigned char>(sign | 0x7fu);
-  constexpr int drop = 23 - MANTISSA;
-  const ark_u32 even = (bits + ((1u << (drop - 1)) - 1u) + ((bits >> drop) & 1u)) >> drop;
-  const ark_u32 normal = even - (static_cast<ark_u32>(127 - BIAS) << MANTISSA);
-  // Below the least normal value: adding 2^23 steps rounds to whole steps.
-  const ark_u32 magic = static_cast<ark_u32>(127 + 1 - BIAS - MANTISSA + 23) << 23;
-  const ark_u32 small = ark_float_bits(ark_bits_float(bits) + ark_bits_float(magic)) - magic;
-  const ark_u32 code = bits < (static_cast<ark_u32>(128 - BIAS) << 23) ? small : normal;
-  return static_cast<unsigned char>(sign | (code > LARGEST ? OVER : code));
-}
-template <int MANTISSA, int BIAS>
-ARK_DEVICE float ark_small_float(ark_u32 bits) {
-  const ark_u32 magnitude = (bits & 0x7fu) << (23 - MANTISSA);
-  const float value =
-      ark_bits_float(magnitude) * ark_bits_float(static_cast<ark_u32>(254 - BIAS) << 23);
-  return (bits & 0x80u) != 0u ? -value : value;
-}
-
 // What elements are added as: floats as float, doubles and integers as they are.
 ARK_DEVICE float ark_term(float v) { return v; }
 ARK_DEVICE float ark_term(ark_f16 v) { return ark_float(v); }
 ARK_DEVICE float ark_term(ark_bf16 v) { return ark_float(v); }
-ARK_DEVICE float ark_term(ark_e4m3 v) {
-  if ((v.bits & 0x7fu) == 0x7fu) return ark_inf() - ark_inf();
-  return ark_small_float<3, 7>(v.bits);
-}
-ARK_DEVICE float ark_term(ark_e5m2 v) {
-  if ((v.bits & 0x7fu) > 0x7cu) return ark_inf() - ark_inf();
-  if ((v.bits & 0x7fu) == 0x7cu) return v.bits == 0x7cu ? ark_inf() : -ark_inf();
-  return ark_small_float<2, 15>(v.bits);
-}
+ARK_DEVICE float ark_term(ark_e4m3 v) { return ark_float(v); }
+ARK_DEVICE float ark_term(ark_e5m2 v) { return ark_float(v); }
 ARK_DEVICE double ark_term(double v) { return v; }
 ARK_DEVICE ark_i32 ark_term(signed char v) { return v; }
 ARK_DEVICE ark_i32 ark_term(unsigned char v) { return v; }
@@ -55,12 +17,8 @@ ARK_DEVICE ark_i64 ark_term(ark_i64 v) { return v; }
 ARK_DEVICE void ark_store_term(float& to, float v) { to = v; }
 ARK_DEVICE void ark_store_term(ark_f16& to, float v) { to = ark_half(v); }
 ARK_DEVICE void ark_store_term(ark_bf16& to, float v) { to = ark_bfloat(v); }
-ARK_DEVICE void ark_store_term(ark_e4m3& to, float v) {
-  to.bits = ark_small_bits<3, 7, 0x7eu, 0x7fu>(v);
-}
-ARK_DEVICE void ark_store_term(ark_e5m2& to, float v) {
-  to.bits = ark_small_bits<2, 15, 0x7bu, 0x7cu>(v);
-}
+ARK_DEVICE void ark_store_term(ark_e4m3& to, float v) { to = ark_to_e4m3(v); }
+ARK_DEVICE void ark_store_term(ark_e5m2& to, float v) { to = ark_to_e5m2(v); }
 ARK_DEVICE void ark_store_term(double& to, double v) { to = v; }
 ARK_DEVICE void ark_store_term(signed char& to, ark_i32 v) { to = static_cast<signed char>(v); }
 ARK_DEVICE void ark_store_term(unsigned char& to, ark_i32 v) { to = static_cast<unsigned char>(v); }
@@ -171,13 +129,14 @@ ARK_DEVICE const ark_u64* ark_late(const ArkCtx& c, const ark_u64* p, const ark_
   return nullptr;
 }
 
-// The same from packets. All are asked for together; where some have not come, one is waited for
-// before those that are late are asked for again.
+// The same from packets. All are asked for together, and those that are late again; after some
+// rounds one of them is waited for in between, which has a budget.
+constexpr int ARK_PACKET_ROUNDS = 24;
 template <int BATCH, typename T, typename HOW>
 ARK_DEVICE void ark_load_chunks(ArkCtx& c, HOW, const ark_u64* p, const ArkChunks& at, bool system,
                                 ArkChunk<T> (&to)[BATCH]) {
   ark_u64 seen[BATCH][4] = {};  // no epoch is 0
-  for (;;) {
+  for (int round = 0;; ++round) {
     const ark_u64* late = nullptr;
 #pragma unroll
     for (int b = 0; b < BATCH; ++b) {
@@ -196,7 +155,7 @@ ARK_DEVICE void ark_load_chunks(ArkCtx& c, HOW, const ark_u64* p, const ArkChunk
       }
     }
     if (late == nullptr || ark_failed(c)) break;
-    ark_wait_packet(c, late, system);
+    if (round >= ARK_PACKET_ROUNDS) ark_wait_packet(c, late, system);
   }
 #pragma unroll
   for (int b = 0; b < BATCH; ++b) {
@@ -242,6 +201,23 @@ struct ArkShare<const ark_u64, SYSTEM> {
   const ark_u64* p;
 };
 
+// Several places of plain memory, which all get the result.
+template <typename T, int N>
+struct ArkEach {
+  T* p[N];
+};
+template <typename T, typename HOW, typename Q, bool SYSTEM>
+ARK_DEVICE void ark_give_chunk(ArkCtx& c, HOW how, const ArkShare<Q, SYSTEM>& out, ark_i64 chunk,
+                               const ArkChunks& at, const ArkChunk<T>& v) {
+  ark_store_chunk(c, how, out.p, chunk, at, SYSTEM, v);
+}
+template <typename T, typename HOW, int N>
+ARK_DEVICE void ark_give_chunk(ArkCtx& c, HOW how, const ArkEach<T, N>& out, ark_i64 chunk,
+                               const ArkChunks& at, const ArkChunk<T>& v) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) ark_store_chunk(c, how, out.p[i], chunk, at, true, v);
+}
+
 // The shares' chunks, those of plain memory or those of packets; AT is the number of the first.
 template <bool PACKETS, int AT, int BATCH, typename T, typename HOW, int SHARES>
 ARK_DEVICE void ark_load_shares(ArkCtx&, HOW, const ArkChunks&, ArkChunk<T> (&)[SHARES][BATCH]) {}
@@ -256,10 +232,9 @@ ARK_DEVICE void ark_load_shares(ArkCtx& c, HOW how, const ArkChunks& at,
   ark_load_shares<PACKETS, AT + 1, BATCH, T>(c, how, at, to, more...);
 }
 
-template <typename T, typename JOIN, int DIVIDE, int BATCH, typename HOW, typename Q, bool GIVES,
+template <typename T, typename JOIN, int DIVIDE, int BATCH, typename HOW, typename Out,
           typename... Shares>
-ARK_DEVICE void ark_combine_chunks(ArkCtx& c, HOW how, ArkChunks at, ArkShare<Q, GIVES> out,
-                                   Shares... shares) {
+ARK_DEVICE void ark_combine_chunks(ArkCtx& c, HOW how, ArkChunks at, Out out, Shares... shares) {
   typedef decltype(ark_term(T())) A;
   constexpr int MANY = static_cast<int>(16 / sizeof(T));
   constexpr int SHARES = static_cast<int>(sizeof...(Shares));
@@ -281,7 +256,7 @@ ARK_DEVICE void ark_combine_chunks(ArkCtx& c, HOW how, ArkChunks at, ArkShare<Q,
           ark_store_term(v[0][b].v[e], DIVIDE == 1 ? sum : sum / static_cast<A>(DIVIDE));
         }
       }
-      ark_store_chunk(c, how, out.p, chunk, at, GIVES, v[0][b]);
+      ark_give_chunk(c, how, out, chunk, at, v[0][b]);
     }
   }
 }

@@ -3,10 +3,11 @@ the receipt of one; with several it adds, multiplies or compares them in the ord
 
 params: element (a name of ELEMENTS: what the operands' bytes are), op (a name of OPS), divide (what
 the result is divided by), order (the shares that are combined first, in this order; the others
-follow in theirs). operands: shares..., output, all of one dimension; each is plain memory,
-dense and of one type, or packets: a receive buffer (uint32 words, four of which hold 16 bytes of
-elements), or fp32 activations. coord: first and last+1 element of the operands' type; what is
-neither the end nor a multiple of 16 bytes is no border of a tile.
+follow in theirs), outputs (how many get the result, one by default; several are plain memory).
+operands: shares..., outputs..., all of one dimension; each is plain memory, dense and of one type,
+or packets: a receive buffer (uint32 words, four of which hold 16 bytes of elements), or fp32
+activations. coord: first and last+1 element of the operands' type; what is neither the end nor a
+multiple of 16 bytes is no border of a tile.
 
 Floats below 32 bits are combined in fp32 and rounded once. Combining in operand order makes the
 result the same bits wherever the order is the same.
@@ -65,6 +66,7 @@ class CombineParams(Params, frozen=True):
     op: Literal[tuple(OPS)] = "sum"  # type: ignore[valid-type]
     divide: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)] = 1
     order: tuple[Place, ...] = ()
+    outputs: Annotated[int, msgspec.Meta(ge=1, le=MAX_OPERANDS)] = 1
 
 
 def moved(dtype: DataType) -> str:
@@ -88,9 +90,14 @@ class Combine(TaskKind):
             2 <= len(sig.operands) <= MAX_OPERANDS,
             f"it has {len(sig.operands)} operands, expected 2 to {MAX_OPERANDS}",
         )
-        order = sig.params.get("order", ())
+        order, given = sig.params.get("order", ()), sig.operands[shares(sig) :]
+        need(shares(sig) >= 1, f"of {len(sig.operands)} operands {len(given)} are outputs")
         need(
-            sorted(order) == list(range(len(order))) and len(order) < len(sig.operands),
+            len(given) == 1 or not any(o.packet for o in given),
+            "one of several outputs holds packets",
+        )
+        need(
+            sorted(order) == list(range(len(order))) and len(order) <= shares(sig),
             f"the order {list(order)} does not name its first shares, each once",
         )
         first, size = self._first(sig), self._size(sig)
@@ -145,20 +152,22 @@ class Combine(TaskKind):
         return Places((range(0, self._first(sig).shape[0], step),), span=True)
 
     def in_place(self, sig: Signature) -> frozenset[int]:
-        return frozenset(range(len(sig.operands) - 1))
+        return frozenset(range(shares(sig)))
 
     def packets(self, sig: Signature) -> frozenset[int]:
-        return frozenset(i for i, o in enumerate(sig.operands) if self.able(sig, o))
+        several = frozenset(range(shares(sig), len(sig.operands))) if outputs(sig) > 1 else ()
+        able = (i for i, o in enumerate(sig.operands) if self.able(sig, o))
+        return frozenset(able).difference(several)
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         begin, end = coord
-        size, last = self._size(sig), len(sig.operands) - 1
+        size = self._size(sig)
         found = []
         for index, operand in enumerate(sig.operands):
             lo, hi = begin, end
             if operand.packet:
                 lo, hi = begin * size // CHUNK * WORDS, words(end * size)
-            found.append(Access(index, (lo,), (hi,), write=index == last))
+            found.append(Access(index, (lo,), (hi,), write=index >= shares(sig)))
         return found
 
     def headers(self) -> tuple[str, ...]:
@@ -166,17 +175,22 @@ class Combine(TaskKind):
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         element = ELEMENTS[sig.params["element"]]
-        last = len(sig.operands) - 1
+        last = shares(sig)
 
         def share(index: int) -> str:
             operand = sig.operands[index]
             kind = "ark_u64" if operand.packet else element.storage
-            kind = kind if index == last else f"const {kind}"
+            kind = kind if index >= last else f"const {kind}"
             scope = "true" if operand.system else "false"
             return f"ArkShare<{kind}, {scope}>{{ARK_POINTER({kind}, {text.address(sig, index)})}}"
 
         order = sig.params.get("order", ())
-        shares = [*order, *range(len(order), last)]
+        terms = [*order, *range(len(order), last)]
+        given = share(last)
+        if outputs(sig) > 1:
+            kind, places = element.storage, range(last, len(sig.operands))
+            pointers = (f"ARK_POINTER({kind}, {text.address(sig, i)})" for i in places)
+            given = f"ArkEach<{kind}, {outputs(sig)}>{{{{{', '.join(pointers)}}}}}"
         plain = [text.address(sig, i) for i, o in enumerate(sig.operands) if not o.packet]
         constants = [element.storage, OPS[sig.params.get("op", "sum")], self._size(sig)]
         return text.call(
@@ -185,10 +199,20 @@ class Combine(TaskKind):
             [*constants, sig.params.get("divide", 1)],
             [
                 f"ark_aligned({' | '.join(plain) or '0u'})",
-                share(last),
-                *(share(i) for i in shares),
+                given,
+                *(share(i) for i in terms),
             ],
         )
+
+
+def outputs(sig: Signature) -> int:
+    """How many operands, the last ones, get the result."""
+    return int(sig.params.get("outputs", 1))
+
+
+def shares(sig: Signature) -> int:
+    """How many operands are combined."""
+    return len(sig.operands) - outputs(sig)
 
 
 def tiles(elements: int, itemsize: int, nbytes: int) -> list[tuple[int, int]]:

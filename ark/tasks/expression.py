@@ -22,13 +22,19 @@ import numpy as np
 from ark.errors import PlanError
 from ark.ir.dtype import FLOATS as FLOAT_TYPES
 from ark.ir.dtype import INTEGERS as INTEGER_TYPES
-from ark.ir.dtype import by_name
+from ark.ir.dtype import SMALL_FLOATS, by_name
 from ark.tasks.functions import FUNCTIONS
 
 Tree = Sequence[Any]
 
 INTEGERS = tuple(t.name for t in INTEGER_TYPES)
-FLOATS = tuple(t.name for t in FLOAT_TYPES)
+FLOATS = tuple(t.name for t in (*FLOAT_TYPES, *SMALL_FLOATS))
+_ROUNDINGS = {
+    "fp16": "ark_half",
+    "bf16": "ark_bfloat",
+    "fp8_e4m3": "ark_to_e4m3",
+    "fp8_e5m2": "ark_to_e5m2",
+}
 MAX_NODES = 64
 MAX_DIMS = 8
 _CASTS = (*FLOATS, *INTEGERS, "bool")
@@ -270,8 +276,7 @@ class Writer:
         text = _as(value, "float")
         if name == "fp32":
             return text, "float"
-        rounding = "ark_half" if name == "fp16" else "ark_bfloat"
-        return self.let("float", f"ark_float({rounding}({text}))"), "float"
+        return self.let("float", f"ark_float({_ROUNDINGS[name]}({text}))"), "float"
 
     def _named(self, ctype: str, text: str) -> str:
         """A name for a value that a function may use more than once."""

@@ -2,6 +2,21 @@
 // ROWS by COLUMNS that begins at m0, n0. a(m, k) and b(k, n) give the place of an element,
 // finish(m, n, sum) stores the result's; sums are over k0 to k1.
 
+// What a product adds up in, and an element as that: floats as float, int8 as 32 bits, which wrap.
+template <typename T>
+ARK_DEVICE float ark_factor(const T* p) {
+  return ark_get(p, 0);
+}
+ARK_DEVICE ark_i32 ark_factor(const signed char* p) { return *p; }
+ARK_DEVICE void ark_add_product(float& sum, float a, float b) { sum += a * b; }
+ARK_DEVICE void ark_add_product(ark_i32& sum, ark_i32 a, ark_i32 b) {
+  sum = static_cast<ark_i32>(static_cast<ark_u32>(sum) + static_cast<ark_u32>(a * b));
+}
+ARK_DEVICE float ark_other_sum(float v, int mask) { return ark_shfl_xor(v, mask); }
+ARK_DEVICE ark_i32 ark_other_sum(ark_i32 v, int mask) {
+  return static_cast<ark_i32>(ark_shfl_xor(static_cast<ark_u32>(v), mask));
+}
+
 // Lanes that share an element of a tile of so few that threads would be idle: a power of two.
 constexpr int ark_matmul_lanes(int elements) {
   int lanes = 1;
@@ -13,24 +28,25 @@ template <int ROWS, int COLUMNS, int M, int N, class A, class B, class Finish>
 ARK_DEVICE void ark_matmul(ArkCtx&, const ArkTask&, int m0, int n0, int k0, int k1, const A& a,
                            const B& b, const Finish& finish) {
   constexpr int LANES = ark_matmul_lanes(ROWS * COLUMNS);
+  typedef decltype(ark_factor(a(0, 0))) Sum;
   if constexpr (LANES > 1) {
     const int e = ark_tid() / LANES, m = m0 + e / COLUMNS, n = n0 + e % COLUMNS;
     const bool here = e < ROWS * COLUMNS && m < M && n < N;
-    float sum = 0.0f;
+    Sum sum = 0;
     if (here) {
       for (int k = k0 + ark_tid() % LANES; k < k1; k += LANES) {
-        sum += ark_get(a(m, k), 0) * ark_get(b(k, n), 0);
+        ark_add_product(sum, ark_factor(a(m, k)), ark_factor(b(k, n)));
       }
     }
-    for (int mask = 1; mask < LANES; mask *= 2) sum += ark_shfl_xor(sum, mask);
+    for (int mask = 1; mask < LANES; mask *= 2) sum += ark_other_sum(sum, mask);
     if (here && ark_tid() % LANES == 0) finish(m, n, sum);
     return;
   }
   for (int e = ark_tid(); e < ROWS * COLUMNS; e += ARK_THREADS) {
     const int m = m0 + e / COLUMNS, n = n0 + e % COLUMNS;
     if (m >= M || n >= N) continue;
-    float sum = 0.0f;
-    for (int k = k0; k < k1; ++k) sum += ark_get(a(m, k), 0) * ark_get(b(k, n), 0);
+    Sum sum = 0;
+    for (int k = k0; k < k1; ++k) ark_add_product(sum, ark_factor(a(m, k)), ark_factor(b(k, n)));
     finish(m, n, sum);
   }
 }
@@ -39,13 +55,14 @@ ARK_DEVICE void ark_matmul(ArkCtx&, const ArkTask&, int m0, int n0, int k0, int 
 template <int ROWS, int COLUMNS, int M, int N, class A, class B, class Finish>
 ARK_DEVICE void ark_matmul_alone(ArkCtx& c, const ArkTask&, int m0, int n0, int k0, int k1,
                                  const A& a, const B& b, const Finish& finish) {
-  float* sums = reinterpret_cast<float*>(ARK_SCRATCH(c));
+  typedef decltype(ark_factor(a(0, 0))) Sum;
+  Sum* sums = reinterpret_cast<Sum*>(ARK_SCRATCH(c));
   const int m1 = m0 + ROWS < M ? m0 + ROWS : M, n1 = n0 + COLUMNS < N ? n0 + COLUMNS : N;
   for (int m = m0; m < m1; ++m) {
-    for (int j = 0; j < COLUMNS; ++j) sums[j] = 0.0f;
+    for (int j = 0; j < COLUMNS; ++j) sums[j] = 0;
     for (int k = k0; k < k1; ++k) {
-      const float left = ark_get(a(m, k), 0);
-      for (int n = n0; n < n1; ++n) sums[n - n0] += left * ark_get(b(k, n), 0);
+      const Sum left = ark_factor(a(m, k));
+      for (int n = n0; n < n1; ++n) ark_add_product(sums[n - n0], left, ark_factor(b(k, n)));
     }
     for (int n = n0; n < n1; ++n) finish(m, n, sums[n - n0]);
   }

@@ -1,9 +1,10 @@
-"""General matrix-multiply tiles: any transposes, batch and broadcast, fp32 accumulation.
+"""General matrix-multiply tiles: any transposes, batch and broadcast, fp32 accumulation, of int8 in
+int32.
 
 params: transpose_a, transpose_b, tile (rows, columns). operands: a, b, output. coord: batch index
 of the output's dimensions 0 and 1, first row, first column.
-With the param expr, a tree of ark.tasks.expression over the product (the tree's operand 0, in fp32)
-and the operands behind the output, which broadcast to it, that is what is stored.
+With the param expr, a tree of ark.tasks.expression over the product (the tree's operand 0, as it is
+accumulated) and the operands behind the output, which broadcast to it, that is what is stored.
 With the param gated neighbouring columns of the product are a gate and what it lets pass, and the
 output, of half as many columns, is silu(gate) * passed; there is one matrix then and no expr.
 With the params tasks and group a task has several tiles: tiles are numbered down `group` rows of
@@ -44,6 +45,7 @@ class MatmulParams(Params, frozen=True):
     group: Size = 1
     splits: Size = 1
     gated: bool = False
+    tf32: bool = False
 
 
 class Matmul(TaskKind):
@@ -57,11 +59,12 @@ class Matmul(TaskKind):
             count(sig, 3)
         else:
             need(len(sig.operands) >= 3, "it has no output")
-            expression.check(tree, ["fp32", *(o.dtype for o in others)])
+            expression.check(tree, [sums_of(sig), *(o.dtype for o in others)])
             need(not expression.places(tree), "its expression asks for an element's place")
             for index in range(3, len(sig.operands)):
                 broadcasts(sig, index, 2)
-        a, b, out = (typed(sig, index).shape for index in range(3))
+        _check_types(sig)
+        a, b, out = (sig.operands[index].shape for index in range(3))
         need(min(len(a), len(b), len(out)) >= 2, "an operand has fewer than 2 dimensions")
         m, n, k = dims(sig)
         if sig.params.get("gated"):
@@ -173,10 +176,33 @@ class Matmul(TaskKind):
             *k_range(sig),
             _place(sig, 0, "m", "k", bool(sig.params["transpose_a"])),
             _place(sig, 1, "k", "n", bool(sig.params["transpose_b"])),
-            f"[&](int m, int n, float sum) {{\n{finish(sig, 'sum', 'm', 'n')}  }}",
+            f"[&](int m, int n, {_sum_type(sig)} sum) {{\n{finish(sig, 'sum', 'm', 'n')}  }}",
         )
         body = f"  {text.called(callee, shape, arguments)};\n"
         return text.function(name, outputs(sig) + each_tile(sig, body))
+
+
+def sums_of(sig: Signature) -> str:
+    """The type that a product is accumulated in."""
+    return "int32" if sig.operands[0].dtype == "int8" else "fp32"
+
+
+def _sum_type(sig: Signature) -> str:
+    return "ark_i32" if sums_of(sig) == "int32" else "float"
+
+
+def _check_types(sig: Signature) -> None:
+    """Both sides are floating point, or both int8, whose sums, where they are stored, are int32."""
+    whole = sums_of(sig) == "int32"
+    for index in (0, 1):
+        typed(sig, index, *(("int8",) if whole else text.FLOATS))
+    plain = sig.params.get("expr") is None
+    typed(sig, 2, *(("int32",) if whole and plain else text.FLOATS))
+    need(not whole or not sig.params.get("gated"), "gated products are of floating point")
+    need(
+        not sig.params.get("tf32") or all(sig.operands[i].dtype == "fp32" for i in (0, 1)),
+        "tf32 is a precision of products of fp32",
+    )
 
 
 def _check_splits(sig: Signature, k: int) -> None:
@@ -186,10 +212,10 @@ def _check_splits(sig: Signature, k: int) -> None:
     need(
         len(out.shape) == 3
         and out.shape[0] == splits
-        and out.dtype == "fp32"
+        and out.dtype == sums_of(sig)
         and sig.params.get("expr") is None
         and max(len(sig.operands[i].shape) for i in (0, 1)) == 2,
-        f"{splits} parts of k are not matrices of fp32 sums of {list(out.shape)}",
+        f"{splits} parts of k are not matrices of sums of {list(out.shape)}",
     )
     need(
         (splits - 1) * part_of_k(sig) < k,
@@ -226,7 +252,7 @@ def finish(sig: Signature, total: str, row: str, column: str) -> str:
     names = place_names(sig, row, column)
     value, lines = total, []
     if sig.params.get("expr") is not None:
-        leaves = [(total, "float")]
+        leaves = [(total, _sum_type(sig))]
         for i in range(3, len(sig.operands)):
             loaded = text.load(sig, i, f"p{i}", text.offset(sig, i, names))
             leaves.append((loaded, text.loaded(sig, i)))

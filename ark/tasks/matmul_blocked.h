@@ -4,12 +4,16 @@
 // in order, by parts of DEPTH, whatever the tile.
 
 #if defined(ARK_VECTOR_BYTES)
-typedef float ark_vector __attribute__((vector_size(ARK_VECTOR_BYTES), aligned(4)));
+template <typename S>
+struct ArkVectorOf {
+  typedef S type __attribute__((vector_size(ARK_VECTOR_BYTES), aligned(4)));
+};
 constexpr int ARK_VECTOR = ARK_VECTOR_BYTES / 4, ARK_PANEL_COLUMNS = 2 * ARK_VECTOR;
 
 // sums (STRIDE wide) += the product of a panel of R rows and one of two vectors of columns.
-template <int R, int STRIDE>
-ARK_DEVICE void ark_panels(const float* a, const float* b, int depth, float* sums) {
+template <int R, int STRIDE, typename S>
+ARK_DEVICE void ark_panels(const S* a, const S* b, int depth, S* sums) {
+  typedef typename ArkVectorOf<S>::type ark_vector;
   ark_vector total[R][2] = {};
   for (int k = 0; k < depth; ++k, a += R, b += ARK_PANEL_COLUMNS) {
     const ark_vector low = *reinterpret_cast<const ark_vector*>(b);
@@ -31,21 +35,21 @@ ARK_DEVICE void ark_panels(const float* a, const float* b, int depth, float* sum
 // Panels of WIDTH of the `count` lines of `depth` elements, zeros where lines end. at(line, k)
 // gives an element's place. ALONG: a line's elements are neighbours in memory, so they are read
 // side by side and turned in a small buffer.
-template <int WIDTH, bool ALONG, class At>
-ARK_DEVICE void ark_pack_panels(float* to, int count, int depth, const At& at) {
+template <int WIDTH, bool ALONG, typename S, class At>
+ARK_DEVICE void ark_pack_panels(S* to, int count, int depth, const At& at) {
   constexpr int SOME = 16;
   for (int first = 0; first < count; first += WIDTH, to += WIDTH * depth) {
     const int width = count - first < WIDTH ? count - first : WIDTH;
     int k = 0;
     if (width < WIDTH) {
-      for (int i = 0; i < WIDTH * depth; ++i) to[i] = 0.0f;
+      for (int i = 0; i < WIDTH * depth; ++i) to[i] = 0;
     } else if (ALONG) {
       for (; k + SOME <= depth; k += SOME) {
-        float turned[WIDTH][SOME];
+        S turned[WIDTH][SOME];
         for (int i = 0; i < WIDTH; ++i) {
           const auto* line = at(first + i, k);
           ARK_VECTOR_LOOP
-          for (int j = 0; j < SOME; ++j) turned[i][j] = ark_get(line, j);
+          for (int j = 0; j < SOME; ++j) turned[i][j] = ark_factor(line + j);
         }
         for (int j = 0; j < SOME; ++j) {
           ARK_VECTOR_LOOP
@@ -55,11 +59,11 @@ ARK_DEVICE void ark_pack_panels(float* to, int count, int depth, const At& at) {
     } else {
       for (; k < depth; ++k) {
         ARK_VECTOR_LOOP
-        for (int i = 0; i < WIDTH; ++i) to[k * WIDTH + i] = ark_get(at(first + i, k), 0);
+        for (int i = 0; i < WIDTH; ++i) to[k * WIDTH + i] = ark_factor(at(first + i, k));
       }
     }
     for (; k < depth; ++k) {
-      for (int i = 0; i < width; ++i) to[k * WIDTH + i] = ark_get(at(first + i, k), 0);
+      for (int i = 0; i < width; ++i) to[k * WIDTH + i] = ark_factor(at(first + i, k));
     }
   }
 }
@@ -73,11 +77,12 @@ ARK_DEVICE void ark_matmul_blocked(ArkCtx& c, const ArkTask&, int m0, int n0, in
                                    const A& a, const B& b, const Finish& finish) {
   constexpr int R = ROWS < ARK_PANEL_ROWS ? ROWS : ARK_PANEL_ROWS, V = ARK_PANEL_COLUMNS;
   constexpr int DOWN = (ROWS + R - 1) / R * R, ACROSS = (COLUMNS + V - 1) / V * V;
-  float* sums = reinterpret_cast<float*>(ARK_SCRATCH(c));
-  float* left = sums + DOWN * ACROSS;
-  float* right = left + DOWN * DEPTH;
+  typedef decltype(ark_factor(a(0, 0))) Sum;
+  Sum* sums = reinterpret_cast<Sum*>(ARK_SCRATCH(c));
+  Sum* left = sums + DOWN * ACROSS;
+  Sum* right = left + DOWN * DEPTH;
   const int rows = M - m0 < ROWS ? M - m0 : ROWS, columns = N - n0 < COLUMNS ? N - n0 : COLUMNS;
-  for (int i = 0; i < DOWN * ACROSS; ++i) sums[i] = 0.0f;
+  for (int i = 0; i < DOWN * ACROSS; ++i) sums[i] = 0;
   for (int k = k0; k < k1; k += DEPTH) {
     const int depth = k1 - k < DEPTH ? k1 - k : DEPTH;
     ark_pack_panels<R, !TA>(left, rows, depth, [&](int m, int j) { return a(m0 + m, k + j); });
@@ -89,7 +94,7 @@ ARK_DEVICE void ark_matmul_blocked(ArkCtx& c, const ArkTask&, int m0, int n0, in
     }
   }
   for (int m = 0; m < rows; ++m) {
-    const float* row = sums + m * ACROSS;
+    const Sum* row = sums + m * ACROSS;
     if (GATED) {
       for (int n = 0; n < columns; n += 2) {
         finish(m0 + m, (n0 + n) / 2, ark_swiglu(row[n], row[n + 1]));

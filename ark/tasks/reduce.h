@@ -9,11 +9,11 @@ ARK_DEVICE void ark_reduce_rows(int rows, char* red, const In& in, const Finish&
   const int me = WARP ? ark_lane() : ark_tid(), step = WARP ? ARK_WARPS : 1;
   constexpr int bulk = K / V * V;
   const bool deep = me * V + REACH < bulk;
-  decltype(ark_load_pack<V>(in(0))) ahead[U];
+  decltype(ark_held<V>(in(0))) ahead[U];
   const auto load = [&](int r, int k) {
     const auto* source = in(r) + k;
 #pragma unroll
-    for (int u = 0; u < U; ++u) ahead[u] = ark_load_pack<V>(source + u * WIDTH * V);
+    for (int u = 0; u < U; ++u) ark_hold(ahead[u], source + u * WIDTH * V);
   };
   int parity = 0, r = WARP ? ark_warp() : 0;
   if (deep && r < rows) load(r, me * V);
@@ -27,8 +27,9 @@ ARK_DEVICE void ark_reduce_rows(int rows, char* red, const In& in, const Finish&
       T value[U][V];
 #pragma unroll
       for (int u = 0; u < U; ++u) {
+        const auto pack = ark_unpacked(ahead[u]);
 #pragma unroll
-        for (int j = 0; j < V; ++j) value[u][j] = T(ark_plain(ahead[u].v[j]));
+        for (int j = 0; j < V; ++j) value[u][j] = T(ark_plain(pack.v[j]));
       }
       k += U * WIDTH * V;
       if (k + REACH < bulk) {
@@ -69,17 +70,17 @@ ARK_DEVICE void ark_reduce_columns(const TI* in, ark_i64 stride, int columns, in
   for (int j = 0; j < V; ++j) part[j] = F::none(T());
   if (mine) {
     const TI* source = in + column;
-    ArkPack<TI, V> ahead[U];
+    ArkHeld<TI, V> ahead[U];
     const auto load = [&](int k) {
 #pragma unroll
-      for (int u = 0; u < U; ++u) ahead[u] = ark_load_pack<V>(source + (k + u * DEEP) * stride);
+      for (int u = 0; u < U; ++u) ark_hold(ahead[u], source + (k + u * DEEP) * stride);
     };
     int k = deep;
     if (k + (U - 1) * DEEP < K) load(k);
     while (k + (U - 1) * DEEP < K) {
       ArkPack<TI, V> pack[U];
 #pragma unroll
-      for (int u = 0; u < U; ++u) pack[u] = ahead[u];
+      for (int u = 0; u < U; ++u) pack[u] = ark_unpacked(ahead[u]);
       k += U * DEEP;
       if (k + (U - 1) * DEEP < K) load(k);
 #pragma unroll

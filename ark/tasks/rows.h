@@ -62,7 +62,7 @@ ARK_DEVICE void ark_rows_held(const In& in, const Out& out, Weight weight, int r
   const int team = TEAMS == 1 ? 0 : ark_warp() / TEAM;
   const int me = (ark_tid() - team * WIDTH) * V, step = TEAMS * R;
   float* sums = reinterpret_cast<float*>(red);
-  decltype(ark_load_pack<V>(in(0))) ahead[R][E];
+  decltype(ark_held<V>(in(0))) ahead[R][E];
   const auto load = [&](int first) {
 #pragma unroll
     for (int r = 0; r < R; ++r) {
@@ -70,7 +70,7 @@ ARK_DEVICE void ark_rows_held(const In& in, const Out& out, Weight weight, int r
 #pragma unroll
       for (int e = 0; e < E; ++e) {
         const int k = e * WIDTH * V + me;
-        if (WHOLE || k < K) ahead[r][e] = ark_load_pack<V>(from + k);
+        if (WHOLE || k < K) ark_hold(ahead[r][e], from + k);
       }
     }
   };
@@ -85,8 +85,9 @@ ARK_DEVICE void ark_rows_held(const In& in, const Out& out, Weight weight, int r
       total[r] = 0.0f;
 #pragma unroll
       for (int e = 0; e < E; ++e) {
+        const auto pack = ark_unpacked(ahead[r][e]);
 #pragma unroll
-        for (int j = 0; j < V; ++j) v[r][e * V + j] = ark_get(ahead[r][e].v, j);
+        for (int j = 0; j < V; ++j) v[r][e * V + j] = ark_get(pack.v, j);
       }
     }
     if (first + step < rows) load(first + step);

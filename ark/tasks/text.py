@@ -10,12 +10,12 @@ import numpy as np
 
 from ark.codegen.layout import RECORD_OPERANDS
 from ark.ir.dtype import FLOATS as FLOAT_TYPES
-from ark.ir.dtype import by_name
+from ark.ir.dtype import SMALL_FLOATS, by_name
 from ark.ir.fold import leading, pad
 from ark.plan.kind import Signature
 
 DIMS = 4
-FLOATS = tuple(t.name for t in FLOAT_TYPES)
+FLOATS = tuple(t.name for t in (*FLOAT_TYPES, *SMALL_FLOATS))
 
 
 def pad4(values: Sequence[int], fill: int) -> tuple[int, ...]:

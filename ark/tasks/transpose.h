@@ -14,7 +14,7 @@ ARK_DEVICE void ark_transpose(int squares, ark_i64 from_row, ark_i64 to_row, cha
   constexpr int PITCH = SIDE + 4 / (sizeof(T) < 4 ? sizeof(T) : 4), ROW = SIDE / V;
   constexpr int PACKS = (SIDE * ROW + ARK_THREADS - 1) / ARK_THREADS;
   T* turned = reinterpret_cast<T*>(scratch);
-  ArkPack<T, V> ahead[COUNT][PACKS], now[COUNT][PACKS];
+  ArkHeld<T, V> ahead[COUNT][PACKS], now[COUNT][PACKS];
   const auto load = [&](int first) {
 #pragma unroll
     for (int s = 0; s < COUNT; ++s) {
@@ -24,7 +24,7 @@ ARK_DEVICE void ark_transpose(int squares, ark_i64 from_row, ark_i64 to_row, cha
       for (int i = 0; i < PACKS; ++i) {
         const int e = ark_tid() + i * ARK_THREADS, r = e / ROW, c = e % ROW * V;
         if (r < square.rows && c < square.columns) {
-          ahead[s][i] = ark_load_pack<V>(square.from + r * from_row + c);
+          ark_hold(ahead[s][i], square.from + r * from_row + c);
         }
       }
     }
@@ -46,8 +46,9 @@ ARK_DEVICE void ark_transpose(int squares, ark_i64 from_row, ark_i64 to_row, cha
       for (int i = 0; i < PACKS; ++i) {
         const int e = ark_tid() + i * ARK_THREADS, r = e / ROW, c = e % ROW * V;
         if (r >= SIDE) continue;
+        const ArkPack<T, V> pack = ark_unpacked(now[s][i]);
 #pragma unroll
-        for (int j = 0; j < V; ++j) turned[r * PITCH + c + j] = now[s][i].v[j];
+        for (int j = 0; j < V; ++j) turned[r * PITCH + c + j] = pack.v[j];
       }
       ark_sync();
 #pragma unroll

@@ -1,8 +1,8 @@
 """Trains a small Llama over several ranks under a plan, beside torch: the same loss, step by step.
 
-One training step of one device (step.py) is split by a plan: `data`, `tensor`, `zero1`, `zero3` and
-`co-shard` by how a few tensors are cut, the others by a pipeline's schedule. Each rank is a process
-of this machine; 100 steps are 100 iterations of one launch.
+One training step of one device (step.py) is split by a plan: `data`, `tensor`, `zero1`, `zero2`,
+`zero3` and `co-shard` by how a few tensors are cut, the others by a pipeline's schedule. Each rank
+is a process of this machine; 100 steps are 100 iterations of one launch.
 
     python examples/train/ranks.py --plan tensor --ranks 2 --steps 100 --vs torch
 """
@@ -21,23 +21,21 @@ import numpy as np
 
 import ark
 from ark.backend import registry
-from ark.ir.graph import Node
 from ark.lower.ranks import plan_ranks
 from ark.machine import Machine
-from ark.parallel import ParallelGraph, parallelize, pipelined, shape, spread, tessel
-from ark.parallel.pipeline import Schedule
-from ark.parallel.pipeline.named import CHUNKS, PASSES, PIPELINES, list_schedule, named
+from ark.parallel import parallelize, pipelined, place_of, shape, spread, tessel
+from ark.parallel.pipeline.named import CHUNKS, PASSES, PIPELINES
 from ark.parallel.transform import RankGraphs, part_of
 from ark.plan.verify import verify
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import Executor
 
 sys.path.insert(0, str(Path(__file__).parent))
-from step import IN, Builder, Config, Shape, Step, arrays, parameter_shapes
+from step import Builder, Config, Shape, Step, arrays, parameter_shapes
 
-SPREAD = ("data", "tensor", "zero1", "zero3", "co-shard")
+COPIES = ("data", "zero1", "zero2", "zero3", "co-shard")
 PIPED = (*PIPELINES, "tessel")
-PLANS = ("one", *SPREAD, *PIPED)
+PLANS = ("one", "tensor", *COPIES, *PIPED)
 MICRO_BATCHES = 4
 SMALL = Config(vocab=24, hidden=16, inner=32, layers=2, heads=4, kv_heads=4, rows=3)
 CUTS = {"query": 0, "key": 0, "value": 0, "output": 1, "gate": 0, "up": 0, "down": 1}
@@ -59,69 +57,27 @@ def make(c: Config, plan: str, ranks: int, steps: int) -> tuple[Step, RankGraphs
     step = Builder(c, shape_of(plan, ranks, c.layers), steps).build()
     if plan == "one":
         return step, parallelize(step.graph, ranks, "replicated").ranks
-    if plan in SPREAD:
-        parts = 2 if plan == "co-shard" else 1
-        cuts = cuts_of(c, plan, step, ranks)
-        return step, parallelize(step.graph, ranks, spread(cuts, parts)).ranks
-    return step, parallelize(step.graph, ranks, piped(plan, step, ranks)).ranks
-
-
-def cuts_of(c: Config, plan: str, step: Step, ranks: int) -> dict[str, int]:
-    """What comes in cut, by the names of buffers."""
-    cuts = {} if plan == "tensor" else {"tokens0": 0, "targets0": 0}
-    for name, size in parameter_shapes(c).items():
-        states = [f"{name}.mean", f"{name}.square"]
-        if plan == "tensor" and name.rpartition(".")[2] in CUTS:
-            cuts.update(dict.fromkeys([name, *states], CUTS[name.rpartition(".")[2]]))
-        if plan in ("zero1", "zero3") and size[0] % ranks == 0:
-            cuts.update(dict.fromkeys(states if plan == "zero1" else [name, *states], 0))
-    return {step.names[name]: dimension for name, dimension in cuts.items()}
-
-
-def schedule_of(plan: str, ranks: int) -> Schedule:
-    """Which rank runs which block of which micro-batch when; two pipelines take half each."""
+    if plan == "tensor":
+        return step, parallelize(step.graph, ranks, spread(megatron_cuts(c, step))).ranks
     if plan == "tessel":
-        return tessel(shape("V", max(2, ranks), 1, 2), ranks, MICRO_BATCHES)
-    pairs = 2 if plan == "chimera" else 1
-    return list_schedule(named(plan, ranks), MICRO_BATCHES // pairs)
+        schedule = tessel(shape("V", max(2, ranks), 1, 2), ranks, MICRO_BATCHES)
+        return step, parallelize(step.graph, ranks, pipelined(schedule, place_of)).ranks
+    cuts = {}
+    if plan in COPIES:
+        cuts = {"tokens0": 0, "targets0": 0}
+    if plan == "interlaced":  # each rank a part of the vocabulary
+        cuts = {"embedding": 0, **{name: 2 for name in step.names if name.startswith("tokens")}}
+    named = {step.names[name]: dimension for name, dimension in cuts.items()}
+    return step, parallelize(step.graph, ranks, plan, cuts=named).ranks
 
 
-def piped(plan: str, step: Step, ranks: int) -> Callable[[ParallelGraph], None]:
-    """A pipeline's plan: scopes are called after blocks and micro-batches, updates after stages."""
-
-    def split(graph: ParallelGraph) -> None:
-        inner = handing(graph.nodes, step.handed) if plan == "zero-bubble" else None
-
-        def block_of(node: Node) -> tuple[str, int] | list[int]:
-            block, _, number = node.name.partition(".")[0].partition("-")
-            if block[0] == "u":
-                stage = int(block[1:]) % ranks
-                return sorted({stage, ranks - 1 - stage}) if plan == "chimera" else [stage]
-            if inner is not None and block[0] == "b" and node.id not in inner:
-                block = f"w{block[1:]}"
-            if plan != "chimera":
-                return block, int(number)
-            pair, up = divmod(int(number), 2)
-            at = ranks - 1 - int(block[1:]) if up else int(block[1:])
-            return f"{block[0]}{at}.{'up' if up else 'down'}", pair
-
-        if plan == "interlaced":  # each rank a part of the vocabulary
-            names = [name for name in step.names if name.startswith("tokens")]
-            cuts = {step.names["embedding"]: 0, **{step.names[name]: 2 for name in names}}
-            spread(cuts, among=lambda node: block_of(node)[0] in (f"f{IN}", f"b{IN}"))(graph)
-        pipelined(schedule_of(plan, ranks), block_of)(graph)
-
-    return split
-
-
-def handing(nodes: list[Node], handed: set[int]) -> set[int]:
-    """Nodes on the way back that the stage before waits for; the others make weights' gradients."""
-    wanted, found = set(handed), set()
-    for node in reversed(nodes):
-        if any(t.buffer.id in wanted for t in node.outputs) and node.name[0] == "b":
-            found.add(node.id)
-            wanted |= {t.buffer.id for t in node.inputs}
-    return found
+def megatron_cuts(c: Config, step: Step) -> dict[str, int]:
+    """Along what parameters and their moments are cut, by the names of buffers."""
+    cuts = {}
+    for name in parameter_shapes(c):
+        if (last := name.rpartition(".")[2]) in CUTS:
+            cuts.update(dict.fromkeys([name, f"{name}.mean", f"{name}.square"], CUTS[last]))
+    return {step.names[name]: dimension for name, dimension in cuts.items()}
 
 
 def train_rank(

@@ -87,13 +87,10 @@ class Shape:
 
 @dataclass
 class Step:
-    """A training step's graph. names: by what a tensor is called here, its buffer's name. handed:
-    buffers of gradients that one block hands to the one before it.
-    """
+    """A training step's graph. names: by what a tensor is called here, its buffer's name."""
 
     graph: Graph
     names: dict[str, str] = field(default_factory=dict)
-    handed: set[int] = field(default_factory=set)
 
 
 class Builder:
@@ -164,7 +161,6 @@ class Builder:
                 made = ark.grad([end], wanted, None if given is None else [given])
                 if begin is not None:
                     given = made.pop(0)
-                    self.step.handed.add(given.ir.buffer.id)
                 for name, gradient in zip(used, made, strict=True):
                     found[name].append((block, gradient))
         return loss

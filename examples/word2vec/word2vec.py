@@ -1,7 +1,7 @@
 """Word vectors by skip-gram with negative sampling, whole epochs in one launch, on any number of
 ranks (GraphWord2Vec: Gill et al., 2020).
 
-The corpus lies on the device. An iteration of a rank takes the next chunk of it and does what
+The corpus lies on the device. An iteration of a rank takes the next chunks of it and does what
 word2vec does with a sentence: frequent words are dropped by chance, windows are shrunk by chance,
 and every word in a window is to tell the word in its middle from noise. Words are nodes of two
 vectors; only the rows that a chunk touches are read, written and sent to other ranks.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,14 +33,15 @@ WAYS = ("sum", "average", "combiner")
 @dataclass(frozen=True)
 class Options:
     """size: of a vector. window: words to either side. negative: noise words for a word and
-    neighbour, drawn once for a block. chunk: words of the text in an iteration; block: words that
-    share noise. rate falls from its start to almost nothing.
+    neighbour, drawn once for a block. chunk: words of the text that learn side by side; block: of
+    them, that share noise. chunks: of an iteration, one after another. rate: falls to almost 0.
     """
 
     size: int = 100
     window: int = 5
     negative: int = 5
     chunk: int = 256
+    chunks: int = 4
     block: int = 16
     noise: int = 32
     rate: float = 0.025
@@ -48,74 +50,79 @@ class Options:
     way: str = "sum"
 
 
-def words_of_chunk(given: dict[str, Any], options: Options, at: Any, step: Any) -> tuple[Any, ...]:
-    """The chunk's words that are kept, moved together, and the text each is of (chunk + 1, the last
-    is nothing's); how many there are.
+def words_of_chunks(given: dict[str, Any], o: Options, at: Any, step: Any) -> tuple[Any, ...]:
+    """Each chunk's words that are kept, moved together, and the text each is of: chunk + 1 for each
+    chunk, the last of nothing; how many there are (chunks, 1, 1, 1).
     """
-    n = options.chunk
-    places = ark.add(ark.iota([n], 0, ark.int32), at)
+    shape, size = [o.chunks, o.chunk], o.chunks * o.chunk
+    places = ark.add(ark.iota([size], 0, ark.int32), at)
     words, texts = (ark.gather(given[name], places) for name in ("words", "texts"))
-    drawn = ark.random_uniform([n], options.seed, ark.mul(step, 4))
-    kept = ark.less(drawn, ark.gather(given["keep"], words))
-    count = ark.cumsum(ark.cast(kept, ark.int32), 0)
-    target = ark.where(kept, ark.sub(count, 1), n)
-    nothing = ark.constant(0, [n + 1], ark.int32)
-    moved = (ark.scatter_elements(nothing, target, t, 0) for t in (words, texts))
-    return (*moved, count[n - 1 : n])
+    drawn = ark.random_uniform([size], o.seed, ark.mul(step, 3))
+    kept = ark.reshape(ark.less(drawn, ark.gather(given["keep"], words)), shape)
+    count = ark.cumsum(ark.cast(kept, ark.int32), 1)
+    first = ark.mul(ark.iota([o.chunks, 1], 0, ark.int32), o.chunk + 1)
+    target = ark.add(ark.where(kept, ark.sub(count, 1), o.chunk), first)
+    # Nothing stands for words all over, whose steps are 0: no row is to wait for many updates.
+    nothing = ark.mod(ark.iota([size + o.chunks], 0, ark.int32), given["keep"].shape()[0])
+    moved = (ark.scatter_elements(nothing, ark.reshape(target, [size]), t) for t in (words, texts))
+    return (*moved, ark.reshape(count[:, o.chunk - 1 :], [o.chunks, 1, 1, 1]))
 
 
-def windows(given: dict[str, Any], options: Options, at: Any, step: Any) -> tuple[Any, Any, Any]:
-    """The words of the chunk (chunk,), those around each block (blocks, wide), and 0 or 1 for
-    which of these are in which window: (blocks, block, wide), wide = block + 2 window.
+def windows(given: dict[str, Any], o: Options, at: Any, step: Any) -> tuple[Any, Any, Any]:
+    """The words of each chunk (chunks, chunk), those around each block (chunks, blocks, 1, wide),
+    wide = block + 2 window, and 0 or 1 for which are in which window (chunks, blocks, block, wide).
     """
-    b, w, n = options.block, options.window, options.chunk
-    blocks, wide = n // b, b + 2 * w
-    words, texts, count = words_of_chunk(given, options, at, step)
-    first = ark.mul(ark.iota([blocks, 1], 0, ark.int32), b)
-    middle = ark.add(ark.iota([1, b], 1, ark.int32), first)
-    around = ark.add(ark.iota([1, wide], 1, ark.int32), ark.sub(first, w))
-    inside = ark.clip(around, 0, n)
-    reach = ark.random_uniform([blocks, b, 1], options.seed, ark.add(ark.mul(step, 4), 1), 1, w + 1)
-    rows, columns = [blocks, 1, wide], [blocks, b, 1]
-    apart = ark.abs(ark.sub(ark.reshape(around, rows), ark.reshape(middle, columns)))
-    alike = [ark.reshape(ark.gather(texts, at), s) for at, s in ((inside, rows), (middle, columns))]
+    blocks, wide = o.chunk // o.block, o.block + 2 * o.window
+    words, texts, count = words_of_chunks(given, o, at, step)
+    begin = ark.mul(ark.iota([o.chunks, 1, 1, 1], 0, ark.int32), o.chunk + 1)
+    first = ark.mul(ark.iota([1, blocks, 1, 1], 1, ark.int32), o.block)
+    middle = ark.add(ark.iota([1, 1, o.block, 1], 2, ark.int32), first)
+    around = ark.add(ark.iota([1, 1, 1, wide], 3, ark.int32), ark.sub(first, o.window))
+    inside = ark.add(ark.clip(around, 0, o.chunk), begin)
+    shape, chance = [o.chunks, blocks, o.block, 1], ark.add(ark.mul(step, 3), 1)
+    reach = ark.floor(ark.random_uniform(shape, o.seed, chance, 1, o.window + 1))
+    apart = ark.abs(ark.sub(around, middle))
+    alike = (ark.gather(texts, at) for at in (inside, ark.add(middle, begin)))
     pairs = ark.logical_and(ark.equal(*alike), ark.greater(apart, 0))
     there = ark.logical_and(ark.greater_equal(around, 0), ark.less(around, count))
-    rules = [ark.less_equal(ark.cast(apart, ark.fp32), ark.floor(reach)), ark.reshape(there, rows)]
-    for rule in (*rules, ark.reshape(ark.less(middle, count), columns)):
+    for rule in (ark.less_equal(ark.cast(apart, ark.fp32), reach), there, ark.less(middle, count)):
         pairs = ark.logical_and(pairs, rule)
-    return words[:n], ark.gather(words, inside), ark.cast(pairs, ark.fp32)
+    own = ark.reshape(words, [o.chunks, -1])[:, : o.chunk]
+    return own, ark.gather(words, inside), ark.cast(pairs, ark.fp32)
 
 
-def updates(given: dict[str, Any], options: Options, at: Any, step: Any, rate: Any) -> list[Any]:
-    """(rows of the words' table, their steps, rows of the contexts' table, their steps)."""
-    size, blocks = options.size, options.chunk // options.block
-    own, around, pairs = windows(given, options, at, step)
-    shape = [blocks * options.noise]
-    bits = ark.random_bits(shape, options.seed, ark.add(ark.mul(step, 4), 2))
+def updates(given: dict[str, Any], o: Options, at: Any, step: Any, rate: Any) -> Iterator[Any]:
+    """Of each chunk, when the steps of those before are in the tables: (rows of the words' table,
+    their steps, rows of the contexts' table, their steps).
+    """
+    n, blocks = o.chunk, o.chunk // o.block
+    own, around, pairs = windows(given, o, at, step)
+    bits = ark.random_bits([o.chunks, blocks * o.noise], o.seed, ark.add(ark.mul(step, 3), 2))
     kinds = given["noise"].shape()[0]
     noise = ark.gather(given["noise"], ark.mod(ark.cast(bits, ark.int64), kinds))
-    x, y, z = (
-        ark.reshape(ark.gather(given[table], ids), [blocks, -1, size])
-        for table, ids in (("vectors", around), ("contexts", own), ("contexts", noise))
-    )
-    unlike = ark.sub(1.0, ark.sigmoid(ark.matmul(y, x, transpose_other=True)))
-    seen = ark.mul(ark.mul(pairs, unlike), rate)
+    told = ark.concat([own, noise], 1)
     # A neighbour in m windows would meet m times `negative` noise words; it meets all of the
     # block's, each so many times less.
-    many = ark.reshape(ark.reduce_sum(pairs, 1), [blocks, -1, 1])
-    share = ark.mul(many, ark.mul(rate, -options.negative / options.noise))
-    unseen = ark.mul(ark.sigmoid(ark.matmul(x, z, transpose_other=True)), share)
-    dx = ark.add(ark.matmul(seen, y, transpose_input=True), ark.matmul(unseen, z))
-    dy, dz = ark.matmul(seen, x), ark.matmul(unseen, x, transpose_input=True)
-    dx, dy, dz = (ark.reshape(d, [-1, size]) for d in (dx, dy, dz))
-    ids = ark.reshape(around, [dx.shape()[0]])
-    return [ids, dx, ark.concat([own, noise], 0), ark.concat([dy, dz], 0)]
+    many = ark.reshape(ark.reduce_sum(pairs, 2), [o.chunks, blocks, -1, 1])
+    shares, pairs = ark.mul(many, ark.mul(rate, -o.negative / o.noise)), ark.mul(pairs, rate)
+    for chunk in range(o.chunks):
+        heard, known = (ark.reshape(t[chunk], [-1]) for t in (around, told))
+        share, pair = (ark.reshape(t[chunk], t.shape()[1:]) for t in (shares, pairs))
+        x = ark.reshape(ark.gather(given["vectors"], heard), [blocks, -1, o.size])
+        both, moved = ark.gather(given["contexts"], known), ark.tensor([*known.shape(), o.size])
+        y, dy = (ark.reshape(t[:n], [blocks, o.block, o.size]) for t in (both, moved))
+        z, dz = (ark.reshape(t[n:], [blocks, o.noise, o.size]) for t in (both, moved))
+        seen = ark.mul(pair, ark.sub(1.0, ark.sigmoid(ark.matmul(y, x, transpose_other=True))))
+        unseen = ark.mul(ark.sigmoid(ark.matmul(x, z, transpose_other=True)), share)
+        dx = ark.add(ark.matmul(seen, y, transpose_input=True), ark.matmul(unseen, z))
+        ark.matmul(seen, x, output=dy)
+        ark.matmul(unseen, x, output=dz, transpose_input=True)
+        yield heard, ark.reshape(dx, [-1, o.size]), known, moved
 
 
 def combined(way: str, parts: list[Any]) -> Any:
-    """The ranks' steps of the same rows as one. The combiner takes of every next step what is not
-    along the sum so far: g + h - (g.h / |g|^2) g (GraphWord2Vec, section 3).
+    """The ranks' steps of the same rows as one. The combiner (GraphWord2Vec, section 3) takes of
+    every next step what is not along the sum so far: g + h - (g.h / |g|^2) g.
     """
     total = parts[0]
     for part in parts[1:]:
@@ -156,21 +163,22 @@ class Trained:
 def train(text: Corpus, options: Options) -> Trained:
     """A rank's part of the training; every rank has the same tables in the end."""
     rank, world = ark.Model.get_rank(), ark.Model.get_world_size()
-    steps = max(1, len(text.words) // (options.chunk * world))  # of an epoch
-    chunks = steps * world
+    size = options.chunk * options.chunks  # words of an iteration
+    steps = max(1, len(text.words) // (size * world))  # of an epoch
+    total, share = steps * world, steps * world * size / len(text.words)
     arrays = {name: getattr(text, name) for name in ("words", "texts", "keep", "noise")}
     given: dict[str, Any] = {
         name: ark.tensor(a.shape, ark.DataType.from_numpy(a.dtype)) for name, a in arrays.items()
     }
     shape = [len(text.vocabulary), options.size]
-    given["vectors"], given["contexts"] = (ark.tensor(shape) for _ in range(2))
+    given |= {name: ark.tensor(shape) for name in ("vectors", "contexts")}
     step = ark.tensor([1], ark.int64)  # of this rank: its first one, then every world-th
-    at = ark.mul(ark.mod(step, chunks), options.chunk)
-    done = ark.mul(ark.cast(step, ark.fp32), 1.0 / (chunks * options.epochs))
+    at = ark.mul(ark.mod(step, total), size)
+    done = ark.mul(ark.cast(step, ark.fp32), 1.0 / (total * options.epochs))
     rate = ark.mul(ark.maximum(ark.sub(1.0, done), 1e-4), options.rate)
-    made = updates(given, options, ark.cast(at, ark.int32), step, rate)
-    for name, ids, moved in (("vectors", *made[:2]), ("contexts", *made[2:])):
-        synchronised(given[name], ids, moved, options.way, rank, world)
+    for heard, dx, known, moved in updates(given, options, ark.cast(at, ark.int32), step, rate):
+        synchronised(given["vectors"], heard, dx, options.way, rank, world)
+        synchronised(given["contexts"], known, moved, options.way, rank, world)
     ark.add(step, world, output=step)
     start = np.random.default_rng(options.seed).uniform(-0.5, 0.5, shape) / options.size
     found, seconds = [], 0.0
@@ -187,27 +195,21 @@ def train(text: Corpus, options: Options) -> Trained:
             seconds += time.perf_counter() - begin
             found.append(given["vectors"].to_numpy())
         runtime.barrier()
-    return Trained(found, options.epochs * text.raw / seconds)
+    return Trained(found, options.epochs * text.raw * share / seconds)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", default="cpu")
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--chunk", type=int, default=Options.chunk, help="words of an iteration")
+    parser.add_argument("--chunk", type=int, default=Options.chunk, help="words side by side")
     parser.add_argument("--ranks", type=int, default=4, help="of the comparison of combinations")
     parser.add_argument("--figure", default=str(Path(__file__).with_name("word2vec.svg")))
     args = parser.parse_args()
     ark.init(backend=args.backend)
     text = Corpus.of(wikipedia.encyclopedia())
-    made = train(text, Options(epochs=args.epochs, chunk=args.chunk))
-    report = {
-        "correlation with people's judgements": round(
-            wikipedia.similarity(text.vocabulary, made.vectors[-1]), 3
-        ),
-        "words/s": round(made.words),
-    }
-    print(json.dumps(report, indent=1))
+    made = train(text, Options(chunk=args.chunk))
+    score = wikipedia.similarity(text.vocabulary, made.vectors[-1])
+    print(json.dumps({"rank correlation": round(score, 3), "words/s": round(made.words)}))
     raise SystemExit(ark.launch(args.ranks, compare, args.backend, args.figure))
 
 
@@ -219,7 +221,7 @@ def compare(backend: str, figure: str) -> None:
         curves = {}
         for way in WAYS:
             ark.Model.reset()
-            options = Options(size=32, chunk=64, rate=rate, epochs=5, way=way)
+            options = Options(size=32, chunk=64, chunks=1, rate=rate, way=way)
             found = [corpus.same_topic(text, v) for v in train(text, options).vectors]
             curves[way] = (range(1, len(found) + 1), found)
         panels.append(Panel(f"learning rate {rate}", curves))

@@ -12,7 +12,7 @@ import pytest
 
 from ark.backend.protocol import Target
 from ark.codegen.writer import write
-from ark.ir.dtype import DataType, bf16, fp16, fp32
+from ark.ir.dtype import DataType, bf16, fp8_e4m3, fp8_e5m2, fp16, fp32, int8, int32
 from ark.ir.graph import Graph
 from ark.lower.pipeline import plan
 from ark.lower.tiling import side_by_side
@@ -259,3 +259,80 @@ def test_what_follows_a_product_is_numpys(m, n, k, dtype) -> None:
     exact = np.maximum(a @ b.T + bias, 0) * column + rest
     scale = np.sqrt(a**2 @ (b**2).T) * np.abs(column)
     assert (np.abs(c - exact) <= 2.0**-22 * np.sqrt(k) * scale + 2.0**-21 * np.abs(exact)).all()
+
+
+def few_bits(
+    machine: Machine, m: int, n: int, k: int, types: tuple[DataType, DataType], scaled: bool
+) -> Plan:
+    """A plan of c = a b^T of types of 8 bits, or of fp32 as tf32, or of half that in fp32."""
+    graph = Graph()
+    a = graph.tensor((m, k), types[0], arena="state", name="a")
+    b = graph.tensor((n, k), types[1], arena="state", name="b")
+    made = int32 if types[0] == int8 else fp32
+    c = graph.tensor((m, n), fp32 if scaled else made, arena="state", name="c")
+    product = graph.tensor((m, n), made) if scaled else c
+    attrs = {"transpose_a": False, "transpose_b": True}
+    graph.add("matmul", [a, b], [product], attrs | ({"tf32": True} if types[0] == fp32 else {}))
+    if scaled:
+        whole = product
+        if made == int32:
+            whole = graph.tensor((m, n), fp32)
+            graph.add("cast", [product], [whole], {})
+        graph.add("mul", [whole], [c], {"scalar": 0.5})
+    found = plan(graph, machine)
+    verify([found])
+    return found
+
+
+# (m, n, k, types, is it scaled?, the instruction)
+FEW_BITS = [
+    (512, 512, 1024, (fp8_e4m3, fp8_e4m3), False, "k32.f32.e4m3.e4m3"),
+    (520, 1096, 528, (fp8_e4m3, fp8_e5m2), True, "k32.f32.e4m3.e5m2"),
+    (16, 4096, 4096, (fp8_e5m2, fp8_e5m2), False, "k32.f32.e5m2.e5m2"),
+    (16, 4096, 4096, (int8, int8), False, "k32.s32.s8.s8"),
+    (1000, 1096, 528, (int8, int8), True, "k32.s32.s8.s8"),
+    (1000, 1096, 520, (fp32, fp32), False, "k8.f32.tf32.tf32"),
+]
+
+
+@pytest.mark.parametrize(("m", "n", "k", "types", "scaled", "instruction"), FEW_BITS)
+def test_types_of_few_bits_are_multiplied_by_warpgroups(
+    m, n, k, types, scaled, instruction
+) -> None:
+    made = few_bits(H100, m, n, k, types, scaled)
+    assert made.variant == "matrix"
+    parts = made.ops[0].params.get("splits", 1) > 1
+    assert [op.kind for op in made.ops] == ["matmul", *(["pointwise"] if parts else [])]
+    machine = machine_of(made)
+    emitted = write(made, machine, backend.dialect("sm_90a"))
+    assert f"{instruction} " in emitted.source.text
+    binary = backend.compiler().compile(emitted.source, Target("sm_90a", machine.threads))
+    assert "serialized" not in binary.log
+
+
+@needs_gpu
+@pytest.mark.parametrize(("m", "n", "k", "types", "scaled", "instruction"), FEW_BITS)
+def test_products_of_few_bits_are_numpys(m, n, k, types, scaled, instruction) -> None:
+    rng = np.random.default_rng(6)
+    with contextlib.closing(backend.open(0)) as device:
+        made = few_bits(device.machine, m, n, k, types, scaled)
+        with Executor(made, backend, device) as executor:
+            found = {}
+            for tensor, dtype in zip("ab", types, strict=True):
+                shape = executor.read(tensor).shape
+                size = rng.standard_normal(shape) * (40 if dtype == int8 else 1)
+                found[tensor] = size.clip(-127, 127).astype(dtype.numpy)
+                executor.write(tensor, found[tensor])
+            runs = []
+            for iterations in (1, 3):
+                executor.start(iterations).wait(60)
+                runs.append(executor.read("c").astype(np.float64))
+    a, b = (v.astype(np.float64) for v in found.values())
+    exact = a @ b.T * (0.5 if scaled else 1.0)
+    # tf32 keeps 10 bits of each factor, cut off; of 8-bit floats units cut sums off after about 13
+    # bits, 32 products at a time, which adds up.
+    cut = {"int8": 0.0, "fp32": 2.0**-9}.get(types[0].name, k / 32 * 2.0**-13)
+    bound = cut * (np.sqrt(a**2 @ (b**2).T) * 4 + np.abs(exact)) + 1e-5 * (types[0] != int8)
+    for c in runs:
+        assert (np.abs(c - exact) <= bound).all(), np.abs(c - exact).max()
+    assert runs[0].tobytes() == runs[1].tobytes()

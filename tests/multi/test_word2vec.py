@@ -5,6 +5,7 @@ combine them as asked; topics are found.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from examples.word2vec import corpus, word2vec
 from examples.word2vec.corpus import Corpus
 from examples.word2vec.word2vec import Options
 
-SMALL = Options(size=8, chunk=64, block=16, noise=8, rate=0.2, epochs=1)
+SMALL = Options(size=8, chunk=64, chunks=2, block=16, noise=8, rate=0.2, epochs=1)
 Steps = dict[int, np.ndarray]
 
 
@@ -39,16 +40,22 @@ def sigmoid(x: float) -> float:
 
 
 def chunk_steps(
-    given: Corpus, o: Options, step: int, chunks: int, tables: list[np.ndarray]
+    given: Corpus, o: Options, step: int, part: int, total: int, tables: list[np.ndarray]
 ) -> tuple[Steps, Steps]:
-    """The sums of what word2vec adds to the rows of both tables for every word and neighbour."""
-    at = step % chunks * o.chunk
+    """The sums of what word2vec adds to the rows of both tables for every word and neighbour of a
+    part of a step, one of `total` of an epoch.
+    """
+    at = (step % total * o.chunks + part) * o.chunk
     words, texts = given.words[at : at + o.chunk], given.texts[at : at + o.chunk]
-    kept = uniform(o.chunk, o, 4 * step) < given.keep[words]
+
+    def mine(chance: Any, many: int, number: int) -> np.ndarray:
+        return chance(o.chunks * many, o, 3 * step + number)[part * many : (part + 1) * many]
+
+    kept = mine(uniform, o.chunk, 0) < given.keep[words]
     words, texts = words[kept], texts[kept]
-    reach = 1 + np.floor(uniform(o.chunk, o, 4 * step + 1) * o.window)
-    noise = given.noise[drawn(o.chunk // o.block * o.noise, o, 4 * step + 2) % len(given.noise)]
-    rate = o.rate * max(1 - step / (chunks * o.epochs), 1e-4)
+    reach = 1 + np.floor(mine(uniform, o.chunk, 1) * o.window)
+    noise = given.noise[mine(drawn, o.chunk // o.block * o.noise, 2) % len(given.noise)]
+    rate = o.rate * max(1 - step / (total * o.epochs), 1e-4)
     vectors, contexts = tables
     moved: tuple[Steps, Steps] = ({}, {})
 
@@ -77,9 +84,10 @@ def wanted(given: Corpus, o: Options, world: int, way: str) -> np.ndarray:
     shape = (len(given.vocabulary), o.size)
     start = np.random.default_rng(o.seed).uniform(-0.5, 0.5, shape) / o.size
     tables = [start.astype(np.float32).astype(np.float64), np.zeros(shape)]
-    chunks = len(given.words) // (o.chunk * world) * world
-    for first in range(0, chunks, world):
-        every = [chunk_steps(given, o, first + r, chunks, tables) for r in range(world)]
+    steps = len(given.words) // (o.chunk * o.chunks * world)
+    for step, part in np.ndindex(steps, o.chunks):
+        of = (part, steps * world, tables)
+        every = [chunk_steps(given, o, step * world + r, *of) for r in range(world)]
         for which, table in enumerate(tables):
             for row in {row for found in every for row in found[which]}:
                 parts = [found[which].get(row, np.zeros(o.size)) for found in every]

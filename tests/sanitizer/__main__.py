@@ -3,7 +3,8 @@ memory, each alone in a kernel of forms.cu. Needs an NVIDIA GPU, nvcc and comput
 
 Forms named `one-` and `all-` differ in nothing but who arrives at an mbarrier: one lane for its
 warp, after __syncwarp (as the loop kernel does), or every lane. All compute the right result.
-Nothing is expected of them and of `polled-word`, whose lines say what the tool makes of the form.
+Nothing is expected of them, of `polled-word` and of `polled-ordered`, whose lines say what the tool
+makes of the form; `polled-atomic` differs from these in the instructions alone.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).with_name("forms.cu")
 RACES = ("early-write", "early-read")
-CLEAN = ("named", "all-stores", "all-records", "all-bulk")
+CLEAN = ("named", "all-stores", "all-records", "all-bulk", "polled-atomic")
 SUMMARY = re.compile(r"RACECHECK SUMMARY: .*\((\d+) errors?, (\d+) warnings?\)")
 
 

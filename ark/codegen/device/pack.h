@@ -30,6 +30,62 @@ ARK_DEVICE ArkPack<T, N> ark_load_pack_once(const T* p) {
 #endif
   return ark_load_pack<N>(p);
 }
+// A pack on its way, kept as the words that were loaded: a compiler that sees elements of 16 bits
+// parts them as soon as they arrive, which waits for them there, and keeps them in twice the
+// registers.
+template <typename T, int N>
+struct ArkWords {
+  ArkPack<ark_u32, static_cast<int>(sizeof(T)) * N / 4> words;
+};
+template <typename T, int N, bool WORDS>
+struct ArkHeldAs {
+  typedef ArkPack<T, N> type;
+};
+template <typename T, int N>
+struct ArkHeldAs<T, N, true> {
+  typedef ArkWords<T, N> type;
+};
+template <typename T, int N>
+struct ArkHeldAs<const T, N, true> {
+  typedef ArkWords<T, N> type;
+};
+template <typename T, int N>
+struct ArkHeldAs<const T, N, false> {
+  typedef ArkPack<T, N> type;
+};
+#if defined(ARK_LOOSE_PACKS)
+template <typename T, int N>
+using ArkHeld = typename ArkHeldAs<T, N, false>::type;
+#else
+template <typename T, int N>
+using ArkHeld = typename ArkHeldAs<T, N, (sizeof(T) < 4 && sizeof(T) * N % 4 == 0)>::type;
+#endif
+// Holds a pack of N of what a pointer points to.
+template <int N, typename T>
+ARK_DEVICE ArkHeld<T, N> ark_held(T*) {
+  return {};
+}
+template <typename T, int N>
+ARK_DEVICE void ark_hold(ArkPack<T, N>& to, const T* p) {
+  to = ark_load_pack<N>(p);
+}
+template <typename T, int N>
+ARK_DEVICE void ark_hold(ArkWords<T, N>& to, const T* p) {
+  to.words =
+      ark_load_pack<static_cast<int>(sizeof(T)) * N / 4>(reinterpret_cast<const ark_u32*>(p));
+}
+template <typename T, int N>
+ARK_DEVICE ArkPack<T, N> ark_unpacked(const ArkPack<T, N>& held) {
+  return held;
+}
+template <typename T, int N>
+ARK_DEVICE ArkPack<T, N> ark_unpacked(const ArkWords<T, N>& held) {
+  union {
+    ArkWords<T, N> words;
+    ArkPack<T, N> pack;
+  } both = {held};
+  return both.pack;
+}
 template <int N, typename T>
 ARK_DEVICE void ark_store_pack(T* p, const ArkPack<T, N>& pack) {
   *reinterpret_cast<ArkPack<T, N>*>(p) = pack;

@@ -17,7 +17,9 @@ from ark.errors import InvalidUsageError
 from ark.frontend.model import Model
 from ark.ir.graph import Graph, Node
 from ark.machine import Machine
+from ark.parallel.pipeline.named import PIPELINES
 from ark.parallel.plans.blocks import blocks_of, isomorphic
+from ark.parallel.plans.by_name import NAMED, copies_plan, pipeline_plan
 from ark.parallel.plans.choices import Choice, Costs, Option
 from ark.parallel.plans.rules import PLANS, allowed
 from ark.parallel.plans.search import Found, Kept, Memory, search
@@ -50,6 +52,7 @@ def parallelize(
     machine: Machine | None = None,
     link_gbps: float = LINK_GBPS,
     memory_bytes: int | None = None,
+    cuts: Mapping[str, int] | None = None,
 ) -> Parallelized:
     """Splits a one-device model over ranks.
 
@@ -58,10 +61,14 @@ def parallelize(
             decoder has, are split alike where they share memory.
         mesh: how many ranks, or how many along each axis; ranks are numbered row by row.
         plan: a name of `PLANS`, for all axes or one an axis; "auto" for the least predicted time;
-            or a function that splits and assigns the pieces of a `ParallelGraph`.
+            along a mesh of one axis a pipeline's name, or `zero1`, `zero2`, `zero3`, `co-shard`
+            (ark.parallel.plans.by_name); or a function that splits and assigns the pieces of a
+            `ParallelGraph`.
         machine: of each rank, for the prediction; a small CPU by default.
         link_gbps: GB/s at which a rank sends, for the prediction.
         memory_bytes: what a rank has for parameters; None: enough.
+        cuts: for copies of the model what differs from example to example, by the name of its
+            buffer the dimension of examples; for `interlaced` what is cut of the shared layer.
 
     Raises:
         InvalidUsageError: no such plan, or a mesh of no ranks. UnsupportedError: a graph that
@@ -71,21 +78,28 @@ def parallelize(
     if not axes or any(not isinstance(n, int) or n < 1 for n in axes) or len(axes) > 3:
         raise InvalidUsageError(f"the mesh is {mesh!r}; give 1 to 3 numbers of at least 1")
     graph = model.graph if isinstance(model, Model) else model
+    if not 0 < link_gbps < math.inf:
+        raise InvalidUsageError(f"link_gbps is {link_gbps}; give more than 0")
     made = ParallelGraph(graph, math.prod(axes))
+    names = [] if callable(plan) else [plan] * len(axes) if isinstance(plan, str) else list(plan)
+    rates = rates_of(machine, link_gbps) if machine else Rates(1e5, 1e4, link_gbps * 1e3)
+    costs = Costs(axes, rates, nodes=made.nodes)
+    if len(names) == 1 and names[0] in NAMED and (cuts or names[0] not in PLANS):
+        plan = _by_name(names[0], graph, made.ranks, cuts or {}, costs)
+    elif cuts:
+        raise InvalidUsageError(
+            f"cuts are for copies of a model and pipelines along one axis, not for {plan!r}; leave "
+            "them out, or give them to ark.parallel.spread"
+        )
     if callable(plan):
         plan(made)
         return Parallelized(made, materialise(made), None)
-    names = [plan] * len(axes) if isinstance(plan, str) else list(plan)
     unknown = [name for name in names if name not in PLANS]
     if unknown or len(names) != len(axes):
         raise InvalidUsageError(
-            f"the plan {plan!r} is none for {len(axes)} axes; give one of {', '.join(PLANS)}, or "
-            "one for each axis, or a function"
+            f"the plan {plan!r} is none for {len(axes)} axes; give one of {', '.join(PLANS)}, one "
+            f"for each axis, along one axis {', '.join(sorted(NAMED - set(PLANS)))}, or a function"
         )
-    if not 0 < link_gbps < math.inf:
-        raise InvalidUsageError(f"link_gbps is {link_gbps}; give more than 0")
-    rates = rates_of(machine, link_gbps) if machine else Rates(1e5, 1e4, link_gbps * 1e3)
-    costs = Costs(axes, rates, nodes=made.nodes)
     options = {n.id: costs.options(n, made.carried.get(n.id)) for n in made.nodes}
     able = {node.id: allowed(node, options[node.id], names) for node in made.nodes}
     kept = _kept(made)
@@ -96,6 +110,15 @@ def parallelize(
     for node in made.nodes:
         _split(made, node, found.choices[node.id], axes)
     return Parallelized(made, materialise(made), found)
+
+
+def _by_name(
+    name: str, graph: Graph, ranks: int, cuts: Mapping[str, int], costs: Costs
+) -> UserPlan:
+    """A pipeline, or copies of the model."""
+    if name not in PIPELINES:
+        return copies_plan(name, graph, ranks, cuts)
+    return pipeline_plan(name, cuts, lambda node: min(o.us for o in costs.options(node)))
 
 
 def _kept(plan: ParallelGraph) -> list[Kept]:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ark.ir.graph import Node
-from ark.lower.cuts import choose_cut, predicted_us
+from ark.lower.cuts import candidates, choose_cut, predicted_us
 from ark.machine import Machine
 from ark.variant import LOAD
 
@@ -70,6 +70,13 @@ class Times:
             if _boxes(node):
                 self.widths[node.id] = columns[node.inputs[0].id] / node.outputs[0].shape[-1]
 
+    def added_us(self, elements: float, itemsize: int, shares: int) -> float:
+        """What it takes a rank to add up shares of a tensor that came in: it reads all, and writes
+        the sum; an op, with an end like any other.
+        """
+        moved = elements * itemsize * (shares + 1) / self.rates.memory_bytes_per_us
+        return moved + (ENDS_US if self.rates.tiled is not None else 0.0)
+
     def us(
         self, node: Node, flops: float, moved: float, rows: float, columns: float, depth: float
     ) -> float:
@@ -88,7 +95,9 @@ class Times:
         wide = self.widths.get(node.id, 1.0)
         shape = (1, 1, max(1, round(rows)), max(1, round(columns * wide)))
         size = node.inputs[1].dtype.itemsize
-        cut = choose_cut(shape, round(depth), size, rates.tiled, False, True, {})
+        if not candidates(shape, round(depth), size, False):  # narrower than any tile
+            return plain + ENDS_US
+        cut = choose_cut(shape, round(depth), size, rates.tiled, False, {})
         tiles = math.ceil(shape[2] / cut.rows) * math.ceil(shape[3] / cut.columns)
         waves = math.ceil(tiles / rates.tiled.processors)
         us = predicted_us(cut, shape, round(depth), size, rates.tiled) + waves * TILE_US + ENDS_US

@@ -20,6 +20,9 @@ from ark.plan.verify.rank_set import RankSet, refuse
 
 Missing = tuple[Region, np.ndarray]  # a read, and which of its boxes the rank has not written
 
+# Where a write meets what is read, the tasks that write it, and how they must have ended.
+_Part = tuple[list[tuple[slice, ...]], np.ndarray, int]
+
 
 class _Written:
     """What a rank's ops have written of one of its buffers so far."""
@@ -112,7 +115,10 @@ def check_delivered(
         near = [t for t in writers[region.memory] if t.region.same_frame(region)]
         for box in _in_parts(order, region, lacking, nodes, near).tolist():
             readers = nodes[tasks[starts[box] : starts[box + 1]]]
-            late = _undelivered(order, region, box, readers, near)
+            if len(near) == len(writers[region.memory]):
+                late = _undelivered(order, region, box, readers, near)
+            else:
+                late = _undelivered_runs(order, region, box, readers, writers[region.memory])
             if late is not None:
                 _, task = task_at(rank_set, order, number, late)
                 buffer = rank_set.plan(rank).buffers[int(region.memory)]  # type: ignore[call-overload]
@@ -189,8 +195,7 @@ def _undelivered(
 ) -> int | None:
     """A reader of a box for which peers' complete writes do not cover it."""
     low, high = (v[box] for v in _bounds(region))
-    parts: list[tuple[tuple[slice, ...], np.ndarray]] = []
-    whiches: list[int] = []
+    parts: list[_Part] = []
     for touch in writers:
         lo, hi = _bounds(touch.region)
         met = np.flatnonzero(((lo < high) & (low < hi)).all(axis=1))
@@ -198,21 +203,59 @@ def _undelivered(
         for i in met.tolist():
             nodes = touch.nodes[tasks[starts[i] : starts[i + 1]]]
             begin, end = np.maximum(lo[i], low) - low, np.minimum(hi[i], high) - low
-            parts.append((tuple(map(slice, begin.tolist(), end.tolist())), nodes))
-            whiches.append(must(touch.region))
+            inside = tuple(map(slice, begin.tolist(), end.tolist()))
+            parts.append(([inside], nodes, must(touch.region)))
+    return _first_uncovered(order, readers, np.ones(tuple(high - low), bool), parts)
+
+
+def _undelivered_runs(
+    order: Order, region: Region, box: int, readers: np.ndarray, writers: Sequence[Touch]
+) -> int | None:
+    """The same where some writers count the buffer in other dimensions, as tiles of a matrix that
+    is read as a row: by ranges of elements.
+    """
+    size = region.boxes.itemsize
+    first, last = (region.base + int(v[box]) for v in (region.boxes.begin, region.boxes.end))
+
+    def inside(of: Region, row: int) -> list[tuple[slice, ...]]:
+        starts, length = of.runs(row)
+        begin = np.maximum(starts, first) - first
+        end = np.minimum(starts + length, last) - first
+        pairs = zip((-(-begin // size)).tolist(), (end // size).tolist(), strict=True)
+        return [(slice(a, b),) for a, b in pairs if a < b]
+
+    wanted = np.zeros((last - first) // size, bool)
+    for place in inside(region, box):
+        wanted[place] = True
+    parts: list[_Part] = []
+    for touch in writers:
+        boxes, base = touch.region.boxes, touch.region.base
+        met = np.flatnonzero((boxes.begin + base < last) & (first < boxes.end + base))
+        tasks, starts = boxes.by_box
+        for i in met.tolist():
+            nodes = touch.nodes[tasks[starts[i] : starts[i + 1]]]
+            parts.append((inside(touch.region, i), nodes, must(touch.region)))
+    return _first_uncovered(order, readers, wanted, parts)
+
+
+def _first_uncovered(
+    order: Order, readers: np.ndarray, wanted: np.ndarray, parts: Sequence[_Part]
+) -> int | None:
+    """The first reader before which the parts that are complete leave something out."""
     if not parts:
         return int(readers[0])
     covered: dict[bytes, bool] = {}  # by which parts are there
-    nodes, sizes = np.concatenate([n for _, n in parts]), [len(n) for _, n in parts]
-    which, starts = np.repeat(whiches, sizes), np.cumsum([0, *sizes[:-1]])
+    sizes = [len(n) for _, n, _ in parts]
+    nodes = np.concatenate([n for _, n, _ in parts])
+    which, starts = np.repeat([w for *_, w in parts], sizes), np.cumsum([0, *sizes[:-1]])
     for reader in readers.tolist():
         there = order.before(nodes, np.full(len(nodes), reader), which)
         there = np.logical_or.reduceat(there, starts)
         if there.tobytes() not in covered:
-            left = np.ones(tuple(high - low), bool)
-            for (inside, _), here in zip(parts, there.tolist(), strict=True):
-                if here:
-                    left[inside] = False
+            left = wanted.copy()
+            for (places, *_), here in zip(parts, there.tolist(), strict=True):
+                for place in places if here else ():
+                    left[place] = False
             covered[there.tobytes()] = not left.any()
         if not covered[there.tobytes()]:
             return int(reader)

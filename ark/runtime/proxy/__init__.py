@@ -188,7 +188,13 @@ class Proxy:
         self._proxy.stop()
         assert self.fifo.host is not None
         self.fifo.host[:] = 0
-        self._proxy.start()
+        try:
+            self._proxy.start()
+        except RuntimeError as error:
+            raise SystemError(
+                f"the system refused to start the proxy's thread ({error}); raise the limit on "
+                "processes and threads (`ulimit -u`)"
+            ) from error
 
     def wake(self) -> None:
         """A launch begins: looks at once, and often."""

@@ -5,9 +5,12 @@
 #include <poll.h>
 #include <ucp/api/ucp.h>
 
+#include <algorithm>
 #include <cstring>
 #include <deque>
+#include <iterator>
 #include <map>
+#include <memory>
 #include <stdexcept>
 #include <string>
 
@@ -43,6 +46,8 @@ class Ucx {
       }
       if (UCS_PTR_IS_PTR(request)) ucp_request_free(request);
     }
+    while (!flying_.empty()) drop(flying_);
+    while (!late_.empty()) drop(late_);
     for (ucp_mem_h memory : memory_) ucp_mem_unmap(context_, memory);
     ucp_worker_destroy(worker_);
     ucp_cleanup(context_);
@@ -112,13 +117,13 @@ class Ucx {
 
   void add(int rank, uint64_t there, uint32_t value) {
     Peer& peer = known(rank);
-    values_.push_back(value);  // must stay until the request has ended
+    auto held = std::make_unique<uint32_t>(value);
     ucp_request_param_t params = {};
     params.op_attr_mask = UCP_OP_ATTR_FIELD_DATATYPE;
     params.datatype = ucp_dt_make_contig(sizeof(uint32_t));
-    keep(ucp_atomic_op_nbx(peer.end, UCP_ATOMIC_OP_ADD, &values_.back(), 1, there, peer.key,
-                           &params),
-         "a signal");
+    void* request =
+        ucp_atomic_op_nbx(peer.end, UCP_ATOMIC_OP_ADD, held.get(), 1, there, peer.key, &params);
+    keep(request, "a signal", std::move(held));
     finish(peer);
   }
 
@@ -127,11 +132,14 @@ class Ucx {
     while (ucp_worker_progress(worker_) != 0) {
     }
     if (!lost_.empty()) throw std::runtime_error(lost_);
-    while (!flying_.empty() && ended(flying_.front().request)) {
+    while (!late_.empty() && status(late_.front()) != UCS_INPROGRESS) drop(late_);
+    while (!flying_.empty()) {
+      const ucs_status_t how = status(flying_.front());
+      if (how == UCS_INPROGRESS) break;
       if (flying_.front().counts) ++done_;
-      flying_.pop_front();
+      drop(flying_);
+      check(how, "an operation over UCX");
     }
-    if (flying_.empty()) values_.clear();
     return done_;
   }
 
@@ -142,7 +150,10 @@ class Ucx {
     ppoll(&waited, 1, &limit, nullptr);
   }
 
+  // What an earlier launch has left under way is not counted, and keeps what it sends until it
+  // ends.
   void begin() {
+    std::move(flying_.begin(), flying_.end(), std::back_inserter(late_));
     flying_.clear();
     done_ = 0;
   }
@@ -157,6 +168,7 @@ class Ucx {
   struct Flying {
     void* request;
     bool counts;
+    std::unique_ptr<uint32_t> value;  // that it sends: stays until it has ended
   };
 
   Peer& known(int rank) {
@@ -164,24 +176,23 @@ class Ucx {
     if (found == peers_.end()) throw std::runtime_error("there is no way to that host");
     return found->second;
   }
-  void keep(void* request, const char* what) {
+  void keep(void* request, const char* what, std::unique_ptr<uint32_t> value = nullptr) {
     if (UCS_PTR_IS_ERR(request)) check(UCS_PTR_STATUS(request), what);
-    flying_.push_back({request, false});
+    flying_.push_back({request, false, std::move(value)});
   }
   // An operation has ended when what it has brought is in the peer's memory.
   void finish(Peer& peer) {
     const ucp_request_param_t none = {};
     void* request = ucp_ep_flush_nbx(peer.end, &none);
     if (UCS_PTR_IS_ERR(request)) check(UCS_PTR_STATUS(request), "a flush");
-    flying_.push_back({request, true});
+    flying_.push_back({request, true, nullptr});
   }
-  bool ended(void* request) {
-    if (request == nullptr) return true;
-    const ucs_status_t status = ucp_request_check_status(request);
-    if (status == UCS_INPROGRESS) return false;
-    ucp_request_free(request);
-    check(status, "an operation over UCX");
-    return true;
+  static ucs_status_t status(const Flying& one) {
+    return one.request == nullptr ? UCS_OK : ucp_request_check_status(one.request);
+  }
+  static void drop(std::deque<Flying>& from) {
+    if (from.front().request != nullptr) ucp_request_free(from.front().request);
+    from.pop_front();
   }
   static void check(ucs_status_t status, const char* what) {
     if (status == UCS_OK) return;
@@ -193,8 +204,7 @@ class Ucx {
   int events_ = -1;
   std::map<int, Peer> peers_;
   std::vector<ucp_mem_h> memory_;
-  std::deque<Flying> flying_;
-  std::deque<uint32_t> values_;
+  std::deque<Flying> flying_, late_;
   std::string lost_;
   uint32_t done_ = 0;
 };

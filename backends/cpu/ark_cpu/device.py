@@ -14,6 +14,7 @@ from weakref import WeakSet
 
 import numpy as np
 
+from ark.backend import threads
 from ark.backend.protocol import Binary, Copies, Memory, MemoryKind
 from ark.errors import SystemError
 from ark_cpu import machines
@@ -29,9 +30,7 @@ class CpuLaunch:
         self._elapsed = 0.0
         # Not Thread.join: interrupted by a signal, it takes a running thread for an ended one.
         self._ended = threading.Event()
-        threading.Thread(
-            target=self._run, args=(library, processors), name="ark-loop", daemon=True
-        ).start()
+        threads.start(self._run, library, processors, name="ark-loop")
 
     def _run(self, library: ctypes.CDLL, processors: int) -> None:
         start = time.perf_counter()

@@ -26,6 +26,10 @@ def tensor_map(box: BoxMap, address: int) -> bytes:
     kind = {
         "bf16": kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
         "fp16": kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        "fp8_e4m3": kinds.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        "fp8_e5m2": kinds.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        "int8": kinds.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        "fp32": kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
     }[box.dtype]
     code, made = cu.cuTensorMapEncodeTiled(
         kind,

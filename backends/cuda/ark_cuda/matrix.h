@@ -23,6 +23,13 @@ ARK_DEVICE void ark_matrix_next(ArkMatrixSlot& at) {
   }
 }
 
+ARK_DEVICE void ark_matrix_back(ArkMatrixSlot& at) {
+  if (at.slot-- == 0u) {
+    at.slot = ARK_MATRIX_STAGES - 1u;
+    at.parity ^= 1u;
+  }
+}
+
 struct ArkMatrixRing {
   ark_u64 full[ARK_MATRIX_STAGES];
   ark_u64 empty[ARK_MATRIX_STAGES];
@@ -99,9 +106,10 @@ ARK_DEVICE void ark_matrix_filled(ArkCtx& c, ark_u32 full, ark_u32 parity) {
     break;
   }
 }
-// Gives a stage back. empty: the address of its barrier.
+// Gives a stage back, for so many warpgroups. empty: the address of its barrier.
+template <ark_u32 GROUPS = 1u>
 ARK_DEVICE void ark_matrix_release(ark_u32 empty) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(empty) : "memory");
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(empty), "n"(GROUPS) : "memory");
 }
 // A warpgroup's place in the ring, kept from task to task.
 ARK_DEVICE ArkMatrixSlot ark_matrix_place_of(int group) {
@@ -335,9 +343,9 @@ ARK_DEVICE void ark_matrix_store_whole(const T* d, T* out, ark_i64 pitch, int fi
 }
 // Eight neighbouring results at a time for `eight(row, column, values, how many are there)`: each
 // warp's 16 rows of 32 columns go through its slab unrounded.
-template <int COLUMNS, class Eight>
-ARK_DEVICE void ark_matrix_each(ArkCtx& c, float (&d)[COLUMNS / 2], int first, int rows,
-                                int columns, const Eight& eight) {
+template <int COLUMNS, typename S, class Eight>
+ARK_DEVICE void ark_matrix_each(ArkCtx& c, S (&d)[COLUMNS / 2], int first, int rows, int columns,
+                                const Eight& eight) {
   char* slab = ark_matrix_slab(c, ark_warp());
   const int lane = ark_lane();
   // Pieces of 16 bytes change places so that neither four rows of pairs nor two rows of eights
@@ -353,9 +361,9 @@ ARK_DEVICE void ark_matrix_each(ArkCtx& c, float (&d)[COLUMNS / 2], int first, i
     for (int j = 0; j < 4; ++j) {
 #pragma unroll
       for (int high = 0; high < 2; ++high) {
-        const float* pair = d + 4 * j + 2 * high;
+        const S* pair = d + 4 * j + 2 * high;
         char* to = piece(lane / 4 + 8 * high, 2 * j + (lane & 3) / 2) + 8 * (lane & 1);
-        *reinterpret_cast<float2*>(to) = make_float2(pair[0], pair[1]);
+        *reinterpret_cast<ArkPack<S, 2>*>(to) = ArkPack<S, 2>{{pair[0], pair[1]}};
       }
     }
 #pragma unroll
@@ -364,9 +372,10 @@ ARK_DEVICE void ark_matrix_each(ArkCtx& c, float (&d)[COLUMNS / 2], int first, i
 #pragma unroll 1
     for (int i = 0; i < 2; ++i) {
       const int local = 8 * i + lane / 4, row = first + local, column = q + lane % 4 * 8;
-      const float4 low = *reinterpret_cast<const float4*>(piece(local, lane % 4 * 2));
-      const float4 high = *reinterpret_cast<const float4*>(piece(local, lane % 4 * 2 + 1));
-      const float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+      const auto low = *reinterpret_cast<const ArkPack<S, 4>*>(piece(local, lane % 4 * 2));
+      const auto high = *reinterpret_cast<const ArkPack<S, 4>*>(piece(local, lane % 4 * 2 + 1));
+      const S v[8] = {low.v[0],  low.v[1],  low.v[2],  low.v[3],
+                      high.v[0], high.v[1], high.v[2], high.v[3]};
       const int left = columns - column < 8 ? columns - column : 8;
       if (row < rows && left > 0) eight(row, column, v, left);
     }

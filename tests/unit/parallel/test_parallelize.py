@@ -10,15 +10,20 @@ import pytest
 
 import ark
 from ark.backend import registry as backends
-from ark.errors import InvalidUsageError, PlanError
+from ark.errors import InvalidUsageError, ModelError, PlanError
+from ark.frontend.model import Model, use_model
 from ark.ir.graph import Graph
 from ark.parallel import ParallelGraph, parallelize
+from ark.parallel.pipeline.named import PIPELINES
 from ark.parallel.plans import PLANS
 from ark.parallel.plans.choices import Costs
 from ark.parallel.plans.search import evaluate, search
 from ark.parallel.plans.times import Rates
+from ark.parallel.transform import whole_of
+from tests.slow import slow
 from tests.unit.parallel.test_transform import (
     inputs_of,
+    on_cpu_ranks,
     on_ranks_in_numpy,
     one_device,
     perceptron,
@@ -87,6 +92,60 @@ def test_sequence_leaves_no_op_to_all_ranks() -> None:
     made = parallelize(MODELS["two blocks"], 4, "sequence")
     assert made.found and all(made.found.choices[n.id] != (None,) for n in made.plan.nodes)
     assert made.found.parameter_bytes == 2 * 2 * INNER * WIDTH
+
+
+@pytest.mark.parametrize("plan", [p for p in PIPELINES if p != "chimera"])
+def test_pipelines_deal_out_a_model_without_scopes(plan: str) -> None:
+    """One micro-batch through stages of consecutive ops."""
+    graph = MODELS["two blocks"]
+    inputs, want = inputs_of(graph, 3), one_device(graph, inputs_of(graph, 3))
+    made = parallelize(graph, 2, plan)
+    np.testing.assert_array_equal(on_ranks_in_numpy(made.plan, inputs), want)
+    assert all(any(n.type == "matmul" for n in own.nodes) for own in made.ranks.graphs)
+    assert sum(len(own.nodes) for own in made.ranks.graphs) > len(graph.nodes)  # sent, not doubled
+
+
+EXECUTED = [*PLANS, *(p for p in PIPELINES if p != "chimera")]
+
+
+@slow
+@pytest.mark.parametrize("plan", EXECUTED)
+def test_named_plans_run_on_cpu_ranks(plan: str) -> None:
+    """Training under chimera, ZeRO and co-shard: test_training.py."""
+    graph = MODELS["two blocks"]
+    inputs = inputs_of(graph, 5)
+    made = parallelize(graph, 2, plan)
+    parts = on_cpu_ranks(made.ranks, inputs, {graph.nodes[-1].outputs[0].buffer.id})
+    np.testing.assert_array_equal(whole_of(graph, parts), one_device(graph, inputs))
+
+
+def scoped(first: str, second: str) -> Graph:
+    """A product in each of two scopes."""
+    model = Model(0, 1)
+    with use_model(model):
+        h = ark.tensor((ROWS, WIDTH), name="x")
+        for i, scope in enumerate((first, second)):
+            with model.graph.scope(scope):
+                h = ark.linear(h, ark.parameter((WIDTH, WIDTH), name=f"w{i}"))
+    return model.graph
+
+
+@pytest.mark.parametrize(
+    ("graph", "plan", "cuts", "error", "says"),
+    [
+        (MODELS["mixing"], "zero1", None, InvalidUsageError, "say which tensors hold it"),
+        (MODELS["mixing"], "megatron", {"x": 0}, InvalidUsageError, "cuts are for copies"),
+        (MODELS["mixing"], "chimera", None, InvalidUsageError, "use an even number"),
+        (MODELS["mixing"], "zero1", {"nobody": 0}, InvalidUsageError, "is called 'nobody'"),
+        (scoped("f0-0", "head"), "1f1b", None, ModelError, "stands in no block"),
+        (scoped("f0-0", "f7-0"), "1f1b", None, ModelError, "which the schedule has not"),
+    ],
+)
+def test_named_plans_that_do_not_go_with_a_graph_are_refused(
+    graph: Graph, plan: str, cuts: Any, error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        parallelize(graph, 2, plan, cuts=cuts)
 
 
 def test_data_along_one_axis_and_tensors_along_the_other() -> None:

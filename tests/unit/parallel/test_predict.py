@@ -17,6 +17,7 @@ from ark.cli import main
 from ark.errors import InvalidUsageError, PlanError
 from ark.ir.dtype import by_name
 from ark.models.build import whole_pass
+from ark.models.checkpoint import Checkpoint
 from ark.models.config import builtin_config
 from ark.parallel.page import page_data, render_page
 from ark.parallel.plans.auto import best
@@ -24,6 +25,7 @@ from ark.parallel.plans.predict import NAMES, Splits, predict
 from ark.parallel.plans.prediction import Target, Work
 from ark.parallel.plans.stages import partition
 
+NOAH = Path(__file__).parents[3] / "examples" / "noah"
 ROWS = 2048
 SMALL = "llama-3.2-1b"
 
@@ -44,11 +46,15 @@ def test_megatron_is_two_all_reduces_a_layer_and_two_for_its_gradients(
     made = predict(splits, (4,), ("megatron",), target, Work(True, 1))
     hidden = 2048
     whole = ROWS * hidden * 4
+    volume = 2 * 3 / 4 * whole
+    # By rings at 450 GB/s; then each rank adds four shares at 3,079 GB/s and writes the sum.
+    us = 5 + volume / 450e3 + 5 * whole / 3079e3 + 4
     for cost in made.blocks:
         if cost.block.numbered:
-            moved = [(m.op, m.bytes, c.backward) for c in cost.changes for m in c.moves]
-            volume = 2 * 3 / 4 * whole
+            moves = [(m, c.backward) for c in cost.changes for m in c.moves]
+            moved = [(m.op, m.bytes, backward) for m, backward in moves]
             assert sorted(moved) == [("all_reduce", volume, way) for way in (0, 0, 1, 1)]
+            assert [m.us for m, _ in moves] == pytest.approx([us] * 4)
 
 
 def test_parameters_and_states_are_adams(splits: Splits, target: Target) -> None:
@@ -100,6 +106,14 @@ def test_auto_is_as_good_as_every_name(splits: Splits, target: Target) -> None:
             fits += 1
             assert found.us <= made.us * 1.0001
     assert fits
+
+
+def test_products_narrower_than_any_tile_are_predicted() -> None:
+    """A checkpoint of a small model, over so many ranks that its key heads have few columns."""
+    small = Splits(whole_pass(Checkpoint.open(NOAH).config, by_name("bf16"), 32))
+    target = Target(registry.machine("h100"), 450.0, 50.0, 8)
+    for plan in ("data", "column", "megatron", "auto"):
+        assert 0 < predict(small, (2,), (plan,), target, Work(True, 8)).us < 1e6
 
 
 def test_stages_are_the_best_there_are() -> None:

@@ -26,7 +26,7 @@ def serves(sig: Signature, machine: Machine) -> bool:
         and machine.variant.name == "matrix"
         and sig.params["rows"] == ROWS
         and len(kinds) == 1
-        and kinds <= set(wgmma.KINDS)
+        and kinds <= set(wgmma.HALVES)
         and width % 8 == 0
         and width <= 256
         and sig.params["scale"] > 0.0
@@ -87,7 +87,7 @@ def headers(machine: Machine) -> tuple[str, ...]:
 def _products(sig: Signature) -> tuple[str, str]:
     """The name of the struct that multiplies, and its source."""
     padded, keys, _ = _layout(sig)
-    kind = wgmma.KINDS[sig.operands[0].dtype]
+    kind = wgmma.HALVES[sig.operands[0].dtype]
     name = f"ArkAttentionProducts_{padded}_{kind}"
     ctype = sig.operands[0].ctype
     registers = ", ".join(f"%{i}" for i in range(padded // 2))
@@ -95,7 +95,7 @@ def _products(sig: Signature) -> tuple[str, str]:
     at = padded // 2
     return (
         name,
-        wgmma.multiply(keys, kind, (0, 0))
+        wgmma.multiply(keys, (sig.operands[0], sig.operands[1]), (0, 0))
         + f"""#ifndef ARK_ATTENTION_{padded}_{kind}
 #define ARK_ATTENTION_{padded}_{kind}
 struct {name} {{
@@ -103,7 +103,7 @@ struct {name} {{
   ARK_DEVICE_MEMBER static void scores(float (&d)[{keys // 2}], ark_u32 a, ark_u32 b) {{
 #pragma unroll
     for (int i = 0; i < {padded // 16}; ++i) {{
-      ArkWgmma<{keys}, {ctype}, false, false>::multiply(
+      ArkWgmma<{keys}, {ctype}, {ctype}, false, false>::multiply(
           d, a + i / 4 * 1024 + i % 4 * 2, b + i / 4 * {keys * 8} + i % 4 * 2, i > 0);
     }}
   }}

@@ -3,28 +3,30 @@
 
 // multiply(d, a, b, add): 64 rows, COLUMNS columns, 32 bytes deep; ACROSS_A, ACROSS_B: k is not the
 // inner dimension of that operand.
-template <int COLUMNS, typename T, bool ACROSS_A, bool ACROSS_B>
+template <int COLUMNS, typename A, typename B, bool ACROSS_A, bool ACROSS_B>
 struct ArkWgmma;
 
-// A product's tiles of ROWS (64 or 128) by COLUMNS. A warpgroup has half of the rows, or of the
-// columns. HIGH: rows of a that a stage brings. OVERLAP: the products of one stage are under way
-// while the next one is waited for.
-template <class DEAL, typename T_, int ROWS, int COLUMNS, int HIGH, bool ACROSS_A, bool ACROSS_B,
-          bool OVERLAP_>
+// A product's tiles of ROWS (64 or 128) by COLUMNS. A warpgroup has half of the rows; of 64 it has
+// every other stage of k, the ring's even slots or the odd ones, and stores half of the columns
+// when both have added up theirs. HIGH: rows of a that a stage brings. OVERLAP: the products of one
+// stage are under way while the next one is waited for.
+template <class DEAL, typename T_, typename T_B, int ROWS, int COLUMNS, int HIGH, bool ACROSS_A,
+          bool ACROSS_B, bool OVERLAP_>
 struct ArkProduct {
   typedef DEAL deal;
   typedef T_ T;
+  typedef T_B TB;
   static constexpr bool TALL = ROWS == 128, OVERLAP = OVERLAP_;
   static constexpr bool A_ACROSS = ACROSS_A, B_ACROSS = ACROSS_B;
-  static constexpr int WIDE = TALL ? COLUMNS : COLUMNS / 2;  // columns of a warpgroup
+  static constexpr int ALL = COLUMNS, WIDE = TALL ? COLUMNS : COLUMNS / 2;  // that a group stores
+  static_assert(TALL || ARK_MATRIX_STAGES % 2u == 0u, "each warpgroup has slots of its own");
   // Bytes of a line of k; elements of it; bytes of a in a stage, and of a stage.
   static constexpr int LINE = 128, DEEP = LINE / static_cast<int>(sizeof(T)), A_BYTES = HIGH * LINE;
   static constexpr int A_ROWS = HIGH, B_ROWS = COLUMNS, BYTES = LINE * (HIGH + COLUMNS);
   // Where k is the inner dimension, 16 of it are 32 bytes of a row; else 16 rows of 128 bytes.
   static constexpr ark_u32 A_STEP = ACROSS_A ? 128u : 2u, A_LEAD = ACROSS_A ? 512u : 1u;
   static constexpr ark_u32 B_STEP = ACROSS_B ? 128u : 2u, B_LEAD = ACROSS_B ? 512u : 1u;
-  // A warpgroup's half of the rows of a, or of the columns of b: these are rows, or boxes.
-  static constexpr int A_HALF = TALL ? 8192 : 0, B_HALF = TALL ? 0 : WIDE * LINE;
+  static constexpr int A_HALF = TALL ? 8192 : 0;  // bytes of a warpgroup's rows of a
 };
 
 template <int PENDING>
@@ -32,56 +34,95 @@ ARK_DEVICE void ark_wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
+ARK_DEVICE void ark_wgmma_keep(float& sum) { asm volatile("" : "+f"(sum) : : "memory"); }
+ARK_DEVICE void ark_wgmma_keep(ark_i32& sum) { asm volatile("" : "+r"(sum) : : "memory"); }
+
+// Both warpgroups' sums of all columns, added up in those that a warpgroup stores. They meet in the
+// slabs, 16 sums of a thread at a time.
+template <class P, typename S>
+ARK_DEVICE void ark_matrix_join(ArkCtx& c, int group, const S (&d)[P::ALL / 2],
+                                S (&made)[P::WIDE / 2]) {
+  constexpr int HALF = P::WIDE / 2, SOME = 16;
+  static_assert(2 * 128 * SOME * sizeof(S) <= 8 * ARK_MATRIX_SLAB, "sums fit the slabs");
+  S* room = reinterpret_cast<S*>(ark_matrix_slab(c, 0)) + ark_tid() % 128;
+#pragma unroll
+  for (int q = 0; q < HALF; q += SOME) {
+    ark_sync();
+#pragma unroll
+    for (int i = 0; i < SOME; ++i) {
+      room[(group * SOME + i) * 128] = group == 0 ? d[HALF + q + i] : d[q + i];
+    }
+    ark_sync();
+#pragma unroll
+    for (int i = 0; i < SOME; ++i) {
+      const S own = group == 0 ? d[q + i] : d[HALF + q + i];
+      made[q + i] = own + room[((1 - group) * SOME + i) * 128];
+    }
+  }
+  ark_sync();
+}
+
 // The computing half. steps(i1): stages that a tile takes. store(i0, i1, m0, n0, top, left, d)
 // stores a warp's sums, whose first row of the tile is `top` and first column `left`.
 template <class P, class Steps, class Store>
 ARK_DEVICE void ark_matrix_product(ArkCtx& c, const ArkTask& t, const Steps& steps_of,
                                    const Store& store) {
-  typedef ArkWgmma<P::WIDE, typename P::T, P::A_ACROSS, P::B_ACROSS> W;
+  typedef ArkWgmma<P::ALL, typename P::T, typename P::TB, P::A_ACROSS, P::B_ACROSS> W;
   const int group = ark_warp() / 4, first = ark_tid() % 128 == 0;
   ark_u32 full = ark_shared_address(ark_matrix.full);
   ark_u32 empty = ark_shared_address(ark_matrix.empty);
   asm volatile("" : "+r"(full), "+r"(empty));  // kept in registers: not found again at each step
   const ark_u32 stages = ark_shared_address(ark_matrix_stage(c, 0u));
   const ark_u32 left = ark_matrix_operand(stages + group * P::A_HALF, P::A_LEAD);
-  const ark_u32 right = ark_matrix_operand(stages + P::A_BYTES + group * P::B_HALF, P::B_LEAD);
+  const ark_u32 right = ark_matrix_operand(stages + P::A_BYTES, P::B_LEAD);
+  constexpr ark_u32 STRIDE = P::TALL ? 1u : 2u;  // from a stage of a warpgroup to its next
   ArkMatrixSlot at = ark_matrix_place_of(group);
   ark_each_tile<typename P::deal, false>(t, [&](int i0, int i1, int m0, int n0) {
     // Cleared although the first product overwrites them: what is read before it is written would
     // be alive in all other bodies of the loop too.
-    float d[P::WIDE / 2] = {};
+    typename W::Sum d[P::ALL / 2] = {};
     const ark_u32 steps = steps_of(i1);
-    ark_u32 before = 0u;
-    for (ark_u32 k = 0u; k < steps; ++k) {
+    ark_u32 before = 0u, some = 0u;
+    ark_u32 k = P::TALL || (at.slot & 1u) == static_cast<ark_u32>(group) ? 0u : 1u;
+    if (k > 0u) ark_matrix_next(at);
+    for (; k < steps; k += STRIDE, some = 1u) {
       ark_matrix_filled(c, full + 8u * at.slot, at.parity);
       const ark_u32 a = left + at.slot * (ARK_MATRIX_STAGE >> 4);
       const ark_u32 b = right + at.slot * (ARK_MATRIX_STAGE >> 4);
       asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-      W::multiply(d, a, b, k);
+      W::multiply(d, a, b, some);
       W::multiply(d, a + P::A_STEP, b + P::B_STEP, 1u);
       W::multiply(d, a + 2u * P::A_STEP, b + 2u * P::B_STEP, 1u);
       W::multiply(d, a + 3u * P::A_STEP, b + 3u * P::B_STEP, 1u);
       asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
       if (P::OVERLAP) {
-        if (k > 0u) {
+        if (some > 0u) {
           ark_wgmma_wait<1>();
-          if (first) ark_matrix_release(before);
+          if (first) ark_matrix_release<STRIDE>(before);
         }
         before = empty + 8u * at.slot;
       } else {
         ark_wgmma_wait<0>();
-        if (first) ark_matrix_release(empty + 8u * at.slot);
+        if (first) ark_matrix_release<STRIDE>(empty + 8u * at.slot);
       }
       ark_matrix_next(at);
+      if (!P::TALL) ark_matrix_next(at);
     }
     if (P::OVERLAP) {
       ark_wgmma_wait<0>();
-      if (first) ark_matrix_release(before);
+      if (first && some > 0u) ark_matrix_release<STRIDE>(before);
     }
 #pragma unroll
-    for (int i = 0; i < P::WIDE / 2; ++i) asm volatile("" : "+f"(d[i]) : : "memory");
+    for (int i = 0; i < P::ALL / 2; ++i) ark_wgmma_keep(d[i]);
     const int top = 16 * (ark_warp() % (P::TALL ? 8 : 4));
-    store(i0, i1, m0, n0, top, n0 + (P::TALL ? 0 : group * P::WIDE), d);
+    if constexpr (P::TALL) {
+      store(i0, i1, m0, n0, top, n0, d);
+    } else {
+      if (k > steps) ark_matrix_back(at);
+      typename W::Sum made[P::WIDE / 2];
+      ark_matrix_join<P>(c, group, d, made);
+      store(i0, i1, m0, n0, top, n0 + group * P::WIDE, made);
+    }
     return true;
   });
   if (first) ark_matrix_keep_place(group, at);

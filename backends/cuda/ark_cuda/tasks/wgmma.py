@@ -1,7 +1,7 @@
-"""Matrix products on warpgroups (wgmma), in the variant `matrix`: bf16 and fp16, any transposes,
-batches, ragged edges, parts of k.
+"""Matrix products on warpgroups (wgmma), in the variant `matrix`: bf16 and fp16, any transposes;
+8-bit floats, int8 and tf32 with k side by side; batches, ragged edges, parts of k.
 
-Tiles of 128 rows, of which each warpgroup has half, or of 64, of which each has half the columns.
+Tiles of 128 rows, of which each warpgroup has half, or of 64, of which each has every other stage.
 The loading half copies boxes of both operands through tensor maps, swizzled so that wgmma reads
 them without bank conflicts; what lies outside of an operand arrives as zeros, and is not written.
 Called by ark_cuda.tasks.matmul.
@@ -25,8 +25,10 @@ ROOM = 4 * 49152  # bytes of all stages; ARK_MATRIX_ROOM
 MOST_STAGES = 16
 # The stages, a slab of 16 by 64 results a warp, and room to begin at a multiple of 1024.
 SCRATCH = ROOM + 8 * 2048 + 1024
-KINDS = {"bf16": "bf16", "fp16": "f16"}
-TYPES = {"bf16": "ark_bf16", "f16": "ark_f16"}
+HALVES = {"bf16": "bf16", "fp16": "f16"}  # of which k may be across
+BYTES = {"fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2"}
+# As instructions call the types; fp32 where tf32 was asked for.
+KINDS = {**HALVES, **BYTES, "int8": "s8", "fp32": "tf32"}
 
 
 def serves(sig: Signature, machine: Machine) -> bool:
@@ -37,16 +39,37 @@ def serves(sig: Signature, machine: Machine) -> bool:
     return (
         machine.has("wgmma")
         and machine.variant.name == "matrix"
-        and left.dtype == right.dtype
-        and left.dtype in KINDS
-        and (out.dtype in (left.dtype, "fp32") or not plain)
+        and _typed(sig)
+        and (out.dtype in _stored(left.dtype) or not plain)
         and (rows in HEIGHTS or rows == dims(sig)[0] < HEIGHTS[-1])
         and columns in WIDTHS
-        # Half of 64 columns is less than a swizzled box of columns.
-        and (_height(sig) + columns > 128 or bool(sig.params["transpose_b"]))
         and all(_mappable(o) for o in ((left, right, out) if plain else (left, right)))
         and not any(o.packet for o in sig.operands)
     )
+
+
+def _typed(sig: Signature) -> bool:
+    """Are there instructions for both sides' types, and for how they lie?"""
+    left, right = (o.dtype for o in sig.operands[:2])
+    if left in HALVES:
+        return left == right
+    side_by_side = not sig.params["transpose_a"] and bool(sig.params["transpose_b"])
+    if left in BYTES:
+        return side_by_side and right in BYTES
+    asked = left == "int8" or (left == "fp32" and bool(sig.params.get("tf32")))
+    return asked and left == right and side_by_side
+
+
+def _stored(dtype: str) -> tuple[str, ...]:
+    """The types in which the sums of products of `dtype` can be stored as they are."""
+    if dtype in BYTES:
+        return ("fp32", *HALVES)
+    return ("int32",) if dtype == "int8" else (dtype, "fp32")
+
+
+def _sum(side: OperandType) -> str:
+    """The C type of a sum of products of such operands."""
+    return "ark_i32" if side.dtype == "int8" else "float"
 
 
 def loader(signatures: Sequence[Signature], machine: Machine) -> str:
@@ -55,6 +78,8 @@ def loader(signatures: Sequence[Signature], machine: Machine) -> str:
     if any(s.kind == "attention_tiles" for s in signatures):
         stage = ROOM // 4  # beside its queries four stages fit
     stages = min(MOST_STAGES, ROOM // stage)
+    if any(_matmul_here(s, machine) and _height(s) == HEIGHTS[0] for s in signatures):
+        stages -= stages % 2  # each warpgroup has slots of its own
     files = resources.files("ark_cuda")
     return (
         f"{files.joinpath('barriers.h').read_text()}"
@@ -85,7 +110,7 @@ def _stage(sig: Signature) -> int:
 
 
 def _wide(sig: Signature) -> int:
-    """Columns of a tile that one warpgroup has."""
+    """Columns of a tile that one warpgroup stores."""
     columns: int = sig.params["tile"][1]
     return columns if _height(sig) == 128 else columns // 2
 
@@ -123,24 +148,36 @@ def _map(operand: OperandType, index: int, rows: int, flat: bool) -> BoxMap:
     return BoxMap(index, operand.dtype, sizes, steps, (LINE // operand.itemsize, rows, 1, 1))
 
 
-def multiply(columns: int, kind: str, transposes: tuple[int, int]) -> str:
+def multiply(
+    columns: int, sides: tuple[OperandType, OperandType], transposes: tuple[int, int]
+) -> str:
     """One instruction: 64 rows, `columns` columns, 32 bytes deep; which operands' k is across."""
     count = columns // 2
+    left, right = sides
+    total = _sum(left)
+    whole = total == "ark_i32"
     registers = ", ".join(f"%{i}" for i in range(count))
-    results = ", ".join(f'"+f"(d[{i}])' for i in range(count))
-    name = f"{columns}_{kind}_{transposes[0]}{transposes[1]}"
+    results = ", ".join(f'"+{"r" if whole else "f"}"(d[{i}])' for i in range(count))
+    kinds = KINDS[left.dtype], KINDS[right.dtype]
+    name = f"{columns}_{'_'.join(kinds)}_{transposes[0]}{transposes[1]}"
     across = ", ".join(str(bool(t)).lower() for t in transposes)
+    form = f"m64n{columns}k{32 // left.itemsize}.{'s32' if whole else 'f32'}.{'.'.join(kinds)}"
+    # Signs of both sides, and which have k across, for the types that have such.
+    more = "" if whole else ", 1, 1"
+    if left.dtype in HALVES:
+        more += f", {transposes[0]}, {transposes[1]}"
     return f"""#ifndef ARK_WGMMA_{name}
 #define ARK_WGMMA_{name}
 template <>
-struct ArkWgmma<{columns}, {TYPES[kind]}, {across}> {{
-  ARK_DEVICE void multiply(float (&d)[{count}], ark_u32 a, ark_u32 b, ark_u32 add) {{
+struct ArkWgmma<{columns}, {left.ctype}, {right.ctype}, {across}> {{
+  typedef {total} Sum;
+  ARK_DEVICE void multiply(Sum (&d)[{count}], ark_u32 a, ark_u32 b, ark_u32 add) {{
     asm volatile(
       "{{\\n .reg .pred p;\\n .reg .b64 x, y;\\n setp.ne.b32 p, %{count + 2}, 0;\\n"
       " mov.b64 x, {{%{count}, " ARK_MATRIX_ROWS "}};\\n"
       " mov.b64 y, {{%{count + 1}, " ARK_MATRIX_ROWS "}};\\n"
-      " wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} {{{registers}}}, "
-      "x, y, p, 1, 1, {transposes[0]}, {transposes[1]};\\n}}"
+      " wgmma.mma_async.sync.aligned.{form} {{{registers}}}, "
+      "x, y, p{more};\\n}}"
       : {results}
       : "r"(a), "r"(b), "r"(add));
   }}
@@ -154,20 +191,22 @@ def _product(sig: Signature) -> str:
     across = (bool(sig.params["transpose_a"]), not sig.params["transpose_b"])
     numbers = (_height(sig), sig.params["tile"][1], _high(sig))
     flags = (str(flag).lower() for flag in (*across, _overlaps(sig)))
-    listed = ", ".join((deal(sig), sig.operands[0].ctype, *map(str, numbers), *flags))
+    types = (o.ctype for o in sig.operands[:2])
+    listed = ", ".join((deal(sig), *types, *map(str, numbers), *flags))
     return f"ArkProduct<{listed}>"
 
 
 def write(name: str, sig: Signature, machine: Machine) -> str:
     """The computing half."""
     across = (int(sig.params["transpose_a"]), int(not sig.params["transpose_b"]))
+    sums = f"{_sum(sig.operands[0])} (&d)[{_wide(sig) // 2}]"
     # Inlined: the compiler would wait for each instruction of a function that is called.
     return (
-        multiply(_wide(sig), KINDS[sig.operands[0].dtype], across)
+        multiply(sig.params["tile"][1], (sig.operands[0], sig.operands[1]), across)
         + f"""ARK_DEVICE void {name}(ArkCtx& c, const ArkTask& t) {{
 {outputs(sig)}  ark_matrix_product<{_product(sig)}>(
       c, t, [&](int i1) {{ (void)i1; return {_steps(sig)}; }},
-      [&](int i0, int i1, int m0, int n0, int top, int left0, float (&d)[{_wide(sig) // 2}]) {{
+      [&](int i0, int i1, int m0, int n0, int top, int left0, {sums}) {{
   (void)i0; (void)i1;
 {_store(sig)}      }});
 }}
@@ -201,7 +240,7 @@ def _store(sig: Signature) -> str:
         return _store_gated(sig)
     wide, out = _wide(sig), sig.operands[2]
     start = text.offset(sig, 2, place_names(sig, "m0", "left0"))
-    if sig.params.get("expr") is None and out.dtype == "fp32":
+    if sig.params.get("expr") is None and out.dtype in ("fp32", "int32"):
         return (
             f"  ark_matrix_store_whole<{wide}>(\n"
             f"      d, po + {start}, {out.strides[-2]}, top, {m} - m0, {n} - left0);\n"
@@ -226,7 +265,7 @@ def _store(sig: Signature) -> str:
             f"    }} else {{\n{body}    }}\n"
         )
     return (
-        f"  const auto eight = [&](int at_row, int at_column, const float* v, int left) {{\n"
+        f"  const auto eight = [&](int at_row, int at_column, const auto* v, int left) {{\n"
         f"{body}  }};\n"
         f"  ark_matrix_each<{wide}>(c, d, top, {m} - m0, {n} - left0, eight);\n"
     )
@@ -265,7 +304,7 @@ def _eight(sig: Signature, packed: list[int]) -> str:
     """Statements that compute and store eight neighbouring results."""
     names = place_names(sig, "row", "column")
     lines = ["const int row = m0 + at_row, column = left0 + at_column;"]
-    leaves = [("v[j]", "float")]
+    leaves = [("v[j]", _sum(sig.operands[0]))]
     for i in range(3, len(sig.operands)):
         at = text.offset(sig, i, names)
         width = 8 if i in packed else 1

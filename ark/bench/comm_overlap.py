@@ -1,0 +1,234 @@
+"""How much of a collective is hidden behind the product that it meets: each alone, one behind the
+other, and as one op (ark.ops.overlapped), in one launch of a plan each.
+
+The hidden share is of the shorter of the two: (product + collective - overlapped) / shorter. Called
+by ark.cli.bench_comm.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+
+from ark.backend.protocol import Backend, Device
+from ark.bench.comm_peer import agreed
+from ark.distributed.calls import Key, machine_for
+from ark.errors import InvalidUsageError
+from ark.ir.dtype import DataType
+from ark.ir.graph import Graph
+from ark.ir.values import Tensor
+from ark.lower.engines import AUTO, DMA
+from ark.lower.pipeline import plan as make_plan
+from ark.ops.collectives import choose_program
+from ark.plan.types import Plan
+from ark.plan.verify import verify
+from ark.runtime.bootstrap import Bootstrap
+from ark.runtime.executor import Executor
+
+OVERLAPS = ("all_reduce", "reduce_scatter", "all_gather")
+SAMPLE = 16  # rows that NumPy checks
+
+
+@dataclass(frozen=True)
+class OverlapCase:
+    """rows, columns, depth: of the product of all ranks, whose depth they share. engine: auto, or
+    dma for copies by the proxy between the rounds.
+    """
+
+    collective: str
+    rows: int
+    columns: int
+    depth: int
+    dtype: DataType
+    engine: str = AUTO
+    repeats: int = 5
+
+
+@dataclass
+class OverlapFigures:
+    """Seconds are the slowest rank's, the median of the repeats; wrong: elements of all ranks that
+    are not those of the two ops one by one, or not NumPy's.
+    """
+
+    collective: str
+    shape: str
+    dtype: str
+    engine: str
+    ranks: int
+    product_seconds: float
+    collective_seconds: float
+    apart_seconds: float
+    seconds: float
+    hidden: float
+    wrong: int
+
+
+def overlap_case(
+    collective: str, shape: str, dtype: DataType, engine: str, repeats: int, world: int
+) -> OverlapCase:
+    """The case of a shape such as 4096x4096x8192; InvalidUsageError for what is none."""
+    sizes = shape.split("x")
+    if len(sizes) != 3 or not all(s.isdigit() and 0 < int(s) <= 1 << 20 for s in sizes):
+        raise InvalidUsageError(f"{shape!r} is no shape; write ROWSxCOLUMNSxDEPTH")
+    rows, columns, depth = (int(s) for s in sizes)
+    if rows % world or depth % world:
+        raise InvalidUsageError(
+            f"rows and depth of {shape} are dealt to {world} ranks; give multiples of that"
+        )
+    if engine not in (AUTO, DMA):
+        raise InvalidUsageError(f"products overlap by their own stores or {DMA}, not {engine!r}")
+    return OverlapCase(collective, rows, columns, depth // world, dtype, engine, repeats)
+
+
+def _graph(case: OverlapCase, rank: int, world: int, product: bool, collective: bool) -> Graph:
+    graph = Graph(rank, world)
+    gathers = case.collective == "all_gather"
+    share = case.rows // world
+    w = graph.tensor((case.columns, case.depth), case.dtype, arena="state", name="w")
+    made = (case.rows, case.columns)
+    width = case.depth if gathers else case.columns
+    scattered = case.collective == "reduce_scatter"
+
+    def multiply(x: Tensor, y: Tensor) -> None:
+        attrs = {"transpose_a": False, "transpose_b": True}
+        graph.add("matmul", [x, w], [y], attrs, "matmul")
+
+    def combine(x: Tensor, y: Tensor) -> None:
+        if case.collective == "all_reduce":
+            graph.add("all_reduce", [x], [y], {"packet": False}, "all_reduce")
+            return
+        reduction = "sum" if scattered else None
+        how = choose_program(case.collective, world, "one_shot", None, None, reduction)
+        graph.add("collective", [x], [y], {"program": how, "engine": AUTO}, case.collective)
+
+    def tensor(shape: tuple[int, ...], arena: str, name: str) -> Tensor:
+        return graph.tensor(shape, case.dtype, arena=arena, name=name)
+
+    ends = (case.rows, width) if gathers else (share, width) if scattered else made
+    if product and collective:
+        x = tensor((share if gathers else case.rows, case.depth), "state", "x")
+        between = tensor((case.rows, width), "activation", "between")
+        y = tensor((case.rows, case.columns) if gathers else ends, "symmetric", "y")
+        for step in (combine, multiply) if gathers else (multiply, combine):
+            step(x, between)
+            x, between = between, y
+    elif product:
+        multiply(tensor((case.rows, case.depth), "state", "x"), tensor(made, "symmetric", "y"))
+    else:
+        combine(
+            tensor((share if gathers else case.rows, width), "state", "x"),
+            tensor(ends, "symmetric", "y"),
+        )
+    return graph
+
+
+def _plans(
+    case: OverlapCase, world: int, device: Device, product: bool, collective: bool, overlap: object
+) -> list[Plan]:
+    machine = device.machine
+    if not product:
+        size = case.rows * case.columns
+        machine = machine_for(machine, world, Key("all_reduce", case.dtype.name, 2, size))
+    options = {"together": True, "overlap": overlap}
+    graphs = [_graph(case, rank, world, product, collective) for rank in range(world)]
+    made = [make_plan(graph, machine, options) for graph in graphs]
+    verify(made)
+    return made
+
+
+def _inputs(case: OverlapCase, rank: int, world: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(rank)
+    rows = case.rows // world if case.collective == "all_gather" else case.rows
+    x, w = (
+        rng.integers(-1, 2, shape).astype(case.dtype.numpy)
+        for shape in ((rows, case.depth), (case.columns, case.depth))
+    )
+    return x, w
+
+
+def _timed(
+    plans: list[Plan], case: OverlapCase, job: Bootstrap, backend: Backend, device: Device
+) -> tuple[float, np.ndarray]:
+    """Seconds of an iteration on this rank, and its result."""
+    plan = plans[job.rank]
+    with Executor(plan, backend, device, ranks=job) as executor:
+        places = {
+            b.name.rpartition(".")[0] or b.name: b for b in plan.buffers if b.rank == job.rank
+        }
+        places |= {b.name: b for b in plan.buffers if b.rank == job.rank}
+        for name, values in zip("xw", _inputs(case, job.rank, job.world_size), strict=True):
+            place = places.get(name)
+            if place is not None and place.nbytes == values.nbytes:
+                address = executor.buffer_address(place.id)
+                device.write(address, np.ascontiguousarray(values).view(np.uint8).reshape(-1))
+        executor.start(1).wait(60.0)
+        y = places["y"]
+        got = device.read(executor.buffer_address(y.id), y.nbytes).copy()
+        run = executor.start(3)
+        run.wait(60.0)
+        once = run.elapsed_ms() / 1e3 / 3
+        iterations = int(agreed(job, float(np.clip(0.02 / once, 3, 200))))
+        times = []
+        for _ in range(case.repeats):
+            run = executor.start(iterations)
+            run.wait(120.0)
+            times.append(run.elapsed_ms() / 1e3 / iterations)
+        job.barrier("the end of a case")
+    return float(np.median(times)), got.view(case.dtype.numpy)
+
+
+def _wrong(case: OverlapCase, rank: int, world: int, got: np.ndarray) -> int:
+    """Elements of some rows that are not what NumPy says."""
+    given = [_inputs(case, r, world) for r in range(world)]
+    rows = len(got) // case.columns
+    sample = np.linspace(0, rows - 1, min(rows, SAMPLE)).astype(int)
+    first = rank * rows if case.collective == "reduce_scatter" else 0
+    if case.collective == "all_gather":
+        x = np.concatenate([g[0] for g in given])[sample].astype(np.float32)
+        want = x @ given[rank][1].astype(np.float32).T
+    else:
+        want = np.zeros((len(sample), case.columns), np.float32)
+        for x, w in given:
+            want += x[first + sample].astype(np.float32) @ w.astype(np.float32).T
+    near = np.isclose(
+        got.reshape(rows, -1)[sample].astype(np.float32), want, rtol=2e-2, atol=world * 1.0
+    )
+    return int((~near).sum())
+
+
+def measure_overlap(
+    case: OverlapCase, job: Bootstrap, backend: Backend, device: Device
+) -> OverlapFigures:
+    """Measures one case on all ranks; the same figures on each."""
+    world = job.world_size
+    chosen: object = True if case.engine == AUTO else case.engine
+    runs = [
+        _timed(_plans(case, world, device, *what), case, job, backend, device)
+        for what in (
+            (True, False, False),
+            (False, True, False),
+            (True, True, False),
+            (True, True, chosen),
+        )
+    ]
+    wrong = int((runs[3][1] != runs[2][1]).sum())
+    wrong += _wrong(case, job.rank, world, runs[3][1])
+    mine = [*(seconds for seconds, _ in runs), wrong]
+    said = [json.loads(s) for s in job.all_gather(json.dumps(mine).encode())]
+    product, collective, apart, fused = (max(s[i] for s in said) for i in range(4))
+    hidden = (product + collective - fused) / min(product, collective)
+    return OverlapFigures(
+        case.collective,
+        f"{case.rows}x{case.columns}x{case.depth * world}",
+        case.dtype.name,
+        case.engine,
+        world,
+        product,
+        collective,
+        apart,
+        fused,
+        hidden,
+        sum(s[4] for s in said),
+    )

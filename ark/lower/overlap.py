@@ -1,0 +1,160 @@
+"""Products that meet a collective become one node with it, so that tiles travel while others are
+multiplied (ark.ops.overlapped): a matmul and the sum over ranks of what it makes, or a rank's share
+of that sum, and a gather of rows and the matmul that reads them.
+
+Only where nobody else reads what lies between, where it is too large for packets, and where the
+call left algorithm and engine to ark. Called by the pipeline after fusion.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from ark.ir.graph import Graph, Node
+from ark.ir.values import Buffer, Tensor
+from ark.lower.engines import AUTO, PACKET_BYTES
+from ark.lower.fuse import still
+from ark.plan.types import MAX_OPERANDS
+
+SUM, SHARE, GATHER = "matmul_all_reduce", "matmul_reduce_scatter", "all_gather_matmul"
+ONE_SHOT = "one_shot"
+
+
+def overlap(graph: Graph, options: Mapping[str, Any], kept: frozenset[int]) -> Graph:
+    """A copy of the graph with such nodes. kept: ids of buffers that somebody else reads.
+
+    The option `overlap` says whether it is done at all; by default it is in graphs of one phase,
+    because each rank's part has a plan of its own then, which a decoder's ranks need not.
+    """
+    asked = options.get("overlap")
+    wanted = len(graph.phases) == 1 if asked is None else bool(asked)
+    far = len(set(options.get("hosts") or ())) > 1
+    if not wanted or far or graph.world_size == 1 or 2 * graph.world_size >= MAX_OPERANDS:
+        return graph
+    return _Finder(graph, kept).rewritten()
+
+
+class _Finder:
+    def __init__(self, graph: Graph, kept: frozenset[int]) -> None:
+        self.graph, self.kept = graph, kept
+        nodes = [n for n in graph.nodes if not n.virtual]
+        self.uses = Counter(t.buffer.id for n in nodes for t in _touched(n))
+        self.makers = {t.buffer.id: n for n in nodes for t in n.outputs}
+        self.replaced: dict[int, Node] = {}
+        self.gone: set[int] = set()
+
+    def rewritten(self) -> Graph:
+        for node in self.graph.nodes:
+            if node.virtual or node.hints:
+                continue
+            maker = self.makers.get(node.inputs[0].buffer.id) if node.inputs else None
+            if maker is None or maker.hints or maker.phase != node.phase or maker.id in self.gone:
+                continue
+            kind = _kind(maker, node)
+            if kind and self._between(maker, node) and still(self.graph, None, maker, node):
+                self.replaced[node.id] = _joined(kind, maker, node)
+                self.gone.add(maker.id)
+        made = copy.copy(self.graph)
+        made.nodes = [self.replaced.get(n.id, n) for n in self.graph.nodes if n.id not in self.gone]
+        for node in self.replaced.values():
+            if node.type == SUM:
+                self._open_to_peers(made, node.outputs[0].buffer, node)
+        return made
+
+    def _between(self, maker: Node, node: Node) -> bool:
+        """Is what lies between theirs alone, whole, and large?"""
+        read, made = node.inputs[0], maker.outputs[0]
+        return (
+            len(maker.outputs) == 1
+            and self.uses[made.buffer.id] == 2
+            and made.buffer.id not in self.kept
+            and made.buffer.arena == "activation"
+            and read.dense
+            and made.dense
+            and read.nbytes == made.nbytes
+            and read.nbytes > PACKET_BYTES
+        )
+
+    def _open_to_peers(self, graph: Graph, buffer: Buffer, node: Node) -> None:
+        """Lets peers put their parts of a sum where it is read, if it is plain memory of ours that
+        is written once; else they are received beside it and copied.
+        """
+        out = node.outputs[0]
+        once = sum(t.buffer.id == buffer.id for n in graph.nodes for t in n.outputs) == 1
+        first = next(n for n in graph.nodes if buffer.id in {t.buffer.id for t in _touched(n)})
+        private = buffer.arena == "activation" and buffer.id not in self.kept
+        if not (private and once and first.id == node.id and out.nbytes == buffer.nbytes):
+            return
+        number = sum(b.name.startswith(f"{SUM}.") and b.rank < 0 for b in graph.buffers)
+        opened = graph.buffer("symmetric", buffer.nbytes, -1, f"{SUM}.{number}")
+
+        def moved(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            return tuple(
+                dataclasses.replace(t, buffer=opened) if t.buffer.id == buffer.id else t
+                for t in tensors
+            )
+
+        graph.nodes = [
+            dataclasses.replace(
+                n, inputs=moved(n.inputs), outputs=moved(n.outputs), after=moved(n.after)
+            )
+            for n in graph.nodes
+        ]
+
+
+def _touched(node: Node) -> tuple[Tensor, ...]:
+    return (*node.inputs, *node.outputs, *node.after)
+
+
+def _kind(maker: Node, node: Node) -> str:
+    """What two neighbours become; empty if they stay apart."""
+    if _plain_product(maker):
+        if node.type == "all_reduce":
+            return SUM
+        if _by_default(node, "reduce_scatter", "sum"):
+            return SHARE
+    elif _by_default(maker, "all_gather", None) and _plain_product(node):
+        rows = maker.outputs[0].shape == node.inputs[0].shape and not node.attrs["transpose_a"]
+        return GATHER if rows and len(maker.inputs[0].shape) == 2 else ""
+    return ""
+
+
+def _plain_product(node: Node) -> bool:
+    """Is it a product of two matrices and nothing else?"""
+    return (
+        node.type == "matmul"
+        and not node.attrs.get("gated")
+        and "finish" not in node.attrs
+        and all(len(t.shape) == 2 for t in (*node.inputs, *node.outputs))
+    )
+
+
+def _by_default(node: Node, collective: str, reduction: str | None) -> bool:
+    program = node.attrs.get("program") if node.type == "collective" else None
+    return (
+        program is not None
+        and (program.collective.value, program.name) == (collective, ONE_SHOT)
+        and program.reduction == reduction
+        and all(o.divide == 1 for ops in program.operations for o in ops)
+        and node.attrs.get("engine", AUTO) == AUTO
+    )
+
+
+def _joined(kind: str, maker: Node, node: Node) -> Node:
+    product = node if kind == GATHER else maker
+    attrs = {name: product.attrs[name] for name in ("transpose_a", "transpose_b")}
+    attrs["rows"] = math.prod(product.outputs[0].shape[:-1])
+    return dataclasses.replace(
+        node,
+        type=kind,
+        name=f"{maker.name}.{node.name}",
+        inputs=(*maker.inputs, *node.inputs[1:]),
+        attrs=attrs,
+        after=(*maker.after, *node.after),
+        processors=node.processors or maker.processors,
+    )

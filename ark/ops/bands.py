@@ -1,0 +1,149 @@
+"""Products whose rows are dealt to ranks in bands: how their tiles are cut, who multiplies, and who
+adds and sends meanwhile (ark.ops.overlapped).
+
+Where the tiles leave processors idle, because they do not divide among all, these add and send;
+where they leave none, all do between two tiles.
+"""
+
+from __future__ import annotations
+
+from ark.ir.dtype import fp32
+from ark.ir.graph import Node
+from ark.ir.values import Tensor as IrTensor
+from ark.lower.context import Lowering
+from ark.lower.cuts import choose_cut, matrix_group
+from ark.lower.engines import DMA, ENGINES, THREADS, choose_engine, tile_bytes
+from ark.lower.tiling import box_coords
+from ark.ops.communication import copy_box, dense, move
+from ark.plan.groups import Group
+from ark.tasks import expression
+from ark.tasks.combine import tiles
+
+LANE_RATE = 20e3  # bytes a microsecond that a processor combines and sends, about
+LANE_BYTES = 64 << 10  # of a task of a processor that does nothing else
+Chunks = list[tuple[int, int]]  # first and last+1 element
+
+
+class Product:
+    """A product whose rows are bands, and who multiplies, adds and sends."""
+
+    def __init__(self, lowering: Lowering, node: Node, rows: int) -> None:
+        self.lowering, self.node = lowering, node
+        self.rank, self.world = lowering.graph.rank, lowering.graph.world_size
+        self.a, self.b = node.inputs[:2]
+        self.out = dense(lowering, node.outputs[0], ".out", fill=False)
+        self.rows = rows
+        self.columns = self.b.shape[0 if node.attrs["transpose_b"] else 1]
+        self.depth = self.b.shape[1 if node.attrs["transpose_b"] else 0]
+        self.high, self.wide = self._tile()
+        self.name = f"bands.{lowering.number('bands')}"
+        begin, end = node.processors or (0, lowering.machine.processors)
+        count = -(-rows // self.high) * -(-self.columns // self.wide)
+        self.rounds = -(-count // (end - begin))
+        computing = -(-count // self.rounds)
+        self.computing = range(begin, begin + computing)
+        self.idle = range(begin + computing, end)
+        self._dealt = self._turn = 0
+        self.copies = None
+        if lowering.options.get("overlap") == DMA:
+            self.copies = choose_engine(lowering.machine, self.out.nbytes, DMA)
+        # Those of the idle that wait for copies.
+        self.copiers = self.idle[: -(-len(self.idle) // 2) if self.copies else 0]
+        self._round = (0, 0, 0)  # the number of its first tile, how many it has, who begins
+
+    def _tile(self) -> tuple[int, int]:
+        machine, a = self.lowering.machine, self.a
+        if machine.variant.name != "matrix":
+            return machine.matmul_tile(self.rows, self.columns, 1)
+        cut = choose_cut(
+            (1, 1, self.rows, self.columns),
+            self.depth,
+            a.dtype.itemsize,
+            machine,
+            False,
+            self.lowering.options.get("cuts", {}),
+        )
+        return cut.rows, cut.columns
+
+    def multiply(self, a: IrTensor, out: IrTensor, suffix: str) -> Group:
+        """The tiles of some rows; `a` and `out` hold these."""
+        machine, attrs = self.lowering.machine, self.node.attrs
+        rows = out.shape[0]
+        tile = (min(self.high, rows), self.wide)
+        coords = box_coords((1, 1, *out.shape), (1, 1, *tile))
+        group = matrix_group(tile[0], self.depth, a.dtype.itemsize)
+        coords.sort(key=lambda c: (c[2] // (group * tile[0]), c[3], c[2]))
+        turns = {name: bool(attrs[name]) for name in ("transpose_a", "transpose_b")}
+        params: dict[str, object] = {**turns, "tile": list(tile)}
+        if machine.variant.name == "matrix" and out.dtype not in (a.dtype, fp32):
+            params["expr"] = expression.leaf(0)
+        made = self.lowering.emit("matmul", params, [a, self.b, out], coords, suffix)
+        made.lanes = [self._lane(i) for i in range(len(coords))]
+        self._dealt += len(coords)
+        return made
+
+    def begin_round(self, count: int, shift: int) -> None:
+        """The next so many tiles are a round, of which the processors take turns in beginning: who
+        stored to a peer in the last one, which takes longer, stores here now.
+        """
+        self._round = self._dealt, count, shift
+
+    def _lane(self, number: int) -> int:
+        first, count, shift = self._round
+        number += self._dealt - first
+        if number < count:
+            number = (number + shift) % count
+        return self.computing[(first + number) % len(self.computing)]
+
+    def across(self) -> int:
+        """Tiles side by side."""
+        return -(-self.columns // self.wide)
+
+    def others(self, count: int, nbytes: int, everyone: bool) -> list[int]:
+        """Processors for tasks that combine or send so many bytes each: those that multiply
+        nothing, as far as they keep up with a round of products, then the others.
+        """
+        free = [] if everyone else [*self.idle[len(self.copiers) :]]
+        rate = 1e6 * self.lowering.machine.tflops / self.lowering.machine.processors
+        round_us = 2.0 * self.high * self.wide * self.depth / rate
+        taken = min(count, len(free) * max(1, int(LANE_RATE * round_us / nbytes)))
+        lanes = [free[i % len(free)] for i in range(taken)]
+        rest = [*self.computing, *(self.idle if everyone else ())]
+        lanes += [rest[(self._turn + i) % len(rest)] for i in range(count - taken)]
+        self._turn += count - taken
+        return lanes
+
+    def chunks(self, rows: int, width: int, nbytes: int, itemsize: int) -> list[Chunks]:
+        """By row of tiles of a band: how its elements are cut; both ends of a put agree."""
+        return [
+            [
+                (begin * width + lo, begin * width + hi)
+                for lo, hi in tiles(
+                    (min(begin + self.high, rows) - begin) * width, itemsize, nbytes
+                )
+            ]
+            for begin in range(0, rows, self.high)
+        ]
+
+    def share_bytes(self, band: int, last: bool) -> int:
+        """Bytes of a task that combines or sends a part of a band."""
+        machine = self.lowering.machine
+        if self.idle and not last:
+            return LANE_BYTES
+        return tile_bytes(ENGINES[THREADS], machine, band)
+
+    def copy(self, source: IrTensor, target: IrTensor, rows: int, width: int, suffix: str) -> Group:
+        """Rows to a peer by the proxy, a row of tiles at a time."""
+        assert self.copies is not None
+        coords = [(a * width, min(a + self.high, rows) * width) for a in range(0, rows, self.high)]
+        group = move(self.lowering, self.copies, source, target, coords, suffix)
+        free = self.copiers or self.computing[-1:]
+        group.lanes = [free[i % len(free)] for i in range(len(coords))]
+        return group
+
+    def peer(self, step: int) -> int:
+        return (self.rank + step) % self.world
+
+    def finish(self) -> None:
+        if self.out is not self.node.outputs[0]:
+            copy_box(self.lowering, self.out, self.node.outputs[0], ".out")

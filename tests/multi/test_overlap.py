@@ -1,0 +1,267 @@
+"""Products that share an op with the collective that they meet: the bits of the two ops one by one,
+on all ranks and in every iteration, NumPy's numbers, and plans that the verifier refuses when a
+signal is missing.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from functools import reduce
+
+import numpy as np
+import pytest
+
+import ark
+from ark.lower.engines import DMA
+from ark.plan.types import Plan
+from ark.plan.verify import verify
+from ark.runtime.executor import Executor
+from tests.multi.test_collectives import build, devices, keep
+from tests.ranks import ThreadRanks, run_ranks
+from tests.slow import slow
+from tests.unit.plan.shapes import machine, replace_task
+
+ITERATIONS = 3
+SHAPES = {
+    # rows, columns, depth, type, transposes
+    "ragged": (203, 133, 24, ark.fp32, False, True),
+    "half": (192, 96, 40, ark.fp16, True, False),
+    "bfloat": (264, 160, 32, ark.bf16, False, False),
+    "few rows": (9, 64, 16, ark.fp32, False, True),
+}
+Body = Callable[[int], object]
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is small is overlapped too."""
+    monkeypatch.setattr("ark.lower.overlap.PACKET_BYTES", 0)
+
+
+def rounded(world: int, rows: int) -> int:
+    return -(-rows // world) * world
+
+
+def body(world: int, what: str, symmetric: bool = False) -> Body:
+    """Both matrices of small whole numbers, of which one grows with the iteration."""
+    rows, columns, depth, dtype, turn_a, turn_b = SHAPES[what]
+    place = {"world_size": world}
+
+    def make(rank: int) -> None:
+        def operand(name: str, shape: list[int], turned: bool) -> ark.Tensor:
+            shape = shape[::-1] if turned else shape
+            x = ark.tensor(shape, ark.fp32, name=name)
+            return ark.cast(ark.add(x, 1.0, output=x) if name == "a" else x, dtype)
+
+        b = operand("b", [depth, columns], turn_b)
+        turns = {"transpose_input": turn_a, "transpose_other": turn_b}
+        a = operand("a", [rows, depth], turn_a)
+        residual = ark.cast(ark.tensor([rows, columns], name="residual"), dtype)
+        made = ark.all_reduce(ark.matmul(a, b, **turns), rank, **place)
+        keep(ark.cast(made, ark.fp32), "sum")
+        direct = ark.all_reduce(ark.matmul(a, b, **turns), rank, **place)
+        keep(ark.cast(ark.add(direct, residual), ark.fp32), "residual")
+        out = ark.tensor([rows, columns], dtype, name="kept")
+        ark.all_reduce(ark.matmul(a, b, **turns), rank, **place, output=out)
+        keep(ark.cast(out, ark.fp32), "given")
+        even = operand("even", [rounded(world, rows), depth], turn_a)
+        share = ark.reduce_scatter(ark.matmul(even, b, **turns), rank, **place)
+        keep(ark.cast(share, ark.fp32), "share")
+        c = operand("c", [rows, depth], False)
+        gathered = ark.all_gather(c, rank, **place)
+        product = ark.matmul(gathered, b, transpose_other=turn_b)
+        keep(ark.cast(product, ark.fp32), "gather")
+
+    return make
+
+
+def inputs(world: int, what: str) -> list[dict[str, np.ndarray]]:
+    rows, columns, depth, _, turn_a, turn_b = SHAPES[what]
+    made = []
+    for rank in range(world):
+        rng = np.random.default_rng(rank)
+
+        def whole(m: int, n: int, turned: bool, rng: np.random.Generator = rng) -> np.ndarray:
+            return rng.integers(-1, 2, (n, m) if turned else (m, n)).astype(np.float32)
+
+        made.append(
+            {
+                "a": whole(rows, depth, turn_a),
+                "b": whole(depth, columns, turn_b),
+                "even": whole(rounded(world, rows), depth, turn_a),
+                "c": whole(rows, depth, False),
+                "residual": whole(rows, columns, False),
+            }
+        )
+    return made
+
+
+def expected(world: int, what: str, rank: int) -> dict[str, np.ndarray]:
+    *_, turn_a, turn_b = SHAPES[what]
+    given = inputs(world, what)
+    right = [x["b"].T if turn_b else x["b"] for x in given]
+    left = [(x["a"].T if turn_a else x["a"]) + ITERATIONS for x in given]
+    even = [x["even"].T if turn_a else x["even"] for x in given]
+    total = reduce(operator.add, (a @ b for a, b in zip(left, right, strict=True)))
+    shares = reduce(operator.add, (a @ b for a, b in zip(even, right, strict=True)))
+    part = len(shares) // world
+    return {
+        "sum": total,
+        "residual": total + given[rank]["residual"],
+        "given": total,
+        "share": shares[rank * part : (rank + 1) * part],
+        "gather": np.concatenate([x["c"] for x in given]) @ right[rank],
+    }
+
+
+def results(name: str, world: int, what: str, **options: object) -> list[dict[str, np.ndarray]]:
+    """By rank what was kept, after some iterations."""
+    with devices(name, world) as (opened, target):
+        plans = build(world, body(world, what), target, **options)
+        verify(plans)
+        given = inputs(world, what)
+
+        def run(ranks: ThreadRanks) -> dict[str, np.ndarray]:
+            device = opened[ranks.rank]
+            backend = ark.backend.registry.get(name)
+            with Executor(plans[ranks.rank], backend, device, ranks=ranks) as executor:
+                buffers = {b.name.rpartition(".")[0]: b for b in executor.plan.buffers}
+                own = {n: b for n, b in buffers.items() if b.rank == ranks.rank}
+                for label, values in given[ranks.rank].items():
+                    device.write(executor.buffer_address(own[label].id), values.view(np.uint8))
+                executor.start(ITERATIONS).wait(60.0)
+                return {
+                    label: device.read(
+                        executor.buffer_address(own[label].id), own[label].nbytes
+                    ).view(np.float32)
+                    for label in expected(world, what, 0)
+                }
+
+        return run_ranks(world, run)
+
+
+def names(plans: list[Plan]) -> set[str]:
+    return {op.name for op in plans[0].ops}
+
+
+def check(name: str, world: int, what: str, **options: object) -> None:
+    fused = results(name, world, what, **options)
+    apart = results(name, world, what, overlap=False)
+    for rank in range(world):
+        wanted = expected(world, what, rank)
+        for label, values in wanted.items():
+            got = fused[rank][label]
+            np.testing.assert_array_equal(got, apart[rank][label], err_msg=f"{label} {rank}")
+            np.testing.assert_allclose(got, values.reshape(-1), rtol=2e-2, atol=1.0)
+    for label in ("sum", "given"):
+        for rank in range(1, world):
+            np.testing.assert_array_equal(fused[0][label], fused[rank][label])
+
+
+@pytest.mark.parametrize("what", sorted(SHAPES))
+def test_on_cpu_ranks(what: str) -> None:
+    check("cpu", 3 if what == "ragged" else 2, what)
+
+
+@slow
+@pytest.mark.parametrize("what", ["ragged", "half"])
+def test_on_eight_cpu_ranks(what: str) -> None:
+    check("cpu", 8, what)
+
+
+def test_one_rank_has_nothing_to_overlap() -> None:
+    assert not any("sum" in name for name in names(build(1, body(1, "ragged"))))
+
+
+def test_ranks_that_begin_together() -> None:
+    check("cpu", 2, "bfloat", together=True)
+
+
+@pytest.mark.parametrize("what", ["ragged", pytest.param("bfloat", marks=slow)])
+def test_on_emulated_amd(what: str) -> None:
+    check("rocm", 2, what)
+
+
+@pytest.mark.parametrize("options", [{}, {"overlap": DMA}], ids=["stores", "copies"])
+def test_on_cuda(options: dict[str, object]) -> None:
+    check("cuda", 2, "bfloat", **options)
+
+
+def overlapped(target: object, **options: object) -> list[Plan]:
+    return build(2, body(2, "ragged"), target, **options)  # type: ignore[arg-type]
+
+
+def test_processors_that_multiply_nothing_add_and_send() -> None:
+    """Of 7 processors, 16 tiles in 3 rounds leave one idle."""
+    plans = overlapped(machine(7, warps=4))
+    plan = plans[0]
+    adders = {
+        processor
+        for processor, tasks in enumerate(plan.phases[0].processors)
+        if any(plan.ops[t.op].name == "matmul.all_reduce.0.sum" for t in tasks)
+    }
+    multiply = {
+        processor
+        for processor, tasks in enumerate(plan.phases[0].processors)
+        if any(plan.ops[t.op].name.startswith("matmul.all_reduce.0.put") for t in tasks)
+    }
+    assert 6 in adders and 6 not in multiply
+
+
+def damaged(plan: Plan) -> Iterator[Plan]:
+    """The plan with one far signal or wait of an overlapped op left out, one of each op."""
+    seen: set[tuple[int, bool]] = set()
+    far = {c.id for c in plan.counters if c.rank != plan.rank}
+    awaited = {c.id for c in plan.counters if c.system and c.rank == plan.rank}
+    for processor, tasks in enumerate(plan.phases[0].processors):
+        for place, task in enumerate(tasks):
+            if not ("bands" in plan.ops[task.op].name or "matmul" in plan.ops[task.op].name):
+                continue
+            signals = tuple(s for s in task.signals if s not in far)
+            waits = tuple(w for w in task.waits if w[0] not in awaited or w[1] == 0)
+            for kept, changed in (
+                (signals == task.signals, {"signals": signals}),
+                (waits == task.waits, {"waits": waits}),
+            ):
+                key = (task.op, "waits" in changed)
+                if not kept and key not in seen:
+                    seen.add(key)
+                    yield replace_task(plan, (0, processor, place), **changed)
+
+
+def test_without_a_signal_or_a_wait_a_plan_is_refused() -> None:
+    plans = overlapped(machine(3, warps=4))
+    verify(plans)
+    count = 0
+    for changed in damaged(plans[0]):
+        count += 1
+        with pytest.raises(ark.PlanError):
+            verify([changed, plans[1]])
+    assert count > 10
+
+
+def test_plans_are_the_same_each_time() -> None:
+    assert overlapped(machine(5, warps=4)) == overlapped(machine(5, warps=4))
+
+
+@pytest.mark.parametrize("case", ["engine", "two readers", "small", "off"])
+def test_what_stays_apart(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if case == "small":
+        monkeypatch.setattr("ark.lower.overlap.PACKET_BYTES", 1 << 20)
+
+    def make(rank: int) -> None:
+        a, b = ark.tensor([64, 32], name="a"), ark.tensor([32, 64], name="b")
+        y = ark.matmul(a, b)
+        engine = {"engine": "threads"} if case == "engine" else {}
+        keep(ark.all_reduce(y, rank, 2, **engine), "y")
+        if case == "two readers":
+            keep(ark.relu(y), "z")
+
+    plans = build(2, make, machine(4, warps=4), **({"overlap": False} if case == "off" else {}))
+    verify(plans)
+    assert not any(op.kind == "arrival" for op in plans[0].ops)
+
+
+def test_an_engine_that_copies_between_rounds() -> None:
+    check("cpu", 2, "bfloat", overlap=DMA)

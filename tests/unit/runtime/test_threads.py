@@ -1,0 +1,47 @@
+"""A thread that the system refuses is said."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from ark.backend import threads
+from ark.errors import SystemError
+from ark.runtime import rendezvous
+
+
+@pytest.fixture
+def no_room() -> Iterator[None]:
+    """Stacks that no address space has room for: no thread can be started."""
+    before = threading.stack_size(1 << 46)
+    yield
+    threading.stack_size(before)
+
+
+def test_a_thread_that_the_system_refuses(no_room: None) -> None:
+    with pytest.raises(SystemError, match="refused to start a thread"):
+        threads.start(print, "never")
+
+
+def test_a_server_without_threads_goes_on() -> None:
+    """Who comes while none can be started is sent away, and may come again."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = rendezvous.Server(listener, 1, "a job", 5.0)
+    before = threading.stack_size(1 << 46)
+    try:
+        with socket.create_connection(listener.getsockname(), 10) as early:
+            assert early.recv(1) == b""
+    finally:
+        threading.stack_size(before)
+    with socket.create_connection(listener.getsockname(), 10) as later:
+        assert later.recv(1) != b""  # its nonce
+    server.close(0.0)
+
+
+def test_a_thread_runs() -> None:
+    seen: list[int] = []
+    threads.start(seen.append, 3).join(10)
+    assert seen == [3]
