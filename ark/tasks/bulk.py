@@ -15,7 +15,6 @@ from ark.tasks.combine import Combine
 
 class Bulk(Combine):
     name = "bulk"
-    packet_types = ()
 
     def check(self, sig: Signature) -> None:
         count(sig, 2)
