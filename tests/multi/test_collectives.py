@@ -153,6 +153,7 @@ def devices(name: str, world: int) -> Iterator[tuple[list[Device], Machine]]:
         ("cuda", 2),
         ("cuda", 4),
         pytest.param("rocm", 2, marks=slow),
+        pytest.param("rocm", 4, marks=[slow, pytest.mark.timeout(1800)]),
     ],
 )
 def test_every_collective_gives_the_right_result(name: str, world: int) -> None:
