@@ -193,7 +193,7 @@ def plan_fuzz(session: nox.Session) -> None:
 
 
 TRAINED = (
-    *("data", "tensor", "zero1", "zero3", "co-shard", "gpipe", "1f1b", "interleaved"),
+    *("data", "tensor", "zero1", "zero2", "zero3", "co-shard", "gpipe", "1f1b", "interleaved"),
     *("zero-bubble", "chimera", "interlaced", "3f1b", "tessel"),
 )
 

@@ -219,6 +219,32 @@ class KernelDevice(Device, Protocol):
         ...
 
 
+class Again(Launch, Protocol):
+    """Launches of one kernel that follow each other, asked about together: the last one's end."""
+
+    def __call__(self, stream: int) -> None:
+        """Launches with the parameters as they are now, behind the launch before."""
+        ...
+
+
+@runtime_checkable
+class StreamDevice(KernelDevice, Protocol):
+    """A device whose launches go to queues of the caller's, many a second."""
+
+    def again(
+        self,
+        program: object,
+        params: np.ndarray,
+        processors: int,
+        threads: int,
+        shared_bytes: int,
+    ) -> Again:
+        """Launches to come, of a kernel that was launched so before. params: the ArkParams that
+        each takes, in memory that stays.
+        """
+        ...
+
+
 @runtime_checkable
 class GraphDevice(KernelDevice, Protocol):
     """A device that can capture launches of a caller's stream as a graph and replay it."""

@@ -48,8 +48,9 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("counter", "u32", 1),
         ("flags", "u32", 1),
     ),
-    # One stage of the operand stream; or, with a growth (1 + its place), as many as that says.
-    "ArkFetch": (("address", "u64", 1), ("bytes", "u32", 1), ("growth", "u32", 1)),
+    # One stage of the operand stream. form: 0; or 1 + the place of a growth, which says how many
+    # stages there are; or what fetch_form makes, and then `bytes` are of one piece.
+    "ArkFetch": (("address", "u64", 1), ("bytes", "u32", 1), ("form", "u32", 1)),
     # A fetch of rows that iterations append (ark.plan.types.Growth). address, beside: of the first
     # rows. length: address of the number of rows. row: bytes. rows: room. step: rows of a stage.
     "ArkGrowth": (
@@ -158,6 +159,13 @@ ERROR_KINDS = {
     6: "logits",
     7: "proxy",
 }
+
+
+def fetch_form(pieces: np.ndarray, pitch: int) -> np.ndarray:
+    """The form of stages that have so many pieces, which begin `pitch` bytes apart in memory and
+    lie one behind the other in the stage (ark_stream_pieces on the device).
+    """
+    return (1 << 31) | (pieces - 1) << 24 | pitch // 16
 
 
 @cache

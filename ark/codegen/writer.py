@@ -41,9 +41,17 @@ class Emitted:
 
 
 def constants(
-    machine: Machine, phases: int, scratch: int, streamed: int = 0, grows: bool = False
+    machine: Machine,
+    phases: int,
+    scratch: int,
+    streamed: int = 0,
+    grows: bool = False,
+    cuts: bool = False,
 ) -> str:
-    """What preludes and device code know of machine and kernel; scratch, streamed: in bytes."""
+    """What preludes and device code know of machine and kernel; scratch, streamed: in bytes.
+
+    grows, cuts: does the stream bring rows that grow in number, or parts of several rows at once?
+    """
     values = {
         "LANES": machine.lanes,
         "WARPS": machine.warps,
@@ -56,6 +64,7 @@ def constants(
         "IN_FLIGHT": machine.in_flight,
         "STREAM_MIB": streamed >> 20,
         "STREAM_GROWS": int(grows),
+        "STREAM_CUTS": int(cuts),
     }
     return "".join(f"constexpr int ARK_{name} = {value};\n" for name, value in values.items())
 
@@ -69,9 +78,15 @@ def _constants(machine: Machine, plan: Plan, scratch: int, run: range) -> str:
         )
     lists = plan.phases[run[-1]].processors
     streamed = sum(task.streamed for tasks in lists for task in tasks)
-    every = (task for i in run for tasks in plan.phases[i].processors for task in tasks)
-    grows = any(f.growth for task in every for f in task.fetches)
-    return constants(machine, phases, scratch, streamed, grows)
+    every = [
+        fetch
+        for i in run
+        for tasks in plan.phases[i].processors
+        for task in tasks
+        for fetch in task.fetches
+    ]
+    grows, cuts = any(f.growth for f in every), any(f.parts > 1 for f in every)
+    return constants(machine, phases, scratch, streamed, grows, cuts)
 
 
 def _ops(plan: Plan, phases: range | None) -> list[PlanOp]:

@@ -16,12 +16,18 @@ from ark.ir.fold import FOLDED
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.fuse import fuse
-from ark.lower.tiling import split_k
+from ark.lower.narrow import narrow
+from ark.lower.tiling import split_k, stage_tile, stays_apart
 from ark.machine import Machine
-from ark.tasks.linear import MOST_NARROW, narrow_bytes, narrow_rows
+from ark.tasks.linear import (
+    MOST_NARROW,
+    narrow_bytes,
+    narrow_rows,
+    sums_bytes,
+)
 from ark.variant import COMMUNICATE, LOAD, Variant
 
-HELD = 1024  # bytes that such a layer keeps beside each row of its input
+HELD = 1024  # bytes that one row's sums take, or what else several need
 
 
 def choose(
@@ -102,10 +108,10 @@ def _choose(
             ):
                 return target
             continue
-        made = fuse(graph, target, kept)
+        made = narrow(fuse(graph, target, kept), target, kept)
         last = [n for n in made.nodes if n.phase == len(made.phases) - 1]
         decodes = streams and _decodes(last, target) and _settled(made.nodes)
-        fits = _fits(last, target) and not _starves(last, target, machine)
+        fits = _fits(made.nodes, target) and not _starves(last, target, machine)
         if fits and (variant.name == wanted or decodes):
             return target
     return machine.using(names[0])
@@ -230,8 +236,15 @@ def _starves(nodes: list[Node], target: Machine, machine: Machine) -> bool:
 def _fits(nodes: list[Node], machine: Machine) -> bool:
     """Is there room beside the ring for the inputs of the linear layers of few rows?"""
     layers = [n for n in nodes if n.type == "linear" and n.inputs[0].shape[0] <= MOST_NARROW]
-    held = (
-        HELD * x.shape[0] + narrow_bytes(x.shape[0], weight.shape[1], weight.dtype.itemsize)
-        for x, weight, *_ in (n.inputs for n in layers)
-    )
-    return max(held, default=0) <= machine.shared_bytes - machine.ring_bytes
+    held = (_held(n, machine) for n in layers)
+    return HELD + max(held, default=0) <= machine.shared_bytes - machine.ring_bytes
+
+
+def _held(node: Node, machine: Machine) -> int:
+    """Bytes of shared memory that a linear layer of few rows takes, but what one row's sums do."""
+    (rows, k), dtype = node.inputs[0].shape, node.inputs[1].dtype
+    if rows == 1:
+        return narrow_bytes(1, k, dtype.itemsize)
+    held, splits = stage_tile(node, machine)
+    own = 0 if stays_apart(node) else narrow_bytes(rows, k, dtype.itemsize)
+    return own + sums_bytes(machine.warps, rows, held, splits)

@@ -15,6 +15,7 @@ from ark.ir.dtype import FLOATS
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.pack import writes
+from ark.lower.packets import PACKET_READ_FEW
 from ark.lower.tiling import PAIRED, row_bytes, split_k
 from ark.machine import Machine
 from ark.plan.types import MAX_OPERANDS
@@ -23,6 +24,8 @@ from ark.variant import COMMUNICATE
 
 EPILOGUES = {"add": "add", "swiglu_pairs": "swiglu", "rope_kv": "rope_kv"}
 """Ops that a linear task does where its sums end, and the task's name for each."""
+APART = ("attention", "swiglu_pairs")
+"""Ops whose result each reader reads piece by piece where it is too much for packets."""
 MAX_STREAM_ROWS = 8  # more input rows than this fill matrix units, where a machine has them
 
 
@@ -50,7 +53,10 @@ def fuse(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -> 
                 replaced[added.id] = _sum(node, added)
                 dropped.add(node.id)
             continue
-        if node.type != "matmul" or node.hints or not _streams(node, machine):
+        if node.type != "matmul" or node.hints:
+            continue
+        maker = by_output.get(node.inputs[0].id)
+        if not _streams(node, machine, maker is not None and maker.type in APART):
             continue
         if node.inputs[1].buffer.id in written or node.id in replaced:
             continue
@@ -88,7 +94,8 @@ def fuse(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -> 
     return made
 
 
-def _streams(node: Node, machine: Machine) -> bool:
+def _streams(node: Node, machine: Machine, apart: bool) -> bool:
+    """apart: may its input be rounded where it is made, and stay in memory?"""
     x, weight = node.inputs
     rows = x.shape[0]
     limit = 64 if machine.has("single_thread") else MAX_STREAM_ROWS
@@ -101,16 +108,17 @@ def _streams(node: Node, machine: Machine) -> bool:
         and bool(node.attrs["transpose_b"])
         and not node.attrs["transpose_a"]
         and rows <= limit
-        and _room(rows, weight, machine)
+        and _room(rows, weight, machine, apart)
     )
 
 
-def _room(rows: int, weight: Tensor, machine: Machine) -> bool:
+def _room(rows: int, weight: Tensor, machine: Machine, apart: bool) -> bool:
     """Can the ring take such rows of weights, and a processor the input rows?"""
     splits = split_k(rows, weight, machine)
     scratch = 4 * rows * weight.shape[1] + 4 * machine.warps
     if machine.variant.role(COMMUNICATE) and splits and narrow_rows(rows, weight, splits):
-        held = narrow_bytes(rows, weight.shape[1], weight.dtype.itemsize)
+        wide = apart and rows > 1 and rows * weight.shape[1] > PACKET_READ_FEW
+        held = 0 if wide else narrow_bytes(rows, weight.shape[1], weight.dtype.itemsize)
         return held <= machine.shared_bytes - machine.ring_bytes
     return splits > 1 or (splits == 1 and scratch <= machine.shared_bytes - machine.ring_bytes)
 

@@ -16,7 +16,7 @@ from collections import Counter
 from ark.ir.dtype import DataType, bf16, fp16, fp32
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
-from ark.lower.packets import PACKET_READ_POLLED
+from ark.lower.packets import PACKET_READ_FEW
 from ark.machine import Machine
 from ark.tasks.linear import MOST_NARROW
 from ark.variant import COMMUNICATE
@@ -102,7 +102,7 @@ def _few(node: Node) -> DataType | None:
         return None
     x, weight = node.inputs[:2]
     plain = x.dtype == fp32 and 1 < x.shape[0] <= MOST_NARROW and x.dense
-    many = x.elements > PACKET_READ_POLLED // 2
+    many = x.elements > PACKET_READ_FEW
     return weight.dtype if plain and many and weight.dtype in (bf16, fp16) else None
 
 

@@ -21,6 +21,7 @@ from ark.variant import COMMUNICATE
 PACKET_LIMIT = 1 << 18  # bytes of fp32 activations that may travel as packets
 PACKET_READ = 1 << 12  # elements of one that a task may read; beyond, a counter is faster
 PACKET_READ_POLLED = 1 << 14  # the same where a body polls only after one packet has come
+PACKET_READ_FEW = 1 << 13  # the same where whoever makes several rows can round them instead
 
 
 def choose_packets(

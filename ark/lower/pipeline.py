@@ -29,6 +29,8 @@ from ark.lower.pack import pack
 from ark.lower.packets import choose_packets
 from ark.lower.regions import join_regions
 from ark.lower.spread import spread
+from ark.lower.turned import read_turned
+from ark.lower.windows import read_windows
 from ark.machine import Machine
 from ark.plan import memory
 from ark.plan.boxes import Templates
@@ -71,8 +73,8 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
         raise InvalidUsageError(
             f"hosts names {len(hosts)} of {graph.world_size} ranks; give a number for each"
         )
-    private = _private_copy(graph)
     external = frozenset(chosen.get("external", ()))
+    private = read_turned(_private_copy(graph), external)
     packings: list[Packing] = []
     if chosen.get("pack", True):
         private, packings = pack(private, external)
@@ -87,6 +89,7 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
             part = join_regions(fuse(part, target, kept), kept)
             part = narrow(join_chains(part, kept), target, kept)
             part = own_first(join_epilogues(part, target, kept), kept)
+            part = read_windows(part, target, kept)
             part = overlap(part, chosen, kept)
         part, more = spread(part, target, chosen, kept)
         nodes += part.nodes

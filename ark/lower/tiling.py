@@ -10,15 +10,18 @@ from collections.abc import Sequence
 
 from ark.errors import PlanError
 from ark.ir.fold import FOLDED, block, fold
+from ark.ir.graph import Node
 from ark.ir.hints import Hints
 from ark.ir.values import Tensor
 from ark.machine import Machine
+from ark.tasks.linear import MATRIX_ROWS, SPREAD
 from ark.variant import COMMUNICATE
 
 MIN_TILE = 4096
 LINE = 64  # elements: where a dimension is cut, tiles begin on whole cache lines and packs
 SWEEP = 65536  # bytes of a tile of a large tensor: warps that drift apart scatter the accesses
 MOST_ROWS = 8  # of an input, beside weights whose rows are cut
+MATRIX_UNIT = 64  # bytes of a row that matrix units multiply at once
 PAIRED = ("swiglu", "rope_kv")  # epilogues that need two neighbouring rows in one stage
 
 
@@ -154,6 +157,38 @@ def stage_rows(weight: Tensor, machine: Machine, paired: bool) -> int:
     while rows < 4 and 2 * rows * row_bytes(weight) <= machine.stage_bytes:
         rows *= 2
     return rows
+
+
+def stays_apart(node: Node) -> bool:
+    """Is the input of a linear layer of few rows as matrix units take it, and stays in memory
+    (ark.tasks.linear.reads_apart)?
+    """
+    plain = node.attrs["prologue"] == "none" and node.attrs["epilogue"] in SPREAD
+    return plain and node.inputs[0].dtype == node.inputs[1].dtype
+
+
+def stage_tile(node: Node, machine: Machine) -> tuple[int, int]:
+    """Rows of weights that a linear layer's stages hold, and how many stages these rows take.
+
+    Few rows of an input are multiplied by matrix units, where the machine has warps that
+    communicate: by parts of as many rows of weights as these take at once.
+    """
+    x, weight, out = *node.inputs[:2], node.outputs[0]
+    rows, paired = out.shape[0], node.attrs["epilogue"] in PAIRED
+    few = machine.variant.role(COMMUNICATE) and 1 < rows <= MOST_ROWS and x.shape[0] == rows
+    unit = row_bytes(weight) // MATRIX_UNIT
+    if not few or row_bytes(weight) % MATRIX_UNIT or weight.dtype.itemsize != 2 or not x.dense:
+        return stage_rows(weight, machine, paired), split_k(rows, weight, machine)
+    found = []
+    for held in MATRIX_ROWS[:1] if stays_apart(node) else MATRIX_ROWS:
+        fits = (p for p in range(1, unit + 1) if unit % p == 0)
+        room = (p for p in fits if held * row_bytes(weight) <= p * machine.stage_bytes)
+        parts = next(room, unit)
+        groups = math.ceil(weight.shape[0] / held)
+        busiest = math.ceil(groups / machine.processors) * held
+        found.append((busiest, -held, parts))
+    _, rows, parts = min(found)
+    return -rows, parts
 
 
 def split_k(rows: int, weight: Tensor, machine: Machine) -> int:

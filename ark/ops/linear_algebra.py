@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,12 +19,10 @@ from ark.lower.cuts import Cut, choose_cut, matrix_group
 from ark.lower.merge import join, joins, part, widen
 from ark.lower.registry import get, register
 from ark.lower.tiling import (
-    PAIRED,
     box_coords,
     side_by_side,
     split,
-    split_k,
-    stage_rows,
+    stage_tile,
 )
 from ark.machine import Machine
 from ark.ops.base import broadcast, float_dtype, result, same_dtype
@@ -32,6 +31,9 @@ from ark.tasks import expression
 
 EPILOGUES = {"add": "add", "swiglu": "swiglu_pairs", "rope_kv": "rope_kv"}
 """What a linear node may do to its product: its name for that, and the op that does it."""
+
+FEW = 1 << 15  # multiplications that a processor does in the time of a hand-over
+MOST_TOGETHER = 4  # tiles, one behind the other
 
 
 def matmul(
@@ -159,13 +161,27 @@ def _lower_matmul(lowering: Lowering, node: Node) -> None:
         _lower_large(lowering, node, tensors, shape)
         return
     asked = lowering.tile(shape, fixed=(0, 1), shown=_shown(node))
-    tile = tuple(asked[2:]) if asked else _tile(shape, machine)
+    depth = node.inputs[0].shape[-2 if node.attrs["transpose_a"] else -1]
+    tile = tuple(asked[2:]) if asked else _tile(shape, depth, machine)
     params = _product(node) | {"tile": list(tile)}
-    _emit_product(lowering, node, params, tensors, box_coords(shape, (1, 1, *tile)))
+    coords: Sequence[tuple[int, ...]] = box_coords(shape, (1, 1, *tile))
+    together = _together(math.prod(tile) * depth, machine) if node.hints is None else 1
+    if len(coords) > 1 and together > 1:  # several small ones are a task
+        params |= {"tasks": -(-len(coords) // together), "group": 1}
+        coords = [(r,) for r in range(params["tasks"])]
+    _emit_product(lowering, node, params, tensors, coords)
 
 
-def _tile(shape: Sequence[int], machine: Machine) -> tuple[int, int]:
-    return machine.matmul_tile(shape[2], shape[3], shape[0] * shape[1])
+def _tile(shape: Sequence[int], depth: int, machine: Machine) -> tuple[int, int]:
+    rows, columns = machine.matmul_tile(shape[2], shape[3], shape[0] * shape[1])
+    while columns < shape[3] and _together(2 * rows * columns * depth, machine):
+        columns = min(2 * columns, shape[3])
+    return rows, columns
+
+
+def _together(many: int, machine: Machine) -> int:
+    """How many tiles of so many multiplications take no longer than handing one of them over."""
+    return 0 if machine.has("single_thread") else min(MOST_TOGETHER, FEW // many)
 
 
 def _shown(node: Node) -> tuple[int, ...] | None:
@@ -278,8 +294,7 @@ def _lower_linear(lowering: Lowering, node: Node) -> None:
     machine = lowering.machine
     weight = node.inputs[1]
     n = weight.shape[0]
-    rows = stage_rows(weight, machine, node.attrs["epilogue"] in PAIRED)
-    splits = split_k(node.outputs[0].shape[0], weight, machine)
+    rows, splits = stage_tile(node, machine)
     if not weight.dense:
         raise ModelError(f"the weight {weight.name!r} must be dense to be streamed")
     x, w, *rest = node.inputs

@@ -30,6 +30,7 @@ from ark.ops.views import reshape
 
 REDUCE_COLUMNS = 64  # neighbouring results of a task where not the last dimension is reduced
 LEAST_SPLIT = 16384  # elements
+FEW = 1024  # elements of rows that one task normalises in the time of one row
 
 
 def _insert(tensor: IrTensor, axis: int) -> IrTensor:
@@ -149,19 +150,33 @@ def _beside_axis(node: Node | None, axis: int) -> list[int] | None:
 
 
 def _lower_rows(lowering: Lowering, node: Node) -> None:
-    out = node.outputs[0]
+    (source, *others), out, machine = node.inputs, node.outputs[0], lowering.machine
+    few = 1
+    if node.hints is None and not machine.has("single_thread"):
+        columns = source.shape[-1]
+        few = min(2 * machine.warps, max(1, FEW // columns))
+        if len(out.shape) > 2 and source.shape == out.shape:
+            source, out = _flat(lowering, source, out)
     shape = fold(out.shape)
-    rows = -(-shape[0] * shape[1] * shape[2] // lowering.machine.processors)
+    rows = max(few, -(-shape[0] * shape[1] * shape[2] // machine.processors))
     rows = max(1, min(rows, shape[2]))
     asked = lowering.tile((*shape[:3], 1), fixed=(0, 1), shown=_whole_rows(node))
     if asked:
         rows = asked[2]
     coords = box_coords((*shape[:3], 1), (1, 1, rows, 1))
     if node.type == "argmax":
-        lowering.emit("argmax", {"rows": rows}, [*node.inputs, out], coords)
+        lowering.emit("argmax", {"rows": rows}, [source, *others, out], coords)
         return
     params = {"function": node.type, "eps": node.attrs.get("eps", 0.0), "rows": rows}
-    lowering.emit("rownorm", params, [*node.inputs, out], coords)
+    lowering.emit("rownorm", params, [source, *others, out], coords)
+
+
+def _flat(lowering: Lowering, source: IrTensor, out: IrTensor) -> tuple[IrTensor, IrTensor]:
+    """Both as one matrix, where memory allows it."""
+    flat = (out.elements // out.shape[-1], out.shape[-1])
+    if dense_view(source, flat) is None or dense_view(out, flat) is None:
+        return source, out
+    return lowering.view(source, flat), lowering.view(out, flat)
 
 
 def _whole_rows(node: Node) -> list[int] | None:

@@ -26,8 +26,11 @@ from ark.ops.linear_algebra import matmul
 from ark.ops.movement import transpose
 from ark.ops.reductions import reduce_max, reduce_mean
 from ark.ops.views import reshape
+from ark.tasks import expression
 
 Numbers = int | Sequence[int]
+LEAST_WORK = 1 << 14  # multiplications of a convolution that are worth a hand-over
+LINE = 32  # neighbouring places of a tile, which warps read together
 
 
 def numbers(what: str, name: str, value: Numbers, count: int, least: int) -> list[int]:
@@ -68,6 +71,10 @@ def _windows(
     """The matrix of windows: (n, groups, channels of a group * kernel, places)."""
     n, channels = source.ir.shape[:2]
     each = channels // groups
+    if math.prod(kernel) == 1 and all(
+        rule[0][1][1] == rule[2] == 1 and not rule[1] for rule in rules
+    ):
+        return reshape(source, [n, groups, each, math.prod(sizes)])
     shape = [n, groups, each, *kernel, *sizes]
     if len(shape) > 8:  # the group and its channels as one dimension
         shape = [n, channels, *kernel, *sizes]
@@ -315,4 +322,48 @@ def _pool_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> l
     return [made]
 
 
+def _lower_convolution(lowering: Lowering, node: Node) -> None:
+    """Tiles of one n: places first, then rows of weights, then groups, as few as busy everybody."""
+    weight, source, *others = node.inputs
+    out, machine = node.outputs[0], lowering.machine
+    _, groups, rows, places = out.shape
+    work = out.elements * weight.shape[3]
+    tasks = max(1, min(machine.processors, work // LEAST_WORK))
+    share = -(-out.elements // tasks)
+    wide = places if share >= places else min(places, -(-share // LINE) * LINE)
+    down = min(rows, max(1, share // wide))
+    several = min(groups, max(1, share // (wide * rows))) if down == rows else 1
+    tile = [1, several, -(-rows // -(-rows // down)), wide]
+    params = {k: v for k, v in node.attrs.items() if k != "finish"} | {"tile": tile}
+    if "finish" in node.attrs:
+        params["expr"] = node.attrs["finish"]
+    operands = [weight, source, out, *others]
+    lowering.emit("convolution", params, operands, box_coords(out.shape, tile))
+
+
+def _convolution(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    """Tap by tap, and what follows."""
+    weight, source, *others = inputs
+    n, groups, places = source.shape[0], weight.shape[1], math.prod(attrs["sizes"])
+    parts = source.reshape(n, groups, -1, *source.shape[2:])
+    taps = weight.reshape(*weight.shape[1:3], parts.shape[2], *attrs["size"])
+    made = np.zeros((n, groups, weight.shape[2], places))
+    for tap in np.ndindex(*attrs["size"]):
+        seen = parts
+        for d, (k, count) in enumerate(zip(tap, attrs["sizes"], strict=True)):
+            at = np.arange(count) * attrs["stride"][d] - attrs["before"][d]
+            at = at + k * attrs["dilation"][d]
+            inside = (at >= 0) & (at < source.shape[2 + d])
+            taken = np.take(seen, at.clip(0, source.shape[2 + d] - 1), axis=3 + d)
+            wide = [1] * taken.ndim
+            wide[3 + d] = count
+            seen = taken * inside.reshape(wide)
+        flat = seen.reshape(n, groups, parts.shape[2], places)
+        made += np.einsum("gmc,ngcp->ngmp", taps[(slice(None),) * 3 + tap], flat)
+    if "finish" in attrs:
+        return [expression.evaluate(attrs["finish"], [made, *others])]
+    return [made]
+
+
+register("convolution", _convolution, _lower_convolution, aliasing="none")
 register("pool", _pool_reference, _lower_pool, aliasing="none")

@@ -185,6 +185,15 @@ class Ordering:
                 ran, seen = self._join(ran, number, RAN), self._join(seen, number, SEEN)
         return Decision(tuple(waits), (ran, seen), frozenset(special))
 
+    def waits(self, clock: Clock, needs: Needs, lane: int) -> bool:
+        """Must a task on processor `lane` wait for anything?"""
+        ran, seen = clock
+        return any(
+            self.clocks.missing(row, needed.lanes, needed.ends) - {lane}
+            for kind, number in (pair for listed in needs.others for pair in listed)
+            for row, needed in [(seen if kind == WRITTEN else ran, self.sets[number])]
+        )
+
     def _lacking(self, row: int, number: int) -> frozenset[int]:
         found = self._missing.get((row, number))
         if found is None:

@@ -188,8 +188,9 @@ class _PhaseRun:
         return tuple(sorted(pairs))
 
     def _follow(self, group: Group, needs: Sequence[Needs | None]) -> np.ndarray | None:
-        """The processors where each task comes right behind the only one that it needs, so that a
-        chain of small ops hands nothing over; None where tasks need more, or share what they need.
+        """The processors where each task comes right behind one that it needs and waits for
+        nothing, so that a chain of small ops hands nothing over; None where a task has none, or
+        several have the same.
         """
         asked = group.processors or group.granularity is not None or bool(group.lanes)
         placed = asked or bool(group.sends) or bool(group.awaits)
@@ -197,14 +198,22 @@ class _PhaseRun:
             return None
         lanes: list[int] = []
         for need in needs:
-            sets = [self.order.sets[number] for number in need.sets] if need else []
-            found = {lane for needed in sets for lane in needed.lanes.tolist()}
-            if len(found) != 1 or not any(
-                self.lists[min(found)][-1] in needed.members for needed in sets
-            ):
+            lane = self._behind(need) if need else None
+            if lane is None or lane in lanes:
                 return None
-            lanes += found
-        return np.array(lanes, np.int64) if len(set(lanes)) == len(lanes) else None
+            lanes.append(lane)
+        return np.array(lanes, np.int64)
+
+    def _behind(self, need: Needs) -> int | None:
+        """A processor whose last task is one of those needed, and which knows all others."""
+        for number in reversed(need.sets):
+            needed = self.order.sets[number]
+            for lane, end in zip(needed.lanes.tolist(), needed.ends.tolist(), strict=True):
+                if len(self.lists[lane]) == end and not self.order.waits(
+                    self.now[lane], need, lane
+                ):
+                    return int(lane)
+        return None
 
     def _deal(self, group: Group, count: int) -> np.ndarray:
         """The processor of each task: round robin, whole shares where there are many, or as many at

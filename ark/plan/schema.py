@@ -21,6 +21,7 @@ from ark.json_reader import Closed
 from ark.machine import Machine
 from ark.plan.types import (
     MAX_OPERANDS,
+    MAX_PIECES,
     Fetch,
     Growth,
     Phase,
@@ -116,6 +117,8 @@ class FetchRow(_Row, frozen=True):
     nbytes: Annotated[int, Meta(ge=1, le=1 << 44)]
     stage: Annotated[int, Meta(ge=1, le=1 << 31)]
     growth: GrowthRow | None = None
+    rows: Annotated[int, Meta(ge=1, le=MAX_PIECES)] = 1
+    parts: Annotated[int, Meta(ge=1, le=1 << 16)] = 1
 
 
 class TaskRow(_Row, frozen=True):
@@ -214,7 +217,7 @@ def _task(row: TaskRow) -> Task:
 def _fetch(row: FetchRow) -> Fetch:
     g = row.growth
     growth = None if g is None else Growth(g.length, g.row, g.part, g.parts, g.beside)
-    return Fetch(row.operand, row.offset, row.nbytes, row.stage, growth)
+    return Fetch(row.operand, row.offset, row.nbytes, row.stage, growth, row.rows, row.parts)
 
 
 def read_machine(fields: Mapping[str, Any]) -> Machine:

@@ -74,6 +74,8 @@ def _task(task: Task) -> list[Any]:
 def _fetch(fetch: Fetch) -> list[Any]:
     row: list[Any] = [fetch.operand, fetch.offset, fetch.nbytes, fetch.stage]
     g = fetch.growth
+    if fetch.parts > 1:
+        return [*row, None, fetch.rows, fetch.parts]
     return row if g is None else [*row, [g.length, g.row, g.part, g.parts, g.beside]]
 
 

@@ -24,6 +24,8 @@ ARENAS = ("activation", "parameter", "state", "external", "symmetric", "host", "
 INITIAL = ("parameter", "state", "external", "host")
 
 MAX_OPERANDS = 64  # of an op
+MAX_PIECES = 32  # of a stage of the operand stream: parts of rows, copied side by side
+MOST_PITCH = 1 << 28  # bytes between these
 
 # The id of the iteration barrier's counter, which opens the next iteration. Its step says how many
 # ranks begin it together: all, or the rank alone. In a plan of one rank it says how many tasks open
@@ -166,6 +168,9 @@ class Fetch:
     room for, the task takes those from n * part / parts to n * (part + 1) / parts, rounded down,
     in as many stages of whole rows as they fill; the newest is not copied, since this iteration
     makes it. Such a copy waits until the iteration may begin.
+
+    With `parts` they are rows, of which `rows` at a time (the last time fewer) come in so many
+    stages: each has one part of each of these rows, row after row.
     """
 
     operand: int
@@ -173,6 +178,13 @@ class Fetch:
     nbytes: int
     stage: int
     growth: Growth | None = None
+    rows: int = 1
+    parts: int = 1
+
+    @property
+    def piece(self) -> int:
+        """Bytes of a row in each stage that has parts of rows."""
+        return self.stage // self.rows
 
 
 @dataclass(frozen=True, slots=True)

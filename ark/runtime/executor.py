@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ark.backend import registry
-from ark.backend.protocol import Backend, Device, GraphDevice, KernelDevice, Memory
+from ark.backend.protocol import Backend, Device, GraphDevice, KernelDevice, Launch, Memory
 from ark.codegen import layout
 from ark.errors import GpuError, InvalidUsageError
 from ark.plan.serialize import machine_of
@@ -82,9 +82,9 @@ class Executor(PlanMemory):
         self.budget_s = budget_s
         self.phase_ends: list[int] = []
         self.machine = machine_of(plan)
-        self._run: Run | None = None
+        self.latest: Run | None = None
         self._proxy: Proxy | None = None
-        self._resumed: int | None = None  # iterations so far of launches that go on
+        self.resumed: int | None = None  # iterations so far of launches that go on
         self._params = np.zeros(1, layout.dtype("ArkParams"))
         self._peers = Peers.of(plan)
         self._cells: dict[int, np.ndarray | None] | None = None
@@ -155,6 +155,7 @@ class Executor(PlanMemory):
         """
         moved = {n: a for n, a in externals.items() if a != self._externals[n]}
         if not moved:
+            self._params["tasks"] = self._arrays["tasks"].address
             return
         if self._cells is None:
             self._cells = tables.cells(self.plan, self.tables)
@@ -174,7 +175,7 @@ class Executor(PlanMemory):
         where = tuple(self._externals.values())
         assert self._placements is not None
         if again:  # tables of which there is one copy hold addresses too
-            self._wait_idle()
+            self.wait_idle()
             self.tables = self._build_tables()
             for name, memory in self._arrays.items():
                 self.device.write(memory.address, getattr(self.tables, name))
@@ -183,14 +184,28 @@ class Executor(PlanMemory):
         table = self._placements.find(where)
         if table is None:
             write = self.device.write
-            table = self._placements.add(where, self.tables.tasks, write, self._wait_idle)
+            table = self._placements.add(where, self.tables.tasks, write, self.wait_idle)
         self._arrays["tasks"] = table
         self._params["tasks"] = table.address
 
-    def _wait_idle(self) -> None:
+    @property
+    def table(self) -> tuple[int, int]:
+        """The address of the table of tasks that holds after `rebind`, and a number that changes
+        when a table that held before is overwritten. See `use_table`.
+        """
+        replaced = self._placements.replaced if self._placements is not None else 0
+        return self._arrays["tasks"].address, replaced
+
+    def use_table(self, address: int) -> None:
+        """What `rebind` would do for the addresses for which it gave this `table`, if none was
+        overwritten since. `rebind` counts from the addresses that itself was given.
+        """
+        self._params["tasks"] = address
+
+    def wait_idle(self) -> None:
         """Waits for what runs, whose tables are about to change."""
-        if self._run is not None and self._run.running():
-            self._run.wait()
+        if self.latest is not None and self.latest.running():
+            self.latest.wait()
 
     def _build_tables(self) -> tables.Tables:
         """The tables for the present addresses; box maps are written to the device first."""
@@ -263,7 +278,7 @@ class Executor(PlanMemory):
         return self._launch(self._parameters(persistent), ends)
 
     def _check_idle(self) -> None:
-        if self._run is not None and self._run.running():
+        if self.latest is not None and self.latest.running():
             raise InvalidUsageError(
                 "the launch before is still running; wait for its end or stop it (Run.stop)"
             )
@@ -277,18 +292,35 @@ class Executor(PlanMemory):
         there; launches on one stream need not be waited for in between. Raises InvalidUsageError
         where the plan cannot or, without a stream, while the launch before is running.
         """
-        self._check_counts_on()
         if stream is None:
             self._check_idle()
-        if self._resumed is None:
+        self.resumable()
+        if self.latest is not None:
+            self.latest.detach()  # what it would say is said by the launches behind it
+        assert self.resumed is not None
+        first, self.resumed = self.resumed, self.resumed + iterations
+        self._params["first"], self._params["end"] = first, self.resumed
+        return self._launch(self._params, [self.resumed], stream)
+
+    def resumable(self) -> np.ndarray:
+        """The parameters of launches that go on from one another; counted from here, if they are
+        not yet.
+        """
+        self._check_counts_on()
+        if self.resumed is None:
             self._reset([MOST_ITERATIONS])
-            self._resumed = 0
+            self.resumed = 0
             self._params = self._parameters(persistent=False)
-        if self._run is not None:
-            self._run.detach()  # what it would say is said by the launches behind it
-        first, self._resumed = self._resumed, self._resumed + iterations
-        self._params["first"], self._params["end"] = first, self._resumed
-        return self._launch(self._params, [self._resumed], stream)
+        return self._params
+
+    def watched(self, launch: Launch) -> Run:
+        """A launch of this executor's, made by ark.runtime.streams, as its latest."""
+        if self.latest is not None:
+            self.latest.detach()
+        assert self.resumed is not None
+        told, ranks, budget_s = self._told, self.ranks, self.budget_s
+        self.latest = Run(launch, told, self.resumed, ranks, budget_s, self._explain)
+        return self.latest
 
     def _check_counts_on(self) -> None:
         if not counts_on(self.plan):
@@ -325,7 +357,7 @@ class Executor(PlanMemory):
         # Until its kernel has ended, a peer may still signal the launch before this one.
         self._drain()
         self._meet("the end of the launch before")
-        self._resumed = None
+        self.resumed = None
         for address in set(self._counters.values()):
             self.device.zero(address, self._counter_bytes)
         packets = self._arenas.get("packet")
@@ -359,7 +391,7 @@ class Executor(PlanMemory):
 
     def _drain(self) -> None:
         """Waits until the proxy has served what the launch before has asked for."""
-        if self._proxy is not None and self._run is not None:
+        if self._proxy is not None and self.latest is not None:
             self._proxy.drain(int(self._control_word("fifo_head")), self.budget_s)
 
     def _parameters(self, persistent: bool) -> np.ndarray:
@@ -387,10 +419,10 @@ class Executor(PlanMemory):
         if self._proxy is not None:
             self._proxy.wake()
         trouble = self._proxy.error if self._proxy is not None else None
-        self._run = Run(
+        self.latest = Run(
             launch, self._told, ends[-1], self.ranks, self.budget_s, self._explain, trouble
         )
-        return self._run
+        return self.latest
 
     def _explain(self, record: Any) -> str:
         return explain(
@@ -433,21 +465,21 @@ class Executor(PlanMemory):
         still write to is left to the process's end. Nothing is freed under a kernel: False is
         returned, after a warning, if it does not leave.
         """
-        if self._run is not None and not self._run.stop():
+        if self.latest is not None and not self.latest.stop():
             live.keep("a kernel did not leave its device after it was told to", self)
             return False
         if self._peers.far and together:  # peers' last signals pass through this rank's proxy
             self._drain()
             self._meet("the end of the launch before")
-        if self._run is not None:
-            self._run.detach()
+        if self.latest is not None:
+            self.latest.detach()
         if self._proxy is not None:
             self._proxy.close()
             self._proxy = None
         peers, own = self._peers.clear(), self._memory
         if peers and not together:
             own = [m for m in own if m.kind != "symmetric"]
-        self._memory, self._run = [], None
+        self._memory, self.latest = [], None
         kernels, self.kernels = self.kernels, []
         try:
             self._free(peers, together)

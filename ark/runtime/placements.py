@@ -26,6 +26,7 @@ class Placements:
         self._copies = {places: first}
         self._free: list[Memory] = []
         self._alloc = alloc
+        self.replaced = 0  # how often a table was overwritten
         self._most = max(2, min(MOST, MOST_BYTES // first.nbytes))
 
     def find(self, places: Places) -> Memory | None:
@@ -46,6 +47,7 @@ class Placements:
             memory = self._alloc(table.nbytes)
         else:
             idle()
+            self.replaced += 1
             memory = self._copies.pop(next(iter(self._copies)))
         write(memory.address, table)
         self._copies[places] = memory
@@ -53,5 +55,6 @@ class Placements:
 
     def only(self, places: Places, memory: Memory) -> None:
         """The table in `memory` is the one of these addresses, and no other holds any more."""
+        self.replaced += 1
         self._free += [m for m in self._copies.values() if m != memory]
         self._copies = {places: memory}

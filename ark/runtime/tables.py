@@ -56,7 +56,7 @@ def build(
     counter_ops: list[tuple[int, int, int, int, int]] = []
     fetch_addresses: list[np.ndarray] = []
     fetch_sizes: list[np.ndarray] = []
-    fetch_growths: list[np.ndarray] = []
+    fetch_forms: list[np.ndarray] = []
     growths: list[tuple[int, ...]] = []
     ranges: list[tuple[int, int, int, int]] = []
     fetched = 0
@@ -75,15 +75,15 @@ def build(
                             f"op {plan.ops[task.op].name!r} fetches past the end of its operand; "
                             "the plan is damaged"
                         )
-                    starts = np.arange(0, fetch.nbytes, fetch.stage, dtype=np.uint64)
-                    sizes = np.minimum(fetch.stage, fetch.nbytes - starts.astype(np.int64))
+                    starts, sizes, forms = _stages(fetch)
                     if fetch.growth is not None:
                         growths.append(_growth(fetch, fetch.growth, operands[task.op]))
                         growing = len(growths)
-                        starts, sizes = starts[:1], sizes[:1]  # one record, whatever it grows to
+                        # One record, whatever it grows to.
+                        starts, sizes, forms = starts[:1], sizes[:1], np.full(1, growing)
                     fetch_addresses.append(starts + np.uint64(operand + fetch.offset))
                     fetch_sizes.append(sizes)
-                    fetch_growths.append(np.full(len(starts), growing if fetch.growth else 0))
+                    fetch_forms.append(forms)
                     fetched += len(starts)
                 wait_begin = len(counter_ops)
                 for counter, threshold in task.waits:
@@ -114,7 +114,7 @@ def build(
     if fetched:
         fetches["address"] = np.concatenate(fetch_addresses)
         fetches["bytes"] = np.concatenate(fetch_sizes)
-        fetches["growth"] = np.concatenate(fetch_growths)
+        fetches["form"] = np.concatenate(fetch_forms)
     return Tables(
         tasks=np.array(records, layout.dtype("ArkTask")),
         counter_ops=np.array(counter_ops or [(0, 0, 0, 0, 0)], layout.dtype("ArkCounterOp")),
@@ -201,6 +201,21 @@ def _fetched(fetch: Fetch) -> tuple[int, ...]:
     if fetch.growth is None:
         return (fetch.operand,)
     return fetch.operand, fetch.growth.beside, fetch.growth.length
+
+
+def _stages(fetch: Fetch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each stage the first byte, the bytes of one piece and the form, as of ArkFetch."""
+    if fetch.parts == 1:
+        starts = np.arange(0, fetch.nbytes, fetch.stage, dtype=np.uint64)
+        sizes = np.minimum(fetch.stage, fetch.nbytes - starts.astype(np.int64))
+        return starts, sizes, np.zeros(len(starts), np.int64)
+    row = fetch.piece * fetch.parts
+    first, part = np.divmod(
+        np.arange(-(-fetch.nbytes // (fetch.rows * row)) * fetch.parts), fetch.parts
+    )
+    pieces = np.minimum(fetch.rows, fetch.nbytes // row - first * fetch.rows)
+    starts = (first * fetch.rows * row + part * fetch.piece).astype(np.uint64)
+    return starts, np.full(len(starts), fetch.piece), layout.fetch_form(pieces, row)
 
 
 def _growth(fetch: Fetch, growth: Growth, operands: list[int]) -> tuple[int, ...]:

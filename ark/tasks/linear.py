@@ -5,9 +5,10 @@ warp's. The input is gathered once per task into shared memory (from plain memor
 an optional rmsnorm on the way. Rows of w that belong together (the two halves of a rotary pair, a
 gate and its up row) are neighbours, so that the epilogue has both at hand.
 
-A row wider than a stage is cut along k (split-k), for a backend's body that joins the parts' sums.
+A row wider than a stage is cut along k (split-k), for a backend's body that joins the parts' sums;
+and so are several rows together, for matrix units.
 
-params: rows (of w per stage), split_k (stages of one row; if more than 1, rows is 1), prologue
+params: rows (of w per stage), split_k (stages of these rows), prologue
 (none, rmsnorm), eps, epilogue (store, add, swiglu, rope_kv, sample), and for rope_kv heads,
 kv_heads, head_dim; for sample tiles (tasks).
 operands: x (m, k), w (n, k), output, [norm weight], then add: residual; sample: settings, place,
@@ -46,7 +47,7 @@ from ark.plan.params import (
     need,
     shaped,
 )
-from ark.plan.types import Fetch
+from ark.plan.types import MAX_PIECES, Fetch
 from ark.tasks import text
 from ark.tasks.rotary import (
     has_fresh,
@@ -65,12 +66,37 @@ def narrows(sig: Signature, machine: Machine) -> bool:
     shares, rows = sig.operands[0].shape[0], sig.operands[2].shape[0]
     return (
         machine.variant.role(COMMUNICATE) > 0
-        and (rows == 1 or (rows == shares and is_dense(sig.operands[0])))
+        and (_single(sig) if rows == 1 else rows == shares and is_dense(sig.operands[0]))
         and narrow_rows(rows, sig.operands[1], sig.params["split_k"])
+        and (rows == 1 or sig.params["rows"] in MATRIX_ROWS)
     )
 
 
+def _single(sig: Signature) -> bool:
+    """Are stages whole rows, or parts of one?"""
+    return bool(sig.params["split_k"] == 1 or sig.params["rows"] == 1)
+
+
 MOST_NARROW = 8  # rows that are the columns of one product of matrix units
+MOST_APART = 512  # elements of a row that a warp holds of such an input
+MATRIX_ROWS = (16, 8, 4)  # of weights in a stage that matrix units multiply by several rows
+
+
+def reads_apart(sig: Signature) -> bool:
+    """Does each warp, in such a body, read for itself what it multiplies by a stage? The input is
+    as matrix units take it then, and needs no place in shared memory.
+    """
+    x, weight = sig.operands[:2]
+    return (
+        sig.params["rows"] == MATRIX_ROWS[0]
+        and 1 < x.shape[0] <= MOST_NARROW
+        and sig.params["prologue"] == "none"
+        and sig.params["epilogue"] in SPREAD
+        and x.dtype == weight.dtype
+        and x.itemsize == 2
+        and not x.packet
+        and x.shape[1] <= MOST_APART * sig.params["split_k"]
+    )
 
 
 def narrow_rows(rows: int, weight: OperandType | Tensor, splits: int) -> bool:
@@ -85,6 +111,23 @@ def narrow_rows(rows: int, weight: OperandType | Tensor, splits: int) -> bool:
 def narrow_bytes(rows: int, k: int, itemsize: int) -> int:
     """Shared memory of these rows: several begin at different banks."""
     return rows * (k * itemsize + (64 if rows > 1 else 0))
+
+
+def kept_stages(warps: int, splits: int) -> int:
+    """Stages of rows of weights in so many parts whose sums are kept until the last part is there.
+
+    A part may be stored in the place of one that is so far behind: the ring has given that one's
+    warp another stage since, which it took only after it had added the row up.
+    """
+    return -(-(2 * warps + splits) // splits) * splits
+
+
+def sums_bytes(warps: int, rows: int, held: int, splits: int) -> int:
+    """Shared memory that so many rows' sums take where stages have parts of `held` rows of
+    weights: the warps' squares, then sums and counts of parts.
+    """
+    parts = kept_stages(warps, splits) * (held * rows + 1) if splits > 1 else 0
+    return 4 * (warps * rows + parts)
 
 
 FLOATS = ("fp32", "fp16", "bf16")
@@ -147,10 +190,8 @@ class Linear(TaskKind):
         need(k == inner, f"rows of {k} are multiplied by weights of {inner}")
         need(is_dense(sig.operands[1]), "the weights are strided, expected dense")
         need(m * p["rows"] <= MAX_SUMS, f"{m} rows by {p['rows']} rows are too many for a task")
-        need(
-            p["split_k"] == 1 or (p["rows"] == 1 and k % p["split_k"] == 0),
-            "its rows cannot be cut so",
-        )
+        need(k % p["split_k"] == 0, "its rows cannot be cut so")
+        need(p["split_k"] == 1 or p["rows"] <= MAX_PIECES, "its rows cannot be cut so")
         paired = p["epilogue"] in ("swiglu", "rope_kv")
         need(not paired or p["rows"] % 2 == n % 2 == 0, "pairs are torn apart")
         if first == 4:
@@ -180,6 +221,10 @@ class Linear(TaskKind):
         ranks = params.get("ranks", 1)
         first = (params.get("first", 0) - by) % ranks
         return {**params, "first": first} if ranks > 1 else params
+
+    def wide(self, sig: Signature) -> frozenset[int]:
+        cut = sig.params["rows"] > 1 and sig.params["split_k"] > 1
+        return frozenset({1} if cut else ()) | frozenset({0} if reads_apart(sig) else ())
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         n0, n1 = coord[:2]
@@ -227,14 +272,17 @@ class Linear(TaskKind):
         m, k = sig.operands[2].shape[0], sig.operands[0].shape[1]
         best = 8 * machine.warps if sig.params["epilogue"] == "sample" else 0
         if narrows(sig, machine):
-            return 4 * machine.warps * m + narrow_bytes(m, k, sig.operands[1].itemsize) + best
+            held = 0 if reads_apart(sig) else narrow_bytes(m, k, sig.operands[1].itemsize)
+            return 4 * machine.warps * m + held + best
         return 4 * machine.warps + (4 * m * k if sig.params["split_k"] == 1 else 0) + best
 
     def stream(self, sig: Signature, coord: Sequence[int]) -> tuple[Fetch, ...]:
         n0, n1 = coord[:2]
         row = sig.operands[1].shape[1] * sig.operands[1].itemsize
         stage = sig.params["rows"] * row // sig.params["split_k"]
-        return (Fetch(1, n0 * row, (n1 - n0) * row, stage),)
+        cut = sig.params["rows"] > 1 and sig.params["split_k"] > 1
+        form = (None, sig.params["rows"], sig.params["split_k"]) if cut else ()
+        return (Fetch(1, n0 * row, (n1 - n0) * row, stage, *form),)
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
         m, k = sig.operands[2].shape[0], sig.operands[0].shape[1]

@@ -31,7 +31,7 @@ def test_adasum(backend: str, optimizer: str) -> None:
         "momentum": lambda p: torch.optim.SGD(p, 0.4, 0.9),
         "LAMB": lambda p: lamb.Lamb(p, 0.03, (0.9, 0.999), 0.01),
     }
-    want = ranks_of_adasum.torch_weights(data, 1, "adasum", peers[optimizer], steps, batch)
+    want = ranks_of_adasum.torch_weights(data, 1, "tree", peers[optimizer], steps, batch)
     for method in methods:
         for found, wanted in zip(ended[f"{optimizer} {method}"], want, strict=True):
             np.testing.assert_allclose(found, wanted, atol=2e-5)

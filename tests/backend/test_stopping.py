@@ -216,7 +216,7 @@ def test_a_closed_stream_stops_the_device(generator: Generator) -> None:
     for token in generator.stream([7, 8, 9], LONG, stop_tokens=()):
         first = token
         break
-    run = generator.executor._run
+    run = generator.executor.latest
     assert run is not None and not run.running()
     assert 0 < run.iterations_done < LONG // 2
     assert next(iter(generator.stream([7, 8, 9], 1, stop_tokens=()))) == first
@@ -246,7 +246,7 @@ def test_closing_the_generator_stops_its_stream(backend: str, endless: Path) -> 
     with Generator(Checkpoint.open(endless), chosen, device, context=LONG) as made:
         stream = made.stream([7, 8, 9], LONG, stop_tokens=())
         next(stream)
-        run = made.executor._run
+        run = made.executor.latest
         assert run is not None
     assert not run.running() and run.iterations_done < LONG // 2
     with pytest.raises(InvalidUsageError, match="closed in the midst"):

@@ -115,9 +115,10 @@ def _attention(n: _Node) -> bool:
     """Padded batches and heads; padded rows together with keys where keys lie before their rows."""
     rank = n.rank()
     apart = all(n.dims(i) <= set(range(rank - 2)) for i in range(3))
-    mask, causal = n.given(3, "attn_mask"), bool(n.given(5, "is_causal", False))
-    if "flash" in name_of(n.node.target):
-        mask, causal = n.node.kwargs.get("attn_mask"), bool(n.given(4, "is_causal", False))
+    names = [argument.name for argument in n.node.target._schema.arguments]  # type: ignore[union-attr]
+    bias = "attn_mask" if "attn_mask" in names else "attn_bias"
+    mask = n.given(names.index(bias), bias) if bias in names else None
+    causal = bool(n.given(names.index("is_causal"), "is_causal", False))
     if mask is not None:
         return apart and not holding(getattr(mask, "meta", {}).get("val"), n.symbol)
     together = all(rank - 2 in n.dims(i) and rank - 1 not in n.dims(i) for i in range(3))
@@ -191,6 +192,9 @@ PERMITTED: dict[str, Rule] = {
     "cat.default": _joined,
     "scaled_dot_product_attention.default": _attention,
     "_scaled_dot_product_flash_attention_for_cpu.default": _attention,
+    "_scaled_dot_product_flash_attention.default": _attention,
+    "_scaled_dot_product_efficient_attention.default": _attention,
+    "_scaled_dot_product_cudnn_attention.default": _attention,
 }
 
 

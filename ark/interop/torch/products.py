@@ -86,7 +86,10 @@ def _attention(
     if q.ir.shape[:-2] != k.ir.shape[:-2]:
         raise refuse("attention whose queries and keys differ in heads")
     scale = q.ir.shape[-1] ** -0.5 if scale is None else scale
-    scores = ark.matmul(ark.mul(q, float(scale)), k, transpose_other=True)
+    if q.ir.dtype == ark.fp32:  # where the product itself can scale what it stores
+        scores = ark.mul(ark.matmul(q, k, transpose_other=True), float(scale))
+    else:
+        scores = ark.matmul(ark.mul(q, float(scale)), k, transpose_other=True)
     if is_causal:
         shape = list(scores.ir.shape)
         rows, columns = (ark.iota(shape[-2:], d, ark.int32) for d in (0, 1))
@@ -110,9 +113,72 @@ def _flash(
     attn_mask: Value | None = None,
     scale: float | None = None,
 ) -> list[Any]:
-    if dropout_p or call.wants(1):
+    return _alone(call, query, key, value, attn_mask, dropout_p, is_causal, scale)
+
+
+@operator("_scaled_dot_product_efficient_attention.default")
+def _efficient(
+    call: Call,
+    query: Value,
+    key: Value,
+    value: Value,
+    attn_bias: Value | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> list[Any]:
+    return _alone(call, query, key, value, attn_bias, dropout_p, is_causal, scale)
+
+
+@operator("_scaled_dot_product_flash_attention.default")
+def _flash_on_device(
+    call: Call,
+    query: Value,
+    key: Value,
+    value: Value,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> list[Any]:
+    return _alone(call, query, key, value, None, dropout_p, is_causal, scale)
+
+
+@operator("_scaled_dot_product_cudnn_attention.default")
+def _cudnn(
+    call: Call,
+    query: Value,
+    key: Value,
+    value: Value,
+    attn_bias: Value | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> list[Any]:
+    return _alone(call, query, key, value, attn_bias, dropout_p, is_causal, scale)
+
+
+def _alone(
+    call: Call,
+    query: Value,
+    key: Value,
+    value: Value,
+    mask: Value | None,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+) -> list[Any]:
+    """Attention whose other results, which training needs, nobody reads."""
+    others = len(call.used) - 1
+    if dropout or any(call.wants(1 + place) for place in range(others)):
         raise refuse("attention with dropout or its logsumexp")
-    return [_attention(query, key, value, attn_mask, is_causal, scale), None]
+    return [_attention(query, key, value, mask, causal, scale), *[None] * others]
 
 
 @operator("scaled_dot_product_attention.default")

@@ -27,6 +27,7 @@ from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from ark.runtime.graphs import record
 from ark.runtime.runner import Runner, load
+from ark.runtime.streams import Streamed
 from ark.variant import COMPUTE, block
 
 HOST = 1  # DLPack's number for the host's memory
@@ -64,8 +65,11 @@ class Program:
         self._ids = [by_name.get(b.name) for b in self._buffers]
         self._addresses: list[int] = []  # in the last call, of what moves
         self._loose: list[int | None] = []  # the plan's buffers of what moves
+        self._tables: dict[tuple[int, ...], int] = {}  # of such addresses before
+        self._replaced = 0
         self._captured: list[Executor] = []
         self._executor: Runner | None = None
+        self._streamed: Streamed | None = None
         self._kinds: list[tuple[Any, ...]] | None = None  # of what moved in the call before
         PROGRAMS.add(self)
 
@@ -152,9 +156,9 @@ class Program:
             self._executor = load(self._plan, backend(), self._device, externals=places)
         elif not self._addresses:
             self._executor.rebind(self._places(addresses))
+            self._tables.clear()
         elif addresses != self._addresses:
-            each = zip(self._loose, addresses, self._addresses, strict=True)
-            self._executor.rebind({i: a for i, a, old in each if a != old and i is not None})
+            self._moved(addresses)
         else:
             return self._executor
         self._addresses = addresses
@@ -162,26 +166,52 @@ class Program:
             self._loose = [*[self._ids[i] for i in self._moving], *self._ids[len(self._inputs) :]]
         return self._executor
 
+    def _moved(self, addresses: list[int]) -> None:
+        """Addresses of a call before have a table already."""
+        executor = self._executor
+        each = zip(self._loose, addresses, strict=True)
+        if not isinstance(executor, Executor):
+            assert executor is not None
+            executor.rebind({i: a for i, a in each if i is not None})
+            return
+        key = tuple(addresses)
+        known = self._tables.get(key)
+        if known is not None:
+            executor.use_table(known)
+            return
+        executor.rebind({i: a for i, a in each if i is not None})
+        table, replaced = executor.table
+        if replaced != self._replaced:
+            self._tables.clear()
+            self._replaced = replaced
+        self._tables[key] = table
+
     def _on_stream(self, addresses: list[int], where: torch.device, iterations: int) -> None:
         """Behind what the caller has queued, as DLPack's stream rule asks; or into the graph that
         the caller is capturing, which has a kernel with tables of its own.
         """
-        stream = int(torch.cuda.current_stream(where).cuda_stream)
+        stream = torch._C._cuda_getCurrentRawStream(where.index)
         if torch.cuda.is_current_stream_capturing():
             places = self._places(addresses)
             self._captured.append(
                 record(self._plan, backend(), self._device, places, iterations, stream)
             )
             return
-        for executor in self._captured:
-            executor.check()
-        self._placed(addresses).resume(iterations, stream)
+        for captured in self._captured:
+            captured.check()
+        executor = self._placed(addresses)
+        if self._streamed is None:
+            assert isinstance(executor, Executor)
+            self._streamed = Streamed(executor)
+        self._streamed(stream, iterations)
 
     def iteration_seconds(self, iterations: int = 200) -> float:
         """What an iteration of the kernel takes, of many in one launch, on the last call's tensors,
         which must still be there.
         """
         assert self._executor is not None
+        if isinstance(self._executor, Executor):
+            self._executor.wait_idle()
         run = self._executor.resume(iterations)
         run.wait()
         return run.elapsed_ms() / 1e3 / iterations
@@ -193,7 +223,7 @@ class Program:
         self._captured.clear()
         if self._executor is not None:
             self._executor.close()
-            self._executor = None
+            self._executor = self._streamed = None
 
 
 def planned(model: ark.Model, places: Sequence[Value], machine: Machine) -> Plan:

@@ -184,7 +184,11 @@ class Costs:
             else:
                 op = "all_to_all" if cut else "all_gather"
             sent = ring_volume(op, count, 1) * held / count * tensor.dtype.itemsize
-            made.append(Move(op, axis, sent, self.rates.step_us + sent / self.links[axis]))
+            us = self.rates.step_us + sent / self.links[axis]
+            if before == "V":
+                part = held / count if cut else held
+                us += self.times.added_us(part, tensor.dtype.itemsize, count)
+            made.append(Move(op, axis, sent, us))
             held *= count if op == "all_gather" else 1
             held /= count if op == "reduce_scatter" else 1
         return made

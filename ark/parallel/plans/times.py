@@ -70,6 +70,13 @@ class Times:
             if _boxes(node):
                 self.widths[node.id] = columns[node.inputs[0].id] / node.outputs[0].shape[-1]
 
+    def added_us(self, elements: float, itemsize: int, shares: int) -> float:
+        """What it takes a rank to add up shares of a tensor that came in: it reads all, and writes
+        the sum; an op, with an end like any other.
+        """
+        moved = elements * itemsize * (shares + 1) / self.rates.memory_bytes_per_us
+        return moved + (ENDS_US if self.rates.tiled is not None else 0.0)
+
     def us(
         self, node: Node, flops: float, moved: float, rows: float, columns: float, depth: float
     ) -> float:

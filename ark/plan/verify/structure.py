@@ -15,7 +15,16 @@ from ark.plan import kind as kinds
 from ark.plan.memory import ALIGN
 from ark.plan.rotated import Rotated
 from ark.plan.serialize import machine_of
-from ark.plan.types import ARENAS, INITIAL, ITERATION_BARRIER, Fetch, Plan, PlanTensor
+from ark.plan.types import (
+    ARENAS,
+    INITIAL,
+    ITERATION_BARRIER,
+    MAX_PIECES,
+    MOST_PITCH,
+    Fetch,
+    Plan,
+    PlanTensor,
+)
 from ark.plan.verify.listing import Listing
 from ark.plan.verify.rank_set import Key, RankSet, refuse
 from ark.plan.verify.work import WIDEST
@@ -296,6 +305,8 @@ def _check_streams(
                         raise refuse(f"op {op.name!r} streams past the end of {buffer.name!r}")
                     if growth is not None and (tensor.first_byte + fetch.offset) % COPIED:
                         raise refuse(f"op {op.name!r} streams from the midst of {COPIED} bytes")
+                if fetch.parts > 1:
+                    check_pieces(op.name, fetch)
                 size = len(sources) * fetch.stage
                 if machine.ring_bytes and size > machine.stage_bytes:
                     raise refuse(
@@ -306,6 +317,16 @@ def _check_streams(
 
 
 COPIED = 16  # bytes: what bulk copies move at least, and where they begin
+
+
+def check_pieces(name: str, fetch: Fetch) -> None:
+    """Equal parts of whole rows, in pieces that the copies can move."""
+    whole = fetch.stage == fetch.piece * fetch.rows and fetch.piece % COPIED == 0
+    row = fetch.piece * fetch.parts
+    if not whole or not row or fetch.nbytes % row or fetch.rows > MAX_PIECES or fetch.growth:
+        raise refuse(f"op {name!r} streams no whole parts of {fetch.rows} rows of {row} bytes")
+    if row >= MOST_PITCH:
+        raise refuse(f"op {name!r} streams parts of rows of {row} bytes, at most {MOST_PITCH}")
 
 
 def _check_growth(

@@ -20,7 +20,7 @@ import numpy as np
 
 from ark.backend.protocol import Binary, Copies, Memory, MemoryKind
 from ark.codegen.dialect import BoxMap
-from ark.errors import GpuError, SystemError
+from ark.errors import GpuError, InvalidUsageError, SystemError
 from ark.machine import Machine
 from ark_cuda import boxes, machines, peer, probe
 from ark_cuda.driver import check, cu, current, words
@@ -73,6 +73,44 @@ class CudaLaunch:
         self._device.release(self._begin, self._end)
 
 
+class CudaAgain(CudaLaunch):
+    """See StreamDevice.again: what a launch needs is found once; an event marks the last one's end,
+    behind which the next one lies also where it is given another stream.
+    """
+
+    def __init__(
+        self, device: CudaDevice, function: Any, params: np.ndarray, shape: tuple[int, int, int]
+    ) -> None:
+        doing = f"launching the loop kernel on {device.label}"
+        super().__init__(device, device.event(doing), device.event(doing))
+        self._params = params
+        self._pointers = np.array([params.ctypes.data], np.uint64)
+        processors, threads, shared_bytes = shape
+        self._given = (function, processors, 1, 1, threads, 1, 1, shared_bytes)
+        self._address = int(self._pointers.ctypes.data)
+        self._doing = doing
+        self._stream: int | None = None
+        self._queue = cu.CUstream(0)
+
+    def __call__(self, stream: int) -> None:
+        with current(self._device.context):
+            if stream != self._stream:
+                self._queue = cu.CUstream(stream)
+                if self._stream is not None:
+                    check(cu.cuStreamWaitEvent(self._queue, self._end, 0), self._doing)
+                self._stream = stream
+            made = cu.cuLaunchCooperativeKernel(*self._given, self._queue, self._address)
+            if made[0]:
+                check(made, self._doing)
+            made = cu.cuEventRecord(self._end, self._queue)
+            if made[0]:
+                check(made, self._doing)
+
+    def elapsed_ms(self) -> float:
+        """Launches that follow each other are not timed."""
+        raise InvalidUsageError("these launches are not timed; time them on the stream")
+
+
 class CudaDevice:
     """ark.backend.protocol.Device over the driver API."""
 
@@ -87,7 +125,7 @@ class CudaDevice:
             usable = ", ".join(f"{d.index} ({d.name})" for d in found.devices)
             raise SystemError(f"there is no usable NVIDIA GPU number {index}; there are {usable}")
         self._handle = check(cu.cuDeviceGet(index), f"opening GPU {index}")
-        self._context = check(cu.cuDevicePrimaryCtxRetain(self._handle), f"opening GPU {index}")
+        self.context = check(cu.cuDevicePrimaryCtxRetain(self._handle), f"opening GPU {index}")
         reported = self._report(index)
         self.index = index
         self.label = f"GPU {index} ({reported.name})"
@@ -101,7 +139,7 @@ class CudaDevice:
         self._admitted: dict[tuple[int, ...], str] = {}  # launches whose blocks can all be resident
         self._launches: WeakSet[CudaLaunch] = WeakSet()
         flags = cu.CUstream_flags.CU_STREAM_NON_BLOCKING
-        with current(self._context):
+        with current(self.context):
             self._stream = check(cu.cuStreamCreate(flags), f"opening {self.label}")
             self._copies = check(cu.cuStreamCreate(flags), f"opening {self.label}")
 
@@ -136,7 +174,7 @@ class CudaDevice:
         size = max(nbytes, 256)
         if kind == "symmetric":
             size = -(-size // peer.PAGE) * peer.PAGE
-        with current(self._context):
+        with current(self.context):
             code, address = cu.cuMemAlloc(size)
             if code == cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
                 raise SystemError(self._too_little(size, kind))
@@ -146,7 +184,7 @@ class CudaDevice:
 
     def box_map(self, box: BoxMap, address: int) -> bytes:
         """A tensor map: rows of 128 bytes, swizzled; what lies outside reads as zero."""
-        with current(self._context):
+        with current(self.context):
             return boxes.tensor_map(box, address)
 
     def _too_little(self, nbytes: int, kind: str) -> str:
@@ -162,7 +200,7 @@ class CudaDevice:
         size = max(nbytes, 256)
         flags = cu.CU_MEMHOSTALLOC_PORTABLE | cu.CU_MEMHOSTALLOC_DEVICEMAP
         doing = f"mapping {size} bytes of host memory for {self.label}"
-        with current(self._context):
+        with current(self.context):
             pointer = int(check(cu.cuMemHostAlloc(size, flags), doing))
             address = int(check(cu.cuMemHostGetDevicePointer(pointer, 0), doing))
         host = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(pointer))
@@ -170,10 +208,10 @@ class CudaDevice:
         return Memory(address, nbytes, "host", host[:nbytes])
 
     def free(self, memory: Memory) -> None:
-        if self._context is None:
+        if self.context is None:
             return
         doing = f"freeing {memory.nbytes} bytes of {memory.kind} memory on {self.label}"
-        with current(self._context):
+        with current(self.context):
             if memory.host is not None:
                 check(cu.cuMemFreeHost(memory.host.ctypes.data), doing)
             elif memory.owned:
@@ -196,7 +234,7 @@ class CudaDevice:
         if nbytes == 0:
             return
         doing = f"copying {nbytes} bytes on {self.label}"
-        with current(self._context):
+        with current(self.context):
             check(cu.cuMemcpyAsync(to, source, nbytes, self._copies), doing)
             check(cu.cuStreamSynchronize(self._copies), doing)
 
@@ -204,13 +242,13 @@ class CudaDevice:
         if nbytes == 0:
             return
         doing = f"clearing {nbytes} bytes on {self.label}"
-        with current(self._context):
+        with current(self.context):
             check(cu.cuMemsetD8Async(address, 0, nbytes, self._copies), doing)
             check(cu.cuStreamSynchronize(self._copies), doing)
 
     def load(self, binary: Binary) -> Program:
         doing = f"loading a loop kernel on {self.label}, which runs {self.arch}"
-        with current(self._context):
+        with current(self.context):
             module = check(cu.cuModuleLoadData(np.frombuffer(binary.data, np.uint8)), doing)
             self._modules[int(module)] = module
             function = check(cu.cuModuleGetFunction(module, b"ark_loop"), doing)
@@ -231,7 +269,7 @@ class CudaDevice:
             raise TypeError("unload needs what load returned")
         self._admitted = {s: t for s, t in self._admitted.items() if s[0] != int(program.module)}
         if self._modules.pop(int(program.module), None) is not None:
-            with current(self._context):
+            with current(self.context):
                 check(cu.cuModuleUnload(program.module), f"unloading a kernel of {self.label}")
 
     def launch(
@@ -247,15 +285,32 @@ class CudaDevice:
         if not isinstance(program, Program):
             raise TypeError("launch needs what load returned")
         queue = self._stream if stream is None else cu.CUstream(stream)
-        with current(self._context):
+        with current(self.context):
             doing = self._admit(program, processors, threads, shared_bytes)
-            begin, end = self._event(doing), self._event(doing)
+            begin, end = self.event(doing), self.event(doing)
             check(cu.cuEventRecord(begin, queue), doing)
             self._enqueue(program, params, processors, threads, shared_bytes, queue, doing)
             check(cu.cuEventRecord(end, queue), doing)
         launch = CudaLaunch(self, begin, end)
         self._launches.add(launch)
         return launch
+
+    def again(
+        self,
+        program: object,
+        params: np.ndarray,
+        processors: int,
+        threads: int,
+        shared_bytes: int,
+    ) -> CudaAgain:
+        """See StreamDevice.again."""
+        if not isinstance(program, Program):
+            raise TypeError("again needs what load returned")
+        with current(self.context):
+            self._admit(program, processors, threads, shared_bytes)
+            made = CudaAgain(self, program.function, params, (processors, threads, shared_bytes))
+        self._launches.add(made)
+        return made
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
@@ -282,7 +337,7 @@ class CudaDevice:
         if not isinstance(program, Program):
             raise TypeError("record needs what load returned")
         queue = cu.CUstream(stream)
-        with current(self._context):
+        with current(self.context):
             doing = self._admit(program, processors, threads, shared_bytes)
             for address, nbytes in cleared:
                 check(cu.cuMemsetD8Async(address, 0, nbytes, queue), doing)
@@ -331,7 +386,8 @@ class CudaDevice:
             doing,
         )  # fmt: skip
 
-    def _event(self, doing: str) -> Any:
+    def event(self, doing: str) -> Any:
+        """An event for a launch, which gives it back by `release`."""
         if self._free_events:
             return self._free_events.pop()
         event = check(cu.cuEventCreate(0), doing)
@@ -342,7 +398,7 @@ class CudaDevice:
         """Takes a launch's events back, for launches to come. They may be recorded anew while the
         launch is still running.
         """
-        if self._context is not None:
+        if self.context is not None:
             self._free_events += events
 
     def _check_resident(
@@ -366,18 +422,18 @@ class CudaDevice:
     def export(self, memory: Memory) -> bytes:
         if memory.kind != "symmetric" or not memory.owned:
             raise GpuError("only a rank's own symmetric memory can be exported")
-        with current(self._context):
+        with current(self.context):
             return peer.export(self._handle, self.index, memory.address, memory.nbytes)
 
     def map_peer(self, handle: bytes) -> Memory:
-        with current(self._context):
+        with current(self.context):
             mapped = peer.open_handle(self._handle, self.label, handle)
         if mapped.imported:
             self._peers.add(mapped.address)
         return Memory(mapped.address, mapped.nbytes, "symmetric", owned=False)
 
     def free_bytes(self) -> int:
-        with current(self._context):
+        with current(self.context):
             free, _ = check(cu.cuMemGetInfo(), f"asking {self.label} for its free memory")
         return int(free)
 
@@ -389,9 +445,9 @@ class CudaDevice:
 
     def close(self) -> None:
         """Lets the context go. It stays alive while something else in the process uses it."""
-        if self._context is None or self._busy():
+        if self.context is None or self._busy():
             return
-        with current(self._context):
+        with current(self.context):
             for event in self._events.values():
                 cu.cuEventDestroy(event)
             for address in self._peers:
@@ -406,5 +462,5 @@ class CudaDevice:
         self._modules.clear()
         self._events.clear()
         self._free_events.clear()
-        self._context = None
+        self.context = None
         cu.cuDevicePrimaryCtxRelease(self._handle)

@@ -18,7 +18,7 @@ GIB = 1 << 30
 STAGE = 16384
 WARPS = 16
 ROLE_WARPS = 12  # computing warps of the variant `roles`; one more where a row leaves the room
-SEVERAL_WARPS = (10, 9, 8, 7, 6, 5)  # where several rows leave less room
+SEVERAL_WARPS = (11, 10, 9, 8, 7, 6, 5)  # where several rows leave less room
 ROW_SLICE = 32  # of the 96 registers that a thread of 17 warps has
 # The ring's barriers and the loop's records, kept out of what the planner may use.
 RESERVED = 2048

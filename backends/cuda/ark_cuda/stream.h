@@ -173,6 +173,25 @@ ARK_DEVICE void ark_fill_slot(ark_u32 slot, ark_u64 address, ark_u32 bytes) {
   if (ark_lane() == 0) ark_barrier_arrive(barrier, 1u);
 }
 
+// A stage of parts of several rows: a lane a piece.
+struct ArkPieces {
+  ark_u32 count;
+  ark_u32 pitch;  // bytes between pieces in memory
+};
+ARK_DEVICE ArkPieces ark_stream_pieces(ark_u32 form) {
+  if (!ARK_STREAM_CUTS || form >> 31 == 0u) return ArkPieces{1u, 0u};
+  return ArkPieces{(form >> 24 & 31u) + 1u, (form & 0xffffffu) * 16u};
+}
+ARK_DEVICE void ark_fill_pieces(ark_u32 slot, ark_u64 address, ark_u32 bytes,
+                                const ArkPieces& pieces) {
+  const ark_u32 lane = static_cast<ark_u32>(ark_lane());
+  const ark_u64 from = address + static_cast<ark_u64>(lane) * pieces.pitch;
+  __syncwarp();  // the bytes are expected
+  if (lane >= pieces.count) return;
+  ark_bulk_copy(ark_slot(slot) + lane * bytes, from, bytes, &ark_ring.full[slot],
+                ARK_STREAM_POLICY);
+}
+
 // Waits until the stage `back` before the `issued`-th has landed, if there is one.
 ARK_DEVICE bool ark_stream_landed(ArkCtx& c, ark_u32 issued, ark_u32 back) {
   if (issued < back) return true;
@@ -249,9 +268,11 @@ ARK_DEVICE bool ark_stream_iteration(ArkCtx& c, const ArkRange& range, ark_u32& 
     const uint4 mine = next;
     if (first + 32u + lane < end) next = records[first + 32u + lane];
     const ark_u32 count = end - first < 32u ? end - first : 32u;
-    if (ARK_STREAM_GROWS && mine.w != 0u) growth = growths[mine.w - 1u];
+    if (ARK_STREAM_GROWS && mine.w - 1u < 0x7fffffffu) growth = growths[mine.w - 1u];
     for (ark_u32 k = 0u; k < count; ++k) {
-      if (ARK_STREAM_GROWS && __shfl_sync(0xffffffffu, mine.w, k) != 0u) {
+      ark_u32 form = 0u;
+      if (ARK_STREAM_GROWS || ARK_STREAM_CUTS) form = __shfl_sync(0xffffffffu, mine.w, k);
+      if (ARK_STREAM_GROWS && form - 1u < 0x7fffffffu) {
         const ArkGrowth g = ark_from_lane(growth, k);
         if (g.length != lengths) {
           if (!ark_stream_begun(c)) return false;
@@ -266,11 +287,16 @@ ARK_DEVICE bool ark_stream_iteration(ArkCtx& c, const ArkRange& range, ark_u32& 
       const ark_u64 high = __shfl_sync(0xffffffffu, mine.y, k);
       const ark_u32 bytes = __shfl_sync(0xffffffffu, mine.z, k);
       const ark_u64 address = high << 32 | low;
+      const ArkPieces pieces = ark_stream_pieces(form);
       // Little is in flight at once: the time from one copy's end to the next one's start counts.
       if (!ark_slot_free(slot, issued / ARK_RING_DEPTH)) return false;
-      if (!ark_prepare_slot(c, slot, address, bytes)) return false;
+      if (!ark_prepare_slot(c, slot, address, pieces.count * bytes)) return false;
       if (!ark_stream_landed(c, issued, ARK_IN_FLIGHT)) return false;
-      ark_fill_slot(slot, address, bytes);
+      if (pieces.pitch != 0u) {
+        ark_fill_pieces(slot, address, bytes, pieces);
+      } else {
+        ark_fill_slot(slot, address, bytes);
+      }
       if (++issued == 2u * ARK_STAGE_PERIOD) issued = ARK_STAGE_PERIOD;
     }
   }

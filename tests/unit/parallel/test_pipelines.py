@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from ark.cli import main
 from ark.errors import BaseError, InvalidUsageError, ModelError, PlanError
 from ark.parallel.pipeline import Block, Placement, shape, tessel, verify
+from tests.slow import slow
 
 
 @pytest.mark.parametrize(
@@ -24,7 +25,9 @@ from ark.parallel.pipeline import Block, Placement, shape, tessel, verify
         ("V", 2, 8, None),
         ("V", 3, 8, None),
         ("V", 4, 4, 4 * 8 + 12),
+        ("V", 6, 4, 4 * 8 + 12),
         ("X", 4, 8, 8 * 8 + 6),
+        ("X", 6, 8, 8 * 8 + 6),
         ("M", 5, 6, None),
         ("M", 6, 6, None),
     ],
@@ -43,9 +46,27 @@ def test_forward_only_takes_the_load_of_a_device(name: str) -> None:
     assert found.period == max(placement.load(d) for d in range(4)) and found.optimal
 
 
-def test_a_pipeline_of_eight_devices() -> None:
-    found = tessel(shape("V", 8), 8, 8)
-    assert (found.period, found.makespan, found.optimal) == (4, 60, True)
+@pytest.mark.parametrize(
+    ("name", "memory", "period", "makespan"),
+    [
+        ("V", 8, 4, 60),
+        ("M", 8, 8, None),
+        ("K", 8, 6, 60),
+        pytest.param("X", 8, 8, None, marks=slow),
+        pytest.param("M", 9, 7, None, marks=slow),
+        pytest.param("NN", 8, 10, None, marks=slow),
+        pytest.param("NN", 9, 10, None, marks=slow),
+    ],
+)
+def test_eight_devices_and_micro_batches_with_proof(
+    name: str, memory: int, period: int, makespan: int | None
+) -> None:
+    """The proofs are the solver's; that it proves nothing false is brute force's to say, below."""
+    placement = shape(name, 8)
+    found = tessel(placement, memory, 8)
+    assert (found.period, found.optimal) == (period, True)
+    assert makespan in (None, found.makespan)
+    assert verify(placement, [memory] * 8, 8, found.entries) is None
 
 
 def holds(placement: Placement, memory: int, starts: dict[tuple[str, int], int]) -> bool:

@@ -198,5 +198,5 @@ def test_a_growing_fetch_is_one_record_and_what_it_grows_by() -> None:
         assert row["length"] == place.buffer << 32
         assert (row["row"], row["rows"], row["step"]) == (64, ROOM, fetch.stage // 64)
         assert (row["part"], row["parts"]) == (task.coord[2], fetch.growth.parts)
-    starts = np.flatnonzero(built.fetches["growth"])
+    starts = np.flatnonzero(built.fetches["form"])
     assert len(starts) == len(built.growths)

@@ -47,6 +47,7 @@ LARGER = {
     "kv_append": "the position says which rows of the cache",
     "rope_kv": "the position says which rows of the cache, and drops those past its end",
     "gather": "the indices say which elements",
+    "convolution": "strides leave out what lies between windows",
     "pool": "strides leave out what lies between windows",
     "remap": "steps leave elements out, and what is outside of the input is not read",
     "scatter": "the indices say which elements, and a plain update reads none",

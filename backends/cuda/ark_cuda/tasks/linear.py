@@ -26,6 +26,8 @@ def _vector(sig: Signature, machine: Machine) -> int:
         return 0
     if weight.dtype not in ("fp32", "fp16", "bf16") or sig.params["rows"] not in (1, 2, 4, 8):
         return 0
+    if sig.params["split_k"] > 1 and sig.params["rows"] > 1:
+        return 0
     share //= sig.params["split_k"]
     return next((e for e in (8, 4, 2) if share % e == 0 and e * weight.itemsize <= 16), 0)
 

@@ -1,24 +1,25 @@
 // A few rows, one of each sequence of a batch, through a linear layer in the variant `roles`: as in
-// linear_roles.h, but sums are products of matrix units (m16n8k16), in which the input's rows are
-// rows of a tile, whose upper eight are zero, and the weights' rows are its columns. So up to eight
-// rows cost what one does.
+// linear_roles.h, but sums are products of matrix units (m16n8k16), so that up to eight rows cost
+// what one does. A stage has a part of each of as many rows of weights as matrix units take: then
+// it is multiplied by no more of the input than it has weights. An input that is large beside the
+// ring never lies in shared memory: each warp reads what it needs for a stage.
 
 constexpr int ARK_ROW_PAD = 64;  // bytes between rows in shared memory: they begin at other banks
 
-// d += a b for a tile of 16 by 8, 16 deep, of which a's upper eight rows are zero.
-ARK_DEVICE void ark_multiply_rows(const ark_bf16*, float (&d)[4], ark_u32 a0, ark_u32 a1,
-                                  ark_u32 b0, ark_u32 b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %6, %5, %6}, "
-      "{%7, %8}, {%0, %1, %2, %3};"
+// d += a b for a tile of 16 by 8, 16 deep.
+ARK_DEVICE void ark_multiply_tile(const ark_bf16*, float (&d)[4], ark_u32 a0, ark_u32 a1,
+                                  ark_u32 a2, ark_u32 a3, ark_u32 b0, ark_u32 b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a0), "r"(a1), "r"(0u), "r"(b0), "r"(b1));
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
-ARK_DEVICE void ark_multiply_rows(const ark_f16*, float (&d)[4], ark_u32 a0, ark_u32 a1, ark_u32 b0,
-                                  ark_u32 b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %6, %5, %6}, "
-      "{%7, %8}, {%0, %1, %2, %3};"
+ARK_DEVICE void ark_multiply_tile(const ark_f16*, float (&d)[4], ark_u32 a0, ark_u32 a1, ark_u32 a2,
+                                  ark_u32 a3, ark_u32 b0, ark_u32 b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a0), "r"(a1), "r"(0u), "r"(b0), "r"(b1));
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 template <typename A, typename B>
@@ -75,93 +76,138 @@ ARK_DEVICE void ark_batch_rows(ArkCtx& c, const P* p, const float (&factor)[F], 
   }
 }
 
-// Products of M rows of the input with R rows of the weights, both K long in shared memory, PITCH
-// and WIDTH apart: lane l gets those of input row l / 4 with weight rows l % 4 * 2 and the next.
-// A product takes long to come and shared memory too: DEEP pieces of 32 are asked for while those
-// before are multiplied, each piece's sums by themselves.
-template <int M, int R, int K, int PITCH, int WIDTH, typename T>
-ARK_DEVICE void ark_batch_dots(const T* w, const T* x, float (&sum)[2]) {
-  constexpr int ALL = K / 32, DEEP = ALL % 4 == 0 ? 4 : ALL % 2 == 0 ? 2 : 1;
-  const int row = ark_lane() / 4, piece = ark_lane() % 4 * 8;
-  const uint4* from = reinterpret_cast<const uint4*>(x + row * PITCH + piece);
-  const uint4* by = reinterpret_cast<const uint4*>(w + row * WIDTH + piece);
+// A lane's place in a tile of 16 by 8, whose rows are weights and whose columns are the input's
+// rows: it has two neighbouring weights' rows from `row` on, of which R there are, and two of M
+// input rows from `column` on. Its element e is of row e / 2 and column e % 2.
+struct ArkTileLane {
+  int row;
+  int column;
+};
+ARK_DEVICE ArkTileLane ark_tile_lane() {
+  return ArkTileLane{ark_lane() / 4 * 2, ark_lane() % 4 * 2};
+}
+// Where that element is among R by M; -1 if it is not.
+template <int R, int M>
+ARK_DEVICE int ark_tile_at(const ArkTileLane& lane, int e) {
+  const int row = lane.row + e / 2, column = lane.column + e % 2;
+  return row < R && column < M ? row * M + column : -1;
+}
+
+ARK_DEVICE uint4 ark_either(bool first, const uint4& a, const uint4& b) {
+  return make_uint4(first ? a.x : b.x, first ? a.y : b.y, first ? a.z : b.z, first ? a.w : b.w);
+}
+
+// Adds to d the products of R rows of PART weights in shared memory with input rows, in blocks of
+// 32; x(i) is what this lane has of block i of input row `ark_lane() / 4`. All rows begin at one
+// bank: of two blocks, neighbouring rows' lanes load another one first.
+template <int R, int PART, int UNROLLED, int D, typename T, class X>
+ARK_DEVICE void ark_tile_products(const T* w, const X& x, float (&d)[D][4]) {
+  constexpr int BLOCKS = PART / 32;
+  const bool there = ark_tile_lane().row < R, odd = (ark_lane() / 4 & 1) != 0;
+  const uint4* upper =
+      reinterpret_cast<const uint4*>(w + ark_tile_lane().row * PART) + ark_lane() % 4;
+  const uint4* lower = upper + PART / 8;
   const uint4 none = make_uint4(0u, 0u, 0u, 0u);
-  float d[DEEP][2][4] = {};
-  uint4 a[DEEP], b[DEEP];
-  const auto ask = [&](int first) {
-#pragma unroll
-    for (int i = 0; i < DEEP; ++i) {
-      a[i] = row < M ? from[4 * (first + i)] : none;
-      b[i] = row < R ? by[4 * (first + i)] : none;
-    }
+  const auto multiply = [&](int at, const uint4& u, const uint4& l, const uint4& b) {
+    ark_multiply_tile(w, d[at], u.x, l.x, u.y, l.y, b.x, b.y);
+    ark_multiply_tile(w, d[at + 1], u.z, l.z, u.w, l.w, b.z, b.w);
   };
-  ask(0);
-#pragma unroll 1
-  for (int first = DEEP; first <= ALL; first += DEEP) {
-    uint4 x0[DEEP], w0[DEEP];
-#pragma unroll
-    for (int i = 0; i < DEEP; ++i) x0[i] = a[i], w0[i] = b[i];
-    if (first < ALL) ask(first);
-#pragma unroll
-    for (int i = 0; i < DEEP; ++i) {
-      ark_multiply_rows(w, d[i][0], x0[i].x, x0[i].y, w0[i].x, w0[i].y);
-      ark_multiply_rows(w, d[i][1], x0[i].z, x0[i].w, w0[i].z, w0[i].w);
-    }
+#pragma unroll UNROLLED
+  for (int i = 0; i < BLOCKS / 2 * 2; i += 2) {
+    const int one = (odd ? i + 1 : i) * 4, other = (odd ? i : i + 1) * 4;
+    const uint4 u0 = there ? upper[one] : none, l0 = there ? lower[one] : none;
+    const uint4 u1 = there ? upper[other] : none, l1 = there ? lower[other] : none;
+    multiply(0, ark_either(odd, u1, u0), ark_either(odd, l1, l0), x(i));
+    multiply(D - 2, ark_either(odd, u0, u1), ark_either(odd, l0, l1), x(i + 1));
   }
-#pragma unroll
-  for (int e = 0; e < 2; ++e) {
-    sum[e] = 0.0f;
-#pragma unroll
-    for (int i = 0; i < DEEP; ++i) sum[e] += d[i][0][e] + d[i][1][e];
+  if constexpr (BLOCKS % 2 != 0) {
+    constexpr int LAST = BLOCKS - 1;
+    multiply(0, there ? upper[LAST * 4] : none, there ? lower[LAST * 4] : none, x(LAST));
   }
 }
 
-// As ark_row_total, of the M rows that lanes with `mine` have (row m) of a weights' row.
-template <int M, int P>
-ARK_DEVICE bool ark_batch_total(bool mine, int m, int row, int number, float* parts,
-                                ark_u32* counts, float& sum) {
-  volatile float* own = parts + row * P * M + m;
-  if (mine) own[number * M] = sum;
+// The sums of R rows of weights with M rows of the input, of which each lane has its tile's: true
+// for the warp that adds the last of the P parts, which gets the totals, summed in order. parts:
+// the last KEPT stages' sums; counts: how many of some rows' parts are there.
+template <int R, int M, int P, int KEPT>
+ARK_DEVICE bool ark_batch_total(int stage, float* parts, ark_u32* counts, float (&sum)[4]) {
+  static_assert(KEPT % P == 0, "rows are kept whole");
+  const int place = stage % KEPT, rows = place / P;
+  const ArkTileLane lane = ark_tile_lane();
+  volatile float* own = parts + rows * P * R * M;
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    const int at = ark_tile_at<R, M>(lane, e);
+    if (at >= 0) own[place % P * R * M + at] = sum[e];
+  }
   __threadfence_block();
   __syncwarp();
   ark_u32 before = 0u;
-  if (ark_lane() == 0) before = atomicAdd(&counts[row], 1u);
-  if (__shfl_sync(0xffffffffu, before, 0) != P - 1) return false;
+  if (ark_lane() == 0) before = atomicAdd(&counts[rows], 1u);
+  if (__shfl_sync(0xffffffffu, before, 0) % P != P - 1) return false;
   __threadfence_block();
-  sum = 0.0f;
 #pragma unroll
-  for (int i = 0; i < P; ++i) {
-    if (mine) sum += own[i * M];
+  for (int e = 0; e < 4; ++e) {
+    const int at = ark_tile_at<R, M>(lane, e);
+    sum[e] = 0.0f;
+#pragma unroll
+    for (int i = 0; at >= 0 && i < P; ++i) sum[e] += own[i * R * M + at];
   }
   return true;
 }
 
-// coord, W, K, R, P, TASK_ROWS, XS: as of ark_linear_roles; M: rows of the input.
-template <typename W, int K, int R, int P, int TASK_ROWS, int XS, int M, class X, class N, class S>
+// What the epilogue asks for beforehand, and what it does with a tile's sums: both of a lane's rows
+// at once, for each of its columns. row: its first row of the weights, of which `end` there are.
+template <int R, int M, class S>
+ARK_DEVICE void ark_tile_ahead(ArkCtx& c, const S& epilogue, int row, int end,
+                               float (&ahead)[2][1][2]) {
+  const ArkTileLane lane = ark_tile_lane();
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    if (ark_tile_at<R, M>(lane, e) < 0 || row >= end) continue;
+    ark_sums_ahead(c, epilogue, lane.column + e, row, end - row, ahead[e]);
+  }
+}
+template <int R, int M, class S>
+ARK_DEVICE void ark_tile_store(ArkCtx& c, S& epilogue, int row, int end, const float (&sum)[4],
+                               const float (&scale)[2], const float (&ahead)[2][1][2]) {
+  const ArkTileLane lane = ark_tile_lane();
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    if (ark_tile_at<R, M>(lane, e) < 0 || row >= end) continue;
+    const float both[2] = {sum[e] * scale[e], sum[2 + e] * scale[e]};
+    ark_sums_store(c, epilogue, lane.column + e, row, end - row, both, ahead[e][0]);
+  }
+}
+
+// This warp's first stage of the task.
+ARK_DEVICE int ark_first_stage(const ArkCtx& c, const ArkTask& t) {
+  const ark_u32 before = (ark_stages_before(c) + t.fetch_begin) % ARK_WARPS;
+  return static_cast<int>((static_cast<ark_u32>(ark_warp()) + ARK_WARPS - before) % ARK_WARPS);
+}
+
+// coord: first and last+1 row of the weights, of type W and K long, R to a stage, in P stages each.
+// KEPT: as of ark_batch_total. XS: bytes of shared memory that hold the input's M rows. False if
+// the processor is to leave.
+template <typename W, int K, int R, int P, int KEPT, int XS, int M, class X, class N, class S>
 ARK_DEVICE bool ark_linear_batch(ArkCtx& c, const ArkTask& t, X input, const N& prologue,
                                  S epilogue) {
-  constexpr int PITCH = K + ARK_ROW_PAD / static_cast<int>(sizeof(W)), OWN = R > 1 ? 2 : 1;
+  constexpr int PITCH = K + ARK_ROW_PAD / static_cast<int>(sizeof(W)), PART = K / P;
   W* xs = reinterpret_cast<W*>(ARK_SCRATCH(c));
   float* squares = reinterpret_cast<float*>(ARK_SCRATCH(c) + XS);
   float* parts = squares + ARK_WARPS * M;
-  ark_u32* counts = reinterpret_cast<ark_u32*>(parts + TASK_ROWS * P * M);
-  const int end = t.coord[1], m = ark_lane() / 4, own = ark_lane() % 4 * 2;
-  const bool mine = m < M && own < R;
-  const int first = static_cast<int>((static_cast<ark_u32>(ark_warp()) + ARK_WARPS -
-                                      (ark_stages_before(c) + t.fetch_begin) % ARK_WARPS) %
-                                     ARK_WARPS);
-  const auto row_of = [&](int j) { return t.coord[0] + j / P * R + own; };
-  float ahead[1][OWN] = {};
-  const auto prepare = [&](int row) {
-    if (mine && row < end) ark_sums_ahead(c, epilogue, m, row, end - row, ahead);
-  };
-  if constexpr (!S::WAITS) prepare(row_of(first));
+  ark_u32* counts = reinterpret_cast<ark_u32*>(parts + KEPT * R * M);
+  const int end = t.coord[1], column = ark_tile_lane().column;
+  const int first = ark_first_stage(c, t);
+  const auto row_of = [&](int j) { return t.coord[0] + j / P * R + ark_tile_lane().row; };
+  float ahead[2][1][2] = {};
+  if constexpr (!S::WAITS) ark_tile_ahead<R, M>(c, epilogue, row_of(first), end, ahead);
   float factor[N::norm ? 2 * ARK_ROW_PAIRS<K> : 1];
   if constexpr (N::norm) ark_row_factors<K>(prologue.weight.p, factor);
   if (!ark_enter(c)) return false;
-  if constexpr (S::WAITS) prepare(row_of(first));
+  if constexpr (S::WAITS) ark_tile_ahead<R, M>(c, epilogue, row_of(first), end, ahead);
   if constexpr (P > 1) {
-    for (int i = ark_tid(); i < TASK_ROWS; i += ARK_THREADS) counts[i] = 0u;
+    for (int i = ark_tid(); i < KEPT / P; i += ARK_THREADS) counts[i] = 0u;
   }
   float square[M] = {};
   ark_batch_rows<M, K, PITCH, N::norm>(c, input.p, factor, xs, square, X::system);
@@ -173,27 +219,87 @@ ARK_DEVICE bool ark_linear_batch(ArkCtx& c, const ArkTask& t, X input, const N& 
     }
   }
   ark_gathered();
-  float scale = 1.0f;
+  float scale[2] = {1.0f, 1.0f};
   if constexpr (N::norm) {
-    float all = 0.0f;
-    for (int w = 0; mine && w < ARK_WARPS; ++w) all += squares[w * M + m];
-    scale = ark_rsqrt(all / K + prologue.eps);
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      float all = 0.0f;
+      for (int w = 0; column + e < M && w < ARK_WARPS; ++w) all += squares[w * M + column + e];
+      scale[e] = ark_rsqrt(all / K + prologue.eps);
+    }
   }
   const int stages = static_cast<int>(t.fetch_end - t.fetch_begin);
   for (int j = first; j < stages; j += ARK_WARPS) {
-    const int row = row_of(j);
-    if (j != first) prepare(row);
+    if (j != first) ark_tile_ahead<R, M>(c, epilogue, row_of(j), end, ahead);
     const W* w = reinterpret_cast<const W*>(ark_stage(c, t.fetch_begin + j));
-    float sum[2];
-    ark_batch_dots<M, R, K / P, PITCH, K>(w, xs + j % P * (K / P), sum);
+    const uint4* own = reinterpret_cast<const uint4*>(xs + ark_lane() / 4 * PITCH + j % P * PART);
+    const auto x = [&](int i) {
+      return ark_lane() / 4 < M ? own[i * 4 + ark_lane() % 4] : make_uint4(0u, 0u, 0u, 0u);
+    };
+    float d[4][4] = {};
+    ark_tile_products<R, PART, 4>(w, x, d);
     ark_stage_done(c, t.fetch_begin + j);
-    if constexpr (P > 1) {
-      if (!ark_batch_total<M, P>(mine, m, j / P, j % P, parts, counts, sum[0])) continue;
-    }
-    float sums[OWN];
+    float sum[4];
 #pragma unroll
-    for (int i = 0; i < OWN; ++i) sums[i] = sum[i] * scale;
-    if (mine && row < end) ark_sums_store(c, epilogue, m, row, end - row, sums, ahead[0]);
+    for (int e = 0; e < 4; ++e) sum[e] = (d[0][e] + d[1][e]) + (d[2][e] + d[3][e]);
+    if constexpr (P > 1) {
+      if (!ark_batch_total<R, M, P, KEPT>(j, parts, counts, sum)) continue;
+    }
+    ark_tile_store<R, M>(c, epilogue, row_of(j), end, sum, scale, ahead);
+  }
+  return true;
+}
+
+// 16 bytes that another processor wrote, past the first cache.
+template <typename T>
+ARK_DEVICE uint4 ark_load_far(const T* p) {
+  uint4 v;
+  asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p));
+  return v;
+}
+
+// The same where the input, of the weights' type in plain memory, stays there: a warp asks for the
+// part that it multiplies by a stage while the stage is on its way.
+template <typename W, int K, int R, int P, int KEPT, int M, class X, class S>
+ARK_DEVICE bool ark_linear_apart(ArkCtx& c, const ArkTask& t, X input, S epilogue) {
+  constexpr int PART = K / P, ALL = PART / 32;
+  static_assert(ALL <= 16, "a lane has registers for so much");
+  float* parts = reinterpret_cast<float*>(ARK_SCRATCH(c));
+  ark_u32* counts = reinterpret_cast<ark_u32*>(parts + KEPT * R * M);
+  const float scale[2] = {1.0f, 1.0f};
+  const int end = t.coord[1], own = ark_lane() / 4;
+  const int first = ark_first_stage(c, t);
+  const auto row_of = [&](int j) { return t.coord[0] + j / P * R + ark_tile_lane().row; };
+  float ahead[2][1][2] = {};
+  if constexpr (!S::WAITS) ark_tile_ahead<R, M>(c, epilogue, row_of(first), end, ahead);
+  if (!ark_enter(c)) return false;
+  if constexpr (S::WAITS) ark_tile_ahead<R, M>(c, epilogue, row_of(first), end, ahead);
+  if constexpr (P > 1) {
+    for (int i = ark_tid(); i < KEPT / P; i += ARK_THREADS) counts[i] = 0u;
+  }
+  ark_gathered();
+  const W* from = input.p + own * K + ark_lane() % 4 * 8;
+  const int stages = static_cast<int>(t.fetch_end - t.fetch_begin);
+  for (int j = first; j < stages; j += ARK_WARPS) {
+    float d[2][4] = {};
+    uint4 x[ALL];
+#pragma unroll
+    for (int i = 0; i < ALL; ++i) {
+      x[i] = own < M ? ark_load_far(from + j % P * PART + i * 32) : make_uint4(0u, 0u, 0u, 0u);
+    }
+    const W* w = reinterpret_cast<const W*>(ark_stage(c, t.fetch_begin + j));
+    ark_tile_products<R, PART, ALL>(w, [&](int i) { return x[i]; }, d);
+    ark_stage_done(c, t.fetch_begin + j);
+    float sum[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sum[e] = d[0][e] + d[1][e];
+    if constexpr (P > 1) {
+      if (!ark_batch_total<R, M, P, KEPT>(j, parts, counts, sum)) continue;
+    }
+    if (j / P != first / P) ark_tile_ahead<R, M>(c, epilogue, row_of(j), end, ahead);
+    ark_tile_store<R, M>(c, epilogue, row_of(j), end, sum, scale, ahead);
   }
   return true;
 }

@@ -9,13 +9,22 @@ from __future__ import annotations
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.linear import epilogue, narrow_bytes, prologue
+from ark.tasks.linear import (
+    epilogue,
+    kept_stages,
+    narrow_bytes,
+    prologue,
+    reads_apart,
+    sums_bytes,
+)
 from ark_cuda.tasks import inline
 
 ALIGN = 16
 
 
 def _input_bytes(sig: Signature) -> int:
+    if _rows(sig) > 1 and reads_apart(sig):
+        return 0
     held = narrow_bytes(_rows(sig), sig.operands[0].shape[1], sig.operands[1].itemsize)
     return -(-held // ALIGN) * ALIGN
 
@@ -37,9 +46,11 @@ def scratch(sig: Signature, machine: Machine) -> int:
     bytes.
     """
     splits, rows = sig.params["split_k"], _rows(sig)
-    parts = 4 * (splits * rows + 1) * _task_rows(sig, machine) if splits > 1 else 0
+    if rows > 1:
+        return _input_bytes(sig) + sums_bytes(machine.warps, rows, sig.params["rows"], splits)
+    parts = 4 * (splits + 1) * _task_rows(sig, machine) if splits > 1 else 0
     best = 8 * machine.warps if sig.params["epilogue"] == "sample" else 0
-    return _input_bytes(sig) + 4 * machine.warps * rows + parts + best
+    return _input_bytes(sig) + 4 * machine.warps + parts + best
 
 
 def poll(name: str, sig: Signature, machine: Machine) -> str:
@@ -52,14 +63,18 @@ def poll(name: str, sig: Signature, machine: Machine) -> str:
 
 def write(name: str, sig: Signature, machine: Machine) -> str:
     """The computing warps' part."""
-    k, params = sig.operands[0].shape[1], sig.params
-    rows = _task_rows(sig, machine)
-    shares = (sig.operands[0].shape[0], params.get("first", 0) % sig.operands[0].shape[0])
-    sizes = (params["rows"], params["split_k"], rows, _input_bytes(sig))
-    constants = (sig.operands[1].ctype, k, *sizes)
+    k, params, rows = sig.operands[0].shape[1], sig.params, _rows(sig)
+    sizes = (sig.operands[1].ctype, k, params["rows"], params["split_k"])
     operands = (text.given(sig, 0), prologue(sig), epilogue(sig))
-    if _rows(sig) > 1:
-        call = text.called("ark_linear_batch", (*constants, _rows(sig)), operands)
+    if rows == 1:
+        given = sig.operands[0].shape[0]
+        shares = (given, params.get("first", 0) % given)
+        constants = (*sizes, _task_rows(sig, machine), _input_bytes(sig), *shares)
+        return inline.inlined(name, text.called("ark_linear_roles", constants, operands), machine)
+    several = (*sizes, kept_stages(machine.warps, params["split_k"]))
+    if reads_apart(sig):
+        apart = (operands[0], operands[2])
+        call = text.called("ark_linear_apart", (*several, rows), apart)
     else:
-        call = text.called("ark_linear_roles", (*constants, *shares), operands)
+        call = text.called("ark_linear_batch", (*several, _input_bytes(sig), rows), operands)
     return inline.inlined(name, call, machine)

@@ -1,0 +1,66 @@
+"""Products that read a transposed matrix read what was transposed instead, the other way round.
+
+Front ends write x W^T as a transpose and a product; the transpose is an op of its own only where
+somebody else reads it. Called by ark.lower.pipeline.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections import Counter
+
+from ark.ir.graph import Graph, Node
+from ark.ir.values import Tensor
+
+FLAGS = ("transpose_a", "transpose_b")
+
+
+def read_turned(graph: Graph, kept: frozenset[int] = frozenset()) -> Graph:
+    """A copy of the graph with such products. kept: ids of buffers that somebody else reads."""
+    turned: dict[int, tuple[int, Node]] = {}  # by tensor: place and node
+    written: dict[int, int] = {}  # by buffer: place of the last write
+    nodes: list[Node] = []
+    for place, node in enumerate(graph.nodes):
+        if _turns(node):
+            turned[node.outputs[0].id] = (place, node)
+        elif node.type == "matmul" and node.hints is None:
+            for side in (0, 1):
+                at, before = turned.get(node.inputs[side].id, (-1, None))
+                if before is None or node.inputs[side] != before.outputs[0]:
+                    continue
+                source = before.inputs[0]
+                if before.phase == node.phase and written.get(source.buffer.id, -1) <= at:
+                    node = _reading(node, side, source)
+        for tensor in node.outputs:
+            written[tensor.buffer.id] = place
+        nodes.append(node)
+    made = copy.copy(graph)
+    read = Counter(t.buffer.id for n in nodes for t in (*n.inputs, *n.after))
+    made.nodes = [n for n in nodes if n.id not in _ids(turned) or not _unread(n, read, kept)]
+    return made
+
+
+def _turns(node: Node) -> bool:
+    """Does it swap the last two dimensions, and no others?"""
+    if node.type != "transpose" or node.hints is not None or node.outputs[0].dtype.packed:
+        return False
+    order = list(node.attrs["perm"])
+    count = len(order)
+    return count >= 2 and order == [*range(count - 2), count - 1, count - 2]
+
+
+def _reading(product: Node, side: int, source: Tensor) -> Node:
+    inputs = list(product.inputs)
+    inputs[side] = source
+    attrs = {**product.attrs, FLAGS[side]: not product.attrs[FLAGS[side]]}
+    return dataclasses.replace(product, inputs=tuple(inputs), attrs=attrs)
+
+
+def _ids(turned: dict[int, tuple[int, Node]]) -> set[int]:
+    return {node.id for _, node in turned.values()}
+
+
+def _unread(node: Node, read: Counter[int], kept: frozenset[int]) -> bool:
+    buffer = node.outputs[0].buffer
+    return buffer.arena == "activation" and buffer.id not in kept and not read[buffer.id]

@@ -1,0 +1,62 @@
+"""Many small launches of one kernel on a caller's streams: what does not change from one to the
+next is found once, so that a launch costs the host little. Called by ark.interop.torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ark.backend.protocol import Again, StreamDevice
+from ark.errors import InvalidUsageError
+from ark.runtime import live
+from ark.runtime.executor import Executor
+from ark.runtime.run import Run
+
+
+class Streamed:
+    """Launches of an executor that go on from one another (`Executor.resume`), on streams. Those on
+    another stream lie behind those before.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        """InvalidUsageError where launches cannot go on, or the device has no streams."""
+        if not isinstance(executor.device, StreamDevice):
+            raise InvalidUsageError("the device has no streams of a caller's")
+        self._executor = executor
+        self._again: Again | None = None
+        self._params: np.ndarray | None = None
+        self._run: Run | None = None
+        self._first: Any = None
+        self._end: Any = None
+
+    def __call__(self, stream: int, iterations: int = 1) -> None:
+        """Launches so many iterations more. Raises GpuError if a launch before gave up."""
+        executor = self._executor
+        run = self._run
+        if run is None or executor.latest is not run or executor.resumed is None:
+            run = self._begin()
+        if run.host["error"][0]:
+            run.check()
+        assert self._again is not None
+        self._first[0] = executor.resumed
+        self._end[0] = executor.resumed = run.iterations = run.iterations + iterations
+        self._again(stream)
+        live.add(run)
+
+    def _begin(self) -> Run:
+        """The first launch, or the first one behind launches of another kind."""
+        executor, device = self._executor, self._executor.device
+        assert isinstance(device, StreamDevice)
+        executor.wait_idle()
+        params = executor.resumable()
+        if params is not self._params or self._again is None:
+            kernel, processors = executor.kernels[0], executor.plan.processors
+            self._again = device.again(
+                kernel.loaded, params, processors, kernel.threads, kernel.shared_bytes
+            )
+            self._params = params
+            self._first, self._end = params["first"], params["end"]
+        self._run = executor.watched(self._again)
+        return self._run

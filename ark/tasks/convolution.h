@@ -1,0 +1,60 @@
+// Convolutions that read their windows in place. weight(g, m, k) is the place of an element,
+// begin(g, tap, n) that of a group's first channel under a window's tap, or null outside of the
+// input; finish(g, m, n, sum) stores a result.
+
+// Lanes that share the channels of a tile of so few results that threads would be idle.
+constexpr int ark_convolution_lanes(int results, int channels) {
+  int lanes = 1;
+  while (2 * lanes * results <= ARK_THREADS && 2 * lanes <= ARK_LANES && 2 * lanes <= channels) {
+    lanes *= 2;
+  }
+  return lanes;
+}
+
+// Rows of weights that a thread multiplies an element of the input with, where threads have enough.
+constexpr int ark_convolution_rows(int rows, int others, int most) {
+  int each = 1;
+  while (2 * each <= most && 2 * each <= rows && rows / (2 * each) * others >= ARK_THREADS) {
+    each *= 2;
+  }
+  return each;
+}
+
+template <int GROUPS, int ROWS, int COLUMNS, int G, int M, int N, int CHANNELS, int TAPS,
+          ark_i64 STEP, int MOST, class Weight, class Begin, class Finish>
+ARK_DEVICE void ark_convolution(ArkCtx&, const ArkTask& t, const Weight& weight, const Begin& begin,
+                                const Finish& finish) {
+  constexpr int EACH = ark_convolution_rows(ROWS, GROUPS * COLUMNS, MOST);
+  constexpr int BANDS = (ROWS + EACH - 1) / EACH, RESULTS = GROUPS * BANDS * COLUMNS;
+  constexpr int LANES = ark_convolution_lanes(RESULTS, CHANNELS), WIDE = ARK_THREADS / LANES;
+  const int lane = ark_tid() % LANES;
+  for (int base = 0; base < RESULTS; base += WIDE) {
+    const int e = base + ark_tid() / LANES;
+    const int g = t.coord[1] + e / (BANDS * COLUMNS);
+    const int m = t.coord[2] + e / COLUMNS % BANDS * EACH, n = t.coord[3] + e % COLUMNS;
+    const bool here = e < RESULTS && g < G && m < M && n < N;
+    float sums[EACH];
+#pragma unroll
+    for (int r = 0; r < EACH; ++r) sums[r] = 0.0f;
+    for (int tap = 0; here && tap < TAPS; ++tap) {
+      const auto* x = begin(g, tap, n);
+      if (x == nullptr) continue;
+#pragma unroll 4
+      for (int channel = lane; channel < CHANNELS; channel += LANES) {
+        const float v = ark_get(x, channel * STEP);
+#pragma unroll
+        for (int r = 0; r < EACH; ++r) {
+          const int row = m + r < M ? m + r : M - 1;
+          sums[r] += v * ark_get(weight(g, row, channel * TAPS + tap), 0);
+        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < EACH; ++r) {
+      for (int mask = 1; mask < LANES; mask *= 2) sums[r] += ark_shfl_xor(sums[r], mask);
+      if (here && lane == 0 && r < ROWS - (m - t.coord[2]) && m + r < M) {
+        finish(g, m + r, n, sums[r]);
+      }
+    }
+  }
+}

@@ -1,0 +1,152 @@
+"""Tiles of a convolution that reads its windows in place: no matrix of them is laid out.
+
+params: size, stride, dilation, before (one number a spatial dimension, as of ark.tasks.windows;
+what lies outside of the input is zero), sizes (of the result's places), expr as of
+ark.tasks.matmul, tile. operands: weight (1, groups, outputs, depth), input (n, channels,
+spatial...), output (n, groups, outputs, places), and what the expression reads. The depth is the
+channels of a group times the window. coord: the tile's first index of the output; a tile lies in
+one n. Sums are fp32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+from ark.machine import Machine
+from ark.plan.kind import Access, Signature, TaskKind, register
+from ark.plan.params import INT_MAX, Params, Places, Size, Tile, box, covers, need, typed
+from ark.tasks import expression, text
+from ark.tasks.matmul import finish, outputs
+from ark.tasks.pointwise import broadcast_access, broadcasts, tile_box
+from ark.tasks.windows import Margins, Steps
+
+MOST_ROWS = 4  # results of a thread that share an element of the input
+Sizes = Annotated[tuple[Size, ...], msgspec.Meta(min_length=1, max_length=3)]
+
+
+class ConvolutionParams(Params, frozen=True):
+    size: Steps
+    stride: Steps
+    dilation: Steps
+    before: Margins
+    sizes: Sizes
+    tile: Tile
+    expr: list[Any] | None = None
+
+
+class Convolution(TaskKind):
+    name = "convolution"
+    params = ConvolutionParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        p, others = sig.params, sig.operands[3:]
+        need(len(sig.operands) >= 3, "it has no output")
+        need(p.get("expr") is not None or not others, "it has operands for no expression")
+        if p.get("expr") is not None:
+            expression.check(p["expr"], ["fp32", *(o.dtype for o in others)])
+            need(not expression.places(p["expr"]), "its expression asks for an element's place")
+        for index in range(3, len(sig.operands)):
+            broadcasts(sig, index, 2)
+        weight, source, out = (typed(sig, index).shape for index in range(3))
+        spatial = len(source) - 2
+        names = ("size", "stride", "dilation", "before", "sizes")
+        need(all(len(p[key]) == spatial for key in names), f"no windows of {list(source)}")
+        need(len(weight) == len(out) == 4, "weight and output have four dimensions")
+        n, groups, rows, places = out
+        need(places == math.prod(p["sizes"]), f"{places} places are not {list(p['sizes'])}")
+        need(source[0] == n and source[1] % groups == 0, f"{list(source)} in {groups} groups")
+        depth = source[1] // groups * math.prod(p["size"])
+        need(weight == (1, groups, rows, depth), f"weights of shape {list(weight)}")
+        for d in range(spatial):
+            last = (p["sizes"][d] - 1) * p["stride"][d] + (p["size"][d] - 1) * p["dilation"][d]
+            need(last < INT_MAX, "a window reaches further than can be counted")
+        covers(p["tile"], out)
+        need(p["tile"][0] == 1, "a tile has several n")
+
+    def places(self, sig: Signature) -> Places:
+        return box(sig.operands[2].shape, sig.params["tile"])
+
+    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        weight, source, out = (o.shape for o in sig.operands[:3])
+        p = sig.params
+        lo, hi = tile_box(out, coord, p["tile"])
+        each = source[1] // out[1]
+        low, high = [lo[0], lo[1] * each], [hi[0], hi[1] * each]
+        for d, (first, last) in enumerate(_places(p["sizes"], lo[3], hi[3])):
+            n, reach = source[2 + d], (p["size"][d] - 1) * p["dilation"][d]
+            begin = first * p["stride"][d] - p["before"][d]
+            end = last * p["stride"][d] - p["before"][d] + reach
+            low.append(min(max(begin, 0), n - 1))
+            high.append(max(min(end, n - 1), 0) + 1)
+        return [
+            Access(0, (0, lo[1], lo[2], 0), (1, hi[1], hi[2], weight[3])),
+            Access(1, tuple(low), tuple(high)),
+            *(broadcast_access(sig, i, lo, hi) for i in range(3, len(sig.operands))),
+            Access(2, lo, hi, write=True),
+        ]
+
+    def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
+        elements = math.prod(sig.params["tile"])
+        return 2.0 * elements * sig.operands[0].shape[3], super().cost(sig, coord)[1]
+
+    def headers(self) -> tuple[str, ...]:
+        return (text.header("convolution.h"),)
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        p, source, out = sig.params, sig.operands[1], sig.operands[2].shape
+        taps, each = math.prod(p["size"]), source.shape[1] // out[1]
+        constants = (*p["tile"][1:], *out[1:], each, taps, source.strides[1], MOST_ROWS)
+        weights = text.offset(sig, 0, ["0", "g", "m", "k"])
+        body = (
+            text.operand(sig, 0, "p0")
+            + text.operand(sig, 1, "p1")
+            + outputs(sig)
+            + "  const int i0 = t.coord[0];\n  (void)i0;\n"
+        )
+        arguments = (
+            f"[&](int g, int m, int k) {{ (void)g; return p0 + ({weights}); }}",
+            f"[&](int g, int tap, int n) -> decltype(p1) {{\n{_begin(sig, each)}  }}",
+            f"[&](int i1, int m, int n, float sum) {{\n      (void)i1;\n"
+            f"{finish(sig, 'sum', 'm', 'n')}  }}",
+        )
+        body += f"  {text.called('ark_convolution', constants, arguments)};\n"
+        return text.function(name, body)
+
+
+def _places(sizes: Sequence[int], first: int, end: int) -> list[tuple[int, int]]:
+    """By spatial dimension the first and the last index of places from `first` on, below `end`."""
+    found: list[tuple[int, int]] = []
+    last = end - 1
+    whole = False  # a run of several indices further out has all of these
+    for d, n in enumerate(sizes):
+        step = math.prod(sizes[d + 1 :])
+        a, b = first // step % n, last // step % n
+        found.append((0, n - 1) if whole else (a, b))
+        whole = whole or a != b
+    return found
+
+
+def _begin(sig: Signature, each: int) -> str:
+    """Statements that return where the first channel of a group lies under a window's tap."""
+    p, source = sig.params, sig.operands[1]
+    spatial = len(source.shape) - 2
+    lines, guards = [], []
+    for d in range(spatial):
+        across, under = math.prod(p["size"][d + 1 :]), math.prod(p["sizes"][d + 1 :])
+        tap, place = f"tap / {across} % {p['size'][d]}", f"n / {under} % {p['sizes'][d]}"
+        lines.append(
+            f"const int x{d} = ({place}) * {p['stride'][d]} - {p['before'][d]} + "
+            f"({tap}) * {p['dilation'][d]};"
+        )
+        guards.append(f"x{d} < 0 || x{d} >= {source.shape[2 + d]}")
+    where = text.offset(sig, 1, ["i0", f"(g * {each})", *(f"x{d}" for d in range(spatial))])
+    lines += [f"if ({' || '.join(guards)}) return nullptr;", f"return p1 + ({where});"]
+    return "".join(f"    {line}\n" for line in ["(void)g; (void)tap;", *lines])
+
+
+register(Convolution())

@@ -1,0 +1,152 @@
+"""Few rows through linear layers by matrix units in the variant `roles`, on a GPU against NumPy."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+
+import numpy as np
+import pytest
+
+import ark
+from ark.errors import PlanError
+from ark.frontend.model import Model, use_model
+from ark.ir.dtype import DataType, bf16, fp16
+from ark.lower.pipeline import plan
+from ark.plan import kind as kinds
+from ark.plan.serialize import from_json, machine_of, to_json
+from ark.plan.types import Plan
+from ark.plan.verify import verify
+from ark.plan.verify.structure import check_pieces
+from ark.runtime import tables
+from ark.runtime.executor import Executor
+from ark.runtime.program import build
+from ark.tasks.linear import narrows, reads_apart
+
+pytest.importorskip("cuda.bindings.nvrtc")
+
+from ark_cuda import backend
+
+needs_gpu = pytest.mark.skipif(
+    not backend.probe().devices and not os.environ.get("ARK_REQUIRE", "").startswith("cuda"),
+    reason=f"no NVIDIA GPU: {backend.probe().reason}",
+)
+# (rows, columns, inner, outputs of the last layer, weights' type): parts of eight rows of weights
+# and of sixteen, inputs that stay in memory, rows that are a multiple of neither, odd parts.
+SIZES = [
+    (8, 2048, 8192, 3000, bf16),
+    (3, 2048, 8192, 3072, bf16),
+    (8, 4096, 14336, 1001, bf16),
+    (5, 1056, 5504, 260, fp16),
+    (2, 96, 224, 24, bf16),
+]
+
+
+def block(rows: int, columns: int, inner: int, outputs: int, dtype: DataType) -> Model:
+    """A gated block with its norm and residual, and a layer behind another norm."""
+    model = Model(0, 1)
+    with use_model(model):
+        x = ark.tensor([rows, columns], name="x")
+        norms = [ark.parameter([columns], name=f"norm{i}") for i in range(2)]
+        gate, up = (ark.parameter([inner, columns], dtype, name=n) for n in ("gate", "up"))
+        down = ark.parameter([columns, inner], dtype, name="down")
+        last = ark.parameter([outputs, columns], dtype, name="last")
+        normed = ark.rmsnorm(x, norms[0], 1e-5)
+        gated = ark.swiglu(ark.linear(normed, gate), ark.linear(normed, up))
+        hidden = ark.add(x, ark.linear(gated, down))
+        ark.linear(ark.rmsnorm(hidden, norms[1], 1e-5), last, name="result")
+    return model
+
+
+def planned(machine: ark.Machine, *sizes: object) -> Plan:
+    made = plan(block(*sizes).graph, machine)  # type: ignore[arg-type]
+    verify([made])
+    assert machine_of(made).variant.name == "roles"
+    return made
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_all_layers_have_the_body_of_several_rows(sizes: tuple) -> None:
+    """In stages that the ring holds, of parts of rows; what gate and up make is not gathered."""
+    made = planned(backend.machine("h100"), *sizes)
+    machine = machine_of(made)
+    linear = [kinds.signature(made, op) for op in made.ops if op.kind == "linear"]
+    assert len(linear) == 3 and all(narrows(sig, machine) for sig in linear)
+    assert [reads_apart(sig) for sig in linear] == [False, sizes[0] * sizes[2] > 8192, False]
+    assert from_json(to_json(made)) == made
+    source = build(made, machine, backend, "sm_90a").emitted.source.text
+    assert "ark_linear_batch<" in source
+    for task in (t for tasks in made.phases[0].processors for t in tasks):
+        for fetch in task.fetches:
+            assert fetch.stage <= machine.stage_bytes
+
+
+def test_the_stream_brings_every_byte_once() -> None:
+    """The records, read as the device reads them, against the rows that the tasks multiply."""
+    made = planned(backend.machine("h100"), 8, 2048, 8192, 3000, bf16)
+    built = tables.build(made, [0] * len(made.ops), lambda b: b << 40, lambda c: 64 * c)
+    seen = {b.id: np.zeros(b.nbytes // 16, np.int32) for b in made.buffers}
+    for record in built.fetches:
+        buffer, at = divmod(int(record["address"]), 1 << 40)
+        form, size = int(record["form"]), int(record["bytes"])
+        count, pitch = (1, 0) if not form else ((form >> 24 & 31) + 1, (form & 0xFFFFFF) * 16)
+        assert form == 0 or form >> 31 == 1
+        for piece in range(count):
+            begin = at + piece * pitch
+            seen[buffer][begin // 16 : (begin + size) // 16] += 1
+    for op in (op for op in made.ops if op.kind == "linear"):
+        assert (seen[made.tensors[op.operands[1]].buffer] == 1).all()
+
+
+def test_parts_of_rows_that_are_not_whole_are_refused() -> None:
+    made = planned(backend.machine("h100"), 8, 2048, 8192, 3000, bf16)
+    for change in ({"rows": 15}, {"parts": 3}, {"stage": 8}, {"nbytes": 4096 + 16}):
+        tasks = [list(own) for own in made.phases[0].processors]
+        task = next(t for t in tasks[0] if t.fetches and t.fetches[0].parts > 1)
+        fetch = dataclasses.replace(task.fetches[0], **change)
+        tasks[0][tasks[0].index(task)] = dataclasses.replace(task, fetches=(fetch,))
+        phase = dataclasses.replace(made.phases[0], processors=tuple(map(tuple, tasks)))
+        with pytest.raises(PlanError, match="fetches what it does not use"):
+            verify([dataclasses.replace(made, phases=(phase,))])
+        with pytest.raises(PlanError, match="parts of"):
+            check_pieces("it", fetch)
+
+
+@needs_gpu
+@pytest.mark.parametrize("sizes", SIZES)
+def test_several_rows_agree_with_numpy(sizes: tuple) -> None:
+    rows, columns, inner, outputs, dtype = sizes
+    rng = np.random.default_rng(3)
+
+    def rounded(*shape: int) -> np.ndarray:
+        return (rng.standard_normal(shape) * shape[-1] ** -0.5).astype(dtype.numpy)
+
+    given = {
+        "x": rng.standard_normal((rows, columns)).astype(np.float32),
+        "norm0": 1.0 + 0.1 * rng.standard_normal(columns),
+        "norm1": 1.0 + 0.1 * rng.standard_normal(columns),
+        "gate+up": rounded(2 * inner, columns),
+        "down": rounded(columns, inner),
+        "last": rounded(outputs, columns),
+    }
+    wide = {name: np.asarray(values).astype(np.float64) for name, values in given.items()}
+
+    def normed(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * weight
+
+    both = (normed(wide["x"], wide["norm0"]) @ wide["gate+up"].T).reshape(rows, inner, 2)
+    gated = both[..., 0] / (1.0 + np.exp(-both[..., 0])) * both[..., 1]
+    hidden = wide["x"] + gated @ wide["down"].T
+    want = normed(hidden, wide["norm1"]) @ wide["last"].T
+    with contextlib.closing(backend.open(0)) as device:
+        made = planned(device.machine, *sizes)
+        with Executor(made, backend, device) as executor:
+            for name, values in given.items():
+                executor.write(name, values)
+            executor.start(3).wait(60)
+            got = executor.read("result").astype(np.float64)
+    error = np.linalg.norm(got - want) / np.linalg.norm(want)
+    assert error < {"fp16": 2e-3, "bf16": 1e-2}[dtype.name]
+    worst = np.abs(got - want).max() / np.abs(want).max()
+    assert worst < {"fp16": 4e-3, "bf16": 3e-2}[dtype.name]
