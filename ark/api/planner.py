@@ -29,6 +29,7 @@ from ark.machine import Machine
 from ark.plan import serialize
 from ark.plan import types as inner
 from ark.plan.verify import verify
+from ark.runtime import tuned
 from ark.runtime.run import Ranks
 
 _EMPTY: Mapping[str, Any] = {
@@ -312,7 +313,9 @@ class Planner:
             return Plan({**_EMPTY, "Rank": graph.rank, "WorldSize": graph.world_size}, model)
         machine = self.machine or Planner.machine_override or device(self.device_id).machine
         graph = self._configured(graph, machine.arch)
-        options = {"external": sorted(model.storages.keys())}
+        options: dict[str, Any] = {"external": sorted(model.storages.keys())}
+        if graph.world_size == 1:
+            options |= tuned.options(machine)
         made = make_plan(graph, machine, options)
         if graph.world_size == 1:
             verify([made])

@@ -28,6 +28,7 @@ from ark.machine import Machine
 from ark.plan import kind as kinds
 from ark.plan.types import Plan
 from ark.plan.verify import verify
+from ark.runtime import tuned
 from ark.runtime.executor import Executor
 
 POOL = 1 << 22
@@ -62,7 +63,7 @@ def planned(case: OpCase, machine: Machine) -> tuple[Plan, str]:
             for i, s in enumerate(case.shapes)
         ]
         out = case.build(*inputs)
-    made = make_plan(model.graph, machine)
+    made = make_plan(model.graph, machine, tuned.options(machine))
     verify([made])
     del out
     tasks = [t for p in made.phases[-1].processors for t in p if made.ops[t.op].operands]
@@ -127,7 +128,7 @@ def _measure(
             run.wait()
             return run.elapsed_ms() / 1e3 / iterations
 
-        seconds = _median(launch, repeats)
+        seconds = median(launch, repeats)
         ours = executor.read(result).astype(np.float32)
     theirs, distance = None, None
     if peer:
@@ -147,7 +148,8 @@ def _measure(
     )
 
 
-def _median(launch: Callable[[int], float], repeats: int) -> float:
+def median(launch: Callable[[int], float], repeats: int) -> float:
+    """Seconds an iteration of `launch(iterations)`, which gives them, once it is warm."""
     launch(1)
     once = launch(2)
     iterations = max(1, min(2000, int(LAUNCH_S / max(once, 1e-7))))
@@ -167,5 +169,5 @@ def _torch(
     inputs = [torch.from_numpy(a.astype(np.float32)).to(place).to(kind) for a in arrays]
     with torch.inference_mode(), contextlib.ExitStack() as stack:
         launch = repeated(lambda: case.peer(*inputs), accelerated, stack)
-        seconds = _median(launch, repeats)
+        seconds = median(launch, repeats)
         return seconds, case.peer(*inputs).float().cpu().numpy()

@@ -30,6 +30,7 @@ COMMANDS = {
     "plan": "make, read and check a plan without any device",
     "emit": "write a plan's loop kernel as source for a backend",
     "export": "write a model as a C library that needs no Python",
+    "tune": "measure how products are best cut on this machine, and keep it",
     "trace": "draw a plan's planned and measured timeline",
     "bench": "measure decoding beside a peer",
     "cache": "show or clear the program cache",

@@ -15,6 +15,7 @@ from ark.backend import registry
 from ark.backend.protocol import Backend, Probe
 from ark.bench.chart import bars
 from ark.bench.comm import COLLECTIVES, CommFigures, measure
+from ark.bench.comm_norm import NormFigures, measure_norm, norm_shapes
 from ark.bench.comm_overlap import OVERLAPS, OverlapFigures, measure_overlap, overlap_case
 from ark.bench.comm_peer import ALONE, GRAPH, CommCase, Peer
 from ark.cli.common import device_index, positive, to_be_started
@@ -60,6 +61,11 @@ def register(kinds: argparse._SubParsersAction) -> None:
         metavar="ROWSxCOLUMNSxDEPTH",
         help="a product of this shape, whose depth the ranks share, and the collective it meets: "
         "each alone, one behind the other, and as one op",
+    )
+    p.add_argument(
+        "--norm",
+        metavar="ROWSxCOLUMNS,...",
+        help="an all_reduce of rows with its residual and rmsnorm: alone, op by op, and as one op",
     )
     p.add_argument("--vs", choices=("nccl", "gloo"), help="measure torch's in the same run")
     p.add_argument("--repeats", type=positive, default=5)
@@ -114,8 +120,8 @@ def run(args: argparse.Namespace) -> int:
     if to_be_started(args.ranks, rank_info):
         return launch_command(args.ranks, [sys.executable, "-m", "ark", *args.words])
     world = rank_info.world_size
-    if args.overlap is not None:
-        return _overlap(args, backend, probe, rank_info)
+    if args.overlap is not None or args.norm is not None:
+        return _fused(args, backend, probe, rank_info)
     topology = None if args.topology is None else load(args.topology)
     cases = [
         CommCase(name, nbytes, dtype, args.way, how, args.engine, args.repeats, topology)
@@ -156,32 +162,53 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _overlap(args: argparse.Namespace, backend: Backend, probe: Probe, ranks: RankInfo) -> int:
+def _fused(args: argparse.Namespace, backend: Backend, probe: Probe, ranks: RankInfo) -> int:
+    """Collectives that are one op with what is before or behind them."""
     names = args.names or OVERLAPS
     if not set(names) <= set(OVERLAPS):
         raise InvalidUsageError(f"products meet {', '.join(OVERLAPS)}; name some of these")
     dtype, world = by_name(args.type), ranks.world_size
     cases = [
-        overlap_case(name, args.overlap, dtype, args.engine, args.repeats, world) for name in names
+        overlap_case(name, args.overlap, dtype, args.engine, args.repeats, world)
+        for name in (names if args.overlap is not None else ())
     ]
+    shapes = norm_shapes(args.norm) if args.norm is not None else []
     index = device_index(args.device, ranks, len(probe.devices))
     with Bootstrap.from_environment(rank_info=ranks) as job:
         device = backend.open(index)
         try:
-            rows = [measure_overlap(case, job, backend, device) for case in cases]
+            overlaps = [measure_overlap(case, job, backend, device) for case in cases]
+            norms = [
+                measure_norm(shape, dtype, args.repeats, job, backend, device) for shape in shapes
+            ]
         finally:
             device.close()
     if ranks.rank != 0:
         return 0
     name = probe.devices[index].name
-    data = {"device": name, "rows": [dataclasses.asdict(r) for r in rows]}
+    rows = [dataclasses.asdict(r) for r in overlaps] + [dataclasses.asdict(r) for r in norms]
     if args.json == "-":
-        print(json.dumps(data))
+        print(json.dumps({"device": name, "rows": rows}))
         return 0
     if args.json:
-        Path(args.json).write_text(json.dumps(data, indent=1))
-    _show_overlap(name, probe.notes, rows)
+        Path(args.json).write_text(json.dumps({"device": name, "rows": rows}, indent=1))
+    console = _console(probe.notes)
+    if overlaps:
+        console.print(_overlap_table(name, overlaps))
+    if norms:
+        console.print(_norm_table(name, norms))
     return 0
+
+
+def _norm_table(name: str, rows: list[NormFigures]) -> Table:
+    title = f"all_reduce, residual and rmsnorm, {rows[0].ranks} ranks, {name}; the slowest rank's"
+    table = Table(title=title)
+    for head in ("rows", "columns", "type", "sum us", "op by op us", "as one us", "wrong"):
+        table.add_column(head, justify="right")
+    for r in rows:
+        times = (f"{t * 1e6:.2f}" for t in (r.sum_seconds, r.apart_seconds, r.seconds))
+        table.add_row(str(r.rows), str(r.columns), r.dtype, *times, str(r.wrong))
+    return table
 
 
 def _console(notes: tuple[str, ...]) -> Console:
@@ -193,7 +220,7 @@ def _console(notes: tuple[str, ...]) -> Console:
     return console
 
 
-def _show_overlap(name: str, notes: tuple[str, ...], rows: list[OverlapFigures]) -> None:
+def _overlap_table(name: str, rows: list[OverlapFigures]) -> Table:
     title = f"a product and its collective, {rows[0].ranks} ranks, {name}; the slowest rank's time"
     table = Table(title=title)
     for head in (
@@ -213,7 +240,7 @@ def _show_overlap(name: str, notes: tuple[str, ...], rows: list[OverlapFigures])
         times = (r.product_seconds, r.collective_seconds, r.apart_seconds, r.seconds)
         cells = [r.collective, r.shape, r.dtype, r.engine, *(f"{t * 1e6:.2f}" for t in times)]
         table.add_row(*cells, f"{r.hidden:.0%}", str(r.wrong))
-    _console(notes).print(table)
+    return table
 
 
 def show(name: str, notes: tuple[str, ...], rows: list[CommFigures], peer: str | None) -> None:

@@ -30,7 +30,9 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--forward", type=positive, default=1, metavar="T", help="span (shapes)")
     parser.add_argument("--backward", type=positive, default=3, metavar="T", help="span (shapes)")
     parser.add_argument("--inference", action="store_true", help="forward blocks only (shapes)")
-    parser.add_argument("--time-limit", type=float, default=60.0, metavar="S", help="of the search")
+    parser.add_argument(
+        "--time-limit", type=float, default=60.0, metavar="S", help="of the search, on the clock"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

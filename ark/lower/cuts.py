@@ -1,7 +1,7 @@
-"""How a large product is cut in the variant `matrix`: rows and columns of its tiles, and in how
-many parts of k. What is predicted to end first, by rates that were measured on an H100
-(docs/matmul.md has the table of shapes); a cut that was measured for a shape (`ark tune`) comes
-before any prediction.
+"""How a product is cut: rows and columns of its tiles, and in the variant `matrix` also in how many
+parts of k. There what is predicted to end first, by rates that were measured on an H100
+(docs/matmul.md has the table of shapes); elsewhere the machine's tile. A cut that was measured for
+a shape (`ark tune`) comes before any prediction.
 
 Called by the lowering of matmul.
 """
@@ -84,6 +84,43 @@ def choose_cut(
     if known is not None and Cut(*known) in able:
         return Cut(*known)
     return min(able, key=lambda c: predicted_us(c, shape, depth, itemsize, machine))
+
+
+FEW = 1 << 15  # multiplications that a processor does in the time of a hand-over
+MOST_TOGETHER = 4  # tiles, one behind the other
+
+
+def tiles_together(many: int, machine: Machine) -> int:
+    """How many tiles of so many multiplications take no longer than handing one of them over."""
+    return 0 if machine.has("single_thread") else min(MOST_TOGETHER, FEW // many)
+
+
+def tiles(shape: Sequence[int], depth: int, machine: Machine) -> list[Cut]:
+    """The cuts to try where the variant is another: the usual one first, then tiles a quarter,
+    half, as large and twice as high and wide.
+    """
+    rows, columns = machine.matmul_tile(shape[2], shape[3], shape[0] * shape[1])
+    while columns < shape[3] and tiles_together(2 * rows * columns * depth, machine):
+        columns = min(2 * columns, shape[3])
+    found = {Cut(rows, columns): None}
+    for high, wide in itertools.product((1.0, 0.5, 0.25, 2.0), repeat=2):
+        sizes = max(1, int(rows * high)), max(1, int(columns * wide))
+        found[Cut(min(sizes[0], shape[2]), min(sizes[1], shape[3]))] = None
+    return list(found)
+
+
+def choose_tile(
+    shape: Sequence[int],
+    depth: int,
+    itemsize: int,
+    machine: Machine,
+    measured: Mapping[str, Sequence[int]],
+) -> tuple[int, int]:
+    """Rows and columns of the tiles of a product in any variant but `matrix`."""
+    able = tiles(shape, depth, machine)
+    known = measured.get(key(shape, depth, itemsize))
+    cut = Cut(*known) if known is not None and Cut(*known) in able else able[0]
+    return cut.rows, cut.columns
 
 
 def key(shape: Sequence[int], depth: int, itemsize: int) -> str:

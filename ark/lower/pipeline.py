@@ -24,6 +24,7 @@ from ark.lower.fuse import fuse
 from ark.lower.gathers import own_first
 from ark.lower.narrow import narrow
 from ark.lower.nodes import begins_alone, lower_nodes, meets_peers
+from ark.lower.normed import join_norms
 from ark.lower.overlap import overlap
 from ark.lower.pack import pack
 from ark.lower.packets import choose_packets
@@ -90,7 +91,7 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
             part = narrow(join_chains(part, kept), target, kept)
             part = own_first(join_epilogues(part, target, kept), kept)
             part = read_windows(part, target, kept)
-            part = overlap(part, chosen, kept)
+            part = join_norms(overlap(part, chosen, kept))
         part, more = spread(part, target, chosen, kept)
         nodes += part.nodes
         received |= more

@@ -23,7 +23,7 @@ from ark.plan.rotated import Rotated
 from ark.plan.serialize import from_json, to_json
 from ark.plan.types import Plan
 from ark.plan.verify import verify
-from ark.runtime import cache
+from ark.runtime import cache, tuned
 
 Drafted = Callable[[int, Plan], None]
 
@@ -41,6 +41,8 @@ def plans(
     machine, the options and ark's own source.
     """
     everyone = replace(shape, rank=0)
+    if shape.world_size == 1:
+        options = {**tuned.options(machine), **(options or {})}
     name = cache.key(cache.code_digest(), repr(everyone), repr(machine), repr(options))
     data = cache.load(cache.PLANS, name)
     if data is not None:

@@ -22,8 +22,9 @@ from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
 from ark.lower.engines import PACKET, Engine, joined_tiles, tile_bytes
 from ark.lower.merge import bytes_of
+from ark.lower.normed import SUM_AND_NORM
 from ark.lower.registry import register
-from ark.lower.tiling import box_coords, box_tile
+from ark.lower.tiling import box_coords, box_tile, split
 from ark.ops.base import result
 from ark.plan.groups import Group
 from ark.plan.types import MAX_OPERANDS
@@ -86,10 +87,14 @@ class _Exchanged:
 
 
 def _exchange(
-    lowering: Lowering, share: IrTensor, name: str, counter: Callable[[int, int], str]
+    lowering: Lowering,
+    share: IrTensor,
+    name: str,
+    counter: Callable[[int, int], str],
+    row: int = 0,
 ) -> _Exchanged:
     """Every rank puts its dense share into a receive buffer on each peer. counter(step, i): what
-    put i to the peer `step` ranks on signals.
+    put i to the peer `step` ranks on signals. row: elements that a tile holds whole rows of.
 
     Peers are counted from the rank itself, in names too (`from+1` is the next rank's share): all
     ranks' tasks are the same but for that, and no receiver is everybody's first.
@@ -100,6 +105,10 @@ def _exchange(
     size = share.dtype.itemsize
     nbytes = tile_bytes(engine, lowering.machine, share.nbytes)
     coords = tiles(share.elements, size, nbytes)
+    if row:
+        parts = split(share.elements // row, lowering.machine.processors)
+        coords = [(begin * row, end * row) for begin, end in parts]
+        nbytes = (coords[-1][1] - coords[-1][0]) * size
     joined = joined_tiles(lowering.machine, len(coords), nbytes, world - 1)
     got = _Exchanged([lowering.flat(share)], coords, joined, frozenset())
     received = set()
@@ -154,6 +163,38 @@ def _lower_all_reduce(lowering: Lowering, node: Node) -> None:
         ]
     if out is not node.outputs[0]:
         copy_box(lowering, out, node.outputs[0], ".out")
+
+
+def _lower_sum_and_norm(lowering: Lowering, node: Node) -> None:
+    """The same, and whoever adds a row norms it: share, residual if there is one, weight; the sum
+    and the normed rows.
+    """
+    rank, world = lowering.graph.rank, lowering.graph.world_size
+    if world + 4 > MAX_OPERANDS:
+        raise UnsupportedError(
+            f"all_reduce among {world} ranks is not built; at most {MAX_OPERANDS - 4} take part"
+        )
+    given, *residuals, weight = node.inputs
+    share = dense(lowering, given, ".dense", fill=True)
+    name = f"all_reduce.{lowering.number('all_reduce')}"
+    columns = node.attrs["columns"]
+    got = _exchange(lowering, share, name, lambda step, i: f"{name}.{i}", columns)
+    shares = [*got.shares, *(lowering.flat(residual) for residual in residuals)]
+    order = [(other - rank) % world for other in range(world)]
+    params = {
+        "element": share.dtype.name,
+        "columns": columns,
+        "eps": node.attrs["eps"],
+        "order": order,
+    }
+    outs = [lowering.flat(out) for out in node.outputs]
+    group = lowering.emit("combine_norm", params, [*shares, weight, *outs], got.coords)
+    group.received = got.received
+    if not got.received:
+        group.awaits = [
+            ((lowering.semaphore(rank, f"{name}.{i // got.joined}"), world - 1),)
+            for i in range(len(got.coords))
+        ]
 
 
 def _lower_gather(lowering: Lowering, node: Node) -> None:
@@ -233,6 +274,7 @@ def _lower_recv(lowering: Lowering, node: Node) -> None:
 
 
 register("all_reduce", None, _lower_all_reduce, all_ranks=True)
+register(SUM_AND_NORM, None, _lower_sum_and_norm, all_ranks=True)
 register("gather_own_first", None, _lower_gather, aliasing="none", all_ranks=True)
 register("send", None, _lower_send, names_ranks=True)
 register("recv", None, _lower_recv, names_ranks=True)

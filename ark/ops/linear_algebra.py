@@ -15,7 +15,7 @@ from ark.ir.fold import FOLDED, fold
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
-from ark.lower.cuts import Cut, choose_cut, matrix_group
+from ark.lower.cuts import Cut, choose_cut, choose_tile, matrix_group, tiles_together
 from ark.lower.merge import join, joins, part, widen
 from ark.lower.registry import get, register
 from ark.lower.tiling import (
@@ -24,16 +24,12 @@ from ark.lower.tiling import (
     split,
     stage_tile,
 )
-from ark.machine import Machine
 from ark.ops.base import broadcast, float_dtype, result, same_dtype
 from ark.ops.movement import transpose
 from ark.tasks import expression
 
 EPILOGUES = {"add": "add", "swiglu": "swiglu_pairs", "rope_kv": "rope_kv"}
 """What a linear node may do to its product: its name for that, and the op that does it."""
-
-FEW = 1 << 15  # multiplications that a processor does in the time of a hand-over
-MOST_TOGETHER = 4  # tiles, one behind the other
 
 
 def matmul(
@@ -161,27 +157,23 @@ def _lower_matmul(lowering: Lowering, node: Node) -> None:
         _lower_large(lowering, node, tensors, shape)
         return
     asked = lowering.tile(shape, fixed=(0, 1), shown=_shown(node))
-    depth = node.inputs[0].shape[-2 if node.attrs["transpose_a"] else -1]
-    tile = tuple(asked[2:]) if asked else _tile(shape, depth, machine)
+    if asked:
+        tile = asked[2], asked[3]
+    else:
+        measured = lowering.options.get("cuts", {})
+        tile = choose_tile(shape, _depth(node), node.inputs[0].dtype.itemsize, machine, measured)
     params = _product(node) | {"tile": list(tile)}
     coords: Sequence[tuple[int, ...]] = box_coords(shape, (1, 1, *tile))
-    together = _together(math.prod(tile) * depth, machine) if node.hints is None else 1
+    together = tiles_together(math.prod(tile) * _depth(node), machine) if node.hints is None else 1
     if len(coords) > 1 and together > 1:  # several small ones are a task
         params |= {"tasks": -(-len(coords) // together), "group": 1}
         coords = [(r,) for r in range(params["tasks"])]
     _emit_product(lowering, node, params, tensors, coords)
 
 
-def _tile(shape: Sequence[int], depth: int, machine: Machine) -> tuple[int, int]:
-    rows, columns = machine.matmul_tile(shape[2], shape[3], shape[0] * shape[1])
-    while columns < shape[3] and _together(2 * rows * columns * depth, machine):
-        columns = min(2 * columns, shape[3])
-    return rows, columns
-
-
-def _together(many: int, machine: Machine) -> int:
-    """How many tiles of so many multiplications take no longer than handing one of them over."""
-    return 0 if machine.has("single_thread") else min(MOST_TOGETHER, FEW // many)
+def _depth(node: Node) -> int:
+    """Elements of k."""
+    return node.inputs[0].shape[-2 if node.attrs["transpose_a"] else -1]
 
 
 def _shown(node: Node) -> tuple[int, ...] | None:
@@ -219,7 +211,7 @@ def _lower_large(
     shape: the product's.
     """
     machine, a = lowering.machine, node.inputs[0]
-    depth = a.shape[-2] if node.attrs["transpose_a"] else a.shape[-1]
+    depth = _depth(node)
     asked = lowering.tile(shape, fixed=(0, 1), shown=_shown(node))
     alone = lowering.graph.world_size == 1 and not node.hints
     if asked:

@@ -1,10 +1,11 @@
-"""The cache: compiled loop kernels and verified plans by the hash of all that they depend on.
+"""The cache: compiled loop kernels, verified plans and what `ark tune` measured, by the hash of all
+that they depend on.
 
 What is read from it runs. So the folder must be this user's alone, and every entry carries a digest
 under a key that lies in the folder: an entry that is damaged, or that somebody put there under
 another name, is dropped and made again. Files are written under another name and renamed: nobody
 sees half a file. Where the cache cannot be used, ark says so in one line and goes on without it.
-Called by ark.runtime.program, ark.runtime.executor and ark.models.plans.
+Called by ark.runtime.program, ark.runtime.executor, ark.runtime.tuned and ark.models.plans.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pathlib import Path
 from ark import log
 from ark.errors import SystemError
 
-PROGRAMS, PLANS = KINDS = ("programs", "plans")
+PROGRAMS, PLANS, TUNED = KINDS = ("programs", "plans", "tuned")
 KEY = "key"
 _DIGEST = 32
 _NAME = re.compile(r"[0-9a-f]{64}")

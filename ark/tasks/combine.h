@@ -129,13 +129,14 @@ ARK_DEVICE const ark_u64* ark_late(const ArkCtx& c, const ark_u64* p, const ark_
   return nullptr;
 }
 
-// The same from packets. All are asked for together; where some have not come, one is waited for
-// before those that are late are asked for again.
+// The same from packets. All are asked for together, and those that are late again; after some
+// rounds one of them is waited for in between, which has a budget.
+constexpr int ARK_PACKET_ROUNDS = 24;
 template <int BATCH, typename T, typename HOW>
 ARK_DEVICE void ark_load_chunks(ArkCtx& c, HOW, const ark_u64* p, const ArkChunks& at, bool system,
                                 ArkChunk<T> (&to)[BATCH]) {
   ark_u64 seen[BATCH][4] = {};  // no epoch is 0
-  for (;;) {
+  for (int round = 0;; ++round) {
     const ark_u64* late = nullptr;
 #pragma unroll
     for (int b = 0; b < BATCH; ++b) {
@@ -154,7 +155,7 @@ ARK_DEVICE void ark_load_chunks(ArkCtx& c, HOW, const ark_u64* p, const ArkChunk
       }
     }
     if (late == nullptr || ark_failed(c)) break;
-    ark_wait_packet(c, late, system);
+    if (round >= ARK_PACKET_ROUNDS) ark_wait_packet(c, late, system);
   }
 #pragma unroll
   for (int b = 0; b < BATCH; ++b) {

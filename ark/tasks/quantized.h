@@ -52,33 +52,43 @@ ARK_DEVICE int ark_quantized_place(int m, int k) {
   return (line * ARK_LANES + k / STEP % ARK_LANES) * V + m % V;
 }
 
-// sum[r] += w[r][j] times line j of x, each of GROUPS times V elements.
-template <int R, int GROUPS, int V>
-ARK_DEVICE void ark_quantized_products(const float (&w)[R][ark_quantized_step], const float* line,
+// sum[r] += elements (few[r] - least[r]) * scale[r] times as many lines of x, GROUPS times V each.
+template <int R, int GROUPS, int V, class P>
+ARK_DEVICE void ark_quantized_products(const P (&few)[R], const float (&least)[R],
+                                       const float (&scale)[R], const float* line,
                                        float (&sum)[R][GROUPS * V]) {
+  constexpr int STEP = ark_quantized_step;
 #if defined(ARK_VECTOR_BYTES)
   typedef float Line __attribute__((vector_size(4 * GROUPS * V), aligned(4)));
+  float w[R][STEP];
   Line total[R];
-#pragma GCC unroll 4
-  for (int r = 0; r < R; ++r) total[r] = *reinterpret_cast<const Line*>(sum[r]);
 #pragma GCC unroll 8
-  for (int j = 0; j < ark_quantized_step; ++j) {
+  for (int r = 0; r < R; ++r) {
+    ARK_VECTOR_LOOP
+    for (int j = 0; j < STEP; ++j) w[r][j] = (ark_few_bits(few[r], j) - least[r]) * scale[r];
+    total[r] = *reinterpret_cast<const Line*>(sum[r]);
+  }
+#pragma GCC unroll 8
+  for (int j = 0; j < STEP; ++j) {
     const Line some = *reinterpret_cast<const Line*>(line + j * GROUPS * V);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) total[r] += w[r][j] * some;
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int r = 0; r < R; ++r) *reinterpret_cast<Line*>(sum[r]) = total[r];
 #else
 #pragma unroll
-  for (int j = 0; j < ark_quantized_step; ++j) {
+  for (int j = 0; j < STEP; ++j) {
+    float w[R];
+#pragma unroll
+    for (int r = 0; r < R; ++r) w[r] = (ark_few_bits(few[r], j) - least[r]) * scale[r];
 #pragma unroll
     for (int g = 0; g < GROUPS; ++g) {
       const auto some = ark_load_pack<V>(line + (j * GROUPS + g) * ARK_LANES * V);
 #pragma unroll
       for (int r = 0; r < R; ++r) {
 #pragma unroll
-        for (int v = 0; v < V; ++v) sum[r][g * V + v] += w[r][j] * some.v[v];
+        for (int v = 0; v < V; ++v) sum[r][g * V + v] += w[r] * some.v[v];
       }
     }
   }
@@ -106,19 +116,18 @@ ARK_DEVICE void ark_quantized_linear(ArkCtx& c, const ArkTask& t, X x, W weights
     if (i < M * CHUNK) xs[(part & 1) * SIZE + at] = v;
   };
   for (int first = t.coord[0]; first < t.coord[1]; first += ARK_WARPS * R) {
-    const int row = first + ark_warp() * R;
-    int n[R];
-#pragma unroll
-    for (int r = 0; r < R; ++r) n[r] = row + r < t.coord[1] ? row + r : t.coord[1] - 1;
+    const int mine = first + ark_warp() * R;
+    // The last rows of a task begin earlier, so that all R are there; what was is not stored again.
+    const int early = mine + R > t.coord[1] ? t.coord[1] - R : mine, row = early < 0 ? 0 : early;
+    const auto* bits = weights.p + static_cast<ark_i64>(row) * PITCH;
     Pack ahead[R];
     float factor[R], zero[R], sum[R][GROUPS * V] = {};
     const auto fetch = [&](int k) {
 #pragma unroll
       for (int r = 0; r < R; ++r) {
-        ahead[r] =
-            ark_load_few<ITEMS>(weights.p + static_cast<ark_i64>(n[r]) * PITCH + k / STEP * ITEMS);
-        factor[r] = ark_get(ark_address(scales, 0, 0, n[r], k / GROUP), 0);
-        zero[r] = ark_zero_point(zeros, n[r], k / GROUP);
+        ahead[r] = ark_load_few<ITEMS>(bits + k / STEP * ITEMS + r * PITCH);
+        factor[r] = ark_get(ark_address(scales, 0, 0, row, k / GROUP), r * (K / GROUP));
+        zero[r] = ark_zero_point(zeros, row + r, k / GROUP);
       }
     };
     int k = ark_lane() * STEP;
@@ -136,18 +145,18 @@ ARK_DEVICE void ark_quantized_linear(ArkCtx& c, const ArkTask& t, X x, W weights
       }
       const float* here = xs + (part & 1) * SIZE + ark_lane() * V;
       const int last = (part + 1) * CHUNK < K ? (part + 1) * CHUNK : K;
-      for (; k < last && row < t.coord[1]; k += WIDE) {
-        float w[R][STEP];
+      for (; k < last && mine < t.coord[1]; k += WIDE) {
+        Pack few[R];
+        float least[R], scale[R];
 #pragma unroll
         for (int r = 0; r < R; ++r) {
-          const Pack pack = ahead[r];
-          const float scale = factor[r], least = zero[r];
-          ARK_VECTOR_LOOP
-          for (int j = 0; j < STEP; ++j) w[r][j] = (ark_few_bits(pack, j) - least) * scale;
+          few[r] = ahead[r];
+          least[r] = zero[r];
+          scale[r] = factor[r];
         }
         if (k + WIDE < K) fetch(k + WIDE);
         const float* line = here + (k - part * CHUNK) / WIDE * (WIDE * GROUPS * V);
-        ark_quantized_products<R, GROUPS, V>(w, line, sum);
+        ark_quantized_products<R, GROUPS, V>(few, least, scale, line, sum);
       }
       if (part + 1 < PARTS) {
 #pragma unroll
@@ -160,9 +169,9 @@ ARK_DEVICE void ark_quantized_linear(ArkCtx& c, const ArkTask& t, X x, W weights
 #pragma unroll
       for (int m = 0; m < M; ++m) {
         const float total = ark_warp_sum(sum[r][m]);
-        if (ark_lane() == 0 && row + r < t.coord[1]) {
-          ark_publish(c, output, 0, 0, m, row + r, total);
-        }
+        const int n = row + r;
+        if (ark_lane() == 0 && n >= mine && n < t.coord[1])
+          ark_publish(c, output, 0, 0, m, n, total);
       }
     }
   }

@@ -49,14 +49,12 @@ class Corpus:
 
 def topics(count: int = 20, each: int = 20, texts: int = 400, length: int = 50) -> list[list[str]]:
     """Texts of one topic each, whose words are drawn from the topic's own."""
-    random = np.random.default_rng(0)
-    drawn = random.integers(0, each, (texts, length))
+    drawn = np.random.default_rng(0).integers(0, each, (texts, length))
     return [[f"{i % count}.{w}" for w in row] for i, row in enumerate(drawn)]
 
 
 def same_topic(corpus: Corpus, vectors: np.ndarray, most: int = 5) -> float:
     """Of each word's nearest words, the share that is of its topic; 0 of what is no number."""
-    vectors = vectors.astype(np.float64)
     if not np.isfinite(vectors).all():
         return 0.0
     of = np.array([word.split(".")[0] for word in corpus.vocabulary])

@@ -62,7 +62,8 @@ def words_of_chunks(given: dict[str, Any], o: Options, at: Any, step: Any) -> tu
     count = ark.cumsum(ark.cast(kept, ark.int32), 1)
     first = ark.mul(ark.iota([o.chunks, 1], 0, ark.int32), o.chunk + 1)
     target = ark.add(ark.where(kept, ark.sub(count, 1), o.chunk), first)
-    nothing = ark.constant(0, [size + o.chunks], ark.int32)
+    # Nothing stands for words all over, whose steps are 0: no row is to wait for many updates.
+    nothing = ark.mod(ark.iota([size + o.chunks], 0, ark.int32), given["keep"].shape()[0])
     moved = (ark.scatter_elements(nothing, ark.reshape(target, [size]), t) for t in (words, texts))
     return (*moved, ark.reshape(count[:, o.chunk - 1 :], [o.chunks, 1, 1, 1]))
 
@@ -120,8 +121,8 @@ def updates(given: dict[str, Any], o: Options, at: Any, step: Any, rate: Any) ->
 
 
 def combined(way: str, parts: list[Any]) -> Any:
-    """The ranks' steps of the same rows as one. The combiner takes of every next step what is not
-    along the sum so far: g + h - (g.h / |g|^2) g (GraphWord2Vec, section 3).
+    """The ranks' steps of the same rows as one. The combiner (GraphWord2Vec, section 3) takes of
+    every next step what is not along the sum so far: g + h - (g.h / |g|^2) g.
     """
     total = parts[0]
     for part in parts[1:]:
@@ -164,7 +165,7 @@ def train(text: Corpus, options: Options) -> Trained:
     rank, world = ark.Model.get_rank(), ark.Model.get_world_size()
     size = options.chunk * options.chunks  # words of an iteration
     steps = max(1, len(text.words) // (size * world))  # of an epoch
-    total = steps * world
+    total, share = steps * world, steps * world * size / len(text.words)
     arrays = {name: getattr(text, name) for name in ("words", "texts", "keep", "noise")}
     given: dict[str, Any] = {
         name: ark.tensor(a.shape, ark.DataType.from_numpy(a.dtype)) for name, a in arrays.items()
@@ -194,20 +195,19 @@ def train(text: Corpus, options: Options) -> Trained:
             seconds += time.perf_counter() - begin
             found.append(given["vectors"].to_numpy())
         runtime.barrier()
-    return Trained(found, options.epochs * text.raw / seconds)
+    return Trained(found, options.epochs * text.raw * share / seconds)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", default="cpu")
-    parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--chunk", type=int, default=Options.chunk, help="words side by side")
     parser.add_argument("--ranks", type=int, default=4, help="of the comparison of combinations")
     parser.add_argument("--figure", default=str(Path(__file__).with_name("word2vec.svg")))
     args = parser.parse_args()
     ark.init(backend=args.backend)
     text = Corpus.of(wikipedia.encyclopedia())
-    made = train(text, Options(epochs=args.epochs, chunk=args.chunk))
+    made = train(text, Options(chunk=args.chunk))
     score = wikipedia.similarity(text.vocabulary, made.vectors[-1])
     print(json.dumps({"rank correlation": round(score, 3), "words/s": round(made.words)}))
     raise SystemExit(ark.launch(args.ranks, compare, args.backend, args.figure))

@@ -98,7 +98,8 @@ def test_the_benchmark_measures_ranks_together(backend: str) -> None:
     assert min(row["runs"]) > 0 and figures["weight_bytes"] > 0
 
 
-@pytest.mark.parametrize("ranks", [pytest.param("1", marks=slow), "2"])
+@slow
+@pytest.mark.parametrize("ranks", ["1", "2"])
 def test_emulated_devices_give_the_tokens_of_the_cpu(ranks: str) -> None:
     """One and two emulated gfx942 devices and processes; put, signal and wait between them."""
     pytest.importorskip("ark_rocm_emulator")

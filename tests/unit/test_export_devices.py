@@ -22,6 +22,7 @@ from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
 from ark.models.generate import Generator
 from ark.models.plans import plans
+from tests.slow import slow
 
 NOAH = Path(__file__).resolve().parents[2] / "examples/noah"
 PARTS = ("ark.c", "device.c", "safetensors.c", "decoder.c", "generate.c")
@@ -103,6 +104,7 @@ def _hex(text: str) -> list[str]:
     return [w.strip().rstrip("u") for w in body.split(",") if w.strip()]
 
 
+@slow
 def test_the_tokens_on_an_emulated_device_are_those_of_generate(tmp_path: Path) -> None:
     from ark_rocm_emulator.device import _library
 

@@ -24,6 +24,7 @@ from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
 from ark.plan.types import Plan
 from ark.plan.verify import verify
+from ark.runtime import tuned
 from ark.runtime.executor import Executor
 from ark.runtime.graphs import record
 from ark.runtime.runner import Runner, load
@@ -228,7 +229,8 @@ class Program:
 
 def planned(model: ark.Model, places: Sequence[Value], machine: Machine) -> Plan:
     """The plan for a machine, verified. places: inputs and results, which are the caller's."""
-    options = {"external": sorted({v.tensor.ir.buffer.id for v in places})}
+    external = sorted({v.tensor.ir.buffer.id for v in places})
+    options = {"external": external, **tuned.options(machine)}
     plan = make_plan(model.graph, _counting_on(machine), options)
     verify([plan])
     return plan

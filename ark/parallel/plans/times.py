@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ark.ir.graph import Node
-from ark.lower.cuts import choose_cut, predicted_us
+from ark.lower.cuts import candidates, choose_cut, predicted_us
 from ark.machine import Machine
 from ark.variant import LOAD
 
@@ -95,6 +95,8 @@ class Times:
         wide = self.widths.get(node.id, 1.0)
         shape = (1, 1, max(1, round(rows)), max(1, round(columns * wide)))
         size = node.inputs[1].dtype.itemsize
+        if not candidates(shape, round(depth), size, False):  # narrower than any tile
+            return plain + ENDS_US
         cut = choose_cut(shape, round(depth), size, rates.tiled, False, {})
         tiles = math.ceil(shape[2] / cut.rows) * math.ceil(shape[3] / cut.columns)
         waves = math.ceil(tiles / rates.tiled.processors)

@@ -17,6 +17,7 @@ from ark.cli import main
 from ark.errors import InvalidUsageError, PlanError
 from ark.ir.dtype import by_name
 from ark.models.build import whole_pass
+from ark.models.checkpoint import Checkpoint
 from ark.models.config import builtin_config
 from ark.parallel.page import page_data, render_page
 from ark.parallel.plans.auto import best
@@ -24,6 +25,7 @@ from ark.parallel.plans.predict import NAMES, Splits, predict
 from ark.parallel.plans.prediction import Target, Work
 from ark.parallel.plans.stages import partition
 
+NOAH = Path(__file__).parents[3] / "examples" / "noah"
 ROWS = 2048
 SMALL = "llama-3.2-1b"
 
@@ -104,6 +106,14 @@ def test_auto_is_as_good_as_every_name(splits: Splits, target: Target) -> None:
             fits += 1
             assert found.us <= made.us * 1.0001
     assert fits
+
+
+def test_products_narrower_than_any_tile_are_predicted() -> None:
+    """A checkpoint of a small model, over so many ranks that its key heads have few columns."""
+    small = Splits(whole_pass(Checkpoint.open(NOAH).config, by_name("bf16"), 32))
+    target = Target(registry.machine("h100"), 450.0, 50.0, 8)
+    for plan in ("data", "column", "megatron", "auto"):
+        assert 0 < predict(small, (2,), (plan,), target, Work(True, 8)).us < 1e6
 
 
 def test_stages_are_the_best_there_are() -> None:

@@ -208,16 +208,21 @@ def family_plan(family: Family, seed: int) -> Plan:
 
 
 def sum_plan(seed: int) -> Plan:
-    """The last rank's plan of sums over two or three ranks."""
+    """The last rank's plan of sums over two or three ranks, one of a product, one normed."""
     draw = Draw(seed)
     world, packets = draw.int(2, 3), draw.one((False, True))
     calls = [(draw.shape(1, 3), draw.one((*FLOATS, int32))) for _ in range(3)]
+    rows, columns, kind = draw.int(1, 12), draw.int(1, 12), draw.one(FLOATS)
     made = []
     for rank in range(world):
         model = Model(rank, world)
         with use_model(model):
             for shape, dtype in calls:
                 ark.all_reduce(ark.tensor(shape, dtype), rank, world)
+            a, b = ark.tensor([rows, 8], kind), ark.tensor([8, columns], kind)
+            ark.relu(ark.all_reduce(ark.matmul(a, b), rank, world))
+            stream = ark.all_reduce(ark.tensor([rows, 8 * columns], kind), rank, world)
+            ark.rmsnorm(stream, ark.tensor([8 * columns], fp32))
         made.append(make_plan(model.graph, target(3, packets)))
     verify(made)
     return made[-1]

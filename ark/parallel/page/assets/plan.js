@@ -73,7 +73,7 @@ function drawBlock() {
   svg.replaceChildren();
   const labels = { true: 0, false: 0 };
   for (const move of block.moves) labels[move.backward]++;
-  const top = 24 + labels.false * 17, high = top + 62 + labels.true * 17 + 14;
+  const top = 24 + labels.false * 17, high = top + 72 + labels.true * 17 + 14;
   svg.setAttribute("width", 60 + block.ops.length * wide);
   svg.setAttribute("height", high);
   $("blockTitle").textContent = block.name;
@@ -92,13 +92,15 @@ function drawBlock() {
       name.setAttribute("lengthAdjust", "spacingAndGlyphs");
     }
     element("text", { x: place(i), y: top + 31 }, group).textContent = op.state.join(" \u00d7 ");
-    element("text", { x: place(i), y: top + 54, class: "soft" }, svg).textContent =
-      `${op.shape.join("\u00d7")}, ${timeText(op.us)}`;
+    const below = (y, text) =>
+      (element("text", { x: place(i), y: top + y, class: "soft" }, svg).textContent = text);
+    below(53, op.shape.join("\u00d7"));
+    below(65, timeText(op.us));
   });
   const level = { true: 0, false: 0 };
   for (const move of block.moves) {
     const from = place(move.from), to = place(move.to), n = level[move.backward]++;
-    const edge = move.backward ? top + 60 : top, y = move.backward ? edge + 14 + n * 17 : edge - 12 - n * 17;
+    const edge = move.backward ? top + 70 : top, y = move.backward ? edge + 14 + n * 17 : edge - 12 - n * 17;
     const [start, end] = move.backward ? [to, from] : [from, to];
     element("path", { d: `M${start} ${edge} V${y} H${end} V${edge}`,
       class: move.backward ? "backward" : "forward" }, svg);

@@ -1,0 +1,151 @@
+"""A sum over ranks with its residual and its rmsnorm: the sum alone, op by op, and as one
+(ark.lower.normed), chained in one launch of a plan. Called by ark.cli.bench_comm.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+
+from ark.backend.protocol import Backend, Device
+from ark.bench.comm_peer import agreed
+from ark.distributed.calls import Key, machine_for
+from ark.errors import InvalidUsageError
+from ark.ir.dtype import DataType, fp32
+from ark.ir.graph import Graph
+from ark.lower.pipeline import plan as make_plan
+from ark.plan.types import Plan
+from ark.plan.verify import verify
+from ark.runtime.bootstrap import Bootstrap
+from ark.runtime.executor import Executor
+
+CHAIN = 16
+EPS = 1e-5
+FORMS = ("sum", "apart", "one")
+
+
+@dataclass
+class NormFigures:
+    """Seconds are the slowest rank's, of one of a chain, the median of the repeats; wrong: elements
+    of all ranks after the first of the chain that are not NumPy's.
+    """
+
+    rows: int
+    columns: int
+    dtype: str
+    ranks: int
+    sum_seconds: float
+    apart_seconds: float
+    seconds: float
+    wrong: int
+
+
+def norm_shapes(text: str) -> list[tuple[int, int]]:
+    """Shapes such as 1x4096,64x4096; InvalidUsageError for what are none."""
+    found = []
+    for shape in text.split(","):
+        sizes = shape.split("x")
+        if len(sizes) != 2 or not all(s.isdigit() and 0 < int(s) <= 1 << 20 for s in sizes):
+            raise InvalidUsageError(f"{shape!r} is no shape of rows; write ROWSxCOLUMNS")
+        found.append((int(sizes[0]), int(sizes[1])))
+    return found
+
+
+def _graph(form: str, shape: tuple[int, int], dtype: DataType, rank: int, world: int) -> Graph:
+    """y = norm(sum(x) + stream), each y the next one's x; the first is kept."""
+    graph = Graph(rank, world)
+    x = graph.tensor(shape, dtype, arena="state", name="x")
+    stream = graph.tensor(shape, dtype, arena="state", name="stream")
+    weight = graph.tensor(shape[1:], fp32, arena="state", name="weight")
+    for number in range(CHAIN):
+        arena = "activation" if number else "state"
+        made = graph.tensor(shape, dtype, arena=arena, name="y" if not number else f"y{number}")
+        if form == "sum":
+            graph.add("all_reduce", [x], [made], {"packet": False}, "all_reduce")
+        else:
+            total = graph.tensor(shape, dtype, name=f"sum{number}")
+            added = graph.tensor(shape, dtype, name=f"stream{number}")
+            graph.add("all_reduce", [x], [total], {"packet": False}, "all_reduce")
+            graph.add("add", [total, stream], [added], {}, "add")
+            graph.add("rmsnorm", [added, weight], [made], {"eps": EPS}, "rmsnorm")
+            stream = added
+        x = made
+    return graph
+
+
+def _plans(
+    form: str, shape: tuple[int, int], dtype: DataType, world: int, device: Device
+) -> list[Plan]:
+    elements = shape[0] * shape[1]
+    machine = machine_for(
+        device.machine, world, Key("all_reduce", dtype.name, dtype.itemsize, elements)
+    )
+    options = {"together": True, "fuse": form == "one"}
+    graphs = [_graph(form, shape, dtype, rank, world) for rank in range(world)]
+    made = [make_plan(graph, machine, options) for graph in graphs]
+    verify(made)
+    return made
+
+
+def _inputs(shape: tuple[int, int], dtype: DataType, rank: int) -> dict[str, np.ndarray]:
+    rng, common = np.random.default_rng(rank), np.random.default_rng(99)
+    return {
+        "x": rng.standard_normal(shape).astype(dtype.numpy),
+        "stream": common.standard_normal(shape).astype(dtype.numpy),
+        "weight": common.standard_normal(shape[1]).astype(np.float32),
+    }
+
+
+def _timed(
+    plan: Plan, given: dict[str, np.ndarray], repeats: int, job: Bootstrap, backend: Backend,
+    device: Device,
+) -> tuple[float, np.ndarray]:  # fmt: skip
+    with Executor(plan, backend, device, ranks=job) as executor:
+        places = {b.name: b for b in plan.buffers if b.rank == plan.rank}
+        for name, values in given.items():
+            if name in places:
+                address = executor.buffer_address(places[name].id)
+                device.write(address, np.ascontiguousarray(values).view(np.uint8).reshape(-1))
+        executor.start(1).wait(60.0)
+        got = device.read(executor.buffer_address(places["y"].id), places["y"].nbytes).copy()
+        run = executor.start(3)
+        run.wait(60.0)
+        once = run.elapsed_ms() / 1e3 / 3
+        iterations = int(agreed(job, float(np.clip(0.02 / once, 3, 1000))))
+        times = []
+        for _ in range(repeats):
+            run = executor.start(iterations)
+            run.wait(120.0)
+            times.append(run.elapsed_ms() / 1e3 / iterations / CHAIN)
+        job.barrier("the end of a case")
+    return float(np.median(times)), got
+
+
+def _wrong(shape: tuple[int, int], dtype: DataType, world: int, got: np.ndarray) -> int:
+    given = [_inputs(shape, dtype, rank) for rank in range(world)]
+    total = sum(g["x"].astype(np.float64) for g in given) + given[0]["stream"].astype(np.float64)
+    want = total / np.sqrt((total * total).mean(-1, keepdims=True) + EPS) * given[0]["weight"]
+    loose = 1e-4 if dtype == fp32 else 5e-2
+    near = np.isclose(got.view(dtype.numpy).astype(np.float64), want.reshape(-1), loose, loose)
+    return int((~near).sum())
+
+
+def measure_norm(
+    shape: tuple[int, int], dtype: DataType, repeats: int, job: Bootstrap, backend: Backend,
+    device: Device,
+) -> NormFigures:  # fmt: skip
+    """Measures one shape on all ranks; the same figures on each."""
+    world = job.world_size
+    given = _inputs(shape, dtype, job.rank)
+    runs = [
+        _timed(_plans(form, shape, dtype, world, device)[job.rank], given, repeats, job, backend,
+               device)
+        for form in FORMS
+    ]  # fmt: skip
+    mine = [*(seconds for seconds, _ in runs), _wrong(shape, dtype, world, runs[2][1])]
+    said = [json.loads(s) for s in job.all_gather(json.dumps(mine).encode())]
+    alone, apart, one = (max(s[i] for s in said) for i in range(3))
+    wrong = sum(s[3] for s in said)
+    return NormFigures(*shape, dtype.name, world, alone, apart, one, wrong)

@@ -1,0 +1,185 @@
+"""Which cut of a product is fastest on a machine: each candidate is planned, run and timed.
+
+Only a cut that beats the usual one by more than measurements scatter is kept in its place. Called
+by `ark tune`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ark.backend.protocol import Backend, Device
+from ark.bench.ops import median
+from ark.errors import BaseError
+from ark.ir.dtype import INTEGERS, by_name
+from ark.ir.fold import fold
+from ark.ir.graph import Graph
+from ark.lower import cuts
+from ark.lower.cuts import Cut
+from ark.lower.pipeline import plan as make_plan
+from ark.machine import Machine
+from ark.plan import kind as kinds
+from ark.plan.types import Plan
+from ark.plan.verify import verify
+from ark.runtime.executor import Executor
+from ark.runtime.tuned import Choice
+from ark.tasks.matmul import dims
+
+GAIN = 0.03  # what a cut must be faster by
+MOST = 8  # cuts of a product in the variant `matrix`, those that are predicted to be fastest
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product of a plan. shapes, dtypes: of both sides and the result, of tensors with four
+    dimensions at most. variant: the kernel variant that it runs under.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    transposes: tuple[bool, bool]
+    tf32: bool
+    variant: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Batch, batch, rows and columns of the result."""
+        return fold(self.shapes[2])
+
+    @property
+    def depth(self) -> int:
+        """Elements of k."""
+        return self.shapes[0][-2 if self.transposes[0] else -1]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element of the left side."""
+        return by_name(self.dtypes[0]).itemsize
+
+    @property
+    def key(self) -> str:
+        """What a choice for it is good for."""
+        return cuts.key(self.shape, self.depth, self.itemsize)
+
+    def __str__(self) -> str:
+        m, n = self.shape[2:]
+        batch = self.shape[0] * self.shape[1]
+        many = f"{batch} x " if batch > 1 else ""
+        turned = "".join("t" if t else "n" for t in self.transposes)
+        return f"{many}{m}x{n}x{self.depth} {turned} {self.dtypes[0]}"
+
+
+def products(plans: Iterable[Plan]) -> list[Product]:
+    """The different products of plans whose cut can be chosen."""
+    found: dict[str, Product] = {}
+    for plan in plans:
+        names = {
+            op: plan.variant_of(number)
+            for number, phase in enumerate(plan.phases)
+            for op in {t.op for tasks in phase.processors for t in tasks}
+        }
+        for op in plan.ops:
+            if op.kind != "matmul" or op.params.get("gated") or op.id not in names:
+                continue
+            sig = kinds.signature(plan, op)
+            m, n, _ = dims(sig)
+            a, b, out = sig.operands[:3]
+            batch = () if op.params.get("splits", 1) > 1 else out.shape[:-2]
+            dtype = a.dtype if op.params.get("splits", 1) > 1 else out.dtype
+            made = Product(
+                (a.shape, b.shape, (*batch, m, n)),
+                (a.dtype, b.dtype, dtype),
+                (bool(op.params["transpose_a"]), bool(op.params["transpose_b"])),
+                bool(op.params.get("tf32")),
+                names[op.id],
+            )
+            found.setdefault(made.key, made)
+    return list(found.values())
+
+
+def candidates(product: Product, machine: Machine) -> list[Cut]:
+    """The cuts to try, the usual one first."""
+    if product.variant != "matrix":
+        return cuts.tiles(product.shape, product.depth, machine)
+    several = len(product.shapes[2]) == 2
+    able = cuts.candidates(product.shape, product.depth, product.itemsize, several)
+
+    def predicted(cut: Cut) -> float:
+        return cuts.predicted_us(cut, product.shape, product.depth, product.itemsize, machine)
+
+    return sorted(able, key=predicted)[:MOST]
+
+
+def planned(product: Product, cut: Cut, machine: Machine) -> Plan:
+    """The verified plan of the product alone, cut so."""
+    graph = Graph()
+    types = [by_name(name) for name in product.dtypes]
+    a, b, c = (
+        graph.tensor(shape, dtype, arena="state", name=name)
+        for shape, dtype, name in zip(product.shapes, types, "abc", strict=True)
+    )
+    attrs = {"transpose_a": product.transposes[0], "transpose_b": product.transposes[1]}
+    if product.tf32:
+        attrs["tf32"] = True
+    graph.add("matmul", [a, b], [c], attrs, "product")
+    chosen = {product.key: [cut.rows, cut.columns, cut.parts]}
+    made = make_plan(graph, machine, {"variant": product.variant, "cuts": chosen})
+    verify([made])
+    return made
+
+
+def seconds(
+    product: Product, cut: Cut, backend: Backend, device: Device, repeats: int
+) -> float | None:
+    """What an iteration takes; None where the cut cannot be run."""
+    try:
+        made = planned(product, cut, device.machine)
+        rng = np.random.default_rng(0)
+        with Executor(made, backend, device) as executor:
+            for name, shape, dtype in zip("ab", product.shapes, product.dtypes, strict=False):
+                kind = by_name(dtype)
+                size = 127.0 if kind in INTEGERS else 1.0
+                array = rng.uniform(-size, size, shape).astype(np.float32)
+                executor.write(name, array.astype(kind.numpy))
+
+            def launch(iterations: int) -> float:
+                run = executor.start(iterations)
+                run.wait()
+                return run.elapsed_ms() / 1e3 / iterations
+
+            return median(launch, repeats)
+    except BaseError:
+        return None
+
+
+def tune(
+    product: Product,
+    backend: Backend,
+    device: Device,
+    repeats: int = 5,
+    tell: Callable[[Cut, float | None], None] = lambda cut, took: None,
+) -> Choice | None:
+    """The fastest cut; None if none can be run. tell: is given each cut and its seconds."""
+    times: list[tuple[float, Cut]] = []
+    listed = candidates(product, device.machine.using(product.variant))
+    for cut in listed:
+        took = seconds(product, cut, backend, device, repeats)
+        tell(cut, took)
+        if took is not None:
+            times.append((took, cut))
+    return chosen(times, listed[0])
+
+
+def chosen(times: Sequence[tuple[float, Cut]], usual: Cut) -> Choice | None:
+    """The fastest of cuts, or the usual one where no other is clearly faster."""
+    if not times:
+        return None
+    best = min(times, key=lambda t: t[0])
+    before = next((t for t in times if t[1] == usual), best)
+    if best[0] > (1.0 - GAIN) * before[0]:
+        best = before
+    cut = best[1]
+    return Choice((cut.rows, cut.columns, cut.parts), best[0] * 1e6, before[0] * 1e6)

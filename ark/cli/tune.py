@@ -1,0 +1,144 @@
+"""`ark tune`: measures how the products of a model are best cut on this machine, and keeps that."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import sys
+from collections.abc import Callable
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from ark.backend import registry
+from ark.bench.cases import cases
+from ark.bench.ops import planned
+from ark.bench.tune import Product, products, tune
+from ark.cli.common import positive
+from ark.cli.plan import read_plans
+from ark.cli.run import dimension
+from ark.errors import InvalidUsageError, UnsupportedError
+from ark.lower.cuts import Cut
+from ark.lower.pipeline import plan as make_plan
+from ark.machine import Machine
+from ark.plan.types import Plan
+from ark.runtime import tuned
+from ark.runtime.tuned import Choice
+
+
+def register(subparsers: argparse._SubParsersAction) -> None:
+    p = subparsers.add_parser(
+        "tune",
+        help="measure how products are best cut on this machine, and keep it",
+        description="Runs every matrix product of the sources with each cut into tiles that its "
+        "kernels have, and keeps the fastest in ark's cache. Plans for this device take it from "
+        "then on; they are the same as long as the choices are.",
+    )
+    p.add_argument(
+        "sources",
+        nargs="*",
+        metavar="SOURCE",
+        help="a model (FILE.onnx), a plan (FILE.json, of `ark plan`) or cases of `ark bench ops`, "
+        "with * and ?",
+    )
+    p.add_argument(
+        "--dim", action="append", default=[], metavar="NAME=N", help="an ONNX model's open size"
+    )
+    p.add_argument(
+        "--repeats", type=positive, default=5, help="launches of each cut; the median counts"
+    )
+    p.add_argument("--backend")
+    p.add_argument("--device", type=int, default=0, metavar="I", help="device index")
+    p.add_argument("--show", action="store_true", help="print what was kept for the device")
+    p.add_argument("--forget", action="store_true", help="remove what was kept for the device")
+    p.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    backend, probe = registry.choose(args.backend)
+    if not 0 <= args.device < len(probe.devices):
+        raise InvalidUsageError(
+            f"there is no device {args.device}; {backend.name} has {len(probe.devices)}"
+        )
+    if not args.sources and not args.show and not args.forget:
+        raise InvalidUsageError("name a model, a plan or a case of `ark bench ops --list`")
+    device = backend.open(args.device)
+    try:
+        machine = device.machine
+        if args.forget:
+            tuned.forget(machine)
+        kept = tuned.load(machine)
+        found = products(_plans(args.sources, args.dim, machine))
+        if args.sources and not found:
+            raise InvalidUsageError("the sources have no matrix product whose cut can be chosen")
+        for product in found:
+            choice = tune(product, backend, device, args.repeats, _tell(product))
+            if choice is None:
+                raise UnsupportedError(f"no cut of the product {product} can be run")
+            kept[product.key] = choice
+        if found:
+            tuned.store(machine, kept)
+    finally:
+        device.close()
+    names = {p.key: str(p) for p in found}
+    shown = kept if args.show else {key: kept[key] for key in names}
+    if shown or args.show:
+        _show(f"{backend.name} {machine.name}", shown, names)
+    return 0
+
+
+def _tell(product: Product) -> Callable[[Cut, float | None], None]:
+    def tell(cut: Cut, took: float | None) -> None:
+        text = "cannot be run" if took is None else f"{took * 1e6:.1f} us"
+        parts = f", {cut.parts} parts of k" if cut.parts > 1 else ""
+        print(f"{product}: {cut.rows} x {cut.columns}{parts}: {text}", file=sys.stderr, flush=True)
+
+    return tell
+
+
+def _plans(sources: list[str], dims: list[str], machine: Machine) -> list[Plan]:
+    """The plans of what the sources name, as they are made without any choice."""
+    made: list[Plan] = []
+    for source in sources:
+        if source.endswith(".json"):
+            made += read_plans([source])
+        elif source.endswith(".onnx"):
+            made.append(_onnx(source, dims, machine))
+        else:
+            fitting = [c for c in cases() if fnmatch.fnmatch(c.name, source)]
+            if not fitting:
+                raise InvalidUsageError(
+                    f"{source!r} is no model (FILE.onnx), no plan (FILE.json) and no case of "
+                    "`ark bench ops --list`"
+                )
+            made += [planned(case, machine)[0] for case in fitting]
+    return made
+
+
+def _onnx(path: str, dims: list[str], machine: Machine) -> Plan:
+    from ark.interop import from_onnx
+
+    model = from_onnx(path, dict(dimension(text) for text in dims))
+    arrays = {}
+    for port in model.inputs:
+        if port.sizes is None:
+            raise InvalidUsageError(f"the input {port} has open sizes; give each with --dim NAME=N")
+        arrays[port.name] = np.zeros(port.sizes, port.dtype)
+    return make_plan(model.graph(arrays).model.graph, machine)
+
+
+def _show(device: str, choices: dict[str, Choice], names: dict[str, str]) -> None:
+    table = Table(title=f"cuts of products on {device}")
+    for head in ("product", "rows x columns, parts", "us", "the usual cut, us", "gain"):
+        table.add_column(head)
+    for key, choice in choices.items():
+        rows, columns, parts = choice.cut
+        table.add_row(
+            names.get(key, key),
+            f"{rows} x {columns}, {parts}",
+            f"{choice.us:.1f}",
+            f"{choice.usual_us:.1f}",
+            f"{choice.usual_us / choice.us:.2f}" if choice.us else "",
+        )
+    Console(markup=False).print(table)

@@ -1,0 +1,82 @@
+"""A sum over ranks, with the residual that it may have, and the rmsnorm that reads it become one
+node: whoever adds a row norms it. Others may read the sum too, which is written as well.
+
+Called by the pipeline after fusion; what decoding's layers take into themselves (ark.lower.fuse,
+ark.lower.spread) is gone by then, and so are sums that travel by tiles (ark.lower.overlap).
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+from ark.ir.dtype import FLOATS
+from ark.ir.graph import Graph, Node
+from ark.ir.values import Tensor
+from ark.tasks.combine import CHUNK
+
+SUM_AND_NORM = "all_reduce_norm"
+
+
+def join_norms(graph: Graph) -> Graph:
+    """A copy of the graph with such nodes."""
+    if graph.world_size == 1:
+        return graph
+    nodes: list[Node | None] = list(graph.nodes)
+    sums: dict[int, int] = {}  # by buffer: the place of the sum that was last written there
+    for place, node in enumerate(graph.nodes):
+        if node.virtual:
+            continue
+        at = sums.get(node.inputs[0].buffer.id) if node.type == "rmsnorm" else None
+        total = nodes[at] if at is not None else None
+        if at is not None and total is not None and _fits(graph.nodes[at + 1 : place], total, node):
+            nodes[at], nodes[place] = _joined(total, node), None
+        for tensor in node.outputs:
+            sums.pop(tensor.buffer.id, None)
+        if node.type == "all_reduce":
+            sums[node.outputs[0].buffer.id] = place
+    made = copy.copy(graph)
+    made.nodes = [n for n in nodes if n is not None]
+    return made
+
+
+def _fits(between: list[Node], total: Node, norm: Node) -> bool:
+    """May the norm be where the sum is? Nobody between touches its result or writes its weight."""
+    out, normed = total.outputs[0], norm.outputs[0]
+    read, weight = norm.inputs
+    touched = {
+        t.buffer.id for n in between if not n.virtual for t in (*n.inputs, *n.outputs, *n.after)
+    }
+    written = {t.buffer.id for n in between if not n.virtual for t in n.outputs}
+    return (
+        total.type == "all_reduce"
+        and total.placement == norm.placement
+        and total.hints is None
+        and total.context == norm.context
+        and out.dtype in FLOATS
+        and all(t.dense for t in (out, read, normed, weight))
+        and all(_on_chunks(t) for t in (out, read, normed))
+        and (read.nbytes, read.offsets) == (out.nbytes, out.offsets)
+        and read.shape[-1] * out.dtype.itemsize % CHUNK == 0
+        and normed.buffer.id not in touched
+        and weight.buffer.id not in written
+        and not norm.after
+        and normed.buffer.id not in {t.buffer.id for t in (*total.inputs, out, weight)}
+    )
+
+
+def _on_chunks(tensor: Tensor) -> bool:
+    start = sum(o * s for o, s in zip(tensor.offsets, tensor.strides, strict=True))
+    return start * tensor.dtype.itemsize % CHUNK == 0
+
+
+def _joined(total: Node, norm: Node) -> Node:
+    attrs = {"eps": norm.attrs["eps"], "columns": norm.inputs[0].shape[-1]}
+    return dataclasses.replace(
+        total,
+        type=SUM_AND_NORM,
+        name=f"{total.name}.{norm.name}",
+        inputs=(*total.inputs, norm.inputs[1]),
+        outputs=(*total.outputs, *norm.outputs),
+        attrs=attrs,
+    )

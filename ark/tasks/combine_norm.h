@@ -1,0 +1,97 @@
+// Rows combined from shares, and normed by their root mean square.
+
+// The values of one chunk, as they are normed: rounded as they are stored.
+template <typename T, int MANY>
+ARK_DEVICE void ark_chunk_terms(const ArkChunk<T>& from, float (&to)[MANY]) {
+#pragma unroll
+  for (int e = 0; e < MANY; ++e) to[e] = ark_term(from.v[e]);
+}
+
+template <typename O, typename W, int MANY>
+ARK_DEVICE void ark_store_normed(O* to, const W* weight, const float (&v)[MANY], float factor,
+                                 bool aligned) {
+  constexpr int ROOM = static_cast<int>(16 / sizeof(O)), V = MANY < ROOM ? MANY : ROOM;
+#pragma unroll
+  for (int part = 0; part < MANY; part += V) {
+    ArkPack<O, V> made;
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+      ark_put(made.v, j, v[part + j] * factor * ark_get(weight, part + j));
+    }
+    if (aligned) {
+      ark_store_pack<V>(to + part, made);
+    } else {
+#pragma unroll
+      for (int j = 0; j < V; ++j) to[part + j] = made.v[j];
+    }
+  }
+}
+
+// B chunks of a row at a time; HELD: how many a thread keeps, 0: the row is read again.
+template <typename T, int K, int HELD, int B, typename HOW, typename O, typename W,
+          typename... Shares>
+ARK_DEVICE void ark_combine_norm_rows(ArkCtx& c, const ArkTask& t, HOW how, bool aligned, T* sum,
+                                      O* normed, const W* weight, float eps, Shares... shares) {
+  constexpr int MANY = static_cast<int>(16 / sizeof(T)), CHUNKS = K / MANY;
+  constexpr int SHARES = static_cast<int>(sizeof...(Shares));
+  constexpr int EACH = HELD > 0 ? HELD : (CHUNKS + ARK_THREADS - 1) / ARK_THREADS;
+  float* folds = reinterpret_cast<float*>(ARK_SCRATCH(c));
+  const ark_i64 bytes = static_cast<ark_i64>(t.coord[1]) * static_cast<ark_i64>(sizeof(T));
+  int parity = 0;
+  for (int row = t.coord[0] / K; row < t.coord[1] / K; ++row) {
+    const ark_i64 first = static_cast<ark_i64>(row) * CHUNKS;
+    float kept[HELD > 0 ? HELD : 1][MANY], total[1] = {0.0f};
+#pragma unroll(HELD > 0 ? HELD : 1)
+    for (int e = 0; e < EACH; e += B) {
+      ArkChunk<T> v[SHARES][B];
+      const ArkChunks at{first + e * ARK_THREADS + ark_tid(), first + CHUNKS, bytes};
+      ark_load_shares<false, 0, B, T>(c, how, at, v, shares...);
+      ark_load_shares<true, 0, B, T>(c, how, at, v, shares...);
+#pragma unroll
+      for (int b = 0; b < B; ++b) {
+        const ark_i64 chunk = ark_chunk(at, b);
+        if (chunk >= at.end) continue;
+#pragma unroll
+        for (int i = 0; i < MANY; ++i) {
+          float joined = ark_term(v[0][b].v[i]);
+#pragma unroll
+          for (int s = 1; s < SHARES; ++s) joined = ark_plus(joined, ark_term(v[s][b].v[i]));
+          ark_store_term(v[0][b].v[i], joined);
+        }
+        ark_store_chunk(c, how, sum, chunk, at, false, v[0][b]);
+        float (&mine)[MANY] = kept[HELD > 0 ? e + b : 0];
+        ark_chunk_terms(v[0][b], mine);
+#pragma unroll
+        for (int i = 0; i < MANY; ++i) total[0] += mine[i] * mine[i];
+      }
+    }
+    ark_fold<ArkAddFold, ARK_WARPS>(total, folds, parity);
+    const float factor = ark_rsqrt(total[0] / static_cast<float>(K) + eps);
+#pragma unroll(HELD > 0 ? HELD : 1)
+    for (int e = 0; e < EACH; ++e) {
+      const int chunk = e * ARK_THREADS + ark_tid();
+      if (chunk >= CHUNKS) continue;
+      const ark_i64 place = (first + chunk) * MANY;
+      if (HELD == 0) {
+#pragma unroll
+        for (int i = 0; i < MANY; ++i) kept[0][i] = ark_term(sum[place + i]);
+      }
+      ark_store_normed(normed + place, weight + chunk * MANY, kept[HELD > 0 ? e : 0], factor,
+                       aligned);
+    }
+  }
+}
+
+template <typename T, int K, int HELD, typename O, typename W, typename... Shares>
+ARK_DEVICE void ark_combine_norm(ArkCtx& c, const ArkTask& t, bool aligned, T* sum, O* normed,
+                                 const W* weight, float eps, Shares... shares) {
+  constexpr int SHARES = static_cast<int>(sizeof...(Shares));
+  constexpr int B = HELD > 0 && SHARES * HELD <= 8 ? HELD : 1;
+  if (aligned) {
+    ark_combine_norm_rows<T, K, HELD, B>(c, t, ArkWhole(), true, sum, normed, weight, eps,
+                                         shares...);
+  } else {
+    ark_combine_norm_rows<T, K, 0, 1>(c, t, ArkPiecemeal(), false, sum, normed, weight, eps,
+                                      shares...);
+  }
+}

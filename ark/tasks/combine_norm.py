@@ -1,0 +1,148 @@
+"""Rows that are combined from shares and then normed: the sum over ranks of a layer's result, the
+residual stream, and the norm that the next layer begins with, in one task.
+
+params: element, order (as for combine), columns (of a row), eps. operands: shares..., weight, sum,
+normed; all but the weight are of one dimension and hold the same rows. Shares and sum are as
+combine has them, of whole chunks of 16 bytes a row; the sum is rounded to its type before it is
+normed (y = x / sqrt(mean(x^2) + eps) * weight, as rmsnorm's own task has it). coord: first and
+last+1 element, of whole rows. combine_norm.h has the device side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from ark.ir.dtype import by_name
+from ark.machine import Machine
+from ark.plan.kind import Access, OperandType, Signature, TaskKind, register, whole
+from ark.plan.params import Epsilon, Params, Places, Size, is_dense, need, typed
+from ark.tasks import text
+from ark.tasks.combine import CHUNK, ELEMENTS, RECEIVE, WORDS, Place, words
+
+HELD = 32  # elements of a row that a thread keeps in registers
+FOLDS = 128  # bytes of shared memory for a warp's sums
+FLOAT_ELEMENTS = ("fp32", "fp16", "bf16")
+
+
+class CombineNormParams(Params, frozen=True):
+    element: Literal["fp32", "fp16", "bf16"]
+    columns: Size
+    eps: Epsilon
+    order: tuple[Place, ...] = ()
+
+
+class CombineNorm(TaskKind):
+    name = "combine_norm"
+    params = CombineNormParams
+    packet_types = (RECEIVE,)
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        need(len(sig.operands) >= 4, f"it has {len(sig.operands)} operands, expected 4 or more")
+        order, columns = sig.params.get("order", ()), sig.params["columns"]
+        *shares, weight, total, normed = sig.operands
+        need(
+            sorted(order) == list(range(len(order))) and len(order) <= len(shares),
+            f"the order {list(order)} does not name its first shares, each once",
+        )
+        for index in range(len(shares), len(sig.operands)):
+            typed(sig, index)
+            need(not sig.operands[index].packet, f"operand {index} holds packets")
+        need(
+            weight.shape == (columns,) and is_dense(weight),
+            f"the weight has shape {list(weight.shape)}, rows have {columns} columns",
+        )
+        need(
+            columns * self._size(sig) % CHUNK == 0 and total.shape[0] % columns == 0,
+            f"{total.shape[0]} elements are no rows of {columns} in whole chunks",
+        )
+        need(
+            (total.dtype, len(total.shape), is_dense(total)) == (sig.params["element"], 1, True),
+            f"the sum is {total.dtype}{list(total.shape)}",
+        )
+        need(
+            normed.shape == total.shape and is_dense(normed),
+            f"the normed rows have shape {list(normed.shape)}, the sum {list(total.shape)}",
+        )
+        for index, share in enumerate(shares):
+            dtype, shape = total.dtype, total.shape
+            if share.packet:
+                dtype, shape = RECEIVE, (words(total.shape[0] * self._size(sig)),)
+            need(
+                (share.dtype, share.shape) == (dtype, shape) and is_dense(share),
+                f"share {index} is {share.dtype}{list(share.shape)}, expected {dtype}{list(shape)}",
+            )
+
+    def on_rank(self, params: Mapping[str, Any], by: int) -> Mapping[str, Any]:
+        order = params.get("order", ())
+        return {**params, "order": [(place - by) % len(order) for place in order]}
+
+    def _size(self, sig: Signature) -> int:
+        return by_name(sig.params["element"]).itemsize
+
+    def places(self, sig: Signature) -> Places:
+        columns = sig.params["columns"]
+        return Places((range(0, sig.operands[-1].shape[0], columns),), span=True)
+
+    def packets(self, sig: Signature) -> frozenset[int]:
+        shares = range(len(sig.operands) - 3)
+        return frozenset(i for i in shares if sig.operands[i].dtype == RECEIVE)
+
+    def in_place(self, sig: Signature) -> frozenset[int]:
+        return frozenset(range(len(sig.operands) - 3))
+
+    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        begin, end = coord
+        size, shares = self._size(sig), len(sig.operands) - 3
+        found = [whole(shares, sig.operands[shares])]
+        for index, operand in enumerate(sig.operands):
+            if index == shares:
+                continue
+            lo, hi = begin, end
+            if operand.packet:
+                lo, hi = begin * size // CHUNK * WORDS, end * size // CHUNK * WORDS
+            found.append(Access(index, (lo,), (hi,), write=index > shares))
+        return found
+
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        return FOLDS * machine.warps
+
+    def headers(self) -> tuple[str, ...]:
+        names = ("combine.h", "folds.h", "rows.h", "combine_norm.h")
+        return tuple(text.header(name) for name in names)
+
+    def _held(self, sig: Signature, machine: Machine) -> int:
+        """Chunks of a row that a thread keeps; 0 where they are too many."""
+        chunks = sig.params["columns"] * self._size(sig) // CHUNK
+        each = -(-chunks // (machine.lanes * machine.warps))
+        return each if each * CHUNK // self._size(sig) <= HELD else 0
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        count = len(sig.operands) - 3
+        order = sig.params.get("order", ())
+        storage = ELEMENTS[sig.params["element"]].storage
+
+        def share(index: int) -> str:
+            operand: OperandType = sig.operands[index]
+            kind = f"const {'ark_u64' if operand.packet else storage}"
+            scope = "true" if operand.system else "false"
+            return f"ArkShare<{kind}, {scope}>{{ARK_POINTER({kind}, {text.address(sig, index)})}}"
+
+        plain = [text.address(sig, i) for i, o in enumerate(sig.operands) if not o.packet]
+        return text.call(
+            name,
+            "ark_combine_norm",
+            [storage, sig.params["columns"], self._held(sig, machine)],
+            [
+                f"ark_aligned({' | '.join(plain)})",
+                text.pointer(sig, count + 1, const=False),
+                text.pointer(sig, count + 2, const=False),
+                text.pointer(sig, count),
+                text.literal(sig.params["eps"]),
+                *(share(i) for i in (*order, *range(len(order), count))),
+            ],
+        )
+
+
+register(CombineNorm())

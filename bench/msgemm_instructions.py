@@ -1,0 +1,154 @@
+"""Instructions that msGeMM's two ways take, by method and d: executed by an emulated gfx942, and
+in the machine code for an H100.
+
+    ARK_ROCM_DEVICE=emulated:gfx942 python -m bench.msgemm_instructions
+    python -m bench.msgemm_instructions --sass          needs nvdisasm (CUDA's toolkit)
+
+Executed: wave-instructions of an iteration on one processor, so that nobody polls for another; a
+quarter of what five iterations have more than one. Machine code: of each op the innermost loop that
+has the most of what the op is for, and how many instructions it takes for a product (a weight by a
+column).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ark
+from examples.msgemm import msgemm
+
+Build = Callable[[], tuple[Any, dict[Any, np.ndarray]]]
+LABEL = re.compile(r"^(\.L_\w+):")
+CODE = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9.]*)(.*)")
+WIDTHS = {"64": 2, "128": 4}  # elements that an instruction moves
+
+
+def methods(rows: int, k: int, columns: int) -> dict[str, Build]:
+    """What is counted: products of weights (rows, k) in groups of 48 with x (k, columns)."""
+    weight, x, scales = msgemm.draw(rows, k, columns, 48)
+    made = {"multiplied": msgemm.by_multiplying(weight, x, scales)}
+    made |= {f"tables, d = {d}": msgemm.by_tables(weight, x, d, scales) for d in (1, 2, 3)}
+    return made
+
+
+def executed(build: Build) -> float:
+    """Wave-instructions of an iteration."""
+    import ark_rocm_emulator as emulator
+
+    ark.Model.reset()
+    with ark.PlannerContext(processor_range=[0, 1]):
+        _, given = build()
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        for tensor, array in given.items():
+            tensor.from_numpy(array)
+        seen = []
+        for iterations in (1, 1, 5):
+            runtime.run(iterations)
+            seen.append(emulator.instructions()[0])
+    return (seen[2] - 2 * seen[1] + seen[0]) / 4
+
+
+def loops(sass: str) -> list[list[str]]:
+    """Opcodes of each innermost loop of a listing by nvdisasm."""
+    codes: list[str] = []
+    labels: dict[str, int] = {}
+    ends: list[tuple[int, str]] = []
+    for line in sass.splitlines():
+        if label := LABEL.match(line):
+            labels[label[1]] = len(codes)
+        elif code := CODE.search(line):
+            if code[1] == "BRA" and (target := re.search(r"\.L_\w+", code[2])):
+                ends.append((len(codes), target[0]))
+            codes.append(code[1])
+    spans = [(labels[to], end) for end, to in ends if labels.get(to, end + 1) <= end]
+    inner = [s for s in spans if not any(s != o and s[0] <= o[0] and o[1] <= s[1] for o in spans)]
+    return [codes[begin : end + 1] for begin, end in inner]
+
+
+def elements(loop: list[str], kind: str) -> int:
+    """How many elements a pass of a loop has by instructions of a kind."""
+    found = (code.split(".") for code in loop if code.split(".")[0] in kind.split())
+    return sum(max((WIDTHS.get(part, 1) for part in code), default=1) for code in found)
+
+
+def compiled(build: Callable[[], Any], kind: str) -> float:
+    """Instructions an element of the loop for an H100 that has the most of a kind."""
+    from ark_cuda import backend, machines
+
+    from ark.frontend.model import Model
+    from ark.lower.pipeline import plan
+    from ark.runtime.program import build as program
+
+    ark.Model.reset()
+    held = build()
+    machine = machines.MODELS["h100"]
+    made = program(plan(Model.get_model().graph, machine), machine, backend, "sm_90a")
+    del held
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(made.binary.data)
+        found = subprocess.run(["nvdisasm", "-c", file.name], check=True, capture_output=True)
+    loop = max(loops(found.stdout.decode()), key=lambda codes: elements(codes, kind))
+    return len(loop) / elements(loop, kind)
+
+
+def in_sass(rows: int, k: int, columns: int) -> dict[str, float]:
+    """Instructions of a product, a weight by a column, by method: those of its loops, and of a
+    table's entries their part.
+    """
+
+    def table(d: int) -> Any:
+        return msgemm.tables(ark.tensor([k, columns]), ark.tensor([1, 16, 1]), d)
+
+    def sums(d: int) -> Any:
+        apart = ark.tensor([rows, k // 48, 48 // d, columns])
+        return ark.reduce_sum(apart, 2)
+
+    def looked_up(d: int) -> Any:
+        ids = ark.tensor([rows, k // d], ark.int32)
+        return ark.gather(ark.tensor([k // d * 16**d, columns]), ids)
+
+    multiplied = methods(rows, k, columns)["multiplied"]
+    found = {"multiplied": compiled(multiplied, "FFMA")}
+    for d in (1, 2, 3):
+        entry = compiled(partial(looked_up, d), "ST STG") + compiled(partial(sums, d), "FADD")
+        made = compiled(partial(table, d), "ST STG") * 16**d / rows
+        found[f"tables, d = {d}"] = (entry + made) / d
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--k", type=int, default=192)
+    parser.add_argument("--columns", type=int, default=8)
+    parser.add_argument("--sass", action="store_true")
+    args = parser.parse_args()
+    if args.sass and not shutil.which("nvdisasm"):
+        parser.error("nvdisasm is not found; it is a part of CUDA's toolkit")
+    ark.init(backend="cpu" if args.sass else "rocm")
+    shape = args.rows, args.k, args.columns
+    if args.sass:
+        print(json.dumps({name: round(n, 2) for name, n in in_sass(*shape).items()}))
+        return
+    for name, build in methods(*shape).items():
+        count = executed(build)
+        each = 64 * count / np.prod(shape)
+        print(
+            json.dumps({"method": name, "wave_instructions": count, "of_a_product": round(each, 2)})
+        )
+
+
+if __name__ == "__main__":
+    main()
