@@ -24,19 +24,43 @@ constexpr int ark_matmul_lanes(int elements) {
   return lanes;
 }
 
-template <int ROWS, int COLUMNS, int M, int N, class A, class B, class Finish>
+// A lane's part of an element's sum: every LANES-th, or every LANES-th pack of V that lie side by
+// side in both matrices.
+template <int LANES, int V, typename Sum, class A, class B>
+ARK_DEVICE Sum ark_lane_sum(int m, int n, int k0, int k1, const A& a, const B& b) {
+  const int lane = ark_tid() % LANES;
+  Sum sum = 0;
+  if constexpr (V > 1) {
+    const auto* left = a(m, k0);
+    const auto* right = b(k0, n);
+#pragma unroll 8
+    for (int k = lane * V; k < k1 - k0; k += LANES * V) {
+      const auto x = ark_load_pack<V>(left + k), y = ark_load_pack<V>(right + k);
+#pragma unroll
+      for (int j = 0; j < V; ++j) ark_add_product(sum, ark_factor(x.v + j), ark_factor(y.v + j));
+    }
+  } else {
+    for (int k = k0 + lane; k < k1; k += LANES) {
+      ark_add_product(sum, ark_factor(a(m, k)), ark_factor(b(k, n)));
+    }
+  }
+  return sum;
+}
+
+// V: of packs in which both matrices may be read, if their addresses are aligned.
+template <int ROWS, int COLUMNS, int M, int N, int V, class A, class B, class Finish>
 ARK_DEVICE void ark_matmul(ArkCtx&, const ArkTask&, int m0, int n0, int k0, int k1, const A& a,
-                           const B& b, const Finish& finish) {
+                           const B& b, const Finish& finish, ark_u64 addresses) {
   constexpr int LANES = ark_matmul_lanes(ROWS * COLUMNS);
   typedef decltype(ark_factor(a(0, 0))) Sum;
   if constexpr (LANES > 1) {
     const int e = ark_tid() / LANES, m = m0 + e / COLUMNS, n = n0 + e % COLUMNS;
     const bool here = e < ROWS * COLUMNS && m < M && n < N;
     Sum sum = 0;
-    if (here) {
-      for (int k = k0 + ark_tid() % LANES; k < k1; k += LANES) {
-        ark_add_product(sum, ark_factor(a(m, k)), ark_factor(b(k, n)));
-      }
+    if (here && V > 1 && ark_aligned(addresses)) {
+      sum = ark_lane_sum<LANES, V, Sum>(m, n, k0, k1, a, b);
+    } else if (here) {
+      sum = ark_lane_sum<LANES, 1, Sum>(m, n, k0, k1, a, b);
     }
     for (int mask = 1; mask < LANES; mask *= 2) sum += ark_other_sum(sum, mask);
     if (here && ark_tid() % LANES == 0) finish(m, n, sum);

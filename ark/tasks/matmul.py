@@ -170,7 +170,7 @@ class Matmul(TaskKind):
             callee, shape = "ark_matmul_blocked", (*shape, DEPTH, gated, *turned)
         elif machine.has("single_thread") and not gated and not sig.params["transpose_b"]:
             callee = "ark_matmul_alone"
-        arguments = (
+        arguments: tuple[str, ...] = (
             "m0",
             "n0",
             *k_range(sig),
@@ -178,6 +178,9 @@ class Matmul(TaskKind):
             _place(sig, 1, "k", "n", bool(sig.params["transpose_b"])),
             f"[&](int m, int n, {_sum_type(sig)} sum) {{\n{finish(sig, 'sum', 'm', 'n')}  }}",
         )
+        if callee == "ark_matmul":
+            shape = (*shape, _pack(sig))
+            arguments = (*arguments, f"{text.address(sig, 0)} | {text.address(sig, 1)}")
         body = f"  {text.called(callee, shape, arguments)};\n"
         return text.function(name, outputs(sig) + each_tile(sig, body))
 
@@ -339,6 +342,19 @@ def side_strides(sig: Signature, index: int) -> tuple[int, int]:
     down, across = sig.operands[index].strides[-2:]
     along = bool(sig.params["transpose_b"]) if index else not sig.params["transpose_a"]
     return (down, across) if along else (across, down)
+
+
+def _pack(sig: Signature) -> int:
+    """Elements of k that lie side by side in both operands and can be read at once."""
+    size = max(sig.operands[i].itemsize for i in (0, 1))
+    pack = min(8, 16 // size)
+    _, _, k = dims(sig)
+    whole = k % pack == 0 and part_of_k(sig) % pack == 0
+    for index in (0, 1):
+        *others, last = sig.operands[index].strides
+        down = others if side_strides(sig, index)[1] == 1 else []
+        whole = whole and last == 1 and bool(down) and all(s % pack == 0 for s in down)
+    return pack if whole else 1
 
 
 def along_k(sig: Signature, index: int) -> bool:
