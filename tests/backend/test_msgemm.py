@@ -49,3 +49,24 @@ def test_codes_are_the_bytes_of_the_type() -> None:
 def test_operations_are_those_of_the_paper() -> None:
     counted = [round(example.formulas(12288, d), 3) for d in (2, 3, 4)]
     assert counted == [1.959, 2.25, 0.632]
+
+
+def test_instructions_of_a_loop_are_counted() -> None:
+    """Two loops, one in the other: the inner one's three products in five instructions."""
+    from bench.msgemm_instructions import elements, loops
+
+    listing = """
+.L_x_1:
+        /*0000*/                   LDS.128 R4, [R2] ;
+.L_x_2:
+        /*0010*/                   LDG.E.128 R8, desc[UR4][R2.64] ;
+        /*0020*/                   FFMA R1, R4, R8, R1 ;
+        /*0030*/                   FFMA R1, R5, R9, R1 ;
+        /*0040*/                   FFMA R1, R6, R10, R1 ;
+        /*0050*/              @P0  BRA `(.L_x_2) ;
+        /*0060*/             @!P1  BRA `(.L_x_1) ;
+        /*0070*/                   EXIT ;
+"""
+    ((*inner,),) = loops(listing)
+    assert inner == ["LDG.E.128", "FFMA", "FFMA", "FFMA", "BRA"]
+    assert (elements(inner, "FFMA"), elements(inner, "LD LDG"), elements(inner, "ST")) == (3, 4, 0)
