@@ -14,7 +14,12 @@ import nox
 nox.options.sessions = ["lint", "types", "tests"]
 nox.options.reuse_existing_virtualenvs = True
 
-BUILD_EMULATOR = "import ark_rocm_emulator as e; e.activate('emulated:gfx942')"
+BUILD_EMULATOR = """
+import ark_rocm_emulator
+from ark_rocm_emulator.engine import core
+ark_rocm_emulator.activate("emulated:gfx942")
+core()
+"""
 # What the sweep runs beside the kernel suite.
 CHECKED = [
     {"arch": "gfx942", "seed": 1, "checks": True, "tests": "all"},
@@ -67,8 +72,8 @@ def types(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """The default test run: no GPU needed.
 
-    After everything else the backend tests run once more on emulated AMD devices: all of them on
-    gfx942, ops and faults on the others, and what synchronises with more seeds of the emulator's
+    After everything else the backend tests run once more on emulated AMD devices: most of them on
+    gfx942, ops and faults on gfx1100, and what synchronises with more seeds of the emulator's
     scheduler and all its checks.
     """
     session.install("-e", ".[dev]")

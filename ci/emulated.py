@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 # What generates with a model, by file; of the models those that the slow session runs alone, and
-# of the other tests: compositions of ops that others cover, what bodies use of scratch memory, and
-# those that bring an emulated device of their own, which need no second one.
+# of the other tests: compositions of ops that others cover, every op in every type, what bodies use
+# of scratch memory, and those that bring an emulated device of their own, which need no second one.
 MODELS = ("batch", "decoders", "generate", "models_page", "prompt_kernel", "stopping")
 FILES = [f"tests/backend/test_{name}.py" for name in MODELS]
 RARE = (
@@ -26,9 +26,14 @@ RARE = (
     "rocm-fp16",
     "plain-scores",
     "qwen3-tied",
+    "qwen3-moe",
+    "mixtral",
     "16_bits",
 )
-SELDOM = ("gradients", "hints", "pose", "rocm_linear", "rocm_matmul", "scratch", "training")
+SELDOM = (
+    *("examples", "gradients", "hints", "pose", "rocm_linear", "rocm_matmul", "scratch"),
+    *("training", "types"),
+)
 ELSEWHERE = [f"tests/backend/test_{name}.py" for name in SELDOM]
 # The words of ci/matrix.toml for tests on emulated devices, the longest first.
 TESTS: dict[str, tuple[str, ...]] = {

@@ -179,16 +179,17 @@ def stage_tile(node: Node, machine: Machine) -> tuple[int, int]:
     unit = row_bytes(weight) // MATRIX_UNIT
     if not few or row_bytes(weight) % MATRIX_UNIT or weight.dtype.itemsize != 2 or not x.dense:
         return stage_rows(weight, machine, paired), split_k(rows, weight, machine)
-    found = []
-    for held in MATRIX_ROWS[:1] if stays_apart(node) else MATRIX_ROWS:
-        fits = (p for p in range(1, unit + 1) if unit % p == 0)
-        room = (p for p in fits if held * row_bytes(weight) <= p * machine.stage_bytes)
-        parts = next(room, unit)
-        groups = math.ceil(weight.shape[0] / held)
-        busiest = math.ceil(groups / machine.processors) * held
-        found.append((busiest, -held, parts))
-    _, rows, parts = min(found)
-    return -rows, parts
+    whole = machine.stage_bytes // row_bytes(weight)
+    if stays_apart(node):
+        held = MATRIX_ROWS[0]
+    else:
+        # A stage is one copy where whole rows fill it; each copy more delays the stream. But the
+        # input that its rows are multiplied by is to be no more than they are.
+        fits = [n for n in MATRIX_ROWS if n >= rows]
+        held = next((n for n in fits if n <= whole), fits[-1])
+    parts = (p for p in range(1, unit + 1) if unit % p == 0)
+    room = (p for p in parts if held * row_bytes(weight) <= p * machine.stage_bytes)
+    return held, next(room, unit)
 
 
 def split_k(rows: int, weight: Tensor, machine: Machine) -> int:

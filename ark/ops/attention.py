@@ -357,10 +357,21 @@ def _lower_attention(lowering: Lowering, node: Node) -> None:
         merges.append(_lower_sequence(lowering, one, batch))
     # No processor waits for one sequence's parts before it has made its own of all.
     for partial, one in (m for m in merges if m is not None):
-        rows, heads, splits, _ = partial.shape
+        rows, heads, splits, width = partial.shape
         merge = {"heads": heads, "head_dim": node.attrs["head_dim"], "splits": splits}
-        coords = [(r, h) for r in range(rows) for h in range(heads)]
+        group = _merged(batch * rows * heads, heads, 4 * splits * width, lowering.machine)
+        merge |= {"group": group} if group > 1 else {}
+        coords = [(r, h) for r in range(rows) for h in range(0, heads, group)]
         lowering.emit("attention_merge", merge, [partial, one.outputs[0]], coords, ".merge")
+
+
+def _merged(heads: int, most: int, size: int, machine: Machine) -> int:
+    """Heads, of so many, that a task merges: enough that processors have one task each. most: of a
+    row. size: bytes of a head's parts, all of which are in shared memory.
+    """
+    room = (machine.shared_bytes - machine.ring_bytes) // size
+    wanted = min(-(-heads // machine.processors), room)
+    return max(n for n in range(1, max(1, wanted) + 1) if most % n == 0)
 
 
 def _lower_sequence(lowering: Lowering, node: Node, batch: int) -> tuple[ir.Tensor, Node] | None:

@@ -142,25 +142,30 @@ ARK_DEVICE void ark_load_block(ArkCtx& c, const At& at, float* to, bool system) 
 }
 #endif
 
-// coord: row, head. Joins the splits' partial results.
-template <int D, int SPLITS, class P, class O>
+// coord: row, head, the first of GROUP. Joins the splits' partial results.
+template <int D, int SPLITS, int GROUP, class P, class O>
 ARK_DEVICE void ark_attention_merge(ArkCtx& c, const ArkTask& t, P partial, O output) {
   const int row = t.coord[0], head = t.coord[1];
   float* part = reinterpret_cast<float*>(ARK_SCRATCH(c));
-  const auto at = [&](int i) { return ark_address(partial, row, head, i / (D + 2), i % (D + 2)); };
-  ark_load_block<SPLITS*(D + 2)>(c, at, part, P::system);
+  constexpr int EACH = SPLITS * (D + 2);
+  const auto at = [&](int i) {
+    return ark_address(partial, row, head + i / EACH, i % EACH / (D + 2), i % (D + 2));
+  };
+  ark_load_block<GROUP * EACH>(c, at, part, P::system);
   ark_sync();
-  for (int d = ark_tid(); d < D; d += ARK_THREADS) {
+  for (int i = ark_tid(); i < GROUP * D; i += ARK_THREADS) {
+    const int d = i % D;
+    const float* own = part + i / D * EACH;
     float m = -1e30f, sum = 0.0f, weight = 0.0f;
     for (int s = 0; s < SPLITS; ++s) {
-      const float top = part[s * (D + 2) + D];
+      const float top = own[s * (D + 2) + D];
       m = top > m ? top : m;
     }
     for (int s = 0; s < SPLITS; ++s) {
-      const float keep = ark_exp(part[s * (D + 2) + D] - m);
-      sum += keep * part[s * (D + 2) + d];
-      weight += keep * part[s * (D + 2) + D + 1];
+      const float keep = ark_exp(own[s * (D + 2) + D] - m);
+      sum += keep * own[s * (D + 2) + d];
+      weight += keep * own[s * (D + 2) + D + 1];
     }
-    ark_publish(c, output, 0, 0, row, head * D + d, sum / weight);
+    ark_publish(c, output, 0, 0, row, head * D + i, sum / weight);
   }
 }

@@ -171,6 +171,7 @@ class AttentionMergeParams(Params, frozen=True):
     heads: Heads
     head_dim: Heads
     splits: Splits
+    group: Heads = 1
 
 
 class AttentionMerge(TaskKind):
@@ -184,10 +185,13 @@ class AttentionMerge(TaskKind):
         rows, _ = matrix(sig, 1)
         shaped(sig, 0, (rows, heads, splits, width + 2), "fp32")
         shaped(sig, 1, (rows, heads * width))
-        need(splits * (width + 2) <= INT_MAX, "it is too large")
+        group = sig.params.get("group", 1)
+        need(heads % group == 0, f"{heads} heads are no groups of {group}")
+        need(group * splits * (width + 2) <= INT_MAX, "it is too large")
 
     def places(self, sig: Signature) -> Places:
-        return Places((range(sig.operands[1].shape[0]), range(sig.params["heads"])))
+        heads = range(0, sig.params["heads"], sig.params.get("group", 1))
+        return Places((range(sig.operands[1].shape[0]), heads))
 
     def packets(self, sig: Signature) -> frozenset[int]:
         return frozenset({0, 1})
@@ -195,19 +199,21 @@ class AttentionMerge(TaskKind):
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         row, head = coord[:2]
         width, splits = sig.params["head_dim"], sig.params["splits"]
+        end = head + sig.params.get("group", 1)
         return [
-            Access(0, (row, head, 0, 0), (row + 1, head + 1, splits, width + 2)),
-            Access(1, (row, head * width), (row + 1, (head + 1) * width), write=True),
+            Access(0, (row, head, 0, 0), (row + 1, end, splits, width + 2)),
+            Access(1, (row, head * width), (row + 1, end * width), write=True),
         ]
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        return 4 * sig.params["splits"] * (sig.params["head_dim"] + 2)
+        parts = sig.params.get("group", 1) * sig.params["splits"]
+        return 4 * parts * (sig.params["head_dim"] + 2)
 
     def headers(self) -> tuple[str, ...]:
         return (text.header("attention.h"),)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        constants = (sig.params["head_dim"], sig.params["splits"])
+        constants = (*(sig.params[n] for n in ("head_dim", "splits")), sig.params.get("group", 1))
         operands = (text.given(sig, 0), text.given(sig, 1, const=False))
         return text.call(name, "ark_attention_merge", constants, operands)
 

@@ -78,8 +78,8 @@ def _single(sig: Signature) -> bool:
 
 
 MOST_NARROW = 8  # rows that are the columns of one product of matrix units
-MOST_APART = 512  # elements of a row that a warp holds of such an input
-MATRIX_ROWS = (16, 8, 4)  # of weights in a stage that matrix units multiply by several rows
+MOST_APART = 512  # elements of a row that a warp holds of such an input at once
+MATRIX_ROWS = (16, 8, 4, 2)  # of weights in a stage that matrix units multiply by several rows
 
 
 def reads_apart(sig: Signature) -> bool:
@@ -87,15 +87,15 @@ def reads_apart(sig: Signature) -> bool:
     as matrix units take it then, and needs no place in shared memory.
     """
     x, weight = sig.operands[:2]
+    part = x.shape[1] // sig.params["split_k"]
     return (
-        sig.params["rows"] == MATRIX_ROWS[0]
-        and 1 < x.shape[0] <= MOST_NARROW
+        1 < x.shape[0] <= MOST_NARROW
         and sig.params["prologue"] == "none"
         and sig.params["epilogue"] in SPREAD
         and x.dtype == weight.dtype
         and x.itemsize == 2
         and not x.packet
-        and x.shape[1] <= MOST_APART * sig.params["split_k"]
+        and (part <= MOST_APART or part % MOST_APART == 0)
     )
 
 

@@ -1,6 +1,14 @@
 // How the next token is drawn, for the kinds that look for a best element. The noise is a hash of
 // seed, position and token, so that every backend draws the same.
 
+#if !defined(ARK_HAS_LATER)
+// A word of the host's memory, which the host polls for. A backend whose stores to the host hold up
+// what follows them may do it when the iteration's tasks are done; each place has one word an
+// iteration.
+constexpr int ARK_LATER = 1;
+ARK_DEVICE void ark_post_later(ArkCtx&, int, ark_u32* p, ark_u32 v) { ark_post_host(p, v); }
+#endif
+
 // A mixing of 64 bits (splitmix64, Steele, Lea and Flood 2014).
 ARK_DEVICE ark_u64 ark_mix(ark_u64 z) {
   z += 0x9e3779b97f4a7c15ull;
@@ -23,8 +31,8 @@ ARK_DEVICE ark_u32 ark_ordered(float v) {
   const ark_u32 bits = ark_float_bits(v);
   return (bits & 0x80000000u) ? ~bits : bits | 0x80000000u;
 }
-// The best of the block: higher score wins, then the lower token. red: 2 * ARK_WARPS words.
-ARK_DEVICE void ark_best(float& score, ark_u32& token, float* red) {
+// The best of a warp: higher score wins, then the lower token.
+ARK_DEVICE void ark_warp_best(float& score, ark_u32& token) {
   for (int mask = ARK_LANES / 2; mask > 0; mask /= 2) {
     const float s = ark_shfl_xor(score, mask);
     const ark_u32 i = ark_shfl_xor(token, mask);
@@ -33,6 +41,10 @@ ARK_DEVICE void ark_best(float& score, ark_u32& token, float* red) {
       token = i;
     }
   }
+}
+// The best of the block. red: 2 * ARK_WARPS words.
+ARK_DEVICE void ark_best(float& score, ark_u32& token, float* red) {
+  ark_warp_best(score, token);
   if (ARK_WARPS == 1) return;
   ark_u32* ids = reinterpret_cast<ark_u32*>(red + ARK_WARPS);
   if (ark_lane() == 0) {

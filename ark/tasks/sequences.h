@@ -13,26 +13,80 @@ ARK_DEVICE bool ark_ended(S settings, P position, T tokens, E stop_tokens) {
   return found;
 }
 
-// One sequence after another: nothing where it has ended, one position on within its prompt, else
-// as ark_choose. The run ends with the last of them.
+// Does a sequence look through all its logits?
+template <int VOCABULARY, class S>
+ARK_DEVICE bool ark_ranks(S settings) {
+  return settings.p[1] > 0 && settings.p[1] < VOCABULARY &&
+         ark_bits_float(static_cast<ark_u32>(settings.p[0])) > 0.0f;
+}
+
+// As ark_choose of sequence `number`, by one warp; true for its first lane if that has ended, and
+// for the others.
+template <int TILES, int CONTEXT, int STOPS, class S, class P, class C, class T, class H, class E>
+ARK_DEVICE bool ark_choose_by_warp(ArkCtx& c, int number, S settings, P position_at, C candidates,
+                                   T tokens, H host, E stop_tokens) {
+  const int position = position_at.p[0], limit = settings.p[4];
+  const int stops = settings.p[5] < STOPS ? settings.p[5] : STOPS;
+  float best = -ark_inf();
+  ark_u32 token = 0u;
+  for (int k = ark_lane(); k < TILES; k += ARK_LANES) {
+    const float score = candidates.p[2 * k];
+    const ark_u32 id = ark_float_bits(candidates.p[2 * k + 1]);
+    if (score > best || (score == best && id < token)) best = score, token = id;
+  }
+  ark_warp_best(best, token);
+  float stopped = 0.0f;
+  for (int k = ark_lane(); k < stops; k += ARK_LANES) {
+    if (stop_tokens.p[k] == static_cast<ark_i32>(token)) stopped = 1.0f;
+  }
+  stopped = ark_warp_sum(stopped);
+  if (ark_lane() != 0 || position < 0 || position >= CONTEXT) return true;
+  if (best == -ark_inf()) ark_fail(c, 6u, 0u, 0u, 0u);
+  const int next = position + 1;
+  position_at.p[0] = next;
+  if (next < CONTEXT) {
+    tokens.p[next] = static_cast<ark_i32>(token);
+    ark_post_later(c, number, reinterpret_cast<ark_u32*>(host.p) + next, token);
+  }
+  return stopped > 0.0f || next + 1 >= limit || next + 1 >= CONTEXT;
+}
+
+// Nothing for a sequence that has ended, one position on for one within its prompt, else as
+// ark_choose: a warp for each sequence or, where one looks through its logits, all together for one
+// after another. The run ends with the last of them.
 template <int VOCABULARY, int TILES, int CONTEXT, int STOPS, int BATCH, int SETTINGS, class L,
           class S, class P, class C, class T, class H, class E>
 ARK_DEVICE void ark_choose_each(ArkCtx& c, const ArkTask& t, L logits, S settings, P position,
                                 C candidates, T tokens, H host, E stop_tokens) {
   ark_u32* limit = &ark_control(ARK_PARAMS(c))->limit;
   const ark_u32 before = ark_peek_host(limit);  // as others read it, it is not stored plainly
-  bool over = true;
+  bool ranks = false, over = true;
   for (int b = 0; b < BATCH; ++b) {
-    const bool ended = ark_ended<CONTEXT, STOPS>(settings, position, tokens, stop_tokens);
-    const bool reads = position.p[0] < settings.p[3];
-    ark_sync();  // all have read what one of them writes
-    if (!ended && reads && ark_tid() == 0) position.p[0] += 1;
-    if (!ended && !reads) {
-      ark_choose<VOCABULARY, 0, TILES, CONTEXT, STOPS>(c, t, logits, settings, position, candidates,
-                                                       tokens, host, stop_tokens);
-    }
-    if (ark_tid() == 0) {
-      over = ark_ended<CONTEXT, STOPS>(settings, position, tokens, stop_tokens) && over;
+    S own = settings;
+    own.p += SETTINGS * b;
+    ranks = ranks || ark_ranks<VOCABULARY>(own);
+  }
+  for (int b = 0; b < BATCH; ++b) {
+    if (ranks || b % ARK_WARPS == ark_warp()) {
+      const bool ended = ark_ended<CONTEXT, STOPS>(settings, position, tokens, stop_tokens);
+      // A warp's lanes have all read, when they have this, what its first writes.
+      const bool reads = ark_warp_sum(position.p[0] < settings.p[3] ? 1.0f : 0.0f) > 0.0f;
+      const bool first = ranks ? ark_tid() == 0 : ark_lane() == 0;
+      if (ranks) ark_sync();  // all have read what one of them writes
+      if (!ended && reads) {
+        over = false;
+        if (first) position.p[0] += 1;
+      } else if (!ended && ranks) {
+        ark_choose<VOCABULARY, 0, TILES, CONTEXT, STOPS>(c, t, logits, settings, position,
+                                                         candidates, tokens, host, stop_tokens);
+        if (first) {
+          over = ark_ended<CONTEXT, STOPS>(settings, position, tokens, stop_tokens) && over;
+        }
+      } else if (!ended) {
+        const bool last = ark_choose_by_warp<TILES, CONTEXT, STOPS>(
+            c, b, settings, position, candidates, tokens, host, stop_tokens);
+        over = over && last;
+      }
     }
     logits.p += VOCABULARY;
     settings.p += SETTINGS;
@@ -41,5 +95,6 @@ ARK_DEVICE void ark_choose_each(ArkCtx& c, const ArkTask& t, L logits, S setting
     tokens.p += CONTEXT;
     host.p += CONTEXT;
   }
-  if (ark_tid() == 0 && !over) ark_post_host(limit, before);
+  over = ark_all(over);
+  if (ark_tid() == 0) ark_post_host(limit, over ? c.iteration + 1u : before);
 }

@@ -107,7 +107,7 @@ ARK_DEVICE void ark_choose(ArkCtx& c, const ArkTask&, L logits, S settings, P po
   if (stopped || full) ark_post_host(&ark_control(ARK_PARAMS(c))->limit, c.iteration + 1u);
   if (next >= CONTEXT) return;
   tokens.p[next] = token;
-  ark_post_host(reinterpret_cast<ark_u32*>(host.p) + next, sampler.token);
+  ark_post_later(c, 0, reinterpret_cast<ark_u32*>(host.p) + next, sampler.token);
 }
 
 // Moves the position on by a chunk of the prompt.

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.slow import slow
+
 pytest.importorskip("cuda.bindings.driver")
 
 HERE = Path(__file__).resolve().parent
@@ -98,6 +100,7 @@ def test_the_device_object_fits_the_bindings(which: str, stand_in: Path, wheels:
     assert said.split()[-1] == version
 
 
+@slow
 def test_the_oldest_nvrtc_compiles_the_bodies(wheels: Path) -> None:
     """13.0 takes a lambda in a kernel for a host function, and refuses it, unless it is told."""
     folder = unpacked("nvidia-cuda-nvrtc", OLDEST_NVRTC, wheels)

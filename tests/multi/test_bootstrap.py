@@ -144,18 +144,18 @@ def test_a_rank_that_dies_is_noticed_by_all(job: Job, dying: int, tmp_path: Path
 def test_a_rank_that_falls_silent_is_noticed(job: Job) -> None:
     outputs = job.run(
         """
-        group = join(silence_s=3.0)
+        group = join(silence_s=2.0)
         group.barrier()
         if rank == 1:
             import signal
             import threading, subprocess
-            subprocess.Popen(["sh", "-c", f"sleep 8; kill -CONT {os.getpid()}"])
+            subprocess.Popen(["sh", "-c", f"sleep 5; kill -CONT {os.getpid()}"])
             os.kill(os.getpid(), signal.SIGSTOP)
         group.barrier()
         """,
         3,
     )
-    assert "rank 1" in errors(outputs)[0] and "silent for 3 s" in errors(outputs)[0]
+    assert "rank 1" in errors(outputs)[0] and "silent for 2 s" in errors(outputs)[0]
     assert "rank 1" in errors(outputs)[2]
 
 
@@ -375,7 +375,7 @@ def test_rank_0_listens_on_the_needed_address_alone(address: str) -> None:
 
     def serve() -> None:
         try:
-            Bootstrap.connect(0, 2, address, port, 4.0, job="x")
+            Bootstrap.connect(0, 2, address, port, 2.0, job="x")
         except SystemError as error:
             done.append(str(error))
 

@@ -12,19 +12,25 @@ import pytest
 from tests.backend.test_decoders import CASES as DECODERS
 from tests.checkpoints import make_checkpoint
 from tests.multi.test_generate_ranks import NOAH, answer
+from tests.slow import slow
 
 CASES = {**DECODERS, "mixtral-of-four": {**DECODERS["mixtral"], "num_local_experts": 4}}
 COMMON = ("--backend", "cpu", "--max-new-tokens", "16", "--context", "96")
 
 
-@pytest.mark.parametrize("split", ["megatron", "sequence", "auto"])
+@pytest.mark.parametrize(
+    "split", ["megatron", *(pytest.param(s, marks=slow) for s in ("sequence", "auto"))]
+)
 def test_the_shipped_model(split: str) -> None:
     assert answer(NOAH, *COMMON, "--ranks", "2", "--split", split) == answer(NOAH, *COMMON)
 
 
 @pytest.mark.parametrize(
     ("case", "ranks", "split"),
-    [("mixtral-of-four", "4", "expert"), ("qwen3-tied-wide-heads", "2", "row")],
+    [
+        ("mixtral-of-four", "4", "expert"),
+        pytest.param("qwen3-tied-wide-heads", "2", "row", marks=slow),
+    ],
 )
 def test_other_decoders(case: str, ranks: str, split: str, tmp_path: Path) -> None:
     directory = make_checkpoint(tmp_path / case, **CASES[case])

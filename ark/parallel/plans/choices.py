@@ -186,8 +186,7 @@ class Costs:
             sent = ring_volume(op, count, 1) * held / count * tensor.dtype.itemsize
             us = self.rates.step_us + sent / self.links[axis]
             if before == "V":
-                part = held / count if cut else held
-                us += self.times.added_us(part, tensor.dtype.itemsize, count)
+                us += self.times.added_us(held / count, tensor.dtype.itemsize, count)
             made.append(Move(op, axis, sent, us))
             held *= count if op == "all_gather" else 1
             held /= count if op == "reduce_scatter" else 1

@@ -71,8 +71,8 @@ class Times:
                 self.widths[node.id] = columns[node.inputs[0].id] / node.outputs[0].shape[-1]
 
     def added_us(self, elements: float, itemsize: int, shares: int) -> float:
-        """What it takes a rank to add up shares of a tensor that came in: it reads all, and writes
-        the sum; an op, with an end like any other.
+        """What it takes a rank to add up the shares of its part of a tensor: it reads all, and
+        writes the sum; an op, with an end like any other.
         """
         moved = elements * itemsize * (shares + 1) / self.rates.memory_bytes_per_us
         return moved + (ENDS_US if self.rates.tiled is not None else 0.0)

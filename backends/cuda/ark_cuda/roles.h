@@ -6,6 +6,8 @@
 // warps that have left.
 
 #define ARK_HAS_HANDSHAKE 1
+#define ARK_HAS_LATER 1
+constexpr int ARK_LATER = 8;  // words for the host that an iteration may leave for its end
 constexpr int ARK_LEADS = ARK_BLOCK_WARPS - ARK_WARPS - 1;
 static_assert(ARK_LEADS == 1, "one warp leads");
 static_assert(ARK_RING_DEPTH % ARK_WARPS == 0, "a slot of the ring belongs to one warp");
@@ -18,6 +20,8 @@ struct ArkHandshake {
   ark_u32 begin;     // the iteration's tasks, written before its first handshake
   ark_u32 end;
   ark_u32 ended[ARK_WARPS];    // each warp's own: handshakes that it has ended
+  ark_u64 later[ARK_LATER];    // where such a word goes; 0: nowhere
+  ark_u32 posted[ARK_LATER];   // and the word
   ark_u32 failed[ARK_WARPS];   // each warp's own: a wait in it gave up, in this task or before
   ark_u32 gathers[ARK_WARPS];  // each warp's own: inputs that it has gathered
 };
@@ -31,6 +35,7 @@ ARK_DEVICE void ark_handshake_init(const ArkParams* p, ark_u32 processor, char* 
   ark_barrier_init(&ark_handshake.done, ARK_WARPS);
   ark_barrier_init(&ark_handshake.gathered, ARK_WARPS);
   ark_handshake.quit = 0u;
+  for (int i = 0; i < ARK_LATER; ++i) ark_handshake.later[i] = 0u;
   for (int w = 0; w < ARK_WARPS; ++w) {
     ark_handshake.ended[w] = ark_handshake.failed[w] = ark_handshake.gathers[w] = 0u;
   }
@@ -70,6 +75,22 @@ ARK_DEVICE void ark_gathered() {
   ark_warp_store(gathers, count + 1u);
   if (ark_lane() == 0) ark_barrier_arrive(&ark_handshake.gathered, 1u);
   ark_handshake_wait(&ark_handshake.gathered, count);
+}
+
+// A store to the host's memory holds up every release behind it, so that all would wait for the
+// host; the lead warp does it when it has signalled the iteration's last task. In persistent mode
+// the host may read as soon as it hears that the iteration is done.
+ARK_DEVICE void ark_post_later(ArkCtx& c, int place, ark_u32* p, ark_u32 v) {
+  if (c.p->persistent != 0u || place >= ARK_LATER) return ark_post_host(p, v);
+  ark_handshake.posted[place] = v;
+  ark_handshake.later[place] = reinterpret_cast<ark_u64>(p);
+}
+ARK_DEVICE void ark_post_left() {
+  if (ark_lane() >= ARK_LATER) return;
+  const ark_u64 to = ark_handshake.later[ark_lane()];
+  if (to == 0u) return;
+  ark_post_host(reinterpret_cast<ark_u32*>(to), ark_handshake.posted[ark_lane()]);
+  ark_handshake.later[ark_lane()] = 0u;
 }
 
 // The lead warp: the computing warps may begin the next task.
@@ -223,6 +244,7 @@ ARK_DEVICE void ark_lead(const ArkParams* p, ark_u32 processor, char* scratch) {
     }
     if (!fine) break;
     stage_base = ark_next_stage(stage_base, range, growing.stages);
+    ark_post_left();
   }
   ark_open_handshake(true);
 }

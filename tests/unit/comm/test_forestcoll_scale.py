@@ -11,9 +11,11 @@ from ark.comm.forestcoll.network import network
 from ark.comm.forestcoll.symmetry import find_symmetry
 from ark.comm.topology import named
 from ark.errors import UnsupportedError
+from tests.slow import slow
 from tests.unit.comm.networks import verify
 
 
+@slow
 def test_more_than_512_ranks():
     made = forest(named("h100x66"))  # which checks the trees
     assert made.height == 2 and len({tree.root for tree in made.gathering}) == 528
@@ -46,6 +48,7 @@ def test_trees_are_drawn_without_packing(topology, height):
     verify(topology, made)
 
 
+@slow
 def test_what_is_too_large_is_refused(monkeypatch):
     with pytest.raises(UnsupportedError, match="would be more than 2097152"):
         forest(named("h100x512"))

@@ -1,5 +1,5 @@
-"""The page of 128 ranks in headless Chromium: small, drawn whole, no complaints, in both themes, of
-which the dark one is drawn in the slow session.
+"""The page of 128 ranks in headless Chromium: small, drawn whole, no complaints, in both themes.
+It is drawn in the slow session; the default run draws pages of less (tests/unit/parallel).
 """
 
 import re
@@ -12,6 +12,7 @@ from ark.comm.bounds import least_us
 from ark.comm.page import render_page
 from ark.comm.simulate import simulate
 from ark.comm.topology import load
+from tests.slow import slow
 from tests.unit.parallel.test_page_in_browser import CHROMIUM, THEMES, browse, read_png
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
@@ -33,9 +34,8 @@ def test_it_is_small(page):
     assert len(page.encode()) < 3e6
 
 
-@pytest.mark.parametrize(
-    "theme", [pytest.param(t, marks=pytest.mark.slow) if t == "dark" else t for t in THEMES]
-)
+@slow
+@pytest.mark.parametrize("theme", THEMES)
 def test_it_draws(page, theme, tmp_path):
     file, picture = tmp_path / "page.html", tmp_path / "page.png"
     file.write_text(page, encoding="utf-8")

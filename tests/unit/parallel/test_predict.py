@@ -47,8 +47,8 @@ def test_megatron_is_two_all_reduces_a_layer_and_two_for_its_gradients(
     hidden = 2048
     whole = ROWS * hidden * 4
     volume = 2 * 3 / 4 * whole
-    # By rings at 450 GB/s; then each rank adds four shares at 3,079 GB/s and writes the sum.
-    us = 5 + volume / 450e3 + 5 * whole / 3079e3 + 4
+    # By rings at 450 GB/s; each rank reads the shares of its fourth at 3,079 GB/s, and writes it.
+    us = 5 + volume / 450e3 + 5 * whole / 4 / 3079e3 + 4
     for cost in made.blocks:
         if cost.block.numbered:
             moves = [(m, c.backward) for c in cost.changes for m in c.moves]

@@ -127,7 +127,7 @@ def poll(name: str, sig: Signature, machine: Machine) -> str | None:
 
 def merge(name: str, sig: Signature, machine: Machine) -> str | None:
     """The common body, as part of the loop; its packets are loaded by whole warps."""
-    constants = (sig.params["head_dim"], sig.params["splits"])
+    constants = (*(sig.params[n] for n in ("head_dim", "splits")), sig.params.get("group", 1))
     operands = (text.given(sig, 0), text.given(sig, 1, const=False))
     call = text.called("ark_attention_merge", constants, operands)
     return inline.inlined(name, call, machine, enters=False)

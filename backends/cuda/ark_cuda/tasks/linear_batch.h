@@ -97,12 +97,12 @@ ARK_DEVICE uint4 ark_either(bool first, const uint4& a, const uint4& b) {
   return make_uint4(first ? a.x : b.x, first ? a.y : b.y, first ? a.z : b.z, first ? a.w : b.w);
 }
 
-// Adds to d the products of R rows of PART weights in shared memory with input rows, in blocks of
-// 32; x(i) is what this lane has of block i of input row `ark_lane() / 4`. All rows begin at one
-// bank: of two blocks, neighbouring rows' lanes load another one first.
-template <int R, int PART, int UNROLLED, int D, typename T, class X>
+// Adds to d the products of R rows of weights in shared memory, PART apart, with input rows, over
+// BLOCKS times 32 elements; x(i) is what this lane has of block i of input row `ark_lane() / 4`.
+// All rows begin at one bank: of two blocks, neighbouring rows' lanes load another one first. D
+// sums run by themselves, since a product takes long to come.
+template <int R, int PART, int BLOCKS, int UNROLLED, int D, typename T, class X>
 ARK_DEVICE void ark_tile_products(const T* w, const X& x, float (&d)[D][4]) {
-  constexpr int BLOCKS = PART / 32;
   const bool there = ark_tile_lane().row < R, odd = (ark_lane() / 4 & 1) != 0;
   const uint4* upper =
       reinterpret_cast<const uint4*>(w + ark_tile_lane().row * PART) + ark_lane() % 4;
@@ -237,7 +237,7 @@ ARK_DEVICE bool ark_linear_batch(ArkCtx& c, const ArkTask& t, X input, const N& 
       return ark_lane() / 4 < M ? own[i * 4 + ark_lane() % 4] : make_uint4(0u, 0u, 0u, 0u);
     };
     float d[4][4] = {};
-    ark_tile_products<R, PART, 4>(w, x, d);
+    ark_tile_products<R, PART, PART / 32, 4>(w, x, d);
     ark_stage_done(c, t.fetch_begin + j);
     float sum[4];
 #pragma unroll
@@ -264,8 +264,8 @@ ARK_DEVICE uint4 ark_load_far(const T* p) {
 // part that it multiplies by a stage while the stage is on its way.
 template <typename W, int K, int R, int P, int KEPT, int M, class X, class S>
 ARK_DEVICE bool ark_linear_apart(ArkCtx& c, const ArkTask& t, X input, S epilogue) {
-  constexpr int PART = K / P, ALL = PART / 32;
-  static_assert(ALL <= 16, "a lane has registers for so much");
+  constexpr int PART = K / P, ALL = PART / 32, ROUND = ALL < 16 ? ALL : 16;
+  static_assert(ALL % ROUND == 0, "a lane has registers for so much at once");
   float* parts = reinterpret_cast<float*>(ARK_SCRATCH(c));
   ark_u32* counts = reinterpret_cast<ark_u32*>(parts + KEPT * R * M);
   const float scale[2] = {1.0f, 1.0f};
@@ -284,13 +284,18 @@ ARK_DEVICE bool ark_linear_apart(ArkCtx& c, const ArkTask& t, X input, S epilogu
   const int stages = static_cast<int>(t.fetch_end - t.fetch_begin);
   for (int j = first; j < stages; j += ARK_WARPS) {
     float d[2][4] = {};
-    uint4 x[ALL];
+    const W* w = nullptr;
+#pragma unroll 1
+    for (int begin = 0; begin < ALL; begin += ROUND) {
+      uint4 x[ROUND];
 #pragma unroll
-    for (int i = 0; i < ALL; ++i) {
-      x[i] = own < M ? ark_load_far(from + j % P * PART + i * 32) : make_uint4(0u, 0u, 0u, 0u);
+      for (int i = 0; i < ROUND; ++i) {
+        x[i] = own < M ? ark_load_far(from + j % P * PART + (begin + i) * 32)
+                       : make_uint4(0u, 0u, 0u, 0u);
+      }
+      if (begin == 0) w = reinterpret_cast<const W*>(ark_stage(c, t.fetch_begin + j));
+      ark_tile_products<R, PART, ROUND, ROUND>(w + begin * 32, [&](int i) { return x[i]; }, d);
     }
-    const W* w = reinterpret_cast<const W*>(ark_stage(c, t.fetch_begin + j));
-    ark_tile_products<R, PART, ALL>(w, [&](int i) { return x[i]; }, d);
     ark_stage_done(c, t.fetch_begin + j);
     float sum[4];
 #pragma unroll
