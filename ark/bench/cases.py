@@ -19,6 +19,8 @@ class OpCase:
     """build, peer: the same computation over ark's and over torch's tensors, of `shapes`.
 
     flops, nbytes: the least that must be computed and moved. on_cpu: short enough for a CPU.
+    scale: of the random inputs, which lie between -scale and scale. calls: of the peer in a graph.
+    others: further peers by name.
     """
 
     name: str
@@ -29,6 +31,9 @@ class OpCase:
     flops: float
     nbytes: float
     on_cpu: bool = True
+    scale: float = 1.0
+    calls: int = 10
+    others: tuple[tuple[str, Callable[..., Any]], ...] = ()
 
 
 def _streamed(
@@ -113,6 +118,78 @@ def _linear_gelu(m: int, n: int, k: int) -> OpCase:
     name, moved = f"linear-gelu-{m}x{n}x{k}-bf16", 2.0 * (m * k + n * k + m * n)
     shapes = ((m, k), (n, k), (n,))
     return OpCase(name, bf16, shapes, build, peer, 2.0 * m * n * k, moved, on_cpu=False)
+
+
+def _lstm(layers: int, steps: int, hidden: int) -> OpCase:
+    """An LSTM of batch 1 from plain ops, and its last step: of each step an input (1, hidden), of
+    each layer the weights of input and state (4 hidden, hidden) and a bias (1, 4 hidden); gates i,
+    f, g, o. The peers are the same ops in a CUDA graph, and torch.nn.LSTM (cuDNN's).
+    """
+    wide = 4 * hidden
+    layer = ((wide, hidden), (wide, hidden), (1, wide))
+    shapes = (*((1, hidden) for _ in range(steps)), *(s for _ in range(layers) for s in layer))
+
+    def cells(given: Sequence[Any], product: Any, sigmoid: Any, tanh: Any) -> Any:
+        inputs, flat = given[:steps], given[steps:]
+        state: list[Any] = [None] * layers
+        for step in range(steps):
+            h = inputs[step]
+            for i in range(layers):
+                inner, own, bias = flat[3 * i : 3 * i + 3]
+                gates = product(h, inner) + bias
+                if state[i] is not None:
+                    gates = gates + product(state[i][0], own)
+                enter, forget, new, leave = (
+                    gates[:, g * hidden : (g + 1) * hidden] for g in range(4)
+                )
+                c = sigmoid(enter) * tanh(new)
+                if state[i] is not None:
+                    c = sigmoid(forget) * state[i][1] + c
+                h = sigmoid(leave) * tanh(c)
+                state[i] = h, c
+        return h
+
+    def build(*given: Any) -> Any:
+        def product(a: Any, w: Any) -> Any:
+            return ark.matmul(a, w, transpose_other=True)
+
+        return cells(given, product, ark.sigmoid, ark.tanh)
+
+    def peer(*given: Any) -> Any:
+        torch = _torch()
+        return cells(given, lambda a, w: a @ w.t(), torch.sigmoid, torch.tanh)
+
+    made: dict[int, Any] = {}
+
+    def library(*given: Any) -> Any:
+        torch = _torch()
+        x, flat = torch.stack(given[:steps]), given[steps:]
+        place = flat[0].data_ptr()
+        module = made.get(place)
+        if module is None:
+            module = torch.nn.LSTM(hidden, hidden, layers, device=x.device, dtype=x.dtype)
+            for i in range(layers):
+                inner, own, bias = flat[3 * i : 3 * i + 3]
+                for name, value in (
+                    (f"weight_ih_l{i}", inner),
+                    (f"weight_hh_l{i}", own),
+                    (f"bias_ih_l{i}", bias[0]),
+                    (f"bias_hh_l{i}", torch.zeros_like(bias[0])),
+                ):
+                    getattr(module, name).data.copy_(value)
+            module.flatten_parameters()
+            made[place] = module
+        return module(x)[0][-1]
+
+    flops = 2.0 * 2 * layers * steps * wide * hidden
+    nbytes = 2.0 * layers * steps * 2 * wide * hidden
+    name = f"lstm-{layers}x{steps}-h{hidden}-bf16"
+    return OpCase(
+        *(name, bf16, shapes, build, peer, flops, nbytes, False),
+        scale=hidden**-0.5,
+        calls=1,
+        others=(("nn.LSTM", library),),
+    )
 
 
 def _functional() -> Any:
@@ -220,5 +297,7 @@ def cases() -> tuple[OpCase, ...]:
         _matmul(16, 4096, 4096),
         _matmul(512, 512, 512, on_cpu=True),
         _matmul(512, 512, 512, "nn", on_cpu=True),
+        _lstm(10, 100, 256),
+        _lstm(2, 4, 64),
     ]
     return tuple(found)

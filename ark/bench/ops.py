@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -39,7 +40,8 @@ LAUNCH_S = 0.05  # about how long one launch of many iterations takes
 class OpFigures:
     """One row: seconds a call, plan and build seconds, the peer's seconds, the results' distance.
 
-    flops, nbytes: what a call computes and moves at least. error: why there are no figures.
+    flops, nbytes: what a call computes and moves at least. error: why there are no figures. others:
+    further peers' seconds and distances, by name.
     """
 
     name: str
@@ -52,6 +54,7 @@ class OpFigures:
     peer_seconds: float | None = None
     distance: float | None = None
     error: str = ""
+    others: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 def planned(case: OpCase, machine: Machine) -> tuple[Plan, str]:
@@ -112,7 +115,7 @@ def _measure(
     plan, result = planned(case, machine)
     plan_s = time.perf_counter() - start
     pool = np.random.default_rng(0).uniform(-1.0, 1.0, POOL).astype(np.float32)
-    pool *= 127.0 if case.dtype in INTEGERS else 1.0
+    pool *= 127.0 if case.dtype in INTEGERS else case.scale
     arrays = [
         np.resize(np.roll(pool, 977 * i), s).astype(case.dtype.numpy)
         for i, s in enumerate(case.shapes)
@@ -131,10 +134,15 @@ def _measure(
         seconds = median(launch, repeats)
         ours = executor.read(result).astype(np.float32)
     theirs, distance = None, None
-    if peer:
-        theirs, answer = _torch(case, arrays, machine, repeats, backend.name != FALLBACK)
+    others: dict[str, tuple[float, float]] = {}
+    for name, call in (("", case.peer), *case.others) if peer else ():
+        took, answer = _torch(case, call, arrays, machine, repeats, backend.name != FALLBACK)
         want = answer.reshape(ours.shape)
-        distance = float(np.linalg.norm(ours - want) / max(1e-30, np.linalg.norm(want)))
+        apart = float(np.linalg.norm(ours - want) / max(1e-30, np.linalg.norm(want)))
+        if name:
+            others[name] = took, apart
+        else:
+            theirs, distance = took, apart
     return OpFigures(
         case.name,
         seconds,
@@ -145,6 +153,7 @@ def _measure(
         plan.variant,
         theirs,
         distance,
+        others=others,
     )
 
 
@@ -158,9 +167,14 @@ def median(launch: Callable[[int], float], repeats: int) -> float:
 
 
 def _torch(
-    case: OpCase, arrays: Sequence[np.ndarray], machine: Machine, repeats: int, accelerated: bool
+    case: OpCase,
+    call: Callable[..., Any],
+    arrays: Sequence[np.ndarray],
+    machine: Machine,
+    repeats: int,
+    accelerated: bool,
 ) -> tuple[float, np.ndarray]:
-    """Seconds a call, and the result."""
+    """Seconds a call of a peer, and the result."""
     torch = import_torch()
     place = torch_device(accelerated)
     if not accelerated:
@@ -168,6 +182,6 @@ def _torch(
     kind = case.dtype.to_torch()
     inputs = [torch.from_numpy(a.astype(np.float32)).to(place).to(kind) for a in arrays]
     with torch.inference_mode(), contextlib.ExitStack() as stack:
-        launch = repeated(lambda: case.peer(*inputs), accelerated, stack)
+        launch = repeated(lambda: call(*inputs), accelerated, stack, case.calls)
         seconds = median(launch, repeats)
-        return seconds, case.peer(*inputs).float().cpu().numpy()
+        return seconds, call(*inputs).float().cpu().numpy()

@@ -43,11 +43,11 @@ def waiting(accelerated: bool) -> Callable[[], None]:
 
 
 def repeated(
-    call: Callable[[], Any], accelerated: bool, stack: contextlib.ExitStack
+    call: Callable[[], Any], accelerated: bool, stack: contextlib.ExitStack, calls: int = 10
 ) -> Callable[[int], float]:
     """A function that runs `call` about so many times and gives the seconds of one.
 
-    accelerated: in a CUDA graph of several calls, timed by the device's events.
+    accelerated: in a CUDA graph of so many calls, timed by the device's events.
     """
     if not accelerated:
 
@@ -59,7 +59,6 @@ def repeated(
 
         return loop
     torch = import_torch()
-    calls = 10
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(3):

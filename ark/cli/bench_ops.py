@@ -158,7 +158,11 @@ def _cells(row: OpFigures, machine: Machine) -> Iterator[str]:
 
 
 def _line(row: OpFigures, machine: Machine) -> str:
-    return "  ".join(_cells(row, machine))
+    others = (
+        f"{name} {took * 1e6:.1f} us  {took / row.seconds:.2f}  {apart:.1e}"
+        for name, (took, apart) in row.others.items()
+    )
+    return "  ".join((*_cells(row, machine), *others))
 
 
 def _show(name: str, machine: Machine, rows: list[OpFigures]) -> None:
@@ -168,4 +172,7 @@ def _show(name: str, machine: Machine, rows: list[OpFigures]) -> None:
         table.add_column(head)
     for row in rows:
         table.add_row(*_cells(row, machine))
+        for name, (took, apart) in row.others.items():
+            cells = f"{took * 1e6:.1f} us", f"{took / row.seconds:.2f}", f"{apart:.1e}"
+            table.add_row(f"  beside {name}", "", "", "", *cells)
     Console(markup=False).print(table)

@@ -15,6 +15,7 @@ from ark.machine import Machine
 AUTO = "auto"
 PACKET = "packet"
 THREADS = "threads"
+BULK = "bulk"
 DMA = "dma"
 NIC = "nic"
 
@@ -23,13 +24,14 @@ NIC = "nic"
 class Engine:
     """needs: a capability of the machine, if any. tile_bytes: what a task moves, at least.
 
-    proxied: the host's proxy moves it.
+    proxied: the host's proxy moves it. copies: it moves what is there, and combines nothing.
     """
 
     name: str
     needs: str
     tile_bytes: int
     proxied: bool = False
+    copies: bool = False
 
 
 ENGINES = {
@@ -39,8 +41,10 @@ ENGINES = {
         Engine(PACKET, "peer_packets", 4 << 10),
         # 16-byte stores, then a counter.
         Engine(THREADS, "", 16 << 10),
+        # Pieces that hardware of the processor copies through shared memory, then a counter.
+        Engine(BULK, "peer_bulk", 64 << 10, copies=True),
         # Copy engines, which the host's proxy starts.
-        Engine(DMA, "proxy", 4 << 20, proxied=True),
+        Engine(DMA, "proxy", 4 << 20, proxied=True, copies=True),
         # To other hosts, by the proxy; to ranks of this one as `threads`.
         Engine(NIC, "proxy", 1 << 20),
     )
@@ -49,8 +53,8 @@ ENGINES = {
 PACKET_BYTES = 512 << 10
 PACKET_BYTES_SINGLE = 2 << 10
 # What can move a message, with its own signal, and what memory that the peer has in any case.
-MESSAGES = (PACKET, THREADS, DMA)
-TRANSFERS = (THREADS, DMA)
+MESSAGES = (PACKET, THREADS, BULK, DMA)
+TRANSFERS = (THREADS, BULK, DMA)
 FAR = (NIC,)  # what reaches other hosts
 PART_BYTES, PARTS = 64 << 10, 8  # of a processor's share: the least, and how many at most
 PUT_BYTES = 128 << 10  # of tiles that are put at once: peers begin when all of it is there

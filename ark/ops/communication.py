@@ -20,7 +20,7 @@ from ark.ir.dtype import uint32
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
-from ark.lower.engines import PACKET, Engine, joined_tiles, tile_bytes
+from ark.lower.engines import BULK, PACKET, Engine, joined_tiles, tile_bytes
 from ark.lower.merge import bytes_of
 from ark.lower.normed import SUM_AND_NORM
 from ark.lower.registry import register
@@ -64,7 +64,8 @@ def move(
     flat = [lowering.flat(bytes_of(source)), lowering.flat(bytes_of(target))]
     if engine.proxied or lowering.far(source.buffer.rank, target.buffer.rank):
         return lowering.emit("transfer", {}, flat, coords, suffix)
-    return lowering.emit("combine", {"element": moved(source.dtype)}, flat, coords, suffix)
+    kind = "bulk" if engine.name == BULK else "combine"
+    return lowering.emit(kind, {"element": moved(source.dtype)}, flat, coords, suffix)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -161,9 +161,9 @@ class _Writer:
         partial: Sequence[IrTensor],
         divide: int,
     ) -> Group:
-        """As _combine; where the proxy moves what goes to a peer, it moves what was combined."""
+        """As _combine; an engine that only copies to peers copies what was combined."""
         owner = target.buffer.rank
-        if owner < 0 or not (self.engine.proxied or self.lowering.far(owner)):
+        if owner < 0 or not (self.engine.copies or self.lowering.far(owner)):
             return self._combine(sources, piece, target, value, suffix, partial, divide)
         source = None if partial or len(sources) > 1 or divide != 1 else sources[0]
         if source is not None and source.origin is not Origin.PUT:

@@ -43,8 +43,10 @@ def decoder(machine: Machine, **options: object) -> Plan:
 
 
 def decoders(machine: Machine) -> list[Plan]:
-    """The decoder under every kernel variant that the device offers."""
-    return [decoder(machine, variant=variant.name) for variant in machine.variants]
+    """The decoder under every kernel variant that the device offers, and one of three sequences."""
+    names = dict.fromkeys(variant.name for variant in machine.variants)
+    batch = plans(Shape(CONFIG, by_name("bf16"), 64, 0, batch=3), machine)
+    return [*(decoder(machine, variant=name) for name in names), *batch]
 
 
 def prepare(executor: Executor) -> None:
@@ -52,9 +54,11 @@ def prepare(executor: Executor) -> None:
     for tensor in executor.plan.tensors:
         if executor.plan.buffers[tensor.buffer].arena == "parameter":
             executor.write(tensor.name, rng.standard_normal(tensor.shape) * 0.1)
-    executor.write("tokens", np.array([3], np.int32))
-    executor.write("position", np.array([0], np.int32))
-    executor.write("settings", np.array([0, 0, 0, 0, 60, 0], np.int32))
+    sizes = {t.name: t.shape[0] for t in executor.plan.tensors if t.name in ("tokens", "position")}
+    executor.write("tokens", np.full(sizes["tokens"], 3, np.int32))
+    executor.write("position", np.zeros(sizes["position"], np.int32))
+    settings = [0, 0, 0, 0, 60, 0] * sizes["position"]
+    executor.write("settings", np.array(settings, np.int32))
 
 
 def without_a_signal(plan: Plan) -> tuple[Plan, int]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from ark_rocm import backend
 
-from ark.ir.dtype import DataType, bf16, fp16, fp32
+from ark.ir.dtype import DataType, bf16, fp8_e4m3, fp8_e5m2, fp16, fp32, int8, int32
 from ark.ir.graph import Graph
 from ark.lower.pipeline import plan
 from ark.plan.verify import verify
@@ -27,8 +27,12 @@ CASES = [
     ((3,), 130, 70, 33, (False, True), (fp16, fp16, bf16)),
     ((), 16, 96, 256, (False, True), (fp32, bf16, fp32)),
     ((2,), 130, 70, 45, (True, False), (fp32, bf16, fp32)),
+    # Bodies without matrix units: packs along k, 8-bit floats in software, whole numbers.
+    ((), 1, 128, 256, (False, True), (bf16, bf16, bf16)),
+    ((), 20, 24, 64, (False, True), (fp8_e4m3, fp8_e5m2, fp32)),
+    ((), 2, 24, 64, (False, True), (int8, int8, int32)),
 ]
-ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-23}
+ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-23, "int32": 0.0}
 
 
 @pytest.fixture(scope="module", params=["gfx942", "gfx1100", "gfx90a", "gfx950"])
@@ -64,7 +68,8 @@ def test_matmul(
         made = plan(graph, device.machine, {"fuse": False})
         verify([made])
         with Executor(made, backend, device) as executor:
-            assert "ark_matrix_tile<" in executor.program.emitted.source.text
+            units = m > 8 and dtypes[0].bits > 8
+            assert ("ark_matrix_tile<" in executor.program.emitted.source.text) == units
             executor.write("a", x)
             executor.write("b", y)
             executor.start(1).wait(60)

@@ -101,7 +101,7 @@ def test_the_stream_brings_every_byte_once() -> None:
 
 def test_parts_of_rows_that_are_not_whole_are_refused() -> None:
     made = planned(backend.machine("h100"), 8, 2048, 8192, 3000, bf16)
-    for change in ({"rows": 15}, {"parts": 3}, {"stage": 8}, {"nbytes": 4096 + 16}):
+    for change in ({"rows": 15}, {"parts": 7}, {"stage": 8}, {"nbytes": 4096 + 16}):
         tasks = [list(own) for own in made.phases[0].processors]
         task = next(t for t in tasks[0] if t.fetches and t.fetches[0].parts > 1)
         fetch = dataclasses.replace(task.fetches[0], **change)

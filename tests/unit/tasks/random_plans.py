@@ -237,17 +237,22 @@ def channel_plan(seed: int) -> Plan:
         model = Model(rank, 2)
         with use_model(model):
             shared, channel = ark.comm.symmetric(shape, dtype), ark.comm.channel(1 - rank)
+            other, whole = ark.comm.symmetric(shape, dtype), ark.comm.channel(1 - rank, 1, "bulk")
             if rank == 0:
                 (there,) = channel.wait(shared)
                 channel.signal(after=[ark.copy(there, output=ark.tensor(shape, dtype))])
                 channel.recv(ark.tensor(shape, dtype))
+                ark.copy(whole.wait(other)[0])
             else:
                 channel.put(ark.tensor(shape, dtype), shared, signal=True)
                 channel.wait()
                 channel.reduce(ark.tensor(shape, dtype), shared)
                 channel.flush()
                 channel.send(ark.tensor(shape, dtype))
-        made.append(make_plan(model.graph, target(3)))
+                whole.put(ark.tensor(shape, dtype), other, signal=True)
+        machine = target(3)
+        able = (*machine.capabilities, "peer_bulk")
+        made.append(make_plan(model.graph, dataclasses.replace(machine, capabilities=able)))
     verify(made)
     return made[-1]
 

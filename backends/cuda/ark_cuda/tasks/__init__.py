@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ark.codegen.dialect import BodyWriter, HeaderRule, LoaderRule, MapRule, ScratchRule
-from ark_cuda.tasks import attention, attention_tiles, linear, matmul, wgmma
+from ark_cuda.tasks import attention, attention_tiles, bulk, linear, matmul, wgmma
 
 BODIES: Mapping[str, BodyWriter] = {
     "attention": attention.write,
     "attention_merge": attention.merge,
     "attention_tiles": attention_tiles.write,
+    "bulk": bulk.write,
     "linear": linear.write,
     "matmul": matmul.write,
 }
@@ -24,6 +25,7 @@ HEADERS: Mapping[str, HeaderRule] = {
     "attention": attention.headers,
     "attention_merge": attention.headers,
     "attention_tiles": attention_tiles.headers,
+    "bulk": bulk.headers,
     "linear": linear.headers,
     "matmul": matmul.headers,
 }
@@ -38,6 +40,7 @@ MAPS: Mapping[str, MapRule] = {"attention_tiles": attention_tiles.maps, "matmul"
 SCRATCH: Mapping[str, ScratchRule] = {
     "attention": attention.scratch,
     "attention_tiles": attention_tiles.scratch,
+    "bulk": bulk.scratch,
     "linear": linear.scratch,
     "matmul": matmul.scratch,
 }

@@ -76,7 +76,7 @@ ARK_DEVICE void ark_matrix_product(ArkCtx& c, const ArkTask& t, const Steps& ste
   const ark_u32 left = ark_matrix_operand(stages + group * P::A_HALF, P::A_LEAD);
   const ark_u32 right = ark_matrix_operand(stages + P::A_BYTES, P::B_LEAD);
   constexpr ark_u32 STRIDE = P::TALL ? 1u : 2u;  // from a stage of a warpgroup to its next
-  ArkMatrixSlot at = ark_matrix_place_of(group);
+  ArkMatrixSlot at = ark_matrix_place_of();
   ark_each_tile<typename P::deal, false>(t, [&](int i0, int i1, int m0, int n0) {
     // Cleared although the first product overwrites them: what is read before it is written would
     // be alive in all other bodies of the loop too.
@@ -125,7 +125,7 @@ ARK_DEVICE void ark_matrix_product(ArkCtx& c, const ArkTask& t, const Steps& ste
     }
     return true;
   });
-  if (first) ark_matrix_keep_place(group, at);
+  ark_matrix_keep_place(at);
 }
 
 // A matrix of a batch in a tensor map: which of the batch's dimensions it has; none: the map is of

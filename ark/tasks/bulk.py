@@ -1,0 +1,28 @@
+"""A copy to a peer in whole pieces by hardware that copies for a processor: what is read comes into
+shared memory and leaves from there, and few threads have much under way.
+
+operands: source, target, both plain memory of one dense dimension and one type. params and coord:
+as for combine, whose body it has where a backend has none of its own. Emitted for the engine `bulk`
+(ark.lower.engines).
+"""
+
+from __future__ import annotations
+
+from ark.plan.kind import Signature, register
+from ark.plan.params import count, need
+from ark.tasks.combine import Combine
+
+
+class Bulk(Combine):
+    name = "bulk"
+
+    def check(self, sig: Signature) -> None:
+        count(sig, 2)
+        super().check(sig)
+        need(not any(o.packet for o in sig.operands), "it copies no packets")
+
+    def packets(self, sig: Signature) -> frozenset[int]:
+        return frozenset()
+
+
+register(Bulk())

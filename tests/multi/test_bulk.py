@@ -1,0 +1,90 @@
+"""The engine `bulk`: copies to a peer in whole pieces. On a CPU its tasks have the common body; on
+a GPU the copy unit's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import ark
+from ark.backend import registry
+from ark.machine import Machine
+from ark.plan.verify import verify
+from ark.runtime.executor import Executor
+from tests.multi.test_collectives import build, devices, keep
+from tests.ranks import ThreadRanks, run_ranks
+
+COUNTS = (1, 3, 4099, 70001)
+WORLD = 2
+
+
+def body(rank: int) -> None:
+    for count in COUNTS:
+        x = ark.mul(ark.tensor([count], name=f"x{count}"), 1.0)
+        keep(ark.all_gather(x, rank, WORLD, engine="bulk"), f"gather{count}")
+        keep(ark.all_reduce(x, rank, WORLD, engine="bulk"), f"sum{count}")
+        shared = ark.comm.symmetric([count], name=f"shared{count}")
+        channel = ark.comm.channel(1 - rank, tag=count, engine="bulk")
+        channel.put(x, shared, signal=True)
+        (there,) = channel.wait(shared)
+        keep(there, f"put{count}")
+
+
+def check(name: str, adapt: Callable[[Machine], Machine]) -> None:
+    with devices(name, WORLD) as (opened, machine):
+        plans = build(WORLD, body, adapt(machine))
+        verify(plans)
+        assert "bulk" in {op.kind for op in plans[0].ops}
+        given = [
+            {n: np.arange(n, dtype=np.float32) % 251 + rank for n in COUNTS} for rank in range(2)
+        ]
+
+        def run(ranks: ThreadRanks) -> dict[str, np.ndarray]:
+            device = opened[ranks.rank]
+            with Executor(plans[ranks.rank], registry.get(name), device, ranks=ranks) as executor:
+                own = {
+                    b.name.rpartition(".")[0]: b
+                    for b in executor.plan.buffers
+                    if b.rank == ranks.rank
+                }
+                for n, values in given[ranks.rank].items():
+                    address = executor.buffer_address(own[f"x{n}"].id)
+                    device.write(address, values.view(np.uint8))
+                executor.start(3).wait(60.0)
+                return {
+                    f"{what}{n}": device.read(
+                        executor.buffer_address(own[f"{what}{n}"].id), own[f"{what}{n}"].nbytes
+                    ).view(np.float32)
+                    for n in COUNTS
+                    for what in ("gather", "sum", "put")
+                }
+
+        found = run_ranks(WORLD, run)
+    for rank in range(WORLD):
+        for n in COUNTS:
+            both = [given[r][n] for r in range(WORLD)]
+            np.testing.assert_array_equal(found[rank][f"gather{n}"], np.concatenate(both))
+            np.testing.assert_array_equal(found[rank][f"sum{n}"], both[0] + both[1])
+            np.testing.assert_array_equal(found[rank][f"put{n}"], both[1 - rank])
+
+
+def test_its_tasks_on_cpu_ranks() -> None:
+    def able(machine: Machine) -> Machine:
+        more = (*machine.capabilities, "peer_bulk")
+        return dataclasses.replace(machine, capabilities=more)
+
+    check("cpu", able)
+
+
+def test_on_cuda() -> None:
+    check("cuda", lambda machine: machine)
+
+
+@pytest.mark.parametrize("machine", ["cpu-2", "mi300x", "a100"])
+def test_a_machine_without_it_says_so(machine: str) -> None:
+    with pytest.raises(ark.UnsupportedError, match=r"'bulk'.*it has"):
+        build(WORLD, body, registry.machine(machine))
