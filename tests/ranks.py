@@ -11,7 +11,7 @@ class Hub:
     """What the ranks of one run share."""
 
     def __init__(self, world_size: int) -> None:
-        self.barrier = threading.Barrier(world_size, timeout=60)
+        self.barrier = threading.Barrier(world_size, timeout=300)
         self.slots: list[bytes] = [b""] * world_size
         self.message: str | None = None
 

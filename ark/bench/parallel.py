@@ -27,6 +27,7 @@ from ark.models.config import LlamaConfig
 from ark.ops.tokens import TokenState
 from ark.parallel import parallelize
 from ark.parallel.pipeline.named import PIPELINES
+from ark.parallel.plans.parallelize import STAGED
 from ark.parallel.plans.predict import Splits, predict
 from ark.parallel.plans.prediction import Prediction, Target, Work
 from ark.parallel.plans.rules import PLANS
@@ -34,13 +35,13 @@ from ark.plan.verify import verify
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import Executor
 
-PIPED = ("gpipe", "1f1b", "interleaved", "zero-bubble")
-"""Pipelines that differ in nothing but their order where nothing goes back."""
-
 
 @dataclass(frozen=True)
 class ParallelCase:
-    """What is measured. sequence: tokens of a micro-batch. batch: micro-batches of a step."""
+    """What is measured. plan: a name, or a pipeline's and one more (`1f1b+megatron`), of whose
+    stages each has `width` ranks. sequence: tokens of a micro-batch. batch: micro-batches of one
+    step.
+    """
 
     config: LlamaConfig
     dtype: DataType
@@ -49,6 +50,23 @@ class ParallelCase:
     batch: int
     link_gbps: float
     repeats: int = 5
+    width: int = 1
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.plan.split("+"))
+
+    def mesh(self, ranks: int) -> tuple[int, ...]:
+        """The axes of so many ranks; InvalidUsageError where they do not go with the names."""
+        if len(self.names) == 1 and self.width == 1:
+            return (ranks,)
+        if len(self.names) != 2 or ranks % self.width or min(ranks // self.width, self.width) < 2:
+            raise InvalidUsageError(
+                f"{self.plan!r} over {ranks} ranks in stages of {self.width} is no mesh; give two "
+                "names, as 1f1b+megatron, and --width N, the ranks of a stage, of which there "
+                "are two or more"
+            )
+        return ranks // self.width, self.width
 
 
 @dataclass(frozen=True)
@@ -75,7 +93,7 @@ def predicted(case: ParallelCase, ranks: int, machine: Machine) -> Prediction:
     splits = Splits(one)
     target = Target(machine, case.link_gbps, case.link_gbps, ranks)
     work = Work(training=False, batch=case.batch)
-    return predict(splits, (ranks,), (case.plan,), target, work)
+    return predict(splits, case.mesh(ranks), case.names, target, work)
 
 
 def graphs(case: ParallelCase, ranks: int, machine: Machine, made: Prediction) -> list[Graph]:
@@ -85,15 +103,18 @@ def graphs(case: ParallelCase, ranks: int, machine: Machine, made: Prediction) -
     """
     layers = [s for b, s in zip(made.blocks, made.stage_of, strict=True) if b.block.numbered]
     graph = micro_batches(case, layers, max(made.stage_of))
-    if case.plan in PIPED:
+    if case.plan in STAGED:
         return parallelize(graph, ranks, case.plan).ranks.graphs
-    if case.plan not in PLANS:
-        others = sorted(set(PIPELINES) - set(PIPED))
-        raise InvalidUsageError(
-            f"{case.plan!r} is not measured; give one of {', '.join((*PLANS, *PIPED))} "
-            f"({', '.join(others)} have other models)"
-        )
     how = {"machine": machine, "link_gbps": case.link_gbps}
+    if len(case.names) == 2 and case.names[0] in STAGED and case.names[1] in PLANS:
+        return parallelize(graph, case.mesh(ranks), case.names, **how).ranks.graphs  # type: ignore[arg-type]
+    if case.plan not in PLANS:
+        others = sorted(set(PIPELINES) - set(STAGED))
+        raise InvalidUsageError(
+            f"{case.plan!r} is not measured; give one of {', '.join((*PLANS, *STAGED))} "
+            f"({', '.join(others)} have other models), or a pipeline and a plan of its stages, as "
+            "1f1b+megatron"
+        )
     return parallelize(graph, ranks, case.plan, **how).ranks.graphs  # type: ignore[arg-type]
 
 

@@ -34,6 +34,9 @@ def register(kinds: Any) -> None:
     )
     p.add_argument("--ranks", type=positive, default=1, metavar="N")
     p.add_argument("--plan", default="megatron,1f1b", metavar="NAME,...", help="one after another")
+    p.add_argument(
+        "--width", type=positive, default=1, metavar="N", help="ranks of a stage, of 1f1b+megatron"
+    )
     p.add_argument("--sequence", type=positive, default=512, metavar="N", help="tokens of each")
     p.add_argument("--batch", type=positive, default=8, metavar="N", help="sequences of a step")
     p.add_argument("--layers", type=positive, metavar="N", help="of the shape's, only so many")
@@ -72,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
                         args.batch,
                         args.link_gbps,
                         args.repeats,
+                        args.width,
                     ),
                     job,
                     backend,

@@ -87,7 +87,8 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
     nodes: list[Node] = []
     for part, target, kept in _kernels(private, machines, external):
         if chosen.get("fuse", True):
-            part = join_regions(fuse(part, target, kept), kept)
+            handed = not target.has("single_thread")
+            part = join_regions(fuse(part, target, kept), kept, handed)
             part = narrow(join_chains(part, kept), target, kept)
             part = own_first(join_epilogues(part, target, kept), kept)
             part = read_windows(part, target, kept)

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests.multi.test_generate_ranks import NOAH
+from tests.slow import slow
 
 
 def bench(*extra: str) -> subprocess.CompletedProcess[str]:
@@ -28,11 +29,23 @@ def test_plans_run_and_are_predicted() -> None:
         assert row["ratio"] == pytest.approx(row["measured_us"] / row["predicted_us"])
 
 
+@slow
+def test_stages_of_two_ranks() -> None:
+    words = ("--ranks", "4", "--width", "2", "--batch", "4", "--plan", "1f1b+megatron", "--json")
+    done = bench(*words)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout.splitlines()[-1])["rows"]
+    assert (row["plan"], row["ranks"]) == ("1f1b+megatron", 4)
+    assert row["predicted_us"] > 0 and min(row["runs"]) > 0
+
+
 @pytest.mark.parametrize(
     ("extra", "says"),
     [
         ((), "for several ranks"),
         (("--ranks", "2", "--plan", "chimera"), "is not measured"),
+        (("--ranks", "4", "--plan", "1f1b+megatron"), "is no mesh"),
+        (("--ranks", "4", "--width", "2", "--plan", "chimera+megatron"), "is not measured"),
         (("--ranks", "4", "--plan", "interleaved", "--layers", "1"), "8 stages"),
     ],
 )

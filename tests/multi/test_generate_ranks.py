@@ -123,10 +123,31 @@ def test_emulated_devices_give_the_tokens_of_the_cpu(ranks: str) -> None:
 
 
 @slow
-def test_four_ranks_of_an_fp32_model(tmp_path: Path) -> None:
-    directory = make_checkpoint(tmp_path / "m", heads=8, kv_heads=4, head_dim=8, layers=1)
-    said = answer(directory, "--backend", "cpu", "--max-new-tokens", "8", "--ranks", "4")
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_more_ranks_of_an_fp32_model(ranks: int, tmp_path: Path) -> None:
+    directory = make_checkpoint(tmp_path / "m", heads=8, kv_heads=ranks, head_dim=8, layers=2)
+    said = answer(directory, "--backend", "cpu", "--max-new-tokens", "8", "--ranks", str(ranks))
     assert said["tokens"] == alone(directory, 8)
+
+
+FOUR_EMULATED = {"ARK_ROCM_DEVICE": "emulated:gfx942,4", "ARK_ROCM_EMULATOR_CHECKS": "1"}
+
+
+def start_emulated(directory: Path, count: int, *extra: str) -> subprocess.Popen[str]:
+    pytest.importorskip("ark_rocm_emulator")
+    pytest.importorskip("hip")
+    words = ("--backend", "rocm", "--ranks", "4", "--chunk", "4", "--budget", "250", *extra)
+    return start(directory, *words, "--max-new-tokens", str(count), **FOUR_EMULATED)
+
+
+@slow
+@pytest.mark.timeout(900)
+def test_four_emulated_devices_give_the_tokens_of_one(tmp_path: Path) -> None:
+    directory = make_checkpoint(tmp_path / "m", heads=4, kv_heads=4, layers=1)
+    process = start_emulated(directory, 4, "--json", "--context", "64")
+    out, err = process.communicate(timeout=850)
+    assert process.returncode == 0, err
+    assert json.loads(out.splitlines()[-1])["tokens"] == alone(directory, 4)
 
 
 def test_torchrun_variables_start_the_ranks_too() -> None:
@@ -237,33 +258,46 @@ def children(pid: int) -> list[int]:
     return [int(c) for c in found]
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
-def test_a_rank_that_dies_ends_the_job_with_a_clear_error(tmp_path: Path) -> None:
-    directory = make_checkpoint(
-        tmp_path / "long", context=8192, layers=2, hidden=128, intermediate=512
-    )
-    process = start(
-        directory,
-        "--backend",
-        "cpu",
-        "--max-new-tokens",
-        "8000",
-        "--ranks",
-        "2",
-        "--context",
-        "8192",
-    )
+def check_that_the_others_name(rank: int, process: subprocess.Popen[str]) -> None:
+    """Kills that rank while its kernel runs; all end soon, and say which one it was."""
     assert process.stdout is not None
-    assert process.stdout.read(1)  # the kernels are running
-    victim = children(process.pid)[1]
-    os.kill(victim, signal.SIGKILL)
+    assert process.stdout.read(1), process.communicate()  # the kernels are running
+    everyone = children(process.pid)
+    os.kill(everyone[rank], signal.SIGKILL)
     begin = time.monotonic()
     _, err = process.communicate(timeout=60)
     assert time.monotonic() - begin < 30
     assert process.returncode != 0
-    assert "rank 1" in err
+    assert f"rank {rank}" in err
     assert "Traceback" not in err
-    assert not Path(f"/proc/{victim}").exists() or process.poll() is not None
+    for pid in everyone:  # or it is a process of another name by now
+        command = Path(f"/proc/{pid}/cmdline")
+        assert not command.exists() or b"generate" not in command.read_bytes()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize(
+    ("ranks", "victim"), [(2, 1), pytest.param(8, 5, marks=slow), pytest.param(8, 0, marks=slow)]
+)
+def test_a_rank_that_dies_ends_the_job_with_a_clear_error(
+    ranks: int, victim: int, tmp_path: Path
+) -> None:
+    wide = {"heads": 8, "kv_heads": 8} if ranks == 8 else {}
+    directory = make_checkpoint(
+        tmp_path / "long", context=8192, layers=2, hidden=128, intermediate=512, **wide
+    )
+    words = ("--backend", "cpu", "--max-new-tokens", "8000", "--context", "8192")
+    check_that_the_others_name(victim, start(directory, *words, "--ranks", str(ranks)))
+
+
+@slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+def test_one_of_four_emulated_devices_dies(tmp_path: Path) -> None:
+    directory = make_checkpoint(
+        tmp_path / "m", heads=4, kv_heads=4, layers=1, context=512, vocab=258
+    )
+    check_that_the_others_name(2, start_emulated(directory, 400, "--context", "512"))
 
 
 def test_a_peer_that_never_comes(tmp_path: Path) -> None:

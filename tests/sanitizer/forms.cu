@@ -12,6 +12,7 @@ constexpr int kRounds = 16, kSlots = 2, kWords = 32, kWarps = 3;
 
 enum Form {
   kNamed,       // bar.sync of two warps of three
+  kTurns,       // barrier.arrive of one warp, barrier.sync of the other, and the reverse
   kOneStores,   // mbarriers: one lane arrives for its warp, after __syncwarp
   kOneRecords,  // the same, filled by 8-byte cp.async (roles.h)
   kOneBulk,     // the same, filled by bulk copies (stream.h)
@@ -25,9 +26,10 @@ enum Form {
   kPolledAtomic,   // the same by atomics (ark_ring.begun)
   kForms
 };
-const char* const kNames[kForms] = {"named",      "one-stores",  "one-records",    "one-bulk",
-                                    "all-stores", "all-records", "all-bulk",       "early-write",
-                                    "early-read", "polled-word", "polled-ordered", "polled-atomic"};
+const char* const kNames[kForms] = {"named",        "turns",      "one-stores",  "one-records",
+                                    "one-bulk",     "all-stores", "all-records", "all-bulk",
+                                    "early-write",  "early-read", "polled-word", "polled-ordered",
+                                    "polled-atomic"};
 __host__ __device__ constexpr bool every(Form f) { return f >= kAllStores; }
 __host__ __device__ constexpr bool polls(Form f) { return f >= kPolledWord; }
 __host__ __device__ constexpr bool bulk(Form f) { return f == kOneBulk || f == kAllBulk; }
@@ -149,6 +151,21 @@ __device__ void polled(Shared& s, const uint32_t* from, uint32_t* to) {
   if (warp == 1u) to[lane] = sum;
 }
 
+// Two warps take turns, as the warpgroups of attention do: who has had its turn arrives for the
+// other.
+__device__ void turns(Shared& s, int i, const uint32_t* from, uint32_t& sum) {
+  const uint32_t lane = threadIdx.x & 31u;
+  if (threadIdx.x < 32u) {
+    if (i > 0) asm volatile("barrier.sync 1, 64;" ::: "memory");
+    s.slot[0][lane] = from[i * kWords + lane];
+    asm volatile("barrier.arrive 2, 64;" ::: "memory");
+  } else {
+    asm volatile("barrier.sync 2, 64;" ::: "memory");
+    sum += s.slot[0][lane ^ 5u] * (i + 1);
+    if (i + 1 < kRounds) asm volatile("barrier.arrive 1, 64;" ::: "memory");
+  }
+}
+
 // Warp 0 fills slots, warp 1 reads what the other lanes' words are; a third warp takes no part.
 template <Form F>
 __global__ void form(const uint32_t* from, uint32_t* to) {
@@ -173,7 +190,9 @@ __global__ void form(const uint32_t* from, uint32_t* to) {
   for (int i = 0; i < kRounds; ++i) {
     const int slot = i % kSlots;
     const uint32_t parity = i / kSlots & 1u;
-    if (F == kNamed) {
+    if (F == kTurns) {
+      turns(s, i, from, sum);
+    } else if (F == kNamed) {
       if (warp == 0u) s.slot[slot][lane] = from[i * kWords + lane];
       asm volatile("barrier.sync 1, 64;" ::: "memory");
       if (warp == 1u) sum += s.slot[slot][lane ^ 5u] * (i + 1);

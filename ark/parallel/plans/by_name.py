@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from ark.errors import InvalidUsageError, ModelError
 from ark.ir.graph import Graph, Node
+from ark.parallel.pipeline import Schedule
 from ark.parallel.pipeline.named import CHUNKS, PIPELINES, list_schedule, named
 from ark.parallel.plans.blocks import blocks_of
 from ark.parallel.plans.pipelined import pipelined
@@ -43,18 +45,22 @@ def place_of(node: Node) -> Place:
     return [int(updated)] if updated is not None else (f"{way}{stage}", int(number))
 
 
-def pipeline_plan(name: str, cuts: Mapping[str, int], loads: Callable[[Node], float]) -> UserPlan:
+def pipeline_plan(
+    name: str, cuts: Mapping[str, int], loads: Callable[[Node], float], width: int = 1
+) -> UserPlan:
     """A pipeline of that name over the stages and micro-batches of a graph.
 
     cuts: as in `spread`, for the layer that all ranks share. loads: about how long an op takes,
-    where stages are not written down.
+    where stages are not written down. width: ranks of a stage, next to each other; what has been
+    split into as many pieces is shared by them, all else each computes.
 
     The plan raises ModelError for ops in no block; InvalidUsageError for a number of micro-batches
     or layers that does not go with the pipeline.
     """
 
     def plan(graph: ParallelGraph) -> None:
-        stages = graph.ranks * (CHUNKS if name == "interleaved" else 1)
+        long = graph.ranks // width
+        stages = long * (CHUNKS if name == "interleaved" else 1)
         if any(SCOPE.match(node.name) for node in graph.nodes):
             places = {node.id: place_of(node) for node in graph.nodes}
         else:
@@ -75,8 +81,10 @@ def pipeline_plan(name: str, cuts: Mapping[str, int], loads: Callable[[Node], fl
         def block_of(node: Node) -> Place:
             place = places[node.id]
             if isinstance(place, list):
-                ranks = [stage % graph.ranks for stage in place]
-                return sorted({*ranks, graph.ranks - 1 - ranks[0]}) if pairs == 2 else ranks
+                ranks = [stage % long for stage in place]
+                if pairs == 2:
+                    return sorted({*ranks, long - 1 - ranks[0]})
+                return [rank * width + i for rank in ranks for i in range(width)]
             block, number = place
             if handing is not None and block[0] == "b" and node.id not in handing:
                 return f"w{block[1:]}", number
@@ -84,14 +92,23 @@ def pipeline_plan(name: str, cuts: Mapping[str, int], loads: Callable[[Node], fl
                 return place
             pair, up = divmod(number, 2)
             stage = int(block[1:])
-            at = graph.ranks - 1 - stage if up else stage
+            at = long - 1 - stage if up else stage
             return f"{block[0]}{at}.{'up' if up else 'down'}", pair
 
         inference = not any(block[0] == "b" for block, _ in blocks)
-        order = list_schedule(named(name, graph.ranks, inference=inference), count // pairs)
-        pipelined(order, block_of)(graph)
+        order = list_schedule(named(name, long, inference=inference), count // pairs)
+        pipelined(_widened(order, width), block_of)(graph)
 
     return plan
+
+
+def _widened(schedule: Schedule, width: int) -> Schedule:
+    """The schedule with so many devices in the place of each."""
+    entries = (
+        replace(e, devices=tuple(d * width + i for d in e.devices for i in range(width)))
+        for e in schedule.entries
+    )
+    return replace(schedule, entries=tuple(entries))
 
 
 def copies_plan(name: str, graph: Graph, ranks: int, cuts: Mapping[str, int]) -> UserPlan:

@@ -28,6 +28,8 @@ from ark.parallel.transform import ParallelGraph, Piece, RankGraphs, materialise
 from ark.parallel.transform.materialise import IN_PLACE
 
 LINK_GBPS = 50.0
+STAGED = ("gpipe", "1f1b", "interleaved", "zero-bubble")
+"""Pipelines whose stages may be split over several ranks."""
 UserPlan = Callable[[ParallelGraph], None]
 
 
@@ -62,8 +64,9 @@ def parallelize(
         mesh: how many ranks, or how many along each axis; ranks are numbered row by row.
         plan: a name of `PLANS`, for all axes or one an axis; "auto" for the least predicted time;
             along a mesh of one axis a pipeline's name, or `zero1`, `zero2`, `zero3`, `co-shard`
-            (ark.parallel.plans.by_name); or a function that splits and assigns the pieces of a
-            `ParallelGraph`.
+            (ark.parallel.plans.by_name); along one of two axes a name of `STAGED` and one of
+            `PLANS`: stages whose ops are split; or a function that splits and assigns the pieces
+            of a `ParallelGraph`.
         machine: of each rank, for the prediction; a small CPU by default.
         link_gbps: GB/s at which a rank sends, for the prediction.
         memory_bytes: what a rank has for parameters; None: enough.
@@ -94,6 +97,10 @@ def parallelize(
     if callable(plan):
         plan(made)
         return Parallelized(made, materialise(made), None)
+    staged = len(names) == len(axes) == 2 and names[0] in STAGED and names[1] in PLANS
+    if staged:  # the ops are split over a stage's ranks alone
+        first, names, axes = names[0], names[1:], axes[1:]
+        costs = Costs(axes, rates, nodes=made.nodes)
     unknown = [name for name in names if name not in PLANS]
     if unknown or len(names) != len(axes):
         raise InvalidUsageError(
@@ -108,7 +115,11 @@ def parallelize(
     like = isomorphic(blocks_of(made.nodes))
     found = search(made.nodes, able, costs, memory, like, kept)
     for node in made.nodes:
-        _split(made, node, found.choices[node.id], axes)
+        pieces = _split(made, node, found.choices[node.id], axes)
+        for at, piece in () if staged else pieces:
+            made.op_assign(piece, *_ranks_at(at, axes))
+    if staged:
+        pipeline_plan(first, {}, lambda n: min(o.us for o in costs.options(n)), axes[0])(made)
     return Parallelized(made, materialise(made), found)
 
 
@@ -148,10 +159,16 @@ def _agree(
                 able[node] = [o for o in options[node] if not any(o.choice)]
 
 
-def _split(plan: ParallelGraph, node: Node, choice: Choice, mesh: Sequence[int]) -> None:
-    """Splits a node axis by axis and gives the pieces to the ranks of their coordinates."""
+Place = tuple[int | None, ...]
+"""A piece's coordinate along each axis of the mesh; None: it is on all ranks along it."""
+
+
+def _split(
+    plan: ParallelGraph, node: Node, choice: Choice, mesh: Sequence[int]
+) -> list[tuple[Place, Piece]]:
+    """Splits a node axis by axis; the pieces with their coordinates."""
     (whole,) = plan.pieces(node)
-    pieces: list[tuple[tuple[int | None, ...], Piece]] = [((), whole)]
+    pieces: list[tuple[Place, Piece]] = [((), whole)]
     for letter, count in zip(choice, mesh, strict=True):
         if letter is None:
             pieces = [((*at, None), piece) for at, piece in pieces]
@@ -161,7 +178,10 @@ def _split(plan: ParallelGraph, node: Node, choice: Choice, mesh: Sequence[int])
                 for at, piece in pieces
                 for i, part in enumerate(plan.op_trans(piece, letter, count))
             ]
-    for at, piece in pieces:
-        ranges = [range(n) if i is None else (i,) for i, n in zip(at, mesh, strict=True)]
-        ranks = [int(np.ravel_multi_index(place, tuple(mesh))) for place in product(*ranges)]
-        plan.op_assign(piece, *ranks)
+    return pieces
+
+
+def _ranks_at(at: Place, mesh: Sequence[int]) -> list[int]:
+    """The ranks at a coordinate."""
+    ranges = [range(n) if i is None else (i,) for i, n in zip(at, mesh, strict=True)]
+    return [int(np.ravel_multi_index(place, tuple(mesh))) for place in product(*ranges)]

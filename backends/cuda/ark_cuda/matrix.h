@@ -33,7 +33,7 @@ ARK_DEVICE void ark_matrix_back(ArkMatrixSlot& at) {
 struct ArkMatrixRing {
   ark_u64 full[ARK_MATRIX_STAGES];
   ark_u64 empty[ARK_MATRIX_STAGES];
-  ark_u32 used[ARK_MATRIX_GROUPS];  // a warpgroup's next slot and its parity
+  ark_u32 used[ARK_WARPS];  // each warp's own: its warpgroup's next slot and its parity
   ark_u64 begun;    // one more than the running task's place in time, 0 before; polled, by atomics
   ark_u32 leave;    // the computing warps have left the loop; polled, by atomics
   ark_u32 stopped;  // the loading thread has given up a wait
@@ -60,7 +60,8 @@ ARK_DEVICE void ark_matrix_open() {
       ark_barrier_init(&ark_matrix.full[i], 1u);
       ark_barrier_init(&ark_matrix.empty[i], ARK_MATRIX_GROUPS);
     }
-    ark_matrix.used[0] = ark_matrix.used[1] = ark_matrix.leave = ark_matrix.stopped = 0u;
+    for (int w = 0; w < ARK_WARPS; ++w) ark_matrix.used[w] = 0u;
+    ark_matrix.leave = ark_matrix.stopped = 0u;
     ark_matrix.begun = 0u;
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -112,12 +113,14 @@ ARK_DEVICE void ark_matrix_release(ark_u32 empty) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(empty), "n"(GROUPS) : "memory");
 }
 // A warpgroup's place in the ring, kept from task to task.
-ARK_DEVICE ArkMatrixSlot ark_matrix_place_of(int group) {
-  const ark_u32 used = ark_matrix.used[group];
+ARK_DEVICE ArkMatrixSlot ark_matrix_place_of() {
+  const ark_u32 used = ark_warp_load(&ark_matrix.used[ark_warp()]);
   return ArkMatrixSlot{used >> 1, used & 1u};
 }
-ARK_DEVICE void ark_matrix_keep_place(int group, const ArkMatrixSlot& at) {
-  ark_matrix.used[group] = at.slot << 1 | at.parity;
+ARK_DEVICE void ark_matrix_keep_place(const ArkMatrixSlot& at) {
+  __syncwarp();
+  ark_warp_store(&ark_matrix.used[ark_warp()], at.slot << 1 | at.parity);
+  __syncwarp();
 }
 
 // What a task's loading half gets: the next stage, and how many were issued, up to a round.
@@ -239,6 +242,13 @@ ARK_DEVICE void ark_box_load(char* to, ark_u64 map, int x, int y, ark_u64* barri
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
       "%3}], [%4];" ::"r"(ark_shared_address(to)),
       "l"(map), "r"(x), "r"(y), "r"(ark_shared_address(barrier))
+      : "memory");
+}
+ARK_DEVICE void ark_box_load(char* to, ark_u64 map, int x, int y, int z, ark_u64* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
+      "%3, %4}], [%5];" ::"r"(ark_shared_address(to)),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(ark_shared_address(barrier))
       : "memory");
 }
 ARK_DEVICE void ark_box_load(char* to, ark_u64 map, int x, int y, int i1, int i0,

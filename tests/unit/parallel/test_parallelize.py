@@ -119,6 +119,58 @@ def test_named_plans_run_on_cpu_ranks(plan: str) -> None:
     np.testing.assert_array_equal(whole_of(graph, parts), one_device(graph, inputs))
 
 
+def staged(stages: int, micro_batches: int = 4) -> Graph:
+    """Micro-batches through a block a stage, and the sum of what they have become."""
+    model = Model(0, 1)
+    with use_model(model):
+        sizes = ((INNER, WIDTH), (WIDTH, INNER))
+        weights = [
+            [ark.parameter(size, name=f"w{stage}.{i}") for i, size in enumerate(sizes)]
+            for stage in range(stages)
+        ]
+        total = None
+        for m in range(micro_batches):
+            h = ark.tensor((ROWS, WIDTH), name=f"x{m}")
+            for stage, (up, down) in enumerate(weights):
+                with model.graph.scope(f"f{stage}-{m}"):
+                    h = ark.add(ark.linear(ark.relu(ark.linear(h, up)), down), h)
+                    if stage == stages - 1:
+                        total = h if total is None else ark.add(total, h)
+                    if stage == stages - 1 and m == micro_batches - 1:
+                        ark.copy(total, output=ark.tensor((ROWS, WIDTH), name="result"))
+    return model.graph
+
+
+STAGED = [((2, 2), "1f1b"), ((4, 2), "gpipe"), ((2, 4), "zero-bubble"), ((2, 2), "interleaved")]
+
+
+@pytest.mark.parametrize(("mesh", "pipeline"), STAGED)
+@pytest.mark.parametrize("split", ["megatron", "column"])
+def test_stages_whose_ops_are_split(mesh: tuple[int, int], pipeline: str, split: str) -> None:
+    """A rank holds its part of its stage's parameters, and meets ranks of its stage in sums."""
+    stages = mesh[0] * (2 if pipeline == "interleaved" else 1)
+    graph = staged(stages)
+    inputs = inputs_of(graph, 7)
+    made = parallelize(graph, mesh, (pipeline, split))
+    np.testing.assert_array_equal(on_ranks_in_numpy(made.plan, inputs), one_device(graph, inputs))
+    for rank, held in enumerate(made.ranks.held):
+        mine = {name.partition(".")[0] for name in held if name.startswith("w")}
+        assert mine == {f"w{s}" for s in range(rank // mesh[1], stages, mesh[0])}
+        sizes = {view.shape for name, view in held.items() if name.startswith("w")}
+        assert all(np.prod(size) == INNER * WIDTH // mesh[1] for size in sizes)
+
+
+@slow
+@pytest.mark.parametrize("mesh", [(2, 2), (4, 2)])
+def test_split_stages_run_on_cpu_ranks(mesh: tuple[int, int]) -> None:
+    graph = staged(mesh[0])
+    inputs = inputs_of(graph, 9)
+    made = parallelize(graph, mesh, ("1f1b", "megatron"))
+    parts = on_cpu_ranks(made.ranks, inputs, {graph.nodes[-1].outputs[0].buffer.id})
+    want = one_device(graph, inputs)
+    np.testing.assert_allclose(whole_of(graph, parts), want, rtol=0, atol=1e-6 * want.max())
+
+
 def scoped(first: str, second: str) -> Graph:
     """A product in each of two scopes."""
     model = Model(0, 1)

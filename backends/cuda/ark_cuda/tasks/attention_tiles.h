@@ -192,7 +192,7 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
   const int group = ark_warp() / 4, first = ark_tid() % 128 == 0;
   const int own = 16 * ark_warp() + ark_lane() / 4;  // the thread's first row
   // A running number, of which slot and parity follow, takes one register.
-  const ArkMatrixSlot begun = ark_matrix_place_of(group);
+  const ArkMatrixSlot begun = ark_matrix_place_of();
   ark_u32 used = begun.slot + begun.parity * ARK_MATRIX_STAGES;
   const auto filled = [&](ark_u32 n) {
     ark_matrix_filled(c, ark_shared_address(&ark_matrix.full[n % ARK_MATRIX_STAGES]),
@@ -300,8 +300,5 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
     ark_matrix_store<T, DP>(c, o, to, ark_at(output, 0, 0, 1, 0), 16 * ark_warp(), S::M - tile.row,
                             S::D);
   });
-  if (first) {
-    ark_matrix_keep_place(group,
-                          ArkMatrixSlot{used % ARK_MATRIX_STAGES, used / ARK_MATRIX_STAGES & 1u});
-  }
+  ark_matrix_keep_place(ArkMatrixSlot{used % ARK_MATRIX_STAGES, used / ARK_MATRIX_STAGES & 1u});
 }
