@@ -7,8 +7,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -16,6 +14,7 @@ from rich.table import Table
 
 from ark.cli import topo_measure
 from ark.cli.common import write_file
+from ark.cli.topo_inputs import named_counts, named_network, named_program, with_costs
 from ark.collective import (
     REDUCTIONS,
     TARGETS,
@@ -24,9 +23,6 @@ from ark.collective import (
     Kind,
     check,
     dump,
-    from_execution_plan,
-    from_json,
-    from_xml,
     steps,
     to_execution_plan,
     to_json,
@@ -38,11 +34,10 @@ from ark.comm.forestcoll import Optimum, optimal
 from ark.comm.page import render_page
 from ark.comm.simulate import SimulationResult, simulate, tune_pieces
 from ark.comm.synthesis import FORESTCOLL
-from ark.comm.taccl import Sketch, parse_size
-from ark.comm.topology import GRAMMAR, TYPICAL, Topology, load
+from ark.comm.taccl import parse_size
+from ark.comm.topology import GRAMMAR, Topology
 from ark.comm.topology import to_json as topology_json
 from ark.errors import BaseError, InvalidUsageError, UnsupportedError
-from ark.json_reader import read as read_json
 
 _WIDTH = 110
 _MOST_OPERATIONS = 1 << 16  # of a program in the pieces that are tried
@@ -148,7 +143,7 @@ def _table(title: str, *columns: str, left: int = 1) -> Table:
 
 
 def _show(args: argparse.Namespace) -> int:
-    topology = _network(args)
+    topology = named_network(args)
     if args.json:
         print(topology_json(topology), end="")
         return 0
@@ -171,7 +166,7 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _optimal(args: argparse.Namespace) -> int:
-    topology = _network(args)
+    topology = named_network(args)
     roots = None if args.root is None else {_rank(topology, args.root): 1}
     best = optimal(topology, args.k, roots)
     if args.json:
@@ -199,7 +194,7 @@ def optimum_json(best: Optimum) -> dict[str, Any]:
 
 
 def _synthesize(args: argparse.Namespace) -> int:
-    program = _program(args, _network(args))
+    program = named_program(args, named_network(args))
     text = _written(program, args.format, args.target)
     if args.out is None:
         print(text, end="")
@@ -220,17 +215,10 @@ def _written(program: CollectiveProgram, form: str | None, target: str | None) -
     return to_execution_plan(program) if target == _MSCCLPP else to_xml(program, target)
 
 
-def _read(text: str) -> CollectiveProgram:
-    """Returns the program of a file in any of the forms that are read."""
-    if text.lstrip().startswith("<"):
-        return from_xml(text)
-    return from_execution_plan(text) if '"gpus"' in text else from_json(text)
-
-
 def _simulate(args: argparse.Namespace) -> int:
-    topology = _with_costs(args, _network(args))
+    topology = with_costs(args, named_network(args))
     size = parse_size(args.size)
-    program = _program(args, topology)
+    program = named_program(args, topology)
     if args.pieces is None and args.program is None:
         program, result = _tuned(program, topology, size)
     else:
@@ -252,9 +240,9 @@ def _simulate(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    topology = _with_costs(args, _network(args))
+    topology = with_costs(args, named_network(args))
     size = parse_size(args.size)
-    bound = _bound(args, topology, args.collective, size, _counts(args))
+    bound = _bound(args, topology, args.collective, size, named_counts(args))
     title = f"{args.collective} of {args.size} bytes on {topology.name} (predicted)"
     if bound:
         title += f"; the optimum without latency is {bound:.1f} us"
@@ -297,27 +285,6 @@ def _compare(args: argparse.Namespace) -> int:
     return 0
 
 
-def _network(args: argparse.Namespace) -> Topology:
-    """Returns the topology, or that of the group of its ranks that was named."""
-    topology = load(args.topology)
-    if args.group is None:
-        return topology
-    members: list[int] = []
-    for word in args.group.split(","):
-        ends = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", word)
-        if ends is None:
-            raise InvalidUsageError(f"--group {args.group!r} is no list such as 0-3,8.")
-        members += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
-    return topology.subgroup(members)
-
-
-def _with_costs(args: argparse.Namespace, topology: Topology) -> Topology:
-    """Returns the topology with the costs that times are predicted with."""
-    if args.costs is None:
-        return replace(topology, costs=topology.costs or TYPICAL)
-    return replace(topology, costs=TYPICAL if args.costs == "typical" else None)
-
-
 def _candidates(args: argparse.Namespace, topology: Topology) -> Iterator[tuple[str, int | None]]:
     """Yields (algorithm, k) of all that do the collective; forestcoll also with one tree a root."""
     for name in algorithms(topology, args.collective, args.reduction):
@@ -347,7 +314,7 @@ def _best(
             k=k,
             root=args.root,
             reduction=args.reduction,
-            counts=_counts(args),
+            counts=named_counts(args),
             window=window,
             size_bytes=size,
             time_limit_s=args.time_limit,
@@ -367,63 +334,6 @@ def _tuned(
     return tune_pieces(program, topology, size, most_operations=_MOST_OPERATIONS)
 
 
-def _agrees(args: argparse.Namespace, program: CollectiveProgram) -> None:
-    """Raises InvalidUsageError for an option that says something else than the program's file."""
-    for option, given, found in (
-        ("--collective", args.collective, program.collective.value),
-        ("--reduction", args.reduction, program.reduction),
-        ("--root", args.root, program.root),
-        ("--pieces", args.pieces, program.pieces),
-    ):
-        if given is not None and given != found:
-            has = "none" if found is None else repr(found)
-            raise InvalidUsageError(
-                f"{option} says {given!r}, but the program {args.program} has {has}; leave "
-                f"{option} out, or synthesize another program"
-            )
-    made_by = (
-        ("--counts", args.counts),
-        ("--algorithm", args.algorithm),
-        ("--k", args.k),
-        ("--sketch", args.sketch),
-        ("--window", args.window or None),
-    )
-    for option, given in made_by:
-        if given is not None:
-            raise InvalidUsageError(
-                f"{option} says how a program is made, and {args.program} is made; leave it out"
-            )
-
-
-def _program(args: argparse.Namespace, topology: Topology) -> CollectiveProgram:
-    if getattr(args, "program", None):
-        try:
-            text = Path(args.program).read_text(encoding="utf-8")
-            program = _read(text)
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidUsageError(
-                f"the program {args.program} cannot be read: {error}."
-            ) from None
-        check(program)
-        _agrees(args, program)
-        args.root = program.root
-        return program
-    return synthesize(
-        topology,
-        args.collective or "all_gather",
-        args.algorithm or "forestcoll",
-        k=args.k,
-        root=args.root,
-        reduction=args.reduction,
-        counts=_counts(args),
-        pieces=1 if args.pieces is None else args.pieces,
-        window=args.window,
-        sketch=None if args.sketch is None else Sketch.load(args.sketch),
-        size_bytes=parse_size(args.size),
-        time_limit_s=args.time_limit,
-    )
-
-
 def _bound(
     args: argparse.Namespace,
     topology: Topology,
@@ -436,17 +346,6 @@ def _bound(
         return least_us(topology, collective, size, args.root, counts)
     except UnsupportedError:
         return None
-
-
-def _counts(args: argparse.Namespace) -> Counts | None:
-    """Returns the counts of the file that was named."""
-    if args.counts is None:
-        return None
-    try:
-        text = Path(args.counts).read_bytes()
-    except OSError as error:
-        raise InvalidUsageError(f"the counts {args.counts} cannot be read: {error}.") from None
-    return read_json(text, Counts, "the table of counts")
 
 
 def _rank(topology: Topology, number: int) -> str:

@@ -4,12 +4,14 @@ segment and an offset, and what a caller may ask for by name. `c/model.h` has th
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ark.codegen import layout
+from ark.codegen.dialect import BoxMap
 from ark.errors import UnsupportedError
 from ark.ir.dtype import by_name
 from ark.ops.tokens import MAX_STOPS
@@ -110,15 +112,10 @@ def _cleared(plan: Plan, arena: str, nbytes: int) -> int:
 
 
 def check(plan: Plan) -> None:
-    """UnsupportedError for plans that need more than one kernel or one rank."""
+    """UnsupportedError for plans that need more than one rank."""
     if plan.world_size > 1:
         raise UnsupportedError(
             f"the plan is for {plan.world_size} ranks; only plans of one rank can be exported"
-        )
-    if len(plan.kernels) > 1:
-        raise UnsupportedError(
-            f"the plan's phases are {len(plan.kernels)} kernels; only plans of one can be "
-            "exported; make it with the option variant='block'"
         )
 
 
@@ -149,20 +146,27 @@ def declarations() -> str:
 
 @dataclass(frozen=True)
 class Image:
-    """A loop kernel as machine code. made_for: what to say where it cannot be loaded."""
+    """A loop kernel as machine code."""
 
     data: bytes
-    made_for: str
     threads: int
     shared_bytes: int
 
 
-def image_source(image: Image, name: str) -> str:
+def numbered(name: str, number: int) -> str:
+    """The name of a model's kernel: the first one has no number."""
+    return f"{name}_{number}" if number else name
+
+
+def image_source(images: Sequence[Image], name: str) -> str:
     """The C source that holds the machine code, as words."""
-    padded = image.data + bytes(-len(image.data) % 8)
-    words = _words(f"{name}_image", np.frombuffer(padded, np.uint64)).removeprefix("static ")
-    declared = f"extern const uint64_t {name}_image[];"
-    return f"// The loop kernel: {image.made_for}.\n#include <stdint.h>\n{declared}\n{words}\n"
+    lines = ["// The loop kernels, as machine code.", "#include <stdint.h>"]
+    for number, image in enumerate(images):
+        array = numbered(f"{name}_image", number)
+        padded = image.data + bytes(-len(image.data) % 8)
+        lines.append(f"extern const uint64_t {array}[];")
+        lines.append(_words(array, np.frombuffer(padded, np.uint64)).removeprefix("static "))
+    return "\n".join([*lines, ""])
 
 
 def describe(
@@ -170,19 +174,25 @@ def describe(
     opcode: Sequence[int],
     name: str,
     decoder: Decoder | None,
-    image: Image | None = None,
+    images: Sequence[Image] = (),
+    maps: Sequence[Sequence[BoxMap]] = (),
+    made_for: str = "",
 ) -> str:
-    """The C source that defines `NAME_model`. opcode: by op, the number of its body. image: the
-    loop kernel, where the host's cores do not run it.
+    """The C source that defines `NAME_model`. opcode and maps: by op, the number of its body and
+    its box maps. images: the loop kernels, where the host's cores do not run them. made_for: what
+    to say where one cannot be loaded.
     """
     segments, stride = _Segments(plan), machine_of(plan).line_bytes
-    counters, lists = (len(segments.rows) + n << SEGMENT_SHIFT for n in (1, 2))
+    counters, lists, mapped = (len(segments.rows) + n << SEGMENT_SHIFT for n in (1, 2, 3))
+    first = [0, *itertools.accumulate(len(found) for found in maps)]
     built = tables.build(
         plan,
         opcode,
         segments.address,
         lambda counter: counters + counter * stride,
-        list_address=lists,
+        maps,
+        lambda op, place: mapped + (first[op] + place) * layout.MAP_BYTES,
+        lists,
     )
     arrays = ("tasks", "counter_ops", "fetches", "growths", "ranges", "lists")
     tensors = named(plan)
@@ -201,9 +211,8 @@ def describe(
         "// A plan as data: its tables, its memory, its names.",
         f'#include "{name}.h"',
         '#include "model.h"',
-        f"extern const uint64_t {name}_image[];"
-        if image
-        else f"int {name}_loop(const struct ArkParams* params, int processors);",
+        *(f"extern const uint64_t {numbered(f'{name}_image', k)}[];" for k in range(len(images))),
+        *([] if images else [f"int {name}_loop(const struct ArkParams* params, int processors);"]),
         *(_words(array, getattr(built, array)) for array in arrays),
         "static const ark_segment segments[] = {",
         *(
@@ -219,8 +228,14 @@ def describe(
         *(f"    {text(op.name)}," for op in plan.ops),
         "};",
         *_decoder(decoder),
+        *_kernels(plan, name, images),
+        *_maps(plan, maps, segments),
         f"const ark_model {name}_model = {{",
-        *_kernel(name, image),
+        "    .kernels = kernels,",
+        "    .maps = maps,",
+        f"    .kernel_count = {len(plan.kernels)},",
+        f"    .map_count = {first[-1]},",
+        f"    .made_for = {text(made_for)},",
         "    .segments = segments,",
         "    .tensors = tensors,",
         "    .op_names = op_names,",
@@ -251,15 +266,29 @@ def describe(
     return "\n".join(lines)
 
 
-def _kernel(name: str, image: Image | None) -> list[str]:
-    if image is None:
-        return [f"    .loop = {name}_loop,"]
-    return [
-        f"    .image = {name}_image,",
-        f"    .made_for = {text(image.made_for)},",
-        f"    .threads = {image.threads},",
-        f"    .shared_bytes = {image.shared_bytes},",
-    ]
+def _kernels(plan: Plan, name: str, images: Sequence[Image]) -> list[str]:
+    rows = [f"    {{{name}_loop, 0, 0, 0, {len(plan.phases) - 1}u}},"]
+    if images:
+        rows = [
+            f"    {{0, {numbered(f'{name}_image', k)}, {image.threads}u, {image.shared_bytes}u, "
+            f"{phases[-1]}u}},"
+            for k, (image, phases) in enumerate(zip(images, plan.kernels, strict=True))
+        ]
+    return ["static const ark_kernel kernels[] = {", *rows, "};"]
+
+
+def _maps(plan: Plan, maps: Sequence[Sequence[BoxMap]], segments: _Segments) -> list[str]:
+    rows = []
+    for op, found in zip(plan.ops, maps, strict=bool(maps)):
+        for box in found:
+            tensor = plan.tensors[op.operands[box.operand]]
+            address = segments.address(tensor.buffer) + tensor.first_byte
+            rows.append(
+                f"    {{{address:#x}u, {text(box.dtype)}, {len(box.dims)}u, {{{_list(box.dims)}}}, "
+                f"{{{_list(box.strides)}}}, {{{_list(box.box)}}}}},"
+            )
+    empty = '    {0, "", 0, {0}, {0}, {0}},'
+    return ["static const ark_box_map maps[] = {", *(rows or [empty]), "};"]
 
 
 def _decoder(decoder: Decoder | None) -> list[str]:

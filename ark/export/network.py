@@ -49,9 +49,7 @@ def network(path: Path, dims: Mapping[str, int], machine: Machine) -> Network:
             last = ark.tensor(value.tensor.shape(), value.tensor.ir.dtype)
             ark.copy(value.tensor, last)
             kept.append(last)
-    # One kernel, whose weights lie as the file has them.
-    options = {"pack": False, "variant": machine.variants[0].name}
-    plan = make_plan(built.model.graph, machine, options)
+    plan = make_plan(built.model.graph, machine, {"pack": False})  # weights lie as in the file
     verify([plan])
     names: dict[str, str] = {}  # by buffer
     for lasting in named(plan):

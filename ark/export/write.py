@@ -13,6 +13,7 @@ import numpy as np
 import safetensors.numpy
 
 from ark.backend.protocol import Backend, ExportBackend, SourceBackend, Target
+from ark.codegen.dialect import BoxMap
 from ark.codegen.writer import write as emit
 from ark.errors import InvalidUsageError, SystemError, UnsupportedError
 from ark.export import cmake
@@ -24,6 +25,7 @@ from ark.export.description import (
     describe,
     image_source,
     named,
+    numbered,
     stored,
     text,
 )
@@ -165,24 +167,26 @@ def _with_image(
             f"the plan was made for {machine.name}, which is {machine.arch}, not {arch}; name a "
             "machine model of that architecture (--machine)"
         )
-    emitted = emit(plan, machine, backend.dialect(machine.arch))
-    if any(emitted.maps):
-        raise UnsupportedError(
-            "the plan's matrix products copy boxes, which the exported program cannot describe to "
-            "the device; make the plan with the option variant='block', or with a smaller --chunk"
-        )
-    binary = backend.compiler().compile(emitted.source, Target(machine.arch, machine.threads))
-    image = Image(
-        binary.data,
-        f"loading the kernel, which is for {machine.arch}",
-        machine.threads,
-        emitted.scratch_bytes + machine.ring_bytes,
-    )
+    dialect, compiler = backend.dialect(machine.arch), backend.compiler()
+    images: list[Image] = []
+    binaries: Files = {}
+    opcode = [-1] * len(plan.ops)
+    maps: list[tuple[BoxMap, ...]] = [()] * len(plan.ops)
+    for number, phases in enumerate(plan.kernels):
+        own = machine_of(plan, phases[0])
+        emitted = emit(plan, own, dialect, phases)
+        for op, code in enumerate(emitted.opcode):
+            if code >= 0:
+                opcode[op], maps[op] = code, emitted.maps[code] if emitted.maps else ()
+        binary = compiler.compile(emitted.source, Target(own.arch, own.threads))
+        images.append(Image(binary.data, own.threads, emitted.scratch_bytes + own.ring_bytes))
+        binaries[f"{numbered(f'{name}_loop', number)}{binary.suffix}"] = binary.data
+    made_for = f"loading the kernel, which is for {machine.arch}"
     return {
-        f"{name}.c": describe(plan, emitted.opcode, name, decoder, image),
-        f"{name}_image.c": image_source(image, name),
-        f"{name}_loop{binary.suffix}": binary.data,
+        f"{name}.c": describe(plan, opcode, name, decoder, images, maps, made_for),
+        f"{name}_image.c": image_source(images, name),
         "CMakeLists.txt": cmake.of_image(name, program),
+        **binaries,
     }
 
 

@@ -18,8 +18,8 @@ from ark.machine import Machine
 LINE = 128  # bytes of k in a step
 # Microseconds, and bytes a microsecond, of one processor of an H100.
 FULL_STEP_US = 0.58  # 128 by 256, 128 bytes deep, on the matrix units
-LEAST_STEP_US = 0.21  # wait for a stage, multiply, give it back
-LEAST_SHARED_STEP_US = 0.12  # the same where warpgroups take turns, not measured
+LEAST_STEP_US = 0.18  # the loading thread starts a stage's two copies
+SMALL_STAGE = 39321  # bytes up to which a stage brings two steps
 LOAD_RATE = 68e3  # what a processor loads while all do: L2 gives 8.7 TB/s
 FOLD_US, EACH_PART_US = 2.0, 0.1  # parts are handed over to those who add them up
 KEPT, FOLD_RATE = 6e6, 1.6e6  # bytes of parts that L2 keeps, and what is written and read of more
@@ -57,10 +57,12 @@ def predicted_us(
     rows, columns = shape[2], shape[3]
     tiles = shape[0] * shape[1] * -(-rows // cut.rows) * -(-columns // cut.columns) * cut.parts
     high = min(cut.rows, -(-rows // 8) * 8)
+    line = LINE * (high + cut.columns)
+    least = LEAST_STEP_US / 2 if 2 * line <= SMALL_STAGE else LEAST_STEP_US
     step = max(
         FULL_STEP_US * cut.rows * cut.columns / (128 * 256),
-        LINE * (high + cut.columns) / LOAD_RATE,
-        LEAST_STEP_US if cut.rows == 128 else LEAST_SHARED_STEP_US,
+        line / LOAD_RATE,
+        least,
     )
     steps = math.ceil(math.ceil(depth * itemsize / LINE) / cut.parts)
     fold = 0.0

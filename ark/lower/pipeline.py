@@ -87,7 +87,8 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
     nodes: list[Node] = []
     for part, target, kept in _kernels(private, machines, external):
         if chosen.get("fuse", True):
-            part = join_regions(fuse(part, target, kept), kept)
+            handed = not target.has("single_thread")
+            part = join_regions(fuse(part, target, kept), kept, handed)
             part = narrow(join_chains(part, kept), target, kept)
             part = own_first(join_epilogues(part, target, kept), kept)
             part = read_windows(part, target, kept)
@@ -128,8 +129,8 @@ def plan(
     `variant` (the kernel variant by name), `cuts` (how products are cut, by shape: ark.lower.cuts),
     `hosts` (a number for each rank, equal where ranks share memory; all by default), `together`
     (True: all ranks begin an iteration together, also where each could do so by itself), `overlap`
-    (False keeps products apart from the collectives that they meet; True joins them in graphs of
-    several phases too). Raises InvalidUsageError for any other.
+    (True joins products with the collectives that they meet; "dma": with copies by the proxy).
+    Raises InvalidUsageError for any other.
     """
     return plan_prepared(prepare(graph, machine, options), meta)
 

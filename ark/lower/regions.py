@@ -9,6 +9,7 @@ the dimension that is summed over. Called by ark.lower.pipeline before chains ar
 from __future__ import annotations
 
 import copy
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -24,29 +25,32 @@ from ark.tasks.fusion import MOST_VALUES, STAGES
 
 LEAST_SHARED = 8  # results that several ops of a region read; chains would write them
 LEAST_WIDE = 64  # neighbours: less makes no vectors and leaves warps idle
+SMALL = 2048  # elements
 MOST_SUMMED = 1024  # elements that a thread adds up
 
 
-def join_regions(graph: Graph, kept: frozenset[int] = frozenset()) -> Graph:
-    """A copy of the graph with joined regions. kept: ids of buffers that somebody else reads."""
+def join_regions(graph: Graph, kept: frozenset[int] = frozenset(), handed: bool = False) -> Graph:
+    """A copy of the graph with joined regions. kept: ids of buffers that somebody else reads.
+    handed: a small op takes as long as handing its result over, so that two are worth joining.
+    """
     touched = Counter(t.buffer.id for n in graph.nodes for t in _touched(n))
     nodes: list[Node] = []
     run: list[Node] = []
 
     def end() -> None:
-        nodes.extend(_joined(run, touched, kept))
+        nodes.extend(_joined(run, touched, kept, handed))
         run.clear()
 
-    region = _Region()
+    region = _Region(handed)
     for node in graph.nodes:
         if node.virtual:
             nodes.append(node)
             continue
         if not region.add(node):
             end()
-            region = _Region()
+            region = _Region(handed)
             if not region.add(node):
-                region = _Region()
+                region = _Region(handed)
                 nodes.append(node)
                 continue
         run.append(node)
@@ -60,18 +64,22 @@ def _touched(node: Node) -> tuple[Tensor, ...]:
     return (*node.inputs, *node.outputs, *node.after)
 
 
-def _joined(run: Sequence[Node], touched: Counter[int], kept: frozenset[int]) -> list[Node]:
+def _joined(
+    run: Sequence[Node], touched: Counter[int], kept: frozenset[int], handed: bool
+) -> list[Node]:
     """A run that fits together as one node, or as two if that is too many operands, or as it is."""
-    region = _Region()
+    region = _Region(handed)
     for node in run:
         region.add(node)
-    if region.shared() < LEAST_SHARED:
+    few = handed and region.small() and len(region.stored(touched, kept)) > 1
+    if region.shared() < LEAST_SHARED and not few:
         return list(run)
     made = region.node(touched, kept)
     if made is not None:
         return [made]
     half = len(run) // 2
-    return [*_joined(run[:half], touched, kept), *_joined(run[half:], touched, kept)]
+    parts = (run[:half], run[half:])
+    return [node for part in parts for node in _joined(part, touched, kept, handed)]
 
 
 class _Region:
@@ -79,7 +87,8 @@ class _Region:
     results from 0 up.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, handed: bool) -> None:
+        self.handed = handed
         self.nodes: list[Node] = []
         self.inputs: list[Tensor] = []
         self.trees: list[expression.Tree] = []  # by result
@@ -109,7 +118,7 @@ class _Region:
             or out.dtype != fp32
             or any(t.dtype not in FLOATS or len(t.shape) > len(out.shape) for t in node.inputs)
             or not 1 <= len(out.shape) <= FOLDED
-            or out.shape[-1] < LEAST_WIDE
+            or (out.shape[-1] < LEAST_WIDE and not (self.handed and out.elements <= SMALL))
             or len(self.results) == MOST_VALUES
         ):
             return False
@@ -172,6 +181,23 @@ class _Region:
             self.inputs.append(tensor)
         return -1 - self.inputs.index(tensor)
 
+    def small(self) -> bool:
+        """Has one task enough room for all of it?"""
+        return bool(self.full) and math.prod(self.full) <= SMALL
+
+    def stored(self, touched: Counter[int], kept: frozenset[int]) -> list[int]:
+        """The results that somebody outside of the region reads; the last ones, if nobody does."""
+        own = Counter(t.buffer.id for n in self.nodes for t in _touched(n))
+        found = [
+            number
+            for number, t in enumerate(self.results)
+            if t.buffer.arena != "activation"
+            or t.buffer.id in kept
+            or touched[t.buffer.id] > own[t.buffer.id]
+        ]
+        # Of results that nobody reads none is kept beside others that somebody does.
+        return found or [n for n in range(len(self.results)) if not self._uses[n]]
+
     def shared(self) -> int:
         """How many results several nodes of the region read."""
         return sum(uses > 1 for number, uses in self._uses.items() if number >= 0)
@@ -185,18 +211,9 @@ class _Region:
 
     def node(self, touched: Counter[int], kept: frozenset[int]) -> Node | None:
         """The region as one node; None where one body cannot do it."""
-        own = Counter(t.buffer.id for n in self.nodes for t in _touched(n))
-        stored = [
-            number
-            for number, t in enumerate(self.results)
-            if t.buffer.arena != "activation"
-            or t.buffer.id in kept
-            or touched[t.buffer.id] > own[t.buffer.id]
-        ]
-        # Of results that nobody reads none is kept beside others that somebody does.
-        stored = stored or [n for n in range(len(self.results)) if not self._uses[n]]
+        stored = self.stored(touched, kept)
         stages = {s: [n for n in range(len(self.results)) if self._stage(n) == s] for s in STAGES}
-        if not stored or len(self.inputs) + len(stored) > MAX_OPERANDS:
+        if not stored or not self.inputs or len(self.inputs) + len(stored) > MAX_OPERANDS:
             return None
         if any(n in stages["each"] for n in stored) or (stages["each"] and not stages["sums"]):
             return None

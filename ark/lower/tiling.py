@@ -179,14 +179,9 @@ def stage_tile(node: Node, machine: Machine) -> tuple[int, int]:
     unit = row_bytes(weight) // MATRIX_UNIT
     if not few or row_bytes(weight) % MATRIX_UNIT or weight.dtype.itemsize != 2 or not x.dense:
         return stage_rows(weight, machine, paired), split_k(rows, weight, machine)
-    whole = machine.stage_bytes // row_bytes(weight)
-    if stays_apart(node):
-        held = MATRIX_ROWS[0]
-    else:
-        # A stage is one copy where whole rows fill it; each copy more delays the stream. But the
-        # input that its rows are multiplied by is to be no more than they are.
-        fits = [n for n in MATRIX_ROWS if n >= rows]
-        held = next((n for n in fits if n <= whole), fits[-1])
+    # Each row of a stage is a copy, which delays the stream: as many as a tile has columns. What
+    # each warp reads of its own is as little as the tile's 16 rows make it.
+    held = MATRIX_ROWS[0 if stays_apart(node) else 1]
     parts = (p for p in range(1, unit + 1) if unit % p == 0)
     room = (p for p in parts if held * row_bytes(weight) <= p * machine.stage_bytes)
     return held, next(room, unit)

@@ -52,7 +52,7 @@ def _joined(windows: Node, product: Node, machine: Machine) -> Node | None:
     weight, table, *others = product.inputs
     if windows.placement != product.placement or windows.hints or product.hints:
         return None
-    if not whole(table) or len(table.shape) != 4 or len(weight.shape) != 4:
+    if not whole(table) or not whole(weight) or len(table.shape) != 4 or len(weight.shape) != 4:
         return None
     n, groups, depth, places = table.shape
     rows = weight.shape[2]

@@ -29,7 +29,7 @@ from ark.ops.views import reshape
 from ark.tasks import expression
 
 Numbers = int | Sequence[int]
-LEAST_WORK = 1 << 14  # multiplications of a convolution that are worth a hand-over
+LEAST_WORK = 1 << 13  # multiplications of a convolution that are worth a hand-over
 LINE = 32  # neighbouring places of a tile, which warps read together
 
 

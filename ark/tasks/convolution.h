@@ -2,10 +2,10 @@
 // begin(g, tap, n) that of a group's first channel under a window's tap, or null outside of the
 // input; finish(g, m, n, sum) stores a result.
 
-// Lanes that share the channels of a tile of so few results that threads would be idle.
-constexpr int ark_convolution_lanes(int results, int channels) {
+// Lanes that share the parts of the sums of a tile of so few results that threads would be idle.
+constexpr int ark_convolution_lanes(int results, int parts) {
   int lanes = 1;
-  while (2 * lanes * results <= ARK_THREADS && 2 * lanes <= ARK_LANES && 2 * lanes <= channels) {
+  while (2 * lanes * results <= ARK_THREADS && 2 * lanes <= ARK_LANES && 2 * lanes <= parts) {
     lanes *= 2;
   }
   return lanes;
@@ -26,7 +26,10 @@ ARK_DEVICE void ark_convolution(ArkCtx&, const ArkTask& t, const Weight& weight,
                                 const Finish& finish) {
   constexpr int EACH = ark_convolution_rows(ROWS, GROUPS * COLUMNS, MOST);
   constexpr int BANDS = (ROWS + EACH - 1) / EACH, RESULTS = GROUPS * BANDS * COLUMNS;
-  constexpr int LANES = ark_convolution_lanes(RESULTS, CHANNELS), WIDE = ARK_THREADS / LANES;
+  constexpr int WINDOW = TAPS <= 9 ? TAPS : 7;  // taps whose loads are on their way together
+  constexpr int WINDOWS = (TAPS + WINDOW - 1) / WINDOW;
+  constexpr int LANES = ark_convolution_lanes(RESULTS, CHANNELS * WINDOWS);
+  constexpr int WIDE = ARK_THREADS / LANES;
   const int lane = ark_tid() % LANES;
   for (int base = 0; base < RESULTS; base += WIDE) {
     const int e = base + ark_tid() / LANES;
@@ -36,16 +39,24 @@ ARK_DEVICE void ark_convolution(ArkCtx&, const ArkTask& t, const Weight& weight,
     float sums[EACH];
 #pragma unroll
     for (int r = 0; r < EACH; ++r) sums[r] = 0.0f;
-    for (int tap = 0; here && tap < TAPS; ++tap) {
-      const auto* x = begin(g, tap, n);
-      if (x == nullptr) continue;
-#pragma unroll 4
-      for (int channel = lane; channel < CHANNELS; channel += LANES) {
-        const float v = ark_get(x, channel * STEP);
+    for (int part = lane; here && part < CHANNELS * WINDOWS; part += LANES) {
+      const int channel = part % CHANNELS, first = WINDOWS > 1 ? part / CHANNELS * WINDOW : 0;
+      decltype(begin(0, 0, 0)) x[WINDOW];
 #pragma unroll
-        for (int r = 0; r < EACH; ++r) {
-          const int row = m + r < M ? m + r : M - 1;
-          sums[r] += v * ark_get(weight(g, row, channel * TAPS + tap), 0);
+      for (int w = 0; w < WINDOW; ++w) {
+        x[w] = TAPS % WINDOW == 0 || first + w < TAPS ? begin(g, first + w, n) : nullptr;
+      }
+      float v[WINDOW];
+#pragma unroll
+      for (int w = 0; w < WINDOW; ++w) {
+        v[w] = x[w] != nullptr ? ark_get(x[w], channel * STEP) : 0.0f;
+      }
+#pragma unroll
+      for (int r = 0; r < EACH; ++r) {
+        const auto* row = weight(g, m + r < M ? m + r : M - 1, channel * TAPS + first);
+#pragma unroll
+        for (int w = 0; w < WINDOW; ++w) {
+          if (TAPS % WINDOW == 0 || first + w < TAPS) sums[r] += v[w] * ark_get(row, w);
         }
       }
     }

@@ -61,6 +61,7 @@ class Convolution(TaskKind):
         need(places == math.prod(p["sizes"]), f"{places} places are not {list(p['sizes'])}")
         need(source[0] == n and source[1] % groups == 0, f"{list(source)} in {groups} groups")
         depth = source[1] // groups * math.prod(p["size"])
+        need(sig.operands[0].strides[3] == 1, "a row of weights lies apart")
         need(weight == (1, groups, rows, depth), f"weights of shape {list(weight)}")
         for d in range(spatial):
             last = (p["sizes"][d] - 1) * p["stride"][d] + (p["size"][d] - 1) * p["dilation"][d]

@@ -75,6 +75,77 @@ ARK_DEVICE void ark_matmul(ArkCtx&, const ArkTask&, int m0, int n0, int k0, int 
   }
 }
 
+// Elements of k that are laid side by side in shared memory at a time.
+constexpr int ark_matmul_depth(int k) { return k < 64 ? k : 64; }
+
+// Lanes that share k, so that few results busy many threads.
+constexpr int ark_matmul_shares(int units) {
+  int lanes = 1;
+  while (2 * lanes * units <= ARK_THREADS && lanes < 8) lanes *= 2;
+  return lanes;
+}
+
+// The same for small floats: both sides go through shared memory, read in the order in which they
+// lie, and a thread has R rows of a column. A_ALONG, B_ALONG: neighbours lie along k.
+template <int ROWS, int COLUMNS, int M, int N, int K, int R, bool A_ALONG, bool B_ALONG, class A,
+          class B, class Finish>
+ARK_DEVICE void ark_matmul_staged(ArkCtx& c, const ArkTask&, int m0, int n0, const A& a, const B& b,
+                                  const Finish& finish) {
+  constexpr int DEPTH = ark_matmul_depth(K), BANDS = (ROWS + R - 1) / R, UNITS = BANDS * COLUMNS;
+  constexpr int LANES = ark_matmul_shares(UNITS), PASSES = (UNITS * LANES - 1) / ARK_THREADS + 1;
+  constexpr int PITCH = DEPTH + LANES + (LANES == 1 && DEPTH % 2 != 0 ? 1 : 0);
+  float* left = reinterpret_cast<float*>(ARK_SCRATCH(c));
+  float* right = left + BANDS * R * PITCH;
+  const int lane = ark_tid() % LANES;
+  float sums[PASSES][R];
+#pragma unroll
+  for (int p = 0; p < PASSES; ++p) {
+#pragma unroll
+    for (int r = 0; r < R; ++r) sums[p][r] = 0.0f;
+  }
+  for (int k0 = 0; k0 < K; k0 += DEPTH) {
+    if (k0 > 0) ark_sync();
+#pragma unroll 4
+    for (int e = ark_tid(); e < BANDS * R * DEPTH; e += ARK_THREADS) {
+      const int row = A_ALONG ? e / DEPTH : e % (BANDS * R),
+                k = A_ALONG ? e % DEPTH : e / (BANDS * R);
+      const bool here = row < ROWS && m0 + row < M && k0 + k < K;
+      left[row * PITCH + k] = here ? ark_get(a(m0 + row, k0 + k), 0) : 0.0f;
+    }
+#pragma unroll 4
+    for (int e = ark_tid(); e < COLUMNS * DEPTH; e += ARK_THREADS) {
+      const int column = B_ALONG ? e / DEPTH : e % COLUMNS, k = B_ALONG ? e % DEPTH : e / COLUMNS;
+      const bool here = n0 + column < N && k0 + k < K;
+      right[column * PITCH + k] = here ? ark_get(b(k0 + k, n0 + column), 0) : 0.0f;
+    }
+    ark_sync();
+#pragma unroll
+    for (int p = 0; p < PASSES; ++p) {
+      const int unit = (p * ARK_THREADS + ark_tid()) / LANES;
+      if (unit >= UNITS) continue;
+      const float* own = right + unit % COLUMNS * PITCH;
+      const float* rows = left + unit / COLUMNS * R * PITCH;
+#pragma unroll 8
+      for (int k = lane; k < DEPTH; k += LANES) {
+        const float v = own[k];
+#pragma unroll
+        for (int r = 0; r < R; ++r) sums[p][r] += rows[r * PITCH + k] * v;
+      }
+    }
+  }
+#pragma unroll
+  for (int p = 0; p < PASSES; ++p) {
+    const int unit = (p * ARK_THREADS + ark_tid()) / LANES;
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      for (int mask = 1; mask < LANES; mask *= 2) sums[p][r] += ark_shfl_xor(sums[p][r], mask);
+      const int row = unit / COLUMNS * R + r, n = n0 + unit % COLUMNS;
+      const bool here = unit < UNITS && lane == 0 && row < ROWS && m0 + row < M && n < N;
+      if (here) finish(m0 + row, n, sums[p][r]);
+    }
+  }
+}
+
 // By one thread: rows of b are consecutive, so they are added up row by row.
 template <int ROWS, int COLUMNS, int M, int N, class A, class B, class Finish>
 ARK_DEVICE void ark_matmul_alone(ArkCtx& c, const ArkTask&, int m0, int n0, int k0, int k1,

@@ -33,6 +33,12 @@ from ark.tasks.pointwise import broadcast_access, broadcasts
 FEW_ROWS = 4  # fewer are not worth packing, in one thread
 DEPTH = 256  # elements of k that one thread packs at a time
 MOST_PANEL = 64  # elements of a panel's width
+LEAST_STAGED = 2048  # multiplications of a tile whose operands go through shared memory
+STAGED_ROWS = 4  # of a thread
+STAGED_DEPTH = 64  # elements of k at a time
+MOST_SHARES = 8  # lanes that share k
+MOST_HELD = 2  # columns of a thread
+MOST_STAGED = 48 << 10  # bytes
 STEP = 128  # bytes: parts of k begin at multiples of it
 
 
@@ -145,7 +151,7 @@ class Matmul(TaskKind):
     def scratch(self, sig: Signature, machine: Machine) -> int:
         rows, columns = sig.params["tile"]
         if not machine.has("single_thread"):
-            return 0
+            return _staged(sig, machine)
         if rows < FEW_ROWS:
             return 4 * rows * columns
         rows, columns = rows + MOST_PANEL, columns + MOST_PANEL  # the last panels are whole
@@ -170,6 +176,8 @@ class Matmul(TaskKind):
             callee, shape = "ark_matmul_blocked", (*shape, DEPTH, gated, *turned)
         elif machine.has("single_thread") and not gated and not sig.params["transpose_b"]:
             callee = "ark_matmul_alone"
+        elif _staged(sig, machine):
+            return self._in_shared_memory(name, sig)
         arguments: tuple[str, ...] = (
             "m0",
             "n0",
@@ -183,6 +191,39 @@ class Matmul(TaskKind):
             arguments = (*arguments, f"{text.address(sig, 0)} | {text.address(sig, 1)}")
         body = f"  {text.called(callee, shape, arguments)};\n"
         return text.function(name, outputs(sig) + each_tile(sig, body))
+
+    def _in_shared_memory(self, name: str, sig: Signature) -> str:
+        constants = (
+            *sig.params["tile"],
+            *dims(sig),
+            STAGED_ROWS,
+            *(along_k(sig, index) for index in (0, 1)),
+        )
+        arguments = (
+            "m0",
+            "n0",
+            _place(sig, 0, "m", "k", bool(sig.params["transpose_a"])),
+            _place(sig, 1, "k", "n", bool(sig.params["transpose_b"])),
+            f"[&](int m, int n, float sum) {{\n{finish(sig, 'sum', 'm', 'n')}  }}",
+        )
+        body = f"  {text.called('ark_matmul_staged', constants, arguments)};\n"
+        return text.function(name, outputs(sig) + each_tile(sig, body))
+
+
+def _staged(sig: Signature, machine: Machine) -> int:
+    """Bytes of shared memory where both sides of a tile go through it; 0 where they do not."""
+    rows, columns = sig.params["tile"]
+    _, _, k = dims(sig)
+    if sig.params.get("gated") or sums_of(sig) == "int32" or part_of_k(sig) < k:
+        return 0
+    few = rows < 2 or rows * columns * k < LEAST_STAGED
+    if few or any(o.packet for o in sig.operands[:2]):
+        return 0
+    pitch = min(k, STAGED_DEPTH) + MOST_SHARES + 1
+    need_bytes = 4 * pitch * (-(-rows // STAGED_ROWS) * STAGED_ROWS + columns)
+    held = -(-rows // STAGED_ROWS) * columns <= MOST_HELD * machine.warps * machine.lanes
+    fits = need_bytes <= min(MOST_STAGED, machine.shared_bytes - machine.ring_bytes)
+    return need_bytes if held and fits else 0
 
 
 def sums_of(sig: Signature) -> str:

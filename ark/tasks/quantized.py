@@ -19,7 +19,7 @@ WEIGHTS = ("int4", "uint4", "fp4", "int8", "uint8")
 MOST_ROWS = 8
 STEP = 8  # elements of a weight's row that a lane takes at once
 MOST_SIDE_BY_SIDE = 4  # rows of the weights that a warp takes at once
-MOST_HELD = 8  # elements of the next chunk that a thread holds meanwhile
+MOST_HELD = 4  # elements of the next chunk that a thread holds meanwhile
 
 
 def _padded(rows: int) -> int:

@@ -86,6 +86,8 @@ static int allocate(ark_instance* i) {
   if (status == ARK_OK) status = ark_device_alloc(i, counters, 0, &i->counters);
   if (status == ARK_OK) status = ark_device_alloc(i, sizeof(struct ArkControl), 0, &i->control);
   if (status == ARK_OK) status = ark_device_alloc(i, sizeof(struct ArkHost), 1, &i->host);
+  const uint64_t maps = (uint64_t)m->map_count * ARK_MAP_BYTES;
+  if (status == ARK_OK && maps != 0) status = ark_device_alloc(i, maps, 0, &i->maps);
   for (uint32_t s = 0; status == ARK_OK && s < m->segment_count; ++s) {
     const ark_segment* segment = &m->segments[s];
     if (segment->external) continue;
@@ -127,6 +129,7 @@ void ark_destroy(ark_instance* i) {
   let_go(i, &i->counters);
   let_go(i, &i->control);
   let_go(i, &i->host);
+  let_go(i, &i->maps);
   ark_device_close(i);
   free(i->bases);
   free(i->loaded);
@@ -211,9 +214,10 @@ static uint64_t placed(const ark_instance* i, uint64_t word) {
   const uint64_t segment = word >> ARK_SEGMENT_SHIFT;
   if (segment == 0) return 0;
   const uint64_t offset = word & (((uint64_t)1 << ARK_SEGMENT_SHIFT) - 1);
-  // Behind the model's own segments: the counters, then the lists of operands.
+  // Behind the model's own segments: the counters, then the lists of operands, then box maps.
   if (segment == i->model->segment_count + 1u) return i->counters.address + offset;
   if (segment == i->model->segment_count + 2u) return i->tables[5].address + offset;
+  if (segment == i->model->segment_count + 3u) return i->maps.address + offset;
   return i->bases[segment - 1].address + offset;
 }
 
@@ -249,8 +253,20 @@ static void place_table(const ark_instance* i, int number, void* copy) {
   for (uint32_t n = 0; number == 5 && n < m->list_count; ++n) lists[n] = placed(i, lists[n]);
 }
 
-static int place_tables(ark_instance* i) {
+static int place_maps(ark_instance* i) {
   int status = ARK_OK;
+  for (uint32_t n = 0; status == ARK_OK && n < i->model->map_count; ++n) {
+    const ark_box_map* map = &i->model->maps[n];
+    unsigned char made[ARK_MAP_BYTES];
+    status = ark_device_map(i, map, placed(i, map->address), made);
+    const uint64_t to = i->maps.address + (uint64_t)n * ARK_MAP_BYTES;
+    if (status == ARK_OK) status = ark_device_write(i, to, made, sizeof made);
+  }
+  return status;
+}
+
+static int place_tables(ark_instance* i) {
+  int status = place_maps(i);
   for (int t = 0; status == ARK_OK && t < ARK_TABLES; ++t) {
     const table from = table_of(i->model, t);
     if (from.nbytes == 0) continue;
@@ -294,10 +310,30 @@ static int explain(ark_instance* i) {
                   host->error_expected);
 }
 
+// Launches the kernels that have iterations to run, one behind the other; the last one if none has.
+// ends: of the phases, in iterations.
+static int run_kernels(ark_instance* i, struct ArkParams* params, const uint32_t* ends) {
+  const ark_model* m = i->model;
+  const struct ArkHost* host = i->host.host;
+  uint32_t begin = 0, launched = 0;
+  int status = ARK_OK;
+  for (uint32_t k = 0; status == ARK_OK && host->error == 0 && k < m->kernel_count; ++k) {
+    const uint32_t end = ends[m->kernels[k].last_phase];
+    const int last = k + 1 == m->kernel_count;
+    if (end == begin && !(last && launched == 0)) continue;
+    params->first = begin;
+    params->end = last ? 0 : end;
+    status = ark_device_run(i, k, params);
+    begin = end;
+    ++launched;
+  }
+  return status;
+}
+
 int ark_execute(ark_instance* i, const uint32_t* iterations, size_t phases, uint32_t* done) {
   if (i == NULL || iterations == NULL) return ARK_BAD_ARGUMENT;
   const ark_model* m = i->model;
-  if (phases != m->phase_count) {
+  if (phases != m->phase_count || phases > ARK_MOST_PHASES) {
     return ark_fail(i, ARK_BAD_ARGUMENT,
                     "the model has %u phases, but iterations of %zu were given", m->phase_count,
                     phases);
@@ -306,11 +342,13 @@ int ark_execute(ark_instance* i, const uint32_t* iterations, size_t phases, uint
   if (ready != ARK_OK) return ready;
   int status = i->placed ? ARK_OK : place_tables(i);
   uint64_t end = 0;
+  uint32_t ends[ARK_MOST_PHASES];
   struct ArkControl control;
   memset(&control, 0, sizeof control);
   for (size_t p = 0; p < phases; ++p) {
     end += iterations[p];
     if (end > UINT32_MAX) return ark_fail(i, ARK_BAD_ARGUMENT, "too many iterations");
+    ends[p] = (uint32_t)end;
     if (p + 1 < phases) control.phase_end[p] = (uint32_t)end;
   }
   control.limit = (uint32_t)end;
@@ -337,7 +375,7 @@ int ark_execute(ark_instance* i, const uint32_t* iterations, size_t phases, uint
   params.processors = m->processors;
   params.together = m->together;
   params.budget_ns = m->budget_ns;
-  if (status == ARK_OK) status = ark_device_run(i, &params);
+  if (status == ARK_OK) status = run_kernels(i, &params, ends);
   if (status != ARK_OK) return status;
   if (done != NULL) *done = host->done;
   if (host->error != 0) return explain(i);

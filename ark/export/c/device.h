@@ -18,7 +18,10 @@ int ark_device_write(ark_instance* instance, uint64_t to, const void* from, size
 int ark_device_read(ark_instance* instance, void* to, uint64_t from, size_t nbytes);
 int ark_device_zero(ark_instance* instance, uint64_t at, size_t nbytes);
 
-// Runs the loop kernel and returns when it has left the device.
-int ark_device_run(ark_instance* instance, const struct ArkParams* params);
+// What the device must know to copy boxes of a matrix at an address: ARK_MAP_BYTES in its own form.
+int ark_device_map(ark_instance* instance, const ark_box_map* map, uint64_t address, void* made);
+
+// Runs one of the model's kernels and returns when it has left the device.
+int ark_device_run(ark_instance* instance, uint32_t kernel, const struct ArkParams* params);
 
 #endif

@@ -42,14 +42,32 @@ typedef struct {
   const int32_t* stops;
 } ark_decoder;
 
-// loop: the loop kernel where the host's cores run it; else image: its machine code, which is
-// loaded when an instance is made. made_for: what to say where that cannot be. threads,
-// shared_bytes: of a block.
-struct ark_model {
+// A loop kernel. loop: where the host's cores run it; else image: its machine code, which is loaded
+// when an instance is made. threads, shared_bytes: of a block. last_phase: it runs the phases
+// behind those of the kernel before, up to this one.
+typedef struct {
   int (*loop)(const struct ArkParams* params, int processors);
   const void* image;
+  uint32_t threads, shared_bytes, last_phase;
+} ark_kernel;
+
+// How a device that copies boxes sees a matrix: where it lies, as tables say it; the type; elements
+// of each dimension, innermost first; bytes from one index to the next, of dimensions 1 and up;
+// elements of a copy.
+typedef struct {
+  uint64_t address;
+  const char* dtype;
+  uint32_t rank;
+  uint64_t dims[5], strides[4];
+  uint32_t box[5];
+} ark_box_map;
+
+// made_for: what to say where a kernel cannot be loaded.
+struct ark_model {
+  const ark_kernel* kernels;
+  const ark_box_map* maps;
+  uint32_t kernel_count, map_count;
   const char* made_for;
-  uint32_t threads, shared_bytes;
   const ark_segment* segments;
   const ark_tensor* tensors;
   const char* const* op_names;
@@ -63,6 +81,7 @@ struct ark_model {
 
 // The arrays of tables that a model has, in the order of ArkParams' first members, and the lists.
 enum { ARK_TABLES = 6 };
+enum { ARK_MAP_BYTES = 128, ARK_MOST_PHASES = 8 };
 
 struct ark_instance {
   const ark_model* model;
@@ -70,7 +89,7 @@ struct ark_instance {
   ark_memory* bases;      // by segment; address 0 where an external one has no memory
   unsigned char* loaded;  // by tensor: 1 where a parameter has its value
   ark_memory tables[ARK_TABLES];
-  ark_memory counters, control, host;
+  ark_memory counters, control, host, maps;
   int placed;  // do the tables hold the present addresses?
   char error[512];
 };

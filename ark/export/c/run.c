@@ -24,7 +24,8 @@ static int transfer(const char* path, void* bytes, size_t size, int reads) {
   if (fine && reads) fine = fread(bytes, 1, size, file) == size && fgetc(file) == EOF;
   if (fine && !reads) fine = fwrite(bytes, 1, size, file) == size;
   if (file != NULL && fclose(file) != 0) fine = 0;
-  if (!fine) fprintf(stderr, "%s: %zu bytes could not be %s\n", path, size, reads ? "read" : "written");
+  if (!fine)
+    fprintf(stderr, "%s: %zu bytes could not be %s\n", path, size, reads ? "read" : "written");
   return fine;
 }
 

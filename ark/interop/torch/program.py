@@ -56,7 +56,7 @@ class Program:
         self._given = len(inputs) - len(held)
         self._fixed = sorted(fixed)
         self._moving = [i for i in range(self._given) if i not in set(fixed)]
-        self._lie: list[int] = []  # the addresses of the fixed inputs
+        self._lie: list[int] = []  # the addresses of the inputs; 0 of those that move
         self._inputs, self._outputs = list(inputs), list(outputs)
         self._device = device()
         places = [v for v in (*self._inputs, *self._outputs) if isinstance(v, Value)]
@@ -136,7 +136,9 @@ class Program:
         strided = [i for i in self._fixed if not inputs[i].is_contiguous()]
         self._fixed = [i for i in self._fixed if i not in strided]
         self._moving = sorted({*self._moving, *strided})  # copied in every call
-        self._lie = [inputs[i].data_ptr() for i in self._fixed]
+        self._lie = [0] * len(inputs)
+        for i in self._fixed:
+            self._lie[i] = inputs[i].data_ptr()
         self._addresses = []
 
     def _places(self, addresses: Sequence[int]) -> dict[int, int]:
@@ -145,7 +147,7 @@ class Program:
         """
         count = len(self._moving)
         lie = dict(zip(self._moving, addresses[:count], strict=True))
-        lie.update(zip(self._fixed, self._lie, strict=True))
+        lie.update((i, self._lie[i]) for i in self._fixed)
         held = [t.data_ptr() for t in self._held]
         each = [*[lie[i] for i in range(self._given)], *held, *addresses[count:]]
         return {i: a for i, a in zip(self._ids, each, strict=True) if i is not None}
@@ -252,11 +254,11 @@ def _place(tensor: torch.Tensor) -> int:
 
 
 def lie_at(tensors: list[torch.Tensor], addresses: list[int], which: list[int]) -> bool:
-    """Do those of the tensors still lie there?"""
+    """Do those of the tensors still lie at their addresses, which has a place for every tensor?"""
     compare = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)  # not on every build
     if compare is not None:
         return bool(compare(tensors, addresses, which))
-    return [tensors[i].data_ptr() for i in which] == addresses
+    return [tensors[i].data_ptr() for i in which] == [addresses[i] for i in which]
 
 
 def own(value: Value, taken: set[int]) -> Value:

@@ -54,8 +54,14 @@ int ark_device_zero(ark_instance* i, uint64_t at, size_t nbytes) {
   return ARK_OK;
 }
 
-int ark_device_run(ark_instance* i, const struct ArkParams* params) {
-  if (i->model->loop(params, (int)i->model->processors) == 0) return ARK_OK;
+int ark_device_map(ark_instance* i, const ark_box_map* map, uint64_t address, void* made) {
+  (void)map, (void)address, (void)made;
+  return ark_fail(i, ARK_BAD_ARGUMENT, "cores copy no boxes; export the model again");
+}
+
+int ark_device_run(ark_instance* i, uint32_t kernel, const struct ArkParams* params) {
+  const int processors = (int)i->model->processors;
+  if (i->model->kernels[kernel].loop(params, processors) == 0) return ARK_OK;
   return ark_fail(i, ARK_NO_THREADS, "%u threads are needed, and the system refused one",
                   i->model->processors);
 }

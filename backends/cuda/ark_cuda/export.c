@@ -30,6 +30,9 @@
   ENTRY(launch, "cuLaunchCooperativeKernel",                                                 \
         (void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, \
          void**))                                                                            \
+  ENTRY(encode, "cuTensorMapEncodeTiled",                                                    \
+        (void*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*,     \
+         const uint32_t*, int, int, int, int))                                               \
   ENTRY(words, "cuGetErrorString", (int, const char**))
 
 #define OUT_OF_MEMORY 2             // CUDA_ERROR_OUT_OF_MEMORY
@@ -39,7 +42,8 @@
 struct ark_device {
   void* library;
   int number;
-  void *context, *module, *function;
+  void* context;
+  void *modules[ARK_MOST_PHASES], *functions[ARK_MOST_PHASES];
 #define MEMBER(name, symbol, arguments) int(*name) arguments;
   FUNCTIONS(MEMBER)
 #undef MEMBER
@@ -78,10 +82,13 @@ static int open_library(ark_instance* i) {
 static int load(ark_instance* i) {
   struct ark_device* d = i->device;
   const ark_model* m = i->model;
-  int code = d->load(&d->module, m->image);
-  if (code != 0) return failed(i, ARK_NO_DEVICE, code, m->made_for);
-  code = d->function_of(&d->function, d->module, "ark_loop");
-  if (code == 0) code = d->set(d->function, MAX_DYNAMIC_SHARED_BYTES, (int)m->shared_bytes);
+  int code = 0;
+  for (uint32_t k = 0; code == 0 && k < m->kernel_count; ++k) {
+    const int shared_bytes = (int)m->kernels[k].shared_bytes;
+    code = d->load(&d->modules[k], m->kernels[k].image);
+    if (code == 0) code = d->function_of(&d->functions[k], d->modules[k], "ark_loop");
+    if (code == 0) code = d->set(d->functions[k], MAX_DYNAMIC_SHARED_BYTES, shared_bytes);
+  }
   return code == 0 ? ARK_OK : failed(i, ARK_NO_DEVICE, code, m->made_for);
 }
 
@@ -109,7 +116,9 @@ void ark_device_close(ark_instance* i) {
   if (d == NULL) return;
   if (d->context != NULL) {
     d->push(d->context);
-    if (d->module != NULL) d->unload(d->module);
+    for (uint32_t k = 0; k < i->model->kernel_count; ++k) {
+      if (d->modules[k] != NULL) d->unload(d->modules[k]);
+    }
     d->pop(&context);
     d->release(d->number);
   }
@@ -178,16 +187,41 @@ int ark_device_zero(ark_instance* i, uint64_t at, size_t nbytes) {
   return code == 0 ? ARK_OK : failed(i, ARK_NO_DEVICE, code, "clearing memory of the GPU");
 }
 
-int ark_device_run(ark_instance* i, const struct ArkParams* params) {
+// The driver's number of a type that boxes are copied of.
+static int type_of(const char* dtype) {
+  if (strcmp(dtype, "bf16") == 0) return 9;
+  if (strcmp(dtype, "fp16") == 0) return 6;
+  return strcmp(dtype, "fp32") == 0 ? 7 : 0;  // bytes
+}
+
+int ark_device_map(ark_instance* i, const ark_box_map* map, uint64_t address, void* made) {
+  struct ark_device* d = i->device;
+  static const uint32_t steps[] = {1, 1, 1, 1, 1};
+  // A map lies at a multiple of 64 bytes.
+  uint64_t room[(ARK_MAP_BYTES + 64) / sizeof(uint64_t)];
+  void* encoded = (void*)(((uintptr_t)room + 63) / 64 * 64);
+  void* context = NULL;
+  d->push(d->context);
+  // Not interleaved, swizzled by 128 bytes, 256 bytes to L2, zero outside.
+  const int code = d->encode(encoded, type_of(map->dtype), map->rank, (void*)(uintptr_t)address,
+                             map->dims, map->strides, map->box, steps, 0, 3, 3, 0);
+  d->pop(&context);
+  if (code != 0) return failed(i, ARK_BAD_ARGUMENT, code, "describing a matrix to the GPU");
+  memcpy(made, encoded, ARK_MAP_BYTES);
+  return ARK_OK;
+}
+
+int ark_device_run(ark_instance* i, uint32_t number, const struct ArkParams* params) {
   struct ark_device* d = i->device;
   const ark_model* m = i->model;
+  const ark_kernel* kernel = &m->kernels[number];
   struct ArkParams copy = *params;
   void* arguments[] = {&copy};
   void* context = NULL;
   d->push(d->context);
   // Cooperative: the driver refuses the launch unless all blocks are resident together.
-  int code = d->launch(d->function, m->processors, 1, 1, m->threads, 1, 1, m->shared_bytes, NULL,
-                       arguments);
+  int code = d->launch(d->functions[number], m->processors, 1, 1, kernel->threads, 1, 1,
+                       kernel->shared_bytes, NULL, arguments);
   if (code == 0) code = d->synchronize();
   d->pop(&context);
   return code == 0 ? ARK_OK : failed(i, ARK_NO_DEVICE, code, "running the loop kernel");

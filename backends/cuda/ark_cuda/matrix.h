@@ -244,6 +244,13 @@ ARK_DEVICE void ark_box_load(char* to, ark_u64 map, int x, int y, ark_u64* barri
       "l"(map), "r"(x), "r"(y), "r"(ark_shared_address(barrier))
       : "memory");
 }
+ARK_DEVICE void ark_box_load(char* to, ark_u64 map, int x, int y, int z, ark_u64* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
+      "%3, %4}], [%5];" ::"r"(ark_shared_address(to)),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(ark_shared_address(barrier))
+      : "memory");
+}
 ARK_DEVICE void ark_box_load(char* to, ark_u64 map, int x, int y, int i1, int i0,
                              ark_u64* barrier) {
   asm volatile(

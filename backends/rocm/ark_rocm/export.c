@@ -32,7 +32,7 @@
 
 struct ark_device {
   void* library;
-  void *module, *function;
+  void *modules[ARK_MOST_PHASES], *functions[ARK_MOST_PHASES];
   const char* (*words)(int);
 #define MEMBER(name, symbol, arguments) int(*name) arguments;
   FUNCTIONS(MEMBER)
@@ -80,15 +80,19 @@ int ark_device_open(ark_instance* i) {
   int code = d->init(0);
   if (code == 0) code = d->select(0);
   if (code != 0) return failed(i, ARK_NO_DEVICE, code, "opening the first GPU");
-  code = d->load(&d->module, i->model->image);
-  if (code == 0) code = d->function_of(&d->function, d->module, "ark_loop");
+  for (uint32_t k = 0; code == 0 && k < i->model->kernel_count; ++k) {
+    code = d->load(&d->modules[k], i->model->kernels[k].image);
+    if (code == 0) code = d->function_of(&d->functions[k], d->modules[k], "ark_loop");
+  }
   return code == 0 ? ARK_OK : failed(i, ARK_NO_DEVICE, code, i->model->made_for);
 }
 
 void ark_device_close(ark_instance* i) {
   struct ark_device* d = i->device;
   if (d == NULL) return;
-  if (d->module != NULL) d->unload(d->module);
+  for (uint32_t k = 0; k < i->model->kernel_count; ++k) {
+    if (d->modules[k] != NULL) d->unload(d->modules[k]);
+  }
   if (d->library != NULL) dlclose(d->library);
   free(d);
   i->device = NULL;
@@ -145,16 +149,22 @@ int ark_device_zero(ark_instance* i, uint64_t at, size_t nbytes) {
   return code == 0 ? ARK_OK : failed(i, ARK_NO_DEVICE, code, "clearing memory of the GPU");
 }
 
-int ark_device_run(ark_instance* i, const struct ArkParams* params) {
+int ark_device_map(ark_instance* i, const ark_box_map* map, uint64_t address, void* made) {
+  (void)map, (void)address, (void)made;
+  return ark_fail(i, ARK_NO_DEVICE, "AMD GPUs copy no boxes; export the model again");
+}
+
+int ark_device_run(ark_instance* i, uint32_t number, const struct ArkParams* params) {
   struct ark_device* d = i->device;
   const ark_model* m = i->model;
+  const ark_kernel* kernel = &m->kernels[number];
   struct ArkParams copy = *params;
   void* arguments[] = {&copy};
   int code = d->select(0);
   // Cooperative: the driver refuses the launch unless all blocks are resident together.
   if (code == 0) {
-    code = d->launch(d->function, m->processors, 1, 1, m->threads, 1, 1, m->shared_bytes, NULL,
-                     arguments);
+    code = d->launch(d->functions[number], m->processors, 1, 1, kernel->threads, 1, 1,
+                     kernel->shared_bytes, NULL, arguments);
   }
   if (code == 0) code = d->synchronize();
   return code == 0 ? ARK_OK : failed(i, ARK_NO_DEVICE, code, "running the loop kernel");

@@ -76,25 +76,65 @@ ARK_DEVICE void ark_batch_rows(ArkCtx& c, const P* p, const float (&factor)[F], 
   }
 }
 
-// A lane's place in a tile of 16 by 8, whose rows are weights and whose columns are the input's
-// rows: it has two neighbouring weights' rows from `row` on, of which R there are, and two of M
-// input rows from `column` on. Its element e is of row e / 2 and column e % 2.
-struct ArkTileLane {
-  int row;
-  int column;
+// What a lane has of the products of R rows of weights with M rows of the input: two neighbouring
+// rows of weights from row() on, with COLUMNS input rows from column() on; element e is of row
+// e / COLUMNS and column e % COLUMNS. TALL: weights are the 16 rows of matrix units' tile, else its
+// 8 columns.
+template <bool TALL, int R, int M>
+struct ArkTile {
+  static constexpr int COLUMNS = TALL ? 2 : 1, ALL = 2 * COLUMNS;
+  ARK_DEVICE int row() { return (TALL ? ark_lane() / 4 : ark_lane() % 4) * 2; }
+  ARK_DEVICE int column() { return TALL ? ark_lane() % 4 * 2 : ark_lane() / 4; }
+  // Where element e is among R by M; -1 if it is not.
+  ARK_DEVICE int at(int e) {
+    const int own = row() + e / COLUMNS, other = column() + e % COLUMNS;
+    return own < R && other < M ? own * M + other : -1;
+  }
 };
-ARK_DEVICE ArkTileLane ark_tile_lane() {
-  return ArkTileLane{ark_lane() / 4 * 2, ark_lane() % 4 * 2};
-}
-// Where that element is among R by M; -1 if it is not.
-template <int R, int M>
-ARK_DEVICE int ark_tile_at(const ArkTileLane& lane, int e) {
-  const int row = lane.row + e / 2, column = lane.column + e % 2;
-  return row < R && column < M ? row * M + column : -1;
-}
 
 ARK_DEVICE uint4 ark_either(bool first, const uint4& a, const uint4& b) {
   return make_uint4(first ? a.x : b.x, first ? a.y : b.y, first ? a.z : b.z, first ? a.w : b.w);
+}
+
+// Products of M rows of the input with R rows of weights, at most 8, both K long in shared memory,
+// PITCH and K apart, in which the input's rows are the tile's, whose upper eight are zero. A
+// product takes long to come and shared memory too: DEEP pieces of 32 are asked for while those
+// before are multiplied, each piece's sums by themselves.
+template <int M, int R, int K, int PITCH, typename T>
+ARK_DEVICE void ark_flat_products(const T* w, const T* x, float (&sum)[2]) {
+  constexpr int ALL = K / 32, DEEP = ALL % 4 == 0 ? 4 : ALL % 2 == 0 ? 2 : 1;
+  const int row = ark_lane() / 4, piece = ark_lane() % 4 * 8;
+  const uint4* from = reinterpret_cast<const uint4*>(x + row * PITCH + piece);
+  const uint4* by = reinterpret_cast<const uint4*>(w + row * K + piece);
+  const uint4 none = make_uint4(0u, 0u, 0u, 0u);
+  float d[DEEP][2][4] = {};
+  uint4 a[DEEP], b[DEEP];
+  const auto ask = [&](int first) {
+#pragma unroll
+    for (int i = 0; i < DEEP; ++i) {
+      a[i] = row < M ? from[4 * (first + i)] : none;
+      b[i] = row < R ? by[4 * (first + i)] : none;
+    }
+  };
+  ask(0);
+#pragma unroll 1
+  for (int first = DEEP; first <= ALL; first += DEEP) {
+    uint4 x0[DEEP], w0[DEEP];
+#pragma unroll
+    for (int i = 0; i < DEEP; ++i) x0[i] = a[i], w0[i] = b[i];
+    if (first < ALL) ask(first);
+#pragma unroll
+    for (int i = 0; i < DEEP; ++i) {
+      ark_multiply_tile(w, d[i][0], x0[i].x, 0u, x0[i].y, 0u, w0[i].x, w0[i].y);
+      ark_multiply_tile(w, d[i][1], x0[i].z, 0u, x0[i].w, 0u, w0[i].z, w0[i].w);
+    }
+  }
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    sum[e] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < DEEP; ++i) sum[e] += d[i][0][e] + d[i][1][e];
+  }
 }
 
 // Adds to d the products of R rows of weights in shared memory, PART apart, with input rows, over
@@ -103,9 +143,9 @@ ARK_DEVICE uint4 ark_either(bool first, const uint4& a, const uint4& b) {
 // sums run by themselves, since a product takes long to come.
 template <int R, int PART, int BLOCKS, int UNROLLED, int D, typename T, class X>
 ARK_DEVICE void ark_tile_products(const T* w, const X& x, float (&d)[D][4]) {
-  const bool there = ark_tile_lane().row < R, odd = (ark_lane() / 4 & 1) != 0;
-  const uint4* upper =
-      reinterpret_cast<const uint4*>(w + ark_tile_lane().row * PART) + ark_lane() % 4;
+  using Tile = ArkTile<true, R, 8>;
+  const bool there = Tile::row() < R, odd = (ark_lane() / 4 & 1) != 0;
+  const uint4* upper = reinterpret_cast<const uint4*>(w + Tile::row() * PART) + ark_lane() % 4;
   const uint4* lower = upper + PART / 8;
   const uint4 none = make_uint4(0u, 0u, 0u, 0u);
   const auto multiply = [&](int at, const uint4& u, const uint4& l, const uint4& b) {
@@ -129,16 +169,15 @@ ARK_DEVICE void ark_tile_products(const T* w, const X& x, float (&d)[D][4]) {
 // The sums of R rows of weights with M rows of the input, of which each lane has its tile's: true
 // for the warp that adds the last of the P parts, which gets the totals, summed in order. parts:
 // the last KEPT stages' sums; counts: how many of some rows' parts are there.
-template <int R, int M, int P, int KEPT>
-ARK_DEVICE bool ark_batch_total(int stage, float* parts, ark_u32* counts, float (&sum)[4]) {
+template <class Tile, int RM, int P, int KEPT>
+ARK_DEVICE bool ark_batch_total(int stage, float* parts, ark_u32* counts, float (&sum)[Tile::ALL]) {
   static_assert(KEPT % P == 0, "rows are kept whole");
   const int place = stage % KEPT, rows = place / P;
-  const ArkTileLane lane = ark_tile_lane();
-  volatile float* own = parts + rows * P * R * M;
+  volatile float* own = parts + rows * P * RM;
 #pragma unroll
-  for (int e = 0; e < 4; ++e) {
-    const int at = ark_tile_at<R, M>(lane, e);
-    if (at >= 0) own[place % P * R * M + at] = sum[e];
+  for (int e = 0; e < Tile::ALL; ++e) {
+    const int at = Tile::at(e);
+    if (at >= 0) own[place % P * RM + at] = sum[e];
   }
   __threadfence_block();
   __syncwarp();
@@ -147,36 +186,35 @@ ARK_DEVICE bool ark_batch_total(int stage, float* parts, ark_u32* counts, float 
   if (__shfl_sync(0xffffffffu, before, 0) % P != P - 1) return false;
   __threadfence_block();
 #pragma unroll
-  for (int e = 0; e < 4; ++e) {
-    const int at = ark_tile_at<R, M>(lane, e);
+  for (int e = 0; e < Tile::ALL; ++e) {
+    const int at = Tile::at(e);
     sum[e] = 0.0f;
 #pragma unroll
-    for (int i = 0; at >= 0 && i < P; ++i) sum[e] += own[i * R * M + at];
+    for (int i = 0; at >= 0 && i < P; ++i) sum[e] += own[i * RM + at];
   }
   return true;
 }
 
 // What the epilogue asks for beforehand, and what it does with a tile's sums: both of a lane's rows
 // at once, for each of its columns. row: its first row of the weights, of which `end` there are.
-template <int R, int M, class S>
+template <class Tile, class S>
 ARK_DEVICE void ark_tile_ahead(ArkCtx& c, const S& epilogue, int row, int end,
-                               float (&ahead)[2][1][2]) {
-  const ArkTileLane lane = ark_tile_lane();
+                               float (&ahead)[Tile::COLUMNS][1][2]) {
 #pragma unroll
-  for (int e = 0; e < 2; ++e) {
-    if (ark_tile_at<R, M>(lane, e) < 0 || row >= end) continue;
-    ark_sums_ahead(c, epilogue, lane.column + e, row, end - row, ahead[e]);
+  for (int e = 0; e < Tile::COLUMNS; ++e) {
+    if (Tile::at(e) < 0 || row >= end) continue;
+    ark_sums_ahead(c, epilogue, Tile::column() + e, row, end - row, ahead[e]);
   }
 }
-template <int R, int M, class S>
-ARK_DEVICE void ark_tile_store(ArkCtx& c, S& epilogue, int row, int end, const float (&sum)[4],
-                               const float (&scale)[2], const float (&ahead)[2][1][2]) {
-  const ArkTileLane lane = ark_tile_lane();
+template <class Tile, class S>
+ARK_DEVICE void ark_tile_store(ArkCtx& c, S& epilogue, int row, int end,
+                               const float (&sum)[Tile::ALL], const float (&scale)[2],
+                               const float (&ahead)[Tile::COLUMNS][1][2]) {
 #pragma unroll
-  for (int e = 0; e < 2; ++e) {
-    if (ark_tile_at<R, M>(lane, e) < 0 || row >= end) continue;
-    const float both[2] = {sum[e] * scale[e], sum[2 + e] * scale[e]};
-    ark_sums_store(c, epilogue, lane.column + e, row, end - row, both, ahead[e][0]);
+  for (int e = 0; e < Tile::COLUMNS; ++e) {
+    if (Tile::at(e) < 0 || row >= end) continue;
+    const float both[2] = {sum[e] * scale[e], sum[Tile::COLUMNS + e] * scale[e]};
+    ark_sums_store(c, epilogue, Tile::column() + e, row, end - row, both, ahead[e][0]);
   }
 }
 
@@ -193,19 +231,20 @@ template <typename W, int K, int R, int P, int KEPT, int XS, int M, class X, cla
 ARK_DEVICE bool ark_linear_batch(ArkCtx& c, const ArkTask& t, X input, const N& prologue,
                                  S epilogue) {
   constexpr int PITCH = K + ARK_ROW_PAD / static_cast<int>(sizeof(W)), PART = K / P;
+  using Tile = ArkTile<(R > 8), R, M>;
   W* xs = reinterpret_cast<W*>(ARK_SCRATCH(c));
   float* squares = reinterpret_cast<float*>(ARK_SCRATCH(c) + XS);
   float* parts = squares + ARK_WARPS * M;
   ark_u32* counts = reinterpret_cast<ark_u32*>(parts + KEPT * R * M);
-  const int end = t.coord[1], column = ark_tile_lane().column;
+  const int end = t.coord[1], column = Tile::column();
   const int first = ark_first_stage(c, t);
-  const auto row_of = [&](int j) { return t.coord[0] + j / P * R + ark_tile_lane().row; };
-  float ahead[2][1][2] = {};
-  if constexpr (!S::WAITS) ark_tile_ahead<R, M>(c, epilogue, row_of(first), end, ahead);
+  const auto row_of = [&](int j) { return t.coord[0] + j / P * R + Tile::row(); };
+  float ahead[Tile::COLUMNS][1][2] = {};
+  if constexpr (!S::WAITS) ark_tile_ahead<Tile>(c, epilogue, row_of(first), end, ahead);
   float factor[N::norm ? 2 * ARK_ROW_PAIRS<K> : 1];
   if constexpr (N::norm) ark_row_factors<K>(prologue.weight.p, factor);
   if (!ark_enter(c)) return false;
-  if constexpr (S::WAITS) ark_tile_ahead<R, M>(c, epilogue, row_of(first), end, ahead);
+  if constexpr (S::WAITS) ark_tile_ahead<Tile>(c, epilogue, row_of(first), end, ahead);
   if constexpr (P > 1) {
     for (int i = ark_tid(); i < KEPT / P; i += ARK_THREADS) counts[i] = 0u;
   }
@@ -230,22 +269,27 @@ ARK_DEVICE bool ark_linear_batch(ArkCtx& c, const ArkTask& t, X input, const N& 
   }
   const int stages = static_cast<int>(t.fetch_end - t.fetch_begin);
   for (int j = first; j < stages; j += ARK_WARPS) {
-    if (j != first) ark_tile_ahead<R, M>(c, epilogue, row_of(j), end, ahead);
+    if (j != first) ark_tile_ahead<Tile>(c, epilogue, row_of(j), end, ahead);
     const W* w = reinterpret_cast<const W*>(ark_stage(c, t.fetch_begin + j));
-    const uint4* own = reinterpret_cast<const uint4*>(xs + ark_lane() / 4 * PITCH + j % P * PART);
-    const auto x = [&](int i) {
-      return ark_lane() / 4 < M ? own[i * 4 + ark_lane() % 4] : make_uint4(0u, 0u, 0u, 0u);
-    };
-    float d[4][4] = {};
-    ark_tile_products<R, PART, PART / 32, 4>(w, x, d);
-    ark_stage_done(c, t.fetch_begin + j);
-    float sum[4];
+    const W* part = xs + j % P * PART;
+    float sum[Tile::ALL];
+    if constexpr (R > 8) {
+      const uint4* own = reinterpret_cast<const uint4*>(part + ark_lane() / 4 * PITCH);
+      const auto x = [&](int i) {
+        return ark_lane() / 4 < M ? own[i * 4 + ark_lane() % 4] : make_uint4(0u, 0u, 0u, 0u);
+      };
+      float d[4][4] = {};
+      ark_tile_products<R, PART, PART / 32, 4>(w, x, d);
 #pragma unroll
-    for (int e = 0; e < 4; ++e) sum[e] = (d[0][e] + d[1][e]) + (d[2][e] + d[3][e]);
-    if constexpr (P > 1) {
-      if (!ark_batch_total<R, M, P, KEPT>(j, parts, counts, sum)) continue;
+      for (int e = 0; e < 4; ++e) sum[e] = (d[0][e] + d[1][e]) + (d[2][e] + d[3][e]);
+    } else {
+      ark_flat_products<M, R, PART, PITCH>(w, part, sum);
     }
-    ark_tile_store<R, M>(c, epilogue, row_of(j), end, sum, scale, ahead);
+    ark_stage_done(c, t.fetch_begin + j);
+    if constexpr (P > 1) {
+      if (!ark_batch_total<Tile, R * M, P, KEPT>(j, parts, counts, sum)) continue;
+    }
+    ark_tile_store<Tile>(c, epilogue, row_of(j), end, sum, scale, ahead);
   }
   return true;
 }
@@ -268,14 +312,15 @@ ARK_DEVICE bool ark_linear_apart(ArkCtx& c, const ArkTask& t, X input, S epilogu
   static_assert(ALL % ROUND == 0, "a lane has registers for so much at once");
   float* parts = reinterpret_cast<float*>(ARK_SCRATCH(c));
   ark_u32* counts = reinterpret_cast<ark_u32*>(parts + KEPT * R * M);
+  using Tile = ArkTile<true, R, M>;
   const float scale[2] = {1.0f, 1.0f};
   const int end = t.coord[1], own = ark_lane() / 4;
   const int first = ark_first_stage(c, t);
-  const auto row_of = [&](int j) { return t.coord[0] + j / P * R + ark_tile_lane().row; };
-  float ahead[2][1][2] = {};
-  if constexpr (!S::WAITS) ark_tile_ahead<R, M>(c, epilogue, row_of(first), end, ahead);
+  const auto row_of = [&](int j) { return t.coord[0] + j / P * R + Tile::row(); };
+  float ahead[Tile::COLUMNS][1][2] = {};
+  if constexpr (!S::WAITS) ark_tile_ahead<Tile>(c, epilogue, row_of(first), end, ahead);
   if (!ark_enter(c)) return false;
-  if constexpr (S::WAITS) ark_tile_ahead<R, M>(c, epilogue, row_of(first), end, ahead);
+  if constexpr (S::WAITS) ark_tile_ahead<Tile>(c, epilogue, row_of(first), end, ahead);
   if constexpr (P > 1) {
     for (int i = ark_tid(); i < KEPT / P; i += ARK_THREADS) counts[i] = 0u;
   }
@@ -301,10 +346,10 @@ ARK_DEVICE bool ark_linear_apart(ArkCtx& c, const ArkTask& t, X input, S epilogu
 #pragma unroll
     for (int e = 0; e < 4; ++e) sum[e] = d[0][e] + d[1][e];
     if constexpr (P > 1) {
-      if (!ark_batch_total<R, M, P, KEPT>(j, parts, counts, sum)) continue;
+      if (!ark_batch_total<Tile, R * M, P, KEPT>(j, parts, counts, sum)) continue;
     }
-    if (j / P != first / P) ark_tile_ahead<R, M>(c, epilogue, row_of(j), end, ahead);
-    ark_tile_store<R, M>(c, epilogue, row_of(j), end, sum, scale, ahead);
+    if (j / P != first / P) ark_tile_ahead<Tile>(c, epilogue, row_of(j), end, ahead);
+    ark_tile_store<Tile>(c, epilogue, row_of(j), end, sum, scale, ahead);
   }
   return true;
 }

@@ -8,10 +8,10 @@ struct ArkWgmma;
 
 // A product's tiles of ROWS (64 or 128) by COLUMNS. A warpgroup has half of the rows; of 64 it has
 // every other stage of k, the ring's even slots or the odd ones, and stores half of the columns
-// when both have added up theirs. HIGH: rows of a that a stage brings. OVERLAP: the products of one
-// stage are under way while the next one is waited for.
+// when both have added up theirs. HIGH: rows of a that a stage brings. LINES: of k in a stage.
+// OVERLAP: the products of one stage are under way while the next one is waited for.
 template <class DEAL, typename T_, typename T_B, int ROWS, int COLUMNS, int HIGH, bool ACROSS_A,
-          bool ACROSS_B, bool OVERLAP_>
+          bool ACROSS_B, bool OVERLAP_, int LINES_>
 struct ArkProduct {
   typedef DEAL deal;
   typedef T_ T;
@@ -21,8 +21,10 @@ struct ArkProduct {
   static constexpr int ALL = COLUMNS, WIDE = TALL ? COLUMNS : COLUMNS / 2;  // that a group stores
   static_assert(TALL || ARK_MATRIX_STAGES % 2u == 0u, "each warpgroup has slots of its own");
   // Bytes of a line of k; elements of it; bytes of a in a stage, and of a stage.
-  static constexpr int LINE = 128, DEEP = LINE / static_cast<int>(sizeof(T)), A_BYTES = HIGH * LINE;
-  static constexpr int A_ROWS = HIGH, B_ROWS = COLUMNS, BYTES = LINE * (HIGH + COLUMNS);
+  static constexpr int LINE = 128, DEEP = LINE / static_cast<int>(sizeof(T)), LINES = LINES_;
+  static constexpr int A_BYTES = HIGH * LINE * LINES, BYTES = LINE * (HIGH + COLUMNS) * LINES;
+  static constexpr int A_ROWS = HIGH, B_ROWS = COLUMNS;
+  static constexpr ark_u32 A_LINE = HIGH * LINE / 16, B_LINE = COLUMNS * LINE / 16;
   // Where k is the inner dimension, 16 of it are 32 bytes of a row; else 16 rows of 128 bytes.
   static constexpr ark_u32 A_STEP = ACROSS_A ? 128u : 2u, A_LEAD = ACROSS_A ? 512u : 1u;
   static constexpr ark_u32 B_STEP = ACROSS_B ? 128u : 2u, B_LEAD = ACROSS_B ? 512u : 1u;
@@ -90,10 +92,11 @@ ARK_DEVICE void ark_matrix_product(ArkCtx& c, const ArkTask& t, const Steps& ste
       const ark_u32 a = left + at.slot * (ARK_MATRIX_STAGE >> 4);
       const ark_u32 b = right + at.slot * (ARK_MATRIX_STAGE >> 4);
       asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-      W::multiply(d, a, b, some);
-      W::multiply(d, a + P::A_STEP, b + P::B_STEP, 1u);
-      W::multiply(d, a + 2u * P::A_STEP, b + 2u * P::B_STEP, 1u);
-      W::multiply(d, a + 3u * P::A_STEP, b + 3u * P::B_STEP, 1u);
+#pragma unroll
+      for (ark_u32 i = 0u; i < 4u * P::LINES; ++i) {
+        W::multiply(d, a + i / 4u * P::A_LINE + i % 4u * P::A_STEP,
+                    b + i / 4u * P::B_LINE + i % 4u * P::B_STEP, i > 0u ? 1u : some);
+      }
       asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
       if (P::OVERLAP) {
         if (some > 0u) {
@@ -134,15 +137,18 @@ template <bool FLAT, bool FIRST, bool SECOND>
 struct ArkBatch {};
 
 // The boxes of one operand of a stage: the ROWS rows from `row` on. ACROSS: k counts rows of the
-// map, and boxes of DEEP rows stand side by side.
-template <bool ACROSS, int ROWS, int DEEP, bool FLAT, bool FIRST, bool SECOND>
+// map, and boxes of DEEP rows stand side by side. Of several LINES the map is of three dimensions,
+// and one box brings them one behind the other.
+template <bool ACROSS, int ROWS, int DEEP, int LINES, bool FLAT, bool FIRST, bool SECOND>
 ARK_DEVICE void ark_matrix_boxes(char* to, ark_u64 map, int row, int k, int i0, int i1,
                                  ark_u64* full, ArkBatch<FLAT, FIRST, SECOND>) {
 #pragma unroll
   for (int i = 0; i < (ACROSS ? ROWS / DEEP : 1); ++i) {
     char* at = to + 128 * DEEP * i;
     const int x = ACROSS ? row + DEEP * i : k, y = ACROSS ? k : row;
-    if constexpr (FLAT) {
+    if constexpr (LINES > 1) {
+      ark_box_load(at, map, 0, row, k / DEEP, full);
+    } else if constexpr (FLAT) {
       ark_box_load(at, map, x, y, full);
     } else {
       ark_box_load(at, map, x, y, SECOND ? i1 : 0, FIRST ? i0 : 0, full);
@@ -157,7 +163,7 @@ ARK_DEVICE void ark_matrix_load_product(ArkCtx& c, const ArkTask& t, ArkMatrixLo
                                         const End& end, A batch_a, B batch_b) {
   ark_each_tile<typename P::deal, false>(t, [&](int i0, int i1, int m0, int n0) {
     const int last = end(i1);
-    for (int k = begin(i1); k < last; k += P::DEEP) {
+    for (int k = begin(i1); k < last; k += P::DEEP * P::LINES) {
       if (!ark_matrix_free(load)) {
         load.stopped = true;
         return false;
@@ -165,9 +171,10 @@ ARK_DEVICE void ark_matrix_load_product(ArkCtx& c, const ArkTask& t, ArkMatrixLo
       ark_u64* full = &ark_matrix.full[load.at.slot];
       char* stage = ark_matrix_stage(c, load.at.slot);
       ark_matrix_expect(full, P::BYTES);
-      ark_matrix_boxes<P::A_ACROSS, P::A_ROWS, P::DEEP>(stage, map_a, m0, k, i0, i1, full, batch_a);
-      ark_matrix_boxes<P::B_ACROSS, P::B_ROWS, P::DEEP>(stage + P::A_BYTES, map_b, n0, k, i0, i1,
-                                                        full, batch_b);
+      ark_matrix_boxes<P::A_ACROSS, P::A_ROWS, P::DEEP, P::LINES>(stage, map_a, m0, k, i0, i1, full,
+                                                                  batch_a);
+      ark_matrix_boxes<P::B_ACROSS, P::B_ROWS, P::DEEP, P::LINES>(stage + P::A_BYTES, map_b, n0, k,
+                                                                  i0, i1, full, batch_b);
       ark_matrix_issued(load);
     }
     return true;

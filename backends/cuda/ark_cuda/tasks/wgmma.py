@@ -17,12 +17,13 @@ from ark.codegen.dialect import BoxMap
 from ark.machine import Machine
 from ark.plan.kind import OperandType, Signature
 from ark.tasks import expression, text
-from ark.tasks.matmul import deal, dims, finish, k_range, outputs, place_names
+from ark.tasks.matmul import deal, dims, finish, k_range, outputs, part_of_k, place_names
 
 HEIGHTS, WIDTHS = (64, 128), (64, 128, 256)
 LINE = 128  # bytes of k in a stage, of each row
 ROOM = 4 * 49152  # bytes of all stages; ARK_MATRIX_ROOM
 MOST_STAGES = 16
+DEEPER, LEAST_STAGES = 2, 5  # lines of k in a stage, where there is room for so many such stages
 # The stages, a slab of 16 by 64 results a warp, and room to begin at a multiple of 1024.
 SCRATCH = ROOM + 8 * 2048 + 1024
 HALVES = {"bf16": "bf16", "fp16": "f16"}  # of which k may be across
@@ -106,7 +107,24 @@ def _high(sig: Signature) -> int:
 
 def _stage(sig: Signature) -> int:
     """Bytes of a stage."""
+    return _line_bytes(sig) * _lines(sig)
+
+
+def _line_bytes(sig: Signature) -> int:
+    """Bytes of a line of k, of both operands' rows."""
     return LINE * (_high(sig) + int(sig.params["tile"][1]))
+
+
+def _lines(sig: Signature) -> int:
+    """Lines of k in a stage: two of small tiles, whose copies take the loading thread longer to
+    start than they take.
+    """
+    _, _, k = dims(sig)
+    deep, part = LINE // sig.operands[0].itemsize, part_of_k(sig)
+    across = sig.params["transpose_a"] or not sig.params["transpose_b"]
+    whole = k % deep == 0 and all(n // deep % DEEPER == 0 for n in (part, k % part or part))
+    fits = DEEPER * _line_bytes(sig) <= ROOM // LEAST_STAGES
+    return DEEPER if whole and fits and not across and _flat(sig) else 1
 
 
 def _wide(sig: Signature) -> int:
@@ -130,6 +148,9 @@ def maps(sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
     a_rows = deep if sig.params["transpose_a"] else _high(sig)
     b_rows = sig.params["tile"][1] if sig.params["transpose_b"] else deep
     flat = _flat(sig)
+    if _lines(sig) > 1:
+        rows = _high(sig), int(sig.params["tile"][1])
+        return tuple(_map_of_lines(sig, i, rows[i]) for i in (0, 1))
     return tuple(_map(sig.operands[i], i, rows, flat) for i, rows in ((0, a_rows), (1, b_rows)))
 
 
@@ -146,6 +167,16 @@ def _map(operand: OperandType, index: int, rows: int, flat: bool) -> BoxMap:
     if flat:
         return BoxMap(index, operand.dtype, sizes[:2], steps[:1], (LINE // operand.itemsize, rows))
     return BoxMap(index, operand.dtype, sizes, steps, (LINE // operand.itemsize, rows, 1, 1))
+
+
+def _map_of_lines(sig: Signature, index: int, rows: int) -> BoxMap:
+    """Lines of k, one behind the other, of a matrix whose k lies side by side."""
+    operand, lines = sig.operands[index], _lines(sig)
+    deep = LINE // operand.itemsize
+    high, k = operand.shape[-2:]
+    pitch = operand.strides[-2] * operand.itemsize
+    dims_of = (deep, high, k // deep)
+    return BoxMap(index, operand.dtype, dims_of, (pitch, LINE), (deep, rows, lines))
 
 
 def multiply(
@@ -190,7 +221,7 @@ def _product(sig: Signature) -> str:
     """The type that describes a product to both halves."""
     across = (bool(sig.params["transpose_a"]), not sig.params["transpose_b"])
     numbers = (_height(sig), sig.params["tile"][1], _high(sig))
-    flags = (str(flag).lower() for flag in (*across, _overlaps(sig)))
+    flags = (*(str(flag).lower() for flag in (*across, _overlaps(sig))), str(_lines(sig)))
     types = (o.ctype for o in sig.operands[:2])
     listed = ", ".join((deal(sig), *types, *map(str, numbers), *flags))
     return f"ArkProduct<{listed}>"
@@ -227,7 +258,7 @@ def _overlaps(sig: Signature) -> bool:
 def _steps(sig: Signature) -> str:
     """Stages that a tile takes."""
     k0, k1 = k_range(sig)
-    deep = LINE // sig.operands[0].itemsize
+    deep = LINE // sig.operands[0].itemsize * _lines(sig)
     if k0 == "0":
         return f"{-(-int(k1) // deep)}u"
     return f"static_cast<ark_u32>(({k1} - {k0} + {deep - 1}) / {deep})"

@@ -1,0 +1,119 @@
+"""What the arguments of `ark topo` name: the network, the program, the counts of its ranks."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from ark.collective import (
+    CollectiveProgram,
+    Counts,
+    check,
+    from_execution_plan,
+    from_json,
+    from_xml,
+)
+from ark.comm import synthesize
+from ark.comm.taccl import Sketch, parse_size
+from ark.comm.topology import TYPICAL, Topology, load
+from ark.errors import InvalidUsageError
+from ark.json_reader import read as read_json
+
+
+def named_network(args: argparse.Namespace) -> Topology:
+    """Returns the topology, or that of the group of its ranks that was named."""
+    topology = load(args.topology)
+    if args.group is None:
+        return topology
+    members: list[int] = []
+    for word in args.group.split(","):
+        ends = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", word)
+        if ends is None:
+            raise InvalidUsageError(f"--group {args.group!r} is no list such as 0-3,8.")
+        members += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
+    return topology.subgroup(members)
+
+
+def with_costs(args: argparse.Namespace, topology: Topology) -> Topology:
+    """Returns the topology with the costs that times are predicted with."""
+    if args.costs is None:
+        return replace(topology, costs=topology.costs or TYPICAL)
+    return replace(topology, costs=TYPICAL if args.costs == "typical" else None)
+
+
+def _agrees(args: argparse.Namespace, program: CollectiveProgram) -> None:
+    """Raises InvalidUsageError for an option that says something else than the program's file."""
+    for option, given, found in (
+        ("--collective", args.collective, program.collective.value),
+        ("--reduction", args.reduction, program.reduction),
+        ("--root", args.root, program.root),
+        ("--pieces", args.pieces, program.pieces),
+    ):
+        if given is not None and given != found:
+            has = "none" if found is None else repr(found)
+            raise InvalidUsageError(
+                f"{option} says {given!r}, but the program {args.program} has {has}; leave "
+                f"{option} out, or synthesize another program"
+            )
+    made_by = (
+        ("--counts", args.counts),
+        ("--algorithm", args.algorithm),
+        ("--k", args.k),
+        ("--sketch", args.sketch),
+        ("--window", args.window or None),
+    )
+    for option, given in made_by:
+        if given is not None:
+            raise InvalidUsageError(
+                f"{option} says how a program is made, and {args.program} is made; leave it out"
+            )
+
+
+def named_program(args: argparse.Namespace, topology: Topology) -> CollectiveProgram:
+    """Returns the program of the file that was named, or one that is made as was asked."""
+    if getattr(args, "program", None):
+        try:
+            text = Path(args.program).read_text(encoding="utf-8")
+            found = _read(text)
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidUsageError(
+                f"the program {args.program} cannot be read: {error}."
+            ) from None
+        check(found)
+        _agrees(args, found)
+        args.root = found.root
+        return found
+    return synthesize(
+        topology,
+        args.collective or "all_gather",
+        args.algorithm or "forestcoll",
+        k=args.k,
+        root=args.root,
+        reduction=args.reduction,
+        counts=named_counts(args),
+        pieces=1 if args.pieces is None else args.pieces,
+        window=args.window,
+        sketch=None if args.sketch is None else Sketch.load(args.sketch),
+        size_bytes=parse_size(args.size),
+        time_limit_s=args.time_limit,
+    )
+
+
+def _read(text: str) -> CollectiveProgram:
+    """Returns the program of a file in any of the forms that are read."""
+    if text.lstrip().startswith("<"):
+        return from_xml(text)
+    return from_execution_plan(text) if '"gpus"' in text else from_json(text)
+
+
+def named_counts(args: argparse.Namespace) -> Counts | None:
+    """Returns the counts of the file that was named."""
+    if args.counts is None:
+        return None
+    try:
+        text = Path(args.counts).read_bytes()
+    except OSError as error:
+        raise InvalidUsageError(f"the counts {args.counts} cannot be read: {error}.") from None
+    return read_json(text, Counts, "the table of counts")
