@@ -81,7 +81,7 @@ def _fewer_bits(m: int, n: int, k: int, dtype: DataType) -> OpCase:
         if dtype == int8:
             return torch._int_mm(a, b.t())
         if tf32:
-            torch.backends.cuda.matmul.allow_tf32 = True
+            torch.set_float32_matmul_precision("high")  # tf32
             return a @ b.t()
         one = _one(str(a.device))
         return torch._scaled_mm(
@@ -123,7 +123,7 @@ def _linear_gelu(m: int, n: int, k: int) -> OpCase:
 def _lstm(layers: int, steps: int, hidden: int) -> OpCase:
     """An LSTM of batch 1 from plain ops, and its last step: of each step an input (1, hidden), of
     each layer the weights of input and state (4 hidden, hidden) and a bias (1, 4 hidden); gates i,
-    f, g, o. The peers are the same ops in a CUDA graph, and torch.nn.LSTM (cuDNN's).
+    f, g, o. The peers are the same ops in a captured graph, and torch.nn.LSTM (cuDNN's).
     """
     wide = 4 * hidden
     layer = ((wide, hidden), (wide, hidden), (1, wide))

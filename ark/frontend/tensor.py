@@ -25,6 +25,24 @@ NullTensor: Any = None
 provided: dict[str, Callable[..., Any]] = {}
 
 
+def _operator(name: str, swapped: bool = False) -> Any:
+    """A method that calls the op; swapped: with itself as the right operand."""
+
+    def apply(self: Tensor, other: Any) -> Any:
+        left, right = (other, self) if swapped else (self, other)
+        return provided[name](left, right)
+
+    return apply
+
+
+def _both_sides(name: str) -> tuple[Any, Any]:
+    return _operator(name), _operator(name, swapped=True)
+
+
+def _unary(name: str) -> Any:
+    return lambda self: provided[name](self)
+
+
 class Tensor:
     """A value of a model. Holding one keeps its memory; `initializer` gives its first contents."""
 
@@ -192,37 +210,19 @@ class Tensor:
             )
         return provided[name](*args, **(kwargs or {}))
 
-
-def _operator(name: str, swapped: bool = False) -> Any:
-    def apply(self: Tensor, other: Any) -> Any:
-        left, right = (other, self) if swapped else (self, other)
-        return provided[name](left, right)
-
-    return apply
-
-
-for _name, _op in (("add", "add"), ("sub", "sub"), ("mul", "mul"), ("truediv", "div")):
-    setattr(Tensor, f"__{_name}__", _operator(_op))
-    setattr(Tensor, f"__r{_name}__", _operator(_op, swapped=True))
-for _name, _op, _turned in (
-    ("mod", "mod", "rmod"),
-    ("pow", "pow", "rpow"),
-    ("and", "logical_and", "rand"),
-    ("or", "logical_or", "ror"),
-    ("xor", "logical_xor", "rxor"),
-):
-    setattr(Tensor, f"__{_name}__", _operator(_op))
-    setattr(Tensor, f"__{_turned}__", _operator(_op, swapped=True))
-for _name, _op in (
-    ("lt", "less"),
-    ("le", "less_equal"),
-    ("gt", "greater"),
-    ("ge", "greater_equal"),
-    ("matmul", "matmul"),
-):
-    setattr(Tensor, f"__{_name}__", _operator(_op))
-for _name, _op in (("neg", "neg"), ("abs", "abs"), ("invert", "logical_not")):
-    setattr(Tensor, f"__{_name}__", lambda self, op=_op: provided[op](self))
+    __add__, __radd__ = _both_sides("add")
+    __sub__, __rsub__ = _both_sides("sub")
+    __mul__, __rmul__ = _both_sides("mul")
+    __truediv__, __rtruediv__ = _both_sides("div")
+    __mod__, __rmod__ = _both_sides("mod")
+    __pow__, __rpow__ = _both_sides("pow")
+    __and__, __rand__ = _both_sides("logical_and")
+    __or__, __ror__ = _both_sides("logical_or")
+    __xor__, __rxor__ = _both_sides("logical_xor")
+    __matmul__ = _operator("matmul")
+    __lt__, __le__ = _operator("less"), _operator("less_equal")
+    __gt__, __ge__ = _operator("greater"), _operator("greater_equal")
+    __neg__, __abs__, __invert__ = _unary("neg"), _unary("abs"), _unary("logical_not")
 
 
 class Parameter(Tensor):

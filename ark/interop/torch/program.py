@@ -258,7 +258,7 @@ def lie_at(tensors: list[torch.Tensor], addresses: list[int], which: list[int]) 
     compare = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)  # not on every build
     if compare is not None:
         return bool(compare(tensors, addresses, which))
-    return all(tensors[i].data_ptr() == addresses[i] for i in which)
+    return [tensors[i].data_ptr() for i in which] == [addresses[i] for i in which]
 
 
 def own(value: Value, taken: set[int]) -> Value:

@@ -1,0 +1,113 @@
+"""What a GPU's plan reads where it lies: a matrix the other way round, a convolution's windows; and
+small ops that become one, or stay where their inputs are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+import ark
+from ark.backend import registry
+from ark.lower.pipeline import plan as make_plan
+from ark.plan.types import Plan
+from ark.plan.verify import verify
+
+
+def planned(build: Callable[[], object], machine: str = "h100") -> Plan:
+    model = ark.Model(0, 1)
+    with ark.use_model(model):
+        build()
+    made = make_plan(model.graph, registry.machine(machine), {"variant": "block"})
+    verify([made])
+    return made
+
+
+def kinds(plan: Plan) -> list[str]:
+    return [op.kind for op in plan.ops]
+
+
+def test_a_transposed_matrix_is_read_the_other_way_round() -> None:
+    def build() -> None:
+        weight = ark.transpose(ark.tensor((24, 16)), [1, 0])
+        ark.matmul(ark.tensor((4, 16)), weight, output=ark.tensor((4, 24)))
+
+    (op,) = planned(build).ops
+    assert op.kind == "matmul" and op.params["transpose_b"] is True
+
+
+def test_who_else_reads_the_transposed_matrix_still_has_it() -> None:
+    def build() -> None:
+        weight = ark.transpose(ark.tensor((24, 16)), [1, 0])
+        ark.matmul(ark.tensor((4, 16)), weight, output=ark.tensor((4, 24)))
+        ark.exp(weight, output=ark.tensor((16, 24)))
+
+    assert sorted(kinds(planned(build))) == ["matmul", "pointwise", "transpose"]
+
+
+def test_a_matrix_that_is_written_in_between_is_copied() -> None:
+    def build() -> None:
+        source = ark.tensor((24, 16))
+        weight = ark.transpose(source, [1, 0])
+        ark.copy(ark.tensor((24, 16)), output=source)
+        ark.matmul(ark.tensor((4, 16)), weight, output=ark.tensor((4, 24)))
+
+    assert "transpose" in kinds(planned(build))
+
+
+@pytest.mark.parametrize(
+    ("machine", "dtype", "expected"),
+    [
+        ("h100", ark.fp32, ["convolution"]),
+        ("mi300x", ark.fp32, ["convolution"]),
+        ("h100", ark.bf16, ["remap", "matmul"]),
+        ("cpu-2", ark.fp32, ["remap", "matmul"]),
+    ],
+)
+def test_windows_are_laid_out_for_matrix_units_alone(
+    machine: str, dtype: ark.DataType, expected: list[str]
+) -> None:
+    def build() -> None:
+        x, weight = ark.tensor((1, 8, 10, 10), dtype), ark.tensor((16, 8, 3, 3), dtype)
+        made = ark.conv(x, weight, padding=1)
+        ark.reshape(made, [16, 100])
+
+    assert kinds(planned(build, machine)) == expected
+
+
+def test_a_pointwise_convolution_is_a_product() -> None:
+    def build() -> None:
+        ark.conv(ark.tensor((1, 8, 10, 10)), ark.tensor((16, 8, 1, 1)))
+
+    assert kinds(planned(build)) == ["matmul"]
+
+
+def test_small_ops_with_two_results_are_one() -> None:
+    """An LSTM's cell: the state and what it shows."""
+
+    def build() -> None:
+        gates = [ark.tensor((1, 16)) for _ in range(4)]
+        forget, enter, fresh, show = (ark.sigmoid(g) for g in gates)
+        state = ark.add(ark.mul(forget, ark.tensor((1, 16))), ark.mul(enter, fresh))
+        ark.copy(ark.tanh(state), output=ark.tensor((1, 16)))
+        ark.copy(ark.mul(show, ark.tanh(state)), output=ark.tensor((1, 16)))
+
+    assert kinds(planned(build)) == ["fusion"]
+    assert set(kinds(planned(build, "cpu-2"))) == {"pointwise"}
+
+
+def test_a_chain_of_small_ops_stays_on_one_processor() -> None:
+    """Rows that are normalised, multiplied and normalised again; a residual from before them."""
+
+    def build() -> None:
+        x = ark.tensor((12, 32))
+        made = x
+        for _ in range(3):
+            normed = ark.layernorm(made)
+            made = ark.add(made, ark.matmul(normed, ark.tensor((32, 32))))
+        ark.copy(made, output=ark.tensor((12, 32)))
+
+    plan = planned(build)
+    busy = [tasks for tasks in plan.phases[0].processors if tasks]
+    assert len(busy) == 1 and len(busy[0]) == len(plan.ops) > 5
