@@ -15,6 +15,7 @@ from ark.backend import registry
 from ark.bench.cases import cases
 from ark.bench.ops import planned
 from ark.bench.tune import Product, products, tune
+from ark.cli import tune_comm
 from ark.cli.common import positive
 from ark.cli.plan import read_plans
 from ark.cli.run import dimension
@@ -52,10 +53,13 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     p.add_argument("--device", type=int, default=0, metavar="I", help="device index")
     p.add_argument("--show", action="store_true", help="print what was kept for the device")
     p.add_argument("--forget", action="store_true", help="remove what was kept for the device")
+    tune_comm.arguments(p)
     p.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.collectives:
+        return tune_comm.run(args)
     backend, probe = registry.choose(args.backend)
     if not 0 <= args.device < len(probe.devices):
         raise InvalidUsageError(

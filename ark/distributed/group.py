@@ -9,6 +9,7 @@ result is there; on a GPU they are queued on the caller's stream.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 
 from ark.backend.protocol import Backend, Device
 from ark.collective import Collective
+from ark.distributed import tuned
 from ark.distributed.arrays import Array, wrap
 from ark.distributed.calls import LARGEST, Call, Key
 from ark.distributed.members import Members
@@ -45,6 +47,7 @@ class Group:
         self._backend, self._device = backend, device
         self._budget_s = budget_s
         self._calls: defaultdict[tuple[int, int], OrderedDict[Key, Call]] = defaultdict(OrderedDict)
+        self._tuned: tuned.Table | None = None
         self._locks: defaultdict[tuple[int, int], threading.Lock] = defaultdict(threading.Lock)
 
     # Collectives. Arrays are NumPy's or torch's, contiguous, on the group's device.
@@ -212,13 +215,27 @@ class Group:
         if pair == EVERYBODY:
             members: Any = self._job
             rank, world = self.rank, self.world_size
+            chosen = self._chosen(key)
         else:
             members = Members(self._job, pair, "a send between")
-            rank, world = members.rank, 2
+            rank, world, chosen = members.rank, 2, key
         hosts = hosts_of(members)
-        made = Call(key, members, rank, world, self._backend, self._device, self._budget_s, hosts)
+        made = Call(
+            chosen, members, rank, world, self._backend, self._device, self._budget_s, hosts
+        )
         calls[key] = made
         return made
+
+    def _chosen(self, key: Key) -> Key:
+        """The key with what was measured to be fastest, if anything was."""
+        if self._tuned is None:
+            mine = tuned.encoded(self._device.machine, tuned.load(self._device.machine))
+            self._tuned = tuned.first_of(self._job.all_gather(mine))
+        nbytes = max(key.nbytes, key.out_bytes(self.world_size))
+        found = tuned.pick(self._tuned, key.collective, self.world_size, nbytes)
+        if found is None:
+            return key
+        return dataclasses.replace(key, algorithm=found.algorithm, engine=found.engine)
 
     def _execute(self, call: Call, x: Array | None, y: Array | None) -> None:
         some = x or y

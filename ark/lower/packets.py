@@ -42,6 +42,7 @@ def choose_packets(
     barred: set[int] = set(options.get("external", ()))
     written: dict[int, list[Tensor]] = defaultdict(list)  # by buffer
     touched: dict[int, list[Tensor]] = {}
+    kinds: dict[int, set[str]] = defaultdict(set)  # by buffer, of the tasks that touch it
     for group in groups:
         kind, sig = task_kind(group.kind), _signature(group)
         able = kind.packets(sig)
@@ -54,6 +55,7 @@ def choose_packets(
             written[tensor.buffer.id].append(tensor)
         for i, tensor in enumerate(group.operands):
             touched.setdefault(tensor.buffer.id, []).append(tensor)
+            kinds[tensor.buffer.id].add(group.kind)
             if i not in able or not tensor.dense or tensor.dtype.name != "fp32":
                 barred.add(tensor.buffer.id)
         limit = _most_read(group, machines[group.phase])
@@ -65,7 +67,9 @@ def choose_packets(
     for buffer, tensors in touched.items():
         source = tensors[0].buffer
         small = source.nbytes <= PACKET_LIMIT
-        own = source.arena == "activation" and small and buffer not in barred
+        # What one collective leaves for the next one stays with the processors that made it.
+        stays = kinds[buffer] == {"combine"}
+        own = source.arena == "activation" and small and buffer not in barred and not stays
         if own or buffer in received:
             found.update(t.id for t in tensors)
     return found

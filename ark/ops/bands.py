@@ -13,13 +13,13 @@ from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
 from ark.lower.cuts import choose_cut, matrix_group
 from ark.lower.engines import DMA, ENGINES, THREADS, choose_engine, tile_bytes
-from ark.lower.tiling import box_coords
+from ark.lower.tiling import box_coords, split
 from ark.ops.communication import copy_box, dense, move
 from ark.plan.groups import Group
 from ark.tasks import expression
 from ark.tasks.combine import tiles
 
-LANE_RATE = 20e3  # bytes a microsecond that a processor combines and sends, about
+LANE_RATE = 6e3  # bytes a microsecond that a processor combines and sends, on an H100
 LANE_BYTES = 64 << 10  # of a task of a processor that does nothing else
 Chunks = list[tuple[int, int]]  # first and last+1 element
 
@@ -133,13 +133,21 @@ class Product:
         return tile_bytes(ENGINES[THREADS], machine, band)
 
     def copy(self, source: IrTensor, target: IrTensor, rows: int, width: int, suffix: str) -> Group:
-        """Rows to a peer by the proxy, a row of tiles at a time."""
+        """Rows to a peer by the proxy: few copies, as each is waited for."""
         assert self.copies is not None
-        coords = [(a * width, min(a + self.high, rows) * width) for a in range(0, rows, self.high)]
+        coords = [
+            (part.start * self.high * width, min(part.stop * self.high, rows) * width)
+            for part in self.copied(rows)
+        ]
         group = move(self.lowering, self.copies, source, target, coords, suffix)
         free = self.copiers or self.computing[-1:]
         group.lanes = [free[i % len(free)] for i in range(len(coords))]
         return group
+
+    def copied(self, rows: int) -> list[range]:
+        """The rows of tiles of each copy that the proxy makes."""
+        parts = split(-(-rows // self.high), max(1, len(self.copiers)))
+        return [range(a, b) for a, b in parts]
 
     def peer(self, step: int) -> int:
         return (self.rank + step) % self.world

@@ -17,6 +17,7 @@ from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
 from ark.lower.cuts import Cut, choose_cut, choose_tile, matrix_group, tiles_together
 from ark.lower.merge import join, joins, part, widen
+from ark.lower.overlap import SHARE, SUM
 from ark.lower.registry import get, register
 from ark.lower.tiling import (
     box_coords,
@@ -213,7 +214,7 @@ def _lower_large(
     machine, a = lowering.machine, node.inputs[0]
     depth = _depth(node)
     asked = lowering.tile(shape, fixed=(0, 1), shown=_shown(node))
-    alone = lowering.graph.world_size == 1 and not node.hints
+    alone = not node.hints and not _travels(lowering, node)
     if asked:
         cut = Cut(asked[2], asked[3])
     else:
@@ -242,6 +243,26 @@ def _lower_large(
     sums = lowering.temp((cut.parts, m, n), whole, f"{node.name}.parts")
     lowering.emit("matmul", params | {"splits": cut.parts}, [left, right, sums], coords)
     _add_parts(lowering, node, sums, others, out, cut)
+
+
+def _travels(lowering: Lowering, node: Node) -> bool:
+    """Does a peer wait for what it makes, or it for a peer? Its tiles are tasks of their own then:
+    each leaves when it is done.
+    """
+    if lowering.graph.world_size == 1:
+        return False
+    made = {t.buffer.id for t in node.outputs}
+    read = {t.buffer.id for t in node.inputs}
+    return any(
+        (entry.all_ranks or entry.names_ranks)
+        and (
+            (other.type not in (SUM, SHARE) and any(t.buffer.id in made for t in other.inputs))
+            or any(t.buffer.id in read for t in other.outputs)
+        )
+        for other in lowering.graph.nodes
+        if not other.virtual
+        for entry in (get(other.type),)
+    )
 
 
 def _add_parts(

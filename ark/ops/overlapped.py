@@ -107,7 +107,8 @@ class _Sum(Product):
             self.multiply(a, sent, f".{turn}.for+{step}")
             group = self.copy(sent, made, *shape, f".{turn}.put+{step}")
             group.sends = [
-                (lowering.semaphore(owner, f"{made.name}.{i}"),) for i in range(len(group.coords))
+                tuple(lowering.semaphore(owner, f"{made.name}.{i}") for i in rows)
+                for rows in self.copied(shape[0])
             ]
             return made
         group = self.multiply(a, made, f".{turn}.put+{step}")
@@ -169,9 +170,10 @@ class _Sum(Product):
         for step in steps if self.everywhere and not told else ():
             there = self._there(turn, step, begin, end)
             copied = self.copy(outs[0], there, end - begin, self.columns, f".{turn}.sum+{step}")
+            peer = self.peer(step)
             copied.sends = [
-                (lowering.semaphore(self.peer(step), self._told(turn, step, i)),)
-                for i in range(len(copied.coords))
+                tuple(lowering.semaphore(peer, self._told(turn, step, i)) for i in rows)
+                for rows in self.copied(end - begin)
             ]
 
     def _told(self, turn: int, step: int, row: int) -> str:
@@ -236,7 +238,7 @@ class _Gathered(Product):
         self.share, self.k = self.own.shape
         nbytes = self.share_bytes(self.own.nbytes, False)
         if self.copies:
-            nbytes = self.own.nbytes
+            nbytes, self.copiers = self.own.nbytes, self.idle
         self.cut = self.chunks(self.share, self.k, nbytes, self.own.dtype.itemsize)
 
     def write(self) -> None:
@@ -273,18 +275,19 @@ class _Gathered(Product):
         suffix = f".put+{step}"
         if self.copies:
             group = self.copy(self.own, target, self.share, self.k, suffix)
+            told = self.copied(self.share)
         else:
             operands = [lowering.flat(self.own), lowering.flat(target)]
             params = {"element": moved(self.own.dtype)}
             group = lowering.emit("combine", params, operands, coords, suffix)
-            group.lanes = self._senders(len(coords))
-        group.sends = [(lowering.semaphore(peer, f"{name}.{i}"),) for i in rows]
-
-    def _senders(self, count: int) -> list[int]:
-        """Processors that multiply nothing, if there are any: they have all the time."""
-        free = self.idle or self.computing
-        first, self._turn = self._turn, self._turn + count
-        return [free[(first + i) % len(free)] for i in range(count)]
+            nbytes = (coords[0][1] - coords[0][0]) * self.own.dtype.itemsize
+            # While own rows are multiplied, and of two parts that a sum has only one is moved.
+            rounds = 2 * max(1, self.rounds // self.world)
+            group.lanes = self.others(len(coords), -(-nbytes // rounds), False)
+            told = [range(i, i + 1) for i in rows]
+        group.sends = [
+            tuple(lowering.semaphore(peer, f"{name}.{i}") for i in covered) for covered in told
+        ]
 
     def _multiply_received(self, step: int, source: IrTensor, begin: int, end: int) -> None:
         owner = self.peer(step)

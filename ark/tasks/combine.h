@@ -264,7 +264,12 @@ ARK_DEVICE void ark_combine_chunks(ArkCtx& c, HOW how, ArkChunks at, Out out, Sh
 // The tile t.coord[0] to t.coord[1], counted in UNIT bytes. With one share it is copied.
 template <typename T, typename JOIN, int UNIT, int DIVIDE, typename Out, typename... Shares>
 ARK_DEVICE void ark_combine(ArkCtx& c, const ArkTask& t, bool aligned, Out out, Shares... shares) {
-  constexpr int BATCH = sizeof...(Shares) < 3 ? 4 : sizeof...(Shares) < 5 ? 2 : 1;
+  constexpr int SHARES = static_cast<int>(sizeof...(Shares)), FEW = SHARES < 5 ? 2 : 1;
+#if defined(ARK_HAS_LOADER)  // few threads, with registers for more under way
+  constexpr int BATCH = SHARES == 1 ? 16 : SHARES == 2 ? 8 : FEW;
+#else
+  constexpr int BATCH = SHARES < 3 ? 4 : FEW;
+#endif
   const ark_i64 bytes = static_cast<ark_i64>(t.coord[1]) * UNIT;
   const ark_i64 begin = static_cast<ark_i64>(t.coord[0]) * UNIT / 16, end = (bytes + 15) / 16;
   const ark_i64 whole = aligned ? bytes / 16 : begin;

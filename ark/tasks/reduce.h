@@ -57,6 +57,26 @@ ARK_DEVICE void ark_reduce_rows(int rows, char* red, const In& in, const Finish&
   }
 }
 
+// The same by one thread: SIDE sums side by side, folded in halves.
+template <class F, typename T, int K, int SIDE, class In, class Finish>
+ARK_DEVICE void ark_reduce_rows_alone(int rows, const In& in, const Finish& finish) {
+  for (int r = 0; r < rows; ++r) {
+    const auto* source = in(r);
+    T part[SIDE];
+    for (int j = 0; j < SIDE; ++j) part[j] = F::none(T());
+    int k = 0;
+    for (; k + SIDE <= K; k += SIDE) {
+      ARK_VECTOR_LOOP
+      for (int j = 0; j < SIDE; ++j) part[j] = F::join(part[j], T(ark_plain(source[k + j])));
+    }
+    for (; k < K; ++k) part[k % SIDE] = F::join(part[k % SIDE], T(ark_plain(source[k])));
+    for (int half = SIDE / 2; half > 0; half /= 2) {
+      for (int j = 0; j < half; ++j) part[j] = F::join(part[j], part[j + half]);
+    }
+    finish(r, part[0]);
+  }
+}
+
 // Any other dimension's reduction, for `columns` neighbouring results: the threads stand ACROSS
 // packs of V wide, the rest of them divide the K elements, `stride` apart, among themselves.
 template <class F, typename T, int V, int U, int ACROSS, typename TI, class Finish>
@@ -169,7 +189,9 @@ ARK_DEVICE void ark_reduce_last(ArkCtx& c, const ArkTask& t, const In& in, const
   const auto store = [&](int r, T v) {
     finish(b0 + r / n2 / n1, b1 + r / n2 % n1, b2 + r % n2, v);
   };
-  if (V == NARROW || ark_aligned(address)) {
+  if constexpr (ARK_THREADS == 1) {
+    ark_reduce_rows_alone<F, T, K, V>(n0 * n1 * n2, row, store);
+  } else if (V == NARROW || ark_aligned(address)) {
     ark_reduce_rows<F, T, K, V, U, WARP>(n0 * n1 * n2, ARK_SCRATCH(c), row, store);
   } else if constexpr (V != NARROW) {
     ark_reduce_rows<F, T, K, NARROW, U, WARP>(n0 * n1 * n2, ARK_SCRATCH(c), row, store);

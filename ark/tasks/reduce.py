@@ -32,7 +32,7 @@ from ark.plan.params import (
 from ark.tasks import expression, text
 from ark.tasks.pointwise import HEADERS, NAMES, tile_box, tile_type
 
-SIDE_BY_SIDE = 16  # sums of one thread that runs alone, for vectors
+SIDE_BY_SIDE = 64  # sums of one thread that runs alone, for vectors
 _UNUSED = "(void)i0; (void)i1; (void)i2; "
 _FOLDS = {
     "sum": "ArkAddFold",

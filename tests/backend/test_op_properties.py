@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import ark
 from ark.ir.dtype import DataType, bf16, fp16, fp32
+from tests.slow import SLOW
 
 EPSILON = {"fp32": 2.0**-23, "fp16": 2.0**-10, "bf16": 2.0**-7}  # of one rounding
 FLOAT = 2.0**-20  # of fp32 inside of a body: sums of some hundred elements, exponentials
@@ -62,6 +63,36 @@ OPS: dict[str, tuple[Callable[..., Any], ...]] = {
         lambda x, w: x.max(0, keepdims=True),
         lambda x, w: 0.0,
     ),
+    "sum columns": (
+        lambda x, w: ark.reduce_sum(x, 0),
+        lambda x, w: x.sum(0, keepdims=True),
+        lambda x, w: abs(x).sum(0, keepdims=True),
+    ),
+    "mean of all": (
+        lambda x, w: ark.reduce_mean(x, [0, 1]),
+        lambda x, w: x.mean(keepdims=True),
+        lambda x, w: abs(x).mean(keepdims=True),
+    ),
+    "rmsnorm": (
+        lambda x, w: ark.rmsnorm(x, w, 1e-5),
+        lambda x, w: x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * w,
+        lambda x, w: abs(x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * w),
+    ),
+    "where": (
+        lambda x, w: ark.where(ark.greater(x, 0.25), x, w),
+        lambda x, w: np.where(x > 0.25, x, w),
+        lambda x, w: 0.0,
+    ),
+    "concat": (
+        lambda x, w: ark.concat([x, x], 1),
+        lambda x, w: np.concatenate([x, x], 1),
+        lambda x, w: 0.0,
+    ),
+    "running sums": (
+        lambda x, w: ark.cumsum(x, 1),
+        lambda x, w: x.cumsum(1),
+        lambda x, w: abs(x).cumsum(1),
+    ),
     "transpose": (lambda x, w: ark.transpose(x, [1, 0]), lambda x, w: x.T, lambda x, w: 0.0),
     "gram": (
         lambda x, w: ark.matmul(x, x, transpose_other=True),
@@ -86,13 +117,14 @@ def calls(draw: Callable[..., Any]) -> tuple[str, DataType, tuple[int, int], tup
 
 
 @settings(
-    max_examples=2,
+    max_examples=20 if SLOW else 2,
     deadline=None,
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )
 @given(st.lists(calls(), min_size=6, max_size=6), st.integers(0, 2**31))
 def test_any_shapes_views_and_types(fresh_model, plan: list[Any], seed: int) -> None:
+    """What every call gives is NumPy's, and the same bits again."""
     fresh_model()
     rng = np.random.default_rng(seed)
     made = []

@@ -118,7 +118,7 @@ def expected(world: int, what: str, rank: int) -> dict[str, np.ndarray]:
 def results(name: str, world: int, what: str, **options: object) -> list[dict[str, np.ndarray]]:
     """By rank what was kept, after some iterations."""
     with devices(name, world) as (opened, target):
-        plans = build(world, body(world, what), target, **options)
+        plans = build(world, body(world, what), target, **{"overlap": True, **options})
         verify(plans)
         given = inputs(world, what)
 
@@ -189,7 +189,7 @@ def test_on_cuda(options: dict[str, object]) -> None:
 
 
 def overlapped(target: object, **options: object) -> list[Plan]:
-    return build(2, body(2, "ragged"), target, **options)  # type: ignore[arg-type]
+    return build(2, body(2, "ragged"), target, overlap=True, **options)  # type: ignore[arg-type]
 
 
 def test_processors_that_multiply_nothing_add_and_send() -> None:
@@ -258,7 +258,7 @@ def test_what_stays_apart(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
         if case == "two readers":
             keep(ark.relu(y), "z")
 
-    plans = build(2, make, machine(4, warps=4), **({"overlap": False} if case == "off" else {}))
+    plans = build(2, make, machine(4, warps=4), overlap=case != "off")
     verify(plans)
     assert not any(op.kind == "arrival" for op in plans[0].ops)
 

@@ -223,7 +223,7 @@ def sum_plan(seed: int) -> Plan:
             ark.relu(ark.all_reduce(ark.matmul(a, b), rank, world))
             stream = ark.all_reduce(ark.tensor([rows, 8 * columns], kind), rank, world)
             ark.rmsnorm(stream, ark.tensor([8 * columns], fp32))
-        made.append(make_plan(model.graph, target(3, packets)))
+        made.append(make_plan(model.graph, target(3, packets), {"overlap": True}))
     verify(made)
     return made[-1]
 

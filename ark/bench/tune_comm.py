@@ -1,0 +1,67 @@
+"""Measures collectives by every algorithm and engine that ranks of one host can run, and finds the
+fastest for each size. Called by ark.cli.tune_comm on all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ark.backend.protocol import Backend, Device
+from ark.bench.comm import measure
+from ark.bench.comm_peer import CommCase
+from ark.comm import algorithms
+from ark.comm.topology import full_mesh
+from ark.distributed.tuned import Entry
+from ark.errors import PlanError, UnsupportedError
+from ark.ir.dtype import DataType
+from ark.lower.engines import AUTO, BULK, ENGINES, PACKET, THREADS
+from ark.runtime.bootstrap import Bootstrap
+
+SEARCHED = (
+    "forestcoll",
+    "taccl",
+)  # what synthesis takes long for, and a full mesh gains nothing of
+MOST_PACKETS = 4 << 20  # bytes beyond which packets, which are twice as many, are not tried
+Tell = Callable[[str, str, float | None], None]
+
+
+def tune(
+    collective: str,
+    nbytes: int,
+    dtype: DataType,
+    repeats: int,
+    job: Bootstrap,
+    backend: Backend,
+    device: Device,
+    tell: Tell,
+) -> Entry:
+    """The fastest way of one size; the same on all ranks. tell: hears of each that was tried, with
+    its seconds, or None if it cannot be run.
+    """
+
+    def seconds(algorithm: str, engine: str) -> float | None:
+        case = CommCase(collective, nbytes, dtype, "graph", algorithm, engine, repeats)
+        try:
+            figures = measure(case, job, backend, device, None)
+        except (PlanError, UnsupportedError):  # of the plans, which all ranks make alike
+            tell(algorithm, engine, None)
+            return None
+        found = None if figures.wrong else figures.seconds
+        tell(algorithm, engine, found)
+        return found
+
+    usual = seconds("auto", AUTO)
+    machine = device.machine
+    able = [e for e in (PACKET, THREADS, BULK) if machine.has(ENGINES[e].needs or "proxy")]
+    engines = [e for e in able if e != PACKET or nbytes <= MOST_PACKETS]
+    known = algorithms(full_mesh(job.world_size), collective)
+    best = ("auto", AUTO, usual)
+    for algorithm in (a for a in known if a not in SEARCHED):
+        for engine in engines:
+            took = seconds(algorithm, engine)
+            if took is not None and (best[2] is None or took < best[2]):
+                best = (algorithm, engine, took)
+    algorithm, engine, took = best
+    if took is None:
+        raise UnsupportedError(f"no algorithm of {collective} can be run on {machine.name}")
+    return Entry(nbytes, algorithm, engine, took * 1e6, (usual or took) * 1e6)

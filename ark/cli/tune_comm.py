@@ -1,0 +1,105 @@
+"""`ark tune --collectives`: measures how ranks best do each collective, and keeps that."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+from ark.backend import registry
+from ark.bench.comm import COLLECTIVES
+from ark.bench.tune_comm import Tell, tune
+from ark.cli.bench_comm import sizes
+from ark.cli.common import device_index, positive, to_be_started
+from ark.distributed import tuned
+from ark.errors import InvalidUsageError
+from ark.ir.dtype import fp32
+from ark.runtime.bootstrap import Bootstrap
+from ark.runtime.launch import launch_command
+from ark.runtime.rank_info import rank_from_environment
+
+
+def arguments(p: argparse.ArgumentParser) -> None:
+    p.add_argument(
+        "--collectives",
+        action="store_true",
+        help="measure collectives instead: SOURCES are some of "
+        f"{', '.join(COLLECTIVES)}, by default all; ranks take what was fastest from then on",
+    )
+    p.add_argument("--ranks", type=positive, default=1, metavar="N", help="ranks to start")
+    p.add_argument(
+        "--sizes", default="1K:16M", metavar="FROM:TO", help="bytes, with K, M or G (1K:16M)"
+    )
+    p.add_argument("--factor", type=positive, default=4, help="from one size to the next (4)")
+
+
+def run(args: argparse.Namespace) -> int:
+    names = args.sources or list(COLLECTIVES)
+    unknown = [n for n in names if n not in COLLECTIVES]
+    if unknown:
+        raise InvalidUsageError(
+            f"there is no collective {unknown[0]!r} to measure; there are {', '.join(COLLECTIVES)}"
+        )
+    backend, probe = registry.choose(args.backend)
+    ranks = rank_from_environment()
+    if args.show or args.forget:
+        device = backend.open(device_index(args.device, ranks, len(probe.devices)))
+        try:
+            if args.forget:
+                tuned.forget(device.machine)
+            if args.show:
+                _show(f"{backend.name} {device.machine.name}", tuned.load(device.machine))
+        finally:
+            device.close()
+        return 0
+    if args.ranks < 2 and ranks.world_size < 2:
+        raise InvalidUsageError("collectives need ranks; say how many with --ranks N")
+    if to_be_started(args.ranks, ranks):
+        return launch_command(args.ranks, [sys.executable, "-m", "ark", *args.words])
+    index = device_index(args.device, ranks, len(probe.devices))
+    with Bootstrap.from_environment(rank_info=ranks) as job:
+        device = backend.open(index)
+        try:
+            machine = device.machine
+            found: tuned.Table = {}
+            for name in names:
+                for nbytes in sizes(args.sizes, args.factor):
+                    tell = _tell(name, nbytes, ranks.rank == 0)
+                    entry = tune(name, nbytes, fp32, args.repeats, job, backend, device, tell)
+                    found.setdefault(tuned.key(name, ranks.world_size), []).append(entry)
+        finally:
+            device.close()
+    if ranks.rank == 0:
+        table = tuned.load(machine)
+        for key, entries in found.items():
+            measured = {e.nbytes for e in entries}
+            table[key] = [*entries, *(e for e in table.get(key, ()) if e.nbytes not in measured)]
+        tuned.store(machine, table)
+        _show(f"{backend.name} {machine.name}", found)
+    return 0
+
+
+def _tell(collective: str, nbytes: int, aloud: bool) -> Tell:
+    def tell(algorithm: str, engine: str, took: float | None) -> None:
+        text = "cannot be run" if took is None else f"{took * 1e6:.1f} us"
+        if aloud:
+            line = f"{collective} {nbytes}: {algorithm}, {engine}: {text}"
+            print(line, file=sys.stderr, flush=True)
+
+    return tell
+
+
+def _show(device: str, found: tuned.Table) -> None:
+    table = Table(title=f"collectives on {device}")
+    heads = ("collective", "ranks", "bytes", "algorithm", "engine", "us", "the usual, us", "gain")
+    for head in heads:
+        table.add_column(head)
+    for key, entries in sorted(found.items()):
+        name, _, world = key.rpartition(".")
+        for e in sorted(entries, key=lambda e: e.nbytes):
+            gain = f"{e.usual_us / e.us:.2f}" if e.us else ""
+            times = f"{e.us:.1f}", f"{e.usual_us:.1f}", gain
+            table.add_row(name, world, str(e.nbytes), e.algorithm, e.engine, *times)
+    Console(markup=False).print(table)

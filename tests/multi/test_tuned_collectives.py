@@ -1,0 +1,91 @@
+"""`ark tune --collectives`: what was measured is kept, and checked when it is read."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ark.backend import registry
+from ark.bench.comm import COLLECTIVES
+from ark.cli import main
+from ark.distributed import tuned
+from ark.distributed.tuned import Entry
+from ark.runtime import cache
+
+MACHINE = registry.machine("cpu-2")
+TABLE = {
+    "all_reduce.2": [
+        Entry(1024, "ring", "packet", 2.0, 3.0),
+        Entry(65536, "two_shot", "threads", 5.0, 7.0),
+    ]
+}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ARK_CACHE_DIR", str(tmp_path))
+
+
+def test_what_is_kept_is_read_again() -> None:
+    assert tuned.load(MACHINE) == {}
+    tuned.store(MACHINE, TABLE)
+    assert tuned.load(MACHINE) == TABLE
+    tuned.forget(MACHINE)
+    assert tuned.load(MACHINE) == {}
+
+
+def test_the_nearest_size_is_picked_and_none_that_is_far() -> None:
+    def picked(nbytes: int, collective: str = "all_reduce", world: int = 2) -> str | None:
+        found = tuned.pick(TABLE, collective, world, nbytes)
+        return found and found.algorithm
+
+    assert [picked(n) for n in (512, 1024, 2048)] == ["ring"] * 3
+    assert [picked(n) for n in (32768, 131072)] == ["two_shot"] * 2
+    assert [picked(n) for n in (1, 511, 2049, 32767, 131073)] == [None] * 5
+    assert picked(1024, "all_gather") is None and picked(1024, world=3) is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b'{"format": 2, "machine": "", "choices": {}}',
+        b'{"format": 1, "machine": "", "choices": {"all_reduce": []}}',
+        b'{"format": 1, "machine": "", "choices": {"all_reduce.2": [{"nbytes": 0}]}}',
+        b'{"format": 1, "machine": "", "choices": {"a.2": [{"nbytes": 1, "algorithm": "rm -r", '
+        b'"engine": "dma", "us": 1, "usual_us": 1}]}}',
+    ],
+)
+def test_a_damaged_file_is_named_and_left(data: bytes, capsys: pytest.CaptureFixture) -> None:
+    cache.store(cache.TUNED, tuned._name(MACHINE), data)
+    assert tuned.load(MACHINE) == {}
+    assert "ark tune --collectives" in capsys.readouterr().err
+
+
+def test_ranks_measure_and_keep(tmp_path: Path) -> None:
+    words = ["--ranks", "2", "--backend", "cpu", "--sizes", "1K", "--repeats", "1"]
+    command = [sys.executable, "-m", "ark", "tune", "--collectives", "all_reduce", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "one_shot, packet" in done.stderr and "ring, threads" in done.stderr
+    device = registry.get("cpu").open(0)
+    (entry,) = tuned.load(device.machine)["all_reduce.2"]
+    device.close()
+    assert entry.nbytes == 1024 and 0 < entry.us <= entry.usual_us
+
+
+@pytest.mark.parametrize("words", [["gather"], []])
+def test_bad_calls_end_with_a_sentence(words: list[str], capsys: pytest.CaptureFixture) -> None:
+    assert main(["tune", "--collectives", *words, "--backend", "cpu"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("ark: ") and ("--ranks" in said or COLLECTIVES[0] in said)
+
+
+def test_rank_0_says_what_all_take() -> None:
+    other = {"all_reduce.2": TABLE["all_reduce.2"][:1]}
+    told = [tuned.encoded(MACHINE, table) for table in (TABLE, other)]
+    assert tuned.first_of(told) == TABLE
