@@ -15,20 +15,21 @@ from typing import Any
 import numpy as np
 
 from ark.backend import registry
-from ark.backend.protocol import Backend, Device, GraphDevice, KernelDevice, Launch, Memory
+from ark.backend.protocol import Backend, Device, GraphDevice, KernelDevice, Launch
 from ark.codegen import layout
 from ark.errors import GpuError, InvalidUsageError
 from ark.plan.serialize import machine_of
 from ark.plan.types import ITERATION_BARRIER, Plan
-from ark.runtime import live, tables
+from ark.runtime import live
+from ark.runtime.device_tables import DeviceTables
 from ark.runtime.faults import explain
-from ark.runtime.kernels import box_maps, launch_all, load_kernels, map_images, opcodes
+from ark.runtime.kernels import launch_all, load_kernels
 from ark.runtime.memory import PlanMemory, tolerated
 from ark.runtime.peers import Peers
-from ark.runtime.placements import Placements
 from ark.runtime.program import Program
 from ark.runtime.proxy import Proxy
 from ark.runtime.run import Ranks, Run
+from ark.runtime.tables import Tables
 
 BUDGET_S = 10.0
 MOST_BUDGET_S = 1e9  # in nanoseconds, it must fit 64 bits
@@ -87,8 +88,6 @@ class Executor(PlanMemory):
         self.resumed: int | None = None  # iterations so far of launches that go on
         self._params = np.zeros(1, layout.dtype("ArkParams"))
         self._peers = Peers.of(plan)
-        self._cells: dict[int, np.ndarray | None] | None = None
-        self._placements: Placements | None = None
         self.kernels = load_kernels(plan, chosen, device)
         try:
             self._allocate(trace_records)
@@ -125,15 +124,15 @@ class Executor(PlanMemory):
         self._proxy = self._peers.proxy(self.device, variants, self._host)
         self._connect(symmetric)
         self._allow()
-        count = sum(len(m) for m in box_maps(self.kernels))
-        self._map_memory = self._alloc(count * layout.MAP_BYTES) if count else None
-        listed = tables.listed(plan)
-        self._lists = self._alloc(8 * listed) if listed else None
-        self.tables = self._build_tables()
-        self._arrays = {
-            name: self._upload(getattr(self.tables, name))
-            for name in ("tasks", "counter_ops", "fetches", "growths", "ranges")
-        }
+        self._tables = DeviceTables(
+            plan,
+            self.kernels,
+            self.device,
+            self._alloc,
+            self.tensor_address,
+            self.buffer_address,
+            self._counter_address,
+        )
         self._control = self._alloc(layout.dtype("ArkControl").itemsize)
         self._trace_records = trace_records
         self._trace_bytes = trace_records * plan.processors * layout.dtype("ArkTrace").itemsize
@@ -154,47 +153,24 @@ class Executor(PlanMemory):
         it has; it is waited for where there is no room for another set of them.
         """
         moved = {n: a for n, a in externals.items() if a != self._externals[n]}
-        if not moved:
-            self._params["tasks"] = self._arrays["tasks"].address
-            return
-        if self._cells is None:
-            self._cells = tables.cells(self.plan, self.tables)
-            first = self._arrays["tasks"]
-            self._placements = Placements(tuple(self._externals.values()), first, self._alloc)
-        words, cells, again = self.tables.tasks.view(np.int64), self._cells, False
-        for number, address in moved.items():
-            distance = address - self._externals[number]
-            self._externals[number] = address
+        if moved:
             if self._proxy is not None:
-                self._proxy.allow(address, self.plan.buffers[number].nbytes)
-            places = cells.get(number, ())
-            if places is None:
-                again = True
-            elif len(places):
-                words[places] += distance
-        where = tuple(self._externals.values())
-        assert self._placements is not None
-        if again:  # tables of which there is one copy hold addresses too
-            self.wait_idle()
-            self.tables = self._build_tables()
-            for name, memory in self._arrays.items():
-                self.device.write(memory.address, getattr(self.tables, name))
-            self._placements.only(where, self._arrays["tasks"])
-            return
-        table = self._placements.find(where)
-        if table is None:
-            write = self.device.write
-            table = self._placements.add(where, self.tables.tasks, write, self.wait_idle)
-        self._arrays["tasks"] = table
-        self._params["tasks"] = table.address
+                for number, address in moved.items():
+                    self._proxy.allow(address, self.plan.buffers[number].nbytes)
+            self._tables.move(self._externals, moved, self.wait_idle)
+        self._params["tasks"] = self._tables.arrays["tasks"].address
+
+    @property
+    def tables(self) -> Tables:
+        """The tables of the plan as they are on the device."""
+        return self._tables.host
 
     @property
     def table(self) -> tuple[int, int]:
         """The address of the table of tasks that holds after `rebind`, and a number that changes
         when a table that held before is overwritten. See `use_table`.
         """
-        replaced = self._placements.replaced if self._placements is not None else 0
-        return self._arrays["tasks"].address, replaced
+        return self._tables.arrays["tasks"].address, self._tables.replaced
 
     def use_table(self, address: int) -> None:
         """What `rebind` would do for the addresses for which it gave this `table`, if none was
@@ -206,32 +182,6 @@ class Executor(PlanMemory):
         """Waits for what runs, whose tables are about to change."""
         if self.latest is not None and self.latest.running():
             self.latest.wait()
-
-    def _build_tables(self) -> tables.Tables:
-        """The tables for the present addresses; box maps are written to the device first."""
-        maps = box_maps(self.kernels)
-        first, images = map_images(self.plan, maps, self.device, self.tensor_address)
-        memory = self._map_memory
-        if memory is not None:
-            self.device.write(memory.address, np.frombuffer(images, np.uint8))
-        base = memory.address if memory is not None else 0
-        made = tables.build(
-            self.plan,
-            opcodes(self.kernels),
-            self.buffer_address,
-            self._counter_address,
-            maps,
-            lambda op, i: base + (first[op] + i) * layout.MAP_BYTES,
-            self._lists.address if self._lists is not None else 0,
-        )
-        if self._lists is not None:
-            self.device.write(self._lists.address, made.lists)
-        return made
-
-    def _upload(self, array: np.ndarray) -> Memory:
-        memory = self._alloc(array.nbytes)
-        self.device.write(memory.address, array)
-        return memory
 
     def _connect(self, symmetric: int) -> None:
         """Learns where peers' buffers and counters lie."""
@@ -396,7 +346,7 @@ class Executor(PlanMemory):
 
     def _parameters(self, persistent: bool) -> np.ndarray:
         params = np.zeros(1, layout.dtype("ArkParams"))
-        for name, memory in self._arrays.items():
+        for name, memory in self._tables.arrays.items():
             params[name] = memory.address
         params["barrier"] = self._counter_address(ITERATION_BARRIER)
         params["control"] = self._control.address

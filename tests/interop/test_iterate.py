@@ -74,7 +74,7 @@ def test_device_iterations_are_one_launch(mode: str, launches: list[int]) -> Non
             close(got, expected([net(rows) for rows in x.split(2)]))
             assert len(launches) == call + 1
     runner = model._program._executor
-    assert runner._run.iterations_done == 18  # counted on from launch to launch
+    assert runner.latest.iterations_done == 18  # counted on from launch to launch
     assert runner.counter_values()[0] == 18 * runner.plan.counters[0].step
     model.close()
 

@@ -32,7 +32,7 @@ def test_moved_tables_are_those_that_would_be_built() -> None:
         else:
             kept = [arrays[i] if i in moved else kept[i] for i in range(3)]
             executor.rebind({i: a.ctypes.data for i, a in zip(ids, kept, strict=True)})
-        built = executor._build_tables()
+        built = executor._tables.build()
         for name in ("tasks", "fetches", "counter_ops", "lists"):
             assert (getattr(executor.tables, name) == getattr(built, name)).all(), name
         executor.start(1).wait()
@@ -90,6 +90,6 @@ def test_tables_of_the_last_addresses_are_kept() -> None:
             executor.rebind({ids[1]: target.ctypes.data})
             executor.resume().wait()
             assert (target == call + 1).all()
-        assert len(executor._placements._copies) == MOST
+        assert len(executor._tables._placements._copies) == MOST
         assert executor.device_bytes() == held + (MOST - 3) * 256  # the least that is allocated
         executor.device.write = write  # type: ignore[method-assign]
