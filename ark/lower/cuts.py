@@ -19,7 +19,8 @@ LINE = 128  # bytes of k in a step
 # Microseconds, and bytes a microsecond, of one processor of an H100.
 FULL_STEP_US = 0.58  # 128 by 256, 128 bytes deep, on the matrix units
 LEAST_STEP_US = 0.18  # the loading thread starts a stage's two copies
-SMALL_STAGE = 39321  # bytes up to which a stage brings two steps
+SMALL_STAGE = 32768  # bytes up to which a stage brings two steps, at a higher rate
+SMALL_LOAD_RATE = 110e3
 LOAD_RATE = 68e3  # what a processor loads while all do: L2 gives 8.7 TB/s
 FOLD_US, EACH_PART_US = 2.0, 0.1  # parts are handed over to those who add them up
 KEPT, FOLD_RATE = 6e6, 1.6e6  # bytes of parts that L2 keeps, and what is written and read of more
@@ -58,10 +59,11 @@ def predicted_us(
     tiles = shape[0] * shape[1] * -(-rows // cut.rows) * -(-columns // cut.columns) * cut.parts
     high = min(cut.rows, -(-rows // 8) * 8)
     line = LINE * (high + cut.columns)
-    least = LEAST_STEP_US / 2 if 2 * line <= SMALL_STAGE else LEAST_STEP_US
+    small = 2 * line <= SMALL_STAGE
+    least = LEAST_STEP_US / 2 if small else LEAST_STEP_US
     step = max(
         FULL_STEP_US * cut.rows * cut.columns / (128 * 256),
-        line / LOAD_RATE,
+        line / (SMALL_LOAD_RATE if small else LOAD_RATE),
         least,
     )
     steps = math.ceil(math.ceil(depth * itemsize / LINE) / cut.parts)

@@ -23,7 +23,7 @@ HEIGHTS, WIDTHS = (64, 128), (64, 128, 256)
 LINE = 128  # bytes of k in a stage, of each row
 ROOM = 4 * 49152  # bytes of all stages; ARK_MATRIX_ROOM
 MOST_STAGES = 16
-DEEPER, LEAST_STAGES = 2, 5  # lines of k in a stage, where there is room for so many such stages
+DEEPER, LEAST_STAGES = 2, 6  # lines of k in a stage, where there is room for so many such stages
 # The stages, a slab of 16 by 64 results a warp, and room to begin at a multiple of 1024.
 SCRATCH = ROOM + 8 * 2048 + 1024
 HALVES = {"bf16": "bf16", "fp16": "f16"}  # of which k may be across
