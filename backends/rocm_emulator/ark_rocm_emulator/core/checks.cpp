@@ -67,6 +67,7 @@ void add_wave_checks(Grid& grid, Wave& w) {
   c->seen_lds = std::make_shared<Clock>();
   for (const uint32_t slot : world.free_slots) (*c->seen)[slot] = world.slots[slot].epoch;
   for (const uint32_t slot : checks.slots) (*c->seen)[slot] = world.slots[slot].epoch;
+  c->past = c->seen;
   SlotHistory& history = world.slots[c->slot];
   c->epoch = history.epoch + 2;
   c->released_agent = c->released_system = {c->epoch - 1, c->seen};
@@ -80,7 +81,8 @@ void add_wave_checks(Grid& grid, Wave& w) {
   c->started = world_time();
   ledger_begin(c->slot, c->epoch);
   const Published start = c->released_agent;
-  history.records.push_back({c->epoch, start, start, start, {c->epoch - 1, c->seen_lds}, c->cleared});
+  history.records.push_back(
+      {c->epoch, start, start, start, {c->epoch - 1, c->seen_lds}, c->cleared, start});
   GroupChecks& group = checks.groups[w.group];
   group.lds.size = w.group->lds.size();
   group.lds.track_init = true;
@@ -146,6 +148,15 @@ uint32_t complete_lds(const WaveChecks& c) {
   return epoch;
 }
 
+uint32_t complete_loads(const WaveChecks& c) {
+  uint32_t epoch = c.epoch;
+  if (!c.vm.empty()) epoch = std::min(epoch, c.vm.front().epoch - 1);
+  for (const Outstanding& op : c.lgkm) {
+    if (op.smem) return std::min(epoch, op.epoch - 1);
+  }
+  return epoch;
+}
+
 void note_release(Wave& w) {
   WaveChecks& c = *w.checks;
   const Arch arch = w.grid->program->arch();
@@ -160,9 +171,10 @@ void note_release(Wave& w) {
   // One L1 serves the workgroup in order on CDNA; on RDNA an access counts once it has completed.
   const Published group{is_rdna(w) ? complete : ~0u, c.seen};
   const Published lds{complete_lds(c), c.seen_lds};
+  const Published past{complete_loads(c), c.past};
   c.epoch++;
   auto& records = World::get().slots[c.slot].records;
-  records.push_back({c.epoch, group, c.released_agent, c.released_system, lds, c.cleared});
+  records.push_back({c.epoch, group, c.released_agent, c.released_system, lds, c.cleared, past});
   if (records.size() > kMaxRecords) records.pop_front();
 }
 
@@ -172,19 +184,49 @@ Scope relation_to(const Wave& w, const WaveChecks& c, uint32_t slot) {
   return other.device == w.grid->device ? Scope::Agent : Scope::System;
 }
 
+namespace {
+
+// What a wave had released when it made that access; null if it has ended, which orders all it did.
+const ReleaseRecord* record_of(Contributor from) {
+  const SlotHistory& history = World::get().slots[from.slot];
+  if (from.epoch < history.start) return nullptr;
+  const auto& records = history.records;
+  const auto next = std::upper_bound(records.begin(), records.end(), from.epoch,
+                                     [](uint32_t e, const ReleaseRecord& r) { return e < r.time; });
+  // Older than what is kept: the oldest kept one says too much, which may miss a race.
+  return next == records.begin() ? &records.front() : &*(next - 1);
+}
+
+void join_past(WaveChecks& c, Contributor from) {
+  uint32_t& passed = c.passed[from.slot];
+  if (passed >= from.epoch) return;
+  passed = from.epoch;
+  const ReleaseRecord* record = record_of(from);
+  if (record == nullptr) return;
+  join_clock(c.past, *record->past.seen, from.slot);
+  raise_clock(c.past, from.slot, std::min(record->past.own, from.epoch));
+}
+
+}  // namespace
+
+void pass_flags(WaveChecks& c) {
+  std::erase_if(c.passing, [&](const Passing& p) {
+    if (p.vm_sequence > c.vm_done || p.lgkm_sequence > c.lgkm_done) return false;
+    join_past(c, p.from);
+    return true;
+  });
+}
+
 void join_release(Wave& w, Contributor from, Scope relation) {
   WaveChecks& c = *w.checks;
   if (from.slot == c.slot) return;
   uint32_t& joined = c.joined[uint64_t{from.slot} << 2 | static_cast<uint64_t>(relation)];
   if (joined >= from.epoch) return;
   joined = from.epoch;
-  const SlotHistory& history = World::get().slots[from.slot];
-  if (from.epoch < history.start) return;   // a wave that has ended: ordered by its end
-  const auto& records = history.records;
-  auto next = std::upper_bound(records.begin(), records.end(), from.epoch,
-                               [](uint32_t e, const ReleaseRecord& r) { return e < r.time; });
-  // Older than what is kept: the oldest kept one says too much, which may miss a race.
-  const ReleaseRecord& record = next == records.begin() ? records.front() : *(next - 1);
+  join_past(c, from);
+  const ReleaseRecord* found = record_of(from);
+  if (found == nullptr) return;
+  const ReleaseRecord& record = *found;
   const auto join = [&](SharedClock& into, const Published& what) {
     // A barrier puts the wave's own past into `seen`; only `own` says what has left it.
     join_clock(into, *what.seen, from.slot);
@@ -212,7 +254,7 @@ void check_barrier_reached(Wave& w) {
 // accesses that were waited for. They share one scalar cache: clearing it clears it for all.
 void check_barrier_passed(Workgroup& group) {
   const std::lock_guard lock(World::get().mutex);
-  SharedClock all, all_lds, cleared;
+  SharedClock all, all_lds, past, cleared;
   const bool clears = group.waves.front()->grid->checks->groups[&group].clears;
   for (Wave* wave : group.waves) {
     WaveChecks& c = *wave->checks;
@@ -220,11 +262,14 @@ void check_barrier_passed(Workgroup& group) {
     if (all == nullptr) {
       all = std::make_shared<Clock>(*c.seen);
       all_lds = std::make_shared<Clock>(*c.seen_lds);
+      past = c.past;
       cleared = c.cleared;
     }
     if (clears) join_clock(cleared, *c.cleared);
     join_clock(all, *c.seen);
     join_clock(all_lds, *c.seen_lds);
+    join_clock(past, *c.past);
+    raise_clock(past, c.slot, complete_loads(c));
     raise_clock(all, c.slot, is_rdna(*wave) ? complete_global(c) : c.epoch);
     raise_clock(all_lds, c.slot, complete_lds(c));
   }
@@ -232,6 +277,7 @@ void check_barrier_passed(Workgroup& group) {
     if (wave->status != WaveStatus::Barrier) continue;
     wave->checks->seen = all;
     wave->checks->seen_lds = all_lds;
+    wave->checks->past = past;
     if (clears) wave->checks->cleared = cleared;
     note_release(*wave);
   }

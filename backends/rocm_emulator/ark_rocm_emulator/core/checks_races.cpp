@@ -36,9 +36,10 @@ Fault race(const Access& x, int lane, uint64_t address, const Record& other, boo
           lane, address};
 }
 
-bool ordered(const Access& x, const Record& other) {
+bool ordered(const Access& x, const Record& other, bool other_writes) {
   const WaveChecks& c = *x.w.checks;
   if (other.slot == c.slot) return true;
+  if (!x.lds && !other_writes && clock_at(c.past, other.slot) >= other.epoch) return true;
   if (clock_at(x.lds ? c.seen_lds : c.seen, other.slot) >= other.epoch) return true;
   return !x.lds && sharing() && ended_before(other.slot, other.epoch, c.started);
 }
@@ -140,8 +141,20 @@ void remember(std::vector<Record>& records, const Record& fresh, bool replace_al
 void acquire(const Access& x, ShadowPages& shadow, uint64_t index, const CellState& cell) {
   Wave& w = x.w;
   WaveChecks& c = *w.checks;
+  const uint32_t sequence = c.next_sequence + 1;   // of this very load
+  const uint32_t scalar = x.i.format == Format::FLAT ? sequence : 0;
+  const auto pass = [&](Contributor from) {
+    const auto passed = c.passed.find(from.slot);
+    if (x.lds || (passed != c.passed.end() && passed->second >= from.epoch)) return;
+    for (const Passing& p : c.passing) {
+      const bool same = p.from.slot == from.slot && p.from.epoch == from.epoch;
+      if (same && p.vm_sequence == sequence) return;
+    }
+    c.passing.push_back({from, sequence, scalar});
+  };
   const auto learn = [&](Contributor from) {
     if (from.slot == c.slot) return;
+    pass(from);
     const Scope relation = relation_to(w, c, from.slot);
     const uint32_t* known = nullptr;
     const auto found = c.joined.find(uint64_t{from.slot} << 2 | static_cast<uint64_t>(relation));
@@ -151,13 +164,11 @@ void acquire(const Access& x, ShadowPages& shadow, uint64_t index, const CellSta
       join_release(w, from, relation);
       return;
     }
-    const uint32_t sequence = c.next_sequence + 1;   // of this very load
     for (PendingAcquire& p : c.acquires) {
       if (p.from.slot != from.slot) continue;
       if (p.from.epoch == from.epoch) return;
     }
-    const bool flat = x.i.format == Format::FLAT;
-    c.acquires.push_back({from, relation, sequence, flat ? sequence : 0, false});
+    c.acquires.push_back({from, relation, sequence, scalar, false});
   };
   const auto sync = shadow.syncs.find(index);
   if (sync != shadow.syncs.end()) {
@@ -236,7 +247,7 @@ void check_cell(const Access& x, ShadowPages& shadow, uint64_t index, uint8_t by
                       " before an s_waitcnt vmcnt covers the load that writes it",
                   lane, address};
     }
-    if (ordered(x, r) || may_meet(x, r, true)) continue;
+    if (ordered(x, r, true) || may_meet(x, r, true)) continue;
     const bool writes_too = x.kind == AccessKind::Write && r.stamp != Stamp::Dma;
     if (writes_too && same_value(x, lane, element, address, bytes)) continue;
     const Fault found = race(x, lane, address, r, true);
@@ -248,7 +259,7 @@ void check_cell(const Access& x, ShadowPages& shadow, uint64_t index, uint8_t by
   const bool writes = x.kind != AccessKind::Read;
   if (writes) {
     for (const Record& r : cell.reads) {
-      if ((r.bytes & bytes) == 0 || ordered(x, r) || may_meet(x, r, false)) continue;
+      if ((r.bytes & bytes) == 0 || ordered(x, r, false) || may_meet(x, r, false)) continue;
       const Fault found = race(x, lane, address, r, false);
       const bool loaded = x.lds && x.kind == AccessKind::Atomic;
       if (!loaded || !doubtful(x, index, r.slot, r.pc, found)) throw found;

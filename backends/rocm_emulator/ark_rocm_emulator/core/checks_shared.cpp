@@ -18,7 +18,7 @@
 namespace ark_emu {
 namespace {
 
-constexpr uint32_t kSlots = 16384, kKnown = 4096, kLog = 2048;
+constexpr uint32_t kSlots = 16384, kKnown = 4096, kLog = 8192;
 
 // What a process tells about its waves. A sparse file: most of it is never touched.
 struct Ledger {
@@ -29,10 +29,10 @@ struct Ledger {
   struct Known {
     uint32_t process;
     int32_t ledger;
-    uint32_t slot, epoch;
+    uint32_t slot, epoch, past;
   };
   struct Entry {
-    uint32_t number, own, count, all;    // all: more was known than fits
+    uint32_t number, own, past, count, all;    // all: more was known than fits
     Known known[kKnown];
   };
   Slot slots[kSlots];
@@ -141,7 +141,7 @@ uint32_t slot_for(uint32_t process, int32_t ledger, uint32_t slot) {
   history.grid = ~0u;
   history.device = -1;
   history.live = true;
-  all.waves[at->second] = {process, ledger, slot, 0};
+  all.waves[at->second] = {process, ledger, slot, 0, 0};
   return at->second;
 }
 
@@ -159,17 +159,21 @@ void import_release(const SharedRecord& record, uint32_t slot) {
       records.begin(), records.end(), record.epoch,
       [](uint32_t epoch, const ReleaseRecord& r) { return epoch < r.time; });
   if (later != records.begin() && (later - 1)->time == record.epoch) return;
-  Published what{0, std::make_shared<Clock>()};
+  Published what{0, std::make_shared<Clock>()}, past{0, std::make_shared<Clock>()};
   const Ledger::Entry* entry = entry_of(record);
   if (entry == nullptr || entry->all != 0) {
     // Too old or too much to be told: it counts as having known all, which may miss a race.
     what.own = record.epoch;
     for (const auto& [here, wave] : proxies().waves) raise_clock(what.seen, here, ~0u);
+    past = what;
   } else {
     what.own = entry->own;
+    past.own = entry->past;
     for (uint32_t k = 0; k < entry->count; k++) {
       const Ledger::Known& known = entry->known[k];
-      raise_clock(what.seen, slot_for(known.process, known.ledger, known.slot), known.epoch);
+      const uint32_t here = slot_for(known.process, known.ledger, known.slot);
+      raise_clock(what.seen, here, known.epoch);
+      raise_clock(past.seen, here, known.past);
     }
   }
   const Published nothing{0, std::make_shared<Clock>()};
@@ -177,7 +181,7 @@ void import_release(const SharedRecord& record, uint32_t slot) {
   const auto place = std::upper_bound(
       to.begin(), to.end(), record.epoch,
       [](uint32_t epoch, const ReleaseRecord& r) { return epoch < r.time; });
-  to.insert(place, {record.epoch, what, what, what, nothing, nothing.seen});
+  to.insert(place, {record.epoch, what, what, what, nothing, nothing.seen, past});
   if (to.size() > kMaxRecords) to.pop_front();
 }
 
@@ -193,11 +197,14 @@ Record imported(const SharedRecord& record) {
 uint32_t publish(WaveChecks& c, const SharedRecord* before) {
   Ledger& ledger = *own().ledger;
   const Published& what = c.released_system;
-  const bool same = c.told.seen == what.seen && c.told.own == what.own;
+  const Published own_past = World::get().slots[c.slot].records.back().past;
+  const bool same = c.told.seen == what.seen && c.told.own == what.own &&
+                    c.told_past.seen == own_past.seen && c.told_past.own == own_past.own;
   if (before == nullptr && same && c.told_as != 0) return c.told_as;
   const uint32_t number = ++ledger.entries;
   Ledger::Entry& entry = ledger.log[number % kLog];
   SharedClock seen = std::make_shared<Clock>(*what.seen);
+  SharedClock past = std::make_shared<Clock>(*own_past.seen);
   bool all = false;
   if (before != nullptr) {
     const uint32_t slot = slot_for(before->process, before->ledger, before->slot);
@@ -206,21 +213,27 @@ uint32_t publish(WaveChecks& c, const SharedRecord* before) {
     if (!all) {
       for (uint32_t k = 0; k < earlier->count; k++) {
         const Ledger::Known& known = earlier->known[k];
-        raise_clock(seen, slot_for(known.process, known.ledger, known.slot), known.epoch);
+        const uint32_t here = slot_for(known.process, known.ledger, known.slot);
+        raise_clock(seen, here, known.epoch);
+        raise_clock(past, here, known.past);
       }
       raise_clock(seen, slot, std::min(earlier->own, before->epoch));
+      raise_clock(past, slot, std::min(earlier->past, before->epoch));
     }
   }
   entry.number = number;
   entry.own = what.own;
+  entry.past = own_past.own;
   entry.count = 0;
-  for (uint32_t slot = 0; slot < seen->size() && !all; slot++) {
-    if ((*seen)[slot] == 0 || slot == c.slot) continue;
+  for (uint32_t slot = 0; slot < std::max(seen->size(), past->size()) && !all; slot++) {
+    const uint32_t upto = clock_at(seen, slot), over = clock_at(past, slot);
+    if ((upto == 0 && over == 0) || slot == c.slot) continue;
     const auto wave = proxies().waves.find(slot);
-    Ledger::Known known{own().process, own().fd, slot, (*seen)[slot]};
+    Ledger::Known known{own().process, own().fd, slot, upto, over};
     if (wave != proxies().waves.end()) {
       known = wave->second;
-      known.epoch = (*seen)[slot];
+      known.epoch = upto;
+      known.past = over;
     }
     all = entry.count == kKnown;
     if (!all) entry.known[entry.count++] = known;
@@ -228,6 +241,7 @@ uint32_t publish(WaveChecks& c, const SharedRecord* before) {
   entry.all = all;
   if (before == nullptr) {
     c.told = what;
+    c.told_past = own_past;
     c.told_as = number;
   }
   return number;

@@ -33,6 +33,7 @@ struct ReleaseRecord {
   uint32_t time = 0;
   Published group, agent, system, lds;
   SharedClock cleared = nullptr;         // WaveChecks::cleared then
+  Published past = {};                   // what the mere value of the flag proves: see Passing
 };
 
 // One slot's past, kept when a later grid reuses the slot: epochs never go back.
@@ -138,6 +139,14 @@ struct PendingAcquire {
   bool l2_done;                          // the outer cache was invalidated since
 };
 
+// A flag's value that is under way. Once it is there, whoever wrote it had got the values of the
+// loads that he had waited for: what is stored from now on cannot reach them. No fence is needed for
+// that, and nothing is said of what he wrote.
+struct Passing {
+  Contributor from;
+  uint32_t vm_sequence, lgkm_sequence;
+};
+
 struct RegisterPending {
   uint32_t vm = 0, lgkm = 0;             // sequence numbers; 0: nothing
   uint32_t pc = 0;
@@ -166,12 +175,15 @@ struct MatrixHistory {
 struct WaveChecks {
   uint32_t slot = 0, epoch = 1, grid = 0;
   SharedClock seen, seen_lds;
+  SharedClock past;                      // up to which epochs loads of others have their values
+  std::vector<Passing> passing;
+  std::unordered_map<uint32_t, uint32_t> passed;   // slot -> epoch that `past` has taken in
   std::deque<Outstanding> vm, vs, lgkm;
   uint32_t next_sequence = 1, vm_done = 0, lgkm_done = 0;
   // What this device, or every device, would see if the wave signalled now.
   Published released_agent, released_system;
   // The same as it was last told to other processes, and under which number.
-  Published told;
+  Published told, told_past;
   uint32_t told_as = 0;
   uint64_t started = 0;                  // world_time() then
   uint32_t last_store = 0;               // epoch of the last store that a cache may hold back
@@ -240,10 +252,14 @@ void scalar_cleared(WaveChecks& c);      // the wait that covers its invalidatio
 // Epochs of the wave's own global and LDS operations that have all completed.
 uint32_t complete_global(const WaveChecks& c);
 uint32_t complete_lds(const WaveChecks& c);
+// Epochs of the wave's own loads whose values have all come.
+uint32_t complete_loads(const WaveChecks& c);
 // The state of release changed: later releases publish the new one.
 void note_release(Wave& w);
 // Orders the wave after what `from` had released when it made that access.
 void join_release(Wave& w, Contributor from, Scope relation);
+// Flags whose values have come: their writers' loads are past.
+void pass_flags(WaveChecks& c);
 Scope relation_to(const Wave& w, const WaveChecks& c, uint32_t slot);
 // Everything in `from` but the entry of slot `except`.
 constexpr uint32_t kNoSlot = ~0u;

@@ -185,6 +185,7 @@ void check_wait(Wave& w, const Inst& i) {
   if (counts.vs != kNoWait) pop_until(c.vs, counts.vs, nullptr);
   if (counts.vm != kNoWait) wait_vm(w, counts.vm);
   if (counts.lgkm != kNoWait) wait_lgkm(w, counts.lgkm);
+  pass_flags(c);
   note_release(w);
 }
 
