@@ -40,6 +40,9 @@ class Program:
 class Device:
     """One GPU; see ark.backend.protocol.Device for the methods."""
 
+    # hipMalloc's memory is coarse-grained: HIP promises what is copied there to the next kernel.
+    fed: MemoryKind = "symmetric"
+
     def __init__(self, index: int) -> None:
         found = probe()
         if not 0 <= index < len(found.devices):
