@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import dataclasses
 from contextlib import ExitStack
+from importlib import resources
 
 import numpy as np
 import pytest
 
 from ark.backend import registry
-from ark.backend.protocol import Device
+from ark.backend.protocol import Device, KernelBackend
+from ark.codegen import layout
+from ark.codegen.dialect import Source
+from ark.codegen.writer import constants
+from ark.doctor import bench as benches
+from ark.doctor.bench import Bench
 from ark.errors import GpuError, PlanError
 from ark.machine import Machine
 from ark.runtime.admission import admit
@@ -25,6 +31,7 @@ pytest.importorskip("hip")
 
 WORD = "peer_stores"
 ITERATIONS = 4
+SEEDS = {"gfx942": 8, "gfx1100": 40}  # RDNA waits for loads and stores apart
 
 
 def opened(arch: str, stack: ExitStack, **options: int) -> tuple[list[Device], Machine]:
@@ -78,3 +85,40 @@ def test_a_plan_whose_ranks_add_is_refused() -> None:
     lacking = dataclasses.replace(product, capabilities=(*product.capabilities, WORD))
     with pytest.raises(PlanError, match="carry stores alone"):
         admit(plans, lacking)
+
+
+STORING = """
+ARK_DEVICE void ark_run(const ArkParams* p, ark_u32, char*) {
+  const ark_u64 count = p->counter_ops;
+  const ArkCounterOp e{p->tasks, 1u, static_cast<ark_u32>(count), static_cast<ark_u32>(count >> 32),
+                       9u};
+  for (ark_u32 i = 0u; ark_tid() == 0 && i < p->together; ++i) ark_signal_stored(e);
+}
+"""
+
+
+def storing(machine: Machine, backend: KernelBackend) -> Source:
+    """A kernel whose processors all signal one counter."""
+    dialect = backend.dialect(machine.arch)
+    device = resources.files("ark.codegen").joinpath("device")
+    loop = [device.joinpath(name).read_text() for name in ("wait.h", "task_slots.h")]
+    constant = constants(machine, 1, layout.LOOP_BYTES, signals=2)
+    parts = (constant, dialect.prelude, layout.declarations(), *loop, STORING, dialect.entry)
+    return Source("\n".join(parts))
+
+
+def stored(bench: Bench, rounds: int) -> int:
+    """What the peer's word holds in the end."""
+    word, count = bench.words(1, "symmetric"), bench.words(1)
+    bench.finish(bench.start("add", data=word.address, words=count.address, rounds=rounds))
+    return int(bench.device.read(word.address, 4).view(np.uint32)[0])
+
+
+@pytest.mark.parametrize("arch", ["gfx1100", "gfx942"])
+def test_the_last_store_is_of_all_signals(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processors overtake each other between counting and storing."""
+    monkeypatch.setattr(benches, "source", storing)
+    for seed in range(SEEDS[arch]):
+        options = {"stale": 1, "seed": seed, "max_slice": 4, "compute_units": 6}
+        with emulator.emulated(arch, 1, **options), Bench(registry.get("rocm"), 0) as bench:
+            assert stored(bench, rounds=5) == 5 * bench.processors
