@@ -29,6 +29,7 @@ class Machine:
     (matrix units), "named_barriers" (some warps of a block can meet apart from the others),
     "packets" (small activations may travel as {value, epoch}), "packet_gate" (linear layers of one
     row wait for one packet before they ask for the others), "peer_packets" (the same to peers),
+    "peer_stores" (links to peers carry stores but no read-modify-write: ranks signal by stores),
     "peer_bulk" (a processor has hardware that copies to peers by whole pieces),
     "proxy" (the host can copy for the device),
     "single_thread" (a processor runs a task in one thread, so bodies are loops that the compiler

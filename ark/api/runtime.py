@@ -12,11 +12,11 @@ import time
 from collections.abc import Mapping
 from numbers import Integral
 from typing import Any, ClassVar
-from weakref import WeakSet
+from weakref import WeakMethod, WeakSet
 
 from ark.api import planner
 from ark.api.session import backend, device, ranks
-from ark.backend.protocol import Device, Memory
+from ark.backend.protocol import Device, FedDevice, Memory
 from ark.errors import BaseError, GpuError, InvalidUsageError
 from ark.frontend.model import Model
 from ark.frontend.storage import Storage
@@ -99,10 +99,8 @@ class Runtime:
         chosen = given.built(self._device.machine, self._members)
         model = chosen.model or Model.get_model()
         self._held = list(model.storages.values())
-        for storage in self._held:
-            if not storage.foreign:
-                storage.place(self._device)
         self.loop_mode = loop_mode
+        self._place(self._device)
         self._elapsed = 0.0
         try:
             if chosen.inner is not None:
@@ -111,6 +109,34 @@ class Runtime:
             self.stop()
             raise
         self._plan = Runtime.last_plan = chosen
+
+    def _place(self, device: Device) -> None:
+        """Gives the held tensors memory. Where a running kernel sees what the host writes in memory
+        of one kind only, inputs of a loop lie there; weights do not, whose reads it would slow
+        down, nor does what was placed before: writing such a tensor settles the kernel first.
+        """
+        for storage in self._held:
+            if storage.foreign:
+                continue
+            if not self.loop_mode or not isinstance(device, FedDevice):
+                storage.place(device)
+                continue
+            storage.place(device, "device" if storage.weight else device.fed)
+            if not storage.lies_in(device.fed):
+                storage.settle = WeakMethod(self._settle)
+
+    def _settle(self) -> None:
+        """Before a tensor is written of which a running kernel may hold old values: ends the loop,
+        which the next run starts anew. InvalidUsageError for several ranks, as all would have to.
+        """
+        if self._run is None or self._target == 0 or not self._run.running():
+            return  # the kernel has read nothing since it began
+        if self._plan is not None and self._plan.world_size > 1:
+            raise InvalidUsageError(
+                "a running kernel of this device need not see new weights, and loops of several "
+                "ranks end together: stop and launch again, or launch with loop_mode=False"
+            )
+        self._end_loop()
 
     def _load(self, plan: planner.Plan, model: Model, record: bool) -> None:
         assert plan.inner is not None and self._device is not None
@@ -293,6 +319,8 @@ class Runtime:
             if self._device is not None:
                 self._device.free(memory)
         self._extra = []
+        for storage in self._held:
+            storage.settle = None
         self._held = []
         self._plan = None
 

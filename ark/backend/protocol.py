@@ -182,6 +182,15 @@ class Device(Protocol):
 
 
 @runtime_checkable
+class FedDevice(Protocol):
+    """A device that promises a running kernel to see what the host writes to memory of the kind
+    `fed`, but not what it writes to `device` memory, of which caches may hold old values.
+    """
+
+    fed: MemoryKind
+
+
+@runtime_checkable
 class KernelDevice(Device, Protocol):
     """A device that runs loop kernels: its processors, and peers, share memory."""
 

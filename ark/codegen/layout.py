@@ -40,7 +40,9 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("operand", "u64", RECORD_OPERANDS),
     ),
     # A wait (value = threshold within an iteration, step = increments per iteration) or a signal
-    # (value = increment). flags: bit 0 = peers take part (system scope), bit 2 = on another host.
+    # (value = increment). flags: bit 0 = peers take part (system scope), bit 2 = on another host,
+    # bit 3 = a signal by stores: step and counter are the low and high half of the address at which
+    # the rank counts its signals.
     "ArkCounterOp": (
         ("address", "u64", 1),
         ("value", "u32", 1),
@@ -148,6 +150,7 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
 
 COUNTER_OP_SYSTEM = 1
 COUNTER_OP_FAR = 4
+COUNTER_OP_STORED = 8
 
 # Why a wait gave up, as ArkHost.error says it.
 ERROR_KINDS = {

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ark.codegen import device_text, layout
 from ark.codegen.dialect import BoxMap, Dialect, Source
-from ark.errors import PlanError
+from ark.errors import PlanError, UnsupportedError
 from ark.machine import Machine
 from ark.plan import kind as kinds
 from ark.plan.types import Plan, PlanOp
@@ -47,10 +47,12 @@ def constants(
     streamed: int = 0,
     grows: bool = False,
     cuts: bool = False,
+    signals: int = 1,
 ) -> str:
     """What preludes and device code know of machine and kernel; scratch, streamed: in bytes.
 
     grows, cuts: does the stream bring rows that grow in number, or parts of several rows at once?
+    signals: words of a counter that peers signal (signal_words).
     """
     values = {
         "LANES": machine.lanes,
@@ -65,6 +67,7 @@ def constants(
         "STREAM_MIB": streamed >> 20,
         "STREAM_GROWS": int(grows),
         "STREAM_CUTS": int(cuts),
+        "SIGNAL_WORDS": signals,
     }
     return "".join(f"constexpr int ARK_{name} = {value};\n" for name, value in values.items())
 
@@ -86,7 +89,8 @@ def _constants(machine: Machine, plan: Plan, scratch: int, run: range) -> str:
         for fetch in task.fetches
     ]
     grows, cuts = any(f.growth for f in every), any(f.parts > 1 for f in every)
-    return constants(machine, phases, scratch, streamed, grows, cuts)
+    signals = signal_words(plan, machine)
+    return constants(machine, phases, scratch, streamed, grows, cuts, signals)
 
 
 def _ops(plan: Plan, phases: range | None) -> list[PlanOp]:
@@ -126,6 +130,23 @@ def check_shared_memory(
             f"memory, a processor of {machine.name} has {room}"
         )
     return needed
+
+
+def signal_words(plan: Plan, machine: Machine) -> int:
+    """Words of a counter that peers signal: one for each rank where they signal by stores, else 1.
+
+    UnsupportedError where a counter has no room for so many, or ranks on other hosts take part.
+    """
+    if plan.world_size == 1 or not machine.has("peer_stores"):
+        return 1
+    room = machine.line_bytes // 4
+    if plan.meta.get("hosts") or plan.world_size > room:
+        raise UnsupportedError(
+            f"the links between this machine's devices carry no read-modify-write, and ranks that "
+            f"signal by stores must be {room} at most, all on one host; the plan has "
+            f"{plan.world_size}{' on several hosts' if plan.meta.get('hosts') else ''}"
+        )
+    return plan.world_size
 
 
 def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None = None) -> Emitted:

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from ark.backend.protocol import MemoryKind
+from ark.backend.protocol import FedDevice, MemoryKind
 from ark.doctor.bench import BUDGET_S, Bench
 from ark.errors import BaseError
 
@@ -129,8 +129,10 @@ def host_words(bench: Bench) -> Finding:
 
 
 def copies(bench: Bench) -> Finding:
-    """The host copies to device memory under a running kernel, tells it, and the kernel reads."""
-    words, data = bench.words(1), bench.alloc(4 * WORDS)
+    """The host copies inputs under a running kernel, tells it, and the kernel reads them."""
+    device = bench.device
+    kind: MemoryKind = device.fed if isinstance(device, FedDevice) else "device"
+    words, data = bench.words(1), bench.alloc(4 * WORDS, kind)
     launch = bench.start("host", data.address, words.address, WORDS, ROUNDS)
     for number in range(1, ROUNDS + 1):
         bench.device.write(data.address, expected(number, WORDS))
@@ -144,7 +146,7 @@ def copies(bench: Bench) -> Finding:
             "copies",
             "fail",
             f"{found[1]} of {total} words that were copied under a running kernel were old: inputs "
-            "of a persistent launch must go through host memory",
+            "of a persistent launch do not arrive (launch with loop_mode=False)",
         )
     return Finding("copies", "pass", f"{ROUNDS} copies under a running kernel, {total} words seen")
 

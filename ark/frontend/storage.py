@@ -11,10 +11,11 @@ import math
 import sys
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakMethod
 
 import numpy as np
 
-from ark.backend.protocol import Device, Memory
+from ark.backend.protocol import Device, Memory, MemoryKind
 from ark.errors import InvalidUsageError
 from ark.ir import values as ir
 from ark.ir.packed import from_memory, to_memory
@@ -24,6 +25,7 @@ class Storage:
     """nbytes of memory, on a device once `place` was called or foreign memory was bound.
 
     foreign: the caller owns the memory (a placeholder). owner: what keeps foreign memory alive.
+    weight: seldom written and read much. settle: called before each write, if a launch has set it.
     """
 
     def __init__(self, nbytes: int, foreign: bool, name: str) -> None:
@@ -32,6 +34,8 @@ class Storage:
         self.name = name
         self.address = 0
         self.owner: Any = None
+        self.weight = False
+        self.settle: WeakMethod[Callable[[], None]] | None = None
         self.device: Device | None = None
         self._memory: Memory | None = None
 
@@ -39,8 +43,8 @@ class Storage:
         """Takes foreign memory."""
         self.address, self.owner = address, owner
 
-    def place(self, device: Device) -> int:
-        """The address on `device`; allocates zeroed memory on first use.
+    def place(self, device: Device, kind: MemoryKind = "device") -> int:
+        """The address on `device`; allocates zeroed memory, of that kind, on first use.
 
         Raises InvalidUsageError for foreign memory that was never bound, or memory elsewhere.
         """
@@ -53,7 +57,7 @@ class Storage:
             self.device = device
             return self.address
         if self._memory is None:
-            self._memory = device.alloc(self.nbytes, "device")
+            self._memory = device.alloc(self.nbytes, kind)
             self.address, self.device = self._memory.address, device
         elif self.device is not device:
             raise InvalidUsageError(
@@ -61,6 +65,10 @@ class Storage:
                 "and from_numpy"
             )
         return self.address
+
+    def lies_in(self, kind: MemoryKind) -> bool:
+        """Is the memory ark's own, and of that kind?"""
+        return self._memory is not None and self._memory.kind == kind
 
     def _placed(self) -> Device:
         if self.device is None:
@@ -90,6 +98,9 @@ class Storage:
     def write(self, tensor: ir.Tensor, values: np.ndarray) -> None:
         """Writes a tensor's elements; `values` has its shape and type."""
         device = self._placed()
+        settle = self.settle() if self.settle is not None else None
+        if settle is not None:
+            settle()
         if tensor.dense and not tensor.dtype.packed:
             device.write(
                 self.address + _start(tensor) * values.itemsize, np.ascontiguousarray(values)

@@ -237,6 +237,7 @@ class Parameter(Tensor):
     def __init__(self, tensor: Any, from_torch: bool = False) -> None:
         base = Tensor.from_torch(tensor.detach()) if from_torch else as_tensor(tensor)
         super().__init__(base.ir, base.model, base.initializer)
+        self.storage.weight = True
 
     def update_gradient(self, ark_tensor: Tensor) -> None:
         """Makes a tensor of the parameter's shape its `gradient`, for an optimizer's step."""

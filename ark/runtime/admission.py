@@ -40,6 +40,7 @@ def admit(plans: Sequence[Plan], device: Machine | None = None) -> None:
     """
     for plan in plans:
         check_machine(machine_of(plan), device)
+        _check_links(plan, device)
     verify(plans)
     for plan in plans:
         for phases in plan.kernels:
@@ -49,6 +50,18 @@ def admit(plans: Sequence[Plan], device: Machine | None = None) -> None:
                 continue  # which counts its own memory when it loads the plan
             dialect = backend.dialect(machine.arch)
             check_shared_memory(plan, machine, dialect, phases)
+
+
+def _check_links(plan: Plan, device: Machine | None) -> None:
+    """Raises PlanError where ranks would signal by what the device's links do not carry."""
+    word = "peer_stores"
+    if device is None or plan.world_size == 1 or not device.has(word):
+        return
+    if not machine_of(plan).has(word):
+        raise PlanError(
+            f"the plan's ranks signal each other by additions, but the links of {device.name} to "
+            "other devices carry stores alone; make the plan again on this device"
+        )
 
 
 def check_machine(made_for: Machine, device: Machine | None) -> None:

@@ -30,11 +30,15 @@ class DeviceTables:
         tensor_address: Callable[[PlanTensor], int],
         buffer_address: Callable[[int], int],
         counter_address: Callable[[int], int],
+        own_count: Callable[[int], int],
     ) -> None:
-        """alloc: memory of so many bytes; the addresses: as they are when asked."""
+        """alloc: memory of so many bytes; the addresses: as they are when asked. own_count: see
+        tables.build.
+        """
         self._plan, self._kernels, self._device, self._alloc = plan, kernels, device, alloc
         self._tensor_address = tensor_address
         self._buffer_address, self._counter_address = buffer_address, counter_address
+        self._own_count = own_count
         self._cells: dict[int, np.ndarray | None] | None = None
         self._placements: Placements | None = None
         count = sum(len(m) for m in box_maps(kernels))
@@ -60,6 +64,7 @@ class DeviceTables:
             maps,
             lambda op, i: base + (first[op] + i) * layout.MAP_BYTES,
             self._lists.address if self._lists is not None else 0,
+            self._own_count,
         )
         if self._lists is not None:
             self._device.write(self._lists.address, made.lists)

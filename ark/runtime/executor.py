@@ -17,6 +17,7 @@ import numpy as np
 from ark.backend import registry
 from ark.backend.protocol import Backend, Device, GraphDevice, KernelDevice, Launch
 from ark.codegen import layout
+from ark.codegen.writer import signal_words
 from ark.errors import GpuError, InvalidUsageError
 from ark.plan.serialize import machine_of
 from ark.plan.types import ITERATION_BARRIER, Plan
@@ -132,6 +133,7 @@ class Executor(PlanMemory):
             self.tensor_address,
             self.buffer_address,
             self._counter_address,
+            lambda counter: self._counters[False] + counter * self.machine.line_bytes,
         )
         self._control = self._alloc(layout.dtype("ArkControl").itemsize)
         self._trace_records = trace_records
@@ -390,8 +392,12 @@ class Executor(PlanMemory):
             system: self.device.read(address, self._counter_bytes).view(np.uint32)
             for system, address in self._counters.items()
         }
-        stride = self.machine.line_bytes // 4
-        return [int(read[c.system][c.id * stride]) for c in self.plan.counters]
+        stride, words = self.machine.line_bytes // 4, signal_words(self.plan, self.machine)
+        lines = {system: values.reshape(-1, stride) for system, values in read.items()}
+        return [
+            int(lines[c.system][c.id, : words if c.system else 1].sum(dtype=np.uint32))
+            for c in self.plan.counters
+        ]
 
     def trace(self) -> list[np.ndarray]:
         """The records of the last run, one array per processor."""

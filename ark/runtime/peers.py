@@ -12,7 +12,9 @@ from typing import Any
 
 from ark.backend.protocol import KernelDevice, Memory
 from ark.codegen import layout
+from ark.codegen.writer import signal_words
 from ark.errors import InvalidUsageError, SystemError
+from ark.plan.serialize import machine_of
 from ark.plan.types import Plan
 from ark.runtime.proxy import Proxy
 from ark.runtime.run import Ranks
@@ -76,11 +78,18 @@ class Peers:
                 if b.arena == "symmetric" and b.rank == plan.rank
             },
             "counters": dict(counters),
+            "words": signal_words(plan, machine_of(plan)),
             "signals": [[c.rank, c.name] for c in plan.counters if c.rank != plan.rank],
         }
         for rank, data in enumerate(ranks.all_gather(json.dumps(mine).encode())):
             if rank != plan.rank:
                 entry = json.loads(data)
+                if entry["words"] != mine["words"]:
+                    raise SystemError(
+                        f"rank {plan.rank} and rank {rank} do not agree on how ranks signal each "
+                        "other: the links between some devices carry no read-modify-write; let "
+                        "every rank see the same devices"
+                    )
                 self._entries[rank] = (self._reach(rank, entry, ranks, device, proxy), entry)
                 for target, name in entry["signals"]:
                     if target == plan.rank:

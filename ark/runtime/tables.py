@@ -13,9 +13,11 @@ import numpy as np
 
 from ark.codegen import layout
 from ark.codegen.dialect import BoxMap
+from ark.codegen.writer import signal_words
 from ark.errors import PlanError
 from ark.plan import kind as kinds
 from ark.plan.boxes import Templates
+from ark.plan.serialize import machine_of
 from ark.plan.types import Fetch, Growth, Plan, Task
 
 
@@ -41,13 +43,16 @@ def build(
     box_maps: Sequence[Sequence[BoxMap]] = (),
     map_address: Callable[[int, int], int] | None = None,
     list_address: int = 0,
+    own_count: Callable[[int], int] | None = None,
 ) -> Tables:
     """opcode and box_maps: by op, in its kernel. buffer_address and counter_address give device
-    addresses by id in the plan, map_address that of an op's box map by the op's id and the map's
+    addresses by id in the plan, own_count that of a word in which this rank counts what it signals
+    to a peer's counter, map_address that of an op's box map by the op's id and the map's
     place. list_address: where `lists` will lie.
     """
     operands, limits = _operands(plan, buffer_address)
     counters = [counter_address(c.id) for c in plan.counters]
+    stored = own_count if signal_words(plan, machine_of(plan)) > 1 else None
     maps = _map_addresses(plan, box_maps, map_address)
     rows, lists = _rows(operands, maps, list_address)
     early = _early(plan, box_maps)
@@ -90,7 +95,8 @@ def build(
                     counter_ops.append(_counter_op(plan, counters, counter, threshold))
                 signal_begin = len(counter_ops)
                 for counter in task.signals:
-                    counter_ops.append(_counter_op(plan, counters, counter, 1))
+                    op = _counter_op(plan, counters, counter, 1)
+                    counter_ops.append(_by_store(plan, op, stored(counter)) if stored else op)
                 coord = (*task.coord, *([0] * (layout.MAX_COORDS - len(task.coord))))
                 records.append(
                     (
@@ -273,6 +279,20 @@ def _counter_op(
     if hosts and hosts[entry.rank] != hosts[plan.rank]:
         flags |= layout.COUNTER_OP_FAR
     return addresses[counter], value, entry.step, counter, flags
+
+
+def _by_store(
+    plan: Plan, op: tuple[int, int, int, int, int], own_count: int
+) -> tuple[int, int, int, int, int]:
+    """The signal in this rank's word of the counter; of a peer's, the stored one (ArkCounterOp)."""
+    address, value, step, counter, flags = op
+    if not flags & layout.COUNTER_OP_SYSTEM:
+        return op
+    address += 4 * plan.rank
+    if plan.counters[counter].rank == plan.rank:
+        return address, value, step, counter, flags
+    flags |= layout.COUNTER_OP_STORED
+    return address, value, own_count & 0xFFFFFFFF, own_count >> 32, flags
 
 
 def _operands(

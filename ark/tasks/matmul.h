@@ -35,7 +35,8 @@ ARK_DEVICE Sum ark_lane_sum(int m, int n, int k0, int k1, const A& a, const B& b
     const auto* right = b(k0, n);
 #pragma unroll 8
     for (int k = lane * V; k < k1 - k0; k += LANES * V) {
-      const auto x = ark_load_pack<V>(left + k), y = ark_load_pack<V>(right + k);
+      const auto x = ark_load_pack<V>(left + k);
+      const auto y = ark_load_pack<V>(right + k);
 #pragma unroll
       for (int j = 0; j < V; ++j) ark_add_product(sum, ark_factor(x.v + j), ark_factor(y.v + j));
     }

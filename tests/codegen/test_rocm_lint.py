@@ -7,6 +7,8 @@ products ask for them.
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from ark_rocm import backend, compiler
 
@@ -32,16 +34,16 @@ def _plain_clang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "_hiprtc_version", lambda: "")
 
 
-def findings(arch: str, name: str, source: Source | None = None) -> list[Finding]:
+def findings(arch: str, name: str, source: Source | None = None, *links: str) -> list[Finding]:
+    """links: further capabilities of the machine."""
     machine = machine_for(arch)
+    machine = dataclasses.replace(machine, capabilities=(*machine.capabilities, *links))
     plan = dict(signatures.plans(machine, (bf16,)))[name]
     emitted = write(plan, machine, backend.dialect(arch))
     expected = Expectations(
         threads=machine.threads,
         dynamic_lds=emitted.scratch_bytes,
         matrix=name.endswith("unfused"),
-        # Some registers live across the loop of this plan spill, outside of its inner loops.
-        allow_scratch=name.endswith("rank0"),
         marked=SCOPES,
         completed_barriers=True,
         kernels=("ark_loop",),
@@ -55,6 +57,12 @@ def findings(arch: str, name: str, source: Source | None = None) -> list[Finding
 @pytest.mark.parametrize("arch", [pytest.param(a, marks=[slow] * (a != "gfx942")) for a in ARCHS])
 def test_loop_kernels_are_clean(arch: str, name: str) -> None:
     assert [str(f) for f in findings(arch, name)] == []
+
+
+@slow
+@pytest.mark.parametrize("arch", ARCHS)
+def test_signals_by_stores_are_clean(arch: str) -> None:
+    assert [str(f) for f in findings(arch, "llama-bf16-rank0", None, "peer_stores")] == []
 
 
 def test_the_lint_sees_a_product_without_matrix_instructions() -> None:

@@ -154,14 +154,20 @@ PROGRAMS = (
 )
 
 
-def run(plans: list[Plan], backend: str, opened: list, iterations: int = ITERATIONS) -> np.ndarray:
+def run(
+    plans: list[Plan],
+    backend: str,
+    opened: list,
+    iterations: int = ITERATIONS,
+    budget_s: float = 30.0,
+) -> np.ndarray:
     """What rank 1 has added up."""
 
     def work(ranks: ThreadRanks) -> np.ndarray:
         plan, device = plans[ranks.rank], opened[ranks.rank]
         named = {t.name for t in plan.tensors}
         chosen = registry.get(backend)
-        with Executor(plan, chosen, device, ranks=ranks, budget_s=30.0) as executor:
+        with Executor(plan, chosen, device, ranks=ranks, budget_s=budget_s) as executor:
             if "x" in named:
                 x = executor.find("x")
                 executor.write("x", np.arange(x.shape[0], dtype=np.int32))

@@ -30,7 +30,8 @@ ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration) {
   const ark_u32 want = iteration * ARK_PARAMS(c)->together;
   // Longer than a task waits: whoever is stuck should report, not those who wait for its iteration.
   const ark_u64 budget = ARK_PARAMS(c)->budget_ns / 4u * 5u;
-  if (!ark_wait(c, ark_words(ARK_PARAMS(c)->barrier), want, system, 4u, 0u, budget)) return false;
+  const ark_u32* barrier = ark_words(ARK_PARAMS(c)->barrier);
+  if (!ark_wait<ARK_SIGNAL_WORDS>(c, barrier, want, system, 4u, 0u, budget)) return false;
   const bool persistent = ARK_PARAMS(c)->persistent != 0u;
   const bool more = !over && (persistent || iteration < ark_load_acquire(&control->limit, false));
   if (tells && iteration != 0u && (persistent || !more || ark_told(iteration))) {

@@ -67,7 +67,8 @@ ARK_DEVICE bool ark_wait_task(ArkTeam team, ArkLoop& loop, ark_u32 i) {
     const ArkCounterOp e = ark_counter_op(loop, i, w);
     const ark_u32 want = e.step * c.phase_iteration + e.value;
     const bool system = (e.flags & 1u) != 0u;
-    ok = ok && ark_wait(c, ark_words(e.address), want, system, 1u, e.counter, budget);
+    const ark_u32* word = ark_words(e.address);
+    ok = ok && ark_wait<ARK_SIGNAL_WORDS>(c, word, want, system, 1u, e.counter, budget);
   }
   return ok;
 }
@@ -77,6 +78,23 @@ ARK_DEVICE bool ark_wait_task(ArkTeam team, ArkLoop& loop, ark_u32 i) {
 ARK_COLD bool ark_proxy_push(ArkCtx& c, ark_u64 source, ark_u64 target, ark_u32 size,
                              ark_u32& behind);
 #endif
+// A peer's counter over a link that carries stores alone. What this rank has signalled so far is
+// counted here, and that count is stored in the rank's word there. Of two processors the later
+// count may be stored first; who finds that the count has grown since stores again, so that the
+// last store is of the whole count, and a count that goes back in between only lets a wait last
+// longer. The exchange of a count for itself orders the store before it. Each repetition is
+// another's signal.
+ARK_DEVICE void ark_signal_stored(const ArkCounterOp& e) {
+  ark_u32* count = ark_words((static_cast<ark_u64>(e.counter) << 32) | e.step);
+  ark_add_release(count, e.value, true);
+  ark_u32 mine = ark_load_acquire(count, false);
+  for (;;) {
+    ark_store_host(ark_words(e.address), mine);
+    const ark_u32 now = ark_cas(count, mine, mine);
+    if (now == mine) return;
+    mine = now;
+  }
+}
 ARK_DEVICE void ark_signal(ArkCtx& c, const ArkCounterOp& e) {
 #if defined(ARK_REMOTE)
   ark_u32 behind = 0u;
@@ -86,6 +104,10 @@ ARK_DEVICE void ark_signal(ArkCtx& c, const ArkCounterOp& e) {
   }
 #endif
   (void)c;
+  if (ARK_SIGNAL_WORDS > 1 && (e.flags & 8u) != 0u) {
+    ark_signal_stored(e);
+    return;
+  }
   ark_add_release(ark_words(e.address), e.value, (e.flags & 1u) != 0u);
 }
 ARK_DEVICE void ark_signal_task(ArkTeam team, ArkLoop& loop, ark_u32 i) {

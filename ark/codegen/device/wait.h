@@ -138,12 +138,16 @@ ARK_DEVICE ark_u32 ark_poll(const ark_u32* word, bool system) {
 ARK_DEVICE void ark_polled(bool) {}
 #endif
 
-// Waits until a counter has reached `want` (wrap-safe); false after a failure.
-ARK_DEVICE bool ark_wait(ArkCtx& c, ark_u32* word, ark_u32 want, bool system, ark_u32 why,
+// Waits until a counter has reached `want` (wrap-safe); false after a failure. WORDS: of a counter
+// that peers signal, which count together: a word for each rank where links between ranks carry
+// stores alone.
+template <ark_u32 WORDS = 1u>
+ARK_DEVICE bool ark_wait(ArkCtx& c, const ark_u32* word, ark_u32 want, bool system, ark_u32 why,
                          ark_u32 counter, ark_u64 budget_ns) {
   ArkSpin spin{0u, 0u};
   for (;;) {
-    const ark_u32 seen = ark_poll(word, system);
+    ark_u32 seen = ark_poll(word, system);
+    for (ark_u32 i = 1u; i < WORDS && system; ++i) seen += ark_poll(word + i, true);
     if (static_cast<ark_i32>(seen - want) >= 0) {
       ark_polled(system);
       return true;

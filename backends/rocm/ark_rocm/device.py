@@ -21,7 +21,7 @@ import numpy as np
 
 from ark.backend.protocol import Binary, Copies, Memory, MemoryKind
 from ark.errors import GpuError, InvalidUsageError, SystemError
-from ark_rocm import driver, machines
+from ark_rocm import driver, links, machines
 from ark_rocm.driver import call, device_properties
 from ark_rocm.probe import probe, text
 
@@ -39,6 +39,9 @@ class Program:
 
 class Device:
     """One GPU; see ark.backend.protocol.Device for the methods."""
+
+    # hipMalloc's memory is coarse-grained: HIP promises what is copied there to the next kernel.
+    fed: MemoryKind = "symmetric"
 
     def __init__(self, index: int) -> None:
         found = probe()
@@ -61,6 +64,7 @@ class Device:
             int(properties.multiProcessorCount),
             int(properties.sharedMemPerBlock),
             info.memory_bytes,
+            peer_stores=not links.modifying(self._hip, index, self.arch, len(found.devices)),
         )
         self._loop_stream = self._stream()
         self._copy_stream = self._stream()

@@ -51,6 +51,20 @@ def read_links() -> MachineLinks:
     return MachineLinks(_text(properties.name), count, tuple(direct), (), host)
 
 
+def modifying(hip: Any, index: int, arch: str, count: int) -> bool:
+    """Do the links of a device to all `count` devices that this process sees carry
+    read-modify-write? Links over PCIe may not. Alone, or where HIP does not say, Infinity Fabric
+    does, and nothing else counts as a link that does.
+    """
+    fabric = arch in LINK_RATE
+    ask = getattr(hip, "hipDeviceGetP2PAttribute", None)
+    if ask is None or count == 1:
+        return fabric
+    native = hip.hipDeviceP2PAttr.hipDevP2PAttrNativeAtomicSupported
+    answers = [ask(native, index, peer) for peer in range(count) if peer != index]
+    return all(bool(value) if int(code) == 0 else fabric for code, value in answers)
+
+
 def _call(name: str, result: tuple[Any, ...]) -> tuple[Any, ...]:
     code, *values = result
     if int(code):

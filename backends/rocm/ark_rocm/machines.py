@@ -96,8 +96,13 @@ def machine(name: str, model: Model) -> Machine:
     )
 
 
-def opened(name: str, arch: str, processors: int, shared_bytes: int, memory: int) -> Machine:
-    """The model of an opened device; speeds come from the nearest product of its architecture."""
+def opened(
+    name: str, arch: str, processors: int, shared_bytes: int, memory: int, peer_stores: bool = False
+) -> Machine:
+    """The model of an opened device; speeds come from the nearest product of its architecture.
+
+    peer_stores: its links to other devices carry no read-modify-write.
+    """
     plain = arch.split(":", 1)[0]
     describe(plain)
     like = next(m for m in MODELS.values() if m.arch == plain)
@@ -116,5 +121,5 @@ def opened(name: str, arch: str, processors: int, shared_bytes: int, memory: int
         signal_us=like.signal_us,
         line_bytes=LINE,
         tile=TILE,
-        capabilities=(ARCHS[plain].unit, *CAPABILITIES),
+        capabilities=(ARCHS[plain].unit, *CAPABILITIES, *("peer_stores",) * peer_stores),
     )

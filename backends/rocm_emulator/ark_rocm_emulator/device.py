@@ -25,7 +25,7 @@ from ark_rocm_emulator.compile import TARGETS, CompileError, assemble, to_assemb
 
 VARIABLE = "ARK_ROCM_DEVICE"
 _PREFIX = "emulated:"
-_OPTIONS = ("seed", "checks", "stale", "compute_units")
+_OPTIONS = ("seed", "checks", "stale", "compute_units", "stores_only")
 # Products that the timing model knows: architecture, number in core/timing_models.cpp, units.
 TIMED = {"mi300x": ("gfx942", 1, 304), "mi355x": ("gfx950", 2, 256)}
 _COMPILE = ctypes.CFUNCTYPE(
@@ -79,6 +79,7 @@ class ErrorKind(enum.IntEnum):
     TRAP = 11
     CANCELLED = 12
     STALE = 13
+    LINK = 14
     DMA = 100
 
 
@@ -215,8 +216,8 @@ def activate(request: str | None = None) -> Activation | None:
 
     Args:
         request: "emulated:gfx942[,2]", or "emulated:mi300x" with predicted times; default: the
-            environment's ARK_ROCM_DEVICE. The variables ARK_ROCM_EMULATOR_SEED, _CHECKS, _STALE
-            and _COMPUTE_UNITS are heeded too.
+            environment's ARK_ROCM_DEVICE. The variables ARK_ROCM_EMULATOR_SEED, _CHECKS, _STALE,
+            _COMPUTE_UNITS and _STORES_ONLY are heeded too.
 
     Returns:
         What is emulated now (activating twice changes nothing), or None if nothing was asked for.
@@ -245,8 +246,9 @@ def emulated(arch: str = "gfx942", count: int = 1, **options: int) -> Iterator[A
         arch: one of gfx90a, gfx942, gfx950, gfx1100, or a product that is timed (TIMED).
         count: devices, 1 to 64.
         options: seed (of the wave scheduler), checks (0 or 1), stale (0 or 1: caches hold old
-            values; not beside checks, which go first), compute_units (per device), parallel (0 or
-            1), max_slice and step_budget (wave-instructions), external_wait_ms, report (0 or 1:
+            values; not beside checks, which go first), compute_units (per device), stores_only
+            (0 or 1: links between devices carry no read-modify-write), parallel (0 or 1),
+            max_slice and step_budget (wave-instructions), external_wait_ms, report (0 or 1:
             print failures when they happen).
 
     What was emulated before waits untouched and is back at the end of the block; handles and

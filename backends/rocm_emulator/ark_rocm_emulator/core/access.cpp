@@ -247,6 +247,20 @@ uint64_t modify(uint8_t* cell, AtomicOp op, uint64_t data, uint64_t data2, bool&
   }
 }
 
+// Over PCIe a link may carry loads and stores alone.
+void check_link(Wave& w, const Inst& i, const Addresses& a) {
+  for (uint64_t rest = a.active; rest != 0; rest &= rest - 1) {
+    const int lane = std::countr_zero(rest);
+    const Region& region = w.grid->view.find(a.at[lane], 1)->region;
+    if (!region.far && (region.device < 0 || region.device == w.grid->device)) continue;
+    throw Fault{ErrorKind::Link,
+                *i.name + " reads, modifies and writes memory of another device, but the link to " +
+                    "it carries loads and stores alone: " +
+                    describe_address(w.grid->view, a.at[lane]),
+                lane, a.at[lane]};
+  }
+}
+
 // Whether the access passes caches: not where the code and private memory lie, nor in a queue.
 bool is_stale(Wave& w, const Addresses& a) {
   if (w.stale == nullptr || a.space != Space::Global) return false;
@@ -333,6 +347,7 @@ void atomic_lanes(Wave& w, const Inst& i, const Addresses& a, AtomicOp op, int b
   } else {
     region = check_global_range(w, i, a, bytes);
   }
+  if (w.grid->desc.options.stores_only && a.space == Space::Global) check_link(w, i, a);
   for (uint64_t rest = a.active; rest != 0; rest &= rest - 1) {
     const int l = std::countr_zero(rest);
     if (a.at[l] % static_cast<uint64_t>(bytes) == 0) continue;

@@ -49,7 +49,8 @@ enum class MemKind : uint8_t {
 struct Region {
   uint64_t base = 0;        // host address == device address
   uint64_t size = 0;        // bytes; an access must lie inside one region
-  int device = 0;           // owner; -1 for the host
+  int device = 0;           // owner, or who has it mapped (IPC); -1 for the host
+  bool far = false;         // mapped memory of another device
   MemKind kind = MemKind::Device;
   uint64_t access = 0;      // bit d: device d may access it; 0 means the owner only
   bool shared = false;      // mapped by another process too (IPC): a wait on it is never a deadlock
@@ -134,6 +135,7 @@ struct LaunchOptions {
   bool checks = false;          // shadow memory, hazards, races (slower)
   bool stale = false;           // caches hold old values, operations overtake each other; not
                                 // together with checks, which go first
+  bool stores_only = false;     // links between devices carry no read-modify-write
   bool parallel = true;         // may spread independent workgroups over threads
   uint32_t max_slice = 256;     // most instructions a wave runs before another one is picked
   uint32_t timing = 0;          // number of a timing model (timing.h); 0: none
@@ -168,6 +170,7 @@ enum class ErrorKind : uint8_t {
   Trap,             // s_trap
   Cancelled,
   Stale,            // scalar load of a line that its cache may hold since before a write (checks)
+  Link,             // read-modify-write over a link that carries none (stores_only)
 };
 const char* error_kind_name(ErrorKind kind);
 

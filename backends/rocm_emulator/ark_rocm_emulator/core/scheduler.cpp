@@ -17,7 +17,7 @@ const char* error_kind_name(ErrorKind kind) {
                                        "out of bounds", "uninitialised read", "LDS out of range",
                                        "misaligned",    "missing wait", "race",
                                        "deadlock",      "budget",      "trap",
-                                       "cancelled",     "stale scalar read"};
+                                       "cancelled",     "stale scalar read", "link"};
   return kNames[static_cast<int>(kind)];
 }
 

@@ -248,10 +248,24 @@ HIP_EXPORT hipError_t hipExtGetLinkTypeAndHopCount(int first, int second, uint32
   HIP_ENTER();
   if (!type || !hops || first == second) return answer(hipErrorInvalidValue);
   if (!known_device(*rt, first) || !known_device(*rt, second)) return answer(hipErrorInvalidDevice);
-  constexpr uint32_t kXgmi = 4;
-  *type = kXgmi;
+  constexpr uint32_t kPcie = 2, kXgmi = 4;
+  *type = rt->settings.stores_only ? kPcie : kXgmi;
   *hops = 1;
   return hipSuccess;
+}
+
+HIP_EXPORT hipError_t hipDeviceGetP2PAttribute(int* value, int attribute, int device, int peer) {
+  enum : int { kRank, kAccess, kNativeAtomics, kArrays };
+  HIP_ENTER();
+  if (!value || device == peer) return answer(hipErrorInvalidValue);
+  if (!known_device(*rt, device) || !known_device(*rt, peer)) return answer(hipErrorInvalidDevice);
+  switch (attribute) {
+    case kRank: *value = 0; return hipSuccess;
+    case kAccess: *value = 1; return hipSuccess;
+    case kNativeAtomics: *value = !rt->settings.stores_only; return hipSuccess;
+    case kArrays: *value = 0; return hipSuccess;
+    default: return answer(hipErrorInvalidValue);
+  }
 }
 
 static void refresh_access(Runtime& rt, int owner) {

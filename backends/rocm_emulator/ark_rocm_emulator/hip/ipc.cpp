@@ -19,7 +19,8 @@ struct Handle {
   int32_t pid, fd;
   uint32_t kind;
   int32_t records_fd;
-  uint32_t padding[4];
+  int32_t device;
+  uint32_t padding[3];
 };
 static_assert(sizeof(Handle) == sizeof(hipIpcMemHandle_t), "a HIP handle is 64 bytes");
 
@@ -75,6 +76,7 @@ HIP_EXPORT hipError_t hipIpcGetMemHandle(hipIpcMemHandle_t* handle, void* pointe
               .fd = arena.fd,
               .kind = uint32_t(found->kind),
               .records_fd = arena.records_fd,
+              .device = found->device,
               .padding = {}};
   memcpy(handle, &made, sizeof made);
   return hipSuccess;
@@ -124,6 +126,7 @@ HIP_EXPORT hipError_t hipIpcOpenMemHandle(void** pointer, hipIpcMemHandle_t hand
   Allocation made{.base = uint64_t(base), .size = given.size, .device = current_device};
   made.kind = ark_emu::MemKind(given.kind);
   made.imported = true;
+  made.far = given.device != current_device;
   made.records = records;
   made.handle = key;
   register_region(*rt, made, access_mask(*rt, current_device), "hipIpcOpenMemHandle");

@@ -131,6 +131,7 @@ void register_region(Runtime& rt, const Allocation& allocation, uint64_t access,
   region.device = allocation.device;
   region.kind = allocation.kind;
   region.access = access;
+  region.far = allocation.far;
   region.shared = allocation.imported;
   region.records = allocation.records;
   region.initialised = allocation.imported || allocation.device < 0;

@@ -199,6 +199,8 @@ HIP_EXPORT int ark_emulator_set(const char* name, uint64_t value) {
       s.checks = value != 0;
     else if (key == "stale")
       s.stale = value != 0;
+    else if (key == "stores_only")
+      s.stores_only = value != 0;
     else if (key == "parallel")
       s.parallel = value != 0;
     else if (key == "report")

@@ -32,6 +32,7 @@ struct Settings {
   uint64_t seed = 0;
   bool checks = false;
   bool stale = false;              // values may be stale (LaunchOptions::stale)
+  bool stores_only = false;        // links between devices carry no read-modify-write
   bool parallel = true;
   bool report = true;              // print a kernel's failure to stderr when it happens
   int compute_units = 8;           // per device: few, because every workgroup is interpreted
@@ -102,6 +103,7 @@ struct Allocation {
   uint64_t arena_offset = 0;
   void* records = nullptr;  // of the checks, where other processes have the memory too
   bool managed = false, registered = false, imported = false;
+  bool far = false;         // of an import: from another device
   int opened = 1;           // of an import: how often it was opened
   std::string handle{};       // of an import: which handle it came from
 };

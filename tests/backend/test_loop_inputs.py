@@ -1,0 +1,74 @@
+"""What Python writes between runs of a loop is what its running kernel reads, on devices whose
+caches hold old values for as long as they may (the emulator's stale mode).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from ark_rocm.device import Device
+
+import ark
+from ark.api import session
+from tests.slow import slow
+
+emulator = pytest.importorskip("ark_rocm_emulator")
+pytest.importorskip("hip")
+
+N, STEPS = 4096, 6
+
+
+@pytest.fixture(params=["gfx942", pytest.param("gfx90a", marks=slow), "gfx1100"])
+def old_values(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Devices of this test's own: a process opens each of them once."""
+    monkeypatch.setattr(session._state, "devices", {})
+    with emulator.emulated(str(request.param), stale=1):
+        ark.init(backend="rocm")
+        yield
+        ark.init(backend="cpu")
+        ark.Model.reset()
+
+
+def wrong_sums(
+    make: Callable[[ark.Tensor], ark.Tensor] = lambda t: t, seen: list[bool] | None = None
+) -> int:
+    """Sums of two tensors that were wrong, of which the first is written anew before each run.
+
+    make: what is made of the first one. seen: gets whether the kernel still ran after each write.
+    """
+    changing, other = make(ark.tensor([N])), ark.tensor([N])
+    total = ark.add(changing, other)
+    wrong = 0
+    with ark.Runtime() as runtime:
+        runtime.launch()
+        other.from_numpy(np.arange(N))
+        for step in range(STEPS):
+            changing.from_numpy(np.full(N, step * 3.0))
+            if seen is not None:
+                seen.append(runtime.running())
+            runtime.run()
+            wrong += int((total.to_numpy() != np.arange(N) + step * 3.0).sum())
+    return wrong
+
+
+@pytest.mark.usefixtures("old_values")
+def test_inputs_reach_the_running_kernel() -> None:
+    running: list[bool] = []
+    assert wrong_sums(seen=running) == 0
+    assert running == [True] * STEPS
+
+
+@pytest.mark.usefixtures("old_values")
+def test_new_weights_end_the_loop_and_begin_it_anew() -> None:
+    running: list[bool] = []
+    assert wrong_sums(ark.Parameter, running) == 0
+    assert running == [True] + [False] * (STEPS - 1)
+
+
+@pytest.mark.usefixtures("old_values")
+def test_in_plain_memory_old_inputs_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the two above are for: where nothing is done about it, the emulator shows it."""
+    monkeypatch.delattr(Device, "fed")
+    assert wrong_sums() > 0

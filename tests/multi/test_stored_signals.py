@@ -1,0 +1,124 @@
+"""Ranks over links that carry loads and stores but no read-modify-write: signals are stores then.
+
+The emulated devices stop a kernel that asks such a link for more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import ExitStack
+from importlib import resources
+
+import numpy as np
+import pytest
+
+from ark.backend import registry
+from ark.backend.protocol import Device, KernelBackend
+from ark.codegen import layout
+from ark.codegen.dialect import Source
+from ark.codegen.writer import constants
+from ark.doctor import bench as benches
+from ark.doctor.bench import Bench
+from ark.errors import GpuError, PlanError
+from ark.machine import Machine
+from ark.runtime.admission import admit
+from tests.multi.test_channels import PROGRAMS, put_then_signal, run, wanted
+from tests.multi.test_collectives import build, check_collectives, short_suite
+from tests.slow import slow
+
+emulator = pytest.importorskip("ark_rocm_emulator")
+pytest.importorskip("hip")
+
+WORD = "peer_stores"
+ITERATIONS = 4
+SEEDS = {"gfx942": 8, "gfx1100": 40}  # RDNA waits for loads and stores apart
+
+
+def opened(arch: str, stack: ExitStack, **options: int) -> tuple[list[Device], Machine]:
+    """Two devices whose link carries stores alone."""
+    stack.enter_context(emulator.emulated(arch, 2, stores_only=1, compute_units=3, **options))
+    made = [registry.get("rocm").open(rank) for rank in range(2)]
+    for device in made:
+        stack.callback(device.close)
+    return made, made[0].machine
+
+
+def adding(machine: Machine) -> Machine:
+    """The machine with links that carry everything."""
+    words = tuple(word for word in machine.capabilities if word != WORD)
+    return dataclasses.replace(machine, capabilities=words)
+
+
+@pytest.mark.parametrize("arch", ["gfx1100", pytest.param("gfx942", marks=slow)])
+@pytest.mark.parametrize("option", ["checks", "stale"])
+def test_channels(arch: str, option: str) -> None:
+    with ExitStack() as stack:
+        made, machine = opened(arch, stack, **{option: 1})
+        assert machine.has(WORD)
+        for body in PROGRAMS:
+            got = run(build(2, body, machine), "rocm", made, ITERATIONS)
+            np.testing.assert_array_equal(got, wanted(len(got), ITERATIONS), body.__name__)
+
+
+@slow
+@pytest.mark.parametrize("arch", ["gfx1100", "gfx942"])
+def test_collectives(arch: str) -> None:
+    with ExitStack() as stack:
+        check_collectives("rocm", 2, *opened(arch, stack, checks=1), short_suite)
+
+
+def test_additions_are_stopped_there() -> None:
+    with ExitStack() as stack:
+        made, machine = opened("gfx1100", stack, report=0)
+        plans = build(2, put_then_signal, adding(machine))
+        with pytest.raises(GpuError):
+            run(plans, "rocm", made, ITERATIONS, budget_s=2.0)
+        kinds = {failure.kind for failure in emulator.failures()}
+        assert emulator.ErrorKind.LINK in kinds
+
+
+def test_a_plan_whose_ranks_add_is_refused() -> None:
+    """It may have been made elsewhere, for the product by its name."""
+    product = registry.machine("rx7900xtx")
+    plans = build(2, put_then_signal, product.with_processors(4))
+    admit(plans, product)
+    lacking = dataclasses.replace(product, capabilities=(*product.capabilities, WORD))
+    with pytest.raises(PlanError, match="carry stores alone"):
+        admit(plans, lacking)
+
+
+STORING = """
+ARK_DEVICE void ark_run(const ArkParams* p, ark_u32, char*) {
+  const ark_u64 count = p->counter_ops;
+  const ArkCounterOp e{p->tasks, 1u, static_cast<ark_u32>(count), static_cast<ark_u32>(count >> 32),
+                       9u};
+  for (ark_u32 i = 0u; ark_tid() == 0 && i < p->together; ++i) ark_signal_stored(e);
+}
+"""
+
+
+def storing(machine: Machine, backend: KernelBackend) -> Source:
+    """A kernel whose processors all signal one counter."""
+    dialect = backend.dialect(machine.arch)
+    device = resources.files("ark.codegen").joinpath("device")
+    loop = [device.joinpath(name).read_text() for name in ("wait.h", "task_slots.h")]
+    constant = constants(machine, 1, layout.LOOP_BYTES, signals=2)
+    parts = (constant, dialect.prelude, layout.declarations(), *loop, STORING, dialect.entry)
+    return Source("\n".join(parts))
+
+
+def stored(bench: Bench, rounds: int) -> int:
+    """What the peer's word holds in the end."""
+    word, count = bench.words(1, "symmetric"), bench.words(1)
+    bench.finish(bench.start("add", data=word.address, words=count.address, rounds=rounds))
+    return int(bench.device.read(word.address, 4).view(np.uint32)[0])
+
+
+@pytest.mark.parametrize("arch", ["gfx1100", "gfx942"])
+def test_the_last_store_is_of_all_signals(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processors overtake each other between counting and storing."""
+    monkeypatch.setattr(benches, "source", storing)
+    for seed in range(SEEDS[arch]):
+        options = {"stale": 1, "seed": seed, "max_slice": 4, "compute_units": 6}
+        with emulator.emulated(arch, 1, **options), Bench(registry.get("rocm"), 0) as bench:
+            assert stored(bench, rounds=5) == 5 * bench.processors
