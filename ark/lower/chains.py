@@ -7,7 +7,6 @@ rounds as it says. Called by ark.lower.pipeline.
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Callable
 
@@ -85,9 +84,7 @@ def join_chains(graph: Graph, kept: frozenset[int] = frozenset()) -> Graph:
         for tensor in node.outputs:
             written[tensor.buffer.id] = place
         nodes.append(node)
-    made = copy.copy(graph)
-    made.nodes = [n for n in nodes if n is not None]
-    return made
+    return graph.with_nodes(n for n in nodes if n is not None)
 
 
 def _join_seen(before: Node, node: Node, read: Tensor) -> Node | None:

@@ -8,7 +8,6 @@ the dimension that is summed over. Called by ark.lower.pipeline before chains ar
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -55,9 +54,7 @@ def join_regions(graph: Graph, kept: frozenset[int] = frozenset(), handed: bool 
                 continue
         run.append(node)
     end()
-    made = copy.copy(graph)
-    made.nodes = nodes
-    return made
+    return graph.with_nodes(nodes)
 
 
 def _touched(node: Node) -> tuple[Tensor, ...]:
