@@ -184,13 +184,13 @@ class _Region:
 
     def stored(self, touched: Counter[int], kept: frozenset[int]) -> list[int]:
         """The results that somebody outside of the region reads; the last ones, if nobody does."""
-        own = Counter(t.buffer.id for n in self.nodes for t in _touched(n))
+        inside = Counter(t.buffer.id for n in self.nodes for t in _touched(n))
         found = [
             number
             for number, t in enumerate(self.results)
             if t.buffer.arena != "activation"
             or t.buffer.id in kept
-            or touched[t.buffer.id] > own[t.buffer.id]
+            or touched[t.buffer.id] > inside[t.buffer.id]
         ]
         # Of results that nobody reads none is kept beside others that somebody does.
         return found or [n for n in range(len(self.results)) if not self._uses[n]]

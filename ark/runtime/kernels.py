@@ -111,12 +111,12 @@ def launch_all(
         end, last = ends[kernel.phases[-1]], number == len(kernels) - 1
         if end == begin and not (last and not launches):
             continue
-        own = params.copy()
-        own["first"] = begin
-        own["trace"] += number * trace_bytes
+        given = params.copy()
+        given["first"] = begin
+        given["trace"] += number * trace_bytes
         if not last:
-            own["end"] = end
-        launches.append(_launch(kernel, device, own, stream))
+            given["end"] = end
+        launches.append(_launch(kernel, device, given, stream))
         begin = end
     return launches[0] if len(launches) == 1 else Launches(launches)
 
