@@ -18,6 +18,10 @@ def test_every_op_has_a_rule_or_is_a_constant() -> None:
 
 # What only the compiler makes, what ranks say to each other, and what is not built.
 NO_RULE = {
+    "all_gather_matmul",
+    "all_reduce_norm",
+    "matmul_all_reduce",
+    "matmul_reduce_scatter",
     "convolution",
     "expert_linear",
     "fusion",
