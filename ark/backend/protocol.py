@@ -121,6 +121,17 @@ class BoxMapper(Protocol):
 
 
 @dataclass(frozen=True)
+class Grid:
+    """The blocks of a launch: one per processor, each with so many threads and so many bytes of
+    shared memory beside what its code declares.
+    """
+
+    processors: int
+    threads: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
 class Copies:
     """How the host's proxy copies a device's memory. header: C++ text of a class `Copies`, made of
     the other two (ark/runtime/proxy/module.cpp uses it). library: the driver's, by path or name.
@@ -203,15 +214,9 @@ class KernelDevice(Device, Protocol):
         ...
 
     def launch(
-        self,
-        program: object,
-        params: bytes,
-        processors: int,
-        threads: int,
-        shared_bytes: int,
-        stream: int | None = None,
+        self, program: object, params: bytes, grid: Grid, stream: int | None = None
     ) -> Launch:
-        """Starts the loop kernel, one block per processor, all resident; does not wait.
+        """Starts the loop kernel, all blocks resident; does not wait.
 
         stream: a caller's queue of the device, as the vendor numbers it; devices without such take
         none. `params` is the ArkParams structure of ark.codegen.layout. Raises SystemError if the
@@ -240,14 +245,7 @@ class Again(Launch, Protocol):
 class StreamDevice(KernelDevice, Protocol):
     """A device whose launches go to queues of the caller's, many a second."""
 
-    def again(
-        self,
-        program: object,
-        params: np.ndarray,
-        processors: int,
-        threads: int,
-        shared_bytes: int,
-    ) -> Again:
+    def again(self, program: object, params: np.ndarray, grid: Grid) -> Again:
         """Launches to come, of a kernel that was launched so before. params: the ArkParams that
         each takes, in memory that stays.
         """
@@ -266,9 +264,7 @@ class GraphDevice(KernelDevice, Protocol):
         self,
         program: object,
         params: bytes,
-        processors: int,
-        threads: int,
-        shared_bytes: int,
+        grid: Grid,
         stream: int,
         cleared: Sequence[tuple[int, int]],
     ) -> None:

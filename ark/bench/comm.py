@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ark.backend.protocol import Backend, Device
-from ark.bench.comm_peer import GRAPH, CommCase, Peer, agreed
+from ark.bench.comm_peer import GRAPH, CommCase, Peer, agreed, seconds_each
 from ark.bench.peer import import_torch, torch_device
 from ark.collective import Collective, CollectiveProgram
 from ark.comm.simulate import simulate
@@ -184,17 +184,8 @@ def _in_graph(
         executor.start(1).wait(60.0)
         data = device.read(executor.buffer_address(places["y"].id), places["y"].nbytes)
         got = data.view(case.dtype.numpy)
-        run = executor.start(3)
-        run.wait(60.0)
-        once = run.elapsed_ms() / 1e3 / 3
-        iterations = int(agreed(job, float(np.clip(0.02 / once, 3, 2000))))
-        times = []
-        for _ in range(case.repeats):
-            run = executor.start(iterations)
-            run.wait(120.0)
-            times.append(run.elapsed_ms() / 1e3 / iterations / many)
-        job.barrier("the end of a case")
-    return float(np.median(times)), got
+        seconds = seconds_each(executor, job, case.repeats, 2000)
+    return seconds / many, got
 
 
 def _chain(key: Key) -> int:

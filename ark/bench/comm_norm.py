@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ark.backend.protocol import Backend, Device
-from ark.bench.comm_peer import agreed
+from ark.bench.comm_peer import seconds_each
 from ark.distributed.calls import Key, machine_for
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType, fp32
@@ -110,17 +110,8 @@ def _timed(
                 device.write(address, np.ascontiguousarray(values).view(np.uint8).reshape(-1))
         executor.start(1).wait(60.0)
         got = device.read(executor.buffer_address(places["y"].id), places["y"].nbytes).copy()
-        run = executor.start(3)
-        run.wait(60.0)
-        once = run.elapsed_ms() / 1e3 / 3
-        iterations = int(agreed(job, float(np.clip(0.02 / once, 3, 1000))))
-        times = []
-        for _ in range(repeats):
-            run = executor.start(iterations)
-            run.wait(120.0)
-            times.append(run.elapsed_ms() / 1e3 / iterations / CHAIN)
-        job.barrier("the end of a case")
-    return float(np.median(times)), got
+        seconds = seconds_each(executor, job, repeats, 1000)
+    return seconds / CHAIN, got
 
 
 def _wrong(shape: tuple[int, int], dtype: DataType, world: int, got: np.ndarray) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ark.backend.protocol import Backend, Device
-from ark.bench.comm_peer import agreed
+from ark.bench.comm_peer import seconds_each
 from ark.distributed.calls import Key, machine_for
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType
@@ -166,17 +166,8 @@ def _timed(
         executor.start(1).wait(60.0)
         y = places["y"]
         got = device.read(executor.buffer_address(y.id), y.nbytes).copy()
-        run = executor.start(3)
-        run.wait(60.0)
-        once = run.elapsed_ms() / 1e3 / 3
-        iterations = int(agreed(job, float(np.clip(0.02 / once, 3, 200))))
-        times = []
-        for _ in range(case.repeats):
-            run = executor.start(iterations)
-            run.wait(120.0)
-            times.append(run.elapsed_ms() / 1e3 / iterations)
-        job.barrier("the end of a case")
-    return float(np.median(times)), got.view(case.dtype.numpy)
+        seconds = seconds_each(executor, job, case.repeats, 200)
+    return seconds, got.view(case.dtype.numpy)
 
 
 def _wrong(case: OverlapCase, rank: int, world: int, got: np.ndarray) -> int:

@@ -21,6 +21,7 @@ from ark.comm.topology import Topology
 from ark.ir.dtype import DataType
 from ark.lower.engines import AUTO
 from ark.runtime.bootstrap import Bootstrap
+from ark.runtime.executor import Executor
 
 GRAPH, ALONE = "graph", "alone"
 
@@ -46,6 +47,23 @@ class CommCase:
 def agreed(job: Bootstrap, number: float) -> float:
     """The largest of the ranks' numbers."""
     return max(json.loads(s) for s in job.all_gather(json.dumps(number).encode()))
+
+
+def seconds_each(executor: Executor, job: Bootstrap, repeats: int, most: int) -> float:
+    """The median over `repeats` launches of an iteration's seconds on this rank; a launch takes
+    about 20 ms, with at least 3 and at most so many iterations, as many on every rank.
+    """
+    run = executor.start(3)
+    run.wait(60.0)
+    once = run.elapsed_ms() / 1e3 / 3
+    iterations = int(agreed(job, float(np.clip(0.02 / once, 3, most))))
+    times = []
+    for _ in range(repeats):
+        run = executor.start(iterations)
+        run.wait(120.0)
+        times.append(run.elapsed_ms() / 1e3 / iterations)
+    job.barrier("the end of a case")
+    return float(np.median(times))
 
 
 class Peer:

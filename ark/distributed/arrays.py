@@ -90,11 +90,11 @@ class Array:
         """Device memory of as many bytes, as this kind of array sees it."""
         raise NotImplementedError
 
-    def give(self, view: Any) -> None:
+    def write_to(self, view: Any) -> None:
         """Copies the bytes to a view of device memory."""
         raise NotImplementedError
 
-    def take(self, view: Any) -> None:
+    def read_from(self, view: Any) -> None:
         """Fills the array from a view of device memory."""
         raise NotImplementedError
 
@@ -125,10 +125,10 @@ class HostArray(Array):
     def view(self, memory: Memory) -> np.ndarray:
         return _host(memory)[: self.nbytes]
 
-    def give(self, view: Any) -> None:
+    def write_to(self, view: Any) -> None:
         view[:] = self._bytes()
 
-    def take(self, view: Any) -> None:
+    def read_from(self, view: Any) -> None:
         self._bytes()[:] = view
 
 
@@ -169,10 +169,10 @@ class TorchArray(Array):
             _DeviceBytes(memory.address, self.nbytes), device=self.given.device
         )
 
-    def give(self, view: Any) -> None:
+    def write_to(self, view: Any) -> None:
         view.copy_(self._bytes(), non_blocking=True)
 
-    def take(self, view: Any) -> None:
+    def read_from(self, view: Any) -> None:
         self._bytes().copy_(view, non_blocking=True)
 
 

@@ -242,12 +242,12 @@ class Group:
         assert some is not None
         stream = some.stream()
         if x is not None:
-            x.give(call.view(x, call.source))
+            x.write_to(call.view(x, call.source))
         run = call.run(stream)
         if stream is None:
             run.wait()
         if y is not None:
-            y.take(call.view(y, call.target))
+            y.read_from(call.view(y, call.target))
 
     def close(self, together: bool = True) -> None:
         """Frees what the calls hold; together: all ranks do so, and nothing has failed."""

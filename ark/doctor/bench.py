@@ -10,7 +10,7 @@ from types import TracebackType
 import numpy as np
 
 from ark.backend import registry
-from ark.backend.protocol import Backend, KernelBackend, Launch, Memory, MemoryKind, Target
+from ark.backend.protocol import Backend, Grid, KernelBackend, Launch, Memory, MemoryKind, Target
 from ark.codegen import layout
 from ark.codegen.dialect import Source
 from ark.codegen.writer import constants
@@ -96,13 +96,8 @@ class Bench:
         params["processors"] = processors or self.processors
         params["together"], params["persistent"] = rounds, int(system)
         params["budget_ns"], params["idle_ns"] = int(BUDGET_S * 1e9), int(lasts_s * 1e9)
-        self.launched = self.device.launch(
-            self.program,
-            params.tobytes(),
-            processors or self.processors,
-            self.machine.threads,
-            layout.LOOP_BYTES,
-        )
+        grid = Grid(processors or self.processors, self.machine.threads, layout.LOOP_BYTES)
+        self.launched = self.device.launch(self.program, params.tobytes(), grid)
         return self.launched
 
     def finish(self, launch: Launch) -> np.ndarray:

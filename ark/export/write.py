@@ -43,7 +43,9 @@ from ark.plan.types import Plan
 Files = dict[str, "str | bytes"]
 _IDENTIFIER = re.compile(r"[a-z][a-z0-9_]{0,62}")
 # Files that every folder has.
-_TAKEN = frozenset(("ark", "decoder", "device", "generate", "layout", "model", "safetensors"))
+_TAKEN = frozenset(
+    ("ark", "decoder", "device", "driver", "generate", "layout", "model", "safetensors")
+)
 
 
 def identifier(name: str, wanted: str | None) -> str:
@@ -185,6 +187,7 @@ def _with_image(
     return {
         f"{name}.c": describe(plan, opcode, name, decoder, images, maps, made_for),
         f"{name}_image.c": image_source(images, name),
+        "driver.h": resources.files("ark.export").joinpath("c/driver.h").read_text(),
         "CMakeLists.txt": cmake.of_image(name, program),
         **binaries,
     }

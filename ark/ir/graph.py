@@ -6,8 +6,9 @@ and nothing else. Called by ark.ops, ark.models and the planner.
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,6 +64,12 @@ class Graph:
         self.scopes: list[str] = []
         self.detached: set[int] = set()  # ids of tensors that are constants to differentiation
         self._depends: dict[int, tuple[Tensor, ...]] = {}
+
+    def with_nodes(self, nodes: Iterable[Node]) -> Graph:
+        """A copy that has these nodes instead, and shares everything else."""
+        made = copy.copy(self)
+        made.nodes = list(nodes)
+        return made
 
     @contextmanager
     def entry(self, name: str) -> Iterator[None]:

@@ -7,7 +7,6 @@ rounds as it says. Called by ark.lower.pipeline.
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Callable
 
@@ -54,8 +53,8 @@ def read_once(graph: Graph, kept: frozenset[int]) -> Callable[[Tensor], bool]:
     touched = Counter(t.buffer.id for n in graph.nodes for t in (*n.inputs, *n.outputs, *n.after))
 
     def private(out: Tensor) -> bool:
-        own = out.buffer.arena == "activation" and out.buffer.id not in kept
-        return own and touched[out.buffer.id] == 2
+        unshared = out.buffer.arena == "activation" and out.buffer.id not in kept
+        return unshared and touched[out.buffer.id] == 2
 
     return private
 
@@ -85,9 +84,7 @@ def join_chains(graph: Graph, kept: frozenset[int] = frozenset()) -> Graph:
         for tensor in node.outputs:
             written[tensor.buffer.id] = place
         nodes.append(node)
-    made = copy.copy(graph)
-    made.nodes = [n for n in nodes if n is not None]
-    return made
+    return graph.with_nodes(n for n in nodes if n is not None)
 
 
 def _join_seen(before: Node, node: Node, read: Tensor) -> Node | None:
@@ -96,8 +93,8 @@ def _join_seen(before: Node, node: Node, read: Tensor) -> Node | None:
     """
     between = before.outputs[0]
     if between.shape == read.shape:
-        alike = (read.extents, read.offsets, read.dtype)
-        same = (between.extents, between.offsets, between.dtype) == alike
+        wanted = (read.extents, read.offsets, read.dtype)
+        same = (between.extents, between.offsets, between.dtype) == wanted
         return _join(before, node, read) if same else None
     placed = any(expression.places(expression_of(n)) for n in (before, node))
     if placed or not same_elements(read, between):

@@ -17,7 +17,7 @@ from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.fuse import fuse
 from ark.lower.narrow import narrow
-from ark.lower.tiling import split_k, stage_tile, stays_apart
+from ark.lower.tiling import input_in_memory, split_k, stage_tile
 from ark.machine import Machine
 from ark.tasks.linear import (
     MOST_NARROW,
@@ -246,5 +246,5 @@ def _held(node: Node, machine: Machine) -> int:
     if rows == 1:
         return narrow_bytes(1, k, dtype.itemsize)
     held, splits = stage_tile(node, machine)
-    own = 0 if stays_apart(node) else narrow_bytes(rows, k, dtype.itemsize)
-    return own + sums_bytes(machine.warps, rows, held, splits)
+    input_bytes = 0 if input_in_memory(node) else narrow_bytes(rows, k, dtype.itemsize)
+    return input_bytes + sums_bytes(machine.warps, rows, held, splits)

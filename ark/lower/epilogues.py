@@ -14,7 +14,6 @@ Called by ark.lower.pipeline after chains are joined.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 
 from ark.codegen.layout import RECORD_OPERANDS
@@ -67,9 +66,7 @@ def join_epilogues(graph: Graph, machine: Machine, kept: frozenset[int] = frozen
         for tensor in node.outputs:
             written[tensor.buffer.id] = place
         nodes.append(node)
-    made = copy.copy(graph)
-    made.nodes = [n for n in nodes if n is not None]
-    return made
+    return graph.with_nodes(n for n in nodes if n is not None)
 
 
 def _scalar(node: Node) -> bool:

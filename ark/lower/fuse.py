@@ -24,7 +24,7 @@ from ark.variant import COMMUNICATE
 
 EPILOGUES = {"add": "add", "swiglu_pairs": "swiglu", "rope_kv": "rope_kv"}
 """Ops that a linear task does where its sums end, and the task's name for each."""
-APART = ("attention", "swiglu_pairs")
+FROM_MEMORY = ("attention", "swiglu_pairs")
 """Ops whose result each reader reads piece by piece where it is too much for packets."""
 MAX_STREAM_ROWS = 8  # more input rows than this fill matrix units, where a machine has them
 
@@ -56,7 +56,7 @@ def fuse(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -> 
         if node.type != "matmul" or node.hints:
             continue
         maker = by_output.get(node.inputs[0].id)
-        if not _streams(node, machine, maker is not None and maker.type in APART):
+        if not _streams(node, machine, maker is not None and maker.type in FROM_MEMORY):
             continue
         if node.inputs[1].buffer.id in written or node.id in replaced:
             continue
@@ -94,8 +94,8 @@ def fuse(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -> 
     return made
 
 
-def _streams(node: Node, machine: Machine, apart: bool) -> bool:
-    """apart: may its input be rounded where it is made, and stay in memory?"""
+def _streams(node: Node, machine: Machine, from_memory: bool) -> bool:
+    """from_memory: may its input be rounded where it is made, and stay in memory?"""
     x, weight = node.inputs
     rows = x.shape[0]
     limit = 64 if machine.has("single_thread") else MAX_STREAM_ROWS
@@ -108,16 +108,16 @@ def _streams(node: Node, machine: Machine, apart: bool) -> bool:
         and bool(node.attrs["transpose_b"])
         and not node.attrs["transpose_a"]
         and rows <= limit
-        and _room(rows, weight, machine, apart)
+        and _room(rows, weight, machine, from_memory)
     )
 
 
-def _room(rows: int, weight: Tensor, machine: Machine, apart: bool) -> bool:
+def _room(rows: int, weight: Tensor, machine: Machine, from_memory: bool) -> bool:
     """Can the ring take such rows of weights, and a processor the input rows?"""
     splits = split_k(rows, weight, machine)
     scratch = 4 * rows * weight.shape[1] + 4 * machine.warps
     if machine.variant.role(COMMUNICATE) and splits and narrow_rows(rows, weight, splits):
-        wide = apart and rows > 1 and rows * weight.shape[1] > PACKET_READ_FEW
+        wide = from_memory and rows > 1 and rows * weight.shape[1] > PACKET_READ_FEW
         held = 0 if wide else narrow_bytes(rows, weight.shape[1], weight.dtype.itemsize)
         return held <= machine.shared_bytes - machine.ring_bytes
     return splits > 1 or (splits == 1 and scratch <= machine.shared_bytes - machine.ring_bytes)

@@ -8,7 +8,6 @@ ark.lower.pipeline.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections import Counter
 
@@ -33,9 +32,8 @@ def own_first(graph: Graph, kept: frozenset[int] = frozenset()) -> Graph:
         private = logits.buffer.arena == "activation" and logits.buffer.id not in kept
         if fits and private and node.phase == gather.phase:
             turned |= {gather.id, node.id}
-    made = copy.copy(graph)
-    made.nodes = [_turned(n, graph.world_size) if n.id in turned else n for n in graph.nodes]
-    return made
+    world = graph.world_size
+    return graph.with_nodes(_turned(n, world) if n.id in turned else n for n in graph.nodes)
 
 
 def _touched(node: Node) -> tuple[Tensor, ...]:

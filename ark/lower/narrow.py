@@ -9,7 +9,6 @@ them if he can, as each reader would. Sums stay in fp32. Called by ark.lower.pip
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections import Counter
 
@@ -33,8 +32,7 @@ def narrow(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -
     if not matrix and not machine.variant.role(COMMUNICATE):
         return graph
     wants = _dtype if matrix else _few
-    made = copy.copy(graph)
-    made.nodes = list(graph.nodes)
+    made = graph.with_nodes(graph.nodes)
     uses = Counter(t.id for n in graph.nodes for t in (*n.inputs, *n.after))
     touched = Counter(t.buffer.id for n in graph.nodes for t in (*n.inputs, *n.outputs))
     wanted: dict[int, list[Node]] = {}  # by tensor: the nodes that read it so

@@ -7,7 +7,6 @@ ark.lower.spread) is gone by then, and so are sums that travel by tiles (ark.low
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 
 from ark.ir.dtype import FLOATS
@@ -35,9 +34,7 @@ def join_norms(graph: Graph) -> Graph:
             sums.pop(tensor.buffer.id, None)
         if node.type == "all_reduce":
             sums[node.outputs[0].buffer.id] = place
-    made = copy.copy(graph)
-    made.nodes = [n for n in nodes if n is not None]
-    return made
+    return graph.with_nodes(n for n in nodes if n is not None)
 
 
 def _fits(between: list[Node], total: Node, norm: Node) -> bool:

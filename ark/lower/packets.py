@@ -69,8 +69,8 @@ def choose_packets(
         small = source.nbytes <= PACKET_LIMIT
         # What one collective leaves for the next one stays with the processors that made it.
         stays = kinds[buffer] == {"combine"}
-        own = source.arena == "activation" and small and buffer not in barred and not stays
-        if own or buffer in received:
+        local = source.arena == "activation" and small and buffer not in barred and not stays
+        if local or buffer in received:
             found.update(t.id for t in tensors)
     return found
 

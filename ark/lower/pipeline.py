@@ -350,14 +350,14 @@ class _Tables:
 
     def _place(self) -> None:
         """Offsets: activations share memory, everything else lies one behind the other."""
-        own = [b for b in self.buffers if b.rank == self.rank]
-        sharing = [b for b in own if b.arena == "activation"]
+        local = [b for b in self.buffers if b.rank == self.rank]
+        sharing = [b for b in local if b.arena == "activation"]
         offsets, total = memory.share(
             {b.id: b.nbytes for b in sharing}, {b.id: self._lifetimes[b.id] for b in sharing}
         )
         self.arenas["activation"] = total
         for arena in ("parameter", "state", "symmetric", "host", "packet"):
-            members = [(b.id, b.nbytes) for b in own if b.arena == arena]
+            members = [(b.id, b.nbytes) for b in local if b.arena == arena]
             placed, size = memory.lay_out(members)
             offsets.update(placed)
             self.arenas[arena] = size

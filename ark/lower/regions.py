@@ -8,7 +8,6 @@ the dimension that is summed over. Called by ark.lower.pipeline before chains ar
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -55,9 +54,7 @@ def join_regions(graph: Graph, kept: frozenset[int] = frozenset(), handed: bool 
                 continue
         run.append(node)
     end()
-    made = copy.copy(graph)
-    made.nodes = nodes
-    return made
+    return graph.with_nodes(nodes)
 
 
 def _touched(node: Node) -> tuple[Tensor, ...]:
@@ -187,13 +184,13 @@ class _Region:
 
     def stored(self, touched: Counter[int], kept: frozenset[int]) -> list[int]:
         """The results that somebody outside of the region reads; the last ones, if nobody does."""
-        own = Counter(t.buffer.id for n in self.nodes for t in _touched(n))
+        inside = Counter(t.buffer.id for n in self.nodes for t in _touched(n))
         found = [
             number
             for number, t in enumerate(self.results)
             if t.buffer.arena != "activation"
             or t.buffer.id in kept
-            or touched[t.buffer.id] > own[t.buffer.id]
+            or touched[t.buffer.id] > inside[t.buffer.id]
         ]
         # Of results that nobody reads none is kept beside others that somebody does.
         return found or [n for n in range(len(self.results)) if not self._uses[n]]

@@ -159,9 +159,9 @@ def stage_rows(weight: Tensor, machine: Machine, paired: bool) -> int:
     return rows
 
 
-def stays_apart(node: Node) -> bool:
+def input_in_memory(node: Node) -> bool:
     """Is the input of a linear layer of few rows as matrix units take it, and stays in memory
-    (ark.tasks.linear.reads_apart)?
+    (ark.tasks.linear.reads_from_memory)?
     """
     plain = node.attrs["prologue"] == "none" and node.attrs["epilogue"] in SPREAD
     return plain and node.inputs[0].dtype == node.inputs[1].dtype
@@ -181,7 +181,7 @@ def stage_tile(node: Node, machine: Machine) -> tuple[int, int]:
         return stage_rows(weight, machine, paired), split_k(rows, weight, machine)
     # Each row of a stage is a copy, which delays the stream: as many as a tile has columns. What
     # each warp reads of its own is as little as the tile's 16 rows make it.
-    held = MATRIX_ROWS[0 if stays_apart(node) else 1]
+    held = MATRIX_ROWS[0 if input_in_memory(node) else 1]
     parts = (p for p in range(1, unit + 1) if unit % p == 0)
     room = (p for p in parts if held * row_bytes(weight) <= p * machine.stage_bytes)
     return held, next(room, unit)

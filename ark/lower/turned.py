@@ -6,7 +6,6 @@ somebody else reads it. Called by ark.lower.pipeline.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections import Counter
 
@@ -35,10 +34,9 @@ def read_turned(graph: Graph, kept: frozenset[int] = frozenset()) -> Graph:
         for tensor in node.outputs:
             written[tensor.buffer.id] = place
         nodes.append(node)
-    made = copy.copy(graph)
     read = Counter(t.buffer.id for n in nodes for t in (*n.inputs, *n.after))
-    made.nodes = [n for n in nodes if n.id not in _ids(turned) or not _unread(n, read, kept)]
-    return made
+    ids = _ids(turned)
+    return graph.with_nodes(n for n in nodes if n.id not in ids or not _unread(n, read, kept))
 
 
 def _turns(node: Node) -> bool:

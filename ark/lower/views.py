@@ -51,10 +51,10 @@ def _seen(tensor: Tensor, shape: Shape, wanted: Shape) -> Tensor | None:
     """
     if tensor.buffer.arena not in UNSEEN:
         return None
-    own = (1,) * (len(shape) - len(tensor.shape)) + tensor.shape
+    aligned = (1,) * (len(shape) - len(tensor.shape)) + tensor.shape
     made: list[int] = []
     for old, new in _groups(shape, wanted):
-        sizes = own[old.start : old.stop]
+        sizes = aligned[old.start : old.stop]
         if sizes == tuple(shape[old.start : old.stop]):
             made += wanted[new.start : new.stop]
         elif all(n == 1 for n in sizes):

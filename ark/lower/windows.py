@@ -8,7 +8,6 @@ ark.lower.pipeline.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 from typing import Any
@@ -42,9 +41,7 @@ def read_windows(graph: Graph, machine: Machine, kept: frozenset[int] = frozense
         for tensor in node.outputs:
             written[tensor.buffer.id] = place
         nodes.append(node)
-    made = copy.copy(graph)
-    made.nodes = [n for n in nodes if n is not None]
-    return made
+    return graph.with_nodes(n for n in nodes if n is not None)
 
 
 def _joined(windows: Node, product: Node, machine: Machine) -> Node | None:

@@ -89,11 +89,11 @@ class Ordering:
     def needs(self, mine: Sequence[Region], count: int) -> list[Needs | None]:
         """By task what it comes after; None for those that come after nothing."""
         found: list[list[int]] = [[] for _ in range(count)]
-        for own in mine:
-            for other in self.frontier.conflicts(own):
-                kind = PACKETS if own.packet and not own.write else READ
+        for access in mine:
+            for other in self.frontier.conflicts(access):
+                kind = PACKETS if access.packet and not access.write else READ
                 kind = WRITTEN if other.write and kind == READ else kind
-                met = own.tasks_after(other)
+                met = access.tasks_after(other)
                 names = zip(met.theirs, met.their_names, met.mine_listed, strict=True)
                 for theirs, name, tasks in names:
                     code = 3 * self._set(other.op, theirs, name) + kind

@@ -155,9 +155,9 @@ class Places:
         for coord in coords:
             cuts.setdefault(coord[:-2], []).append((coord[-2], coord[-1]))
         need(len(cuts) == lines, f"{len(cuts)} of its {lines} rows are computed")
-        for own in cuts.values():
-            ends = [0, *(end for _, end in sorted(own))]
-            begins = [begin for begin, _ in sorted(own)] + [self.ranges[-1].stop]
+        for cut in cuts.values():
+            ends = [0, *(end for _, end in sorted(cut))]
+            begins = [begin for begin, _ in sorted(cut)] + [self.ranges[-1].stop]
             need(ends == begins, "its tiles do not cover its rows exactly once")
 
 

@@ -294,10 +294,8 @@ class Executor(PlanMemory):
         packets = self._arenas.get("packet")
         if packets is not None:
             cleared.append((packets.address, packets.nbytes))
-        blocks, data = self.plan.processors, params.tobytes()
-        self.device.record(
-            kernel.loaded, data, blocks, kernel.threads, kernel.shared_bytes, stream, cleared
-        )
+        grid = kernel.grid(self.plan.processors)
+        self.device.record(kernel.loaded, params.tobytes(), grid, stream, cleared)
 
     def check(self) -> None:
         """Raises GpuError if a wait of a graph's replay has given up."""

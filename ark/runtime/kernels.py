@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ark.backend.protocol import BoxMapper, KernelBackend, KernelDevice, Launch
+from ark.backend.protocol import BoxMapper, Grid, KernelBackend, KernelDevice, Launch
 from ark.codegen.dialect import BoxMap
 from ark.machine import Machine
 from ark.plan.serialize import machine_of
@@ -32,12 +32,14 @@ class Kernel:
     loaded: object
 
     @cached_property
-    def shared_bytes(self) -> int:
-        return self.program.emitted.scratch_bytes + self.machine.ring_bytes
+    def _block(self) -> tuple[int, int]:
+        """Threads and dynamic shared memory of a block."""
+        scratch_bytes = self.program.emitted.scratch_bytes
+        return self.machine.threads, scratch_bytes + self.machine.ring_bytes
 
-    @cached_property
-    def threads(self) -> int:
-        return self.machine.threads
+    def grid(self, processors: int) -> Grid:
+        """Its launch on so many processors."""
+        return Grid(processors, *self._block)
 
 
 def load_kernels(plan: Plan, backend: KernelBackend, device: KernelDevice) -> list[Kernel]:
@@ -109,21 +111,19 @@ def launch_all(
         end, last = ends[kernel.phases[-1]], number == len(kernels) - 1
         if end == begin and not (last and not launches):
             continue
-        own = params.copy()
-        own["first"] = begin
-        own["trace"] += number * trace_bytes
+        given = params.copy()
+        given["first"] = begin
+        given["trace"] += number * trace_bytes
         if not last:
-            own["end"] = end
-        launches.append(_launch(kernel, device, own, stream))
+            given["end"] = end
+        launches.append(_launch(kernel, device, given, stream))
         begin = end
     return launches[0] if len(launches) == 1 else Launches(launches)
 
 
 def _launch(kernel: Kernel, device: KernelDevice, params: np.ndarray, stream: int | None) -> Launch:
-    processors, data = int(params["processors"][0]), params.tobytes()
-    return device.launch(
-        kernel.loaded, data, processors, kernel.threads, kernel.shared_bytes, stream
-    )
+    grid = kernel.grid(int(params["processors"][0]))
+    return device.launch(kernel.loaded, params.tobytes(), grid, stream)
 
 
 class Launches:

@@ -52,10 +52,8 @@ class Streamed:
         executor.wait_idle()
         params = executor.resumable()
         if params is not self._params or self._again is None:
-            kernel, processors = executor.kernels[0], executor.plan.processors
-            self._again = device.again(
-                kernel.loaded, params, processors, kernel.threads, kernel.shared_bytes
-            )
+            kernel = executor.kernels[0]
+            self._again = device.again(kernel.loaded, params, kernel.grid(executor.plan.processors))
             self._params = params
             self._first, self._end = params["first"], params["end"]
         self._run = executor.watched(self._again)

@@ -78,11 +78,11 @@ def _single(sig: Signature) -> bool:
 
 
 MOST_NARROW = 8  # rows that are the columns of one product of matrix units
-MOST_APART = 512  # elements of a row that a warp holds of such an input at once
+MOST_FROM_MEMORY = 512  # elements of a row that a warp holds of such an input at once
 MATRIX_ROWS = (16, 8, 4, 2)  # of weights in a stage that matrix units multiply by several rows
 
 
-def reads_apart(sig: Signature) -> bool:
+def reads_from_memory(sig: Signature) -> bool:
     """Does each warp, in such a body, read for itself what it multiplies by a stage? The input is
     as matrix units take it then, and needs no place in shared memory.
     """
@@ -95,7 +95,7 @@ def reads_apart(sig: Signature) -> bool:
         and x.dtype == weight.dtype
         and x.itemsize == 2
         and not x.packet
-        and (part <= MOST_APART or part % MOST_APART == 0)
+        and (part <= MOST_FROM_MEMORY or part % MOST_FROM_MEMORY == 0)
     )
 
 
@@ -224,7 +224,7 @@ class Linear(TaskKind):
 
     def wide(self, sig: Signature) -> frozenset[int]:
         cut = sig.params["rows"] > 1 and sig.params["split_k"] > 1
-        return frozenset({1} if cut else ()) | frozenset({0} if reads_apart(sig) else ())
+        return frozenset({1} if cut else ()) | frozenset({0} if reads_from_memory(sig) else ())
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         n0, n1 = coord[:2]
@@ -272,7 +272,7 @@ class Linear(TaskKind):
         m, k = sig.operands[2].shape[0], sig.operands[0].shape[1]
         best = 8 * machine.warps if sig.params["epilogue"] == "sample" else 0
         if narrows(sig, machine):
-            held = 0 if reads_apart(sig) else narrow_bytes(m, k, sig.operands[1].itemsize)
+            held = 0 if reads_from_memory(sig) else narrow_bytes(m, k, sig.operands[1].itemsize)
             return 4 * machine.warps * m + held + best
         return 4 * machine.warps + (4 * m * k if sig.params["split_k"] == 1 else 0) + best
 

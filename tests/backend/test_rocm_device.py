@@ -13,7 +13,7 @@ import pytest
 from ark_rocm import backend
 from ark_rocm.device import Device
 
-from ark.backend.protocol import Target
+from ark.backend.protocol import Grid, Target
 from ark.codegen.dialect import Source
 from ark.errors import SystemError
 
@@ -69,8 +69,8 @@ def test_too_little_memory_names_both_sizes(device: Device) -> None:
 def test_blocks_that_cannot_all_be_resident_are_refused(device: Device) -> None:
     program = device.load(backend.compiler().compile(Source(EMPTY), Target(ARCH, 64)))
     with pytest.raises(SystemError, match="1000000 processors of 64 threads"):
-        device.launch(program, b"", 1000000, 64, 0)
-    run = device.launch(program, bytes(8), 2, 64, 0)
+        device.launch(program, b"", Grid(1000000, 64, 0))
+    run = device.launch(program, bytes(8), Grid(2, 64, 0))
     assert run.wait(30) and run.done() and run.elapsed_ms() >= 0
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from ark_cuda import backend
 
-from ark.backend.protocol import Target
+from ark.backend.protocol import Grid, Target
 from ark.codegen import layout
 from ark.codegen.writer import write
 from ark.plan import kind as kinds
@@ -234,11 +234,9 @@ class Job:
         params["host"], params["processors"] = self.host.address, len(self.phases[0])
         params["together"], params["persistent"] = 1, self.settings["persistent"]
         params["budget_ns"], params["idle_ns"] = int(budget_s * 1e9), int(idle_s * 1e9)
-        machine = self.machine
-        shared = machine.ring_bytes + self.emitted.scratch_bytes
-        return self.device.launch(
-            self.program, params.tobytes(), len(self.phases[0]), machine.threads, shared
-        )
+        shared = self.machine.ring_bytes + self.emitted.scratch_bytes
+        grid = Grid(len(self.phases[0]), self.machine.threads, shared)
+        return self.device.launch(self.program, params.tobytes(), grid)
 
     def run(self, **budgets):
         launch = self.start(**budgets)

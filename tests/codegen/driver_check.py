@@ -13,7 +13,7 @@ import cuda.bindings
 import numpy as np
 from ark_cuda import backend
 
-from ark.backend.protocol import Binary, Source, Target
+from ark.backend.protocol import Binary, Grid, Source, Target
 
 NUMBERS = np.arange(64, dtype=np.uint8)
 
@@ -43,7 +43,7 @@ def everything() -> None:
     assert host.host is not None
     for _ in range(3):
         program = device.load(Binary(b"none", ".cubin"))
-        launch = device.launch(program, bytes(96), 4, 32, 1024)
+        launch = device.launch(program, bytes(96), Grid(4, 32, 1024))
         assert launch.wait(10) and launch.done() and launch.elapsed_ms() == 1.0
         device.unload(program)
     kept = device.load(Binary(b"none", ".cubin"))

@@ -30,8 +30,8 @@ class Tables:
     def load(self, binary):
         self.compiled.append(binary)
 
-    def launch(self, program, params, blocks, threads, shared):
-        return blocks, threads, shared
+    def launch(self, program, params, grid):
+        return grid
 
 
 @pytest.mark.parametrize("variant", [v.name for v in registry.machine("h100").variants])
@@ -41,9 +41,9 @@ def test_the_tasks_by_hand_compile(variant):
     device = Tables()
     machine = device.machine.using(variant)
     made = Streams(device, 4, machine)
-    blocks, threads, shared = made.job.start()
-    assert len(device.compiled) == 1 and blocks == 4
-    assert threads == machine.threads and shared > machine.ring_bytes
+    grid = made.job.start()
+    assert len(device.compiled) == 1 and grid.processors == 4
+    assert grid.threads == machine.threads and grid.shared_bytes > machine.ring_bytes
 
 
 def test_the_form_for_racecheck_lets_every_lane_arrive():

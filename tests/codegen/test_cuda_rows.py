@@ -22,7 +22,7 @@ from ark.plan.verify.structure import check_pieces
 from ark.runtime import tables
 from ark.runtime.executor import Executor
 from ark.runtime.program import build
-from ark.tasks.linear import narrows, reads_apart
+from ark.tasks.linear import narrows, reads_from_memory
 
 pytest.importorskip("cuda.bindings.nvrtc")
 
@@ -73,7 +73,7 @@ def test_all_layers_have_the_body_of_several_rows(sizes: tuple) -> None:
     machine = machine_of(made)
     linear = [kinds.signature(made, op) for op in made.ops if op.kind == "linear"]
     assert len(linear) == 3 and all(narrows(sig, machine) for sig in linear)
-    assert [reads_apart(sig) for sig in linear] == [False, sizes[0] * sizes[2] > 8192, False]
+    assert [reads_from_memory(sig) for sig in linear] == [False, sizes[0] * sizes[2] > 8192, False]
     assert from_json(to_json(made)) == made
     source = build(made, machine, backend, "sm_90a").emitted.source.text
     assert "ark_linear_batch<" in source

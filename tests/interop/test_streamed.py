@@ -31,9 +31,9 @@ class InOrder:
 
     def __call__(self, stream: int) -> None:
         self.wait()
-        program, params, *shape = self.given
+        program, params, grid = self.given
         self.streams.append(stream)
-        self.last = self.device.launch(program, params.tobytes(), *shape)
+        self.last = self.device.launch(program, params.tobytes(), grid)
 
     def done(self) -> bool:
         return self.last is None or self.last.done()

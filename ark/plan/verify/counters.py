@@ -33,7 +33,7 @@ class Counters:
             at = self.offsets[plan.rank]
             part = slice(at, at + len(plan.counters))
             step = np.array([c.step for c in plan.counters], np.int64)
-            own = np.array([c.rank == plan.rank for c in plan.counters])
+            local = np.array([c.rank == plan.rank for c in plan.counters])
             system = np.array([c.system for c in plan.counters])
             far = np.zeros(len(plan.counters), bool)
             foreign = self.signals[self.signals[:, 2] != plan.rank, 0] - at
@@ -42,7 +42,7 @@ class Counters:
             wrong |= ((asked[part] >= 0) & (many[part] == 0)) | (asked[part] > step)
             wrong |= far & ~system
             wrong[ITERATION_BARRIER] |= many[at + ITERATION_BARRIER] != step[ITERATION_BARRIER]
-            for i in np.flatnonzero(wrong & own)[:1].tolist():
+            for i in np.flatnonzero(wrong & local)[:1].tolist():
                 self._refuse(rank_set, plan.rank, i, int(many[at + i]), int(asked[at + i]))
 
     def _refuse(self, rank_set: RankSet, rank: int, number: int, many: int, asked: int) -> None:

@@ -54,10 +54,10 @@ class Order:
     def before(self, earlier: np.ndarray, later: np.ndarray, which: np.ndarray | int) -> np.ndarray:
         """By pair of nodes: has the earlier one run (or is it seen, by `which`) by then?"""
         known = self.known(self.clocks(which, later), earlier, self.rank[later])
-        own = (self.lane[earlier] == self.lane[later]) & (
+        same_lane = (self.lane[earlier] == self.lane[later]) & (
             self.position[earlier] < self.position[later]
         )
-        return np.asarray(known | own)
+        return np.asarray(known | same_lane)
 
 
 def first_nodes(rank_set: RankSet, number: int) -> np.ndarray:
@@ -117,16 +117,16 @@ def _check_barrier(rank_set: RankSet, order: Order, number: int, rank: int) -> N
         owner, there = named[counter]
         if there == ITERATION_BARRIER:
             openers.setdefault(owner, []).append(node + first)
-    own = slice(int(order.lanes.starts[rank]), int(order.lanes.starts[rank + 1]))
+    lanes = slice(int(order.lanes.starts[rank]), int(order.lanes.starts[rank + 1]))
     lengths = rank_set.listing(rank, number).lengths
     for other, nodes in openers.items():
         if len(nodes) != 1 and not (several and nodes):
             raise refuse(
                 f"rank {rank} must signal the iteration barrier of rank {other} once an iteration"
             )
-        rows = order.rows[np.unique(order.clocks(SEEN, np.array(nodes))), own]
+        rows = order.rows[np.unique(order.clocks(SEEN, np.array(nodes))), lanes]
         complete = rows.max(axis=0).astype(np.int64)
-        np.maximum.at(complete, order.lane[nodes] - own.start, order.position[nodes] + 1)
+        np.maximum.at(complete, order.lane[nodes] - lanes.start, order.position[nodes] + 1)
         if (complete < lengths).any():
             raise refuse(
                 f"the iteration barrier of rank {rank} opens before its iteration is complete"

@@ -88,8 +88,8 @@ class RankSet:
             return rank, buffer
         if entry.rank not in self._named_buffers:
             plan = self.plan(entry.rank)
-            own = (b for b in plan.buffers if b.rank == plan.rank and b.arena == "symmetric")
-            self._named_buffers[entry.rank] = {b.name: b.id for b in own}
+            local = (b for b in plan.buffers if b.rank == plan.rank and b.arena == "symmetric")
+            self._named_buffers[entry.rank] = {b.name: b.id for b in local}
         return entry.rank, self._named_buffers[entry.rank].get(entry.name, -1)
 
     def counter_of(self, rank: int, counter: int) -> Key:
@@ -99,8 +99,8 @@ class RankSet:
             return rank, counter
         if entry.rank not in self._named_counters:
             plan = self.plan(entry.rank)
-            own = (c for c in plan.counters if c.rank == plan.rank and c.system)
-            self._named_counters[entry.rank] = {c.name: c.id for c in own}
+            local = (c for c in plan.counters if c.rank == plan.rank and c.system)
+            self._named_counters[entry.rank] = {c.name: c.id for c in local}
         return entry.rank, self._named_counters[entry.rank].get(entry.name, -1)
 
     def listing(self, rank: int, number: int) -> Listing:
@@ -139,16 +139,16 @@ class RankSet:
         for boxes, id_, pretended in found:
             tensor = plan.tensors[id_]
             buffer = plan.buffers[tensor.buffer]
-            own = buffer.rank == plan.rank
+            local = buffer.rank == plan.rank
             made.append(
                 Region(
                     number,
                     boxes,
-                    space_of(buffer) if own else None,
+                    space_of(buffer) if local else None,
                     tensor.buffer,
                     tensor.items.extents,
                     tensor.items.offsets,
-                    (buffer.offset if own else 0) + tensor.first_byte,
+                    (buffer.offset if local else 0) + tensor.first_byte,
                     tensor.packet,
                     pretended,
                 )

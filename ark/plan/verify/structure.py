@@ -163,10 +163,10 @@ def _check_forms(rank_set: RankSet) -> None:
 
 def _check_names(plan: Plan) -> None:
     """What peers find by name has a name of its own."""
-    own = [b for b in plan.buffers if b.rank == plan.rank and b.arena == "symmetric"]
+    local = [b for b in plan.buffers if b.rank == plan.rank and b.arena == "symmetric"]
     signalled = [c for c in plan.counters if c.rank == plan.rank and c.system]
     for what, names in (
-        ("buffers", [b.name for b in own]),
+        ("buffers", [b.name for b in local]),
         ("counters", [c.name for c in signalled]),
     ):
         if len(set(names)) < len(names):
@@ -251,12 +251,12 @@ def _check_tasks(rank_set: RankSet, plan: Plan) -> None:
 
 
 def _check_waits_and_signals(plan: Plan, listed: Listing) -> None:
-    own = np.array([c.rank == plan.rank for c in plan.counters])
+    local = np.array([c.rank == plan.rank for c in plan.counters])
     node, counter, threshold = listed.waits.T
     least = 0 if plan.counters[ITERATION_BARRIER].step < plan.world_size else 1
-    bad = (counter < 0) | (counter >= len(own)) | (counter == ITERATION_BARRIER)
+    bad = (counter < 0) | (counter >= len(local)) | (counter == ITERATION_BARRIER)
     bad |= threshold < least
-    bad[~bad] = ~own[counter[~bad]]
+    bad[~bad] = ~local[counter[~bad]]
     for i in np.flatnonzero(bad)[:1].tolist():
         name = plan.ops[listed.tasks[int(node[i])].op].name
         raise refuse(
@@ -264,7 +264,7 @@ def _check_waits_and_signals(plan: Plan, listed: Listing) -> None:
             f"{int(counter[i])}; it may wait for counters of its own rank, for at least one signal"
         )
     node, counter = listed.signals.T
-    for i in np.flatnonzero((counter < 0) | (counter >= len(own)))[:1].tolist():
+    for i in np.flatnonzero((counter < 0) | (counter >= len(local)))[:1].tolist():
         name = plan.ops[listed.tasks[int(node[i])].op].name
         raise refuse(f"a task of op {name!r} signals a counter that does not exist")
 

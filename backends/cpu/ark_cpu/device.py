@@ -15,7 +15,7 @@ from weakref import WeakSet
 import numpy as np
 
 from ark.backend import threads
-from ark.backend.protocol import Binary, Copies, Memory, MemoryKind
+from ark.backend.protocol import Binary, Copies, Grid, Memory, MemoryKind
 from ark.errors import SystemError
 from ark_cpu import machines
 from ark_cpu.memory import available_bytes, memory_bytes
@@ -158,16 +158,10 @@ class CpuDevice:
             os.close(handle)
 
     def launch(
-        self,
-        program: object,
-        params: bytes,
-        processors: int,
-        threads: int,
-        shared_bytes: int,
-        stream: int | None = None,
+        self, program: object, params: bytes, grid: Grid, stream: int | None = None
     ) -> CpuLaunch:
         assert isinstance(program, ctypes.CDLL)
-        launch = CpuLaunch(program, params, processors)
+        launch = CpuLaunch(program, params, grid.processors)
         self._launches.add(launch)
         return launch
 

@@ -9,106 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 from weakref import WeakSet
 
 import numpy as np
 
-from ark.backend.protocol import Binary, Copies, Memory, MemoryKind
+from ark.backend.protocol import Binary, Copies, Grid, Memory, MemoryKind
 from ark.codegen.dialect import BoxMap
-from ark.errors import GpuError, InvalidUsageError, SystemError
+from ark.errors import GpuError, SystemError
 from ark.machine import Machine
 from ark_cuda import boxes, machines, peer, probe
 from ark_cuda.driver import check, cu, current, words
+from ark_cuda.launches import CudaAgain, CudaLaunch, Events, Program, enqueue
 
 _ATTRIBUTE = cu.CUdevice_attribute
 _FUNCTION = cu.CUfunction_attribute
-
-
-@dataclass(frozen=True)
-class Program:
-    """A loaded loop kernel. registers: per thread; shared_bytes: static."""
-
-    module: Any
-    function: Any
-    registers: int
-    shared_bytes: int
-
-
-class CudaLaunch:
-    """A running loop kernel, between two events of its stream."""
-
-    def __init__(self, device: CudaDevice, begin: Any, end: Any) -> None:
-        self._device = device
-        self._begin = begin
-        self._end = end
-
-    def done(self) -> bool:
-        """True once the kernel has left the device; raises GpuError after a device fault."""
-        (code,) = cu.cuEventQuery(self._end)
-        if code == cu.CUresult.CUDA_ERROR_NOT_READY:
-            return False
-        check((code,), f"the loop kernel on {self._device.label}")
-        return True
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Polls, first often, then every half millisecond; see Launch.wait."""
-        begin = time.monotonic()
-        while not self.done():
-            waited = time.monotonic() - begin
-            if timeout_s is not None and waited >= timeout_s:
-                return False
-            time.sleep(0.0 if waited < 0.002 else 0.0005)
-        return True
-
-    def elapsed_ms(self) -> float:
-        """Milliseconds between the launch's two events."""
-        return float(check(cu.cuEventElapsedTime(self._begin, self._end), "reading two events"))
-
-    def __del__(self) -> None:
-        self._device.release(self._begin, self._end)
-
-
-class CudaAgain(CudaLaunch):
-    """See StreamDevice.again: what a launch needs is found once; an event marks the last one's end,
-    behind which the next one lies also where it is given another stream.
-    """
-
-    def __init__(
-        self, device: CudaDevice, function: Any, params: np.ndarray, shape: tuple[int, int, int]
-    ) -> None:
-        doing = f"launching the loop kernel on {device.label}"
-        super().__init__(device, device.event(doing), device.event(doing))
-        self._params = params
-        self._pointers = np.array([params.ctypes.data], np.uint64)
-        processors, threads, shared_bytes = shape
-        self._given = (function, processors, 1, 1, threads, 1, 1, shared_bytes)
-        self._address = int(self._pointers.ctypes.data)
-        self._doing = doing
-        self._stream: int | None = None
-        self._queue = cu.CUstream(0)
-
-    def __call__(self, stream: int) -> None:
-        with current(self._device.context):
-            if stream != self._stream:
-                self._queue = cu.CUstream(stream)
-                if self._stream is not None:
-                    check(cu.cuStreamWaitEvent(self._queue, self._end, 0), self._doing)
-                self._stream = stream
-            made = cu.cuLaunchCooperativeKernel(*self._given, self._queue, self._address)
-            if made[0]:
-                check(made, self._doing)
-            made = cu.cuEventRecord(self._end, self._queue)
-            if made[0]:
-                check(made, self._doing)
-
-    def elapsed_ms(self) -> float:
-        """Launches that follow each other are not timed."""
-        raise InvalidUsageError("these launches are not timed; time them on the stream")
 
 
 class CudaDevice:
@@ -133,10 +50,9 @@ class CudaDevice:
         self.arch = self.machine.arch
         self.dlpack = (2, index)
         self._peers: set[int] = set()
-        self._events: dict[int, Any] = {}
-        self._free_events: list[Any] = []  # of launches that nobody asks about any more
+        self._events = Events(self.context, self.label)
         self._modules: dict[int, Any] = {}
-        self._admitted: dict[tuple[int, ...], str] = {}  # launches whose blocks can all be resident
+        self._admitted: dict[tuple[int, Grid], str] = {}  # by module: all blocks can be resident
         self._launches: WeakSet[CudaLaunch] = WeakSet()
         flags = cu.CUstream_flags.CU_STREAM_NON_BLOCKING
         with current(self.context):
@@ -267,48 +183,35 @@ class CudaDevice:
     def unload(self, program: object) -> None:
         if not isinstance(program, Program):
             raise TypeError("unload needs what load returned")
-        self._admitted = {s: t for s, t in self._admitted.items() if s[0] != int(program.module)}
+        self._admitted = {k: t for k, t in self._admitted.items() if k[0] != int(program.module)}
         if self._modules.pop(int(program.module), None) is not None:
             with current(self.context):
                 check(cu.cuModuleUnload(program.module), f"unloading a kernel of {self.label}")
 
     def launch(
-        self,
-        program: object,
-        params: bytes,
-        processors: int,
-        threads: int,
-        shared_bytes: int,
-        stream: int | None = None,
+        self, program: object, params: bytes, grid: Grid, stream: int | None = None
     ) -> CudaLaunch:
         """See Device.launch. stream: a caller's CUstream to run on; by default the device's own."""
         if not isinstance(program, Program):
             raise TypeError("launch needs what load returned")
         queue = self._stream if stream is None else cu.CUstream(stream)
         with current(self.context):
-            doing = self._admit(program, processors, threads, shared_bytes)
-            begin, end = self.event(doing), self.event(doing)
+            doing = self._admit(program, grid)
+            begin, end = self._events.take(doing), self._events.take(doing)
             check(cu.cuEventRecord(begin, queue), doing)
-            self._enqueue(program, params, processors, threads, shared_bytes, queue, doing)
+            enqueue(program, params, grid, queue, doing)
             check(cu.cuEventRecord(end, queue), doing)
-        launch = CudaLaunch(self, begin, end)
+        launch = CudaLaunch(self._events, begin, end)
         self._launches.add(launch)
         return launch
 
-    def again(
-        self,
-        program: object,
-        params: np.ndarray,
-        processors: int,
-        threads: int,
-        shared_bytes: int,
-    ) -> CudaAgain:
+    def again(self, program: object, params: np.ndarray, grid: Grid) -> CudaAgain:
         """See StreamDevice.again."""
         if not isinstance(program, Program):
             raise TypeError("again needs what load returned")
         with current(self.context):
-            self._admit(program, processors, threads, shared_bytes)
-            made = CudaAgain(self, program.function, params, (processors, threads, shared_bytes))
+            self._admit(program, grid)
+            made = CudaAgain(self._events, program, params, grid)
         self._launches.add(made)
         return made
 
@@ -327,9 +230,7 @@ class CudaDevice:
         self,
         program: object,
         params: bytes,
-        processors: int,
-        threads: int,
-        shared_bytes: int,
+        grid: Grid,
         stream: int,
         cleared: Sequence[tuple[int, int]],
     ) -> None:
@@ -338,78 +239,35 @@ class CudaDevice:
             raise TypeError("record needs what load returned")
         queue = cu.CUstream(stream)
         with current(self.context):
-            doing = self._admit(program, processors, threads, shared_bytes)
+            doing = self._admit(program, grid)
             for address, nbytes in cleared:
                 check(cu.cuMemsetD8Async(address, 0, nbytes, queue), doing)
-            self._enqueue(program, params, processors, threads, shared_bytes, queue, doing)
+            enqueue(program, params, grid, queue, doing)
 
-    def _admit(self, program: Program, processors: int, threads: int, shared_bytes: int) -> str:
+    def _admit(self, program: Program, grid: Grid) -> str:
         """What errors of such a launch begin with. The first time it is seen to that all its blocks
         can be resident.
         """
-        shape = (int(program.module), processors, threads, shared_bytes)
-        if shape in self._admitted:
-            return self._admitted[shape]
+        key = (int(program.module), grid)
+        if key in self._admitted:
+            return self._admitted[key]
         doing = (
-            f"launching the loop kernel on {self.label} ({processors} blocks of {threads} threads "
-            f"with {program.registers} registers each and {shared_bytes} + {program.shared_bytes} "
-            "bytes of shared memory)"
+            f"launching the loop kernel on {self.label} ({grid.processors} blocks of "
+            f"{grid.threads} threads with {program.registers} registers each and "
+            f"{grid.shared_bytes} + {program.shared_bytes} bytes of shared memory)"
         )
         limit = _FUNCTION.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        check(cu.cuFuncSetAttribute(program.function, limit, shared_bytes), doing)
-        self._check_resident(program, processors, threads, shared_bytes, doing)
-        self._admitted = {s: t for s, t in self._admitted.items() if s[0] != shape[0]}
-        self._admitted[shape] = doing
+        check(cu.cuFuncSetAttribute(program.function, limit, grid.shared_bytes), doing)
+        self._check_resident(program, grid, doing)
+        self._admitted = {k: t for k, t in self._admitted.items() if k[0] != key[0]}
+        self._admitted[key] = doing
         return doing
 
-    def _enqueue(
-        self,
-        program: Program,
-        params: bytes,
-        processors: int,
-        threads: int,
-        shared_bytes: int,
-        queue: Any,
-        doing: str,
-    ) -> None:
-        values = np.frombuffer(params, np.uint8)
-        pointers = np.array([values.ctypes.data], np.uint64)
-        check(
-            cu.cuLaunchCooperativeKernel(
-                program.function,
-                processors, 1, 1,
-                threads, 1, 1,
-                shared_bytes,
-                queue,
-                pointers.ctypes.data,
-            ),
-            doing,
-        )  # fmt: skip
-
-    def event(self, doing: str) -> Any:
-        """An event for a launch, which gives it back by `release`."""
-        if self._free_events:
-            return self._free_events.pop()
-        event = check(cu.cuEventCreate(0), doing)
-        self._events[int(event)] = event
-        return event
-
-    def release(self, *events: Any) -> None:
-        """Takes a launch's events back, for launches to come. They may be recorded anew while the
-        launch is still running.
-        """
-        if self.context is not None:
-            self._free_events += events
-
-    def _check_resident(
-        self, program: Program, processors: int, threads: int, shared_bytes: int, doing: str
-    ) -> None:
-        blocks = check(
-            cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(program.function, threads, shared_bytes),
-            doing,
-        )
+    def _check_resident(self, program: Program, grid: Grid, doing: str) -> None:
+        asked = program.function, grid.threads, grid.shared_bytes
+        blocks = check(cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(*asked), doing)
         resident = int(blocks) * self._attribute("MULTIPROCESSOR_COUNT")
-        if resident < processors:
+        if resident < grid.processors:
             raise SystemError(
                 f"{doing}: only {resident} blocks can be resident at once, and every block of a "
                 f"loop kernel must be; make the plan for at most {resident} processors"
@@ -448,8 +306,7 @@ class CudaDevice:
         if self.context is None or self._busy():
             return
         with current(self.context):
-            for event in self._events.values():
-                cu.cuEventDestroy(event)
+            self._events.close()
             for address in self._peers:
                 cu.cuIpcCloseMemHandle(address)
             for module in self._modules.values():
@@ -460,7 +317,5 @@ class CudaDevice:
                     raise GpuError(f"closing {self.label}: {words(code)}")
         self._peers.clear()
         self._modules.clear()
-        self._events.clear()
-        self._free_events.clear()
         self.context = None
         cu.cuDevicePrimaryCtxRelease(self._handle)

@@ -1,10 +1,8 @@
 // An NVIDIA GPU as the device of an exported model: the first one, by the driver's API, which is
 // opened when an instance is made. The primary context is used, as other libraries do.
-#include "device.h"
+#include "driver.h"
 
-#include <dlfcn.h>
 #include <stdlib.h>
-#include <string.h>
 
 // The driver's names with the version that libcuda has had since CUDA 4, and what they take.
 #define FUNCTIONS(ENTRY)                                                                     \
@@ -55,28 +53,17 @@ static int failed(ark_instance* i, int status, int code, const char* doing) {
   return ark_fail(i, status, "%s: the driver says \"%s\" (%d)", doing, words, code);
 }
 
-// ISO C has no conversion from an object's address to a function's.
-static int find(ark_instance* i, const char* symbol, void* function) {
-  void* found = dlsym(i->device->library, symbol);
-  if (found == NULL) {
-    return ark_fail(i, ARK_NO_DEVICE, "libcuda has no %s; install a newer driver", symbol);
-  }
-  memcpy(function, &found, sizeof found);
-  return ARK_OK;
-}
-
 static int open_library(ark_instance* i) {
   struct ark_device* d = i->device;
   d->library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (d->library == NULL) {
     return ark_fail(i, ARK_NO_DEVICE, "no NVIDIA driver was found (%s); install one", dlerror());
   }
-  int status = ARK_OK;
-#define FIND(name, symbol, arguments) \
-  if (status == ARK_OK) status = find(i, symbol, &d->name);
-  FUNCTIONS(FIND)
-#undef FIND
-  return status;
+#define SYMBOL(name, symbol, arguments) {symbol, &d->name},
+  const ark_symbol symbols[] = {FUNCTIONS(SYMBOL)};
+#undef SYMBOL
+  const size_t count = sizeof symbols / sizeof *symbols;
+  return ark_find_symbols(i, d->library, symbols, count, "libcuda", "driver");
 }
 
 static int load(ark_instance* i) {

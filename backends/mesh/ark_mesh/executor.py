@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ark.backend.protocol import Grid
 from ark.codegen import layout
 from ark.errors import InvalidUsageError, UnsupportedError
 from ark.plan.serialize import machine_of
@@ -184,7 +185,7 @@ class MeshExecutor(PlanMemory):
         self._controls[:] = self._control[0]
         self._phase_ends = ends[:-1]
         self._params["persistent"], self._params["first"] = int(persistent), first
-        launch = self._processor.launch(self._loaded, self._params.tobytes(), 1, 1, 0)
+        launch = self._processor.launch(self._loaded, self._params.tobytes(), Grid(1, 1, 0))
         self._run = Run(
             launch,
             self._host.host.view(layout.dtype("ArkHost")),

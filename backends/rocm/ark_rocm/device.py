@@ -19,7 +19,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from ark.backend.protocol import Binary, Copies, Memory, MemoryKind
+from ark.backend.protocol import Binary, Copies, Grid, Memory, MemoryKind
 from ark.errors import GpuError, InvalidUsageError, SystemError
 from ark_rocm import driver, links, machines
 from ark_rocm.driver import call, device_properties
@@ -174,43 +174,35 @@ class Device:
             call("hipModuleUnload", self._hip.hipModuleUnload, program.module)
 
     def launch(
-        self,
-        program: object,
-        params: bytes,
-        processors: int,
-        threads: int,
-        shared_bytes: int,
-        stream: int | None = None,
+        self, program: object, params: bytes, grid: Grid, stream: int | None = None
     ) -> Launch:
         """See Device.launch. stream: not taken yet; InvalidUsageError where one is given."""
         if stream is not None:
             raise InvalidUsageError("a loop kernel on AMD devices runs on its own stream only")
         assert isinstance(program, Program)
         self._select()
-        self._check_resident(program, processors, threads, shared_bytes)
-        launch = Launch(self, program, params, processors, threads, shared_bytes)
+        self._check_resident(program, grid)
+        launch = Launch(self, program, params, grid)
         self._launches.add(launch)
         return launch
 
-    def _check_resident(
-        self, program: Program, processors: int, threads: int, shared_bytes: int
-    ) -> None:
+    def _check_resident(self, program: Program, grid: Grid) -> None:
         occupancy = self._hip.hipModuleOccupancyMaxActiveBlocksPerMultiprocessor
         blocks = int(
             call(
                 "hipModuleOccupancyMaxActiveBlocksPerMultiprocessor",
                 occupancy,
                 program.function,
-                threads,
-                shared_bytes,
+                grid.threads,
+                grid.shared_bytes,
             )
         )
-        if blocks * self.machine.processors < processors:
+        if blocks * self.machine.processors < grid.processors:
             raise SystemError(
-                f"the plan has {processors} processors of {threads} threads and {shared_bytes} "
-                f"bytes of shared memory, but AMD GPU {self.index} holds only {blocks} such blocks "
-                f"on each of {self.machine.processors} compute units at once; make the plan for "
-                f"this machine"
+                f"the plan has {grid.processors} processors of {grid.threads} threads and "
+                f"{grid.shared_bytes} bytes of shared memory, but AMD GPU {self.index} holds only "
+                f"{blocks} such blocks on each of {self.machine.processors} compute units at "
+                f"once; make the plan for this machine"
             )
 
     def copies(self) -> Copies:
@@ -294,15 +286,7 @@ class Device:
 class Launch:
     """A running loop kernel; see ark.backend.protocol.Launch."""
 
-    def __init__(
-        self,
-        device: Device,
-        program: Program,
-        params: bytes,
-        processors: int,
-        threads: int,
-        shared_bytes: int,
-    ) -> None:
+    def __init__(self, device: Device, program: Program, params: bytes, grid: Grid) -> None:
         hip = self._hip = device._hip
         self._device = device
         self._params = ctypes.create_string_buffer(params, len(params))
@@ -316,17 +300,17 @@ class Launch:
             "hipModuleLaunchKernel",
             hip.hipModuleLaunchKernel,
             program.function,
-            processors,
+            grid.processors,
             1,
             1,
-            threads,
+            grid.threads,
             1,
             1,
-            shared_bytes,
+            grid.shared_bytes,
             stream,
             [ctypes.addressof(self._params)],
             None,
-            doing=f"starting {processors} blocks of {threads} threads",
+            doing=f"starting {grid.processors} blocks of {grid.threads} threads",
         )
         call("hipEventRecord", hip.hipEventRecord, self._end, stream)
         self._done = False

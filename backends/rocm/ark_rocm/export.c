@@ -1,10 +1,8 @@
 // An AMD GPU as the device of an exported model: the first one, by HIP's runtime library, which is
 // opened when an instance is made.
-#include "device.h"
+#include "driver.h"
 
-#include <dlfcn.h>
 #include <stdlib.h>
-#include <string.h>
 
 // HIP's names, and what they take.
 #define FUNCTIONS(ENTRY)                                                                     \
@@ -45,16 +43,6 @@ static int failed(ark_instance* i, int status, int code, const char* doing) {
                   code);
 }
 
-// ISO C has no conversion from an object's address to a function's.
-static int find(ark_instance* i, const char* symbol, void* function) {
-  void* found = dlsym(i->device->library, symbol);
-  if (found == NULL) {
-    return ark_fail(i, ARK_NO_DEVICE, "libamdhip64 has no %s; install a newer ROCm", symbol);
-  }
-  memcpy(function, &found, sizeof found);
-  return ARK_OK;
-}
-
 static int open_library(ark_instance* i) {
   struct ark_device* d = i->device;
   d->library = dlopen("libamdhip64.so", RTLD_NOW | RTLD_LOCAL);
@@ -64,12 +52,11 @@ static int open_library(ark_instance* i) {
                     "LD_LIBRARY_PATH",
                     dlerror());
   }
-  int status = find(i, "hipGetErrorString", &d->words);
-#define FIND(name, symbol, arguments) \
-  if (status == ARK_OK) status = find(i, symbol, &d->name);
-  FUNCTIONS(FIND)
-#undef FIND
-  return status;
+#define SYMBOL(name, symbol, arguments) {symbol, &d->name},
+  const ark_symbol symbols[] = {{"hipGetErrorString", &d->words}, FUNCTIONS(SYMBOL)};
+#undef SYMBOL
+  const size_t count = sizeof symbols / sizeof *symbols;
+  return ark_find_symbols(i, d->library, symbols, count, "libamdhip64", "ROCm");
 }
 
 int ark_device_open(ark_instance* i) {

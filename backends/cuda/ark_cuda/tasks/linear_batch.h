@@ -81,7 +81,7 @@ ARK_DEVICE void ark_batch_rows(ArkCtx& c, const P* p, const float (&factor)[F], 
 // e / COLUMNS and column e % COLUMNS. TALL: weights are the 16 rows of matrix units' tile, else its
 // 8 columns.
 template <bool TALL, int R, int M>
-struct ArkTile {
+struct ArkRowsTile {
   static constexpr int COLUMNS = TALL ? 2 : 1, ALL = 2 * COLUMNS;
   ARK_DEVICE int row() { return (TALL ? ark_lane() / 4 : ark_lane() % 4) * 2; }
   ARK_DEVICE int column() { return TALL ? ark_lane() % 4 * 2 : ark_lane() / 4; }
@@ -143,7 +143,7 @@ ARK_DEVICE void ark_flat_products(const T* w, const T* x, float (&sum)[2]) {
 // sums run by themselves, since a product takes long to come.
 template <int R, int PART, int BLOCKS, int UNROLLED, int D, typename T, class X>
 ARK_DEVICE void ark_tile_products(const T* w, const X& x, float (&d)[D][4]) {
-  using Tile = ArkTile<true, R, 8>;
+  using Tile = ArkRowsTile<true, R, 8>;
   const bool there = Tile::row() < R, odd = (ark_lane() / 4 & 1) != 0;
   const uint4* upper = reinterpret_cast<const uint4*>(w + Tile::row() * PART) + ark_lane() % 4;
   const uint4* lower = upper + PART / 8;
@@ -231,7 +231,7 @@ template <typename W, int K, int R, int P, int KEPT, int XS, int M, class X, cla
 ARK_DEVICE bool ark_linear_batch(ArkCtx& c, const ArkTask& t, X input, const N& prologue,
                                  S epilogue) {
   constexpr int PITCH = K + ARK_ROW_PAD / static_cast<int>(sizeof(W)), PART = K / P;
-  using Tile = ArkTile<(R > 8), R, M>;
+  using Tile = ArkRowsTile<(R > 8), R, M>;
   W* xs = reinterpret_cast<W*>(ARK_SCRATCH(c));
   float* squares = reinterpret_cast<float*>(ARK_SCRATCH(c) + XS);
   float* parts = squares + ARK_WARPS * M;
@@ -312,7 +312,7 @@ ARK_DEVICE bool ark_linear_apart(ArkCtx& c, const ArkTask& t, X input, S epilogu
   static_assert(ALL % ROUND == 0, "a lane has registers for so much at once");
   float* parts = reinterpret_cast<float*>(ARK_SCRATCH(c));
   ark_u32* counts = reinterpret_cast<ark_u32*>(parts + KEPT * R * M);
-  using Tile = ArkTile<true, R, M>;
+  using Tile = ArkRowsTile<true, R, M>;
   const float scale[2] = {1.0f, 1.0f};
   const int end = t.coord[1], own = ark_lane() / 4;
   const int first = ark_first_stage(c, t);

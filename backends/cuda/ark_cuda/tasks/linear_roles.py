@@ -14,7 +14,7 @@ from ark.tasks.linear import (
     kept_stages,
     narrow_bytes,
     prologue,
-    reads_apart,
+    reads_from_memory,
     sums_bytes,
 )
 from ark_cuda.tasks import inline
@@ -23,7 +23,7 @@ ALIGN = 16
 
 
 def _input_bytes(sig: Signature) -> int:
-    if _rows(sig) > 1 and reads_apart(sig):
+    if _rows(sig) > 1 and reads_from_memory(sig):
         return 0
     held = narrow_bytes(_rows(sig), sig.operands[0].shape[1], sig.operands[1].itemsize)
     return -(-held // ALIGN) * ALIGN
@@ -72,7 +72,7 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
         constants = (*sizes, _task_rows(sig, machine), _input_bytes(sig), *shares)
         return inline.inlined(name, text.called("ark_linear_roles", constants, operands), machine)
     several = (*sizes, kept_stages(machine.warps, params["split_k"]))
-    if reads_apart(sig):
+    if reads_from_memory(sig):
         apart = (operands[0], operands[2])
         call = text.called("ark_linear_apart", (*several, rows), apart)
     else:

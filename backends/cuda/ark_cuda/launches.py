@@ -1,0 +1,141 @@
+"""Launches of loop kernels on an NVIDIA GPU, each between two events of a stream. Called by
+device.py.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ark.backend.protocol import Grid
+from ark.errors import InvalidUsageError
+from ark_cuda.driver import check, cu, current
+
+
+@dataclass(frozen=True)
+class Program:
+    """A loaded loop kernel. registers: per thread; shared_bytes: static."""
+
+    module: Any
+    function: Any
+    registers: int
+    shared_bytes: int
+
+
+class Events:
+    """The events of a device's launches, which are used again. label: the device, for errors."""
+
+    def __init__(self, context: Any, label: str) -> None:
+        self.context = context
+        self.label = label
+        self._made: dict[int, Any] = {}
+        self._free: list[Any] = []  # of launches that nobody asks about any more
+
+    def take(self, doing: str) -> Any:
+        """An event for a launch, which gives it back by `release`. The context is current."""
+        if self._free:
+            return self._free.pop()
+        event = check(cu.cuEventCreate(0), doing)
+        self._made[int(event)] = event
+        return event
+
+    def release(self, *events: Any) -> None:
+        """Takes a launch's events back, for launches to come. They may be recorded anew while the
+        launch is still running.
+        """
+        if self.context is not None:
+            self._free += events
+
+    def close(self) -> None:
+        """Destroys all of them; a launch that is dropped afterwards does nothing."""
+        for event in self._made.values():
+            cu.cuEventDestroy(event)
+        self._made.clear()
+        self._free.clear()
+        self.context = None
+
+
+class CudaLaunch:
+    """A running loop kernel, between two events of its stream."""
+
+    def __init__(self, events: Events, begin: Any, end: Any) -> None:
+        self._events = events
+        self._begin = begin
+        self._end = end
+
+    def done(self) -> bool:
+        """True once the kernel has left the device; raises GpuError after a device fault."""
+        (code,) = cu.cuEventQuery(self._end)
+        if code == cu.CUresult.CUDA_ERROR_NOT_READY:
+            return False
+        check((code,), f"the loop kernel on {self._events.label}")
+        return True
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Polls, first often, then every half millisecond; see Launch.wait."""
+        begin = time.monotonic()
+        while not self.done():
+            waited = time.monotonic() - begin
+            if timeout_s is not None and waited >= timeout_s:
+                return False
+            time.sleep(0.0 if waited < 0.002 else 0.0005)
+        return True
+
+    def elapsed_ms(self) -> float:
+        """Milliseconds between the launch's two events."""
+        return float(check(cu.cuEventElapsedTime(self._begin, self._end), "reading two events"))
+
+    def __del__(self) -> None:
+        self._events.release(self._begin, self._end)
+
+
+class CudaAgain(CudaLaunch):
+    """See StreamDevice.again: what a launch needs is found once; an event marks the last one's end,
+    behind which the next one lies also where it is given another stream.
+    """
+
+    def __init__(self, events: Events, program: Program, params: np.ndarray, grid: Grid) -> None:
+        doing = f"launching the loop kernel on {events.label}"
+        super().__init__(events, events.take(doing), events.take(doing))
+        self._params = params
+        self._pointers = np.array([params.ctypes.data], np.uint64)
+        self._given = (program.function, *_dimensions(grid))
+        self._address = int(self._pointers.ctypes.data)
+        self._doing = doing
+        self._stream: int | None = None
+        self._queue = cu.CUstream(0)
+
+    def __call__(self, stream: int) -> None:
+        with current(self._events.context):
+            if stream != self._stream:
+                self._queue = cu.CUstream(stream)
+                if self._stream is not None:
+                    check(cu.cuStreamWaitEvent(self._queue, self._end, 0), self._doing)
+                self._stream = stream
+            made = cu.cuLaunchCooperativeKernel(*self._given, self._queue, self._address)
+            if made[0]:
+                check(made, self._doing)
+            made = cu.cuEventRecord(self._end, self._queue)
+            if made[0]:
+                check(made, self._doing)
+
+    def elapsed_ms(self) -> float:
+        """Launches that follow each other are not timed."""
+        raise InvalidUsageError("these launches are not timed; time them on the stream")
+
+
+def _dimensions(grid: Grid) -> tuple[int, ...]:
+    """Of the grid and of its blocks, x, y and z, and the dynamic shared memory."""
+    return grid.processors, 1, 1, grid.threads, 1, 1, grid.shared_bytes
+
+
+def enqueue(program: Program, params: bytes, grid: Grid, queue: Any, doing: str) -> None:
+    """Puts one launch into a queue. The context is current; doing: what errors begin with."""
+    values = np.frombuffer(params, np.uint8)
+    pointers = np.array([values.ctypes.data], np.uint64)
+    address = pointers.ctypes.data
+    given = (program.function, *_dimensions(grid))
+    check(cu.cuLaunchCooperativeKernel(*given, queue, address), doing)
