@@ -207,7 +207,7 @@ def main() -> None:
     args = parser.parse_args()
     ark.init(backend=args.backend)
     text = Corpus.of(wikipedia.encyclopedia())
-    made = train(text, Options(chunk=args.chunk))
+    made = train(text.shuffled(), Options(chunk=args.chunk))
     score = wikipedia.similarity(text.vocabulary, made.vectors[-1])
     print(json.dumps({"rank correlation": round(score, 3), "words/s": round(made.words)}))
     raise SystemExit(ark.launch(args.ranks, compare, args.backend, args.figure))

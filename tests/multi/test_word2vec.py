@@ -110,6 +110,21 @@ def test_one_rank_does_what_word2vec_does() -> None:
     np.testing.assert_allclose(found, want, rtol=1e-3, atol=1e-4)
 
 
+def test_shuffled_keeps_pieces_whole_and_apart() -> None:
+    given = text()
+    made = given.shuffled(10, seed=3)
+    assert not np.array_equal(made.words, given.words)
+    np.testing.assert_array_equal(np.sort(made.words), np.sort(given.words))
+
+    def runs(of: Corpus, every: int) -> list[tuple[int, ...]]:
+        """What stands between two changes of text, or of piece."""
+        pieces = np.arange(len(of.words)) // every
+        cuts = np.flatnonzero((np.diff(of.texts) != 0) | (np.diff(pieces) != 0)) + 1
+        return sorted(tuple(run.tolist()) for run in np.split(of.words, cuts))
+
+    assert runs(made, len(made.words)) == runs(given, 10)
+
+
 def on_a_rank(folder: str) -> None:
     ark.init(backend="cpu")
     for way in word2vec.WAYS:
