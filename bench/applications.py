@@ -138,11 +138,11 @@ def pose(args: argparse.Namespace) -> None:
 
 
 def words(args: argparse.Namespace) -> None:
-    texts = wikipedia.encyclopedia()
-    text = corpus.Corpus.of(texts)
+    text = corpus.Corpus.of(wikipedia.encyclopedia())
+    given = {seed: text.shuffled(seed=seed) if args.shuffle else text for seed in args.seeds}
     for chunk, seed in itertools.product(args.chunks, args.seeds):
         ark.Model.reset()
-        made = word2vec.train(text.shuffled(seed=seed), word2vec.Options(chunk=chunk, seed=seed))
+        made = word2vec.train(given[seed], word2vec.Options(chunk=chunk, seed=seed))
         score = wikipedia.similarity(text.vocabulary, made.vectors[-1])
         found = {"words_per_second": round(made.words), "wordsim": round(score, 4)}
         tell("word2vec, ark", chunk=chunk, seed=seed, **found)
@@ -151,6 +151,7 @@ def words(args: argparse.Namespace) -> None:
 
         size = {"vector_size": 100, "window": 5, "negative": 5, "sg": 1, "epochs": 5}
         other = Word2Vec(**size, workers=workers, seed=seed)
+        texts = given[seed].sentences()
         other.build_vocab(texts)
         begin = time.perf_counter()
         other.train(texts, total_examples=other.corpus_count, epochs=other.epochs)
@@ -222,6 +223,7 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, nargs="*", default=[word2vec.Options.chunk])
     parser.add_argument("--workers", type=int, nargs="*", default=[1], help="of gensim")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="a run for each")
+    parser.add_argument("--in-order", dest="shuffle", action="store_false", help="text as it is")
     parser.add_argument("--rows", type=int, nargs="+", default=[4096])
     parser.add_argument("--k", type=int, default=4096)
     parser.add_argument("--columns", type=int, default=8)

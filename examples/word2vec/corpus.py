@@ -48,8 +48,7 @@ class Corpus:
 
     def shuffled(self, piece: int = 128, seed: int = 0) -> Corpus:
         """The text in pieces of so many words, in an order drawn with the seed; no window crosses
-        the cuts. Words side by side in one article have steps that point the same way: where
-        thousands of words take theirs from the same vectors, such sums are too long.
+        the cuts. Words side by side are then not all of one article.
         """
         pieces = np.arange(len(self.words)) // piece
         place = np.random.default_rng(seed).permutation(pieces[-1] + 1)
@@ -57,6 +56,11 @@ class Corpus:
         cuts = (np.diff(pieces) != 0) | (np.diff(self.texts) != 0)
         texts = np.concatenate([[0], np.cumsum(cuts)]).astype(np.int32)
         return replace(self, words=self.words[order], texts=texts[order])
+
+    def sentences(self) -> list[list[str]]:
+        """The words again, a list for each text."""
+        cuts = np.flatnonzero(np.diff(self.texts)) + 1
+        return [[self.vocabulary[w] for w in part] for part in np.split(self.words, cuts)]
 
 
 def topics(count: int = 20, each: int = 20, texts: int = 400, length: int = 50) -> list[list[str]]:

@@ -123,6 +123,7 @@ def test_shuffled_keeps_pieces_whole_and_apart() -> None:
         return sorted(tuple(run.tolist()) for run in np.split(of.words, cuts))
 
     assert runs(made, len(made.words)) == runs(given, 10)
+    assert given.sentences() == corpus.topics(4, 6, texts=20, length=13)
 
 
 def on_a_rank(folder: str) -> None:
