@@ -74,7 +74,8 @@ def same_topic(corpus: Corpus, vectors: np.ndarray, most: int = 5) -> float:
     if not np.isfinite(vectors).all():
         return 0.0
     of = np.array([word.split(".")[0] for word in corpus.vocabulary])
-    unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-9)
+    wide = vectors.astype(np.float64)  # where training diverges, squares pass float32's range
+    unit = wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1e-9)
     near = unit @ unit.T
     np.fill_diagonal(near, -2)
     return float((of[np.argsort(-near, axis=1)[:, :most]] == of[:, None]).mean())
