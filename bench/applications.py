@@ -138,11 +138,12 @@ def pose(args: argparse.Namespace) -> None:
 
 
 def words(args: argparse.Namespace) -> None:
-    text = corpus.Corpus.of(wikipedia.encyclopedia())
-    given = {seed: text.shuffled(seed=seed) if args.shuffle else text for seed in args.seeds}
+    texts = wikipedia.encyclopedia()
+    given = {s: wikipedia.pieces(texts, seed=s) if args.shuffle else texts for s in args.seeds}
     for chunk, seed in itertools.product(args.chunks, args.seeds):
         ark.Model.reset()
-        made = word2vec.train(given[seed], word2vec.Options(chunk=chunk, seed=seed))
+        text = corpus.Corpus.of(given[seed])
+        made = word2vec.train(text, word2vec.Options(chunk=chunk, seed=seed))
         score = wikipedia.similarity(text.vocabulary, made.vectors[-1])
         found = {"words_per_second": round(made.words), "wordsim": round(score, 4)}
         tell("word2vec, ark", chunk=chunk, seed=seed, **found)
@@ -151,13 +152,11 @@ def words(args: argparse.Namespace) -> None:
 
         size = {"vector_size": 100, "window": 5, "negative": 5, "sg": 1, "epochs": 5}
         other = Word2Vec(**size, workers=workers, seed=seed)
-        texts = given[seed].sentences()
-        other.build_vocab(texts)
+        other.build_vocab(given[seed])
         begin = time.perf_counter()
-        other.train(texts, total_examples=other.corpus_count, epochs=other.epochs)
-        rate = 5 * text.raw / (time.perf_counter() - begin)
-        vectors = np.stack([other.wv[word] for word in text.vocabulary])
-        score = wikipedia.similarity(text.vocabulary, vectors)
+        other.train(given[seed], total_examples=other.corpus_count, epochs=other.epochs)
+        rate = 5 * sum(map(len, texts)) / (time.perf_counter() - begin)
+        score = wikipedia.similarity(other.wv.index_to_key, other.wv.vectors)
         found = {"words_per_second": round(rate), "wordsim": round(score, 4)}
         tell("word2vec, gensim", workers=workers, seed=seed, **found)
 

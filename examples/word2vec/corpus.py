@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -46,22 +46,6 @@ class Corpus:
             np.searchsorted(share, (np.arange(NOISE_TABLE) + 0.5) / NOISE_TABLE).astype(np.int32),
         )
 
-    def shuffled(self, piece: int = 128, seed: int = 0) -> Corpus:
-        """The text in pieces of so many words, in an order drawn with the seed; no window crosses
-        the cuts. Words side by side are then not all of one article.
-        """
-        pieces = np.arange(len(self.words)) // piece
-        place = np.random.default_rng(seed).permutation(pieces[-1] + 1)
-        order = np.argsort(place[pieces], kind="stable")
-        cuts = (np.diff(pieces) != 0) | (np.diff(self.texts) != 0)
-        texts = np.concatenate([[0], np.cumsum(cuts)]).astype(np.int32)
-        return replace(self, words=self.words[order], texts=texts[order])
-
-    def sentences(self) -> list[list[str]]:
-        """The words again, a list for each text."""
-        cuts = np.flatnonzero(np.diff(self.texts)) + 1
-        return [[self.vocabulary[w] for w in part] for part in np.split(self.words, cuts)]
-
 
 def topics(count: int = 20, each: int = 20, texts: int = 400, length: int = 50) -> list[list[str]]:
     """Texts of one topic each, whose words are drawn from the topic's own."""
@@ -74,8 +58,7 @@ def same_topic(corpus: Corpus, vectors: np.ndarray, most: int = 5) -> float:
     if not np.isfinite(vectors).all():
         return 0.0
     of = np.array([word.split(".")[0] for word in corpus.vocabulary])
-    wide = vectors.astype(np.float64)  # where training diverges, squares pass float32's range
-    unit = wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1e-9)
+    unit = vectors / np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True).clip(1e-9)
     near = unit @ unit.T
     np.fill_diagonal(near, -2)
     return float((of[np.argsort(-near, axis=1)[:, :most]] == of[:, None]).mean())

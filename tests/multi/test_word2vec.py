@@ -110,20 +110,12 @@ def test_one_rank_does_what_word2vec_does() -> None:
     np.testing.assert_allclose(found, want, rtol=1e-3, atol=1e-4)
 
 
-def test_shuffled_keeps_pieces_whole_and_apart() -> None:
-    given = text()
-    made = given.shuffled(10, seed=3)
-    assert not np.array_equal(made.words, given.words)
-    np.testing.assert_array_equal(np.sort(made.words), np.sort(given.words))
-
-    def runs(of: Corpus, every: int) -> list[tuple[int, ...]]:
-        """What stands between two changes of text, or of piece."""
-        pieces = np.arange(len(of.words)) // every
-        cuts = np.flatnonzero((np.diff(of.texts) != 0) | (np.diff(pieces) != 0)) + 1
-        return sorted(tuple(run.tolist()) for run in np.split(of.words, cuts))
-
-    assert runs(made, len(made.words)) == runs(given, 10)
-    assert given.sentences() == corpus.topics(4, 6, texts=20, length=13)
+def test_pieces_are_all_of_the_text_in_another_order() -> None:
+    texts = corpus.topics(4, 6, texts=20, length=13)
+    made = wikipedia.pieces(texts, 5, seed=3)
+    cut = [text[i:j] for text in texts for i, j in ((0, 5), (5, 10), (10, 13))]
+    assert made != cut
+    assert sorted(made) == sorted(cut)
 
 
 def on_a_rank(folder: str) -> None:
