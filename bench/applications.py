@@ -10,6 +10,7 @@ Times are the least of several; compilation, copies and starts are before them.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -138,23 +139,26 @@ def pose(args: argparse.Namespace) -> None:
 
 def words(args: argparse.Namespace) -> None:
     texts = wikipedia.encyclopedia()
-    text = corpus.Corpus.of(texts)
-    for chunk in args.chunks:
+    given = {s: wikipedia.pieces(texts, seed=s) if args.shuffle else texts for s in args.seeds}
+    for chunk, seed in itertools.product(args.chunks, args.seeds):
         ark.Model.reset()
-        made = word2vec.train(text, word2vec.Options(chunk=chunk))
+        text = corpus.Corpus.of(given[seed])
+        made = word2vec.train(text, word2vec.Options(chunk=chunk, seed=seed))
         score = wikipedia.similarity(text.vocabulary, made.vectors[-1])
-        tell("word2vec, ark", chunk=chunk, words_per_second=round(made.words), wordsim=score)
-    for workers in args.workers:
+        found = {"words_per_second": round(made.words), "wordsim": round(score, 4)}
+        tell("word2vec, ark", chunk=chunk, seed=seed, **found)
+    for workers, seed in itertools.product(args.workers, args.seeds):
         from gensim.models import Word2Vec
 
-        other = Word2Vec(vector_size=100, window=5, negative=5, sg=1, epochs=5, workers=workers)
-        other.build_vocab(texts)
+        size = {"vector_size": 100, "window": 5, "negative": 5, "sg": 1, "epochs": 5}
+        other = Word2Vec(**size, workers=workers, seed=seed)
+        other.build_vocab(given[seed])
         begin = time.perf_counter()
-        other.train(texts, total_examples=other.corpus_count, epochs=other.epochs)
-        rate = 5 * text.raw / (time.perf_counter() - begin)
-        vectors = np.stack([other.wv[word] for word in text.vocabulary])
-        score = wikipedia.similarity(text.vocabulary, vectors)
-        tell("word2vec, gensim", workers=workers, words_per_second=round(rate), wordsim=score)
+        other.train(given[seed], total_examples=other.corpus_count, epochs=other.epochs)
+        rate = 5 * sum(map(len, texts)) / (time.perf_counter() - begin)
+        score = wikipedia.similarity(other.wv.index_to_key, other.wv.vectors)
+        found = {"words_per_second": round(rate), "wordsim": round(score, 4)}
+        tell("word2vec, gensim", workers=workers, seed=seed, **found)
 
 
 def products(args: argparse.Namespace) -> None:
@@ -215,8 +219,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=100_000)
     parser.add_argument("--compile", action="store_true", help="torch.compile too")
     parser.add_argument("--numpy", action="store_true", help="NumPy too")
-    parser.add_argument("--chunks", type=int, nargs="+", default=[word2vec.Options.chunk])
+    parser.add_argument("--chunks", type=int, nargs="*", default=[word2vec.Options.chunk])
     parser.add_argument("--workers", type=int, nargs="*", default=[1], help="of gensim")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="a run for each")
+    parser.add_argument("--in-order", dest="shuffle", action="store_false", help="text as it is")
     parser.add_argument("--rows", type=int, nargs="+", default=[4096])
     parser.add_argument("--k", type=int, default=4096)
     parser.add_argument("--columns", type=int, default=8)

@@ -14,6 +14,14 @@ def encyclopedia() -> list[list[str]]:
     return [list(text) for text in WikiCorpus(name, dictionary={}, processes=1).get_texts()]
 
 
+def pieces(texts: list[list[str]], length: int = 128, seed: int = 0) -> list[list[str]]:
+    """The texts cut into pieces of so many words, the last of each shorter, in an order drawn with
+    the seed: word vectors are learned better when neighbours are not all of one article.
+    """
+    cut = [text[i : i + length] for text in texts for i in range(0, len(text), length)]
+    return [cut[i] for i in np.random.default_rng(seed).permutation(len(cut))]
+
+
 def similarity(vocabulary: list[str], vectors: np.ndarray) -> float:
     """Spearman's correlation with people's judgements (WordSim-353, which gensim ships)."""
     from gensim.models import KeyedVectors

@@ -58,7 +58,7 @@ def same_topic(corpus: Corpus, vectors: np.ndarray, most: int = 5) -> float:
     if not np.isfinite(vectors).all():
         return 0.0
     of = np.array([word.split(".")[0] for word in corpus.vocabulary])
-    unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-9)
+    unit = vectors / np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True).clip(1e-9)
     near = unit @ unit.T
     np.fill_diagonal(near, -2)
     return float((of[np.argsort(-near, axis=1)[:, :most]] == of[:, None]).mean())

@@ -206,7 +206,7 @@ def main() -> None:
     parser.add_argument("--figure", default=str(Path(__file__).with_name("word2vec.svg")))
     args = parser.parse_args()
     ark.init(backend=args.backend)
-    text = Corpus.of(wikipedia.encyclopedia())
+    text = Corpus.of(wikipedia.pieces(wikipedia.encyclopedia()))
     made = train(text, Options(chunk=args.chunk))
     score = wikipedia.similarity(text.vocabulary, made.vectors[-1])
     print(json.dumps({"rank correlation": round(score, 3), "words/s": round(made.words)}))

@@ -110,6 +110,14 @@ def test_one_rank_does_what_word2vec_does() -> None:
     np.testing.assert_allclose(found, want, rtol=1e-3, atol=1e-4)
 
 
+def test_pieces_are_all_of_the_text_in_another_order() -> None:
+    texts = corpus.topics(4, 6, texts=20, length=13)
+    made = wikipedia.pieces(texts, 5, seed=3)
+    cut = [text[i:j] for text in texts for i, j in ((0, 5), (5, 10), (10, 13))]
+    assert made != cut
+    assert sorted(made) == sorted(cut)
+
+
 def on_a_rank(folder: str) -> None:
     ark.init(backend="cpu")
     for way in word2vec.WAYS:
