@@ -6,6 +6,7 @@ The emulated devices stop a kernel that asks such a link for more.
 from __future__ import annotations
 
 import dataclasses
+import json
 from contextlib import ExitStack
 from importlib import resources
 
@@ -24,6 +25,7 @@ from ark.machine import Machine
 from ark.runtime.admission import admit
 from tests.multi.test_channels import PROGRAMS, put_then_signal, run, wanted
 from tests.multi.test_collectives import build, check_collectives, short_suite
+from tests.multi.test_generate_ranks import NOAH, alone, start
 from tests.slow import slow
 
 emulator = pytest.importorskip("ark_rocm_emulator")
@@ -122,3 +124,14 @@ def test_the_last_store_is_of_all_signals(arch: str, monkeypatch: pytest.MonkeyP
         options = {"stale": 1, "seed": seed, "max_slice": 4, "compute_units": 6}
         with emulator.emulated(arch, 1, **options), Bench(registry.get("rocm"), 0) as bench:
             assert stored(bench, rounds=5) == 5 * bench.processors
+
+
+@slow
+def test_a_decoder_in_two_processes() -> None:
+    """Memory mapped from another process is a peer's too."""
+    words = ("--json", "--backend", "rocm", "--ranks", "2", "--max-new-tokens", "3")
+    link = {"ARK_ROCM_DEVICE": "emulated:gfx1100,2", "ARK_ROCM_EMULATOR_STORES_ONLY": "1"}
+    process = start(NOAH, *words, "--budget", "120", **link)
+    out, err = process.communicate(timeout=280)
+    assert process.returncode == 0, err
+    assert json.loads(out.splitlines()[-1])["tokens"] == alone(NOAH, 3)
