@@ -221,6 +221,22 @@ def _sums(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Plan]]
     return found
 
 
+def _overlapped(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Plan]]:
+    """A product whose tiles leave for their peer as they are stored."""
+    found = []
+    for dtype in [t for t in FLOATS if t in types][:1]:
+        pair = []
+        for rank in range(2):
+            model = Model(rank, 2)
+            with use_model(model):
+                a, b = ark.tensor((768, 64), dtype), ark.tensor((64, 512), dtype)
+                ark.all_reduce(ark.matmul(a, b), rank, 2)
+            pair.append(plan(model.graph, machine, {"overlap": True}))
+        verify(pair)
+        found.append((f"overlapped-{dtype.name}", pair[0]))
+    return found
+
+
 def _channels(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Plan]]:
     """Both ends of a channel, by every way that bytes have."""
     found = []
@@ -230,7 +246,7 @@ def _channels(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Pl
             model = Model(rank, 2)
             with use_model(model):
                 shared = ark.comm.symmetric([999], dtype)
-                channel = ark.comm.channel(1 - rank)
+                other, channel = ark.comm.symmetric([999], dtype), ark.comm.channel(1 - rank)
                 if rank == 0:
                     x = ark.tensor([999], dtype)
                     channel.put(x, shared, signal=True)
@@ -238,9 +254,13 @@ def _channels(machine: Machine, types: Sequence[DataType]) -> list[tuple[str, Pl
                     channel.reduce(x, shared)
                     channel.get(shared)
                     channel.send(x)
+                    if machine.has("peer_bulk"):
+                        ark.comm.channel(1, 1, "bulk").put(x, other, signal=True)
                 else:
                     kept = ark.copy(*channel.wait(shared), output=ark.tensor([999], dtype))
                     channel.signal(after=[kept])
+                    if machine.has("peer_bulk"):
+                        ark.copy(*ark.comm.channel(0, 1, "bulk").wait(other))
                     channel.recv(ark.tensor([999], dtype))
             pair.append(plan(model.graph, machine))
         verify(pair)
@@ -260,7 +280,7 @@ def plans(machine: Machine, types: tuple[DataType, ...] = ALL) -> list[tuple[str
             made = plan(model.graph, machine)
             verify([made])
             found.append((f"{case}-{dtype.name}", made))
-    for ranks in (_sums, _llama, _channels):
+    for ranks in (_sums, _llama, _overlapped, _channels):
         found += ranks(machine, types)
     return found
 

@@ -102,6 +102,13 @@ template <int M, int K, int CHUNK, int R, int GROUP, int ITEMS, int PITCH, class
           class S, class Z, class O>
 ARK_DEVICE void ark_quantized_linear(ArkCtx& c, const ArkTask& t, X x, W weights, S scales, Z zeros,
                                      O output) {
+  if constexpr (R > 1) {
+    if (t.coord[1] - t.coord[0] < R) {  // too few rows to take R at once
+      ark_quantized_linear<M, K, CHUNK, 1, GROUP, ITEMS, PITCH>(c, t, x, weights, scales, zeros,
+                                                                output);
+      return;
+    }
+  }
   constexpr int STEP = ark_quantized_step, WIDE = ARK_LANES * STEP, PARTS = (K + CHUNK - 1) / CHUNK;
   constexpr int V = M > 2 ? 4 : M, GROUPS = (M + V - 1) / V, SIZE = GROUPS * V * CHUNK;
   constexpr int EACH = PARTS > 1 ? (M * CHUNK + ARK_THREADS - 1) / ARK_THREADS : 1;
@@ -118,7 +125,7 @@ ARK_DEVICE void ark_quantized_linear(ArkCtx& c, const ArkTask& t, X x, W weights
   for (int first = t.coord[0]; first < t.coord[1]; first += ARK_WARPS * R) {
     const int mine = first + ark_warp() * R;
     // The last rows of a task begin earlier, so that all R are there; what was is not stored again.
-    const int early = mine + R > t.coord[1] ? t.coord[1] - R : mine, row = early < 0 ? 0 : early;
+    const int row = mine + R > t.coord[1] ? t.coord[1] - R : mine;
     const auto* bits = weights.p + static_cast<ark_i64>(row) * PITCH;
     Pack ahead[R];
     float factor[R], zero[R], sum[R][GROUPS * V] = {};
