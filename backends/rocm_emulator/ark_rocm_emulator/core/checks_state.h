@@ -140,8 +140,8 @@ struct PendingAcquire {
 };
 
 // A flag's value that is under way. Once it is there, whoever wrote it had got the values of the
-// loads that he had waited for: what is stored from now on cannot reach them. No fence is needed for
-// that, and nothing is said of what he wrote.
+// loads that he had waited for, and what is stored from now on cannot reach them. No fence is needed
+// for that, and nothing is said of what he wrote.
 struct Passing {
   Contributor from;
   uint32_t vm_sequence, lgkm_sequence;
