@@ -11,6 +11,7 @@ import dataclasses
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from ark.lower import overlap, tiling
 from ark.plan import kind as kinds
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan
+from tests.slow import slow
 from tests.touch import READ, WRITTEN, Bench, Touched
 from tests.unit.tasks.random_plans import (
     FAMILIES,
@@ -214,16 +216,58 @@ def test_batches_touch_what_they_declare(seed: int) -> None:
     check(batch_plan(seed), seed, runs=8)
 
 
+def _of_every_kind() -> list[Plan]:
+    plans = [family_plan(family, 0) for family in FAMILIES]
+    plans += [sum_plan(seed) for seed in range(2)] + [decoder_plan(seed) for seed in range(4)]
+    return [*plans, channel_plan(0), batch_plan(0)]
+
+
 def test_every_kind_is_among_them() -> None:
     """A new kind needs a call above that makes tasks of it. Transfers touch nothing themselves: the
     host's proxy does; an iteration's end touches nothing at all.
     """
-    plans = [family_plan(family, 0) for family in FAMILIES]
-    plans += [sum_plan(seed) for seed in range(2)] + [decoder_plan(seed) for seed in range(4)]
-    plans += [channel_plan(0), batch_plan(0)]
-    used = {op.kind for made in plans for op in made.ops}
+    used = {op.kind for made in _of_every_kind() for op in made.ops}
     nothing = {"transfer", "iteration_end"}
     assert used - nothing == set(kinds.names()) - nothing
+
+
+def _half(access: kinds.Access) -> kinds.Access:
+    """Half of it along its longest dimension."""
+    sizes = [hi - lo for lo, hi in zip(access.lo, access.hi, strict=True)]
+    d = sizes.index(max(sizes))
+    hi = list(access.hi)
+    hi[d] -= sizes[d] // 2
+    return dataclasses.replace(access, hi=tuple(hi))
+
+
+@slow
+@pytest.mark.parametrize("write", [False, True], ids=["reads", "writes"])
+def test_half_of_any_declaration_is_found(write: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every kind whose tasks touch more than one element so; what arrives, peers have written."""
+    plans, missed = _of_every_kind(), set()
+    names = {op.kind for made in plans for op in made.ops} - {"transfer", "iteration_end"}
+    for name in names:
+        kind, true, halved = kinds.get(name), kinds.get(name).accesses, []
+
+        def half(
+            sig: kinds.Signature, coord: Sequence[int], true: Any = true, halved: Any = halved
+        ) -> list[kinds.Access]:
+            found = true(sig, coord)
+            made = [_half(a) if a.write == write else a for a in found]
+            halved += [made != found]
+            return made
+
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, "accesses", half)
+            try:
+                for plan in (p for p in plans if any(op.kind == name for op in p.ops)):
+                    for seed in range(3):
+                        check(plan, seed, runs=6)
+                if any(halved):
+                    missed.add(name)
+            except AssertionError as error:
+                assert "undeclared bytes" in str(error)
+    assert missed == ({"arrival"} if write else set())
 
 
 def _smaller(access: kinds.Access) -> kinds.Access:
