@@ -26,9 +26,10 @@ CHECKED = [
     {"arch": "gfx1100", "seed": 2, "checks": True, "tests": "all"},
 ]
 
-# Two workers side by side; one that is done takes tests from the other. Compiled kernels are shared
+# Three workers side by side, on two cores too: one of them mostly waits, for a compiler or for a
+# peer that is late. One that is done takes tests from the others. Compiled kernels are shared
 # through ark's cache, between workers and between sessions.
-WORKERS = ("-n", "2", "--dist", "worksteal")
+WORKERS = ("-n", "3", "--dist", "worksteal")
 
 # Side by side, a library's own threads only take the cores from each other. Hundreds of processes
 # import ark: where a machine turns bytecode files off, each would compile it anew.
