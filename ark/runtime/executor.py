@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -125,15 +126,17 @@ class Executor(PlanMemory):
         self._proxy = self._peers.proxy(self.device, variants, self._host)
         self._connect(symmetric)
         self._allow()
+        # The tables ask through a weak reference: an executor that nobody holds is freed at once.
+        own = weakref.proxy(self)
         self._tables = DeviceTables(
             plan,
             self.kernels,
             self.device,
-            self._alloc,
-            self.tensor_address,
-            self.buffer_address,
-            self._counter_address,
-            lambda counter: self._counters[False] + counter * self.machine.line_bytes,
+            lambda nbytes: own._alloc(nbytes),
+            lambda tensor: own.tensor_address(tensor),
+            lambda buffer: own.buffer_address(buffer),
+            lambda counter: own._counter_address(counter),
+            lambda counter: own._counters[False] + counter * own.machine.line_bytes,
         )
         self._control = self._alloc(layout.dtype("ArkControl").itemsize)
         self._trace_records = trace_records

@@ -9,7 +9,6 @@ import pytest
 from ark_rocm import backend, compiler, machines
 
 from ark.backend.protocol import Binary, Target
-from ark.codegen import layout
 from ark.codegen.dialect import Source
 from ark.codegen.writer import Emitted, write
 from ark.errors import SystemError, UnsupportedError
@@ -183,7 +182,7 @@ def test_matmul_uses_the_matrix_unit(
 def test_other_matmuls_keep_to_the_common_body(dtype: str, shape: tuple[int, int, int]) -> None:
     emitted = emit("gfx942", matmul_plan("gfx942", dtype, shape, (False, True)))
     assert "ark_matrix_tile<" not in emitted.source.text.split("task_0_matmul", 1)[1]
-    assert emitted.scratch_bytes == layout.LOOP_BYTES + 256
+    assert emitted.scratch_bytes <= machine_for("gfx942").shared_bytes
     assert "mfma" not in assembly(emitted.source, "gfx942")
 
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 import importlib
 import itertools
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ark.comm.topology.detect import MachineLinks
 from ark.errors import SystemError
 from ark_rocm.driver import device_properties
+
+if TYPE_CHECKING:
+    from ark.comm.topology.detect import MachineLinks
 
 XGMI = 4  # HSA_AMD_LINK_INFO_TYPE_XGMI
 # GB/s each way of one Infinity Fabric link between two GPUs.
@@ -24,6 +26,8 @@ HOST_RATE = Fraction(32)
 
 def read_links() -> MachineLinks:
     """Returns the links of all GPUs; raises SystemError with the reason where there are none."""
+    from ark.comm.topology.detect import MachineLinks  # a device asks `modifying` without it
+
     try:
         package = importlib.import_module("hip")
         # Submodules in older releases of hip-python, attributes of a package in newer ones.
