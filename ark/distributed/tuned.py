@@ -18,6 +18,7 @@ from msgspec import Meta
 from ark import log
 from ark.machine import Machine
 from ark.runtime import cache
+from ark.runtime.tuned import label
 
 FORMAT = 1
 NEAR = 2.0  # a choice serves sizes up to so many times larger or smaller than what was measured
@@ -62,7 +63,7 @@ def pick(table: Table, collective: str, world: int, nbytes: int) -> Entry | None
 def encoded(machine: Machine, table: Table) -> bytes:
     """The table as it is kept, and as ranks tell it each other."""
     kept = {k: sorted(v, key=lambda e: e.nbytes) for k, v in sorted(table.items())}
-    return msgspec.json.encode(Tuned(FORMAT, _label(machine), kept))
+    return msgspec.json.encode(Tuned(FORMAT, label(machine), kept))
 
 
 def decoded(data: bytes, where: str) -> Table:
@@ -98,9 +99,5 @@ def first_of(tables: Sequence[bytes]) -> Table:
     return decoded(tables[0], "rank 0")
 
 
-def _label(machine: Machine) -> str:
-    return f"{machine.backend} {machine.name} {machine.arch} {machine.processors}"
-
-
 def _name(machine: Machine) -> str:
-    return cache.key("tuned collectives", str(FORMAT), _label(machine))
+    return cache.key("tuned collectives", str(FORMAT), label(machine))

@@ -8,7 +8,6 @@ call left algorithm and engine to ark. Called by the pipeline after fusion.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 from collections import Counter
@@ -58,8 +57,8 @@ class _Finder:
             if kind and self._between(maker, node) and still(self.graph, None, maker, node):
                 self.replaced[node.id] = _joined(kind, maker, node)
                 self.gone.add(maker.id)
-        made = copy.copy(self.graph)
-        made.nodes = [self.replaced.get(n.id, n) for n in self.graph.nodes if n.id not in self.gone]
+        left = (n for n in self.graph.nodes if n.id not in self.gone)
+        made = self.graph.with_nodes(self.replaced.get(n.id, n) for n in left)
         for node in self.replaced.values():
             if node.type == SUM:
                 self._open_to_peers(made, node.outputs[0].buffer, node)

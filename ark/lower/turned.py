@@ -35,7 +35,7 @@ def read_turned(graph: Graph, kept: frozenset[int] = frozenset()) -> Graph:
             written[tensor.buffer.id] = place
         nodes.append(node)
     read = Counter(t.buffer.id for n in nodes for t in (*n.inputs, *n.after))
-    ids = _ids(turned)
+    ids = {node.id for _, node in turned.values()}
     return graph.with_nodes(n for n in nodes if n.id not in ids or not _unread(n, read, kept))
 
 
@@ -53,10 +53,6 @@ def _reading(product: Node, side: int, source: Tensor) -> Node:
     inputs[side] = source
     attrs = {**product.attrs, FLAGS[side]: not product.attrs[FLAGS[side]]}
     return dataclasses.replace(product, inputs=tuple(inputs), attrs=attrs)
-
-
-def _ids(turned: dict[int, tuple[int, Node]]) -> set[int]:
-    return {node.id for _, node in turned.values()}
 
 
 def _unread(node: Node, read: Counter[int], kept: frozenset[int]) -> bool:

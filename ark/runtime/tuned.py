@@ -57,7 +57,7 @@ def load(machine: Machine) -> dict[str, Choice]:
 
 def store(machine: Machine, choices: dict[str, Choice]) -> None:
     """Keeps choices in place of all that were there."""
-    kept = Tuned(FORMAT, _label(machine), dict(sorted(choices.items())))
+    kept = Tuned(FORMAT, label(machine), dict(sorted(choices.items())))
     cache.store(cache.TUNED, _name(machine), msgspec.json.encode(kept))
 
 
@@ -72,9 +72,10 @@ def options(machine: Machine) -> dict[str, Any]:
     return {"cuts": found} if found else {}
 
 
-def _label(machine: Machine) -> str:
+def label(machine: Machine) -> str:
+    """The device model that figures were measured on."""
     return f"{machine.backend} {machine.name} {machine.arch} {machine.processors}"
 
 
 def _name(machine: Machine) -> str:
-    return cache.key("tuned", str(FORMAT), _label(machine))
+    return cache.key("tuned", str(FORMAT), label(machine))
