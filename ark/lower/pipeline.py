@@ -8,7 +8,6 @@ earlier waits), so no plan has a redundant one.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -111,8 +110,7 @@ def _kernels(
     """
     for machine, run in itertools.groupby(range(len(machines)), machines.__getitem__):
         phases = set(run)
-        part = copy.copy(graph)
-        part.nodes = [n for n in graph.nodes if n.phase in phases]
+        part = graph.with_nodes(n for n in graph.nodes if n.phase in phases)
         others = (n for n in graph.nodes if n.phase not in phases)
         touched = {t.buffer.id for n in others for t in (*n.inputs, *n.outputs)}
         yield part, machine, external | touched
@@ -273,9 +271,8 @@ def _machine_entry(machine: Machine) -> dict[str, Any]:
 
 
 def _private_copy(graph: Graph) -> Graph:
-    made = copy.copy(graph)
+    made = graph.with_nodes(graph.nodes)
     made.rank = graph.rank if graph.world_size > 1 else 0  # alone, whatever its number
-    made.nodes = list(graph.nodes)
     made.tensors = list(graph.tensors)
     made.buffers = list(graph.buffers)
     return made
