@@ -120,7 +120,7 @@ def _linear_gelu(m: int, n: int, k: int) -> OpCase:
     return OpCase(name, bf16, shapes, build, peer, 2.0 * m * n * k, moved, on_cpu=False)
 
 
-def _lstm(layers: int, steps: int, hidden: int) -> OpCase:
+def lstm(layers: int, steps: int, hidden: int) -> OpCase:
     """An LSTM of batch 1 from plain ops, and its last step: of each step an input (1, hidden), of
     each layer the weights of input and state (4 hidden, hidden) and a bias (1, 4 hidden); gates i,
     f, g, o. The peers are the same ops in a captured graph, and torch.nn.LSTM (cuDNN's).
@@ -297,7 +297,7 @@ def cases() -> tuple[OpCase, ...]:
         _matmul(16, 4096, 4096),
         _matmul(512, 512, 512, on_cpu=True),
         _matmul(512, 512, 512, "nn", on_cpu=True),
-        _lstm(10, 100, 256),
-        _lstm(2, 4, 64),
+        lstm(10, 100, 256),
+        lstm(2, 4, 64),
     ]
     return tuple(found)
