@@ -79,7 +79,7 @@ class Module(torch.nn.Module):
 
 def _kept(module: torch.nn.Module, exported: Any) -> list[torch.Tensor]:
     """The module's parameters, buffers and constants, as the graph takes them."""
-    held = dict(module.named_parameters(remove_duplicate=False))
+    held: dict[str, Any] = dict(module.named_parameters(remove_duplicate=False))
     held |= dict(module.named_buffers(remove_duplicate=False))
     held = {**exported.constants, **held}
     specs = [s for s in exported.graph_signature.input_specs if s.kind != InputKind.USER_INPUT]
