@@ -109,13 +109,14 @@ class _Region:
             return False
         out = node.outputs[0]
         first = self.nodes[0] if self.nodes else node
+        little = self.handed and out.elements <= SMALL
         if (
             node.hints is not None
             or (node.placement, node.context) != (first.placement, first.context)
-            or out.dtype != fp32
+            or out.dtype not in (fp32, *(FLOATS if little else ()))
             or any(t.dtype not in FLOATS or len(t.shape) > len(out.shape) for t in node.inputs)
             or not 1 <= len(out.shape) <= FOLDED
-            or (out.shape[-1] < LEAST_WIDE and not (self.handed and out.elements <= SMALL))
+            or (out.shape[-1] < LEAST_WIDE and not little)
             or len(self.results) == MOST_VALUES
         ):
             return False
