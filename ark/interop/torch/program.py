@@ -23,11 +23,14 @@ from ark.interop.torch.graph import build, held
 from ark.interop.torch.values import Value
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
+from ark.plan.serialize import from_json, to_json
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime import tuned
+from ark.runtime.admission import admit
 from ark.runtime.executor import Executor
 from ark.runtime.graphs import record
+from ark.runtime.run import Ranks
 from ark.runtime.runner import Runner, load
 from ark.runtime.streams import Streamed
 from ark.variant import COMPUTE, block
@@ -45,6 +48,7 @@ class Program:
     inputs: values on the caller's memory. outputs: values, or what is known beforehand. held:
     tensors for the last inputs, the same ones in every call. fixed: places of inputs that are the
     same tensors in nearly every call (parameters); that they still are costs little to see.
+    members: the job's ranks, for a model of several, which make and call theirs together.
     """
 
     def __init__(
@@ -54,7 +58,9 @@ class Program:
         outputs: Sequence[Any],
         held: Sequence[torch.Tensor] = (),
         fixed: Sequence[int] = (),
+        members: Ranks | None = None,
     ) -> None:
+        self._members = members
         self._held = list(held)
         self._given = len(inputs) - len(held)
         self._fixed = Fixed(fixed)
@@ -63,7 +69,7 @@ class Program:
         self._device = device()
         places = [v for v in (*self._inputs, *self._outputs) if isinstance(v, Value)]
         self._buffers = [v.tensor.ir.buffer for v in places]
-        self._plan = planned(model, places, self._device.machine)
+        self._plan = planned(model, places, self._device.machine, members)
         by_name = {b.name: b.id for b in self._plan.buffers if b.arena == "external"}
         self._ids = [by_name.get(b.name) for b in self._buffers]
         self._addresses: list[int] = []  # in the last call, of what moves
@@ -161,7 +167,9 @@ class Program:
         """The kernel, which knows where the tensors of this call lie."""
         if self._executor is None:
             places = self._places(addresses)
-            self._executor = load(self._plan, backend(), self._device, externals=places)
+            self._executor = load(
+                self._plan, backend(), self._device, externals=places, ranks=self._members
+            )
         elif not self._addresses:
             self._executor.rebind(self._places(addresses))
             self._tables.clear()
@@ -234,12 +242,20 @@ class Program:
             self._executor = self._streamed = None
 
 
-def planned(model: ark.Model, places: Sequence[Value], machine: Machine) -> Plan:
-    """The plan for a machine, verified. places: inputs and results, which are the caller's."""
+def planned(
+    model: ark.Model, places: Sequence[Value], machine: Machine, members: Ranks | None = None
+) -> Plan:
+    """The plan for a machine, verified, with those of all ranks where there are several. places:
+    inputs and results, which are the caller's.
+    """
     external = sorted({v.tensor.ir.buffer.id for v in places})
     options = {"external": external, **tuned.options(machine)}
     plan = make_plan(model.graph, _counting_on(machine), options)
-    verify([plan])
+    if members is None:
+        verify([plan])
+    else:
+        texts = members.all_gather(to_json(plan).encode())
+        admit([from_json(text.decode()) for text in texts], machine)
     return plan
 
 
