@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 from weakref import WeakSet
 
@@ -31,6 +32,8 @@ from ark.runtime.runner import Runner, load
 from ark.runtime.streams import Streamed
 from ark.variant import COMPUTE, block
 
+# Compares tensors' addresses; on torch's builds for GPUs alone.
+COMPARE = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
 HOST = 1  # DLPack's number for the host's memory
 PROGRAMS: WeakSet[Program] = WeakSet()  # all that live, for who measures them
 
@@ -54,9 +57,8 @@ class Program:
     ) -> None:
         self._held = list(held)
         self._given = len(inputs) - len(held)
-        self._fixed = sorted(fixed)
+        self._fixed = Fixed(fixed)
         self._moving = [i for i in range(self._given) if i not in set(fixed)]
-        self._lie: list[int] = []  # the addresses of the inputs; 0 of those that move
         self._inputs, self._outputs = list(inputs), list(outputs)
         self._device = device()
         places = [v for v in (*self._inputs, *self._outputs) if isinstance(v, Value)]
@@ -92,8 +94,12 @@ class Program:
             raise InvalidUsageError(f"{len(given)} tensors were given; expected {self._given}")
         inputs = list(given)
         moving = [inputs[i] for i in self._moving]
-        kinds = [(t.shape, t.dtype, t.device, t.layout) for t in moving]
-        if kinds != self._kinds or not lie_at(inputs, self._lie, self._fixed):
+        try:
+            kinds = [(t.shape, t.dtype, t.device, t.layout) for t in moving]
+        except AttributeError as error:
+            names = ", ".join(type(t).__name__ for t in moving)
+            raise InvalidUsageError(f"tensors are expected, got {names}") from error
+        if kinds != self._kinds or not self._fixed.lie(inputs):
             self._check(inputs)
             self._kinds = kinds
         for i in self._moving:
@@ -133,12 +139,11 @@ class Program:
                     f"a tensor lies on {tensor.device}, but ark runs on {backend().name}; move the "
                     "module and its inputs there, or call ark.init(backend=...)"
                 )
-        strided = [i for i in self._fixed if not inputs[i].is_contiguous()]
-        self._fixed = [i for i in self._fixed if i not in strided]
-        self._moving = sorted({*self._moving, *strided})  # copied in every call
-        self._lie = [0] * len(inputs)
-        for i in self._fixed:
-            self._lie[i] = inputs[i].data_ptr()
+        strided = [i for i in self._fixed.which if not inputs[i].is_contiguous()]
+        if strided:  # copied in every call
+            self._fixed = Fixed([i for i in self._fixed.which if i not in strided])
+            self._moving = sorted({*self._moving, *strided})
+        self._fixed.learn(inputs)
         self._addresses = []
 
     def _places(self, addresses: Sequence[int]) -> dict[int, int]:
@@ -147,7 +152,7 @@ class Program:
         """
         count = len(self._moving)
         lie = dict(zip(self._moving, addresses[:count], strict=True))
-        lie.update((i, self._lie[i]) for i in self._fixed)
+        lie.update(self._fixed.addresses)
         held = [t.data_ptr() for t in self._held]
         each = [*[lie[i] for i in range(self._given)], *held, *addresses[count:]]
         return {i: a for i, a in zip(self._ids, each, strict=True) if i is not None}
@@ -253,12 +258,26 @@ def _place(tensor: torch.Tensor) -> int:
         return -1
 
 
-def lie_at(tensors: list[torch.Tensor], addresses: list[int], which: list[int]) -> bool:
-    """Do those of the tensors still lie at their addresses, which has a place for every tensor?"""
-    compare = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)  # not on every build
-    if compare is not None:
-        return bool(compare(tensors, addresses, which))
-    return [tensors[i].data_ptr() for i in which] == [addresses[i] for i in which]
+class Fixed:
+    """The inputs that are the same tensors in nearly every call. which: their places."""
+
+    def __init__(self, which: Sequence[int]) -> None:
+        self.which = sorted(which)
+        self.addresses: dict[int, int] = {}  # by place, where they lay when they were looked at
+        self._each: list[int] = []  # by every input's place; 0 of the others
+        self._pick = itemgetter(*self.which) if len(self.which) > 1 else None
+
+    def learn(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Looks where they lie."""
+        self.addresses = {i: inputs[i].data_ptr() for i in self.which}
+        self._each = [self.addresses.get(i, 0) for i in range(len(inputs))]
+
+    def lie(self, inputs: list[torch.Tensor]) -> bool:
+        """Do they still lie there?"""
+        if COMPARE is not None:
+            return bool(COMPARE(inputs, self._each, self.which))
+        picked = [inputs[i] for i in self.which] if self._pick is None else self._pick(inputs)
+        return list(map(torch.Tensor.data_ptr, picked)) == list(self.addresses.values())
 
 
 def own(value: Value, taken: set[int]) -> Value:
