@@ -365,7 +365,7 @@ def alike(module: torch.nn.Module) -> Ranks | None:
     digest = hashlib.sha256()
     for name, value in module.named_parameters():
         digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     if members is not None:
         members.check_same("the parameters of the module", digest.hexdigest())
     return members
