@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ark.codegen.dialect import BodyWriter, HeaderRule, LoaderRule, MapRule, ScratchRule
-from ark_cuda.tasks import attention, attention_tiles, bulk, linear, matmul, wgmma
+from ark_cuda.tasks import attention, attention_tiles, bulk, linear, linear_roles, matmul, wgmma
 
 BODIES: Mapping[str, BodyWriter] = {
     "attention": attention.write,
@@ -40,6 +40,7 @@ LOADS: Mapping[str, BodyWriter] = {"attention_tiles": attention_tiles.load, "mat
 LOADER: LoaderRule = wgmma.loader
 MAPS: Mapping[str, MapRule] = {
     "attention_tiles": attention_tiles.maps,
+    "linear": linear_roles.maps,
     "matmul": wgmma.maps,
     "push": wgmma.carry_maps,
 }
