@@ -1,8 +1,10 @@
-"""`python -m tests.sanitizer.model [--variant NAME] [--as-shipped] ARGUMENTS`: the command
-`ark ARGUMENTS` with a loop kernel in which every lane arrives at an mbarrier, where ark's own lets
-one lane arrive for its warp, and with line numbers. What racecheck reports of it is not for want of
-following that lane (tests.sanitizer). --variant: the decoder is planned for this kernel variant.
---as-shipped: the loop is ark's own.
+"""`python -m tests.sanitizer.model [--variant NAME] [--as-shipped | --whole-warps] ARGUMENTS`: the
+command `ark ARGUMENTS` with a loop kernel in which every lane arrives at an mbarrier, where ark's
+own lets one lane arrive for its warp. What racecheck reports of it is not for want of following
+that lane (tests.sanitizer). --variant: the decoder is planned for this kernel variant. All kernels
+have line numbers. --as-shipped: the loop is ark's own. --whole-warps: it is but for its barriers of
+all computing threads, which are functions of their own: so a barrier has no second way, for divided
+warps, that synccheck might not follow.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ ROLES = (
     ("ark_barrier_init(&ark_handshake.open, 1u)", "ark_barrier_init(&ark_handshake.open, 32u)"),
     ("ark_handshake.done, ARK_WARPS)", "ark_handshake.done, 32u * ARK_WARPS)"),
     ("ark_handshake.gathered, ARK_WARPS)", "ark_handshake.gathered, 32u * ARK_WARPS)"),
+    ("ark_handshake.squared, ARK_WARPS)", "ark_handshake.squared, 32u * ARK_WARPS)"),
     ("if (ark_lane() == 0) ark_barrier_arrive(&ark_handshake", "ark_barrier_arrive(&ark_handshake"),
+    ("if (ark_lane() == 0) ark_barrier_arrive(barrier", "ark_barrier_arrive(barrier"),
 )
 STREAM = (
     ("ark_ring.empty[slot], ARK_WARPS)", "ark_ring.empty[slot], 32u * ARK_WARPS)"),
@@ -32,6 +36,10 @@ STREAM = (
         "if (ark_lane() == 0) {\n    ark_barrier_arrive(&ark_ring.empty",
         "{\n    ark_barrier_arrive(&ark_ring.empty",
     ),
+)
+WHOLE = tuple(
+    (f"ARK_DEVICE {name}", f"static __device__ __noinline__ {name}")
+    for name in ("void ark_sync() {", "bool ark_all(bool v) {")
 )
 
 
@@ -49,23 +57,26 @@ def every_lane(made: Dialect) -> Dialect:
     )
 
 
+def whole_warps(made: Dialect) -> Dialect:
+    """The dialect whose warps are together where they meet the others."""
+    return dataclasses.replace(made, prelude=_replaced(made.prelude, WHOLE))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sanitizer.model", description=__doc__)
     parser.add_argument("--variant")
     parser.add_argument("--as-shipped", action="store_true")
+    parser.add_argument("--whole-warps", action="store_true")
     asked, words = parser.parse_known_args()
     if asked.variant:
-        options = {"variant": asked.variant}
-        generate.plans = functools.partial(generate.plans, options=options)
+        variant = {"variant": asked.variant}
+        generate.plans = functools.partial(generate.plans, options=variant)
     if not asked.as_shipped:
-        _let_every_lane_arrive()
-    return int(command(words) or 0)
-
-
-def _let_every_lane_arrive() -> None:
-    dialect, options = backend.dialect, cuda.core.ProgramOptions
-    backend.dialect = lambda arch: every_lane(dialect(arch))
+        change, dialect = whole_warps if asked.whole_warps else every_lane, backend.dialect
+        backend.dialect = lambda arch: change(dialect(arch))
+    options = cuda.core.ProgramOptions
     cuda.core.ProgramOptions = lambda **words: options(**words, lineinfo=True)
+    return int(command(words) or 0)
 
 
 if __name__ == "__main__":
