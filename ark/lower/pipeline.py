@@ -28,6 +28,7 @@ from ark.lower.overlap import overlap
 from ark.lower.pack import pack
 from ark.lower.packets import choose_packets
 from ark.lower.regions import join_regions
+from ark.lower.slices import read_boxes
 from ark.lower.spread import spread
 from ark.lower.turned import read_turned
 from ark.lower.waves import in_waves
@@ -89,7 +90,8 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
     for part, target, kept in _kernels(private, machines, external):
         if chosen.get("fuse", True):
             handed = not target.has("single_thread")
-            part = join_regions(fuse(part, target, kept), kept, handed)
+            part = read_boxes(fuse(part, target, kept), kept)
+            part = join_regions(part, kept, handed)
             part = narrow(join_chains(part, kept), target, kept)
             part = own_first(join_epilogues(part, target, kept), kept)
             part = read_windows(part, target, kept)
@@ -130,7 +132,7 @@ def plan(
     `variant` (the kernel variant by name), `cuts` (how products are cut, by shape: ark.lower.cuts),
     `hosts` (a number for each rank, equal where ranks share memory; all by default), `together`
     (True: all ranks begin an iteration together, also where each could do so by itself), `overlap`
-    (True joins products with the collectives that they meet; "dma": with copies by the proxy).
+    (True joins products with the collectives that they meet).
     Raises InvalidUsageError for any other.
     """
     return plan_prepared(prepare(graph, machine, options), meta)

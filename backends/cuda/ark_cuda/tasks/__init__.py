@@ -11,15 +11,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ark.codegen.dialect import BodyWriter, HeaderRule, LoaderRule, MapRule, ScratchRule
-from ark_cuda.tasks import attention, attention_tiles, bulk, linear, matmul, wgmma
+from ark_cuda.tasks import attention, attention_tiles, bulk, linear, linear_roles, matmul, wgmma
 
 BODIES: Mapping[str, BodyWriter] = {
     "attention": attention.write,
     "attention_merge": attention.merge,
     "attention_tiles": attention_tiles.write,
     "bulk": bulk.write,
+    "landed": wgmma.landed,
     "linear": linear.write,
     "matmul": matmul.write,
+    "push": wgmma.carry,
 }
 HEADERS: Mapping[str, HeaderRule] = {
     "attention": attention.headers,
@@ -36,7 +38,12 @@ POLLS: Mapping[str, BodyWriter] = {
 }
 LOADS: Mapping[str, BodyWriter] = {"attention_tiles": attention_tiles.load, "matmul": wgmma.load}
 LOADER: LoaderRule = wgmma.loader
-MAPS: Mapping[str, MapRule] = {"attention_tiles": attention_tiles.maps, "matmul": wgmma.maps}
+MAPS: Mapping[str, MapRule] = {
+    "attention_tiles": attention_tiles.maps,
+    "linear": linear_roles.maps,
+    "matmul": wgmma.maps,
+    "push": wgmma.carry_maps,
+}
 SCRATCH: Mapping[str, ScratchRule] = {
     "attention": attention.scratch,
     "attention_tiles": attention_tiles.scratch,
