@@ -132,7 +132,7 @@ def plan(
     `variant` (the kernel variant by name), `cuts` (how products are cut, by shape: ark.lower.cuts),
     `hosts` (a number for each rank, equal where ranks share memory; all by default), `together`
     (True: all ranks begin an iteration together, also where each could do so by itself), `overlap`
-    (True joins products with the collectives that they meet; "dma": with copies by the proxy).
+    (True joins products with the collectives that they meet).
     Raises InvalidUsageError for any other.
     """
     return plan_prepared(prepare(graph, machine, options), meta)
@@ -354,12 +354,13 @@ class _Tables:
     def _place(self, waves: bool) -> None:
         """Offsets: activations share memory, everything else lies one behind the other.
 
-        waves: ops stand side by side, which would wait for each other if they shared memory; where
-        all activations are few bytes each has its own.
+        Where ops stand side by side (waves), or come after each other by packets, which order no
+        other memory, they would wait for each other if they shared memory: where all activations
+        are few bytes each has its own then.
         """
         local = [b for b in self.buffers if b.rank == self.rank]
         sharing = [b for b in local if b.arena == "activation"]
-        if waves and sum(memory.align(b.nbytes) for b in sharing) <= memory.FEW:
+        if (waves or self.packets) and sum(memory.align(b.nbytes) for b in sharing) <= memory.FEW:
             everywhere = 0, len(self.ops)
             self._lifetimes.update({b.id: everywhere for b in sharing})
         offsets, total = memory.share(

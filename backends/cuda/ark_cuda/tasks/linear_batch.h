@@ -22,6 +22,24 @@ ARK_DEVICE void ark_multiply_tile(const ark_f16*, float (&d)[4], ark_u32 a0, ark
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// Pairs of a row's elements, as of ark_load_pairs; whole rows in fp32 have theirs in 8 bytes.
+template <int N, typename P, typename At>
+ARK_DEVICE void ark_row_pairs(ArkCtx& c, const P* p, const At& at, float (&v)[2 * N], bool system) {
+  ark_load_pairs<N>(c, p, at, v, system);
+}
+template <int N, typename At>
+ARK_DEVICE void ark_row_pairs(ArkCtx&, const float*, const At& at, float (&v)[2 * N], bool) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    v[2 * i] = v[2 * i + 1] = 0.0f;
+    if (at(i) == nullptr) continue;
+    asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(v[2 * i]), "=f"(v[2 * i + 1])
+                 : "l"(at(i))
+                 : "memory");
+  }
+}
+
 // Loads M rows of K elements, times `factor` if NORM, to xs, PITCH elements apart, in the order of
 // boxes' products if BOXED; adds this thread's squares of each row to `square`.
 template <int M, int K, int PITCH, bool NORM, bool BOXED, typename P, typename T, int F>
@@ -40,7 +58,7 @@ ARK_DEVICE void ark_batch_rows(ArkCtx& c, const P* p, const float (&factor)[F], 
     const auto at = [&](int i) -> const P* {
       return there(i) ? p + row(i) * K + place(i) : nullptr;
     };
-    ark_load_pairs<N>(c, p, at, v, system);
+    ark_row_pairs<N>(c, p, at, v, system);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       if (!there(i)) continue;
