@@ -16,6 +16,9 @@ from ark.tasks import text
 from ark.tasks.linear import epilogue, prologue
 
 LOADS_AHEAD = 4  # of a wave, AHEAD of linear.h
+MATRIX_PIECE = 128  # elements of each of four rows in a load of a wave
+MATRIX_LOADS = 16  # of a wave under way where matrix units multiply: 64 registers
+MATRIX_CHUNK = 4  # pieces of the input that lie in shared memory at once
 _TYPES = ("fp32", "fp16", "bf16")
 
 
@@ -32,8 +35,28 @@ def _rows(sig: Signature, machine: Machine) -> int:
     return -(-stages // machine.processors) * rows
 
 
+def _matrix(sig: Signature, machine: Machine) -> tuple[int, int] | None:
+    """Fours of rows that a wave has under way, and its loads of each (pieces of its part of a row);
+    None where matrix units do not multiply these weights.
+    """
+    weight = sig.operands[1]
+    pieces, rest = divmod(weight.shape[1], MATRIX_PIECE * machine.warps)
+    fits = weight.dtype == "bf16" and not rest and 1 <= pieces <= MATRIX_LOADS
+    if not fits or "mfma" not in machine.capabilities or machine.lanes != 64:
+        return None
+    fours = -(-_rows(sig, machine) // 4)
+    return min(fours, MATRIX_LOADS // pieces), pieces
+
+
 def _bytes(sig: Signature, machine: Machine) -> int:
     """The input row, the parts' sums, and what reductions over the block take."""
+    matrix = _matrix(sig, machine)
+    if matrix:
+        ahead, pieces = matrix
+        fours = -(-_rows(sig, machine) // 4)
+        sums = -(-fours // ahead) * ahead * 4 * machine.warps
+        spread = 3 * (min(pieces, MATRIX_CHUNK) * MATRIX_PIECE + 16) * machine.warps
+        return 4 * (sums + 2 * machine.warps) + 2 * spread
     k = sig.operands[0].shape[1]
     sums = _rows(sig, machine) * _parts(sig, machine) + LOADS_AHEAD * machine.warps
     return 4 * (k + sums + 2 * machine.warps)
@@ -54,7 +77,9 @@ def serves(sig: Signature, machine: Machine) -> bool:
 
 def headers(machine: Machine) -> tuple[str, ...]:
     """The device code that `write` instantiates."""
-    return ((resources.files("ark_rocm") / "tasks/linear.h").read_text(),)
+    matrix = ("ask.h", "linear_matrix.h") if "mfma" in machine.capabilities else ()
+    names = ("linear.h", *matrix)
+    return tuple((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
 
 
 def scratch(sig: Signature, machine: Machine) -> int:
@@ -66,14 +91,14 @@ def write(name: str, sig: Signature, machine: Machine) -> str | None:
     """The body's source, or None where the common body serves."""
     if not serves(sig, machine):
         return None
-    k = sig.operands[0].shape[1]
-    constants = (
-        sig.operands[1].ctype,
-        k,
-        _parts(sig, machine),
-        _rows(sig, machine),
-    )
+    k, rows = sig.operands[0].shape[1], _rows(sig, machine)
     weights = f"{text.given(sig, 1)}.p"
     operands = (weights, text.given(sig, 0), prologue(sig), epilogue(sig))
-    call = text.called("ark_linear_split", constants, operands)
+    matrix = _matrix(sig, machine)
+    if matrix:
+        constants = (k, rows, matrix[0], min(matrix[1], MATRIX_CHUNK))
+        call = text.called("ark_linear_matrix", constants, operands)
+    else:
+        constants = (sig.operands[1].ctype, k, _parts(sig, machine), rows)
+        call = text.called("ark_linear_split", constants, operands)
     return f"ARK_BODY bool {name}(ArkCtx& c, const ArkTask& t) {{\n  return {call};\n}}\n"
