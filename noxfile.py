@@ -73,21 +73,22 @@ def types(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """The default test run: no GPU needed.
 
-    After everything else the backend tests run once more on emulated AMD devices: most of them on
-    gfx942, ops and faults on gfx1100, and what synchronises with more seeds of the emulator's
-    scheduler and all its checks.
+    Meanwhile the backend tests run once more on emulated AMD devices: most of them on gfx942, ops
+    and faults on gfx1100, and what synchronises with more seeds of the emulator's scheduler and all
+    its checks.
     """
     session.install("-e", ".[dev]")
     session.run("python", "-c", BUILD_EMULATOR)
     if session.posargs:
         session.run("pytest", *session.posargs)
         return
-    session.run("pytest", *WORKERS, env=QUICK)
-    _emulate(session, [run for run in MATRIX["emulated"] if run.get("session") != "slow"])
+    runs = [run for run in MATRIX["emulated"] if run.get("session") != "slow"]
+    _emulate(session, runs, "pytest", *WORKERS)
 
 
-def _emulate(session: nox.Session, runs: list[dict]) -> None:
-    session.run("python", "ci/emulated.py", json.dumps(runs), env=BESIDE)
+def _emulate(session: nox.Session, runs: list[dict], *meanwhile: str) -> None:
+    environment = QUICK if meanwhile else BESIDE
+    session.run("python", "ci/emulated.py", json.dumps(runs), *meanwhile, env=environment)
 
 
 @nox.session

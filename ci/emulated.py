@@ -1,13 +1,16 @@
 """Runs ark's backend tests on emulated AMD devices, two runs side by side: `nox` calls it.
 
-The argument is a JSON list of runs as in ci/matrix.toml under [[emulated]]. A run is one pytest
-process; its output is printed whole when it ends. The exit code is 1 if any run failed.
+The first argument is a JSON list of runs as in ci/matrix.toml under [[emulated]]. A run is one
+pytest process; its output is printed whole when all is done. Words behind it are a command that
+runs meanwhile and goes first: the runs take what it leaves of the processors. The exit code is 1 if
+anything failed.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -44,6 +47,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "synchronising": ("tests/backend/test_programs.py", "tests/backend/test_faults.py"),
 }
 SIDE_BY_SIDE = 2
+NICE = 10
 
 
 def command(run: dict[str, Any]) -> list[str]:
@@ -65,10 +69,11 @@ def environment(run: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def one(run: dict[str, Any]) -> tuple[dict[str, Any], int, str, float]:
+def one(run: dict[str, Any], beside: bool) -> tuple[dict[str, Any], int, str, float]:
     began = time.monotonic()
+    yielding = ["nice", "-n", str(NICE)] if beside and shutil.which("nice") else []
     done = subprocess.run(
-        command(run),
+        [*yielding, *command(run)],
         env=environment(run),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -78,11 +83,14 @@ def one(run: dict[str, Any]) -> tuple[dict[str, Any], int, str, float]:
     return run, done.returncode, done.stdout, time.monotonic() - began
 
 
-def main(runs: list[dict[str, Any]]) -> int:
+def main(runs: list[dict[str, Any]], other: list[str]) -> int:
     ordered = sorted(runs, key=lambda run: list(TESTS).index(run["tests"]))
-    failed = []
+    failed: list[object] = []
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        for future in as_completed([pool.submit(one, run) for run in ordered]):
+        started = [pool.submit(one, run, bool(other)) for run in ordered]
+        if other and subprocess.run(other, check=False).returncode:
+            failed.append(other)
+        for future in as_completed(started):
             run, code, said, seconds = future.result()
             print(f"\n--- {json.dumps(run)}: {seconds:.0f} s, exit code {code}\n{said}", flush=True)
             failed += [run] if code else []
@@ -92,4 +100,4 @@ def main(runs: list[dict[str, Any]]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(json.loads(sys.argv[1])))
+    sys.exit(main(json.loads(sys.argv[1]), sys.argv[2:]))

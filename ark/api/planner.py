@@ -5,7 +5,6 @@ Planning needs no device: without one, `plan_script` and `Planner` plan for a ma
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
 import runpy
@@ -325,14 +324,12 @@ class Planner:
         """The graph with the rules' hints where no context gave any."""
         if not self._rules:
             return graph
-        made = copy.copy(graph)
-        made.nodes = [
+        return graph.with_nodes(
             n
             if n.virtual or n.hints is not None
             else dataclasses.replace(n, hints=hints_of(self._ask(n, arch)))
             for n in graph.nodes
-        ]
-        return made
+        )
 
     def _ask(self, node: Node, arch: str) -> dict[str, Any]:
         for rule in self._rules:

@@ -4,6 +4,7 @@ in torch. Called by ark.bench.ops.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ class OpCase:
 
     flops, nbytes: the least that must be computed and moved. on_cpu: short enough for a CPU.
     scale: of the random inputs, which lie between -scale and scale. calls: of the peer in a graph.
-    others: further peers by name.
+    others: further peers by name. fuse: may ark join its ops?
     """
 
     name: str
@@ -34,6 +35,7 @@ class OpCase:
     scale: float = 1.0
     calls: int = 10
     others: tuple[tuple[str, Callable[..., Any]], ...] = ()
+    fuse: bool = True
 
 
 def _streamed(
@@ -120,7 +122,7 @@ def _linear_gelu(m: int, n: int, k: int) -> OpCase:
     return OpCase(name, bf16, shapes, build, peer, 2.0 * m * n * k, moved, on_cpu=False)
 
 
-def _lstm(layers: int, steps: int, hidden: int) -> OpCase:
+def lstm(layers: int, steps: int, hidden: int) -> OpCase:
     """An LSTM of batch 1 from plain ops, and its last step: of each step an input (1, hidden), of
     each layer the weights of input and state (4 hidden, hidden) and a bias (1, 4 hidden); gates i,
     f, g, o. The peers are the same ops in a captured graph, and torch.nn.LSTM (cuDNN's).
@@ -205,7 +207,7 @@ def _chain_peer(a: Any, b: Any) -> Any:
 
 
 def _adds(a: Any) -> Any:
-    """Dependent adds that nothing joins: each result is read twice."""
+    """Dependent adds, each of a result with itself."""
     for _ in range(64):
         a = ark.add(a, a)
     return a
@@ -279,7 +281,8 @@ def cases() -> tuple[OpCase, ...]:
                 lambda a, b: a + b,
             ),
             _streamed("chain-64m", dtype, (flat, flat), flat, _chain, _chain_peer),
-            _streamed("adds-64x4096", dtype, ((4096,),), (4096,), _adds, _adds_peer),
+            adds := _streamed("adds-64x4096", dtype, ((4096,),), (4096,), _adds, _adds_peer),
+            dataclasses.replace(adds, name=f"adds-64x4096-apart-{dtype.name}", fuse=False),
         ]
     for size in (8192, 4096, 2048):
         found += [_matmul(size, size, size, t) for t in ("nt", "nn", "tn", "tt")]
@@ -297,7 +300,7 @@ def cases() -> tuple[OpCase, ...]:
         _matmul(16, 4096, 4096),
         _matmul(512, 512, 512, on_cpu=True),
         _matmul(512, 512, 512, "nn", on_cpu=True),
-        _lstm(10, 100, 256),
-        _lstm(2, 4, 64),
+        lstm(10, 100, 256),
+        lstm(2, 4, 64),
     ]
     return tuple(found)

@@ -66,7 +66,7 @@ def planned(case: OpCase, machine: Machine) -> tuple[Plan, str]:
             for i, s in enumerate(case.shapes)
         ]
         out = case.build(*inputs)
-    made = make_plan(model.graph, machine, tuned.options(machine))
+    made = make_plan(model.graph, machine, tuned.options(machine) | {"fuse": case.fuse})
     verify([made])
     del out
     tasks = [t for p in made.phases[-1].processors for t in p if made.ops[t.op].operands]

@@ -71,8 +71,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         machine = device.machine
         if args.forget:
-            tuned.forget(machine)
-        kept = tuned.load(machine)
+            tuned.KEPT.forget(machine)
+        kept = tuned.KEPT.load(machine)
         found = products(_plans(args.sources, args.dim, machine))
         if args.sources and not found:
             raise InvalidUsageError("the sources have no matrix product whose cut can be chosen")
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
                 raise UnsupportedError(f"no cut of the product {product} can be run")
             kept[product.key] = choice
         if found:
-            tuned.store(machine, kept)
+            tuned.KEPT.store(machine, kept)
     finally:
         device.close()
     names = {p.key: str(p) for p in found}

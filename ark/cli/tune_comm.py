@@ -48,9 +48,9 @@ def run(args: argparse.Namespace) -> int:
         device = backend.open(device_index(args.device, ranks, len(probe.devices)))
         try:
             if args.forget:
-                tuned.forget(device.machine)
+                tuned.KEPT.forget(device.machine)
             if args.show:
-                _show(f"{backend.name} {device.machine.name}", tuned.load(device.machine))
+                _show(f"{backend.name} {device.machine.name}", tuned.KEPT.load(device.machine))
         finally:
             device.close()
         return 0
@@ -72,11 +72,12 @@ def run(args: argparse.Namespace) -> int:
         finally:
             device.close()
     if ranks.rank == 0:
-        table = tuned.load(machine)
+        table = tuned.KEPT.load(machine)
         for key, entries in found.items():
             measured = {e.nbytes for e in entries}
-            table[key] = [*entries, *(e for e in table.get(key, ()) if e.nbytes not in measured)]
-        tuned.store(machine, table)
+            others = (e for e in table.get(key, ()) if e.nbytes not in measured)
+            table[key] = sorted([*entries, *others], key=lambda e: e.nbytes)
+        tuned.KEPT.store(machine, table)
         _show(f"{backend.name} {machine.name}", found)
     return 0
 

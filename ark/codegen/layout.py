@@ -51,7 +51,8 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("flags", "u32", 1),
     ),
     # One stage of the operand stream. form: 0; or 1 + the place of a growth, which says how many
-    # stages there are; or what fetch_form makes, and then `bytes` are of one piece.
+    # stages there are; or what fetch_form makes, and then `bytes` are of one piece; or what
+    # box_form does, and then address is a box map's.
     "ArkFetch": (("address", "u64", 1), ("bytes", "u32", 1), ("form", "u32", 1)),
     # A fetch of rows that iterations append (ark.plan.types.Growth). address, beside: of the first
     # rows. length: address of the number of rows. row: bytes. rows: room. step: rows of a stage.
@@ -169,6 +170,13 @@ def fetch_form(pieces: np.ndarray, pitch: int) -> np.ndarray:
     lie one behind the other in the stage (ark_stream_pieces on the device).
     """
     return (1 << 31) | (pieces - 1) << 24 | pitch // 16
+
+
+def box_form(row: np.ndarray) -> np.ndarray:
+    """The form of stages that are boxes, whose first row is this one of their map's; `bytes` are
+    the box's, and above bit 16 its first place along the map's last dimension.
+    """
+    return (3 << 30) | row
 
 
 @cache

@@ -6,7 +6,7 @@ comes from ark.tasks. Called by ark.runtime.program and `ark emit`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from ark.codegen import device_text, layout
@@ -220,6 +220,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
         f"// ark loop kernel, dialect {dialect.name}\n",
         "#define ARK_REMOTE 1\n" if far else "",
         "#define ARK_BODIES_ENTER 1\n" if entering else "",
+        "#define ARK_LIMIT_FALLS 1\n" if _ends(plan, (*headers, *texts)) else "",
         _constants(machine, plan, scratch, phases),
         dialect.prelude,
         layout.declarations(),
@@ -241,6 +242,11 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
     ]
     text = "\n".join(part for part in parts if part)
     return Emitted(Source(text), tuple(opcode), scratch, tuple(bodies), tuple(maps))
+
+
+def _ends(plan: Plan, texts: Iterable[str]) -> bool:
+    """May a task end the loop? Another kernel's of the plan may have, before this one began."""
+    return len(plan.kernels) > 1 or any("ark_lower_limit" in text for text in texts)
 
 
 def _any_of(codes: Collection[int]) -> str:

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from html import escape
 from typing import NamedTuple
-from xml.sax.saxutils import quoteattr
 
 from ark.collective.order import describe, in_order
 from ark.collective.types import CollectiveProgram, Kind, Operation, OpRef, Role, Span
@@ -276,7 +276,7 @@ class _Writer:
         name = self.target.collectives[p.collective.value]
         channels = 1 + max(block.channel for gpu in self.gpus for block in gpu.blocks)
         lines = [
-            f'<algo name={quoteattr(_printable(p.name))} nchunksperloop="{p.chunks}" '
+            f'<algo name="{escape(_printable(p.name))}" nchunksperloop="{p.chunks}" '
             f'nchannels="{channels}" proto="Simple" ngpus="{p.ranks}" coll="{name}" '
             f'inplace="0" outofplace="1" minBytes="0" maxBytes="0"{root}>'
         ]

@@ -94,7 +94,7 @@ def plans_for(key: Key, world: int, device: Machine, hosts: Sequence[int] = ()) 
             for name, nbytes in (("x", key.nbytes), ("y", key.out_bytes(world)))
         )
         graph.add("collective", [x], [y], attrs, key.collective)
-        # Ranks meet in every call: one barrier costs less than edges between iterations.
+        # Ranks meet in every call: one barrier costs less than waits for each peer.
         made.append(make_plan(graph, machine, {"hosts": hosts, "together": True}))
     verify(made)
     return made

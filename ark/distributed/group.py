@@ -229,7 +229,7 @@ class Group:
     def _chosen(self, key: Key) -> Key:
         """The key with what was measured to be fastest, if anything was."""
         if self._tuned is None:
-            mine = tuned.encoded(self._device.machine, tuned.load(self._device.machine))
+            mine = tuned.KEPT.encoded(self._device.machine, tuned.KEPT.load(self._device.machine))
             self._tuned = tuned.first_of(self._job.all_gather(mine))
         nbytes = max(key.nbytes, key.out_bytes(self.world_size))
         found = tuned.pick(self._tuned, key.collective, self.world_size, nbytes)

@@ -8,7 +8,6 @@ the sum ends. Nothing is fused whose intermediate result anybody else reads.
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 
 from ark.ir.dtype import FLOATS
@@ -35,7 +34,6 @@ def fuse(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -> 
     kept: ids of buffers whose contents somebody else reads, so that they must be written.
     """
     uses = Counter(t.id for n in graph.nodes for t in (*n.inputs, *n.after))
-    made = copy.copy(graph)
     by_output = {t.id: n for n in graph.nodes for t in n.outputs}
     by_input: dict[int, Node] = {}
     written = {t.buffer.id for n in graph.nodes for t in n.outputs}
@@ -90,8 +88,7 @@ def fuse(graph: Graph, machine: Machine, kept: frozenset[int] = frozenset()) -> 
             continue
         replaced[(last or node).id] = _linear(node, norm, last)
         dropped.update(n.id for n in (norm, node if last else None) if n is not None)
-    made.nodes = [replaced.get(n.id, n) for n in graph.nodes if n.id not in dropped]
-    return made
+    return graph.with_nodes(replaced.get(n.id, n) for n in graph.nodes if n.id not in dropped)
 
 
 def _streams(node: Node, machine: Machine, from_memory: bool) -> bool:

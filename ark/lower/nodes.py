@@ -17,7 +17,7 @@ from ark.plan.groups import Group
 
 
 def begins_alone(graph: Graph) -> bool:
-    """May each rank begin its next iteration by itself? Edges between iterations then see to it
+    """May each rank begin its next iteration by itself? Waits across iterations then see to it
     that nothing is overwritten which a peer still reads.
 
     All ranks of a model find the same, as all take part in what forbids it.

@@ -8,7 +8,6 @@ planner before ark.lower.fuse, which joins the product with its neighbours.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import itertools
 from collections import Counter
@@ -164,8 +163,7 @@ class _Finder:
 
 def pack(graph: Graph, kept: frozenset[int]) -> tuple[Graph, list[Packing]]:
     """A copy of the graph with packed weights, and how these are made of the model's parameters."""
-    made = copy.copy(graph)
-    finder = _Finder(made, kept)
+    finder = _Finder(graph, kept)
     matches: dict[tuple[object, ...], list[_Match]] = {}
     for node in graph.nodes:
         match = None
@@ -186,11 +184,11 @@ def pack(graph: Graph, kept: frozenset[int]) -> tuple[Graph, list[Packing]]:
         packings.append(packing)
         weights = found[0].weights
         shape = (sum(w.shape[0] for w in weights), weights[0].shape[1])
-        weight = made.tensor(shape, weights[0].dtype, arena="parameter", name=packing.name)
+        weight = graph.tensor(shape, weights[0].dtype, arena="parameter", name=packing.name)
         for match in found:
-            replaced.update(_replace(made, match, weight))
-    made.nodes = [n for old in graph.nodes if (n := replaced.get(old.id, old)) is not None]
-    return made, packings
+            replaced.update(_replace(graph, match, weight))
+    nodes = (replaced.get(n.id, n) for n in graph.nodes)
+    return graph.with_nodes(n for n in nodes if n is not None), packings
 
 
 def _agreed(graph: Graph, found: Sequence[_Match]) -> bool:

@@ -8,7 +8,6 @@ earlier waits), so no plan has a redundant one.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,8 +28,10 @@ from ark.lower.overlap import overlap
 from ark.lower.pack import pack
 from ark.lower.packets import choose_packets
 from ark.lower.regions import join_regions
+from ark.lower.slices import read_boxes
 from ark.lower.spread import spread
 from ark.lower.turned import read_turned
+from ark.lower.waves import in_waves
 from ark.lower.windows import read_windows
 from ark.machine import Machine
 from ark.plan import memory
@@ -49,7 +50,7 @@ class Prepared:
     """A graph as it will be lowered. received: ids of the buffers between ranks that hold packets.
 
     machines: by phase, with the one variant that it runs under. alone: the rank begins iterations
-    by itself. ended: its peers wait for the end of an iteration.
+    by itself. ended: its peers wait for the end of an iteration. waves: some ops are in waves.
     """
 
     graph: Graph
@@ -59,6 +60,7 @@ class Prepared:
     received: frozenset[int]
     alone: bool
     ended: bool
+    waves: bool = False
 
 
 def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = None) -> Prepared:
@@ -88,7 +90,8 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
     for part, target, kept in _kernels(private, machines, external):
         if chosen.get("fuse", True):
             handed = not target.has("single_thread")
-            part = join_regions(fuse(part, target, kept), kept, handed)
+            part = read_boxes(fuse(part, target, kept), kept)
+            part = join_regions(part, kept, handed)
             part = narrow(join_chains(part, kept), target, kept)
             part = own_first(join_epilogues(part, target, kept), kept)
             part = read_windows(part, target, kept)
@@ -96,8 +99,9 @@ def prepare(graph: Graph, machine: Machine, options: Mapping[str, Any] | None = 
         part, more = spread(part, target, chosen, kept)
         nodes += part.nodes
         received |= more
-    private.nodes = nodes
-    return Prepared(private, machines, chosen, tuple(packings), received, alone, ended)
+    private.nodes = in_waves(nodes, machines) if chosen.get("fuse", True) else nodes
+    waves = private.nodes != nodes
+    return Prepared(private, machines, chosen, tuple(packings), received, alone, ended, waves)
 
 
 def _kernels(
@@ -108,8 +112,7 @@ def _kernels(
     """
     for machine, run in itertools.groupby(range(len(machines)), machines.__getitem__):
         phases = set(run)
-        part = copy.copy(graph)
-        part.nodes = [n for n in graph.nodes if n.phase in phases]
+        part = graph.with_nodes(n for n in graph.nodes if n.phase in phases)
         others = (n for n in graph.nodes if n.phase not in phases)
         touched = {t.buffer.id for n in others for t in (*n.inputs, *n.outputs)}
         yield part, machine, external | touched
@@ -185,7 +188,7 @@ def _lowered(
         packets = choose_packets(groups, machines, chosen, templates, prepared.received)
     packets |= {t.id for g in groups for t in g.operands if t.buffer.id in g.received}
     external = frozenset(chosen.get("external", ()))
-    tables = _Tables(private, groups, packets, external)
+    tables = _Tables(private, groups, packets, external, prepared.waves)
     schedule = Schedule(
         machines,
         tables.tensors,
@@ -270,9 +273,8 @@ def _machine_entry(machine: Machine) -> dict[str, Any]:
 
 
 def _private_copy(graph: Graph) -> Graph:
-    made = copy.copy(graph)
+    made = graph.with_nodes(graph.nodes)
     made.rank = graph.rank if graph.world_size > 1 else 0  # alone, whatever its number
-    made.nodes = list(graph.nodes)
     made.tensors = list(graph.tensors)
     made.buffers = list(graph.buffers)
     return made
@@ -287,6 +289,7 @@ class _Tables:
         groups: Sequence[Group],
         packets: set[int],
         external: frozenset[int],
+        waves: bool,
     ) -> None:
         self.rank = graph.rank
         self.packets = packets
@@ -302,7 +305,7 @@ class _Tables:
             operands = tuple(self._tensor(t, i) for t in group.operands)
             after = tuple(self._tensor(t, i) for t in group.after)
             self.ops.append(PlanOp(i, group.name, group.kind, group.params, operands, after))
-        self._place()
+        self._place(waves)
 
     def _tensor(self, tensor: Tensor, op: int) -> int:
         packet = tensor.id in self.packets
@@ -348,10 +351,17 @@ class _Tables:
             )
         return found
 
-    def _place(self) -> None:
-        """Offsets: activations share memory, everything else lies one behind the other."""
+    def _place(self, waves: bool) -> None:
+        """Offsets: activations share memory, everything else lies one behind the other.
+
+        waves: ops stand side by side, which would wait for each other if they shared memory; where
+        all activations are few bytes each has its own.
+        """
         local = [b for b in self.buffers if b.rank == self.rank]
         sharing = [b for b in local if b.arena == "activation"]
+        if waves and sum(memory.align(b.nbytes) for b in sharing) <= memory.FEW:
+            everywhere = 0, len(self.ops)
+            self._lifetimes.update({b.id: everywhere for b in sharing})
         offsets, total = memory.share(
             {b.id: b.nbytes for b in sharing}, {b.id: self._lifetimes[b.id] for b in sharing}
         )

@@ -25,6 +25,7 @@ from ark.tasks.fusion import MOST_VALUES, STAGES
 LEAST_SHARED = 8  # results that several ops of a region read; chains would write them
 LEAST_WIDE = 64  # neighbours: less makes no vectors and leaves warps idle
 SMALL = 2048  # elements
+LITTLE = 16384  # elements up to which handing a result over takes longer than computing it
 MOST_SUMMED = 1024  # elements that a thread adds up
 
 
@@ -109,13 +110,14 @@ class _Region:
             return False
         out = node.outputs[0]
         first = self.nodes[0] if self.nodes else node
+        little = self.handed and out.elements <= LITTLE
         if (
             node.hints is not None
             or (node.placement, node.context) != (first.placement, first.context)
-            or out.dtype != fp32
+            or out.dtype not in (fp32, *(FLOATS if little else ()))
             or any(t.dtype not in FLOATS or len(t.shape) > len(out.shape) for t in node.inputs)
             or not 1 <= len(out.shape) <= FOLDED
-            or (out.shape[-1] < LEAST_WIDE and not (self.handed and out.elements <= SMALL))
+            or (out.shape[-1] < LEAST_WIDE and not (little and out.elements <= SMALL))
             or len(self.results) == MOST_VALUES
         ):
             return False
@@ -139,7 +141,8 @@ class _Region:
             return False
         self.axis, self.full = axis, full
         self._numbers[out.id] = len(self.results)
-        self._uses.update(set(numbers))
+        # What one op reads twice chains would write, too: written out it doubles the expression.
+        self._uses.update(numbers if little else set(numbers))
         self.trees.append(expression.substitute(tree, [["input", n] for n in numbers]))
         self.results.append(out)
         self.summed.append(summing)

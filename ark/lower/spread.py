@@ -6,7 +6,6 @@ rank's share has the residual in it. Called by the pipeline after fusion.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -42,13 +41,12 @@ def spread(
     chosen = finder.choose()
     if not chosen:
         return graph, frozenset()
-    made = copy.copy(graph)
     replaced: dict[int, Node] = {}
     shares: dict[int, Tensor] = {}  # by the id of the sum that they stand for
     buffers = []
     for number, node in enumerate(chosen):
         maker = finder.makers[node.inputs[0].id]
-        every, outputs = _receive(made, node, number)
+        every, outputs = _receive(graph, node, number)
         buffers += [t.buffer.id for t in outputs]
         shares[node.outputs[0].id] = every
         replaced[maker.id] = dataclasses.replace(
@@ -58,8 +56,8 @@ def spread(
             attrs={**maker.attrs, "epilogue": "add" if len(node.inputs) > 1 else "store"},
         )
     gone = {n.id for n in chosen}
-    order = {"ranks": made.world_size, "first": -made.rank % made.world_size}
-    made.nodes = []
+    order = {"ranks": graph.world_size, "first": -graph.rank % graph.world_size}
+    nodes = []
     for node in graph.nodes:
         if node.id in gone:
             continue
@@ -67,8 +65,8 @@ def spread(
         node = replaced.get(node.id, node)
         inputs = tuple(shares.get(t.id, t) for t in node.inputs)
         attrs = {**node.attrs, **order} if touched else node.attrs
-        made.nodes.append(dataclasses.replace(node, inputs=inputs, attrs=attrs))
-    return made, frozenset(buffers)
+        nodes.append(dataclasses.replace(node, inputs=inputs, attrs=attrs))
+    return graph.with_nodes(nodes), frozenset(buffers)
 
 
 def _receive(graph: Graph, node: Node, number: int) -> tuple[Tensor, tuple[Tensor, ...]]:

@@ -63,7 +63,7 @@ def make_plans(
 ) -> Sequence[Plan]:
     """What `plans` gives, planned and verified anew."""
     graphs = [build(replace(shape, rank=rank)).graph for rank in range(shape.world_size)]
-    # Shards of a decoder meet in every layer: one barrier costs less than edges between iterations.
+    # Shards of a decoder meet in every layer: one barrier costs less than waits for each peer.
     chosen = {"together": True, **(options or {})}
     meta = {"model": shape.config.architecture, "context": shape.context, "chunk": shape.chunk}
     if shape.batch > 1:

@@ -9,6 +9,7 @@ from ark.ops import channels as channels
 from ark.ops import decoder as decoder
 from ark.ops import fusion as fusion
 from ark.ops import overlapped as overlapped
+from ark.ops import overlapped_gather as overlapped_gather
 from ark.ops import programs as programs
 from ark.ops import sequences as sequences
 from ark.ops import views

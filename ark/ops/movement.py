@@ -105,8 +105,8 @@ def _lower_embedding(lowering: Lowering, node: Node) -> None:
     rows, width = ids.elements, table.shape[1]
     index = whole_view(lowering, ids, (rows,), fill=True)
     target = whole_view(lowering, out, (rows, width), fill=False)
-    pieces = max(1, min(width // 64, -(-lowering.machine.processors // rows)))
-    columns = -(-width // pieces)
+    parts = max(1, min(width // 64, -(-lowering.machine.processors // rows)))
+    columns = -(-width // parts)
     asked = lowering.tile((1,) * (4 - len(out.shape)) + out.shape, fixed=(0, 1, 2))
     if asked:
         columns = asked[3]

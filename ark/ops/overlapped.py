@@ -10,9 +10,7 @@ ranks, from run to run.
 
 What other ranks own can also be stored here and copied by the host's proxy (the option
 `overlap="dma"`), all rounds but the last: then no tile's stores wait for a link.
-
-Before a product that reads gathered rows, own rows are multiplied first, then peers' bands as they
-arrive. Called by the lowering.
+Called by the lowering.
 """
 
 from __future__ import annotations
@@ -26,10 +24,9 @@ from ark.ir.values import Buffer
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
 from ark.lower.merge import part
-from ark.lower.overlap import GATHER, SHARE, SUM
+from ark.lower.overlap import SHARE, SUM
 from ark.lower.registry import register
 from ark.ops.bands import Chunks, Product
-from ark.ops.communication import dense
 from ark.tasks.combine import moved
 
 
@@ -229,86 +226,9 @@ class _Sum(Product):
         group.awaits = [((lowering.semaphore(self.rank, f"{name}.{i}"), many[i]),) for i in rows]
 
 
-class _Gathered(Product):
-    """A product of rows that all ranks have a share of."""
-
-    def __init__(self, lowering: Lowering, node: Node) -> None:
-        super().__init__(lowering, node, node.attrs["rows"])
-        self.own = dense(lowering, node.inputs[0], ".dense", fill=True)
-        self.share, self.k = self.own.shape
-        nbytes = self.share_bytes(self.own.nbytes, False)
-        if self.copies:
-            nbytes, self.copiers = self.own.nbytes, self.idle
-        self.cut = self.chunks(self.share, self.k, nbytes, self.own.dtype.itemsize)
-
-    def write(self) -> None:
-        steps = range(1, self.world)
-        for step in steps:
-            self._put(step)
-        self.multiply(self.own, self._rows_of(self.rank, 0, self.share), "")
-        received = {
-            step: self.lowering.graph.tensor(
-                self.own.shape, self.own.dtype, arena="symmetric", name=f"{self.name}.from+{step}"
-            )
-            for step in steps
-        }
-        high = -(-self.share // self.high)
-        turns = max(1, min(self.rounds, high))
-        for turn in range(turns):
-            begin, end = (min(self.share, high * i // turns * self.high) for i in (turn, turn + 1))
-            for step, source in received.items():
-                self._multiply_received(step, source, begin, end)
-        self.finish()
-
-    def _rows_of(self, owner: int, begin: int, end: int) -> IrTensor:
-        return part(self.out, 0, owner * self.share + begin, end - begin)
-
-    def _put(self, step: int) -> None:
-        """Own rows to the rank `step` on."""
-        lowering, peer, back = self.lowering, self.peer(step), self.world - step
-        name = f"{self.name}.from+{back}"
-        target = lowering.graph.tensor(
-            self.own.shape, self.own.dtype, arena="symmetric", rank=peer, name=name
-        )
-        coords = [chunk for row in self.cut for chunk in row]
-        rows = [i for i, row in enumerate(self.cut) for _ in row]
-        suffix = f".put+{step}"
-        if self.copies:
-            group = self.copy(self.own, target, self.share, self.k, suffix)
-            told = self.copied(self.share)
-        else:
-            operands = [lowering.flat(self.own), lowering.flat(target)]
-            params = {"element": moved(self.own.dtype)}
-            group = lowering.emit("combine", params, operands, coords, suffix)
-            nbytes = (coords[0][1] - coords[0][0]) * self.own.dtype.itemsize
-            # While own rows are multiplied, and of two parts that a sum has only one is moved.
-            rounds = 2 * max(1, self.rounds // self.world)
-            group.lanes = self.others(len(coords), -(-nbytes // rounds), False)
-            told = [range(i, i + 1) for i in rows]
-        group.sends = [
-            tuple(lowering.semaphore(peer, f"{name}.{i}") for i in covered) for covered in told
-        ]
-
-    def _multiply_received(self, step: int, source: IrTensor, begin: int, end: int) -> None:
-        owner = self.peer(step)
-        suffix = f".from+{step}.{begin // self.high}"
-        out = self._rows_of(owner, begin, end)
-        group = self.multiply(part(source, 0, begin, end - begin), out, suffix)
-        place = [(begin + c[2]) // self.high for c in group.coords]
-        group.awaits = [
-            ((self.lowering.semaphore(self.rank, f"{source.name}.{i}"), len(self.cut[i])),)
-            for i in place
-        ]
-
-
 def _lower_sum(lowering: Lowering, node: Node) -> None:
     _Sum(lowering, node).write()
 
 
-def _lower_gathered(lowering: Lowering, node: Node) -> None:
-    _Gathered(lowering, node).write()
-
-
 for _type in (SUM, SHARE):
     register(_type, None, _lower_sum, aliasing="none", names_ranks=True, all_ranks=True)
-register(GATHER, None, _lower_gathered, aliasing="none", names_ranks=True, all_ranks=True)

@@ -49,8 +49,8 @@ def _insert(tensor: IrTensor, axis: int) -> IrTensor:
 
 
 def _lower_reduce(lowering: Lowering, node: Node) -> None:
-    """One task reduces whole rows or columns; where they are few and long, tasks reduce pieces of
-    them into a temporary first.
+    """One task reduces whole rows or columns; where they are few and long, tasks reduce parts of
+    them into a temporary first (split-k).
     """
     source, out = node.inputs[0], node.outputs[0]
     axis, function = node.attrs["axis"], node.attrs["function"]
@@ -63,31 +63,31 @@ def _lower_reduce(lowering: Lowering, node: Node) -> None:
     if across and dense_view(source, (count // across, across)) and dense_view(out, (1, 1)):
         _lower_swept(lowering, node, across)
         return
-    pieces = 1 if cut else _splits(outer, count, inner, lowering.machine)
-    seen = dense_view(source, (outer, pieces, count // pieces, inner))
-    if pieces == 1 or seen is None or dense_view(out, (outer, 1, inner)) is None:
+    splits = 1 if cut else _splits(outer, count, inner, lowering.machine)
+    seen = dense_view(source, (outer, splits, count // splits, inner))
+    if splits == 1 or seen is None or dense_view(out, (outer, 1, inner)) is None:
         _emit_reduce(lowering, function, axis, count, source, out)
         return
     dtype = fp32 if source.dtype in FLOATS else source.dtype
     if inner == 1:
-        source = lowering.view(source, (outer, pieces, count // pieces))
-        part = lowering.temp((outer, pieces, 1), dtype, f"{node.name}.pieces")
+        source = lowering.view(source, (outer, splits, count // splits))
+        part = lowering.temp((outer, splits, 1), dtype, f"{node.name}.partial")
         out = lowering.view(out, (outer, 1))
     else:
-        source = lowering.view(source, (outer, pieces, count // pieces, inner))
-        part = lowering.temp((outer, pieces, 1, inner), dtype, f"{node.name}.pieces")
+        source = lowering.view(source, (outer, splits, count // splits, inner))
+        part = lowering.temp((outer, splits, 1, inner), dtype, f"{node.name}.partial")
         out = lowering.view(out, (outer, 1, inner))
     first = "sum" if function == "mean" else function
-    _emit_reduce(lowering, first, 2, count, source, part, ".pieces")
-    rest = (outer, pieces) if inner == 1 else (outer, pieces, inner)
-    _emit_reduce(lowering, function, 1, count, lowering.view(part, rest), out)
+    _emit_reduce(lowering, first, 2, count, source, part, ".partial")
+    shape = (outer, splits) if inner == 1 else (outer, splits, inner)
+    _emit_reduce(lowering, function, 1, count, lowering.view(part, shape), out)
 
 
 def _across(count: int, source: IrTensor, machine: Machine) -> int:
     """Neighbouring sums into which one long line of a 16-bit type is folded by blocks that go
     through memory side by side; 0 where there are none: few elements, or one thread a processor.
 
-    Pieces that lie far apart, one a processor, took 80 us of 64M bf16 on an H100 where columns of
+    Parts that lie far apart, one a processor, took 80 us of 64M bf16 on an H100 where columns of
     the same bytes took 48.
     """
     if machine.has("single_thread") or source.dtype.itemsize != 2:
@@ -103,15 +103,15 @@ def _lower_swept(lowering: Lowering, node: Node, across: int) -> None:
     source, out = node.inputs[0], node.outputs[0]
     function, count = node.attrs["function"], source.elements
     dtype = fp32 if source.dtype in FLOATS else source.dtype
-    part = lowering.temp((1, across), dtype, f"{node.name}.pieces")
+    part = lowering.temp((1, across), dtype, f"{node.name}.partial")
     first = "sum" if function == "mean" else function
     seen = lowering.view(source, (count // across, across))
-    _emit_reduce(lowering, first, 0, count, seen, part, ".pieces")
+    _emit_reduce(lowering, first, 0, count, seen, part, ".partial")
     _emit_reduce(lowering, function, 1, count, part, lowering.view(out, (1, 1)))
 
 
 def _splits(outer: int, count: int, inner: int, machine: Machine) -> int:
-    """Equal pieces of `count` elements: enough to busy the processors, none of them short."""
+    """Equal parts of `count` elements: enough to busy the processors, none of them short."""
     tasks = outer * -(-inner // REDUCE_COLUMNS)
     wanted = min(-(-machine.processors // tasks), count * min(inner, REDUCE_COLUMNS) // LEAST_SPLIT)
     if 2 * tasks > machine.processors:

@@ -228,8 +228,8 @@ def _lower_embed(lowering: Lowering, node: Node) -> None:
     ids, table, position = node.inputs
     out = node.outputs[0]
     rows, width = out.shape
-    pieces = max(1, min(width // 64, -(-lowering.machine.processors // rows)))
-    columns = -(-width // pieces)
+    parts = max(1, min(width // 64, -(-lowering.machine.processors // rows)))
+    columns = -(-width // parts)
     params = {"rows": 1, "columns": columns, "dynamic": True}
     batch = position.shape[0]
     coords = [(r, c) for r in range(rows // batch) for c in range(0, width, columns)]

@@ -261,8 +261,8 @@ class Executor(PlanMemory):
         """The parameters of launches that go on from one another; counted from here, if they are
         not yet.
         """
-        self._check_counts_on()
         if self.resumed is None:
+            self._check_counts_on()
             self._reset([MOST_ITERATIONS])
             self.resumed = 0
             self._params = self._parameters(persistent=False)

@@ -48,7 +48,7 @@ class _Rank(Protocol):
 
 
 def launch(ranks: int, function: Callable[..., Any], *args: Any) -> int:
-    """Runs function(*args) in `ranks` new processes, each with its place in the environment.
+    """Runs function(*args) in `ranks` new processes, each with its rank in the environment.
 
     The function must be importable (not a lambda), as multiprocessing asks. Returns 0, or the exit
     code of the rank that failed first after printing its error: 2 for an error of ark, else 1.

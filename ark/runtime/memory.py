@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -57,10 +58,14 @@ class PlanMemory:
         return self.buffer_address(tensor.buffer) + tensor.first_byte
 
     def find(self, name: str) -> PlanTensor:
-        """The plan's tensor of that name."""
+        """The plan's tensor of that name; where it has only parts of it, all of their buffer."""
         for tensor in self.plan.tensors:
             if tensor.name == name:
                 return tensor
+        for tensor in self.plan.tensors:
+            if self.plan.buffers[tensor.buffer].name == name:
+                zeros = (0,) * len(tensor.extents)
+                return replace(tensor, name=name, shape=tensor.extents, offsets=zeros)
         raise InvalidUsageError(f"the plan has no tensor {name!r}")
 
     def write(self, name: str, values: np.ndarray) -> None:

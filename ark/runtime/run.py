@@ -67,7 +67,8 @@ class Run:
 
     def detach(self) -> None:
         """Keeps what the host block says: the launch has ended and its memory will be freed."""
-        self.host = self.host.copy()
+        said = bytearray(self.host.tobytes())  # an array's own copy goes field by field
+        self.host = np.frombuffer(said, self.host.dtype)
         self.detached = True
         live.drop(self)
 

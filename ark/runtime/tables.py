@@ -20,6 +20,8 @@ from ark.plan.boxes import Templates
 from ark.plan.serialize import machine_of
 from ark.plan.types import Fetch, Growth, Plan, Task
 
+BOX_LINE = 128  # bytes of each row that lie together in a stage that is a box
+
 
 @dataclass(frozen=True)
 class Tables:
@@ -54,8 +56,10 @@ def build(
     counters = [counter_address(c.id) for c in plan.counters]
     stored = own_count if signal_words(plan, machine_of(plan)) > 1 else None
     maps = _map_addresses(plan, box_maps, map_address)
-    rows, lists = _rows(operands, maps, list_address)
-    early = _early(plan, box_maps)
+    cut = _cut(plan)
+    own = [[] if op.id in cut else maps[op.id] for op in plan.ops]
+    rows, lists = _rows(operands, own, list_address)
+    early = _early(plan, box_maps) - cut
     listing: list[tuple[int, int, Task]] = []
     records: list[tuple[object, ...]] = []
     counter_ops: list[tuple[int, int, int, int, int]] = []
@@ -81,12 +85,15 @@ def build(
                             "the plan is damaged"
                         )
                     starts, sizes, forms = _stages(fetch)
+                    starts += np.uint64(operand + fetch.offset)
+                    if fetch.parts > 1 and maps[task.op]:
+                        starts, sizes, forms = _boxes(fetch, maps[task.op][0])
                     if fetch.growth is not None:
                         growths.append(_growth(fetch, fetch.growth, operands[task.op]))
                         growing = len(growths)
                         # One record, whatever it grows to.
                         starts, sizes, forms = starts[:1], sizes[:1], np.full(1, growing)
-                    fetch_addresses.append(starts + np.uint64(operand + fetch.offset))
+                    fetch_addresses.append(starts)
                     fetch_sizes.append(sizes)
                     fetch_forms.append(forms)
                     fetched += len(starts)
@@ -222,6 +229,24 @@ def _stages(fetch: Fetch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     pieces = np.minimum(fetch.rows, fetch.nbytes // row - first * fetch.rows)
     starts = (first * fetch.rows * row + part * fetch.piece).astype(np.uint64)
     return starts, np.full(len(starts), fetch.piece), layout.fetch_form(pieces, row)
+
+
+def _boxes(fetch: Fetch, address: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The same of stages that are boxes of the map at this address, one line a place."""
+    row, lines = fetch.piece * fetch.parts, fetch.piece // BOX_LINE
+    first, part = np.divmod(
+        np.arange(-(-fetch.nbytes // (fetch.rows * row)) * fetch.parts), fetch.parts
+    )
+    addresses = np.full(len(first), address, np.uint64)
+    forms = layout.box_form(fetch.offset // row + first * fetch.rows)
+    return addresses, fetch.stage | part * lines << 16, forms
+
+
+def _cut(plan: Plan) -> frozenset[int]:
+    """Ops whose fetches are of parts of rows: the stream needs their box maps, not their tasks."""
+    phases = (phase.processors for phase in plan.phases)
+    tasks = (task for processors in phases for tasks in processors for task in tasks)
+    return frozenset(t.op for t in tasks if any(f.parts > 1 for f in t.fetches))
 
 
 def _growth(fetch: Fetch, growth: Growth, operands: list[int]) -> tuple[int, ...]:

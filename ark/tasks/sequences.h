@@ -96,5 +96,5 @@ ARK_DEVICE void ark_choose_each(ArkCtx& c, const ArkTask& t, L logits, S setting
     host.p += CONTEXT;
   }
   over = ark_all(over);
-  if (ark_tid() == 0) ark_post_host(limit, over ? c.iteration + 1u : before);
+  if (ark_tid() == 0) ark_lower_limit(c, over ? c.iteration + 1u : before);
 }

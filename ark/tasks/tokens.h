@@ -104,7 +104,7 @@ ARK_DEVICE void ark_choose(ArkCtx& c, const ArkTask&, L logits, S settings, P po
   position_at.p[0] = next;
   const bool full = next + 1 >= limit || next + 1 >= CONTEXT;
   // Others are reading it.
-  if (stopped || full) ark_post_host(&ark_control(ARK_PARAMS(c))->limit, c.iteration + 1u);
+  if (stopped || full) ark_lower_limit(c, c.iteration + 1u);
   if (next >= CONTEXT) return;
   tokens.p[next] = token;
   ark_post_later(c, 0, reinterpret_cast<ark_u32*>(host.p) + next, sampler.token);

@@ -10,7 +10,7 @@ import pytest
 
 import ark
 from ark.backend.registry import machine
-from ark.frontend.model import Model
+from ark.frontend.model import Model, use_model
 from ark.lower import registry
 from ark.lower.pipeline import plan, prepare
 from ark.ops.fusion import STAGES
@@ -117,3 +117,29 @@ def test_the_reference_is_what_nodes_said() -> None:
     want = steps(x, y, lambda t: t.sum(1, keepdims=True))
     for got, wanted in zip(found, want, strict=True):
         np.testing.assert_allclose(got, wanted)
+
+
+@pytest.mark.parametrize("dtype", [ark.fp32, ark.bf16])
+def test_results_that_one_op_reads_twice(backend: str, dtype: Any) -> None:
+    """Doubling is exact in every type."""
+    x = ark.tensor([2, 300], dtype)
+    made = x
+    for _ in range(12):
+        made = ark.add(made, made)
+    array = np.random.default_rng(3).uniform(-1, 1, (2, 300)).astype(dtype.numpy)
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        x.from_numpy(array)
+        runtime.run()
+        got = made.to_numpy().astype(np.float32)
+    np.testing.assert_array_equal(got, 4096 * array.astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", [ark.fp32, ark.bf16])
+def test_a_small_chain_of_them_is_one_op_where_handing_over_is_slow(dtype: Any) -> None:
+    model = Model()
+    with use_model(model):
+        made = ark.tensor([4096], dtype)
+        for _ in range(12):
+            made = ark.add(made, made)
+    assert [op.kind for op in plan(model.graph, machine("h100")).ops] == ["fusion"]

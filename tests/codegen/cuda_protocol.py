@@ -73,7 +73,7 @@ ARK_BODY void {name}(ArkCtx& c, const ArkTask& t) {{
 END = """
 ARK_BODY void {name}(ArkCtx& c, const ArkTask& t) {{
   if (ark_tid() == 0 && static_cast<int>(c.iteration) == t.coord[0]) {{
-    ark_post_host(&ark_control(c.p)->limit, c.iteration + 1u);
+    ark_lower_limit(c, c.iteration + 1u);
   }}
 }}
 """

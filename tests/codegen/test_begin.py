@@ -15,6 +15,8 @@ from ark.codegen.dialect import Source
 from ark.codegen.writer import write
 from ark.errors import SystemError
 from ark.ir.dtype import by_name
+from ark.ir.graph import Graph
+from ark.lower.pipeline import plan as make_plan
 from ark.lower.ranks import plan_ranks
 from ark.models.build import Shape
 from ark.models.plans import make_plans
@@ -37,6 +39,19 @@ def test_a_draft_has_the_source_of_the_plan(name: str, ranks: int) -> None:
         draft = on_rank(drafts[rank], rank)
         assert write(draft, machine_of(draft), dialect) == write(plan, machine_of(plan), dialect)
         assert draft.phases != plan.phases
+
+
+def test_the_limit_is_asked_for_late_where_a_task_may_lower_it() -> None:
+    """Early elsewhere: while a processor waits for the barrier. A stop token must be seen."""
+    target = registry.machine("h100")
+    dialect = registry.get(target.backend).dialect(target.arch)
+    (decoder,) = plan_ranks(decoder_graphs(1), target)
+    graph = Graph()
+    a, b = (graph.tensor((64,), by_name("fp32"), arena="state") for _ in range(2))
+    graph.add("relu", [a], [b], {}, "relu")
+    made = make_plan(graph, target)
+    sources = [write(p, machine_of(p), dialect).source.text for p in (decoder, made)]
+    assert ["#define ARK_LIMIT_FALLS" in text for text in sources] == [True, False]
 
 
 class Compiler:

@@ -82,14 +82,38 @@ def test_all_layers_have_the_body_of_several_rows(sizes: tuple) -> None:
             assert fetch.stage <= machine.stage_bytes
 
 
-def test_the_stream_brings_every_byte_once() -> None:
-    """The records, read as the device reads them, against the rows that the tasks multiply."""
-    made = planned(backend.machine("h100"), 8, 2048, 8192, 3000, bf16)
-    built = tables.build(made, [0] * len(made.ops), lambda b: b << 40, lambda c: 64 * c)
+@pytest.mark.parametrize("sizes", [SIZES[0], SIZES[3]])
+def test_the_stream_brings_every_byte_once(sizes: tuple) -> None:
+    """The records, read as the device reads them, against the rows that the tasks multiply: boxes
+    of whole lines, else pieces of rows.
+    """
+    made = planned(backend.machine("h100"), *sizes)
+    emitted = build(made, machine_of(made), backend, "sm_90a").emitted
+    maps = [emitted.maps[code] for code in emitted.opcode]
+    built = tables.build(
+        made,
+        emitted.opcode,
+        lambda b: b << 40,
+        lambda c: 64 * c,
+        maps,
+        lambda op, _: (1 << 60) + (op << 8),
+    )
+    assert not any(int(a) >> 60 for a in built.tasks["operand"].ravel())
     seen = {b.id: np.zeros(b.nbytes // 16, np.int32) for b in made.buffers}
+    boxes = 0
     for record in built.fetches:
-        buffer, at = divmod(int(record["address"]), 1 << 40)
-        form, size = int(record["form"]), int(record["bytes"])
+        form, size, address = (int(record[name]) for name in ("form", "bytes", "address"))
+        if form >> 30 == 3:
+            op = made.ops[(address & (1 << 60) - 1) >> 8]
+            (box,) = maps[op.id]
+            row, line = form & (1 << 30) - 1, size >> 16
+            assert size & 0xFFFF == np.prod(box.box) * 2
+            weight = made.tensors[op.operands[box.operand]]
+            lines = seen[weight.buffer].reshape(weight.shape[0], -1, 8)
+            lines[row : row + box.box[1], line : line + box.box[2]] += 1
+            boxes += 1
+            continue
+        buffer, at = divmod(address, 1 << 40)
         count, pitch = (1, 0) if not form else ((form >> 24 & 31) + 1, (form & 0xFFFFFF) * 16)
         assert form == 0 or form >> 31 == 1
         for piece in range(count):
@@ -97,6 +121,7 @@ def test_the_stream_brings_every_byte_once() -> None:
             seen[buffer][begin // 16 : (begin + size) // 16] += 1
     for op in (op for op in made.ops if op.kind == "linear"):
         assert (seen[made.tensors[op.operands[1]].buffer] == 1).all()
+    assert boxes == len(built.fetches) or (sizes == SIZES[3] and 0 < boxes < len(built.fetches))
 
 
 def test_parts_of_rows_that_are_not_whole_are_refused() -> None:

@@ -83,7 +83,10 @@ def test_a_module_from_torch_shares_its_parameters() -> None:
         close(made(x), module(x))
     assert isinstance(made, ark.torch.Module)
     assert made.state_dict().keys() == {f"module.{n}" for n in module.state_dict()}
-    with pytest.raises(ark.InvalidUsageError, match="to be equal to 6"):
+    with pytest.raises(
+        ark.InvalidUsageError,
+        match=r"\[2, 7, 32\]; the kernel is made for torch.float32 \[\d, 6, 32\]",
+    ):
         made(torch.randn(2, 7, 32))
 
 
@@ -225,3 +228,52 @@ def test_a_softmax_of_nothing_is_nothing(dim: int) -> None:
     assert (want[0].sum(dim) == 0).any() and want[1].isnan().any()
     for mine, theirs in zip(got, want, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=2e-5, atol=2e-5, equal_nan=True)
+
+
+class Counting(torch.nn.Module):
+    """Writes a buffer and what it is called with, and takes a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: torch.Tensor
+        self.register_buffer("calls", torch.zeros(1))
+        self.register_buffer("scale", torch.full((3,), 2.0), persistent=False)
+
+    def forward(self, x: torch.Tensor, power: int = 1, **more: Any) -> dict[str, Any]:
+        self.calls.add_(1.0)
+        x.mul_(self.scale)
+        return {"made": [x**power + self.calls, more["y"]], "calls": self.calls * 1.0}
+
+
+def test_calls_of_any_form() -> None:
+    """What a module writes is written; names, numbers and structures are as the module's."""
+    ours, theirs = Counting(), Counting()
+    x, y = torch.randn(4, 3), torch.randn(2)
+    made = ark.from_torch(Wrapped(ours), (x.clone(), 2, y))
+    for _ in range(3):
+        left, right = x.clone(), x.clone()
+        torch.testing.assert_close(made(left, 2, y), Wrapped(theirs)(right, 2, y))
+        torch.testing.assert_close(left, right)
+        torch.testing.assert_close(ours.calls, theirs.calls)
+    with pytest.raises(ark.InvalidUsageError, match="to be equal to 2, but got 3"):
+        made(x, 3, y)
+
+
+class Wrapped(torch.nn.Module):
+    def __init__(self, inner: Counting) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor, power: int, y: torch.Tensor) -> Any:
+        return self.inner(x, power, y=y)
+
+
+def test_parameters_that_lie_elsewhere_are_found() -> None:
+    module = torch.nn.Linear(4, 3)
+    made = ark.from_torch(module, (x := torch.randn(2, 4),))
+    for _ in range(3):
+        module.weight.data = torch.randn(3, 4)
+        close(made(x), module(x).detach())
+    module.double()
+    with pytest.raises(ark.InvalidUsageError, match=r"torch\.float64"):
+        made(x)

@@ -282,16 +282,28 @@ def check_that_the_others_name(rank: int, process: subprocess.Popen[str]) -> Non
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
 @pytest.mark.parametrize(
-    ("ranks", "victim"), [(2, 1), pytest.param(8, 5, marks=slow), pytest.param(8, 0, marks=slow)]
+    ("backend", "ranks", "victim"),
+    [
+        ("cpu", 2, 1),
+        pytest.param("cpu", 4, 2, marks=slow),
+        pytest.param("cpu", 8, 5, marks=slow),
+        pytest.param("cpu", 8, 0, marks=slow),
+        ("cuda", 2, 1),
+        ("cuda", 4, 2),
+        ("cuda", 8, 5),
+    ],
 )
 def test_a_rank_that_dies_ends_the_job_with_a_clear_error(
-    ranks: int, victim: int, tmp_path: Path
+    backend: str, ranks: int, victim: int, tmp_path: Path
 ) -> None:
-    wide = {"heads": 8, "kv_heads": 8} if ranks == 8 else {}
+    if not usable(backend, ranks):
+        pytest.skip(f"{backend} has fewer than {ranks} devices")
+    wide = {"heads": 8, "kv_heads": 8} if ranks > 2 else {}
+    count = 8000 if backend == "cpu" else 64000  # enough for some seconds
     directory = make_checkpoint(
-        tmp_path / "long", context=8192, layers=2, hidden=128, intermediate=512, **wide
+        tmp_path / "long", context=count + 192, layers=2, hidden=128, intermediate=512, **wide
     )
-    words = ("--backend", "cpu", "--max-new-tokens", "8000", "--context", "8192")
+    words = ("--backend", backend, "--max-new-tokens", str(count), "--context", str(count + 192))
     check_that_the_others_name(victim, start(directory, *words, "--ranks", str(ranks)))
 
 

@@ -30,11 +30,11 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_kept_is_read_again() -> None:
-    assert tuned.load(MACHINE) == {}
-    tuned.store(MACHINE, TABLE)
-    assert tuned.load(MACHINE) == TABLE
-    tuned.forget(MACHINE)
-    assert tuned.load(MACHINE) == {}
+    assert tuned.KEPT.load(MACHINE) == {}
+    tuned.KEPT.store(MACHINE, TABLE)
+    assert tuned.KEPT.load(MACHINE) == TABLE
+    tuned.KEPT.forget(MACHINE)
+    assert tuned.KEPT.load(MACHINE) == {}
 
 
 def test_the_nearest_size_is_picked_and_none_that_is_far() -> None:
@@ -61,8 +61,8 @@ def test_the_nearest_size_is_picked_and_none_that_is_far() -> None:
     ],
 )
 def test_a_damaged_file_is_named_and_left(data: bytes, capsys: pytest.CaptureFixture) -> None:
-    cache.store(cache.TUNED, tuned._name(MACHINE), data)
-    assert tuned.load(MACHINE) == {}
+    cache.store(cache.TUNED, tuned.KEPT.key(MACHINE), data)
+    assert tuned.KEPT.load(MACHINE) == {}
     assert "ark tune --collectives" in capsys.readouterr().err
 
 
@@ -73,7 +73,7 @@ def test_ranks_measure_and_keep(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "one_shot, packet" in done.stderr and "ring, threads" in done.stderr
     device = registry.get("cpu").open(0)
-    (entry,) = tuned.load(device.machine)["all_reduce.2"]
+    (entry,) = tuned.KEPT.load(device.machine)["all_reduce.2"]
     device.close()
     assert entry.nbytes == 1024 and 0 < entry.us <= entry.usual_us
 
@@ -87,5 +87,5 @@ def test_bad_calls_end_with_a_sentence(words: list[str], capsys: pytest.CaptureF
 
 def test_rank_0_says_what_all_take() -> None:
     other = {"all_reduce.2": TABLE["all_reduce.2"][:1]}
-    told = [tuned.encoded(MACHINE, table) for table in (TABLE, other)]
+    told = [tuned.KEPT.encoded(MACHINE, table) for table in (TABLE, other)]
     assert tuned.first_of(told) == TABLE

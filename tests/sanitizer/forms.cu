@@ -11,12 +11,17 @@ namespace {
 constexpr int kRounds = 16, kSlots = 2, kWords = 32, kWarps = 3;
 
 enum Form {
-  kNamed,       // bar.sync of two warps of three
-  kTurns,       // barrier.arrive of one warp, barrier.sync of the other, and the reverse
-  kOneStores,   // mbarriers: one lane arrives for its warp, after __syncwarp
-  kOneRecords,  // the same, filled by 8-byte cp.async (roles.h)
-  kOneBulk,     // the same, filled by bulk copies (stream.h)
-  kAllStores,   // the three again, but every lane arrives for itself
+  kNamed,        // bar.sync of two warps of three
+  kTurns,        // barrier.arrive of one warp, barrier.sync of the other, and the reverse
+  kVote,         // barrier.red of two warps of three
+  kRegisters,    // kVote, the barrier's number and its count in registers
+  kLeader,       // kVote behind work of lane 0 alone, in a loop in which a warp might be divided
+  kDivided,      // kNamed in such a loop; lane 0 comes a trip later than the others, so one is
+  kDividedVote,  // the same by barrier.red
+  kOneStores,    // mbarriers: one lane arrives for its warp, after __syncwarp
+  kOneRecords,   // the same, filled by 8-byte cp.async (roles.h)
+  kOneBulk,      // the same, filled by bulk copies (stream.h)
+  kAllStores,    // the three again, but every lane arrives for itself
   kAllRecords,
   kAllBulk,
   kEarlyWrite,     // kAllStores whose writer does not wait for the reader: a race
@@ -26,14 +31,15 @@ enum Form {
   kPolledAtomic,   // the same by atomics (ark_ring.begun)
   kForms
 };
-const char* const kNames[kForms] = {"named",        "turns",      "one-stores",  "one-records",
-                                    "one-bulk",     "all-stores", "all-records", "all-bulk",
-                                    "early-write",  "early-read", "polled-word", "polled-ordered",
-                                    "polled-atomic"};
+const char* const kNames[kForms] = {
+    "named",        "turns",       "vote",        "registers",   "leader",         "divided",
+    "divided-vote", "one-stores",  "one-records", "one-bulk",    "all-stores",     "all-records",
+    "all-bulk",     "early-write", "early-read",  "polled-word", "polled-ordered", "polled-atomic"};
 __host__ __device__ constexpr bool every(Form f) { return f >= kAllStores; }
 __host__ __device__ constexpr bool polls(Form f) { return f >= kPolledWord; }
 __host__ __device__ constexpr bool bulk(Form f) { return f == kOneBulk || f == kAllBulk; }
 __host__ __device__ constexpr bool records(Form f) { return f == kOneRecords || f == kAllRecords; }
+__host__ __device__ constexpr bool votes(Form f) { return f >= kVote && f <= kDividedVote; }
 __host__ __device__ constexpr bool race(Form f) { return f == kEarlyWrite || f == kEarlyRead; }
 
 struct Shared {
@@ -166,6 +172,68 @@ __device__ void turns(Shared& s, int i, const uint32_t* from, uint32_t& sum) {
   }
 }
 
+// Two warps meet at barrier 1, as ark_sync and ark_all do.
+template <Form F>
+__device__ bool meet(bool vote) {
+  __syncwarp();
+  if (F == kDivided) {
+    asm volatile("barrier.sync 1, 64;" ::: "memory");
+    return vote;
+  }
+  uint32_t all;
+  if (F == kRegisters) {
+    asm volatile(
+        "{\n .reg .pred p, q;\n setp.ne.u32 p, %1, 0;\n"
+        " barrier.red.and.pred q, %2, %3, p;\n selp.u32 %0, 1, 0, q;\n}"
+        : "=r"(all)
+        : "r"(static_cast<uint32_t>(vote)), "r"(blockDim.x / 96u), "r"(blockDim.x / 3u * 2u)
+        : "memory");
+  } else {
+    asm volatile(
+        "{\n .reg .pred p, q;\n setp.ne.u32 p, %1, 0;\n"
+        " barrier.red.and.pred q, 1, 64, p;\n selp.u32 %0, 1, 0, q;\n}"
+        : "=r"(all)
+        : "r"(static_cast<uint32_t>(vote))
+        : "memory");
+  }
+  return all != 0u;
+}
+// Warp 0 writes, warp 1 reads. The inner loop makes no trip, because the first word is 0; but the
+// compiler must reckon with warps that it divides, and then a barrier has two ways: one for whole
+// warps, and one for divided ones, behind WARPSYNC.COLLECTIVE, with its operands in a register.
+template <Form F>
+__device__ void voted(Shared& s, const uint32_t* from, uint32_t* to) {
+  const uint32_t warp = threadIdx.x / 32u, lane = threadIdx.x & 31u;
+  const volatile uint32_t* words = from;
+  const bool comes_late = (F == kDivided || F == kDividedVote) && lane == 0u;
+  bool late = comes_late;
+  uint32_t sum = 0u;
+  if (warp == 2u) return;
+  for (uint32_t i = 0u; i < kRounds;) {
+    if (late) {
+      __nanosleep(2000);
+      late = false;
+      continue;
+    }
+    if (F == kLeader && lane == 0u) {
+      while (words[0] != 0u) __nanosleep(20);
+    }
+    if (warp == 0u) s.slot[0][lane] = from[i * kWords + lane];
+    if (!meet<F>(words[1] != 0u)) return;
+    if (warp == 1u) sum += s.slot[0][lane ^ 5u] * (i + 1u);
+    if (F >= kLeader) {
+      for (uint32_t n = 0u; n < words[0]; ++n) {
+        if (!meet<F>(words[n] != 0u)) return;
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+      }
+    }
+    if (!meet<F>(words[2] != 0u)) return;
+    ++i;
+    late = comes_late;
+  }
+  if (warp == 1u) to[lane] = sum;
+}
+
 // Warp 0 fills slots, warp 1 reads what the other lanes' words are; a third warp takes no part.
 template <Form F>
 __global__ void form(const uint32_t* from, uint32_t* to) {
@@ -183,6 +251,10 @@ __global__ void form(const uint32_t* from, uint32_t* to) {
   __syncthreads();
   if constexpr (polls(F)) {
     polled<F>(s, from, to);
+    return;
+  }
+  if constexpr (votes(F)) {
+    voted<F>(s, from, to);
     return;
   }
   if (warp == 2u) return;

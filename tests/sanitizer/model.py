@@ -1,8 +1,10 @@
-"""`python -m tests.sanitizer.model [--variant NAME] [--as-shipped] ARGUMENTS`: the command
-`ark ARGUMENTS` with a loop kernel in which every lane arrives at an mbarrier, where ark's own lets
-one lane arrive for its warp, and with line numbers. What racecheck reports of it is not for want of
-following that lane (tests.sanitizer). --variant: the decoder is planned for this kernel variant.
---as-shipped: the loop is ark's own.
+"""`python -m tests.sanitizer.model [--variant NAME] [--as-shipped | --whole-warps] ARGUMENTS`: the
+command `ark ARGUMENTS` with a loop kernel in which every lane arrives at an mbarrier, where ark's
+own lets one lane arrive for its warp. What racecheck reports of it is not for want of following
+that lane (tests.sanitizer). --variant: the decoder is planned for this kernel variant. All kernels
+have line numbers. --as-shipped: the loop is ark's own. --whole-warps: it is but for its barriers of
+all computing threads, which are functions of their own: so a barrier has no second way, for divided
+warps, that synccheck might not follow.
 """
 
 from __future__ import annotations
@@ -33,6 +35,10 @@ STREAM = (
         "{\n    ark_barrier_arrive(&ark_ring.empty",
     ),
 )
+WHOLE = tuple(
+    (f"ARK_DEVICE {name}", f"static __device__ __noinline__ {name}")
+    for name in ("void ark_sync() {", "bool ark_all(bool v) {")
+)
 
 
 def _replaced(text: str, pairs: tuple[tuple[str, str], ...]) -> str:
@@ -49,23 +55,26 @@ def every_lane(made: Dialect) -> Dialect:
     )
 
 
+def whole_warps(made: Dialect) -> Dialect:
+    """The dialect whose warps are together where they meet the others."""
+    return dataclasses.replace(made, prelude=_replaced(made.prelude, WHOLE))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sanitizer.model", description=__doc__)
     parser.add_argument("--variant")
     parser.add_argument("--as-shipped", action="store_true")
+    parser.add_argument("--whole-warps", action="store_true")
     asked, words = parser.parse_known_args()
     if asked.variant:
-        options = {"variant": asked.variant}
-        generate.plans = functools.partial(generate.plans, options=options)
+        variant = {"variant": asked.variant}
+        generate.plans = functools.partial(generate.plans, options=variant)
     if not asked.as_shipped:
-        _let_every_lane_arrive()
-    return int(command(words) or 0)
-
-
-def _let_every_lane_arrive() -> None:
-    dialect, options = backend.dialect, cuda.core.ProgramOptions
-    backend.dialect = lambda arch: every_lane(dialect(arch))
+        change, dialect = whole_warps if asked.whole_warps else every_lane, backend.dialect
+        backend.dialect = lambda arch: change(dialect(arch))
+    options = cuda.core.ProgramOptions
     cuda.core.ProgramOptions = lambda **words: options(**words, lineinfo=True)
+    return int(command(words) or 0)
 
 
 if __name__ == "__main__":

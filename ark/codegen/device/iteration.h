@@ -13,6 +13,12 @@ ARK_DEVICE bool ark_told(ark_u32 iteration) {
   return iteration % 64u == 0u || (iteration & (iteration - 1u)) == 0u;
 }
 
+// Lowers the limit, for all who pass the barrier of a later iteration. The writer looks for this
+// name: where no task calls it, the limit is asked for while a processor waits for the barrier.
+ARK_DEVICE void ark_lower_limit(const ArkCtx& c, ark_u32 iterations) {
+  ark_post_host(&ark_control(ARK_PARAMS(c))->limit, iterations);
+}
+
 // Leader only: may this processor begin the iteration? The barrier opens when all of the iteration
 // before it is done on the ranks that begin it together: all of them, or this one. Once an
 // iteration processor 0 asks the host whether to leave, before it waits for the barrier, so that
@@ -26,6 +32,9 @@ ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration) {
   if (over && !tells) return false;
   ArkControl* control = ark_control(ARK_PARAMS(c));
   const ark_u32 leave = c.processor == 0u ? ark_peek_host(&ark_host(ARK_PARAMS(c))->abort) : 0u;
+#if !defined(ARK_LIMIT_FALLS)
+  const ark_u32 limit = ark_peek_host(&control->limit);
+#endif
   const bool system = ARK_PARAMS(c)->peers != 0u;
   const ark_u32 want = iteration * ARK_PARAMS(c)->together;
   // Longer than a task waits: whoever is stuck should report, not those who wait for its iteration.
@@ -33,7 +42,10 @@ ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration) {
   const ark_u32* barrier = ark_words(ARK_PARAMS(c)->barrier);
   if (!ark_wait<ARK_SIGNAL_WORDS>(c, barrier, want, system, 4u, 0u, budget)) return false;
   const bool persistent = ARK_PARAMS(c)->persistent != 0u;
-  const bool more = !over && (persistent || iteration < ark_load_acquire(&control->limit, false));
+#if defined(ARK_LIMIT_FALLS)
+  const ark_u32 limit = persistent ? 0u : ark_load_acquire(&control->limit, false);
+#endif
+  const bool more = !over && (persistent || iteration < limit);
   if (tells && iteration != 0u && (persistent || !more || ark_told(iteration))) {
     ark_u32* done = &ark_host(ARK_PARAMS(c))->done;
     persistent ? ark_store_host(done, iteration) : ark_post_host(done, iteration);

@@ -5,8 +5,9 @@ iterate runs several iterations a call. The operators are a table (values) that 
 movement, reductions and products fill.
 """
 
-from ark.interop.torch.compile import Module, backend, from_torch
+from ark.interop.torch.compile import backend
 from ark.interop.torch.iterate import Options, block, inference_model, training_model
+from ark.interop.torch.module import Module, from_torch
 
 __all__ = [
     "Module",

@@ -1,7 +1,8 @@
-"""torch.compile(model, backend="ark"), ark.from_torch and ark.torch.Module.
+"""torch.compile(model, backend="ark"), and torch graphs as functions for who has one already.
 
-Graphs come from torch (Dynamo and AOTAutograd, or torch.export), decomposed into what ark has. Runs
-of operators that ark has become kernels; the others stay in torch, and one line says which and why.
+Graphs come from torch (Dynamo and AOTAutograd, or torch.export: module.py), decomposed into what
+ark has. Runs of operators that ark has become kernels; the others stay in torch, and one line says
+which and why.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 from ark import log
 from ark.errors import InvalidUsageError, UnsupportedError
 from ark.interop.torch.buckets import Padding
-from ark.interop.torch.export import TRACING, decompositions, export
+from ark.interop.torch.export import TRACING, decompositions
 from ark.interop.torch.graph import drop_checks, name_of, why_not
 from ark.interop.torch.program import Program
 
@@ -59,8 +60,8 @@ def compile_graph(
 
     A graph of sizes that vary is compiled for the sizes of each call, once for each.
     """
-    if any(_varies(e) for e in examples) or any(_varies(v) for v in _values(module)):
-        return _Sized(module)
+    if any(varies(e) for e in examples) or any(varies(v) for v in values(module)):
+        return _Sized(module, fixed)
     drop_checks(module)
     support = _Support()
     calls = [n for n in module.graph.nodes if n.op == "call_function"]
@@ -104,11 +105,11 @@ def _tell(missing: Sequence[fx.Node], support: _Support, count: int) -> None:
     log.warn(f"{len(missing)} of {count} operators stay in torch: {said}")
 
 
-def _values(module: fx.GraphModule) -> list[Any]:
+def values(module: fx.GraphModule) -> list[Any]:
     return [n.meta.get("val") for n in module.graph.nodes if n.op == "placeholder"]
 
 
-def _varies(value: Any) -> bool:
+def varies(value: Any) -> bool:
     """Is it a size that is known at a call only, or a tensor of one?"""
     if isinstance(value, torch.Tensor):
         return any(not isinstance(n, int) for n in value.shape)
@@ -120,9 +121,10 @@ class _Sized:
     rounded up where the graph permits it (buckets.py).
     """
 
-    def __init__(self, module: fx.GraphModule) -> None:
-        self._module = module
+    def __init__(self, module: fx.GraphModule, fixed: Sequence[int]) -> None:
+        self._module, self._fixed = module, set(fixed)
         self._padding = Padding(module)
+        self._varying = [i for i, v in enumerate(values(module)) if varies(v)]
         self._made: dict[Any, Callable[..., Any]] = {}
         for symbol, why in self._padding.reasons.items():
             if why is not None:
@@ -135,28 +137,29 @@ class _Sized:
         return self._padding.cut(self._exactly(*self._padding.pad(given, now, up)), now)
 
     def _exactly(self, *given: Any) -> Any:
-        key = tuple(tuple(g.shape) if isinstance(g, torch.Tensor) else g for g in given)
+        sizes = (given[i] for i in self._varying)
+        key = tuple(s.shape if isinstance(s, torch.Tensor) else s for s in sizes)
         if key not in self._made:
             if len(self._made) == MOST_SHAPES:
                 self._made.pop(next(iter(self._made)))
-            with TRACING:
-                traced = make_fx(self._module, tracing_mode="fake")(*given)
-            traced.graph.eliminate_dead_code()
-            tensors = [g for g in given if isinstance(g, torch.Tensor)]
-            self._made[key] = _without_numbers(traced, given, tensors)
+            self._made[key] = self._compile(given)
         return self._made[key](*given)
 
-
-def _without_numbers(
-    traced: fx.GraphModule, given: Sequence[Any], tensors: Sequence[torch.Tensor]
-) -> Callable[..., Any]:
-    """The compiled graph, which takes no sizes any more."""
-    for node, value in zip(list(traced.graph.nodes), given, strict=False):
-        if not isinstance(value, torch.Tensor):
-            traced.graph.erase_node(node)
-    traced.recompile()
-    inner = compile_graph(traced, tensors)
-    return lambda *call: inner(*(g for g in call if isinstance(g, torch.Tensor)))
+    def _compile(self, given: Sequence[Any]) -> Callable[..., Any]:
+        """The graph for these sizes; the compiled one takes no sizes any more."""
+        with TRACING:
+            traced = make_fx(self._module, tracing_mode="fake")(*given)
+        traced.graph.eliminate_dead_code()
+        for node, value in zip(list(traced.graph.nodes), given, strict=False):
+            if not isinstance(value, torch.Tensor):
+                traced.graph.erase_node(node)
+        traced.recompile()
+        tensors = [i for i, g in enumerate(given) if isinstance(g, torch.Tensor)]
+        fixed = [place for place, i in enumerate(tensors) if i in self._fixed]
+        inner = compile_graph(traced, [given[i] for i in tensors], fixed)
+        if len(tensors) == len(given):
+            return inner
+        return lambda *call: inner(*[call[i] for i in tensors])
 
 
 def _compile_traced(module: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
@@ -196,41 +199,6 @@ def backend(module: fx.GraphModule, examples: Sequence[Any], **given: Any) -> Ca
     return compiled(module, examples)  # type: ignore[no-any-return]
 
 
-class Module(torch.nn.Module):
-    """A torch module that computes in one kernel; it keeps the module's parameters in place.
-
-    module: exported for `example`, a tuple of tensors, with torch.export. Called as the module is;
-    inference only. dynamic_shapes: sizes that may vary, with their bounds, as torch.export takes
-    them; there is a kernel for each size that is called. InvalidUsageError for other shapes and
-    types than those, and where torch.export cannot follow the module. UnsupportedError lists every
-    operator that ark lacks, with its reason.
-    """
-
-    def __init__(
-        self, module: torch.nn.Module, example: Sequence[Any], dynamic_shapes: Any = None
-    ) -> None:
-        super().__init__()
-        self._exported = export(module, example, False, dynamic_shapes)
-        self.module = module
-        graph = self._exported.graph_module
-        drop_checks(graph)
-        if not any(_varies(v) for v in _values(graph)):
-            refuse_missing(graph)
-        self._run = compile_graph(graph, _values(graph))
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module computes."""
-        exported = self._exported
-        try:
-            flat = exported._graph_module_flat_inputs(args, kwargs)
-        except (RuntimeError, ValueError) as error:
-            raise InvalidUsageError(
-                f"the module was exported for other inputs: {str(error).splitlines()[0]}"
-            ) from error
-        made = self._run(*(t for t in flat if isinstance(t, torch.Tensor)))
-        return torch.utils._pytree.tree_unflatten(made, exported.call_spec.out_spec)
-
-
 def refuse_missing(graph: fx.GraphModule) -> None:
     """UnsupportedError that lists every operator of a graph that ark lacks."""
     refused = [
@@ -240,10 +208,3 @@ def refuse_missing(graph: fx.GraphModule) -> None:
     ]
     if refused:
         raise UnsupportedError(f"{len(refused)} operators are not built: {'; '.join(refused)}")
-
-
-def from_torch(
-    module: torch.nn.Module, example: Sequence[Any], dynamic_shapes: Any = None
-) -> Module:
-    """A torch module as one kernel; see Module."""
-    return Module(module, example, dynamic_shapes)

@@ -4,11 +4,14 @@ pipeline blocks).
 
 Iterations, replicas and accumulated gradients take consecutive rows of what a call is given. An
 iteration takes its rows by a counter on the device, so the host has no part in it; replicas and
-accumulated batches are copies of the graph within an iteration, which share parameters.
+accumulated batches are copies of the graph within an iteration, which share parameters. Replicas
+are dealt to the ranks of a job; a rank is called with the rows of its own, and adds its gradients
+to the other ranks' within the kernel.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,6 +23,7 @@ from torch import fx
 from torch.export.graph_signature import InputKind, OutputKind
 
 import ark
+from ark.api import session
 from ark.api.session import device
 from ark.errors import InvalidUsageError, UnsupportedError
 from ark.interop.torch.compile import refuse_missing
@@ -28,6 +32,7 @@ from ark.interop.torch.graph import apply, drop_checks
 from ark.interop.torch.optimizers import Rates
 from ark.interop.torch.program import Program
 from ark.interop.torch.values import Value, input_of
+from ark.runtime.run import Ranks
 
 MODES = ("all", "final", "sum", "every")
 _STAGE = "_ark_stage"
@@ -38,7 +43,9 @@ class Options:
     """How a call is run; PopTorch's names in brackets.
 
     device_iterations [deviceIterations]: iterations of one launch. replication [replicationFactor]:
-    copies of the model that take rows of their own; their gradients are averaged.
+    copies of the model that take rows of their own; their gradients are averaged. In a job of
+    several ranks they are dealt to the ranks in equal numbers, each of which is called with the
+    rows of its own replicas; with replication 1 a rank knows nothing of the others.
     gradient_accumulation [Training.gradientAccumulation]: batches whose gradients are averaged for
     one update. output_mode [outputMode]: of which iterations results are given: "all", the "final"
     one, their "sum", or of "every" `every`-th one; default all, or the final one in training.
@@ -68,9 +75,22 @@ class Options:
             )
 
     @property
+    def ranks(self) -> int:
+        """Ranks of the job that share the replicas. InvalidUsageError if they cannot."""
+        world = ark.Model.get_world_size()
+        if self.replication == 1:
+            return 1
+        if self.replication % world:
+            raise InvalidUsageError(
+                f"replication is {self.replication}, which the {world} ranks of the job cannot "
+                "share equally; give a multiple of their number, or 1 for ranks of their own"
+            )
+        return world
+
+    @property
     def shares(self) -> int:
-        """Batches of an iteration."""
-        return self.replication * self.gradient_accumulation
+        """Batches of an iteration on this rank."""
+        return self.replication // self.ranks * self.gradient_accumulation
 
 
 def block(module: torch.nn.Module, stage: int) -> torch.nn.Module:
@@ -151,8 +171,11 @@ class Executor:
         graph, self._structure = exported.graph_module, exported.call_spec.out_spec
         drop_checks(graph)
         refuse_missing(graph)
-        with ark.use_model(ark.Model(0, 1)) as model:
-            return _Builder(self, exported, given).build(model)
+        ranks = self.options.ranks if self._training else 1
+        rank = ark.Model.get_rank() if ranks > 1 else 0
+        members = alike(self.module) if ranks > 1 else None
+        with ark.use_model(ark.Model(rank, ranks)) as model:
+            return _Builder(self, exported, given).build(model, members)
 
     def _examples(self, given: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The rows of one batch."""
@@ -161,7 +184,8 @@ class Executor:
         if len(rows) != 1 or not min(rows) or min(rows) % parts:
             raise InvalidUsageError(
                 f"the inputs have {sorted(rows)} rows; all must have the same number, a multiple "
-                f"of {parts} (device_iterations times replication times gradient_accumulation)"
+                f"of {parts} (device_iterations times this rank's replicas times "
+                "gradient_accumulation)"
             )
         each = min(rows) // parts
         return tuple(t[:each].clone() for t in given)
@@ -184,7 +208,7 @@ class _Builder:
         self.given = given
         self.at: ark.Tensor | None = None
 
-    def build(self, model: ark.Model) -> Program:
+    def build(self, model: ark.Model, members: Ranks | None) -> Program:
         count, shares = self.options.device_iterations, self.options.shares
         if count > 1:
             self.at = ark.tensor([1], ark.int32, name="iteration")
@@ -200,7 +224,8 @@ class _Builder:
         if self.at is not None:
             after = ark.add(self.at, 1)
             ark.where(ark.less(after, count), after, 0, output=self.at)
-        return Program(model, [*inputs, *rates, *kept.values()], outputs, tensors)
+        given = [*inputs, *rates, *kept.values()]
+        return Program(model, given, outputs, tensors, members=members)
 
     def _kept(self) -> tuple[dict[str, Value], list[torch.Tensor]]:
         """Parameters, buffers and constants by the name of their placeholder."""
@@ -306,7 +331,7 @@ class _Builder:
             for name, tensor in self.module.named_parameters()
             if name in names
         }
-        return self.rates.step(ark.mul(total, 1.0 / len(losses)), values)
+        return self.rates.step(total, len(losses) * self.options.ranks, values)
 
     def _result(self, parts: Sequence[Value]) -> Value:
         """What a call gives of a result, on memory of its own. parts: by batch."""
@@ -330,6 +355,20 @@ class _Builder:
             here = ark.logical_and(ark.greater_equal(self.at, begin), ark.less(self.at, end))
             ark.where(here, flat, target, output=target)
         return made
+
+
+def alike(module: torch.nn.Module) -> Ranks | None:
+    """The job's ranks. SystemError unless all have equal parameters when they begin, as their
+    replicas would be of different models.
+    """
+    members = session.ranks()
+    digest = hashlib.sha256()
+    for name, value in module.named_parameters():
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    if members is not None:
+        members.check_same("the parameters of the module", digest.hexdigest())
+    return members
 
 
 def _part(batch: Value, share: int, shares: int) -> Value:

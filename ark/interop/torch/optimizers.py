@@ -36,15 +36,25 @@ class Rates:
             for group in self._optimizer.param_groups
         ]
 
-    def step(self, loss: ark.Tensor, values: Mapping[torch.Tensor, ark.Tensor]) -> list[Value]:
-        """Adds gradients and update to the current model; gives the learning rates' values."""
+    def step(
+        self, total: ark.Tensor, count: int, values: Mapping[torch.Tensor, ark.Tensor]
+    ) -> list[Value]:
+        """Adds gradients and update to the current model; gives the learning rates' values.
+
+        total: the sum of this rank's losses; gradients are those of the mean of the `count` losses
+        of all ranks.
+        """
         groups = [
             [values[p] for p in group["params"] if p in values and p.requires_grad]
             for group in self._optimizer.param_groups
         ]
         if not any(groups):
             raise InvalidUsageError("the optimizer has none of the module's parameters")
-        gradients = iter(ark.grad(loss, [p for group in groups for p in group]))
+        found = ark.grad(ark.mul(total, 1.0 / count), [p for group in groups for p in group])
+        graph = ark.Model.get_model().graph
+        if graph.world_size > 1:
+            found = [ark.all_reduce(g, graph.rank, graph.world_size) for g in found]
+        gradients = iter(found)
         rates = []
         for group, parameters in zip(self._optimizer.param_groups, groups, strict=True):
             rates.append(input_of((1,), torch.float32))

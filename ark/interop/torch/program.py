@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 from weakref import WeakSet
 
@@ -22,15 +23,20 @@ from ark.interop.torch.graph import build, held
 from ark.interop.torch.values import Value
 from ark.lower.pipeline import plan as make_plan
 from ark.machine import Machine
+from ark.plan.serialize import from_json, to_json
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime import tuned
+from ark.runtime.admission import admit
 from ark.runtime.executor import Executor
 from ark.runtime.graphs import record
+from ark.runtime.run import Ranks
 from ark.runtime.runner import Runner, load
 from ark.runtime.streams import Streamed
 from ark.variant import COMPUTE, block
 
+# Compares tensors' addresses; on torch's builds for GPUs alone.
+COMPARE = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
 HOST = 1  # DLPack's number for the host's memory
 PROGRAMS: WeakSet[Program] = WeakSet()  # all that live, for who measures them
 
@@ -42,6 +48,7 @@ class Program:
     inputs: values on the caller's memory. outputs: values, or what is known beforehand. held:
     tensors for the last inputs, the same ones in every call. fixed: places of inputs that are the
     same tensors in nearly every call (parameters); that they still are costs little to see.
+    members: the job's ranks, for a model of several, which make and call theirs together.
     """
 
     def __init__(
@@ -51,17 +58,18 @@ class Program:
         outputs: Sequence[Any],
         held: Sequence[torch.Tensor] = (),
         fixed: Sequence[int] = (),
+        members: Ranks | None = None,
     ) -> None:
+        self._members = members
         self._held = list(held)
         self._given = len(inputs) - len(held)
-        self._fixed = sorted(fixed)
+        self._fixed = Fixed(fixed)
         self._moving = [i for i in range(self._given) if i not in set(fixed)]
-        self._lie: list[int] = []  # the addresses of the inputs; 0 of those that move
         self._inputs, self._outputs = list(inputs), list(outputs)
         self._device = device()
         places = [v for v in (*self._inputs, *self._outputs) if isinstance(v, Value)]
         self._buffers = [v.tensor.ir.buffer for v in places]
-        self._plan = planned(model, places, self._device.machine)
+        self._plan = planned(model, places, self._device.machine, members)
         by_name = {b.name: b.id for b in self._plan.buffers if b.arena == "external"}
         self._ids = [by_name.get(b.name) for b in self._buffers]
         self._addresses: list[int] = []  # in the last call, of what moves
@@ -92,8 +100,12 @@ class Program:
             raise InvalidUsageError(f"{len(given)} tensors were given; expected {self._given}")
         inputs = list(given)
         moving = [inputs[i] for i in self._moving]
-        kinds = [(t.shape, t.dtype, t.device, t.layout) for t in moving]
-        if kinds != self._kinds or not lie_at(inputs, self._lie, self._fixed):
+        try:
+            kinds = [(t.shape, t.dtype, t.device, t.layout) for t in moving]
+        except AttributeError as error:
+            names = ", ".join(type(t).__name__ for t in moving)
+            raise InvalidUsageError(f"tensors are expected, got {names}") from error
+        if kinds != self._kinds or not self._fixed.lie(inputs):
             self._check(inputs)
             self._kinds = kinds
         for i in self._moving:
@@ -133,12 +145,11 @@ class Program:
                     f"a tensor lies on {tensor.device}, but ark runs on {backend().name}; move the "
                     "module and its inputs there, or call ark.init(backend=...)"
                 )
-        strided = [i for i in self._fixed if not inputs[i].is_contiguous()]
-        self._fixed = [i for i in self._fixed if i not in strided]
-        self._moving = sorted({*self._moving, *strided})  # copied in every call
-        self._lie = [0] * len(inputs)
-        for i in self._fixed:
-            self._lie[i] = inputs[i].data_ptr()
+        strided = [i for i in self._fixed.which if not inputs[i].is_contiguous()]
+        if strided:  # copied in every call
+            self._fixed = Fixed([i for i in self._fixed.which if i not in strided])
+            self._moving = sorted({*self._moving, *strided})
+        self._fixed.learn(inputs)
         self._addresses = []
 
     def _places(self, addresses: Sequence[int]) -> dict[int, int]:
@@ -147,7 +158,7 @@ class Program:
         """
         count = len(self._moving)
         lie = dict(zip(self._moving, addresses[:count], strict=True))
-        lie.update((i, self._lie[i]) for i in self._fixed)
+        lie.update(self._fixed.addresses)
         held = [t.data_ptr() for t in self._held]
         each = [*[lie[i] for i in range(self._given)], *held, *addresses[count:]]
         return {i: a for i, a in zip(self._ids, each, strict=True) if i is not None}
@@ -156,7 +167,9 @@ class Program:
         """The kernel, which knows where the tensors of this call lie."""
         if self._executor is None:
             places = self._places(addresses)
-            self._executor = load(self._plan, backend(), self._device, externals=places)
+            self._executor = load(
+                self._plan, backend(), self._device, externals=places, ranks=self._members
+            )
         elif not self._addresses:
             self._executor.rebind(self._places(addresses))
             self._tables.clear()
@@ -229,12 +242,20 @@ class Program:
             self._executor = self._streamed = None
 
 
-def planned(model: ark.Model, places: Sequence[Value], machine: Machine) -> Plan:
-    """The plan for a machine, verified. places: inputs and results, which are the caller's."""
+def planned(
+    model: ark.Model, places: Sequence[Value], machine: Machine, members: Ranks | None = None
+) -> Plan:
+    """The plan for a machine, verified, with those of all ranks where there are several. places:
+    inputs and results, which are the caller's.
+    """
     external = sorted({v.tensor.ir.buffer.id for v in places})
     options = {"external": external, **tuned.options(machine)}
     plan = make_plan(model.graph, _counting_on(machine), options)
-    verify([plan])
+    if members is None:
+        verify([plan])
+    else:
+        texts = members.all_gather(to_json(plan).encode())
+        admit([from_json(text.decode()) for text in texts], machine)
     return plan
 
 
@@ -253,12 +274,26 @@ def _place(tensor: torch.Tensor) -> int:
         return -1
 
 
-def lie_at(tensors: list[torch.Tensor], addresses: list[int], which: list[int]) -> bool:
-    """Do those of the tensors still lie at their addresses, which has a place for every tensor?"""
-    compare = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)  # not on every build
-    if compare is not None:
-        return bool(compare(tensors, addresses, which))
-    return [tensors[i].data_ptr() for i in which] == [addresses[i] for i in which]
+class Fixed:
+    """The inputs that are the same tensors in nearly every call. which: their places."""
+
+    def __init__(self, which: Sequence[int]) -> None:
+        self.which = sorted(which)
+        self.addresses: dict[int, int] = {}  # by place, where they lay when they were looked at
+        self._each: list[int] = []  # by every input's place; 0 of the others
+        self._pick = itemgetter(*self.which) if len(self.which) > 1 else None
+
+    def learn(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Looks where they lie."""
+        self.addresses = {i: inputs[i].data_ptr() for i in self.which}
+        self._each = [self.addresses.get(i, 0) for i in range(len(inputs))]
+
+    def lie(self, inputs: list[torch.Tensor]) -> bool:
+        """Do they still lie there?"""
+        if COMPARE is not None:
+            return bool(COMPARE(inputs, self._each, self.which))
+        picked = [inputs[i] for i in self.which] if self._pick is None else self._pick(inputs)
+        return list(map(torch.Tensor.data_ptr, picked)) == list(self.addresses.values())
 
 
 def own(value: Value, taken: set[int]) -> Value:

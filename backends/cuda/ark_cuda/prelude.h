@@ -22,7 +22,7 @@ struct ark_bf16 {
 constexpr int ARK_THREADS = ARK_LANES * ARK_WARPS;
 
 // The ring's slots, the loop's share, then a task's scratch.
-extern __shared__ __align__(128) char ark_shared[];
+extern __shared__ __align__(1024) char ark_shared[];  // what swizzled boxes begin at
 #define ARK_SCRATCH(ctx) (ark_shared + ARK_RING_BYTES + ARK_LOOP_BYTES)
 #define ARK_PARAMS(ctx) ((ctx).p)
 

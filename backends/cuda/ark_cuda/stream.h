@@ -179,7 +179,7 @@ struct ArkPieces {
   ark_u32 pitch;  // bytes between pieces in memory
 };
 ARK_DEVICE ArkPieces ark_stream_pieces(ark_u32 form) {
-  if (!ARK_STREAM_CUTS || form >> 31 == 0u) return ArkPieces{1u, 0u};
+  if (!ARK_STREAM_CUTS || form >> 30 != 2u) return ArkPieces{1u, 0u};
   return ArkPieces{(form >> 24 & 31u) + 1u, (form & 0xffffffu) * 16u};
 }
 ARK_DEVICE void ark_fill_pieces(ark_u32 slot, ark_u64 address, ark_u32 bytes,
@@ -190,6 +190,18 @@ ARK_DEVICE void ark_fill_pieces(ark_u32 slot, ark_u64 address, ark_u32 bytes,
   if (lane >= pieces.count) return;
   ark_bulk_copy(ark_slot(slot) + lane * bytes, from, bytes, &ark_ring.full[slot],
                 ARK_STREAM_POLICY);
+}
+
+// A stage that is a box: parts of rows, 128 bytes of each row by those of the others, swizzled.
+ARK_DEVICE bool ark_stream_boxed(ark_u32 form) { return ARK_STREAM_CUTS && form >> 30 == 3u; }
+ARK_DEVICE void ark_fill_box(ark_u32 slot, ark_u64 map, ark_u32 row, ark_u32 line) {
+  if (ark_lane() != 0) return;
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(ark_shared_address(ark_slot(slot))),
+      "l"(map), "r"(0), "r"(row), "r"(line), "r"(ark_shared_address(&ark_ring.full[slot])),
+      "l"(ARK_STREAM_POLICY)
+      : "memory");
 }
 
 // Waits until the stage `back` before the `issued`-th has landed, if there is one.
@@ -285,14 +297,18 @@ ARK_DEVICE bool ark_stream_iteration(ArkCtx& c, const ArkRange& range, ark_u32& 
       const ark_u32 slot = issued % ARK_RING_DEPTH;
       const ark_u64 low = __shfl_sync(0xffffffffu, mine.x, k);
       const ark_u64 high = __shfl_sync(0xffffffffu, mine.y, k);
-      const ark_u32 bytes = __shfl_sync(0xffffffffu, mine.z, k);
+      const ark_u32 packed = __shfl_sync(0xffffffffu, mine.z, k);
+      const bool boxed = ark_stream_boxed(form);
+      const ark_u32 bytes = boxed ? packed & 0xffffu : packed;
       const ark_u64 address = high << 32 | low;
       const ArkPieces pieces = ark_stream_pieces(form);
       // Little is in flight at once: the time from one copy's end to the next one's start counts.
       if (!ark_slot_free(slot, issued / ARK_RING_DEPTH)) return false;
       if (!ark_prepare_slot(c, slot, address, pieces.count * bytes)) return false;
       if (!ark_stream_landed(c, issued, ARK_IN_FLIGHT)) return false;
-      if (pieces.pitch != 0u) {
+      if (boxed) {
+        ark_fill_box(slot, address, form & 0x3fffffffu, packed >> 16);
+      } else if (pieces.pitch != 0u) {
         ark_fill_pieces(slot, address, bytes, pieces);
       } else {
         ark_fill_slot(slot, address, bytes);

@@ -46,13 +46,13 @@ def test_choices_are_kept_and_planned_with(own_cache: Path) -> None:
     assert tuned.options(machine) == {}
     other = next(c for c in candidates(products([usual])[0], machine)[1:])
     cut = (other.rows, other.columns, 1)
-    tuned.store(machine, {KEY: Choice(cut, 1.0, 2.0)})
-    assert tuned.load(machine) == {KEY: Choice(cut, 1.0, 2.0)}
+    tuned.KEPT.store(machine, {KEY: Choice(cut, 1.0, 2.0)})
+    assert tuned.KEPT.load(machine) == {KEY: Choice(cut, 1.0, 2.0)}
     assert tuned.options(machine) == {"cuts": {KEY: list(cut)}}
     first, again = made(), made()
     assert first.ops[0].params["tile"] == list(cut[:2]) != usual.ops[0].params["tile"]
     assert to_json(first) == to_json(again)
-    tuned.forget(machine)
+    tuned.KEPT.forget(machine)
     assert to_json(made()) == to_json(usual)
 
 
@@ -75,10 +75,10 @@ def test_a_cut_that_no_kernel_has_is_not_taken(own_cache: Path) -> None:
 )
 def test_what_is_no_such_file_is_not_used(own_cache: Path, capsys, text: bytes) -> None:
     machine = registry.machine("cpu")
-    tuned.store(machine, {})
+    tuned.KEPT.store(machine, {})
     (name,) = (cache.folder() / cache.TUNED).iterdir()
     cache.store(cache.TUNED, name.name, text)
-    assert tuned.load(machine) == {}
+    assert tuned.KEPT.load(machine) == {}
     assert "ark tune --forget" in capsys.readouterr().err
 
 
@@ -98,7 +98,9 @@ def test_every_candidate_computes_the_product(own_cache: Path) -> None:
     listed = candidates(products([made()])[0], registry.machine("cpu"))
     assert len(listed) > 4
     for cut in listed[::3]:
-        tuned.store(registry.machine("cpu"), {KEY: Choice((cut.rows, cut.columns, 1), 1.0, 1.0)})
+        tuned.KEPT.store(
+            registry.machine("cpu"), {KEY: Choice((cut.rows, cut.columns, 1), 1.0, 1.0)}
+        )
         ark.init(backend="cpu")
         a, b = ark.tensor([96, 64]), ark.tensor([64, 80])
         c = ark.matmul(a, b)
@@ -117,11 +119,11 @@ def test_the_command_measures_and_keeps(own_cache: Path, capsys) -> None:
     out = capsys.readouterr()
     assert "96x80x64 nn fp32" in out.out and "96 x 80: " in out.err
     machine = registry.machine("cpu")
-    assert list(tuned.load(machine)) == [KEY]
+    assert list(tuned.KEPT.load(machine)) == [KEY]
     assert main(["tune", "--show", "--backend", "cpu"]) == 0
     assert KEY in capsys.readouterr().out
     assert main(["tune", "--forget", "--backend", "cpu"]) == 0
-    assert tuned.load(machine) == {}
+    assert tuned.KEPT.load(machine) == {}
     assert main(["tune", "--backend", "cpu"]) == 2
     assert main(["tune", "nothing", "--backend", "cpu"]) == 2
     assert "is no model" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ark.codegen.dialect import BodyWriter, HeaderRule, LoaderRule, MapRule, ScratchRule
-from ark_cuda.tasks import attention, attention_tiles, bulk, linear, matmul, wgmma
+from ark_cuda.tasks import attention, attention_tiles, bulk, linear, linear_roles, matmul, wgmma
 
 BODIES: Mapping[str, BodyWriter] = {
     "attention": attention.write,
@@ -36,7 +36,11 @@ POLLS: Mapping[str, BodyWriter] = {
 }
 LOADS: Mapping[str, BodyWriter] = {"attention_tiles": attention_tiles.load, "matmul": wgmma.load}
 LOADER: LoaderRule = wgmma.loader
-MAPS: Mapping[str, MapRule] = {"attention_tiles": attention_tiles.maps, "matmul": wgmma.maps}
+MAPS: Mapping[str, MapRule] = {
+    "attention_tiles": attention_tiles.maps,
+    "linear": linear_roles.maps,
+    "matmul": wgmma.maps,
+}
 SCRATCH: Mapping[str, ScratchRule] = {
     "attention": attention.scratch,
     "attention_tiles": attention_tiles.scratch,

@@ -41,7 +41,7 @@ def _pitch(sig: Signature, machine: Machine) -> int:
 
 def headers(machine: Machine) -> tuple[str, ...]:
     """The device code that `write` instantiates."""
-    roles = ("linear_roles.h", "linear_batch.h") if inline.leads(machine) else ()
+    roles = ("linear_roles.h", "linear_boxes.h", "linear_batch.h") if inline.leads(machine) else ()
     names = ("packets.h", "linear.h", *roles)
     return tuple(map(inline.header, names))
 

@@ -22,32 +22,11 @@ ARK_DEVICE void ark_multiply_tile(const ark_f16*, float (&d)[4], ark_u32 a0, ark
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-template <typename A, typename B>
-constexpr bool ark_same = false;
-template <typename A>
-constexpr bool ark_same<A, A> = true;
-
-// Copies M rows of K elements of the same type, which begin at multiples of 16 bytes.
-template <int M, int K, int PITCH>
-ARK_DEVICE void ark_batch_copy(const void* p, void* xs) {
-  constexpr int EACH = K / 8;
-  for (int i = ark_tid(); i < M * EACH; i += ARK_THREADS) {
-    const ark_u32 to = ark_shared_address(xs) + (i / EACH * PITCH + i % EACH * 8) * 2;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to),
-                 "l"(static_cast<const char*>(p) + 16 * i)
-                 : "memory");
-  }
-  ark_copies_done();
-}
-
-// Loads M rows of K elements, times `factor` if NORM, to xs, PITCH elements apart; adds this
-// thread's squares of each row to `square`.
-template <int M, int K, int PITCH, bool NORM, typename P, typename T, int F>
+// Loads M rows of K elements, times `factor` if NORM, to xs, PITCH elements apart, in the order of
+// boxes' products if BOXED; adds this thread's squares of each row to `square`.
+template <int M, int K, int PITCH, bool NORM, bool BOXED, typename P, typename T, int F>
 ARK_DEVICE void ark_batch_rows(ArkCtx& c, const P* p, const float (&factor)[F], T* xs,
                                float (&square)[M], bool system) {
-  if constexpr (ark_same<P, T> && !NORM) {
-    if (ark_aligned(reinterpret_cast<ark_u64>(p))) return ark_batch_copy<M, K, PITCH>(p, xs);
-  }
   // Fewer warps have more registers, and fewer trips to memory do.
   constexpr int MOST = ARK_WARPS > 9 ? 12 : 20;
   constexpr int EACH = ARK_ROW_PAIRS<K>, ALL = M * EACH, N = ALL < MOST ? ALL : MOST;
@@ -71,7 +50,8 @@ ARK_DEVICE void ark_batch_rows(ArkCtx& c, const P* p, const float (&factor)[F], 
         own = fmaf(a, a, fmaf(b, b, own));
         a *= factor[2 * ((first + i) % EACH)], b *= factor[2 * ((first + i) % EACH) + 1];
       }
-      ark_narrow(xs + row(i) * PITCH + place(i), a, b);
+      const int to = BOXED ? ark_box_place(place(i)) : place(i);
+      ark_narrow(xs + row(i) * PITCH + to, a, b);
     }
   }
 }
@@ -225,9 +205,10 @@ ARK_DEVICE int ark_first_stage(const ArkCtx& c, const ArkTask& t) {
 }
 
 // coord: first and last+1 row of the weights, of type W and K long, R to a stage, in P stages each.
-// KEPT: as of ark_batch_total. XS: bytes of shared memory that hold the input's M rows. False if
-// the processor is to leave.
-template <typename W, int K, int R, int P, int KEPT, int XS, int M, class X, class N, class S>
+// KEPT: as of ark_batch_total. XS: bytes of shared memory that hold the input's M rows. BOXED: are
+// stages boxes? False if the processor is to leave.
+template <typename W, int K, int R, int P, int KEPT, bool BOXED, int XS, int M, class X, class N,
+          class S>
 ARK_DEVICE bool ark_linear_batch(ArkCtx& c, const ArkTask& t, X input, const N& prologue,
                                  S epilogue) {
   constexpr int PITCH = K + ARK_ROW_PAD / static_cast<int>(sizeof(W)), PART = K / P;
@@ -249,7 +230,7 @@ ARK_DEVICE bool ark_linear_batch(ArkCtx& c, const ArkTask& t, X input, const N& 
     for (int i = ark_tid(); i < KEPT / P; i += ARK_THREADS) counts[i] = 0u;
   }
   float square[M] = {};
-  ark_batch_rows<M, K, PITCH, N::norm>(c, input.p, factor, xs, square, X::system);
+  ark_batch_rows<M, K, PITCH, N::norm, BOXED>(c, input.p, factor, xs, square, X::system);
   if constexpr (N::norm) {
 #pragma unroll
     for (int i = 0; i < M; ++i) {
@@ -273,7 +254,15 @@ ARK_DEVICE bool ark_linear_batch(ArkCtx& c, const ArkTask& t, X input, const N& 
     const W* w = reinterpret_cast<const W*>(ark_stage(c, t.fetch_begin + j));
     const W* part = xs + j % P * PART;
     float sum[Tile::ALL];
-    if constexpr (R > 8) {
+    if constexpr (BOXED) {
+      using Box = ArkBox<R, M>;
+      const uint4* own =
+          reinterpret_cast<const uint4*>(part + Box::input() * PITCH) + ark_lane() % 4;
+      const auto x = [&](int i, int half) { return own[i * 8 + half * 4]; };
+      float d[Box::SETS][Box::CHAINS][4] = {};
+      ark_box_products<R, M, PART / ARK_BOX_BLOCK, 8>(w, x, d);
+      ark_box_tile<R, M>(d, sum);
+    } else if constexpr (R > 8) {
       const uint4* own = reinterpret_cast<const uint4*>(part + ark_lane() / 4 * PITCH);
       const auto x = [&](int i) {
         return ark_lane() / 4 < M ? own[i * 4 + ark_lane() % 4] : make_uint4(0u, 0u, 0u, 0u);
@@ -306,7 +295,7 @@ ARK_DEVICE uint4 ark_load_far(const T* p) {
 
 // The same where the input, of the weights' type in plain memory, stays there: a warp asks for the
 // part that it multiplies by a stage while the stage is on its way.
-template <typename W, int K, int R, int P, int KEPT, int M, class X, class S>
+template <typename W, int K, int R, int P, int KEPT, bool BOXED, int M, class X, class S>
 ARK_DEVICE bool ark_linear_apart(ArkCtx& c, const ArkTask& t, X input, S epilogue) {
   constexpr int PART = K / P, ALL = PART / 32, ROUND = ALL < 16 ? ALL : 16;
   static_assert(ALL % ROUND == 0, "a lane has registers for so much at once");
@@ -314,7 +303,8 @@ ARK_DEVICE bool ark_linear_apart(ArkCtx& c, const ArkTask& t, X input, S epilogu
   ark_u32* counts = reinterpret_cast<ark_u32*>(parts + KEPT * R * M);
   using Tile = ArkRowsTile<true, R, M>;
   const float scale[2] = {1.0f, 1.0f};
-  const int end = t.coord[1], own = ark_lane() / 4;
+  using Box = ArkBox<BOXED ? R : 16, M>;
+  const int end = t.coord[1], own = BOXED ? Box::input() : ark_lane() / 4;
   const int first = ark_first_stage(c, t);
   const auto row_of = [&](int j) { return t.coord[0] + j / P * R + Tile::row(); };
   float ahead[Tile::COLUMNS][1][2] = {};
@@ -325,26 +315,41 @@ ARK_DEVICE bool ark_linear_apart(ArkCtx& c, const ArkTask& t, X input, S epilogu
     for (int i = ark_tid(); i < KEPT / P; i += ARK_THREADS) counts[i] = 0u;
   }
   ark_gathered();
-  const W* from = input.p + own * K + ark_lane() % 4 * 8;
+  // What a lane has of two neighbouring pieces of 32: of a box's block two chunks.
+  const int chunk = BOXED ? Box::chunk() : ark_lane() % 4, next = BOXED ? Box::NEXT : 4;
+  const W* from = input.p + own * K + chunk * 8;
   const int stages = static_cast<int>(t.fetch_end - t.fetch_begin);
   for (int j = first; j < stages; j += ARK_WARPS) {
-    float d[2][4] = {};
+    float d[BOXED ? Box::SETS : 1][BOXED ? Box::CHAINS : 2][4] = {};
     const W* w = nullptr;
 #pragma unroll 1
     for (int begin = 0; begin < ALL; begin += ROUND) {
       uint4 x[ROUND];
 #pragma unroll
       for (int i = 0; i < ROUND; ++i) {
-        x[i] = own < M ? ark_load_far(from + j % P * PART + (begin + i) * 32)
-                       : make_uint4(0u, 0u, 0u, 0u);
+        const int at = (begin + i) / 2 * 64 + i % 2 * next * 8;
+        x[i] =
+            BOXED || own < M ? ark_load_far(from + j % P * PART + at) : make_uint4(0u, 0u, 0u, 0u);
       }
       if (begin == 0) w = reinterpret_cast<const W*>(ark_stage(c, t.fetch_begin + j));
-      ark_tile_products<R, PART, ROUND, ROUND>(w + begin * 32, [&](int i) { return x[i]; }, d);
+      if constexpr (BOXED) {
+        const auto halves = [&](int i, int half) {
+          const uint4 &u = x[2 * i], &v = x[2 * i + 1];
+          return half == 0 ? make_uint4(u.x, u.z, v.x, v.z) : make_uint4(u.y, u.w, v.y, v.w);
+        };
+        ark_box_products<R, M, ROUND / 2, ROUND / 2>(w + begin * 32 * R, halves, d);
+      } else {
+        ark_tile_products<R, PART, ROUND, ROUND>(w + begin * 32, [&](int i) { return x[i]; }, d[0]);
+      }
     }
     ark_stage_done(c, t.fetch_begin + j);
     float sum[4];
+    if constexpr (BOXED) {
+      ark_box_tile<R, M>(d, sum);
+    } else {
 #pragma unroll
-    for (int e = 0; e < 4; ++e) sum[e] = d[0][e] + d[1][e];
+      for (int e = 0; e < 4; ++e) sum[e] = d[0][0][e] + d[0][1][e];
+    }
     if constexpr (P > 1) {
       if (!ark_batch_total<Tile, R * M, P, KEPT>(j, parts, counts, sum)) continue;
     }

@@ -6,6 +6,7 @@ the device side. Called by ark_cuda.tasks.linear.
 
 from __future__ import annotations
 
+from ark.codegen.dialect import BoxMap
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
@@ -13,6 +14,7 @@ from ark.tasks.linear import (
     epilogue,
     kept_stages,
     narrow_bytes,
+    narrows,
     prologue,
     reads_from_memory,
     sums_bytes,
@@ -20,6 +22,7 @@ from ark.tasks.linear import (
 from ark_cuda.tasks import inline
 
 ALIGN = 16
+LINE = 128  # bytes of a row that lie together in a box
 
 
 def _input_bytes(sig: Signature) -> int:
@@ -53,6 +56,29 @@ def scratch(sig: Signature, machine: Machine) -> int:
     return _input_bytes(sig) + 4 * machine.warps + parts + best
 
 
+def boxed(sig: Signature) -> bool:
+    """Are its stages boxes of the weights, whole lines of as many rows as matrix units take?"""
+    params, weight = sig.params, sig.operands[1]
+    rest = weight.shape[1] * weight.itemsize % (params["split_k"] * LINE)
+    return _rows(sig) > 1 and params["split_k"] > 1 and params["rows"] in (8, 16) and not rest
+
+
+def maps(sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
+    """The map of the weights through which the stream copies a stage at once: lines of a part, one
+    behind the other, of each of its rows.
+    """
+    if not narrows(sig, machine) or not boxed(sig):
+        return ()
+    weight, (rows, parts) = sig.operands[1], (sig.params["rows"], sig.params["split_k"])
+    (high, k), pitch, deep = (
+        weight.shape,
+        weight.shape[1] * weight.itemsize,
+        LINE // weight.itemsize,
+    )
+    box = (deep, rows, k // deep // parts)
+    return (BoxMap(1, weight.dtype, (deep, high, k // deep), (pitch, LINE), box),)
+
+
 def poll(name: str, sig: Signature, machine: Machine) -> str:
     """What the lead warp waits for."""
     given, k = sig.operands[0].shape
@@ -71,7 +97,7 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
         shares = (given, params.get("first", 0) % given)
         constants = (*sizes, _task_rows(sig, machine), _input_bytes(sig), *shares)
         return inline.inlined(name, text.called("ark_linear_roles", constants, operands), machine)
-    several = (*sizes, kept_stages(machine.warps, params["split_k"]))
+    several = (*sizes, kept_stages(machine.warps, params["split_k"]), int(boxed(sig)))
     if reads_from_memory(sig):
         apart = (operands[0], operands[2])
         call = text.called("ark_linear_apart", (*several, rows), apart)

@@ -1,0 +1,133 @@
+"""ark.from_torch and ark.torch.Module: a torch module that computes in one kernel.
+
+The graph comes from torch.export, once; a call hands the module's parameters and what it was called
+with to the kernel, and does little else, because a kernel of a small network takes tens of
+microseconds. Called by users, through ark.interop.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+from torch.utils import _pytree as pytree
+
+from ark.errors import InvalidUsageError, UnsupportedError
+from ark.interop.torch.compile import compile_graph, refuse_missing, values, varies
+from ark.interop.torch.export import export
+from ark.interop.torch.graph import drop_checks
+
+WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
+
+
+class Module(torch.nn.Module):
+    """A torch module that computes in one kernel; it keeps the module's parameters in place.
+
+    module: exported for `example`, a tuple of tensors, with torch.export. Called as the module is;
+    inference only. dynamic_shapes: sizes that may vary, with their bounds, as torch.export takes
+    them; there is a kernel for each size that is called. The parameters are those that the module
+    has now: values that are written into them are seen, others that are put in their place are not.
+    InvalidUsageError for other shapes and types than those, and where torch.export cannot follow
+    the module. UnsupportedError lists every operator that ark lacks, with its reason.
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, example: Sequence[Any], dynamic_shapes: Any = None
+    ) -> None:
+        super().__init__()
+        self._exported = exported = export(module, example, False, dynamic_shapes)
+        self.module = module
+        graph, given = exported.graph_module, exported.call_spec.in_spec
+        drop_checks(graph)
+        self._sized = any(varies(v) for v in values(graph))
+        if not self._sized:
+            refuse_missing(graph)
+        self._kept = _kept(module, exported)
+        self._constants = _constants(exported.graph_signature)
+        graph = _without(graph, self._constants, len(self._kept))
+        self._writes = _writes(exported.graph_signature)
+        self._run = compile_graph(graph, values(graph), range(len(self._kept)))
+        flat = pytree.tree_structure(((0,) * given.num_leaves, {}))
+        self._plain = given.num_leaves if given == flat and not self._constants else None
+        self._made = exported.call_spec.out_spec
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module computes."""
+        known = len(args) == self._plain and not kwargs and not self._sized
+        given = [*self._kept, *(args if known else self._flat(args, kwargs))]
+        made = self._run(*given)
+        if self._writes:
+            for place, value in zip(self._writes, made, strict=False):
+                given[place].copy_(value)
+            made = made[len(self._writes) :]
+        return made[0] if self._made.is_leaf() else pytree.tree_unflatten(made, self._made)
+
+    def _flat(self, args: Any, kwargs: Any) -> list[Any]:
+        """The tensors of a call of any form, in the graph's order."""
+        try:
+            flat = self._exported._graph_module_flat_inputs(args, kwargs)[len(self._kept) :]
+        except (RuntimeError, ValueError) as error:
+            raise InvalidUsageError(
+                f"the module was exported for other inputs: {str(error).splitlines()[0]}"
+            ) from error
+        return [t for i, t in enumerate(flat) if i not in self._constants]
+
+
+def _kept(module: torch.nn.Module, exported: Any) -> list[torch.Tensor]:
+    """The module's parameters, buffers and constants, as the graph takes them."""
+    held: dict[str, Any] = dict(module.named_parameters(remove_duplicate=False))
+    held |= dict(module.named_buffers(remove_duplicate=False))
+    held = {**exported.constants, **held}
+    specs = [s for s in exported.graph_signature.input_specs if s.kind != InputKind.USER_INPUT]
+    strange = [s.kind.name for s in specs if s.target not in held]
+    if strange:
+        raise UnsupportedError(f"an input of the kind {strange[0]} is not built")
+    return [held[s.target] for s in specs]
+
+
+def _constants(signature: Any) -> list[int]:
+    """Which of what the module is called with are no tensors: torch.export has put their values
+    into the graph, and refuses others.
+    """
+    users = [s.arg for s in signature.input_specs if s.kind == InputKind.USER_INPUT]
+    return [i for i, a in enumerate(users) if isinstance(a, ConstantArgument)]
+
+
+def _without(graph: fx.GraphModule, constants: Sequence[int], first: int) -> fx.GraphModule:
+    """The graph without those inputs. torch.export checks calls by its own graph, which is left as
+    it is.
+    """
+    if not constants:
+        return graph
+    made = fx.GraphModule(graph, copy.deepcopy(graph.graph))
+    places = [n for n in made.graph.nodes if n.op == "placeholder"]
+    for place in constants:
+        made.graph.erase_node(places[first + place])
+    made.recompile()
+    return made
+
+
+def _writes(signature: Any) -> list[int]:
+    """The places of the inputs that the module writes, in the order of the first results."""
+    names = {spec.target: i for i, spec in enumerate(signature.input_specs)}
+    places = {spec.arg.name: i for i, spec in enumerate(signature.input_specs)}
+    found = []
+    for spec in signature.output_specs:
+        if spec.kind in WRITES:
+            found.append((places if spec.kind == WRITES[1] else names)[spec.target])
+        elif spec.kind != OutputKind.USER_OUTPUT:
+            raise UnsupportedError(
+                f"a result of the kind {spec.kind.name} is not built; return tensors alone"
+            )
+    return found
+
+
+def from_torch(
+    module: torch.nn.Module, example: Sequence[Any], dynamic_shapes: Any = None
+) -> Module:
+    """A torch module as one kernel; see Module."""
+    return Module(module, example, dynamic_shapes)

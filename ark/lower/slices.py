@@ -1,0 +1,151 @@
+"""Elementwise results that are read box by box are computed box by box, each where it is read: the
+four gates of an LSTM's cell, summed as one row and then read apart. What is left are functions of
+one shape, which regions and chains join. Called by ark.lower.pipeline before these.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable
+
+from ark.ir.graph import Graph, Node
+from ark.ir.values import Tensor, overlap
+from ark.lower.chains import expression_of, is_pointwise
+from ark.lower.views import whole
+from ark.tasks import expression
+
+MOST_BOXES = 8  # of a result
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]  # offsets, shape
+
+
+def read_boxes(graph: Graph, kept: frozenset[int] = frozenset()) -> Graph:
+    """A copy of the graph with such results in parts. kept: ids of buffers that somebody else
+    reads.
+    """
+    demanded = _demanded(graph, kept)
+    if not demanded:
+        return graph
+    made = _Parts(graph, demanded)
+    for node in graph.nodes:
+        made.take(node)
+    numbered = (dataclasses.replace(n, id=i) for i, n in enumerate(made.nodes))
+    return graph.with_nodes(numbered)
+
+
+def _demanded(graph: Graph, kept: frozenset[int]) -> dict[int, set[Box]]:
+    """By buffer of a result that is computed in parts: the boxes that are read of it."""
+    written: dict[int, list[int]] = defaultdict(list)
+    unfit = set(kept)
+    for place, node in enumerate(graph.nodes):
+        for tensor in node.outputs:
+            written[tensor.buffer.id].append(place)
+        unfit |= {t.buffer.id for t in node.after}
+    found: dict[int, set[Box]] = {}
+    read: dict[int, list[Tensor]] = defaultdict(list)
+    for place in range(len(graph.nodes) - 1, -1, -1):
+        node = graph.nodes[place]
+        out = node.outputs[0] if node.outputs else None
+        if out is not None and out.buffer.id not in unfit and _divisible(node):
+            boxes = {(t.offsets, t.shape): t for t in read[out.buffer.id]}
+            steady = written[out.buffer.id] == [place] and all(
+                max(written[t.buffer.id], default=-1) < place for t in node.inputs
+            )
+            if steady and _apart(out, list(boxes.values())):
+                found[out.buffer.id] = set(boxes)
+                for tensor, box in itertools.product(node.inputs, boxes):
+                    read[tensor.buffer.id].append(_part(tensor, out, box))
+                continue
+        joins = is_pointwise(node) and node.hints is None
+        for tensor in node.inputs:
+            read[tensor.buffer.id].append(tensor)
+            if not joins:
+                unfit.add(tensor.buffer.id)
+    return found
+
+
+def _divisible(node: Node) -> bool:
+    """Is it a function of the elements alone, whose result is all of a buffer?"""
+    out = node.outputs[0]
+    return (
+        is_pointwise(node)
+        and node.hints is None
+        and not node.after
+        and out.buffer.arena == "activation"
+        and not any(t.dtype.packed for t in (*node.inputs, out))
+        and whole(out)
+        and not expression.places(expression_of(node))
+    )
+
+
+def _apart(out: Tensor, boxes: list[Tensor]) -> bool:
+    """Are there several boxes of the result, and do no two share an element?"""
+    if not 1 < len(boxes) <= MOST_BOXES:
+        return False
+    return all(
+        t.extents == out.extents and t.dtype == out.dtype and t.padded == t.shape for t in boxes
+    ) and not any(overlap(a, b) for a, b in itertools.combinations(boxes, 2))
+
+
+def _part(tensor: Tensor, out: Tensor, box: Box) -> Tensor:
+    """What a box of `out` depends on in an input, which broadcasts to `out`."""
+    more = len(out.shape) - len(tensor.shape)
+    offsets, shape = list(tensor.offsets), list(tensor.shape)
+    for d, size in enumerate(tensor.shape):
+        if size == out.shape[more + d]:
+            offsets[d] += box[0][more + d] - out.offsets[more + d]
+            shape[d] = box[1][more + d]
+    return dataclasses.replace(
+        tensor, shape=tuple(shape), offsets=tuple(offsets), padded=tuple(shape)
+    )
+
+
+class _Parts:
+    """Takes a graph's nodes in order; what is computed in parts waits until a part is read."""
+
+    def __init__(self, graph: Graph, demanded: dict[int, set[Box]]) -> None:
+        self.graph, self.demanded = graph, demanded
+        self.nodes: list[Node] = []
+        self.waiting: dict[int, Node] = {}  # by buffer
+        self.parts: dict[tuple[int, Box], Tensor] = {}
+        self.views: dict[tuple[int, Box], Tensor] = {}
+
+    def take(self, node: Node) -> None:
+        if node.outputs and node.outputs[0].buffer.id in self.demanded:
+            self.waiting[node.outputs[0].buffer.id] = node
+        else:
+            self.nodes.append(dataclasses.replace(node, inputs=self._read(node.inputs)))
+
+    def _read(self, tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+        """The tensors, or the parts in their place, which are computed now."""
+        return tuple(self._made(t) if t.buffer.id in self.waiting else t for t in tensors)
+
+    def _made(self, tensor: Tensor) -> Tensor:
+        box = tensor.offsets, tensor.shape
+        found = self.parts.get((tensor.buffer.id, box))
+        if found is None:
+            node = self.waiting[tensor.buffer.id]
+            inputs = self._read(_part(t, node.outputs[0], box) for t in node.inputs)
+            found = self.graph.tensor(tensor.shape, tensor.dtype)
+            self.parts[tensor.buffer.id, box] = found
+            named = tuple(self._named(t) for t in inputs)
+            self.nodes.append(dataclasses.replace(node, inputs=named, outputs=(found,)))
+        return found
+
+    def _named(self, view: Tensor) -> Tensor:
+        """The view as a tensor of the graph with a number of its own, if it is not one."""
+        if self.graph.tensors[view.id] == view:
+            return view
+        key = view.buffer.id, (view.offsets, view.shape)
+        if key not in self.views:
+            self.views[key] = self.graph.tensor(
+                view.shape,
+                view.dtype,
+                buffer=view.buffer,
+                extents=view.extents,
+                offsets=view.offsets,
+                padded=view.padded,
+            )
+        return self.views[key]

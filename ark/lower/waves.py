@@ -1,0 +1,97 @@
+"""Small independent ops in waves: of an LSTM's cells, which the program has step by step, those of
+one diagonal run side by side.
+
+A processor runs its tasks in the order of its list. Ops whose tasks are too few to fill the machine
+lie behind each other there, and one that must wait holds up others that could run. So a run of
+small ops is put in the order of how many ops follow each one on the longest path (highest level
+first: Hu, "Parallel Sequencing and Assembly Line Problems", 1961): what is ready at the same time
+comes to stand side by side, and as late as its readers allow, so that little is alive at once.
+Rammer (Ma et al., OSDI 2020) calls these wavefronts. Called by ark.lower.pipeline.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Sequence
+
+from ark.ir.graph import Node
+from ark.ir.values import Tensor, overlap
+from ark.lower import registry
+from ark.lower.pack import writes
+from ark.machine import Machine
+from ark.variant import COMMUNICATE
+
+SMALL = 64 << 10  # bytes a processor, up to which an op waits longer than it works
+LEAST_WIDE = 2  # ops side by side, on average: fewer are a chain, which program order serves
+
+
+def in_waves(nodes: Sequence[Node], machines: Sequence[Machine]) -> list[Node]:
+    """The nodes, runs of small ones in waves. What each reads and writes comes as before.
+
+    machines: by phase.
+    """
+    made: list[Node] = []
+    for (_, small), run in itertools.groupby(
+        nodes, lambda n: (n.phase, _small(n, machines[n.phase]))
+    ):
+        listed = list(run)
+        made += _ordered(listed) if small else listed
+    return made
+
+
+def _small(node: Node, machine: Machine) -> bool:
+    """May it change places with its neighbours, and does it leave processors idle?"""
+    if node.virtual:
+        return True
+    if machine.variant.role(COMMUNICATE):  # whose streams and polls have an order of their own
+        return False
+    op = registry.get(node.type)
+    asked = node.hints is not None or node.context is not None or node.processors is not None
+    meets = op.names_ranks or op.iteration_barrier or op.all_ranks
+    touched = sum(t.nbytes for t in (*node.inputs, *node.outputs))
+    return not (asked or meets or node.after) and touched <= SMALL * machine.processors
+
+
+def _ordered(run: list[Node]) -> list[Node]:
+    levels = _levels(run)
+    if LEAST_WIDE * max(levels) > sum(not n.virtual for n in run):
+        return run
+    return [run[i] for i in sorted(range(len(run)), key=lambda i: (-levels[i], i))]
+
+
+def _levels(run: Sequence[Node]) -> list[int]:
+    """How many ops the longest path from each one to the run's end has; 0 of a virtual one."""
+    reads: dict[int, list[tuple[Tensor, int]]] = defaultdict(list)  # by buffer, of later ops
+    written: dict[int, list[tuple[Tensor, int]]] = defaultdict(list)
+    levels = [0] * len(run)
+    for place in range(len(run) - 1, -1, -1):
+        node = run[place]
+        if node.virtual:
+            continue
+        changed = {t.buffer.id for t in node.outputs} | set(writes(node))
+        level = 1
+        for tensor in (*node.inputs, *node.outputs):
+            buffer = tensor.buffer.id
+            later = written[buffer]
+            if buffer in changed:
+                later = later + reads[buffer]
+            level = max(level, 1 + max((n for t, n in later if overlap(t, tensor)), default=0))
+        levels[place] = level
+        for tensor in node.inputs:
+            reads[tensor.buffer.id].append((tensor, level))
+        for tensor in (*node.inputs, *node.outputs):
+            buffer = tensor.buffer.id
+            if buffer in changed:
+                reads[buffer] = [(t, n) for t, n in reads[buffer] if not _covers(tensor, t)]
+                written[buffer] = [(t, n) for t, n in written[buffer] if not _covers(tensor, t)]
+                written[buffer].append((tensor, level))
+    return levels
+
+
+def _covers(whole: Tensor, part: Tensor) -> bool:
+    """Does each element of `part` lie in `whole`?"""
+    if whole.extents != part.extents:
+        return False
+    dimensions = zip(whole.offsets, whole.shape, part.offsets, part.shape, strict=True)
+    return all(a <= b and b + m <= a + n for a, n, b, m in dimensions)

@@ -1,0 +1,115 @@
+// Products of weights that came as a box (ark_fill_box) with few rows of an input. A box has blocks
+// of 64 elements of each of R rows, row after row of 128 bytes, of which the copy engine has put
+// chunk c, of 16 bytes, of row r in place c ^ r % 8. So eight lanes find two rows' chunks in all
+// banks. What a lane loads at once is an operand of matrix units as it lies (m16n8k16): rows r and
+// r + 8 of the tile are both row r of the weights, with other elements of the same chunk.
+//
+// The tile's columns are then the input's rows for one half of the elements. Up to four input rows
+// take columns 0 to 3 with the first half and 4 to 7 with the second: one product has both, and
+// what else it computes is not looked at. More rows take a product for each half.
+
+constexpr int ARK_BOX_BLOCK = 64;
+
+template <int R, int M>
+struct ArkBox {
+  static constexpr bool BOTH = M <= 4;        // one product for both halves
+  static constexpr int SETS = R / 8;          // of eight rows of weights
+  static constexpr int NEXT = R > 8 ? 2 : 1;  // from a lane's first chunk of a block to its second
+  static constexpr int CHAINS = BOTH && R > 8 ? 2 : 4;  // sums of a set that run by themselves
+  static_assert(R == 8 || R == 16, "one set of rows or two");
+
+  // A lane's first chunk of each block.
+  ARK_DEVICE_MEMBER static int chunk() {
+    const int t = ark_lane() % 4;
+    return R > 8 ? (t & 1) | (t >> 1) << 2 : 2 * t;
+  }
+  // The row of the input of which a lane has elements, and the half that it has of them if BOTH.
+  // Columns beyond M are not looked at, whatever is in them.
+  ARK_DEVICE_MEMBER static int input() {
+    const int column = BOTH ? ark_lane() / 4 % 4 : ark_lane() / 4;
+    return column < M ? column : 0;
+  }
+  ARK_DEVICE_MEMBER static int half() { return ark_lane() / 16; }
+};
+
+// Where a pair of elements that begins at `place` lies among its row in shared memory: a lane's two
+// chunks' halves are 16 bytes.
+ARK_DEVICE int ark_box_place(int place) {
+  const int word = place / 2 % 32;
+  return place / ARK_BOX_BLOCK * ARK_BOX_BLOCK + 2 * (word >> 1 | (word & 1) << 4);
+}
+
+// Adds the products of BLOCKS blocks of a box. x(i, half): of block i this lane's half of its first
+// chunk, two words, and of its second.
+template <int R, int M, int BLOCKS, int UNROLLED, typename T, class X>
+ARK_DEVICE void ark_box_products(const T* w, const X& x,
+                                 float (&d)[ArkBox<R, M>::SETS][ArkBox<R, M>::CHAINS][4]) {
+  using Box = ArkBox<R, M>;
+  const uint4* from[Box::SETS][2];
+#pragma unroll
+  for (int s = 0; s < Box::SETS; ++s) {
+    const int row = ark_lane() / 4 * Box::SETS + s, chunk = Box::chunk() ^ row % 8;
+    from[s][0] = reinterpret_cast<const uint4*>(w) + row * 8 + chunk;
+    from[s][1] = reinterpret_cast<const uint4*>(w) + row * 8 + (chunk ^ Box::NEXT);
+  }
+#pragma unroll UNROLLED
+  for (int i = 0; i < BLOCKS; ++i) {
+    uint4 b[2];
+    b[0] = x(i, Box::BOTH ? Box::half() : 0);
+    if constexpr (!Box::BOTH) b[1] = x(i, 1);
+#pragma unroll
+    for (int s = 0; s < Box::SETS; ++s) {
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        const uint4 a = from[s][k][i * R * 8];
+#pragma unroll
+        for (int h = 0; h < (Box::BOTH ? 1 : 2); ++h) {
+          const int chain = Box::BOTH ? (k + 2 * i) % Box::CHAINS : k + 2 * h;
+          ark_multiply_tile(w, d[s][chain], a.x, a.y, a.z, a.w, k == 0 ? b[h].x : b[h].z,
+                            k == 0 ? b[h].y : b[h].w);
+        }
+      }
+    }
+  }
+}
+
+// A set's sums: of row `ark_lane() / 4` of the set, of the input's rows 2 t and 2 t + 1, where t is
+// ark_lane() % 4, or t % 2 if both halves were in one product.
+template <int R, int M>
+ARK_DEVICE void ark_box_sums(const float (&d)[ArkBox<R, M>::CHAINS][4], float (&sum)[2]) {
+  using Box = ArkBox<R, M>;
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    if constexpr (Box::BOTH) {
+      const bool first = ark_lane() % 4 < 2;
+      float all = 0.0f;
+#pragma unroll
+      for (int i = 0; i < Box::CHAINS; ++i) all += first ? d[i][e] : d[i][2 + e];
+      sum[e] = all + ark_shfl_xor(all, 2);
+    } else {
+      sum[e] = (d[0][e] + d[1][e]) + (d[2][2 + e] + d[3][2 + e]);
+    }
+  }
+}
+
+// The sums as ArkRowsTile has them.
+template <int R, int M>
+ARK_DEVICE void ark_box_tile(const float (&d)[ArkBox<R, M>::SETS][ArkBox<R, M>::CHAINS][4],
+                             float (&sum)[R > 8 ? 4 : 2]) {
+  float own[ArkBox<R, M>::SETS][2];
+#pragma unroll
+  for (int s = 0; s < ArkBox<R, M>::SETS; ++s) ark_box_sums<R, M>(d[s], own[s]);
+  if constexpr (R > 8) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sum[e] = own[e / 2][e % 2];
+  } else {
+    const int column = ark_lane() / 4;
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int lane = (ark_lane() % 4 * 2 + e) * 4 + column / 2;
+      const float even = __shfl_sync(0xffffffffu, own[0][0], lane);
+      const float odd = __shfl_sync(0xffffffffu, own[0][1], lane);
+      sum[e] = column % 2 == 0 ? even : odd;
+    }
+  }
+}

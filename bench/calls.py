@@ -1,0 +1,133 @@
+"""The host's time for a call of a torch module, by who spends it:
+
+    python -m bench.calls [resnet mobilenet lstm bert gpt2] [--place cpu|cuda]
+
+On a GPU a call returns before its kernel has ended: 10 calls are timed behind an idle device. On
+the CPU launches are replaced by nothing. Columns, in microseconds, the least of many readings:
+
+    dynamo    torch.compile with a backend whose function gives a result that is there already
+    aot       the same through AOTAutograd, as most backends do
+    ark       torch.compile(backend="ark")
+    added     ark's part of that: `ark` less `aot`
+    module    what ark.from_torch gives
+    eager     torch.compile(backend="eager"): one launch an op (GPU)
+    inductor  torch.compile(mode="reduce-overhead"): one captured graph (GPU)
+
+Freeing of cyclic garbage by Python is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+from ark_cpu.device import CpuDevice
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
+
+import ark
+from ark.bench.networks import NETWORKS, network
+from ark.bench.peer import waiting
+from ark.interop.torch import backend
+
+CALLS = 10  # in a row, for one reading of the clock
+READINGS = 500
+
+
+class _Ended:
+    """A launch of nothing."""
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        return True
+
+
+def least(call: Callable[[], Any], place: str) -> float:
+    """Microseconds of a call after which nobody waits."""
+    done = waiting(place != "cpu")
+    for _ in range(CALLS):
+        call()
+    gc.disable()
+    found = []
+    for _ in range(READINGS):
+        done()
+        start = time.perf_counter()
+        for _ in range(CALLS):
+            call()
+        found.append((time.perf_counter() - start) / CALLS)
+    gc.enable()
+    done()
+    return min(found) * 1e6
+
+
+def _ready(module: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+    """A backend that computes nothing: results of the right shapes, which are there already."""
+    (ends,) = next(n for n in module.graph.nodes if n.op == "output").args
+    values = (e.meta.get("val", e.meta.get("example_value")) for e in ends)
+    made = [torch.empty(v.shape, dtype=v.dtype, device=v.device) for v in values]
+    return lambda *given: tuple(made)
+
+
+def _boxed(module: torch.fx.GraphModule, examples: Sequence[Any]) -> Any:
+    return make_boxed_func(_ready(module, examples))
+
+
+def measured(name: str, place: str) -> dict[str, float]:
+    """The columns of one network."""
+    module, example = network(name)
+    module, example = module.to(place), example.to(place)
+    nothing = aot_autograd(fw_compiler=_boxed, inference_compiler=_boxed)
+    ways: dict[str, dict[str, Any]] = {
+        "dynamo": {"backend": _ready},
+        "aot": {"backend": nothing},
+        "ark": {"backend": backend},
+    }
+    if place != "cpu":
+        ways |= {"eager": {"backend": "eager"}, "inductor": {"mode": "reduce-overhead"}}
+    found = {}
+    with torch.no_grad(), torch._dynamo.config.patch(allow_rnn=True):
+        for column, words in ways.items():
+            torch._dynamo.reset()
+            found[column] = _measured(partial(torch.compile(module, **words), example), place)
+        found["module"] = _measured(partial(ark.from_torch(module, (example,)), example), place)
+    return {**found, "added": found["ark"] - found["aot"]}
+
+
+def _measured(call: Callable[[], Any], place: str) -> float:
+    for _ in range(4):
+        call()
+    nothing = mock.patch.object(CpuDevice, "launch", lambda *given: _Ended())
+    with nothing if place == "cpu" else contextlib.nullcontext():
+        return least(call, place)
+
+
+def main() -> None:
+    """Prints a line a network."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NETWORK", help=", ".join(NETWORKS))
+    parser.add_argument("--place", choices=("cpu", "cuda"), default="cpu")
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    ark.init(backend=given.place)
+    columns = ["dynamo", "aot", "ark", "added", "module"]
+    columns += [] if given.place == "cpu" else ["eager", "inductor"]
+    print("network   ", *(f"{c:>8}" for c in columns))
+    for name in given.names or list(NETWORKS):
+        figures = measured(name, given.place)
+        print(f"{name:<10}", *(f"{figures[c]:8.1f}" for c in columns), flush=True)
+
+
+if __name__ == "__main__":
+    main()

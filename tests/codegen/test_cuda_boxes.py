@@ -1,0 +1,163 @@
+"""Products of weights that came as a box, run on the host: 32 threads are a warp's lanes, matrix
+units' products follow PTX's description of m16n8k16, against NumPy.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ark_cuda")
+
+from ark_cuda.tasks import inline
+
+LINE = 64  # elements of a row that lie together
+
+HOST = r"""
+#include <array>
+#include <barrier>
+#include <cstdint>
+#include <thread>
+#include <vector>
+#define ARK_DEVICE static inline
+#define ARK_DEVICE_MEMBER inline
+struct alignas(16) uint4 { uint32_t x, y, z, w; };
+static uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
+struct Half { uint16_t bits; };
+static thread_local int lane;
+static std::barrier<> together(32);
+static int ark_lane() { return lane; }
+static float value(uint32_t bits) {
+  float v;
+  bits <<= 16;
+  __builtin_memcpy(&v, &bits, 4);
+  return v;
+}
+static float shown[32];
+static float __shfl_sync(unsigned, float v, int from) {
+  together.arrive_and_wait();
+  shown[lane] = v;
+  together.arrive_and_wait();
+  return shown[from];
+}
+static float ark_shfl_xor(float v, int mask) { return __shfl_sync(0u, v, lane ^ mask); }
+static uint32_t operands[32][6];
+static void ark_multiply_tile(const Half*, float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                              uint32_t a3, uint32_t b0, uint32_t b1) {
+  together.arrive_and_wait();
+  const std::array<uint32_t, 6> own{a0, a1, a2, a3, b0, b1};
+  for (int i = 0; i < 6; ++i) operands[lane][i] = own[i];
+  together.arrive_and_wait();
+  const auto half = [](uint32_t word, int k) { return value(k % 2 ? word >> 16 : word & 0xffffu); };
+  for (int e = 0; e < 4; ++e) {
+    const int row = lane / 4 + e / 2 * 8, column = lane % 4 * 2 + e % 2;
+    for (int k = 0; k < 16; ++k) {
+      const uint32_t a = operands[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
+      const uint32_t b = operands[column * 4 + k % 8 / 2][4 + k / 8];
+      d[e] += half(a, k) * half(b, k);
+    }
+  }
+}
+"""
+
+CALLS = r"""
+// x: M rows of BLOCKS * 64 elements. out: of each lane a tile's sums.
+template <int R, int M, int BLOCKS>
+static void lane_of(const Half* box, const Half* x, float (*out)[4]) {
+  using Box = ArkBox<R, M>;
+  constexpr int K = BLOCKS * ARK_BOX_BLOCK;
+  float d[Box::SETS][Box::CHAINS][4] = {};
+  const auto halves = [&](int i, int half) {
+    if constexpr (R > 8) {
+      const Half* at = x + Box::input() * K + i * ARK_BOX_BLOCK + Box::chunk() * 8;
+      const uint4 u = *reinterpret_cast<const uint4*>(at);
+      const uint4 v = *reinterpret_cast<const uint4*>(at + Box::NEXT * 8);
+      return half == 0 ? make_uint4(u.x, u.z, v.x, v.z) : make_uint4(u.y, u.w, v.y, v.w);
+    }
+    return reinterpret_cast<const uint4*>(x + Box::input() * K)[i * 8 + half * 4 + lane % 4];
+  };
+  ark_box_products<R, M, BLOCKS, 4>(box, halves, d);
+  float sum[R > 8 ? 4 : 2];
+  ark_box_tile<R, M>(d, sum);
+  for (int e = 0; e < (R > 8 ? 4 : 2); ++e) out[lane][e] = sum[e];
+}
+template <int R, int M, int BLOCKS>
+static void warp(const Half* box, const Half* x, float (*out)[4]) {
+  std::vector<std::thread> lanes;
+  for (int i = 0; i < 32; ++i) {
+    lanes.emplace_back([=] {
+      lane = i;
+      lane_of<R, M, BLOCKS>(box, x, out);
+    });
+  }
+  for (auto& each : lanes) each.join();
+}
+extern "C" int place(int at) { return ark_box_place(at); }
+#define ONE(R, M) if (r == R && m == M) warp<R, M, 3>(box, x, out);
+extern "C" void run(int r, int m, const Half* box, const Half* x, float (*out)[4]) {
+  ONE(8, 2) ONE(8, 3) ONE(8, 4) ONE(8, 5) ONE(8, 8) ONE(16, 2) ONE(16, 4) ONE(16, 7) ONE(16, 8)
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    folder: Path = tmp_path_factory.mktemp("boxes")
+    source, library = folder / "boxes.cpp", folder / "boxes.so"
+    source.write_text(HOST + inline.header("linear_boxes.h") + CALLS)
+    command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread"]
+    subprocess.run([*command, "-Wno-unknown-pragmas", source, "-o", library], check=True)
+    return ctypes.CDLL(str(library))
+
+
+def to_bf16(values: np.ndarray) -> np.ndarray:
+    return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def boxed(weights: np.ndarray) -> np.ndarray:
+    """As the copy engine lays rows of 128 bytes, swizzled, one block behind the other."""
+    rows, k = weights.shape
+    box = np.zeros((k // LINE, rows, 8, 8), np.uint16)
+    for row in range(rows):
+        for chunk in range(8):
+            box[:, row, chunk ^ row % 8] = weights[row].reshape(-1, 8, 8)[:, chunk]
+    return box
+
+
+@pytest.mark.parametrize(
+    ("rows", "inputs"), [(8, 2), (8, 3), (8, 4), (8, 5), (8, 8), (16, 2), (16, 4), (16, 7), (16, 8)]
+)
+def test_a_warps_sums_are_numpys(device: ctypes.CDLL, rows: int, inputs: int) -> None:
+    rng = np.random.default_rng(rows * inputs)
+    k = 3 * LINE
+    # Whole numbers that bf16 and the sums hold exactly.
+    weights = rng.integers(-8, 9, (rows, k)).astype(np.float32)
+    x = rng.integers(-8, 9, (inputs, k)).astype(np.float32)
+    given = to_bf16(x)
+    if rows == 8:
+        places = [device.place(2 * i) + j for i in range(k // 2) for j in range(2)]
+        assert sorted(places) == list(range(k))
+        given = np.empty_like(given)
+        given[:, places] = to_bf16(x)
+    out = np.zeros((32, 4), np.float32)
+    arrays = (boxed(to_bf16(weights)), np.ascontiguousarray(given), out)
+    buffers = [np.zeros(a.nbytes + 1024, np.uint8) for a in arrays]
+    at = [b[-b.ctypes.data % 1024 :][: a.nbytes] for a, b in zip(arrays, buffers, strict=True)]
+    for place, array in zip(at, arrays, strict=True):
+        place[:] = array.view(np.uint8).ravel()
+    device.run(rows, inputs, *(ctypes.c_void_p(place.ctypes.data) for place in at))
+    got = at[2].view(np.float32).reshape(32, 4)
+    want = weights @ x.T
+    for lane in range(32):
+        if rows == 8:
+            own, column = lane % 4 * 2, lane // 4
+            found = {(own + e, column): got[lane, e] for e in range(2)}
+        else:
+            own, column = lane // 4 * 2, lane % 4 * 2
+            found = {(own + e // 2, column + e % 2): got[lane, e] for e in range(4)}
+        for (row, m), sums in found.items():
+            assert m >= inputs or sums == want[row, m]

@@ -1,0 +1,87 @@
+"""Results that are read box by box are computed in these boxes, with the same values."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+import ark
+from ark.backend import registry
+from ark.bench.cases import lstm
+from ark.bench.ops import planned
+from ark.frontend.model import Model, use_model
+from ark.frontend.tensor import Tensor
+from ark.ir.dtype import fp32
+from ark.lower.pipeline import plan
+from ark.lower.slices import read_boxes
+from ark.runtime.executor import Executor
+from tests.programs import build, contents, reference
+
+H100 = registry.get("cuda").machine("h100")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_programs_and_gates_compute_the_same(seed: int) -> None:
+    """Random programs, between whose ops rows are made that are read in random cuts."""
+    rng = np.random.default_rng(seed)
+    model = Model()
+    with use_model(model):
+        inputs, held = build(seed, 6)
+        wide = ark.tensor([2, 24])
+        made = [*inputs, wide]
+        row = ark.sigmoid(ark.mul(ark.add(wide, ark.tensor([1, 24])), wide))
+        cuts = [0, *sorted(rng.choice(np.arange(1, 24), 3, replace=False).tolist()), 24]
+        parts = [row[:, a:b] for a, b in itertools.pairwise(cuts) if rng.random() < 0.9]
+        if rng.random() < 0.5:
+            wide = ark.relu(ark.add(wide, 1.0), output=wide)
+        results = [ark.tanh(ark.mul(p, p)) for p in parts]
+        if rng.random() < 0.3:
+            results.append(ark.reduce_sum(row[:, 0:8], 1))
+    graph, first = model.graph, contents(made, seed)
+    kept = frozenset(t.ir.buffer.id for t in (*held, *results))
+    want, got = reference(graph, first), reference(read_boxes(graph, kept), first)
+    for key in kept:
+        np.testing.assert_array_equal(got[key], want[key])
+
+
+def test_gates_that_nobody_else_reads_are_in_parts() -> None:
+    model = Model()
+    with use_model(model):
+        row = ark.add(ark.tensor([1, 64]), ark.tensor([1, 64]))
+        ark.add(ark.sigmoid(row[:, :32]), ark.tanh(row[:, 32:]))
+    made = [n for n in read_boxes(model.graph).nodes if not n.virtual]
+    assert [n.outputs[0].shape for n in made] == [(1, 32)] * 5
+    shared = read_boxes(model.graph, frozenset([row.ir.buffer.id]))
+    assert shared.nodes == model.graph.nodes
+
+
+def test_a_cell_is_products_and_one_task_kind() -> None:
+    plan, _ = planned(lstm(4, 6, 64), H100)
+    kinds = [op.kind for op in plan.ops]
+    assert kinds.count("matmul") == 2 * 24 - 4
+    assert len(kinds) - kinds.count("matmul") == 24
+
+
+def test_inputs_of_which_a_plan_has_parts_are_written_by_name() -> None:
+    model = Model()
+    with use_model(model):
+        x, b = (
+            Tensor(model.graph.tensor([1, 64], fp32, arena="state", name=n), model) for n in "xb"
+        )
+        row = ark.add(x, b)
+        ark.add(ark.sigmoid(row[:, :32]), ark.tanh(row[:, 32:]), name="y")
+    backend, _ = registry.choose("cpu")
+    device = backend.open(0)
+    made = plan(model.graph, device.machine)
+    assert {t.name for t in made.tensors}.isdisjoint("xb")
+    values = [np.random.default_rng(i).uniform(-1, 1, 64).astype(np.float32) for i in range(2)]
+    with Executor(made, backend, device) as executor:
+        for name, array in zip("xb", values, strict=True):
+            executor.write(name, array)
+            np.testing.assert_array_equal(executor.read(name).ravel(), array)
+        executor.start(1).wait()
+        got = executor.read(made.tensors[made.ops[-1].operands[-1]].name).ravel()
+    first, last = np.split(values[0].astype(np.float64) + values[1], 2)
+    np.testing.assert_allclose(got, 1 / (1 + np.exp(-first)) + np.tanh(last), rtol=1e-5)

@@ -1,0 +1,63 @@
+"""Small ops in waves: the same results, side by side where the program has them one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ark
+from ark.backend import registry
+from ark.bench.cases import lstm
+from ark.bench.ops import planned
+from ark.frontend.model import Model, use_model
+from ark.lower import waves
+from ark.lower.pipeline import prepare
+from ark.plan.cost import predict
+from tests.programs import build, contents, reference
+
+H100 = registry.get("cuda").machine("h100")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_program_in_waves_computes_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waves, "LEAST_WIDE", 0)  # chains too
+    model = Model()
+    with use_model(model):
+        inputs, _ = build(seed, 24)
+    graph, first = model.graph, contents(inputs, seed)
+    turned = graph.with_nodes(waves.in_waves(graph.nodes, [H100]))
+    want, got = reference(graph, first), reference(turned, first)
+    for key, image in want.items():
+        np.testing.assert_array_equal(got[key], image)
+
+
+def test_random_programs_change_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waves, "LEAST_WIDE", 0)
+    changed = 0
+    for seed in range(60):
+        model = Model()
+        with use_model(model):
+            build(seed, 24)
+        nodes = model.graph.nodes
+        changed += waves.in_waves(nodes, [H100]) != nodes
+    assert changed > 30
+
+
+def test_cells_of_a_diagonal_run_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """10 layers of 8 steps are 17 waves; the lists of program order hold cells up."""
+    case = lstm(10, 8, 256)
+    plan, _ = planned(case, H100)
+    monkeypatch.setattr(waves, "LEAST_WIDE", 1 << 20)
+    before, _ = planned(case, H100)
+    ends = [max(s.end for s in predict(p, 0)) for p in (before, plan)]
+    assert ends[1] < 0.5 * ends[0]
+
+
+def test_a_chain_keeps_its_order() -> None:
+    model = Model()
+    with use_model(model):
+        a = ark.tensor([4096])
+        for _ in range(8):
+            a = ark.relu(ark.add(a, a))
+    prepared = prepare(model.graph, H100)
+    assert not prepared.waves
